@@ -1,0 +1,23 @@
+# Settings that every target of ours shares. Nothing here leaks into a project that adds us as a subdirectory.
+if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 11)
+  message(FATAL_ERROR "qlorapp needs g++ 11 or newer (C++20); found ${CMAKE_CXX_COMPILER_VERSION}. Set CXX to a newer compiler.")
+endif()
+
+find_program(QLORAPP_CCACHE ccache)
+if(PROJECT_IS_TOP_LEVEL AND QLORAPP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  # The sloppiness is what ccache documents for precompiled headers; the base directory lets two checkouts share a cache.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+      CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${QLORAPP_CCACHE})
+endif()
+
+# Language level, flags and the include folder, as an interface that every layer links.
+add_library(qlorapp_defaults INTERFACE)
+target_compile_features(qlorapp_defaults INTERFACE cxx_std_20)
+target_include_directories(qlorapp_defaults INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>)
+# No -ffast-math, ever: it flips denormals for the whole process and makes isnan() lie. -ffp-contract=off keeps
+# a*b+c at two roundings, which is what every reference we are bit-compared with does.
+target_compile_options(qlorapp_defaults INTERFACE -ffp-contract=off -fno-math-errno)

@@ -1,0 +1,47 @@
+# qlorapp_layer(name SOURCES … USES … [TORCH]): one room of the house as an object library that links only downwards.
+#
+# A layer without TORCH cannot see torch's headers at all. The objects end up in ONE shared library (operators register
+# themselves by static initialisers, which a static archive would drop); tests of torch-free layers link the objects alone.
+set_property(GLOBAL PROPERTY QLORAPP_LAYERS "")
+
+function(qlorapp_layer name)
+  cmake_parse_arguments(arg "TORCH" "" "SOURCES;USES" ${ARGN})
+  set(target qlorapp_${name})
+  add_library(${target} OBJECT ${arg_SOURCES})
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  target_link_libraries(${target} PUBLIC qlorapp_defaults)
+  foreach(used ${arg_USES})
+    target_link_libraries(${target} PUBLIC qlorapp_${used})
+  endforeach()
+  if(arg_TORCH)
+    target_link_libraries(${target} PUBLIC qlorapp_torch)
+    # One precompiled header for all torch layers; header tests compile without it.
+    if(TARGET qlorapp_pch)
+      target_precompile_headers(${target} REUSE_FROM qlorapp_pch)
+    else()
+      file(WRITE ${CMAKE_BINARY_DIR}/pch.cpp "")
+      add_library(qlorapp_pch OBJECT ${CMAKE_BINARY_DIR}/pch.cpp)
+      set_target_properties(qlorapp_pch PROPERTIES POSITION_INDEPENDENT_CODE ON)
+      target_link_libraries(qlorapp_pch PUBLIC qlorapp_defaults qlorapp_torch)
+      qlorapp_warnings(qlorapp_pch)
+      target_precompile_headers(qlorapp_pch PRIVATE <ATen/ATen.h> <torch/library.h> <torch/csrc/autograd/custom_function.h>)
+      target_precompile_headers(${target} REUSE_FROM qlorapp_pch)
+    endif()
+  endif()
+  qlorapp_warnings(${target})
+  set_property(GLOBAL APPEND PROPERTY QLORAPP_LAYERS ${target})
+endfunction()
+
+# The one library that users link: qlorapp::qlorapp.
+function(qlorapp_shared_library)
+  get_property(layers GLOBAL PROPERTY QLORAPP_LAYERS)
+  add_library(qlorapp SHARED)
+  add_library(qlorapp::qlorapp ALIAS qlorapp)
+  target_link_libraries(qlorapp PRIVATE ${layers})
+  target_link_libraries(qlorapp PUBLIC qlorapp_torch)
+  target_compile_features(qlorapp PUBLIC cxx_std_20)
+  target_include_directories(qlorapp PUBLIC
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  set_target_properties(qlorapp PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
+    BUILD_RPATH "${qlorapp_torch_root}/lib" INSTALL_RPATH "$ORIGIN;$ORIGIN/../../torch/lib;${qlorapp_torch_root}/lib")
+endfunction()

@@ -1,0 +1,43 @@
+# Target qlorapp_torch: the headers and libraries of an installed torch, imported directly.
+#
+# Not find_package(Torch): that one stops where a CUDA build of torch meets a machine without a CUDA toolkit, and it
+# overrides CMAKE_CUDA_ARCHITECTURES. -DTORCH_ROOT=<folder with include/ and lib/> wins; else the Python interpreter is asked.
+set(TORCH_ROOT "" CACHE PATH "torch's folder (with include/ and lib/); empty: ask the Python interpreter")
+find_package(Python 3.10 COMPONENTS Interpreter OPTIONAL_COMPONENTS Development.Module QUIET)
+set(qlorapp_torch_root "${TORCH_ROOT}")
+if(NOT qlorapp_torch_root)
+  if(NOT Python_Interpreter_FOUND)
+    message(FATAL_ERROR "qlorapp needs torch: pass -DTORCH_ROOT=<folder of torch>, or -DPython_EXECUTABLE=<python that has torch>.")
+  endif()
+  execute_process(COMMAND ${Python_EXECUTABLE} -c
+    "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '', end='')"
+    OUTPUT_VARIABLE qlorapp_torch_root)
+endif()
+if(NOT EXISTS "${qlorapp_torch_root}/include/torch/library.h")
+  message(FATAL_ERROR "qlorapp needs torch with its C++ headers (torch/include/torch/library.h); looked in '${qlorapp_torch_root}'.\n"
+                      "Install the PyPI wheel (pip install torch==2.11.0) into ${Python_EXECUTABLE}, or pass -DTORCH_ROOT.")
+endif()
+
+file(STRINGS "${qlorapp_torch_root}/include/torch/headeronly/version.h" _version_lines REGEX "define TORCH_VERSION_(MAJOR|MINOR) ")
+if(NOT _version_lines)
+  file(STRINGS "${qlorapp_torch_root}/include/torch/csrc/api/include/torch/version.h" _version_lines REGEX "define TORCH_VERSION_(MAJOR|MINOR) ")
+endif()
+string(REGEX REPLACE ".*TORCH_VERSION_MAJOR ([0-9]+).*" "\\1" _major "${_version_lines}")
+string(REGEX REPLACE ".*TORCH_VERSION_MINOR ([0-9]+).*" "\\1" _minor "${_version_lines}")
+set(QLORAPP_TORCH_VERSION "${_major}.${_minor}")
+if(QLORAPP_TORCH_VERSION VERSION_LESS 2.8)
+  message(FATAL_ERROR "qlorapp needs torch 2.8 or newer; ${qlorapp_torch_root} is ${QLORAPP_TORCH_VERSION}. pip install torch==2.11.0")
+endif()
+message(STATUS "torch ${QLORAPP_TORCH_VERSION} at ${qlorapp_torch_root}")
+
+add_library(qlorapp_torch INTERFACE)
+target_include_directories(qlorapp_torch SYSTEM INTERFACE
+  $<BUILD_INTERFACE:${qlorapp_torch_root}/include> $<BUILD_INTERFACE:${qlorapp_torch_root}/include/torch/csrc/api/include>)
+set(_libraries "")
+foreach(_name torch torch_cpu c10)
+  find_library(QLORAPP_LIB_${_name} ${_name} PATHS ${qlorapp_torch_root}/lib NO_DEFAULT_PATH REQUIRED)
+  list(APPEND _libraries ${QLORAPP_LIB_${_name}})
+endforeach()
+find_library(QLORAPP_LIB_torch_python torch_python PATHS ${qlorapp_torch_root}/lib NO_DEFAULT_PATH)
+target_link_libraries(qlorapp_torch INTERFACE $<BUILD_INTERFACE:${_libraries}>)
+target_link_options(qlorapp_torch INTERFACE "LINKER:-rpath-link,${qlorapp_torch_root}/lib" "LINKER:--allow-shlib-undefined")

@@ -1,0 +1,12 @@
+# qlorapp_warnings(target): strict on our own code; third-party headers come in as SYSTEM and stay silent.
+function(qlorapp_warnings target)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wnon-virtual-dtor -Wold-style-cast
+                                           -Woverloaded-virtual -Wnull-dereference)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # False positives of g++ 11–13 in inlined std::vector and std::string code.
+    target_compile_options(${target} PRIVATE -Wno-null-dereference -Wno-array-bounds -Wno-stringop-overflow -Wno-restrict)
+  endif()
+  if(QLORAPP_WERROR)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+endfunction()

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+/// One table describes a config: its JSON form, command-line flags, Python dataclass, validation and docs come from it.
+///
+/// A config is a plain struct with default member initialisers (the defaults have no other home) and
+///     static constexpr auto fields() { return std::tuple{Field{"r", &LoraConfig::r, "rank of the update"}, …}; }
+/// Member types: bool, int64_t, double, std::string, std::vector<std::string>, std::map<std::string, int64_t|double>,
+/// std::optional of those, and small structs that a visitor knows.
+#pragma once
+
+#include <array>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+namespace qlorapp {
+
+/// What happens to a value that differs from the default.
+enum class FieldStatus {
+  kUsed,             ///< It has the effect that its documentation promises.
+  kAcceptedAndSaid,  ///< It changes nothing here; setting it logs one line that says why.
+  kRefused,          ///< Setting it is an error that says why and what to do instead.
+};
+
+template <class Config, class Value>
+struct Field {
+  std::string_view name;
+  Value Config::*member;
+  std::string_view doc;
+  FieldStatus status = FieldStatus::kUsed;
+  std::string_view reason = "";  ///< Why it is accepted without effect, or refused.
+};
+template <class Config, class Value>
+Field(const char*, Value Config::*, const char*) -> Field<Config, Value>;
+template <class Config, class Value>
+Field(const char*, Value Config::*, const char*, FieldStatus, const char*) -> Field<Config, Value>;
+
+/// An older or shorter spelling that is still understood.
+struct Alias {
+  std::string_view alias;
+  std::string_view name;
+};
+
+/// Calls visit(field) for each field in the order of the table.
+template <class Config, class Visit>
+constexpr void for_each_field(Visit&& visit) {
+  std::apply([&](const auto&... field) { (visit(field), ...); }, Config::fields());
+}
+
+/// The names in the order of the table, as an array for nearest_name().
+template <class Config>
+constexpr auto field_names() {
+  return std::apply([](const auto&... field) { return std::array<std::string_view, sizeof...(field)>{field.name...}; },
+                    Config::fields());
+}
+
+}  // namespace qlorapp

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Where the library says things. It never writes to a stream by itself: a program installs a sink.
+#pragma once
+
+#include <functional>
+#include <string_view>
+
+namespace qlorapp {
+
+enum class LogLevel { kInfo, kWarning };
+
+/// Receives one line without a newline. May be called from the thread that trains; must not throw.
+using LogSink = std::function<void(LogLevel, std::string_view)>;
+
+/// Replaces the sink; an empty one discards. The default writes to stderr, so that a program that installs none still
+/// sees warnings. Not for use while another thread logs.
+void set_log_sink(LogSink sink);
+
+void log_info(std::string_view line);
+void log_warning(std::string_view line);
+
+/// As log_warning, but each distinct line is said once in a process.
+void log_warning_once(std::string_view line);
+
+}  // namespace qlorapp

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Catch2 v2 (Debian 12) and v3 (Ubuntu 24.04) under one name. Use TEST_CASE, SECTION, GENERATE, REQUIRE_THAT with
+/// Catch::Matchers; not Approx, whose namespace moved.
+#pragma once
+
+#if __has_include(<catch2/catch_all.hpp>)
+#include <catch2/catch_all.hpp>
+#else
+#include <catch2/catch.hpp>
+#endif
