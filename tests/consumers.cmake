@@ -22,3 +22,13 @@ if(QLORAPP_CCACHE)
   set_tests_properties(consumer.subdirectory PROPERTIES ENVIRONMENT
     "CMAKE_CXX_COMPILER_LAUNCHER=${QLORAPP_CCACHE};CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime")
 endif()
+
+if(QLORAPP_BUILD_PYTHON)
+  set(_command "")
+  if(TARGET qlorapp_cli)
+    set(_command --command)
+  endif()
+  add_test(NAME consumer.wheel COMMAND ${Python_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/consumer_wheel.py ${_consumers}/wheel ${_command})
+  set_tests_properties(consumer.wheel PROPERTIES LABELS consumer SKIP_RETURN_CODE 77 RUN_SERIAL ON TIMEOUT 1800
+    ENVIRONMENT "CXX=${CMAKE_CXX_COMPILER}")  # the same name, or ccache takes it for another compiler
+endif()
