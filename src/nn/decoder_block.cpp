@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <cmath>
 #include <utility>
 
 #include "qlorapp/core/check.hpp"
@@ -62,8 +63,35 @@ void DecoderBlock::project(Projection projection, at::Tensor y, const at::Tensor
 void DecoderBlock::project_back(Projection projection, at::Tensor* dx, bool accumulate, const at::Tensor& dy, const at::Tensor& x,
                                 const StepContext& context, const Saved& saved, const Gradients& gradients) const {
   const size_t i = qlorapp::index(projection);
-  lora_projection_backward(dx, accumulate, dy, x, saved.u[i], weights_.projections[i], adapter(projection),
-                           dropout(projection, context), gradients[i]);
+  const LoraAdapter* const own = adapter(projection);
+  const auto key = dropout(projection, context);
+  const at::Tensor v = lora_projection_backward_input(dx, accumulate, dy, weights_.projections[i], own, key);
+  if (own) lora_projection_backward_adapter(dy, x, saved.u[i], v, *own, key, gradients[i]);
+}
+
+/// From dy to the gradient of gate|up, with the gradients of down's adapter on the way.
+at::Tensor DecoderBlock::backward_down(const at::Tensor& dy, const StepContext& context, Saved& saved,
+                                       const Gradients& gradients) const {
+  const size_t i = qlorapp::index(Projection::kDown);
+  const LoraAdapter* const own = adapter(Projection::kDown);
+  const auto key = dropout(Projection::kDown, context);
+  at::Tensor dh = at::empty({dy.size(0), shape_.intermediate}, dy.options());
+  const at::Tensor v = lora_projection_backward_input(&dh, false, dy, weights_.projections[i], own, key);
+  at::Tensor h, dgate_up;
+  if (saved.gate_up.use_count() == 1) {  // nobody else will read it: one pass turns it into its gradient, and dh into h
+    ops::swiglu_backward_(dh, saved.gate_up);
+    h = std::move(dh);
+    dgate_up = std::move(saved.gate_up);
+  } else {
+    dgate_up = ops::swiglu_backward(dh, saved.gate_up);
+    if (own) h = ops::swiglu(saved.gate_up);
+  }
+  saved.gate_up.reset();
+  if (own) {
+    if (!saved.u[i].defined()) saved.u[i] = lora_input_product(h, *own, key);
+    lora_projection_backward_adapter(dy, h, saved.u[i], v, *own, key, gradients[i]);
+  }
+  return dgate_up;
 }
 
 at::Tensor DecoderBlock::project_qkv(const at::Tensor& n1, const StepContext& context, Saved& saved) const {
@@ -133,53 +161,44 @@ at::Tensor DecoderBlock::backward(const at::Tensor& dy, const StepContext& conte
   const int64_t tokens = dy.size(0), width = shape_.intermediate, d = shape_.head_dim;
   const int64_t q = shape_.attention_width(), kv = shape_.kv_heads * d;
 
-  // Down: h is formed again; it is wanted only as the input of an adapter.
-  at::Tensor dh = at::empty({tokens, width}, dy.options());
-  if (const LoraAdapter* down = adapter(Projection::kDown)) {
-    const at::Tensor h = ops::swiglu(saved.gate_up);
-    at::Tensor& u = saved.u[qlorapp::index(Projection::kDown)];
-    if (!u.defined()) u = lora_input_product(h, *down, dropout(Projection::kDown, context));
-    project_back(Projection::kDown, &dh, false, dy, h, context, saved, gradients);
-  } else {
-    project_back(Projection::kDown, &dh, false, dy, {}, context, saved, gradients);
-  }
-  at::Tensor dgate_up = ops::swiglu_backward(dh, saved.gate_up);
-  dh.reset();
-  saved.gate_up.reset();
-
-  at::Tensor dx2;
+  at::Tensor dgate_up = backward_down(dy, context, saved, gradients);
+  at::Tensor dx2 = dy.clone();  // along the residual
   {
     const at::Tensor n2 = std::get<0>(ops::rms_norm(saved.x2, weights_.post_attention_norm, shape_.rms_norm_eps));
     at::Tensor dn2 = at::empty_like(dy);
     project_back(Projection::kGate, &dn2, false, columns(dgate_up, 0, width), n2, context, saved, gradients);
     project_back(Projection::kUp, &dn2, true, columns(dgate_up, width, width), n2, context, saved, gradients);
     dgate_up.reset();
-    dx2 = ops::rms_norm_backward(dn2, saved.x2, weights_.post_attention_norm, saved.rstd2);
+    ops::rms_norm_backward_(dx2, dn2, saved.x2, weights_.post_attention_norm, saved.rstd2);
   }
-  dx2.add_(dy);
   saved.x2.reset();
 
   at::Tensor dattention = at::empty({tokens, q}, dy.options());
   project_back(Projection::kO, &dattention, false, dx2, saved.attention, context, saved, gradients);
-  auto [dq, dk, dv] = ops::attention_backward(
-      dattention.unflatten(1, {shape_.heads, d}), as_heads(saved.qkv, 0, shape_.heads, d), as_heads(saved.qkv, q, shape_.kv_heads, d),
-      as_heads(saved.qkv, q + kv, shape_.kv_heads, d), saved.attention.unflatten(1, {shape_.heads, d}), saved.lse,
-      context.row_starts, attention_scale(shape_));
+  at::Tensor dqkv = at::empty_like(saved.qkv);
+  {
+    at::Tensor dq = as_heads(dqkv, 0, shape_.heads, d), dk = as_heads(dqkv, q, shape_.kv_heads, d);
+    at::Tensor dv = as_heads(dqkv, q + kv, shape_.kv_heads, d);
+    ops::attention_backward_out(dattention.unflatten(1, {shape_.heads, d}), as_heads(saved.qkv, 0, shape_.heads, d),
+                                as_heads(saved.qkv, q, shape_.kv_heads, d), as_heads(saved.qkv, q + kv, shape_.kv_heads, d),
+                                saved.attention.unflatten(1, {shape_.heads, d}), saved.lse, context.row_starts,
+                                attention_scale(shape_), dq, dk, dv);
+  }
   dattention.reset();
   saved.qkv.reset();
   saved.attention.reset();
-  ops::rope_(dq, context.cos, context.sin, context.positions, /*inverse=*/true);
-  ops::rope_(dk, context.cos, context.sin, context.positions, /*inverse=*/true);
+  at::Tensor turned = as_heads(dqkv, 0, shape_.heads + shape_.kv_heads, d);
+  ops::rope_(turned, context.cos, context.sin, context.positions, /*inverse=*/true);
 
   const at::Tensor n1 = std::get<0>(ops::rms_norm(saved.x, weights_.input_norm, shape_.rms_norm_eps));
   at::Tensor dn1 = need_dx ? at::empty_like(dy) : at::Tensor();
   at::Tensor* const target = need_dx ? &dn1 : nullptr;
-  project_back(Projection::kQ, target, false, dq.reshape({tokens, q}), n1, context, saved, gradients);
-  project_back(Projection::kK, target, true, dk.reshape({tokens, kv}), n1, context, saved, gradients);
-  project_back(Projection::kV, target, true, dv.reshape({tokens, kv}), n1, context, saved, gradients);
+  project_back(Projection::kQ, target, false, columns(dqkv, 0, q), n1, context, saved, gradients);
+  project_back(Projection::kK, target, true, columns(dqkv, q, kv), n1, context, saved, gradients);
+  project_back(Projection::kV, target, true, columns(dqkv, q + kv, kv), n1, context, saved, gradients);
   if (!need_dx) return {};
-  at::Tensor dx = ops::rms_norm_backward(dn1, saved.x, weights_.input_norm, saved.rstd1);
-  return dx.add_(dx2);
+  ops::rms_norm_backward_(dx2, dn1, saved.x, weights_.input_norm, saved.rstd1);
+  return dx2;
 }
 
 at::Tensor DecoderBlock::forward_cached(const at::Tensor& x, const StepContext& context, KeyValueCache& cache) const {
@@ -193,8 +212,8 @@ at::Tensor DecoderBlock::forward_cached(const at::Tensor& x, const StepContext& 
   cache.values.narrow(0, cache.length, tokens).copy_(as_heads(qkv, q + kv, shape_.kv_heads, d));
   cache.length += tokens;
   const at::Tensor attended =
-      ops::attention_with_cache(as_heads(qkv, 0, shape_.heads, d), cache.keys.narrow(0, 0, cache.length),
-                                cache.values.narrow(0, 0, cache.length), attention_scale(shape_));
+      ops::attention_with_cache(as_heads(qkv, 0, shape_.heads, d), cache.keys, cache.values, {0, tokens}, {0}, {cache.length},
+                                attention_scale(shape_));
   at::Tensor o = at::empty_like(x);
   project(Projection::kO, o, attended.reshape({tokens, q}), context, scratch);
   auto [x2, n2, rstd2] = ops::add_rms_norm(o, x, weights_.post_attention_norm, shape_.rms_norm_eps);

@@ -50,8 +50,9 @@ struct LoraLinearFunction : torch::autograd::Function<LoraLinearFunction> {
     LoraGradients gradients;
     if (state.has_adapter) gradients = {at::zeros_like(a), at::zeros_like(b)};
     at::Tensor dx = ctx->needs_input_grad(0) ? at::empty_like(x) : at::Tensor();
-    lora_projection_backward(dx.defined() ? &dx : nullptr, false, dy, x, u, state.weight, state.has_adapter ? &adapter : nullptr,
-                             state.key, gradients);
+    const LoraAdapter* const used = state.has_adapter ? &adapter : nullptr;
+    const at::Tensor v = lora_projection_backward_input(dx.defined() ? &dx : nullptr, false, dy, state.weight, used, state.key);
+    if (used) lora_projection_backward_adapter(dy, x, u, v, *used, state.key, gradients);
     return {dx, gradients.a, gradients.b, at::Tensor()};
   }
 };

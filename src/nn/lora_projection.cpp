@@ -66,23 +66,28 @@ at::Tensor lora_projection_forward(at::Tensor& y, const at::Tensor& x, const Fro
   return u;
 }
 
-void lora_projection_backward(at::Tensor* dx, bool accumulate_dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& u,
-                              const FrozenWeight& weight, const LoraAdapter* adapter, const std::optional<DropoutKey>& dropout,
-                              const LoraGradients& gradients) {
+at::Tensor lora_projection_backward_input(at::Tensor* dx, bool accumulate_dx, const at::Tensor& dy, const FrozenWeight& weight,
+                                          const LoraAdapter* adapter, const std::optional<DropoutKey>& dropout) {
   if (dx != nullptr) weight.backward_out(*dx, dy, accumulate_dx);
-  if (adapter == nullptr) return;
-  const at::Tensor a = in_dtype(adapter->a, dy.scalar_type());
-  const at::Tensor b = in_dtype(adapter->b, dy.scalar_type());
-  add_product(gradients.b, dy, u, adapter->scaling);
-  at::Tensor v = at::mm(dy, b);
+  if (adapter == nullptr) return {};
+  at::Tensor v = at::mm(dy, in_dtype(adapter->b, dy.scalar_type()));
   if (adapter->scaling != 1.0) v.mul_(adapter->scaling);
-  if (drops(*adapter, dropout)) {
-    add_product(gradients.a, v, ops::seeded_dropout(x, adapter->dropout, *dropout), 1.0);
-    if (dx != nullptr) dx->add_(ops::seeded_dropout(at::mm(v, a), adapter->dropout, *dropout));
-  } else {
-    add_product(gradients.a, v, x, 1.0);
-    if (dx != nullptr) at::addmm_out(*dx, *dx, v, a);
+  if (dx != nullptr) {
+    const at::Tensor a = in_dtype(adapter->a, dy.scalar_type());
+    if (drops(*adapter, dropout)) {
+      dx->add_(ops::seeded_dropout(at::mm(v, a), adapter->dropout, *dropout));
+    } else {
+      at::addmm_out(*dx, *dx, v, a);
+    }
   }
+  return v;
+}
+
+void lora_projection_backward_adapter(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& u, const at::Tensor& v,
+                                      const LoraAdapter& adapter, const std::optional<DropoutKey>& dropout,
+                                      const LoraGradients& gradients) {
+  add_product(gradients.b, dy, u, adapter.scaling);
+  add_product(gradients.a, v, drops(adapter, dropout) ? ops::seeded_dropout(x, adapter.dropout, *dropout) : x, 1.0);
 }
 
 }  // namespace qlorapp

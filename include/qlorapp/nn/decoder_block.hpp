@@ -90,6 +90,8 @@ class DecoderBlock {
   void project(Projection projection, at::Tensor y, const at::Tensor& x, const StepContext& context, Saved& saved) const;
   void project_back(Projection projection, at::Tensor* dx, bool accumulate, const at::Tensor& dy, const at::Tensor& x,
                     const StepContext& context, const Saved& saved, const Gradients& gradients) const;
+  [[nodiscard]] at::Tensor backward_down(const at::Tensor& dy, const StepContext& context, Saved& saved,
+                                         const Gradients& gradients) const;
   [[nodiscard]] at::Tensor project_qkv(const at::Tensor& n1, const StepContext& context, Saved& saved) const;
   void compute_until_gate_up(const StepContext& context, Saved& saved) const;
 

@@ -60,13 +60,17 @@ at::Tensor lora_projection_forward(at::Tensor& y, const at::Tensor& x, const Fro
 /// u alone: drop(x)·Aᵀ in the dtype of x. What a recompute that stops before the projection still needs.
 [[nodiscard]] at::Tensor lora_input_product(const at::Tensor& x, const LoraAdapter& adapter, const std::optional<DropoutKey>& dropout);
 
-/// Adds into `gradients`, and forms dx unless it is null.
-/// @param x   the input of the forward pass, (M, in); used only if there is an adapter.
-/// @param u   what the forward pass returned.
+/// The half of backward that needs no input: forms dx unless it is null, and returns v = s·dy·B, (M, r), or an undefined tensor
+/// without an adapter.
 /// @param dx  (M, in) or null where no gradient of the input is wanted (the first block: embeddings are frozen).
 /// @param accumulate_dx  add to dx instead of overwriting it.
-void lora_projection_backward(at::Tensor* dx, bool accumulate_dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& u,
-                              const FrozenWeight& weight, const LoraAdapter* adapter, const std::optional<DropoutKey>& dropout,
-                              const LoraGradients& gradients);
+at::Tensor lora_projection_backward_input(at::Tensor* dx, bool accumulate_dx, const at::Tensor& dy, const FrozenWeight& weight,
+                                          const LoraAdapter* adapter, const std::optional<DropoutKey>& dropout);
+
+/// The half that does: adds dA and dB into `gradients`.
+/// @param x  the input of the forward pass, (M, in).  @param u  what forward returned.  @param v  what the other half returned.
+void lora_projection_backward_adapter(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& u, const at::Tensor& v,
+                                      const LoraAdapter& adapter, const std::optional<DropoutKey>& dropout,
+                                      const LoraGradients& gradients);
 
 }  // namespace qlorapp
