@@ -38,6 +38,9 @@ TORCH_LIBRARY(qlorapp, m) {
   m.def("linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets, Tensor? grad_scale=None, bool need_gradient=True, "
         "int chunk_rows=512) -> (Tensor loss_sum, Tensor grad_hidden)");
 
+  // x · mask / (1 - p); the mask is a pure function of (seed, micro_step, site, element index): core/philox.hpp.
+  m.def("seeded_dropout(Tensor x, float p, int seed, int micro_step, int site) -> Tensor");
+
   // One step over a flat arena, all float32 (n), in torch.optim.AdamW's order of roundings; `step` counts from 1.
   m.def("adamw_(Tensor(a!) parameter, Tensor gradient, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, int step, float lr, float beta1, "
         "float beta2, float eps, float weight_decay) -> ()");

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads one JSON request a line, writes one JSON answer a line. Text travels as hexadecimal digits of its bytes, so that
+// ill-formed UTF-8 can be sent too. {"error": …} answers what was thrown.
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "pretokenize.hpp"
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/data/tokenizer.hpp"
+#include "unicode.hpp"
+
+namespace {
+
+using nlohmann::json;
+
+std::string from_hex(const std::string& hex) {
+  std::string out;
+  for (std::size_t i = 0; i + 1 < hex.size(); i += 2) out += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
+  return out;
+}
+
+std::string to_hex(const std::string& bytes) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string out;
+  for (const char c : bytes) {
+    out += kDigits[static_cast<uint8_t>(c) >> 4];
+    out += kDigits[static_cast<uint8_t>(c) & 15];
+  }
+  return out;
+}
+
+json or_null(const std::optional<qlorapp::TokenId>& id) { return id ? json(*id) : json(nullptr); }
+
+json split(const json& request) {
+  static const std::map<std::string, qlorapp::Split> kNames{{"llama3", qlorapp::Split::kLlama3},
+                                                            {"qwen2", qlorapp::Split::kQwen2},
+                                                            {"gpt2", qlorapp::Split::kGpt2},
+                                                            {"individual_digits", qlorapp::Split::kIndividualDigits},
+                                                            {"contiguous_digits", qlorapp::Split::kContiguousDigits}};
+  json ends = json::array();
+  for (const auto& hex : request["texts"]) {
+    const std::string text = from_hex(hex.get<std::string>());
+    const auto decoded = qlorapp::unicode::decode(text);
+    std::vector<qlorapp::Piece> pieces;
+    qlorapp::split_pieces(kNames.at(request["split"].get<std::string>()), decoded, {0, decoded.size()}, pieces);
+    json row = json::array();
+    for (const auto& piece : pieces) row.push_back(piece.end);
+    ends.push_back(std::move(row));
+  }
+  return ends;
+}
+
+class Probe {
+ public:
+  json answer(const json& request) {
+    const std::string command = request["command"].get<std::string>();
+    if (command == "split") return split(request);
+    if (command == "load") {
+      tokenizer_ = qlorapp::Tokenizer::from_folder(request["folder"].get<std::string>());
+      return {{"vocab_size", tokenizer_->vocab_size()}, {"id_limit", tokenizer_->id_limit()}, {"bos", or_null(tokenizer_->bos_id())},
+              {"eos", or_null(tokenizer_->eos_id())},   {"pad", or_null(tokenizer_->pad_id())}, {"eos_ids", tokenizer_->eos_ids()}};
+    }
+    if (command == "from_json") {
+      tokenizer_ = qlorapp::Tokenizer::from_json(request["text"].get<std::string>(), "t.json");
+      return true;
+    }
+    if (command == "encode") {
+      json out = json::array();
+      for (const auto& hex : request["texts"]) {
+        out.push_back(tokenizer_->encode(from_hex(hex.get<std::string>()), request.value("special", true)));
+      }
+      return out;
+    }
+    if (command == "ranges") {
+      const auto encoding = tokenizer_->encode_with_ranges(from_hex(request["text"].get<std::string>()), true);
+      json out = json::array();
+      for (const auto& range : encoding.ranges) out.push_back({range.begin, range.end});
+      return out;
+    }
+    if (command == "decode") {
+      json out = json::array();
+      for (const auto& ids : request["ids"]) {
+        out.push_back(to_hex(tokenizer_->decode(ids.get<std::vector<qlorapp::TokenId>>(), request.value("skip", false))));
+      }
+      return out;
+    }
+    if (command == "token") return or_null(tokenizer_->token_to_id(request["token"].get<std::string>()));
+    throw qlorapp::ValueError("[data_probe] unknown command");
+  }
+
+ private:
+  std::optional<qlorapp::Tokenizer> tokenizer_;
+};
+
+}  // namespace
+
+int main() {
+  Probe probe;
+  for (std::string line; std::getline(std::cin, line);) {
+    json reply;
+    try {
+      reply = {{"ok", probe.answer(json::parse(line))}};
+    } catch (const std::exception& error) {
+      reply = {{"error", error.what()}};
+    }
+    std::cout << reply.dump(-1, ' ', true, json::error_handler_t::replace) << std::endl;
+  }
+}
