@@ -13,7 +13,17 @@ bool is_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 |
 bool is_blank(char c) { return c == ' ' || c == '\t'; }
 bool is_space(char c) { return is_blank(c) || c == '\n' || c == '\r'; }
 
-/// A token of an expression: a string (its value behind a quotation mark), a name or number, or punctuation.
+/// One spelling of a string, from which the value can be read back.
+std::string quoted(std::string_view value) {
+  std::string out = "\"";
+  for (const char c : value) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out += '"';
+}
+
+/// A token of an expression: a string in that spelling, a name or number, or punctuation.
 using Tokens = std::vector<std::string>;
 
 std::optional<Tokens> tokens_of(std::string_view code) {
@@ -23,7 +33,7 @@ std::optional<Tokens> tokens_of(std::string_view code) {
     if (is_space(c)) {
       ++i;
     } else if (c == '\'' || c == '"') {
-      std::string value = "\"";
+      std::string value;
       for (++i; i < code.size() && code[i] != c; ++i) {
         if (code[i] != '\\') {
           value += code[i];
@@ -42,7 +52,7 @@ std::optional<Tokens> tokens_of(std::string_view code) {
       }
       if (i == code.size()) return std::nullopt;
       ++i;
-      out.push_back(std::move(value));
+      out.push_back(quoted(value));
     } else if (is_name(c)) {
       const std::size_t begin = i;
       while (i < code.size() && is_name(code[i])) ++i;
@@ -56,15 +66,15 @@ std::optional<Tokens> tokens_of(std::string_view code) {
   // x['name'] and x.name are one thing.
   Tokens same;
   for (std::size_t i = 0; i < out.size(); ++i) {
-    const bool key = i > 0 && i + 2 < out.size() && out[i] == "[" && out[i + 2] == "]" && out[i + 1].size() > 1 && out[i + 1][0] == '"' &&
+    const bool key = i > 0 && i + 2 < out.size() && out[i] == "[" && out[i + 2] == "]" && out[i + 1].size() > 2 && out[i + 1][0] == '"' &&
                      (is_name(out[i - 1].back()) || out[i - 1] == "]") && out[i - 1][0] != '"' &&
-                     std::all_of(out[i + 1].begin() + 1, out[i + 1].end(), is_name);
+                     std::all_of(out[i + 1].begin() + 1, out[i + 1].end() - 1, is_name);
     if (!key) {
       same.push_back(out[i]);
       continue;
     }
     same.emplace_back(".");
-    same.push_back(out[i + 1].substr(1));
+    same.push_back(out[i + 1].substr(1, out[i + 1].size() - 2));
     i += 2;
   }
   return same;
@@ -96,7 +106,13 @@ void emit_terms(const Tokens& tokens, std::vector<std::string>& out) {
   flush();
 }
 
-bool is_text(const std::string& statement) { return statement.starts_with("emit \""); }
+/// Emits one string and nothing else.
+bool is_text(const std::string& statement) {
+  if (!statement.starts_with("emit \"")) return false;
+  std::size_t i = 6;
+  while (i < statement.size() && statement[i] != '"') i += statement[i] == '\\' ? 2 : 1;
+  return i + 1 == statement.size();
+}
 
 struct Block {
   char kind;  ///< { output, % statement, # comment
@@ -158,7 +174,7 @@ std::optional<std::vector<std::string>> all_statements(std::string_view source) 
     const auto block = next_block(source, at);
     if (!block) return std::nullopt;
     const auto text = effective_text(source.substr(at, block->begin - at), previous ? &*previous : nullptr, *block);
-    if (!text.empty()) out.push_back("emit \"" + std::string(text));
+    if (!text.empty()) out.push_back("emit " + quoted(text));
     if (block->kind == 0) return out;
     if (block->kind != '#') {
       const auto tokens = tokens_of(block->code);
@@ -171,17 +187,24 @@ std::optional<std::vector<std::string>> all_statements(std::string_view source) 
   }
 }
 
-/// Conditions that are false, or only set a variable that tools use, when a conversation has no tools.
-constexpr std::array kOnlyWithTools{
-    std::string_view("if custom_tools is defined"), std::string_view("if not tools_in_user_message is defined"),
-    std::string_view("if not tools is defined"), std::string_view("if builtin_tools is defined or tools is not none"),
-    std::string_view("if tools is not none"), std::string_view("if builtin_tools is defined"),
-    std::string_view("if tools is not none and not tools_in_user_message"),
-    std::string_view("if tools_in_user_message and not tools is none"),
-    std::string_view("if not add_generation_prompt is defined")};
+/// What a conversation without tools does not need: a condition and its only body. An empty body stands for any, because the
+/// condition is then false.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 11> kOnlyWithTools{{
+    {"if custom_tools is defined", ""},
+    {"if builtin_tools is defined", ""},
+    {"if tools is not none", ""},
+    {"if builtin_tools is defined or tools is not none", ""},
+    {"if tools is not none and not tools_in_user_message", ""},
+    {"if tools_in_user_message and not tools is none", ""},
+    {"if not tools is defined", "set tools = none"},
+    {"if not tools_in_user_message is defined", "set tools_in_user_message = true"},
+    {"if not tools_in_user_message is defined", "set tools_in_user_message = false"},
+    {"if not add_generation_prompt is defined", "set add_generation_prompt = false"},
+    {"if add_generation_prompt is not defined", "set add_generation_prompt = false"},
+}};
 /// True for every message that is rendered here: its branch stays, the others go.
 constexpr std::string_view kOrdinaryMessage =
-    "if not ( message . role == \"ipython or message . role == \"tool or \"tool_calls in message )";
+    R"(if not ( message . role == "ipython" or message . role == "tool" or "tool_calls" in message ))";
 
 /// @returns the index of the endif, or of the first elif or else, that belongs to the `if` at `i`; the size when there is none.
 std::size_t next_branch(const std::vector<std::string>& s, std::size_t i, bool only_end) {
@@ -198,18 +221,19 @@ std::size_t next_branch(const std::vector<std::string>& s, std::size_t i, bool o
 std::optional<std::vector<std::string>> without_tools(const std::vector<std::string>& s) {
   std::vector<std::string> out;
   for (std::size_t i = 0; i < s.size(); ++i) {
-    const bool tools = std::find(kOnlyWithTools.begin(), kOnlyWithTools.end(), s[i]) != kOnlyWithTools.end();
+    const auto is_tool = [&](const auto& entry) {
+      return entry.first == s[i] && (entry.second.empty() || (i + 2 < s.size() && s[i + 1] == entry.second && s[i + 2] == "endif"));
+    };
+    const bool tools = std::any_of(kOnlyWithTools.begin(), kOnlyWithTools.end(), is_tool);
     if (!tools && s[i] != kOrdinaryMessage) {
       out.push_back(s[i]);
       continue;
     }
     const std::size_t branch = next_branch(s, i, false), end = next_branch(s, i, true);
     if (end == s.size() || (tools && branch != end)) return std::nullopt;
-    if (!tools) {
-      for (std::size_t k = i + 1; k < branch; ++k) {
-        if (!s[k].starts_with("emit ")) return std::nullopt;
-        out.push_back(s[k]);
-      }
+    for (std::size_t k = i + 1; k < branch && !tools; ++k) {
+      if (!s[k].starts_with("emit ")) return std::nullopt;
+      out.push_back(s[k]);
     }
     i = end;
   }
@@ -224,8 +248,12 @@ std::optional<std::vector<std::string>> template_statements(std::string_view jin
   if (!all) return std::nullopt;
   std::vector<std::string> out;
   for (const std::string& statement : *all) {
-    if (!out.empty() && is_text(out.back()) && is_text(statement)) out.back() += statement.substr(6);
-    else out.push_back(statement);
+    if (!out.empty() && is_text(out.back()) && is_text(statement)) {
+      out.back().pop_back();
+      out.back() += statement.substr(6);
+      continue;
+    }
+    out.push_back(statement);
   }
   return out;
 }

@@ -8,6 +8,7 @@
 
 #include "pretokenize.hpp"
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/data/chat_template.hpp"
 #include "qlorapp/data/tokenizer.hpp"
 #include "unicode.hpp"
 
@@ -52,11 +53,30 @@ json split(const json& request) {
   return ends;
 }
 
+/// {"name"} or {"folder"} or {"source", "bos"}; messages; date and prompt are optional.
+json render(const json& request) {
+  std::optional<qlorapp::ChatTemplate> chat;
+  if (request.contains("name")) chat = qlorapp::ChatTemplate::named(request["name"].get<std::string>());
+  else if (request.contains("folder")) chat = qlorapp::ChatTemplate::from_folder(request["folder"].get<std::string>());
+  else chat = qlorapp::ChatTemplate::from_source(request["source"].get<std::string>(), request["bos"].get<std::string>(), "t.jinja");
+  if (!chat) return nullptr;
+  std::vector<qlorapp::Message> messages;
+  for (const auto& message : request["messages"]) messages.push_back({message["role"], message["content"]});
+  qlorapp::ChatOptions options;
+  options.add_generation_prompt = request.value("prompt", false);
+  if (request.contains("date")) options.date_string = request["date"].get<std::string>();
+  const auto rendered = chat->render(messages, options);
+  json turns = json::array();
+  for (const auto& turn : rendered.turns) turns.push_back({turn.role, turn.content.begin, turn.content.end, turn.end});
+  return {{"text", to_hex(rendered.text)}, {"turns", turns}, {"name", chat->name()}};
+}
+
 class Probe {
  public:
   json answer(const json& request) {
     const std::string command = request["command"].get<std::string>();
     if (command == "split") return split(request);
+    if (command == "render") return render(request);
     if (command == "load") {
       tokenizer_ = qlorapp::Tokenizer::from_folder(request["folder"].get<std::string>());
       return {{"vocab_size", tokenizer_->vocab_size()}, {"id_limit", tokenizer_->id_limit()}, {"bos", or_null(tokenizer_->bos_id())},
