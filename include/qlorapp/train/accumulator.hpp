@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "qlorapp/data/batch.hpp"
+#include "qlorapp/nn/batch.hpp"
 
 namespace qlorapp {
 
