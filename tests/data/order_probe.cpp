@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prints the rows that the Sampler hands out, for tests/python to compare with transformers' Trainer. One JSON request on stdin:
+// Prints the rows that the Sampler hands out, for tests/python to compare with transformers' Trainer. One JSON request on
+// stdin:
 // {"rows", "epochs", "batch", "strategy", "seed", "group"?, "lengths"?, "from"?: [epoch, row]} → [[rows of a batch], …].
 #include <iostream>
 #include <nlohmann/json.hpp>
