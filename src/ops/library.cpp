@@ -6,18 +6,25 @@
 TORCH_LIBRARY(qlorapp, m) {
   // Four-bit weights (format/nf4.hpp, format/double_quant.hpp). packed uint8 (ceil(n/2), 1); absmax float32 (b).
   m.def("quantize_4bit(Tensor weight, int block_size=64, str quant_type=\"nf4\") -> (Tensor packed, Tensor absmax)");
+  // With bitsandbytes' behavior for NaN, infinity and a short last block of zeros, which the former refuses or defines.
+  m.def("quantize_4bit_bnb(Tensor weight, int block_size=64, str quant_type=\"nf4\") -> (Tensor packed, Tensor absmax)");
   m.def("dequantize_4bit(Tensor packed, Tensor absmax, int[] shape, int block_size, str quant_type, ScalarType dtype) -> Tensor");
   // absmax uint8 (b); nested_absmax float32; nested_offset float32 ().
   m.def("dequantize_4bit_nested(Tensor packed, Tensor absmax, Tensor nested_absmax, Tensor nested_offset, int[] shape, "
         "int block_size, int nested_block_size, str quant_type, ScalarType dtype) -> Tensor");
   // Eight bits through the 256-entry dynamic map (format/dynamic_map.hpp), exactly nearest. Codes uint8, shape of x.
   m.def("quantize_blockwise(Tensor x, int block_size=256, bool signed=True) -> (Tensor codes, Tensor absmax)");
+  // With the codes of bitsandbytes' CPU library, which are a neighbor's near zero and near midpoints.
+  m.def("quantize_blockwise_bnb(Tensor x, int block_size=256, bool signed=True) -> (Tensor codes, Tensor absmax)");
   m.def("dequantize_blockwise(Tensor codes, Tensor absmax, int block_size=256, bool signed=True, ScalarType dtype=float) -> Tensor");
 
   // y = x · dequantize(W)ᵀ; gradient to x only; saves the packed weight, never a dense one. x (…, in) → (…, out).
   // absmax is float32, or uint8 with nested_absmax and nested_offset. `transpose` gives x · dequantize(W): x (…, out) → (…, in).
   m.def("linear_4bit(Tensor x, Tensor packed, Tensor absmax, Tensor? nested_absmax, Tensor? nested_offset, int[] shape, "
         "int block_size, int nested_block_size, str quant_type, bool transpose=False) -> Tensor");
+  // The same into y, or added to it; not differentiable.
+  m.def("linear_4bit_out(Tensor(a!) y, Tensor x, Tensor packed, Tensor absmax, Tensor? nested_absmax, Tensor? nested_offset, "
+        "int[] shape, int block_size, int nested_block_size, str quant_type, bool transpose=False, bool accumulate=False) -> ()");
 
   // Llama's pieces, with transformers' rounding points. rstd float32 (M). All gradients are to activations: weights are frozen.
   // A trailing underscore writes its marked arguments and returns nothing; autograd refuses those, hand-written blocks call them.
