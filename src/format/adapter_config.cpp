@@ -18,7 +18,8 @@ constexpr size_t kMaxConfigBytes = size_t{16} << 20;
 constexpr const char* kFileName = "adapter_config.json";
 
 /// PEFT's keys that are no fields here, with the value that PEFT writes by default. With a reason, any other value is refused;
-/// without one, the value changes nothing about a trained adapter and is kept.
+/// without one, the value is kept: it changes nothing about a trained adapter, or nn/lora_config.hpp reads it from there
+/// (exclude_modules, layers_pattern, layers_to_transform).
 struct OtherKey {
   std::string_view key, default_json, reason;
 };
@@ -30,12 +31,12 @@ constexpr OtherKey kOtherKeys[] = {
     {"corda_config", "null", "CorDA changes the base weights"},
     {"ensure_weight_tying", "false", "tied adapters are not supported"},
     {"eva_config", "null", ""},
-    {"exclude_modules", "null", "modules can only be named by target_modules"},
+    {"exclude_modules", "null", ""},
     {"fan_in_fan_out", "false", "weights must be stored as (out, in)"},
     {"kasa_config", "null", "KaSA is not supported"},
     {"layer_replication", "null", "replicated layers are not supported"},
-    {"layers_pattern", "null", "modules can only be named by target_modules"},
-    {"layers_to_transform", "null", "modules can only be named by target_modules"},
+    {"layers_pattern", "null", ""},
+    {"layers_to_transform", "null", ""},
     {"loftq_config", "{}", "LoftQ changes the base weights"},
     {"lora_bias", "false", "a bias on lora_B is not supported"},
     {"lora_ga_config", "null", "LoRA-GA changes the base weights"},

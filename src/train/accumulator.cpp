@@ -33,6 +33,10 @@ Accumulator::Accumulator(std::span<const Batch> window, const Options& options) 
   tokens_ = over_ranks(tokens_, options);
 }
 
+at::Tensor Accumulator::weight_tensor(at::Device device) const {
+  return at::full({}, weight(), at::TensorOptions().dtype(at::kFloat).device(device));
+}
+
 at::Tensor Accumulator::weigh(const at::Tensor& loss_sum) const {
   return tokens_ == 0 ? loss_sum * 0.0 : loss_sum / static_cast<double>(tokens_);
 }

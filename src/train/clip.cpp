@@ -55,4 +55,13 @@ at::Tensor clip_grad_norm_(at::Tensor& flat, std::span<const int64_t> ends, doub
   return norm;
 }
 
+at::Tensor clip_grad_norm_(AdapterArena& arena, double max_norm) {
+  std::vector<at::Tensor> gradients;
+  gradients.reserve(static_cast<size_t>(arena.size()));
+  for (int64_t i = 0; i < arena.size(); ++i) gradients.push_back(arena.gradient(i));
+  at::Tensor norm = global_norm(gradients);
+  clip_by_norm_(arena.gradients(), norm, max_norm);  // one launch over the whole; the gaps are zero
+  return norm;
+}
+
 }  // namespace qlorapp

@@ -47,7 +47,7 @@ TEST_CASE("an adapter that cannot be what it says is refused by its key", "[form
       {R"("alpha_pattern":{"q_proj":-1})", "alpha_pattern.'q_proj' must be a finite number above 0"},
       {R"("bias":"all")", "bias must be \"none\": an adapter that also trains biases"}, {R"("use_dora":true)", "use_dora must be false: DoRA"},
       {R"("modules_to_save":["lm_head"])", "modules_to_save must be null"}, {R"("fan_in_fan_out":true)", "fan_in_fan_out must be false"},
-      {R"("lora_bias":true)", "lora_bias must be false"}, {R"("layers_to_transform":[1])", "layers_to_transform must be null"},
+      {R"("lora_bias":true)", "lora_bias must be false"}, {R"("use_qalora":true)", "use_qalora must be false"},
       {R"("init_lora_weights":"pissa")", "init_lora_weights must be"}, {R"("init_lora_weights":"true")", "init_lora_weights must be"},
       {R"("init_lora_weights":1)", "init_lora_weights must be"}, {R"("loftq_config":{"loftq_bits":4})", "LoftQ changes the base weights"},
       {R"("use_rslora":1)", "use_rslora must be true or false"}, {R"("base_model_name_or_path":3)", "must be a string"},

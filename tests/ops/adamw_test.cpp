@@ -16,6 +16,14 @@ using namespace qlorapp;
 
 namespace {
 
+struct Options {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0.0;
+};
+
 struct Arena {
   explicit Arena(int64_t n)
       : parameter(at::randn({n})),
@@ -24,8 +32,9 @@ struct Arena {
         absmax1(at::zeros({ops::adamw_8bit_blocks(n)})),
         absmax2(at::zeros({ops::adamw_8bit_blocks(n)})) {}
 
-  void step(const at::Tensor& gradient, int64_t t, const ops::AdamW& options) {
-    ops::adamw_8bit_(parameter, gradient, state1, state2, absmax1, absmax2, t, options);
+  void step(const at::Tensor& gradient, int64_t t, const Options& options) {
+    ops::adamw_8bit_(parameter, gradient, state1, state2, absmax1, absmax2, t, options.lr, options.beta1, options.beta2, options.eps,
+                      options.weight_decay);
   }
 
   at::Tensor parameter, state1, state2, absmax1, absmax2;
@@ -46,7 +55,7 @@ TEST_CASE("eight-bit AdamW stores the codes that a double-precision oracle store
   at::manual_seed(1);
   const auto map1 = signed_dynamic_map();
   const auto map2 = unsigned_dynamic_map();
-  const ops::AdamW options{.lr = 1e-3, .weight_decay = 0.01};
+  const Options options{.lr = 1e-3, .weight_decay = 0.01};
   int64_t total = 0, different = 0;
   for (const int64_t n : {1, 255, 256, 257, 4096, 8191}) {
     Arena arena(n);
@@ -78,7 +87,7 @@ TEST_CASE("eight-bit AdamW stores the codes that a double-precision oracle store
 TEST_CASE("an entry of the map is stored as itself and a midpoint as the lower of its neighbours", "[ops][cpu]") {
   const auto map = signed_dynamic_map();
   // β₁ = 0 makes m the gradient; the entry 1.0 makes absmax 1, so that the gradients are the quotients.
-  const ops::AdamW options{.lr = 0.0, .beta1 = 0.0, .beta2 = 0.0};
+  const Options options{.lr = 0.0, .beta1 = 0.0, .beta2 = 0.0};
   Arena arena(512);
   std::vector<float> gradient(map.begin(), map.end());
   for (size_t k = 0; k + 1 < map.size(); ++k) gradient.push_back((map[k] + map[k + 1]) / 2);
@@ -148,11 +157,11 @@ TEST_CASE("AdamW names the argument that breaks a rule", "[ops][cpu]") {
     return "";
   };
   using Catch::Matchers::Contains;
-  REQUIRE_THAT(message([&] { ops::adamw_(p, g, m, v, 0, {}); }), Contains("[adamw_] step counts from 1; got 0."));
-  REQUIRE_THAT(message([&] { ops::adamw_(p, g, m, v, 1, {.beta2 = 1.0}); }), Contains("beta2 must be in [0, 1)"));
-  REQUIRE_THAT(message([&] { ops::adamw_(p, g.slice(0, 0, 299), m, v, 1, {}); }),
+  REQUIRE_THAT(message([&] { ops::adamw_(p, g, m, v, 0, 1e-3, 0.9, 0.999, 1e-8, 0.0); }), Contains("[adamw_] step counts from 1; got 0."));
+  REQUIRE_THAT(message([&] { ops::adamw_(p, g, m, v, 1, 1e-3, 0.9, 1.0, 1e-8, 0.0); }), Contains("beta2 must be in [0, 1)"));
+  REQUIRE_THAT(message([&] { ops::adamw_(p, g.slice(0, 0, 299), m, v, 1, 1e-3, 0.9, 0.999, 1e-8, 0.0); }),
                Contains("gradient must have 300 elements; got 299."));
-  REQUIRE_THAT(message([&] { ops::adamw_(p, g.to(at::kHalf), m, v, 1, {}); }), Contains("gradient must be Float; got Half."));
+  REQUIRE_THAT(message([&] { ops::adamw_(p, g.to(at::kHalf), m, v, 1, 1e-3, 0.9, 0.999, 1e-8, 0.0); }), Contains("gradient must be Float; got Half."));
   Arena arena(300);
   REQUIRE_THAT(message([&] { arena.step(g, 1, {.eps = 0.0}); }), Contains("eps must be > 0"));
   arena.absmax2[1] = -1.0;

@@ -125,6 +125,7 @@ TEST_CASE("a window without targets has weight 0 and adds exact zeros to the gra
   Accumulator accumulator(window);
   REQUIRE(accumulator.tokens() == 0);
   REQUIRE(accumulator.weight() == 0.0);
+  REQUIRE(accumulator.weight_tensor(at::kCPU).item<float>() == 0.0F);
   const Model model(at::kFloat);
   const at::Tensor loss_sum = model.loss_sum(window[0]);
   accumulator.weigh(loss_sum).backward();
@@ -136,7 +137,7 @@ TEST_CASE("a window without targets has weight 0 and adds exact zeros to the gra
 TEST_CASE("the older count adds one for each row whose first token carries a label", "[train][cpu]") {
   const std::vector<Batch> window{batch_of({10, 20}, 0), batch_of({30}, 4)};
   REQUIRE(Accumulator(window).tokens() == 9 + 19 + 25);
-  REQUIRE(Accumulator(window, {.count_position_zero = true, .sum_over_ranks = {}}).tokens() == 9 + 19 + 25 + 2);
+  REQUIRE(Accumulator(window, {.count_position_zero = true}).tokens() == 9 + 19 + 25 + 2);
 }
 
 TEST_CASE("the denominator is the count over all ranks, asked for once", "[train][cpu]") {
@@ -149,6 +150,7 @@ TEST_CASE("the denominator is the count over all ranks, asked for once", "[train
                                    }});
   REQUIRE(asked == 1);
   REQUIRE(accumulator.weight() == 1.0 / 20.0);
+  REQUIRE(accumulator.weight_tensor(at::kCPU).item<float>() == 0.05F);
   accumulator.add(at::tensor(10.0));
   REQUIRE(accumulator.mean_loss().item<double>() == 0.5);
   REQUIRE_THROWS_AS(Accumulator(counts, {.count_position_zero = false, .sum_over_ranks = [](int64_t) { return int64_t{6}; }}),

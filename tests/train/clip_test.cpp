@@ -58,3 +58,13 @@ TEST_CASE("a negative max_norm and ends that fall are refused", "[train][cpu]") 
   REQUIRE_THROWS_AS(global_norm(flat, falling), ValueError);
   REQUIRE_THROWS_AS(global_norm(flat, beyond), ValueError);
 }
+
+TEST_CASE("an AdapterArena is clipped whole, with the norm of its parameters", "[train][cpu]") {
+  AdapterArena arena({{"a", {3, 5}}, {"b", {300}}}, at::kCPU);
+  arena.gradient(0).fill_(2.0);
+  arena.gradient(1).fill_(1.0);
+  const at::Tensor norm = clip_grad_norm_(arena, 3.0);
+  REQUIRE(std::fabs(norm.item<double>() - std::sqrt(15 * 4.0 + 300)) <= 1e-5);
+  REQUIRE(std::fabs(arena.gradients().norm().item<double>() - 3.0) <= 1e-5);
+  REQUIRE(std::fabs(arena.gradient(0)[2][4].item<double>() / arena.gradient(1)[299].item<double>() - 2.0) <= 1e-6);
+}

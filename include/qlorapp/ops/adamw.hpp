@@ -15,23 +15,14 @@
 
 namespace qlorapp::ops {
 
-/// What a step needs besides tensors. Every value finite; betas in [0, 1), the others >= 0.
-struct AdamW {
-  double lr = 1e-3;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double eps = 1e-8;
-  double weight_decay = 0.0;  ///< λ, 0 as in TrainingArguments (torch.optim.AdamW's own default is 0.01).
-};
-
 /// One step in place. The order of roundings is that of torch.optim.AdamW(foreach=False, fused=False), bit for bit on the CPU.
 /// @param parameter, gradient, exp_avg, exp_avg_sq  float32, contiguous, n elements each, one device.
-/// @param step  t, counted from 1.
-/// Does not synchronise. A gradient that is not finite goes through, as it does in torch: GradScaler or a check of the
+/// @param step  t, counted from 1.  @param lr, eps, weight_decay  finite, >= 0.  @param beta1, beta2  in [0, 1).
+/// Does not synchronize. A gradient that is not finite goes through, as it does in torch: GradScaler or a check of the
 /// norm stands before this.
 /// @throws ValueError naming the argument that breaks a rule above.
 void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& exp_avg, at::Tensor& exp_avg_sq, int64_t step,
-            const AdamW& options);
+            double lr, double beta1, double beta2, double eps, double weight_decay);
 
 /// Elements that share one absmax. Blocks count from the first element of the tensor given; the last may be short. A call
 /// per parameter (or parameters padded to a multiple) keeps blocks from crossing parameters.
@@ -55,11 +46,11 @@ inline constexpr uint8_t kAdamW8bitZeroState2 = 0;
 /// @param parameter, gradient  float32, contiguous, n elements.
 /// @param state1, state2  uint8, contiguous, n elements: codes of m and v.
 /// @param absmax1, absmax2  float32, contiguous, adamw_8bit_blocks(n) elements.
-/// @param step  t, counted from 1.  @param options  as for adamw_, and eps > 0: a stored v may round to 0.
+/// @param step, lr, beta1, beta2, eps, weight_decay  as for adamw_, and eps > 0: a stored v may round to 0.
 /// @throws ValueError, before anything is changed, if an element of the gradient is not finite or so large that its square
 ///         may not be (from 2^63 = 9.2e18): it would poison or erase the moments of its block. The message has its flat index.
 ///         Also if an absmax is negative or not finite.
 void adamw_8bit_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& state1, at::Tensor& state2, at::Tensor& absmax1,
-                 at::Tensor& absmax2, int64_t step, const AdamW& options);
+                 at::Tensor& absmax2, int64_t step, double lr, double beta1, double beta2, double eps, double weight_decay);
 
 }  // namespace qlorapp::ops

@@ -29,7 +29,7 @@ class Accumulator {
     /// 4.46 to some 5.x, for parity with runs of that time. The loss comes out low by rows / tokens.
     bool count_position_zero = false;
     /// Turns this rank's count into that of all ranks (a sum), once, in the constructor. Empty: there is one rank.
-    std::function<int64_t(int64_t)> sum_over_ranks;
+    std::function<int64_t(int64_t)> sum_over_ranks{};
   };
 
   /// @param target_counts  targets of each micro-batch of the window (Batch::target_count).
@@ -42,15 +42,19 @@ class Accumulator {
   /// 1 / tokens(), or 0 without targets: for a model that scales its gradients itself.
   [[nodiscard]] double weight() const { return tokens_ == 0 ? 0.0 : 1.0 / static_cast<double>(tokens_); }
 
+  /// weight() as () float32 on `device`, ready for GradScaler::scale(): what a model multiplies its gradients by. Does not
+  /// synchronize.
+  [[nodiscard]] at::Tensor weight_tensor(at::Device device) const;
+
   /// @param loss_sum  (), floating: a micro-batch's loss, summed over its targets.
   /// @returns loss_sum / tokens() on the same graph; backward through it adds this micro-batch's part of the gradients.
   [[nodiscard]] at::Tensor weigh(const at::Tensor& loss_sum) const;
 
-  /// Notes a micro-batch's summed loss for mean_loss(), in double, on its device. Does not synchronise.
+  /// Notes a micro-batch's summed loss for mean_loss(), in double, on its device. Does not synchronize.
   void add(const at::Tensor& loss_sum);
 
   /// @returns (), float64: the noted losses / tokens(), 0 without targets. This rank's share: sum it over ranks for the mean of
-  ///          all. Does not synchronise; reading it does.
+  ///          all. Does not synchronize; reading it does.
   [[nodiscard]] at::Tensor mean_loss() const;
 
   /// The denominator: targets in the window over all ranks.

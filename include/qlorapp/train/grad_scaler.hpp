@@ -91,20 +91,20 @@ class GradScaler {
   explicit GradScaler(const Options& options);
 
   /// @param outputs  any shape and dtype, usually the loss, () fp32.
-  /// @returns outputs · S on the same autograd graph; `outputs` itself when disabled. Does not synchronise.
+  /// @returns outputs · S on the same autograd graph; `outputs` itself when disabled. Does not synchronize.
   [[nodiscard]] at::Tensor scale(const at::Tensor& outputs);
   /// The same for several outputs, on one device or more; S lives where the first is.
   [[nodiscard]] std::vector<at::Tensor> scale(at::TensorList outputs);
 
   /// Divides each gradient by S in place and notes whether any element was infinite or NaN. 1/S is formed in double.
-  /// @param grads  any shapes, dtypes and devices; undefined entries are skipped. Does not synchronise.
+  /// @param grads  any shapes, dtypes and devices; undefined entries are skipped. Does not synchronize.
   /// @param allow_fp16  half-precision gradients are refused otherwise: their weights should be fp32.
   /// @throws GradScalerOrder  when called twice, or after step(), without update() between. GradScalerAssertion before scale().
   ///         ValueError for fp16 gradients; nothing is changed then.
   void unscale_(at::TensorList grads, OptimizerId optimizer = 0, bool allow_fp16 = false);
 
   /// Unscales `grads` unless unscale_() already has, then calls `take_step` unless something infinite was found.
-  /// Synchronises once a device: it reads one float.
+  /// Synchronizes once a device: it reads one float.
   /// @returns true if the step was taken.
   /// @throws as unscale_(), and GradScalerAssertion if no gradient was checked.
   template <std::invocable Step>
@@ -119,14 +119,14 @@ class GradScaler {
     return finite;
   }
 
-  /// Applies the rule, or sets S to `new_scale`, and opens the next step. Does not synchronise.
+  /// Applies the rule, or sets S to `new_scale`, and opens the next step. Does not synchronize.
   /// @throws GradScalerAssertion  if nothing was checked since the last update. LossScaleExhausted (see Options), after the
   ///         rule was applied.
   void update(std::optional<double> new_scale = std::nullopt);
   /// Sets S from a one-element tensor without gradient on Options::device.
   void update(const at::Tensor& new_scale);
 
-  /// @returns S, or 1 when disabled. Synchronises: for logs, not for the loop.
+  /// @returns S, or 1 when disabled. Synchronizes: for logs, not for the loop.
   [[nodiscard]] double get_scale() const;
   [[nodiscard]] double get_growth_factor() const { return options_.growth_factor; }
   [[nodiscard]] double get_backoff_factor() const { return options_.backoff_factor; }
@@ -136,7 +136,7 @@ class GradScaler {
   void set_growth_interval(int64_t interval) { options_.growth_interval = interval; }
   [[nodiscard]] bool is_enabled() const { return options_.enabled; }
 
-  /// Empty when disabled. Synchronises.
+  /// Empty when disabled. Synchronizes.
   [[nodiscard]] std::optional<State> state_dict() const;
   /// Does nothing when disabled. @throws GradScalerOrder if the state is empty.
   void load_state_dict(const std::optional<State>& state);
