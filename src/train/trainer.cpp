@@ -72,10 +72,7 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
       eval_data_(std::move(eval_data)),
       base_model_(std::move(base_model)),
       callbacks_(std::move(callbacks)),
-      state_{.arena = &model.arena(),
-             .optimizer = AdamW(model.arena(), optimizer_options(args_)),
-             .scaler = GradScaler({.device = model.device().type(), .enabled = args_.fp16}),
-             .schedule = {}} {
+      state_(model.arena(), optimizer_options(args_), {.device = model.device().type(), .enabled = args_.fp16}) {
   args_.validate();
   QLORAPP_CHECK_VALUE(!train_data_.empty(), "[trainer] the training data hold no rows.");
   batches_per_epoch_ = batch_count(train_data_.size(), args_.per_device_train_batch_size, args_.dataloader_drop_last);
