@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""python -m qlorapp, and the qlorapp command of the wheel: becomes the C++ program of the same name."""
+
+import os
+import pathlib
+import sys
+
+
+def program() -> pathlib.Path:
+    """bin/qlorapp of the wheel, or of the build folder that this package stands in."""
+    package = pathlib.Path(os.path.abspath(__file__)).parent
+    for folder in (package, package.parent.parent):
+        candidate = folder / "bin" / "qlorapp"
+        if candidate.exists():
+            return candidate
+    raise SystemExit(f"qlorapp: no bin/qlorapp in {package}. Install it again: pip install --no-build-isolation .")
+
+
+def main() -> None:
+    path = program()
+    os.execv(path, [str(path), *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()
