@@ -45,9 +45,7 @@ struct Candidate {
   uint32_t rank;
   uint32_t position;
   int32_t id;
-  bool operator>(const Candidate& other) const {
-    return rank != other.rank ? rank > other.rank : position > other.position;
-  }
+  bool operator>(const Candidate& other) const { return rank != other.rank ? rank > other.rank : position > other.position; }
 };
 
 struct Symbol {
@@ -82,8 +80,9 @@ BytePairModel::BytePairModel(const Vocabulary& vocabulary, const Merges& merges,
   std::unordered_set<int32_t> seen;
   std::string bytes;
   for (const auto& [token, id] : vocabulary) {
-    QLORAPP_CHECK_FORMAT(id >= 0 && seen.insert(id).second, "[", where, "] model.vocab must give each token its own id >= 0; token '",
-                         token, "' has ", id, ". Take the tokenizer.json of the model again.");
+    QLORAPP_CHECK_FORMAT(id >= 0 && seen.insert(id).second, "[", where,
+                         "] model.vocab must give each token its own id >= 0; token '", token, "' has ", id,
+                         ". Take the tokenizer.json of the model again.");
     token_ids_.emplace(token, id);
     if (!bytes_of_token(token, bytes)) continue;
     byte_ids_.emplace(bytes, id);
@@ -95,8 +94,8 @@ BytePairModel::BytePairModel(const Vocabulary& vocabulary, const Merges& merges,
     const auto& [left, right] = merges[rank];
     const auto a = token_ids_.find(left), b = token_ids_.find(right), both = token_ids_.find(left + right);
     QLORAPP_CHECK_FORMAT(a != token_ids_.end() && b != token_ids_.end() && both != token_ids_.end(), "[", where,
-                         "] model.merges must join known tokens into a known token; merge ", rank, " is '", left, "' + '", right,
-                         "'. Take the tokenizer.json of the model again.");
+                         "] model.merges must join known tokens into a known token; merge ", rank, " is '", left, "' + '",
+                         right, "'. Take the tokenizer.json of the model again.");
     merges_.insert_or_assign(pair_key(a->second, b->second), Merge{static_cast<uint32_t>(rank), both->second});
   }
 }
@@ -132,7 +131,8 @@ void BytePairModel::merge(std::string_view piece, std::vector<PieceToken>& out) 
   std::vector<Symbol> symbols(piece.size());
   for (std::size_t i = 0; i < piece.size(); ++i) {
     const auto byte = static_cast<uint8_t>(piece[i]);
-    QLORAPP_CHECK_VALUE(single_[byte] >= 0, "[tokenizer] every byte of the text must have a token; the vocabulary has none for byte ",
+    QLORAPP_CHECK_VALUE(single_[byte] >= 0,
+                        "[tokenizer] every byte of the text must have a token; the vocabulary has none for byte ",
                         static_cast<int>(byte), ". Train the tokenizer with the full byte alphabet (ByteLevel.alphabet()).");
     symbols[i] = {single_[byte], 1, static_cast<int32_t>(i) - 1, i + 1 < piece.size() ? static_cast<int32_t>(i) + 1 : -1};
   }

@@ -106,15 +106,16 @@ std::optional<std::string> template_in(const nlohmann::json& config, const std::
       }
     }
   }
-  throw FormatError(concat("[", where, "] chat_template must be a string or a list with one named default; got ", kind_of(*entry),
-                           ". Take the file from the model again."));
+  throw FormatError(concat("[", where, "] chat_template must be a string or a list with one named default; got ",
+                           kind_of(*entry), ". Take the file from the model again."));
 }
 
 std::string bos_in(const nlohmann::json& config) {
   const auto entry = config.find("bos_token");
   if (entry == config.end()) return {};
   if (entry->is_string()) return entry->get<std::string>();
-  if (entry->is_object() && entry->contains("content") && (*entry)["content"].is_string()) return (*entry)["content"].get<std::string>();
+  if (entry->is_object() && entry->contains("content") && (*entry)["content"].is_string())
+    return (*entry)["content"].get<std::string>();
   return {};
 }
 
@@ -148,9 +149,12 @@ ChatTemplate ChatTemplate::from_source(std::string_view jinja, std::string bos_t
       }
     }
   }
-  throw FormatError(concat("[", where, "] the chat template must be that of Llama 3, Llama 3.1/3.2 or ChatML; got another one, and "
-                           "templates are compared here, never run. Use qlorapp from Python, where the tokenizer renders its own "
-                           "template, or choose one by name: ", kNames, "."));
+  throw FormatError(
+      concat("[", where,
+             "] the chat template must be that of Llama 3, Llama 3.1/3.2 or ChatML; got another one, and "
+             "templates are compared here, never run. Use qlorapp from Python, where the tokenizer renders its own "
+             "template, or choose one by name: ",
+             kNames, "."));
 }
 
 ChatTemplate ChatTemplate::named(std::string_view name, std::string bos_token) {
@@ -165,7 +169,8 @@ std::string_view ChatTemplate::name() const { return kNames[static_cast<std::siz
 std::string_view ChatTemplate::end_of_turn() const { return kind_ == Kind::kChatMl ? "<|im_end|>" : "<|eot_id|>"; }
 
 RenderedChat ChatTemplate::render(std::span<const Message> messages, const ChatOptions& options) const {
-  QLORAPP_CHECK_VALUE(!messages.empty(), "[chat_template] a conversation must have a message; got none. Add one, or remove the row.");
+  QLORAPP_CHECK_VALUE(!messages.empty(),
+                      "[chat_template] a conversation must have a message; got none. Add one, or remove the row.");
   static constexpr std::array<std::string_view, 3> kRoles{"system", "user", "assistant"};
   for (const Message& message : messages) {
     QLORAPP_CHECK_VALUE(message.role == kRoles[0] || message.role == kRoles[1] || message.role == kRoles[2],

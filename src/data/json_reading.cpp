@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "qlorapp/core/check.hpp"
+#include "unicode.hpp"
 
 namespace qlorapp {
 
@@ -33,14 +34,17 @@ nlohmann::json parse_json(std::string_view text, const std::string& where) {
   } catch (const json::exception& error) {
     std::string reason = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: …"
     if (const auto end = reason.find("] "); end != std::string::npos) reason.erase(0, end + 2);
-    throw FormatError(concat("[", where, "] must be valid JSON in UTF-8; ", reason, ". Check what wrote the file."));
+    std::string readable;  // the reason quotes what was read, which may be long or no UTF-8
+    unicode::append_lossy(readable, std::string_view(reason).substr(0, 200));
+    throw FormatError(concat("[", where, "] must be valid JSON in UTF-8; ", readable, ". Check what wrote the file."));
   }
 }
 
 std::string read_file(const std::filesystem::path& path, std::uintmax_t limit) {
   std::error_code error;
   const std::uintmax_t size = std::filesystem::file_size(path, error);
-  if (error) throw IoError(concat("[", path.string(), "] cannot be read: ", error.message(), ". Check the path."), error.value());
+  if (error)
+    throw IoError(concat("[", path.string(), "] cannot be read: ", error.message(), ". Check the path."), error.value());
   QLORAPP_CHECK_FORMAT(size <= limit, "[", path.string(), "] may have ", limit, " bytes; it has ", size, ". Check the path.");
   std::ifstream file(path, std::ios::binary);
   std::string text(static_cast<std::size_t>(size), '\0');
@@ -53,12 +57,18 @@ std::string read_file(const std::filesystem::path& path, std::uintmax_t limit) {
 
 std::string_view kind_of(const nlohmann::json& value) {
   switch (value.type()) {
-    case nlohmann::json::value_t::null: return "null";
-    case nlohmann::json::value_t::object: return "an object";
-    case nlohmann::json::value_t::array: return "an array";
-    case nlohmann::json::value_t::string: return "a string";
-    case nlohmann::json::value_t::boolean: return "a boolean";
-    default: return "a number";
+    case nlohmann::json::value_t::null:
+      return "null";
+    case nlohmann::json::value_t::object:
+      return "an object";
+    case nlohmann::json::value_t::array:
+      return "an array";
+    case nlohmann::json::value_t::string:
+      return "a string";
+    case nlohmann::json::value_t::boolean:
+      return "a boolean";
+    default:
+      return "a number";
   }
 }
 

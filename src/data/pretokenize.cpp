@@ -18,7 +18,9 @@ class Scanner {
   [[nodiscard]] bool inside(std::size_t i) const { return i < range_.end; }
   [[nodiscard]] uint32_t at(std::size_t i) const { return inside(i) ? text_[i].value : 0xFFFFFFFFu; }
   [[nodiscard]] bool is(std::size_t i, uint8_t classes) const { return inside(i) && (text_[i].classes & classes) != 0; }
-  [[nodiscard]] bool is_other(std::size_t i) const { return inside(i) && (text_[i].classes & (kLetter | kNumber | kSpace)) == 0; }
+  [[nodiscard]] bool is_other(std::size_t i) const {
+    return inside(i) && (text_[i].classes & (kLetter | kNumber | kSpace)) == 0;
+  }
   [[nodiscard]] bool is_newline(std::size_t i) const { return at(i) == '\r' || at(i) == '\n'; }
 
   [[nodiscard]] std::size_t skip(std::size_t i, uint8_t classes) const {
@@ -101,11 +103,16 @@ std::size_t next_digits(const Scanner& s, std::size_t i, bool individual) {
 
 std::size_t next_piece(Split split, const Scanner& s, std::size_t i) {
   switch (split) {
-    case Split::kLlama3: return next_llama3(s, i, 3);
-    case Split::kQwen2: return next_llama3(s, i, 1);
-    case Split::kGpt2: return next_gpt2(s, i);
-    case Split::kIndividualDigits: return next_digits(s, i, true);
-    case Split::kContiguousDigits: return next_digits(s, i, false);
+    case Split::kLlama3:
+      return next_llama3(s, i, 3);
+    case Split::kQwen2:
+      return next_llama3(s, i, 1);
+    case Split::kGpt2:
+      return next_gpt2(s, i);
+    case Split::kIndividualDigits:
+      return next_digits(s, i, true);
+    case Split::kContiguousDigits:
+      return next_digits(s, i, false);
   }
   return i + 1;
 }
@@ -118,9 +125,11 @@ std::string_view pattern_of(Split split) {
       return R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
     case Split::kQwen2:
       return R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-    case Split::kGpt2: return R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+    case Split::kGpt2:
+      return R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
     case Split::kIndividualDigits:
-    case Split::kContiguousDigits: return {};
+    case Split::kContiguousDigits:
+      return {};
   }
   return {};
 }

@@ -16,7 +16,8 @@ constexpr std::uintmax_t kLargestConfig = 64 << 20;
 json read_if_there(const std::filesystem::path& path) {
   if (!std::filesystem::exists(path)) return json::object();
   json file = parse_json(read_file(path, kLargestConfig), path.string());
-  QLORAPP_CHECK_FORMAT(file.is_object(), "[", path.string(), "] must be a JSON object; got ", kind_of(file), ". Check the file.");
+  QLORAPP_CHECK_FORMAT(file.is_object(), "[", path.string(), "] must be a JSON object; got ", kind_of(file),
+                       ". Check the file.");
   return file;
 }
 
@@ -26,7 +27,8 @@ std::optional<TokenId> named(const json& file, const char* key, const std::files
   if (entry == file.end() || entry->is_null()) return std::nullopt;
   const json* text = &*entry;
   if (text->is_object() && text->contains("content")) text = &(*text)["content"];
-  QLORAPP_CHECK_FORMAT(text->is_string(), "[", path.string(), "] '", key, "' must be a string; got ", kind_of(*text), ". Check the file.");
+  QLORAPP_CHECK_FORMAT(text->is_string(), "[", path.string(), "] '", key, "' must be a string; got ", kind_of(*text),
+                       ". Check the file.");
   const auto id = tokenizer.token_to_id(text->get_ref<const std::string&>());
   QLORAPP_CHECK_FORMAT(id.has_value(), "[", path.string(), "] '", key, "' must be a token of tokenizer.json; '",
                        text->get<std::string>(), "' is not. Take both files from the same model.");
@@ -64,7 +66,8 @@ SpecialTokens read_special_tokens(const std::filesystem::path& folder, const Tok
     }
     return std::optional<TokenId>();
   };
-  SpecialTokens out{pick("bos_token", "bos_token_id"), pick("eos_token", "eos_token_id"), pick("pad_token", "pad_token_id"), {}};
+  SpecialTokens out{
+      pick("bos_token", "bos_token_id"), pick("eos_token", "eos_token_id"), pick("pad_token", "pad_token_id"), {}};
   const auto add = [&](TokenId id) {
     if (std::find(out.all_eos.begin(), out.all_eos.end(), id) == out.all_eos.end()) out.all_eos.push_back(id);
   };

@@ -14,7 +14,7 @@ bool is_blank(char c) { return c == ' ' || c == '\t'; }
 bool is_space(char c) { return is_blank(c) || c == '\n' || c == '\r'; }
 
 /// One spelling of a string, from which the value can be read back.
-std::string quoted(std::string_view value) {
+std::string spelled(std::string_view value) {
   std::string out = "\"";
   for (const char c : value) {
     if (c == '"' || c == '\\') out += '\\';
@@ -41,18 +41,27 @@ std::optional<Tokens> tokens_of(std::string_view code) {
         }
         if (++i == code.size()) return std::nullopt;
         switch (code[i]) {
-          case 'n': value += '\n'; break;
-          case 't': value += '\t'; break;
-          case 'r': value += '\r'; break;
+          case 'n':
+            value += '\n';
+            break;
+          case 't':
+            value += '\t';
+            break;
+          case 'r':
+            value += '\r';
+            break;
           case '\\':
           case '\'':
-          case '"': value += code[i]; break;
-          default: return std::nullopt;
+          case '"':
+            value += code[i];
+            break;
+          default:
+            return std::nullopt;
         }
       }
       if (i == code.size()) return std::nullopt;
       ++i;
-      out.push_back(quoted(value));
+      out.push_back(spelled(value));
     } else if (is_name(c)) {
       const std::size_t begin = i;
       while (i < code.size() && is_name(code[i])) ++i;
@@ -66,8 +75,8 @@ std::optional<Tokens> tokens_of(std::string_view code) {
   // x['name'] and x.name are one thing.
   Tokens same;
   for (std::size_t i = 0; i < out.size(); ++i) {
-    const bool key = i > 0 && i + 2 < out.size() && out[i] == "[" && out[i + 2] == "]" && out[i + 1].size() > 2 && out[i + 1][0] == '"' &&
-                     (is_name(out[i - 1].back()) || out[i - 1] == "]") && out[i - 1][0] != '"' &&
+    const bool key = i > 0 && i + 2 < out.size() && out[i] == "[" && out[i + 2] == "]" && out[i + 1].size() > 2 &&
+                     out[i + 1][0] == '"' && (is_name(out[i - 1].back()) || out[i - 1] == "]") && out[i - 1][0] != '"' &&
                      std::all_of(out[i + 1].begin() + 1, out[i + 1].end() - 1, is_name);
     if (!key) {
       same.push_back(out[i]);
@@ -123,7 +132,8 @@ struct Block {
 
 std::optional<Block> next_block(std::string_view source, std::size_t from) {
   std::size_t i = source.find('{', from);
-  while (i != std::string_view::npos && (i + 1 >= source.size() || std::string_view("{%#").find(source[i + 1]) == std::string_view::npos)) {
+  while (i != std::string_view::npos &&
+         (i + 1 >= source.size() || std::string_view("{%#").find(source[i + 1]) == std::string_view::npos)) {
     i = source.find('{', i + 1);
   }
   if (i == std::string_view::npos) return Block{0, source.size(), source.size(), {}, false, false};
@@ -174,7 +184,7 @@ std::optional<std::vector<std::string>> all_statements(std::string_view source) 
     const auto block = next_block(source, at);
     if (!block) return std::nullopt;
     const auto text = effective_text(source.substr(at, block->begin - at), previous ? &*previous : nullptr, *block);
-    if (!text.empty()) out.push_back("emit " + quoted(text));
+    if (!text.empty()) out.push_back("emit " + spelled(text));
     if (block->kind == 0) return out;
     if (block->kind != '#') {
       const auto tokens = tokens_of(block->code);
@@ -222,7 +232,8 @@ std::optional<std::vector<std::string>> without_tools(const std::vector<std::str
   std::vector<std::string> out;
   for (std::size_t i = 0; i < s.size(); ++i) {
     const auto is_tool = [&](const auto& entry) {
-      return entry.first == s[i] && (entry.second.empty() || (i + 2 < s.size() && s[i + 1] == entry.second && s[i + 2] == "endif"));
+      return entry.first == s[i] &&
+             (entry.second.empty() || (i + 2 < s.size() && s[i + 1] == entry.second && s[i + 2] == "endif"));
     };
     const bool tools = std::any_of(kOnlyWithTools.begin(), kOnlyWithTools.end(), is_tool);
     if (!tools && s[i] != kOrdinaryMessage) {

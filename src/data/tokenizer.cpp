@@ -22,7 +22,8 @@ constexpr std::size_t kLongestText = std::size_t{1} << 30;
 
 std::vector<AddedToken> of_pass(const std::vector<AddedToken>& all, bool normalized) {
   std::vector<AddedToken> out;
-  std::copy_if(all.begin(), all.end(), std::back_inserter(out), [&](const AddedToken& t) { return t.normalized == normalized; });
+  std::copy_if(all.begin(), all.end(), std::back_inserter(out),
+               [&](const AddedToken& t) { return t.normalized == normalized; });
   return out;
 }
 
@@ -58,7 +59,8 @@ struct Tokenizer::Tables {
     about.merges = {};
     for (const auto* ids : {&about.prefix_ids, &about.suffix_ids}) {
       for (const TokenId id : *ids) {
-        QLORAPP_CHECK_FORMAT(tokens.contains(id), "[", where, "] TemplateProcessing must put known tokens around the text; got id ", id,
+        QLORAPP_CHECK_FORMAT(tokens.contains(id), "[", where,
+                             "] TemplateProcessing must put known tokens around the text; got id ", id,
                              ". Take the tokenizer.json of the model again.");
       }
     }
@@ -72,7 +74,8 @@ struct Tokenizer::Tables {
   }
 
   /// Appends the tokens of a stretch that contains no added token.
-  void encode_stretch(std::string_view text, std::size_t begin, std::size_t end, Encoding& out, std::vector<PieceToken>& scratch) const {
+  void encode_stretch(std::string_view text, std::size_t begin, std::size_t end, Encoding& out,
+                      std::vector<PieceToken>& scratch) const {
     // The space that add_prefix_space asks for stands at begin - 1; its token's range starts at begin all the same.
     const bool prefix = about.add_prefix_space && text[begin] != ' ';
     std::string with_space;
@@ -104,19 +107,21 @@ struct Tokenizer::Tables {
 Tokenizer::Tokenizer(std::shared_ptr<const Tables> tables) : tables_(std::move(tables)) {}
 
 Tokenizer Tokenizer::from_json(std::string_view text, const std::string& where) {
-  QLORAPP_CHECK_FORMAT(text.size() <= kLargestTokenizerFile, "[", where, "] may have ", kLargestTokenizerFile, " bytes; it has ",
-                       text.size(), ". Check the file.");
+  QLORAPP_CHECK_FORMAT(text.size() <= kLargestTokenizerFile, "[", where, "] may have ", kLargestTokenizerFile,
+                       " bytes; it has ", text.size(), ". Check the file.");
   return Tokenizer(std::make_shared<const Tables>(read_tokenizer_json(text, where), where));
 }
 
 Tokenizer Tokenizer::from_folder(const std::filesystem::path& folder) {
   const auto path = folder / "tokenizer.json";
   if (!std::filesystem::exists(path)) {
-    throw IoError(concat("[", folder.string(), "] must contain tokenizer.json; there is none. Copy the tokenizer files of the model here, "
+    throw IoError(concat("[", folder.string(),
+                         "] must contain tokenizer.json; there is none. Copy the tokenizer files of the model here, "
                          "or save them with tokenizer.save_pretrained()."),
                   ENOENT);
   }
-  auto tables = std::make_shared<Tables>(read_tokenizer_json(read_file(path, kLargestTokenizerFile), path.string()), path.string());
+  auto tables =
+      std::make_shared<Tables>(read_tokenizer_json(read_file(path, kLargestTokenizerFile), path.string()), path.string());
   Tokenizer tokenizer(tables);
   tables->special = read_special_tokens(folder, tokenizer);
   return tokenizer;

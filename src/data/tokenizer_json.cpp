@@ -27,7 +27,8 @@ class Reader {
   [[nodiscard]] TokenizerDescription read(const json& file) {
     require(file.is_object(), "the file must be a JSON object");
     known_keys(file, "the file",
-               {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder", "model"});
+               {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder",
+                "model"});
     // truncation and padding are settings that a caller's last use left behind; transformers resets them at each call.
     require(at(file, "normalizer").is_null(), concat("no normalizer is known; got ", type_of(at(file, "normalizer"))));
     read_model(at(file, "model"));
@@ -35,7 +36,8 @@ class Reader {
     read_pre_tokenizer(at(file, "pre_tokenizer"), true);
     require(saw_byte_level_, "pre_tokenizer must contain ByteLevel");
     read_post_processor(at(file, "post_processor"));
-    require(type_of(at(file, "decoder")) == "ByteLevel", concat("decoder must be ByteLevel; got ", type_of(at(file, "decoder"))));
+    require(type_of(at(file, "decoder")) == "ByteLevel",
+            concat("decoder must be ByteLevel; got ", type_of(at(file, "decoder"))));
     return std::move(out_);
   }
 
@@ -83,8 +85,9 @@ class Reader {
     require(model.is_object(), concat("model must be an object; got ", kind_of(model)));
     const json& type = at(model, "type");
     require(type.is_null() || type == "BPE", concat("model must be BPE; got ", type_of(model)));
-    known_keys(model, "the model", {"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
-                                    "byte_fallback", "ignore_merges", "vocab", "merges"});
+    known_keys(model, "the model",
+               {"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback",
+                "ignore_merges", "vocab", "merges"});
     const json& dropout = at(model, "dropout");
     require(dropout.is_null() || (dropout.is_number() && dropout.get<double>() == 0.0), "model.dropout must be null");
     require(!flag(model, "byte_fallback", false), "model.byte_fallback must be false: every byte has a token of its own here");
@@ -137,12 +140,14 @@ class Reader {
       token.single_word = flag(entry, "single_word", false);
       token.normalized = flag(entry, "normalized", !token.special);
       require(!token.content.empty() && token.content.size() <= kLongestAddedToken,
-              concat("an added token must have 1 to ", kLongestAddedToken, " bytes; token ", token.id, " has ", token.content.size()));
+              concat("an added token must have 1 to ", kLongestAddedToken, " bytes; token ", token.id, " has ",
+                     token.content.size()));
       require(contents.insert(token.content).second, concat("added token '", token.content, "' must stand once"));
       const auto in_vocabulary = known.find(token.content);
       const int64_t expected = in_vocabulary != known.end() ? in_vocabulary->second : next;
-      require(token.id == expected, concat("added token '", token.content, "' must have the id that Hugging Face's tokenizers give it, ",
-                                           expected, "; got ", token.id));
+      require(token.id == expected,
+              concat("added token '", token.content, "' must have the id that Hugging Face's tokenizers give it, ", expected,
+                     "; got ", token.id));
       next = std::max<int64_t>(next, int64_t{token.id} + 1);
       out_.added.push_back(std::move(token));
     }
@@ -167,7 +172,8 @@ class Reader {
     known_keys(component, "ByteLevel", {"type", "add_prefix_space", "trim_offsets", "use_regex"});
     out_.add_prefix_space = flag(component, "add_prefix_space", true);
     out_.splits_before_prefix = out_.splits.size();
-    require(!out_.add_prefix_space || out_.splits.empty(), "ByteLevel(add_prefix_space=true) behind another pre_tokenizer is not known");
+    require(!out_.add_prefix_space || out_.splits.empty(),
+            "ByteLevel(add_prefix_space=true) behind another pre_tokenizer is not known");
     if (flag(component, "use_regex", true)) out_.splits.push_back(Split::kGpt2);
     saw_byte_level_ = true;
   }
@@ -181,7 +187,8 @@ class Reader {
     for (const Split split : {Split::kLlama3, Split::kQwen2, Split::kGpt2}) {
       if (pattern == pattern_of(split)) return out_.splits.push_back(split);
     }
-    require(false, concat("Split knows the patterns of Llama 3, Qwen 2 and GPT-2; got ", pattern.get<std::string>().substr(0, 200)));
+    require(false,
+            concat("Split knows the patterns of Llama 3, Qwen 2 and GPT-2; got ", pattern.get<std::string>().substr(0, 200)));
   }
 
   void read_post_processor(const json& component) {
@@ -212,7 +219,8 @@ class Reader {
       require(name.is_string(), "TemplateProcessing.single must be made of Sequence and SpecialToken");
       const json& ids = at(at(at(component, "special_tokens"), name.get_ref<const std::string&>().c_str()), "ids");
       require(ids.is_array(), concat("TemplateProcessing.special_tokens must give the ids of ", name.get<std::string>()));
-      for (const json& value : ids) (saw_text ? out_.suffix_ids : out_.prefix_ids).push_back(id(value, "an id of TemplateProcessing"));
+      for (const json& value : ids)
+        (saw_text ? out_.suffix_ids : out_.prefix_ids).push_back(id(value, "an id of TemplateProcessing"));
     }
     require(saw_text, "TemplateProcessing.single must contain the text A");
   }

@@ -18,11 +18,11 @@ struct TokenizerDescription {
   BytePairModel::Merges merges;
   bool ignore_merges = false;
   std::vector<AddedToken> added;
-  std::vector<Split> splits;                ///< Applied one behind the other.
-  bool add_prefix_space = false;            ///< A space is put before each stretch of text that does not start with one,
-  std::size_t splits_before_prefix = 0;     ///< after this many of the splits.
-  std::vector<int32_t> prefix_ids;          ///< What add_special_tokens puts before the text,
-  std::vector<int32_t> suffix_ids;          ///< and behind it.
+  std::vector<Split> splits;             ///< Applied one behind the other.
+  bool add_prefix_space = false;         ///< A space is put before each stretch of text that does not start with one,
+  std::size_t splits_before_prefix = 0;  ///< after this many of the splits.
+  std::vector<int32_t> prefix_ids;       ///< What add_special_tokens puts before the text,
+  std::vector<int32_t> suffix_ids;       ///< and behind it.
 };
 
 /// @throws FormatError naming `where` and the component that is malformed or not known here.

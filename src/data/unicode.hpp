@@ -15,10 +15,10 @@ namespace qlorapp::unicode {
 
 /// Bits of classes_of().
 enum Class : uint8_t {
-  kLetter = 1,  ///< \p{L}
-  kNumber = 2,  ///< \p{N}
-  kSpace = 4,   ///< \s, which is the White_Space property
-  kWord = 8,    ///< \w of Rust's regex crate
+  kLetter = 1,    ///< \p{L}
+  kNumber = 2,    ///< \p{N}
+  kSpace = 4,     ///< \s, which is the White_Space property
+  kWord = 8,      ///< \w of Rust's regex crate
   kNumeric = 16,  ///< Rust's char::is_numeric: \p{N} of a newer Unicode version than the regex engine's
 };
 
@@ -46,7 +46,8 @@ struct CodePoint {
 /// Decodes well-formed UTF-8 of less than 4 GiB; the caller has checked.
 [[nodiscard]] std::vector<CodePoint> decode(std::string_view text);
 
-/// Appends `bytes` with each maximal ill-formed part replaced by U+FFFD (Unicode 16, table 3-8), as Rust's from_utf8_lossy does.
+/// Appends `bytes` with each maximal ill-formed part replaced by U+FFFD (Unicode 16, table 3-8), as Rust's from_utf8_lossy
+/// does.
 void append_lossy(std::string& out, std::string_view bytes);
 
 /// Appends one code point as UTF-8.

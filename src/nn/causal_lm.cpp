@@ -3,10 +3,12 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/nn/adapter_init.hpp"
 #include "qlorapp/nn/segment_function.hpp"
 #include "qlorapp/ops/cross_entropy.hpp"
 #include "qlorapp/ops/norm.hpp"

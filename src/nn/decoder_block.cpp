@@ -203,11 +203,11 @@ at::Tensor DecoderBlock::backward(const at::Tensor& dy, const StepContext& conte
 
 at::Tensor DecoderBlock::forward_cached(const at::Tensor& x, const StepContext& context, KeyValueCache& cache) const {
   const int64_t d = shape_.head_dim, q = shape_.attention_width(), kv = shape_.kv_heads * d, tokens = x.size(0);
+  QLORAPP_CHECK_VALUE(cache.length + tokens <= cache.keys.size(0), "[generate] the cache holds ", cache.keys.size(0),
+                      " positions; ", cache.length + tokens, " are needed.");
   Saved scratch;
   const at::Tensor n1 = std::get<0>(ops::rms_norm(x, weights_.input_norm, shape_.rms_norm_eps));
   const at::Tensor qkv = project_qkv(n1, context, scratch);
-  QLORAPP_CHECK_VALUE(cache.length + tokens <= cache.keys.size(0), "[generate] the cache holds ", cache.keys.size(0),
-                      " positions; ", cache.length + tokens, " are needed.");
   cache.keys.narrow(0, cache.length, tokens).copy_(as_heads(qkv, q, shape_.kv_heads, d));
   cache.values.narrow(0, cache.length, tokens).copy_(as_heads(qkv, q + kv, shape_.kv_heads, d));
   cache.length += tokens;

@@ -58,7 +58,7 @@ struct LoraLinearFunction : torch::autograd::Function<LoraLinearFunction> {
 };
 
 uint64_t draw_key() {
-  const at::Generator generator = at::detail::getDefaultCPUGenerator();
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
   const std::lock_guard lock(generator.mutex());
   return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
 }

@@ -9,6 +9,7 @@
 #include "pretokenize.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/data/chat_template.hpp"
+#include "qlorapp/data/dataset.hpp"
 #include "qlorapp/data/tokenizer.hpp"
 #include "unicode.hpp"
 
@@ -58,7 +59,9 @@ json render(const json& request) {
   std::optional<qlorapp::ChatTemplate> chat;
   if (request.contains("name")) chat = qlorapp::ChatTemplate::named(request["name"].get<std::string>());
   else if (request.contains("folder")) chat = qlorapp::ChatTemplate::from_folder(request["folder"].get<std::string>());
-  else chat = qlorapp::ChatTemplate::from_source(request["source"].get<std::string>(), request["bos"].get<std::string>(), "t.jinja");
+  else
+    chat =
+        qlorapp::ChatTemplate::from_source(request["source"].get<std::string>(), request["bos"].get<std::string>(), "t.jinja");
   if (!chat) return nullptr;
   std::vector<qlorapp::Message> messages;
   for (const auto& message : request["messages"]) messages.push_back({message["role"], message["content"]});
@@ -71,6 +74,17 @@ json render(const json& request) {
   return {{"text", to_hex(rendered.text)}, {"turns", turns}, {"name", chat->name()}};
 }
 
+qlorapp::DatasetOptions options_of(const json& request) {
+  qlorapp::DatasetOptions options;
+  options.max_length = request.value("max_length", options.max_length);
+  if (request.contains("completion_only_loss")) options.completion_only_loss = request["completion_only_loss"].get<bool>();
+  options.assistant_only_loss = request.value("assistant_only_loss", false);
+  options.append_eos = request.value("append_eos", true);
+  options.text_field = request.value("text_field", options.text_field);
+  options.model_vocab_size = request.value("model_vocab_size", int64_t{0});
+  return options;
+}
+
 class Probe {
  public:
   json answer(const json& request) {
@@ -79,8 +93,9 @@ class Probe {
     if (command == "render") return render(request);
     if (command == "load") {
       tokenizer_ = qlorapp::Tokenizer::from_folder(request["folder"].get<std::string>());
-      return {{"vocab_size", tokenizer_->vocab_size()}, {"id_limit", tokenizer_->id_limit()}, {"bos", or_null(tokenizer_->bos_id())},
-              {"eos", or_null(tokenizer_->eos_id())},   {"pad", or_null(tokenizer_->pad_id())}, {"eos_ids", tokenizer_->eos_ids()}};
+      return {{"vocab_size", tokenizer_->vocab_size()}, {"id_limit", tokenizer_->id_limit()},
+              {"bos", or_null(tokenizer_->bos_id())},   {"eos", or_null(tokenizer_->eos_id())},
+              {"pad", or_null(tokenizer_->pad_id())},   {"eos_ids", tokenizer_->eos_ids()}};
     }
     if (command == "from_json") {
       tokenizer_ = qlorapp::Tokenizer::from_json(request["text"].get<std::string>(), "t.json");
@@ -106,6 +121,35 @@ class Probe {
       }
       return out;
     }
+    if (command == "dataset") {
+      std::optional<qlorapp::ChatTemplate> chat;
+      if (request.contains("chat")) chat = qlorapp::ChatTemplate::named(request["chat"].get<std::string>());
+      const bool use_tokenizer = tokenizer_ && request.value("tokenizer", true);
+      const auto data = qlorapp::Dataset::read(request["path"].get<std::string>(), options_of(request),
+                                               use_tokenizer ? &*tokenizer_ : nullptr, chat ? &*chat : nullptr);
+      json examples = json::array();
+      for (const auto& example : data.examples) {
+        examples.push_back({{"input_ids", example.input_ids},
+                            {"labels", example.labels},
+                            {"line", example.line},
+                            {"sample", use_tokenizer ? render_sample(example, *tokenizer_) : ""}});
+      }
+      const auto& s = data.summary;
+      return {{"examples", examples},
+              {"line", s.line()},
+              {"warnings", s.warnings()},
+              {"format", to_string(s.format)},
+              {"rows", s.rows},
+              {"blank_lines", s.blank_lines},
+              {"tokens", s.tokens},
+              {"target_tokens", s.target_tokens},
+              {"longest", s.longest},
+              {"longest_line", s.longest_line},
+              {"truncated", s.truncated},
+              {"dropped", s.dropped},
+              {"ends_in_eos", s.ends_in_eos},
+              {"straddling", s.straddling}};
+    }
     if (command == "token") return or_null(tokenizer_->token_to_id(request["token"].get<std::string>()));
     throw qlorapp::ValueError("[data_probe] unknown command");
   }
@@ -122,9 +166,7 @@ int main() {
     json reply;
     try {
       reply = {{"ok", probe.answer(json::parse(line))}};
-    } catch (const std::exception& error) {
-      reply = {{"error", error.what()}};
-    }
+    } catch (const std::exception& error) { reply = {{"error", error.what()}}; }
     std::cout << reply.dump(-1, ' ', true, json::error_handler_t::replace) << std::endl;
   }
 }

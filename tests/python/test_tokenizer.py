@@ -85,7 +85,6 @@ def save(tokenizer, folder, merge_form, **config):
 
 KINDS = {
     "llama3": llama3_like,
-    "llama3_string_merges": lambda f: llama3_like(f, "string"),
     "gpt2": gpt2_like,
     "gpt2_prefix_space": lambda f: gpt2_like(f, add_prefix_space=True, merge_form="list"),
     "smollm": lambda f: gpt2_like(f, digits=pre_tokenizers.Digits(individual_digits=True)),

@@ -2,8 +2,8 @@
 /// Conversations as text: the chat templates of Llama 3, Llama 3.1/3.2 and ChatML. Torch-free.
 ///
 /// A closed set, nothing is evaluated: a model's Jinja source is only compared with known ones. The comparison is by statement
-/// (white-space control, quotes and message['role'] / message.role do not matter; branches that only tools reach are left out), so a
-/// template that differs in one visible character is refused. Text equals transformers' apply_chat_template for the roles
+/// (white-space control, quotes and message['role'] / message.role do not matter; branches that only tools reach are left out),
+/// so a template that differs in one visible character is refused. Text equals transformers' apply_chat_template for the roles
 /// system, user and assistant.
 #pragma once
 
@@ -38,8 +38,8 @@ struct RenderedChat {
 struct ChatOptions {
   /// Ends the text with the header of an assistant's turn, for generation.
   bool add_generation_prompt = false;
-  /// "Today Date" in the header of Llama 3.1 and 3.2, e.g. "26 Jul 2024". Unset: that date, which is the templates' own constant.
-  /// (transformers gives Llama 3.2 the day of the call, so that the same data would change every midnight.)
+  /// "Today Date" in the header of Llama 3.1 and 3.2, e.g. "26 Jul 2024". Unset: that date, which is the templates' own
+  /// constant. (transformers gives Llama 3.2 the day of the call, so that the same data would change every midnight.)
   std::optional<std::string> date_string;
 };
 

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads an adapter folder with PEFT on the same 4-bit base (bitsandbytes) and compares its held-out loss with ours.
+
+--report is what `qlorapp eval` printed; its eval_loss is the figure that PEFT's must equal. Says so and ends well where PEFT
+or bitsandbytes is not installed.
+"""
+
+import argparse
+import importlib.util
+import json
+import pathlib
+import re
+import sys
+
+TOLERANCE = 2e-3  # relative; the two sides may round activations differently
+
+
+def held_out_loss(model, tokenizer, rows: list[list[dict]]) -> float:
+    """Mean over the answers' tokens, the question's tokens left out."""
+    import torch
+
+    total, count = 0.0, 0
+    for messages in rows:
+        prompt = tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True, return_dict=False)
+        tokens = tokenizer.apply_chat_template(messages, return_dict=False)
+        labels = torch.tensor([[-100] * len(prompt) + tokens[len(prompt) :]])
+        answers = len(tokens) - len(prompt)
+        with torch.no_grad():
+            total += model(input_ids=torch.tensor([tokens]), labels=labels).loss.item() * answers
+        count += answers
+    return total / count
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--adapter", required=True)
+    parser.add_argument("--data", required=True, type=pathlib.Path)
+    parser.add_argument("--report", required=True, type=pathlib.Path)
+    args = parser.parse_args()
+    lacking = [name for name in ("transformers", "peft", "bitsandbytes") if not importlib.util.find_spec(name)]
+    if lacking:
+        print(f"not checked: {', '.join(lacking)} not installed in {sys.executable}")
+        return 0
+    ours = re.search(r"eval_loss\D*([0-9.]+(?:e-?\d+)?)", args.report.read_text())
+    if not ours:
+        print(f"no eval_loss in {args.report}", file=sys.stderr)
+        return 1
+
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, logging
+
+    logging.set_verbosity_error()
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.float32,
+    )
+    base = AutoModelForCausalLM.from_pretrained(args.model, quantization_config=config, dtype=torch.float32, device_map="cpu")
+    model = PeftModel.from_pretrained(base, args.adapter).eval()
+    rows = [json.loads(line)["messages"] for line in args.data.read_text().splitlines()]
+    theirs, mine = held_out_loss(model, AutoTokenizer.from_pretrained(args.model), rows), float(ours.group(1))
+    difference = abs(theirs - mine) / max(theirs, 1e-3)
+    print(f"held-out loss: PEFT {theirs:.6f}, qlorapp {mine:.6f}, relative difference {difference:.1e}")
+    if difference > TOLERANCE:
+        print(f"more than {TOLERANCE}: the adapter does not mean the same in PEFT", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
