@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include "four_bit_work.hpp"
+#include "large_output.hpp"
 
 namespace qlorapp::ops {
 
@@ -53,7 +54,7 @@ constexpr int64_t kStreamBytes = int64_t{16} << 20;
 at::Tensor dequantize(const char* op, const FourBitArguments& weight, at::ScalarType dtype) {
   check_dense_dtype(op, "dtype", dtype);
   const int64_t n = check_four_bit(op, weight);
-  at::Tensor dense = at::empty(weight.shape, weight.packed.options().dtype(dtype));
+  at::Tensor dense = empty_large(weight.shape, weight.packed.options().dtype(dtype));
   FourBitWork prepared = four_bit_work(weight, dense_type_of(dtype));
   const int64_t element = static_cast<int64_t>(dense.element_size());
   prepared.work.stream = n * element >= kStreamBytes;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The weight is dequantized a panel at a time, into a buffer that every panel reuses, right before the panel's GEMM.
 ///
-/// x · Wᵀ takes panels of rows, each giving columns of y. x · W (the gradient) takes panels of columns, which give columns of
-/// its result too: nothing is accumulated over panels, so the result is rounded once in every dtype.
+/// x · Wᵀ takes panels of rows, each giving columns of y. x · W (the gradient) adds up what panels of rows give, in fp32 and
+/// fp64; in bf16 it takes panels of columns instead, so that no dtype ever rounds more than once.
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
@@ -19,10 +19,9 @@
 namespace qlorapp::ops {
 namespace {
 
-int64_t panel_bytes() {
-  static const int64_t b = std::getenv("PANEL") ? std::atoll(std::getenv("PANEL")) : (int64_t{2} << 20);
-  return b;
-}
+/// Large enough that a GEMM does not notice the cut (it packs x once a panel), small enough to stay in the caches.
+/// benchmarks/dequantize.py prints linear_4bit beside a dense GEMM.
+constexpr int64_t kPanelBytes = int64_t{4} << 20;
 constexpr int64_t kGrain = int64_t{1} << 15;
 
 /// One buffer a thread that calls, kept for its life.
@@ -40,41 +39,69 @@ void* panel_buffer(size_t bytes) {
   return buffer.get();
 }
 
-/// Elements of one side of a panel: as many as fit, in multiples of `step`, at least one step.
-int64_t panel_side(int64_t other_side, int64_t element_size, int64_t step, int64_t limit) {
-  const int64_t fitting = panel_bytes() / std::max<int64_t>(other_side * element_size, 1);
-  return std::min(std::max(fitting / step * step, step), limit);
+/// Rows or columns of a panel: as many as fit, in multiples of 64 so that blocks are not cut, at least 64.
+int64_t panel_side(int64_t other_side, int64_t element_size, int64_t limit) {
+  constexpr int64_t kStep = 64;
+  return std::min(std::max(kPanelBytes / (other_side * element_size) / kStep, int64_t{1}) * kStep, limit);
+}
+
+/// Calls use(panel, begin, count) with rows [begin, begin + count) of the weight.
+template <class Use>
+void for_row_panels(const cpu::Dequantize4bit& work, int64_t rows, int64_t columns, const at::TensorOptions& options,
+                    Use&& use) {
+  const auto element_size = static_cast<int64_t>(options.dtype().itemsize());
+  const auto kernel = cpu::dequantize_4bit_kernel(cpu_isa());
+  const int64_t side = panel_side(columns, element_size, rows);
+  auto* const buffer = static_cast<std::byte*>(panel_buffer(static_cast<size_t>(side * columns * element_size)));
+  for (int64_t begin = 0; begin < rows; begin += side) {
+    const int64_t count = std::min(side, rows - begin);
+    at::parallel_for(0, count, std::max<int64_t>(kGrain / columns, 1), [&](int64_t first, int64_t last) {
+      kernel(work, (begin + first) * columns, (begin + last) * columns, buffer + first * columns * element_size);
+    });
+    use(at::from_blob(buffer, {count, columns}, options), begin, count);
+  }
+}
+
+/// The same with columns [begin, begin + count).
+template <class Use>
+void for_column_panels(const cpu::Dequantize4bit& work, int64_t rows, int64_t columns, const at::TensorOptions& options,
+                       Use&& use) {
+  const auto element_size = static_cast<int64_t>(options.dtype().itemsize());
+  const auto kernel = cpu::dequantize_4bit_kernel(cpu_isa());
+  const int64_t side = panel_side(rows, element_size, columns);
+  auto* const buffer = static_cast<std::byte*>(panel_buffer(static_cast<size_t>(side * rows * element_size)));
+  for (int64_t begin = 0; begin < columns; begin += side) {
+    const int64_t count = std::min(side, columns - begin);
+    at::parallel_for(0, rows, std::max<int64_t>(kGrain / count, 1), [&](int64_t first, int64_t last) {
+      for (int64_t row = first; row < last; ++row)
+        kernel(work, row * columns + begin, row * columns + begin + count, buffer + row * count * element_size);
+    });
+    use(at::from_blob(buffer, {rows, count}, options), begin, count);
+  }
+}
+
+/// y = x · panel, or y += x · panel.
+void product(at::Tensor y, const at::Tensor& x, const at::Tensor& panel, bool accumulate) {
+  if (accumulate) at::addmm_out(y, y, x, panel);
+  else at::mm_out(y, x, panel);
 }
 
 /// y (M, out) = [y +] x (M, in) · Wᵀ, or y (M, in) = [y +] x (M, out) · W, in the dtype that all three share.
 void multiply(const at::Tensor& y, const at::Tensor& x, const FourBitWork& weight, int64_t rows, int64_t columns,
               bool transpose, bool accumulate) {
-  const int64_t element_size = static_cast<int64_t>(y.element_size());
-  const auto kernel = cpu::dequantize_4bit_kernel(cpu_isa());
-  const cpu::Dequantize4bit& work = weight.work;
-  const int64_t sides = transpose ? columns : rows;
-  const int64_t length = transpose ? rows : columns;
-  const int64_t side = panel_side(length, element_size, 64, sides);
-  auto* const buffer = static_cast<std::byte*>(panel_buffer(static_cast<size_t>(side * length * element_size)));
-  for (int64_t begin = 0; begin < sides; begin += side) {
-    const int64_t count = std::min(side, sides - begin);
-    if (transpose) {
-      at::parallel_for(0, rows, std::max<int64_t>(kGrain / count, 1), [&](int64_t first, int64_t last) {
-        for (int64_t row = first; row < last; ++row) {
-          const int64_t at = row * columns + begin;
-          kernel(work, at, at + count, buffer + row * count * element_size);
-        }
-      });
-    } else {
-      at::parallel_for(0, count, std::max<int64_t>(kGrain / columns, 1), [&](int64_t first, int64_t last) {
-        kernel(work, (begin + first) * columns, (begin + last) * columns, buffer + first * columns * element_size);
-      });
-    }
-    const at::Tensor panel = transpose ? at::from_blob(buffer, {rows, count}, y.options())
-                                       : at::from_blob(buffer, {count, columns}, y.options()).t();
-    at::Tensor part = y.narrow(1, begin, count);
-    if (accumulate) at::addmm_out(part, part, x, panel);
-    else at::mm_out(part, x, panel);
+  const auto options = y.options();
+  if (!transpose) {
+    for_row_panels(weight.work, rows, columns, options, [&](const at::Tensor& panel, int64_t begin, int64_t count) {
+      product(y.narrow(1, begin, count), x, panel.t(), accumulate);
+    });
+  } else if (y.scalar_type() != at::kBFloat16) {
+    for_row_panels(weight.work, rows, columns, options, [&](const at::Tensor& panel, int64_t begin, int64_t count) {
+      product(y, x.narrow(1, begin, count), panel, accumulate || begin > 0);
+    });
+  } else {
+    for_column_panels(weight.work, rows, columns, options, [&](const at::Tensor& panel, int64_t begin, int64_t count) {
+      product(y.narrow(1, begin, count), x, panel, accumulate);
+    });
   }
 }
 

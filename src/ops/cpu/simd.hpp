@@ -48,6 +48,13 @@ void vectorized(const F& f) {
 template <class T>
 using accumulate_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
+/// condition ? yes : no without a branch: the compiler sinks one side of a plain selection into a branch, and the loop around it
+/// stays scalar.
+inline uint32_t select(bool condition, uint32_t yes, uint32_t no) {
+  const uint32_t mask = ~(static_cast<uint32_t>(condition) - 1u);
+  return (yes & mask) | (no & ~mask);
+}
+
 inline float widen(float value) { return value; }
 inline double widen(double value) { return value; }
 inline float widen(c10::BFloat16 value) { return std::bit_cast<float>(static_cast<uint32_t>(value.x) << 16); }
@@ -56,7 +63,7 @@ inline float widen(c10::Half value) {
   const uint32_t magnitude = static_cast<uint32_t>(value.x & 0x7fffu) << 13;
   // The exponent field sits in place but is biased by 15 instead of 127; the multiplication is exact, subnormals included.
   const uint32_t finite = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
-  return std::bit_cast<float>(sign | (magnitude >= (31u << 23) ? magnitude | 0x7f800000u : finite));
+  return std::bit_cast<float>(sign | select(magnitude >= (31u << 23), magnitude | 0x7f800000u, finite));
 }
 
 /// Rounds to nearest even, as every conversion of torch does.
@@ -65,17 +72,17 @@ T narrow(accumulate_t<T> value) {
   if constexpr (std::is_same_v<T, c10::BFloat16>) {
     const uint32_t bits = std::bit_cast<uint32_t>(value);
     const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-    return T(static_cast<uint16_t>(is_nan ? 0x7fc0u : rounded), T::from_bits());
+    const uint32_t quiet = select((bits & 0x7fffffffu) > 0x7f800000u, 0x7fc0u, 0u);  // rounding must not carry a NaN away
+    return T(static_cast<uint16_t>(rounded | quiet), T::from_bits());
   } else if constexpr (std::is_same_v<T, c10::Half>) {
     const uint32_t bits = std::bit_cast<uint32_t>(value);
     const uint32_t magnitude = bits & 0x7fffffffu;
     const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
     // Below 2^-14 a unit is 2^-24, which is the unit in the last place of 0.5: adding 0.5 rounds.
     const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
-    uint32_t half = magnitude < 0x38800000u ? subnormal : normal;
-    half = magnitude >= 0x477ff000u ? 0x7c00u : half;
-    half = magnitude > 0x7f800000u ? 0x7e00u : half;
+    uint32_t half = select(magnitude < 0x38800000u, subnormal, normal);
+    half = select(magnitude >= 0x477ff000u, 0x7c00u, half);
+    half = select(magnitude > 0x7f800000u, 0x7e00u, half);
     return T(static_cast<uint16_t>(half | ((bits >> 16) & 0x8000u)), T::from_bits());
   } else {
     return value;
