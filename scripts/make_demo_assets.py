@@ -23,8 +23,8 @@ import time
 SEED = 20
 NAMES = (
     "Ada Abel Amy Anna Ben Bea Carl Cleo Cora Dan Dora Eli Emma Eva Finn Fay Gus Gina Hal Hope Ida Ivan Jack Jill Jon June "
-    "Karl Kim Lara Leo Lily Luca Mary Max Mia Milo Ned Nina Nora Olga Otto Pam Paul Pia Ray Rita Ron Rosa Ruth Sam Sue Ted Tina "
-    "Tom Una Vera Vic Walt Will Zoe"
+    "Karl Kim Lara Leo Lily Luca Mary Max Mia Milo Ned Nina Nora Olga Otto Pam Paul Pia Ray Rita Ron Rosa Ruth Sam Sue Ted "
+    "Tina Tom Una Vera Vic Walt Will Zoe"
 ).split()
 COLORS = "red blue green black white yellow brown gray pink gold".split()
 THINGS = "kite drum lamp boat book coat bell rope cup hat key ring map pen box ball bag clock flute sled".split()
@@ -201,7 +201,7 @@ def main() -> None:
     default = pathlib.Path(__file__).resolve().parents[1] / "examples" / "data"
     parser.add_argument("--output", type=pathlib.Path, default=default)
     parser.add_argument("--data-only", action="store_true")
-    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--lr", type=float, default=1e-3)
