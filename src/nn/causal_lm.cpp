@@ -232,13 +232,6 @@ at::Tensor CausalLM::loss(const Batch& batch, uint64_t seed, uint32_t micro_step
   return std::get<0>(ops::linear_cross_entropy(hidden, lm_head_, batch.targets, std::nullopt, hidden.requires_grad()));
 }
 
-LossSum CausalLM::evaluate(const Batch& batch) {
-  const at::NoGradGuard no_grad;
-  const at::Tensor hidden = hidden_states(batch, /*training=*/false, 0, 0);
-  return {std::get<0>(ops::linear_cross_entropy(hidden, lm_head_, batch.targets, std::nullopt, /*need_gradient=*/false)),
-          batch.target_count};
-}
-
 at::Tensor CausalLM::logits(const at::Tensor& hidden) const { return at::linear(hidden, lm_head_); }
 
 std::vector<KeyValueCache> CausalLM::make_cache(int64_t capacity) const {

@@ -181,7 +181,8 @@ void Trainer::log(LogRecord record) {
 LogRecord Trainer::evaluate() {
   QLORAPP_CHECK_VALUE(!eval_data_.empty(), "[trainer] there are no evaluation data. Give eval_dataset (--eval_data).");
   const auto begin = std::chrono::steady_clock::now();
-  const EvalLoss loss = evaluate_loss(model_, eval_data_, args_.per_device_eval_batch_size, callbacks_.on_substep_end);
+  const EvalResult loss =
+      qlorapp::evaluate(model_, eval_data_, {args_.per_device_eval_batch_size, /*exact_match=*/false, callbacks_.on_substep_end});
   const double seconds = seconds_since(begin);
   LogRecord metrics;
   metrics.set("eval_loss", loss.mean_of_batches);

@@ -59,9 +59,6 @@ class CausalLM {
 
   /// The summed loss on an autograd graph whose leaves are the arena's parameters. () float32.
   [[nodiscard]] at::Tensor loss(const Batch& batch, uint64_t seed, uint32_t micro_step);
-  /// The summed loss without gradients or dropout.
-  [[nodiscard]] LossSum evaluate(const Batch& batch);
-
   /// Hidden states after the last norm, (M, D). Differentiable with respect to the adapters when gradients are enabled.
   [[nodiscard]] at::Tensor hidden_states(const Batch& batch, bool training, uint64_t seed, uint32_t micro_step);
   /// (rows, V) of the head, in the compute dtype, for hidden states (rows, D).
