@@ -20,11 +20,5 @@ target_compile_features(qlorapp_defaults INTERFACE cxx_std_20)
 target_include_directories(qlorapp_defaults INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>)
 # No -ffast-math, ever: it flips denormals for the whole process and makes isnan() lie. -ffp-contract=off keeps
 # a*b+c at two roundings, which is what every reference we are bit-compared with does.
-target_compile_options(qlorapp_defaults INTERFACE -ffp-contract=off -fno-math-errno)
-if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # -fopenmp: without it at::parallel_for, which is inline, runs on one thread without a word; it also lets a loop say
-  # `#pragma omp simd`. Compiling only: the symbols come from the libgomp that libtorch brings, never from a second one.
-  # -fno-trapping-math: no code of ours reads the floating-point exception flags, and a loop with a selection in it does
-  # not vectorize while the compiler must keep them; no value changes.
-  target_compile_options(qlorapp_defaults INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp> $<$<COMPILE_LANGUAGE:CXX>:-fno-trapping-math>)
-endif()
+# -fopenmp-simd lets a loop say `#pragma omp simd`, which vectorizes reductions; it brings neither threads nor a library.
+target_compile_options(qlorapp_defaults INTERFACE -ffp-contract=off -fno-math-errno -fopenmp-simd)

@@ -41,7 +41,3 @@ endforeach()
 find_library(QLORAPP_LIB_torch_python torch_python PATHS ${qlorapp_torch_root}/lib NO_DEFAULT_PATH)
 target_link_libraries(qlorapp_torch INTERFACE $<BUILD_INTERFACE:${_libraries}>)
 target_link_options(qlorapp_torch INTERFACE "LINKER:-rpath-link,${qlorapp_torch_root}/lib" "LINKER:--allow-shlib-undefined")
-# at::parallel_for is a plain loop in files compiled without OpenMP. At run time libgomp.so.1 is the one that torch brings (same
-# name, first in the run path), so that torch.set_num_threads rules our loops as well.
-target_compile_options(qlorapp_torch INTERFACE $<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CXX>:-fopenmp>>)
-target_link_options(qlorapp_torch INTERFACE $<BUILD_INTERFACE:-fopenmp>)

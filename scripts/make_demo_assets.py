@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes examples/data: a tiny Llama checkpoint, trained from scratch here, and a task that it cannot do yet.
 
-The base model reads small stories about people, their things and their homes, written by the grammar below. The task asks
-questions about such a story in Llama 3's chat format, which the base model has never seen; held-out stories measure whether
-the fine-tuned model reads or memorises. Everything is a function of the seed; the committed files are the output of
+The base model reads small stories about sixty people of one village, written by the grammar below. It comes to know who lives
+where, owns, eats and does what, and can do nothing but go on with a story. The task is to answer questions in Llama 3's chat
+format, which it has never seen. The held-out questions are about people who never occur in the training questions: their
+answers have to come out of the base model's four-bit weights. Everything is a function of the seed; the committed files are
+the output of
 
-    python scripts/make_demo_assets.py            # about ten minutes on two cores
+    python scripts/make_demo_assets.py              # some minutes on two cores
     python scripts/make_demo_assets.py --data-only  # the two .jsonl files, at once
 """
 
@@ -19,17 +21,21 @@ import random
 import time
 
 SEED = 20
-NAMES = "Ada Ben Cleo Dan Eva Finn Gus Ida Jon Kim Leo Mia Ned Ola Pia Ron Sue Tom Una Vic Wes Zoe".split()
+NAMES = (
+    "Ada Abel Amy Anna Ben Bea Carl Cleo Cora Dan Dora Eli Emma Eva Finn Fay Gus Gina Hal Hope Ida Ivan Jack Jill Jon June "
+    "Karl Kim Lara Leo Lily Luca Mary Max Mia Milo Ned Nina Nora Olga Otto Pam Paul Pia Ray Rita Ron Rosa Ruth Sam Sue Ted "
+    "Tina Tom Una Vera Vic Walt Will Zoe"
+).split()
 COLORS = "red blue green black white yellow brown gray pink gold".split()
 THINGS = "kite drum lamp boat book coat bell rope cup hat key ring map pen box ball bag clock flute sled".split()
 PLACES = "lake mill forest bridge tower harbor market garden river school castle barn".split()
+FOODS = "bread plums soup honey cheese nuts pears rice beans cake fish corn".split()
+TRADES = "baker sailor teacher farmer painter miller weaver potter singer doctor hunter smith".split()
 SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 VOCABULARY = 768
 
 # Llama 3's split into words (digits in groups of up to three), as a regular expression for the tokenizers package.
-SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}"
     "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}"
@@ -38,76 +44,68 @@ CHAT_TEMPLATE = (
 
 
 class Person:
-    """A name, a thing of some color, a home."""
+    """Somebody of the village and the four facts about him or her."""
 
-    def __init__(self, name: str, color: str, thing: str, place: str):
-        self.name, self.color, self.thing, self.place = name, color, thing, place
+    def __init__(self, name: str, rng: random.Random):
+        self.name = name
+        self.thing = f"{rng.choice(COLORS)} {rng.choice(THINGS)}"
+        self.place, self.food, self.trade = rng.choice(PLACES), rng.choice(FOODS), rng.choice(TRADES)
 
-    def introduction(self, rng: random.Random) -> str:
-        return rng.choice(
-            [
-                f"{self.name} has a {self.color} {self.thing} and lives near the {self.place}.",
-                f"{self.name} lives near the {self.place} and has a {self.color} {self.thing}.",
-            ]
-        )
+    def facts(self) -> list[str]:
+        return [
+            f"{self.name} has a {self.thing}.",
+            f"{self.name} lives near the {self.place}.",
+            f"{self.name} likes {self.food}.",
+            f"{self.name} is a {self.trade}.",
+        ]
+
+    def questions(self) -> list[tuple[str, str]]:
+        """Every question about this person, and its one right answer."""
+        forms = [
+            ["What does {} have?", "What does {} own?", "Which thing belongs to {}?", "Tell me what {} has."],
+            ["Where does {} live?", "Where is the home of {}?", "Tell me where {} lives.", "Where can I find {}?"],
+            ["What does {} like?", "What does {} like to eat?", "Which food is best for {}?", "Tell me what {} likes."],
+            ["What is the work of {}?", "What does {} do all day?", "Which trade has {} learned?", "Tell me what {} does."],
+        ]
+        return [(form.format(self.name), fact) for fact, group in zip(self.facts(), forms, strict=True) for form in group]
 
 
-def people(rng: random.Random, count: int) -> list[Person]:
-    columns = [rng.sample(words, count) for words in (NAMES, COLORS, THINGS, PLACES)]
-    return [Person(*row) for row in zip(*columns, strict=True)]
+def village() -> list[Person]:
+    rng = random.Random(SEED)
+    return [Person(name, rng) for name in NAMES]
 
 
-def story(rng: random.Random) -> str:
-    """Introductions, then events that only make sense to somebody who remembers who has what and lives where."""
-    cast = people(rng, rng.choice([2, 2, 3]))
-    sentences = [person.introduction(rng) for person in cast]
-    for _ in range(rng.randint(4, 6)):
+def story(rng: random.Random, everybody: list[Person]) -> str:
+    """Two people meet. What is said of them is true in every story."""
+    sentences = []
+    cast = rng.sample(everybody, 2)
+    for _ in range(rng.randint(5, 8)):
         a, b = rng.sample(cast, 2)
-        sentences.append(
-            rng.choice(
-                [
-                    f"One day {a.name} took the {a.color} {a.thing} to the {b.place} to visit {b.name}.",
-                    f"The {a.thing} belongs to {a.name}, and the {b.thing} belongs to {b.name}.",
-                    f"{b.name} liked the {a.color} {a.thing} of {a.name}.",
-                    f"{a.name} walked from the {a.place} to the {b.place}.",
-                    f"{a.name} lost the {a.thing}, but {b.name} found the {a.color} {a.thing} near the {b.place}.",
-                    f"At night {a.name} dreamed of the {b.color} {b.thing} near the {b.place}.",
-                    f"{a.name} and {b.name} looked at the {a.color} {a.thing} and the {b.color} {b.thing}.",
-                    f"The {a.thing} is {a.color} and the {b.thing} is {b.color}.",
-                    f"The home of {a.name} is near the {a.place}, and the home of {b.name} is near the {b.place}.",
-                ]
-            )
-        )
+        events = [
+            f"One day {a.name} took the {a.thing} to the {b.place} to visit {b.name}.",
+            f"{b.name} saw the {a.thing} of {a.name} near the {a.place}.",
+            f"{a.name} walked from the {a.place} to the {b.place}.",
+            f"{a.name} the {a.trade} met {b.name} the {b.trade}.",
+            f"At noon {a.name} gave some {b.food} to {b.name}.",
+        ]
+        sentences.append(rng.choice(a.facts() + events))
     return " ".join(sentences)
 
 
-def question(rng: random.Random) -> dict:
-    """One row of the task: a story of two introductions, a question, and the one right answer."""
-    cast = people(rng, 2)
-    text = " ".join(person.introduction(rng) for person in cast)
-    asked = rng.choice(cast)
-    query, answer = rng.choice(
-        [
-            (f"Who has the {asked.thing}?", f"{asked.name} has the {asked.thing}."),
-            (f"What does {asked.name} have?", f"{asked.name} has a {asked.color} {asked.thing}."),
-            (f"Where does {asked.name} live?", f"{asked.name} lives near the {asked.place}."),
-            (f"What color is the {asked.thing}?", f"The {asked.thing} is {asked.color}."),
-        ]
-    )
-    return {"messages": [{"role": "user", "content": f"{text} {query}"}, {"role": "assistant", "content": answer}]}
-
-
-def write_task(folder: pathlib.Path, train_rows: int, eval_rows: int) -> None:
+def write_task(folder: pathlib.Path) -> None:
     rng = random.Random(SEED + 1)
-    rows, seen = [], set()
-    while len(rows) < train_rows + eval_rows:
-        row = question(rng)
-        key = row["messages"][0]["content"]
-        if key not in seen:
-            seen.add(key)
-            rows.append(row)
-    for name, part in (("train.jsonl", rows[:train_rows]), ("eval.jsonl", rows[train_rows:])):
-        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in part), encoding="utf-8")
+    everybody = village()
+    rng.shuffle(everybody)
+    held_out = everybody[: len(everybody) // 5]
+    for name, part in (("train.jsonl", everybody[len(held_out) :]), ("eval.jsonl", held_out)):
+        rows = [
+            {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+            for person in part
+            for question, answer in person.questions()
+        ]
+        rng.shuffle(rows)
+        rows = rows[:96] if part is held_out else rows
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def make_tokenizer(texts: list[str]):
@@ -176,11 +174,12 @@ def train_base(tokenizer, steps: int, rows: int, length: int, peak_lr: float):
         [{"params": decay, "weight_decay": 0.05}, {"params": rest, "weight_decay": 0.0}], lr=peak_lr, betas=(0.9, 0.98)
     )
     rng = random.Random(SEED + 2)
+    everybody = village()
     stream: list[int] = []
     began = time.perf_counter()
     for step in range(1, steps + 1):
         while len(stream) < rows * length:
-            stream += tokenizer(story(rng))["input_ids"] + [tokenizer.eos_token_id]
+            stream += tokenizer(story(rng, everybody))["input_ids"] + [tokenizer.eos_token_id]
         batch = torch.tensor(stream[: rows * length]).view(rows, length)
         stream = stream[rows * length :]
         share = step / steps
@@ -202,14 +201,14 @@ def main() -> None:
     default = pathlib.Path(__file__).resolve().parents[1] / "examples" / "data"
     parser.add_argument("--output", type=pathlib.Path, default=default)
     parser.add_argument("--data-only", action="store_true")
-    parser.add_argument("--steps", type=int, default=1400)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
-    write_task(args.output, train_rows=1600, eval_rows=100)
+    write_task(args.output)
     if args.data_only:
         return
 
@@ -217,7 +216,9 @@ def main() -> None:
 
     torch.set_num_threads(args.threads)
     rng = random.Random(SEED + 3)
-    texts = [story(rng) for _ in range(2000)] + [question(rng)["messages"][0]["content"] for _ in range(500)]
+    everybody = village()
+    texts = [story(rng, everybody) for _ in range(2000)]
+    texts += [question for person in everybody for question, _ in person.questions()]
     texts += ["system\n\n", "user\n\n", "assistant\n\n"] * 200
     tokenizer = make_tokenizer(texts)
     model = train_base(tokenizer, args.steps, args.rows, args.length, args.lr)

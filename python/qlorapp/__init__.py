@@ -16,8 +16,8 @@ def _check_torch() -> None:
     found = ".".join(torch.__version__.split("+")[0].split(".")[:2])
     if found != _TORCH_VERSION:
         raise ImportError(
-            f"qlorapp was built for torch {_TORCH_VERSION} but torch {found} is installed: pip install 'torch=={_TORCH_VERSION}.*', "
-            "or build qlorapp again with pip install --no-build-isolation."
+            f"qlorapp was built for torch {_TORCH_VERSION} but torch {found} is installed: "
+            f"pip install 'torch=={_TORCH_VERSION}.*', or build qlorapp again with pip install --no-build-isolation."
         )
 
 

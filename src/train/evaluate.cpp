@@ -18,9 +18,7 @@ EvalLoss evaluate_loss(CausalLM& model, const std::vector<Example>& rows, int64_
   int64_t counted_rows = 0;
   for (size_t begin = 0; begin < rows.size(); begin += static_cast<size_t>(batch_size)) {
     const size_t end = std::min(rows.size(), begin + static_cast<size_t>(batch_size));
-    std::vector<const Example*> pointers;
-    for (size_t i = begin; i < end; ++i) pointers.push_back(&rows[i]);
-    const LossSum sum = model.evaluate(collate(pointers).to(model.device()));
+    const LossSum sum = model.evaluate(collate(std::span(rows).subspan(begin, end - begin)).to(model.device()));
     if (sum.targets > 0) {
       const auto loss = sum.loss.item<double>();
       over_tokens += loss;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"

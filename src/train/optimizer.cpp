@@ -5,10 +5,11 @@
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/ops/adamw.hpp"
+#include "qlorapp/ops/quantize.hpp"
 
 namespace qlorapp {
 
-AdamW::AdamW(AdapterArena& arena, const Options& options) : arena_(arena), options_(options) {
+AdamW::AdamW(AdapterArena& arena, const Options& options) : arena_(&arena), options_(options) {
   QLORAPP_CHECK_VALUE(arena.size() > 0, "[adamw] there are no adapters to train; call add_adapters first.");
   const at::Tensor& values = arena.values();
   if (options.state == State::kFloat32) {
@@ -23,12 +24,12 @@ AdamW::AdamW(AdapterArena& arena, const Options& options) : arena_(arena), optio
 
 void AdamW::step(double learning_rate) {
   const at::NoGradGuard no_grad;
-  at::Tensor values = arena_.values();
+  at::Tensor values = arena_->values();
   if (options_.state == State::kFloat32) {
-    ops::adamw_(values, arena_.gradients(), first_, second_, steps_ + 1, learning_rate, options_.beta1, options_.beta2, options_.eps,
+    ops::adamw_(values, arena_->gradients(), first_, second_, steps_ + 1, learning_rate, options_.beta1, options_.beta2, options_.eps,
                 options_.weight_decay);
   } else {
-    ops::adamw_8bit_(values, arena_.gradients(), first_, second_, first_absmax_, second_absmax_, steps_ + 1, learning_rate,
+    ops::adamw_8bit_(values, arena_->gradients(), first_, second_, first_absmax_, second_absmax_, steps_ + 1, learning_rate,
                      options_.beta1, options_.beta2, options_.eps, options_.weight_decay);
   }
   ++steps_;

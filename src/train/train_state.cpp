@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <charconv>
 #include <filesystem>
 #include <string_view>
 

@@ -51,6 +51,17 @@ AdamW::Options optimizer_options(const TrainingArguments& args) {
           args.optimizer_is_8bit() ? AdamW::State::kEightBit : AdamW::State::kFloat32};
 }
 
+SamplerOptions sampler_options(const TrainingArguments& args, const std::vector<Example>& rows) {
+  SamplerOptions options;
+  options.strategy = sampling_strategy(args.train_sampling_strategy);
+  options.seed = args.data_seed.value_or(args.seed);
+  options.group_size = args.per_device_train_batch_size * args.gradient_accumulation_steps;
+  if (options.strategy == SamplingStrategy::kGroupByLength) {
+    for (const Example& row : rows) options.lengths.push_back(std::ssize(row.input_ids));
+  }
+  return options;
+}
+
 }  // namespace
 
 Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> train_data, std::vector<Example> eval_data,
@@ -61,10 +72,7 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
       eval_data_(std::move(eval_data)),
       base_model_(std::move(base_model)),
       callbacks_(std::move(callbacks)),
-      state_{.arena = &model.arena(),
-             .optimizer = AdamW(model.arena(), optimizer_options(args_)),
-             .scaler = GradScaler({.device = model.device().type(), .enabled = args_.fp16}),
-             .schedule = {}} {
+      state_(model.arena(), optimizer_options(args_), {.device = model.device().type(), .enabled = args_.fp16}) {
   args_.validate();
   QLORAPP_CHECK_VALUE(!train_data_.empty(), "[trainer] the training data hold no rows.");
   batches_per_epoch_ = batch_count(train_data_.size(), args_.per_device_train_batch_size, args_.dataloader_drop_last);
@@ -90,13 +98,10 @@ std::vector<Batch> Trainer::next_window(const std::vector<int64_t>& order, int64
   std::vector<Batch> window;
   const int64_t end = std::min(first_batch + args_.gradient_accumulation_steps, batches_per_epoch_);
   for (int64_t batch = first_batch; batch < end; ++batch) {
-    const int64_t begin_row = batch * args_.per_device_train_batch_size;
-    const int64_t end_row = std::min<int64_t>(begin_row + args_.per_device_train_batch_size, std::ssize(order));
-    std::vector<const Example*> rows;
-    for (int64_t i = begin_row; i < end_row; ++i) {
-      rows.push_back(&train_data_[static_cast<size_t>(order[static_cast<size_t>(i)])]);
-    }
-    window.push_back(collate(rows).to(model_.device()));
+    const int64_t begin = batch * args_.per_device_train_batch_size;
+    const int64_t count = std::min<int64_t>(args_.per_device_train_batch_size, std::ssize(order) - begin);
+    const std::span rows = std::span(order).subspan(static_cast<size_t>(begin), static_cast<size_t>(count));
+    window.push_back(collate(train_data_, rows).to(model_.device()));
   }
   return window;
 }
@@ -107,8 +112,7 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
   const int64_t first_step = state_.global_step;
   control_ = {};
   while (state_.global_step < max_steps_ && !control_.should_training_stop) {
-    const auto data_seed = static_cast<uint64_t>(args_.data_seed.value_or(args_.seed));
-    const std::vector<int64_t> order = epoch_order(std::ssize(train_data_), data_seed, state_.cursor.epoch, sampling_of(args_));
+    const std::vector<int64_t> order = epoch_order(std::ssize(train_data_), state_.cursor.epoch, sampler_options(args_, train_data_));
     while (state_.cursor.batch < batches_per_epoch_ && state_.global_step < max_steps_ && !control_.should_training_stop) {
       const std::vector<Batch> window = next_window(order, state_.cursor.batch);
       Interruptible model{model_, callbacks_.on_substep_end};

@@ -2,6 +2,7 @@
 // What the trainer writes and reads back: adapters, trainer_state.json, checkpoint folders.
 #include <ATen/ATen.h>
 
+#include <cmath>
 #include <filesystem>
 
 #include <nlohmann/json.hpp>

@@ -48,7 +48,7 @@ class AdamW {
   void set_step_count(int64_t steps) { steps_ = steps; }
 
  private:
-  AdapterArena& arena_;
+  AdapterArena* arena_;
   Options options_;
   int64_t steps_ = 0;
   at::Tensor first_, second_;                ///< float32 (n), or uint8 (n) codes.

@@ -22,6 +22,10 @@ struct DataCursor {
 };
 
 struct TrainState {
+  /// A run at its beginning. The arena must outlive it.
+  TrainState(AdapterArena& of, const AdamW::Options& optimizer_options, const GradScaler::Options& scaler_options)
+      : arena(&of), optimizer(of, optimizer_options), scaler(scaler_options) {}
+
   AdapterArena* arena;  ///< Values and gradients; owned by the model.
   AdamW optimizer;
   GradScaler scaler;

@@ -20,6 +20,8 @@
 
 namespace qlorapp {
 
+struct StepReport;  // train/step.hpp
+
 /// What a callback may ask for; read after each call.
 struct TrainerControl {
   bool should_training_stop = false;
