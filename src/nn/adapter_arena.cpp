@@ -71,6 +71,20 @@ void AdapterArena::bind_gradients() {
   }
 }
 
+void AdapterArena::bind_values() {
+  for (int64_t i = 0; i < size(); ++i) {
+    const Entry& entry = entries_[static_cast<size_t>(i)];
+    at::Tensor& parameter = parameters_[static_cast<size_t>(i)];
+    at::Tensor slice = values_.narrow(0, entry.offset, entry.numel).view(entry.shape);
+    if (parameter.data_ptr() == slice.data_ptr() && parameter.scalar_type() == at::kFloat) continue;
+    QLORAPP_CHECK_VALUE(parameter.sizes() == slice.sizes() && parameter.scalar_type() == at::kFloat && parameter.device() == slice.device(),
+                        "[adapter] '", entry.name, "' must stay a float32 tensor of shape ", entry.shape,
+                        " on the model's device; it was replaced by another kind. Copy values into it in place.");
+    slice.copy_(parameter.detach());
+    parameter.set_data(slice);
+  }
+}
+
 void AdapterArena::adopt_parameter(int64_t i, const at::Tensor& parameter) {
   const at::Tensor& mine = parameters_[static_cast<size_t>(i)];
   QLORAPP_CHECK_VALUE(parameter.data_ptr() == mine.data_ptr() && parameter.sizes() == mine.sizes() &&

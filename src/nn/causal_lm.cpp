@@ -99,12 +99,17 @@ void CausalLM::bind_adapters() {
   for (size_t block = 0; block < blocks_.size(); ++block) {
     for (size_t i = 0; i < kProjectionCount; ++i) {
       const int64_t at = adapter_index_[block][i];
-      if (at < 0) continue;
+      if (at < 0 || !blocks_[block].adapters()[i]) continue;  // no adapter there, or all are turned off
       LoraAdapter& adapter = *blocks_[block].adapters()[i];
       adapter.a = arena_.parameter(at);
       adapter.b = arena_.parameter(at + 1);
     }
   }
+}
+
+void CausalLM::adopt_parameter(int64_t i, const at::Tensor& parameter) {
+  arena_.adopt_parameter(i, parameter);
+  bind_adapters();
 }
 
 void CausalLM::enable_adapters(bool enabled) {
@@ -228,7 +233,10 @@ at::Tensor CausalLM::hidden_states(const Batch& batch, bool training, uint64_t s
 }
 
 at::Tensor CausalLM::loss(const Batch& batch, uint64_t seed, uint32_t micro_step) {
-  const at::Tensor hidden = hidden_states(batch, /*training=*/true, seed, micro_step);
+  return loss_of(hidden_states(batch, /*training=*/true, seed, micro_step), batch);
+}
+
+at::Tensor CausalLM::loss_of(const at::Tensor& hidden, const Batch& batch) const {
   return std::get<0>(ops::linear_cross_entropy(hidden, lm_head_, batch.targets, std::nullopt, hidden.requires_grad()));
 }
 

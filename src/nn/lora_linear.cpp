@@ -84,6 +84,16 @@ LoraLinear::LoraLinear(FrozenWeight base, const Options& options, uint64_t seed,
   adapter_.dropout = options.lora_dropout;
 }
 
+void LoraLinear::adopt_parameters(const at::Tensor& a, const at::Tensor& b) {
+  const auto same_kind = [](const at::Tensor& mine, const at::Tensor& other) {
+    return mine.sizes() == other.sizes() && mine.scalar_type() == other.scalar_type() && mine.device() == other.device();
+  };
+  QLORAPP_CHECK_VALUE(same_kind(adapter_.a, a) && same_kind(adapter_.b, b),
+                      "[lora_linear] adopted parameters must have the shapes, dtype and device of a() and b().");
+  adapter_.a = a;
+  adapter_.b = b;
+}
+
 at::Tensor LoraLinear::forward(const at::Tensor& x) const {
   QLORAPP_CHECK_VALUE(x.dim() >= 1 && x.size(-1) == base_.in_features(), "[lora_linear] the last dimension of x must be ",
                       base_.in_features(), "; got a shape of ", x.sizes().vec(), ".");

@@ -17,6 +17,7 @@ using torch::autograd::variable_list;
 /// What is not a tensor, carried from forward to backward.
 struct SegmentState : torch::CustomClassHolder {
   const CausalLM* model;
+  std::shared_ptr<const CausalLM> owner;  ///< Keeps a shared model alive as long as the graph; null for any other.
   Segment segment;
   std::shared_ptr<const StepContext> context;
 };
@@ -86,6 +87,7 @@ at::Tensor run_segment_autograd(const CausalLM& model, const Segment& segment, c
                                 std::shared_ptr<const StepContext> context) {
   auto state = c10::make_intrusive<SegmentState>();
   state->model = &model;
+  state->owner = model.weak_from_this().lock();
   state->segment = segment;
   state->context = std::move(context);
   std::vector<at::Tensor> adapters;

@@ -51,6 +51,9 @@ class AdapterArena {
   void zero_grad();
   /// Binds again every undefined grad() to its slice, zeroed first; a grad() that is another tensor is added into the slice.
   void bind_gradients();
+  /// Takes in the values of every parameter whose memory was replaced (`p.data = …`), and gives it its slice again.
+  /// @throws ValueError if its shape, dtype or device changed, too.
+  void bind_values();
   /// Makes `parameter` (same shape, dtype, device and memory) the leaf of entry i: a binding's own tensor object.
   void adopt_parameter(int64_t i, const at::Tensor& parameter);
 

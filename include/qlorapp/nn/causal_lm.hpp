@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -25,7 +26,8 @@ struct LossSum {
   int64_t targets = 0;  ///< Host; known from the batch.
 };
 
-class CausalLM {
+/// One that a shared_ptr owns is kept alive by the graphs of its losses; any other must outlive them.
+class CausalLM : public std::enable_shared_from_this<CausalLM> {
  public:
   struct Weights {
     at::Tensor embed_tokens;  ///< (V, D), compute dtype.
@@ -46,6 +48,8 @@ class CausalLM {
   void enable_adapters(bool enabled);
   [[nodiscard]] AdapterArena& arena() { return arena_; }
   [[nodiscard]] const AdapterArena& arena() const { return arena_; }
+  /// AdapterArena::adopt_parameter, and points the block that uses it at the new tensor object.
+  void adopt_parameter(int64_t i, const at::Tensor& parameter);
 
   /// What is kept for backward; all blocks `everything` until set. @throws ValueError unless the segments cover the blocks in order.
   void set_segments(std::vector<Segment> segments);
@@ -59,6 +63,9 @@ class CausalLM {
 
   /// The summed loss on an autograd graph whose leaves are the arena's parameters. () float32.
   [[nodiscard]] at::Tensor loss(const Batch& batch, uint64_t seed, uint32_t micro_step);
+  /// The same from what hidden_states() returned for the batch.
+  [[nodiscard]] at::Tensor loss_of(const at::Tensor& hidden, const Batch& batch) const;
+
   /// Hidden states after the last norm, (M, D). Differentiable with respect to the adapters when gradients are enabled.
   [[nodiscard]] at::Tensor hidden_states(const Batch& batch, bool training, uint64_t seed, uint32_t micro_step);
   /// (rows, V) of the head, in the compute dtype, for hidden states (rows, D).

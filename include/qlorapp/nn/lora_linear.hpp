@@ -51,6 +51,9 @@ class LoraLinear {
   [[nodiscard]] const at::Tensor& a() const { return adapter_.a; }
   [[nodiscard]] const at::Tensor& b() const { return adapter_.b; }
   [[nodiscard]] std::vector<at::Tensor> parameters() const { return {adapter_.a, adapter_.b}; }
+  /// Makes these (same shapes, dtype and device as a() and b()) the leaves: a binding's own tensor objects.
+  /// @throws ValueError if they differ in kind.
+  void adopt_parameters(const at::Tensor& a, const at::Tensor& b);
   [[nodiscard]] double scaling() const { return adapter_.scaling; }
   [[nodiscard]] const FrozenWeight& base() const { return base_; }
 
