@@ -3,6 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "bind.hpp"
+
+#include <ATen/core/grad_mode.h>
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/data/collate.hpp"
 #include "qlorapp/format/config_json.hpp"
