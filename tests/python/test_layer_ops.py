@@ -41,6 +41,15 @@ def block_mask(row_starts):
     return (rows[:, None] == rows[None]) & (order[:, None] >= order[None])
 
 
+@pytest.fixture
+def one_thread():
+    """For many calls on few elements, where waking a second thread is all that takes time. The C++ tests use all threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 # --- registration --------------------------------------------------------------------------------------------------------
 
 
@@ -93,6 +102,7 @@ def op_cases(dtype, grad):
     yield ops.attention_with_cache.default, (q[:3], k, v, [0, 2, 3], [0, 5], [4, 3], scale), {}
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_opcheck_accepts_every_layer_operator(dtype, grad):
@@ -102,6 +112,7 @@ def test_opcheck_accepts_every_layer_operator(dtype, grad):
         )
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_gradcheck_in_double_precision():
     d = torch.float64
     x = randn(5, 7, dtype=d, requires_grad=True)
@@ -269,6 +280,7 @@ def test_swiglu_at_the_ends_of_the_range():
 # --- attention -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("head_dim", [8, 16, 64, 128])
@@ -412,6 +424,7 @@ def peak_bytes(run):
     return peak
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_linear_cross_entropy_never_holds_the_logits_or_a_copy_of_the_head(dtype):
     rows, width, vocabulary, chunk = 512, 64, 40000, 32
