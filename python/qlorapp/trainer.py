@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from . import _C
 from .configs import TrainingArguments
 from .modeling import CausalLM, refuse_unknown
@@ -32,7 +34,9 @@ class TrainerCallback:
     def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None: ...
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None: ...
     def on_log(self, args: TrainingArguments, state: Any, control: Any, logs: dict | None = None, **kwargs: Any) -> None: ...
-    def on_evaluate(self, args: TrainingArguments, state: Any, control: Any, metrics: dict | None = None, **kwargs: Any) -> None: ...
+    def on_evaluate(
+        self, args: TrainingArguments, state: Any, control: Any, metrics: dict | None = None, **kwargs: Any
+    ) -> None: ...
     def on_save(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None: ...
     def on_train_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None: ...
 
@@ -46,7 +50,9 @@ def _rows(dataset: Iterable[Any] | None, name: str) -> list[tuple[list[int], lis
     rows = []
     for i, row in enumerate(dataset if dataset is not None else ()):
         if not hasattr(row, "keys") or "input_ids" not in row:
-            raise TypeError(f"[Trainer] {name}: a row must be a dict with input_ids (and labels); row {i} is {type(row).__name__}.")
+            raise TypeError(
+                f"[Trainer] {name}: a row must be a dict with input_ids (and labels); row {i} is {type(row).__name__}."
+            )
         ids = _ids(row["input_ids"])
         labels = _ids(row["labels"]) if row.get("labels") is not None else ids
         if len(labels) != len(ids):
@@ -90,13 +96,17 @@ class Trainer:
     ) -> None:
         for name in ("compute_metrics", "optimizers", "model_init", "compute_loss_func", "preprocess_logits_for_metrics"):
             if ignored.pop(name, None) not in (None, (None, None)):
-                raise ValueError(f"[Trainer] {name} is not supported: the training loop is compiled. Leave it out, or write the loop by hand.")
+                raise ValueError(
+                    f"[Trainer] {name} is not supported: the loop is compiled. Leave it out, or write a loop by hand."
+                )
         refuse_unknown("Trainer", ignored, {})
         name = type(data_collator).__name__ if not isinstance(data_collator, types.FunctionType) else data_collator.__name__
         if data_collator is not None and name not in _DEFAULT_COLLATORS:
-            raise ValueError(f"[Trainer] data_collator {name} is not supported: rows are batched without padding. Put its work into the data set.")
+            raise ValueError(f"[Trainer] data_collator {name} is not supported: rows are batched without padding.")
         if getattr(data_collator, "mlm", False):
-            raise ValueError("[Trainer] a masked-language-model collator (mlm=True) is not supported; this library trains causal models.")
+            raise ValueError(
+                "[Trainer] a masked-language-model collator (mlm=True) is not supported; this library trains causal models."
+            )
         self.model = model
         self.args = args if args is not None else TrainingArguments()
         self.processing_class = self.tokenizer = processing_class if processing_class is not None else tokenizer
@@ -104,6 +114,9 @@ class Trainer:
         self._callbacks = [callback() if isinstance(callback, type) else callback for callback in callbacks or []]
         lm = model.get_base_model() if isinstance(model, PeftModel) else model
         lm._rebind()
+        for option, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+            if getattr(self.args, option) and lm.dtype != dtype:
+                _log.warning("[Trainer] %s=True, but the model computes in %s. Load it with dtype=%s.", option, lm.dtype, dtype)
         handler = weakref.WeakMethod(self._event)  # or the two would keep each other alive
 
         def events(name: str, payload: Any, control: Any) -> None:
@@ -158,8 +171,11 @@ class Trainer:
         return self._core.evaluate()
 
     def save_model(self, output_dir: str | os.PathLike | None = None) -> None:
-        """The adapter, with trainer_state.json beside it."""
-        self._core.save_model(os.fspath(output_dir if output_dir is not None else self.args.output_dir))
+        """The adapter, with trainer_state.json and the tokenizer's files beside it."""
+        folder = os.fspath(output_dir if output_dir is not None else self.args.output_dir)
+        self._core.save_model(folder)
+        if hasattr(self.processing_class, "save_pretrained"):
+            self.processing_class.save_pretrained(folder)
 
     def save_state(self) -> None:
         """trainer_state.json and the adapter into output_dir."""

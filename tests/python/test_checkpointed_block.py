@@ -2,9 +2,8 @@
 """qlorapp.CheckpointedBlock around torch modules: bit-equal gradients, one recompute, random state restored."""
 
 import pytest
-import torch
-
 import qlorapp
+import torch
 
 
 class Counting(torch.nn.Module):

@@ -2,9 +2,8 @@
 """qlorapp.LoraLinear as a torch module, against dense double precision."""
 
 import pytest
-import torch
-
 import qlorapp
+import torch
 
 
 def dense_twin(layer, dense, x, dy):

@@ -5,6 +5,8 @@ import dataclasses
 import gc
 import json
 import os
+import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -12,10 +14,9 @@ import threading
 import time
 
 import pytest
+import qlorapp
 import torch
 import transformers
-
-import qlorapp
 
 SIZES = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 96,
          "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
@@ -66,7 +67,10 @@ def ragged_batch():
 
 def load(folder, **lora):
     model = qlorapp.AutoModelForCausalLM.from_pretrained(
-        folder, quantization_config=qlorapp.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+        folder,
+        quantization_config=qlorapp.BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
+        ),
     )
     torch.manual_seed(5)
     return qlorapp.get_peft_model(model, qlorapp.LoraConfig(**{"r": 4, "target_modules": "all-linear", **lora}))
@@ -76,7 +80,7 @@ def load(folder, **lora):
 
 
 def test_import_needs_no_transformers(build_dir):
-    code = "import sys, qlorapp; assert not {'transformers', 'peft', 'bitsandbytes'} & set(sys.modules), sys.modules; qlorapp.AutoTokenizer"
+    code = "import sys, qlorapp; assert not {'transformers', 'peft', 'bitsandbytes'} & set(sys.modules); qlorapp.AutoTokenizer"
     env = {**os.environ, "PYTHONPATH": str(build_dir / "python")}
     subprocess.run([sys.executable, "-c", code], env=env, check=True)
 
@@ -106,7 +110,8 @@ def test_print_trainable_parameters_prints_pefts_line_and_returns_it(folder, cap
     line = ours.print_trainable_parameters()
     printed = capsys.readouterr().out
     theirs = peft.get_peft_model(
-        transformers.LlamaForCausalLM.from_pretrained(folder), peft.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
+        transformers.LlamaForCausalLM.from_pretrained(folder),
+        peft.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"),
     )
     theirs.print_trainable_parameters()
     assert printed == capsys.readouterr().out
@@ -119,7 +124,9 @@ def test_names_shapes_and_state_are_those_of_transformers_and_peft(folder):
 
     quantization = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
     theirs = transformers.LlamaForCausalLM.from_pretrained(folder, quantization_config=quantization)
-    theirs = peft.get_peft_model(theirs, peft.LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.1, task_type="CAUSAL_LM"))
+    theirs = peft.get_peft_model(
+        theirs, peft.LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.1, task_type="CAUSAL_LM")
+    )
     ours = load(folder, lora_dropout=0.1)
 
     def described(model):
@@ -201,7 +208,13 @@ def test_checkpointing_changes_no_gradient(folder):
 
     kept = gradients()
     assert not model.is_gradient_checkpointing
-    for how in ({}, {"keep": "attention_only"}, {"every": 2}, {"every": "sqrt"}, {"gradient_checkpointing_kwargs": {"use_reentrant": False}}):
+    for how in (
+        {},
+        {"keep": "attention_only"},
+        {"every": 2},
+        {"every": "sqrt"},
+        {"gradient_checkpointing_kwargs": {"use_reentrant": False}},
+    ):
         model.gradient_checkpointing_enable(**how)
         assert model.is_gradient_checkpointing
         assert all(torch.equal(a, b) for a, b in zip(kept, gradients(), strict=True)), how
@@ -363,7 +376,15 @@ def test_configs_are_dataclasses_with_hugging_faces_defaults():
         assert ours == value or (name, ours) in [("bnb_4bit_compute_dtype", None), ("bnb_4bit_quant_storage", None)], name
     reference = {f.name: f.default for f in dataclasses.fields(transformers.TrainingArguments)}
     ours = {f.name: f.default for f in dataclasses.fields(qlorapp.TrainingArguments)}
-    for name in ("learning_rate", "per_device_train_batch_size", "max_grad_norm", "adam_epsilon", "seed", "logging_steps", "num_train_epochs"):
+    for name in (
+        "learning_rate",
+        "per_device_train_batch_size",
+        "max_grad_norm",
+        "adam_epsilon",
+        "seed",
+        "logging_steps",
+        "num_train_epochs",
+    ):
         assert ours[name] == reference[name], name
 
 
@@ -398,7 +419,7 @@ def test_mistakes_have_pythons_own_error_types(make, error, text):
 def test_a_damaged_checkpoint_is_a_format_error(folder, tmp_path):
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-10])
-    with pytest.raises(qlorapp.FormatError, match="model.safetensors") as error:
+    with pytest.raises(qlorapp.FormatError, match=r"model\.safetensors") as error:
         qlorapp.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert isinstance(error.value, ValueError)
     model = qlorapp.AutoModelForCausalLM.from_pretrained(folder)
@@ -435,7 +456,8 @@ def test_the_trainer_trains_logs_saves_resumes_and_stops(folder, tmp_path):
     def arguments(name, **extra):
         return qlorapp.TrainingArguments(
             output_dir=str(tmp_path / name), per_device_train_batch_size=4, gradient_accumulation_steps=2, num_train_epochs=4,
-            learning_rate=2e-2, logging_steps=1, eval_strategy="epoch", save_strategy="steps", save_steps=6, gradient_checkpointing=True, **extra,
+            learning_rate=2e-2, logging_steps=1, eval_strategy="epoch", save_strategy="steps",
+            save_steps=6, gradient_checkpointing=True, **extra,
         )  # fmt: skip
 
     trainer = qlorapp.Trainer(load(folder), arguments("a"), train_dataset=rows(), eval_dataset=rows(6), callbacks=[Watcher])
@@ -524,3 +546,18 @@ def test_other_threads_run_while_cpp_computes():
         running = False
         thread.join()
     assert sum(begin < tick < end for tick in ticks) >= 3
+
+
+@pytest.mark.parametrize(
+    "example, arguments",
+    [("parts.py", []), ("loop_by_hand.py", ["{folder}"]), ("finetune.py", ["{folder}", "{data}", "{out}"])],
+)
+def test_examples_run_and_their_loss_falls(folder, tmp_path, build_dir, example, arguments):
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    words = [word.format(folder=folder, data=data, out=tmp_path / "out") for word in arguments]
+    script = pathlib.Path(__file__).parents[2] / "examples" / "python" / example
+    env = {**os.environ, "PYTHONPATH": str(build_dir / "python")}
+    printed = subprocess.run([sys.executable, script, *words], env=env, check=True, capture_output=True, text=True).stdout
+    losses = [float(found) for found in re.findall(r"(?<![_a-z])(?:loss|'loss':) ?([0-9.]+)", printed)]
+    assert len(losses) >= 4 and losses[-1] < losses[0], printed

@@ -3,9 +3,8 @@
 
 import bitsandbytes.functional as bnb
 import pytest
-import torch
-
 import qlorapp
+import torch
 
 
 @pytest.mark.parametrize("quant_type", ["nf4", "fp4"])
