@@ -36,6 +36,7 @@ from .modeling import AutoModelForCausalLM, CausalLM  # noqa: E402
 from .peft import PeftModel, get_peft_model, prepare_model_for_kbit_training  # noqa: E402
 from .quantization import BitsAndBytesConfig  # noqa: E402
 from .random import set_seed  # noqa: E402
+from .trainer import Trainer, TrainerCallback  # noqa: E402
 
 __all__ = [
     "Accumulator",
@@ -52,6 +53,8 @@ __all__ = [
     "QuantizedTensor",
     "Quantizer",
     "TaskType",
+    "Trainer",
+    "TrainerCallback",
     "TrainingArguments",
     "__version__",
     "get_peft_model",

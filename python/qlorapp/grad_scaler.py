@@ -33,7 +33,14 @@ class GradScaler:
         max_consecutive_skips: int = 0,
     ) -> None:
         self._core = _C.GradScaler(
-            torch.device(device), init_scale, growth_factor, backoff_factor, growth_interval, enabled, min_scale, max_consecutive_skips
+            torch.device(device),
+            init_scale,
+            growth_factor,
+            backoff_factor,
+            growth_interval,
+            enabled,
+            min_scale,
+            max_consecutive_skips,
         )
 
     def scale(self, outputs: Any) -> Any:

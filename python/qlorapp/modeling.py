@@ -205,7 +205,7 @@ class CausalLM(torch.nn.Module):
         num_items_in_batch: int | torch.Tensor | None = None,
         **ignored: Any,
     ) -> CausalLMOutput:
-        """input_ids (B, T), attention_mask 1 for tokens and 0 for padding on one side, labels with -100 where nothing is learnt.
+        """input_ids (B, T), attention_mask 1 for tokens, 0 for padding on one side, labels with -100 where nothing is learnt.
 
         The loss is the mean over the targets, or their sum over num_items_in_batch. Labels are shifted inside, and padding is
         never a target. Dropout is active in training mode; torch.manual_seed governs it.
@@ -237,12 +237,19 @@ class CausalLM(torch.nn.Module):
         streamer: Any = None,
         **ignored: Any,
     ) -> torch.Tensor:
-        """Greedy continuation of every row: (B, T + new tokens), shorter rows filled with pad_token_id (the first EOS, unless given)."""
+        """Greedy continuation of every row: (B, T + new tokens), short ones filled with pad_token_id or the first EOS."""
         if ignored.pop("do_sample", False) or ignored.pop("num_beams", 1) not in (None, 1):
             raise ValueError("[generate] decoding is greedy: leave out do_sample and num_beams.")
         max_length = ignored.pop("max_length", None)
         sampling = "decoding is greedy"
-        known = {"temperature": sampling, "top_p": sampling, "top_k": sampling, "use_cache": "", "token_type_ids": "", "inputs": ""}
+        known = {
+            "temperature": sampling,
+            "top_p": sampling,
+            "top_k": sampling,
+            "use_cache": "",
+            "token_type_ids": "",
+            "inputs": "",
+        }
         inputs = ignored.pop("inputs", None)
         input_ids = inputs if input_ids is None else input_ids
         refuse_unknown("generate", ignored, known)
@@ -270,18 +277,24 @@ class CausalLM(torch.nn.Module):
             if streamer is not None:
                 streamer.end()
         longest = max(len(row) for row in rows)
-        padded = torch.tensor([row + [fill] * (longest - len(row)) for row in rows], dtype=input_ids.dtype, device=input_ids.device)
+        padded = torch.tensor(
+            [row + [fill] * (longest - len(row)) for row in rows], dtype=input_ids.dtype, device=input_ids.device
+        )
         return torch.cat([input_ids, padded], dim=1)
 
     # --- memory
 
     def gradient_checkpointing_enable(
-        self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, *, keep: str = "input_only", every: int | str | None = None
+        self,
+        gradient_checkpointing_kwargs: dict[str, Any] | None = None,
+        *,
+        keep: str = "input_only",
+        every: int | str | None = None,
     ) -> None:
         """Recompute in backward what is not kept.
 
-        keep: "input_only" or "attention_only", for each block. every: k keeps the input of every k-th block only, "sqrt" of about
-        every √N-th. gradient_checkpointing_kwargs (use_reentrant …) change nothing: there is one kind of checkpointing here.
+        keep: "input_only" or "attention_only", for each block. every: k keeps the input of every k-th block only, "sqrt" that
+        of about every √N-th. gradient_checkpointing_kwargs (use_reentrant …) change nothing: there is one kind here.
         """
         if every == "sqrt":
             self._core.checkpoint_sqrt()
@@ -306,7 +319,9 @@ class CausalLM(torch.nn.Module):
         """to(), half(), cuda() …: a loaded model keeps its device and dtype."""
         probe = fn(torch.empty(0, dtype=torch.float32, device=self.device))
         if probe.device.type != self.device.type or probe.dtype != torch.float32:
-            raise ValueError("[CausalLM] a loaded model keeps its device and dtype. Give dtype= and device_map= to from_pretrained.")
+            raise ValueError(
+                "[CausalLM] a loaded model keeps its device and dtype. Give dtype= and device_map= to from_pretrained."
+            )
         return self
 
 
@@ -318,7 +333,7 @@ def _config_of(folder: pathlib.Path) -> ModelConfig:
 
 
 def _device_of(device_map: Any) -> torch.device:
-    """"auto" is the GPU where there is one that this build has kernels for; a map must name one device."""
+    """ "auto" is the GPU where there is one that this build has kernels for; a map must name one device."""
     if isinstance(device_map, dict):
         places = set(map(str, device_map.values()))
         if len(places) != 1:
@@ -341,7 +356,9 @@ def _folder_of(name: str, revision: str | None, local_files_only: bool, token: A
     try:
         from huggingface_hub import snapshot_download
     except ModuleNotFoundError:
-        raise FileNotFoundError(2, "no such folder, and huggingface_hub, which could fetch it, is not installed", name) from None
+        raise FileNotFoundError(
+            2, "no such folder, and huggingface_hub, which could fetch it, is not installed", name
+        ) from None
     patterns = ["*.json", "*.safetensors", "*.txt", "tokenizer.model"]
     return pathlib.Path(
         snapshot_download(name, revision=revision, local_files_only=local_files_only, token=token, allow_patterns=patterns)
@@ -378,21 +395,25 @@ class AutoModelForCausalLM:
         local_files_only: bool = False,
         **ignored: Any,
     ) -> CausalLM:
-        """A model in evaluation mode, its linear layers in four bits if quantization_config says so (or the folder has them so).
+        """A model in evaluation mode, its linear layers in four bits if quantization_config or the folder says so.
 
-        dtype (older: torch_dtype) is that of activations, norms, embeddings and head; without it bnb_4bit_compute_dtype decides,
-        and without that the checkpoint's own ("auto").
+        dtype (older: torch_dtype) is that of activations, norms, embeddings and head; without it bnb_4bit_compute_dtype
+        decides, and without that the checkpoint's own ("auto").
         """
         refuse_unknown("from_pretrained", ignored, cls._IGNORES)
         name = os.fspath(pretrained_model_name_or_path)
         folder = _folder_of(name, revision, local_files_only, token)
         config = _config_of(folder)
         if isinstance(quantization_config, dict):
-            quantization_config = BitsAndBytesConfig(**{k: v for k, v in quantization_config.items() if k not in ("quant_method",)})
+            quantization_config = BitsAndBytesConfig(
+                **{k: v for k, v in quantization_config.items() if k not in ("quant_method",)}
+            )
         if quantization_config is None and load_in_4bit:
             quantization_config = BitsAndBytesConfig(load_in_4bit=True)
         if quantization_config is not None and not isinstance(quantization_config, BitsAndBytesConfig):
-            raise TypeError(f"[from_pretrained] quantization_config must be a qlorapp.BitsAndBytesConfig; got {type(quantization_config)}.")
+            raise TypeError(
+                f"[from_pretrained] quantization_config must be a qlorapp.BitsAndBytesConfig; got {type(quantization_config)}."
+            )
         options = quantization_config or BitsAndBytesConfig()
         wanted = dtype if dtype is not None else torch_dtype
         if wanted is None:

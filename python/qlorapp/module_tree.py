@@ -44,7 +44,9 @@ def linear(weight: "torch.Tensor | _C.QuantizedTensor") -> torch.nn.Module:
 class LoraLayer(torch.nn.Module):
     """A linear layer with PEFT's names for its adapter."""
 
-    def __init__(self, base_layer: torch.nn.Module, a: torch.nn.Parameter, b: torch.nn.Parameter, scaling: float, dropout: float) -> None:
+    def __init__(
+        self, base_layer: torch.nn.Module, a: torch.nn.Parameter, b: torch.nn.Parameter, scaling: float, dropout: float
+    ) -> None:
         super().__init__()
         self.base_layer = base_layer
         drop = torch.nn.Dropout(dropout) if dropout > 0 else torch.nn.Identity()
@@ -108,7 +110,9 @@ def _parent(root: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
     return module, leaf
 
 
-def inject(root: torch.nn.Module, name: str, a: torch.nn.Parameter, b: torch.nn.Parameter, scaling: float, dropout: float) -> LoraLayer:
+def inject(
+    root: torch.nn.Module, name: str, a: torch.nn.Parameter, b: torch.nn.Parameter, scaling: float, dropout: float
+) -> LoraLayer:
     """Replaces the linear layer `name` by one with an adapter around it."""
     parent, leaf = _parent(root, name)
     layer = LoraLayer(getattr(parent, leaf), a, b, scaling, dropout)

@@ -49,7 +49,9 @@ class PeftModel(torch.nn.Module):
         if not safe_serialization:
             raise ValueError("[save_pretrained] adapters are written as safetensors only. Leave out safe_serialization=False.")
         if unknown := set(ignored) - {"push_to_hub", "selected_adapters", "token"} or ignored.get("push_to_hub"):
-            raise TypeError(f"[save_pretrained] {sorted(unknown) if isinstance(unknown, set) else 'push_to_hub'} is not supported.")
+            raise TypeError(
+                f"[save_pretrained] {sorted(unknown) if isinstance(unknown, set) else 'push_to_hub'} is not supported."
+            )
         model = self.base_model.model
         model._rebind()
         model.core.save_adapter(os.fspath(save_directory), model.name_or_path)

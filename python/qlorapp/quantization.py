@@ -53,7 +53,9 @@ class BitsAndBytesConfig(_Fields):
         if self.load_in_8bit:
             raise ValueError("[BitsAndBytesConfig] load_in_8bit is not supported. Use load_in_4bit=True.")
         if self.bnb_4bit_quant_type not in ("nf4", "fp4"):
-            raise ValueError(f"[BitsAndBytesConfig] bnb_4bit_quant_type must be 'nf4' or 'fp4'; got {self.bnb_4bit_quant_type!r}.")
+            raise ValueError(
+                f"[BitsAndBytesConfig] bnb_4bit_quant_type must be 'nf4' or 'fp4'; got {self.bnb_4bit_quant_type!r}."
+            )
         if self.bnb_4bit_compute_dtype is not None:
             self.bnb_4bit_compute_dtype = as_dtype(self.bnb_4bit_compute_dtype, "bnb_4bit_compute_dtype")
         if self.load_in_4bit and "bnb_4bit_quant_type" not in options:
@@ -62,4 +64,6 @@ class BitsAndBytesConfig(_Fields):
     def to_dict(self) -> dict[str, Any]:
         """Dtypes by name."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(_Fields)}
-        return {key: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value for key, value in values.items()}
+        return {
+            key: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value for key, value in values.items()
+        }

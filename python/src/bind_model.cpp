@@ -123,7 +123,7 @@ void bind_model(py::module_& m) {
       .def("gradient", [](const CausalLM& self, int64_t i) { return self.arena().gradient(i); }, py::arg("i"))
       .def("zero_grad", [](CausalLM& self) { self.arena().zero_grad(); }, NoGil())
       .def("bind_gradients", [](CausalLM& self) { self.arena().bind_gradients(); }, NoGil())
-      .def("bind_values", [](CausalLM& self) { const at::NoGradGuard no_grad; self.arena().bind_values(); }, NoGil())
+      .def("bind_values", [](CausalLM& self) { self.arena().bind_values(); }, NoGil())
       .def("set_keep", [](CausalLM& self, const std::string& keep) {
              self.set_segments(keep_in_each_block(std::ssize(self.blocks()), parse_keep(keep)));
            }, py::arg("keep"))

@@ -13,4 +13,5 @@ PYBIND11_MODULE(_C, m) {
   bind_nn(m);
   bind_model(m);
   bind_train(m);
+  bind_trainer(m);
 }

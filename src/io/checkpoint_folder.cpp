@@ -2,11 +2,13 @@
 #include "qlorapp/io/checkpoint_folder.hpp"
 
 #include <fcntl.h>
+#include <ftw.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <system_error>
@@ -39,6 +41,12 @@ void sync_directory(const std::string& path) {
   if (failed != 0 && failed != EINVAL) fail("flush", path, failed);  // EINVAL: a file system without directory sync
 }
 
+/// Removes a folder and all in it; what is not there is fine. Not std::filesystem::remove_all: torch's wheels export a copy of it
+/// from another libstdc++, and whichever the loader finds first is called, with members that this one does not have.
+void remove_folder(const std::string& path) {
+  ::nftw(path.c_str(), [](const char* entry, const struct stat*, int, FTW*) { return ::remove(entry); }, 16, FTW_DEPTH | FTW_PHYS);
+}
+
 std::optional<int64_t> step_of(const std::string& name) {
   if (!name.starts_with(kPrefix)) return std::nullopt;
   const char* const begin = name.data() + kPrefix.size();
@@ -57,14 +65,13 @@ CheckpointWriter::CheckpointWriter(std::string output_dir, int64_t step) : outpu
   check(error, "make", output_dir_);
   final_ = (fs::path(output_dir_) / concat(kPrefix, step)).string();
   temporary_ = (fs::path(output_dir_) / concat(kTemporaryPrefix, step, "-", ::getpid())).string();
-  fs::remove_all(temporary_, error);
+  remove_folder(temporary_);
   if (!fs::create_directory(temporary_, error)) check(error ? error : std::make_error_code(std::errc::file_exists), "make", temporary_);
 }
 
 CheckpointWriter::~CheckpointWriter() {
   if (committed_) return;
-  std::error_code ignored;
-  fs::remove_all(temporary_, ignored);
+  remove_folder(temporary_);
 }
 
 std::string CheckpointWriter::commit() {
@@ -73,7 +80,7 @@ std::string CheckpointWriter::commit() {
   std::string trash;
   if (fs::exists(final_, error)) {
     trash = (fs::path(output_dir_) / concat(kTrashPrefix, ::getpid())).string();
-    fs::remove_all(trash, error);
+    remove_folder(trash);
     fs::rename(final_, trash, error);
     check(error, "replace", final_);
   }
@@ -81,7 +88,7 @@ std::string CheckpointWriter::commit() {
   check(error, "rename to", final_);
   committed_ = true;
   sync_directory(output_dir_);
-  if (!trash.empty()) fs::remove_all(trash, error);
+  if (!trash.empty()) remove_folder(trash);
   return final_;
 }
 
@@ -117,7 +124,7 @@ void prune_checkpoints(const std::string& output_dir, int64_t limit, const std::
     const std::string trash = (fs::path(output_dir) / concat(kTrashPrefix, step, "-", ::getpid())).string();
     fs::rename(path, trash, error);
     check(error, "remove", path);
-    fs::remove_all(trash, error);
+    remove_folder(trash);
     --excess;
   }
 }
@@ -129,7 +136,7 @@ void remove_stale_checkpoints(const std::string& output_dir) {
     const std::string name = it->path().filename().string();
     if (name.starts_with(kTemporaryPrefix) || name.starts_with(kTrashPrefix)) stale.push_back(it->path());
   }
-  for (const fs::path& path : stale) fs::remove_all(path, error);
+  for (const fs::path& path : stale) remove_folder(path.string());
 }
 
 }  // namespace qlorapp

@@ -74,8 +74,8 @@ Two attention(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef
   return op.call(q, k, v, row_starts, scale);
 }
 
-Three attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
-                         at::IntArrayRef row_starts, double scale) {
+Three attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                         const Tensor& lse, at::IntArrayRef row_starts, double scale) {
   static const auto op = find<Three(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                     at::IntArrayRef, double)>("qlorapp::attention_backward");
   return op.call(dout, q, k, v, out, lse, row_starts, scale);
@@ -90,13 +90,14 @@ void attention_backward_out(const Tensor& dout, const Tensor& q, const Tensor& k
 
 Tensor attention_with_cache(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts,
                             at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale) {
-  static const auto op = find<Tensor(const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef,
-                                     double)>("qlorapp::attention_with_cache");
+  static const auto op =
+      find<Tensor(const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, double)>(
+          "qlorapp::attention_with_cache");
   return op.call(q, k, v, row_starts, cache_starts, cache_lengths, scale);
 }
 
-Two linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets, const std::optional<Tensor>& grad_scale,
-                         bool need_gradient, int64_t chunk_rows) {
+Two linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
+                         const std::optional<Tensor>& grad_scale, bool need_gradient, int64_t chunk_rows) {
   static const auto op = find<Two(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, bool, int64_t)>(
       "qlorapp::linear_cross_entropy");
   return op.call(hidden, weight, targets, grad_scale, need_gradient, chunk_rows);

@@ -14,7 +14,8 @@ void compare(at::ScalarType dtype, int64_t heads, int64_t kv_heads, int64_t d, c
   const double scale = 1 / std::sqrt(static_cast<double>(d));
   // As a decoder block has them: views of packed projections.
   const at::Tensor packed = randn({tokens, heads + 2 * kv_heads, d}, dtype), gradient = at::empty_like(packed);
-  const at::Tensor q = packed.narrow(1, 0, heads), k = packed.narrow(1, heads, kv_heads), v = packed.narrow(1, heads + kv_heads, kv_heads);
+  const at::Tensor q = packed.narrow(1, 0, heads), k = packed.narrow(1, heads, kv_heads),
+                   v = packed.narrow(1, heads + kv_heads, kv_heads);
   const at::Tensor dout = randn({tokens, heads, d}, dtype);
   const auto want = reference::attention(values(q), values(k), values(v), values(dout), heads, kv_heads, d, row_starts, scale);
 
@@ -24,7 +25,8 @@ void compare(at::ScalarType dtype, int64_t heads, int64_t kv_heads, int64_t d, c
   REQUIRE(relative_error(lse, want.lse) < (dtype == at::kDouble ? 1e-13 : 1e-3));
   if (dtype == at::kFloat) REQUIRE(relative_error(lse, want.lse) < 1e-6);
 
-  at::Tensor dq = gradient.narrow(1, 0, heads), dk = gradient.narrow(1, heads, kv_heads), dv = gradient.narrow(1, heads + kv_heads, kv_heads);
+  at::Tensor dq = gradient.narrow(1, 0, heads), dk = gradient.narrow(1, heads, kv_heads),
+             dv = gradient.narrow(1, heads + kv_heads, kv_heads);
   ops::attention_backward_out(dout, q, k, v, out, lse, row_starts, scale, dq, dk, dv);
   const at::Tensor all = at::cat({dq.reshape(-1), dk.reshape(-1), dv.reshape(-1)});
   reference::Values want_all = want.dq;
@@ -54,13 +56,18 @@ TEST_CASE("rows longer than a tile of the fused kernel", "[ops][cpu]") {
 TEST_CASE("cached attention is the last queries of attention", "[ops][cpu]") {
   at::manual_seed(6);
   const std::vector<int64_t> starts{0, 90, 91, 231};
-  const at::Tensor q = randn({231, 4, 16}, at::kFloat), k = randn({231, 2, 16}, at::kFloat), v = randn({231, 2, 16}, at::kFloat);
+  const at::Tensor q = randn({231, 4, 16}, at::kFloat), k = randn({231, 2, 16}, at::kFloat),
+                   v = randn({231, 2, 16}, at::kFloat);
   const at::Tensor full = std::get<0>(ops::attention(q, k, v, starts, 0.25));
-  const auto tail = [&](const at::Tensor& x) { return at::cat({x.slice(0, 20, 90), x.slice(0, 90, 91), x.slice(0, 229, 231)}); };
+  const auto tail = [&](const at::Tensor& x) {
+    return at::cat({x.slice(0, 20, 90), x.slice(0, 90, 91), x.slice(0, 229, 231)});
+  };
   const at::Tensor got = ops::attention_with_cache(tail(q), k, v, {0, 70, 71, 73}, {0, 90, 91}, {90, 1, 140}, 0.25);
   REQUIRE(relative_error(got, values(tail(full))) < 1e-6);
-  REQUIRE_THROWS_AS(ops::attention_with_cache(tail(q), k, v, {0, 70, 71, 73}, {0, 90, 91}, {90, 1, 141}, 0.25), c10::ValueError);
-  REQUIRE_THROWS_AS(ops::attention_with_cache(tail(q), k, v, {0, 70, 71, 73}, {0, 90, 91}, {69, 1, 140}, 0.25), c10::ValueError);
+  REQUIRE_THROWS_AS(ops::attention_with_cache(tail(q), k, v, {0, 70, 71, 73}, {0, 90, 91}, {90, 1, 141}, 0.25),
+                    c10::ValueError);
+  REQUIRE_THROWS_AS(ops::attention_with_cache(tail(q), k, v, {0, 70, 71, 73}, {0, 90, 91}, {69, 1, 140}, 0.25),
+                    c10::ValueError);
 }
 
 TEST_CASE("an empty batch has an empty result", "[ops][cpu]") {

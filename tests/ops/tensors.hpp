@@ -36,10 +36,14 @@ inline double relative_error(const at::Tensor& got, const reference::Values& wan
 /// What a few roundings of a dtype amount to.
 inline double tolerance(at::ScalarType dtype) {
   switch (dtype) {
-    case at::kDouble: return 1e-13;
-    case at::kFloat: return 5e-7;
-    case at::kHalf: return 1e-3;
-    default: return 8e-3;
+    case at::kDouble:
+      return 1e-13;
+    case at::kFloat:
+      return 5e-7;
+    case at::kHalf:
+      return 1e-3;
+    default:
+      return 8e-3;
   }
 }
 

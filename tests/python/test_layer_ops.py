@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layer operators against torch and transformers: values, gradients, registration, memory."""
 
+import itertools
 import math
 
 import pytest
@@ -35,9 +36,18 @@ def rope_tables(positions, head_dim, theta=10000.0):
 
 
 def block_mask(row_starts):
-    rows = torch.cat([torch.full((e - s,), i) for i, (s, e) in enumerate(zip(row_starts, row_starts[1:]))])
+    rows = torch.cat([torch.full((e - s,), i) for i, (s, e) in enumerate(itertools.pairwise(row_starts))])
     order = torch.arange(len(rows))
     return (rows[:, None] == rows[None]) & (order[:, None] >= order[None])
+
+
+@pytest.fixture
+def one_thread():
+    """For many calls on few elements, where waking a second thread is all that takes time. The C++ tests use all threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 # --- registration --------------------------------------------------------------------------------------------------------
@@ -92,13 +102,17 @@ def op_cases(dtype, grad):
     yield ops.attention_with_cache.default, (q[:3], k, v, [0, 2, 3], [0, 5], [4, 3], scale), {}
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_opcheck_accepts_every_layer_operator(dtype, grad):
     for op, args, kwargs in op_cases(dtype, grad):
-        torch.library.opcheck(op, args, kwargs, rtol=1e-2 if dtype == torch.bfloat16 else None, atol=1e-2 if dtype == torch.bfloat16 else None)
+        torch.library.opcheck(
+            op, args, kwargs, rtol=1e-2 if dtype == torch.bfloat16 else None, atol=1e-2 if dtype == torch.bfloat16 else None
+        )
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_gradcheck_in_double_precision():
     d = torch.float64
     x = randn(5, 7, dtype=d, requires_grad=True)
@@ -110,15 +124,19 @@ def test_gradcheck_in_double_precision():
     cos, sin = rope_tables(9, 8)
     positions = torch.tensor([0, 8, 3, 3, 1])
     for inverse in (False, True):
-        assert torch.autograd.gradcheck(lambda x: ops.rope(x, cos, sin, positions, inverse), (heads,))
+        assert torch.autograd.gradcheck(lambda x, inverse=inverse: ops.rope(x, cos, sin, positions, inverse), (heads,))
     assert torch.autograd.gradcheck(ops.swiglu, (randn(3, 10, dtype=d, requires_grad=True),))
     for heads, kv_heads, starts in ((2, 1, (0, 5)), (2, 2, (0, 1, 3, 4)), (4, 2, (0, 0, 1, 4)), (2, 2, (0, 2, 4))):
         q, k, v, rows, scale = attention_arguments(d, True, heads, kv_heads, 4, starts)
-        assert torch.autograd.gradcheck(lambda q, k, v: ops.attention(q, k, v, rows, scale)[0], (q, k, v))
+        assert torch.autograd.gradcheck(
+            lambda q, k, v, rows=rows, scale=scale: ops.attention(q, k, v, rows, scale)[0], (q, k, v)
+        )
     head = randn(9, 7, dtype=d, seed=3)
     targets = torch.tensor([8, -100, 0, 3, -1])
     for scale in (None, torch.tensor(64.0)):
-        assert torch.autograd.gradcheck(lambda h: ops.linear_cross_entropy(h, head, targets, scale, True, 2)[0], (x,))
+        assert torch.autograd.gradcheck(
+            lambda h, scale=scale: ops.linear_cross_entropy(h, head, targets, scale, True, 2)[0], (x,)
+        )
 
 
 def test_weights_that_want_a_gradient_are_refused():
@@ -262,7 +280,8 @@ def test_swiglu_at_the_ends_of_the_range():
 # --- attention -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES + [torch.float64])
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("head_dim", [8, 16, 64, 128])
 @pytest.mark.parametrize("row_starts", [(0, 1), (0, 130), (0, 33, 66, 99), (0, 1, 70, 71, 90)])
@@ -287,11 +306,11 @@ def test_attention_is_sdpa_with_a_block_mask(dtype, kv_heads, head_dim, row_star
     ops.attention_backward(dout, q, k, v, out, lse, list(row_starts), scale, dq=dq, dk=dk, dv=dv)
     want_grads = torch.autograd.grad(want, reference, dout.double())
     largest = max(g.norm() for g in want_grads)  # the gradients of a row of one token to q and k are 0 but for rounding
-    for got, expected in zip((dq, dk, dv), want_grads):
+    for got, expected in zip((dq, dk, dv), want_grads, strict=True):
         error = (got.double() - expected).norm() / largest
         assert error < {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}[dtype]
     functional = ops.attention_backward(dout, q, k, v, out, lse, list(row_starts), scale)
-    assert all(torch.equal(a, b) for a, b in zip(functional, (dq, dk, dv)))
+    assert all(torch.equal(a, b) for a, b in zip(functional, (dq, dk, dv), strict=True))
 
 
 def test_packed_rows_never_see_each_other():
@@ -322,7 +341,9 @@ def test_attention_with_cache_is_the_tail_of_attention(dtype, kv_heads, queries)
         for r, n in enumerate(lengths):
             cache[r * capacity : r * capacity + n] = t[starts[r] : starts[r] + n]
         caches.append(cache)
-    got = ops.attention_with_cache(q[tail], *caches, [0, queries, 2 * queries, 3 * queries], [0, capacity, 2 * capacity], lengths, scale)
+    got = ops.attention_with_cache(
+        q[tail], *caches, [0, queries, 2 * queries, 3 * queries], [0, capacity, 2 * capacity], lengths, scale
+    )
     tolerance = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}[dtype]
     torch.testing.assert_close(got, full[tail], rtol=tolerance, atol=tolerance)
 
@@ -403,6 +424,7 @@ def peak_bytes(run):
     return peak
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_linear_cross_entropy_never_holds_the_logits_or_a_copy_of_the_head(dtype):
     rows, width, vocabulary, chunk = 512, 64, 40000, 32

@@ -36,8 +36,8 @@ inline RmsNorm rms_norm(const Values& x, const Values& w, const Values& dy, doub
 }
 
 /// One head of width d at angles a_i: (x_i, x_{i + d/2}) turned by a_i; the tables give cos and sin.
-inline Values rope(const Values& x, int64_t heads, int64_t d, const Values& cos, const Values& sin, const std::vector<int64_t>& positions,
-                   double direction) {
+inline Values rope(const Values& x, int64_t heads, int64_t d, const Values& cos, const Values& sin,
+                   const std::vector<int64_t>& positions, double direction) {
   Values y(x.size());
   const int64_t half = d / 2;
   for (int64_t m = 0; m < static_cast<int64_t>(positions.size()); ++m) {
@@ -75,10 +75,11 @@ inline SwiGlu swiglu(const Values& gate_up, const Values& dh, int64_t n) {
 struct Attention {
   Values out, lse, dq, dk, dv;
 };
-inline Attention attention(const Values& q, const Values& k, const Values& v, const Values& dout, int64_t heads, int64_t kv_heads,
-                           int64_t d, const std::vector<int64_t>& row_starts, double scale) {
+inline Attention attention(const Values& q, const Values& k, const Values& v, const Values& dout, int64_t heads,
+                           int64_t kv_heads, int64_t d, const std::vector<int64_t>& row_starts, double scale) {
   const int64_t tokens = row_starts.back(), group = heads / kv_heads;
-  Attention result{Values(q.size()), Values(static_cast<std::size_t>(heads * tokens)), Values(q.size()), Values(k.size()), Values(v.size())};
+  Attention result{Values(q.size()), Values(static_cast<std::size_t>(heads * tokens)), Values(q.size()), Values(k.size()),
+                   Values(v.size())};
   for (std::size_t r = 0; r + 1 < row_starts.size(); ++r) {
     for (int64_t h = 0; h < heads; ++h) {
       const int64_t g = h / group;
@@ -122,7 +123,8 @@ struct CrossEntropy {
   double loss = 0;
   Values d_hidden;
 };
-inline CrossEntropy linear_cross_entropy(const Values& hidden, const Values& weight, const std::vector<int64_t>& targets, int64_t width) {
+inline CrossEntropy linear_cross_entropy(const Values& hidden, const Values& weight, const std::vector<int64_t>& targets,
+                                         int64_t width) {
   const int64_t vocabulary = static_cast<int64_t>(weight.size()) / width;
   CrossEntropy result{0, Values(hidden.size())};
   for (int64_t m = 0; m < static_cast<int64_t>(targets.size()); ++m) {

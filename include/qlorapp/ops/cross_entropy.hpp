@@ -26,7 +26,8 @@ namespace qlorapp::ops {
 /// gradient / grad_scale. A weight that requires a gradient is refused: the head is frozen.
 /// On the CPU nothing synchronizes; elsewhere, counting the rows that have a target does.
 /// Throws c10::ValueError naming index and vocabulary for a target >= V, and on shapes that do not fit.
-std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
+std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
+                                                        const at::Tensor& targets,
                                                         const std::optional<at::Tensor>& grad_scale = std::nullopt,
                                                         bool need_gradient = true, int64_t chunk_rows = 512);
 

@@ -22,14 +22,15 @@ namespace qlorapp::ops {
 std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
 /// (sum, y, rstd) with sum = x + residual in x's dtype and y = rms_norm(sum): the residual stream and the next layer's input.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
-                                                            double eps);
+std::tuple<at::Tensor, at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
+                                                            const at::Tensor& weight, double eps);
 
 /// dx = rstd·(g − x̂·mean(g·x̂)) with g = round(dy·weight), x̂ = x·rstd; float32, rounded once. After add_rms_norm, x is its sum.
 at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd);
 
-/// dx += rms_norm_backward(…), each rounded to x's dtype: dx holds the gradient that comes along the residual. Outside autograd.
-/// dx must be contiguous over its last dimension, and must not share memory with dy or x.
-void rms_norm_backward_(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd);
+/// dx += rms_norm_backward(…), each rounded to x's dtype: dx holds the gradient that comes along the residual. Outside
+/// autograd. dx must be contiguous over its last dimension, and must not share memory with dy or x.
+void rms_norm_backward_(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
+                        const at::Tensor& rstd);
 
 }  // namespace qlorapp::ops

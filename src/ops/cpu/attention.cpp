@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of packed rows over LibTorch's fused CPU kernel, which keeps a tile of the scores and never the (T, T) matrix.
 //
-// The kernel wants (batch, heads, T, d) with as many heads in k and v as in q, in any strides. Grouped heads cost no copy: a row
-// is presented as batch = H_kv, heads = H / H_kv, with stride 0 over the heads of k and v. Without grouping the batch stands for
-// consecutive rows of equal length. Its output has the memory order of q, so that a single row is returned as it is.
+// The kernel wants (batch, heads, T, d) with as many heads in k and v as in q, in any strides. Grouped heads cost no copy: a
+// row is presented as batch = H_kv, heads = H / H_kv, with stride 0 over the heads of k and v. Without grouping the batch
+// stands for consecutive rows of equal length. Its output has the memory order of q, so that a single row is returned as it is.
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -99,8 +99,8 @@ std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q_in, const at::T
 }
 
 void attention_backward_out(const at::Tensor& dout_in, const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
-                            const at::Tensor& out_in, const at::Tensor& lse, at::IntArrayRef row_starts, double scale, at::Tensor& dq,
-                            at::Tensor& dk, at::Tensor& dv) {
+                            const at::Tensor& out_in, const at::Tensor& lse, at::IntArrayRef row_starts, double scale,
+                            at::Tensor& dq, at::Tensor& dk, at::Tensor& dv) {
   check_attention_backward("attention_backward", dout_in, q_in, k_in, v_in, out_in, lse, row_starts);
   check_same_shape("attention_backward", "dq", dq, "q", q_in);
   check_same_shape("attention_backward", "dk", dk, "k", k_in);
@@ -118,23 +118,27 @@ void attention_backward_out(const at::Tensor& dout_in, const at::Tensor& q_in, c
     const Run local = copied ? Run{0, run.rows, run.length} : run;
     const auto [gq, gk, gv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
         heads.queries(converted(dout), local), heads.queries(converted(q), local), heads.keys(converted(k), local),
-        heads.keys(converted(v), local), heads.queries(converted(out), local), heads.statistic(lse, run), 0.0, true, std::nullopt, scale);
+        heads.keys(converted(v), local), heads.queries(converted(out), local), heads.statistic(lse, run), 0.0, true,
+        std::nullopt, scale);
     dq.narrow(0, run.start, run.tokens()).copy_(heads.packed(gq, run));
     dk.narrow(0, run.start, run.tokens()).copy_(heads.packed_keys(gk, run));
     dv.narrow(0, run.start, run.tokens()).copy_(heads.packed_keys(gv, run));
   }
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
-                                                                  const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tensor& dout, const at::Tensor& q,
+                                                                  const at::Tensor& k, const at::Tensor& v,
+                                                                  const at::Tensor& out, const at::Tensor& lse,
                                                                   at::IntArrayRef row_starts, double scale) {
-  at::Tensor dq = at::empty(q.sizes(), q.options()), dk = at::empty(k.sizes(), k.options()), dv = at::empty(v.sizes(), v.options());
+  at::Tensor dq = at::empty(q.sizes(), q.options()), dk = at::empty(k.sizes(), k.options()),
+             dv = at::empty(v.sizes(), v.options());
   attention_backward_out(dout, q, k, v, out, lse, row_starts, scale, dq, dk, dv);
   return {dq, dk, dv};
 }
 
-at::Tensor attention_with_cache(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, at::IntArrayRef row_starts,
-                                at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale) {
+at::Tensor attention_with_cache(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
+                                at::IntArrayRef row_starts, at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths,
+                                double scale) {
   check_attention_with_cache("attention_with_cache", q_in, k_in, v_in, row_starts, cache_starts, cache_lengths);
   const at::Tensor q = dense_heads(q_in), k = dense_heads(k_in), v = dense_heads(v_in);
   const Heads heads = heads_of(q, k);

@@ -38,8 +38,8 @@ Instructions detect() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__builtin_cpu_supports("avx512f") && onednn_may_use_16_bit() && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0) {
     const unsigned leaf7_edx = d;
-    found.fp16 = (leaf7_edx >> 23 & 1u) != 0;  // AVX512-FP16
-    found.bf16 = (leaf7_edx >> 22 & 1u) != 0;  // AMX-BF16
+    found.fp16 = (leaf7_edx >> 23 & 1u) != 0;                                                         // AVX512-FP16
+    found.bf16 = (leaf7_edx >> 22 & 1u) != 0;                                                         // AMX-BF16
     if (__get_cpuid_count(7, 1, &a, &b, &c, &d) != 0) found.bf16 = found.bf16 || (a >> 5 & 1u) != 0;  // AVX512-BF16
   }
 #endif

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Products of activations with a dense weight, at the speed of the CPU's best instructions and without a whole copy of the weight.
+/// Products of activations with a dense weight, at the speed of the CPU's best instructions and without a whole copy of the
+/// weight.
 ///
-/// Where the CPU multiplies bfloat16 or float16 itself, ATen's GEMM is called. Elsewhere ATen's 16-bit GEMM is anything from twice
-/// to several hundred times slower than its float32 one, so that panels of the weight are widened (exactly) to float32 right
-/// before their product; sums are then in float32 and rounded once.
+/// Where the CPU multiplies bfloat16 or float16 itself, ATen's GEMM is called. Elsewhere ATen's 16-bit GEMM is anything from
+/// twice to several hundred times slower than its float32 one, so that panels of the weight are widened (exactly) to float32
+/// right before their product; sums are then in float32 and rounded once.
 #pragma once
 
 #include <ATen/core/Tensor.h>

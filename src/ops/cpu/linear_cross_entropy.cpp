@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/zeros_like.h>
@@ -21,8 +22,8 @@ using simd::accumulate_t;
 using simd::narrow;
 using simd::widen;
 
-/// −log softmax(logits)[target] of one row, in the accumulate type. With `gradient`, (softmax − onehot)·scale replaces the logits.
-/// `row` holds n elements of scratch: the widened logits, then their exponentials.
+/// −log softmax(logits)[target] of one row, in the accumulate type. With `gradient`, (softmax − onehot)·scale replaces the
+/// logits. `row` holds n elements of scratch: the widened logits, then their exponentials.
 template <class T, bool gradient>
 double row_loss(T* logits, accumulate_t<T>* row, int64_t n, int64_t target, accumulate_t<T> scale) {
   using A = accumulate_t<T>;
@@ -72,9 +73,9 @@ void chunk_loss(const at::Tensor& logits, const int64_t* targets, double* losses
   });
 }
 
-std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
-                                                        const std::optional<at::Tensor>& grad_scale, bool need_gradient,
-                                                        int64_t chunk_rows) {
+std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
+                                                        const at::Tensor& targets, const std::optional<at::Tensor>& grad_scale,
+                                                        bool need_gradient, int64_t chunk_rows) {
   check_linear_cross_entropy("linear_cross_entropy", hidden, weight, targets, grad_scale, chunk_rows);
   const int64_t vocabulary = weight.size(0), all_rows = hidden.size(0);
 
@@ -84,8 +85,9 @@ std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden
   std::vector<int64_t> rows, labels;
   for (int64_t r = 0; r < all_rows; ++r) {
     if (target[r] < 0) continue;
-    TORCH_CHECK_VALUE(target[r] < vocabulary, "[linear_cross_entropy] targets must be below the vocabulary size ", vocabulary, "; got ",
-                      target[r], " at index ", r, ". Use the tokenizer of this model, or a negative target to ignore a row.");
+    TORCH_CHECK_VALUE(target[r] < vocabulary, "[linear_cross_entropy] targets must be below the vocabulary size ", vocabulary,
+                      "; got ", target[r], " at index ", r,
+                      ". Use the tokenizer of this model, or a negative target to ignore a row.");
     rows.push_back(r);
     labels.push_back(target[r]);
   }

@@ -83,7 +83,8 @@ std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& x, const at::Tenso
 }
 
 template <bool add>
-void backward_into(const at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd) {
+void backward_into(const at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
+                   const at::Tensor& rstd) {
   if (x.numel() == 0) return;
   const at::Tensor in = cpu::as_rows(x), grad = cpu::as_rows(dy), out = cpu::as_written_rows("rms_norm_backward_", "dx", dx);
   const at::Tensor w = weight.contiguous(), statistic = rstd.contiguous();
@@ -107,14 +108,15 @@ at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at
   return dx;
 }
 
-void rms_norm_backward_(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd) {
+void rms_norm_backward_(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
+                        const at::Tensor& rstd) {
   check_rms_norm_backward("rms_norm_backward_", dy, x, weight, rstd);
   check_same_shape("rms_norm_backward_", "dx", dx, "x", x);
   backward_into<true>(dx, dy, x, weight, rstd);
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
-                                                            double eps) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
+                                                            const at::Tensor& weight, double eps) {
   check_rms_norm("add_rms_norm", x, weight);
   check_same_shape("add_rms_norm", "residual", residual, "x", x);
   at::Tensor sum = at::empty_like(x, at::MemoryFormat::Contiguous);

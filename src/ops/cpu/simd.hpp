@@ -48,8 +48,8 @@ void vectorized(const F& f) {
 template <class T>
 using accumulate_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-/// condition ? yes : no without a branch: the compiler sinks one side of a plain selection into a branch, and the loop around it
-/// stays scalar.
+/// condition ? yes : no without a branch: the compiler sinks one side of a plain selection into a branch, and the loop around
+/// it stays scalar.
 inline uint32_t select(bool condition, uint32_t yes, uint32_t no) {
   const uint32_t mask = ~(static_cast<uint32_t>(condition) - 1u);
   return (yes & mask) | (no & ~mask);

@@ -69,7 +69,8 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Ten
 }
 
 std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
-                                                      const Tensor& out, const Tensor& lse, at::IntArrayRef row_starts, double) {
+                                                      const Tensor& out, const Tensor& lse, at::IntArrayRef row_starts,
+                                                      double) {
   check_attention_backward("attention_backward", dout, q, k, v, out, lse, row_starts);
   return {empty(q.sym_sizes(), q), empty(k.sym_sizes(), k), empty(v.sym_sizes(), v)};
 }
@@ -89,7 +90,8 @@ Tensor attention_with_cache(const Tensor& q, const Tensor& k, const Tensor& v, a
 }
 
 std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
-                                                const std::optional<Tensor>& grad_scale, bool need_gradient, int64_t chunk_rows) {
+                                                const std::optional<Tensor>& grad_scale, bool need_gradient,
+                                                int64_t chunk_rows) {
   check_linear_cross_entropy("linear_cross_entropy", hidden, weight, targets, grad_scale, chunk_rows);
   return {empty({}, hidden, accumulate_type(hidden)),
           need_gradient ? empty(hidden.sym_sizes(), hidden) : empty({c10::SymInt(0)}, hidden)};
