@@ -8,7 +8,7 @@ python=$2
 out=$3
 model=examples/data/tiny-llama
 held_out=examples/data/eval.jsonl
-prompt='Mia has a red kite and lives near the lake. Tom lives near the mill and has a blue drum. What does Tom have?'
+prompt='Where does Una live?'  # no training question is about her
 steps=200
 half=$((steps / 2))
 
@@ -37,14 +37,14 @@ train() {  # train OUTPUT [more options]: NF4 with double quantization, LoRA on 
 rm -rf "$out"
 mkdir -p "$out"
 
-title "Before: the base model tells stories; it has never seen a question"
+title "Before: the base model knows the people of its stories, and has never seen a question"
 show "$qlorapp" eval --model "$model" --data "$held_out"
 show "$qlorapp" generate --model "$model" --prompt "$prompt"
 
 title "Fine-tuning: 4-bit weights, LoRA on all linear layers, $steps steps"
 train "$out/adapter"
 
-title "After: stories that were not trained on"
+title "After: questions about people that no training question was about"
 show "$qlorapp" eval --model "$model" --adapter "$out/adapter" --data "$held_out" >"$out/after.txt" || { cat "$out/after.txt"; exit 1; }
 cat "$out/after.txt"
 show "$qlorapp" generate --model "$model" --adapter "$out/adapter" --prompt "$prompt"

@@ -36,10 +36,13 @@ VOCABULARY = 768
 
 # Llama 3's split into words (digits in groups of up to three), as a regular expression for the tokenizers package.
 SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# The template that Llama 3 checkpoints carry, character by character: programs that do not run Jinja recognize it by its text.
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}"
-    "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
+    "{% set loop_messages = messages %}{% for message in loop_messages %}"
+    "{% set content = '<|start_header_id|>' + message['role'] + '"
+    "<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}"
+    "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
 
 
@@ -76,17 +79,14 @@ def village() -> list[Person]:
 
 
 def story(rng: random.Random, everybody: list[Person]) -> str:
-    """Two people meet. What is said of them is true in every story."""
+    """A sentence about each of six people. What is said is true in every story, and never to be found earlier in this one."""
+    cast = rng.sample(everybody, 6)
     sentences = []
-    cast = rng.sample(everybody, 2)
-    for _ in range(rng.randint(5, 8)):
-        a, b = rng.sample(cast, 2)
+    for a, b in zip(cast, cast[1:] + cast[:1], strict=True):
         events = [
-            f"One day {a.name} took the {a.thing} to the {b.place} to visit {b.name}.",
-            f"{b.name} saw the {a.thing} of {a.name} near the {a.place}.",
-            f"{a.name} walked from the {a.place} to the {b.place}.",
+            f"One day {a.name} took the {a.thing} to visit {b.name} near the {b.place}.",
             f"{a.name} the {a.trade} met {b.name} the {b.trade}.",
-            f"At noon {a.name} gave some {b.food} to {b.name}.",
+            f"At noon {a.name} asked {b.name} for some {b.food}.",
         ]
         sentences.append(rng.choice(a.facts() + events))
     return " ".join(sentences)
@@ -164,7 +164,7 @@ def train_base(tokenizer, steps: int, rows: int, length: int, peak_lr: float):
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
-        initializer_range=0.1,
+        initializer_range=0.05,
     )
     model = LlamaForCausalLM(config)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, vocabulary {len(tokenizer)}", flush=True)
@@ -201,10 +201,10 @@ def main() -> None:
     default = pathlib.Path(__file__).resolve().parents[1] / "examples" / "data"
     parser.add_argument("--output", type=pathlib.Path, default=default)
     parser.add_argument("--data-only", action="store_true")
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=260)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
