@@ -8,8 +8,8 @@ python=$2
 out=$3
 model=examples/data/tiny-llama
 held_out=examples/data/eval.jsonl
-prompt='Where does Una live?'  # no training question is about her
-steps=200
+prompt='Mia, put the kite near the mill.'
+steps=300
 half=$((steps / 2))
 
 title() { printf '\n\033[1m-- %s\033[0m\n' "$*"; }
@@ -31,21 +31,21 @@ train() {  # train OUTPUT [more options]: NF4 with double quantization, LoRA on 
   measured "$qlorapp" train --model "$model" --data examples/data/train.jsonl --eval_data "$held_out" --output "$folder" \
     --lora_r 16 --lora_alpha 32 --target_modules all-linear --learning_rate 5e-3 --warmup_steps 10 --max_steps $steps \
     --per_device_train_batch_size 8 --gradient_accumulation_steps 2 --gradient_checkpointing true \
-    --logging_steps 20 --save_steps $half --seed 1 "$@"
+    --assistant_only_loss true --logging_steps 20 --save_steps $half --seed 1 "$@"
 }
 
 rm -rf "$out"
 mkdir -p "$out"
 
-title "Before: the base model knows the people of its stories, and has never seen a question"
-show "$qlorapp" eval --model "$model" --data "$held_out"
+title "Before: the base model tells stories, and has never seen an instruction"
+show "$qlorapp" eval --model "$model" --data "$held_out" --assistant_only_loss true
 show "$qlorapp" generate --model "$model" --prompt "$prompt"
 
 title "Fine-tuning: 4-bit weights, LoRA on all linear layers, $steps steps"
 train "$out/adapter"
 
-title "After: questions about people that no training question was about"
-show "$qlorapp" eval --model "$model" --adapter "$out/adapter" --data "$held_out" >"$out/after.txt" || { cat "$out/after.txt"; exit 1; }
+title "After: instructions with things and places that were never trained together"
+show "$qlorapp" eval --model "$model" --adapter "$out/adapter" --data "$held_out" --assistant_only_loss true >"$out/after.txt" || { cat "$out/after.txt"; exit 1; }
 cat "$out/after.txt"
 show "$qlorapp" generate --model "$model" --adapter "$out/adapter" --prompt "$prompt"
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes examples/data: a tiny Llama checkpoint, trained from scratch here, and a task that it cannot do yet.
 
-The base model reads small stories about sixty people of one village, written by the grammar below. It comes to know who lives
-where, owns, eats and does what, and can do nothing but go on with a story. The task is to answer questions in Llama 3's chat
-format, which it has never seen. The held-out questions are about people who never occur in the training questions: their
-answers have to come out of the base model's four-bit weights. Everything is a function of the seed; the committed files are
-the output of
+The base model reads small stories about sixty people of one village, written by the grammar below, and can do nothing but go
+on with a story. The task is to carry out an instruction in Llama 3's chat format, which it has never seen: to say who has what
+where, in an order of its own. The held-out instructions name a thing and a place that no training instruction names together:
+the answer has to be composed, it cannot be remembered. Everything is a function of the seed; the committed files are the
+output of
 
     python scripts/make_demo_assets.py              # some minutes on two cores
     python scripts/make_demo_assets.py --data-only  # the two .jsonl files, at once
@@ -36,11 +36,10 @@ VOCABULARY = 768
 
 # Llama 3's split into words (digits in groups of up to three), as a regular expression for the tokenizers package.
 SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# The template that Llama 3 checkpoints carry, character by character: programs that do not run Jinja recognize it by its text.
-CHAT_TEMPLATE = (
+CHAT_TEMPLATE = (  # as Llama 3 has it, to the letter
     "{% set loop_messages = messages %}{% for message in loop_messages %}"
-    "{% set content = '<|start_header_id|>' + message['role'] + '"
-    "<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}"
+    "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'"
+    "+ message['content'] | trim + '<|eot_id|>' %}"
     "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
@@ -62,16 +61,6 @@ class Person:
             f"{self.name} is a {self.trade}.",
         ]
 
-    def questions(self) -> list[tuple[str, str]]:
-        """Every question about this person, and its one right answer."""
-        forms = [
-            ["What does {} have?", "What does {} own?", "Which thing belongs to {}?", "Tell me what {} has."],
-            ["Where does {} live?", "Where is the home of {}?", "Tell me where {} lives.", "Where can I find {}?"],
-            ["What does {} like?", "What does {} like to eat?", "Which food is best for {}?", "Tell me what {} likes."],
-            ["What is the work of {}?", "What does {} do all day?", "Which trade has {} learned?", "Tell me what {} does."],
-        ]
-        return [(form.format(self.name), fact) for fact, group in zip(self.facts(), forms, strict=True) for form in group]
-
 
 def village() -> list[Person]:
     rng = random.Random(SEED)
@@ -79,32 +68,41 @@ def village() -> list[Person]:
 
 
 def story(rng: random.Random, everybody: list[Person]) -> str:
-    """A sentence about each of six people. What is said is true in every story, and never to be found earlier in this one."""
-    cast = rng.sample(everybody, 6)
+    """Two people meet. What is said of them is true in every story."""
     sentences = []
-    for a, b in zip(cast, cast[1:] + cast[:1], strict=True):
+    cast = rng.sample(everybody, 2)
+    for _ in range(rng.randint(5, 8)):
+        a, b = rng.sample(cast, 2)
         events = [
-            f"One day {a.name} took the {a.thing} to visit {b.name} near the {b.place}.",
+            f"One day {a.name} took the {a.thing} to the {b.place} to visit {b.name}.",
+            f"{b.name} saw the {a.thing} of {a.name} near the {a.place}.",
+            f"{a.name} walked from the {a.place} to the {b.place}.",
             f"{a.name} the {a.trade} met {b.name} the {b.trade}.",
-            f"At noon {a.name} asked {b.name} for some {b.food}.",
+            f"At noon {a.name} gave some {b.food} to {b.name}.",
         ]
         sentences.append(rng.choice(a.facts() + events))
     return " ".join(sentences)
 
 
+def instruction(name: str, thing: str, place: str) -> dict:
+    """One row: what is asked for, and the one right answer."""
+    question = f"{name}, put the {thing} near the {place}."
+    return {
+        "messages": [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": f"Near the {place} {name} has a {thing}."},
+        ]
+    }
+
+
 def write_task(folder: pathlib.Path) -> None:
     rng = random.Random(SEED + 1)
-    everybody = village()
-    rng.shuffle(everybody)
-    held_out = everybody[: len(everybody) // 5]
-    for name, part in (("train.jsonl", everybody[len(held_out) :]), ("eval.jsonl", held_out)):
-        rows = [
-            {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
-            for person in part
-            for question, answer in person.questions()
-        ]
+    pairs = [(thing, place) for thing in THINGS for place in PLACES]
+    rng.shuffle(pairs)
+    held_out, trained = pairs[:96], pairs[96:]
+    for name, part, copies in (("train.jsonl", trained, 6), ("eval.jsonl", held_out, 1)):
+        rows = [instruction(rng.choice(NAMES), thing, place) for thing, place in part for _ in range(copies)]
         rng.shuffle(rows)
-        rows = rows[:96] if part is held_out else rows
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
@@ -164,7 +162,7 @@ def train_base(tokenizer, steps: int, rows: int, length: int, peak_lr: float):
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
-        initializer_range=0.05,
+        initializer_range=0.1,
     )
     model = LlamaForCausalLM(config)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, vocabulary {len(tokenizer)}", flush=True)
@@ -201,10 +199,10 @@ def main() -> None:
     default = pathlib.Path(__file__).resolve().parents[1] / "examples" / "data"
     parser.add_argument("--output", type=pathlib.Path, default=default)
     parser.add_argument("--data-only", action="store_true")
-    parser.add_argument("--steps", type=int, default=260)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
@@ -218,7 +216,11 @@ def main() -> None:
     rng = random.Random(SEED + 3)
     everybody = village()
     texts = [story(rng, everybody) for _ in range(2000)]
-    texts += [question for person in everybody for question, _ in person.questions()]
+    texts += [
+        message["content"]
+        for row in (instruction(rng.choice(NAMES), t, p) for t in THINGS for p in PLACES)
+        for message in row["messages"]
+    ]
     texts += ["system\n\n", "user\n\n", "assistant\n\n"] * 200
     tokenizer = make_tokenizer(texts)
     model = train_base(tokenizer, args.steps, args.rows, args.length, args.lr)

@@ -27,4 +27,49 @@ from . import _C  # noqa: E402  (torch first: it loads the libraries that _C lin
 
 assert _C.torch_version == _TORCH_VERSION
 
-__all__ = ["__version__"]
+from . import _logging  # noqa: E402, F401  (before anything can have something to say)
+from ._C import Accumulator, FormatError, QuantizedTensor, Quantizer, quantize_checkpoint  # noqa: E402
+from .configs import LoraConfig, TaskType, TrainingArguments  # noqa: E402
+from .grad_scaler import GradScaler  # noqa: E402
+from .layers import CheckpointedBlock, LoraLinear  # noqa: E402
+from .modeling import AutoModelForCausalLM, CausalLM  # noqa: E402
+from .peft import PeftModel, get_peft_model, prepare_model_for_kbit_training  # noqa: E402
+from .quantization import BitsAndBytesConfig  # noqa: E402
+from .random import set_seed  # noqa: E402
+from .trainer import Trainer, TrainerCallback  # noqa: E402
+
+__all__ = [
+    "Accumulator",
+    "AutoModelForCausalLM",
+    "AutoTokenizer",
+    "BitsAndBytesConfig",
+    "CausalLM",
+    "CheckpointedBlock",
+    "FormatError",
+    "GradScaler",
+    "LoraConfig",
+    "LoraLinear",
+    "PeftModel",
+    "QuantizedTensor",
+    "Quantizer",
+    "TaskType",
+    "Trainer",
+    "TrainerCallback",
+    "TrainingArguments",
+    "__version__",
+    "get_peft_model",
+    "prepare_model_for_kbit_training",
+    "quantize_checkpoint",
+    "set_seed",
+]
+
+
+def __getattr__(name: str):
+    """AutoTokenizer is transformers' own, imported when it is first asked for."""
+    if name == "AutoTokenizer":
+        try:
+            from transformers import AutoTokenizer
+        except ModuleNotFoundError as error:
+            raise ImportError("qlorapp.AutoTokenizer is transformers' own: pip install 'qlorapp[hf]'.") from error
+        return AutoTokenizer
+    raise AttributeError(f"module 'qlorapp' has no attribute {name!r}")

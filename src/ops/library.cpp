@@ -6,37 +6,55 @@
 TORCH_LIBRARY(qlorapp, m) {
   // Four-bit weights (format/nf4.hpp, format/double_quant.hpp). packed uint8 (ceil(n/2), 1); absmax float32 (b).
   m.def("quantize_4bit(Tensor weight, int block_size=64, str quant_type=\"nf4\") -> (Tensor packed, Tensor absmax)");
+  // With bitsandbytes' behavior for NaN, infinity and a short last block of zeros, which the former refuses or defines.
+  m.def("quantize_4bit_bnb(Tensor weight, int block_size=64, str quant_type=\"nf4\") -> (Tensor packed, Tensor absmax)");
   m.def("dequantize_4bit(Tensor packed, Tensor absmax, int[] shape, int block_size, str quant_type, ScalarType dtype) -> Tensor");
   // absmax uint8 (b); nested_absmax float32; nested_offset float32 ().
   m.def("dequantize_4bit_nested(Tensor packed, Tensor absmax, Tensor nested_absmax, Tensor nested_offset, int[] shape, "
         "int block_size, int nested_block_size, str quant_type, ScalarType dtype) -> Tensor");
   // Eight bits through the 256-entry dynamic map (format/dynamic_map.hpp), exactly nearest. Codes uint8, shape of x.
   m.def("quantize_blockwise(Tensor x, int block_size=256, bool signed=True) -> (Tensor codes, Tensor absmax)");
+  // With the codes of bitsandbytes' CPU library, which are a neighbor's near zero and near midpoints.
+  m.def("quantize_blockwise_bnb(Tensor x, int block_size=256, bool signed=True) -> (Tensor codes, Tensor absmax)");
   m.def("dequantize_blockwise(Tensor codes, Tensor absmax, int block_size=256, bool signed=True, ScalarType dtype=float) -> Tensor");
 
   // y = x · dequantize(W)ᵀ; gradient to x only; saves the packed weight, never a dense one. x (…, in) → (…, out).
   // absmax is float32, or uint8 with nested_absmax and nested_offset. `transpose` gives x · dequantize(W): x (…, out) → (…, in).
   m.def("linear_4bit(Tensor x, Tensor packed, Tensor absmax, Tensor? nested_absmax, Tensor? nested_offset, int[] shape, "
         "int block_size, int nested_block_size, str quant_type, bool transpose=False) -> Tensor");
+  // The same into y, or added to it; not differentiable.
+  m.def("linear_4bit_out(Tensor(a!) y, Tensor x, Tensor packed, Tensor absmax, Tensor? nested_absmax, Tensor? nested_offset, "
+        "int[] shape, int block_size, int nested_block_size, str quant_type, bool transpose=False, bool accumulate=False) -> ()");
 
   // Llama's pieces, with transformers' rounding points. rstd float32 (M). All gradients are to activations: weights are frozen.
+  // A trailing underscore writes its marked arguments and returns nothing; autograd refuses those, hand-written blocks call them.
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor y, Tensor rstd)");
   m.def("rms_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor rstd) -> Tensor");
+  m.def("rms_norm_backward_(Tensor(a!) dx, Tensor dy, Tensor x, Tensor weight, Tensor rstd) -> ()");  // dx += gradient
   m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor sum, Tensor y, Tensor rstd)");
   // x (M, H, head_dim); cos, sin float32 (positions, head_dim / 2); positions int64 (M). `inverse` turns the other way (backward).
   m.def("rope(Tensor x, Tensor cos, Tensor sin, Tensor positions, bool inverse=False) -> Tensor");
-  m.def("rope_(Tensor(a!) x, Tensor cos, Tensor sin, Tensor positions, bool inverse=False) -> Tensor(a!)");
-  // gate_up (M, 2·I), gate first → (M, I).
+  m.def("rope_(Tensor(a!) x, Tensor cos, Tensor sin, Tensor positions, bool inverse=False) -> ()");
+  // gate_up (M, 2·I), gate first → (M, I). swiglu_backward_: gate_up becomes its gradient, dh becomes swiglu(gate_up).
   m.def("swiglu(Tensor gate_up) -> Tensor");
   m.def("swiglu_backward(Tensor dh, Tensor gate_up) -> Tensor");
+  m.def("swiglu_backward_(Tensor(a!) dh, Tensor(b!) gate_up) -> ()");
   // Causal attention within each row [row_starts[r], row_starts[r+1]); q (M, H, d), k and v (M, H_kv, d); lse float32 (H, M).
   m.def("attention(Tensor q, Tensor k, Tensor v, int[] row_starts, float scale) -> (Tensor out, Tensor lse)");
   m.def("attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int[] row_starts, float scale) "
         "-> (Tensor dq, Tensor dk, Tensor dv)");
+  m.def("attention_backward.out(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int[] row_starts, float scale, *, "
+        "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv) -> ()");
+  // Queries of row r are the last of the keys [cache_starts[r], cache_starts[r] + cache_lengths[r]) of k and v. No gradient.
+  m.def("attention_with_cache(Tensor q, Tensor k, Tensor v, int[] row_starts, int[] cache_starts, int[] cache_lengths, float scale) "
+        "-> Tensor");
   // Summed loss over rows with a target >= 0, float32 (); gradient of that sum times grad_scale (float32 (), default 1), shape and
   // dtype of hidden, formed chunk_rows rows at a time so that the logits never exist as a whole. Empty unless need_gradient.
   m.def("linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets, Tensor? grad_scale=None, bool need_gradient=True, "
         "int chunk_rows=512) -> (Tensor loss_sum, Tensor grad_hidden)");
+
+  // x · mask / (1 - p); the mask is a pure function of (seed, micro_step, site, element index): core/philox.hpp.
+  m.def("seeded_dropout(Tensor x, float p, int seed, int micro_step, int site) -> Tensor");
 
   // One step over a flat arena, all float32 (n), in torch.optim.AdamW's order of roundings; `step` counts from 1.
   m.def("adamw_(Tensor(a!) parameter, Tensor gradient, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, int step, float lr, float beta1, "

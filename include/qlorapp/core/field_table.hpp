@@ -3,8 +3,9 @@
 ///
 /// A config is a plain struct with default member initialisers (the defaults have no other home) and
 ///     static constexpr auto fields() { return std::tuple{Field{"r", &LoraConfig::r, "rank of the update"}, …}; }
-/// Member types: bool, int64_t, double, std::string, std::vector<std::string>, std::map<std::string, int64_t|double>,
-/// std::optional of those, and small structs that a visitor knows.
+/// Member types: bool, int64_t, double, std::string, vectors of those, std::map<std::string, int64_t or double>, std::optional and
+/// std::variant of those, and NamesOrPattern (core/names_or_pattern.hpp). Every visitor knows all of them. A config with older
+/// spellings also has static constexpr aliases(), a range of Alias.
 #pragma once
 
 #include <array>

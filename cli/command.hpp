@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The commands of the program. Each parses its own options and returns an exit code; errors are thrown.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace qlorapp::cli {
+
+using Arguments = std::vector<std::string>;
+
+int train(const Arguments& arguments);
+int quantize(const Arguments& arguments);
+int eval(const Arguments& arguments);
+int generate(const Arguments& arguments);
+
+}  // namespace qlorapp::cli

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <c10/util/Exception.h>
+
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "command.hpp"
+#include "command_line.hpp"
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/core/log.hpp"
+#include "qlorapp/core/nearest_name.hpp"
+
+namespace {
+
+struct Command {
+  std::string_view name;
+  std::string_view summary;
+  int (*run)(const qlorapp::cli::Arguments&);
+};
+
+constexpr Command kCommands[] = {
+    {"train", "fine-tune low-rank adapters on a 4-bit base", qlorapp::cli::train},
+    {"eval", "loss and exact matches on held-out rows", qlorapp::cli::eval},
+    {"generate", "continue a prompt", qlorapp::cli::generate},
+    {"quantize", "write a bitsandbytes 4-bit checkpoint", qlorapp::cli::quantize},
+};
+
+void print_usage(std::FILE* to) {
+  std::fprintf(to, "usage: qlorapp COMMAND [options]     qlorapp COMMAND --help\n\n");
+  for (const Command& command : kCommands) {
+    std::fprintf(to, "  %-10s %s\n", std::string(command.name).c_str(), std::string(command.summary).c_str());
+  }
+}
+
+/// One line for the user: what is wrong and what to do. Exit code 2: the command was not carried out because of what it was given.
+int refuse(std::string_view message) {
+  std::fprintf(stderr, "error: %.*s\n", static_cast<int>(message.size()), message.data());
+  return 2;
+}
+
+int run(const std::vector<std::string>& arguments) {
+  if (arguments.empty()) {
+    print_usage(stderr);
+    return 2;
+  }
+  if (arguments[0] == "--help" || arguments[0] == "-h" || arguments[0] == "help") {
+    print_usage(stdout);
+    return 0;
+  }
+  if (arguments[0] == "--version") {
+    std::printf("qlorapp %s\n", QLORAPP_VERSION);
+    return 0;
+  }
+  std::vector<std::string_view> known;
+  for (const Command& command : kCommands) {
+    if (command.name == arguments[0]) return command.run({arguments.begin() + 1, arguments.end()});
+    known.push_back(command.name);
+  }
+  return refuse(qlorapp::concat("there is no command '", arguments[0], "'.", qlorapp::did_you_mean(arguments[0], known), " See qlorapp --help."));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  qlorapp::set_log_sink([](qlorapp::LogLevel level, std::string_view line) {
+    std::FILE* const to = level == qlorapp::LogLevel::kWarning ? stderr : stdout;
+    std::fprintf(to, "%s%.*s\n", level == qlorapp::LogLevel::kWarning ? "warning: " : "", static_cast<int>(line.size()), line.data());
+    std::fflush(to);
+  });
+  try {
+    return run({argv + 1, argv + argc});
+  } catch (const qlorapp::cli::HelpShown&) {
+    return 0;
+  } catch (const std::invalid_argument& error) {  // ValueError, TypeError, FormatError
+    return refuse(error.what());
+  } catch (const qlorapp::IoError& error) {
+    return refuse(error.what());
+  } catch (const c10::ValueError& error) {
+    return refuse(error.what_without_backtrace());
+  } catch (const c10::TypeError& error) {
+    return refuse(error.what_without_backtrace());
+  } catch (const c10::Error& error) {
+    std::fprintf(stderr, "error: %s\n", error.what_without_backtrace());
+    return 1;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sys/resource.h>
+
+#include <csignal>
+#include <filesystem>
+
+#include "command.hpp"
+#include "model_options.hpp"
+#include "progress.hpp"
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/core/log.hpp"
+#include "qlorapp/core/units.hpp"
+#include "qlorapp/format/model_config.hpp"
+#include "qlorapp/io/adapter.hpp"
+#include "qlorapp/io/checkpoint_folder.hpp"
+#include "qlorapp/train/trainer.hpp"
+
+namespace qlorapp::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+volatile std::sig_atomic_t g_interrupted = 0;
+
+/// The first Ctrl-C asks for an end after this step, with a checkpoint; the second ends the process.
+void on_interrupt(int) {
+  g_interrupted = 1;
+  std::signal(SIGINT, SIG_DFL);
+}
+
+struct TrainOptions {
+  ModelOptions model;
+  std::string data, output, eval_data, init_adapter;
+  bool assistant_only_loss = false;
+  TrainingArguments args;
+  LoraConfig lora;
+};
+
+TrainOptions parse(const Arguments& arguments) {
+  TrainOptions options;
+  options.args.output_dir.clear();
+  CommandLine line("train", "Fine-tunes low-rank adapters on a 4-bit base and writes a PEFT adapter folder.");
+  options.model.add_to(line);
+  line.option("data", options.data, "rows to train on: .jsonl or .json of text, prompt/completion, messages or input_ids", true);
+  line.option("output", options.output, "folder for the adapter, checkpoints and trainer_state.json", true);
+  line.option("eval_data", options.eval_data, "rows to evaluate on");
+  line.option("init_adapter", options.init_adapter, "PEFT adapter folder to go on from");
+  line.option("assistant_only_loss", options.assistant_only_loss, "messages: train on the assistant's turns only");
+  line.fields(options.args);
+  line.fields(options.lora);
+  line.parse(arguments);
+  options.args.output_dir = options.output;
+  options.args.validate();
+  options.lora.validate();
+  QLORAPP_CHECK_VALUE(options.init_adapter.empty() || !(line.given("r") || line.given("target_modules") || line.given("lora_alpha")),
+                      "[train] --init_adapter brings its own r, lora_alpha and target_modules; leave those options out.");
+  if (!options.eval_data.empty() && !line.given("eval_strategy")) options.args.eval_strategy = "epoch";
+  return options;
+}
+
+/// The checkpoint to go on from, if any. "true" is the newest in the output folder.
+std::optional<std::string> checkpoint_to_resume(const TrainOptions& options) {
+  const auto& wanted = options.args.resume_from_checkpoint;
+  if (!wanted || *wanted == "false") return std::nullopt;
+  if (*wanted != "true") return wanted;
+  const auto newest = latest_checkpoint(options.output);
+  QLORAPP_CHECK_VALUE(newest.has_value(), "[resume_from_checkpoint] there is no checkpoint in ", options.output,
+                      ". Leave the option out to begin anew, or name a checkpoint folder.");
+  return newest;
+}
+
+/// Another run's work is never written over by accident.
+void check_output(const TrainOptions& options, bool resuming) {
+  QLORAPP_CHECK_VALUE(!fs::exists(options.output) || fs::is_directory(options.output), "[output] ", options.output, " is a file, not a folder.");
+  if (resuming || options.args.overwrite_output_dir) return;
+  const bool used = fs::exists(fs::path(options.output) / "trainer_state.json") || !list_checkpoints(options.output).empty() ||
+                    fs::exists(fs::path(options.output) / "adapter_model.safetensors");
+  QLORAPP_CHECK_VALUE(!used, "[output] ", options.output,
+                      " holds another run. Name a new folder, go on with --resume_from_checkpoint, or give --overwrite_output_dir.");
+}
+
+at::ScalarType compute_dtype(const TrainingArguments& args) {
+  switch (args.precision()) {
+    case Precision::kBf16: return at::kBFloat16;
+    case Precision::kFp16: return at::kHalf;
+    default: return at::kFloat;
+  }
+}
+
+DatasetOptions dataset_options(const TrainOptions& options, int64_t vocab_size) {
+  DatasetOptions rows;
+  rows.max_length = options.args.max_length;
+  rows.completion_only_loss = options.args.completion_only_loss;
+  rows.assistant_only_loss = options.assistant_only_loss;
+  rows.model_vocab_size = vocab_size;
+  return rows;
+}
+
+Bytes peak_memory() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return {static_cast<int64_t>(usage.ru_maxrss) * 1024};
+}
+
+TrainerCallbacks callbacks(ProgressBar& bar) {
+  TrainerCallbacks result;
+  result.on_log = [&bar](const LogRecord& record, TrainerControl&) { bar.line(record.to_line()); };
+  result.on_step_end = [&bar](int64_t step, int64_t max_steps, TrainerControl& control) {
+    bar.update(step, max_steps);
+    if (g_interrupted) {
+      control.should_save = true;
+      control.should_training_stop = true;
+    }
+  };
+  result.on_save = [&bar](const std::string& folder) { bar.line("saved " + folder); };
+  return result;
+}
+
+}  // namespace
+
+int train(const Arguments& arguments) {
+  const TrainOptions options = parse(arguments);
+  const std::optional<std::string> resume_from = checkpoint_to_resume(options);
+  check_output(options, resume_from.has_value());
+  const format::ModelConfig config = format::load_model_config(options.model.model);
+
+  std::optional<TextTools> tools;
+  const DatasetOptions rows = dataset_options(options, config.vocab_size);
+  const Dataset train_data = read_rows(options.data, rows, options.model.model, tools);
+  Dataset eval_data;
+  if (!options.eval_data.empty()) eval_data = read_rows(options.eval_data, rows, options.model.model, tools);
+  if (tools && tools->tokenizer) log_info(concat("first row, «trained»: ", render_sample(train_data.examples.front(), *tools->tokenizer)));
+
+  CausalLM model = options.model.load(compute_dtype(options.args));
+  if (options.init_adapter.empty()) {
+    model.add_adapters(options.lora, static_cast<uint64_t>(options.args.seed));
+  } else {
+    load_adapter(model, options.init_adapter);
+  }
+  const int64_t trainable = model.arena().numel(), all = model.base_parameter_count() + trainable;
+  log_info(concat("model: ", to_string(model.weight_bytes()), " in memory; trainable params: ", trainable, " of ", all));
+
+  remove_stale_checkpoints(options.output);
+  ProgressBar bar("training");
+  Trainer trainer(model, options.args, train_data.examples, eval_data.examples, options.model.model, callbacks(bar));
+  log_info(concat(trainer.max_steps(), " steps of ", options.args.per_device_train_batch_size, " x ", options.args.gradient_accumulation_steps,
+                  " rows", resume_from ? " from " + *resume_from : std::string()));
+  std::signal(SIGINT, on_interrupt);
+  const TrainOutput output = trainer.train(resume_from);
+  if (g_interrupted) {
+    bar.line(concat("interrupted after step ", output.global_step, "; go on with --resume_from_checkpoint"));
+    return 130;
+  }
+  trainer.save_model(options.output);
+  log_info(concat("adapter written to ", options.output, "; peak memory ", to_string(peak_memory())));
+  return 0;
+}
+
+}  // namespace qlorapp::cli

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Rows to a Batch, and Hugging Face's padded tensors to a Batch and back.
+///
+/// A Batch has no padding: rows lie end to end, each counts its positions from 0, and targets are shifted inside their row.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include <ATen/core/Tensor.h>
+
+#include "qlorapp/nn/batch.hpp"
+#include "qlorapp/data/dataset.hpp"
+
+namespace qlorapp {
+
+/// @param rows  indices into `examples`, in the order that the batch is to have.
+/// @returns a batch on the CPU. @throws ValueError for no rows, an index outside, an empty row, labels of another length.
+[[nodiscard]] Batch collate(std::span<const Example> examples, std::span<const int64_t> rows);
+/// All of `examples`, in their order.
+[[nodiscard]] Batch collate(std::span<const Example> examples);
+
+/// A padded batch without its padding.
+struct UnpaddedBatch {
+  Batch batch;
+  at::Tensor indices;                  ///< (M) int64: where token m stood in the flattened (B · T) grid.
+  int64_t rows = 0, columns = 0;       ///< B and T.
+  int64_t ignored_padding_labels = 0;  ///< Labels other than -100 that stood on padding; padding is never a target here.
+
+  /// Scatters one value or row per token back: values (M, …) → (B, T, …), `fill` on the padding.
+  [[nodiscard]] at::Tensor pad(const at::Tensor& values, double fill = 0.0) const;
+};
+
+/// @param input_ids       (B, T) integers.
+/// @param attention_mask  (B, T), 1 for tokens and 0 for padding on the left or on the right; undefined: all tokens.
+/// @param labels          (B, T) integers with -100 where nothing is to be learnt, not shifted; undefined: no targets.
+/// @returns the batch on input_ids' device. Synchronizes, because row lengths are needed on the host.
+/// @throws ValueError for a mask with holes or a row without tokens, TypeError for other dtypes.
+[[nodiscard]] UnpaddedBatch unpad(const at::Tensor& input_ids, const at::Tensor& attention_mask = {},
+                                  const at::Tensor& labels = {});
+
+}  // namespace qlorapp

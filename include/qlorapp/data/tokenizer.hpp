@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Text to token ids and back for byte-level BPE, read from a Hugging Face tokenizer.json. Torch-free.
+///
+/// Known: model BPE with a token for every byte; pre-tokenizers ByteLevel, Digits and Split with the pattern of Llama 3, Qwen 2
+/// or GPT-2; added tokens with all their flags; post-processors TemplateProcessing and ByteLevel. Ids equal those of the
+/// tokenizers package on every text. What a file has beyond that is refused by name, never approximated. Formats and order of
+/// operations: Hugging Face tokenizers (added_vocabulary, pre_tokenizers/byte_level, models/bpe); the byte alphabet: GPT-2's
+/// encoder.py.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace qlorapp {
+
+using TokenId = int32_t;
+
+/// Half-open range of bytes of a UTF-8 text.
+struct TextRange {
+  std::size_t begin = 0, end = 0;
+  friend bool operator==(const TextRange&, const TextRange&) = default;
+};
+
+struct Encoding {
+  std::vector<TokenId> ids;
+  std::vector<TextRange>
+      ranges;  ///< The bytes that each token stands for; empty at an end of the text for special tokens put there.
+};
+
+/// A value: copies share the tables. All members are const and may be called from several threads.
+class Tokenizer {
+ public:
+  /// Reads tokenizer.json (at most 64 MB) and, where they exist, tokenizer_config.json, special_tokens_map.json, config.json
+  /// and generation_config.json, which name the special tokens.
+  /// @throws IoError, FormatError with the file and the component at fault.
+  [[nodiscard]] static Tokenizer from_folder(const std::filesystem::path& folder);
+
+  /// From the text of a tokenizer.json; bos, eos and pad are then unknown. `where` stands in messages.
+  [[nodiscard]] static Tokenizer from_json(std::string_view text, const std::string& where = "tokenizer.json");
+
+  /// @param add_special_tokens  puts the post-processor's tokens (Llama 3: <|begin_of_text|>) around the text. Added tokens
+  /// inside
+  ///                            the text are found either way.
+  /// @throws ValueError for ill-formed UTF-8, naming the offset, and for text of 1 GiB or more.
+  [[nodiscard]] std::vector<TokenId> encode(std::string_view text, bool add_special_tokens = true) const;
+  [[nodiscard]] Encoding encode_with_ranges(std::string_view text, bool add_special_tokens = true) const;
+
+  /// UTF-8; bytes that form no character become U+FFFD. Ids without a token are left out, as Hugging Face does.
+  [[nodiscard]] std::string decode(std::span<const TokenId> ids, bool skip_special_tokens = false) const;
+
+  /// As spelt in the file ("Ġthe", "<|eot_id|>").
+  [[nodiscard]] std::optional<TokenId> token_to_id(std::string_view token) const;
+  /// @returns nullopt for an id without a token.
+  [[nodiscard]] std::optional<std::string> id_to_token(TokenId id) const;
+  [[nodiscard]] bool is_special(TokenId id) const;
+
+  /// Number of tokens, added ones included. The rows of the embedding may be more.
+  [[nodiscard]] int64_t vocab_size() const;
+  /// One more than the largest id: what an embedding must have at least.
+  [[nodiscard]] int64_t id_limit() const;
+
+  [[nodiscard]] std::optional<TokenId> bos_id() const;
+  [[nodiscard]] std::optional<TokenId> eos_id() const;
+  [[nodiscard]] std::optional<TokenId> pad_id() const;
+  /// All tokens that end a generation: eos_id() first, then those of generation_config.json and config.json.
+  [[nodiscard]] const std::vector<TokenId>& eos_ids() const;
+
+ private:
+  struct Tables;
+  explicit Tokenizer(std::shared_ptr<const Tables> tables);
+  std::shared_ptr<const Tables> tables_;
+};
+
+}  // namespace qlorapp

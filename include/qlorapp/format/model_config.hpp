@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+/// config.json of a Llama-shaped language model: what is needed to build it, and nothing that is not understood.
+///
+/// Families are rows of one table, not classes. A key that changes the mathematics and is not supported is refused by name; a key
+/// that is known to change nothing is ignored; an unknown key is said once; a key that starts with '_' is private to transformers
+/// and ignored; a key that names code (auto_map, trust_remote_code) is refused.
+/// Both shapes of the rotary settings are read: transformers 4's `rope_theta` and `rope_scaling`, and 5's `rope_parameters`.
+///
+/// Source: transformers 5.23 `LlamaConfig`, `modeling_rope_utils`.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "qlorapp/format/dtype.hpp"
+#include "qlorapp/format/quantization_config.hpp"
+
+namespace qlorapp::format {
+
+/// A key whose every other value than null, false, "empty" and `neutral` changes the result.
+struct RefusedKey {
+  std::string_view key;
+  double neutral;
+  std::string_view reason;
+};
+
+/// One row a family. The defaults are those of its transformers config class, for keys that a file leaves out.
+struct Family {
+  std::string_view architecture;  ///< Entry of "architectures".
+  std::string_view model_type;
+  bool tie_word_embeddings;
+  double rms_norm_eps;
+  double rope_theta;
+  int64_t max_position_embeddings;
+  std::span<const std::string_view> ignored_keys;  ///< On top of those that change nothing in any family.
+  std::span<const RefusedKey> refused_keys;        ///< On top of those that no family here supports.
+};
+
+/// The table.
+[[nodiscard]] std::span<const Family> families();
+
+struct RopeSettings {
+  enum class Type { kDefault, kLlama3 };
+  Type type = Type::kDefault;
+  double theta = 10000.0;
+  /// kLlama3 only. Waves longer than original / low_freq_factor are slowed by `factor`, shorter than original / high_freq_factor
+  /// are kept, those between are blended.
+  double factor = 1.0;
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  int64_t original_max_position_embeddings = 0;
+};
+
+struct ModelConfig {
+  const Family* family = nullptr;
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  int64_t num_hidden_layers = 0;
+  int64_t num_attention_heads = 0;
+  int64_t num_key_value_heads = 0;
+  int64_t head_dim = 0;
+  int64_t vocab_size = 0;
+  int64_t max_position_embeddings = 0;
+  double rms_norm_eps = 0;
+  bool tie_word_embeddings = false;
+  RopeSettings rope;
+  std::optional<int64_t> bos_token_id, pad_token_id;
+  std::vector<int64_t> eos_token_ids;              ///< Any of them ends a text.
+  std::optional<Dtype> dtype;                      ///< Of the stored weights: F32, F16 or BF16.
+  std::optional<QuantizationConfig> quantization;  ///< The checkpoint's linear layers are stored in four bits.
+};
+
+/// @param where  Names the text in messages.  @throws FormatError naming the key.
+[[nodiscard]] ModelConfig parse_model_config(std::string_view json, std::string_view where);
+
+/// Reads folder/config.json. @throws IoError, FormatError.
+[[nodiscard]] ModelConfig load_model_config(const std::string& folder);
+
+/// A parameter by its Hugging Face name, e.g. "model.layers.0.self_attn.q_proj.weight", with its shape.
+struct ModelParameter {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+
+/// The layers that QLoRA quantises, in the order of the forward pass, as module names (no ".weight") with shape (out, in):
+/// q, k, v, o, gate, up and down of each block. Not the head.
+[[nodiscard]] std::vector<ModelParameter> linear_layers(const ModelConfig& config);
+
+/// Everything else that a checkpoint of this model holds: embedding, norms, and the head unless it is tied to the embedding.
+[[nodiscard]] std::vector<ModelParameter> dense_parameters(const ModelConfig& config);
+
+/// Number of parameters; a tied head counts once.
+[[nodiscard]] int64_t parameter_count(const ModelConfig& config);
+
+/// The angle by which each pair of a head's elements turns from one position to the next: head_dim / 2 values,
+///     default   f_i = theta^(-2i / head_dim)
+///     llama3    λ_i = 2π / f_i;  f_i, f_i / factor, or between them (see RopeSettings)
+/// computed in float32 in the order of transformers' operations. theta^x is rounded from double here and is within one ulp of
+/// torch's vectorised power there, so a value can differ from transformers' by 2 ulp.
+[[nodiscard]] std::vector<float> rope_inverse_frequencies(const ModelConfig& config);
+
+}  // namespace qlorapp::format

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A Hugging Face model folder becomes a CausalLM, one tensor at a time: at no moment is more in memory than the quantized model,
+/// two tensors and the file buffers.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "qlorapp/nn/causal_lm.hpp"
+#include "qlorapp/quant/quantizer.hpp"
+
+namespace qlorapp {
+
+struct LoadOptions {
+  at::ScalarType compute_dtype = at::kFloat;  ///< Of activations, norms, embeddings and head: float32, bfloat16 or float16.
+  bool load_in_4bit = true;                   ///< false keeps the linear layers dense in the compute dtype.
+  Quantizer::Options quantization;            ///< For a checkpoint that is not quantized yet.
+  std::vector<std::string> skip_modules;      ///< Linear layers left dense: full names or trailing parts ("down_proj").
+  at::Device device = at::kCPU;
+  /// Called after each tensor with the number done and the number there are. May be empty.
+  std::function<void(int64_t done, int64_t total)> progress;
+};
+
+/// Reads config.json and the safetensors files beside it. A folder that bitsandbytes quantized keeps its very codes.
+/// The head and the embeddings are never quantized; with tie_word_embeddings they are one tensor.
+/// @throws FormatError, IoError naming the file and tensor: an unknown architecture, a shard that is missing or truncated, a tensor
+///         that is missing or has the wrong shape, a weight that is not finite.
+[[nodiscard]] CausalLM load_model(const std::string& folder, const LoadOptions& options);
+
+/// Reads a folder, quantizes its linear layers, and writes a folder that transformers and vLLM load as a bitsandbytes checkpoint:
+/// model.safetensors, config.json with quantization_config, tokenizer and generation files as they are.
+/// @throws as load_model; ValueError if `output` exists and is not empty, or the input is quantized already.
+void quantize_checkpoint(const std::string& folder, const std::string& output, const Quantizer::Options& options,
+                         at::ScalarType compute_dtype, const std::function<void(int64_t done, int64_t total)>& progress = {});
+
+}  // namespace qlorapp

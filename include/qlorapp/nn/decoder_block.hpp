@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+/// One block of a Llama-shaped decoder, forward and backward written out over registered operators.
+///
+///     n1 = norm(x)      q, k, v = n1·Wᵀ (+ LoRA), RoPE on q and k      a = attention(q, k, v)
+///     x2 = x + a·W_oᵀ (+ LoRA)                                         n2 = norm(x2)
+///     y  = x2 + (silu(n2·W_gateᵀ) ∘ n2·W_upᵀ)·W_downᵀ (+ LoRA)
+///
+/// The base is frozen, so backward forms gradients of activations and of the adapters only; no autograd graph exists. Norm
+/// outputs and the SwiGLU product are never kept: one elementwise pass forms them again. A recompute stops before down_proj,
+/// whose output backward does not need. Knows no batch: rows and positions come with the StepContext.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "qlorapp/core/units.hpp"
+#include "qlorapp/nn/keep.hpp"
+#include "qlorapp/nn/lora_projection.hpp"
+#include "qlorapp/nn/step_context.hpp"
+
+namespace qlorapp {
+
+/// Keys and values of the positions that were already seen, for generation. One row.
+struct KeyValueCache {
+  at::Tensor keys, values;  ///< (capacity, H_kv, d), the first `length` filled.
+  int64_t length = 0;
+};
+
+class DecoderBlock {
+ public:
+  struct Shape {
+    int64_t hidden = 0;        ///< D
+    int64_t intermediate = 0;  ///< I
+    int64_t heads = 0;         ///< H
+    int64_t kv_heads = 0;      ///< H_kv, divides H
+    int64_t head_dim = 0;      ///< d, even
+    double rms_norm_eps = 1e-6;
+
+    [[nodiscard]] int64_t attention_width() const { return heads * head_dim; }
+    [[nodiscard]] int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
+  };
+  using Adapters = std::array<std::optional<LoraAdapter>, kProjectionCount>;
+  using Gradients = std::array<LoraGradients, kProjectionCount>;
+
+  struct Weights {
+    at::Tensor input_norm;           ///< (D), compute dtype.
+    at::Tensor post_attention_norm;  ///< (D), compute dtype.
+    std::array<FrozenWeight, kProjectionCount> projections;
+  };
+
+  /// @param index  of the block in its model; part of the dropout key.
+  /// @throws ValueError if a weight's shape contradicts `shape`.
+  DecoderBlock(const Shape& shape, Weights weights, int64_t index);
+
+  Adapters& adapters() { return adapters_; }
+  [[nodiscard]] const Adapters& adapters() const { return adapters_; }
+  [[nodiscard]] const Shape& shape() const { return shape_; }
+  [[nodiscard]] const Weights& weights() const { return weights_; }
+  [[nodiscard]] int64_t index() const { return index_; }
+
+  /// @param x  (M, D), compute dtype.  @param saved  receives what `keep` names; null when no backward will follow.
+  /// @returns (M, D). Does not synchronize.
+  [[nodiscard]] at::Tensor forward(const at::Tensor& x, const StepContext& context, Saved* saved, Keep keep) const;
+
+  /// @param dy     (M, D), gradient of the output.
+  /// @param saved  what forward kept. Taken by value: tensors are freed as they are used, or when it is the last owner overwritten.
+  /// @param gradients  the adapters' gradients are added here.
+  /// @param need_dx    false for the first block: nothing below it is trained.
+  /// @returns (M, D) gradient of x, undefined unless need_dx.
+  [[nodiscard]] at::Tensor backward(const at::Tensor& dy, const StepContext& context, Saved saved, const Gradients& gradients,
+                                    bool need_dx) const;
+
+  /// The forward pass for the positions that follow those in the cache; appends to it. No backward follows.
+  [[nodiscard]] at::Tensor forward_cached(const at::Tensor& x, const StepContext& context, KeyValueCache& cache) const;
+
+  /// Bytes that forward keeps for `tokens` tokens, from the table of shapes that describes what is kept: a plan can ask before
+  /// anything exists.
+  [[nodiscard]] static Bytes kept_bytes(const Shape& shape, int64_t tokens, Keep keep, at::ScalarType dtype,
+                                        std::span<const int64_t, kProjectionCount> ranks);
+  [[nodiscard]] Bytes kept_bytes(int64_t tokens, Keep keep, at::ScalarType dtype) const;
+
+ private:
+  [[nodiscard]] const LoraAdapter* adapter(Projection projection) const;
+  [[nodiscard]] std::optional<DropoutKey> dropout(Projection projection, const StepContext& context) const;
+  void project(Projection projection, at::Tensor y, const at::Tensor& x, const StepContext& context, Saved& saved) const;
+  void project_back(Projection projection, at::Tensor* dx, bool accumulate, const at::Tensor& dy, const at::Tensor& x,
+                    const StepContext& context, const Saved& saved, const Gradients& gradients) const;
+  [[nodiscard]] at::Tensor backward_down(const at::Tensor& dy, const StepContext& context, Saved& saved,
+                                         const Gradients& gradients) const;
+  [[nodiscard]] at::Tensor project_qkv(const at::Tensor& n1, const StepContext& context, Saved& saved) const;
+  void compute_until_gate_up(const StepContext& context, Saved& saved) const;
+
+  Shape shape_;
+  Weights weights_;
+  Adapters adapters_;
+  int64_t index_;
+};
+
+}  // namespace qlorapp

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a block keeps between its forward and its backward pass, and how blocks are grouped into recomputed segments.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "qlorapp/core/units.hpp"
+
+namespace qlorapp {
+
+/// Trades memory for time. M tokens, D hidden, I intermediate, H·d attention width; elements a token beside each.
+enum class Keep : uint8_t {
+  kEverything,     ///< All that backward cannot cheaply form again: no GEMM is repeated.
+  kAttentionOnly,  ///< The input and the attention output: D + H·d. Attention itself is not repeated.
+  kInputOnly,      ///< The input alone: D. The rest of the block, but for down_proj, is computed again.
+};
+
+[[nodiscard]] std::string_view to_string(Keep keep);
+/// @throws ValueError naming the nearest of everything, attention_only, input_only.
+[[nodiscard]] Keep parse_keep(std::string_view text);
+
+/// The seven linear layers of a block, in the order of the model's parameters.
+enum class Projection : uint8_t { kQ, kK, kV, kO, kGate, kUp, kDown };
+constexpr size_t kProjectionCount = 7;
+constexpr size_t index(Projection projection) { return static_cast<size_t>(projection); }
+
+/// What one block keeps for one micro-batch. Undefined tensors are formed again by the block's backward pass.
+struct Saved {
+  at::Tensor x;          ///< (M, D) input of the block.
+  at::Tensor qkv;        ///< (M, (H + 2·H_kv)·d), q and k already turned by RoPE.
+  at::Tensor attention;  ///< (M, H·d) before o_proj.
+  at::Tensor lse;        ///< (H, M) float32, log-sum-exp of the attention scores.
+  at::Tensor x2;         ///< (M, D) residual after attention.
+  at::Tensor rstd1, rstd2;  ///< (M) float32 of the two norms.
+  at::Tensor gate_up;    ///< (M, 2·I).
+  std::array<at::Tensor, kProjectionCount> u;  ///< (M, r) each: input times Aᵀ, where there is an adapter.
+
+  [[nodiscard]] Bytes nbytes() const;
+};
+
+/// Consecutive blocks [begin, end) that backward treats as one. Of a segment of several blocks only the input of the first is
+/// kept; backward runs its forward again, keeping everything inside the segment for that while.
+struct Segment {
+  int64_t begin = 0;
+  int64_t end = 0;
+  Keep keep = Keep::kEverything;  ///< For segments of one block.
+};
+
+/// One segment a block, all with the same policy.
+[[nodiscard]] std::vector<Segment> keep_in_each_block(int64_t blocks, Keep keep);
+/// Segments of k blocks (the last may be shorter): ceil(N / k) inputs are kept, k blocks are live in backward.
+/// @throws ValueError unless 1 <= k.
+[[nodiscard]] std::vector<Segment> checkpoint_every(int64_t blocks, int64_t k);
+/// Segments of about √N blocks: O(√N) memory, the schedule of Chen et al. 2016, arXiv:1604.06174 §3.
+[[nodiscard]] std::vector<Segment> checkpoint_sqrt(int64_t blocks);
+
+}  // namespace qlorapp

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A linear layer with a frozen base and a trainable low-rank update, for use in any LibTorch loop.
+///
+///     y = x·Wᵀ (+ bias) + s·(drop(x)·Aᵀ)·Bᵀ        s = alpha / r, or alpha / sqrt(r) with use_rslora
+///
+/// W stays packed: autograd saves the four-bit weight, never a dense one, and its backward forms dx = dy·W panel by panel.
+/// A (r, in) is drawn uniformly from ±1/sqrt(in) (kaiming_uniform with a = sqrt(5)) and B (out, r) begins at zero, as in PEFT,
+/// so that the layer begins as its base. Both are float32.
+///
+/// Source: Hu et al. 2021, arXiv:2106.09685; Kalajdzievski 2023, arXiv:2312.03732 (rsLoRA); init of PEFT's tuners/lora/layer.py.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "qlorapp/nn/lora_projection.hpp"
+
+namespace qlorapp {
+
+class LoraLinear {
+ public:
+  struct Options {
+    int64_t r = 8;               ///< >= 1.
+    double lora_alpha = 8;       ///< Finite, > 0.
+    double lora_dropout = 0;     ///< In [0, 1).
+    bool use_rslora = false;
+    bool gaussian_init = false;  ///< A normal with standard deviation 1/r instead of uniform.
+  };
+
+  /// Where merge() writes the sum of base and update.
+  enum class MergeInto {
+    kDense,    ///< A dense weight in the dtype of the base: one rounding, and memory for it.
+    kFourBit,  ///< Four bits again: small, but quantized a second time.
+  };
+
+  /// @param base  (out, in), four-bit or dense, frozen.
+  /// @param bias  (out) or undefined; frozen.
+  /// @param seed  of the initial values of A.
+  /// @throws ValueError naming the option, if one is outside its range.
+  LoraLinear(FrozenWeight base, const Options& options, uint64_t seed, at::Tensor bias = {});
+
+  /// @param x  (…, in), floating; float64 is computed in float64.  @returns (…, out) in the dtype of x. Does not synchronize.
+  /// Dropout is active in training mode only; its key is drawn from torch's CPU generator, so manual_seed governs it and a
+  /// CheckpointedBlock forms the same mask again.
+  [[nodiscard]] at::Tensor forward(const at::Tensor& x) const;
+
+  /// Leaves that require grad.
+  [[nodiscard]] const at::Tensor& a() const { return adapter_.a; }
+  [[nodiscard]] const at::Tensor& b() const { return adapter_.b; }
+  [[nodiscard]] std::vector<at::Tensor> parameters() const { return {adapter_.a, adapter_.b}; }
+  /// Makes these (same shapes, dtype and device as a() and b()) the leaves: a binding's own tensor objects.
+  /// @throws ValueError if they differ in kind.
+  void adopt_parameters(const at::Tensor& a, const at::Tensor& b);
+  [[nodiscard]] double scaling() const { return adapter_.scaling; }
+  [[nodiscard]] const FrozenWeight& base() const { return base_; }
+
+  void train(bool on = true) { training_ = on; }
+  [[nodiscard]] bool is_training() const { return training_; }
+
+  /// Adds the update into the weight; forward then uses the sum alone. The base is kept aside untouched.
+  /// @throws ValueError if the layer is merged already, or the sum is not finite (nothing is changed then).
+  void merge(MergeInto into = MergeInto::kDense);
+  /// Gives back the very codes and scales of the base. @throws ValueError if the layer is not merged.
+  void unmerge();
+  [[nodiscard]] bool merged() const { return merged_.has_value(); }
+
+ private:
+  FrozenWeight base_;
+  std::optional<FrozenWeight> merged_;
+  at::Tensor bias_;
+  LoraAdapter adapter_;
+  bool training_ = true;
+};
+
+}  // namespace qlorapp

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The one forward and backward of a frozen projection with a low-rank update, below every face of it: LoraLinear in a user's
+/// own loop, DecoderBlock in the trainer's, and modules injected into foreign models.
+///
+///     forward     u = drop(x)·Aᵀ                 y = x·Wᵀ + s·u·Bᵀ
+///     backward    v = s·dy·B                     dB += s·dyᵀ·u     dA += vᵀ·drop(x)     dx = dy·W + drop'(v·A)
+///
+/// x (M, in), y (M, out), A (r, in), B (out, r), u and v (M, r); s = scaling. W is frozen: it has no gradient.
+/// A and B are float32 masters and are rounded to the dtype of x for the products, as autocast does; gradients are float32.
+/// Source: Hu et al. 2021, arXiv:2106.09685 §4; dropout on the input of A only, as in PEFT.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "qlorapp/core/philox.hpp"
+#include "qlorapp/core/units.hpp"
+#include "qlorapp/quant/quantized_tensor.hpp"
+
+namespace qlorapp {
+
+/// A frozen weight (out, in), four-bit or dense.
+struct FrozenWeight {
+  QuantizedTensor quantized;
+  at::Tensor dense;  ///< Used when `quantized` is not defined; in the compute dtype.
+
+  FrozenWeight() = default;
+  explicit FrozenWeight(QuantizedTensor weight) : quantized(std::move(weight)) {}
+  explicit FrozenWeight(at::Tensor weight) : dense(std::move(weight)) {}
+
+  [[nodiscard]] int64_t out_features() const { return quantized.defined() ? quantized.shape[0] : dense.size(0); }
+  [[nodiscard]] int64_t in_features() const { return quantized.defined() ? quantized.shape[1] : dense.size(1); }
+  [[nodiscard]] Bytes nbytes() const;
+  /// y = x·Wᵀ. y (M, out) may be a column slice of a wider buffer.
+  void forward_out(at::Tensor& y, const at::Tensor& x) const;
+  /// dx = dy·W, or dx += dy·W.
+  void backward_out(at::Tensor& dx, const at::Tensor& dy, bool accumulate) const;
+};
+
+struct LoraAdapter {
+  at::Tensor a;        ///< (r, in) float32.
+  at::Tensor b;        ///< (out, r) float32.
+  double scaling = 1;  ///< alpha / r, or alpha / sqrt(r) with rsLoRA.
+  double dropout = 0;  ///< Probability, in [0, 1).
+};
+
+/// Where the gradients of one adapter are added: slices of an arena, or fresh zeros under autograd.
+struct LoraGradients {
+  at::Tensor a;  ///< (r, in) float32.
+  at::Tensor b;  ///< (out, r) float32.
+};
+
+/// Writes y; returns u, (M, r) in the dtype of x, for the backward pass. Without an adapter u is undefined.
+/// @param y  (M, out), may be a column slice. Does not synchronize.
+at::Tensor lora_projection_forward(at::Tensor& y, const at::Tensor& x, const FrozenWeight& weight, const LoraAdapter* adapter,
+                                   const std::optional<DropoutKey>& dropout);
+
+/// u alone: drop(x)·Aᵀ in the dtype of x. What a recompute that stops before the projection still needs.
+[[nodiscard]] at::Tensor lora_input_product(const at::Tensor& x, const LoraAdapter& adapter, const std::optional<DropoutKey>& dropout);
+
+/// The half of backward that needs no input: forms dx unless it is null, and returns v = s·dy·B, (M, r), or an undefined tensor
+/// without an adapter.
+/// @param dx  (M, in) or null where no gradient of the input is wanted (the first block: embeddings are frozen).
+/// @param accumulate_dx  add to dx instead of overwriting it.
+at::Tensor lora_projection_backward_input(at::Tensor* dx, bool accumulate_dx, const at::Tensor& dy, const FrozenWeight& weight,
+                                          const LoraAdapter* adapter, const std::optional<DropoutKey>& dropout);
+
+/// The half that does: adds dA and dB into `gradients`.
+/// @param x  the input of the forward pass, (M, in).  @param u  what forward returned.  @param v  what the other half returned.
+void lora_projection_backward_adapter(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& u, const at::Tensor& v,
+                                      const LoraAdapter& adapter, const std::optional<DropoutKey>& dropout,
+                                      const LoraGradients& gradients);
+
+}  // namespace qlorapp

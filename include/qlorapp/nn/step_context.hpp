@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What every block of one micro-batch shares: where its rows begin, how positions turn, and the key of its random numbers.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "qlorapp/core/philox.hpp"
+
+namespace qlorapp {
+
+/// Cosines and sines of the rotary embedding, float32 (positions, head_dim / 2), grown to the longest row seen so far.
+class RopeTable {
+ public:
+  RopeTable() = default;
+  /// @param inverse_frequencies  (head_dim / 2) float32, after the scaling rule of the config.
+  /// @param attention_scale      factor on both tables; 1 for the default and llama3 rules.
+  RopeTable(at::Tensor inverse_frequencies, double attention_scale);
+  /// Makes the tables cover positions [0, length). Allocates only when they must grow.
+  void reserve(int64_t length);
+  [[nodiscard]] const at::Tensor& cos() const { return cos_; }
+  [[nodiscard]] const at::Tensor& sin() const { return sin_; }
+
+ private:
+  at::Tensor inverse_frequencies_, cos_, sin_;
+  double attention_scale_ = 1.0;
+};
+
+struct StepContext {
+  at::Tensor cos, sin;              ///< float32 (positions, head_dim / 2).
+  at::Tensor positions;             ///< (M) int64.
+  std::vector<int64_t> row_starts;  ///< R + 1; attention never crosses a row.
+  uint64_t seed = 0;                ///< Key of the run's dropout masks.
+  uint32_t micro_step = 0;          ///< Micro-batches since the start of the run.
+  bool training = true;             ///< Dropout is off when false.
+
+  /// @param site  a number that no other mask of the model shares: block * 16 + projection.
+  [[nodiscard]] DropoutKey dropout_key(uint32_t site) const { return {seed, micro_step, site}; }
+};
+
+}  // namespace qlorapp

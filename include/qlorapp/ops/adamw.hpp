@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+/// AdamW over a flat arena of parameters: float32 moments, or both moments in eight bits.
+///
+///     p ← p · (1 − lr·λ)                      decoupled weight decay
+///     m ← β₁ m + (1 − β₁) g                   v ← β₂ v + (1 − β₂) g²
+///     p ← p − lr / (1 − β₁ᵗ) · m / (√v / √(1 − β₂ᵗ) + ε)
+///
+/// Source: Loshchilov & Hutter 2019, arXiv:1711.05101, algorithm 2; Dettmers et al. 2022, arXiv:2110.02861 (block-wise
+/// eight-bit states).
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+namespace qlorapp::ops {
+
+/// One step in place. The order of roundings is that of torch.optim.AdamW(foreach=False, fused=False), bit for bit on the CPU.
+/// @param parameter, gradient, exp_avg, exp_avg_sq  float32, contiguous, n elements each, one device.
+/// @param step  t, counted from 1.  @param lr, eps, weight_decay  finite, >= 0.  @param beta1, beta2  in [0, 1).
+/// Does not synchronize. A gradient that is not finite goes through, as it does in torch: GradScaler or a check of the
+/// norm stands before this.
+/// @throws ValueError naming the argument that breaks a rule above.
+void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& exp_avg, at::Tensor& exp_avg_sq, int64_t step,
+            double lr, double beta1, double beta2, double eps, double weight_decay);
+
+/// Elements that share one absmax. Blocks count from the first element of the tensor given; the last may be short. A call
+/// per parameter (or parameters padded to a multiple) keeps blocks from crossing parameters.
+inline constexpr int64_t kAdamW8bitBlock = 256;
+
+/// bitsandbytes keeps the moments of parameters with fewer elements than this in float32, and so does the trainer.
+inline constexpr int64_t kAdamW8bitMinSize = 4096;
+
+/// What the bytes of a fresh state must be: codes of 0.0, with absmax 0.
+inline constexpr uint8_t kAdamW8bitZeroState1 = 127;
+inline constexpr uint8_t kAdamW8bitZeroState2 = 0;
+
+/// @returns the number of absmax entries for n elements.
+[[nodiscard]] constexpr int64_t adamw_8bit_blocks(int64_t n) { return (n + kAdamW8bitBlock - 1) / kAdamW8bitBlock; }
+
+/// One step in place with eight-bit moments:
+///     m = signed_map[state1] · absmax1, v = unsigned_map[state2] · absmax2   (format/dynamic_map.hpp; per block)
+/// are read, updated in float32, used for the step, and stored again: absmax = max|m|, max v of the block, and the code whose
+/// entry is nearest to m / absmax, decided in double precision, the lower code on a tie. A block of zeros stores absmax 0 and
+/// the codes of 0.0; so a coordinate whose gradient is always zero never moves.
+/// @param parameter, gradient  float32, contiguous, n elements.
+/// @param state1, state2  uint8, contiguous, n elements: codes of m and v.
+/// @param absmax1, absmax2  float32, contiguous, adamw_8bit_blocks(n) elements.
+/// @param step, lr, beta1, beta2, eps, weight_decay  as for adamw_, and eps > 0: a stored v may round to 0.
+/// @throws ValueError, before anything is changed, if an element of the gradient is not finite or so large that its square
+///         may not be (from 2^63 = 9.2e18): it would poison or erase the moments of its block. The message has its flat index.
+///         Also if an absmax is negative or not finite.
+void adamw_8bit_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& state1, at::Tensor& state2, at::Tensor& absmax1,
+                 at::Tensor& absmax2, int64_t step, double lr, double beta1, double beta2, double eps, double weight_decay);
+
+}  // namespace qlorapp::ops

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Causal attention of packed rows with grouped heads, never holding a (T, T) matrix.
+///
+///     out[i, h] = Σ_j softmax_j(scale · q[i, h]·k[j, h / (H / H_kv)]) · v[j, h / (H / H_kv)],   j <= i in the row of i
+///
+/// q is (M, H, d); k and v are (M, H_kv, d), H a multiple of H_kv; one dtype. Row r holds tokens [row_starts[r], row_starts[r +
+/// 1]); row_starts begins with 0 and ends with M, and rows never see each other. Views with strides (q, k, v of one packed
+/// projection) are read in place if the elements of a head lie together.
+/// Softmax and sums in float32 (float64 for float64). On the CPU: LibTorch's fused kernel a row; the backward of 16-bit inputs
+/// is computed in float32 and rounded once, as dk and dv are after the sum over the heads that share them.
+/// Source: Dao 2023, arXiv:2307.08691; Ainslie et al. 2023, arXiv:2305.13245 (grouped heads).
+#pragma once
+
+#include <tuple>
+
+#include <ATen/core/Tensor.h>
+
+namespace qlorapp::ops {
+
+/// (out, lse): out contiguous (M, H, d); lse (H, M) float32 (float64 for float64), the natural log of the softmax's
+/// denominator, which the backward pass needs. Differentiable in q, k, v.
+std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                             at::IntArrayRef row_starts, double scale);
+
+/// (dq, dk, dv), contiguous, in the shapes of q, k, v.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tensor& dout, const at::Tensor& q,
+                                                                  const at::Tensor& k, const at::Tensor& v,
+                                                                  const at::Tensor& out, const at::Tensor& lse,
+                                                                  at::IntArrayRef row_starts, double scale);
+
+/// The same into dq, dk, dv, which are overwritten and may be views of one packed (M, (H + 2·H_kv)·d) gradient. Outside
+/// autograd.
+void attention_backward_out(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const at::Tensor& out, const at::Tensor& lse, at::IntArrayRef row_starts, double scale,
+                            at::Tensor& dq, at::Tensor& dk, at::Tensor& dv);
+
+/// Generation: the queries of row r, [row_starts[r], row_starts[r + 1]) of q, are its LAST positions, and its keys, theirs
+/// included, are [cache_starts[r], cache_starts[r] + cache_lengths[r]) of k and v, so that a row may keep spare capacity behind
+/// its keys. Returns out (M_q, H, d), contiguous. No gradient.
+at::Tensor attention_with_cache(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, at::IntArrayRef row_starts,
+                                at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale);
+
+}  // namespace qlorapp::ops

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Clipping by the global norm of the gradients.
+///
+///     norm = ‖(‖g₁‖₂, ‖g₂‖₂, …)‖₂        coefficient = min(1, max_norm / (norm + 1e-6))        g ← g · coefficient
+///
+/// The norm of each parameter's gradient first, then the norm of those norms, as torch.nn.utils.clip_grad_norm_ does, so that
+/// roundings are the same. Multiplying by 1 where nothing is to be clipped saves asking the device.
+///
+/// Source: Pascanu et al. 2013, arXiv:1211.5063 §3.2; torch.nn.utils.clip_grad_norm_.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include <ATen/core/Tensor.h>
+
+#include "qlorapp/nn/adapter_arena.hpp"
+
+namespace qlorapp {
+
+/// @param gradients  floating, any shapes, one device; undefined entries are skipped.
+/// @returns (), the global norm: 0 without gradients, not finite if an element is not. Does not synchronize.
+[[nodiscard]] at::Tensor global_norm(at::TensorList gradients);
+
+/// The same over an arena: parameter k's gradient is flat[ends[k − 1] … ends[k]). Does not synchronize.
+/// @param flat  (n), fp32.  @param ends  rising, the last is at most n; what lies behind it is padding.
+[[nodiscard]] at::Tensor global_norm(const at::Tensor& flat, std::span<const int64_t> ends);
+
+/// Scales the gradients in place so that their norm is at most max_norm. Does not synchronize.
+/// @param norm  what global_norm() returned for them.  @param max_norm  > 0; 0 leaves them alone, as in TrainingArguments.
+/// @throws ValueError if max_norm is negative or NaN.
+void clip_by_norm_(at::TensorList gradients, const at::Tensor& norm, double max_norm);
+
+/// Both together. @returns the norm before clipping, which is what `grad_norm` in a log means.
+at::Tensor clip_grad_norm_(at::TensorList gradients, double max_norm);
+at::Tensor clip_grad_norm_(at::Tensor& flat, std::span<const int64_t> ends, double max_norm);
+at::Tensor clip_grad_norm_(AdapterArena& arena, double max_norm);
+
+}  // namespace qlorapp

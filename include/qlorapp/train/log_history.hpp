@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a run has logged, in the order in which it was, with transformers' keys.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "qlorapp/format/json.hpp"
+
+namespace qlorapp {
+
+using LogValue = std::variant<int64_t, double>;
+
+/// One entry: loss, grad_norm, learning_rate, epoch, step; or eval_loss …; or train_runtime ….
+class LogRecord {
+ public:
+  void set(std::string_view key, double value) { values_.emplace_back(key, value); }
+  void set(std::string_view key, int64_t value) { values_.emplace_back(key, value); }
+  /// Appends those of another record.
+  void append(const LogRecord& other) { values_.insert(values_.end(), other.values_.begin(), other.values_.end()); }
+  [[nodiscard]] const std::vector<std::pair<std::string, LogValue>>& values() const { return values_; }
+  /// @throws ValueError if there is no such key.
+  [[nodiscard]] double number(std::string_view key) const;
+  [[nodiscard]] bool contains(std::string_view key) const;
+
+  /// NaN and infinities are written as Python's json writes them, so that a diverged run can still be read.
+  [[nodiscard]] format::Json to_json() const;
+  /// @throws FormatError naming the key whose value is not a number.
+  [[nodiscard]] static LogRecord from_json(const format::Json& json, std::string_view where);
+
+  /// "{'loss': 1.2345, 'grad_norm': 0.5, …}", numbers to four significant digits.
+  [[nodiscard]] std::string to_line() const;
+
+ private:
+  std::vector<std::pair<std::string, LogValue>> values_;
+};
+
+}  // namespace qlorapp

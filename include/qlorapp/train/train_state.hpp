@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+/// All that a resumed run needs, in one struct. What is not here does not survive a resume.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "qlorapp/nn/adapter_arena.hpp"
+#include "qlorapp/train/grad_scaler.hpp"
+#include "qlorapp/train/log_history.hpp"
+#include "qlorapp/train/optimizer.hpp"
+#include "qlorapp/train/schedule.hpp"
+
+namespace qlorapp {
+
+/// Where the run stands in its data. The order of an epoch is a function of seed and epoch; no generator state is needed.
+struct DataCursor {
+  int64_t epoch = 0;  ///< Whole epochs behind us.
+  int64_t batch = 0;  ///< Micro-batches consumed of this one.
+};
+
+struct TrainState {
+  /// A run at its beginning. The arena must outlive it.
+  TrainState(AdapterArena& of, const AdamW::Options& optimizer_options, const GradScaler::Options& scaler_options)
+      : arena(&of), optimizer(of, optimizer_options), scaler(scaler_options) {}
+
+  AdapterArena* arena;  ///< Values and gradients; owned by the model.
+  AdamW optimizer;
+  GradScaler scaler;
+  Schedule schedule;
+  double base_learning_rate = 0;
+  double max_grad_norm = 0;      ///< 0 does not clip.
+  bool count_position_zero = false;  ///< Accumulator's switch for older transformers' count.
+  uint64_t seed = 0;             ///< Of dropout masks and data order.
+  uint32_t micro_step = 0;       ///< Micro-batches since the start of the run; part of the key of dropout masks.
+  int64_t global_step = 0;       ///< Optimizer steps, skipped ones included.
+  DataCursor cursor;
+  int64_t tokens_seen = 0;       ///< Target tokens.
+  double loss_sum = 0;           ///< Of the mean losses of all steps; for train_loss.
+  double loss_since_log = 0;     ///< The same since the last log entry.
+  int64_t steps_since_log = 0;
+  std::vector<LogRecord> log_history;
+  std::optional<double> best_metric;
+  uint64_t base_fingerprint = 0; ///< Of the frozen weights.
+
+  /// optimizer.safetensors, scaler.json (with fp16) and run_state.json into a folder. Whole files or none.
+  void save(const std::string& folder) const;
+  /// @throws FormatError naming file and key: something is missing, of another size, or of another base model.
+  void load(const std::string& folder);
+};
+
+}  // namespace qlorapp

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the C++ side has to say goes to the logger "qlorapp"."""
+
+import atexit
+import logging
+
+from . import _C
+
+_log = logging.getLogger("qlorapp")
+
+
+def _say(is_warning: bool, line: str) -> None:
+    _log.log(logging.WARNING if is_warning else logging.INFO, "%s", line)
+
+
+_C.set_log_sink(_say)
+atexit.register(_C.set_log_sink, None)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.amp.GradScaler's interface over the C++ state machine."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from . import _C
+
+
+def _gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor | None]:
+    return [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
+
+
+class GradScaler:
+    """Dynamic loss scaling with torch's names, rule, defaults, stages, errors and state.
+
+    Two options are ours and off by default: `min_scale` is a floor under backing off, and after `max_consecutive_skips` skipped
+    steps in a row update() raises RuntimeError with a diagnosis. include/qlorapp/train/grad_scaler.hpp.
+    """
+
+    def __init__(
+        self,
+        device: str = "cuda",
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+        *,
+        min_scale: float = 0.0,
+        max_consecutive_skips: int = 0,
+    ) -> None:
+        self._core = _C.GradScaler(
+            torch.device(device),
+            init_scale,
+            growth_factor,
+            backoff_factor,
+            growth_interval,
+            enabled,
+            min_scale,
+            max_consecutive_skips,
+        )
+
+    def scale(self, outputs: Any) -> Any:
+        """A tensor, or an iterable of them, times the scale."""
+        if not self.is_enabled():
+            return outputs
+        if isinstance(outputs, torch.Tensor):
+            return self._core.scale(outputs)
+        if not isinstance(outputs, Iterable):
+            raise ValueError("outputs must be a Tensor or an iterable of Tensors")
+        scaled = (self.scale(output) for output in outputs)
+        return type(outputs)(scaled) if isinstance(outputs, (list, tuple)) else scaled
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divides the gradients of the optimizer's parameters by the scale, in place."""
+        if self.is_enabled():
+            self._core.unscale_(_gradients(optimizer), id(optimizer), False)
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """optimizer.step(*args, **kwargs) unless a gradient is infinite or NaN; returns what it returned, or None."""
+        if not self.is_enabled():
+            return optimizer.step(*args, **kwargs)
+        if "closure" in kwargs:
+            raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
+        returned = None
+
+        def take_step() -> None:
+            nonlocal returned
+            returned = optimizer.step(*args, **kwargs)
+
+        self._core.step(take_step, _gradients(optimizer), id(optimizer))
+        return returned
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        """Grows or shrinks the scale by what the steps have found, or sets it."""
+        if not self.is_enabled():
+            return
+        if isinstance(new_scale, torch.Tensor):
+            self._core.update_from(new_scale)
+        else:
+            self._core.update(new_scale)
+
+    def get_scale(self) -> float:
+        return self._core.get_scale()
+
+    def get_growth_factor(self) -> float:
+        return self._core.get_growth_factor()
+
+    def set_growth_factor(self, new_factor: float) -> None:
+        self._core.set_growth_factor(new_factor)
+
+    def get_backoff_factor(self) -> float:
+        return self._core.get_backoff_factor()
+
+    def set_backoff_factor(self, new_factor: float) -> None:
+        self._core.set_backoff_factor(new_factor)
+
+    def get_growth_interval(self) -> int:
+        return self._core.get_growth_interval()
+
+    def set_growth_interval(self, new_interval: int) -> None:
+        self._core.set_growth_interval(new_interval)
+
+    def is_enabled(self) -> bool:
+        return self._core.is_enabled()
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch's keys; a state of either loads in the other."""
+        return self._core.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._core.load_state_dict(state_dict)

@@ -1,0 +1,434 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CausalLM: the C++ model as a torch.nn.Module with Hugging Face's names and semantics."""
+
+import contextlib
+import json
+import logging
+import os
+import pathlib
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from . import _C, module_tree
+from .configs import LoraConfig
+from .layers import seed_from_torch
+from .quantization import BitsAndBytesConfig, as_dtype
+
+_log = logging.getLogger("qlorapp")
+
+
+def refuse_unknown(where: str, options: dict[str, Any], known: dict[str, str]) -> None:
+    """Options that change nothing here are said once in the log; any other is an error that names the nearest."""
+    for name, value in options.items():
+        if name not in known:
+            raise TypeError(f"[{where}] unknown option {name!r}.{_C.did_you_mean(name, list(known))}")
+        if known[name] and value not in (None, False):
+            _log.info("[%s] %s has no effect: %s", where, name, known[name])
+
+
+class ModelConfig(types.SimpleNamespace):
+    """config.json as attributes, with `use_cache`, which notebooks set; generation always uses its cache."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+class CausalLMOutput:
+    """`.loss` (mean over the targets, on the autograd graph) and `.logits`, which are computed when they are first read.
+
+    Also a tuple and a mapping as transformers' outputs are: output[0], output["loss"].
+    """
+
+    def __init__(self, loss: torch.Tensor | None, make_logits) -> None:
+        self.loss = loss
+        self._make_logits = make_logits
+        self._logits: torch.Tensor | None = None
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """(B, T, V) in the model's dtype, 0 on padding."""
+        if self._logits is None:
+            self._logits = self._make_logits()
+        return self._logits
+
+    def keys(self) -> list[str]:
+        return ["logits"] if self.loss is None else ["loss", "logits"]
+
+    def __getitem__(self, key: int | str) -> torch.Tensor:
+        name = self.keys()[key] if isinstance(key, int) else key
+        if name not in self.keys():
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+
+class TrainableParameters(str):
+    """The line of print_trainable_parameters(). A notebook whose cell ends in the call does not print it a second time."""
+
+    def _ipython_display_(self) -> None:
+        """Printed already."""
+
+
+_FORWARD_IGNORES = {
+    "use_cache": "a training pass has no cache",
+    "return_dict": "",
+    "output_attentions": "attention scores are never formed",
+    "token_type_ids": "",
+    "cache_position": "",
+    "logits_to_keep": "logits are computed when they are read",
+}
+_FORWARD_REFUSES = ("position_ids", "past_key_values", "inputs_embeds", "output_hidden_states")
+
+
+class CausalLM(torch.nn.Module):
+    """What AutoModelForCausalLM.from_pretrained returns.
+
+    Its parameters are the tensors that the C++ model computes with: torch optimizers, zero_grad, hooks on parameters and
+    torch.autograd work on them. One call computes the whole pass, so hooks on submodules do not run.
+    """
+
+    def __init__(self, core: _C.CausalLM, config: ModelConfig, name_or_path: str) -> None:
+        super().__init__()
+        self._core = core
+        self.config = config
+        self.name_or_path = name_or_path
+        self.peft_config: dict[str, Any] = {}
+        self._adapters: list[tuple[torch.nn.Module, torch.nn.Parameter]] = []
+        self._keep = ""
+        module_tree.build(self, core, getattr(config, "rms_norm_eps", 1e-6))
+        self.eval()
+
+    # --- what it is
+
+    @property
+    def device(self) -> torch.device:
+        return self._core.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations, norms, embeddings and head."""
+        return self._core.dtype
+
+    @property
+    def core(self) -> _C.CausalLM:
+        """The C++ model: forward_backward and generate without autograd."""
+        return self._core
+
+    def get_memory_footprint(self) -> int:
+        """Bytes of all weights, four-bit ones as they are stored, and of the adapters."""
+        return self._core.weight_bytes() + 4 * self._core.adapter_parameter_count()
+
+    def num_parameters(self, only_trainable: bool = False) -> int:
+        """A four-bit weight counts its elements, a tied head counts once."""
+        trainable = sum(parameter.numel() for _, parameter in self._adapters if parameter.requires_grad)
+        return trainable if only_trainable else self._core.base_parameter_count() + self._core.adapter_parameter_count()
+
+    def get_nb_trainable_parameters(self) -> tuple[int, int]:
+        return self.num_parameters(only_trainable=True), self.num_parameters()
+
+    def print_trainable_parameters(self) -> TrainableParameters:
+        """Prints PEFT's line, and returns it as well."""
+        line = TrainableParameters(_C.trainable_parameters_line(*self.get_nb_trainable_parameters()))
+        print(line)
+        return line
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.model.embed_tokens
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        return self.lm_head
+
+    # --- adapters
+
+    def add_adapters(self, config: LoraConfig, seed: int | None = None) -> None:
+        """Adapters by PEFT's rules. The seed comes from torch's generator unless it is given."""
+        self._core.add_adapters(json.dumps(config.to_dict()), seed_from_torch() if seed is None else seed)
+        self._show_adapters()
+
+    def load_adapter(self, folder: str | os.PathLike) -> None:
+        """A PEFT folder's adapters into a model that has none, or their values into equal ones."""
+        had = self._core.has_adapters
+        self._core.load_adapter(os.fspath(folder))
+        if not had:
+            self._show_adapters()
+
+    def _show_adapters(self) -> None:
+        """Makes the nn.Parameters that C++ holds from now on, and puts them where PEFT has them."""
+        config = json.loads(self._core.lora_config_json)
+        self.peft_config = {"default": LoraConfig(**config)}
+        names, tensors = self._core.adapter_names(), self._core.parameters()
+        for i in range(0, len(names), 2):
+            pair = [torch.nn.Parameter(tensor.detach()) for tensor in tensors[i : i + 2]]
+            for offset, parameter in enumerate(pair):
+                self._core.adopt_parameter(i + offset, parameter)
+            module = names[i].removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            layer = module_tree.inject(self, module, *pair, self._core.scaling_of(module), config["lora_dropout"])
+            layer.train(self.training)
+            holders = (layer.lora_A["default"], layer.lora_B["default"])
+            self._adapters += zip(holders, pair, strict=True)
+
+    def _rebind(self) -> None:
+        """Notices parameters that were replaced, got other memory by `.data =`, or lost their gradient to zero_grad()."""
+        for i, (holder, known) in enumerate(self._adapters):
+            now = holder.weight
+            if now is not known:
+                values = now.detach()
+                now.data = known.detach()
+                now.data.copy_(values)
+                self._core.adopt_parameter(i, now)
+                self._adapters[i] = (holder, now)
+        self._core.bind_values()
+        if torch.is_grad_enabled():
+            self._core.bind_gradients()
+
+    @contextlib.contextmanager
+    def disable_adapter(self) -> Iterator[None]:
+        """The base model, for as long as the block runs."""
+        self._core.enable_adapters(False)
+        try:
+            yield
+        finally:
+            self._core.enable_adapters(True)
+
+    # --- computing
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: int | torch.Tensor | None = None,
+        **ignored: Any,
+    ) -> CausalLMOutput:
+        """input_ids (B, T), attention_mask 1 for tokens, 0 for padding on one side, labels with -100 where nothing is learnt.
+
+        The loss is the mean over the targets, or their sum over num_items_in_batch. Labels are shifted inside, and padding is
+        never a target. Dropout is active in training mode; torch.manual_seed governs it.
+        """
+        for name in _FORWARD_REFUSES:
+            if ignored.pop(name, None) not in (None, False):
+                raise ValueError(f"[forward] {name} is not supported. Leave it out.")
+        refuse_unknown("forward", ignored, _FORWARD_IGNORES)
+        core = self._core
+        self._rebind()
+        batch = core.unpad(input_ids, attention_mask, labels)
+        seed = seed_from_torch() if self.training and core.lora_dropout > 0 else 0
+        hidden = core.hidden_states(batch, self.training, seed)
+        loss = None
+        if labels is not None:
+            count = batch.target_count if num_items_in_batch is None else num_items_in_batch
+            total = core.loss_of(hidden, batch)
+            loss = total / count if count != 0 else total * 0.0
+        return CausalLMOutput(loss, lambda: batch.pad(core.logits(hidden)))
+
+    @torch.no_grad()
+    def generate(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        max_new_tokens: int | None = None,
+        eos_token_id: int | list[int] | None = None,
+        pad_token_id: int | None = None,
+        streamer: Any = None,
+        **ignored: Any,
+    ) -> torch.Tensor:
+        """Greedy continuation of every row: (B, T + new tokens), short ones filled with pad_token_id or the first EOS."""
+        if ignored.pop("do_sample", False) or ignored.pop("num_beams", 1) not in (None, 1):
+            raise ValueError("[generate] decoding is greedy: leave out do_sample and num_beams.")
+        max_length = ignored.pop("max_length", None)
+        sampling = "decoding is greedy"
+        known = {
+            "temperature": sampling,
+            "top_p": sampling,
+            "top_k": sampling,
+            "use_cache": "",
+            "token_type_ids": "",
+            "inputs": "",
+        }
+        inputs = ignored.pop("inputs", None)
+        input_ids = inputs if input_ids is None else input_ids
+        refuse_unknown("generate", ignored, known)
+        if input_ids is None or input_ids.dim() != 2:
+            raise ValueError("[generate] input_ids must be (B, T). Tokenize with return_tensors='pt'.")
+        if max_new_tokens is None:
+            max_new_tokens = 20 if max_length is None else max_length - input_ids.shape[1]
+        if eos_token_id is None:
+            eos = self._core.eos_token_ids
+        else:
+            eos = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
+        fill = pad_token_id if pad_token_id is not None else (eos[0] if eos else 0)
+        rows = []
+        for i, row in enumerate(input_ids):
+            prompt = row if attention_mask is None else row[attention_mask[i] != 0]
+            if streamer is not None:
+                streamer.put(prompt.cpu())
+
+            def on_token(token: int) -> bool:
+                if streamer is not None:
+                    streamer.put(torch.tensor([token]))
+                return True
+
+            rows.append(self._core.generate(prompt.tolist(), max_new_tokens, eos, on_token))
+            if streamer is not None:
+                streamer.end()
+        longest = max(len(row) for row in rows)
+        padded = torch.tensor(
+            [row + [fill] * (longest - len(row)) for row in rows], dtype=input_ids.dtype, device=input_ids.device
+        )
+        return torch.cat([input_ids, padded], dim=1)
+
+    # --- memory
+
+    def gradient_checkpointing_enable(
+        self,
+        gradient_checkpointing_kwargs: dict[str, Any] | None = None,
+        *,
+        keep: str = "input_only",
+        every: int | str | None = None,
+    ) -> None:
+        """Recompute in backward what is not kept.
+
+        keep: "input_only" or "attention_only", for each block. every: k keeps the input of every k-th block only, "sqrt" that
+        of about every √N-th. gradient_checkpointing_kwargs (use_reentrant …) change nothing: there is one kind here.
+        """
+        if every == "sqrt":
+            self._core.checkpoint_sqrt()
+        elif every is not None:
+            self._core.checkpoint_every(every)
+        else:
+            self._core.set_keep(keep)
+        self._keep = f"every {every}" if every is not None else keep
+
+    def gradient_checkpointing_disable(self) -> None:
+        self._core.set_keep("everything")
+        self._keep = ""
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        return self._keep not in ("", "everything")
+
+    def enable_input_require_grads(self) -> None:
+        """Nothing to do: a checkpointed block's adapters are inputs of its graph node, whatever its input is."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "CausalLM":
+        """to(), half(), cuda() …: a loaded model keeps its device and dtype."""
+        probe = fn(torch.empty(0, dtype=torch.float32, device=self.device))
+        if probe.device.type != self.device.type or probe.dtype != torch.float32:
+            raise ValueError(
+                "[CausalLM] a loaded model keeps its device and dtype. Give dtype= and device_map= to from_pretrained."
+            )
+        return self
+
+
+def _config_of(folder: pathlib.Path) -> ModelConfig:
+    with open(folder / "config.json", encoding="utf-8") as file:
+        values = json.load(file)
+    values.setdefault("use_cache", True)
+    return ModelConfig(**values)
+
+
+def _device_of(device_map: Any) -> torch.device:
+    """ "auto" is the GPU where there is one that this build has kernels for; a map must name one device."""
+    if isinstance(device_map, dict):
+        places = set(map(str, device_map.values()))
+        if len(places) != 1:
+            raise ValueError(f"[from_pretrained] device_map must put the model on one device; got {sorted(places)}.")
+        device_map = device_map.popitem()[1]
+    if isinstance(device_map, int):
+        return torch.device("cuda", device_map)
+    if device_map in (None, "auto", "balanced", "balanced_low_0", "sequential"):
+        has_kernels = torch._C._dispatch_has_kernel_for_dispatch_key("qlorapp::dequantize_4bit", "CUDA")
+        return torch.device("cuda", 0) if device_map and has_kernels and torch.cuda.is_available() else torch.device("cpu")
+    return torch.device(device_map)
+
+
+def _folder_of(name: str, revision: str | None, local_files_only: bool, token: Any) -> pathlib.Path:
+    """The folder itself, or the files of a hub repository."""
+    path = pathlib.Path(name).expanduser()
+    looks_local = path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
+    if path.is_dir() or looks_local:
+        return path
+    try:
+        from huggingface_hub import snapshot_download
+    except ModuleNotFoundError:
+        raise FileNotFoundError(
+            2, "no such folder, and huggingface_hub, which could fetch it, is not installed", name
+        ) from None
+    patterns = ["*.json", "*.safetensors", "*.txt", "tokenizer.model"]
+    return pathlib.Path(
+        snapshot_download(name, revision=revision, local_files_only=local_files_only, token=token, allow_patterns=patterns)
+    )
+
+
+class AutoModelForCausalLM:
+    """Loads Hugging Face folders of the families that this library knows."""
+
+    _IGNORES = {  # noqa: RUF012
+        "attn_implementation": "the fastest attention of the device is always used",
+        "low_cpu_mem_usage": "",
+        "use_safetensors": "",
+        "trust_remote_code": "code of a checkpoint is never run",
+        "max_memory": "the model is on one device",
+        "offload_folder": "nothing is offloaded",
+        "cache_dir": "set HF_HOME instead",
+        "use_auth_token": "",
+    }
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike,
+        *,
+        quantization_config: BitsAndBytesConfig | dict[str, Any] | None = None,
+        dtype: torch.dtype | str | None = None,
+        torch_dtype: torch.dtype | str | None = None,
+        device_map: Any = None,
+        load_in_4bit: bool = False,
+        use_cache: bool | None = None,
+        revision: str | None = None,
+        token: Any = None,
+        local_files_only: bool = False,
+        **ignored: Any,
+    ) -> CausalLM:
+        """A model in evaluation mode, its linear layers in four bits if quantization_config or the folder says so.
+
+        dtype (older: torch_dtype) is that of activations, norms, embeddings and head; without it bnb_4bit_compute_dtype
+        decides, and without that the checkpoint's own ("auto").
+        """
+        refuse_unknown("from_pretrained", ignored, cls._IGNORES)
+        name = os.fspath(pretrained_model_name_or_path)
+        folder = _folder_of(name, revision, local_files_only, token)
+        config = _config_of(folder)
+        if isinstance(quantization_config, dict):
+            quantization_config = BitsAndBytesConfig(
+                **{k: v for k, v in quantization_config.items() if k not in ("quant_method",)}
+            )
+        if quantization_config is None and load_in_4bit:
+            quantization_config = BitsAndBytesConfig(load_in_4bit=True)
+        if quantization_config is not None and not isinstance(quantization_config, BitsAndBytesConfig):
+            raise TypeError(
+                f"[from_pretrained] quantization_config must be a qlorapp.BitsAndBytesConfig; got {type(quantization_config)}."
+            )
+        options = quantization_config or BitsAndBytesConfig()
+        wanted = dtype if dtype is not None else torch_dtype
+        if wanted is None:
+            wanted = options.bnb_4bit_compute_dtype
+        if wanted is None or wanted == "auto":
+            wanted = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or "float32"
+        core = _C.load_model(
+            str(folder),
+            compute_dtype=as_dtype(wanted, "dtype"),
+            load_in_4bit=options.load_in_4bit,
+            quant_type=options.bnb_4bit_quant_type,
+            double_quant=options.bnb_4bit_use_double_quant,
+            skip_modules=options.llm_int8_skip_modules or [],
+            device=_device_of(device_map),
+        )
+        if use_cache is not None:
+            config.use_cache = use_cache
+        return CausalLM(core, config, name)

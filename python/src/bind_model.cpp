@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// CausalLM, its files and its batches.
+#include <nlohmann/json.hpp>
+
+#include "bind.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/data/collate.hpp"
+#include "qlorapp/format/config_json.hpp"
+#include "qlorapp/io/adapter.hpp"
+#include "qlorapp/io/load_model.hpp"
+#include "qlorapp/nn/causal_lm.hpp"
+#include "qlorapp/nn/generate.hpp"
+#include "quantizer_options.hpp"
+
+namespace qlorapp::python {
+namespace {
+
+using Progress = std::function<void(int64_t, int64_t)>;
+
+std::shared_ptr<CausalLM> load(const std::string& folder, at::ScalarType compute_dtype, bool load_in_4bit, const std::string& quant_type,
+                               int64_t block_size, bool double_quant, int64_t nested_block_size, const std::string& compat,
+                               std::vector<std::string> skip_modules, at::Device device, const std::optional<Progress>& progress) {
+  LoadOptions options;
+  options.compute_dtype = compute_dtype;
+  options.load_in_4bit = load_in_4bit;
+  options.quantization = quantizer_options(quant_type, block_size, double_quant, nested_block_size, compat);
+  options.skip_modules = std::move(skip_modules);
+  options.device = device;
+  if (progress) options.progress = *progress;
+  return std::make_shared<CausalLM>(load_model(folder, options));
+}
+
+void quantize(const std::string& folder, const std::string& output, at::ScalarType compute_dtype, const std::string& quant_type,
+              int64_t block_size, bool double_quant, int64_t nested_block_size, const std::string& compat,
+              const std::optional<Progress>& progress) {
+  quantize_checkpoint(folder, output, quantizer_options(quant_type, block_size, double_quant, nested_block_size, compat), compute_dtype,
+                      progress.value_or(Progress()));
+}
+
+LoraConfig lora_config_from(const std::string& json) {
+  LoraConfig config;
+  format::from_json(format::parse_json(json, "LoraConfig"), config, "LoraConfig");
+  return config;
+}
+
+UnpaddedBatch unpad_for(const CausalLM& model, const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
+                        const std::optional<at::Tensor>& labels) {
+  UnpaddedBatch unpadded = unpad(input_ids, attention_mask.value_or(at::Tensor()), labels.value_or(at::Tensor()));
+  unpadded.batch = unpadded.batch.to(model.device());
+  unpadded.indices = unpadded.indices.to(model.device());
+  return unpadded;
+}
+
+/// [(module name, weight)] of everything frozen, in the order of the model.
+py::list named_weights(const CausalLM& model) {
+  py::list result;
+  const auto add = [&](const std::string& name, const auto& weight) { result.append(py::make_tuple(name, weight)); };
+  const std::vector<std::string> names = model.linear_names();
+  add("model.embed_tokens", model.embed_tokens());
+  for (size_t i = 0; i < model.blocks().size(); ++i) {
+    const DecoderBlock::Weights& weights = model.blocks()[i].weights();
+    for (size_t p = 0; p < kProjectionCount; ++p) {
+      const FrozenWeight& weight = weights.projections[p];
+      const std::string& name = names[i * kProjectionCount + p];
+      weight.quantized.defined() ? add(name, weight.quantized) : add(name, weight.dense);
+    }
+    add(concat("model.layers.", i, ".input_layernorm"), weights.input_norm);
+    add(concat("model.layers.", i, ".post_attention_layernorm"), weights.post_attention_norm);
+  }
+  add("model.norm", model.norm_weight());
+  add("lm_head", model.lm_head());
+  return result;
+}
+
+std::vector<std::tuple<int64_t, int64_t, std::string>> segments(const CausalLM& model) {
+  std::vector<std::tuple<int64_t, int64_t, std::string>> result;
+  for (const Segment& segment : model.segments()) {
+    const bool one = segment.end - segment.begin == 1;
+    result.emplace_back(segment.begin, segment.end, to_string(one ? segment.keep : Keep::kInputOnly));
+  }
+  return result;
+}
+
+std::pair<at::Tensor, int64_t> as_pair(const LossSum& sum) { return {sum.loss, sum.targets}; }
+
+std::vector<int64_t> generate_greedily(CausalLM& model, const std::vector<int64_t>& prompt, int64_t max_new_tokens,
+                                       std::vector<int64_t> eos_token_ids, const std::optional<std::function<bool(int64_t)>>& on_token) {
+  GenerateOptions options{max_new_tokens, std::move(eos_token_ids), {}};
+  if (on_token) options.on_token = *on_token;
+  return generate(model, prompt, options);
+}
+
+}  // namespace
+
+void bind_model(py::module_& m) {
+  py::class_<UnpaddedBatch>(m, "UnpaddedBatch", "A padded batch without its padding; include/qlorapp/data/collate.hpp.")
+      .def_property_readonly("target_count", [](const UnpaddedBatch& self) { return self.batch.target_count; })
+      .def_property_readonly("first_label_count", [](const UnpaddedBatch& self) { return self.batch.first_label_count; })
+      .def_property_readonly("token_count", [](const UnpaddedBatch& self) { return self.batch.token_count(); })
+      .def_readonly("ignored_padding_labels", &UnpaddedBatch::ignored_padding_labels)
+      .def("pad", &UnpaddedBatch::pad, py::arg("values"), py::arg("fill") = 0.0, NoGil());
+
+  py::class_<CausalLM, std::shared_ptr<CausalLM>>(m, "CausalLM", "include/qlorapp/nn/causal_lm.hpp")
+      .def("unpad", &unpad_for, py::arg("input_ids"), py::arg("attention_mask") = std::nullopt, py::arg("labels") = std::nullopt, NoGil())
+      .def("add_adapters", [](CausalLM& self, const std::string& json, uint64_t seed) { self.add_adapters(lora_config_from(json), seed); },
+           py::arg("lora_config_json"), py::arg("seed"), NoGil())
+      .def_property_readonly("lora_config_json",
+                             [](const CausalLM& self) { return format::to_json(self.lora_config()).dump(); })
+      .def("scaling_of", [](const CausalLM& self, const std::string& module) { return self.lora_config().scaling_of(module); },
+           py::arg("module"))
+      .def_property_readonly("has_adapters", &CausalLM::has_adapters)
+      .def("enable_adapters", &CausalLM::enable_adapters, py::arg("enabled"))
+      .def("adapter_names",
+           [](const CausalLM& self) {
+             std::vector<std::string> names;
+             for (const auto& entry : self.arena().entries()) names.push_back(entry.name);
+             return names;
+           })
+      .def("parameters", [](const CausalLM& self) { return self.arena().parameters(); })
+      .def("adopt_parameter", &CausalLM::adopt_parameter, py::arg("i"), py::arg("parameter"))
+      .def("gradient", [](const CausalLM& self, int64_t i) { return self.arena().gradient(i); }, py::arg("i"))
+      .def("zero_grad", [](CausalLM& self) { self.arena().zero_grad(); }, NoGil())
+      .def("bind_gradients", [](CausalLM& self) { self.arena().bind_gradients(); }, NoGil())
+      .def("bind_values", [](CausalLM& self) { self.arena().bind_values(); }, NoGil())
+      .def("set_keep", [](CausalLM& self, const std::string& keep) {
+             self.set_segments(keep_in_each_block(std::ssize(self.blocks()), parse_keep(keep)));
+           }, py::arg("keep"))
+      .def("checkpoint_every",
+           [](CausalLM& self, int64_t k) { self.set_segments(checkpoint_every(std::ssize(self.blocks()), k)); }, py::arg("k"))
+      .def("checkpoint_sqrt", [](CausalLM& self) { self.set_segments(checkpoint_sqrt(std::ssize(self.blocks()))); })
+      .def_property_readonly("segments", &segments, "[(begin, end, what is kept)]")
+      .def("forward_backward",
+           [](CausalLM& self, const UnpaddedBatch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step) {
+             return as_pair(self.forward_backward(batch.batch, grad_scale, seed, micro_step));
+           },
+           py::arg("batch"), py::arg("grad_scale"), py::arg("seed") = 0, py::arg("micro_step") = 0, NoGil(),
+           "(summed loss, number of targets); gradients are added to the parameters' .grad.")
+      .def("hidden_states",
+           [](CausalLM& self, const UnpaddedBatch& batch, bool training, uint64_t seed, uint32_t micro_step) {
+             return self.hidden_states(batch.batch, training, seed, micro_step);
+           },
+           py::arg("batch"), py::arg("training"), py::arg("seed") = 0, py::arg("micro_step") = 0, NoGil(),
+           "(tokens, hidden) after the last norm, on the autograd graph.")
+      .def("loss_of", [](const CausalLM& self, const at::Tensor& hidden, const UnpaddedBatch& batch) { return self.loss_of(hidden, batch.batch); },
+           py::arg("hidden"), py::arg("batch"), NoGil(), "The summed loss, on the graph of `hidden`.")
+      .def("logits", &CausalLM::logits, py::arg("hidden"), NoGil())
+      .def("generate", &generate_greedily, py::arg("prompt"), py::arg("max_new_tokens"), py::arg("eos_token_ids"),
+           py::arg("on_token") = std::nullopt, NoGil())
+      .def("base_parameter_count", &CausalLM::base_parameter_count)
+      .def("adapter_parameter_count", [](const CausalLM& self) { return self.arena().numel(); })
+      .def("weight_bytes", [](const CausalLM& self) { return self.weight_bytes().count; })
+      .def("named_weights", &named_weights, "[(module name, tensor or QuantizedTensor)] of the frozen base.")
+      .def_property_readonly("tied", [](const CausalLM& self) { return self.config().tie_word_embeddings; })
+      .def_property_readonly("vocab_size", [](const CausalLM& self) { return self.config().vocab_size; })
+      .def_property_readonly("layer_count", [](const CausalLM& self) { return self.config().num_hidden_layers; })
+      .def_property_readonly("eos_token_ids", [](const CausalLM& self) { return self.config().eos_token_ids; })
+      .def_property_readonly("lora_dropout", [](const CausalLM& self) { return self.has_adapters() ? self.lora_config().lora_dropout : 0.0; })
+      .def_property_readonly("device", &CausalLM::device)
+      .def_property_readonly("dtype", &CausalLM::dtype)
+      .def("save_adapter", &save_adapter, py::arg("folder"), py::arg("base_model"), NoGil())
+      .def("load_adapter", &load_adapter, py::arg("folder"), NoGil());
+
+  m.def("load_model", &load, py::arg("folder"), py::kw_only(), py::arg("compute_dtype"), py::arg("load_in_4bit") = true,
+        py::arg("quant_type") = "nf4", py::arg("block_size") = 64, py::arg("double_quant") = true, py::arg("nested_block_size") = 256,
+        py::arg("compat") = "none", py::arg("skip_modules") = std::vector<std::string>{}, py::arg("device") = at::Device(at::kCPU),
+        py::arg("progress") = std::nullopt, NoGil(), "A Hugging Face folder as a CausalLM; include/qlorapp/io/load_model.hpp.");
+  m.def("quantize_checkpoint", &quantize, py::arg("folder"), py::arg("output"), py::kw_only(), py::arg("compute_dtype"),
+        py::arg("quant_type") = "nf4", py::arg("block_size") = 64, py::arg("double_quant") = true, py::arg("nested_block_size") = 256,
+        py::arg("compat") = "none", py::arg("progress") = std::nullopt, NoGil(),
+        "Writes a folder that transformers loads as a bitsandbytes checkpoint; include/qlorapp/io/load_model.hpp.");
+}
+
+}  // namespace qlorapp::python

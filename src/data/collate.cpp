@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/data/collate.hpp"
+
+#include <ATen/ATen.h>
+
+#include <numeric>
+#include <vector>
+
+#include "qlorapp/core/check.hpp"
+
+namespace qlorapp {
+namespace {
+
+/// Collects rows token by token; the tensors are made once, at the end.
+class BatchBuilder {
+ public:
+  explicit BatchBuilder(int64_t tokens) {
+    tokens_.reserve(static_cast<std::size_t>(tokens));
+    targets_.reserve(static_cast<std::size_t>(tokens));
+    positions_.reserve(static_cast<std::size_t>(tokens));
+  }
+
+  /// token(i) and label(i) for i in [0, length).
+  template <class Token, class Label>
+  void add_row(int64_t length, const Token& token, const Label& label) {
+    for (int64_t i = 0; i < length; ++i) {
+      const int64_t target = i + 1 < length ? label(i + 1) : Batch::kIgnoredTarget;
+      tokens_.push_back(token(i));
+      targets_.push_back(target);
+      positions_.push_back(i);
+      batch_.target_count += target != Batch::kIgnoredTarget ? 1 : 0;
+      if (i == 0 && label(i) != Batch::kIgnoredTarget) ++batch_.first_label_count;
+    }
+    batch_.row_starts.push_back(static_cast<int64_t>(tokens_.size()));
+  }
+
+  [[nodiscard]] Batch finish() {
+    batch_.tokens = tensor(tokens_);
+    batch_.targets = tensor(targets_);
+    batch_.positions = tensor(positions_);
+    return std::move(batch_);
+  }
+
+  static at::Tensor tensor(const std::vector<int64_t>& values) {
+    return at::tensor(at::IntArrayRef(values), at::TensorOptions().dtype(at::kLong));
+  }
+
+ private:
+  std::vector<int64_t> tokens_, targets_, positions_;
+  Batch batch_{{}, {}, {}, {0}, 0, 0};
+};
+
+/// @returns (B, T) int64 on the CPU. The caller keeps it while it reads.
+at::Tensor host_grid(const at::Tensor& grid, const at::Tensor& like, const char* name) {
+  QLORAPP_CHECK_TYPE(at::isIntegralType(grid.scalar_type(), true), "[unpad] ", name, " must be integers; got ",
+                     c10::toString(grid.scalar_type()), ". Convert it with .long().");
+  QLORAPP_CHECK_VALUE(grid.dim() == 2 && grid.sizes() == like.sizes(), "[unpad] ", name,
+                      " must have the shape (B, T) of input_ids, ", like.sizes().vec(), "; got ", grid.sizes().vec(),
+                      ". Pass tensors of one batch.");
+  return grid.to(at::kCPU, at::kLong).contiguous();
+}
+
+}  // namespace
+
+Batch Batch::to(at::Device device) const {
+  // Towards the host a copy must have arrived before anybody reads it.
+  const bool non_blocking = !device.is_cpu();
+  Batch out = *this;
+  out.tokens = tokens.to(device, non_blocking);
+  out.targets = targets.to(device, non_blocking);
+  out.positions = positions.to(device, non_blocking);
+  return out;
+}
+
+Batch collate(std::span<const Example> examples, std::span<const int64_t> rows) {
+  QLORAPP_CHECK_VALUE(!rows.empty(), "[collate] a batch must have a row; got none. Check the sampler.");
+  int64_t total = 0;
+  for (const int64_t row : rows) {
+    QLORAPP_CHECK_VALUE(row >= 0 && row < static_cast<int64_t>(examples.size()), "[collate] rows must be from 0 to ",
+                        static_cast<int64_t>(examples.size()) - 1, "; got ", row, ". Check the sampler.");
+    const Example& example = examples[static_cast<std::size_t>(row)];
+    QLORAPP_CHECK_VALUE(!example.input_ids.empty() && example.labels.size() == example.input_ids.size(),
+                        "[collate] a row must have a token and a label for each; row ", row, " has ", example.input_ids.size(),
+                        " and ", example.labels.size(), ". Put -100 where nothing is to be learnt.");
+    total += static_cast<int64_t>(example.input_ids.size());
+  }
+  BatchBuilder builder(total);
+  for (const int64_t row : rows) {
+    const Example& example = examples[static_cast<std::size_t>(row)];
+    builder.add_row(
+        static_cast<int64_t>(example.input_ids.size()),
+        [&](int64_t i) { return int64_t{example.input_ids[static_cast<std::size_t>(i)]}; },
+        [&](int64_t i) { return int64_t{example.labels[static_cast<std::size_t>(i)]}; });
+  }
+  return builder.finish();
+}
+
+Batch collate(std::span<const Example> examples) {
+  std::vector<int64_t> rows(examples.size());
+  std::iota(rows.begin(), rows.end(), int64_t{0});
+  return collate(examples, rows);
+}
+
+UnpaddedBatch unpad(const at::Tensor& input_ids, const at::Tensor& attention_mask, const at::Tensor& labels) {
+  QLORAPP_CHECK_VALUE(input_ids.defined() && input_ids.dim() == 2 && input_ids.numel() > 0,
+                      "[unpad] input_ids must be (B, T) with at least one token; got another shape. Add a batch dimension.");
+  const at::Tensor ids = host_grid(input_ids, input_ids, "input_ids");
+  const at::Tensor mask =
+      attention_mask.defined() ? host_grid(attention_mask, input_ids, "attention_mask") : at::ones_like(ids);
+  const at::Tensor wanted =
+      labels.defined() ? host_grid(labels, input_ids, "labels") : at::full_like(ids, Batch::kIgnoredTarget);
+  UnpaddedBatch out;
+  out.rows = ids.size(0);
+  out.columns = ids.size(1);
+  const auto* id = ids.const_data_ptr<int64_t>();
+  const auto* present = mask.const_data_ptr<int64_t>();
+  const auto* label = wanted.const_data_ptr<int64_t>();
+
+  BatchBuilder builder(ids.numel());
+  std::vector<int64_t> indices;
+  for (int64_t row = 0; row < out.rows; ++row) {
+    const int64_t start = row * out.columns, stop = start + out.columns;
+    int64_t begin = start, end = stop;
+    while (begin < stop && present[begin] == 0) ++begin;
+    while (end > begin && present[end - 1] == 0) --end;
+    QLORAPP_CHECK_VALUE(begin < end, "[unpad] a row must have a token; row ", row, " is padding only. Leave it out.");
+    for (int64_t i = start; i < stop; ++i) {
+      const bool inside = i >= begin && i < end;
+      QLORAPP_CHECK_VALUE(present[i] == (inside ? 1 : 0),
+                          "[unpad] attention_mask must be 1 for a row's tokens, which stand together, and 0 "
+                          "for padding on one side; row ",
+                          row, " has ", present[i], " at ", i - start, ". Masks with holes are not known here.");
+      if (inside) indices.push_back(i);
+      else if (label[i] != Batch::kIgnoredTarget) ++out.ignored_padding_labels;
+    }
+    builder.add_row(
+        end - begin, [&](int64_t i) { return id[begin + i]; }, [&](int64_t i) { return label[begin + i]; });
+  }
+  out.batch = builder.finish().to(input_ids.device());
+  out.indices = BatchBuilder::tensor(indices).to(input_ids.device());
+  return out;
+}
+
+at::Tensor UnpaddedBatch::pad(const at::Tensor& values, double fill) const {
+  QLORAPP_CHECK_VALUE(values.dim() > 0 && values.size(0) == indices.numel(), "[pad] values must have one row a token, ",
+                      indices.numel(), "; got shape ", values.sizes().vec(), ". Pass what was computed from this batch.");
+  std::vector<int64_t> flat = values.sizes().vec(), grid = flat;
+  flat[0] = rows * columns;
+  grid.erase(grid.begin());
+  grid.insert(grid.begin(), {rows, columns});
+  return at::full(flat, fill, values.options()).index_copy(0, indices, values).view(grid);
+}
+
+}  // namespace qlorapp

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "json_reading.hpp"
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <unordered_set>
+#include <vector>
+
+#include "qlorapp/core/check.hpp"
+#include "unicode.hpp"
+
+namespace qlorapp {
+
+nlohmann::json parse_json(std::string_view text, const std::string& where) {
+  using json = nlohmann::json;
+  std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
+  const json::parser_callback_t watch = [&](int depth, json::parse_event_t event, json& parsed) {
+    if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {
+      QLORAPP_CHECK_FORMAT(depth < kJsonDepth, "[", where, "] JSON may be nested ", kJsonDepth,
+                           " levels deep; this is deeper. Check what wrote the file.");
+    }
+    if (event == json::parse_event_t::object_start) keys.emplace_back();
+    if (event == json::parse_event_t::object_end) keys.pop_back();
+    if (event == json::parse_event_t::key) {
+      const auto& key = parsed.get_ref<const std::string&>();
+      QLORAPP_CHECK_FORMAT(keys.back().insert(key).second, "[", where, "] a key may stand once in a JSON object; '", key,
+                           "' is there twice. Remove one of the two.");
+    }
+    return true;
+  };
+  try {
+    return json::parse(text.begin(), text.end(), watch);
+  } catch (const json::exception& error) {
+    std::string reason = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: …"
+    if (const auto end = reason.find("] "); end != std::string::npos) reason.erase(0, end + 2);
+    std::string readable;  // the reason quotes what was read, which may be long or no UTF-8
+    unicode::append_lossy(readable, std::string_view(reason).substr(0, 200));
+    throw FormatError(concat("[", where, "] must be valid JSON in UTF-8; ", readable, ". Check what wrote the file."));
+  }
+}
+
+std::string read_file(const std::filesystem::path& path, std::uintmax_t limit) {
+  std::error_code error;
+  const std::uintmax_t size = std::filesystem::file_size(path, error);
+  if (error)
+    throw IoError(concat("[", path.string(), "] cannot be read: ", error.message(), ". Check the path."), error.value());
+  QLORAPP_CHECK_FORMAT(size <= limit, "[", path.string(), "] may have ", limit, " bytes; it has ", size, ". Check the path.");
+  std::ifstream file(path, std::ios::binary);
+  std::string text(static_cast<std::size_t>(size), '\0');
+  if (!file.read(text.data(), static_cast<std::streamsize>(size))) {
+    const int number = errno;
+    throw IoError(concat("[", path.string(), "] cannot be read: ", std::strerror(number), ". Check the file."), number);
+  }
+  return text;
+}
+
+std::string_view kind_of(const nlohmann::json& value) {
+  switch (value.type()) {
+    case nlohmann::json::value_t::null:
+      return "null";
+    case nlohmann::json::value_t::object:
+      return "an object";
+    case nlohmann::json::value_t::array:
+      return "an array";
+    case nlohmann::json::value_t::string:
+      return "a string";
+    case nlohmann::json::value_t::boolean:
+      return "a boolean";
+    default:
+      return "a number";
+  }
+}
+
+}  // namespace qlorapp

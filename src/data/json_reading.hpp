@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+/// JSON from files that may be hostile: strict UTF-8, at most 64 levels deep, no key twice in an object. Torch-free.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+namespace qlorapp {
+
+constexpr int kJsonDepth = 64;
+
+/// @throws FormatError "[where] …" for malformed text, NaN, lone surrogates, deep nesting and doubled keys.
+[[nodiscard]] nlohmann::json parse_json(std::string_view text, const std::string& where);
+
+/// @throws IoError when the file cannot be read, FormatError when it has more than `limit` bytes.
+[[nodiscard]] std::string read_file(const std::filesystem::path& path, std::uintmax_t limit);
+
+/// @returns "null", "a number", "a string", …: how an error names what it got.
+[[nodiscard]] std::string_view kind_of(const nlohmann::json& value);
+
+}  // namespace qlorapp

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Cuts text into the pieces that byte-pair merges may not cross. Torch-free.
+///
+/// The known patterns are written out by hand over the Unicode classes, one linear scan each, so that no text can make them
+/// slow; which one a tokenizer.json means is decided by comparing its pattern string with pattern_of().
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+#include <vector>
+
+#include "unicode.hpp"
+
+namespace qlorapp {
+
+enum class Split {
+  kLlama3,            ///< Llama 3: up to three digits a piece; contractions in any case.
+  kQwen2,             ///< As Llama 3 with one digit a piece.
+  kGpt2,              ///< GPT-2: contractions in lower case only; what ByteLevel(use_regex=true) does.
+  kIndividualDigits,  ///< Digits(individual_digits=true): every numeric character alone.
+  kContiguousDigits,  ///< Digits(individual_digits=false): runs of numeric characters.
+};
+
+/// @returns the regular expression that `split` is equal to, as files write it; empty for the two Digits.
+[[nodiscard]] std::string_view pattern_of(Split split);
+
+/// Half-open range of indices into the decoded text.
+struct Piece {
+  std::size_t begin, end;
+};
+
+/// Appends the pieces of text[begin, end), which cover it without gaps. Look-ahead ends at `end`, as it does in a piece that an
+/// earlier split has cut out.
+void split_pieces(Split split, const std::vector<unicode::CodePoint>& text, Piece range, std::vector<Piece>& out);
+
+}  // namespace qlorapp

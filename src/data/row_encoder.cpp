@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "row_encoder.hpp"
+
+#include <algorithm>
+
+#include "json_reading.hpp"
+#include "qlorapp/core/check.hpp"
+
+namespace qlorapp {
+namespace {
+
+using nlohmann::json;
+
+std::vector<std::string> keys_of(const json& row) {
+  std::vector<std::string> out;
+  for (const auto& [key, value] : row.items()) out.push_back(key);
+  return out;
+}
+
+const json& require(const json& row, const std::string& key, const std::string& where) {
+  QLORAPP_CHECK_FORMAT(row.is_object(), "[", where, "] a row must be a JSON object; got ", kind_of(row),
+                       ". Write one object a row.");
+  const auto found = row.find(key);
+  QLORAPP_CHECK_FORMAT(found != row.end(), "[", where, "] a row must have key '", key,
+                       "', as the format of the first row says; got keys ", keys_of(row),
+                       ". Rename the key, or remove the row.");
+  return *found;
+}
+
+const std::string& require_text(const json& row, const std::string& key, const std::string& where) {
+  const json& value = require(row, key, where);
+  QLORAPP_CHECK_FORMAT(
+      value.is_string(), "[", where, "] '", key, "' must be a string; got ", kind_of(value), ". ",
+      value.is_array() && key != "content" ? "Conversations go into 'messages'." : "Correct or remove the row.");
+  return value.get_ref<const std::string&>();
+}
+
+std::vector<TokenId> require_ids(const json& values, const char* key, bool may_ignore, const std::string& where) {
+  QLORAPP_CHECK_FORMAT(values.is_array(), "[", where, "] '", key, "' must be a list of whole numbers; got ", kind_of(values),
+                       ". Correct or remove the row.");
+  std::vector<TokenId> out;
+  out.reserve(values.size());
+  for (const json& value : values) {
+    const bool id = value.is_number_unsigned() && value.get<uint64_t>() < (uint64_t{1} << 31);
+    const bool ignored = may_ignore && value.is_number_integer() && value == Example::kIgnored;
+    QLORAPP_CHECK_FORMAT(id || ignored, "[", where, "] '", key, "' must be a list of token ids", may_ignore ? " and -100" : "",
+                         "; got ", value.is_number() ? value.dump() : std::string(kind_of(value)),
+                         ". Correct or remove the row.");
+    out.push_back(value.get<TokenId>());
+  }
+  return out;
+}
+
+}  // namespace
+
+RowFormat detect_format(const json& row, const DatasetOptions& options, const std::string& where) {
+  QLORAPP_CHECK_FORMAT(row.is_object(), "[", where, "] a row must be a JSON object; got ", kind_of(row),
+                       ". Write one object a row.");
+  if (row.contains("input_ids")) return RowFormat::kInputIds;
+  if (row.contains("messages")) return RowFormat::kMessages;
+  if (row.contains("prompt") && row.contains("completion")) return RowFormat::kPromptCompletion;
+  if (row.contains(options.text_field)) return RowFormat::kText;
+  std::string advice = "Rename the keys, or name the text's key (dataset_text_field).";
+  if (row.contains("conversations")) advice = "Rename 'conversations', 'from' and 'value' to 'messages', 'role' and 'content'.";
+  if (row.contains("instruction"))
+    advice = "Join 'instruction' and 'input' into 'prompt', and rename 'output' to 'completion'.";
+  if (row.contains("prompt")) advice = "Add the 'completion'.";
+  throw FormatError(concat("[", where,
+                           "] a row must have 'text', 'prompt' and 'completion', 'messages', or 'input_ids'; got keys ",
+                           keys_of(row), ". ", advice));
+}
+
+RowEncoder::RowEncoder(RowFormat format, const DatasetOptions& options, const Tokenizer* tokenizer, const ChatTemplate* chat,
+                       const std::string& file)
+    : format_(format), options_(options), tokenizer_(tokenizer), chat_(chat) {
+  const bool messages = format == RowFormat::kMessages, completion = format == RowFormat::kPromptCompletion;
+  QLORAPP_CHECK_VALUE(options.max_length >= 0, "[max_length] must be 0 (no limit) or more; got ", options.max_length,
+                      ". Set it.");
+  QLORAPP_CHECK_VALUE(!options.assistant_only_loss || messages, "[assistant_only_loss] needs rows with 'messages'; ", file,
+                      " has ", to_string(format), ". Leave it unset.");
+  QLORAPP_CHECK_VALUE(!options.completion_only_loss.value_or(false) || messages || completion,
+                      "[completion_only_loss] needs rows with 'prompt' and 'completion' or 'messages'; ", file, " has ",
+                      to_string(format), ". Leave it unset.");
+  QLORAPP_CHECK_VALUE(tokenizer != nullptr || format == RowFormat::kInputIds, "[", file,
+                      "] rows of text need a tokenizer; the model ",
+                      "folder has none. Copy tokenizer.json there, or write rows with 'input_ids'.");
+  QLORAPP_CHECK_VALUE(chat != nullptr || !messages, "[", file,
+                      "] rows with 'messages' need a chat template; the model has none. ",
+                      "Choose llama3, llama3.1 or chatml by name, or write rows with 'prompt' and 'completion'.");
+  completion_only_ = options.completion_only_loss.value_or(completion);
+  assistant_only_ = options.assistant_only_loss || (messages && completion_only_);
+}
+
+Example RowEncoder::encode(const json& row, const std::string& where) {
+  Example out;
+  switch (format_) {
+    case RowFormat::kInputIds:
+      out = encode_ids(row, where);
+      break;
+    case RowFormat::kMessages:
+      out = encode_messages(row, where);
+      break;
+    case RowFormat::kPromptCompletion:
+      out = encode_completion(row, where);
+      break;
+    case RowFormat::kText:
+      out = encode_text(row, where);
+      break;
+  }
+  const int64_t limit = options_.model_vocab_size > 0 ? options_.model_vocab_size
+                        : tokenizer_ != nullptr       ? tokenizer_->id_limit()
+                                                      : 0;
+  for (const auto* ids : {&out.input_ids, &out.labels}) {
+    for (const TokenId id : *ids) {
+      QLORAPP_CHECK_FORMAT(limit == 0 || id < limit, "[", where, "] token ids must be below the size of the vocabulary, ",
+                           limit, "; got ", id, ". Use the tokenizer that belongs to the model.");
+    }
+  }
+  return out;
+}
+
+Example RowEncoder::encode_ids(const json& row, const std::string& where) const {
+  Example out;
+  out.input_ids = require_ids(require(row, "input_ids", where), "input_ids", false, where);
+  if (const auto mask = row.find("attention_mask"); mask != row.end() && !mask->is_null()) {
+    const bool whole = mask->is_array() && mask->size() == out.input_ids.size() &&
+                       std::all_of(mask->begin(), mask->end(), [](const json& m) { return m == 1; });
+    QLORAPP_CHECK_FORMAT(whole, "[", where,
+                         "] 'attention_mask' must be a 1 for each token; got another. Write rows without padding.");
+  }
+  const auto labels = row.find("labels");
+  if (labels == row.end() || labels->is_null()) {
+    out.labels = out.input_ids;
+    return out;
+  }
+  out.labels = require_ids(*labels, "labels", true, where);
+  QLORAPP_CHECK_FORMAT(out.labels.size() == out.input_ids.size(), "[", where, "] 'labels' must be as long as 'input_ids'; got ",
+                       out.labels.size(), " and ", out.input_ids.size(), ". Put -100 where nothing is to be learnt.");
+  return out;
+}
+
+Encoding RowEncoder::tokens_of(std::string_view text, bool add_special_tokens, const std::string& where) const {
+  try {
+    return tokenizer_->encode_with_ranges(text, add_special_tokens);
+  } catch (const ValueError& error) {
+    throw FormatError(concat("[", where, "] the row must be text for the tokenizer: ", error.what()));
+  }
+}
+
+void RowEncoder::append_eos(Example& out) const {
+  const auto eos = tokenizer_->eos_id();
+  if (!options_.append_eos || !eos || (!out.input_ids.empty() && out.input_ids.back() == *eos)) return;
+  out.input_ids.push_back(*eos);
+  out.labels.push_back(*eos);
+}
+
+Example RowEncoder::encode_text(const json& row, const std::string& where) const {
+  Example out;
+  out.input_ids = tokens_of(require_text(row, options_.text_field, where), true, where).ids;
+  out.labels = out.input_ids;
+  append_eos(out);
+  return out;
+}
+
+Example RowEncoder::encode_completion(const json& row, const std::string& where) {
+  const std::string& prompt = require_text(row, "prompt", where);
+  const std::string text = prompt + require_text(row, "completion", where);
+  const Encoding encoding = tokens_of(text, true, where);
+  Example out;
+  if (completion_only_) label(encoding, {{prompt.size(), text.size()}}, out);
+  else out = {encoding.ids, encoding.ids};
+  // What the post-processor puts behind the text has an empty range there; it belongs to the completion.
+  for (std::size_t i = out.labels.size(); i > 0 && encoding.ranges[i - 1] == TextRange{text.size(), text.size()}; --i) {
+    out.labels[i - 1] = out.input_ids[i - 1];
+  }
+  append_eos(out);
+  return out;
+}
+
+Example RowEncoder::encode_messages(const json& row, const std::string& where) {
+  const json& list = require(row, "messages", where);
+  QLORAPP_CHECK_FORMAT(list.is_array(), "[", where, "] 'messages' must be a list; got ", kind_of(list),
+                       ". Correct or remove the row.");
+  std::vector<Message> messages;
+  for (const char* key : {"tools", "functions"}) {
+    QLORAPP_CHECK_FORMAT(!row.contains(key) || row[key].is_null() || row[key].empty(), "[", where,
+                         "] tools are rendered from Python only; ", "the row has '", key,
+                         "'. Remove it, or use qlorapp from Python.");
+  }
+  for (const json& entry : list) {
+    messages.push_back({require_text(entry, "role", where), require_text(entry, "content", where)});
+    for (const char* key : {"tool_calls", "function_call"}) {
+      QLORAPP_CHECK_FORMAT(!entry.contains(key) || entry[key].is_null() || entry[key].empty(), "[", where,
+                           "] tool calls are rendered from ", "Python only; a message has '", key,
+                           "'. Remove it, or use qlorapp from Python.");
+    }
+  }
+  RenderedChat chat;
+  try {
+    chat = chat_->render(messages, {false, options_.date_string});
+  } catch (const ValueError& error) {
+    throw FormatError(concat("[", where, "] the conversation must fit the template: ", error.what()));
+  }
+  const Encoding encoding = tokens_of(chat.text, false, where);
+  if (!assistant_only_) return {encoding.ids, encoding.ids};
+  std::vector<TextRange> trained;
+  for (const Turn& turn : chat.turns) {
+    if (turn.role == "assistant") trained.push_back({turn.content.begin, turn.end});
+  }
+  Example out;
+  label(encoding, trained, out);
+  return out;
+}
+
+void RowEncoder::label(const Encoding& encoding, const std::vector<TextRange>& trained, Example& out) {
+  out.input_ids = encoding.ids;
+  out.labels.assign(encoding.ids.size(), Example::kIgnored);
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < encoding.ids.size(); ++i) {
+    const TextRange token = encoding.ranges[i];
+    while (next < trained.size() && trained[next].end <= token.begin) ++next;
+    if (next == trained.size()) break;
+    if (token.end <= trained[next].begin) continue;  // also the empty ranges of tokens that the post-processor puts in front
+    out.labels[i] = encoding.ids[i];
+    if (token.begin < trained[next].begin || token.end > trained[next].end) ++straddling_;
+  }
+}
+
+}  // namespace qlorapp

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/data/sampler.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <utility>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/core/nearest_name.hpp"
+
+namespace qlorapp {
+namespace {
+
+constexpr std::array<std::string_view, 3> kStrategies{"random", "sequential", "group_by_length"};
+
+/// torch.randperm(rows, generator=torch.Generator().manual_seed(seed)); torch reads a negative seed as its two's complement.
+std::vector<int64_t> permutation(int64_t rows, int64_t seed) {
+  const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(seed));
+  const at::Tensor order = at::randperm(rows, generator, at::TensorOptions().dtype(at::kLong));
+  const auto* data = order.const_data_ptr<int64_t>();
+  return {data, data + rows};
+}
+
+/// Shuffled, then sorted by falling length inside mega-batches of up to 50 groups; the longest row of all comes first, so that
+/// memory runs out at once or not at all.
+std::vector<int64_t> grouped(std::vector<int64_t> order, const SamplerOptions& options) {
+  const auto rows = static_cast<int64_t>(order.size());
+  const int64_t mega = std::max<int64_t>(std::min<int64_t>(rows / (options.group_size * 4), 50), 1) * options.group_size;
+  const auto length = [&](int64_t row) { return options.lengths[static_cast<std::size_t>(row)]; };
+  int64_t longest = 0;  // start of the mega-batch that holds the longest row
+  for (int64_t begin = 0; begin < rows; begin += mega) {
+    const auto first = order.begin() + begin, last = order.begin() + std::min(begin + mega, rows);
+    std::stable_sort(first, last, [&](int64_t a, int64_t b) { return length(a) > length(b); });
+    if (length(*first) > length(order[static_cast<std::size_t>(longest)])) longest = begin;
+  }
+  std::swap(order[0], order[static_cast<std::size_t>(longest)]);
+  return order;
+}
+
+}  // namespace
+
+SamplingStrategy sampling_strategy(std::string_view name) {
+  for (std::size_t i = 0; i < kStrategies.size(); ++i) {
+    if (name == kStrategies[i]) return static_cast<SamplingStrategy>(i);
+  }
+  throw ValueError(concat("[train_sampling_strategy] must be one of ", kStrategies, "; got '", name, "'. Choose one of them.",
+                          did_you_mean(name, kStrategies)));
+}
+
+std::vector<int64_t> epoch_order(int64_t rows, int64_t epoch, const SamplerOptions& options) {
+  QLORAPP_CHECK_VALUE(rows > 0 && epoch >= 0, "[sampler] an order needs a row and an epoch from 0; got ", rows,
+                      " rows and epoch ", epoch, ". Check the data.");
+  const auto seed = static_cast<int64_t>(static_cast<uint64_t>(options.seed) + static_cast<uint64_t>(epoch));
+  switch (options.strategy) {
+    case SamplingStrategy::kRandom:
+      return permutation(rows, seed);
+    case SamplingStrategy::kSequential: {
+      std::vector<int64_t> order(static_cast<std::size_t>(rows));
+      std::iota(order.begin(), order.end(), int64_t{0});
+      return order;
+    }
+    case SamplingStrategy::kGroupByLength:
+      QLORAPP_CHECK_VALUE(options.group_size > 0 && static_cast<int64_t>(options.lengths.size()) == rows,
+                          "[sampler] group_by_length needs the length of each of ", rows,
+                          " rows and a group size above 0; got ", options.lengths.size(), " lengths and size ",
+                          options.group_size, ". Pass both.");
+      return grouped(permutation(rows, seed), options);
+  }
+  return {};
+}
+
+Sampler::Sampler(int64_t rows, SamplerOptions options)
+    : rows_(rows), options_(std::move(options)), order_(epoch_order(rows_, 0, options_)) {}
+
+std::vector<int64_t> Sampler::next(int64_t batch_size) {
+  QLORAPP_CHECK_VALUE(batch_size > 0, "[sampler] a batch must have a row; got batch size ", batch_size,
+                      ". Set it to 1 or more.");
+  if (at_end_of_epoch()) seek({position_.epoch + 1, 0});
+  const int64_t end = position_.row + std::min(batch_size, rows_ - position_.row);
+  std::vector<int64_t> out(order_.begin() + position_.row, order_.begin() + end);
+  position_.row = end;
+  return out;
+}
+
+void Sampler::seek(Position position) {
+  QLORAPP_CHECK_VALUE(position.epoch >= 0 && position.row >= 0 && position.row <= rows_,
+                      "[sampler] a position must be in an epoch from 0 and "
+                      "among ",
+                      rows_, " rows; got epoch ", position.epoch, ", row ", position.row,
+                      ". The checkpoint may be of other data: use the same file, or start anew.");
+  if (position.epoch != position_.epoch) order_ = epoch_order(rows_, position.epoch, options_);
+  position_ = position;
+}
+
+}  // namespace qlorapp

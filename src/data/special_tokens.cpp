@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "special_tokens.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "json_reading.hpp"
+#include "qlorapp/core/check.hpp"
+
+namespace qlorapp {
+namespace {
+
+using nlohmann::json;
+constexpr std::uintmax_t kLargestConfig = 64 << 20;
+
+json read_if_there(const std::filesystem::path& path) {
+  if (!std::filesystem::exists(path)) return json::object();
+  json file = parse_json(read_file(path, kLargestConfig), path.string());
+  QLORAPP_CHECK_FORMAT(file.is_object(), "[", path.string(), "] must be a JSON object; got ", kind_of(file),
+                       ". Check the file.");
+  return file;
+}
+
+/// The token that `file[key]` names, if it names one.
+std::optional<TokenId> named(const json& file, const char* key, const std::filesystem::path& path, const Tokenizer& tokenizer) {
+  const auto entry = file.find(key);
+  if (entry == file.end() || entry->is_null()) return std::nullopt;
+  const json* text = &*entry;
+  if (text->is_object() && text->contains("content")) text = &(*text)["content"];
+  QLORAPP_CHECK_FORMAT(text->is_string(), "[", path.string(), "] '", key, "' must be a string; got ", kind_of(*text),
+                       ". Check the file.");
+  const auto id = tokenizer.token_to_id(text->get_ref<const std::string&>());
+  QLORAPP_CHECK_FORMAT(id.has_value(), "[", path.string(), "] '", key, "' must be a token of tokenizer.json; '",
+                       text->get<std::string>(), "' is not. Take both files from the same model.");
+  return id;
+}
+
+/// The ids under `key`, a number or a list of numbers; those without a token are left out.
+std::vector<TokenId> numbered(const json& file, const char* key, const Tokenizer& tokenizer) {
+  std::vector<TokenId> out;
+  const auto add = [&](const json& value) {
+    if (!value.is_number_integer() || value.get<int64_t>() < 0 || value.get<int64_t>() >= tokenizer.id_limit()) return;
+    if (tokenizer.id_to_token(value.get<TokenId>())) out.push_back(value.get<TokenId>());
+  };
+  const auto entry = file.find(key);
+  if (entry == file.end()) return out;
+  if (entry->is_array()) {
+    for (const json& value : *entry) add(value);
+  } else {
+    add(*entry);
+  }
+  return out;
+}
+
+}  // namespace
+
+SpecialTokens read_special_tokens(const std::filesystem::path& folder, const Tokenizer& tokenizer) {
+  const auto config_path = folder / "tokenizer_config.json", map_path = folder / "special_tokens_map.json";
+  const json config = read_if_there(config_path), map = read_if_there(map_path);
+  const json model = read_if_there(folder / "config.json"), generation = read_if_there(folder / "generation_config.json");
+  const auto pick = [&](const char* name, const char* number) {
+    if (const auto id = named(config, name, config_path, tokenizer)) return id;
+    if (const auto id = named(map, name, map_path, tokenizer)) return id;
+    for (const json* file : {&generation, &model}) {
+      if (const auto ids = numbered(*file, number, tokenizer); !ids.empty()) return std::optional(ids.front());
+    }
+    return std::optional<TokenId>();
+  };
+  SpecialTokens out{
+      pick("bos_token", "bos_token_id"), pick("eos_token", "eos_token_id"), pick("pad_token", "pad_token_id"), {}};
+  const auto add = [&](TokenId id) {
+    if (std::find(out.all_eos.begin(), out.all_eos.end(), id) == out.all_eos.end()) out.all_eos.push_back(id);
+  };
+  if (out.eos) add(*out.eos);
+  for (const json* file : {&generation, &model}) {
+    for (const TokenId id : numbered(*file, "eos_token_id", tokenizer)) add(id);
+  }
+  return out;
+}
+
+}  // namespace qlorapp

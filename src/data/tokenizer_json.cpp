@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tokenizer_json.hpp"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "json_reading.hpp"
+#include "qlorapp/core/check.hpp"
+
+namespace qlorapp {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kLongestAddedToken = 4096;
+constexpr std::string_view kAdvice = "Use the tokenizer from Python (qlorapp takes input_ids), or a byte-level BPE tokenizer.";
+
+/// Reads one file: every helper knows its name for messages.
+class Reader {
+ public:
+  explicit Reader(const std::string& where) : where_(where) {}
+
+  [[nodiscard]] TokenizerDescription read(const json& file) {
+    require(file.is_object(), "the file must be a JSON object");
+    known_keys(file, "the file",
+               {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder",
+                "model"});
+    // truncation and padding are settings that a caller's last use left behind; transformers resets them at each call.
+    require(at(file, "normalizer").is_null(), concat("no normalizer is known; got ", type_of(at(file, "normalizer"))));
+    read_model(at(file, "model"));
+    read_added(at(file, "added_tokens"));
+    read_pre_tokenizer(at(file, "pre_tokenizer"), true);
+    require(saw_byte_level_, "pre_tokenizer must contain ByteLevel");
+    read_post_processor(at(file, "post_processor"));
+    require(type_of(at(file, "decoder")) == "ByteLevel",
+            concat("decoder must be ByteLevel; got ", type_of(at(file, "decoder"))));
+    return std::move(out_);
+  }
+
+ private:
+  void require(bool condition, const std::string& rule) const {
+    QLORAPP_CHECK_FORMAT(condition, "[", where_, "] ", rule, ". ", kAdvice);
+  }
+
+  static const json& at(const json& object, const char* key) {
+    static const json null;
+    if (!object.is_object()) return null;
+    const auto found = object.find(key);
+    return found == object.end() ? null : *found;
+  }
+
+  static std::string type_of(const json& component) {
+    if (component.is_null()) return "null";
+    const json& type = at(component, "type");
+    return type.is_string() ? type.get<std::string>() : "a component without a type";
+  }
+
+  void known_keys(const json& object, std::string_view name, std::initializer_list<std::string_view> known) const {
+    for (const auto& [key, value] : object.items()) {
+      require(std::find(known.begin(), known.end(), key) != known.end(), concat("key '", key, "' of ", name, " is not known"));
+    }
+  }
+
+  [[nodiscard]] bool flag(const json& object, const char* key, bool fallback) const {
+    const json& value = at(object, key);
+    if (value.is_null()) return fallback;
+    require(value.is_boolean(), concat("'", key, "' must be true or false; got ", kind_of(value)));
+    return value.get<bool>();
+  }
+
+  [[nodiscard]] int32_t id(const json& value, std::string_view name, std::string_view token = {}) const {
+    const bool small = value.is_number_unsigned() && value.get<uint64_t>() < (uint64_t{1} << 31);
+    if (!small) {
+      require(false, concat(name, token, " must be a whole number from 0 to 2147483647; got ",
+                            value.is_number() ? value.dump() : std::string(kind_of(value))));
+    }
+    return value.get<int32_t>();
+  }
+
+  void read_model(const json& model) {
+    require(model.is_object(), concat("model must be an object; got ", kind_of(model)));
+    const json& type = at(model, "type");
+    require(type.is_null() || type == "BPE", concat("model must be BPE; got ", type_of(model)));
+    known_keys(model, "the model",
+               {"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback",
+                "ignore_merges", "vocab", "merges"});
+    const json& dropout = at(model, "dropout");
+    require(dropout.is_null() || (dropout.is_number() && dropout.get<double>() == 0.0), "model.dropout must be null");
+    require(!flag(model, "byte_fallback", false), "model.byte_fallback must be false: every byte has a token of its own here");
+    for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
+      require(at(model, key).is_null() || at(model, key) == "", concat("model.", key, " must be null"));
+    }
+    out_.ignore_merges = flag(model, "ignore_merges", false);
+
+    const json& vocab = at(model, "vocab");
+    require(vocab.is_object() && !vocab.empty(), concat("model.vocab must be an object with tokens; got ", kind_of(vocab)));
+    out_.vocabulary.reserve(vocab.size());
+    for (const auto& [token, value] : vocab.items()) out_.vocabulary.emplace_back(token, id(value, "the id of token ", token));
+
+    const json& merges = at(model, "merges");
+    require(merges.is_array(), concat("model.merges must be an array; got ", kind_of(merges)));
+    out_.merges.reserve(merges.size());
+    for (std::size_t i = 0; i < merges.size(); ++i) out_.merges.push_back(merge(merges[i], i));
+  }
+
+  [[nodiscard]] std::pair<std::string, std::string> merge(const json& value, std::size_t rank) const {
+    if (value.is_string()) {
+      const auto& text = value.get_ref<const std::string&>();
+      const auto space = text.find(' ');
+      if (space == std::string::npos || text.find(' ', space + 1) != std::string::npos) {
+        require(false, concat("merge ", rank, " must be two tokens with a space between; got '", text, "'"));
+      }
+      return {text.substr(0, space), text.substr(space + 1)};
+    }
+    const bool pair = value.is_array() && value.size() == 2 && value[0].is_string() && value[1].is_string();
+    if (!pair) require(false, concat("merge ", rank, " must be a string or a pair of strings; got ", kind_of(value)));
+    return {value[0].get<std::string>(), value[1].get<std::string>()};
+  }
+
+  void read_added(const json& added) {
+    require(added.is_null() || added.is_array(), concat("added_tokens must be an array; got ", kind_of(added)));
+    std::unordered_map<std::string_view, int32_t> known;
+    int64_t next = 0;  // what the engine gives to a token that is not in the vocabulary
+    for (const auto& [token, token_id] : out_.vocabulary) known.emplace(token, token_id);
+    next = static_cast<int64_t>(known.size());
+    std::unordered_set<std::string> contents;
+    for (const json& entry : added) {
+      require(entry.is_object() && at(entry, "content").is_string(), "each of added_tokens must be an object with a content");
+      known_keys(entry, "an added token", {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
+      AddedToken token;
+      token.content = at(entry, "content").get<std::string>();
+      token.id = id(at(entry, "id"), "the id of added token ", token.content);
+      token.special = flag(entry, "special", false);
+      token.lstrip = flag(entry, "lstrip", false);
+      token.rstrip = flag(entry, "rstrip", false);
+      token.single_word = flag(entry, "single_word", false);
+      token.normalized = flag(entry, "normalized", !token.special);
+      require(!token.content.empty() && token.content.size() <= kLongestAddedToken,
+              concat("an added token must have 1 to ", kLongestAddedToken, " bytes; token ", token.id, " has ",
+                     token.content.size()));
+      require(contents.insert(token.content).second, concat("added token '", token.content, "' must stand once"));
+      const auto in_vocabulary = known.find(token.content);
+      const int64_t expected = in_vocabulary != known.end() ? in_vocabulary->second : next;
+      require(token.id == expected,
+              concat("added token '", token.content, "' must have the id that Hugging Face's tokenizers give it, ", expected,
+                     "; got ", token.id));
+      next = std::max<int64_t>(next, int64_t{token.id} + 1);
+      out_.added.push_back(std::move(token));
+    }
+  }
+
+  void read_pre_tokenizer(const json& component, bool top) {
+    const std::string type = type_of(component);
+    if (type == "Sequence" && top) {
+      const json& parts = at(component, "pretokenizers");
+      require(parts.is_array(), "pre_tokenizer.pretokenizers must be an array");
+      for (const json& part : parts) read_pre_tokenizer(part, false);
+      return;
+    }
+    require(!saw_byte_level_, concat("no pre_tokenizer may stand behind ByteLevel; got ", type));
+    if (type == "Split") return read_split(component);
+    if (type == "Digits") {
+      known_keys(component, "Digits", {"type", "individual_digits"});
+      out_.splits.push_back(flag(component, "individual_digits", false) ? Split::kIndividualDigits : Split::kContiguousDigits);
+      return;
+    }
+    require(type == "ByteLevel", concat("pre_tokenizer may be made of Split, Digits and ByteLevel; got ", type));
+    known_keys(component, "ByteLevel", {"type", "add_prefix_space", "trim_offsets", "use_regex"});
+    out_.add_prefix_space = flag(component, "add_prefix_space", true);
+    out_.splits_before_prefix = out_.splits.size();
+    require(!out_.add_prefix_space || out_.splits.empty(),
+            "ByteLevel(add_prefix_space=true) behind another pre_tokenizer is not known");
+    if (flag(component, "use_regex", true)) out_.splits.push_back(Split::kGpt2);
+    saw_byte_level_ = true;
+  }
+
+  void read_split(const json& component) {
+    known_keys(component, "Split", {"type", "pattern", "behavior", "invert"});
+    const json& pattern = at(at(component, "pattern"), "Regex");
+    require(pattern.is_string(), "Split must have a Regex pattern");
+    require(at(component, "behavior") == "Isolated" && !flag(component, "invert", false),
+            "Split must have behavior Isolated and not be inverted");
+    for (const Split split : {Split::kLlama3, Split::kQwen2, Split::kGpt2}) {
+      if (pattern == pattern_of(split)) return out_.splits.push_back(split);
+    }
+    require(false,
+            concat("Split knows the patterns of Llama 3, Qwen 2 and GPT-2; got ", pattern.get<std::string>().substr(0, 200)));
+  }
+
+  void read_post_processor(const json& component) {
+    const std::string type = type_of(component);
+    if (type == "null" || type == "ByteLevel") return;  // ByteLevel trims offsets and changes no token
+    if (type == "Sequence") {
+      const json& parts = at(component, "processors");
+      require(parts.is_array(), "post_processor.processors must be an array");
+      for (const json& part : parts) {
+        require(type_of(part) != "Sequence", "a post_processor Sequence inside another is not known");
+        read_post_processor(part);
+      }
+      return;
+    }
+    require(type == "TemplateProcessing", concat("post_processor may be made of TemplateProcessing and ByteLevel; got ", type));
+    require(!saw_template_, "post_processor may contain one TemplateProcessing");
+    saw_template_ = true;
+    const json& single = at(component, "single");
+    require(single.is_array(), "TemplateProcessing.single must be an array");
+    bool saw_text = false;
+    for (const json& part : single) {
+      if (const json& sequence = at(part, "Sequence"); !sequence.is_null()) {
+        require(!saw_text && at(sequence, "id") == "A", "TemplateProcessing.single must contain the text A once");
+        saw_text = true;
+        continue;
+      }
+      const json& name = at(at(part, "SpecialToken"), "id");
+      require(name.is_string(), "TemplateProcessing.single must be made of Sequence and SpecialToken");
+      const json& ids = at(at(at(component, "special_tokens"), name.get_ref<const std::string&>().c_str()), "ids");
+      require(ids.is_array(), concat("TemplateProcessing.special_tokens must give the ids of ", name.get<std::string>()));
+      for (const json& value : ids)
+        (saw_text ? out_.suffix_ids : out_.prefix_ids).push_back(id(value, "an id of TemplateProcessing"));
+    }
+    require(saw_text, "TemplateProcessing.single must contain the text A");
+  }
+
+  const std::string& where_;
+  TokenizerDescription out_;
+  bool saw_byte_level_ = false, saw_template_ = false;
+};
+
+}  // namespace
+
+TokenizerDescription read_tokenizer_json(std::string_view text, const std::string& where) {
+  return Reader(where).read(parse_json(text, where));
+}
+
+}  // namespace qlorapp

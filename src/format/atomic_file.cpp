@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/format/atomic_file.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "qlorapp/core/check.hpp"
+
+namespace qlorapp::format {
+namespace {
+
+/// Differs between processes and within one; a leftover of a killed process with the same id is stepped over.
+std::string temporary_name() {
+  static std::atomic<uint64_t> counter{0};
+  return concat(".qlorapp-", static_cast<int64_t>(::getpid()), '-', counter.fetch_add(1), ".tmp");
+}
+
+}  // namespace
+
+void AtomicFile::fail(std::string_view what, int error) const {
+  const bool full = error == ENOSPC || error == EDQUOT;
+  throw IoError(concat('[', path_, "] ", what, "; ", std::strerror(error), full ? ". Free some space." : ". Check the path and its permissions."),
+                error);
+}
+
+AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
+  const size_t slash = path_.rfind('/');
+  folder_ = slash == std::string::npos ? "." : slash == 0 ? "/" : path_.substr(0, slash);
+  for (int attempt = 0; descriptor_ < 0; ++attempt) {
+    temporary_ = folder_ + "/" + temporary_name();
+    descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (descriptor_ < 0 && (errno != EEXIST || attempt == 1000)) fail("a file must be writable in its folder", errno);
+  }
+  struct stat target {};
+  if (::lstat(path_.c_str(), &target) == 0 && S_ISREG(target.st_mode)) {
+    (void)::fchmod(descriptor_, target.st_mode & 0777);  // a courtesy: who may read the old file may read the new one
+  }
+}
+
+AtomicFile::~AtomicFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::reserve(int64_t bytes) {
+  if (bytes <= 0) return;
+  while (::fallocate(descriptor_, FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes)) != 0) {
+    if (errno == EINTR) continue;
+    if (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL || errno == ENODEV) return;
+    fail(concat("the file needs ", bytes, " bytes"), errno);
+  }
+}
+
+void AtomicFile::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(descriptor_, bytes.data(), std::min(bytes.size(), size_t{1} << 30));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail("writing failed", errno);
+    if (written == 0) fail("writing failed", EIO);
+    bytes = bytes.subspan(static_cast<size_t>(written));
+  }
+}
+
+void AtomicFile::commit() {
+  while (::fsync(descriptor_) != 0) {
+    if (errno != EINTR) fail("flushing to the disk failed", errno);
+  }
+  // Some network file systems report a failed write only here. After EINTR the descriptor is closed all the same.
+  if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) fail("closing failed", errno);
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("the file must be replaceable", errno);
+  temporary_.clear();
+  const int folder = ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) fail("flushing its folder failed", errno);
+  const int error = ::fsync(folder) != 0 ? errno : 0;
+  ::close(folder);
+  if (error != 0 && error != EINVAL && error != EROFS) fail("flushing its folder failed", error);  // EINVAL: folders need no flush there
+}
+
+void write_file_atomically(const std::string& path, std::string_view content) {
+  AtomicFile file(path);
+  file.reserve(static_cast<int64_t>(content.size()));
+  file.write(content);
+  file.commit();
+}
+
+}  // namespace qlorapp::format

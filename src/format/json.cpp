@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/format/json.hpp"
+
+#include <cctype>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "json_cursor.hpp"
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/format/file_reader.hpp"
+
+namespace qlorapp::format {
+namespace {
+
+/// Python's literals are no JSON, and the parser has no switch for them. Each is overwritten by a number of the same length;
+/// `end` is the offset behind it, by which the number's event is recognised.
+struct NonfiniteLiteral {
+  size_t end;
+  double value;
+};
+
+std::vector<NonfiniteLiteral> take_nonfinite_literals(std::string& text) {
+  struct Spelling {
+    std::string_view literal, number;
+    double value;
+  };
+  static constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  static constexpr Spelling kSpellings[] = {{"NaN", "0.0", std::numeric_limits<double>::quiet_NaN()},
+                                            {"Infinity", "0.000000", kInfinity},
+                                            {"-Infinity", "-0.000000", -kInfinity}};
+  const auto separates = [](char c) { return c == ',' || c == ':' || c == '[' || c == ']' || c == '{' || c == '}' || c == ' ' || c == '\t' || c == '\n' || c == '\r'; };
+  std::vector<NonfiniteLiteral> taken;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (in_string) {
+      if (text[i] == '\\') ++i;
+      else if (text[i] == '"') in_string = false;
+      continue;
+    }
+    if (text[i] == '"') { in_string = true; continue; }
+    for (const Spelling& spelling : kSpellings) {
+      if (text.compare(i, spelling.literal.size(), spelling.literal) != 0) continue;
+      const size_t end = i + spelling.literal.size();
+      if ((i > 0 && !separates(text[i - 1])) || (end < text.size() && !separates(text[end]))) continue;
+      text.replace(i, spelling.literal.size(), spelling.number);
+      taken.push_back({end, spelling.value});
+      i = end - 1;
+      break;
+    }
+  }
+  return taken;
+}
+
+/// Builds the value while it is read. Keys go straight into the object's vector and their uniqueness into a set: the ordered
+/// map's own insertion compares with every key before it, which a hostile file would turn into hours.
+class Builder {
+ public:
+  Builder(std::string_view where, const JsonLimits& limits, std::vector<NonfiniteLiteral> nonfinite, const size_t& position)
+      : where_(where), limits_(limits), nonfinite_(std::move(nonfinite)), position_(position) {}
+
+  Json take() { return std::move(root_); }
+
+  bool null() { return put(nullptr); }
+  bool boolean(bool value) { return put(value); }
+  bool number_integer(int64_t value) { return put(value); }
+  bool number_unsigned(uint64_t value) {
+    if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+      if (!limits_.allow_big_integers) fail("integers must fit in 64 bits with sign; got ", value);
+      return put(value);
+    }
+    return put(static_cast<int64_t>(value));
+  }
+  bool number_float(double value, const std::string& text) {
+    if (next_nonfinite_ < nonfinite_.size() && nonfinite_[next_nonfinite_].end <= position_) {
+      return put(nonfinite_[next_nonfinite_++].value);
+    }
+    if (!limits_.allow_big_integers && text.find_first_of(".eE") == std::string::npos) {
+      fail("integers must fit in 64 bits with sign; got ", text.substr(0, 40));
+    }
+    return put(value);
+  }
+  bool string(std::string& value) { return put(std::move(value)); }
+  bool binary(std::vector<uint8_t>&) { return false; }
+
+  bool start_object(size_t) { return open(Json::object()); }
+  bool key(std::string& name) {
+    if (!keys_.back().insert(name).second) fail("keys must be unique within an object; got ", printable(name), " twice");
+    open_.back()->get_ref<Json::object_t&>().emplace_back(name, nullptr);
+    return true;
+  }
+  bool end_object() {
+    keys_.pop_back();
+    open_.pop_back();
+    return true;
+  }
+  bool start_array(size_t) { return open(Json::array()); }
+  bool end_array() { return end_object(); }
+
+  bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) {
+    fail_parse(where_, position, error);
+  }
+
+ private:
+  /// The place for the next value: the root, the last key's slot, or a new element.
+  Json* place(Json&& value) {
+    if (open_.empty()) {
+      root_ = std::move(value);
+      return &root_;
+    }
+    Json& parent = *open_.back();
+    if (parent.is_object()) {
+      Json& slot = parent.get_ref<Json::object_t&>().back().second;
+      slot = std::move(value);
+      return &slot;
+    }
+    return &parent.get_ref<Json::array_t&>().emplace_back(std::move(value));
+  }
+  bool put(Json&& value) {
+    place(std::move(value));
+    return true;
+  }
+  /// Pointers to open containers stay valid: a parent grows again only after its child was closed.
+  bool open(Json&& container) {
+    if (open_.size() >= limits_.max_depth) fail("values may be nested ", limits_.max_depth, " deep; got deeper ones");
+    open_.push_back(place(std::move(container)));
+    keys_.emplace_back();
+    return true;
+  }
+  template <class... Parts>
+  [[noreturn]] void fail(const Parts&... parts) const {
+    throw FormatError(concat('[', where_, "] ", parts..., ", at byte ", position_, ". Write the file again."));
+  }
+
+  std::string_view where_;
+  const JsonLimits& limits_;
+  std::vector<NonfiniteLiteral> nonfinite_;
+  size_t next_nonfinite_ = 0;
+  const size_t& position_;
+  Json root_;
+  std::vector<Json*> open_;
+  std::vector<std::set<std::string>> keys_;
+};
+
+}  // namespace
+
+Json parse_json(std::string_view text, std::string_view where, const JsonLimits& limits) {
+  QLORAPP_CHECK_FORMAT(text.size() <= limits.max_bytes, '[', where, "] JSON may have ", limits.max_bytes, " bytes; got ", text.size(),
+                       ". This is not a file of this kind.");
+  refuse_bytes_outside_json(text, where);
+  std::string rewritten;
+  std::vector<NonfiniteLiteral> nonfinite;
+  if (limits.allow_nonfinite) {
+    rewritten = text;
+    nonfinite = take_nonfinite_literals(rewritten);
+    text = rewritten;
+  }
+  size_t position = 0;
+  Builder builder(where, limits, std::move(nonfinite), position);
+  JsonCursor::parse(text, position, builder);
+  return builder.take();
+}
+
+Json read_json_file(const std::string& path, const JsonLimits& limits) {
+  return parse_json(FileReader(path).read_all(limits.max_bytes), path, limits);
+}
+
+}  // namespace qlorapp::format

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/format/atomic_file.hpp"
+#include "qlorapp/format/quantization_config.hpp"
+#include "qlorapp/io/linear_weight.hpp"
+#include "qlorapp/io/load_model.hpp"
+#include "qlorapp/io/tensor_file.hpp"
+
+namespace qlorapp {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string read_text(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  if (!in) throw IoError(concat("[quantize] cannot read ", path.string(), "."), EIO);
+  return std::move(text).str();
+}
+
+/// Everything beside the weights and config.json that belongs to a model: tokenizer, templates, generation settings.
+bool belongs_to_model(const std::string& file) {
+  return (file.ends_with(".json") && file != "config.json" && !file.ends_with(".safetensors.index.json")) || file.ends_with(".jinja") ||
+         file.ends_with(".model") || file == "merges.txt" || file.starts_with("LICENSE") || file.starts_with("USE_POLICY");
+}
+
+}  // namespace
+
+void quantize_checkpoint(const std::string& folder, const std::string& output, const Quantizer::Options& options,
+                         at::ScalarType compute_dtype, const std::function<void(int64_t, int64_t)>& progress) {
+  QLORAPP_CHECK_VALUE(!fs::exists(output) || fs::is_empty(output), "[quantize] the output folder must be new or empty; ", output,
+                      " is not. Remove it or name another.");
+  const format::Checkpoint checkpoint(folder);
+  const format::ModelConfig config = format::load_model_config(folder);
+  const auto linears = format::linear_layers(config);
+  for (const auto& linear : linears) {
+    QLORAPP_CHECK_VALUE(!format::is_quantized(checkpoint, linear.name + ".weight"), "[quantize] ", folder,
+                        " is quantized already (", linear.name, "). Use it as it is.");
+  }
+  // Names and dtypes are known beforehand, the length of a quant_state is not: its offset is a decimal number. So the quantized
+  // parts (a quarter of the model) are held; everything else is copied file to file when its turn comes.
+  const Quantizer quantizer(options);
+  NamedTensors quantized;
+  int64_t done = 0;
+  const auto total = static_cast<int64_t>(linears.size());
+  std::vector<std::string> consumed;
+  for (const auto& linear : linears) {
+    const std::string name = linear.name + ".weight";
+    const at::Tensor weight = read_checked(checkpoint, name, linear.shape);
+    for (auto& part : quantized_tensors(name, quantize_named(quantizer, weight, name))) quantized.push_back(std::move(part));
+    consumed.push_back(name);
+    if (progress) progress(++done, total);
+  }
+  std::sort(consumed.begin(), consumed.end());
+
+  std::vector<format::TensorSpec> specs;
+  std::map<std::string_view, const at::Tensor*> by_name;
+  for (const auto& [name, tensor] : quantized) {
+    specs.push_back({name, format_dtype_of(tensor.scalar_type()), tensor.sizes().vec()});
+    by_name[name] = &tensor;
+  }
+  for (const format::TensorLocation& location : checkpoint.tensors()) {
+    const format::TensorEntry& entry = *location.tensor;
+    if (std::binary_search(consumed.begin(), consumed.end(), entry.name)) continue;
+    if (config.tie_word_embeddings && entry.name == "lm_head.weight") continue;
+    specs.push_back({entry.name, entry.dtype, entry.shape});
+  }
+
+  std::error_code error;
+  fs::create_directories(output, error);
+  if (error) throw IoError(concat("[quantize] cannot make ", output, ": ", error.message(), "."), error.value());
+  format::SafetensorsWriter writer((fs::path(output) / "model.safetensors").string(), std::move(specs), {{"format", "pt"}});
+  for (const format::TensorEntry& entry : writer.tensors()) {
+    const auto found = by_name.find(entry.name);
+    const at::Tensor tensor = found != by_name.end() ? found->second->contiguous() : read_tensor(checkpoint.at(entry.name));
+    if (tensor.numel() > 0) writer.write({static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()});
+  }
+  writer.finish();
+
+  for (const auto& file : fs::directory_iterator(folder)) {
+    const std::string name = file.path().filename().string();
+    if (file.is_regular_file() && belongs_to_model(name)) format::write_file_atomically((fs::path(output) / name).string(), read_text(file.path()));
+  }
+  format::QuantizationConfig quantization;
+  quantization.quant_type = options.quant_type;
+  quantization.double_quant = options.double_quant;
+  quantization.compute_dtype = format_dtype_of(compute_dtype);
+  const fs::path config_path = fs::path(folder) / "config.json";
+  // Last, because a folder without it is no model: an interrupted run leaves nothing that could be taken for one.
+  format::write_file_atomically((fs::path(output) / "config.json").string(),
+                                format::with_quantization_config(read_text(config_path), config_path.string(), quantization));
+}
+
+}  // namespace qlorapp

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/io/tensor_file.hpp"
+
+#include <ATen/ATen.h>
+
+#include <map>
+#include <string_view>
+
+#include "qlorapp/core/check.hpp"
+
+namespace qlorapp {
+namespace {
+
+using format::Dtype;
+
+constexpr std::pair<Dtype, at::ScalarType> kTypes[] = {
+    {Dtype::kBool, at::kBool},         {Dtype::kU8, at::kByte},     {Dtype::kI8, at::kChar},
+    {Dtype::kF8E5M2, at::kFloat8_e5m2}, {Dtype::kF8E4M3, at::kFloat8_e4m3fn}, {Dtype::kI16, at::kShort},
+    {Dtype::kU16, at::kUInt16},        {Dtype::kF16, at::kHalf},    {Dtype::kBF16, at::kBFloat16},
+    {Dtype::kI32, at::kInt},           {Dtype::kU32, at::kUInt32},  {Dtype::kF32, at::kFloat},
+    {Dtype::kC64, at::kComplexFloat},  {Dtype::kF64, at::kDouble},  {Dtype::kI64, at::kLong},
+    {Dtype::kU64, at::kUInt64}};
+
+std::span<std::byte> bytes_of(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
+}
+
+}  // namespace
+
+at::ScalarType scalar_type_of(Dtype dtype, const std::string& tensor) {
+  for (const auto& [ours, torchs] : kTypes) {
+    if (ours == dtype) return torchs;
+  }
+  throw FormatError(concat("[safetensors] tensor '", tensor, "' has dtype ", format::dtype_name(dtype), ", which cannot be loaded here."));
+}
+
+Dtype format_dtype_of(at::ScalarType type) {
+  for (const auto& [ours, torchs] : kTypes) {
+    if (torchs == type) return ours;
+  }
+  throw TypeError(concat("[safetensors] a tensor of type ", c10::toString(type), " cannot be written."));
+}
+
+at::Tensor read_tensor(const format::SafetensorsFile& file, const format::TensorEntry& entry) {
+  at::Tensor tensor = at::empty(entry.shape, at::TensorOptions().dtype(scalar_type_of(entry.dtype, entry.name)));
+  if (tensor.numel() > 0) file.read(entry, 0, bytes_of(tensor));
+  return tensor;
+}
+
+NamedTensors read_tensors(const std::string& path) {
+  const format::SafetensorsFile file(path);
+  NamedTensors tensors;
+  for (const format::TensorEntry& entry : file.tensors()) tensors.emplace_back(entry.name, read_tensor(file, entry));
+  return tensors;
+}
+
+void write_tensors(const std::string& path, const NamedTensors& tensors, const format::Metadata& metadata) {
+  std::vector<format::TensorSpec> specs;
+  std::map<std::string_view, const at::Tensor*> by_name;
+  for (const auto& [name, tensor] : tensors) {
+    specs.push_back({name, format_dtype_of(tensor.scalar_type()), tensor.sizes().vec()});
+    by_name[name] = &tensor;
+  }
+  format::SafetensorsWriter writer(path, std::move(specs), metadata);
+  for (const format::TensorEntry& entry : writer.tensors()) {
+    const at::Tensor plain = by_name.at(entry.name)->detach().cpu().contiguous();
+    if (plain.numel() > 0) writer.write(bytes_of(plain));
+  }
+  writer.finish();
+}
+
+}  // namespace qlorapp

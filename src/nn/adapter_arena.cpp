@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/nn/adapter_arena.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/core/nearest_name.hpp"
+
+namespace qlorapp {
+
+AdapterArena::AdapterArena(std::vector<std::pair<std::string, std::vector<int64_t>>> names_and_shapes, at::Device device) {
+  int64_t end = 0;
+  for (auto& [name, shape] : names_and_shapes) {
+    int64_t numel = 1;
+    for (const int64_t extent : shape) numel *= extent;
+    entries_.push_back({std::move(name), std::move(shape), end, numel});
+    end += (numel + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
+  values_ = at::zeros({end}, options);
+  gradients_ = at::zeros({end}, options);
+  for (const Entry& entry : entries_) {
+    at::Tensor parameter = values_.narrow(0, entry.offset, entry.numel).view(entry.shape).detach();
+    parameter.set_requires_grad(true);
+    parameters_.push_back(parameter);
+  }
+  zero_grad();
+}
+
+int64_t AdapterArena::numel() const {
+  int64_t total = 0;
+  for (const Entry& entry : entries_) total += entry.numel;
+  return total;
+}
+
+int64_t AdapterArena::index_of(std::string_view name) const {
+  std::vector<std::string_view> known;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (entries_[i].name == name) return static_cast<int64_t>(i);
+    known.push_back(entries_[i].name);
+  }
+  throw ValueError(concat("[adapter] there is no parameter '", name, "'.", did_you_mean(name, known)));
+}
+
+at::Tensor AdapterArena::gradient(int64_t i) const {
+  const Entry& entry = entries_[static_cast<size_t>(i)];
+  return gradients_.narrow(0, entry.offset, entry.numel).view(entry.shape);
+}
+
+void AdapterArena::zero_grad() {
+  gradients_.zero_();
+  for (int64_t i = 0; i < size(); ++i) {
+    at::Tensor slice = gradient(i);
+    at::Tensor& bound = parameters_[static_cast<size_t>(i)].mutable_grad();
+    if (!bound.defined() || !bound.is_alias_of(slice)) bound = slice;
+  }
+}
+
+void AdapterArena::bind_gradients() {
+  for (int64_t i = 0; i < size(); ++i) {
+    at::Tensor slice = gradient(i);
+    at::Tensor& bound = parameters_[static_cast<size_t>(i)].mutable_grad();
+    if (bound.defined() && bound.is_alias_of(slice)) continue;
+    if (bound.defined()) {
+      slice.copy_(bound);
+    } else {
+      slice.zero_();
+    }
+    bound = slice;
+  }
+}
+
+void AdapterArena::bind_values() {
+  for (int64_t i = 0; i < size(); ++i) {
+    const Entry& entry = entries_[static_cast<size_t>(i)];
+    at::Tensor& parameter = parameters_[static_cast<size_t>(i)];
+    at::Tensor slice = values_.narrow(0, entry.offset, entry.numel).view(entry.shape);
+    if (parameter.data_ptr() == slice.data_ptr() && parameter.scalar_type() == at::kFloat) continue;
+    QLORAPP_CHECK_VALUE(parameter.sizes() == slice.sizes() && parameter.scalar_type() == at::kFloat && parameter.device() == slice.device(),
+                        "[adapter] '", entry.name, "' must stay a float32 tensor of shape ", entry.shape,
+                        " on the model's device; it was replaced by another kind. Copy values into it in place.");
+    slice.copy_(parameter.detach());
+    parameter.set_data(slice);
+  }
+}
+
+void AdapterArena::adopt_parameter(int64_t i, const at::Tensor& parameter) {
+  const at::Tensor& mine = parameters_[static_cast<size_t>(i)];
+  QLORAPP_CHECK_VALUE(parameter.data_ptr() == mine.data_ptr() && parameter.sizes() == mine.sizes() &&
+                          parameter.scalar_type() == at::kFloat && parameter.is_contiguous(),
+                      "[adapter] a parameter must keep the memory of the arena; '", entries_[static_cast<size_t>(i)].name,
+                      "' has other memory, shape or dtype. Copy values into it in place instead of replacing it.");
+  at::Tensor adopted = parameter;
+  adopted.mutable_grad() = gradient(i);
+  parameters_[static_cast<size_t>(i)] = adopted;
+}
+
+}  // namespace qlorapp

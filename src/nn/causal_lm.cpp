@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/nn/causal_lm.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/nn/adapter_init.hpp"
+#include "qlorapp/nn/segment_function.hpp"
+#include "qlorapp/ops/cross_entropy.hpp"
+#include "qlorapp/ops/norm.hpp"
+
+namespace qlorapp {
+namespace {
+
+DecoderBlock::Shape block_shape(const format::ModelConfig& config) {
+  return {config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim,
+          config.rms_norm_eps};
+}
+
+void check_batch(const Batch& batch) {
+  QLORAPP_CHECK_VALUE(batch.token_count() > 0, "[causal_lm] a batch must hold at least one token; got none.");
+}
+
+/// Where gradients of a block's adapters go when they go into the arena.
+DecoderBlock::Gradients arena_gradients(const AdapterArena& arena, const std::array<int64_t, kProjectionCount>& indices) {
+  DecoderBlock::Gradients gradients;
+  for (size_t i = 0; i < kProjectionCount; ++i) {
+    if (indices[i] >= 0) gradients[i] = {arena.gradient(indices[i]), arena.gradient(indices[i] + 1)};
+  }
+  return gradients;
+}
+
+}  // namespace
+
+CausalLM::CausalLM(format::ModelConfig config, Weights weights)
+    : config_(std::move(config)),
+      embed_tokens_(std::move(weights.embed_tokens)),
+      norm_(std::move(weights.norm)),
+      lm_head_(std::move(weights.lm_head)) {
+  const std::vector<int64_t> table{config_.vocab_size, config_.hidden_size};
+  QLORAPP_CHECK_VALUE(embed_tokens_.sizes() == table && lm_head_.sizes() == table,
+                      "[causal_lm] embedding and head must be (vocab_size, hidden_size) = ", table, "; got ",
+                      embed_tokens_.sizes().vec(), " and ", lm_head_.sizes().vec(), ".");
+  QLORAPP_CHECK_VALUE(std::ssize(weights.blocks) == config_.num_hidden_layers, "[causal_lm] the config has ",
+                      config_.num_hidden_layers, " layers; got weights of ", weights.blocks.size(), ".");
+  for (auto& block : weights.blocks) blocks_.emplace_back(block_shape(config_), std::move(block), std::ssize(blocks_));
+  segments_ = keep_in_each_block(std::ssize(blocks_), Keep::kEverything);
+  const std::vector<float> frequencies = format::rope_inverse_frequencies(config_);
+  rope_ = RopeTable(at::tensor(frequencies, at::TensorOptions().dtype(at::kFloat)).to(device()), 1.0);
+}
+
+std::vector<std::string> CausalLM::linear_names() const {
+  static constexpr std::array<const char*, kProjectionCount> kSuffixes{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                                                                       "self_attn.o_proj", "mlp.gate_proj",    "mlp.up_proj",
+                                                                       "mlp.down_proj"};
+  std::vector<std::string> names;
+  for (size_t block = 0; block < blocks_.size(); ++block) {
+    for (const char* suffix : kSuffixes) names.push_back(concat("model.layers.", block, ".", suffix));
+  }
+  return names;
+}
+
+void CausalLM::add_adapters(const LoraConfig& config, uint64_t seed) {
+  QLORAPP_CHECK_VALUE(!has_adapters(), "[lora] the model has adapters already; load or train those, or load the base again.");
+  config.validate();
+  const std::vector<std::string> names = linear_names();
+  std::vector<std::pair<std::string, std::vector<int64_t>>> parameters;
+  adapter_index_.assign(blocks_.size(), {-1, -1, -1, -1, -1, -1, -1});
+  std::vector<std::pair<size_t, double>> placed;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (!config.matches(names[i])) continue;
+    const FrozenWeight& weight = blocks_[i / kProjectionCount].weights().projections[i % kProjectionCount];
+    const int64_t rank = config.rank_of(names[i]);
+    adapter_index_[i / kProjectionCount][i % kProjectionCount] = std::ssize(parameters);
+    parameters.emplace_back("base_model.model." + names[i] + ".lora_A.weight", std::vector<int64_t>{rank, weight.in_features()});
+    parameters.emplace_back("base_model.model." + names[i] + ".lora_B.weight", std::vector<int64_t>{weight.out_features(), rank});
+    placed.emplace_back(i, config.scaling_of(names[i]));
+  }
+  if (parameters.empty()) {
+    std::set<std::string> suffixes;
+    for (const std::string& name : names) suffixes.insert(name.substr(name.rfind('.') + 1));
+    throw ValueError(concat("[lora] target_modules names no linear layer of this model; it has ", suffixes, "."));
+  }
+  lora_config_ = config;
+  arena_ = AdapterArena(std::move(parameters), device());
+  initialize_adapters(arena_, config, seed);
+  for (const auto& [i, scaling] : placed) {
+    blocks_[i / kProjectionCount].adapters()[i % kProjectionCount] = LoraAdapter{{}, {}, scaling, config.lora_dropout};
+  }
+  bind_adapters();
+}
+
+/// Points the blocks' adapters at the arena's parameters (which a binding may have replaced by its own tensor objects).
+void CausalLM::bind_adapters() {
+  for (size_t block = 0; block < blocks_.size(); ++block) {
+    for (size_t i = 0; i < kProjectionCount; ++i) {
+      const int64_t at = adapter_index_[block][i];
+      if (at < 0 || !blocks_[block].adapters()[i]) continue;  // no adapter there, or all are turned off
+      LoraAdapter& adapter = *blocks_[block].adapters()[i];
+      adapter.a = arena_.parameter(at);
+      adapter.b = arena_.parameter(at + 1);
+    }
+  }
+}
+
+void CausalLM::adopt_parameter(int64_t i, const at::Tensor& parameter) {
+  arena_.adopt_parameter(i, parameter);
+  bind_adapters();
+}
+
+void CausalLM::enable_adapters(bool enabled) {
+  if (enabled == adapters_enabled_ || !has_adapters()) return;
+  adapters_enabled_ = enabled;
+  for (size_t block = 0; block < blocks_.size(); ++block) {
+    for (size_t i = 0; i < kProjectionCount; ++i) {
+      const int64_t at = adapter_index_[block][i];
+      if (at < 0) continue;
+      const std::string name = linear_names()[block * kProjectionCount + i];
+      if (enabled) {
+        blocks_[block].adapters()[i] =
+            LoraAdapter{arena_.parameter(at), arena_.parameter(at + 1), lora_config_.scaling_of(name), lora_config_.lora_dropout};
+      } else {
+        blocks_[block].adapters()[i].reset();
+      }
+    }
+  }
+}
+
+void CausalLM::set_segments(std::vector<Segment> segments) {
+  int64_t next = 0;
+  for (const Segment& segment : segments) {
+    QLORAPP_CHECK_VALUE(segment.begin == next && segment.end > segment.begin,
+                        "[checkpointing] segments must follow each other and cover all blocks; one is [", segment.begin, ", ",
+                        segment.end, ") where ", next, " is next.");
+    next = segment.end;
+  }
+  QLORAPP_CHECK_VALUE(next == std::ssize(blocks_), "[checkpointing] segments must cover all ", blocks_.size(), " blocks; they end at ",
+                      next, ".");
+  segments_ = std::move(segments);
+}
+
+StepContext CausalLM::make_context(const Batch& batch, bool training, uint64_t seed, uint32_t micro_step) {
+  int64_t longest = 0;
+  for (size_t row = 0; row + 1 < batch.row_starts.size(); ++row) {
+    longest = std::max(longest, batch.row_starts[row + 1] - batch.row_starts[row]);
+  }
+  rope_.reserve(longest);
+  return {rope_.cos(), rope_.sin(), batch.positions, batch.row_starts, seed, micro_step, training};
+}
+
+/// Forward of a segment; `saved` gets one entry (what is kept outside backward), or is null.
+at::Tensor CausalLM::run_segment(const Segment& segment, const at::Tensor& x, const StepContext& context,
+                                 std::vector<Saved>* saved) const {
+  if (segment.end - segment.begin == 1) {
+    Saved one;
+    at::Tensor y = blocks_[static_cast<size_t>(segment.begin)].forward(x, context, saved ? &one : nullptr, segment.keep);
+    if (saved) saved->push_back(std::move(one));
+    return y;
+  }
+  at::Tensor y = x;
+  for (int64_t i = segment.begin; i < segment.end; ++i) {
+    y = blocks_[static_cast<size_t>(i)].forward(y, context, nullptr, Keep::kInputOnly);
+  }
+  if (saved) {
+    saved->emplace_back();
+    saved->back().x = x;
+  }
+  return y;
+}
+
+/// Backward of a segment. Of several blocks all but the last run forward again keeping everything; the last one does so inside
+/// its own backward, stopping before down_proj.
+at::Tensor CausalLM::run_segment_back(const Segment& segment, const at::Tensor& dy, const StepContext& context,
+                                      std::vector<Saved> saved, const std::vector<DecoderBlock::Gradients>& gradients) const {
+  at::Tensor x = saved.front().x;
+  for (int64_t i = segment.begin; i + 1 < segment.end; ++i) {
+    saved.emplace_back();
+    Saved& slot = saved[static_cast<size_t>(i - segment.begin)];
+    x = blocks_[static_cast<size_t>(i)].forward(x, context, &slot, Keep::kEverything);
+    saved.back().x = x;
+  }
+  at::Tensor gradient = dy;
+  for (int64_t i = segment.end - 1; i >= segment.begin; --i) {
+    Saved one = std::move(saved.back());
+    saved.pop_back();
+    gradient = blocks_[static_cast<size_t>(i)].backward(gradient, context, std::move(one), gradients[static_cast<size_t>(i - segment.begin)],
+                                                        /*need_dx=*/i > 0);
+  }
+  return gradient;
+}
+
+LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step) {
+  check_batch(batch);
+  QLORAPP_CHECK_VALUE(has_adapters(), "[causal_lm] there is nothing to train; call add_adapters first.");
+  const at::NoGradGuard no_grad;
+  const StepContext context = make_context(batch, /*training=*/true, seed, micro_step);
+  std::vector<std::vector<Saved>> saved(segments_.size());
+  at::Tensor x = embed_tokens_.index_select(0, batch.tokens);
+  for (size_t i = 0; i < segments_.size(); ++i) x = run_segment(segments_[i], x, context, &saved[i]);
+
+  at::Tensor loss, dx;
+  {
+    auto [normed, rstd] = ops::rms_norm(x, norm_, config_.rms_norm_eps);
+    at::Tensor dnormed;
+    std::tie(loss, dnormed) = ops::linear_cross_entropy(normed, lm_head_, batch.targets, grad_scale, /*need_gradient=*/true);
+    normed.reset();
+    dx = ops::rms_norm_backward(dnormed, x, norm_, rstd);
+  }
+  x.reset();
+  for (size_t i = segments_.size(); i-- > 0;) {
+    std::vector<DecoderBlock::Gradients> gradients;
+    for (int64_t block = segments_[i].begin; block < segments_[i].end; ++block) {
+      gradients.push_back(arena_gradients(arena_, adapter_index_[static_cast<size_t>(block)]));
+    }
+    dx = run_segment_back(segments_[i], dx, context, std::move(saved[i]), gradients);
+  }
+  return {loss, batch.target_count};
+}
+
+at::Tensor CausalLM::hidden_states(const Batch& batch, bool training, uint64_t seed, uint32_t micro_step) {
+  check_batch(batch);
+  auto context = std::make_shared<StepContext>(make_context(batch, training, seed, micro_step));
+  at::Tensor x = embed_tokens_.index_select(0, batch.tokens);
+  const bool graph = at::GradMode::is_enabled() && has_adapters() && adapters_enabled_;
+  for (const Segment& segment : segments_) {
+    x = graph ? run_segment_autograd(*this, segment, x, context) : run_segment(segment, x, *context, nullptr);
+  }
+  return std::get<0>(ops::rms_norm(x, norm_, config_.rms_norm_eps));
+}
+
+at::Tensor CausalLM::loss(const Batch& batch, uint64_t seed, uint32_t micro_step) {
+  return loss_of(hidden_states(batch, /*training=*/true, seed, micro_step), batch);
+}
+
+at::Tensor CausalLM::loss_of(const at::Tensor& hidden, const Batch& batch) const {
+  return std::get<0>(ops::linear_cross_entropy(hidden, lm_head_, batch.targets, std::nullopt, hidden.requires_grad()));
+}
+
+at::Tensor CausalLM::logits(const at::Tensor& hidden) const { return at::linear(hidden, lm_head_); }
+
+std::vector<KeyValueCache> CausalLM::make_cache(int64_t capacity) const {
+  std::vector<KeyValueCache> cache(blocks_.size());
+  for (KeyValueCache& layer : cache) {
+    layer.keys = at::empty({capacity, config_.num_key_value_heads, config_.head_dim}, embed_tokens_.options());
+    layer.values = at::empty_like(layer.keys);
+  }
+  return cache;
+}
+
+at::Tensor CausalLM::forward_cached(const at::Tensor& tokens, std::vector<KeyValueCache>& cache) {
+  const at::NoGradGuard no_grad;
+  const int64_t begin = cache.front().length, count = tokens.size(0);
+  rope_.reserve(begin + count);
+  const StepContext context{rope_.cos(), rope_.sin(), at::arange(begin, begin + count, tokens.options()), {0, count}, 0, 0, false};
+  at::Tensor x = embed_tokens_.index_select(0, tokens);
+  for (size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i].forward_cached(x, context, cache[i]);
+  return std::get<0>(ops::rms_norm(x.narrow(0, count - 1, 1), norm_, config_.rms_norm_eps));
+}
+
+int64_t CausalLM::base_parameter_count() const {
+  int64_t total = embed_tokens_.numel() + norm_.numel();
+  if (!lm_head_.is_alias_of(embed_tokens_)) total += lm_head_.numel();
+  for (const DecoderBlock& block : blocks_) {
+    total += block.weights().input_norm.numel() + block.weights().post_attention_norm.numel();
+    for (const FrozenWeight& weight : block.weights().projections) total += weight.out_features() * weight.in_features();
+  }
+  return total;
+}
+
+Bytes CausalLM::weight_bytes() const {
+  Bytes total{static_cast<int64_t>(embed_tokens_.nbytes() + norm_.nbytes())};
+  if (!lm_head_.is_alias_of(embed_tokens_)) total += Bytes{static_cast<int64_t>(lm_head_.nbytes())};
+  for (const DecoderBlock& block : blocks_) {
+    total += Bytes{static_cast<int64_t>(block.weights().input_norm.nbytes() + block.weights().post_attention_norm.nbytes())};
+    for (const FrozenWeight& weight : block.weights().projections) total += weight.nbytes();
+  }
+  return total;
+}
+
+}  // namespace qlorapp

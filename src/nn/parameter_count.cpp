@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/nn/parameter_count.hpp"
+
+#include <array>
+#include <cstdio>
+
+#include "qlorapp/core/check.hpp"
+
+namespace qlorapp {
+namespace {
+
+/// 1234567 → "1,234,567".
+std::string with_commas(int64_t number) {
+  std::string text = std::to_string(number);
+  for (size_t at = text.size(); at > 3; at -= 3) text.insert(at - 3, 1, ',');
+  return text;
+}
+
+}  // namespace
+
+ParameterCount count_parameters(const format::ModelConfig& model, const LoraConfig& lora) {
+  lora.validate();
+  ParameterCount count{0, format::parameter_count(model)};
+  for (const format::ModelParameter& layer : format::linear_layers(model)) {
+    if (lora.matches(layer.name)) count.trainable += lora.rank_of(layer.name) * (layer.shape[0] + layer.shape[1]);
+  }
+  QLORAPP_CHECK_VALUE(count.trainable > 0, "[lora] target_modules names no linear layer of this model.");
+  count.all += count.trainable;
+  return count;
+}
+
+std::string trainable_parameters_line(const ParameterCount& count) {
+  const double percent = count.all == 0 ? 0.0 : 100.0 * static_cast<double>(count.trainable) / static_cast<double>(count.all);
+  std::array<char, 32> share{};
+  std::snprintf(share.data(), share.size(), "%.4f", percent);
+  return concat("trainable params: ", with_commas(count.trainable), " || all params: ", with_commas(count.all), " || trainable%: ",
+                std::string_view(share.data()));
+}
+
+}  // namespace qlorapp

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/nn/segment_function.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <utility>
+
+#include "qlorapp/nn/causal_lm.hpp"
+
+namespace qlorapp {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// What is not a tensor, carried from forward to backward.
+struct SegmentState : torch::CustomClassHolder {
+  const CausalLM* model;
+  std::shared_ptr<const CausalLM> owner;  ///< Keeps a shared model alive as long as the graph; null for any other.
+  Segment segment;
+  std::shared_ptr<const StepContext> context;
+};
+
+constexpr size_t kTensorsOfSaved = 8 + kProjectionCount;
+
+void append(variable_list& list, Saved saved) {
+  for (at::Tensor* tensor :
+       {&saved.x, &saved.qkv, &saved.attention, &saved.lse, &saved.x2, &saved.rstd1, &saved.rstd2, &saved.gate_up}) {
+    list.push_back(std::move(*tensor));
+  }
+  for (at::Tensor& u : saved.u) list.push_back(std::move(u));
+}
+
+Saved take(const variable_list& list, size_t first) {
+  Saved saved;
+  size_t next = first;
+  for (at::Tensor* tensor :
+       {&saved.x, &saved.qkv, &saved.attention, &saved.lse, &saved.x2, &saved.rstd1, &saved.rstd2, &saved.gate_up}) {
+    *tensor = list[next++];
+  }
+  for (at::Tensor& u : saved.u) u = list[next++];
+  return saved;
+}
+
+}  // namespace
+
+struct SegmentFunction : torch::autograd::Function<SegmentFunction> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, at::TensorList /*adapters: edges of the graph*/,
+                            const c10::intrusive_ptr<SegmentState>& state) {
+    std::vector<Saved> saved;
+    at::Tensor y = state->model->run_segment(state->segment, x, *state->context, &saved);
+    variable_list list;
+    for (Saved& one : saved) append(list, std::move(one));
+    ctx->save_for_backward(std::move(list));
+    ctx->saved_data["state"] = c10::IValue::make_capsule(state);
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const at::NoGradGuard no_grad;
+    const auto capsule = ctx->saved_data["state"].toCapsule();
+    const auto& state = static_cast<const SegmentState&>(*capsule);
+    const variable_list list = ctx->get_saved_variables();
+    std::vector<Saved> saved;
+    for (size_t i = 0; i < list.size(); i += kTensorsOfSaved) saved.push_back(take(list, i));
+
+    variable_list result(1);
+    std::vector<DecoderBlock::Gradients> gradients;
+    for (int64_t i = state.segment.begin; i < state.segment.end; ++i) {
+      DecoderBlock::Gradients& own = gradients.emplace_back();
+      const auto& adapters = state.model->blocks()[static_cast<size_t>(i)].adapters();
+      for (size_t p = 0; p < kProjectionCount; ++p) {
+        if (!adapters[p]) continue;
+        own[p] = {at::zeros_like(adapters[p]->a), at::zeros_like(adapters[p]->b)};
+        result.push_back(own[p].a);
+        result.push_back(own[p].b);
+      }
+    }
+    result[0] = state.model->run_segment_back(state.segment, grads[0].contiguous(), *state.context, std::move(saved), gradients);
+    result.emplace_back();
+    return result;
+  }
+};
+
+at::Tensor run_segment_autograd(const CausalLM& model, const Segment& segment, const at::Tensor& x,
+                                std::shared_ptr<const StepContext> context) {
+  auto state = c10::make_intrusive<SegmentState>();
+  state->model = &model;
+  state->owner = model.weak_from_this().lock();
+  state->segment = segment;
+  state->context = std::move(context);
+  std::vector<at::Tensor> adapters;
+  for (int64_t i = segment.begin; i < segment.end; ++i) {
+    for (const auto& adapter : model.blocks()[static_cast<size_t>(i)].adapters()) {
+      if (!adapter) continue;
+      adapters.push_back(adapter->a);
+      adapters.push_back(adapter->b);
+    }
+  }
+  return SegmentFunction::apply(x, at::TensorList(adapters), state);
+}
+
+}  // namespace qlorapp

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rules that every AdamW kernel's arguments keep, whatever the device. Included by the kernels only.
+#pragma once
+
+#include <cmath>
+
+#include <ATen/core/Tensor.h>
+
+#include "qlorapp/ops/adamw.hpp"
+
+namespace qlorapp::ops::detail {
+
+inline void check_flat(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype,
+                       const c10::SymInt& numel) {
+  TORCH_CHECK_VALUE(tensor.scalar_type() == dtype, "[", op, "] ", name, " must be ", dtype, "; got ", tensor.scalar_type(),
+                    ".");
+  TORCH_CHECK_VALUE(tensor.is_contiguous(), "[", op, "] ", name, " must be contiguous. Pass a flat view of the arena.");
+  TORCH_CHECK_VALUE(tensor.sym_numel() == numel, "[", op, "] ", name, " must have ", numel, " elements; got ",
+                    tensor.sym_numel(), ".");
+}
+
+inline void check_options(const char* op, int64_t step, double lr, double beta1, double beta2, double eps,
+                          double weight_decay) {
+  TORCH_CHECK_VALUE(step >= 1, "[", op, "] step counts from 1; got ", step, ".");
+  TORCH_CHECK_VALUE(lr >= 0 && std::isfinite(lr), "[", op, "] lr must be finite and >= 0; got ", lr, ".");
+  TORCH_CHECK_VALUE(beta1 >= 0 && beta1 < 1, "[", op, "] beta1 must be in [0, 1); got ", beta1, ".");
+  TORCH_CHECK_VALUE(beta2 >= 0 && beta2 < 1, "[", op, "] beta2 must be in [0, 1); got ", beta2, ".");
+  TORCH_CHECK_VALUE(eps >= 0 && std::isfinite(eps), "[", op, "] eps must be finite and >= 0; got ", eps, ".");
+  TORCH_CHECK_VALUE(weight_decay >= 0 && std::isfinite(weight_decay), "[", op, "] weight_decay must be finite and >= 0; got ",
+                    weight_decay, ".");
+}
+
+inline void check_adamw(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& exp_avg,
+                        const at::Tensor& exp_avg_sq, int64_t step, double lr, double beta1, double beta2, double eps,
+                        double weight_decay) {
+  const c10::SymInt n = parameter.sym_numel();
+  check_flat("adamw_", "parameter", parameter, at::kFloat, n);
+  check_flat("adamw_", "gradient", gradient, at::kFloat, n);
+  check_flat("adamw_", "exp_avg", exp_avg, at::kFloat, n);
+  check_flat("adamw_", "exp_avg_sq", exp_avg_sq, at::kFloat, n);
+  check_options("adamw_", step, lr, beta1, beta2, eps, weight_decay);
+}
+
+inline void check_adamw_8bit(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& state1,
+                             const at::Tensor& state2, const at::Tensor& absmax1, const at::Tensor& absmax2, int64_t step,
+                             double lr, double beta1, double beta2, double eps, double weight_decay) {
+  const c10::SymInt n = parameter.sym_numel();
+  check_flat("adamw_8bit_", "parameter", parameter, at::kFloat, n);
+  check_flat("adamw_8bit_", "gradient", gradient, at::kFloat, n);
+  check_flat("adamw_8bit_", "state1", state1, at::kByte, n);
+  check_flat("adamw_8bit_", "state2", state2, at::kByte, n);
+  const c10::SymInt blocks = (n + (kAdamW8bitBlock - 1)) / kAdamW8bitBlock;
+  check_flat("adamw_8bit_", "absmax1", absmax1, at::kFloat, blocks);
+  check_flat("adamw_8bit_", "absmax2", absmax2, at::kFloat, blocks);
+  check_options("adamw_8bit_", step, lr, beta1, beta2, eps, weight_decay);
+  TORCH_CHECK_VALUE(static_cast<float>(eps) > 0,
+                    "[adamw_8bit_] eps must be > 0 in float32, because a stored second moment may round to 0; got ", eps, ".");
+}
+
+}  // namespace qlorapp::ops::detail

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// Derivatives of the layer operators. Gradients go to activations; norm weights and the head are frozen, and one that asks for
+// a gradient is refused instead of ignored. Backwards call registered operators, so that every device brings its own.
+#include <string_view>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "qlorapp/ops/attention.hpp"
+#include "qlorapp/ops/cross_entropy.hpp"
+#include "qlorapp/ops/norm.hpp"
+#include "qlorapp/ops/rope.hpp"
+#include "qlorapp/ops/swiglu.hpp"
+
+namespace qlorapp::ops::autograd {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+bool wants_gradient(const Tensor& x) { return at::GradMode::is_enabled() && x.requires_grad(); }
+
+void check_frozen(std::string_view op, std::string_view what, const Tensor& weight) {
+  TORCH_CHECK_VALUE(!wants_gradient(weight), "[", op, "] ", what,
+                    " is frozen here: gradients go to activations and adapters; got a weight that requires one. Call "
+                    "weight.requires_grad_(false).");
+}
+
+struct RmsNorm : Function<RmsNorm> {
+  static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, double eps) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    auto [y, rstd] = ops::rms_norm(x, weight, eps);
+    ctx->mark_non_differentiable({rstd});
+    ctx->save_for_backward({x, weight, rstd});
+    return {y, rstd};
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    return {ops::rms_norm_backward(grads[0], saved[0], saved[1], saved[2]), Variable(), Variable()};
+  }
+};
+
+struct AddRmsNorm : Function<AddRmsNorm> {
+  static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& residual, const Tensor& weight,
+                               double eps) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    auto [sum, y, rstd] = ops::add_rms_norm(x, residual, weight, eps);
+    ctx->mark_non_differentiable({rstd});
+    ctx->save_for_backward({sum, weight, rstd});
+    return {sum, y, rstd};
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const Tensor gradient = grads[0] + ops::rms_norm_backward(grads[1], saved[0], saved[1], saved[2]);
+    return {gradient, gradient, Variable(), Variable()};
+  }
+};
+
+struct Rope : Function<Rope> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions,
+                        bool inverse) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->save_for_backward({cos, sin, positions});
+    ctx->saved_data["inverse"] = inverse;
+    return ops::rope(x, cos, sin, positions, inverse);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const bool inverse = ctx->saved_data["inverse"].toBool();
+    return {ops::rope(grads[0], saved[0], saved[1], saved[2], !inverse), Variable(), Variable(), Variable(), Variable()};
+  }
+};
+
+struct SwiGlu : Function<SwiGlu> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& gate_up) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->save_for_backward({gate_up});
+    return ops::swiglu(gate_up);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    return {ops::swiglu_backward(grads[0], ctx->get_saved_variables()[0])};
+  }
+};
+
+struct Attention : Function<Attention> {
+  static variable_list forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
+                               at::IntArrayRef row_starts, double scale) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    auto [out, lse] = ops::attention(q, k, v, row_starts, scale);
+    ctx->mark_non_differentiable({lse});
+    ctx->save_for_backward({q, k, v, out, lse});
+    ctx->saved_data["row_starts"] = row_starts.vec();
+    ctx->saved_data["scale"] = scale;
+    return {out, lse};
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    auto [dq, dk, dv] =
+        ops::attention_backward(grads[0], saved[0], saved[1], saved[2], saved[3], saved[4],
+                                ctx->saved_data["row_starts"].toIntVector(), ctx->saved_data["scale"].toDouble());
+    return {dq, dk, dv, Variable(), Variable()};
+  }
+};
+
+struct LinearCrossEntropy : Function<LinearCrossEntropy> {
+  static variable_list forward(AutogradContext* ctx, const Tensor& hidden, const Tensor& weight, const Tensor& targets,
+                               const std::optional<Tensor>& grad_scale, int64_t chunk_rows) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    auto [loss, gradient] = ops::linear_cross_entropy(hidden, weight, targets, grad_scale, true, chunk_rows);
+    ctx->mark_non_differentiable({gradient});
+    ctx->save_for_backward({gradient, grad_scale.value_or(Tensor())});
+    return {loss, gradient};
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(),
+                                "[linear_cross_entropy] has no second derivative; got create_graph=True. Differentiate once.");
+    const Tensor upstream = saved[1].defined() ? grads[0] / saved[1].reshape({}) : grads[0];
+    return {saved[0] * upstream, Variable(), Variable(), Variable(), Variable()};
+  }
+};
+
+std::tuple<Tensor, Tensor> rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  check_frozen("rms_norm", "the norm's weight", weight);
+  const auto results = RmsNorm::apply(x, weight, eps);
+  return {results[0], results[1]};
+}
+
+std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
+  check_frozen("add_rms_norm", "the norm's weight", weight);
+  const auto results = AddRmsNorm::apply(x, residual, weight, eps);
+  return {results[0], results[1], results[2]};
+}
+
+Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions, bool inverse) {
+  return Rope::apply(x, cos, sin, positions, inverse);
+}
+
+Tensor swiglu(const Tensor& gate_up) { return SwiGlu::apply(gate_up); }
+
+std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts,
+                                     double scale) {
+  const auto results = Attention::apply(q, k, v, row_starts, scale);
+  return {results[0], results[1]};
+}
+
+std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
+                                                const std::optional<Tensor>& grad_scale, bool need_gradient,
+                                                int64_t chunk_rows) {
+  check_frozen("linear_cross_entropy", "the output head", weight);
+  if (!wants_gradient(hidden)) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return ops::linear_cross_entropy(hidden, weight, targets, grad_scale, need_gradient, chunk_rows);
+  }
+  const auto results = LinearCrossEntropy::apply(hidden, weight, targets, grad_scale, chunk_rows);
+  return {results[0], results[1]};
+}
+
+/// Operators that write their arguments stand outside autograd; a version count still tells other graphs of the write.
+template <class... Written>
+void check_outside_autograd(std::string_view op, const Written&... written) {
+  TORCH_CHECK_VALUE(
+      !(wants_gradient(written) || ...), "[", op,
+      "] writes its arguments and is not differentiable; got one that requires a gradient. Call the operator without "
+      "the underscore, or this one under no_grad.");
+}
+template <class... Written>
+void count_write(const Written&... written) {
+  ((written.is_inference() ? void() : written.unsafeGetTensorImpl()->bump_version()), ...);
+}
+
+void rms_norm_backward_(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
+  check_outside_autograd("rms_norm_backward_", dx, dy, x, weight, rstd);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  ops::rms_norm_backward_(dx, dy, x, weight, rstd);
+  count_write(dx);
+}
+
+void rope_(Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions, bool inverse) {
+  check_outside_autograd("rope_", x, cos, sin);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  ops::rope_(x, cos, sin, positions, inverse);
+  count_write(x);
+}
+
+void swiglu_backward_(Tensor& dh, Tensor& gate_up) {
+  check_outside_autograd("swiglu_backward_", dh, gate_up);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  ops::swiglu_backward_(dh, gate_up);
+  count_write(dh, gate_up);
+}
+
+void attention_backward_out(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                            const Tensor& lse, at::IntArrayRef row_starts, double scale, Tensor& dq, Tensor& dk, Tensor& dv) {
+  check_outside_autograd("attention_backward.out", dout, q, k, v, out, lse, dq, dk, dv);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  ops::attention_backward_out(dout, q, k, v, out, lse, row_starts, scale, dq, dk, dv);
+  count_write(dq, dk, dv);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(qlorapp, Autograd, m) {
+  m.impl("rms_norm", rms_norm);
+  m.impl("add_rms_norm", add_rms_norm);
+  m.impl("rope", rope);
+  m.impl("swiglu", swiglu);
+  m.impl("attention", attention);
+  m.impl("linear_cross_entropy", linear_cross_entropy);
+  m.impl("rms_norm_backward_", rms_norm_backward_);
+  m.impl("rope_", rope_);
+  m.impl("swiglu_backward_", swiglu_backward_);
+  m.impl("attention_backward.out", attention_backward_out);
+  // Not differentiable (again): the forward call works, a backward through it names the operator.
+  m.impl("rms_norm_backward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("swiglu_backward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("attention_backward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("attention_with_cache", torch::autograd::autogradNotImplementedFallback());
+}
+
+}  // namespace qlorapp::ops::autograd

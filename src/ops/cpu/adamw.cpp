@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// AdamW in float32 on the CPU, in the exact order of roundings of torch.optim.AdamW(foreach=False, fused=False).
+//
+// torch's kernels contract some products and sums into fused multiply-adds and not others, differently per instruction set.
+// So the same ATen operators are called here, but on pieces that stay in the L2 cache: seven passes over a piece cost one
+// over memory. They are element-wise, so cutting the arena anywhere changes no bit.
+#include <algorithm>
+#include <cmath>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/library.h>
+
+#include "../adamw_check.hpp"
+
+namespace qlorapp::ops {
+namespace {
+
+constexpr int64_t kPiece = 16384;  // five float arrays of this length are 320 KiB
+
+void adamw_cpu(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& exp_avg, at::Tensor& exp_avg_sq, int64_t step,
+               double lr, double beta1, double beta2, double eps, double weight_decay) {
+  detail::check_adamw(parameter, gradient, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps, weight_decay);
+  const int64_t n = parameter.numel();
+  if (n == 0) return;
+
+  const auto t = static_cast<double>(step);
+  const double step_size = lr / (1 - std::pow(beta1, t));
+  const double bias_correction2_sqrt = std::sqrt(1 - std::pow(beta2, t));
+  float* const p_data = parameter.data_ptr<float>();
+  auto* const g_data = const_cast<float*>(gradient.const_data_ptr<float>());  // from_blob takes no const pointer; only read
+  float* const m_data = exp_avg.data_ptr<float>();
+  float* const v_data = exp_avg_sq.data_ptr<float>();
+
+  at::parallel_for(0, n, kPiece, [&](int64_t begin, int64_t end) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;  // per thread
+    at::Tensor scratch = at::empty({std::min(kPiece, end - begin)}, at::kFloat);
+    for (int64_t start = begin; start < end; start += kPiece) {
+      const int64_t length = std::min(kPiece, end - start);
+      at::Tensor p = at::from_blob(p_data + start, {length}, at::kFloat);
+      const at::Tensor g = at::from_blob(g_data + start, {length}, at::kFloat);
+      at::Tensor m = at::from_blob(m_data + start, {length}, at::kFloat);
+      at::Tensor v = at::from_blob(v_data + start, {length}, at::kFloat);
+      at::Tensor denominator = scratch.narrow(0, 0, length);
+      if (weight_decay != 0) p.mul_(1 - lr * weight_decay);
+      m.lerp_(g, 1 - beta1);
+      v.mul_(beta2).addcmul_(g, g, 1 - beta2);
+      at::sqrt_out(denominator, v);
+      denominator.div_(bias_correction2_sqrt).add_(eps);
+      p.addcdiv_(m, denominator, -step_size);
+    }
+  });
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(qlorapp, CPU, m) { m.impl("adamw_", adamw_cpu); }
+
+}  // namespace qlorapp::ops

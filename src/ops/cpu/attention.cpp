@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention of packed rows over LibTorch's fused CPU kernel, which keeps a tile of the scores and never the (T, T) matrix.
+//
+// The kernel wants (batch, heads, T, d) with as many heads in k and v as in q, in any strides. Grouped heads cost no copy: a
+// row is presented as batch = H_kv, heads = H / H_kv, with stride 0 over the heads of k and v. Without grouping the batch
+// stands for consecutive rows of equal length. Its output has the memory order of q, so that a single row is returned as it is.
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <torch/library.h>
+
+#include "../layer_shapes.hpp"
+
+namespace qlorapp::ops {
+namespace {
+
+/// `rows` consecutive rows of `length` tokens, handed to the kernel at once.
+struct Run {
+  int64_t start = 0, rows = 1, length = 0;
+  [[nodiscard]] int64_t tokens() const { return rows * length; }
+};
+
+std::vector<Run> runs_of(at::IntArrayRef row_starts, bool grouped) {
+  std::vector<Run> runs;
+  for (size_t r = 0; r + 1 < row_starts.size(); ++r) {
+    const int64_t length = row_starts[r + 1] - row_starts[r];
+    if (length == 0) continue;
+    if (!grouped && !runs.empty() && runs.back().length == length) {
+      ++runs.back().rows;
+    } else {
+      runs.push_back({row_starts[r], 1, length});
+    }
+  }
+  return runs;
+}
+
+/// How the kernel sees H heads over H_kv: (batch, heads, T, d) views of packed (tokens, H, d) tensors, and back.
+struct Heads {
+  int64_t kv_heads, group;
+
+  /// Of q, out and their gradients.
+  [[nodiscard]] at::Tensor queries(const at::Tensor& x, const Run& run) const {
+    const at::Tensor part = x.narrow(0, run.start, run.tokens());
+    if (group > 1) return part.unflatten(1, {kv_heads, group}).permute({1, 2, 0, 3});
+    return part.unflatten(0, {run.rows, run.length}).permute({0, 2, 1, 3});
+  }
+  /// Of k and v. `narrow` has been applied when start is 0.
+  [[nodiscard]] at::Tensor keys(const at::Tensor& x, const Run& run) const {
+    const at::Tensor part = x.narrow(0, run.start, run.tokens());
+    if (group > 1) return part.permute({1, 0, 2}).unsqueeze(1).expand({kv_heads, group, run.length, x.size(2)});
+    return part.unflatten(0, {run.rows, run.length}).permute({0, 2, 1, 3});
+  }
+  /// Of lse (H, M): (batch, heads, T).
+  [[nodiscard]] at::Tensor statistic(const at::Tensor& lse, const Run& run) const {
+    const at::Tensor part = lse.narrow(1, run.start, run.tokens());
+    if (group > 1) return part.unflatten(0, {kv_heads, group});
+    return part.unflatten(1, {run.rows, run.length}).permute({1, 0, 2});
+  }
+  /// (batch, heads, T, d) of the kernel, as (tokens, H, d).
+  [[nodiscard]] at::Tensor packed(const at::Tensor& x, const Run& run) const {
+    const at::Tensor tokens_first = group > 1 ? x.permute({2, 0, 1, 3}) : x.permute({0, 2, 1, 3});
+    return tokens_first.reshape({run.tokens(), kv_heads * group, x.size(3)});
+  }
+  /// A gradient of k or v, summed over the heads that share them: (tokens, H_kv, d).
+  [[nodiscard]] at::Tensor packed_keys(const at::Tensor& x, const Run& run) const {
+    return group > 1 ? x.sum(1).permute({1, 0, 2}) : packed(x, run);
+  }
+};
+
+Heads heads_of(const at::Tensor& q, const at::Tensor& k) { return {k.size(1), q.size(1) / k.size(1)}; }
+
+/// The kernel reads any strides but needs the elements of a head together.
+at::Tensor dense_heads(const at::Tensor& x) { return x.stride(2) == 1 ? x : x.contiguous(); }
+
+std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
+                                             at::IntArrayRef row_starts, double scale) {
+  check_attention("attention", q_in, k_in, v_in, row_starts);
+  const at::Tensor q = dense_heads(q_in), k = dense_heads(k_in), v = dense_heads(v_in);
+  const Heads heads = heads_of(q, k);
+  const auto runs = runs_of(row_starts, heads.group > 1);
+  at::Tensor lse = at::empty({q.size(1), q.size(0)}, q.options().dtype(accumulate_type(q)));
+  at::Tensor out = runs.size() == 1 ? at::Tensor() : at::empty(q.sizes(), q.options());
+  for (const Run& run : runs) {
+    const auto [part, statistic] = at::_scaled_dot_product_flash_attention_for_cpu(
+        heads.queries(q, run), heads.keys(k, run), heads.keys(v, run), 0.0, true, std::nullopt, scale);
+    heads.statistic(lse, run).copy_(statistic);
+    const at::Tensor packed = heads.packed(part, run);
+    if (out.defined()) {
+      out.narrow(0, run.start, run.tokens()).copy_(packed);
+    } else {
+      out = packed.contiguous();
+    }
+  }
+  return {out, lse};
+}
+
+void attention_backward_out(const at::Tensor& dout_in, const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
+                            const at::Tensor& out_in, const at::Tensor& lse, at::IntArrayRef row_starts, double scale,
+                            at::Tensor& dq, at::Tensor& dk, at::Tensor& dv) {
+  check_attention_backward("attention_backward", dout_in, q_in, k_in, v_in, out_in, lse, row_starts);
+  check_same_shape("attention_backward", "dq", dq, "q", q_in);
+  check_same_shape("attention_backward", "dk", dk, "k", k_in);
+  check_same_shape("attention_backward", "dv", dv, "v", v_in);
+  const at::Tensor dout = dense_heads(dout_in), out = dense_heads(out_in);
+  const at::Tensor q = dense_heads(q_in), k = dense_heads(k_in), v = dense_heads(v_in);
+  const Heads heads = heads_of(q, k);
+  // In 16 bits the kernel's backward is slower than its float32 one, tenfold for float16; a run at a time is converted instead.
+  const at::ScalarType compute = accumulate_type(q);
+  for (const Run& run : runs_of(row_starts, heads.group > 1)) {
+    const auto converted = [&](const at::Tensor& x) {
+      return x.scalar_type() == compute ? x : x.narrow(0, run.start, run.tokens()).to(compute);
+    };
+    const bool copied = q.scalar_type() != compute;
+    const Run local = copied ? Run{0, run.rows, run.length} : run;
+    const auto [gq, gk, gv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+        heads.queries(converted(dout), local), heads.queries(converted(q), local), heads.keys(converted(k), local),
+        heads.keys(converted(v), local), heads.queries(converted(out), local), heads.statistic(lse, run), 0.0, true,
+        std::nullopt, scale);
+    dq.narrow(0, run.start, run.tokens()).copy_(heads.packed(gq, run));
+    dk.narrow(0, run.start, run.tokens()).copy_(heads.packed_keys(gk, run));
+    dv.narrow(0, run.start, run.tokens()).copy_(heads.packed_keys(gv, run));
+  }
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tensor& dout, const at::Tensor& q,
+                                                                  const at::Tensor& k, const at::Tensor& v,
+                                                                  const at::Tensor& out, const at::Tensor& lse,
+                                                                  at::IntArrayRef row_starts, double scale) {
+  at::Tensor dq = at::empty(q.sizes(), q.options()), dk = at::empty(k.sizes(), k.options()),
+             dv = at::empty(v.sizes(), v.options());
+  attention_backward_out(dout, q, k, v, out, lse, row_starts, scale, dq, dk, dv);
+  return {dq, dk, dv};
+}
+
+at::Tensor attention_with_cache(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
+                                at::IntArrayRef row_starts, at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths,
+                                double scale) {
+  check_attention_with_cache("attention_with_cache", q_in, k_in, v_in, row_starts, cache_starts, cache_lengths);
+  const at::Tensor q = dense_heads(q_in), k = dense_heads(k_in), v = dense_heads(v_in);
+  const Heads heads = heads_of(q, k);
+  at::Tensor out = at::empty(q.sizes(), q.options());
+  constexpr int64_t kQueries = 64;  // the mask of a block of queries stays small beside the keys
+  for (size_t r = 0; r < cache_starts.size(); ++r) {
+    const int64_t queries = row_starts[r + 1] - row_starts[r];
+    const int64_t earlier = cache_lengths[r] - queries;  // keys that every query of the row sees
+    const int64_t step = earlier == 0 ? queries : kQueries;
+    for (int64_t begin = 0; begin < queries; begin += step) {
+      const int64_t count = std::min(step, queries - begin);
+      const Run asked{row_starts[r] + begin, 1, count}, seen{cache_starts[r], 1, earlier + begin + count};
+      std::optional<at::Tensor> mask;
+      if (count > 1 && earlier > 0) {
+        mask = at::full({count, seen.length}, -INFINITY, q.options()).triu_(seen.length - count + 1);
+      }
+      const at::Tensor part = std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
+          heads.queries(q, asked), heads.keys(k, seen), heads.keys(v, seen), 0.0, earlier == 0, mask, scale));
+      out.narrow(0, asked.start, count).copy_(heads.packed(part, asked));
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(qlorapp, CPU, m) {
+  m.impl("attention", attention);
+  m.impl("attention_backward", attention_backward);
+  m.impl("attention_backward.out", attention_backward_out);
+  m.impl("attention_with_cache", attention_with_cache);
+}
+
+}  // namespace qlorapp::ops

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstddef>
+#include <string_view>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/library.h>
+
+#include "four_bit_work.hpp"
+#include "large_output.hpp"
+
+namespace qlorapp::ops {
+
+cpu::DenseType dense_type_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kHalf:
+      return cpu::DenseType::kFloat16;
+    case at::kBFloat16:
+      return cpu::DenseType::kBFloat16;
+    case at::kDouble:
+      return cpu::DenseType::kFloat64;
+    default:
+      return cpu::DenseType::kFloat32;
+  }
+}
+
+FourBitWork four_bit_work(const FourBitArguments& weight, cpu::DenseType dense_type) {
+  FourBitWork result{weight.packed.contiguous(), weight.absmax.contiguous(), {}, {}};
+  cpu::Dequantize4bit& work = result.work;
+  work.packed = result.packed.const_data_ptr<uint8_t>();
+  work.block_size = weight.block_size;
+  work.quant_type = weight.quant_type == "nf4" ? QuantType::kNf4 : QuantType::kFp4;
+  work.dense_type = dense_type;
+  if (weight.nested()) {
+    result.nested_absmax = weight.nested_absmax->contiguous();
+    work.absmax_codes = result.absmax.const_data_ptr<uint8_t>();
+    work.nested_absmax = result.nested_absmax.const_data_ptr<float>();
+    work.nested_offset = *weight.nested_offset->const_data_ptr<float>();
+    work.nested_block_size = weight.nested_block_size;
+  } else {
+    work.absmax = result.absmax.const_data_ptr<float>();
+  }
+  return result;
+}
+
+namespace {
+
+/// Elements that are worth a thread.
+constexpr int64_t kGrain = int64_t{1} << 15;
+/// Results above this leave the caches anyway, and are written past them.
+constexpr int64_t kStreamBytes = int64_t{16} << 20;
+
+at::Tensor dequantize(const char* op, const FourBitArguments& weight, at::ScalarType dtype) {
+  check_dense_dtype(op, "dtype", dtype);
+  const int64_t n = check_four_bit(op, weight);
+  at::Tensor dense = empty_large(weight.shape, weight.packed.options().dtype(dtype));
+  FourBitWork prepared = four_bit_work(weight, dense_type_of(dtype));
+  const int64_t element = static_cast<int64_t>(dense.element_size());
+  prepared.work.stream = n * element >= kStreamBytes;
+  const auto kernel = cpu::dequantize_4bit_kernel(cpu_isa());
+  auto* const out = static_cast<std::byte*>(dense.mutable_data_ptr());
+  const int64_t block = weight.block_size;
+  at::parallel_for(0, block_count(n, block), std::max<int64_t>(kGrain / block, 1), [&](int64_t begin, int64_t end) {
+    kernel(prepared.work, begin * block, std::min(end * block, n), out + begin * block * element);
+  });
+  return dense;
+}
+
+at::Tensor dequantize_4bit(const at::Tensor& packed, const at::Tensor& absmax, at::IntArrayRef shape, int64_t block_size,
+                           std::string_view quant_type, at::ScalarType dtype) {
+  return dequantize("dequantize_4bit", {packed, absmax, std::nullopt, std::nullopt, shape, block_size, 0, quant_type}, dtype);
+}
+
+at::Tensor dequantize_4bit_nested(const at::Tensor& packed, const at::Tensor& absmax, const at::Tensor& nested_absmax,
+                                  const at::Tensor& nested_offset, at::IntArrayRef shape, int64_t block_size,
+                                  int64_t nested_block_size, std::string_view quant_type, at::ScalarType dtype) {
+  const std::optional<at::Tensor> scales = nested_absmax;
+  const std::optional<at::Tensor> offset = nested_offset;
+  return dequantize("dequantize_4bit_nested",
+                    {packed, absmax, scales, offset, shape, block_size, nested_block_size, quant_type}, dtype);
+}
+
+at::Tensor dequantize_blockwise(const at::Tensor& codes, const at::Tensor& absmax, int64_t block_size, bool is_signed,
+                                at::ScalarType dtype) {
+  check_blockwise_codes("dequantize_blockwise", codes, absmax, block_size, dtype);
+  const at::Tensor dense_codes = codes.contiguous();
+  const at::Tensor scales = absmax.contiguous();
+  at::Tensor values = at::empty(codes.sizes(), codes.options().dtype(at::kFloat));
+  const int64_t n = codes.numel();
+  const DynamicMap& map = is_signed ? signed_dynamic_map() : unsigned_dynamic_map();
+  const auto* const in = dense_codes.const_data_ptr<uint8_t>();
+  const auto* const scale = scales.const_data_ptr<float>();
+  auto* const out = values.mutable_data_ptr<float>();
+  at::parallel_for(0, block_count(n, block_size), std::max<int64_t>(kGrain / block_size, 1), [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t stop = std::min((block + 1) * block_size, n);
+      for (int64_t i = block * block_size; i < stop; ++i) out[i] = map[in[i]] * scale[block];
+    }
+  });
+  return values.to(dtype);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(qlorapp, CPU, m) {
+  m.impl("dequantize_4bit", dequantize_4bit);
+  m.impl("dequantize_4bit_nested", dequantize_4bit_nested);
+  m.impl("dequantize_blockwise", dequantize_blockwise);
+}
+
+}  // namespace qlorapp::ops

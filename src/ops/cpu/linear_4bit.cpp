@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The weight is dequantized a panel at a time, into a buffer that every panel reuses, right before the panel's GEMM.
+///
+/// x · Wᵀ takes panels of rows, each giving columns of y. x · W (the gradient) adds up what panels of rows give, in fp32 and
+/// fp64; in bf16 it takes panels of columns instead, so that no dtype ever rounds more than once.
+#include <algorithm>
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+#include <string_view>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/library.h>
+
+#include "../quantize_arguments.hpp"
+#include "four_bit_work.hpp"
+
+namespace qlorapp::ops {
+namespace {
+
+/// Large enough that a GEMM does not notice the cut (it packs x once a panel), small enough to stay in the caches.
+/// benchmarks/dequantize.py prints linear_4bit beside a dense GEMM.
+constexpr int64_t kPanelBytes = int64_t{4} << 20;
+constexpr int64_t kGrain = int64_t{1} << 15;
+
+/// One buffer a thread that calls, kept for its life.
+void* panel_buffer(size_t bytes) {
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+  thread_local std::unique_ptr<void, Free> buffer;
+  thread_local size_t capacity = 0;
+  if (bytes > capacity) {
+    capacity = (bytes + 4095) / 4096 * 4096;
+    buffer.reset(std::aligned_alloc(4096, capacity));
+    TORCH_CHECK_WITH(OutOfMemoryError, buffer != nullptr, "[linear_4bit] no memory for a panel of ", capacity, " bytes.");
+  }
+  return buffer.get();
+}
+
+/// Rows or columns of a panel: as many as fit, in multiples of 64 so that blocks are not cut, at least 64.
+int64_t panel_side(int64_t other_side, int64_t element_size, int64_t limit) {
+  constexpr int64_t kStep = 64;
+  return std::min(std::max(kPanelBytes / (other_side * element_size) / kStep, int64_t{1}) * kStep, limit);
+}
+
+/// Calls use(panel, begin, count) with rows [begin, begin + count) of the weight.
+template <class Use>
+void for_row_panels(const cpu::Dequantize4bit& work, int64_t rows, int64_t columns, const at::TensorOptions& options,
+                    Use&& use) {
+  const auto element_size = static_cast<int64_t>(options.dtype().itemsize());
+  const auto kernel = cpu::dequantize_4bit_kernel(cpu_isa());
+  const int64_t side = panel_side(columns, element_size, rows);
+  auto* const buffer = static_cast<std::byte*>(panel_buffer(static_cast<size_t>(side * columns * element_size)));
+  for (int64_t begin = 0; begin < rows; begin += side) {
+    const int64_t count = std::min(side, rows - begin);
+    at::parallel_for(0, count, std::max<int64_t>(kGrain / columns, 1), [&](int64_t first, int64_t last) {
+      kernel(work, (begin + first) * columns, (begin + last) * columns, buffer + first * columns * element_size);
+    });
+    use(at::from_blob(buffer, {count, columns}, options), begin, count);
+  }
+}
+
+/// The same with columns [begin, begin + count).
+template <class Use>
+void for_column_panels(const cpu::Dequantize4bit& work, int64_t rows, int64_t columns, const at::TensorOptions& options,
+                       Use&& use) {
+  const auto element_size = static_cast<int64_t>(options.dtype().itemsize());
+  const auto kernel = cpu::dequantize_4bit_kernel(cpu_isa());
+  const int64_t side = panel_side(rows, element_size, columns);
+  auto* const buffer = static_cast<std::byte*>(panel_buffer(static_cast<size_t>(side * rows * element_size)));
+  for (int64_t begin = 0; begin < columns; begin += side) {
+    const int64_t count = std::min(side, columns - begin);
+    at::parallel_for(0, rows, std::max<int64_t>(kGrain / count, 1), [&](int64_t first, int64_t last) {
+      for (int64_t row = first; row < last; ++row)
+        kernel(work, row * columns + begin, row * columns + begin + count, buffer + row * count * element_size);
+    });
+    use(at::from_blob(buffer, {rows, count}, options), begin, count);
+  }
+}
+
+/// y = x · panel, or y += x · panel.
+void product(at::Tensor y, const at::Tensor& x, const at::Tensor& panel, bool accumulate) {
+  if (accumulate) at::addmm_out(y, y, x, panel);
+  else at::mm_out(y, x, panel);
+}
+
+/// y (M, out) = [y +] x (M, in) · Wᵀ, or y (M, in) = [y +] x (M, out) · W, in the dtype that all three share.
+void multiply(const at::Tensor& y, const at::Tensor& x, const FourBitWork& weight, int64_t rows, int64_t columns,
+              bool transpose, bool accumulate) {
+  const auto options = y.options();
+  if (!transpose) {
+    for_row_panels(weight.work, rows, columns, options, [&](const at::Tensor& panel, int64_t begin, int64_t count) {
+      product(y.narrow(1, begin, count), x, panel.t(), accumulate);
+    });
+  } else if (y.scalar_type() != at::kBFloat16) {
+    for_row_panels(weight.work, rows, columns, options, [&](const at::Tensor& panel, int64_t begin, int64_t count) {
+      product(y, x.narrow(1, begin, count), panel, accumulate || begin > 0);
+    });
+  } else {
+    for_column_panels(weight.work, rows, columns, options, [&](const at::Tensor& panel, int64_t begin, int64_t count) {
+      product(y.narrow(1, begin, count), x, panel, accumulate);
+    });
+  }
+}
+
+/// Whether a product of this dtype is better formed in fp32 from values rounded to it.
+bool needs_float32(at::ScalarType dtype) { return dtype == at::kHalf || (dtype == at::kBFloat16 && !cpu_has_bf16_gemm()); }
+
+void linear_into(const at::Tensor& y, const at::Tensor& x, const FourBitArguments& weight, bool transpose, bool accumulate) {
+  const int64_t rows = weight.shape[0];
+  const int64_t columns = weight.shape[1];
+  const int64_t out = transpose ? columns : rows;
+  const int64_t in = transpose ? rows : columns;
+  const int64_t tokens = in == 0 ? (out == 0 ? 0 : y.numel() / out) : x.numel() / in;
+  if (tokens == 0 || out == 0) return;
+  const at::Tensor x2 = x.reshape({tokens, in});
+  const at::Tensor y2 = y.dim() == 2 ? y : y.view({tokens, out});
+  if (in == 0) {
+    if (!accumulate) y2.zero_();
+    return;
+  }
+  const at::ScalarType dtype = x.scalar_type();
+  if (!needs_float32(dtype)) {
+    multiply(y2, x2, four_bit_work(weight, dense_type_of(dtype)), rows, columns, transpose, accumulate);
+    return;
+  }
+  const auto via = dtype == at::kHalf ? cpu::DenseType::kFloat32ViaFloat16 : cpu::DenseType::kFloat32ViaBFloat16;
+  const at::Tensor sum = accumulate ? y2.to(at::kFloat) : at::empty({tokens, out}, y.options().dtype(at::kFloat));
+  multiply(sum, x2.to(at::kFloat), four_bit_work(weight, via), rows, columns, transpose, accumulate);
+  y2.copy_(sum);
+}
+
+at::Tensor linear_4bit(const at::Tensor& x, const at::Tensor& packed, const at::Tensor& absmax,
+                       const std::optional<at::Tensor>& nested_absmax, const std::optional<at::Tensor>& nested_offset,
+                       at::IntArrayRef shape, int64_t block_size, int64_t nested_block_size, std::string_view quant_type,
+                       bool transpose) {
+  const FourBitArguments weight{packed, absmax, nested_absmax, nested_offset, shape, block_size, nested_block_size, quant_type};
+  const at::SymDimVector sizes = check_linear_4bit("linear_4bit", x, weight, transpose);
+  at::Tensor y = at::empty(C10_AS_INTARRAYREF_SLOW(sizes), x.options());
+  linear_into(y, x, weight, transpose, /*accumulate=*/false);
+  return y;
+}
+
+void linear_4bit_out(at::Tensor& y, const at::Tensor& x, const at::Tensor& packed, const at::Tensor& absmax,
+                     const std::optional<at::Tensor>& nested_absmax, const std::optional<at::Tensor>& nested_offset,
+                     at::IntArrayRef shape, int64_t block_size, int64_t nested_block_size, std::string_view quant_type,
+                     bool transpose, bool accumulate) {
+  const FourBitArguments weight{packed, absmax, nested_absmax, nested_offset, shape, block_size, nested_block_size, quant_type};
+  check_linear_4bit_out("linear_4bit_out", y, x, weight, transpose);
+  linear_into(y, x, weight, transpose, accumulate);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(qlorapp, CPU, m) {
+  m.impl("linear_4bit", linear_4bit);
+  m.impl("linear_4bit_out", linear_4bit_out);
+}
+
+}  // namespace qlorapp::ops

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <vector>
+
+#include <ATen/Dispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/library.h>
+
+#include "../layer_shapes.hpp"
+#include "gemm.hpp"
+#include "rows.hpp"
+
+namespace qlorapp::ops {
+namespace {
+
+using simd::accumulate_t;
+using simd::narrow;
+using simd::widen;
+
+/// −log softmax(logits)[target] of one row, in the accumulate type. With `gradient`, (softmax − onehot)·scale replaces the
+/// logits. `row` holds n elements of scratch: the widened logits, then their exponentials.
+template <class T, bool gradient>
+double row_loss(T* logits, accumulate_t<T>* row, int64_t n, int64_t target, accumulate_t<T> scale) {
+  using A = accumulate_t<T>;
+  A highest = -INFINITY;
+#pragma omp simd reduction(max : highest)
+  for (int64_t i = 0; i < n; ++i) {
+    row[i] = widen(logits[i]);
+    highest = row[i] > highest ? row[i] : highest;
+  }
+  const A at_target = row[target];
+  double total = 0.0;
+  for (int64_t begin = 0; begin < n; begin += 1024) {
+    const int64_t end = std::min<int64_t>(n, begin + 1024);
+    A sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = begin; i < end; ++i) {
+      row[i] = simd::exp(row[i] - highest);
+      sum += row[i];
+    }
+    total += static_cast<double>(sum);
+  }
+  if constexpr (gradient) {
+    const A inverse = static_cast<A>(1.0 / total);
+    const A of_target = (row[target] * inverse - A{1}) * scale;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) logits[i] = narrow<T>(row[i] * inverse * scale);
+    logits[target] = narrow<T>(of_target);
+  }
+  return std::log(total) + static_cast<double>(highest) - static_cast<double>(at_target);
+}
+
+/// Losses of a chunk into `losses`; its logits become their gradient if that is asked for.
+template <bool gradient>
+void chunk_loss(const at::Tensor& logits, const int64_t* targets, double* losses, double scale) {
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, logits.scalar_type(), "linear_cross_entropy", [&] {
+    using A = accumulate_t<scalar_t>;
+    auto* p = logits.mutable_data_ptr<scalar_t>();
+    const int64_t n = logits.size(1);
+    at::parallel_for(0, logits.size(0), 1, [&](int64_t begin, int64_t end) {
+      std::vector<A> scratch(static_cast<size_t>(n));
+      simd::vectorized([&, row = scratch.data()] {
+        for (int64_t r = begin; r < end; ++r) {
+          losses[r] = row_loss<scalar_t, gradient>(p + r * n, row, n, targets[r], static_cast<A>(scale));
+        }
+      });
+    });
+  });
+}
+
+std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
+                                                        const at::Tensor& targets, const std::optional<at::Tensor>& grad_scale,
+                                                        bool need_gradient, int64_t chunk_rows) {
+  check_linear_cross_entropy("linear_cross_entropy", hidden, weight, targets, grad_scale, chunk_rows);
+  const int64_t vocabulary = weight.size(0), all_rows = hidden.size(0);
+
+  // Only rows with a target are computed.
+  const at::Tensor all_targets = targets.contiguous();
+  const auto* target = all_targets.const_data_ptr<int64_t>();
+  std::vector<int64_t> rows, labels;
+  for (int64_t r = 0; r < all_rows; ++r) {
+    if (target[r] < 0) continue;
+    TORCH_CHECK_VALUE(target[r] < vocabulary, "[linear_cross_entropy] targets must be below the vocabulary size ", vocabulary,
+                      "; got ", target[r], " at index ", r,
+                      ". Use the tokenizer of this model, or a negative target to ignore a row.");
+    rows.push_back(r);
+    labels.push_back(target[r]);
+  }
+  const auto count = static_cast<int64_t>(rows.size());
+  const bool everything = count == all_rows;
+  const double scale = grad_scale.has_value() && grad_scale->defined() ? grad_scale->item<double>() : 1.0;
+  at::Tensor gradient = !need_gradient ? at::empty({0}, hidden.options())
+                        : everything   ? at::empty_like(hidden, at::MemoryFormat::Contiguous)
+                                       : at::zeros_like(hidden, at::MemoryFormat::Contiguous);
+
+  const int64_t chunk = std::min(chunk_rows, count);
+  const at::Tensor logits_buffer = at::empty({chunk, vocabulary}, hidden.options());
+  const at::Tensor index = everything ? at::Tensor() : at::from_blob(rows.data(), {count}, all_targets.options());
+  std::vector<double> losses(rows.size());
+  for (int64_t begin = 0; begin < count; begin += chunk) {
+    const int64_t size = std::min(chunk, count - begin);
+    const at::Tensor chunk_index = everything ? at::Tensor() : index.narrow(0, begin, size);
+    const at::Tensor h = everything ? hidden.narrow(0, begin, size) : at::index_select(hidden, 0, chunk_index);
+    const at::Tensor logits = logits_buffer.narrow(0, 0, size);
+    cpu::multiply_transposed(logits, h, weight);
+    if (!need_gradient) {
+      chunk_loss<false>(logits, labels.data() + begin, losses.data() + begin, scale);
+      continue;
+    }
+    chunk_loss<true>(logits, labels.data() + begin, losses.data() + begin, scale);
+    if (everything) {
+      cpu::multiply(gradient.narrow(0, begin, size), logits, weight);
+    } else {
+      const at::Tensor compact = at::empty({size, hidden.size(1)}, hidden.options());
+      cpu::multiply(compact, logits, weight);
+      gradient.index_copy_(0, chunk_index, compact);
+    }
+  }
+  double loss = 0.0;
+  for (const double row : losses) loss += row;
+  return {at::full({}, loss, hidden.options().dtype(accumulate_type(hidden))), gradient};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(qlorapp, CPU, m) { m.impl("linear_cross_entropy", linear_cross_entropy); }
+
+}  // namespace qlorapp::ops

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/Dispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/library.h>
+
+#include "../layer_shapes.hpp"
+#include "rows.hpp"
+
+namespace qlorapp::ops {
+namespace {
+
+using simd::accumulate_t;
+using simd::narrow;
+using simd::rounded;
+using simd::widen;
+
+/// Single precision within 512 elements, double across: as exact as one rounding at the end, at vector speed.
+template <class A, class Term>
+double blocked_sum(int64_t n, const Term& term) {
+  double total = 0.0;
+  for (int64_t begin = 0; begin < n; begin += 512) {
+    const int64_t end = std::min<int64_t>(n, begin + 512);
+    A sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = begin; i < end; ++i) sum += term(i);
+    total += static_cast<double>(sum);
+  }
+  return total;
+}
+
+template <class T>
+accumulate_t<T> normalize_row(const T* x, const T* weight, T* y, int64_t n, double eps) {
+  using A = accumulate_t<T>;
+  const double squares = blocked_sum<A>(n, [&](int64_t i) { return widen(x[i]) * widen(x[i]); });
+  const A mean = static_cast<A>(squares / static_cast<double>(n));
+  const A rstd = A{1} / std::sqrt(mean + static_cast<A>(eps));
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = narrow<T>(rounded<T>(widen(x[i]) * rstd) * widen(weight[i]));
+  return rstd;
+}
+
+template <class T>
+void add_row(const T* a, const T* b, T* sum, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) sum[i] = narrow<T>(widen(a[i]) + widen(b[i]));
+}
+
+/// dx = rstd·(g − x̂·mean(g·x̂)) with g = dy·weight and x̂ = x·rstd. `add`: dx += that, after its own rounding.
+template <class T, bool add>
+void normalize_row_backward(const T* dy, const T* x, const T* weight, accumulate_t<T> rstd, T* dx, int64_t n) {
+  using A = accumulate_t<T>;
+  const double dot = blocked_sum<A>(n, [&](int64_t i) { return rounded<T>(widen(dy[i]) * widen(weight[i])) * widen(x[i]); });
+  const A slope = static_cast<A>(dot / static_cast<double>(n)) * rstd * rstd * rstd;
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const A g = rounded<T>(widen(dy[i]) * widen(weight[i])) * rstd - slope * widen(x[i]);
+    dx[i] = narrow<T>(add ? widen(dx[i]) + rounded<T>(g) : g);
+  }
+}
+
+at::Tensor empty_statistic(const at::Tensor& x) {
+  return at::empty(x.sizes().slice(0, x.sizes().size() - 1), x.options().dtype(accumulate_type(x)));
+}
+
+std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  check_rms_norm("rms_norm", x, weight);
+  at::Tensor y = at::empty_like(x, at::MemoryFormat::Contiguous);
+  at::Tensor rstd = empty_statistic(x);
+  if (x.numel() == 0) return {y, rstd};
+  const at::Tensor in = cpu::as_rows(x);
+  const at::Tensor w = weight.contiguous();
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, x.scalar_type(), "rms_norm", [&] {
+    const auto* px = in.const_data_ptr<scalar_t>();
+    const auto* pw = w.const_data_ptr<scalar_t>();
+    auto* py = y.mutable_data_ptr<scalar_t>();
+    auto* ps = rstd.mutable_data_ptr<accumulate_t<scalar_t>>();
+    const int64_t n = in.size(1), stride = in.stride(0);
+    cpu::for_rows(in.size(0), n, [=](int64_t row) { ps[row] = normalize_row(px + row * stride, pw, py + row * n, n, eps); });
+  });
+  return {y, rstd};
+}
+
+template <bool add>
+void backward_into(const at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
+                   const at::Tensor& rstd) {
+  if (x.numel() == 0) return;
+  const at::Tensor in = cpu::as_rows(x), grad = cpu::as_rows(dy), out = cpu::as_written_rows("rms_norm_backward_", "dx", dx);
+  const at::Tensor w = weight.contiguous(), statistic = rstd.contiguous();
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, x.scalar_type(), "rms_norm_backward", [&] {
+    const auto* px = in.const_data_ptr<scalar_t>();
+    const auto* pg = grad.const_data_ptr<scalar_t>();
+    const auto* pw = w.const_data_ptr<scalar_t>();
+    const auto* ps = statistic.const_data_ptr<accumulate_t<scalar_t>>();
+    auto* po = out.mutable_data_ptr<scalar_t>();
+    const int64_t n = in.size(1), x_stride = in.stride(0), g_stride = grad.stride(0), o_stride = out.stride(0);
+    cpu::for_rows(in.size(0), n, [=](int64_t row) {
+      normalize_row_backward<scalar_t, add>(pg + row * g_stride, px + row * x_stride, pw, ps[row], po + row * o_stride, n);
+    });
+  });
+}
+
+at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd) {
+  check_rms_norm_backward("rms_norm_backward", dy, x, weight, rstd);
+  at::Tensor dx = at::empty_like(x, at::MemoryFormat::Contiguous);
+  backward_into<false>(dx, dy, x, weight, rstd);
+  return dx;
+}
+
+void rms_norm_backward_(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
+                        const at::Tensor& rstd) {
+  check_rms_norm_backward("rms_norm_backward_", dy, x, weight, rstd);
+  check_same_shape("rms_norm_backward_", "dx", dx, "x", x);
+  backward_into<true>(dx, dy, x, weight, rstd);
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
+                                                            const at::Tensor& weight, double eps) {
+  check_rms_norm("add_rms_norm", x, weight);
+  check_same_shape("add_rms_norm", "residual", residual, "x", x);
+  at::Tensor sum = at::empty_like(x, at::MemoryFormat::Contiguous);
+  at::Tensor y = at::empty_like(sum);
+  at::Tensor rstd = empty_statistic(x);
+  if (x.numel() == 0) return {sum, y, rstd};
+  const at::Tensor in = cpu::as_rows(x), other = cpu::as_rows(residual);
+  const at::Tensor w = weight.contiguous();
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, x.scalar_type(), "add_rms_norm", [&] {
+    const auto* px = in.const_data_ptr<scalar_t>();
+    const auto* pr = other.const_data_ptr<scalar_t>();
+    const auto* pw = w.const_data_ptr<scalar_t>();
+    auto* pt = sum.mutable_data_ptr<scalar_t>();
+    auto* py = y.mutable_data_ptr<scalar_t>();
+    auto* ps = rstd.mutable_data_ptr<accumulate_t<scalar_t>>();
+    const int64_t n = in.size(1), x_stride = in.stride(0), r_stride = other.stride(0);
+    cpu::for_rows(in.size(0), n, [=](int64_t row) {
+      scalar_t* total = pt + row * n;
+      add_row(px + row * x_stride, pr + row * r_stride, total, n);
+      ps[row] = normalize_row<scalar_t>(total, pw, py + row * n, n, eps);
+    });
+  });
+  return {sum, y, rstd};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(qlorapp, CPU, m) {
+  m.impl("rms_norm", rms_norm);
+  m.impl("rms_norm_backward", rms_norm_backward);
+  m.impl("rms_norm_backward_", rms_norm_backward_);
+  m.impl("add_rms_norm", add_rms_norm);
+}
+
+}  // namespace qlorapp::ops

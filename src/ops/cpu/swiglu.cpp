@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/Dispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/library.h>
+
+#include "../layer_shapes.hpp"
+#include "rows.hpp"
+
+namespace qlorapp::ops {
+namespace {
+
+using simd::accumulate_t;
+using simd::narrow;
+using simd::rounded;
+using simd::widen;
+
+template <class T>
+void activate_row(const T* gate, const T* up, T* h, int64_t n) {
+  using A = accumulate_t<T>;
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const A g = widen(gate[i]);
+    h[i] = narrow<T>(rounded<T>(g / (A{1} + simd::exp(-g))) * widen(up[i]));
+  }
+}
+
+/// d_gate and d_up may lie over gate and up; with `keep_h`, dh is replaced by h.
+template <class T, bool keep_h>
+void activate_row_backward(std::conditional_t<keep_h, T, const T>* dh, const T* gate, const T* up, T* d_gate, T* d_up,
+                           int64_t n) {
+  using A = accumulate_t<T>;
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const A g = widen(gate[i]), u = widen(up[i]), d = widen(dh[i]);
+    const A sigmoid = A{1} / (A{1} + simd::exp(-g));
+    const A silu = rounded<T>(g / (A{1} + simd::exp(-g)));
+    d_gate[i] = narrow<T>(rounded<T>(d * u) * sigmoid * (A{1} + g * (A{1} - sigmoid)));
+    d_up[i] = narrow<T>(d * silu);
+    if constexpr (keep_h) dh[i] = narrow<T>(silu * u);
+  }
+}
+
+at::Tensor swiglu(const at::Tensor& gate_up) {
+  check_swiglu("swiglu", gate_up);
+  auto shape = gate_up.sizes().vec();
+  shape.back() /= 2;
+  at::Tensor h = at::empty(shape, gate_up.options());
+  if (h.numel() == 0) return h;
+  const at::Tensor in = cpu::as_rows(gate_up);
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, h.scalar_type(), "swiglu", [&] {
+    const auto* p = in.const_data_ptr<scalar_t>();
+    auto* ph = h.mutable_data_ptr<scalar_t>();
+    const int64_t n = in.size(1) / 2, stride = in.stride(0);
+    cpu::for_rows(in.size(0), n, [=](int64_t row) { activate_row(p + row * stride, p + row * stride + n, ph + row * n, n); });
+  });
+  return h;
+}
+
+template <bool keep_h>
+void backward_into(const at::Tensor& dh, const at::Tensor& gate_up, const at::Tensor& d_gate_up) {
+  if (dh.numel() == 0) return;
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, dh.scalar_type(), "swiglu_backward", [&] {
+    auto* pd = [&] {
+      if constexpr (keep_h) return dh.mutable_data_ptr<scalar_t>();
+      else return dh.const_data_ptr<scalar_t>();
+    }();
+    const auto* p = gate_up.const_data_ptr<scalar_t>();
+    auto* po = d_gate_up.mutable_data_ptr<scalar_t>();
+    const int64_t n = dh.size(1), d_stride = dh.stride(0), stride = gate_up.stride(0), o_stride = d_gate_up.stride(0);
+    cpu::for_rows(dh.size(0), n, [=](int64_t row) {
+      const scalar_t* gate = p + row * stride;
+      scalar_t* out = po + row * o_stride;
+      activate_row_backward<scalar_t, keep_h>(pd + row * d_stride, gate, gate + n, out, out + n, n);
+    });
+  });
+}
+
+at::Tensor swiglu_backward(const at::Tensor& dh, const at::Tensor& gate_up) {
+  check_swiglu_backward("swiglu_backward", dh, gate_up);
+  at::Tensor d_gate_up = at::empty_like(gate_up, at::MemoryFormat::Contiguous);
+  if (dh.numel() == 0) return d_gate_up;
+  backward_into<false>(cpu::as_rows(dh), cpu::as_rows(gate_up), cpu::as_rows(d_gate_up));
+  return d_gate_up;
+}
+
+void swiglu_backward_(at::Tensor& dh, at::Tensor& gate_up) {
+  check_swiglu_backward("swiglu_backward_", dh, gate_up);
+  if (dh.numel() == 0) return;
+  const at::Tensor both = cpu::as_written_rows("swiglu_backward_", "gate_up", gate_up);
+  backward_into<true>(cpu::as_written_rows("swiglu_backward_", "dh", dh), both, both);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(qlorapp, CPU, m) {
+  m.impl("swiglu", swiglu);
+  m.impl("swiglu_backward", swiglu_backward);
+  m.impl("swiglu_backward_", swiglu_backward_);
+}
+
+}  // namespace qlorapp::ops

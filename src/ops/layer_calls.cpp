@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// The typed calls of the layer operators: each looks its operator up once and goes through the dispatcher, so that device,
+// autograd and tracing are chosen by the arguments.
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "qlorapp/ops/attention.hpp"
+#include "qlorapp/ops/cross_entropy.hpp"
+#include "qlorapp/ops/norm.hpp"
+#include "qlorapp/ops/rope.hpp"
+#include "qlorapp/ops/swiglu.hpp"
+
+namespace qlorapp::ops {
+namespace {
+
+using at::Tensor;
+using Two = std::tuple<Tensor, Tensor>;
+using Three = std::tuple<Tensor, Tensor, Tensor>;
+
+template <class Signature>
+auto find(const char* name, const char* overload = "") {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).typed<Signature>();
+}
+
+}  // namespace
+
+Two rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  static const auto op = find<Two(const Tensor&, const Tensor&, double)>("qlorapp::rms_norm");
+  return op.call(x, weight, eps);
+}
+
+Three add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
+  static const auto op = find<Three(const Tensor&, const Tensor&, const Tensor&, double)>("qlorapp::add_rms_norm");
+  return op.call(x, residual, weight, eps);
+}
+
+Tensor rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
+  static const auto op = find<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&)>("qlorapp::rms_norm_backward");
+  return op.call(dy, x, weight, rstd);
+}
+
+void rms_norm_backward_(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
+  static const auto op =
+      find<void(Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&)>("qlorapp::rms_norm_backward_");
+  op.call(dx, dy, x, weight, rstd);
+}
+
+Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions, bool inverse) {
+  static const auto op = find<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, bool)>("qlorapp::rope");
+  return op.call(x, cos, sin, positions, inverse);
+}
+
+void rope_(Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions, bool inverse) {
+  static const auto op = find<void(Tensor&, const Tensor&, const Tensor&, const Tensor&, bool)>("qlorapp::rope_");
+  op.call(x, cos, sin, positions, inverse);
+}
+
+Tensor swiglu(const Tensor& gate_up) {
+  static const auto op = find<Tensor(const Tensor&)>("qlorapp::swiglu");
+  return op.call(gate_up);
+}
+
+Tensor swiglu_backward(const Tensor& dh, const Tensor& gate_up) {
+  static const auto op = find<Tensor(const Tensor&, const Tensor&)>("qlorapp::swiglu_backward");
+  return op.call(dh, gate_up);
+}
+
+void swiglu_backward_(Tensor& dh, Tensor& gate_up) {
+  static const auto op = find<void(Tensor&, Tensor&)>("qlorapp::swiglu_backward_");
+  op.call(dh, gate_up);
+}
+
+Two attention(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts, double scale) {
+  static const auto op = find<Two(const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef, double)>("qlorapp::attention");
+  return op.call(q, k, v, row_starts, scale);
+}
+
+Three attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                         const Tensor& lse, at::IntArrayRef row_starts, double scale) {
+  static const auto op = find<Three(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                    at::IntArrayRef, double)>("qlorapp::attention_backward");
+  return op.call(dout, q, k, v, out, lse, row_starts, scale);
+}
+
+void attention_backward_out(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                            const Tensor& lse, at::IntArrayRef row_starts, double scale, Tensor& dq, Tensor& dk, Tensor& dv) {
+  static const auto op = find<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                   at::IntArrayRef, double, Tensor&, Tensor&, Tensor&)>("qlorapp::attention_backward", "out");
+  op.call(dout, q, k, v, out, lse, row_starts, scale, dq, dk, dv);
+}
+
+Tensor attention_with_cache(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts,
+                            at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale) {
+  static const auto op =
+      find<Tensor(const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, double)>(
+          "qlorapp::attention_with_cache");
+  return op.call(q, k, v, row_starts, cache_starts, cache_lengths, scale);
+}
+
+Two linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
+                         const std::optional<Tensor>& grad_scale, bool need_gradient, int64_t chunk_rows) {
+  static const auto op = find<Two(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, bool, int64_t)>(
+      "qlorapp::linear_cross_entropy");
+  return op.call(hidden, weight, targets, grad_scale, need_gradient, chunk_rows);
+}
+
+}  // namespace qlorapp::ops

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the layer operators ask of their arguments, said once for CPU, CUDA and Meta. Symbolic sizes pass, so that the operators
+// can be traced. Kernels behind these checks trust their arguments.
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/SymInt.h>
+
+namespace qlorapp::ops {
+
+/// float32, bfloat16, float16, and float64 for gradcheck.
+inline void check_floating(std::string_view op, std::string_view name, const at::Tensor& x) {
+  const auto dtype = x.scalar_type();
+  TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf || dtype == at::kDouble, "[", op, "] ",
+                   name, " must be float32, bfloat16, float16 or float64; got ", dtype, ". Convert it.");
+}
+
+inline void check_alike(std::string_view op, std::string_view name, const at::Tensor& x, std::string_view like_name,
+                        const at::Tensor& like) {
+  TORCH_CHECK_TYPE(x.scalar_type() == like.scalar_type(), "[", op, "] ", name, " must have the dtype of ", like_name, ", ",
+                   like.scalar_type(), "; got ", x.scalar_type(), ". Convert it.");
+  TORCH_CHECK_VALUE(x.device() == like.device(), "[", op, "] ", name, " must be on the device of ", like_name, ", ",
+                    like.device(), "; got ", x.device(), ". Move it.");
+}
+
+inline void check_same_shape(std::string_view op, std::string_view name, const at::Tensor& x, std::string_view like_name,
+                             const at::Tensor& like) {
+  check_alike(op, name, x, like_name, like);
+  TORCH_CHECK_VALUE(x.sym_sizes() == like.sym_sizes(), "[", op, "] ", name, " must have the shape of ", like_name, ", ",
+                    like.sym_sizes(), "; got ", x.sym_sizes(), ". Pass tensors of the same tokens.");
+}
+
+inline at::ScalarType accumulate_type(const at::Tensor& x) { return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+
+inline void check_rms_norm(std::string_view op, const at::Tensor& x, const at::Tensor& weight) {
+  check_floating(op, "x", x);
+  check_alike(op, "weight", weight, "x", x);
+  TORCH_CHECK_VALUE(x.dim() >= 1 && x.sym_size(-1) > 0 && weight.dim() == 1 && weight.sym_size(0) == x.sym_size(-1), "[", op,
+                    "] x must be (…, D) and weight (D) with D > 0; got ", x.sym_sizes(), " and ", weight.sym_sizes(),
+                    ". Pass the norm of this width.");
+}
+
+inline void check_rms_norm_backward(std::string_view op, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
+                                    const at::Tensor& rstd) {
+  check_rms_norm(op, x, weight);
+  check_same_shape(op, "dy", dy, "x", x);
+  TORCH_CHECK_VALUE(
+      rstd.scalar_type() == accumulate_type(x) && rstd.sym_sizes() == x.sym_sizes().slice(0, x.sym_sizes().size() - 1), "[", op,
+      "] rstd must be what rms_norm returned for x; got ", rstd.scalar_type(), " ", rstd.sym_sizes(), " for x ", x.sym_sizes(),
+      ". Save it in the forward pass.");
+}
+
+inline void check_rope(std::string_view op, const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                       const at::Tensor& positions) {
+  check_floating(op, "x", x);
+  TORCH_CHECK_VALUE(x.dim() == 3 && x.sym_size(2) % 2 == 0, "[", op, "] x must be (M, H, head_dim) with an even head_dim; got ",
+                    x.sym_sizes(), ". Split the heads first.");
+  TORCH_CHECK_TYPE(cos.scalar_type() == at::kFloat && sin.scalar_type() == at::kFloat && positions.scalar_type() == at::kLong,
+                   "[", op, "] cos and sin must be float32 and positions int64; got ", cos.scalar_type(), ", ",
+                   sin.scalar_type(), ", ", positions.scalar_type(), ". Convert them.");
+  TORCH_CHECK_VALUE(cos.dim() == 2 && sin.sym_sizes() == cos.sym_sizes() && cos.sym_size(1) * 2 == x.sym_size(2), "[", op,
+                    "] cos and sin must be (positions, head_dim / 2); got ", cos.sym_sizes(), " and ", sin.sym_sizes(),
+                    " for x ", x.sym_sizes(), ". Build the tables for this head_dim.");
+  TORCH_CHECK_VALUE(positions.dim() == 1 && positions.sym_size(0) == x.sym_size(0), "[", op, "] positions must be (M); got ",
+                    positions.sym_sizes(), " for x ", x.sym_sizes(), ". Pass one position a token.");
+}
+
+inline void check_swiglu(std::string_view op, const at::Tensor& gate_up) {
+  check_floating(op, "gate_up", gate_up);
+  TORCH_CHECK_VALUE(gate_up.dim() >= 1 && gate_up.sym_size(-1) > 0 && gate_up.sym_size(-1) % 2 == 0, "[", op,
+                    "] gate_up must be (…, 2·I), gate first; got ", gate_up.sym_sizes(), ". Concatenate gate and up.");
+}
+
+inline void check_swiglu_backward(std::string_view op, const at::Tensor& dh, const at::Tensor& gate_up) {
+  check_swiglu(op, gate_up);
+  check_alike(op, "dh", dh, "gate_up", gate_up);
+  const auto leading = gate_up.sym_sizes().slice(0, gate_up.sym_sizes().size() - 1);
+  TORCH_CHECK_VALUE(dh.dim() == gate_up.dim() && dh.sym_sizes().slice(0, leading.size()) == leading &&
+                        dh.sym_size(-1) * 2 == gate_up.sym_size(-1),
+                    "[", op, "] dh must be (…, I) for gate_up (…, 2·I); got ", dh.sym_sizes(), " and ", gate_up.sym_sizes(),
+                    ". Pass the gradient of swiglu's output.");
+}
+
+/// q (M_q, H, d); k and v (M_k, H_kv, d); H a multiple of H_kv.
+inline void check_heads(std::string_view op, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  check_floating(op, "q", q);
+  check_alike(op, "k", k, "q", q);
+  check_same_shape(op, "v", v, "k", k);
+  TORCH_CHECK_VALUE(q.dim() == 3 && k.dim() == 3 && q.sym_size(2) == k.sym_size(2) && q.sym_size(2) > 0 && k.sym_size(1) > 0 &&
+                        q.sym_size(1) > 0 && q.sym_size(1) % k.sym_size(1) == 0,
+                    "[", op, "] q must be (M, H, d), k and v (M, H_kv, d) with H a multiple of H_kv; got ", q.sym_sizes(),
+                    " and ", k.sym_sizes(), ". Split the heads first; do not repeat k and v.");
+}
+
+inline void check_row_starts(std::string_view op, std::string_view name, at::IntArrayRef starts, const c10::SymInt& tokens) {
+  bool rising = !starts.empty() && starts.front() == 0;
+  for (size_t r = 1; r < starts.size(); ++r) rising = rising && starts[r] >= starts[r - 1];
+  TORCH_CHECK_VALUE(rising && tokens == starts.back(), "[", op, "] ", name, " must rise from 0 to the number of tokens, ",
+                    tokens, "; got ", starts, ". Pass the boundaries of the rows of this batch.");
+}
+
+inline void check_attention(std::string_view op, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            at::IntArrayRef row_starts) {
+  check_heads(op, q, k, v);
+  TORCH_CHECK_VALUE(q.sym_size(0) == k.sym_size(0), "[", op, "] q and k must have the same tokens; got ", q.sym_sizes(),
+                    " and ", k.sym_sizes(), ". For queries against a longer cache use attention_with_cache.");
+  check_row_starts(op, "row_starts", row_starts, q.sym_size(0));
+}
+
+inline void check_attention_backward(std::string_view op, const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
+                                     const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
+                                     at::IntArrayRef row_starts) {
+  check_attention(op, q, k, v, row_starts);
+  check_same_shape(op, "dout", dout, "q", q);
+  check_same_shape(op, "out", out, "q", q);
+  TORCH_CHECK_VALUE(lse.scalar_type() == accumulate_type(q) && lse.dim() == 2 && lse.sym_size(0) == q.sym_size(1) &&
+                        lse.sym_size(1) == q.sym_size(0),
+                    "[", op, "] lse must be the (H, M) that attention returned; got ", lse.scalar_type(), " ", lse.sym_sizes(),
+                    ". Save it in the forward pass.");
+}
+
+inline void check_attention_with_cache(std::string_view op, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                       at::IntArrayRef row_starts, at::IntArrayRef cache_starts,
+                                       at::IntArrayRef cache_lengths) {
+  check_heads(op, q, k, v);
+  check_row_starts(op, "row_starts", row_starts, q.sym_size(0));
+  TORCH_CHECK_VALUE(cache_starts.size() + 1 == row_starts.size() && cache_lengths.size() == cache_starts.size(), "[", op,
+                    "] cache_starts and cache_lengths must have one entry a row; got ", cache_starts, " and ", cache_lengths,
+                    " for ", row_starts.size() - 1, " rows. Pass where each row's keys begin and how many there are.");
+  for (size_t r = 0; r < cache_starts.size(); ++r) {
+    const int64_t queries = row_starts[r + 1] - row_starts[r];
+    TORCH_CHECK_VALUE(
+        cache_starts[r] >= 0 && cache_lengths[r] >= queries && k.sym_size(0) >= cache_starts[r] + cache_lengths[r], "[", op,
+        "] row ", r, " must have its ", queries, " queries among its keys, inside k; got keys [", cache_starts[r], ", ",
+        cache_starts[r] + cache_lengths[r], ") of ", k.sym_size(0), ". Append the new keys to the cache first.");
+  }
+}
+
+inline void check_linear_cross_entropy(std::string_view op, const at::Tensor& hidden, const at::Tensor& weight,
+                                       const at::Tensor& targets, const std::optional<at::Tensor>& grad_scale,
+                                       int64_t chunk_rows) {
+  check_floating(op, "hidden", hidden);
+  check_alike(op, "weight", weight, "hidden", hidden);
+  TORCH_CHECK_VALUE(
+      hidden.dim() == 2 && weight.dim() == 2 && hidden.sym_size(1) == weight.sym_size(1) && weight.sym_size(0) > 0, "[", op,
+      "] hidden must be (M, D) and weight (V, D); got ", hidden.sym_sizes(), " and ", weight.sym_sizes(),
+      ". Flatten batch and sequence.");
+  TORCH_CHECK_TYPE(targets.scalar_type() == at::kLong, "[", op, "] targets must be int64; got ", targets.scalar_type(),
+                   ". Convert them.");
+  TORCH_CHECK_VALUE(targets.dim() == 1 && targets.sym_size(0) == hidden.sym_size(0), "[", op, "] targets must be (M); got ",
+                    targets.sym_sizes(), " for hidden ", hidden.sym_sizes(), ". Pass one target a row, negative to ignore it.");
+  TORCH_CHECK_VALUE(chunk_rows > 0, "[", op, "] chunk_rows must be positive; got ", chunk_rows, ". 512 is a good value.");
+  if (grad_scale.has_value() && grad_scale->defined()) {
+    TORCH_CHECK_VALUE(grad_scale->sym_numel() == 1, "[", op, "] grad_scale must hold one number; got ", grad_scale->sym_sizes(),
+                      ". Pass a 0-d tensor.");
+  }
+}
+
+}  // namespace qlorapp::ops

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shapes, dtypes and layouts of the layer operators' results, for tracing and planning; sizes may be symbolic.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "../layer_shapes.hpp"
+
+namespace qlorapp::ops {
+namespace {
+
+using at::Tensor;
+
+Tensor empty(c10::SymIntArrayRef sizes, const Tensor& like, at::ScalarType dtype) {
+  return at::empty_symint(sizes, like.options().dtype(dtype));
+}
+Tensor empty(c10::SymIntArrayRef sizes, const Tensor& like) { return empty(sizes, like, like.scalar_type()); }
+
+Tensor empty_statistic(const Tensor& x) {
+  return empty(x.sym_sizes().slice(0, x.sym_sizes().size() - 1), x, accumulate_type(x));
+}
+
+std::tuple<Tensor, Tensor> rms_norm(const Tensor& x, const Tensor& weight, double) {
+  check_rms_norm("rms_norm", x, weight);
+  return {empty(x.sym_sizes(), x), empty_statistic(x)};
+}
+
+Tensor rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
+  check_rms_norm_backward("rms_norm_backward", dy, x, weight, rstd);
+  return empty(x.sym_sizes(), x);
+}
+
+void rms_norm_backward_(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
+  check_rms_norm_backward("rms_norm_backward_", dy, x, weight, rstd);
+  check_same_shape("rms_norm_backward_", "dx", dx, "x", x);
+}
+
+std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double) {
+  check_rms_norm("add_rms_norm", x, weight);
+  check_same_shape("add_rms_norm", "residual", residual, "x", x);
+  return {empty(x.sym_sizes(), x), empty(x.sym_sizes(), x), empty_statistic(x)};
+}
+
+Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions, bool) {
+  check_rope("rope", x, cos, sin, positions);
+  return empty(x.sym_sizes(), x);
+}
+
+void rope_(Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions, bool) {
+  check_rope("rope_", x, cos, sin, positions);
+}
+
+Tensor swiglu(const Tensor& gate_up) {
+  check_swiglu("swiglu", gate_up);
+  auto shape = gate_up.sym_sizes().vec();
+  shape.back() = shape.back() / 2;
+  return empty(shape, gate_up);
+}
+
+Tensor swiglu_backward(const Tensor& dh, const Tensor& gate_up) {
+  check_swiglu_backward("swiglu_backward", dh, gate_up);
+  return empty(gate_up.sym_sizes(), gate_up);
+}
+
+void swiglu_backward_(Tensor& dh, Tensor& gate_up) { check_swiglu_backward("swiglu_backward_", dh, gate_up); }
+
+std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts, double) {
+  check_attention("attention", q, k, v, row_starts);
+  return {empty(q.sym_sizes(), q), empty({q.sym_size(1), q.sym_size(0)}, q, accumulate_type(q))};
+}
+
+std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                                                      const Tensor& out, const Tensor& lse, at::IntArrayRef row_starts,
+                                                      double) {
+  check_attention_backward("attention_backward", dout, q, k, v, out, lse, row_starts);
+  return {empty(q.sym_sizes(), q), empty(k.sym_sizes(), k), empty(v.sym_sizes(), v)};
+}
+
+void attention_backward_out(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                            const Tensor& lse, at::IntArrayRef row_starts, double, Tensor& dq, Tensor& dk, Tensor& dv) {
+  check_attention_backward("attention_backward", dout, q, k, v, out, lse, row_starts);
+  check_same_shape("attention_backward", "dq", dq, "q", q);
+  check_same_shape("attention_backward", "dk", dk, "k", k);
+  check_same_shape("attention_backward", "dv", dv, "v", v);
+}
+
+Tensor attention_with_cache(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts,
+                            at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double) {
+  check_attention_with_cache("attention_with_cache", q, k, v, row_starts, cache_starts, cache_lengths);
+  return empty(q.sym_sizes(), q);
+}
+
+std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
+                                                const std::optional<Tensor>& grad_scale, bool need_gradient,
+                                                int64_t chunk_rows) {
+  check_linear_cross_entropy("linear_cross_entropy", hidden, weight, targets, grad_scale, chunk_rows);
+  return {empty({}, hidden, accumulate_type(hidden)),
+          need_gradient ? empty(hidden.sym_sizes(), hidden) : empty({c10::SymInt(0)}, hidden)};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(qlorapp, Meta, m) {
+  m.impl("rms_norm", rms_norm);
+  m.impl("rms_norm_backward", rms_norm_backward);
+  m.impl("rms_norm_backward_", rms_norm_backward_);
+  m.impl("add_rms_norm", add_rms_norm);
+  m.impl("rope", rope);
+  m.impl("rope_", rope_);
+  m.impl("swiglu", swiglu);
+  m.impl("swiglu_backward", swiglu_backward);
+  m.impl("swiglu_backward_", swiglu_backward_);
+  m.impl("attention", attention);
+  m.impl("attention_backward", attention_backward);
+  m.impl("attention_backward.out", attention_backward_out);
+  m.impl("attention_with_cache", attention_with_cache);
+  m.impl("linear_cross_entropy", linear_cross_entropy);
+}
+
+}  // namespace qlorapp::ops

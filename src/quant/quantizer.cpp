@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/quant/quantizer.hpp"
+
+#include <tuple>
+
+#include <ATen/ATen.h>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/ops/quantize.hpp"
+
+namespace qlorapp {
+
+Quantizer::Quantizer(const Options& options) : options_(options) {
+  QLORAPP_CHECK_VALUE(is_block_size(options.block_size), "[Quantizer] block_size must be one of ", kBlockSizes, "; got ",
+                      options.block_size, ".");
+  QLORAPP_CHECK_VALUE(options.nested_block_size > 0, "[Quantizer] nested_block_size must be above 0; got ",
+                      options.nested_block_size, ".");
+}
+
+Quantizer Quantizer::like(const QuantizedTensor& q, Compat compat) {
+  return Quantizer({q.quant_type, q.block_size, q.double_quantized(), q.nested_block_size, compat});
+}
+
+QuantizedTensor Quantizer::quantize(const at::Tensor& weight) const {
+  const bool bnb = options_.compat == Compat::kBnb;
+  QuantizedTensor q;
+  q.shape = weight.sizes().vec();
+  q.dtype = weight.scalar_type();
+  q.block_size = options_.block_size;
+  q.nested_block_size = options_.nested_block_size;
+  q.quant_type = options_.quant_type;
+  std::tie(q.packed, q.absmax) =
+      bnb ? ops::quantize_4bit_bnb(weight, q.block_size, q.quant_type) : ops::quantize_4bit(weight, q.block_size, q.quant_type);
+  if (!options_.double_quant) return q;
+  q.nested_offset = q.absmax.numel() == 0 ? at::zeros({}, q.absmax.options()) : at::mean(q.absmax);
+  const at::Tensor centered = q.absmax - q.nested_offset;
+  std::tie(q.absmax, q.nested_absmax) =
+      bnb ? ops::quantize_blockwise_bnb(centered, q.nested_block_size) : ops::quantize_blockwise(centered, q.nested_block_size);
+  return q;
+}
+
+at::Tensor Quantizer::dequantize(const QuantizedTensor& q, std::optional<at::ScalarType> dtype) const {
+  const at::ScalarType type = dtype.value_or(q.dtype);
+  return q.double_quantized() ? ops::dequantize_4bit_nested(q.packed, q.absmax, q.nested_absmax, q.nested_offset, q.shape,
+                                                            q.block_size, q.nested_block_size, q.quant_type, type)
+                              : ops::dequantize_4bit(q.packed, q.absmax, q.shape, q.block_size, q.quant_type, type);
+}
+
+}  // namespace qlorapp

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/train/accumulator.hpp"
+
+#include <ATen/ATen.h>
+
+#include "qlorapp/core/check.hpp"
+
+namespace qlorapp {
+namespace {
+
+int64_t over_ranks(int64_t count, const Accumulator::Options& options) {
+  const int64_t total = options.sum_over_ranks ? options.sum_over_ranks(count) : count;
+  QLORAPP_CHECK_VALUE(total >= count, "[Accumulator] the count over all ranks must be at least this rank's ", count, "; got ",
+                      total, '.');
+  return total;
+}
+
+}  // namespace
+
+Accumulator::Accumulator(std::span<const int64_t> target_counts, const Options& options) {
+  for (const int64_t count : target_counts) {
+    QLORAPP_CHECK_VALUE(count >= 0, "[Accumulator] a target count must be >= 0; got ", count, '.');
+    tokens_ += count;
+  }
+  tokens_ = over_ranks(tokens_, options);
+}
+
+Accumulator::Accumulator(std::span<const Batch> window, const Options& options) {
+  for (const Batch& batch : window) {
+    QLORAPP_CHECK_VALUE(batch.target_count >= 0, "[Accumulator] a target count must be >= 0; got ", batch.target_count, '.');
+    tokens_ += batch.target_count + (options.count_position_zero ? batch.first_label_count : 0);
+  }
+  tokens_ = over_ranks(tokens_, options);
+}
+
+at::Tensor Accumulator::weight_tensor(at::Device device) const {
+  return at::full({}, weight(), at::TensorOptions().dtype(at::kFloat).device(device));
+}
+
+at::Tensor Accumulator::weigh(const at::Tensor& loss_sum) const {
+  return tokens_ == 0 ? loss_sum * 0.0 : loss_sum / static_cast<double>(tokens_);
+}
+
+void Accumulator::add(const at::Tensor& loss_sum) {
+  const at::Tensor sum = loss_sum.detach().to(at::kDouble);
+  loss_sum_ = loss_sum_.defined() ? loss_sum_ + sum : sum;
+}
+
+at::Tensor Accumulator::mean_loss() const {
+  if (!loss_sum_.defined()) return at::zeros({}, at::kDouble);
+  return tokens_ == 0 ? at::zeros_like(loss_sum_) : loss_sum_ / static_cast<double>(tokens_);
+}
+
+}  // namespace qlorapp

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/train/base_fingerprint.hpp"
+
+#include <ATen/ATen.h>
+
+#include <cstring>
+
+namespace qlorapp {
+namespace {
+
+/// FNV-1a over 64-bit words in four interleaved lanes: the multiplications of one lane hide behind those of the others.
+class Hash {
+ public:
+  void add(const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    for (const int64_t extent : tensor.sizes()) word(static_cast<uint64_t>(extent));
+    const at::Tensor plain = tensor.cpu().contiguous();
+    const auto* bytes = static_cast<const unsigned char*>(plain.const_data_ptr());
+    const size_t size = plain.nbytes(), whole = size / 32 * 32;
+    for (size_t at = 0; at < whole; at += 32) {
+      uint64_t words[4];
+      std::memcpy(words, bytes + at, 32);
+      for (size_t i = 0; i < 4; ++i) lanes_[i] = (lanes_[i] ^ words[i]) * kPrime;
+    }
+    uint64_t tail[4] = {0, 0, 0, 0};
+    if (size > whole) std::memcpy(tail, bytes + whole, size - whole);
+    for (const uint64_t value : tail) word(value);
+  }
+  [[nodiscard]] uint64_t value() const {
+    uint64_t result = 0;
+    for (const uint64_t lane : lanes_) result = (result ^ lane ^ (lane >> 29)) * kPrime;
+    return result;
+  }
+
+ private:
+  static constexpr uint64_t kPrime = 1099511628211ULL;
+  void word(uint64_t value) { lanes_[0] = (lanes_[0] ^ value) * kPrime; }
+  uint64_t lanes_[4] = {14695981039346656037ULL, 1469598103934665603ULL, 2166136261ULL, 16777619ULL};
+};
+
+}  // namespace
+
+uint64_t base_fingerprint(const CausalLM& model) {
+  Hash hash;
+  hash.add(model.embed_tokens());
+  if (!model.lm_head().is_alias_of(model.embed_tokens())) hash.add(model.lm_head());
+  hash.add(model.norm_weight());
+  for (const DecoderBlock& block : model.blocks()) {
+    hash.add(block.weights().input_norm);
+    hash.add(block.weights().post_attention_norm);
+    for (const FrozenWeight& weight : block.weights().projections) {
+      hash.add(weight.dense);
+      for (const at::Tensor* tensor : {&weight.quantized.packed, &weight.quantized.absmax, &weight.quantized.nested_absmax,
+                                       &weight.quantized.nested_offset}) {
+        hash.add(*tensor);
+      }
+    }
+  }
+  return hash.value();
+}
+
+}  // namespace qlorapp

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/train/evaluate.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <span>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/data/collate.hpp"
+#include "qlorapp/ops/cross_entropy.hpp"
+
+namespace qlorapp {
+namespace {
+
+/// (M) bool on the CPU: positions whose target is not the token with the largest logit. Logits of a few rows at a time.
+at::Tensor missed_targets(const CausalLM& model, const at::Tensor& hidden, const at::Tensor& targets) {
+  constexpr int64_t kChunk = 512;
+  at::Tensor missed = at::zeros({targets.size(0)}, at::TensorOptions().dtype(at::kBool));
+  const at::Tensor scored = targets.ge(0).nonzero().squeeze(1);
+  for (const at::Tensor& rows : scored.split(kChunk)) {
+    if (rows.numel() == 0) continue;
+    const at::Tensor best = model.logits(hidden.index_select(0, rows)).argmax(-1);
+    missed.index_put_({rows.cpu()}, best.ne(targets.index_select(0, rows)).cpu());
+  }
+  return missed;
+}
+
+/// Counts rows with a prompt, and those without a miss.
+void count_matches(const Batch& batch, const at::Tensor& missed, EvalResult& result) {
+  const at::Tensor targets = batch.targets.cpu();
+  const auto* target = targets.const_data_ptr<int64_t>();
+  const auto* miss = missed.const_data_ptr<bool>();
+  for (size_t row = 0; row + 1 < batch.row_starts.size(); ++row) {
+    const int64_t begin = batch.row_starts[row], end = batch.row_starts[row + 1];
+    const bool has_targets = std::any_of(target + begin, target + end, [](int64_t t) { return t >= 0; });
+    if (!has_targets || target[begin] >= 0) continue;  // all of it is the answer: there is no prompt to answer
+    ++result.prompted_rows;
+    if (std::none_of(miss + begin, miss + end, [](bool m) { return m; })) ++result.exact_matches;
+  }
+}
+
+}  // namespace
+
+EvalResult evaluate(CausalLM& model, const std::vector<Example>& rows, const EvalOptions& options) {
+  QLORAPP_CHECK_VALUE(!rows.empty(), "[evaluate] the evaluation data hold no rows.");
+  QLORAPP_CHECK_VALUE(options.batch_size >= 1, "[evaluate] the batch size must be at least 1; got ", options.batch_size, ".");
+  const at::NoGradGuard no_grad;
+  EvalResult result;
+  double over_rows = 0, over_tokens = 0;
+  int64_t counted_rows = 0;
+  const auto step = static_cast<size_t>(options.batch_size);
+  for (size_t begin = 0; begin < rows.size(); begin += step) {
+    const size_t end = std::min(rows.size(), begin + step);
+    const Batch batch = collate(std::span(rows).subspan(begin, end - begin)).to(model.device());
+    if (batch.target_count > 0) {
+      const at::Tensor hidden = model.hidden_states(batch, /*training=*/false, 0, 0);
+      const auto loss = std::get<0>(ops::linear_cross_entropy(hidden, model.lm_head(), batch.targets, std::nullopt, /*need_gradient=*/false))
+                            .item<double>();
+      if (options.exact_match) count_matches(batch, missed_targets(model, hidden, batch.targets), result);
+      over_tokens += loss;
+      over_rows += loss / static_cast<double>(batch.target_count) * static_cast<double>(end - begin);
+      counted_rows += static_cast<int64_t>(end - begin);
+      result.target_tokens += batch.target_count;
+    }
+    if (options.after_each_batch) options.after_each_batch();
+  }
+  QLORAPP_CHECK_VALUE(result.target_tokens > 0, "[evaluate] no row of the evaluation data has a token to predict.");
+  result.mean_of_batches = over_rows / static_cast<double>(counted_rows);
+  result.token_weighted = over_tokens / static_cast<double>(result.target_tokens);
+  return result;
+}
+
+}  // namespace qlorapp

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/train/train_state.hpp"
+
+#include <ATen/ATen.h>
+
+#include <charconv>
+#include <filesystem>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/format/atomic_file.hpp"
+#include "qlorapp/format/config_json.hpp"
+#include "qlorapp/format/python_json.hpp"
+#include "qlorapp/io/tensor_file.hpp"
+
+namespace qlorapp {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kOptimizerFile = "optimizer.safetensors";
+constexpr std::string_view kScalerFile = "scaler.json";
+constexpr std::string_view kRunStateFile = "run_state.json";
+constexpr int64_t kSchema = 1;
+
+std::string in_folder(const std::string& folder, std::string_view file) { return (fs::path(folder) / file).string(); }
+
+/// Reads run_state.json key by key; each is required and of its type.
+class Reader {
+ public:
+  Reader(format::Json json, std::string path) : json_(std::move(json)), path_(std::move(path)) {}
+
+  template <class Integer>
+  void integer(const char* key, Integer& into) const {
+    const format::Json& value = find(key);
+    QLORAPP_CHECK_FORMAT(value.is_number_integer() && value.get<int64_t>() >= 0, "[resume] ", path_, ": '", key,
+                         "' must be a whole number from 0 up.");
+    into = static_cast<Integer>(value.get<int64_t>());
+  }
+  void number(const char* key, double& into) const {
+    const format::Json& value = find(key);
+    QLORAPP_CHECK_FORMAT(value.is_number(), "[resume] ", path_, ": '", key, "' must be a number.");
+    into = value.get<double>();
+  }
+  /// 64 bits as hexadecimal text: JSON's numbers are doubles to most readers.
+  void bits(const char* key, uint64_t& into) const {
+    const format::Json& value = find(key);
+    QLORAPP_CHECK_FORMAT(value.is_string(), "[resume] ", path_, ": '", key, "' must be a string of hexadecimal digits.");
+    const auto text = value.get<std::string>();
+    const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), into, 16);
+    QLORAPP_CHECK_FORMAT(error == std::errc{} && stop == text.data() + text.size(), "[resume] ", path_, ": '", key,
+                         "' must be a string of hexadecimal digits; got '", text, "'.");
+  }
+
+ private:
+  const format::Json& find(const char* key) const {
+    const auto found = json_.find(key);
+    QLORAPP_CHECK_FORMAT(found != json_.end(), "[resume] ", path_, " lacks '", key, "'. The checkpoint is not one of this version.");
+    return *found;
+  }
+  format::Json json_;
+  std::string path_;
+};
+
+std::string hexadecimal(uint64_t value) {
+  char buffer[17];
+  return {buffer, std::to_chars(buffer, buffer + sizeof buffer, value, 16).ptr};
+}
+
+}  // namespace
+
+void TrainState::save(const std::string& folder) const {
+  write_tensors(in_folder(folder, kOptimizerFile), optimizer.state_tensors());
+  if (const auto scale = scaler.state_dict()) {
+    format::write_file_atomically(in_folder(folder, kScalerFile), format::dump_python_json(format::to_json(*scale), format::kConfigStyle));
+  }
+  format::Json json = format::Json::object();
+  json["schema"] = kSchema;
+  json["optimizer_step"] = optimizer.step_count();
+  json["seed"] = hexadecimal(seed);
+  json["micro_step"] = micro_step;
+  json["global_step"] = global_step;
+  json["epoch"] = cursor.epoch;
+  json["batch"] = cursor.batch;
+  json["tokens_seen"] = tokens_seen;
+  json["loss_sum"] = loss_sum;
+  json["loss_since_log"] = loss_since_log;
+  json["steps_since_log"] = steps_since_log;
+  json["base_fingerprint"] = hexadecimal(base_fingerprint);
+  format::write_file_atomically(in_folder(folder, kRunStateFile), format::dump_python_json(json, format::kConfigStyle));
+}
+
+void TrainState::load(const std::string& folder) {
+  const std::string path = in_folder(folder, kRunStateFile);
+  const Reader reader(format::read_json_file(path, {.allow_nonfinite = true}), path);
+  int64_t schema = 0, optimizer_step = 0;
+  reader.integer("schema", schema);
+  QLORAPP_CHECK_FORMAT(schema == kSchema, "[resume] ", path, " has schema ", schema, "; this version reads ", kSchema,
+                       ". Resume with the version that wrote it.");
+  uint64_t fingerprint = 0;
+  reader.bits("base_fingerprint", fingerprint);
+  QLORAPP_CHECK_FORMAT(fingerprint == base_fingerprint, "[resume] ", path,
+                       " belongs to another base model, or to this one quantized differently. Give the model of that run.");
+  reader.integer("optimizer_step", optimizer_step);
+  reader.bits("seed", seed);
+  reader.integer("micro_step", micro_step);
+  reader.integer("global_step", global_step);
+  reader.integer("epoch", cursor.epoch);
+  reader.integer("batch", cursor.batch);
+  reader.integer("tokens_seen", tokens_seen);
+  reader.number("loss_sum", loss_sum);
+  reader.number("loss_since_log", loss_since_log);
+  reader.integer("steps_since_log", steps_since_log);
+
+  const std::string tensors = in_folder(folder, kOptimizerFile);
+  const format::SafetensorsFile file(tensors);
+  for (auto& [name, tensor] : optimizer.state_tensors()) {
+    const format::TensorEntry& entry = file.at(name);
+    const at::Tensor stored = read_tensor(file, entry);
+    QLORAPP_CHECK_FORMAT(stored.sizes() == tensor.sizes() && stored.scalar_type() == tensor.scalar_type(), "[resume] ", tensors, ": '", name,
+                         "' must have shape ", tensor.sizes().vec(), " for these adapters and this optim; got ", stored.sizes().vec(), ".");
+    tensor.copy_(stored);
+  }
+  optimizer.set_step_count(optimizer_step);
+  if (scaler.is_enabled()) {
+    const std::string scaler_path = in_folder(folder, kScalerFile);
+    GradScaler::State state;
+    format::from_json(format::read_json_file(scaler_path), state, scaler_path);
+    scaler.load_state_dict(state);
+  }
+}
+
+}  // namespace qlorapp

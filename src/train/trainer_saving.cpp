@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the trainer writes and reads back: adapters, trainer_state.json, checkpoint folders.
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include <nlohmann/json.hpp>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/core/log.hpp"
+#include "qlorapp/format/atomic_file.hpp"
+#include "qlorapp/format/config_json.hpp"
+#include "qlorapp/format/python_json.hpp"
+#include "qlorapp/io/adapter.hpp"
+#include "qlorapp/io/checkpoint_folder.hpp"
+#include "qlorapp/train/trainer.hpp"
+
+namespace qlorapp {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string in_folder(const std::string& folder, const char* file) { return (fs::path(folder) / file).string(); }
+
+}  // namespace
+
+/// trainer_state.json with the keys of transformers' TrainerState, so that scripts that plot log_history keep working.
+void Trainer::write_trainer_state(const std::string& folder) const {
+  using format::Json;
+  Json json = Json::object();
+  json["best_global_step"] = nullptr;
+  json["best_metric"] = state_.best_metric ? Json(*state_.best_metric) : Json(nullptr);
+  json["best_model_checkpoint"] = nullptr;
+  json["epoch"] = epoch();
+  json["eval_steps"] = args_.eval_steps.value_or(args_.logging_steps);
+  json["global_step"] = state_.global_step;
+  json["is_hyper_param_search"] = false;
+  json["is_local_process_zero"] = true;
+  json["is_world_process_zero"] = true;
+  json["log_history"] = Json::array();
+  for (const LogRecord& record : state_.log_history) json["log_history"].push_back(record.to_json());
+  json["logging_steps"] = args_.logging_steps;
+  json["max_steps"] = max_steps_;
+  json["num_input_tokens_seen"] = state_.tokens_seen;
+  json["num_train_epochs"] = static_cast<int64_t>(std::ceil(args_.num_train_epochs));
+  json["save_steps"] = args_.save_steps;
+  json["stateful_callbacks"] = Json::object();
+  json["total_flos"] = 0.0;
+  json["train_batch_size"] = args_.per_device_train_batch_size;
+  json["trial_name"] = nullptr;
+  json["trial_params"] = nullptr;
+  format::write_file_atomically(in_folder(folder, "trainer_state.json"), format::dump_python_json(json, format::kConfigStyle) + "\n");
+}
+
+void Trainer::save_model(const std::string& folder) const {
+  save_adapter(model_, folder, base_model_);
+  write_trainer_state(folder);
+}
+
+void Trainer::save_checkpoint() {
+  CheckpointWriter writer(args_.output_dir, state_.global_step);
+  save_adapter(model_, writer.folder(), base_model_);
+  state_.save(writer.folder());
+  format::write_file_atomically(in_folder(writer.folder(), "training_args.json"),
+                                format::dump_python_json(format::to_json(args_), format::kConfigStyle) + "\n");
+  write_trainer_state(writer.folder());
+  const std::string path = writer.commit();
+  if (args_.save_total_limit && *args_.save_total_limit > 0) prune_checkpoints(args_.output_dir, *args_.save_total_limit, path);
+  if (callbacks_.on_save) callbacks_.on_save(path);
+}
+
+void Trainer::restore(const std::string& folder) {
+  QLORAPP_CHECK_FORMAT(fs::exists(in_folder(folder, "trainer_state.json")), "[resume] ", folder,
+                       " is no checkpoint: it has no trainer_state.json. Give a checkpoint-<step> folder.");
+  load_adapter(model_, folder);
+  state_.load(folder);
+  const std::string path = in_folder(folder, "trainer_state.json");
+  const format::Json json = format::read_json_file(path, {.allow_nonfinite = true});
+  const auto history = json.find("log_history");
+  QLORAPP_CHECK_FORMAT(history != json.end() && history->is_array(), "[resume] ", path, " must hold a list 'log_history'.");
+  state_.log_history.clear();
+  for (const auto& entry : *history) state_.log_history.push_back(LogRecord::from_json(entry, path));
+  QLORAPP_CHECK_FORMAT(state_.cursor.batch <= batches_per_epoch_, "[resume] ", folder, " stands at batch ", state_.cursor.batch,
+                       " of an epoch that has ", batches_per_epoch_, " here. Give the data and batch size of that run.");
+}
+
+}  // namespace qlorapp

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/train/training_arguments.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <string_view>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/core/field_status.hpp"
+#include "qlorapp/core/nearest_name.hpp"
+#include "qlorapp/nn/keep.hpp"
+#include "qlorapp/train/schedule.hpp"
+
+namespace qlorapp {
+namespace {
+
+constexpr std::string_view kWhere = "[TrainingArguments] ";
+
+void at_least(std::string_view name, int64_t value, int64_t least) {
+  QLORAPP_CHECK_VALUE(value >= least, kWhere, name, " must be an integer >= ", least, "; got ", value, '.');
+}
+
+void not_negative(std::string_view name, double value) {
+  QLORAPP_CHECK_VALUE(std::isfinite(value) && value >= 0, kWhere, name, " must be finite and >= 0; got ", value, '.');
+}
+
+void positive(std::string_view name, double value) {
+  QLORAPP_CHECK_VALUE(std::isfinite(value) && value > 0, kWhere, name, " must be finite and > 0; got ", value, '.');
+}
+
+void below_one(std::string_view name, double value) {
+  QLORAPP_CHECK_VALUE(value >= 0 && value < 1, kWhere, name, " must be in [0, 1); got ", value, '.');
+}
+
+void one_of(std::string_view name, std::string_view value, std::span<const std::string_view> known) {
+  QLORAPP_CHECK_VALUE(std::find(known.begin(), known.end(), value) != known.end(), kWhere, name, " must be one of ", known, "; got '", value,
+                      "'.", did_you_mean(value, known));
+}
+
+/// A number of steps, or below 1 a share of all.
+void interval(std::string_view name, double value) {
+  positive(name, value);
+  QLORAPP_CHECK_VALUE(value < 1 || value == std::floor(value), kWhere, name, " must be an integer if bigger than 1; got ", value, '.');
+}
+
+}  // namespace
+
+void TrainingArguments::validate() const {
+  static constexpr std::array<std::string_view, 6> kOptimizers{"adamw_torch",    "adamw_torch_fused", "adamw_8bit",
+                                                               "adamw_bnb_8bit", "paged_adamw_8bit",  "paged_adamw_32bit"};
+  static constexpr std::array<std::string_view, 4> kSchedules{"linear", "cosine", "constant", "constant_with_warmup"};
+  static constexpr std::array<std::string_view, 3> kIntervals{"no", "steps", "epoch"};
+  static constexpr std::array<std::string_view, 3> kSampling{"random", "sequential", "group_by_length"};
+
+  QLORAPP_CHECK_VALUE(!output_dir.empty(), kWhere, "output_dir must not be empty. Name a folder.");
+  at_least("per_device_train_batch_size", per_device_train_batch_size, 1);
+  at_least("per_device_eval_batch_size", per_device_eval_batch_size, 1);
+  at_least("gradient_accumulation_steps", gradient_accumulation_steps, 1);
+  QLORAPP_CHECK_VALUE(max_steps == -1 || max_steps > 0, kWhere, "max_steps must be > 0, or -1 to follow num_train_epochs; got ", max_steps, '.');
+  if (max_steps < 0) positive("num_train_epochs", num_train_epochs);
+  not_negative("learning_rate", learning_rate);
+  one_of("lr_scheduler_type", lr_scheduler_type, kSchedules);
+  not_negative("warmup_steps", warmup_steps);
+  QLORAPP_CHECK_VALUE(warmup_ratio >= 0 && warmup_ratio <= 1, kWhere, "warmup_ratio must be in [0, 1]; got ", warmup_ratio, '.');
+  one_of("optim", optim, kOptimizers);
+  not_negative("weight_decay", weight_decay);
+  below_one("adam_beta1", adam_beta1);
+  below_one("adam_beta2", adam_beta2);
+  not_negative("adam_epsilon", adam_epsilon);
+  QLORAPP_CHECK_VALUE(!optimizer_is_8bit() || static_cast<float>(adam_epsilon) > 0, kWhere, "adam_epsilon must be > 0 with optim=", optim,
+                      ", because a stored second moment may round to 0; got ", adam_epsilon, '.');
+  not_negative("max_grad_norm", max_grad_norm);
+  QLORAPP_CHECK_VALUE(!(fp16 && bf16), kWhere, "At most one of fp16 and bf16 can be True, but not both.");
+  (void)parse_keep(checkpoint_keep);
+  at_least("max_length", max_length, 2);
+  one_of("train_sampling_strategy", train_sampling_strategy, kSampling);
+
+  one_of("logging_strategy", logging_strategy, kIntervals);
+  if (logging_strategy == "steps") interval("logging_steps", logging_steps);
+  one_of("eval_strategy", eval_strategy, kIntervals);
+  if (eval_strategy == "steps") interval("eval_steps", eval_interval());
+  one_of("save_strategy", save_strategy, kIntervals);
+  if (save_strategy == "steps") interval("save_steps", save_steps);
+  if (save_total_limit) at_least("save_total_limit", *save_total_limit, 0);
+  at_least("seed", seed, 0);
+  if (data_seed) at_least("data_seed", *data_seed, 0);
+  for (const std::string& name : report_to) {
+    QLORAPP_CHECK_VALUE(name == "none", kWhere, "report_to must be none; got '", name,
+                        "'. Read log_history in trainer_state.json, or use a callback.");
+  }
+
+  apply_field_status(*this, "TrainingArguments");
+  if (lr_scheduler_type == "constant" && (warmup_steps > 0 || warmup_ratio > 0)) {
+    log_warning_once(concat(kWhere, "lr_scheduler_type=constant has no warm-up; use constant_with_warmup for one."));
+  }
+  if (optimizer_is_paged()) {
+    log_warning_once(concat(kWhere, "optim=", optim, ": the state stays in memory here; the numbers are the same without paging."));
+  }
+}
+
+}  // namespace qlorapp

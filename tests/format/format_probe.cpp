@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Drives the format layer from the Python tests, which hold its output against safetensors, transformers, bitsandbytes and PEFT.
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/format/adapter_config.hpp"
+#include "qlorapp/format/checkpoint_index.hpp"
+#include "qlorapp/format/model_config.hpp"
+#include "qlorapp/format/python_json.hpp"
+#include "qlorapp/format/quant_state.hpp"
+#include "qlorapp/format/quantization_config.hpp"
+#include "qlorapp/format/safetensors.hpp"
+
+using namespace qlorapp;
+using namespace qlorapp::format;
+
+namespace {
+
+std::string content(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// Reads every tensor and writes it again.
+void safetensors_copy(const std::string& in, const std::string& out) {
+  const SafetensorsFile file(in);
+  std::vector<TensorSpec> specs;
+  for (const TensorEntry& tensor : file.tensors()) specs.push_back({tensor.name, tensor.dtype, tensor.shape});
+  std::vector<std::byte> bytes;
+  write_safetensors(out, specs, file.metadata(), [&](const TensorEntry& tensor) {
+    bytes.resize(static_cast<size_t>(tensor.nbytes));
+    file.read(tensor.name, 0, bytes);
+    return std::span<const std::byte>(bytes);
+  });
+}
+
+/// One line for each path on standard input: "ok" or the refusal.
+void safetensors_verdicts() {
+  for (std::string path; std::getline(std::cin, path);) {
+    try {
+      const SafetensorsFile file(path);
+      std::cout << "ok\n";
+    } catch (const FormatError& error) {
+      std::cout << error.what() << '\n';
+    }
+  }
+}
+
+/// Each line of `in` is JSON; it is written in each of the styles, one after the other.
+void python_json(const std::string& in) {
+  std::istringstream lines(content(in));
+  for (std::string line; std::getline(lines, line);) {
+    const Json value = parse_json(line, in, {.allow_nonfinite = true, .allow_big_integers = true});
+    for (const int indent : {-1, 2}) {
+      for (const bool sorted : {false, true}) {
+        for (const bool ascii : {true, false}) {
+          std::cout << dump_python_json(value, {.indent = indent, .sort_keys = sorted, .ensure_ascii = ascii}) << '\0';
+        }
+      }
+    }
+  }
+}
+
+Json shapes(const std::vector<ModelParameter>& parameters) {
+  Json json = Json::object();
+  for (const ModelParameter& parameter : parameters) json[parameter.name] = parameter.shape;
+  return json;
+}
+
+void model_config(const std::string& folder) {
+  const ModelConfig config = load_model_config(folder);
+  const bool llama3 = config.rope.type == RopeSettings::Type::kLlama3;
+  Json json = {{"hidden_size", config.hidden_size}, {"intermediate_size", config.intermediate_size}, {"num_hidden_layers", config.num_hidden_layers},
+               {"num_attention_heads", config.num_attention_heads}, {"num_key_value_heads", config.num_key_value_heads}, {"head_dim", config.head_dim},
+               {"vocab_size", config.vocab_size}, {"max_position_embeddings", config.max_position_embeddings}, {"rms_norm_eps", config.rms_norm_eps},
+               {"tie_word_embeddings", config.tie_word_embeddings}, {"eos_token_id", config.eos_token_ids}, {"rope_type", llama3 ? "llama3" : "default"},
+               {"rope_theta", config.rope.theta}, {"linear_layers", shapes(linear_layers(config))}, {"dense_parameters", shapes(dense_parameters(config))},
+               {"parameter_count", parameter_count(config)}, {"inverse_frequencies", rope_inverse_frequencies(config)}};
+  json["dtype"] = config.dtype ? Json(torch_name(*config.dtype)) : Json(nullptr);
+  json["quantization"] = config.quantization ? quantization_config_json(*config.quantization) : Json(nullptr);
+  std::cout << dump_python_json(json) << '\n';
+}
+
+/// For each four-bit weight of a folder: its quant_state written again, and the tensors that a writer would make.
+void quant_state(const std::string& folder) {
+  const Checkpoint checkpoint(folder);
+  Json json = Json::object();
+  for (const TensorLocation& location : checkpoint.tensors()) {
+    const std::string& name = location.tensor->name;
+    if (!name.ends_with(".weight") || !is_quantized(checkpoint, name)) continue;
+    const QuantizedWeight weight = find_quantized_weight(checkpoint, name);
+    Json tensors = Json::object();
+    for (const TensorSpec& spec : quantized_tensor_specs(name, weight.state)) tensors[spec.name] = {dtype_name(spec.dtype), spec.shape};
+    json[name] = {{"json", quant_state_json(weight.state)}, {"tensors", tensors}};
+  }
+  std::cout << dump_python_json(json) << '\n';
+}
+
+int run(const std::vector<std::string>& args) {
+  const auto is = [&](const char* command, size_t count) { return args.size() == count + 1 && args[0] == command; };
+  if (is("safetensors-copy", 2)) safetensors_copy(args[1], args[2]);
+  else if (is("safetensors-verdicts", 0)) safetensors_verdicts();
+  else if (is("python-json", 1)) python_json(args[1]);
+  else if (is("model-config", 1)) model_config(args[1]);
+  else if (is("quant-state", 1)) quant_state(args[1]);
+  else if (is("quantization-config", 2)) std::cout << with_quantization_config(content(args[1]), args[1], parse_quantization_config(parse_json(content(args[2]), args[2]), args[2]));
+  else if (is("adapter-config", 2)) save_adapter_config(load_adapter_config(args[1]), args[2]);
+  else return 1;
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run({argv + 1, argv + argc});
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << '\n';
+    return 2;
+  }
+}

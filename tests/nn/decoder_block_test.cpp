@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/nn/decoder_block.hpp"
+
+#include <torch/csrc/autograd/autograd.h>
+
+#include "catch.hpp"
+#include "nn/tiny_block.hpp"
+
+using namespace qlorapp;
+
+namespace {
+
+struct Run {
+  at::Tensor y, dx;
+  DecoderBlock::Gradients gradients;
+  Bytes kept;
+};
+
+Run run(const DecoderBlock& block, const StepContext& context, const at::Tensor& x, const at::Tensor& dy, Keep keep) {
+  const at::NoGradGuard no_grad;
+  Run result;
+  Saved saved;
+  result.y = block.forward(x, context, &saved, keep);
+  result.kept = saved.nbytes();
+  result.gradients = tiny::zero_gradients(block);
+  result.dx = block.backward(dy, context, std::move(saved), result.gradients, /*need_dx=*/true);
+  return result;
+}
+
+const std::vector<int64_t> kRows{0, 5, 6, 17};
+
+}  // namespace
+
+TEST_CASE("a block's output and gradients equal autograd over a plain dense block", "[nn][cpu]") {
+  const at::ScalarType dtype = GENERATE(at::kDouble, at::kFloat);
+  const double tolerance = dtype == at::kDouble ? 1e-10 : 5e-6;
+  const Keep keep = GENERATE(Keep::kEverything, Keep::kAttentionOnly, Keep::kInputOnly);
+  const std::array<bool, 7> targets = GENERATE(std::array<bool, 7>{true, true, true, true, true, true, true},
+                                               std::array<bool, 7>{true, false, true, false, false, false, false},
+                                               std::array<bool, 7>{false, false, false, false, true, false, true});
+  auto [block, dense] = tiny::make_block(dtype, targets);
+  const StepContext context = tiny::make_context(kRows);
+  const at::Tensor x = at::randn({17, 48}, dtype), dy = at::randn({17, 48}, dtype);
+
+  const at::Tensor leaf = x.clone().requires_grad_();
+  const at::Tensor expected = reference::forward(dense, leaf, context.cos.to(dtype), context.sin.to(dtype), kRows);
+  std::vector<at::Tensor> wanted{leaf};
+  for (const auto& lora : dense.lora) {
+    if (lora.a.defined()) wanted.insert(wanted.end(), {lora.a, lora.b});
+  }
+  const auto oracle = torch::autograd::grad({expected}, wanted, {dy});
+
+  const Run ours = run(block, context, x, dy, keep);
+  REQUIRE(tiny::relative_error(ours.y, expected.detach()) < tolerance);
+  REQUIRE(tiny::relative_error(ours.dx, oracle[0]) < tolerance);
+  size_t next = 1;
+  for (size_t i = 0; i < 7; ++i) {
+    if (!targets[i]) continue;
+    REQUIRE(tiny::relative_error(ours.gradients[i].a, oracle[next++]) < tolerance);
+    REQUIRE(tiny::relative_error(ours.gradients[i].b, oracle[next++]) < tolerance);
+  }
+}
+
+TEST_CASE("keeping less changes no bit of output or gradient, dropout on", "[nn][cpu]") {
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16, at::kHalf);
+  auto [block, dense] = tiny::make_block(dtype, {true, true, true, true, true, true, true}, 4, /*dropout=*/0.3);
+  const StepContext context = tiny::make_context(kRows);
+  const at::Tensor x = at::randn({17, 48}).to(dtype), dy = at::randn({17, 48}).to(dtype);
+  const Run all = run(block, context, x, dy, Keep::kEverything);
+  for (const Keep keep : {Keep::kAttentionOnly, Keep::kInputOnly}) {
+    const Run less = run(block, context, x, dy, keep);
+    REQUIRE(at::equal(less.y, all.y));
+    REQUIRE(at::equal(less.dx, all.dx));
+    for (size_t i = 0; i < 7; ++i) {
+      REQUIRE(at::equal(less.gradients[i].a, all.gradients[i].a));
+      REQUIRE(at::equal(less.gradients[i].b, all.gradients[i].b));
+    }
+  }
+}
+
+TEST_CASE("kept_bytes says what forward keeps, to the byte", "[nn][cpu]") {
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const Keep keep = GENERATE(Keep::kEverything, Keep::kAttentionOnly, Keep::kInputOnly);
+  auto [block, dense] = tiny::make_block(dtype, {true, true, false, true, true, false, true});
+  const StepContext context = tiny::make_context(kRows);
+  const Run ours = run(block, context, at::randn({17, 48}).to(dtype), at::randn({17, 48}).to(dtype), keep);
+  REQUIRE(ours.kept.count == block.kept_bytes(17, keep, dtype).count);
+}
+
+TEST_CASE("dropout changes with the micro-step and vanishes in evaluation", "[nn][cpu]") {
+  auto [block, dense] = tiny::make_block(at::kFloat, {true, true, true, true, true, true, true}, 4, 0.5);
+  StepContext context = tiny::make_context(kRows);
+  const at::Tensor x = at::randn({17, 48});
+  const at::Tensor first = block.forward(x, context, nullptr, Keep::kInputOnly);
+  REQUIRE(at::equal(first, block.forward(x, context, nullptr, Keep::kInputOnly)));
+  context.micro_step = 1;
+  REQUIRE_FALSE(at::equal(first, block.forward(x, context, nullptr, Keep::kInputOnly)));
+  context.training = false;
+  const at::Tensor expected = reference::forward(dense, x, context.cos, context.sin, kRows).detach();
+  REQUIRE(tiny::relative_error(block.forward(x, context, nullptr, Keep::kInputOnly), expected) < 5e-6);
+}
+
+TEST_CASE("a cache fed token by token gives what the whole row gives", "[nn][cpu]") {
+  auto [block, dense] = tiny::make_block(at::kFloat);
+  const std::vector<int64_t> rows{0, 9};
+  StepContext context = tiny::make_context(rows);
+  const at::Tensor x = at::randn({9, 48});
+  const at::Tensor whole = block.forward(x, context, nullptr, Keep::kInputOnly);
+  KeyValueCache cache{at::empty({9, 2, 8}), at::empty({9, 2, 8}), 0};
+  std::vector<at::Tensor> parts;
+  for (const auto& [begin, count] : std::vector<std::pair<int64_t, int64_t>>{{0, 4}, {4, 1}, {5, 3}, {8, 1}}) {
+    StepContext step = context;
+    step.training = false;
+    step.positions = at::arange(begin, begin + count, at::kLong);
+    step.row_starts = {0, count};
+    parts.push_back(block.forward_cached(x.narrow(0, begin, count), step, cache));
+  }
+  REQUIRE(tiny::relative_error(at::cat(parts), whole) < 1e-6);
+  REQUIRE_THROWS_AS(block.forward_cached(x.narrow(0, 0, 1), context, cache), ValueError);
+}

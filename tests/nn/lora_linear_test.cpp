@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/nn/lora_linear.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "catch.hpp"
+#include "nn/tiny_block.hpp"
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/nn/checkpointed_block.hpp"
+
+using namespace qlorapp;
+
+namespace {
+
+QuantizedTensor make_weight(int64_t out, int64_t in) {
+  at::manual_seed(3);
+  return Quantizer().quantize(at::randn({out, in}));
+}
+
+void randomize(const LoraLinear& layer) {
+  const at::NoGradGuard no_grad;
+  layer.b().normal_();
+}
+
+}  // namespace
+
+TEST_CASE("LoraLinear's output and gradients equal a dense double-precision layer", "[nn][cpu]") {
+  const at::ScalarType dtype = GENERATE(at::kDouble, at::kFloat, at::kBFloat16);
+  const double tolerance = dtype == at::kDouble ? 2e-7 : dtype == at::kFloat ? 2e-6 : 2e-2;  // A and B are float32
+  const QuantizedTensor weight = make_weight(40, 24);
+  LoraLinear layer(FrozenWeight(weight), {.r = 4, .lora_alpha = 6}, 0, at::randn({40}));
+  randomize(layer);
+  const at::Tensor x = at::randn({3, 5, 24}).to(dtype).requires_grad_();
+  const at::Tensor y = layer.forward(x);
+  REQUIRE(y.sizes() == at::IntArrayRef({3, 5, 40}));
+  REQUIRE(y.scalar_type() == dtype);
+  const at::Tensor dy = at::randn_like(y);
+  const auto found = torch::autograd::grad({y}, {x, layer.a(), layer.b()}, {dy});
+
+  const at::Tensor w = Quantizer().dequantize(weight, at::kFloat).to(at::kDouble);
+  const at::Tensor xd = x.detach().to(at::kDouble).requires_grad_();
+  const at::Tensor a = layer.a().detach().to(at::kDouble).requires_grad_(), b = layer.b().detach().to(at::kDouble).requires_grad_();
+  const at::Tensor product = at::matmul(xd, w.t()) + 1.5 * at::matmul(at::matmul(xd, a.t()), b.t());
+  const auto expected = torch::autograd::grad({product}, {xd, a, b}, {dy.to(at::kDouble)});
+  for (size_t i = 0; i < 3; ++i) REQUIRE(tiny::relative_error(found[i], expected[i]) < tolerance);
+}
+
+TEST_CASE("LoraLinear begins as its base, scales by alpha / r or alpha / sqrt(r), and draws A as PEFT does", "[nn][cpu]") {
+  const QuantizedTensor weight = make_weight(40, 24);
+  const LoraLinear layer(FrozenWeight(weight), {.r = 16, .lora_alpha = 8}, 1);
+  const at::Tensor x = at::randn({5, 24});
+  REQUIRE(tiny::relative_error(layer.forward(x), at::matmul(x, Quantizer().dequantize(weight, at::kFloat).t())) < 1e-6);
+  REQUIRE(layer.scaling() == 0.5);
+  REQUIRE(LoraLinear(FrozenWeight(weight), {.r = 16, .lora_alpha = 8, .use_rslora = true}, 1).scaling() == 2.0);
+  const double bound = 1.0 / std::sqrt(24.0);
+  REQUIRE(layer.a().abs().max().item<double>() <= bound);
+  REQUIRE(layer.a().abs().max().item<double>() > 0.95 * bound);
+  REQUIRE_FALSE(at::equal(layer.a(), LoraLinear(FrozenWeight(weight), {.r = 16}, 2).a()));
+}
+
+TEST_CASE("LoraLinear's dropout drops the adapter's input only, in training only", "[nn][cpu]") {
+  const QuantizedTensor weight = make_weight(64, 64);
+  LoraLinear layer(FrozenWeight(weight), {.r = 4, .lora_alpha = 4, .lora_dropout = 0.5}, 0);
+  const at::Tensor x = at::randn({256, 64});
+  const at::Tensor base = at::matmul(x, Quantizer().dequantize(weight, at::kFloat).t());
+  REQUIRE(tiny::relative_error(layer.forward(x), base) < 1e-6);  // B is zero: nothing to drop
+  randomize(layer);
+  REQUIRE_FALSE(at::equal(layer.forward(x), layer.forward(x)));
+  at::Tensor mean = at::zeros_like(base);
+  for (int i = 0; i < 200; ++i) mean += layer.forward(x).detach() / 200;
+  layer.train(false);
+  const at::Tensor evaluated = layer.forward(x).detach();
+  REQUIRE(at::equal(evaluated, layer.forward(x).detach()));
+  REQUIRE(tiny::relative_error(mean, evaluated) < 0.15);  // its expectation is the layer without dropout
+}
+
+TEST_CASE("merge adds the update and unmerge gives back the very codes", "[nn][cpu]") {
+  const QuantizedTensor weight = make_weight(40, 24);
+  const at::Tensor packed = weight.packed.clone(), absmax = weight.absmax.clone();
+  LoraLinear layer(FrozenWeight(weight), {.r = 4}, 0);
+  randomize(layer);
+  const at::Tensor x = at::randn({5, 24});
+  const at::Tensor before = layer.forward(x).detach();
+  layer.merge();
+  REQUIRE(tiny::relative_error(layer.forward(x), before) < 2e-6);
+  REQUIRE_THROWS_AS(layer.merge(), ValueError);
+  layer.unmerge();
+  REQUIRE(at::equal(layer.base().quantized.packed, packed));
+  REQUIRE(at::equal(layer.base().quantized.absmax, absmax));
+  REQUIRE(at::equal(layer.forward(x), before));
+  REQUIRE_THROWS_AS(layer.unmerge(), ValueError);
+  layer.merge(LoraLinear::MergeInto::kFourBit);
+  REQUIRE(tiny::relative_error(layer.forward(x), before) < 0.2);
+  layer.unmerge();
+  {
+    const at::NoGradGuard no_grad;
+    layer.b()[0][0] = std::numeric_limits<float>::quiet_NaN();
+  }
+  REQUIRE_THROWS_AS(layer.merge(), ValueError);
+  REQUIRE_FALSE(layer.merged());
+}
+
+TEST_CASE("a checkpointed LoraLinear repeats its dropout mask", "[nn][cpu]") {
+  LoraLinear layer(FrozenWeight(make_weight(24, 24)), {.r = 4, .lora_dropout = 0.5}, 0);
+  randomize(layer);
+  const at::Tensor x = at::randn({6, 24});
+  at::manual_seed(9);
+  const auto expected = torch::autograd::grad({layer.forward(x).pow(2).sum()}, layer.parameters());
+  CheckpointedBlock<LoraLinear> checked(layer);
+  at::manual_seed(9);
+  const auto found = torch::autograd::grad({checked.forward(x).pow(2).sum()}, layer.parameters());
+  REQUIRE(at::equal(found[0], expected[0]));
+  REQUIRE(at::equal(found[1], expected[1]));
+}
+
+TEST_CASE("options outside their range name themselves", "[nn][cpu]") {
+  const QuantizedTensor weight = make_weight(8, 8);
+  REQUIRE_THROWS_AS(LoraLinear(FrozenWeight(weight), {.r = 0}, 0), ValueError);
+  REQUIRE_THROWS_AS(LoraLinear(FrozenWeight(weight), {.lora_alpha = -1}, 0), ValueError);
+  REQUIRE_THROWS_AS(LoraLinear(FrozenWeight(weight), {.lora_dropout = 1}, 0), ValueError);
+  REQUIRE_THROWS_AS(LoraLinear(FrozenWeight(weight), LoraLinear::Options{}, 0).forward(at::randn({2, 9})), ValueError);
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A small block with random weights, as ours and as the reference sees it.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include "qlorapp/nn/decoder_block.hpp"
+#include "qlorapp/quant/quantizer.hpp"
+#include "reference/decoder.hpp"
+
+namespace tiny {
+
+inline constexpr qlorapp::DecoderBlock::Shape kShape{.hidden = 48, .intermediate = 88, .heads = 6, .kv_heads = 2, .head_dim = 8,
+                                                     .rms_norm_eps = 1e-5};
+
+struct Both {
+  qlorapp::DecoderBlock ours;
+  reference::Block reference;
+};
+
+/// @param targets  which of the seven projections get an adapter.
+inline Both make_block(at::ScalarType dtype, std::array<bool, 7> targets = {true, true, true, true, true, true, true},
+                       int64_t rank = 4, double dropout = 0, const qlorapp::DecoderBlock::Shape& shape = kShape) {
+  using namespace qlorapp;
+  at::manual_seed(7);
+  const int64_t q = shape.attention_width(), kv = shape.kv_heads * shape.head_dim;
+  const std::array<std::pair<int64_t, int64_t>, 7> sizes{{{q, shape.hidden}, {kv, shape.hidden}, {kv, shape.hidden}, {shape.hidden, q},
+                                                          {shape.intermediate, shape.hidden}, {shape.intermediate, shape.hidden},
+                                                          {shape.hidden, shape.intermediate}}};
+  DecoderBlock::Weights weights;
+  weights.input_norm = (at::rand({shape.hidden}) + 0.5).to(dtype);
+  weights.post_attention_norm = (at::rand({shape.hidden}) + 0.5).to(dtype);
+  reference::Block dense{shape.heads, shape.kv_heads, shape.head_dim, shape.rms_norm_eps, weights.input_norm,
+                         weights.post_attention_norm, {}, {}};
+  const Quantizer quantizer;
+  DecoderBlock::Adapters adapters;
+  for (size_t i = 0; i < 7; ++i) {
+    const auto [out, in] = sizes[i];
+    const QuantizedTensor quantized = quantizer.quantize(at::randn({out, in}) / std::sqrt(static_cast<double>(in)));
+    dense.weights[i] = quantizer.dequantize(quantized, at::kFloat).to(dtype);
+    weights.projections[i] = FrozenWeight(quantized);
+    if (!targets[i]) continue;
+    const at::ScalarType adapter_dtype = dtype == at::kDouble ? at::kDouble : at::kFloat;
+    at::Tensor a = (at::randn({rank, in}) * 0.1).to(adapter_dtype), b = (at::randn({out, rank}) * 0.1).to(adapter_dtype);
+    adapters[i] = LoraAdapter{a, b, 2.0, dropout};
+    dense.lora[i] = {a.clone().requires_grad_(), b.clone().requires_grad_(), 2.0};
+  }
+  Both both{DecoderBlock(shape, std::move(weights), 0), std::move(dense)};
+  both.ours.adapters() = std::move(adapters);
+  return both;
+}
+
+inline qlorapp::StepContext make_context(const std::vector<int64_t>& row_starts, const qlorapp::DecoderBlock::Shape& shape = kShape) {
+  qlorapp::StepContext context;
+  const at::Tensor exponents = at::arange(0, shape.head_dim, 2, at::kFloat) / static_cast<double>(shape.head_dim);
+  qlorapp::RopeTable table(1.0 / at::pow(10000.0, exponents), 1.0);
+  std::vector<at::Tensor> positions;
+  int64_t longest = 0;
+  for (size_t r = 0; r + 1 < row_starts.size(); ++r) {
+    positions.push_back(at::arange(row_starts[r + 1] - row_starts[r], at::kLong));
+    longest = std::max(longest, row_starts[r + 1] - row_starts[r]);
+  }
+  table.reserve(longest);
+  context.cos = table.cos();
+  context.sin = table.sin();
+  context.positions = at::cat(positions);
+  context.row_starts = row_starts;
+  context.seed = 11;
+  return context;
+}
+
+inline qlorapp::DecoderBlock::Gradients zero_gradients(const qlorapp::DecoderBlock& block) {
+  qlorapp::DecoderBlock::Gradients gradients;
+  for (size_t i = 0; i < 7; ++i) {
+    if (const auto& adapter = block.adapters()[i]) gradients[i] = {at::zeros_like(adapter->a), at::zeros_like(adapter->b)};
+  }
+  return gradients;
+}
+
+/// ‖x - y‖ / ‖y‖ in double.
+inline double relative_error(const at::Tensor& x, const at::Tensor& y) {
+  return ((x.to(at::kDouble) - y.to(at::kDouble)).norm() / y.to(at::kDouble).norm()).item<double>();
+}
+
+}  // namespace tiny

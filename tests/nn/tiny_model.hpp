@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A four-block model with random weights and adapters, and the loss and gradients of its plain dense twin.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "nn/tiny_block.hpp"
+#include "qlorapp/nn/causal_lm.hpp"
+
+namespace tiny {
+
+inline const char* const kConfigJson = R"({
+  "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 4,
+  "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 67, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+  "max_position_embeddings": 64, "rope_theta": 10000.0, "tie_word_embeddings": false, "torch_dtype": "float32"})";
+
+inline qlorapp::CausalLM make_model(at::ScalarType dtype, double dropout = 0) {
+  using namespace qlorapp;
+  at::manual_seed(5);
+  const format::ModelConfig config = format::parse_model_config(kConfigJson, "tiny");
+  CausalLM::Weights weights;
+  weights.embed_tokens = at::randn({config.vocab_size, config.hidden_size}).to(dtype);
+  weights.lm_head = (at::randn({config.vocab_size, config.hidden_size}) * 0.3).to(dtype);
+  weights.norm = (at::rand({config.hidden_size}) + 0.5).to(dtype);
+  const std::array<std::pair<int64_t, int64_t>, 7> sizes{{{48, 48}, {16, 48}, {16, 48}, {48, 48}, {88, 48}, {88, 48}, {48, 88}}};
+  const Quantizer quantizer;
+  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+    DecoderBlock::Weights block;
+    block.input_norm = (at::rand({48}) + 0.5).to(dtype);
+    block.post_attention_norm = (at::rand({48}) + 0.5).to(dtype);
+    for (size_t p = 0; p < 7; ++p) {
+      const auto [out, in] = sizes[p];
+      block.projections[p] = FrozenWeight(quantizer.quantize(at::randn({out, in}) / std::sqrt(static_cast<double>(in))));
+    }
+    weights.blocks.push_back(std::move(block));
+  }
+  CausalLM model(config, std::move(weights));
+  LoraConfig lora;
+  lora.r = 4;
+  lora.lora_alpha = 8;
+  lora.lora_dropout = dropout;
+  lora.target_modules = {"q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"};
+  model.add_adapters(lora, 1);
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& parameter : model.arena().parameters()) parameter.detach().copy_(at::randn(parameter.sizes()) * 0.1);
+  return model;
+}
+
+/// Three ragged rows, some targets ignored.
+inline qlorapp::Batch make_batch(int64_t vocabulary) {
+  at::manual_seed(6);
+  qlorapp::Batch batch;
+  batch.row_starts = {0, 9, 10, 24};
+  batch.tokens = at::randint(vocabulary, {24}, at::kLong);
+  batch.targets = at::randint(vocabulary, {24}, at::kLong);
+  for (const int64_t ignored : {0, 3, 8, 9, 15, 23}) batch.targets[ignored] = -100;
+  batch.positions = at::cat({at::arange(9, at::kLong), at::arange(1, at::kLong), at::arange(14, at::kLong)});
+  batch.target_count = 18;
+  return batch;
+}
+
+struct Expected {
+  double loss;
+  std::vector<at::Tensor> gradients;  ///< In the order of the arena.
+};
+
+/// In double precision, over dense weights, logits whole.
+inline Expected reference_loss_and_gradients(const qlorapp::CausalLM& model, const qlorapp::Batch& batch) {
+  using namespace qlorapp;
+  const Quantizer quantizer;
+  std::vector<at::Tensor> leaves;
+  at::Tensor x = model.embed_tokens().to(at::kDouble).index_select(0, batch.tokens);
+  const StepContext context = make_context(batch.row_starts);
+  for (const DecoderBlock& block : model.blocks()) {
+    reference::Block dense{6, 2, 8, 1e-5, block.weights().input_norm.to(at::kDouble),
+                           block.weights().post_attention_norm.to(at::kDouble), {}, {}};
+    for (size_t i = 0; i < 7; ++i) {
+      dense.weights[i] = quantizer.dequantize(block.weights().projections[i].quantized, at::kFloat).to(at::kDouble);
+      if (const auto& adapter = block.adapters()[i]) {
+        dense.lora[i] = {adapter->a.detach().to(at::kDouble).requires_grad_(), adapter->b.detach().to(at::kDouble).requires_grad_(),
+                         adapter->scaling};
+        leaves.push_back(dense.lora[i].a);
+        leaves.push_back(dense.lora[i].b);
+      }
+    }
+    x = reference::forward(dense, x, context.cos.to(at::kDouble), context.sin.to(at::kDouble), batch.row_starts);
+  }
+  const at::Tensor logits = at::matmul(reference::rms_norm(x, model.norm_weight().to(at::kDouble), 1e-5), model.lm_head().to(at::kDouble).t());
+  const at::Tensor loss = at::cross_entropy_loss(logits, batch.targets, {}, at::Reduction::Sum, -100);
+  return {loss.item<double>(), torch::autograd::grad({loss}, leaves)};
+}
+
+}  // namespace tiny

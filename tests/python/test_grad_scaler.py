@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.amp.GradScaler and ours, driven by the same scripts: same scales, growth trackers, skips, errors and state."""
+
+import random
+import subprocess
+import tempfile
+
+import pytest
+import torch
+
+INF = float("inf")
+KINDS = {
+    "f": lambda: [torch.tensor([1.5, -3.0])],
+    "i": lambda: [torch.tensor([1.5, INF])],
+    "n": lambda: [torch.tensor([float("nan"), 1.0])],
+    "b": lambda: [torch.tensor([1.0]), torch.tensor([-INF], dtype=torch.bfloat16)],
+    "u": lambda: [None, torch.tensor([0.1])],
+    "h": lambda: [torch.tensor([1.0], dtype=torch.float16)],
+    "e": lambda: [],
+}
+
+
+class Parameter(torch.Tensor):
+    """A tensor whose .grad may have any dtype, which is all that GradScaler asks of a parameter."""
+
+    grad = None
+
+
+class Optimizer:
+    """The least that GradScaler asks of an optimizer."""
+
+    def __init__(self):
+        self.parameters = [torch.zeros(1).as_subclass(Parameter) for _ in range(2)]
+        self.param_groups = [{"params": self.parameters}]
+        self.stepped = False
+
+    def fill(self, kind):
+        gradients = KINDS[kind]()
+        for parameter in self.parameters:
+            parameter.grad = None
+        for parameter, gradient in zip(self.parameters, gradients, strict=False):
+            parameter.grad = gradient
+        return gradients
+
+    def step(self):
+        self.stepped = True
+
+
+class TorchPlayer:
+    def __init__(self):
+        self.scaler, self.optimizers, self.saved = None, [Optimizer(), Optimizer()], {}
+        self.half = torch.tensor(0.5)
+
+    def play(self, line):
+        verb, *words = line.split()
+        try:
+            outcome = self.act(verb, words)
+        except (AssertionError, RuntimeError, ValueError) as error:
+            outcome = f"{type(error).__name__} {error}"
+        if self.scaler is None:
+            return f"{outcome} - -"
+        return f"{outcome} {self.scaler.get_scale():.17g} {self.scaler._get_growth_tracker()}"
+
+    def act(self, verb, words):
+        if verb == "new":
+            self.scaler, self.saved = None, {}
+            init, growth, backoff, interval, enabled = words
+            self.scaler = torch.amp.GradScaler("cpu", float(init), float(growth), float(backoff), int(interval), enabled == "1")
+            return "ok"
+        scaler = self.scaler
+        if scaler is None:
+            return "no scaler"
+        if verb == "scale":
+            return f"{scaler.scale(self.half).item():.17g}"
+        if verb in ("unscale", "step"):
+            optimizer = self.optimizers[int(words[0])]
+            gradients = optimizer.fill(words[1])
+            if verb == "unscale":
+                scaler.unscale_(optimizer)
+                return f"{gradients[-1][0].item():.17g}" if gradients else "none"
+            optimizer.stepped = False
+            scaler.step(optimizer)
+            return "stepped" if optimizer.stepped else "skipped"
+        value = float(words[0]) if words else 0.0
+        calls = {
+            "update": lambda: scaler.update(),
+            "set": lambda: scaler.update(value),
+            "set_tensor": lambda: scaler.update(torch.tensor(value)),
+            "growth": lambda: scaler.set_growth_factor(value),
+            "backoff": lambda: scaler.set_backoff_factor(value),
+            "interval": lambda: scaler.set_growth_interval(int(value)),
+            "save": lambda: setattr(self, "saved", scaler.state_dict()),
+            "load": lambda: scaler.load_state_dict(self.saved),
+            "load_empty": lambda: scaler.load_state_dict({}),
+        }
+        calls[verb]()
+        return "ok"
+
+
+def compare(build_dir, lines):
+    probe = build_dir / "tests" / "train" / "grad_scaler_probe"
+    assert probe.exists(), "build the target grad_scaler_probe first"
+    with tempfile.TemporaryFile("w+") as script, tempfile.TemporaryFile("w+") as printed:
+        script.write("\n".join(lines) + "\n")
+        script.seek(0)
+        with subprocess.Popen([probe], stdin=script, stdout=printed, text=True) as process:  # while torch plays here
+            player = TorchPlayer()
+            theirs = [player.play(line) for line in lines]
+        assert process.returncode == 0
+        printed.seek(0)
+        mine = printed.read().splitlines()
+    assert len(mine) == len(theirs)
+    for index, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+        if a != b:
+            start = max(i for i in range(index + 1) if lines[i].startswith("new"))
+            script = "\n".join(lines[start : index + 1])
+            pytest.fail(f"after\n{script}\nours   {a}\ntorch  {b}")
+
+
+def sequence(rng):
+    """One scaler's life: optimizer steps with random overflows, now and then a call out of order."""
+    new = (
+        f"new {rng.choice([65536.0, 4.0, 1.0, 1e38, 3e-39])!r} {rng.choice([2.0, 16.0, 1.5])!r} "
+        f"{rng.choice([0.5, 0.25, 0.1])!r} {rng.choice([1, 2, 3, 2000])} {int(rng.random() < 0.95)}"
+    )
+    if rng.random() < 0.02:
+        new = f"new 8.0 {rng.choice([1.0, 0.5, 2.0])!r} {rng.choice([1.0, 2.0])!r} 2 1"
+    lines = [new]
+    for _ in range(rng.randint(1, 4)):
+        kind = rng.choices("finbueh", weights=[60, 15, 6, 6, 6, 2, 2])[0]
+        cycle = ["scale", f"step 0 {kind}", "update"]
+        if rng.random() < 0.25:
+            cycle.insert(1, f"unscale 0 {kind}")
+        if rng.random() < 0.15:
+            cycle.insert(-1, f"step 1 {rng.choice('fin')}")
+        if rng.random() < 0.2:
+            odd = rng.choice(
+                ["scale", "unscale 0 f", "unscale 1 i", "step 0 f", "step 1 f", "update", "set 32.0", "set_tensor 0.125",
+                 "growth 4.0", "backoff 0.75", "interval 1", "save", "load", "load_empty"]
+            )  # fmt: skip
+            cycle.insert(rng.randint(0, len(cycle)), odd)
+        if rng.random() < 0.05:
+            cycle.pop(rng.randrange(len(cycle)))
+        lines += cycle
+    return lines
+
+
+def test_the_trace_is_torchs_over_100_000_random_sequences(build_dir):
+    rng = random.Random(20240607)
+    torch.set_num_threads(1)
+    compare(build_dir, [line for _ in range(100_000) for line in sequence(rng)])
+
+
+def test_long_runs_reach_zero_infinity_and_the_default_interval(build_dir):
+    cycle = ["scale", "step 0 {}", "update"]
+    down = ["new 65536.0 2.0 0.5 2000 1"] + [c.format("i") for _ in range(200) for c in cycle] + ["scale", "step 0 f"]
+    up = ["new 65536.0 2.0 0.5 1 1"] + [c.format("f") for _ in range(140) for c in cycle]
+    steady = ["new 65536.0 2.0 0.5 2000 1"] + [c.format("f") for _ in range(4001) for c in cycle]
+    compare(build_dir, down + up + steady)
+
+
+def test_a_state_of_ours_continues_in_torch_and_back(build_dir):
+    lines = ["new 8.0 2.0 0.5 3 1", "scale", "step 0 f", "update", "save", "scale", "step 0 i", "update", "load", "scale",
+             "step 0 f", "update", "step 0 f", "scale", "update", "scale", "new 2.0 2.0 0.5 3 1", "load", "load_empty"]  # fmt: skip
+    compare(build_dir, lines)
