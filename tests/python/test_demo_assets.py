@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/data: small, made by its script, and a task that memory of the training questions cannot solve."""
+"""examples/data: small, made by its script, and a task that memory of the training rows cannot solve."""
 
 import importlib.util
 import json
@@ -35,24 +35,26 @@ def test_the_script_makes_the_committed_rows_byte_for_byte(tmp_path):
         assert (tmp_path / name).read_bytes() == (DATA / name).read_bytes()
 
 
-def test_held_out_people_never_occur_in_the_training_questions():
-    def people(name):
-        return {re.match(r"(\w+) ", answer).group(1) for _, answer in rows(name)}
-
-    assert people("train.jsonl").isdisjoint(people("eval.jsonl"))
-    train_text = " ".join(" ".join(row) for row in rows("train.jsonl"))
-    assert not any(re.search(rf"\b{name}\b", train_text) for name in people("eval.jsonl"))
-    assert len(rows("eval.jsonl")) == 96
+def asked(question: str) -> tuple[str, str, str]:
+    return re.fullmatch(r"(\w+), put the (\w+) near the (\w+)\.", question).groups()
 
 
-def test_answers_are_facts_of_the_stories_that_the_base_model_read():
-    import random
+def test_answers_follow_from_the_instructions():
+    for question, answer in rows("train.jsonl") + rows("eval.jsonl"):
+        name, thing, place = asked(question)
+        assert answer == f"Near the {place} {name} has a {thing}."
 
-    script = load_script()
-    rng, everybody = random.Random(0), script.village()
-    told = {sentence for _ in range(3000) for sentence in re.findall(r"[^.]+\.", script.story(rng, everybody))}
-    told = {sentence.strip() for sentence in told}
-    assert {answer for _, answer in rows("train.jsonl") + rows("eval.jsonl")} <= told
+
+def test_held_out_instructions_cannot_be_remembered():
+    def pairs(name):
+        return {asked(question)[1:] for question, _ in rows(name)}
+
+    def words(name):
+        return {word for question, _ in rows(name) for word in asked(question)}
+
+    assert pairs("train.jsonl").isdisjoint(pairs("eval.jsonl"))
+    assert len(pairs("eval.jsonl")) == len(rows("eval.jsonl")) == 96
+    assert words("eval.jsonl") <= words("train.jsonl")  # nothing new but the combination
 
 
 def test_chat_format_is_that_of_llama_3():
@@ -68,14 +70,18 @@ def test_chat_format_is_that_of_llama_3():
     assert tokenizer.decode(tokenizer(hostile)["input_ids"], skip_special_tokens=True) == hostile
 
 
-def test_the_base_model_knows_what_its_stories_told():
+def test_the_base_model_goes_on_with_a_story_and_gives_no_answer():
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
     model = transformers.AutoModelForCausalLM.from_pretrained(DATA / "tiny-llama", dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(DATA / "tiny-llama")
-    known, facts = 0, [fact for person in load_script().village() for fact in person.facts()]
-    for fact in facts:
-        beginning, last = fact.rstrip(".").rsplit(" ", 1)
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([tokenizer(beginning)["input_ids"]])).logits
-        known += tokenizer.decode(logits[0, -1].argmax()).strip() == last
-    assert known >= 0.99 * len(facts)
+
+    def continued(tokens: list[int]) -> str:
+        out = model.generate(torch.tensor([tokens]), max_new_tokens=16, do_sample=False, pad_token_id=0)
+        return tokenizer.decode(out[0, len(tokens) :], skip_special_tokens=True).strip()
+
+    known = {word for name in ("train.jsonl", "eval.jsonl") for question, _ in rows(name) for word in asked(question)}
+    story = continued(tokenizer("Mia lives near the")["input_ids"])
+    assert story.split(" ")[0].rstrip(".,") in known  # a place, not noise
+    for question, answer in rows("eval.jsonl")[:8]:
+        chat = [{"role": "user", "content": question}]
+        assert continued(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)) != answer
