@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The peer of the end-to-end tests: a tiny Llama by transformers, four bits by bitsandbytes, adapters by PEFT, all on the CPU."""
+"""The peer of the end-to-end tests: tiny Llama by transformers, four bits by bitsandbytes, adapters by PEFT; all on the CPU."""
 
 import json
+import os
 import pathlib
 import subprocess
 
 import peft
 import torch
 import transformers
+from conftest import BUILD
 
 VOCAB = 128
 
 
 def write_llama(folder: pathlib.Path, *, dtype: torch.dtype = torch.float32, seed: int = 1, **config) -> None:
     """A float checkpoint. Widths are multiples of 64, where bitsandbytes' CPU kernels are right."""
-    sizes = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-             "vocab_size": VOCAB, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
+    sizes = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": 256,
+             "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
     torch.manual_seed(seed)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**sizes, **config}))
     for parameter in model.parameters():  # transformers' deviation of 0.02 gives logits that are all alike
@@ -30,7 +33,8 @@ def load_4bit(folder: pathlib.Path, dtype: torch.dtype = torch.float32, **option
     In training mode, and to be left there: in evaluation mode bitsandbytes multiplies in bfloat16 on CPUs that can.
     """
     holds_codes = "quantization_config" in json.loads((folder / "config.json").read_text())
-    wanted = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": dtype}
+    wanted = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True,
+              "bnb_4bit_compute_dtype": dtype}  # fmt: skip
     config = None if holds_codes and not options else transformers.BitsAndBytesConfig(**{**wanted, **options})
     model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=dtype, quantization_config=config)
     if config is None:  # the dtype that the codes are multiplied in is a matter of the run, not of the file
@@ -52,7 +56,7 @@ def add_adapters(model: torch.nn.Module, seed: int = 2, **config) -> peft.PeftMo
 
 
 def write_rows(path: pathlib.Path, count: int, seed: int = 3) -> list[dict[str, list[int]]]:
-    """Rows of 5 to 24 tokens that count upwards from a random start, so that there is something to learn; prompts are not trained on."""
+    """Rows of 5 to 24 tokens that count up from a random start: something to learn. Three of four begin with a prompt."""
     generator = torch.Generator().manual_seed(seed)
     rows = []
     for i in range(count):
@@ -76,9 +80,13 @@ def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     return {"input_ids": padded("input_ids", 0), "labels": padded("labels", -100), "attention_mask": mask}
 
 
-def run_cli(build_dir: pathlib.Path, *words, check: bool = True, **popen) -> subprocess.CompletedProcess:
-    """The qlorapp command with its output as text; a failure shows what it said."""
-    result = subprocess.run([build_dir / "qlorapp", *map(str, words)], capture_output=True, text=True, check=False, **popen)
+def run_cli(*words, check: bool = True, threads: int = 1) -> subprocess.CompletedProcess:
+    """The qlorapp command with its output as text; a failure shows what it said.
+
+    One thread unless asked: at these sizes more of them only wait for each other.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    result = subprocess.run([BUILD / "qlorapp", *map(str, words)], capture_output=True, text=True, check=False, env=environment)
     assert not check or result.returncode == 0, f"{words}\n{result.stdout}\n{result.stderr}"
     return result
 

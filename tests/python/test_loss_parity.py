@@ -7,11 +7,10 @@ import dataclasses
 import peer
 import pytest
 import torch
-from conftest import BUILD
 from safetensors.torch import load_file
 
 pytest.importorskip("bitsandbytes")
-import peft  # noqa: E402
+import peft
 
 STEPS, WINDOW, ROWS, BATCH = 60, 4, 44, 3  # 15 batches an epoch: its last window has three, the last batch two rows
 LEARNING_RATE, WARMUP, DECAY, CLIP = 2e-3, 5, 0.01, 1.0
@@ -105,10 +104,12 @@ def our_curve(setting, name, *options) -> Curve:
     root, _ = setting
     out = root / name
     peer.run_cli(
-        BUILD, "train", "--model", root / "codes", "--data", root / "rows.jsonl", "--output", out, "--init_adapter", root / "adapter",
+        "train", "--model", root / "codes", "--data", root / "rows.jsonl", "--output", out,
+        "--init_adapter", root / "adapter",
         "--max_steps", STEPS, "--per_device_train_batch_size", BATCH, "--gradient_accumulation_steps", WINDOW,
         "--learning_rate", LEARNING_RATE, "--warmup_steps", WARMUP, "--weight_decay", DECAY, "--max_grad_norm", CLIP,
-        "--lr_scheduler_type", "linear", "--train_sampling_strategy", "sequential", "--logging_steps", 1, "--save_strategy", "no", *options,
+        "--lr_scheduler_type", "linear", "--train_sampling_strategy", "sequential", "--logging_steps", 1,
+        "--save_strategy", "no", *options,
     )  # fmt: skip
     entries = peer.history(out)
     assert [entry["step"] for entry in entries] == list(range(1, STEPS + 1))

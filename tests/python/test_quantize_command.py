@@ -6,11 +6,10 @@ import json
 import peer
 import pytest
 import torch
-from conftest import BUILD
 from safetensors import safe_open
 
 pytest.importorskip("bitsandbytes")
-import transformers  # noqa: E402
+import transformers
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SOURCES = [("float32", False), ("bfloat16", True), ("float16", False)]
@@ -24,7 +23,7 @@ def folders(request, tmp_path_factory):
     peer.write_llama(root / "float", dtype=DTYPES[dtype], tie_word_embeddings=tied)
     peer.load_4bit(root / "float", DTYPES[dtype]).save_pretrained(root / "theirs")
     arguments = ["quantize", "--model", root / "float", "--output", root / "ours", "--compute_dtype", dtype, "--compat", "bnb"]
-    peer.run_cli(BUILD, *arguments)
+    peer.run_cli(*arguments)
     return root, DTYPES[dtype]
 
 
@@ -84,12 +83,17 @@ def test_we_load_the_peers_folder_with_its_codes(folders):
         assert torch.allclose(ours(input_ids=IDS).logits, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
 
 
-@pytest.mark.parametrize("options", [[], ["--double_quant", "false"], ["--quant_type", "fp4"]], ids=["nearest", "plain scales", "fp4"])
+OTHER_OPTIONS = {"nearest": [], "plain scales": ["--double_quant", "false"], "fp4": ["--quant_type", "fp4"]}
+
+
+@pytest.mark.parametrize("options", OTHER_OPTIONS.values(), ids=OTHER_OPTIONS)
 def test_what_the_other_options_write_loads_too(tmp_path, options):
     peer.write_llama(tmp_path / "float")
-    peer.run_cli(BUILD, "quantize", "--model", tmp_path / "float", "--output", tmp_path / "ours", "--compute_dtype", "float32", *options)
+    arguments = ["--model", tmp_path / "float", "--output", tmp_path / "ours", "--compute_dtype", "float32"]
+    peer.run_cli("quantize", *arguments, *options)
     model = peer.load_4bit(tmp_path / "ours")
-    wanted = {"bnb_4bit_use_double_quant": "--double_quant" not in options, "bnb_4bit_quant_type": "fp4" if "fp4" in options else "nf4"}
+    quant_type = "fp4" if "fp4" in options else "nf4"
+    wanted = {"bnb_4bit_use_double_quant": "--double_quant" not in options, "bnb_4bit_quant_type": quant_type}
     state = model.model.layers[1].self_attn.q_proj.weight.quant_state
     assert (state.nested, state.quant_type) == tuple(wanted.values())
     live = peer.load_4bit(tmp_path / "float", **wanted)
@@ -103,20 +107,20 @@ def test_training_goes_on_from_a_quantized_folder_as_from_the_float_one(tmp_path
     """The same codes either way: the same adapter, to the byte."""
     peer.write_llama(tmp_path / "float")
     peer.write_rows(tmp_path / "rows.jsonl", 8)
-    peer.run_cli(BUILD, "quantize", "--model", tmp_path / "float", "--output", tmp_path / "four-bit")
-    run = ["--data", tmp_path / "rows.jsonl", "--max_steps", 3, "--per_device_train_batch_size", 2, "--target_modules", "all-linear"]
+    peer.run_cli("quantize", "--model", tmp_path / "float", "--output", tmp_path / "four-bit")
+    run = ["--data", tmp_path / "rows.jsonl", "--max_steps", 3, "--target_modules", "all-linear"]
     for name in ("float", "four-bit"):
-        peer.run_cli(BUILD, "train", "--model", tmp_path / name, "--output", tmp_path / f"from {name}", *run)
+        peer.run_cli("train", "--model", tmp_path / name, "--output", tmp_path / f"from {name}", *run)
     files = [(tmp_path / f"from {name}" / "adapter_model.safetensors").read_bytes() for name in ("float", "four-bit")]
     assert files[0] == files[1]
 
 
 def test_a_quantized_folder_is_not_quantized_again_and_nothing_is_written_over(tmp_path):
     peer.write_llama(tmp_path / "float")
-    peer.run_cli(BUILD, "quantize", "--model", tmp_path / "float", "--output", tmp_path / "ours")
-    again = peer.run_cli(BUILD, "quantize", "--model", tmp_path / "ours", "--output", tmp_path / "again", check=False)
+    peer.run_cli("quantize", "--model", tmp_path / "float", "--output", tmp_path / "ours")
+    again = peer.run_cli("quantize", "--model", tmp_path / "ours", "--output", tmp_path / "again", check=False)
     assert again.returncode == 2 and "quantized already" in again.stderr and not (tmp_path / "again").exists()
-    over = peer.run_cli(BUILD, "quantize", "--model", tmp_path / "float", "--output", tmp_path / "ours", check=False)
+    over = peer.run_cli("quantize", "--model", tmp_path / "float", "--output", tmp_path / "ours", check=False)
     assert over.returncode == 2 and "new or empty" in over.stderr
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["quantization_config"]["load_in_4bit"] is True
     assert transformers.AutoConfig.from_pretrained(tmp_path / "ours").quantization_config["quant_method"] == "bitsandbytes"
