@@ -36,13 +36,25 @@ Json value_of(const std::string& text, const int64_t*) {
 Json value_of(const std::string& text, const double*) { return number_of<double>(text); }
 Json value_of(const std::string& text, const std::string*) { return text; }
 
-/// "a,b" is a list of names; what holds a character that only expressions have is one expression; "all-linear" is a word.
+/// "a,b" and ["a", "b"] are lists of names; what else holds a character that only expressions have is one expression; "all-linear"
+/// is a word.
 Json value_of(const std::string& text, const NamesOrPattern*) {
+  if (std::optional<Json> list = json_list(text)) return *std::move(list);
   if (text == "all-linear" || text.find_first_of("*+?()[]{}|^$\\") != std::string::npos) return text;
   return split_at_commas(text);
 }
 Json value_of(const std::string& text, const std::variant<bool, std::string>*) {
   return text == "true" || text == "false" ? Json(text == "true") : Json(text);
+}
+
+std::optional<Json> json_list(const std::string& text) {
+  if (!text.starts_with('[')) return std::nullopt;
+  try {
+    Json list = format::parse_json(text, "the command line");
+    if (list.is_array()) return list;
+  } catch (const FormatError&) {  // an expression may begin with a bracket too: [qv]_proj
+  }
+  return std::nullopt;
 }
 
 std::vector<std::string> split_at_commas(const std::string& text) {
@@ -91,12 +103,12 @@ void CommandLine::parse(const std::vector<std::string>& arguments) {
   app.set_help_flag();
   bool help = false;
   std::string config_file;
-  app.add_flag("-h,--help", help);
+  app.add_flag("--help", help);
   app.add_option("--config", config_file);
   app.allow_extras();
   std::vector<std::string> reversed;
   for (const std::string& argument : arguments) {
-    std::string spelled = argument;
+    std::string spelled = argument == "-h" ? "--help" : argument;  // no short options: "-hello" may be a prompt
     if (spelled.starts_with("--")) {  // dashes and underscores are the same in a name, not in a value
       const size_t end = std::min(spelled.find('='), spelled.size());
       std::replace(spelled.begin() + 2, spelled.begin() + static_cast<std::ptrdiff_t>(end), '-', '_');
@@ -130,7 +142,13 @@ void CommandLine::parse(const std::vector<std::string>& arguments) {
       QLORAPP_CHECK_VALUE(alone, "[", name_, "] --", name, " needs a value.");
       text = "true";
     }
-    QLORAPP_CHECK_VALUE(on_line.emplace(option.name, option.parse_text(text)).second, "[", name_, "] --", option.name, " is given twice.");
+    format::Json value;
+    try {
+      value = option.parse_text(text);
+    } catch (const FormatError& error) {
+      throw ValueError(concat("[", name_, "] --", name, " must be JSON; got '", text, "': ", error.what()));
+    }
+    QLORAPP_CHECK_VALUE(on_line.emplace(option.name, std::move(value)).second, "[", name_, "] --", option.name, " is given twice.");
   }
   if (!config_file.empty()) {
     const format::Json json = format::read_json_file(config_file);

@@ -36,8 +36,11 @@ Json value_of(const std::string& text, const std::map<std::string, Value>*) {
   return format::parse_json(text, "the command line");
 }
 std::vector<std::string> split_at_commas(const std::string& text);
+/// The list that a text like ["a", "b"] is, if it is one.
+std::optional<Json> json_list(const std::string& text);
 template <class Value>
 Json value_of(const std::string& text, const std::vector<Value>*) {
+  if (std::optional<Json> written = json_list(text)) return *std::move(written);
   Json list = Json::array();
   for (const std::string& part : split_at_commas(text)) list.push_back(value_of(part, static_cast<const Value*>(nullptr)));
   return list;

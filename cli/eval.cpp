@@ -5,6 +5,7 @@
 #include "command.hpp"
 #include "model_options.hpp"
 #include "progress.hpp"
+#include "qlorapp/core/check.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/adapter.hpp"
 #include "qlorapp/train/evaluate.hpp"
@@ -27,6 +28,7 @@ int eval(const Arguments& arguments) {
   line.option("completion_only_loss", rows.completion_only_loss, "score completions only; unset: where the rows have prompts");
   line.option("assistant_only_loss", rows.assistant_only_loss, "messages: score the assistant's turns only");
   line.parse(arguments);
+  QLORAPP_CHECK_VALUE(options.batch_size >= 1, "[per_device_eval_batch_size] must be an integer >= 1; got ", options.batch_size, ".");
 
   rows.model_vocab_size = format::load_model_config(model_options.model).vocab_size;
   std::optional<TextTools> tools;

@@ -6,6 +6,7 @@
 #include "command.hpp"
 #include "model_options.hpp"
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/adapter.hpp"
 
 namespace qlorapp::cli {
@@ -25,6 +26,7 @@ int generate(const Arguments& arguments) {
   line.option("dtype", dtype, "of the computation: float32, bfloat16 or float16");
   line.parse(arguments);
 
+  (void)format::load_model_config(model_options.model);  // a folder that is no model is said first
   const TextTools tools = TextTools::open(model_options.model);
   std::vector<TokenId> ids;
   if (tools.chat && !raw) {

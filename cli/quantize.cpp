@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "command.hpp"
 #include "model_options.hpp"
+#include "output_folder.hpp"
 #include "progress.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
+#include "qlorapp/format/model_config.hpp"
 
 namespace qlorapp::cli {
 
@@ -19,9 +21,12 @@ int quantize(const Arguments& arguments) {
   QLORAPP_CHECK_VALUE(compat == "none" || compat == "bnb", "[compat] must be none or bnb; got '", compat, "'.");
   Quantizer::Options options = model.quantization();
   if (compat == "bnb") options.compat = Compat::kBnb;
+  (void)format::load_model_config(model.model);  // a folder that is no model is said before it is read
+  FreshFolder folder(output);
   ProgressBar bar("quantizing");
   quantize_checkpoint(model.model, output, options, parse_dtype(compute_dtype),
                       [&](int64_t done, int64_t total) { bar.update(done, total); });
+  folder.keep();
   bar.line(concat("quantized checkpoint written to ", output));
   return 0;
 }

@@ -6,6 +6,7 @@
 
 #include "command.hpp"
 #include "model_options.hpp"
+#include "output_folder.hpp"
 #include "progress.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
@@ -71,7 +72,7 @@ std::optional<std::string> checkpoint_to_resume(const TrainOptions& options) {
 
 /// Another run's work is never written over by accident.
 void check_output(const TrainOptions& options, bool resuming) {
-  QLORAPP_CHECK_VALUE(!fs::exists(options.output) || fs::is_directory(options.output), "[output] ", options.output, " is a file, not a folder.");
+  check_output_folder(options.output);
   if (resuming || options.args.overwrite_output_dir) return;
   const bool used = fs::exists(fs::path(options.output) / "trainer_state.json") || !list_checkpoints(options.output).empty() ||
                     fs::exists(fs::path(options.output) / "adapter_model.safetensors");

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "output_folder.hpp"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "qlorapp/core/check.hpp"
+
+namespace qlorapp::cli {
+
+namespace fs = std::filesystem;
+
+void check_output_folder(const std::string& folder) {
+  std::error_code error;
+  QLORAPP_CHECK_VALUE(!fs::exists(folder, error) || fs::is_directory(folder, error), "[output] ", folder,
+                      " is a file, not a folder. Name another.");
+  // The nearest folder that is there already is the one that has to let us in.
+  fs::path place = fs::absolute(folder, error);
+  while (!fs::exists(place, error) && place != place.parent_path()) place = place.parent_path();
+  const int refused = !fs::is_directory(place, error) ? ENOTDIR : ::access(place.c_str(), W_OK | X_OK) != 0 ? errno : 0;
+  if (refused == 0) return;
+  throw IoError(concat("[output] cannot write to ", folder, ": ", place.string(), ": ", std::strerror(refused), ". Name another folder."), refused);
+}
+
+FreshFolder::FreshFolder(std::string folder) : folder_(std::move(folder)) {
+  check_output_folder(folder_);
+  existed_ = fs::exists(folder_);
+  QLORAPP_CHECK_VALUE(!existed_ || fs::is_empty(folder_), "[output] ", folder_, " must be new or empty; it is not. Name another folder.");
+}
+
+FreshFolder::~FreshFolder() {
+  if (kept_) return;
+  std::error_code ignored;
+  if (!existed_) {
+    fs::remove_all(folder_, ignored);
+    return;
+  }
+  for (fs::directory_iterator it(folder_, ignored), end; !ignored && it != end; it.increment(ignored)) {
+    std::error_code also_ignored;
+    fs::remove_all(it->path(), also_ignored);
+  }
+}
+
+}  // namespace qlorapp::cli
