@@ -39,5 +39,7 @@ foreach(_name torch torch_cpu c10)
   list(APPEND _libraries ${QLORAPP_LIB_${_name}})
 endforeach()
 find_library(QLORAPP_LIB_torch_python torch_python PATHS ${qlorapp_torch_root}/lib NO_DEFAULT_PATH)
-target_link_libraries(qlorapp_torch INTERFACE $<BUILD_INTERFACE:${_libraries}>)
+# libstdc++ first: libtorch.so exports parts of std::filesystem of its own that do not work (remove_all calls a null pointer),
+# and symbols are looked up in the order in which libraries are named.
+target_link_libraries(qlorapp_torch INTERFACE stdc++ $<BUILD_INTERFACE:${_libraries}>)
 target_link_options(qlorapp_torch INTERFACE "LINKER:-rpath-link,${qlorapp_torch_root}/lib" "LINKER:--allow-shlib-undefined")
