@@ -7,11 +7,10 @@ import sys
 
 
 def program() -> pathlib.Path:
-    """bin/qlorapp of the wheel, or of the build folder that this package stands in."""
+    """bin/qlorapp of the wheel, or qlorapp of the build folder that this package stands in."""
     package = pathlib.Path(os.path.abspath(__file__)).parent
-    for folder in (package, package.parent.parent):
-        candidate = folder / "bin" / "qlorapp"
-        if candidate.exists():
+    for candidate in (package / "bin" / "qlorapp", package.parent.parent / "qlorapp"):
+        if candidate.is_file():
             return candidate
     raise SystemExit(f"qlorapp: no bin/qlorapp in {package}. Install it again: pip install --no-build-isolation .")
 

@@ -45,14 +45,6 @@ CpuIsa cpu_isa() { return current().load(std::memory_order_relaxed); }
 
 void set_cpu_isa(CpuIsa isa) { current().store(std::min(isa, best_cpu_isa()), std::memory_order_relaxed); }
 
-bool cpu_has_bf16_gemm() {
-#if defined(__x86_64__)
-  return best_cpu_isa() == CpuIsa::kAvx512 && __builtin_cpu_supports("avx512bf16");
-#else
-  return false;
-#endif
-}
-
 std::string_view to_string(CpuIsa isa) { return isa == CpuIsa::kAvx512 ? "avx512" : isa == CpuIsa::kAvx2 ? "avx2" : "scalar"; }
 
 }  // namespace qlorapp

@@ -51,6 +51,16 @@ AdamW::Options optimizer_options(const TrainingArguments& args) {
           args.optimizer_is_8bit() ? AdamW::State::kEightBit : AdamW::State::kFloat32};
 }
 
+/// torch's defaults, with a floor and an end: a run whose steps are all skipped is not training, and says so.
+GradScaler::Options scaler_options(const CausalLM& model, const TrainingArguments& args) {
+  GradScaler::Options options;
+  options.device = model.device().type();
+  options.enabled = args.fp16;
+  options.min_scale = 1.0;
+  options.max_consecutive_skips = 50;
+  return options;
+}
+
 SamplerOptions sampler_options(const TrainingArguments& args, const std::vector<Example>& rows) {
   SamplerOptions options;
   options.strategy = sampling_strategy(args.train_sampling_strategy);
@@ -72,7 +82,7 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
       eval_data_(std::move(eval_data)),
       base_model_(std::move(base_model)),
       callbacks_(std::move(callbacks)),
-      state_(model.arena(), optimizer_options(args_), {.device = model.device().type(), .enabled = args_.fp16}) {
+      state_(model.arena(), optimizer_options(args_), scaler_options(model, args_)) {
   args_.validate();
   QLORAPP_CHECK_VALUE(!train_data_.empty(), "[trainer] the training data hold no rows.");
   batches_per_epoch_ = batch_count(train_data_.size(), args_.per_device_train_batch_size, args_.dataloader_drop_last);
@@ -146,7 +156,7 @@ void Trainer::after_step(const StepReport& report) {
   const bool epoch_ends = state_.cursor.batch >= batches_per_epoch_;
   control_.should_log = is_due(args_.logging_strategy, args_.logging_steps, step, max_steps_, epoch_ends) ||
                         (args_.logging_first_step && step == 1);
-  control_.should_evaluate = !eval_data_.empty() && is_due(args_.eval_strategy, args_.eval_steps.value_or(args_.logging_steps), step,
+  control_.should_evaluate = !eval_data_.empty() && is_due(args_.eval_strategy, args_.eval_interval(), step,
                                                            max_steps_, epoch_ends);
   control_.should_save = is_due(args_.save_strategy, args_.save_steps, step, max_steps_, epoch_ends);
   // The last step is saved too, as transformers does, or the end of a run could not be resumed from.

@@ -33,7 +33,7 @@ void Trainer::write_trainer_state(const std::string& folder) const {
   json["best_metric"] = state_.best_metric ? Json(*state_.best_metric) : Json(nullptr);
   json["best_model_checkpoint"] = nullptr;
   json["epoch"] = epoch();
-  json["eval_steps"] = args_.eval_steps.value_or(args_.logging_steps);
+  json["eval_steps"] = args_.eval_interval();
   json["global_step"] = state_.global_step;
   json["is_hyper_param_search"] = false;
   json["is_local_process_zero"] = true;

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The four-bit operators as PyTorch sees them: registration, derivatives, what is kept for backward, and what is refused."""
 
+import numpy
 import pytest
 import torch
 
@@ -180,3 +181,18 @@ def test_no_tokens_and_no_features(nested, transpose):
     assert ops.linear_4bit(x, *weight.arguments(transpose)).shape == (0, 64 if transpose else 8)
     empty = ops.quantize_4bit(torch.empty(5, 0))
     assert torch.equal(ops.linear_4bit(torch.empty(3, 0), *empty, None, None, [5, 0], 64, 256, "nf4"), torch.zeros(3, 5))
+
+
+def test_offsets_beyond_two_to_the_31():
+    rows, columns = 2**21 + 2, 1024  # 2^31 + 2,048 elements
+    # Untouched pages of zeros cost no memory: only the last two rows hold anything.
+    packed = torch.from_numpy(numpy.zeros((rows * columns // 2, 1), numpy.uint8))
+    absmax = torch.from_numpy(numpy.zeros(rows * columns // 64, numpy.float32))
+    packed[-columns:] = 0xF0  # 1, -1, 1, -1, …
+    absmax[-32:-16] = 0.5
+    absmax[-16:] = 2.0
+    x = torch.zeros(1, columns)
+    x[:, ::2] = 1.0
+    y = ops.linear_4bit(x, packed, absmax, None, None, [rows, columns], 64, 256, "nf4")
+    assert y[0, -2:].tolist() == [256.0, 1024.0]
+    assert (y[0, :-2] == 0).all()

@@ -61,6 +61,7 @@ def ragged_batch():
     mask[0, 11:] = 0
     mask[1, :4] = 0
     labels = torch.where(mask == 1, ids, -100)
+    labels[1, 4] = -100  # transformers predicts it from the padding before it
     labels[2, :6] = -100
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 

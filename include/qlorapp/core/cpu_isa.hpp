@@ -25,9 +25,6 @@ enum class CpuIsa : uint8_t {
 /// For tests and benchmarks. More than best_cpu_isa() is lowered to it. Not for use while kernels run.
 void set_cpu_isa(CpuIsa isa);
 
-/// Whether a GEMM in bf16 runs on instructions of its own (AVX512_BF16 or AMX); otherwise fp32 is faster.
-[[nodiscard]] bool cpu_has_bf16_gemm();
-
 [[nodiscard]] std::string_view to_string(CpuIsa isa);
 
 }  // namespace qlorapp

@@ -13,6 +13,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "qlorapp/format/dynamic_map.hpp"
+
 namespace qlorapp::ops {
 
 /// One step in place. The order of roundings is that of torch.optim.AdamW(foreach=False, fused=False), bit for bit on the CPU.
@@ -32,7 +34,7 @@ inline constexpr int64_t kAdamW8bitBlock = 256;
 inline constexpr int64_t kAdamW8bitMinSize = 4096;
 
 /// What the bytes of a fresh state must be: codes of 0.0, with absmax 0.
-inline constexpr uint8_t kAdamW8bitZeroState1 = 127;
+inline constexpr uint8_t kAdamW8bitZeroState1 = kSignedZeroCode;
 inline constexpr uint8_t kAdamW8bitZeroState2 = 0;
 
 /// @returns the number of absmax entries for n elements.

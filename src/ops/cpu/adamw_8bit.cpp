@@ -36,9 +36,8 @@ class NearestCode {
  public:
   NearestCode() : value_(kSigned ? signed_dynamic_map() : unsigned_dynamic_map()) {
     midpoint_.front() = -std::numeric_limits<double>::infinity();
-    for (size_t k = 0; k + 1 < value_.size(); ++k) {
-      midpoint_[k + 1] = (static_cast<double>(value_[k]) + static_cast<double>(value_[k + 1])) / 2;
-    }
+    const auto& midpoints = kSigned ? kSignedDynamicMidpoints : kUnsignedDynamicMidpoints;
+    std::copy(midpoints.begin(), midpoints.end(), midpoint_.begin() + 1);
     midpoint_.back() = std::numeric_limits<double>::infinity();
     for (size_t cell = 0; cell < kCells; ++cell) {
       const auto edge = [](size_t c) { return std::bit_cast<float>((static_cast<uint32_t>(c) + kFirstCell) << kShift); };

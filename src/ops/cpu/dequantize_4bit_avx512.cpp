@@ -4,7 +4,7 @@
 #include "dequantize_4bit_kernel.hpp"
 #include "dequantize_4bit_loop.hpp"
 
-namespace qlorapp::cpu {
+namespace qlorapp::ops::cpu {
 namespace {
 
 template <bool stream>
@@ -93,4 +93,4 @@ void dequantize_4bit_avx512(const Dequantize4bit& work, int64_t begin, int64_t e
   if (work.stream) _mm_sfence();
 }
 
-}  // namespace qlorapp::cpu
+}  // namespace qlorapp::ops::cpu

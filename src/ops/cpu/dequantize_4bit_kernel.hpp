@@ -11,7 +11,7 @@
 #include "qlorapp/format/double_quant.hpp"
 #include "qlorapp/format/nf4.hpp"
 
-namespace qlorapp::cpu {
+namespace qlorapp::ops::cpu {
 
 /// What comes out. The `Via` types are fp32 numbers that went through a rounding to 16 bits: what a 16-bit weight holds,
 /// ready for an fp32 GEMM.
@@ -45,4 +45,4 @@ void block_scales(const Dequantize4bit& work, int64_t block_begin, int64_t count
 /// The 16 values of a code book.
 [[nodiscard]] const float* four_bit_code_book(QuantType type);
 
-}  // namespace qlorapp::cpu
+}  // namespace qlorapp::ops::cpu

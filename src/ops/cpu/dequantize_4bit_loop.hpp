@@ -11,7 +11,7 @@
 #include "dequantize_4bit_kernel.hpp"
 #include "float_bits.hpp"
 
-namespace qlorapp::cpu {
+namespace qlorapp::ops::cpu {
 namespace {
 
 [[maybe_unused]] inline void round_to(float value, float& out) { out = value; }
@@ -107,4 +107,4 @@ struct ScalarLevels {
 };
 
 }  // namespace
-}  // namespace qlorapp::cpu
+}  // namespace qlorapp::ops::cpu

@@ -2,7 +2,7 @@
 #include "dequantize_4bit_kernel.hpp"
 #include "dequantize_4bit_loop.hpp"
 
-namespace qlorapp::cpu {
+namespace qlorapp::ops::cpu {
 
 void dequantize_4bit_scalar(const Dequantize4bit& work, int64_t begin, int64_t end, void* dense) {
   dequantize_any<ScalarLevels>(work, begin, end, dense);
@@ -35,4 +35,4 @@ Dequantize4bitKernel dequantize_4bit_kernel(CpuIsa isa) {
   return dequantize_4bit_scalar;
 }
 
-}  // namespace qlorapp::cpu
+}  // namespace qlorapp::ops::cpu

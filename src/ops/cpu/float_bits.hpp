@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace qlorapp::cpu {
+namespace qlorapp::ops::cpu {
 namespace {
 
 struct Float16 {
@@ -64,4 +64,4 @@ struct BFloat16 {
 }
 
 }  // namespace
-}  // namespace qlorapp::cpu
+}  // namespace qlorapp::ops::cpu

@@ -2,7 +2,8 @@
 /// The weight is dequantized a panel at a time, into a buffer that every panel reuses, right before the panel's GEMM.
 ///
 /// x · Wᵀ takes panels of rows, each giving columns of y. x · W (the gradient) adds up what panels of rows give, in fp32 and
-/// fp64; in bf16 it takes panels of columns instead, so that no dtype ever rounds more than once.
+/// fp64; in 16 bits it takes panels of columns instead. Where the CPU has no 16-bit products, sums are in fp32. So no dtype
+/// rounds more than once.
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
@@ -15,6 +16,7 @@
 
 #include "../quantize_arguments.hpp"
 #include "four_bit_work.hpp"
+#include "gemm.hpp"
 
 namespace qlorapp::ops {
 namespace {
@@ -94,7 +96,7 @@ void multiply(const at::Tensor& y, const at::Tensor& x, const FourBitWork& weigh
     for_row_panels(weight.work, rows, columns, options, [&](const at::Tensor& panel, int64_t begin, int64_t count) {
       product(y.narrow(1, begin, count), x, panel.t(), accumulate);
     });
-  } else if (y.scalar_type() != at::kBFloat16) {
+  } else if (y.scalar_type() == at::kFloat || y.scalar_type() == at::kDouble) {
     for_row_panels(weight.work, rows, columns, options, [&](const at::Tensor& panel, int64_t begin, int64_t count) {
       product(y, x.narrow(1, begin, count), panel, accumulate || begin > 0);
     });
@@ -104,9 +106,6 @@ void multiply(const at::Tensor& y, const at::Tensor& x, const FourBitWork& weigh
     });
   }
 }
-
-/// Whether a product of this dtype is better formed in fp32 from values rounded to it.
-bool needs_float32(at::ScalarType dtype) { return dtype == at::kHalf || (dtype == at::kBFloat16 && !cpu_has_bf16_gemm()); }
 
 void linear_into(const at::Tensor& y, const at::Tensor& x, const FourBitArguments& weight, bool transpose, bool accumulate) {
   const int64_t rows = weight.shape[0];
@@ -122,7 +121,7 @@ void linear_into(const at::Tensor& y, const at::Tensor& x, const FourBitArgument
     return;
   }
   const at::ScalarType dtype = x.scalar_type();
-  if (!needs_float32(dtype)) {
+  if (cpu::multiplies_natively(dtype)) {
     multiply(y2, x2, four_bit_work(weight, dense_type_of(dtype)), rows, columns, transpose, accumulate);
     return;
   }

@@ -4,7 +4,7 @@
 #include "quantize_4bit_kernel.hpp"
 #include "quantize_4bit_loop.hpp"
 
-namespace qlorapp::cpu {
+namespace qlorapp::ops::cpu {
 namespace {
 
 [[gnu::always_inline]] inline __m256 load8(const float* x) { return _mm256_loadu_ps(x); }
@@ -82,4 +82,4 @@ int64_t quantize_4bit_avx2(const Quantize4bit& work, int64_t block_begin, int64_
   return quantize_any<Avx2>(work, block_begin, block_end);
 }
 
-}  // namespace qlorapp::cpu
+}  // namespace qlorapp::ops::cpu

@@ -4,7 +4,7 @@
 #include "quantize_4bit_kernel.hpp"
 #include "quantize_4bit_loop.hpp"
 
-namespace qlorapp::cpu {
+namespace qlorapp::ops::cpu {
 namespace {
 
 [[gnu::always_inline]] inline __m256i load_words(const void* x) { return _mm256_loadu_si256(static_cast<const __m256i*>(x)); }
@@ -74,4 +74,4 @@ int64_t quantize_4bit_avx512(const Quantize4bit& work, int64_t block_begin, int6
   return quantize_any<Avx512>(work, block_begin, block_end);
 }
 
-}  // namespace qlorapp::cpu
+}  // namespace qlorapp::ops::cpu

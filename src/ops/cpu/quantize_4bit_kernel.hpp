@@ -7,7 +7,7 @@
 #include "qlorapp/core/cpu_isa.hpp"
 #include "qlorapp/format/nf4.hpp"
 
-namespace qlorapp::cpu {
+namespace qlorapp::ops::cpu {
 
 /// What encoding needs of a code book, in plain arrays.
 struct Encoder {
@@ -43,4 +43,4 @@ int64_t quantize_4bit_scalar(const Quantize4bit& work, int64_t block_begin, int6
 int64_t quantize_4bit_avx2(const Quantize4bit& work, int64_t block_begin, int64_t block_end);
 int64_t quantize_4bit_avx512(const Quantize4bit& work, int64_t block_begin, int64_t block_end);
 
-}  // namespace qlorapp::cpu
+}  // namespace qlorapp::ops::cpu

@@ -12,7 +12,7 @@
 #include "float_bits.hpp"
 #include "quantize_4bit_kernel.hpp"
 
-namespace qlorapp::cpu {
+namespace qlorapp::ops::cpu {
 namespace {
 
 constexpr uint32_t kInfinityBits = 0x7F800000U;
@@ -82,4 +82,4 @@ int64_t quantize_any(const Quantize4bit& work, int64_t block_begin, int64_t bloc
 }
 
 }  // namespace
-}  // namespace qlorapp::cpu
+}  // namespace qlorapp::ops::cpu

@@ -5,7 +5,7 @@
 #include "quantize_4bit_kernel.hpp"
 #include "quantize_4bit_loop.hpp"
 
-namespace qlorapp::cpu {
+namespace qlorapp::ops::cpu {
 namespace {
 
 template <class T>
@@ -52,4 +52,4 @@ Quantize4bitKernel quantize_4bit_kernel(CpuIsa isa) {
   return quantize_4bit_scalar;
 }
 
-}  // namespace qlorapp::cpu
+}  // namespace qlorapp::ops::cpu
