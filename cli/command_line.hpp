@@ -12,6 +12,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/core/field_table.hpp"
 #include "qlorapp/format/config_json.hpp"
 
 namespace qlorapp::cli {
@@ -74,7 +76,11 @@ class CommandLine {
     for_each_field<Config>([&](const auto& field) {
       using Value = std::remove_cvref_t<decltype(config.*field.member)>;
       const std::string field_name(field.name);
-      add(field_name, std::string(field.doc), std::is_same_v<Value, bool>, false,
+      std::string doc(field.doc);
+      if (!field.reason.empty()) {
+        doc += concat(doc.empty() ? "" : " ", field.status == FieldStatus::kRefused ? "(refused: " : "(no effect: ", field.reason, ")");
+      }
+      add(field_name, doc, std::is_same_v<Value, bool>, false,
           [&config, field_name, this](const format::Json& json) {
             format::Json all = format::to_json(config);
             all[field_name] = json;

@@ -333,7 +333,7 @@ def in_small_disk(command: list[str], here: pathlib.Path, kib: int | None) -> tu
     (here / "disk").mkdir(exist_ok=True)
     mount = "mount -t tmpfs -o ro none disk" if kib is None else f"mount -t tmpfs -o size={kib}k none disk"
     script = f'{mount} || exit 77; "$@"; code=$?; find disk -mindepth 1 > left; exit $code'
-    program = str(conftest.BUILD / "bin" / "qlorapp")
+    program = str(conftest.BUILD / "qlorapp")
     shell = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "sh", "-c", script, "sh"]
     env = {**os.environ, "OMP_NUM_THREADS": "2"}
     result = subprocess.run([*shell, program, *command], cwd=here, capture_output=True, text=True, check=False, timeout=120, env=env)

@@ -67,7 +67,6 @@ def test_help_of_each_command(command, flag):
 def test_help_of_train_names_every_field_of_both_configs():
     options = options_in(qlorapp("train", "--help").stdout)
     fields = [*package.TrainingArguments.__dataclass_fields__, *package.LoraConfig.__dataclass_fields__]
-    # The folder of a run is --output, which is the same thing.
     assert sorted(set(fields) - set(options)) == []
 
 
@@ -173,8 +172,8 @@ def test_trainer_state_has_the_keys_of_transformers(here):
     theirs = transformers.TrainerState().__dict__
     assert sorted(state) == sorted(theirs)
     for key, value in theirs.items():
-        if isinstance(value, (bool, int, float, list, dict)):
-            assert isinstance(state[key], (int, float) if isinstance(value, float) else type(value)), key
+        if isinstance(value, (bool, list, dict)):
+            assert isinstance(state[key], type(value)), key
     assert transformers.TrainerState.load_from_json(str(here / "run" / "trainer_state.json")).global_step == 9
     assert (state["global_step"], state["max_steps"], state["num_train_epochs"], state["train_batch_size"]) == (9, 9, 3, 2)
 

@@ -16,7 +16,7 @@ ROWS = [{"prompt": f"What is {i} + {i}?", "completion": f" It is {2 * i}."} for 
 
 def qlorapp(*arguments: object, **options) -> subprocess.CompletedProcess:
     """The program with its output piped, on two threads."""
-    command = [str(conftest.BUILD / "bin" / "qlorapp"), *map(str, arguments)]
+    command = [str(conftest.BUILD / "qlorapp"), *map(str, arguments)]
     env = {**os.environ, "OMP_NUM_THREADS": "2"}
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=env, **options)
 
