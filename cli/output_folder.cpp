@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "output_folder.hpp"
 
+#include <ftw.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <utility>
@@ -34,15 +36,10 @@ FreshFolder::FreshFolder(std::string folder) : folder_(std::move(folder)) {
 
 FreshFolder::~FreshFolder() {
   if (kept_) return;
-  std::error_code ignored;
-  if (!existed_) {
-    fs::remove_all(folder_, ignored);
-    return;
-  }
-  for (fs::directory_iterator it(folder_, ignored), end; !ignored && it != end; it.increment(ignored)) {
-    std::error_code also_ignored;
-    fs::remove_all(it->path(), also_ignored);
-  }
+  // Not std::filesystem::remove_all: torch's wheels export another libstdc++'s (see src/io/checkpoint_folder.cpp).
+  const auto remove_entry = [](const char* entry, const struct stat*, int, FTW* place) { return place->level == 0 ? 0 : std::remove(entry); };
+  ::nftw(folder_.c_str(), remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+  if (!existed_) ::rmdir(folder_.c_str());
 }
 
 }  // namespace qlorapp::cli

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands: every option is there and documented, spelt as people spell it; what they print and write is what tools expect."""
+
+import json
+import math
+import pathlib
+import subprocess
+import sys
+
+import conftest
+import pytest
+import qlorapp as package
+import transformers
+from tiny_run import ROWS, qlorapp, write_model, write_rows
+
+COMMANDS = ["train", "eval", "generate", "quantize"]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory) -> pathlib.Path:
+    """model/, rows.jsonl, and run/ with its output: three epochs of three steps, evaluated after each."""
+    folder = tmp_path_factory.mktemp("cli")
+    write_model(folder / "model")
+    write_rows(folder / "rows.jsonl")
+    options = {"per-device-train-batch-size": 2, "num_train_epochs": 3, "logging_steps": 1, "learning-rate": 0.01}
+    arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
+    result = train(folder, "run", *arguments, "--eval_data", "rows.jsonl", "--target_modules", "all-linear")
+    (folder / "stdout").write_text(result.stdout)
+    (folder / "stderr").write_text(result.stderr)
+    return folder
+
+
+def train(folder, output, *arguments) -> subprocess.CompletedProcess:
+    command = ["train", "--model", "model", "--data", "rows.jsonl", "--output", output, *arguments]
+    result = qlorapp(*command, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def arguments_of(folder) -> dict:
+    return json.loads((next(folder.glob("checkpoint-*")) / "training_args.json").read_text())
+
+
+def adapter_of(folder) -> dict:
+    return json.loads((folder / "adapter_config.json").read_text())
+
+
+def options_in(help_text: str) -> dict[str, str]:
+    lines = [line.split(maxsplit=1) for line in help_text.splitlines() if line.startswith("  --")]
+    return {line[0].removeprefix("--"): line[1] if len(line) > 1 else "" for line in lines}
+
+
+# --- help and version
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_of_each_command(command, flag):
+    result = qlorapp(command, flag)
+    assert result.returncode == 0 and result.stderr == ""
+    assert result.stdout.startswith(f"usage: qlorapp {command} ")
+    options = options_in(result.stdout)
+    assert "model" in options and options["model"].endswith("(required)")
+    assert [name for name, text in options.items() if not text] == []
+
+
+def test_help_of_train_names_every_field_of_both_configs():
+    options = options_in(qlorapp("train", "--help").stdout)
+    fields = [*package.TrainingArguments.__dataclass_fields__, *package.LoraConfig.__dataclass_fields__]
+    # The folder of a run is --output, which is the same thing.
+    assert sorted(set(fields) - set(options)) == []
+
+
+def test_help_without_a_command_names_all():
+    result = qlorapp("--help")
+    assert result.returncode == 0 and all(f"\n  {command} " in result.stdout for command in COMMANDS)
+    nothing = qlorapp()
+    assert nothing.returncode == 2 and nothing.stdout == "" and nothing.stderr.startswith("usage: ")
+
+
+def test_version_is_one_everywhere():
+    ours = qlorapp("--version")
+    assert ours.returncode == 0 and ours.stdout == f"qlorapp {package.__version__}\n"
+    env = {"PYTHONPATH": str(conftest.BUILD / "python")}
+    through_python = subprocess.run([sys.executable, "-m", "qlorapp", "--version"], env=env, capture_output=True, text=True, check=False)
+    assert (through_python.returncode, through_python.stdout) == (0, ours.stdout), through_python.stderr
+
+
+# --- how options are spelt
+
+
+def test_dashes_underscores_equals_signs_and_aliases_mean_the_same(here):
+    train(here, "spelt", "--max-steps=1", "--lora_r", "4", "--lora-alpha", "12", "--evaluation_strategy=no", "--weight-decay", "1e-2")
+    arguments, adapter = arguments_of(here / "spelt"), adapter_of(here / "spelt")
+    assert (arguments["max_steps"], arguments["weight_decay"], arguments["eval_strategy"]) == (1, 0.01, "no")
+    assert (adapter["r"], adapter["lora_alpha"]) == (4, 12)
+
+
+def test_a_config_file_stands_below_the_line(here):
+    config = {"max_steps": 2, "learning_rate": 0.5, "r": 4, "target_modules": ["q_proj"], "gradient_checkpointing": True}
+    (here / "config.json").write_text(json.dumps(config))
+    train(here, "configured", "--config", "config.json", "--learning_rate", "0.25")
+    arguments, adapter = arguments_of(here / "configured"), adapter_of(here / "configured")
+    assert (arguments["max_steps"], arguments["learning_rate"], arguments["gradient_checkpointing"]) == (2, 0.25, True)
+    assert (adapter["r"], adapter["target_modules"]) == (4, ["q_proj"])
+
+
+@pytest.mark.parametrize(
+    "given, expected", [([], True), (["true"], True), (["1"], True), (["false"], False), (["no"], False), (["False"], False)]
+)
+def test_a_switch_stands_alone_or_takes_a_word(here, given, expected, tmp_path):
+    train(here, tmp_path / "out", "--max_steps", "1", "--dataloader_drop_last", *given, "--per_device_train_batch_size", "2")
+    assert arguments_of(tmp_path / "out")["dataloader_drop_last"] is expected
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        ("q_proj,v_proj", ["q_proj", "v_proj"]),
+        ("q_proj", ["q_proj"]),
+        ('["v_proj", "up_proj"]', ["up_proj", "v_proj"]),
+        ("[qv]_proj", None),  # an expression that matches no whole name
+        (r".*\.(q|o)_proj", r".*\.(q|o)_proj"),
+        ("all-linear", "all-linear"),
+    ],
+)
+def test_targets_are_a_list_an_expression_or_a_word(here, given, expected, tmp_path):
+    command = ["train", "--model", "model", "--data", "rows.jsonl", "--output", tmp_path / "out", "--max_steps", "1"]
+    result = qlorapp(*command, "--target_modules", given, cwd=here)
+    if expected is None:
+        assert result.returncode == 2 and "target_modules" in result.stderr
+        return
+    assert result.returncode == 0, result.stderr
+    targets = adapter_of(tmp_path / "out")["target_modules"]
+    if expected == "all-linear":
+        assert "all-linear" in targets or {"q_proj", "down_proj", "gate_proj"} <= {name.split(".")[-1] for name in targets}
+    else:
+        assert targets == expected
+
+
+def test_lists_of_numbers_and_maps(here, tmp_path):
+    train(here, tmp_path / "out", "--max_steps", "1", "--target_modules", "q_proj,v_proj", "--layers_to_transform", "[1]",
+          "--rank_pattern", '{"v_proj": 2}', "--save_total_limit", "none")  # fmt: skip
+    adapter = adapter_of(tmp_path / "out")
+    assert adapter["layers_to_transform"] == [1] and adapter["rank_pattern"] == {"v_proj": 2}
+    assert arguments_of(tmp_path / "out")["save_total_limit"] is None
+
+
+def test_a_prompt_may_begin_with_a_dash(here):
+    result = qlorapp("generate", "--model", "model", "--prompt", "-hello", "--max_new_tokens", "2", cwd=here)
+    assert result.returncode == 0 and not result.stdout.startswith("usage")
+    again = qlorapp("generate", "--model", "model", "--prompt=--hello", "--max_new_tokens", "2", cwd=here)
+    assert again.returncode == 0 and not again.stdout.startswith("usage")
+
+
+# --- what is printed and written
+
+
+def test_piped_output_is_plain_lines(here):
+    for name in ["stdout", "stderr"]:
+        text = (here / name).read_bytes()
+        assert not [byte for byte in text if byte < 32 and byte != 10], text
+    assert (here / "stderr").read_text() == ""
+    assert (here / "stdout").read_text().endswith("\n")
+
+
+def test_one_sample_is_shown_with_its_trained_tokens(here):
+    assert "What is 0 + 0?« It is 0.<|eot_id|>»" in (here / "stdout").read_text()
+
+
+def test_trainer_state_has_the_keys_of_transformers(here):
+    state = json.loads((here / "run" / "trainer_state.json").read_text())
+    theirs = transformers.TrainerState().__dict__
+    assert sorted(state) == sorted(theirs)
+    for key, value in theirs.items():
+        if isinstance(value, (bool, int, float, list, dict)):
+            assert isinstance(state[key], (int, float) if isinstance(value, float) else type(value)), key
+    assert transformers.TrainerState.load_from_json(str(here / "run" / "trainer_state.json")).global_step == 9
+    assert (state["global_step"], state["max_steps"], state["num_train_epochs"], state["train_batch_size"]) == (9, 9, 3, 2)
+
+    steps = [entry for entry in state["log_history"] if "loss" in entry]
+    assert [sorted(entry) for entry in steps] == [["epoch", "grad_norm", "learning_rate", "loss", "step"]] * 9
+    assert [entry["step"] for entry in steps] == list(range(1, 10))
+    assert [entry["epoch"] for entry in steps] == pytest.approx([i / 3 for i in range(1, 10)])
+    assert [entry["learning_rate"] for entry in steps] == pytest.approx([0.01 * (9 - i) / 9 for i in range(9)])
+    assert steps[-1]["loss"] < steps[0]["loss"]
+
+    evals = [entry for entry in state["log_history"] if "eval_loss" in entry]
+    assert [entry["step"] for entry in evals] == [3, 6, 9]
+    assert {"eval_loss", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "epoch", "step"} <= set(evals[0])
+    last = state["log_history"][-1]
+    assert {"train_loss", "train_runtime", "train_samples_per_second", "train_steps_per_second", "epoch", "step"} <= set(last)
+
+
+def test_eval_prints_what_the_run_measured(here):
+    def evaluate(*arguments):
+        result = qlorapp("eval", "--model", "model", "--data", "rows.jsonl", *arguments, cwd=here)
+        assert result.returncode == 0, result.stderr
+        return {line.split()[0]: float(line.split()[1]) for line in result.stdout.splitlines() if line.split()[0] in NUMBERS}
+
+    NUMBERS = ["eval_loss", "perplexity", "exact_match"]
+    base, tuned = evaluate(), evaluate("--adapter", "run")
+    assert sorted(base) == sorted(NUMBERS)
+    assert tuned["eval_loss"] < base["eval_loss"] and 0 <= tuned["exact_match"] <= 1
+    assert tuned["perplexity"] == pytest.approx(math.exp(tuned["eval_loss"]), rel=1e-4)
+    state = json.loads((here / "run" / "trainer_state.json").read_text())
+    measured = [entry["eval_loss_token_weighted"] for entry in state["log_history"] if "eval_loss" in entry][-1]
+    assert tuned["eval_loss"] == pytest.approx(measured, rel=1e-5)
+
+
+def test_exact_match_counts_answers_learnt_by_heart(here, tmp_path):
+    write_rows(tmp_path / "one.jsonl", ROWS[:1])
+    command = ["--model", "model", "--data", tmp_path / "one.jsonl"]
+    options = ["--max_steps", "60", "--learning_rate", "0.02", "--target_modules", "all-linear", "--save_strategy", "no"]
+    assert qlorapp("train", *command, "--output", tmp_path / "out", *options, cwd=here).returncode == 0
+    assert "exact_match 0 " in qlorapp("eval", *command, cwd=here).stdout
+    assert "exact_match 1 " in qlorapp("eval", *command, "--adapter", tmp_path / "out", cwd=here).stdout
+    said = qlorapp("generate", "--model", "model", "--adapter", tmp_path / "out", "--prompt", ROWS[0]["prompt"], cwd=here)
+    assert said.stdout == ROWS[0]["completion"] + "\n"
+
+
+def test_generate_is_deterministic(here):
+    def generate(*arguments):
+        return qlorapp("generate", "--model", "model", "--prompt", "What is 2 + 2?", "--max_new_tokens", 12, *arguments, cwd=here).stdout
+
+    assert generate() == generate() != ""
+    assert generate("--adapter", "run") == generate("--adapter", "run") != generate()
+
+
+def test_the_same_run_twice_gives_the_same_adapter(here, tmp_path):
+    options = ["--max_steps", "3", "--lora_dropout", "0.1", "--seed", "7", "--learning_rate", "0.01"]
+    for name in ["a", "b"]:
+        train(here, tmp_path / name, *options)
+    assert (tmp_path / "a/adapter_model.safetensors").read_bytes() == (tmp_path / "b/adapter_model.safetensors").read_bytes()
+
+
+def test_a_quantized_folder_evaluates_like_its_source(here, tmp_path):
+    assert qlorapp("quantize", "--model", "model", "--output", tmp_path / "q", cwd=here).returncode == 0
+    losses = [qlorapp("eval", "--model", model, "--data", "rows.jsonl", cwd=here).stdout.splitlines() for model in ["model", tmp_path / "q"]]
+    assert losses[0][-3:] == losses[1][-3:]
