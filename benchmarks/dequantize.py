@@ -27,12 +27,12 @@ def cpu_name():
     return platform.processor()
 
 
-def median_seconds(function, budget):
-    function()
+def median_seconds(budget, function, *arguments, **named):
+    function(*arguments, **named)
     times, end = [], time.perf_counter() + budget
     while len(times) < 3 or time.perf_counter() < end:
         begin = time.perf_counter()
-        function()
+        function(*arguments, **named)
         times.append(time.perf_counter() - begin)
     return statistics.median(times)
 
@@ -55,10 +55,10 @@ def measure(library, isa, threads, budget):
     codes, nested_absmax = ops.quantize_blockwise(absmax - offset)
 
     seconds = {}
-    seconds["quantize"] = median_seconds(lambda: ops.quantize_4bit(weight), budget)
+    seconds["quantize"] = median_seconds(budget, ops.quantize_4bit, weight)
     report(f"quantize fp32, {isa}", seconds["quantize"], count)
     target = torch.empty(count)
-    copy = median_seconds(lambda: target.copy_(weight.flatten()), budget)
+    copy = median_seconds(budget, target.copy_, weight.flatten())
     rate = 2 * weight.nbytes / copy
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
@@ -67,7 +67,7 @@ def measure(library, isa, threads, budget):
             n = rows * COLUMNS
             arguments = (packed[: n // 2], codes[: n // 64], nested_absmax[: -(-n // 64 // 256)], offset, [rows, COLUMNS], 64, 256,
                          "nf4", dtype)
-            took = median_seconds(lambda: ops.dequantize_4bit_nested(*arguments), budget)
+            took = median_seconds(budget, ops.dequantize_4bit_nested, *arguments)
             moved = n * (width + 0.5 + 1 / 64)
             report(f"dequantize {name} {where} {rows}x{COLUMNS}, {isa}", took, n,
                    f"{moved / took / 1e9:6.1f} GB/s, {moved / took / rate:.2f} of memcpy")
@@ -86,12 +86,12 @@ def against_peer(torch, ops, weight, seconds, budget):
         print("    bitsandbytes is not installed; no comparison")
         return
     packed, state = peer.quantize_4bit(weight, compress_statistics=True, quant_type="nf4")
-    took = median_seconds(lambda: peer.quantize_4bit(weight, quant_type="nf4"), budget)
+    took = median_seconds(budget, peer.quantize_4bit, weight, quant_type="nf4")
     report("quantize fp32, bitsandbytes", took, weight.numel(), f"ours is {took / seconds['quantize']:.1f} times as fast")
     for dtype in (torch.float32, torch.bfloat16):
         state.dtype = dtype
         name = str(dtype).removeprefix("torch.")
-        took = median_seconds(lambda: peer.dequantize_4bit(packed, state), budget)
+        took = median_seconds(budget, peer.dequantize_4bit, packed, state)
         report(f"dequantize {name} DRAM, bitsandbytes", took, weight.numel(), f"ours is {took / seconds[name]:.1f} times as fast")
 
 
@@ -103,8 +103,8 @@ def against_dense(torch, ops, weight, budget):
             x = torch.randn(256, ROWS if transpose else COLUMNS).to(dtype)
             y = torch.empty(256, COLUMNS if transpose else ROWS, dtype=dtype)
             other = dense if transpose else dense.t()
-            bare = median_seconds(lambda: torch.mm(x, other, out=y), budget)
-            ours = median_seconds(lambda: ops.linear_4bit_out(y, x, *arguments, transpose), budget)
+            bare = median_seconds(budget, torch.mm, x, other, out=y)
+            ours = median_seconds(budget, ops.linear_4bit_out, y, x, *arguments, transpose)
             work = 2 * 256 * ROWS * COLUMNS / 1e9
             name = str(dtype).removeprefix("torch.")
             print(f"    linear_4bit {name} {'x·W ' if transpose else 'x·Wᵀ'} M=256{'':<16}{work / ours:>9.1f} GFLOP/s   "

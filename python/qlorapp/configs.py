@@ -58,7 +58,7 @@ def _from_table(name: str, doc: str, rows: list, aliases: dict[str, str], check)
     for field, type_text, default, text, status, reason in rows:
         value = json.loads(default)
         text = f"{text} ({'no effect' if status == 'accepted_and_said' else status}: {reason})" if reason else text
-        metadata = {"help": text.strip().replace("%", "%%"), "status": status}
+        metadata = {"help": text.strip().replace("%", "%%")}  # HfArgumentParser hands it to argparse
         if isinstance(value, (list, dict)):
             spec = dataclasses.field(default_factory=functools.partial(json.loads, default), metadata=metadata)
         else:

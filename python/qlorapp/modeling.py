@@ -2,6 +2,7 @@
 """CausalLM: the C++ model as a torch.nn.Module with Hugging Face's names and semantics."""
 
 import contextlib
+import inspect
 import json
 import logging
 import os
@@ -20,11 +21,12 @@ from .quantization import BitsAndBytesConfig, as_dtype
 _log = logging.getLogger("qlorapp")
 
 
-def refuse_unknown(where: str, options: dict[str, Any], known: dict[str, str]) -> None:
+def refuse_unknown(where: str, options: dict[str, Any], known: dict[str, str], function: Any) -> None:
     """Options that change nothing here are said once in the log; any other is an error that names the nearest."""
     for name, value in options.items():
         if name not in known:
-            raise TypeError(f"[{where}] unknown option {name!r}.{_C.did_you_mean(name, list(known))}")
+            nearest = _C.did_you_mean(name, [*known, *inspect.signature(function).parameters])
+            raise TypeError(f"[{where}] unknown option {name!r}.{nearest}")
         if known[name] and value not in (None, False):
             _log.info("[%s] %s has no effect: %s", where, name, known[name])
 
@@ -213,7 +215,7 @@ class CausalLM(torch.nn.Module):
         for name in _FORWARD_REFUSES:
             if ignored.pop(name, None) not in (None, False):
                 raise ValueError(f"[forward] {name} is not supported. Leave it out.")
-        refuse_unknown("forward", ignored, _FORWARD_IGNORES)
+        refuse_unknown("forward", ignored, _FORWARD_IGNORES, self.forward)
         core = self._core
         self._rebind()
         batch = core.unpad(input_ids, attention_mask, labels)
@@ -252,7 +254,7 @@ class CausalLM(torch.nn.Module):
         }
         inputs = ignored.pop("inputs", None)
         input_ids = inputs if input_ids is None else input_ids
-        refuse_unknown("generate", ignored, known)
+        refuse_unknown("generate", ignored, known, self.generate)
         if input_ids is None or input_ids.dim() != 2:
             raise ValueError("[generate] input_ids must be (B, T). Tokenize with return_tensors='pt'.")
         if max_new_tokens is None:
@@ -400,7 +402,7 @@ class AutoModelForCausalLM:
         dtype (older: torch_dtype) is that of activations, norms, embeddings and head; without it bnb_4bit_compute_dtype
         decides, and without that the checkpoint's own ("auto").
         """
-        refuse_unknown("from_pretrained", ignored, cls._IGNORES)
+        refuse_unknown("from_pretrained", ignored, cls._IGNORES, cls.from_pretrained)
         name = os.fspath(pretrained_model_name_or_path)
         folder = _folder_of(name, revision, local_files_only, token)
         config = _config_of(folder)

@@ -99,7 +99,7 @@ class Trainer:
                 raise ValueError(
                     f"[Trainer] {name} is not supported: the loop is compiled. Leave it out, or write a loop by hand."
                 )
-        refuse_unknown("Trainer", ignored, {})
+        refuse_unknown("Trainer", ignored, {}, type(self))
         name = type(data_collator).__name__ if not isinstance(data_collator, types.FunctionType) else data_collator.__name__
         if data_collator is not None and name not in _DEFAULT_COLLATORS:
             raise ValueError(f"[Trainer] data_collator {name} is not supported: rows are batched without padding.")

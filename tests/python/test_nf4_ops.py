@@ -62,6 +62,7 @@ def test_linear_equals_the_product_with_the_dense_values(nested, transpose, quan
 
 @both
 def test_out_form_writes_into_columns_and_accumulates(nested, transpose):
+    torch.manual_seed(0)
     weight = Weight(130, 352, nested)
     x = torch.randn(9, 130 if transpose else 352)
     y = ops.linear_4bit(x, *weight.arguments(transpose))
@@ -73,8 +74,10 @@ def test_out_form_writes_into_columns_and_accumulates(nested, transpose):
         start = torch.randn_like(y).to(dtype)
         total = start.clone()
         ops.linear_4bit_out(total, x.to(dtype), *weight.arguments(transpose), True)
-        expected = start.double() + ops.linear_4bit(x.to(dtype).double(), *weight.arguments(transpose))
-        assert (total.double() - expected).abs().max() <= torch.finfo(dtype).eps * 4 * expected.abs().max()
+        rounded = weight.dense.to(dtype).double()
+        expected = start.double() + x.to(dtype).double() @ (rounded if transpose else rounded.t())
+        limit = torch.finfo(dtype).eps * 0.51 * expected.abs() + 1e-5 * expected.abs().max()
+        assert ((total.double() - expected).abs() <= limit).all()
 
 
 @both
@@ -126,7 +129,7 @@ def test_opcheck():
 
 def test_meta_tensors_have_the_shapes_of_real_ones():
     for shape in ((7, 9), (64, 64), (0,), ()):
-        for real, meta in zip(ops.quantize_4bit(torch.ones(shape)), ops.quantize_4bit(torch.ones(shape, device="meta"))):
+        for real, meta in zip(ops.quantize_4bit(torch.ones(shape)), ops.quantize_4bit(torch.ones(shape, device="meta")), strict=True):
             assert (real.shape, real.dtype) == (meta.shape, meta.dtype) and meta.is_meta
 
 
