@@ -53,7 +53,7 @@ constexpr OtherKey kOtherKeys[] = {
     {"velora_config", "null", "VeLoRA is not supported"},
 };
 
-/// Initialisations that leave the base weights alone, so that a trained adapter loads like any other.
+/// Initializations that leave the base weights alone, so that a trained adapter loads like any other.
 constexpr std::array<std::string_view, 5> kInits{"true", "false", "gaussian", "eva", "orthogonal"};
 
 bool is_init(std::string_view name) { return std::find(kInits.begin(), kInits.end(), name) != kInits.end(); }
@@ -95,16 +95,21 @@ void AdapterConfig::check() const {
   const auto is_alpha = [](double value) { return std::isfinite(value) && value > 0; };
   const auto is_rank = [](int64_t value) { return value >= 1 && value <= kMaxLoraRank; };
   QLORAPP_CHECK_VALUE(is_rank(r), "[LoRA] r must be from 1 to ", kMaxLoraRank, "; got ", r, ". Common ranks are 8 to 64.");
-  QLORAPP_CHECK_VALUE(is_alpha(lora_alpha), "[LoRA] lora_alpha must be finite and above 0; got ", lora_alpha, ". Use 2 * r if in doubt.");
-  QLORAPP_CHECK_VALUE(lora_dropout >= 0 && lora_dropout < 1, "[LoRA] lora_dropout must be in [0, 1); got ", lora_dropout, ". Use 0 if in doubt.");
-  QLORAPP_CHECK_VALUE(target_modules.empty() || !target_pattern, "[LoRA] target_modules must be a list or a pattern; got both. Keep one.");
-  QLORAPP_CHECK_VALUE(is_init(init_lora_weights), "[LoRA] init_lora_weights must be one of ", kInits, "; got ", printable(init_lora_weights),
-                      ". Use true.");
+  QLORAPP_CHECK_VALUE(is_alpha(lora_alpha), "[LoRA] lora_alpha must be finite and above 0; got ", lora_alpha,
+                      ". Use 2 * r if in doubt.");
+  QLORAPP_CHECK_VALUE(lora_dropout >= 0 && lora_dropout < 1, "[LoRA] lora_dropout must be in [0, 1); got ", lora_dropout,
+                      ". Use 0 if in doubt.");
+  QLORAPP_CHECK_VALUE(target_modules.empty() || !target_pattern,
+                      "[LoRA] target_modules must be a list or a pattern; got both. Keep one.");
+  QLORAPP_CHECK_VALUE(is_init(init_lora_weights), "[LoRA] init_lora_weights must be one of ", kInits, "; got ",
+                      printable(init_lora_weights), ". Use true.");
   for (const auto& [module, rank] : rank_pattern) {
-    QLORAPP_CHECK_VALUE(is_rank(rank), "[LoRA] a rank in rank_pattern must be from 1 to ", kMaxLoraRank, "; ", printable(module), " has ", rank, '.');
+    QLORAPP_CHECK_VALUE(is_rank(rank), "[LoRA] a rank in rank_pattern must be from 1 to ", kMaxLoraRank, "; ",
+                        printable(module), " has ", rank, '.');
   }
   for (const auto& [module, alpha] : alpha_pattern) {
-    QLORAPP_CHECK_VALUE(is_alpha(alpha), "[LoRA] an alpha in alpha_pattern must be finite and above 0; ", printable(module), " has ", alpha, '.');
+    QLORAPP_CHECK_VALUE(is_alpha(alpha), "[LoRA] an alpha in alpha_pattern must be finite and above 0; ", printable(module),
+                        " has ", alpha, '.');
   }
 }
 
@@ -119,17 +124,20 @@ AdapterConfig parse_adapter_config(std::string_view text, std::string_view where
   config.lora_alpha = fields.number("lora_alpha").value_or(config.lora_alpha);
   if (!(config.lora_alpha > 0)) fields.fail("lora_alpha", "must be above 0", Json(config.lora_alpha));
   config.lora_dropout = fields.number("lora_dropout").value_or(config.lora_dropout);
-  if (!(config.lora_dropout >= 0 && config.lora_dropout < 1)) fields.fail("lora_dropout", "must be in [0, 1)", Json(config.lora_dropout));
+  if (!(config.lora_dropout >= 0 && config.lora_dropout < 1))
+    fields.fail("lora_dropout", "must be in [0, 1)", Json(config.lora_dropout));
   config.use_rslora = fields.boolean("use_rslora").value_or(false);
   read_targets(fields, config);
-  config.rank_pattern = read_pattern<int64_t>(fields, "rank_pattern", concat("must be an integer from 1 to ", kMaxLoraRank), [](const Json& v) {
-    return v.is_number_integer() && v.get<int64_t>() >= 1 && v.get<int64_t>() <= kMaxLoraRank;
-  });
+  config.rank_pattern = read_pattern<int64_t>(
+      fields, "rank_pattern", concat("must be an integer from 1 to ", kMaxLoraRank),
+      [](const Json& v) { return v.is_number_integer() && v.get<int64_t>() >= 1 && v.get<int64_t>() <= kMaxLoraRank; });
   config.alpha_pattern = read_pattern<double>(fields, "alpha_pattern", "must be a finite number above 0", [](const Json& v) {
     return v.is_number() && std::isfinite(v.get<double>()) && v.get<double>() > 0;
   });
   if (const Json* init = fields.value("init_lora_weights")) {
-    config.init_lora_weights = init->is_boolean() ? (init->get<bool>() ? "true" : "false") : init->is_string() ? init->get<std::string>() : "";
+    config.init_lora_weights = init->is_boolean()  ? (init->get<bool>() ? "true" : "false")
+                               : init->is_string() ? init->get<std::string>()
+                                                   : "";
     const bool spelt_bool = init->is_string() && (config.init_lora_weights == "true" || config.init_lora_weights == "false");
     if (!is_init(config.init_lora_weights) || spelt_bool) {
       fields.fail("init_lora_weights", "must be true, false, gaussian, eva or orthogonal", *init,
@@ -146,13 +154,15 @@ AdapterConfig parse_adapter_config(std::string_view text, std::string_view where
     const Json* value = fields.value(other.key);
     const Json neutral = Json::parse(other.default_json);
     if (value == nullptr || *value == neutral) continue;
-    if (!other.reason.empty()) fields.fail(other.key, concat("must be ", other.default_json, ": ", other.reason), *value, "Train or convert the adapter without it.");
+    if (!other.reason.empty())
+      fields.fail(other.key, concat("must be ", other.default_json, ": ", other.reason), *value,
+                  "Train or convert the adapter without it.");
     config.preserved.emplace(other.key, dump_python_json(*value));
   }
-  for (const std::string& key : fields.remaining()) {
-    log_warning_once(concat('[', where, "] unknown key ", printable(key), " has no effect; it is kept."));
-    config.preserved.emplace(key, dump_python_json(json.at(key)));
-  }
+  const auto unknown = fields.remaining();
+  if (!unknown.empty())
+    log_warning_once(concat('[', where, "] unknown keys have no effect and are kept: ", listed(unknown), '.'));
+  for (const std::string& key : unknown) config.preserved.emplace(key, dump_python_json(json.at(key)));
   return config;
 }
 
@@ -165,7 +175,8 @@ std::string adapter_config_json(const AdapterConfig& config) {
   config.check();
   Json json = Json::object();
   for (const OtherKey& other : kOtherKeys) json[std::string(other.key)] = Json::parse(other.default_json);
-  for (const auto& [key, value] : config.preserved) json[key] = parse_json(value, "AdapterConfig.preserved", {.allow_nonfinite = true, .allow_big_integers = true});
+  for (const auto& [key, value] : config.preserved)
+    json[key] = parse_json(value, "AdapterConfig.preserved", {.allow_nonfinite = true, .allow_big_integers = true});
   json["alpha_pattern"] = Json::object();
   for (const auto& [module, alpha] : config.alpha_pattern) json["alpha_pattern"][module] = number_json(alpha);
   json["base_model_name_or_path"] = optional_text(config.base_model_name_or_path);
@@ -182,7 +193,9 @@ std::string adapter_config_json(const AdapterConfig& config) {
   json["revision"] = optional_text(config.revision);
   std::vector<std::string> targets = config.target_modules;
   std::sort(targets.begin(), targets.end());
-  json["target_modules"] = config.target_pattern ? Json(*config.target_pattern) : targets.empty() ? Json(nullptr) : Json(targets);
+  json["target_modules"] = config.target_pattern ? Json(*config.target_pattern)
+                           : targets.empty()     ? Json(nullptr)
+                                                 : Json(targets);
   json["task_type"] = optional_text(config.task_type);
   json["use_rslora"] = config.use_rslora;
   return dump_python_json(json, kConfigStyle);

@@ -26,7 +26,8 @@ std::string temporary_name() {
 
 void AtomicFile::fail(std::string_view what, int error) const {
   const bool full = error == ENOSPC || error == EDQUOT;
-  throw IoError(concat('[', path_, "] ", what, "; ", std::strerror(error), full ? ". Free some space." : ". Check the path and its permissions."),
+  throw IoError(concat('[', path_, "] ", what, "; ", std::strerror(error),
+                       full ? ". Free some space." : ". Check the path and its permissions."),
                 error);
 }
 
@@ -80,7 +81,8 @@ void AtomicFile::commit() {
   if (folder < 0) fail("flushing its folder failed", errno);
   const int error = ::fsync(folder) != 0 ? errno : 0;
   ::close(folder);
-  if (error != 0 && error != EINVAL && error != EROFS) fail("flushing its folder failed", error);  // EINVAL: folders need no flush there
+  if (error != 0 && error != EINVAL && error != EROFS)
+    fail("flushing its folder failed", error);  // EINVAL: folders need no flush there
 }
 
 void write_file_atomically(const std::string& path, std::string_view content) {

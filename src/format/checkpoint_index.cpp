@@ -52,8 +52,10 @@ std::optional<FileReader> open_if_there(const std::string& folder, const std::st
   }
   const std::string rule = concat('[', folder, "] a model folder must hold ", kSingleFile, " or ", kIndexFile, "; ");
   if (!pickled.empty()) {
-    throw FormatError(concat(rule, "it holds ", printable(pickled), ", a pickled file that can run code when it is opened. Convert it "
-                             "once with transformers: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)."));
+    throw FormatError(
+        concat(rule, "it holds ", printable(pickled),
+               ", a pickled file that can run code when it is opened. Convert it "
+               "once with transformers: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)."));
   }
   if (!gguf.empty()) throw FormatError(concat(rule, "it holds ", printable(gguf), ". Use the model's safetensors release."));
   throw FormatError(concat(rule, "it holds neither. Check the path."));
@@ -68,7 +70,8 @@ Checkpoint::Checkpoint(std::string folder) : folder_(std::move(folder)) {
   if (::stat(folder_.c_str(), &status) != 0) {
     throw IoError(concat('[', folder_, "] the model folder must exist; it does not. Check the path."), errno);
   }
-  QLORAPP_CHECK_FORMAT(S_ISDIR(status.st_mode), '[', folder_, "] a model must be a folder; got a file. Name the folder that holds it.");
+  QLORAPP_CHECK_FORMAT(S_ISDIR(status.st_mode), '[', folder_,
+                       "] a model must be a folder; got a file. Name the folder that holds it.");
   if (auto single = open_if_there(folder_, kSingleFile)) {
     files_.emplace_back(*std::move(single));
     for (const TensorEntry& tensor : files_.front().tensors()) tensors_.push_back({&files_.front(), &tensor});
@@ -97,7 +100,8 @@ void Checkpoint::open_index() {
   }
   std::sort(shards.begin(), shards.end());
   shards.erase(std::unique(shards.begin(), shards.end()), shards.end());
-  QLORAPP_CHECK_FORMAT(shards.size() <= kMaxShards, '[', where, "] a checkpoint may have ", kMaxShards, " shards; got ", shards.size(), '.');
+  QLORAPP_CHECK_FORMAT(shards.size() <= kMaxShards, '[', where, "] a checkpoint may have ", kMaxShards, " shards; got ",
+                       shards.size(), '.');
   files_.reserve(shards.size());
   for (const std::string& shard : shards) {
     auto file = open_if_there(folder_, shard);
@@ -111,31 +115,34 @@ void Checkpoint::open_index() {
     for (const TensorEntry& tensor : file.tensors()) all.push_back({&file, &tensor});
   }
   std::sort(all.begin(), all.end(), before);
-  const auto twice = std::adjacent_find(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.tensor->name == b.tensor->name; });
+  const auto twice =
+      std::adjacent_find(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.tensor->name == b.tensor->name; });
   if (twice != all.end()) {
-    throw FormatError(concat('[', folder_, "] a tensor must lie in one shard; ", printable(twice->tensor->name), " lies in ", twice->file->path(),
-                             " and ", (twice + 1)->file->path(), ". Save the model again."));
+    throw FormatError(concat('[', folder_, "] a tensor must lie in one shard; ", printable(twice->tensor->name), " lies in ",
+                             twice->file->path(), " and ", (twice + 1)->file->path(), ". Save the model again."));
   }
   for (const auto& [name, shard] : map->items()) {
     const auto file = std::lower_bound(shards.begin(), shards.end(), shard.get_ref<const std::string&>()) - shards.begin();
     const SafetensorsFile& holder = files_[static_cast<size_t>(file)];
     const TensorEntry* tensor = holder.find(name);
-    QLORAPP_CHECK_FORMAT(tensor != nullptr, '[', holder.path(), "] the shard must hold tensor ", printable(name), ", because ", kIndexFile,
-                         " says so; it does not. Download the checkpoint again.");
+    QLORAPP_CHECK_FORMAT(tensor != nullptr, '[', holder.path(), "] the shard must hold tensor ", printable(name), ", because ",
+                         kIndexFile, " says so; it does not. Download the checkpoint again.");
     tensors_.push_back({&holder, tensor});
   }
   std::sort(tensors_.begin(), tensors_.end(), before);
 }
 
 std::span<const TensorLocation> Checkpoint::with_prefix(std::string_view prefix) const {
-  const auto first = std::lower_bound(tensors_.begin(), tensors_.end(), prefix, [](const auto& t, std::string_view p) { return t.tensor->name < p; });
+  const auto first = std::lower_bound(tensors_.begin(), tensors_.end(), prefix,
+                                      [](const auto& t, std::string_view p) { return t.tensor->name < p; });
   auto last = first;
   while (last != tensors_.end() && last->tensor->name.starts_with(prefix)) ++last;
   return {first, last};
 }
 
 const TensorLocation* Checkpoint::find(std::string_view name) const {
-  const auto found = std::lower_bound(tensors_.begin(), tensors_.end(), name, [](const auto& t, std::string_view n) { return t.tensor->name < n; });
+  const auto found = std::lower_bound(tensors_.begin(), tensors_.end(), name,
+                                      [](const auto& t, std::string_view n) { return t.tensor->name < n; });
   return found != tensors_.end() && found->tensor->name == name ? &*found : nullptr;
 }
 
@@ -145,7 +152,8 @@ const TensorLocation& Checkpoint::at(std::string_view name) const {
   if (tensors_.size() <= 10'000) {
     for (const TensorLocation& location : tensors_) known.push_back(location.tensor->name);
   }
-  throw FormatError(concat('[', folder_, "] the checkpoint must hold tensor ", printable(name), "; it does not.", did_you_mean(name, known)));
+  throw FormatError(
+      concat('[', folder_, "] the checkpoint must hold tensor ", printable(name), "; it does not.", did_you_mean(name, known)));
 }
 
 void Checkpoint::read(std::string_view name, int64_t offset, std::span<std::byte> into) const {

@@ -13,9 +13,10 @@ struct Row {
   int64_t bits;
 };
 constexpr std::array<Row, kDtypeCount> kRows{{
-    {"BOOL", 8}, {"F4", 4}, {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8}, {"I8", 8}, {"F8_E5M2", 8}, {"F8_E4M3", 8},
-    {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16}, {"U16", 16}, {"F16", 16}, {"BF16", 16},
-    {"I32", 32}, {"U32", 32}, {"F32", 32}, {"C64", 64}, {"F64", 64}, {"I64", 64}, {"U64", 64},
+    {"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
+    {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
+    {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
+    {"C64", 64},    {"F64", 64},    {"I64", 64},    {"U64", 64},
 }};
 
 constexpr std::array<std::pair<Dtype, std::string_view>, 3> kWeightTypes{
@@ -45,7 +46,8 @@ std::string_view torch_name(Dtype weight_dtype) {
   for (const auto& [dtype, spelling] : kWeightTypes) {
     if (dtype == weight_dtype) return spelling;
   }
-  throw ValueError(concat("[dtype] weights are float32, float16 or bfloat16; got ", dtype_name(weight_dtype), ". Convert them."));
+  throw ValueError(
+      concat("[dtype] weights are float32, float16 or bfloat16; got ", dtype_name(weight_dtype), ". Convert them."));
 }
 
 }  // namespace qlorapp::format

@@ -41,16 +41,17 @@ FileReader::FileReader(int descriptor, std::string path) : descriptor_(descripto
   if (failed != 0 || !S_ISREG(status.st_mode)) {
     ::close(std::exchange(descriptor_, -1));
     if (failed != 0) fail(path_, "the file must be readable", failed);
-    throw FormatError(concat('[', path_, "] must be a regular file; got a ", S_ISDIR(status.st_mode) ? "folder" : "pipe or device",
-                             ". Name the file itself."));
+    throw FormatError(concat('[', path_, "] must be a regular file; got a ",
+                             S_ISDIR(status.st_mode) ? "folder" : "pipe or device", ". Name the file itself."));
   }
   size_ = status.st_size;
 }
 
 FileReader FileReader::open_inside(const std::string& folder, const std::string& name) {
   const std::string path = folder + "/" + name;
-  QLORAPP_CHECK_FORMAT(!name.empty() && name != "." && name != ".." && name.find_first_of(std::string_view("/\0", 2)) == std::string::npos, '[',
-                       folder, "] file names must not lead out of the folder; got ", printable(name), ". Do not use this checkpoint.");
+  QLORAPP_CHECK_FORMAT(
+      !name.empty() && name != "." && name != ".." && name.find_first_of(std::string_view("/\0", 2)) == std::string::npos, '[',
+      folder, "] file names must not lead out of the folder; got ", printable(name), ". Do not use this checkpoint.");
   const int directory = ::open(folder.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECTORY);
   if (directory < 0) fail(folder, "the folder must be readable", errno);
   int descriptor = ::openat(directory, name.c_str(), kOpenFlags | O_NOFOLLOW);
@@ -67,7 +68,8 @@ FileReader FileReader::open_inside(const std::string& folder, const std::string&
     }
   }
   ::close(directory);
-  QLORAPP_CHECK_FORMAT(!leads_out, '[', path, "] a link in a model folder must be the Hugging Face cache's ../../blobs/<hex>; it leads to ",
+  QLORAPP_CHECK_FORMAT(!leads_out, '[', path,
+                       "] a link in a model folder must be the Hugging Face cache's ../../blobs/<hex>; it leads to ",
                        printable(target), ". Copy the file into the folder.");
   errno = error;
   return FileReader(descriptor, path);
@@ -94,8 +96,9 @@ void FileReader::read_at(int64_t offset, std::span<std::byte> into) const {
     const ssize_t got = ::pread(descriptor_, into.data() + done, piece, static_cast<off_t>(offset) + static_cast<off_t>(done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail(path_, "reading failed", errno);
-    QLORAPP_CHECK_FORMAT(got > 0, '[', path_, "] the file must have ", offset + static_cast<int64_t>(into.size()), " bytes; it ends at ",
-                         offset + static_cast<int64_t>(done), ". It is truncated: copy or download it again.");
+    QLORAPP_CHECK_FORMAT(got > 0, '[', path_, "] the file must have ", offset + static_cast<int64_t>(into.size()),
+                         " bytes; it ends at ", offset + static_cast<int64_t>(done),
+                         ". It is truncated: copy or download it again.");
     done += static_cast<size_t>(got);
   }
 }

@@ -19,7 +19,7 @@ namespace qlorapp::format {
 namespace {
 
 /// Python's literals are no JSON, and the parser has no switch for them. Each is overwritten by a number of the same length;
-/// `end` is the offset behind it, by which the number's event is recognised.
+/// `end` is the offset behind it, by which the number's event is recognized.
 struct NonfiniteLiteral {
   size_t end;
   double value;
@@ -34,7 +34,10 @@ std::vector<NonfiniteLiteral> take_nonfinite_literals(std::string& text) {
   static constexpr Spelling kSpellings[] = {{"NaN", "0.0", std::numeric_limits<double>::quiet_NaN()},
                                             {"Infinity", "0.000000", kInfinity},
                                             {"-Infinity", "-0.000000", -kInfinity}};
-  const auto separates = [](char c) { return c == ',' || c == ':' || c == '[' || c == ']' || c == '{' || c == '}' || c == ' ' || c == '\t' || c == '\n' || c == '\r'; };
+  const auto separates = [](char c) {
+    return c == ',' || c == ':' || c == '[' || c == ']' || c == '{' || c == '}' || c == ' ' || c == '\t' || c == '\n' ||
+           c == '\r';
+  };
   std::vector<NonfiniteLiteral> taken;
   bool in_string = false;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -43,7 +46,10 @@ std::vector<NonfiniteLiteral> take_nonfinite_literals(std::string& text) {
       else if (text[i] == '"') in_string = false;
       continue;
     }
-    if (text[i] == '"') { in_string = true; continue; }
+    if (text[i] == '"') {
+      in_string = true;
+      continue;
+    }
     for (const Spelling& spelling : kSpellings) {
       if (text.compare(i, spelling.literal.size(), spelling.literal) != 0) continue;
       const size_t end = i + spelling.literal.size();
@@ -150,8 +156,8 @@ class Builder {
 }  // namespace
 
 Json parse_json(std::string_view text, std::string_view where, const JsonLimits& limits) {
-  QLORAPP_CHECK_FORMAT(text.size() <= limits.max_bytes, '[', where, "] JSON may have ", limits.max_bytes, " bytes; got ", text.size(),
-                       ". This is not a file of this kind.");
+  QLORAPP_CHECK_FORMAT(text.size() <= limits.max_bytes, '[', where, "] JSON may have ", limits.max_bytes, " bytes; got ",
+                       text.size(), ". This is not a file of this kind.");
   refuse_bytes_outside_json(text, where);
   std::string rewritten;
   std::vector<NonfiniteLiteral> nonfinite;

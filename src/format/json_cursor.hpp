@@ -66,8 +66,8 @@ inline void refuse_bytes_outside_json(std::string_view text, std::string_view wh
   const size_t prefix = reason.find("] ");  // [json.exception.parse_error.101]
   if (prefix != std::string_view::npos) reason.remove_prefix(prefix + 2);
   const std::string shown = printable(reason, 240);
-  throw FormatError(concat('[', where, "] invalid JSON: ", std::string_view(shown).substr(1, shown.size() - 2), ", at byte ", position,
-                           ". The file is damaged or of another kind."));
+  throw FormatError(concat('[', where, "] invalid JSON: ", std::string_view(shown).substr(1, shown.size() - 2), ", at byte ",
+                           position, ". The file is damaged or of another kind."));
 }
 
 }  // namespace qlorapp::format

@@ -26,14 +26,23 @@ inline std::string shown(const Json& value) {
   return text.substr(1, text.size() - 2);
 }
 
+/// Keys in one line of a message; a hostile file may have a million.
+inline std::string listed(const std::vector<std::string>& keys) {
+  constexpr size_t kMost = 10;
+  std::string text;
+  for (size_t i = 0; i < keys.size() && i < kMost; ++i) text += (i == 0 ? "" : ", ") + printable(keys[i]);
+  return keys.size() > kMost ? concat(text, " and ", keys.size() - kMost, " more") : text;
+}
+
 /// Every getter marks its key as taken; an absent key and null are the same (std::nullopt), as they are for transformers.
 class JsonFields {
  public:
   /// @param where   The file, for messages.  @param prefix  What stands before a key in messages, e.g. "rope_parameters.".
   JsonFields(const Json& object, std::string where, std::string prefix = "")
       : object_(object), where_(std::move(where)), prefix_(std::move(prefix)) {
-    QLORAPP_CHECK_FORMAT(object.is_object(), '[', where_, "] ", prefix_.empty() ? "the file" : prefix_.substr(0, prefix_.size() - 1),
-                         " must be a JSON object; got ", shown(object), ". Check the file.");
+    QLORAPP_CHECK_FORMAT(object.is_object(), '[', where_, "] ",
+                         prefix_.empty() ? "the file" : prefix_.substr(0, prefix_.size() - 1), " must be a JSON object; got ",
+                         shown(object), ". Check the file.");
   }
 
   [[nodiscard]] const std::string& where() const { return where_; }
@@ -53,7 +62,9 @@ class JsonFields {
     }
     return found->get<int64_t>();
   }
-  int64_t required_integer(std::string_view key, int64_t least, int64_t most) { return required(key, integer(key, least, most)); }
+  int64_t required_integer(std::string_view key, int64_t least, int64_t most) {
+    return required(key, integer(key, least, most));
+  }
 
   /// Finite; an integer counts as a number, a boolean does not.
   std::optional<double> number(std::string_view key) {
@@ -97,7 +108,8 @@ class JsonFields {
     return keys;
   }
 
-  [[noreturn]] void fail(std::string_view key, std::string_view rule, const Json& got, std::string_view advice = "Check the file.") const {
+  [[noreturn]] void fail(std::string_view key, std::string_view rule, const Json& got,
+                         std::string_view advice = "Check the file.") const {
     throw FormatError(concat('[', where_, "] ", prefix_, key, ' ', rule, "; got ", shown(got), ". ", advice));
   }
 

@@ -3,9 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <limits>
-#include <numbers>
 
 #include "json_fields.hpp"
 #include "qlorapp/core/log.hpp"
@@ -17,19 +14,57 @@ namespace {
 constexpr size_t kMaxConfigBytes = size_t{16} << 20;
 
 /// Bounds far beyond any model, so that products of two sizes stay within 64 bits.
-constexpr int64_t kMaxWidth = int64_t{1} << 24, kMaxLayers = 10'000, kMaxHeads = int64_t{1} << 16, kMaxVocabulary = int64_t{1} << 31,
-                  kMaxPositions = int64_t{1} << 40;
+constexpr int64_t kMaxWidth = int64_t{1} << 24, kMaxLayers = 10'000, kMaxHeads = int64_t{1} << 16,
+                  kMaxVocabulary = int64_t{1} << 31, kMaxPositions = int64_t{1} << 40;
 
 /// Say something about training, generation, bookkeeping or the head's labels; nothing about the forward pass.
-constexpr std::string_view kIgnoredKeys[] = {
-    "use_cache", "initializer_range", "transformers_version", "return_dict", "output_attentions", "output_hidden_states",
-    "torchscript", "use_bfloat16", "id2label", "label2id", "problem_type", "task_specific_params", "tokenizer_class", "prefix",
-    "finetuning_task", "chunk_size_feed_forward", "sep_token_id", "decoder_start_token_id", "forced_bos_token_id",
-    "forced_eos_token_id", "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups",
-    "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
-    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "output_scores",
-    "return_dict_in_generate", "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens",
-    "begin_suppress_tokens", "unsloth_fixed", "unsloth_version", "model_name", "name_or_path"};
+constexpr std::string_view kIgnoredKeys[] = {"use_cache",
+                                             "initializer_range",
+                                             "transformers_version",
+                                             "return_dict",
+                                             "output_attentions",
+                                             "output_hidden_states",
+                                             "torchscript",
+                                             "use_bfloat16",
+                                             "id2label",
+                                             "label2id",
+                                             "problem_type",
+                                             "task_specific_params",
+                                             "tokenizer_class",
+                                             "prefix",
+                                             "finetuning_task",
+                                             "chunk_size_feed_forward",
+                                             "sep_token_id",
+                                             "decoder_start_token_id",
+                                             "forced_bos_token_id",
+                                             "forced_eos_token_id",
+                                             "max_length",
+                                             "min_length",
+                                             "do_sample",
+                                             "early_stopping",
+                                             "num_beams",
+                                             "num_beam_groups",
+                                             "diversity_penalty",
+                                             "temperature",
+                                             "top_k",
+                                             "top_p",
+                                             "typical_p",
+                                             "repetition_penalty",
+                                             "length_penalty",
+                                             "no_repeat_ngram_size",
+                                             "encoder_no_repeat_ngram_size",
+                                             "bad_words_ids",
+                                             "num_return_sequences",
+                                             "output_scores",
+                                             "return_dict_in_generate",
+                                             "remove_invalid_values",
+                                             "exponential_decay_length_penalty",
+                                             "suppress_tokens",
+                                             "begin_suppress_tokens",
+                                             "unsloth_fixed",
+                                             "unsloth_version",
+                                             "model_name",
+                                             "name_or_path"};
 
 /// Known in some model to change the result; no family of the table supports them.
 constexpr RefusedKey kRefusedKeys[] = {
@@ -58,8 +93,8 @@ constexpr RefusedKey kRefusedKeys[] = {
     {"scale_depth", 0, "residuals are not scaled"},
     {"logits_scaling", 1, "logits are not scaled"},
     {"logit_scale", 1, "logits are not scaled"},
-    {"use_qk_norm", 0, "queries and keys are not normalised"},
-    {"qk_layernorm", 0, "queries and keys are not normalised"},
+    {"use_qk_norm", 0, "queries and keys are not normalized"},
+    {"qk_layernorm", 0, "queries and keys are not normalized"},
     {"num_experts", 0, "mixtures of experts are not supported"},
     {"num_local_experts", 0, "mixtures of experts are not supported"},
     {"n_routed_experts", 0, "mixtures of experts are not supported"},
@@ -88,11 +123,12 @@ const Family& family_of(JsonFields& fields) {
     const bool named = !architectures || (architectures->size() == 1 && architectures->front() == family.architecture);
     if ((architectures || type) && named && type.value_or(std::string(family.model_type)) == family.model_type) return family;
   }
-  const std::string got = !architectures                ? printable(type.value_or("none"))
+  const std::string got = !architectures               ? printable(type.value_or("none"))
                           : architectures->size() != 1 ? concat(architectures->size(), " of them")
-                                                        : printable(architectures->front());
+                                                       : printable(architectures->front());
   throw FormatError(concat('[', fields.where(), "] architectures must name one of ", known, "; got ", got,
-                           type && architectures ? " with model_type " + printable(*type) : "", ". Use a model of a known architecture."));
+                           type && architectures ? " with model_type " + printable(*type) : "",
+                           ". Use a model of a known architecture."));
 }
 
 /// Merges the two shapes that transformers wrote over time; where both are there they must agree.
@@ -106,7 +142,8 @@ RopeSettings rope_of(JsonFields& fields, const Family& family, int64_t max_posit
   }
   const Json* settings = parameters != nullptr ? parameters : scaling;
   static const Json kNone = Json::object();
-  JsonFields inner(settings != nullptr ? *settings : kNone, fields.where(), parameters != nullptr ? "rope_parameters." : "rope_scaling.");
+  JsonFields inner(settings != nullptr ? *settings : kNone, fields.where(),
+                   parameters != nullptr ? "rope_parameters." : "rope_scaling.");
   const auto inner_theta = inner.number("rope_theta");
   if (outer_theta && inner_theta && *outer_theta != *inner_theta) {
     fields.fail("rope_theta", "must not contradict the rope settings", Json(*outer_theta), "Keep one of them.");
@@ -115,25 +152,30 @@ RopeSettings rope_of(JsonFields& fields, const Family& family, int64_t max_posit
   if (!(rope.theta > 0)) fields.fail("rope_theta", "must be above 0", Json(rope.theta));
 
   const auto new_type = inner.text("rope_type"), old_type = inner.text("type");
-  if (new_type && old_type && *new_type != *old_type) inner.fail("type", "must not contradict rope_type", Json(*old_type), "Keep one of them.");
+  if (new_type && old_type && *new_type != *old_type)
+    inner.fail("type", "must not contradict rope_type", Json(*old_type), "Keep one of them.");
   const std::string type = new_type ? *new_type : old_type.value_or("default");
   if (type == "llama3") {
     rope.type = RopeSettings::Type::kLlama3;
     rope.factor = inner.required_number("factor");
     rope.low_freq_factor = inner.required_number("low_freq_factor");
     rope.high_freq_factor = inner.required_number("high_freq_factor");
-    rope.original_max_position_embeddings = inner.integer("original_max_position_embeddings", 1, kMaxPositions).value_or(max_positions);
+    rope.original_max_position_embeddings =
+        inner.integer("original_max_position_embeddings", 1, kMaxPositions).value_or(max_positions);
     if (!(rope.factor >= 1)) inner.fail("factor", "must be at least 1", Json(rope.factor));
     if (!(rope.low_freq_factor > 0)) inner.fail("low_freq_factor", "must be above 0", Json(rope.low_freq_factor));
-    if (!(rope.high_freq_factor > rope.low_freq_factor)) inner.fail("high_freq_factor", "must be above low_freq_factor", Json(rope.high_freq_factor));
+    if (!(rope.high_freq_factor > rope.low_freq_factor))
+      inner.fail("high_freq_factor", "must be above low_freq_factor", Json(rope.high_freq_factor));
   } else if (type != "default") {
     inner.fail("rope_type", "must be default or llama3", Json(type), "Use a model with one of these rotary embeddings.");
   }
   if (inner.number("partial_rotary_factor").value_or(1.0) != 1.0) {
-    inner.fail("partial_rotary_factor", "must be 1: rotary embeddings turn the whole head", settings->at("partial_rotary_factor"));
+    inner.fail("partial_rotary_factor", "must be 1: rotary embeddings turn the whole head",
+               settings->at("partial_rotary_factor"));
   }
   const auto unknown = inner.remaining();
-  if (!unknown.empty()) inner.fail(unknown.front(), concat("must be absent with rope type ", type), settings->at(unknown.front()));
+  if (!unknown.empty())
+    inner.fail(unknown.front(), concat("must be absent with rope type ", type), settings->at(unknown.front()));
   return rope;
 }
 
@@ -141,7 +183,8 @@ RopeSettings rope_of(JsonFields& fields, const Family& family, int64_t max_posit
 void judge_other_keys(JsonFields& fields, const Family& family) {
   for (const std::string_view key : {"auto_map", "trust_remote_code", "custom_pipelines"}) {
     if (const Json* value = fields.value(key)) {
-      fields.fail(key, "must be absent: a file may not name code to run", *value, "Use a model of a known architecture without own code.");
+      fields.fail(key, "must be absent: a file may not name code to run", *value,
+                  "Use a model of a known architecture without own code.");
     }
   }
   if (const auto act = fields.text("hidden_act"); act && *act != "silu") {
@@ -163,10 +206,13 @@ void judge_other_keys(JsonFields& fields, const Family& family) {
   };
   for (const RefusedKey& rule : family.refused_keys) refuse(rule);
   for (const RefusedKey& rule : kRefusedKeys) refuse(rule);
+  std::vector<std::string> unknown;
   for (const std::string& key : fields.remaining()) {
-    const bool ignored = key.starts_with('_') || ignored_by_family(key) || std::find(std::begin(kIgnoredKeys), std::end(kIgnoredKeys), key) != std::end(kIgnoredKeys);
-    if (!ignored) log_warning_once(concat('[', fields.where(), "] unknown key ", printable(key), " is ignored."));
+    const bool ignored = key.starts_with('_') || ignored_by_family(key) ||
+                         std::find(std::begin(kIgnoredKeys), std::end(kIgnoredKeys), key) != std::end(kIgnoredKeys);
+    if (!ignored) unknown.push_back(key);
   }
+  if (!unknown.empty()) log_warning_once(concat('[', fields.where(), "] unknown keys are ignored: ", listed(unknown), '.'));
 }
 
 std::optional<Dtype> dtype_of(JsonFields& fields) {
@@ -204,8 +250,6 @@ std::vector<int64_t> eos_of(JsonFields& fields, int64_t vocabulary) {
   return ids;
 }
 
-std::string block_name(int64_t layer) { return concat("model.layers.", layer, '.'); }
-
 }  // namespace
 
 ModelConfig parse_model_config(std::string_view text, std::string_view where) {
@@ -220,9 +264,11 @@ ModelConfig parse_model_config(std::string_view text, std::string_view where) {
   config.num_attention_heads = fields.required_integer("num_attention_heads", 1, kMaxHeads);
   config.num_key_value_heads = fields.integer("num_key_value_heads", 1, kMaxHeads).value_or(config.num_attention_heads);
   config.vocab_size = fields.required_integer("vocab_size", 1, kMaxVocabulary);
-  config.max_position_embeddings = fields.integer("max_position_embeddings", 1, kMaxPositions).value_or(family.max_position_embeddings);
+  config.max_position_embeddings =
+      fields.integer("max_position_embeddings", 1, kMaxPositions).value_or(family.max_position_embeddings);
   if (config.num_attention_heads % config.num_key_value_heads != 0) {
-    fields.fail("num_key_value_heads", concat("must divide num_attention_heads, ", config.num_attention_heads), Json(config.num_key_value_heads));
+    fields.fail("num_key_value_heads", concat("must divide num_attention_heads, ", config.num_attention_heads),
+                Json(config.num_key_value_heads));
   }
   const auto head_dim = fields.integer("head_dim", 1, kMaxWidth);
   if (!head_dim && config.hidden_size % config.num_attention_heads != 0) {
@@ -230,19 +276,22 @@ ModelConfig parse_model_config(std::string_view text, std::string_view where) {
                 Json(config.num_attention_heads));
   }
   config.head_dim = head_dim.value_or(config.hidden_size / config.num_attention_heads);
-  if (config.head_dim % 2 != 0) fields.fail("head_dim", "must be even, because rotary embeddings turn pairs", Json(config.head_dim));
+  if (config.head_dim % 2 != 0)
+    fields.fail("head_dim", "must be even, because rotary embeddings turn pairs", Json(config.head_dim));
   if (config.num_attention_heads * config.head_dim > kMaxWidth) {
     fields.fail("head_dim", concat("times num_attention_heads must be at most ", kMaxWidth), Json(config.head_dim));
   }
   config.rms_norm_eps = fields.number("rms_norm_eps").value_or(family.rms_norm_eps);
-  if (!(config.rms_norm_eps > 0 && config.rms_norm_eps < 1)) fields.fail("rms_norm_eps", "must be between 0 and 1", Json(config.rms_norm_eps));
+  if (!(config.rms_norm_eps > 0 && config.rms_norm_eps < 1))
+    fields.fail("rms_norm_eps", "must be between 0 and 1", Json(config.rms_norm_eps));
   config.tie_word_embeddings = fields.boolean("tie_word_embeddings").value_or(family.tie_word_embeddings);
   config.rope = rope_of(fields, family, config.max_position_embeddings);
   config.bos_token_id = token_id(fields, "bos_token_id", config.vocab_size);
   config.pad_token_id = token_id(fields, "pad_token_id", config.vocab_size);
   config.eos_token_ids = eos_of(fields, config.vocab_size);
   config.dtype = dtype_of(fields);
-  if (const Json* quantization = fields.value("quantization_config")) config.quantization = parse_quantization_config(*quantization, where);
+  if (const Json* quantization = fields.value("quantization_config"))
+    config.quantization = parse_quantization_config(*quantization, where);
   judge_other_keys(fields, family);
   return config;
 }
@@ -250,75 +299,6 @@ ModelConfig parse_model_config(std::string_view text, std::string_view where) {
 ModelConfig load_model_config(const std::string& folder) {
   const FileReader file(folder + "/config.json");
   return parse_model_config(file.read_all(kMaxConfigBytes), file.path());
-}
-
-std::vector<ModelParameter> linear_layers(const ModelConfig& config) {
-  const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
-  const int64_t queries = config.num_attention_heads * config.head_dim, keys = config.num_key_value_heads * config.head_dim;
-  std::vector<ModelParameter> layers;
-  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    const std::string block = block_name(layer);
-    layers.push_back({block + "self_attn.q_proj", {queries, hidden}});
-    layers.push_back({block + "self_attn.k_proj", {keys, hidden}});
-    layers.push_back({block + "self_attn.v_proj", {keys, hidden}});
-    layers.push_back({block + "self_attn.o_proj", {hidden, queries}});
-    layers.push_back({block + "mlp.gate_proj", {inner, hidden}});
-    layers.push_back({block + "mlp.up_proj", {inner, hidden}});
-    layers.push_back({block + "mlp.down_proj", {hidden, inner}});
-  }
-  return layers;
-}
-
-std::vector<ModelParameter> dense_parameters(const ModelConfig& config) {
-  std::vector<ModelParameter> parameters{{"model.embed_tokens.weight", {config.vocab_size, config.hidden_size}}};
-  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    parameters.push_back({block_name(layer) + "input_layernorm.weight", {config.hidden_size}});
-    parameters.push_back({block_name(layer) + "post_attention_layernorm.weight", {config.hidden_size}});
-  }
-  parameters.push_back({"model.norm.weight", {config.hidden_size}});
-  if (!config.tie_word_embeddings) parameters.push_back({"lm_head.weight", {config.vocab_size, config.hidden_size}});
-  return parameters;
-}
-
-int64_t parameter_count(const ModelConfig& config) {
-  int64_t count = 0;  // the bounds keep each product below 2^55
-  const auto add = [&](const std::vector<ModelParameter>& parameters) {
-    for (const ModelParameter& parameter : parameters) {
-      int64_t numel = 1;
-      for (const int64_t size : parameter.shape) numel *= size;
-      QLORAPP_CHECK_VALUE(!__builtin_add_overflow(count, numel, &count), "[model] the number of parameters must be below 2^63; it is not.");
-    }
-  };
-  add(linear_layers(config));
-  add(dense_parameters(config));
-  return count;
-}
-
-std::vector<float> rope_inverse_frequencies(const ModelConfig& config) {
-  const RopeSettings& rope = config.rope;
-  const auto single = [](double value) { return static_cast<float>(value); };  // a Python float meets a float32 tensor
-  const double theta = single(rope.theta);
-  std::vector<float> frequencies;
-  frequencies.reserve(static_cast<size_t>(config.head_dim / 2));
-  for (int64_t i = 0; i < config.head_dim; i += 2) {
-    const float exponent = static_cast<float>(i) / static_cast<float>(config.head_dim);
-    frequencies.push_back(1.0F / single(std::pow(theta, static_cast<double>(exponent))));
-  }
-  if (rope.type == RopeSettings::Type::kDefault) return frequencies;
-
-  const auto original = static_cast<double>(rope.original_max_position_embeddings);
-  const float long_wave = single(original / rope.low_freq_factor), short_wave = single(original / rope.high_freq_factor);
-  const float factor = single(rope.factor);
-  for (float& frequency : frequencies) {
-    const float wave = single(2 * std::numbers::pi) / frequency;
-    if (wave > long_wave) {
-      frequency /= factor;
-    } else if (!(wave < short_wave)) {
-      const float blend = (single(original) / wave - single(rope.low_freq_factor)) / single(rope.high_freq_factor - rope.low_freq_factor);
-      frequency = (1.0F - blend) * frequency / factor + blend * frequency;
-    }
-  }
-  return frequencies;
 }
 
 }  // namespace qlorapp::format

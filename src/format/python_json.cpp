@@ -19,7 +19,11 @@ namespace {
 char32_t next_character(std::string_view text, size_t& at) {
   const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
   const unsigned first = byte(at);
-  const size_t length = first < 0x80 ? 1 : first >= 0xc2 && first < 0xe0 ? 2 : first >= 0xe0 && first < 0xf0 ? 3 : first >= 0xf0 && first < 0xf5 ? 4 : 0;
+  const size_t length = first < 0x80                    ? 1
+                        : first >= 0xc2 && first < 0xe0 ? 2
+                        : first >= 0xe0 && first < 0xf0 ? 3
+                        : first >= 0xf0 && first < 0xf5 ? 4
+                                                        : 0;
   char32_t character = length == 1 ? first : first & (0x7fU >> length);
   bool valid = length != 0;
   for (size_t i = 1; i < length; ++i) {
@@ -45,15 +49,32 @@ class Writer {
 
   void write(const Json& value, int level) {
     switch (value.type()) {
-      case Json::value_t::null: out += "null"; break;
-      case Json::value_t::boolean: out += value.get<bool>() ? "true" : "false"; break;
-      case Json::value_t::number_integer: detail::append(out, value.get<int64_t>()); break;
-      case Json::value_t::number_unsigned: detail::append(out, value.get<uint64_t>()); break;
-      case Json::value_t::number_float: out += python_float_repr(value.get<double>()); break;
-      case Json::value_t::string: append_json_string(out, value.get_ref<const std::string&>(), style_.ensure_ascii); break;
-      case Json::value_t::array: write_array(value.get_ref<const Json::array_t&>(), level); break;
-      case Json::value_t::object: write_object(value.get_ref<const Json::object_t&>(), level); break;
-      default: throw ValueError("[json] binary values have no JSON form. Write numbers, strings, lists or objects.");
+      case Json::value_t::null:
+        out += "null";
+        break;
+      case Json::value_t::boolean:
+        out += value.get<bool>() ? "true" : "false";
+        break;
+      case Json::value_t::number_integer:
+        detail::append(out, value.get<int64_t>());
+        break;
+      case Json::value_t::number_unsigned:
+        detail::append(out, value.get<uint64_t>());
+        break;
+      case Json::value_t::number_float:
+        out += python_float_repr(value.get<double>());
+        break;
+      case Json::value_t::string:
+        append_json_string(out, value.get_ref<const std::string&>(), style_.ensure_ascii);
+        break;
+      case Json::value_t::array:
+        write_array(value.get_ref<const Json::array_t&>(), level);
+        break;
+      case Json::value_t::object:
+        write_object(value.get_ref<const Json::object_t&>(), level);
+        break;
+      default:
+        throw ValueError("[json] binary values have no JSON form. Write numbers, strings, lists or objects.");
     }
   }
 
@@ -61,7 +82,10 @@ class Writer {
 
  private:
   void write_array(const Json::array_t& items, int level) {
-    if (items.empty()) { out += "[]"; return; }
+    if (items.empty()) {
+      out += "[]";
+      return;
+    }
     out += '[';
     for (size_t i = 0; i < items.size(); ++i) {
       separate(i, level + 1);
@@ -71,7 +95,10 @@ class Writer {
   }
 
   void write_object(const Json::object_t& members, int level) {
-    if (members.empty()) { out += "{}"; return; }
+    if (members.empty()) {
+      out += "{}";
+      return;
+    }
     std::vector<const Json::object_t::value_type*> order;
     for (const auto& member : members) order.push_back(&member);
     // UTF-8 sorts as its code points do, which is how Python compares strings.
@@ -111,13 +138,27 @@ void append_json_string(std::string& out, std::string_view text, bool ensure_asc
     const size_t begin = at;
     const char32_t character = next_character(text, at);
     switch (character) {
-      case '"': out += "\\\""; break;
-      case '\\': out += "\\\\"; break;
-      case '\n': out += "\\n"; break;
-      case '\r': out += "\\r"; break;
-      case '\t': out += "\\t"; break;
-      case '\f': out += "\\f"; break;
-      case '\b': out += "\\b"; break;
+      case '"':
+        out += "\\\"";
+        break;
+      case '\\':
+        out += "\\\\";
+        break;
+      case '\n':
+        out += "\\n";
+        break;
+      case '\r':
+        out += "\\r";
+        break;
+      case '\t':
+        out += "\\t";
+        break;
+      case '\f':
+        out += "\\f";
+        break;
+      case '\b':
+        out += "\\b";
+        break;
       default:
         if (character < 0x20 || (ensure_ascii && character >= 0x7f && character < 0x10000)) {
           append_escape(out, character);
@@ -137,7 +178,9 @@ std::string python_float_repr(double value) {
   if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
   char buffer[40];
   // d[.ddd]e±XX with the shortest digits that read back
-  const std::string_view text(buffer, static_cast<size_t>(std::to_chars(buffer, buffer + sizeof buffer, value, std::chars_format::scientific).ptr - buffer));
+  const std::string_view text(
+      buffer,
+      static_cast<size_t>(std::to_chars(buffer, buffer + sizeof buffer, value, std::chars_format::scientific).ptr - buffer));
   const size_t e = text.find('e');
   int exponent = 0;
   std::from_chars(text.data() + e + (text[e + 1] == '+' ? 2 : 1), text.data() + text.size(), exponent);

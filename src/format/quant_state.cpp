@@ -34,9 +34,10 @@ bool is_weight_shape(const std::vector<int64_t>& shape) {
 TensorLocation part(const Checkpoint& checkpoint, const std::string& name, Dtype dtype, int64_t count) {
   const TensorLocation& location = checkpoint.at(name);
   const TensorEntry& tensor = *location.tensor;
-  QLORAPP_CHECK_FORMAT(tensor.dtype == dtype && tensor.shape == std::vector<int64_t>{count}, '[', location.file->path(), "] tensor ",
-                       printable(name), " must be ", dtype_name(dtype), " [", count, "], by the shape and block size of its quant_state; got ",
-                       dtype_name(tensor.dtype), ' ', tensor.shape, ". Quantise the model again.");
+  QLORAPP_CHECK_FORMAT(tensor.dtype == dtype && tensor.shape == std::vector<int64_t>{count}, '[', location.file->path(),
+                       "] tensor ", printable(name), " must be ", dtype_name(dtype), " [", count,
+                       "], by the shape and block size of its quant_state; got ", dtype_name(tensor.dtype), ' ', tensor.shape,
+                       ". Quantize the model again.");
   return location;
 }
 
@@ -47,12 +48,13 @@ int64_t QuantState::numel() const { return std::accumulate(shape.begin(), shape.
 std::string_view bitsandbytes_name(QuantType type) { return type == QuantType::kNf4 ? "nf4" : "fp4"; }
 
 std::string quant_state_json(const QuantState& state) {
-  QLORAPP_CHECK_VALUE(is_weight_shape(state.shape), "[quant_state] shape must be one or more sizes >= 1; got ", state.shape, ". Check the weight.");
+  QLORAPP_CHECK_VALUE(is_weight_shape(state.shape), "[quant_state] shape must be one or more sizes >= 1; got ", state.shape,
+                      ". Check the weight.");
   QLORAPP_CHECK_VALUE(is_block_size(state.block_size) && is_block_size(state.nested_block_size),
                       "[quant_state] block sizes must be powers of two from 32 to 4096; got ", state.block_size, " and ",
                       state.nested_block_size, ". Use 64 and 256.");
-  QLORAPP_CHECK_VALUE(std::isfinite(state.nested_offset), "[quant_state] nested_offset must be finite; got ", state.nested_offset,
-                      ". Check the weight for NaN and Inf.");
+  QLORAPP_CHECK_VALUE(std::isfinite(state.nested_offset), "[quant_state] nested_offset must be finite; got ",
+                      state.nested_offset, ". Check the weight for NaN and Inf.");
   Json json = Json::object();
   json["quant_type"] = bitsandbytes_name(state.quant_type);
   json["blocksize"] = state.block_size;
@@ -84,13 +86,15 @@ QuantState parse_quant_state(std::string_view text, std::string_view where) {
   if (!weight_dtype) fields.fail("dtype", "must be float32, float16 or bfloat16", Json(dtype));
   state.dtype = *weight_dtype;
   const Json* shape = fields.value("shape");
-  QLORAPP_CHECK_FORMAT(shape != nullptr, '[', where, "] shape must be there; it is missing. Quantise the model again.");
+  QLORAPP_CHECK_FORMAT(shape != nullptr, '[', where, "] shape must be there; it is missing. Quantize the model again.");
   bool integers = shape->is_array();
   for (size_t i = 0; integers && i < shape->size(); ++i) integers = (*shape)[i].is_number_integer();
   if (integers) state.shape = shape->get<std::vector<int64_t>>();
-  if (!integers || !is_weight_shape(state.shape)) fields.fail("shape", "must be one or more integers >= 1", *shape, "Quantise the model again.");
+  if (!integers || !is_weight_shape(state.shape))
+    fields.fail("shape", "must be one or more integers >= 1", *shape, "Quantize the model again.");
   static constexpr std::array<std::string_view, 3> kNestedKeys{"nested_blocksize", "nested_dtype", "nested_offset"};
-  state.double_quant = std::any_of(kNestedKeys.begin(), kNestedKeys.end(), [&](std::string_view key) { return fields.value(key) != nullptr; });
+  state.double_quant =
+      std::any_of(kNestedKeys.begin(), kNestedKeys.end(), [&](std::string_view key) { return fields.value(key) != nullptr; });
   if (state.double_quant) {
     state.nested_block_size = block_size("nested_blocksize");
     const std::string nested_dtype = fields.required_text("nested_dtype");
@@ -99,7 +103,8 @@ QuantState parse_quant_state(std::string_view text, std::string_view where) {
     if (!std::isfinite(state.nested_offset)) fields.fail("nested_offset", "must fit in a float32", json["nested_offset"]);
   }
   const auto unknown = fields.remaining();
-  QLORAPP_CHECK_FORMAT(unknown.empty(), '[', where, "] a quant_state has no key ", printable(unknown.front()), ". Quantise the model again.");
+  QLORAPP_CHECK_FORMAT(unknown.empty(), '[', where, "] a quant_state has no key ", printable(unknown.front()),
+                       ". Quantize the model again.");
   return state;
 }
 
@@ -122,13 +127,13 @@ bool is_quantized(const Checkpoint& checkpoint, const std::string& weight) {
 
 QuantizedWeight find_quantized_weight(const Checkpoint& checkpoint, const std::string& weight) {
   const auto states = checkpoint.with_prefix(concat(weight, '.', kStatePrefix));
-  QLORAPP_CHECK_FORMAT(states.size() == 1, '[', checkpoint.folder(), "] a four-bit weight must have one quant_state; ", printable(weight), " has ",
-                       states.size(), ". Quantise the model again.");
+  QLORAPP_CHECK_FORMAT(states.size() == 1, '[', checkpoint.folder(), "] a four-bit weight must have one quant_state; ",
+                       printable(weight), " has ", states.size(), ". Quantize the model again.");
   const TensorEntry& blob = *states[0].tensor;
   const std::string where = concat(states[0].file->path(), ": ", printable(blob.name));
   QLORAPP_CHECK_FORMAT(blob.dtype == Dtype::kU8 && blob.shape.size() == 1 && blob.nbytes <= kMaxJsonBytes, '[', where,
-                       "] a quant_state must be U8 with one dimension of at most ", kMaxJsonBytes, "; got ", dtype_name(blob.dtype), ' ',
-                       blob.shape, ". Quantise the model again.");
+                       "] a quant_state must be U8 with one dimension of at most ", kMaxJsonBytes, "; got ",
+                       dtype_name(blob.dtype), ' ', blob.shape, ". Quantize the model again.");
   std::string json(static_cast<size_t>(blob.nbytes), '\0');
   states[0].file->read(blob, 0, std::as_writable_bytes(std::span(json)));
   QuantizedWeight found;
@@ -136,14 +141,14 @@ QuantizedWeight find_quantized_weight(const Checkpoint& checkpoint, const std::s
   const QuantState& state = found.state;
   QLORAPP_CHECK_FORMAT(blob.name == concat(weight, '.', state_suffix(state.quant_type)), '[', where, "] its name must end in ",
                        state_suffix(state.quant_type), ", because its quant_type is ", bitsandbytes_name(state.quant_type),
-                       ". Quantise the model again.");
+                       ". Quantize the model again.");
 
   // bnb_4bit_quant_storage may show the same bytes as another dtype, so the bytes count and not the elements.
   found.packed = checkpoint.at(weight);
   const TensorEntry& packed = *found.packed.tensor;
-  QLORAPP_CHECK_FORMAT(packed.nbytes == state.packed_bytes(), '[', found.packed.file->path(), "] tensor ", printable(weight), " must have ",
-                       state.packed_bytes(), " bytes, by the shape of its quant_state ", state.shape, "; got ", packed.nbytes,
-                       ". Quantise the model again.");
+  QLORAPP_CHECK_FORMAT(packed.nbytes == state.packed_bytes(), '[', found.packed.file->path(), "] tensor ", printable(weight),
+                       " must have ", state.packed_bytes(), " bytes, by the shape of its quant_state ", state.shape, "; got ",
+                       packed.nbytes, ". Quantize the model again.");
   found.absmax = part(checkpoint, weight + ".absmax", state.double_quant ? Dtype::kU8 : Dtype::kF32, state.block_count());
   found.quant_map = part(checkpoint, weight + ".quant_map", Dtype::kF32, kCodeBookSize);
   if (state.double_quant) {
@@ -154,8 +159,9 @@ QuantizedWeight find_quantized_weight(const Checkpoint& checkpoint, const std::s
     const TensorEntry* tensor = location.tensor;
     const bool known = tensor == &blob || tensor == found.absmax.tensor || tensor == found.quant_map.tensor ||
                        tensor == found.nested_absmax.tensor || tensor == found.nested_quant_map.tensor;
-    QLORAPP_CHECK_FORMAT(known, '[', location.file->path(), "] tensor ", printable(tensor->name), " must not be there beside a quant_state",
-                         state.double_quant ? "" : " without double quantisation", ". Quantise the model again.");
+    QLORAPP_CHECK_FORMAT(known, '[', location.file->path(), "] tensor ", printable(tensor->name),
+                         " must not be there beside a quant_state", state.double_quant ? "" : " without double quantization",
+                         ". Quantize the model again.");
   }
   return found;
 }

@@ -12,10 +12,19 @@
 namespace qlorapp::format {
 namespace {
 
-constexpr std::array<std::string_view, 13> kKeys{
-    "_load_in_4bit", "_load_in_8bit", "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage", "bnb_4bit_quant_type",
-    "bnb_4bit_use_double_quant", "llm_int8_enable_fp32_cpu_offload", "llm_int8_has_fp16_weight", "llm_int8_skip_modules",
-    "llm_int8_threshold", "load_in_4bit", "load_in_8bit", "quant_method"};
+constexpr std::array<std::string_view, 13> kKeys{"_load_in_4bit",
+                                                 "_load_in_8bit",
+                                                 "bnb_4bit_compute_dtype",
+                                                 "bnb_4bit_quant_storage",
+                                                 "bnb_4bit_quant_type",
+                                                 "bnb_4bit_use_double_quant",
+                                                 "llm_int8_enable_fp32_cpu_offload",
+                                                 "llm_int8_has_fp16_weight",
+                                                 "llm_int8_skip_modules",
+                                                 "llm_int8_threshold",
+                                                 "load_in_4bit",
+                                                 "load_in_8bit",
+                                                 "quant_method"};
 constexpr std::array<std::string_view, 6> kStorages{"uint8", "int8", "float16", "bfloat16", "float32", "float64"};
 
 }  // namespace
@@ -24,17 +33,19 @@ QuantizationConfig parse_quantization_config(const Json& json, std::string_view 
   JsonFields fields(json, std::string(where), "quantization_config.");
   // Early versions wrote no quant_method beside load_in_4bit.
   if (const auto method = fields.text("quant_method"); method && *method != "bitsandbytes") {
-    fields.fail("quant_method", "must be bitsandbytes", Json(*method), "Use a bitsandbytes four-bit checkpoint, or the unquantised model.");
+    fields.fail("quant_method", "must be bitsandbytes", Json(*method),
+                "Use a bitsandbytes four-bit checkpoint, or the unquantized model.");
   }
   for (const std::string_view key : {"load_in_8bit", "_load_in_8bit"}) {
     if (fields.boolean(key).value_or(false)) {
       fields.fail(key, "must be false: eight-bit weights (LLM.int8) are another format", Json(true),
-                  "Use a four-bit checkpoint, or the unquantised model.");
+                  "Use a four-bit checkpoint, or the unquantized model.");
     }
   }
   const auto four = fields.boolean("load_in_4bit"), private_four = fields.boolean("_load_in_4bit");
-  QLORAPP_CHECK_FORMAT((four || private_four) && four.value_or(true) && private_four.value_or(true), '[', where,
-                       "] quantization_config.load_in_4bit must be true; it is not. Use a four-bit checkpoint, or the unquantised model.");
+  QLORAPP_CHECK_FORMAT(
+      (four || private_four) && four.value_or(true) && private_four.value_or(true), '[', where,
+      "] quantization_config.load_in_4bit must be true; it is not. Use a four-bit checkpoint, or the unquantized model.");
 
   QuantizationConfig config;
   const std::string type = fields.text("bnb_4bit_quant_type").value_or("fp4");  // transformers' defaults for absent keys
@@ -79,7 +90,8 @@ Json quantization_config_json(const QuantizationConfig& config) {
 
 std::string with_quantization_config(std::string_view config_json, std::string_view where, const QuantizationConfig& config) {
   Json json = parse_json(config_json, where, {.allow_nonfinite = true});
-  QLORAPP_CHECK_FORMAT(json.is_object(), '[', where, "] config.json must be a JSON object; got ", shown(json), ". Check the file.");
+  QLORAPP_CHECK_FORMAT(json.is_object(), '[', where, "] config.json must be a JSON object; got ", shown(json),
+                       ". Check the file.");
   json["quantization_config"] = quantization_config_json(config);
   return dump_python_json(json, kConfigStyle) + "\n";
 }

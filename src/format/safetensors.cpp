@@ -8,8 +8,8 @@
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/nearest_name.hpp"
-#include "qlorapp/format/python_json.hpp"
 #include "qlorapp/format/printable.hpp"
+#include "qlorapp/format/python_json.hpp"
 #include "safetensors_header.hpp"
 
 namespace qlorapp::format {
@@ -45,23 +45,26 @@ std::string make_header(const std::vector<TensorEntry>& tensors, const Metadata&
 
 /// In the reference writer's order, with sizes; offsets come when the header's length is known.
 std::vector<TensorEntry> laid_out(std::vector<TensorSpec>&& specs) {
-  std::sort(specs.begin(), specs.end(), [](const TensorSpec& a, const TensorSpec& b) {
-    return a.dtype != b.dtype ? a.dtype > b.dtype : a.name < b.name;
-  });
+  std::sort(specs.begin(), specs.end(),
+            [](const TensorSpec& a, const TensorSpec& b) { return a.dtype != b.dtype ? a.dtype > b.dtype : a.name < b.name; });
   std::vector<TensorEntry> tensors;
   tensors.reserve(specs.size());
-  QLORAPP_CHECK_VALUE(specs.size() <= kMaxTensors, "[safetensors] a file may hold ", kMaxTensors, " tensors; got ", specs.size(),
-                      ". Write several files.");
+  QLORAPP_CHECK_VALUE(specs.size() <= kMaxTensors, "[safetensors] a file may hold ", kMaxTensors, " tensors; got ",
+                      specs.size(), ". Write several files.");
   for (TensorSpec& spec : specs) {
-    QLORAPP_CHECK_VALUE(spec.name != "__metadata__" && spec.name.size() <= kMaxTensorNameBytes, "[safetensors] a name has at most ",
-                        kMaxTensorNameBytes, " bytes and is not __metadata__; got ", printable(spec.name), ". Rename the tensor.");
-    QLORAPP_CHECK_VALUE(spec.shape.size() <= kMaxTensorRank && std::all_of(spec.shape.begin(), spec.shape.end(), [](int64_t n) { return n >= 0; }),
-                        "[safetensors] a shape has at most ", kMaxTensorRank, " sizes >= 0; tensor ", printable(spec.name), " has ", spec.shape,
-                        ". Check the tensor.");
+    QLORAPP_CHECK_VALUE(spec.name != "__metadata__" && spec.name.size() <= kMaxTensorNameBytes,
+                        "[safetensors] a name has at most ", kMaxTensorNameBytes, " bytes and is not __metadata__; got ",
+                        printable(spec.name), ". Rename the tensor.");
+    QLORAPP_CHECK_VALUE(spec.shape.size() <= kMaxTensorRank &&
+                            std::all_of(spec.shape.begin(), spec.shape.end(), [](int64_t n) { return n >= 0; }),
+                        "[safetensors] a shape has at most ", kMaxTensorRank, " sizes >= 0; tensor ", printable(spec.name),
+                        " has ", spec.shape, ". Check the tensor.");
     TensorEntry& tensor = tensors.emplace_back();
     bool misaligned = false;
-    QLORAPP_CHECK_VALUE(tensor_bytes(spec.dtype, spec.shape, tensor.nbytes, misaligned), "[safetensors] a tensor must be a whole number of "
-                        "bytes below 2^63; ", printable(spec.name), " is ", dtype_name(spec.dtype), ' ', spec.shape, ". Check its shape.");
+    QLORAPP_CHECK_VALUE(tensor_bytes(spec.dtype, spec.shape, tensor.nbytes, misaligned),
+                        "[safetensors] a tensor must be a whole number of "
+                        "bytes below 2^63; ",
+                        printable(spec.name), " is ", dtype_name(spec.dtype), ' ', spec.shape, ". Check its shape.");
     tensor.name = std::move(spec.name);
     tensor.dtype = spec.dtype;
     tensor.shape = std::move(spec.shape);
@@ -70,14 +73,16 @@ std::vector<TensorEntry> laid_out(std::vector<TensorSpec>&& specs) {
   for (const TensorEntry& tensor : tensors) names.push_back(tensor.name);
   std::sort(names.begin(), names.end());
   const auto twice = std::adjacent_find(names.begin(), names.end());
-  QLORAPP_CHECK_VALUE(twice == names.end(), "[safetensors] names must be unique; got ", printable(*twice), " twice. Rename one.");
+  QLORAPP_CHECK_VALUE(twice == names.end(), "[safetensors] names must be unique; got ", printable(*twice),
+                      " twice. Rename one.");
   return tensors;
 }
 
 int64_t checked_total(const std::vector<TensorEntry>& tensors) {
   int64_t total = 0;
   for (const TensorEntry& tensor : tensors) {
-    QLORAPP_CHECK_VALUE(!__builtin_add_overflow(total, tensor.nbytes, &total), "[safetensors] a file must have less than 2^63 bytes; these "
+    QLORAPP_CHECK_VALUE(!__builtin_add_overflow(total, tensor.nbytes, &total),
+                        "[safetensors] a file must have less than 2^63 bytes; these "
                         "tensors have more. Check their shapes.");
   }
   return total;
@@ -92,14 +97,14 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : SafetensorsFile(File
 SafetensorsFile::SafetensorsFile(FileReader reader) : reader_(std::move(reader)) {
   const std::string& where = reader_.path();
   const int64_t size = reader_.size();
-  QLORAPP_CHECK_FORMAT(size >= kLengthBytes, '[', where, "] header too small: a safetensors file has at least 8 bytes; got ", size,
-                       ". It is truncated or of another kind.");
+  QLORAPP_CHECK_FORMAT(size >= kLengthBytes, '[', where, "] header too small: a safetensors file has at least 8 bytes; got ",
+                       size, ". It is truncated or of another kind.");
   std::array<std::byte, kLengthBytes> prefix{};
   reader_.read_at(0, prefix);
   uint64_t length = 0;
   for (size_t i = prefix.size(); i-- > 0;) length = (length << 8) | static_cast<uint64_t>(prefix[i]);
-  QLORAPP_CHECK_FORMAT(length <= static_cast<uint64_t>(kMaxHeaderBytes), '[', where, "] header too large: it may have ", kMaxHeaderBytes,
-                       " bytes; got ", length, ". This is not a safetensors file.");
+  QLORAPP_CHECK_FORMAT(length <= static_cast<uint64_t>(kMaxHeaderBytes), '[', where, "] header too large: it may have ",
+                       kMaxHeaderBytes, " bytes; got ", length, ". This is not a safetensors file.");
   const auto header_bytes = static_cast<int64_t>(length);
   QLORAPP_CHECK_FORMAT(header_bytes <= size - kLengthBytes, '[', where, "] invalid header length: ", header_bytes,
                        " bytes do not fit in a file of ", size, ". It is truncated or of another kind.");
@@ -114,13 +119,16 @@ SafetensorsFile::SafetensorsFile(FileReader reader) : reader_(std::move(reader))
   by_name_.resize(tensors_.size());
   std::iota(by_name_.begin(), by_name_.end(), 0U);
   std::sort(by_name_.begin(), by_name_.end(), [&](uint32_t a, uint32_t b) { return tensors_[a].name < tensors_[b].name; });
-  const auto twice = std::adjacent_find(by_name_.begin(), by_name_.end(), [&](uint32_t a, uint32_t b) { return tensors_[a].name == tensors_[b].name; });
-  QLORAPP_CHECK_FORMAT(twice == by_name_.end(), '[', where, "] tensor names must be unique; got ", printable(tensors_[*twice].name),
+  const auto twice = std::adjacent_find(by_name_.begin(), by_name_.end(),
+                                        [&](uint32_t a, uint32_t b) { return tensors_[a].name == tensors_[b].name; });
+  QLORAPP_CHECK_FORMAT(twice == by_name_.end(), '[', where, "] tensor names must be unique; got ",
+                       printable(tensors_[*twice].name),
                        " twice. Readers would disagree about its content: write the file again.");
 }
 
 const TensorEntry* SafetensorsFile::find(std::string_view name) const {
-  const auto found = std::lower_bound(by_name_.begin(), by_name_.end(), name, [&](uint32_t i, std::string_view n) { return tensors_[i].name < n; });
+  const auto found = std::lower_bound(by_name_.begin(), by_name_.end(), name,
+                                      [&](uint32_t i, std::string_view n) { return tensors_[i].name < n; });
   return found != by_name_.end() && tensors_[*found].name == name ? &tensors_[*found] : nullptr;
 }
 
@@ -130,39 +138,42 @@ const TensorEntry& SafetensorsFile::at(std::string_view name) const {
   if (tensors_.size() <= 10'000) {
     for (const TensorEntry& tensor : tensors_) known.push_back(tensor.name);
   }
-  throw FormatError(concat('[', path(), "] the file must hold tensor ", printable(name), "; it does not.", did_you_mean(name, known)));
+  throw FormatError(
+      concat('[', path(), "] the file must hold tensor ", printable(name), "; it does not.", did_you_mean(name, known)));
 }
 
 void SafetensorsFile::read(const TensorEntry& tensor, int64_t offset, std::span<std::byte> into) const {
-  QLORAPP_CHECK_VALUE(offset >= 0 && offset <= tensor.nbytes && static_cast<uint64_t>(tensor.nbytes - offset) >= into.size(), '[', path(),
-                      "] a read must stay within tensor ", printable(tensor.name), " of ", tensor.nbytes, " bytes; got ", into.size(),
-                      " bytes at ", offset, '.');
+  QLORAPP_CHECK_VALUE(offset >= 0 && offset <= tensor.nbytes && static_cast<uint64_t>(tensor.nbytes - offset) >= into.size(),
+                      '[', path(), "] a read must stay within tensor ", printable(tensor.name), " of ", tensor.nbytes,
+                      " bytes; got ", into.size(), " bytes at ", offset, '.');
   reader_.read_at(tensor.offset + offset, into);
 }
 
 SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<TensorSpec> tensors, const Metadata& metadata)
     : tensors_(laid_out(std::move(tensors))), remaining_(checked_total(tensors_)), file_(path) {
   const std::string header = make_header(tensors_, metadata);
-  QLORAPP_CHECK_VALUE(static_cast<int64_t>(header.size()) <= kMaxHeaderBytes, '[', path, "] a header may have ", kMaxHeaderBytes,
-                      " bytes; got ", header.size(), ". Write several files.");
+  QLORAPP_CHECK_VALUE(static_cast<int64_t>(header.size()) <= kMaxHeaderBytes, '[', path, "] a header may have ",
+                      kMaxHeaderBytes, " bytes; got ", header.size(), ". Write several files.");
   int64_t offset = kLengthBytes + static_cast<int64_t>(header.size());
   file_.reserve(offset + remaining_);
   for (TensorEntry& tensor : tensors_) offset = (tensor.offset = offset) + tensor.nbytes;
   std::string prefix;
-  for (int shift = 0; shift < 64; shift += 8) prefix += static_cast<char>((static_cast<uint64_t>(header.size()) >> shift) & 0xff);
+  for (int shift = 0; shift < 64; shift += 8)
+    prefix += static_cast<char>((static_cast<uint64_t>(header.size()) >> shift) & 0xff);
   file_.write(prefix);
   file_.write(header);
 }
 
 void SafetensorsWriter::write(std::span<const std::byte> bytes) {
-  QLORAPP_CHECK_VALUE(static_cast<uint64_t>(remaining_) >= bytes.size(), "[safetensors] the tensors have ", remaining_, " bytes left; got ",
-                      bytes.size(), ". Write what the shapes say.");
+  QLORAPP_CHECK_VALUE(static_cast<uint64_t>(remaining_) >= bytes.size(), "[safetensors] the tensors have ", remaining_,
+                      " bytes left; got ", bytes.size(), ". Write what the shapes say.");
   file_.write(bytes);
   remaining_ -= static_cast<int64_t>(bytes.size());
 }
 
 void SafetensorsWriter::finish() {
-  QLORAPP_CHECK_VALUE(remaining_ == 0, "[safetensors] all tensors must be written; ", remaining_, " bytes are missing. Write what the shapes say.");
+  QLORAPP_CHECK_VALUE(remaining_ == 0, "[safetensors] all tensors must be written; ", remaining_,
+                      " bytes are missing. Write what the shapes say.");
   file_.commit();
 }
 
@@ -171,8 +182,8 @@ void write_safetensors(const std::string& path, std::vector<TensorSpec> tensors,
   SafetensorsWriter writer(path, std::move(tensors), metadata);
   for (const TensorEntry& tensor : writer.tensors()) {
     const std::span<const std::byte> bytes = bytes_of(tensor);
-    QLORAPP_CHECK_VALUE(bytes.size() == static_cast<uint64_t>(tensor.nbytes), "[safetensors] tensor ", printable(tensor.name), " has ",
-                        tensor.nbytes, " bytes; got ", bytes.size(), ". Pass its whole content.");
+    QLORAPP_CHECK_VALUE(bytes.size() == static_cast<uint64_t>(tensor.nbytes), "[safetensors] tensor ", printable(tensor.name),
+                        " has ", tensor.nbytes, " bytes; got ", bytes.size(), ". Pass its whole content.");
     writer.write(bytes);
   }
   writer.finish();

@@ -35,7 +35,8 @@ class HeaderReader {
     const auto number = static_cast<int64_t>(value);
     TensorEntry& tensor = header_.tensors.back();
     if (place_ == Place::kShape) {
-      if (tensor.shape.size() == kMaxTensorRank) fail("a tensor may have ", kMaxTensorRank, " dimensions; ", printable(tensor.name), " has more");
+      if (tensor.shape.size() == kMaxTensorRank)
+        fail("a tensor may have ", kMaxTensorRank, " dimensions; ", printable(tensor.name), " has more");
       tensor.shape.push_back(number);
     } else {
       if (offsets_ == 2) fail("data_offsets must be two numbers; ", printable(tensor.name), " has more");
@@ -45,7 +46,8 @@ class HeaderReader {
   }
   bool string(std::string& value) {
     if (place_ == Place::kMetadata) {
-      if (!header_.metadata.emplace(std::move(metadata_key_), std::move(value)).second) fail("metadata keys must be unique; got one twice");
+      if (!header_.metadata.emplace(std::move(metadata_key_), std::move(value)).second)
+        fail("metadata keys must be unique; got one twice");
       return true;
     }
     if (place_ != Place::kDtype) unexpected("a string");
@@ -57,18 +59,25 @@ class HeaderReader {
   }
   bool start_object(size_t) {
     switch (place_) {
-      case Place::kStart: place_ = Place::kNames; return true;
+      case Place::kStart:
+        place_ = Place::kNames;
+        return true;
       case Place::kNames:
         place_ = next_is_metadata_ ? Place::kMetadata : Place::kTensor;
         has_dtype_ = has_shape_ = has_offsets_ = false;
         return true;
-      default: unexpected("an object");
+      default:
+        unexpected("an object");
     }
   }
   bool key(std::string& name) {
     switch (place_) {
-      case Place::kNames: begin_name(name); break;
-      case Place::kMetadata: metadata_key_ = std::move(name); break;
+      case Place::kNames:
+        begin_name(name);
+        break;
+      case Place::kMetadata:
+        metadata_key_ = std::move(name);
+        break;
       default:
         if (name == "dtype") begin_field(has_dtype_, Place::kDtype, name);
         else if (name == "shape") begin_field(has_shape_, Place::kBeforeShape, name);
@@ -86,12 +95,15 @@ class HeaderReader {
   }
   bool start_array(size_t) {
     if (place_ == Place::kBeforeShape) place_ = Place::kShape;
-    else if (place_ == Place::kBeforeOffsets) { place_ = Place::kOffsets; offsets_ = 0; }
-    else unexpected("an array");
+    else if (place_ == Place::kBeforeOffsets) {
+      place_ = Place::kOffsets;
+      offsets_ = 0;
+    } else unexpected("an array");
     return true;
   }
   bool end_array() {
-    if (place_ == Place::kOffsets && offsets_ != 2) fail("data_offsets must be two numbers; ", printable(header_.tensors.back().name), " has fewer");
+    if (place_ == Place::kOffsets && offsets_ != 2)
+      fail("data_offsets must be two numbers; ", printable(header_.tensors.back().name), " has fewer");
     place_ = Place::kTensor;
     return true;
   }
@@ -114,14 +126,18 @@ class HeaderReader {
     header_.tensors.emplace_back().name = std::move(name);
   }
   void begin_field(bool& seen, Place place, std::string_view field) {
-    if (std::exchange(seen, true)) fail("a field must appear once; tensor ", printable(header_.tensors.back().name), " has ", field, " twice");
+    if (std::exchange(seen, true))
+      fail("a field must appear once; tensor ", printable(header_.tensors.back().name), " has ", field, " twice");
     place_ = place;
   }
   template <class... Parts>
   [[noreturn]] void fail(const Parts&... parts) const {
-    throw FormatError(concat('[', where_, "] invalid JSON in header: ", parts..., ", at byte ", position_, " of it. Write the file again."));
+    throw FormatError(
+        concat('[', where_, "] invalid JSON in header: ", parts..., ", at byte ", position_, " of it. Write the file again."));
   }
-  [[noreturn]] void unexpected(std::string_view what) const { fail("it must be {name: {dtype, shape, data_offsets}}; got ", what, " elsewhere"); }
+  [[noreturn]] void unexpected(std::string_view what) const {
+    fail("it must be {name: {dtype, shape, data_offsets}}; got ", what, " elsewhere");
+  }
 
   std::string_view where_;
   const size_t& position_;
@@ -162,23 +178,25 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_b
   for (TensorEntry& tensor : tensors) {
     const int64_t begin = tensor.offset, end = std::exchange(tensor.nbytes, 0);
     QLORAPP_CHECK_FORMAT(begin == expected && end >= begin, '[', where, "] invalid offset for tensor ", printable(tensor.name),
-                         ": ranges must follow each other without hole or overlap; got [", begin, ", ", end, ") where ", expected,
-                         " is the next free byte. Write the file again.");
+                         ": ranges must follow each other without hole or overlap; got [", begin, ", ", end, ") where ",
+                         expected, " is the next free byte. Write the file again.");
     int64_t bytes = 0;
     bool misaligned = false;
     const bool sized = tensor_bytes(tensor.dtype, tensor.shape, bytes, misaligned);
     QLORAPP_CHECK_FORMAT(sized || misaligned, '[', where, "] the size of tensor ", printable(tensor.name),
                          " overflows 64 bits. The header is damaged or hostile.");
-    QLORAPP_CHECK_FORMAT(sized, '[', where, "] tensor ", printable(tensor.name), " does not fill whole bytes. The header is damaged.");
-    QLORAPP_CHECK_FORMAT(end - begin == bytes, '[', where, "] invalid shape, data type, or offset for tensor ", printable(tensor.name),
-                         ": dtype ", dtype_name(tensor.dtype), " and shape ", tensor.shape, " need ", bytes, " bytes; the range has ",
-                         end - begin, ". The header is damaged.");
+    QLORAPP_CHECK_FORMAT(sized, '[', where, "] tensor ", printable(tensor.name),
+                         " does not fill whole bytes. The header is damaged.");
+    QLORAPP_CHECK_FORMAT(end - begin == bytes, '[', where, "] invalid shape, data type, or offset for tensor ",
+                         printable(tensor.name), ": dtype ", dtype_name(tensor.dtype), " and shape ", tensor.shape, " need ",
+                         bytes, " bytes; the range has ", end - begin, ". The header is damaged.");
     tensor.nbytes = bytes;
     expected = end;
   }
-  QLORAPP_CHECK_FORMAT(expected == data_bytes, '[', where, "] incomplete metadata, file not fully covered: the tensors need ", expected,
-                       " bytes; the file has ", data_bytes,
-                       data_bytes < expected ? ". It is truncated: copy or download it again." : ". It has bytes behind its tensors.");
+  QLORAPP_CHECK_FORMAT(
+      expected == data_bytes, '[', where, "] incomplete metadata, file not fully covered: the tensors need ", expected,
+      " bytes; the file has ", data_bytes,
+      data_bytes < expected ? ". It is truncated: copy or download it again." : ". It has bytes behind its tensors.");
   return header;
 }
 

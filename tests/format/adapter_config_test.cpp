@@ -30,28 +30,48 @@ TEST_CASE("an adapter config needs its type and nothing else", "[format][cpu]") 
   REQUIRE(config.lora_alpha == 8);
   REQUIRE(config.preserved.empty());
   REQUIRE(has(thrown<FormatError>([] { (void)parse_adapter_config("{}", "f"); }), "peft_type must be there"));
-  REQUIRE(has(thrown<FormatError>([] { (void)parse_adapter_config(R"({"peft_type":"IA3"})", "f"); }), "peft_type must be LORA; got \"IA3\""));
+  REQUIRE(has(thrown<FormatError>([] { (void)parse_adapter_config(R"({"peft_type":"IA3"})", "f"); }),
+              "peft_type must be LORA; got \"IA3\""));
 }
 
 TEST_CASE("an adapter that cannot be what it says is refused by its key", "[format][cpu]") {
-  const struct { const char* fields; const char* reason; } rows[] = {
-      {R"("r":0)", "r must be an integer from 1 to 65536"}, {R"("r":-1)", "r must be"}, {R"("r":1000000000)", "r must be"},
-      {R"("r":8.0)", "r must be an integer"}, {R"("r":true)", "r must be an integer"}, {R"("r":"8")", "r must be an integer"},
-      {R"("lora_alpha":0)", "lora_alpha must be above 0"}, {R"("lora_alpha":-1)", "above 0"}, {R"("lora_alpha":NaN)", "invalid JSON"},
-      {R"("lora_alpha":1e999)", "number overflow"}, {R"("lora_alpha":"16")", "lora_alpha must be a finite number"},
-      {R"("lora_dropout":1)", "lora_dropout must be in [0, 1)"}, {R"("lora_dropout":-0.1)", "in [0, 1)"},
-      {R"("target_modules":[])", "at least one module"}, {R"("target_modules":"")", "at least one module"},
-      {R"("target_modules":[1])", "target_modules must be a list of strings"}, {R"("target_modules":{"a":1})", "target_modules must be a list"},
-      {R"("rank_pattern":{"q_proj":0})", "rank_pattern.'q_proj' must be an integer from 1"}, {R"("rank_pattern":{"q_proj":2.0})", "rank_pattern.'q_proj'"},
-      {R"("rank_pattern":[])", "rank_pattern must be an object"}, {R"("rank_pattern":{"q":18446744073709551615})", "rank_pattern.'q'"},
-      {R"("alpha_pattern":{"q_proj":-1})", "alpha_pattern.'q_proj' must be a finite number above 0"},
-      {R"("bias":"all")", "bias must be \"none\": an adapter that also trains biases"}, {R"("use_dora":true)", "use_dora must be false: DoRA"},
-      {R"("modules_to_save":["lm_head"])", "modules_to_save must be null"}, {R"("fan_in_fan_out":true)", "fan_in_fan_out must be false"},
-      {R"("lora_bias":true)", "lora_bias must be false"}, {R"("use_qalora":true)", "use_qalora must be false"},
-      {R"("init_lora_weights":"pissa")", "init_lora_weights must be"}, {R"("init_lora_weights":"true")", "init_lora_weights must be"},
-      {R"("init_lora_weights":1)", "init_lora_weights must be"}, {R"("loftq_config":{"loftq_bits":4})", "LoftQ changes the base weights"},
-      {R"("use_rslora":1)", "use_rslora must be true or false"}, {R"("base_model_name_or_path":3)", "must be a string"},
-      {R"("r":8,"r":16)", "'r' twice"}};
+  const struct {
+    const char* fields;
+    const char* reason;
+  } rows[] = {{R"("r":0)", "r must be an integer from 1 to 65536"},
+              {R"("r":-1)", "r must be"},
+              {R"("r":1000000000)", "r must be"},
+              {R"("r":8.0)", "r must be an integer"},
+              {R"("r":true)", "r must be an integer"},
+              {R"("r":"8")", "r must be an integer"},
+              {R"("lora_alpha":0)", "lora_alpha must be above 0"},
+              {R"("lora_alpha":-1)", "above 0"},
+              {R"("lora_alpha":NaN)", "invalid JSON"},
+              {R"("lora_alpha":1e999)", "number overflow"},
+              {R"("lora_alpha":"16")", "lora_alpha must be a finite number"},
+              {R"("lora_dropout":1)", "lora_dropout must be in [0, 1)"},
+              {R"("lora_dropout":-0.1)", "in [0, 1)"},
+              {R"("target_modules":[])", "at least one module"},
+              {R"("target_modules":"")", "at least one module"},
+              {R"("target_modules":[1])", "target_modules must be a list of strings"},
+              {R"("target_modules":{"a":1})", "target_modules must be a list"},
+              {R"("rank_pattern":{"q_proj":0})", "rank_pattern.'q_proj' must be an integer from 1"},
+              {R"("rank_pattern":{"q_proj":2.0})", "rank_pattern.'q_proj'"},
+              {R"("rank_pattern":[])", "rank_pattern must be an object"},
+              {R"("rank_pattern":{"q":18446744073709551615})", "rank_pattern.'q'"},
+              {R"("alpha_pattern":{"q_proj":-1})", "alpha_pattern.'q_proj' must be a finite number above 0"},
+              {R"("bias":"all")", "bias must be \"none\": an adapter that also trains biases"},
+              {R"("use_dora":true)", "use_dora must be false: DoRA"},
+              {R"("modules_to_save":["lm_head"])", "modules_to_save must be null"},
+              {R"("fan_in_fan_out":true)", "fan_in_fan_out must be false"},
+              {R"("lora_bias":true)", "lora_bias must be false"},
+              {R"("init_lora_weights":"pissa")", "init_lora_weights must be"},
+              {R"("init_lora_weights":"true")", "init_lora_weights must be"},
+              {R"("init_lora_weights":1)", "init_lora_weights must be"},
+              {R"("loftq_config":{"loftq_bits":4})", "LoftQ changes the base weights"},
+              {R"("use_rslora":1)", "use_rslora must be true or false"},
+              {R"("base_model_name_or_path":3)", "must be a string"},
+              {R"("r":8,"r":16)", "'r' twice"}};
   for (const auto& row : rows) {
     INFO(row.fields << "\n" << refusal(row.fields));
     REQUIRE(has(refusal(row.fields), row.reason));
@@ -61,7 +81,8 @@ TEST_CASE("an adapter that cannot be what it says is refused by its key", "[form
 TEST_CASE("what nobody here knows is said, kept and written back", "[format][cpu]") {
   std::string said;
   set_log_sink([&](LogLevel, std::string_view line) { said += line; });
-  const AdapterConfig config = parse(R"("zz_tomorrow":{"b":[1,2.5,null],"a":1e-5},"auto_mapping":{"base_model_class":"Tiny"},"qalora_group_size":32)");
+  const AdapterConfig config =
+      parse(R"("zz_tomorrow":{"b":[1,2.5,null],"a":1e-5},"auto_mapping":{"base_model_class":"Tiny"},"qalora_group_size":32)");
   set_log_sink({});
   REQUIRE(has(said, "'zz_tomorrow'"));
   REQUIRE_FALSE(has(said, "auto_mapping"));
@@ -75,11 +96,20 @@ TEST_CASE("what nobody here knows is said, kept and written back", "[format][cpu
 TEST_CASE("a config is checked before it is written, and written whole", "[format][cpu]") {
   const TemporaryFolder folder;
   AdapterConfig config;
-  const struct { void (*change)(AdapterConfig&); const char* reason; } rows[] = {
-      {[](AdapterConfig& c) { c.r = 0; }, "r must be from 1"}, {[](AdapterConfig& c) { c.lora_alpha = NAN; }, "lora_alpha"},
-      {[](AdapterConfig& c) { c.lora_dropout = 1; }, "lora_dropout"}, {[](AdapterConfig& c) { c.rank_pattern["q"] = 0; }, "rank_pattern"},
-      {[](AdapterConfig& c) { c.alpha_pattern["q"] = HUGE_VAL; }, "alpha_pattern"}, {[](AdapterConfig& c) { c.init_lora_weights = "olora"; }, "init_lora_weights"},
-      {[](AdapterConfig& c) { c.target_modules = {"q"}; c.target_pattern = "q"; }, "got both"}};
+  const struct {
+    void (*change)(AdapterConfig&);
+    const char* reason;
+  } rows[] = {{[](AdapterConfig& c) { c.r = 0; }, "r must be from 1"},
+              {[](AdapterConfig& c) { c.lora_alpha = NAN; }, "lora_alpha"},
+              {[](AdapterConfig& c) { c.lora_dropout = 1; }, "lora_dropout"},
+              {[](AdapterConfig& c) { c.rank_pattern["q"] = 0; }, "rank_pattern"},
+              {[](AdapterConfig& c) { c.alpha_pattern["q"] = HUGE_VAL; }, "alpha_pattern"},
+              {[](AdapterConfig& c) { c.init_lora_weights = "olora"; }, "init_lora_weights"},
+              {[](AdapterConfig& c) {
+                 c.target_modules = {"q"};
+                 c.target_pattern = "q";
+               },
+               "got both"}};
   for (const auto& row : rows) {
     AdapterConfig wrong = config;
     row.change(wrong);

@@ -32,11 +32,16 @@ TEST_CASE("a written file has the umask's mode, keeps the mode of the file it re
   REQUIRE(folder.entries() == 1);
 }
 
-TEST_CASE("when any call of a save fails, the error has path and errno, the old file stays and no temporary is left", "[format][cpu]") {
+TEST_CASE("when any call of a save fails, the error has path and errno, the old file stays and no temporary is left",
+          "[format][cpu]") {
   const TemporaryFolder folder;
   const std::string path = folder.write("model", "old");
-  const struct { const char* call; int error; int after; } rows[] = {
-      {"write", ENOSPC, 0}, {"write", EIO, 2}, {"fsync", EIO, 0}, {"fsync", EDQUOT, 0}, {"rename", EACCES, 0}, {"rename", ENOSPC, 0}};
+  const struct {
+    const char* call;
+    int error;
+    int after;
+  } rows[] = {{"write", ENOSPC, 0}, {"write", EIO, 2},     {"fsync", EIO, 0},
+              {"fsync", EDQUOT, 0}, {"rename", EACCES, 0}, {"rename", ENOSPC, 0}};
   for (const auto& row : rows) {
     int error_number = 0;
     std::string message;
@@ -80,9 +85,7 @@ TEST_CASE("room is claimed before the first byte, so a file that cannot fit fail
     file.reserve(1 << 20);
     file.write(std::string(1 << 20, 'x'));
     file.commit();
-  } catch (const IoError& error) {
-    error_number = error.error_number();
-  }
+  } catch (const IoError& error) { error_number = error.error_number(); }
   ::setrlimit(RLIMIT_FSIZE, &old);
   std::signal(SIGXFSZ, handler);
   REQUIRE(error_number == EFBIG);

@@ -18,7 +18,8 @@ namespace {
 void write_shard(const std::string& path, const std::vector<std::string>& names) {
   std::vector<TensorSpec> specs;
   for (const std::string& name : names) specs.push_back({name, Dtype::kU8, {static_cast<int64_t>(name.size())}});
-  write_safetensors(path, specs, {{"format", "pt"}}, [](const TensorEntry& entry) { return std::as_bytes(std::span(entry.name)); });
+  write_safetensors(path, specs, {{"format", "pt"}},
+                    [](const TensorEntry& entry) { return std::as_bytes(std::span(entry.name)); });
 }
 
 void write_index(const TemporaryFolder& folder, const std::string& map) {
@@ -36,7 +37,9 @@ TEST_CASE("a single file and a sharded checkpoint give the same tensors by name"
   write_shard(single / "model.safetensors", {"b", "a.x", "a.y"});
   write_shard(sharded / "model-00001-of-00002.safetensors", {"b", "a.y"});
   write_shard(sharded / "model-00002-of-00002.safetensors", {"a.x", "unlisted"});
-  write_index(sharded, R"({"b":"model-00001-of-00002.safetensors","a.y":"model-00001-of-00002.safetensors","a.x":"model-00002-of-00002.safetensors"})");
+  write_index(
+      sharded,
+      R"({"b":"model-00001-of-00002.safetensors","a.y":"model-00001-of-00002.safetensors","a.x":"model-00002-of-00002.safetensors"})");
   for (const TemporaryFolder* folder : {&single, &sharded}) {
     Checkpoint first(folder->path());
     const Checkpoint checkpoint = std::move(first);
@@ -57,9 +60,10 @@ TEST_CASE("an index cannot lead out of its folder", "[format][cpu]") {
   const std::string outside = folder / "outside.safetensors";
   write_shard(outside, {"w"});
   fs::create_directories(folder / "model");
-  for (const std::string& shard : std::vector<std::string>{"../outside.safetensors", outside, "./../outside.safetensors", "sub/x.safetensors", "..", ".",
-                                   "", ".safetensors", "x.bin", "x.safetensors/", "a b.safetensors", "x\\u0000.safetensors", "~.safetensors",
-                                   "\\u00e9.safetensors", "x.safetensors\\n", std::string(300, 'x') + ".safetensors"}) {
+  for (const std::string& shard : std::vector<std::string>{
+           "../outside.safetensors", outside, "./../outside.safetensors", "sub/x.safetensors", "..", ".", "", ".safetensors",
+           "x.bin", "x.safetensors/", "a b.safetensors", "x\\u0000.safetensors", "~.safetensors", "\\u00e9.safetensors",
+           "x.safetensors\\n", std::string(300, 'x') + ".safetensors"}) {
     (void)folder.write("model/model.safetensors.index.json", R"({"weight_map":{"w":")" + shard + "\"}}");
     INFO(shard);
     REQUIRE(has(thrown<FormatError>([&] { Checkpoint checkpoint(folder / "model"); }), "plain file name"));
@@ -82,7 +86,8 @@ TEST_CASE("the Hugging Face cache's links are followed, one step and to a blob o
   fs::rename(cache / ("blobs/" + blob), cache / "secret");
   fs::create_symlink("../secret", cache / ("blobs/" + blob));
   REQUIRE(has(thrown<IoError>([&] { Checkpoint checkpoint(cache / "snapshots/rev"); }), "symbolic links"));
-  for (const std::string target : {"../../blobs/", "../../blobs/../secret", "../../blobs/ABC", "../../blobs/a/b", "../../../blobs/ab"}) {
+  for (const std::string target :
+       {"../../blobs/", "../../blobs/../secret", "../../blobs/ABC", "../../blobs/a/b", "../../../blobs/ab"}) {
     fs::remove(cache / "snapshots/rev/model.safetensors");
     fs::create_symlink(target, cache / "snapshots/rev/model.safetensors");
     INFO(target);

@@ -14,9 +14,7 @@ template <class Error, class Call>
 std::string thrown(Call&& call) {
   try {
     call();
-  } catch (const Error& error) {
-    return error.what();
-  }
+  } catch (const Error& error) { return error.what(); }
   return "nothing";
 }
 

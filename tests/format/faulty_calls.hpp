@@ -5,11 +5,11 @@
 #include <cstddef>
 
 struct FaultyCalls {
-  const char* call = "";   ///< Which one fails: "pread", "write", "fsync", "rename".
-  int error = 0;           ///< errno of the failing call.
-  int after = 0;           ///< Calls that succeed before it fails.
-  bool once = false;       ///< Fails one time only (EINTR) instead of from then on.
-  size_t most = 0;         ///< If not 0, pread and write move at most this many bytes a call.
+  const char* call = "";  ///< Which one fails: "pread", "write", "fsync", "rename".
+  int error = 0;          ///< errno of the failing call.
+  int after = 0;          ///< Calls that succeed before it fails.
+  bool once = false;      ///< Fails one time only (EINTR) instead of from then on.
+  size_t most = 0;        ///< If not 0, pread and write move at most this many bytes a call.
 };
 
 /// In force while an object of it lives.

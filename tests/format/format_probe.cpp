@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Drives the format layer from the Python tests, which hold its output against safetensors, transformers, bitsandbytes and PEFT.
+// Drives the format layer from the Python tests, which hold its output against safetensors, transformers, bitsandbytes and
+// PEFT.
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -47,9 +48,7 @@ void safetensors_verdicts() {
     try {
       const SafetensorsFile file(path);
       std::cout << "ok\n";
-    } catch (const FormatError& error) {
-      std::cout << error.what() << '\n';
-    }
+    } catch (const FormatError& error) { std::cout << error.what() << '\n'; }
   }
 }
 
@@ -77,12 +76,23 @@ Json shapes(const std::vector<ModelParameter>& parameters) {
 void model_config(const std::string& folder) {
   const ModelConfig config = load_model_config(folder);
   const bool llama3 = config.rope.type == RopeSettings::Type::kLlama3;
-  Json json = {{"hidden_size", config.hidden_size}, {"intermediate_size", config.intermediate_size}, {"num_hidden_layers", config.num_hidden_layers},
-               {"num_attention_heads", config.num_attention_heads}, {"num_key_value_heads", config.num_key_value_heads}, {"head_dim", config.head_dim},
-               {"vocab_size", config.vocab_size}, {"max_position_embeddings", config.max_position_embeddings}, {"rms_norm_eps", config.rms_norm_eps},
-               {"tie_word_embeddings", config.tie_word_embeddings}, {"eos_token_id", config.eos_token_ids}, {"rope_type", llama3 ? "llama3" : "default"},
-               {"rope_theta", config.rope.theta}, {"linear_layers", shapes(linear_layers(config))}, {"dense_parameters", shapes(dense_parameters(config))},
-               {"parameter_count", parameter_count(config)}, {"inverse_frequencies", rope_inverse_frequencies(config)}};
+  Json json = {{"hidden_size", config.hidden_size},
+               {"intermediate_size", config.intermediate_size},
+               {"num_hidden_layers", config.num_hidden_layers},
+               {"num_attention_heads", config.num_attention_heads},
+               {"num_key_value_heads", config.num_key_value_heads},
+               {"head_dim", config.head_dim},
+               {"vocab_size", config.vocab_size},
+               {"max_position_embeddings", config.max_position_embeddings},
+               {"rms_norm_eps", config.rms_norm_eps},
+               {"tie_word_embeddings", config.tie_word_embeddings},
+               {"eos_token_id", config.eos_token_ids},
+               {"rope_type", llama3 ? "llama3" : "default"},
+               {"rope_theta", config.rope.theta},
+               {"linear_layers", shapes(linear_layers(config))},
+               {"dense_parameters", shapes(dense_parameters(config))},
+               {"parameter_count", parameter_count(config)},
+               {"inverse_frequencies", rope_inverse_frequencies(config)}};
   json["dtype"] = config.dtype ? Json(torch_name(*config.dtype)) : Json(nullptr);
   json["quantization"] = config.quantization ? quantization_config_json(*config.quantization) : Json(nullptr);
   std::cout << dump_python_json(json) << '\n';
@@ -97,7 +107,8 @@ void quant_state(const std::string& folder) {
     if (!name.ends_with(".weight") || !is_quantized(checkpoint, name)) continue;
     const QuantizedWeight weight = find_quantized_weight(checkpoint, name);
     Json tensors = Json::object();
-    for (const TensorSpec& spec : quantized_tensor_specs(name, weight.state)) tensors[spec.name] = {dtype_name(spec.dtype), spec.shape};
+    for (const TensorSpec& spec : quantized_tensor_specs(name, weight.state))
+      tensors[spec.name] = {dtype_name(spec.dtype), spec.shape};
     json[name] = {{"json", quant_state_json(weight.state)}, {"tensors", tensors}};
   }
   std::cout << dump_python_json(json) << '\n';
@@ -110,7 +121,9 @@ int run(const std::vector<std::string>& args) {
   else if (is("python-json", 1)) python_json(args[1]);
   else if (is("model-config", 1)) model_config(args[1]);
   else if (is("quant-state", 1)) quant_state(args[1]);
-  else if (is("quantization-config", 2)) std::cout << with_quantization_config(content(args[1]), args[1], parse_quantization_config(parse_json(content(args[2]), args[2]), args[2]));
+  else if (is("quantization-config", 2))
+    std::cout << with_quantization_config(content(args[1]), args[1],
+                                          parse_quantization_config(parse_json(content(args[2]), args[2]), args[2]));
   else if (is("adapter-config", 2)) save_adapter_config(load_adapter_config(args[1]), args[2]);
   else return 1;
   return 0;

@@ -25,7 +25,9 @@ std::string refusal(std::string_view text, const JsonLimits& limits = {}) {
 }  // namespace
 
 TEST_CASE("what JSON readers disagree on is refused with the file's name and the byte", "[format][cpu]") {
-  const struct { std::string text, reason; } rows[] = {
+  const struct {
+    std::string text, reason;
+  } rows[] = {
       {R"({"a": 1, "a": 2})", "'a' twice, at byte 12"},
       {R"([{"b": {"c": 1, "\u0063": 2}}])", "'c' twice"},
       {"{\"a\": 1}\0{}", "NUL byte"},
@@ -70,8 +72,13 @@ TEST_CASE("a hostile key can neither forge a line of the error nor fill the scre
 }
 
 TEST_CASE("values, order of keys and the extremes of int64 survive reading", "[format][cpu]") {
-  const Json json = parse_json(" {\"z\": [1, -2.5, true, null, \"\\u00e9\\ud83d\\ude00\"], \"a\": {\"x\": 9223372036854775807, \"y\": -9223372036854775808}} ", "f");
-  REQUIRE(json.dump() == "{\"z\":[1,-2.5,true,null,\"\xc3\xa9\xf0\x9f\x98\x80\"],\"a\":{\"x\":9223372036854775807,\"y\":-9223372036854775808}}");
+  const Json json = parse_json(
+      " {\"z\": [1, -2.5, true, null, \"\\u00e9\\ud83d\\ude00\"], \"a\": {\"x\": 9223372036854775807, \"y\": "
+      "-9223372036854775808}} ",
+      "f");
+  REQUIRE(
+      json.dump() ==
+      "{\"z\":[1,-2.5,true,null,\"\xc3\xa9\xf0\x9f\x98\x80\"],\"a\":{\"x\":9223372036854775807,\"y\":-9223372036854775808}}");
   REQUIRE(parse_json("[18446744073709551615]", "f", {.allow_big_integers = true})[0].get<uint64_t>() == 18446744073709551615U);
   REQUIRE(parse_json("[18446744073709551616]", "f", {.allow_big_integers = true})[0].get<double>() == 18446744073709551616.0);
 }
@@ -102,11 +109,28 @@ TEST_CASE("an object of a hundred thousand keys is read in well under a second",
 }
 
 TEST_CASE("floats are written as Python's repr", "[format][cpu]") {
-  const struct { double value; const char* repr; } rows[] = {
-      {0.0, "0.0"}, {-0.0, "-0.0"}, {1.0, "1.0"}, {0.05, "0.05"}, {1e-4, "0.0001"}, {1e-5, "1e-05"}, {1.5e-7, "1.5e-07"},
-      {1e15, "1000000000000000.0"}, {1e16, "1e+16"}, {123456789012345680.0, "1.2345678901234568e+17"}, {0.1 + 0.2, "0.30000000000000004"},
-      {5e-324, "5e-324"}, {1.7976931348623157e308, "1.7976931348623157e+308"}, {-2.5e-9, "-2.5e-09"}, {9007199254740993.0, "9007199254740992.0"},
-      {static_cast<double>(0.05220222473144531F), "0.05220222473144531"}, {500000.0, "500000.0"}, {HUGE_VAL, "Infinity"}, {-HUGE_VAL, "-Infinity"}};
+  const struct {
+    double value;
+    const char* repr;
+  } rows[] = {{0.0, "0.0"},
+              {-0.0, "-0.0"},
+              {1.0, "1.0"},
+              {0.05, "0.05"},
+              {1e-4, "0.0001"},
+              {1e-5, "1e-05"},
+              {1.5e-7, "1.5e-07"},
+              {1e15, "1000000000000000.0"},
+              {1e16, "1e+16"},
+              {123456789012345680.0, "1.2345678901234568e+17"},
+              {0.1 + 0.2, "0.30000000000000004"},
+              {5e-324, "5e-324"},
+              {1.7976931348623157e308, "1.7976931348623157e+308"},
+              {-2.5e-9, "-2.5e-09"},
+              {9007199254740993.0, "9007199254740992.0"},
+              {static_cast<double>(0.05220222473144531F), "0.05220222473144531"},
+              {500000.0, "500000.0"},
+              {HUGE_VAL, "Infinity"},
+              {-HUGE_VAL, "-Infinity"}};
   for (const auto& row : rows) REQUIRE(python_float_repr(row.value) == row.repr);
   REQUIRE(python_float_repr(std::nan("")) == "NaN");
 }

@@ -16,9 +16,13 @@ namespace {
 
 /// A whole config with `more` behind it; an entry of `more` replaces the one of the same key.
 std::string config(const std::string& more = "", const std::string& without = "") {
-  const std::pair<std::string, std::string> entries[] = {
-      {"architectures", R"(["LlamaForCausalLM"])"}, {"model_type", R"("llama")"}, {"hidden_size", "64"}, {"intermediate_size", "176"},
-      {"num_hidden_layers", "2"}, {"num_attention_heads", "4"}, {"vocab_size", "96"}};
+  const std::pair<std::string, std::string> entries[] = {{"architectures", R"(["LlamaForCausalLM"])"},
+                                                         {"model_type", R"("llama")"},
+                                                         {"hidden_size", "64"},
+                                                         {"intermediate_size", "176"},
+                                                         {"num_hidden_layers", "2"},
+                                                         {"num_attention_heads", "4"},
+                                                         {"vocab_size", "96"}};
   std::string text;
   for (const auto& [key, value] : entries) {
     if (key != without && !has(more, "\"" + key + "\"")) text += (text.empty() ? "" : ",") + ("\"" + key + "\":" + value);
@@ -61,11 +65,13 @@ TEST_CASE("what a Llama's config leaves out has the defaults of its family", "[f
 }
 
 TEST_CASE("the rope settings of transformers 4 and 5 mean the same", "[format][cpu]") {
-  const std::string inner = R"("factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":8192)";
-  for (const std::string& more : {R"("rope_theta":500000.0,"rope_scaling":{"rope_type":"llama3",)" + inner + "}",
-                                  R"("rope_theta":500000.0,"rope_scaling":{"type":"llama3",)" + inner + "}",
-                                  R"("rope_theta":500000.0,"rope_scaling":{"type":"llama3","rope_type":"llama3",)" + inner + "}",
-                                  R"("rope_parameters":{"rope_type":"llama3","rope_theta":500000.0,)" + inner + "}"}) {
+  const std::string inner =
+      R"("factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":8192)";
+  for (const std::string& more :
+       {R"("rope_theta":500000.0,"rope_scaling":{"rope_type":"llama3",)" + inner + "}",
+        R"("rope_theta":500000.0,"rope_scaling":{"type":"llama3",)" + inner + "}",
+        R"("rope_theta":500000.0,"rope_scaling":{"type":"llama3","rope_type":"llama3",)" + inner + "}",
+        R"("rope_parameters":{"rope_type":"llama3","rope_theta":500000.0,)" + inner + "}"}) {
     const RopeSettings rope = parse(config(more)).rope;
     REQUIRE(rope.type == RopeSettings::Type::kLlama3);
     REQUIRE(rope.theta == 500000.0);
@@ -89,8 +95,11 @@ TEST_CASE("token ids may be one, several or none", "[format][cpu]") {
 }
 
 TEST_CASE("what would change the result, or is no size of a model, is refused by name", "[format][cpu]") {
-  const struct { std::string text, reason; } rows[] = {
-      {config(R"("architectures":["MambaForCausalLM"],"model_type":"mamba")"), "one of LlamaForCausalLM; got 'MambaForCausalLM' with model_type 'mamba'"},
+  const struct {
+    std::string text, reason;
+  } rows[] = {
+      {config(R"("architectures":["MambaForCausalLM"],"model_type":"mamba")"),
+       "one of LlamaForCausalLM; got 'MambaForCausalLM' with model_type 'mamba'"},
       {config(R"("architectures":["LlamaModel"])"), "got 'LlamaModel'"},
       {config(R"("architectures":["LlamaForCausalLM","X"])"), "2 of them"},
       {config(R"("architectures":[])"), "0 of them"},
@@ -140,23 +149,33 @@ TEST_CASE("what would change the result, or is no size of a model, is refused by
       {config(R"("rope_scaling":[1])"), "rope_scaling must be a JSON object"},
       {config(R"("rope_scaling":{"rope_type":"default","type":"llama3"})"), "must not contradict"},
       {config(R"("rope_theta":1e4,"rope_parameters":{"rope_theta":5e5,"rope_type":"default"})"), "must not contradict"},
-      {config(R"("rope_scaling":{"rope_type":"default"},"rope_parameters":{"rope_type":"default","rope_theta":2})"), "must not contradict"},
+      {config(R"("rope_scaling":{"rope_type":"default"},"rope_parameters":{"rope_type":"default","rope_theta":2})"),
+       "must not contradict"},
       {config(R"("rope_parameters":{"rope_type":"default","attention_factor":2})"), "attention_factor must be absent"},
       {config(R"("rope_parameters":{"rope_type":"default","partial_rotary_factor":0.5})"), "partial_rotary_factor must be 1"},
       {config(R"("rope_parameters":{"full_attention":{"rope_type":"default"}})"), "full_attention must be absent"},
       {config(R"("rope_scaling":{"rope_type":"llama3","factor":8.0})"), "low_freq_factor must be there"},
-      {config(R"("rope_scaling":{"rope_type":"llama3","factor":0.5,"low_freq_factor":1,"high_freq_factor":4})"), "factor must be at least 1"},
-      {config(R"("rope_scaling":{"rope_type":"llama3","factor":8,"low_freq_factor":4,"high_freq_factor":4})"), "high_freq_factor must be above"},
-      {config(R"("rope_scaling":{"rope_type":"llama3","factor":8,"low_freq_factor":0,"high_freq_factor":4})"), "low_freq_factor must be above 0"},
+      {config(R"("rope_scaling":{"rope_type":"llama3","factor":0.5,"low_freq_factor":1,"high_freq_factor":4})"),
+       "factor must be at least 1"},
+      {config(R"("rope_scaling":{"rope_type":"llama3","factor":8,"low_freq_factor":4,"high_freq_factor":4})"),
+       "high_freq_factor must be above"},
+      {config(R"("rope_scaling":{"rope_type":"llama3","factor":8,"low_freq_factor":0,"high_freq_factor":4})"),
+       "low_freq_factor must be above 0"},
       {config(R"("quantization_config":{"quant_method":"gptq","bits":4})"), "quant_method must be bitsandbytes; got \"gptq\""},
-      {config(R"("quantization_config":{"quant_method":"bitsandbytes","load_in_8bit":true})"), "load_in_8bit must be false: eight-bit"},
+      {config(R"("quantization_config":{"quant_method":"bitsandbytes","load_in_8bit":true})"),
+       "load_in_8bit must be false: eight-bit"},
       {config(R"("quantization_config":{"quant_method":"bitsandbytes"})"), "load_in_4bit must be true"},
       {config(R"("quantization_config":{"load_in_4bit":true,"_load_in_4bit":false})"), "load_in_4bit must be true"},
-      {config(R"("quantization_config":{"load_in_4bit":true,"bnb_4bit_quant_type":"int4"})"), "bnb_4bit_quant_type must be nf4 or fp4"},
-      {config(R"("quantization_config":{"load_in_4bit":true,"bnb_4bit_compute_dtype":"float64"})"), "bnb_4bit_compute_dtype must be"},
-      {config(R"("quantization_config":{"load_in_4bit":true,"bnb_4bit_quant_storage":"load"})"), "bnb_4bit_quant_storage must be one of"},
-      {config(R"("quantization_config":{"load_in_4bit":true,"bnb_4bit_quant_typ":"nf4"})"), "Did you mean 'bnb_4bit_quant_type'?"},
-      {config(R"("quantization_config":{"load_in_4bit":true,"llm_int8_skip_modules":[1]})"), "llm_int8_skip_modules must be a list of strings"},
+      {config(R"("quantization_config":{"load_in_4bit":true,"bnb_4bit_quant_type":"int4"})"),
+       "bnb_4bit_quant_type must be nf4 or fp4"},
+      {config(R"("quantization_config":{"load_in_4bit":true,"bnb_4bit_compute_dtype":"float64"})"),
+       "bnb_4bit_compute_dtype must be"},
+      {config(R"("quantization_config":{"load_in_4bit":true,"bnb_4bit_quant_storage":"load"})"),
+       "bnb_4bit_quant_storage must be one of"},
+      {config(R"("quantization_config":{"load_in_4bit":true,"bnb_4bit_quant_typ":"nf4"})"),
+       "Did you mean 'bnb_4bit_quant_type'?"},
+      {config(R"("quantization_config":{"load_in_4bit":true,"llm_int8_skip_modules":[1]})"),
+       "llm_int8_skip_modules must be a list of strings"},
       {config(R"("quantization_config":4)"), "quantization_config must be a JSON object"},
       {std::string(10'000, '['), "nested 16 deep"},
       {"[]", "must be a JSON object"},
@@ -170,17 +189,25 @@ TEST_CASE("what would change the result, or is no size of a model, is refused by
 
 TEST_CASE("keys that change nothing pass in silence, unknown ones are said once, private ones are ignored", "[format][cpu]") {
   const Warnings warnings;
-  (void)parse(config(R"("use_cache":true,"initializer_range":0.02,"pretraining_tp":1,"attention_dropout":0.0,"attention_bias":false,"mlp_bias":false,
+  (void)parse(config(
+      R"("use_cache":true,"initializer_range":0.02,"pretraining_tp":1,"attention_dropout":0.0,"attention_bias":false,"mlp_bias":false,
     "transformers_version":"5.23.0","hidden_act":"silu","sliding_window":null,"layer_types":["full_attention","full_attention"],"_name_or_path":"x",
     "_attn_implementation_internal":"evil/kernel","tie_word_embeddings":false,"num_local_experts":0,"partial_rotary_factor":1.0)"));
   REQUIRE(warnings.lines.empty());
-  (void)parse(config(R"("a_key_of_tomorrow":1)"));
-  (void)parse(config(R"("a_key_of_tomorrow":2)"));
-  REQUIRE(warnings.lines == std::vector<std::string>{"[config.json] unknown key 'a_key_of_tomorrow' is ignored."});
+  (void)parse(config(R"("a_key_of_tomorrow":1,"another":null)"));
+  (void)parse(config(R"("a_key_of_tomorrow":2,"another":[])"));
+  REQUIRE(warnings.lines ==
+          std::vector<std::string>{"[config.json] unknown keys are ignored: 'a_key_of_tomorrow', 'another'."});
+  std::string many;
+  for (int i = 0; i < 5000; ++i) many += concat(i == 0 ? "\"" : ",\"", "key_", i, "\":0");
+  (void)parse(config(many));
+  REQUIRE(warnings.lines.size() == 2);
+  REQUIRE(has(warnings.lines[1], "'key_9' and 4990 more."));
 }
 
 TEST_CASE("the parameters of Llama-3.2-1B are those that PEFT counts", "[format][cpu]") {
-  const ModelConfig model = parse(R"({"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":2048,"intermediate_size":8192,
+  const ModelConfig model =
+      parse(R"({"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":2048,"intermediate_size":8192,
     "num_hidden_layers":16,"num_attention_heads":32,"num_key_value_heads":8,"head_dim":64,"vocab_size":128256,"tie_word_embeddings":true})");
   REQUIRE(parameter_count(model) == 1'235'814'400);
   const auto layers = linear_layers(model);
@@ -191,7 +218,8 @@ TEST_CASE("the parameters of Llama-3.2-1B are those that PEFT counts", "[format]
   REQUIRE(layers[13].shape == std::vector<int64_t>{2048, 8192});
 }
 
-TEST_CASE("a head's rotary frequencies fall from one to nearly 1 / theta; llama3 slows long waves by its factor", "[format][cpu]") {
+TEST_CASE("a head's rotary frequencies fall from one to nearly 1 / theta; llama3 slows long waves by its factor",
+          "[format][cpu]") {
   const auto plain = rope_inverse_frequencies(parse(config(R"("rope_theta":500000.0,"head_dim":64)")));
   REQUIRE(plain.size() == 32);
   REQUIRE(plain[0] == 1.0F);

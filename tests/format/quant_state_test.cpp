@@ -14,7 +14,8 @@ using namespace qlorapp::format;
 namespace {
 
 // As bitsandbytes 0.50.2 wrote it for a bf16 weight.
-constexpr const char* kNested = R"({"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [64, 128], "nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.05220222473144531})";
+constexpr const char* kNested =
+    R"({"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [64, 128], "nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.05220222473144531})";
 
 std::string refusal(const std::string& json) {
   return thrown<FormatError>([&] { (void)parse_quant_state(json, "q_proj"); });
@@ -47,7 +48,9 @@ TEST_CASE("a quant state is read and written back to the same bytes", "[format][
 }
 
 TEST_CASE("a quant state that is not exactly one is refused by its key", "[format][cpu]") {
-  const struct { std::string json, reason; } rows[] = {
+  const struct {
+    std::string json, reason;
+  } rows[] = {
       {replaced(kNested, "nf4", "int8"), "quant_type must be nf4 or fp4"},
       {replaced(kNested, ": 64,", ": 48,"), "blocksize must be a power of two"},
       {replaced(kNested, ": 64,", ": 16,"), "from 32 to 4096"},
@@ -96,29 +99,51 @@ TEST_CASE("the parts of a four-bit weight must have the sizes that its shape dem
   const auto none = [](auto&) {};
   REQUIRE(outcome(none) == "nothing");
   REQUIRE(outcome([](auto& specs) { specs[0] = {"q.weight", Dtype::kBF16, {75, 1}}; }) == "nothing");  // bnb_4bit_quant_storage
-  const struct { std::function<void(std::vector<TensorSpec>&)> change; const char* reason; } rows[] = {
-      {[](auto& specs) { specs[0].shape = {149, 1}; }, "must have 150 bytes"},
-      {[](auto& specs) { specs[0].shape = {151, 1}; }, "must have 150 bytes"},
+  const struct {
+    std::function<void(std::vector<TensorSpec>&)> change;
+    const char* reason;
+  } rows[] = {
+      {[](auto& specs) {
+         specs[0].shape = {149, 1};
+       },
+       "must have 150 bytes"},
+      {[](auto& specs) {
+         specs[0].shape = {151, 1};
+       },
+       "must have 150 bytes"},
       {[](auto& specs) { specs[1].shape = {4}; }, "'q.weight.absmax' must be U8 [5]"},
       {[](auto& specs) { specs[1].shape = {6}; }, "'q.weight.absmax' must be U8 [5]"},
       {[](auto& specs) { specs[1].dtype = Dtype::kF32; }, "'q.weight.absmax' must be U8 [5]"},
       {[](auto& specs) { specs[2].shape = {15}; }, "'q.weight.quant_map' must be F32 [16]"},
       {[](auto& specs) { specs[3].shape = {2}; }, "'q.weight.nested_absmax' must be F32 [1]"},
-      {[](auto& specs) { specs[4].shape = {16, 16}; }, "'q.weight.nested_quant_map' must be F32 [256]"},
+      {[](auto& specs) {
+         specs[4].shape = {16, 16};
+       },
+       "'q.weight.nested_quant_map' must be F32 [256]"},
       {[](auto& specs) { specs[4].name = "x"; }, "must hold tensor 'q.weight.nested_quant_map'"},
-      {[](auto& specs) { specs[5].name = "q.weight.quant_state.bitsandbytes__fp4"; }, "must end in quant_state.bitsandbytes__nf4"},
+      {[](auto& specs) { specs[5].name = "q.weight.quant_state.bitsandbytes__fp4"; },
+       "must end in quant_state.bitsandbytes__nf4"},
       {[](auto& specs) { specs[5].name = "q.weight.quant_state.bitsandbytes__nf5"; }, "must end in"},
       {[](auto& specs) { specs[5].name = "q.weight.state"; }, "must have one quant_state; 'q.weight' has 0"},
-      {[](auto& specs) { specs.push_back({"q.weight.quant_state.bitsandbytes__fp4", Dtype::kU8, specs[5].shape}); }, "has 2"},
-      {[](auto& specs) { specs.push_back({"q.weight.extra", Dtype::kU8, {1}}); }, "'q.weight.extra' must not be there"},
+      {[](auto& specs) {
+         specs.push_back({"q.weight.quant_state.bitsandbytes__fp4", Dtype::kU8, specs[5].shape});
+       },
+       "has 2"},
+      {[](auto& specs) {
+         specs.push_back({"q.weight.extra", Dtype::kU8, {1}});
+       },
+       "'q.weight.extra' must not be there"},
   };
   for (const auto& row : rows) {
     INFO(outcome(row.change));
     REQUIRE(has(outcome(row.change), row.reason));
   }
-  // Single scales beside a state that says nothing of double quantisation.
+  // Single scales beside a state that says nothing of double quantization.
   state.double_quant = false;
   REQUIRE(outcome(none) == "nothing");
   REQUIRE(has(outcome([](auto& specs) { specs[1].dtype = Dtype::kU8; }), "must be F32 [5]"));
-  REQUIRE(has(outcome([](auto& specs) { specs.push_back({"q.weight.nested_absmax", Dtype::kF32, {1}}); }), "without double quantisation"));
+  REQUIRE(has(outcome([](auto& specs) {
+                specs.push_back({"q.weight.nested_absmax", Dtype::kF32, {1}});
+              }),
+              "without double quantization"));
 }

@@ -25,7 +25,9 @@ std::string length_prefix(uint64_t length) {
   return bytes;
 }
 
-std::string file_of(const std::string& header, size_t data_bytes = 0) { return length_prefix(header.size()) + header + std::string(data_bytes, '\0'); }
+std::string file_of(const std::string& header, size_t data_bytes = 0) {
+  return length_prefix(header.size()) + header + std::string(data_bytes, '\0');
+}
 
 std::string tensor(const std::string& name, const std::string& dtype, const std::string& shape, const std::string& offsets) {
   return "\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}";
@@ -45,7 +47,10 @@ std::span<const std::byte> bytes_of(const std::string& text) { return std::as_by
 
 TEST_CASE("each rule of the format has its own refusal", "[format][cpu]") {
   const std::string good = tensor("a", "F32", "[2]", "[0,8]");
-  const struct { const char* name; std::string content, reason; } rows[] = {
+  const struct {
+    const char* name;
+    std::string content, reason;
+  } rows[] = {
       {"empty file", "", "header too small"},
       {"seven bytes", std::string(7, '\0'), "header too small"},
       {"length beyond the limit", length_prefix(100'000'001) + std::string(100, ' '), "header too large"},
@@ -82,7 +87,8 @@ TEST_CASE("each rule of the format has its own refusal", "[format][cpu]") {
       {"metadata null", file_of(R"({"__metadata__":null})"), "null"},
       {"metadata string", file_of(R"({"__metadata__":"x"})"), "a string"},
       {"name twice, same range", file_of("{" + good + "," + good + "}", 8), ""},
-      {"empty name twice", file_of("{" + tensor("e", "F32", "[0]", "[0,0]") + "," + tensor("e", "F32", "[0]", "[0,0]") + "}"), "'e' twice"},
+      {"empty name twice", file_of("{" + tensor("e", "F32", "[0]", "[0,0]") + "," + tensor("e", "F32", "[0]", "[0,0]") + "}"),
+       "'e' twice"},
       {"name twice, ranges in a row", file_of("{" + good + "," + tensor("a", "F32", "[2]", "[8,16]") + "}", 16), "'a' twice"},
       {"name twice by escape", file_of("{" + good + "," + tensor("\\u0061", "F32", "[2]", "[8,16]") + "}", 16), "'a' twice"},
       {"metadata twice", file_of(R"({"__metadata__":{},"__metadata__":{}})"), "twice"},
@@ -93,12 +99,18 @@ TEST_CASE("each rule of the format has its own refusal", "[format][cpu]") {
       {"range not from 0", file_of("{" + tensor("a", "F32", "[2]", "[8,16]") + "}", 16), "invalid offset for tensor 'a'"},
       {"hole", file_of("{" + good + "," + tensor("b", "F32", "[1]", "[12,16]") + "}", 16), "invalid offset for tensor 'b'"},
       {"overlap", file_of("{" + good + "," + tensor("b", "F32", "[2]", "[4,12]") + "}", 12), "invalid offset for tensor 'b'"},
-      {"backward range", file_of("{" + tensor("a", "F32", "[2]", "[0,8]") + "," + tensor("b", "F32", "[0]", "[8,4]") + "}", 8), "invalid offset"},
-      {"ten tensors on one range", file_of([] {
-         std::string header = "{";
-         for (int i = 0; i < 10; ++i) header += (i == 0 ? "" : ",") + tensor("w" + std::to_string(i), "F32", "[2,2]", "[0,16]");
-         return header + "}";
-       }(), 16), "invalid offset"},
+      {"backward range", file_of("{" + tensor("a", "F32", "[2]", "[0,8]") + "," + tensor("b", "F32", "[0]", "[8,4]") + "}", 8),
+       "invalid offset"},
+      {"ten tensors on one range",
+       file_of(
+           [] {
+             std::string header = "{";
+             for (int i = 0; i < 10; ++i)
+               header += (i == 0 ? "" : ",") + tensor("w" + std::to_string(i), "F32", "[2,2]", "[0,16]");
+             return header + "}";
+           }(),
+           16),
+       "invalid offset"},
       {"elements overflow", file_of("{" + tensor("a", "F32", "[4294967296,4294967296]", "[0,8]") + "}", 8), "overflows"},
       {"bits overflow", file_of("{" + tensor("a", "F64", "[1152921504606846976]", "[0,8]") + "}", 8), "overflows"},
       {"overflow before a zero", file_of("{" + tensor("a", "U8", "[9223372036854775807,2,0]", "[0,0]") + "}"), "overflows"},
@@ -112,7 +124,21 @@ TEST_CASE("each rule of the format has its own refusal", "[format][cpu]") {
       {"one byte behind", file_of("{" + good + "}", 9), "behind its tensors"},
       {"a second archive behind", file_of("{" + good + "}", 8) + "PK\x05\x06", "not fully covered"},
       {"long name", file_of("{" + tensor(std::string(4097, 'n'), "U8", "[0]", "[0,0]") + "}"), "4096 bytes"},
-      {"rank 65", file_of("{" + tensor("a", "U8", "[1" + [] { std::string s; for (int i = 0; i < 64; ++i) s += ",1"; return s; }() + "]", "[0,1]") + "}", 1), "64 dimensions"},
+      {"rank 65",
+       file_of("{" +
+                   tensor(
+                       "a", "U8",
+                       "[1" +
+                           [] {
+                             std::string s;
+                             for (int i = 0; i < 64; ++i) s += ",1";
+                             return s;
+                           }() +
+                           "]",
+                       "[0,1]") +
+                   "}",
+               1),
+       "64 dimensions"},
   };
   for (const auto& row : rows) {
     const std::string message = refusal(row.content);
@@ -138,8 +164,7 @@ TEST_CASE("every byte flipped and every truncation of a small file is refused or
         const SafetensorsFile file(path);
         REQUIRE(file.tensors().size() == 1);
         REQUIRE(file.tensors()[0].nbytes == 12);  // another name, another 16-bit type or 3x2: still within the file
-      } catch (const FormatError&) {
-      }
+      } catch (const FormatError&) {}
     }
   }
 }
@@ -149,19 +174,24 @@ TEST_CASE("what the format allows is read: scalars, empty tensors, white space, 
   REQUIRE(refusal(file_of("{}      ")) == "nothing");
   REQUIRE(refusal(file_of(" \t\r\n{ } ")) == "nothing");
   REQUIRE(refusal(file_of(R"({"__metadata__":{}})")) == "nothing");
-  REQUIRE(refusal(file_of("{" + tensor("s", "F32", "[]", "[0,4]") + "," + tensor("e", "I64", "[0,5]", "[4,4]") + "," + tensor("z", "I64", "[7,0]", "[4,4]") + "}", 4)) == "nothing");
-  REQUIRE(refusal(file_of("{" + tensor("f4", "F4", "[2]", "[0,1]") + "," + tensor("f6", "F6_E3M2", "[4]", "[1,4]") + "}", 4)) == "nothing");
+  REQUIRE(refusal(file_of("{" + tensor("s", "F32", "[]", "[0,4]") + "," + tensor("e", "I64", "[0,5]", "[4,4]") + "," +
+                              tensor("z", "I64", "[7,0]", "[4,4]") + "}",
+                          4)) == "nothing");
+  REQUIRE(refusal(file_of("{" + tensor("f4", "F4", "[2]", "[0,1]") + "," + tensor("f6", "F6_E3M2", "[4]", "[1,4]") + "}", 4)) ==
+          "nothing");
   for (int i = 0; i < kDtypeCount; ++i) {
     const auto dtype = static_cast<Dtype>(i);
     REQUIRE(dtype_from_name(dtype_name(dtype)) == dtype);
     const std::string bytes = std::to_string(dtype_bits(dtype));
-    REQUIRE(refusal(file_of("{" + tensor("a", std::string(dtype_name(dtype)), "[8]", "[0," + bytes + "]") + "}", static_cast<size_t>(dtype_bits(dtype)))) == "nothing");
+    REQUIRE(refusal(file_of("{" + tensor("a", std::string(dtype_name(dtype)), "[8]", "[0," + bytes + "]") + "}",
+                            static_cast<size_t>(dtype_bits(dtype)))) == "nothing");
   }
 }
 
 TEST_CASE("a million tensors are the most that a file may hold, and a hostile header is judged in seconds", "[format][cpu]") {
   std::string header = "{";
-  for (int i = 0; i <= 1'000'000; ++i) header += concat(i == 0 ? "\"" : ",\"", i, R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})");
+  for (int i = 0; i <= 1'000'000; ++i)
+    header += concat(i == 0 ? "\"" : ",\"", i, R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})");
   const auto start = std::chrono::steady_clock::now();
   REQUIRE(has(refusal(file_of(header + "}")), "1000000 tensors"));
   REQUIRE(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
@@ -176,7 +206,9 @@ TEST_CASE("a directory, a pipe and a missing file are said to be just that", "[f
 
 TEST_CASE("reads stay within the tensor, continue after interruptions and notice a file that shrank", "[format][cpu]") {
   const TemporaryFolder folder;
-  const std::string path = folder.write("a.safetensors", file_of("{" + tensor("x", "U8", "[3]", "[0,3]") + "," + tensor("y", "U8", "[5]", "[3,8]") + "}") + "abcdefgh");
+  const std::string path = folder.write(
+      "a.safetensors",
+      file_of("{" + tensor("x", "U8", "[3]", "[0,3]") + "," + tensor("y", "U8", "[5]", "[3,8]") + "}") + "abcdefgh");
   const SafetensorsFile file(path);
   std::array<std::byte, 5> into{};
   {
@@ -202,10 +234,14 @@ TEST_CASE("reads stay within the tensor, continue after interruptions and notice
 TEST_CASE("the writer's bytes are those of the format's description", "[format][cpu]") {
   const TemporaryFolder folder;
   const std::string f32(8, 'f'), u8(3, 'u'), i64(8, 'i');
-  write_safetensors(folder / "out", {{"b", Dtype::kU8, {3}}, {"z\"\n\xc3\xa9", Dtype::kF32, {1, 2}}, {"i", Dtype::kI64, {}}, {"a", Dtype::kU8, {0}}},
-                    {{"format", "pt"}, {"a", "1"}}, [&](const TensorEntry& entry) {
-                      return entry.dtype == Dtype::kF32 ? bytes_of(f32) : entry.dtype == Dtype::kI64 ? bytes_of(i64) : bytes_of(u8).first(static_cast<size_t>(entry.nbytes));
-                    });
+  write_safetensors(
+      folder / "out",
+      {{"b", Dtype::kU8, {3}}, {"z\"\n\xc3\xa9", Dtype::kF32, {1, 2}}, {"i", Dtype::kI64, {}}, {"a", Dtype::kU8, {0}}},
+      {{"format", "pt"}, {"a", "1"}}, [&](const TensorEntry& entry) {
+        return entry.dtype == Dtype::kF32   ? bytes_of(f32)
+               : entry.dtype == Dtype::kI64 ? bytes_of(i64)
+                                            : bytes_of(u8).first(static_cast<size_t>(entry.nbytes));
+      });
   std::string header = R"({"__metadata__":{"a":"1","format":"pt"},"i":{"dtype":"I64","shape":[],"data_offsets":[0,8]},)";
   header += "\"z\\\"\\n\xc3\xa9\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[8,16]},";
   header += R"("a":{"dtype":"U8","shape":[0],"data_offsets":[16,16]},"b":{"dtype":"U8","shape":[3],"data_offsets":[16,19]}})";
@@ -219,7 +255,9 @@ TEST_CASE("the writer's bytes are those of the format's description", "[format][
 
 TEST_CASE("the writer refuses what its reader would, and leaves no file behind", "[format][cpu]") {
   const TemporaryFolder folder;
-  const auto refused = [&](std::vector<TensorSpec> tensors) { return thrown<ValueError>([&] { SafetensorsWriter writer(folder / "out", std::move(tensors)); }); };
+  const auto refused = [&](std::vector<TensorSpec> tensors) {
+    return thrown<ValueError>([&] { SafetensorsWriter writer(folder / "out", std::move(tensors)); });
+  };
   REQUIRE(has(refused({{"a", Dtype::kU8, {1}}, {"a", Dtype::kF32, {1}}}), "'a' twice"));
   REQUIRE(has(refused({{"__metadata__", Dtype::kU8, {1}}}), "__metadata__"));
   REQUIRE(has(refused({{std::string(5000, 'x'), Dtype::kU8, {1}}}), "4096"));
@@ -228,17 +266,27 @@ TEST_CASE("the writer refuses what its reader would, and leaves no file behind",
   REQUIRE(has(refused({{"a", Dtype::kU8, std::vector<int64_t>(65, 1)}}), "64"));
   REQUIRE(has(refused({{"a", Dtype::kF4, {3}}}), "whole number of bytes"));
   REQUIRE(has(refused({{"a", Dtype::kF32, {int64_t{1} << 62}}}), "2^63"));
-  REQUIRE(has(refused({{"a", Dtype::kU8, {int64_t{1} << 59}}, {"b", Dtype::kU8, {int64_t{1} << 60}}, {"c", Dtype::kU8, {int64_t{1} << 60}}, {"d", Dtype::kF64, {int64_t{1} << 61}}}), "2^63"));
+  REQUIRE(has(refused({{"a", Dtype::kU8, {int64_t{1} << 59}},
+                       {"b", Dtype::kU8, {int64_t{1} << 60}},
+                       {"c", Dtype::kU8, {int64_t{1} << 60}},
+                       {"d", Dtype::kF64, {int64_t{1} << 61}}}),
+              "2^63"));
   const std::string four(4, 'x');
   {
     SafetensorsWriter writer(folder / "out", {{"a", Dtype::kU8, {3}}});
     REQUIRE(has(thrown<ValueError>([&] { writer.write(bytes_of(four)); }), "3 bytes left"));
     REQUIRE(has(thrown<ValueError>([&] { writer.finish(); }), "3 bytes are missing"));
   }
-  REQUIRE(has(thrown<ValueError>([&] { write_safetensors(folder / "out", {{"a", Dtype::kU8, {3}}}, {}, [&](const auto&) { return bytes_of(four); }); }), "3 bytes; got 4"));
+  REQUIRE(has(thrown<ValueError>([&] {
+                write_safetensors(folder / "out", {{"a", Dtype::kU8, {3}}}, {}, [&](const auto&) { return bytes_of(four); });
+              }),
+              "3 bytes; got 4"));
   {
     const WithFaultyCalls faults({.call = "write", .error = ENOSPC, .after = 2});
-    REQUIRE(has(thrown<IoError>([&] { write_safetensors(folder / "out", {{"a", Dtype::kU8, {4}}}, {}, [&](const auto&) { return bytes_of(four); }); }), "No space"));
+    REQUIRE(has(thrown<IoError>([&] {
+                  write_safetensors(folder / "out", {{"a", Dtype::kU8, {4}}}, {}, [&](const auto&) { return bytes_of(four); });
+                }),
+                "No space"));
   }
   REQUIRE(folder.entries() == 0);
 }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The safetensors reader and writer, and the JSON writer, against the packages that they must equal byte for byte."""
 
+import ctypes
 import json
 import pathlib
 import random
@@ -36,7 +37,9 @@ DTYPES = {"BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_
 
 # What the package's serialize() calls each type.
 PACKAGE_NAMES = {"BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16", "F16": "float16", "BF16": "bfloat16", "I32": "int32",
-                 "U32": "uint32", "F32": "float32", "C64": "complex64", "F64": "float64", "I64": "int64", "U64": "uint64"}  # fmt: skip
+                 "U32": "uint32", "F32": "float32", "C64": "complex64", "F64": "float64", "I64": "int64", "U64": "uint64",
+                 "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz",
+                 "F8_E5M2FNUZ": "float8_e5m2fnuz"}  # fmt: skip
 
 names = st.text(st.characters(exclude_categories=("Cs",)), max_size=12).filter(lambda name: name != "__metadata__")
 
@@ -47,10 +50,12 @@ names = st.text(st.characters(exclude_categories=("Cs",)), max_size=12).filter(l
     st.one_of(st.none(), st.tuples(names, st.text(st.characters(exclude_categories=("Cs",)), max_size=12))),
 )
 def test_any_dict_of_tensors_is_written_to_the_bytes_of_the_package(build_dir, tmp_path, tensors, metadata):
-    content = {}
+    content, buffers = {}, []
     for name, (dtype, shape, fill) in tensors.items():
         count = torch.Size(shape).numel() * DTYPES[dtype] // 8
-        content[name] = {"dtype": PACKAGE_NAMES[dtype], "shape": shape, "data": bytes([fill]) * count}
+        buffers.append(ctypes.create_string_buffer(bytes([fill]) * count, max(count, 1)))
+        address = ctypes.addressof(buffers[-1])
+        content[name] = safetensors.TensorSpec(dtype=PACKAGE_NAMES[dtype], shape=shape, data_ptr=address, data_len=count)
     reference = safetensors.serialize(content, dict([metadata]) if metadata else None)
     assert written(build_dir, tmp_path, reference) == reference
 
@@ -62,7 +67,7 @@ def test_every_torch_dtype_is_written_to_the_bytes_of_the_package(build_dir, tmp
     reference = safetensors.torch.save(tensors, {"format": "pt"})
     copy = written(build_dir, tmp_path, reference)
     assert copy == reference
-    assert set(safetensors.torch.load(copy)) == set(tensors)
+    assert {name for name, _ in safetensors.deserialize(copy)} == set(tensors)
 
 
 def test_several_metadata_keys_are_sorted_and_read_by_the_package(build_dir, tmp_path):

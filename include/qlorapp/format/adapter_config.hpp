@@ -2,8 +2,8 @@
 /// adapter_config.json: how the LoRA matrices of an adapter folder attach to their base model.
 ///
 /// Written with all keys that PEFT 0.21 writes, sorted, indented by two, byte for byte its file for the same values
-/// (target_modules sorted: PEFT writes a set in no stable order). Keys with a meaning here are fields; those that PEFT has and this
-/// library does not support are refused unless they say "off"; keys that nobody here knows are kept and written back.
+/// (target_modules sorted: PEFT writes a set in no stable order). Keys with a meaning here are fields; those that PEFT has and
+/// this library does not support are refused unless they say "off"; keys that nobody here knows are kept and written back.
 ///
 /// Source: PEFT 0.21.2 `LoraConfig`, `PeftConfigMixin.save_pretrained`; tests/python/test_adapter_config.py compares live.
 #pragma once
@@ -20,22 +20,22 @@ namespace qlorapp::format {
 inline constexpr int64_t kMaxLoraRank = 65'536;
 
 struct AdapterConfig {
-  int64_t r = 8;              ///< Rank. 1 … 65536.
-  double lora_alpha = 8;      ///< Numerator of the scaling. Finite, > 0.
-  double lora_dropout = 0;    ///< In [0, 1).
-  bool use_rslora = false;    ///< Scaling alpha / sqrt(r) instead of alpha / r.
-  /// Modules by the end of their name; or, if `target_pattern` is set, those whose whole name matches it ("all-linear" is a word
-  /// of its own there). Neither: the architecture's default.
+  int64_t r = 8;            ///< Rank. 1 … 65536.
+  double lora_alpha = 8;    ///< Numerator of the scaling. Finite, > 0.
+  double lora_dropout = 0;  ///< In [0, 1).
+  bool use_rslora = false;  ///< Scaling alpha / sqrt(r) instead of alpha / r.
+  /// Modules by the end of their name; or, if `target_pattern` is set, those whose whole name matches it ("all-linear" is a
+  /// word of its own there). Neither: the architecture's default.
   std::vector<std::string> target_modules;
   std::optional<std::string> target_pattern;
-  std::map<std::string, int64_t> rank_pattern;   ///< Module name (end or regex) → its own rank.
-  std::map<std::string, double> alpha_pattern;   ///< Module name (end or regex) → its own alpha.
-  std::string init_lora_weights = "true";        ///< "true", "false" or a name; only those that leave the base as it is.
-  std::optional<std::string> task_type;          ///< "CAUSAL_LM" for a language model.
+  std::map<std::string, int64_t> rank_pattern;  ///< Module name (end or regex) → its own rank.
+  std::map<std::string, double> alpha_pattern;  ///< Module name (end or regex) → its own alpha.
+  std::string init_lora_weights = "true";       ///< "true", "false" or a name; only those that leave the base as it is.
+  std::optional<std::string> task_type;         ///< "CAUSAL_LM" for a language model.
   std::optional<std::string> base_model_name_or_path;
   std::optional<std::string> revision;
-  bool inference_mode = false;                   ///< PEFT writes true when it saves a model.
-  std::string peft_version = "0.21.2";           ///< Whose keys these are.
+  bool inference_mode = false;          ///< PEFT writes true when it saves a model.
+  std::string peft_version = "0.21.2";  ///< Whose keys these are.
   /// Key → JSON text of what is kept as it was: unknown keys, and PEFT's own without effect here.
   std::map<std::string, std::string> preserved;
 

@@ -33,7 +33,8 @@ class AtomicFile {
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
 
-  /// Makes the file appear. @throws IoError; then the target is unchanged. Call once.
+  /// Makes the file appear. Call once. @throws IoError; then the target is unchanged, unless flushing the folder was all that
+  /// failed: the new file is in place and may be lost only if the machine loses power.
   void commit();
 
  private:

@@ -21,9 +21,9 @@ using Json = nlohmann::ordered_json;
 
 struct JsonLimits {
   size_t max_bytes = size_t{128} << 20;
-  size_t max_depth = 64;           ///< Objects and arrays inside each other; the outermost counts as one.
-  bool allow_nonfinite = false;    ///< Accept NaN, Infinity and -Infinity, which Python's json writes for such floats.
-  bool allow_big_integers = false; ///< Accept integers outside int64; beyond uint64 they become doubles.
+  size_t max_depth = 64;            ///< Objects and arrays inside each other; the outermost counts as one.
+  bool allow_nonfinite = false;     ///< Accept NaN, Infinity and -Infinity, which Python's json writes for such floats.
+  bool allow_big_integers = false;  ///< Accept integers outside int64; beyond uint64 they become doubles.
 };
 
 /// @param text  One JSON value, whitespace around it allowed.

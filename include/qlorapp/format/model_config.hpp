@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// config.json of a Llama-shaped language model: what is needed to build it, and nothing that is not understood.
 ///
-/// Families are rows of one table, not classes. A key that changes the mathematics and is not supported is refused by name; a key
-/// that is known to change nothing is ignored; an unknown key is said once; a key that starts with '_' is private to transformers
-/// and ignored; a key that names code (auto_map, trust_remote_code) is refused.
-/// Both shapes of the rotary settings are read: transformers 4's `rope_theta` and `rope_scaling`, and 5's `rope_parameters`.
+/// Families are rows of one table, not classes. A key that changes the mathematics and is not supported is refused by name; a
+/// key that is known to change nothing is ignored; an unknown key is said once; a key that starts with '_' is private to
+/// transformers and ignored; a key that names code (auto_map, trust_remote_code) is refused. Both shapes of the rotary settings
+/// are read: transformers 4's `rope_theta` and `rope_scaling`, and 5's `rope_parameters`.
 ///
 /// Source: transformers 5.23 `LlamaConfig`, `modeling_rope_utils`.
 #pragma once
@@ -47,8 +47,8 @@ struct RopeSettings {
   enum class Type { kDefault, kLlama3 };
   Type type = Type::kDefault;
   double theta = 10000.0;
-  /// kLlama3 only. Waves longer than original / low_freq_factor are slowed by `factor`, shorter than original / high_freq_factor
-  /// are kept, those between are blended.
+  /// kLlama3 only. Waves longer than original / low_freq_factor are slowed by `factor`, shorter than original /
+  /// high_freq_factor are kept, those between are blended.
   double factor = 1.0;
   double low_freq_factor = 1.0;
   double high_freq_factor = 4.0;
@@ -99,8 +99,9 @@ struct ModelParameter {
 /// The angle by which each pair of a head's elements turns from one position to the next: head_dim / 2 values,
 ///     default   f_i = theta^(-2i / head_dim)
 ///     llama3    λ_i = 2π / f_i;  f_i, f_i / factor, or between them (see RopeSettings)
-/// computed in float32 in the order of transformers' operations. theta^x is rounded from double here and is within one ulp of
-/// torch's vectorised power there, so a value can differ from transformers' by 2 ulp.
+/// computed in float32 in the order of transformers' operations. theta^x is rounded from double here; torch's vectorized power
+/// is off by up to one ulp. So most values are transformers' bits, the others within 2 ulp, and within 2 * factor ulp between
+/// the two wavelengths of llama3, where the blend subtracts nearly equal numbers.
 [[nodiscard]] std::vector<float> rope_inverse_frequencies(const ModelConfig& config);
 
 }  // namespace qlorapp::format

@@ -4,9 +4,9 @@
 /// For a weight W of n elements in b = ceil(n / blocksize) blocks the file holds
 ///
 ///     W                                       U8 (ceil(n / 2), 1)   two codes a byte, the even element in the high nibble
-///     W.absmax                                F32 (b); with double quantisation U8 (b)
+///     W.absmax                                F32 (b); with double quantization U8 (b)
 ///     W.quant_map                             F32 (16)              the code book
-///     W.nested_absmax, W.nested_quant_map     F32 (ceil(b / nested_blocksize)), F32 (256)   with double quantisation only
+///     W.nested_absmax, W.nested_quant_map     F32 (ceil(b / nested_blocksize)), F32 (256)   with double quantization only
 ///     W.quant_state.bitsandbytes__nf4|fp4     U8                    JSON as json.dumps writes it, keys in this order:
 ///         quant_type, blocksize, dtype, shape[, nested_blocksize, nested_dtype, nested_offset]
 ///
@@ -28,7 +28,7 @@ namespace qlorapp::format {
 struct QuantState {
   QuantType quant_type = QuantType::kNf4;
   int64_t block_size = 64;
-  Dtype dtype = Dtype::kBF16;  ///< Of the weight that was quantised: F32, F16 or BF16.
+  Dtype dtype = Dtype::kBF16;  ///< Of the weight that was quantized: F32, F16 or BF16.
   std::vector<int64_t> shape;  ///< Of that weight.
   bool double_quant = false;
   int64_t nested_block_size = 256;
@@ -56,7 +56,7 @@ struct QuantState {
 struct QuantizedWeight {
   QuantState state;
   TensorLocation packed, absmax, quant_map;
-  TensorLocation nested_absmax, nested_quant_map;  ///< Null without double quantisation.
+  TensorLocation nested_absmax, nested_quant_map;  ///< Null without double quantization.
 };
 
 /// @returns whether the weight is stored in four bits, that is, has a quant_state.

@@ -6,11 +6,10 @@
 ///     the rest  the tensors' bytes, row-major, little-endian; begin and end count from here
 ///
 /// Rules, checked in this order with one message each: at least 8 bytes · N ≤ 100,000,000 · 8 + N within the file · UTF-8 ·
-/// JSON, known dtypes, non-negative integers · ranges, sorted, cover the data without hole or overlap from byte 0 on · sizes do not
-/// overflow · whole bytes · end - begin is the size of dtype and shape · the last range ends where the file ends (a truncated
-/// file and a file with something behind it both fail here).
-/// Stricter than the reference: duplicate names and fields and unknown fields are refused, and the counts below are bounded.
-/// Values are not looked at: NaN is a value.
+/// JSON, known dtypes, non-negative integers · ranges, sorted, cover the data without hole or overlap from byte 0 on · sizes do
+/// not overflow · whole bytes · end - begin is the size of dtype and shape · the last range ends where the file ends (a
+/// truncated file and a file with something behind it both fail here). Stricter than the reference: duplicate names and fields
+/// and unknown fields are refused, and the counts below are bounded. Values are not looked at: NaN is a value.
 ///
 /// Source: safetensors 0.8, README "Format" and its reference implementation's order of checks.
 #pragma once
