@@ -33,11 +33,15 @@ def test_the_python_snippet_trains_and_saves(here):
     (code,) = snippets("python")
     statements = [line for line in code.splitlines() if line and not line.startswith((" ", "#", "import"))]
     assert len(statements) <= 8
-    short = code.replace("max_steps=200", "max_steps=2").replace("per_device_train_batch_size=16", "per_device_train_batch_size=2")
+    short = code.replace("max_steps=200", "max_steps=2").replace(
+        "per_device_train_batch_size=16", "per_device_train_batch_size=2"
+    )
     assert short != code
     (here / "snippet.py").write_text(short)
     env = {**os.environ, "PYTHONPATH": str(conftest.BUILD / "python"), "OMP_NUM_THREADS": "2"}
-    result = subprocess.run([sys.executable, "snippet.py"], cwd=here, env=env, capture_output=True, text=True, check=False, timeout=300)
+    result = subprocess.run(
+        [sys.executable, "snippet.py"], cwd=here, env=env, capture_output=True, text=True, check=False, timeout=300
+    )
     assert result.returncode == 0, result.stderr[-2000:]
     assert json.loads((here / "adapter/adapter_config.json").read_text())["r"] == 16
     assert (here / "adapter/adapter_model.safetensors").stat().st_size > 0
@@ -56,14 +60,18 @@ def test_the_c_plus_plus_snippet_compiles(here):
 
 def test_the_command_lines_run(here):
     train, generate = [line for snippet in snippets("sh") for line in snippet.splitlines() if line.startswith("qlorapp ")]
-    (here / "chats.jsonl").write_text("\n".join((ROOT / "examples/data/train.jsonl").read_text(encoding="utf-8").splitlines()[:4]))
+    (here / "chats.jsonl").write_text(
+        "\n".join((ROOT / "examples/data/train.jsonl").read_text(encoding="utf-8").splitlines()[:4])
+    )
     for line, extra in [(train, ["--max_steps", "1"]), (generate, ["--max_new_tokens", "3"])]:
         words = shlex.split(line.replace("DIR", "examples/data/tiny-llama"))[1:]
         result = qlorapp(*words, *extra, cwd=here)
         assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md"))])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md"))]
+)
 def test_links_and_paths_lead_somewhere(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     for link in re.findall(r"\]\(([^)#]+)\)", text):
