@@ -36,8 +36,8 @@ Json value_of(const std::string& text, const int64_t*) {
 Json value_of(const std::string& text, const double*) { return number_of<double>(text); }
 Json value_of(const std::string& text, const std::string*) { return text; }
 
-/// "a,b" and ["a", "b"] are lists of names; what else holds a character that only expressions have is one expression; "all-linear"
-/// is a word.
+/// "a,b" and ["a", "b"] are lists of names; what else holds a character that only expressions have is one expression;
+/// "all-linear" is a word.
 Json value_of(const std::string& text, const NamesOrPattern*) {
   if (std::optional<Json> list = json_list(text)) return *std::move(list);
   if (text == "all-linear" || text.find_first_of("*+?()[]{}|^$\\") != std::string::npos) return text;
@@ -71,7 +71,8 @@ std::vector<std::string> split_at_commas(const std::string& text) {
 }  // namespace detail
 
 void CommandLine::add(const std::string& name, const std::string& doc, bool is_switch, bool required,
-                      std::function<void(const format::Json&)> set, std::function<format::Json(const std::string&)> parse_text) {
+                      std::function<void(const format::Json&)> set,
+                      std::function<format::Json(const std::string&)> parse_text) {
   options_.push_back({name, doc, is_switch, required, std::move(set), std::move(parse_text)});
 }
 
@@ -84,7 +85,8 @@ CommandLine::Option& CommandLine::find(std::string_view name) {
     if (option.name == name) return option;
     known.push_back(option.name);
   }
-  throw ValueError(concat("[", name_, "] there is no option '--", name, "'.", did_you_mean(name, known), " See qlorapp ", name_, " --help."));
+  throw ValueError(concat("[", name_, "] there is no option '--", name, "'.", did_you_mean(name, known), " See qlorapp ", name_,
+                          " --help."));
 }
 
 void CommandLine::print_help() const {
@@ -128,7 +130,8 @@ void CommandLine::parse(const std::vector<std::string>& arguments) {
   std::map<std::string, format::Json> on_line;
   const std::vector<std::string> rest = app.remaining();
   for (size_t i = 0; i < rest.size(); ++i) {
-    QLORAPP_CHECK_VALUE(rest[i].starts_with("--"), "[", name_, "] '", rest[i], "' is no option; options begin with --. See qlorapp ", name_, " --help.");
+    QLORAPP_CHECK_VALUE(rest[i].starts_with("--"), "[", name_, "] '", rest[i],
+                        "' is no option; options begin with --. See qlorapp ", name_, " --help.");
     const size_t equals = rest[i].find('=');
     const std::string name = rest[i].substr(2, equals == std::string::npos ? std::string::npos : equals - 2);
     const Option& option = find(name);
@@ -148,7 +151,8 @@ void CommandLine::parse(const std::vector<std::string>& arguments) {
     } catch (const FormatError& error) {
       throw ValueError(concat("[", name_, "] --", name, " must be JSON; got '", text, "': ", error.what()));
     }
-    QLORAPP_CHECK_VALUE(on_line.emplace(option.name, std::move(value)).second, "[", name_, "] --", option.name, " is given twice.");
+    QLORAPP_CHECK_VALUE(on_line.emplace(option.name, std::move(value)).second, "[", name_, "] --", option.name,
+                        " is given twice.");
   }
   if (!config_file.empty()) {
     const format::Json json = format::read_json_file(config_file);
@@ -158,7 +162,8 @@ void CommandLine::parse(const std::vector<std::string>& arguments) {
   for (auto& [name, value] : on_line) given_[name] = std::move(value);
   for (const auto& [name, value] : given_) find(name).set(value);
   for (const Option& option : options_) {
-    QLORAPP_CHECK_VALUE(!option.required || given(option.name), "[", name_, "] --", option.name, " is needed: ", option.doc, ".");
+    QLORAPP_CHECK_VALUE(!option.required || given(option.name), "[", name_, "] --", option.name, " is needed: ", option.doc,
+                        ".");
   }
 }
 

@@ -25,8 +25,8 @@ namespace detail {
 
 using format::Json;
 
-/// The JSON value that a text on the command line means for a field of this type. A text that does not fit stays a string, so that
-/// the field table's own type error names the option.
+/// The JSON value that a text on the command line means for a field of this type. A text that does not fit stays a string, so
+/// that the field table's own type error names the option.
 Json value_of(const std::string& text, const bool*);
 Json value_of(const std::string& text, const int64_t*);
 Json value_of(const std::string& text, const double*);
@@ -63,9 +63,11 @@ class CommandLine {
   /// An option of the command itself; its default is the value it has now.
   template <class Value>
   void option(std::string name, Value& into, std::string doc, bool required = false) {
-    add(name, doc, std::is_same_v<Value, bool>, required,
+    add(
+        name, doc, std::is_same_v<Value, bool>, required,
         [name, &into](const format::Json& json) {
-          QLORAPP_CHECK_VALUE(format::detail::read(json, into), "[", name, "] must be ", format::detail::type_text<Value>(), "; got ", json.dump(), ".");
+          QLORAPP_CHECK_VALUE(format::detail::read(json, into), "[", name, "] must be ", format::detail::type_text<Value>(),
+                              "; got ", json.dump(), ".");
         },
         [](const std::string& text) { return detail::value_of(text, static_cast<const Value*>(nullptr)); });
   }
@@ -78,9 +80,11 @@ class CommandLine {
       const std::string field_name(field.name);
       std::string doc(field.doc);
       if (!field.reason.empty()) {
-        doc += concat(doc.empty() ? "" : " ", field.status == FieldStatus::kRefused ? "(refused: " : "(no effect: ", field.reason, ")");
+        doc += concat(doc.empty() ? "" : " ",
+                      field.status == FieldStatus::kRefused ? "(refused: " : "(no effect: ", field.reason, ")");
       }
-      add(field_name, doc, std::is_same_v<Value, bool>, false,
+      add(
+          field_name, doc, std::is_same_v<Value, bool>, false,
           [&config, field_name, this](const format::Json& json) {
             format::Json all = format::to_json(config);
             all[field_name] = json;
@@ -91,8 +95,8 @@ class CommandLine {
     for (const Alias& alias : Config::aliases()) aliases_.emplace_back(alias.alias, alias.name);
   }
 
-  /// Sets what was given. @throws ValueError naming the option: unknown (with the nearest name), twice, without a value, of another
-  /// type, missing; FormatError for the config file. HelpShown.
+  /// Sets what was given. @throws ValueError naming the option: unknown (with the nearest name), twice, without a value, of
+  /// another type, missing; FormatError for the config file. HelpShown.
   void parse(const std::vector<std::string>& arguments);
   /// Whether an option was given, on the line or in the config file.
   [[nodiscard]] bool given(std::string_view name) const { return given_.contains(std::string(name)); }
@@ -104,8 +108,8 @@ class CommandLine {
     std::function<void(const format::Json&)> set;
     std::function<format::Json(const std::string&)> parse_text;
   };
-  void add(const std::string& name, const std::string& doc, bool is_switch, bool required, std::function<void(const format::Json&)> set,
-           std::function<format::Json(const std::string&)> parse_text);
+  void add(const std::string& name, const std::string& doc, bool is_switch, bool required,
+           std::function<void(const format::Json&)> set, std::function<format::Json(const std::string&)> parse_text);
   [[nodiscard]] Option& find(std::string_view name);
   void print_help() const;
 

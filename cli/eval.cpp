@@ -28,7 +28,8 @@ int eval(const Arguments& arguments) {
   line.option("completion_only_loss", rows.completion_only_loss, "score completions only; unset: where the rows have prompts");
   line.option("assistant_only_loss", rows.assistant_only_loss, "messages: score the assistant's turns only");
   line.parse(arguments);
-  QLORAPP_CHECK_VALUE(options.batch_size >= 1, "[per_device_eval_batch_size] must be an integer >= 1; got ", options.batch_size, ".");
+  QLORAPP_CHECK_VALUE(options.batch_size >= 1, "[per_device_eval_batch_size] must be an integer >= 1; got ", options.batch_size,
+                      ".");
 
   rows.model_vocab_size = format::load_model_config(model_options.model).vocab_size;
   std::optional<TextTools> tools;
@@ -36,15 +37,16 @@ int eval(const Arguments& arguments) {
   CausalLM model = model_options.load(parse_dtype(dtype));
   if (!adapter.empty()) load_adapter(model, adapter);
   ProgressBar bar("evaluating");
-  const auto batches = static_cast<int64_t>((dataset.examples.size() + static_cast<size_t>(options.batch_size) - 1) / static_cast<size_t>(options.batch_size));
+  const auto batches = static_cast<int64_t>((dataset.examples.size() + static_cast<size_t>(options.batch_size) - 1) /
+                                            static_cast<size_t>(options.batch_size));
   int64_t done = 0;
   options.after_each_batch = [&] { bar.update(++done, batches); };
   const EvalResult result = evaluate(model, dataset.examples, options);
   bar.line(concat("eval_loss ", result.token_weighted, "   (mean over ", result.target_tokens, " target tokens)"));
   bar.line(concat("perplexity ", std::exp(result.token_weighted)));
   if (result.prompted_rows > 0) {
-    bar.line(concat("exact_match ", static_cast<double>(result.exact_matches) / static_cast<double>(result.prompted_rows), "   (",
-                    result.exact_matches, " of ", result.prompted_rows, " answers)"));
+    bar.line(concat("exact_match ", static_cast<double>(result.exact_matches) / static_cast<double>(result.prompted_rows),
+                    "   (", result.exact_matches, " of ", result.prompted_rows, " answers)"));
   }
   return 0;
 }

@@ -35,7 +35,8 @@ void print_usage(std::FILE* to) {
   }
 }
 
-/// One line for the user: what is wrong and what to do. Exit code 2: the command was not carried out because of what it was given.
+/// One line for the user: what is wrong and what to do. Exit code 2: the command was not carried out because of what it was
+/// given.
 int refuse(std::string_view message) {
   message = message.substr(0, message.find('\n'));  // what torch puts behind its message is for programmers
   std::fprintf(stderr, "error: %.*s\n", static_cast<int>(message.size()), message.data());
@@ -60,7 +61,8 @@ int run(const std::vector<std::string>& arguments) {
     if (command.name == arguments[0]) return command.run({arguments.begin() + 1, arguments.end()});
     known.push_back(command.name);
   }
-  return refuse(qlorapp::concat("there is no command '", arguments[0], "'.", qlorapp::did_you_mean(arguments[0], known), " See qlorapp --help."));
+  return refuse(qlorapp::concat("there is no command '", arguments[0], "'.", qlorapp::did_you_mean(arguments[0], known),
+                                " See qlorapp --help."));
 }
 
 }  // namespace
@@ -68,7 +70,8 @@ int run(const std::vector<std::string>& arguments) {
 int main(int argc, char** argv) {
   qlorapp::set_log_sink([](qlorapp::LogLevel level, std::string_view line) {
     std::FILE* const to = level == qlorapp::LogLevel::kWarning ? stderr : stdout;
-    std::fprintf(to, "%s%.*s\n", level == qlorapp::LogLevel::kWarning ? "warning: " : "", static_cast<int>(line.size()), line.data());
+    std::fprintf(to, "%s%.*s\n", level == qlorapp::LogLevel::kWarning ? "warning: " : "", static_cast<int>(line.size()),
+                 line.data());
     std::fflush(to);
   });
   try {
@@ -77,13 +80,9 @@ int main(int argc, char** argv) {
     return 0;
   } catch (const std::invalid_argument& error) {  // ValueError, TypeError, FormatError
     return refuse(error.what());
-  } catch (const qlorapp::IoError& error) {
-    return refuse(error.what());
-  } catch (const c10::ValueError& error) {
+  } catch (const qlorapp::IoError& error) { return refuse(error.what()); } catch (const c10::ValueError& error) {
     return refuse(error.what_without_backtrace());
-  } catch (const c10::TypeError& error) {
-    return refuse(error.what_without_backtrace());
-  } catch (const c10::Error& error) {
+  } catch (const c10::TypeError& error) { return refuse(error.what_without_backtrace()); } catch (const c10::Error& error) {
     std::fprintf(stderr, "error: %s\n", error.what_without_backtrace());
     return 1;
   } catch (const std::exception& error) {

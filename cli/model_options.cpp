@@ -42,9 +42,12 @@ TextTools TextTools::open(const std::string& folder) {
   return {Tokenizer::from_folder(folder), ChatTemplate::from_folder(folder)};
 }
 
-Dataset read_rows(const std::string& path, const DatasetOptions& options, const std::string& model_folder, std::optional<TextTools>& tools) {
-  if (!tools && std::filesystem::exists(std::filesystem::path(model_folder) / "tokenizer.json")) tools = TextTools::open(model_folder);
-  Dataset data = Dataset::read(path, options, tools && tools->tokenizer ? &*tools->tokenizer : nullptr, tools && tools->chat ? &*tools->chat : nullptr);
+Dataset read_rows(const std::string& path, const DatasetOptions& options, const std::string& model_folder,
+                  std::optional<TextTools>& tools) {
+  if (!tools && std::filesystem::exists(std::filesystem::path(model_folder) / "tokenizer.json"))
+    tools = TextTools::open(model_folder);
+  Dataset data = Dataset::read(path, options, tools && tools->tokenizer ? &*tools->tokenizer : nullptr,
+                               tools && tools->chat ? &*tools->chat : nullptr);
   log_info(concat(path, ": ", data.summary.line()));
   for (const std::string& warning : data.summary.warnings()) log_warning(warning);
   return data;

@@ -10,8 +10,8 @@ namespace qlorapp::cli {
 /// @throws ValueError for a file in its place; IoError if the system refuses.
 void check_output_folder(const std::string& folder);
 
-/// A new or empty folder that a command fills. Unless keep() is called, what was put into it goes with the object, and the folder
-/// too if it was not there before: nothing half-written stays.
+/// A new or empty folder that a command fills. Unless keep() is called, what was put into it goes with the object, and the
+/// folder too if it was not there before: nothing half-written stays.
 class FreshFolder {
  public:
   /// @throws as check_output_folder; ValueError if the folder is not empty.

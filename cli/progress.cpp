@@ -38,7 +38,8 @@ void ProgressBar::draw(int64_t done, int64_t total) {
   const int64_t filled = total > 0 ? std::clamp<int64_t>(done * kWidth / total, 0, kWidth) : 0;
   const double seconds = std::chrono::duration<double>(Clock::now() - begin_).count();
   const double left = done > 0 ? seconds / static_cast<double>(done) * static_cast<double>(total - done) : 0.0;
-  std::fprintf(stderr, "\r%s [%s%s] %lld/%lld, %.0f s, %.0f s left ", label_.c_str(), std::string(static_cast<size_t>(filled), '#').c_str(),
+  std::fprintf(stderr, "\r%s [%s%s] %lld/%lld, %.0f s, %.0f s left ", label_.c_str(),
+               std::string(static_cast<size_t>(filled), '#').c_str(),
                std::string(static_cast<size_t>(kWidth - filled), '.').c_str(), static_cast<long long>(done),
                static_cast<long long>(total), seconds, left);
   std::fflush(stderr);

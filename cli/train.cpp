@@ -42,7 +42,8 @@ TrainOptions parse(const Arguments& arguments) {
   options.args.output_dir.clear();
   CommandLine line("train", "Fine-tunes low-rank adapters on a 4-bit base and writes a PEFT adapter folder.");
   options.model.add_to(line);
-  line.option("data", options.data, "rows to train on: .jsonl or .json of text, prompt/completion, messages or input_ids", true);
+  line.option("data", options.data, "rows to train on: .jsonl or .json of text, prompt/completion, messages or input_ids",
+              true);
   line.option("output", options.output, "folder for the adapter, checkpoints and trainer_state.json", true);
   line.option("eval_data", options.eval_data, "rows to evaluate on");
   line.option("init_adapter", options.init_adapter, "PEFT adapter folder to go on from");
@@ -53,8 +54,9 @@ TrainOptions parse(const Arguments& arguments) {
   options.args.output_dir = options.output;
   options.args.validate();
   options.lora.validate();
-  QLORAPP_CHECK_VALUE(options.init_adapter.empty() || !(line.given("r") || line.given("target_modules") || line.given("lora_alpha")),
-                      "[train] --init_adapter brings its own r, lora_alpha and target_modules; leave those options out.");
+  QLORAPP_CHECK_VALUE(
+      options.init_adapter.empty() || !(line.given("r") || line.given("target_modules") || line.given("lora_alpha")),
+      "[train] --init_adapter brings its own r, lora_alpha and target_modules; leave those options out.");
   if (!options.eval_data.empty() && !line.given("eval_strategy")) options.args.eval_strategy = "epoch";
   return options;
 }
@@ -76,15 +78,19 @@ void check_output(const TrainOptions& options, bool resuming) {
   if (resuming || options.args.overwrite_output_dir) return;
   const bool used = fs::exists(fs::path(options.output) / "trainer_state.json") || !list_checkpoints(options.output).empty() ||
                     fs::exists(fs::path(options.output) / "adapter_model.safetensors");
-  QLORAPP_CHECK_VALUE(!used, "[output] ", options.output,
-                      " holds another run. Name a new folder, go on with --resume_from_checkpoint, or give --overwrite_output_dir.");
+  QLORAPP_CHECK_VALUE(
+      !used, "[output] ", options.output,
+      " holds another run. Name a new folder, go on with --resume_from_checkpoint, or give --overwrite_output_dir.");
 }
 
 at::ScalarType compute_dtype(const TrainingArguments& args) {
   switch (args.precision()) {
-    case Precision::kBf16: return at::kBFloat16;
-    case Precision::kFp16: return at::kHalf;
-    default: return at::kFloat;
+    case Precision::kBf16:
+      return at::kBFloat16;
+    case Precision::kFp16:
+      return at::kHalf;
+    default:
+      return at::kFloat;
   }
 }
 
@@ -130,7 +136,8 @@ int train(const Arguments& arguments) {
   const Dataset train_data = read_rows(options.data, rows, options.model.model, tools);
   Dataset eval_data;
   if (!options.eval_data.empty()) eval_data = read_rows(options.eval_data, rows, options.model.model, tools);
-  if (tools && tools->tokenizer) log_info(concat("first row, «trained»: ", render_sample(train_data.examples.front(), *tools->tokenizer)));
+  if (tools && tools->tokenizer)
+    log_info(concat("first row, «trained»: ", render_sample(train_data.examples.front(), *tools->tokenizer)));
 
   CausalLM model = options.model.load(compute_dtype(options.args));
   if (options.init_adapter.empty()) {
@@ -144,8 +151,8 @@ int train(const Arguments& arguments) {
   remove_stale_checkpoints(options.output);
   ProgressBar bar("training");
   Trainer trainer(model, options.args, train_data.examples, eval_data.examples, options.model.model, callbacks(bar));
-  log_info(concat(trainer.max_steps(), " steps of ", options.args.per_device_train_batch_size, " x ", options.args.gradient_accumulation_steps,
-                  " rows", resume_from ? " from " + *resume_from : std::string()));
+  log_info(concat(trainer.max_steps(), " steps of ", options.args.per_device_train_batch_size, " x ",
+                  options.args.gradient_accumulation_steps, " rows", resume_from ? " from " + *resume_from : std::string()));
   std::signal(SIGINT, on_interrupt);
   const TrainOutput output = trainer.train(resume_from);
   if (g_interrupted) {

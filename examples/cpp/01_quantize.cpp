@@ -10,9 +10,9 @@ int main() {
   at::manual_seed(0);
   const at::Tensor weight = at::randn({1024, 1024}) * 0.02;
 
-  const qlorapp::Quantizer quantizer;                           // NF4, blocks of 64, scales in eight bits
+  const qlorapp::Quantizer quantizer;  // NF4, blocks of 64, scales in eight bits
   const qlorapp::QuantizedTensor q = quantizer.quantize(weight);
-  const at::Tensor back = quantizer.dequantize(q);              // float32 again, as the weight was
+  const at::Tensor back = quantizer.dequantize(q);  // float32 again, as the weight was
 
   const double bits = 8.0 * static_cast<double>(q.nbytes().count) / static_cast<double>(weight.numel());
   const double error = ((back - weight).norm() / weight.norm()).item<double>();

@@ -15,7 +15,8 @@
 int main(int argc, char** argv) {
   if (argc != 3) return std::fprintf(stderr, "usage: %s MODEL_FOLDER OUTPUT_FOLDER\n", argv[0]), 2;
   const std::string folder = argv[1], output = argv[2];
-  qlorapp::CausalLM model = qlorapp::load_model(folder, {});  // linear layers in NF4 with double quantization, the rest in float32
+  qlorapp::CausalLM model =
+      qlorapp::load_model(folder, {});  // linear layers in NF4 with double quantization, the rest in float32
   qlorapp::LoraConfig lora;
   lora.r = 8;
   lora.lora_alpha = 16;
@@ -40,7 +41,8 @@ int main(int argc, char** argv) {
   for (int step = 0; step < 40; ++step) {
     const qlorapp::StepReport report = qlorapp::train_step(model, run, window);
     if (step % 10 == 0) {
-      std::printf("step %2d  loss %.3f  gradient norm %.3f\n", step, report.mean_loss.item<double>(), report.grad_norm.item<double>());
+      std::printf("step %2d  loss %.3f  gradient norm %.3f\n", step, report.mean_loss.item<double>(),
+                  report.grad_norm.item<double>());
     }
   }
   const double trained = evaluate(model, rows, {}).token_weighted;

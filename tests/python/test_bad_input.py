@@ -336,7 +336,9 @@ def in_small_disk(command: list[str], here: pathlib.Path, kib: int | None) -> tu
     program = str(conftest.BUILD / "qlorapp")
     shell = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "sh", "-c", script, "sh"]
     env = {**os.environ, "OMP_NUM_THREADS": "2"}
-    result = subprocess.run([*shell, program, *command], cwd=here, capture_output=True, text=True, check=False, timeout=120, env=env)
+    result = subprocess.run(
+        [*shell, program, *command], cwd=here, capture_output=True, text=True, check=False, timeout=120, env=env
+    )
     if result.returncode == 77 or result.stderr.startswith("unshare:"):
         pytest.skip(f"this machine lets nobody mount a small disk: {result.stderr.strip()}")
     return result, (here / "left").read_text().split()

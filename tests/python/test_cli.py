@@ -81,7 +81,9 @@ def test_version_is_one_everywhere():
     ours = qlorapp("--version")
     assert ours.returncode == 0 and ours.stdout == f"qlorapp {package.__version__}\n"
     env = {"PYTHONPATH": str(conftest.BUILD / "python")}
-    through_python = subprocess.run([sys.executable, "-m", "qlorapp", "--version"], env=env, capture_output=True, text=True, check=False)
+    through_python = subprocess.run(
+        [sys.executable, "-m", "qlorapp", "--version"], env=env, capture_output=True, text=True, check=False
+    )
     assert (through_python.returncode, through_python.stdout) == (0, ours.stdout), through_python.stderr
 
 
@@ -89,7 +91,18 @@ def test_version_is_one_everywhere():
 
 
 def test_dashes_underscores_equals_signs_and_aliases_mean_the_same(here):
-    train(here, "spelt", "--max-steps=1", "--lora_r", "4", "--lora-alpha", "12", "--evaluation_strategy=no", "--weight-decay", "1e-2")
+    train(
+        here,
+        "spelt",
+        "--max-steps=1",
+        "--lora_r",
+        "4",
+        "--lora-alpha",
+        "12",
+        "--evaluation_strategy=no",
+        "--weight-decay",
+        "1e-2",
+    )
     arguments, adapter = arguments_of(here / "spelt"), adapter_of(here / "spelt")
     assert (arguments["max_steps"], arguments["weight_decay"], arguments["eval_strategy"]) == (1, 0.01, "no")
     assert (adapter["r"], adapter["lora_alpha"]) == (4, 12)
@@ -220,7 +233,9 @@ def test_exact_match_counts_answers_learnt_by_heart(here, tmp_path):
 
 def test_generate_is_deterministic(here):
     def generate(*arguments):
-        return qlorapp("generate", "--model", "model", "--prompt", "What is 2 + 2?", "--max_new_tokens", 12, *arguments, cwd=here).stdout
+        return qlorapp(
+            "generate", "--model", "model", "--prompt", "What is 2 + 2?", "--max_new_tokens", 12, *arguments, cwd=here
+        ).stdout
 
     assert generate() == generate() != ""
     assert generate("--adapter", "run") == generate("--adapter", "run") != generate()
@@ -235,5 +250,8 @@ def test_the_same_run_twice_gives_the_same_adapter(here, tmp_path):
 
 def test_a_quantized_folder_evaluates_like_its_source(here, tmp_path):
     assert qlorapp("quantize", "--model", "model", "--output", tmp_path / "q", cwd=here).returncode == 0
-    losses = [qlorapp("eval", "--model", model, "--data", "rows.jsonl", cwd=here).stdout.splitlines() for model in ["model", tmp_path / "q"]]
+    losses = [
+        qlorapp("eval", "--model", model, "--data", "rows.jsonl", cwd=here).stdout.splitlines()
+        for model in ["model", tmp_path / "q"]
+    ]
     assert losses[0][-3:] == losses[1][-3:]
