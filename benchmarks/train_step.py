@@ -75,9 +75,8 @@ def peer(args: argparse.Namespace):
 
 
 def ours(args: argparse.Namespace):
-    import torch
-
     import qlorapp
+    import torch
 
     dtype = getattr(torch, args.dtype)
     quantization = qlorapp.BitsAndBytesConfig(
