@@ -162,7 +162,8 @@ def main() -> None:
         args.dtype, args.checkpointing = args.dtype[0], args.checkpointing[0]
         run_side(args)
         return
-    model_name = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "unknown")
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    model_name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
     print(f"CPU: {model_name}, {args.threads} threads; bare float32 GEMM {bare_gemm(args.threads, args.sequence):.0f} GFLOP/s")
     print(f"{args.layers} layers of Llama-3.2-1B's shape, vocabulary 32000, sequence {args.sequence}, batch 1, r=16 on all linear layers")
     print("| dtype | checkpointing | ours tok/s (min … max) | peer tok/s (min … max) | ratio | ours MiB | peer MiB | loss ours / peer |")
