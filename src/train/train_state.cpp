@@ -102,7 +102,8 @@ void TrainState::load(const std::string& folder) {
   uint64_t fingerprint = 0;
   reader.bits("base_fingerprint", fingerprint);
   QLORAPP_CHECK_FORMAT(fingerprint == base_fingerprint, "[resume] ", path,
-                       " belongs to another base model, or to this one quantized differently. Give the model of that run.");
+                       " belongs to another base model, or to this one quantized differently or in another precision (--bf16, --fp16). "
+                       "Give the model and precision of that run.");
   reader.integer("optimizer_step", optimizer_step);
   reader.bits("seed", seed);
   reader.integer("micro_step", micro_step);
