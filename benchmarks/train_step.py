@@ -7,6 +7,10 @@ Both sides train the same random model (vocabulary 32,000, r = 16 on all linear 
 torch's AdamW) on the same tokens, each in its own process, in turn: A B A B. A row is one setting: tokens a second (median of
 steps), the spread, the peak of the process's resident memory from before the model is there, and the ratios. Peak memory
 includes loading, which both do.
+
+The share of GEMM and attention is what one step's products (LoRA's left out) and attention take when nothing else runs: torch.mm on
+dense matrices of the same shapes, and the attention operator, timed in our own process after its steps, over the median step. On a
+CPU without 16-bit products those are float32 GEMMs, as ours are.
 """
 
 import argparse
@@ -62,16 +66,7 @@ def peer(args: argparse.Namespace):
     model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM"))
     model.config.use_cache = False
     model.train()
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-
-    def step(tokens) -> float:
-        loss = model(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.item()
-
-    return step, before
+    return model, before
 
 
 def ours(args: argparse.Namespace):
@@ -89,6 +84,61 @@ def ours(args: argparse.Namespace):
         model.gradient_checkpointing_enable()
     model = qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
     model.train()
+    return model, before
+
+
+def has_bf16_instructions() -> bool:
+    flags = pathlib.Path("/proc/cpuinfo").read_text().split()
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def seconds_of(function, *arguments, repeat: int = 5, **named) -> float:
+    times = []
+    for _ in range(repeat + 1):
+        begin = time.perf_counter()
+        function(*arguments, **named)
+        times.append(time.perf_counter() - begin)
+    return median(times[1:])
+
+
+def products_and_attention(args: argparse.Namespace) -> float:
+    """Seconds of one step's GEMMs and attention alone."""
+    import torch
+
+    bf16_instructions = args.bf16_instructions == "yes"
+    dtype = getattr(torch, args.dtype) if bf16_instructions else torch.float32
+    tokens, hidden, intermediate, kv, vocabulary = args.sequence, 2048, 8192, 512, 32000
+
+    def forward(out: int, inner: int) -> float:
+        return seconds_of(torch.mm, torch.randn(tokens, inner, dtype=dtype), torch.randn(out, inner, dtype=dtype).t())
+
+    def backward(out: int, inner: int) -> float:
+        return seconds_of(torch.mm, torch.randn(tokens, out, dtype=dtype), torch.randn(out, inner, dtype=dtype))
+
+    shapes = [(hidden, hidden), (kv, hidden), (kv, hidden), (hidden, hidden), (intermediate, hidden), (intermediate, hidden)]
+    down = (hidden, intermediate)
+    again = sum(forward(*shape) for shape in shapes)  # a recompute stops before down_proj
+    layer = again + forward(*down) + sum(backward(*shape) for shape in [*shapes, down])
+    q, k, v = (torch.randn(tokens, heads, 64, dtype=getattr(torch, args.dtype)) for heads in (32, 8, 8))
+    row = [0, tokens]
+    ops = torch.ops.qlorapp
+    attention = seconds_of(ops.attention, q, k, v, row, 0.125)
+    out, lse = ops.attention(q, k, v, row, 0.125)
+    layer += attention + seconds_of(ops.attention_backward, q, q, k, v, out, lse, row, 0.125)
+    if args.checkpointing == "yes":
+        layer += again + attention
+    return layer * args.layers + forward(vocabulary, hidden) + backward(vocabulary, hidden)
+
+
+def run_side(args: argparse.Namespace) -> None:
+    import torch
+
+    torch.set_num_threads(args.threads)
+    model, before = (ours if args.side == "ours" else peer)(args)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
 
     def step(tokens) -> float:
@@ -98,14 +148,6 @@ def ours(args: argparse.Namespace):
         optimizer.zero_grad()
         return loss.item()
 
-    return step, before
-
-
-def run_side(args: argparse.Namespace) -> None:
-    import torch
-
-    torch.set_num_threads(args.threads)
-    step, before = (ours if args.side == "ours" else peer)(args)
     generator = torch.Generator().manual_seed(1)
     batches = [torch.randint(0, 32000, (1, args.sequence), generator=generator) for _ in range(args.steps + 2)]
     seconds, losses = [], []
@@ -113,7 +155,9 @@ def run_side(args: argparse.Namespace) -> None:
         begin = time.perf_counter()
         losses.append(step(tokens))
         seconds.append(time.perf_counter() - begin)
-    print(json.dumps({"seconds": seconds[2:], "losses": losses, "peak": memory("VmHWM") - before}))
+    peak = memory("VmHWM") - before
+    products = products_and_attention(args) if args.side == "ours" else 0.0
+    print(json.dumps({"seconds": seconds[2:], "losses": losses, "peak": peak, "products": products}))
 
 
 def bare_gemm(threads: int, sequence: int) -> float:
@@ -136,6 +180,7 @@ def measure(args: argparse.Namespace, model: str, dtype: str, checkpointing: str
         for side, result in results.items():
             command = [sys.executable, __file__, "--side", side, "--model", model, "--dtype", dtype, "--checkpointing", checkpointing]
             command += ["--steps", str(args.steps), "--sequence", str(args.sequence), "--threads", str(args.threads)]
+            command += ["--layers", str(args.layers), "--bf16-instructions", "no" if environment or not has_bf16_instructions() else "yes"]
             out = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
             if out.returncode != 0:
                 sys.exit(out.stderr[-2000:])
@@ -143,6 +188,7 @@ def measure(args: argparse.Namespace, model: str, dtype: str, checkpointing: str
             result["seconds"] += one["seconds"]
             result["peak"] = max(result["peak"], one["peak"])
             result["loss"] = one["losses"][-1]
+            result.setdefault("share", []).append(one["products"] / median(one["seconds"]))
     return results
 
 
@@ -150,6 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--side", choices=["ours", "peer"])
     parser.add_argument("--model")
+    parser.add_argument("--bf16-instructions", choices=["yes", "no"], default="yes")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--sequence", type=int, default=256)
     parser.add_argument("--steps", type=int, default=5)
@@ -166,22 +213,24 @@ def main() -> None:
     model_name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
     print(f"CPU: {model_name}, {args.threads} threads; bare float32 GEMM {bare_gemm(args.threads, args.sequence):.0f} GFLOP/s")
     print(f"{args.layers} layers of Llama-3.2-1B's shape, vocabulary 32000, sequence {args.sequence}, batch 1, r=16 on all linear layers")
-    print("| dtype | checkpointing | ours tok/s (min … max) | peer tok/s (min … max) | ratio | ours MiB | peer MiB | loss ours / peer |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| dtype | checkpointing | ours tok/s (min … max) | peer tok/s (min … max) | ratio | GEMM and attention | ours MiB | peer MiB | loss ours / peer |")
+    print("|---|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         make_model(folder, args.layers)
         for dtype in args.dtype:
             # Without bf16 instructions: oneDNN is told to leave them alone, on both sides.
-            for environment in [{}] if dtype == "float32" else [{}, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}]:
+            for environment in [{}] if dtype == "float32" or not has_bf16_instructions() else [{}, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}]:
                 for checkpointing in args.checkpointing:
                     results = measure(args, folder, dtype, checkpointing, environment)
                     rates = {s: sorted(args.sequence / t for t in r["seconds"]) for s, r in results.items()}
-                    median = {s: r[len(r) // 2] for s, r in rates.items()}
-                    cells = [f"{median[s]:.0f} ({rates[s][0]:.0f} … {rates[s][-1]:.0f})" for s in ("ours", "peer")]
-                    label = dtype + (" without bf16 instructions" if environment else "")
+                    middle = {s: median(r) for s, r in rates.items()}
+                    cells = [f"{middle[s]:.0f} ({rates[s][0]:.0f} … {rates[s][-1]:.0f})" for s in ("ours", "peer")]
+                    without = dtype == "bfloat16" and (environment or not has_bf16_instructions())
+                    label = dtype + (" without bf16 instructions" if without else "")
                     losses = f"{results['ours']['loss']:.4f} / {results['peer']['loss']:.4f}"
                     print(
-                        f"| {label} | {checkpointing} | {cells[0]} | {cells[1]} | {median['ours'] / median['peer']:.2f} | "
+                        f"| {label} | {checkpointing} | {cells[0]} | {cells[1]} | {middle['ours'] / middle['peer']:.2f} | "
+                        f"{median(results['ours']['share']):.0%} | "
                         f"{results['ours']['peak']:.0f} | {results['peer']['peak']:.0f} | {losses} |",
                         flush=True,
                     )

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model_options.hpp"
 
-#include <filesystem>
 
 #include "progress.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
+#include "qlorapp/format/folder.hpp"
 #include "qlorapp/format/model_config.hpp"
 
 namespace qlorapp::cli {
@@ -37,14 +37,14 @@ CausalLM ModelOptions::load(at::ScalarType compute_dtype) const {
 }
 
 TextTools TextTools::open(const std::string& folder) {
-  QLORAPP_CHECK_FORMAT(std::filesystem::exists(std::filesystem::path(folder) / "tokenizer.json"), "[tokenizer] ", folder,
+  QLORAPP_CHECK_FORMAT(format::exists(format::path_in(folder, "tokenizer.json")), "[tokenizer] ", folder,
                        " has no tokenizer.json. Copy it from the model's page, or give rows of input_ids and labels.");
   return {Tokenizer::from_folder(folder), ChatTemplate::from_folder(folder)};
 }
 
 Dataset read_rows(const std::string& path, const DatasetOptions& options, const std::string& model_folder,
                   std::optional<TextTools>& tools) {
-  if (!tools && std::filesystem::exists(std::filesystem::path(model_folder) / "tokenizer.json"))
+  if (!tools && format::exists(format::path_in(model_folder, "tokenizer.json")))
     tools = TextTools::open(model_folder);
   Dataset data = Dataset::read(path, options, tools && tools->tokenizer ? &*tools->tokenizer : nullptr,
                                tools && tools->chat ? &*tools->chat : nullptr);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "command.hpp"
 #include "model_options.hpp"
-#include "output_folder.hpp"
 #include "progress.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
@@ -22,11 +21,9 @@ int quantize(const Arguments& arguments) {
   Quantizer::Options options = model.quantization();
   if (compat == "bnb") options.compat = Compat::kBnb;
   (void)format::load_model_config(model.model);  // a folder that is no model is said before it is read
-  FreshFolder folder(output);
   ProgressBar bar("quantizing");
   quantize_checkpoint(model.model, output, options, parse_dtype(compute_dtype),
                       [&](int64_t done, int64_t total) { bar.update(done, total); });
-  folder.keep();
   bar.line(concat("quantized checkpoint written to ", output));
   return 0;
 }

@@ -2,15 +2,14 @@
 #include <sys/resource.h>
 
 #include <csignal>
-#include <filesystem>
 
 #include "command.hpp"
 #include "model_options.hpp"
-#include "output_folder.hpp"
 #include "progress.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/core/units.hpp"
+#include "qlorapp/format/folder.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/adapter.hpp"
 #include "qlorapp/io/checkpoint_folder.hpp"
@@ -18,8 +17,6 @@
 
 namespace qlorapp::cli {
 namespace {
-
-namespace fs = std::filesystem;
 
 volatile std::sig_atomic_t g_interrupted = 0;
 
@@ -74,10 +71,10 @@ std::optional<std::string> checkpoint_to_resume(const TrainOptions& options) {
 
 /// Another run's work is never written over by accident.
 void check_output(const TrainOptions& options, bool resuming) {
-  check_output_folder(options.output);
+  format::check_output_folder(options.output);
   if (resuming || options.args.overwrite_output_dir) return;
-  const bool used = fs::exists(fs::path(options.output) / "trainer_state.json") || !list_checkpoints(options.output).empty() ||
-                    fs::exists(fs::path(options.output) / "adapter_model.safetensors");
+  const bool used = format::exists(format::path_in(options.output, "trainer_state.json")) || !list_checkpoints(options.output).empty() ||
+                    format::exists(format::path_in(options.output, "adapter_model.safetensors"));
   QLORAPP_CHECK_VALUE(
       !used, "[output] ", options.output,
       " holds another run. Name a new folder, go on with --resume_from_checkpoint, or give --overwrite_output_dir.");

@@ -42,3 +42,6 @@ find_library(QLORAPP_LIB_torch_python torch_python PATHS ${qlorapp_torch_root}/l
 # libstdc++ comes first: libtorch exports a std::filesystem of its own, from an older one, and the loader takes the first it meets.
 target_link_libraries(qlorapp_torch INTERFACE $<BUILD_INTERFACE:stdc++> $<BUILD_INTERFACE:${_libraries}>)
 target_link_options(qlorapp_torch INTERFACE "LINKER:-rpath-link,${qlorapp_torch_root}/lib" "LINKER:--allow-shlib-undefined")
+# at::parallel_for is a template: without -fopenmp, ours would silently run on one thread. src/ops/cpu/rows.hpp refuses that.
+target_compile_options(qlorapp_torch INTERFACE $<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CXX>:-fopenmp>>)
+target_link_options(qlorapp_torch INTERFACE $<BUILD_INTERFACE:-fopenmp>)

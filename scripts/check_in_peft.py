@@ -12,7 +12,7 @@ import pathlib
 import re
 import sys
 
-TOLERANCE = 2e-3  # relative; the two sides may round activations differently
+TOLERANCE = 5e-4  # relative; 0.2 % of the codes of the scales differ by one (docs/adr/0005)
 
 
 def held_out_loss(model, tokenizer, rows: list[list[dict]]) -> float:
@@ -59,7 +59,8 @@ def main() -> int:
         bnb_4bit_compute_dtype=torch.float32,
     )
     base = AutoModelForCausalLM.from_pretrained(args.model, quantization_config=config, dtype=torch.float32, device_map="cpu")
-    model = PeftModel.from_pretrained(base, args.adapter).eval()
+    # Not eval(): then bitsandbytes multiplies in bfloat16 on CPUs that can, whatever the compute dtype is. Dropout is 0 either way.
+    model = PeftModel.from_pretrained(base, args.adapter).train()
     rows = [json.loads(line)["messages"] for line in args.data.read_text().splitlines()]
     theirs, mine = held_out_loss(model, AutoTokenizer.from_pretrained(args.model), rows), float(ours.group(1))
     difference = abs(theirs - mine) / max(theirs, 1e-3)

@@ -7,14 +7,15 @@
 #include "json_reading.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/nearest_name.hpp"
+#include "qlorapp/format/folder.hpp"
 #include "template_source.hpp"
 #include "unicode.hpp"
 
 namespace qlorapp {
 namespace {
 
-constexpr std::uintmax_t kLargestTemplate = 64 << 10;
-constexpr std::uintmax_t kLargestConfig = 64 << 20;
+constexpr size_t kLargestTemplate = 64 << 10;
+constexpr size_t kLargestConfig = 64 << 20;
 constexpr std::string_view kDefaultDate = "26 Jul 2024";
 constexpr std::array<std::string_view, 3> kNames{"llama3", "llama3.1", "chatml"};
 
@@ -121,18 +122,19 @@ std::string bos_in(const nlohmann::json& config) {
 
 }  // namespace
 
-std::optional<ChatTemplate> ChatTemplate::from_folder(const std::filesystem::path& folder) {
-  const auto config_path = folder / "tokenizer_config.json", jinja_path = folder / "chat_template.jinja";
+std::optional<ChatTemplate> ChatTemplate::from_folder(const std::string& folder) {
+  const std::string config_path = format::path_in(folder, "tokenizer_config.json");
+  const std::string jinja_path = format::path_in(folder, "chat_template.jinja");
   nlohmann::json config = nlohmann::json::object();
-  if (std::filesystem::exists(config_path)) config = parse_json(read_file(config_path, kLargestConfig), config_path.string());
-  QLORAPP_CHECK_FORMAT(config.is_object(), "[", config_path.string(), "] must be a JSON object; got ", kind_of(config),
+  if (format::exists(config_path)) config = parse_json(read_file(config_path, kLargestConfig), config_path);
+  QLORAPP_CHECK_FORMAT(config.is_object(), "[", config_path, "] must be a JSON object; got ", kind_of(config),
                        ". Check the file.");
-  if (std::filesystem::exists(jinja_path)) {
-    return from_source(read_file(jinja_path, kLargestTemplate), bos_in(config), jinja_path.string());
+  if (format::exists(jinja_path)) {
+    return from_source(read_file(jinja_path, kLargestTemplate), bos_in(config), jinja_path);
   }
-  const auto jinja = template_in(config, config_path.string());
+  const auto jinja = template_in(config, config_path);
   if (!jinja) return std::nullopt;
-  return from_source(*jinja, bos_in(config), config_path.string());
+  return from_source(*jinja, bos_in(config), config_path);
 }
 
 ChatTemplate ChatTemplate::from_source(std::string_view jinja, std::string bos_token, const std::string& where) {

@@ -81,12 +81,12 @@ std::string_view to_string(RowFormat format) {
   return {};
 }
 
-Dataset Dataset::read(const std::filesystem::path& path, const DatasetOptions& options, const Tokenizer* tokenizer,
+Dataset Dataset::read(const std::string& path, const DatasetOptions& options, const Tokenizer* tokenizer,
                       const ChatTemplate* chat) {
   Dataset out;
   DatasetSummary& summary = out.summary;
   std::optional<RowEncoder> encoder;
-  const std::string file = path.string();
+  const std::string& file = path;
   summary.eos_known = tokenizer != nullptr && !tokenizer->eos_ids().empty();
 
   summary.blank_lines = for_each_row(path, [&](std::string_view text, int64_t line) {

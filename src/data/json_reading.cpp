@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "json_reading.hpp"
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <unordered_set>
 #include <vector>
 
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/format/file_reader.hpp"
 #include "unicode.hpp"
 
 namespace qlorapp {
@@ -40,20 +38,7 @@ nlohmann::json parse_json(std::string_view text, const std::string& where) {
   }
 }
 
-std::string read_file(const std::filesystem::path& path, std::uintmax_t limit) {
-  std::error_code error;
-  const std::uintmax_t size = std::filesystem::file_size(path, error);
-  if (error)
-    throw IoError(concat("[", path.string(), "] cannot be read: ", error.message(), ". Check the path."), error.value());
-  QLORAPP_CHECK_FORMAT(size <= limit, "[", path.string(), "] may have ", limit, " bytes; it has ", size, ". Check the path.");
-  std::ifstream file(path, std::ios::binary);
-  std::string text(static_cast<std::size_t>(size), '\0');
-  if (!file.read(text.data(), static_cast<std::streamsize>(size))) {
-    const int number = errno;
-    throw IoError(concat("[", path.string(), "] cannot be read: ", std::strerror(number), ". Check the file."), number);
-  }
-  return text;
-}
+std::string read_file(const std::string& path, size_t limit) { return format::FileReader(path).read_all(limit); }
 
 std::string_view kind_of(const nlohmann::json& value) {
   switch (value.type()) {

@@ -2,8 +2,7 @@
 /// JSON from files that may be hostile: strict UTF-8, at most 64 levels deep, no key twice in an object. Torch-free.
 #pragma once
 
-#include <cstdint>
-#include <filesystem>
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -17,7 +16,7 @@ constexpr int kJsonDepth = 64;
 [[nodiscard]] nlohmann::json parse_json(std::string_view text, const std::string& where);
 
 /// @throws IoError when the file cannot be read, FormatError when it has more than `limit` bytes.
-[[nodiscard]] std::string read_file(const std::filesystem::path& path, std::uintmax_t limit);
+[[nodiscard]] std::string read_file(const std::string& path, size_t limit);
 
 /// @returns "null", "a number", "a string", …: how an error names what it got.
 [[nodiscard]] std::string_view kind_of(const nlohmann::json& value);

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/format/folder.hpp"
 
 namespace qlorapp {
 namespace {
@@ -16,10 +17,11 @@ constexpr bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c
 /// The file byte by byte, a megabyte at a time.
 class Bytes {
  public:
-  explicit Bytes(const std::filesystem::path& path) : path_(path), file_(path, std::ios::binary), block_(1 << 20, '\0') {
-    const int number = std::filesystem::is_directory(path) ? EISDIR : errno;
+  explicit Bytes(const std::string& path) : path_(path), file_(path, std::ios::binary), block_(1 << 20, '\0') {
+    const int opened = errno;
+    const int number = format::is_folder(path) ? EISDIR : opened;
     if (!file_ || number == EISDIR) {
-      throw IoError(concat("[", path.string(), "] cannot be read: ", std::strerror(number), ". Check the path of the data."),
+      throw IoError(concat("[", path, "] cannot be read: ", std::strerror(number), ". Check the path of the data."),
                     number);
     }
   }
@@ -28,7 +30,7 @@ class Bytes {
   int peek() {
     if (at_ == size_) {
       file_.read(block_.data(), static_cast<std::streamsize>(block_.size()));
-      if (file_.bad()) throw IoError(concat("[", path_.string(), "] cannot be read to its end. Check the disk."), EIO);
+      if (file_.bad()) throw IoError(concat("[", path_, "] cannot be read to its end. Check the disk."), EIO);
       size_ = static_cast<std::size_t>(file_.gcount());
       at_ = 0;
     }
@@ -50,7 +52,7 @@ class Bytes {
   void skip(std::size_t bytes) { at_ += bytes; }
 
  private:
-  const std::filesystem::path& path_;
+  const std::string& path_;
   std::ifstream file_;
   std::string block_;
   std::size_t at_ = 0, size_ = 0;
@@ -59,14 +61,14 @@ class Bytes {
 
 class RowReader {
  public:
-  RowReader(const std::filesystem::path& path, const std::function<void(std::string_view, int64_t)>& visit)
+  RowReader(const std::string& path, const std::function<void(std::string_view, int64_t)>& visit)
       : path_(path), bytes_(path), visit_(visit) {}
 
   int64_t run() {
     const std::string_view front = bytes_.front();
-    QLORAPP_CHECK_FORMAT(!front.starts_with("\xFF\xFE") && !front.starts_with("\xFE\xFF"), "[", path_.string(),
+    QLORAPP_CHECK_FORMAT(!front.starts_with("\xFF\xFE") && !front.starts_with("\xFE\xFF"), "[", path_,
                          "] rows must be UTF-8; got UTF-16. Save the file as UTF-8.");
-    QLORAPP_CHECK_FORMAT(!front.starts_with("\x1F\x8B") && !front.starts_with("PAR1"), "[", path_.string(),
+    QLORAPP_CHECK_FORMAT(!front.starts_with("\x1F\x8B") && !front.starts_with("PAR1"), "[", path_,
                          "] rows must be JSON lines; got a ", front[0] == 'P' ? "parquet" : "gzip",
                          " file. Convert it: datasets.load_dataset(…).to_json('rows.jsonl').");
     if (front.starts_with("\xEF\xBB\xBF")) bytes_.skip(3);
@@ -83,7 +85,7 @@ class RowReader {
  private:
   void append(std::string& row, int c, int64_t line) const {
     row += static_cast<char>(c);
-    QLORAPP_CHECK_FORMAT(row.size() <= kLargestRow, "[", path_.string(), ":", line, "] a row may have ", kLargestRow,
+    QLORAPP_CHECK_FORMAT(row.size() <= kLargestRow, "[", path_, ":", line, "] a row may have ", kLargestRow,
                          " bytes; this one has more. Split it into several rows.");
   }
 
@@ -112,7 +114,7 @@ class RowReader {
       int depth = 0;
       bool in_string = false;
       for (int c = bytes_.take();; c = bytes_.take()) {
-        QLORAPP_CHECK_FORMAT(c >= 0, "[", path_.string(), ":", line,
+        QLORAPP_CHECK_FORMAT(c >= 0, "[", path_, ":", line,
                              "] the array of rows must end with ]; the file ends before. ",
                              "It may have been cut off: write it again.");
         if (depth == 0 && !in_string && (c == ',' || c == ']')) {
@@ -132,7 +134,7 @@ class RowReader {
       if (!(first && closed && row.empty())) visit_(row, line);
     }
     skip_blanks();
-    QLORAPP_CHECK_FORMAT(bytes_.peek() < 0, "[", path_.string(), ":", bytes_.line(),
+    QLORAPP_CHECK_FORMAT(bytes_.peek() < 0, "[", path_, ":", bytes_.line(),
                          "] nothing may stand behind the array of rows. For one row a line, leave the brackets out.");
   }
 
@@ -140,14 +142,14 @@ class RowReader {
     while (bytes_.peek() >= 0 && is_blank(static_cast<char>(bytes_.peek()))) bytes_.take();
   }
 
-  const std::filesystem::path& path_;
+  const std::string& path_;
   Bytes bytes_;
   const std::function<void(std::string_view, int64_t)>& visit_;
 };
 
 }  // namespace
 
-int64_t for_each_row(const std::filesystem::path& path, const std::function<void(std::string_view row, int64_t line)>& visit) {
+int64_t for_each_row(const std::string& path, const std::function<void(std::string_view row, int64_t line)>& visit) {
   return RowReader(path, visit).run();
 }
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <string_view>
 
@@ -15,6 +14,6 @@ constexpr std::size_t kLargestRow = std::size_t{64} << 20;
 /// A byte order mark and CR at the end of a line are passed over.
 /// @returns the number of blank lines (.jsonl). @throws IoError; FormatError for rows above 64 MiB, arrays that do not close
 /// and files of another kind (UTF-16, gzip, parquet).
-int64_t for_each_row(const std::filesystem::path& path, const std::function<void(std::string_view row, int64_t line)>& visit);
+int64_t for_each_row(const std::string& path, const std::function<void(std::string_view row, int64_t line)>& visit);
 
 }  // namespace qlorapp

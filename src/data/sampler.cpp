@@ -73,27 +73,4 @@ std::vector<int64_t> epoch_order(int64_t rows, int64_t epoch, const SamplerOptio
   return {};
 }
 
-Sampler::Sampler(int64_t rows, SamplerOptions options)
-    : rows_(rows), options_(std::move(options)), order_(epoch_order(rows_, 0, options_)) {}
-
-std::vector<int64_t> Sampler::next(int64_t batch_size) {
-  QLORAPP_CHECK_VALUE(batch_size > 0, "[sampler] a batch must have a row; got batch size ", batch_size,
-                      ". Set it to 1 or more.");
-  if (at_end_of_epoch()) seek({position_.epoch + 1, 0});
-  const int64_t end = position_.row + std::min(batch_size, rows_ - position_.row);
-  std::vector<int64_t> out(order_.begin() + position_.row, order_.begin() + end);
-  position_.row = end;
-  return out;
-}
-
-void Sampler::seek(Position position) {
-  QLORAPP_CHECK_VALUE(position.epoch >= 0 && position.row >= 0 && position.row <= rows_,
-                      "[sampler] a position must be in an epoch from 0 and "
-                      "among ",
-                      rows_, " rows; got epoch ", position.epoch, ", row ", position.row,
-                      ". The checkpoint may be of other data: use the same file, or start anew.");
-  if (position.epoch != position_.epoch) order_ = epoch_order(rows_, position.epoch, options_);
-  position_ = position;
-}
-
 }  // namespace qlorapp

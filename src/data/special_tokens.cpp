@@ -6,31 +6,32 @@
 
 #include "json_reading.hpp"
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/format/folder.hpp"
 
 namespace qlorapp {
 namespace {
 
 using nlohmann::json;
-constexpr std::uintmax_t kLargestConfig = 64 << 20;
+constexpr size_t kLargestConfig = 64 << 20;
 
-json read_if_there(const std::filesystem::path& path) {
-  if (!std::filesystem::exists(path)) return json::object();
-  json file = parse_json(read_file(path, kLargestConfig), path.string());
-  QLORAPP_CHECK_FORMAT(file.is_object(), "[", path.string(), "] must be a JSON object; got ", kind_of(file),
+json read_if_there(const std::string& path) {
+  if (!format::exists(path)) return json::object();
+  json file = parse_json(read_file(path, kLargestConfig), path);
+  QLORAPP_CHECK_FORMAT(file.is_object(), "[", path, "] must be a JSON object; got ", kind_of(file),
                        ". Check the file.");
   return file;
 }
 
 /// The token that `file[key]` names, if it names one.
-std::optional<TokenId> named(const json& file, const char* key, const std::filesystem::path& path, const Tokenizer& tokenizer) {
+std::optional<TokenId> named(const json& file, const char* key, const std::string& path, const Tokenizer& tokenizer) {
   const auto entry = file.find(key);
   if (entry == file.end() || entry->is_null()) return std::nullopt;
   const json* text = &*entry;
   if (text->is_object() && text->contains("content")) text = &(*text)["content"];
-  QLORAPP_CHECK_FORMAT(text->is_string(), "[", path.string(), "] '", key, "' must be a string; got ", kind_of(*text),
+  QLORAPP_CHECK_FORMAT(text->is_string(), "[", path, "] '", key, "' must be a string; got ", kind_of(*text),
                        ". Check the file.");
   const auto id = tokenizer.token_to_id(text->get_ref<const std::string&>());
-  QLORAPP_CHECK_FORMAT(id.has_value(), "[", path.string(), "] '", key, "' must be a token of tokenizer.json; '",
+  QLORAPP_CHECK_FORMAT(id.has_value(), "[", path, "] '", key, "' must be a token of tokenizer.json; '",
                        text->get<std::string>(), "' is not. Take both files from the same model.");
   return id;
 }
@@ -54,10 +55,11 @@ std::vector<TokenId> numbered(const json& file, const char* key, const Tokenizer
 
 }  // namespace
 
-SpecialTokens read_special_tokens(const std::filesystem::path& folder, const Tokenizer& tokenizer) {
-  const auto config_path = folder / "tokenizer_config.json", map_path = folder / "special_tokens_map.json";
+SpecialTokens read_special_tokens(const std::string& folder, const Tokenizer& tokenizer) {
+  const std::string config_path = format::path_in(folder, "tokenizer_config.json"), map_path = format::path_in(folder, "special_tokens_map.json");
   const json config = read_if_there(config_path), map = read_if_there(map_path);
-  const json model = read_if_there(folder / "config.json"), generation = read_if_there(folder / "generation_config.json");
+  const json model = read_if_there(format::path_in(folder, "config.json"));
+  const json generation = read_if_there(format::path_in(folder, "generation_config.json"));
   const auto pick = [&](const char* name, const char* number) {
     if (const auto id = named(config, name, config_path, tokenizer)) return id;
     if (const auto id = named(map, name, map_path, tokenizer)) return id;

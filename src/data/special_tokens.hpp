@@ -2,7 +2,6 @@
 /// Which tokens begin, end and pad a text, from the files beside tokenizer.json. Torch-free.
 #pragma once
 
-#include <filesystem>
 #include <optional>
 #include <vector>
 
@@ -17,6 +16,6 @@ struct SpecialTokens {
 
 /// tokenizer_config.json wins over special_tokens_map.json (a string, or an object with a content), that over the ids of
 /// generation_config.json and config.json. @throws FormatError for a name that the tokenizer does not know.
-[[nodiscard]] SpecialTokens read_special_tokens(const std::filesystem::path& folder, const Tokenizer& tokenizer);
+[[nodiscard]] SpecialTokens read_special_tokens(const std::string& folder, const Tokenizer& tokenizer);
 
 }  // namespace qlorapp

@@ -10,6 +10,7 @@
 #include "json_reading.hpp"
 #include "pretokenize.hpp"
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/format/folder.hpp"
 #include "special_tokens.hpp"
 #include "tokenizer_json.hpp"
 #include "unicode.hpp"
@@ -17,7 +18,7 @@
 namespace qlorapp {
 namespace {
 
-constexpr std::uintmax_t kLargestTokenizerFile = 64 << 20;
+constexpr size_t kLargestTokenizerFile = 64 << 20;
 constexpr std::size_t kLongestText = std::size_t{1} << 30;
 
 std::vector<AddedToken> of_pass(const std::vector<AddedToken>& all, bool normalized) {
@@ -112,16 +113,16 @@ Tokenizer Tokenizer::from_json(std::string_view text, const std::string& where) 
   return Tokenizer(std::make_shared<const Tables>(read_tokenizer_json(text, where), where));
 }
 
-Tokenizer Tokenizer::from_folder(const std::filesystem::path& folder) {
-  const auto path = folder / "tokenizer.json";
-  if (!std::filesystem::exists(path)) {
-    throw IoError(concat("[", folder.string(),
+Tokenizer Tokenizer::from_folder(const std::string& folder) {
+  const std::string path = format::path_in(folder, "tokenizer.json");
+  if (!format::exists(path)) {
+    throw IoError(concat("[", folder,
                          "] must contain tokenizer.json; there is none. Copy the tokenizer files of the model here, "
                          "or save them with tokenizer.save_pretrained()."),
                   ENOENT);
   }
   auto tables =
-      std::make_shared<Tables>(read_tokenizer_json(read_file(path, kLargestTokenizerFile), path.string()), path.string());
+      std::make_shared<Tables>(read_tokenizer_json(read_file(path, kLargestTokenizerFile), path), path);
   Tokenizer tokenizer(tables);
   tables->special = read_special_tokens(folder, tokenizer);
   return tokenizer;

@@ -3,7 +3,6 @@
 
 #include <ATen/ATen.h>
 
-#include <filesystem>
 #include <map>
 #include <set>
 
@@ -11,12 +10,11 @@
 #include "qlorapp/core/nearest_name.hpp"
 #include "qlorapp/format/adapter_config.hpp"
 #include "qlorapp/format/atomic_file.hpp"
+#include "qlorapp/format/folder.hpp"
 #include "qlorapp/io/tensor_file.hpp"
 
 namespace qlorapp {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr std::string_view kWeightsFile = "adapter_model.safetensors";
 
@@ -67,23 +65,25 @@ void save_adapter(const CausalLM& model, const std::string& folder, const std::s
   QLORAPP_CHECK_VALUE(model.arena().values().isfinite().all().item<bool>(),
                       "[adapter] the adapters hold inf or nan and were not saved; training has diverged. Resume from an earlier checkpoint "
                       "with a lower learning_rate.");
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw IoError(concat("[adapter] cannot make ", folder, ": ", error.message(), "."), error.value());
+  format::make_folders("adapter", folder);
   NamedTensors tensors;
   const AdapterArena& arena = model.arena();
   for (int64_t i = 0; i < arena.size(); ++i) tensors.emplace_back(arena.entries()[static_cast<size_t>(i)].name, arena.parameter(i));
-  write_tensors((fs::path(folder) / kWeightsFile).string(), tensors);
+  write_tensors(format::path_in(folder, kWeightsFile), tensors);
   format::AdapterConfig config = to_adapter_config(model.lora_config());
   config.base_model_name_or_path = base_model;
   config.inference_mode = true;
-  format::write_file_atomically((fs::path(folder) / "README.md").string(), model_card(base_model));
+  format::write_file_atomically(format::path_in(folder, "README.md"), model_card(base_model));
   format::save_adapter_config(config, folder);
 }
 
 void load_adapter(CausalLM& model, const std::string& folder) {
   const format::AdapterConfig config = format::load_adapter_config(folder);
-  const format::SafetensorsFile file((fs::path(folder) / kWeightsFile).string());
+  const std::string weights = format::path_in(folder, kWeightsFile);
+  QLORAPP_CHECK_FORMAT(format::exists(weights) || !format::exists(format::path_in(folder, "adapter_model.bin")), "[adapter] ", folder,
+                       " holds adapter_model.bin, a pickle, which can run any code and is never read; adapter_model.safetensors is needed. "
+                       "Load it in PEFT, if you trust it, and save it again with save_pretrained().");
+  const format::SafetensorsFile file(weights);
   const LoraConfig lora = from_adapter_config(config);
   if (model.has_adapters()) {
     QLORAPP_CHECK_VALUE(model.lora_config().same_shape(lora),

@@ -2,7 +2,7 @@
 #include "qlorapp/io/checkpoint_folder.hpp"
 
 #include <fcntl.h>
-#include <ftw.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,15 +10,15 @@
 #include <charconv>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
-#include <system_error>
 
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/format/folder.hpp"
 
 namespace qlorapp {
 namespace {
 
-namespace fs = std::filesystem;
+using format::path_in;
+using format::remove_folder;
 
 constexpr std::string_view kPrefix = "checkpoint-";
 constexpr std::string_view kTemporaryPrefix = ".tmp-checkpoint-";
@@ -28,8 +28,8 @@ constexpr std::string_view kTrashPrefix = ".trash-checkpoint-";
   throw IoError(concat("[checkpoint] cannot ", what, " ", path, ": ", std::strerror(error), "."), error);
 }
 
-void check(const std::error_code& error, std::string_view what, const std::string& path) {
-  if (error) fail(what, path, error.value());
+void rename(const std::string& from, const std::string& to, std::string_view what, const std::string& path) {
+  if (std::rename(from.c_str(), to.c_str()) != 0) fail(what, path, errno);
 }
 
 /// Makes the entries of a directory durable.
@@ -39,12 +39,6 @@ void sync_directory(const std::string& path) {
   const int failed = ::fsync(descriptor) == 0 ? 0 : errno;
   ::close(descriptor);
   if (failed != 0 && failed != EINVAL) fail("flush", path, failed);  // EINVAL: a file system without directory sync
-}
-
-/// Removes a folder and all in it; what is not there is fine. Not std::filesystem::remove_all: torch's wheels export a copy of it
-/// from another libstdc++, and whichever the loader finds first is called, with members that this one does not have.
-void remove_folder(const std::string& path) {
-  ::nftw(path.c_str(), [](const char* entry, const struct stat*, int, FTW*) { return ::remove(entry); }, 16, FTW_DEPTH | FTW_PHYS);
 }
 
 std::optional<int64_t> step_of(const std::string& name) {
@@ -60,13 +54,11 @@ std::optional<int64_t> step_of(const std::string& name) {
 }  // namespace
 
 CheckpointWriter::CheckpointWriter(std::string output_dir, int64_t step) : output_dir_(std::move(output_dir)) {
-  std::error_code error;
-  fs::create_directories(output_dir_, error);
-  check(error, "make", output_dir_);
-  final_ = (fs::path(output_dir_) / concat(kPrefix, step)).string();
-  temporary_ = (fs::path(output_dir_) / concat(kTemporaryPrefix, step, "-", ::getpid())).string();
+  format::make_folders("checkpoint", output_dir_);
+  final_ = path_in(output_dir_, concat(kPrefix, step));
+  temporary_ = path_in(output_dir_, concat(kTemporaryPrefix, step, "-", ::getpid()));
   remove_folder(temporary_);
-  if (!fs::create_directory(temporary_, error)) check(error ? error : std::make_error_code(std::errc::file_exists), "make", temporary_);
+  if (::mkdir(temporary_.c_str(), 0777) != 0) fail("make", temporary_, errno);
 }
 
 CheckpointWriter::~CheckpointWriter() {
@@ -76,16 +68,13 @@ CheckpointWriter::~CheckpointWriter() {
 
 std::string CheckpointWriter::commit() {
   sync_directory(temporary_);
-  std::error_code error;
   std::string trash;
-  if (fs::exists(final_, error)) {
-    trash = (fs::path(output_dir_) / concat(kTrashPrefix, ::getpid())).string();
+  if (format::exists(final_)) {
+    trash = path_in(output_dir_, concat(kTrashPrefix, ::getpid()));
     remove_folder(trash);
-    fs::rename(final_, trash, error);
-    check(error, "replace", final_);
+    rename(final_, trash, "replace", final_);
   }
-  fs::rename(temporary_, final_, error);
-  check(error, "rename to", final_);
+  rename(temporary_, final_, "rename to", final_);
   committed_ = true;
   sync_directory(output_dir_);
   if (!trash.empty()) remove_folder(trash);
@@ -94,11 +83,9 @@ std::string CheckpointWriter::commit() {
 
 std::vector<std::pair<int64_t, std::string>> list_checkpoints(const std::string& output_dir) {
   std::vector<std::pair<int64_t, std::string>> found;
-  std::error_code error;
-  for (fs::directory_iterator it(output_dir, error), end; !error && it != end; it.increment(error)) {
-    if (const auto step = step_of(it->path().filename().string()); step && it->is_directory(error)) {
-      found.emplace_back(*step, it->path().string());
-    }
+  for (const std::string& name : format::names_in(output_dir)) {
+    std::string path = path_in(output_dir, name);
+    if (const auto step = step_of(name); step && format::is_folder(path)) found.emplace_back(*step, std::move(path));
   }
   std::sort(found.begin(), found.end());
   return found;
@@ -107,8 +94,7 @@ std::vector<std::pair<int64_t, std::string>> list_checkpoints(const std::string&
 std::optional<std::string> latest_checkpoint(const std::string& output_dir) {
   const auto all = list_checkpoints(output_dir);
   for (auto it = all.rbegin(); it != all.rend(); ++it) {
-    std::error_code error;
-    if (fs::exists(fs::path(it->second) / "trainer_state.json", error)) return it->second;
+    if (format::exists(path_in(it->second, "trainer_state.json"))) return it->second;
   }
   return std::nullopt;
 }
@@ -118,25 +104,19 @@ void prune_checkpoints(const std::string& output_dir, int64_t limit, const std::
   int64_t excess = std::ssize(all) - limit;
   for (const auto& [step, path] : all) {
     if (excess <= 0) break;
-    std::error_code error;
-    if (!keep.empty() && fs::equivalent(path, keep, error)) continue;
+    if (!keep.empty() && format::is_same_file(path, keep)) continue;
     // Out of sight in one step first: a removal that is cut short must not leave half a checkpoint under its name.
-    const std::string trash = (fs::path(output_dir) / concat(kTrashPrefix, step, "-", ::getpid())).string();
-    fs::rename(path, trash, error);
-    check(error, "remove", path);
+    const std::string trash = path_in(output_dir, concat(kTrashPrefix, step, "-", ::getpid()));
+    rename(path, trash, "remove", path);
     remove_folder(trash);
     --excess;
   }
 }
 
 void remove_stale_checkpoints(const std::string& output_dir) {
-  std::error_code error;
-  std::vector<fs::path> stale;
-  for (fs::directory_iterator it(output_dir, error), end; !error && it != end; it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    if (name.starts_with(kTemporaryPrefix) || name.starts_with(kTrashPrefix)) stale.push_back(it->path());
+  for (const std::string& name : format::names_in(output_dir)) {
+    if (name.starts_with(kTemporaryPrefix) || name.starts_with(kTrashPrefix)) remove_folder(path_in(output_dir, name));
   }
-  for (const fs::path& path : stale) remove_folder(path.string());
 }
 
 }  // namespace qlorapp

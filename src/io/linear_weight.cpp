@@ -76,8 +76,8 @@ QuantizedTensor read_quantized(const format::Checkpoint& checkpoint, const std::
 QuantizedTensor quantize_named(const Quantizer& quantizer, const at::Tensor& weight, const std::string& name) {
   try {
     return quantizer.quantize(weight);
-  } catch (const std::exception& error) {
-    throw FormatError(concat("[load] tensor '", name, "' cannot be quantized: ", error.what()));
+  } catch (const c10::Error& error) {  // an operator's refusal; its what() would end in a backtrace
+    throw FormatError(concat("[load] tensor '", name, "' cannot be quantized: ", error.what_without_backtrace()));
   }
 }
 

@@ -2,14 +2,12 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <filesystem>
-#include <fstream>
 #include <map>
-#include <sstream>
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/format/atomic_file.hpp"
+#include "qlorapp/format/file_reader.hpp"
+#include "qlorapp/format/folder.hpp"
 #include "qlorapp/format/quantization_config.hpp"
 #include "qlorapp/io/linear_weight.hpp"
 #include "qlorapp/io/load_model.hpp"
@@ -18,15 +16,9 @@
 namespace qlorapp {
 namespace {
 
-namespace fs = std::filesystem;
+constexpr size_t kLargestFile = size_t{1} << 30;
 
-std::string read_text(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  if (!in) throw IoError(concat("[quantize] cannot read ", path.string(), "."), EIO);
-  return std::move(text).str();
-}
+std::string read_text(const std::string& path) { return format::FileReader(path).read_all(kLargestFile); }
 
 /// Everything beside the weights and config.json that belongs to a model: tokenizer, templates, generation settings.
 bool belongs_to_model(const std::string& file) {
@@ -38,8 +30,7 @@ bool belongs_to_model(const std::string& file) {
 
 void quantize_checkpoint(const std::string& folder, const std::string& output, const Quantizer::Options& options,
                          at::ScalarType compute_dtype, const std::function<void(int64_t, int64_t)>& progress) {
-  QLORAPP_CHECK_VALUE(!fs::exists(output) || fs::is_empty(output), "[quantize] the output folder must be new or empty; ", output,
-                      " is not. Remove it or name another.");
+  format::FreshFolder fresh(output);
   const format::Checkpoint checkpoint(folder);
   const format::ModelConfig config = format::load_model_config(folder);
   const auto linears = format::linear_layers(config);
@@ -76,10 +67,8 @@ void quantize_checkpoint(const std::string& folder, const std::string& output, c
     specs.push_back({entry.name, entry.dtype, entry.shape});
   }
 
-  std::error_code error;
-  fs::create_directories(output, error);
-  if (error) throw IoError(concat("[quantize] cannot make ", output, ": ", error.message(), "."), error.value());
-  format::SafetensorsWriter writer((fs::path(output) / "model.safetensors").string(), std::move(specs), {{"format", "pt"}});
+  format::make_folders("quantize", output);
+  format::SafetensorsWriter writer(format::path_in(output, "model.safetensors"), std::move(specs), {{"format", "pt"}});
   for (const format::TensorEntry& entry : writer.tensors()) {
     const auto found = by_name.find(entry.name);
     const at::Tensor tensor = found != by_name.end() ? found->second->contiguous() : read_tensor(checkpoint.at(entry.name));
@@ -87,18 +76,19 @@ void quantize_checkpoint(const std::string& folder, const std::string& output, c
   }
   writer.finish();
 
-  for (const auto& file : fs::directory_iterator(folder)) {
-    const std::string name = file.path().filename().string();
-    if (file.is_regular_file() && belongs_to_model(name)) format::write_file_atomically((fs::path(output) / name).string(), read_text(file.path()));
+  for (const std::string& name : format::names_in(folder)) {
+    const std::string path = format::path_in(folder, name);
+    if (belongs_to_model(name) && format::is_regular_file(path)) format::write_file_atomically(format::path_in(output, name), read_text(path));
   }
   format::QuantizationConfig quantization;
   quantization.quant_type = options.quant_type;
   quantization.double_quant = options.double_quant;
   quantization.compute_dtype = format_dtype_of(compute_dtype);
-  const fs::path config_path = fs::path(folder) / "config.json";
+  const std::string config_path = format::path_in(folder, "config.json");
   // Last, because a folder without it is no model: an interrupted run leaves nothing that could be taken for one.
-  format::write_file_atomically((fs::path(output) / "config.json").string(),
-                                format::with_quantization_config(read_text(config_path), config_path.string(), quantization));
+  format::write_file_atomically(format::path_in(output, "config.json"),
+                                format::with_quantization_config(read_text(config_path), config_path, quantization));
+  fresh.keep();
 }
 
 }  // namespace qlorapp

@@ -25,6 +25,8 @@ TORCH_LIBRARY(qlorapp, m) {
   // The same into y, or added to it; not differentiable.
   m.def("linear_4bit_out(Tensor(a!) y, Tensor x, Tensor packed, Tensor absmax, Tensor? nested_absmax, Tensor? nested_offset, "
         "int[] shape, int block_size, int nested_block_size, str quant_type, bool transpose=False, bool accumulate=False) -> ()");
+  // The adapters of stacked projections, beside and under their weights in workspace (N + P, K + P): s·B at the right, A below.
+  m.def("lora_augment_(Tensor(a!) workspace, Tensor[] a, Tensor[] b, float[] scaling) -> ()");
 
   // Llama's pieces, with transformers' rounding points. rstd float32 (M). All gradients are to activations: weights are frozen.
   // A trailing underscore writes its marked arguments and returns nothing; autograd refuses those, hand-written blocks call them.

@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 
 #include <charconv>
-#include <filesystem>
 #include <string_view>
 
 #include <nlohmann/json.hpp>
@@ -12,20 +11,17 @@
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/format/atomic_file.hpp"
 #include "qlorapp/format/config_json.hpp"
+#include "qlorapp/format/folder.hpp"
 #include "qlorapp/format/python_json.hpp"
 #include "qlorapp/io/tensor_file.hpp"
 
 namespace qlorapp {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr std::string_view kOptimizerFile = "optimizer.safetensors";
 constexpr std::string_view kScalerFile = "scaler.json";
 constexpr std::string_view kRunStateFile = "run_state.json";
 constexpr int64_t kSchema = 1;
-
-std::string in_folder(const std::string& folder, std::string_view file) { return (fs::path(folder) / file).string(); }
 
 /// Reads run_state.json key by key; each is required and of its type.
 class Reader {
@@ -72,9 +68,9 @@ std::string hexadecimal(uint64_t value) {
 }  // namespace
 
 void TrainState::save(const std::string& folder) const {
-  write_tensors(in_folder(folder, kOptimizerFile), optimizer.state_tensors());
+  write_tensors(format::path_in(folder, kOptimizerFile), optimizer.state_tensors());
   if (const auto scale = scaler.state_dict()) {
-    format::write_file_atomically(in_folder(folder, kScalerFile), format::dump_python_json(format::to_json(*scale), format::kConfigStyle));
+    format::write_file_atomically(format::path_in(folder, kScalerFile), format::dump_python_json(format::to_json(*scale), format::kConfigStyle));
   }
   format::Json json = format::Json::object();
   json["schema"] = kSchema;
@@ -89,11 +85,11 @@ void TrainState::save(const std::string& folder) const {
   json["loss_since_log"] = loss_since_log;
   json["steps_since_log"] = steps_since_log;
   json["base_fingerprint"] = hexadecimal(base_fingerprint);
-  format::write_file_atomically(in_folder(folder, kRunStateFile), format::dump_python_json(json, format::kConfigStyle));
+  format::write_file_atomically(format::path_in(folder, kRunStateFile), format::dump_python_json(json, format::kConfigStyle));
 }
 
 void TrainState::load(const std::string& folder) {
-  const std::string path = in_folder(folder, kRunStateFile);
+  const std::string path = format::path_in(folder, kRunStateFile);
   const Reader reader(format::read_json_file(path, {.allow_nonfinite = true}), path);
   int64_t schema = 0, optimizer_step = 0;
   reader.integer("schema", schema);
@@ -115,7 +111,7 @@ void TrainState::load(const std::string& folder) {
   reader.number("loss_since_log", loss_since_log);
   reader.integer("steps_since_log", steps_since_log);
 
-  const std::string tensors = in_folder(folder, kOptimizerFile);
+  const std::string tensors = format::path_in(folder, kOptimizerFile);
   const format::SafetensorsFile file(tensors);
   for (auto& [name, tensor] : optimizer.state_tensors()) {
     const format::TensorEntry& entry = file.at(name);
@@ -126,7 +122,7 @@ void TrainState::load(const std::string& folder) {
   }
   optimizer.set_step_count(optimizer_step);
   if (scaler.is_enabled()) {
-    const std::string scaler_path = in_folder(folder, kScalerFile);
+    const std::string scaler_path = format::path_in(folder, kScalerFile);
     GradScaler::State state;
     format::from_json(format::read_json_file(scaler_path), state, scaler_path);
     scaler.load_state_dict(state);

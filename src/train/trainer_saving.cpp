@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
-#include <filesystem>
 
 #include <nlohmann/json.hpp>
 
@@ -11,20 +10,13 @@
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/format/atomic_file.hpp"
 #include "qlorapp/format/config_json.hpp"
+#include "qlorapp/format/folder.hpp"
 #include "qlorapp/format/python_json.hpp"
 #include "qlorapp/io/adapter.hpp"
 #include "qlorapp/io/checkpoint_folder.hpp"
 #include "qlorapp/train/trainer.hpp"
 
 namespace qlorapp {
-namespace {
-
-namespace fs = std::filesystem;
-
-std::string in_folder(const std::string& folder, const char* file) { return (fs::path(folder) / file).string(); }
-
-}  // namespace
-
 /// trainer_state.json with the keys of transformers' TrainerState, so that scripts that plot log_history keep working.
 void Trainer::write_trainer_state(const std::string& folder) const {
   using format::Json;
@@ -50,7 +42,7 @@ void Trainer::write_trainer_state(const std::string& folder) const {
   json["train_batch_size"] = args_.per_device_train_batch_size;
   json["trial_name"] = nullptr;
   json["trial_params"] = nullptr;
-  format::write_file_atomically(in_folder(folder, "trainer_state.json"), format::dump_python_json(json, format::kConfigStyle) + "\n");
+  format::write_file_atomically(format::path_in(folder, "trainer_state.json"), format::dump_python_json(json, format::kConfigStyle) + "\n");
 }
 
 void Trainer::save_model(const std::string& folder) const {
@@ -62,7 +54,7 @@ void Trainer::save_checkpoint() {
   CheckpointWriter writer(args_.output_dir, state_.global_step);
   save_adapter(model_, writer.folder(), base_model_);
   state_.save(writer.folder());
-  format::write_file_atomically(in_folder(writer.folder(), "training_args.json"),
+  format::write_file_atomically(format::path_in(writer.folder(), "training_args.json"),
                                 format::dump_python_json(format::to_json(args_), format::kConfigStyle) + "\n");
   write_trainer_state(writer.folder());
   const std::string path = writer.commit();
@@ -71,11 +63,11 @@ void Trainer::save_checkpoint() {
 }
 
 void Trainer::restore(const std::string& folder) {
-  QLORAPP_CHECK_FORMAT(fs::exists(in_folder(folder, "trainer_state.json")), "[resume] ", folder,
+  QLORAPP_CHECK_FORMAT(format::exists(format::path_in(folder, "trainer_state.json")), "[resume] ", folder,
                        " is no checkpoint: it has no trainer_state.json. Give a checkpoint-<step> folder.");
   load_adapter(model_, folder);
   state_.load(folder);
-  const std::string path = in_folder(folder, "trainer_state.json");
+  const std::string path = format::path_in(folder, "trainer_state.json");
   const format::Json json = format::read_json_file(path, {.allow_nonfinite = true});
   const auto history = json.find("log_history");
   QLORAPP_CHECK_FORMAT(history != json.end() && history->is_array(), "[resume] ", path, " must hold a list 'log_history'.");

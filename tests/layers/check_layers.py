@@ -3,8 +3,8 @@
 
     python tests/layers/check_layers.py [repository]
 
-Also: core, format and cuda know nothing of torch; torch's umbrella headers are used nowhere; every file of ours begins with
-its SPDX line and has at most 500 lines.
+Also: core, format and cuda know nothing of torch; torch's umbrella headers are used nowhere, std::filesystem nowhere in the library;
+every file of ours begins with its SPDX line and has at most 500 lines.
 """
 
 from __future__ import annotations
@@ -94,6 +94,8 @@ def check_includes(name: pathlib.PurePath, text: str, root: pathlib.Path) -> lis
             errors.append(f"includes <{include}>, which costs half a minute a file; take the light headers")
         if layer is None:
             continue
+        if include == "filesystem":
+            errors.append("includes <filesystem>, of which torch's wheels export a foreign copy; take qlorapp/format/folder.hpp")
         if layer in TORCH_FREE and TORCH.match(include):
             errors.append(f"includes <{include}>, but {layer} is torch-free")
         target = target_of(include, name, root)

@@ -28,6 +28,7 @@ def test_includes_of_this_tree_go_one_way():
         ("cli/a.cpp", "<torch/torch.h>", "half a minute"),
         ("tests/nn/a_test.cpp", "<torch/extension.h>", "half a minute"),
         ("src/misc/a.cpp", "<vector>", "'misc' is no layer"),
+        ("src/io/a.cpp", "<filesystem>", "folder.hpp"),
     ],
 )
 def test_a_bad_include_is_named(tmp_path, file, include, rule):

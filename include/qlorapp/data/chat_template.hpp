@@ -7,7 +7,6 @@
 /// system, user and assistant.
 #pragma once
 
-#include <filesystem>
 #include <optional>
 #include <span>
 #include <string>
@@ -50,7 +49,7 @@ class ChatTemplate {
   /// Reads chat_template.jinja, else chat_template of tokenizer_config.json, and bos_token.
   /// @returns nullopt when the folder has no template, as base models have none.
   /// @throws FormatError for a template that is not known, naming the way out.
-  [[nodiscard]] static std::optional<ChatTemplate> from_folder(const std::filesystem::path& folder);
+  [[nodiscard]] static std::optional<ChatTemplate> from_folder(const std::string& folder);
 
   /// @param bos_token  what the Llama templates begin with.
   /// @throws FormatError "[where] …" as from_folder.

@@ -12,7 +12,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -74,7 +73,7 @@ struct Dataset {
   /// @param tokenizer  may be null for {"input_ids"} rows, whose EOS audit is then left out.
   /// @param chat       may be null when there are no messages.
   /// @throws IoError; FormatError "[file:line] rule; got value. What to do."; ValueError for options that do not fit the rows.
-  [[nodiscard]] static Dataset read(const std::filesystem::path& path, const DatasetOptions& options,
+  [[nodiscard]] static Dataset read(const std::string& path, const DatasetOptions& options,
                                     const Tokenizer* tokenizer, const ChatTemplate* chat);
 };
 

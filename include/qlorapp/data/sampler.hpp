@@ -34,31 +34,4 @@ struct SamplerOptions {
 /// fit.
 [[nodiscard]] std::vector<int64_t> epoch_order(int64_t rows, int64_t epoch, const SamplerOptions& options);
 
-/// Hands out the rows of one epoch after the other, batch by batch; a batch never spans two epochs.
-class Sampler {
- public:
-  /// Where the next batch starts: all that a resumed run needs.
-  struct Position {
-    int64_t epoch = 0;
-    int64_t row = 0;  ///< Rows of this epoch that have been handed out.
-    friend bool operator==(const Position&, const Position&) = default;
-  };
-
-  Sampler(int64_t rows, SamplerOptions options);
-
-  /// @returns the next batch_size rows, or what is left of the epoch; the epoch after its last batch begins with the next call.
-  [[nodiscard]] std::vector<int64_t> next(int64_t batch_size);
-  [[nodiscard]] bool at_end_of_epoch() const { return position_.row == rows_; }
-
-  [[nodiscard]] Position position() const { return position_; }
-  /// @throws ValueError for a position outside.
-  void seek(Position position);
-
- private:
-  int64_t rows_;
-  SamplerOptions options_;
-  Position position_;
-  std::vector<int64_t> order_;
-};
-
 }  // namespace qlorapp

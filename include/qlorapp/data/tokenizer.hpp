@@ -9,7 +9,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
@@ -39,7 +38,7 @@ class Tokenizer {
   /// Reads tokenizer.json (at most 64 MB) and, where they exist, tokenizer_config.json, special_tokens_map.json, config.json
   /// and generation_config.json, which name the special tokens.
   /// @throws IoError, FormatError with the file and the component at fault.
-  [[nodiscard]] static Tokenizer from_folder(const std::filesystem::path& folder);
+  [[nodiscard]] static Tokenizer from_folder(const std::string& folder);
 
   /// From the text of a tokenizer.json; bos, eos and pad are then unknown. `where` stands in messages.
   [[nodiscard]] static Tokenizer from_json(std::string_view text, const std::string& where = "tokenizer.json");

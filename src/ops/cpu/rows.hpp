@@ -11,6 +11,10 @@
 
 #include "simd.hpp"
 
+#if AT_PARALLEL_OPENMP && !defined(INTRA_OP_PARALLEL)
+#error "at::parallel_for would run on one thread here: compile with -fopenmp (cmake/QlorappTorch.cmake)"
+#endif
+
 namespace qlorapp::ops::cpu {
 
 /// A view when the layout allows one, else a copy.

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Paths and folders: plain strings and POSIX calls.
+///
+/// Not std::filesystem: torch's wheels export the copy of it that belongs to the libstdc++ they were built with, and whichever the
+/// loader meets first is called, with members that this one does not have (docs/adr/0008). tests/layers refuses its use in the library.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace qlorapp::format {
+
+/// folder/name.
+[[nodiscard]] std::string path_in(std::string_view folder, std::string_view name);
+/// What comes after the last slash.
+[[nodiscard]] std::string file_name(std::string_view path);
+
+[[nodiscard]] bool exists(const std::string& path);
+[[nodiscard]] bool is_folder(const std::string& path);
+[[nodiscard]] bool is_regular_file(const std::string& path);
+/// The same file or folder under two names. False if either is missing.
+[[nodiscard]] bool is_same_file(const std::string& a, const std::string& b);
+
+/// The names in a folder without "." and "..", sorted; none if it cannot be read.
+[[nodiscard]] std::vector<std::string> names_in(const std::string& folder);
+
+/// Makes a folder and those above it; what is there is fine. @throws IoError "[where] cannot make …".
+void make_folders(std::string_view where, const std::string& path);
+/// Removes a folder and all in it, as far as that goes; links are removed, not followed; what is not there is fine.
+void remove_folder(const std::string& path);
+
+/// Makes sure that `folder` is one, or can be made, and can be written into; leaves nothing behind.
+/// @throws ValueError for a file in its place; IoError if the system refuses.
+void check_output_folder(const std::string& folder);
+
+/// A new or empty folder to fill. Unless keep() is called, what was put into it goes with the object, and the folder too if it
+/// was not there before: nothing half-written stays.
+class FreshFolder {
+ public:
+  /// @throws as check_output_folder; ValueError if the folder is not empty.
+  explicit FreshFolder(std::string folder);
+  ~FreshFolder();
+  FreshFolder(const FreshFolder&) = delete;
+  FreshFolder& operator=(const FreshFolder&) = delete;
+  void keep() { kept_ = true; }
+
+ private:
+  std::string folder_;
+  bool existed_ = false, kept_ = false;
+};
+
+}  // namespace qlorapp::format

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The adapters of stacked projections, laid beside and under their weights (nn/projection_stack.hpp).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace qlorapp::ops {
+
+/// Writes the borders of a workspace (N + P, K + P) whose first N rows and K columns hold the weights: s_i·B_i from column K on, each
+/// beside its projection's rows and to the right of the ranks before it; the A_i from row N on, below each other; zero elsewhere. The
+/// last P columns of the last P rows are left as they are: no product reads them.
+/// @param workspace  float32, float16, bfloat16 or float64 (the CPU's); rows may be longer than K + P.
+/// @param a, b       (r_i, K) and (N_i, r_i), float32 (float64 may be with a float64 workspace), contiguous; r_i = 0 where a projection has no adapter. At most 8.
+/// @param scaling    s_i; s_i·B_i is formed in float32 and rounded once.
+/// @throws c10::ValueError, c10::TypeError if shapes or dtypes contradict each other. Does not synchronize.
+void lora_augment_(at::Tensor& workspace, at::TensorList a, at::TensorList b, at::ArrayRef<double> scaling);
+
+}  // namespace qlorapp::ops
