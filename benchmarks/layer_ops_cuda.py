@@ -8,6 +8,7 @@ the L2 cache, in turn. A copy of the same number of bytes is measured the same w
 """
 
 import argparse
+import itertools
 import pathlib
 import statistics
 
@@ -47,9 +48,9 @@ class Report:
         return max(2, min(64, -(-4 * self.l2 // size)))
 
     def large_copy(self):
-        """GB/s over 1 GiB."""
-        a, b = (torch.empty(2**29, dtype=torch.uint8, device="cuda") for _ in range(2))
-        return 2**30 / graph_seconds([lambda: a.copy_(b)] * 4, self.replays) / 1e9
+        """GB/s of 256 MiB read and as much written; far larger copies take another path."""
+        a, b = (torch.empty(2**28, dtype=torch.uint8, device="cuda") for _ in range(2))
+        return 2**29 / graph_seconds([lambda: a.copy_(b)] * 4, self.replays) / 1e9
 
     def line(self, name, moved, make, peer=None):
         """`make(i)` returns a call on the i-th set of buffers; `moved` its bytes read and written."""
@@ -57,8 +58,11 @@ class Report:
         calls = [make(i) for i in range(count)]
         took = graph_seconds(calls, self.replays)
         del calls
-        half = moved // 2 // 16 * 16
-        buffers = [(torch.empty(half, dtype=torch.uint8, device="cuda"), torch.empty(half, dtype=torch.uint8, device="cuda")) for _ in range(count)]
+        half = min(moved // 2 // 16 * 16, 2**28)  # far larger copies take another, slower path
+        buffers = [
+            (torch.empty(half, dtype=torch.uint8, device="cuda"), torch.empty(half, dtype=torch.uint8, device="cuda"))
+            for _ in range(count)
+        ]
         copy = graph_seconds([lambda a=a, b=b: a.copy_(b) for a, b in buffers], self.replays)
         del buffers
         rate, copy_rate = moved / took / 1e9, 2 * half / copy / 1e9
@@ -66,7 +70,10 @@ class Report:
         if peer is not None:
             other = graph_seconds([peer(i) for i in range(count)], self.replays)
             note = f"   torch {other * 1e6:8.1f} us, {other / took:.2f}x"
-        print(f"  {name:<34}{took * 1e6:>9.1f} us {rate:>8.0f} GB/s   copy {copy_rate:>6.0f}   {rate / copy_rate:.2f} of copy{note}", flush=True)
+        print(
+            f"  {name:<34}{took * 1e6:>9.1f} us {rate:>8.0f} GB/s   copy {copy_rate:>6.0f}   {rate / copy_rate:.2f} of copy{note}",
+            flush=True,
+        )
 
 
 def layers(report, tokens, dtype, shape):
@@ -111,7 +118,12 @@ def layers(report, tokens, dtype, shape):
         return lambda: ops.rope_(x, cos, sin, positions)
 
     def rope_backward(_):
-        q, k, v, out = new(tokens, heads, d), new(tokens, kv_heads, d), new(tokens, kv_heads, d), new(tokens, width + 64)[:, :width]
+        q, k, v, out = (
+            new(tokens, heads, d),
+            new(tokens, kv_heads, d),
+            new(tokens, kv_heads, d),
+            new(tokens, width + 64)[:, :width],
+        )
         return lambda: ops.rope_backward_qkv_(out, q, k, v, cos, sin, positions)
 
     line(f"rope_ {tokens}x{turned}x{d}", 2 * tokens * turned * d * e, rope)
@@ -135,8 +147,12 @@ def layers(report, tokens, dtype, shape):
     line(f"seeded_dropout {tokens}x{hidden}", 2 * tokens * hidden * e, dropout)
     table = new(128256, hidden)
     ids = [torch.randint(128256, (tokens,), device="cuda") for _ in range(64)]
-    line(f"embedding {tokens}x{hidden}", 2 * tokens * hidden * e, lambda i: lambda: ops.embedding(table, ids[i]),
-         lambda i: lambda: torch.nn.functional.embedding(ids[i], table))
+    line(
+        f"embedding {tokens}x{hidden}",
+        2 * tokens * hidden * e,
+        lambda i: lambda: ops.embedding(table, ids[i]),
+        lambda i: lambda: torch.nn.functional.embedding(ids[i], table),
+    )
 
 
 def head(tokens, dtype, shape, replays, rate):
@@ -156,8 +172,11 @@ def head(tokens, dtype, shape, replays, rate):
         torch.cuda.synchronize()
     own = statistics.median(e.device_time for e in profile.events() if "row_kernel" in e.name) / 1e6
     moved = 2 * rows * vocabulary * dtype.itemsize / own / 1e9
-    print(f"  linear_cross_entropy {tokens}x{width}, V {vocabulary}, chunk {rows}: {took * 1e3:.2f} ms; its own kernel {own * 1e6:.0f} us a chunk, "
-          f"{moved:.0f} GB/s, {moved / rate:.2f} of copy ({rate:.0f})", flush=True)
+    print(
+        f"  linear_cross_entropy {tokens}x{width}, V {vocabulary}, chunk {rows}: {took * 1e3:.2f} ms; its own kernel {own * 1e6:.0f} us a chunk, "
+        f"{moved:.0f} GB/s, {moved / rate:.2f} of copy ({rate:.0f})",
+        flush=True,
+    )
 
 
 def attention(tokens, batch, dtype, shape, replays):
@@ -168,11 +187,16 @@ def attention(tokens, batch, dtype, shape, replays):
     ragged = sorted({0, tokens, *torch.randint(1, tokens, (7,)).tolist()})
     for name, rows in (("equal", list(range(0, tokens + 1, length))), ("ragged", ragged)):
         out, lse = ops.attention(q, k, v, rows, scale)
-        work = sum(2 * (b - a) ** 2 for a, b in zip(rows[:-1], rows[1:], strict=True)) * heads * d
+        work = sum(2 * (b - a) ** 2 for a, b in itertools.pairwise(rows)) * heads * d
         forward = graph_seconds([lambda rows=rows: ops.attention(q, k, v, rows, scale)] * 4, replays)
-        backward = graph_seconds([lambda rows=rows, out=out, lse=lse: ops.attention_backward(out, q, k, v, out, lse, rows, scale)] * 4, replays)
-        print(f"  attention {name}, {len(rows) - 1} rows of {tokens} tokens, d {d}: {forward * 1e6:.0f} us {work / forward / 1e12:.0f} TFLOP/s, "
-              f"backward {backward * 1e6:.0f} us {2.5 * work / backward / 1e12:.0f} TFLOP/s", flush=True)
+        backward = graph_seconds(
+            [lambda rows=rows, out=out, lse=lse: ops.attention_backward(out, q, k, v, out, lse, rows, scale)] * 4, replays
+        )
+        print(
+            f"  attention {name}, {len(rows) - 1} rows of {tokens} tokens, d {d}: {forward * 1e6:.0f} us {work / forward / 1e12:.0f} TFLOP/s, "
+            f"backward {backward * 1e6:.0f} us {2.5 * work / backward / 1e12:.0f} TFLOP/s",
+            flush=True,
+        )
 
 
 def optimizer(report, shape):
@@ -216,12 +240,15 @@ def main():
     parser.add_argument("--replays", type=int, default=20)
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("this benchmark needs a GPU")
+        print("no GPU: nothing to measure")
+        return
     torch.ops.load_library(str((options.build / "libqlorapp.so").resolve()))
     torch.manual_seed(0)
     gpu, dtype = torch.cuda.get_device_properties(0), getattr(torch, options.dtype)
-    print(f"device {gpu.name}, {gpu.multi_processor_count} multiprocessors, torch {torch.__version__}, {options.dtype}; medians of "
-          f"{options.replays} graph replays")
+    print(
+        f"device {gpu.name}, {gpu.multi_processor_count} multiprocessors, torch {torch.__version__}, {options.dtype}; medians of "
+        f"{options.replays} graph replays"
+    )
     report = Report(options.replays, gpu.L2_cache_size)
     for shape in options.shapes:
         for tokens in options.tokens:

@@ -23,23 +23,41 @@ struct Arguments {
   const DynamicMapTables* tables;
 };
 
-/// The code whose entry is nearest to value / absmax, the lower one on a tie, as src/ops/cpu/adamw_8bit.cpp decides it: the table
-/// says where to begin, products in double decide.
+/// Finds the code whose entry is nearest to value / absmax, the lower one on a tie, as src/ops/cpu/adamw_8bit.cpp decides it:
+/// by products with the midpoints in double. The quotient in float (within 2^-22) decides alone unless a midpoint lies within
+/// 2^-20 of it, which is rare: doubles are slow on most GPUs.
 template <int shift>
-__device__ inline uint32_t nearest(float value, float inverse, double scale, const double* midpoint, const uint8_t* begin_positive,
-                                   const uint8_t* begin_negative) {
-  constexpr auto first = DynamicMapTables::kLowest >> shift;
-  constexpr auto last = DynamicMapTables::kOne >> shift;
-  const uint32_t bits = __float_as_uint(__fmul_rn(value, inverse));
-  const uint32_t cell = min(max((bits & kMagnitude) >> shift, first), last) - first;
-  uint32_t code = (bits >> 31) != 0 ? begin_negative[cell] : begin_positive[cell];
-  const auto exact = static_cast<double>(value);
-  while (exact > __dmul_rn(midpoint[code + 1], scale)) ++code;
-  while (!(exact > __dmul_rn(midpoint[code], scale))) --code;
-  return code;
-}
+struct Nearest {
+  const float* midpoint;
+  const double* exact_midpoint;
+  const uint8_t *begin_positive, *begin_negative;
+  float inverse;  // 1 / absmax; 0 where that is no good number, and then doubles decide
+  float absmax;
 
-__device__ inline float inverse_of(float absmax) { return absmax < 1e-30F ? 0.0F : __fdiv_rn(1.0F, absmax); }
+  __device__ uint32_t operator()(float value) const {
+    constexpr auto first = DynamicMapTables::kLowest >> shift;
+    constexpr auto last = DynamicMapTables::kOne >> shift;
+    const float quotient = __fmul_rn(value, inverse);
+    const uint32_t bits = __float_as_uint(quotient);
+    const uint32_t cell = min(max((bits & kMagnitude) >> shift, first), last) - first;
+    const uint32_t code = (bits >> 31) != 0 ? begin_negative[cell] : begin_positive[cell];
+    const float margin = fabsf(quotient) * 0x1p-20F;
+    const float above = midpoint[code + 1];
+    if (fabsf(quotient - above) > margin && quotient - midpoint[code] > margin && inverse != 0.0F)
+      return code + (quotient > above ? 1U : 0U);
+    return exactly(value, code);
+  }
+  __device__ __noinline__ uint32_t exactly(float value, uint32_t code) const {
+    const auto wanted = static_cast<double>(value), scale = static_cast<double>(absmax);
+    while (wanted > __dmul_rn(exact_midpoint[code + 1], scale)) ++code;
+    while (!(wanted > __dmul_rn(exact_midpoint[code], scale))) --code;
+    return code;
+  }
+};
+
+__device__ inline float inverse_of(float absmax) {
+  return absmax < 1e-30F || absmax > 0x1p125F ? 0.0F : __fdiv_rn(1.0F, absmax);
+}
 
 __device__ inline uint32_t max_across_warp(uint32_t value) {
 #pragma unroll
@@ -121,7 +139,7 @@ __device__ inline void store(const Arguments& a, int64_t at, int count, const Ei
 }
 
 template <bool whole>
-__device__ inline void step_block(const Arguments& a, int64_t block, float multiplier, const DynamicMapTables& t) {
+__device__ inline void step_block(const Arguments& a, int64_t block, float multiplier, const DynamicMapTables::Frequent& t) {
   const AdamWStep& s = a.step;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t at = block * kBlock + lane * kEach;
@@ -148,16 +166,14 @@ __device__ inline void step_block(const Arguments& a, int64_t block, float multi
   largest_v = max_across_warp(largest_v);
   if (__any_sync(0xffffffffU, unusable != 0) || largest_m >= kInfinity || largest_v >= kInfinity) return;
   const float absmax1 = __uint_as_float(largest_m), absmax2 = __uint_as_float(largest_v);
-  const float inverse1 = inverse_of(absmax1), inverse2 = inverse_of(absmax2);
-  const auto exact1 = static_cast<double>(absmax1), exact2 = static_cast<double>(absmax2);
+  const Nearest<DynamicMapTables::kSignedShift> nearest1{t.signed_midpoint, a.tables->signed_midpoint, t.signed_begin[0],
+                                                         t.signed_begin[1], inverse_of(absmax1),       absmax1};
+  const Nearest<DynamicMapTables::kUnsignedShift> nearest2{t.unsigned_midpoint, a.tables->unsigned_midpoint, t.unsigned_begin,
+                                                           t.unsigned_begin,    inverse_of(absmax2),         absmax2};
 #pragma unroll
   for (int j = 0; j < kEach; ++j) {
-    e.code1[j] = largest_m == 0 ? kZero1
-                                : nearest<DynamicMapTables::kSignedShift>(m[j], inverse1, exact1, t.signed_midpoint,
-                                                                          t.signed_begin[0], t.signed_begin[1]);
-    e.code2[j] = largest_v == 0 ? 0
-                                : nearest<DynamicMapTables::kUnsignedShift>(v[j], inverse2, exact2, t.unsigned_midpoint,
-                                                                            t.unsigned_begin, t.unsigned_begin);
+    e.code1[j] = largest_m == 0 ? kZero1 : nearest1(m[j]);
+    e.code2[j] = largest_v == 0 ? 0 : nearest2(v[j]);
   }
   store<whole>(a, at, count, e);
   if (lane == 0) {
@@ -169,9 +185,9 @@ __device__ inline void step_block(const Arguments& a, int64_t block, float multi
 template <bool whole>
 __global__ void __launch_bounds__(kThreads) adamw_8bit_kernel(const Arguments a) {
   if (a.step.skip != nullptr && *a.step.skip != 0.0F) return;
-  __shared__ DynamicMapTables tables;
-  static_assert(sizeof tables <= 48 * 1024);
-  const auto* from = reinterpret_cast<const uint4*>(a.tables);
+  __shared__ DynamicMapTables::Frequent tables;
+  static_assert(sizeof tables % 16 == 0 && sizeof tables <= 16 * 1024 + 1024);
+  const auto* from = reinterpret_cast<const uint4*>(&a.tables->frequent);
   for (unsigned i = threadIdx.x; i < sizeof tables / 16; i += kThreads) reinterpret_cast<uint4*>(&tables)[i] = from[i];
   __syncthreads();
   const float multiplier = a.step.multiplier == nullptr ? 1.0F : *a.step.multiplier;
@@ -186,8 +202,8 @@ __global__ void __launch_bounds__(kThreads) adamw_8bit_kernel(const Arguments a)
 
 }  // namespace
 
-cudaError_t adamw_8bit(float* parameter, const float* gradient, uint8_t* state1, uint8_t* state2, float* absmax1, float* absmax2,
-                       int64_t n, const AdamWStep& step, const DynamicMapTables* tables, Stream stream) {
+cudaError_t adamw_8bit(float* parameter, const float* gradient, uint8_t* state1, uint8_t* state2, float* absmax1,
+                       float* absmax2, int64_t n, const AdamWStep& step, const DynamicMapTables* tables, Stream stream) {
   if (n == 0) return cudaSuccess;
   int device = 0, processors = 0;
   if (const auto error = cudaGetDevice(&device); error != cudaSuccess) return error;

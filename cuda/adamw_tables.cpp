@@ -20,17 +20,19 @@ double edge(int cell, int shift) {
   return std::bit_cast<float>((static_cast<uint32_t>(cell) + (DynamicMapTables::kLowest >> shift)) << shift);
 }
 
-void fill_midpoints(double* target, const std::array<double, 255>& midpoints) {
-  target[0] = -std::numeric_limits<double>::infinity();
-  std::copy(midpoints.begin(), midpoints.end(), target + 1);
-  target[256] = target[257] = std::numeric_limits<double>::infinity();
+void fill_midpoints(double* exact, float* rounded, const std::array<double, 255>& midpoints) {
+  exact[0] = -std::numeric_limits<double>::infinity();
+  std::copy(midpoints.begin(), midpoints.end(), exact + 1);
+  exact[256] = std::numeric_limits<double>::infinity();
+  std::transform(exact, exact + 257, rounded, [](double x) { return static_cast<float>(x); });
 }
 
 }  // namespace
 
-void fill(DynamicMapTables& t) {
-  fill_midpoints(t.signed_midpoint, kSignedDynamicMidpoints);
-  fill_midpoints(t.unsigned_midpoint, kUnsignedDynamicMidpoints);
+void fill(DynamicMapTables& tables) {
+  DynamicMapTables::Frequent& t = tables.frequent;
+  fill_midpoints(tables.signed_midpoint, t.signed_midpoint, kSignedDynamicMidpoints);
+  fill_midpoints(tables.unsigned_midpoint, t.unsigned_midpoint, kUnsignedDynamicMidpoints);
   std::copy(kSignedDynamicMap.begin(), kSignedDynamicMap.end(), t.signed_value);
   std::copy(kUnsignedDynamicMap.begin(), kUnsignedDynamicMap.end(), t.unsigned_value);
   for (int cell = 0; cell < DynamicMapTables::kSignedCells; ++cell) {
@@ -39,7 +41,6 @@ void fill(DynamicMapTables& t) {
   }
   for (int cell = 0; cell < DynamicMapTables::kUnsignedCells; ++cell)
     t.unsigned_begin[cell] = below(kUnsignedDynamicMidpoints, edge(cell, DynamicMapTables::kUnsignedShift));
-  t.padding[0] = 0;
 }
 
 }  // namespace qlorapp::cuda

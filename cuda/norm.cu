@@ -236,18 +236,25 @@ cudaError_t rms_norm(Float type, Rows x, const void* weight, WrittenRows y, floa
 cudaError_t add_rms_norm(Float type, Rows x, Rows residual, const void* weight, WrittenRows sum, WrittenRows y, float* rstd,
                          int64_t rows, int64_t width, float eps, Stream stream) {
   return with_type(type, [&]<class T>(T) {
-    return forward<T, true>({static_cast<const T*>(x.data), static_cast<const T*>(residual.data), static_cast<const T*>(weight),
-                             static_cast<T*>(sum.data), static_cast<T*>(y.data), rstd, x.stride, residual.stride, sum.stride,
-                             y.stride, width, eps},
-                            rows, stream);
+    return forward<T, true>(
+        {static_cast<const T*>(x.data), static_cast<const T*>(residual.data), static_cast<const T*>(weight),
+         static_cast<T*>(sum.data), static_cast<T*>(y.data), rstd, x.stride, residual.stride, sum.stride, y.stride, width, eps},
+        rows, stream);
   });
 }
 
-cudaError_t rms_norm_backward(Float type, Rows dy, Rows x, const void* weight, const float* rstd, WrittenRows dx, bool accumulate,
-                              int64_t rows, int64_t width, Stream stream) {
+cudaError_t rms_norm_backward(Float type, Rows dy, Rows x, const void* weight, const float* rstd, WrittenRows dx,
+                              bool accumulate, int64_t rows, int64_t width, Stream stream) {
   return with_type(type, [&]<class T>(T) {
-    const BackwardArguments<T> a{static_cast<const T*>(dy.data), static_cast<const T*>(x.data), static_cast<const T*>(weight),
-                                 static_cast<T*>(dx.data), rstd, dy.stride, x.stride, dx.stride, width};
+    const BackwardArguments<T> a{static_cast<const T*>(dy.data),
+                                 static_cast<const T*>(x.data),
+                                 static_cast<const T*>(weight),
+                                 static_cast<T*>(dx.data),
+                                 rstd,
+                                 dy.stride,
+                                 x.stride,
+                                 dx.stride,
+                                 width};
     return accumulate ? backward<T, true>(a, rows, stream) : backward<T, false>(a, rows, stream);
   });
 }

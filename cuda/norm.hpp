@@ -6,8 +6,8 @@
 /// other layout goes element by element.
 ///
 /// Against the CPU operator: `sum` is bit-equal. rstd comes from float sums in another order, within 4 ulp; everything after it
-/// has the same roundings, so y and dx in 16 bits differ only where that last bit of rstd crosses a rounding boundary (below 0.1 %
-/// of the elements of y, by one ulp before the product with the weight, two after). Deterministic.
+/// has the same roundings, so y and dx in 16 bits differ only where that last bit of rstd crosses a rounding boundary (below
+/// 0.1 % of the elements of y, by one ulp before the product with the weight, two after). Deterministic.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ cudaError_t add_rms_norm(Float type, Rows x, Rows residual, const void* weight, 
                          int64_t rows, int64_t width, float eps, Stream stream);
 
 /// dx = gradient, or dx += gradient with `accumulate`.
-cudaError_t rms_norm_backward(Float type, Rows dy, Rows x, const void* weight, const float* rstd, WrittenRows dx, bool accumulate,
-                              int64_t rows, int64_t width, Stream stream);
+cudaError_t rms_norm_backward(Float type, Rows dy, Rows x, const void* weight, const float* rstd, WrittenRows dx,
+                              bool accumulate, int64_t rows, int64_t width, Stream stream);
 
 }  // namespace qlorapp::cuda

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Elements of kernels: 16 bytes at a time between memory and float registers, for float, fp16 and bf16.
 ///
-/// Arithmetic is always float. A conversion to 16 bits rounds to nearest, ties to even, as on the CPU; CUDA's own conversions do
-/// it by integer arithmetic where a GPU (sm_75) lacks the bf16 instruction. Sums and products whose bits are compared with the
-/// CPU's are written __fmul_rn, __fadd_rn, which the compiler never contracts into a fused multiply-add.
+/// Arithmetic is always float. A conversion to 16 bits rounds to nearest, ties to even, as on the CPU; CUDA's own conversions
+/// do it by integer arithmetic where a GPU (sm_75) lacks the bf16 instruction. Sums and products whose bits are compared with
+/// the CPU's are written __fmul_rn, __fadd_rn, which the compiler never contracts into a fused multiply-add.
 #pragma once
 
 #include <cstdint>
@@ -109,9 +109,12 @@ bool aligned(const T* data, int64_t stride = 0) {
 template <class F>
 auto with_type(Float type, const F& f) {
   switch (type) {
-    case Float::kFloat16: return f(Half{});
-    case Float::kBFloat16: return f(BFloat16{});
-    default: return f(float{});
+    case Float::kFloat16:
+      return f(Half{});
+    case Float::kBFloat16:
+      return f(BFloat16{});
+    default:
+      return f(float{});
   }
 }
 

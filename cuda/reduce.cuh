@@ -7,7 +7,9 @@ namespace {  // each file has its own: nothing here is a symbol that another cou
 
 struct Sum {
   template <class V>
-  __device__ static V join(V a, V b) { return a + b; }
+  __device__ static V join(V a, V b) {
+    return a + b;
+  }
 };
 struct Max {
   __device__ static float join(float a, float b) { return fmaxf(a, b); }

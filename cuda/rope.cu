@@ -150,8 +150,19 @@ cudaError_t rope(Float type, Heads x, void* y, int64_t y_token_stride, int64_t y
                  int64_t half, Stream stream) {
   return with_type(type, [&]<class T>(T) {
     const int heads = static_cast<int>(x.heads);
-    return launch<T>({{segment_of<T>(x), {}, {}}, heads, heads, heads, heads, static_cast<T*>(y), y_token_stride, y_head_stride,
-                      r.cos, r.sin, r.position, r.inverse ? -1.0F : 1.0F, static_cast<int>(half)},
+    return launch<T>({{segment_of<T>(x), {}, {}},
+                      heads,
+                      heads,
+                      heads,
+                      heads,
+                      static_cast<T*>(y),
+                      y_token_stride,
+                      y_head_stride,
+                      r.cos,
+                      r.sin,
+                      r.position,
+                      r.inverse ? -1.0F : 1.0F,
+                      static_cast<int>(half)},
                      tokens, stream);
   });
 }
@@ -160,8 +171,18 @@ cudaError_t rope_packed(Float type, Heads q, Heads k, Heads v, void* out, int64_
                         int64_t half, Stream stream) {
   return with_type(type, [&]<class T>(T) {
     const int first = static_cast<int>(q.heads), second = first + static_cast<int>(k.heads);
-    return launch<T>({{segment_of<T>(q), segment_of<T>(k), segment_of<T>(v)}, first, second, second + static_cast<int>(v.heads),
-                      second, static_cast<T*>(out), out_stride, 2 * half, r.cos, r.sin, r.position, r.inverse ? -1.0F : 1.0F,
+    return launch<T>({{segment_of<T>(q), segment_of<T>(k), segment_of<T>(v)},
+                      first,
+                      second,
+                      second + static_cast<int>(v.heads),
+                      second,
+                      static_cast<T*>(out),
+                      out_stride,
+                      2 * half,
+                      r.cos,
+                      r.sin,
+                      r.position,
+                      r.inverse ? -1.0F : 1.0F,
                       static_cast<int>(half)},
                      tokens, stream);
   });

@@ -32,16 +32,16 @@ cudaError_t copy_rows(Float type, const void* source, int64_t source_stride, voi
     const auto* from = static_cast<const T*>(source);
     auto* to = static_cast<T*>(target);
     const bool whole = width % kPack<T> == 0 && aligned(from, source_stride) && aligned(to, target_stride);
-    copy_rows_kernel<T, scatter><<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(from, source_stride, to, target_stride, index,
-                                                                                      indexed_rows, width, whole);
+    copy_rows_kernel<T, scatter><<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(from, source_stride, to, target_stride,
+                                                                                       index, indexed_rows, width, whole);
     return cudaGetLastError();
   });
 }
 
 }  // namespace
 
-cudaError_t gather_rows(Float type, const void* source, int64_t source_stride, int64_t source_rows, const int64_t* index, void* out,
-                        int64_t out_stride, int64_t rows, int64_t width, Stream stream) {
+cudaError_t gather_rows(Float type, const void* source, int64_t source_stride, int64_t source_rows, const int64_t* index,
+                        void* out, int64_t out_stride, int64_t rows, int64_t width, Stream stream) {
   return copy_rows<false>(type, source, source_stride, out, out_stride, index, source_rows, rows, width, stream);
 }
 

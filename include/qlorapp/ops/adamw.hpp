@@ -24,10 +24,10 @@ namespace qlorapp::ops {
 ///     g' = round(gradient · inverse_scale)        norm = ‖g'‖₂         found_inf = 1 if an element of g' is not finite, else 0
 ///     multiplier = inverse_scale · min(1, max_norm / (norm + 1e-6))        inverse_scale if max_norm is 0
 ///
-/// The gradient is not changed: give multiplier, and found_inf as `skip`, to the step. norm is what a log calls grad_norm. It is one
-/// norm over the whole, added up in double across blocks; clip_grad_norm_ forms the norm of norms, which differs in the last bits.
-/// @param gradient  float32, contiguous, any number of elements.  @param inverse_scale  1 / S of the loss scale, float32 () on the
-///        gradient's device; 1 if absent.  @param max_norm  >= 0.
+/// The gradient is not changed: give multiplier, and found_inf as `skip`, to the step. norm is what a log calls grad_norm. It is
+/// one norm over the whole, added up in double across blocks; clip_grad_norm_ forms the norm of norms: the last bits differ.
+/// @param gradient  float32, contiguous, any number of elements.  @param max_norm  >= 0.
+/// @param inverse_scale  1 / S of the loss scale, float32 () on the gradient's device; 1 if absent.
 /// @returns (norm, found_inf, multiplier), float32 () each on the gradient's device. Does not synchronize. Deterministic.
 [[nodiscard]] std::tuple<at::Tensor, at::Tensor, at::Tensor> gradient_norm(const at::Tensor& gradient,
                                                                            const std::optional<at::Tensor>& inverse_scale,
@@ -38,8 +38,8 @@ namespace qlorapp::ops {
 /// @param step  t, counted from 1.  @param lr, eps, weight_decay  finite, >= 0.  @param beta1, beta2  in [0, 1).
 /// @param multiplier, skip  float32 () on the device of parameter, or absent. The gradient becomes round(gradient · multiplier)
 ///        first, as it is read; unless skip is 0, nothing changes. What gradient_norm returned: no number passes through the host.
-/// Does not synchronize. On a GPU the roundings are those of a CPU that has FMA. A gradient that is not finite goes through, as it does in torch: GradScaler or a check of the
-/// norm stands before this.
+/// Does not synchronize. On a GPU the roundings are those of a CPU that has FMA, but for the square root (cuda/adamw.hpp). A
+/// gradient that is not finite goes through, as it does in torch: GradScaler or a check of the norm stands before this.
 /// @throws ValueError naming the argument that breaks a rule above.
 void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& exp_avg, at::Tensor& exp_avg_sq, int64_t step,
             double lr, double beta1, double beta2, double eps, double weight_decay,

@@ -126,8 +126,9 @@ void check_gradient(const float* gradient, int64_t n, float factor) {
       },
       [](uint32_t a, uint32_t b) { return std::max(a, b); });
   if (largest < kFirstUnusable) return;
-  const auto* first =
-      std::find_if(gradient, gradient + n, [&](float x) { return (std::bit_cast<uint32_t>(x * factor) & kMagnitude) >= kFirstUnusable; });
+  const auto* first = std::find_if(gradient, gradient + n, [&](float x) {
+    return (std::bit_cast<uint32_t>(x * factor) & kMagnitude) >= kFirstUnusable;
+  });
   TORCH_CHECK_VALUE(false, "[adamw_8bit_] every element of gradient must be finite and below 9.2e18; got ", *first,
                     " at flat index ", first - gradient,
                     ". Nothing was changed: skip this step, as GradScaler does, or look for the layer that overflows.");

@@ -217,8 +217,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout_in, con
           lse.contiguous().view({heads, layout.rows, layout.longest}).transpose(0, 1).contiguous().unsqueeze(-1);
       const auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(
           heads_first(dout, layout), heads_first(q, layout), heads_first(k, layout), heads_first(v, layout),
-          heads_first(out, layout), statistic, no_random_state(q), no_random_state(q), /*attn_bias=*/Tensor(), Tensor(), Tensor(),
-          layout.longest, layout.longest, 0.0, true, scale);
+          heads_first(out, layout), statistic, no_random_state(q), no_random_state(q), /*attn_bias=*/Tensor(), Tensor(),
+          Tensor(), layout.longest, layout.longest, 0.0, true, scale);
       return {dq.transpose(1, 2).reshape(q.sizes()), dk.transpose(1, 2).reshape(k.sizes()),
               dv.transpose(1, 2).reshape(v.sizes())};
     }

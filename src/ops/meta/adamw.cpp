@@ -9,8 +9,8 @@ namespace qlorapp::ops {
 namespace {
 
 void adamw_meta(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& exp_avg, at::Tensor& exp_avg_sq, int64_t step,
-                double lr, double beta1, double beta2, double eps, double weight_decay, const std::optional<at::Tensor>& multiplier,
-                const std::optional<at::Tensor>& skip) {
+                double lr, double beta1, double beta2, double eps, double weight_decay,
+                const std::optional<at::Tensor>& multiplier, const std::optional<at::Tensor>& skip) {
   detail::check_adamw(parameter, gradient, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps, weight_decay, multiplier, skip);
 }
 
