@@ -5,6 +5,7 @@
 
 #include "qlorapp/ops/attention.hpp"
 #include "qlorapp/ops/cross_entropy.hpp"
+#include "qlorapp/ops/embedding.hpp"
 #include "qlorapp/ops/norm.hpp"
 #include "qlorapp/ops/rope.hpp"
 #include "qlorapp/ops/swiglu.hpp"
@@ -31,6 +32,35 @@ Two rms_norm(const Tensor& x, const Tensor& weight, double eps) {
 Three add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
   static const auto op = find<Three(const Tensor&, const Tensor&, const Tensor&, double)>("qlorapp::add_rms_norm");
   return op.call(x, residual, weight, eps);
+}
+
+void rms_norm_out(const Tensor& x, const Tensor& weight, double eps, Tensor& y, Tensor& rstd) {
+  static const auto op = find<void(const Tensor&, const Tensor&, double, Tensor&, Tensor&)>("qlorapp::rms_norm", "out");
+  op.call(x, weight, eps, y, rstd);
+}
+
+void add_rms_norm_out(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, Tensor& sum, Tensor& y,
+                      Tensor& rstd) {
+  static const auto op = find<void(const Tensor&, const Tensor&, const Tensor&, double, Tensor&, Tensor&, Tensor&)>(
+      "qlorapp::add_rms_norm", "out");
+  op.call(x, residual, weight, eps, sum, y, rstd);
+}
+
+void rope_backward_qkv_(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos, const Tensor& sin,
+                        const Tensor& positions) {
+  static const auto op = find<void(Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                   const Tensor&)>("qlorapp::rope_backward_qkv_");
+  op.call(dqkv, dq, dk, dv, cos, sin, positions);
+}
+
+void swiglu_out(const Tensor& gate_up, Tensor& h) {
+  static const auto op = find<void(const Tensor&, Tensor&)>("qlorapp::swiglu", "out");
+  op.call(gate_up, h);
+}
+
+Tensor embedding(const Tensor& weight, const Tensor& tokens) {
+  static const auto op = find<Tensor(const Tensor&, const Tensor&)>("qlorapp::embedding");
+  return op.call(weight, tokens);
 }
 
 Tensor rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
@@ -97,10 +127,11 @@ Tensor attention_with_cache(const Tensor& q, const Tensor& k, const Tensor& v, a
 }
 
 Two linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
-                         const std::optional<Tensor>& grad_scale, bool need_gradient, int64_t chunk_rows) {
-  static const auto op = find<Two(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, bool, int64_t)>(
-      "qlorapp::linear_cross_entropy");
-  return op.call(hidden, weight, targets, grad_scale, need_gradient, chunk_rows);
+                         const std::optional<Tensor>& grad_scale, bool need_gradient, int64_t chunk_rows, int64_t target_count) {
+  static const auto op =
+      find<Two(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, bool, int64_t, int64_t)>(
+          "qlorapp::linear_cross_entropy");
+  return op.call(hidden, weight, targets, grad_scale, need_gradient, chunk_rows, target_count);
 }
 
 }  // namespace qlorapp::ops

@@ -43,14 +43,27 @@ inline void check_rms_norm(std::string_view op, const at::Tensor& x, const at::T
                     ". Pass the norm of this width.");
 }
 
-inline void check_rms_norm_backward(std::string_view op, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
-                                    const at::Tensor& rstd) {
-  check_rms_norm(op, x, weight);
-  check_same_shape(op, "dy", dy, "x", x);
+/// What rms_norm returned beside y, or will write.
+inline void check_rstd(std::string_view op, const at::Tensor& x, const at::Tensor& rstd) {
   TORCH_CHECK_VALUE(
       rstd.scalar_type() == accumulate_type(x) && rstd.sym_sizes() == x.sym_sizes().slice(0, x.sym_sizes().size() - 1), "[", op,
       "] rstd must be what rms_norm returned for x; got ", rstd.scalar_type(), " ", rstd.sym_sizes(), " for x ", x.sym_sizes(),
       ". Save it in the forward pass.");
+}
+
+/// Of the variants that write into y and rstd.
+inline void check_rms_norm_out(std::string_view op, const at::Tensor& x, const at::Tensor& y, const at::Tensor& rstd) {
+  check_same_shape(op, "y", y, "x", x);
+  check_rstd(op, x, rstd);
+  TORCH_CHECK_VALUE(rstd.is_contiguous(), "[", op, "] rstd must be contiguous, because it is written; got strides ",
+                    rstd.sym_strides(), ". Pass a new tensor.");
+}
+
+inline void check_rms_norm_backward(std::string_view op, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
+                                    const at::Tensor& rstd) {
+  check_rms_norm(op, x, weight);
+  check_same_shape(op, "dy", dy, "x", x);
+  check_rstd(op, x, rstd);
 }
 
 inline void check_rope(std::string_view op, const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
@@ -68,10 +81,36 @@ inline void check_rope(std::string_view op, const at::Tensor& x, const at::Tenso
                     positions.sym_sizes(), " for x ", x.sym_sizes(), ". Pass one position a token.");
 }
 
+/// dqkv (M, (H + 2·H_kv)·d) becomes the gradients of q, k and v side by side.
+inline void check_rope_backward_qkv(std::string_view op, const at::Tensor& dqkv, const at::Tensor& dq, const at::Tensor& dk,
+                                    const at::Tensor& dv, const at::Tensor& cos, const at::Tensor& sin,
+                                    const at::Tensor& positions) {
+  check_rope(op, dq, cos, sin, positions);
+  check_alike(op, "dk", dk, "dq", dq);
+  check_same_shape(op, "dv", dv, "dk", dk);
+  check_alike(op, "dqkv", dqkv, "dq", dq);
+  TORCH_CHECK_VALUE(dk.dim() == 3 && dk.sym_size(0) == dq.sym_size(0) && dk.sym_size(2) == dq.sym_size(2), "[", op,
+                    "] dq must be (M, H, d), dk and dv (M, H_kv, d); got ", dq.sym_sizes(), " and ", dk.sym_sizes(),
+                    ". Pass what attention_backward returned.");
+  const auto width = (dq.sym_size(1) + 2 * dk.sym_size(1)) * dq.sym_size(2);
+  TORCH_CHECK_VALUE(dqkv.dim() == 2 && dqkv.sym_size(0) == dq.sym_size(0) && dqkv.sym_size(1) == width, "[", op,
+                    "] dqkv must be (", dq.sym_size(0), ", ", width, "), rows any distance apart; got ", dqkv.sym_sizes(),
+                    ". Pass the columns of the packed projection.");
+}
+
 inline void check_swiglu(std::string_view op, const at::Tensor& gate_up) {
   check_floating(op, "gate_up", gate_up);
   TORCH_CHECK_VALUE(gate_up.dim() >= 1 && gate_up.sym_size(-1) > 0 && gate_up.sym_size(-1) % 2 == 0, "[", op,
                     "] gate_up must be (…, 2·I), gate first; got ", gate_up.sym_sizes(), ". Concatenate gate and up.");
+}
+
+inline void check_swiglu_out(std::string_view op, const at::Tensor& gate_up, const at::Tensor& h) {
+  check_swiglu(op, gate_up);
+  check_alike(op, "h", h, "gate_up", gate_up);
+  auto want = gate_up.sym_sizes().vec();
+  want.back() = want.back() / 2;
+  TORCH_CHECK_VALUE(h.sym_sizes() == c10::SymIntArrayRef(want), "[", op, "] h must be ", c10::SymIntArrayRef(want), "; got ",
+                    h.sym_sizes(), ". Pass half the width of gate_up.");
 }
 
 inline void check_swiglu_backward(std::string_view op, const at::Tensor& dh, const at::Tensor& gate_up) {
@@ -137,6 +176,16 @@ inline void check_attention_with_cache(std::string_view op, const at::Tensor& q,
         "] row ", r, " must have its ", queries, " queries among its keys, inside k; got keys [", cache_starts[r], ", ",
         cache_starts[r] + cache_lengths[r], ") of ", k.sym_size(0), ". Append the new keys to the cache first.");
   }
+}
+
+inline void check_embedding(std::string_view op, const at::Tensor& weight, const at::Tensor& tokens) {
+  check_floating(op, "weight", weight);
+  TORCH_CHECK_TYPE(tokens.scalar_type() == at::kLong, "[", op, "] tokens must be int64; got ", tokens.scalar_type(),
+                   ". Convert them.");
+  TORCH_CHECK_VALUE(weight.dim() == 2 && tokens.dim() == 1, "[", op, "] weight must be (V, D) and tokens (M); got ",
+                    weight.sym_sizes(), " and ", tokens.sym_sizes(), ". Flatten batch and sequence.");
+  TORCH_CHECK_VALUE(weight.device() == tokens.device(), "[", op, "] tokens must be on the device of weight, ", weight.device(),
+                    "; got ", tokens.device(), ". Move them.");
 }
 
 inline void check_linear_cross_entropy(std::string_view op, const at::Tensor& hidden, const at::Tensor& weight,

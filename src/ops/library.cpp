@@ -31,14 +31,20 @@ TORCH_LIBRARY(qlorapp, m) {
   // Llama's pieces, with transformers' rounding points. rstd float32 (M). All gradients are to activations: weights are frozen.
   // A trailing underscore writes its marked arguments and returns nothing; autograd refuses those, hand-written blocks call them.
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor y, Tensor rstd)");
+  m.def("rms_norm.out(Tensor x, Tensor weight, float eps, *, Tensor(a!) y, Tensor(b!) rstd) -> ()");  // rows of y may lie apart
   m.def("rms_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor rstd) -> Tensor");
   m.def("rms_norm_backward_(Tensor(a!) dx, Tensor dy, Tensor x, Tensor weight, Tensor rstd) -> ()");  // dx += gradient
   m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor sum, Tensor y, Tensor rstd)");
+  m.def("add_rms_norm.out(Tensor x, Tensor residual, Tensor weight, float eps, *, Tensor(a!) sum, Tensor(b!) y, Tensor(c!) rstd) "
+        "-> ()");
   // x (M, H, head_dim); cos, sin float32 (positions, head_dim / 2); positions int64 (M). `inverse` turns the other way (backward).
   m.def("rope(Tensor x, Tensor cos, Tensor sin, Tensor positions, bool inverse=False) -> Tensor");
   m.def("rope_(Tensor(a!) x, Tensor cos, Tensor sin, Tensor positions, bool inverse=False) -> ()");
+  // dqkv (M, (H + 2·H_kv)·d), rows any distance apart, becomes [dq turned back | dk turned back | dv].
+  m.def("rope_backward_qkv_(Tensor(a!) dqkv, Tensor dq, Tensor dk, Tensor dv, Tensor cos, Tensor sin, Tensor positions) -> ()");
   // gate_up (M, 2·I), gate first → (M, I). swiglu_backward_: gate_up becomes its gradient, dh becomes swiglu(gate_up).
   m.def("swiglu(Tensor gate_up) -> Tensor");
+  m.def("swiglu.out(Tensor gate_up, *, Tensor(a!) h) -> ()");
   m.def("swiglu_backward(Tensor dh, Tensor gate_up) -> Tensor");
   m.def("swiglu_backward_(Tensor(a!) dh, Tensor(b!) gate_up) -> ()");
   // Causal attention within each row [row_starts[r], row_starts[r+1]); q (M, H, d), k and v (M, H_kv, d); lse float32 (H, M).
@@ -50,18 +56,27 @@ TORCH_LIBRARY(qlorapp, m) {
   // Queries of row r are the last of the keys [cache_starts[r], cache_starts[r] + cache_lengths[r]) of k and v. No gradient.
   m.def("attention_with_cache(Tensor q, Tensor k, Tensor v, int[] row_starts, int[] cache_starts, int[] cache_lengths, float scale) "
         "-> Tensor");
+  // weight (V, D), tokens int64 (M) → (M, D): rows of the frozen table.
+  m.def("embedding(Tensor weight, Tensor tokens) -> Tensor");
   // Summed loss over rows with a target >= 0, float32 (); gradient of that sum times grad_scale (float32 (), default 1), shape and
   // dtype of hidden, formed chunk_rows rows at a time so that the logits never exist as a whole. Empty unless need_gradient.
+  // target_count: how many targets are >= 0, if the caller knows; a GPU then leaves the other rows out without asking.
   m.def("linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets, Tensor? grad_scale=None, bool need_gradient=True, "
-        "int chunk_rows=512) -> (Tensor loss_sum, Tensor grad_hidden)");
+        "int chunk_rows=512, int target_count=-1) -> (Tensor loss_sum, Tensor grad_hidden)");
 
   // x · mask / (1 - p); the mask is a pure function of (seed, micro_step, site, element index): core/philox.hpp.
   m.def("seeded_dropout(Tensor x, float p, int seed, int micro_step, int site) -> Tensor");
 
-  // One step over a flat arena, all float32 (n), in torch.optim.AdamW's order of roundings; `step` counts from 1.
+  // Of a flat float32 arena, for the step below, without reading anything back: norm of round(gradient · inverse_scale); found_inf 1
+  // if an element of that is not finite, else 0; multiplier inverse_scale · min(1, max_norm / (norm + 1e-6)), 0 does not clip.
+  m.def("gradient_norm(Tensor gradient, Tensor? inverse_scale=None, float max_norm=0.0) "
+        "-> (Tensor norm, Tensor found_inf, Tensor multiplier)");
+  // One step over a flat arena, all float32 (n), in torch.optim.AdamW's order of roundings; `step` counts from 1. multiplier and
+  // skip, float32 () on the device: the gradient is multiplied first; nothing changes unless skip is 0.
   m.def("adamw_(Tensor(a!) parameter, Tensor gradient, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, int step, float lr, float beta1, "
-        "float beta2, float eps, float weight_decay) -> ()");
+        "float beta2, float eps, float weight_decay, Tensor? multiplier=None, Tensor? skip=None) -> ()");
   // The same with both moments in eight bits, blocks of 256: state1, state2 uint8 (n); absmax1, absmax2 float32 (n / 256).
   m.def("adamw_8bit_(Tensor(a!) parameter, Tensor gradient, Tensor(b!) state1, Tensor(c!) state2, Tensor(d!) absmax1, "
-        "Tensor(e!) absmax2, int step, float lr, float beta1, float beta2, float eps, float weight_decay) -> ()");
+        "Tensor(e!) absmax2, int step, float lr, float beta1, float beta2, float eps, float weight_decay, Tensor? multiplier=None, "
+        "Tensor? skip=None) -> ()");
 }

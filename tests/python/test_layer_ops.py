@@ -14,7 +14,8 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 def randn(*shape, dtype=torch.float32, seed=0, requires_grad=False):
     generator = torch.Generator().manual_seed(seed + sum(shape))
-    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_(requires_grad)
+    values = torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
+    return values.to(torch.get_default_device()).requires_grad_(requires_grad)
 
 
 def ulps(a, b):
@@ -87,6 +88,17 @@ def op_cases(dtype, grad):
     yield ops.linear_cross_entropy.default, (x, head, targets, torch.tensor(8.0)), {}
     if grad:
         return
+    qkv = torch.empty(9, 80, dtype=dtype)[:, :64]
+    yield ops.embedding.default, (head, torch.tensor([3, 0, 6])), {}
+    yield ops.linear_cross_entropy.default, (x.detach(), head, targets, None, True, 2, 3), {}
+    yield ops.rms_norm.out, (plain, w, 1e-5), {"y": torch.empty(5, 32, dtype=dtype)[:, :24], "rstd": torch.empty(5)}
+    yield (
+        ops.add_rms_norm.out,
+        (plain, randn(5, 24, dtype=dtype, seed=9), w, 1e-5),
+        {"sum": plain.clone(), "y": plain.clone(), "rstd": torch.empty(5)},
+    )
+    yield ops.swiglu.out, (plain,), {"h": torch.empty(5, 12, dtype=dtype)}
+    yield ops.rope_backward_qkv_.default, (qkv, q, k, v, cos, sin, torch.arange(9)), {}
     yield ops.linear_cross_entropy.default, (x, head, targets, None, False, 2), {}
     yield ops.rms_norm_backward.default, (randn(5, 24, dtype=dtype), plain, w, rstd), {}
     yield ops.rms_norm_backward_.default, (dx, randn(5, 24, dtype=dtype), plain, w, rstd), {}
@@ -102,7 +114,7 @@ def op_cases(dtype, grad):
     yield ops.attention_with_cache.default, (q[:3], k, v, [0, 2, 3], [0, 5], [4, 3], scale), {}
 
 
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("one_thread", "device")
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_opcheck_accepts_every_layer_operator(dtype, grad):
@@ -182,6 +194,7 @@ def test_a_second_derivative_is_refused_by_name():
 llama = pytest.importorskip("transformers.models.llama.modeling_llama")
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [1, 63, 2048, 2051])
 def test_rms_norm_is_transformers(dtype, width):
@@ -193,8 +206,9 @@ def test_rms_norm_is_transformers(dtype, width):
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     y, want = ops.rms_norm(ours, norm.weight, 1e-5)[0], norm(theirs)
     # Both lie within 3 ulp of the exact value in float32, by the last bits of the mean; in 16 bits that rarely shows.
-    assert ulps(y, want) <= (4 if dtype == torch.float32 else 1)
-    assert (y != want).double().mean() < (0.5 if dtype == torch.float32 else 0.002)
+    gpu = y.is_cuda  # where a 16-bit rounding that falls the other way may be two ulp after the product
+    assert ulps(y, want) <= (4 if dtype == torch.float32 else 2 if gpu else 1)
+    assert (y != want).double().mean() < ((0.8 if gpu else 0.5) if dtype == torch.float32 else 0.002)
     dy = randn(2, 5, width, seed=5).to(dtype)
     y.backward(dy)
     want.backward(dy)
@@ -202,6 +216,7 @@ def test_rms_norm_is_transformers(dtype, width):
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_add_rms_norm_and_its_residual_gradient_are_the_composition(dtype):
     w = (1 + 0.1 * randn(96)).to(dtype)
@@ -218,6 +233,7 @@ def test_add_rms_norm_and_its_residual_gradient_are_the_composition(dtype):
     assert torch.equal(in_place, want)
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [8, 64, 128])
 def test_rope_is_transformers_bit_for_bit(dtype, head_dim):
@@ -248,6 +264,7 @@ def test_rope_names_a_position_outside_the_tables():
         ops.rope(randn(2, 1, 8), cos, sin, torch.tensor([0, 4]))
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_swiglu_is_transformers(dtype):
     gate, up = (4 * randn(33, 129, seed=1)).to(dtype), randn(33, 129, dtype=dtype, seed=2)
@@ -255,7 +272,7 @@ def test_swiglu_is_transformers(dtype):
     want = F.silu(g) * u
     stacked = torch.cat([gate, up], -1).requires_grad_()
     h = ops.swiglu(stacked)
-    limit = 4 if dtype == torch.float32 else 1
+    limit = 4 if dtype == torch.float32 else 2 if h.is_cuda else 1
     assert ulps(h, want) <= limit
     assert (h != want).double().mean() < (0.6 if dtype == torch.float32 else 0.002)
     dh = randn(33, 129, dtype=dtype, seed=3)
@@ -268,6 +285,7 @@ def test_swiglu_is_transformers(dtype):
     assert torch.equal(both, stacked.grad) and torch.equal(d, h)
 
 
+@pytest.mark.usefixtures("device")
 def test_swiglu_at_the_ends_of_the_range():
     gate = torch.tensor([-math.inf, -200.0, -104.5, -88.0, -0.0, 0.0, 88.0, 200.0, 3e38, math.nan])
     got = ops.swiglu(torch.cat([gate, torch.ones(10)])[None])[0]
@@ -285,7 +303,9 @@ def test_swiglu_at_the_ends_of_the_range():
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("head_dim", [8, 16, 64, 128])
 @pytest.mark.parametrize("row_starts", [(0, 1), (0, 130), (0, 33, 66, 99), (0, 1, 70, 71, 90)])
-def test_attention_is_sdpa_with_a_block_mask(dtype, kv_heads, head_dim, row_starts):
+def test_attention_is_sdpa_with_a_block_mask(device, dtype, kv_heads, head_dim, row_starts):
+    if device == "cuda" and dtype == torch.float64:
+        pytest.skip("float64 is for gradcheck, on the CPU")
     heads, tokens = 4, row_starts[-1]
     # q, k, v, dout as views of packed buffers.
     packed = randn(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype).view(tokens, -1, head_dim)
@@ -310,9 +330,12 @@ def test_attention_is_sdpa_with_a_block_mask(dtype, kv_heads, head_dim, row_star
         error = (got.double() - expected).norm() / largest
         assert error < {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}[dtype]
     functional = ops.attention_backward(dout, q, k, v, out, lse, list(row_starts), scale)
-    assert all(torch.equal(a, b) for a, b in zip(functional, (dq, dk, dv), strict=True))
+    # On a GPU LibTorch's kernels may add in any order, unless torch.use_deterministic_algorithms.
+    same = torch.equal if device == "cpu" else (lambda a, b: (a - b).norm() <= 1e-2 * largest)
+    assert all(same(a, b) for a, b in zip(functional, (dq, dk, dv), strict=True))
 
 
+@pytest.mark.usefixtures("device")
 def test_packed_rows_never_see_each_other():
     q, k, v, _, scale = attention_arguments(torch.float32, row_starts=(0, 12))
     starts = [0, 5, 12]
@@ -322,6 +345,7 @@ def test_packed_rows_never_see_each_other():
     assert torch.equal(again[5:], out[5:]) and again[:5].isnan().all()
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kv_heads", [1, 4])
 @pytest.mark.parametrize("queries", [1, 2, 100])
@@ -363,11 +387,12 @@ def test_attention_refuses_rows_that_do_not_cover_the_tokens():
 def cross_entropy_case(dtype, rows=70, width=48, vocabulary=1003, ignored=0.4):
     hidden, head = randn(rows, width, dtype=dtype), (0.3 * randn(vocabulary, width, seed=1)).to(dtype)
     generator = torch.Generator().manual_seed(3)
-    targets = torch.randint(0, vocabulary, (rows,), generator=generator)
-    targets[torch.rand(rows, generator=generator) < ignored] = -100
-    return hidden, head, targets
+    targets = torch.randint(0, vocabulary, (rows,), generator=generator, device="cpu")
+    targets[torch.rand(rows, generator=generator, device="cpu") < ignored] = -100
+    return hidden, head, targets.to(hidden.device)
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("chunk_rows", [1, 16, 512])
 @pytest.mark.parametrize("ignored", [0.0, 0.4, 1.0])
 def test_linear_cross_entropy_is_torch_in_float32(chunk_rows, ignored):
@@ -380,6 +405,8 @@ def test_linear_cross_entropy_is_torch_in_float32(chunk_rows, ignored):
     assert abs(loss.item() - want.item()) <= 1e-6 * abs(want.item())
     assert (gradient - h.grad).norm() <= 2e-6 * h.grad.norm()
     assert gradient[targets < 0].count_nonzero() == 0
+    counted = ops.linear_cross_entropy(hidden, head, targets, None, True, chunk_rows, int((targets >= 0).sum()))
+    assert torch.allclose(counted[0], loss, rtol=1e-6) and (counted[1] - gradient).norm() <= 1e-6 * gradient.norm()
     only_loss, empty = ops.linear_cross_entropy(hidden, head, targets, None, False, chunk_rows)
     assert torch.equal(only_loss, loss) and empty.numel() == 0
     # Under autograd, with a gradient scale that cancels out.
@@ -389,6 +416,7 @@ def test_linear_cross_entropy_is_torch_in_float32(chunk_rows, ignored):
         assert (g.grad - 3 * h.grad).norm() <= 2e-6 * 3 * h.grad.norm()
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_linear_cross_entropy_rounds_logits_once_in_16_bits(dtype):
     """bfloat16 and float16 take different paths on most CPUs (own instructions, or float32 panels): both are held to this."""

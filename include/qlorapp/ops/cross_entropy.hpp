@@ -24,11 +24,15 @@ namespace qlorapp::ops {
 ///
 /// Under autograd loss_sum is differentiable in hidden: the backward pass multiplies the stored grad_hidden by the incoming
 /// gradient / grad_scale. A weight that requires a gradient is refused: the head is frozen.
-/// On the CPU nothing synchronizes; elsewhere, counting the rows that have a target does.
-/// Throws c10::ValueError naming index and vocabulary for a target >= V, and on shapes that do not fit.
+/// target_count is the number of targets >= 0, or -1 if the caller does not know it. A GPU leaves ignored rows out only if it is
+/// given, because counting would synchronize; without it they are computed and weighed by nothing. A wrong count throws on the CPU
+/// and makes the loss NaN on a GPU. Nothing synchronizes.
+/// Throws c10::ValueError naming index and vocabulary for a target >= V (on a GPU: the loss becomes NaN, the gradient of the row
+/// 0), and on shapes that do not fit.
 std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                                         const at::Tensor& targets,
                                                         const std::optional<at::Tensor>& grad_scale = std::nullopt,
-                                                        bool need_gradient = true, int64_t chunk_rows = 512);
+                                                        bool need_gradient = true, int64_t chunk_rows = 512,
+                                                        int64_t target_count = -1);
 
 }  // namespace qlorapp::ops

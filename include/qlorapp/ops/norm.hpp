@@ -25,6 +25,12 @@ std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& x, const at::Tenso
 std::tuple<at::Tensor, at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                             const at::Tensor& weight, double eps);
 
+/// The same into y and rstd (sum, y and rstd). Rows of y may lie any distance apart: the first columns of a wider GEMM input.
+/// Outside autograd.
+void rms_norm_out(const at::Tensor& x, const at::Tensor& weight, double eps, at::Tensor& y, at::Tensor& rstd);
+void add_rms_norm_out(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight, double eps, at::Tensor& sum,
+                      at::Tensor& y, at::Tensor& rstd);
+
 /// dx = rstd·(g − x̂·mean(g·x̂)) with g = round(dy·weight), x̂ = x·rstd; float32, rounded once. After add_rms_norm, x is its sum.
 at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd);
 

@@ -24,4 +24,9 @@ at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& si
 /// qkv.view({M, H + 2·H_kv, d}).narrow(1, 0, H + H_kv).
 void rope_(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, bool inverse = false);
 
+/// What follows attention's backward pass, in one: dqkv = [dq | dk | dv] with dq and dk (M, H, d), (M, H_kv, d) turned back.
+/// dqkv: (M, (H + 2·H_kv)·d), overwritten; its rows may lie any distance apart. Outside autograd.
+void rope_backward_qkv_(at::Tensor& dqkv, const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& cos,
+                        const at::Tensor& sin, const at::Tensor& positions);
+
 }  // namespace qlorapp::ops

@@ -15,6 +15,9 @@ namespace qlorapp::ops {
 /// Contiguous. Differentiable.
 at::Tensor swiglu(const at::Tensor& gate_up);
 
+/// The same into h, whose rows may lie any distance apart. Outside autograd.
+void swiglu_out(const at::Tensor& gate_up, at::Tensor& h);
+
 /// d_up = round(dh · a);  d_gate = round(round(dh · up) · σ·(1 + gate·(1 − σ))) with σ = 1 / (1 + e^−gate). Contiguous (…,
 /// 2·I).
 at::Tensor swiglu_backward(const at::Tensor& dh, const at::Tensor& gate_up);

@@ -109,9 +109,9 @@ struct Attention : Function<Attention> {
 
 struct LinearCrossEntropy : Function<LinearCrossEntropy> {
   static variable_list forward(AutogradContext* ctx, const Tensor& hidden, const Tensor& weight, const Tensor& targets,
-                               const std::optional<Tensor>& grad_scale, int64_t chunk_rows) {
+                               const std::optional<Tensor>& grad_scale, int64_t chunk_rows, int64_t target_count) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    auto [loss, gradient] = ops::linear_cross_entropy(hidden, weight, targets, grad_scale, true, chunk_rows);
+    auto [loss, gradient] = ops::linear_cross_entropy(hidden, weight, targets, grad_scale, true, chunk_rows, target_count);
     ctx->mark_non_differentiable({gradient});
     ctx->save_for_backward({gradient, grad_scale.value_or(Tensor())});
     return {loss, gradient};
@@ -121,7 +121,7 @@ struct LinearCrossEntropy : Function<LinearCrossEntropy> {
     TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(),
                                 "[linear_cross_entropy] has no second derivative; got create_graph=True. Differentiate once.");
     const Tensor upstream = saved[1].defined() ? grads[0] / saved[1].reshape({}) : grads[0];
-    return {saved[0] * upstream, Variable(), Variable(), Variable(), Variable()};
+    return {saved[0] * upstream, Variable(), Variable(), Variable(), Variable(), Variable()};
   }
 };
 
@@ -151,13 +151,13 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Ten
 
 std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
                                                 const std::optional<Tensor>& grad_scale, bool need_gradient,
-                                                int64_t chunk_rows) {
+                                                int64_t chunk_rows, int64_t target_count) {
   check_frozen("linear_cross_entropy", "the output head", weight);
   if (!wants_gradient(hidden)) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    return ops::linear_cross_entropy(hidden, weight, targets, grad_scale, need_gradient, chunk_rows);
+    return ops::linear_cross_entropy(hidden, weight, targets, grad_scale, need_gradient, chunk_rows, target_count);
   }
-  const auto results = LinearCrossEntropy::apply(hidden, weight, targets, grad_scale, chunk_rows);
+  const auto results = LinearCrossEntropy::apply(hidden, weight, targets, grad_scale, chunk_rows, target_count);
   return {results[0], results[1]};
 }
 
@@ -172,6 +172,36 @@ void check_outside_autograd(std::string_view op, const Written&... written) {
 template <class... Written>
 void count_write(const Written&... written) {
   ((written.is_inference() ? void() : written.unsafeGetTensorImpl()->bump_version()), ...);
+}
+
+void rms_norm_out(const Tensor& x, const Tensor& weight, double eps, Tensor& y, Tensor& rstd) {
+  check_outside_autograd("rms_norm.out", x, weight, y, rstd);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  ops::rms_norm_out(x, weight, eps, y, rstd);
+  count_write(y, rstd);
+}
+
+void add_rms_norm_out(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, Tensor& sum, Tensor& y,
+                      Tensor& rstd) {
+  check_outside_autograd("add_rms_norm.out", x, residual, weight, sum, y, rstd);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  ops::add_rms_norm_out(x, residual, weight, eps, sum, y, rstd);
+  count_write(sum, y, rstd);
+}
+
+void swiglu_out(const Tensor& gate_up, Tensor& h) {
+  check_outside_autograd("swiglu.out", gate_up, h);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  ops::swiglu_out(gate_up, h);
+  count_write(h);
+}
+
+void rope_backward_qkv_(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos, const Tensor& sin,
+                        const Tensor& positions) {
+  check_outside_autograd("rope_backward_qkv_", dqkv, dq, dk, dv, cos, sin);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  ops::rope_backward_qkv_(dqkv, dq, dk, dv, cos, sin, positions);
+  count_write(dqkv);
 }
 
 void rms_norm_backward_(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
@@ -212,6 +242,10 @@ TORCH_LIBRARY_IMPL(qlorapp, Autograd, m) {
   m.impl("swiglu", swiglu);
   m.impl("attention", attention);
   m.impl("linear_cross_entropy", linear_cross_entropy);
+  m.impl("rms_norm.out", rms_norm_out);
+  m.impl("add_rms_norm.out", add_rms_norm_out);
+  m.impl("swiglu.out", swiglu_out);
+  m.impl("rope_backward_qkv_", rope_backward_qkv_);
   m.impl("rms_norm_backward_", rms_norm_backward_);
   m.impl("rope_", rope_);
   m.impl("swiglu_backward_", swiglu_backward_);
@@ -220,6 +254,7 @@ TORCH_LIBRARY_IMPL(qlorapp, Autograd, m) {
   m.impl("rms_norm_backward", torch::autograd::autogradNotImplementedFallback());
   m.impl("swiglu_backward", torch::autograd::autogradNotImplementedFallback());
   m.impl("attention_backward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("embedding", torch::autograd::autogradNotImplementedFallback());
   m.impl("attention_with_cache", torch::autograd::autogradNotImplementedFallback());
 }
 

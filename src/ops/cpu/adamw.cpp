@@ -20,10 +20,12 @@ namespace {
 constexpr int64_t kPiece = 16384;  // five float arrays of this length are 320 KiB
 
 void adamw_cpu(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& exp_avg, at::Tensor& exp_avg_sq, int64_t step,
-               double lr, double beta1, double beta2, double eps, double weight_decay) {
-  detail::check_adamw(parameter, gradient, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps, weight_decay);
+               double lr, double beta1, double beta2, double eps, double weight_decay, const std::optional<at::Tensor>& multiplier,
+               const std::optional<at::Tensor>& skip) {
+  detail::check_adamw(parameter, gradient, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps, weight_decay, multiplier, skip);
   const int64_t n = parameter.numel();
-  if (n == 0) return;
+  if (n == 0 || detail::number_or(skip, 0.0F) != 0.0F) return;
+  const float factor = detail::number_or(multiplier, 1.0F);
 
   const auto t = static_cast<double>(step);
   const double step_size = lr / (1 - std::pow(beta1, t));
@@ -36,10 +38,15 @@ void adamw_cpu(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& ex
   at::parallel_for(0, n, kPiece, [&](int64_t begin, int64_t end) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;  // per thread
     at::Tensor scratch = at::empty({std::min(kPiece, end - begin)}, at::kFloat);
+    at::Tensor scaled = factor == 1.0F ? at::Tensor() : at::empty_like(scratch);
     for (int64_t start = begin; start < end; start += kPiece) {
       const int64_t length = std::min(kPiece, end - start);
       at::Tensor p = at::from_blob(p_data + start, {length}, at::kFloat);
-      const at::Tensor g = at::from_blob(g_data + start, {length}, at::kFloat);
+      at::Tensor g = at::from_blob(g_data + start, {length}, at::kFloat);
+      if (scaled.defined()) {
+        at::Tensor product = scaled.narrow(0, 0, length);
+        g = at::mul_out(product, g, at::scalar_tensor(factor));
+      }
       at::Tensor m = at::from_blob(m_data + start, {length}, at::kFloat);
       at::Tensor v = at::from_blob(v_data + start, {length}, at::kFloat);
       at::Tensor denominator = scratch.narrow(0, 0, length);
@@ -53,8 +60,40 @@ void adamw_cpu(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& ex
   });
 }
 
+/// Squares in float within 512 elements, in double across.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> gradient_norm_cpu(const at::Tensor& gradient,
+                                                                 const std::optional<at::Tensor>& inverse_scale,
+                                                                 double max_norm) {
+  detail::check_gradient_norm(gradient, inverse_scale, max_norm);
+  const float inverse = detail::number_or(inverse_scale, 1.0F);
+  const float* const g = gradient.const_data_ptr<float>();
+  constexpr int64_t kRun = 512;
+  double squares = 0;
+  bool finite = true;
+  for (int64_t begin = 0; begin < gradient.numel(); begin += kRun) {
+    const int64_t end = std::min(gradient.numel(), begin + kRun);
+    float sum = 0, zeros = 0;
+#pragma omp simd reduction(+ : sum, zeros)
+    for (int64_t i = begin; i < end; ++i) {
+      const float value = g[i] * inverse;
+      sum += value * value;
+      zeros += value * 0.0F;  // NaN if value is not finite
+    }
+    squares += static_cast<double>(sum);
+    finite = finite && zeros == 0.0F;
+  }
+  const auto norm = static_cast<float>(std::sqrt(squares));
+  const float ratio = static_cast<float>(max_norm) / (norm + 1e-6F);
+  const float multiplier = max_norm > 0 && !(ratio >= 1.0F) ? inverse * ratio : inverse;
+  const auto number = [&](float value) { return at::full({}, value, gradient.options()); };
+  return {number(norm), number(finite ? 0.0F : 1.0F), number(multiplier)};
+}
+
 }  // namespace
 
-TORCH_LIBRARY_IMPL(qlorapp, CPU, m) { m.impl("adamw_", adamw_cpu); }
+TORCH_LIBRARY_IMPL(qlorapp, CPU, m) {
+  m.impl("gradient_norm", gradient_norm_cpu);
+  m.impl("adamw_", adamw_cpu);
+}
 
 }  // namespace qlorapp::ops

@@ -111,23 +111,24 @@ std::array<uint32_t, 2> update_block(float* p, const float* g, float* m, float* 
 }
 
 QLORAPP_PER_CPU
-uint32_t largest_magnitude(const float* values, int64_t length) {
+uint32_t largest_magnitude(const float* values, int64_t length, float factor) {
   uint32_t largest = 0;
-  for (int64_t i = 0; i < length; ++i) largest = std::max(largest, std::bit_cast<uint32_t>(values[i]) & kMagnitude);
+  for (int64_t i = 0; i < length; ++i) largest = std::max(largest, std::bit_cast<uint32_t>(values[i] * factor) & kMagnitude);
   return largest;
 }
 
 /// Refuses before anything is written.
-void check_gradient(const float* gradient, int64_t n) {
+void check_gradient(const float* gradient, int64_t n, float factor) {
   const uint32_t largest = at::parallel_reduce(
       int64_t{0}, n, int64_t{1} << 16, uint32_t{0},
       [&](int64_t begin, int64_t end, uint32_t so_far) {
-        return std::max(so_far, largest_magnitude(gradient + begin, end - begin));
+        return std::max(so_far, largest_magnitude(gradient + begin, end - begin, factor));
       },
       [](uint32_t a, uint32_t b) { return std::max(a, b); });
   if (largest < kFirstUnusable) return;
-  const auto* first =
-      std::find_if(gradient, gradient + n, [](float x) { return (std::bit_cast<uint32_t>(x) & kMagnitude) >= kFirstUnusable; });
+  const auto* first = std::find_if(gradient, gradient + n, [&](float x) {
+    return (std::bit_cast<uint32_t>(x * factor) & kMagnitude) >= kFirstUnusable;
+  });
   TORCH_CHECK_VALUE(false, "[adamw_8bit_] every element of gradient must be finite and below 9.2e18; got ", *first,
                     " at flat index ", first - gradient,
                     ". Nothing was changed: skip this step, as GradScaler does, or look for the layer that overflows.");
@@ -142,11 +143,14 @@ void check_absmax(const char* name, const float* absmax, int64_t blocks) {
 
 void adamw_8bit_cpu(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& state1, at::Tensor& state2,
                     at::Tensor& absmax1, at::Tensor& absmax2, int64_t step, double lr, double beta1, double beta2, double eps,
-                    double weight_decay) {
-  detail::check_adamw_8bit(parameter, gradient, state1, state2, absmax1, absmax2, step, lr, beta1, beta2, eps, weight_decay);
+                    double weight_decay, const std::optional<at::Tensor>& multiplier, const std::optional<at::Tensor>& skip) {
+  detail::check_adamw_8bit(parameter, gradient, state1, state2, absmax1, absmax2, step, lr, beta1, beta2, eps, weight_decay,
+                           multiplier, skip);
+  if (detail::number_or(skip, 0.0F) != 0.0F) return;
+  const float factor = detail::number_or(multiplier, 1.0F);
   const int64_t n = parameter.numel();
   const float* const g = gradient.const_data_ptr<float>();
-  check_gradient(g, n);
+  check_gradient(g, n, factor);
   check_absmax("absmax1", absmax1.const_data_ptr<float>(), absmax1.numel());
   check_absmax("absmax2", absmax2.const_data_ptr<float>(), absmax2.numel());
 
@@ -171,6 +175,7 @@ void adamw_8bit_cpu(at::Tensor& parameter, const at::Tensor& gradient, at::Tenso
   at::parallel_for(0, adamw_8bit_blocks(n), 64, [&](int64_t begin, int64_t end) {
     std::array<float, kBlock> m;
     std::array<float, kBlock> v;
+    std::array<float, kBlock> scaled;
     for (int64_t block = begin; block < end; ++block) {
       const int64_t start = block * kBlock;
       const int64_t length = std::min(kBlock, n - start);
@@ -178,7 +183,8 @@ void adamw_8bit_cpu(at::Tensor& parameter, const at::Tensor& gradient, at::Tenso
         m[static_cast<size_t>(i)] = first_moment[code1[start + i]] * scale1[block];
         v[static_cast<size_t>(i)] = second_moment[code2[start + i]] * scale2[block];
       }
-      const auto [largest_m, largest_v] = update_block(p + start, g + start, m.data(), v.data(), length, c);
+      for (int64_t i = 0; i < length; ++i) scaled[static_cast<size_t>(i)] = g[start + i] * factor;
+      const auto [largest_m, largest_v] = update_block(p + start, scaled.data(), m.data(), v.data(), length, c);
       scale1[block] = std::bit_cast<float>(largest_m);
       scale2[block] = std::bit_cast<float>(largest_v);
       first_moment.encode(m.data(), scale1[block], code1 + start, length);

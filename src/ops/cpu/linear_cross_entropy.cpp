@@ -75,7 +75,7 @@ void chunk_loss(const at::Tensor& logits, const int64_t* targets, double* losses
 
 std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                                         const at::Tensor& targets, const std::optional<at::Tensor>& grad_scale,
-                                                        bool need_gradient, int64_t chunk_rows) {
+                                                        bool need_gradient, int64_t chunk_rows, int64_t target_count) {
   check_linear_cross_entropy("linear_cross_entropy", hidden, weight, targets, grad_scale, chunk_rows);
   const int64_t vocabulary = weight.size(0), all_rows = hidden.size(0);
 
@@ -92,6 +92,8 @@ std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden
     labels.push_back(target[r]);
   }
   const auto count = static_cast<int64_t>(rows.size());
+  TORCH_CHECK_VALUE(target_count < 0 || target_count == count,
+                    "[linear_cross_entropy] target_count must be the number of targets >= 0, ", count, "; got ", target_count, ". Count again, or leave it out.");
   const bool everything = count == all_rows;
   const double scale = grad_scale.has_value() && grad_scale->defined() ? grad_scale->item<double>() : 1.0;
   at::Tensor gradient = !need_gradient ? at::empty({0}, hidden.options())

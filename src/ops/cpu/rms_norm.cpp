@@ -64,22 +64,33 @@ at::Tensor empty_statistic(const at::Tensor& x) {
   return at::empty(x.sizes().slice(0, x.sizes().size() - 1), x.options().dtype(accumulate_type(x)));
 }
 
-std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  check_rms_norm("rms_norm", x, weight);
-  at::Tensor y = at::empty_like(x, at::MemoryFormat::Contiguous);
-  at::Tensor rstd = empty_statistic(x);
-  if (x.numel() == 0) return {y, rstd};
-  const at::Tensor in = cpu::as_rows(x);
+void normalize_into(const at::Tensor& x, const at::Tensor& weight, double eps, const at::Tensor& y, const at::Tensor& rstd) {
+  if (x.numel() == 0) return;
+  const at::Tensor in = cpu::as_rows(x), out = cpu::as_written_rows("rms_norm", "y", y);
   const at::Tensor w = weight.contiguous();
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, x.scalar_type(), "rms_norm", [&] {
     const auto* px = in.const_data_ptr<scalar_t>();
     const auto* pw = w.const_data_ptr<scalar_t>();
-    auto* py = y.mutable_data_ptr<scalar_t>();
+    auto* py = out.mutable_data_ptr<scalar_t>();
     auto* ps = rstd.mutable_data_ptr<accumulate_t<scalar_t>>();
-    const int64_t n = in.size(1), stride = in.stride(0);
-    cpu::for_rows(in.size(0), n, [=](int64_t row) { ps[row] = normalize_row(px + row * stride, pw, py + row * n, n, eps); });
+    const int64_t n = in.size(1), stride = in.stride(0), y_stride = out.stride(0);
+    cpu::for_rows(in.size(0), n,
+                  [=](int64_t row) { ps[row] = normalize_row(px + row * stride, pw, py + row * y_stride, n, eps); });
   });
+}
+
+std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  check_rms_norm("rms_norm", x, weight);
+  at::Tensor y = at::empty_like(x, at::MemoryFormat::Contiguous);
+  at::Tensor rstd = empty_statistic(x);
+  normalize_into(x, weight, eps, y, rstd);
   return {y, rstd};
+}
+
+void rms_norm_out(const at::Tensor& x, const at::Tensor& weight, double eps, at::Tensor& y, at::Tensor& rstd) {
+  check_rms_norm("rms_norm", x, weight);
+  check_rms_norm_out("rms_norm", x, y, rstd);
+  normalize_into(x, weight, eps, y, rstd);
 }
 
 template <bool add>
@@ -115,6 +126,29 @@ void rms_norm_backward_(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& 
   backward_into<true>(dx, dy, x, weight, rstd);
 }
 
+void add_and_normalize_into(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight, double eps,
+                            const at::Tensor& sum, const at::Tensor& y, const at::Tensor& rstd) {
+  if (x.numel() == 0) return;
+  const at::Tensor in = cpu::as_rows(x), other = cpu::as_rows(residual);
+  const at::Tensor total = cpu::as_written_rows("add_rms_norm", "sum", sum), out = cpu::as_written_rows("add_rms_norm", "y", y);
+  const at::Tensor w = weight.contiguous();
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, x.scalar_type(), "add_rms_norm", [&] {
+    const auto* px = in.const_data_ptr<scalar_t>();
+    const auto* pr = other.const_data_ptr<scalar_t>();
+    const auto* pw = w.const_data_ptr<scalar_t>();
+    auto* pt = total.mutable_data_ptr<scalar_t>();
+    auto* py = out.mutable_data_ptr<scalar_t>();
+    auto* ps = rstd.mutable_data_ptr<accumulate_t<scalar_t>>();
+    const int64_t n = in.size(1), x_stride = in.stride(0), r_stride = other.stride(0);
+    const int64_t t_stride = total.stride(0), y_stride = out.stride(0);
+    cpu::for_rows(in.size(0), n, [=](int64_t row) {
+      scalar_t* t = pt + row * t_stride;
+      add_row(px + row * x_stride, pr + row * r_stride, t, n);
+      ps[row] = normalize_row<scalar_t>(t, pw, py + row * y_stride, n, eps);
+    });
+  });
+}
+
 std::tuple<at::Tensor, at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                             const at::Tensor& weight, double eps) {
   check_rms_norm("add_rms_norm", x, weight);
@@ -122,33 +156,28 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x,
   at::Tensor sum = at::empty_like(x, at::MemoryFormat::Contiguous);
   at::Tensor y = at::empty_like(sum);
   at::Tensor rstd = empty_statistic(x);
-  if (x.numel() == 0) return {sum, y, rstd};
-  const at::Tensor in = cpu::as_rows(x), other = cpu::as_rows(residual);
-  const at::Tensor w = weight.contiguous();
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, x.scalar_type(), "add_rms_norm", [&] {
-    const auto* px = in.const_data_ptr<scalar_t>();
-    const auto* pr = other.const_data_ptr<scalar_t>();
-    const auto* pw = w.const_data_ptr<scalar_t>();
-    auto* pt = sum.mutable_data_ptr<scalar_t>();
-    auto* py = y.mutable_data_ptr<scalar_t>();
-    auto* ps = rstd.mutable_data_ptr<accumulate_t<scalar_t>>();
-    const int64_t n = in.size(1), x_stride = in.stride(0), r_stride = other.stride(0);
-    cpu::for_rows(in.size(0), n, [=](int64_t row) {
-      scalar_t* total = pt + row * n;
-      add_row(px + row * x_stride, pr + row * r_stride, total, n);
-      ps[row] = normalize_row<scalar_t>(total, pw, py + row * n, n, eps);
-    });
-  });
+  add_and_normalize_into(x, residual, weight, eps, sum, y, rstd);
   return {sum, y, rstd};
+}
+
+void add_rms_norm_out(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight, double eps, at::Tensor& sum,
+                      at::Tensor& y, at::Tensor& rstd) {
+  check_rms_norm("add_rms_norm", x, weight);
+  check_same_shape("add_rms_norm", "residual", residual, "x", x);
+  check_same_shape("add_rms_norm", "sum", sum, "x", x);
+  check_rms_norm_out("add_rms_norm", x, y, rstd);
+  add_and_normalize_into(x, residual, weight, eps, sum, y, rstd);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(qlorapp, CPU, m) {
   m.impl("rms_norm", rms_norm);
+  m.impl("rms_norm.out", rms_norm_out);
   m.impl("rms_norm_backward", rms_norm_backward);
   m.impl("rms_norm_backward_", rms_norm_backward_);
   m.impl("add_rms_norm", add_rms_norm);
+  m.impl("add_rms_norm.out", add_rms_norm_out);
 }
 
 }  // namespace qlorapp::ops

@@ -69,11 +69,25 @@ void rope_(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const at
   rotate_all(x, x, cos, sin, positions, inverse);
 }
 
+void rope_backward_qkv_(at::Tensor& dqkv, const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv,
+                        const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions) {
+  check_rope_backward_qkv("rope_backward_qkv_", dqkv, dq, dk, dv, cos, sin, positions);
+  const int64_t heads = dq.size(1), kv_heads = dk.size(1), d = dq.size(2);
+  const at::Tensor all = cpu::as_written_rows("rope_backward_qkv_", "dqkv", dqkv).unflatten(1, {heads + 2 * kv_heads, d});
+  const auto turned_into = [&](int64_t begin, const at::Tensor& from) {
+    rotate_all(from.stride(2) == 1 ? from : from.contiguous(), all.narrow(1, begin, from.size(1)), cos, sin, positions, true);
+  };
+  turned_into(0, dq);
+  turned_into(heads, dk);
+  all.narrow(1, heads + kv_heads, kv_heads).copy_(dv);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(qlorapp, CPU, m) {
   m.impl("rope", rope);
   m.impl("rope_", rope_);
+  m.impl("rope_backward_qkv_", rope_backward_qkv_);
 }
 
 }  // namespace qlorapp::ops

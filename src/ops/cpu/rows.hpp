@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tensor as rows for kernels: (…, n) becomes (rows, n) with contiguous elements and any distance between rows.
+// The rows of a tensor (row_views.hpp), shared among threads.
 #pragma once
 
 #include <algorithm>
-#include <string_view>
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/reshape.h>
 
+#include "../row_views.hpp"
 #include "simd.hpp"
 
 #if AT_PARALLEL_OPENMP && !defined(INTRA_OP_PARALLEL)
@@ -17,20 +16,8 @@
 
 namespace qlorapp::ops::cpu {
 
-/// A view when the layout allows one, else a copy.
-inline at::Tensor as_rows(const at::Tensor& x) {
-  const at::Tensor rows = x.dim() == 2 ? x : x.reshape({-1, x.size(-1)});
-  return rows.stride(1) == 1 || rows.size(1) == 1 ? rows : rows.contiguous();
-}
-
-/// For a tensor that the kernel writes: always a view.
-inline at::Tensor as_written_rows(std::string_view op, std::string_view name, const at::Tensor& x) {
-  const at::Tensor rows = as_rows(x);
-  TORCH_CHECK_VALUE(rows.is_alias_of(x) && (rows.size(0) <= 1 || rows.stride(0) >= rows.size(1)), "[", op, "] ", name,
-                    " must have contiguous rows at even distances, because it is written; got sizes ", x.sizes(),
-                    " and strides ", x.strides(), ". Pass a contiguous tensor.");
-  return rows;
-}
+using ops::as_rows;
+using ops::as_written_rows;
 
 /// Elements below which another thread costs more than it brings.
 inline constexpr int64_t kGrain = 32768;

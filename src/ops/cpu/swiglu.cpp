@@ -42,20 +42,30 @@ void activate_row_backward(std::conditional_t<keep_h, T, const T>* dh, const T* 
   }
 }
 
+void activate_into(const at::Tensor& gate_up, const at::Tensor& h) {
+  if (h.numel() == 0) return;
+  const at::Tensor in = cpu::as_rows(gate_up), out = cpu::as_written_rows("swiglu", "h", h);
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, h.scalar_type(), "swiglu", [&] {
+    const auto* p = in.const_data_ptr<scalar_t>();
+    auto* ph = out.mutable_data_ptr<scalar_t>();
+    const int64_t n = in.size(1) / 2, stride = in.stride(0), h_stride = out.stride(0);
+    cpu::for_rows(in.size(0), n,
+                  [=](int64_t row) { activate_row(p + row * stride, p + row * stride + n, ph + row * h_stride, n); });
+  });
+}
+
 at::Tensor swiglu(const at::Tensor& gate_up) {
   check_swiglu("swiglu", gate_up);
   auto shape = gate_up.sizes().vec();
   shape.back() /= 2;
   at::Tensor h = at::empty(shape, gate_up.options());
-  if (h.numel() == 0) return h;
-  const at::Tensor in = cpu::as_rows(gate_up);
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, h.scalar_type(), "swiglu", [&] {
-    const auto* p = in.const_data_ptr<scalar_t>();
-    auto* ph = h.mutable_data_ptr<scalar_t>();
-    const int64_t n = in.size(1) / 2, stride = in.stride(0);
-    cpu::for_rows(in.size(0), n, [=](int64_t row) { activate_row(p + row * stride, p + row * stride + n, ph + row * n, n); });
-  });
+  activate_into(gate_up, h);
   return h;
+}
+
+void swiglu_out(const at::Tensor& gate_up, at::Tensor& h) {
+  check_swiglu_out("swiglu", gate_up, h);
+  activate_into(gate_up, h);
 }
 
 template <bool keep_h>
@@ -96,6 +106,7 @@ void swiglu_backward_(at::Tensor& dh, at::Tensor& gate_up) {
 
 TORCH_LIBRARY_IMPL(qlorapp, CPU, m) {
   m.impl("swiglu", swiglu);
+  m.impl("swiglu.out", swiglu_out);
   m.impl("swiglu_backward", swiglu_backward);
   m.impl("swiglu_backward_", swiglu_backward_);
 }

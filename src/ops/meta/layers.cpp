@@ -24,6 +24,11 @@ std::tuple<Tensor, Tensor> rms_norm(const Tensor& x, const Tensor& weight, doubl
   return {empty(x.sym_sizes(), x), empty_statistic(x)};
 }
 
+void rms_norm_out(const Tensor& x, const Tensor& weight, double, Tensor& y, Tensor& rstd) {
+  check_rms_norm("rms_norm", x, weight);
+  check_rms_norm_out("rms_norm", x, y, rstd);
+}
+
 Tensor rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
   check_rms_norm_backward("rms_norm_backward", dy, x, weight, rstd);
   return empty(x.sym_sizes(), x);
@@ -40,6 +45,13 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& r
   return {empty(x.sym_sizes(), x), empty(x.sym_sizes(), x), empty_statistic(x)};
 }
 
+void add_rms_norm_out(const Tensor& x, const Tensor& residual, const Tensor& weight, double, Tensor& sum, Tensor& y, Tensor& rstd) {
+  check_rms_norm("add_rms_norm", x, weight);
+  check_same_shape("add_rms_norm", "residual", residual, "x", x);
+  check_same_shape("add_rms_norm", "sum", sum, "x", x);
+  check_rms_norm_out("add_rms_norm", x, y, rstd);
+}
+
 Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions, bool) {
   check_rope("rope", x, cos, sin, positions);
   return empty(x.sym_sizes(), x);
@@ -49,12 +61,19 @@ void rope_(Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positi
   check_rope("rope_", x, cos, sin, positions);
 }
 
+void rope_backward_qkv_(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos, const Tensor& sin,
+                        const Tensor& positions) {
+  check_rope_backward_qkv("rope_backward_qkv_", dqkv, dq, dk, dv, cos, sin, positions);
+}
+
 Tensor swiglu(const Tensor& gate_up) {
   check_swiglu("swiglu", gate_up);
   auto shape = gate_up.sym_sizes().vec();
   shape.back() = shape.back() / 2;
   return empty(shape, gate_up);
 }
+
+void swiglu_out(const Tensor& gate_up, Tensor& h) { check_swiglu_out("swiglu", gate_up, h); }
 
 Tensor swiglu_backward(const Tensor& dh, const Tensor& gate_up) {
   check_swiglu_backward("swiglu_backward", dh, gate_up);
@@ -89,9 +108,14 @@ Tensor attention_with_cache(const Tensor& q, const Tensor& k, const Tensor& v, a
   return empty(q.sym_sizes(), q);
 }
 
+Tensor embedding(const Tensor& weight, const Tensor& tokens) {
+  check_embedding("embedding", weight, tokens);
+  return empty({tokens.sym_size(0), weight.sym_size(1)}, weight);
+}
+
 std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
                                                 const std::optional<Tensor>& grad_scale, bool need_gradient,
-                                                int64_t chunk_rows) {
+                                                int64_t chunk_rows, int64_t) {
   check_linear_cross_entropy("linear_cross_entropy", hidden, weight, targets, grad_scale, chunk_rows);
   return {empty({}, hidden, accumulate_type(hidden)),
           need_gradient ? empty(hidden.sym_sizes(), hidden) : empty({c10::SymInt(0)}, hidden)};
@@ -101,6 +125,11 @@ std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& hidden, const Tens
 
 TORCH_LIBRARY_IMPL(qlorapp, Meta, m) {
   m.impl("rms_norm", rms_norm);
+  m.impl("rms_norm.out", rms_norm_out);
+  m.impl("add_rms_norm.out", add_rms_norm_out);
+  m.impl("rope_backward_qkv_", rope_backward_qkv_);
+  m.impl("swiglu.out", swiglu_out);
+  m.impl("embedding", embedding);
   m.impl("rms_norm_backward", rms_norm_backward);
   m.impl("rms_norm_backward_", rms_norm_backward_);
   m.impl("add_rms_norm", add_rms_norm);

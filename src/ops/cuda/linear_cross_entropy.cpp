@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Chunks of rows: one GEMM to logits, one kernel that turns them into their gradient, one GEMM back. No host sync.
+#include <algorithm>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/library.h>
+
+#include "../layer_shapes.hpp"
+#include "../row_views.hpp"
+#include "cuda/cross_entropy.hpp"
+#include "cuda/rows.hpp"
+#include "launch.hpp"
+
+namespace qlorapp::ops {
+namespace {
+
+/// The rows that have a target, if their number is known and some have none.
+struct Compact {
+  at::Tensor index, targets;  // int64 (count); index is undefined if all rows are computed
+};
+
+Compact compact(const at::Tensor& targets, int64_t count, const gpu::Launch& launch) {
+  if (count == targets.size(0)) return {at::Tensor(), targets};
+  at::Tensor index = at::empty({count}, targets.options()), labels = at::empty({count}, targets.options());
+  C10_CUDA_CHECK(cuda::compact_targets(targets.const_data_ptr<int64_t>(), targets.size(0), count,
+                                       index.mutable_data_ptr<int64_t>(), labels.mutable_data_ptr<int64_t>(), launch.stream()));
+  return {index, labels};
+}
+
+std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden_in, const at::Tensor& weight,
+                                                        const at::Tensor& targets, const std::optional<at::Tensor>& grad_scale,
+                                                        bool need_gradient, int64_t chunk_rows, int64_t target_count) {
+  constexpr std::string_view kOp = "linear_cross_entropy";
+  check_linear_cross_entropy(kOp, hidden_in, weight, targets, grad_scale, chunk_rows);
+  gpu::check_device(kOp, "targets", targets, hidden_in);
+  const cuda::Float type = gpu::float_type(kOp, hidden_in);
+  const int64_t all_rows = hidden_in.size(0), width = hidden_in.size(1), vocabulary = weight.size(0);
+  TORCH_CHECK_VALUE(target_count <= all_rows, "[linear_cross_entropy] target_count must be at most the number of rows, ",
+                    all_rows, "; got ", target_count, ". Count the targets >= 0, or leave it out.");
+  const gpu::Launch launch(hidden_in);
+  const at::Tensor hidden = as_rows(hidden_in);
+  const at::Tensor scale = grad_scale.has_value() && grad_scale->defined()
+                               ? grad_scale->to(hidden.device(), at::kFloat, /*non_blocking=*/true)
+                               : at::Tensor();
+  const float* const scale_data = scale.defined() ? scale.const_data_ptr<float>() : nullptr;
+
+  const int64_t count = target_count < 0 ? all_rows : target_count;
+  const auto [index, labels] = compact(targets.contiguous(), count, launch);
+  const bool everything = !index.defined();
+  at::Tensor gradient = !need_gradient ? at::empty({0}, hidden.options())
+                        : everything   ? at::empty_like(hidden, at::MemoryFormat::Contiguous)
+                                       : at::zeros_like(hidden, at::MemoryFormat::Contiguous);
+  at::Tensor losses = at::empty({count}, hidden.options().dtype(at::kFloat));
+  at::Tensor total = at::empty({}, losses.options());
+
+  const int64_t chunk = std::min(chunk_rows, count);
+  const int64_t padded = (vocabulary + 7) / 8 * 8;  // rows of an odd vocabulary stay aligned to 16 bytes
+  const at::Tensor logits_buffer = at::empty({chunk, padded}, hidden.options()).narrow(1, 0, vocabulary);
+  const at::Tensor rows_buffer = everything ? at::Tensor() : at::empty({chunk, width}, hidden.options());
+  for (int64_t begin = 0; begin < count; begin += chunk) {
+    const int64_t size = std::min(chunk, count - begin);
+    at::Tensor rows = everything ? hidden.narrow(0, begin, size) : rows_buffer.narrow(0, 0, size);
+    const int64_t* const chunk_index = everything ? nullptr : index.const_data_ptr<int64_t>() + begin;
+    if (!everything) {
+      C10_CUDA_CHECK(cuda::gather_rows(type, hidden.const_data_ptr(), hidden.stride(0), all_rows, chunk_index,
+                                       rows.mutable_data_ptr(), width, size, width, launch.stream()));
+    }
+    at::Tensor logits = logits_buffer.narrow(0, 0, size);
+    at::mm_out(logits, rows, weight.t());
+    C10_CUDA_CHECK(cuda::cross_entropy(type, logits.mutable_data_ptr(), padded, labels.const_data_ptr<int64_t>() + begin,
+                                       losses.mutable_data_ptr<float>() + begin, scale_data, need_gradient, size, vocabulary,
+                                       launch.stream()));
+    if (!need_gradient) continue;
+    at::Tensor target = everything ? gradient.narrow(0, begin, size) : rows;
+    at::mm_out(target, logits, weight);
+    if (!everything) {
+      C10_CUDA_CHECK(cuda::scatter_rows(type, rows.const_data_ptr(), width, chunk_index, gradient.mutable_data_ptr(), width,
+                                        all_rows, size, width, launch.stream()));
+    }
+  }
+  C10_CUDA_CHECK(cuda::sum_losses(losses.const_data_ptr<float>(), count, total.mutable_data_ptr<float>(), launch.stream()));
+  return {total, gradient};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(qlorapp, CUDA, m) { m.impl("linear_cross_entropy", linear_cross_entropy); }
+
+}  // namespace qlorapp::ops
