@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Between ATen's tensors and the kernels of cuda/: device, stream, element type, errors. Included by src/ops/cuda only.
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/cuda/CUDAContextLight.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include "cuda/types.hpp"
+
+namespace qlorapp::ops::gpu {
+
+/// What a kernel computes on. The other shared checks have passed.
+inline cuda::Float float_type(std::string_view op, const at::Tensor& x) {
+  switch (x.scalar_type()) {
+    case at::kFloat:
+      return cuda::Float::kFloat32;
+    case at::kHalf:
+      return cuda::Float::kFloat16;
+    case at::kBFloat16:
+      return cuda::Float::kBFloat16;
+    default:
+      TORCH_CHECK_TYPE(false, "[", op, "] on a GPU the dtype must be float32, float16 or bfloat16; got ", x.scalar_type(),
+                       ". Convert it, or compute on the CPU.");
+  }
+}
+
+/// For arguments whose device the shared checks leave open.
+inline void check_device(std::string_view op, std::string_view name, const at::Tensor& x, const at::Tensor& like) {
+  TORCH_CHECK_VALUE(x.device() == like.device(), "[", op, "] ", name, " must be on ", like.device(), "; got ", x.device(),
+                    ". Move it.");
+}
+
+/// Makes the device of x current for a scope, and names its stream.
+class Launch {
+ public:
+  explicit Launch(const at::Tensor& x) : guard_(x.device()) {}
+  [[nodiscard]] cuda::Stream stream() const { return at::cuda::getCurrentCUDAStream().stream(); }
+
+ private:
+  c10::cuda::CUDAGuard guard_;
+};
+
+/// One number on the device, or null.
+inline const float* device_number(const std::optional<at::Tensor>& number) {
+  return number.has_value() && number->defined() ? number->const_data_ptr<float>() : nullptr;
+}
+
+}  // namespace qlorapp::ops::gpu
