@@ -105,8 +105,8 @@ __global__ void __launch_bounds__(kThreads) quantize_bnb(const __grid_constant__
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) expand(const uint8_t* codes, const float* absmax, int64_t n, Divisor block_size,
-                                                   bool is_signed, bool words, T* out) {
+__global__ void __launch_bounds__(kThreads)
+    expand(const uint8_t* codes, const float* absmax, int64_t n, Divisor block_size, bool is_signed, bool words, T* out) {
   __shared__ float map[256];
   map[threadIdx.x] = (is_signed ? kDeviceSignedMap : kDeviceUnsignedMap).values[threadIdx.x];
   __syncthreads();

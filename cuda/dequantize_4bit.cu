@@ -16,15 +16,15 @@ namespace qlorapp::cuda {
 namespace {
 
 constexpr unsigned kAllLanes = 0xFFFFFFFFU;
-constexpr int kChunk = 8;                  // elements of a lane at a time
-constexpr int kStep = 32 * kChunk;         // elements of a warp at a time
+constexpr int kChunk = 8;           // elements of a lane at a time
+constexpr int kStep = 32 * kChunk;  // elements of a warp at a time
 
 struct Segment {
   const uint8_t* packed;
   const void* absmax;
   const float* nested_absmax;
   const float* nested_offset;
-  int64_t count;        // elements
+  int64_t count;  // elements
   int64_t first_tile;
   int64_t first_row;
 };
@@ -55,8 +55,8 @@ __device__ __forceinline__ float scale_of(const Segment& segment, int64_t block,
 template <class T, int kSteps, int kSubBlock, bool kNested, bool kRows, bool kStream>
 __global__ void __launch_bounds__(128) expand_tiles(const __grid_constant__ Work work) {
   constexpr int kTile = kSteps * kStep;
-  constexpr int kScales = kTile / kSubBlock / 32;     // of a lane
-  constexpr int kStepScales = kStep / kSubBlock;      // 4 or 8
+  constexpr int kScales = kTile / kSubBlock / 32;      // of a lane
+  constexpr int kStepScales = kStep / kSubBlock;       // 4 or 8
   constexpr int kLaneShift = kSubBlock == 64 ? 3 : 2;  // lanes that share a scale
   wait_for_earlier_kernels();
   const int lane = static_cast<int>(threadIdx.x & 31U);
@@ -103,8 +103,7 @@ __global__ void __launch_bounds__(128) expand_tiles(const __grid_constant__ Work
   T* const out = static_cast<T*>(work.out) + segment.first_row * work.row_stride;
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const float scale =
-        __shfl_sync(kAllLanes, scales[step * kStepScales / 32], step * kStepScales % 32 + (lane >> kLaneShift));
+    const float scale = __shfl_sync(kAllLanes, scales[step * kStepScales / 32], step * kStepScales % 32 + (lane >> kLaneShift));
     float values[kChunk];
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
@@ -165,8 +164,8 @@ cudaError_t launch_tiles(Work& work, bool nested, Stream stream) {
   const auto run = [&](auto nests, auto streams) {
     constexpr bool kNested = decltype(nests)::value;
     constexpr bool kStream = decltype(streams)::value;
-    if (rows) return launch_early<kThreads, expand_tiles<T, kSteps, kSubBlock, kNested, true, kStream>>(grid, stream, work);
-    return launch_early<kThreads, expand_tiles<T, kSteps, kSubBlock, kNested, false, kStream>>(grid, stream, work);
+    if (rows) return launch_early<expand_tiles<T, kSteps, kSubBlock, kNested, true, kStream>>(grid, kThreads, 0, stream, work);
+    return launch_early<expand_tiles<T, kSteps, kSubBlock, kNested, false, kStream>>(grid, kThreads, 0, stream, work);
   };
   const bool large = elements * static_cast<int64_t>(sizeof(T)) > kStreamBytes;
   if (nested) return large ? run(std::true_type{}, std::true_type{}) : run(std::true_type{}, std::false_type{});
@@ -209,8 +208,8 @@ bool prepare(const DequantizeFourBit& asked, Work& work) {
   for (int i = 0; i < asked.segment_count; ++i) {
     const FourBitSegment& from = asked.segments[i];
     if (from.rows * asked.columns == 0) continue;
-    work.segments[work.segment_count++] = {from.packed,        from.absmax, from.nested_absmax,
-                                           from.nested_offset, from.rows * asked.columns, 0, from.first_row};
+    work.segments[work.segment_count++] = {
+        from.packed, from.absmax, from.nested_absmax, from.nested_offset, from.rows * asked.columns, 0, from.first_row};
     nested = from.nested_absmax != nullptr;
   }
   work.columns = asked.columns;

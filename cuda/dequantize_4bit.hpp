@@ -21,12 +21,12 @@ namespace qlorapp::cuda {
 
 /// One weight of a stack.
 struct FourBitSegment {
-  const uint8_t* packed = nullptr;        ///< Codes of rows · columns elements; blocks run over them flattened.
-  const void* absmax = nullptr;           ///< float32 scales, or their uint8 codes if `nested_absmax` is set.
-  const float* nested_absmax = nullptr;   ///< One for nested_block_size codes, or null.
-  const float* nested_offset = nullptr;   ///< One number, in device memory.
+  const uint8_t* packed = nullptr;       ///< Codes of rows · columns elements; blocks run over them flattened.
+  const void* absmax = nullptr;          ///< float32 scales, or their uint8 codes if `nested_absmax` is set.
+  const float* nested_absmax = nullptr;  ///< One for nested_block_size codes, or null.
+  const float* nested_offset = nullptr;  ///< One number, in device memory.
   int64_t rows = 0;
-  int64_t first_row = 0;                  ///< Of the output.
+  int64_t first_row = 0;  ///< Of the output.
 };
 
 inline constexpr int kMaxFourBitSegments = 8;

@@ -9,16 +9,19 @@
 #include <cuda_runtime.h>
 
 #include <atomic>
+#include <cstddef>
 
 #include "types.hpp"
 
 namespace qlorapp::cuda {
 namespace {
 
-/// The first statement of every kernel that launch_early() launches.
+/// Every kernel that launch_early() launches calls it before it touches memory that a kernel could have written or could still
+/// read. From here on the kernel after it may take its places likewise.
 __device__ __forceinline__ void wait_for_earlier_kernels() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
@@ -34,15 +37,16 @@ inline bool waits(const void* kernel, std::atomic<signed char> (&known)[64]) {
   return result;
 }
 
-template <int kThreads, auto kKernel, class Work>
-cudaError_t launch_early(unsigned grid, Stream stream, const Work& work) {
+template <auto kKernel, class Work>
+cudaError_t launch_early(unsigned grid, unsigned threads, size_t shared_bytes, Stream stream, const Work& work) {
   static std::atomic<signed char> known[64];
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
-  config.blockDim = kThreads;
+  config.blockDim = threads;
+  config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = waits(reinterpret_cast<const void*>(kKernel), known) ? 1 : 0;

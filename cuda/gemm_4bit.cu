@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "code_books.cuh"
+#include "early_launch.cuh"
 #include "element.cuh"
 #include "gemm_4bit.hpp"
 
@@ -18,7 +19,7 @@ namespace qlorapp::cuda {
 namespace {
 
 constexpr unsigned kAllLanes = 0xFFFFFFFFU;
-constexpr int kBlock = 64;   // k that share a scale, at least
+constexpr int kBlock = 64;  // k that share a scale, at least
 
 struct Work {
   const void* x;
@@ -154,7 +155,7 @@ struct Reader {
 };
 
 template <class T, int kRowTiles, int kTokenTiles, int kRowWarps, int kSplit, int kGroup>
-__global__ void __launch_bounds__(32 * kRowWarps* kSplit) multiply_few(const __grid_constant__ Work work) {
+__global__ void __launch_bounds__(32 * kRowWarps * kSplit) multiply_few(const __grid_constant__ Work work) {
   constexpr int kWarpRows = 16 * kRowTiles;
   constexpr int kTokens = 8 * kTokenTiles;
   extern __shared__ __align__(128) unsigned char shared[];
@@ -172,12 +173,13 @@ __global__ void __launch_bounds__(32 * kRowWarps* kSplit) multiply_few(const __g
   using Reading = Reader<kRowTiles, kTokenTiles, kGroup>;
   const Reading reader = Reading::template of<T>(work, first_row, g, t);
   const int64_t blocks = reader.blocks;
+  fill<T>(table, work.nf4);  // constants: before the wait
+  for (unsigned i = threadIdx.x; i < 256U; i += blockDim.x) map[i] = __ldg(kDeviceSignedMap.values + i);
+  wait_for_earlier_kernels();
   Group<kRowTiles, kTokenTiles, kGroup> next;
   int64_t block = static_cast<int64_t>(split) * kGroup;
   if (block < blocks) reader.read(work, block, next);
   const float offset = nested ? __ldg(work.nested_offset) : 0.0F;
-  fill<T>(table, work.nf4);
-  for (unsigned i = threadIdx.x; i < 256U; i += blockDim.x) map[i] = __ldg(kDeviceSignedMap.values + i);
   __syncthreads();
 
   float sums[kRowTiles][kTokenTiles][4] = {};
@@ -190,8 +192,8 @@ __global__ void __launch_bounds__(32 * kRowWarps* kSplit) multiply_few(const __g
     for (int tile = 0; tile < kRowTiles; ++tile)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        own[tile][half] = nested ? decode_scale_rn(map[now.scale_codes[tile][half]], now.scales[tile][half], offset)
-                                 : now.scales[tile][half];
+        own[tile][half] =
+            nested ? decode_scale_rn(map[now.scale_codes[tile][half]], now.scales[tile][half], offset) : now.scales[tile][half];
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
       if (block + i >= blocks) break;
@@ -269,9 +271,8 @@ cudaError_t launch(const Work& work, Stream stream) {
   constexpr int kBytes = std::max(kParts, static_cast<int>(sizeof(PairTable) + 256 * sizeof(float)));
   static_assert(kBytes <= 48 * 1024);
   const auto grid = static_cast<unsigned>((work.n + kRows - 1) / kRows);
-  multiply_few<T, kRowTiles, kTokenTiles, kRowWarps, kSplit, kGroup>
-      <<<grid, 32 * kRowWarps * kSplit, kBytes, stream>>>(work);
-  return cudaGetLastError();
+  return launch_early<multiply_few<T, kRowTiles, kTokenTiles, kRowWarps, kSplit, kGroup>>(grid, 32 * kRowWarps * kSplit, kBytes,
+                                                                                          stream, work);
 }
 
 /// Shapes as measured on an H200 (benchmarks/dequantize_cuda.py). Few tokens: the weight's bytes decide, and k is divided so
@@ -292,8 +293,7 @@ cudaError_t launch_tokens(const Work& work, Stream stream) {
     if (tiles <= 512) return launch<T, 1, 4, 1, 8, 1>(work, stream);
     return launch<T, 1, 4, 2, 4, 1>(work, stream);
   }
-  if (tiles <= 512) return launch<T, 1, 8, 2, 4, 1>(work, stream);
-  return launch<T, 2, 8, 2, 2, 1>(work, stream);
+  return launch<T, 1, 8, 2, 4, 1>(work, stream);
 }
 
 }  // namespace
@@ -302,10 +302,10 @@ bool prefers_gemm_4bit(int64_t m, int64_t n, int64_t k, int64_t block_size, Floa
   if (type == Float::kFloat32 || (type == Float::kBFloat16 && arch < 80) || arch < 75) return false;
   if (m < 1 || m > 64 || n < 1 || k < kBlock || k % kBlock != 0 || block_size < kBlock) return false;
   if (m <= 8) return true;
-  if (arch != 90) return false;  // not measured
+  if (arch != 90) return false;  // not measured; up to 8 rows the weight's bytes decide everywhere
   if (m <= 16) return n >= 2048 || k <= 8192;
   if (m <= 32) return n >= 4096 || k <= 4096;
-  return n >= 4096 && n * k >= 50'000'000;
+  return n >= 4096 && n <= 8192 && k >= 8192;
 }
 
 cudaError_t gemm_4bit(const GemmFourBit& asked, Stream stream) {

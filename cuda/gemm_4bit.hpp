@@ -23,8 +23,8 @@ struct GemmFourBit {
   int64_t y_stride = 0;
   Float type = Float::kFloat16;  ///< kFloat16 or kBFloat16, of x and y.
   int64_t m = 0, n = 0, k = 0;
-  const uint8_t* packed = nullptr;       ///< (n, k) flattened; aligned to 8 bytes.
-  const void* absmax = nullptr;          ///< float32, or uint8 codes if `nested_absmax` is set.
+  const uint8_t* packed = nullptr;  ///< (n, k) flattened; aligned to 8 bytes.
+  const void* absmax = nullptr;     ///< float32, or uint8 codes if `nested_absmax` is set.
   const float* nested_absmax = nullptr;
   const float* nested_offset = nullptr;  ///< In device memory.
   int64_t block_size = 64;

@@ -29,7 +29,7 @@ struct CellRule {
   float factor, shift;
 };
 constexpr CellRule kNf4Cell{15.0F, 16.0F + kMagic};  // -1 … 1 to 1 … 31
-constexpr CellRule kFp4Cell{31.0F, kMagic};           // 0 … 1 to 0 … 31
+constexpr CellRule kFp4Cell{31.0F, kMagic};          // 0 … 1 to 0 … 31
 
 /// fmaf(x, factor, shift) - kMagic for those numbers: the exact value lies between 0 and 31 and is rounded to even.
 constexpr int cell_of(float x, CellRule rule) {
@@ -70,9 +70,9 @@ constexpr Thresholds make_thresholds() {
 }
 constexpr Thresholds kThresholds = make_thresholds();
 /// bitsandbytes' CUDA kernels write them with fewer digits than its CPU build: four of NF4's and two of FP4's are a neighbor.
-constexpr float kNf4BnbThresholds[15] = {-0.84809643F, -0.610632896F, -0.45999527F, -0.33967942F, -0.234607399F,
+constexpr float kNf4BnbThresholds[15] = {-0.84809643F,  -0.610632896F,  -0.45999527F,  -0.33967942F, -0.234607399F,
                                          -0.137911737F, -0.0455250181F, 0.0397901498F, 0.120255254F, 0.203521252F,
-                                         0.292013764F, 0.389312536F, 0.501663387F, 0.64278692F, 0.861478388F};
+                                         0.292013764F,  0.389312536F,   0.501663387F,  0.64278692F,  0.861478388F};
 constexpr float kFp4BnbThresholds[7] = {0.00260417F, 0.0859375F, 0.20833333F, 0.29166667F, 0.4166667F, 0.583333F, 0.8333333F};
 
 static_assert(kNf4Cell.shift - kMagic == 16.0F);
@@ -101,8 +101,8 @@ struct Encoder {
 
   /// Every lane of the warp calls it.
   __device__ __forceinline__ uint32_t code(float scaled) const {
-    const float place = kNf4 ? __fmaf_rn(scaled, kNf4Cell.factor, kNf4Cell.shift)
-                             : __fmaf_rn(fabsf(scaled), kFp4Cell.factor, kFp4Cell.shift);
+    const float place =
+        kNf4 ? __fmaf_rn(scaled, kNf4Cell.factor, kNf4Cell.shift) : __fmaf_rn(fabsf(scaled), kFp4Cell.factor, kFp4Cell.shift);
     const int cell = __float_as_int(place);  // the lane index takes the last five bits
     const float limit = __shfl_sync(kAllLanes, threshold, cell);
     const uint32_t rank = __shfl_sync(kAllLanes, below, cell);
@@ -300,8 +300,16 @@ cudaError_t launch_type(const Work& work, QuantType type, bool bnb, Stream strea
 
 cudaError_t quantize_4bit(const QuantizeFourBit& asked, Stream stream) {
   if (asked.n == 0) return cudaSuccess;
-  const Work work{asked.weight, asked.n, asked.block_size, 0, asked.packed, asked.absmax, asked.first_bad_block,
-                  make_divisor(asked.block_size).shift, aligned_to(asked.weight, 16), aligned_to(asked.packed, 4)};
+  const Work work{asked.weight,
+                  asked.n,
+                  asked.block_size,
+                  0,
+                  asked.packed,
+                  asked.absmax,
+                  asked.first_bad_block,
+                  make_divisor(asked.block_size).shift,
+                  aligned_to(asked.weight, 16),
+                  aligned_to(asked.packed, 4)};
   const bool bnb = asked.rounding == FourBitRounding::kBnbCuda;
   switch (asked.type) {
     case Float::kFloat32:

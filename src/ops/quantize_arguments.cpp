@@ -121,9 +121,9 @@ void check_linear_4bit_out(const char* op, const at::Tensor& y, const at::Tensor
 
 void check_four_bit_stack(const char* op, const at::Tensor& out, const FourBitStack& stack) {
   check_weight_dtype(op, "out", out.scalar_type());
-  TORCH_CHECK_VALUE(out.dim() == 2 && (out.size(1) <= 1 || out.stride(1) == 1) && (out.size(0) <= 1 || out.stride(0) >= out.size(1)),
-                    "[", op, "] out must be (rows, columns), its columns side by side; got sizes ", out.sizes(), ", strides ",
-                    out.strides(), ".");
+  TORCH_CHECK_VALUE(
+      out.dim() == 2 && (out.size(1) <= 1 || out.stride(1) == 1) && (out.size(0) <= 1 || out.stride(0) >= out.size(1)), "[", op,
+      "] out must be (rows, columns), its columns side by side; got sizes ", out.sizes(), ", strides ", out.strides(), ".");
   const size_t count = stack.size();
   TORCH_CHECK_VALUE(stack.absmax.size() == count && stack.rows.size() == count, "[", op,
                     "] packed, absmax and rows must be lists of one length; got ", count, ", ", stack.absmax.size(), " and ",
@@ -140,7 +140,8 @@ void check_four_bit_stack(const char* op, const at::Tensor& out, const FourBitSt
                       ", where out is; got ", entry.packed.device(), ".");
     rows += stack.rows[i];
   }
-  TORCH_CHECK_VALUE(rows == out.size(0), "[", op, "] out must have ", rows, " rows, those of all weights; got ", out.size(0), ".");
+  TORCH_CHECK_VALUE(rows == out.size(0), "[", op, "] out must have ", rows, " rows, those of all weights; got ", out.size(0),
+                    ".");
 }
 
 }  // namespace qlorapp::ops

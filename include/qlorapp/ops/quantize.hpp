@@ -47,7 +47,8 @@ namespace qlorapp::ops {
 
 /// Writes several weights of as many columns below each other: the operand of one product instead of several. On a GPU that is
 /// one launch for eight weights; nothing is allocated and nothing synchronized.
-/// @param out            (sum of rows, columns), float32, float16 or bfloat16; stride(1) is 1, stride(0) any from columns on, so
+/// @param out            (sum of rows, columns), float32, float16 or bfloat16; stride(1) is 1, stride(0) any from columns on,
+/// so
 ///                       that each row may have room for more behind it. Written.
 /// @param packed         uint8, of rows[i] · columns elements; each weight has blocks of its own.
 /// @param absmax         float32, or uint8 with
