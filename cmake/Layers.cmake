@@ -44,5 +44,6 @@ function(qlorapp_shared_library)
   target_include_directories(qlorapp PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   set_target_properties(qlorapp PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
+    LINKER_LANGUAGE CXX CUDA_RUNTIME_LIBRARY None  # cmake/Cuda.cmake names the runtime
     BUILD_RPATH "${qlorapp_torch_root}/lib" INSTALL_RPATH "$ORIGIN;$ORIGIN/../../torch/lib;${qlorapp_torch_root}/lib")
 endfunction()

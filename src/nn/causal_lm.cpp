@@ -11,6 +11,7 @@
 #include "qlorapp/nn/adapter_init.hpp"
 #include "qlorapp/nn/segment_function.hpp"
 #include "qlorapp/ops/cross_entropy.hpp"
+#include "qlorapp/ops/embedding.hpp"
 #include "qlorapp/ops/norm.hpp"
 
 namespace qlorapp {
@@ -20,6 +21,11 @@ DecoderBlock::Shape block_shape(const format::ModelConfig& config) {
   return {config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim,
           config.rms_norm_eps};
 }
+
+constexpr int64_t kFewTokens = 64;
+
+/// Rows of logits at a time. Twice the memory of 1,024 buys a GPU a product of a better shape; a CPU gains nothing above 512.
+int64_t chunk_rows(const at::Tensor& hidden) { return hidden.is_cuda() ? 2048 : 512; }
 
 void check_batch(const Batch& batch) {
   QLORAPP_CHECK_VALUE(batch.token_count() > 0, "[causal_lm] a batch must hold at least one token; got none.");
@@ -149,7 +155,9 @@ StepContext CausalLM::make_context(const Batch& batch, bool training, uint64_t s
     longest = std::max(longest, batch.row_starts[row + 1] - batch.row_starts[row]);
   }
   rope_.reserve(longest);
-  return {rope_.cos(), rope_.sin(), batch.positions, batch.row_starts, seed, micro_step, training};
+  // A GPU multiplies projections that share an input as one, unless there are so few tokens that reading the weights is all.
+  const bool stacked = device().is_cuda() && batch.token_count() > kFewTokens;
+  return {rope_.cos(), rope_.sin(), batch.positions, batch.row_starts, seed, micro_step, training, stacked};
 }
 
 /// Forward of a segment; `saved` gets one entry (what is kept outside backward), or is null.
@@ -199,14 +207,15 @@ LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_sc
   const at::NoGradGuard no_grad;
   const StepContext context = make_context(batch, /*training=*/true, seed, micro_step);
   std::vector<std::vector<Saved>> saved(segments_.size());
-  at::Tensor x = embed_tokens_.index_select(0, batch.tokens);
+  at::Tensor x = ops::embedding(embed_tokens_, batch.tokens);
   for (size_t i = 0; i < segments_.size(); ++i) x = run_segment(segments_[i], x, context, &saved[i]);
 
   at::Tensor loss, dx;
   {
     auto [normed, rstd] = ops::rms_norm(x, norm_, config_.rms_norm_eps);
     at::Tensor dnormed;
-    std::tie(loss, dnormed) = ops::linear_cross_entropy(normed, lm_head_, batch.targets, grad_scale, /*need_gradient=*/true);
+    std::tie(loss, dnormed) = ops::linear_cross_entropy(normed, lm_head_, batch.targets, grad_scale, /*need_gradient=*/true,
+                                                        chunk_rows(normed), batch.target_count);
     normed.reset();
     dx = ops::rms_norm_backward(dnormed, x, norm_, rstd);
   }
@@ -224,7 +233,7 @@ LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_sc
 at::Tensor CausalLM::hidden_states(const Batch& batch, bool training, uint64_t seed, uint32_t micro_step) {
   check_batch(batch);
   auto context = std::make_shared<StepContext>(make_context(batch, training, seed, micro_step));
-  at::Tensor x = embed_tokens_.index_select(0, batch.tokens);
+  at::Tensor x = ops::embedding(embed_tokens_, batch.tokens);
   const bool graph = at::GradMode::is_enabled() && has_adapters() && adapters_enabled_;
   for (const Segment& segment : segments_) {
     x = graph ? run_segment_autograd(*this, segment, x, context) : run_segment(segment, x, *context, nullptr);
@@ -237,7 +246,8 @@ at::Tensor CausalLM::loss(const Batch& batch, uint64_t seed, uint32_t micro_step
 }
 
 at::Tensor CausalLM::loss_of(const at::Tensor& hidden, const Batch& batch) const {
-  return std::get<0>(ops::linear_cross_entropy(hidden, lm_head_, batch.targets, std::nullopt, hidden.requires_grad()));
+  return std::get<0>(ops::linear_cross_entropy(hidden, lm_head_, batch.targets, std::nullopt, hidden.requires_grad(), chunk_rows(hidden),
+                                               batch.target_count));
 }
 
 at::Tensor CausalLM::logits(const at::Tensor& hidden) const { return at::linear(hidden, lm_head_); }
@@ -256,7 +266,7 @@ at::Tensor CausalLM::forward_cached(const at::Tensor& tokens, std::vector<KeyVal
   const int64_t begin = cache.front().length, count = tokens.size(0);
   rope_.reserve(begin + count);
   const StepContext context{rope_.cos(), rope_.sin(), at::arange(begin, begin + count, tokens.options()), {0, count}, 0, 0, false};
-  at::Tensor x = embed_tokens_.index_select(0, tokens);
+  at::Tensor x = ops::embedding(embed_tokens_, tokens);
   for (size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i].forward_cached(x, context, cache[i]);
   return std::get<0>(ops::rms_norm(x.narrow(0, count - 1, 1), norm_, config_.rms_norm_eps));
 }

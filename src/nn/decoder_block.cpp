@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -21,6 +22,15 @@ at::Tensor columns(const at::Tensor& buffer, int64_t begin, int64_t width) { ret
 /// (M, heads·d) columns of a packed buffer as (M, heads, d), without a copy.
 at::Tensor as_heads(const at::Tensor& buffer, int64_t begin, int64_t heads, int64_t head_dim) {
   return columns(buffer, begin, heads * head_dim).unflatten(1, {heads, head_dim});
+}
+
+/// An uninitialized matrix like `like`, in rows with room for the low-rank products behind them.
+Wide wide(int64_t tokens, int64_t width, int64_t spare, const at::Tensor& like) {
+  return {at::empty({tokens, width + spare}, like.options()), width};
+}
+
+at::TensorOptions statistic_options(const at::Tensor& x) {
+  return x.options().dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
 
 double attention_scale(const DecoderBlock::Shape& shape) { return 1.0 / std::sqrt(static_cast<double>(shape.head_dim)); }
@@ -54,80 +64,149 @@ std::optional<DropoutKey> DecoderBlock::dropout(Projection projection, const Ste
   return context.dropout_key(static_cast<uint32_t>(index_ * 16 + static_cast<int64_t>(qlorapp::index(projection))));
 }
 
-void DecoderBlock::project(Projection projection, at::Tensor y, const at::Tensor& x, const StepContext& context,
-                           Saved& saved) const {
-  saved.u[qlorapp::index(projection)] = lora_projection_forward(y, x, weights_.projections[qlorapp::index(projection)],
-                                                                adapter(projection), dropout(projection, context));
+bool DecoderBlock::stacked(const StepContext& context) const {
+  if (!context.stacked) return false;
+  for (const auto& adapter : adapters_) {
+    if (context.training && adapter && adapter->dropout > 0) return false;  // then A has an input of its own
+  }
+  return true;
 }
 
-void DecoderBlock::project_back(Projection projection, at::Tensor* dx, bool accumulate, const at::Tensor& dy, const at::Tensor& x,
-                                const StepContext& context, const Saved& saved, const Gradients& gradients) const {
-  const size_t i = qlorapp::index(projection);
-  const LoraAdapter* const own = adapter(projection);
-  const auto key = dropout(projection, context);
-  const at::Tensor v = lora_projection_backward_input(dx, accumulate, dy, weights_.projections[i], own, key);
-  if (own) lora_projection_backward_adapter(dy, x, saved.u[i], v, *own, key, gradients[i]);
+ProjectionStack DecoderBlock::stack(const Group& group) const {
+  return {std::span(weights_.projections).subspan(group.begin, group.count), std::span(adapters_).subspan(group.begin, group.count)};
+}
+
+int64_t DecoderBlock::spare(const StepContext& context, std::initializer_list<Group> groups) const {
+  int64_t most = 0;
+  if (stacked(context)) {
+    for (const Group& group : groups) most = std::max(most, stack(group).spare());
+  }
+  return most;
+}
+
+void DecoderBlock::project(const Group& group, at::Tensor y, const Wide& x, const StepContext& context, Saved& saved,
+                           at::Tensor* cache) const {
+  int64_t column = 0;
+  if (stacked(context)) {
+    const ProjectionStack projections = stack(group);
+    const at::Tensor workspace = projections.workspace(y.scalar_type());
+    at::Tensor u = projections.forward(y, x, workspace);
+    if (u.defined()) {  // out of the columns behind x, which is not kept
+      u = u.narrow(1, 0, projections.rank()).contiguous();
+      for (size_t i = group.begin; i < group.begin + group.count; ++i) {
+        if (!adapters_[i]) continue;
+        saved.u[i] = u.narrow(1, column, adapters_[i]->a.size(0));
+        column += adapters_[i]->a.size(0);
+      }
+    }
+    if (cache != nullptr) *cache = workspace;
+    return;
+  }
+  const at::Tensor values = x.values();
+  for (size_t i = group.begin; i < group.begin + group.count; ++i) {
+    const auto projection = static_cast<Projection>(i);
+    at::Tensor part = columns(y, column, weights_.projections[i].out_features());
+    saved.u[i] = lora_projection_forward(part, values, weights_.projections[i], adapter(projection), dropout(projection, context));
+    column += part.size(1);
+  }
+}
+
+void DecoderBlock::project_back(const Group& group, at::Tensor* dx, const Wide& dy, const at::Tensor& x, const StepContext& context,
+                                const Saved& saved, const Gradients& gradients, const at::Tensor& workspace) const {
+  if (stacked(context)) {
+    const ProjectionStack projections = stack(group);
+    projections.backward_input(dx, dy, workspace.defined() ? workspace : projections.workspace(x.scalar_type()));
+    projections.backward_adapters(dy, x, std::span(saved.u).subspan(group.begin, group.count),
+                                  std::span(gradients).subspan(group.begin, group.count));
+    return;
+  }
+  int64_t column = 0;
+  for (size_t i = group.begin; i < group.begin + group.count; ++i) {
+    const auto projection = static_cast<Projection>(i);
+    const LoraAdapter* const own = adapter(projection);
+    const auto key = dropout(projection, context);
+    const at::Tensor part = columns(dy.buffer, column, weights_.projections[i].out_features());
+    const at::Tensor v = lora_projection_backward_input(dx, /*accumulate=*/column > 0, part, weights_.projections[i], own, key);
+    if (own) lora_projection_backward_adapter(part, x, saved.u[i], v, *own, key, gradients[i]);
+    column += part.size(1);
+  }
 }
 
 /// From dy to the gradient of gate|up, with the gradients of down's adapter on the way.
-at::Tensor DecoderBlock::backward_down(const at::Tensor& dy, const StepContext& context, Saved& saved,
-                                       const Gradients& gradients) const {
+Wide DecoderBlock::backward_down(const Wide& dy, const StepContext& context, Saved& saved, const Gradients& gradients) const {
   const size_t i = qlorapp::index(Projection::kDown);
+  const int64_t width = shape_.intermediate;
   const LoraAdapter* const own = adapter(Projection::kDown);
   const auto key = dropout(Projection::kDown, context);
-  at::Tensor dh = at::empty({dy.size(0), shape_.intermediate}, dy.options());
-  const at::Tensor v = lora_projection_backward_input(&dh, false, dy, weights_.projections[i], own, key);
-  at::Tensor h, dgate_up;
-  if (saved.gate_up.use_count() == 1) {  // nobody else will read it: one pass turns it into its gradient, and dh into h
-    ops::swiglu_backward_(dh, saved.gate_up);
-    h = std::move(dh);
-    dgate_up = std::move(saved.gate_up);
+  at::Tensor dh = at::empty({dy.buffer.size(0), width}, dy.buffer.options()), v;
+  const ProjectionStack down = stack(kDown);
+  at::Tensor workspace;
+  if (stacked(context)) {
+    workspace = down.workspace(dh.scalar_type());
+    down.backward_input(&dh, dy, workspace);
   } else {
-    dgate_up = ops::swiglu_backward(dh, saved.gate_up);
-    if (own) h = ops::swiglu(saved.gate_up);
+    v = lora_projection_backward_input(&dh, false, dy.values(), weights_.projections[i], own, key);
+  }
+  at::Tensor h;
+  Wide dgate_up{saved.gate_up, 2 * width};
+  if (saved.gate_up.use_count() == 2) {  // nobody else will read it: one pass turns it into its gradient, and dh into h
+    at::Tensor values = dgate_up.values();
+    ops::swiglu_backward_(dh, values);
+    h = std::move(dh);
+  } else {
+    const at::Tensor kept = dgate_up.values();
+    dgate_up.buffer = at::empty_like(saved.gate_up);
+    dgate_up.values().copy_(ops::swiglu_backward(dh, kept));
+    if (own) h = ops::swiglu(kept);
   }
   saved.gate_up.reset();
   if (own) {
-    if (!saved.u[i].defined()) saved.u[i] = lora_input_product(h, *own, key);
-    lora_projection_backward_adapter(dy, h, saved.u[i], v, *own, key, gradients[i]);
+    if (!saved.u[i].defined()) {
+      saved.u[i] = workspace.defined() ? down.input_product(h, workspace) : lora_input_product(h, *own, key);
+    }
+    if (workspace.defined()) {
+      down.backward_adapters(dy, h, std::span(saved.u).subspan(i, 1), std::span(gradients).subspan(i, 1));
+    } else {
+      lora_projection_backward_adapter(dy.values(), h, saved.u[i], v, *own, key, gradients[i]);
+    }
   }
   return dgate_up;
 }
 
-at::Tensor DecoderBlock::project_qkv(const at::Tensor& n1, const StepContext& context, Saved& saved) const {
-  const int64_t d = shape_.head_dim, q = shape_.attention_width(), kv = shape_.kv_heads * d;
-  at::Tensor qkv = at::empty({n1.size(0), shape_.qkv_width()}, n1.options());
-  project(Projection::kQ, columns(qkv, 0, q), n1, context, saved);
-  project(Projection::kK, columns(qkv, q, kv), n1, context, saved);
-  project(Projection::kV, columns(qkv, q + kv, kv), n1, context, saved);
-  at::Tensor turned = as_heads(qkv, 0, shape_.heads + shape_.kv_heads, d);
+at::Tensor DecoderBlock::project_qkv(const Wide& n1, const StepContext& context, Saved& saved, at::Tensor* cache) const {
+  at::Tensor qkv = at::empty({n1.buffer.size(0), shape_.qkv_width()}, n1.buffer.options());
+  project(kQkv, qkv, n1, context, saved, cache);
+  at::Tensor turned = as_heads(qkv, 0, shape_.heads + shape_.kv_heads, shape_.head_dim);
   ops::rope_(turned, context.cos, context.sin, context.positions);
   return qkv;
 }
 
 /// Fills what `saved` lacks, given its x (and, with attention_only, attention and lse), up to gate_up.
-void DecoderBlock::compute_until_gate_up(const StepContext& context, Saved& saved) const {
-  const int64_t d = shape_.head_dim, q = shape_.attention_width(), kv = shape_.kv_heads * d;
+void DecoderBlock::compute_until_gate_up(const StepContext& context, Saved& saved, Workspaces* cache) const {
+  const int64_t tokens = saved.x.size(0), d = shape_.head_dim, q = shape_.attention_width(), kv = shape_.kv_heads * d;
   {
-    auto [n1, rstd1] = ops::rms_norm(saved.x, weights_.input_norm, shape_.rms_norm_eps);
-    saved.rstd1 = std::move(rstd1);
-    saved.qkv = project_qkv(n1, context, saved);
+    Wide n1 = wide(tokens, shape_.hidden, spare(context, {kQkv}), saved.x);
+    saved.rstd1 = at::empty({tokens}, statistic_options(saved.x));
+    at::Tensor values = n1.values();
+    ops::rms_norm_out(saved.x, weights_.input_norm, shape_.rms_norm_eps, values, saved.rstd1);
+    saved.qkv = project_qkv(n1, context, saved, cache ? &cache->qkv : nullptr);
   }
   if (!saved.attention.defined()) {
     auto [out, lse] = ops::attention(as_heads(saved.qkv, 0, shape_.heads, d), as_heads(saved.qkv, q, shape_.kv_heads, d),
                                      as_heads(saved.qkv, q + kv, shape_.kv_heads, d), context.row_starts, attention_scale(shape_));
-    saved.attention = out.reshape({saved.x.size(0), q});
+    saved.attention = out.reshape({tokens, q});
     saved.lse = std::move(lse);
   }
   at::Tensor o = at::empty_like(saved.x);
-  project(Projection::kO, o, saved.attention, context, saved);
-  auto [x2, n2, rstd2] = ops::add_rms_norm(o, saved.x, weights_.post_attention_norm, shape_.rms_norm_eps);
-  saved.x2 = std::move(x2);
-  saved.rstd2 = std::move(rstd2);
-  const int64_t width = shape_.intermediate;
-  saved.gate_up = at::empty({saved.x.size(0), 2 * width}, saved.x.options());
-  project(Projection::kGate, columns(saved.gate_up, 0, width), n2, context, saved);
-  project(Projection::kUp, columns(saved.gate_up, width, width), n2, context, saved);
+  project(kO, o, {saved.attention, q}, context, saved, cache ? &cache->o : nullptr);
+  saved.x2 = at::empty_like(saved.x);
+  saved.rstd2 = at::empty_like(saved.rstd1);
+  const Wide n2 = wide(tokens, shape_.hidden, spare(context, {kGateUp}), saved.x);
+  at::Tensor values = n2.values();
+  ops::add_rms_norm_out(o, saved.x, weights_.post_attention_norm, shape_.rms_norm_eps, saved.x2, values, saved.rstd2);
+  const Wide gate_up = wide(tokens, 2 * shape_.intermediate, spare(context, {kGateUp}), saved.x);
+  project(kGateUp, gate_up.values(), n2, context, saved, cache ? &cache->gate_up : nullptr);
+  saved.gate_up = gate_up.buffer;
 }
 
 at::Tensor DecoderBlock::forward(const at::Tensor& x, const StepContext& context, Saved* saved, Keep keep) const {
@@ -136,9 +215,11 @@ at::Tensor DecoderBlock::forward(const at::Tensor& x, const StepContext& context
   compute_until_gate_up(context, all);
   at::Tensor y = at::empty_like(x);
   {
-    const at::Tensor h = ops::swiglu(all.gate_up);
+    const Wide h = wide(x.size(0), shape_.intermediate, spare(context, {kDown}), x);
+    at::Tensor values = h.values();
+    ops::swiglu_out(columns(all.gate_up, 0, 2 * shape_.intermediate), values);
     if (saved == nullptr || keep != Keep::kEverything) all.gate_up.reset();
-    project(Projection::kDown, y, h, context, all);
+    project(kDown, y, h, context, all);
   }
   y.add_(all.x2);
   if (saved == nullptr) return y;
@@ -157,48 +238,48 @@ at::Tensor DecoderBlock::forward(const at::Tensor& x, const StepContext& context
 
 at::Tensor DecoderBlock::backward(const at::Tensor& dy, const StepContext& context, Saved saved, const Gradients& gradients,
                                   bool need_dx) const {
-  if (!saved.gate_up.defined()) compute_until_gate_up(context, saved);
-  const int64_t tokens = dy.size(0), width = shape_.intermediate, d = shape_.head_dim;
-  const int64_t q = shape_.attention_width(), kv = shape_.kv_heads * d;
+  Workspaces workspaces;
+  if (!saved.gate_up.defined()) compute_until_gate_up(context, saved, &workspaces);
+  const int64_t tokens = dy.size(0), d = shape_.head_dim, q = shape_.attention_width(), kv = shape_.kv_heads * d;
 
-  at::Tensor dgate_up = backward_down(dy, context, saved, gradients);
-  at::Tensor dx2 = dy.clone();  // along the residual
+  // The gradient along the residual: of the block's output first, then of x2, at last of x.
+  const Wide residual = wide(tokens, shape_.hidden, spare(context, {kO, kDown}), dy);
+  at::Tensor dresidual = residual.values();
+  dresidual.copy_(dy);
   {
-    const at::Tensor n2 = std::get<0>(ops::rms_norm(saved.x2, weights_.post_attention_norm, shape_.rms_norm_eps));
-    at::Tensor dn2 = at::empty_like(dy);
-    project_back(Projection::kGate, &dn2, false, columns(dgate_up, 0, width), n2, context, saved, gradients);
-    project_back(Projection::kUp, &dn2, true, columns(dgate_up, width, width), n2, context, saved, gradients);
-    dgate_up.reset();
-    ops::rms_norm_backward_(dx2, dn2, saved.x2, weights_.post_attention_norm, saved.rstd2);
+    Wide dgate_up = backward_down(residual, context, saved, gradients);
+    at::Tensor n2 = at::empty_like(saved.x2), rstd = at::empty_like(saved.rstd2), dn2 = at::empty_like(dy);
+    ops::rms_norm_out(saved.x2, weights_.post_attention_norm, shape_.rms_norm_eps, n2, rstd);
+    project_back(kGateUp, &dn2, dgate_up, n2, context, saved, gradients, workspaces.gate_up);
+    workspaces.gate_up.reset();
+    dgate_up.buffer.reset();
+    ops::rms_norm_backward_(dresidual, dn2, saved.x2, weights_.post_attention_norm, saved.rstd2);
   }
   saved.x2.reset();
 
   at::Tensor dattention = at::empty({tokens, q}, dy.options());
-  project_back(Projection::kO, &dattention, false, dx2, saved.attention, context, saved, gradients);
-  at::Tensor dqkv = at::empty_like(saved.qkv);
+  project_back(kO, &dattention, residual, saved.attention, context, saved, gradients, workspaces.o);
+  workspaces.o.reset();
+  const Wide dqkv = wide(tokens, shape_.qkv_width(), spare(context, {kQkv}), dy);
   {
-    at::Tensor dq = as_heads(dqkv, 0, shape_.heads, d), dk = as_heads(dqkv, q, shape_.kv_heads, d);
-    at::Tensor dv = as_heads(dqkv, q + kv, shape_.kv_heads, d);
-    ops::attention_backward_out(dattention.unflatten(1, {shape_.heads, d}), as_heads(saved.qkv, 0, shape_.heads, d),
+    const auto [dq, dk, dv] =
+        ops::attention_backward(dattention.unflatten(1, {shape_.heads, d}), as_heads(saved.qkv, 0, shape_.heads, d),
                                 as_heads(saved.qkv, q, shape_.kv_heads, d), as_heads(saved.qkv, q + kv, shape_.kv_heads, d),
-                                saved.attention.unflatten(1, {shape_.heads, d}), saved.lse, context.row_starts,
-                                attention_scale(shape_), dq, dk, dv);
+                                saved.attention.unflatten(1, {shape_.heads, d}), saved.lse, context.row_starts, attention_scale(shape_));
+    dattention.reset();
+    saved.qkv.reset();
+    saved.attention.reset();
+    at::Tensor packed = dqkv.values();
+    ops::rope_backward_qkv_(packed, dq, dk, dv, context.cos, context.sin, context.positions);
   }
-  dattention.reset();
-  saved.qkv.reset();
-  saved.attention.reset();
-  at::Tensor turned = as_heads(dqkv, 0, shape_.heads + shape_.kv_heads, d);
-  ops::rope_(turned, context.cos, context.sin, context.positions, /*inverse=*/true);
 
-  const at::Tensor n1 = std::get<0>(ops::rms_norm(saved.x, weights_.input_norm, shape_.rms_norm_eps));
+  at::Tensor n1 = at::empty_like(saved.x), rstd = at::empty_like(saved.rstd1);
+  ops::rms_norm_out(saved.x, weights_.input_norm, shape_.rms_norm_eps, n1, rstd);
   at::Tensor dn1 = need_dx ? at::empty_like(dy) : at::Tensor();
-  at::Tensor* const target = need_dx ? &dn1 : nullptr;
-  project_back(Projection::kQ, target, false, columns(dqkv, 0, q), n1, context, saved, gradients);
-  project_back(Projection::kK, target, true, columns(dqkv, q, kv), n1, context, saved, gradients);
-  project_back(Projection::kV, target, true, columns(dqkv, q + kv, kv), n1, context, saved, gradients);
+  project_back(kQkv, need_dx ? &dn1 : nullptr, dqkv, n1, context, saved, gradients, workspaces.qkv);
   if (!need_dx) return {};
-  ops::rms_norm_backward_(dx2, dn1, saved.x, weights_.input_norm, saved.rstd1);
-  return dx2;
+  ops::rms_norm_backward_(dresidual, dn1, saved.x, weights_.input_norm, saved.rstd1);
+  return dresidual;
 }
 
 at::Tensor DecoderBlock::forward_cached(const at::Tensor& x, const StepContext& context, KeyValueCache& cache) const {
@@ -207,7 +288,7 @@ at::Tensor DecoderBlock::forward_cached(const at::Tensor& x, const StepContext& 
                       " positions; ", cache.length + tokens, " are needed.");
   Saved scratch;
   const at::Tensor n1 = std::get<0>(ops::rms_norm(x, weights_.input_norm, shape_.rms_norm_eps));
-  const at::Tensor qkv = project_qkv(n1, context, scratch);
+  const at::Tensor qkv = project_qkv({n1, shape_.hidden}, context, scratch);
   cache.keys.narrow(0, cache.length, tokens).copy_(as_heads(qkv, q, shape_.kv_heads, d));
   cache.values.narrow(0, cache.length, tokens).copy_(as_heads(qkv, q + kv, shape_.kv_heads, d));
   cache.length += tokens;
@@ -215,18 +296,17 @@ at::Tensor DecoderBlock::forward_cached(const at::Tensor& x, const StepContext& 
       ops::attention_with_cache(as_heads(qkv, 0, shape_.heads, d), cache.keys, cache.values, {0, tokens}, {0}, {cache.length},
                                 attention_scale(shape_));
   at::Tensor o = at::empty_like(x);
-  project(Projection::kO, o, attended.reshape({tokens, q}), context, scratch);
+  project(kO, o, {attended.reshape({tokens, q}), q}, context, scratch);
   auto [x2, n2, rstd2] = ops::add_rms_norm(o, x, weights_.post_attention_norm, shape_.rms_norm_eps);
   at::Tensor gate_up = at::empty({tokens, 2 * shape_.intermediate}, x.options());
-  project(Projection::kGate, columns(gate_up, 0, shape_.intermediate), n2, context, scratch);
-  project(Projection::kUp, columns(gate_up, shape_.intermediate, shape_.intermediate), n2, context, scratch);
+  project(kGateUp, gate_up, {n2, shape_.hidden}, context, scratch);
   at::Tensor y = at::empty_like(x);
-  project(Projection::kDown, y, ops::swiglu(gate_up), context, scratch);
+  project(kDown, y, {ops::swiglu(gate_up), shape_.intermediate}, context, scratch);
   return y.add_(x2);
 }
 
 Bytes DecoderBlock::kept_bytes(const Shape& shape, int64_t tokens, Keep keep, at::ScalarType dtype,
-                               std::span<const int64_t, kProjectionCount> ranks) {
+                               std::span<const int64_t, kProjectionCount> ranks, bool stacked) {
   const auto element = static_cast<int64_t>(c10::elementSize(dtype));
   const Bytes input{tokens * shape.hidden * element};
   if (keep == Keep::kInputOnly) return input;
@@ -234,14 +314,16 @@ Bytes DecoderBlock::kept_bytes(const Shape& shape, int64_t tokens, Keep keep, at
   if (keep == Keep::kAttentionOnly) return input + attention;
   int64_t rank_sum = 0;
   for (const int64_t rank : ranks) rank_sum += rank;
-  const int64_t elements = shape.qkv_width() + shape.hidden + 2 * shape.intermediate + rank_sum;  // qkv, x2, gate|up, u
+  const int64_t step = ProjectionStack::kRankStep, gate_up_rank = ranks[qlorapp::index(Projection::kGate)] + ranks[qlorapp::index(Projection::kUp)];
+  const int64_t spare = stacked ? (gate_up_rank + step - 1) / step * step : 0;
+  const int64_t elements = shape.qkv_width() + shape.hidden + 2 * shape.intermediate + spare + rank_sum;  // qkv, x2, gate|up, u
   return input + attention + Bytes{tokens * elements * element + 2 * tokens * 4};                  // and two rstd
 }
 
-Bytes DecoderBlock::kept_bytes(int64_t tokens, Keep keep, at::ScalarType dtype) const {
+Bytes DecoderBlock::kept_bytes(int64_t tokens, Keep keep, at::ScalarType dtype, bool stacked) const {
   std::array<int64_t, kProjectionCount> ranks{};
   for (size_t i = 0; i < kProjectionCount; ++i) ranks[i] = adapters_[i] ? adapters_[i]->a.size(0) : 0;
-  return kept_bytes(shape_, tokens, keep, dtype, ranks);
+  return kept_bytes(shape_, tokens, keep, dtype, ranks, stacked);
 }
 
 }  // namespace qlorapp

@@ -6,15 +6,20 @@
 TORCH_LIBRARY(qlorapp, m) {
   // Four-bit weights (format/nf4.hpp, format/double_quant.hpp). packed uint8 (ceil(n/2), 1); absmax float32 (b).
   m.def("quantize_4bit(Tensor weight, int block_size=64, str quant_type=\"nf4\") -> (Tensor packed, Tensor absmax)");
-  // With bitsandbytes' behavior for NaN, infinity and a short last block of zeros, which the former refuses or defines.
+  // With bitsandbytes' behavior on the same kind of device, for NaN, infinity and blocks of zeros too, which the former refuses or
+  // defines; on a GPU its codes near midpoints are those of an approximate reciprocal (cuda/quantize_4bit.hpp).
   m.def("quantize_4bit_bnb(Tensor weight, int block_size=64, str quant_type=\"nf4\") -> (Tensor packed, Tensor absmax)");
   m.def("dequantize_4bit(Tensor packed, Tensor absmax, int[] shape, int block_size, str quant_type, ScalarType dtype) -> Tensor");
   // absmax uint8 (b); nested_absmax float32; nested_offset float32 ().
   m.def("dequantize_4bit_nested(Tensor packed, Tensor absmax, Tensor nested_absmax, Tensor nested_offset, int[] shape, "
         "int block_size, int nested_block_size, str quant_type, ScalarType dtype) -> Tensor");
+  // Weights of as many columns, stacked by rows into out (rows, columns), whose rows may be apart; one launch on a GPU. The nested
+  // lists are empty where absmax is float32.
+  m.def("dequantize_4bit_stack_(Tensor(a!) out, Tensor[] packed, Tensor[] absmax, Tensor[] nested_absmax, Tensor[] nested_offset, "
+        "int[] rows, int block_size, int nested_block_size, str quant_type) -> ()");
   // Eight bits through the 256-entry dynamic map (format/dynamic_map.hpp), exactly nearest. Codes uint8, shape of x.
   m.def("quantize_blockwise(Tensor x, int block_size=256, bool signed=True) -> (Tensor codes, Tensor absmax)");
-  // With the codes of bitsandbytes' CPU library, which are a neighbor's near zero and near midpoints.
+  // With the codes of bitsandbytes' library for the device, which are a neighbor's near zero and near midpoints.
   m.def("quantize_blockwise_bnb(Tensor x, int block_size=256, bool signed=True) -> (Tensor codes, Tensor absmax)");
   m.def("dequantize_blockwise(Tensor codes, Tensor absmax, int block_size=256, bool signed=True, ScalarType dtype=float) -> Tensor");
 

@@ -48,6 +48,15 @@ at::Tensor dequantize_4bit_nested(const at::Tensor& packed, const at::Tensor& ab
                  dtype);
 }
 
+void dequantize_4bit_stack_(const at::Tensor& out, at::TensorList packed, at::TensorList absmax, at::TensorList nested_absmax,
+                            at::TensorList nested_offset, at::IntArrayRef rows, int64_t block_size, int64_t nested_block_size,
+                            QuantType quant_type) {
+  static const auto op = find<void(at::Tensor&, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::IntArrayRef,
+                                   int64_t, int64_t, std::string_view)>("qlorapp::dequantize_4bit_stack_");
+  at::Tensor into = out;
+  op.call(into, packed, absmax, nested_absmax, nested_offset, rows, block_size, nested_block_size, to_string(quant_type));
+}
+
 Pair quantize_blockwise(const at::Tensor& x, int64_t block_size, bool is_signed) {
   static const auto op = find<QuantizeBlockwiseOp>("qlorapp::quantize_blockwise");
   return op.call(x, block_size, is_signed);

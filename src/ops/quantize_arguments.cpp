@@ -4,6 +4,8 @@
 #include <c10/core/SymIntArrayRef.h>
 #include <c10/util/Exception.h>
 
+#include "four_bit_stack.hpp"
+
 namespace qlorapp::ops {
 namespace {
 
@@ -115,6 +117,31 @@ void check_linear_4bit_out(const char* op, const at::Tensor& y, const at::Tensor
   TORCH_CHECK_TYPE(y.scalar_type() == x.scalar_type(), "[", op, "] y must have the dtype of x, ", x.scalar_type(), "; got ",
                    y.scalar_type(), ".");
   TORCH_CHECK_VALUE(y.device() == x.device(), "[", op, "] y must be on ", x.device(), ", where x is; got ", y.device(), ".");
+}
+
+void check_four_bit_stack(const char* op, const at::Tensor& out, const FourBitStack& stack) {
+  check_weight_dtype(op, "out", out.scalar_type());
+  TORCH_CHECK_VALUE(
+      out.dim() == 2 && (out.size(1) <= 1 || out.stride(1) == 1) && (out.size(0) <= 1 || out.stride(0) >= out.size(1)), "[", op,
+      "] out must be (rows, columns), its columns side by side; got sizes ", out.sizes(), ", strides ", out.strides(), ".");
+  const size_t count = stack.size();
+  TORCH_CHECK_VALUE(stack.absmax.size() == count && stack.rows.size() == count, "[", op,
+                    "] packed, absmax and rows must be lists of one length; got ", count, ", ", stack.absmax.size(), " and ",
+                    stack.rows.size(), ".");
+  TORCH_CHECK_VALUE(stack.nested_absmax.size() == stack.nested_offset.size() &&
+                        (stack.nested_absmax.empty() || stack.nested_absmax.size() == count),
+                    "[", op, "] nested_absmax and nested_offset must be empty or as long as packed, ", count, "; got ",
+                    stack.nested_absmax.size(), " and ", stack.nested_offset.size(), ".");
+  int64_t rows = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const FourBitStack::Entry entry = stack.entry(i, out.size(1));
+    check_four_bit(op, entry.arguments(stack));
+    TORCH_CHECK_VALUE(entry.packed.device() == out.device(), "[", op, "] packed must be on ", out.device(),
+                      ", where out is; got ", entry.packed.device(), ".");
+    rows += stack.rows[i];
+  }
+  TORCH_CHECK_VALUE(rows == out.size(0), "[", op, "] out must have ", rows, " rows, those of all weights; got ", out.size(0),
+                    ".");
 }
 
 }  // namespace qlorapp::ops

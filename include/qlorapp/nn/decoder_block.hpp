@@ -21,6 +21,7 @@
 #include "qlorapp/core/units.hpp"
 #include "qlorapp/nn/keep.hpp"
 #include "qlorapp/nn/lora_projection.hpp"
+#include "qlorapp/nn/projection_stack.hpp"
 #include "qlorapp/nn/step_context.hpp"
 
 namespace qlorapp {
@@ -79,21 +80,37 @@ class DecoderBlock {
   [[nodiscard]] at::Tensor forward_cached(const at::Tensor& x, const StepContext& context, KeyValueCache& cache) const;
 
   /// Bytes that forward keeps for `tokens` tokens, from the table of shapes that describes what is kept: a plan can ask before
-  /// anything exists.
+  /// anything exists. `stacked` as in StepContext.
   [[nodiscard]] static Bytes kept_bytes(const Shape& shape, int64_t tokens, Keep keep, at::ScalarType dtype,
-                                        std::span<const int64_t, kProjectionCount> ranks);
-  [[nodiscard]] Bytes kept_bytes(int64_t tokens, Keep keep, at::ScalarType dtype) const;
+                                        std::span<const int64_t, kProjectionCount> ranks, bool stacked = false);
+  [[nodiscard]] Bytes kept_bytes(int64_t tokens, Keep keep, at::ScalarType dtype, bool stacked = false) const;
 
  private:
+  /// Projections that share an input.
+  struct Group {
+    size_t begin, count;
+  };
+  static constexpr Group kQkv{0, 3}, kO{3, 1}, kGateUp{4, 2}, kDown{6, 1};
+  /// Workspaces that a recompute has filled and the backward pass after it reads; undefined where there was none.
+  struct Workspaces {
+    at::Tensor qkv, o, gate_up;
+  };
+
+  [[nodiscard]] bool stacked(const StepContext& context) const;
+  [[nodiscard]] ProjectionStack stack(const Group& group) const;
+  /// Columns that a matrix which these groups' products read or write carries behind its own. 0 unless stacked.
+  [[nodiscard]] int64_t spare(const StepContext& context, std::initializer_list<Group> groups) const;
+  /// y = x·Wᵀ with LoRA for a group; the workspace is taken from `cache` if it is there, and put there if `cache` is not null.
+  void project(const Group& group, at::Tensor y, const Wide& x, const StepContext& context, Saved& saved, at::Tensor* cache = nullptr) const;
+  /// dx (unless null) from dy, and the adapters' gradients from dy and x.
+  void project_back(const Group& group, at::Tensor* dx, const Wide& dy, const at::Tensor& x, const StepContext& context, const Saved& saved,
+                    const Gradients& gradients, const at::Tensor& workspace) const;
+
   [[nodiscard]] const LoraAdapter* adapter(Projection projection) const;
   [[nodiscard]] std::optional<DropoutKey> dropout(Projection projection, const StepContext& context) const;
-  void project(Projection projection, at::Tensor y, const at::Tensor& x, const StepContext& context, Saved& saved) const;
-  void project_back(Projection projection, at::Tensor* dx, bool accumulate, const at::Tensor& dy, const at::Tensor& x,
-                    const StepContext& context, const Saved& saved, const Gradients& gradients) const;
-  [[nodiscard]] at::Tensor backward_down(const at::Tensor& dy, const StepContext& context, Saved& saved,
-                                         const Gradients& gradients) const;
-  [[nodiscard]] at::Tensor project_qkv(const at::Tensor& n1, const StepContext& context, Saved& saved) const;
-  void compute_until_gate_up(const StepContext& context, Saved& saved) const;
+  [[nodiscard]] Wide backward_down(const Wide& dy, const StepContext& context, Saved& saved, const Gradients& gradients) const;
+  [[nodiscard]] at::Tensor project_qkv(const Wide& n1, const StepContext& context, Saved& saved, at::Tensor* cache = nullptr) const;
+  void compute_until_gate_up(const StepContext& context, Saved& saved, Workspaces* cache = nullptr) const;
 
   Shape shape_;
   Weights weights_;

@@ -35,6 +35,7 @@ struct StepContext {
   uint64_t seed = 0;                ///< Key of the run's dropout masks.
   uint32_t micro_step = 0;          ///< Micro-batches since the start of the run.
   bool training = true;             ///< Dropout is off when false.
+  bool stacked = false;             ///< Multiply projections that share an input as one (projection_stack.hpp): a GPU's way.
 
   /// @param site  a number that no other mask of the model shares: block * 16 + projection.
   [[nodiscard]] DropoutKey dropout_key(uint32_t site) const { return {seed, micro_step, site}; }

@@ -24,8 +24,9 @@ namespace qlorapp::ops {
 [[nodiscard]] std::tuple<at::Tensor, at::Tensor> quantize_4bit(const at::Tensor& weight, int64_t block_size = kDefaultBlockSize,
                                                                QuantType quant_type = QuantType::kNf4);
 
-/// As quantize_4bit, with bitsandbytes' behavior at the edges: the absmax of a short last block is at least 1e-38, NaN gives
-/// its block code 15 and absmax NaN, infinity gives absmax infinity.
+/// As quantize_4bit, bit-equal to bitsandbytes on the same kind of device. On the CPU it differs at the edges: the absmax of a
+/// short last block is at least 1e-38, NaN gives its block code 15 and absmax NaN, infinity gives absmax infinity. On a GPU:
+/// cuda/quantize_4bit.hpp.
 [[nodiscard]] std::tuple<at::Tensor, at::Tensor> quantize_4bit_bnb(const at::Tensor& weight,
                                                                    int64_t block_size = kDefaultBlockSize,
                                                                    QuantType quant_type = QuantType::kNf4);
@@ -44,6 +45,19 @@ namespace qlorapp::ops {
                                                 at::IntArrayRef shape, int64_t block_size, int64_t nested_block_size,
                                                 QuantType quant_type, at::ScalarType dtype);
 
+/// Writes several weights of as many columns below each other: the operand of one product instead of several. On a GPU that is
+/// one launch for eight weights; nothing is allocated and nothing synchronized.
+/// @param out            (sum of rows, columns), float32, float16 or bfloat16; stride(1) is 1, stride(0) any from columns on,
+/// so
+///                       that each row may have room for more behind it. Written.
+/// @param packed         uint8, of rows[i] · columns elements; each weight has blocks of its own.
+/// @param absmax         float32, or uint8 with
+/// @param nested_absmax  float32 and
+/// @param nested_offset  float32 (); both lists are empty where absmax is float32.
+void dequantize_4bit_stack_(const at::Tensor& out, at::TensorList packed, at::TensorList absmax, at::TensorList nested_absmax,
+                            at::TensorList nested_offset, at::IntArrayRef rows, int64_t block_size, int64_t nested_block_size,
+                            QuantType quant_type);
+
 /// Eight bits through the dynamic map, exactly nearest.
 /// @param x  any shape; float32, float16 or bfloat16; finite.
 /// @param block_size  any number above 0.
@@ -52,7 +66,8 @@ namespace qlorapp::ops {
                                                                     int64_t block_size = kDefaultNestedBlockSize,
                                                                     bool is_signed = true);
 
-/// As quantize_blockwise with the codes of bitsandbytes' CPU library (DynamicRounding::kBnbCpu); NaN is not refused.
+/// As quantize_blockwise with the codes of bitsandbytes' library for the device (DynamicRounding::kBnbCpu; on a GPU
+/// cuda/blockwise.hpp); NaN is not refused.
 [[nodiscard]] std::tuple<at::Tensor, at::Tensor> quantize_blockwise_bnb(const at::Tensor& x,
                                                                         int64_t block_size = kDefaultNestedBlockSize,
                                                                         bool is_signed = true);

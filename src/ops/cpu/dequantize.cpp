@@ -7,6 +7,7 @@
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
+#include "../four_bit_stack.hpp"
 #include "four_bit_work.hpp"
 #include "large_output.hpp"
 
@@ -81,6 +82,27 @@ at::Tensor dequantize_4bit_nested(const at::Tensor& packed, const at::Tensor& ab
                     {packed, absmax, scales, offset, shape, block_size, nested_block_size, quant_type}, dtype);
 }
 
+void dequantize_4bit_stack_(at::Tensor& out, at::TensorList packed, at::TensorList absmax, at::TensorList nested_absmax,
+                            at::TensorList nested_offset, at::IntArrayRef rows, int64_t block_size, int64_t nested_block_size,
+                            std::string_view quant_type) {
+  const FourBitStack stack{packed, absmax, nested_absmax, nested_offset, rows, block_size, nested_block_size, quant_type};
+  check_four_bit_stack("dequantize_4bit_stack_", out, stack);
+  if (out.numel() == 0) return;
+  const int64_t columns = out.size(1);
+  const int64_t row_bytes = out.stride(0) * static_cast<int64_t>(out.element_size());
+  const auto kernel = cpu::dequantize_4bit_kernel(cpu_isa());
+  auto* place = static_cast<std::byte*>(out.mutable_data_ptr());
+  for (size_t i = 0; i < stack.size(); ++i) {
+    const FourBitStack::Entry entry = stack.entry(i, columns);
+    const FourBitWork prepared = four_bit_work(entry.arguments(stack), dense_type_of(out.scalar_type()));
+    at::parallel_for(0, rows[i], std::max<int64_t>(kGrain / columns, 1), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row)
+        kernel(prepared.work, row * columns, (row + 1) * columns, place + row * row_bytes);
+    });
+    place += rows[i] * row_bytes;
+  }
+}
+
 at::Tensor dequantize_blockwise(const at::Tensor& codes, const at::Tensor& absmax, int64_t block_size, bool is_signed,
                                 at::ScalarType dtype) {
   check_blockwise_codes("dequantize_blockwise", codes, absmax, block_size, dtype);
@@ -106,6 +128,7 @@ at::Tensor dequantize_blockwise(const at::Tensor& codes, const at::Tensor& absma
 TORCH_LIBRARY_IMPL(qlorapp, CPU, m) {
   m.impl("dequantize_4bit", dequantize_4bit);
   m.impl("dequantize_4bit_nested", dequantize_4bit_nested);
+  m.impl("dequantize_4bit_stack_", dequantize_4bit_stack_);
   m.impl("dequantize_blockwise", dequantize_blockwise);
 }
 

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include "../four_bit_stack.hpp"
 #include "../quantize_arguments.hpp"
 
 namespace qlorapp::ops {
@@ -48,6 +49,13 @@ at::Tensor dequantize_4bit_nested(const at::Tensor& packed, const at::Tensor& ab
   return at::empty(shape, packed.options().dtype(dtype));
 }
 
+void dequantize_4bit_stack_(at::Tensor& out, at::TensorList packed, at::TensorList absmax, at::TensorList nested_absmax,
+                            at::TensorList nested_offset, at::IntArrayRef rows, int64_t block_size, int64_t nested_block_size,
+                            std::string_view quant_type) {
+  check_four_bit_stack("dequantize_4bit_stack_", out,
+                       {packed, absmax, nested_absmax, nested_offset, rows, block_size, nested_block_size, quant_type});
+}
+
 at::Tensor dequantize_blockwise(const at::Tensor& codes, const at::Tensor& absmax, int64_t block_size, bool /*is_signed*/,
                                 at::ScalarType dtype) {
   check_blockwise_codes("dequantize_blockwise", codes, absmax, block_size, dtype);
@@ -82,6 +90,7 @@ TORCH_LIBRARY_IMPL(qlorapp, Meta, m) {
   m.impl("quantize_blockwise_bnb", quantize_blockwise);
   m.impl("dequantize_4bit", dequantize_4bit);
   m.impl("dequantize_4bit_nested", dequantize_4bit_nested);
+  m.impl("dequantize_4bit_stack_", dequantize_4bit_stack_);
   m.impl("dequantize_blockwise", dequantize_blockwise);
   m.impl("linear_4bit", linear_4bit);
   m.impl("linear_4bit_out", linear_4bit_out);

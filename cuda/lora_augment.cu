@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/lora_augment.hpp"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace qlorapp::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+template <class T>
+__device__ T narrowed(float x);
+template <>
+__device__ float narrowed<float>(float x) { return x; }
+template <>
+__device__ __half narrowed<__half>(float x) { return __float2half_rn(x); }
+template <>
+__device__ __nv_bfloat16 narrowed<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+
+/// The first `right` threads write the N × P columns at the right, the others the P × K rows below. Both are a hundredth of the
+/// weights that stand between them.
+template <class T>
+__global__ void __launch_bounds__(kThreads) augment(T* workspace, const Augmentation borders) {
+  const int64_t right = int64_t{borders.out} * borders.spare;
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < right) {
+    const int row = static_cast<int>(i / borders.spare), rank = static_cast<int>(i % borders.spare);
+    float value = 0;
+    for (int p = 0; p < borders.count; ++p) {
+      const auto& own = borders.projections[p];
+      if (row >= own.first_row && row < own.first_row + own.rows && rank >= own.first_rank && rank < own.first_rank + own.rank) {
+        value = __fmul_rn(own.b[int64_t{row - own.first_row} * own.rank + (rank - own.first_rank)], own.scaling);
+      }
+    }
+    workspace[row * borders.row_stride + borders.in + rank] = narrowed<T>(value);
+    return;
+  }
+  const int64_t j = i - right;
+  if (j >= int64_t{borders.spare} * borders.in) return;
+  const int rank = static_cast<int>(j / borders.in), column = static_cast<int>(j % borders.in);
+  float value = 0;
+  for (int p = 0; p < borders.count; ++p) {
+    const auto& own = borders.projections[p];
+    if (rank >= own.first_rank && rank < own.first_rank + own.rank) value = own.a[int64_t{rank - own.first_rank} * borders.in + column];
+  }
+  workspace[(int64_t{borders.out} + rank) * borders.row_stride + column] = narrowed<T>(value);
+}
+
+}  // namespace
+
+cudaError_t lora_augment(void* workspace, Float dtype, const Augmentation& borders, Stream stream) {
+  const int64_t elements = (int64_t{borders.out} + borders.in) * borders.spare;
+  if (elements == 0) return cudaSuccess;
+  const auto blocks = static_cast<unsigned>((elements + kThreads - 1) / kThreads);
+  switch (dtype) {
+    case Float::kFloat32: augment<<<blocks, kThreads, 0, stream>>>(static_cast<float*>(workspace), borders); break;
+    case Float::kFloat16: augment<<<blocks, kThreads, 0, stream>>>(static_cast<__half*>(workspace), borders); break;
+    case Float::kBFloat16: augment<<<blocks, kThreads, 0, stream>>>(static_cast<__nv_bfloat16*>(workspace), borders); break;
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace qlorapp::cuda

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/nn/projection_stack.hpp"
+
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include "qlorapp/ops/lora_augment.hpp"
+#include "qlorapp/ops/quantize.hpp"
+
+namespace qlorapp {
+namespace {
+
+/// The weights that can be dequantized by one call: four-bit, all of one kind.
+bool alike(const FrozenWeight& a, const FrozenWeight& b) {
+  return a.quantized.defined() && b.quantized.defined() && a.quantized.quant_type == b.quantized.quant_type &&
+         a.quantized.block_size == b.quantized.block_size && a.quantized.nested_block_size == b.quantized.nested_block_size &&
+         a.quantized.double_quantized() == b.quantized.double_quantized();
+}
+
+/// target += scale · leftᵀ·right with a float32 target, in one product where the device can mix dtypes.
+void add_product(at::Tensor target, const at::Tensor& left, const at::Tensor& right, double scale) {
+  if (target.scalar_type() == left.scalar_type()) {
+    at::addmm_out(target, target, left.t(), right, 1, scale);
+  } else if (target.is_cuda()) {
+    at::addmm_out(target, target, left.t(), right, at::kFloat, 1, scale);
+  } else {
+    target.add_(at::mm(left.t(), right), scale);
+  }
+}
+
+}  // namespace
+
+ProjectionStack::ProjectionStack(std::span<const FrozenWeight> weights, std::span<const std::optional<LoraAdapter>> adapters)
+    : weights_(weights), adapters_(adapters), in_(weights.front().in_features()) {
+  for (const FrozenWeight& weight : weights_) out_ += weight.out_features();
+  for (const auto& adapter : adapters_) rank_ += adapter ? adapter->a.size(0) : 0;
+  spare_ = (rank_ + kRankStep - 1) / kRankStep * kRankStep;
+}
+
+at::Tensor ProjectionStack::workspace(at::ScalarType dtype) const {
+  const FrozenWeight& first = weights_.front();
+  const at::Device device = first.quantized.defined() ? first.quantized.packed.device() : first.dense.device();
+  at::Tensor buffer = at::empty({out_ + spare_, in_ + spare_}, at::TensorOptions().dtype(dtype).device(device));
+  int64_t row = 0;
+  for (size_t i = 0; i < weights_.size();) {
+    size_t end = i + 1;
+    int64_t rows = weights_[i].out_features();
+    for (; end < weights_.size() && alike(weights_[i], weights_[end]); ++end) rows += weights_[end].out_features();
+    at::Tensor target = buffer.narrow(0, row, rows).narrow(1, 0, in_);
+    if (weights_[i].quantized.defined()) {
+      std::vector<at::Tensor> packed, absmax, nested_absmax, nested_offset;
+      std::vector<int64_t> heights;
+      for (size_t j = i; j < end; ++j) {
+        const QuantizedTensor& weight = weights_[j].quantized;
+        packed.push_back(weight.packed);
+        absmax.push_back(weight.absmax);
+        heights.push_back(weight.shape[0]);
+        if (!weight.double_quantized()) continue;
+        nested_absmax.push_back(weight.nested_absmax);
+        nested_offset.push_back(weight.nested_offset);
+      }
+      const QuantizedTensor& kind = weights_[i].quantized;
+      ops::dequantize_4bit_stack_(target, packed, absmax, nested_absmax, nested_offset, heights, kind.block_size,
+                                  kind.nested_block_size, kind.quant_type);
+    } else {
+      target.copy_(weights_[i].dense);
+    }
+    row += rows;
+    i = end;
+  }
+  if (spare_ > 0) {
+    std::vector<at::Tensor> a, b;
+    std::vector<double> scaling;
+    for (size_t i = 0; i < weights_.size(); ++i) {
+      const auto& adapter = adapters_[i];
+      const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
+      a.push_back(adapter ? adapter->a.detach() : at::empty({0, in_}, options));
+      b.push_back(adapter ? adapter->b.detach() : at::empty({weights_[i].out_features(), 0}, options));
+      scaling.push_back(adapter ? adapter->scaling : 1.0);
+    }
+    ops::lora_augment_(buffer, a, b, scaling);
+  }
+  return buffer;
+}
+
+at::Tensor ProjectionStack::forward(at::Tensor& y, const Wide& x, const at::Tensor& workspace) const {
+  const at::Tensor values = x.values();
+  if (spare_ == 0) {
+    at::mm_out(y, values, workspace.t());
+    return {};
+  }
+  const at::Tensor a = workspace.narrow(0, out_, spare_).narrow(1, 0, in_), rows = workspace.narrow(0, 0, out_);
+  if (x.spare() >= spare_) {
+    at::Tensor u = x.buffer.narrow(1, in_, spare_);
+    at::mm_out(u, values, a.t());
+    at::mm_out(y, x.buffer.narrow(1, 0, in_ + spare_), rows.t());
+    return u;
+  }
+  const at::Tensor u = at::mm(values, a.t());
+  at::mm_out(y, values, rows.narrow(1, 0, in_).t());
+  at::addmm_out(y, y, u, rows.narrow(1, in_, spare_).t());
+  return u;
+}
+
+at::Tensor ProjectionStack::input_product(const at::Tensor& x, const at::Tensor& workspace) const {
+  return at::mm(x, workspace.narrow(0, out_, rank_).narrow(1, 0, in_).t());
+}
+
+void ProjectionStack::backward_input(at::Tensor* dx, const Wide& dy, const at::Tensor& workspace) const {
+  if (spare_ > 0) {
+    at::Tensor v = dy.buffer.narrow(1, out_, spare_);
+    at::mm_out(v, dy.values(), workspace.narrow(0, 0, out_).narrow(1, in_, spare_));
+  }
+  if (dx != nullptr) at::mm_out(*dx, dy.buffer.narrow(1, 0, out_ + spare_), workspace.narrow(1, 0, in_));
+}
+
+void ProjectionStack::backward_adapters(const Wide& dy, const at::Tensor& x, std::span<const at::Tensor> u,
+                                        std::span<const LoraGradients> gradients) const {
+  int64_t column = 0, rank = out_;
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    const int64_t width = weights_[i].out_features();
+    if (const auto& adapter = adapters_[i]) {
+      const int64_t r = adapter->a.size(0);
+      add_product(gradients[i].b, dy.buffer.narrow(1, column, width), u[i], adapter->scaling);
+      add_product(gradients[i].a, dy.buffer.narrow(1, rank, r), x, 1.0);
+      rank += r;
+    }
+    column += width;
+  }
+}
+
+}  // namespace qlorapp
