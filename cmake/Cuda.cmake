@@ -79,5 +79,7 @@ find_library(QLORAPP_LIB_cudart_static cudart_static HINTS ${CMAKE_CUDA_IMPLICIT
 add_library(qlorapp_torch_cuda INTERFACE)
 target_include_directories(qlorapp_torch_cuda SYSTEM INTERFACE $<BUILD_INTERFACE:${QLORAPP_CUDA_INCLUDE}>)
 target_include_directories(qlorapp_torch_cuda INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
-target_link_libraries(qlorapp_torch_cuda INTERFACE  # libstdc++ first, as in QlorappTorch.cmake
-  $<BUILD_INTERFACE:stdc++> $<BUILD_INTERFACE:${_torch_cuda}> $<BUILD_INTERFACE:${QLORAPP_LIB_cudart_static}> $<BUILD_INTERFACE:rt> $<BUILD_INTERFACE:pthread> $<BUILD_INTERFACE:dl>)
+target_link_libraries(qlorapp_torch_cuda INTERFACE
+  $<BUILD_INTERFACE:${QLORAPP_LIB_cudart_static}> $<BUILD_INTERFACE:rt> $<BUILD_INTERFACE:pthread> $<BUILD_INTERFACE:dl>)
+# Behind torch's other libraries, so that libstdc++ stays first (QlorappTorch.cmake says why).
+target_link_libraries(qlorapp_torch INTERFACE $<BUILD_INTERFACE:${_torch_cuda}>)
