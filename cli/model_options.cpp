@@ -7,6 +7,7 @@
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/format/folder.hpp"
 #include "qlorapp/format/model_config.hpp"
+#include "qlorapp/io/device.hpp"
 
 namespace qlorapp::cli {
 
@@ -15,6 +16,7 @@ void ModelOptions::add_to(CommandLine& line) {
   line.option("quant_type", quant_type, "nf4 or fp4");
   line.option("double_quant", double_quant, "store the scales in eight bits too");
   line.option("block_size", block_size, "weights a scale: 32, 64 … 4096");
+  line.option("device", device, "auto (a GPU if there is one), cpu, cuda or cuda:<number>");
 }
 
 Quantizer::Options ModelOptions::quantization() const {
@@ -28,6 +30,7 @@ Quantizer::Options ModelOptions::quantization() const {
 
 CausalLM ModelOptions::load(at::ScalarType compute_dtype) const {
   LoadOptions options;
+  options.device = parse_device(device);
   options.compute_dtype = compute_dtype;
   options.load_in_4bit = load_in_4bit;
   options.quantization = quantization();

@@ -17,6 +17,7 @@ namespace qlorapp::cli {
 struct ModelOptions {
   std::string model;
   std::string quant_type = "nf4";
+  std::string device = "auto";
   bool double_quant = true;
   int64_t block_size = 64;
   bool load_in_4bit = true;

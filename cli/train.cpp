@@ -55,6 +55,7 @@ TrainOptions parse(const Arguments& arguments) {
       options.init_adapter.empty() || !(line.given("r") || line.given("target_modules") || line.given("lora_alpha")),
       "[train] --init_adapter brings its own r, lora_alpha and target_modules; leave those options out.");
   if (!options.eval_data.empty() && !line.given("eval_strategy")) options.args.eval_strategy = "epoch";
+  if (options.args.use_cpu) options.model.device = "cpu";
   return options;
 }
 

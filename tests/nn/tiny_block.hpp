@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include "qlorapp/io/device.hpp"
 #include "qlorapp/nn/decoder_block.hpp"
 #include "qlorapp/quant/quantizer.hpp"
 #include "reference/decoder.hpp"
@@ -69,6 +70,32 @@ inline qlorapp::StepContext make_context(const std::vector<int64_t>& row_starts,
   return context;
 }
 
+/// The CPU, and a GPU where there is one.
+inline std::vector<at::Device> devices() {
+  std::vector<at::Device> all{at::kCPU};
+  if (qlorapp::has_gpu()) all.emplace_back(at::kCUDA, 0);
+  return all;
+}
+
+inline qlorapp::DecoderBlock on(at::Device device, const qlorapp::DecoderBlock& block) {
+  using namespace qlorapp;
+  DecoderBlock::Weights weights = block.weights();
+  weights.input_norm = weights.input_norm.to(device);
+  weights.post_attention_norm = weights.post_attention_norm.to(device);
+  for (FrozenWeight& weight : weights.projections) weight = FrozenWeight(weight.quantized.to(device));
+  DecoderBlock moved(block.shape(), std::move(weights), block.index());
+  moved.adapters() = block.adapters();
+  for (auto& adapter : moved.adapters()) {
+    if (adapter) adapter->a = adapter->a.detach().to(device), adapter->b = adapter->b.detach().to(device);
+  }
+  return moved;
+}
+
+inline qlorapp::StepContext on(at::Device device, qlorapp::StepContext context) {
+  for (at::Tensor* tensor : {&context.cos, &context.sin, &context.positions}) *tensor = tensor->to(device);
+  return context;
+}
+
 inline qlorapp::DecoderBlock::Gradients zero_gradients(const qlorapp::DecoderBlock& block) {
   qlorapp::DecoderBlock::Gradients gradients;
   for (size_t i = 0; i < 7; ++i) {
@@ -79,7 +106,8 @@ inline qlorapp::DecoderBlock::Gradients zero_gradients(const qlorapp::DecoderBlo
 
 /// ‖x - y‖ / ‖y‖ in double.
 inline double relative_error(const at::Tensor& x, const at::Tensor& y) {
-  return ((x.to(at::kDouble) - y.to(at::kDouble)).norm() / y.to(at::kDouble).norm()).item<double>();
+  const at::Tensor ours = x.cpu().to(at::kDouble), wanted = y.cpu().to(at::kDouble);
+  return ((ours - wanted).norm() / wanted.norm()).item<double>();
 }
 
 }  // namespace tiny

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Optimizer steps on a GPU at the shapes of real models, with random weights that are quantized as they are made. Prints one line of
+// JSON: milliseconds of each step, tokens a second, peak memory. benchmarks/train_step_cuda.py runs it beside its peers.
+//
+//   bench_train_step MODEL BATCH SEQUENCE KEEP [STEPS [DTYPE [OPTIMIZER]]]
+//     MODEL 8b | 3b | 1b      KEEP everything | attention_only | input_only      DTYPE bf16 | fp16      OPTIMIZER adamw_8bit | adamw
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/cuda/CUDAContextLight.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/nn/causal_lm.hpp"
+#include "qlorapp/quant/quantizer.hpp"
+#include "qlorapp/train/step.hpp"
+
+namespace {
+
+using namespace qlorapp;
+
+format::ModelConfig config_of(const std::string& model) {
+  const auto json = [](int hidden, int intermediate, int layers, int heads, int head_dim, bool tied) {
+    return concat(R"({"model_type":"llama","architectures":["LlamaForCausalLM"],"hidden_act":"silu","hidden_size":)", hidden,
+                  R"(,"intermediate_size":)", intermediate, R"(,"num_hidden_layers":)", layers, R"(,"num_attention_heads":)", heads,
+                  R"(,"num_key_value_heads":8,"head_dim":)", head_dim,
+                  R"(,"vocab_size":128256,"max_position_embeddings":131072,"rms_norm_eps":1e-5,"rope_theta":500000.0,"tie_word_embeddings":)",
+                  tied, "}");
+  };
+  if (model == "8b") return format::parse_model_config(json(4096, 14336, 32, 32, 128, false), model);
+  if (model == "3b") return format::parse_model_config(json(3072, 8192, 28, 24, 128, true), model);
+  if (model == "1b") return format::parse_model_config(json(2048, 8192, 16, 32, 64, true), model);
+  throw ValueError(concat("MODEL must be 8b, 3b or 1b; got ", model));
+}
+
+CausalLM make_model(const format::ModelConfig& config, at::ScalarType dtype) {
+  const auto options = at::TensorOptions().dtype(dtype).device(at::kCUDA);
+  const auto random = [&](int64_t out, int64_t in) { return at::randn({out, in}, options).mul_(0.02); };
+  const Quantizer quantizer;
+  const auto linear = [&](int64_t out, int64_t in) { return FrozenWeight(quantizer.quantize(random(out, in))); };
+  const int64_t d = config.hidden_size, i = config.intermediate_size;
+  const int64_t q = config.num_attention_heads * config.head_dim, kv = config.num_key_value_heads * config.head_dim;
+  CausalLM::Weights weights;
+  weights.embed_tokens = random(config.vocab_size, d);
+  weights.lm_head = config.tie_word_embeddings ? weights.embed_tokens : random(config.vocab_size, d);
+  weights.norm = at::ones({d}, options);
+  for (int64_t block = 0; block < config.num_hidden_layers; ++block) {
+    weights.blocks.push_back({at::ones({d}, options), at::ones({d}, options),
+                              {linear(q, d), linear(kv, d), linear(kv, d), linear(d, q), linear(i, d), linear(i, d), linear(d, i)}});
+  }
+  return CausalLM(config, std::move(weights));
+}
+
+Batch make_batch(int64_t rows, int64_t length, int64_t vocabulary) {
+  Batch batch;
+  const auto options = at::TensorOptions().dtype(at::kLong).device(at::kCUDA);
+  batch.tokens = at::randint(0, vocabulary, {rows * length}, options);
+  batch.targets = at::roll(batch.tokens, -1);
+  batch.positions = at::arange(length, options).repeat({rows});
+  for (int64_t row = 0; row <= rows; ++row) {
+    batch.row_starts.push_back(row * length);
+    if (row > 0) batch.targets[row * length - 1] = Batch::kIgnoredTarget;
+  }
+  batch.target_count = rows * (length - 1);
+  return batch;
+}
+
+int run(const std::vector<std::string>& arguments) {
+  const auto argument = [&](size_t at, const char* standard) { return at < arguments.size() ? arguments[at] : std::string(standard); };
+  const std::string model_name = argument(0, "1b"), keep = argument(3, "everything");
+  const int64_t rows = std::stoll(argument(1, "2")), length = std::stoll(argument(2, "2048")), steps = std::stoll(argument(4, "20"));
+  const at::ScalarType dtype = argument(5, "bf16") == "fp16" ? at::kHalf : at::kBFloat16;
+  const bool eight_bit = argument(6, "adamw_8bit") == "adamw_8bit";
+  at::manual_seed(0);
+
+  const format::ModelConfig config = config_of(model_name);
+  CausalLM model = make_model(config, dtype);
+  LoraConfig lora;
+  lora.r = 16;
+  lora.lora_alpha = 32;
+  lora.target_modules = NamesOrPattern("all-linear");
+  model.add_adapters(lora, /*seed=*/0);
+  model.set_segments(keep_in_each_block(config.num_hidden_layers, parse_keep(keep)));
+  AdamW::Options optimizer;
+  if (eight_bit) optimizer.state = AdamW::State::kEightBit;
+  GradScaler::Options scaler;
+  scaler.device = at::kCUDA;
+  scaler.enabled = dtype == at::kHalf;
+  TrainState state(model.arena(), optimizer, scaler);
+  state.base_learning_rate = 1e-4;
+  state.max_grad_norm = 1.0;
+  state.schedule.training_steps = 1 << 20;
+  std::vector<Batch> batches;
+  for (int i = 0; i < 4; ++i) batches.push_back(make_batch(rows, length, config.vocab_size));
+
+  double loss = 0;
+  const auto step = [&](int64_t i) {
+    const StepReport report = train_step(model, state, std::span(&batches[static_cast<size_t>(i) % batches.size()], 1));
+    if (i == 0) loss = report.mean_loss.item<double>();
+  };
+  for (int64_t i = 0; i < 5; ++i) step(i);
+  c10::cuda::device_synchronize();
+  c10::cuda::CUDACachingAllocator::resetPeakStats(c10::cuda::current_device());
+  // Steps are timed in fives: a synchronization after each would let the GPU wait for the host.
+  constexpr int64_t kTogether = 5;
+  std::vector<double> milliseconds;
+  double host = 0;
+  for (int64_t i = 0; i < steps; i += kTogether) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int64_t j = 0; j < kTogether; ++j) step(i + j + 1);
+    host += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+    c10::cuda::device_synchronize();
+    milliseconds.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count() / kTogether);
+  }
+  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(c10::cuda::current_device());
+  std::vector<double> sorted = milliseconds;
+  std::sort(sorted.begin(), sorted.end());
+  const double median = sorted[sorted.size() / 2];
+  std::printf("{\"milliseconds\": %.3f, \"fastest\": %.3f, \"slowest\": %.3f, \"tokens_per_second\": %.0f, \"peak_gib\": %.3f, \"host_ms\": %.2f, "
+              "\"loss\": %.5f, \"keep\": \"%s\"}\n",
+              median, sorted.front(), sorted.back(), static_cast<double>(rows * length) / median * 1e3,
+              static_cast<double>(stats.allocated_bytes[0].peak) / (1 << 30), host / static_cast<double>(milliseconds.size() * kTogether), loss,
+              keep.c_str());
+  return 0;
+}
+
+}  // namespace
+
+int main(int count, char** values) {
+  try {
+    return run({values + 1, values + count});
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "bench_train_step: %s\n", error.what());
+    return 2;
+  }
+}
