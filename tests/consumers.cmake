@@ -17,7 +17,7 @@ endfunction()
 qlorapp_consumer(find_package -DCMAKE_PREFIX_PATH=${_prefix} -DCMAKE_BUILD_TYPE=Release)
 set_tests_properties(consumer.find_package PROPERTIES FIXTURES_REQUIRED installed)
 # Without optimization: this asks whether it builds and runs as a guest, not how fast.
-qlorapp_consumer(subdirectory -DQLORAPP_SOURCE_DIR=${PROJECT_SOURCE_DIR} -DCMAKE_BUILD_TYPE=None -DQLORAPP_DEPS_DIR=${QLORAPP_DEPS_DIR})
+qlorapp_consumer(subdirectory -DQLORAPP_SOURCE_DIR=${PROJECT_SOURCE_DIR} -DCMAKE_BUILD_TYPE=None -DQLORAPP_CUDA=OFF -DQLORAPP_DEPS_DIR=${QLORAPP_DEPS_DIR})
 if(QLORAPP_CCACHE)
   set_tests_properties(consumer.subdirectory PROPERTIES ENVIRONMENT
     "CMAKE_CXX_COMPILER_LAUNCHER=${QLORAPP_CCACHE};CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime")

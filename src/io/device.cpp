@@ -35,4 +35,14 @@ at::Device parse_device(const std::string& text) {
   return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
 
+int64_t gpu_architecture(at::Device device) {
+  if (!device.is_cuda() || !has_kernels()) return 0;
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("qlorapp::gpu_architecture", "").typed<int64_t(int64_t)>();
+  return op.call(device.has_index() ? device.index() : 0);
+}
+
+at::ScalarType usable_dtype(at::ScalarType wanted, int64_t architecture) {
+  return wanted == at::kBFloat16 && architecture > 0 && architecture < 80 ? at::kHalf : wanted;
+}
+
 }  // namespace qlorapp

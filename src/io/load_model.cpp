@@ -10,6 +10,7 @@
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
+#include "qlorapp/io/device.hpp"
 #include "qlorapp/io/linear_weight.hpp"
 #include "qlorapp/io/tensor_file.hpp"
 
@@ -24,6 +25,11 @@ class Loader {
  public:
   Loader(const std::string& folder, const LoadOptions& options)
       : checkpoint_(folder), config_(format::load_model_config(folder)), options_(options), quantizer_(options.quantization) {
+    const int64_t architecture = gpu_architecture(options.device);
+    options_.compute_dtype = usable_dtype(options.compute_dtype, architecture);
+    if (options_.compute_dtype != options.compute_dtype) {
+      log_warning(concat("this GPU (sm_", architecture, ") has no bfloat16 arithmetic: computing in float16, with loss scaling in training"));
+    }
     check_only_known_tensors();
   }
 
@@ -99,7 +105,7 @@ class Loader {
 
   format::Checkpoint checkpoint_;
   format::ModelConfig config_;
-  const LoadOptions& options_;
+  LoadOptions options_;
   Quantizer quantizer_;
   int64_t done_ = 0;
 };

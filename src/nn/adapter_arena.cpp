@@ -9,13 +9,23 @@
 
 namespace qlorapp {
 
-AdapterArena::AdapterArena(std::vector<std::pair<std::string, std::vector<int64_t>>> names_and_shapes, at::Device device) {
-  int64_t end = 0;
+AdapterArena::AdapterArena(std::vector<std::pair<std::string, std::vector<int64_t>>> names_and_shapes, at::Device device,
+                           std::vector<size_t> layout) {
   for (auto& [name, shape] : names_and_shapes) {
     int64_t numel = 1;
     for (const int64_t extent : shape) numel *= extent;
-    entries_.push_back({std::move(name), std::move(shape), end, numel});
-    end += (numel + kAlignment - 1) / kAlignment * kAlignment;
+    entries_.push_back({std::move(name), std::move(shape), /*offset=*/-1, numel});
+  }
+  if (layout.empty()) {
+    for (size_t i = 0; i < entries_.size(); ++i) layout.push_back(i);
+  }
+  QLORAPP_CHECK_VALUE(layout.size() == entries_.size(), "[adapter] a layout must name each of ", entries_.size(), " parameters once; got ",
+                      layout.size(), ".");
+  int64_t end = 0;
+  for (const size_t i : layout) {
+    QLORAPP_CHECK_VALUE(i < entries_.size() && entries_[i].offset < 0, "[adapter] a layout must name each parameter once; got ", i, " again.");
+    entries_[i].offset = end;
+    end += (entries_[i].numel + kAlignment - 1) / kAlignment * kAlignment;
   }
   const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
   values_ = at::zeros({end}, options);
@@ -25,6 +35,7 @@ AdapterArena::AdapterArena(std::vector<std::pair<std::string, std::vector<int64_
     parameter.set_requires_grad(true);
     parameters_.push_back(parameter);
   }
+  for (const Entry& entry : entries_) gradient_views_.push_back(gradients_.narrow(0, entry.offset, entry.numel).view(entry.shape));
   zero_grad();
 }
 
@@ -41,11 +52,6 @@ int64_t AdapterArena::index_of(std::string_view name) const {
     known.push_back(entries_[i].name);
   }
   throw ValueError(concat("[adapter] there is no parameter '", name, "'.", did_you_mean(name, known)));
-}
-
-at::Tensor AdapterArena::gradient(int64_t i) const {
-  const Entry& entry = entries_[static_cast<size_t>(i)];
-  return gradients_.narrow(0, entry.offset, entry.numel).view(entry.shape);
 }
 
 void AdapterArena::zero_grad() {

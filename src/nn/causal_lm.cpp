@@ -92,7 +92,16 @@ void CausalLM::add_adapters(const LoraConfig& config, uint64_t seed) {
     throw ValueError(concat("[lora] target_modules names no linear layer of this model; it has ", suffixes, "."));
   }
   lora_config_ = config;
-  arena_ = AdapterArena(std::move(parameters), device());
+  // In memory, a block's A stand before its B: the A of projections that share an input then have one gradient (R, in).
+  std::vector<size_t> layout;
+  for (const auto& block : adapter_index_) {
+    for (const int64_t of_b : {0, 1}) {
+      for (const int64_t index : block) {
+        if (index >= 0) layout.push_back(static_cast<size_t>(index + of_b));
+      }
+    }
+  }
+  arena_ = AdapterArena(std::move(parameters), device(), std::move(layout));
   initialize_adapters(arena_, config, seed);
   for (const auto& [i, scaling] : placed) {
     blocks_[i / kProjectionCount].adapters()[i % kProjectionCount] = LoraAdapter{{}, {}, scaling, config.lora_dropout};

@@ -29,6 +29,12 @@ void add_product(at::Tensor target, const at::Tensor& left, const at::Tensor& ri
   }
 }
 
+/// Whether contiguous `next` begins in memory where contiguous `before` ends: slices of one arena.
+bool follows(const at::Tensor& next, const at::Tensor& before) {
+  return next.is_alias_of(before) && next.is_contiguous() && before.is_contiguous() &&
+         next.storage_offset() == before.storage_offset() + before.numel();
+}
+
 }  // namespace
 
 ProjectionStack::ProjectionStack(std::span<const FrozenWeight> weights, std::span<const std::optional<LoraAdapter>> adapters)
@@ -117,17 +123,30 @@ void ProjectionStack::backward_input(at::Tensor* dx, const Wide& dy, const at::T
 
 void ProjectionStack::backward_adapters(const Wide& dy, const at::Tensor& x, std::span<const at::Tensor> u,
                                         std::span<const LoraGradients> gradients) const {
-  int64_t column = 0, rank = out_;
+  int64_t column = 0, rank = 0;
+  at::Tensor together;  // gradients of A that follow each other in memory, as one
+  int64_t first = 0;    // of its ranks
+  const auto add_together = [&] {
+    if (together.defined()) add_product(together, dy.buffer.narrow(1, out_ + first, together.size(0)), x, 1.0);
+  };
   for (size_t i = 0; i < weights_.size(); ++i) {
     const int64_t width = weights_[i].out_features();
     if (const auto& adapter = adapters_[i]) {
-      const int64_t r = adapter->a.size(0);
+      const at::Tensor& a = gradients[i].a;
+      const int64_t r = a.size(0);
       add_product(gradients[i].b, dy.buffer.narrow(1, column, width), u[i], adapter->scaling);
-      add_product(gradients[i].a, dy.buffer.narrow(1, rank, r), x, 1.0);
+      if (together.defined() && follows(a, together)) {
+        together = together.as_strided({together.size(0) + r, in_}, {in_, 1});
+      } else {
+        add_together();
+        together = a;
+        first = rank;
+      }
       rank += r;
     }
     column += width;
   }
+  add_together();
 }
 
 }  // namespace qlorapp

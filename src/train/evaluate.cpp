@@ -55,7 +55,8 @@ EvalResult evaluate(CausalLM& model, const std::vector<Example>& rows, const Eva
     const Batch batch = collate(std::span(rows).subspan(begin, end - begin)).to(model.device());
     if (batch.target_count > 0) {
       const at::Tensor hidden = model.hidden_states(batch, /*training=*/false, 0, 0);
-      const auto loss = std::get<0>(ops::linear_cross_entropy(hidden, model.lm_head(), batch.targets, std::nullopt, /*need_gradient=*/false))
+      const auto loss = std::get<0>(ops::linear_cross_entropy(hidden, model.lm_head(), batch.targets, std::nullopt, /*need_gradient=*/false,
+                                                                 /*chunk_rows=*/512, batch.target_count))
                             .item<double>();
       if (options.exact_match) count_matches(batch, missed_targets(model, hidden, batch.targets), result);
       over_tokens += loss;

@@ -55,7 +55,8 @@ AdamW::Options optimizer_options(const TrainingArguments& args) {
 GradScaler::Options scaler_options(const CausalLM& model, const TrainingArguments& args) {
   GradScaler::Options options;
   options.device = model.device().type();
-  options.enabled = args.fp16;
+  // bf16 on a GPU that has none is float16 (io/device.hpp), and needs what float16 needs.
+  options.enabled = args.fp16 || (args.bf16 && model.lm_head().scalar_type() == at::kHalf);
   options.min_scale = 1.0;
   options.max_consecutive_skips = 50;
   return options;
@@ -121,6 +122,7 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
   const auto begin = std::chrono::steady_clock::now();
   const int64_t first_step = state_.global_step;
   control_ = {};
+  unread_losses_.clear();  // of a run that was interrupted
   while (state_.global_step < max_steps_ && !control_.should_training_stop) {
     const std::vector<int64_t> order = epoch_order(std::ssize(train_data_), state_.cursor.epoch, sampler_options(args_, train_data_));
     while (state_.cursor.batch < batches_per_epoch_ && state_.global_step < max_steps_ && !control_.should_training_stop) {
@@ -132,6 +134,7 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
     }
     if (state_.cursor.batch >= batches_per_epoch_) state_.cursor = {state_.cursor.epoch + 1, 0};
   }
+  read_losses();
   const double seconds = seconds_since(begin);
   TrainOutput output{state_.global_step, state_.global_step > 0 ? state_.loss_sum / static_cast<double>(state_.global_step) : 0.0,
                      summary(seconds, first_step)};
@@ -147,9 +150,7 @@ double Trainer::epoch() const {
 }
 
 void Trainer::after_step(const StepReport& report) {
-  const auto loss = report.mean_loss.item<double>();
-  state_.loss_sum += loss;
-  state_.loss_since_log += loss;
+  unread_losses_.push_back(report.mean_loss);
   ++state_.steps_since_log;
   state_.tokens_seen += report.target_tokens;
   const int64_t step = state_.global_step;
@@ -162,6 +163,8 @@ void Trainer::after_step(const StepReport& report) {
   // The last step is saved too, as transformers does, or the end of a run could not be resumed from.
   if (step == max_steps_ && args_.save_strategy != "no") control_.should_save = true;
   if (callbacks_.on_step_end) callbacks_.on_step_end(step, max_steps_, control_);
+  constexpr size_t kMostUnread = 256;
+  if (!model_.device().is_cuda() || control_.should_log || control_.should_save || unread_losses_.size() >= kMostUnread) read_losses();
 
   if (control_.should_log && state_.steps_since_log > 0) {
     LogRecord record;
@@ -180,7 +183,19 @@ void Trainer::after_step(const StepReport& report) {
     if (callbacks_.on_evaluate) callbacks_.on_evaluate(metrics, control_);
     log(std::move(metrics));
   }
-  if (control_.should_save) save_checkpoint();
+  if (control_.should_save) {
+    read_losses();  // evaluation may have asked for the save
+    save_checkpoint();
+  }
+}
+
+void Trainer::read_losses() {
+  for (const at::Tensor& tensor : unread_losses_) {
+    const auto loss = tensor.item<double>();
+    state_.loss_sum += loss;
+    state_.loss_since_log += loss;
+  }
+  unread_losses_.clear();
 }
 
 void Trainer::log(LogRecord record) {

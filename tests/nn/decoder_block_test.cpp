@@ -127,3 +127,31 @@ TEST_CASE("a cache fed token by token gives what the whole row gives", "[nn][cpu
   REQUIRE(tiny::relative_error(at::cat(parts), whole) < 1e-6);
   REQUIRE_THROWS_AS(block.forward_cached(x.narrow(0, 0, 1), context, cache), ValueError);
 }
+
+TEST_CASE("gradients of A that lie together in memory are formed by one product, and are the same", "[nn][cpu]") {
+  const at::Device device = GENERATE(from_range(tiny::devices()));
+  const auto both = tiny::make_block(at::kFloat, {true, true, false, true, true, true, true});
+  const DecoderBlock block = tiny::on(device, both.ours);
+  StepContext context = tiny::on(device, tiny::make_context(kRows));
+  context.stacked = true;
+  const at::Tensor x = at::randn({17, 48}).to(device), dy = at::randn({17, 48}).to(device);
+  const Run apart = run(block, context, x, dy, Keep::kEverything);
+
+  const at::NoGradGuard no_grad;
+  const at::Tensor flat = at::zeros({7 * 4 * 88}, x.options());
+  DecoderBlock::Gradients together = tiny::zero_gradients(block);
+  int64_t offset = 0;
+  for (size_t i = 0; i < 7; ++i) {
+    if (!together[i].a.defined()) continue;
+    const int64_t numel = together[i].a.numel();
+    together[i].a = flat.narrow(0, offset, numel).view(apart.gradients[i].a.sizes());
+    offset += numel;
+  }
+  Saved saved;
+  const at::Tensor y = block.forward(x, context, &saved, Keep::kEverything);
+  const at::Tensor dx = block.backward(dy, context, std::move(saved), together, /*need_dx=*/true);
+  REQUIRE(at::equal(dx, apart.dx));
+  for (size_t i = 0; i < 7; ++i) {
+    if (together[i].a.defined()) REQUIRE(tiny::relative_error(together[i].a, apart.gradients[i].a) < 1e-6);
+  }
+}

@@ -5,6 +5,7 @@
 #include <string>
 
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
 namespace qlorapp {
 
@@ -14,5 +15,11 @@ namespace qlorapp {
 /// "auto" is the current GPU if has_gpu(), else the CPU; "cpu", "cuda" and "cuda:1" name one.
 /// @throws ValueError for another text, a GPU that is not there, or one that this build has no kernels for.
 [[nodiscard]] at::Device parse_device(const std::string& text);
+
+/// 75 for a T4, 90 for an H200; 0 for the CPU.
+[[nodiscard]] int64_t gpu_architecture(at::Device device);
+
+/// bfloat16 needs a GPU of architecture 80 (Ampere) or newer: an older one computes in float16 instead, with loss scaling.
+[[nodiscard]] at::ScalarType usable_dtype(at::ScalarType wanted, int64_t architecture);
 
 }  // namespace qlorapp

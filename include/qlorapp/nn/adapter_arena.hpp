@@ -29,7 +29,10 @@ class AdapterArena {
 
   AdapterArena() = default;
   /// @param names_and_shapes  in the order of the parameters. Values and gradients begin at zero.
-  AdapterArena(std::vector<std::pair<std::string, std::vector<int64_t>>> names_and_shapes, at::Device device);
+  /// @param layout  the parameters' places in memory, as a permutation of their indices: those that a product can write together stand
+  ///                together. Empty: in their order.
+  AdapterArena(std::vector<std::pair<std::string, std::vector<int64_t>>> names_and_shapes, at::Device device,
+               std::vector<size_t> layout = {});
 
   [[nodiscard]] const std::vector<Entry>& entries() const { return entries_; }
   [[nodiscard]] int64_t size() const { return static_cast<int64_t>(entries_.size()); }
@@ -45,7 +48,7 @@ class AdapterArena {
   /// Leaf (requires_grad) that shares the arena's memory; its grad() is the arena's slice.
   [[nodiscard]] const at::Tensor& parameter(int64_t i) const { return parameters_[static_cast<size_t>(i)]; }
   [[nodiscard]] const std::vector<at::Tensor>& parameters() const { return parameters_; }
-  [[nodiscard]] at::Tensor gradient(int64_t i) const;
+  [[nodiscard]] const at::Tensor& gradient(int64_t i) const { return gradient_views_[static_cast<size_t>(i)]; }
 
   /// Zeroes the gradients and binds again every grad() that a user's loop has set to None.
   void zero_grad();
@@ -61,6 +64,7 @@ class AdapterArena {
   std::vector<Entry> entries_;
   std::vector<at::Tensor> parameters_;
   at::Tensor values_, gradients_;
+  std::vector<at::Tensor> gradient_views_;  ///< Made once: a step asks for hundreds.
 };
 
 }  // namespace qlorapp

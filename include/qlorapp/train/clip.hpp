@@ -34,6 +34,7 @@ void clip_by_norm_(at::TensorList gradients, const at::Tensor& norm, double max_
 /// Both together. @returns the norm before clipping, which is what `grad_norm` in a log means.
 at::Tensor clip_grad_norm_(at::TensorList gradients, double max_norm);
 at::Tensor clip_grad_norm_(at::Tensor& flat, std::span<const int64_t> ends, double max_norm);
+/// Of an arena on a GPU: one norm over the whole (ops::gradient_norm), which differs from torch's norm of norms in the last bits.
 at::Tensor clip_grad_norm_(AdapterArena& arena, double max_norm);
 
 }  // namespace qlorapp

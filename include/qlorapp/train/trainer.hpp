@@ -74,6 +74,7 @@ class Trainer {
  private:
   std::vector<Batch> next_window(const std::vector<int64_t>& order, int64_t first_batch) const;
   void after_step(const StepReport& report);
+  void read_losses();
   void log(LogRecord record);
   [[nodiscard]] double epoch() const;
   void write_trainer_state(const std::string& folder) const;
@@ -88,6 +89,7 @@ class Trainer {
   int64_t batches_per_epoch_ = 0, steps_per_epoch_ = 0, max_steps_ = 0;
   TrainState state_;
   TrainerControl control_;
+  std::vector<at::Tensor> unread_losses_;  ///< Of steps since the last look: a GPU need not wait for the host to read each.
 };
 
 }  // namespace qlorapp
