@@ -35,8 +35,8 @@ struct Wide {
 /// A few projections of one block; owns nothing, lives for one call.
 class ProjectionStack {
  public:
-  /// Multiples that matrix units like; the padding is zero.
-  static constexpr int64_t kRankStep = 16;
+  /// The padding is zero. Measured on an H200, 8B, r = 16: steps of 64 beat steps of 16 by 1 to 3 % (cuBLAS' tiles), 1B equal.
+  static constexpr int64_t kRankStep = 64;
 
   /// @param weights, adapters  of the projections from top to bottom, all with the same in_features.
   ProjectionStack(std::span<const FrozenWeight> weights, std::span<const std::optional<LoraAdapter>> adapters);
