@@ -2,6 +2,7 @@
 #include "qlorapp/io/adapter.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <map>
 #include <set>

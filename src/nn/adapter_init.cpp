@@ -2,6 +2,7 @@
 #include "qlorapp/nn/adapter_init.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <cmath>

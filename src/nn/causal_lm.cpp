@@ -2,6 +2,7 @@
 #include "qlorapp/nn/causal_lm.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <set>

@@ -2,6 +2,7 @@
 #include "qlorapp/nn/generate.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 

@@ -2,6 +2,7 @@
 #include "qlorapp/nn/segment_function.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <utility>

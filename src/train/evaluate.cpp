@@ -2,6 +2,7 @@
 #include "qlorapp/train/evaluate.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <span>

@@ -2,6 +2,7 @@
 #include "qlorapp/train/optimizer.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/ops/adamw.hpp"
