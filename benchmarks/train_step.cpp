@@ -208,9 +208,7 @@ int run(std::vector<std::string> arguments) {
         const Launches launches = launches_of(step);
         std::printf(", \"kernels\": %ld, \"memory_operations\": %ld, \"busy\": %.4f", static_cast<long>(launches.kernels),
                     static_cast<long>(launches.memory_operations), launches.busy_ms / median);
-      } catch (const std::exception& error) {
-        std::fprintf(stderr, "bench_train_step: no profiler: %s\n", error.what());
-      }
+      } catch (const std::exception& error) { std::fprintf(stderr, "bench_train_step: no profiler: %s\n", error.what()); }
     }
     std::printf(", \"steps_ms\": [");
     for (size_t i = 0; i < times.size(); ++i) std::printf("%s%.3f", i ? ", " : "", times[i]);

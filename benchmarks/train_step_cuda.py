@@ -30,6 +30,7 @@ import tempfile
 import threading
 import time
 
+import torch
 from train_step_peers import SHAPES, Row
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -242,7 +243,7 @@ class Bench:
         lines = [
             f"{device}; {', '.join(f'{name} {version}' for name, version in versions.items())}; {self.args.rounds} rounds, in turn.",
             "",
-            "| model, batch × sequence | system | setting | tok/s, median (10th … 90th percentile) | ours ÷ this | peak GiB | MFU | kernels + memory operations a step | GPU busy |",
+            "| model, batch × sequence | system | setting | tok/s, median (10th … 90th percentile) | ours ÷ this | peak GiB | MFU, of TFLOP/s | kernels + memory operations a step | GPU busy |",
             "|---|---|---|---|---|---|---|---|---|",
         ]
         for row, results in self.results.items():
@@ -290,6 +291,9 @@ def main() -> None:
     parser.add_argument("--folder", type=pathlib.Path, help="of the peers' checkpoints and logs; default a temporary one")
     parser.add_argument("--logs", type=pathlib.Path, help="folder for what the processes said on stderr")
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no GPU here; nothing measured")
+        return
     with tempfile.TemporaryDirectory() as temporary:
         bench = Bench(args, pathlib.Path(args.folder or temporary).resolve())
         try:

@@ -311,6 +311,8 @@ def main() -> None:
             serve_products()
         case ["unsloth" | "hf" as system]:
             serve_peer(system)
+        case []:
+            print("measures nothing by itself; train_step_cuda.py runs it")
         case _:
             sys.exit(__doc__)
 
