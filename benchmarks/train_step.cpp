@@ -1,20 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-// Optimizer steps on a GPU at the shapes of real models, with random weights that are quantized as they are made. Prints one line of
-// JSON: milliseconds of each step, tokens a second, peak memory. benchmarks/train_step_cuda.py runs it beside its peers.
+// Optimizer steps on a GPU at the shapes of real models, with random weights that are quantized as they are made. Prints one
+// line of JSON a measurement: milliseconds of the steps, tokens a second, peak memory. benchmarks/train_step_cuda.py runs it
+// beside its peers.
 //
-//   bench_train_step MODEL BATCH SEQUENCE KEEP [STEPS [DTYPE [OPTIMIZER]]]
-//     MODEL 8b | 3b | 1b      KEEP everything | attention_only | input_only      DTYPE bf16 | fp16      OPTIMIZER adamw_8bit | adamw
+//   bench_train_step MODEL BATCH SEQUENCE KEEP [STEPS [DTYPE [OPTIMIZER]]] [--count] [--serve]
+//     MODEL 8b | 3b | 1b      KEEP everything | attention_only | input_only      DTYPE bf16 | fp16      OPTIMIZER adamw_8bit |
+//     adamw
+//     --count  one step more, under torch's profiler: kernels and memory operations launched, and the time the GPU worked on
+//     kernels
+//     --serve  says {"ready": true}, then measures once for each line "SECONDS [count]" that it reads, over as many steps as
+//     fill the
+//              time, 8 to 60. Memory is given back in between, so that several such processes can take turns on one GPU
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <set>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAContextLight.h>
+#include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
@@ -27,11 +41,12 @@ using namespace qlorapp;
 
 format::ModelConfig config_of(const std::string& model) {
   const auto json = [](int hidden, int intermediate, int layers, int heads, int head_dim, bool tied) {
-    return concat(R"({"model_type":"llama","architectures":["LlamaForCausalLM"],"hidden_act":"silu","hidden_size":)", hidden,
-                  R"(,"intermediate_size":)", intermediate, R"(,"num_hidden_layers":)", layers, R"(,"num_attention_heads":)", heads,
-                  R"(,"num_key_value_heads":8,"head_dim":)", head_dim,
-                  R"(,"vocab_size":128256,"max_position_embeddings":131072,"rms_norm_eps":1e-5,"rope_theta":500000.0,"tie_word_embeddings":)",
-                  tied, "}");
+    return concat(
+        R"({"model_type":"llama","architectures":["LlamaForCausalLM"],"hidden_act":"silu","hidden_size":)", hidden,
+        R"(,"intermediate_size":)", intermediate, R"(,"num_hidden_layers":)", layers, R"(,"num_attention_heads":)", heads,
+        R"(,"num_key_value_heads":8,"head_dim":)", head_dim,
+        R"(,"vocab_size":128256,"max_position_embeddings":131072,"rms_norm_eps":1e-5,"rope_theta":500000.0,"tie_word_embeddings":)",
+        tied, "}");
   };
   if (model == "8b") return format::parse_model_config(json(4096, 14336, 32, 32, 128, false), model);
   if (model == "3b") return format::parse_model_config(json(3072, 8192, 28, 24, 128, true), model);
@@ -51,8 +66,10 @@ CausalLM make_model(const format::ModelConfig& config, at::ScalarType dtype) {
   weights.lm_head = config.tie_word_embeddings ? weights.embed_tokens : random(config.vocab_size, d);
   weights.norm = at::ones({d}, options);
   for (int64_t block = 0; block < config.num_hidden_layers; ++block) {
-    weights.blocks.push_back({at::ones({d}, options), at::ones({d}, options),
-                              {linear(q, d), linear(kv, d), linear(kv, d), linear(d, q), linear(i, d), linear(i, d), linear(d, i)}});
+    weights.blocks.push_back(
+        {at::ones({d}, options),
+         at::ones({d}, options),
+         {linear(q, d), linear(kv, d), linear(kv, d), linear(d, q), linear(i, d), linear(i, d), linear(d, i)}});
   }
   return CausalLM(config, std::move(weights));
 }
@@ -71,12 +88,59 @@ Batch make_batch(int64_t rows, int64_t length, int64_t vocabulary) {
   return batch;
 }
 
-int run(const std::vector<std::string>& arguments) {
-  const auto argument = [&](size_t at, const char* standard) { return at < arguments.size() ? arguments[at] : std::string(standard); };
+/// What one step put on the GPU.
+struct Launches {
+  int64_t kernels = 0;
+  int64_t memory_operations = 0;  ///< Copies and fills.
+  double busy_ms = 0;             ///< Time in which at least one kernel ran.
+};
+
+template <class Step>
+Launches launches_of(Step&& step) {
+  namespace impl = torch::profiler::impl;
+  namespace kineto = torch::autograd::profiler;
+  const impl::ProfilerConfig config(impl::ProfilerState::KINETO);
+  const std::set<impl::ActivityType> activities = {impl::ActivityType::CUDA};
+  kineto::prepareProfiler(config, activities);
+  kineto::enableProfiler(config, activities);
+  step();
+  c10::cuda::device_synchronize();
+  const std::unique_ptr<kineto::ProfilerResult> result = kineto::disableProfiler();
+  Launches launches;
+  std::vector<std::pair<uint64_t, uint64_t>> intervals;
+  for (const kineto::KinetoEvent& event : result->events()) {
+    if (event.deviceType() != at::kCUDA || event.durationNs() == 0) continue;
+    const std::string name = event.name();
+    const bool memory = name.starts_with("Memcpy") || name.starts_with("Memset");
+    ++(memory ? launches.memory_operations : launches.kernels);
+    if (!memory) intervals.emplace_back(event.startNs(), event.endNs());
+  }
+  std::sort(intervals.begin(), intervals.end());
+  uint64_t end = 0, busy = 0;
+  for (const auto& [first, last] : intervals) {
+    if (last > end) busy += last - std::max(first, end);
+    end = std::max(end, last);
+  }
+  launches.busy_ms = static_cast<double>(busy) * 1e-6;
+  return launches;
+}
+
+double quantile(const std::vector<double>& sorted, double share) {
+  return sorted[static_cast<size_t>(share * static_cast<double>(sorted.size() - 1) + 0.5)];
+}
+
+int run(std::vector<std::string> arguments) {
+  const auto flag = [&](const char* name) { return std::erase(arguments, name) > 0; };
+  const bool count = flag("--count"), serve = flag("--serve");
+  const auto argument = [&](size_t at, const char* standard) {
+    return at < arguments.size() ? arguments[at] : std::string(standard);
+  };
   const std::string model_name = argument(0, "1b"), keep = argument(3, "everything");
-  const int64_t rows = std::stoll(argument(1, "2")), length = std::stoll(argument(2, "2048")), steps = std::stoll(argument(4, "20"));
+  const int64_t rows = std::stoll(argument(1, "2")), length = std::stoll(argument(2, "2048")),
+                steps = std::stoll(argument(4, "20"));
   const at::ScalarType dtype = argument(5, "bf16") == "fp16" ? at::kHalf : at::kBFloat16;
   const bool eight_bit = argument(6, "adamw_8bit") == "adamw_8bit";
+  const Keep policy = parse_keep(keep);
   at::manual_seed(0);
 
   const format::ModelConfig config = config_of(model_name);
@@ -86,7 +150,7 @@ int run(const std::vector<std::string>& arguments) {
   lora.lora_alpha = 32;
   lora.target_modules = NamesOrPattern("all-linear");
   model.add_adapters(lora, /*seed=*/0);
-  model.set_segments(keep_in_each_block(config.num_hidden_layers, parse_keep(keep)));
+  model.set_segments(keep_in_each_block(config.num_hidden_layers, policy));
   AdamW::Options optimizer;
   if (eight_bit) optimizer.state = AdamW::State::kEightBit;
   GradScaler::Options scaler;
@@ -99,34 +163,79 @@ int run(const std::vector<std::string>& arguments) {
   std::vector<Batch> batches;
   for (int i = 0; i < 4; ++i) batches.push_back(make_batch(rows, length, config.vocab_size));
 
+  int64_t taken = 0;
   double loss = 0;
-  const auto step = [&](int64_t i) {
-    const StepReport report = train_step(model, state, std::span(&batches[static_cast<size_t>(i) % batches.size()], 1));
-    if (i == 0) loss = report.mean_loss.item<double>();
+  const auto step = [&] {
+    const size_t at = static_cast<size_t>(taken) % batches.size();
+    const StepReport report = train_step(model, state, std::span(&batches[at], 1));
+    if (taken++ == 0) loss = report.mean_loss.item<double>();
   };
-  for (int64_t i = 0; i < 5; ++i) step(i);
-  c10::cuda::device_synchronize();
-  c10::cuda::CUDACachingAllocator::resetPeakStats(c10::cuda::current_device());
-  // Steps are timed in fives: a synchronization after each would let the GPU wait for the host.
-  constexpr int64_t kTogether = 5;
-  std::vector<double> milliseconds;
-  double host = 0;
-  for (int64_t i = 0; i < steps; i += kTogether) {
-    const auto begin = std::chrono::steady_clock::now();
-    for (int64_t j = 0; j < kTogether; ++j) step(i + j + 1);
-    host += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+  const auto warm_up = [&] {
+    step();  // allocates
     c10::cuda::device_synchronize();
-    milliseconds.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count() / kTogether);
+    constexpr int kSteps = 4;
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < kSteps; ++i) step();
+    c10::cuda::device_synchronize();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / kSteps;
+  };
+  const auto measure = [&](int64_t timed, bool counted) {
+    c10::cuda::CUDACachingAllocator::resetPeakStats(c10::cuda::current_device());
+    // An event after each step and one synchronization at the end: the GPU never waits for the host to look.
+    std::vector<at::cuda::CUDAEvent> events;
+    for (int64_t i = 0; i <= timed; ++i) events.emplace_back(cudaEventDefault);
+    events[0].record();
+    const auto begin = std::chrono::steady_clock::now();
+    for (int64_t i = 1; i <= timed; ++i) {
+      step();
+      events[static_cast<size_t>(i)].record();
+    }
+    const double host = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+    c10::cuda::device_synchronize();
+    std::vector<double> times;
+    for (size_t i = 1; i < events.size(); ++i) times.push_back(events[i - 1].elapsed_time(events[i]));
+    std::vector<double> sorted = times;
+    std::sort(sorted.begin(), sorted.end());
+    const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(c10::cuda::current_device());
+    const double median = quantile(sorted, 0.5);
+    std::printf(
+        "{\"milliseconds\": %.3f, \"low\": %.3f, \"high\": %.3f, \"tokens_per_second\": %.0f, \"peak_gib\": %.3f, "
+        "\"host_ms\": %.2f, \"loss\": %.5f, \"keep\": \"%s\"",
+        median, quantile(sorted, 0.1), quantile(sorted, 0.9), static_cast<double>(rows * length) / median * 1e3,
+        static_cast<double>(stats.allocated_bytes[0].peak) / (1 << 30), host / static_cast<double>(timed), loss, keep.c_str());
+    if (counted) {
+      try {
+        const Launches launches = launches_of(step);
+        std::printf(", \"kernels\": %ld, \"memory_operations\": %ld, \"busy\": %.4f", static_cast<long>(launches.kernels),
+                    static_cast<long>(launches.memory_operations), launches.busy_ms / median);
+      } catch (const std::exception& error) { std::fprintf(stderr, "bench_train_step: no profiler: %s\n", error.what()); }
+    }
+    std::printf(", \"steps_ms\": [");
+    for (size_t i = 0; i < times.size(); ++i) std::printf("%s%.3f", i ? ", " : "", times[i]);
+    std::printf("]}\n");
+    std::fflush(stdout);
+  };
+  if (!serve) {
+    warm_up();
+    measure(steps, count);
+    return 0;
   }
-  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(c10::cuda::current_device());
-  std::vector<double> sorted = milliseconds;
-  std::sort(sorted.begin(), sorted.end());
-  const double median = sorted[sorted.size() / 2];
-  std::printf("{\"milliseconds\": %.3f, \"fastest\": %.3f, \"slowest\": %.3f, \"tokens_per_second\": %.0f, \"peak_gib\": %.3f, \"host_ms\": %.2f, "
-              "\"loss\": %.5f, \"keep\": \"%s\"}\n",
-              median, sorted.front(), sorted.back(), static_cast<double>(rows * length) / median * 1e3,
-              static_cast<double>(stats.allocated_bytes[0].peak) / (1 << 30), host / static_cast<double>(milliseconds.size() * kTogether), loss,
-              keep.c_str());
+  const auto rest = [] {
+    c10::cuda::device_synchronize();
+    c10::cuda::CUDACachingAllocator::emptyCache();
+  };
+  step();
+  rest();
+  std::printf("{\"ready\": true}\n");
+  std::fflush(stdout);
+  for (std::string line; std::getline(std::cin, line);) {
+    std::istringstream words(line);
+    double seconds = 0;
+    std::string word;
+    words >> seconds >> word;
+    measure(std::clamp<int64_t>(static_cast<int64_t>(seconds / warm_up()), 8, 60), word == "count");
+    rest();
+  }
   return 0;
 }
 

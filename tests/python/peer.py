@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The peer of the end-to-end tests: tiny Llama by transformers, four bits by bitsandbytes, adapters by PEFT; all on the CPU."""
+"""The peer of the end-to-end tests: tiny Llama by transformers, four bits by bitsandbytes, adapters by PEFT; on the CPU unless asked."""
 
 import json
 import os
@@ -27,7 +27,9 @@ def write_llama(folder: pathlib.Path, *, dtype: torch.dtype = torch.float32, see
     model.to(dtype).save_pretrained(folder)
 
 
-def load_4bit(folder: pathlib.Path, dtype: torch.dtype = torch.float32, **options) -> transformers.PreTrainedModel:
+def load_4bit(
+    folder: pathlib.Path, dtype: torch.dtype = torch.float32, device: str = "cpu", **options
+) -> transformers.PreTrainedModel:
     """A checkpoint in four bits: quantized now, or with the codes that it holds already.
 
     In training mode, and to be left there: in evaluation mode bitsandbytes multiplies in bfloat16 on CPUs that can.
@@ -36,7 +38,8 @@ def load_4bit(folder: pathlib.Path, dtype: torch.dtype = torch.float32, **option
     wanted = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True,
               "bnb_4bit_compute_dtype": dtype}  # fmt: skip
     config = None if holds_codes and not options else transformers.BitsAndBytesConfig(**{**wanted, **options})
-    model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=dtype, quantization_config=config)
+    place = {} if device == "cpu" else {"device_map": {"": device}}
+    model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=dtype, quantization_config=config, **place)
     if config is None:  # the dtype that the codes are multiplied in is a matter of the run, not of the file
         for module in model.modules():
             if hasattr(module, "compute_dtype"):

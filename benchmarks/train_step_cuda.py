@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training steps on a GPU at Llama's real shapes: qlorapp beside unsloth and transformers + peft + bitsandbytes.
+
+    python benchmarks/train_step_cuda.py [--build build/dev] [--rows 8b:2x2048 1b] [--peers unsloth hf] [--rounds 2] [--seconds 3]
+
+Random weights in NF4 with double quantization, r = 16 on all seven linear layers, dropout 0, 8-bit AdamW, gradients clipped at norm 1, one
+optimizer step a micro-batch, bf16. The peers run under autocast with `prepare_model_for_kbit_training` left out, which is their faster
+way; their checkpoint is written once, already quantized by bitsandbytes, into a temporary folder.
+
+Every row of every system is a process of its own that stays while the others are measured; they take turns on the GPU: A B C A B C. Each
+turn is a few steps to warm up and then steps for about --seconds (8 to 60 of them), timed by events on the GPU without a synchronization
+in between. Steps of all rounds are pooled: median, 10th and 90th percentile. Peak memory is torch's max_memory_allocated over the timed
+steps. MFU is the model's arithmetic (forward, and backward for inputs only; LoRA's own products and recomputing left out) over what
+torch.mm sustains at the layers' shapes in the same rounds. Kernels a step and the share of a step in which at least one ran are counted
+under torch's profiler in the last round.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import os
+import pathlib
+import queue
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import torch
+from train_step_peers import SHAPES, Row
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+ROWS = [
+    Row("8b", 1, 2048, "everything", False, (True, False)),
+    Row("8b", 2, 2048, "everything", False, (True, False)),
+    Row("8b", 4, 2048, "everything", False),
+    Row("8b", 2, 2048, "input_only", True, (True,)),
+    Row("8b", 1, 2048, "input_on_host", "unsloth", (True,)),
+    Row("8b", 2, 2048, "input_on_host", "unsloth", (True,)),
+    Row("8b", 4, 2048, "input_on_host", "unsloth"),
+    Row("1b", 2, 2048, "everything", False, (True, False)),
+    Row("1b", 2, 2048, "input_on_host", "unsloth", (True,)),
+    Row("1b", 8, 2048, "input_on_host", "unsloth", (True,)),
+    Row("1b", 2, 512, "input_only", "unsloth", (True,)),
+]
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class Side:
+    """A process that measures when told to. It is started at once; ready() waits for it."""
+
+    def __init__(self, command: list[str], name: str, folder: pathlib.Path, environment: dict[str, str], limit: float):
+        own = folder / name.replace(":", "-")
+        own.mkdir()
+        self.name, self.limit, self.log = name, limit, own / "stderr"
+        self.error, self.first, self.lines = "", {}, queue.Queue()
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command, cwd=own, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+            )
+        threading.Thread(target=self.read, daemon=True).start()
+
+    def read(self) -> None:
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                self.lines.put(line)
+        self.lines.put("")
+
+    def tell(self, text: str) -> None:
+        with contextlib.suppress(BrokenPipeError, OSError):
+            self.process.stdin.write(text + "\n")
+            self.process.stdin.flush()
+
+    def answer(self) -> dict:
+        if self.error:
+            return {"error": self.error}
+        try:
+            line = self.lines.get(timeout=self.limit)
+        except queue.Empty:
+            line = ""
+            self.error = f"no answer in {self.limit:.0f} s"
+        if not line:
+            said = [text for text in self.log.read_text(errors="replace").splitlines() if text.strip()]
+            self.error = self.error or (said[-1].strip() if said else "ended without a word")
+            self.process.kill()
+            return {"error": self.error}
+        try:
+            return json.loads(line)
+        except json.JSONDecodeError:
+            self.error = f"no answer but {line.strip()[:80]}"
+            return {"error": self.error}
+
+    def ready(self) -> bool:
+        if not self.first:
+            self.first = self.answer()
+            if self.error:
+                say(f"{self.name}: {self.error}")
+        return not self.error
+
+    def ask(self, text: str) -> dict:
+        self.tell(text)
+        return self.answer()
+
+    def stop(self) -> None:
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+        self.process.kill()
+
+
+class Result:
+    """What one system did on one row, over all rounds."""
+
+    def __init__(self, system: str, setting: str):
+        self.system, self.setting = system, setting
+        self.steps, self.peak, self.launches, self.error = [], 0.0, {}, ""
+
+    def add(self, answer: dict) -> None:
+        if "error" in answer:
+            self.error = answer["error"]
+            return
+        self.steps += answer["steps_ms"]
+        self.peak = max(self.peak, answer["peak_gib"])
+        if "kernels" in answer:
+            self.launches = answer
+
+    def rate(self, tokens: int, share: float = 0.5) -> float:
+        """Tokens a second of which this share of the steps was slower."""
+        ordered = sorted(self.steps, reverse=True)
+        return tokens / ordered[round(share * (len(ordered) - 1))] * 1e3
+
+
+class Bench:
+    def __init__(self, args: argparse.Namespace, folder: pathlib.Path):
+        self.args, self.folder, self.begun = args, folder, time.monotonic()
+        self.rows = [row for row in ROWS if not args.rows or any(str(row).startswith(wanted) for wanted in args.rows)]
+        self.peers = [peer for peer in args.peers if self.installed(peer)]
+        self.environment = {
+            **os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "UNSLOTH_DISABLE_STATISTICS": "1", "TOKENIZERS_PARALLELISM": "0",
+            "TORCHINDUCTOR_COMPILE_THREADS": "4",
+            "PYTHONPATH": os.pathsep.join(str(pathlib.Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path),
+        }  # fmt: skip
+        self.sides: dict[tuple, Side] = {}
+        self.results: dict[Row, dict[tuple, Result]] = {}
+        self.products: dict[Row, list[float]] = {}
+
+    def installed(self, peer: str) -> bool:
+        needed = ["bitsandbytes", "transformers", "peft"] + ([peer] if peer == "unsloth" else [])
+        missing = [name for name in needed if importlib.util.find_spec(name) is None]
+        if missing:
+            say(f"{peer} is left out: {', '.join(missing)} not installed")
+        return not missing
+
+    def side(self, key: tuple, name: str, command: list[str]) -> None:
+        self.sides[key] = Side(command, name, self.folder, self.environment, self.args.patience)
+
+    def start(self) -> None:
+        peers = [sys.executable, str(pathlib.Path(__file__).resolve().with_name("train_step_peers.py"))]
+        program = str((self.args.build / "benchmarks" / "bench_train_step").resolve())
+        for row in self.rows:
+            shape = [row.model, str(row.batch), str(row.sequence), row.keep]
+            self.side(("ours", row), f"qlorapp:{row}", [program, *shape, "--serve"])
+        self.side(("products",), "products", [*peers, "products"])
+        # Only rows that we can run are worth a peer's time.
+        for row in list(self.rows):
+            if not self.sides["ours", row].ready():
+                say(f"SKIPPED {row}: {self.sides['ours', row].error}")
+                self.rows.remove(row)
+        for row in self.rows:
+            if "unsloth" in self.peers:
+                self.side(("unsloth", row), f"unsloth:{row}", [*peers, "unsloth"])
+            if "hf" in self.peers and row.hf and ("hf", row.model) not in self.sides:
+                self.side(("hf", row.model), f"hf:{row.model}", [*peers, "hf"])
+        if self.peers:
+            for model in sorted({row.model for row in self.rows}):  # the smallest first
+                command = [*peers, "checkpoint", model, str(self.folder / model)]
+                if subprocess.run(command, env=self.environment, check=False, stdout=sys.stderr).returncode:
+                    say(f"the peers' checkpoint of {model} could not be written; they are not measured")
+                for row in self.rows:
+                    setting = json.dumps({"row": dataclasses.asdict(row), "checkpoint": str(self.folder / model)})
+                    if row.model == model:
+                        for key in [("unsloth", row), ("hf", row.model)]:
+                            if key in self.sides and not getattr(self.sides[key], "told", False):
+                                self.sides[key].told = True
+                                self.sides[key].tell(setting)
+            say(f"checkpoints written after {time.monotonic() - self.begun:.0f} s")
+        for side in self.sides.values():
+            side.ready()
+        say(f"all ready after {time.monotonic() - self.begun:.0f} s")
+
+    def turn(self, row: Row, last: bool) -> None:
+        seconds, results = self.args.seconds, self.results.setdefault(row, {})
+
+        def put(system: str, setting: str, answer: dict) -> None:
+            result = results.setdefault((system, setting), Result(system, setting))
+            result.add(answer)
+            if "steps_ms" in answer:
+                low = row.batch * row.sequence / statistics.median(answer["steps_ms"]) * 1e3
+                say(
+                    f"  {row} {system} {setting}: {low:.0f} tok/s, {answer['peak_gib']:.2f} GiB, {len(answer['steps_ms'])} steps"
+                )
+            else:
+                say(f"  {row} {system} {setting}: {answer['error']}")
+
+        question = json.dumps({"model": row.model, "tokens": row.batch * row.sequence, "seconds": 0.5})
+        rate = self.sides["products",].ask(question)
+        if "tflops" in rate:
+            self.products.setdefault(row, []).append(rate["tflops"])
+        put("qlorapp", row.keep, self.sides["ours", row].ask(f"{seconds} {'count' if last else ''}"))
+        plain = {"batch": row.batch, "sequence": row.sequence, "seconds": seconds, "count": last}
+        if ("unsloth", row) in self.sides:
+            setting = {False: "no checkpointing", True: "checkpointing", "unsloth": '"unsloth"'}[row.unsloth]
+            put("unsloth", setting, self.sides["unsloth", row].ask(json.dumps({**plain, "checkpointing": row.unsloth})))
+        for checkpointing in row.hf if ("hf", row.model) in self.sides else ():
+            question = json.dumps({**plain, "checkpointing": checkpointing})
+            put("HF stack", "checkpointing" if checkpointing else "no checkpointing", self.sides["hf", row.model].ask(question))
+
+    def run(self) -> None:
+        self.start()
+        for row in self.rows:
+            for i in range(self.args.rounds):
+                if time.monotonic() - self.begun > self.args.limit:
+                    say(f"out of time: {row}, round {i + 1} not measured")
+                    continue
+                self.turn(row, last=i == self.args.rounds - 1)
+        say(f"measured after {time.monotonic() - self.begun:.0f} s")
+
+    def table(self) -> str:
+        first = [side.first for side in self.sides.values()]
+        versions = {}
+        for answer in first:
+            versions |= answer.get("versions", {})
+        device = next((answer["device"] for answer in first if "device" in answer), "the GPU")
+        lines = [
+            f"{device}; {', '.join(f'{name} {version}' for name, version in versions.items())}; {self.args.rounds} rounds, in turn.",
+            "",
+            "| model, batch × sequence | system | setting | tok/s, median (10th … 90th percentile) | ours ÷ this | peak GiB | MFU, of TFLOP/s | kernels + memory operations a step | GPU busy |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
+        for row, results in self.results.items():
+            tokens = row.batch * row.sequence
+            ours = results["qlorapp", row.keep]
+            gemm = statistics.median(self.products[row]) if row in self.products else float("nan")
+            for result in results.values():
+                where = f"{row.model}, {row.batch} × {row.sequence}" if result is ours else ""
+                if not result.steps:
+                    lines.append(f"| {where} | {result.system} | {result.setting} | {result.error} | | | | | |")
+                    continue
+                rate = result.rate(tokens)
+                ratio = "" if result is ours or not ours.steps else f"{ours.rate(tokens) / rate:.2f}"
+                mfu = f"{rate * SHAPES[row.model].operations(row.sequence) / gemm * 1e-12:.0%}" + (
+                    f" of {gemm:.0f}" if result is ours else ""
+                )
+                counted = result.launches
+                launches = f"{counted['kernels']} + {counted['memory_operations']}" if counted else ""
+                busy = f"{min(counted['busy'], 1.0):.0%}" if counted else ""
+                spread = f"{rate:,.0f} ({result.rate(tokens, 0.1):,.0f} … {result.rate(tokens, 0.9):,.0f})"
+                cells = [where, result.system, result.setting, spread, ratio, f"{result.peak:.2f}", mfu, launches, busy]
+                lines.append("| " + " | ".join(cells) + " |")
+        return "\n".join(lines)
+
+    def stop(self) -> None:
+        for side in self.sides.values():
+            side.stop()
+        if self.args.logs:
+            self.args.logs.mkdir(parents=True, exist_ok=True)
+            text = "".join(f"== {s.name}\n{s.log.read_text(errors='replace')[-6000:]}\n" for s in self.sides.values())
+            (self.args.logs / "stderr.txt").write_text(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "dev", help="holds benchmarks/bench_train_step")
+    parser.add_argument(
+        "--rows", nargs="+", metavar="START", help=f"rows that start so; default all of {' '.join(map(str, ROWS))}"
+    )
+    parser.add_argument("--peers", nargs="*", choices=["unsloth", "hf"], default=["unsloth", "hf"])
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=3, help="of timed steps, each turn")
+    parser.add_argument("--limit", type=float, default=1e9, help="seconds after which no further turn begins")
+    parser.add_argument("--patience", type=float, default=300, help="seconds to wait for an answer")
+    parser.add_argument("--folder", type=pathlib.Path, help="of the peers' checkpoints and logs; default a temporary one")
+    parser.add_argument("--logs", type=pathlib.Path, help="folder for what the processes said on stderr")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no GPU here; nothing measured")
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        bench = Bench(args, pathlib.Path(args.folder or temporary).resolve())
+        try:
+            bench.run()
+        finally:
+            bench.stop()
+        print(bench.table())
+
+
+if __name__ == "__main__":
+    main()
