@@ -334,8 +334,11 @@ def _config_of(folder: pathlib.Path) -> ModelConfig:
     return ModelConfig(**values)
 
 
-def _device_of(device_map: Any) -> torch.device:
-    """ "auto" is the GPU where there is one that this build has kernels for; a map must name one device."""
+def _device_of(device_map: Any, quantized: bool) -> torch.device:
+    """ "auto" is the GPU where there is one that this build has kernels for; a map must name one device.
+
+    Without a map a four-bit model goes where "auto" does, as transformers puts it, and any other to the CPU.
+    """
     if isinstance(device_map, dict):
         places = set(map(str, device_map.values()))
         if len(places) != 1:
@@ -343,9 +346,11 @@ def _device_of(device_map: Any) -> torch.device:
         device_map = device_map.popitem()[1]
     if isinstance(device_map, int):
         return torch.device("cuda", device_map)
-    if device_map in (None, "auto", "balanced", "balanced_low_0", "sequential"):
+    if device_map is None:
+        device_map = "auto" if quantized else "cpu"
+    if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
         has_kernels = torch._C._dispatch_has_kernel_for_dispatch_key("qlorapp::dequantize_4bit", "CUDA")
-        return torch.device("cuda", 0) if device_map and has_kernels and torch.cuda.is_available() else torch.device("cpu")
+        return torch.device("cuda", 0) if has_kernels and torch.cuda.is_available() else torch.device("cpu")
     return torch.device(device_map)
 
 
@@ -429,7 +434,7 @@ class AutoModelForCausalLM:
             quant_type=options.bnb_4bit_quant_type,
             double_quant=options.bnb_4bit_use_double_quant,
             skip_modules=options.llm_int8_skip_modules or [],
-            device=_device_of(device_map),
+            device=_device_of(device_map, options.load_in_4bit or hasattr(config, "quantization_config")),
         )
         if use_cache is not None:
             config.use_cache = use_cache

@@ -364,3 +364,19 @@ def test_a_damaged_checkpoint_is_a_format_error(folder, tmp_path):
         model(torch.ones(1, 2, dtype=torch.long), attention_msk=None)
     with pytest.raises(IndexError):  # torch's own errors keep their types
         model(torch.full((1, 2), 10_000))
+
+
+def test_a_four_bit_model_goes_to_the_gpu_by_itself_and_any_other_where_it_is_sent(monkeypatch):
+    from qlorapp.modeling import _device_of
+
+    for here in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda here=here: here)
+        monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *_: True)
+        gpu = torch.device("cuda", 0) if here else torch.device("cpu")
+        assert _device_of(None, quantized=True) == gpu
+        assert _device_of("auto", quantized=False) == gpu
+        assert _device_of(None, quantized=False) == torch.device("cpu")
+        assert _device_of({"": 0}, quantized=True) == torch.device("cuda", 0)
+        assert _device_of("cpu", quantized=True) == torch.device("cpu")
+    with pytest.raises(ValueError, match="one device"):
+        _device_of({"a": 0, "b": "cpu"}, quantized=True)
