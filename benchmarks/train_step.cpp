@@ -3,7 +3,8 @@
 // JSON: milliseconds of each step, tokens a second, peak memory. benchmarks/train_step_cuda.py runs it beside its peers.
 //
 //   bench_train_step MODEL BATCH SEQUENCE KEEP [STEPS [DTYPE [OPTIMIZER]]]
-//     MODEL 8b | 3b | 1b      KEEP everything | attention_only | input_only      DTYPE bf16 | fp16      OPTIMIZER adamw_8bit | adamw
+//     MODEL 8b | 3b | 1b      KEEP everything | attention_only | input_only | input_on_host      DTYPE bf16 | fp16
+//     OPTIMIZER adamw_8bit | adamw | paged_adamw_8bit | paged_adamw_32bit
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -76,7 +77,7 @@ int run(const std::vector<std::string>& arguments) {
   const std::string model_name = argument(0, "1b"), keep = argument(3, "everything");
   const int64_t rows = std::stoll(argument(1, "2")), length = std::stoll(argument(2, "2048")), steps = std::stoll(argument(4, "20"));
   const at::ScalarType dtype = argument(5, "bf16") == "fp16" ? at::kHalf : at::kBFloat16;
-  const bool eight_bit = argument(6, "adamw_8bit") == "adamw_8bit";
+  const std::string optim = argument(6, "adamw_8bit");
   at::manual_seed(0);
 
   const format::ModelConfig config = config_of(model_name);
@@ -88,7 +89,8 @@ int run(const std::vector<std::string>& arguments) {
   model.add_adapters(lora, /*seed=*/0);
   model.set_segments(keep_in_each_block(config.num_hidden_layers, parse_keep(keep)));
   AdamW::Options optimizer;
-  if (eight_bit) optimizer.state = AdamW::State::kEightBit;
+  if (optim.ends_with("_8bit")) optimizer.state = AdamW::State::kEightBit;
+  optimizer.paged = optim.starts_with("paged_");
   GradScaler::Options scaler;
   scaler.device = at::kCUDA;
   scaler.enabled = dtype == at::kHalf;

@@ -15,23 +15,23 @@ inline const char* const kConfigJson = R"({
   "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 67, "rms_norm_eps": 1e-5, "hidden_act": "silu",
   "max_position_embeddings": 64, "rope_theta": 10000.0, "tie_word_embeddings": false, "torch_dtype": "float32"})";
 
-inline qlorapp::CausalLM make_model(at::ScalarType dtype, double dropout = 0) {
+inline qlorapp::CausalLM make_model(at::ScalarType dtype, double dropout = 0, at::Device device = at::kCPU) {
   using namespace qlorapp;
   at::manual_seed(5);
   const format::ModelConfig config = format::parse_model_config(kConfigJson, "tiny");
   CausalLM::Weights weights;
-  weights.embed_tokens = at::randn({config.vocab_size, config.hidden_size}).to(dtype);
-  weights.lm_head = (at::randn({config.vocab_size, config.hidden_size}) * 0.3).to(dtype);
-  weights.norm = (at::rand({config.hidden_size}) + 0.5).to(dtype);
+  weights.embed_tokens = at::randn({config.vocab_size, config.hidden_size}).to(dtype).to(device);
+  weights.lm_head = (at::randn({config.vocab_size, config.hidden_size}) * 0.3).to(dtype).to(device);
+  weights.norm = (at::rand({config.hidden_size}) + 0.5).to(dtype).to(device);
   const std::array<std::pair<int64_t, int64_t>, 7> sizes{{{48, 48}, {16, 48}, {16, 48}, {48, 48}, {88, 48}, {88, 48}, {48, 88}}};
   const Quantizer quantizer;
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
     DecoderBlock::Weights block;
-    block.input_norm = (at::rand({48}) + 0.5).to(dtype);
-    block.post_attention_norm = (at::rand({48}) + 0.5).to(dtype);
+    block.input_norm = (at::rand({48}) + 0.5).to(dtype).to(device);
+    block.post_attention_norm = (at::rand({48}) + 0.5).to(dtype).to(device);
     for (size_t p = 0; p < 7; ++p) {
       const auto [out, in] = sizes[p];
-      block.projections[p] = FrozenWeight(quantizer.quantize(at::randn({out, in}) / std::sqrt(static_cast<double>(in))));
+      block.projections[p] = FrozenWeight(quantizer.quantize(at::randn({out, in}) / std::sqrt(static_cast<double>(in))).to(device));
     }
     weights.blocks.push_back(std::move(block));
   }
