@@ -23,7 +23,8 @@ c10::Stream new_stream(at::Device device) {
 
 }  // namespace
 
-PinnedRing::PinnedRing(at::Device device) : device_(device), copies_(new_stream(device)), forked_(device.type()), copied_(device.type()) {}
+PinnedRing::PinnedRing(at::Device device)
+    : device_(device), copies_(new_stream(device)), forked_(device.type()), copied_(device.type()) {}
 
 Bytes PinnedRing::nbytes() const {
   const std::lock_guard lock(mutex_);
@@ -59,8 +60,9 @@ at::Tensor PinnedRing::acquire(at::IntArrayRef sizes, at::ScalarType dtype) {
     }
   }
   void* const memory = slot.mutable_data_ptr();
-  return at::from_blob(memory, sizes, [ring = shared_from_this(), slot = std::move(slot)](void*) { ring->release(slot); },
-                       at::TensorOptions().dtype(dtype));
+  return at::from_blob(
+      memory, sizes, [ring = shared_from_this(), slot = std::move(slot)](void*) { ring->release(slot); },
+      at::TensorOptions().dtype(dtype));
 }
 
 void PinnedRing::release(at::Tensor slot) {
@@ -87,7 +89,10 @@ void PinnedRing::join(const c10::Stream& stream) {
 InputOffload::InputOffload(std::shared_ptr<PinnedRing> ring) : ring_(std::move(ring)) {}
 
 InputOffload::Copy::Copy(InputOffload& offload, at::Tensor x, int64_t block)
-    : offload_(offload), x_(x.detach()), host_(offload.ring_->acquire(x.sizes(), x.scalar_type())), stream_(current_stream(x.device())) {
+    : offload_(offload),
+      x_(x.detach()),
+      host_(offload.ring_->acquire(x.sizes(), x.scalar_type())),
+      stream_(current_stream(x.device())) {
   offload_.ring_->copy(host_, x_, stream_);
   offload_.waiting_.insert_or_assign(block, WeakTensor(host_.getIntrusivePtr()));
 }

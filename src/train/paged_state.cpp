@@ -26,7 +26,8 @@ Bytes little_room(const ops::DeviceRoom& room) {
 
 }  // namespace
 
-/// Whoever looks at the moments or moves them. A mutex would not do: the thread that steps is asked for relief itself when it allocates.
+/// Whoever looks at the moments or moves them. A mutex would not do: the thread that steps is asked for relief itself when it
+/// allocates.
 class PagedState::Busy {
  public:
   explicit Busy(PagedState& state, bool wait = true) : state_(state) {
@@ -58,8 +59,8 @@ PagedState::PagedState(std::vector<at::Tensor> moments, int64_t elements)
   for (const at::Tensor& moment : moments_) {
     QLORAPP_CHECK_VALUE(!moment.is_cpu() && moment.device() == device_ && moment.dim() == 1 && elements % moment.numel() == 0 &&
                             kChunk % (elements / moment.numel()) == 0,
-                        "[paged_state] moments must be flat, on one GPU, and of sizes that divide ", elements, "; got ", moment.sizes().vec(),
-                        " on ", moment.device().str(), ".");
+                        "[paged_state] moments must be flat, on one GPU, and of sizes that divide ", elements, "; got ",
+                        moment.sizes().vec(), " on ", moment.device().str(), ".");
     bytes_ += Bytes{static_cast<int64_t>(moment.nbytes())};
   }
   ops::add_memory_relief(this);
@@ -88,7 +89,8 @@ void PagedState::to_host() {
     hosted.back().copy_(moment, /*non_blocking=*/true);
   }
   if (used_on_ != allocated_on_) {
-    for (const at::Tensor& moment : moments_) VirtualGuardImpl(device_.type()).recordDataPtrOnStream(moment.storage().data_ptr(), used_on_);
+    for (const at::Tensor& moment : moments_)
+      VirtualGuardImpl(device_.type()).recordDataPtrOnStream(moment.storage().data_ptr(), used_on_);
   }
   moments_ = std::move(hosted);  // frees the device's
   on_host_ = true;
@@ -96,7 +98,8 @@ void PagedState::to_host() {
 
 void PagedState::to_device() {
   std::vector<at::Tensor> there;  // all or none: the device may be too full after all
-  for (const at::Tensor& moment : moments_) there.push_back(at::empty(moment.sizes(), moment.options().device(device_).pinned_memory(false)));
+  for (const at::Tensor& moment : moments_)
+    there.push_back(at::empty(moment.sizes(), moment.options().device(device_).pinned_memory(false)));
   for (size_t i = 0; i < there.size(); ++i) there[i].copy_(moments_[i], /*non_blocking=*/true);
   moments_ = std::move(there);
   allocated_on_ = used_on_;

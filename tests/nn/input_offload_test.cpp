@@ -44,8 +44,11 @@ Result train_under_autograd(CausalLM& model, const std::vector<Batch>& batches) 
 
 std::vector<Batch> batches_on(at::Device device, int64_t vocabulary) {
   const Batch ragged = tiny::make_batch(vocabulary);
-  const Batch shorter{ragged.tokens.narrow(0, 0, 10).clone(), ragged.targets.narrow(0, 0, 10).clone(), ragged.positions.narrow(0, 0, 10).clone(),
-                      {0, 9, 10}, 6};
+  const Batch shorter{ragged.tokens.narrow(0, 0, 10).clone(),
+                      ragged.targets.narrow(0, 0, 10).clone(),
+                      ragged.positions.narrow(0, 0, 10).clone(),
+                      {0, 9, 10},
+                      6};
   return {ragged.to(device), shorter.to(device)};
 }
 
@@ -70,8 +73,10 @@ TEST_CASE("inputs on the host change no bit of loss or gradients, whatever other
   const Result expected = train(model, batches);
   REQUIRE(at::equal(train(model, batches).gradients, expected.gradients));  // else the rest would say nothing
   for (const auto& segments :
-       {keep_in_each_block(4, Keep::kInputOnHost), checkpoint_every(4, 2, Keep::kInputOnHost), checkpoint_every(4, 3, Keep::kInputOnHost),
-        std::vector<Segment>{{0, 1, Keep::kInputOnHost}, {1, 2, Keep::kEverything}, {2, 3, Keep::kInputOnHost}, {3, 4, Keep::kAttentionOnly}},
+       {keep_in_each_block(4, Keep::kInputOnHost), checkpoint_every(4, 2, Keep::kInputOnHost),
+        checkpoint_every(4, 3, Keep::kInputOnHost),
+        std::vector<Segment>{
+            {0, 1, Keep::kInputOnHost}, {1, 2, Keep::kEverything}, {2, 3, Keep::kInputOnHost}, {3, 4, Keep::kAttentionOnly}},
         std::vector<Segment>{{0, 1, Keep::kInputOnly}, {1, 3, Keep::kInputOnHost}, {3, 4, Keep::kEverything}}}) {
     model.set_segments(segments);
     REQUIRE((model.pinned_ring() != nullptr) == device.is_cuda());
@@ -102,18 +107,20 @@ TEST_CASE("inputs on the host work on graphs: several alive at once, and backwar
   }
 }
 
-TEST_CASE("on a GPU inputs on the host free what they would keep, and nothing is allocated from the second step on", "[nn][cuda]") {
+TEST_CASE("on a GPU inputs on the host free what they would keep, and nothing is allocated from the second step on",
+          "[nn][cuda]") {
   if (!has_gpu()) {
     WARN("skipped: there is no GPU");
     return;
   }
   const at::Device device(at::kCUDA, 0);
-  CausalLM model = tiny::make_model(at::kBFloat16, /*dropout=*/0, device);
+  constexpr int64_t kBlocks = 12;
+  CausalLM model = tiny::make_model(at::kBFloat16, /*dropout=*/0, device, kBlocks);
   const int64_t rows = 4, length = 2048, tokens = rows * length;
   const std::vector<Batch> window(2, long_batch(device, model.config().vocab_size, rows, length));
   auto* const allocator = c10::getDeviceAllocator(at::kCUDA);
   const auto peak = [&](Keep keep) {
-    model.set_segments(keep_in_each_block(4, keep));
+    model.set_segments(keep_in_each_block(kBlocks, keep));
     train(model, window);
     allocator->resetPeakStats(0);
     const int64_t before = allocator->getDeviceStats(0).num_device_alloc;
@@ -126,15 +133,16 @@ TEST_CASE("on a GPU inputs on the host free what they would keep, and nothing is
   const int64_t on_device = peak(Keep::kInputOnly), on_host = peak(Keep::kInputOnHost);
   const int64_t input = model.blocks()[0].kept_bytes(tokens, Keep::kInputOnly, at::kBFloat16).count;
   REQUIRE(DecoderBlock::kept_host_bytes(model.blocks()[0].shape(), tokens, Keep::kInputOnHost, at::kBFloat16).count == input);
-  // Of four inputs the last block's stays, and at most one more is being loaded at the peak.
+  // The last block's input stays. In a block this small the widest point is not the MLP but attention's backward pass, during
+  // which one more input is being loaded, and blocks differ by less than an input.
   const int64_t fallen = on_device - on_host;
   INFO("peak " << on_device << " fell by " << fallen << ", an input has " << input);
-  REQUIRE(fallen >= 2 * input);
-  REQUIRE(fallen <= 3 * input + 4096);
-  // Three slots, used by one micro-batch after the other; powers of two.
-  REQUIRE(model.pinned_ring()->allocations() == 3);
-  REQUIRE(model.pinned_ring()->nbytes().count >= 3 * input);
-  REQUIRE(model.pinned_ring()->nbytes().count <= 6 * input);
+  REQUIRE(fallen >= (kBlocks - 3) * input);
+  REQUIRE(fallen <= (kBlocks - 1) * input + 4096);
+  // The slots are used by one micro-batch after the other; they are powers of two.
+  REQUIRE(model.pinned_ring()->allocations() == kBlocks - 1);
+  REQUIRE(model.pinned_ring()->nbytes().count >= (kBlocks - 1) * input);
+  REQUIRE(model.pinned_ring()->nbytes().count <= 2 * (kBlocks - 1) * input);
 
   // The same for a user's own loop, whose last graph is still there when the next one begins.
   at::Tensor loss;
@@ -142,7 +150,7 @@ TEST_CASE("on a GPU inputs on the host free what they would keep, and nothing is
     loss = model.loss(window[0], 0, 0);
     torch::autograd::backward({loss}, {});
   }
-  REQUIRE(model.pinned_ring()->allocations() == 3);
+  REQUIRE(model.pinned_ring()->allocations() == kBlocks - 1);
 }
 
 TEST_CASE("a ring takes longer batches by growing and gives shorter ones what it has", "[nn][cuda]") {

@@ -22,7 +22,8 @@ struct Cap {
   explicit Cap(int64_t more) {
     allocator::emptyCache();
     const int64_t reserved = allocator::getDeviceStats(0).reserved_bytes[0].current;
-    allocator::setMemoryFraction(static_cast<double>(reserved + more) / static_cast<double>(ops::device_room({at::kCUDA, 0})->total.count), 0);
+    allocator::setMemoryFraction(
+        static_cast<double>(reserved + more) / static_cast<double>(ops::device_room({at::kCUDA, 0})->total.count), 0);
   }
   ~Cap() { allocator::setMemoryFraction(1.0, 0); }
 };

@@ -2,14 +2,16 @@
 /// Inputs of blocks that wait for their backward pass in pinned host memory (Keep::kInputOnHost).
 ///
 ///     forward of block i       x_i → host, as soon as x_i is there, beside the block's own work
-///     backward of block i + 1  host → x_i, once the widest tensors of that block are freed: at most two inputs are on the device
+///     backward of block i + 1  host → x_i, once the widest tensors of that block are freed
+///
+/// At most two inputs are on the device then, and one where a block is widest.
 ///
 /// All copies run on one stream of their own, in order, so a slot of host memory can be used again as soon as its last copy is
 /// issued. What keeps the device's caching allocator from handing out memory under a copy: a device tensor that a copy reads or
 /// writes belongs to the stream of the computation, the copy begins after what is in that stream when it is issued, and that
-/// stream waits for the copy before the tensor is freed. So memory is used again in the order of the stream, and the peak does not
-/// depend on how far the host runs ahead, as it would with Tensor.record_stream. No call here waits on the host, but for the
-/// allocation of pinned memory, which the first step does.
+/// stream waits for the copy before the tensor is freed. So memory is used again in the order of the stream, and the peak does
+/// not depend on how far the host runs ahead, as it would with Tensor.record_stream. No call here waits on the host, but for
+/// the allocation of pinned memory, which the first step does.
 #pragma once
 
 #include <cstdint>

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /// How much memory a GPU has left, and who gives some back before more is taken.
 ///
-/// torch's caching allocator calls its free-memory callbacks at every request that its cache cannot serve, before it asks the driver,
-/// and looks into its cache again if one says that it freed something. One of them is ours; it passes the question on.
+/// torch's caching allocator calls its free-memory callbacks at every request that its cache cannot serve, before it asks the
+/// driver, and looks into its cache again if one says that it freed something. One of them is ours; it passes the question on.
 ///
 /// What a relief may do there (torch 2.11, c10/cuda/CUDACachingAllocator.cpp, malloc and trigger_free_memory_callbacks): the
-/// callback runs on the requesting thread, under that device's allocator lock, with nothing of the allocator changed yet. The lock
-/// is recursive, so freeing device tensors is allowed, and what such callbacks are for (torch's own, cuda_ipc_collect, does it).
-/// Not allowed: waiting for a lock that another thread may hold while it allocates on the device (hence try, do not wait), and
-/// device allocations. While the current stream is being captured into a graph nobody is asked, as nothing may be moved then.
-/// The size of the request is not told.
+/// callback runs on the requesting thread, under that device's allocator lock, with nothing of the allocator changed yet. The
+/// lock is recursive, so freeing device tensors is allowed, and what such callbacks are for (torch's own, cuda_ipc_collect,
+/// does it). Not allowed: waiting for a lock that another thread may hold while it allocates on the device (hence try, do not
+/// wait), and device allocations. While the current stream is being captured into a graph nobody is asked, as nothing may be
+/// moved then. The size of the request is not told.
 #pragma once
 
 #include <optional>

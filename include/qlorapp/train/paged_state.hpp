@@ -5,14 +5,15 @@
 ///     back  before a step, when the room without them is twice that
 ///     step  where they are; on the host in chunks: host → device, update, device → host, in the order of the stream
 ///
-/// bitsandbytes pages with managed memory, which moves at about half the rate and behind the stream's back; here nothing is managed.
-/// The update of a chunk is elementwise or by blocks that no chunk cuts, so where the moments are changes no bit of them.
+/// bitsandbytes pages with managed memory, which moves at about half the rate and behind the stream's back; here nothing is
+/// managed. The update of a chunk is elementwise or by blocks that no chunk cuts, so where the moments are changes no bit of
+/// them.
 ///
-/// Moving out happens inside the allocator's free-memory callback (ops/device_memory.hpp says what is allowed there). That is safe
-/// because it allocates nothing on the device, takes no lock that it would have to wait for (moments that a step is using, or that
-/// somebody else holds a reference to, stay), and because the freed memory is used again in the order of the stream in which the
-/// copy runs; another stream gets it only through the driver or an event. The alternative, a flag that the next step reads, would
-/// come too late: the peak of a step is in its forward and backward passes.
+/// Moving out happens inside the allocator's free-memory callback (ops/device_memory.hpp says what is allowed there). That is
+/// safe because it allocates nothing on the device, takes no lock that it would have to wait for (moments that a step is using,
+/// or that somebody else holds a reference to, stay), and because the freed memory is used again in the order of the stream in
+/// which the copy runs; another stream gets it only through the driver or an event. The alternative, a flag that the next step
+/// reads, would come too late: the peak of a step is in its forward and backward passes.
 #pragma once
 
 #include <atomic>
@@ -45,7 +46,8 @@ class PagedState final : ops::MemoryRelief {
   /// Calls update once for all, or chunk by chunk. Does not synchronize.
   void step(const Update& update);
 
-  /// The moments where they are; they stay there while somebody holds them. On the host: waits until what is in flight has arrived.
+  /// The moments where they are; they stay there while somebody holds them. On the host: waits until what is in flight has
+  /// arrived.
   [[nodiscard]] std::vector<at::Tensor> tensors();
   [[nodiscard]] bool on_host() const { return on_host_; }
   [[nodiscard]] Bytes nbytes() const { return bytes_; }

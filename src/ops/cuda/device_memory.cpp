@@ -16,7 +16,8 @@ DeviceRoom room_of(at::Device device) {
   const c10::cuda::CUDAGuard guard(device);
   size_t free = 0, total = 0;
   C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
-  const auto cap = static_cast<int64_t>(c10::cuda::CUDACachingAllocator::getMemoryFraction(device.index()) * static_cast<double>(total));
+  const auto cap =
+      static_cast<int64_t>(c10::cuda::CUDACachingAllocator::getMemoryFraction(device.index()) * static_cast<double>(total));
   const int64_t reserved = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).reserved_bytes[0].current;
   return {Bytes{std::clamp<int64_t>(cap - reserved, 0, static_cast<int64_t>(free))}, Bytes{cap}};
 }
