@@ -4,13 +4,12 @@
 // beside its peers.
 //
 //   bench_train_step MODEL BATCH SEQUENCE KEEP [STEPS [DTYPE [OPTIMIZER]]] [--count] [--serve]
-//     MODEL 8b | 3b | 1b      KEEP everything | attention_only | input_only      DTYPE bf16 | fp16      OPTIMIZER adamw_8bit |
-//     adamw
-//     --count  one step more, under torch's profiler: kernels and memory operations launched, and the time the GPU worked on
-//     kernels
+//     MODEL 8b | 3b | 1b      KEEP everything | attention_only | input_only | input_on_host      DTYPE bf16 | fp16
+//     OPTIMIZER adamw_8bit | adamw | paged_adamw_8bit | paged_adamw_32bit
+//     --count  one step more, under torch's profiler: kernels and memory operations launched, and the time the GPU worked
+//              on kernels
 //     --serve  says {"ready": true}, then measures once for each line "SECONDS [count]" that it reads, over as many steps as
-//     fill the
-//              time, 8 to 60. Memory is given back in between, so that several such processes can take turns on one GPU
+//              fill the time, 8 to 60. Memory is given back in between, so that several such processes can take turns on one GPU
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -139,7 +138,7 @@ int run(std::vector<std::string> arguments) {
   const int64_t rows = std::stoll(argument(1, "2")), length = std::stoll(argument(2, "2048")),
                 steps = std::stoll(argument(4, "20"));
   const at::ScalarType dtype = argument(5, "bf16") == "fp16" ? at::kHalf : at::kBFloat16;
-  const bool eight_bit = argument(6, "adamw_8bit") == "adamw_8bit";
+  const std::string optim = argument(6, "adamw_8bit");
   const Keep policy = parse_keep(keep);
   at::manual_seed(0);
 
@@ -152,7 +151,8 @@ int run(std::vector<std::string> arguments) {
   model.add_adapters(lora, /*seed=*/0);
   model.set_segments(keep_in_each_block(config.num_hidden_layers, policy));
   AdamW::Options optimizer;
-  if (eight_bit) optimizer.state = AdamW::State::kEightBit;
+  if (optim.ends_with("_8bit")) optimizer.state = AdamW::State::kEightBit;
+  optimizer.paged = optim.starts_with("paged_");
   GradScaler::Options scaler;
   scaler.device = at::kCUDA;
   scaler.enabled = dtype == at::kHalf;

@@ -295,13 +295,14 @@ class CausalLM(torch.nn.Module):
     ) -> None:
         """Recompute in backward what is not kept.
 
-        keep: "input_only" or "attention_only", for each block. every: k keeps the input of every k-th block only, "sqrt" that
-        of about every √N-th. gradient_checkpointing_kwargs (use_reentrant …) change nothing: there is one kind here.
+        keep: "input_only", "attention_only" or "input_on_host" (on a GPU the input waits in pinned host memory; on a CPU the
+        same as "input_only"), for each block. every: k keeps the input of every k-th block only, "sqrt" that of about every
+        √N-th; with keep="input_on_host" on the host. gradient_checkpointing_kwargs (use_reentrant …) change nothing: there is one kind here.
         """
         if every == "sqrt":
-            self._core.checkpoint_sqrt()
+            self._core.checkpoint_sqrt(keep)
         elif every is not None:
-            self._core.checkpoint_every(every)
+            self._core.checkpoint_every(every, keep)
         else:
             self._core.set_keep(keep)
         self._keep = f"every {every}" if every is not None else keep

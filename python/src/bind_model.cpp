@@ -77,8 +77,8 @@ py::list named_weights(const CausalLM& model) {
 std::vector<std::tuple<int64_t, int64_t, std::string>> segments(const CausalLM& model) {
   std::vector<std::tuple<int64_t, int64_t, std::string>> result;
   for (const Segment& segment : model.segments()) {
-    const bool one = segment.end - segment.begin == 1;
-    result.emplace_back(segment.begin, segment.end, to_string(one ? segment.keep : Keep::kInputOnly));
+    const bool as_told = segment.end - segment.begin == 1 || segment.keep == Keep::kInputOnHost;
+    result.emplace_back(segment.begin, segment.end, to_string(as_told ? segment.keep : Keep::kInputOnly));
   }
   return result;
 }
@@ -128,8 +128,13 @@ void bind_model(py::module_& m) {
              self.set_segments(keep_in_each_block(std::ssize(self.blocks()), parse_keep(keep)));
            }, py::arg("keep"))
       .def("checkpoint_every",
-           [](CausalLM& self, int64_t k) { self.set_segments(checkpoint_every(std::ssize(self.blocks()), k)); }, py::arg("k"))
-      .def("checkpoint_sqrt", [](CausalLM& self) { self.set_segments(checkpoint_sqrt(std::ssize(self.blocks()))); })
+           [](CausalLM& self, int64_t k, const std::string& keep) {
+             self.set_segments(checkpoint_every(std::ssize(self.blocks()), k, parse_keep(keep)));
+           }, py::arg("k"), py::arg("keep") = "input_only")
+      .def("checkpoint_sqrt",
+           [](CausalLM& self, const std::string& keep) {
+             self.set_segments(checkpoint_sqrt(std::ssize(self.blocks()), parse_keep(keep)));
+           }, py::arg("keep") = "input_only")
       .def_property_readonly("segments", &segments, "[(begin, end, what is kept)]")
       .def("forward_backward",
            [](CausalLM& self, const UnpaddedBatch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step) {

@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -157,6 +158,11 @@ void CausalLM::set_segments(std::vector<Segment> segments) {
   QLORAPP_CHECK_VALUE(next == std::ssize(blocks_), "[checkpointing] segments must cover all ", blocks_.size(), " blocks; they end at ",
                       next, ".");
   segments_ = std::move(segments);
+  if (std::none_of(segments_.begin(), segments_.end(), [](const Segment& segment) { return segment.keep == Keep::kInputOnHost; })) {
+    ring_.reset();
+  } else if (!ring_ && !device().is_cpu()) {
+    ring_ = std::make_shared<PinnedRing>(device());
+  }
 }
 
 StepContext CausalLM::make_context(const Batch& batch, bool training, uint64_t seed, uint32_t micro_step) {
@@ -167,25 +173,32 @@ StepContext CausalLM::make_context(const Batch& batch, bool training, uint64_t s
   rope_.reserve(longest);
   // A GPU multiplies projections that share an input as one, unless there are so few tokens that reading the weights is all.
   const bool stacked = device().is_cuda() && batch.token_count() > kFewTokens;
-  return {rope_.cos(), rope_.sin(), batch.positions, batch.row_starts, seed, micro_step, training, stacked};
+  auto offload = ring_ ? std::make_shared<InputOffload>(ring_) : nullptr;
+  return {rope_.cos(), rope_.sin(), batch.positions, batch.row_starts, seed, micro_step, training, stacked, std::move(offload)};
 }
 
 /// Forward of a segment; `saved` gets one entry (what is kept outside backward), or is null.
 at::Tensor CausalLM::run_segment(const Segment& segment, const at::Tensor& x, const StepContext& context,
                                  std::vector<Saved>* saved) const {
+  // What backward needs first stays where it is.
+  const bool to_host = segment.keep == Keep::kInputOnHost && segment.end < std::ssize(blocks_);
   if (segment.end - segment.begin == 1) {
+    const Keep keep = segment.keep == Keep::kInputOnHost && !to_host ? Keep::kInputOnly : segment.keep;
     Saved one;
-    at::Tensor y = blocks_[static_cast<size_t>(segment.begin)].forward(x, context, saved ? &one : nullptr, segment.keep);
+    at::Tensor y = blocks_[static_cast<size_t>(segment.begin)].forward(x, context, saved ? &one : nullptr, keep);
     if (saved) saved->push_back(std::move(one));
     return y;
   }
+  std::optional<InputOffload::Copy> copy;
+  if (saved && to_host && context.offload) copy.emplace(*context.offload, x, segment.end - 1);
   at::Tensor y = x;
   for (int64_t i = segment.begin; i < segment.end; ++i) {
     y = blocks_[static_cast<size_t>(i)].forward(y, context, nullptr, Keep::kInputOnly);
   }
   if (saved) {
     saved->emplace_back();
-    saved->back().x = x;
+    saved->back().x = copy ? copy->host() : x;
+    saved->back().x_on_host = copy.has_value();
   }
   return y;
 }
@@ -194,6 +207,9 @@ at::Tensor CausalLM::run_segment(const Segment& segment, const at::Tensor& x, co
 /// its own backward, stopping before down_proj.
 at::Tensor CausalLM::run_segment_back(const Segment& segment, const at::Tensor& dy, const StepContext& context,
                                       std::vector<Saved> saved, const std::vector<DecoderBlock::Gradients>& gradients) const {
+  if (segment.end - segment.begin > 1 && context.offload && saved.front().x.device() != dy.device()) {
+    saved.front().x = context.offload->load(saved.front().x, segment.end - 1);
+  }
   at::Tensor x = saved.front().x;
   for (int64_t i = segment.begin; i + 1 < segment.end; ++i) {
     saved.emplace_back();
@@ -275,7 +291,7 @@ at::Tensor CausalLM::forward_cached(const at::Tensor& tokens, std::vector<KeyVal
   const at::NoGradGuard no_grad;
   const int64_t begin = cache.front().length, count = tokens.size(0);
   rope_.reserve(begin + count);
-  const StepContext context{rope_.cos(), rope_.sin(), at::arange(begin, begin + count, tokens.options()), {0, count}, 0, 0, false};
+  const StepContext context{rope_.cos(), rope_.sin(), at::arange(begin, begin + count, tokens.options()), {0, count}, 0, 0, /*training=*/false, /*stacked=*/false, nullptr};
   at::Tensor x = ops::embedding(embed_tokens_, tokens);
   for (size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i].forward_cached(x, context, cache[i]);
   return std::get<0>(ops::rms_norm(x.narrow(0, count - 1, 1), norm_, config_.rms_norm_eps));

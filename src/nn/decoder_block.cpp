@@ -210,6 +210,8 @@ void DecoderBlock::compute_until_gate_up(const StepContext& context, Saved& save
 }
 
 at::Tensor DecoderBlock::forward(const at::Tensor& x, const StepContext& context, Saved* saved, Keep keep) const {
+  std::optional<InputOffload::Copy> to_host;  // beside the computation; when it ends, the stream waits for it
+  if (saved != nullptr && keep == Keep::kInputOnHost && context.offload) to_host.emplace(*context.offload, x, index_);
   Saved all;
   all.x = x;
   compute_until_gate_up(context, all);
@@ -227,7 +229,8 @@ at::Tensor DecoderBlock::forward(const at::Tensor& x, const StepContext& context
   if (keep == Keep::kEverything) {
     *saved = std::move(all);
   } else {
-    saved->x = std::move(all.x);
+    saved->x = to_host ? to_host->host() : std::move(all.x);
+    saved->x_on_host = to_host.has_value();
     if (keep == Keep::kAttentionOnly) {
       saved->attention = std::move(all.attention);
       saved->lse = std::move(all.lse);
@@ -238,6 +241,8 @@ at::Tensor DecoderBlock::forward(const at::Tensor& x, const StepContext& context
 
 at::Tensor DecoderBlock::backward(const at::Tensor& dy, const StepContext& context, Saved saved, const Gradients& gradients,
                                   bool need_dx) const {
+  // Asked of the tensor, not of x_on_host: hooks on saved tensors may have moved it.
+  if (context.offload && saved.x.device() != dy.device()) saved.x = context.offload->load(saved.x, index_);
   Workspaces workspaces;
   if (!saved.gate_up.defined()) compute_until_gate_up(context, saved, &workspaces);
   const int64_t tokens = dy.size(0), d = shape_.head_dim, q = shape_.attention_width(), kv = shape_.kv_heads * d;
@@ -256,6 +261,7 @@ at::Tensor DecoderBlock::backward(const at::Tensor& dy, const StepContext& conte
     ops::rms_norm_backward_(dresidual, dn2, saved.x2, weights_.post_attention_norm, saved.rstd2);
   }
   saved.x2.reset();
+  if (context.offload) context.offload->prefetch(index_ - 1);  // now that the widest tensors are gone
 
   at::Tensor dattention = at::empty({tokens, q}, dy.options());
   project_back(kO, &dattention, residual, saved.attention, context, saved, gradients, workspaces.o);
@@ -310,6 +316,7 @@ Bytes DecoderBlock::kept_bytes(const Shape& shape, int64_t tokens, Keep keep, at
   const auto element = static_cast<int64_t>(c10::elementSize(dtype));
   const Bytes input{tokens * shape.hidden * element};
   if (keep == Keep::kInputOnly) return input;
+  if (keep == Keep::kInputOnHost) return {};
   const Bytes attention{tokens * shape.attention_width() * element + shape.heads * tokens * 4};
   if (keep == Keep::kAttentionOnly) return input + attention;
   int64_t rank_sum = 0;
@@ -318,6 +325,11 @@ Bytes DecoderBlock::kept_bytes(const Shape& shape, int64_t tokens, Keep keep, at
   const int64_t spare = stacked ? (gate_up_rank + step - 1) / step * step : 0;
   const int64_t elements = shape.qkv_width() + shape.hidden + 2 * shape.intermediate + spare + rank_sum;  // qkv, x2, gate|up, u
   return input + attention + Bytes{tokens * elements * element + 2 * tokens * 4};                  // and two rstd
+}
+
+Bytes DecoderBlock::kept_host_bytes(const Shape& shape, int64_t tokens, Keep keep, at::ScalarType dtype) {
+  if (keep != Keep::kInputOnHost) return {};
+  return Bytes{tokens * shape.hidden * static_cast<int64_t>(c10::elementSize(dtype))};
 }
 
 Bytes DecoderBlock::kept_bytes(int64_t tokens, Keep keep, at::ScalarType dtype, bool stacked) const {

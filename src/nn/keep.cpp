@@ -10,7 +10,7 @@
 namespace qlorapp {
 namespace {
 
-constexpr std::array<std::string_view, 3> kNames{"everything", "attention_only", "input_only"};
+constexpr std::array<std::string_view, 4> kNames{"everything", "attention_only", "input_only", "input_on_host"};
 
 }  // namespace
 
@@ -28,10 +28,13 @@ Bytes Saved::nbytes() const {
   const auto add = [&](const at::Tensor& tensor) {
     if (tensor.defined()) total += Bytes{static_cast<int64_t>(tensor.nbytes())};
   };
-  for (const at::Tensor* tensor : {&x, &qkv, &attention, &lse, &x2, &rstd1, &rstd2, &gate_up}) add(*tensor);
+  if (!x_on_host) add(x);
+  for (const at::Tensor* tensor : {&qkv, &attention, &lse, &x2, &rstd1, &rstd2, &gate_up}) add(*tensor);
   for (const at::Tensor& tensor : u) add(tensor);
   return total;
 }
+
+Bytes Saved::host_nbytes() const { return x_on_host && x.defined() ? Bytes{static_cast<int64_t>(x.nbytes())} : Bytes{}; }
 
 std::vector<Segment> keep_in_each_block(int64_t blocks, Keep keep) {
   std::vector<Segment> segments;
@@ -39,15 +42,18 @@ std::vector<Segment> keep_in_each_block(int64_t blocks, Keep keep) {
   return segments;
 }
 
-std::vector<Segment> checkpoint_every(int64_t blocks, int64_t k) {
+std::vector<Segment> checkpoint_every(int64_t blocks, int64_t k, Keep keep) {
   QLORAPP_CHECK_VALUE(k >= 1, "[checkpoint_every] the number of blocks a segment must be at least 1; got ", k, ".");
+  QLORAPP_CHECK_VALUE(keep == Keep::kInputOnly || keep == Keep::kInputOnHost,
+                      "[checkpoint_every] of several blocks the first one's input is kept: keep must be input_only or input_on_host; got ",
+                      to_string(keep), ".");
   std::vector<Segment> segments;
-  for (int64_t begin = 0; begin < blocks; begin += k) segments.push_back({begin, std::min(begin + k, blocks), Keep::kInputOnly});
+  for (int64_t begin = 0; begin < blocks; begin += k) segments.push_back({begin, std::min(begin + k, blocks), keep});
   return segments;
 }
 
-std::vector<Segment> checkpoint_sqrt(int64_t blocks) {
-  return checkpoint_every(blocks, std::max<int64_t>(1, std::llround(std::sqrt(static_cast<double>(blocks)))));
+std::vector<Segment> checkpoint_sqrt(int64_t blocks, Keep keep) {
+  return checkpoint_every(blocks, std::max<int64_t>(1, std::llround(std::sqrt(static_cast<double>(blocks)))), keep);
 }
 
 }  // namespace qlorapp

@@ -4,9 +4,12 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <array>
+#include <string_view>
+#include <utility>
+
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/ops/adamw.hpp"
-#include "qlorapp/ops/quantize.hpp"
 
 namespace qlorapp {
 
@@ -14,37 +17,55 @@ AdamW::AdamW(AdapterArena& arena, const Options& options) : arena_(&arena), opti
   QLORAPP_CHECK_VALUE(arena.size() > 0, "[adamw] there are no adapters to train; call add_adapters first.");
   const at::Tensor& values = arena.values();
   if (options.state == State::kFloat32) {
-    first_ = at::zeros_like(values);
-    second_ = at::zeros_like(values);
-    return;
+    moments_ = {at::zeros_like(values), at::zeros_like(values)};
+  } else {
+    // A zero moment is the code of 0.0 in each map, with a scale of zero.
+    const auto codes = values.options().dtype(at::kByte);
+    const int64_t blocks = ops::adamw_8bit_blocks(values.numel());
+    moments_ = {at::full(values.sizes(), ops::kAdamW8bitZeroState1, codes), at::full(values.sizes(), ops::kAdamW8bitZeroState2, codes),
+                at::zeros({blocks}, values.options()), at::zeros({blocks}, values.options())};
   }
-  // A zero moment is the code of 0.0 in each map, with a scale of zero.
-  std::tie(first_, first_absmax_) = ops::quantize_blockwise(at::zeros_like(values), AdapterArena::kAlignment, /*is_signed=*/true);
-  std::tie(second_, second_absmax_) = ops::quantize_blockwise(at::zeros_like(values), AdapterArena::kAlignment, /*is_signed=*/false);
+  if (options.paged && !values.is_cpu()) paged_ = std::make_shared<PagedState>(std::exchange(moments_, {}), values.numel());
 }
 
 void AdamW::step(double learning_rate) {
   const at::NoGradGuard no_grad;
-  at::Tensor values = arena_->values();
-  if (options_.state == State::kFloat32) {
-    ops::adamw_(values, arena_->gradients(), first_, second_, steps_ + 1, learning_rate, options_.beta1, options_.beta2, options_.eps,
-                options_.weight_decay);
+  if (paged_) {
+    paged_->step([&](std::vector<at::Tensor>& moments, int64_t begin, int64_t count) { update(moments, begin, count, learning_rate); });
   } else {
-    ops::adamw_8bit_(values, arena_->gradients(), first_, second_, first_absmax_, second_absmax_, steps_ + 1, learning_rate,
-                     options_.beta1, options_.beta2, options_.eps, options_.weight_decay);
+    update(moments_, 0, arena_->values().numel(), learning_rate);
   }
   ++steps_;
 }
 
+void AdamW::update(std::vector<at::Tensor>& moments, int64_t begin, int64_t count, double learning_rate) {
+  at::Tensor values = arena_->values().narrow(0, begin, count);
+  const at::Tensor gradients = arena_->gradients().narrow(0, begin, count);
+  if (options_.state == State::kFloat32) {
+    ops::adamw_(values, gradients, moments[0], moments[1], steps_ + 1, learning_rate, options_.beta1, options_.beta2, options_.eps,
+                options_.weight_decay);
+  } else {
+    ops::adamw_8bit_(values, gradients, moments[0], moments[1], moments[2], moments[3], steps_ + 1, learning_rate, options_.beta1,
+                     options_.beta2, options_.eps, options_.weight_decay);
+  }
+}
+
+std::vector<at::Tensor> AdamW::moments() const { return paged_ ? paged_->tensors() : moments_; }
+
 Bytes AdamW::state_bytes() const {
+  if (paged_) return paged_->nbytes();
   Bytes total;
   for (const auto& [name, tensor] : state_tensors()) total += Bytes{static_cast<int64_t>(tensor.nbytes())};
   return total;
 }
 
 std::vector<std::pair<std::string, at::Tensor>> AdamW::state_tensors() const {
-  if (options_.state == State::kFloat32) return {{"exp_avg", first_}, {"exp_avg_sq", second_}};
-  return {{"state1", first_}, {"state2", second_}, {"absmax1", first_absmax_}, {"absmax2", second_absmax_}};
+  static constexpr std::array<std::string_view, 2> kFloat32{"exp_avg", "exp_avg_sq"};
+  static constexpr std::array<std::string_view, 4> kEightBit{"state1", "state2", "absmax1", "absmax2"};
+  const std::vector<at::Tensor> found = moments();
+  std::vector<std::pair<std::string, at::Tensor>> named;
+  for (size_t i = 0; i < found.size(); ++i) named.emplace_back(options_.state == State::kFloat32 ? kFloat32[i] : kEightBit[i], found[i]);
+  return named;
 }
 
 }  // namespace qlorapp

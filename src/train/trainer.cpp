@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/core/log.hpp"
 #include "qlorapp/data/collate.hpp"
 #include "qlorapp/data/sampler.hpp"
 #include "qlorapp/train/base_fingerprint.hpp"
@@ -48,7 +49,7 @@ struct Interruptible {
 
 AdamW::Options optimizer_options(const TrainingArguments& args) {
   return {args.adam_beta1, args.adam_beta2, args.adam_epsilon, args.weight_decay,
-          args.optimizer_is_8bit() ? AdamW::State::kEightBit : AdamW::State::kFloat32};
+          args.optimizer_is_8bit() ? AdamW::State::kEightBit : AdamW::State::kFloat32, args.optimizer_is_paged()};
 }
 
 /// torch's defaults, with a floor and an end: a run whose steps are all skipped is not training, and says so.
@@ -85,6 +86,9 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
       callbacks_(std::move(callbacks)),
       state_(model.arena(), optimizer_options(args_), scaler_options(model, args_)) {
   args_.validate();
+  if (args_.optimizer_is_paged() && model.device().is_cpu()) {
+    log_warning_once(concat("[trainer] optim=", args_.optim, ": on a CPU the state stays in its memory; the numbers are the same."));
+  }
   QLORAPP_CHECK_VALUE(!train_data_.empty(), "[trainer] the training data hold no rows.");
   batches_per_epoch_ = batch_count(train_data_.size(), args_.per_device_train_batch_size, args_.dataloader_drop_last);
   QLORAPP_CHECK_VALUE(batches_per_epoch_ > 0, "[trainer] dataloader_drop_last leaves nothing of ", train_data_.size(),

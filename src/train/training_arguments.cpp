@@ -94,9 +94,6 @@ void TrainingArguments::validate() const {
   if (lr_scheduler_type == "constant" && (warmup_steps > 0 || warmup_ratio > 0)) {
     log_warning_once(concat(kWhere, "lr_scheduler_type=constant has no warm-up; use constant_with_warmup for one."));
   }
-  if (optimizer_is_paged()) {
-    log_warning_once(concat(kWhere, "optim=", optim, ": the state stays in memory here; the numbers are the same without paging."));
-  }
 }
 
 }  // namespace qlorapp

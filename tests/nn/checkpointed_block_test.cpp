@@ -133,6 +133,10 @@ TEST_CASE("schedules cover all blocks: each, every k-th, about the square root",
   REQUIRE(checkpoint_sqrt(16).size() == 4);
   REQUIRE(checkpoint_sqrt(1).size() == 1);
   REQUIRE_THROWS_AS(checkpoint_every(4, 0), ValueError);
-  REQUIRE(parse_keep("input_only") == Keep::kInputOnly);
+  for (const Keep keep : {Keep::kEverything, Keep::kAttentionOnly, Keep::kInputOnly, Keep::kInputOnHost}) {
+    REQUIRE(parse_keep(to_string(keep)) == keep);
+  }
+  REQUIRE(checkpoint_every(7, 3, Keep::kInputOnHost).back().keep == Keep::kInputOnHost);
+  REQUIRE_THROWS_AS(checkpoint_every(7, 3, Keep::kAttentionOnly), ValueError);
   REQUIRE_THROWS_AS(parse_keep("inputs_only"), ValueError);
 }

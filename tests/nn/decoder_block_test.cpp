@@ -13,7 +13,7 @@ namespace {
 struct Run {
   at::Tensor y, dx;
   DecoderBlock::Gradients gradients;
-  Bytes kept;
+  Bytes kept, kept_on_host;
 };
 
 Run run(const DecoderBlock& block, const StepContext& context, const at::Tensor& x, const at::Tensor& dy, Keep keep) {
@@ -22,12 +22,18 @@ Run run(const DecoderBlock& block, const StepContext& context, const at::Tensor&
   Saved saved;
   result.y = block.forward(x, context, &saved, keep);
   result.kept = saved.nbytes();
+  result.kept_on_host = saved.host_nbytes();
   result.gradients = tiny::zero_gradients(block);
   result.dx = block.backward(dy, context, std::move(saved), result.gradients, /*need_dx=*/true);
   return result;
 }
 
 const std::vector<int64_t> kRows{0, 5, 6, 17};
+
+/// Where inputs go that are kept on the host; a CPU has no such place.
+std::shared_ptr<InputOffload> offload_of(at::Device device) {
+  return device.is_cpu() ? nullptr : std::make_shared<InputOffload>(std::make_shared<PinnedRing>(device));
+}
 
 }  // namespace
 
@@ -75,7 +81,8 @@ TEST_CASE("keeping less changes no bit of output or gradient, with dropout or in
   context.stacked = stacked;
   const at::Tensor x = at::randn({17, 48}).to(dtype).to(device), dy = at::randn({17, 48}).to(dtype).to(device);
   const Run all = run(block, context, x, dy, Keep::kEverything);
-  for (const Keep keep : {Keep::kAttentionOnly, Keep::kInputOnly}) {
+  context.offload = offload_of(device);
+  for (const Keep keep : {Keep::kAttentionOnly, Keep::kInputOnly, Keep::kInputOnHost}) {
     const Run less = run(block, context, x, dy, keep);
     REQUIRE(at::equal(less.y, all.y));
     REQUIRE(at::equal(less.dx, all.dx));
@@ -94,6 +101,22 @@ TEST_CASE("kept_bytes says what forward keeps, to the byte", "[nn][cpu]") {
   context.stacked = GENERATE(false, true);
   const Run ours = run(block, context, at::randn({17, 48}).to(dtype), at::randn({17, 48}).to(dtype), keep);
   REQUIRE(ours.kept.count == block.kept_bytes(17, keep, dtype, context.stacked).count);
+}
+
+TEST_CASE("input_on_host keeps the input in host memory and nothing on a GPU; on a CPU they are one", "[nn][cpu]") {
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const at::Device device = GENERATE(from_range(tiny::devices()));
+  auto [block, dense] = tiny::make_block(dtype);
+  StepContext context = tiny::on(device, tiny::make_context(kRows));
+  context.offload = offload_of(device);
+  const at::Tensor x = at::randn({17, 48}).to(dtype).to(device), dy = at::randn({17, 48}).to(dtype).to(device);
+  const Run ours = run(tiny::on(device, block), context, x, dy, Keep::kInputOnHost);
+  const Bytes on_device = block.kept_bytes(17, Keep::kInputOnHost, dtype);
+  const Bytes on_host = DecoderBlock::kept_host_bytes(block.shape(), 17, Keep::kInputOnHost, dtype);
+  REQUIRE(on_device.count == 0);
+  REQUIRE(on_host.count == 17 * 48 * static_cast<int64_t>(c10::elementSize(dtype)));
+  REQUIRE(ours.kept + ours.kept_on_host == on_device + on_host);
+  REQUIRE(ours.kept_on_host == (device.is_cpu() ? Bytes{} : on_host));
 }
 
 TEST_CASE("dropout changes with the micro-step and vanishes in evaluation", "[nn][cpu]") {

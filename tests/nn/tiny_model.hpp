@@ -15,10 +15,11 @@ inline const char* const kConfigJson = R"({
   "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 67, "rms_norm_eps": 1e-5, "hidden_act": "silu",
   "max_position_embeddings": 64, "rope_theta": 10000.0, "tie_word_embeddings": false, "torch_dtype": "float32"})";
 
-inline qlorapp::CausalLM make_model(at::ScalarType dtype, double dropout = 0, at::Device device = at::kCPU) {
+inline qlorapp::CausalLM make_model(at::ScalarType dtype, double dropout = 0, at::Device device = at::kCPU, int64_t layers = 4) {
   using namespace qlorapp;
   at::manual_seed(5);
-  const format::ModelConfig config = format::parse_model_config(kConfigJson, "tiny");
+  format::ModelConfig config = format::parse_model_config(kConfigJson, "tiny");
+  config.num_hidden_layers = layers;
   CausalLM::Weights weights;
   weights.embed_tokens = at::randn({config.vocab_size, config.hidden_size}).to(dtype).to(device);
   weights.lm_head = (at::randn({config.vocab_size, config.hidden_size}) * 0.3).to(dtype).to(device);

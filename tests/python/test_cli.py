@@ -108,6 +108,18 @@ def test_dashes_underscores_equals_signs_and_aliases_mean_the_same(here):
     assert (adapter["r"], adapter["lora_alpha"]) == (4, 12)
 
 
+def test_memory_savers_for_gpus_change_nothing_on_a_cpu_and_paging_says_so_once(here, tmp_path):
+    common = ["--max_steps", "3", "--learning_rate", "0.01", "--use_cpu", "--gradient_checkpointing"]
+    adapters = {}
+    for optim, keep in [("adamw_8bit", "input_only"), ("paged_adamw_8bit", "input_on_host")]:
+        output = tmp_path / optim
+        result = train(here, output, *common, "--optim", optim, "--checkpoint_keep", keep)
+        adapters[optim] = (output / "adapter_model.safetensors").read_bytes()
+        said = [line for line in result.stderr.splitlines() if "on a CPU the state stays in its memory" in line]
+        assert len(said) == (1 if optim.startswith("paged_") else 0), result.stderr
+    assert adapters["adamw_8bit"] == adapters["paged_adamw_8bit"]
+
+
 def test_a_config_file_stands_below_the_line(here):
     config = {"max_steps": 2, "learning_rate": 0.5, "r": 4, "target_modules": ["q_proj"], "gradient_checkpointing": True}
     (here / "config.json").write_text(json.dumps(config))

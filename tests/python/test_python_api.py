@@ -148,7 +148,9 @@ def test_checkpointing_changes_no_gradient(folder):
     for how in (
         {},
         {"keep": "attention_only"},
+        {"keep": "input_on_host"},
         {"every": 2},
+        {"every": 2, "keep": "input_on_host"},
         {"every": "sqrt"},
         {"gradient_checkpointing_kwargs": {"use_reentrant": False}},
     ):

@@ -54,6 +54,8 @@ class CausalLM : public std::enable_shared_from_this<CausalLM> {
   /// What is kept for backward; all blocks `everything` until set. @throws ValueError unless the segments cover the blocks in order.
   void set_segments(std::vector<Segment> segments);
   [[nodiscard]] const std::vector<Segment>& segments() const { return segments_; }
+  /// Host memory of segments with input_on_host; null where there are none, and on a CPU.
+  [[nodiscard]] const PinnedRing* pinned_ring() const { return ring_.get(); }
 
   /// Forward and backward of one micro-batch; adapter gradients are added to the arena. No autograd, no host synchronization.
   /// @param batch       on the model's device, at least one token.
@@ -105,6 +107,7 @@ class CausalLM : public std::enable_shared_from_this<CausalLM> {
   std::vector<DecoderBlock> blocks_;
   std::vector<Segment> segments_;
   RopeTable rope_;
+  std::shared_ptr<PinnedRing> ring_;  ///< Of inputs on the host; null while no segment asks for it.
   LoraConfig lora_config_;
   AdapterArena arena_;
   /// Where in the arena each block's adapters are: index of A (B follows it), or -1.

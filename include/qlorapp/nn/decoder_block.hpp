@@ -80,10 +80,13 @@ class DecoderBlock {
   [[nodiscard]] at::Tensor forward_cached(const at::Tensor& x, const StepContext& context, KeyValueCache& cache) const;
 
   /// Bytes that forward keeps for `tokens` tokens, from the table of shapes that describes what is kept: a plan can ask before
-  /// anything exists. `stacked` as in StepContext.
+  /// anything exists. `stacked` as in StepContext. Bytes of the device: none with input_on_host, whose input is elsewhere, on a GPU;
+  /// on a CPU device and host are the same memory, and kept_host_bytes is what it keeps.
   [[nodiscard]] static Bytes kept_bytes(const Shape& shape, int64_t tokens, Keep keep, at::ScalarType dtype,
                                         std::span<const int64_t, kProjectionCount> ranks, bool stacked = false);
   [[nodiscard]] Bytes kept_bytes(int64_t tokens, Keep keep, at::ScalarType dtype, bool stacked = false) const;
+  /// The same for host memory beside a GPU: the input with input_on_host, else nothing. (The ring rounds up to a power of two.)
+  [[nodiscard]] static Bytes kept_host_bytes(const Shape& shape, int64_t tokens, Keep keep, at::ScalarType dtype);
 
  private:
   /// Projections that share an input.

@@ -18,10 +18,12 @@ enum class Keep : uint8_t {
   kEverything,     ///< All that backward cannot cheaply form again: no GEMM is repeated.
   kAttentionOnly,  ///< The input and the attention output: D + H·d. Attention itself is not repeated.
   kInputOnly,      ///< The input alone: D. The rest of the block, but for down_proj, is computed again.
+  kInputOnHost,    ///< The same, and on a GPU the input waits in pinned host memory (input_offload.hpp): nothing of the device's.
+                   ///< The model's last block keeps it on the device, as it is needed first. On a CPU it is kInputOnly.
 };
 
 [[nodiscard]] std::string_view to_string(Keep keep);
-/// @throws ValueError naming the nearest of everything, attention_only, input_only.
+/// @throws ValueError naming the nearest of everything, attention_only, input_only, input_on_host.
 [[nodiscard]] Keep parse_keep(std::string_view text);
 
 /// The seven linear layers of a block, in the order of the model's parameters.
@@ -32,6 +34,7 @@ constexpr size_t index(Projection projection) { return static_cast<size_t>(proje
 /// What one block keeps for one micro-batch. Undefined tensors are formed again by the block's backward pass.
 struct Saved {
   at::Tensor x;          ///< (M, D) input of the block.
+  bool x_on_host = false;  ///< x is a copy in pinned host memory, to be had back from the StepContext's InputOffload.
   at::Tensor qkv;        ///< (M, (H + 2·H_kv)·d), q and k already turned by RoPE.
   at::Tensor attention;  ///< (M, H·d) before o_proj.
   at::Tensor lse;        ///< (H, M) float32, log-sum-exp of the attention scores.
@@ -40,7 +43,10 @@ struct Saved {
   at::Tensor gate_up;    ///< (M, 2·I).
   std::array<at::Tensor, kProjectionCount> u;  ///< (M, r) each: input times Aᵀ, where there is an adapter.
 
+  /// On the device that computes.
   [[nodiscard]] Bytes nbytes() const;
+  /// In pinned host memory beside a GPU.
+  [[nodiscard]] Bytes host_nbytes() const;
 };
 
 /// Consecutive blocks [begin, end) that backward treats as one. Of a segment of several blocks only the input of the first is
@@ -48,15 +54,15 @@ struct Saved {
 struct Segment {
   int64_t begin = 0;
   int64_t end = 0;
-  Keep keep = Keep::kEverything;  ///< For segments of one block.
+  Keep keep = Keep::kEverything;  ///< Of several blocks: kInputOnHost, or anything else for the input on the device.
 };
 
 /// One segment a block, all with the same policy.
 [[nodiscard]] std::vector<Segment> keep_in_each_block(int64_t blocks, Keep keep);
 /// Segments of k blocks (the last may be shorter): ceil(N / k) inputs are kept, k blocks are live in backward.
-/// @throws ValueError unless 1 <= k.
-[[nodiscard]] std::vector<Segment> checkpoint_every(int64_t blocks, int64_t k);
+/// @param keep  kInputOnly or kInputOnHost.  @throws ValueError for another, and unless 1 <= k.
+[[nodiscard]] std::vector<Segment> checkpoint_every(int64_t blocks, int64_t k, Keep keep = Keep::kInputOnly);
 /// Segments of about √N blocks: O(√N) memory, the schedule of Chen et al. 2016, arXiv:1604.06174 §3.
-[[nodiscard]] std::vector<Segment> checkpoint_sqrt(int64_t blocks);
+[[nodiscard]] std::vector<Segment> checkpoint_sqrt(int64_t blocks, Keep keep = Keep::kInputOnly);
 
 }  // namespace qlorapp

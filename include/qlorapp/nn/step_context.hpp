@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "qlorapp/core/philox.hpp"
+#include "qlorapp/nn/input_offload.hpp"
 
 namespace qlorapp {
 
@@ -36,6 +38,7 @@ struct StepContext {
   uint32_t micro_step = 0;          ///< Micro-batches since the start of the run.
   bool training = true;             ///< Dropout is off when false.
   bool stacked = false;             ///< Multiply projections that share an input as one (projection_stack.hpp): a GPU's way.
+  std::shared_ptr<InputOffload> offload;  ///< Takes inputs that are kept on the host; null on a CPU and where none are.
 
   /// @param site  a number that no other mask of the model shares: block * 16 + projection.
   [[nodiscard]] DropoutKey dropout_key(uint32_t site) const { return {seed, micro_step, site}; }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -12,6 +13,7 @@
 
 #include "qlorapp/core/units.hpp"
 #include "qlorapp/nn/adapter_arena.hpp"
+#include "qlorapp/train/paged_state.hpp"
 
 namespace qlorapp {
 
@@ -28,6 +30,7 @@ class AdamW {
     double eps = 1e-8;
     double weight_decay = 0.0;
     State state = State::kFloat32;
+    bool paged = false;  ///< On a GPU the moments give way under memory pressure (paged_state.hpp). Changes no number; nothing on a CPU.
   };
 
   /// Steps the arena's values in place. The arena must outlive the optimizer.
@@ -43,16 +46,23 @@ class AdamW {
   [[nodiscard]] Bytes state_bytes() const;
 
   /// The moments, flat over the arena: exp_avg and exp_avg_sq, or state1, state2, absmax1 and absmax2. They share memory with the
-  /// optimizer: writing them restores it.
+  /// optimizer: writing them restores it. Paged ones that are on the host are waited for, and do not move while they are held.
   [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> state_tensors() const;
   void set_step_count(int64_t steps) { steps_ = steps; }
+  /// Null unless paged and on a GPU.
+  [[nodiscard]] PagedState* paged_state() const { return paged_.get(); }
 
  private:
   AdapterArena* arena_;
   Options options_;
   int64_t steps_ = 0;
-  at::Tensor first_, second_;                ///< float32 (n), or uint8 (n) codes.
-  at::Tensor first_absmax_, second_absmax_;  ///< float32 (n / 256) with 8-bit moments.
+  [[nodiscard]] std::vector<at::Tensor> moments() const;
+  /// One step of elements [begin, begin + count) of the arena with their moments.
+  void update(std::vector<at::Tensor>& moments, int64_t begin, int64_t count, double learning_rate);
+
+  /// float32 (n) twice; or uint8 (n) codes twice and float32 (n / 256) scales twice. Empty if paged_ has them.
+  std::vector<at::Tensor> moments_;
+  std::shared_ptr<PagedState> paged_;
 };
 
 }  // namespace qlorapp

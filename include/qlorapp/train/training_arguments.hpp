@@ -96,7 +96,7 @@ struct TrainingArguments {
         Field{"fp16", &T::fp16, "compute in float16 with loss scaling"},
         Field{"gradient_checkpointing", &T::gradient_checkpointing, "recompute blocks in the backward pass to save memory"},
         Field{"checkpoint_keep", &T::checkpoint_keep,
-              "what gradient_checkpointing keeps of a block: everything, attention_only or input_only"},
+              "what gradient_checkpointing keeps of a block: everything, attention_only, input_only or input_on_host"},
         Field{"count_position_zero", &T::count_position_zero,
               "divide the loss by transformers' older count, which has the first token of each row in it"},
         Field{"max_length", &T::max_length, "rows are cut to this many tokens"},

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/ops/device_memory.hpp"
+
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <vector>
+
+namespace qlorapp::ops {
+namespace {
+
+std::mutex mutex;
+std::vector<MemoryRelief*> reliefs;
+std::atomic<size_t> relief_count{0};
+constinit std::atomic<detail::RoomOf> room_of_gpu{nullptr};  // set by another file's static initializer
+constinit thread_local bool asking = false;
+
+}  // namespace
+
+std::optional<DeviceRoom> device_room(at::Device device) {
+  const detail::RoomOf room_of = room_of_gpu.load();
+  if (device.is_cpu() || room_of == nullptr) return std::nullopt;
+  return room_of(device);
+}
+
+void add_memory_relief(MemoryRelief* relief) {
+  const std::lock_guard lock(mutex);
+  reliefs.push_back(relief);
+  relief_count = reliefs.size();
+}
+
+void remove_memory_relief(MemoryRelief* relief) {
+  const std::lock_guard lock(mutex);
+  std::erase(reliefs, relief);
+  relief_count = reliefs.size();
+}
+
+namespace detail {
+
+void set_room_of(RoomOf room_of) { room_of_gpu = room_of; }
+
+bool has_memory_relief() noexcept { return relief_count > 0; }
+
+bool relieve_memory(at::Device device) noexcept {
+  if (asking) return false;  // a relief allocates, against the rules; do not ask it again
+  asking = true;
+  bool freed = false;
+  try {
+    const std::lock_guard lock(mutex);
+    if (const auto room = device_room(device)) {
+      for (MemoryRelief* relief : reliefs) freed = relief->relieve(device, *room) || freed;
+    }
+  } catch (const std::exception&) {
+    // The driver did not answer; the allocation that follows will say why.
+  }
+  asking = false;
+  return freed;
+}
+
+}  // namespace detail
+}  // namespace qlorapp::ops

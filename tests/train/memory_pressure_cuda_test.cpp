@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/ops/device_memory.hpp"
+
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <atomic>
+#include <optional>
+#include <thread>
+
+#include "catch.hpp"
+#include "qlorapp/io/device.hpp"
+#include "qlorapp/train/optimizer.hpp"
+
+using namespace qlorapp;
+namespace allocator = c10::cuda::CUDACachingAllocator;
+
+namespace {
+
+/// Caps what this process may take at what it has and `more`, and lifts the cap at its end.
+struct Cap {
+  explicit Cap(int64_t more) {
+    allocator::emptyCache();
+    const int64_t reserved = allocator::getDeviceStats(0).reserved_bytes[0].current;
+    allocator::setMemoryFraction(
+        static_cast<double>(reserved + more) / static_cast<double>(ops::device_room({at::kCUDA, 0})->total.count), 0);
+  }
+  ~Cap() { allocator::setMemoryFraction(1.0, 0); }
+};
+
+at::Tensor megabytes(int64_t count) { return at::empty({count << 20}, at::TensorOptions().dtype(at::kByte).device(at::kCUDA)); }
+
+}  // namespace
+
+TEST_CASE("room is the device's free memory, or less by the cap of the process", "[train][cuda]") {
+  if (!has_gpu()) {
+    WARN("skipped: there is no GPU");
+    return;
+  }
+  REQUIRE_FALSE(ops::device_room(at::kCPU).has_value());
+  const auto open = *ops::device_room({at::kCUDA, 0});
+  const Cap cap(int64_t{100} << 20);
+  const auto capped = *ops::device_room({at::kCUDA, 0});
+  REQUIRE(capped.free.count <= int64_t{100} << 20);
+  REQUIRE(capped.free.count >= int64_t{99} << 20);
+  REQUIRE(capped.total < open.total);
+}
+
+TEST_CASE("moments give way when the device fills, and come back when there is room", "[train][cuda]") {
+  if (!has_gpu()) {
+    WARN("skipped: there is no GPU");
+    return;
+  }
+  const at::Device device(at::kCUDA, 0);
+  AdamW::Options options;
+  options.state = GENERATE(AdamW::State::kFloat32, AdamW::State::kEightBit);
+  const std::vector<std::pair<std::string, std::vector<int64_t>>> shapes{{"a", {4000, 4000}}};
+  AdapterArena arena(shapes, device), paged_arena(shapes, device);
+  AdamW plain(arena, options);
+  options.paged = true;
+  AdamW paged(paged_arena, options);
+  arena.gradients().copy_(at::randn(arena.gradients().sizes()));
+  paged_arena.gradients().copy_(arena.gradients());
+  const auto step_both = [&] {
+    plain.step(1e-2);
+    paged.step(1e-2);
+    REQUIRE(at::equal(arena.values(), paged_arena.values()));
+  };
+  step_both();
+  REQUIRE_FALSE(paged.paged_state()->on_host());
+  const int64_t state = paged.state_bytes().count >> 20;  // 122 MiB, or 31
+  {
+    const Cap cap(int64_t{256} << 20);
+    const at::Tensor fits = megabytes(20);
+    REQUIRE_FALSE(paged.paged_state()->on_host());  // an eighth of the cap is left
+    // More than is left without the moments, and no more than is left once they are gone.
+    const at::Tensor filler = megabytes(256 - 20 - 10);
+    const at::Tensor wanted = megabytes(state / 2);
+    REQUIRE(paged.paged_state()->on_host());
+  }
+  {
+    const Cap cap(int64_t{96} << 20);  // room for a chunk, not for the moments
+    step_both();
+    REQUIRE(paged.paged_state()->on_host());
+    step_both();
+  }
+  step_both();
+  REQUIRE_FALSE(paged.paged_state()->on_host());
+}
+
+TEST_CASE("pressure from another thread finds moments in use, idle, or gone, and breaks nothing", "[train][cuda]") {
+  if (!has_gpu()) {
+    WARN("skipped: there is no GPU");
+    return;
+  }
+  const at::Device device(at::kCUDA, 0);
+  const std::vector<std::pair<std::string, std::vector<int64_t>>> shapes{{"a", {3000, 3000}}};
+  AdapterArena arena(shapes, device), paged_arena(shapes, device);
+  AdamW::Options options;
+  options.state = AdamW::State::kEightBit;
+  AdamW plain(arena, options);
+  options.paged = true;
+  std::optional<AdamW> paged;
+  paged.emplace(paged_arena, options);
+  const Cap cap(int64_t{400} << 20);
+  std::atomic<bool> stop = false;
+  std::thread other([&] {
+    while (!stop) {
+      const at::Tensor a = megabytes(200), b = megabytes(150), c = megabytes(10);
+      allocator::emptyCache();
+    }
+  });
+  for (int i = 0; i < 30; ++i) {
+    arena.gradients().fill_(0.01 * (i % 7) - 0.02);
+    paged_arena.gradients().copy_(arena.gradients());
+    plain.step(1e-2);
+    paged->step(1e-2);
+  }
+  paged.reset();
+  stop = true;
+  other.join();
+  REQUIRE(at::equal(arena.values(), paged_arena.values()));
+}
