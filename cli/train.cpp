@@ -153,7 +153,7 @@ int train(const Arguments& arguments) {
                   options.args.gradient_accumulation_steps, " rows", resume_from ? " from " + *resume_from : std::string()));
   std::signal(SIGINT, on_interrupt);
   const TrainOutput output = trainer.train(resume_from);
-  if (g_interrupted) {
+  if (g_interrupted && output.global_step < trainer.max_steps()) {
     bar.line(concat("interrupted after step ", output.global_step, "; go on with --resume_from_checkpoint"));
     return 130;
   }

@@ -208,7 +208,7 @@ __global__ void compact_kernel(const int64_t* targets, int64_t rows, int64_t cou
     __syncthreads();
   }
   for (int64_t i = filled + threadIdx.x; i < count; i += kThreads) index[i] = compact[i] = -1;
-  if (filled > count && count > 0 && threadIdx.x == 0) compact[0] = INT64_MAX;  // ordered after the loop's last barrier
+  if (filled != count && count > 0 && threadIdx.x == 0) compact[0] = INT64_MAX;  // ordered after the loop's last barrier
 }
 
 }  // namespace

@@ -321,7 +321,7 @@ class CausalLM(torch.nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> "CausalLM":
         """to(), half(), cuda() …: a loaded model keeps its device and dtype."""
         probe = fn(torch.empty(0, dtype=torch.float32, device=self.device))
-        if probe.device.type != self.device.type or probe.dtype != torch.float32:
+        if probe.device != self.device or probe.dtype != torch.float32:
             raise ValueError(
                 "[CausalLM] a loaded model keeps its device and dtype. Give dtype= and device_map= to from_pretrained."
             )
@@ -344,7 +344,7 @@ def _device_of(device_map: Any, quantized: bool) -> torch.device:
         places = set(map(str, device_map.values()))
         if len(places) != 1:
             raise ValueError(f"[from_pretrained] device_map must put the model on one device; got {sorted(places)}.")
-        device_map = device_map.popitem()[1]
+        device_map = next(iter(device_map.values()))
     if isinstance(device_map, int):
         return torch.device("cuda", device_map)
     if device_map is None:

@@ -47,7 +47,8 @@ LoraConfig lora_config_from(const std::string& json) {
 
 UnpaddedBatch unpad_for(const CausalLM& model, const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
                         const std::optional<at::Tensor>& labels) {
-  UnpaddedBatch unpadded = unpad(input_ids, attention_mask.value_or(at::Tensor()), labels.value_or(at::Tensor()));
+  UnpaddedBatch unpadded = unpad(input_ids, attention_mask.value_or(at::Tensor()), labels.value_or(at::Tensor()),
+                                 model.config().vocab_size);
   unpadded.batch = unpadded.batch.to(model.device());
   unpadded.indices = unpadded.indices.to(model.device());
   return unpadded;

@@ -34,6 +34,18 @@ class BatchBuilder {
     batch_.row_starts.push_back(static_cast<int64_t>(tokens_.size()));
   }
 
+  /// Before anything is on a device, where a wrong id could only become NaN.
+  void check_vocabulary(int64_t size) const {
+    for (const int64_t token : tokens_) {
+      TORCH_CHECK_INDEX(token >= 0 && token < size, "[unpad] token ids must be from 0 to ", size - 1, ", the vocabulary's last; got ", token,
+                        ". Use the tokenizer of this model, or a model whose embeddings were resized for it.");
+    }
+    for (const int64_t target : targets_) {
+      TORCH_CHECK_INDEX(target == Batch::kIgnoredTarget || (target >= 0 && target < size), "[unpad] labels must be ", Batch::kIgnoredTarget,
+                        " (ignored) or from 0 to ", size - 1, ", the vocabulary's last; got ", target, ".");
+    }
+  }
+
   [[nodiscard]] Batch finish() {
     batch_.tokens = tensor(tokens_);
     batch_.targets = tensor(targets_);
@@ -101,7 +113,7 @@ Batch collate(std::span<const Example> examples) {
   return collate(examples, rows);
 }
 
-UnpaddedBatch unpad(const at::Tensor& input_ids, const at::Tensor& attention_mask, const at::Tensor& labels) {
+UnpaddedBatch unpad(const at::Tensor& input_ids, const at::Tensor& attention_mask, const at::Tensor& labels, int64_t vocab_size) {
   QLORAPP_CHECK_VALUE(input_ids.defined() && input_ids.dim() == 2 && input_ids.numel() > 0,
                       "[unpad] input_ids must be (B, T) with at least one token; got another shape. Add a batch dimension.");
   const at::Tensor ids = host_grid(input_ids, input_ids, "input_ids");
@@ -136,6 +148,7 @@ UnpaddedBatch unpad(const at::Tensor& input_ids, const at::Tensor& attention_mas
     builder.add_row(
         end - begin, [&](int64_t i) { return id[begin + i]; }, [&](int64_t i) { return label[begin + i]; });
   }
+  if (vocab_size > 0) builder.check_vocabulary(vocab_size);
   out.batch = builder.finish().to(input_ids.device());
   out.indices = BatchBuilder::tensor(indices).to(input_ids.device());
   return out;

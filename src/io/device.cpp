@@ -38,7 +38,7 @@ at::Device parse_device(const std::string& text) {
 int64_t gpu_architecture(at::Device device) {
   if (!device.is_cuda() || !has_kernels()) return 0;
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("qlorapp::gpu_architecture", "").typed<int64_t(int64_t)>();
-  return op.call(device.has_index() ? device.index() : 0);
+  return op.call(device.has_index() ? device.index() : -1);
 }
 
 at::ScalarType usable_dtype(at::ScalarType wanted, int64_t architecture) {

@@ -14,7 +14,9 @@ class Hash {
   void add(const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     for (const int64_t extent : tensor.sizes()) word(static_cast<uint64_t>(extent));
-    const at::Tensor plain = tensor.cpu().contiguous();
+    at::Tensor flat = tensor.detach().reshape({-1});
+    if (flat.nbytes() > kWhole) flat = flat.slice(0, 0, flat.numel(), kStride);
+    const at::Tensor plain = flat.contiguous().cpu();
     const auto* bytes = static_cast<const unsigned char*>(plain.const_data_ptr());
     const size_t size = plain.nbytes(), whole = size / 32 * 32;
     for (size_t at = 0; at < whole; at += 32) {
@@ -26,6 +28,7 @@ class Hash {
     if (size > whole) std::memcpy(tail, bytes + whole, size - whole);
     for (const uint64_t value : tail) word(value);
   }
+  void word(uint64_t value) { lanes_[0] = (lanes_[0] ^ value) * kPrime; }
   [[nodiscard]] uint64_t value() const {
     uint64_t result = 0;
     for (const uint64_t lane : lanes_) result = (result ^ lane ^ (lane >> 29)) * kPrime;
@@ -34,7 +37,8 @@ class Hash {
 
  private:
   static constexpr uint64_t kPrime = 1099511628211ULL;
-  void word(uint64_t value) { lanes_[0] = (lanes_[0] ^ value) * kPrime; }
+  static constexpr size_t kWhole = size_t{1} << 20;  // the scales of all but the largest weights
+  static constexpr int64_t kStride = 61;             // prime, so that it visits every column
   uint64_t lanes_[4] = {14695981039346656037ULL, 1469598103934665603ULL, 2166136261ULL, 16777619ULL};
 };
 
@@ -50,9 +54,13 @@ uint64_t base_fingerprint(const CausalLM& model) {
     hash.add(block.weights().post_attention_norm);
     for (const FrozenWeight& weight : block.weights().projections) {
       hash.add(weight.dense);
-      for (const at::Tensor* tensor : {&weight.quantized.packed, &weight.quantized.absmax, &weight.quantized.nested_absmax,
-                                       &weight.quantized.nested_offset}) {
-        hash.add(*tensor);
+      if (!weight.quantized.defined()) continue;
+      hash.add(weight.quantized.packed);
+      // Scales in eight bits go by the mean of a weight's scales, whose last bit depends on how a device adds up.
+      if (!weight.quantized.double_quantized()) hash.add(weight.quantized.absmax);
+      for (const int64_t number : {weight.quantized.block_size, static_cast<int64_t>(weight.quantized.quant_type),
+                                   int64_t{weight.quantized.double_quantized()}}) {
+        hash.word(static_cast<uint64_t>(number));
       }
     }
   }

@@ -21,7 +21,7 @@ namespace {
 constexpr std::string_view kOptimizerFile = "optimizer.safetensors";
 constexpr std::string_view kScalerFile = "scaler.json";
 constexpr std::string_view kRunStateFile = "run_state.json";
-constexpr int64_t kSchema = 1;
+constexpr int64_t kSchema = 2;  // 1: another order of the adapters in optimizer.safetensors
 
 /// Reads run_state.json key by key; each is required and of its type.
 class Reader {

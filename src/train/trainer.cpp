@@ -47,6 +47,21 @@ struct Interruptible {
   }
 };
 
+/// On a GPU a wrong id could only become NaN.
+void check_vocabulary(const std::vector<Example>& rows, const char* name, int64_t size) {
+  for (size_t row = 0; row < rows.size(); ++row) {
+    for (const int64_t id : rows[row].input_ids) {
+      QLORAPP_CHECK_VALUE(id >= 0 && id < size, "[trainer] ", name, ": token ids must be from 0 to ", size - 1, ", the vocabulary's last; row ",
+                          row, " has ", id, ". Use the tokenizer of this model.");
+    }
+    for (const int64_t label : rows[row].labels) {
+      QLORAPP_CHECK_VALUE(label == Example::kIgnored || (label >= 0 && label < size), "[trainer] ", name, ": labels must be ",
+                          int64_t{Example::kIgnored}, " (ignored) or from 0 to ", size - 1, ", the vocabulary's last; row ", row, " has ", label,
+                          ". Use the tokenizer of this model.");
+    }
+  }
+}
+
 AdamW::Options optimizer_options(const TrainingArguments& args) {
   return {args.adam_beta1, args.adam_beta2, args.adam_epsilon, args.weight_decay,
           args.optimizer_is_8bit() ? AdamW::State::kEightBit : AdamW::State::kFloat32, args.optimizer_is_paged()};
@@ -56,8 +71,8 @@ AdamW::Options optimizer_options(const TrainingArguments& args) {
 GradScaler::Options scaler_options(const CausalLM& model, const TrainingArguments& args) {
   GradScaler::Options options;
   options.device = model.device().type();
-  // bf16 on a GPU that has none is float16 (io/device.hpp), and needs what float16 needs.
-  options.enabled = args.fp16 || (args.bf16 && model.lm_head().scalar_type() == at::kHalf);
+  // On a GPU without bf16, bf16 is float16 (io/device.hpp) and needs what float16 needs.
+  options.enabled = args.fp16 || (model.device().is_cuda() && model.lm_head().scalar_type() == at::kHalf);
   options.min_scale = 1.0;
   options.max_consecutive_skips = 50;
   return options;
@@ -90,6 +105,8 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
     log_warning_once(concat("[trainer] optim=", args_.optim, ": on a CPU the state stays in its memory; the numbers are the same."));
   }
   QLORAPP_CHECK_VALUE(!train_data_.empty(), "[trainer] the training data hold no rows.");
+  check_vocabulary(train_data_, "train_dataset", model_.config().vocab_size);
+  check_vocabulary(eval_data_, "eval_dataset", model_.config().vocab_size);
   batches_per_epoch_ = batch_count(train_data_.size(), args_.per_device_train_batch_size, args_.dataloader_drop_last);
   QLORAPP_CHECK_VALUE(batches_per_epoch_ > 0, "[trainer] dataloader_drop_last leaves nothing of ", train_data_.size(),
                       " rows in batches of ", args_.per_device_train_batch_size, ".");
@@ -126,7 +143,8 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
   const auto begin = std::chrono::steady_clock::now();
   const int64_t first_step = state_.global_step;
   control_ = {};
-  unread_losses_.clear();  // of a run that was interrupted
+  if (resume_from) unread_losses_.clear();  // of a run that was interrupted: restore has its sums
+  else read_losses();
   while (state_.global_step < max_steps_ && !control_.should_training_stop) {
     const std::vector<int64_t> order = epoch_order(std::ssize(train_data_), state_.cursor.epoch, sampler_options(args_, train_data_));
     while (state_.cursor.batch < batches_per_epoch_ && state_.global_step < max_steps_ && !control_.should_training_stop) {
@@ -187,15 +205,16 @@ void Trainer::after_step(const StepReport& report) {
     if (callbacks_.on_evaluate) callbacks_.on_evaluate(metrics, control_);
     log(std::move(metrics));
   }
-  if (control_.should_save) {
-    read_losses();  // evaluation may have asked for the save
-    save_checkpoint();
-  }
+  if (control_.should_save) save_checkpoint();
 }
 
 void Trainer::read_losses() {
   for (const at::Tensor& tensor : unread_losses_) {
     const auto loss = tensor.item<double>();
+    if (!std::isfinite(loss) && !said_diverged_) {
+      said_diverged_ = true;
+      log_warning("[trainer] the loss is not finite any more: training has diverged. Go back to a checkpoint and lower the learning rate.");
+    }
     state_.loss_sum += loss;
     state_.loss_since_log += loss;
   }

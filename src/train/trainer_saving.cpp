@@ -51,6 +51,7 @@ void Trainer::save_model(const std::string& folder) const {
 }
 
 void Trainer::save_checkpoint() {
+  read_losses();
   CheckpointWriter writer(args_.output_dir, state_.global_step);
   save_adapter(model_, writer.folder(), base_model_);
   state_.save(writer.folder());

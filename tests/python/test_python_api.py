@@ -364,8 +364,14 @@ def test_a_damaged_checkpoint_is_a_format_error(folder, tmp_path):
     model = qlorapp.AutoModelForCausalLM.from_pretrained(folder)
     with pytest.raises(TypeError, match="Did you mean 'attention_mask'"):
         model(torch.ones(1, 2, dtype=torch.long), attention_msk=None)
-    with pytest.raises(IndexError):  # torch's own errors keep their types
+    with pytest.raises(IndexError, match="token ids must be from 0 to .* got 10000"):
         model(torch.full((1, 2), 10_000))
+    tokens = torch.tensor([[1, 2, 3]])
+    for label in (-1, 10_000):
+        with pytest.raises(IndexError, match=f"labels must be -100 .ignored. or from 0 to .* got {label}"):
+            model(tokens, labels=torch.tensor([[1, label, 3]]))
+    padding = torch.tensor([[1, 2, 10_000]])  # what stands on padding is never looked up
+    model(padding, attention_mask=torch.tensor([[1, 1, 0]]), labels=torch.tensor([[1, 2, -100]]))
 
 
 def test_a_four_bit_model_goes_to_the_gpu_by_itself_and_any_other_where_it_is_sent(monkeypatch):
@@ -378,7 +384,8 @@ def test_a_four_bit_model_goes_to_the_gpu_by_itself_and_any_other_where_it_is_se
         assert _device_of(None, quantized=True) == gpu
         assert _device_of("auto", quantized=False) == gpu
         assert _device_of(None, quantized=False) == torch.device("cpu")
-        assert _device_of({"": 0}, quantized=True) == torch.device("cuda", 0)
+        places = {"": 0}
+        assert _device_of(places, quantized=True) == torch.device("cuda", 0) and places == {"": 0}
         assert _device_of("cpu", quantized=True) == torch.device("cpu")
     with pytest.raises(ValueError, match="one device"):
         _device_of({"a": 0, "b": "cpu"}, quantized=True)

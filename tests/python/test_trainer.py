@@ -73,6 +73,22 @@ def test_the_trainer_trains_logs_saves_resumes_and_stops(folder, tmp_path):
     assert stopped.train().global_step == 3
 
 
+@pytest.mark.parametrize(
+    "row, rule",
+    [
+        ({"input_ids": [1, 100_000]}, "token ids must be from 0 to .* row 1 has 100000"),
+        ({"input_ids": [1, -2]}, "token ids must be from 0 to .* row 1 has -2"),
+        ({"input_ids": [1, 2], "labels": [1, -1]}, "labels must be -100 .* row 1 has -1"),
+    ],
+)
+@pytest.mark.parametrize("name", ["train_dataset", "eval_dataset"])
+def test_a_token_outside_the_vocabulary_is_named_before_training(folder, tmp_path, row, rule, name):
+    data = {"train_dataset": rows(4), "eval_dataset": rows(4)}
+    data[name] = [*rows(1), row]
+    with pytest.raises(ValueError, match=f"{name}: {rule}"):
+        qlorapp.Trainer(load(folder), qlorapp.TrainingArguments(output_dir=str(tmp_path), max_steps=1), **data).train()
+
+
 def test_an_error_in_a_callback_reaches_the_caller(folder, tmp_path):
     class Broken(qlorapp.TrainerCallback):
         def on_log(self, args, state, control, logs=None, **kwargs):

@@ -36,8 +36,10 @@ struct UnpaddedBatch {
 /// @param attention_mask  (B, T), 1 for tokens and 0 for padding on the left or on the right; undefined: all tokens.
 /// @param labels          (B, T) integers with -100 where nothing is to be learnt, not shifted; undefined: no targets.
 /// @returns the batch on input_ids' device. Synchronizes, because row lengths are needed on the host.
-/// @throws ValueError for a mask with holes or a row without tokens, TypeError for other dtypes.
+/// @param vocab_size      where it is given, tokens and labels must be below; padding may be anything.
+/// @throws ValueError for a mask with holes or a row without tokens, TypeError for other dtypes, c10::IndexError (Python IndexError)
+///         for a token or label outside the vocabulary.
 [[nodiscard]] UnpaddedBatch unpad(const at::Tensor& input_ids, const at::Tensor& attention_mask = {},
-                                  const at::Tensor& labels = {});
+                                  const at::Tensor& labels = {}, int64_t vocab_size = 0);
 
 }  // namespace qlorapp

@@ -8,8 +8,9 @@
 
 namespace qlorapp {
 
-/// 64 bits over the bytes of all frozen weights and their shapes. Reads every weight once; on a GPU it synchronizes.
-/// Not cryptographic: it finds mistakes, not attacks.
+/// 64 bits over the frozen weights and their shapes: codes and dense tensors, of up to 1 MiB whole and
+/// of larger ones each 61st byte or number, so that a run on 8B weights begins without reading 5 GB back from a GPU. The same on every device.
+/// Not cryptographic: it finds mistakes, not attacks. On a GPU it synchronizes.
 [[nodiscard]] uint64_t base_fingerprint(const CausalLM& model);
 
 }  // namespace qlorapp

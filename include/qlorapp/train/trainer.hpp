@@ -89,6 +89,7 @@ class Trainer {
   int64_t batches_per_epoch_ = 0, steps_per_epoch_ = 0, max_steps_ = 0;
   TrainState state_;
   TrainerControl control_;
+  bool said_diverged_ = false;
   std::vector<at::Tensor> unread_losses_;  ///< Of steps since the last look: a GPU need not wait for the host to read each.
 };
 

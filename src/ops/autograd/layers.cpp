@@ -122,7 +122,9 @@ struct LinearCrossEntropy : Function<LinearCrossEntropy> {
     TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(),
                                 "[linear_cross_entropy] has no second derivative; got create_graph=True. Differentiate once.");
     const Tensor upstream = saved[1].defined() ? grads[0] / saved[1].reshape({}) : grads[0];
-    return {saved[0] * upstream, Variable(), Variable(), Variable(), Variable(), Variable()};
+    Tensor gradient = at::empty_like(saved[0]);
+    at::mul_out(gradient, saved[0], upstream.reshape({1}));  // one-dimensional: else it is rounded to 16 bits before the product
+    return {gradient, Variable(), Variable(), Variable(), Variable(), Variable()};
   }
 };
 

@@ -6,7 +6,8 @@ namespace qlorapp::ops {
 namespace {
 
 int64_t gpu_architecture(int64_t device) {
-  const cudaDeviceProp* const properties = at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(device));
+  const cudaDeviceProp* const properties =
+      device < 0 ? at::cuda::getCurrentDeviceProperties() : at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(device));
   return properties->major * 10 + properties->minor;
 }
 

@@ -22,6 +22,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <torch/library.h>
 
 #include "../layer_shapes.hpp"
@@ -57,6 +58,7 @@ struct RowsOnDevice {
   Tensor cu_seqlens;  // int32 (rows + 1)
   Tensor place;       // int64 (M): row · stride + position
   int64_t stride = 0;
+  c10::StreamId stream = 0;  // that the copies are ordered in
 };
 
 /// The efficient kernel pads a row's statistic to a multiple of this.
@@ -73,10 +75,19 @@ Tensor to_device(const std::vector<Integer>& values, at::ScalarType dtype, c10::
   return host.to(device, dtype, /*non_blocking=*/true);
 }
 
-/// Every layer of a micro-batch asks for the same rows, so the last answer is kept.
+/// Every layer of a micro-batch asks for the same rows, so the last answer is kept, for the stream that its copies are ordered in.
+/// What a captured graph has read stays for good, because every replay reads it again.
 const RowsOnDevice& rows_on_device(const RowLayout& layout, c10::Device device) {
   thread_local RowsOnDevice last;
-  if (last.cu_seqlens.defined() && last.device == device && last.starts == layout.starts) return last;
+  thread_local std::vector<RowsOnDevice> captured;
+  const c10::StreamId stream = at::cuda::getCurrentCUDAStream(device.index()).id();
+  const bool capturing = c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+  if (last.cu_seqlens.defined() && last.device == device && last.starts == layout.starts && last.stream == stream) {
+    if (capturing) captured.push_back(last);
+    return last;
+  }
+  TORCH_CHECK(!capturing, "[attention] ragged rows must have been seen on this stream before a graph is captured. Run the micro-step once, "
+                          "then capture it.");
   std::vector<int32_t> starts(layout.starts.size());
   TORCH_CHECK_VALUE(layout.starts.back() <= std::numeric_limits<int32_t>::max(),
                     "[attention] a batch of ragged rows must have fewer than 2^31 tokens; got ", layout.starts.back(),
@@ -88,7 +99,7 @@ const RowsOnDevice& rows_on_device(const RowLayout& layout, c10::Device device) 
     for (int64_t m = layout.starts[r]; m < layout.starts[r + 1]; ++m)
       place[static_cast<size_t>(m)] = static_cast<int64_t>(r) * stride + m - layout.starts[r];
   }
-  last = {layout.starts, device, to_device(starts, at::kInt, device), to_device(place, at::kLong, device), stride};
+  last = {layout.starts, device, to_device(starts, at::kInt, device), to_device(place, at::kLong, device), stride, stream};
   return last;
 }
 
