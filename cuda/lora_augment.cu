@@ -1,22 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/lora_augment.hpp"
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#include "element.cuh"
 
 namespace qlorapp::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-
-template <class T>
-__device__ T narrowed(float x);
-template <>
-__device__ float narrowed<float>(float x) { return x; }
-template <>
-__device__ __half narrowed<__half>(float x) { return __float2half_rn(x); }
-template <>
-__device__ __nv_bfloat16 narrowed<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
 
 /// The first `right` threads write the N × P columns at the right, the others the P × K rows below. Both are a hundredth of the
 /// weights that stand between them.
@@ -33,7 +23,7 @@ __global__ void __launch_bounds__(kThreads) augment(T* workspace, const Augmenta
         value = __fmul_rn(own.b[int64_t{row - own.first_row} * own.rank + (rank - own.first_rank)], own.scaling);
       }
     }
-    workspace[row * borders.row_stride + borders.in + rank] = narrowed<T>(value);
+    workspace[row * borders.row_stride + borders.in + rank] = from_float<T>(value);
     return;
   }
   const int64_t j = i - right;
@@ -44,7 +34,7 @@ __global__ void __launch_bounds__(kThreads) augment(T* workspace, const Augmenta
     const auto& own = borders.projections[p];
     if (rank >= own.first_rank && rank < own.first_rank + own.rank) value = own.a[int64_t{rank - own.first_rank} * borders.in + column];
   }
-  workspace[(int64_t{borders.out} + rank) * borders.row_stride + column] = narrowed<T>(value);
+  workspace[(int64_t{borders.out} + rank) * borders.row_stride + column] = from_float<T>(value);
 }
 
 }  // namespace

@@ -321,8 +321,8 @@ Bytes DecoderBlock::kept_bytes(const Shape& shape, int64_t tokens, Keep keep, at
   if (keep == Keep::kAttentionOnly) return input + attention;
   int64_t rank_sum = 0;
   for (const int64_t rank : ranks) rank_sum += rank;
-  const int64_t step = ProjectionStack::kRankStep, gate_up_rank = ranks[qlorapp::index(Projection::kGate)] + ranks[qlorapp::index(Projection::kUp)];
-  const int64_t spare = stacked ? (gate_up_rank + step - 1) / step * step : 0;
+  const int64_t gate_up_rank = ranks[qlorapp::index(Projection::kGate)] + ranks[qlorapp::index(Projection::kUp)];
+  const int64_t spare = stacked ? ProjectionStack::padded(gate_up_rank) : 0;
   const int64_t elements = shape.qkv_width() + shape.hidden + 2 * shape.intermediate + spare + rank_sum;  // qkv, x2, gate|up, u
   return input + attention + Bytes{tokens * elements * element + 2 * tokens * 4};                  // and two rstd
 }

@@ -17,17 +17,18 @@ at::Tensor in_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
   return tensor.scalar_type() == dtype ? tensor.detach() : tensor.detach().to(dtype);
 }
 
-/// gradient += scale · leftᵀ·right, the product in the dtype of its factors, the sum in the gradient's.
-void add_product(const at::Tensor& gradient, const at::Tensor& left, const at::Tensor& right, double scale) {
+}  // namespace
+
+void add_transposed_product(const at::Tensor& gradient, const at::Tensor& left, const at::Tensor& right, double scale) {
   at::Tensor target = gradient;
   if (target.scalar_type() == left.scalar_type()) {
     at::addmm_out(target, target, left.t(), right, 1, scale);
+  } else if (target.is_cuda() && target.scalar_type() == at::kFloat) {
+    at::addmm_out(target, target, left.t(), right, at::kFloat, 1, scale);
   } else {
     target.add_(at::mm(left.t(), right), scale);
   }
 }
-
-}  // namespace
 
 Bytes FrozenWeight::nbytes() const {
   return quantized.defined() ? quantized.nbytes() : Bytes{static_cast<int64_t>(dense.nbytes())};
@@ -86,8 +87,8 @@ at::Tensor lora_projection_backward_input(at::Tensor* dx, bool accumulate_dx, co
 void lora_projection_backward_adapter(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& u, const at::Tensor& v,
                                       const LoraAdapter& adapter, const std::optional<DropoutKey>& dropout,
                                       const LoraGradients& gradients) {
-  add_product(gradients.b, dy, u, adapter.scaling);
-  add_product(gradients.a, v, drops(adapter, dropout) ? ops::seeded_dropout(x, adapter.dropout, *dropout) : x, 1.0);
+  add_transposed_product(gradients.b, dy, u, adapter.scaling);
+  add_transposed_product(gradients.a, v, drops(adapter, dropout) ? ops::seeded_dropout(x, adapter.dropout, *dropout) : x, 1.0);
 }
 
 }  // namespace qlorapp

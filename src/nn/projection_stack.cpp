@@ -18,17 +18,6 @@ bool alike(const FrozenWeight& a, const FrozenWeight& b) {
          a.quantized.double_quantized() == b.quantized.double_quantized();
 }
 
-/// target += scale · leftᵀ·right with a float32 target, in one product where the device can mix dtypes.
-void add_product(at::Tensor target, const at::Tensor& left, const at::Tensor& right, double scale) {
-  if (target.scalar_type() == left.scalar_type()) {
-    at::addmm_out(target, target, left.t(), right, 1, scale);
-  } else if (target.is_cuda()) {
-    at::addmm_out(target, target, left.t(), right, at::kFloat, 1, scale);
-  } else {
-    target.add_(at::mm(left.t(), right), scale);
-  }
-}
-
 /// Whether contiguous `next` begins in memory where contiguous `before` ends: slices of one arena.
 bool follows(const at::Tensor& next, const at::Tensor& before) {
   return next.is_alias_of(before) && next.is_contiguous() && before.is_contiguous() &&
@@ -41,7 +30,7 @@ ProjectionStack::ProjectionStack(std::span<const FrozenWeight> weights, std::spa
     : weights_(weights), adapters_(adapters), in_(weights.front().in_features()) {
   for (const FrozenWeight& weight : weights_) out_ += weight.out_features();
   for (const auto& adapter : adapters_) rank_ += adapter ? adapter->a.size(0) : 0;
-  spare_ = (rank_ + kRankStep - 1) / kRankStep * kRankStep;
+  spare_ = padded(rank_);
 }
 
 at::Tensor ProjectionStack::workspace(at::ScalarType dtype) const {
@@ -127,14 +116,14 @@ void ProjectionStack::backward_adapters(const Wide& dy, const at::Tensor& x, std
   at::Tensor together;  // gradients of A that follow each other in memory, as one
   int64_t first = 0;    // of its ranks
   const auto add_together = [&] {
-    if (together.defined()) add_product(together, dy.buffer.narrow(1, out_ + first, together.size(0)), x, 1.0);
+    if (together.defined()) add_transposed_product(together, dy.buffer.narrow(1, out_ + first, together.size(0)), x, 1.0);
   };
   for (size_t i = 0; i < weights_.size(); ++i) {
     const int64_t width = weights_[i].out_features();
     if (const auto& adapter = adapters_[i]) {
       const at::Tensor& a = gradients[i].a;
       const int64_t r = a.size(0);
-      add_product(gradients[i].b, dy.buffer.narrow(1, column, width), u[i], adapter->scaling);
+      add_transposed_product(gradients[i].b, dy.buffer.narrow(1, column, width), u[i], adapter->scaling);
       if (together.defined() && follows(a, together)) {
         together = together.as_strided({together.size(0) + r, in_}, {in_, 1});
       } else {

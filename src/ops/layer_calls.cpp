@@ -111,13 +111,6 @@ Three attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, c
   return op.call(dout, q, k, v, out, lse, row_starts, scale);
 }
 
-void attention_backward_out(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                            const Tensor& lse, at::IntArrayRef row_starts, double scale, Tensor& dq, Tensor& dk, Tensor& dv) {
-  static const auto op = find<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                   at::IntArrayRef, double, Tensor&, Tensor&, Tensor&)>("qlorapp::attention_backward", "out");
-  op.call(dout, q, k, v, out, lse, row_starts, scale, dq, dk, dv);
-}
-
 Tensor attention_with_cache(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts,
                             at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale) {
   static const auto op =

@@ -58,8 +58,6 @@ TORCH_LIBRARY(qlorapp, m) {
   m.def("attention(Tensor q, Tensor k, Tensor v, int[] row_starts, float scale) -> (Tensor out, Tensor lse)");
   m.def("attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int[] row_starts, float scale) "
         "-> (Tensor dq, Tensor dk, Tensor dv)");
-  m.def("attention_backward.out(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int[] row_starts, float scale, *, "
-        "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv) -> ()");
   // Queries of row r are the last of the keys [cache_starts[r], cache_starts[r] + cache_lengths[r]) of k and v. No gradient.
   m.def("attention_with_cache(Tensor q, Tensor k, Tensor v, int[] row_starts, int[] cache_starts, int[] cache_lengths, float scale) "
         "-> Tensor");

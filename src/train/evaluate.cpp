@@ -9,7 +9,6 @@
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/data/collate.hpp"
-#include "qlorapp/ops/cross_entropy.hpp"
 
 namespace qlorapp {
 namespace {
@@ -56,9 +55,7 @@ EvalResult evaluate(CausalLM& model, const std::vector<Example>& rows, const Eva
     const Batch batch = collate(std::span(rows).subspan(begin, end - begin)).to(model.device());
     if (batch.target_count > 0) {
       const at::Tensor hidden = model.hidden_states(batch, /*training=*/false, 0, 0);
-      const auto loss = std::get<0>(ops::linear_cross_entropy(hidden, model.lm_head(), batch.targets, std::nullopt, /*need_gradient=*/false,
-                                                                 /*chunk_rows=*/512, batch.target_count))
-                            .item<double>();
+      const auto loss = model.loss_of(hidden, batch).item<double>();
       if (options.exact_match) count_matches(batch, missed_targets(model, hidden, batch.targets), result);
       over_tokens += loss;
       over_rows += loss / static_cast<double>(batch.target_count) * static_cast<double>(end - begin);

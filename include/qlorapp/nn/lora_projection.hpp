@@ -52,6 +52,10 @@ struct LoraGradients {
   at::Tensor b;  ///< (out, r) float32.
 };
 
+/// gradient += scale · leftᵀ·right: the product in the dtype of its factors, the sum in the gradient's. A GPU adds 16-bit factors up in a
+/// float32 gradient within the product itself.
+void add_transposed_product(const at::Tensor& gradient, const at::Tensor& left, const at::Tensor& right, double scale);
+
 /// Writes y; returns u, (M, r) in the dtype of x, for the backward pass. Without an adapter u is undefined.
 /// @param y  (M, out), may be a column slice. Does not synchronize.
 at::Tensor lora_projection_forward(at::Tensor& y, const at::Tensor& x, const FrozenWeight& weight, const LoraAdapter* adapter,

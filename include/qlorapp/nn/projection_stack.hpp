@@ -37,6 +37,8 @@ class ProjectionStack {
  public:
   /// The padding is zero. Measured on an H200, 8B, r = 16: steps of 64 beat steps of 16 by 1 to 3 % (cuBLAS' tiles), 1B equal.
   static constexpr int64_t kRankStep = 64;
+  /// P of a sum of ranks.
+  [[nodiscard]] static constexpr int64_t padded(int64_t rank) { return (rank + kRankStep - 1) / kRankStep * kRankStep; }
 
   /// @param weights, adapters  of the projections from top to bottom, all with the same in_features.
   ProjectionStack(std::span<const FrozenWeight> weights, std::span<const std::optional<LoraAdapter>> adapters);

@@ -28,12 +28,6 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tens
                                                                   const at::Tensor& out, const at::Tensor& lse,
                                                                   at::IntArrayRef row_starts, double scale);
 
-/// The same into dq, dk, dv, which are overwritten and may be views of one packed (M, (H + 2·H_kv)·d) gradient. Outside
-/// autograd.
-void attention_backward_out(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            const at::Tensor& out, const at::Tensor& lse, at::IntArrayRef row_starts, double scale,
-                            at::Tensor& dq, at::Tensor& dk, at::Tensor& dv);
-
 /// Generation: the queries of row r, [row_starts[r], row_starts[r + 1]) of q, are its LAST positions, and its keys, theirs
 /// included, are [cache_starts[r], cache_starts[r] + cache_lengths[r]) of k and v, so that a row may keep spare capacity behind
 /// its keys. Returns out (M_q, H, d), contiguous. No gradient.

@@ -228,14 +228,6 @@ void swiglu_backward_(Tensor& dh, Tensor& gate_up) {
   count_write(dh, gate_up);
 }
 
-void attention_backward_out(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                            const Tensor& lse, at::IntArrayRef row_starts, double scale, Tensor& dq, Tensor& dk, Tensor& dv) {
-  check_outside_autograd("attention_backward.out", dout, q, k, v, out, lse, dq, dk, dv);
-  at::AutoDispatchBelowADInplaceOrView guard;
-  ops::attention_backward_out(dout, q, k, v, out, lse, row_starts, scale, dq, dk, dv);
-  count_write(dq, dk, dv);
-}
-
 }  // namespace
 
 TORCH_LIBRARY_IMPL(qlorapp, Autograd, m) {
@@ -252,7 +244,6 @@ TORCH_LIBRARY_IMPL(qlorapp, Autograd, m) {
   m.impl("rms_norm_backward_", rms_norm_backward_);
   m.impl("rope_", rope_);
   m.impl("swiglu_backward_", swiglu_backward_);
-  m.impl("attention_backward.out", attention_backward_out);
   // Not differentiable (again): the forward call works, a backward through it names the operator.
   m.impl("rms_norm_backward", torch::autograd::autogradNotImplementedFallback());
   m.impl("swiglu_backward", torch::autograd::autogradNotImplementedFallback());

@@ -98,13 +98,13 @@ std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q_in, const at::T
   return {out, lse};
 }
 
-void attention_backward_out(const at::Tensor& dout_in, const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
-                            const at::Tensor& out_in, const at::Tensor& lse, at::IntArrayRef row_starts, double scale,
-                            at::Tensor& dq, at::Tensor& dk, at::Tensor& dv) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tensor& dout_in, const at::Tensor& q_in,
+                                                                  const at::Tensor& k_in, const at::Tensor& v_in,
+                                                                  const at::Tensor& out_in, const at::Tensor& lse,
+                                                                  at::IntArrayRef row_starts, double scale) {
   check_attention_backward("attention_backward", dout_in, q_in, k_in, v_in, out_in, lse, row_starts);
-  check_same_shape("attention_backward", "dq", dq, "q", q_in);
-  check_same_shape("attention_backward", "dk", dk, "k", k_in);
-  check_same_shape("attention_backward", "dv", dv, "v", v_in);
+  at::Tensor dq = at::empty(q_in.sizes(), q_in.options()), dk = at::empty(k_in.sizes(), k_in.options()),
+             dv = at::empty(v_in.sizes(), v_in.options());
   const at::Tensor dout = dense_heads(dout_in), out = dense_heads(out_in);
   const at::Tensor q = dense_heads(q_in), k = dense_heads(k_in), v = dense_heads(v_in);
   const Heads heads = heads_of(q, k);
@@ -124,15 +124,6 @@ void attention_backward_out(const at::Tensor& dout_in, const at::Tensor& q_in, c
     dk.narrow(0, run.start, run.tokens()).copy_(heads.packed_keys(gk, run));
     dv.narrow(0, run.start, run.tokens()).copy_(heads.packed_keys(gv, run));
   }
-}
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tensor& dout, const at::Tensor& q,
-                                                                  const at::Tensor& k, const at::Tensor& v,
-                                                                  const at::Tensor& out, const at::Tensor& lse,
-                                                                  at::IntArrayRef row_starts, double scale) {
-  at::Tensor dq = at::empty(q.sizes(), q.options()), dk = at::empty(k.sizes(), k.options()),
-             dv = at::empty(v.sizes(), v.options());
-  attention_backward_out(dout, q, k, v, out, lse, row_starts, scale, dq, dk, dv);
   return {dq, dk, dv};
 }
 
@@ -168,7 +159,6 @@ at::Tensor attention_with_cache(const at::Tensor& q_in, const at::Tensor& k_in, 
 TORCH_LIBRARY_IMPL(qlorapp, CPU, m) {
   m.impl("attention", attention);
   m.impl("attention_backward", attention_backward);
-  m.impl("attention_backward.out", attention_backward_out);
   m.impl("attention_with_cache", attention_with_cache);
 }
 

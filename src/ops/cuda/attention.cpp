@@ -257,17 +257,6 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout_in, con
           summed(dv.reshape({v.size(0), heads, v.size(2)}), v.size(1))};
 }
 
-void attention_backward_out(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                            const Tensor& lse, at::IntArrayRef row_starts, double scale, Tensor& dq, Tensor& dk, Tensor& dv) {
-  check_same_shape("attention_backward", "dq", dq, "q", q);
-  check_same_shape("attention_backward", "dk", dk, "k", k);
-  check_same_shape("attention_backward", "dv", dv, "v", v);
-  const auto [to_q, to_k, to_v] = attention_backward(dout, q, k, v, out, lse, row_starts, scale);
-  dq.copy_(to_q);
-  dk.copy_(to_k);
-  dv.copy_(to_v);
-}
-
 /// A row at a time: generation has one, or few.
 Tensor attention_with_cache(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, at::IntArrayRef row_starts,
                             at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale) {
@@ -303,7 +292,6 @@ Tensor attention_with_cache(const Tensor& q_in, const Tensor& k_in, const Tensor
 TORCH_LIBRARY_IMPL(qlorapp, CUDA, m) {
   m.impl("attention", attention);
   m.impl("attention_backward", attention_backward);
-  m.impl("attention_backward.out", attention_backward_out);
   m.impl("attention_with_cache", attention_with_cache);
 }
 

@@ -9,6 +9,7 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include "../linear_4bit_entry.hpp"
 #include "../quantize_arguments.hpp"
 #include "cuda/gemm_4bit.hpp"
 #include "dequantize.hpp"
@@ -74,31 +75,11 @@ void linear_into(at::Tensor& y, const at::Tensor& x, const FourBitArguments& wei
   else at::mm_out(y2, x2, other);
 }
 
-at::Tensor linear_4bit(const at::Tensor& x, const at::Tensor& packed, const at::Tensor& absmax,
-                       const std::optional<at::Tensor>& nested_absmax, const std::optional<at::Tensor>& nested_offset,
-                       at::IntArrayRef shape, int64_t block_size, int64_t nested_block_size, std::string_view quant_type,
-                       bool transpose) {
-  const FourBitArguments weight{packed, absmax, nested_absmax, nested_offset, shape, block_size, nested_block_size, quant_type};
-  const at::SymDimVector sizes = check_linear_4bit("linear_4bit", x, weight, transpose);
-  at::Tensor y = at::empty(C10_AS_INTARRAYREF_SLOW(sizes), x.options());
-  linear_into(y, x, weight, transpose, /*accumulate=*/false);
-  return y;
-}
-
-void linear_4bit_out(at::Tensor& y, const at::Tensor& x, const at::Tensor& packed, const at::Tensor& absmax,
-                     const std::optional<at::Tensor>& nested_absmax, const std::optional<at::Tensor>& nested_offset,
-                     at::IntArrayRef shape, int64_t block_size, int64_t nested_block_size, std::string_view quant_type,
-                     bool transpose, bool accumulate) {
-  const FourBitArguments weight{packed, absmax, nested_absmax, nested_offset, shape, block_size, nested_block_size, quant_type};
-  check_linear_4bit_out("linear_4bit_out", y, x, weight, transpose);
-  linear_into(y, x, weight, transpose, accumulate);
-}
-
 }  // namespace
 
 TORCH_LIBRARY_IMPL(qlorapp, CUDA, m) {
-  m.impl("linear_4bit", linear_4bit);
-  m.impl("linear_4bit_out", linear_4bit_out);
+  m.impl("linear_4bit", linear_4bit_entry<linear_into>);
+  m.impl("linear_4bit_out", linear_4bit_out_entry<linear_into>);
 }
 
 }  // namespace qlorapp::ops

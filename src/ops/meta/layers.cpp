@@ -94,14 +94,6 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout, const 
   return {empty(q.sym_sizes(), q), empty(k.sym_sizes(), k), empty(v.sym_sizes(), v)};
 }
 
-void attention_backward_out(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                            const Tensor& lse, at::IntArrayRef row_starts, double, Tensor& dq, Tensor& dk, Tensor& dv) {
-  check_attention_backward("attention_backward", dout, q, k, v, out, lse, row_starts);
-  check_same_shape("attention_backward", "dq", dq, "q", q);
-  check_same_shape("attention_backward", "dk", dk, "k", k);
-  check_same_shape("attention_backward", "dv", dv, "v", v);
-}
-
 Tensor attention_with_cache(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts,
                             at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double) {
   check_attention_with_cache("attention_with_cache", q, k, v, row_starts, cache_starts, cache_lengths);
@@ -140,7 +132,6 @@ TORCH_LIBRARY_IMPL(qlorapp, Meta, m) {
   m.impl("swiglu_backward_", swiglu_backward_);
   m.impl("attention", attention);
   m.impl("attention_backward", attention_backward);
-  m.impl("attention_backward.out", attention_backward_out);
   m.impl("attention_with_cache", attention_with_cache);
   m.impl("linear_cross_entropy", linear_cross_entropy);
 }
