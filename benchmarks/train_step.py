@@ -8,9 +8,10 @@ torch's AdamW) on the same tokens, each in its own process, in turn: A B A B. A 
 steps), the spread, the peak of the process's resident memory from before the model is there, and the ratios. Peak memory
 includes loading, which both do.
 
-The share of GEMM and attention is what one step's products (LoRA's left out) and attention take when nothing else runs: torch.mm on
-dense matrices of the same shapes, and the attention operator, timed in our own process after its steps, over the median step. On a
-CPU without 16-bit products those are float32 GEMMs, as ours are.
+The share of GEMM and attention is what one step's products and attention take when nothing else runs: torch.mm on dense matrices of
+the same shapes, and the attention operator, timed in our own process after its steps, over the median step. On a CPU without 16-bit
+products the frozen weights' are float32 GEMMs, as ours are. The products of the adapters are thin, so that memory bounds them; the
+share without them stands in brackets.
 """
 
 import argparse
@@ -105,8 +106,8 @@ def seconds_of(function, *arguments, repeat: int = 5, **named) -> float:
     return median(times[1:])
 
 
-def products_and_attention(args: argparse.Namespace) -> float:
-    """Seconds of one step's GEMMs and attention alone."""
+def products_and_attention(args: argparse.Namespace) -> tuple[float, float]:
+    """Seconds of one step's GEMMs and attention alone: of the frozen weights, and of the adapters."""
     import torch
 
     bf16_instructions = args.bf16_instructions == "yes"
@@ -119,6 +120,15 @@ def products_and_attention(args: argparse.Namespace) -> float:
     def backward(out: int, inner: int) -> float:
         return seconds_of(torch.mm, torch.randn(tokens, out, dtype=dtype), torch.randn(out, inner, dtype=dtype))
 
+    def adapter(out: int, inner: int, rank: int = 16) -> tuple[float, float]:
+        """Seconds of the two products of a forward pass, and of the four of a backward pass."""
+        own = getattr(torch, args.dtype)
+        x, y, u = (torch.randn(tokens, width, dtype=own) for width in (inner, out, rank))
+        a, b = torch.randn(rank, inner, dtype=own), torch.randn(out, rank, dtype=own)
+        there = seconds_of(torch.mm, x, a.t()) + seconds_of(torch.addmm, y, u, b.t(), out=y)
+        back = seconds_of(torch.mm, y, b) + seconds_of(torch.addmm, x, u, a, out=x)
+        return there, back + seconds_of(torch.mm, y.t(), u) + seconds_of(torch.mm, u.t(), x)
+
     shapes = [(hidden, hidden), (kv, hidden), (kv, hidden), (hidden, hidden), (intermediate, hidden), (intermediate, hidden)]
     down = (hidden, intermediate)
     again = sum(forward(*shape) for shape in shapes)  # a recompute stops before down_proj
@@ -129,9 +139,12 @@ def products_and_attention(args: argparse.Namespace) -> float:
     attention = seconds_of(ops.attention, q, k, v, row, 0.125)
     out, lse = ops.attention(q, k, v, row, 0.125)
     layer += attention + seconds_of(ops.attention_backward, q, q, k, v, out, lse, row, 0.125)
+    adapters = [adapter(*shape) for shape in [*shapes, down]]
+    thin = sum(there + back for there, back in adapters)
     if args.checkpointing == "yes":
         layer += again + attention
-    return layer * args.layers + forward(vocabulary, hidden) + backward(vocabulary, hidden)
+        thin += sum(there for there, _ in adapters[:-1])
+    return layer * args.layers + forward(vocabulary, hidden) + backward(vocabulary, hidden), thin * args.layers
 
 
 def run_side(args: argparse.Namespace) -> None:
@@ -156,7 +169,7 @@ def run_side(args: argparse.Namespace) -> None:
         losses.append(step(tokens))
         seconds.append(time.perf_counter() - begin)
     peak = memory("VmHWM") - before
-    products = products_and_attention(args) if args.side == "ours" else 0.0
+    products = products_and_attention(args) if args.side == "ours" else (0.0, 0.0)
     print(json.dumps({"seconds": seconds[2:], "losses": losses, "peak": peak, "products": products}))
 
 
@@ -188,7 +201,9 @@ def measure(args: argparse.Namespace, model: str, dtype: str, checkpointing: str
             result["seconds"] += one["seconds"]
             result["peak"] = max(result["peak"], one["peak"])
             result["loss"] = one["losses"][-1]
-            result.setdefault("share", []).append(one["products"] / median(one["seconds"]))
+            wide, thin = (seconds / median(one["seconds"]) for seconds in one["products"])
+            result.setdefault("share", []).append(wide + thin)
+            result.setdefault("wide share", []).append(wide)
     return results
 
 
@@ -230,7 +245,7 @@ def main() -> None:
                     losses = f"{results['ours']['loss']:.4f} / {results['peer']['loss']:.4f}"
                     print(
                         f"| {label} | {checkpointing} | {cells[0]} | {cells[1]} | {middle['ours'] / middle['peer']:.2f} | "
-                        f"{median(results['ours']['share']):.0%} | "
+                        f"{median(results['ours']['share']):.0%} ({median(results['ours']['wide share']):.0%}) | "
                         f"{results['ours']['peak']:.0f} | {results['peer']['peak']:.0f} | {losses} |",
                         flush=True,
                     )

@@ -7,4 +7,7 @@
 #include <catch2/catch_all.hpp>
 #else
 #include <catch2/catch.hpp>
+namespace Catch::Matchers {
+inline auto ContainsSubstring(const std::string& text) { return Contains(text); }  // v3's name; Contains is another matcher there
+}  // namespace Catch::Matchers
 #endif

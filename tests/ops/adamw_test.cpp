@@ -33,8 +33,8 @@ struct Arena {
         absmax2(at::zeros({ops::adamw_8bit_blocks(n)})) {}
 
   void step(const at::Tensor& gradient, int64_t t, const Options& options) {
-    ops::adamw_8bit_(parameter, gradient, state1, state2, absmax1, absmax2, t, options.lr, options.beta1, options.beta2, options.eps,
-                      options.weight_decay);
+    ops::adamw_8bit_(parameter, gradient, state1, state2, absmax1, absmax2, t, options.lr, options.beta1, options.beta2,
+                     options.eps, options.weight_decay);
   }
 
   at::Tensor parameter, state1, state2, absmax1, absmax2;
@@ -156,16 +156,20 @@ TEST_CASE("AdamW names the argument that breaks a rule", "[ops][cpu]") {
     } catch (const c10::ValueError& error) { return error.what_without_backtrace(); }
     return "";
   };
-  using Catch::Matchers::Contains;
-  REQUIRE_THAT(message([&] { ops::adamw_(p, g, m, v, 0, 1e-3, 0.9, 0.999, 1e-8, 0.0); }), Contains("[adamw_] step counts from 1; got 0."));
-  REQUIRE_THAT(message([&] { ops::adamw_(p, g, m, v, 1, 1e-3, 0.9, 1.0, 1e-8, 0.0); }), Contains("beta2 must be in [0, 1)"));
+  using Catch::Matchers::ContainsSubstring;
+  REQUIRE_THAT(message([&] { ops::adamw_(p, g, m, v, 0, 1e-3, 0.9, 0.999, 1e-8, 0.0); }),
+               ContainsSubstring("[adamw_] step counts from 1; got 0."));
+  REQUIRE_THAT(message([&] { ops::adamw_(p, g, m, v, 1, 1e-3, 0.9, 1.0, 1e-8, 0.0); }),
+               ContainsSubstring("beta2 must be in [0, 1)"));
   REQUIRE_THAT(message([&] { ops::adamw_(p, g.slice(0, 0, 299), m, v, 1, 1e-3, 0.9, 0.999, 1e-8, 0.0); }),
-               Contains("gradient must have 300 elements; got 299."));
-  REQUIRE_THAT(message([&] { ops::adamw_(p, g.to(at::kHalf), m, v, 1, 1e-3, 0.9, 0.999, 1e-8, 0.0); }), Contains("gradient must be Float; got Half."));
+               ContainsSubstring("gradient must have 300 elements; got 299."));
+  REQUIRE_THAT(message([&] { ops::adamw_(p, g.to(at::kHalf), m, v, 1, 1e-3, 0.9, 0.999, 1e-8, 0.0); }),
+               ContainsSubstring("gradient must be Float; got Half."));
   Arena arena(300);
-  REQUIRE_THAT(message([&] { arena.step(g, 1, {.eps = 0.0}); }), Contains("eps must be > 0"));
+  REQUIRE_THAT(message([&] { arena.step(g, 1, {.eps = 0.0}); }), ContainsSubstring("eps must be > 0"));
   arena.absmax2[1] = -1.0;
-  REQUIRE_THAT(message([&] { arena.step(g, 1, {}); }), Contains("every absmax2 must be finite and >= 0; got -1 at block 1."));
+  REQUIRE_THAT(message([&] { arena.step(g, 1, {}); }),
+               ContainsSubstring("every absmax2 must be finite and >= 0; got -1 at block 1."));
   arena.absmax1 = at::zeros({3});
-  REQUIRE_THAT(message([&] { arena.step(g, 1, {}); }), Contains("absmax1 must have 2 elements; got 3."));
+  REQUIRE_THAT(message([&] { arena.step(g, 1, {}); }), ContainsSubstring("absmax1 must have 2 elements; got 3."));
 }

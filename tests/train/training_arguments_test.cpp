@@ -24,9 +24,7 @@ TrainingArguments read(const std::string& text) {
 std::string error_of(const std::string& text) {
   try {
     read(text).validate();
-  } catch (const std::invalid_argument& error) {
-    return error.what();
-  }
+  } catch (const std::invalid_argument& error) { return error.what(); }
   return "no error";
 }
 
@@ -50,10 +48,14 @@ TEST_CASE("each option outside its range is named with its rule and value", "[tr
       {R"({"num_train_epochs":0})", "num_train_epochs must be finite and > 0; got 0."},
       {R"({"max_steps":0})", "max_steps must be > 0, or -1"},
       {R"({"learning_rate":-1})", "learning_rate must be finite and >= 0; got -1."},
-      {R"({"lr_scheduler_type":"cosin"})", "lr_scheduler_type must be one of [linear, cosine, constant, constant_with_warmup]; got 'cosin'. Did you mean 'cosine'?"},
+      {R"({"lr_scheduler_type":"cosin"})",
+       "lr_scheduler_type must be one of [linear, cosine, constant, constant_with_warmup]; got 'cosin'. Did you mean "
+       "'cosine'?"},
       {R"({"warmup_steps":-1})", "warmup_steps must be finite and >= 0"},
       {R"({"warmup_ratio":1.5})", "warmup_ratio must be in [0, 1]; got 1.5."},
-      {R"({"optim":"lion_8bit"})", "optim must be one of [adamw_torch, adamw_torch_fused, adamw_8bit, adamw_bnb_8bit, paged_adamw_8bit, paged_adamw_32bit]"},
+      {R"({"optim":"lion_8bit"})",
+       "optim must be one of [adamw_torch, adamw_torch_fused, adamw_8bit, adamw_bnb_8bit, paged_adamw_8bit, "
+       "paged_adamw_32bit]"},
       {R"({"weight_decay":-0.1})", "weight_decay must be finite and >= 0"},
       {R"({"adam_beta1":1})", "adam_beta1 must be in [0, 1); got 1."},
       {R"({"adam_beta2":-0.5})", "adam_beta2 must be in [0, 1)"},
@@ -63,7 +65,8 @@ TEST_CASE("each option outside its range is named with its rule and value", "[tr
       {R"({"fp16":true,"bf16":true})", "At most one of fp16 and bf16 can be True, but not both"},
       {R"({"checkpoint_keep":"input"})", "input_only"},
       {R"({"max_length":1})", "max_length must be an integer >= 2"},
-      {R"({"train_sampling_strategy":"shuffle"})", "train_sampling_strategy must be one of [random, sequential, group_by_length]"},
+      {R"({"train_sampling_strategy":"shuffle"})",
+       "train_sampling_strategy must be one of [random, sequential, group_by_length]"},
       {R"({"logging_strategy":"often"})", "logging_strategy must be one of [no, steps, epoch]"},
       {R"({"logging_steps":0})", "logging_steps must be finite and > 0; got 0."},
       {R"({"logging_steps":2.5})", "logging_steps must be an integer if bigger than 1; got 2.5."},
@@ -80,7 +83,7 @@ TEST_CASE("each option outside its range is named with its rule and value", "[tr
       {R"({"learnign_rate":1})", "unknown option 'learnign_rate'. Did you mean 'learning_rate'?"},
       {R"({"learning_rate":"1e-4"})", "'learning_rate' must be a number"},
   }));
-  REQUIRE_THAT(error_of(text), Catch::Matchers::Contains(message));
+  REQUIRE_THAT(error_of(text), Catch::Matchers::ContainsSubstring(message));
 }
 
 TEST_CASE("numbers that are not finite are refused", "[train][cpu]") {
@@ -127,7 +130,8 @@ TEST_CASE("every optimizer name means float32 or eight-bit moments, paged ones t
 TEST_CASE("options without effect are said once with the reason", "[train][cpu]") {
   std::vector<std::string> lines;
   set_log_sink([&](LogLevel, std::string_view line) { lines.emplace_back(line); });
-  const auto args = read(R"({"dataloader_num_workers":4,"use_liger_kernel":true,"lr_scheduler_type":"constant","warmup_steps":3})");
+  const auto args =
+      read(R"({"dataloader_num_workers":4,"use_liger_kernel":true,"lr_scheduler_type":"constant","warmup_steps":3})");
   args.validate();
   args.validate();
   set_log_sink({});
