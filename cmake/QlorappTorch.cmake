@@ -39,6 +39,13 @@ foreach(_name torch torch_cpu c10)
   list(APPEND _libraries ${QLORAPP_LIB_${_name}})
 endforeach()
 find_library(QLORAPP_LIB_torch_python torch_python PATHS ${qlorapp_torch_root}/lib NO_DEFAULT_PATH)
+# A compiler without a shared libstdc++ (it prints the bare name) would put a second one into the library, and the first exception
+# that meets torch's would end the process.
+execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libstdc++.so OUTPUT_VARIABLE _runtime ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT _runtime MATCHES "/")
+  message(FATAL_ERROR "qlorapp needs a compiler with a shared libstdc++, as torch's exceptions pass through it; ${CMAKE_CXX_COMPILER} has a "
+                      "static one only. Take another: CXX=/usr/bin/g++, or -DCMAKE_CXX_COMPILER=/usr/bin/g++.")
+endif()
 # libstdc++ comes first: libtorch exports a std::filesystem of its own, from an older one, and the loader takes the first it meets.
 target_link_libraries(qlorapp_torch INTERFACE $<BUILD_INTERFACE:stdc++> $<BUILD_INTERFACE:${_libraries}>)
 target_link_options(qlorapp_torch INTERFACE "LINKER:-rpath-link,${qlorapp_torch_root}/lib" "LINKER:--allow-shlib-undefined")
