@@ -20,8 +20,8 @@ namespace qlorapp {
 namespace {
 
 DecoderBlock::Shape block_shape(const format::ModelConfig& config) {
-  return {config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim,
-          config.rms_norm_eps};
+  return {config.hidden_size,         config.intermediate_size, config.num_attention_heads,
+          config.num_key_value_heads, config.head_dim,          config.rms_norm_eps};
 }
 
 constexpr int64_t kFewTokens = 64;
@@ -155,8 +155,8 @@ void CausalLM::set_segments(std::vector<Segment> segments) {
                         segment.end, ") where ", next, " is next.");
     next = segment.end;
   }
-  QLORAPP_CHECK_VALUE(next == std::ssize(blocks_), "[checkpointing] segments must cover all ", blocks_.size(), " blocks; they end at ",
-                      next, ".");
+  QLORAPP_CHECK_VALUE(next == std::ssize(blocks_), "[checkpointing] segments must cover all ", blocks_.size(),
+                      " blocks; they end at ", next, ".");
   segments_ = std::move(segments);
   if (std::none_of(segments_.begin(), segments_.end(), [](const Segment& segment) { return segment.keep == Keep::kInputOnHost; })) {
     ring_.reset();
@@ -221,7 +221,8 @@ at::Tensor CausalLM::run_segment_back(const Segment& segment, const at::Tensor& 
   for (int64_t i = segment.end - 1; i >= segment.begin; --i) {
     Saved one = std::move(saved.back());
     saved.pop_back();
-    gradient = blocks_[static_cast<size_t>(i)].backward(gradient, context, std::move(one), gradients[static_cast<size_t>(i - segment.begin)],
+    gradient = blocks_[static_cast<size_t>(i)].backward(gradient, context, std::move(one),
+                                                        gradients[static_cast<size_t>(i - segment.begin)],
                                                         /*need_dx=*/i > 0);
   }
   return gradient;
@@ -272,8 +273,8 @@ at::Tensor CausalLM::loss(const Batch& batch, uint64_t seed, uint32_t micro_step
 }
 
 at::Tensor CausalLM::loss_of(const at::Tensor& hidden, const Batch& batch) const {
-  return std::get<0>(ops::linear_cross_entropy(hidden, lm_head_, batch.targets, std::nullopt, hidden.requires_grad(), chunk_rows(hidden),
-                                               batch.target_count));
+  return std::get<0>(ops::linear_cross_entropy(hidden, lm_head_, batch.targets, std::nullopt, hidden.requires_grad(),
+                                               chunk_rows(hidden), batch.target_count));
 }
 
 at::Tensor CausalLM::logits(const at::Tensor& hidden) const { return at::linear(hidden, lm_head_); }
@@ -291,7 +292,9 @@ at::Tensor CausalLM::forward_cached(const at::Tensor& tokens, std::vector<KeyVal
   const at::NoGradGuard no_grad;
   const int64_t begin = cache.front().length, count = tokens.size(0);
   rope_.reserve(begin + count);
-  const StepContext context{rope_.cos(), rope_.sin(), at::arange(begin, begin + count, tokens.options()), {0, count}, 0, 0, /*training=*/false, /*stacked=*/false, nullptr};
+  const StepContext context{rope_.cos(),        rope_.sin(), at::arange(begin, begin + count, tokens.options()), {0, count}, 0, 0,
+                            /*training=*/false,
+                            /*stacked=*/false,  nullptr};
   at::Tensor x = ops::embedding(embed_tokens_, tokens);
   for (size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i].forward_cached(x, context, cache[i]);
   return std::get<0>(ops::rms_norm(x.narrow(0, count - 1, 1), norm_, config_.rms_norm_eps));

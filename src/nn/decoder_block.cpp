@@ -73,7 +73,8 @@ bool DecoderBlock::stacked(const StepContext& context) const {
 }
 
 ProjectionStack DecoderBlock::stack(const Group& group) const {
-  return {std::span(weights_.projections).subspan(group.begin, group.count), std::span(adapters_).subspan(group.begin, group.count)};
+  return {std::span(weights_.projections).subspan(group.begin, group.count),
+          std::span(adapters_).subspan(group.begin, group.count)};
 }
 
 int64_t DecoderBlock::spare(const StepContext& context, std::initializer_list<Group> groups) const {
@@ -268,10 +269,10 @@ at::Tensor DecoderBlock::backward(const at::Tensor& dy, const StepContext& conte
   workspaces.o.reset();
   const Wide dqkv = wide(tokens, shape_.qkv_width(), spare(context, {kQkv}), dy);
   {
-    const auto [dq, dk, dv] =
-        ops::attention_backward(dattention.unflatten(1, {shape_.heads, d}), as_heads(saved.qkv, 0, shape_.heads, d),
-                                as_heads(saved.qkv, q, shape_.kv_heads, d), as_heads(saved.qkv, q + kv, shape_.kv_heads, d),
-                                saved.attention.unflatten(1, {shape_.heads, d}), saved.lse, context.row_starts, attention_scale(shape_));
+    const auto [dq, dk, dv] = ops::attention_backward(
+        dattention.unflatten(1, {shape_.heads, d}), as_heads(saved.qkv, 0, shape_.heads, d),
+        as_heads(saved.qkv, q, shape_.kv_heads, d), as_heads(saved.qkv, q + kv, shape_.kv_heads, d),
+        saved.attention.unflatten(1, {shape_.heads, d}), saved.lse, context.row_starts, attention_scale(shape_));
     dattention.reset();
     saved.qkv.reset();
     saved.attention.reset();
@@ -298,9 +299,8 @@ at::Tensor DecoderBlock::forward_cached(const at::Tensor& x, const StepContext& 
   cache.keys.narrow(0, cache.length, tokens).copy_(as_heads(qkv, q, shape_.kv_heads, d));
   cache.values.narrow(0, cache.length, tokens).copy_(as_heads(qkv, q + kv, shape_.kv_heads, d));
   cache.length += tokens;
-  const at::Tensor attended =
-      ops::attention_with_cache(as_heads(qkv, 0, shape_.heads, d), cache.keys, cache.values, {0, tokens}, {0}, {cache.length},
-                                attention_scale(shape_));
+  const at::Tensor attended = ops::attention_with_cache(as_heads(qkv, 0, shape_.heads, d), cache.keys, cache.values, {0, tokens},
+                                                        {0}, {cache.length}, attention_scale(shape_));
   at::Tensor o = at::empty_like(x);
   project(kO, o, {attended.reshape({tokens, q}), q}, context, scratch);
   auto [x2, n2, rstd2] = ops::add_rms_norm(o, x, weights_.post_attention_norm, shape_.rms_norm_eps);
@@ -324,7 +324,7 @@ Bytes DecoderBlock::kept_bytes(const Shape& shape, int64_t tokens, Keep keep, at
   const int64_t gate_up_rank = ranks[qlorapp::index(Projection::kGate)] + ranks[qlorapp::index(Projection::kUp)];
   const int64_t spare = stacked ? ProjectionStack::padded(gate_up_rank) : 0;
   const int64_t elements = shape.qkv_width() + shape.hidden + 2 * shape.intermediate + spare + rank_sum;  // qkv, x2, gate|up, u
-  return input + attention + Bytes{tokens * elements * element + 2 * tokens * 4};                  // and two rstd
+  return input + attention + Bytes{tokens * elements * element + 2 * tokens * 4};                         // and two rstd
 }
 
 Bytes DecoderBlock::kept_host_bytes(const Shape& shape, int64_t tokens, Keep keep, at::ScalarType dtype) {

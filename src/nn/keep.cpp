@@ -44,9 +44,10 @@ std::vector<Segment> keep_in_each_block(int64_t blocks, Keep keep) {
 
 std::vector<Segment> checkpoint_every(int64_t blocks, int64_t k, Keep keep) {
   QLORAPP_CHECK_VALUE(k >= 1, "[checkpoint_every] the number of blocks a segment must be at least 1; got ", k, ".");
-  QLORAPP_CHECK_VALUE(keep == Keep::kInputOnly || keep == Keep::kInputOnHost,
-                      "[checkpoint_every] of several blocks the first one's input is kept: keep must be input_only or input_on_host; got ",
-                      to_string(keep), ".");
+  QLORAPP_CHECK_VALUE(
+      keep == Keep::kInputOnly || keep == Keep::kInputOnHost,
+      "[checkpoint_every] of several blocks the first one's input is kept: keep must be input_only or input_on_host; got ",
+      to_string(keep), ".");
   std::vector<Segment> segments;
   for (int64_t begin = 0; begin < blocks; begin += k) segments.push_back({begin, std::min(begin + k, blocks), keep});
   return segments;

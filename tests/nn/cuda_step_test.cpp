@@ -45,8 +45,8 @@ struct NothingWaits {
 
 TEST_CASE("loss and adapter gradients on a GPU equal autograd over a plain dense model", "[nn][cuda]") {
   if (no_gpu()) return;
-  const std::vector<int64_t> rows = GENERATE(std::vector<int64_t>{0, 9, 10, 24}, std::vector<int64_t>{0, 40, 80},
-                                             std::vector<int64_t>{0, 33, 34, 96});
+  const std::vector<int64_t> rows =
+      GENERATE(std::vector<int64_t>{0, 9, 10, 24}, std::vector<int64_t>{0, 40, 80}, std::vector<int64_t>{0, 33, 34, 96});
   CausalLM on_cpu = tiny::make_model(at::kFloat), model = tiny::make_model(at::kFloat, 0, kGpu);
   model.arena().values().copy_(on_cpu.arena().values());
   const Batch batch = long_batch(rows, model.config().vocab_size);

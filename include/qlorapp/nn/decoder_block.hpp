@@ -104,10 +104,11 @@ class DecoderBlock {
   /// Columns that a matrix which these groups' products read or write carries behind its own. 0 unless stacked.
   [[nodiscard]] int64_t spare(const StepContext& context, std::initializer_list<Group> groups) const;
   /// y = x·Wᵀ with LoRA for a group; the workspace is taken from `cache` if it is there, and put there if `cache` is not null.
-  void project(const Group& group, at::Tensor y, const Wide& x, const StepContext& context, Saved& saved, at::Tensor* cache = nullptr) const;
+  void project(const Group& group, at::Tensor y, const Wide& x, const StepContext& context, Saved& saved,
+               at::Tensor* cache = nullptr) const;
   /// dx (unless null) from dy, and the adapters' gradients from dy and x.
-  void project_back(const Group& group, at::Tensor* dx, const Wide& dy, const at::Tensor& x, const StepContext& context, const Saved& saved,
-                    const Gradients& gradients, const at::Tensor& workspace) const;
+  void project_back(const Group& group, at::Tensor* dx, const Wide& dy, const at::Tensor& x, const StepContext& context,
+                    const Saved& saved, const Gradients& gradients, const at::Tensor& workspace) const;
 
   [[nodiscard]] const LoraAdapter* adapter(Projection projection) const;
   [[nodiscard]] std::optional<DropoutKey> dropout(Projection projection, const StepContext& context) const;

@@ -122,7 +122,8 @@ struct TrainingArguments {
         Field{"dataloader_pin_memory", &T::dataloader_pin_memory, "", kSaid, "rows are tokenized once and stay in memory."},
         Field{"remove_unused_columns", &T::remove_unused_columns, "", kSaid, "columns that are not needed are never read."},
         Field{"use_liger_kernel", &T::use_liger_kernel, "", kSaid, "fused kernels are always used."},
-        Field{"torch_compile", &T::torch_compile, "", kRefused, "blocks are hand-written C++, there is no graph to compile. Leave it out."},
+        Field{"torch_compile", &T::torch_compile, "", kRefused,
+              "blocks are hand-written C++, there is no graph to compile. Leave it out."},
         Field{"push_to_hub", &T::push_to_hub, "", kRefused, "nothing here uploads. Push the adapter folder with huggingface-cli."}};
   }
   static constexpr std::array<Alias, 6> aliases() {
