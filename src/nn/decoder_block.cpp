@@ -24,6 +24,9 @@ at::Tensor as_heads(const at::Tensor& buffer, int64_t begin, int64_t heads, int6
   return columns(buffer, begin, heads * head_dim).unflatten(1, {heads, head_dim});
 }
 
+/// Whether nobody else can see what is written to `tensor`.
+bool is_ours_alone(const at::Tensor& tensor) { return tensor.use_count() == 1 && tensor.storage().use_count() == 1; }
+
 /// An uninitialized matrix like `like`, in rows with room for the low-rank products behind them.
 Wide wide(int64_t tokens, int64_t width, int64_t spare, const at::Tensor& like) {
   return {at::empty({tokens, width + spare}, like.options()), width};
@@ -85,18 +88,18 @@ int64_t DecoderBlock::spare(const StepContext& context, std::initializer_list<Gr
   return most;
 }
 
-void DecoderBlock::project(const Group& group, at::Tensor y, const Wide& x, const StepContext& context, Saved& saved,
+void DecoderBlock::project(const Group& group, at::Tensor y, const Wide& x, const StepContext& context, Saved* saved,
                            at::Tensor* cache) const {
   int64_t column = 0;
   if (stacked(context)) {
     const ProjectionStack projections = stack(group);
     const at::Tensor workspace = projections.workspace(y.scalar_type());
     at::Tensor u = projections.forward(y, x, workspace);
-    if (u.defined()) {  // out of the columns behind x, which is not kept
-      u = u.narrow(1, 0, projections.rank()).contiguous();
+    if (u.defined() && saved != nullptr) {
+      if (x.spare() > 0) u = u.narrow(1, 0, projections.rank()).contiguous();  // out of the columns behind x, which is not kept
       for (size_t i = group.begin; i < group.begin + group.count; ++i) {
         if (!adapters_[i]) continue;
-        saved.u[i] = u.narrow(1, column, adapters_[i]->a.size(0));
+        saved->u[i] = u.narrow(1, column, adapters_[i]->a.size(0));
         column += adapters_[i]->a.size(0);
       }
     }
@@ -107,28 +110,46 @@ void DecoderBlock::project(const Group& group, at::Tensor y, const Wide& x, cons
   for (size_t i = group.begin; i < group.begin + group.count; ++i) {
     const auto projection = static_cast<Projection>(i);
     at::Tensor part = columns(y, column, weights_.projections[i].out_features());
-    saved.u[i] = lora_projection_forward(part, values, weights_.projections[i], adapter(projection), dropout(projection, context));
+    at::Tensor u =
+        lora_projection_forward(part, values, weights_.projections[i], adapter(projection), dropout(projection, context));
+    if (saved != nullptr) saved->u[i] = std::move(u);
     column += part.size(1);
   }
 }
 
-void DecoderBlock::project_back(const Group& group, at::Tensor* dx, const Wide& dy, const at::Tensor& x, const StepContext& context,
-                                const Saved& saved, const Gradients& gradients, const at::Tensor& workspace) const {
+DecoderBlock::Inner DecoderBlock::project_back(const Group& group, at::Tensor* dx, const Wide& dy, const StepContext& context,
+                                               const at::Tensor& workspace) const {
+  Inner v;
   if (stacked(context)) {
     const ProjectionStack projections = stack(group);
-    projections.backward_input(dx, dy, workspace.defined() ? workspace : projections.workspace(x.scalar_type()));
-    projections.backward_adapters(dy, x, std::span(saved.u).subspan(group.begin, group.count),
-                                  std::span(gradients).subspan(group.begin, group.count));
+    projections.backward_input(dx, dy, workspace.defined() ? workspace : projections.workspace(dy.buffer.scalar_type()));
+    return v;
+  }
+  int64_t column = 0;
+  for (size_t i = group.begin; i < group.begin + group.count; ++i) {
+    const auto projection = static_cast<Projection>(i);
+    const at::Tensor part = columns(dy.buffer, column, weights_.projections[i].out_features());
+    v[i - group.begin] = lora_projection_backward_input(dx, /*accumulate=*/column > 0, part, weights_.projections[i],
+                                                        adapter(projection), dropout(projection, context));
+    column += part.size(1);
+  }
+  return v;
+}
+
+void DecoderBlock::add_gradients(const Group& group, const Wide& dy, const at::Tensor& x, const Inner& v,
+                                 const StepContext& context, const Saved& saved, const Gradients& gradients) const {
+  if (stacked(context)) {
+    stack(group).backward_adapters(dy, x, std::span(saved.u).subspan(group.begin, group.count),
+                                   std::span(gradients).subspan(group.begin, group.count));
     return;
   }
   int64_t column = 0;
   for (size_t i = group.begin; i < group.begin + group.count; ++i) {
     const auto projection = static_cast<Projection>(i);
-    const LoraAdapter* const own = adapter(projection);
-    const auto key = dropout(projection, context);
     const at::Tensor part = columns(dy.buffer, column, weights_.projections[i].out_features());
-    const at::Tensor v = lora_projection_backward_input(dx, /*accumulate=*/column > 0, part, weights_.projections[i], own, key);
-    if (own) lora_projection_backward_adapter(part, x, saved.u[i], v, *own, key, gradients[i]);
+    if (const LoraAdapter* const own = adapter(projection)) {
+      lora_projection_backward_adapter(part, x, saved.u[i], v[i - group.begin], *own, dropout(projection, context), gradients[i]);
+    }
     column += part.size(1);
   }
 }
@@ -138,16 +159,9 @@ Wide DecoderBlock::backward_down(const Wide& dy, const StepContext& context, Sav
   const size_t i = qlorapp::index(Projection::kDown);
   const int64_t width = shape_.intermediate;
   const LoraAdapter* const own = adapter(Projection::kDown);
-  const auto key = dropout(Projection::kDown, context);
-  at::Tensor dh = at::empty({dy.buffer.size(0), width}, dy.buffer.options()), v;
-  const ProjectionStack down = stack(kDown);
-  at::Tensor workspace;
-  if (stacked(context)) {
-    workspace = down.workspace(dh.scalar_type());
-    down.backward_input(&dh, dy, workspace);
-  } else {
-    v = lora_projection_backward_input(&dh, false, dy.values(), weights_.projections[i], own, key);
-  }
+  at::Tensor dh = at::empty({dy.buffer.size(0), width}, dy.buffer.options()), workspace;
+  if (stacked(context)) workspace = stack(kDown).workspace(dh.scalar_type());
+  const Inner v = project_back(kDown, &dh, dy, context, workspace);
   at::Tensor h;
   Wide dgate_up{saved.gate_up, 2 * width};
   if (saved.gate_up.use_count() == 2) {  // nobody else will read it: one pass turns it into its gradient, and dh into h
@@ -163,18 +177,15 @@ Wide DecoderBlock::backward_down(const Wide& dy, const StepContext& context, Sav
   saved.gate_up.reset();
   if (own) {
     if (!saved.u[i].defined()) {
-      saved.u[i] = workspace.defined() ? down.input_product(h, workspace) : lora_input_product(h, *own, key);
+      saved.u[i] = workspace.defined() ? stack(kDown).input_product(h, workspace)
+                                       : lora_input_product(h, *own, dropout(Projection::kDown, context));
     }
-    if (workspace.defined()) {
-      down.backward_adapters(dy, h, std::span(saved.u).subspan(i, 1), std::span(gradients).subspan(i, 1));
-    } else {
-      lora_projection_backward_adapter(dy.values(), h, saved.u[i], v, *own, key, gradients[i]);
-    }
+    add_gradients(kDown, dy, h, v, context, saved, gradients);
   }
   return dgate_up;
 }
 
-at::Tensor DecoderBlock::project_qkv(const Wide& n1, const StepContext& context, Saved& saved, at::Tensor* cache) const {
+at::Tensor DecoderBlock::project_qkv(const Wide& n1, const StepContext& context, Saved* saved, at::Tensor* cache) const {
   at::Tensor qkv = at::empty({n1.buffer.size(0), shape_.qkv_width()}, n1.buffer.options());
   project(kQkv, qkv, n1, context, saved, cache);
   at::Tensor turned = as_heads(qkv, 0, shape_.heads + shape_.kv_heads, shape_.head_dim);
@@ -183,51 +194,55 @@ at::Tensor DecoderBlock::project_qkv(const Wide& n1, const StepContext& context,
 }
 
 /// Fills what `saved` lacks, given its x (and, with attention_only, attention and lse), up to gate_up.
-void DecoderBlock::compute_until_gate_up(const StepContext& context, Saved& saved, Workspaces* cache) const {
+void DecoderBlock::compute_until_gate_up(const StepContext& context, Saved& saved, bool for_backward, Workspaces* cache) const {
+  Saved* const low_rank = for_backward ? &saved : nullptr;
   const int64_t tokens = saved.x.size(0), d = shape_.head_dim, q = shape_.attention_width(), kv = shape_.kv_heads * d;
   {
     Wide n1 = wide(tokens, shape_.hidden, spare(context, {kQkv}), saved.x);
     saved.rstd1 = at::empty({tokens}, statistic_options(saved.x));
     at::Tensor values = n1.values();
     ops::rms_norm_out(saved.x, weights_.input_norm, shape_.rms_norm_eps, values, saved.rstd1);
-    saved.qkv = project_qkv(n1, context, saved, cache ? &cache->qkv : nullptr);
+    saved.qkv = project_qkv(n1, context, low_rank, cache ? &cache->qkv : nullptr);
   }
   if (!saved.attention.defined()) {
     auto [out, lse] = ops::attention(as_heads(saved.qkv, 0, shape_.heads, d), as_heads(saved.qkv, q, shape_.kv_heads, d),
-                                     as_heads(saved.qkv, q + kv, shape_.kv_heads, d), context.row_starts, attention_scale(shape_));
+                                     as_heads(saved.qkv, q + kv, shape_.kv_heads, d), context.row_starts, attention_scale(shape_),
+                                     context.deterministic);
     saved.attention = out.reshape({tokens, q});
     saved.lse = std::move(lse);
+    if (!for_backward) saved.qkv.reset();
   }
   at::Tensor o = at::empty_like(saved.x);
-  project(kO, o, {saved.attention, q}, context, saved, cache ? &cache->o : nullptr);
+  project(kO, o, {saved.attention, q}, context, low_rank, cache ? &cache->o : nullptr);
   saved.x2 = at::empty_like(saved.x);
   saved.rstd2 = at::empty_like(saved.rstd1);
   const Wide n2 = wide(tokens, shape_.hidden, spare(context, {kGateUp}), saved.x);
   at::Tensor values = n2.values();
   ops::add_rms_norm_out(o, saved.x, weights_.post_attention_norm, shape_.rms_norm_eps, saved.x2, values, saved.rstd2);
   const Wide gate_up = wide(tokens, 2 * shape_.intermediate, spare(context, {kGateUp}), saved.x);
-  project(kGateUp, gate_up.values(), n2, context, saved, cache ? &cache->gate_up : nullptr);
+  project(kGateUp, gate_up.values(), n2, context, low_rank, cache ? &cache->gate_up : nullptr);
   saved.gate_up = gate_up.buffer;
 }
 
 at::Tensor DecoderBlock::forward(const at::Tensor& x, const StepContext& context, Saved* saved, Keep keep) const {
   std::optional<InputOffload::Copy> to_host;  // beside the computation; when it ends, the stream waits for it
   if (saved != nullptr && keep == Keep::kInputOnHost && context.offload) to_host.emplace(*context.offload, x, index_);
+  const bool keep_all = saved != nullptr && keep == Keep::kEverything;
   Saved all;
   all.x = x;
-  compute_until_gate_up(context, all);
+  compute_until_gate_up(context, all, keep_all);
   at::Tensor y = at::empty_like(x);
   {
     const Wide h = wide(x.size(0), shape_.intermediate, spare(context, {kDown}), x);
     at::Tensor values = h.values();
     ops::swiglu_out(columns(all.gate_up, 0, 2 * shape_.intermediate), values);
-    if (saved == nullptr || keep != Keep::kEverything) all.gate_up.reset();
-    project(kDown, y, h, context, all);
+    if (!keep_all) all.gate_up.reset();
+    project(kDown, y, h, context, keep_all ? &all : nullptr);
   }
   y.add_(all.x2);
   if (saved == nullptr) return y;
   *saved = {};
-  if (keep == Keep::kEverything) {
+  if (keep_all) {
     *saved = std::move(all);
   } else {
     saved->x = to_host ? to_host->host() : std::move(all.x);
@@ -240,39 +255,44 @@ at::Tensor DecoderBlock::forward(const at::Tensor& x, const StepContext& context
   return y;
 }
 
-at::Tensor DecoderBlock::backward(const at::Tensor& dy, const StepContext& context, Saved saved, const Gradients& gradients,
-                                  bool need_dx) const {
+Wide DecoderBlock::backward(Wide dy, const StepContext& context, Saved saved, const Gradients& gradients, bool need_dx) const {
   // Asked of the tensor, not of x_on_host: hooks on saved tensors may have moved it.
-  if (context.offload && saved.x.device() != dy.device()) saved.x = context.offload->load(saved.x, index_);
+  if (context.offload && saved.x.device() != dy.buffer.device()) saved.x = context.offload->load(saved.x, index_);
   Workspaces workspaces;
-  if (!saved.gate_up.defined()) compute_until_gate_up(context, saved, &workspaces);
-  const int64_t tokens = dy.size(0), d = shape_.head_dim, q = shape_.attention_width(), kv = shape_.kv_heads * d;
+  if (!saved.gate_up.defined()) compute_until_gate_up(context, saved, /*for_backward=*/true, &workspaces);
+  const int64_t tokens = dy.buffer.size(0), d = shape_.head_dim, q = shape_.attention_width(), kv = shape_.kv_heads * d;
+  const at::TensorOptions options = dy.buffer.options();
 
   // The gradient along the residual: of the block's output first, then of x2, at last of x.
-  const Wide residual = wide(tokens, shape_.hidden, spare(context, {kO, kDown}), dy);
-  at::Tensor dresidual = residual.values();
-  dresidual.copy_(dy);
+  if (const int64_t columns_behind = spare(context, {kO, kDown}); !is_ours_alone(dy.buffer) || dy.spare() < columns_behind) {
+    Wide copy = wide(tokens, shape_.hidden, columns_behind, dy.buffer);
+    copy.values().copy_(dy.values());
+    dy = std::move(copy);
+  }
+  at::Tensor dresidual = dy.values();
   {
-    Wide dgate_up = backward_down(residual, context, saved, gradients);
-    at::Tensor n2 = at::empty_like(saved.x2), rstd = at::empty_like(saved.rstd2), dn2 = at::empty_like(dy);
-    ops::rms_norm_out(saved.x2, weights_.post_attention_norm, shape_.rms_norm_eps, n2, rstd);
-    project_back(kGateUp, &dn2, dgate_up, n2, context, saved, gradients, workspaces.gate_up);
+    Wide dgate_up = backward_down(dy, context, saved, gradients);
+    at::Tensor dn2 = at::empty({tokens, shape_.hidden}, options);
+    const Inner v = project_back(kGateUp, &dn2, dgate_up, context, workspaces.gate_up);
     workspaces.gate_up.reset();
-    dgate_up.buffer.reset();
     ops::rms_norm_backward_(dresidual, dn2, saved.x2, weights_.post_attention_norm, saved.rstd2);
+    const at::Tensor& n2 = dn2;
+    add_gradients(kGateUp, dgate_up, n2, v, context, saved, gradients);
   }
   saved.x2.reset();
   if (context.offload) context.offload->prefetch(index_ - 1);  // now that the widest tensors are gone
 
-  at::Tensor dattention = at::empty({tokens, q}, dy.options());
-  project_back(kO, &dattention, residual, saved.attention, context, saved, gradients, workspaces.o);
+  at::Tensor dattention = at::empty({tokens, q}, options);
+  const Inner v_of_o = project_back(kO, &dattention, dy, context, workspaces.o);
   workspaces.o.reset();
-  const Wide dqkv = wide(tokens, shape_.qkv_width(), spare(context, {kQkv}), dy);
+  add_gradients(kO, dy, saved.attention, v_of_o, context, saved, gradients);
+  const Wide dqkv = wide(tokens, shape_.qkv_width(), spare(context, {kQkv}), dy.buffer);
   {
-    const auto [dq, dk, dv] = ops::attention_backward(
-        dattention.unflatten(1, {shape_.heads, d}), as_heads(saved.qkv, 0, shape_.heads, d),
-        as_heads(saved.qkv, q, shape_.kv_heads, d), as_heads(saved.qkv, q + kv, shape_.kv_heads, d),
-        saved.attention.unflatten(1, {shape_.heads, d}), saved.lse, context.row_starts, attention_scale(shape_));
+    const auto [dq, dk, dv] =
+        ops::attention_backward(dattention.unflatten(1, {shape_.heads, d}), as_heads(saved.qkv, 0, shape_.heads, d),
+                                as_heads(saved.qkv, q, shape_.kv_heads, d), as_heads(saved.qkv, q + kv, shape_.kv_heads, d),
+                                saved.attention.unflatten(1, {shape_.heads, d}), saved.lse, context.row_starts,
+                                attention_scale(shape_), context.deterministic);
     dattention.reset();
     saved.qkv.reset();
     saved.attention.reset();
@@ -280,34 +300,38 @@ at::Tensor DecoderBlock::backward(const at::Tensor& dy, const StepContext& conte
     ops::rope_backward_qkv_(packed, dq, dk, dv, context.cos, context.sin, context.positions);
   }
 
-  at::Tensor n1 = at::empty_like(saved.x), rstd = at::empty_like(saved.rstd1);
-  ops::rms_norm_out(saved.x, weights_.input_norm, shape_.rms_norm_eps, n1, rstd);
-  at::Tensor dn1 = need_dx ? at::empty_like(dy) : at::Tensor();
-  project_back(kQkv, need_dx ? &dn1 : nullptr, dqkv, n1, context, saved, gradients, workspaces.qkv);
-  if (!need_dx) return {};
-  ops::rms_norm_backward_(dresidual, dn1, saved.x, weights_.input_norm, saved.rstd1);
-  return dresidual;
+  at::Tensor dn1 = at::empty({tokens, shape_.hidden}, options);
+  const Inner v = project_back(kQkv, need_dx ? &dn1 : nullptr, dqkv, context, workspaces.qkv);
+  workspaces.qkv.reset();
+  if (need_dx) {
+    ops::rms_norm_backward_(dresidual, dn1, saved.x, weights_.input_norm, saved.rstd1);
+  } else {
+    at::Tensor rstd = at::empty_like(saved.rstd1);  // the one that was saved may be an autograd graph's
+    ops::rms_norm_out(saved.x, weights_.input_norm, shape_.rms_norm_eps, dn1, rstd);
+  }
+  const at::Tensor& n1 = dn1;  // either way
+  add_gradients(kQkv, dqkv, n1, v, context, saved, gradients);
+  return need_dx ? std::move(dy) : Wide{};
 }
 
 at::Tensor DecoderBlock::forward_cached(const at::Tensor& x, const StepContext& context, KeyValueCache& cache) const {
   const int64_t d = shape_.head_dim, q = shape_.attention_width(), kv = shape_.kv_heads * d, tokens = x.size(0);
   QLORAPP_CHECK_VALUE(cache.length + tokens <= cache.keys.size(0), "[generate] the cache holds ", cache.keys.size(0),
                       " positions; ", cache.length + tokens, " are needed.");
-  Saved scratch;
   const at::Tensor n1 = std::get<0>(ops::rms_norm(x, weights_.input_norm, shape_.rms_norm_eps));
-  const at::Tensor qkv = project_qkv({n1, shape_.hidden}, context, scratch);
+  const at::Tensor qkv = project_qkv({n1, shape_.hidden}, context, nullptr);
   cache.keys.narrow(0, cache.length, tokens).copy_(as_heads(qkv, q, shape_.kv_heads, d));
   cache.values.narrow(0, cache.length, tokens).copy_(as_heads(qkv, q + kv, shape_.kv_heads, d));
   cache.length += tokens;
   const at::Tensor attended = ops::attention_with_cache(as_heads(qkv, 0, shape_.heads, d), cache.keys, cache.values, {0, tokens},
                                                         {0}, {cache.length}, attention_scale(shape_));
   at::Tensor o = at::empty_like(x);
-  project(kO, o, {attended.reshape({tokens, q}), q}, context, scratch);
+  project(kO, o, {attended.reshape({tokens, q}), q}, context, nullptr);
   auto [x2, n2, rstd2] = ops::add_rms_norm(o, x, weights_.post_attention_norm, shape_.rms_norm_eps);
   at::Tensor gate_up = at::empty({tokens, 2 * shape_.intermediate}, x.options());
-  project(kGateUp, gate_up, {n2, shape_.hidden}, context, scratch);
+  project(kGateUp, gate_up, {n2, shape_.hidden}, context, nullptr);
   at::Tensor y = at::empty_like(x);
-  project(kDown, y, {ops::swiglu(gate_up), shape_.intermediate}, context, scratch);
+  project(kDown, y, {ops::swiglu(gate_up), shape_.intermediate}, context, nullptr);
   return y.add_(x2);
 }
 
@@ -321,6 +345,8 @@ Bytes DecoderBlock::kept_bytes(const Shape& shape, int64_t tokens, Keep keep, at
   if (keep == Keep::kAttentionOnly) return input + attention;
   int64_t rank_sum = 0;
   for (const int64_t rank : ranks) rank_sum += rank;
+  const int64_t o_rank = ranks[qlorapp::index(Projection::kO)];
+  if (stacked) rank_sum += ProjectionStack::padded(o_rank) - o_rank;  // as its product wrote it
   const int64_t gate_up_rank = ranks[qlorapp::index(Projection::kGate)] + ranks[qlorapp::index(Projection::kUp)];
   const int64_t spare = stacked ? ProjectionStack::padded(gate_up_rank) : 0;
   const int64_t elements = shape.qkv_width() + shape.hidden + 2 * shape.intermediate + spare + rank_sum;  // qkv, x2, gate|up, u
