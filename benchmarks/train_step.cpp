@@ -220,8 +220,8 @@ int run(std::vector<std::string> arguments) {
             static_cast<long>(launches.kernels), static_cast<long>(launches.memory_operations),
             static_cast<double>(launches.kernels + launches.memory_operations) / static_cast<double>(config.num_hidden_layers),
             launches.busy_ms / median);
-        for (const auto& [name, times] : launches.by_name) {
-          if (names) std::fprintf(stderr, "%6ld  %s\n", static_cast<long>(times), name.c_str());
+        for (const auto& [name, launched] : launches.by_name) {
+          if (names) std::fprintf(stderr, "%6ld  %s\n", static_cast<long>(launched), name.c_str());
         }
       } catch (const std::exception& error) { std::fprintf(stderr, "bench_train_step: no profiler: %s\n", error.what()); }
     }

@@ -223,8 +223,8 @@ void Trainer::read_losses() {
     constexpr double kLargest = 0x1p63;  // squares of larger gradients overflow in the moments
     if (const double norm = step.grad_norm.defined() ? step.grad_norm.item<double>() : 0.0; !(norm < kLargest)) {
       throw TrainingDiverged(
-          concat("[trainer] the norm of the gradients must be finite and below 9.2e18; got ", norm, " in step ", step.step,
-                 ", whose loss is ", loss,
+          concat("[trainer] the norm of the gradients must be finite and below 9.2e18; got ", std::fabs(norm), " in step ",
+                 step.step, ", whose loss is ", std::fabs(loss),
                  ". A step whose gradients are not finite changes neither adapters nor moments, and "
                  "nothing was saved since. Look at the rows of that step, lower the learning rate, or resume from the "
                  "last checkpoint."));
