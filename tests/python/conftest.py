@@ -1,12 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the build under test: QLORAPP_BUILD_DIR, or build/dev of this checkout."""
+"""Finds the build under test: QLORAPP_BUILD_DIR, or build/dev of this checkout.
+
+Peers move to a GPU by themselves where they see one, so the tests see none, unless QLORAPP_TEST_GPU=1 asks for those that need one,
+and for no others. `./dev test` runs both where there is a GPU.
+"""
 
 import os
 import pathlib
 import sys
 
-import pytest
-import torch
+GPU = os.environ.get("QLORAPP_TEST_GPU") == "1"
+if not GPU:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("QLORAPP_BUILD_DIR", ROOT / "build" / "dev"))
@@ -18,6 +26,19 @@ torch.ops.load_library(str(BUILD / "libqlorapp.so"))
 @pytest.fixture
 def build_dir() -> pathlib.Path:
     return BUILD
+
+
+def pytest_collection_modifyitems(config, items):
+    if not GPU:
+        return
+
+    def needs_gpu(item):
+        on_gpu = getattr(item, "callspec", None) is not None and item.callspec.params.get("device") == "cuda"
+        return on_gpu or "cuda" in item.fixturenames or "cuda" in item.path.name
+
+    chosen = [item for item in items if needs_gpu(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
 
 
 def has_cuda():
