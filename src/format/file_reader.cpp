@@ -24,6 +24,8 @@ constexpr int kOpenFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
   throw IoError(concat('[', path, "] ", rule, "; ", std::strerror(error), ". Check the path and its permissions."), error);
 }
 
+int64_t modified(const struct stat& status) { return int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec; }
+
 bool is_cache_blob(std::string_view target) {
   constexpr std::string_view kPrefix = "../../blobs/";
   if (!target.starts_with(kPrefix) || target.size() == kPrefix.size()) return false;
@@ -45,6 +47,7 @@ FileReader::FileReader(int descriptor, std::string path) : descriptor_(descripto
                              ". Name the file itself."));
   }
   size_ = status.st_size;
+  modified_ = modified(status);
 }
 
 FileReader FileReader::open_inside(const std::string& folder, const std::string& name) {
@@ -76,11 +79,15 @@ FileReader FileReader::open_inside(const std::string& folder, const std::string&
 }
 
 FileReader::FileReader(FileReader&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)), size_(other.size_), path_(std::move(other.path_)) {}
+    : descriptor_(std::exchange(other.descriptor_, -1)),
+      size_(other.size_),
+      modified_(other.modified_),
+      path_(std::move(other.path_)) {}
 
 FileReader& FileReader::operator=(FileReader&& other) noexcept {
   std::swap(descriptor_, other.descriptor_);
   std::swap(size_, other.size_);
+  std::swap(modified_, other.modified_);
   std::swap(path_, other.path_);
   return *this;
 }
@@ -101,6 +108,13 @@ void FileReader::read_at(int64_t offset, std::span<std::byte> into) const {
                          ". It is truncated: copy or download it again.");
     done += static_cast<size_t>(got);
   }
+}
+
+void FileReader::check_unchanged() const {
+  struct stat status {};
+  if (::fstat(descriptor_, &status) != 0) fail(path_, "the file must be readable", errno);
+  QLORAPP_CHECK_FORMAT(status.st_size == size_ && modified(status) == modified_, '[', path_,
+                       "] the file must not change while it is read; it did. Load it again once it is written.");
 }
 
 std::string FileReader::read_all(size_t max_bytes) const {

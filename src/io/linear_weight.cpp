@@ -4,10 +4,13 @@
 #include <ATen/ATen.h>
 
 #include <cstring>
+#include <memory>
+#include <utility>
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/format/dynamic_map.hpp"
 #include "qlorapp/io/tensor_file.hpp"
+#include "qlorapp/quant/piece_quantizer.hpp"
 
 namespace qlorapp {
 namespace {
@@ -35,18 +38,20 @@ void check_finite(const at::Tensor& scales, const format::TensorLocation& locati
 
 }  // namespace
 
-at::Tensor read_checked(const format::Checkpoint& checkpoint, const std::string& name, const std::vector<int64_t>& shape) {
+format::TensorLocation find_checked(const format::Checkpoint& checkpoint, const std::string& name,
+                                    const std::vector<int64_t>& shape) {
   const format::TensorLocation& location = checkpoint.at(name);
   QLORAPP_CHECK_FORMAT(location.tensor->shape == shape, "[load] ", location.file->path(), ": tensor '", name, "' must have shape ",
                        shape, " by config.json; got ", location.tensor->shape, ".");
-  at::Tensor tensor = read_tensor(location);
-  QLORAPP_CHECK_FORMAT(at::isFloatingType(tensor.scalar_type()) && tensor.element_size() >= 2, "[load] ", location.file->path(),
-                       ": tensor '", name, "' must be float32, float16 or bfloat16; got ",
-                       format::dtype_name(location.tensor->dtype), ".");
-  return tensor;
+  const at::ScalarType dtype = scalar_type_of(location.tensor->dtype, name);
+  QLORAPP_CHECK_FORMAT(at::isFloatingType(dtype) && c10::elementSize(dtype) >= 2, "[load] ", location.file->path(), ": tensor '",
+                       name, "' must be float32, float16 or bfloat16; got ", format::dtype_name(location.tensor->dtype), ".");
+  return location;
 }
 
-QuantizedTensor read_quantized(const format::Checkpoint& checkpoint, const std::string& name, const std::vector<int64_t>& shape) {
+QuantizedTensor stream_quantized(std::vector<StreamedTensor>& tensors, const format::Checkpoint& checkpoint,
+                                 const std::string& name, const std::vector<int64_t>& shape, at::Device device,
+                                 std::function<void()> done) {
   const format::QuantizedWeight found = format::find_quantized_weight(checkpoint, name);
   const std::string& path = found.packed.file->path();
   QLORAPP_CHECK_FORMAT(found.state.shape == shape, "[load] ", path, ": tensor '", name, "' must have shape ", shape,
@@ -57,31 +62,55 @@ QuantizedTensor read_quantized(const format::Checkpoint& checkpoint, const std::
   weight.block_size = found.state.block_size;
   weight.nested_block_size = found.state.nested_block_size;
   weight.quant_type = found.state.quant_type;
-  weight.packed = read_tensor(found.packed).view(at::kByte).reshape({-1, 1});
-  weight.absmax = read_tensor(found.absmax);
+  const auto empty = [&](int64_t count, format::Dtype dtype) {
+    return at::empty({count}, at::TensorOptions().dtype(scalar_type_of(dtype, name)).device(device));
+  };
+  weight.packed = empty(found.packed.tensor->nbytes, format::Dtype::kU8).view({-1, 1});
+  weight.absmax = empty(found.absmax.tensor->numel(), found.absmax.tensor->dtype);
   QLORAPP_CHECK_FORMAT(at::equal(read_tensor(found.quant_map), code_book(weight.quant_type)), "[load] ", path,
                        ": the code book of '", name,
                        "' is not the standard one of its quant_type; the weight cannot be read exactly.");
   if (found.state.double_quant) {
-    weight.nested_absmax = read_tensor(found.nested_absmax);
-    check_finite(weight.nested_absmax, found.nested_absmax);
-    weight.nested_offset = at::scalar_tensor(found.state.nested_offset, at::TensorOptions().dtype(at::kFloat));
+    const at::Tensor nested_absmax = read_tensor(found.nested_absmax);
+    check_finite(nested_absmax, found.nested_absmax);
+    weight.nested_absmax = nested_absmax.to(device);
+    weight.nested_offset = at::scalar_tensor(found.state.nested_offset, at::TensorOptions().dtype(at::kFloat)).to(device);
     QLORAPP_CHECK_FORMAT(at::equal(read_tensor(found.nested_quant_map), nested_code_book()), "[load] ", path,
                          ": the nested code book of '", name,
                          "' is not the standard dynamic map; the weight cannot be read exactly.");
-  } else {
-    check_finite(weight.absmax, found.absmax);
   }
   weight.check(name);
+  const auto both = std::make_shared<int>(2);
+  const auto part = [both, done = std::move(done)] {
+    if (--*both == 0 && done) done();
+  };
+  tensors.push_back({found.packed, weight.packed, {}, part});
+  tensors.push_back({found.absmax, weight.absmax, {}, [part, scales = weight.absmax, location = found.absmax] {
+                       if (scales.scalar_type() == at::kFloat) check_finite(scales, location);
+                       part();
+                     }});
   return weight;
 }
 
-QuantizedTensor quantize_named(const Quantizer& quantizer, const at::Tensor& weight, const std::string& name) {
-  try {
-    return quantizer.quantize(weight);
-  } catch (const c10::Error& error) {  // an operator's refusal; its what() would end in a backtrace
-    throw FormatError(concat("[load] tensor '", name, "' cannot be quantized: ", error.what_without_backtrace()));
-  }
+void stream_and_quantize(std::vector<StreamedTensor>& tensors, const format::Checkpoint& checkpoint, const std::string& name,
+                         const std::vector<int64_t>& shape, const Quantizer& quantizer, std::function<void(QuantizedTensor)> done) {
+  const format::TensorLocation location = find_checked(checkpoint, name, shape);
+  const auto pieces = std::make_shared<PieceQuantizer>(quantizer, shape, scalar_type_of(location.tensor->dtype, name));
+  const auto named = [name](const auto& work) {
+    try {
+      work();
+    } catch (const c10::Error& error) {  // an operator's refusal; its what() would end in a backtrace
+      throw FormatError(concat("[load] tensor '", name, "' cannot be quantized: ", error.what_without_backtrace()));
+    }
+  };
+  tensors.push_back({location,
+                     {},
+                     [pieces, named](int64_t first, const at::Tensor& piece) { named([&] { pieces->take(first, piece); }); },
+                     [pieces, named, done = std::move(done)] {
+                       QuantizedTensor weight;
+                       named([&] { weight = pieces->finish(); });
+                       done(std::move(weight));
+                     }});
 }
 
 std::vector<std::pair<std::string, at::Tensor>> quantized_tensors(const std::string& name, const QuantizedTensor& weight) {

@@ -13,6 +13,7 @@
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/io/linear_weight.hpp"
 #include "qlorapp/io/tensor_file.hpp"
+#include "qlorapp/io/tensor_stream.hpp"
 
 namespace qlorapp {
 namespace {
@@ -40,14 +41,15 @@ class Loader {
     weights.embed_tokens = dense("model.embed_tokens.weight", {config_.vocab_size, config_.hidden_size});
     weights.lm_head =
         config_.tie_word_embeddings ? weights.embed_tokens : dense("lm_head.weight", {config_.vocab_size, config_.hidden_size});
-    for (int64_t i = 0; i < config_.num_hidden_layers; ++i) weights.blocks.push_back(block(concat("model.layers.", i, ".")));
+    weights.blocks.resize(static_cast<size_t>(config_.num_hidden_layers));  // and never again: what streams in has its address
+    for (size_t i = 0; i < weights.blocks.size(); ++i) plan(weights.blocks[i], concat("model.layers.", i, "."));
     weights.norm = dense("model.norm.weight", {config_.hidden_size});
+    stream_tensors(std::exchange(tensors_, {}), options_.device);
     return CausalLM(config_, std::move(weights));
   }
 
  private:
-  DecoderBlock::Weights block(const std::string& prefix) {
-    DecoderBlock::Weights weights;
+  void plan(DecoderBlock::Weights& weights, const std::string& prefix) {
     weights.input_norm = dense(prefix + "input_layernorm.weight", {config_.hidden_size});
     weights.post_attention_norm = dense(prefix + "post_attention_layernorm.weight", {config_.hidden_size});
     const int64_t q = config_.num_attention_heads * config_.head_dim, kv = config_.num_key_value_heads * config_.head_dim;
@@ -59,29 +61,37 @@ class Loader {
                                                                             {config_.intermediate_size, config_.hidden_size},
                                                                             {config_.hidden_size, config_.intermediate_size}}};
     for (size_t i = 0; i < kProjectionCount; ++i) {
-      weights.projections[i] = linear(prefix + std::string(kProjectionNames[i]), shapes[i].first, shapes[i].second);
+      linear(weights.projections[i], prefix + std::string(kProjectionNames[i]), shapes[i].first, shapes[i].second);
     }
-    return weights;
   }
 
-  /// In the compute dtype, on the device.
+  /// In the compute dtype, on the device; filled later.
   at::Tensor dense(const std::string& name, const std::vector<int64_t>& shape) {
-    at::Tensor tensor = read_checked(checkpoint_, name, shape).to(options_.device, options_.compute_dtype);
-    report();
+    const format::TensorLocation location = find_checked(checkpoint_, name, shape);
+    const at::Tensor tensor = at::empty(shape, at::TensorOptions().dtype(options_.compute_dtype).device(options_.device));
+    if (scalar_type_of(location.tensor->dtype, name) == options_.compute_dtype) {
+      tensors_.push_back({location, tensor, {}, [this] { report(); }});
+    } else {
+      const auto convert = [flat = tensor.view({-1})](int64_t first, const at::Tensor& piece) {
+        flat.narrow(0, first, piece.numel()).copy_(piece);
+      };
+      tensors_.push_back({location, {}, convert, [this] { report(); }});
+    }
     return tensor;
   }
 
-  FrozenWeight linear(const std::string& module, int64_t out, int64_t in) {
+  void linear(FrozenWeight& weight, const std::string& module, int64_t out, int64_t in) {
     const std::string name = module + ".weight";
     if (format::is_quantized(checkpoint_, name)) {
-      QuantizedTensor weight = read_quantized(checkpoint_, name, {out, in}).to(options_.device);
-      report();
-      return FrozenWeight(std::move(weight));
+      weight = FrozenWeight(stream_quantized(tensors_, checkpoint_, name, {out, in}, options_.device, [this] { report(); }));
+    } else if (!options_.load_in_4bit || names_module(options_.skip_modules, module)) {
+      weight = FrozenWeight(dense(name, {out, in}));
+    } else {
+      stream_and_quantize(tensors_, checkpoint_, name, {out, in}, quantizer_, [this, &weight](QuantizedTensor quantized) {
+        weight = FrozenWeight(std::move(quantized));
+        report();
+      });
     }
-    if (!options_.load_in_4bit || names_module(options_.skip_modules, module)) return FrozenWeight(dense(name, {out, in}));
-    FrozenWeight weight(quantize_named(quantizer_, read_checked(checkpoint_, name, {out, in}).to(options_.device), name));
-    report();
-    return weight;
   }
 
   /// A tensor that no layer takes is said, not dropped in silence: it may be the sign of another architecture.
@@ -110,6 +120,7 @@ class Loader {
   format::ModelConfig config_;
   LoadOptions options_;
   Quantizer quantizer_;
+  std::vector<StreamedTensor> tensors_;
   int64_t done_ = 0;
 };
 

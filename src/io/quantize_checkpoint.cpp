@@ -12,6 +12,7 @@
 #include "qlorapp/io/linear_weight.hpp"
 #include "qlorapp/io/load_model.hpp"
 #include "qlorapp/io/tensor_file.hpp"
+#include "qlorapp/io/tensor_stream.hpp"
 
 namespace qlorapp {
 namespace {
@@ -46,13 +47,16 @@ void quantize_checkpoint(const std::string& folder, const std::string& output, c
   int64_t done = 0;
   const auto total = static_cast<int64_t>(linears.size());
   std::vector<std::string> consumed;
+  std::vector<StreamedTensor> streamed;
   for (const auto& linear : linears) {
-    const std::string name = linear.name + ".weight";
-    const at::Tensor weight = read_checked(checkpoint, name, linear.shape);
-    for (auto& part : quantized_tensors(name, quantize_named(quantizer, weight, name))) quantized.push_back(std::move(part));
-    consumed.push_back(name);
-    if (progress) progress(++done, total);
+    consumed.push_back(linear.name + ".weight");
+    const auto keep = [&, name = consumed.back()](const QuantizedTensor& weight) {
+      for (auto& part : quantized_tensors(name, weight)) quantized.push_back(std::move(part));
+      if (progress) progress(++done, total);
+    };
+    stream_and_quantize(streamed, checkpoint, consumed.back(), linear.shape, quantizer, keep);
   }
+  stream_tensors(std::move(streamed), at::kCPU);
   std::sort(consumed.begin(), consumed.end());
 
   std::vector<format::TensorSpec> specs;

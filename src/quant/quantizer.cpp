@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 
+#include "nest_scales.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/ops/quantize.hpp"
 
@@ -15,6 +16,15 @@ Quantizer::Quantizer(const Options& options) : options_(options) {
                       options.block_size, ".");
   QLORAPP_CHECK_VALUE(options.nested_block_size > 0, "[Quantizer] nested_block_size must be above 0; got ",
                       options.nested_block_size, ".");
+}
+
+void nest_scales(QuantizedTensor& weight, const Quantizer::Options& options) {
+  if (!options.double_quant) return;
+  weight.nested_offset = weight.absmax.numel() == 0 ? at::zeros({}, weight.absmax.options()) : at::mean(weight.absmax);
+  const at::Tensor centered = weight.absmax - weight.nested_offset;
+  std::tie(weight.absmax, weight.nested_absmax) = options.compat == Compat::kBnb
+                                                      ? ops::quantize_blockwise_bnb(centered, weight.nested_block_size)
+                                                      : ops::quantize_blockwise(centered, weight.nested_block_size);
 }
 
 Quantizer Quantizer::like(const QuantizedTensor& q, Compat compat) {
@@ -31,11 +41,7 @@ QuantizedTensor Quantizer::quantize(const at::Tensor& weight) const {
   q.quant_type = options_.quant_type;
   std::tie(q.packed, q.absmax) =
       bnb ? ops::quantize_4bit_bnb(weight, q.block_size, q.quant_type) : ops::quantize_4bit(weight, q.block_size, q.quant_type);
-  if (!options_.double_quant) return q;
-  q.nested_offset = q.absmax.numel() == 0 ? at::zeros({}, q.absmax.options()) : at::mean(q.absmax);
-  const at::Tensor centered = q.absmax - q.nested_offset;
-  std::tie(q.absmax, q.nested_absmax) =
-      bnb ? ops::quantize_blockwise_bnb(centered, q.nested_block_size) : ops::quantize_blockwise(centered, q.nested_block_size);
+  nest_scales(q, options_);
   return q;
 }
 

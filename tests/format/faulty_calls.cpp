@@ -2,6 +2,7 @@
 #include "format/faulty_calls.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <string_view>
 
@@ -12,11 +13,13 @@
 namespace {
 
 FaultyCalls faults;
-bool active = false;
+std::atomic<int> calls_left{0};  // several threads may read
+std::atomic<bool> active{false};
 
 bool fails(std::string_view call) {
-  if (!active || call != faults.call || faults.after-- > 0) return false;
-  if (faults.once) faults.call = "";
+  if (!active || call != faults.call) return false;
+  const int left = calls_left--;
+  if (left > 0 || (faults.once && left < 0)) return false;
   errno = faults.error;
   return true;
 }
@@ -27,6 +30,7 @@ size_t limited(size_t count) { return active && faults.most != 0 ? std::min(coun
 
 WithFaultyCalls::WithFaultyCalls(const FaultyCalls& wanted) {
   faults = wanted;
+  calls_left = wanted.after;
   active = true;
 }
 WithFaultyCalls::~WithFaultyCalls() { active = false; }

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading streams: a checkpoint of more than a gigabyte costs little more memory than the four-bit model that comes of it."""
+"""Loading streams: a checkpoint of more than a gigabyte costs little more memory than the four-bit model that comes of it,
+on the host and on a GPU; there the codes are those of the CPU."""
 
 import json
 import os
@@ -97,3 +98,51 @@ def test_the_peak_while_loading_is_the_quantized_model_two_tensors_and_a_little(
     assert weight_bytes == four_bit_bytes()
     assert resident * 1024 >= 0.9 * weight_bytes  # the measure sees what it is to see
     assert peak * 1024 <= weight_bytes + 2 * largest + 64 * MB, f"{peak // 1024} MB for a model of {weight_bytes // MB} MB"
+
+
+MEASURE_ON_GPU = """
+import sys, torch
+from qlorapp import _C
+
+torch.zeros(1, device="cuda")
+
+def load(folder):
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    model = _C.load_model(folder, compute_dtype=torch.bfloat16, device=torch.device("cuda", 0))
+    return model, torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before
+
+model, peak, kept = load(sys.argv[1])
+on_cpu = _C.load_model(sys.argv[1], compute_dtype=torch.bfloat16)
+again, stored_peak, stored_kept = load(sys.argv[2])
+assert model.weight_bytes() == on_cpu.weight_bytes() == again.weight_bytes()
+for (name, got), (_, cpu), (_, stored) in zip(model.named_weights(), on_cpu.named_weights(), again.named_weights(), strict=True):
+    if isinstance(cpu, torch.Tensor):
+        assert torch.equal(got.cpu(), cpu) and torch.equal(stored.cpu(), cpu), name
+    else:
+        assert torch.equal(got.packed.cpu(), cpu.packed) and torch.equal(stored.packed.cpu(), cpu.packed), name
+        assert torch.equal(stored.absmax.cpu(), cpu.absmax), name
+print(peak, kept, stored_peak, stored_kept, model.weight_bytes())
+"""
+
+
+def test_a_gpu_holds_little_more_than_the_model_while_it_loads(checkpoint, build_dir, tmp_path, cuda):
+    """From bf16 and from four bits. The scales may differ from the CPU's in the last bit of their mean; the codes may not."""
+    environment = {**os.environ, "PYTHONPATH": str(build_dir / "python")}
+    quantize = [
+        build_dir / "qlorapp",
+        "quantize",
+        "--model",
+        checkpoint,
+        "--output",
+        tmp_path / "nf4",
+        "--compute_dtype",
+        "bfloat16",
+    ]
+    subprocess.run(quantize, check=True, capture_output=True)
+    arguments = [sys.executable, "-c", MEASURE_ON_GPU, str(checkpoint), str(tmp_path / "nf4")]
+    result = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=True)
+    peak, kept, stored_peak, stored_kept, weight_bytes = map(int, result.stdout.split())
+    assert weight_bytes <= kept <= weight_bytes + 4 * MB and weight_bytes <= stored_kept <= weight_bytes + 4 * MB
+    assert peak <= kept + 64 * MB, f"{(peak - kept) // MB} MB beyond the model"
+    assert stored_peak <= stored_kept + 64 * MB, f"{(stored_peak - stored_kept) // MB} MB beyond the model"

@@ -35,6 +35,9 @@ class FileReader {
   /// @throws FormatError if the file ends before, IoError if reading fails.
   void read_at(int64_t offset, std::span<std::byte> into) const;
 
+  /// @throws FormatError if size or time of modification are not those of its opening: what was read may be of two files.
+  void check_unchanged() const;
+
   /// The whole file. @throws FormatError if it is larger than `max_bytes`.
   [[nodiscard]] std::string read_all(size_t max_bytes) const;
 
@@ -43,6 +46,7 @@ class FileReader {
 
   int descriptor_ = -1;
   int64_t size_ = 0;
+  int64_t modified_ = 0;  ///< Nanoseconds since 1970.
   std::string path_;
 };
 

@@ -79,6 +79,9 @@ class SafetensorsFile {
   void read(const TensorEntry& tensor, int64_t offset, std::span<std::byte> into) const;
   void read(std::string_view name, int64_t offset, std::span<std::byte> into) const { read(at(name), offset, into); }
 
+  /// @throws FormatError if the file is not as it was when it was opened.
+  void check_unchanged() const { reader_.check_unchanged(); }
+
  private:
   FileReader reader_;
   std::vector<TensorEntry> tensors_;
