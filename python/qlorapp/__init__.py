@@ -37,6 +37,8 @@ from .modeling import AutoModelForCausalLM, CausalLM  # noqa: E402
 from .peft import PeftModel, get_peft_model, prepare_model_for_kbit_training  # noqa: E402
 from .quantization import BitsAndBytesConfig  # noqa: E402
 from .random import set_seed  # noqa: E402
+from .sft_config import SFTConfig  # noqa: E402
+from .sft_trainer import SFTTrainer  # noqa: E402
 from .trainer import Trainer, TrainerCallback  # noqa: E402
 
 __all__ = [
@@ -54,6 +56,8 @@ __all__ = [
     "PeftModel",
     "QuantizedTensor",
     "Quantizer",
+    "SFTConfig",
+    "SFTTrainer",
     "TaskType",
     "TextStreamer",
     "Trainer",
