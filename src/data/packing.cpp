@@ -95,8 +95,7 @@ PackingStrategy packing_strategy(std::string_view name) {
   for (std::size_t i = 0; i < kNames.size(); ++i) {
     if (kNames[i] == name) return static_cast<PackingStrategy>(i);
   }
-  throw ValueError(
-      concat("[packing_strategy] must be bfd, bfd_split or wrapped; got '", name, "'.", did_you_mean(name, kNames)));
+  throw ValueError(concat("[packing_strategy] must be bfd, bfd_split or wrapped; got '", name, "'.", did_you_mean(name, kNames)));
 }
 
 std::vector<std::vector<int64_t>> best_fit_decreasing(std::span<const int64_t> lengths, int64_t capacity) {
@@ -109,8 +108,7 @@ std::vector<std::vector<int64_t>> best_fit_decreasing(std::span<const int64_t> l
   std::map<int64_t, std::deque<std::size_t>> packs_by_room;  // full ones are not in it
   for (const int64_t i : order) {
     const int64_t length = length_of(i);
-    QLORAPP_CHECK_VALUE(length >= 1 && length <= capacity, "[packing] lengths must be from 1 to ", capacity, "; got ", length,
-                        ".");
+    QLORAPP_CHECK_VALUE(length >= 1 && length <= capacity, "[packing] lengths must be from 1 to ", capacity, "; got ", length, ".");
     std::size_t pack = packs.size();
     int64_t room = capacity;
     if (const auto fullest = packs_by_room.lower_bound(length); fullest != packs_by_room.end()) {

@@ -18,16 +18,15 @@ constexpr double kNever = -std::numeric_limits<double>::infinity();
 /// In [0, 1), 53 bits.
 double uniform(uint64_t seed, int64_t position, int64_t row) {
   const auto index = static_cast<uint64_t>(row);
-  const auto bits = philox4x32(
-      {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(position), 0x9E7E'0001U},
-      {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+  const auto bits =
+      philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(position), 0x9E7E'0001U},
+                 {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   const uint64_t wide = (uint64_t{bits[0]} << 32) | bits[1];
   return static_cast<double>(wide >> 11) * 0x1.0p-53;
 }
 
 void keep_top_k(at::Tensor& scores, int64_t k) {
-  const at::Tensor least =
-      std::get<0>(scores.topk(std::min(k, scores.size(-1)))).narrow(-1, std::min(k, scores.size(-1)) - 1, 1);
+  const at::Tensor least = std::get<0>(scores.topk(std::min(k, scores.size(-1)))).narrow(-1, std::min(k, scores.size(-1)) - 1, 1);
   scores.masked_fill_(scores < least, kNever);
 }
 
@@ -55,8 +54,8 @@ void SamplingOptions::validate() const {
   QLORAPP_CHECK_VALUE(top_k >= 0, kWhere, "top_k must be an integer >= 0 (0: all tokens); got ", top_k, ".");
   share("top_p", top_p);
   share("min_p", min_p);
-  QLORAPP_CHECK_VALUE(std::isfinite(repetition_penalty) && repetition_penalty > 0, kWhere,
-                      "repetition_penalty must be > 0; got ", repetition_penalty, ".");
+  QLORAPP_CHECK_VALUE(std::isfinite(repetition_penalty) && repetition_penalty > 0, kWhere, "repetition_penalty must be > 0; got ",
+                      repetition_penalty, ".");
 }
 
 at::Tensor warped_logits(const at::Tensor& logits, std::span<const at::Tensor> seen, std::span<const int64_t> blocked,
@@ -67,8 +66,7 @@ at::Tensor warped_logits(const at::Tensor& logits, std::span<const at::Tensor> s
       at::Tensor of_row = scores.select(0, row);
       const at::Tensor& ids = seen[static_cast<size_t>(row)];
       const at::Tensor values = of_row.index_select(0, ids);
-      of_row.index_copy_(0, ids,
-                         at::where(values < 0, values * options.repetition_penalty, values / options.repetition_penalty));
+      of_row.index_copy_(0, ids, at::where(values < 0, values * options.repetition_penalty, values / options.repetition_penalty));
     }
   }
   for (const int64_t token : blocked) scores.select(1, token).fill_(kNever);

@@ -123,8 +123,9 @@ TEST_CASE("prompts of several lengths generated together give what each gives al
     for (size_t row = 1; row < prompts.size(); ++row) REQUIRE(generate(model, prompts[row], options) == together[row]);
   }
   GenerationCache cache = model.make_cache(1, 3);
-  REQUIRE_THROWS_AS(model.forward_cached(at::zeros({4}, at::TensorOptions().dtype(at::kLong).device(device)), std::vector<int64_t>{0},
-                                         std::vector<int64_t>{4}, cache), ValueError);
+  REQUIRE_THROWS_AS(model.forward_cached(at::zeros({4}, at::TensorOptions().dtype(at::kLong).device(device)),
+                                         std::vector<int64_t>{0}, std::vector<int64_t>{4}, cache),
+                    ValueError);
 }
 
 TEST_CASE("segments that do not cover the blocks and targets that name nothing are refused", "[nn][cpu]") {

@@ -41,8 +41,8 @@ struct SamplingOptions {
 /// repetition_penalty.
 /// @param blocked  tokens that must not be chosen now.
 /// @returns (R, V) float32. Does not synchronize.
-[[nodiscard]] at::Tensor warped_logits(const at::Tensor& logits, std::span<const at::Tensor> seen,
-                                       std::span<const int64_t> blocked, const SamplingOptions& options);
+[[nodiscard]] at::Tensor warped_logits(const at::Tensor& logits, std::span<const at::Tensor> seen, std::span<const int64_t> blocked,
+                                       const SamplingOptions& options);
 
 /// @param logits    (R, V) as warped_logits returns them.
 /// @param rows      of each row, its number: part of the key of its random numbers.
