@@ -6,6 +6,7 @@ An option that is None is unset: then the model's own generation_config.json dec
 
 import dataclasses
 import json
+import logging
 import os
 import pathlib
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 
 from . import _C
 from .layers import seed_from_torch
+
+_log = logging.getLogger("qlorapp")
 
 #: transformers' values for what nobody has set.
 _DEFAULTS = {
@@ -131,6 +134,10 @@ def config_of_folder(folder: pathlib.Path) -> GenerationConfig:
         return GenerationConfig()
     with open(path, encoding="utf-8") as file:
         values = json.load(file)
+    for name in sorted(set(values) & set(_REFUSED)):
+        neutral, reason = _REFUSED[name]
+        if values[name] not in neutral:
+            _log.warning("[generate] %s asks for %s=%r, which is passed over: %s", path, name, values[name], reason)
     return GenerationConfig(**{name: value for name, value in values.items() if name in _FIELDS})
 
 

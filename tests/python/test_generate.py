@@ -151,13 +151,14 @@ def test_sampling_follows_torch_manual_seed(ours):
 # --- configs
 
 
-def test_options_go_before_a_config_and_a_config_before_the_model_s_own(folder, tmp_path):
+def test_options_go_before_a_config_and_a_config_before_the_model_s_own(tmp_path, caplog):
     write_checkpoint(tmp_path, num_key_value_heads=2)
     values = json.loads((tmp_path / "generation_config.json").read_text())
     (tmp_path / "generation_config.json").write_text(
         json.dumps({**values, "max_new_tokens": 3, "eos_token_id": [], "num_beams": 4})
     )
     model = qlorapp.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="float32")
+    assert "generation_config.json asks for num_beams=4, which is passed over: there is no beam search" in caplog.text
     assert model.generation_config.max_new_tokens == 3
     assert model.generate(IDS).shape == (3, 8)
     assert model.generate(IDS, qlorapp.GenerationConfig(max_new_tokens=5)).shape == (3, 10)
