@@ -15,17 +15,31 @@ int generate(const Arguments& arguments) {
   ModelOptions model_options;
   std::string prompt, adapter, dtype = "float32", system;
   bool raw = false;
+  int64_t seed = 42;
   GenerateOptions options;
-  CommandLine line("generate", "Continues a prompt greedily. With a chat template the prompt is a user's turn.");
+  CommandLine line("generate",
+                   "Continues a prompt, greedily unless told to sample. With a chat template the prompt is a user's turn.");
   model_options.add_to(line);
   line.option("prompt", prompt, "text", true);
   line.option("adapter", adapter, "PEFT adapter folder");
   line.option("system", system, "system message, where the model has a chat template");
   line.option("raw", raw, "continue the text itself, without the chat template");
   line.option("max_new_tokens", options.max_new_tokens, "tokens at most");
+  line.option("min_new_tokens", options.min_new_tokens, "tokens at least");
+  line.option("do_sample", options.sampling.do_sample, "draw tokens by their probability instead of taking the most probable");
+  line.option("temperature", options.sampling.temperature, "divides the logits; with do_sample");
+  line.option("top_k", options.sampling.top_k, "draw among this many tokens, 0: all; with do_sample");
+  line.option("top_p", options.sampling.top_p, "draw among the fewest tokens that reach this probability; with do_sample");
+  line.option("min_p", options.sampling.min_p, "draw among tokens with this share of the largest probability; with do_sample");
+  line.option("repetition_penalty", options.sampling.repetition_penalty,
+              "above 1: tokens that are there already become less probable");
+  line.option("seed", seed, "of the draws");
   line.option("dtype", dtype, "of the computation: float32, bfloat16 or float16");
   line.parse(arguments);
 
+  QLORAPP_CHECK_VALUE(seed >= 0, "[seed] must be an integer >= 0; got ", seed, ".");
+  options.sampling.seed = static_cast<uint64_t>(seed);
+  options.sampling.validate();
   (void)format::load_model_config(model_options.model);  // a folder that is no model is said first
   const TextTools tools = TextTools::open(model_options.model);
   std::vector<TokenId> ids;
@@ -46,7 +60,7 @@ int generate(const Arguments& arguments) {
   if (tools.chat && !raw) {
     if (const auto end = tools.tokenizer->token_to_id(tools.chat->end_of_turn())) options.eos_token_ids.push_back(*end);
   }
-  const std::vector<int64_t> generated = qlorapp::generate(model, {ids.begin(), ids.end()}, options);
+  const std::vector<int64_t> generated = qlorapp::generate(model, std::vector<int64_t>(ids.begin(), ids.end()), options);
   const std::vector<TokenId> answer(generated.begin(), generated.end());
   std::printf("%s\n", tools.tokenizer->decode(answer, /*skip_special_tokens=*/true).c_str());
   return 0;

@@ -92,9 +92,10 @@ at::ScalarType compute_dtype(const TrainingArguments& args) {
   }
 }
 
-DatasetOptions dataset_options(const TrainOptions& options, int64_t vocab_size) {
+DatasetOptions dataset_options(const TrainOptions& options, int64_t vocab_size, bool packed) {
   DatasetOptions rows;
-  rows.max_length = options.args.max_length;
+  // The strategies that lose nothing cut rows themselves (data/packing.hpp).
+  rows.max_length = packed && options.args.packing_strategy != "bfd" ? 0 : options.args.max_length;
   rows.completion_only_loss = options.args.completion_only_loss;
   rows.assistant_only_loss = options.assistant_only_loss;
   rows.model_vocab_size = vocab_size;
@@ -130,10 +131,12 @@ int train(const Arguments& arguments) {
   const format::ModelConfig config = format::load_model_config(options.model.model);
 
   std::optional<TextTools> tools;
-  const DatasetOptions rows = dataset_options(options, config.vocab_size);
-  const Dataset train_data = read_rows(options.data, rows, options.model.model, tools);
+  const auto read = [&](const std::string& path, bool packed) {
+    return read_rows(path, dataset_options(options, config.vocab_size, packed), options.model.model, tools);
+  };
+  const Dataset train_data = read(options.data, options.args.packing);
   Dataset eval_data;
-  if (!options.eval_data.empty()) eval_data = read_rows(options.eval_data, rows, options.model.model, tools);
+  if (!options.eval_data.empty()) eval_data = read(options.eval_data, options.args.eval_packing.value_or(options.args.packing));
   if (tools && tools->tokenizer)
     log_info(concat("first row, «trained»: ", render_sample(train_data.examples.front(), *tools->tokenizer)));
 

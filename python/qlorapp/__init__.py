@@ -30,12 +30,15 @@ assert _C.torch_version == _TORCH_VERSION
 from . import _logging  # noqa: E402, F401  (before anything can have something to say)
 from ._C import Accumulator, FormatError, QuantizedTensor, Quantizer, quantize_checkpoint  # noqa: E402
 from .configs import LoraConfig, TaskType, TrainingArguments  # noqa: E402
+from .generation import GenerationConfig  # noqa: E402
 from .grad_scaler import GradScaler  # noqa: E402
 from .layers import CheckpointedBlock, LoraLinear  # noqa: E402
 from .modeling import AutoModelForCausalLM, CausalLM  # noqa: E402
 from .peft import PeftModel, get_peft_model, prepare_model_for_kbit_training  # noqa: E402
 from .quantization import BitsAndBytesConfig  # noqa: E402
 from .random import set_seed  # noqa: E402
+from .sft_config import SFTConfig  # noqa: E402
+from .sft_trainer import SFTTrainer  # noqa: E402
 from .trainer import Trainer, TrainerCallback  # noqa: E402
 
 __all__ = [
@@ -46,13 +49,17 @@ __all__ = [
     "CausalLM",
     "CheckpointedBlock",
     "FormatError",
+    "GenerationConfig",
     "GradScaler",
     "LoraConfig",
     "LoraLinear",
     "PeftModel",
     "QuantizedTensor",
     "Quantizer",
+    "SFTConfig",
+    "SFTTrainer",
     "TaskType",
+    "TextStreamer",
     "Trainer",
     "TrainerCallback",
     "TrainingArguments",
@@ -64,12 +71,15 @@ __all__ = [
 ]
 
 
+#: transformers' own classes, imported when they are first asked for.
+_OF_TRANSFORMERS = ("AutoTokenizer", "TextStreamer")
+
+
 def __getattr__(name: str):
-    """AutoTokenizer is transformers' own, imported when it is first asked for."""
-    if name == "AutoTokenizer":
+    if name in _OF_TRANSFORMERS:
         try:
-            from transformers import AutoTokenizer
+            import transformers
         except ModuleNotFoundError as error:
-            raise ImportError("qlorapp.AutoTokenizer is transformers' own: pip install 'qlorapp[hf]'.") from error
-        return AutoTokenizer
+            raise ImportError(f"qlorapp.{name} is transformers' own: pip install 'qlorapp[hf]'.") from error
+        return getattr(transformers, name)
     raise AttributeError(f"module 'qlorapp' has no attribute {name!r}")

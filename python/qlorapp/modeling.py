@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import _C, module_tree
+from . import _C, generation, module_tree
 from .configs import LoraConfig
 from .layers import seed_from_torch
 from .quantization import BitsAndBytesConfig, as_dtype
@@ -99,6 +99,7 @@ class CausalLM(torch.nn.Module):
         self._core = core
         self.config = config
         self.name_or_path = name_or_path
+        self.generation_config = generation.GenerationConfig()
         self.peft_config: dict[str, Any] = {}
         self._adapters: list[tuple[torch.nn.Module, torch.nn.Parameter]] = []
         self._keep = ""
@@ -228,61 +229,25 @@ class CausalLM(torch.nn.Module):
             loss = total / count if count != 0 else total * 0.0
         return CausalLMOutput(loss, lambda: batch.pad(core.logits(hidden)))
 
-    @torch.no_grad()
     def generate(
         self,
+        inputs: torch.Tensor | None = None,
+        generation_config: Any = None,
+        *,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        max_new_tokens: int | None = None,
-        eos_token_id: int | list[int] | None = None,
-        pad_token_id: int | None = None,
         streamer: Any = None,
-        **ignored: Any,
+        **options: Any,
     ) -> torch.Tensor:
-        """Greedy continuation of every row: (B, T + new tokens), short ones filled with pad_token_id or the first EOS."""
-        if ignored.pop("do_sample", False) or ignored.pop("num_beams", 1) not in (None, 1):
-            raise ValueError("[generate] decoding is greedy: leave out do_sample and num_beams.")
-        max_length = ignored.pop("max_length", None)
-        sampling = "decoding is greedy"
-        known = {
-            "temperature": sampling,
-            "top_p": sampling,
-            "top_k": sampling,
-            "use_cache": "",
-            "token_type_ids": "",
-            "inputs": "",
-        }
-        inputs = ignored.pop("inputs", None)
-        input_ids = inputs if input_ids is None else input_ids
-        refuse_unknown("generate", ignored, known, self.generate)
-        if input_ids is None or input_ids.dim() != 2:
-            raise ValueError("[generate] input_ids must be (B, T). Tokenize with return_tensors='pt'.")
-        if max_new_tokens is None:
-            max_new_tokens = 20 if max_length is None else max_length - input_ids.shape[1]
-        if eos_token_id is None:
-            eos = self._core.eos_token_ids
-        else:
-            eos = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
-        fill = pad_token_id if pad_token_id is not None else (eos[0] if eos else 0)
-        rows = []
-        for i, row in enumerate(input_ids):
-            prompt = row if attention_mask is None else row[attention_mask[i] != 0]
-            if streamer is not None:
-                streamer.put(prompt.cpu())
+        """Continuation of every row: (B, T + new tokens), short ones filled with pad_token_id or the first EOS.
 
-            def on_token(token: int) -> bool:
-                if streamer is not None:
-                    streamer.put(torch.tensor([token]))
-                return True
-
-            rows.append(self._core.generate(prompt.tolist(), max_new_tokens, eos, on_token))
-            if streamer is not None:
-                streamer.end()
-        longest = max(len(row) for row in rows)
-        padded = torch.tensor(
-            [row + [fill] * (longest - len(row)) for row in rows], dtype=input_ids.dtype, device=input_ids.device
+        Options are those of GenerationConfig: max_new_tokens, do_sample, temperature, top_k, top_p, repetition_penalty …, which go
+        before `generation_config`, and this before the checkpoint's own. Rows may be padded on the left, marked by attention_mask.
+        Sampling follows torch.manual_seed.
+        """
+        return generation.generate(
+            self, inputs if input_ids is None else input_ids, attention_mask, generation_config, streamer, options
         )
-        return torch.cat([input_ids, padded], dim=1)
 
     # --- memory
 
@@ -439,4 +404,6 @@ class AutoModelForCausalLM:
         )
         if use_cache is not None:
             config.use_cache = use_cache
-        return CausalLM(core, config, name)
+        model = CausalLM(core, config, name)
+        model.generation_config = generation.config_of_folder(folder)
+        return model

@@ -112,6 +112,10 @@ class Trainer:
         self.processing_class = self.tokenizer = processing_class if processing_class is not None else tokenizer
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self._callbacks = [callback() if isinstance(callback, type) else callback for callback in callbacks or []]
+        from .notebook import NotebookProgressCallback, in_notebook  # it needs this module's TrainerCallback
+
+        if in_notebook() and not self.args.disable_tqdm:
+            self._callbacks.append(NotebookProgressCallback())
         lm = model.get_base_model() if isinstance(model, PeftModel) else model
         lm._rebind()
         for option, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
@@ -162,9 +166,23 @@ class Trainer:
         folder = os.fspath(resume_from_checkpoint) if resume_from_checkpoint else None
         control = _C.TrainerControl()
         self._event("train_begin", None, control)
-        output = TrainOutput(*self._core.train(folder))
+        try:
+            output = TrainOutput(*self._core.train(folder))
+        except KeyboardInterrupt:
+            self._leave_checkpoint()
+            raise
         self._event("train_end", None, control)
         return output
+
+    def _leave_checkpoint(self) -> None:
+        """After Ctrl-C or a notebook's stop button: the whole steps so far are not lost."""
+        state = self.state
+        if state.global_step > 0:
+            self._core.save_checkpoint()
+            _log.warning(
+                "[Trainer] stopped after step %d of %d, saved in %s; go on with train(resume_from_checkpoint=True).",
+                state.global_step, state.max_steps, _C.latest_checkpoint(self.args.output_dir),
+            )  # fmt: skip
 
     def evaluate(self) -> dict[str, float]:
         """eval_loss and speed over eval_dataset."""

@@ -25,6 +25,8 @@ void bind_config(py::module_& m);
 void bind_quant(py::module_& m);
 void bind_nn(py::module_& m);
 void bind_model(py::module_& m);
+void bind_generate(py::module_& m);
+void bind_data(py::module_& m);
 void bind_train(py::module_& m);
 void bind_trainer(py::module_& m);
 

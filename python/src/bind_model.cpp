@@ -11,7 +11,6 @@
 #include "qlorapp/io/adapter.hpp"
 #include "qlorapp/io/load_model.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
-#include "qlorapp/nn/generate.hpp"
 #include "quantizer_options.hpp"
 
 namespace qlorapp::python {
@@ -86,14 +85,6 @@ std::vector<std::tuple<int64_t, int64_t, std::string>> segments(const CausalLM& 
 }
 
 std::pair<at::Tensor, int64_t> as_pair(const LossSum& sum) { return {sum.loss, sum.targets}; }
-
-std::vector<int64_t> generate_greedily(CausalLM& model, const std::vector<int64_t>& prompt, int64_t max_new_tokens,
-                                       std::vector<int64_t> eos_token_ids,
-                                       const std::optional<std::function<bool(int64_t)>>& on_token) {
-  GenerateOptions options{max_new_tokens, std::move(eos_token_ids), {}};
-  if (on_token) options.on_token = *on_token;
-  return generate(model, prompt, options);
-}
 
 }  // namespace
 
@@ -174,8 +165,6 @@ void bind_model(py::module_& m) {
           },
           py::arg("hidden"), py::arg("batch"), NoGil(), "The summed loss, on the graph of `hidden`.")
       .def("logits", &CausalLM::logits, py::arg("hidden"), NoGil())
-      .def("generate", &generate_greedily, py::arg("prompt"), py::arg("max_new_tokens"), py::arg("eos_token_ids"),
-           py::arg("on_token") = std::nullopt, NoGil())
       .def("base_parameter_count", &CausalLM::base_parameter_count)
       .def("adapter_parameter_count", [](const CausalLM& self) { return self.arena().numel(); })
       .def("weight_bytes", [](const CausalLM& self) { return self.weight_bytes().count; })

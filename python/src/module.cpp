@@ -12,6 +12,8 @@ PYBIND11_MODULE(_C, m) {
   bind_quant(m);
   bind_nn(m);
   bind_model(m);
+  bind_generate(m);
+  bind_data(m);
   bind_train(m);
   bind_trainer(m);
 }

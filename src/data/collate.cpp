@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <numeric>
 #include <vector>
 
@@ -96,14 +97,25 @@ Batch collate(std::span<const Example> examples, std::span<const int64_t> rows) 
                         "[collate] a row must have a token and a label for each; row ", row, " has ", example.input_ids.size(),
                         " and ", example.labels.size(), ". Put -100 where nothing is to be learnt.");
     total += static_cast<int64_t>(example.input_ids.size());
+    if (example.row_lengths.empty()) continue;
+    const bool whole =
+        std::all_of(example.row_lengths.begin(), example.row_lengths.end(), [](int64_t length) { return length > 0; }) &&
+        std::accumulate(example.row_lengths.begin(), example.row_lengths.end(), int64_t{0}) == std::ssize(example.input_ids);
+    QLORAPP_CHECK_VALUE(whole, "[collate] row_lengths must be at least 1 each and ", example.input_ids.size(), " together; row ",
+                        row, " has ", example.row_lengths, ". Give one length for each row of the pack.");
   }
   BatchBuilder builder(total);
   for (const int64_t row : rows) {
     const Example& example = examples[static_cast<std::size_t>(row)];
-    builder.add_row(
-        static_cast<int64_t>(example.input_ids.size()),
-        [&](int64_t i) { return int64_t{example.input_ids[static_cast<std::size_t>(i)]}; },
-        [&](int64_t i) { return int64_t{example.labels[static_cast<std::size_t>(i)]}; });
+    int64_t begin = 0;
+    const auto add_row = [&](int64_t length) {
+      builder.add_row(
+          length, [&](int64_t i) { return int64_t{example.input_ids[static_cast<std::size_t>(begin + i)]}; },
+          [&](int64_t i) { return int64_t{example.labels[static_cast<std::size_t>(begin + i)]}; });
+      begin += length;
+    };
+    if (example.row_lengths.empty()) add_row(static_cast<int64_t>(example.input_ids.size()));
+    for (const int64_t length : example.row_lengths) add_row(length);
   }
   return builder.finish();
 }

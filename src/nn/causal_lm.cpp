@@ -280,23 +280,43 @@ at::Tensor CausalLM::loss_of(const at::Tensor& hidden, const Batch& batch) const
 
 at::Tensor CausalLM::logits(const at::Tensor& hidden) const { return at::linear(hidden, lm_head_); }
 
-std::vector<KeyValueCache> CausalLM::make_cache(int64_t capacity) const {
-  std::vector<KeyValueCache> cache(blocks_.size());
-  for (KeyValueCache& layer : cache) {
-    layer.keys = at::empty({capacity, config_.num_key_value_heads, config_.head_dim}, embed_tokens_.options());
-    layer.values = at::empty_like(layer.keys);
+GenerationCache CausalLM::make_cache(int64_t rows, int64_t capacity) const {
+  GenerationCache cache{std::vector<KeyValueCache>(blocks_.size()), std::vector<int64_t>(static_cast<size_t>(rows), 0), capacity};
+  for (KeyValueCache& block : cache.blocks) {
+    block.keys = at::empty({rows * capacity, config_.num_key_value_heads, config_.head_dim}, embed_tokens_.options());
+    block.values = at::empty_like(block.keys);
   }
   return cache;
 }
 
-at::Tensor CausalLM::forward_cached(const at::Tensor& tokens, std::vector<KeyValueCache>& cache) {
+at::Tensor CausalLM::forward_cached(const at::Tensor& tokens, std::span<const int64_t> rows, std::span<const int64_t> counts,
+                                    GenerationCache& cache) {
   const at::NoGradGuard no_grad;
-  const int64_t begin = cache.front().length, count = tokens.size(0);
-  rope_.reserve(begin + count);
+  std::vector<int64_t> positions, slots, row_starts{0}, last;
+  CacheRows where;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    int64_t& length = cache.lengths[static_cast<size_t>(rows[i])];
+    QLORAPP_CHECK_VALUE(length + counts[i] <= cache.capacity, "[generate] the cache holds ", cache.capacity, " positions a row; ",
+                        length + counts[i], " are needed.");
+    where.starts.push_back(rows[i] * cache.capacity);
+    for (int64_t k = 0; k < counts[i]; ++k) {
+      positions.push_back(length + k);
+      slots.push_back(where.starts.back() + length + k);
+    }
+    length += counts[i];
+    rope_.reserve(length);
+    where.lengths.push_back(length);
+    row_starts.push_back(row_starts.back() + counts[i]);
+    last.push_back(row_starts.back() - 1);
+  }
+  const auto on_device = [&](const std::vector<int64_t>& values) {
+    return at::tensor(values, at::TensorOptions().dtype(at::kLong)).to(device());
+  };
+  where.slots = on_device(slots);
   const StepContext context{rope_.cos(),
                             rope_.sin(),
-                            at::arange(begin, begin + count, tokens.options()),
-                            {0, count},
+                            on_device(positions),
+                            row_starts,
                             0,
                             0,
                             /*training=*/false,
@@ -304,8 +324,9 @@ at::Tensor CausalLM::forward_cached(const at::Tensor& tokens, std::vector<KeyVal
                             deterministic_,
                             nullptr};
   at::Tensor x = ops::embedding(embed_tokens_, tokens);
-  for (size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i].forward_cached(x, context, cache[i]);
-  return std::get<0>(ops::rms_norm(x.narrow(0, count - 1, 1), norm_, config_.rms_norm_eps));
+  for (size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i].forward_cached(x, context, where, cache.blocks[i]);
+  if (tokens.size(0) > std::ssize(rows)) x = x.index_select(0, on_device(last));
+  return std::get<0>(ops::rms_norm(x, norm_, config_.rms_norm_eps));
 }
 
 int64_t CausalLM::base_parameter_count() const {

@@ -314,17 +314,15 @@ Wide DecoderBlock::backward(Wide dy, const StepContext& context, Saved saved, co
   return need_dx ? std::move(dy) : Wide{};
 }
 
-at::Tensor DecoderBlock::forward_cached(const at::Tensor& x, const StepContext& context, KeyValueCache& cache) const {
+at::Tensor DecoderBlock::forward_cached(const at::Tensor& x, const StepContext& context, const CacheRows& rows,
+                                        KeyValueCache& cache) const {
   const int64_t d = shape_.head_dim, q = shape_.attention_width(), kv = shape_.kv_heads * d, tokens = x.size(0);
-  QLORAPP_CHECK_VALUE(cache.length + tokens <= cache.keys.size(0), "[generate] the cache holds ", cache.keys.size(0),
-                      " positions; ", cache.length + tokens, " are needed.");
   const at::Tensor n1 = std::get<0>(ops::rms_norm(x, weights_.input_norm, shape_.rms_norm_eps));
   const at::Tensor qkv = project_qkv({n1, shape_.hidden}, context, nullptr);
-  cache.keys.narrow(0, cache.length, tokens).copy_(as_heads(qkv, q, shape_.kv_heads, d));
-  cache.values.narrow(0, cache.length, tokens).copy_(as_heads(qkv, q + kv, shape_.kv_heads, d));
-  cache.length += tokens;
-  const at::Tensor attended = ops::attention_with_cache(as_heads(qkv, 0, shape_.heads, d), cache.keys, cache.values, {0, tokens},
-                                                        {0}, {cache.length}, attention_scale(shape_));
+  cache.keys.index_copy_(0, rows.slots, as_heads(qkv, q, shape_.kv_heads, d));
+  cache.values.index_copy_(0, rows.slots, as_heads(qkv, q + kv, shape_.kv_heads, d));
+  const at::Tensor attended = ops::attention_with_cache(as_heads(qkv, 0, shape_.heads, d), cache.keys, cache.values,
+                                                        context.row_starts, rows.starts, rows.lengths, attention_scale(shape_));
   at::Tensor o = at::empty_like(x);
   project(kO, o, {attended.reshape({tokens, q}), q}, context, nullptr);
   auto [x2, n2, rstd2] = ops::add_rms_norm(o, x, weights_.post_attention_norm, shape_.rms_norm_eps);

@@ -11,6 +11,7 @@
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/data/collate.hpp"
+#include "qlorapp/data/packing.hpp"
 #include "qlorapp/data/sampler.hpp"
 #include "qlorapp/train/base_fingerprint.hpp"
 #include "qlorapp/train/evaluate.hpp"
@@ -63,6 +64,13 @@ void check_vocabulary(const std::vector<Example>& rows, const char* name, int64_
   }
 }
 
+void pack_rows(std::vector<Example>& rows, const TrainingArguments& args, const char* name) {
+  if (rows.empty()) return;
+  Packed packed = pack(rows, args.max_length, packing_strategy(args.packing_strategy));
+  log_info(concat("[packing] ", name, ": ", packed.line(args.max_length)));
+  rows = std::move(packed.examples);
+}
+
 AdamW::Options optimizer_options(const TrainingArguments& args) {
   return {args.adam_beta1,
           args.adam_beta2,
@@ -113,6 +121,8 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
   QLORAPP_CHECK_VALUE(!train_data_.empty(), "[trainer] the training data hold no rows.");
   check_vocabulary(train_data_, "train_dataset", model_.config().vocab_size);
   check_vocabulary(eval_data_, "eval_dataset", model_.config().vocab_size);
+  if (args_.packing) pack_rows(train_data_, args_, "train_dataset");
+  if (args_.eval_packing.value_or(args_.packing)) pack_rows(eval_data_, args_, "eval_dataset");
   batches_per_epoch_ = batch_count(train_data_.size(), args_.per_device_train_batch_size, args_.dataloader_drop_last);
   QLORAPP_CHECK_VALUE(batches_per_epoch_ > 0, "[trainer] dataloader_drop_last leaves nothing of ", train_data_.size(),
                       " rows in batches of ", args_.per_device_train_batch_size, ".");
@@ -157,9 +167,9 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
         epoch_order(std::ssize(train_data_), state_.cursor.epoch, sampler_options(args_, train_data_));
     while (state_.cursor.batch < batches_per_epoch_ && state_.global_step < max_steps_ && !control_.should_training_stop) {
       const std::vector<Batch> window = next_window(order, state_.cursor.batch);
-      Interruptible model{model_, callbacks_.on_substep_end};
-      const StepReport report = train_step(model, state_, window);
+      const StepReport report = step(window);
       state_.cursor.batch += std::ssize(window);
+      for (const Batch& batch : window) state_.input_tokens_seen += batch.token_count();
       after_step(report);
     }
     if (state_.cursor.batch >= batches_per_epoch_) state_.cursor = {state_.cursor.epoch + 1, 0};
@@ -172,6 +182,18 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
   last.set("step", state_.global_step);
   log(std::move(last));
   return output;
+}
+
+/// A step that is interrupted leaves the state as it was before, so that a checkpoint of it continues with the same bits.
+StepReport Trainer::step(const std::vector<Batch>& window) {
+  Interruptible model{model_, callbacks_.on_substep_end};
+  const uint32_t before = state_.micro_step;
+  try {
+    return train_step(model, state_, window);
+  } catch (...) {
+    state_.micro_step = before;
+    throw;
+  }
 }
 
 double Trainer::epoch() const {
@@ -201,6 +223,7 @@ void Trainer::after_step(const StepReport& report) {
     record.set("loss", state_.loss_since_log / static_cast<double>(state_.steps_since_log));
     record.set("grad_norm", report.grad_norm.item<double>());
     record.set("learning_rate", report.learning_rate);
+    if (args_.log_num_tokens) record.set("num_tokens", state_.input_tokens_seen);
     record.set("epoch", epoch());
     record.set("step", step);
     state_.loss_since_log = 0;
@@ -257,6 +280,7 @@ LogRecord Trainer::evaluate() {
   metrics.set("eval_samples_per_second", static_cast<double>(eval_data_.size()) / seconds);
   metrics.set("eval_steps_per_second",
               static_cast<double>(batch_count(eval_data_.size(), args_.per_device_eval_batch_size, false)) / seconds);
+  if (args_.log_num_tokens) metrics.set("eval_num_tokens", state_.input_tokens_seen);
   metrics.set("epoch", epoch());
   return metrics;
 }

@@ -77,6 +77,8 @@ void TrainingArguments::validate() const {
   QLORAPP_CHECK_VALUE(!(fp16 && bf16), kWhere, "At most one of fp16 and bf16 can be True, but not both.");
   (void)parse_keep(checkpoint_keep);
   at_least("max_length", max_length, 2);
+  static constexpr std::array<std::string_view, 3> kPacking{"bfd", "bfd_split", "wrapped"};
+  one_of("packing_strategy", packing_strategy, kPacking);
   one_of("train_sampling_strategy", train_sampling_strategy, kSampling);
 
   one_of("logging_strategy", logging_strategy, kIntervals);

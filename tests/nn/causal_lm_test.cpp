@@ -98,10 +98,34 @@ TEST_CASE("generation with a cache picks what the whole forward picks", "[nn][cp
     text.push_back(token);
   }
   options.eos_token_ids = {generated[2]};
-  const auto stopped = generate(model, {1, 7, 3, 12}, options);
+  const auto stopped = generate(model, std::vector<int64_t>{1, 7, 3, 12}, options);
   REQUIRE(stopped.size() <= 3);
   REQUIRE(stopped.back() == generated[2]);
-  REQUIRE_THROWS_AS(generate(model, {1, 99999}, options), ValueError);
+  REQUIRE_THROWS_AS(generate(model, std::vector<int64_t>{1, 99999}, options), ValueError);
+}
+
+TEST_CASE("prompts of several lengths generated together give what each gives alone", "[nn]") {
+  const at::Device device = GENERATE(from_range(tiny::devices()));
+  CausalLM model = tiny::make_model(at::kFloat, 0, device);
+  const std::vector<std::vector<int64_t>> prompts{{1, 7, 3, 12}, {5}, {9, 9, 4, 2, 33, 8, 1}};
+  GenerateOptions options;
+  options.max_new_tokens = 10;
+  options.sampling = {.do_sample = GENERATE(false, true), .repetition_penalty = 1.2, .seed = 4};
+  std::vector<int64_t> told;
+  options.on_token = [&](int64_t row, int64_t) { return told.push_back(row), true; };
+  const auto together = generate(model, prompts, options);
+  REQUIRE(told.size() == 30);
+  REQUIRE(std::vector<int64_t>(told.begin(), told.begin() + 3) == std::vector<int64_t>{0, 1, 2});
+  options.on_token = {};
+  // The first row's draws are those of a row alone; a greedy choice has none.
+  REQUIRE(generate(model, prompts[0], options) == together[0]);
+  if (!options.sampling.do_sample) {
+    for (size_t row = 1; row < prompts.size(); ++row) REQUIRE(generate(model, prompts[row], options) == together[row]);
+  }
+  GenerationCache cache = model.make_cache(1, 3);
+  REQUIRE_THROWS_AS(model.forward_cached(at::zeros({4}, at::TensorOptions().dtype(at::kLong).device(device)),
+                                         std::vector<int64_t>{0}, std::vector<int64_t>{4}, cache),
+                    ValueError);
 }
 
 TEST_CASE("segments that do not cover the blocks and targets that name nothing are refused", "[nn][cpu]") {

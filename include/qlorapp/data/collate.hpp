@@ -2,6 +2,7 @@
 /// Rows to a Batch, and Hugging Face's padded tensors to a Batch and back.
 ///
 /// A Batch has no padding: rows lie end to end, each counts its positions from 0, and targets are shifted inside their row.
+/// The rows of a pack (data/packing.hpp) are rows of the batch like any other.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@
 namespace qlorapp {
 
 /// @param rows  indices into `examples`, in the order that the batch is to have.
-/// @returns a batch on the CPU. @throws ValueError for no rows, an index outside, an empty row, labels of another length.
+/// @returns a batch on the CPU. @throws ValueError for no rows, an index outside, an empty row, labels or row_lengths of another length.
 [[nodiscard]] Batch collate(std::span<const Example> examples, std::span<const int64_t> rows);
 /// All of `examples`, in their order.
 [[nodiscard]] Batch collate(std::span<const Example> examples);

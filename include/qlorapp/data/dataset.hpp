@@ -28,6 +28,8 @@ struct Example {
   std::vector<TokenId> input_ids;
   std::vector<TokenId> labels;  ///< As long as input_ids; an id or kIgnored.
   int64_t line = 0;             ///< Where the row starts in its file, from 1.
+  /// Of a pack (data/packing.hpp): the lengths of its rows, in order. Empty: one row.
+  std::vector<int64_t> row_lengths = {};
 };
 
 struct DatasetOptions {

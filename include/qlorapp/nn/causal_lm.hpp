@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,13 @@
 #include "qlorapp/nn/step_context.hpp"
 
 namespace qlorapp {
+
+/// What generation has seen of each of its rows.
+struct GenerationCache {
+  std::vector<KeyValueCache> blocks;
+  std::vector<int64_t> lengths;  ///< Positions of each row so far.
+  int64_t capacity = 0;          ///< Slots of a row; row r's begin at r · capacity.
+};
 
 /// Summed loss of a batch and the number of targets it is summed over.
 struct LossSum {
@@ -76,10 +84,13 @@ class CausalLM : public std::enable_shared_from_this<CausalLM> {
   /// (rows, V) of the head, in the compute dtype, for hidden states (rows, D).
   [[nodiscard]] at::Tensor logits(const at::Tensor& hidden) const;
 
-  /// One cache a block for a row of at most `capacity` positions.
-  [[nodiscard]] std::vector<KeyValueCache> make_cache(int64_t capacity) const;
-  /// Hidden state of the last of `tokens` ((n) int64), which follow those in the cache. (1, D). No gradients.
-  [[nodiscard]] at::Tensor forward_cached(const at::Tensor& tokens, std::vector<KeyValueCache>& cache);
+  /// Room for `rows` rows of at most `capacity` positions each.
+  [[nodiscard]] GenerationCache make_cache(int64_t rows, int64_t capacity) const;
+  /// Hidden states of the last token of each row, (R, D). No gradients.
+  /// @param tokens  (M) int64: counts[0] tokens that follow those of cache row rows[0], then counts[1] of rows[1] …
+  /// @throws ValueError if a row outgrows the capacity.
+  [[nodiscard]] at::Tensor forward_cached(const at::Tensor& tokens, std::span<const int64_t> rows, std::span<const int64_t> counts,
+                                          GenerationCache& cache);
 
   [[nodiscard]] const format::ModelConfig& config() const { return config_; }
   [[nodiscard]] std::vector<DecoderBlock>& blocks() { return blocks_; }

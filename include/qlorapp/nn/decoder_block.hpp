@@ -26,10 +26,16 @@
 
 namespace qlorapp {
 
-/// Keys and values of the positions that were already seen, for generation. One row.
+/// Keys and values of the positions that were already seen, for generation: (slots, H_kv, d), each row in slots of its own.
 struct KeyValueCache {
-  at::Tensor keys, values;  ///< (capacity, H_kv, d), the first `length` filled.
-  int64_t length = 0;
+  at::Tensor keys, values;
+};
+
+/// Where the rows of one step lie in a cache. Entries are those of StepContext::row_starts, row by row.
+struct CacheRows {
+  std::vector<int64_t> starts;   ///< The row's first slot.
+  std::vector<int64_t> lengths;  ///< Positions of the row, those of this step included.
+  at::Tensor slots;              ///< (M) int64, on the device: where each token of this step goes.
 };
 
 class DecoderBlock {
@@ -79,7 +85,8 @@ class DecoderBlock {
   [[nodiscard]] Wide backward(Wide dy, const StepContext& context, Saved saved, const Gradients& gradients, bool need_dx) const;
 
   /// The forward pass for the positions that follow those in the cache; appends to it. No backward follows.
-  [[nodiscard]] at::Tensor forward_cached(const at::Tensor& x, const StepContext& context, KeyValueCache& cache) const;
+  [[nodiscard]] at::Tensor forward_cached(const at::Tensor& x, const StepContext& context, const CacheRows& rows,
+                                          KeyValueCache& cache) const;
 
   /// Bytes that forward keeps for `tokens` tokens, from the table of shapes that describes what is kept: a plan can ask before
   /// anything exists. `stacked` as in StepContext. Bytes of the device: none with input_on_host, whose input is elsewhere, on a GPU;

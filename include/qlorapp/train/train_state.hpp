@@ -37,9 +37,10 @@ struct TrainState {
   uint32_t micro_step = 0;           ///< Micro-batches since the start of the run; part of the key of dropout masks.
   int64_t global_step = 0;           ///< Optimizer steps, skipped ones included.
   DataCursor cursor;
-  int64_t tokens_seen = 0;    ///< Target tokens.
-  double loss_sum = 0;        ///< Of the mean losses of all steps; for train_loss.
-  double loss_since_log = 0;  ///< The same since the last log entry.
+  int64_t tokens_seen = 0;        ///< Target tokens.
+  int64_t input_tokens_seen = 0;  ///< All tokens of the rows.
+  double loss_sum = 0;            ///< Of the mean losses of all steps; for train_loss.
+  double loss_since_log = 0;      ///< The same since the last log entry.
   int64_t steps_since_log = 0;
   std::vector<LogRecord> log_history;
   std::optional<double> best_metric;

@@ -57,6 +57,7 @@ class Trainer {
  public:
   /// @param model       with adapters. It and the data must outlive the trainer.
   /// @param base_model  named in adapter_config.json.
+  /// With args.packing the rows are packed here (data/packing.hpp).
   /// @throws ValueError if an argument is out of range, the data are empty, or a token is outside the vocabulary.
   Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> train_data, std::vector<Example> eval_data,
           std::string base_model, TrainerCallbacks callbacks = {});
@@ -83,6 +84,7 @@ class Trainer {
 
  private:
   std::vector<Batch> next_window(const std::vector<int64_t>& order, int64_t first_batch) const;
+  StepReport step(const std::vector<Batch>& window);
   void after_step(const StepReport& report);
   void read_losses();
   void log(LogRecord record);

@@ -2,8 +2,8 @@
 /// What a run is told: transformers' TrainingArguments, by name and meaning, in one field table.
 ///
 /// Every field here is used, or accepted and said to have no effect, or refused with a reason. A name that is not here is an
-/// unknown option. Older spellings (aliases) mean the same. Defaults are transformers' own; max_length and
-/// completion_only_loss are TRL's SFTConfig's.
+/// unknown option. Older spellings (aliases) mean the same. Defaults are transformers' own; max_length, completion_only_loss,
+/// packing, packing_strategy and eval_packing are TRL's SFTConfig's.
 ///
 /// Source: transformers 5.23 TrainingArguments; TRL SFTConfig.
 #pragma once
@@ -45,6 +45,10 @@ struct TrainingArguments {
   bool count_position_zero = false;
   int64_t max_length = 1024;
   std::optional<bool> completion_only_loss;
+  bool packing = false;
+  std::string packing_strategy = "bfd";
+  std::optional<bool> eval_packing;
+  bool log_num_tokens = false;
   std::string train_sampling_strategy = "random";
   bool dataloader_drop_last = false;
   std::string logging_strategy = "steps";
@@ -101,6 +105,12 @@ struct TrainingArguments {
               "divide the loss by transformers' older count, which has the first token of each row in it"},
         Field{"max_length", &T::max_length, "rows are cut to this many tokens"},
         Field{"completion_only_loss", &T::completion_only_loss, "train on completions only; unset: where the data have prompts"},
+        Field{"packing", &T::packing, "lay several short rows into one of up to max_length tokens; they never see each other"},
+        Field{"packing_strategy", &T::packing_strategy,
+              "bfd (best fit, long rows lose their end), bfd_split (long rows are cut into pieces) or wrapped (cut every "
+              "max_length tokens)"},
+        Field{"eval_packing", &T::eval_packing, "pack the rows of the evaluation too; unset: as packing"},
+        Field{"log_num_tokens", &T::log_num_tokens, "log num_tokens, the tokens read so far, as TRL's SFTTrainer does"},
         Field{"train_sampling_strategy", &T::train_sampling_strategy, "random, sequential or group_by_length"},
         Field{"dataloader_drop_last", &T::dataloader_drop_last, "leave out the last batch of an epoch if it is short"},
         Field{"logging_strategy", &T::logging_strategy, "no, steps or epoch"},

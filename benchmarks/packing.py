@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An epoch over short rows, packed and not, on the CPU or a GPU.
+
+    python benchmarks/packing.py [--rows 128] [--median 16] [--max_length 1024] [--hidden 1024] [--layers 2] [--dtype float32]
+                                 [--device cpu] [--batch 1] [--rounds 3]
+
+Batches here never hold padding, so packing saves none. What it changes is how many rows a micro-batch of a given batch size holds: with
+batch 1, which is what fits on a small GPU at max_length, one short row or one full pack. A CPU that multiplies 60 rows near its best gains
+little beyond that; a GPU goes on gaining to a thousand. Three ways over the same rows,
+in turn, medians of rounds:
+
+    one by one   --batch rows a micro-batch
+    packed       --batch packs a micro-batch
+    as many      as many rows a micro-batch as the packs hold on average, unpacked: what packing costs or saves beside a larger batch
+
+The last differs in what it may need: its longest micro-batch is printed, a pack never passes max_length. Loading is not timed.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import tempfile
+
+import torch
+import transformers
+
+
+def make_model(folder: str, args: argparse.Namespace) -> None:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=32000, hidden_size=args.hidden, intermediate_size=4 * args.hidden, num_hidden_layers=args.layers,
+        num_attention_heads=args.hidden // 64, num_key_value_heads=args.hidden // 256, head_dim=64, max_position_embeddings=4096,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+def make_rows(args: argparse.Namespace) -> list[dict[str, list[int]]]:
+    """Log-normal lengths, as instruction sets have."""
+    generator = torch.Generator().manual_seed(1)
+    lengths = (args.median * torch.exp(0.6 * torch.randn(args.rows, generator=generator))).long().clamp(4, args.max_length)
+    return [{"input_ids": torch.randint(3, 32000, (int(length),), generator=generator).tolist()} for length in lengths]
+
+
+def epoch(folder: str, out: str, rows: list, args: argparse.Namespace, **options) -> tuple[float, int, float]:
+    """Seconds, micro-batches and the first loss of one epoch, each micro-batch one step."""
+    import qlorapp
+
+    model = qlorapp.AutoModelForCausalLM.from_pretrained(
+        folder,
+        quantization_config=qlorapp.BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
+        ),
+        dtype=args.dtype,
+        device_map=args.device,
+    )
+    model = qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=16, target_modules="all-linear"), seed=0)
+    arguments = qlorapp.TrainingArguments(
+        output_dir=out,
+        num_train_epochs=1,
+        save_strategy="no",
+        logging_strategy="no",
+        max_length=args.max_length,
+        disable_tqdm=True,
+        **options,
+    )
+    trainer = qlorapp.Trainer(model, arguments, train_dataset=rows)
+    output = trainer.train()
+    return output.metrics["train_runtime"], output.global_step, output.training_loss
+
+
+def longest(rows: list, batch: int) -> int:
+    """Tokens of the largest micro-batch of neighbors, were they drawn in the worst order."""
+    return sum(sorted((len(row["input_ids"]) for row in rows), reverse=True)[:batch])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (
+        ("rows", 128),
+        ("median", 16),
+        ("max_length", 1024),
+        ("hidden", 1024),
+        ("layers", 2),
+        ("batch", 1),
+        ("rounds", 3),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--json", help="write the figures to this file")
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    from qlorapp import _C
+
+    rows = make_rows(args)
+    tokens = sum(len(row["input_ids"]) for row in rows)
+    packs = _C.pack([(row["input_ids"], row["input_ids"]) for row in rows], args.max_length)
+    many = max(1, round(args.batch * len(rows) / len(packs)))
+    device = torch.cuda.get_device_name() if args.device.startswith("cuda") else platform.processor() or platform.machine()
+    print(f"{device}, {torch.get_num_threads()} threads; {args.layers} layers of width {args.hidden}, NF4, r=16, {args.dtype}")
+    print(
+        f"{len(rows)} rows, {tokens} tokens, median {statistics.median(len(r['input_ids']) for r in rows):.0f}; {len(packs)} packs of at most {args.max_length}"
+    )
+    ways = {
+        "one by one": {"per_device_train_batch_size": args.batch},
+        "packed": {"per_device_train_batch_size": args.batch, "packing": True},
+        "as many": {"per_device_train_batch_size": many},
+    }
+    limit = {"one by one": longest(rows, args.batch), "packed": args.batch * args.max_length, "as many": longest(rows, many)}
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    steps = {}
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as out:
+        make_model(folder, args)
+        for _ in range(args.rounds):
+            for name, options in ways.items():
+                seconds, steps[name], _ = epoch(folder, out, rows, args, **options)
+                times[name].append(seconds)
+    base = statistics.median(times["one by one"])
+    results = {}
+    for name in ways:
+        middle = statistics.median(times[name])
+        spread = (max(times[name]) - min(times[name])) / middle
+        results[name] = {
+            "tokens_per_second": tokens / middle,
+            "speed_up": base / middle,
+            "micro_batches": steps[name],
+            "largest": limit[name],
+        }
+        print(
+            f"    {name:<12}{tokens / middle:>9.0f} tokens/s  {base / middle:>5.2f}x   {steps[name]:>4} micro-batches, "
+            f"largest {limit[name]:>5} tokens   (spread {100 * spread:.0f} %)"
+        )
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump({"device": device, "rows": len(rows), "tokens": tokens, "ways": results}, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()

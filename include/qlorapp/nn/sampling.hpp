@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+/// How the next token follows from the logits: transformers' processors and warpers, in transformers' order.
+///
+///   repetition_penalty p   a token that is in the row already: l/p where l > 0, l·p elsewhere (CTRL, arXiv:1909.05858)
+///   min_new_tokens         no end of sequence before that many
+///   and, where do_sample:
+///   temperature t          l/t
+///   top_k                  the k largest (and their equals); 0: all
+///   top_p                  the smallest set whose probabilities reach top_p (arXiv:1904.09751), at least one token
+///   min_p                  probabilities of at least min_p times the largest
+///   the token              by inverse cumulative probability of one uniform number
+///
+/// The uniform number is a pure function of (seed, position, row) by Philox: the same on every device, and one row's text does
+/// not depend on which other rows are generated beside it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace qlorapp {
+
+struct SamplingOptions {
+  bool do_sample = false;           ///< false: the largest logit, of equals the lowest id.
+  double temperature = 1.0;         ///< > 0
+  int64_t top_k = 0;                ///< >= 0
+  double top_p = 1.0;               ///< in [0, 1]
+  double min_p = 0.0;               ///< in [0, 1]
+  double repetition_penalty = 1.0;  ///< > 0; 1 changes nothing.
+  uint64_t seed = 0;
+
+  /// @throws ValueError naming the option that is out of range.
+  void validate() const;
+};
+
+/// What repetition_penalty and the warpers make of the logits; -inf for tokens that are out of the question.
+/// @param logits   (R, V), any float dtype. Not changed.
+/// @param seen     of each row, the tokens that are in it (int64, on the logits' device, each once); read with
+/// repetition_penalty.
+/// @param blocked  tokens that must not be chosen now.
+/// @returns (R, V) float32. Does not synchronize.
+[[nodiscard]] at::Tensor warped_logits(const at::Tensor& logits, std::span<const at::Tensor> seen, std::span<const int64_t> blocked,
+                                       const SamplingOptions& options);
+
+/// @param logits    (R, V) as warped_logits returns them.
+/// @param rows      of each row, its number: part of the key of its random numbers.
+/// @param position  tokens generated so far, the other part.
+/// @returns the chosen token of each row. Synchronizes once.
+[[nodiscard]] std::vector<int64_t> choose_tokens(const at::Tensor& logits, std::span<const int64_t> rows, int64_t position,
+                                                 const SamplingOptions& options);
+
+}  // namespace qlorapp

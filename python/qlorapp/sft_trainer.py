@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SFTTrainer: supervised fine-tuning under TRL's names. Rows are read here, the loop is Trainer's."""
+
+import dataclasses
+import logging
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .configs import TrainingArguments
+from .modeling import AutoModelForCausalLM
+from .notebook import SampleCallback
+from .peft import PeftModel, get_peft_model
+from .random import set_seed
+from .sft_config import SFTConfig, modern_names
+from .sft_data import RowEncoder, sample_parts
+from .trainer import Trainer
+
+_log = logging.getLogger("qlorapp")
+
+
+class SFTTrainer(Trainer):
+    """Trains adapters on text, prompts and completions, conversations or tokens: TRL's SFTTrainer.
+
+    `model` is a model or its name. With `peft_config` it gets adapters. Without `processing_class` the tokenizer is the model's.
+    Options of older releases (`tokenizer`, `max_seq_length`, `dataset_text_field`, `packing` …) may be given here as well.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        args: SFTConfig | TrainingArguments | None = None,
+        data_collator: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        compute_loss_func: Callable | None = None,
+        compute_metrics: Callable | None = None,
+        callbacks: list[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        optimizer_cls_and_kwargs: Any = None,
+        preprocess_logits_for_metrics: Callable | None = None,
+        quantization_config: Any = None,
+        peft_config: Any = None,
+        formatting_func: Callable[[Any], str] | None = None,
+        *,
+        tokenizer: Any = None,
+        **options: Any,
+    ) -> None:
+        if train_dataset is None:
+            raise ValueError("[SFTTrainer] train_dataset is required.")
+        if type(data_collator).__name__ == "DataCollatorForCompletionOnlyLM":
+            raise ValueError(
+                "[SFTTrainer] a completion-only collator is not supported. Give rows of 'prompt' and 'completion', or conversations "
+                "and SFTConfig(assistant_only_loss=True)."
+            )
+        config = _config_of(args, model, options)
+        set_seed(config.seed)  # of the adapters' random values
+        model = _model_of(model, config, quantization_config)
+        if peft_config is not None:
+            if isinstance(model, PeftModel):
+                raise ValueError("[SFTTrainer] the model has adapters already. Leave peft_config out to go on training them.")
+            model = get_peft_model(model, peft_config)
+        elif not model.core.has_adapters:
+            raise ValueError(
+                "[SFTTrainer] there is nothing to train: the base is frozen. Give peft_config=LoraConfig(…), or a PeftModel."
+            )
+        lm = model.get_base_model() if isinstance(model, PeftModel) else model
+        processing_class = _tokenizer_of(tokenizer if processing_class is None else processing_class, lm, config)
+
+        rows = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
+        self._encoder = None
+        if config.skip_prepare_dataset:
+            _check_prepared(rows)
+        else:
+            first = next(iter(train_dataset), {})
+            completion_only = _completion_only(config, first, formatting_func)
+            self._encoder = RowEncoder(processing_class, config, completion_only, _stop_ids(processing_class, lm))
+            packed = {
+                "train_dataset": config.packing,
+                "eval_dataset": config.packing if config.eval_packing is None else config.eval_packing,
+            }
+            for name in rows:
+                if rows[name] is not None:
+                    rows[name] = self._encoder.prepare(rows[name], name, packed[name], formatting_func)
+
+        shown = []
+        if self._encoder is not None and not config.disable_tqdm:
+            shown = [SampleCallback(sample_parts(rows["train_dataset"][0], processing_class))]
+        half = {"bf16": lm.dtype == torch.bfloat16, "fp16": lm.dtype == torch.float16}
+        super().__init__(
+            model=model,
+            args=config.training_arguments(**half),
+            data_collator=data_collator,
+            processing_class=processing_class,
+            compute_loss_func=compute_loss_func,
+            compute_metrics=compute_metrics,
+            callbacks=[*shown, *(callbacks or [])],
+            optimizers=optimizers,
+            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
+            **rows,
+            **({"optimizer_cls_and_kwargs": optimizer_cls_and_kwargs} if optimizer_cls_and_kwargs is not None else {}),
+        )
+        self.args = config
+
+    def sample(self) -> list[tuple[str, bool]] | None:
+        """The first training row as text in runs: [(text, whether it is trained)]. None without a tokenizer's rows."""
+        if self._encoder is None:
+            return None
+        return sample_parts(self.train_dataset[0], self._encoder.tokenizer)
+
+
+def _config_of(args: Any, model: Any, options: dict[str, Any]) -> SFTConfig:
+    if args is None:
+        name = str(model) if isinstance(model, (str, os.PathLike)) else getattr(model, "name_or_path", "model")
+        args = SFTConfig(f"{pathlib.PurePath(name).name}-SFT")
+    elif not isinstance(args, SFTConfig):
+        if not isinstance(args, TrainingArguments):
+            raise TypeError(f"[SFTTrainer] args must be a qlorapp.SFTConfig; got {type(args).__name__}.")
+        args = SFTConfig(**{field.name: getattr(args, field.name) for field in dataclasses.fields(args)})
+    given = modern_names(options, "SFTTrainer")
+    if given:
+        _log.info("[SFTTrainer] %s: give these to SFTConfig.", ", ".join(given))
+    return dataclasses.replace(args, **given) if given else args
+
+
+def _model_of(model: Any, config: SFTConfig, quantization_config: Any) -> Any:
+    options = dict(config.model_init_kwargs or {})
+    if not isinstance(model, (str, os.PathLike)):
+        for name, value in (("model_init_kwargs", options), ("quantization_config", quantization_config)):
+            if value:
+                _log.warning("[SFTTrainer] %s has no effect: the model is loaded already.", name)
+        return model
+    if quantization_config is not None:
+        if "quantization_config" in options:
+            raise ValueError(
+                "[SFTTrainer] quantization_config is given twice, here and in model_init_kwargs. Give one of them."
+            )
+        options["quantization_config"] = quantization_config
+    return AutoModelForCausalLM.from_pretrained(model, **options)
+
+
+def _tokenizer_of(tokenizer: Any, lm: Any, config: SFTConfig) -> Any:
+    if tokenizer is None and config.skip_prepare_dataset:
+        return None
+    if tokenizer is None:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(lm.name_or_path)
+    vocabulary = tokenizer.get_vocab()
+    for name in ("eos_token", "pad_token"):
+        token = getattr(config, name)
+        if token is not None and token not in vocabulary:
+            raise ValueError(f"[SFTConfig] {name} must be a token of the tokenizer; it has no {token!r}.")
+    if config.eos_token is not None:
+        tokenizer.eos_token = config.eos_token
+        known = lm.generation_config.eos_token_id
+        known = lm.core.eos_token_ids if known is None else [known] if isinstance(known, int) else known
+        lm.generation_config.eos_token_id = list(dict.fromkeys([tokenizer.eos_token_id, *known]))
+    if config.pad_token is not None or tokenizer.pad_token is None:
+        tokenizer.pad_token = config.pad_token or tokenizer.eos_token
+    if lm.generation_config.pad_token_id is None:
+        lm.generation_config.pad_token_id = tokenizer.pad_token_id
+    if config.chat_template_path is not None:
+        tokenizer.chat_template = _template_of(pathlib.Path(config.chat_template_path))
+    return tokenizer
+
+
+def _template_of(path: pathlib.Path) -> str:
+    file = path / "chat_template.jinja" if path.is_dir() else path
+    if not file.is_file():
+        raise ValueError(
+            f"[SFTConfig] chat_template_path must be a .jinja file, or a folder that holds chat_template.jinja; got {path}."
+        )
+    return file.read_text(encoding="utf-8")
+
+
+def _completion_only(config: SFTConfig, first: Any, formatting_func: Any) -> bool:
+    pairs = "prompt" in first and "completion" in first
+    only = pairs if config.completion_only_loss is None else config.completion_only_loss
+    if only and formatting_func is not None:
+        raise ValueError(
+            "[SFTTrainer] formatting_func makes one text of a row, so completion_only_loss has no completion to find. "
+            "Set completion_only_loss=False, or leave formatting_func out."
+        )
+    if only and not pairs and "completion_mask" not in first and "labels" not in first:
+        raise ValueError(
+            "[SFTConfig] completion_only_loss needs rows of 'prompt' and 'completion'. For conversations give assistant_only_loss=True."
+        )
+    return only
+
+
+def _check_prepared(rows: dict[str, Any]) -> None:
+    """TRL's rule: masks without labels would train on everything."""
+    for name, dataset in rows.items():
+        for row in dataset or ():
+            if row.get("labels") is None and ("completion_mask" in row or "assistant_masks" in row):
+                raise ValueError(
+                    f"[SFTTrainer] {name} has masks but no labels, and skip_prepare_dataset leaves rows as they are. "
+                    "Add 'labels', or leave skip_prepare_dataset out."
+                )
+            break
+
+
+def _stop_ids(tokenizer: Any, lm: Any) -> set[int]:
+    """Tokens that end a generation."""
+    eos = lm.generation_config.eos_token_id
+    ids = set(lm.core.eos_token_ids) | ({eos} if isinstance(eos, int) else set(eos or ()))
+    return ids | ({tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set())

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/nn/sampling.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/core/philox.hpp"
+
+namespace qlorapp {
+namespace {
+
+constexpr double kNever = -std::numeric_limits<double>::infinity();
+
+/// In [0, 1), 53 bits.
+double uniform(uint64_t seed, int64_t position, int64_t row) {
+  const auto index = static_cast<uint64_t>(row);
+  const auto bits =
+      philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(position), 0x9E7E'0001U},
+                 {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+  const uint64_t wide = (uint64_t{bits[0]} << 32) | bits[1];
+  return static_cast<double>(wide >> 11) * 0x1.0p-53;
+}
+
+void keep_top_k(at::Tensor& scores, int64_t k) {
+  const at::Tensor least = std::get<0>(scores.topk(std::min(k, scores.size(-1)))).narrow(-1, std::min(k, scores.size(-1)) - 1, 1);
+  scores.masked_fill_(scores < least, kNever);
+}
+
+void keep_top_p(at::Tensor& scores, double p) {
+  auto [sorted, order] = scores.sort(/*dim=*/-1, /*descending=*/false);
+  at::Tensor out = sorted.softmax(-1).cumsum(-1).le(1.0 - p);
+  out.narrow(-1, out.size(-1) - 1, 1).fill_(false);
+  scores.masked_fill_(at::empty_like(out).scatter_(-1, order, out), kNever);
+}
+
+void keep_min_p(at::Tensor& scores, double p) {
+  const at::Tensor probabilities = scores.softmax(-1);
+  scores.masked_fill_(probabilities < probabilities.amax(-1, /*keepdim=*/true) * p, kNever);
+}
+
+}  // namespace
+
+void SamplingOptions::validate() const {
+  constexpr std::string_view kWhere = "[generate] ";
+  const auto share = [&](std::string_view name, double value) {
+    QLORAPP_CHECK_VALUE(value >= 0 && value <= 1, kWhere, name, " must be in [0, 1]; got ", value, ".");
+  };
+  QLORAPP_CHECK_VALUE(std::isfinite(temperature) && temperature > 0, kWhere, "temperature must be > 0; got ", temperature,
+                      ". For the most probable token leave out do_sample.");
+  QLORAPP_CHECK_VALUE(top_k >= 0, kWhere, "top_k must be an integer >= 0 (0: all tokens); got ", top_k, ".");
+  share("top_p", top_p);
+  share("min_p", min_p);
+  QLORAPP_CHECK_VALUE(std::isfinite(repetition_penalty) && repetition_penalty > 0, kWhere, "repetition_penalty must be > 0; got ",
+                      repetition_penalty, ".");
+}
+
+at::Tensor warped_logits(const at::Tensor& logits, std::span<const at::Tensor> seen, std::span<const int64_t> blocked,
+                         const SamplingOptions& options) {
+  at::Tensor scores = logits.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+  if (options.repetition_penalty != 1.0) {
+    for (int64_t row = 0; row < scores.size(0); ++row) {
+      at::Tensor of_row = scores.select(0, row);
+      const at::Tensor& ids = seen[static_cast<size_t>(row)];
+      const at::Tensor values = of_row.index_select(0, ids);
+      of_row.index_copy_(0, ids, at::where(values < 0, values * options.repetition_penalty, values / options.repetition_penalty));
+    }
+  }
+  for (const int64_t token : blocked) scores.select(1, token).fill_(kNever);
+  if (!options.do_sample) return scores;
+  if (options.temperature != 1.0) scores.div_(options.temperature);
+  if (options.top_k > 0) keep_top_k(scores, options.top_k);
+  if (options.top_p < 1.0) keep_top_p(scores, options.top_p);
+  if (options.min_p > 0.0) keep_min_p(scores, options.min_p);
+  return scores;
+}
+
+std::vector<int64_t> choose_tokens(const at::Tensor& logits, std::span<const int64_t> rows, int64_t position,
+                                   const SamplingOptions& options) {
+  at::Tensor chosen;
+  if (options.do_sample) {
+    std::vector<double> draws;
+    for (const int64_t row : rows) draws.push_back(uniform(options.seed, position, row));
+    const at::Tensor sums = logits.to(at::kDouble).softmax(-1).cumsum(-1);
+    const at::Tensor total = sums.narrow(-1, sums.size(-1) - 1, 1);
+    const at::Tensor draw = at::tensor(draws, at::TensorOptions().dtype(at::kDouble)).to(logits.device()).unsqueeze(1) * total;
+    // The first token whose sum lies above the draw: one of probability 0 adds nothing and is never it. Rounding up to the
+    // total itself would name no token; the last with a probability is meant then.
+    const at::Tensor last = sums.lt(total).sum(-1, /*keepdim=*/true);
+    chosen = at::minimum(sums.le(draw).sum(-1, /*keepdim=*/true), last).squeeze(1);
+  } else {
+    chosen = logits.argmax(-1);
+  }
+  const at::Tensor host = chosen.to(at::kCPU, at::kLong).contiguous();
+  const auto* ids = host.const_data_ptr<int64_t>();
+  return {ids, ids + host.numel()};
+}
+
+}  // namespace qlorapp

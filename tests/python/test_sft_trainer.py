@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SFTConfig and SFTTrainer under TRL's names: defaults, older spellings, what is said and what is refused, and runs."""
+
+import dataclasses
+import gc
+import json
+import logging
+import weakref
+
+import conftest
+import pytest
+import qlorapp
+import torch
+import transformers
+
+MODEL = conftest.ROOT / "examples" / "data" / "tiny-llama"
+ROWS = [json.loads(line) for line in (conftest.ROOT / "examples" / "data" / "train.jsonl").read_text().splitlines()[:24]]
+NF4 = {
+    "load_in_4bit": True,
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": True,
+    "bnb_4bit_compute_dtype": "float32",
+}
+
+#: TRL 1.16's SFTConfig: every name that it adds to TrainingArguments or gives another default.
+TRL_DEFAULTS = {
+    "learning_rate": 2e-5, "logging_steps": 10, "gradient_checkpointing": True, "model_init_kwargs": None, "trust_remote_code": False,
+    "router_aux_loss_coef": None, "chat_template_path": None, "dataset_text_field": "text", "dataset_kwargs": None,
+    "dataset_num_proc": None, "eos_token": None, "max_length": 1024, "truncation_mode": "keep_start", "shuffle_dataset": False,
+    "packing": False, "packing_strategy": "bfd", "padding_free": False, "pad_to_multiple_of": "auto", "eval_packing": None,
+    "completion_only_loss": None, "assistant_only_loss": False, "loss_type": "nll", "activation_offloading": False, "pad_token": None,
+}  # fmt: skip
+
+
+def lora(**options):
+    return qlorapp.LoraConfig(**{"r": 4, "target_modules": "all-linear", **options})
+
+
+def config(out, **options):
+    return qlorapp.SFTConfig(str(out), **{"max_steps": 2, "logging_steps": 1, "save_strategy": "no", **options})
+
+
+def trainer(out, rows=ROWS, config_options=None, **options):
+    settings = {"model": str(MODEL), "peft_config": lora(), "quantization_config": qlorapp.BitsAndBytesConfig(**NF4)}
+    return qlorapp.SFTTrainer(**{**settings, "args": config(out, **config_options or {}), "train_dataset": rows, **options})
+
+
+# --- SFTConfig
+
+
+def test_names_and_defaults_are_trl_s():
+    defaults = qlorapp.SFTConfig("out")
+    assert {name: getattr(defaults, name) for name in TRL_DEFAULTS} == TRL_DEFAULTS
+    assert isinstance(defaults, qlorapp.TrainingArguments)
+    assert {field.name for field in dataclasses.fields(qlorapp.TrainingArguments)} < {
+        f.name for f in dataclasses.fields(defaults)
+    }
+
+
+def test_it_is_a_dataclass_for_argparse_replace_and_json():
+    (parsed,) = transformers.HfArgumentParser(qlorapp.SFTConfig).parse_args_into_dataclasses(
+        ["--output_dir", "out", "--packing", "--max_length", "77", "--assistant_only_loss", "--learning_rate", "1e-3"]
+    )
+    assert (parsed.packing, parsed.max_length, parsed.assistant_only_loss, parsed.learning_rate) == (True, 77, True, 1e-3)
+    again = dataclasses.replace(parsed, max_length=33)
+    assert (again.packing, again.max_length) == (True, 33)
+    assert qlorapp.SFTConfig(**json.loads(parsed.to_json_string())) == parsed
+    assert qlorapp.SFTConfig(**dataclasses.asdict(parsed)) == parsed
+
+
+def test_older_spellings_mean_the_same(caplog):
+    old = qlorapp.SFTConfig("out", max_seq_length=99, use_liger=True, packing_strategy="bfd-requeue", dataset_batch_size=10)
+    assert (old.max_length, old.use_liger_kernel, old.packing_strategy) == (99, True, "bfd_split")
+    assert "dataset_batch_size has no effect" in caplog.text
+    with pytest.raises(TypeError, match="are the same option"):
+        qlorapp.SFTConfig("out", max_seq_length=99, max_length=98)
+
+
+@pytest.mark.parametrize(
+    "option", [{"padding_free": True}, {"pad_to_multiple_of": 8}, {"dataset_num_proc": 4}, {"router_aux_loss_coef": 0.001}]
+)
+def test_what_changes_nothing_is_said(option, caplog, monkeypatch):
+    monkeypatch.setattr("qlorapp.sft_config._said_already", set())
+    qlorapp.SFTConfig("out", **option)
+    assert f"[SFTConfig] {next(iter(option))} has no effect: " in caplog.text
+    caplog.clear()
+    qlorapp.SFTConfig("out", **option)
+    assert not caplog.text, "it is said once"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"trust_remote_code": True}, ValueError, "trust_remote_code is not supported: code of a checkpoint is never run"),
+        ({"loss_type": "dft"}, ValueError, "loss_type='dft' is not supported"),
+        ({"loss_type": "nl"}, ValueError, "loss_type must be one of .* Did you mean 'nll'"),
+        ({"truncation_mode": "keep_middle"}, ValueError, "truncation_mode must be one of"),
+        ({"packing_strategy": "best"}, ValueError, "packing_strategy must be one of"),
+        ({"packing": True, "max_length": None}, ValueError, "packing needs a max_length"),
+        ({"dataset_kwargs": {"skip": True}}, ValueError, "dataset_kwargs knows skip_prepare_dataset"),
+        ({"activation_offloading": True, "gradient_checkpointing": False}, ValueError, "needs gradient_checkpointing=True"),
+        ({"asistant_only_loss": True}, TypeError, "unknown option 'asistant_only_loss'. Did you mean 'assistant_only_loss'"),
+        ({"learning_rate": -1}, ValueError, "learning_rate must be finite and >= 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(options, error, message):
+    with pytest.raises(error, match=message):
+        qlorapp.SFTConfig("out", **options)
+
+
+# --- SFTTrainer
+
+
+def test_a_model_by_name_trains_on_conversations_and_logs_trl_s_keys(tmp_path):
+    run = trainer(tmp_path, config_options={"assistant_only_loss": True, "per_device_train_batch_size": 4, "learning_rate": 1e-3,
+                                            "max_steps": 12, "lr_scheduler_type": "constant"})  # fmt: skip
+    output = run.train()
+    losses = [entry["loss"] for entry in run.state.log_history if "loss" in entry]
+    assert output.global_step == len(losses) == 12 and losses[-1] < losses[0]
+    assert run.args.assistant_only_loss and run.processing_class.pad_token is not None
+    lengths = [len(row["input_ids"]) for row in run.train_dataset]
+    seen = [entry["num_tokens"] for entry in run.state.log_history if "loss" in entry]
+    assert seen[5] == sum(lengths) and seen[11] == 2 * sum(lengths)  # six steps are an epoch
+    run.save_model()
+    assert {"adapter_model.safetensors", "tokenizer.json", "chat_template.jinja"} <= {p.name for p in tmp_path.iterdir()}
+
+
+def test_the_first_loss_is_transformers_loss_of_the_same_labels(tmp_path):
+    """Four-bit codes are ours, read back in float32: what is compared is rows, masks and the count."""
+    run = trainer(tmp_path, config_options={"assistant_only_loss": True, "per_device_train_batch_size": 4, "max_steps": 1,
+                                            "train_sampling_strategy": "sequential"})  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    quantized = run.model.get_base_model().core.named_weights()
+    weights = {name: qlorapp.Quantizer().dequantize(w, torch.float32) if isinstance(w, qlorapp.QuantizedTensor) else w.float()
+               for name, w in quantized}  # fmt: skip
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if name in weights:
+                module.weight.copy_(weights[name])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.chat_template = (
+        "{% for message in messages %}{% if loop.index0 == 0 %}{{ bos_token }}{% endif %}{{ '<|start_header_id|>' + message['role'] + "
+        "'<|end_header_id|>\n\n' }}{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] | trim + '<|eot_id|>' }}"
+        "{% endgeneration %}{% else %}{{ message['content'] | trim + '<|eot_id|>' }}{% endif %}{% endfor %}"
+    )
+    batch = tokenizer.apply_chat_template([row["messages"] for row in ROWS[:4]], tokenize=True, return_dict=True, padding=True,
+                                          padding_side="right", return_assistant_tokens_mask=True, return_tensors="pt")  # fmt: skip
+    labels = batch["input_ids"].masked_fill(torch.as_tensor(batch.pop("assistant_masks")) == 0, -100)
+    with torch.no_grad():
+        expected = model(**batch, labels=labels).loss.item()
+    run.train()
+    assert run.state.log_history[0]["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("packing", [{}, {"packing": True, "max_length": 128}])
+def test_every_kind_of_rows_trains(tmp_path, packing):
+    tokens = transformers.AutoTokenizer.from_pretrained(MODEL)
+    texts = [row["messages"][1]["content"] for row in ROWS]
+    kinds = {
+        "messages": ROWS,
+        "text": [{"text": text} for text in texts],
+        "pairs": [
+            {"prompt": row["messages"][0]["content"], "completion": " " + text} for row, text in zip(ROWS, texts, strict=True)
+        ],
+        "chat pairs": [{"prompt": row["messages"][:1], "completion": row["messages"][1:]} for row in ROWS],
+        "tokens": [{"input_ids": tokens(text)["input_ids"]} for text in texts],
+    }
+    for name, rows in kinds.items():
+        run = trainer(tmp_path / name, rows, packing, eval_dataset=rows[:4])
+        assert run.train().training_loss > 0
+        assert run.evaluate()["eval_loss"] > 0
+
+
+def test_options_of_older_releases_are_taken_by_the_trainer_itself(tmp_path):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
+    rows = [{"body": row["messages"][1]["content"]} for row in ROWS]
+    run = trainer(
+        tmp_path, rows, tokenizer=tokenizer, max_seq_length=9, dataset_text_field="body", packing=False, dataset_num_proc=2
+    )
+    assert run.processing_class is tokenizer and run.args.max_length == 9
+    assert max(len(row["input_ids"]) for row in run.train_dataset) == 9
+    with pytest.raises(TypeError, match="unknown option 'max_sequence_length'"):
+        trainer(tmp_path, rows, max_sequence_length=9)
+
+
+def test_prepared_rows_are_left_as_they_are(tmp_path):
+    rows = [{"input_ids": [5, 6, 7, 8], "labels": [-100, 6, 7, 8]}] * 8
+    run = trainer(tmp_path, rows, {"dataset_kwargs": {"skip_prepare_dataset": True}, "max_length": 2})
+    assert run.train_dataset is rows and run.train().global_step == 2
+    masks = [{"input_ids": [5, 6], "completion_mask": [0, 1]}]
+    with pytest.raises(ValueError, match="train_dataset has masks but no labels"):
+        trainer(tmp_path, masks, {"dataset_kwargs": {"skip_prepare_dataset": True}})
+
+
+def test_a_template_and_an_eos_token_of_one_s_own(tmp_path):
+    path = tmp_path / "mine.jinja"
+    path.write_text("{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '<|eot_id|>' }}{% endfor %}")
+    run = trainer(tmp_path, config_options={"chat_template_path": str(path), "eos_token": "<|eot_id|>"})
+    text = run.processing_class.decode(run.train_dataset[0]["input_ids"])
+    assert text.startswith("user: ") and text.endswith("<|eot_id|>")
+    assert run.model.generation_config.eos_token_id[0] == run.processing_class.eos_token_id
+    with pytest.raises(ValueError, match="eos_token must be a token of the tokenizer; it has no '<end>'"):
+        trainer(tmp_path, config_options={"eos_token": "<end>"})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_precision_follows_the_model_where_the_config_leaves_it_open(tmp_path, dtype, caplog):
+    model = qlorapp.AutoModelForCausalLM.from_pretrained(
+        MODEL, quantization_config=qlorapp.BitsAndBytesConfig(**NF4), dtype=dtype
+    )
+    run = trainer(tmp_path, model=model, quantization_config=None)
+    assert run.train().training_loss > 0
+    assert "computes in" not in caplog.text
+
+
+def test_offloading_activations_is_our_input_on_host(tmp_path):
+    run = trainer(tmp_path, config_options={"activation_offloading": True})
+    assert {kept for _, _, kept in run.model.get_base_model().core.segments} == {"input_on_host"}
+    plain = trainer(tmp_path)
+    assert run.train().training_loss == plain.train().training_loss
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"train_dataset": None}, ValueError, "train_dataset is required"),
+        ({"peft_config": None}, ValueError, "there is nothing to train"),
+        ({"args": object()}, TypeError, "args must be a qlorapp.SFTConfig"),
+        ({"config_options": {"completion_only_loss": True}}, ValueError, "completion_only_loss needs rows of 'prompt'"),
+        ({"config_options": {"model_init_kwargs": {"quantization_config": {}}}}, ValueError, "given twice"),
+        (
+            {"config_options": {"completion_only_loss": True}, "formatting_func": str},
+            ValueError,
+            "formatting_func makes one text",
+        ),
+    ],
+)
+def test_what_the_trainer_cannot_do_is_said_in_one_line(tmp_path, options, error, message):
+    with pytest.raises(error, match=message):
+        trainer(tmp_path, **options)
+
+
+def test_a_second_adapter_on_top_is_refused_and_going_on_is_not(tmp_path):
+    model = qlorapp.get_peft_model(
+        qlorapp.AutoModelForCausalLM.from_pretrained(MODEL, quantization_config=qlorapp.BitsAndBytesConfig(**NF4)), lora()
+    )
+    with pytest.raises(ValueError, match="the model has adapters already"):
+        trainer(tmp_path, model=model, quantization_config=None)
+    assert trainer(tmp_path, model=model, quantization_config=None, peft_config=None).train().global_step == 2
+
+
+def test_seeds_repeat_a_run(tmp_path):
+    def losses(seed):
+        run = trainer(tmp_path, config_options={"seed": seed})
+        run.train()
+        return [entry["loss"] for entry in run.state.log_history if "loss" in entry]
+
+    assert losses(1) == losses(1) != losses(2)
+
+
+def test_a_training_arguments_object_becomes_an_sft_config(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "qlorapp")
+    run = trainer(tmp_path, args=qlorapp.TrainingArguments(output_dir=str(tmp_path), max_steps=1, learning_rate=3e-4))
+    assert isinstance(run.args, qlorapp.SFTConfig) and run.args.learning_rate == 3e-4 and run.args.max_steps == 1
+    assert "24 rows, " in caplog.text
+
+
+def test_a_deleted_trainer_and_model_leave_nothing_behind(tmp_path):
+    run = trainer(tmp_path, callbacks=[qlorapp.TrainerCallback()])
+    run.train()
+    alive = [weakref.ref(run), weakref.ref(run.model), weakref.ref(run.model.get_base_model())]
+    parameter = weakref.ref(next(iter(run.model.parameters())))
+    del run
+    gc.collect()
+    assert [ref() for ref in alive] == [None] * 3 and parameter() is None
