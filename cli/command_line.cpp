@@ -43,6 +43,11 @@ Json value_of(const std::string& text, const NamesOrPattern*) {
   if (text == "all-linear" || text.find_first_of("*+?()[]{}|^$\\") != std::string::npos) return text;
   return split_at_commas(text);
 }
+/// JSON where it is some, nothing for none, else a word.
+Json value_of(const std::string& text, const FreeForm*) {
+  if (text == "none" || text == "None" || text == "null") return nullptr;
+  return text.starts_with('{') || text.starts_with('[') ? format::parse_json(text, "the command line") : Json(text);
+}
 Json value_of(const std::string& text, const std::variant<bool, std::string>*) {
   return text == "true" || text == "false" ? Json(text == "true") : Json(text);
 }

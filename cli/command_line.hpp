@@ -32,6 +32,7 @@ Json value_of(const std::string& text, const int64_t*);
 Json value_of(const std::string& text, const double*);
 Json value_of(const std::string& text, const std::string*);
 Json value_of(const std::string& text, const NamesOrPattern*);
+Json value_of(const std::string& text, const FreeForm*);
 Json value_of(const std::string& text, const std::variant<bool, std::string>*);
 template <class Value>
 Json value_of(const std::string& text, const std::map<std::string, Value>*) {

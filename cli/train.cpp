@@ -13,6 +13,7 @@
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/adapter.hpp"
 #include "qlorapp/io/checkpoint_folder.hpp"
+#include "qlorapp/io/linear_weight.hpp"
 #include "qlorapp/train/trainer.hpp"
 
 namespace qlorapp::cli {
@@ -142,7 +143,8 @@ int train(const Arguments& arguments) {
 
   CausalLM model = options.model.load(compute_dtype(options.args));
   if (options.init_adapter.empty()) {
-    model.add_adapters(options.lora, static_cast<uint64_t>(options.args.seed));
+    model.add_adapters(options.lora, static_cast<uint64_t>(options.args.seed), kDefaultAdapter,
+                       checkpoint_weights(options.model.model));
   } else {
     load_adapter(model, options.init_adapter);
   }

@@ -34,7 +34,15 @@ from .generation import GenerationConfig  # noqa: E402
 from .grad_scaler import GradScaler  # noqa: E402
 from .layers import CheckpointedBlock, LoraLinear  # noqa: E402
 from .modeling import AutoModelForCausalLM, CausalLM  # noqa: E402
-from .peft import PeftModel, get_peft_model, prepare_model_for_kbit_training  # noqa: E402
+from .peft import (  # noqa: E402
+    PeftModel,
+    PeftModelForCausalLM,
+    get_peft_model,
+    get_peft_model_state_dict,
+    prepare_model_for_kbit_training,
+    set_peft_model_state_dict,
+)
+from .peft_config import LoftQConfig, PeftConfig  # noqa: E402
 from .quantization import BitsAndBytesConfig  # noqa: E402
 from .random import set_seed  # noqa: E402
 from .sft_config import SFTConfig  # noqa: E402
@@ -51,9 +59,12 @@ __all__ = [
     "FormatError",
     "GenerationConfig",
     "GradScaler",
+    "LoftQConfig",
     "LoraConfig",
     "LoraLinear",
+    "PeftConfig",
     "PeftModel",
+    "PeftModelForCausalLM",
     "QuantizedTensor",
     "Quantizer",
     "SFTConfig",
@@ -65,8 +76,10 @@ __all__ = [
     "TrainingArguments",
     "__version__",
     "get_peft_model",
+    "get_peft_model_state_dict",
     "prepare_model_for_kbit_training",
     "quantize_checkpoint",
+    "set_peft_model_state_dict",
     "set_seed",
 ]
 

@@ -12,8 +12,9 @@ import json
 from typing import Any, Optional, Union
 
 from . import _C
+from .peft_config import PeftConfig
 
-_TYPES = {"bool": bool, "int": int, "float": float, "str": str}
+_TYPES = {"bool": bool, "int": int, "float": float, "str": str, "dict": dict}
 
 
 def _type(text: str) -> Any:
@@ -38,6 +39,8 @@ def _plain(value: Any) -> Any:
         return sorted(value)
     if isinstance(value, (list, tuple)):
         return [_plain(entry) for entry in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain(dataclasses.asdict(value))
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
     return value.__fspath__() if hasattr(value, "__fspath__") else value
@@ -53,7 +56,7 @@ class _Table:
         return json.dumps(self.to_dict(), indent=2)
 
 
-def _from_table(name: str, doc: str, rows: list, aliases: dict[str, str], check) -> type:
+def _from_table(name: str, doc: str, rows: list, aliases: dict[str, str], check, bases: tuple[type, ...] = ()) -> type:
     fields = []
     for field, type_text, default, text, status, reason in rows:
         value = json.loads(default)
@@ -68,7 +71,9 @@ def _from_table(name: str, doc: str, rows: list, aliases: dict[str, str], check)
     def __post_init__(self) -> None:
         check(json.dumps(self.to_dict()))
 
-    made = dataclasses.make_dataclass(name, fields, bases=(_Table,), namespace={"__post_init__": __post_init__, "__doc__": doc})
+    made = dataclasses.make_dataclass(
+        name, fields, bases=(*bases, _Table), namespace={"__post_init__": __post_init__, "__doc__": doc}
+    )
     made.__module__ = "qlorapp"
     plain_init, known = made.__init__, [row[0] for row in rows]
 
@@ -94,6 +99,7 @@ LoraConfig = _from_table(
     _C.lora_config_fields(),
     _C.lora_config_aliases(),
     _C.check_lora_config,
+    bases=(PeftConfig,),
 )
 TrainingArguments = _from_table(
     "TrainingArguments",

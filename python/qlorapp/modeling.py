@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """CausalLM: the C++ model as a torch.nn.Module with Hugging Face's names and semantics."""
 
-import contextlib
 import inspect
 import json
 import logging
@@ -14,8 +13,10 @@ from typing import Any
 import torch
 
 from . import _C, generation, module_tree
-from .configs import LoraConfig
+from .hf_models import is_foreign
+from .hf_models import load as load_foreign
 from .layers import seed_from_torch
+from .model_adapters import ModelAdapters
 from .quantization import BitsAndBytesConfig, as_dtype
 
 _log = logging.getLogger("qlorapp")
@@ -87,21 +88,31 @@ _FORWARD_IGNORES = {
 _FORWARD_REFUSES = ("position_ids", "past_key_values", "inputs_embeds", "output_hidden_states")
 
 
-class CausalLM(torch.nn.Module):
+class CausalLM(ModelAdapters, torch.nn.Module):
     """What AutoModelForCausalLM.from_pretrained returns.
 
     Its parameters are the tensors that the C++ model computes with: torch optimizers, zero_grad, hooks on parameters and
     torch.autograd work on them. One call computes the whole pass, so hooks on submodules do not run.
     """
 
-    def __init__(self, core: _C.CausalLM, config: ModelConfig, name_or_path: str) -> None:
+    def __init__(
+        self,
+        core: _C.CausalLM,
+        config: ModelConfig,
+        name_or_path: str,
+        folder: pathlib.Path | None = None,
+        quantization: BitsAndBytesConfig | None = None,
+    ) -> None:
+        """folder: where the weights were read from. quantization: how they were quantized while they were read, if they were."""
         super().__init__()
         self._core = core
         self.config = config
         self.name_or_path = name_or_path
         self.generation_config = generation.GenerationConfig()
-        self.peft_config: dict[str, Any] = {}
-        self._adapters: list[tuple[torch.nn.Module, torch.nn.Parameter]] = []
+        self.peft_config = {}
+        self._adapters = {}
+        self._folder = folder
+        self._quantization = quantization
         self._keep = ""
         module_tree.build(self, core, getattr(config, "rms_norm_eps", 1e-6))
         self.eval()
@@ -122,14 +133,18 @@ class CausalLM(torch.nn.Module):
         """The C++ model: forward_backward and generate without autograd."""
         return self._core
 
-    def get_memory_footprint(self) -> int:
+    def get_memory_footprint(self, return_buffers: bool = True) -> int:
         """Bytes of all weights, four-bit ones as they are stored, and of the adapters."""
         return self._core.weight_bytes() + 4 * self._core.adapter_parameter_count()
 
-    def num_parameters(self, only_trainable: bool = False) -> int:
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
         """A four-bit weight counts its elements, a tied head counts once."""
-        trainable = sum(parameter.numel() for _, parameter in self._adapters if parameter.requires_grad)
-        return trainable if only_trainable else self._core.base_parameter_count() + self._core.adapter_parameter_count()
+        if only_trainable:
+            return sum(p.numel() for held in self._adapters.values() for _, p in held if p.requires_grad)
+        tables = 0
+        if exclude_embeddings:
+            tables = self.get_input_embeddings().weight.numel()
+        return self._core.base_parameter_count() + self._core.adapter_parameter_count() - tables
 
     def get_nb_trainable_parameters(self) -> tuple[int, int]:
         return self.num_parameters(only_trainable=True), self.num_parameters()
@@ -145,58 +160,6 @@ class CausalLM(torch.nn.Module):
 
     def get_output_embeddings(self) -> torch.nn.Module:
         return self.lm_head
-
-    # --- adapters
-
-    def add_adapters(self, config: LoraConfig, seed: int | None = None) -> None:
-        """Adapters by PEFT's rules. The seed comes from torch's generator unless it is given."""
-        self._core.add_adapters(json.dumps(config.to_dict()), seed_from_torch() if seed is None else seed)
-        self._show_adapters()
-
-    def load_adapter(self, folder: str | os.PathLike) -> None:
-        """A PEFT folder's adapters into a model that has none, or their values into equal ones."""
-        had = self._core.has_adapters
-        self._core.load_adapter(os.fspath(folder))
-        if not had:
-            self._show_adapters()
-
-    def _show_adapters(self) -> None:
-        """Makes the nn.Parameters that C++ holds from now on, and puts them where PEFT has them."""
-        config = json.loads(self._core.lora_config_json)
-        self.peft_config = {"default": LoraConfig(**config)}
-        names, tensors = self._core.adapter_names(), self._core.parameters()
-        for i in range(0, len(names), 2):
-            pair = [torch.nn.Parameter(tensor.detach()) for tensor in tensors[i : i + 2]]
-            for offset, parameter in enumerate(pair):
-                self._core.adopt_parameter(i + offset, parameter)
-            module = names[i].removeprefix("base_model.model.").removesuffix(".lora_A.weight")
-            layer = module_tree.inject(self, module, *pair, self._core.scaling_of(module), config["lora_dropout"])
-            layer.train(self.training)
-            holders = (layer.lora_A["default"], layer.lora_B["default"])
-            self._adapters += zip(holders, pair, strict=True)
-
-    def _rebind(self) -> None:
-        """Notices parameters that were replaced, got other memory by `.data =`, or lost their gradient to zero_grad()."""
-        for i, (holder, known) in enumerate(self._adapters):
-            now = holder.weight
-            if now is not known:
-                values = now.detach()
-                now.data = known.detach()
-                now.data.copy_(values)
-                self._core.adopt_parameter(i, now)
-                self._adapters[i] = (holder, now)
-        self._core.bind_values()
-        if torch.is_grad_enabled():
-            self._core.bind_gradients()
-
-    @contextlib.contextmanager
-    def disable_adapter(self) -> Iterator[None]:
-        """The base model, for as long as the block runs."""
-        self._core.enable_adapters(False)
-        try:
-            yield
-        finally:
-            self._core.enable_adapters(True)
 
     # --- computing
 
@@ -249,6 +212,56 @@ class CausalLM(torch.nn.Module):
             self, inputs if input_ids is None else input_ids, attention_mask, generation_config, streamer, options
         )
 
+    # --- files and copies
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike,
+        is_main_process: bool = True,
+        safe_serialization: bool = True,
+        push_to_hub: bool = False,
+        **ignored: Any,
+    ) -> None:
+        """The frozen base as a folder that transformers loads: four-bit weights with their very codes, config.json,
+        generation_config.json. Adapters are saved by PeftModel.save_pretrained."""
+        if not safe_serialization or push_to_hub:
+            raise ValueError("[save_pretrained] models are written as safetensors into a folder. Leave out the option.")
+        known = {"max_shard_size": "the weights go into one file", "variant": "", "token": "", "save_peft_format": ""}
+        refuse_unknown("save_pretrained", ignored, known, self.save_pretrained)
+        if self._folder is None:
+            raise ValueError("[save_pretrained] the model was not loaded from a folder: there is no config.json to write.")
+        options = self._quantization
+        storage = str(getattr(options, "bnb_4bit_quant_storage", None) or "uint8").removeprefix("torch.")
+        if is_main_process:
+            self._core.save(
+                os.fspath(self._folder),
+                os.fspath(save_directory),
+                storage=storage,
+                skip_modules=options.llm_int8_skip_modules if options else None,
+                compute_dtype=options.bnb_4bit_compute_dtype if options else None,
+            )
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """Copies values into the tensors that C++ computes with. Names and shapes must be those of state_dict()."""
+        if assign:
+            raise ValueError(
+                "[load_state_dict] assign=True is not supported: C++ holds the tensors. Values are copied into them."
+            )
+        self._rebind()
+        return super().load_state_dict(state_dict, strict)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CausalLM":
+        raise TypeError(
+            "[CausalLM] a model is not copied: its weights live in C++. Load it again with from_pretrained; adapters travel by "
+            "save_pretrained and load_adapter, their values by get_peft_model_state_dict."
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "[CausalLM] a model is not pickled: pickle files can run code. Use save_pretrained and from_pretrained, or save "
+            "get_peft_model_state_dict(model) with safetensors."
+        )
+
     # --- memory
 
     def gradient_checkpointing_enable(
@@ -285,8 +298,12 @@ class CausalLM(torch.nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> "CausalLM":
         """to(), half(), cuda() …: a loaded model keeps its device and dtype."""
-        probe = fn(torch.empty(0, dtype=torch.float32, device=self.device))
-        if probe.device != self.device or probe.dtype != torch.float32:
+        kept = all(
+            (probe.device, probe.dtype) == (self.device, dtype)
+            for dtype in (torch.float32, self.dtype)
+            for probe in [fn(torch.empty(0, dtype=dtype, device=self.device))]
+        )
+        if not kept:
             raise ValueError(
                 "[CausalLM] a loaded model keeps its device and dtype. Give dtype= and device_map= to from_pretrained."
             )
@@ -320,7 +337,7 @@ def _device_of(device_map: Any, quantized: bool) -> torch.device:
     return torch.device(device_map)
 
 
-def _folder_of(name: str, revision: str | None, local_files_only: bool, token: Any) -> pathlib.Path:
+def folder_of(name: str, revision: str | None, local_files_only: bool, token: Any) -> pathlib.Path:
     """The folder itself, or the files of a hub repository."""
     path = pathlib.Path(name).expanduser()
     looks_local = path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
@@ -375,7 +392,7 @@ class AutoModelForCausalLM:
         """
         refuse_unknown("from_pretrained", ignored, cls._IGNORES, cls.from_pretrained)
         name = os.fspath(pretrained_model_name_or_path)
-        folder = _folder_of(name, revision, local_files_only, token)
+        folder = folder_of(name, revision, local_files_only, token)
         config = _config_of(folder)
         if isinstance(quantization_config, dict):
             quantization_config = BitsAndBytesConfig(
@@ -393,6 +410,9 @@ class AutoModelForCausalLM:
             wanted = options.bnb_4bit_compute_dtype
         if wanted is None or wanted == "auto":
             wanted = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or "float32"
+        device = _device_of(device_map, options.load_in_4bit or hasattr(config, "quantization_config"))
+        if is_foreign(config):
+            return load_foreign(folder, config, quantization_config, as_dtype(wanted, "dtype"), device)
         core = _C.load_model(
             str(folder),
             compute_dtype=as_dtype(wanted, "dtype"),
@@ -400,10 +420,11 @@ class AutoModelForCausalLM:
             quant_type=options.bnb_4bit_quant_type,
             double_quant=options.bnb_4bit_use_double_quant,
             skip_modules=options.llm_int8_skip_modules or [],
-            device=_device_of(device_map, options.load_in_4bit or hasattr(config, "quantization_config")),
+            device=device,
         )
         if use_cache is not None:
             config.use_cache = use_cache
-        model = CausalLM(core, config, name)
+        quantized = options if options.load_in_4bit and not hasattr(config, "quantization_config") else None
+        model = CausalLM(core, config, name, folder, quantized)
         model.generation_config = generation.config_of_folder(folder)
         return model

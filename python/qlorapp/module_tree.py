@@ -3,17 +3,65 @@
 
 The C++ model computes a whole forward pass in one call; these modules hold the very tensors that it uses, so that
 named_modules, named_parameters and state_dict look as they do there. Each linear layer can also be called by itself. Hooks on
-them do not run during the model's forward pass.
+them would never run during the model's forward pass, and are refused.
 """
 
+import collections
+import json
+import logging
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from . import _C
 
+_log = logging.getLogger("qlorapp")
 
-class Linear4bit(torch.nn.Module):
+
+def _hook_refused(self: torch.nn.Module, hook: Any, *args: Any, **kwargs: Any) -> RemovableHandle:
+    """Stands for the hook methods of modules that the compiled pass does not call.
+
+    One kind is taken and dropped: scripts for checkpointed models make the embedding's output require a gradient by a hook of the
+    name make_inputs_require_grad, which nothing needs here.
+    """
+    if getattr(hook, "__name__", "").startswith("make_inputs_require_grad"):
+        _log.info("[hooks] %s is not needed: a checkpointed block's adapters get their gradients without it.", hook.__name__)
+        return RemovableHandle(collections.OrderedDict())
+    raise NotImplementedError(
+        f"[hooks] {type(self).__name__}: the model's blocks are computed in C++ in one call, so a hook on one of its modules would "
+        "never run. Put hooks on the model itself, or on parameters (parameter.register_hook), which do."
+    )
+
+
+class _Shown:
+    """A module that shows what C++ computes with."""
+
+    register_forward_hook = _hook_refused
+    register_forward_pre_hook = _hook_refused
+    register_full_backward_hook = _hook_refused
+    register_full_backward_pre_hook = _hook_refused
+    register_backward_hook = _hook_refused
+
+
+class Linear(_Shown, torch.nn.Linear):
+    """torch's, shown."""
+
+
+class Embedding(_Shown, torch.nn.Embedding):
+    """torch's, shown."""
+
+
+class RMSNorm(_Shown, torch.nn.RMSNorm):
+    """torch's, shown."""
+
+
+def four_bit_state(weight: _C.QuantizedTensor, prefix: str) -> dict[str, torch.Tensor]:
+    """What bitsandbytes' state_dict has for a weight."""
+    return dict(weight.named_tensors(prefix + "weight"))
+
+
+class Linear4bit(_Shown, torch.nn.Module):
     """A linear layer whose weight is stored in four bits; state_dict has bitsandbytes' keys."""
 
     def __init__(self, weight: _C.QuantizedTensor) -> None:
@@ -26,8 +74,34 @@ class Linear4bit(torch.nn.Module):
         return self.quant_state.linear(x)
 
     def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
-        for name, tensor in self.quant_state.named_tensors(prefix + "weight"):
-            destination[name] = tensor
+        destination.update(four_bit_state(self.quant_state, prefix))
+
+    def _load_from_state_dict(
+        self, state_dict: dict, prefix: str, metadata: Any, strict: bool, missing: list, unexpected: list, errors: list
+    ) -> None:
+        own = dict(self.quant_state.named_tensors(prefix + "weight"))
+        missing += [name for name in own if name not in state_dict]
+        unexpected += [name for name in state_dict if name.startswith(prefix) and name not in own]
+        if any(name not in state_dict for name in own):
+            return
+        for name, tensor in own.items():
+            if state_dict[name].shape != tensor.shape and ".quant_state." not in name:
+                errors.append(f"{name} must have shape {tuple(tensor.shape)}; got {tuple(state_dict[name].shape)}.")
+                return
+        text = next(bytes(value.cpu()) for name, value in state_dict.items() if name.startswith(f"{prefix}weight.quant_state."))
+        mine = json.loads(bytes(next(value.cpu() for name, value in own.items() if ".quant_state." in name)))
+        theirs = json.loads(text)
+        kind = ("quant_type", "blocksize", "shape", "nested_blocksize")
+        if any(mine.get(key) != theirs.get(key) for key in kind):
+            errors.append(f"{prefix}weight is stored in another form: {theirs}; this model's is {mine}.")
+            return
+        state = self.quant_state
+        with torch.no_grad():
+            self.weight.copy_(state_dict[prefix + "weight"])
+            state.absmax.copy_(state_dict[prefix + "weight.absmax"])
+            if state.double_quant:
+                state.nested_absmax.copy_(state_dict[prefix + "weight.nested_absmax"])
+                state.nested_offset.fill_(theirs["nested_offset"])
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.quant_state.quant_type}"
@@ -36,43 +110,120 @@ class Linear4bit(torch.nn.Module):
 def linear(weight: "torch.Tensor | _C.QuantizedTensor") -> torch.nn.Module:
     if isinstance(weight, _C.QuantizedTensor):
         return Linear4bit(weight)
-    module = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    module = Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     module.weight = torch.nn.Parameter(weight, requires_grad=False)
     return module
 
 
-class LoraLayer(torch.nn.Module):
-    """A linear layer with PEFT's names for its adapter."""
+class LoraLayer(_Shown, torch.nn.Module):
+    """A linear layer with PEFT's names for its adapters. Called by itself it computes with the active one."""
 
-    def __init__(
-        self, base_layer: torch.nn.Module, a: torch.nn.Parameter, b: torch.nn.Parameter, scaling: float, dropout: float
-    ) -> None:
+    def __init__(self, base_layer: torch.nn.Module) -> None:
         super().__init__()
         self.base_layer = base_layer
-        drop = torch.nn.Dropout(dropout) if dropout > 0 else torch.nn.Identity()
-        self.lora_dropout = torch.nn.ModuleDict({"default": drop})
-        self.lora_A = torch.nn.ModuleDict({"default": _holding(a)})
-        self.lora_B = torch.nn.ModuleDict({"default": _holding(b)})
-        self.scaling = {"default": scaling}
+        self.lora_dropout = torch.nn.ModuleDict()
+        self.lora_A = torch.nn.ModuleDict()
+        self.lora_B = torch.nn.ModuleDict()
+        self.lora_magnitude_vector = torch.nn.ModuleDict()
+        self.r: dict[str, int] = {}
+        self.lora_alpha: dict[str, float] = {}
+        self.scaling: dict[str, float] = {}
+        self.active_adapters: list[str] = []
+
+    def add(self, name: str, alpha: float, scaling: float, dropout: float, parameters: dict[str, torch.nn.Parameter]) -> None:
+        """parameters: lora_A, lora_B and, with DoRA, lora_magnitude_vector."""
+        self.lora_dropout[name] = torch.nn.Dropout(dropout) if dropout > 0 else torch.nn.Identity()
+        self.lora_A[name] = _holding(parameters["lora_A"])
+        self.lora_B[name] = _holding(parameters["lora_B"])
+        if "lora_magnitude_vector" in parameters:
+            self.lora_magnitude_vector[name] = Magnitude(parameters["lora_magnitude_vector"])
+        self.r[name], self.lora_alpha[name], self.scaling[name] = parameters["lora_A"].shape[0], alpha, scaling
+        self.lora_dropout[name].train(self.training)
+
+    def remove(self, name: str) -> None:
+        for held in (self.lora_dropout, self.lora_A, self.lora_B, self.lora_magnitude_vector):
+            if name in held:
+                del held[name]
+        for known in (self.r, self.lora_alpha, self.scaling):
+            known.pop(name, None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        u = self.lora_A["default"](self.lora_dropout["default"](x.float()))
-        return self.base_layer(x) + (self.lora_B["default"](u) * self.scaling["default"]).to(x.dtype)
+        y = self.base_layer(x)
+        for name in self.active_adapters:
+            if name not in self.lora_A:
+                continue
+            dropped = self.lora_dropout[name](x.float())
+            update = self.lora_B[name](self.lora_A[name](dropped)) * self.scaling[name]
+            if name in self.lora_magnitude_vector:
+                base = self.base_layer(dropped.to(x.dtype)).float()
+                scale = self.lora_magnitude_vector[name].weight / self._norm(name)
+                update = (scale - 1) * base + scale * update
+            y = y + update.to(x.dtype)
+        return y
+
+    @torch.no_grad()
+    def _norm(self, name: str) -> torch.Tensor:
+        a, b = self.lora_A[name].weight, self.lora_B[name].weight
+        rows = self.base_layer(torch.eye(a.shape[1], device=a.device)).float().T
+        return torch.linalg.norm(rows + self.scaling[name] * b @ a, dim=1)
 
 
-def _holding(parameter: torch.nn.Parameter) -> torch.nn.Linear:
-    module = torch.nn.Linear(parameter.shape[1], parameter.shape[0], bias=False, device="meta")
+class Magnitude(_Shown, torch.nn.Module):
+    """DoRA's magnitude of one layer, (out)."""
+
+    def __init__(self, weight: torch.nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+
+class ModulesToSave(_Shown, torch.nn.Module):
+    """The embedding table or the head with the copies that adapters train, under PEFT's names."""
+
+    def __init__(self, original_module: torch.nn.Module) -> None:
+        super().__init__()
+        self.original_module = original_module
+        self.modules_to_save = torch.nn.ModuleDict()
+        self.active_adapters: list[str] = []
+
+    def add(self, name: str, parameter: torch.nn.Parameter) -> None:
+        if isinstance(self.original_module, torch.nn.Embedding):
+            module = Embedding(*parameter.shape, device="meta")
+            module.weight = parameter
+        else:
+            module = _holding(parameter)
+        self.modules_to_save[name] = module
+
+    def remove(self, name: str) -> None:
+        if name in self.modules_to_save:
+            del self.modules_to_save[name]
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self._shown().weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._shown()(x)
+
+    def _shown(self) -> torch.nn.Module:
+        for name in self.active_adapters:
+            if name in self.modules_to_save:
+                return self.modules_to_save[name]
+        return self.original_module
+
+
+def _holding(parameter: torch.nn.Parameter) -> Linear:
+    module = Linear(parameter.shape[1], parameter.shape[0], bias=False, device="meta")
     module.weight = parameter
     return module
 
 
-def _norm(weight: torch.Tensor, eps: float) -> torch.nn.RMSNorm:
-    module = torch.nn.RMSNorm(weight.shape[0], eps=eps, device="meta")
+def _norm(weight: torch.Tensor, eps: float) -> RMSNorm:
+    module = RMSNorm(weight.shape[0], eps=eps, device="meta")
     module.weight = torch.nn.Parameter(weight, requires_grad=False)
     return module
 
 
-class Group(torch.nn.Module):
+class Group(_Shown, torch.nn.Module):
     """A module that only holds others: the decoder, a block, an attention, an MLP."""
 
 
@@ -83,7 +234,7 @@ def build(root: torch.nn.Module, core: _C.CausalLM, rms_norm_eps: float) -> None
     for name, weight in core.named_weights():
         parent, leaf = _parent(root, name)
         if leaf == "embed_tokens":
-            embedding = torch.nn.Embedding(*weight.shape, device="meta")
+            embedding = Embedding(*weight.shape, device="meta")
             embedding.weight = torch.nn.Parameter(weight, requires_grad=False)
             parent.add_module(leaf, embedding)
         elif leaf == "lm_head" and core.tied:
@@ -110,11 +261,43 @@ def _parent(root: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
     return module, leaf
 
 
-def inject(
-    root: torch.nn.Module, name: str, a: torch.nn.Parameter, b: torch.nn.Parameter, scaling: float, dropout: float
-) -> LoraLayer:
-    """Replaces the linear layer `name` by one with an adapter around it."""
+def lora_layer(root: torch.nn.Module, name: str) -> LoraLayer:
+    """The layer `name`, which gets a place for adapters around it if it has none yet."""
     parent, leaf = _parent(root, name)
-    layer = LoraLayer(getattr(parent, leaf), a, b, scaling, dropout)
-    setattr(parent, leaf, layer)
+    layer = getattr(parent, leaf)
+    if not isinstance(layer, LoraLayer):
+        layer = LoraLayer(layer).train(layer.training)
+        setattr(parent, leaf, layer)
     return layer
+
+
+def module_to_save(root: torch.nn.Module, name: str) -> ModulesToSave:
+    """The same for the embedding table and the head."""
+    parent, leaf = _parent(root, name)
+    module = getattr(parent, leaf)
+    if not isinstance(module, ModulesToSave):
+        module = ModulesToSave(module).train(module.training)
+        setattr(parent, leaf, module)
+    return module
+
+
+def unwrap(root: torch.nn.Module) -> None:
+    """Takes the places of adapters away when there are no adapters any more."""
+    for parent in list(root.modules()):
+        for leaf, child in list(parent.named_children()):
+            if isinstance(child, LoraLayer):
+                setattr(parent, leaf, child.base_layer)
+            elif isinstance(child, ModulesToSave):
+                setattr(parent, leaf, child.original_module)
+
+
+def refresh_weights(root: torch.nn.Module, core: _C.CausalLM) -> None:
+    """Shows the linear layers' weights again after an initialization has changed them."""
+    for name, weight in core.named_weights():
+        parent, leaf = _parent(root, name)
+        layer = getattr(parent, leaf)
+        if isinstance(weight, _C.QuantizedTensor) or name.endswith("_proj"):
+            if isinstance(layer, LoraLayer):
+                layer.base_layer = linear(weight)
+            else:
+                setattr(parent, leaf, linear(weight))

@@ -1,13 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PEFT's way to adapters: get_peft_model, PeftModel, prepare_model_for_kbit_training."""
+"""PEFT's way to adapters: get_peft_model, PeftModel, PeftConfig, prepare_model_for_kbit_training."""
 
+import contextlib
+import logging
 import os
+import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from . import hf_models
 from .configs import LoraConfig
-from .modeling import CausalLM
+from .modeling import CausalLM, folder_of, refuse_unknown
+from .peft_config import PeftConfig
+
+_log = logging.getLogger("qlorapp")
+
+_LOAD_IGNORES = {
+    "torch_device": "the adapter is on the model's device",
+    "autocast_adapter_dtype": "adapters are float32",
+    "ephemeral_gpu_offload": "the model is on one device",
+    "low_cpu_mem_usage": "",
+    "ignore_mismatched_sizes": "",
+    "config": "the folder's adapter_config.json says what the adapter is",
+    "token": "",
+    "revision": "",
+    "local_files_only": "",
+    "subfolder": "",
+}
+_MERGE = (
+    "merging into four-bit weights would quantize them a second time. The adapter folder serves beside the base as it is; for one "
+    "model, PEFT merges it into the 16-bit checkpoint: PeftModel.from_pretrained(base, folder).merge_and_unload()."
+)
+#: What PEFT's models have and this does not, and why.
+_REFUSED = {
+    "merge_and_unload": _MERGE,
+    "merge_adapter": _MERGE,
+    "unmerge_adapter": "nothing is ever merged here.",
+    "add_weighted_adapter": "one adapter is active at a time. PEFT combines saved adapters.",
+    "push_to_hub": "save_pretrained() writes the folder; huggingface_hub's upload_folder() takes it from there.",
+    "set_requires_grad": "set_adapter() says which adapter trains.",
+}
 
 
 class LoraModel(torch.nn.Module):
@@ -17,12 +51,22 @@ class LoraModel(torch.nn.Module):
         super().__init__()
         self.model = model
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "model":
+                raise
+            if name in _REFUSED:
+                raise NotImplementedError(f"[PeftModel] {name}: {_REFUSED[name]}") from None
+            return getattr(self.model, name)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
 
 
 class PeftModel(torch.nn.Module):
-    """A CausalLM with adapters under PEFT's names. What it does not have itself it asks the model for."""
+    """A CausalLM with one or several adapters under PEFT's names. What it does not have itself it asks the model for."""
 
     def __init__(self, model: CausalLM) -> None:
         super().__init__()
@@ -35,7 +79,7 @@ class PeftModel(torch.nn.Module):
         except AttributeError:
             if name == "base_model":
                 raise
-            return getattr(self.base_model.model, name)
+            return getattr(self.base_model, name)
 
     def get_base_model(self) -> CausalLM:
         return self.base_model.model
@@ -44,36 +88,212 @@ class PeftModel(torch.nn.Module):
         """As CausalLM.forward."""
         return self.base_model.model(*args, **kwargs)
 
-    def save_pretrained(self, save_directory: str | os.PathLike, safe_serialization: bool = True, **ignored: Any) -> None:
-        """adapter_model.safetensors and adapter_config.json, which PEFT and vLLM load. Nothing else is ever written."""
+    # --- which adapters there are
+
+    @property
+    def active_adapter(self) -> str:
+        return self.base_model.model.core.active_adapter
+
+    @property
+    def active_adapters(self) -> list[str]:
+        return [self.active_adapter] if self.active_adapter else []
+
+    @property
+    def active_peft_config(self) -> LoraConfig:
+        return self.peft_config[self.active_adapter]
+
+    def set_adapter(self, adapter_name: str | list[str], inference_mode: bool = False) -> None:
+        """Makes this adapter the one that computes and, unless inference_mode, trains. The others are frozen."""
+        if isinstance(adapter_name, (list, tuple)):
+            if len(adapter_name) != 1:
+                raise ValueError(f"[set_adapter] one adapter is active at a time; got {list(adapter_name)}.")
+            adapter_name = adapter_name[0]
+        self.base_model.model.set_adapter(adapter_name, trainable=not inference_mode)
+
+    def add_adapter(
+        self,
+        adapter_name: str,
+        peft_config: LoraConfig,
+        low_cpu_mem_usage: bool = False,
+        autocast_adapter_dtype: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        """A new adapter beside those that are there. It neither computes nor trains until set_adapter(adapter_name)."""
+        self.base_model.model.add_adapters(peft_config, seed, adapter_name)
+
+    def delete_adapter(self, adapter_name: str) -> None:
+        """If it was the active one, the first of the others becomes that."""
+        self.base_model.model.delete_adapter(adapter_name)
+
+    def load_adapter(
+        self, model_id: str | os.PathLike, adapter_name: str = "default", is_trainable: bool = False, **options: Any
+    ) -> None:
+        """A PEFT folder as an adapter of this name, which set_adapter() makes active. Without is_trainable in evaluation mode."""
+        model = self.base_model.model
+        refuse_unknown("load_adapter", options, _LOAD_IGNORES, self.load_adapter)
+        model.load_adapter(adapter_folder(model_id, **options), adapter_name)
+        model.set_trainable(adapter_name, is_trainable)
+        if not is_trainable:
+            self.eval()
+
+    @contextlib.contextmanager
+    def disable_adapter(self) -> Iterator[None]:
+        """The base model, for as long as the block runs."""
+        with self.base_model.model.disable_adapter():
+            yield
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """As CausalLM.load_state_dict, with PEFT's names."""
+        if assign:
+            raise ValueError(
+                "[load_state_dict] assign=True is not supported: C++ holds the tensors. Values are copied into them."
+            )
+        self.base_model.model._rebind()
+        return super().load_state_dict(state_dict, strict)
+
+    def unload(self) -> CausalLM:
+        """The base model without any adapter."""
+        model = self.base_model.model
+        for name in list(model.peft_config):
+            model.delete_adapter(name)
+        return model
+
+    # --- files
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike,
+        safe_serialization: bool = True,
+        selected_adapters: list[str] | None = None,
+        save_embedding_layers: str | bool = "auto",
+        is_main_process: bool = True,
+        **ignored: Any,
+    ) -> None:
+        """adapter_model.safetensors and adapter_config.json, which PEFT and vLLM load. Nothing else is ever written.
+
+        The adapter "default" goes into the folder itself, others into folders of their names below it.
+        """
         if not safe_serialization:
             raise ValueError("[save_pretrained] adapters are written as safetensors only. Leave out safe_serialization=False.")
-        if unknown := set(ignored) - {"push_to_hub", "selected_adapters", "token"} or ignored.get("push_to_hub"):
-            raise TypeError(
-                f"[save_pretrained] {sorted(unknown) if isinstance(unknown, set) else 'push_to_hub'} is not supported."
+        if save_embedding_layers is True:
+            raise ValueError(
+                "[save_pretrained] save_embedding_layers=True is not supported: the tables are saved with the adapter if it trains "
+                "them. Name them in modules_to_save."
             )
+        if ignored.pop("push_to_hub", False):
+            raise ValueError(f"[save_pretrained] push_to_hub is not supported: {_REFUSED['push_to_hub']}")
+        if ignored.pop("path_initial_model_for_weight_conversion", None) is not None:
+            raise ValueError(
+                "[save_pretrained] path_initial_model_for_weight_conversion is not supported: the difference would belong to the float "
+                "base, not to the four-bit one. Save the base that the initialization left, get_base_model().save_pretrained()."
+            )
+        refuse_unknown("save_pretrained", ignored, {"token": "", "max_shard_size": ""}, self.save_pretrained)
         model = self.base_model.model
-        model._rebind()
-        model.core.save_adapter(os.fspath(save_directory), model.name_or_path)
+        for name in list(model.peft_config) if selected_adapters is None else selected_adapters:
+            if name not in model.peft_config:
+                raise ValueError(f"[save_pretrained] there is no adapter {name!r}; the model has {list(model.peft_config)}.")
+            if is_main_process:
+                model.save_adapter(pathlib.Path(save_directory) / ("" if name == "default" else name), name)
 
     @classmethod
-    def from_pretrained(cls, model: CausalLM, model_id: str | os.PathLike, is_trainable: bool = False) -> "PeftModel":
-        """The model with the adapters of a PEFT folder: for use, in evaluation mode, unless is_trainable."""
-        model.load_adapter(model_id)
-        wrapped = cls(model)
-        if not is_trainable:
-            for _, parameter in model._adapters:
-                parameter.requires_grad_(False)
+    def from_pretrained(
+        cls,
+        model: "CausalLM | PeftModel",
+        model_id: str | os.PathLike,
+        adapter_name: str = "default",
+        is_trainable: bool = False,
+        **options: Any,
+    ) -> "PeftModel":
+        """The model with the adapter of a PEFT folder: for use, in evaluation mode, unless is_trainable."""
+        wrapped = model if isinstance(model, PeftModel) else cls(model)
+        wrapped.load_adapter(model_id, adapter_name, is_trainable, **options)
+        wrapped.set_adapter(adapter_name, inference_mode=not is_trainable)
         return wrapped.train(is_trainable)
 
 
-def get_peft_model(model: CausalLM, peft_config: LoraConfig, seed: int | None = None) -> PeftModel:
-    """Adds trainable adapters to `model` and returns it under PEFT's names, in training mode.
+#: PEFT's name for the class of causal language models.
+PeftModelForCausalLM = PeftModel
 
-    A is random and B zero, as in PEFT. The values come from torch's generator (torch.manual_seed) unless `seed` is given.
+
+def adapter_folder(
+    model_id: str | os.PathLike,
+    subfolder: str | None = None,
+    revision: str | None = None,
+    token: Any = None,
+    local_files_only: bool = False,
+    **ignored: Any,
+) -> pathlib.Path:
+    """The folder, or the files of a hub repository."""
+    folder = folder_of(os.fspath(model_id), revision, local_files_only, token)
+    return folder / subfolder if subfolder else folder
+
+
+def get_peft_model(
+    model: CausalLM,
+    peft_config: LoraConfig,
+    adapter_name: str = "default",
+    mixed: bool = False,
+    autocast_adapter_dtype: bool = True,
+    revision: str | None = None,
+    low_cpu_mem_usage: bool = False,
+    seed: int | None = None,
+) -> PeftModel:
+    """Adds a trainable adapter to `model` and returns it under PEFT's names, in training mode.
+
+    A is random and B zero, as in PEFT, or as init_lora_weights says. The values come from torch's generator (torch.manual_seed)
+    unless `seed` is given.
     """
-    model.add_adapters(peft_config, seed)
+    if mixed:
+        raise ValueError("[get_peft_model] mixed=True is not supported: all adapters are LoRA. Leave it out.")
+    if not isinstance(model, (CausalLM, PeftModel)):
+        return hf_models.get_peft_model(
+            model, peft_config, adapter_name=adapter_name, autocast_adapter_dtype=autocast_adapter_dtype
+        )
+    if isinstance(model, PeftModel):
+        raise TypeError(
+            "[get_peft_model] the model has adapters already. Use model.add_adapter(name, config), or give the base model."
+        )
+    model.add_adapters(peft_config, seed, adapter_name)
+    model.set_adapter(adapter_name, trainable=not peft_config.inference_mode)
     return PeftModel(model).train()
+
+
+def get_peft_model_state_dict(
+    model: PeftModel, state_dict: dict[str, torch.Tensor] | None = None, adapter_name: str = "default", **ignored: Any
+) -> dict[str, torch.Tensor]:
+    """What a file of this adapter holds, by the names that it has there; `state_dict` may be model.state_dict()."""
+    refuse_unknown(
+        "get_peft_model_state_dict",
+        ignored,
+        {"unwrap_compiled": "", "save_embedding_layers": "tables that the adapter trains are part of it"},
+        get_peft_model_state_dict,
+    )
+    lm = model.get_base_model()
+    lm._rebind(adapter_name)
+    tensors = {name: tensor.detach() for name, tensor in lm.core.adapter_tensors(adapter_name)}
+    if state_dict is None:
+        return tensors
+    return {name: state_dict[lm.full_name(name, adapter_name)] for name in tensors}
+
+
+def set_peft_model_state_dict(
+    model: PeftModel, peft_model_state_dict: dict[str, torch.Tensor], adapter_name: str = "default"
+) -> None:
+    """Copies values into an adapter, all or none: every name must be there and none besides, each of its shape."""
+    lm = model.get_base_model()
+    lm._rebind(adapter_name)
+    tensors = dict(lm.core.adapter_tensors(adapter_name))
+    missing, unknown = sorted(set(tensors) - set(peft_model_state_dict)), sorted(set(peft_model_state_dict) - set(tensors))
+    if missing or unknown:
+        raise KeyError(f"[set_peft_model_state_dict] missing: {missing}; not of this adapter: {unknown}.")
+    for name, value in peft_model_state_dict.items():
+        if value.shape != tensors[name].shape:
+            raise ValueError(
+                f"[set_peft_model_state_dict] {name} must have shape {tuple(tensors[name].shape)}; got {tuple(value.shape)}."
+            )
+    with torch.no_grad():
+        for name, value in peft_model_state_dict.items():
+            tensors[name].copy_(value)
 
 
 def prepare_model_for_kbit_training(
@@ -87,3 +307,15 @@ def prepare_model_for_kbit_training(
     if use_gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs)
     return model
+
+
+__all__ = [
+    "LoraModel",
+    "PeftConfig",
+    "PeftModel",
+    "PeftModelForCausalLM",
+    "get_peft_model",
+    "get_peft_model_state_dict",
+    "prepare_model_for_kbit_training",
+    "set_peft_model_state_dict",
+]

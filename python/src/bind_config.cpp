@@ -18,6 +18,7 @@ std::string spelt(const bool*) { return "bool"; }
 std::string spelt(const int64_t*) { return "int"; }
 std::string spelt(const double*) { return "float"; }
 std::string spelt(const std::string*) { return "str"; }
+std::string spelt(const FreeForm*) { return "dict | str | None"; }
 std::string spelt(const NamesOrPattern*) { return "list[str] | str | None"; }
 template <class Value>
 std::string spelt(const std::vector<Value>*) {
@@ -73,6 +74,15 @@ std::string suggest(const std::string& name, const std::vector<std::string>& kno
   return did_you_mean(name, views);
 }
 
+std::string peft_file(const std::string& lora_json) {
+  LoraConfig lora;
+  format::from_json(format::parse_json(lora_json, "LoraConfig"), lora, "LoraConfig");
+  format::AdapterConfig file = to_adapter_config(lora);
+  file.base_model_name_or_path = lora.base_model_name_or_path;
+  file.inference_mode = lora.inference_mode;
+  return format::adapter_config_json(file);
+}
+
 py::tuple count(const std::string& config_json, const std::string& lora_json) {
   LoraConfig lora;
   format::from_json(format::parse_json(lora_json, "LoraConfig"), lora, "LoraConfig");
@@ -92,6 +102,17 @@ void bind_config(py::module_& m) {
   m.def(
       "check_training_arguments", [](const std::string& json) { check<TrainingArguments>(json, "TrainingArguments"); },
       py::arg("json"));
+  m.def("adapter_config_json", &peft_file, py::arg("lora_config_json"),
+        "The adapter_config.json that PEFT writes for this config.");
+  m.def(
+      "read_adapter_config",
+      [](const std::string& folder) { return format::to_json(from_adapter_config(format::load_adapter_config(folder))).dump(); },
+      py::arg("folder"), "A PEFT folder's config as LoraConfig's JSON.");
+  m.def("native_architectures", [] {
+    std::vector<std::string> names;
+    for (const format::Family& family : format::families()) names.emplace_back(family.architecture);
+    return names;
+  });
   m.def("did_you_mean", &suggest, py::arg("name"), py::arg("known"), "\" Did you mean 'x'?\", or nothing.");
   m.def("count_parameters", &count, py::arg("config_json"), py::arg("lora_config_json"),
         "(trainable, all), from the configs alone.");

@@ -9,7 +9,9 @@
 #include "qlorapp/data/collate.hpp"
 #include "qlorapp/format/config_json.hpp"
 #include "qlorapp/io/adapter.hpp"
+#include "qlorapp/io/linear_weight.hpp"
 #include "qlorapp/io/load_model.hpp"
+#include "qlorapp/io/save_model.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
 #include "quantizer_options.hpp"
 
@@ -37,6 +39,11 @@ void quantize(const std::string& folder, const std::string& output, at::ScalarTy
               const std::optional<Progress>& progress) {
   quantize_checkpoint(folder, output, quantizer_options(quant_type, block_size, double_quant, nested_block_size, compat),
                       compute_dtype, progress.value_or(Progress()));
+}
+
+void save(const CausalLM& model, const std::string& source, const std::string& output, const std::string& storage,
+          const std::optional<std::vector<std::string>>& skip_modules, const std::optional<at::ScalarType>& compute_dtype) {
+  save_model(model, source, output, {storage, skip_modules, compute_dtype});
 }
 
 LoraConfig lora_config_from(const std::string& json) {
@@ -101,22 +108,43 @@ void bind_model(py::module_& m) {
            NoGil())
       .def(
           "add_adapters",
-          [](CausalLM& self, const std::string& json, uint64_t seed) { self.add_adapters(lora_config_from(json), seed); },
-          py::arg("lora_config_json"), py::arg("seed"), NoGil())
-      .def_property_readonly("lora_config_json", [](const CausalLM& self) { return format::to_json(self.lora_config()).dump(); })
+          [](CausalLM& self, const std::string& json, uint64_t seed, const std::string& name,
+             const std::optional<std::string>& weights) {
+            self.add_adapters(lora_config_from(json), seed, name, weights ? checkpoint_weights(*weights) : WeightSource());
+          },
+          py::arg("lora_config_json"), py::arg("seed"), py::arg("name") = kDefaultAdapter, py::arg("weights") = std::nullopt,
+          NoGil(), "`weights` names a folder with the weights as they were before quantization.")
       .def(
-          "scaling_of", [](const CausalLM& self, const std::string& module) { return self.lora_config().scaling_of(module); },
-          py::arg("module"))
+          "lora_config_json",
+          [](const CausalLM& self, const std::string& name) { return format::to_json(self.adapters(name).config).dump(); },
+          py::arg("name") = "")
+      .def(
+          "scaling_of",
+          [](const CausalLM& self, const std::string& module, const std::string& name) {
+            return self.adapters(name).config.scaling_of(module);
+          },
+          py::arg("module"), py::arg("name") = "")
       .def_property_readonly("has_adapters", &CausalLM::has_adapters)
+      .def_property_readonly("base_was_changed", &CausalLM::base_was_changed)
+      .def("adapter_sets", &CausalLM::adapter_names, "Names of the adapters.")
+      .def_property("active_adapter", &CausalLM::active_adapter, &CausalLM::set_active_adapter)
+      .def("delete_adapters", &CausalLM::delete_adapters, py::arg("name"))
       .def("enable_adapters", &CausalLM::enable_adapters, py::arg("enabled"))
-      .def("adapter_names",
-           [](const CausalLM& self) {
-             std::vector<std::string> names;
-             for (const auto& entry : self.arena().entries()) names.push_back(entry.name);
-             return names;
-           })
-      .def("parameters", [](const CausalLM& self) { return self.arena().parameters(); })
-      .def("adopt_parameter", &CausalLM::adopt_parameter, py::arg("i"), py::arg("parameter"))
+      .def(
+          "adapter_names",
+          [](const CausalLM& self, const std::string& name) {
+            std::vector<std::string> names;
+            for (const auto& entry : self.adapters(name).arena.entries()) names.push_back(entry.name);
+            return names;
+          },
+          py::arg("name") = "", "Names of an adapter's parameters, as PEFT stores them.")
+      .def(
+          "parameters", [](const CausalLM& self, const std::string& name) { return self.adapters(name).arena.parameters(); },
+          py::arg("name") = "")
+      .def(
+          "adapter_tensors", [](const CausalLM& self, const std::string& name) { return self.adapters(name).named_tensors(); },
+          py::arg("name") = "", "[(name, tensor)]: what a file of the adapter holds.")
+      .def("adopt_parameter", &CausalLM::adopt_parameter, py::arg("i"), py::arg("parameter"), py::arg("name") = "")
       .def(
           "gradient", [](const CausalLM& self, int64_t i) { return self.arena().gradient(i); }, py::arg("i"))
       .def(
@@ -124,7 +152,8 @@ void bind_model(py::module_& m) {
       .def(
           "bind_gradients", [](CausalLM& self) { self.arena().bind_gradients(); }, NoGil())
       .def(
-          "bind_values", [](CausalLM& self) { self.arena().bind_values(); }, NoGil())
+          "bind_values", [](CausalLM& self, const std::string& name) { self.adapters(name).arena.bind_values(); },
+          py::arg("name") = "", NoGil())
       .def(
           "set_keep",
           [](CausalLM& self, const std::string& keep) {
@@ -166,7 +195,14 @@ void bind_model(py::module_& m) {
           py::arg("hidden"), py::arg("batch"), NoGil(), "The summed loss, on the graph of `hidden`.")
       .def("logits", &CausalLM::logits, py::arg("hidden"), NoGil())
       .def("base_parameter_count", &CausalLM::base_parameter_count)
-      .def("adapter_parameter_count", [](const CausalLM& self) { return self.arena().numel(); })
+      .def(
+          "adapter_parameter_count",
+          [](const CausalLM& self) {
+            int64_t count = 0;
+            for (const std::string& name : self.adapter_names()) count += self.adapters(name).arena.numel();
+            return count;
+          },
+          "Of all adapters together.")
       .def("weight_bytes", [](const CausalLM& self) { return self.weight_bytes().count; })
       .def("named_weights", &named_weights, "[(module name, tensor or QuantizedTensor)] of the frozen base.")
       .def_property_readonly("tied", [](const CausalLM& self) { return self.config().tie_word_embeddings; })
@@ -177,8 +213,11 @@ void bind_model(py::module_& m) {
                              [](const CausalLM& self) { return self.has_adapters() ? self.lora_config().lora_dropout : 0.0; })
       .def_property_readonly("device", &CausalLM::device)
       .def_property_readonly("dtype", &CausalLM::dtype)
-      .def("save_adapter", &save_adapter, py::arg("folder"), py::arg("base_model"), NoGil())
-      .def("load_adapter", &load_adapter, py::arg("folder"), NoGil());
+      .def("save_adapter", &save_adapter, py::arg("folder"), py::arg("base_model"), py::arg("name") = "", NoGil())
+      .def("load_adapter", &load_adapter, py::arg("folder"), py::arg("name") = kDefaultAdapter, NoGil())
+      .def("save", &save, py::arg("source"), py::arg("output"), py::kw_only(), py::arg("storage") = "uint8",
+           py::arg("skip_modules") = std::nullopt, py::arg("compute_dtype") = std::nullopt, NoGil(),
+           "Writes the frozen base as a Hugging Face folder; include/qlorapp/io/save_model.hpp.");
 
   m.def("load_model", &load, py::arg("folder"), py::kw_only(), py::arg("compute_dtype"), py::arg("load_in_4bit") = true,
         py::arg("quant_type") = "nf4", py::arg("block_size") = 64, py::arg("double_quant") = true,

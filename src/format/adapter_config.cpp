@@ -16,10 +16,11 @@ namespace {
 
 constexpr size_t kMaxConfigBytes = size_t{16} << 20;
 constexpr const char* kFileName = "adapter_config.json";
+constexpr const char* kFingerprintKey = "qlorapp_base_fingerprint";
 
 /// PEFT's keys that are no fields here, with the value that PEFT writes by default. With a reason, any other value is refused;
 /// without one, the value is kept: it changes nothing about a trained adapter, or nn/lora_config.hpp reads it from there
-/// (exclude_modules, layers_pattern, layers_to_transform).
+/// (exclude_modules, layers_pattern, layers_to_transform, bias, modules_to_save, use_dora, ensure_weight_tying).
 struct OtherKey {
   std::string_view key, default_json, reason;
 };
@@ -27,9 +28,9 @@ constexpr OtherKey kOtherKeys[] = {
     {"alora_invocation_tokens", "null", "activated LoRA is not supported"},
     {"arrow_config", "null", "Arrow routing is not supported"},
     {"auto_mapping", "null", ""},
-    {"bias", "\"none\"", "an adapter that also trains biases is not supported"},
+    {"bias", "\"none\"", ""},
     {"corda_config", "null", "CorDA changes the base weights"},
-    {"ensure_weight_tying", "false", "tied adapters are not supported"},
+    {"ensure_weight_tying", "false", ""},
     {"eva_config", "null", ""},
     {"exclude_modules", "null", ""},
     {"fan_in_fan_out", "false", "weights must be stored as (out, in)"},
@@ -42,19 +43,19 @@ constexpr OtherKey kOtherKeys[] = {
     {"lora_ga_config", "null", "LoRA-GA changes the base weights"},
     {"megatron_config", "null", "Megatron's layers are not supported"},
     {"megatron_core", "\"megatron.core\"", ""},
-    {"modules_to_save", "null", "an adapter that holds whole modules is not supported"},
+    {"modules_to_save", "null", ""},
     {"monteclora_config", "null", "MonteCLoRA is not supported"},
     {"qalora_group_size", "16", ""},
     {"target_parameters", "null", "adapters on bare parameters are not supported"},
     {"trainable_token_indices", "null", "trained embedding rows are not supported"},
     {"use_bdlora", "null", "BD-LoRA is not supported"},
-    {"use_dora", "false", "DoRA is not supported yet"},
+    {"use_dora", "false", ""},
     {"use_qalora", "false", "QA-LoRA is not supported"},
     {"velora_config", "null", "VeLoRA is not supported"},
 };
 
 /// Initializations that leave the base weights alone, so that a trained adapter loads like any other.
-constexpr std::array<std::string_view, 5> kInits{"true", "false", "gaussian", "eva", "orthogonal"};
+constexpr std::array<std::string_view, 6> kInits{"true", "false", "gaussian", "eva", "orthogonal", "mica"};
 
 bool is_init(std::string_view name) { return std::find(kInits.begin(), kInits.end(), name) != kInits.end(); }
 
@@ -140,7 +141,7 @@ AdapterConfig parse_adapter_config(std::string_view text, std::string_view where
                                                    : "";
     const bool spelt_bool = init->is_string() && (config.init_lora_weights == "true" || config.init_lora_weights == "false");
     if (!is_init(config.init_lora_weights) || spelt_bool) {
-      fields.fail("init_lora_weights", "must be true, false, gaussian, eva or orthogonal", *init,
+      fields.fail("init_lora_weights", "must be true, false, gaussian, eva, orthogonal or mica", *init,
                   "Others change the base weights: convert the adapter to plain LoRA with PEFT.");
     }
   }
@@ -150,6 +151,7 @@ AdapterConfig parse_adapter_config(std::string_view text, std::string_view where
   config.inference_mode = fields.boolean("inference_mode").value_or(false);
   config.peft_version = fields.text("peft_version").value_or(config.peft_version);
 
+  config.base_fingerprint = fields.text(kFingerprintKey);
   for (const OtherKey& other : kOtherKeys) {
     const Json* value = fields.value(other.key);
     const Json neutral = Json::parse(other.default_json);
@@ -176,6 +178,7 @@ std::string adapter_config_json(const AdapterConfig& config) {
   for (const OtherKey& other : kOtherKeys) json[std::string(other.key)] = Json::parse(other.default_json);
   for (const auto& [key, value] : config.preserved)
     json[key] = parse_json(value, "AdapterConfig.preserved", {.allow_nonfinite = true, .allow_big_integers = true});
+  if (config.base_fingerprint) json[kFingerprintKey] = *config.base_fingerprint;
   json["alpha_pattern"] = Json::object();
   for (const auto& [module, alpha] : config.alpha_pattern) json["alpha_pattern"][module] = number_json(alpha);
   json["base_model_name_or_path"] = optional_text(config.base_model_name_or_path);

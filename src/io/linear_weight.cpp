@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <utility>
+#include <optional>
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/format/dynamic_map.hpp"
@@ -131,6 +132,17 @@ std::vector<std::pair<std::string, at::Tensor>> quantized_tensors(const std::str
   tensors.emplace_back(concat(name, ".quant_state.bitsandbytes__", format::bitsandbytes_name(weight.quant_type)),
                        bytes_tensor(format::quant_state_json(state)));
   return tensors;
+}
+
+WeightSource checkpoint_weights(std::string folder) {
+  auto opened = std::make_shared<std::optional<format::Checkpoint>>();
+  return [opened, folder = std::move(folder)](const std::string& module) -> at::Tensor {
+    if (!*opened) opened->emplace(folder);
+    const std::string name = module + ".weight";
+    if (format::is_quantized(**opened, name)) return {};
+    const format::TensorLocation& location = (*opened)->at(name);
+    return read_checked(**opened, name, location.tensor->shape);
+  };
 }
 
 bool names_module(const std::vector<std::string>& names, const std::string& module) {

@@ -6,12 +6,11 @@
 
 #include <algorithm>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "qlorapp/core/check.hpp"
-#include "qlorapp/nn/adapter_init.hpp"
 #include "qlorapp/nn/segment_function.hpp"
+#include "qlorapp/nn/trained_head.hpp"
 #include "qlorapp/ops/cross_entropy.hpp"
 #include "qlorapp/ops/embedding.hpp"
 #include "qlorapp/ops/norm.hpp"
@@ -34,10 +33,12 @@ void check_batch(const Batch& batch) {
 }
 
 /// Where gradients of a block's adapters go when they go into the arena.
-DecoderBlock::Gradients arena_gradients(const AdapterArena& arena, const std::array<int64_t, kProjectionCount>& indices) {
+DecoderBlock::Gradients arena_gradients(const AdapterArena& arena, const std::array<AdapterSet::Slot, kProjectionCount>& slots) {
   DecoderBlock::Gradients gradients;
   for (size_t i = 0; i < kProjectionCount; ++i) {
-    if (indices[i] >= 0) gradients[i] = {arena.gradient(indices[i]), arena.gradient(indices[i] + 1)};
+    if (slots[i].a < 0) continue;
+    gradients[i] = {arena.gradient(slots[i].a), arena.gradient(slots[i].b),
+                    slots[i].magnitude >= 0 ? arena.gradient(slots[i].magnitude) : at::Tensor()};
   }
   return gradients;
 }
@@ -70,81 +71,6 @@ std::vector<std::string> CausalLM::linear_names() const {
     for (const char* suffix : kSuffixes) names.push_back(concat("model.layers.", block, ".", suffix));
   }
   return names;
-}
-
-void CausalLM::add_adapters(const LoraConfig& config, uint64_t seed) {
-  QLORAPP_CHECK_VALUE(!has_adapters(), "[lora] the model has adapters already; load or train those, or load the base again.");
-  config.validate();
-  const std::vector<std::string> names = linear_names();
-  std::vector<std::pair<std::string, std::vector<int64_t>>> parameters;
-  adapter_index_.assign(blocks_.size(), {-1, -1, -1, -1, -1, -1, -1});
-  std::vector<std::pair<size_t, double>> placed;
-  for (size_t i = 0; i < names.size(); ++i) {
-    if (!config.matches(names[i])) continue;
-    const FrozenWeight& weight = blocks_[i / kProjectionCount].weights().projections[i % kProjectionCount];
-    const int64_t rank = config.rank_of(names[i]);
-    adapter_index_[i / kProjectionCount][i % kProjectionCount] = std::ssize(parameters);
-    parameters.emplace_back("base_model.model." + names[i] + ".lora_A.weight", std::vector<int64_t>{rank, weight.in_features()});
-    parameters.emplace_back("base_model.model." + names[i] + ".lora_B.weight", std::vector<int64_t>{weight.out_features(), rank});
-    placed.emplace_back(i, config.scaling_of(names[i]));
-  }
-  if (parameters.empty()) {
-    std::set<std::string> suffixes;
-    for (const std::string& name : names) suffixes.insert(name.substr(name.rfind('.') + 1));
-    throw ValueError(concat("[lora] target_modules names no linear layer of this model; it has ", suffixes, "."));
-  }
-  lora_config_ = config;
-  // In memory, a block's A stand before its B: the A of projections that share an input then have one gradient (R, in).
-  std::vector<size_t> layout;
-  for (const auto& block : adapter_index_) {
-    for (const int64_t of_b : {0, 1}) {
-      for (const int64_t index : block) {
-        if (index >= 0) layout.push_back(static_cast<size_t>(index + of_b));
-      }
-    }
-  }
-  arena_ = AdapterArena(std::move(parameters), device(), std::move(layout));
-  initialize_adapters(arena_, config, seed);
-  for (const auto& [i, scaling] : placed) {
-    blocks_[i / kProjectionCount].adapters()[i % kProjectionCount] = LoraAdapter{{}, {}, scaling, config.lora_dropout};
-  }
-  bind_adapters();
-}
-
-/// Points the blocks' adapters at the arena's parameters (which a binding may have replaced by its own tensor objects).
-void CausalLM::bind_adapters() {
-  for (size_t block = 0; block < blocks_.size(); ++block) {
-    for (size_t i = 0; i < kProjectionCount; ++i) {
-      const int64_t at = adapter_index_[block][i];
-      if (at < 0 || !blocks_[block].adapters()[i]) continue;  // no adapter there, or all are turned off
-      LoraAdapter& adapter = *blocks_[block].adapters()[i];
-      adapter.a = arena_.parameter(at);
-      adapter.b = arena_.parameter(at + 1);
-    }
-  }
-}
-
-void CausalLM::adopt_parameter(int64_t i, const at::Tensor& parameter) {
-  arena_.adopt_parameter(i, parameter);
-  bind_adapters();
-}
-
-void CausalLM::enable_adapters(bool enabled) {
-  if (enabled == adapters_enabled_ || !has_adapters()) return;
-  adapters_enabled_ = enabled;
-  for (size_t block = 0; block < blocks_.size(); ++block) {
-    for (size_t i = 0; i < kProjectionCount; ++i) {
-      const int64_t at = adapter_index_[block][i];
-      if (at < 0) continue;
-      const std::string name = linear_names()[block * kProjectionCount + i];
-      if (enabled) {
-        blocks_[block].adapters()[i] =
-            LoraAdapter{arena_.parameter(at), arena_.parameter(at + 1), lora_config_.scaling_of(name), lora_config_.lora_dropout};
-      } else {
-        blocks_[block].adapters()[i].reset();
-      }
-    }
-  }
 }
 
 void CausalLM::set_segments(std::vector<Segment> segments) {
@@ -207,7 +133,7 @@ at::Tensor CausalLM::run_segment(const Segment& segment, const at::Tensor& x, co
 /// Backward of a segment. Of several blocks all but the last run forward again keeping everything; the last one does so inside
 /// its own backward, stopping before down_proj.
 Wide CausalLM::run_segment_back(const Segment& segment, Wide dy, const StepContext& context, std::vector<Saved> saved,
-                                const std::vector<DecoderBlock::Gradients>& gradients) const {
+                                const std::vector<DecoderBlock::Gradients>& gradients, bool need_dx) const {
   if (segment.end - segment.begin > 1 && context.offload && saved.front().x.device() != dy.buffer.device()) {
     saved.front().x = context.offload->load(saved.front().x, segment.end - 1);
   }
@@ -222,10 +148,31 @@ Wide CausalLM::run_segment_back(const Segment& segment, Wide dy, const StepConte
     Saved one = std::move(saved.back());
     saved.pop_back();
     dy = blocks_[static_cast<size_t>(i)].backward(std::move(dy), context, std::move(one),
-                                                  gradients[static_cast<size_t>(i - segment.begin)],
-                                                  /*need_dx=*/i > 0);
+                                                  gradients[static_cast<size_t>(i - segment.begin)], need_dx || i > segment.begin);
   }
   return dy;
+}
+
+at::Tensor CausalLM::trained_embedding() const {
+  if (!has_adapters() || !adapters_enabled_) return {};
+  const AdapterSet& set = adapters();
+  return set.embed_tokens >= 0 ? set.arena.parameter(set.embed_tokens) : at::Tensor();
+}
+
+at::Tensor CausalLM::trained_head() const {
+  if (!has_adapters() || !adapters_enabled_) return {};
+  const AdapterSet& set = adapters();
+  return set.lm_head >= 0 ? set.arena.parameter(set.lm_head) : at::Tensor();
+}
+
+at::Tensor CausalLM::embed(const at::Tensor& tokens) const {
+  const at::Tensor table = trained_embedding();
+  return table.defined() ? at::embedding(table, tokens).to(dtype()) : ops::embedding(embed_tokens_, tokens);
+}
+
+at::Tensor CausalLM::head() const {
+  const at::Tensor master = trained_head();
+  return master.defined() ? master.to(dtype()) : lm_head_;
 }
 
 LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step) {
@@ -234,7 +181,7 @@ LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_sc
   const at::NoGradGuard no_grad;
   const StepContext context = make_context(batch, /*training=*/true, seed, micro_step);
   std::vector<std::vector<Saved>> saved(segments_.size());
-  at::Tensor x = ops::embedding(embed_tokens_, batch.tokens);
+  at::Tensor x = embed(batch.tokens);
   for (size_t i = 0; i < segments_.size(); ++i) x = run_segment(segments_[i], x, context, &saved[i]);
 
   at::Tensor loss;
@@ -242,18 +189,31 @@ LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_sc
   {
     auto [normed, rstd] = ops::rms_norm(x, norm_, config_.rms_norm_eps);
     at::Tensor dnormed;
-    std::tie(loss, dnormed) = ops::linear_cross_entropy(normed, lm_head_, batch.targets, grad_scale, /*need_gradient=*/true,
-                                                        chunk_rows(normed), batch.target_count);
+    if (trained_head().defined()) {
+      HeadPass pass = trained_head_pass(normed, head(), batch.targets, grad_scale, arena().gradient(adapters().lm_head));
+      loss = std::move(pass.loss);
+      dnormed = std::move(pass.grad_hidden);
+    } else {
+      std::tie(loss, dnormed) = ops::linear_cross_entropy(normed, lm_head_, batch.targets, grad_scale, /*need_gradient=*/true,
+                                                          chunk_rows(normed), batch.target_count);
+    }
     normed.reset();
     dx = {ops::rms_norm_backward(dnormed, x, norm_, rstd), config_.hidden_size};
   }
   x.reset();
+  const at::Tensor table = trained_embedding();
+  const AdapterSet& set = adapters();
   for (size_t i = segments_.size(); i-- > 0;) {
     std::vector<DecoderBlock::Gradients> gradients;
     for (int64_t block = segments_[i].begin; block < segments_[i].end; ++block) {
-      gradients.push_back(arena_gradients(arena_, adapter_index_[static_cast<size_t>(block)]));
+      gradients.push_back(arena_gradients(set.arena, set.slots[static_cast<size_t>(block)]));
     }
-    dx = run_segment_back(segments_[i], std::move(dx), context, std::move(saved[i]), gradients);
+    dx = run_segment_back(segments_[i], std::move(dx), context, std::move(saved[i]), gradients,
+                          /*need_dx=*/i > 0 || table.defined());
+  }
+  if (table.defined()) {  // deterministic on a GPU too, unlike index_add_
+    at::Tensor gradient = set.arena.gradient(set.embed_tokens);
+    gradient.index_put_({batch.tokens}, dx.values().to(gradient.scalar_type()), /*accumulate=*/true);
   }
   return {loss, batch.target_count};
 }
@@ -261,7 +221,7 @@ LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_sc
 at::Tensor CausalLM::hidden_states(const Batch& batch, bool training, uint64_t seed, uint32_t micro_step) {
   check_batch(batch);
   auto context = std::make_shared<StepContext>(make_context(batch, training, seed, micro_step));
-  at::Tensor x = ops::embedding(embed_tokens_, batch.tokens);
+  at::Tensor x = embed(batch.tokens);
   const bool graph = at::GradMode::is_enabled() && has_adapters() && adapters_enabled_;
   for (const Segment& segment : segments_) {
     x = graph ? run_segment_autograd(*this, segment, x, context) : run_segment(segment, x, *context, nullptr);
@@ -274,11 +234,20 @@ at::Tensor CausalLM::loss(const Batch& batch, uint64_t seed, uint32_t micro_step
 }
 
 at::Tensor CausalLM::loss_of(const at::Tensor& hidden, const Batch& batch) const {
+  const at::Tensor master = trained_head();
+  if (master.defined() && at::GradMode::is_enabled() && (hidden.requires_grad() || master.requires_grad())) {
+    return trained_head_loss(hidden, master, batch.targets);
+  }
+  if (master.defined()) {
+    const at::Tensor own = head().detach();
+    return std::get<0>(
+        ops::linear_cross_entropy(hidden, own, batch.targets, std::nullopt, false, chunk_rows(hidden), batch.target_count));
+  }
   return std::get<0>(ops::linear_cross_entropy(hidden, lm_head_, batch.targets, std::nullopt, hidden.requires_grad(),
                                                chunk_rows(hidden), batch.target_count));
 }
 
-at::Tensor CausalLM::logits(const at::Tensor& hidden) const { return at::linear(hidden, lm_head_); }
+at::Tensor CausalLM::logits(const at::Tensor& hidden) const { return at::linear(hidden, head()); }
 
 GenerationCache CausalLM::make_cache(int64_t rows, int64_t capacity) const {
   GenerationCache cache{std::vector<KeyValueCache>(blocks_.size()), std::vector<int64_t>(static_cast<size_t>(rows), 0), capacity};
@@ -323,7 +292,7 @@ at::Tensor CausalLM::forward_cached(const at::Tensor& tokens, std::span<const in
                             /*stacked=*/false,
                             deterministic_,
                             nullptr};
-  at::Tensor x = ops::embedding(embed_tokens_, tokens);
+  at::Tensor x = embed(tokens);
   for (size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i].forward_cached(x, context, where, cache.blocks[i]);
   if (tokens.size(0) > std::ssize(rows)) x = x.index_select(0, on_device(last));
   return std::get<0>(ops::rms_norm(x, norm_, config_.rms_norm_eps));

@@ -71,6 +71,7 @@ bool DecoderBlock::stacked(const StepContext& context) const {
   if (!context.stacked) return false;
   for (const auto& adapter : adapters_) {
     if (context.training && adapter && adapter->dropout > 0) return false;  // then A has an input of its own
+    if (adapter && adapter->magnitude.defined()) return false;              // its gradient needs the output before scaling
   }
   return true;
 }
@@ -148,7 +149,8 @@ void DecoderBlock::add_gradients(const Group& group, const Wide& dy, const at::T
     const auto projection = static_cast<Projection>(i);
     const at::Tensor part = columns(dy.buffer, column, weights_.projections[i].out_features());
     if (const LoraAdapter* const own = adapter(projection)) {
-      lora_projection_backward_adapter(part, x, saved.u[i], v[i - group.begin], *own, dropout(projection, context), gradients[i]);
+      lora_projection_backward_adapter(part, x, saved.u[i], v[i - group.begin], weights_.projections[i], *own,
+                                       dropout(projection, context), gradients[i]);
     }
     column += part.size(1);
   }

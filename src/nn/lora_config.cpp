@@ -2,6 +2,7 @@
 #include "qlorapp/nn/lora_config.hpp"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <regex>
@@ -10,7 +11,9 @@
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/field_status.hpp"
+#include "qlorapp/core/log.hpp"
 #include "qlorapp/format/config_json.hpp"
+#include "qlorapp/format/printable.hpp"
 #include "qlorapp/format/python_json.hpp"
 
 namespace qlorapp {
@@ -91,20 +94,82 @@ Value value_for(std::string_view option, const std::map<std::string, Value>& pat
   return value;
 }
 
-void check_init(const std::variant<bool, std::string>& init) {
-  const auto* name = std::get_if<std::string>(&init);
-  QLORAPP_CHECK_VALUE(name == nullptr ? std::get<bool>(init) : *name == "gaussian",
-                      "[LoraConfig] init_lora_weights must be true or 'gaussian'; got ",
-                      name == nullptr ? "false" : "'" + *name + "'",
-                      ". Others change the base weights or begin away from the base model.");
+std::string in_lower_case(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
 }
+
+constexpr std::string_view kPissaNiter = "pissa_niter_";
+
+/// PEFT's names for initializations that need more than the weights, and what each needs.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 4> kRefusedInits{
+    {{"eva", "it decomposes activations of a data set before training"},
+     {"corda", "it decomposes covariances of a data set before training"},
+     {"lora_ga", "it decomposes gradients of the base weights, which a four-bit base does not have"},
+     {"mica", "it trains A alone and freezes B"}}};
+
+std::optional<LoraInit> init_of(const std::variant<bool, std::string>& value) {
+  if (const bool* flag = std::get_if<bool>(&value)) return *flag ? LoraInit::kUniform : LoraInit::kRandom;
+  const std::string name = in_lower_case(std::get<std::string>(value));
+  if (name == "gaussian") return LoraInit::kGaussian;
+  if (name == "orthogonal") return LoraInit::kOrthogonal;
+  if (name == "olora") return LoraInit::kOlora;
+  if (name == "loftq") return LoraInit::kLoftq;
+  if (name == "pissa") return LoraInit::kPissa;
+  if (name.starts_with(kPissaNiter) && number_in(std::string_view(name).substr(kPissaNiter.size()))) return LoraInit::kPissa;
+  return std::nullopt;
+}
+
+void check_init(const LoraConfig& config) {
+  const std::optional<LoraInit> init = init_of(config.init_lora_weights);
+  if (!init) {
+    const std::string& name = std::get<std::string>(config.init_lora_weights);
+    for (const auto& [refused, reason] : kRefusedInits) {
+      QLORAPP_CHECK_VALUE(name != refused, "[LoraConfig] init_lora_weights='", name, "' is not supported: ", reason,
+                          ". Use true, 'orthogonal' or 'pissa'.");
+    }
+    throw ValueError(
+        concat("[LoraConfig] init_lora_weights must be true, false, 'gaussian', 'orthogonal', 'loftq', 'pissa', "
+               "'pissa_niter_N' or 'olora'; got ",
+               format::printable(name), "."));
+  }
+  if (*init == LoraInit::kOrthogonal) {
+    const auto even = [](int64_t rank) {
+      QLORAPP_CHECK_VALUE(rank % 2 == 0, "[LoraConfig] init_lora_weights='orthogonal' needs even ranks; got ", rank, ".");
+    };
+    even(config.r);
+    for (const auto& [key, rank] : config.rank_pattern) even(rank);
+  }
+  if (*init == LoraInit::kLoftq) (void)config.loftq_rounds();
+  if (*init != LoraInit::kLoftq && config.loftq_config != LoraConfig{}.loftq_config) {
+    log_warning_once("[LoraConfig] loftq_config has no effect: init_lora_weights is not 'loftq'");
+  }
+  const bool from_weights = *init == LoraInit::kOlora || *init == LoraInit::kPissa || *init == LoraInit::kLoftq;
+  QLORAPP_CHECK_VALUE(!(from_weights && config.use_dora),
+                      "[LoraConfig] use_dora needs an initialization that leaves the base as it is. Use init_lora_weights=true.");
+}
+
+void check_bias(const std::string& bias) {
+  QLORAPP_CHECK_VALUE(bias == "none" || bias == "all" || bias == "lora_only",
+                      "[LoraConfig] bias must be 'none', 'all' or 'lora_only'; got ", format::printable(bias), ".");
+}
+
+/// PEFT's rule for modules_to_save: a plain end, without a dot before it.
+bool ends_with_any(std::string_view name, const std::vector<std::string>& ends) {
+  return std::any_of(ends.begin(), ends.end(), [&](const std::string& end) { return !end.empty() && name.ends_with(end); });
+}
+
+/// Keys of adapter_config.json that its own reader keeps as they are, and that are fields here.
+constexpr std::array<const char*, 7> kKeptKeys{"exclude_modules", "layers_pattern", "layers_to_transform", "bias",
+                                               "modules_to_save", "use_dora",       "ensure_weight_tying"};
 
 }  // namespace
 
 void LoraConfig::validate() const {
+  check_init(*this);
   to_adapter_config(*this).check();  // r, lora_alpha, lora_dropout, the patterns' values
-  check_init(init_lora_weights);
-  QLORAPP_CHECK_VALUE(bias == "none", "[LoraConfig] bias must be 'none'; got '", bias, "'. Base biases stay frozen.");
+  check_bias(bias);
+  QLORAPP_CHECK_VALUE(peft_type == "LORA", "[LoraConfig] peft_type must be 'LORA'; got ", format::printable(peft_type), ".");
   QLORAPP_CHECK_VALUE(!task_type || *task_type == "CAUSAL_LM", "[LoraConfig] task_type must be 'CAUSAL_LM'; got '",
                       task_type.value_or(""), "'.");
   QLORAPP_CHECK_VALUE(!target_modules.pattern || !target_modules.pattern->empty(),
@@ -158,9 +223,47 @@ double LoraConfig::scaling_of(std::string_view module_name) const {
   return alpha_of(module_name) / (use_rslora ? std::sqrt(rank) : rank);
 }
 
-bool LoraConfig::gaussian_init() const {
-  const auto* name = std::get_if<std::string>(&init_lora_weights);
-  return name != nullptr && *name == "gaussian";
+bool LoraConfig::saves(std::string_view module_name) const {
+  return modules_to_save && ends_with_any(module_name, *modules_to_save);
+}
+
+bool LoraConfig::targets_all_linear() const { return is_all_linear(target_modules); }
+
+std::vector<std::string> LoraConfig::unmatched_targets(const std::vector<std::string>& module_names) const {
+  std::vector<std::string> unmatched;
+  for (const std::string& target : target_modules.names) {
+    const bool found = std::any_of(module_names.begin(), module_names.end(),
+                                   [&](const std::string& name) { return name == target || ends_at_dot(name, target); });
+    if (!found) unmatched.push_back(target);
+  }
+  return unmatched;
+}
+
+LoraInit LoraConfig::init() const { return init_of(init_lora_weights).value(); }
+
+std::optional<int64_t> LoraConfig::pissa_iterations() const {
+  const std::string name = in_lower_case(std::get<std::string>(init_lora_weights));
+  return name.starts_with(kPissaNiter) ? number_in(std::string_view(name).substr(kPissaNiter.size())) : std::nullopt;
+}
+
+int64_t LoraConfig::loftq_rounds() const {
+  const format::Json json = format::parse_json(loftq_config.json, "loftq_config");
+  QLORAPP_CHECK_VALUE(json.is_object(), "[LoraConfig] loftq_config must be an object; got ", loftq_config.json, ".");
+  int64_t rounds = 1;
+  for (const auto& [key, value] : json.items()) {
+    QLORAPP_CHECK_VALUE(value.is_number_integer(), "[LoraConfig] loftq_config.", format::printable(key),
+                        " must be an integer; got ", value.dump(), ".");
+    if (key == "loftq_iter") {
+      rounds = value.get<int64_t>();
+    } else if (key == "loftq_bits") {
+      QLORAPP_CHECK_VALUE(value == 4, "[LoraConfig] loftq_config.loftq_bits must be 4, as the base is; got ", value.dump(), ".");
+    } else {
+      throw ValueError(
+          concat("[LoraConfig] loftq_config has no key ", format::printable(key), ". It has loftq_bits and loftq_iter."));
+    }
+  }
+  QLORAPP_CHECK_VALUE(rounds >= 1, "[LoraConfig] loftq_config.loftq_iter must be at least 1; got ", rounds, ".");
+  return rounds;
 }
 
 bool LoraConfig::same_shape(const LoraConfig& other) const {
@@ -170,8 +273,10 @@ bool LoraConfig::same_shape(const LoraConfig& other) const {
     return std::pair(names, config.target_modules.pattern);
   };
   return r == other.r && lora_alpha == other.lora_alpha && use_rslora == other.use_rslora && targets(*this) == targets(other) &&
-         exclude_modules == other.exclude_modules && layers_to_transform == other.layers_to_transform &&
-         layers_pattern == other.layers_pattern && rank_pattern == other.rank_pattern && alpha_pattern == other.alpha_pattern;
+         use_dora == other.use_dora && modules_to_save == other.modules_to_save &&
+         ensure_weight_tying == other.ensure_weight_tying && exclude_modules == other.exclude_modules &&
+         layers_to_transform == other.layers_to_transform && layers_pattern == other.layers_pattern &&
+         rank_pattern == other.rank_pattern && alpha_pattern == other.alpha_pattern;
 }
 
 format::AdapterConfig to_adapter_config(const LoraConfig& config) {
@@ -184,10 +289,24 @@ format::AdapterConfig to_adapter_config(const LoraConfig& config) {
   file.target_pattern = config.target_modules.pattern;
   file.rank_pattern = config.rank_pattern;
   file.alpha_pattern = config.alpha_pattern;
-  file.init_lora_weights = config.gaussian_init() ? "gaussian" : "true";
+  switch (config.init()) {
+    case LoraInit::kGaussian:
+      file.init_lora_weights = "gaussian";
+      break;
+    case LoraInit::kOrthogonal:
+      file.init_lora_weights = "orthogonal";
+      break;
+    case LoraInit::kRandom:
+      file.init_lora_weights = "false";
+      break;
+    // Those that took a part out of the base have done so: PEFT would take it out of the base that remains once more.
+    default:
+      file.init_lora_weights = "true";
+  }
   file.task_type = config.task_type;
+  file.revision = config.revision;
   const format::Json json = format::to_json(config);
-  for (const char* key : {"exclude_modules", "layers_pattern", "layers_to_transform"}) {
+  for (const char* key : kKeptKeys) {
     if (!json[key].is_null()) file.preserved[key] = format::dump_python_json(json[key]);
   }
   return file;
@@ -205,8 +324,12 @@ LoraConfig from_adapter_config(const format::AdapterConfig& file) {
   config.alpha_pattern = file.alpha_pattern;
   if (file.init_lora_weights == "gaussian") config.init_lora_weights = "gaussian";  // others differ only before training
   config.task_type = file.task_type;
+  config.base_model_name_or_path = file.base_model_name_or_path;
+  config.revision = file.revision;
+  config.peft_version = file.peft_version;
+  config.inference_mode = file.inference_mode;
   format::Json json = format::Json::object();
-  for (const char* key : {"exclude_modules", "layers_pattern", "layers_to_transform"}) {
+  for (const char* key : kKeptKeys) {
     if (const auto kept = file.preserved.find(key); kept != file.preserved.end()) json[key] = format::parse_json(kept->second, key);
   }
   format::from_json(json, config, "adapter_config.json");

@@ -53,7 +53,7 @@ struct LoraLinearFunction : torch::autograd::Function<LoraLinearFunction> {
     at::Tensor dx = ctx->needs_input_grad(0) ? at::empty_like(x) : at::Tensor();
     const LoraAdapter* const used = state.has_adapter ? &adapter : nullptr;
     const at::Tensor v = lora_projection_backward_input(dx.defined() ? &dx : nullptr, false, dy, state.weight, used, state.key);
-    if (used) lora_projection_backward_adapter(dy, x, u, v, *used, state.key, gradients);
+    if (used) lora_projection_backward_adapter(dy, x, u, v, state.weight, *used, state.key, gradients);
     return {dx, gradients.a, gradients.b, at::Tensor()};
   }
 };

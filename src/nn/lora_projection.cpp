@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include "qlorapp/nn/dora.hpp"
 #include "qlorapp/ops/dropout.hpp"
 #include "qlorapp/quant/linear.hpp"
 
@@ -11,6 +12,11 @@ namespace {
 
 bool drops(const LoraAdapter& adapter, const std::optional<DropoutKey>& dropout) {
   return dropout.has_value() && adapter.dropout > 0;
+}
+
+/// What A reads.
+at::Tensor dropped(const at::Tensor& x, const LoraAdapter& adapter, const std::optional<DropoutKey>& dropout) {
+  return drops(adapter, dropout) ? ops::seeded_dropout(x, adapter.dropout, *dropout) : x;
 }
 
 at::Tensor in_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
@@ -53,8 +59,7 @@ void FrozenWeight::backward_out(at::Tensor& dx, const at::Tensor& dy, bool accum
 }
 
 at::Tensor lora_input_product(const at::Tensor& x, const LoraAdapter& adapter, const std::optional<DropoutKey>& dropout) {
-  const at::Tensor a = in_dtype(adapter.a, x.scalar_type());
-  return at::mm(drops(adapter, dropout) ? ops::seeded_dropout(x, adapter.dropout, *dropout) : x, a.t());
+  return at::mm(dropped(x, adapter, dropout), in_dtype(adapter.a, x.scalar_type()).t());
 }
 
 at::Tensor lora_projection_forward(at::Tensor& y, const at::Tensor& x, const FrozenWeight& weight, const LoraAdapter* adapter,
@@ -62,21 +67,44 @@ at::Tensor lora_projection_forward(at::Tensor& y, const at::Tensor& x, const Fro
   weight.forward_out(y, x);
   if (adapter == nullptr) return {};
   const at::Tensor b = in_dtype(adapter->b, x.scalar_type());
-  at::Tensor u = lora_input_product(x, *adapter, dropout);
-  at::addmm_out(y, y, u, b.t(), 1, adapter->scaling);
+  if (!adapter->magnitude.defined()) {
+    at::Tensor u = lora_input_product(x, *adapter, dropout);
+    at::addmm_out(y, y, u, b.t(), 1, adapter->scaling);
+    return u;
+  }
+  const at::Tensor scale = dora_scale(weight, *adapter).scale;
+  const at::Tensor input = dropped(x, *adapter, dropout);
+  at::Tensor u = at::mm(input, in_dtype(adapter->a, x.scalar_type()).t());
+  if (!drops(*adapter, dropout)) {
+    at::addmm_out(y, y, u, b.t(), 1, adapter->scaling);
+    y.mul_(scale);
+    return u;
+  }
+  at::Tensor base = at::empty({x.size(0), weight.out_features()}, x.options());
+  weight.forward_out(base, input);
+  y.add_(base * (scale - 1)).add_(at::mm(u, b.t()) * (scale * adapter->scaling));
   return u;
 }
 
-at::Tensor lora_projection_backward_input(at::Tensor* dx, bool accumulate_dx, const at::Tensor& dy, const FrozenWeight& weight,
+at::Tensor lora_projection_backward_input(at::Tensor* dx, bool accumulate_dx, const at::Tensor& dy_in, const FrozenWeight& weight,
                                           const LoraAdapter* adapter, const std::optional<DropoutKey>& dropout) {
-  if (dx != nullptr) weight.backward_out(*dx, dy, accumulate_dx);
+  const bool scaled = adapter != nullptr && adapter->magnitude.defined(), drop = adapter != nullptr && drops(*adapter, dropout);
+  at::Tensor dy = dy_in, of_base;  // gradients of the low-rank product and, with dropout, of the base's second product
+  if (scaled) {
+    const at::Tensor scale = dora_scale(weight, *adapter).scale;
+    dy = (dy_in * scale).to(dy_in.scalar_type());
+    if (drop) of_base = (dy_in * (scale - 1)).to(dy_in.scalar_type());
+  }
+  if (dx != nullptr) weight.backward_out(*dx, scaled && drop ? dy_in : dy, accumulate_dx);
   if (adapter == nullptr) return {};
   at::Tensor v = at::mm(dy, in_dtype(adapter->b, dy.scalar_type()));
   if (adapter->scaling != 1.0) v.mul_(adapter->scaling);
   if (dx != nullptr) {
     const at::Tensor a = in_dtype(adapter->a, dy.scalar_type());
-    if (drops(*adapter, dropout)) {
-      dx->add_(ops::seeded_dropout(at::mm(v, a), adapter->dropout, *dropout));
+    if (drop) {
+      at::Tensor of_input = at::mm(v, a);
+      if (scaled) weight.backward_out(of_input, of_base, /*accumulate=*/true);
+      dx->add_(ops::seeded_dropout(of_input, adapter->dropout, *dropout));
     } else {
       at::addmm_out(*dx, *dx, v, a);
     }
@@ -84,11 +112,21 @@ at::Tensor lora_projection_backward_input(at::Tensor* dx, bool accumulate_dx, co
   return v;
 }
 
-void lora_projection_backward_adapter(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& u, const at::Tensor& v,
-                                      const LoraAdapter& adapter, const std::optional<DropoutKey>& dropout,
-                                      const LoraGradients& gradients) {
+void lora_projection_backward_adapter(const at::Tensor& dy_in, const at::Tensor& x, const at::Tensor& u, const at::Tensor& v,
+                                      const FrozenWeight& weight, const LoraAdapter& adapter,
+                                      const std::optional<DropoutKey>& dropout, const LoraGradients& gradients) {
+  const at::Tensor input = dropped(x, adapter, dropout);
+  at::Tensor dy = dy_in;
+  if (adapter.magnitude.defined()) {
+    const DoraScale dora = dora_scale(weight, adapter);
+    at::Tensor z = at::empty({x.size(0), weight.out_features()}, x.options());
+    weight.forward_out(z, input);
+    at::addmm_out(z, z, u, in_dtype(adapter.b, x.scalar_type()).t(), 1, adapter.scaling);
+    gradients.magnitude.add_((dy_in.to(gradients.magnitude.scalar_type()) * z).sum(0) / dora.norm);
+    dy = (dy_in * dora.scale).to(dy_in.scalar_type());
+  }
   add_transposed_product(gradients.b, dy, u, adapter.scaling);
-  add_transposed_product(gradients.a, v, drops(adapter, dropout) ? ops::seeded_dropout(x, adapter.dropout, *dropout) : x, 1.0);
+  add_transposed_product(gradients.a, v, input, 1.0);
 }
 
 }  // namespace qlorapp

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/nn/adapter_set.hpp"
 
 namespace qlorapp {
 namespace {
@@ -22,9 +23,13 @@ ParameterCount count_parameters(const format::ModelConfig& model, const LoraConf
   lora.validate();
   ParameterCount count{0, format::parameter_count(model)};
   for (const format::ModelParameter& layer : format::linear_layers(model)) {
-    if (lora.matches(layer.name)) count.trainable += lora.rank_of(layer.name) * (layer.shape[0] + layer.shape[1]);
+    if (!lora.matches(layer.name)) continue;
+    count.trainable += lora.rank_of(layer.name) * (layer.shape[0] + layer.shape[1]) + (lora.use_dora ? layer.shape[0] : 0);
   }
   QLORAPP_CHECK_VALUE(count.trainable > 0, "[lora] target_modules names no linear layer of this model.");
+  const int64_t tables = static_cast<int64_t>(lora.saves(kEmbedTokens)) + static_cast<int64_t>(lora.saves(kLmHead));
+  const bool shared = model.tie_word_embeddings && lora.ensure_weight_tying && tables > 0;
+  count.trainable += (shared ? 1 : tables) * model.vocab_size * model.hidden_size;
   count.all += count.trainable;
   return count;
 }

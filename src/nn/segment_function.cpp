@@ -76,10 +76,13 @@ struct SegmentFunction : torch::autograd::Function<SegmentFunction> {
         own[p] = {at::zeros_like(adapters[p]->a), at::zeros_like(adapters[p]->b)};
         result.push_back(own[p].a);
         result.push_back(own[p].b);
+        if (!adapters[p]->magnitude.defined()) continue;
+        own[p].magnitude = at::zeros_like(adapters[p]->magnitude);
+        result.push_back(own[p].magnitude);
       }
     }
-    const Wide dx =
-        state.model->run_segment_back(state.segment, {grads[0], grads[0].size(1)}, *state.context, std::move(saved), gradients);
+    const Wide dx = state.model->run_segment_back(state.segment, {grads[0], grads[0].size(1)}, *state.context, std::move(saved),
+                                                  gradients, ctx->needs_input_grad(0));
     if (dx.buffer.defined()) result[0] = dx.values();
     result.emplace_back();
     return result;
@@ -99,6 +102,7 @@ at::Tensor run_segment_autograd(const CausalLM& model, const Segment& segment, c
       if (!adapter) continue;
       adapters.push_back(adapter->a);
       adapters.push_back(adapter->b);
+      if (adapter->magnitude.defined()) adapters.push_back(adapter->magnitude);
     }
   }
   return SegmentFunction::apply(x, at::TensorList(adapters), state);

@@ -13,7 +13,7 @@
 #include "qlorapp/data/collate.hpp"
 #include "qlorapp/data/packing.hpp"
 #include "qlorapp/data/sampler.hpp"
-#include "qlorapp/train/base_fingerprint.hpp"
+#include "qlorapp/nn/base_fingerprint.hpp"
 #include "qlorapp/train/evaluate.hpp"
 #include "qlorapp/train/step.hpp"
 
@@ -156,6 +156,9 @@ std::vector<Batch> Trainer::next_window(const std::vector<int64_t>& order, int64
 }
 
 TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
+  QLORAPP_CHECK_VALUE(state_.arena == &model_.arena(),
+                      "[trainer] another adapter is active than the one that this trainer was made for. "
+                      "Make that one active again, or make a new trainer.");
   if (resume_from) restore(*resume_from);
   const auto begin = std::chrono::steady_clock::now();
   const int64_t first_step = state_.global_step;

@@ -73,6 +73,35 @@ TEST_CASE("a block's output and gradients equal autograd over a plain dense bloc
   }
 }
 
+TEST_CASE("ranks and scalings of their own within one stack give the gradients of the plain dense block", "[nn][cpu]") {
+  const at::Device device = GENERATE(from_range(tiny::devices()));
+  const bool stacked = GENERATE(false, true);
+  auto [block, dense] = tiny::make_block(at::kFloat);
+  const std::array<int64_t, 7> ranks{2, 7, 3, 1, 5, 70, 16};  // q, k, v together; gate and up together, beyond one step of padding
+  for (size_t i = 0; i < 7; ++i) {
+    const int64_t in = dense.weights[i].size(1), out = dense.weights[i].size(0);
+    const at::Tensor a = at::randn({ranks[i], in}) * 0.1, b = at::randn({out, ranks[i]}) * 0.1;
+    const double scaling = 0.5 + static_cast<double>(i);
+    block.adapters()[i] = LoraAdapter{a, b, scaling, 0.0};
+    dense.lora[i] = {a.clone().requires_grad_(), b.clone().requires_grad_(), scaling};
+  }
+  StepContext context = tiny::make_context(kRows);
+  context.stacked = stacked;
+  const at::Tensor x = at::randn({17, 48}), dy = at::randn({17, 48}), leaf = x.clone().requires_grad_();
+  const at::Tensor expected = reference::forward(dense, leaf, context.cos, context.sin, kRows);
+  std::vector<at::Tensor> wanted{leaf};
+  for (const auto& lora : dense.lora) wanted.insert(wanted.end(), {lora.a, lora.b});
+  const auto oracle = torch::autograd::grad({expected}, wanted, {dy});
+
+  const Run ours = run(tiny::on(device, block), tiny::on(device, context), x.to(device), dy.to(device), Keep::kEverything);
+  REQUIRE(tiny::relative_error(ours.y, expected.detach()) < 5e-6);
+  REQUIRE(tiny::relative_error(ours.dx, oracle[0]) < 5e-6);
+  for (size_t i = 0; i < 7; ++i) {
+    REQUIRE(tiny::relative_error(ours.gradients[i].a, oracle[2 * i + 1]) < 5e-6);
+    REQUIRE(tiny::relative_error(ours.gradients[i].b, oracle[2 * i + 2]) < 5e-6);
+  }
+}
+
 TEST_CASE("keeping less changes no bit of output or gradient, with dropout or in stacks", "[nn][cpu]") {
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16, at::kHalf);
   const at::Device device = GENERATE(from_range(tiny::devices()));

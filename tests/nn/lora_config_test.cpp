@@ -78,16 +78,29 @@ TEST_CASE("validate names the field that is wrong", "[nn][cpu]") {
                ContainsSubstring("lora_alpha must be finite and above 0"));
   REQUIRE_THAT(error_after([](LoraConfig& c) { c.lora_dropout = 1.0; }),
                ContainsSubstring("lora_dropout must be in [0, 1); got 1"));
-  REQUIRE_THAT(error_after([](LoraConfig& c) { c.bias = "all"; }), ContainsSubstring("bias must be 'none'; got 'all'"));
+  REQUIRE_THAT(error_after([](LoraConfig& c) { c.bias = "some"; }),
+               ContainsSubstring("bias must be 'none', 'all' or 'lora_only'; got 'some'"));
   REQUIRE_THAT(error_after([](LoraConfig& c) { c.task_type = "SEQ_CLS"; }),
                ContainsSubstring("task_type must be 'CAUSAL_LM'; got 'SEQ_CLS'"));
-  REQUIRE_THAT(error_after([](LoraConfig& c) { c.init_lora_weights = "pissa"; }),
-               ContainsSubstring("must be true or 'gaussian'; got 'pissa'"));
-  REQUIRE_THAT(error_after([](LoraConfig& c) { c.init_lora_weights = false; }),
-               ContainsSubstring("must be true or 'gaussian'; got false"));
-  REQUIRE_THAT(error_after([](LoraConfig& c) { c.use_dora = true; }), ContainsSubstring("use_dora is not supported"));
-  REQUIRE_THAT(error_after([](LoraConfig& c) { c.modules_to_save = std::vector<std::string>{"lm_head"}; }),
-               ContainsSubstring("modules_to_save is not supported"));
+  REQUIRE_THAT(error_after([](LoraConfig& c) { c.init_lora_weights = "pissa_niter_x"; }),
+               ContainsSubstring("'pissa_niter_N' or 'olora'; got 'pissa_niter_x'"));
+  REQUIRE_THAT(error_after([](LoraConfig& c) { c.init_lora_weights = "eva"; }),
+               ContainsSubstring("'eva' is not supported: it decomposes activations"));
+  REQUIRE_THAT(error_after([](LoraConfig& c) {
+                 c.init_lora_weights = "orthogonal";
+                 c.rank_pattern["q"] = 3;
+               }),
+               ContainsSubstring("needs even ranks; got 3"));
+  REQUIRE_THAT(error_after([](LoraConfig& c) {
+                 c.init_lora_weights = "loftq";
+                 c.loftq_config.json = R"({"loftq_bits": 8})";
+               }),
+               ContainsSubstring("loftq_bits must be 4, as the base is; got 8"));
+  REQUIRE_THAT(error_after([](LoraConfig& c) {
+                 c.init_lora_weights = "pissa";
+                 c.use_dora = true;
+               }),
+               ContainsSubstring("use_dora needs an initialization that leaves the base as it is"));
   REQUIRE_THAT(error_after([](LoraConfig& c) { c.target_modules = "(q"; }),
                ContainsSubstring("target_modules must be a regular expression; got '(q'"));
   REQUIRE_THAT(error_after([](LoraConfig& c) { c.rank_pattern["q"] = 0; }),
@@ -115,7 +128,7 @@ TEST_CASE("a config goes into adapter_config.json and comes back", "[nn][cpu]") 
   const LoraConfig back = from_adapter_config(format::parse_adapter_config(text, "adapter_config.json"));
   REQUIRE(back.same_shape(config));
   REQUIRE(back.lora_dropout == 0.05);
-  REQUIRE(back.gaussian_init());
+  REQUIRE(back.init() == LoraInit::kGaussian);
   REQUIRE(format::adapter_config_json(to_adapter_config(back)) == text);
   config.rank_pattern["q_proj"] = 8;
   REQUIRE_FALSE(back.same_shape(config));

@@ -47,6 +47,10 @@ module = st.text(st.sampled_from("qkvo_projéΩ.\\\"0"), min_size=1, max_size=8)
     rank_pattern=st.dictionaries(module, st.integers(1, 64), max_size=3),
     alpha_pattern=st.dictionaries(module, st.one_of(st.integers(1, 64), st.just(0.5)), max_size=3),
     init_lora_weights=st.sampled_from([True, False, "gaussian", "orthogonal"]),
+    bias=st.sampled_from(["none", "all", "lora_only"]),
+    use_dora=st.booleans(),
+    modules_to_save=st.sampled_from([None, ["lm_head"], ["embed_tokens", "lm_head"]]),
+    ensure_weight_tying=st.booleans(),
     base_model_name_or_path=st.one_of(st.none(), st.text(st.characters(exclude_categories=("Cs",)), max_size=12)),
     task_type=st.sampled_from([None, "CAUSAL_LM"]),
     inference_mode=st.booleans(),
@@ -60,7 +64,7 @@ def test_any_config_is_written_to_the_bytes_of_peft(build_dir, tmp_path, r, init
     assert loaded.r == config.r and loaded.target_modules == config.target_modules and loaded.alpha_pattern == config.alpha_pattern
 
 
-@pytest.mark.parametrize("change", [{"r": -1}, {"r": 10**9}, {"lora_alpha": float("nan")}, {"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"bias": "all"}])
+@pytest.mark.parametrize("change", [{"r": -1}, {"r": 10**9}, {"lora_alpha": float("nan")}, {"lora_bias": True}, {"init_lora_weights": "pissa"}, {"fan_in_fan_out": True}])
 def test_what_peft_writes_and_we_cannot_honour_is_refused(build_dir, tmp_path, change):
     LoraConfig().save_pretrained(tmp_path)
     path = tmp_path / "adapter_config.json"

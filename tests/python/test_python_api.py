@@ -308,7 +308,9 @@ def test_configs_are_dataclasses_with_hugging_faces_defaults():
 
     theirs = {f.name: getattr(peft.LoraConfig(), f.name) for f in dataclasses.fields(peft.LoraConfig)}
     for field in dataclasses.fields(qlorapp.LoraConfig):
-        if field.name != "task_type":  # ours is for causal language models
+        if field.name == "runtime_config":
+            assert qlorapp.LoraConfig().runtime_config == dataclasses.asdict(theirs["runtime_config"])
+        elif field.name not in ("task_type", "peft_version"):  # ours is for causal language models
             assert getattr(qlorapp.LoraConfig(), field.name) == theirs[field.name], field.name
     for name, value in vars(transformers.BitsAndBytesConfig()).items():
         ours = qlorapp.BitsAndBytesConfig().__dict__.get(name, value)
@@ -342,7 +344,7 @@ def test_the_command_line_parser_of_transformers_takes_the_dataclass():
         (lambda: qlorapp.TrainingArguments(learning_rat=1), TypeError, "Did you mean 'learning_rate'"),
         (lambda: qlorapp.LoraConfig(r="16"), TypeError, "'r' must be an integer"),
         (lambda: qlorapp.LoraConfig(r=0), ValueError, "r "),
-        (lambda: qlorapp.LoraConfig(use_dora=True), ValueError, "use_dora is not supported"),
+        (lambda: qlorapp.LoraConfig(lora_bias=True), ValueError, "lora_bias is not supported"),
         (lambda: qlorapp.BitsAndBytesConfig(load_in_8bit=True), ValueError, "load_in_4bit"),
         (lambda: qlorapp.TrainingArguments(eval_strategy="steps", evaluation_strategy="no"), TypeError, "same option"),
         (lambda: qlorapp.AutoModelForCausalLM.from_pretrained("/no/such/folder"), FileNotFoundError, "config.json"),

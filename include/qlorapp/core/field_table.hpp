@@ -4,8 +4,8 @@
 /// A config is a plain struct with default member initialisers (the defaults have no other home) and
 ///     static constexpr auto fields() { return std::tuple{Field{"r", &LoraConfig::r, "rank of the update"}, …}; }
 /// Member types: bool, int64_t, double, std::string, vectors of those, std::map<std::string, int64_t or double>, std::optional and
-/// std::variant of those, and NamesOrPattern (core/names_or_pattern.hpp). Every visitor knows all of them. A config with older
-/// spellings also has static constexpr aliases(), a range of Alias.
+/// std::variant of those, NamesOrPattern (core/names_or_pattern.hpp) and FreeForm (core/free_form.hpp). Every visitor knows all of
+/// them. A config with older spellings also has static constexpr aliases(), a range of Alias.
 #pragma once
 
 #include <array>

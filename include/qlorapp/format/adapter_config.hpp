@@ -36,6 +36,9 @@ struct AdapterConfig {
   std::optional<std::string> revision;
   bool inference_mode = false;          ///< PEFT writes true when it saves a model.
   std::string peft_version = "0.21.2";  ///< Whose keys these are.
+  /// Of the four-bit base that an initialization has changed, and that the adapter belongs to: 16 hexadecimal digits. This
+  /// library's own key (qlorapp_base_fingerprint), written only if it is set; PEFT drops it with a warning.
+  std::optional<std::string> base_fingerprint;
   /// Key → JSON text of what is kept as it was: unknown keys, and PEFT's own without effect here.
   std::map<std::string, std::string> preserved;
 

@@ -21,6 +21,7 @@
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/field_table.hpp"
+#include "qlorapp/core/free_form.hpp"
 #include "qlorapp/core/names_or_pattern.hpp"
 #include "qlorapp/core/nearest_name.hpp"
 #include "qlorapp/format/json.hpp"
@@ -39,6 +40,7 @@ inline std::string wanted(const bool*) { return "true or false"; }
 inline std::string wanted(const int64_t*) { return "an integer"; }
 inline std::string wanted(const double*) { return "a number"; }
 inline std::string wanted(const std::string*) { return "a string"; }
+inline std::string wanted(const FreeForm*) { return "any JSON value"; }
 inline std::string wanted(const NamesOrPattern*) { return "a string or a list of strings"; }
 template <class Value>
 std::string wanted(const std::vector<Value>*);
@@ -98,6 +100,10 @@ inline bool read(const Json& json, double& into) {
 inline bool read(const Json& json, std::string& into) {
   if (!json.is_string()) return false;
   into = json.get<std::string>();
+  return true;
+}
+inline bool read(const Json& json, FreeForm& into) {
+  into.json = json.dump();
   return true;
 }
 template <class Value>
@@ -164,6 +170,7 @@ template <class Value>
 Json write(const Value& value) {
   return Json(value);
 }
+inline Json write(const FreeForm& value) { return parse_json(value.json, "an option"); }
 inline Json write(const NamesOrPattern& value) {
   return value.pattern ? Json(*value.pattern) : value.names.empty() ? Json(nullptr) : Json(value.names);
 }

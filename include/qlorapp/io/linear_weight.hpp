@@ -13,6 +13,7 @@
 #include "qlorapp/format/checkpoint_index.hpp"
 #include "qlorapp/format/quant_state.hpp"
 #include "qlorapp/io/tensor_stream.hpp"
+#include "qlorapp/nn/adapter_set.hpp"
 #include "qlorapp/quant/quantizer.hpp"
 
 namespace qlorapp {
@@ -41,6 +42,10 @@ void stream_and_quantize(std::vector<StreamedTensor>& tensors, const format::Che
 /// The tensors that bitsandbytes stores for a four-bit weight, ready for write_tensors.
 [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> quantized_tensors(const std::string& name,
                                                                                 const QuantizedTensor& weight);
+
+/// Float weights of a folder's linear layers, read one by one when they are asked for; the folder is opened at the first.
+/// Undefined for a weight that is stored in four bits.
+[[nodiscard]] WeightSource checkpoint_weights(std::string folder);
 
 /// Whether one of the names is the module's or its trailing part, cut at a dot.
 [[nodiscard]] bool names_module(const std::vector<std::string>& names, const std::string& module);

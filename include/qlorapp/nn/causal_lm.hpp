@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,6 +14,7 @@
 
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/nn/adapter_arena.hpp"
+#include "qlorapp/nn/adapter_set.hpp"
 #include "qlorapp/nn/batch.hpp"
 #include "qlorapp/nn/decoder_block.hpp"
 #include "qlorapp/nn/keep.hpp"
@@ -34,6 +36,9 @@ struct LossSum {
   int64_t targets = 0;  ///< Host; known from the batch.
 };
 
+/// PEFT's name for an adapter that was given none.
+inline constexpr const char* kDefaultAdapter = "default";
+
 /// One that a shared_ptr owns is kept alive by the graphs of its losses; any other must outlive them.
 class CausalLM : public std::enable_shared_from_this<CausalLM> {
  public:
@@ -47,17 +52,33 @@ class CausalLM : public std::enable_shared_from_this<CausalLM> {
   /// @throws ValueError if a weight contradicts the config.
   CausalLM(format::ModelConfig config, Weights weights);
 
-  /// Adds adapters to the linear layers that the config names: A random (seeded), B zero, as PEFT initializes them.
-  /// @throws ValueError if there are adapters already, or the config matches no layer (naming those that exist).
-  void add_adapters(const LoraConfig& config, uint64_t seed);
-  [[nodiscard]] bool has_adapters() const { return arena_.size() > 0; }
-  [[nodiscard]] const LoraConfig& lora_config() const { return lora_config_; }
+  /// Adds adapters to the linear layers that the config names, with values by its init_lora_weights and the seed. The first set
+  /// of adapters becomes the active one; one that takes a part out of the base (PiSSA, OLoRA) must be the only one.
+  /// @param source  weights from before quantization, for the initializations that decompose them.
+  /// @throws ValueError if there are adapters of that name, the config matches no layer (naming those that exist), or it names a
+  ///         module that cannot have what it asks for.
+  void add_adapters(const LoraConfig& config, uint64_t seed, const std::string& name = kDefaultAdapter,
+                    const WeightSource& source = {});
+  [[nodiscard]] bool has_adapters() const { return !adapters_.empty(); }
+  /// In alphabetical order.
+  [[nodiscard]] std::vector<std::string> adapter_names() const;
+  /// Empty where there are none.
+  [[nodiscard]] const std::string& active_adapter() const { return active_; }
+  void set_active_adapter(const std::string& name);
+  /// If it was the active one, the first of the others becomes that. Its arena goes: nothing may hold on to it.
+  void delete_adapters(const std::string& name);
+  /// Of the active adapter, or of the named one. @throws ValueError naming the nearest, if there is none such.
+  [[nodiscard]] AdapterSet& adapters(const std::string& name = "");
+  [[nodiscard]] const AdapterSet& adapters(const std::string& name = "") const;
+  [[nodiscard]] const LoraConfig& lora_config() const { return adapters().config; }
+  [[nodiscard]] AdapterArena& arena() { return adapters().arena; }
+  [[nodiscard]] const AdapterArena& arena() const { return adapters().arena; }
   /// Turns all adapters off (the base model) or on again.
   void enable_adapters(bool enabled);
-  [[nodiscard]] AdapterArena& arena() { return arena_; }
-  [[nodiscard]] const AdapterArena& arena() const { return arena_; }
   /// AdapterArena::adopt_parameter, and points the block that uses it at the new tensor object.
-  void adopt_parameter(int64_t i, const at::Tensor& parameter);
+  void adopt_parameter(int64_t i, const at::Tensor& parameter, const std::string& name = "");
+  /// Whether an initialization took a part out of the base: adapters then fit no other base than this one.
+  [[nodiscard]] bool base_was_changed() const { return base_was_changed_; }
 
   /// Whether gradients have the same bits in every run on a GPU too, at the cost of a slower attention there. Off until set.
   void set_deterministic(bool deterministic) { deterministic_ = deterministic; }
@@ -109,12 +130,20 @@ class CausalLM : public std::enable_shared_from_this<CausalLM> {
 
  private:
   friend struct SegmentFunction;
-  void bind_adapters();
+  void check_targets(const LoraConfig& config) const;
+  void show_active_adapter();
   StepContext make_context(const Batch& batch, bool training, uint64_t seed, uint32_t micro_step);
   [[nodiscard]] at::Tensor run_segment(const Segment& segment, const at::Tensor& x, const StepContext& context,
                                        std::vector<Saved>* saved) const;
+  /// @param need_dx  whether the gradient of the segment's input is wanted.
   [[nodiscard]] Wide run_segment_back(const Segment& segment, Wide dy, const StepContext& context, std::vector<Saved> saved,
-                                      const std::vector<DecoderBlock::Gradients>& gradients) const;
+                                      const std::vector<DecoderBlock::Gradients>& gradients, bool need_dx) const;
+  /// The float32 table that the active adapter trains in the place of the frozen one; undefined where it trains none.
+  [[nodiscard]] at::Tensor trained_embedding() const;
+  [[nodiscard]] at::Tensor trained_head() const;
+  [[nodiscard]] at::Tensor embed(const at::Tensor& tokens) const;
+  /// In the compute dtype; on the graph of the trained one.
+  [[nodiscard]] at::Tensor head() const;
 
   format::ModelConfig config_;
   at::Tensor embed_tokens_, norm_, lm_head_;
@@ -122,12 +151,11 @@ class CausalLM : public std::enable_shared_from_this<CausalLM> {
   std::vector<Segment> segments_;
   RopeTable rope_;
   std::shared_ptr<PinnedRing> ring_;  ///< Of inputs on the host; null while no segment asks for it.
-  LoraConfig lora_config_;
-  AdapterArena arena_;
-  /// Where in the arena each block's adapters are: index of A (B follows it), or -1.
-  std::vector<std::array<int64_t, kProjectionCount>> adapter_index_;
+  std::map<std::string, AdapterSet> adapters_;
+  std::string active_;
   bool adapters_enabled_ = true;
   bool deterministic_ = false;
+  bool base_was_changed_ = false;
 };
 
 }  // namespace qlorapp

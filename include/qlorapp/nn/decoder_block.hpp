@@ -68,6 +68,10 @@ class DecoderBlock {
   [[nodiscard]] const Adapters& adapters() const { return adapters_; }
   [[nodiscard]] const Shape& shape() const { return shape_; }
   [[nodiscard]] const Weights& weights() const { return weights_; }
+  /// Puts another weight of the same shape in a projection's place: what an initialization leaves of the base.
+  void replace_projection(Projection projection, FrozenWeight weight) {
+    weights_.projections[qlorapp::index(projection)] = std::move(weight);
+  }
   [[nodiscard]] int64_t index() const { return index_; }
 
   /// @param x  (M, D), compute dtype.  @param saved  receives what `keep` names; null when no backward will follow.

@@ -5,6 +5,11 @@
 ///     forward     u = drop(x)·Aᵀ                 y = x·Wᵀ + s·u·Bᵀ
 ///     backward    v = s·dy·B                     dB += s·dyᵀ·u     dA += vᵀ·drop(x)     dx = dy·W + drop'(v·A)
 ///
+/// With a magnitude (DoRA, nn/dora.hpp) and c the scale of each row, z = drop(x)·Wᵀ + s·u·Bᵀ without its dropout in front:
+///
+///     forward     y = x·Wᵀ + c∘z − drop(x)·Wᵀ        (= c∘z where nothing is dropped)
+///     backward    v = s·(c∘dy)·B     dm += Σ_rows dy∘z / n     dx = dy·W + drop'(((c − 1)∘dy)·W + v·A)     dB with c∘dy for dy
+///
 /// x (M, in), y (M, out), A (r, in), B (out, r), u and v (M, r); s = scaling. W is frozen: it has no gradient.
 /// A and B are float32 masters and are rounded to the dtype of x for the products, as autocast does; gradients are float32.
 /// Source: Hu et al. 2021, arXiv:2106.09685 §4; dropout on the input of A only, as in PEFT.
@@ -40,16 +45,19 @@ struct FrozenWeight {
 };
 
 struct LoraAdapter {
-  at::Tensor a;        ///< (r, in) float32.
-  at::Tensor b;        ///< (out, r) float32.
-  double scaling = 1;  ///< alpha / r, or alpha / sqrt(r) with rsLoRA.
-  double dropout = 0;  ///< Probability, in [0, 1).
+  at::Tensor a;                         ///< (r, in) float32.
+  at::Tensor b;                         ///< (out, r) float32.
+  double scaling = 1;                   ///< alpha / r, or alpha / sqrt(r) with rsLoRA.
+  double dropout = 0;                   ///< Probability, in [0, 1).
+  at::Tensor magnitude = {};            ///< (out) float32 with DoRA, else undefined.
+  at::Tensor weight_norm_squared = {};  ///< (out) float32 with DoRA: squared_row_norms of the frozen weight.
 };
 
 /// Where the gradients of one adapter are added: slices of an arena, or fresh zeros under autograd.
 struct LoraGradients {
-  at::Tensor a;  ///< (r, in) float32.
-  at::Tensor b;  ///< (out, r) float32.
+  at::Tensor a;               ///< (r, in) float32.
+  at::Tensor b;               ///< (out, r) float32.
+  at::Tensor magnitude = {};  ///< (out) float32 with DoRA.
 };
 
 /// gradient += scale · leftᵀ·right: the product in the dtype of its factors, the sum in the gradient's. A GPU adds 16-bit factors up in a
@@ -72,10 +80,11 @@ at::Tensor lora_projection_forward(at::Tensor& y, const at::Tensor& x, const Fro
 at::Tensor lora_projection_backward_input(at::Tensor* dx, bool accumulate_dx, const at::Tensor& dy, const FrozenWeight& weight,
                                           const LoraAdapter* adapter, const std::optional<DropoutKey>& dropout);
 
-/// The half that does: adds dA and dB into `gradients`.
+/// The half that does: adds dA and dB (and dm) into `gradients`.
 /// @param x  the input of the forward pass, (M, in).  @param u  what forward returned.  @param v  what the other half returned.
+/// @param weight  read with DoRA only, whose magnitude needs the output before scaling: it is formed again.
 void lora_projection_backward_adapter(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& u, const at::Tensor& v,
-                                      const LoraAdapter& adapter, const std::optional<DropoutKey>& dropout,
-                                      const LoraGradients& gradients);
+                                      const FrozenWeight& weight, const LoraAdapter& adapter,
+                                      const std::optional<DropoutKey>& dropout, const LoraGradients& gradients);
 
 }  // namespace qlorapp

@@ -11,7 +11,7 @@
 namespace qlorapp {
 
 struct ParameterCount {
-  int64_t trainable = 0;  ///< Elements of all A (r, in) and B (out, r).
+  int64_t trainable = 0;  ///< Elements of all A (r, in) and B (out, r), magnitudes and modules_to_save.
   int64_t all = 0;        ///< Those and the base's, a tied head counted once and a four-bit weight by its elements.
 };
 

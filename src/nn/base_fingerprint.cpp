@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/train/base_fingerprint.hpp"
+#include "qlorapp/nn/base_fingerprint.hpp"
 
 #include <ATen/ATen.h>
 
@@ -42,6 +42,15 @@ class Hash {
   uint64_t lanes_[4] = {14695981039346656037ULL, 1469598103934665603ULL, 2166136261ULL, 16777619ULL};
 };
 
+void add_four_bit(Hash& hash, const QuantizedTensor& weight) {
+  hash.add(weight.packed);
+  // Scales in eight bits go by the mean of a weight's scales, whose last bit depends on how a device adds up.
+  if (!weight.double_quantized()) hash.add(weight.absmax);
+  for (const int64_t number : {weight.block_size, static_cast<int64_t>(weight.quant_type), int64_t{weight.double_quantized()}}) {
+    hash.word(static_cast<uint64_t>(number));
+  }
+}
+
 }  // namespace
 
 uint64_t base_fingerprint(const CausalLM& model) {
@@ -54,14 +63,17 @@ uint64_t base_fingerprint(const CausalLM& model) {
     hash.add(block.weights().post_attention_norm);
     for (const FrozenWeight& weight : block.weights().projections) {
       hash.add(weight.dense);
-      if (!weight.quantized.defined()) continue;
-      hash.add(weight.quantized.packed);
-      // Scales in eight bits go by the mean of a weight's scales, whose last bit depends on how a device adds up.
-      if (!weight.quantized.double_quantized()) hash.add(weight.quantized.absmax);
-      for (const int64_t number : {weight.quantized.block_size, static_cast<int64_t>(weight.quantized.quant_type),
-                                   int64_t{weight.quantized.double_quantized()}}) {
-        hash.word(static_cast<uint64_t>(number));
-      }
+      if (weight.quantized.defined()) add_four_bit(hash, weight.quantized);
+    }
+  }
+  return hash.value();
+}
+
+uint64_t four_bit_fingerprint(const CausalLM& model) {
+  Hash hash;
+  for (const DecoderBlock& block : model.blocks()) {
+    for (const FrozenWeight& weight : block.weights().projections) {
+      if (weight.quantized.defined()) add_four_bit(hash, weight.quantized);
     }
   }
   return hash.value();

@@ -9,8 +9,10 @@
 namespace qlorapp {
 
 /// 64 bits over the frozen weights and their shapes: codes and dense tensors, of up to 1 MiB whole and
-/// of larger ones each 61st byte or number, so that a run on 8B weights begins without reading 5 GB back from a GPU. The same on every device.
-/// Not cryptographic: it finds mistakes, not attacks. On a GPU it synchronizes.
+/// of larger ones each 61st byte or number, so that a run on 8B weights begins without reading 5 GB back from a GPU. The same
+/// on every device. Not cryptographic: it finds mistakes, not attacks. On a GPU it synchronizes.
 [[nodiscard]] uint64_t base_fingerprint(const CausalLM& model);
+/// The same over the four-bit weights alone, whatever the precision of the rest.
+[[nodiscard]] uint64_t four_bit_fingerprint(const CausalLM& model);
 
 }  // namespace qlorapp

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of other families: transformers' own code, with its linear layers in four bits over this library's operators.
+
+A quantizer of the name "qlorapp" is registered at transformers' extension point when it is first needed; nothing of transformers is
+patched. Weights are quantized one by one while they are read. Adapters are PEFT's, which wraps these layers as any linear layer.
+"""
+
+import logging
+import pathlib
+from typing import Any
+
+import torch
+
+from . import _C
+from .module_tree import four_bit_state
+from .quantization import BitsAndBytesConfig
+
+_log = logging.getLogger("qlorapp")
+METHOD = "qlorapp"
+
+
+class HfLinear4bit(torch.nn.Linear):
+    """A linear layer of a foreign model with its weight in four bits: y = x·dequantize(W)ᵀ + bias, differentiable in x."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
+        super().__init__(in_features, out_features, bias, device="meta")
+        self.weight.requires_grad_(False)
+        self.quant_state: _C.QuantizedTensor | None = None
+
+    def take(self, weight: _C.QuantizedTensor) -> torch.nn.Parameter:
+        self.quant_state = weight
+        return torch.nn.Parameter(weight.packed, requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.quant_state.linear(x)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "HfLinear4bit":
+        super()._apply(fn, recurse)
+        if self.quant_state is not None and self.weight.device != self.quant_state.device:
+            self.quant_state = self.quant_state.to(self.weight.device)
+            self.weight.data = self.quant_state.packed
+        return self
+
+    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
+        if self.quant_state is None:  # not read yet
+            return super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update(four_bit_state(self.quant_state, prefix))
+        if self.bias is not None:
+            destination[prefix + "bias"] = self.bias if keep_vars else self.bias.detach()
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, {self.bias is not None}, four bits"
+
+
+def _register() -> type:
+    """The config class of the method; registers it and its quantizer at the first call."""
+    from transformers.core_model_loading import ConversionOps
+    from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+    from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+
+    if METHOD in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        return AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD]
+
+    @register_quantization_config(METHOD)
+    class QlorappConfig(QuantizationConfigMixin):
+        """bitsandbytes' fields, under another method."""
+
+        def __init__(self, **fields: Any) -> None:
+            self.quant_method = METHOD
+            for name, value in fields.items():
+                setattr(self, name, value)
+
+    class Quantize(ConversionOps):
+        def __init__(self, hf_quantizer: HfQuantizer) -> None:
+            self.hf_quantizer = hf_quantizer
+
+        def convert(self, input_dict: dict, model: torch.nn.Module | None = None, **kwargs: Any) -> dict:
+            result = {}
+            for name, value in input_dict.items():
+                value = value[0] if isinstance(value, list) else value
+                module, _ = get_module_from_name(model, name)
+                result[name] = module.take(self.hf_quantizer.core.quantize(value))
+                module._is_hf_initialized = True
+            return result
+
+    @register_quantizer(METHOD)
+    class QlorappQuantizer(HfQuantizer):
+        quantized_element_size = 0.5
+
+        def __init__(self, quantization_config: Any, **kwargs: Any) -> None:
+            super().__init__(quantization_config, **kwargs)
+            config = quantization_config
+            self.core = _C.Quantizer(quant_type=config.bnb_4bit_quant_type, double_quant=config.bnb_4bit_use_double_quant)
+
+        def _process_model_before_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> None:
+            skipped = self.get_modules_to_not_convert(
+                model, self.quantization_config.llm_int8_skip_modules, model._keep_in_fp32_modules
+            )
+            for name, module in list(model.named_modules()):
+                if type(module) is torch.nn.Linear and should_convert_module(name, skipped):
+                    parent, leaf = get_module_from_name(model, name)
+                    setattr(parent, leaf, HfLinear4bit(module.in_features, module.out_features, module.bias is not None))
+
+        def param_needs_quantization(self, model: torch.nn.Module, param_name: str, **kwargs: Any) -> bool:
+            module, name = get_module_from_name(model, param_name)
+            return isinstance(module, HfLinear4bit) and name == "weight"
+
+        def get_quantize_ops(self) -> Quantize:
+            return Quantize(self)
+
+        def is_serializable(self) -> bool:
+            return False
+
+        @property
+        def is_trainable(self) -> bool:
+            return True
+
+    return QlorappConfig
+
+
+def is_foreign(config: Any) -> bool:
+    """A causal language model that this library does not compute itself."""
+    names = getattr(config, "architectures", None) or []
+    return len(names) == 1 and names[0].endswith("ForCausalLM") and names[0] not in _C.native_architectures()
+
+
+def load(folder: pathlib.Path, config: Any, options: BitsAndBytesConfig | None, dtype: Any, device: torch.device) -> Any:
+    """transformers' model of the folder. Says once that it takes this way."""
+    try:
+        import transformers
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"[from_pretrained] {config.architectures[0]} is computed by transformers, which is not installed: pip install "
+            "'qlorapp[hf]'. Natively there are " + ", ".join(_C.native_architectures()) + "."
+        ) from error
+    quantization = None
+    if options is not None and options.load_in_4bit:
+        if hasattr(config, "quantization_config"):
+            raise ValueError("[from_pretrained] the folder is quantized already. Leave out quantization_config.")
+        quantization = _register()(**options.to_dict())
+    _log.warning(
+        "[from_pretrained] %s: transformers' own code, %s. Natively, and faster, there are %s.",
+        config.architectures[0],
+        "with linear layers in four bits by this library" if quantization else "as it is",
+        ", ".join(_C.native_architectures()),
+    )
+    place = {} if device.type == "cpu" else {"device_map": {"": device}}
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, quantization_config=quantization, dtype=dtype, **place
+    ).eval()
+
+
+def get_peft_model(model: Any, peft_config: Any, **options: Any) -> Any:
+    """PEFT's adapters for a model of transformers."""
+    try:
+        import peft
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"[get_peft_model] {type(model).__name__} is transformers' model; its adapters are PEFT's: pip install peft."
+        ) from error
+    values = peft_config.to_dict()
+    if values.get("runtime_config") is not None:
+        values["runtime_config"] = peft.LoraRuntimeConfig(**values["runtime_config"])
+    return peft.get_peft_model(model, peft.LoraConfig(**values), **options)

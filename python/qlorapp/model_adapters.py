@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The adapters of a model: named sets that C++ holds, as nn.Parameters in the module tree. One is active at a time."""
+
+import contextlib
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+
+import torch
+
+from . import _C, module_tree
+from .configs import LoraConfig
+from .layers import seed_from_torch
+
+
+class ModelAdapters:
+    """Half of CausalLM: everything about its adapters."""
+
+    _core: _C.CausalLM
+    _folder: pathlib.Path | None
+    name_or_path: str
+    peft_config: dict[str, LoraConfig]
+    #: Of each set, in the order of C++: where the parameter hangs in the tree, and the parameter that C++ holds.
+    _adapters: dict[str, list[tuple[torch.nn.Module, torch.nn.Parameter]]]
+    _disabled = False
+
+    def add_adapters(self, config: LoraConfig, seed: int | None = None, adapter_name: str = "default") -> None:
+        """Adapters by PEFT's rules. The seed comes from torch's generator unless it is given. The first are active at once."""
+        weights = os.fspath(self._folder) if self._folder is not None else None
+        seed = seed_from_torch() if seed is None else seed
+        self._core.add_adapters(json.dumps(config.to_dict()), seed, adapter_name, weights)
+        if self._core.base_was_changed:
+            module_tree.refresh_weights(self, self._core)
+        self._show_adapters(adapter_name)
+        self.set_trainable(adapter_name, adapter_name == self._core.active_adapter)
+
+    def load_adapter(self, folder: str | os.PathLike, adapter_name: str = "default") -> None:
+        """A PEFT folder's adapter under a name that the model does not have, or its values into an equal one."""
+        had = adapter_name in self.peft_config
+        if had:
+            self._rebind(adapter_name)
+        self._core.load_adapter(os.fspath(folder), adapter_name)
+        if not had:
+            self._show_adapters(adapter_name)
+
+    def save_adapter(self, folder: str | os.PathLike, adapter_name: str = "default") -> None:
+        """One adapter as a PEFT folder."""
+        self._rebind(adapter_name)
+        self._core.save_adapter(os.fspath(folder), self.name_or_path, adapter_name)
+
+    def set_adapter(self, adapter_name: str, trainable: bool = True) -> None:
+        """Makes this the adapter that computes; the others are frozen."""
+        self._core.active_adapter = adapter_name
+        self._show_active()
+        for name in self._adapters:
+            self.set_trainable(name, trainable and name == adapter_name)
+
+    def set_trainable(self, adapter_name: str, trainable: bool) -> None:
+        for _, parameter in self._adapters[adapter_name]:
+            parameter.requires_grad_(trainable)
+
+    def delete_adapter(self, adapter_name: str) -> None:
+        """If it was the active one, the first of the others becomes that."""
+        self._core.delete_adapters(adapter_name)
+        del self._adapters[adapter_name], self.peft_config[adapter_name]
+        for module in list(self.modules()):
+            if isinstance(module, (module_tree.LoraLayer, module_tree.ModulesToSave)):
+                module.remove(adapter_name)
+        if not self._adapters:
+            module_tree.unwrap(self)
+        self._show_active()
+
+    def _show_adapters(self, adapter_name: str) -> None:
+        """Makes the nn.Parameters that C++ holds from now on, and puts them where PEFT has them."""
+        core = self._core
+        config = json.loads(core.lora_config_json(adapter_name))
+        self.peft_config[adapter_name] = LoraConfig(**config)
+        parts: dict[str, dict[str, torch.nn.Parameter]] = {}
+        tables: dict[str, torch.nn.Parameter] = {}
+        parameters = []
+        for i, (full, tensor) in enumerate(zip(core.adapter_names(adapter_name), core.parameters(adapter_name), strict=True)):
+            parameter = torch.nn.Parameter(tensor.detach())
+            parameters.append(parameter)
+            core.adopt_parameter(i, parameter, adapter_name)
+            module, _, part = full.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".")
+            if part.startswith("lora_"):
+                parts.setdefault(module, {})[part] = parameter
+            else:
+                tables[f"{module}.{part}".removeprefix(".")] = parameter
+        for module, held in parts.items():
+            layer = module_tree.lora_layer(self, module)
+            scaling, rank = core.scaling_of(module, adapter_name), held["lora_A"].shape[0]
+            alpha = scaling * (rank**0.5 if config["use_rslora"] else rank)
+            layer.add(adapter_name, alpha, scaling, config["lora_dropout"], held)
+        for module, parameter in tables.items():
+            module_tree.module_to_save(self, module).add(adapter_name, parameter)
+        for name, tensor in core.adapter_tensors(adapter_name):  # the head of a table that is both
+            module = name.removeprefix("base_model.model.").removesuffix(".weight")
+            if module in ("lm_head", "model.embed_tokens") and module not in tables:
+                module_tree.module_to_save(self, module).add(adapter_name, next(p for p in parameters if p is tensor))
+        self._adapters[adapter_name] = [(self._holder(self.full_name(name, adapter_name)), parameter)
+                                        for name, parameter in zip(core.adapter_names(adapter_name), parameters, strict=True)]  # fmt: skip
+        self._show_active()
+
+    @staticmethod
+    def full_name(name: str, adapter_name: str) -> str:
+        """The name in PeftModel.state_dict() of what a file of the adapter calls `name`."""
+        stem = name.removesuffix(".weight")
+        if ".lora_" in name:
+            return f"{stem}.{adapter_name}.weight"
+        return f"{stem}.modules_to_save.{adapter_name}.weight"
+
+    def _holder(self, full_name: str) -> torch.nn.Module:
+        return self.get_submodule(full_name.removeprefix("base_model.model.").removesuffix(".weight"))
+
+    def _show_active(self) -> None:
+        active = [self._core.active_adapter] if self._core.active_adapter and not self._disabled else []
+        for module in self.modules():
+            if isinstance(module, (module_tree.LoraLayer, module_tree.ModulesToSave)):
+                module.active_adapters = active
+
+    def _rebind(self, adapter_name: str = "") -> None:
+        """Notices parameters that were replaced, got other memory by `.data =`, or lost their gradient to zero_grad()."""
+        name = adapter_name or self._core.active_adapter
+        if not name:
+            return
+        held = self._adapters[name]
+        for i, (holder, known) in enumerate(held):
+            now = holder.weight
+            if now is not known:
+                values = now.detach()
+                now.data = known.detach()
+                now.data.copy_(values)
+                self._core.adopt_parameter(i, now, name)
+                held[i] = (holder, now)
+        self._core.bind_values(name)
+        if torch.is_grad_enabled() and name == self._core.active_adapter:
+            self._core.bind_gradients()
+
+    @contextlib.contextmanager
+    def disable_adapter(self) -> Iterator[None]:
+        """The base model, for as long as the block runs."""
+        before = self._disabled
+        self._set_disabled(True)
+        try:
+            yield
+        finally:
+            self._set_disabled(before)
+
+    def _set_disabled(self, disabled: bool) -> None:
+        self._disabled = disabled
+        self._core.enable_adapters(not disabled)
+        self._show_active()

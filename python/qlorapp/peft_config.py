@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PeftConfig: adapter_config.json as a config, and back."""
+
+import dataclasses
+import json
+import os
+import pathlib
+from typing import Any
+
+from . import _C
+
+
+@dataclasses.dataclass
+class LoftQConfig:
+    """loftq_config of LoraConfig: rounds of quantizing and decomposing, into four bits."""
+
+    loftq_bits: int = 4
+    loftq_iter: int = 1
+
+
+class PeftConfig:
+    """What PEFT's configs have in common. The one kind here is LoraConfig, which from_pretrained() returns from either."""
+
+    is_prompt_learning = False
+    is_adaption_prompt = False
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike, subfolder: str | None = None, **options: Any
+    ) -> Any:
+        """The config of a PEFT folder or hub repository; base_model_name_or_path says what it was trained on."""
+        from .configs import LoraConfig
+        from .peft import adapter_folder
+
+        hub = {name: options.pop(name) for name in ("revision", "token", "local_files_only") if name in options}
+        folder = adapter_folder(pretrained_model_name_or_path, subfolder, **hub)
+        return LoraConfig(**{**json.loads(_C.read_adapter_config(os.fspath(folder))), **options})
+
+    def save_pretrained(self, save_directory: str | os.PathLike) -> None:
+        """adapter_config.json, as PEFT writes it."""
+        folder = pathlib.Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "adapter_config.json").write_text(_C.adapter_config_json(json.dumps(self.to_dict())), encoding="utf-8")

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/io/save_model.hpp"
+
+#include <ATen/ATen.h>
+
+#include <nlohmann/json.hpp>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/format/atomic_file.hpp"
+#include "qlorapp/format/file_reader.hpp"
+#include "qlorapp/format/folder.hpp"
+#include "qlorapp/format/json.hpp"
+#include "qlorapp/format/python_json.hpp"
+#include "qlorapp/format/quantization_config.hpp"
+#include "qlorapp/io/linear_weight.hpp"
+#include "qlorapp/io/tensor_file.hpp"
+
+namespace qlorapp {
+namespace {
+
+constexpr size_t kLargestFile = size_t{1} << 30;
+
+std::string read_text(const std::string& path) { return format::FileReader(path).read_all(kLargestFile); }
+
+at::ScalarType storage_type(const std::string& name) {
+  if (name == "uint8") return at::kByte;
+  if (name == "int8") return at::kChar;
+  if (name == "float16") return at::kHalf;
+  if (name == "bfloat16") return at::kBFloat16;
+  if (name == "float32") return at::kFloat;
+  if (name == "float64") return at::kDouble;
+  throw ValueError(
+      concat("[save] bnb_4bit_quant_storage must be uint8, int8, float16, bfloat16, float32 or float64; got '", name, "'."));
+}
+
+/// The first quantized weight: all of a model are of one kind.
+const QuantizedTensor* first_quantized(const CausalLM& model) {
+  for (const DecoderBlock& block : model.blocks()) {
+    for (const FrozenWeight& weight : block.weights().projections) {
+      if (weight.quantized.defined()) return &weight.quantized;
+    }
+  }
+  return nullptr;
+}
+
+NamedTensors base_tensors(const CausalLM& model, at::ScalarType storage) {
+  NamedTensors tensors{{"model.embed_tokens.weight", model.embed_tokens()}, {"model.norm.weight", model.norm_weight()}};
+  if (!model.config().tie_word_embeddings) tensors.emplace_back("lm_head.weight", model.lm_head());
+  const std::vector<std::string> names = model.linear_names();
+  for (size_t i = 0; i < model.blocks().size(); ++i) {
+    const DecoderBlock::Weights& weights = model.blocks()[i].weights();
+    const std::string prefix = concat("model.layers.", i, ".");
+    tensors.emplace_back(prefix + "input_layernorm.weight", weights.input_norm);
+    tensors.emplace_back(prefix + "post_attention_layernorm.weight", weights.post_attention_norm);
+    for (size_t p = 0; p < kProjectionCount; ++p) {
+      const FrozenWeight& weight = weights.projections[p];
+      const std::string name = names[i * kProjectionCount + p] + ".weight";
+      if (!weight.quantized.defined()) {
+        tensors.emplace_back(name, weight.dense);
+        continue;
+      }
+      for (auto& [part, tensor] : quantized_tensors(name, weight.quantized)) {
+        const bool packed = part == name && storage != at::kByte;
+        tensors.emplace_back(part, packed ? tensor.reshape({-1}).view(storage).reshape({-1, 1}) : tensor);
+      }
+    }
+  }
+  return tensors;
+}
+
+/// config.json with the dtype that the weights now have, under the key that it has it.
+std::string with_dtype(const std::string& text, const std::string& path, at::ScalarType dtype) {
+  format::Json json = format::parse_json(text, path, {.allow_nonfinite = true});
+  const std::string name(format::torch_name(format_dtype_of(dtype)));
+  bool changed = false;
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    if (!json.contains(key) || json[key] == name) continue;
+    json[key] = name;
+    changed = true;
+  }
+  return changed ? format::dump_python_json(json, format::kConfigStyle) + "\n" : text;
+}
+
+}  // namespace
+
+void save_model(const CausalLM& model, const std::string& source, const std::string& output, const SaveOptions& options) {
+  QLORAPP_CHECK_VALUE(!format::is_same_file(source, output), "[save] ", output,
+                      " is the folder that the model was loaded from. Name another.");
+  format::make_folders("save", output);
+  const std::string config_path = format::path_in(source, "config.json");
+  std::string config = with_dtype(read_text(config_path), config_path, model.dtype());
+  const format::Json json = format::parse_json(config, config_path, {.allow_nonfinite = true});
+  const QuantizedTensor* const quantized = first_quantized(model);
+  std::string storage = options.storage;
+  if (json.contains("quantization_config")) {
+    storage = format::parse_quantization_config(json["quantization_config"], config_path).storage;
+  } else if (quantized != nullptr) {
+    format::QuantizationConfig quantization;
+    quantization.quant_type = quantized->quant_type;
+    quantization.double_quant = quantized->double_quantized();
+    quantization.compute_dtype = format_dtype_of(options.compute_dtype.value_or(at::kFloat));
+    quantization.storage = storage;
+    quantization.skip_modules = options.skip_modules;
+    config = format::with_quantization_config(config, config_path, quantization);
+  }
+  write_tensors(format::path_in(output, "model.safetensors"), base_tensors(model, storage_type(storage)));
+  const std::string generation = format::path_in(source, "generation_config.json");
+  if (format::is_regular_file(generation)) {
+    format::write_file_atomically(format::path_in(output, "generation_config.json"), read_text(generation));
+  }
+  // Last, because a folder without it is no model.
+  format::write_file_atomically(format::path_in(output, "config.json"), config);
+}
+
+}  // namespace qlorapp

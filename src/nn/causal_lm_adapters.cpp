@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// CausalLM's adapters: which modules get them, and which set is active.
+#include "qlorapp/nn/causal_lm.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <set>
+#include <utility>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/core/log.hpp"
+#include "qlorapp/core/nearest_name.hpp"
+#include "qlorapp/nn/adapter_init.hpp"
+#include "qlorapp/nn/dora.hpp"
+
+namespace qlorapp {
+namespace {
+
+std::string parameter_name(std::string_view module, std::string_view parameter) {
+  return concat(kPeftPrefix, module, '.', parameter);
+}
+
+bool decomposes_weight(const LoraConfig& config) {
+  const LoraInit init = config.init();
+  return init == LoraInit::kOlora || init == LoraInit::kPissa || init == LoraInit::kLoftq;
+}
+
+/// The order in memory: a block's A stand before its B, so that the A of projections that share an input have one gradient (R,
+/// in).
+std::vector<size_t> memory_layout(const AdapterSet& set) {
+  std::vector<size_t> layout;
+  for (const auto& block : set.slots) {
+    for (const auto part : {&AdapterSet::Slot::a, &AdapterSet::Slot::b, &AdapterSet::Slot::magnitude}) {
+      for (const AdapterSet::Slot& slot : block) {
+        if (slot.*part >= 0) layout.push_back(static_cast<size_t>(slot.*part));
+      }
+    }
+  }
+  if (set.embed_tokens >= 0) layout.push_back(static_cast<size_t>(set.embed_tokens));
+  if (set.lm_head >= 0 && set.lm_head != set.embed_tokens) layout.push_back(static_cast<size_t>(set.lm_head));
+  return layout;
+}
+
+}  // namespace
+
+/// What the config asks for and this model does not have is refused or said, never dropped.
+void CausalLM::check_targets(const LoraConfig& config) const {
+  const std::vector<std::string> names = linear_names();
+  if (!config.targets_all_linear()) {
+    for (const std::string_view table : {kEmbedTokens, kLmHead}) {
+      QLORAPP_CHECK_VALUE(!config.matches(table), "[lora] target_modules names ", table,
+                          ", which gets no low-rank adapter here. Train it in full: modules_to_save.");
+    }
+  }
+  const std::vector<std::string_view> known{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+  for (const std::string& unmatched : config.unmatched_targets(names)) {
+    log_warning_once(
+        concat("[lora] target_modules names '", unmatched, "', which this model does not have.", did_you_mean(unmatched, known)));
+  }
+  for (const std::string& wanted : config.modules_to_save.value_or(std::vector<std::string>{})) {
+    const auto is_end_of = [&](std::string_view module) { return !wanted.empty() && module.ends_with(wanted); };
+    QLORAPP_CHECK_VALUE(is_end_of(kEmbedTokens) || is_end_of(kLmHead),
+                        "[lora] modules_to_save can hold embed_tokens and lm_head; got '", wanted,
+                        "'. Linear layers are frozen in four bits and get adapters (target_modules); norms stay frozen.");
+  }
+  if (config.bias != "none")
+    log_warning_once(
+        concat("[lora] bias='", config.bias, "' trains nothing: a ", config_.family->model_type, " model has no biases"));
+}
+
+void CausalLM::add_adapters(const LoraConfig& config, uint64_t seed, const std::string& name, const WeightSource& source) {
+  QLORAPP_CHECK_VALUE(!adapters_.contains(name), "[lora] the model has adapters named '", name,
+                      "' already; load or train those, delete them, or give another name.");
+  QLORAPP_CHECK_VALUE(!name.empty() && name.find('.') == std::string::npos && name.find('/') == std::string::npos,
+                      "[lora] an adapter's name must not be empty and hold no '.' or '/'; got '", name, "'.");
+  config.validate();
+  check_targets(config);
+  const bool decomposes = decomposes_weight(config);
+  QLORAPP_CHECK_VALUE(!decomposes || adapters_.empty(),
+                      "[lora] init_lora_weights that decomposes the base needs a model without adapters; it has ", adapter_names(),
+                      ".");
+  const std::vector<std::string> names = linear_names();
+  std::vector<std::pair<std::string, std::vector<int64_t>>> parameters;
+  const auto add = [&](std::string_view module, std::string_view parameter, std::vector<int64_t> shape) {
+    parameters.emplace_back(parameter_name(module, parameter), std::move(shape));
+    return std::ssize(parameters) - 1;
+  };
+  AdapterSet set;
+  set.config = config;
+  set.slots.resize(blocks_.size());
+  set.blocks.resize(blocks_.size());
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (!config.matches(names[i])) continue;
+    const size_t block = i / kProjectionCount, projection = i % kProjectionCount;
+    const FrozenWeight& weight = blocks_[block].weights().projections[projection];
+    const int64_t rank = config.rank_of(names[i]);
+    AdapterSet::Slot& slot = set.slots[block][projection];
+    slot.a = add(names[i], "lora_A.weight", {rank, weight.in_features()});
+    slot.b = add(names[i], "lora_B.weight", {weight.out_features(), rank});
+    if (config.use_dora) slot.magnitude = add(names[i], "lora_magnitude_vector", {weight.out_features()});
+    LoraAdapter& adapter = set.blocks[block][projection].emplace();
+    adapter.scaling = config.scaling_of(names[i]);
+    adapter.dropout = config.lora_dropout;
+  }
+  if (parameters.empty()) {
+    std::set<std::string> suffixes;
+    for (const std::string& linear : names) suffixes.insert(linear.substr(linear.rfind('.') + 1));
+    throw ValueError(concat("[lora] target_modules names no linear layer of this model; it has ", suffixes, "."));
+  }
+  const bool tied = config_.tie_word_embeddings, embeds = config.saves(kEmbedTokens), heads = config.saves(kLmHead);
+  const std::vector<int64_t> table = embed_tokens_.sizes().vec();
+  if (tied && config.ensure_weight_tying && (embeds || heads)) {
+    set.embed_tokens = set.lm_head = add(kEmbedTokens, "weight", table);
+  } else {
+    if (embeds) set.embed_tokens = add(kEmbedTokens, "weight", table);
+    if (heads) set.lm_head = add(kLmHead, "weight", table);
+    if (tied && (embeds || heads)) {
+      log_warning_once(
+          "[lora] embedding and head are one table in this model; modules_to_save trains a copy, and they part. To keep them "
+          "one: "
+          "ensure_weight_tying=True");
+    }
+  }
+  set.arena = AdapterArena(std::move(parameters), device(), memory_layout(set));
+  set.bind();
+
+  std::vector<std::pair<size_t, FrozenWeight>> changed;
+  for (size_t i = 0; i < names.size(); ++i) {
+    const size_t block = i / kProjectionCount, projection = i % kProjectionCount;
+    const AdapterSet::Slot& slot = set.slots[block][projection];
+    if (slot.a < 0) continue;
+    const FrozenWeight& weight = blocks_[block].weights().projections[projection];
+    LoraAdapter& adapter = *set.blocks[block][projection];
+    if (decomposes) {
+      FrozenWeight rest =
+          initialize_adapter_from_weight(adapter, config, names[i], weight, source ? source(names[i]) : at::Tensor(), seed);
+      const bool same = rest.quantized.defined() && rest.quantized.packed.is_same(weight.quantized.packed);
+      if (!same) changed.emplace_back(i, std::move(rest));
+    } else {
+      initialize_adapter(adapter, config, names[i], seed);
+    }
+    if (slot.magnitude < 0) continue;
+    adapter.weight_norm_squared = squared_row_norms(weight);
+    adapter.magnitude.detach().copy_(dora_norm(weight, adapter));
+  }
+  const at::NoGradGuard no_grad;
+  if (set.embed_tokens >= 0) set.arena.parameter(set.embed_tokens).detach().copy_(embed_tokens_);
+  if (set.lm_head >= 0 && set.lm_head != set.embed_tokens) set.arena.parameter(set.lm_head).detach().copy_(lm_head_);
+  for (auto& [i, rest] : changed) {
+    blocks_[i / kProjectionCount].replace_projection(static_cast<Projection>(i % kProjectionCount), std::move(rest));
+  }
+  base_was_changed_ = base_was_changed_ || !changed.empty();
+  adapters_.emplace(name, std::move(set));
+  if (active_.empty()) {
+    active_ = name;
+    show_active_adapter();
+  }
+}
+
+std::vector<std::string> CausalLM::adapter_names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, set] : adapters_) names.push_back(name);
+  return names;
+}
+
+AdapterSet& CausalLM::adapters(const std::string& name) {
+  return const_cast<AdapterSet&>(std::as_const(*this).adapters(name));  // the object itself is not const here
+}
+
+const AdapterSet& CausalLM::adapters(const std::string& name) const {
+  static AdapterSet none;
+  if (name.empty() && active_.empty()) return none;
+  const auto found = adapters_.find(name.empty() ? active_ : name);
+  if (found != adapters_.end()) return found->second;
+  const std::vector<std::string> names = adapter_names();
+  throw ValueError(concat("[lora] there are no adapters named '", name, "'; the model has ", names, ".",
+                          did_you_mean(name, std::vector<std::string_view>(names.begin(), names.end()))));
+}
+
+void CausalLM::set_active_adapter(const std::string& name) {
+  (void)adapters(name);
+  QLORAPP_CHECK_VALUE(!name.empty(), "[lora] an adapter's name must not be empty.");
+  active_ = name;
+  show_active_adapter();
+}
+
+void CausalLM::delete_adapters(const std::string& name) {
+  (void)adapters(name);
+  adapters_.erase(name);
+  if (active_ == name) active_ = adapters_.empty() ? std::string() : adapters_.begin()->first;
+  show_active_adapter();
+}
+
+void CausalLM::adopt_parameter(int64_t i, const at::Tensor& parameter, const std::string& name) {
+  AdapterSet& set = adapters(name);
+  set.arena.adopt_parameter(i, parameter);
+  set.bind();
+  show_active_adapter();
+}
+
+void CausalLM::enable_adapters(bool enabled) {
+  adapters_enabled_ = enabled;
+  show_active_adapter();
+}
+
+void CausalLM::show_active_adapter() {
+  const AdapterSet& set = adapters();
+  for (size_t block = 0; block < blocks_.size(); ++block) {
+    const bool shown = adapters_enabled_ && !set.blocks.empty();
+    blocks_[block].adapters() = shown ? set.blocks[block] : DecoderBlock::Adapters{};
+  }
+}
+
+}  // namespace qlorapp

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/nn/trained_head.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+
+#include "qlorapp/nn/lora_projection.hpp"
+
+namespace qlorapp {
+namespace {
+
+/// Three matrices of this many rows and V columns live at once, two of them in float32.
+constexpr int64_t kChunkRows = 256;
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct TrainedHead : torch::autograd::Function<TrainedHead> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& master, const at::Tensor& targets) {
+    at::Tensor head_gradient = at::zeros_like(master);
+    HeadPass pass = trained_head_pass(hidden, master.to(hidden.scalar_type()), targets, std::nullopt, head_gradient);
+    ctx->save_for_backward({pass.grad_hidden, head_gradient});
+    return pass.loss;
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const at::NoGradGuard no_grad;
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor upstream = grads[0].reshape({1});  // one-dimensional: else it is rounded to 16 bits before the product
+    at::Tensor dhidden = at::empty_like(saved[0]);
+    at::mul_out(dhidden, saved[0], upstream);
+    return {dhidden, saved[1] * upstream, at::Tensor()};
+  }
+};
+
+}  // namespace
+
+HeadPass trained_head_pass(const at::Tensor& hidden_in, const at::Tensor& head, const at::Tensor& targets_in,
+                           const std::optional<at::Tensor>& grad_scale, const at::Tensor& head_gradient) {
+  const at::NoGradGuard no_grad;
+  at::Tensor rows, hidden = hidden_in.detach().contiguous(), targets = targets_in;
+  if (hidden.is_cpu()) {
+    rows = targets.ge(0).nonzero().squeeze(1);
+    hidden = hidden.index_select(0, rows);
+    targets = targets.index_select(0, rows);
+  }
+  const at::ScalarType wide = hidden.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  at::Tensor grad_hidden = at::empty_like(hidden), total = at::zeros({}, hidden.options().dtype(at::kDouble));
+  for (int64_t begin = 0; begin < hidden.size(0); begin += kChunkRows) {
+    const int64_t size = std::min(kChunkRows, hidden.size(0) - begin);
+    const at::Tensor h = hidden.narrow(0, begin, size), target = targets.narrow(0, begin, size);
+    at::Tensor weight = target.ge(0).to(wide);
+    const at::Tensor index = target.clamp_min(0).unsqueeze(1), logits = at::mm(h, head.t()).to(wide), lse = logits.logsumexp(1);
+    total.add_(((lse - logits.gather(1, index).squeeze(1)) * weight).sum(at::kDouble));
+    if (grad_scale && grad_scale->defined()) weight.mul_(grad_scale->to(wide));
+    at::Tensor gradient = (logits - lse.unsqueeze(1)).exp_();
+    gradient.scatter_add_(1, index, at::full_like(index, -1, gradient.options()));
+    const at::Tensor dlogits = gradient.mul_(weight.unsqueeze(1)).to(h.scalar_type());
+    at::Tensor dh = grad_hidden.narrow(0, begin, size);
+    at::mm_out(dh, dlogits, head);
+    add_transposed_product(head_gradient, dlogits, h, 1.0);
+  }
+  if (rows.defined()) grad_hidden = at::zeros_like(hidden_in).index_copy_(0, rows, grad_hidden);
+  return {total.to(wide), grad_hidden};
+}
+
+at::Tensor trained_head_loss(const at::Tensor& hidden, const at::Tensor& master, const at::Tensor& targets) {
+  return TrainedHead::apply(hidden, master, targets);
+}
+
+}  // namespace qlorapp

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/nn/dora.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "catch.hpp"
+#include "nn/tiny_block.hpp"
+#include "qlorapp/nn/lora_projection.hpp"
+#include "qlorapp/ops/dropout.hpp"
+#include "qlorapp/quant/quantizer.hpp"
+
+using namespace qlorapp;
+
+namespace {
+
+struct Layer {
+  FrozenWeight weight;
+  LoraAdapter adapter;
+  at::Tensor dense;  ///< The weight that the codes stand for, in double.
+};
+
+Layer make_layer(bool packed, double dropout) {
+  at::manual_seed(3);
+  const at::Tensor values = at::randn({40, 64}) / 8;
+  Layer layer;
+  const Quantizer quantizer;
+  layer.weight = packed ? FrozenWeight(quantizer.quantize(values)) : FrozenWeight(values);
+  layer.dense = (packed ? quantizer.dequantize(layer.weight.quantized, at::kFloat) : values).to(at::kDouble);
+  layer.adapter = LoraAdapter{at::randn({6, 64}) * 0.2, at::randn({40, 6}) * 0.2, 1.5, dropout};
+  layer.adapter.weight_norm_squared = squared_row_norms(layer.weight);
+  layer.adapter.magnitude = at::rand({40}) + 0.5;
+  return layer;
+}
+
+at::Tensor leaf(const at::Tensor& tensor) { return tensor.detach().to(at::kDouble).requires_grad_(); }
+
+}  // namespace
+
+TEST_CASE("the norm of DoRA is that of the dense sum of base and update, row by row", "[nn][cpu]") {
+  for (const bool packed : {true, false}) {
+    const Layer layer = make_layer(packed, 0);
+    const at::Tensor sum =
+        layer.dense + at::mm(layer.adapter.b.to(at::kDouble), layer.adapter.a.to(at::kDouble)) * layer.adapter.scaling;
+    REQUIRE(tiny::relative_error(dora_norm(layer.weight, layer.adapter), sum.norm(2, {1})) < 1e-6);
+  }
+}
+
+TEST_CASE("output and gradients of a DoRA projection equal autograd over the formula in double precision", "[nn][cpu]") {
+  const bool packed = GENERATE(true, false);
+  const double dropout = GENERATE(0.0, 0.4);
+  const Layer layer = make_layer(packed, dropout);
+  const LoraAdapter& adapter = layer.adapter;
+  const at::Tensor x = at::randn({17, 64}), dy = at::randn({17, 40});
+  const DropoutKey key{5, 2, 1};
+
+  const at::Tensor a = leaf(adapter.a), b = leaf(adapter.b), m = leaf(adapter.magnitude), input = leaf(x);
+  const at::Tensor mask =
+      dropout > 0 ? ops::seeded_dropout(at::ones_like(x), dropout, key).to(at::kDouble) : at::ones_like(input.detach());
+  const at::Tensor dropped = input * mask;
+  const at::Tensor norm = (layer.dense + at::mm(b, a) * adapter.scaling).norm(2, {1}).detach();
+  const at::Tensor scale = m / norm;
+  const at::Tensor expected = at::mm(input, layer.dense.t()) + (scale - 1) * at::mm(dropped, layer.dense.t()) +
+                              scale * at::mm(at::mm(dropped, a.t()), b.t()) * adapter.scaling;
+  const auto wanted = torch::autograd::grad({expected}, {input, a, b, m}, {dy.to(at::kDouble)});
+
+  at::Tensor y = at::empty({17, 40});
+  const at::Tensor u = lora_projection_forward(y, x, layer.weight, &adapter, key);
+  REQUIRE(tiny::relative_error(y, expected) < 1e-6);
+  LoraGradients gradients{at::zeros_like(adapter.a), at::zeros_like(adapter.b), at::zeros_like(adapter.magnitude)};
+  at::Tensor dx = at::empty_like(x);
+  const at::Tensor v = lora_projection_backward_input(&dx, false, dy, layer.weight, &adapter, key);
+  lora_projection_backward_adapter(dy, x, u, v, layer.weight, adapter, key, gradients);
+  REQUIRE(tiny::relative_error(dx, wanted[0]) < 2e-6);
+  REQUIRE(tiny::relative_error(gradients.a, wanted[1]) < 2e-6);
+  REQUIRE(tiny::relative_error(gradients.b, wanted[2]) < 2e-6);
+  REQUIRE(tiny::relative_error(gradients.magnitude, wanted[3]) < 2e-6);
+  // Both halves add: a second pass doubles what is there.
+  const at::Tensor before = dx.clone();
+  const at::Tensor again = lora_projection_backward_input(&dx, true, dy, layer.weight, &adapter, key);
+  lora_projection_backward_adapter(dy, x, u, again, layer.weight, adapter, key, gradients);
+  REQUIRE(tiny::relative_error(dx, before * 2) < 1e-6);
+  REQUIRE(tiny::relative_error(gradients.magnitude, wanted[3] * 2) < 2e-6);
+}

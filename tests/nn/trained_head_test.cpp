@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/nn/trained_head.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "catch.hpp"
+#include "nn/tiny_block.hpp"
+#include "nn/tiny_model.hpp"
+
+using namespace qlorapp;
+
+TEST_CASE("a trained head's loss and gradients equal autograd over whole logits in double precision", "[nn][cpu]") {
+  at::manual_seed(9);
+  const int64_t rows = GENERATE(5, 600);  // one chunk, and several
+  const at::Tensor hidden = at::randn({rows, 24}), head = at::randn({31, 24}) * 0.3;
+  at::Tensor targets = at::randint(31, {rows}, at::kLong);
+  targets[1] = -100;
+  targets[rows - 1] = -100;
+
+  const at::Tensor h = hidden.to(at::kDouble).requires_grad_(), w = head.to(at::kDouble).requires_grad_();
+  const at::Tensor loss = at::cross_entropy_loss(at::mm(h, w.t()), targets, {}, at::Reduction::Sum, -100);
+  const auto wanted = torch::autograd::grad({loss}, {h, w});
+
+  at::Tensor head_gradient = at::ones_like(head);  // added to
+  const HeadPass pass = trained_head_pass(hidden, head, targets, at::full({}, 0.5), head_gradient);
+  REQUIRE(std::abs(pass.loss.item<double>() - loss.item<double>()) < 1e-5 * loss.item<double>());
+  REQUIRE(tiny::relative_error(pass.grad_hidden, wanted[0] * 0.5) < 2e-6);
+  REQUIRE(tiny::relative_error(head_gradient - 1, wanted[1] * 0.5) < 2e-6);
+
+  const at::Tensor leaf_h = hidden.clone().requires_grad_(), leaf_w = head.clone().requires_grad_();
+  const auto got = torch::autograd::grad({trained_head_loss(leaf_h, leaf_w, targets) * 3}, {leaf_h, leaf_w});
+  REQUIRE(tiny::relative_error(got[0], wanted[0] * 3) < 2e-6);
+  REQUIRE(tiny::relative_error(got[1], wanted[1] * 3) < 2e-6);
+}
+
+TEST_CASE("with embedding, head and magnitudes in training, both paths give the same gradients", "[nn][cpu]") {
+  CausalLM model = tiny::make_model(at::kFloat);
+  model.delete_adapters(kDefaultAdapter);
+  LoraConfig config;
+  config.target_modules = {"q_proj", "down_proj"};
+  config.use_dora = true;
+  config.modules_to_save = std::vector<std::string>{"embed_tokens", "lm_head"};
+  model.add_adapters(config, 1);
+  for (const at::Tensor& parameter : model.arena().parameters()) {
+    if (parameter.dim() == 2 && parameter.size(1) == 8) parameter.detach().normal_(0, 0.1);  // B
+  }
+  const Batch batch = tiny::make_batch(model.config().vocab_size);
+  model.arena().zero_grad();
+  const at::Tensor loss = model.forward_backward(batch, at::ones({}), 0, 0).loss;
+  const at::Tensor gradients = model.arena().gradients().clone();
+  REQUIRE(model.arena().gradient(model.adapters().embed_tokens).abs().sum().item<double>() > 0);
+  model.arena().zero_grad();
+  const at::Tensor under_autograd = model.loss(batch, 0, 0);
+  torch::autograd::backward({under_autograd}, {});
+  REQUIRE(tiny::relative_error(under_autograd, loss) < 1e-6);
+  REQUIRE(tiny::relative_error(model.arena().gradients(), gradients) < 1e-6);
+}

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that this library does not compute itself: transformers' code over our four-bit layers, beside bitsandbytes'."""
+
+import logging
+
+import peer
+import pytest
+import torch
+import transformers
+
+pytest.importorskip("bitsandbytes")
+import peft
+import qlorapp
+
+IDS = torch.arange(3, 51).view(2, 24)
+NF4 = {
+    "load_in_4bit": True,
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": False,
+    "bnb_4bit_compute_dtype": "float32",
+}
+SIZES = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128}
+
+
+@pytest.fixture(scope="module", params=["GPTNeoX", "Phi"])
+def folder(request, tmp_path_factory):
+    """Families with biases and other shapes than Llama's."""
+    folder = tmp_path_factory.mktemp(request.param)
+    torch.manual_seed(2)
+    config = getattr(transformers, f"{request.param}Config")(**SIZES)
+    model = getattr(transformers, f"{request.param}ForCausalLM")(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1 if parameter.dim() == 2 else 0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
+def ours(folder):
+    return qlorapp.AutoModelForCausalLM.from_pretrained(folder, quantization_config=qlorapp.BitsAndBytesConfig(**NF4))
+
+
+def theirs(folder):
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, quantization_config=transformers.BitsAndBytesConfig(**NF4)
+    ).train()
+
+
+def test_logits_are_those_over_bitsandbytes_layers_and_the_way_is_said(folder, caplog):
+    with caplog.at_level(logging.WARNING, logger="qlorapp"):
+        model = ours(folder)
+    assert (
+        "transformers' own code, with linear layers in four bits by this library. Natively, and faster, there are Llama"
+        in caplog.text
+    )
+    kinds = {type(module).__name__ for module in model.modules()}
+    assert "HfLinear4bit" in kinds
+    with torch.no_grad():
+        mine, other = model(IDS).logits, theirs(folder).eval().train()(IDS).logits
+    assert (mine - other).abs().max() <= 1e-5 * other.abs().max()
+    state, reference = model.state_dict(), theirs(folder).state_dict()
+    assert set(state) == set(reference)
+    assert all(torch.equal(state[name], reference[name]) for name in reference)
+    assert model.to("cpu") is model
+
+
+def test_it_trains_and_its_adapter_loads_in_peft(folder, tmp_path):
+    model = qlorapp.get_peft_model(ours(folder), qlorapp.LoraConfig(r=4, target_modules="all-linear")).train()
+    assert isinstance(model, peft.PeftModel)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(6):
+        optimizer.zero_grad()
+        loss = model(IDS, labels=IDS).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.05
+    model.save_pretrained(tmp_path)
+    back = peft.PeftModel.from_pretrained(theirs(folder), tmp_path, is_trainable=True).train()
+    gradients = []
+    for one in (model.train(), back):
+        one.zero_grad()
+        one(IDS, labels=IDS).loss.backward()
+        gradients.append({name: p.grad for name, p in one.named_parameters() if p.requires_grad})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[1].items():
+        assert torch.linalg.norm(gradients[0][name] - gradient) <= 1e-4 * torch.linalg.norm(gradient), name
+
+
+def test_a_native_family_takes_the_native_way(tmp_path):
+    peer.write_llama(tmp_path)
+    assert isinstance(ours(tmp_path), qlorapp.CausalLM)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model object as scripts handle it: state dicts, embeddings, counts, copies and hooks, beside transformers and PEFT."""
+
+import copy
+import pickle
+
+import pytest
+import qlorapp
+import torch
+import transformers
+from tiny_llama import folder, load, ragged_batch  # noqa: F401  (folder is a fixture)
+
+
+def test_a_state_dict_goes_back_in_and_strictly(folder):
+    model, other = load(folder), load(folder)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(torch.randn_like(parameter) * 0.1)
+    batch = ragged_batch()
+    state = other.state_dict()
+    before = model.eval()(**batch).loss.item()
+    result = model.load_state_dict(state)
+    assert not result.missing_keys and not result.unexpected_keys
+    assert model(**batch).loss.item() == other.eval()(**batch).loss.item() != before
+    one = next(iter(state))
+    lora = next(name for name in state if "lora_A" in name)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        model.load_state_dict({name: value for name, value in state.items() if name != one})
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        model.load_state_dict({**state, "nonsense": state[one]})
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        model.load_state_dict({**state, lora: torch.zeros(1, 2)})
+    assert model.load_state_dict({lora: state[lora]}, strict=False).missing_keys
+    with pytest.raises(ValueError, match="assign=True"):
+        model.load_state_dict(state, assign=True)
+
+
+def test_four_bit_weights_are_loaded_with_all_their_parts(tmp_path):
+    from tiny_llama import write_checkpoint
+
+    for seed in (0, 1):
+        write_checkpoint(tmp_path / str(seed))
+    file = tmp_path / "1" / "model.safetensors"
+    from safetensors.torch import load_file, save_file
+
+    save_file({name: 2 * tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    model, other = (load(tmp_path / str(seed)).get_base_model() for seed in (0, 1))
+    ids = torch.arange(5, 25)[None]
+    wanted = other.eval()(ids).logits
+    assert not torch.allclose(model.eval()(ids).logits, wanted)
+    model.load_state_dict(other.state_dict())
+    assert torch.equal(model(ids).logits, wanted)
+    nf4 = next(name for name in other.state_dict() if name.endswith("bitsandbytes__nf4"))
+    text = bytes(other.state_dict()[nf4]).replace(b'"blocksize": 64', b'"blocksize": 32')
+    broken = {**other.state_dict(), nf4: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
+    with pytest.raises(RuntimeError, match="another form"):
+        model.load_state_dict(broken)
+
+
+def test_embeddings_counts_device_and_dtype_are_transformers(folder):
+    theirs = transformers.LlamaForCausalLM.from_pretrained(folder)
+    ours = qlorapp.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for get in ("get_input_embeddings", "get_output_embeddings"):
+        assert torch.equal(getattr(ours, get)().weight, getattr(theirs, get)().weight)
+    assert ours.num_parameters() == theirs.num_parameters()
+    assert ours.num_parameters(exclude_embeddings=True) == theirs.num_parameters(exclude_embeddings=True)
+    assert ours.get_memory_footprint() == theirs.get_memory_footprint(return_buffers=False)
+    assert ours.device == theirs.device and ours.dtype == theirs.dtype
+    assert {name for name, _ in ours.named_modules()} == {
+        name for name, _ in theirs.named_modules() if not name.endswith(("rotary_emb", "act_fn"))
+    }
+    ids = torch.tensor([[3, 4, 5]])
+    assert torch.equal(ours.get_input_embeddings()(ids), theirs.get_input_embeddings()(ids))
+
+
+def test_a_layer_called_by_itself_computes_with_its_adapter(folder):
+    for options in ({}, {"use_dora": True}):
+        model = load(folder, **options).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad and parameter.dim() == 2:
+                    parameter.copy_(torch.randn_like(parameter) * 0.1)
+        layer = model.get_base_model().model.layers[0].mlp.up_proj
+        x = torch.randn(3, 64)
+        dense = (
+            layer.base_layer(torch.eye(64)).T
+            + layer.scaling["default"] * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+        )
+        if options:
+            dense = dense * (layer.lora_magnitude_vector["default"].weight / torch.linalg.norm(dense, dim=1))[:, None]
+        assert torch.allclose(layer(x), x @ dense.T, atol=1e-4)
+        with model.disable_adapter():
+            assert torch.equal(layer(x), layer.base_layer(x))
+
+
+def test_a_model_is_not_copied_pickled_or_cast_and_says_what_to_do(folder, tmp_path):
+    model = load(folder)
+    for one in (model, model.get_base_model()):
+        with pytest.raises(TypeError, match="from_pretrained"):
+            copy.deepcopy(one)
+        with pytest.raises(TypeError, match="save_pretrained"):
+            pickle.dumps(one)
+        with pytest.raises(TypeError, match="save_pretrained"):
+            torch.save(one, tmp_path / "x")
+        for cast in ("half", "bfloat16", "double"):
+            with pytest.raises(ValueError, match="keeps its device and dtype"):
+                getattr(one, cast)()
+        assert one.to(torch.device("cpu")) is one and one.float() is one
+    low = qlorapp.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="keeps its device and dtype"):
+        low.float()
+
+
+def test_hooks_run_on_the_model_and_on_parameters_and_are_refused_inside(folder):
+    model, batch = load(folder), ragged_batch()
+    calls = []
+    model.register_forward_hook(lambda module, args, output: calls.append("model"))
+    some = next(p for n, p in model.named_parameters() if n.endswith("lora_B.default.weight"))
+    some.register_hook(lambda gradient: calls.append("parameter"))
+    model(**batch).loss.backward()
+    assert calls == ["model", "parameter"]
+    lm = model.get_base_model()
+    assert model.model is model.base_model.model is lm  # as in PEFT
+    for module in (lm.model.layers[1], lm.model.norm, lm.lm_head, lm.model.layers[0].self_attn.q_proj, lm.model):
+        for kind in ("forward", "forward_pre", "full_backward", "full_backward_pre"):
+            with pytest.raises(NotImplementedError, match="would never run"):
+                getattr(module, f"register_{kind}_hook")(lambda *args: None)
+
+    def make_inputs_require_grad(module, inputs, output):
+        output.requires_grad_(True)
+
+    model.get_input_embeddings().register_forward_hook(make_inputs_require_grad).remove()  # the idiom of checkpointed scripts
