@@ -11,13 +11,13 @@ import sys
 import types
 
 TARGET = pathlib.Path(__file__).resolve().parents[1] / "python" / "qlorapp" / "_C.pyi"
-HEADER = '''# SPDX-License-Identifier: Apache-2.0
+HEADER = """# SPDX-License-Identifier: Apache-2.0
 # Made by scripts/make_stubs.py from the compiled module. Do not edit.
 import collections.abc
 import typing
 
 import torch
-'''
+"""
 _OVERLOAD = re.compile(r"^\d+\. ", re.M)
 
 

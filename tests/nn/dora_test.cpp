@@ -20,20 +20,21 @@ struct Layer {
   at::Tensor dense;  ///< The weight that the codes stand for, in double.
 };
 
-Layer make_layer(bool packed, double dropout) {
+Layer make_layer(bool packed, double dropout, at::Device device = at::kCPU) {
   at::manual_seed(3);
   const at::Tensor values = at::randn({40, 64}) / 8;
   Layer layer;
   const Quantizer quantizer;
-  layer.weight = packed ? FrozenWeight(quantizer.quantize(values)) : FrozenWeight(values);
-  layer.dense = (packed ? quantizer.dequantize(layer.weight.quantized, at::kFloat) : values).to(at::kDouble);
-  layer.adapter = LoraAdapter{at::randn({6, 64}) * 0.2, at::randn({40, 6}) * 0.2, 1.5, dropout};
+  const FrozenWeight weight = packed ? FrozenWeight(quantizer.quantize(values)) : FrozenWeight(values);
+  layer.weight = packed ? FrozenWeight(weight.quantized.to(device)) : FrozenWeight(values.to(device));
+  layer.dense = (packed ? quantizer.dequantize(weight.quantized, at::kFloat) : values).to(at::kDouble);
+  layer.adapter = LoraAdapter{(at::randn({6, 64}) * 0.2).to(device), (at::randn({40, 6}) * 0.2).to(device), 1.5, dropout};
   layer.adapter.weight_norm_squared = squared_row_norms(layer.weight);
-  layer.adapter.magnitude = at::rand({40}) + 0.5;
+  layer.adapter.magnitude = (at::rand({40}) + 0.5).to(device);
   return layer;
 }
 
-at::Tensor leaf(const at::Tensor& tensor) { return tensor.detach().to(at::kDouble).requires_grad_(); }
+at::Tensor leaf(const at::Tensor& tensor) { return tensor.detach().cpu().to(at::kDouble).requires_grad_(); }
 
 }  // namespace
 
@@ -49,22 +50,23 @@ TEST_CASE("the norm of DoRA is that of the dense sum of base and update, row by 
 TEST_CASE("output and gradients of a DoRA projection equal autograd over the formula in double precision", "[nn][cpu]") {
   const bool packed = GENERATE(true, false);
   const double dropout = GENERATE(0.0, 0.4);
-  const Layer layer = make_layer(packed, dropout);
+  const at::Device device = GENERATE(from_range(tiny::devices()));
+  const Layer layer = make_layer(packed, dropout, device);
   const LoraAdapter& adapter = layer.adapter;
-  const at::Tensor x = at::randn({17, 64}), dy = at::randn({17, 40});
+  const at::Tensor x = at::randn({17, 64}).to(device), dy = at::randn({17, 40}).to(device);
   const DropoutKey key{5, 2, 1};
 
   const at::Tensor a = leaf(adapter.a), b = leaf(adapter.b), m = leaf(adapter.magnitude), input = leaf(x);
   const at::Tensor mask =
-      dropout > 0 ? ops::seeded_dropout(at::ones_like(x), dropout, key).to(at::kDouble) : at::ones_like(input.detach());
+      dropout > 0 ? ops::seeded_dropout(at::ones_like(x), dropout, key).cpu().to(at::kDouble) : at::ones_like(input.detach());
   const at::Tensor dropped = input * mask;
   const at::Tensor norm = (layer.dense + at::mm(b, a) * adapter.scaling).norm(2, {1}).detach();
   const at::Tensor scale = m / norm;
   const at::Tensor expected = at::mm(input, layer.dense.t()) + (scale - 1) * at::mm(dropped, layer.dense.t()) +
                               scale * at::mm(at::mm(dropped, a.t()), b.t()) * adapter.scaling;
-  const auto wanted = torch::autograd::grad({expected}, {input, a, b, m}, {dy.to(at::kDouble)});
+  const auto wanted = torch::autograd::grad({expected}, {input, a, b, m}, {dy.cpu().to(at::kDouble)});
 
-  at::Tensor y = at::empty({17, 40});
+  at::Tensor y = at::empty({17, 40}, x.options());
   const at::Tensor u = lora_projection_forward(y, x, layer.weight, &adapter, key);
   REQUIRE(tiny::relative_error(y, expected) < 1e-6);
   LoraGradients gradients{at::zeros_like(adapter.a), at::zeros_like(adapter.b), at::zeros_like(adapter.magnitude)};

@@ -13,6 +13,7 @@ using namespace qlorapp;
 TEST_CASE("a trained head's loss and gradients equal autograd over whole logits in double precision", "[nn][cpu]") {
   at::manual_seed(9);
   const int64_t rows = GENERATE(5, 600);  // one chunk, and several
+  const at::Device device = GENERATE(from_range(tiny::devices()));
   const at::Tensor hidden = at::randn({rows, 24}), head = at::randn({31, 24}) * 0.3;
   at::Tensor targets = at::randint(31, {rows}, at::kLong);
   targets[1] = -100;
@@ -22,20 +23,22 @@ TEST_CASE("a trained head's loss and gradients equal autograd over whole logits 
   const at::Tensor loss = at::cross_entropy_loss(at::mm(h, w.t()), targets, {}, at::Reduction::Sum, -100);
   const auto wanted = torch::autograd::grad({loss}, {h, w});
 
-  at::Tensor head_gradient = at::ones_like(head);  // added to
-  const HeadPass pass = trained_head_pass(hidden, head, targets, at::full({}, 0.5), head_gradient);
+  const at::Tensor on_hidden = hidden.to(device), on_head = head.to(device), on_targets = targets.to(device);
+  at::Tensor head_gradient = at::ones_like(on_head);  // added to
+  const HeadPass pass = trained_head_pass(on_hidden, on_head, on_targets, at::full({}, 0.5, on_head.options()), head_gradient);
   REQUIRE(std::abs(pass.loss.item<double>() - loss.item<double>()) < 1e-5 * loss.item<double>());
   REQUIRE(tiny::relative_error(pass.grad_hidden, wanted[0] * 0.5) < 2e-6);
   REQUIRE(tiny::relative_error(head_gradient - 1, wanted[1] * 0.5) < 2e-6);
 
-  const at::Tensor leaf_h = hidden.clone().requires_grad_(), leaf_w = head.clone().requires_grad_();
-  const auto got = torch::autograd::grad({trained_head_loss(leaf_h, leaf_w, targets) * 3}, {leaf_h, leaf_w});
+  const at::Tensor leaf_h = on_hidden.clone().requires_grad_(), leaf_w = on_head.clone().requires_grad_();
+  const auto got = torch::autograd::grad({trained_head_loss(leaf_h, leaf_w, on_targets) * 3}, {leaf_h, leaf_w});
   REQUIRE(tiny::relative_error(got[0], wanted[0] * 3) < 2e-6);
   REQUIRE(tiny::relative_error(got[1], wanted[1] * 3) < 2e-6);
 }
 
 TEST_CASE("with embedding, head and magnitudes in training, both paths give the same gradients", "[nn][cpu]") {
-  CausalLM model = tiny::make_model(at::kFloat);
+  const at::Device device = GENERATE(from_range(tiny::devices()));
+  CausalLM model = tiny::make_model(at::kFloat, 0, device);
   model.delete_adapters(kDefaultAdapter);
   LoraConfig config;
   config.target_modules = {"q_proj", "down_proj"};
@@ -45,9 +48,9 @@ TEST_CASE("with embedding, head and magnitudes in training, both paths give the 
   for (const at::Tensor& parameter : model.arena().parameters()) {
     if (parameter.dim() == 2 && parameter.size(1) == 8) parameter.detach().normal_(0, 0.1);  // B
   }
-  const Batch batch = tiny::make_batch(model.config().vocab_size);
+  const Batch batch = tiny::make_batch(model.config().vocab_size).to(device);
   model.arena().zero_grad();
-  const at::Tensor loss = model.forward_backward(batch, at::ones({}), 0, 0).loss;
+  const at::Tensor loss = model.forward_backward(batch, at::ones({}, at::TensorOptions(device)), 0, 0).loss;
   const at::Tensor gradients = model.arena().gradients().clone();
   REQUIRE(model.arena().gradient(model.adapters().embed_tokens).abs().sum().item<double>() > 0);
   model.arena().zero_grad();

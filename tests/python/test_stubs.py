@@ -32,5 +32,8 @@ def test_the_import_beyond_torchs_takes_less_than_three_tenths_of_a_second(build
         "assert not {'transformers', 'peft', 'accelerate', 'pandas'} & set(sys.modules); print(took)"
     )
     env = {**os.environ, "PYTHONPATH": str(build_dir / "python")}
-    times = [float(subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True).stdout) for _ in range(3)]
+    times = [
+        float(subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True).stdout)
+        for _ in range(3)
+    ]
     assert min(times) <= 0.3, times
