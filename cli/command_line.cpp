@@ -8,6 +8,7 @@
 #include <cstdio>
 
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/core/field_status.hpp"
 #include "qlorapp/core/nearest_name.hpp"
 
 namespace qlorapp::cli {
@@ -43,6 +44,11 @@ Json value_of(const std::string& text, const NamesOrPattern*) {
   if (text == "all-linear" || text.find_first_of("*+?()[]{}|^$\\") != std::string::npos) return text;
   return split_at_commas(text);
 }
+/// JSON where it is some, nothing for none, else a word.
+Json value_of(const std::string& text, const FreeForm*) {
+  if (text == "none" || text == "None" || text == "null") return nullptr;
+  return text.starts_with('{') || text.starts_with('[') ? format::parse_json(text, "the command line") : Json(text);
+}
 Json value_of(const std::string& text, const std::variant<bool, std::string>*) {
   return text == "true" || text == "false" ? Json(text == "true") : Json(text);
 }
@@ -76,8 +82,10 @@ void CommandLine::add(const std::string& name, const std::string& doc, bool is_s
 }
 
 CommandLine::Option& CommandLine::find(std::string_view name) {
-  for (const auto& [alias, full] : aliases_) {
-    if (alias == name) return find(full);
+  for (const Alias& alias : aliases_) {
+    if (alias.alias != name) continue;
+    if (alias.older) say_older_name(name_, alias.alias, alias.name);
+    return find(alias.name);
   }
   std::vector<std::string_view> known{"config"};
   for (Option& option : options_) {

@@ -34,9 +34,20 @@ from .grad_scaler import GradScaler  # noqa: E402
 from .layers import CheckpointedBlock, LoraLinear  # noqa: E402
 from .modeling import AutoModelForCausalLM, CausalLM  # noqa: E402
 from .peft import PeftModel, get_peft_model, prepare_model_for_kbit_training  # noqa: E402
+from .precision import get_mixed_precision_dtype  # noqa: E402
+from .prediction import EvalPrediction, PredictionOutput  # noqa: E402
+from .progress import PrinterCallback, ProgressCallback, TensorBoardCallback  # noqa: E402
 from .quantization import BitsAndBytesConfig  # noqa: E402
 from .random import set_seed  # noqa: E402
-from .trainer import Trainer, TrainerCallback  # noqa: E402
+from .tokenization import AutoTokenizer  # noqa: E402
+from .trainer import Trainer, TrainOutput  # noqa: E402
+from .trainer_callback import (  # noqa: E402
+    EarlyStoppingCallback,
+    ExportableState,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
 
 __all__ = [
     "Accumulator",
@@ -45,31 +56,31 @@ __all__ = [
     "BitsAndBytesConfig",
     "CausalLM",
     "CheckpointedBlock",
+    "EarlyStoppingCallback",
+    "EvalPrediction",
+    "ExportableState",
     "FormatError",
     "GradScaler",
     "LoraConfig",
     "LoraLinear",
     "PeftModel",
+    "PredictionOutput",
+    "PrinterCallback",
+    "ProgressCallback",
     "QuantizedTensor",
     "Quantizer",
     "TaskType",
+    "TensorBoardCallback",
+    "TrainOutput",
     "Trainer",
     "TrainerCallback",
+    "TrainerControl",
+    "TrainerState",
     "TrainingArguments",
     "__version__",
+    "get_mixed_precision_dtype",
     "get_peft_model",
     "prepare_model_for_kbit_training",
     "quantize_checkpoint",
     "set_seed",
 ]
-
-
-def __getattr__(name: str):
-    """AutoTokenizer is transformers' own, imported when it is first asked for."""
-    if name == "AutoTokenizer":
-        try:
-            from transformers import AutoTokenizer
-        except ModuleNotFoundError as error:
-            raise ImportError("qlorapp.AutoTokenizer is transformers' own: pip install 'qlorapp[hf]'.") from error
-        return AutoTokenizer
-    raise AttributeError(f"module 'qlorapp' has no attribute {name!r}")

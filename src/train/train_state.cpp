@@ -21,7 +21,8 @@ namespace {
 constexpr std::string_view kOptimizerFile = "optimizer.safetensors";
 constexpr std::string_view kScalerFile = "scaler.json";
 constexpr std::string_view kRunStateFile = "run_state.json";
-constexpr int64_t kSchema = 2;  // 1: another order of the adapters in optimizer.safetensors
+constexpr int64_t kSchema =
+    3;  // 1: another order of the adapters in optimizer.safetensors; 2: an epoch's end was part of its last step
 
 /// Reads run_state.json key by key; each is required and of its type.
 class Reader {
@@ -86,6 +87,8 @@ void TrainState::save(const std::string& folder) const {
   json["loss_sum"] = loss_sum;
   json["loss_since_log"] = loss_since_log;
   json["steps_since_log"] = steps_since_log;
+  json["last_grad_norm"] = last_grad_norm;
+  json["last_learning_rate"] = last_learning_rate;
   json["base_fingerprint"] = hexadecimal(base_fingerprint);
   format::write_file_atomically(format::path_in(folder, kRunStateFile), format::dump_python_json(json, format::kConfigStyle));
 }
@@ -113,6 +116,8 @@ void TrainState::load(const std::string& folder) {
   reader.number("loss_sum", loss_sum);
   reader.number("loss_since_log", loss_since_log);
   reader.integer("steps_since_log", steps_since_log);
+  reader.number("last_grad_norm", last_grad_norm);
+  reader.number("last_learning_rate", last_learning_rate);
 
   const std::string tensors = format::path_in(folder, kOptimizerFile);
   const format::SafetensorsFile file(tensors);

@@ -20,7 +20,9 @@
 #include <nlohmann/json.hpp>
 
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/core/field_status.hpp"
 #include "qlorapp/core/field_table.hpp"
+#include "qlorapp/core/free_form.hpp"
 #include "qlorapp/core/names_or_pattern.hpp"
 #include "qlorapp/core/nearest_name.hpp"
 #include "qlorapp/format/json.hpp"
@@ -39,6 +41,7 @@ inline std::string wanted(const bool*) { return "true or false"; }
 inline std::string wanted(const int64_t*) { return "an integer"; }
 inline std::string wanted(const double*) { return "a number"; }
 inline std::string wanted(const std::string*) { return "a string"; }
+inline std::string wanted(const FreeForm*) { return "any JSON value"; }
 inline std::string wanted(const NamesOrPattern*) { return "a string or a list of strings"; }
 template <class Value>
 std::string wanted(const std::vector<Value>*);
@@ -98,6 +101,10 @@ inline bool read(const Json& json, double& into) {
 inline bool read(const Json& json, std::string& into) {
   if (!json.is_string()) return false;
   into = json.get<std::string>();
+  return true;
+}
+inline bool read(const Json& json, FreeForm& into) {
+  into.json = json.dump();
   return true;
 }
 template <class Value>
@@ -164,6 +171,7 @@ template <class Value>
 Json write(const Value& value) {
   return Json(value);
 }
+inline Json write(const FreeForm& value) { return parse_json(value.json, "an option"); }
 inline Json write(const NamesOrPattern& value) {
   return value.pattern ? Json(*value.pattern) : value.names.empty() ? Json(nullptr) : Json(value.names);
 }
@@ -225,6 +233,11 @@ void from_json(const Json& json, Config& config, std::string_view where) {
                          detail::type_text<std::remove_cvref_t<decltype(member)>>(), "; got ", value.type_name(), ' ',
                          printable(value.dump(-1, ' ', true, Json::error_handler_t::replace), 60), '.');
     });
+    if constexpr (requires { Config::aliases(); }) {
+      for (const Alias& alias : Config::aliases()) {
+        if (alias.older && alias.alias == key) say_older_name(where, alias.alias, alias.name);
+      }
+    }
     if (!known) {
       constexpr auto names = field_names<Config>();
       throw ValueError(concat('[', where, "] unknown option ", printable(key), '.', did_you_mean(key, names)));
