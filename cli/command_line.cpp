@@ -8,6 +8,7 @@
 #include <cstdio>
 
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/core/field_status.hpp"
 #include "qlorapp/core/nearest_name.hpp"
 
 namespace qlorapp::cli {
@@ -81,8 +82,10 @@ void CommandLine::add(const std::string& name, const std::string& doc, bool is_s
 }
 
 CommandLine::Option& CommandLine::find(std::string_view name) {
-  for (const auto& [alias, full] : aliases_) {
-    if (alias == name) return find(full);
+  for (const Alias& alias : aliases_) {
+    if (alias.alias != name) continue;
+    if (alias.older) say_older_name(name_, alias.alias, alias.name);
+    return find(alias.name);
   }
   std::vector<std::string_view> known{"config"};
   for (Option& option : options_) {

@@ -93,7 +93,7 @@ class CommandLine {
           },
           [](const std::string& text) { return detail::value_of(text, static_cast<const Value*>(nullptr)); });
     });
-    for (const Alias& alias : Config::aliases()) aliases_.emplace_back(alias.alias, alias.name);
+    for (const Alias& alias : Config::aliases()) aliases_.push_back(alias);
   }
 
   /// Sets what was given. @throws ValueError naming the option: unknown (with the nearest name), twice, without a value, of
@@ -111,12 +111,13 @@ class CommandLine {
   };
   void add(const std::string& name, const std::string& doc, bool is_switch, bool required,
            std::function<void(const format::Json&)> set, std::function<format::Json(const std::string&)> parse_text);
+  /// Says so where the name is an older one.
   [[nodiscard]] Option& find(std::string_view name);
   void print_help() const;
 
   std::string name_, summary_;
   std::deque<Option> options_;
-  std::vector<std::pair<std::string, std::string>> aliases_;
+  std::vector<Alias> aliases_;
   std::map<std::string, format::Json> given_;
 };
 

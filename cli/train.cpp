@@ -35,6 +35,21 @@ struct TrainOptions {
   LoraConfig lora;
 };
 
+/// Options that Python's Trainer acts on and this command cannot: said, not dropped.
+void say_what_is_pythons(const CommandLine& line, const TrainingArguments& args) {
+  for (const char* name :
+       {"do_train", "do_eval", "do_predict", "remove_unused_columns", "log_level", "disable_tqdm", "prediction_loss_only",
+        "eval_do_concat_batches", "batch_eval_metrics", "include_for_metrics", "include_inputs_for_metrics",
+        "enable_jit_checkpoint", "restore_callback_states_from_checkpoint", "logging_dir", "skip_memory_metrics", "run_name"}) {
+    if (line.given(name))
+      log_warning(concat("[train] --", name, " has no effect on the command line: it is about Python's Trainer."));
+  }
+  for (const std::string& name : args.report_to) {
+    QLORAPP_CHECK_VALUE(name == "none", "[train] report_to must be none on the command line; got '", name,
+                        "'. Read log_history in trainer_state.json, or train from Python.");
+  }
+}
+
 TrainOptions parse(const Arguments& arguments) {
   TrainOptions options;
   options.args.output_dir.clear();
@@ -50,6 +65,7 @@ TrainOptions parse(const Arguments& arguments) {
   line.parse(arguments);
   options.args.output_dir = options.output;
   options.args.validate();
+  say_what_is_pythons(line, options.args);
   options.lora.validate();
   QLORAPP_CHECK_VALUE(
       options.init_adapter.empty() || !(line.given("r") || line.given("target_modules") || line.given("lora_alpha")),
@@ -112,14 +128,18 @@ Bytes peak_memory() {
 TrainerCallbacks callbacks(ProgressBar& bar) {
   TrainerCallbacks result;
   result.on_log = [&bar](const LogRecord& record, TrainerControl&) { bar.line(record.to_line()); };
-  result.on_step_end = [&bar](int64_t step, int64_t max_steps, TrainerControl& control) {
-    bar.update(step, max_steps);
-    if (g_interrupted) {
-      control.should_save = true;
-      control.should_training_stop = true;
+  result.on_event = [&bar](TrainerEvent event, const TrainState& state, TrainerControl& control) {
+    if (event == TrainerEvent::kStepEnd) {
+      bar.update(state.global_step, state.schedule.training_steps);
+      if (g_interrupted) {
+        control.should_save = true;
+        control.should_training_stop = true;
+      }
+    } else if (event == TrainerEvent::kEpochEnd && g_interrupted && state.global_step < state.schedule.training_steps) {
+      control.should_log = control.should_evaluate = control.should_save = false;  // the checkpoint of that step is there
     }
   };
-  result.on_save = [&bar](const std::string& folder) { bar.line("saved " + folder); };
+  result.on_save = [&bar](const std::string& folder, TrainerControl&) { bar.line("saved " + folder); };
   return result;
 }
 

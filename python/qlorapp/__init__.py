@@ -43,11 +43,22 @@ from .peft import (  # noqa: E402
     set_peft_model_state_dict,
 )
 from .peft_config import LoftQConfig, PeftConfig  # noqa: E402
+from .precision import get_mixed_precision_dtype  # noqa: E402
+from .prediction import EvalPrediction, PredictionOutput  # noqa: E402
+from .progress import PrinterCallback, ProgressCallback, TensorBoardCallback  # noqa: E402
 from .quantization import BitsAndBytesConfig  # noqa: E402
 from .random import set_seed  # noqa: E402
 from .sft_config import SFTConfig  # noqa: E402
 from .sft_trainer import SFTTrainer  # noqa: E402
-from .trainer import Trainer, TrainerCallback  # noqa: E402
+from .tokenization import AutoTokenizer  # noqa: E402
+from .trainer import Trainer, TrainOutput  # noqa: E402
+from .trainer_callback import (  # noqa: E402
+    EarlyStoppingCallback,
+    ExportableState,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
 
 __all__ = [
     "Accumulator",
@@ -56,6 +67,9 @@ __all__ = [
     "BitsAndBytesConfig",
     "CausalLM",
     "CheckpointedBlock",
+    "EarlyStoppingCallback",
+    "EvalPrediction",
+    "ExportableState",
     "FormatError",
     "GenerationConfig",
     "GradScaler",
@@ -65,16 +79,24 @@ __all__ = [
     "PeftConfig",
     "PeftModel",
     "PeftModelForCausalLM",
+    "PredictionOutput",
+    "PrinterCallback",
+    "ProgressCallback",
     "QuantizedTensor",
     "Quantizer",
     "SFTConfig",
     "SFTTrainer",
     "TaskType",
+    "TensorBoardCallback",
     "TextStreamer",
+    "TrainOutput",
     "Trainer",
     "TrainerCallback",
+    "TrainerControl",
+    "TrainerState",
     "TrainingArguments",
     "__version__",
+    "get_mixed_precision_dtype",
     "get_peft_model",
     "get_peft_model_state_dict",
     "prepare_model_for_kbit_training",
@@ -84,12 +106,9 @@ __all__ = [
 ]
 
 
-#: transformers' own classes, imported when they are first asked for.
-_OF_TRANSFORMERS = ("AutoTokenizer", "TextStreamer")
-
-
 def __getattr__(name: str):
-    if name in _OF_TRANSFORMERS:
+    """transformers' own class, imported when it is first asked for."""
+    if name == "TextStreamer":
         try:
             import transformers
         except ModuleNotFoundError as error:

@@ -15,6 +15,7 @@ import torch
 from . import _C, generation, module_tree
 from .hf_models import is_foreign
 from .hf_models import load as load_foreign
+from .hub import folder_of
 from .layers import seed_from_torch
 from .model_adapters import ModelAdapters
 from .quantization import BitsAndBytesConfig, as_dtype
@@ -190,6 +191,11 @@ class CausalLM(ModelAdapters, torch.nn.Module):
             count = batch.target_count if num_items_in_batch is None else num_items_in_batch
             total = core.loss_of(hidden, batch)
             loss = total / count if count != 0 else total * 0.0
+            if torch.is_grad_enabled() and not loss.requires_grad:
+                _C.log_warning_once(
+                    "[forward] nothing of the model is trainable: loss.backward() will do nothing. Add adapters first."
+                )
+                loss.requires_grad_()
         return CausalLMOutput(loss, lambda: batch.pad(core.logits(hidden)))
 
     def generate(
@@ -337,24 +343,6 @@ def _device_of(device_map: Any, quantized: bool) -> torch.device:
     return torch.device(device_map)
 
 
-def folder_of(name: str, revision: str | None, local_files_only: bool, token: Any) -> pathlib.Path:
-    """The folder itself, or the files of a hub repository."""
-    path = pathlib.Path(name).expanduser()
-    looks_local = path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
-    if path.is_dir() or looks_local:
-        return path
-    try:
-        from huggingface_hub import snapshot_download
-    except ModuleNotFoundError:
-        raise FileNotFoundError(
-            2, "no such folder, and huggingface_hub, which could fetch it, is not installed", name
-        ) from None
-    patterns = ["*.json", "*.safetensors", "*.txt", "tokenizer.model"]
-    return pathlib.Path(
-        snapshot_download(name, revision=revision, local_files_only=local_files_only, token=token, allow_patterns=patterns)
-    )
-
-
 class AutoModelForCausalLM:
     """Loads Hugging Face folders of the families that this library knows."""
 
@@ -365,7 +353,6 @@ class AutoModelForCausalLM:
         "trust_remote_code": "code of a checkpoint is never run",
         "max_memory": "the model is on one device",
         "offload_folder": "nothing is offloaded",
-        "cache_dir": "set HF_HOME instead",
         "use_auth_token": "",
     }
 
@@ -383,6 +370,7 @@ class AutoModelForCausalLM:
         revision: str | None = None,
         token: Any = None,
         local_files_only: bool = False,
+        cache_dir: str | os.PathLike | None = None,
         **ignored: Any,
     ) -> CausalLM:
         """A model in evaluation mode, its linear layers in four bits if quantization_config or the folder says so.
@@ -392,12 +380,10 @@ class AutoModelForCausalLM:
         """
         refuse_unknown("from_pretrained", ignored, cls._IGNORES, cls.from_pretrained)
         name = os.fspath(pretrained_model_name_or_path)
-        folder = folder_of(name, revision, local_files_only, token)
+        folder = folder_of(name, revision=revision, token=token, local_files_only=local_files_only, cache_dir=cache_dir)
         config = _config_of(folder)
         if isinstance(quantization_config, dict):
-            quantization_config = BitsAndBytesConfig(
-                **{k: v for k, v in quantization_config.items() if k not in ("quant_method",)}
-            )
+            quantization_config = BitsAndBytesConfig.from_dict(quantization_config)
         if quantization_config is None and load_in_4bit:
             quantization_config = BitsAndBytesConfig(load_in_4bit=True)
         if quantization_config is not None and not isinstance(quantization_config, BitsAndBytesConfig):

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from .trainer import TrainerCallback
+from .trainer_callback import TrainerCallback
 
 #: Log keys and the headings of their columns, in this order; other keys of an evaluation follow under their own names.
 _COLUMNS = {

@@ -12,7 +12,8 @@ import torch
 
 from . import hf_models
 from .configs import LoraConfig
-from .modeling import CausalLM, folder_of, refuse_unknown
+from .hub import folder_of
+from .modeling import CausalLM, refuse_unknown
 from .peft_config import PeftConfig
 
 _log = logging.getLogger("qlorapp")
@@ -224,7 +225,7 @@ def adapter_folder(
     **ignored: Any,
 ) -> pathlib.Path:
     """The folder, or the files of a hub repository."""
-    folder = folder_of(os.fspath(model_id), revision, local_files_only, token)
+    folder = folder_of(os.fspath(model_id), revision=revision, local_files_only=local_files_only, token=token)
     return folder / subfolder if subfolder else folder
 
 

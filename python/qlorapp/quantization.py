@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BitsAndBytesConfig: transformers' names and defaults for what Quantizer does."""
+"""BitsAndBytesConfig: transformers' names and defaults for what Quantizer does, from a field table of the C++ side."""
 
-import dataclasses
 import logging
 from typing import Any
 
 import torch
 
 from . import _C
+from .configs import Table, dataclass_of_table
 
 _log = logging.getLogger("qlorapp")
 
@@ -22,48 +22,41 @@ def as_dtype(value: Any, option: str) -> torch.dtype:
     return dtype
 
 
-@dataclasses.dataclass(kw_only=True)
-class _Fields:
-    load_in_8bit: bool = False
-    load_in_4bit: bool = False
-    llm_int8_threshold: float = 6.0
-    llm_int8_skip_modules: list[str] | None = None
-    llm_int8_enable_fp32_cpu_offload: bool = False
-    llm_int8_has_fp16_weight: bool = False
-    bnb_4bit_compute_dtype: torch.dtype | str | None = None
-    bnb_4bit_quant_type: str = "fp4"
-    bnb_4bit_use_double_quant: bool = False
-    bnb_4bit_quant_storage: torch.dtype | str | None = None
+class _Quantization(Table):
+    def _settle(self) -> None:
+        if self.bnb_4bit_compute_dtype is not None:
+            self.bnb_4bit_compute_dtype = as_dtype(self.bnb_4bit_compute_dtype, "bnb_4bit_compute_dtype")
+        if isinstance(self.bnb_4bit_quant_storage, str):
+            self.bnb_4bit_quant_storage = getattr(torch, self.bnb_4bit_quant_storage, self.bnb_4bit_quant_storage)
+        if hasattr(self.quant_method, "value"):
+            self.quant_method = self.quant_method.value
+        if self.load_in_4bit and self.bnb_4bit_quant_type == "fp4":
+            _C.log_warning_once("[BitsAndBytesConfig] bnb_4bit_quant_type is 'fp4' unless it is set; QLoRA trains on 'nf4'.")
+
+    def quantization_method(self) -> str | None:
+        """nf4 or fp4, or None where nothing is to be quantized."""
+        return self.bnb_4bit_quant_type if self.load_in_4bit else None
+
+    def is_quantizable(self) -> bool:
+        return self.load_in_4bit
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """From what to_dict() gives, or a config.json's quantization_config."""
+        options = {key: value for key, value in {**config_dict, **kwargs}.items() if not key.startswith("_")}
+        made = cls(**options)
+        return (made, {}) if return_unused_kwargs else made
 
 
-class BitsAndBytesConfig(_Fields):
+BitsAndBytesConfig = dataclass_of_table(
+    "BitsAndBytesConfig",
     """How the linear layers are stored.
 
     The defaults are transformers' own, fp4 without double quantization among them; QLoRA trains on
     `BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)`.
-    The options of eight-bit layers have no effect in four bits; bnb_4bit_quant_storage only says how packed bytes are shown.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        known = [field.name for field in dataclasses.fields(_Fields)]
-        for name in options:
-            if name not in known:
-                raise TypeError(f"[BitsAndBytesConfig] unknown option {name!r}.{_C.did_you_mean(name, known)}")
-        super().__init__(**options)
-        if self.load_in_8bit:
-            raise ValueError("[BitsAndBytesConfig] load_in_8bit is not supported. Use load_in_4bit=True.")
-        if self.bnb_4bit_quant_type not in ("nf4", "fp4"):
-            raise ValueError(
-                f"[BitsAndBytesConfig] bnb_4bit_quant_type must be 'nf4' or 'fp4'; got {self.bnb_4bit_quant_type!r}."
-            )
-        if self.bnb_4bit_compute_dtype is not None:
-            self.bnb_4bit_compute_dtype = as_dtype(self.bnb_4bit_compute_dtype, "bnb_4bit_compute_dtype")
-        if self.load_in_4bit and "bnb_4bit_quant_type" not in options:
-            _log.warning("[BitsAndBytesConfig] bnb_4bit_quant_type is 'fp4' unless it is set; QLoRA trains on 'nf4'.")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Dtypes by name."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(_Fields)}
-        return {
-            key: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value for key, value in values.items()
-        }
+    """,
+    _C.bits_and_bytes_config_fields(),
+    _C.bits_and_bytes_config_aliases(),
+    _C.check_bits_and_bytes_config,
+    bases=(_Quantization,),
+)

@@ -143,7 +143,7 @@ def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
 def modern_names(options: dict[str, Any], where: str = "SFTConfig") -> dict[str, Any]:
     """Options under today's names. What has no effect any more is said, what is not built refused, a misspelling named."""
     known = [field.name for field in dataclasses.fields(SFTConfig)]
-    aliases = {**_C.training_arguments_aliases(), **OLD_NAMES}
+    aliases = {**{alias: name for alias, (name, _) in _C.training_arguments_aliases().items()}, **OLD_NAMES}
     given: dict[str, Any] = {}
     for key, value in options.items():
         name = key if key in known else aliases.get(key, key)

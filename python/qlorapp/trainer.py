@@ -3,18 +3,29 @@
 
 import json
 import logging
+import math
 import os
-import types
+import pathlib
+import resource
+import signal
+import threading
+import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
-from . import _C
+from . import _C, prediction
+from .autograd_step import Accelerator, AutogradStep, overridden, scaler_of, takes
+from .batches import is_default_collator, rows_of
 from .configs import TrainingArguments
 from .modeling import CausalLM, refuse_unknown
 from .peft import PeftModel
+from .progress import default_progress, reporting_callbacks
+from .trainer_callback import CallbackHandler, TrainerCallback, TrainerState
+from .trainer_evaluation import EvaluationMethods
+from .trainer_steps import Rates, StepMethods
 
 _log = logging.getLogger("qlorapp")
 
@@ -27,136 +38,237 @@ class TrainOutput(NamedTuple):
     metrics: dict[str, float]
 
 
-class TrainerCallback:
-    """Methods that the trainer calls; override those you need. `control` has should_training_stop, should_save,
-    should_evaluate and should_log, to be set by the callback."""
-
-    def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None: ...
-    def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None: ...
-    def on_log(self, args: TrainingArguments, state: Any, control: Any, logs: dict | None = None, **kwargs: Any) -> None: ...
-    def on_evaluate(
-        self, args: TrainingArguments, state: Any, control: Any, metrics: dict | None = None, **kwargs: Any
-    ) -> None: ...
-    def on_save(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None: ...
-    def on_train_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None: ...
-
-
-def _ids(values: Any) -> list[int]:
-    return values.tolist() if hasattr(values, "tolist") else list(values)
-
-
-def _rows(dataset: Iterable[Any] | None, name: str) -> list[tuple[list[int], list[int]]]:
-    """(input_ids, labels) of every row, without the padding that an attention_mask of 0 marks."""
-    rows = []
-    for i, row in enumerate(dataset if dataset is not None else ()):
-        if not hasattr(row, "keys") or "input_ids" not in row:
-            raise TypeError(
-                f"[Trainer] {name}: a row must be a dict with input_ids (and labels); row {i} is {type(row).__name__}."
-            )
-        ids = _ids(row["input_ids"])
-        labels = _ids(row["labels"]) if row.get("labels") is not None else ids
-        if len(labels) != len(ids):
-            raise ValueError(f"[Trainer] {name}: row {i} has {len(ids)} input_ids and {len(labels)} labels. They must pair up.")
-        if (mask := row.get("attention_mask")) is not None:
-            keep = [m != 0 for m in _ids(mask)]
-            ids = [token for token, kept in zip(ids, keep, strict=True) if kept]
-            labels = [label for label, kept in zip(labels, keep, strict=True) if kept]
-        rows.append((ids, labels))
-    return rows
-
-
-#: Collators that do what batching here does anyway: pad rows (here: lay them end to end) and take labels as they are.
-_DEFAULT_COLLATORS = (
-    "DefaultDataCollator",
-    "DataCollatorWithPadding",
-    "DataCollatorForSeq2Seq",
-    "DataCollatorForLanguageModeling",
-    "default_data_collator",
-)
-
-
-class Trainer:
+class Trainer(StepMethods, EvaluationMethods):
     """Epochs, accumulation, logging, evaluation, checkpoints. Rows are {"input_ids", "labels"(, "attention_mask")}.
 
-    The loop runs in C++ without the GIL; Ctrl-C stops it between two micro-batches. transformers' names and semantics:
-    state.log_history, save_model, evaluate, train(resume_from_checkpoint=…).
+    The loop runs in C++ without the GIL; Ctrl-C stops it between two micro-batches. transformers' names and semantics, callbacks
+    and subclassing among them: where a part of the step is overridden (compute_loss, training_step, get_train_dataloader,
+    create_optimizer …, compute_loss_func, optimizers, a data_collator of one's own) the steps are computed by torch's autograd in
+    Python, which is said once.
     """
 
     def __init__(
         self,
-        model: CausalLM | PeftModel,
+        model: CausalLM | PeftModel | None = None,
         args: TrainingArguments | None = None,
         data_collator: Any = None,
-        train_dataset: Sequence[dict[str, Any]] | None = None,
-        eval_dataset: Sequence[dict[str, Any]] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
         processing_class: Any = None,
+        model_init: Callable[[], CausalLM | PeftModel] | None = None,
+        compute_loss_func: Callable[..., torch.Tensor] | None = None,
+        compute_metrics: Callable[..., dict[str, Any]] | None = None,
         callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        optimizer_cls_and_kwargs: tuple[type, dict[str, Any]] | None = None,
+        preprocess_logits_for_metrics: Callable[..., Any] | None = None,
         tokenizer: Any = None,
         **ignored: Any,
     ) -> None:
-        for name in ("compute_metrics", "optimizers", "model_init", "compute_loss_func", "preprocess_logits_for_metrics"):
-            if ignored.pop(name, None) not in (None, (None, None)):
-                raise ValueError(
-                    f"[Trainer] {name} is not supported: the loop is compiled. Leave it out, or write a loop by hand."
-                )
-        refuse_unknown("Trainer", ignored, {}, type(self))
-        name = type(data_collator).__name__ if not isinstance(data_collator, types.FunctionType) else data_collator.__name__
-        if data_collator is not None and name not in _DEFAULT_COLLATORS:
-            raise ValueError(f"[Trainer] data_collator {name} is not supported: rows are batched without padding.")
-        if getattr(data_collator, "mlm", False):
-            raise ValueError(
-                "[Trainer] a masked-language-model collator (mlm=True) is not supported; this library trains causal models."
-            )
-        self.model = model
+        refuse_unknown("Trainer", ignored, {}, Trainer)
+        if tokenizer is not None:
+            _C.say_older_name("Trainer", "tokenizer", "processing_class")
+        if model is None:
+            if model_init is None:
+                raise ValueError("[Trainer] give a model, or model_init, which makes one.")
+            model = model_init()
+        self.model = self.model_wrapped = model
         self.args = args if args is not None else TrainingArguments()
-        self.processing_class = self.tokenizer = processing_class if processing_class is not None else tokenizer
+        self.data_collator = data_collator
+        self._own_collator = not is_default_collator(data_collator)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        self._callbacks = [callback() if isinstance(callback, type) else callback for callback in callbacks or []]
-        from .notebook import NotebookProgressCallback, in_notebook  # it needs this module's TrainerCallback
-
-        if in_notebook() and not self.args.disable_tqdm:
-            self._callbacks.append(NotebookProgressCallback())
-        lm = model.get_base_model() if isinstance(model, PeftModel) else model
-        lm._rebind()
-        for option, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
-            if getattr(self.args, option) and lm.dtype != dtype:
-                _log.warning("[Trainer] %s=True, but the model computes in %s. Load it with dtype=%s.", option, lm.dtype, dtype)
-        handler = weakref.WeakMethod(self._event)  # or the two would keep each other alive
-
-        def events(name: str, payload: Any, control: Any) -> None:
-            if (handle := handler()) is not None:
-                handle(name, payload, control)
-
-        self._core = _C.Trainer(
-            lm.core,
-            json.dumps(self.args.to_dict()),
-            _rows(train_dataset, "train_dataset"),
-            _rows(eval_dataset, "eval_dataset"),
-            lm.name_or_path,
-            events,
+        self.processing_class = self.tokenizer = processing_class if processing_class is not None else tokenizer
+        self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
+        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+        self.optimizer, self.lr_scheduler = optimizers if optimizers is not None else (None, None)
+        self._own_optimizers = (self.optimizer, self.lr_scheduler) != (None, None) or optimizer_cls_and_kwargs is not None
+        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
+        self.label_names = self.args.label_names or ["labels"]
+        self.is_in_train = False
+        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
+        self.accelerator = Accelerator(self)
+        self._loss_was_scaled = False
+        self._said: set[str] = set()
+        self._train_loader: Any = None
+        self.eval_dataloader: Any = None
+        self._lm = model.get_base_model() if isinstance(model, PeftModel) else model
+        self._check()
+        if self.args.log_level != "passive":
+            _log.setLevel(self.args.log_level.upper())
+        self._lm._rebind()
+        progress = [default_progress(self.args.disable_tqdm)]
+        self.callback_handler = CallbackHandler(
+            [*reporting_callbacks(self.args.report_to), *(callbacks or []), *progress], self
         )
+        self._make_core()
         if self.args.gradient_checkpointing:
-            lm._keep = self.args.checkpoint_keep
+            self._lm._keep = self.args.checkpoint_keep
+        self.callback_handler.call("init_end", self.control)
+
+    def _check(self) -> None:
+        args, lm = self.args, self._lm
+        if (
+            args.eval_strategy != "no"
+            and self.eval_dataset is None
+            and not overridden(self, EvaluationMethods, ("get_eval_dataloader", "evaluate"))
+        ):
+            raise ValueError(
+                f"[Trainer] eval_strategy is {args.eval_strategy!r}, but there is no eval_dataset. Give one, or leave it 'no'."
+            )
+        if self.optimizer_cls_and_kwargs is not None and self.optimizer is not None:
+            raise ValueError(
+                "[Trainer] optimizers and optimizer_cls_and_kwargs are two ways to say one thing. Give one of them."
+            )
+        if args.use_cpu and lm.device.type != "cpu":
+            raise ValueError(f"[Trainer] use_cpu=True, but the model is on {lm.device}. Load it with device_map='cpu'.")
+        for option, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+            if getattr(args, option) and lm.dtype != dtype:
+                _log.warning("[Trainer] %s=True, but the model computes in %s. Load it with dtype=%s.", option, lm.dtype, dtype)
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            _log.warning("[Trainer] %s", line)
+
+    # --- the C++ trainer and what it asks for
+
+    def _make_core(self) -> None:
+        reasons = self._autograd_reasons = self._why_autograd()
+        if reasons and self.args.packing:
+            raise ValueError(f"[Trainer] packing=True packs in the C++ loop, which {reasons} replaces. Pack in your own data, or leave it out.")
+        trainer = weakref.ref(self)  # or the two would keep each other alive
+
+        def hook(name: str) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                return getattr(trainer(), name)(*args)
+
+            return call
+
+        hooks = {"event": hook("_on_event"), "log": hook("_on_log"), "evaluate": hook("_on_evaluate"), "save": hook("_on_save"),
+                 "callback_states": hook("_callback_states"), "load_more": hook("_on_load")}  # fmt: skip
+        if reasons:
+            hooks |= {"step": hook("_on_step"), "save_more": hook("_on_save_files")}
+        eval_rows = (
+            []
+            if isinstance(self.eval_dataset, dict) or self._evaluates_in_python()
+            else rows_of(self.eval_dataset, "eval_dataset")
+        )
+        self._has_eval_rows = bool(eval_rows)
+        self._core = _C.Trainer(
+            self._lm.core,
+            json.dumps(self.args.to_dict()),
+            [] if reasons else rows_of(self.train_dataset, "train_dataset"),
+            eval_rows,
+            self._lm.name_or_path,
+            hooks,
+        )
+        self._step: AutogradStep | None = None
+        self._scaler = scaler_of(self._core)
+        self._session = (0, 0)  # tokens at the beginning of train()
+        args = self.args
+        self.state = TrainerState(train_batch_size=args.per_device_train_batch_size)
+        self._sync_state()
+        for kind in ("logging_steps", "eval_steps", "save_steps"):
+            if (steps := getattr(args, kind)) is not None:
+                setattr(self.state, kind, math.ceil(self.state.max_steps * steps) if steps < 1 else steps)
 
     @property
-    def state(self) -> types.SimpleNamespace:
-        """global_step, max_steps, log_history …: as of now."""
-        return types.SimpleNamespace(**self._core.state())
+    def control(self) -> Any:
+        return self._core.control
 
-    def add_callback(self, callback: TrainerCallback) -> None:
-        self._callbacks.append(callback() if isinstance(callback, type) else callback)
+    @property
+    def train_dataloader(self) -> Any:
+        if self._train_loader is None and self.train_dataset is not None:
+            self._train_loader = self.get_train_dataloader()
+        return self._train_loader
 
-    def _event(self, name: str, payload: Any, control: Any) -> None:
-        if not self._callbacks:
-            return
-        extra = {"log": {"logs": payload}, "evaluate": {"metrics": payload}}.get(name, {})
-        for callback in self._callbacks:
-            method = getattr(callback, f"on_{name}", None)
-            if method is not None:
-                method(self.args, self.state, control, model=self.model, **extra)
+    def _sync_state(self) -> None:
+        for name, value in self._core.state().items():
+            setattr(self.state, name, value)
 
-    def train(self, resume_from_checkpoint: str | os.PathLike | bool | None = None) -> TrainOutput:
+    def _on_event(self, name: str, control: Any) -> None:
+        if name == "step_end" and self._stop_asked:
+            control.should_save = control.should_training_stop = True
+        if self.callback_handler.listens(name):
+            self._sync_state()
+            self._show_rate()
+            self.callback_handler.call(name, control)
+            self._check_rate()
+
+    def _show_rate(self) -> None:
+        if isinstance(self.lr_scheduler, Rates):
+            self._shown_rate = self._core.learning_rate
+            self.optimizer.param_groups[0]["lr"] = self._shown_rate
+
+    def _check_rate(self) -> None:
+        if isinstance(self.lr_scheduler, Rates) and self.optimizer.param_groups[0]["lr"] != self._shown_rate:
+            raise ValueError(
+                "[Trainer] a callback has changed optimizer.param_groups, which the C++ loop does not read. Pass "
+                "optimizers=(optimizer, scheduler) or override create_scheduler to steer the learning rate."
+            )
+
+    def _on_log(self, record: dict[str, Any], training: bool, start: float) -> None:
+        self._sync_state()
+        if training and takes(self.log, "start_time"):
+            self.log(record, start)
+        else:
+            self.log(record)
+
+    def _on_evaluate(self) -> dict[str, Any]:
+        self._sync_state()
+        metrics = self.evaluate() if self._ignore_keys is None else self.evaluate(ignore_keys=self._ignore_keys)
+        if isinstance(self.lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) and self.state.global_step > 0:
+            name, _ = _C.training_arguments_best_metric(json.dumps(self.args.to_dict()))
+            self.lr_scheduler.step(metrics[name or "eval_loss"])
+        return {key: value for key, value in prediction.as_numbers(metrics).items() if isinstance(value, (int, float))}
+
+    def _on_save(self, folder: str, control: Any) -> None:
+        self._sync_state()
+        self.callback_handler.call("save", control)
+
+    def _callback_states(self) -> str:
+        return json.dumps(self.callback_handler.states())
+
+    def _on_step(self, *window: Any) -> tuple:
+        return self._step(*window)
+
+    def _on_save_files(self, folder: str) -> None:
+        self._step.save(folder)
+
+    def _on_load(self, folder: str) -> None:
+        self.state.log_history = self._core.log_history()
+        if self._step is not None:
+            self._step.load(folder)
+        if self.args.restore_callback_states_from_checkpoint:
+            with open(os.path.join(folder, "trainer_state.json"), encoding="utf-8") as file:
+                self.callback_handler.restore(json.load(file).get("stateful_callbacks") or {})
+
+    # --- callbacks
+
+    def add_callback(self, callback: TrainerCallback | type) -> None:
+        self.callback_handler.add_callback(callback)
+
+    def pop_callback(self, callback: TrainerCallback | type) -> Any:
+        """The first callback that is this one or of this class, which is called no more; or None."""
+        return self.callback_handler.pop_callback(callback)
+
+    def remove_callback(self, callback: TrainerCallback | type) -> None:
+        self.callback_handler.pop_callback(callback)
+
+    # --- training
+
+    _stop_asked = False
+    _ignore_keys: list[str] | None = None
+
+    def train(
+        self,
+        resume_from_checkpoint: str | os.PathLike | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
         """Runs to the end, or from a checkpoint folder on; True takes the newest in output_dir."""
+        if trial is not None:
+            raise ValueError("[Trainer] trial is not supported: there is no hyper-parameter search. Leave it out.")
         if resume_from_checkpoint is None:
             resume_from_checkpoint = self.args.resume_from_checkpoint
         if resume_from_checkpoint is True or resume_from_checkpoint == "true":
@@ -164,31 +276,92 @@ class Trainer:
             if resume_from_checkpoint is None:
                 raise ValueError(f"[Trainer] there is no checkpoint in {self.args.output_dir} to resume from.")
         folder = os.fspath(resume_from_checkpoint) if resume_from_checkpoint else None
-        control = _C.TrainerControl()
-        self._event("train_begin", None, control)
+        self._ignore_keys = ignore_keys_for_eval
+        if self._why_autograd() != self._autograd_reasons:
+            self._make_core()
+        self._prepare_steps()
+        self._sync_state()
+        self._session = (self.state.num_input_tokens_seen, self.state.global_step)
+        self.is_in_train = True
+        ask = self._stop_on_sigterm() if self.args.enable_jit_checkpoint else None
         try:
             output = TrainOutput(*self._core.train(folder))
         except KeyboardInterrupt:
             self._leave_checkpoint()
             raise
-        self._event("train_end", None, control)
+        finally:
+            self.is_in_train = False
+            if ask is not None:
+                signal.signal(signal.SIGTERM, ask)
+            self._sync_state()
+        if not self.args.skip_memory_metrics:
+            output.metrics["train_mem_peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            if self._lm.device.type == "cuda":
+                output.metrics["train_mem_gpu_peak"] = torch.cuda.max_memory_allocated(self._lm.device)
         return output
 
     def _leave_checkpoint(self) -> None:
         """After Ctrl-C or a notebook's stop button: the whole steps so far are not lost."""
-        state = self.state
-        if state.global_step > 0:
+        self._sync_state()
+        if self.state.global_step > 0:
             self._core.save_checkpoint()
             _log.warning(
                 "[Trainer] stopped after step %d of %d, saved in %s; go on with train(resume_from_checkpoint=True).",
-                state.global_step, state.max_steps, _C.latest_checkpoint(self.args.output_dir),
+                self.state.global_step, self.state.max_steps, _C.latest_checkpoint(self.args.output_dir),
             )  # fmt: skip
 
-    def evaluate(self) -> dict[str, float]:
-        """eval_loss and speed over eval_dataset."""
-        return self._core.evaluate()
+    def _stop_on_sigterm(self) -> Any:
+        """@returns the handler that was there, or None where only the main thread could set one."""
+        if threading.current_thread() is not threading.main_thread():
+            return None
+        self._stop_asked = False
 
-    def save_model(self, output_dir: str | os.PathLike | None = None) -> None:
+        def ask(number: int, frame: Any) -> None:
+            self._stop_asked = True
+
+        return signal.signal(signal.SIGTERM, ask)
+
+    # --- logs
+
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        """Adds epoch and, if they are counted, tokens; puts the entry into state.log_history and tells the callbacks."""
+        logs["epoch"] = self.state.epoch
+        if self.args.include_num_input_tokens_seen not in ("no", False):
+            logs["num_input_tokens_seen"] = self.state.num_input_tokens_seen
+            if start_time is not None:
+                seconds = time.time() - start_time
+                logs["train_runtime"] = round(seconds, 4)
+                seen = self.state.num_input_tokens_seen - self._session[0]
+                logs["train_tokens_per_second"] = round(seen / seconds, 3)
+        entry = prediction.as_numbers({**logs, "step": self.state.global_step})
+        self._core.append_log(entry)
+        self.state.log_history.append(entry)
+        self.callback_handler.call("log", self.control, logs=logs)
+
+    def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
+        """Prints them, sorted, one a line."""
+        print(f"***** {split} metrics *****")
+        width = max(len(key) for key in metrics)
+        for key in sorted(metrics):
+            print(
+                f"  {key:<{width}} = {metrics[key]:.4f}"
+                if isinstance(metrics[key], float)
+                else f"  {key:<{width}} = {metrics[key]}"
+            )
+
+    def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
+        """<split>_results.json in output_dir; combined: into all_results.json as well."""
+        folder = pathlib.Path(self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{split}_results.json").write_text(json.dumps(metrics, indent=4, sort_keys=True) + "\n")
+        if combined:
+            path = folder / "all_results.json"
+            together = {**(json.loads(path.read_text()) if path.exists() else {}), **metrics}
+            path.write_text(json.dumps(together, indent=4, sort_keys=True) + "\n")
+
+    # --- files
+
+    def save_model(self, output_dir: str | os.PathLike | None = None, _internal_call: bool = False) -> None:
         """The adapter, with trainer_state.json and the tokenizer's files beside it."""
         folder = os.fspath(output_dir if output_dir is not None else self.args.output_dir)
         self._core.save_model(folder)
@@ -196,5 +369,19 @@ class Trainer:
             self.processing_class.save_pretrained(folder)
 
     def save_state(self) -> None:
-        """trainer_state.json and the adapter into output_dir."""
-        self.save_model()
+        """trainer_state.json into output_dir."""
+        os.makedirs(self.args.output_dir, exist_ok=True)
+        self._core.write_trainer_state(self.args.output_dir)
+
+    def is_world_process_zero(self) -> bool:
+        return True
+
+    is_local_process_zero = is_world_process_zero
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> None:
+        raise ValueError(
+            "[Trainer] nothing here uploads. Call save_model() and push the folder with: hf upload <name> <folder>."
+        )
+
+    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> None:
+        raise ValueError("[Trainer] there is no hyper-parameter search. Make a Trainer for each setting.")

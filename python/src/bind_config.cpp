@@ -3,11 +3,15 @@
 #include <nlohmann/json.hpp>
 
 #include "bind.hpp"
+#include "qlorapp/core/field_status.hpp"
 #include "qlorapp/core/field_table.hpp"
 #include "qlorapp/core/nearest_name.hpp"
+#include "qlorapp/format/bits_and_bytes_config.hpp"
 #include "qlorapp/format/config_json.hpp"
 #include "qlorapp/nn/lora_config.hpp"
 #include "qlorapp/nn/parameter_count.hpp"
+#include "qlorapp/train/precision.hpp"
+#include "qlorapp/train/schedule.hpp"
 #include "qlorapp/train/training_arguments.hpp"
 
 namespace qlorapp::python {
@@ -56,9 +60,9 @@ py::list fields() {
 }
 
 template <class Config>
-std::map<std::string, std::string> aliases() {
-  std::map<std::string, std::string> names;
-  for (const Alias& alias : Config::aliases()) names.emplace(alias.alias, alias.name);
+std::map<std::string, std::pair<std::string, bool>> aliases() {
+  std::map<std::string, std::pair<std::string, bool>> names;
+  for (const Alias& alias : Config::aliases()) names.emplace(alias.alias, std::pair<std::string, bool>(alias.name, alias.older));
   return names;
 }
 
@@ -94,9 +98,15 @@ py::tuple count(const std::string& config_json, const std::string& lora_json) {
 
 void bind_config(py::module_& m) {
   m.def("lora_config_fields", &fields<LoraConfig>, "[(name, type, default as JSON, doc, status, reason)]");
-  m.def("lora_config_aliases", &aliases<LoraConfig>);
+  m.def("lora_config_aliases", &aliases<LoraConfig>, "{alias: (name, whether it is an older one)}");
   m.def(
       "check_lora_config", [](const std::string& json) { check<LoraConfig>(json, "LoraConfig"); }, py::arg("json"));
+  m.def("bits_and_bytes_config_fields", &fields<format::BitsAndBytesConfig>,
+        "[(name, type, default as JSON, doc, status, reason)]");
+  m.def("bits_and_bytes_config_aliases", &aliases<format::BitsAndBytesConfig>);
+  m.def(
+      "check_bits_and_bytes_config", [](const std::string& json) { check<format::BitsAndBytesConfig>(json, "BitsAndBytesConfig"); },
+      py::arg("json"));
   m.def("training_arguments_fields", &fields<TrainingArguments>, "[(name, type, default as JSON, doc, status, reason)]");
   m.def("training_arguments_aliases", &aliases<TrainingArguments>);
   m.def(
@@ -113,7 +123,29 @@ void bind_config(py::module_& m) {
     for (const format::Family& family : format::families()) names.emplace_back(family.architecture);
     return names;
   });
+  m.def(
+      "training_arguments_best_metric",
+      [](const std::string& json) {
+        TrainingArguments args;
+        format::from_json(format::parse_json(json, "TrainingArguments"), args, "TrainingArguments");
+        return py::make_tuple(args.best_metric_name(), args.best_is_greatest());
+      },
+      py::arg("json"), "(name with eval_, or empty; whether greater is better)");
+  m.def("warmup_steps", &count_warmup_steps, py::arg("warmup_steps"), py::arg("warmup_ratio"), py::arg("training_steps"));
+  m.def(
+      "say_older_name",
+      [](const std::string& where, const std::string& alias, const std::string& name) { say_older_name(where, alias, name); },
+      py::arg("where"), py::arg("alias"), py::arg("name"), "Once in a process.");
+  m.def(
+      "log_warning_once", [](const std::string& line) { log_warning_once(line); }, py::arg("line"));
   m.def("did_you_mean", &suggest, py::arg("name"), py::arg("known"), "\" Did you mean 'x'?\", or nothing.");
+  m.def(
+      "mixed_precision",
+      [](const std::string& gpu, int major, int minor) {
+        const Precision precision = mixed_precision_for({major, minor});
+        return py::make_tuple(std::string(to_string(precision)), describe_mixed_precision(gpu, precision));
+      },
+      py::arg("gpu"), py::arg("major"), py::arg("minor"), "(\"bf16\" or \"fp16\", the line that says so)");
   m.def("count_parameters", &count, py::arg("config_json"), py::arg("lora_config_json"),
         "(trainable, all), from the configs alone.");
   m.def(

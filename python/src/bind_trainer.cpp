@@ -1,14 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trainer, whose callbacks take the GIL for as long as Python runs.
+#include <array>
+
 #include <nlohmann/json.hpp>
 
 #include "bind.hpp"
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/data/sampler.hpp"
 #include "qlorapp/format/config_json.hpp"
 #include "qlorapp/io/checkpoint_folder.hpp"
+#include "qlorapp/train/clip.hpp"
 #include "qlorapp/train/trainer.hpp"
 
 namespace qlorapp::python {
 namespace {
+
+constexpr std::array<const char*, 10> kEventNames{"train_begin",        "epoch_begin",    "step_begin", "substep_end",
+                                                  "pre_optimizer_step", "optimizer_step", "step_end",   "epoch_end",
+                                                  "prediction_step",    "train_end"};
 
 py::dict to_dict(const LogRecord& record) {
   py::dict result;
@@ -16,34 +25,97 @@ py::dict to_dict(const LogRecord& record) {
   return result;
 }
 
-/// events(name, payload, control): the control can be written to while the call lasts.
-TrainerCallbacks callbacks_from(const py::function& events) {
-  const std::shared_ptr<py::function> held(new py::function(events), [](const py::function* callable) {
-    const py::gil_scoped_acquire gil;
-    delete callable;
-  });
-  const auto by_reference = [](TrainerControl& control) { return py::cast(&control, py::return_value_policy::reference); };
+LogRecord to_record(const py::dict& dict) {
+  LogRecord record;
+  for (const auto& [key, value] : dict) {
+    const auto name = key.cast<std::string>();
+    if (py::isinstance<py::bool_>(value) || py::isinstance<py::int_>(value)) {
+      record.set(name, value.cast<int64_t>());
+    } else if (py::isinstance<py::float_>(value)) {
+      record.set(name, value.cast<double>());
+    } else if (py::isinstance<py::str>(value)) {
+      record.set(name, value.cast<std::string>());
+    } else {
+      throw TypeError(
+          concat("[log] '", name, "' must be a number or a string; got ", std::string(py::str(py::type::of(value))), "."));
+    }
+  }
+  return record;
+}
+
+/// hooks: {"event": f(name, control), "log": …}: what is absent is not called.
+class Hooks {
+ public:
+  explicit Hooks(py::dict hooks)
+      : hooks_(new py::dict(std::move(hooks)), [](const py::dict* held) {
+          const py::gil_scoped_acquire gil;
+          delete held;
+        }) {}
+  [[nodiscard]] bool has(const char* name) const { return hooks_->contains(name); }
+  template <class... Arguments>
+  py::object operator()(const char* name, Arguments&&... arguments) const {
+    return (*hooks_)[name](std::forward<Arguments>(arguments)...);
+  }
+
+ private:
+  std::shared_ptr<py::dict> hooks_;
+};
+
+py::object by_reference(TrainerControl& control) { return py::cast(&control, py::return_value_policy::reference); }
+
+TrainerCallbacks callbacks_from(const py::dict& given) {
+  const Hooks hooks(given);
   TrainerCallbacks callbacks;
-  callbacks.on_log = [=](const LogRecord& record, TrainerControl& control) {
-    const py::gil_scoped_acquire gil;
-    (*held)("log", to_dict(record), by_reference(control));
-  };
-  callbacks.on_step_end = [=](int64_t step, int64_t max_steps, TrainerControl& control) {
-    const py::gil_scoped_acquire gil;
-    (*held)("step_end", py::make_tuple(step, max_steps), by_reference(control));
-  };
-  callbacks.on_evaluate = [=](const LogRecord& metrics, TrainerControl& control) {
-    const py::gil_scoped_acquire gil;
-    (*held)("evaluate", to_dict(metrics), by_reference(control));
-  };
-  callbacks.on_save = [=](const std::string& folder) {
-    const py::gil_scoped_acquire gil;
-    (*held)("save", folder, py::none());
-  };
-  callbacks.on_substep_end = [] {
+  callbacks.poll = [] {
     const py::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   };
+  if (hooks.has("event")) {
+    callbacks.on_event = [=](TrainerEvent event, const TrainState&, TrainerControl& control) {
+      const py::gil_scoped_acquire gil;
+      hooks("event", kEventNames[static_cast<size_t>(event)], by_reference(control));
+    };
+  }
+  if (hooks.has("save")) {
+    callbacks.on_save = [=](const std::string& folder, TrainerControl& control) {
+      const py::gil_scoped_acquire gil;
+      hooks("save", folder, by_reference(control));
+    };
+  }
+  if (hooks.has("log")) {
+    callbacks.log = [=](const LogRecord& record, bool training, double start) {
+      const py::gil_scoped_acquire gil;
+      hooks("log", to_dict(record), training, start);
+    };
+  }
+  if (hooks.has("evaluate")) {
+    callbacks.evaluate = [=] {
+      const py::gil_scoped_acquire gil;
+      return to_record(hooks("evaluate").cast<py::dict>());
+    };
+  }
+  if (hooks.has("step")) {
+    callbacks.step = [=](const Window& window) {
+      const py::gil_scoped_acquire gil;
+      const auto [loss, norm, rate, targets, inputs, stepped] =
+          hooks("step", window.epoch, window.first_batch, window.batches, window.rows)
+              .cast<std::tuple<at::Tensor, at::Tensor, double, int64_t, int64_t, bool>>();
+      return StepReport{loss, norm, rate, targets, inputs, stepped};
+    };
+  }
+  for (const auto& [name, into] : {std::pair{"save_more", &callbacks.save_more}, std::pair{"load_more", &callbacks.load_more}}) {
+    if (!hooks.has(name)) continue;
+    *into = [hooks, name = name](const std::string& folder) {
+      const py::gil_scoped_acquire gil;
+      hooks(name, folder);
+    };
+  }
+  if (hooks.has("callback_states")) {
+    callbacks.callback_states = [=] {
+      const py::gil_scoped_acquire gil;
+      return hooks("callback_states").cast<std::string>();
+    };
+  }
   return callbacks;
 }
 
@@ -65,10 +137,10 @@ struct OwningTrainer {
 
 std::unique_ptr<OwningTrainer> make_trainer(const std::shared_ptr<CausalLM>& model, const std::string& arguments_json,
                                             std::vector<Row> train_rows, std::vector<Row> eval_rows, const std::string& base_model,
-                                            const py::function& events) {
+                                            const py::dict& hooks) {
   TrainingArguments arguments;
   format::from_json(format::parse_json(arguments_json, "TrainingArguments"), arguments, "TrainingArguments");
-  TrainerCallbacks callbacks = callbacks_from(events);
+  TrainerCallbacks callbacks = callbacks_from(hooks);
   const py::gil_scoped_release no_gil;
   return std::unique_ptr<OwningTrainer>(
       new OwningTrainer{model, Trainer(*model, std::move(arguments), examples_from(std::move(train_rows)),
@@ -84,26 +156,37 @@ py::tuple train(OwningTrainer& self, const std::optional<std::string>& resume_fr
   return py::make_tuple(output.global_step, output.training_loss, to_dict(output.metrics));
 }
 
-py::dict evaluate(OwningTrainer& self) {
+/// @param rows  None: those that the trainer was given.
+py::dict metrics_of(OwningTrainer& self, std::optional<std::vector<Row>> rows, const std::string& prefix) {
   LogRecord metrics;
   {
     const py::gil_scoped_release no_gil;
-    metrics = self.trainer.evaluate();
+    metrics = rows ? self.trainer.metrics_of(examples_from(*std::move(rows)), prefix)
+                   : self.trainer.metrics_of(self.trainer.eval_data(), prefix);
   }
   return to_dict(metrics);
 }
 
+/// What changes from step to step; the history is asked for by itself.
 py::dict state(const OwningTrainer& self) {
   const TrainState& run = self.trainer.state();
-  py::list history;
-  for (const LogRecord& record : run.log_history) history.append(to_dict(record));
   py::dict result;
+  result["epoch"] = self.trainer.epoch();
   result["global_step"] = run.global_step;
   result["max_steps"] = self.trainer.max_steps();
-  result["best_metric"] = run.best_metric;
+  result["num_train_epochs"] = self.trainer.epochs();
   result["num_input_tokens_seen"] = run.tokens_seen;
-  result["log_history"] = history;
+  result["total_flos"] = run.total_flos;
+  result["best_metric"] = run.best_metric;
+  result["best_global_step"] = run.best_global_step;
+  result["best_model_checkpoint"] = run.best_model_checkpoint.empty() ? py::object(py::none()) : py::str(run.best_model_checkpoint);
   return result;
+}
+
+py::list log_history(const OwningTrainer& self) {
+  py::list history;
+  for (const LogRecord& record : self.trainer.state().log_history) history.append(to_dict(record));
+  return history;
 }
 
 }  // namespace
@@ -113,21 +196,69 @@ void bind_trainer(py::module_& m) {
   py::class_<TrainerControl>(m, "TrainerControl", "What a callback may ask for.")
       .def(py::init<>())
       .def_readwrite("should_training_stop", &TrainerControl::should_training_stop)
+      .def_readwrite("should_epoch_stop", &TrainerControl::should_epoch_stop)
       .def_readwrite("should_save", &TrainerControl::should_save)
       .def_readwrite("should_evaluate", &TrainerControl::should_evaluate)
       .def_readwrite("should_log", &TrainerControl::should_log);
 
+  m.def(
+      "epoch_order",
+      [](int64_t rows, int64_t epoch, const std::string& strategy, int64_t seed, int64_t group_size, std::vector<int64_t> lengths) {
+        return epoch_order(rows, epoch, {sampling_strategy(strategy), seed, group_size, std::move(lengths)});
+      },
+      py::arg("rows"), py::arg("epoch"), py::arg("strategy"), py::arg("seed"), py::arg("group_size"), py::arg("lengths"),
+      "The order in which an epoch visits its rows; include/qlorapp/data/sampler.hpp.");
+
   py::class_<OwningTrainer>(m, "Trainer", "include/qlorapp/train/trainer.hpp")
       .def(py::init(&make_trainer), py::arg("model"), py::arg("arguments_json"), py::arg("train_rows"), py::arg("eval_rows"),
-           py::arg("base_model"), py::arg("events"))
+           py::arg("base_model"), py::arg("hooks"))
       .def("train", &train, py::arg("resume_from") = std::nullopt, "(global_step, training_loss, metrics)")
-      .def("evaluate", &evaluate)
+      .def(
+          "use_own_batches", [](OwningTrainer& self, int64_t batches) { self.trainer.use_own_batches(batches); },
+          py::arg("batches_per_epoch"))
+      .def("metrics_of", &metrics_of, py::arg("rows"), py::arg("prefix"), "Loss and speed over rows; neither logged nor reported.")
+      .def(
+          "append_log", [](OwningTrainer& self, const py::dict& record) { self.trainer.append_log(to_record(record)); },
+          py::arg("record"))
+      .def_property_readonly(
+          "control", [](OwningTrainer& self) { return &self.trainer.control(); }, py::return_value_policy::reference_internal)
       .def("state", &state)
+      .def("log_history", &log_history)
       .def(
           "save_model", [](const OwningTrainer& self, const std::string& folder) { self.trainer.save_model(folder); },
           py::arg("folder"), NoGil())
       .def(
-          "save_checkpoint", [](OwningTrainer& self) { self.trainer.save_checkpoint(); }, NoGil());
+          "write_trainer_state",
+          [](const OwningTrainer& self, const std::string& folder) { self.trainer.write_trainer_state(folder); }, py::arg("folder"),
+          NoGil())
+      .def(
+          "save_checkpoint", [](OwningTrainer& self) { self.trainer.save_checkpoint(); }, NoGil())
+
+      // The parts of a step, for one that Python computes.
+      .def_property_readonly(
+          "scaler", [](OwningTrainer& self) { return &self.trainer.state().scaler; }, py::return_value_policy::reference_internal)
+      .def_property_readonly("micro_step", [](const OwningTrainer& self) { return self.trainer.state().micro_step; })
+      .def_property_readonly("learning_rate",
+                             [](const OwningTrainer& self) {
+                               const TrainState& run = self.trainer.state();
+                               return run.schedule.learning_rate(run.base_learning_rate, run.optimizer.step_count());
+                             })
+      .def(
+          "rate_factor",
+          [](const OwningTrainer& self, int64_t step) {
+            const TrainState& run = self.trainer.state();
+            return run.schedule.factor(step, run.base_learning_rate);
+          },
+          py::arg("step"), "What the schedule multiplies the base rate by.")
+      .def(
+          "optimizer_step", [](OwningTrainer& self, double rate) { self.trainer.state().optimizer.step(rate); }, py::arg("rate"),
+          NoGil(), "The optimizer that `optim` names, over all adapters.")
+      .def_property_readonly("optimizer_steps",
+                             [](const OwningTrainer& self) { return self.trainer.state().optimizer.step_count(); })
+      .def(
+          "clip_grad_norm",
+          [](OwningTrainer& self, double max_norm) { return clip_grad_norm_(*self.trainer.state().arena, max_norm); },
+          py::arg("max_norm"), NoGil(), "() the global norm before clipping; 0 does not clip.");
 }
 
 }  // namespace qlorapp::python

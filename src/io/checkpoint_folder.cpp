@@ -99,12 +99,13 @@ std::optional<std::string> latest_checkpoint(const std::string& output_dir) {
   return std::nullopt;
 }
 
-void prune_checkpoints(const std::string& output_dir, int64_t limit, const std::string& keep) {
+void prune_checkpoints(const std::string& output_dir, int64_t limit, const std::vector<std::string>& keep) {
   auto all = list_checkpoints(output_dir);
   int64_t excess = std::ssize(all) - limit;
   for (const auto& [step, path] : all) {
     if (excess <= 0) break;
-    if (!keep.empty() && format::is_same_file(path, keep)) continue;
+    const auto is_it = [&path = path](const std::string& kept) { return !kept.empty() && format::is_same_file(path, kept); };
+    if (std::any_of(keep.begin(), keep.end(), is_it)) continue;
     // Out of sight in one step first: a removal that is cut short must not leave half a checkpoint under its name.
     const std::string trash = path_in(output_dir, concat(kTrashPrefix, step, "-", ::getpid()));
     rename(path, trash, "remove", path);

@@ -5,9 +5,12 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <span>
 
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/core/log.hpp"
 #include "qlorapp/data/collate.hpp"
 
 namespace qlorapp {
@@ -48,7 +51,7 @@ EvalResult evaluate(CausalLM& model, const std::vector<Example>& rows, const Eva
   const at::NoGradGuard no_grad;
   EvalResult result;
   double over_rows = 0, over_tokens = 0;
-  int64_t counted_rows = 0;
+  int64_t counted_rows = 0, left_out = 0;
   const auto step = static_cast<size_t>(options.batch_size);
   for (size_t begin = 0; begin < rows.size(); begin += step) {
     const size_t end = std::min(rows.size(), begin + step);
@@ -56,13 +59,25 @@ EvalResult evaluate(CausalLM& model, const std::vector<Example>& rows, const Eva
     if (batch.target_count > 0) {
       const at::Tensor hidden = model.hidden_states(batch, /*training=*/false, 0, 0);
       const auto loss = model.loss_of(hidden, batch).item<double>();
+      const bool counts = !options.leave_out_nonfinite || std::isfinite(loss);
+      if (!counts) ++left_out;
       if (options.exact_match) count_matches(batch, missed_targets(model, hidden, batch.targets), result);
-      over_tokens += loss;
-      over_rows += loss / static_cast<double>(batch.target_count) * static_cast<double>(end - begin);
-      counted_rows += static_cast<int64_t>(end - begin);
-      result.target_tokens += batch.target_count;
+      if (counts) {
+        over_tokens += loss;
+        over_rows += loss / static_cast<double>(batch.target_count) * static_cast<double>(end - begin);
+        counted_rows += static_cast<int64_t>(end - begin);
+        result.target_tokens += batch.target_count;
+      }
     }
     if (options.after_each_batch) options.after_each_batch();
+  }
+  if (left_out > 0) {
+    log_warning(concat("[evaluate] ", left_out, " batches have a loss that is not finite",
+                       counted_rows > 0 ? "; they are left out of the mean." : ": all that there are."));
+    if (counted_rows == 0) {
+      result.mean_of_batches = result.token_weighted = std::numeric_limits<double>::quiet_NaN();
+      return result;
+    }
   }
   QLORAPP_CHECK_VALUE(result.target_tokens > 0, "[evaluate] no row of the evaluation data has a token to predict.");
   result.mean_of_batches = over_rows / static_cast<double>(counted_rows);

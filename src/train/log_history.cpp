@@ -19,7 +19,10 @@ bool LogRecord::contains(std::string_view key) const {
 
 double LogRecord::number(std::string_view key) const {
   for (const auto& [name, value] : values_) {
-    if (name == key) return std::visit([](auto v) { return static_cast<double>(v); }, value);
+    if (name != key) continue;
+    if (const auto* whole = std::get_if<int64_t>(&value)) return static_cast<double>(*whole);
+    if (const auto* real = std::get_if<double>(&value)) return *real;
+    throw ValueError(concat("[log] '", key, "' is no number."));
   }
   throw ValueError(concat("[log] there is no '", key, "' in this record."));
 }
@@ -27,7 +30,7 @@ double LogRecord::number(std::string_view key) const {
 format::Json LogRecord::to_json() const {
   format::Json json = format::Json::object();
   for (const auto& [name, value] : values_) {
-    std::visit([&, &key = name](auto v) { json[key] = v; }, value);
+    std::visit([&, &key = name](const auto& v) { json[key] = v; }, value);
   }
   return json;
 }
@@ -35,9 +38,11 @@ format::Json LogRecord::to_json() const {
 LogRecord LogRecord::from_json(const format::Json& json, std::string_view where) {
   LogRecord record;
   for (const auto& [key, value] : json.items()) {
-    QLORAPP_CHECK_FORMAT(value.is_number(), "[log] ", where, ": '", key, "' in log_history must be a number; got ",
-                         value.type_name(), ".");
-    if (value.is_number_integer()) {
+    QLORAPP_CHECK_FORMAT(value.is_number() || value.is_string(), "[log] ", where, ": '", key,
+                         "' in log_history must be a number or a string; got ", value.type_name(), ".");
+    if (value.is_string()) {
+      record.set(key, value.get<std::string>());
+    } else if (value.is_number_integer()) {
       record.set(key, value.get<int64_t>());
     } else {
       record.set(key, value.get<double>());
@@ -51,6 +56,10 @@ std::string LogRecord::to_line() const {
   for (const auto& [name, value] : values_) {
     if (line.size() > 1) line += ", ";
     std::array<char, 32> buffer{};
+    if (const auto* text = std::get_if<std::string>(&value)) {
+      line += concat("'", name, "': '", *text, "'");
+      continue;
+    }
     if (const auto* real = std::get_if<double>(&value)) {
       std::snprintf(buffer.data(), buffer.size(), "%.4g", *real);
     } else {

@@ -21,7 +21,8 @@ namespace {
 constexpr std::string_view kOptimizerFile = "optimizer.safetensors";
 constexpr std::string_view kScalerFile = "scaler.json";
 constexpr std::string_view kRunStateFile = "run_state.json";
-constexpr int64_t kSchema = 3;  // 1: another order of the adapters in optimizer.safetensors; 2: no input_tokens_seen
+constexpr int64_t kSchema =
+    3;  // 1: another order of the adapters in optimizer.safetensors; 2: an epoch's end was part of its last step
 
 /// Reads run_state.json key by key; each is required and of its type.
 class Reader {
@@ -83,10 +84,11 @@ void TrainState::save(const std::string& folder) const {
   json["epoch"] = cursor.epoch;
   json["batch"] = cursor.batch;
   json["tokens_seen"] = tokens_seen;
-  json["input_tokens_seen"] = input_tokens_seen;
   json["loss_sum"] = loss_sum;
   json["loss_since_log"] = loss_since_log;
   json["steps_since_log"] = steps_since_log;
+  json["last_grad_norm"] = last_grad_norm;
+  json["last_learning_rate"] = last_learning_rate;
   json["base_fingerprint"] = hexadecimal(base_fingerprint);
   format::write_file_atomically(format::path_in(folder, kRunStateFile), format::dump_python_json(json, format::kConfigStyle));
 }
@@ -111,10 +113,11 @@ void TrainState::load(const std::string& folder) {
   reader.integer("epoch", cursor.epoch);
   reader.integer("batch", cursor.batch);
   reader.integer("tokens_seen", tokens_seen);
-  reader.integer("input_tokens_seen", input_tokens_seen);
   reader.number("loss_sum", loss_sum);
   reader.number("loss_since_log", loss_since_log);
   reader.integer("steps_since_log", steps_since_log);
+  reader.number("last_grad_norm", last_grad_norm);
+  reader.number("last_learning_rate", last_learning_rate);
 
   const std::string tensors = format::path_in(folder, kOptimizerFile);
   const format::SafetensorsFile file(tensors);

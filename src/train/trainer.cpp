@@ -2,51 +2,44 @@
 #include "qlorapp/train/trainer.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <utility>
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/data/collate.hpp"
 #include "qlorapp/data/packing.hpp"
-#include "qlorapp/data/sampler.hpp"
 #include "qlorapp/nn/base_fingerprint.hpp"
 #include "qlorapp/train/evaluate.hpp"
 #include "qlorapp/train/step.hpp"
+#include "speed.hpp"
 
 namespace qlorapp {
 namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-/// "steps" every n-th step, "epoch" at its end, "no" never; n below one is a share of the run.
-bool is_due(const std::string& strategy, double every, int64_t step, int64_t max_steps, bool epoch_ends) {
-  if (strategy == "epoch") return epoch_ends;
-  if (strategy != "steps") return false;
-  const int64_t interval = count_interval_steps(every, max_steps);
-  return interval > 0 && step % interval == 0;
-}
 
 int64_t batch_count(size_t rows, int64_t batch_size, bool drop_last) {
   const auto n = static_cast<int64_t>(rows);
   return drop_last ? n / batch_size : (n + batch_size - 1) / batch_size;
 }
 
-/// The model as train_step sees it, with a look at the callback after each micro-batch.
-struct Interruptible {
+/// The model as train_step sees it, which reports the step's inner events.
+struct Observed {
   CausalLM& model;
-  const std::function<void()>& after_each;
+  int64_t left;  ///< Micro-batches until the step's last.
+  const std::function<void()>& poll;
+  const std::function<void(TrainerEvent)>& event;
 
   LossSum forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step) {
     const LossSum loss = model.forward_backward(batch, grad_scale, seed, micro_step);
-    if (after_each) after_each();
+    if (poll) poll();
+    if (--left > 0) event(TrainerEvent::kSubstepEnd);
     return loss;
   }
+  void before_optimizer_step() const { event(TrainerEvent::kPreOptimizerStep); }
+  void after_optimizer_step() const { event(TrainerEvent::kOptimizerStep); }
 };
 
 /// On a GPU a wrong id could only become NaN.
@@ -91,17 +84,6 @@ GradScaler::Options scaler_options(const CausalLM& model, const TrainingArgument
   return options;
 }
 
-SamplerOptions sampler_options(const TrainingArguments& args, const std::vector<Example>& rows) {
-  SamplerOptions options;
-  options.strategy = sampling_strategy(args.train_sampling_strategy);
-  options.seed = args.data_seed.value_or(args.seed);
-  options.group_size = args.per_device_train_batch_size * args.gradient_accumulation_steps;
-  if (options.strategy == SamplingStrategy::kGroupByLength) {
-    for (const Example& row : rows) options.lengths.push_back(std::ssize(row.input_ids));
-  }
-  return options;
-}
-
 }  // namespace
 
 Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> train_data, std::vector<Example> eval_data,
@@ -118,185 +100,114 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
     log_warning_once(
         concat("[trainer] optim=", args_.optim, ": on a CPU the state stays in its memory; the numbers are the same."));
   }
-  QLORAPP_CHECK_VALUE(!train_data_.empty(), "[trainer] the training data hold no rows.");
   check_vocabulary(train_data_, "train_dataset", model_.config().vocab_size);
   check_vocabulary(eval_data_, "eval_dataset", model_.config().vocab_size);
   if (args_.packing) pack_rows(train_data_, args_, "train_dataset");
   if (args_.eval_packing.value_or(args_.packing)) pack_rows(eval_data_, args_, "eval_dataset");
-  batches_per_epoch_ = batch_count(train_data_.size(), args_.per_device_train_batch_size, args_.dataloader_drop_last);
-  QLORAPP_CHECK_VALUE(batches_per_epoch_ > 0, "[trainer] dataloader_drop_last leaves nothing of ", train_data_.size(),
-                      " rows in batches of ", args_.per_device_train_batch_size, ".");
-  const int64_t window = args_.gradient_accumulation_steps;
-  steps_per_epoch_ = (batches_per_epoch_ + window - 1) / window;
-  max_steps_ = count_training_steps(batches_per_epoch_, window, args_.num_train_epochs, args_.max_steps);
-  state_.schedule.type = schedule_type(args_.lr_scheduler_type);
-  state_.schedule.warmup_steps = count_warmup_steps(args_.warmup_steps, args_.warmup_ratio, max_steps_);
-  state_.schedule.training_steps = max_steps_;
+  if (args_.tf32) at::globalContext().setAllowTF32CuBLAS(*args_.tf32);
+  if (args_.full_determinism) model_.set_deterministic(true);
+  state_.schedule = make_schedule(args_.lr_scheduler_type, args_.lr_scheduler_kwargs.json);
   state_.base_learning_rate = args_.learning_rate;
   state_.max_grad_norm = args_.max_grad_norm;
   state_.count_position_zero = args_.count_position_zero;
   state_.seed = static_cast<uint64_t>(args_.seed);
   state_.base_fingerprint = base_fingerprint(model_);
-  if (args_.full_determinism) model_.set_deterministic(true);
   if (args_.gradient_checkpointing) {
     model_.set_segments(keep_in_each_block(std::ssize(model_.blocks()), parse_keep(args_.checkpoint_keep)));
   }
+  if (!train_data_.empty()) {
+    batches_per_epoch_ = batch_count(train_data_.size(), args_.per_device_train_batch_size, args_.dataloader_drop_last);
+    QLORAPP_CHECK_VALUE(batches_per_epoch_ > 0, "[trainer] dataloader_drop_last leaves nothing of ", train_data_.size(),
+                        " rows in batches of ", args_.per_device_train_batch_size, ".");
+    count_steps();
+  }
 }
 
-std::vector<Batch> Trainer::next_window(const std::vector<int64_t>& order, int64_t first_batch) const {
-  std::vector<Batch> window;
-  const int64_t end = std::min(first_batch + args_.gradient_accumulation_steps, batches_per_epoch_);
-  for (int64_t batch = first_batch; batch < end; ++batch) {
-    const int64_t begin = batch * args_.per_device_train_batch_size;
-    const int64_t count = std::min<int64_t>(args_.per_device_train_batch_size, std::ssize(order) - begin);
-    const std::span rows = std::span(order).subspan(static_cast<size_t>(begin), static_cast<size_t>(count));
-    window.push_back(collate(train_data_, rows).to(model_.device()));
+void Trainer::use_own_batches(int64_t batches_per_epoch) {
+  QLORAPP_CHECK_VALUE(batches_per_epoch > 0 && callbacks_.step, "[trainer] a train dataloader must have batches; got ",
+                      batches_per_epoch, ".");
+  own_batches_ = true;
+  batches_per_epoch_ = batches_per_epoch;
+  count_steps();
+}
+
+void Trainer::count_steps() {
+  const int64_t window = args_.gradient_accumulation_steps, an_epoch = (batches_per_epoch_ + window - 1) / window;
+  epochs_ =
+      args_.max_steps > 0 ? (args_.max_steps + an_epoch - 1) / an_epoch : static_cast<int64_t>(std::ceil(args_.num_train_epochs));
+  max_steps_ = count_training_steps(batches_per_epoch_, args_.gradient_accumulation_steps, args_.num_train_epochs, args_.max_steps);
+  state_.schedule.warmup_steps = count_warmup_steps(args_.warmup_steps, args_.warmup_ratio, max_steps_);
+  state_.schedule.training_steps = max_steps_;
+}
+
+Window Trainer::next_window(const std::vector<int64_t>& order) const {
+  const int64_t begin = state_.cursor.batch, size = args_.per_device_train_batch_size;
+  Window window{state_.cursor.epoch, begin, std::min(args_.gradient_accumulation_steps, batches_per_epoch_ - begin), {}};
+  if (own_batches_) return window;
+  for (int64_t batch = begin; batch < begin + window.batches; ++batch) {
+    const auto first = order.begin() + batch * size;
+    window.rows.emplace_back(first, first + std::min<int64_t>(size, order.end() - first));
   }
   return window;
 }
 
-TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
-  QLORAPP_CHECK_VALUE(state_.arena == &model_.arena(),
-                      "[trainer] another adapter is active than the one that this trainer was made for. "
-                      "Make that one active again, or make a new trainer.");
-  if (resume_from) restore(*resume_from);
-  const auto begin = std::chrono::steady_clock::now();
-  const int64_t first_step = state_.global_step;
-  control_ = {};
-  if (resume_from) unread_.clear();  // of a run that was interrupted: restore has its sums
-  else read_losses();
-  while (state_.global_step < max_steps_ && !control_.should_training_stop) {
-    const std::vector<int64_t> order =
-        epoch_order(std::ssize(train_data_), state_.cursor.epoch, sampler_options(args_, train_data_));
-    while (state_.cursor.batch < batches_per_epoch_ && state_.global_step < max_steps_ && !control_.should_training_stop) {
-      const std::vector<Batch> window = next_window(order, state_.cursor.batch);
-      const StepReport report = step(window);
-      state_.cursor.batch += std::ssize(window);
-      for (const Batch& batch : window) state_.input_tokens_seen += batch.token_count();
-      after_step(report);
-    }
-    if (state_.cursor.batch >= batches_per_epoch_) state_.cursor = {state_.cursor.epoch + 1, 0};
-  }
-  read_losses();
-  const double seconds = seconds_since(begin);
-  TrainOutput output{state_.global_step, state_.global_step > 0 ? state_.loss_sum / static_cast<double>(state_.global_step) : 0.0,
-                     summary(seconds, first_step)};
-  LogRecord last = output.metrics;
-  last.set("step", state_.global_step);
-  log(std::move(last));
-  return output;
+std::vector<Batch> Trainer::batches_of(const Window& window) const {
+  std::vector<Batch> batches;
+  for (const std::vector<int64_t>& rows : window.rows) batches.push_back(collate(train_data_, rows).to(model_.device()));
+  return batches;
 }
 
-/// A step that is interrupted leaves the state as it was before, so that a checkpoint of it continues with the same bits.
-StepReport Trainer::step(const std::vector<Batch>& window) {
-  Interruptible model{model_, callbacks_.on_substep_end};
+StepReport Trainer::run_step(const Window& window) {
+  if (callbacks_.step) {
+    StepReport report = callbacks_.step(window);
+    ++state_.global_step;
+    state_.micro_step += static_cast<uint32_t>(window.batches);
+    return report;
+  }
+  const std::vector<Batch> batches = batches_of(window);
+  const std::function<void(TrainerEvent)> tell = [this](TrainerEvent what) { event(what); };
+  Observed model{model_, std::ssize(batches), callbacks_.poll, tell};
   const uint32_t before = state_.micro_step;
   try {
-    return train_step(model, state_, window);
-  } catch (...) {
+    return train_step(model, state_, std::span<const Batch>(batches));
+  } catch (...) {  // interrupted: the state is as it was before, so that a checkpoint of it continues with the same bits
     state_.micro_step = before;
     throw;
   }
 }
 
 double Trainer::epoch() const {
+  if (batches_per_epoch_ == 0) return 0;
   return static_cast<double>(state_.cursor.epoch) +
          static_cast<double>(state_.cursor.batch) / static_cast<double>(batches_per_epoch_);
 }
 
-void Trainer::after_step(const StepReport& report) {
-  unread_.push_back({report.mean_loss, report.stepped ? report.grad_norm : at::Tensor(), state_.global_step});
-  ++state_.steps_since_log;
-  state_.tokens_seen += report.target_tokens;
-  const int64_t step = state_.global_step;
-  const bool epoch_ends = state_.cursor.batch >= batches_per_epoch_;
-  control_.should_log =
-      is_due(args_.logging_strategy, args_.logging_steps, step, max_steps_, epoch_ends) || (args_.logging_first_step && step == 1);
-  control_.should_evaluate =
-      !eval_data_.empty() && is_due(args_.eval_strategy, args_.eval_interval(), step, max_steps_, epoch_ends);
-  control_.should_save = is_due(args_.save_strategy, args_.save_steps, step, max_steps_, epoch_ends);
-  // The last step is saved too, as transformers does, or the end of a run could not be resumed from.
-  if (step == max_steps_ && args_.save_strategy != "no") control_.should_save = true;
-  if (callbacks_.on_step_end) callbacks_.on_step_end(step, max_steps_, control_);
-  constexpr size_t kMostUnread = 256;
-  if (!model_.device().is_cuda() || control_.should_log || control_.should_save || unread_.size() >= kMostUnread) read_losses();
-
-  if (control_.should_log && state_.steps_since_log > 0) {
-    LogRecord record;
-    record.set("loss", state_.loss_since_log / static_cast<double>(state_.steps_since_log));
-    record.set("grad_norm", report.grad_norm.item<double>());
-    record.set("learning_rate", report.learning_rate);
-    if (args_.log_num_tokens) record.set("num_tokens", state_.input_tokens_seen);
-    record.set("epoch", epoch());
-    record.set("step", step);
-    state_.loss_since_log = 0;
-    state_.steps_since_log = 0;
-    log(std::move(record));
-  }
-  if (control_.should_evaluate) {
-    LogRecord metrics = evaluate();
-    metrics.set("step", step);
-    if (callbacks_.on_evaluate) callbacks_.on_evaluate(metrics, control_);
-    log(std::move(metrics));
-  }
-  if (control_.should_save) save_checkpoint();
-}
-
-void Trainer::read_losses() {
-  const std::vector<Unread> unread = std::exchange(unread_, {});
-  for (const Unread& step : unread) {
-    const auto loss = step.loss.item<double>();
-    constexpr double kLargest = 0x1p63;  // squares of larger gradients overflow in the moments
-    if (const double norm = step.grad_norm.defined() ? step.grad_norm.item<double>() : 0.0; !(norm < kLargest)) {
-      throw TrainingDiverged(
-          concat("[trainer] the norm of the gradients must be finite and below 9.2e18; got ", std::fabs(norm), " in step ",
-                 step.step, ", whose loss is ", std::fabs(loss),
-                 ". A step whose gradients are not finite changes neither adapters nor moments, and "
-                 "nothing was saved since. Look at the rows of that step, lower the learning rate, or resume from the "
-                 "last checkpoint."));
-    }
-    if (!std::isfinite(loss) && !said_diverged_) {
-      said_diverged_ = true;
-      log_warning(
-          "[trainer] the loss is not finite any more: training has diverged. Go back to a checkpoint and lower the learning rate.");
-    }
-    state_.loss_sum += loss;
-    state_.loss_since_log += loss;
-  }
-}
-
-void Trainer::log(LogRecord record) {
-  state_.log_history.push_back(std::move(record));
-  if (callbacks_.on_log) callbacks_.on_log(state_.log_history.back(), control_);
-}
-
 LogRecord Trainer::evaluate() {
   QLORAPP_CHECK_VALUE(!eval_data_.empty(), "[trainer] there are no evaluation data. Give eval_dataset (--eval_data).");
-  const auto begin = std::chrono::steady_clock::now();
-  const EvalResult loss =
-      qlorapp::evaluate(model_, eval_data_, {args_.per_device_eval_batch_size, /*exact_match=*/false, callbacks_.on_substep_end});
-  const double seconds = seconds_since(begin);
-  LogRecord metrics;
-  metrics.set("eval_loss", loss.mean_of_batches);
-  metrics.set("eval_loss_token_weighted", loss.token_weighted);
-  metrics.set("eval_runtime", seconds);
-  metrics.set("eval_samples_per_second", static_cast<double>(eval_data_.size()) / seconds);
-  metrics.set("eval_steps_per_second",
-              static_cast<double>(batch_count(eval_data_.size(), args_.per_device_eval_batch_size, false)) / seconds);
-  if (args_.log_num_tokens) metrics.set("eval_num_tokens", state_.input_tokens_seen);
+  LogRecord metrics = metrics_of(eval_data_, "eval");
+  log(metrics, false);
   metrics.set("epoch", epoch());
+  control_.should_evaluate = false;
+  if (callbacks_.on_evaluate) callbacks_.on_evaluate(metrics, control_);
   return metrics;
 }
 
-LogRecord Trainer::summary(double seconds, int64_t first_step) const {
-  const auto steps = static_cast<double>(state_.global_step - first_step);
-  const double rows = steps * static_cast<double>(args_.per_device_train_batch_size * args_.gradient_accumulation_steps);
+LogRecord Trainer::metrics_of(const std::vector<Example>& rows, const std::string& prefix) {
+  const auto begin = std::chrono::steady_clock::now();
+  const int64_t size = args_.per_device_eval_batch_size;
+  const auto after_each = [this] {
+    if (callbacks_.poll) callbacks_.poll();
+    event(TrainerEvent::kPredictionStep);
+  };
+  const EvalResult loss = qlorapp::evaluate(model_, rows, {size, /*exact_match=*/false, args_.logging_nan_inf_filter, after_each});
+  const double seconds = seconds_since(begin);
   LogRecord metrics;
-  metrics.set("train_runtime", seconds);
-  metrics.set("train_samples_per_second", rows / seconds);
-  metrics.set("train_steps_per_second", steps / seconds);
-  metrics.set("train_loss", state_.global_step > 0 ? state_.loss_sum / static_cast<double>(state_.global_step) : 0.0);
-  metrics.set("epoch", epoch());
+  metrics.set(prefix + "_loss", loss.mean_of_batches);
+  metrics.set(prefix + "_loss_token_weighted", loss.token_weighted);
+  metrics.set(prefix + "_runtime", rounded(seconds, 4));
+  metrics.set(prefix + "_samples_per_second", rounded(static_cast<double>(rows.size()) / seconds, 3));
+  metrics.set(prefix + "_steps_per_second", rounded(static_cast<double>(batch_count(rows.size(), size, false)) / seconds, 3));
+  if (args_.log_num_tokens) metrics.set(prefix + "_num_tokens", state_.tokens_seen);
   return metrics;
 }
 

@@ -21,9 +21,9 @@ namespace qlorapp {
 void Trainer::write_trainer_state(const std::string& folder) const {
   using format::Json;
   Json json = Json::object();
-  json["best_global_step"] = nullptr;
+  json["best_global_step"] = state_.best_global_step ? Json(*state_.best_global_step) : Json(nullptr);
   json["best_metric"] = state_.best_metric ? Json(*state_.best_metric) : Json(nullptr);
-  json["best_model_checkpoint"] = nullptr;
+  json["best_model_checkpoint"] = state_.best_model_checkpoint.empty() ? Json(nullptr) : Json(state_.best_model_checkpoint);
   json["epoch"] = epoch();
   json["eval_steps"] = args_.eval_interval();
   json["global_step"] = state_.global_step;
@@ -35,10 +35,11 @@ void Trainer::write_trainer_state(const std::string& folder) const {
   json["logging_steps"] = args_.logging_steps;
   json["max_steps"] = max_steps_;
   json["num_input_tokens_seen"] = state_.tokens_seen;
-  json["num_train_epochs"] = static_cast<int64_t>(std::ceil(args_.num_train_epochs));
+  json["num_train_epochs"] = epochs_;
   json["save_steps"] = args_.save_steps;
-  json["stateful_callbacks"] = Json::object();
-  json["total_flos"] = 0.0;
+  json["stateful_callbacks"] =
+      callbacks_.callback_states ? format::parse_json(callbacks_.callback_states(), "stateful_callbacks") : Json::object();
+  json["total_flos"] = state_.total_flos;
   json["train_batch_size"] = args_.per_device_train_batch_size;
   json["trial_name"] = nullptr;
   json["trial_params"] = nullptr;
@@ -55,18 +56,42 @@ void Trainer::save_checkpoint() {
   read_losses();
   CheckpointWriter writer(args_.output_dir, state_.global_step);
   save_adapter(model_, writer.folder(), base_model_);
-  state_.save(writer.folder());
+  if (!args_.save_only_model) {
+    const DataCursor here = state_.cursor;
+    if (at_epoch_end_) state_.cursor = {here.epoch + 1, 0};  // what a resumed run has to do next
+    state_.save(writer.folder());
+    state_.cursor = here;
+    if (callbacks_.save_more) callbacks_.save_more(writer.folder());
+  }
   format::write_file_atomically(format::path_in(writer.folder(), "training_args.json"),
                                 format::dump_python_json(format::to_json(args_), format::kConfigStyle) + "\n");
+  if (state_.best_global_step) {
+    const std::string best = format::path_in(args_.output_dir, concat("checkpoint-", *state_.best_global_step));
+    if (*state_.best_global_step == state_.global_step || format::is_folder(best)) state_.best_model_checkpoint = best;
+  }
   write_trainer_state(writer.folder());
   const std::string path = writer.commit();
-  if (args_.save_total_limit && *args_.save_total_limit > 0) prune_checkpoints(args_.output_dir, *args_.save_total_limit, path);
-  if (callbacks_.on_save) callbacks_.on_save(path);
+  if (args_.save_total_limit && *args_.save_total_limit > 0) {
+    prune_checkpoints(args_.output_dir, *args_.save_total_limit, {path, state_.best_model_checkpoint});
+  }
+  control_.should_save = false;
+  if (callbacks_.on_save) callbacks_.on_save(path, control_);
+}
+
+void Trainer::finish() {
+  const std::string& best = state_.best_model_checkpoint;
+  if (args_.load_best_model_at_end && !best.empty()) {
+    load_adapter(model_, best);
+    log_info(concat("[trainer] the adapters are those of ", best, ", ", args_.best_metric_name(), " ", *state_.best_metric));
+  }
+  event(TrainerEvent::kTrainEnd);
 }
 
 void Trainer::restore(const std::string& folder) {
   QLORAPP_CHECK_FORMAT(format::exists(format::path_in(folder, "trainer_state.json")), "[resume] ", folder,
                        " is no checkpoint: it has no trainer_state.json. Give a checkpoint-<step> folder.");
+  QLORAPP_CHECK_FORMAT(format::exists(format::path_in(folder, "run_state.json")), "[resume] ", folder,
+                       " holds the model alone (save_only_model). Begin anew with its adapter, or resume from a whole checkpoint.");
   load_adapter(model_, folder);
   state_.load(folder);
   const std::string path = format::path_in(folder, "trainer_state.json");
@@ -75,8 +100,23 @@ void Trainer::restore(const std::string& folder) {
   QLORAPP_CHECK_FORMAT(history != json.end() && history->is_array(), "[resume] ", path, " must hold a list 'log_history'.");
   state_.log_history.clear();
   for (const auto& entry : *history) state_.log_history.push_back(LogRecord::from_json(entry, path));
+  if (const auto value = json.find("best_metric"); value != json.end() && value->is_number())
+    state_.best_metric = value->get<double>();
+  if (const auto value = json.find("best_global_step"); value != json.end() && value->is_number_integer())
+    state_.best_global_step = value->get<int64_t>();
+  if (const auto value = json.find("best_model_checkpoint"); value != json.end() && value->is_string()) {
+    state_.best_model_checkpoint = value->get<std::string>();
+    if (!format::is_folder(state_.best_model_checkpoint)) {
+      log_warning(concat("[resume] the best checkpoint, ", state_.best_model_checkpoint, ", is not there any more."));
+      state_.best_model_checkpoint.clear();
+    }
+  }
+  if (const auto value = json.find("total_flos"); value != json.end() && value->is_number())
+    state_.total_flos = value->get<double>();
   QLORAPP_CHECK_FORMAT(state_.cursor.batch <= batches_per_epoch_, "[resume] ", folder, " stands at batch ", state_.cursor.batch,
                        " of an epoch that has ", batches_per_epoch_, " here. Give the data and batch size of that run.");
+  if (args_.ignore_data_skip && state_.cursor.batch < batches_per_epoch_) state_.cursor.batch = 0;
+  if (callbacks_.load_more) callbacks_.load_more(folder);
 }
 
 }  // namespace qlorapp

@@ -45,13 +45,53 @@ void interval(std::string_view name, double value) {
                       '.');
 }
 
+/// The settings fit the schedule, and end below the rate that they begin with.
+void check_schedule(const TrainingArguments& args) {
+  const Schedule schedule = make_schedule(args.lr_scheduler_type, args.lr_scheduler_kwargs.json);
+  QLORAPP_CHECK_VALUE(schedule.type != ScheduleType::kPolynomial || args.learning_rate > schedule.end_rate, kWhere,
+                      "learning_rate must be above the lr_end of lr_scheduler_kwargs, ", schedule.end_rate, "; got ",
+                      args.learning_rate, '.');
+}
+
+/// The checkpoint of the best evaluation can only be there if each evaluation that may be the best is followed by a save.
+void check_best_model(const TrainingArguments& args) {
+  const bool saves_best = args.save_strategy == "best";
+  QLORAPP_CHECK_VALUE(!saves_best || args.eval_strategy != "no", kWhere,
+                      "save_strategy=best needs evaluations. Set eval_strategy to steps or epoch.");
+  if (!args.load_best_model_at_end || saves_best) return;
+  QLORAPP_CHECK_VALUE(args.eval_strategy == args.save_strategy && args.eval_strategy != "no", kWhere,
+                      "load_best_model_at_end needs eval_strategy and save_strategy to be the same, steps or epoch, or "
+                      "save_strategy=best; got ",
+                      args.eval_strategy, " and ", args.save_strategy, '.');
+  if (args.eval_strategy != "steps") return;
+  const double saves = args.save_steps, evals = args.eval_interval();
+  const double times = saves / evals;
+  QLORAPP_CHECK_VALUE((saves < 1) == (evals < 1) && std::abs(times - std::round(times)) < 1e-6 && times > 0.5, kWhere,
+                      "load_best_model_at_end needs save_steps to be a multiple of eval_steps; got ", saves, " and ", evals, '.');
+}
+
 }  // namespace
+
+bool TrainingArguments::counts_input_tokens() const {
+  const auto* word = std::get_if<std::string>(&include_num_input_tokens_seen);
+  return word ? *word != "no" : std::get<bool>(include_num_input_tokens_seen);
+}
+
+std::string TrainingArguments::best_metric_name() const {
+  if (!metric_for_best_model && !load_best_model_at_end && save_strategy != "best") return "";
+  const std::string name = metric_for_best_model.value_or("loss");
+  return name.starts_with("eval_") ? name : "eval_" + name;
+}
+
+bool TrainingArguments::best_is_greatest() const { return greater_is_better.value_or(!best_metric_name().ends_with("loss")); }
 
 void TrainingArguments::validate() const {
   static constexpr std::array<std::string_view, 6> kOptimizers{"adamw_torch",    "adamw_torch_fused", "adamw_8bit",
                                                                "adamw_bnb_8bit", "paged_adamw_8bit",  "paged_adamw_32bit"};
-  static constexpr std::array<std::string_view, 4> kSchedules{"linear", "cosine", "constant", "constant_with_warmup"};
   static constexpr std::array<std::string_view, 3> kIntervals{"no", "steps", "epoch"};
+  static constexpr std::array<std::string_view, 4> kSaves{"no", "steps", "epoch", "best"};
+  static constexpr std::array<std::string_view, 6> kLevels{"passive", "debug", "info", "warning", "error", "critical"};
+  static constexpr std::array<std::string_view, 2> kForMetrics{"inputs", "loss"};
   static constexpr std::array<std::string_view, 3> kSampling{"random", "sequential", "group_by_length"};
 
   QLORAPP_CHECK_VALUE(!output_dir.empty(), kWhere, "output_dir must not be empty. Name a folder.");
@@ -62,7 +102,8 @@ void TrainingArguments::validate() const {
                       max_steps, '.');
   if (max_steps < 0) positive("num_train_epochs", num_train_epochs);
   not_negative("learning_rate", learning_rate);
-  one_of("lr_scheduler_type", lr_scheduler_type, kSchedules);
+  one_of("lr_scheduler_type", lr_scheduler_type, schedule_names());
+  check_schedule(*this);
   not_negative("warmup_steps", warmup_steps);
   QLORAPP_CHECK_VALUE(warmup_ratio >= 0 && warmup_ratio <= 1, kWhere, "warmup_ratio must be in [0, 1]; got ", warmup_ratio, '.');
   one_of("optim", optim, kOptimizers);
@@ -80,20 +121,32 @@ void TrainingArguments::validate() const {
   static constexpr std::array<std::string_view, 3> kPacking{"bfd", "bfd_split", "wrapped"};
   one_of("packing_strategy", packing_strategy, kPacking);
   one_of("train_sampling_strategy", train_sampling_strategy, kSampling);
+  QLORAPP_CHECK_VALUE(!label_names || *label_names == std::vector<std::string>{"labels"}, kWhere,
+                      "label_names must be [labels], which is what this library calls them. Rename the column.");
+  if (torch_empty_cache_steps) at_least("torch_empty_cache_steps", *torch_empty_cache_steps, 1);
 
   one_of("logging_strategy", logging_strategy, kIntervals);
   if (logging_strategy == "steps") interval("logging_steps", logging_steps);
   one_of("eval_strategy", eval_strategy, kIntervals);
   if (eval_strategy == "steps") interval("eval_steps", eval_interval());
-  one_of("save_strategy", save_strategy, kIntervals);
+  not_negative("eval_delay", eval_delay);
+  one_of("save_strategy", save_strategy, kSaves);
   if (save_strategy == "steps") interval("save_steps", save_steps);
   if (save_total_limit) at_least("save_total_limit", *save_total_limit, 0);
   at_least("seed", seed, 0);
   if (data_seed) at_least("data_seed", *data_seed, 0);
   for (const std::string& name : report_to) {
-    QLORAPP_CHECK_VALUE(name == "none", kWhere, "report_to must be none; got '", name,
+    QLORAPP_CHECK_VALUE(name == "none" || name == "all" || name == "tensorboard", kWhere,
+                        "report_to must be none, all or tensorboard; got '", name,
                         "'. Read log_history in trainer_state.json, or use a callback.");
   }
+  one_of("log_level", log_level, kLevels);
+  for (const std::string& name : include_for_metrics) one_of("include_for_metrics", name, kForMetrics);
+  if (const auto* word = std::get_if<std::string>(&include_num_input_tokens_seen)) {
+    static constexpr std::array<std::string_view, 3> kCounts{"no", "all", "non_padding"};
+    one_of("include_num_input_tokens_seen", *word, kCounts);
+  }
+  check_best_model(*this);
 
   apply_field_status(*this, "TrainingArguments");
   if (lr_scheduler_type == "constant" && (warmup_steps > 0 || warmup_ratio > 0)) {

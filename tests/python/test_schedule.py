@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learning rates and step counts, equal doubles with transformers."""
 
+import json
 import random
 import subprocess
 import warnings
@@ -9,6 +10,28 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
+
+
+SCHEDULES = [
+    ("linear", None),
+    ("cosine", None),
+    ("cosine", {"num_cycles": 1.25}),
+    ("constant", None),
+    ("constant_with_warmup", None),
+    ("cosine_with_restarts", None),
+    ("cosine_with_restarts", {"num_cycles": 3}),
+    ("polynomial", None),
+    ("polynomial", {"lr_end": 1e-6, "power": 2.5}),
+    ("inverse_sqrt", None),
+    ("inverse_sqrt", {"timescale": 2000}),
+    ("cosine_with_min_lr", {"min_lr_rate": 0.1}),
+    ("cosine_with_min_lr", {"min_lr": 1e-5, "num_cycles": 0.75}),
+    ("cosine_warmup_with_min_lr", {"min_lr": 1e-5}),
+    ("cosine_warmup_with_min_lr", {"min_lr_rate": 0.2, "warmup_lr_rate": 0.05}),
+    ("warmup_stable_decay", {"num_decay_steps": 5}),
+    ("warmup_stable_decay", {"num_decay_steps": 20, "num_stable_steps": 3, "warmup_type": "cosine", "decay_type": "linear"}),
+    ("warmup_stable_decay", {"num_decay_steps": 9, "warmup_type": "1-sqrt", "decay_type": "1-sqrt", "min_lr_ratio": 0.1}),
+]
 
 
 def ours(build_dir, lines):
@@ -20,16 +43,21 @@ def ours(build_dir, lines):
 
 def test_every_rate_is_transformers_rate(build_dir):
     rng = random.Random(3)
-    cases = [("linear", 2, 10, 1.0), ("cosine", 0, 1, 5e-5), ("linear", 0, 0, 1.0), ("cosine", 10, 5, 1.0)]
-    for kind in ("linear", "cosine", "constant", "constant_with_warmup"):
+    cases = [("linear", 2, 10, 1.0, None), ("cosine", 0, 1, 5e-5, None), ("linear", 0, 0, 1.0, None), ("cosine", 10, 5, 1.0, None)]
+    for kind, kwargs in SCHEDULES:
         for _ in range(25):
-            total = rng.choice([1, 2, 7, 60, 333, 1000])
-            cases.append((kind, rng.randint(0, total), total, rng.choice([5e-5, 2e-4, 1e-3, 0.3, rng.random()])))
-    lines = [f"{kind} {warmup} {total} {base!r} {total + 3}" for kind, warmup, total, base in cases]
+            total = rng.choice([2, 7, 60, 333, 1000])
+            warmup = rng.randint(0, total - 1)
+            cases.append((kind, warmup, total, rng.choice([5e-5, 2e-4, 1e-3, 0.3, rng.random() + 1e-3]), kwargs))
+    lines = [
+        f"{kind} {warmup} {total} {base!r} {total + 3} {json.dumps(kwargs)}" for kind, warmup, total, base, kwargs in cases
+    ]
     for case, printed in zip(cases, ours(build_dir, lines), strict=True):
-        kind, warmup, total, base = case
+        kind, warmup, total, base, kwargs = case
         optimizer = torch.optim.SGD([torch.zeros(1)], lr=base)
-        scheduler = transformers.get_scheduler(kind, optimizer, num_warmup_steps=warmup, num_training_steps=total)
+        scheduler = transformers.get_scheduler(
+            kind, optimizer, num_warmup_steps=warmup, num_training_steps=total, scheduler_specific_kwargs=kwargs
+        )
         expected = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # scheduler.step() without optimizer.step()

@@ -15,19 +15,9 @@ import pytest
 import qlorapp
 import torch
 from tiny_llama import SHAPES, SIZES, folder, load, ragged_batch, write_checkpoint  # noqa: F401  (folder is a fixture)
+from tiny_trainer import rows
 
 # --- the trainer
-
-
-def rows(count=24):
-    generator = torch.Generator().manual_seed(9)
-    made = []
-    for _ in range(count):
-        length = int(torch.randint(6, 14, (), generator=generator))
-        start = int(torch.randint(3, 40, (), generator=generator))
-        ids = [start + i for i in range(length)]
-        made.append({"input_ids": ids, "labels": [-100, *ids[1:]], "attention_mask": [1] * length})
-    return made
 
 
 def test_the_trainer_trains_logs_saves_resumes_and_stops(folder, tmp_path):
@@ -69,7 +59,7 @@ def test_the_trainer_trains_logs_saves_resumes_and_stops(folder, tmp_path):
         def on_step_end(self, args, state, control, **kwargs):
             control.should_training_stop = state.global_step == 3
 
-    stopped = qlorapp.Trainer(load(folder), arguments("b"), train_dataset=rows(), callbacks=[Stopper()])
+    stopped = qlorapp.Trainer(load(folder), arguments("b"), train_dataset=rows(), eval_dataset=rows(4), callbacks=[Stopper()])
     assert stopped.train().global_step == 3
 
 

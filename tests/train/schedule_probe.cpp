@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads "<type> <W> <T> <base rate> <steps>" or "<count> …" lines and prints rates as hexadecimal floats, one line each.
-// tests/python/test_schedule.py compares them with transformers.
+// Reads "<type> <W> <T> <base rate> <steps> [lr_scheduler_kwargs]" or "<count> …" lines and prints rates as hexadecimal floats,
+// one line each. tests/python/test_schedule.py compares them with transformers.
 #include <cstdio>
 #include <iostream>
 #include <sstream>
@@ -26,10 +26,14 @@ int main() {
                                            : qlorapp::count_interval_steps(steps, total))
                 << '\n';
     } else {
-      qlorapp::Schedule schedule{.type = qlorapp::schedule_type(verb)};
       double base = 0;
-      int64_t steps = 0;
-      words >> schedule.warmup_steps >> schedule.training_steps >> base >> steps;
+      int64_t warmup = 0, total = 0, steps = 0;
+      std::string kwargs;
+      words >> warmup >> total >> base >> steps;
+      std::getline(words, kwargs);
+      qlorapp::Schedule schedule = qlorapp::make_schedule(verb, kwargs.empty() ? "null" : kwargs);
+      schedule.warmup_steps = warmup;
+      schedule.training_steps = total;
       for (int64_t step = 0; step < steps; ++step) std::printf("%a ", schedule.learning_rate(base, step));
       std::printf("\n");
       std::fflush(stdout);

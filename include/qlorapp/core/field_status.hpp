@@ -23,4 +23,9 @@ void apply_field_status(const Config& config, std::string_view where) {
   });
 }
 
+/// Says once that a name is older, and what it is called now.
+inline void say_older_name(std::string_view where, std::string_view alias, std::string_view name) {
+  log_warning_once(concat('[', where, "] ", alias, " is called ", name, " now; both are understood."));
+}
+
 }  // namespace qlorapp

@@ -5,7 +5,8 @@
 ///     static constexpr auto fields() { return std::tuple{Field{"r", &LoraConfig::r, "rank of the update"}, …}; }
 /// Member types: bool, int64_t, double, std::string, vectors of those, std::map<std::string, int64_t or double>, std::optional and
 /// std::variant of those, NamesOrPattern (core/names_or_pattern.hpp) and FreeForm (core/free_form.hpp). Every visitor knows all of
-/// them. A config with older spellings also has static constexpr aliases(), a range of Alias.
+/// them. A config with other spellings also has static constexpr aliases(), a range of Alias. A big table can be written in parts:
+/// base structs with tables of their own, put together by std::tuple_cat.
 #pragma once
 
 #include <array>
@@ -35,11 +36,13 @@ Field(const char*, Value Config::*, const char*) -> Field<Config, Value>;
 template <class Config, class Value>
 Field(const char*, Value Config::*, const char*, FieldStatus, const char*) -> Field<Config, Value>;
 
-/// An older or shorter spelling that is still understood.
+/// Another spelling that is understood.
 struct Alias {
   std::string_view alias;
   std::string_view name;
+  bool older = false;  ///< It was the name once: using it is said, with the new name.
 };
+inline constexpr bool kOlder = true;
 
 /// Calls visit(field) for each field in the order of the table.
 template <class Config, class Visit>

@@ -20,6 +20,7 @@
 #include <nlohmann/json.hpp>
 
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/core/field_status.hpp"
 #include "qlorapp/core/field_table.hpp"
 #include "qlorapp/core/free_form.hpp"
 #include "qlorapp/core/names_or_pattern.hpp"
@@ -232,6 +233,11 @@ void from_json(const Json& json, Config& config, std::string_view where) {
                          detail::type_text<std::remove_cvref_t<decltype(member)>>(), "; got ", value.type_name(), ' ',
                          printable(value.dump(-1, ' ', true, Json::error_handler_t::replace), 60), '.');
     });
+    if constexpr (requires { Config::aliases(); }) {
+      for (const Alias& alias : Config::aliases()) {
+        if (alias.older && alias.alias == key) say_older_name(where, alias.alias, alias.name);
+      }
+    }
     if (!known) {
       constexpr auto names = field_names<Config>();
       throw ValueError(concat('[', where, "] unknown option ", printable(key), '.', did_you_mean(key, names)));

@@ -34,8 +34,8 @@ class CheckpointWriter {
 [[nodiscard]] std::vector<std::pair<int64_t, std::string>> list_checkpoints(const std::string& output_dir);
 /// The newest whose trainer_state.json is there, or none.
 [[nodiscard]] std::optional<std::string> latest_checkpoint(const std::string& output_dir);
-/// Removes the oldest beyond `limit`, never `keep`. Call after a commit.
-void prune_checkpoints(const std::string& output_dir, int64_t limit, const std::string& keep);
+/// Removes the oldest beyond `limit`, never those of `keep` that are there. Call after a commit.
+void prune_checkpoints(const std::string& output_dir, int64_t limit, const std::vector<std::string>& keep);
 /// Removes what an interrupted save has left.
 void remove_stale_checkpoints(const std::string& output_dir);
 

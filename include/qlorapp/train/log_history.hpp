@@ -13,23 +13,25 @@
 
 namespace qlorapp {
 
-using LogValue = std::variant<int64_t, double>;
+/// Strings come from users' own logs only.
+using LogValue = std::variant<int64_t, double, std::string>;
 
 /// One entry: loss, grad_norm, learning_rate, epoch, step; or eval_loss …; or train_runtime ….
 class LogRecord {
  public:
   void set(std::string_view key, double value) { values_.emplace_back(key, value); }
   void set(std::string_view key, int64_t value) { values_.emplace_back(key, value); }
+  void set(std::string_view key, std::string value) { values_.emplace_back(key, std::move(value)); }
   /// Appends those of another record.
   void append(const LogRecord& other) { values_.insert(values_.end(), other.values_.begin(), other.values_.end()); }
   [[nodiscard]] const std::vector<std::pair<std::string, LogValue>>& values() const { return values_; }
-  /// @throws ValueError if there is no such key.
+  /// @throws ValueError if there is no such key, or it holds a string.
   [[nodiscard]] double number(std::string_view key) const;
   [[nodiscard]] bool contains(std::string_view key) const;
 
   /// NaN and infinities are written as Python's json writes them, so that a diverged run can still be read.
   [[nodiscard]] format::Json to_json() const;
-  /// @throws FormatError naming the key whose value is not a number.
+  /// @throws FormatError naming the key whose value is neither number nor string.
   [[nodiscard]] static LogRecord from_json(const format::Json& json, std::string_view where);
 
   /// "{'loss': 1.2345, 'grad_norm': 0.5, …}", numbers to four significant digits.

@@ -37,14 +37,17 @@ struct TrainState {
   uint32_t micro_step = 0;           ///< Micro-batches since the start of the run; part of the key of dropout masks.
   int64_t global_step = 0;           ///< Optimizer steps, skipped ones included.
   DataCursor cursor;
-  int64_t tokens_seen = 0;        ///< Target tokens.
-  int64_t input_tokens_seen = 0;  ///< All tokens of the rows.
-  double loss_sum = 0;            ///< Of the mean losses of all steps; for train_loss.
-  double loss_since_log = 0;      ///< The same since the last log entry.
+  int64_t tokens_seen = 0;    ///< Input tokens.
+  double loss_sum = 0;        ///< Of the mean losses of all steps; for train_loss.
+  double loss_since_log = 0;  ///< The same since the last log entry.
   int64_t steps_since_log = 0;
   std::vector<LogRecord> log_history;
+  double last_grad_norm = 0, last_learning_rate = 0;  ///< Of the last step, for a log entry that an epoch's end still owes.
+  double total_flos = 0;  ///< 6 · input tokens · parameters without embeddings, as transformers estimates it.
   std::optional<double> best_metric;
-  uint64_t base_fingerprint = 0;  ///< Of the frozen weights.
+  std::optional<int64_t> best_global_step;
+  std::string best_model_checkpoint;  ///< Folder; empty: none.
+  uint64_t base_fingerprint = 0;      ///< Of the frozen weights.
 
   /// optimizer.safetensors, scaler.json (with fp16) and run_state.json into a folder. Whole files or none.
   void save(const std::string& folder) const;

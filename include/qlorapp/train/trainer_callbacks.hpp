@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a trainer tells its callers, what they may ask for, and what they may do in its place.
+///
+/// Events come in transformers' order: train_begin, (epoch_begin, (step_begin, substep_end …, pre_optimizer_step,
+/// optimizer_step, step_end, [log], [evaluate], [save]) …, epoch_end, [log], [evaluate], [save]) …, log, train_end. The default
+/// flow sets the flags of a step's or epoch's end before the event, so that a callback sees them and may change them; each flag
+/// is cleared when what it asks for is done, and those for logging, evaluation and saving when a step begins.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "qlorapp/train/log_history.hpp"
+#include "qlorapp/train/step_report.hpp"
+
+namespace qlorapp {
+
+struct TrainState;  // train/train_state.hpp
+
+/// What a callback may ask for; read after each call.
+struct TrainerControl {
+  bool should_training_stop = false;
+  bool should_epoch_stop = false;
+  bool should_save = false;
+  bool should_evaluate = false;
+  bool should_log = false;
+};
+
+enum class TrainerEvent : uint8_t {
+  kTrainBegin,
+  kEpochBegin,
+  kStepBegin,
+  kSubstepEnd,
+  kPreOptimizerStep,
+  kOptimizerStep,
+  kStepEnd,
+  kEpochEnd,
+  kPredictionStep,
+  kTrainEnd
+};
+
+/// The micro-batches of one optimizer step.
+struct Window {
+  int64_t epoch = 0;
+  int64_t first_batch = 0;  ///< Its number in the epoch.
+  int64_t batches = 0;
+  std::vector<std::vector<int64_t>> rows;  ///< Row numbers of each batch; empty where the caller has batches of its own.
+};
+
+/// Called on the training thread. Any may be empty; what they throw ends the training and reaches the caller of train().
+struct TrainerCallbacks {
+  std::function<void(TrainerEvent event, const TrainState& state, TrainerControl& control)> on_event;
+  std::function<void(const LogRecord& record, TrainerControl& control)> on_log;
+  std::function<void(const LogRecord& metrics, TrainerControl& control)> on_evaluate;
+  std::function<void(const std::string& folder, TrainerControl& control)> on_save;
+  /// Between micro-batches: the place to look for signals.
+  std::function<void()> poll;
+
+  // In the trainer's place.
+  /// Computes a step: forward, backward, clipping, optimizer. The trainer counts it.
+  std::function<StepReport(const Window& window)> step;
+  /// Evaluates, logs and reports on_evaluate itself; returns the metrics.
+  std::function<LogRecord()> evaluate;
+  /// Receives a record without epoch and step, and hands it to Trainer::append_log when it likes it. training: of a step, at
+  /// `start`, the seconds since the epoch at which train() began.
+  std::function<void(const LogRecord& record, bool training, double start)> log;
+  /// More files for a checkpoint that is being written; from a checkpoint that is being resumed.
+  std::function<void(const std::string&folder)> save_more, load_more;
+  /// JSON object for "stateful_callbacks" of trainer_state.json.
+  std::function<std::string()> callback_states;
+};
+
+}  // namespace qlorapp

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An optimizer step in Python, for trainers of which somebody has overridden a part.
+
+The C++ trainer keeps its loop (epochs, events, logs, evaluation, checkpoints) and asks for a step here: the window's batches, the
+count of their targets, forward and backward through autograd, loss scaling, clipping, optimizer, schedule. Nothing overridden
+gives the losses of the C++ step.
+"""
+
+import inspect
+import json
+import logging
+import os
+from typing import Any
+
+import torch
+
+from . import _C
+from .batches import Batches
+from .grad_scaler import GradScaler
+
+_log = logging.getLogger("qlorapp")
+_OPTIMIZER_FILE, _STATE_FILE = "python_optimizer.safetensors", "python_state.json"
+
+
+class ArenaAdamW(torch.optim.Optimizer):
+    """The C++ optimizer that `optim` names, over all adapters at once, as a torch optimizer: rates come from param_groups.
+
+    Its moments are saved with the run by the C++ trainer, and are no part of state_dict().
+    """
+
+    def __init__(self, core: _C.Trainer, parameters: list[torch.nn.Parameter], args: Any) -> None:
+        defaults = {
+            "lr": args.learning_rate,
+            "betas": (args.adam_beta1, args.adam_beta2),
+            "eps": args.adam_epsilon,
+            "weight_decay": args.weight_decay,
+        }
+        super().__init__(parameters, defaults)
+        self._core = core
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._core.optimizer_step(self.param_groups[0]["lr"])
+        return loss
+
+
+class Accelerator:
+    """What overridden methods ask trainer.accelerator for, with one process."""
+
+    num_processes, process_index, local_process_index = 1, 0, 0
+    is_main_process = is_local_main_process = True
+    sync_gradients = True
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    @property
+    def device(self) -> torch.device:
+        return self._trainer.model.device
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        self._trainer._scaler.scale(loss).backward(**kwargs)
+
+    def unwrap_model(self, model: Any, **kwargs: Any) -> Any:
+        return model
+
+    def gather(self, tensor: Any) -> Any:
+        return tensor
+
+    gather_for_metrics = gather
+
+    def wait_for_everyone(self) -> None:
+        """There is nobody else."""
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        print(*args, **kwargs)
+
+
+def overridden(trainer: Any, base: type, names: tuple[str, ...]) -> list[str]:
+    """Which of the methods are not the base's own, by class or on the object."""
+    return [name for name in names if name in vars(trainer) or getattr(type(trainer), name) is not getattr(base, name)]
+
+
+def takes(function: Any, name: str) -> bool:
+    """Does it have a parameter of that name?"""
+    return name in inspect.signature(function).parameters
+
+
+def count_targets(batches: list[Any], count_position_zero: bool) -> int | None:
+    """Labels of a window that are learnt; nothing, where batches have no labels to count."""
+    total = 0
+    for batch in batches:
+        labels = batch.get("shift_labels") if hasattr(batch, "get") else None
+        if labels is None:
+            labels = batch.get("labels") if hasattr(batch, "get") else None
+            if not isinstance(labels, torch.Tensor):
+                return None
+            labels = labels if count_position_zero else labels[..., 1:]
+        total += int((labels != -100).sum())
+    return total
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+class AutogradStep:
+    """Called by the C++ trainer for each step: (loss, gradient norm, learning rate, targets, input tokens, stepped)."""
+
+    def __init__(self, trainer: Any, loader: Any) -> None:
+        self._trainer = trainer
+        self._batches = Batches(loader)
+        self._generator_state: torch.Tensor | None = None  # of a resumed run, until its loader has drawn what it draws
+
+    def __call__(self, epoch: int, first_batch: int, count: int, rows: Any) -> tuple:
+        trainer, core = self._trainer, self._trainer._core
+        args, control, handler = trainer.args, core.control, trainer.callback_handler
+        batches = self._batches.take(epoch, first_batch, count)
+        if self._generator_state is not None:
+            torch.set_rng_state(self._generator_state)
+            self._generator_state = None
+        if not batches:
+            raise ValueError(f"[Trainer] the train dataloader has no batch {first_batch} in epoch {epoch}. Give it a length.")
+        targets = count_targets(batches, args.count_position_zero)
+        tokens = sum(int(b["attention_mask"].sum()) if "attention_mask" in b else b["input_ids"].numel()
+                     for b in batches if hasattr(b, "keys") and "input_ids" in b)  # fmt: skip
+        trainer.current_gradient_accumulation_steps = len(batches)
+        trainer._lm._rebind()
+        trainer._lm.core.zero_grad()
+        loss = None
+        with torch.enable_grad():
+            for i, inputs in enumerate(batches):
+                counted = (targets,) if takes(trainer.training_step, "num_items_in_batch") else ()
+                part = trainer.training_step(trainer.model, inputs, *counted)
+                loss = part if loss is None else loss + part
+                if i + 1 < len(batches):
+                    handler.call("substep_end", control)
+        optimizer, scaler = trainer.optimizer, trainer._scaler
+        if scaler.is_enabled():
+            scaler.unscale_(optimizer)
+        norm = self._clip(optimizer)
+        handler.call("pre_optimizer_step", control)
+        rate = float(optimizer.param_groups[0]["lr"])
+        stepped = self._step(optimizer)
+        handler.call("optimizer_step", control)
+        if scaler.is_enabled():
+            scaler.update()
+        # A plateau moves with an evaluation's metric: Trainer._on_evaluate.
+        waits = isinstance(trainer.lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        if stepped and trainer.lr_scheduler is not None and not waits:
+            trainer.lr_scheduler.step()
+        optimizer.zero_grad()
+        return loss.detach().double(), norm, rate, targets or 0, tokens, stepped
+
+    def _clip(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        limit = self._trainer.args.max_grad_norm
+        if isinstance(optimizer, ArenaAdamW):
+            return self._trainer._core.clip_grad_norm(limit)
+        gradients = [parameter for parameter in _parameters(optimizer) if parameter.grad is not None]
+        return torch.nn.utils.clip_grad_norm_(gradients, limit if limit > 0 else float("inf"))
+
+    def _step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it was taken: a scaler skips where a gradient overflowed."""
+        scaler = self._trainer._scaler
+        if not scaler.is_enabled():
+            optimizer.step()
+            return True
+        taken = False
+
+        def step() -> None:
+            nonlocal taken
+            optimizer.step()
+            taken = True
+
+        scaler._core.step(step, [parameter.grad for parameter in _parameters(optimizer)], id(optimizer))
+        return taken
+
+    # --- what of it goes into a checkpoint beside the C++ trainer's own
+
+    def save(self, folder: str) -> None:
+        from safetensors.torch import save_file
+
+        optimizer, scheduler = self._trainer.optimizer, self._trainer.lr_scheduler
+        tensors: dict[str, torch.Tensor] = {"torch_rng_state": torch.get_rng_state()}
+        state: dict[str, Any] = {"optimizer": None, "scheduler": None}
+        if not isinstance(optimizer, ArenaAdamW):
+            whole = optimizer.state_dict()
+            numbers: dict[str, dict[str, Any]] = {}
+            for i, entries in whole["state"].items():
+                for key, value in entries.items():
+                    if isinstance(value, torch.Tensor):
+                        tensors[f"{i}.{key}"] = value.detach().cpu().contiguous().clone()
+                    else:
+                        numbers.setdefault(str(i), {})[key] = value
+            state["optimizer"] = {"numbers": numbers, "param_groups": whole["param_groups"]}
+        if hasattr(scheduler, "state_dict"):
+            state["scheduler"] = {key: value for key, value in scheduler.state_dict().items() if key != "lr_lambdas"}
+        try:
+            text = json.dumps(state)
+        except TypeError as error:
+            raise TypeError(
+                f"[Trainer] the state of {type(optimizer).__name__} and {type(scheduler).__name__} cannot be saved: {error}. "
+                "Set save_strategy='no' or save_only_model=True."
+            ) from None
+        save_file(tensors, os.path.join(folder, _OPTIMIZER_FILE))
+        with open(os.path.join(folder, _STATE_FILE), "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def load(self, folder: str) -> None:
+        from safetensors.torch import load_file
+
+        optimizer, scheduler = self._trainer.optimizer, self._trainer.lr_scheduler
+        if not os.path.exists(os.path.join(folder, _STATE_FILE)):  # a checkpoint of the C++ loop
+            if not isinstance(optimizer, ArenaAdamW):
+                raise ValueError(
+                    f"[resume] {folder} holds the state of optim={self._trainer.args.optim}, not of {type(optimizer).__name__}. "
+                    "Resume with the optimizer of that run."
+                )
+            if isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
+                scheduler.last_epoch = self._trainer._core.optimizer_steps - 1
+                scheduler.step()
+            return
+        with open(os.path.join(folder, _STATE_FILE), encoding="utf-8") as file:
+            state = json.load(file)
+        tensors = load_file(os.path.join(folder, _OPTIMIZER_FILE))
+        self._generator_state = tensors.pop("torch_rng_state")
+        if state["optimizer"] is not None:
+            entries: dict[int, dict[str, Any]] = {int(i): dict(values) for i, values in state["optimizer"]["numbers"].items()}
+            for name, tensor in tensors.items():
+                i, key = name.split(".", 1)
+                entries.setdefault(int(i), {})[key] = tensor
+            optimizer.load_state_dict({"state": entries, "param_groups": state["optimizer"]["param_groups"]})
+        if state["scheduler"] is not None and hasattr(scheduler, "load_state_dict"):
+            missing = {key: value for key, value in scheduler.state_dict().items() if key not in state["scheduler"]}
+            scheduler.load_state_dict({**missing, **state["scheduler"]})
+            for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
+                group["lr"] = rate
+
+
+def scaler_of(core: _C.Trainer) -> GradScaler:
+    """The run's own scaler, which the C++ trainer saves and restores."""
+    scaler = GradScaler.__new__(GradScaler)
+    scaler._core = core.scaler
+    return scaler

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a data set, as the C++ trainer takes them, and as padded batches where Python computes a step or an evaluation."""
+
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from . import _C
+
+#: Collators that do what batching here does anyway: pad rows (here: lay them end to end) and take labels as they are.
+DEFAULT_COLLATORS = (
+    "DefaultDataCollator",
+    "DataCollatorWithPadding",
+    "DataCollatorForSeq2Seq",
+    "DataCollatorForLanguageModeling",
+    "default_data_collator",
+)
+#: What a collator sees of a row with remove_unused_columns.
+USED_COLUMNS = ("input_ids", "labels", "attention_mask")
+
+
+def is_default_collator(collator: Any) -> bool:
+    """@raises ValueError for one that makes masked-language-model labels."""
+    if getattr(collator, "mlm", False):
+        raise ValueError(
+            "[Trainer] a masked-language-model collator (mlm=True) is not supported; this library trains causal models."
+        )
+    name = collator.__name__ if isinstance(collator, types.FunctionType) else type(collator).__name__
+    return collator is None or name in DEFAULT_COLLATORS
+
+
+def _ids(values: Any) -> list[int]:
+    return values.tolist() if hasattr(values, "tolist") else list(values)
+
+
+def tokens_and_labels(row: Any, name: str, i: int) -> tuple[list[int], list[int]]:
+    """(input_ids, labels) of a row, without the padding that an attention_mask of 0 marks."""
+    if not hasattr(row, "keys") or "input_ids" not in row:
+        raise TypeError(f"[Trainer] {name}: a row must be a dict with input_ids (and labels); row {i} is {type(row).__name__}.")
+    ids = _ids(row["input_ids"])
+    given = row.get("labels")
+    labels = _ids(given) if given is not None else ids
+    if len(labels) != len(ids):
+        raise ValueError(f"[Trainer] {name}: row {i} has {len(ids)} input_ids and {len(labels)} labels. They must pair up.")
+    if (mask := row.get("attention_mask")) is not None:
+        keep = [m != 0 for m in _ids(mask)]
+        ids = [token for token, kept in zip(ids, keep, strict=True) if kept]
+        labels = [label for label, kept in zip(labels, keep, strict=True) if kept]
+    return ids, labels
+
+
+def rows_of(dataset: Iterable[Any] | None, name: str) -> list[tuple[list[int], list[int]]]:
+    return [tokens_and_labels(row, name, i) for i, row in enumerate(dataset if dataset is not None else ())]
+
+
+class PadRight:
+    """Rows to one batch: input_ids, labels and attention_mask, padded on the right to the longest row."""
+
+    def __init__(self, pad_token_id: int | None) -> None:
+        self.pad_token_id = pad_token_id if pad_token_id is not None else 0
+
+    def __call__(self, rows: list[Any]) -> dict[str, torch.Tensor]:
+        pairs = [tokens_and_labels(row, "batch", i) for i, row in enumerate(rows)]
+        width = max(len(ids) for ids, _ in pairs)
+
+        def padded(column: list[list[int]], fill: int) -> torch.Tensor:
+            return torch.tensor([values + [fill] * (width - len(values)) for values in column])
+
+        return {
+            "input_ids": padded([ids for ids, _ in pairs], self.pad_token_id),
+            "labels": padded([labels for _, labels in pairs], -100),
+            "attention_mask": padded([[1] * len(ids) for ids, _ in pairs], 0),
+        }
+
+
+class UsedColumns:
+    """A collator that is shown only the columns that a model takes."""
+
+    def __init__(self, collator: Callable[[list[Any]], Any]) -> None:
+        self.collator = collator
+
+    def __call__(self, rows: list[Any]) -> Any:
+        if not rows or not hasattr(rows[0], "keys") or "input_ids" not in rows[0]:
+            return self.collator(rows)  # raw rows, which the collator tokenizes: nothing to leave out
+        return self.collator([{key: row[key] for key in USED_COLUMNS if key in row} for row in rows])
+
+
+class EpochSampler(torch.utils.data.Sampler):
+    """The C++ trainer's order of rows, which is transformers' for the same seed; set_epoch() before each epoch."""
+
+    def __init__(self, rows: int, strategy: str, seed: int, group_size: int, lengths: list[int]) -> None:
+        self.rows, self.strategy, self.seed, self.group_size, self.lengths = rows, strategy, seed, group_size, lengths
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(_C.epoch_order(self.rows, self.epoch, self.strategy, self.seed, self.group_size, self.lengths))
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tells whoever in a data loader wants to know."""
+    for holder in (loader, getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None)):
+        if hasattr(holder, "set_epoch"):
+            holder.set_epoch(epoch)
+
+
+class Batches:
+    """The batches of a data loader, epoch after epoch, from wherever a run stands."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self._iterator: Iterator[Any] | None = None
+        self._at = (-1, 0)  # epoch, batches taken of it
+
+    def take(self, epoch: int, first: int, count: int) -> list[Any]:
+        """`count` batches from number `first` of an epoch on; fewer where the loader ends."""
+        if self._iterator is None or self._at != (epoch, first):
+            set_epoch(self.loader, epoch)
+            self._iterator = iter(self.loader)
+            for _ in range(first):
+                next(self._iterator, None)
+        taken = []
+        for _ in range(count):
+            try:
+                taken.append(next(self._iterator))
+            except StopIteration:
+                break
+        self._at = (epoch, first + count)
+        return taken

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AutoTokenizer: transformers' own tokenizers, with a pad token in any case."""
+
+import logging
+import os
+from typing import Any
+
+from .hub import folder_of
+
+_log = logging.getLogger("qlorapp")
+
+#: Tokens that checkpoints without a pad token have for the purpose, by the names that they are trained under.
+_FOR_PADDING = ("<|finetune_right_pad_id|>", "<|finetune_right_pad|>", "<pad>", "[PAD]", "<|pad|>", "<|endoftext|>", "<unk>")
+
+
+def _theirs() -> Any:
+    try:
+        from transformers import AutoTokenizer as theirs
+    except ModuleNotFoundError as error:
+        raise ImportError("[AutoTokenizer] is transformers' own: pip install 'qlorapp[hf]'.") from error
+    return theirs
+
+
+def give_pad_token(tokenizer: Any) -> Any:
+    """Sets the pad token where there is none, and says so. Labels are padded by length, so an EOS that pads is still learnt."""
+    if tokenizer.pad_token is not None:
+        return tokenizer
+    known = tokenizer.get_vocab()
+    token = next((token for token in _FOR_PADDING if token in known), tokenizer.eos_token)
+    if token is None:
+        raise ValueError("[AutoTokenizer] the checkpoint has neither a pad token nor an EOS. Set tokenizer.pad_token by hand.")
+    tokenizer.pad_token = token
+    _log.warning("[AutoTokenizer] the checkpoint has no pad token; %s pads. Set tokenizer.pad_token for another.", token)
+    return tokenizer
+
+
+class _Delegating(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(_theirs(), name)
+
+
+class AutoTokenizer(metaclass=_Delegating):
+    """transformers.AutoTokenizer, which is imported when it is first used."""
+
+    def __init__(self) -> None:
+        raise OSError("[AutoTokenizer] is made by AutoTokenizer.from_pretrained(name or folder).")
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
+        """A tokenizer by its folder, or by its name from the local Hugging Face cache or the hub. It has a pad token."""
+        name = os.fspath(pretrained_model_name_or_path)
+        wanted = {key: kwargs.pop(key, None) for key in ("revision", "token", "cache_dir")}
+        folder = folder_of(name, weights=False, local_files_only=kwargs.pop("local_files_only", False), **wanted)
+        tokenizer = _theirs().from_pretrained(str(folder), *args, **kwargs)
+        tokenizer.name_or_path = name
+        return give_pad_token(tokenizer)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of Trainer that evaluates and predicts: in C++, or in Python where logits are looked at or a part is overridden."""
+
+import time
+from typing import Any
+
+import torch
+
+from . import prediction
+from .autograd_step import count_targets, overridden
+from .batches import rows_of
+from .prediction import EvalLoopOutput, PredictionOutput
+
+_METHODS = ("prediction_step", "evaluation_loop", "get_eval_dataloader")
+
+
+class EvaluationMethods:
+    """Mixed into Trainer."""
+
+    def _evaluates_in_python(self) -> bool:
+        return (
+            (self.compute_metrics is not None and not self.args.prediction_loss_only)
+            or self.compute_loss_func is not None
+            or self._own_collator
+            or bool(overridden(self, EvaluationMethods, _METHODS))
+            or "compute_loss" in self._autograd_reasons
+        )
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Loss, speed and compute_metrics over eval_dataset, logged. A dict of data sets is evaluated one by one."""
+        rows = eval_dataset if eval_dataset is not None else self.eval_dataset
+        if isinstance(rows, dict):
+            metrics = {}
+            for name, dataset in rows.items():
+                metrics |= self.evaluate(dataset, ignore_keys, f"{metric_key_prefix}_{name}")
+            return metrics
+        self._sync_state()
+        if self._evaluates_in_python():
+            loader = self.eval_dataloader = self.get_eval_dataloader(eval_dataset)
+            start = time.time()
+            only_loss = True if self.compute_metrics is None else None
+            output = self.evaluation_loop(loader, "Evaluation", only_loss, ignore_keys, metric_key_prefix)
+            steps = (
+                len(loader) if hasattr(loader, "__len__") else -(-output.num_samples // self.args.per_device_eval_batch_size)
+            )
+            metrics = output.metrics | prediction.speed(metric_key_prefix, start, output.num_samples, steps)
+        else:
+            if rows is None:
+                raise ValueError("[Trainer] evaluation needs an eval_dataset.")
+            self.eval_dataloader = None
+            own = eval_dataset is None and self._has_eval_rows
+            metrics = self._core.metrics_of(None if own else rows_of(rows, "eval_dataset"), metric_key_prefix)
+        self.log(metrics)
+        self.control.should_evaluate = False
+        self.callback_handler.call("evaluate", self.control, metrics=metrics)
+        return metrics
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Batches through prediction_step, and what compute_metrics makes of them."""
+        only_loss = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        return prediction.run(self, dataloader, only_loss, ignore_keys, metric_key_prefix, keep=description == "Prediction")
+
+    def prediction_step(
+        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        """(loss, logits, labels) of a batch; logits and labels None with prediction_loss_only."""
+        inputs = self._prepare_inputs(inputs)
+        labels = inputs.get("labels")
+        with torch.no_grad():
+            if labels is None:
+                loss, outputs = None, model(**inputs)
+            else:
+                count = count_targets([inputs], self.args.count_position_zero)
+                loss, outputs = self._loss_of(model, inputs, True, count)
+                loss = loss.detach().mean()
+            if prediction_loss_only:
+                return loss, None, None
+            return loss, outputs["logits"].detach(), labels
+
+    def predict(
+        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
+    ) -> PredictionOutput:
+        """Logits (or what preprocess_logits_for_metrics makes of them), labels and metrics of a data set."""
+        loader = self.eval_dataloader = self.get_test_dataloader(test_dataset)
+        start = time.time()
+        output = self.evaluation_loop(loader, "Prediction", None, ignore_keys, metric_key_prefix)
+        metrics = output.metrics | prediction.speed(metric_key_prefix, start, output.num_samples, len(loader))
+        self.callback_handler.call("predict", self.control, metrics=metrics)
+        return PredictionOutput(output.predictions, output.label_ids, metrics)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> torch.utils.data.DataLoader:
+        """Padded batches of a data set, of one by its name, or of eval_dataset."""
+        if isinstance(eval_dataset, str):
+            eval_dataset = self.eval_dataset[eval_dataset]
+        rows = eval_dataset if eval_dataset is not None else self.eval_dataset
+        if rows is None:
+            raise ValueError("[Trainer] evaluation needs an eval_dataset.")
+        return torch.utils.data.DataLoader(rows, batch_size=self.args.per_device_eval_batch_size, collate_fn=self._collate())
+
+    def get_test_dataloader(self, test_dataset: Any) -> torch.utils.data.DataLoader:
+        return self.get_eval_dataloader(test_dataset)
+
+    def num_examples(self, dataloader: Any) -> int:
+        return len(dataloader.dataset)

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of Trainer that a step in Python consists of: what people override to change what is trained, and how."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .autograd_step import ArenaAdamW, AutogradStep, overridden, takes
+from .batches import EpochSampler, PadRight, UsedColumns
+
+#: Whoever overrides one of these gets its steps computed in Python.
+STEP_METHODS = (
+    "compute_loss", "training_step", "get_train_dataloader", "create_optimizer", "create_scheduler",
+    "create_optimizer_and_scheduler",
+)  # fmt: skip
+
+
+class Rates:
+    """The C++ loop's schedule, for callbacks to read."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+
+    def get_last_lr(self) -> list[float]:
+        return [self._core.learning_rate]
+
+
+class StepMethods:
+    """Mixed into Trainer."""
+
+    #: Set it to tell whether the loss of an overridden compute_loss is scaled for the whole window already.
+    loss_is_scaled_for_ga: bool | None = None
+
+    def _why_autograd(self) -> list[str]:
+        """What asks for steps in Python."""
+        reasons = overridden(self, StepMethods, STEP_METHODS)
+        given = {"compute_loss_func": self.compute_loss_func is not None, "optimizers": self._own_optimizers,
+                 "data_collator": self._own_collator}  # fmt: skip
+        return reasons + [name for name, is_given in given.items() if is_given]
+
+    def _prepare_steps(self) -> None:
+        """Optimizer and schedule: the C++ ones to look at, or those of steps in Python."""
+        if not self._autograd_reasons:
+            self.optimizer = ArenaAdamW(self._core, self._trainable(), self.args)
+            self.lr_scheduler = Rates(self._core)
+            return
+        self._say_once(
+            f"{', '.join(self._autograd_reasons)}: steps are computed by torch's autograd in Python. Losses are the same; "
+            "the C++ step is faster."
+        )
+        loader = self._train_loader = self.get_train_dataloader()
+        try:
+            batches = len(loader)
+        except TypeError:
+            batches = self.args.max_steps * self.args.gradient_accumulation_steps
+            if batches <= 0:
+                raise ValueError("[Trainer] max_steps must be set where the train dataloader has no length.") from None
+        self._core.use_own_batches(batches)
+        self._step = AutogradStep(self, loader)
+        if not self._own_optimizers or self.optimizer_cls_and_kwargs is not None:
+            self.optimizer = self.lr_scheduler = None
+        self.create_optimizer_and_scheduler(self._core.state()["max_steps"])
+
+    def _trainable(self) -> list[torch.nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        self.create_optimizer()
+        self.create_scheduler(num_training_steps, self.optimizer)
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """The optimizer that `optim` names, unless there is one already."""
+        if self.optimizer is None:
+            if self.optimizer_cls_and_kwargs is not None:
+                kind, kwargs = self.optimizer_cls_and_kwargs
+                self.optimizer = kind(self._trainable(), **kwargs)
+            else:
+                self.optimizer = ArenaAdamW(self._core, self._trainable(), self.args)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """The schedule that lr_scheduler_type names, unless there is one already."""
+        if self.lr_scheduler is None:
+            optimizer = optimizer if optimizer is not None else self.optimizer
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+                optimizer, lambda step, core=self._core: core.rate_factor(step)
+            )
+        return self.lr_scheduler
+
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        """All trainable ones but biases and norms; adapters are neither."""
+        return [
+            name for name, parameter in model.named_parameters()
+            if parameter.requires_grad and "bias" not in name and "norm" not in name.rsplit(".", 2)[-2]
+        ]  # fmt: skip
+
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        """Forward and backward of one micro-batch; its share of the step's loss."""
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+        self._loss_was_scaled = False
+        loss = self._loss_of(model, inputs, False, num_items_in_batch)
+        if not self._is_scaled():
+            loss = loss / self.current_gradient_accumulation_steps
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+    def _loss_of(self, model: Any, inputs: dict[str, Any], return_outputs: bool, num_items_in_batch: Any) -> Any:
+        extra = {"num_items_in_batch": num_items_in_batch} if self._takes_count() else {}
+        return self.compute_loss(model, inputs, return_outputs=return_outputs, **extra)
+
+    def _takes_count(self) -> bool:
+        parameters = inspect.signature(self.compute_loss).parameters
+        return "num_items_in_batch" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+    def _is_scaled(self) -> bool:
+        """Is the loss that was just computed a share of the window's, or the mean of its micro-batch?"""
+        if self.loss_is_scaled_for_ga is not None:
+            return self.loss_is_scaled_for_ga
+        if self._loss_was_scaled or (
+            overridden(self, StepMethods, ("compute_loss",)) and takes(self.compute_loss, "num_items_in_batch")
+        ):
+            return True
+        self._say_once(
+            "compute_loss does not divide by num_items_in_batch: its loss is taken for the mean of a micro-batch, and averaged "
+            "over those of a step."
+        )
+        return False
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The model's loss, summed over targets and divided by num_items_in_batch; compute_loss_func's, if there is one."""
+        inputs = dict(inputs)
+        labels = inputs.pop("labels", None) if self.compute_loss_func is not None else None
+        if num_items_in_batch is not None and self.compute_loss_func is None:
+            inputs["num_items_in_batch"] = num_items_in_batch
+        outputs = model(**inputs)
+        if self.compute_loss_func is not None:
+            counts = takes(self.compute_loss_func, "num_items_in_batch")
+            extra = {"num_items_in_batch": num_items_in_batch} if counts else {}
+            loss = self.compute_loss_func(outputs, labels, **extra)
+            self._loss_was_scaled = counts and num_items_in_batch is not None
+        else:
+            if "loss" not in outputs:
+                raise ValueError("[Trainer] a batch has no labels, so there is no loss. Let the collator make labels.")
+            loss = outputs["loss"]
+            self._loss_was_scaled = num_items_in_batch is not None
+        return (loss, outputs) if return_outputs else loss
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        device = self._lm.device
+        return {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in inputs.items()}
+
+    # --- data
+
+    def _collate(self) -> Callable[[list[Any]], Any]:
+        if not self._own_collator:
+            return PadRight(getattr(self.processing_class, "pad_token_id", None))
+        return UsedColumns(self.data_collator) if self.args.remove_unused_columns else self.data_collator
+
+    def get_train_dataloader(self) -> torch.utils.data.DataLoader:
+        """Padded batches in the order of the C++ loop."""
+        args, rows = self.args, self.train_dataset
+        if rows is None:
+            raise ValueError("[Trainer] training needs a train_dataset.")
+        common = {
+            "batch_size": args.per_device_train_batch_size,
+            "collate_fn": self._collate(),
+            "drop_last": args.dataloader_drop_last,
+        }
+        if not hasattr(rows, "__len__"):
+            return torch.utils.data.DataLoader(rows, **common)
+        strategy = "group_by_length" if args.group_by_length else args.train_sampling_strategy
+        lengths = [len(row["input_ids"]) for row in rows] if strategy == "group_by_length" else []
+        seed = args.data_seed if args.data_seed is not None else args.seed
+        group = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        return torch.utils.data.DataLoader(rows, sampler=EpochSampler(len(rows), strategy, seed, group, lengths), **common)

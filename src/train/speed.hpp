@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+/// How long something took, and how transformers rounds what is said of it.
+#pragma once
+
+#include <chrono>
+#include <cmath>
+
+namespace qlorapp {
+
+inline double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+inline double rounded(double value, int digits) {
+  const double scale = std::pow(10.0, digits);
+  return std::round(value * scale) / scale;
+}
+
+}  // namespace qlorapp
