@@ -32,6 +32,7 @@ from ._C import Accumulator, FormatError, QuantizedTensor, Quantizer, quantize_c
 from .configs import LoraConfig, TaskType, TrainingArguments  # noqa: E402
 from .grad_scaler import GradScaler  # noqa: E402
 from .layers import CheckpointedBlock, LoraLinear  # noqa: E402
+from .memory import MemoryPlan, find_max_batch_size, plan  # noqa: E402
 from .modeling import AutoModelForCausalLM, CausalLM  # noqa: E402
 from .peft import PeftModel, get_peft_model, prepare_model_for_kbit_training  # noqa: E402
 from .quantization import BitsAndBytesConfig  # noqa: E402
@@ -49,6 +50,7 @@ __all__ = [
     "GradScaler",
     "LoraConfig",
     "LoraLinear",
+    "MemoryPlan",
     "PeftModel",
     "QuantizedTensor",
     "Quantizer",
@@ -57,7 +59,9 @@ __all__ = [
     "TrainerCallback",
     "TrainingArguments",
     "__version__",
+    "find_max_batch_size",
     "get_peft_model",
+    "plan",
     "prepare_model_for_kbit_training",
     "quantize_checkpoint",
     "set_seed",

@@ -27,5 +27,6 @@ void bind_nn(py::module_& m);
 void bind_model(py::module_& m);
 void bind_train(py::module_& m);
 void bind_trainer(py::module_& m);
+void bind_plan(py::module_& m);
 
 }  // namespace qlorapp::python

@@ -14,4 +14,5 @@ PYBIND11_MODULE(_C, m) {
   bind_model(m);
   bind_train(m);
   bind_trainer(m);
+  bind_plan(m);
 }

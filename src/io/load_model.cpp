@@ -4,8 +4,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <array>
-#include <string_view>
 #include <utility>
 
 #include "qlorapp/core/check.hpp"
@@ -13,14 +11,10 @@
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/io/linear_weight.hpp"
 #include "qlorapp/io/tensor_file.hpp"
+#include "qlorapp/nn/model_weights.hpp"
 
 namespace qlorapp {
 namespace {
-
-/// The linear layers of a block in the order of Projection.
-constexpr std::array<std::string_view, kProjectionCount> kProjectionNames{
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-    "mlp.gate_proj",    "mlp.up_proj",      "mlp.down_proj"};
 
 class Loader {
  public:
@@ -36,34 +30,12 @@ class Loader {
   }
 
   CausalLM load() {
-    CausalLM::Weights weights;
-    weights.embed_tokens = dense("model.embed_tokens.weight", {config_.vocab_size, config_.hidden_size});
-    weights.lm_head =
-        config_.tie_word_embeddings ? weights.embed_tokens : dense("lm_head.weight", {config_.vocab_size, config_.hidden_size});
-    for (int64_t i = 0; i < config_.num_hidden_layers; ++i) weights.blocks.push_back(block(concat("model.layers.", i, ".")));
-    weights.norm = dense("model.norm.weight", {config_.hidden_size});
-    return CausalLM(config_, std::move(weights));
+    const WeightSource source{[this](const std::string& name, const std::vector<int64_t>& shape) { return dense(name, shape); },
+                              [this](const std::string& module, int64_t out, int64_t in) { return linear(module, out, in); }};
+    return CausalLM(config_, make_weights(config_, source));
   }
 
  private:
-  DecoderBlock::Weights block(const std::string& prefix) {
-    DecoderBlock::Weights weights;
-    weights.input_norm = dense(prefix + "input_layernorm.weight", {config_.hidden_size});
-    weights.post_attention_norm = dense(prefix + "post_attention_layernorm.weight", {config_.hidden_size});
-    const int64_t q = config_.num_attention_heads * config_.head_dim, kv = config_.num_key_value_heads * config_.head_dim;
-    const std::array<std::pair<int64_t, int64_t>, kProjectionCount> shapes{{{q, config_.hidden_size},
-                                                                            {kv, config_.hidden_size},
-                                                                            {kv, config_.hidden_size},
-                                                                            {config_.hidden_size, q},
-                                                                            {config_.intermediate_size, config_.hidden_size},
-                                                                            {config_.intermediate_size, config_.hidden_size},
-                                                                            {config_.hidden_size, config_.intermediate_size}}};
-    for (size_t i = 0; i < kProjectionCount; ++i) {
-      weights.projections[i] = linear(prefix + std::string(kProjectionNames[i]), shapes[i].first, shapes[i].second);
-    }
-    return weights;
-  }
-
   /// In the compute dtype, on the device.
   at::Tensor dense(const std::string& name, const std::vector<int64_t>& shape) {
     at::Tensor tensor = read_checked(checkpoint_, name, shape).to(options_.device, options_.compute_dtype);

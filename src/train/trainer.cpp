@@ -14,6 +14,7 @@
 #include "qlorapp/data/sampler.hpp"
 #include "qlorapp/train/base_fingerprint.hpp"
 #include "qlorapp/train/evaluate.hpp"
+#include "qlorapp/train/plan_run.hpp"
 #include "qlorapp/train/step.hpp"
 
 namespace qlorapp {
@@ -61,6 +62,15 @@ void check_vocabulary(const std::vector<Example>& rows, const char* name, int64_
                           " has ", label, ". Use the tokenizer of this model.");
     }
   }
+}
+
+/// Tokens of the longest: with a batch of such rows a run is as full as it will ever be.
+int64_t longest_row(const std::vector<Example>& train, const std::vector<Example>& eval) {
+  int64_t longest = 0;
+  for (const auto* rows : {&train, &eval}) {
+    for (const Example& row : *rows) longest = std::max(longest, static_cast<int64_t>(row.input_ids.size()));
+  }
+  return longest;
 }
 
 AdamW::Options optimizer_options(const TrainingArguments& args) {
@@ -150,6 +160,7 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
   const auto begin = std::chrono::steady_clock::now();
   const int64_t first_step = state_.global_step;
   control_ = {};
+  log_info(plan_line(model_, args_, longest_row(train_data_, eval_data_), !eval_data_.empty()));
   if (resume_from) unread_.clear();  // of a run that was interrupted: restore has its sums
   else read_losses();
   while (state_.global_step < max_steps_ && !control_.should_training_stop) {
