@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The planned peak of a training step beside torch's max_memory_allocated, over a grid of real shapes on a GPU. The models are made
-// in four bits directly, of random codes: memory does not depend on values. Prints a line of JSON a point;
+// The planned peak of a training step beside torch's max_memory_allocated, over a grid of real shapes on a GPU. The models are
+// made in four bits directly, of random codes: memory does not depend on values. Prints a line of JSON a point;
 // benchmarks/plan_accuracy_cuda.py makes the table.
 //
 //   bench_plan_accuracy [--models 1b,3b,8b,70b] [--seconds 270] [--points SUBSTRING]
@@ -193,8 +193,8 @@ void measure(const std::string& model_name, const format::ModelConfig& config, c
   }
   std::printf(
       "{\"point\": \"%s\", \"planned\": %lld, \"measured\": %lld, \"planned_reserved\": %lld, \"measured_reserved\": %lld, "
-      "\"planned_evaluation\": %lld, \"measured_evaluation\": %lld, \"phase\": \"%s\", \"plan_seconds\": %.3f, \"outside\": %lld, "
-      "\"parts\": {",
+      "\"planned_evaluation\": %lld, \"measured_evaluation\": %lld, \"phase\": \"%s\", \"plan_seconds\": %.3f, \"outside\": "
+      "%lld, \"parts\": {",
       name.c_str(), static_cast<long long>(planned.count), static_cast<long long>(step_peak),
       static_cast<long long>(plan.peak_reserved().count), static_cast<long long>(step_reserved),
       static_cast<long long>(plan.of(ops::MemoryPhase::kEvaluation).allocated.count), static_cast<long long>(evaluation_peak),
@@ -216,6 +216,10 @@ int run(const std::vector<std::string>& arguments) {
     else if (arguments[i] == "--seconds") limit = std::stod(arguments[i + 1]);
     else if (arguments[i] == "--points") wanted = arguments[i + 1];
     else throw ValueError(concat("there is no option ", arguments[i]));
+  }
+  if (c10::cuda::device_count() == 0) {
+    std::fprintf(stderr, "bench_plan_accuracy: no GPU here; nothing measured\n");
+    return 0;
   }
   const auto begin = std::chrono::steady_clock::now();
   const auto late = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() > limit; };

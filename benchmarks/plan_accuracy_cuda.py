@@ -42,7 +42,9 @@ def deviations(p: dict) -> tuple[float, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "dev", help="holds benchmarks/bench_plan_accuracy")
+    parser.add_argument(
+        "--build", type=pathlib.Path, default=ROOT / "build" / "dev", help="holds benchmarks/bench_plan_accuracy"
+    )
     parser.add_argument("--models", default="1b,3b,8b,70b")
     parser.add_argument("--seconds", type=float, default=270, help="after which no further point begins")
     parser.add_argument("--json", type=pathlib.Path, help="where to write all that was measured")
@@ -56,8 +58,8 @@ def main() -> int:
     rows = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
     if args.json:
         args.json.write_text(json.dumps(rows, indent=2))
-    if result.returncode != 0 or not rows:
-        return result.returncode or 1
+    if result.returncode != 0 or not rows:  # it has said why
+        return result.returncode
     points = [row for row in rows if "point" in row]
     measured = [p for p in points if "skipped" not in p]
     print(f"{rows[0]['device']}: context {rows[0]['context'] / GIB:.3f} GiB at first, ", end="")

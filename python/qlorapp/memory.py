@@ -45,7 +45,9 @@ class MemoryPlan:
         """The customary rows beside what they really are."""
         return self._planned.checklist
 
-    def svg(self, path: str | os.PathLike | None = None, *, budget: int | str | None = None, measured: list[int] | None = None) -> str:
+    def svg(
+        self, path: str | os.PathLike | None = None, *, budget: int | str | None = None, measured: list[int] | None = None
+    ) -> str:
         """The stacked timeline of one step, with what was measured at equal distances beside it. Written to path if that is given."""
         limit = _C.parse_bytes("budget", budget) if isinstance(budget, str) else budget
         text = self._planned.svg(self._title, limit, measured or [])

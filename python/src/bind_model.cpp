@@ -5,6 +5,7 @@
 #include "bind.hpp"
 
 #include <ATen/core/grad_mode.h>
+#include "lora_config_json.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/data/collate.hpp"
 #include "qlorapp/format/config_json.hpp"
@@ -38,12 +39,6 @@ void quantize(const std::string& folder, const std::string& output, at::ScalarTy
               const std::optional<Progress>& progress) {
   quantize_checkpoint(folder, output, quantizer_options(quant_type, block_size, double_quant, nested_block_size, compat),
                       compute_dtype, progress.value_or(Progress()));
-}
-
-LoraConfig lora_config_from(const std::string& json) {
-  LoraConfig config;
-  format::from_json(format::parse_json(json, "LoraConfig"), config, "LoraConfig");
-  return config;
 }
 
 UnpaddedBatch unpad_for(const CausalLM& model, const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
@@ -96,6 +91,12 @@ std::vector<int64_t> generate_greedily(CausalLM& model, const std::vector<int64_
 }
 
 }  // namespace
+
+LoraConfig lora_config_from(const std::string& json) {
+  LoraConfig config;
+  format::from_json(format::parse_json(json, "LoraConfig"), config, "LoraConfig");
+  return config;
+}
 
 void bind_model(py::module_& m) {
   py::class_<UnpaddedBatch>(m, "UnpaddedBatch", "A padded batch without its padding; include/qlorapp/data/collate.hpp.")

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bind.hpp"
+#include "lora_config_json.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/format/config_json.hpp"
 #include "qlorapp/io/device.hpp"
@@ -24,12 +25,21 @@ struct Planned {
   MemoryPlan plan;
 };
 
-template <class Config>
-Config parsed(const std::string& json, const char* where) {
-  Config config;
-  format::from_json(format::parse_json(json, where), config, where);
+std::shared_ptr<Planned> planned(const PlanSettings& settings) {
+  return std::make_shared<Planned>(Planned{settings, plan_memory(settings)});
+}
+
+LoraConfig checked_lora_config(const std::string& json) {
+  LoraConfig config = lora_config_from(json);
   config.validate();
   return config;
+}
+
+TrainingArguments arguments_from(const std::string& json) {
+  TrainingArguments args;
+  format::from_json(format::parse_json(json, "TrainingArguments"), args, "TrainingArguments");
+  args.validate();
+  return args;
 }
 
 /// @param gpu  a card of the table, its memory, "cpu", or "auto": the one that is here.
@@ -45,15 +55,13 @@ void set_device(PlanSettings& settings, const std::string& gpu) {
 std::shared_ptr<Planned> plan_configs(const std::string& model, const std::string& lora_json, const std::string& args_json,
                                       const std::string& gpu, at::ScalarType compute_dtype, bool load_in_4bit,
                                       const std::string& quant_type, bool double_quant, std::vector<std::string> skip_modules) {
-  PlanSettings settings = plan_settings(find_model_config(model), parsed<LoraConfig>(lora_json, "LoraConfig"),
-                                        parsed<TrainingArguments>(args_json, "TrainingArguments"));
+  PlanSettings settings = plan_settings(find_model_config(model), checked_lora_config(lora_json), arguments_from(args_json));
   settings.compute_dtype = compute_dtype;
   settings.load_in_4bit = load_in_4bit;
   settings.quantization = quantizer_options(quant_type, 64, double_quant, 256, "none");
   settings.skip_modules = std::move(skip_modules);
   set_device(settings, gpu);
-  MemoryPlan plan = plan_memory(settings);
-  return std::make_shared<Planned>(Planned{std::move(settings), std::move(plan)});
+  return planned(settings);
 }
 
 PlanSettings settings_for(const CausalLM& model, int64_t batch, int64_t length, bool optimizer_is_8bit, bool evaluates) {
@@ -120,9 +128,7 @@ void bind_plan(py::module_& m) {
   m.def(
       "plan_model",
       [](const CausalLM& model, int64_t batch, int64_t length, bool optimizer_is_8bit, bool evaluates) {
-        PlanSettings settings = settings_for(model, batch, length, optimizer_is_8bit, evaluates);
-        MemoryPlan plan = plan_memory(settings);
-        return std::make_shared<Planned>(Planned{std::move(settings), std::move(plan)});
+        return planned(settings_for(model, batch, length, optimizer_is_8bit, evaluates));
       },
       py::arg("model"), py::arg("batch"), py::arg("length"), py::kw_only(), py::arg("optimizer_is_8bit"), py::arg("evaluates"),
       NoGil());

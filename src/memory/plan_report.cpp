@@ -181,8 +181,9 @@ std::string checklist(const MemoryPlan& plan, const PlanSettings& settings) {
       {"activations", rule(tokens * hidden * layers * 2), gib(parts_of(parts, {MemoryUse::kKept, MemoryUse::kActivation})),
        concat("kept for backward ", gib(part(parts, MemoryUse::kKept)), ", in use ", gib(part(parts, MemoryUse::kActivation)))});
   table.row({"logits", "-", gib(part(parts, MemoryUse::kLogits)),
-             concat("in chunks; whole they would be ", rule(tokens * static_cast<double>(settings.model.vocab_size) * 2),
-                    " in 16 bits")});
+             concat("at this moment; ", gib(part(plan.of(MemoryPhase::kLoss).parts, MemoryUse::kLogits)),
+                    " in the loss, a chunk of rows; whole they would be ",
+                    rule(tokens * static_cast<double>(settings.model.vocab_size) * 2), " in 16 bits")});
   table.row({"workspaces", "-", gib(parts_of(parts, {MemoryUse::kDequantized, MemoryUse::kAttention, MemoryUse::kLibrary})),
              "a dequantized weight, attention, cuBLAS"});
   table.row({"batch", "-", gib(part(parts, MemoryUse::kBatch)), "tokens, targets, positions, rotary tables"});
@@ -220,8 +221,8 @@ std::string explain(const PlanSettings& settings, const Gpu& gpu, const DeviceAl
              " rows of ", settings.length, " tokens, accumulation ", settings.accumulation, ", ",
              dtype_name(settings.compute_dtype), ", rank ", settings.lora.r, ", ", keep_text(settings), ".\n\n");
   text +=
-      "Step 1. What is there before the first token: the base, adapters, gradients, moments.\nStep 2. What a micro-batch adds at "
-      "its fullest.\n\n";
+      "Step 1. What is there before the first token: the base, adapters, gradients, moments.\nStep 2. What a micro-batch adds "
+      "at its fullest.\n\n";
   text += memory_lines(plan) + "\n";
   text += "Step 3. The checklist.\n\n" + checklist(plan, settings) + "\n";
   text += concat("Step 4. Does it fit? ", gib(plan.peak_reserved()), " of ", gib(room), ": ",
@@ -258,8 +259,8 @@ std::string explain(const PlanSettings& settings, const Gpu& gpu, const DeviceAl
               ? "None of them alone is enough: combine inputs on the host, batch 1 and a shorter length, or take a smaller model.\n"
               : concat("So first: ", first, ".\n");
   text +=
-      "The customary order, batch, then length, then rank, is right about the last: rank buys least and costs quality. A smaller "
-      "batch with as "
+      "The customary order, batch, then length, then rank, is right about the last: rank buys least and costs quality. A "
+      "smaller batch with as "
       "much more accumulation is the same computation; a shorter length throws data away.\n";
   return text;
 }
@@ -297,8 +298,8 @@ std::string compare(const PlanSettings& settings, const std::vector<Contender>& 
   const MemoryPlan &roomy = plans[fastest], &tight = plans[slowest];
   std::string text = table.text() + "\n";
   text += concat("Which is faster: ", name_of(a.gpu), ", by a factor of about ", fixed(seconds[slowest] / seconds[fastest], 1),
-                 ". The cards decide that, not the batch: both do the same products over the same tokens, and a step is bound by "
-                 "the tensor rate (",
+                 ". The cards decide that, not the batch: both do the same products over the same tokens, and a step is bound "
+                 "by the tensor rate (",
                  fixed(a.gpu.tensor_rate * a.gpu.sustained * 1e-12, 0), " against ",
                  fixed(b.gpu.tensor_rate * b.gpu.sustained * 1e-12, 0), " TFLOP/s sustained, of ",
                  fixed(a.gpu.tensor_rate * 1e-12, 0), " and ", fixed(b.gpu.tensor_rate * 1e-12, 0),

@@ -223,7 +223,7 @@ class Rehearsal {
 };
 
 /// Parts that change by little need not all be drawn.
-constexpr size_t kMostPoints = 2000;
+constexpr size_t kMostPoints = 240;
 
 }  // namespace
 

@@ -13,9 +13,9 @@ namespace {
 /// Of the published bandwidth: a copy on an H200 moved 4,190 of 4,800 GB/s, elementwise kernels 0.9 of that and more.
 constexpr double kBandwidthPart = 0.87 * 0.95;
 
-/// Attention on an H200 (docs/performance.md's machine), as parts of the sustained tensor rate, and the length at which half of it is
-/// reached: cuDNN 385 forward and 306 backward TFLOP/s at 2,048 tokens, 597 and 483 at 8,192; flash and the efficient kernel beside it at
-/// 2,048. On a smaller GPU the matrix units are slower and the same kernels come closer to them.
+/// Attention on an H200 (docs/performance.md's machine), as parts of the sustained tensor rate, and the length at which half of
+/// it is reached: cuDNN 385 forward and 306 backward TFLOP/s at 2,048 tokens, 597 and 483 at 8,192; flash and the efficient
+/// kernel beside it at 2,048. On a smaller GPU the matrix units are slower and the same kernels come closer to them.
 struct AttentionRate {
   double forward, backward, half_length;
 };
@@ -25,7 +25,8 @@ AttentionRate attention_rate(int64_t architecture) {
   return {0.60, 0.50, 200};
 }
 
-/// Kernels a block launches in a micro-batch, and seconds that the host takes for one: 1,533 in 22.4 ms for 16 blocks, host-bound.
+/// Kernels a block launches in a micro-batch, and seconds that the host takes for one: 1,533 in 22.4 ms for 16 blocks,
+/// host-bound.
 constexpr double kLaunchesABlock = 90, kSecondsALaunch = 14e-6;
 
 }  // namespace

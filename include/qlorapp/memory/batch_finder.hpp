@@ -13,7 +13,8 @@ namespace qlorapp {
 /// @returns 0 if not even one row fits.
 [[nodiscard]] int64_t largest_batch(PlanSettings settings, Bytes room, int64_t most);
 
-/// The settings of a model that exists, with its adapters, its segments and its device; batch, length and optimizer are the caller's.
+/// The settings of a model that exists, with its adapters, its segments and its device; batch, length and optimizer are the
+/// caller's.
 /// @throws ValueError if it has no adapters.
 [[nodiscard]] PlanSettings settings_of(const CausalLM& model);
 

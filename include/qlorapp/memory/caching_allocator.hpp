@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What torch's CUDA caching allocator makes of a sequence of requests: bytes handed out and bytes taken from the driver.
 ///
-///     handed out   a request is rounded up to 512 bytes; a cached block that is not more than 1 MiB too large is handed out whole
-///     reserved     requests up to 1 MiB come out of segments of 2 MiB, below 10 MiB of 20 MiB, larger ones of their own size
+///     handed out   a request is rounded up to 512 bytes; a cached block that is not more than 1 MiB too large is handed out
+///     whole reserved     requests up to 1 MiB come out of segments of 2 MiB, below 10 MiB of 20 MiB, larger ones of their own
+///     size
 ///                  rounded up to 2 MiB; a freed block joins its free neighbors and stays reserved
 ///
-/// The first is torch.cuda.memory_allocated, the second memory_reserved; what lies between is cache and fragmentation. The rules are
-/// those of c10/cuda/CUDACachingAllocator.cpp in torch 2.11 with default settings, one stream, and a device that has room: blocks are
-/// not given back. Knows no GPU, and no torch.
+/// The first is torch.cuda.memory_allocated, the second memory_reserved; what lies between is cache and fragmentation. The
+/// rules are those of c10/cuda/CUDACachingAllocator.cpp in torch 2.11 with default settings, one stream, and a device that has
+/// room: blocks are not given back. Knows no GPU, and no torch.
 #pragma once
 
 #include <cstdint>

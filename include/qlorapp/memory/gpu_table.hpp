@@ -2,7 +2,8 @@
 /// What a plan knows of GPUs: one table. Memory is what nvidia-smi lists as the card's total, bandwidth and tensor rate are the
 /// makers' published figures (dense, 16-bit inputs, float32 sums).
 ///
-/// Rates that a training step sustains are lower. `sustained` says which part of the published tensor rate, and where that comes from:
+/// Rates that a training step sustains are lower. `sustained` says which part of the published tensor rate, and where that
+/// comes from:
 ///     measured      docs/performance.md and the ceilings behind it, on this card
 ///     reported      a published measurement of somebody else's: a T4's cuBLAS settles at about 24 TFLOP/s under its 70 W
 ///                   (forums.developer.nvidia.com/t/264462)
@@ -38,7 +39,8 @@ struct Gpu {
 
 [[nodiscard]] std::span<const Gpu> known_gpus();
 
-/// @param text  a name of the table in any case ("t4", "A100-80GB"), or an amount of memory ("16GiB", "24GB") of a card that is not in
+/// @param text  a name of the table in any case ("t4", "A100-80GB"), or an amount of memory ("16GiB", "24GB") of a card that is
+/// not in
 ///              it; that has the given rates and architecture, or none, and then time cannot be told.
 /// @throws ValueError naming the cards there are.
 [[nodiscard]] Gpu find_gpu(std::string_view text, int64_t architecture = 0, double bandwidth = 0, double tensor_rate = 0);

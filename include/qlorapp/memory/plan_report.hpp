@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What `qlorapp plan` says: tables and answers in words, from plans and times alone. Text, for a terminal and for docs/memory.md.
+/// What `qlorapp plan` says: tables and answers in words, from plans and times alone. Text, for a terminal and for
+/// docs/memory.md.
 #pragma once
 
 #include <optional>
@@ -25,8 +26,8 @@ struct DeviceAllowance {
 /// Phases and their fullest moments, by part.
 [[nodiscard]] std::string phase_table(const MemoryPlan& plan);
 
-/// "Memory Budget Checklist": the customary rows with the customary rules of thumb beside what they really are, and the rows that are
-/// usually missing.
+/// "Memory Budget Checklist": the customary rows with the customary rules of thumb beside what they really are, and the rows
+/// that are usually missing.
 [[nodiscard]] std::string checklist(const MemoryPlan& plan, const PlanSettings& settings);
 
 /// Step by step for one configuration that ran out of memory: what takes what, whether it fits here, and what to change first.

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// How much memory a run will take, before any of it is taken.
 ///
-/// The run's own code is executed on shapes (ops/memory_tape.hpp): the weights are made, quantized and dropped in the order of the
-/// loader, one micro-batch goes forward and backward, the optimizer steps, one batch is evaluated. Every allocation is seen, so the
-/// plan has no formula of its own that could differ from the code, and no constant that was fitted to a measurement. On top come
-/// the rules of torch's caching allocator (caching_allocator.hpp) and what is not torch's: the CUDA context, which is measured once
-/// on a machine and stated, never guessed.
+/// The run's own code is executed on shapes (ops/memory_tape.hpp): the weights are made, quantized and dropped in the order of
+/// the loader, one micro-batch goes forward and backward, the optimizer steps, one batch is evaluated. Every allocation is
+/// seen, so the plan has no formula of its own that could differ from the code, and no constant that was fitted to a
+/// measurement. On top come the rules of torch's caching allocator (caching_allocator.hpp) and what is not torch's: the CUDA
+/// context, which is measured once on a machine and stated, never guessed.
 ///
 /// A plan takes some milliseconds a block; nothing of the model's size is allocated.
 #pragma once
@@ -78,7 +78,8 @@ struct MemoryPlan {
   [[nodiscard]] Bytes peak_reserved() const;
 };
 
-/// @throws ValueError naming the setting: a size that is not positive, a batch or length whose products leave 64 bits, adapters that
+/// @throws ValueError naming the setting: a size that is not positive, a batch or length whose products leave 64 bits, adapters
+/// that
 ///         match no layer, segments that do not cover the blocks.
 [[nodiscard]] MemoryPlan plan_memory(const PlanSettings& settings);
 

@@ -8,11 +8,11 @@
 ///     }
 ///     tape.events();                       // every allocation and its end, in order
 ///
-/// A plan that repeats the shapes of the code that allocates drifts away from it. So nothing is repeated: tensors of torch's Meta
-/// device have shapes and no memory, the code that trains runs on them as it is, and the Meta allocator, replaced by one that
-/// counts, sees every request and every release. What an operator takes beside its results on the planned device (a dequantized
-/// weight, the logits of a chunk, the buffers of an attention kernel), its Meta implementation takes, too, while a tape records;
-/// otherwise, as when torch traces, it takes nothing.
+/// A plan that repeats the shapes of the code that allocates drifts away from it. So nothing is repeated: tensors of torch's
+/// Meta device have shapes and no memory, the code that trains runs on them as it is, and the Meta allocator, replaced by one
+/// that counts, sees every request and every release. What an operator takes beside its results on the planned device (a
+/// dequantized weight, the logits of a chunk, the buffers of an attention kernel), its Meta implementation takes, too, while a
+/// tape records; otherwise, as when torch traces, it takes nothing.
 ///
 /// A recording belongs to its thread. Tensors may outlive it; the tape must outlive the recording.
 #pragma once
@@ -103,8 +103,8 @@ class MemoryTape {
 /// The device of this thread's recording; null outside of one.
 [[nodiscard]] const PlannedDevice* planned_device();
 
-/// Whether what is computed with this tensor is computed by a GPU: it is there, or on Meta while a GPU is planned for. To be asked
-/// wherever code chooses another way for GPUs.
+/// Whether what is computed with this tensor is computed by a GPU: it is there, or on Meta while a GPU is planned for. To be
+/// asked wherever code chooses another way for GPUs.
 [[nodiscard]] bool computes_on_gpu(const at::Tensor& tensor);
 
 /// From here on, allocations of this thread's recording are of another phase. Nothing outside of one.

@@ -16,9 +16,10 @@ struct ProbeOptions {
   bool evaluates = true;  ///< Evaluate a batch of that size, too.
 };
 
-/// Forward, backward, the optimizer's moments and the norm, and a batch in evaluation, over rows of made-up tokens. No parameter changes;
-/// gradients are zero afterwards.
-/// @returns what a CPU's allocator handed out at most on top of what was there; nothing for a GPU, whose allocator keeps its own record.
+/// Forward, backward, the optimizer's moments and the norm, and a batch in evaluation, over rows of made-up tokens. No
+/// parameter changes; gradients are zero afterwards.
+/// @returns what a CPU's allocator handed out at most on top of what was there; nothing for a GPU, whose allocator keeps its
+/// own record.
 /// @throws ValueError if there are no adapters or a size is not positive; c10::OutOfMemoryError from a GPU that is too small.
 Bytes probe_step(CausalLM& model, const ProbeOptions& options);
 

@@ -19,7 +19,8 @@ namespace qlorapp {
 /// The optimizer, batch, accumulation and evaluation of a run over a model that is there already.
 void apply_arguments(PlanSettings& settings, const TrainingArguments& args);
 
-/// What Trainer says when it begins: the plan of this model and these arguments over rows of which the longest has `longest` tokens.
+/// What Trainer says when it begins: the plan of this model and these arguments over rows of which the longest has `longest`
+/// tokens.
 [[nodiscard]] std::string plan_line(const CausalLM& model, const TrainingArguments& args, int64_t longest, bool evaluates);
 
 struct Deadline {
@@ -41,7 +42,8 @@ struct Recommendation {
 };
 
 /// The fastest batch and keep policy that fits the card, and as many of `args.num_train_epochs` epochs as surely end in time.
-/// @param args  what the caller has decided already: max_length, learning rate …; batch, accumulation, precision and checkpointing are
+/// @param args  what the caller has decided already: max_length, learning rate …; batch, accumulation, precision and
+/// checkpointing are
 ///              chosen here.
 /// @throws ValueError naming what is missing or impossible: no row fits the card, no step fits the deadline.
 [[nodiscard]] Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lora, const TrainingArguments& args,

@@ -2,7 +2,8 @@
 // Buffers of LibTorch's attention kernels, by their sources in torch 2.11:
 //
 //     CPU        aten/src/ATen/native/cpu/FlashAttentionKernel.cpp: tiles a thread
-//     cuDNN      aten/src/ATen/native/cudnn/MHA.cpp and cudnn-frontend's scaled_dot_product_flash_attention.h, backward: sums of dQ
+//     cuDNN      aten/src/ATen/native/cudnn/MHA.cpp and cudnn-frontend's scaled_dot_product_flash_attention.h, backward: sums
+//     of dQ
 //                and of the softmax in float32; dK and dV of every query head if heads are grouped
 //     flash      aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd: the same, rows rounded to 128
 //     efficient  aten/src/ATen/native/transformers/cuda/attention_backward.cu and src/ops/cuda/attention.cpp: expanded k and v
