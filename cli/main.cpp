@@ -25,6 +25,7 @@ constexpr Command kCommands[] = {
     {"train", "fine-tune low-rank adapters on a 4-bit base", qlorapp::cli::train},
     {"eval", "loss and exact matches on held-out rows", qlorapp::cli::eval},
     {"generate", "continue a prompt", qlorapp::cli::generate},
+    {"plan", "memory and time of a run, before anything is loaded", qlorapp::cli::plan},
     {"quantize", "write a bitsandbytes 4-bit checkpoint", qlorapp::cli::quantize},
 };
 

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <ATen/Parallel.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <csignal>
+#include <cstdio>
 
 #include "command.hpp"
 #include "model_options.hpp"
@@ -13,7 +16,9 @@
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/adapter.hpp"
 #include "qlorapp/io/checkpoint_folder.hpp"
+#include "qlorapp/io/device.hpp"
 #include "qlorapp/io/linear_weight.hpp"
+#include "qlorapp/train/plan_run.hpp"
 #include "qlorapp/train/trainer.hpp"
 
 namespace qlorapp::cli {
@@ -30,7 +35,7 @@ void on_interrupt(int) {
 struct TrainOptions {
   ModelOptions model;
   std::string data, output, eval_data, init_adapter;
-  bool assistant_only_loss = false;
+  bool assistant_only_loss = false, dry_run = false;
   TrainingArguments args;
   LoraConfig lora;
 };
@@ -60,6 +65,7 @@ TrainOptions parse(const Arguments& arguments) {
   line.option("eval_data", options.eval_data, "rows to evaluate on");
   line.option("init_adapter", options.init_adapter, "PEFT adapter folder to go on from");
   line.option("assistant_only_loss", options.assistant_only_loss, "messages: train on the assistant's turns only");
+  line.option("dry_run", options.dry_run, "say what the run would take, over the rows given, and end before anything is loaded");
   line.fields(options.args);
   line.fields(options.lora);
   line.parse(arguments);
@@ -125,6 +131,24 @@ Bytes peak_memory() {
   return {static_cast<int64_t>(usage.ru_maxrss) * 1024};
 }
 
+/// The plan for the longest row of the data. Nothing is loaded.
+void print_plan(const TrainOptions& options, const format::ModelConfig& config, const Dataset& train_data,
+                const Dataset& eval_data) {
+  PlanSettings settings = plan_settings(config, options.lora, options.args);
+  settings.quantization = options.model.quantization();
+  settings.length = 2;
+  for (const Dataset* data : {&train_data, &eval_data}) {
+    for (const Example& row : data->examples)
+      settings.length = std::max(settings.length, static_cast<int64_t>(row.input_ids.size()));
+  }
+  if (eval_data.examples.empty()) settings.eval_batch = 0;
+  const at::Device device = parse_device(options.model.device);
+  settings.device = {device.type(), gpu_architecture(device), at::get_num_threads()};
+  settings.compute_dtype = usable_dtype(settings.compute_dtype, settings.device.architecture);
+  const MemoryPlan plan = plan_memory(settings);
+  std::printf("%s\n%s\n%s", summary_line(plan, settings).c_str(), phase_table(plan).c_str(), checklist(plan, settings).c_str());
+}
+
 TrainerCallbacks callbacks(ProgressBar& bar) {
   TrainerCallbacks result;
   result.on_log = [&bar](const LogRecord& record, TrainerControl&) { bar.line(record.to_line()); };
@@ -161,6 +185,10 @@ int train(const Arguments& arguments) {
   if (tools && tools->tokenizer)
     log_info(concat("first row, «trained»: ", render_sample(train_data.examples.front(), *tools->tokenizer)));
 
+  if (options.dry_run) {
+    print_plan(options, config, train_data, eval_data);
+    return 0;
+  }
   CausalLM model = options.model.load(compute_dtype(options.args));
   if (options.init_adapter.empty()) {
     model.add_adapters(options.lora, static_cast<uint64_t>(options.args.seed), kDefaultAdapter,

@@ -33,6 +33,7 @@ from .configs import LoraConfig, TaskType, TrainingArguments  # noqa: E402
 from .generation import GenerationConfig  # noqa: E402
 from .grad_scaler import GradScaler  # noqa: E402
 from .layers import CheckpointedBlock, LoraLinear  # noqa: E402
+from .memory import MemoryPlan, find_max_batch_size, plan  # noqa: E402
 from .modeling import AutoModelForCausalLM, CausalLM  # noqa: E402
 from .peft import (  # noqa: E402
     PeftModel,
@@ -76,6 +77,7 @@ __all__ = [
     "LoftQConfig",
     "LoraConfig",
     "LoraLinear",
+    "MemoryPlan",
     "PeftConfig",
     "PeftModel",
     "PeftModelForCausalLM",
@@ -96,9 +98,11 @@ __all__ = [
     "TrainerState",
     "TrainingArguments",
     "__version__",
+    "find_max_batch_size",
     "get_mixed_precision_dtype",
     "get_peft_model",
     "get_peft_model_state_dict",
+    "plan",
     "prepare_model_for_kbit_training",
     "quantize_checkpoint",
     "set_peft_model_state_dict",

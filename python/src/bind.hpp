@@ -29,5 +29,6 @@ void bind_generate(py::module_& m);
 void bind_data(py::module_& m);
 void bind_train(py::module_& m);
 void bind_trainer(py::module_& m);
+void bind_plan(py::module_& m);
 
 }  // namespace qlorapp::python

@@ -5,6 +5,7 @@
 #include "bind.hpp"
 
 #include <ATen/core/grad_mode.h>
+#include "lora_config_json.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/data/collate.hpp"
 #include "qlorapp/format/config_json.hpp"
@@ -44,12 +45,6 @@ void quantize(const std::string& folder, const std::string& output, at::ScalarTy
 void save(const CausalLM& model, const std::string& source, const std::string& output, const std::string& storage,
           const std::optional<std::vector<std::string>>& skip_modules, const std::optional<at::ScalarType>& compute_dtype) {
   save_model(model, source, output, {storage, skip_modules, compute_dtype});
-}
-
-LoraConfig lora_config_from(const std::string& json) {
-  LoraConfig config;
-  format::from_json(format::parse_json(json, "LoraConfig"), config, "LoraConfig");
-  return config;
 }
 
 UnpaddedBatch unpad_for(const CausalLM& model, const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
@@ -94,6 +89,12 @@ std::vector<std::tuple<int64_t, int64_t, std::string>> segments(const CausalLM& 
 std::pair<at::Tensor, int64_t> as_pair(const LossSum& sum) { return {sum.loss, sum.targets}; }
 
 }  // namespace
+
+LoraConfig lora_config_from(const std::string& json) {
+  LoraConfig config;
+  format::from_json(format::parse_json(json, "LoraConfig"), config, "LoraConfig");
+  return config;
+}
 
 void bind_model(py::module_& m) {
   py::class_<UnpaddedBatch>(m, "UnpaddedBatch", "A padded batch without its padding; include/qlorapp/data/collate.hpp.")

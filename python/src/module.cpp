@@ -16,4 +16,5 @@ PYBIND11_MODULE(_C, m) {
   bind_data(m);
   bind_train(m);
   bind_trainer(m);
+  bind_plan(m);
 }

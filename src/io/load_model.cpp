@@ -4,8 +4,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <array>
-#include <string_view>
 #include <utility>
 
 #include "qlorapp/core/check.hpp"
@@ -17,11 +15,6 @@
 
 namespace qlorapp {
 namespace {
-
-/// The linear layers of a block in the order of Projection.
-constexpr std::array<std::string_view, kProjectionCount> kProjectionNames{
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-    "mlp.gate_proj",    "mlp.up_proj",      "mlp.down_proj"};
 
 class Loader {
  public:

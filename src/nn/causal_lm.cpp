@@ -13,6 +13,7 @@
 #include "qlorapp/nn/trained_head.hpp"
 #include "qlorapp/ops/cross_entropy.hpp"
 #include "qlorapp/ops/embedding.hpp"
+#include "qlorapp/ops/memory_tape.hpp"
 #include "qlorapp/ops/norm.hpp"
 
 namespace qlorapp {
@@ -26,7 +27,7 @@ DecoderBlock::Shape block_shape(const format::ModelConfig& config) {
 constexpr int64_t kFewTokens = 64;
 
 /// Rows of logits at a time. Twice the memory of 1,024 buys a GPU a product of a better shape; a CPU gains nothing above 512.
-int64_t chunk_rows(const at::Tensor& hidden) { return hidden.is_cuda() ? 2048 : 512; }
+int64_t chunk_rows(const at::Tensor& hidden) { return ops::computes_on_gpu(hidden) ? 2048 : 512; }
 
 void check_batch(const Batch& batch) {
   QLORAPP_CHECK_VALUE(batch.token_count() > 0, "[causal_lm] a batch must hold at least one token; got none.");
@@ -86,7 +87,7 @@ void CausalLM::set_segments(std::vector<Segment> segments) {
   segments_ = std::move(segments);
   if (std::none_of(segments_.begin(), segments_.end(), [](const Segment& segment) { return segment.keep == Keep::kInputOnHost; })) {
     ring_.reset();
-  } else if (!ring_ && !device().is_cpu()) {
+  } else if (!ring_ && ops::computes_on_gpu(embed_tokens_)) {
     ring_ = std::make_shared<PinnedRing>(device());
   }
 }
@@ -98,7 +99,7 @@ StepContext CausalLM::make_context(const Batch& batch, bool training, uint64_t s
   }
   rope_.reserve(longest);
   // A GPU multiplies projections that share an input as one, unless there are so few tokens that reading the weights is all.
-  const bool stacked = device().is_cuda() && batch.token_count() > kFewTokens;
+  const bool stacked = ops::computes_on_gpu(embed_tokens_) && batch.token_count() > kFewTokens;
   auto offload = ring_ ? std::make_shared<InputOffload>(ring_) : nullptr;
   return {rope_.cos(), rope_.sin(), batch.positions, batch.row_starts, seed,
           micro_step,  training,    stacked,         deterministic_,   std::move(offload)};
@@ -179,11 +180,13 @@ LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_sc
   check_batch(batch);
   QLORAPP_CHECK_VALUE(has_adapters(), "[causal_lm] there is nothing to train; call add_adapters first.");
   const at::NoGradGuard no_grad;
+  ops::mark_phase(ops::MemoryPhase::kForward);
   const StepContext context = make_context(batch, /*training=*/true, seed, micro_step);
   std::vector<std::vector<Saved>> saved(segments_.size());
   at::Tensor x = embed(batch.tokens);
   for (size_t i = 0; i < segments_.size(); ++i) x = run_segment(segments_[i], x, context, &saved[i]);
 
+  ops::mark_phase(ops::MemoryPhase::kLoss);
   at::Tensor loss;
   Wide dx;
   {
@@ -201,6 +204,7 @@ LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_sc
     dx = {ops::rms_norm_backward(dnormed, x, norm_, rstd), config_.hidden_size};
   }
   x.reset();
+  ops::mark_phase(ops::MemoryPhase::kBackward);
   const at::Tensor table = trained_embedding();
   const AdapterSet& set = adapters();
   for (size_t i = segments_.size(); i-- > 0;) {

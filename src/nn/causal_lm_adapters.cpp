@@ -132,6 +132,10 @@ void CausalLM::add_adapters(const LoraConfig& config, uint64_t seed, const std::
     if (slot.a < 0) continue;
     const FrozenWeight& weight = blocks_[block].weights().projections[projection];
     LoraAdapter& adapter = *set.blocks[block][projection];
+    if (device().is_meta()) {  // a plan: shapes without values
+      if (slot.magnitude >= 0) adapter.weight_norm_squared = at::empty_like(adapter.magnitude.detach());
+      continue;
+    }
     if (decomposes) {
       FrozenWeight rest =
           initialize_adapter_from_weight(adapter, config, names[i], weight, source ? source(names[i]) : at::Tensor(), seed);

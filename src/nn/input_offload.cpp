@@ -19,7 +19,14 @@ c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardIm
 
 c10::Stream new_stream(at::Device device) {
   QLORAPP_CHECK_VALUE(!device.is_cpu(), "[input_on_host] inputs on a CPU are in host memory already.");
+  if (device.is_meta()) return current_stream(device);  // planning: nothing is copied
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+}
+
+/// A host tensor that a plan counts and nobody reads or writes.
+at::Tensor no_memory(int64_t bytes) {
+  static uint8_t nothing = 0;
+  return at::from_blob(&nothing, {bytes}, at::TensorOptions().dtype(at::kByte));
 }
 
 }  // namespace
@@ -55,7 +62,7 @@ at::Tensor PinnedRing::acquire(at::IntArrayRef sizes, at::ScalarType dtype) {
       free_.erase(best);
     }
     if (!slot.defined()) {
-      slot = at::empty({wanted}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
+      slot = device_.is_meta() ? no_memory(wanted) : at::empty({wanted}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
       bytes_ += wanted;
       ++allocations_;
     }
@@ -72,6 +79,7 @@ void PinnedRing::release(at::Tensor slot) {
 }
 
 void PinnedRing::copy(const at::Tensor& to, const at::Tensor& from, const c10::Stream& stream) {
+  if (device_.is_meta()) return;
   const std::lock_guard lock(mutex_);
   forked_.record(stream);
   forked_.block(copies_);
@@ -83,6 +91,7 @@ void PinnedRing::copy(const at::Tensor& to, const at::Tensor& from, const c10::S
 }
 
 void PinnedRing::join(const c10::Stream& stream) {
+  if (device_.is_meta()) return;
   const std::lock_guard lock(mutex_);
   copied_.block(stream);  // of the latest copy; those before it are done then, too
 }

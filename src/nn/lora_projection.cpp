@@ -5,6 +5,7 @@
 
 #include "qlorapp/nn/dora.hpp"
 #include "qlorapp/ops/dropout.hpp"
+#include "qlorapp/ops/memory_tape.hpp"
 #include "qlorapp/quant/linear.hpp"
 
 namespace qlorapp {
@@ -29,7 +30,8 @@ void add_transposed_product(const at::Tensor& gradient, const at::Tensor& left, 
   at::Tensor target = gradient;
   if (target.scalar_type() == left.scalar_type()) {
     at::addmm_out(target, target, left.t(), right, 1, scale);
-  } else if (target.is_cuda() && target.scalar_type() == at::kFloat) {
+  } else if (ops::computes_on_gpu(target) && target.scalar_type() == at::kFloat) {
+    if (target.is_meta()) return;  // within the product itself: nothing is allocated, and Meta has no such product
     at::addmm_out(target, target, left.t(), right, at::kFloat, 1, scale);
   } else {
     target.add_(at::mm(left.t(), right), scale);

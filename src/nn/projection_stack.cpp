@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "qlorapp/ops/lora_augment.hpp"
+#include "qlorapp/ops/memory_tape.hpp"
 #include "qlorapp/ops/quantize.hpp"
 
 namespace qlorapp {
@@ -36,7 +37,11 @@ ProjectionStack::ProjectionStack(std::span<const FrozenWeight> weights, std::spa
 at::Tensor ProjectionStack::workspace(at::ScalarType dtype) const {
   const FrozenWeight& first = weights_.front();
   const at::Device device = first.quantized.defined() ? first.quantized.packed.device() : first.dense.device();
-  at::Tensor buffer = at::empty({out_ + spare_, in_ + spare_}, at::TensorOptions().dtype(dtype).device(device));
+  const auto empty = [&] {
+    const ops::MemoryUseScope use(ops::MemoryUse::kDequantized);
+    return at::empty({out_ + spare_, in_ + spare_}, at::TensorOptions().dtype(dtype).device(device));
+  };
+  at::Tensor buffer = empty();
   std::vector<at::Tensor> a, b;
   std::vector<double> scaling;
   for (size_t i = 0; i < weights_.size() && spare_ > 0; ++i) {

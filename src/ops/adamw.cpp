@@ -2,6 +2,9 @@
 #include "qlorapp/ops/adamw.hpp"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 namespace qlorapp::ops {
 
@@ -12,6 +15,15 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> gradient_norm(const at::Tensor& g
           .findSchemaOrThrow("qlorapp::gradient_norm", "")
           .typed<std::tuple<at::Tensor, at::Tensor, at::Tensor>(const at::Tensor&, const std::optional<at::Tensor>&, double)>();
   return op.call(gradient, inverse_scale, max_norm);
+}
+
+std::vector<at::Tensor> adamw_moments(const at::Tensor& values, bool eight_bit) {
+  if (!eight_bit) return {at::zeros_like(values), at::zeros_like(values)};
+  // A zero moment is the code of 0.0 in each map, with a scale of zero.
+  const auto codes = values.options().dtype(at::kByte);
+  const int64_t blocks = adamw_8bit_blocks(values.numel());
+  return {at::full(values.sizes(), kAdamW8bitZeroState1, codes), at::full(values.sizes(), kAdamW8bitZeroState2, codes),
+          at::zeros({blocks}, values.options()), at::zeros({blocks}, values.options())};
 }
 
 void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& exp_avg, at::Tensor& exp_avg_sq, int64_t step, double lr,

@@ -17,16 +17,7 @@ namespace qlorapp {
 AdamW::AdamW(AdapterArena& arena, const Options& options) : arena_(&arena), options_(options) {
   QLORAPP_CHECK_VALUE(arena.size() > 0, "[adamw] there are no adapters to train; call add_adapters first.");
   const at::Tensor& values = arena.values();
-  if (options.state == State::kFloat32) {
-    moments_ = {at::zeros_like(values), at::zeros_like(values)};
-  } else {
-    // A zero moment is the code of 0.0 in each map, with a scale of zero.
-    const auto codes = values.options().dtype(at::kByte);
-    const int64_t blocks = ops::adamw_8bit_blocks(values.numel());
-    moments_ = {at::full(values.sizes(), ops::kAdamW8bitZeroState1, codes),
-                at::full(values.sizes(), ops::kAdamW8bitZeroState2, codes), at::zeros({blocks}, values.options()),
-                at::zeros({blocks}, values.options())};
-  }
+  moments_ = ops::adamw_moments(values, options.state == State::kEightBit);
   if (options.paged && !values.is_cpu()) paged_ = std::make_shared<PagedState>(std::exchange(moments_, {}), values.numel());
 }
 

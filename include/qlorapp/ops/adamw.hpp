@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <optional>
 #include <tuple>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -59,6 +60,12 @@ inline constexpr uint8_t kAdamW8bitZeroState2 = 0;
 
 /// @returns the number of absmax entries for n elements.
 [[nodiscard]] constexpr int64_t adamw_8bit_blocks(int64_t n) { return (n + kAdamW8bitBlock - 1) / kAdamW8bitBlock; }
+
+/// Fresh moments of a flat arena: exp_avg and exp_avg_sq in float32, or the codes of both in eight bits and their scales.
+[[nodiscard]] std::vector<at::Tensor> adamw_moments(const at::Tensor& values, bool eight_bit);
+
+/// Elements of the arena whose moments visit the device together while they live in host memory. A multiple of the block.
+inline constexpr int64_t kPagedMomentsChunk = int64_t{1} << 22;
 
 /// One step in place with eight-bit moments:
 ///     m = signed_map[state1] · absmax1, v = unsigned_map[state2] · absmax2   (format/dynamic_map.hpp; per block)

@@ -25,6 +25,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
+#include "qlorapp/ops/adamw.hpp"
 #include "qlorapp/ops/device_memory.hpp"
 
 namespace qlorapp {
@@ -33,7 +34,7 @@ namespace qlorapp {
 class PagedState final : ops::MemoryRelief {
  public:
   /// Elements of a parameter that a step on the host takes at a time.
-  static constexpr int64_t kChunk = int64_t{1} << 22;
+  static constexpr int64_t kChunk = ops::kPagedMomentsChunk;
 
   /// @param moments  on one GPU, one-dimensional, with nobody else holding them; their sizes divide `elements`.
   PagedState(std::vector<at::Tensor> moments, int64_t elements);

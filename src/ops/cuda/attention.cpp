@@ -27,6 +27,7 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <torch/library.h>
 
+#include "../cuda_memory.hpp"
 #include "../layer_shapes.hpp"
 #include "launch.hpp"
 
@@ -34,24 +35,6 @@ namespace qlorapp::ops {
 namespace {
 
 using at::Tensor;
-
-/// How the rows of a batch lie, empty ones left out.
-struct RowLayout {
-  std::vector<int64_t> starts;
-  int64_t rows = 0, longest = 0;
-  bool equal = true;
-
-  explicit RowLayout(at::IntArrayRef row_starts) : starts{0} {
-    for (const int64_t start : row_starts.slice(1)) {
-      const int64_t length = start - starts.back();
-      if (length == 0) continue;
-      equal = equal && (rows == 0 || length == longest);
-      longest = std::max(longest, length);
-      starts.push_back(start);
-      ++rows;
-    }
-  }
-};
 
 /// The boundaries of ragged rows on the device, and where each token's statistic lies in a (H, rows, stride) tensor.
 struct RowsOnDevice {
@@ -62,12 +45,6 @@ struct RowsOnDevice {
   int64_t stride = 0;
   c10::StreamId stream = 0;  // that the copies are ordered in
 };
-
-/// The efficient kernel pads a row's statistic to a multiple of this.
-constexpr int64_t kStatisticAlignment = 32;
-int64_t statistic_stride(int64_t longest) {
-  return (longest + kStatisticAlignment - 1) / kStatisticAlignment * kStatisticAlignment;
-}
 
 /// Through pinned memory: a plain copy to the device would wait for it.
 template <class Integer>
@@ -106,7 +83,7 @@ const RowsOnDevice& rows_on_device(const RowLayout& layout, c10::Device device) 
   return last;
 }
 
-enum class Kernel { kCudnn, kFlash, kEfficient };
+using Kernel = AttentionKernel;
 
 /// torch's switch counts too, unless it only warns.
 bool is_asked_for(bool deterministic) {
@@ -141,13 +118,7 @@ class Deterministic {
 
 Kernel choose(const Tensor& q, const RowLayout& layout, bool deterministic) {
   const cudaDeviceProp* const gpu = at::cuda::getCurrentDeviceProperties();
-  const int64_t d = q.size(2);
-  if (q.scalar_type() == at::kFloat || gpu->major < 8 || d % 8 != 0 || d > 256) return Kernel::kEfficient;
-  // cuDNN builds a plan for every new shape, some 50 ms; short rows have many shapes and nothing to gain.
-  constexpr int64_t kShortest = 256;
-  const bool cudnn =
-      !deterministic && (gpu->major == 9 || gpu->major == 10) && layout.equal && layout.longest >= kShortest && d <= 128;
-  return cudnn ? Kernel::kCudnn : Kernel::kFlash;
+  return attention_kernel(q, layout, gpu->major * 10 + gpu->minor, deterministic);
 }
 
 /// The elements of a head lie together, and every head begins at 16 bytes.

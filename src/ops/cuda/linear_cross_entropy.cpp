@@ -3,12 +3,10 @@
 #include <algorithm>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
+#include "../cuda_memory.hpp"
 #include "../layer_shapes.hpp"
 #include "../row_views.hpp"
 #include "cuda/cross_entropy.hpp"
@@ -17,19 +15,6 @@
 
 namespace qlorapp::ops {
 namespace {
-
-/// The rows that have a target, if their number is known and some have none.
-struct Compact {
-  at::Tensor index, targets;  // int64 (count); index is undefined if all rows are computed
-};
-
-Compact compact(const at::Tensor& targets, int64_t count, const gpu::Launch& launch) {
-  if (count == targets.size(0)) return {at::Tensor(), targets};
-  at::Tensor index = at::empty({count}, targets.options()), labels = at::empty({count}, targets.options());
-  C10_CUDA_CHECK(cuda::compact_targets(targets.const_data_ptr<int64_t>(), targets.size(0), count, index.mutable_data_ptr<int64_t>(),
-                                       labels.mutable_data_ptr<int64_t>(), launch.stream()));
-  return {index, labels};
-}
 
 std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden_in, const at::Tensor& weight,
                                                         const at::Tensor& targets, const std::optional<at::Tensor>& grad_scale,
@@ -49,18 +34,16 @@ std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden
   const float* const scale_data = scale.defined() ? scale.const_data_ptr<float>() : nullptr;
 
   const int64_t count = target_count < 0 ? all_rows : target_count;
-  const auto [index, labels] = compact(targets.contiguous(), count, launch);
+  const at::Tensor all_targets = targets.contiguous();
+  const CrossEntropyBuffers buffers(hidden, vocabulary, all_targets.options(), count, chunk_rows, need_gradient);
+  const auto& [index, own_labels, gradient, losses, total, logits_buffer, rows_buffer, chunk] = buffers;
   const bool everything = !index.defined();
-  at::Tensor gradient = !need_gradient ? at::empty({0}, hidden.options())
-                        : everything   ? at::empty_like(hidden, at::MemoryFormat::Contiguous)
-                                       : at::zeros_like(hidden, at::MemoryFormat::Contiguous);
-  at::Tensor losses = at::empty({count}, hidden.options().dtype(at::kFloat));
-  at::Tensor total = at::empty({}, losses.options());
-
-  const int64_t chunk = std::min(chunk_rows, count);
-  const int64_t padded = (vocabulary + 7) / 8 * 8;  // rows of an odd vocabulary stay aligned to 16 bytes
-  const at::Tensor logits_buffer = at::empty({chunk, padded}, hidden.options()).narrow(1, 0, vocabulary);
-  const at::Tensor rows_buffer = everything ? at::Tensor() : at::empty({chunk, width}, hidden.options());
+  const at::Tensor& labels = everything ? all_targets : own_labels;
+  if (!everything) {
+    C10_CUDA_CHECK(cuda::compact_targets(all_targets.const_data_ptr<int64_t>(), all_rows, count, index.mutable_data_ptr<int64_t>(),
+                                         labels.mutable_data_ptr<int64_t>(), launch.stream()));
+  }
+  const int64_t padded = CrossEntropyBuffers::padded(vocabulary);
   for (int64_t begin = 0; begin < count; begin += chunk) {
     const int64_t size = std::min(chunk, count - begin);
     at::Tensor rows = everything ? hidden.narrow(0, begin, size) : rows_buffer.narrow(0, 0, size);

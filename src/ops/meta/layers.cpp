@@ -4,6 +4,8 @@
 #include <torch/library.h>
 
 #include "../layer_shapes.hpp"
+#include "kernel_memory.hpp"
+#include "qlorapp/ops/memory_tape.hpp"
 
 namespace qlorapp::ops {
 namespace {
@@ -80,15 +82,19 @@ Tensor swiglu_backward(const Tensor& dh, const Tensor& gate_up) {
 
 void swiglu_backward_(Tensor& dh, Tensor& gate_up) { check_swiglu_backward("swiglu_backward_", dh, gate_up); }
 
-std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts, double, bool) {
+std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts, double,
+                                     bool deterministic) {
   check_attention("attention", q, k, v, row_starts);
+  const meta::Scratch scratch = planned_device() ? meta::attention_scratch(q, k, row_starts, deterministic) : meta::Scratch();
   return {empty(q.sym_sizes(), q), empty({q.sym_size(1), q.sym_size(0)}, q, accumulate_type(q))};
 }
 
 std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                                                       const Tensor& out, const Tensor& lse, at::IntArrayRef row_starts, double,
-                                                      bool) {
+                                                      bool deterministic) {
   check_attention_backward("attention_backward", dout, q, k, v, out, lse, row_starts);
+  const meta::Scratch scratch =
+      planned_device() ? meta::attention_backward_scratch(q, k, row_starts, deterministic) : meta::Scratch();
   return {empty(q.sym_sizes(), q), empty(k.sym_sizes(), k), empty(v.sym_sizes(), v)};
 }
 
@@ -105,8 +111,9 @@ Tensor embedding(const Tensor& weight, const Tensor& tokens) {
 
 std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
                                                 const std::optional<Tensor>& grad_scale, bool need_gradient, int64_t chunk_rows,
-                                                int64_t) {
+                                                int64_t target_count) {
   check_linear_cross_entropy("linear_cross_entropy", hidden, weight, targets, grad_scale, chunk_rows);
+  if (planned_device()) return meta::linear_cross_entropy_planned(hidden, weight, targets, need_gradient, chunk_rows, target_count);
   return {empty({}, hidden, accumulate_type(hidden)),
           need_gradient ? empty(hidden.sym_sizes(), hidden) : empty({c10::SymInt(0)}, hidden)};
 }

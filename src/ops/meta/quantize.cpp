@@ -8,6 +8,8 @@
 
 #include "../four_bit_stack.hpp"
 #include "../quantize_arguments.hpp"
+#include "kernel_memory.hpp"
+#include "qlorapp/ops/memory_tape.hpp"
 
 namespace qlorapp::ops {
 namespace {
@@ -75,10 +77,11 @@ at::Tensor linear_4bit(const at::Tensor& x, const at::Tensor& packed, const at::
 void linear_4bit_out(at::Tensor& y, const at::Tensor& x, const at::Tensor& packed, const at::Tensor& absmax,
                      const std::optional<at::Tensor>& nested_absmax, const std::optional<at::Tensor>& nested_offset,
                      at::IntArrayRef shape, int64_t block_size, int64_t nested_block_size, std::string_view quant_type,
-                     bool transpose, bool /*accumulate*/) {
+                     bool transpose, bool accumulate) {
   check_linear_4bit_out("linear_4bit_out", y, x,
                         {packed, absmax, nested_absmax, nested_offset, shape, block_size, nested_block_size, quant_type},
                         transpose);
+  if (planned_device()) static_cast<void>(meta::linear_4bit_scratch(y, x, shape[0], shape[1], accumulate));
 }
 
 }  // namespace

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a plan knows of GPUs: one table. Memory is what nvidia-smi lists as the card's total, bandwidth and tensor rate are the
+/// makers' published figures (dense, 16-bit inputs, float32 sums).
+///
+/// Rates that a training step sustains are lower. `sustained` says which part of the published tensor rate, and where that
+/// comes from:
+///     measured      docs/performance.md and the ceilings behind it, on this card
+///     reported      a published measurement of somebody else's: a T4's cuBLAS settles at about 24 TFLOP/s under its 70 W
+///                   (forums.developer.nvidia.com/t/264462)
+///     extrapolated  the part that the measured card sustains, which is limited by power as these are
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "qlorapp/core/units.hpp"
+
+namespace qlorapp {
+
+enum class Evidence : uint8_t { kMeasured, kReported, kExtrapolated };
+[[nodiscard]] std::string_view to_string(Evidence evidence);
+/// Half the width of what an estimate of time may be off by, as a part of it.
+[[nodiscard]] double uncertainty(Evidence evidence);
+
+struct Gpu {
+  std::string_view name;
+  Bytes memory;
+  int64_t architecture = 0;  ///< 75, 80 …
+  double bandwidth = 0;      ///< Bytes a second.
+  double tensor_rate = 0;    ///< Operations a second.
+  double sustained = 0;      ///< Part of tensor_rate.
+  Evidence evidence = Evidence::kExtrapolated;
+
+  [[nodiscard]] bool has_bf16() const { return architecture >= 80; }
+};
+
+[[nodiscard]] std::span<const Gpu> known_gpus();
+
+/// @param text  a name of the table in any case ("t4", "A100-80GB"), or an amount of memory ("16GiB", "24GB") of a card that is
+/// not in
+///              it; that has the given rates and architecture, or none, and then time cannot be told.
+/// @throws ValueError naming the cards there are.
+[[nodiscard]] Gpu find_gpu(std::string_view text, int64_t architecture = 0, double bandwidth = 0, double tensor_rate = 0);
+
+/// "14GiB", "14.5 GB", "800MiB", "123456": G and GiB are 2^30, GB is 10^9.
+/// @throws ValueError naming `what` for anything else, for a negative amount, and for one above 2^62.
+[[nodiscard]] Bytes parse_bytes(std::string_view what, std::string_view text);
+
+}  // namespace qlorapp

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What `qlorapp plan` says: tables and answers in words, from plans and times alone. Text, for a terminal and for
+/// docs/memory.md.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "qlorapp/memory/gpu_table.hpp"
+#include "qlorapp/memory/planner.hpp"
+#include "qlorapp/memory/roofline.hpp"
+
+namespace qlorapp {
+
+/// What a device must have free beside torch's own memory.
+struct DeviceAllowance {
+  /// CUDA context, driver and cuBLAS/cuDNN code on the card; torch does not count it. It depends on the driver and the card:
+  /// benchmarks/plan_accuracy_cuda.py measures it, --context states it. 0.5 GiB is an allowance, no measurement.
+  Bytes context{int64_t{512} << 20};
+};
+
+/// @returns what a card has for torch.
+[[nodiscard]] inline Bytes room_on(const Gpu& gpu, const DeviceAllowance& allowance) { return gpu.memory - allowance.context; }
+
+/// Phases and their fullest moments, by part.
+[[nodiscard]] std::string phase_table(const MemoryPlan& plan);
+
+/// "Memory Budget Checklist": the customary rows with the customary rules of thumb beside what they really are, and the rows
+/// that are usually missing.
+[[nodiscard]] std::string checklist(const MemoryPlan& plan, const PlanSettings& settings);
+
+/// Step by step for one configuration that ran out of memory: what takes what, whether it fits here, and what to change first.
+[[nodiscard]] std::string explain(const PlanSettings& settings, const Gpu& gpu, const DeviceAllowance& allowance);
+
+/// Two ways to the same effective batch on two cards: speed, memory, quality.
+struct Contender {
+  Gpu gpu;
+  int64_t batch = 1, accumulation = 1;
+};
+/// @param settings  all but batch and accumulation; fp16 is taken where a card has no bf16.
+[[nodiscard]] std::string compare(const PlanSettings& settings, const std::vector<Contender>& contenders,
+                                  const DeviceAllowance& allowance);
+
+}  // namespace qlorapp

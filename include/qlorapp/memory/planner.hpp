@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+/// How much memory a run will take, before any of it is taken.
+///
+/// The run's own code is executed on shapes (ops/memory_tape.hpp): the weights are made, quantized and dropped in the order of
+/// the loader, one micro-batch goes forward and backward, the optimizer steps, one batch is evaluated. Every allocation is
+/// seen, so the plan has no formula of its own that could differ from the code, and no constant that was fitted to a
+/// measurement. On top come the rules of torch's caching allocator (caching_allocator.hpp) and what is not torch's: the CUDA
+/// context, which is measured once on a machine and stated, never guessed.
+///
+/// A plan takes some milliseconds a block; nothing of the model's size is allocated.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <c10/core/ScalarType.h>
+
+#include "qlorapp/core/units.hpp"
+#include "qlorapp/format/model_config.hpp"
+#include "qlorapp/nn/keep.hpp"
+#include "qlorapp/nn/lora_config.hpp"
+#include "qlorapp/ops/memory_tape.hpp"
+#include "qlorapp/quant/quantizer.hpp"
+
+namespace qlorapp {
+
+/// All that memory depends on. A new knob of the step is one more line here and one in planner.cpp, where the model is told.
+struct PlanSettings {
+  format::ModelConfig model;
+  LoraConfig lora;
+  bool load_in_4bit = true;  ///< Of a checkpoint that is not quantized yet.
+  Quantizer::Options quantization;
+  std::vector<std::string> skip_modules;      ///< Linear layers left dense.
+  at::ScalarType compute_dtype = at::kFloat;  ///< Activations, norms, embedding, head.
+  int64_t batch = 1;                          ///< Rows of a micro-batch.
+  int64_t length = 1024;                      ///< Tokens of each: the longest row counts, all rows as long as it is the worst case.
+  int64_t accumulation = 1;                   ///< Micro-batches whose tokens wait on the device together.
+  int64_t eval_batch = 0;                     ///< Rows of a batch in evaluation; 0: there is none.
+  bool optimizer_is_8bit = false;
+  bool optimizer_on_host = false;  ///< Paged moments that have given way.
+  std::vector<Segment> segments;   ///< What is kept; empty: everything.
+  ops::PlannedDevice device;
+};
+
+using MemoryParts = std::array<Bytes, ops::kMemoryUseCount>;  ///< By MemoryUse.
+[[nodiscard]] Bytes sum(const MemoryParts& parts);
+
+/// The fullest moment of a phase.
+struct PhasePlan {
+  bool planned = false;  ///< false: the run has no such phase.
+  Bytes tensors;         ///< All that is alive, as asked for.
+  MemoryParts parts;     ///< The same by use.
+  Bytes allocated;       ///< As torch counts it: rounded by the caching allocator on a GPU (max_memory_allocated).
+  Bytes reserved;        ///< Taken from the driver by then (max_memory_reserved); on a CPU the same as allocated.
+};
+
+/// One moment of the planned timeline.
+struct TimelinePoint {
+  ops::MemoryPhase phase;
+  MemoryParts parts;
+};
+
+struct MemoryPlan {
+  std::array<PhasePlan, ops::kMemoryPhaseCount> phases;  ///< By MemoryPhase.
+  std::vector<TimelinePoint> timeline;                   ///< From the end of the load on; the fullest moments are all in it.
+  Bytes pinned_host;                                     ///< Beside a GPU: inputs kept on the host, paged moments.
+  int64_t trainable_parameters = 0;
+  int64_t base_parameters = 0;
+
+  [[nodiscard]] const PhasePlan& of(ops::MemoryPhase phase) const { return phases[static_cast<size_t>(phase)]; }
+  /// The fullest phase of all, and of those that training repeats (all but the load).
+  [[nodiscard]] ops::MemoryPhase fullest() const;
+  [[nodiscard]] ops::MemoryPhase fullest_of_training() const;
+  [[nodiscard]] Bytes peak_allocated() const { return of(fullest()).allocated; }
+  [[nodiscard]] Bytes peak_reserved() const;
+};
+
+/// @throws ValueError naming the setting: a size that is not positive, a batch or length whose products leave 64 bits, adapters
+/// that
+///         match no layer, segments that do not cover the blocks.
+[[nodiscard]] MemoryPlan plan_memory(const PlanSettings& settings);
+
+/// "plan: 6.9 GiB at most, in the backward pass (4-bit base 3.4, …); …": one line for a log.
+[[nodiscard]] std::string summary_line(const MemoryPlan& plan, const PlanSettings& settings);
+
+}  // namespace qlorapp

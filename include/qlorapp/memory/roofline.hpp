@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+/// How long a step takes on a GPU, from its shapes and the GPU's rates.
+///
+///     products     2·P forward, 2·P backward (frozen weights have no gradient), what is computed again, LoRA, head; over the
+///     tensor rate attention    2·T·D a token and block forward, 5·T·D backward (causal), at the rate of the kernel that the
+///     GPU runs memory       every dequantized weight written and read, every elementwise pass; over the bandwidth host
+///     launches; counts where the GPU is faster than they are
+///
+/// The parts are added up, because one stream runs them one after the other; the host's counts where it is longer. The
+/// fractions of the published rates come from docs/performance.md, all from one H200; nothing is known of other cards but what
+/// gpu_table.hpp says.
+#pragma once
+
+#include <cstdint>
+
+#include "qlorapp/memory/gpu_table.hpp"
+#include "qlorapp/memory/planner.hpp"
+
+namespace qlorapp {
+
+struct StepTime {
+  double products = 0, attention = 0, memory = 0, host = 0;  ///< Seconds of one micro-batch.
+  double optimizer = 0;                                      ///< Seconds of an optimizer step.
+  Evidence evidence = Evidence::kExtrapolated;
+
+  [[nodiscard]] double micro_batch() const {
+    const double gpu = products + attention + memory;
+    return gpu > host ? gpu : host;
+  }
+};
+
+/// @param average_length  of a row in tokens; the settings' length is the longest.
+/// @throws ValueError if the GPU's rates are not known.
+[[nodiscard]] StepTime step_time(const PlanSettings& settings, const Gpu& gpu, double average_length);
+
+}  // namespace qlorapp

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A run's arguments as the planner's settings, and the configuration that suits a deadline.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "qlorapp/memory/gpu_table.hpp"
+#include "qlorapp/memory/plan_report.hpp"
+#include "qlorapp/memory/planner.hpp"
+#include "qlorapp/nn/causal_lm.hpp"
+#include "qlorapp/train/training_arguments.hpp"
+
+namespace qlorapp {
+
+/// What an optimizer, a batch and a keep policy of TrainingArguments take. The device stays as it is: a CPU.
+[[nodiscard]] PlanSettings plan_settings(const format::ModelConfig& model, const LoraConfig& lora, const TrainingArguments& args);
+
+/// The optimizer, batch, accumulation and evaluation of a run over a model that is there already.
+void apply_arguments(PlanSettings& settings, const TrainingArguments& args);
+
+/// What Trainer says when it begins: the plan of this model and these arguments over rows of which the longest has `longest`
+/// tokens.
+[[nodiscard]] std::string plan_line(const CausalLM& model, const TrainingArguments& args, int64_t longest, bool evaluates);
+
+struct Deadline {
+  int64_t dataset_rows = 0;
+  int64_t average_tokens = 0;
+  double hours = 0;
+  int64_t gpus = 1;
+  int64_t effective_batch = 32;
+};
+
+struct Recommendation {
+  TrainingArguments args;
+  LoraConfig lora;
+  MemoryPlan plan;
+  double hours = 0;          ///< Expected.
+  double hours_at_most = 0;  ///< With the uncertainty of the rates.
+  double epochs = 0;
+  std::string text;  ///< Why.
+};
+
+/// The fastest batch and keep policy that fits the card, and as many of `args.num_train_epochs` epochs as surely end in time.
+/// @param args  what the caller has decided already: max_length, learning rate …; batch, accumulation, precision and
+/// checkpointing are
+///              chosen here.
+/// @throws ValueError naming what is missing or impossible: no row fits the card, no step fits the deadline.
+[[nodiscard]] Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lora, const TrainingArguments& args,
+                                       const Gpu& gpu, const Deadline& deadline, const DeviceAllowance& allowance);
+
+}  // namespace qlorapp

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plans, and the probe that checks them.
+#include <ATen/Parallel.h>
+
+#include <nlohmann/json.hpp>
+
+#include "bind.hpp"
+#include "lora_config_json.hpp"
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/format/config_json.hpp"
+#include "qlorapp/io/device.hpp"
+#include "qlorapp/memory/batch_finder.hpp"
+#include "qlorapp/memory/known_models.hpp"
+#include "qlorapp/memory/plan_report.hpp"
+#include "qlorapp/memory/timeline_svg.hpp"
+#include "qlorapp/train/batch_probe.hpp"
+#include "qlorapp/train/plan_run.hpp"
+#include "quantizer_options.hpp"
+
+namespace qlorapp::python {
+namespace {
+
+struct Planned {
+  PlanSettings settings;
+  MemoryPlan plan;
+};
+
+std::shared_ptr<Planned> planned(const PlanSettings& settings) {
+  return std::make_shared<Planned>(Planned{settings, plan_memory(settings)});
+}
+
+LoraConfig checked_lora_config(const std::string& json) {
+  LoraConfig config = lora_config_from(json);
+  config.validate();
+  return config;
+}
+
+TrainingArguments arguments_from(const std::string& json) {
+  TrainingArguments args;
+  format::from_json(format::parse_json(json, "TrainingArguments"), args, "TrainingArguments");
+  args.validate();
+  return args;
+}
+
+/// @param gpu  a card of the table, its memory, "cpu", or "auto": the one that is here.
+void set_device(PlanSettings& settings, const std::string& gpu) {
+  if (gpu == "cpu" || (gpu == "auto" && !has_gpu())) {
+    settings.device = {at::kCPU, 0, at::get_num_threads()};
+  } else {
+    settings.device = {at::kCUDA, gpu == "auto" ? gpu_architecture(parse_device("auto")) : find_gpu(gpu).architecture, 1};
+  }
+  settings.compute_dtype = usable_dtype(settings.compute_dtype, settings.device.architecture);
+}
+
+std::shared_ptr<Planned> plan_configs(const std::string& model, const std::string& lora_json, const std::string& args_json,
+                                      const std::string& gpu, at::ScalarType compute_dtype, bool load_in_4bit,
+                                      const std::string& quant_type, bool double_quant, std::vector<std::string> skip_modules) {
+  PlanSettings settings = plan_settings(find_model_config(model), checked_lora_config(lora_json), arguments_from(args_json));
+  settings.compute_dtype = compute_dtype;
+  settings.load_in_4bit = load_in_4bit;
+  settings.quantization = quantizer_options(quant_type, 64, double_quant, 256, "none");
+  settings.skip_modules = std::move(skip_modules);
+  set_device(settings, gpu);
+  return planned(settings);
+}
+
+PlanSettings settings_for(const CausalLM& model, int64_t batch, int64_t length, bool optimizer_is_8bit, bool evaluates) {
+  PlanSettings settings = settings_of(model);
+  settings.batch = batch;
+  settings.length = length;
+  settings.optimizer_is_8bit = optimizer_is_8bit;
+  settings.eval_batch = evaluates ? batch : 0;
+  settings.device.architecture = gpu_architecture(model.device());
+  return settings;
+}
+
+std::map<std::string, int64_t> by_name(const MemoryParts& parts) {
+  std::map<std::string, int64_t> named;
+  for (size_t i = 0; i < parts.size(); ++i) named.emplace(ops::to_string(static_cast<ops::MemoryUse>(i)), parts[i].count);
+  return named;
+}
+
+}  // namespace
+
+void bind_plan(py::module_& m) {
+  py::class_<Planned, std::shared_ptr<Planned>>(m, "MemoryPlan", "include/qlorapp/memory/planner.hpp")
+      .def_property_readonly("peak_allocated", [](const Planned& self) { return self.plan.peak_allocated().count; })
+      .def_property_readonly("peak_reserved", [](const Planned& self) { return self.plan.peak_reserved().count; })
+      .def_property_readonly("pinned_host", [](const Planned& self) { return self.plan.pinned_host.count; })
+      .def_property_readonly("trainable_parameters", [](const Planned& self) { return self.plan.trainable_parameters; })
+      .def_property_readonly("phases",
+                             [](const Planned& self) {
+                               py::dict phases;
+                               for (size_t i = 0; i < self.plan.phases.size(); ++i) {
+                                 const PhasePlan& phase = self.plan.phases[i];
+                                 if (!phase.planned) continue;
+                                 py::dict row;
+                                 row["tensors"] = phase.tensors.count;
+                                 row["allocated"] = phase.allocated.count;
+                                 row["reserved"] = phase.reserved.count;
+                                 row["parts"] = by_name(phase.parts);
+                                 phases[py::str(std::string(ops::to_string(static_cast<ops::MemoryPhase>(i))))] = row;
+                               }
+                               return phases;
+                             })
+      .def_property_readonly("summary", [](const Planned& self) { return summary_line(self.plan, self.settings); })
+      .def_property_readonly("checklist", [](const Planned& self) { return checklist(self.plan, self.settings); })
+      .def(
+          "svg",
+          [](const Planned& self, const std::string& title, std::optional<int64_t> budget, const std::vector<int64_t>& measured) {
+            MeasuredTimeline seen;
+            for (const int64_t bytes : measured) seen.allocated.push_back({bytes});
+            return timeline_svg(self.plan, title, budget ? std::optional(Bytes{*budget}) : std::nullopt,
+                                measured.empty() ? std::nullopt : std::optional(std::move(seen)));
+          },
+          py::arg("title") = "planned memory", py::arg("budget") = std::nullopt, py::arg("measured") = std::vector<int64_t>{});
+
+  m.def("plan_memory", &plan_configs, py::arg("model"), py::arg("lora_config_json"), py::arg("args_json"), py::kw_only(),
+        py::arg("gpu"), py::arg("compute_dtype"), py::arg("load_in_4bit"), py::arg("quant_type"), py::arg("double_quant"),
+        py::arg("skip_modules"), NoGil());
+  m.def(
+      "largest_batch",
+      [](const CausalLM& model, int64_t length, int64_t room, int64_t most, bool optimizer_is_8bit, bool evaluates) {
+        return largest_batch(settings_for(model, 1, length, optimizer_is_8bit, evaluates), {room}, most);
+      },
+      py::arg("model"), py::arg("length"), py::arg("room"), py::arg("most"), py::kw_only(), py::arg("optimizer_is_8bit"),
+      py::arg("evaluates"), NoGil());
+  m.def(
+      "plan_model",
+      [](const CausalLM& model, int64_t batch, int64_t length, bool optimizer_is_8bit, bool evaluates) {
+        return planned(settings_for(model, batch, length, optimizer_is_8bit, evaluates));
+      },
+      py::arg("model"), py::arg("batch"), py::arg("length"), py::kw_only(), py::arg("optimizer_is_8bit"), py::arg("evaluates"),
+      NoGil());
+  m.def(
+      "probe_step",
+      [](CausalLM& model, int64_t batch, int64_t length, bool optimizer_is_8bit, bool evaluates) {
+        return probe_step(model, {batch, length, optimizer_is_8bit, evaluates}).count;
+      },
+      py::arg("model"), py::arg("batch"), py::arg("length"), py::kw_only(), py::arg("optimizer_is_8bit"), py::arg("evaluates"),
+      NoGil());
+  m.def(
+      "parse_bytes", [](const std::string& what, const std::string& text) { return parse_bytes(what, text).count; },
+      py::arg("what"), py::arg("text"));
+}
+
+}  // namespace qlorapp::python

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/memory/batch_finder.hpp"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+
+#include "qlorapp/core/check.hpp"
+
+namespace qlorapp {
+
+int64_t largest_batch(PlanSettings settings, Bytes room, int64_t most) {
+  QLORAPP_CHECK_VALUE(most >= 1, "[find_max_batch_size] the largest batch to consider must be at least 1; got ", most, ".");
+  QLORAPP_CHECK_VALUE(room.count > 0, "[find_max_batch_size] the memory to fill must be above 0; got ", room.count, " bytes.");
+  const auto fits = [&](int64_t batch) {
+    settings.batch = batch;
+    return plan_memory(settings).peak_reserved() <= room;
+  };
+  if (!fits(1)) return 0;
+  int64_t good = 1, bad = most + 1;
+  for (int64_t batch = 2; batch <= most && bad == most + 1; batch *= 2) (fits(batch) ? good : bad) = batch;
+  while (bad - good > 1) {
+    const int64_t middle = good + (bad - good) / 2;
+    (fits(middle) ? good : bad) = middle;
+  }
+  return good;
+}
+
+PlanSettings settings_of(const CausalLM& model) {
+  QLORAPP_CHECK_VALUE(model.has_adapters(),
+                      "[plan] the model has no adapters. Add them first: they and their optimizer are part of the plan.");
+  PlanSettings settings;
+  settings.model = model.config();
+  settings.lora = model.lora_config();
+  settings.compute_dtype = model.dtype();
+  settings.segments = model.segments();
+  settings.load_in_4bit = false;
+  for (size_t i = 0; i < kProjectionCount && !model.blocks().empty(); ++i) {
+    const QuantizedTensor& weight = model.blocks().front().weights().projections[i].quantized;
+    if (!weight.defined()) continue;
+    settings.load_in_4bit = true;
+    settings.quantization = Quantizer::like(weight).options();
+  }
+  const std::vector<std::string> names = model.linear_names();
+  for (size_t i = 0; i < names.size() && settings.load_in_4bit; ++i) {
+    const FrozenWeight& weight = model.blocks()[i / kProjectionCount].weights().projections[i % kProjectionCount];
+    if (!weight.quantized.defined()) settings.skip_modules.push_back(names[i]);
+  }
+  settings.device.type = model.device().type();
+  settings.device.threads = at::get_num_threads();
+  return settings;
+}
+
+}  // namespace qlorapp

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/memory/gpu_table.hpp"
+
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <vector>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/core/nearest_name.hpp"
+
+namespace qlorapp {
+namespace {
+
+using namespace literals;
+
+constexpr double kGiga = 1e9, kTera = 1e12;
+/// Of 989 TFLOP/s a step on an H200 sustains about 665 under its power limit.
+constexpr double kMeasuredPart = 0.67;
+
+constexpr Gpu card(std::string_view name, Bytes memory, int64_t architecture, double gigabytes, double teraflops,
+                   double sustained = kMeasuredPart, Evidence evidence = Evidence::kExtrapolated) {
+  return {name, memory, architecture, gigabytes * kGiga, teraflops * kTera, sustained, evidence};
+}
+
+constexpr std::array<Gpu, 14> kGpus{
+    card("T4", 15360_MiB, 75, 320, 65, 24.0 / 65.0, Evidence::kReported),
+    card("RTX 3060", 12288_MiB, 86, 360, 25.3),
+    card("RTX 3090", 24576_MiB, 86, 936, 71),
+    card("RTX 4090", 24564_MiB, 89, 1008, 165),
+    card("RTX 5090", 32607_MiB, 120, 1792, 209.5),
+    card("A10", 23028_MiB, 86, 600, 125),
+    card("A10G", 23028_MiB, 86, 600, 70),
+    card("L4", 23034_MiB, 89, 300, 121),
+    card("L40S", 46068_MiB, 89, 864, 362),
+    card("A100-40GB", 40960_MiB, 80, 1555, 312),
+    card("A100-80GB", 81920_MiB, 80, 2039, 312),
+    card("H100", 81559_MiB, 90, 3350, 989),
+    card("H200", 143771_MiB, 90, 4800, 989, kMeasuredPart, Evidence::kMeasured),
+    card("B200", 183359_MiB, 100, 8000, 2250),
+};
+
+/// Letters and digits alone, in lower case.
+std::string folded(std::string_view text) {
+  std::string result;
+  for (const char c : text) {
+    if (std::isalnum(static_cast<unsigned char>(c)) != 0) result += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string_view to_string(Evidence evidence) {
+  return evidence == Evidence::kMeasured   ? "measured on this card"
+         : evidence == Evidence::kReported ? "from reported rates"
+                                           : "extrapolated";
+}
+
+double uncertainty(Evidence evidence) {
+  return evidence == Evidence::kMeasured ? 0.15 : evidence == Evidence::kReported ? 0.30 : 0.40;
+}
+
+std::span<const Gpu> known_gpus() { return kGpus; }
+
+Gpu find_gpu(std::string_view text, int64_t architecture, double bandwidth, double tensor_rate) {
+  const std::string wanted = folded(text);
+  std::vector<std::string_view> names;
+  for (const Gpu& gpu : kGpus) {
+    if (folded(gpu.name) == wanted) return gpu;
+    names.push_back(gpu.name);
+  }
+  const bool amount = !text.empty() && (std::isdigit(static_cast<unsigned char>(text.front())) != 0 || text.front() == '-');
+  QLORAPP_CHECK_VALUE(amount, "[gpu] must be one of ", names, ", or an amount of memory such as 16GiB; got '", text, "'.",
+                      did_you_mean(text, names));
+  QLORAPP_CHECK_VALUE(architecture == 0 || (architecture >= 75 && architecture <= 200),
+                      "[gpu_architecture] must be from 75 up, as 86; got ", architecture, ".");
+  const auto rate = [](const char* name, double value) {
+    QLORAPP_CHECK_VALUE(std::isfinite(value) && value >= 0, "[", name, "] must be finite and >= 0; got ", value, ".");
+  };
+  rate("gpu_bandwidth", bandwidth);
+  rate("gpu_tflops", tensor_rate);
+  const Bytes memory = parse_bytes("gpu", text);
+  QLORAPP_CHECK_VALUE(memory.count > 0, "[gpu] its memory must be above 0; got '", text, "'.");
+  return {"", memory, architecture == 0 ? 80 : architecture, bandwidth, tensor_rate, kMeasuredPart, Evidence::kExtrapolated};
+}
+
+Bytes parse_bytes(std::string_view what, std::string_view text) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  std::string_view unit = text.substr(static_cast<size_t>(end - text.data()));
+  while (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
+  double scale = 0;
+  for (const auto& [name, value] : {std::pair{std::string_view(""), 1.0},
+                                    {"B", 1.0},
+                                    {"KiB", 0x1p10},
+                                    {"K", 0x1p10},
+                                    {"KB", 1e3},
+                                    {"MiB", 0x1p20},
+                                    {"M", 0x1p20},
+                                    {"MB", 1e6},
+                                    {"GiB", 0x1p30},
+                                    {"G", 0x1p30},
+                                    {"GB", 1e9},
+                                    {"TiB", 0x1p40},
+                                    {"T", 0x1p40},
+                                    {"TB", 1e12}}) {
+    if (folded(unit) == folded(name)) scale = value;
+  }
+  QLORAPP_CHECK_VALUE(error == std::errc{} && scale > 0, "[", what,
+                      "] must be an amount of memory such as 14GiB, 14.5GB or 800MiB; got '", text, "'.");
+  QLORAPP_CHECK_VALUE(number >= 0 && number * scale < 0x1p62, "[", what, "] must be from 0 to 2^62 bytes; got '", text, "'.");
+  return {static_cast<int64_t>(number * scale)};
+}
+
+}  // namespace qlorapp

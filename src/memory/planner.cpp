@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/memory/planner.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/memory/caching_allocator.hpp"
+#include "qlorapp/nn/causal_lm.hpp"
+#include "qlorapp/nn/model_weights.hpp"
+#include "qlorapp/ops/adamw.hpp"
+
+namespace qlorapp {
+namespace {
+
+using ops::MemoryPhase;
+using ops::MemoryTape;
+using ops::MemoryUse;
+
+constexpr at::DeviceType kNowhere = at::kMeta;
+
+at::ScalarType stored_dtype(const PlanSettings& settings) {
+  switch (settings.model.dtype.value_or(format::Dtype::kBF16)) {
+    case format::Dtype::kF32:
+      return at::kFloat;
+    case format::Dtype::kF16:
+      return at::kHalf;
+    default:
+      return at::kBFloat16;
+  }
+}
+
+/// By a module's whole name or its trailing part, cut at a dot: the loader's rule.
+bool is_skipped(const PlanSettings& settings, const std::string& module) {
+  const auto& of_file = settings.model.quantization ? settings.model.quantization->skip_modules : std::nullopt;
+  const std::vector<std::string>& names = of_file ? *of_file : settings.skip_modules;
+  return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+    return module == name || (module.size() > name.size() && module.ends_with("." + name)) ||
+           module.find("." + name + ".") != std::string::npos;
+  });
+}
+
+/// A weight as a quantized checkpoint has it, without the step of quantizing.
+QuantizedTensor stored_in_four_bits(const PlanSettings& settings, int64_t out, int64_t in) {
+  const at::TensorOptions bytes = at::TensorOptions().dtype(at::kByte).device(kNowhere), floats = bytes.dtype(at::kFloat);
+  const int64_t n = out * in, blocks = (n + settings.quantization.block_size - 1) / settings.quantization.block_size;
+  QuantizedTensor weight;
+  weight.shape = {out, in};
+  weight.block_size = settings.quantization.block_size;
+  weight.nested_block_size = settings.quantization.nested_block_size;
+  weight.packed = at::empty({(n + 1) / 2, 1}, bytes);
+  const bool nested = settings.model.quantization->double_quant;
+  weight.absmax = at::empty({blocks}, nested ? bytes : floats);
+  if (nested) {
+    weight.nested_absmax = at::empty({(blocks + weight.nested_block_size - 1) / weight.nested_block_size}, floats);
+    weight.nested_offset = at::empty({}, floats);
+  }
+  return weight;
+}
+
+CausalLM make_model(const PlanSettings& settings, MemoryTape& tape) {
+  const at::TensorOptions stored = at::TensorOptions().dtype(stored_dtype(settings)).device(kNowhere);
+  const bool on_cpu = settings.device.type == at::kCPU;
+  const Quantizer quantizer(settings.quantization);
+  const auto dense = [&](const std::vector<int64_t>& shape) {
+    // Converted on the host on its way to a GPU; on a CPU the file's and the model's are there together.
+    at::Tensor weight =
+        on_cpu ? at::empty(shape, stored).to(settings.compute_dtype) : at::empty(shape, stored.dtype(settings.compute_dtype));
+    tape.label(weight, MemoryUse::kDense);
+    return weight;
+  };
+  const WeightSource source{[&](const std::string&, const std::vector<int64_t>& shape) { return dense(shape); },
+                            [&](const std::string& module, int64_t out, int64_t in) {
+                              const bool quantized = settings.model.quantization.has_value();
+                              if (is_skipped(settings, module) || !(quantized || settings.load_in_4bit))
+                                return FrozenWeight(dense({out, in}));
+                              QuantizedTensor weight = quantized ? stored_in_four_bits(settings, out, in)
+                                                                 : quantizer.quantize(at::empty({out, in}, stored));
+                              tape.label(weight.packed, MemoryUse::kCodes);
+                              for (const at::Tensor* scales : {&weight.absmax, &weight.nested_absmax, &weight.nested_offset})
+                                tape.label(*scales, MemoryUse::kScales);
+                              return FrozenWeight(std::move(weight));
+                            }};
+  return {settings.model, make_weights(settings.model, source)};
+}
+
+/// Rows of one length, every position but each row's last a target: the worst case of its size.
+Batch make_batch(int64_t rows, int64_t length) {
+  const at::TensorOptions options = at::TensorOptions().dtype(at::kLong).device(kNowhere);
+  Batch batch;
+  batch.tokens = at::empty({rows * length}, options);
+  batch.targets = at::empty({rows * length}, options);
+  batch.positions = at::empty({rows * length}, options);
+  for (int64_t row = 0; row <= rows; ++row) batch.row_starts.push_back(row * length);
+  batch.target_count = rows * (length - 1);
+  return batch;
+}
+
+/// What PyTorch gives cuBLAS on first use, and keeps: aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize().
+int64_t cublas_workspace(int64_t architecture) {
+  const int64_t major = architecture / 10;
+  return major == 9 || major == 10 ? int64_t{32} << 20 : (2 * int64_t{4096} + 8 * 16) << 10;
+}
+
+void check(const PlanSettings& settings) {
+  const auto positive = [](const char* name, int64_t value, int64_t least = 1) {
+    QLORAPP_CHECK_VALUE(value >= least, "[plan] ", name, " must be at least ", least, "; got ", value, ".");
+  };
+  positive("batch", settings.batch);
+  positive("length", settings.length, 2);
+  positive("accumulation", settings.accumulation);
+  positive("eval_batch", settings.eval_batch, 0);
+  // The largest tensor of a step has batch · length rows of at most 2 · intermediate_size or vocab_size elements of four bytes.
+  const int64_t widest =
+      std::max({settings.model.vocab_size, 4 * settings.model.intermediate_size, 4 * settings.model.hidden_size});
+  int64_t bytes = 0;
+  for (const int64_t rows : {settings.batch, settings.eval_batch}) {
+    const bool overflows = __builtin_mul_overflow(rows, settings.length, &bytes) || __builtin_mul_overflow(bytes, widest, &bytes) ||
+                           __builtin_mul_overflow(bytes, settings.accumulation, &bytes) ||
+                           __builtin_mul_overflow(bytes, 8 * settings.model.num_hidden_layers, &bytes);
+    QLORAPP_CHECK_VALUE(!overflows, "[plan] a batch of ", rows, " rows of ", settings.length, " tokens (times ",
+                        settings.accumulation, ") has more bytes than 64 bits can count. Give sizes that a machine could have.");
+  }
+  settings.lora.validate();
+}
+
+/// Runs everything once and keeps the tape.
+class Rehearsal {
+ public:
+  explicit Rehearsal(const PlanSettings& settings) : settings_(settings) {
+    const MemoryTape::Recording recording(tape, settings.device);
+    const at::NoGradGuard no_grad;
+    CausalLM model = make_model(settings_, tape);
+    base_parameters = model.base_parameter_count();
+    ops::mark_phase(MemoryPhase::kForward);  // what is there before the first step counts with it
+    loaded_events = tape.events().size();
+    model.add_adapters(settings_.lora, 0);
+    tape.label(model.arena().values(), MemoryUse::kAdapters);
+    tape.label(model.arena().gradients(), MemoryUse::kGradients);
+    trainable_parameters = model.arena().numel();
+    if (!settings_.segments.empty()) model.set_segments(settings_.segments);
+    const std::vector<at::Tensor> moments = make_moments(model.arena().values());
+    std::vector<Batch> window;
+    for (int64_t i = 0; i < settings_.accumulation; ++i) window.push_back(labelled(make_batch(settings_.batch, settings_.length)));
+    const at::TensorOptions bytes = at::TensorOptions().dtype(at::kByte).device(kNowhere);
+    at::Tensor library;
+    if (settings_.device.type == at::kCUDA) library = at::empty({cublas_workspace(settings_.device.architecture)}, bytes);
+    tape.label(library, MemoryUse::kLibrary);
+
+    const auto first = static_cast<int64_t>(tape.allocations().size());
+    const LossSum loss = model.forward_backward(window.front(), at::empty({}, bytes.dtype(at::kFloat)), 0, 0);
+    label_kept(first);
+    ops::mark_phase(MemoryPhase::kOptimizer);
+    optimizer_step(model, moments);
+    if (model.pinned_ring()) pinned_host += model.pinned_ring()->nbytes();
+    window.clear();
+    if (settings_.eval_batch > 0) {
+      ops::mark_phase(MemoryPhase::kEvaluation);
+      const Batch batch = labelled(make_batch(settings_.eval_batch, settings_.length));
+      const at::Tensor hidden = model.hidden_states(batch, /*training=*/false, 0, 0);
+      static_cast<void>(model.loss_of(hidden, batch));
+    }
+    events = tape.events().size();  // what is given back from here on is the end of the rehearsal
+  }
+
+  MemoryTape tape;
+  size_t loaded_events = 0, events = 0;
+  Bytes pinned_host;
+  int64_t trainable_parameters = 0, base_parameters = 0;
+
+ private:
+  Batch labelled(Batch batch) {
+    for (const at::Tensor* tensor : {&batch.tokens, &batch.targets, &batch.positions}) tape.label(*tensor, MemoryUse::kBatch);
+    return batch;
+  }
+
+  std::vector<at::Tensor> make_moments(const at::Tensor& values) {
+    std::vector<at::Tensor> moments = ops::adamw_moments(values, settings_.optimizer_is_8bit);
+    for (const at::Tensor& moment : moments) {
+      tape.label(moment, MemoryUse::kOptimizer);
+      if (settings_.optimizer_on_host) pinned_host += Bytes{static_cast<int64_t>(moment.nbytes())};
+    }
+    if (settings_.optimizer_on_host) moments.clear();
+    return moments;
+  }
+
+  void optimizer_step(CausalLM& model, const std::vector<at::Tensor>& moments) {
+    AdapterArena& arena = model.arena();
+    const auto norm = ops::gradient_norm(arena.gradients(), std::nullopt, 1.0);
+    const int64_t elements = arena.values().numel(), chunk = moments.empty() ? ops::kPagedMomentsChunk : elements;
+    for (int64_t begin = 0; begin < elements; begin += chunk) {
+      const int64_t count = std::min(chunk, elements - begin);
+      at::Tensor values = arena.values().narrow(0, begin, count);
+      const at::Tensor gradients = arena.gradients().narrow(0, begin, count);
+      std::vector<at::Tensor> here = moments.empty() ? ops::adamw_moments(values, settings_.optimizer_is_8bit) : moments;
+      if (moments.empty()) {
+        for (const at::Tensor& moment : here) tape.label(moment, MemoryUse::kOptimizer);
+      }
+      if (settings_.optimizer_is_8bit) {
+        ops::adamw_8bit_(values, gradients, here[0], here[1], here[2], here[3], 1, 1e-4, 0.9, 0.999, 1e-8, 0);
+      } else {
+        ops::adamw_(values, gradients, here[0], here[1], 1, 1e-4, 0.9, 0.999, 1e-8, 0);
+      }
+    }
+  }
+
+  /// Activations made in the forward pass that are still there when the loss begins.
+  void label_kept(int64_t first) {
+    std::vector<bool> alive(tape.allocations().size(), false);
+    for (const MemoryTape::Event& event : tape.events()) {
+      if (event.phase > MemoryPhase::kForward) break;
+      alive[static_cast<size_t>(event.allocation)] = event.begins;
+    }
+    for (size_t i = static_cast<size_t>(first); i < alive.size(); ++i) {
+      if (alive[i] && tape.allocations()[i].use == MemoryUse::kActivation) tape.label(static_cast<int64_t>(i), MemoryUse::kKept);
+    }
+  }
+
+  const PlanSettings& settings_;
+};
+
+/// Parts that change by little need not all be drawn.
+constexpr size_t kMostPoints = 240;
+
+}  // namespace
+
+Bytes sum(const MemoryParts& parts) {
+  Bytes total;
+  for (const Bytes part : parts) total += part;
+  return total;
+}
+
+MemoryPhase MemoryPlan::fullest() const {
+  const auto found = std::max_element(phases.begin(), phases.end(),
+                                      [](const PhasePlan& a, const PhasePlan& b) { return a.allocated < b.allocated; });
+  return static_cast<MemoryPhase>(found - phases.begin());
+}
+
+MemoryPhase MemoryPlan::fullest_of_training() const {
+  const auto found = std::max_element(phases.begin() + 1, phases.end(),
+                                      [](const PhasePlan& a, const PhasePlan& b) { return a.allocated < b.allocated; });
+  return static_cast<MemoryPhase>(found - phases.begin());
+}
+
+Bytes MemoryPlan::peak_reserved() const {
+  Bytes most;
+  for (const PhasePlan& phase : phases) most = std::max(most, phase.reserved);
+  return most;
+}
+
+MemoryPlan plan_memory(const PlanSettings& settings) {
+  check(settings);
+  const Rehearsal rehearsal(settings);
+  const MemoryTape& tape = rehearsal.tape;
+  MemoryPlan plan;
+  plan.pinned_host = rehearsal.pinned_host;
+  plan.trainable_parameters = rehearsal.trainable_parameters;
+  plan.base_parameters = rehearsal.base_parameters;
+
+  const bool rounds = settings.device.type == at::kCUDA;
+  CachingAllocator allocator;
+  MemoryParts parts{};
+  Bytes tensors;
+  // The timeline is cut into stretches of equal numbers of events; of each its fullest moment is kept.
+  const size_t stretch = std::max<size_t>(1, (rehearsal.events - rehearsal.loaded_events) / kMostPoints);
+  Bytes fullest_of_stretch;
+  for (size_t i = 0; i < rehearsal.events; ++i) {
+    const MemoryTape::Event& event = tape.events()[i];
+    const MemoryTape::Allocation& allocation = tape.allocations()[static_cast<size_t>(event.allocation)];
+    const Bytes change{event.begins ? allocation.bytes : -allocation.bytes};
+    parts[static_cast<size_t>(allocation.use)] += change;
+    tensors += change;
+    if (rounds && event.begins) allocator.request(event.allocation, allocation.bytes);
+    if (rounds && !event.begins) allocator.release(event.allocation);
+    PhasePlan& phase = plan.phases[static_cast<size_t>(event.phase)];
+    const Bytes allocated = rounds ? Bytes{allocator.allocated()} : tensors,
+                reserved = rounds ? Bytes{allocator.reserved()} : tensors;
+    if (!phase.planned || allocated > phase.allocated) {
+      phase.allocated = allocated;
+      phase.tensors = tensors;
+      phase.parts = parts;
+    }
+    phase.reserved = std::max(phase.reserved, reserved);
+    phase.planned = true;
+    if (i < rehearsal.loaded_events) continue;
+    const bool begins =
+        (i - rehearsal.loaded_events) % stretch == 0 || plan.timeline.empty() || plan.timeline.back().phase != event.phase;
+    if (begins) {
+      plan.timeline.push_back({event.phase, parts});
+      fullest_of_stretch = tensors;
+    } else if (tensors > fullest_of_stretch) {
+      plan.timeline.back().parts = parts;
+      fullest_of_stretch = tensors;
+    }
+  }
+  return plan;
+}
+
+}  // namespace qlorapp

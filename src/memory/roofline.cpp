@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/memory/roofline.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/format/model_config.hpp"
+
+namespace qlorapp {
+namespace {
+
+/// Of the published bandwidth: a copy on an H200 moved 4,190 of 4,800 GB/s, elementwise kernels 0.9 of that and more.
+constexpr double kBandwidthPart = 0.87 * 0.95;
+
+/// Attention on an H200 (docs/performance.md's machine), as parts of the sustained tensor rate, and the length at which half of
+/// it is reached: cuDNN 385 forward and 306 backward TFLOP/s at 2,048 tokens, 597 and 483 at 8,192; flash and the efficient
+/// kernel beside it at 2,048. On a smaller GPU the matrix units are slower and the same kernels come closer to them.
+struct AttentionRate {
+  double forward, backward, half_length;
+};
+AttentionRate attention_rate(int64_t architecture) {
+  if (architecture / 10 == 9 || architecture / 10 == 10) return {1.09, 0.89, 1900};
+  if (architecture >= 80) return {0.85, 0.65, 1000};
+  return {0.60, 0.50, 200};
+}
+
+/// Kernels a block launches in a micro-batch, and seconds that the host takes for one: 1,533 in 22.4 ms for 16 blocks,
+/// host-bound.
+constexpr double kLaunchesABlock = 90, kSecondsALaunch = 14e-6;
+
+}  // namespace
+
+StepTime step_time(const PlanSettings& settings, const Gpu& gpu, double average_length) {
+  QLORAPP_CHECK_VALUE(gpu.bandwidth > 0 && gpu.tensor_rate > 0,
+                      "[plan] time needs the rates of this GPU. Give --gpu_bandwidth (GB/s) and "
+                      "--gpu_tflops (dense 16-bit), or name a GPU of the table.");
+  const format::ModelConfig& model = settings.model;
+  const double tokens = static_cast<double>(settings.batch) * average_length, layers = static_cast<double>(model.num_hidden_layers);
+  double linear = 0, down = 0, lora = 0, recomputed = 0, recomputed_attention = 0;
+  for (const format::ModelParameter& layer : format::linear_layers(model)) {
+    const double elements = static_cast<double>(layer.shape[0]) * static_cast<double>(layer.shape[1]);
+    linear += elements;
+    if (layer.name.ends_with("down_proj")) down += elements;
+    if (settings.lora.matches(layer.name))
+      lora += static_cast<double>(settings.lora.rank_of(layer.name) * (layer.shape[0] + layer.shape[1]));
+  }
+  for (const Segment& segment : settings.segments) {
+    const double part = static_cast<double>(segment.end - segment.begin) / layers;
+    const bool several = segment.end - segment.begin > 1;
+    if (segment.keep == Keep::kEverything && !several) continue;
+    // Of several blocks all but the last run their whole forward pass again.
+    recomputed += several ? linear * part - down / layers : (linear - down) * part;
+    if (segment.keep != Keep::kAttentionOnly) recomputed_attention += part;
+  }
+  const double vocabulary = static_cast<double>(model.vocab_size), hidden = static_cast<double>(model.hidden_size);
+  const double intermediate = static_cast<double>(model.intermediate_size);
+  const double query = static_cast<double>(model.num_attention_heads * model.head_dim);
+  const double keys = static_cast<double>(model.num_key_value_heads * model.head_dim);
+  const double rate = gpu.tensor_rate * gpu.sustained, bandwidth = gpu.bandwidth * kBandwidthPart;
+
+  StepTime time;
+  time.evidence = gpu.evidence;
+  time.products = tokens * (4 * linear + 2 * recomputed + 6 * lora + 4 * vocabulary * hidden) / rate;
+
+  const AttentionRate kernel = attention_rate(gpu.architecture);
+  const double reached = average_length / (average_length + kernel.half_length) * (model.head_dim < 128 ? 0.75 : 1.0);
+  const double work = tokens * layers * average_length * query;
+  time.attention = (2 * work * (1 + recomputed_attention) / kernel.forward + 5 * work / kernel.backward) / (rate * reached);
+
+  constexpr double kElement = 2;  // bytes
+  constexpr double kDequantized =
+      0.5 + 1.0 / 64 + kElement;  // codes and scales read, the weight written; the product's own read is its own
+  const double forward = 8 * hidden + 2 * (query + keys) + 3 * intermediate,
+               backward = 8 * hidden + 2 * (query + keys) + 6 * intermediate;
+  const double adapters = 6 * hidden + 3 * query + 2 * keys + 4 * intermediate;
+  const double again = forward * (linear > 0 ? recomputed / linear : 0);
+  time.memory =
+      (2 * linear * kDequantized + tokens * kElement * (layers * (forward + backward + again + adapters) + 3 * vocabulary)) /
+      bandwidth;
+  time.host = layers * kLaunchesABlock * kSecondsALaunch;
+  time.optimizer =
+      lora * (settings.optimizer_is_8bit ? 24.0 : 36.0) / bandwidth;  // values, gradients (cleared, normed, read), moments
+  return time;
+}
+
+}  // namespace qlorapp

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/memory/timeline_svg.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <string_view>
+
+#include "qlorapp/core/check.hpp"
+
+namespace qlorapp {
+namespace {
+
+constexpr double kWidth = 960, kHeight = 460, kLeft = 70, kRight = 230, kTop = 48, kBottom = 48;
+/// Static parts in greys and blues, what comes and goes in warm colors; one a MemoryUse.
+constexpr std::array<std::string_view, ops::kMemoryUseCount> kColors{"#4e5d6c", "#6b7b8c", "#8c9aa8", "#2f6db3", "#5b93cf",
+                                                                     "#8fb8e0", "#b9c2cb", "#c9d6c1", "#59a14f", "#f2b134",
+                                                                     "#e07b39", "#b07aa1", "#d1495b"};
+
+std::string number(double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.1f", value);
+  return text.data();
+}
+
+std::string escaped(std::string_view text) {
+  std::string result;
+  for (const char c : text) {
+    if (c == '<') result += "&lt;";
+    else if (c == '>') result += "&gt;";
+    else if (c == '&') result += "&amp;";
+    else if (c == '"') result += "&quot;";
+    else if (static_cast<unsigned char>(c) >= 0x20) result += c;
+  }
+  return result;
+}
+
+std::string text_at(double x, double y, std::string_view text, std::string_view anchor = "start", std::string_view more = "") {
+  return concat("<text x=\"", number(x), "\" y=\"", number(y), "\" text-anchor=\"", anchor, "\"", more, ">", escaped(text),
+                "</text>\n");
+}
+
+}  // namespace
+
+std::string timeline_svg(const MemoryPlan& plan, const std::string& title, std::optional<Bytes> budget,
+                         const std::optional<MeasuredTimeline>& measured) {
+  QLORAPP_CHECK_VALUE(!plan.timeline.empty(), "[timeline_svg] the plan has no timeline.");
+  const auto count = static_cast<double>(plan.timeline.size());
+  int64_t most = budget ? budget->count : 1;
+  for (const TimelinePoint& point : plan.timeline) most = std::max(most, sum(point.parts).count);
+  if (measured) {
+    for (const Bytes bytes : measured->allocated) most = std::max(most, bytes.count);
+  }
+  const double unit = most >= (int64_t{1} << 30) ? 0x1p30 : 0x1p20;
+  const std::string_view unit_name = unit == 0x1p30 ? "GiB" : "MiB";
+  const double scale = (kHeight - kTop - kBottom) / (static_cast<double>(most) * 1.04);
+  const auto y_of = [&](double bytes) { return kHeight - kBottom - bytes * scale; };
+  const auto x_of = [&](double index) { return kLeft + index / count * (kWidth - kLeft - kRight); };
+
+  std::string svg =
+      concat("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", number(kWidth), " ", number(kHeight),
+             "\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n");
+  svg += text_at(kLeft, 22, title, "start", " font-size=\"15\" font-weight=\"bold\"");
+  const double top = static_cast<double>(most) / unit;
+  double step = std::pow(10, std::floor(std::log10(top)));
+  if (top / step < 2.5) step /= 4;
+  else if (top / step < 5) step /= 2;
+  for (double tick = 0; tick <= top * 1.02; tick += step) {
+    const double y = y_of(tick * unit);
+    svg += concat("<line x1=\"", number(kLeft), "\" x2=\"", number(kWidth - kRight), "\" y1=\"", number(y), "\" y2=\"", number(y),
+                  "\" stroke=\"#dddddd\"/>\n");
+    svg += text_at(kLeft - 8, y + 4, concat(number(tick), " ", unit_name), "end");
+  }
+
+  std::vector<double> below(plan.timeline.size(), 0);
+  double legend = kTop + 10;
+  for (size_t use = 0; use < ops::kMemoryUseCount; ++use) {
+    std::string forth, back;
+    double widest = 0;
+    for (size_t i = 0; i < plan.timeline.size(); ++i) {
+      const auto bytes = static_cast<double>(plan.timeline[i].parts[use].count);
+      widest = std::max(widest, bytes);
+      const double x0 = x_of(static_cast<double>(i)), x1 = x_of(static_cast<double>(i) + 1);
+      back = concat(number(x1), ",", number(y_of(below[i])), " ", number(x0), ",", number(y_of(below[i])), " ") + back;
+      below[i] += bytes;
+      forth += concat(number(x0), ",", number(y_of(below[i])), " ", number(x1), ",", number(y_of(below[i])), " ");
+    }
+    if (widest == 0) continue;
+    std::swap(forth, back);
+    svg += concat("<polygon fill=\"", kColors[use], "\" points=\"", back, forth, "\"/>\n");
+    svg += concat("<rect x=\"", number(kWidth - kRight + 14), "\" y=\"", number(legend - 10),
+                  "\" width=\"12\" height=\"12\" fill=\"", kColors[use], "\"/>\n");
+    svg += text_at(kWidth - kRight + 32, legend,
+                   concat(ops::to_string(static_cast<ops::MemoryUse>(use)), " ", number(widest / unit), " ", unit_name));
+    legend += 20;
+  }
+
+  for (size_t i = 0; i < plan.timeline.size(); ++i) {
+    if (i > 0 && plan.timeline[i].phase == plan.timeline[i - 1].phase) continue;
+    size_t end = i;
+    while (end < plan.timeline.size() && plan.timeline[end].phase == plan.timeline[i].phase) ++end;
+    const double x0 = x_of(static_cast<double>(i)), x1 = x_of(static_cast<double>(end));
+    svg += concat("<line x1=\"", number(x0), "\" x2=\"", number(x0), "\" y1=\"", number(kTop), "\" y2=\"",
+                  number(kHeight - kBottom + 6), "\" stroke=\"#555555\" stroke-dasharray=\"3 3\"/>\n");
+    if (x1 - x0 > 30) svg += text_at((x0 + x1) / 2, kHeight - kBottom + 20, ops::to_string(plan.timeline[i].phase), "middle");
+  }
+  if (budget) {
+    const double y = y_of(static_cast<double>(budget->count));
+    svg += concat("<line x1=\"", number(kLeft), "\" x2=\"", number(kWidth - kRight), "\" y1=\"", number(y), "\" y2=\"", number(y),
+                  "\" stroke=\"#d1495b\" stroke-width=\"2\"/>\n",
+                  text_at(kWidth - kRight - 4, y - 5, concat("budget ", to_string(*budget)), "end"));
+  }
+  if (measured && measured->allocated.size() > 1) {
+    std::string points;
+    for (size_t i = 0; i < measured->allocated.size(); ++i) {
+      const double at = static_cast<double>(i) / static_cast<double>(measured->allocated.size() - 1) * count;
+      points += concat(number(x_of(at)), ",", number(y_of(static_cast<double>(measured->allocated[i].count))), " ");
+    }
+    svg += concat("<polyline fill=\"none\" stroke=\"black\" stroke-width=\"1.5\" points=\"", points, "\"/>\n");
+    svg += text_at(kWidth - kRight + 32, legend, "measured");
+  }
+  return svg + "</svg>\n";
+}
+
+}  // namespace qlorapp

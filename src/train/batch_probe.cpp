@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/train/batch_probe.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/ops/adamw.hpp"
+#include "qlorapp/train/clip.hpp"
+
+namespace qlorapp {
+namespace {
+
+/// What torch's CPU allocator tells a profiler.
+struct Counter final : c10::MemoryReportingInfoBase {
+  int64_t live = 0, peak = 0;
+  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device device) override {
+    if (!device.is_cpu()) return;
+    live += bytes;
+    peak = std::max(peak, live);
+  }
+  void reportOutOfMemory(int64_t, size_t, size_t, c10::Device) override {}
+  bool memoryProfilingEnabled() const override { return true; }
+};
+
+/// Gradients are nobody's when the probe ends, however it ends.
+struct ZeroGradients {
+  AdapterArena& arena;
+  ~ZeroGradients() { arena.zero_grad(); }
+};
+
+Batch random_batch(const CausalLM& model, int64_t rows, int64_t length) {
+  Batch batch;
+  const auto options = at::TensorOptions().dtype(at::kLong).device(model.device());
+  // Counted, not random: a user's seed stays where it was, and values do not matter to memory.
+  batch.tokens = at::arange(rows * length, options).remainder_(model.config().vocab_size);
+  batch.targets = batch.tokens.clone();
+  batch.positions = at::arange(length, options).repeat({rows});
+  for (int64_t row = 0; row <= rows; ++row) {
+    batch.row_starts.push_back(row * length);
+    if (row > 0) batch.targets[row * length - 1] = Batch::kIgnoredTarget;
+  }
+  batch.target_count = rows * (length - 1);
+  return batch;
+}
+
+}  // namespace
+
+Bytes probe_step(CausalLM& model, const ProbeOptions& options) {
+  QLORAPP_CHECK_VALUE(options.batch >= 1, "[find_max_batch_size] the batch must be at least 1; got ", options.batch, ".");
+  QLORAPP_CHECK_VALUE(options.length >= 2, "[find_max_batch_size] max_seq_length must be at least 2; got ", options.length, ".");
+  QLORAPP_CHECK_VALUE(
+      model.has_adapters(),
+      "[find_max_batch_size] the model has no adapters. Add them first: they and their optimizer take memory, too.");
+  const at::NoGradGuard no_grad;
+  const auto counter = std::make_shared<Counter>();
+  const c10::DebugInfoGuard counting(c10::DebugInfoKind::PROFILER_STATE, counter);
+  const ZeroGradients zero{model.arena()};
+  const Batch batch = random_batch(model, options.batch, options.length);
+  {
+    const auto moments = ops::adamw_moments(model.arena().values(), options.optimizer_is_8bit);
+    static_cast<void>(model.forward_backward(batch, at::ones({}, model.arena().values().options()), 0, 0));
+    static_cast<void>(clip_grad_norm_(model.arena(), 0));
+    if (options.evaluates) static_cast<void>(model.loss_of(model.hidden_states(batch, /*training=*/false, 0, 0), batch));
+  }
+  return {counter->peak};
+}
+
+}  // namespace qlorapp

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rules of torch's CUDA caching allocator, each by hand from its description.
+#include "qlorapp/memory/caching_allocator.hpp"
+#include "catch.hpp"
+
+using qlorapp::CachingAllocator;
+
+namespace {
+constexpr int64_t kMiB = int64_t{1} << 20;
+}
+
+TEST_CASE("requests are rounded to 512 bytes and small ones share segments of 2 MiB") {
+  CachingAllocator allocator;
+  allocator.request(1, 1);
+  CHECK(allocator.allocated() == 512);
+  CHECK(allocator.reserved() == 2 * kMiB);
+  allocator.request(2, 513);
+  CHECK(allocator.allocated() == 512 + 1024);
+  CHECK(allocator.reserved() == 2 * kMiB);
+  allocator.request(3, 0);
+  CHECK(allocator.allocated() == 512 + 1024);
+}
+
+TEST_CASE("requests below 10 MiB come out of segments of 20 MiB, larger ones out of their own") {
+  CachingAllocator allocator;
+  allocator.request(1, 3 * kMiB);
+  CHECK(allocator.allocated() == 3 * kMiB);
+  CHECK(allocator.reserved() == 20 * kMiB);
+  allocator.request(2, 11 * kMiB + 1);
+  CHECK(allocator.reserved() == 20 * kMiB);  // 17 MiB were left
+  CHECK(allocator.allocated() == 14 * kMiB + 512);
+  allocator.request(3, 11 * kMiB + 1);
+  CHECK(allocator.reserved() == 32 * kMiB);  // 12 more
+}
+
+TEST_CASE("a large block that leaves 1 MiB or less is handed out whole, and counts so") {
+  CachingAllocator allocator;
+  allocator.request(1, 12 * kMiB);
+  allocator.release(1);
+  allocator.request(2, 11 * kMiB);
+  CHECK(allocator.allocated() == 12 * kMiB);
+  CHECK(allocator.reserved() == 12 * kMiB);
+}
+
+TEST_CASE("freed neighbors join, and the smallest block that fits is taken") {
+  CachingAllocator allocator;
+  for (int64_t id = 0; id < 4; ++id) allocator.request(id, 5 * kMiB);
+  CHECK(allocator.reserved() == 20 * kMiB);
+  allocator.release(1);
+  allocator.release(2);
+  CHECK(allocator.allocated() == 10 * kMiB);
+  allocator.request(5, 10 * kMiB);
+  CHECK(allocator.reserved() == 20 * kMiB);
+  allocator.release(0);
+  allocator.release(3);
+  allocator.request(6, 6 * kMiB);  // two holes of 5 do not make one of 6
+  CHECK(allocator.reserved() == 40 * kMiB);
+  allocator.request(7, 4 * kMiB);
+  CHECK(allocator.reserved() == 40 * kMiB);
+  for (const int64_t id : {5, 6, 7}) allocator.release(id);
+  CHECK(allocator.allocated() == 0);
+}

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""qlorapp plan, train --dry_run, qlorapp.plan and find_max_batch_size: what they say is true, and what is wrong is refused by name."""
+
+import json
+import pathlib
+import re
+import shlex
+import xml.etree.ElementTree
+
+import conftest
+import pytest
+import qlorapp as package
+import torch
+from tiny_run import qlorapp, write_model, write_rows
+
+MEMORY_PAGE = conftest.ROOT / "docs" / "memory.md"
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("plan")
+    write_model(folder / "model")
+    write_rows(folder / "rows.jsonl")
+    return folder
+
+
+def loaded(folder: pathlib.Path, **lora):
+    model = package.AutoModelForCausalLM.from_pretrained(
+        folder / "model",
+        quantization_config=package.BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
+        ),
+        dtype=torch.float32,
+        device_map="cpu",
+    )
+    return package.get_peft_model(model, package.LoraConfig(r=8, target_modules="all-linear", **lora))
+
+
+# --- the documentation
+
+
+def documented() -> list[tuple[str, str]]:
+    """Each command that docs/memory.md shows, with the output below it."""
+    text = MEMORY_PAGE.read_text(encoding="utf-8")
+    return re.findall(r"```\n\$ qlorapp (plan [^\n]*)\n(.*?)```", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize(("command", "output"), documented(), ids=lambda value: value[:60])
+def test_the_documentation_shows_what_the_command_says(command, output, tmp_path):
+    result = qlorapp(*shlex.split(command), cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == output.strip()
+
+
+def test_the_three_questions_are_in_the_documentation():
+    commands = " ".join(command for command, _ in documented())
+    assert "--explain" in commands and "--compare" in commands and "--hours 24" in commands
+
+
+# --- the command
+
+
+def test_a_plan_for_a_folder_says_phases_and_checklist(here):
+    result = qlorapp("plan", "--model", "model", "--batch", 2, "--seq", 32, "--gpu", "cpu", cwd=here)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("plan: ")
+    for wanted in ("forward", "backward", "optimizer step", "base model (4-bit)", "LoRA adapters", "logits", "total"):
+        assert wanted in result.stdout
+
+
+def test_the_configuration_for_a_deadline_trains(here):
+    result = qlorapp(
+        "plan", "--model", "model", "--gpu", "T4", "--hours", 24, "--gpus", 2, "--dataset_rows", 6, "--avg_tokens", 20, "--seq", 64,
+        "--effective_batch", 4, "--data", "rows.jsonl", "--output", "run", "--write_config", "config.json", cwd=here,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    config = json.loads((here / "config.json").read_text())
+    assert config["per_device_train_batch_size"] * config.get("gradient_accumulation_steps", 1) * 2 == 4
+    assert config["fp16"] and "bf16" not in config  # a T4
+    trained = qlorapp("train", "--config", "config.json", "--max_steps", 1, "--use_cpu", cwd=here)
+    assert trained.returncode == 0, trained.stderr
+    assert (here / "run" / "adapter_config.json").exists()
+
+
+def test_a_dry_run_plans_for_the_longest_row_and_trains_nothing(here):
+    rows = [{"input_ids": [5] * length, "labels": [5] * length} for length in (4, 37, 11)]
+    (here / "ragged.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["train", "--model", "model", "--data", "ragged.jsonl", "--output", "dry", "--per_device_train_batch_size", 2]
+    result = qlorapp(*command, "--dry_run", cwd=here)
+    assert result.returncode == 0, result.stderr
+    assert "for 2 x 37 tokens" in result.stdout
+    assert not (here / "dry" / "trainer_state.json").exists()
+    said = next(line for line in result.stdout.splitlines() if line.startswith("plan: "))
+    trained = qlorapp(*command, "--max_steps", 1, cwd=here)
+    assert trained.returncode == 0, trained.stderr
+    assert said in trained.stdout  # the real start says the same
+
+
+def test_the_timeline_is_a_picture(here):
+    result = qlorapp("plan", "--model", "llama-3.2-1b", "--gpu", "T4", "--seq", 512, "--bf16", "--svg", "plan.svg", cwd=here)
+    assert result.returncode == 0, result.stderr
+    root = xml.etree.ElementTree.parse(here / "plan.svg").getroot()
+    assert root.tag.endswith("svg")
+    assert len(root.findall(".//{*}polygon")) >= 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpu", "T5"], "[gpu] must be one of"),
+        (["--gpu", "-4GiB"], "[gpu]"),
+        (["--gpu", "0"], "[gpu]"),
+        (["--batch", "-1"], "--batch"),
+        (["--batch", "9223372036854775807"], "64 bits"),
+        (["--seq", "4611686018427387904"], "64 bits"),
+        (["--gpu", "T4", "--context", "lots"], "[context]"),
+        (["--compare", "T4:2x16"], "at least two"),
+        (["--compare", "T4:2x16,A10:8"], "[compare]"),
+        (["--compare", "T4:2x16,A10:0x4"], "[compare]"),
+        (["--explain"], "--gpu"),
+        (["--gpu", "T4", "--hours", "24"], "dataset_rows"),
+        (["--gpu", "T4", "--hours", "-1", "--dataset_rows", "10", "--avg_tokens", "20"], "hours"),
+        (["--gpu", "T4", "--hours", "1", "--dataset_rows", "10", "--avg_tokens", "5000", "--seq", "512"], "avg_tokens"),
+        (["--gpu", "16GiB", "--hours", "1", "--dataset_rows", "10", "--avg_tokens", "100"], "--gpu_bandwidth"),
+        (["--gpu", "1GiB", "--gpu_bandwidth", "100", "--gpu_tflops", "10", "--hours", "1", "--dataset_rows", "10", "--avg_tokens", "100"], "fits"),
+        (["--target_modules", "nothing"], "target_modules"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_by_name(arguments, said):
+    result = qlorapp("plan", "--model", "llama-3.2-1b", *arguments)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_config_that_lacks_a_key_is_refused_by_name(tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64})
+    )
+    for model in (tmp_path, tmp_path / "config.json"):
+        result = qlorapp("plan", "--model", model)
+        assert result.returncode == 2
+        assert "config.json" in result.stderr
+        assert "num_" in result.stderr or "_size" in result.stderr
+    missing = qlorapp("plan", "--model", "llama-4-8b")
+    assert missing.returncode == 2 and "llama-3-8b" in missing.stderr
+
+
+# --- Python
+
+
+def test_a_plan_from_configs_is_that_of_the_loaded_model(here):
+    args = package.TrainingArguments(output_dir="x", per_device_train_batch_size=3, max_length=40)
+    lora = package.LoraConfig(r=8, target_modules="all-linear")
+    by_config = package.plan(here / "model", lora_config=lora, args=args, gpu="cpu")
+    by_model = package.plan(loaded(here), args=args)
+    assert by_config.peak_allocated == by_model.peak_allocated > 0
+    assert set(by_config.phases) == {"load", "forward", "loss", "backward", "optimizer step"}
+    backward = by_config.phases["backward"]
+    assert sum(backward["parts"].values()) == backward["tensors"] <= backward["allocated"]
+    assert str(by_config).startswith("plan: ")
+    assert by_config._repr_svg_().startswith("<svg ")
+
+
+def test_batch_and_length_stand_in_for_the_arguments(here):
+    small, large = (package.plan(here / "model", batch=batch, max_seq_length=64, gpu="T4") for batch in (1, 8))
+    assert large.peak_reserved >= small.peak_reserved
+    assert large.phases["backward"]["tensors"] > small.phases["backward"]["tensors"]
+    with pytest.raises(ValueError, match="gpu"):
+        package.plan(here / "model", gpu="T1000000")
+
+
+def test_the_largest_batch_fits_its_budget_and_leaves_nothing_behind(here, capsys):
+    model = loaded(here)
+    before = [parameter.detach().clone() for parameter in model.parameters() if parameter.requires_grad]
+    state = torch.get_rng_state()
+    budget = package.plan(model, batch=11, max_seq_length=48).peak_reserved + 2000
+    best = package.find_max_batch_size(model, None, max_seq_length=48, budget=budget)
+    assert best == 11
+    assert capsys.readouterr().out == "Batch size 11: OK\n\nMaximum batch size: 11\n"
+    after = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert all(float(parameter.grad.abs().sum()) == 0 for parameter in after if parameter.grad is not None)
+    assert torch.equal(state, torch.get_rng_state())
+    assert package.find_max_batch_size(model, max_seq_length=48, budget=budget, largest=4) == 4
+
+
+def test_a_budget_that_nothing_fits_says_what_is_missing(here):
+    model = loaded(here)
+    with pytest.raises(
+        MemoryError, match=r"one row of 64 tokens takes \d+ bytes; there are 65536, \d+ too few.*max_seq_length.*rank"
+    ):
+        package.find_max_batch_size(model, max_seq_length=64, budget="64KiB")
+    with pytest.raises(ValueError, match="budget"):
+        package.find_max_batch_size(model, budget="plenty")
+    with pytest.raises(ValueError, match="length"):
+        package.find_max_batch_size(model, max_seq_length=1, budget="1GiB")
