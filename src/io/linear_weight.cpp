@@ -5,8 +5,8 @@
 
 #include <cstring>
 #include <memory>
-#include <utility>
 #include <optional>
+#include <utility>
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/format/dynamic_map.hpp"
@@ -140,8 +140,7 @@ WeightSource checkpoint_weights(std::string folder) {
     if (!*opened) opened->emplace(folder);
     const std::string name = module + ".weight";
     if (format::is_quantized(**opened, name)) return {};
-    const format::TensorLocation& location = (*opened)->at(name);
-    return read_checked(**opened, name, location.tensor->shape);
+    return read_tensor((*opened)->at(name));
   };
 }
 

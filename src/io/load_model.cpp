@@ -12,6 +12,7 @@
 #include "qlorapp/io/linear_weight.hpp"
 #include "qlorapp/io/tensor_file.hpp"
 #include "qlorapp/io/tensor_stream.hpp"
+#include "qlorapp/nn/model_weights.hpp"
 
 namespace qlorapp {
 namespace {

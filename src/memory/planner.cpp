@@ -72,7 +72,7 @@ CausalLM make_model(const PlanSettings& settings, MemoryTape& tape) {
     tape.label(weight, MemoryUse::kDense);
     return weight;
   };
-  const WeightSource source{[&](const std::string&, const std::vector<int64_t>& shape) { return dense(shape); },
+  const WeightMaker source{[&](const std::string&, const std::vector<int64_t>& shape) { return dense(shape); },
                             [&](const std::string& module, int64_t out, int64_t in) {
                               const bool quantized = settings.model.quantization.has_value();
                               if (is_skipped(settings, module) || !(quantized || settings.load_in_4bit))

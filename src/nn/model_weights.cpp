@@ -10,12 +10,7 @@
 namespace qlorapp {
 namespace {
 
-/// The linear layers of a block in the order of Projection.
-constexpr std::array<std::string_view, kProjectionCount> kProjectionNames{
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-    "mlp.gate_proj",    "mlp.up_proj",      "mlp.down_proj"};
-
-DecoderBlock::Weights block_weights(const format::ModelConfig& config, const std::string& prefix, const WeightSource& source) {
+DecoderBlock::Weights block_weights(const format::ModelConfig& config, const std::string& prefix, const WeightMaker& source) {
   DecoderBlock::Weights weights;
   weights.input_norm = source.dense(prefix + "input_layernorm.weight", {config.hidden_size});
   weights.post_attention_norm = source.dense(prefix + "post_attention_layernorm.weight", {config.hidden_size});
@@ -35,7 +30,7 @@ DecoderBlock::Weights block_weights(const format::ModelConfig& config, const std
 
 }  // namespace
 
-CausalLM::Weights make_weights(const format::ModelConfig& config, const WeightSource& source) {
+CausalLM::Weights make_weights(const format::ModelConfig& config, const WeightMaker& source) {
   CausalLM::Weights weights;
   weights.embed_tokens = source.dense("model.embed_tokens.weight", {config.vocab_size, config.hidden_size});
   weights.lm_head =

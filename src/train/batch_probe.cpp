@@ -64,7 +64,7 @@ Bytes probe_step(CausalLM& model, const ProbeOptions& options) {
   {
     const auto moments = ops::adamw_moments(model.arena().values(), options.optimizer_is_8bit);
     static_cast<void>(model.forward_backward(batch, at::ones({}, model.arena().values().options()), 0, 0));
-    static_cast<void>(clip_grad_norm_(model.arena(), 0));
+    static_cast<void>(gradient_norm(model.arena(), {}, 0));
     if (options.evaluates) static_cast<void>(model.loss_of(model.hidden_states(batch, /*training=*/false, 0, 0), batch));
   }
   return {counter->peak};
