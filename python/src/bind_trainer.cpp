@@ -2,6 +2,7 @@
 // Trainer, whose callbacks take the GIL for as long as Python runs.
 #include <array>
 
+#include <ATen/core/Tensor.h>
 #include <nlohmann/json.hpp>
 
 #include "bind.hpp"
@@ -257,7 +258,12 @@ void bind_trainer(py::module_& m) {
                              [](const OwningTrainer& self) { return self.trainer.state().optimizer.step_count(); })
       .def(
           "clip_grad_norm",
-          [](OwningTrainer& self, double max_norm) { return clip_grad_norm_(*self.trainer.state().arena, max_norm); },
+          [](OwningTrainer& self, double max_norm) {
+            AdapterArena& arena = *self.trainer.state().arena;
+            const GradientNorm gradients = gradient_norm(arena, at::Tensor(), max_norm);
+            at::Tensor(arena.gradients()).mul_(gradients.multiplier);
+            return gradients.norm;
+          },
           py::arg("max_norm"), NoGil(), "() the global norm before clipping; 0 does not clip.");
 }
 

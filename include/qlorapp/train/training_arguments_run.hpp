@@ -160,7 +160,7 @@ struct RunArguments {
         Field{"past_index", &T::past_index, "", kRefused, "no state passes from one batch to the next. Leave it -1."},
         Field{"seed", &T::seed, "of adapters, dropout and, without data_seed, the order of rows"},
         Field{"data_seed", &T::data_seed, "of the order of rows"},
-        Field{"full_determinism", &T::full_determinism, "deterministic algorithms only; the CPU has no others"},
+        Field{"full_determinism", &T::full_determinism, "the same bits in every run on a GPU too, by a slower attention"},
         Field{"resume_from_checkpoint", &T::resume_from_checkpoint, "a checkpoint folder, or \"true\": the last one in output_dir"},
         Field{"ignore_data_skip", &T::ignore_data_skip, "a resumed run begins its epoch with the first batch, not where it stood"},
         Field{"restore_callback_states_from_checkpoint", &T::restore_callback_states_from_checkpoint,
