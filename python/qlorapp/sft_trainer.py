@@ -2,6 +2,7 @@
 """SFTTrainer: supervised fine-tuning under TRL's names. Rows are read here, the loop is Trainer's."""
 
 import dataclasses
+import json
 import logging
 import os
 import pathlib
@@ -91,9 +92,10 @@ class SFTTrainer(Trainer):
         if self._encoder is not None and not config.disable_tqdm:
             shown = [SampleCallback(sample_parts(rows["train_dataset"][0], processing_class))]
         half = {"bf16": lm.dtype == torch.bfloat16, "fp16": lm.dtype == torch.float16}
+        self._loop_arguments = config.training_arguments(**half)
         super().__init__(
             model=model,
-            args=config.training_arguments(**half),
+            args=self._loop_arguments,
             data_collator=data_collator,
             processing_class=processing_class,
             compute_loss_func=compute_loss_func,
@@ -105,6 +107,9 @@ class SFTTrainer(Trainer):
             **({"optimizer_cls_and_kwargs": optimizer_cls_and_kwargs} if optimizer_cls_and_kwargs is not None else {}),
         )
         self.args = config
+
+    def _core_arguments(self) -> str:
+        return json.dumps(self._loop_arguments.to_dict())
 
     def sample(self) -> list[tuple[str, bool]] | None:
         """The first training row as text in runs: [(text, whether it is trained)]. None without a tokenizer's rows."""

@@ -132,6 +132,10 @@ class Trainer(StepMethods, EvaluationMethods):
 
     # --- the C++ trainer and what it asks for
 
+    def _core_arguments(self) -> str:
+        """JSON of what the C++ loop is told."""
+        return json.dumps(self.args.to_dict())
+
     def _make_core(self) -> None:
         reasons = self._autograd_reasons = self._why_autograd()
         if reasons and self.args.packing:
@@ -156,7 +160,7 @@ class Trainer(StepMethods, EvaluationMethods):
         self._has_eval_rows = bool(eval_rows)
         self._core = _C.Trainer(
             self._lm.core,
-            json.dumps(self.args.to_dict()),
+            self._core_arguments(),
             [] if reasons else rows_of(self.train_dataset, "train_dataset"),
             eval_rows,
             self._lm.name_or_path,
@@ -218,7 +222,7 @@ class Trainer(StepMethods, EvaluationMethods):
         self._sync_state()
         metrics = self.evaluate() if self._ignore_keys is None else self.evaluate(ignore_keys=self._ignore_keys)
         if isinstance(self.lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) and self.state.global_step > 0:
-            name, _ = _C.training_arguments_best_metric(json.dumps(self.args.to_dict()))
+            name, _ = _C.training_arguments_best_metric(self._core_arguments())
             self.lr_scheduler.step(metrics[name or "eval_loss"])
         return {key: value for key, value in prediction.as_numbers(metrics).items() if isinstance(value, (int, float))}
 

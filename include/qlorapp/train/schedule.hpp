@@ -48,16 +48,16 @@ enum class RampShape : uint8_t { kLinear, kCosine, kOneMinusSqrt };
 
 struct Schedule {
   ScheduleType type = ScheduleType::kLinear;
-  int64_t warmup_steps = 0;            ///< W
-  int64_t training_steps = 0;          ///< T
-  double cycles = 0.5;                 ///< num_cycles: waves between W and T.
-  double power = 1;                    ///< polynomial
-  double end_rate = 1e-7;              ///< lr_end of polynomial, a rate
-  int64_t timescale = 0;               ///< inverse_sqrt; 0: W or 10000
-  double min_share = 0;                ///< min_lr_rate or min_lr_ratio, a share of the base rate
-  std::optional<double> min_rate;      ///< min_lr, a rate
-  std::optional<double> warmup_share;  ///< warmup_lr_rate, a share of the base rate
-  std::optional<int64_t> stable_steps;
+  int64_t warmup_steps = 0;                 ///< W
+  int64_t training_steps = 0;               ///< T
+  double cycles = 0.5;                      ///< num_cycles: waves between W and T.
+  double power = 1;                         ///< polynomial
+  double end_rate = 1e-7;                   ///< lr_end of polynomial, a rate
+  int64_t timescale = 0;                    ///< inverse_sqrt; 0: W or 10000
+  double min_share = 0;                     ///< min_lr_rate or min_lr_ratio, a share of the base rate
+  std::optional<double> min_rate = {};      ///< min_lr, a rate
+  std::optional<double> warmup_share = {};  ///< warmup_lr_rate, a share of the base rate
+  std::optional<int64_t> stable_steps = {};
   int64_t decay_steps = 0;
   RampShape warmup_shape = RampShape::kLinear, decay_shape = RampShape::kCosine;
 
