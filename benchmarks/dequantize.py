@@ -65,12 +65,25 @@ def measure(library, isa, threads, budget):
         width = dtype.itemsize
         for where, rows in (("DRAM", ROWS), ("L2", 512 // width)):
             n = rows * COLUMNS
-            arguments = (packed[: n // 2], codes[: n // 64], nested_absmax[: -(-n // 64 // 256)], offset, [rows, COLUMNS], 64, 256,
-                         "nf4", dtype)
+            arguments = (
+                packed[: n // 2],
+                codes[: n // 64],
+                nested_absmax[: -(-n // 64 // 256)],
+                offset,
+                [rows, COLUMNS],
+                64,
+                256,
+                "nf4",
+                dtype,
+            )
             took = median_seconds(budget, ops.dequantize_4bit_nested, *arguments)
             moved = n * (width + 0.5 + 1 / 64)
-            report(f"dequantize {name} {where} {rows}x{COLUMNS}, {isa}", took, n,
-                   f"{moved / took / 1e9:6.1f} GB/s, {moved / took / rate:.2f} of memcpy")
+            report(
+                f"dequantize {name} {where} {rows}x{COLUMNS}, {isa}",
+                took,
+                n,
+                f"{moved / took / 1e9:6.1f} GB/s, {moved / took / rate:.2f} of memcpy",
+            )
             if where == "DRAM":
                 seconds[name] = took
     print(f"    {'memcpy':<44}{rate / 1e9:>9.1f} GB/s read + written", flush=True)
@@ -92,7 +105,9 @@ def against_peer(torch, ops, weight, seconds, budget):
         state.dtype = dtype
         name = str(dtype).removeprefix("torch.")
         took = median_seconds(budget, peer.dequantize_4bit, packed, state)
-        report(f"dequantize {name} DRAM, bitsandbytes", took, weight.numel(), f"ours is {took / seconds[name]:.1f} times as fast")
+        report(
+            f"dequantize {name} DRAM, bitsandbytes", took, weight.numel(), f"ours is {took / seconds[name]:.1f} times as fast"
+        )
 
 
 def against_dense(torch, ops, weight, budget):
@@ -107,8 +122,11 @@ def against_dense(torch, ops, weight, budget):
             ours = median_seconds(budget, ops.linear_4bit_out, y, x, *arguments, transpose)
             work = 2 * 256 * ROWS * COLUMNS / 1e9
             name = str(dtype).removeprefix("torch.")
-            print(f"    linear_4bit {name} {'x·W ' if transpose else 'x·Wᵀ'} M=256{'':<16}{work / ours:>9.1f} GFLOP/s   "
-                  f"dense GEMM {work / bare:.1f}, time {ours / bare:.2f} of it", flush=True)
+            print(
+                f"    linear_4bit {name} {'x·W ' if transpose else 'x·Wᵀ'} M=256{'':<16}{work / ours:>9.1f} GFLOP/s   "
+                f"dense GEMM {work / bare:.1f}, time {ours / bare:.2f} of it",
+                flush=True,
+            )
 
 
 def main():
@@ -127,8 +145,18 @@ def main():
         print(f"  {threads} thread{'s' if threads > 1 else ''}", flush=True)
         for isa in ("scalar", "avx2", "avx512", "best"):
             environment = {**os.environ, "QLORAPP_CPU_ISA": isa}
-            command = [sys.executable, __file__, "--isa", isa, "--build", str(options.build), "--threads", str(threads), "--seconds",
-                       str(options.seconds)]
+            command = [
+                sys.executable,
+                __file__,
+                "--isa",
+                isa,
+                "--build",
+                str(options.build),
+                "--threads",
+                str(threads),
+                "--seconds",
+                str(options.seconds),
+            ]
             subprocess.run(command, env=environment, check=True, stderr=subprocess.DEVNULL)
 
 

@@ -78,13 +78,23 @@ class Weight:
         return self.packed, self.absmax, self.nested_absmax, self.offset, self.shape, 64, 256, "nf4"
 
     def into(self, ops, out):
-        ops.dequantize_4bit_stack_(out, [self.packed], [self.absmax], [self.nested_absmax], [self.offset], [self.shape[0]], 64, 256, "nf4")
+        ops.dequantize_4bit_stack_(
+            out, [self.packed], [self.absmax], [self.nested_absmax], [self.offset], [self.shape[0]], 64, 256, "nf4"
+        )
 
     def state(self, peer):
         table = peer.create_dynamic_map().cuda()
         inner = peer.QuantState(absmax=self.nested_absmax, code=table, blocksize=256, dtype=torch.float32)
-        return peer.QuantState(absmax=self.absmax, shape=torch.Size(self.shape), code=peer.get_4bit_type("nf4", device="cuda"), blocksize=64,
-                               quant_type="nf4", dtype=torch.bfloat16, offset=self.offset, state2=inner)
+        return peer.QuantState(
+            absmax=self.absmax,
+            shape=torch.Size(self.shape),
+            code=peer.get_4bit_type("nf4", device="cuda"),
+            blocksize=64,
+            quant_type="nf4",
+            dtype=torch.bfloat16,
+            offset=self.offset,
+            state2=inner,
+        )
 
 
 def measure_dequantise(ops, peer, shape, copy, replays):
@@ -105,11 +115,15 @@ def measure_dequantise(ops, peer, shape, copy, replays):
         theirs = replayed(launch_theirs, count, replays)[0]
     plain = [out.view(-1)[: rows * columns].view(rows, columns) for out in outs]
     for name, targets in (("", plain), (", 16 spare columns", [out[:, :columns] for out in outs])):
-        median, low, high = replayed(lambda i, targets=targets: weights[i % rotation].into(ops, targets[i % rotation]), count, replays)
+        median, low, high = replayed(
+            lambda i, targets=targets: weights[i % rotation].into(ops, targets[i % rotation]), count, replays
+        )
         rate = moved / median * 1e-3
         note = f"   bitsandbytes {theirs:.2f} us, ratio {theirs / median:.2f}" if theirs else ""
-        print(f"  dequantise {rows}x{columns}{name:<20} {median:8.2f} us ({low:.2f}-{high:.2f}) {rate:6.0f} GB/s, {rate / copy:.3f} of copy{note}",
-              flush=True)
+        print(
+            f"  dequantise {rows}x{columns}{name:<20} {median:8.2f} us ({low:.2f}-{high:.2f}) {rate:6.0f} GB/s, {rate / copy:.3f} of copy{note}",
+            flush=True,
+        )
 
 
 def measure_quantise(ops, peer, shape, replays):
@@ -118,9 +132,14 @@ def measure_quantise(ops, peer, shape, replays):
         median, low, high = spread(events(lambda weight=weight: ops.quantize_4bit_bnb(weight), replays))
         note = ""
         if peer:
-            theirs = statistics.median(events(lambda weight=weight: torch.ops.bitsandbytes.quantize_4bit(weight, 64, "nf4", torch.uint8), replays))
+            theirs = statistics.median(
+                events(lambda weight=weight: torch.ops.bitsandbytes.quantize_4bit(weight, 64, "nf4", torch.uint8), replays)
+            )
             note = f"   bitsandbytes {theirs:.1f} us, ratio {theirs / median:.1f}"
-        print(f"  quantise {shape[0]}x{shape[1]} {str(dtype).removeprefix('torch.'):<9} {median:8.1f} us ({low:.1f}-{high:.1f}){note}", flush=True)
+        print(
+            f"  quantise {shape[0]}x{shape[1]} {str(dtype).removeprefix('torch.'):<9} {median:8.1f} us ({low:.1f}-{high:.1f}){note}",
+            flush=True,
+        )
 
 
 def measure_products(ops, peer, shape, all_tokens, replays):
@@ -138,26 +157,45 @@ def measure_products(ops, peer, shape, all_tokens, replays):
             weights[i % rotation].into(ops, dense)
             torch.mm(x, dense.t(), out=y)
 
-        median, low, high = replayed(lambda i, x=x, y=y: ops.linear_4bit_out(y, x, *weights[i % rotation].arguments()), count,
-                                     replays)
+        median, low, high = replayed(
+            lambda i, x=x, y=y: ops.linear_4bit_out(y, x, *weights[i % rotation].arguments()), count, replays
+        )
         parts = replayed(unfused, count, replays)[0]
         note = ""
         if peer:
+
             def launch_theirs(i, x=x):
                 state = states[i % rotation]
-                torch.ops.bitsandbytes.gemm_4bit(x, weights[i % rotation].packed, [rows, columns], state.state2.absmax, 64, "nf4", None,
-                                                 state.absmax, state.state2.code, state.offset)
+                torch.ops.bitsandbytes.gemm_4bit(
+                    x,
+                    weights[i % rotation].packed,
+                    [rows, columns],
+                    state.state2.absmax,
+                    64,
+                    "nf4",
+                    None,
+                    state.absmax,
+                    state.state2.code,
+                    state.offset,
+                )
 
             theirs = replayed(launch_theirs, count, replays)[0]
             note = f"   bitsandbytes {theirs:.2f} us, ratio {theirs / median:.2f}"
-        print(f"  linear {rows}x{columns} M={tokens:<3} {median:8.2f} us ({low:.2f}-{high:.2f})   dequantise + cuBLAS {parts:.2f} us, "
-              f"ratio {parts / median:.2f}{note}", flush=True)
+        print(
+            f"  linear {rows}x{columns} M={tokens:<3} {median:8.2f} us ({low:.2f}-{high:.2f})   dequantise + cuBLAS {parts:.2f} us, "
+            f"ratio {parts / median:.2f}{note}",
+            flush=True,
+        )
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "dev")
-    parser.add_argument("--shapes", nargs="+", default=["28672x4096", "14336x4096", "4096x4096", "1024x4096", "4096x14336", "8192x2048", "2048x2048"])
+    parser.add_argument(
+        "--shapes",
+        nargs="+",
+        default=["28672x4096", "14336x4096", "4096x4096", "1024x4096", "4096x14336", "8192x2048", "2048x2048"],
+    )
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 4, 8, 16, 32, 64])
     parser.add_argument("--replays", type=int, default=15)
     options = parser.parse_args()
@@ -167,8 +205,11 @@ def main():
     torch.ops.load_library(str((options.build / "libqlorapp.so").resolve()))
     ops = torch.ops.qlorapp
     copy = copy_rate()
-    print(f"device {torch.cuda.get_device_name()}, torch {torch.__version__}, copy {copy:.0f} GB/s read + written; NF4, block 64, double "
-          f"quantization, bf16; median (10th-90th percentile)", flush=True)
+    print(
+        f"device {torch.cuda.get_device_name()}, torch {torch.__version__}, copy {copy:.0f} GB/s read + written; NF4, block 64, double "
+        f"quantization, bf16; median (10th-90th percentile)",
+        flush=True,
+    )
     peer = peer_or_none()
     shapes = [tuple(int(side) for side in shape.split("x")) for shape in options.shapes]
     for shape in shapes:

@@ -83,7 +83,9 @@ def ours(args: argparse.Namespace):
     model = qlorapp.AutoModelForCausalLM.from_pretrained(args.model, quantization_config=quantization, dtype=dtype)
     if args.checkpointing == "yes":
         model.gradient_checkpointing_enable()
-    model = qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
+    model = qlorapp.get_peft_model(
+        model, qlorapp.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
     model.train()
     return model, before
 
@@ -191,9 +193,25 @@ def measure(args: argparse.Namespace, model: str, dtype: str, checkpointing: str
     results: dict[str, dict] = {"ours": {"seconds": [], "peak": 0.0}, "peer": {"seconds": [], "peak": 0.0}}
     for _ in range(args.rounds):
         for side, result in results.items():
-            command = [sys.executable, __file__, "--side", side, "--model", model, "--dtype", dtype, "--checkpointing", checkpointing]
+            command = [
+                sys.executable,
+                __file__,
+                "--side",
+                side,
+                "--model",
+                model,
+                "--dtype",
+                dtype,
+                "--checkpointing",
+                checkpointing,
+            ]
             command += ["--steps", str(args.steps), "--sequence", str(args.sequence), "--threads", str(args.threads)]
-            command += ["--layers", str(args.layers), "--bf16-instructions", "no" if environment or not has_bf16_instructions() else "yes"]
+            command += [
+                "--layers",
+                str(args.layers),
+                "--bf16-instructions",
+                "no" if environment or not has_bf16_instructions() else "yes",
+            ]
             out = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
             if out.returncode != 0:
                 sys.exit(out.stderr[-2000:])
@@ -227,14 +245,20 @@ def main() -> None:
     lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     model_name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
     print(f"CPU: {model_name}, {args.threads} threads; bare float32 GEMM {bare_gemm(args.threads, args.sequence):.0f} GFLOP/s")
-    print(f"{args.layers} layers of Llama-3.2-1B's shape, vocabulary 32000, sequence {args.sequence}, batch 1, r=16 on all linear layers")
-    print("| dtype | checkpointing | ours tok/s (min … max) | peer tok/s (min … max) | ratio | GEMM and attention | ours MiB | peer MiB | loss ours / peer |")
+    print(
+        f"{args.layers} layers of Llama-3.2-1B's shape, vocabulary 32000, sequence {args.sequence}, batch 1, r=16 on all linear layers"
+    )
+    print(
+        "| dtype | checkpointing | ours tok/s (min … max) | peer tok/s (min … max) | ratio | GEMM and attention | ours MiB | peer MiB | loss ours / peer |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         make_model(folder, args.layers)
         for dtype in args.dtype:
             # Without bf16 instructions: oneDNN is told to leave them alone, on both sides.
-            for environment in [{}] if dtype == "float32" or not has_bf16_instructions() else [{}, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}]:
+            for environment in (
+                [{}] if dtype == "float32" or not has_bf16_instructions() else [{}, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}]
+            ):
                 for checkpointing in args.checkpointing:
                     results = measure(args, folder, dtype, checkpointing, environment)
                     rates = {s: sorted(args.sequence / t for t in r["seconds"]) for s, r in results.items()}

@@ -46,7 +46,9 @@ def _function(name: str, doc: str, indent: str, decorator: str = "") -> list[str
     lines = []
     signatures = _signatures(doc)
     for signature, text in signatures:
-        arguments = re.sub(r"= <[^<>]* object at 0x[0-9a-f]+>", "= ...", signature[signature.index("(") :].replace("qlorapp._C.", ""))
+        arguments = re.sub(
+            r"= <[^<>]* object at 0x[0-9a-f]+>", "= ...", signature[signature.index("(") :].replace("qlorapp._C.", "")
+        )
         parsed = ast.parse(f"def {name}{arguments}: ...").body[0]
         assert isinstance(parsed, ast.FunctionDef)
         for argument in [*parsed.args.posonlyargs, *parsed.args.args]:

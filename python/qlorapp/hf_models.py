@@ -69,9 +69,9 @@ def _register() -> type:
         """bitsandbytes' fields, under another method."""
 
         def __init__(self, **fields: Any) -> None:
-            self.quant_method = METHOD
             for name, value in fields.items():
                 setattr(self, name, value)
+            self.quant_method = METHOD  # whatever the fields say
 
     class Quantize(ConversionOps):
         def __init__(self, hf_quantizer: HfQuantizer) -> None:

@@ -139,7 +139,9 @@ class Trainer(StepMethods, EvaluationMethods):
     def _make_core(self) -> None:
         reasons = self._autograd_reasons = self._why_autograd()
         if reasons and self.args.packing:
-            raise ValueError(f"[Trainer] packing=True packs in the C++ loop, which {reasons} replaces. Pack in your own data, or leave it out.")
+            raise ValueError(
+                f"[Trainer] packing=True packs in the C++ loop, which {reasons} replaces. Pack in your own data, or leave it out."
+            )
         trainer = weakref.ref(self)  # or the two would keep each other alive
 
         def hook(name: str) -> Callable[..., Any]:

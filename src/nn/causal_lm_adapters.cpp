@@ -54,7 +54,8 @@ void CausalLM::check_targets(const LoraConfig& config) const {
     }
   }
   const std::vector<std::string_view> known{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
-  for (const std::string& unmatched : config.unmatched_targets(names)) {
+  const bool any = std::any_of(names.begin(), names.end(), [&](const std::string& name) { return config.matches(name); });
+  for (const std::string& unmatched : any ? config.unmatched_targets(names) : std::vector<std::string>{}) {  // none: an error
     log_warning_once(
         concat("[lora] target_modules names '", unmatched, "', which this model does not have.", did_you_mean(unmatched, known)));
   }

@@ -35,14 +35,18 @@ def main() -> int:
         return 77
     sources = sorted((ROOT / "cuda").glob("*.cu"))
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:
-        found = dict(zip(sources, pool.map(lambda source: instructions(args.nvcc, source, pathlib.Path(folder)), sources), strict=True))
+        found = dict(
+            zip(sources, pool.map(lambda source: instructions(args.nvcc, source, pathlib.Path(folder)), sources), strict=True)
+        )
     wrong = {source.name: sorted(i for i in used if "bf16" in i) for source, used in found.items()}
     wrong = {name: used for name, used in wrong.items() if used}
     for name, used in wrong.items():
         print(f"{name}: {', '.join(used)}")
     everything = set().union(*found.values())
     assert any(i.startswith("mma.sync") and "f16" in i for i in everything), "the PTX was not understood"
-    print(f"check_sm75_ptx: {len(everything)} kinds of instructions in {len(sources)} files, {len(wrong)} files with bf16 among them")
+    print(
+        f"check_sm75_ptx: {len(everything)} kinds of instructions in {len(sources)} files, {len(wrong)} files with bf16 among them"
+    )
     return 1 if wrong else 0
 
 

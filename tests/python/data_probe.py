@@ -12,7 +12,9 @@ class ProbeError(Exception):
 
 class DataProbe:
     def __init__(self, build_dir: pathlib.Path):
-        self.process = subprocess.Popen([build_dir / "tests" / "data" / "data_probe"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process = subprocess.Popen(
+            [build_dir / "tests" / "data" / "data_probe"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
 
     def ask(self, command: str, **arguments):
         self.process.stdin.write(json.dumps({"command": command, **arguments}).encode() + b"\n")

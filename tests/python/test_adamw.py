@@ -41,9 +41,7 @@ def test_adamw_is_bit_equal_to_torch(n, lr, betas, eps, weight_decay):
     generator = torch.Generator().manual_seed(n)
     ours = torch.randn(n, generator=generator)
     theirs = torch.nn.Parameter(ours.clone())
-    optimizer = torch.optim.AdamW(
-        [theirs], lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, foreach=False, fused=False
-    )
+    optimizer = torch.optim.AdamW([theirs], lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, foreach=False, fused=False)
     m, v = torch.zeros(n), torch.zeros(n)
     for step in range(1, 13):
         gradient = torch.randn(n, generator=generator) * 10.0 ** (step % 5 - 3)

@@ -95,7 +95,11 @@ LLAMA31 = """{{- bos_token }}
 {%- endif %}
 """
 CONSTANT_DATE = '{%- set date_string = "26 Jul 2024" %}'
-TODAY = '{%- if strftime_now is defined %}\n{%- set date_string = strftime_now("%d %b %Y") %}\n{%- else %}\n' + CONSTANT_DATE + "\n{%- endif %}"
+TODAY = (
+    '{%- if strftime_now is defined %}\n{%- set date_string = strftime_now("%d %b %Y") %}\n{%- else %}\n'
+    + CONSTANT_DATE
+    + "\n{%- endif %}"
+)
 LLAMA32 = LLAMA31.replace("DATE\n", TODAY + "\n", 1)
 LLAMA31 = LLAMA31.replace("DATE\n", CONSTANT_DATE + "\n", 1)
 SMOLLM = QWEN.replace("You are a helpful assistant.", 'You say "hi\\\\" {x}.')
@@ -109,7 +113,18 @@ TEMPLATES = {
     "smollm": SMOLLM,
 }
 
-CONTENTS = ["Hi", "", "  spaces \n", "\n\nlines\n", "Größe 漢字 👩‍👩‍👧‍👦", "<|eot_id|> inside", "a\x1f", "\u00a0nbsp\u2003", "{{ bos_token }}", "{SYSTEM}"]
+CONTENTS = [
+    "Hi",
+    "",
+    "  spaces \n",
+    "\n\nlines\n",
+    "Größe 漢字 👩‍👩‍👧‍👦",
+    "<|eot_id|> inside",
+    "a\x1f",
+    "\u00a0nbsp\u2003",
+    "{{ bos_token }}",
+    "{SYSTEM}",
+]
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +197,9 @@ def test_turns_say_where_each_message_is(probe, name):
 )
 def test_a_template_that_differs_visibly_is_refused_with_a_way_out(probe, name, old, new):
     assert old in TEMPLATES[name]
-    with pytest.raises(ProbeError, match=r"^\[t.jinja\] the chat template must be .* choose one by name: \[llama3, llama3.1, chatml\]"):
+    with pytest.raises(
+        ProbeError, match=r"^\[t.jinja\] the chat template must be .* choose one by name: \[llama3, llama3.1, chatml\]"
+    ):
         probe.ask("render", source=TEMPLATES[name].replace(old, new), bos="", messages=[{"role": "user", "content": "x"}])
 
 
@@ -214,7 +231,9 @@ def test_the_template_is_found_where_transformers_looks(probe, tmp_path):
     assert probe.ask("render", folder=str(tmp_path), messages=message) is None
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"bos_token": {"content": "<s>"}, "chat_template": [{"name": "default", "template": LLAMA3}]}))
-    assert bytes.fromhex(probe.ask("render", folder=str(tmp_path), messages=message)["text"]).startswith(b"<s><|start_header_id|>user")
+    assert bytes.fromhex(probe.ask("render", folder=str(tmp_path), messages=message)["text"]).startswith(
+        b"<s><|start_header_id|>user"
+    )
     (tmp_path / "chat_template.jinja").write_text(CHATML)
     assert probe.ask("render", folder=str(tmp_path), messages=message)["name"] == "chatml"
     with pytest.raises(ProbeError, match="Did you mean 'llama3'"):

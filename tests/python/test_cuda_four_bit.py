@@ -40,7 +40,19 @@ def to(device, *tensors):
 @pytest.mark.parametrize("block_size", BLOCKS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_codes_scales_and_values_equal_the_cpu(dtype, block_size, quant_type):
-    shapes = [(0,), (1,), (2,), (31,), (33, 7), (block_size - 1,), (block_size + 1,), (3, block_size), (40, 352), (5, 3, 77), (257, 300)]
+    shapes = [
+        (0,),
+        (1,),
+        (2,),
+        (31,),
+        (33, 7),
+        (block_size - 1,),
+        (block_size + 1,),
+        (3, block_size),
+        (40, 352),
+        (5, 3, 77),
+        (257, 300),
+    ]
     for shape in shapes:
         weight = (torch.randn(shape) * 0.02).to(dtype)
         packed, absmax = ops.quantize_4bit(weight, block_size, quant_type)
@@ -78,8 +90,18 @@ def test_every_16_bit_value_and_ties_at_all_midpoints(quant_type):
             inside = torch.where(values.abs() <= anchor, values, torch.zeros_like(values))
             weight = torch.cat([inside, largest], 1)
             assert same(ops.quantize_4bit(weight.cuda(), 64, quant_type)[0], ops.quantize_4bit(weight, 64, quant_type)[0])
-    entries = ops.dequantize_4bit(torch.tensor([[2 * k * 16 + 2 * k + 1] for k in range(8)], dtype=torch.uint8), torch.ones(1), [16],
-                                  64, quant_type, torch.float32).sort().values
+    entries = (
+        ops.dequantize_4bit(
+            torch.tensor([[2 * k * 16 + 2 * k + 1] for k in range(8)], dtype=torch.uint8),
+            torch.ones(1),
+            [16],
+            64,
+            quant_type,
+            torch.float32,
+        )
+        .sort()
+        .values
+    )
     absmax = torch.cat([torch.tensor([1.0, 0.5, 3e37, 1.2e-38]), torch.rand(2000) * 10 + 1e-3])[:, None]
     ties = (entries[1:] + entries[:-1]) / 2 * absmax
     infinity = torch.tensor(float("inf"))
@@ -99,7 +121,9 @@ def test_what_is_not_finite_is_refused_with_the_words_of_the_cpu(value, block_si
     weight[291, 3] = weight[20, 69] = value
     messages = []
     for device in EVERYWHERE:
-        with pytest.raises(ValueError, match=rf"weight must be finite; got -?(nan|inf) at flat index {20 * 70 + 69}\.") as error:
+        with pytest.raises(
+            ValueError, match=rf"weight must be finite; got -?(nan|inf) at flat index {20 * 70 + 69}\."
+        ) as error:
             ops.quantize_4bit(weight.to(device), block_size)
         messages.append(str(error.value).split("\n")[0])
     assert messages[0] == messages[1]
@@ -124,7 +148,9 @@ def test_eight_bit_blocks_equal_the_cpu(signed, block_size):
 @pytest.mark.parametrize("device", EVERYWHERE)
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("spare", [0, 16, 3])
-@pytest.mark.parametrize("columns,rows", [(64, [5]), (352, [17, 40, 1]), (6145, [1, 2]), (7, [3, 5]), (24, [300, 5, 1, 1, 9, 2, 3, 4, 8, 2])])
+@pytest.mark.parametrize(
+    "columns,rows", [(64, [5]), (352, [17, 40, 1]), (6145, [1, 2]), (7, [3, 5]), (24, [300, 5, 1, 1, 9, 2, 3, 4, 8, 2])]
+)
 def test_a_stack_holds_every_weight_and_leaves_the_spare_columns(device, nested, spare, columns, rows):
     for block_size, quant_type in ((64, "nf4"), (32, "fp4"), (4096, "nf4")):
         weights = [ops.quantize_4bit(torch.randn(count, columns) * 0.1, block_size, quant_type) for count in rows]
@@ -133,13 +159,24 @@ def test_a_stack_holds_every_weight_and_leaves_the_spare_columns(device, nested,
         absmax = [part[0].to(device) for part in nested_parts] if nested else [weight[1].to(device) for weight in weights]
         for dtype in DTYPES:
             workspace = torch.full((sum(rows), columns + spare), -77.0, dtype=dtype, device=device)
-            ops.dequantize_4bit_stack_(workspace[:, :columns], packed, absmax, [part[1].to(device) for part in nested_parts],
-                                       [part[2].to(device) for part in nested_parts], rows, block_size, 256, quant_type)
+            ops.dequantize_4bit_stack_(
+                workspace[:, :columns],
+                packed,
+                absmax,
+                [part[1].to(device) for part in nested_parts],
+                [part[2].to(device) for part in nested_parts],
+                rows,
+                block_size,
+                256,
+                quant_type,
+            )
             expected = []
             for i, count in enumerate(rows):
                 arguments = ([count, columns], block_size)
                 if nested:
-                    expected.append(ops.dequantize_4bit_nested(weights[i][0], *nested_parts[i], *arguments, 256, quant_type, dtype))
+                    expected.append(
+                        ops.dequantize_4bit_nested(weights[i][0], *nested_parts[i], *arguments, 256, quant_type, dtype)
+                    )
                 else:
                     expected.append(ops.dequantize_4bit(*weights[i], *arguments, quant_type, dtype))
             assert same(workspace[:, :columns], torch.cat(expected))
@@ -217,8 +254,11 @@ def test_linear_equals_the_product_with_the_dense_weight(shape, dtype, nested):
     packed, absmax = ops.quantize_4bit(torch.randn(shape).cuda() * 0.1)
     scales = nest(absmax) if nested else (absmax, None, None)
     arguments = (packed, *scales, list(shape), 64, 256, "nf4")
-    dense = (ops.dequantize_4bit_nested(packed, *scales, list(shape), 64, 256, "nf4", torch.float64) if nested else
-             ops.dequantize_4bit(packed, absmax, list(shape), 64, "nf4", torch.float64))
+    dense = (
+        ops.dequantize_4bit_nested(packed, *scales, list(shape), 64, 256, "nf4", torch.float64)
+        if nested
+        else ops.dequantize_4bit(packed, absmax, list(shape), 64, "nf4", torch.float64)
+    )
     epsilon = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}[dtype]
     for transpose in (False, True):
         other = dense if transpose else dense.t()
@@ -251,7 +291,10 @@ def test_products_and_stacks_are_captured_in_a_graph():
     packed, absmax = ops.quantize_4bit(torch.randn(256, 256).cuda())
     codes, nested_absmax, offset = nest(absmax)
     x = torch.randn(300, 256, device="cuda", dtype=torch.bfloat16)
-    y, few = torch.empty(300, 256, device="cuda", dtype=torch.bfloat16), torch.empty(3, 256, device="cuda", dtype=torch.bfloat16)
+    y, few = (
+        torch.empty(300, 256, device="cuda", dtype=torch.bfloat16),
+        torch.empty(3, 256, device="cuda", dtype=torch.bfloat16),
+    )
     arguments = (packed, codes, nested_absmax, offset, [256, 256], 64, 256, "nf4")
     ops.linear_4bit_out(y, x, *arguments)
     graph = torch.cuda.CUDAGraph()
@@ -263,14 +306,16 @@ def test_products_and_stacks_are_captured_in_a_graph():
     assert torch.equal(y, ops.linear_4bit(x, *arguments)) and torch.equal(few, ops.linear_4bit(x[:3], *arguments))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_properties(0).total_memory < 30e9, reason="needs a GPU of 30 GB")
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_properties(0).total_memory < 30e9, reason="needs a GPU of 30 GB"
+)
 def test_beyond_two_to_the_31_elements():
     n = 2**31 + 64 * 5000 + 6
     weight = torch.empty(n, dtype=torch.float16, device="cuda").normal_(0, 0.02)
     packed, absmax = ops.quantize_4bit(weight)
     begin = n // 64 * 64 - 64 * 100
     expected = ops.quantize_4bit(weight[begin:].cpu())
-    assert same(packed[begin // 2:], expected[0]) and same(absmax[begin // 64:], expected[1])
+    assert same(packed[begin // 2 :], expected[0]) and same(absmax[begin // 64 :], expected[1])
     values = ops.dequantize_4bit(packed, absmax, [n], 64, "nf4", torch.bfloat16)[begin:]
     assert same(values, ops.dequantize_4bit(*expected, [n - begin], 64, "nf4", torch.bfloat16))
 
@@ -282,6 +327,7 @@ class TestAgainstBitsandbytes:
     def peer(self):
         pytest.importorskip("bitsandbytes")
         from bitsandbytes import functional
+
         self.functional = functional
 
     def assert_same(self, weight, block_size, quant_type):
@@ -303,7 +349,9 @@ class TestAgainstBitsandbytes:
         absmax = torch.cat([torch.tensor([1.0, 0.5, 2.0**-126, 1e-40, 3e38]), torch.rand(3000) * 10 + 1e-3]).cuda()[:, None]
         ties = (book[1:] + book[:-1]) / 2 * absmax
         infinity = torch.tensor(float("inf"), device="cuda")
-        weight = torch.cat([absmax, ties, ties.nextafter(infinity), ties.nextafter(-infinity), torch.zeros(len(absmax), 18, device="cuda")], 1)
+        weight = torch.cat(
+            [absmax, ties, ties.nextafter(infinity), ties.nextafter(-infinity), torch.zeros(len(absmax), 18, device="cuda")], 1
+        )
         self.assert_same(weight, 64, quant_type)
         zeros = torch.zeros(202, device="cuda")
         zeros[64:128] = -0.0

@@ -90,7 +90,9 @@ def test_prompts_get_no_loss_unless_asked(data, completion_only):
 def test_a_boundary_inside_a_token_is_trained_and_said(data):
     got = data.read([{"prompt": "a:", "completion": "b"}, {"prompt": "said the ", "completion": "quick brown fox"}])
     ids, labels = got["examples"][1]["input_ids"], got["examples"][1]["labels"]
-    assert any(t.startswith("Ġq") for t in data.theirs.encode("said the quick brown fox").tokens)  # holds the prompt's last space
+    assert any(
+        t.startswith("Ġq") for t in data.theirs.encode("said the quick brown fox").tokens
+    )  # holds the prompt's last space
     assert got["straddling"] == 1
     first = next(i for i, label in enumerate(labels) if label != IGNORED)
     assert data.theirs.decode(ids[first:-1]) == " quick brown fox"
@@ -103,7 +105,9 @@ def messages(*turns):
 
 @pytest.mark.parametrize("assistant_only", [False, True])
 def test_conversations_train_whole_or_only_what_the_assistant_says(llama, assistant_only):
-    row = messages(("system", "Be brief."), ("user", "Hi!"), ("assistant", "  Hello, 漢字. "), ("user", "Bye"), ("assistant", "See you"))
+    row = messages(
+        ("system", "Be brief."), ("user", "Hi!"), ("assistant", "  Hello, 漢字. "), ("user", "Bye"), ("assistant", "See you")
+    )
     for options in [{"assistant_only_loss": True}, {"completion_only_loss": True}] if assistant_only else [{}]:
         got = llama.read([row], chat="llama3", **options)
         parts = [("<|begin_of_text|>", False)]
@@ -130,7 +134,11 @@ def test_a_template_whose_end_of_turn_is_no_token_is_said(data):
 
 
 def test_input_ids_are_taken_as_they_are_with_or_without_a_tokenizer(data):
-    rows = [{"input_ids": [1, 2, 3], "labels": [IGNORED, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [7, data.eos], "labels": None}]
+    rows = [
+        {"input_ids": [1, 2, 3], "labels": [IGNORED, 2, 3]},
+        {"input_ids": [4, 5]},
+        {"input_ids": [7, data.eos], "labels": None},
+    ]
     for tokenizer in (True, False):
         got = data.read(rows, tokenizer=tokenizer)
         assert [e["input_ids"] for e in got["examples"]] == [r["input_ids"] for r in rows]
@@ -147,7 +155,10 @@ def test_long_rows_lose_their_end_and_rows_without_labels_are_left_out(data):
         {"input_ids": [6, 7], "labels": [IGNORED, 7]},
     ]
     got = data.read(rows, max_length=3)
-    assert [(e["input_ids"], e["labels"], e["line"]) for e in got["examples"]] == [([1, 2, 3], [IGNORED, 2, 3], 2), ([6, 7], [IGNORED, 7], 5)]
+    assert [(e["input_ids"], e["labels"], e["line"]) for e in got["examples"]] == [
+        ([1, 2, 3], [IGNORED, 2, 3], 2),
+        ([6, 7], [IGNORED, 7], 5),
+    ]
     assert (got["truncated"], got["dropped"], got["longest"], got["longest_line"]) == (2, 3, 3, 2)
     assert data.read(rows[:2], max_length=0)["truncated"] == 0
 
@@ -191,7 +202,10 @@ BAD = {
     "NaN": (b'{"input_ids": [NaN]}', ":1] must be valid JSON"),
     "a key twice": (b'{"text": "a", "text": "b"}', "'text' is there twice"),
     "deep nesting": (b'{"text": ' + b"[" * 200 + b"]" * 200 + b"}", "nested 64 levels"),
-    "other keys": (b'{"question": "x"}', r"'text', 'prompt' and 'completion', 'messages', or 'input_ids'; got keys \[question\]"),
+    "other keys": (
+        b'{"question": "x"}',
+        r"'text', 'prompt' and 'completion', 'messages', or 'input_ids'; got keys \[question\]",
+    ),
     "alpaca": (b'{"instruction": "x", "output": "y"}', "rename 'output' to 'completion'"),
     "sharegpt": (b'{"conversations": []}', "Rename 'conversations'"),
     "prompt alone": (b'{"prompt": "x"}', "Add the 'completion'"),
@@ -203,7 +217,10 @@ BAD = {
     "negative id": (b'{"input_ids": [1, -1]}', "got -1"),
     "fractional id": (b'{"input_ids": [1, 2.5]}', "got 2.5"),
     "huge id": (b'{"input_ids": [1, 4294967296]}', "got 4294967296"),
-    "id outside the vocabulary": (b'{"input_ids": [1, 2]}\n{"input_ids": [1, 99999]}', ":2] token ids must be below .* got 99999"),
+    "id outside the vocabulary": (
+        b'{"input_ids": [1, 2]}\n{"input_ids": [1, 99999]}',
+        ":2] token ids must be below .* got 99999",
+    ),
     "label outside the vocabulary": (b'{"input_ids": [1, 2], "labels": [1, 99999]}', "got 99999"),
     "labels too short": (b'{"input_ids": [1, 2], "labels": [1]}', "as long as 'input_ids'; got 1 and 2"),
     "labels of another sign": (b'{"input_ids": [1, 2], "labels": [1, -1]}', "token ids and -100; got -1"),
@@ -273,7 +290,9 @@ def test_a_row_of_ten_megabytes_is_read_and_one_above_the_limit_is_named(data):
 
 
 def our_order(batch, **request):
-    done = subprocess.run([conftest.BUILD / "tests/data/order_probe"], input=json.dumps(request).encode(), capture_output=True, check=True)
+    done = subprocess.run(
+        [conftest.BUILD / "tests/data/order_probe"], input=json.dumps(request).encode(), capture_output=True, check=True
+    )
     return [order[i : i + batch] for order in json.loads(done.stdout) for i in range(0, len(order), batch)]
 
 
@@ -294,7 +313,10 @@ def their_order(tmp_path, rows, epochs, batch, strategy="random", resume=None, *
 
     def collate(examples):
         seen.append([int(e["input_ids"][0]) for e in examples])
-        return {"input_ids": torch.stack([e["input_ids"] for e in examples]), "labels": torch.stack([e["labels"] for e in examples])}
+        return {
+            "input_ids": torch.stack([e["input_ids"] for e in examples]),
+            "labels": torch.stack([e["labels"] for e in examples]),
+        }
 
     class StopEarly(TrainerCallback):
         def on_step_end(self, args, state, control, **_):

@@ -24,7 +24,16 @@ NAMES = [
         "mlp.down_proj",
         "mlp.experts.2.up_proj",
     )
-] + ["q_proj", "xq_proj", "model.q_proj", "lm_head", "model.embed_tokens", "model.layers.x.q_proj", "a.b.c.7.q_proj", "a.b.7.q_proj"]
+] + [
+    "q_proj",
+    "xq_proj",
+    "model.q_proj",
+    "lm_head",
+    "model.embed_tokens",
+    "model.layers.x.q_proj",
+    "a.b.c.7.q_proj",
+    "a.b.7.q_proj",
+]
 
 
 def ask(build_dir, requests):
@@ -92,16 +101,24 @@ def test_all_linear_is_pefts_choice_on_a_real_model(build_dir):
             transformers.LlamaForCausalLM(config), peft.LoraConfig(target_modules=targets, task_type="CAUSAL_LM")
         )
         prefix = "base_model.model."
-        expected = {n[len(prefix) : -len(".lora_A.default")] for n, _ in adapted.named_modules() if n.endswith(".lora_A.default")}
+        expected = {
+            n[len(prefix) : -len(".lora_A.default")] for n, _ in adapted.named_modules() if n.endswith(".lora_A.default")
+        }
         assert chosen == expected
 
 
 @pytest.mark.parametrize(
     "config, text",
     [
-        ({"target_modules": "all-linear", "layers_to_transform": [1]}, "`layers_to_transform` cannot be used when `target_modules` is a str"),
+        (
+            {"target_modules": "all-linear", "layers_to_transform": [1]},
+            "`layers_to_transform` cannot be used when `target_modules` is a str",
+        ),
         ({"target_modules": "x", "layers_pattern": "h"}, "`layers_pattern` cannot be used when `target_modules` is a str"),
-        ({"target_modules": ["x"], "layers_pattern": "h"}, "When `layers_pattern` is specified, `layers_to_transform` must also be specified."),
+        (
+            {"target_modules": ["x"], "layers_pattern": "h"},
+            "When `layers_pattern` is specified, `layers_to_transform` must also be specified.",
+        ),
     ],
 )
 def test_what_peft_refuses_is_refused_with_its_words(build_dir, config, text):
@@ -130,9 +147,15 @@ def test_training_argument_defaults_are_those_of_the_newest_release_that_has_the
     (answer,) = ask(build_dir, [{"defaults": True}])
     listed = json.loads((pathlib.Path(__file__).parent / "option_names.json").read_text())["TrainingArguments"]
     theirs = {name: spec for options in reversed(listed.values()) for name, (_, spec) in options.items()}
-    ours = {"output_dir": "trainer_output", "report_to": ["none"], "gradient_checkpointing": False, "optim": "adamw_torch_fused"}
+    ours = {
+        "output_dir": "trainer_output",
+        "report_to": ["none"],
+        "gradient_checkpointing": False,
+        "optim": "adamw_torch_fused",
+    }
     assert set(answer["training_arguments"]) - set(theirs) == {
-        "checkpoint_keep", "count_position_zero", "completion_only_loss", "max_length",
+        "checkpoint_keep", "count_position_zero", "completion_only_loss", "max_length", "packing", "packing_strategy", "eval_packing",
+        "log_num_tokens",
     }  # fmt: skip
     for name, mine in answer["training_arguments"].items():
         if name in theirs:

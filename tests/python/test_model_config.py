@@ -15,7 +15,9 @@ SIZES = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "n
 
 
 def run(build_dir, *args) -> subprocess.CompletedProcess:
-    return subprocess.run([build_dir / "tests/format/format_probe", *map(str, args)], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [build_dir / "tests/format/format_probe", *map(str, args)], capture_output=True, text=True, check=False
+    )
 
 
 def read(build_dir, folder) -> dict:
@@ -25,7 +27,10 @@ def read(build_dir, folder) -> dict:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("extra", [{}, {"num_key_value_heads": 2, "head_dim": 24}, {"num_key_value_heads": 1, "rms_norm_eps": 1e-5, "eos_token_id": [2, 3]}])
+@pytest.mark.parametrize(
+    "extra",
+    [{}, {"num_key_value_heads": 2, "head_dim": 24}, {"num_key_value_heads": 1, "rms_norm_eps": 1e-5, "eos_token_id": [2, 3]}],
+)
 def test_sizes_names_and_shapes_are_those_of_the_model_that_transformers_builds(build_dir, tmp_path, tied, extra):
     model = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=tied, **extra)).to(torch.float16)
     model.save_pretrained(tmp_path)
@@ -35,7 +40,11 @@ def test_sizes_names_and_shapes_are_those_of_the_model_that_transformers_builds(
         assert ours[key] == getattr(config, key), key
     assert ours["eos_token_id"] == (config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id])
     assert ours["dtype"] == "float16"
-    linears = {name: list(module.weight.shape) for name, module in model.model.named_modules(prefix="model") if isinstance(module, torch.nn.Linear)}
+    linears = {
+        name: list(module.weight.shape)
+        for name, module in model.model.named_modules(prefix="model")
+        if isinstance(module, torch.nn.Linear)
+    }
     assert ours["linear_layers"] == linears
     dense = {name: list(p.shape) for name, p in model.named_parameters() if name.removesuffix(".weight") not in linears}
     assert ours["dense_parameters"] == dense
@@ -46,9 +55,30 @@ ROPES = [
     {"rope_type": "default", "rope_theta": 10000.0},
     {"rope_type": "default", "rope_theta": 500000.0},
     {"rope_type": "default", "rope_theta": 1e6},
-    {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
-    {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
-    {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 2.5, "low_freq_factor": 0.7, "high_freq_factor": 3.3, "original_max_position_embeddings": 64},
+    {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 2.5,
+        "low_freq_factor": 0.7,
+        "high_freq_factor": 3.3,
+        "original_max_position_embeddings": 64,
+    },
 ]
 
 
@@ -67,9 +97,15 @@ def test_rotary_frequencies_are_those_of_transformers(build_dir, tmp_path, rope,
     if version == 4:
         stored.pop("rope_parameters")
         stored["rope_theta"] = rope["rope_theta"]
-        stored["rope_scaling"] = None if rope["rope_type"] == "default" else {k: v for k, v in rope.items() if k != "rope_theta"}
+        stored["rope_scaling"] = (
+            None if rope["rope_type"] == "default" else {k: v for k, v in rope.items() if k != "rope_theta"}
+        )
     (tmp_path / "config.json").write_text(json.dumps(stored))
-    compute = LlamaRotaryEmbedding.compute_default_rope_parameters if rope["rope_type"] == "default" else ROPE_INIT_FUNCTIONS["llama3"]
+    compute = (
+        LlamaRotaryEmbedding.compute_default_rope_parameters
+        if rope["rope_type"] == "default"
+        else ROPE_INIT_FUNCTIONS["llama3"]
+    )
     reference, attention_factor = compute(config, device=torch.device("cpu"))
     assert attention_factor == 1.0
     ours = read(build_dir, tmp_path)
@@ -84,7 +120,13 @@ def test_rotary_frequencies_are_those_of_transformers(build_dir, tmp_path, rope,
 
 def test_llama3_without_an_original_length_takes_the_model_s_as_transformers_does(build_dir, tmp_path):
     rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    stored = SIZES | {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "head_dim": 64, "max_position_embeddings": 4096, "rope_parameters": rope}
+    stored = SIZES | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "head_dim": 64,
+        "max_position_embeddings": 4096,
+        "rope_parameters": rope,
+    }
     (tmp_path / "config.json").write_text(json.dumps(stored))
     reference, _ = ROPE_INIT_FUNCTIONS["llama3"](LlamaConfig.from_pretrained(tmp_path), device=torch.device("cpu"))
     assert spacing(read(build_dir, tmp_path)["inverse_frequencies"], reference.numpy()) <= 16
@@ -95,7 +137,12 @@ def test_llama3_without_an_original_length_takes_the_model_s_as_transformers_doe
     [
         {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": torch.bfloat16},
         {},
-        {"bnb_4bit_quant_type": "nf4", "bnb_4bit_quant_storage": torch.bfloat16, "llm_int8_skip_modules": ["lm_head", "model.layers.0"], "llm_int8_threshold": 5.5},
+        {
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_quant_storage": torch.bfloat16,
+            "llm_int8_skip_modules": ["lm_head", "model.layers.0"],
+            "llm_int8_threshold": 5.5,
+        },
     ],
 )
 def test_quantization_config_is_written_as_transformers_writes_it(build_dir, tmp_path, options):
@@ -112,7 +159,9 @@ def test_quantization_config_is_written_as_transformers_writes_it(build_dir, tmp
 def test_the_config_of_a_saved_four_bit_model_is_rebuilt_to_its_bytes(build_dir, tmp_path):
     model = LlamaForCausalLM(LlamaConfig(**SIZES)).to(torch.bfloat16)
     model.save_pretrained(tmp_path / "plain")
-    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16)
+    config = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16
+    )
     quantized = LlamaForCausalLM.from_pretrained(tmp_path / "plain", quantization_config=config)
     quantized.save_pretrained(tmp_path / "quantized")
     ours = read(build_dir, tmp_path / "quantized")

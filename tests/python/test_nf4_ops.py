@@ -26,13 +26,28 @@ class Weight:
             scales = table[self.absmax.long()] * self.nested_absmax.repeat_interleave(4)[: self.absmax.numel()] + self.offset
         n = weight.numel()
         codes = torch.stack([self.packed.flatten() >> 4, self.packed.flatten() & 15], 1).flatten()[:n].long()
-        entries = ops.dequantize_4bit(torch.tensor([[2 * k * 16 + 2 * k + 1] for k in range(8)], dtype=torch.uint8),
-                                      torch.ones(1), [16], 64, quant_type, torch.float32)
+        entries = ops.dequantize_4bit(
+            torch.tensor([[2 * k * 16 + 2 * k + 1] for k in range(8)], dtype=torch.uint8),
+            torch.ones(1),
+            [16],
+            64,
+            quant_type,
+            torch.float32,
+        )
         self.dense = (entries[codes] * scales.repeat_interleave(block_size)[:n]).view(self.shape)
 
     def arguments(self, transpose=False):
-        return (self.packed, self.absmax, self.nested_absmax, self.offset, self.shape, self.block_size, 4, self.quant_type,
-                transpose)
+        return (
+            self.packed,
+            self.absmax,
+            self.nested_absmax,
+            self.offset,
+            self.shape,
+            self.block_size,
+            4,
+            self.quant_type,
+            transpose,
+        )
 
 
 def both(function):
@@ -118,18 +133,23 @@ def test_opcheck():
         for transpose in (False, True):
             t = torch.randn(2, 3, 33 if transpose else 40)
             for requires_grad in (False, True):
-                torch.library.opcheck(ops.linear_4bit.default, (t.clone().requires_grad_(requires_grad), *weight.arguments(transpose)))
+                torch.library.opcheck(
+                    ops.linear_4bit.default, (t.clone().requires_grad_(requires_grad), *weight.arguments(transpose))
+                )
             y = torch.randn(2, 3, 40 if transpose else 33)
             torch.library.opcheck(ops.linear_4bit_out.default, (y, t, *weight.arguments(transpose), True))
         if nested:
-            torch.library.opcheck(ops.dequantize_4bit_nested.default,
-                                  (weight.packed, weight.absmax, weight.nested_absmax, weight.offset, weight.shape, 64, 4, "nf4",
-                                   torch.float32))
+            torch.library.opcheck(
+                ops.dequantize_4bit_nested.default,
+                (weight.packed, weight.absmax, weight.nested_absmax, weight.offset, weight.shape, 64, 4, "nf4", torch.float32),
+            )
 
 
 def test_meta_tensors_have_the_shapes_of_real_ones():
     for shape in ((7, 9), (64, 64), (0,), ()):
-        for real, meta in zip(ops.quantize_4bit(torch.ones(shape)), ops.quantize_4bit(torch.ones(shape, device="meta")), strict=True):
+        for real, meta in zip(
+            ops.quantize_4bit(torch.ones(shape)), ops.quantize_4bit(torch.ones(shape, device="meta")), strict=True
+        ):
             assert (real.shape, real.dtype) == (meta.shape, meta.dtype) and meta.is_meta
 
 
@@ -139,31 +159,75 @@ GOOD = Weight(8, 64, nested=True)
 @pytest.mark.parametrize(
     "call,error,match",
     [
-        (lambda: ops.quantize_4bit(torch.ones(64), 48), ValueError, r"\[quantize_4bit\] block_size must be one of \[32, 64, 128"),
+        (
+            lambda: ops.quantize_4bit(torch.ones(64), 48),
+            ValueError,
+            r"\[quantize_4bit\] block_size must be one of \[32, 64, 128",
+        ),
         (lambda: ops.quantize_4bit(torch.ones(64), -64), ValueError, "block_size must be one of"),
         (lambda: ops.quantize_4bit(torch.ones(64), 64, "int4"), ValueError, "quant_type must be nf4 or fp4; got int4"),
-        (lambda: ops.quantize_4bit(torch.ones(64).double()), TypeError, "weight must be float32, float16 or bfloat16; got Double"),
+        (
+            lambda: ops.quantize_4bit(torch.ones(64).double()),
+            TypeError,
+            "weight must be float32, float16 or bfloat16; got Double",
+        ),
         (lambda: ops.quantize_4bit(torch.ones(64).int()), TypeError, "got Int"),
         (lambda: ops.quantize_4bit(torch.ones(64, requires_grad=True)), ValueError, "must not require a gradient"),
-        (lambda: ops.dequantize_4bit(GOOD.packed, torch.ones(7), [8, 64], 64, "nf4", torch.float32), ValueError,
-         "absmax must hold 8 elements"),
-        (lambda: ops.dequantize_4bit(GOOD.packed, GOOD.absmax, [8, 64], 64, "nf4", torch.float32), TypeError, "absmax must be Float"),
-        (lambda: ops.dequantize_4bit(GOOD.packed[:-1], torch.ones(8), [8, 64], 64, "nf4", torch.float32), ValueError,
-         "packed must hold 256 elements"),
+        (
+            lambda: ops.dequantize_4bit(GOOD.packed, torch.ones(7), [8, 64], 64, "nf4", torch.float32),
+            ValueError,
+            "absmax must hold 8 elements",
+        ),
+        (
+            lambda: ops.dequantize_4bit(GOOD.packed, GOOD.absmax, [8, 64], 64, "nf4", torch.float32),
+            TypeError,
+            "absmax must be Float",
+        ),
+        (
+            lambda: ops.dequantize_4bit(GOOD.packed[:-1], torch.ones(8), [8, 64], 64, "nf4", torch.float32),
+            ValueError,
+            "packed must hold 256 elements",
+        ),
         (lambda: ops.dequantize_4bit(GOOD.packed, torch.ones(8), [-8, -64], 64, "nf4", torch.float32), ValueError, "negative"),
-        (lambda: ops.dequantize_4bit(GOOD.packed, torch.ones(8), [2**32, 2**32], 64, "nf4", torch.float32), ValueError, "2\\^63"),
-        (lambda: ops.dequantize_4bit(GOOD.packed, torch.ones(8), [8, 64], 64, "nf4", torch.int8), TypeError, "dtype must be float32"),
-        (lambda: ops.dequantize_4bit_nested(GOOD.packed, GOOD.absmax, GOOD.nested_absmax, GOOD.offset, [8, 64], 64, 0, "nf4",
-                                            torch.float32), ValueError, "nested_block_size must be above 0"),
-        (lambda: ops.dequantize_4bit_nested(GOOD.packed, GOOD.absmax, GOOD.nested_absmax, GOOD.offset, [8, 64], 64, 3, "nf4",
-                                            torch.float32), ValueError, "nested_absmax must hold 3 elements"),
+        (
+            lambda: ops.dequantize_4bit(GOOD.packed, torch.ones(8), [2**32, 2**32], 64, "nf4", torch.float32),
+            ValueError,
+            "2\\^63",
+        ),
+        (
+            lambda: ops.dequantize_4bit(GOOD.packed, torch.ones(8), [8, 64], 64, "nf4", torch.int8),
+            TypeError,
+            "dtype must be float32",
+        ),
+        (
+            lambda: ops.dequantize_4bit_nested(
+                GOOD.packed, GOOD.absmax, GOOD.nested_absmax, GOOD.offset, [8, 64], 64, 0, "nf4", torch.float32
+            ),
+            ValueError,
+            "nested_block_size must be above 0",
+        ),
+        (
+            lambda: ops.dequantize_4bit_nested(
+                GOOD.packed, GOOD.absmax, GOOD.nested_absmax, GOOD.offset, [8, 64], 64, 3, "nf4", torch.float32
+            ),
+            ValueError,
+            "nested_absmax must hold 3 elements",
+        ),
         (lambda: ops.linear_4bit(torch.ones(2, 63), *GOOD.arguments()), ValueError, "last dimension of x must be 64"),
         (lambda: ops.linear_4bit(torch.ones(2, 64).int(), *GOOD.arguments()), TypeError, "x must be float32"),
         (lambda: ops.linear_4bit(torch.ones(()), *GOOD.arguments()), ValueError, "last dimension of x"),
-        (lambda: ops.linear_4bit_out(torch.ones(2, 9), torch.ones(2, 64), *GOOD.arguments()), ValueError, r"y must be \[2, 8\]"),
+        (
+            lambda: ops.linear_4bit_out(torch.ones(2, 9), torch.ones(2, 64), *GOOD.arguments()),
+            ValueError,
+            r"y must be \[2, 8\]",
+        ),
         (lambda: ops.linear_4bit_out(torch.ones(2, 8).half(), torch.ones(2, 64), *GOOD.arguments()), TypeError, "dtype of x"),
         (lambda: ops.quantize_blockwise(torch.ones(4), 0), ValueError, "block_size must be above 0"),
-        (lambda: ops.dequantize_blockwise(torch.zeros(4, dtype=torch.uint8), torch.ones(2), 4), ValueError, "absmax must hold 1"),
+        (
+            lambda: ops.dequantize_blockwise(torch.zeros(4, dtype=torch.uint8), torch.ones(2), 4),
+            ValueError,
+            "absmax must hold 1",
+        ),
     ],
 )
 def test_refusals_name_the_argument(call, error, match):

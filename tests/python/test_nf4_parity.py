@@ -61,7 +61,9 @@ def test_every_finite_16_bit_value_against_several_absmax(dtype, quant_type):
         largest = torch.full((values.shape[0], 1), anchor, dtype=dtype)
         below = torch.where(values.abs() <= largest, values, torch.zeros_like(values))
         assert_same_codes(torch.cat([below, largest], 1), 64, quant_type)
-    assert_same_codes(values.flatten()[: values.numel() // 64 * 64 - 64], 64, quant_type)  # blocks of neighbors, down to all-subnormal ones
+    assert_same_codes(
+        values.flatten()[: values.numel() // 64 * 64 - 64], 64, quant_type
+    )  # blocks of neighbors, down to all-subnormal ones
 
 
 @pytest.mark.parametrize("quant_type", TYPES)
@@ -168,7 +170,9 @@ def test_the_default_refuses_what_is_not_finite_and_names_the_first(dtype, value
     weight = torch.randn(300, 70).to(dtype)
     weight[291, 3] = value
     weight[20, 69] = value
-    with pytest.raises(ValueError, match=rf"quantize_4bit\] weight must be finite; got -?(nan|inf) at flat index {20 * 70 + 69}\."):
+    with pytest.raises(
+        ValueError, match=rf"quantize_4bit\] weight must be finite; got -?(nan|inf) at flat index {20 * 70 + 69}\."
+    ):
         ops.quantize_4bit(weight)
 
 

@@ -330,7 +330,7 @@ EFFECTS = {
 EFFECTS["fp16"][0]["save_strategy"] = "epoch"
 #: Shown by a test of their own, beside what they belong to.
 ELSEWHERE = {
-    "overwrite_output_dir": "test_cli.py", "max_length": "test_cli.py", "completion_only_loss": "test_data.py", "use_cpu": "test_cli.py",
+    "overwrite_output_dir": "test_bad_input.py", "max_length": "test_packing.py", "completion_only_loss": "test_data.py", "use_cpu": "test_cli.py",
     "resume_from_checkpoint": "test_trainer_semantics.py", "ignore_data_skip": "test_trainer_semantics.py",
     "restore_callback_states_from_checkpoint": "test_trainer_semantics.py",
     "remove_unused_columns": "test_trainer_subclasses.py", "logging_nan_inf_filter": "test_trainer_semantics.py",
@@ -338,6 +338,8 @@ ELSEWHERE = {
     "batch_eval_metrics": "test_trainer_metrics.py", "include_for_metrics": "test_trainer_metrics.py",
     "include_inputs_for_metrics": "test_trainer_metrics.py", "enable_jit_checkpoint": "test_trainer_semantics.py",
     "report_to": "test_trainer_semantics.py", "logging_dir": "test_trainer_semantics.py", "run_name": "test_trainer_semantics.py",
+    "packing": "test_packing.py", "packing_strategy": "test_packing.py", "eval_packing": "test_packing.py",
+    "log_num_tokens": "test_sft_trainer.py",
 }  # fmt: skip
 
 

@@ -172,6 +172,15 @@ def test_packing_needs_fewer_steps_and_is_deterministic(folder, tmp_path):
     assert [entry["loss"] for entry in first] == [entry["loss"] for entry in second]
 
 
+def test_eval_packing_decides_for_the_evaluation_alone(folder, tmp_path):
+    """eval_loss is the mean of the batches' means, so packs give another one than rows do."""
+    rows, one = short_rows(), {"per_device_eval_batch_size": 1, "max_length": 64}
+    alone = trainer_of(folder, tmp_path / "a", rows, **one).evaluate()["eval_loss"]
+    apart = trainer_of(folder, tmp_path / "b", rows, packing=True, eval_packing=False, **one).evaluate()["eval_loss"]
+    packed = trainer_of(folder, tmp_path / "c", rows, eval_packing=True, **one).evaluate()["eval_loss"]
+    assert apart == alone and packed != pytest.approx(alone, rel=1e-5)
+
+
 def test_a_wrong_strategy_names_the_right_one(tmp_path):
     with pytest.raises(ValueError, match=r"packing_strategy must be one of \[bfd, bfd_split, wrapped\]; got 'bfd_splt'"):
         qlorapp.TrainingArguments(output_dir=str(tmp_path), packing_strategy="bfd_splt")

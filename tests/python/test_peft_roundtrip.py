@@ -133,7 +133,11 @@ def test_there_and_back_keeps_every_value_and_the_config(codes, tmp_path, name):
 
 @pytest.mark.parametrize(
     "change, message",
-    [({"r": 4}, "must have shape"), ({"target_modules": ["q_proj"]}, "no place for"), ({"use_dora": True}, "lacks .*lora_magnitude_vector")],
+    [
+        ({"r": 4}, "must have shape"),
+        ({"target_modules": ["q_proj"]}, "no place for"),
+        ({"use_dora": True}, "lacks .*lora_magnitude_vector"),
+    ],
 )
 def test_an_adapter_that_does_not_fit_its_config_is_refused(codes, tmp_path, change, message):
     theirs_saved(codes, tmp_path)

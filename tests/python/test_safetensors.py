@@ -21,7 +21,9 @@ RELAXED = settings(max_examples=100, deadline=None, suppress_health_check=list(H
 
 
 def probe(build_dir, *args, **kwargs) -> subprocess.CompletedProcess:
-    return subprocess.run([build_dir / "tests" / "format" / "format_probe", *map(str, args)], capture_output=True, check=False, **kwargs)
+    return subprocess.run(
+        [build_dir / "tests" / "format" / "format_probe", *map(str, args)], capture_output=True, check=False, **kwargs
+    )
 
 
 def written(build_dir, tmp_path, data: bytes) -> bytes:
@@ -46,7 +48,11 @@ names = st.text(st.characters(exclude_categories=("Cs",)), max_size=12).filter(l
 
 @RELAXED
 @given(
-    st.dictionaries(names, st.tuples(st.sampled_from(sorted(PACKAGE_NAMES)), st.lists(st.integers(0, 4), max_size=4), st.integers(0, 255)), max_size=8),
+    st.dictionaries(
+        names,
+        st.tuples(st.sampled_from(sorted(PACKAGE_NAMES)), st.lists(st.integers(0, 4), max_size=4), st.integers(0, 255)),
+        max_size=8,
+    ),
     st.one_of(st.none(), st.tuples(names, st.text(st.characters(exclude_categories=("Cs",)), max_size=12))),
 )
 def test_any_dict_of_tensors_is_written_to_the_bytes_of_the_package(build_dir, tmp_path, tensors, metadata):
@@ -95,7 +101,9 @@ def mutated(rng: random.Random) -> bytes:
             tensor["dtype"] = rng.choice([*DTYPES, "f32", "", None, 1])
         else:
             wrong = [-1, 0, 1, 2.0, 1e30, 2**31, 2**62, 2**63, 2**64, True, None, "1", [1]]
-            tensor[field] = rng.choice([[], [0], [rng.choice(wrong), rng.choice(wrong)], [0, begin], [*tensor[field], rng.choice(wrong)], None])
+            tensor[field] = rng.choice(
+                [[], [0], [rng.choice(wrong), rng.choice(wrong)], [0, begin], [*tensor[field], rng.choice(wrong)], None]
+            )
     if rng.random() < 0.3:
         header["__metadata__"] = rng.choice([{}, {"format": "pt"}, {"a": 1}, {"a": None}, {"a": {}}, "x", 1, []])
     text = (rng.choice(["", "", " ", "\n\t"]) + json.dumps(header) + rng.choice(["", "", "  ", "\x00", "x", "{}"])).encode()
@@ -115,7 +123,9 @@ def test_the_verdict_on_any_file_is_that_of_the_package_except_where_we_are_stri
     for i in range(3000):
         paths.append(tmp_path / f"{i}.safetensors")
         paths[-1].write_bytes(mutated(rng))
-    verdicts = probe(build_dir, "safetensors-verdicts", input="\n".join(map(str, paths)).encode() + b"\n").stdout.decode().splitlines()
+    verdicts = (
+        probe(build_dir, "safetensors-verdicts", input="\n".join(map(str, paths)).encode() + b"\n").stdout.decode().splitlines()
+    )
     assert len(verdicts) == len(paths)
     accepted = 0
     for path, verdict in zip(paths, verdicts, strict=True):
@@ -135,7 +145,9 @@ def test_the_verdict_on_any_file_is_that_of_the_package_except_where_we_are_stri
 
 
 def test_a_header_of_ten_megabytes_is_judged_within_its_weight(build_dir, tmp_path):
-    entries = ",".join(f'"model.layers.{i}.w":{{"dtype":"F32","shape":[200,200],"data_offsets":[0,160000]}}' for i in range(140_000))
+    entries = ",".join(
+        f'"model.layers.{i}.w":{{"dtype":"F32","shape":[200,200],"data_offsets":[0,160000]}}' for i in range(140_000)
+    )
     text = ("{" + entries + "}").encode()
     path = tmp_path / "overlap.safetensors"
     path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(160_000))
@@ -165,8 +177,17 @@ def test_no_space_leaves_nothing_behind(build_dir, tmp_path):
 
 
 json_values = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(st.characters(exclude_categories=("Cs",)), max_size=10)),
-    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(st.characters(exclude_categories=("Cs",)), max_size=6), inner, max_size=4)),
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(2**63), 2**63 - 1),
+        st.floats(),
+        st.text(st.characters(exclude_categories=("Cs",)), max_size=10),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(st.text(st.characters(exclude_categories=("Cs",)), max_size=6), inner, max_size=4),
+    ),
     max_leaves=12,
 )
 

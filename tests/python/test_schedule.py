@@ -43,7 +43,12 @@ def ours(build_dir, lines):
 
 def test_every_rate_is_transformers_rate(build_dir):
     rng = random.Random(3)
-    cases = [("linear", 2, 10, 1.0, None), ("cosine", 0, 1, 5e-5, None), ("linear", 0, 0, 1.0, None), ("cosine", 10, 5, 1.0, None)]
+    cases = [
+        ("linear", 2, 10, 1.0, None),
+        ("cosine", 0, 1, 5e-5, None),
+        ("linear", 0, 0, 1.0, None),
+        ("cosine", 10, 5, 1.0, None),
+    ]
     for kind, kwargs in SCHEDULES:
         for _ in range(25):
             total = rng.choice([2, 7, 60, 333, 1000])
@@ -92,7 +97,15 @@ def test_intervals_below_1_are_shares(build_dir):
 
 def test_training_steps_follow_the_trainer(build_dir, tmp_path):
     """The Trainer's own count, through its method, for windows that end full, partial and within the first."""
-    cases = [(10, 4, 3.0, -1), (12, 4, 3.0, -1), (3, 8, 1.0, -1), (10, 3, 0.5, -1), (10, 4, 2.5, -1), (10, 4, 3.0, 7), (1, 1, 0.1, -1)]
+    cases = [
+        (10, 4, 3.0, -1),
+        (12, 4, 3.0, -1),
+        (3, 8, 1.0, -1),
+        (10, 3, 0.5, -1),
+        (10, 4, 2.5, -1),
+        (10, 4, 3.0, 7),
+        (1, 1, 0.1, -1),
+    ]
     printed = ours(build_dir, [f"training_steps {m} {a} {e!r} {s}" for m, a, e, s in cases])
     model = torch.nn.Linear(1, 1)
     for (micro_batches, accumulation, epochs, max_steps), mine in zip(cases, printed, strict=True):

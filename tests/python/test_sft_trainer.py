@@ -119,6 +119,7 @@ def test_a_model_by_name_trains_on_conversations_and_logs_trl_s_keys(tmp_path):
     assert output.global_step == len(losses) == 12 and losses[-1] < losses[0]
     assert run.args.assistant_only_loss and run.processing_class.pad_token is not None
     lengths = [len(row["input_ids"]) for row in run.train_dataset]
+    assert run.args.training_arguments().log_num_tokens
     seen = [entry["num_tokens"] for entry in run.state.log_history if "loss" in entry]
     assert seen[5] == sum(lengths) and seen[11] == 2 * sum(lengths)  # six steps are an epoch
     run.save_model()

@@ -48,15 +48,23 @@ def llama3_like(folder, merge_form="list"):
         [pre_tokenizers.Split(Regex(LLAMA3), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=700, initial_alphabet=BYTE_ALPHABET, show_progress=False))
+    tokenizer.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=700, initial_alphabet=BYTE_ALPHABET, show_progress=False)
+    )
     tokenizer.add_special_tokens(["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", AddedToken("<|x|>", normalized=False)])
     tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, rstrip=True, normalized=False)])
-    tokenizer.add_tokens([AddedToken("extra", single_word=True), AddedToken("ext"), AddedToken("norm", normalized=True, lstrip=True)])
-    tokenizer.add_tokens([AddedToken("<|eot", normalized=True), AddedToken("é", normalized=True), AddedToken("the", normalized=True)])
+    tokenizer.add_tokens(
+        [AddedToken("extra", single_word=True), AddedToken("ext"), AddedToken("norm", normalized=True, lstrip=True)]
+    )
+    tokenizer.add_tokens(
+        [AddedToken("<|eot", normalized=True), AddedToken("é", normalized=True), AddedToken("the", normalized=True)]
+    )
     bos = tokenizer.token_to_id("<|begin_of_text|>")
     template = processors.TemplateProcessing(single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", bos)])
     tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
-    return save(tokenizer, folder, merge_form, bos_token="<|begin_of_text|>", eos_token={"content": "<|eot_id|>", "special": True})
+    return save(
+        tokenizer, folder, merge_form, bos_token="<|begin_of_text|>", eos_token={"content": "<|eot_id|>", "special": True}
+    )
 
 
 def gpt2_like(folder, add_prefix_space=False, merge_form="string", digits=None):
@@ -117,7 +125,9 @@ def assert_equal(ours, theirs, texts, special=True):
     expected = [e.ids for e in theirs.encode_batch(texts, add_special_tokens=special)]
     got = ours.encode(texts, special)
     for text, want, have in zip(texts, expected, got, strict=True):
-        assert have == want, f"{text!r}: {[theirs.id_to_token(i) for i in want]} but got {[theirs.id_to_token(i) for i in have]}"
+        assert have == want, (
+            f"{text!r}: {[theirs.id_to_token(i) for i in want]} but got {[theirs.id_to_token(i) for i in have]}"
+        )
     assert ours.decode(expected) == theirs.decode_batch(expected, skip_special_tokens=False)
     assert ours.decode(expected, skip=True) == theirs.decode_batch(expected, skip_special_tokens=True)
 
@@ -248,12 +258,23 @@ def described(**changes):
     return file
 
 
-TOKEN = {"id": 258, "content": "<x>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+TOKEN = {
+    "id": 258,
+    "content": "<x>",
+    "single_word": False,
+    "lstrip": False,
+    "rstrip": False,
+    "normalized": False,
+    "special": True,
+}
 TEMPLATE = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}], "pair": [], "special_tokens": {}}
 REFUSED = [
     ({"normalizer": {"type": "NFC"}}, "no normalizer is known; got NFC"),
     ({"pre_tokenizer": {"type": "Metaspace"}}, "made of Split, Digits and ByteLevel; got Metaspace"),
-    ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}}, "got \\(a\\+\\)\\+b"),
+    (
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}},
+        "got \\(a\\+\\)\\+b",
+    ),
     ({"pre_tokenizer": {"type": "Digits"}}, "must contain ByteLevel"),
     ({"post_processor": {"type": "RobertaProcessing"}}, "got RobertaProcessing"),
     ({"post_processor": dict(TEMPLATE, single=[])}, "must contain the text A"),
