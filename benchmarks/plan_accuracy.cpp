@@ -102,10 +102,11 @@ FrozenWeight random_codes(int64_t out, int64_t in) {
 
 CausalLM::Weights random_weights(const format::ModelConfig& config, at::ScalarType dtype) {
   const auto options = at::TensorOptions().dtype(dtype).device(at::kCUDA);
-  return make_weights(config, {[&](const std::string&, const std::vector<int64_t>& shape) {
-                                 return shape.size() == 1 ? at::ones(shape, options) : at::empty(shape, options).normal_(0, 0.02);
-                               },
-                               [](const std::string&, int64_t out, int64_t in) { return random_codes(out, in); }});
+  return make_weights(config,
+                      {[&](const std::string&, const std::vector<int64_t>& shape) {
+                         return shape.size() == 1 ? at::ones(shape, options) : at::empty(shape, options).normal_(0, 0.02);
+                       },
+                       [](FrozenWeight& into, const std::string&, int64_t out, int64_t in) { into = random_codes(out, in); }});
 }
 
 Batch make_batch(int64_t rows, int64_t length, int64_t vocabulary) {

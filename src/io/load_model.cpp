@@ -31,34 +31,15 @@ class Loader {
   }
 
   CausalLM load() {
-    CausalLM::Weights weights;
-    weights.embed_tokens = dense("model.embed_tokens.weight", {config_.vocab_size, config_.hidden_size});
-    weights.lm_head =
-        config_.tie_word_embeddings ? weights.embed_tokens : dense("lm_head.weight", {config_.vocab_size, config_.hidden_size});
-    weights.blocks.resize(static_cast<size_t>(config_.num_hidden_layers));  // and never again: what streams in has its address
-    for (size_t i = 0; i < weights.blocks.size(); ++i) plan(weights.blocks[i], concat("model.layers.", i, "."));
-    weights.norm = dense("model.norm.weight", {config_.hidden_size});
+    CausalLM::Weights weights = make_weights(
+        config_,
+        {[this](const std::string& name, const std::vector<int64_t>& shape) { return dense(name, shape); },
+         [this](FrozenWeight& into, const std::string& module, int64_t out, int64_t in) { linear(into, module, out, in); }});
     stream_tensors(std::exchange(tensors_, {}), options_.device);
     return CausalLM(config_, std::move(weights));
   }
 
  private:
-  void plan(DecoderBlock::Weights& weights, const std::string& prefix) {
-    weights.input_norm = dense(prefix + "input_layernorm.weight", {config_.hidden_size});
-    weights.post_attention_norm = dense(prefix + "post_attention_layernorm.weight", {config_.hidden_size});
-    const int64_t q = config_.num_attention_heads * config_.head_dim, kv = config_.num_key_value_heads * config_.head_dim;
-    const std::array<std::pair<int64_t, int64_t>, kProjectionCount> shapes{{{q, config_.hidden_size},
-                                                                            {kv, config_.hidden_size},
-                                                                            {kv, config_.hidden_size},
-                                                                            {config_.hidden_size, q},
-                                                                            {config_.intermediate_size, config_.hidden_size},
-                                                                            {config_.intermediate_size, config_.hidden_size},
-                                                                            {config_.hidden_size, config_.intermediate_size}}};
-    for (size_t i = 0; i < kProjectionCount; ++i) {
-      linear(weights.projections[i], prefix + std::string(kProjectionNames[i]), shapes[i].first, shapes[i].second);
-    }
-  }
-
   /// In the compute dtype, on the device; filled later.
   at::Tensor dense(const std::string& name, const std::vector<int64_t>& shape) {
     const format::TensorLocation location = find_checked(checkpoint_, name, shape);

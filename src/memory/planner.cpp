@@ -73,17 +73,19 @@ CausalLM make_model(const PlanSettings& settings, MemoryTape& tape) {
     return weight;
   };
   const WeightMaker source{[&](const std::string&, const std::vector<int64_t>& shape) { return dense(shape); },
-                            [&](const std::string& module, int64_t out, int64_t in) {
-                              const bool quantized = settings.model.quantization.has_value();
-                              if (is_skipped(settings, module) || !(quantized || settings.load_in_4bit))
-                                return FrozenWeight(dense({out, in}));
-                              QuantizedTensor weight = quantized ? stored_in_four_bits(settings, out, in)
-                                                                 : quantizer.quantize(at::empty({out, in}, stored));
-                              tape.label(weight.packed, MemoryUse::kCodes);
-                              for (const at::Tensor* scales : {&weight.absmax, &weight.nested_absmax, &weight.nested_offset})
-                                tape.label(*scales, MemoryUse::kScales);
-                              return FrozenWeight(std::move(weight));
-                            }};
+                           [&](FrozenWeight& into, const std::string& module, int64_t out, int64_t in) {
+                             const bool quantized = settings.model.quantization.has_value();
+                             if (is_skipped(settings, module) || !(quantized || settings.load_in_4bit)) {
+                               into = FrozenWeight(dense({out, in}));
+                               return;
+                             }
+                             QuantizedTensor weight = quantized ? stored_in_four_bits(settings, out, in)
+                                                                : quantizer.quantize(at::empty({out, in}, stored));
+                             tape.label(weight.packed, MemoryUse::kCodes);
+                             for (const at::Tensor* scales : {&weight.absmax, &weight.nested_absmax, &weight.nested_offset})
+                               tape.label(*scales, MemoryUse::kScales);
+                             into = FrozenWeight(std::move(weight));
+                           }};
   return {settings.model, make_weights(settings.model, source)};
 }
 

@@ -3,29 +3,14 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
-
-#include <algorithm>
-#include <memory>
 
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/memory/measured_memory.hpp"
 #include "qlorapp/ops/adamw.hpp"
 #include "qlorapp/train/clip.hpp"
 
 namespace qlorapp {
 namespace {
-
-/// What torch's CPU allocator tells a profiler.
-struct Counter final : c10::MemoryReportingInfoBase {
-  int64_t live = 0, peak = 0;
-  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device device) override {
-    if (!device.is_cpu()) return;
-    live += bytes;
-    peak = std::max(peak, live);
-  }
-  void reportOutOfMemory(int64_t, size_t, size_t, c10::Device) override {}
-  bool memoryProfilingEnabled() const override { return true; }
-};
 
 /// Gradients are nobody's when the probe ends, however it ends.
 struct ZeroGradients {
@@ -57,8 +42,7 @@ Bytes probe_step(CausalLM& model, const ProbeOptions& options) {
       model.has_adapters(),
       "[find_max_batch_size] the model has no adapters. Add them first: they and their optimizer take memory, too.");
   const at::NoGradGuard no_grad;
-  const auto counter = std::make_shared<Counter>();
-  const c10::DebugInfoGuard counting(c10::DebugInfoKind::PROFILER_STATE, counter);
+  const MeasuredMemory memory;
   const ZeroGradients zero{model.arena()};
   const Batch batch = random_batch(model, options.batch, options.length);
   {
@@ -67,7 +51,7 @@ Bytes probe_step(CausalLM& model, const ProbeOptions& options) {
     static_cast<void>(gradient_norm(model.arena(), {}, 0));
     if (options.evaluates) static_cast<void>(model.loss_of(model.hidden_states(batch, /*training=*/false, 0, 0), batch));
   }
-  return {counter->peak};
+  return {memory.peak()};
 }
 
 }  // namespace qlorapp

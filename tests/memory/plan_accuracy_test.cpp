@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "memory/measured_memory.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
+#include "qlorapp/memory/measured_memory.hpp"
 #include "qlorapp/memory/planner.hpp"
 #include "qlorapp/nn/model_weights.hpp"
 #include "qlorapp/train/step.hpp"
@@ -61,8 +61,8 @@ CausalLM real_model(const Case& c) {
   return {
       config_of(c),
       make_weights(config_of(c), {[&](const std::string&, const std::vector<int64_t>& shape) { return random(shape).to(c.dtype); },
-                                  [&](const std::string&, int64_t out, int64_t in) {
-                                    return FrozenWeight(quantizer.quantize(random({out, in})));
+                                  [&](FrozenWeight& into, const std::string&, int64_t out, int64_t in) {
+                                    into = FrozenWeight(quantizer.quantize(random({out, in})));
                                   }})};
 }
 

@@ -9,6 +9,9 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+namespace qlorapp {
+
+/// Counts from its construction to its end, in the thread that made it and in those that it starts.
 class MeasuredMemory {
  public:
   MeasuredMemory() : counter_(std::make_shared<Counter>()), guard_(c10::DebugInfoKind::PROFILER_STATE, counter_) {}
@@ -31,3 +34,5 @@ class MeasuredMemory {
   std::shared_ptr<Counter> counter_;
   c10::DebugInfoGuard guard_;
 };
+
+}  // namespace qlorapp
