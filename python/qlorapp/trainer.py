@@ -131,8 +131,10 @@ class Trainer:
             lm.name_or_path,
             events,
         )
+        lm._memory_changed()
         if self.args.gradient_checkpointing:
-            lm._keep = self.args.checkpoint_keep
+            keep = self.args.checkpoint_keep
+            lm._keep = keep if isinstance(keep, str) else ",".join(keep)
 
     @property
     def state(self) -> types.SimpleNamespace:

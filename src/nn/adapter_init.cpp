@@ -11,6 +11,7 @@
 namespace qlorapp {
 
 void initialize_lora_a(const at::Tensor& a, bool gaussian, uint64_t seed) {
+  if (a.is_meta()) return;
   const at::NoGradGuard no_grad;
   at::Generator generator = at::detail::createCPUGenerator(seed);
   at::Tensor values = at::empty(a.sizes(), at::TensorOptions().dtype(at::kFloat));

@@ -11,6 +11,7 @@
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/nn/adapter_init.hpp"
+#include "qlorapp/nn/memory_account.hpp"
 #include "qlorapp/nn/segment_function.hpp"
 #include "qlorapp/ops/cross_entropy.hpp"
 #include "qlorapp/ops/embedding.hpp"
@@ -25,9 +26,6 @@ DecoderBlock::Shape block_shape(const format::ModelConfig& config) {
 }
 
 constexpr int64_t kFewTokens = 64;
-
-/// Rows of logits at a time. Twice the memory of 1,024 buys a GPU a product of a better shape; a CPU gains nothing above 512.
-int64_t chunk_rows(const at::Tensor& hidden) { return hidden.is_cuda() ? 2048 : 512; }
 
 void check_batch(const Batch& batch) {
   QLORAPP_CHECK_VALUE(batch.token_count() > 0, "[causal_lm] a batch must hold at least one token; got none.");
@@ -165,6 +163,26 @@ void CausalLM::set_segments(std::vector<Segment> segments) {
   }
 }
 
+void CausalLM::set_memory(const MemorySettings& settings) {
+  settings.validate();
+  memory_ = settings;
+  if (device().is_cpu() || lm_head_.is_alias_of(embed_tokens_) || settings.embedding_on_host == embed_tokens_.device().is_cpu()) return;
+  if (!settings.embedding_on_host) {
+    embed_tokens_ = embed_tokens_.to(device());
+  } else if (device().is_meta()) {
+    embed_tokens_ = at::from_blob(nullptr, embed_tokens_.sizes(), at::TensorOptions().dtype(dtype()));
+  } else {
+    const at::Tensor pinned = at::empty(embed_tokens_.sizes(), at::TensorOptions().dtype(dtype()).pinned_memory(true));
+    pinned.copy_(embed_tokens_);
+    embed_tokens_ = pinned;
+  }
+}
+
+/// Of logits at a time. Twice the memory of 1,024 buys a GPU a product of a better shape; a CPU gains nothing above 512.
+int64_t CausalLM::loss_chunk_rows() const {
+  return memory_.loss_chunk_rows > 0 ? memory_.loss_chunk_rows : device().is_cpu() ? 512 : 2048;
+}
+
 StepContext CausalLM::make_context(const Batch& batch, bool training, uint64_t seed, uint32_t micro_step) {
   int64_t longest = 0;
   for (size_t row = 0; row + 1 < batch.row_starts.size(); ++row) {
@@ -172,9 +190,9 @@ StepContext CausalLM::make_context(const Batch& batch, bool training, uint64_t s
   }
   rope_.reserve(longest);
   // A GPU multiplies projections that share an input as one, unless there are so few tokens that reading the weights is all.
-  const bool stacked = device().is_cuda() && batch.token_count() > kFewTokens;
+  const bool stacked = !device().is_cpu() && batch.token_count() > kFewTokens;
   auto offload = ring_ ? std::make_shared<InputOffload>(ring_) : nullptr;
-  return {rope_.cos(), rope_.sin(), batch.positions, batch.row_starts, seed, micro_step, training, stacked, std::move(offload)};
+  return {rope_.cos(), rope_.sin(), batch.positions, batch.row_starts, seed, micro_step, training, stacked, std::move(offload), memory_, 0};
 }
 
 /// Forward of a segment; `saved` gets one entry (what is kept outside backward), or is null.
@@ -205,7 +223,7 @@ at::Tensor CausalLM::run_segment(const Segment& segment, const at::Tensor& x, co
 
 /// Backward of a segment. Of several blocks all but the last run forward again keeping everything; the last one does so inside
 /// its own backward, stopping before down_proj.
-at::Tensor CausalLM::run_segment_back(const Segment& segment, const at::Tensor& dy, const StepContext& context,
+at::Tensor CausalLM::run_segment_back(const Segment& segment, at::Tensor dy, const StepContext& context,
                                       std::vector<Saved> saved, const std::vector<DecoderBlock::Gradients>& gradients) const {
   if (segment.end - segment.begin > 1 && context.offload && saved.front().x.device() != dy.device()) {
     saved.front().x = context.offload->load(saved.front().x, segment.end - 1);
@@ -217,11 +235,11 @@ at::Tensor CausalLM::run_segment_back(const Segment& segment, const at::Tensor& 
     x = blocks_[static_cast<size_t>(i)].forward(x, context, &slot, Keep::kEverything);
     saved.back().x = x;
   }
-  at::Tensor gradient = dy;
+  at::Tensor gradient = std::move(dy);
   for (int64_t i = segment.end - 1; i >= segment.begin; --i) {
     Saved one = std::move(saved.back());
     saved.pop_back();
-    gradient = blocks_[static_cast<size_t>(i)].backward(gradient, context, std::move(one), gradients[static_cast<size_t>(i - segment.begin)],
+    gradient = blocks_[static_cast<size_t>(i)].backward(std::move(gradient), context, std::move(one), gradients[static_cast<size_t>(i - segment.begin)],
                                                         /*need_dx=*/i > 0);
   }
   return gradient;
@@ -233,25 +251,28 @@ LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_sc
   const at::NoGradGuard no_grad;
   const StepContext context = make_context(batch, /*training=*/true, seed, micro_step);
   std::vector<std::vector<Saved>> saved(segments_.size());
+  MemoryAccount::phase("forward");
   at::Tensor x = ops::embedding(embed_tokens_, batch.tokens);
   for (size_t i = 0; i < segments_.size(); ++i) x = run_segment(segments_[i], x, context, &saved[i]);
 
   at::Tensor loss, dx;
+  MemoryAccount::phase("loss");
   {
     auto [normed, rstd] = ops::rms_norm(x, norm_, config_.rms_norm_eps);
     at::Tensor dnormed;
     std::tie(loss, dnormed) = ops::linear_cross_entropy(normed, lm_head_, batch.targets, grad_scale, /*need_gradient=*/true,
-                                                        chunk_rows(normed), batch.target_count);
+                                                        loss_chunk_rows(), batch.target_count);
     normed.reset();
     dx = ops::rms_norm_backward(dnormed, x, norm_, rstd);
   }
   x.reset();
+  MemoryAccount::phase("backward");
   for (size_t i = segments_.size(); i-- > 0;) {
     std::vector<DecoderBlock::Gradients> gradients;
     for (int64_t block = segments_[i].begin; block < segments_[i].end; ++block) {
       gradients.push_back(arena_gradients(arena_, adapter_index_[static_cast<size_t>(block)]));
     }
-    dx = run_segment_back(segments_[i], dx, context, std::move(saved[i]), gradients);
+    dx = run_segment_back(segments_[i], std::move(dx), context, std::move(saved[i]), gradients);
   }
   return {loss, batch.target_count};
 }
@@ -272,7 +293,7 @@ at::Tensor CausalLM::loss(const Batch& batch, uint64_t seed, uint32_t micro_step
 }
 
 at::Tensor CausalLM::loss_of(const at::Tensor& hidden, const Batch& batch) const {
-  return std::get<0>(ops::linear_cross_entropy(hidden, lm_head_, batch.targets, std::nullopt, hidden.requires_grad(), chunk_rows(hidden),
+  return std::get<0>(ops::linear_cross_entropy(hidden, lm_head_, batch.targets, std::nullopt, hidden.requires_grad(), loss_chunk_rows(),
                                                batch.target_count));
 }
 
@@ -281,7 +302,7 @@ at::Tensor CausalLM::logits(const at::Tensor& hidden) const { return at::linear(
 std::vector<KeyValueCache> CausalLM::make_cache(int64_t capacity) const {
   std::vector<KeyValueCache> cache(blocks_.size());
   for (KeyValueCache& layer : cache) {
-    layer.keys = at::empty({capacity, config_.num_key_value_heads, config_.head_dim}, embed_tokens_.options());
+    layer.keys = at::empty({capacity, config_.num_key_value_heads, config_.head_dim}, norm_.options());
     layer.values = at::empty_like(layer.keys);
   }
   return cache;
@@ -291,7 +312,7 @@ at::Tensor CausalLM::forward_cached(const at::Tensor& tokens, std::vector<KeyVal
   const at::NoGradGuard no_grad;
   const int64_t begin = cache.front().length, count = tokens.size(0);
   rope_.reserve(begin + count);
-  const StepContext context{rope_.cos(), rope_.sin(), at::arange(begin, begin + count, tokens.options()), {0, count}, 0, 0, /*training=*/false, /*stacked=*/false, nullptr};
+  const StepContext context{rope_.cos(), rope_.sin(), at::arange(begin, begin + count, tokens.options()), {0, count}, 0, 0, /*training=*/false, /*stacked=*/false, nullptr, {}, 0};
   at::Tensor x = ops::embedding(embed_tokens_, tokens);
   for (size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i].forward_cached(x, context, cache[i]);
   return std::get<0>(ops::rms_norm(x.narrow(0, count - 1, 1), norm_, config_.rms_norm_eps));
@@ -308,7 +329,8 @@ int64_t CausalLM::base_parameter_count() const {
 }
 
 Bytes CausalLM::weight_bytes() const {
-  Bytes total{static_cast<int64_t>(embed_tokens_.nbytes() + norm_.nbytes())};
+  Bytes total{static_cast<int64_t>(norm_.nbytes())};
+  if (embed_tokens_.device() == device()) total += Bytes{static_cast<int64_t>(embed_tokens_.nbytes())};
   if (!lm_head_.is_alias_of(embed_tokens_)) total += Bytes{static_cast<int64_t>(lm_head_.nbytes())};
   for (const DecoderBlock& block : blocks_) {
     total += Bytes{static_cast<int64_t>(block.weights().input_norm.nbytes() + block.weights().post_attention_norm.nbytes())};

@@ -33,6 +33,18 @@ at::TensorOptions statistic_options(const at::Tensor& x) {
   return x.options().dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
 
+/// The gradient of a block's output as the one along its residual: in the same memory where nobody else has it and its rows have room for
+/// the low-rank products, as those of another block's gradient do.
+Wide taken_over(at::Tensor dy, int64_t spare) {
+  const int64_t tokens = dy.size(0), width = dy.size(1), row = width + spare;
+  if (dy.use_count() == 1 && dy.storage().use_count() == 1 && dy.storage_offset() == 0 && dy.stride(1) == 1 && dy.stride(0) == row) {
+    return {dy.as_strided({tokens, row}, {row, 1}), width};
+  }
+  Wide copy = wide(tokens, width, spare, dy);
+  copy.values().copy_(dy);
+  return copy;
+}
+
 double attention_scale(const DecoderBlock::Shape& shape) { return 1.0 / std::sqrt(static_cast<double>(shape.head_dim)); }
 
 }  // namespace
@@ -61,11 +73,12 @@ const LoraAdapter* DecoderBlock::adapter(Projection projection) const {
 
 std::optional<DropoutKey> DecoderBlock::dropout(Projection projection, const StepContext& context) const {
   if (!context.training) return std::nullopt;
-  return context.dropout_key(static_cast<uint32_t>(index_ * 16 + static_cast<int64_t>(qlorapp::index(projection))));
+  const auto i = qlorapp::index(projection);
+  return context.dropout_key(static_cast<uint32_t>(index_ * 16 + static_cast<int64_t>(i)), weights_.projections[i].in_features());
 }
 
 bool DecoderBlock::stacked(const StepContext& context) const {
-  if (!context.stacked) return false;
+  if (!context.stacked || context.memory.weight_workspace == WeightWorkspace::kProjection) return false;
   for (const auto& adapter : adapters_) {
     if (context.training && adapter && adapter->dropout > 0) return false;  // then A has an input of its own
   }
@@ -89,7 +102,7 @@ void DecoderBlock::project(const Group& group, at::Tensor y, const Wide& x, cons
   int64_t column = 0;
   if (stacked(context)) {
     const ProjectionStack projections = stack(group);
-    const at::Tensor workspace = projections.workspace(y.scalar_type());
+    const at::Tensor workspace = cache != nullptr && cache->defined() ? *cache : projections.workspace(y.scalar_type());
     at::Tensor u = projections.forward(y, x, workspace);
     if (u.defined()) {  // out of the columns behind x, which is not kept
       u = u.narrow(1, 0, projections.rank()).contiguous();
@@ -133,7 +146,8 @@ void DecoderBlock::project_back(const Group& group, at::Tensor* dx, const Wide& 
 }
 
 /// From dy to the gradient of gate|up, with the gradients of down's adapter on the way.
-Wide DecoderBlock::backward_down(const Wide& dy, const StepContext& context, Saved& saved, const Gradients& gradients) const {
+Wide DecoderBlock::backward_down(const Wide& dy, const StepContext& context, Saved& saved, const Gradients& gradients,
+                                 at::Tensor* cache) const {
   const size_t i = qlorapp::index(Projection::kDown);
   const int64_t width = shape_.intermediate;
   const LoraAdapter* const own = adapter(Projection::kDown);
@@ -142,7 +156,8 @@ Wide DecoderBlock::backward_down(const Wide& dy, const StepContext& context, Sav
   const ProjectionStack down = stack(kDown);
   at::Tensor workspace;
   if (stacked(context)) {
-    workspace = down.workspace(dh.scalar_type());
+    workspace = cache != nullptr && cache->defined() ? *cache : down.workspace(dh.scalar_type());
+    if (cache != nullptr) *cache = workspace;
     down.backward_input(&dh, dy, workspace);
   } else {
     v = lora_projection_backward_input(&dh, false, dy.values(), weights_.projections[i], own, key);
@@ -181,8 +196,8 @@ at::Tensor DecoderBlock::project_qkv(const Wide& n1, const StepContext& context,
   return qkv;
 }
 
-/// Fills what `saved` lacks, given its x (and, with attention_only, attention and lse), up to gate_up.
-void DecoderBlock::compute_until_gate_up(const StepContext& context, Saved& saved, Workspaces* cache) const {
+/// Fills what `saved` lacks, given its x (and, with attention_only, attention and lse), up to attention. @returns x2 - x.
+at::Tensor DecoderBlock::attend(const StepContext& context, Saved& saved, Workspaces* cache) const {
   const int64_t tokens = saved.x.size(0), d = shape_.head_dim, q = shape_.attention_width(), kv = shape_.kv_heads * d;
   {
     Wide n1 = wide(tokens, shape_.hidden, spare(context, {kQkv}), saved.x);
@@ -199,14 +214,24 @@ void DecoderBlock::compute_until_gate_up(const StepContext& context, Saved& save
   }
   at::Tensor o = at::empty_like(saved.x);
   project(kO, o, {saved.attention, q}, context, saved, cache ? &cache->o : nullptr);
-  saved.x2 = at::empty_like(saved.x);
-  saved.rstd2 = at::empty_like(saved.rstd1);
-  const Wide n2 = wide(tokens, shape_.hidden, spare(context, {kGateUp}), saved.x);
-  at::Tensor values = n2.values();
-  ops::add_rms_norm_out(o, saved.x, weights_.post_attention_norm, shape_.rms_norm_eps, saved.x2, values, saved.rstd2);
-  const Wide gate_up = wide(tokens, 2 * shape_.intermediate, spare(context, {kGateUp}), saved.x);
+  return o;
+}
+
+void DecoderBlock::compute_gate_up(const Wide& n2, const StepContext& context, Saved& saved, Workspaces* cache) const {
+  const Wide gate_up = wide(n2.buffer.size(0), 2 * shape_.intermediate, spare(context, {kGateUp}), n2.buffer);
   project(kGateUp, gate_up.values(), n2, context, saved, cache ? &cache->gate_up : nullptr);
   saved.gate_up = gate_up.buffer;
+}
+
+/// Fills what `saved` lacks, given its x (and, with attention_only, attention and lse), up to gate_up.
+void DecoderBlock::compute_until_gate_up(const StepContext& context, Saved& saved, Workspaces* cache) const {
+  const at::Tensor o = attend(context, saved, cache);
+  saved.x2 = at::empty_like(saved.x);
+  saved.rstd2 = at::empty_like(saved.rstd1);
+  const Wide n2 = wide(o.size(0), shape_.hidden, spare(context, {kGateUp}), saved.x);
+  at::Tensor values = n2.values();
+  ops::add_rms_norm_out(o, saved.x, weights_.post_attention_norm, shape_.rms_norm_eps, saved.x2, values, saved.rstd2);
+  compute_gate_up(n2, context, saved, cache);
 }
 
 at::Tensor DecoderBlock::forward(const at::Tensor& x, const StepContext& context, Saved* saved, Keep keep) const {
@@ -214,16 +239,19 @@ at::Tensor DecoderBlock::forward(const at::Tensor& x, const StepContext& context
   if (saved != nullptr && keep == Keep::kInputOnHost && context.offload) to_host.emplace(*context.offload, x, index_);
   Saved all;
   all.x = x;
-  compute_until_gate_up(context, all);
-  at::Tensor y = at::empty_like(x);
-  {
+  at::Tensor y;
+  if (tiled(context, x.size(0)) && (saved == nullptr || keep != Keep::kEverything)) {
+    y = mlp_in_tiles(attend(context, all, nullptr).add_(x), context);
+  } else {
+    compute_until_gate_up(context, all);
+    y = at::empty_like(x);
     const Wide h = wide(x.size(0), shape_.intermediate, spare(context, {kDown}), x);
     at::Tensor values = h.values();
     ops::swiglu_out(columns(all.gate_up, 0, 2 * shape_.intermediate), values);
     if (saved == nullptr || keep != Keep::kEverything) all.gate_up.reset();
     project(kDown, y, h, context, all);
+    y.add_(all.x2);
   }
-  y.add_(all.x2);
   if (saved == nullptr) return y;
   *saved = {};
   if (keep == Keep::kEverything) {
@@ -239,34 +267,94 @@ at::Tensor DecoderBlock::forward(const at::Tensor& x, const StepContext& context
   return y;
 }
 
-at::Tensor DecoderBlock::backward(const at::Tensor& dy, const StepContext& context, Saved saved, const Gradients& gradients,
+/// From the gradient of the output to that of x2, both in `residual`. Reads saved.x2, rstd2 and gate_up.
+void DecoderBlock::backward_mlp(const Wide& residual, const StepContext& context, Saved& saved, const Gradients& gradients,
+                                const at::Tensor& gate_up_workspace, at::Tensor* down_cache) const {
+  const Wide dgate_up = backward_down(residual, context, saved, gradients, down_cache);
+  at::Tensor n2 = at::empty_like(saved.x2), rstd = at::empty_like(saved.rstd2), dn2 = at::empty_like(saved.x2);
+  ops::rms_norm_out(saved.x2, weights_.post_attention_norm, shape_.rms_norm_eps, n2, rstd);
+  project_back(kGateUp, &dn2, dgate_up, n2, context, saved, gradients, gate_up_workspace);
+  at::Tensor dresidual = residual.values();
+  ops::rms_norm_backward_(dresidual, dn2, saved.x2, weights_.post_attention_norm, saved.rstd2);
+}
+
+bool DecoderBlock::tiled(const StepContext& context, int64_t tokens) {
+  return context.memory.mlp_tile_rows > 0 && context.memory.mlp_tile_rows < tokens;
+}
+
+/// use(context, first row, rows) for one tile after the other.
+template <class Use>
+void DecoderBlock::for_each_tile(const StepContext& context, int64_t tokens, Use&& use) {
+  StepContext tile = context;
+  for (int64_t begin = 0; begin < tokens; begin += context.memory.mlp_tile_rows) {
+    tile.first_row = context.first_row + begin;
+    use(tile, begin, std::min(context.memory.mlp_tile_rows, tokens - begin));
+  }
+}
+
+/// What backward needs of a tile's MLP, from its rows of x2.
+Saved DecoderBlock::compute_tile(const at::Tensor& x2, const StepContext& context, Workspaces* cache) const {
+  Saved tile;
+  tile.x2 = x2;
+  tile.rstd2 = at::empty({x2.size(0)}, statistic_options(x2));
+  const Wide n2 = wide(x2.size(0), shape_.hidden, spare(context, {kGateUp}), x2);
+  at::Tensor values = n2.values();
+  ops::rms_norm_out(x2, weights_.post_attention_norm, shape_.rms_norm_eps, values, tile.rstd2);
+  compute_gate_up(n2, context, tile, cache);
+  return tile;
+}
+
+/// The block's output from x2.
+at::Tensor DecoderBlock::mlp_in_tiles(const at::Tensor& x2, const StepContext& context) const {
+  at::Tensor y = at::empty_like(x2);
+  Workspaces workspaces;
+  Workspaces* const cache = keeps_workspaces(context) ? &workspaces : nullptr;
+  for_each_tile(context, x2.size(0), [&](const StepContext& own, int64_t begin, int64_t rows) {
+    Saved tile = compute_tile(x2.narrow(0, begin, rows), own, cache);
+    const Wide h = wide(rows, shape_.intermediate, spare(own, {kDown}), x2);
+    at::Tensor values = h.values();
+    ops::swiglu_out(columns(tile.gate_up, 0, 2 * shape_.intermediate), values);
+    tile.gate_up.reset();
+    at::Tensor part = y.narrow(0, begin, rows);
+    project(kDown, part, h, own, tile, cache ? &cache->down : nullptr);
+    part.add_(tile.x2);
+  });
+  return y;
+}
+
+at::Tensor DecoderBlock::backward(at::Tensor dy, const StepContext& context, Saved saved, const Gradients& gradients,
                                   bool need_dx) const {
   // Asked of the tensor, not of x_on_host: hooks on saved tensors may have moved it.
   if (context.offload && saved.x.device() != dy.device()) saved.x = context.offload->load(saved.x, index_);
-  Workspaces workspaces;
-  if (!saved.gate_up.defined()) compute_until_gate_up(context, saved, &workspaces);
   const int64_t tokens = dy.size(0), d = shape_.head_dim, q = shape_.attention_width(), kv = shape_.kv_heads * d;
+  const bool in_tiles = !saved.gate_up.defined() && tiled(context, tokens);
+  Workspaces workspaces;
+  Workspaces* const cache = keeps_workspaces(context) ? &workspaces : nullptr;
+  if (in_tiles) saved.x2 = attend(context, saved, cache).add_(saved.x);
+  else if (!saved.gate_up.defined()) compute_until_gate_up(context, saved, cache);
 
   // The gradient along the residual: of the block's output first, then of x2, at last of x.
-  const Wide residual = wide(tokens, shape_.hidden, spare(context, {kO, kDown}), dy);
+  const Wide residual = taken_over(std::move(dy), spare(context, {kO, kDown}));
   at::Tensor dresidual = residual.values();
-  dresidual.copy_(dy);
-  {
-    Wide dgate_up = backward_down(residual, context, saved, gradients);
-    at::Tensor n2 = at::empty_like(saved.x2), rstd = at::empty_like(saved.rstd2), dn2 = at::empty_like(dy);
-    ops::rms_norm_out(saved.x2, weights_.post_attention_norm, shape_.rms_norm_eps, n2, rstd);
-    project_back(kGateUp, &dn2, dgate_up, n2, context, saved, gradients, workspaces.gate_up);
-    workspaces.gate_up.reset();
-    dgate_up.buffer.reset();
-    ops::rms_norm_backward_(dresidual, dn2, saved.x2, weights_.post_attention_norm, saved.rstd2);
+  if (in_tiles) {
+    for_each_tile(context, tokens, [&](const StepContext& own, int64_t begin, int64_t rows) {
+      Saved tile = compute_tile(saved.x2.narrow(0, begin, rows), own, cache);
+      backward_mlp({residual.buffer.narrow(0, begin, rows), residual.width}, own, tile, gradients, workspaces.gate_up,
+                   cache ? &cache->down : nullptr);
+    });
+  } else {
+    backward_mlp(residual, context, saved, gradients, workspaces.gate_up, nullptr);
   }
+  workspaces.gate_up.reset();
+  workspaces.down.reset();
   saved.x2.reset();
-  if (context.offload) context.offload->prefetch(index_ - 1);  // now that the widest tensors are gone
+  // The next input is on its way when the widest tensors are gone: those of the MLP, or in tiles those of attention.
+  if (context.offload && !in_tiles) context.offload->prefetch(index_ - 1);
 
-  at::Tensor dattention = at::empty({tokens, q}, dy.options());
+  at::Tensor dattention = at::empty({tokens, q}, dresidual.options());
   project_back(kO, &dattention, residual, saved.attention, context, saved, gradients, workspaces.o);
   workspaces.o.reset();
-  const Wide dqkv = wide(tokens, shape_.qkv_width(), spare(context, {kQkv}), dy);
+  Wide dqkv;
   {
     const auto [dq, dk, dv] =
         ops::attention_backward(dattention.unflatten(1, {shape_.heads, d}), as_heads(saved.qkv, 0, shape_.heads, d),
@@ -275,17 +363,20 @@ at::Tensor DecoderBlock::backward(const at::Tensor& dy, const StepContext& conte
     dattention.reset();
     saved.qkv.reset();
     saved.attention.reset();
+    dqkv = wide(tokens, shape_.qkv_width(), spare(context, {kQkv}), dresidual);
     at::Tensor packed = dqkv.values();
     ops::rope_backward_qkv_(packed, dq, dk, dv, context.cos, context.sin, context.positions);
   }
+  if (context.offload && in_tiles) context.offload->prefetch(index_ - 1);
 
   at::Tensor n1 = at::empty_like(saved.x), rstd = at::empty_like(saved.rstd1);
   ops::rms_norm_out(saved.x, weights_.input_norm, shape_.rms_norm_eps, n1, rstd);
-  at::Tensor dn1 = need_dx ? at::empty_like(dy) : at::Tensor();
+  at::Tensor dn1 = need_dx ? at::empty_like(saved.x) : at::Tensor();
   project_back(kQkv, need_dx ? &dn1 : nullptr, dqkv, n1, context, saved, gradients, workspaces.qkv);
   if (!need_dx) return {};
   ops::rms_norm_backward_(dresidual, dn1, saved.x, weights_.input_norm, saved.rstd1);
-  return dresidual;
+  const at::AutoDispatchBelowADInplaceOrView no_base;  // a view that autograd tracks would hold the memory twice (taken_over)
+  return residual.values();
 }
 
 at::Tensor DecoderBlock::forward_cached(const at::Tensor& x, const StepContext& context, KeyValueCache& cache) const {

@@ -19,6 +19,7 @@ c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardIm
 
 c10::Stream new_stream(at::Device device) {
   QLORAPP_CHECK_VALUE(!device.is_cpu(), "[input_on_host] inputs on a CPU are in host memory already.");
+  if (device.is_meta()) return c10::Stream(c10::Stream::DEFAULT, device);  // a rehearsal: shapes without bytes, in no stream
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
 }
 
@@ -40,6 +41,12 @@ int64_t PinnedRing::allocations() const {
 at::Tensor PinnedRing::acquire(at::IntArrayRef sizes, at::ScalarType dtype) {
   const int64_t bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(dtype));
   const auto wanted = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(bytes, 1))));
+  if (device_.is_meta()) {
+    const std::lock_guard lock(mutex_);
+    bytes_ += wanted;
+    ++allocations_;
+    return at::from_blob(nullptr, sizes, at::TensorOptions().dtype(dtype));
+  }
   at::Tensor slot;
   {
     const std::lock_guard lock(mutex_);
@@ -72,6 +79,7 @@ void PinnedRing::release(at::Tensor slot) {
 }
 
 void PinnedRing::copy(const at::Tensor& to, const at::Tensor& from, const c10::Stream& stream) {
+  if (device_.is_meta()) return;
   const std::lock_guard lock(mutex_);
   forked_.record(stream);
   forked_.block(copies_);
@@ -83,6 +91,7 @@ void PinnedRing::copy(const at::Tensor& to, const at::Tensor& from, const c10::S
 }
 
 void PinnedRing::join(const c10::Stream& stream) {
+  if (device_.is_meta()) return;
   const std::lock_guard lock(mutex_);
   copied_.block(stream);  // of the latest copy; those before it are done then, too
 }

@@ -23,6 +23,8 @@ void add_transposed_product(const at::Tensor& gradient, const at::Tensor& left, 
   at::Tensor target = gradient;
   if (target.scalar_type() == left.scalar_type()) {
     at::addmm_out(target, target, left.t(), right, 1, scale);
+  } else if (target.is_meta()) {
+    return;  // as on a GPU: nothing beside the gradient
   } else if (target.is_cuda() && target.scalar_type() == at::kFloat) {
     at::addmm_out(target, target, left.t(), right, at::kFloat, 1, scale);
   } else {

@@ -16,6 +16,7 @@
 #include "qlorapp/nn/decoder_block.hpp"
 #include "qlorapp/nn/keep.hpp"
 #include "qlorapp/nn/lora_config.hpp"
+#include "qlorapp/nn/memory_settings.hpp"
 #include "qlorapp/nn/step_context.hpp"
 
 namespace qlorapp {
@@ -54,6 +55,11 @@ class CausalLM : public std::enable_shared_from_this<CausalLM> {
   /// What is kept for backward; all blocks `everything` until set. @throws ValueError unless the segments cover the blocks in order.
   void set_segments(std::vector<Segment> segments);
   [[nodiscard]] const std::vector<Segment>& segments() const { return segments_; }
+  /// Where the step buys memory with time; takes effect with the next micro-batch. embedding_on_host moves the table at once: the tensor
+  /// that embed_tokens() gave before stays where it is as long as somebody holds it.
+  /// @throws ValueError if a setting is out of range.
+  void set_memory(const MemorySettings& settings);
+  [[nodiscard]] const MemorySettings& memory() const { return memory_; }
   /// Host memory of segments with input_on_host; null where there are none, and on a CPU.
   [[nodiscard]] const PinnedRing* pinned_ring() const { return ring_.get(); }
 
@@ -84,10 +90,11 @@ class CausalLM : public std::enable_shared_from_this<CausalLM> {
   [[nodiscard]] const at::Tensor& embed_tokens() const { return embed_tokens_; }
   [[nodiscard]] const at::Tensor& norm_weight() const { return norm_; }
   [[nodiscard]] const at::Tensor& lm_head() const { return lm_head_; }
-  [[nodiscard]] at::Device device() const { return embed_tokens_.device(); }
+  [[nodiscard]] at::Device device() const { return norm_.device(); }
   [[nodiscard]] at::ScalarType dtype() const { return embed_tokens_.scalar_type(); }
   /// Elements of the base model (tied weights once) and of the adapters.
   [[nodiscard]] int64_t base_parameter_count() const;
+  /// Of the base, on its device; an embedding in host memory is not counted.
   [[nodiscard]] Bytes weight_bytes() const;
 
   /// Names of the linear layers in the order of the model, without prefix: "model.layers.0.self_attn.q_proj".
@@ -99,13 +106,15 @@ class CausalLM : public std::enable_shared_from_this<CausalLM> {
   StepContext make_context(const Batch& batch, bool training, uint64_t seed, uint32_t micro_step);
   [[nodiscard]] at::Tensor run_segment(const Segment& segment, const at::Tensor& x, const StepContext& context,
                                        std::vector<Saved>* saved) const;
-  [[nodiscard]] at::Tensor run_segment_back(const Segment& segment, const at::Tensor& dy, const StepContext& context,
+  [[nodiscard]] int64_t loss_chunk_rows() const;
+  [[nodiscard]] at::Tensor run_segment_back(const Segment& segment, at::Tensor dy, const StepContext& context,
                                             std::vector<Saved> saved, const std::vector<DecoderBlock::Gradients>& gradients) const;
 
   format::ModelConfig config_;
   at::Tensor embed_tokens_, norm_, lm_head_;
   std::vector<DecoderBlock> blocks_;
   std::vector<Segment> segments_;
+  MemorySettings memory_;
   RopeTable rope_;
   std::shared_ptr<PinnedRing> ring_;  ///< Of inputs on the host; null while no segment asks for it.
   LoraConfig lora_config_;

@@ -68,12 +68,12 @@ class DecoderBlock {
   /// @returns (M, D). Does not synchronize.
   [[nodiscard]] at::Tensor forward(const at::Tensor& x, const StepContext& context, Saved* saved, Keep keep) const;
 
-  /// @param dy     (M, D), gradient of the output.
+  /// @param dy     (M, D), gradient of the output. Taken by value: where nobody else has it, the gradient of x is formed in its memory.
   /// @param saved  what forward kept. Taken by value: tensors are freed as they are used, or when it is the last owner overwritten.
   /// @param gradients  the adapters' gradients are added here.
   /// @param need_dx    false for the first block: nothing below it is trained.
   /// @returns (M, D) gradient of x, undefined unless need_dx.
-  [[nodiscard]] at::Tensor backward(const at::Tensor& dy, const StepContext& context, Saved saved, const Gradients& gradients,
+  [[nodiscard]] at::Tensor backward(at::Tensor dy, const StepContext& context, Saved saved, const Gradients& gradients,
                                     bool need_dx) const;
 
   /// The forward pass for the positions that follow those in the cache; appends to it. No backward follows.
@@ -94,9 +94,9 @@ class DecoderBlock {
     size_t begin, count;
   };
   static constexpr Group kQkv{0, 3}, kO{3, 1}, kGateUp{4, 2}, kDown{6, 1};
-  /// Workspaces that a recompute has filled and the backward pass after it reads; undefined where there was none.
+  /// Workspaces that a recompute has filled and the backward pass after it reads, or that tiles share; undefined where there are none.
   struct Workspaces {
-    at::Tensor qkv, o, gate_up;
+    at::Tensor qkv, o, gate_up, down;
   };
 
   [[nodiscard]] bool stacked(const StepContext& context) const;
@@ -105,15 +105,30 @@ class DecoderBlock {
   [[nodiscard]] int64_t spare(const StepContext& context, std::initializer_list<Group> groups) const;
   /// y = x·Wᵀ with LoRA for a group; the workspace is taken from `cache` if it is there, and put there if `cache` is not null.
   void project(const Group& group, at::Tensor y, const Wide& x, const StepContext& context, Saved& saved, at::Tensor* cache = nullptr) const;
+  /// Whether the MLP of so many tokens goes through in tiles (MemorySettings), where gate|up is not kept.
+  [[nodiscard]] static bool tiled(const StepContext& context, int64_t tokens);
+  /// Whether a dequantized weight waits for its next use in the block.
+  [[nodiscard]] static bool keeps_workspaces(const StepContext& context) {
+    return context.memory.weight_workspace == WeightWorkspace::kLayer;
+  }
+  template <class Use>
+  static void for_each_tile(const StepContext& context, int64_t tokens, Use&& use);
   /// dx (unless null) from dy, and the adapters' gradients from dy and x.
   void project_back(const Group& group, at::Tensor* dx, const Wide& dy, const at::Tensor& x, const StepContext& context, const Saved& saved,
                     const Gradients& gradients, const at::Tensor& workspace) const;
 
   [[nodiscard]] const LoraAdapter* adapter(Projection projection) const;
   [[nodiscard]] std::optional<DropoutKey> dropout(Projection projection, const StepContext& context) const;
-  [[nodiscard]] Wide backward_down(const Wide& dy, const StepContext& context, Saved& saved, const Gradients& gradients) const;
+  [[nodiscard]] Wide backward_down(const Wide& dy, const StepContext& context, Saved& saved, const Gradients& gradients,
+                                   at::Tensor* cache) const;
   [[nodiscard]] at::Tensor project_qkv(const Wide& n1, const StepContext& context, Saved& saved, at::Tensor* cache = nullptr) const;
+  [[nodiscard]] at::Tensor attend(const StepContext& context, Saved& saved, Workspaces* cache) const;
+  void compute_gate_up(const Wide& n2, const StepContext& context, Saved& saved, Workspaces* cache) const;
   void compute_until_gate_up(const StepContext& context, Saved& saved, Workspaces* cache = nullptr) const;
+  [[nodiscard]] Saved compute_tile(const at::Tensor& x2, const StepContext& context, Workspaces* cache) const;
+  [[nodiscard]] at::Tensor mlp_in_tiles(const at::Tensor& x2, const StepContext& context) const;
+  void backward_mlp(const Wide& residual, const StepContext& context, Saved& saved, const Gradients& gradients,
+                    const at::Tensor& gate_up_workspace, at::Tensor* down_cache) const;
 
   Shape shape_;
   Weights weights_;

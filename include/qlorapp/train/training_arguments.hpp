@@ -3,7 +3,7 @@
 ///
 /// Every field here is used, or accepted and said to have no effect, or refused with a reason. A name that is not here is an
 /// unknown option. Older spellings (aliases) mean the same. Defaults are transformers' own; max_length and
-/// completion_only_loss are TRL's SFTConfig's.
+/// completion_only_loss are TRL's SFTConfig's. checkpoint_keep and the four options behind it are ours (nn/keep.hpp, nn/memory_settings.hpp).
 ///
 /// Source: transformers 5.23 TrainingArguments; TRL SFTConfig.
 #pragma once
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "qlorapp/core/field_table.hpp"
+#include "qlorapp/nn/memory_settings.hpp"
 #include "qlorapp/train/precision.hpp"
 
 namespace qlorapp {
@@ -41,7 +42,11 @@ struct TrainingArguments {
   bool bf16 = false;
   bool fp16 = false;
   bool gradient_checkpointing = false;
-  std::string checkpoint_keep = "input_only";
+  std::vector<std::string> checkpoint_keep = {"input_only"};
+  int64_t loss_chunk_rows = 0;
+  int64_t mlp_tile_rows = 0;
+  std::string weight_workspace = "layer";
+  bool embedding_on_host = false;
   bool count_position_zero = false;
   int64_t max_length = 1024;
   std::optional<bool> completion_only_loss;
@@ -96,7 +101,14 @@ struct TrainingArguments {
         Field{"fp16", &T::fp16, "compute in float16 with loss scaling"},
         Field{"gradient_checkpointing", &T::gradient_checkpointing, "recompute blocks in the backward pass to save memory"},
         Field{"checkpoint_keep", &T::checkpoint_keep,
-              "what gradient_checkpointing keeps of a block: everything, attention_only, input_only or input_on_host"},
+              "what gradient_checkpointing keeps of a block: everything, attention_only, input_only or input_on_host; or a mixture, from the "
+              "first block on: input_only:20,everything:12, where one number may be left out"},
+        Field{"loss_chunk_rows", &T::loss_chunk_rows, "rows of logits that exist at a time; 0: 2048 on a GPU, 512 on a CPU"},
+        Field{"mlp_tile_rows", &T::mlp_tile_rows, "rows that go through an MLP at a time, where it is not kept; 0: all"},
+        Field{"weight_workspace", &T::weight_workspace,
+              "dequantized weights that a GPU holds at a time: layer (fastest), stack or projection (smallest)"},
+        Field{"embedding_on_host", &T::embedding_on_host,
+              "keep the embedding table in pinned host memory, where the head is not tied to it; a GPU reads its rows from there"},
         Field{"count_position_zero", &T::count_position_zero,
               "divide the loss by transformers' older count, which has the first token of each row in it"},
         Field{"max_length", &T::max_length, "rows are cut to this many tokens"},
@@ -142,6 +154,9 @@ struct TrainingArguments {
   [[nodiscard]] Precision precision() const { return bf16 ? Precision::kBf16 : fp16 ? Precision::kFp16 : Precision::kFp32; }
   [[nodiscard]] bool optimizer_is_8bit() const { return optim.ends_with("_8bit"); }
   [[nodiscard]] bool optimizer_is_paged() const { return optim.starts_with("paged_"); }
+  /// What parse_segments takes. "everything" without gradient_checkpointing.
+  [[nodiscard]] std::string keep_text() const;
+  [[nodiscard]] MemorySettings memory() const;
   [[nodiscard]] double eval_interval() const { return eval_steps.value_or(0) > 0 ? *eval_steps : logging_steps; }
 };
 

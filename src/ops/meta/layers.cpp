@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shapes, dtypes and layouts of the layer operators' results, for tracing and planning; sizes may be symbolic.
+// Shapes, dtypes and layouts of the layer operators' results, for tracing and planning; sizes may be symbolic. Where sizes are numbers,
+// what the operator has on a GPU beside its results exists here for as long, so that a count of meta memory (nn/rehearsal.hpp) has it.
 #include <ATen/ATen.h>
 #include <torch/library.h>
+
+#include <algorithm>
+#include <vector>
 
 #include "../layer_shapes.hpp"
 
@@ -91,6 +95,14 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout, const 
                                                       const Tensor& out, const Tensor& lse, at::IntArrayRef row_starts,
                                                       double) {
   check_attention_backward("attention_backward", dout, q, k, v, out, lse, row_starts);
+  std::vector<Tensor> workspace;
+  if (!q.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) {
+    // No interface tells what cuDNN takes; these are the tensors that its kernels pass on: dq in float32, dk and dv of each query head
+    // before the heads of a group are added up, and the rows' dot products of out and its gradient.
+    workspace.push_back(at::empty(q.sizes(), q.options().dtype(at::kFloat)));
+    if (q.size(1) != k.size(1)) workspace.insert(workspace.end(), {at::empty_like(q), at::empty_like(q)});
+    workspace.push_back(at::empty(lse.sizes(), lse.options()));
+  }
   return {empty(q.sym_sizes(), q), empty(k.sym_sizes(), k), empty(v.sym_sizes(), v)};
 }
 
@@ -102,15 +114,23 @@ Tensor attention_with_cache(const Tensor& q, const Tensor& k, const Tensor& v, a
 
 Tensor embedding(const Tensor& weight, const Tensor& tokens) {
   check_embedding("embedding", weight, tokens);
-  return empty({tokens.sym_size(0), weight.sym_size(1)}, weight);
+  return at::empty_symint({tokens.sym_size(0), weight.sym_size(1)}, weight.options().device(tokens.device()));
 }
 
 std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
                                                 const std::optional<Tensor>& grad_scale, bool need_gradient,
-                                                int64_t chunk_rows, int64_t) {
+                                                int64_t chunk_rows, int64_t target_count) {
   check_linear_cross_entropy("linear_cross_entropy", hidden, weight, targets, grad_scale, chunk_rows);
-  return {empty({}, hidden, accumulate_type(hidden)),
-          need_gradient ? empty(hidden.sym_sizes(), hidden) : empty({c10::SymInt(0)}, hidden)};
+  std::tuple<Tensor, Tensor> result{empty({}, hidden, accumulate_type(hidden)),
+                                    need_gradient ? empty(hidden.sym_sizes(), hidden) : empty({c10::SymInt(0)}, hidden)};
+  if (!hidden.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) {
+    const int64_t rows = hidden.size(0), count = target_count < 0 ? rows : target_count, chunk = std::min(chunk_rows, count);
+    const Tensor losses = at::empty({count}, hidden.options().dtype(at::kFloat));
+    const Tensor index = at::empty({count == rows ? 0 : 2 * count}, targets.options());
+    const Tensor logits = at::empty({chunk, (weight.size(0) + 7) / 8 * 8}, hidden.options());
+    const Tensor gathered = at::empty({count == rows ? 0 : chunk, hidden.size(1)}, hidden.options());
+  }
+  return result;
 }
 
 }  // namespace

@@ -79,6 +79,8 @@ void linear_4bit_out(at::Tensor& y, const at::Tensor& x, const at::Tensor& packe
   check_linear_4bit_out("linear_4bit_out", y, x,
                         {packed, absmax, nested_absmax, nested_offset, shape, block_size, nested_block_size, quant_type},
                         transpose);
+  // A GPU dequantizes the weight for the product (src/ops/cuda/linear_4bit.cpp); a count of meta memory has it here.
+  const at::Tensor dense = at::empty(shape, x.options());
 }
 
 }  // namespace
