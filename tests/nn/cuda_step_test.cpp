@@ -6,8 +6,11 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <cmath>
+
 #include "catch.hpp"
 #include "nn/tiny_model.hpp"
+#include "qlorapp/nn/rehearsal.hpp"
 
 using namespace qlorapp;
 
@@ -35,6 +38,9 @@ bool no_gpu() {
   return !has_gpu();
 }
 
+/// The fastest settings, and those that save memory.
+const std::vector<MemorySettings> kSettings{{}, {40, 32, WeightWorkspace::kStack, true}, {40, 32, WeightWorkspace::kProjection, true}};
+
 /// While it lives, everything that waits for the GPU throws.
 struct NothingWaits {
   NothingWaits() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR); }
@@ -53,6 +59,7 @@ TEST_CASE("loss and adapter gradients on a GPU equal autograd over a plain dense
   const auto expected = tiny::reference_loss_and_gradients(on_cpu, batch);
   const Keep keep = GENERATE(Keep::kEverything, Keep::kAttentionOnly, Keep::kInputOnly);
   model.set_segments(keep_in_each_block(model.config().num_hidden_layers, keep));
+  model.set_memory(GENERATE(from_range(kSettings)));
   model.arena().zero_grad();
   const LossSum found = model.forward_backward(batch.to(kGpu), at::ones({}, kGpu), 0, 0);
   REQUIRE(std::abs(found.loss.item<double>() - expected.loss) < 1e-5 * expected.loss);
@@ -64,9 +71,10 @@ TEST_CASE("loss and adapter gradients on a GPU equal autograd over a plain dense
 TEST_CASE("a micro-step on a GPU waits for nothing, and takes no memory that the first did not", "[nn][cuda]") {
   if (no_gpu()) return;
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kHalf, at::kBFloat16);
-  const Keep keep = GENERATE(Keep::kEverything, Keep::kInputOnly);
+  const Keep keep = GENERATE(Keep::kEverything, Keep::kInputOnly, Keep::kInputOnHost);
   CausalLM model = tiny::make_model(dtype, 0, kGpu);
   model.set_segments(keep_in_each_block(model.config().num_hidden_layers, keep));
+  model.set_memory(GENERATE(from_range(kSettings)));
   const Batch batch = long_batch({0, 64, 128}, model.config().vocab_size).to(kGpu);
   const at::Tensor scale = at::ones({}, kGpu);
   model.arena().zero_grad();
@@ -86,6 +94,8 @@ TEST_CASE("a micro-step is captured in a CUDA graph, and its replay adds the sam
   if (no_gpu()) return;
   const at::ScalarType dtype = GENERATE(at::kHalf, at::kBFloat16);
   CausalLM model = tiny::make_model(dtype, 0, kGpu);
+  model.set_segments(keep_in_each_block(model.config().num_hidden_layers, GENERATE(Keep::kEverything, Keep::kInputOnly)));
+  model.set_memory(GENERATE(from_range(kSettings)));
   const Batch batch = long_batch({0, 64, 128}, model.config().vocab_size).to(kGpu);
   const at::Tensor scale = at::ones({}, kGpu);
   model.arena().zero_grad();
@@ -107,4 +117,58 @@ TEST_CASE("a micro-step is captured in a CUDA graph, and its replay adds the sam
     REQUIRE(at::equal(loss, expected_loss));
     REQUIRE(at::equal(model.arena().gradients(), expected));
   }
+}
+
+TEST_CASE("a micro-step's peak on a GPU is the one that was rehearsed", "[nn][cuda]") {
+  if (no_gpu()) return;
+  const char* const keep = GENERATE("everything", "input_only", "input_on_host,everything:1");
+  const MemorySettings settings = GENERATE(from_range(kSettings));
+  // Large enough that a tensor is more than what the allocator leaves unsplit.
+  format::ModelConfig config = format::parse_model_config(tiny::kConfigJson, "tiny");
+  config.hidden_size = 1024;
+  config.intermediate_size = 4096;
+  config.num_attention_heads = 16;
+  config.num_key_value_heads = 4;
+  config.head_dim = 64;
+  config.vocab_size = 32000;
+  LoraConfig lora;
+  lora.target_modules = NamesOrPattern("all-linear");
+  RehearsalOptions options;
+  options.rows = 2;
+  options.length = 2048;
+  options.segments = parse_segments(keep, 4);
+  options.memory = settings;
+  const Rehearsal rehearsed = rehearse(config, lora, options);
+
+  const auto bf16 = at::TensorOptions().device(kGpu).dtype(at::kBFloat16);
+  const Quantizer quantizer;
+  const auto linear = [&](int64_t out, int64_t in) { return FrozenWeight(quantizer.quantize(at::randn({out, in}, bf16).mul_(0.02))); };
+  CausalLM::Weights weights{at::randn({32000, 1024}, bf16), at::ones({1024}, bf16), at::randn({32000, 1024}, bf16), {}};
+  for (int block = 0; block < 4; ++block) {
+    weights.blocks.push_back({at::ones({1024}, bf16), at::ones({1024}, bf16),
+                              {linear(1024, 1024), linear(256, 1024), linear(256, 1024), linear(1024, 1024), linear(4096, 1024),
+                               linear(4096, 1024), linear(1024, 4096)}});
+  }
+  CausalLM model(config, std::move(weights));
+  model.add_adapters(lora, 0);
+  model.set_segments(options.segments);
+  model.set_memory(settings);
+  const Batch batch = [&] {
+    Batch made = long_batch({0, 2048, 4096}, 32000);
+    made.targets[2047] = -100;  // four ignored in all; the rehearsal has two
+    made.target_count = 4096 - 4;
+    return made.to(kGpu);
+  }();
+  const at::Tensor scale = at::ones({}, kGpu);
+  const auto stats = [] { return c10::cuda::CUDACachingAllocator::getDeviceStats(c10::cuda::current_device()).allocated_bytes[0]; };
+  model.forward_backward(batch, scale, 0, 0);  // library workspaces
+  c10::cuda::device_synchronize();
+  const int64_t resident = stats().current;
+  c10::cuda::CUDACachingAllocator::resetPeakStats(c10::cuda::current_device());
+  model.forward_backward(batch, scale, 0, 1);
+  c10::cuda::device_synchronize();
+  const auto found = static_cast<double>(stats().peak - resident);
+  const auto expected = static_cast<double>((rehearsed.peak() - rehearsed.weights - rehearsed.adapters).count);
+  CAPTURE(keep, settings.mlp_tile_rows, found, expected);
+  REQUIRE(std::abs(found - expected) < 0.1 * expected);
 }
