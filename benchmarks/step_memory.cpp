@@ -28,11 +28,10 @@ int run(const std::vector<std::string>& arguments) {
     const std::string tile = setting.memory.mlp_tile_rows > 0 ? concat(setting.memory.mlp_tile_rows) : std::string("-");
     const std::string chunk = setting.memory.loss_chunk_rows > 0 ? concat(setting.memory.loss_chunk_rows) : std::string("-");
     std::printf("| %s, %ld x %ld | %s | %s | %s | %s | %s | %.0f | %.0f | %.0f | %.0f | %.0f | %.0f | %.3f | %.0f |\n",
-                arguments.front().c_str(), static_cast<long>(setting.rows), static_cast<long>(setting.length),
-                setting.keep.c_str(), chunk.c_str(), tile.c_str(),
-                std::string(to_string(setting.memory.weight_workspace)).c_str(),
-                setting.memory.embedding_on_host ? "host" : "-", mib(found.weights.count), mib(found.adapters.count),
-                mib(beside), mib(found.forward.count), mib(found.loss.count), mib(found.backward.count),
+                arguments.front().c_str(), static_cast<long>(setting.rows), static_cast<long>(setting.length), setting.keep.c_str(),
+                chunk.c_str(), tile.c_str(), std::string(to_string(setting.memory.weight_workspace)).c_str(),
+                setting.memory.embedding_on_host ? "host" : "-", mib(found.weights.count), mib(found.adapters.count), mib(beside),
+                mib(found.forward.count), mib(found.loss.count), mib(found.backward.count),
                 static_cast<double>(found.peak().count + beside) / (1 << 30), mib(found.pinned.count));
   };
   std::puts(

@@ -177,8 +177,8 @@ int run(std::vector<std::string> arguments) {
   };
   const auto computed_gib = [&](const Setting& wanted) {
     const int64_t other_batches = (kBatches - 1) * 3 * wanted.rows * wanted.length * 8;
-    const Bytes beside = state.optimizer.state_bytes() + Bytes{other_batches} +
-                         Bytes{static_cast<int64_t>(at::cuda::getChosenWorkspaceSize())};
+    const Bytes beside =
+        state.optimizer.state_bytes() + Bytes{other_batches} + Bytes{static_cast<int64_t>(at::cuda::getChosenWorkspaceSize())};
     return static_cast<double>((wanted.rehearsed(config, dtype).peak() + beside).count) / (1 << 30);
   };
 
@@ -223,8 +223,9 @@ int run(std::vector<std::string> arguments) {
         "{\"milliseconds\": %.3f, \"low\": %.3f, \"high\": %.3f, \"tokens_per_second\": %.0f, \"peak_gib\": %.3f, "
         "\"reserved_gib\": %.3f, \"computed_gib\": %.3f, \"host_ms\": %.2f, \"loss\": %.5f, \"keep\": \"%s\"",
         median, quantile(sorted, 0.1), quantile(sorted, 0.9), static_cast<double>(rows * length) / median * 1e3,
-        static_cast<double>(stats.allocated_bytes[0].peak) / (1 << 30), static_cast<double>(stats.reserved_bytes[0].peak) / (1 << 30),
-        computed_gib(setting), host / static_cast<double>(timed), loss, keep.c_str());
+        static_cast<double>(stats.allocated_bytes[0].peak) / (1 << 30),
+        static_cast<double>(stats.reserved_bytes[0].peak) / (1 << 30), computed_gib(setting), host / static_cast<double>(timed),
+        loss, keep.c_str());
     if (counted) {
       try {
         const Launches launches = launches_of(step);

@@ -71,8 +71,7 @@ std::vector<std::string> split_at_commas(const std::string& text) {
 }  // namespace detail
 
 void CommandLine::add(const std::string& name, const std::string& doc, bool is_switch, bool required,
-                      std::function<void(const format::Json&)> set,
-                      std::function<format::Json(const std::string&)> parse_text) {
+                      std::function<void(const format::Json&)> set, std::function<format::Json(const std::string&)> parse_text) {
   options_.push_back({name, doc, is_switch, required, std::move(set), std::move(parse_text)});
 }
 
@@ -85,8 +84,8 @@ CommandLine::Option& CommandLine::find(std::string_view name) {
     if (option.name == name) return option;
     known.push_back(option.name);
   }
-  throw ValueError(concat("[", name_, "] there is no option '--", name, "'.", did_you_mean(name, known), " See qlorapp ", name_,
-                          " --help."));
+  throw ValueError(
+      concat("[", name_, "] there is no option '--", name, "'.", did_you_mean(name, known), " See qlorapp ", name_, " --help."));
 }
 
 void CommandLine::print_help() const {
@@ -111,7 +110,7 @@ void CommandLine::parse(const std::vector<std::string>& arguments) {
   std::vector<std::string> reversed;
   for (const std::string& argument : arguments) {
     std::string spelled = argument == "-h" ? "--help" : argument;  // no short options: "-hello" may be a prompt
-    if (spelled.starts_with("--")) {  // dashes and underscores are the same in a name, not in a value
+    if (spelled.starts_with("--")) {                               // dashes and underscores are the same in a name, not in a value
       const size_t end = std::min(spelled.find('='), spelled.size());
       std::replace(spelled.begin() + 2, spelled.begin() + static_cast<std::ptrdiff_t>(end), '-', '_');
     }
@@ -151,8 +150,7 @@ void CommandLine::parse(const std::vector<std::string>& arguments) {
     } catch (const FormatError& error) {
       throw ValueError(concat("[", name_, "] --", name, " must be JSON; got '", text, "': ", error.what()));
     }
-    QLORAPP_CHECK_VALUE(on_line.emplace(option.name, std::move(value)).second, "[", name_, "] --", option.name,
-                        " is given twice.");
+    QLORAPP_CHECK_VALUE(on_line.emplace(option.name, std::move(value)).second, "[", name_, "] --", option.name, " is given twice.");
   }
   if (!config_file.empty()) {
     const format::Json json = format::read_json_file(config_file);
@@ -162,8 +160,7 @@ void CommandLine::parse(const std::vector<std::string>& arguments) {
   for (auto& [name, value] : on_line) given_[name] = std::move(value);
   for (const auto& [name, value] : given_) find(name).set(value);
   for (const Option& option : options_) {
-    QLORAPP_CHECK_VALUE(!option.required || given(option.name), "[", name_, "] --", option.name, " is needed: ", option.doc,
-                        ".");
+    QLORAPP_CHECK_VALUE(!option.required || given(option.name), "[", name_, "] --", option.name, " is needed: ", option.doc, ".");
   }
 }
 

@@ -80,8 +80,8 @@ class CommandLine {
       const std::string field_name(field.name);
       std::string doc(field.doc);
       if (!field.reason.empty()) {
-        doc += concat(doc.empty() ? "" : " ",
-                      field.status == FieldStatus::kRefused ? "(refused: " : "(no effect: ", field.reason, ")");
+        doc += concat(doc.empty() ? "" : " ", field.status == FieldStatus::kRefused ? "(refused: " : "(no effect: ", field.reason,
+                      ")");
       }
       add(
           field_name, doc, std::is_same_v<Value, bool>, false,

@@ -45,8 +45,8 @@ int eval(const Arguments& arguments) {
   bar.line(concat("eval_loss ", result.token_weighted, "   (mean over ", result.target_tokens, " target tokens)"));
   bar.line(concat("perplexity ", std::exp(result.token_weighted)));
   if (result.prompted_rows > 0) {
-    bar.line(concat("exact_match ", static_cast<double>(result.exact_matches) / static_cast<double>(result.prompted_rows),
-                    "   (", result.exact_matches, " of ", result.prompted_rows, " answers)"));
+    bar.line(concat("exact_match ", static_cast<double>(result.exact_matches) / static_cast<double>(result.prompted_rows), "   (",
+                    result.exact_matches, " of ", result.prompted_rows, " answers)"));
   }
   return 0;
 }

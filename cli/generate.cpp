@@ -33,8 +33,8 @@ int generate(const Arguments& arguments) {
     std::vector<Message> messages;
     if (!system.empty()) messages.push_back({"system", system});
     messages.push_back({"user", prompt});
-    ids = tools.tokenizer->encode(
-        tools.chat->render(messages, {.add_generation_prompt = true, .date_string = std::nullopt}).text, false);
+    ids = tools.tokenizer->encode(tools.chat->render(messages, {.add_generation_prompt = true, .date_string = std::nullopt}).text,
+                                  false);
   } else {
     QLORAPP_CHECK_VALUE(system.empty(), "[generate] --system needs a model with a chat template.");
     ids = tools.tokenizer->encode(prompt, true);

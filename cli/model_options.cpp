@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model_options.hpp"
 
-
 #include "progress.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
@@ -47,8 +46,7 @@ TextTools TextTools::open(const std::string& folder) {
 
 Dataset read_rows(const std::string& path, const DatasetOptions& options, const std::string& model_folder,
                   std::optional<TextTools>& tools) {
-  if (!tools && format::exists(format::path_in(model_folder, "tokenizer.json")))
-    tools = TextTools::open(model_folder);
+  if (!tools && format::exists(format::path_in(model_folder, "tokenizer.json"))) tools = TextTools::open(model_folder);
   Dataset data = Dataset::read(path, options, tools && tools->tokenizer ? &*tools->tokenizer : nullptr,
                                tools && tools->chat ? &*tools->chat : nullptr);
   log_info(concat(path, ": ", data.summary.line()));

@@ -39,8 +39,7 @@ TrainOptions parse(const Arguments& arguments) {
   options.args.output_dir.clear();
   CommandLine line("train", "Fine-tunes low-rank adapters on a 4-bit base and writes a PEFT adapter folder.");
   options.model.add_to(line);
-  line.option("data", options.data, "rows to train on: .jsonl or .json of text, prompt/completion, messages or input_ids",
-              true);
+  line.option("data", options.data, "rows to train on: .jsonl or .json of text, prompt/completion, messages or input_ids", true);
   line.option("output", options.output, "folder for the adapter, checkpoints and trainer_state.json", true);
   line.option("eval_data", options.eval_data, "rows to evaluate on");
   line.option("init_adapter", options.init_adapter, "PEFT adapter folder to go on from");
@@ -74,7 +73,8 @@ std::optional<std::string> checkpoint_to_resume(const TrainOptions& options) {
 void check_output(const TrainOptions& options, bool resuming) {
   format::check_output_folder(options.output);
   if (resuming || options.args.overwrite_output_dir) return;
-  const bool used = format::exists(format::path_in(options.output, "trainer_state.json")) || !list_checkpoints(options.output).empty() ||
+  const bool used = format::exists(format::path_in(options.output, "trainer_state.json")) ||
+                    !list_checkpoints(options.output).empty() ||
                     format::exists(format::path_in(options.output, "adapter_model.safetensors"));
   QLORAPP_CHECK_VALUE(
       !used, "[output] ", options.output,

@@ -60,7 +60,7 @@ void fill(DynamicMapTables& tables);
 /// A block of 256 whose new moments would not all be finite (a gradient from 9.2e18 on, a damaged absmax) is left as it was,
 /// where the CPU operator refuses the whole step: nothing here can throw.
 /// @param tables  on the device.
-cudaError_t adamw_8bit(float* parameter, const float* gradient, uint8_t* state1, uint8_t* state2, float* absmax1,
-                       float* absmax2, int64_t n, const AdamWStep& step, const DynamicMapTables* tables, Stream stream);
+cudaError_t adamw_8bit(float* parameter, const float* gradient, uint8_t* state1, uint8_t* state2, float* absmax1, float* absmax2,
+                       int64_t n, const AdamWStep& step, const DynamicMapTables* tables, Stream stream);
 
 }  // namespace qlorapp::cuda

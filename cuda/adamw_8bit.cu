@@ -55,9 +55,7 @@ struct Nearest {
   }
 };
 
-__device__ inline float inverse_of(float absmax) {
-  return absmax < 1e-30F || absmax > 0x1p125F ? 0.0F : __fdiv_rn(1.0F, absmax);
-}
+__device__ inline float inverse_of(float absmax) { return absmax < 1e-30F || absmax > 0x1p125F ? 0.0F : __fdiv_rn(1.0F, absmax); }
 
 __device__ inline uint32_t max_across_warp(uint32_t value) {
 #pragma unroll
@@ -156,8 +154,8 @@ __device__ inline void step_block(const Arguments& a, int64_t block, float multi
     m[j] = __fadd_rn(__fmul_rn(__fmul_rn(t.signed_value[e.code1[j]], scale1), s.beta1), __fmul_rn(s.one_minus_beta1, g));
     v[j] = __fadd_rn(__fmul_rn(__fmul_rn(t.unsigned_value[e.code2[j]], scale2), s.beta2),
                      __fmul_rn(__fmul_rn(s.one_minus_beta2, g), g));
-    e.p[j] = __fadd_rn(__fmul_rn(e.p[j], s.decay), __fdiv_rn(__fmul_rn(s.negative_step, m[j]),
-                                                             __fadd_rn(__fdiv_rn(__fsqrt_rn(v[j]), s.correction2), s.eps)));
+    e.p[j] = __fadd_rn(__fmul_rn(e.p[j], s.decay),
+                       __fdiv_rn(__fmul_rn(s.negative_step, m[j]), __fadd_rn(__fdiv_rn(__fsqrt_rn(v[j]), s.correction2), s.eps)));
     largest_m = max(largest_m, __float_as_uint(m[j]) & kMagnitude);
     largest_v = max(largest_v, __float_as_uint(v[j]));
     unusable |= (__float_as_uint(g) & kMagnitude) >= 0x5f000000U;  // 2^63: a sum of such squares may not be finite
@@ -202,8 +200,8 @@ __global__ void __launch_bounds__(kThreads) adamw_8bit_kernel(const Arguments a)
 
 }  // namespace
 
-cudaError_t adamw_8bit(float* parameter, const float* gradient, uint8_t* state1, uint8_t* state2, float* absmax1,
-                       float* absmax2, int64_t n, const AdamWStep& step, const DynamicMapTables* tables, Stream stream) {
+cudaError_t adamw_8bit(float* parameter, const float* gradient, uint8_t* state1, uint8_t* state2, float* absmax1, float* absmax2,
+                       int64_t n, const AdamWStep& step, const DynamicMapTables* tables, Stream stream) {
   if (n == 0) return cudaSuccess;
   int device = 0, processors = 0;
   if (const auto error = cudaGetDevice(&device); error != cudaSuccess) return error;

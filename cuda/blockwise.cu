@@ -96,8 +96,7 @@ __global__ void __launch_bounds__(kThreads) quantize_bnb(const __grid_constant__
     const int64_t end = min(begin + work.block_size, work.n);
     float largest = __uint_as_float(0xFF7FFFFFU);  // -FLT_MAX
     for (int64_t i = begin + lane; i < end; i += 32) largest = fast_max(largest, fabsf(work.x[i]));
-    for (int distance = 16; distance > 0; distance /= 2)
-      largest = fast_max(largest, __shfl_xor_sync(kAllLanes, largest, distance));
+    for (int distance = 16; distance > 0; distance /= 2) largest = fast_max(largest, __shfl_xor_sync(kAllLanes, largest, distance));
     if (lane == 0) work.absmax[block] = largest;
     const float factor = fast_reciprocal(largest);
     for (int64_t i = begin + lane; i < end; i += 32) work.codes[i] = bnb_code(map, fast_product(work.x[i], factor));

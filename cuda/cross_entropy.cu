@@ -162,8 +162,7 @@ cudaError_t launch(Arguments<T> a, int64_t rows, Stream stream) {
   if (gradient && kWhole) {  // the loss alone reads a row once
     int device = 0, limit = 0;
     if (const auto error = cudaGetDevice(&device); error != cudaSuccess) return error;
-    if (const auto error = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-        error != cudaSuccess)
+    if (const auto error = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device); error != cudaSuccess)
       return error;
     constexpr int kStatic = 1024;  // across_block's own, and what the driver reserves
     a.kept = static_cast<int>(std::min<int64_t>(a.vocabulary / kPack<T>, (limit - 2 * kStatic) / 16));
@@ -213,8 +212,8 @@ __global__ void compact_kernel(const int64_t* targets, int64_t rows, int64_t cou
 
 }  // namespace
 
-cudaError_t cross_entropy(Float type, void* logits, int64_t stride, const int64_t* targets, float* losses,
-                          const float* grad_scale, bool gradient, int64_t rows, int64_t vocabulary, Stream stream) {
+cudaError_t cross_entropy(Float type, void* logits, int64_t stride, const int64_t* targets, float* losses, const float* grad_scale,
+                          bool gradient, int64_t rows, int64_t vocabulary, Stream stream) {
   if (rows == 0) return cudaSuccess;
   return with_type(type, [&]<class T>(T) {
     const Arguments<T> a{static_cast<T*>(logits), stride, targets, losses, grad_scale, vocabulary, 0};
@@ -229,8 +228,7 @@ cudaError_t sum_losses(const float* losses, int64_t rows, float* total, Stream s
   return cudaGetLastError();
 }
 
-cudaError_t compact_targets(const int64_t* targets, int64_t rows, int64_t count, int64_t* index, int64_t* compact,
-                            Stream stream) {
+cudaError_t compact_targets(const int64_t* targets, int64_t rows, int64_t count, int64_t* index, int64_t* compact, Stream stream) {
   compact_kernel<<<1, kThreads, 0, stream>>>(targets, rows, count, index, compact);
   return cudaGetLastError();
 }

@@ -19,8 +19,8 @@ namespace qlorapp::cuda {
 /// is read from grad_scale (float on the device; null is 1). A row with a negative target gives loss 0 and gradient 0. One
 /// whose target is not below `vocabulary` gives loss NaN and gradient 0: nothing here can throw.
 /// @param stride  elements from one row of logits to the next.
-cudaError_t cross_entropy(Float type, void* logits, int64_t stride, const int64_t* targets, float* losses,
-                          const float* grad_scale, bool gradient, int64_t rows, int64_t vocabulary, Stream stream);
+cudaError_t cross_entropy(Float type, void* logits, int64_t stride, const int64_t* targets, float* losses, const float* grad_scale,
+                          bool gradient, int64_t rows, int64_t vocabulary, Stream stream);
 
 /// *total = Σ losses, added up in double in one fixed order.
 cudaError_t sum_losses(const float* losses, int64_t rows, float* total, Stream stream);

@@ -49,8 +49,7 @@ __global__ void dropout_kernel(const T* x, T* y, int64_t packs, MaskKey key, uin
 
 /// Elements [begin, n), a group of four a thread: the tail, or all of an unaligned tensor. begin is a multiple of four.
 template <class T>
-__global__ void dropout_any_kernel(const T* x, T* y, int64_t begin, int64_t n, MaskKey key, uint32_t threshold,
-                                   float keep_scale) {
+__global__ void dropout_any_kernel(const T* x, T* y, int64_t begin, int64_t n, MaskKey key, uint32_t threshold, float keep_scale) {
   const int64_t group = begin / kGroup + static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (group * kGroup >= n) return;
   const uint4 bits = bits_of(key, static_cast<uint64_t>(group));

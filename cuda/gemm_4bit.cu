@@ -39,8 +39,8 @@ template <class T>
 __device__ __forceinline__ void multiply(float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                          uint32_t b1);
 template <>
-__device__ __forceinline__ void multiply<__half>(float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                                 uint32_t b0, uint32_t b1) {
+__device__ __forceinline__ void multiply<__half>(float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                                 uint32_t b1) {
 #if __CUDA_ARCH__ >= 800
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
@@ -120,8 +120,8 @@ struct Reader {
       }
 #pragma unroll
     for (int token = 0; token < kTokenTiles; ++token)
-      reader.x[token] = reinterpret_cast<const uint4*>(static_cast<const T*>(work.x) +
-                                                       min(token * 8 + g, work.m - 1) * work.x_stride + t * 16);
+      reader.x[token] =
+          reinterpret_cast<const uint4*>(static_cast<const T*>(work.x) + min(token * 8 + g, work.m - 1) * work.x_stride + t * 16);
     return reader;
   }
 
@@ -244,8 +244,7 @@ __global__ void __launch_bounds__(32 * kRowWarps * kSplit) multiply_few(const __
 #pragma unroll
     for (int token = 0; token < kTokenTiles; ++token)
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        own[(token * 8 + t * 2 + i % 2) * kWarpRows + tile * 16 + i / 2 * 8 + g] = sums[tile][token][i];
+      for (int i = 0; i < 4; ++i) own[(token * 8 + t * 2 + i % 2) * kWarpRows + tile * 16 + i / 2 * 8 + g] = sums[tile][token][i];
   __syncthreads();
   constexpr int kRows = kWarpRows * kRowWarps;
   T* const y = static_cast<T*>(work.y);

@@ -66,8 +66,7 @@ __global__ void final_kernel(const Partial* partials, const float* inverse_scale
 cudaError_t gradient_norm(const float* gradient, int64_t n, const float* inverse_scale, float max_norm, void* workspace,
                           float* norm, float* found_inf, float* multiplier, Stream stream) {
   auto* partials = static_cast<Partial*>(workspace);
-  partial_kernel<<<kGradientNormBlocks, kThreads, 0, stream>>>(gradient, aligned(gradient) ? n / 4 : 0, n, inverse_scale,
-                                                               partials);
+  partial_kernel<<<kGradientNormBlocks, kThreads, 0, stream>>>(gradient, aligned(gradient) ? n / 4 : 0, n, inverse_scale, partials);
   final_kernel<<<1, kFinalThreads, 0, stream>>>(partials, inverse_scale, max_norm, norm, found_inf, multiplier);
   return cudaGetLastError();
 }

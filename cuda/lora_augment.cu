@@ -32,7 +32,8 @@ __global__ void __launch_bounds__(kThreads) augment(T* workspace, const Augmenta
   float value = 0;
   for (int p = 0; p < borders.count; ++p) {
     const auto& own = borders.projections[p];
-    if (rank >= own.first_rank && rank < own.first_rank + own.rank) value = own.a[int64_t{rank - own.first_rank} * borders.in + column];
+    if (rank >= own.first_rank && rank < own.first_rank + own.rank)
+      value = own.a[int64_t{rank - own.first_rank} * borders.in + column];
   }
   workspace[(int64_t{borders.out} + rank) * borders.row_stride + column] = from_float<T>(value);
 }
@@ -44,9 +45,15 @@ cudaError_t lora_augment(void* workspace, Float dtype, const Augmentation& borde
   if (elements == 0) return cudaSuccess;
   const auto blocks = static_cast<unsigned>((elements + kThreads - 1) / kThreads);
   switch (dtype) {
-    case Float::kFloat32: augment<<<blocks, kThreads, 0, stream>>>(static_cast<float*>(workspace), borders); break;
-    case Float::kFloat16: augment<<<blocks, kThreads, 0, stream>>>(static_cast<__half*>(workspace), borders); break;
-    case Float::kBFloat16: augment<<<blocks, kThreads, 0, stream>>>(static_cast<__nv_bfloat16*>(workspace), borders); break;
+    case Float::kFloat32:
+      augment<<<blocks, kThreads, 0, stream>>>(static_cast<float*>(workspace), borders);
+      break;
+    case Float::kFloat16:
+      augment<<<blocks, kThreads, 0, stream>>>(static_cast<__half*>(workspace), borders);
+      break;
+    case Float::kBFloat16:
+      augment<<<blocks, kThreads, 0, stream>>>(static_cast<__nv_bfloat16*>(workspace), borders);
+      break;
   }
   return cudaGetLastError();
 }

@@ -243,8 +243,8 @@ cudaError_t add_rms_norm(Float type, Rows x, Rows residual, const void* weight, 
   });
 }
 
-cudaError_t rms_norm_backward(Float type, Rows dy, Rows x, const void* weight, const float* rstd, WrittenRows dx,
-                              bool accumulate, int64_t rows, int64_t width, Stream stream) {
+cudaError_t rms_norm_backward(Float type, Rows dy, Rows x, const void* weight, const float* rstd, WrittenRows dx, bool accumulate,
+                              int64_t rows, int64_t width, Stream stream) {
   return with_type(type, [&]<class T>(T) {
     const BackwardArguments<T> a{static_cast<const T*>(dy.data),
                                  static_cast<const T*>(x.data),

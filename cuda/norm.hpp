@@ -37,7 +37,7 @@ cudaError_t add_rms_norm(Float type, Rows x, Rows residual, const void* weight, 
                          int64_t rows, int64_t width, float eps, Stream stream);
 
 /// dx = gradient, or dx += gradient with `accumulate`.
-cudaError_t rms_norm_backward(Float type, Rows dy, Rows x, const void* weight, const float* rstd, WrittenRows dx,
-                              bool accumulate, int64_t rows, int64_t width, Stream stream);
+cudaError_t rms_norm_backward(Float type, Rows dy, Rows x, const void* weight, const float* rstd, WrittenRows dx, bool accumulate,
+                              int64_t rows, int64_t width, Stream stream);
 
 }  // namespace qlorapp::cuda

@@ -284,8 +284,7 @@ cudaError_t launch(Work work, Stream stream) {
     quantize_short_blocks<T, kNf4, kBnb><<<static_cast<unsigned>((warps + kWarps - 1) / kWarps), kThreads, 0, stream>>>(work);
   } else {
     work.units = block_count(work.n, work.block_size);
-    quantize_long_blocks<T, kNf4, kBnb>
-        <<<static_cast<unsigned>((work.units + kWarps - 1) / kWarps), kThreads, 0, stream>>>(work);
+    quantize_long_blocks<T, kNf4, kBnb><<<static_cast<unsigned>((work.units + kWarps - 1) / kWarps), kThreads, 0, stream>>>(work);
   }
   return cudaGetLastError();
 }

@@ -40,8 +40,8 @@ cudaError_t copy_rows(Float type, const void* source, int64_t source_stride, voi
 
 }  // namespace
 
-cudaError_t gather_rows(Float type, const void* source, int64_t source_stride, int64_t source_rows, const int64_t* index,
-                        void* out, int64_t out_stride, int64_t rows, int64_t width, Stream stream) {
+cudaError_t gather_rows(Float type, const void* source, int64_t source_stride, int64_t source_rows, const int64_t* index, void* out,
+                        int64_t out_stride, int64_t rows, int64_t width, Stream stream) {
   return copy_rows<false>(type, source, source_stride, out, out_stride, index, source_rows, rows, width, stream);
 }
 

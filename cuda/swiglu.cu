@@ -142,8 +142,8 @@ Launch<T> launch_of(const Arguments<T>& a, int64_t rows) {
 
 }  // namespace
 
-cudaError_t swiglu(Float type, const void* gate_up, int64_t gate_up_stride, void* h, int64_t h_stride, int64_t rows,
-                   int64_t width, Stream stream) {
+cudaError_t swiglu(Float type, const void* gate_up, int64_t gate_up_stride, void* h, int64_t h_stride, int64_t rows, int64_t width,
+                   Stream stream) {
   if (rows == 0 || width == 0) return cudaSuccess;
   return with_type(type, [&]<class T>(T) {
     const Arguments<T> a{static_cast<T*>(h), static_cast<const T*>(gate_up), nullptr, h_stride, gate_up_stride, 0, width};
@@ -154,9 +154,8 @@ cudaError_t swiglu(Float type, const void* gate_up, int64_t gate_up_stride, void
   });
 }
 
-cudaError_t swiglu_backward(Float type, void* dh, int64_t dh_stride, const void* gate_up, int64_t gate_up_stride,
-                            void* d_gate_up, int64_t d_gate_up_stride, bool keep_h, int64_t rows, int64_t width,
-                            Stream stream) {
+cudaError_t swiglu_backward(Float type, void* dh, int64_t dh_stride, const void* gate_up, int64_t gate_up_stride, void* d_gate_up,
+                            int64_t d_gate_up_stride, bool keep_h, int64_t rows, int64_t width, Stream stream) {
   if (rows == 0 || width == 0) return cudaSuccess;
   return with_type(type, [&]<class T>(T) {
     const Arguments<T> a{static_cast<T*>(dh),

@@ -16,11 +16,11 @@
 namespace qlorapp::cuda {
 
 /// h = silu(gate)·up. gate_up: rows of 2·width, gate first; strides of rows in elements.
-cudaError_t swiglu(Float type, const void* gate_up, int64_t gate_up_stride, void* h, int64_t h_stride, int64_t rows,
-                   int64_t width, Stream stream);
+cudaError_t swiglu(Float type, const void* gate_up, int64_t gate_up_stride, void* h, int64_t h_stride, int64_t rows, int64_t width,
+                   Stream stream);
 
 /// d_gate_up from dh; may lie over gate_up. With `keep_h`, dh becomes h.
-cudaError_t swiglu_backward(Float type, void* dh, int64_t dh_stride, const void* gate_up, int64_t gate_up_stride,
-                            void* d_gate_up, int64_t d_gate_up_stride, bool keep_h, int64_t rows, int64_t width, Stream stream);
+cudaError_t swiglu_backward(Float type, void* dh, int64_t dh_stride, const void* gate_up, int64_t gate_up_stride, void* d_gate_up,
+                            int64_t d_gate_up_stride, bool keep_h, int64_t rows, int64_t width, Stream stream);
 
 }  // namespace qlorapp::cuda

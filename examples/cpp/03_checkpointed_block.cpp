@@ -42,7 +42,7 @@ int main() {
   const int plain_runs = runs;
   const std::vector<at::Tensor> got = gradients(checkpointed, x);
   const bool equal = expected[0].equal(got[0]) && expected[1].equal(got[1]);
-  std::printf("gradients %s; forward ran %d time, and %d times with recomputation\n", equal ? "bit-equal" : "DIFFER",
-              plain_runs, runs - plain_runs);
+  std::printf("gradients %s; forward ran %d time, and %d times with recomputation\n", equal ? "bit-equal" : "DIFFER", plain_runs,
+              runs - plain_runs);
   return equal && plain_runs == 1 && runs == 3 ? 0 : 1;
 }

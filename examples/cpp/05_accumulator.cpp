@@ -9,8 +9,7 @@
 
 int main() {
   at::manual_seed(0);
-  constexpr std::array<int64_t, 4> kTargets{3, 40, 1,
-                                            17};  // rows of the micro-batches; the last window of an epoch is like that
+  constexpr std::array<int64_t, 4> kTargets{3, 40, 1, 17};  // rows of the micro-batches; the last window of an epoch is like that
   const at::Tensor x = at::randn({61, 16}, at::kDouble), labels = at::randint(0, 5, {61}, at::kLong);
   at::Tensor weight = (at::randn({5, 16}, at::kDouble) / 4).requires_grad_();
 

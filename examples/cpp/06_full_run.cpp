@@ -15,8 +15,7 @@
 int main(int argc, char** argv) {
   if (argc != 3) return std::fprintf(stderr, "usage: %s MODEL_FOLDER OUTPUT_FOLDER\n", argv[0]), 2;
   const std::string folder = argv[1], output = argv[2];
-  qlorapp::CausalLM model =
-      qlorapp::load_model(folder, {});  // linear layers in NF4 with double quantization, the rest in float32
+  qlorapp::CausalLM model = qlorapp::load_model(folder, {});  // linear layers in NF4 with double quantization, the rest in float32
   qlorapp::LoraConfig lora;
   lora.r = 8;
   lora.lora_alpha = 16;

@@ -85,14 +85,22 @@ py::tuple count(const std::string& config_json, const std::string& lora_json) {
 void bind_config(py::module_& m) {
   m.def("lora_config_fields", &fields<LoraConfig>, "[(name, type, default as JSON, doc, status, reason)]");
   m.def("lora_config_aliases", &aliases<LoraConfig>);
-  m.def("check_lora_config", [](const std::string& json) { check<LoraConfig>(json, "LoraConfig"); }, py::arg("json"));
+  m.def(
+      "check_lora_config", [](const std::string& json) { check<LoraConfig>(json, "LoraConfig"); }, py::arg("json"));
   m.def("training_arguments_fields", &fields<TrainingArguments>, "[(name, type, default as JSON, doc, status, reason)]");
   m.def("training_arguments_aliases", &aliases<TrainingArguments>);
-  m.def("check_training_arguments", [](const std::string& json) { check<TrainingArguments>(json, "TrainingArguments"); }, py::arg("json"));
+  m.def(
+      "check_training_arguments", [](const std::string& json) { check<TrainingArguments>(json, "TrainingArguments"); },
+      py::arg("json"));
   m.def("did_you_mean", &suggest, py::arg("name"), py::arg("known"), "\" Did you mean 'x'?\", or nothing.");
-  m.def("count_parameters", &count, py::arg("config_json"), py::arg("lora_config_json"), "(trainable, all), from the configs alone.");
-  m.def("trainable_parameters_line",
-        [](int64_t trainable, int64_t all) { return trainable_parameters_line({trainable, all}); }, py::arg("trainable"), py::arg("all"));
+  m.def("count_parameters", &count, py::arg("config_json"), py::arg("lora_config_json"),
+        "(trainable, all), from the configs alone.");
+  m.def(
+      "trainable_parameters_line",
+      [](int64_t trainable, int64_t all) {
+        return trainable_parameters_line({trainable, all});
+      },
+      py::arg("trainable"), py::arg("all"));
 }
 
 }  // namespace qlorapp::python

@@ -15,21 +15,15 @@ PyObject* format_error = nullptr;  // lives as long as the process
 void translate(std::exception_ptr error) {
   try {
     if (error) std::rethrow_exception(error);
-  } catch (const FormatError& e) {
-    PyErr_SetString(format_error, e.what());
-  } catch (const ValueError& e) {
+  } catch (const FormatError& e) { PyErr_SetString(format_error, e.what()); } catch (const ValueError& e) {
     PyErr_SetString(PyExc_ValueError, e.what());
   } catch (const TypeError& e) {
     PyErr_SetString(PyExc_TypeError, e.what());
   } catch (const IoError& e) {  // Python picks FileNotFoundError, PermissionError … by the number
     PyErr_SetObject(PyExc_OSError, py::make_tuple(e.error_number(), e.what()).ptr());
-  } catch (const GradScalerAssertion& e) {
-    PyErr_SetString(PyExc_AssertionError, e.what());
-  } catch (const GradScalerOrder& e) {
+  } catch (const GradScalerAssertion& e) { PyErr_SetString(PyExc_AssertionError, e.what()); } catch (const GradScalerOrder& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
-  } catch (const LossScaleExhausted& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-  } catch (python_error& e) {
+  } catch (const LossScaleExhausted& e) { PyErr_SetString(PyExc_RuntimeError, e.what()); } catch (python_error& e) {
     e.restore();
   } catch (const c10::Error&) {  // IndexError, OutOfMemoryError …: as torch's own functions raise them
     torch::translate_exception_to_python(std::current_exception());
@@ -42,17 +36,15 @@ void set_sink(const std::optional<std::function<void(bool, std::string)>>& sink)
     const py::gil_scoped_acquire gil;
     try {
       say(level == LogLevel::kWarning, std::string(line));
-    } catch (py::error_already_set& e) {
-      e.discard_as_unraisable("qlorapp's log");
-    }
+    } catch (py::error_already_set& e) { e.discard_as_unraisable("qlorapp's log"); }
   });
 }
 
 }  // namespace
 
 void bind_errors(py::module_& m) {
-  format_error = PyErr_NewExceptionWithDoc("qlorapp.FormatError", "A file that breaks its format; the message names it.", PyExc_ValueError,
-                                           nullptr);
+  format_error = PyErr_NewExceptionWithDoc("qlorapp.FormatError", "A file that breaks its format; the message names it.",
+                                           PyExc_ValueError, nullptr);
   m.attr("FormatError") = py::reinterpret_borrow<py::object>(format_error);
   py::register_local_exception_translator(&translate);
   m.def("set_log_sink", &set_sink, py::arg("sink").none(true), "sink(is_warning, line) receives every line; None discards them.");

@@ -19,9 +19,10 @@ namespace {
 
 using Progress = std::function<void(int64_t, int64_t)>;
 
-std::shared_ptr<CausalLM> load(const std::string& folder, at::ScalarType compute_dtype, bool load_in_4bit, const std::string& quant_type,
-                               int64_t block_size, bool double_quant, int64_t nested_block_size, const std::string& compat,
-                               std::vector<std::string> skip_modules, at::Device device, const std::optional<Progress>& progress) {
+std::shared_ptr<CausalLM> load(const std::string& folder, at::ScalarType compute_dtype, bool load_in_4bit,
+                               const std::string& quant_type, int64_t block_size, bool double_quant, int64_t nested_block_size,
+                               const std::string& compat, std::vector<std::string> skip_modules, at::Device device,
+                               const std::optional<Progress>& progress) {
   LoadOptions options;
   options.compute_dtype = compute_dtype;
   options.load_in_4bit = load_in_4bit;
@@ -35,8 +36,8 @@ std::shared_ptr<CausalLM> load(const std::string& folder, at::ScalarType compute
 void quantize(const std::string& folder, const std::string& output, at::ScalarType compute_dtype, const std::string& quant_type,
               int64_t block_size, bool double_quant, int64_t nested_block_size, const std::string& compat,
               const std::optional<Progress>& progress) {
-  quantize_checkpoint(folder, output, quantizer_options(quant_type, block_size, double_quant, nested_block_size, compat), compute_dtype,
-                      progress.value_or(Progress()));
+  quantize_checkpoint(folder, output, quantizer_options(quant_type, block_size, double_quant, nested_block_size, compat),
+                      compute_dtype, progress.value_or(Progress()));
 }
 
 LoraConfig lora_config_from(const std::string& json) {
@@ -47,8 +48,8 @@ LoraConfig lora_config_from(const std::string& json) {
 
 UnpaddedBatch unpad_for(const CausalLM& model, const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
                         const std::optional<at::Tensor>& labels) {
-  UnpaddedBatch unpadded = unpad(input_ids, attention_mask.value_or(at::Tensor()), labels.value_or(at::Tensor()),
-                                 model.config().vocab_size);
+  UnpaddedBatch unpadded =
+      unpad(input_ids, attention_mask.value_or(at::Tensor()), labels.value_or(at::Tensor()), model.config().vocab_size);
   unpadded.batch = unpadded.batch.to(model.device());
   unpadded.indices = unpadded.indices.to(model.device());
   return unpadded;
@@ -87,7 +88,8 @@ std::vector<std::tuple<int64_t, int64_t, std::string>> segments(const CausalLM& 
 std::pair<at::Tensor, int64_t> as_pair(const LossSum& sum) { return {sum.loss, sum.targets}; }
 
 std::vector<int64_t> generate_greedily(CausalLM& model, const std::vector<int64_t>& prompt, int64_t max_new_tokens,
-                                       std::vector<int64_t> eos_token_ids, const std::optional<std::function<bool(int64_t)>>& on_token) {
+                                       std::vector<int64_t> eos_token_ids,
+                                       const std::optional<std::function<bool(int64_t)>>& on_token) {
   GenerateOptions options{max_new_tokens, std::move(eos_token_ids), {}};
   if (on_token) options.on_token = *on_token;
   return generate(model, prompt, options);
@@ -104,13 +106,16 @@ void bind_model(py::module_& m) {
       .def("pad", &UnpaddedBatch::pad, py::arg("values"), py::arg("fill") = 0.0, NoGil());
 
   py::class_<CausalLM, std::shared_ptr<CausalLM>>(m, "CausalLM", "include/qlorapp/nn/causal_lm.hpp")
-      .def("unpad", &unpad_for, py::arg("input_ids"), py::arg("attention_mask") = std::nullopt, py::arg("labels") = std::nullopt, NoGil())
-      .def("add_adapters", [](CausalLM& self, const std::string& json, uint64_t seed) { self.add_adapters(lora_config_from(json), seed); },
-           py::arg("lora_config_json"), py::arg("seed"), NoGil())
-      .def_property_readonly("lora_config_json",
-                             [](const CausalLM& self) { return format::to_json(self.lora_config()).dump(); })
-      .def("scaling_of", [](const CausalLM& self, const std::string& module) { return self.lora_config().scaling_of(module); },
-           py::arg("module"))
+      .def("unpad", &unpad_for, py::arg("input_ids"), py::arg("attention_mask") = std::nullopt, py::arg("labels") = std::nullopt,
+           NoGil())
+      .def(
+          "add_adapters",
+          [](CausalLM& self, const std::string& json, uint64_t seed) { self.add_adapters(lora_config_from(json), seed); },
+          py::arg("lora_config_json"), py::arg("seed"), NoGil())
+      .def_property_readonly("lora_config_json", [](const CausalLM& self) { return format::to_json(self.lora_config()).dump(); })
+      .def(
+          "scaling_of", [](const CausalLM& self, const std::string& module) { return self.lora_config().scaling_of(module); },
+          py::arg("module"))
       .def_property_readonly("has_adapters", &CausalLM::has_adapters)
       .def("enable_adapters", &CausalLM::enable_adapters, py::arg("enabled"))
       .def("adapter_names",
@@ -121,43 +126,60 @@ void bind_model(py::module_& m) {
            })
       .def("parameters", [](const CausalLM& self) { return self.arena().parameters(); })
       .def("adopt_parameter", &CausalLM::adopt_parameter, py::arg("i"), py::arg("parameter"))
-      .def("gradient", [](const CausalLM& self, int64_t i) { return self.arena().gradient(i); }, py::arg("i"))
-      .def("zero_grad", [](CausalLM& self) { self.arena().zero_grad(); }, NoGil())
-      .def("bind_gradients", [](CausalLM& self) { self.arena().bind_gradients(); }, NoGil())
-      .def("bind_values", [](CausalLM& self) { self.arena().bind_values(); }, NoGil())
-      .def("set_keep", [](CausalLM& self, const std::string& keep) {
-             self.set_segments(parse_segments(keep, std::ssize(self.blocks())));
-           }, py::arg("keep"))
-      .def("checkpoint_every",
-           [](CausalLM& self, int64_t k, const std::string& keep) {
-             self.set_segments(checkpoint_every(std::ssize(self.blocks()), k, parse_keep(keep)));
-           }, py::arg("k"), py::arg("keep") = "input_only")
-      .def("checkpoint_sqrt",
-           [](CausalLM& self, const std::string& keep) {
-             self.set_segments(checkpoint_sqrt(std::ssize(self.blocks()), parse_keep(keep)));
-           }, py::arg("keep") = "input_only")
-      .def("set_memory",
-           [](CausalLM& self, int64_t loss_chunk_rows, int64_t mlp_tile_rows, const std::string& weight_workspace, bool embedding_on_host) {
-             self.set_memory({loss_chunk_rows, mlp_tile_rows, parse_weight_workspace(weight_workspace), embedding_on_host});
-           },
-           py::kw_only(), py::arg("loss_chunk_rows") = 0, py::arg("mlp_tile_rows") = 0, py::arg("weight_workspace") = "layer",
-           py::arg("embedding_on_host") = false, NoGil(), "include/qlorapp/nn/memory_settings.hpp")
+      .def(
+          "gradient", [](const CausalLM& self, int64_t i) { return self.arena().gradient(i); }, py::arg("i"))
+      .def(
+          "zero_grad", [](CausalLM& self) { self.arena().zero_grad(); }, NoGil())
+      .def(
+          "bind_gradients", [](CausalLM& self) { self.arena().bind_gradients(); }, NoGil())
+      .def(
+          "bind_values", [](CausalLM& self) { self.arena().bind_values(); }, NoGil())
+      .def(
+          "set_keep",
+          [](CausalLM& self, const std::string& keep) { self.set_segments(parse_segments(keep, std::ssize(self.blocks()))); },
+          py::arg("keep"))
+      .def(
+          "checkpoint_every",
+          [](CausalLM& self, int64_t k, const std::string& keep) {
+            self.set_segments(checkpoint_every(std::ssize(self.blocks()), k, parse_keep(keep)));
+          },
+          py::arg("k"), py::arg("keep") = "input_only")
+      .def(
+          "checkpoint_sqrt",
+          [](CausalLM& self, const std::string& keep) {
+            self.set_segments(checkpoint_sqrt(std::ssize(self.blocks()), parse_keep(keep)));
+          },
+          py::arg("keep") = "input_only")
+      .def(
+          "set_memory",
+          [](CausalLM& self, int64_t loss_chunk_rows, int64_t mlp_tile_rows, const std::string& weight_workspace,
+             bool embedding_on_host) {
+            self.set_memory({loss_chunk_rows, mlp_tile_rows, parse_weight_workspace(weight_workspace), embedding_on_host});
+          },
+          py::kw_only(), py::arg("loss_chunk_rows") = 0, py::arg("mlp_tile_rows") = 0, py::arg("weight_workspace") = "layer",
+          py::arg("embedding_on_host") = false, NoGil(), "include/qlorapp/nn/memory_settings.hpp")
       .def_property_readonly("embed_tokens", &CausalLM::embed_tokens, "The table, where it is now.")
       .def_property_readonly("segments", &segments, "[(begin, end, what is kept)]")
-      .def("forward_backward",
-           [](CausalLM& self, const UnpaddedBatch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step) {
-             return as_pair(self.forward_backward(batch.batch, grad_scale, seed, micro_step));
-           },
-           py::arg("batch"), py::arg("grad_scale"), py::arg("seed") = 0, py::arg("micro_step") = 0, NoGil(),
-           "(summed loss, number of targets); gradients are added to the parameters' .grad.")
-      .def("hidden_states",
-           [](CausalLM& self, const UnpaddedBatch& batch, bool training, uint64_t seed, uint32_t micro_step) {
-             return self.hidden_states(batch.batch, training, seed, micro_step);
-           },
-           py::arg("batch"), py::arg("training"), py::arg("seed") = 0, py::arg("micro_step") = 0, NoGil(),
-           "(tokens, hidden) after the last norm, on the autograd graph.")
-      .def("loss_of", [](const CausalLM& self, const at::Tensor& hidden, const UnpaddedBatch& batch) { return self.loss_of(hidden, batch.batch); },
-           py::arg("hidden"), py::arg("batch"), NoGil(), "The summed loss, on the graph of `hidden`.")
+      .def(
+          "forward_backward",
+          [](CausalLM& self, const UnpaddedBatch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step) {
+            return as_pair(self.forward_backward(batch.batch, grad_scale, seed, micro_step));
+          },
+          py::arg("batch"), py::arg("grad_scale"), py::arg("seed") = 0, py::arg("micro_step") = 0, NoGil(),
+          "(summed loss, number of targets); gradients are added to the parameters' .grad.")
+      .def(
+          "hidden_states",
+          [](CausalLM& self, const UnpaddedBatch& batch, bool training, uint64_t seed, uint32_t micro_step) {
+            return self.hidden_states(batch.batch, training, seed, micro_step);
+          },
+          py::arg("batch"), py::arg("training"), py::arg("seed") = 0, py::arg("micro_step") = 0, NoGil(),
+          "(tokens, hidden) after the last norm, on the autograd graph.")
+      .def(
+          "loss_of",
+          [](const CausalLM& self, const at::Tensor& hidden, const UnpaddedBatch& batch) {
+            return self.loss_of(hidden, batch.batch);
+          },
+          py::arg("hidden"), py::arg("batch"), NoGil(), "The summed loss, on the graph of `hidden`.")
       .def("logits", &CausalLM::logits, py::arg("hidden"), NoGil())
       .def("generate", &generate_greedily, py::arg("prompt"), py::arg("max_new_tokens"), py::arg("eos_token_ids"),
            py::arg("on_token") = std::nullopt, NoGil())
@@ -169,19 +191,21 @@ void bind_model(py::module_& m) {
       .def_property_readonly("vocab_size", [](const CausalLM& self) { return self.config().vocab_size; })
       .def_property_readonly("layer_count", [](const CausalLM& self) { return self.config().num_hidden_layers; })
       .def_property_readonly("eos_token_ids", [](const CausalLM& self) { return self.config().eos_token_ids; })
-      .def_property_readonly("lora_dropout", [](const CausalLM& self) { return self.has_adapters() ? self.lora_config().lora_dropout : 0.0; })
+      .def_property_readonly("lora_dropout",
+                             [](const CausalLM& self) { return self.has_adapters() ? self.lora_config().lora_dropout : 0.0; })
       .def_property_readonly("device", &CausalLM::device)
       .def_property_readonly("dtype", &CausalLM::dtype)
       .def("save_adapter", &save_adapter, py::arg("folder"), py::arg("base_model"), NoGil())
       .def("load_adapter", &load_adapter, py::arg("folder"), NoGil());
 
   m.def("load_model", &load, py::arg("folder"), py::kw_only(), py::arg("compute_dtype"), py::arg("load_in_4bit") = true,
-        py::arg("quant_type") = "nf4", py::arg("block_size") = 64, py::arg("double_quant") = true, py::arg("nested_block_size") = 256,
-        py::arg("compat") = "none", py::arg("skip_modules") = std::vector<std::string>{}, py::arg("device") = at::Device(at::kCPU),
-        py::arg("progress") = std::nullopt, NoGil(), "A Hugging Face folder as a CausalLM; include/qlorapp/io/load_model.hpp.");
+        py::arg("quant_type") = "nf4", py::arg("block_size") = 64, py::arg("double_quant") = true,
+        py::arg("nested_block_size") = 256, py::arg("compat") = "none", py::arg("skip_modules") = std::vector<std::string>{},
+        py::arg("device") = at::Device(at::kCPU), py::arg("progress") = std::nullopt, NoGil(),
+        "A Hugging Face folder as a CausalLM; include/qlorapp/io/load_model.hpp.");
   m.def("quantize_checkpoint", &quantize, py::arg("folder"), py::arg("output"), py::kw_only(), py::arg("compute_dtype"),
-        py::arg("quant_type") = "nf4", py::arg("block_size") = 64, py::arg("double_quant") = true, py::arg("nested_block_size") = 256,
-        py::arg("compat") = "none", py::arg("progress") = std::nullopt, NoGil(),
+        py::arg("quant_type") = "nf4", py::arg("block_size") = 64, py::arg("double_quant") = true,
+        py::arg("nested_block_size") = 256, py::arg("compat") = "none", py::arg("progress") = std::nullopt, NoGil(),
         "Writes a folder that transformers loads as a bitsandbytes checkpoint; include/qlorapp/io/load_model.hpp.");
 }
 

@@ -34,12 +34,14 @@ std::unique_ptr<LoraLinear> make_lora_linear(const std::variant<QuantizedTensor,
                                              double lora_dropout, bool use_rslora, bool gaussian_init, uint64_t seed,
                                              const std::optional<at::Tensor>& bias) {
   FrozenWeight weight = std::visit([](const auto& value) { return FrozenWeight(value); }, base);
-  return std::make_unique<LoraLinear>(std::move(weight), LoraLinear::Options{r, lora_alpha, lora_dropout, use_rslora, gaussian_init}, seed,
+  return std::make_unique<LoraLinear>(std::move(weight),
+                                      LoraLinear::Options{r, lora_alpha, lora_dropout, use_rslora, gaussian_init}, seed,
                                       bias.value_or(at::Tensor()));
 }
 
 LoraLinear::MergeInto merge_into(const std::string& word) {
-  QLORAPP_CHECK_VALUE(word == "dense" || word == "four_bit", "[lora_linear] merge must go into 'dense' or 'four_bit'; got '", word, "'.");
+  QLORAPP_CHECK_VALUE(word == "dense" || word == "four_bit", "[lora_linear] merge must go into 'dense' or 'four_bit'; got '", word,
+                      "'.");
   return word == "dense" ? LoraLinear::MergeInto::kDense : LoraLinear::MergeInto::kFourBit;
 }
 
@@ -55,7 +57,8 @@ void bind_nn(py::module_& m) {
       .def("forward", &LoraLinear::forward, py::arg("x"), NoGil())
       .def("adopt_parameters", &LoraLinear::adopt_parameters, py::arg("a"), py::arg("b"))
       .def("train", &LoraLinear::train, py::arg("on"))
-      .def("merge", [](LoraLinear& self, const std::string& into) { self.merge(merge_into(into)); }, py::arg("into"), NoGil())
+      .def(
+          "merge", [](LoraLinear& self, const std::string& into) { self.merge(merge_into(into)); }, py::arg("into"), NoGil())
       .def("unmerge", &LoraLinear::unmerge)
       .def_property_readonly("a", &LoraLinear::a)
       .def_property_readonly("b", &LoraLinear::b)

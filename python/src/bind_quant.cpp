@@ -15,8 +15,8 @@ std::optional<at::Tensor> if_defined(const at::Tensor& tensor) { return tensor.d
 
 }  // namespace
 
-Quantizer::Options quantizer_options(const std::string& quant_type, int64_t block_size, bool double_quant, int64_t nested_block_size,
-                                     const std::string& compat) {
+Quantizer::Options quantizer_options(const std::string& quant_type, int64_t block_size, bool double_quant,
+                                     int64_t nested_block_size, const std::string& compat) {
   QLORAPP_CHECK_VALUE(compat == "none" || compat == "bnb", "[quantizer] compat must be 'none' or 'bnb'; got '", compat, "'.");
   return {parse_quant_type(quant_type, "quantizer"), block_size, double_quant, nested_block_size,
           compat == "bnb" ? Compat::kBnb : Compat::kNone};
@@ -35,13 +35,16 @@ void bind_quant(py::module_& m) {
       .def_readonly("nested_block_size", &QuantizedTensor::nested_block_size)
       .def_property_readonly("quant_type", [](const QuantizedTensor& q) { return q.quant_type == QuantType::kNf4 ? "nf4" : "fp4"; })
       .def_property_readonly("double_quant", &QuantizedTensor::double_quantized)
-      .def_property_readonly("nbytes", [](const QuantizedTensor& q) { return q.nbytes().count; }, "Bytes of all tensors together.")
+      .def_property_readonly(
+          "nbytes", [](const QuantizedTensor& q) { return q.nbytes().count; }, "Bytes of all tensors together.")
       .def("numel", &QuantizedTensor::numel)
       .def("to", &QuantizedTensor::to, py::arg("device"), NoGil())
-      .def("linear", [](const QuantizedTensor& q, const at::Tensor& x) { return linear_4bit(x, q); }, py::arg("x"), NoGil(),
-           "x · Wᵀ, differentiable in x.")
-      .def("named_tensors", [](const QuantizedTensor& q, const std::string& name) { return quantized_tensors(name, q); }, py::arg("name"),
-           NoGil(), "[(key, tensor)] that bitsandbytes stores for this weight.")
+      .def(
+          "linear", [](const QuantizedTensor& q, const at::Tensor& x) { return linear_4bit(x, q); }, py::arg("x"), NoGil(),
+          "x · Wᵀ, differentiable in x.")
+      .def(
+          "named_tensors", [](const QuantizedTensor& q, const std::string& name) { return quantized_tensors(name, q); },
+          py::arg("name"), NoGil(), "[(key, tensor)] that bitsandbytes stores for this weight.")
       .def("__repr__", [](const QuantizedTensor& q) {
         return concat("QuantizedTensor(shape=", q.shape, ", ", q.quant_type == QuantType::kNf4 ? "nf4" : "fp4",
                       ", block_size=", q.block_size, ", double_quant=", q.double_quantized() ? "True" : "False", ", ",
@@ -53,8 +56,8 @@ void bind_quant(py::module_& m) {
                        const std::string& compat) {
              return Quantizer(quantizer_options(quant_type, block_size, double_quant, nested_block_size, compat));
            }),
-           py::arg("quant_type") = "nf4", py::arg("block_size") = 64, py::arg("double_quant") = true, py::arg("nested_block_size") = 256,
-           py::arg("compat") = "none")
+           py::arg("quant_type") = "nf4", py::arg("block_size") = 64, py::arg("double_quant") = true,
+           py::arg("nested_block_size") = 256, py::arg("compat") = "none")
       .def("quantize", &Quantizer::quantize, py::arg("weight"), NoGil())
       .def("dequantize", &Quantizer::dequantize, py::arg("q"), py::arg("dtype") = std::nullopt, NoGil());
 }

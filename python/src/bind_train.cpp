@@ -34,21 +34,27 @@ void bind_train(py::module_& m) {
              return GradScaler({device.type(), init_scale, growth_factor, backoff_factor, growth_interval, enabled, min_scale,
                                 max_consecutive_skips});
            }),
-           py::arg("device"), py::arg("init_scale"), py::arg("growth_factor"), py::arg("backoff_factor"), py::arg("growth_interval"),
-           py::arg("enabled"), py::arg("min_scale"), py::arg("max_consecutive_skips"))
-      .def("scale", [](GradScaler& self, const at::Tensor& outputs) { return self.scale(outputs); }, py::arg("outputs"))
-      .def("unscale_",
-           [](GradScaler& self, const MaybeTensors& grads, uint64_t optimizer, bool allow_fp16) {
-             self.unscale_(undefined_for_none(grads), optimizer, allow_fp16);
-           },
-           py::arg("grads"), py::arg("optimizer"), py::arg("allow_fp16"))
-      .def("step",
-           [](GradScaler& self, const std::function<void()>& take_step, const MaybeTensors& grads, uint64_t optimizer) {
-             return self.step(take_step, undefined_for_none(grads), optimizer);
-           },
-           py::arg("take_step"), py::arg("grads"), py::arg("optimizer"))
-      .def("update", [](GradScaler& self, std::optional<double> new_scale) { self.update(new_scale); }, py::arg("new_scale") = std::nullopt)
-      .def("update_from", [](GradScaler& self, const at::Tensor& new_scale) { self.update(new_scale); }, py::arg("new_scale"))
+           py::arg("device"), py::arg("init_scale"), py::arg("growth_factor"), py::arg("backoff_factor"),
+           py::arg("growth_interval"), py::arg("enabled"), py::arg("min_scale"), py::arg("max_consecutive_skips"))
+      .def(
+          "scale", [](GradScaler& self, const at::Tensor& outputs) { return self.scale(outputs); }, py::arg("outputs"))
+      .def(
+          "unscale_",
+          [](GradScaler& self, const MaybeTensors& grads, uint64_t optimizer, bool allow_fp16) {
+            self.unscale_(undefined_for_none(grads), optimizer, allow_fp16);
+          },
+          py::arg("grads"), py::arg("optimizer"), py::arg("allow_fp16"))
+      .def(
+          "step",
+          [](GradScaler& self, const std::function<void()>& take_step, const MaybeTensors& grads, uint64_t optimizer) {
+            return self.step(take_step, undefined_for_none(grads), optimizer);
+          },
+          py::arg("take_step"), py::arg("grads"), py::arg("optimizer"))
+      .def(
+          "update", [](GradScaler& self, std::optional<double> new_scale) { self.update(new_scale); },
+          py::arg("new_scale") = std::nullopt)
+      .def(
+          "update_from", [](GradScaler& self, const at::Tensor& new_scale) { self.update(new_scale); }, py::arg("new_scale"))
       .def("get_scale", &GradScaler::get_scale)
       .def("get_growth_factor", &GradScaler::get_growth_factor)
       .def("get_backoff_factor", &GradScaler::get_backoff_factor)
@@ -61,8 +67,7 @@ void bind_train(py::module_& m) {
       .def("load_state_dict", &load_state_dict, py::arg("state_dict"));
 
   py::class_<Accumulator>(m, "Accumulator", "The denominator of a window of micro-batches; include/qlorapp/train/accumulator.hpp.")
-      .def(py::init([](const std::vector<int64_t>& target_counts,
-                       std::optional<std::function<int64_t(int64_t)>> sum_over_ranks) {
+      .def(py::init([](const std::vector<int64_t>& target_counts, std::optional<std::function<int64_t(int64_t)>> sum_over_ranks) {
              return Accumulator(target_counts, {.sum_over_ranks = sum_over_ranks.value_or(nullptr)});
            }),
            py::arg("target_counts"), py::kw_only(), py::arg("sum_over_ranks") = std::nullopt)

@@ -123,9 +123,11 @@ void bind_trainer(py::module_& m) {
       .def("train", &train, py::arg("resume_from") = std::nullopt, "(global_step, training_loss, metrics)")
       .def("evaluate", &evaluate)
       .def("state", &state)
-      .def("save_model", [](const OwningTrainer& self, const std::string& folder) { self.trainer.save_model(folder); },
-           py::arg("folder"), NoGil())
-      .def("save_checkpoint", [](OwningTrainer& self) { self.trainer.save_checkpoint(); }, NoGil());
+      .def(
+          "save_model", [](const OwningTrainer& self, const std::string& folder) { self.trainer.save_model(folder); },
+          py::arg("folder"), NoGil())
+      .def(
+          "save_checkpoint", [](OwningTrainer& self) { self.trainer.save_checkpoint(); }, NoGil());
 }
 
 }  // namespace qlorapp::python

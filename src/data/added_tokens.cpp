@@ -73,8 +73,7 @@ void AddedTokenFinder::find(std::string_view text, std::size_t begin, std::size_
     }
     std::size_t from = i, to = i + token->content.size();
     i = to;
-    if (token->single_word &&
-        (ends_with(whole.substr(0, from), unicode::kWord) || starts_with(whole.substr(to), unicode::kWord))) {
+    if (token->single_word && (ends_with(whole.substr(0, from), unicode::kWord) || starts_with(whole.substr(to), unicode::kWord))) {
       continue;
     }
     if (token->lstrip) {

@@ -94,8 +94,8 @@ BytePairModel::BytePairModel(const Vocabulary& vocabulary, const Merges& merges,
     const auto& [left, right] = merges[rank];
     const auto a = token_ids_.find(left), b = token_ids_.find(right), both = token_ids_.find(left + right);
     QLORAPP_CHECK_FORMAT(a != token_ids_.end() && b != token_ids_.end() && both != token_ids_.end(), "[", where,
-                         "] model.merges must join known tokens into a known token; merge ", rank, " is '", left, "' + '",
-                         right, "'. Take the tokenizer.json of the model again.");
+                         "] model.merges must join known tokens into a known token; merge ", rank, " is '", left, "' + '", right,
+                         "'. Take the tokenizer.json of the model again.");
     merges_.insert_or_assign(pair_key(a->second, b->second), Merge{static_cast<uint32_t>(rank), both->second});
   }
 }

@@ -107,8 +107,8 @@ std::optional<std::string> template_in(const nlohmann::json& config, const std::
       }
     }
   }
-  throw FormatError(concat("[", where, "] chat_template must be a string or a list with one named default; got ",
-                           kind_of(*entry), ". Take the file from the model again."));
+  throw FormatError(concat("[", where, "] chat_template must be a string or a list with one named default; got ", kind_of(*entry),
+                           ". Take the file from the model again."));
 }
 
 std::string bos_in(const nlohmann::json& config) {
@@ -127,11 +127,8 @@ std::optional<ChatTemplate> ChatTemplate::from_folder(const std::string& folder)
   const std::string jinja_path = format::path_in(folder, "chat_template.jinja");
   nlohmann::json config = nlohmann::json::object();
   if (format::exists(config_path)) config = parse_json(read_file(config_path, kLargestConfig), config_path);
-  QLORAPP_CHECK_FORMAT(config.is_object(), "[", config_path, "] must be a JSON object; got ", kind_of(config),
-                       ". Check the file.");
-  if (format::exists(jinja_path)) {
-    return from_source(read_file(jinja_path, kLargestTemplate), bos_in(config), jinja_path);
-  }
+  QLORAPP_CHECK_FORMAT(config.is_object(), "[", config_path, "] must be a JSON object; got ", kind_of(config), ". Check the file.");
+  if (format::exists(jinja_path)) { return from_source(read_file(jinja_path, kLargestTemplate), bos_in(config), jinja_path); }
   const auto jinja = template_in(config, config_path);
   if (!jinja) return std::nullopt;
   return from_source(*jinja, bos_in(config), config_path);
@@ -151,12 +148,11 @@ ChatTemplate ChatTemplate::from_source(std::string_view jinja, std::string bos_t
       }
     }
   }
-  throw FormatError(
-      concat("[", where,
-             "] the chat template must be that of Llama 3, Llama 3.1/3.2 or ChatML; got another one, and "
-             "templates are compared here, never run. Use qlorapp from Python, where the tokenizer renders its own "
-             "template, or choose one by name: ",
-             kNames, "."));
+  throw FormatError(concat("[", where,
+                           "] the chat template must be that of Llama 3, Llama 3.1/3.2 or ChatML; got another one, and "
+                           "templates are compared here, never run. Use qlorapp from Python, where the tokenizer renders its own "
+                           "template, or choose one by name: ",
+                           kNames, "."));
 }
 
 ChatTemplate ChatTemplate::named(std::string_view name, std::string bos_token) {

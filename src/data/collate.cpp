@@ -37,12 +37,13 @@ class BatchBuilder {
   /// Before anything is on a device, where a wrong id could only become NaN.
   void check_vocabulary(int64_t size) const {
     for (const int64_t token : tokens_) {
-      TORCH_CHECK_INDEX(token >= 0 && token < size, "[unpad] token ids must be from 0 to ", size - 1, ", the vocabulary's last; got ", token,
+      TORCH_CHECK_INDEX(token >= 0 && token < size, "[unpad] token ids must be from 0 to ", size - 1,
+                        ", the vocabulary's last; got ", token,
                         ". Use the tokenizer of this model, or a model whose embeddings were resized for it.");
     }
     for (const int64_t target : targets_) {
-      TORCH_CHECK_INDEX(target == Batch::kIgnoredTarget || (target >= 0 && target < size), "[unpad] labels must be ", Batch::kIgnoredTarget,
-                        " (ignored) or from 0 to ", size - 1, ", the vocabulary's last; got ", target, ".");
+      TORCH_CHECK_INDEX(target == Batch::kIgnoredTarget || (target >= 0 && target < size), "[unpad] labels must be ",
+                        Batch::kIgnoredTarget, " (ignored) or from 0 to ", size - 1, ", the vocabulary's last; got ", target, ".");
     }
   }
 
@@ -117,10 +118,8 @@ UnpaddedBatch unpad(const at::Tensor& input_ids, const at::Tensor& attention_mas
   QLORAPP_CHECK_VALUE(input_ids.defined() && input_ids.dim() == 2 && input_ids.numel() > 0,
                       "[unpad] input_ids must be (B, T) with at least one token; got another shape. Add a batch dimension.");
   const at::Tensor ids = host_grid(input_ids, input_ids, "input_ids");
-  const at::Tensor mask =
-      attention_mask.defined() ? host_grid(attention_mask, input_ids, "attention_mask") : at::ones_like(ids);
-  const at::Tensor wanted =
-      labels.defined() ? host_grid(labels, input_ids, "labels") : at::full_like(ids, Batch::kIgnoredTarget);
+  const at::Tensor mask = attention_mask.defined() ? host_grid(attention_mask, input_ids, "attention_mask") : at::ones_like(ids);
+  const at::Tensor wanted = labels.defined() ? host_grid(labels, input_ids, "labels") : at::full_like(ids, Batch::kIgnoredTarget);
   UnpaddedBatch out;
   out.rows = ids.size(0);
   out.columns = ids.size(1);

@@ -39,8 +39,7 @@ std::vector<std::string> unused_keys(const nlohmann::json& row, RowFormat format
 
 int64_t count_targets(const Example& example) {
   if (example.labels.empty()) return 0;
-  return std::count_if(example.labels.begin() + 1, example.labels.end(),
-                       [](TokenId label) { return label != Example::kIgnored; });
+  return std::count_if(example.labels.begin() + 1, example.labels.end(), [](TokenId label) { return label != Example::kIgnored; });
 }
 
 /// Whether the row ends with a token that is trained and ends a generation; white space may follow it, as in ChatML.
@@ -128,8 +127,8 @@ Dataset Dataset::read(const std::string& path, const DatasetOptions& options, co
 
 std::string DatasetSummary::line() const {
   const int64_t examples = rows - dropped;
-  std::string out = concat(examples, " rows of ", to_string(format), ": ", tokens, " tokens, ", target_tokens,
-                           " trained; longest ", longest, " (line ", longest_line, ")");
+  std::string out = concat(examples, " rows of ", to_string(format), ": ", tokens, " tokens, ", target_tokens, " trained; longest ",
+                           longest, " (line ", longest_line, ")");
   if (truncated > 0) out += concat("; ", truncated, " cut");
   if (dropped > 0) out += concat("; ", dropped, " left out with nothing to learn");
   if (blank_lines > 0) out += concat("; ", blank_lines, " blank lines");

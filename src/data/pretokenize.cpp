@@ -18,9 +18,7 @@ class Scanner {
   [[nodiscard]] bool inside(std::size_t i) const { return i < range_.end; }
   [[nodiscard]] uint32_t at(std::size_t i) const { return inside(i) ? text_[i].value : 0xFFFFFFFFu; }
   [[nodiscard]] bool is(std::size_t i, uint8_t classes) const { return inside(i) && (text_[i].classes & classes) != 0; }
-  [[nodiscard]] bool is_other(std::size_t i) const {
-    return inside(i) && (text_[i].classes & (kLetter | kNumber | kSpace)) == 0;
-  }
+  [[nodiscard]] bool is_other(std::size_t i) const { return inside(i) && (text_[i].classes & (kLetter | kNumber | kSpace)) == 0; }
   [[nodiscard]] bool is_newline(std::size_t i) const { return at(i) == '\r' || at(i) == '\n'; }
 
   [[nodiscard]] std::size_t skip(std::size_t i, uint8_t classes) const {

@@ -22,16 +22,14 @@ const json& require(const json& row, const std::string& key, const std::string& 
                        ". Write one object a row.");
   const auto found = row.find(key);
   QLORAPP_CHECK_FORMAT(found != row.end(), "[", where, "] a row must have key '", key,
-                       "', as the format of the first row says; got keys ", keys_of(row),
-                       ". Rename the key, or remove the row.");
+                       "', as the format of the first row says; got keys ", keys_of(row), ". Rename the key, or remove the row.");
   return *found;
 }
 
 const std::string& require_text(const json& row, const std::string& key, const std::string& where) {
   const json& value = require(row, key, where);
-  QLORAPP_CHECK_FORMAT(
-      value.is_string(), "[", where, "] '", key, "' must be a string; got ", kind_of(value), ". ",
-      value.is_array() && key != "content" ? "Conversations go into 'messages'." : "Correct or remove the row.");
+  QLORAPP_CHECK_FORMAT(value.is_string(), "[", where, "] '", key, "' must be a string; got ", kind_of(value), ". ",
+                       value.is_array() && key != "content" ? "Conversations go into 'messages'." : "Correct or remove the row.");
   return value.get_ref<const std::string&>();
 }
 
@@ -44,8 +42,7 @@ std::vector<TokenId> require_ids(const json& values, const char* key, bool may_i
     const bool id = value.is_number_unsigned() && value.get<uint64_t>() < (uint64_t{1} << 31);
     const bool ignored = may_ignore && value.is_number_integer() && value == Example::kIgnored;
     QLORAPP_CHECK_FORMAT(id || ignored, "[", where, "] '", key, "' must be a list of token ids", may_ignore ? " and -100" : "",
-                         "; got ", value.is_number() ? value.dump() : std::string(kind_of(value)),
-                         ". Correct or remove the row.");
+                         "; got ", value.is_number() ? value.dump() : std::string(kind_of(value)), ". Correct or remove the row.");
     out.push_back(value.get<TokenId>());
   }
   return out;
@@ -62,11 +59,9 @@ RowFormat detect_format(const json& row, const DatasetOptions& options, const st
   if (row.contains(options.text_field)) return RowFormat::kText;
   std::string advice = "Rename the keys, or name the text's key (dataset_text_field).";
   if (row.contains("conversations")) advice = "Rename 'conversations', 'from' and 'value' to 'messages', 'role' and 'content'.";
-  if (row.contains("instruction"))
-    advice = "Join 'instruction' and 'input' into 'prompt', and rename 'output' to 'completion'.";
+  if (row.contains("instruction")) advice = "Join 'instruction' and 'input' into 'prompt', and rename 'output' to 'completion'.";
   if (row.contains("prompt")) advice = "Add the 'completion'.";
-  throw FormatError(concat("[", where,
-                           "] a row must have 'text', 'prompt' and 'completion', 'messages', or 'input_ids'; got keys ",
+  throw FormatError(concat("[", where, "] a row must have 'text', 'prompt' and 'completion', 'messages', or 'input_ids'; got keys ",
                            keys_of(row), ". ", advice));
 }
 
@@ -74,18 +69,16 @@ RowEncoder::RowEncoder(RowFormat format, const DatasetOptions& options, const To
                        const std::string& file)
     : format_(format), options_(options), tokenizer_(tokenizer), chat_(chat) {
   const bool messages = format == RowFormat::kMessages, completion = format == RowFormat::kPromptCompletion;
-  QLORAPP_CHECK_VALUE(options.max_length >= 0, "[max_length] must be 0 (no limit) or more; got ", options.max_length,
-                      ". Set it.");
-  QLORAPP_CHECK_VALUE(!options.assistant_only_loss || messages, "[assistant_only_loss] needs rows with 'messages'; ", file,
-                      " has ", to_string(format), ". Leave it unset.");
+  QLORAPP_CHECK_VALUE(options.max_length >= 0, "[max_length] must be 0 (no limit) or more; got ", options.max_length, ". Set it.");
+  QLORAPP_CHECK_VALUE(!options.assistant_only_loss || messages, "[assistant_only_loss] needs rows with 'messages'; ", file, " has ",
+                      to_string(format), ". Leave it unset.");
   QLORAPP_CHECK_VALUE(!options.completion_only_loss.value_or(false) || messages || completion,
                       "[completion_only_loss] needs rows with 'prompt' and 'completion' or 'messages'; ", file, " has ",
                       to_string(format), ". Leave it unset.");
   QLORAPP_CHECK_VALUE(tokenizer != nullptr || format == RowFormat::kInputIds, "[", file,
                       "] rows of text need a tokenizer; the model ",
                       "folder has none. Copy tokenizer.json there, or write rows with 'input_ids'.");
-  QLORAPP_CHECK_VALUE(chat != nullptr || !messages, "[", file,
-                      "] rows with 'messages' need a chat template; the model has none. ",
+  QLORAPP_CHECK_VALUE(chat != nullptr || !messages, "[", file, "] rows with 'messages' need a chat template; the model has none. ",
                       "Choose llama3, llama3.1 or chatml by name, or write rows with 'prompt' and 'completion'.");
   completion_only_ = options.completion_only_loss.value_or(completion);
   assistant_only_ = options.assistant_only_loss || (messages && completion_only_);
@@ -112,8 +105,8 @@ Example RowEncoder::encode(const json& row, const std::string& where) {
                                                       : 0;
   for (const auto* ids : {&out.input_ids, &out.labels}) {
     for (const TokenId id : *ids) {
-      QLORAPP_CHECK_FORMAT(limit == 0 || id < limit, "[", where, "] token ids must be below the size of the vocabulary, ",
-                           limit, "; got ", id, ". Use the tokenizer that belongs to the model.");
+      QLORAPP_CHECK_FORMAT(limit == 0 || id < limit, "[", where, "] token ids must be below the size of the vocabulary, ", limit,
+                           "; got ", id, ". Use the tokenizer that belongs to the model.");
     }
   }
   return out;

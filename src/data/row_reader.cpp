@@ -21,8 +21,7 @@ class Bytes {
     const int opened = errno;
     const int number = format::is_folder(path) ? EISDIR : opened;
     if (!file_ || number == EISDIR) {
-      throw IoError(concat("[", path, "] cannot be read: ", std::strerror(number), ". Check the path of the data."),
-                    number);
+      throw IoError(concat("[", path, "] cannot be read: ", std::strerror(number), ". Check the path of the data."), number);
     }
   }
 
@@ -114,8 +113,7 @@ class RowReader {
       int depth = 0;
       bool in_string = false;
       for (int c = bytes_.take();; c = bytes_.take()) {
-        QLORAPP_CHECK_FORMAT(c >= 0, "[", path_, ":", line,
-                             "] the array of rows must end with ]; the file ends before. ",
+        QLORAPP_CHECK_FORMAT(c >= 0, "[", path_, ":", line, "] the array of rows must end with ]; the file ends before. ",
                              "It may have been cut off: write it again.");
         if (depth == 0 && !in_string && (c == ',' || c == ']')) {
           closed = c == ']';

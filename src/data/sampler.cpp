@@ -52,8 +52,8 @@ SamplingStrategy sampling_strategy(std::string_view name) {
 }
 
 std::vector<int64_t> epoch_order(int64_t rows, int64_t epoch, const SamplerOptions& options) {
-  QLORAPP_CHECK_VALUE(rows > 0 && epoch >= 0, "[sampler] an order needs a row and an epoch from 0; got ", rows,
-                      " rows and epoch ", epoch, ". Check the data.");
+  QLORAPP_CHECK_VALUE(rows > 0 && epoch >= 0, "[sampler] an order needs a row and an epoch from 0; got ", rows, " rows and epoch ",
+                      epoch, ". Check the data.");
   const auto seed = static_cast<int64_t>(static_cast<uint64_t>(options.seed) + static_cast<uint64_t>(epoch));
   switch (options.strategy) {
     case SamplingStrategy::kRandom:
@@ -65,9 +65,8 @@ std::vector<int64_t> epoch_order(int64_t rows, int64_t epoch, const SamplerOptio
     }
     case SamplingStrategy::kGroupByLength:
       QLORAPP_CHECK_VALUE(options.group_size > 0 && static_cast<int64_t>(options.lengths.size()) == rows,
-                          "[sampler] group_by_length needs the length of each of ", rows,
-                          " rows and a group size above 0; got ", options.lengths.size(), " lengths and size ",
-                          options.group_size, ". Pass both.");
+                          "[sampler] group_by_length needs the length of each of ", rows, " rows and a group size above 0; got ",
+                          options.lengths.size(), " lengths and size ", options.group_size, ". Pass both.");
       return grouped(permutation(rows, seed), options);
   }
   return {};

@@ -17,8 +17,7 @@ constexpr size_t kLargestConfig = 64 << 20;
 json read_if_there(const std::string& path) {
   if (!format::exists(path)) return json::object();
   json file = parse_json(read_file(path, kLargestConfig), path);
-  QLORAPP_CHECK_FORMAT(file.is_object(), "[", path, "] must be a JSON object; got ", kind_of(file),
-                       ". Check the file.");
+  QLORAPP_CHECK_FORMAT(file.is_object(), "[", path, "] must be a JSON object; got ", kind_of(file), ". Check the file.");
   return file;
 }
 
@@ -28,11 +27,10 @@ std::optional<TokenId> named(const json& file, const char* key, const std::strin
   if (entry == file.end() || entry->is_null()) return std::nullopt;
   const json* text = &*entry;
   if (text->is_object() && text->contains("content")) text = &(*text)["content"];
-  QLORAPP_CHECK_FORMAT(text->is_string(), "[", path, "] '", key, "' must be a string; got ", kind_of(*text),
-                       ". Check the file.");
+  QLORAPP_CHECK_FORMAT(text->is_string(), "[", path, "] '", key, "' must be a string; got ", kind_of(*text), ". Check the file.");
   const auto id = tokenizer.token_to_id(text->get_ref<const std::string&>());
-  QLORAPP_CHECK_FORMAT(id.has_value(), "[", path, "] '", key, "' must be a token of tokenizer.json; '",
-                       text->get<std::string>(), "' is not. Take both files from the same model.");
+  QLORAPP_CHECK_FORMAT(id.has_value(), "[", path, "] '", key, "' must be a token of tokenizer.json; '", text->get<std::string>(),
+                       "' is not. Take both files from the same model.");
   return id;
 }
 
@@ -56,7 +54,8 @@ std::vector<TokenId> numbered(const json& file, const char* key, const Tokenizer
 }  // namespace
 
 SpecialTokens read_special_tokens(const std::string& folder, const Tokenizer& tokenizer) {
-  const std::string config_path = format::path_in(folder, "tokenizer_config.json"), map_path = format::path_in(folder, "special_tokens_map.json");
+  const std::string config_path = format::path_in(folder, "tokenizer_config.json"),
+                    map_path = format::path_in(folder, "special_tokens_map.json");
   const json config = read_if_there(config_path), map = read_if_there(map_path);
   const json model = read_if_there(format::path_in(folder, "config.json"));
   const json generation = read_if_there(format::path_in(folder, "generation_config.json"));
@@ -68,8 +67,7 @@ SpecialTokens read_special_tokens(const std::string& folder, const Tokenizer& to
     }
     return std::optional<TokenId>();
   };
-  SpecialTokens out{
-      pick("bos_token", "bos_token_id"), pick("eos_token", "eos_token_id"), pick("pad_token", "pad_token_id"), {}};
+  SpecialTokens out{pick("bos_token", "bos_token_id"), pick("eos_token", "eos_token_id"), pick("pad_token", "pad_token_id"), {}};
   const auto add = [&](TokenId id) {
     if (std::find(out.all_eos.begin(), out.all_eos.end(), id) == out.all_eos.end()) out.all_eos.push_back(id);
   };

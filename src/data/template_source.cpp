@@ -232,8 +232,7 @@ std::optional<std::vector<std::string>> without_tools(const std::vector<std::str
   std::vector<std::string> out;
   for (std::size_t i = 0; i < s.size(); ++i) {
     const auto is_tool = [&](const auto& entry) {
-      return entry.first == s[i] &&
-             (entry.second.empty() || (i + 2 < s.size() && s[i + 1] == entry.second && s[i + 2] == "endif"));
+      return entry.first == s[i] && (entry.second.empty() || (i + 2 < s.size() && s[i + 1] == entry.second && s[i + 2] == "endif"));
     };
     const bool tools = std::any_of(kOnlyWithTools.begin(), kOnlyWithTools.end(), is_tool);
     if (!tools && s[i] != kOrdinaryMessage) {

@@ -23,8 +23,7 @@ constexpr std::size_t kLongestText = std::size_t{1} << 30;
 
 std::vector<AddedToken> of_pass(const std::vector<AddedToken>& all, bool normalized) {
   std::vector<AddedToken> out;
-  std::copy_if(all.begin(), all.end(), std::back_inserter(out),
-               [&](const AddedToken& t) { return t.normalized == normalized; });
+  std::copy_if(all.begin(), all.end(), std::back_inserter(out), [&](const AddedToken& t) { return t.normalized == normalized; });
   return out;
 }
 
@@ -60,9 +59,8 @@ struct Tokenizer::Tables {
     about.merges = {};
     for (const auto* ids : {&about.prefix_ids, &about.suffix_ids}) {
       for (const TokenId id : *ids) {
-        QLORAPP_CHECK_FORMAT(tokens.contains(id), "[", where,
-                             "] TemplateProcessing must put known tokens around the text; got id ", id,
-                             ". Take the tokenizer.json of the model again.");
+        QLORAPP_CHECK_FORMAT(tokens.contains(id), "[", where, "] TemplateProcessing must put known tokens around the text; got id ",
+                             id, ". Take the tokenizer.json of the model again.");
       }
     }
   }
@@ -108,8 +106,8 @@ struct Tokenizer::Tables {
 Tokenizer::Tokenizer(std::shared_ptr<const Tables> tables) : tables_(std::move(tables)) {}
 
 Tokenizer Tokenizer::from_json(std::string_view text, const std::string& where) {
-  QLORAPP_CHECK_FORMAT(text.size() <= kLargestTokenizerFile, "[", where, "] may have ", kLargestTokenizerFile,
-                       " bytes; it has ", text.size(), ". Check the file.");
+  QLORAPP_CHECK_FORMAT(text.size() <= kLargestTokenizerFile, "[", where, "] may have ", kLargestTokenizerFile, " bytes; it has ",
+                       text.size(), ". Check the file.");
   return Tokenizer(std::make_shared<const Tables>(read_tokenizer_json(text, where), where));
 }
 
@@ -121,8 +119,7 @@ Tokenizer Tokenizer::from_folder(const std::string& folder) {
                          "or save them with tokenizer.save_pretrained()."),
                   ENOENT);
   }
-  auto tables =
-      std::make_shared<Tables>(read_tokenizer_json(read_file(path, kLargestTokenizerFile), path), path);
+  auto tables = std::make_shared<Tables>(read_tokenizer_json(read_file(path, kLargestTokenizerFile), path), path);
   Tokenizer tokenizer(tables);
   tables->special = read_special_tokens(folder, tokenizer);
   return tokenizer;

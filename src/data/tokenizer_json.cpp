@@ -26,9 +26,9 @@ class Reader {
 
   [[nodiscard]] TokenizerDescription read(const json& file) {
     require(file.is_object(), "the file must be a JSON object");
-    known_keys(file, "the file",
-               {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder",
-                "model"});
+    known_keys(
+        file, "the file",
+        {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder", "model"});
     // truncation and padding are settings that a caller's last use left behind; transformers resets them at each call.
     require(at(file, "normalizer").is_null(), concat("no normalizer is known; got ", type_of(at(file, "normalizer"))));
     read_model(at(file, "model"));
@@ -36,8 +36,7 @@ class Reader {
     read_pre_tokenizer(at(file, "pre_tokenizer"), true);
     require(saw_byte_level_, "pre_tokenizer must contain ByteLevel");
     read_post_processor(at(file, "post_processor"));
-    require(type_of(at(file, "decoder")) == "ByteLevel",
-            concat("decoder must be ByteLevel; got ", type_of(at(file, "decoder"))));
+    require(type_of(at(file, "decoder")) == "ByteLevel", concat("decoder must be ByteLevel; got ", type_of(at(file, "decoder"))));
     return std::move(out_);
   }
 
@@ -139,9 +138,9 @@ class Reader {
       token.rstrip = flag(entry, "rstrip", false);
       token.single_word = flag(entry, "single_word", false);
       token.normalized = flag(entry, "normalized", !token.special);
-      require(!token.content.empty() && token.content.size() <= kLongestAddedToken,
-              concat("an added token must have 1 to ", kLongestAddedToken, " bytes; token ", token.id, " has ",
-                     token.content.size()));
+      require(
+          !token.content.empty() && token.content.size() <= kLongestAddedToken,
+          concat("an added token must have 1 to ", kLongestAddedToken, " bytes; token ", token.id, " has ", token.content.size()));
       require(contents.insert(token.content).second, concat("added token '", token.content, "' must stand once"));
       const auto in_vocabulary = known.find(token.content);
       const int64_t expected = in_vocabulary != known.end() ? in_vocabulary->second : next;

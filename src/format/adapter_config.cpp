@@ -104,8 +104,8 @@ void AdapterConfig::check() const {
   QLORAPP_CHECK_VALUE(is_init(init_lora_weights), "[LoRA] init_lora_weights must be one of ", kInits, "; got ",
                       printable(init_lora_weights), ". Use true.");
   for (const auto& [module, rank] : rank_pattern) {
-    QLORAPP_CHECK_VALUE(is_rank(rank), "[LoRA] a rank in rank_pattern must be from 1 to ", kMaxLoraRank, "; ",
-                        printable(module), " has ", rank, '.');
+    QLORAPP_CHECK_VALUE(is_rank(rank), "[LoRA] a rank in rank_pattern must be from 1 to ", kMaxLoraRank, "; ", printable(module),
+                        " has ", rank, '.');
   }
   for (const auto& [module, alpha] : alpha_pattern) {
     QLORAPP_CHECK_VALUE(is_alpha(alpha), "[LoRA] an alpha in alpha_pattern must be finite and above 0; ", printable(module),
@@ -160,8 +160,7 @@ AdapterConfig parse_adapter_config(std::string_view text, std::string_view where
     config.preserved.emplace(other.key, dump_python_json(*value));
   }
   const auto unknown = fields.remaining();
-  if (!unknown.empty())
-    log_warning_once(concat('[', where, "] unknown keys have no effect and are kept: ", listed(unknown), '.'));
+  if (!unknown.empty()) log_warning_once(concat('[', where, "] unknown keys have no effect and are kept: ", listed(unknown), '.'));
   for (const std::string& key : unknown) config.preserved.emplace(key, dump_python_json(json.at(key)));
   return config;
 }
@@ -193,9 +192,7 @@ std::string adapter_config_json(const AdapterConfig& config) {
   json["revision"] = optional_text(config.revision);
   std::vector<std::string> targets = config.target_modules;
   std::sort(targets.begin(), targets.end());
-  json["target_modules"] = config.target_pattern ? Json(*config.target_pattern)
-                           : targets.empty()     ? Json(nullptr)
-                                                 : Json(targets);
+  json["target_modules"] = config.target_pattern ? Json(*config.target_pattern) : targets.empty() ? Json(nullptr) : Json(targets);
   json["task_type"] = optional_text(config.task_type);
   json["use_rslora"] = config.use_rslora;
   return dump_python_json(json, kConfigStyle);

@@ -52,10 +52,9 @@ std::optional<FileReader> open_if_there(const std::string& folder, const std::st
   }
   const std::string rule = concat('[', folder, "] a model folder must hold ", kSingleFile, " or ", kIndexFile, "; ");
   if (!pickled.empty()) {
-    throw FormatError(
-        concat(rule, "it holds ", printable(pickled),
-               ", a pickled file that can run code when it is opened. Convert it "
-               "once with transformers: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)."));
+    throw FormatError(concat(rule, "it holds ", printable(pickled),
+                             ", a pickled file that can run code when it is opened. Convert it "
+                             "once with transformers: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)."));
   }
   if (!gguf.empty()) throw FormatError(concat(rule, "it holds ", printable(gguf), ". Use the model's safetensors release."));
   throw FormatError(concat(rule, "it holds neither. Check the path."));

@@ -52,8 +52,8 @@ void encode_block_bnb(const BnbGrid& grid, const float* x, int64_t n, uint8_t* c
 
 }  // namespace
 
-void encode_dynamic(DynamicRounding rounding, bool is_signed, const float* x, int64_t n, int64_t block_size,
-                    int64_t block_begin, int64_t block_end, uint8_t* codes, float* absmax) noexcept {
+void encode_dynamic(DynamicRounding rounding, bool is_signed, const float* x, int64_t n, int64_t block_size, int64_t block_begin,
+                    int64_t block_end, uint8_t* codes, float* absmax) noexcept {
   for (int64_t block = block_begin; block < block_end; ++block) {
     const int64_t begin = block * block_size;
     const int64_t count = std::min(block_size, n - begin);

@@ -46,8 +46,7 @@ std::string_view torch_name(Dtype weight_dtype) {
   for (const auto& [dtype, spelling] : kWeightTypes) {
     if (dtype == weight_dtype) return spelling;
   }
-  throw ValueError(
-      concat("[dtype] weights are float32, float16 or bfloat16; got ", dtype_name(weight_dtype), ". Convert them."));
+  throw ValueError(concat("[dtype] weights are float32, float16 or bfloat16; got ", dtype_name(weight_dtype), ". Convert them."));
 }
 
 }  // namespace qlorapp::format

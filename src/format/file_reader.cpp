@@ -41,8 +41,8 @@ FileReader::FileReader(int descriptor, std::string path) : descriptor_(descripto
   if (failed != 0 || !S_ISREG(status.st_mode)) {
     ::close(std::exchange(descriptor_, -1));
     if (failed != 0) fail(path_, "the file must be readable", failed);
-    throw FormatError(concat('[', path_, "] must be a regular file; got a ",
-                             S_ISDIR(status.st_mode) ? "folder" : "pipe or device", ". Name the file itself."));
+    throw FormatError(concat('[', path_, "] must be a regular file; got a ", S_ISDIR(status.st_mode) ? "folder" : "pipe or device",
+                             ". Name the file itself."));
   }
   size_ = status.st_size;
 }

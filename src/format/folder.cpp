@@ -24,7 +24,9 @@ mode_t kind_of(const std::string& path) {
 }
 
 int remove_entry(const char* entry, const struct stat*, int, FTW*) { return std::remove(entry); }
-int remove_entry_inside(const char* entry, const struct stat*, int, FTW* place) { return place->level == 0 ? 0 : std::remove(entry); }
+int remove_entry_inside(const char* entry, const struct stat*, int, FTW* place) {
+  return place->level == 0 ? 0 : std::remove(entry);
+}
 
 std::string parent_of(const std::string& path) {
   const size_t last = path.find_last_not_of('/');
@@ -47,8 +49,10 @@ bool is_folder(const std::string& path) { return kind_of(path) == S_IFDIR; }
 bool is_regular_file(const std::string& path) { return kind_of(path) == S_IFREG; }
 
 bool is_same_file(const std::string& a, const std::string& b) {
-  struct stat first {}, second {};
-  return ::stat(a.c_str(), &first) == 0 && ::stat(b.c_str(), &second) == 0 && first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+  struct stat first {
+  }, second{};
+  return ::stat(a.c_str(), &first) == 0 && ::stat(b.c_str(), &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
 }
 
 std::vector<std::string> names_in(const std::string& folder) {
@@ -81,7 +85,8 @@ void check_output_folder(const std::string& folder) {
   while (!exists(place) && place != "/" && place != ".") place = parent_of(place);
   const int refused = !is_folder(place) ? ENOTDIR : ::access(place.c_str(), W_OK | X_OK) != 0 ? errno : 0;
   if (refused == 0) return;
-  throw IoError(concat("[output] cannot write to ", folder, ": ", place, ": ", std::strerror(refused), ". Name another folder."), refused);
+  throw IoError(concat("[output] cannot write to ", folder, ": ", place, ": ", std::strerror(refused), ". Name another folder."),
+                refused);
 }
 
 FreshFolder::FreshFolder(std::string folder) : folder_(std::move(folder)) {

@@ -35,8 +35,7 @@ std::vector<NonfiniteLiteral> take_nonfinite_literals(std::string& text) {
                                             {"Infinity", "0.000000", kInfinity},
                                             {"-Infinity", "-0.000000", -kInfinity}};
   const auto separates = [](char c) {
-    return c == ',' || c == ':' || c == '[' || c == ']' || c == '{' || c == '}' || c == ' ' || c == '\t' || c == '\n' ||
-           c == '\r';
+    return c == ',' || c == ':' || c == '[' || c == ']' || c == '{' || c == '}' || c == ' ' || c == '\t' || c == '\n' || c == '\r';
   };
   std::vector<NonfiniteLiteral> taken;
   bool in_string = false;

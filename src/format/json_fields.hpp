@@ -62,9 +62,7 @@ class JsonFields {
     }
     return found->get<int64_t>();
   }
-  int64_t required_integer(std::string_view key, int64_t least, int64_t most) {
-    return required(key, integer(key, least, most));
-  }
+  int64_t required_integer(std::string_view key, int64_t least, int64_t most) { return required(key, integer(key, least, most)); }
 
   /// Finite; an integer counts as a number, a boolean does not.
   std::optional<double> number(std::string_view key) {

@@ -170,12 +170,10 @@ RopeSettings rope_of(JsonFields& fields, const Family& family, int64_t max_posit
     inner.fail("rope_type", "must be default or llama3", Json(type), "Use a model with one of these rotary embeddings.");
   }
   if (inner.number("partial_rotary_factor").value_or(1.0) != 1.0) {
-    inner.fail("partial_rotary_factor", "must be 1: rotary embeddings turn the whole head",
-               settings->at("partial_rotary_factor"));
+    inner.fail("partial_rotary_factor", "must be 1: rotary embeddings turn the whole head", settings->at("partial_rotary_factor"));
   }
   const auto unknown = inner.remaining();
-  if (!unknown.empty())
-    inner.fail(unknown.front(), concat("must be absent with rope type ", type), settings->at(unknown.front()));
+  if (!unknown.empty()) inner.fail(unknown.front(), concat("must be absent with rope type ", type), settings->at(unknown.front()));
   return rope;
 }
 

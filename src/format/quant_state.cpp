@@ -53,8 +53,8 @@ std::string quant_state_json(const QuantState& state) {
   QLORAPP_CHECK_VALUE(is_block_size(state.block_size) && is_block_size(state.nested_block_size),
                       "[quant_state] block sizes must be powers of two from 32 to 4096; got ", state.block_size, " and ",
                       state.nested_block_size, ". Use 64 and 256.");
-  QLORAPP_CHECK_VALUE(std::isfinite(state.nested_offset), "[quant_state] nested_offset must be finite; got ",
-                      state.nested_offset, ". Check the weight for NaN and Inf.");
+  QLORAPP_CHECK_VALUE(std::isfinite(state.nested_offset), "[quant_state] nested_offset must be finite; got ", state.nested_offset,
+                      ". Check the weight for NaN and Inf.");
   Json json = Json::object();
   json["quant_type"] = bitsandbytes_name(state.quant_type);
   json["blocksize"] = state.block_size;
@@ -132,8 +132,8 @@ QuantizedWeight find_quantized_weight(const Checkpoint& checkpoint, const std::s
   const TensorEntry& blob = *states[0].tensor;
   const std::string where = concat(states[0].file->path(), ": ", printable(blob.name));
   QLORAPP_CHECK_FORMAT(blob.dtype == Dtype::kU8 && blob.shape.size() == 1 && blob.nbytes <= kMaxJsonBytes, '[', where,
-                       "] a quant_state must be U8 with one dimension of at most ", kMaxJsonBytes, "; got ",
-                       dtype_name(blob.dtype), ' ', blob.shape, ". Quantize the model again.");
+                       "] a quant_state must be U8 with one dimension of at most ", kMaxJsonBytes, "; got ", dtype_name(blob.dtype),
+                       ' ', blob.shape, ". Quantize the model again.");
   std::string json(static_cast<size_t>(blob.nbytes), '\0');
   states[0].file->read(blob, 0, std::as_writable_bytes(std::span(json)));
   QuantizedWeight found;

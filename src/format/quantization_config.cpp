@@ -90,8 +90,7 @@ Json quantization_config_json(const QuantizationConfig& config) {
 
 std::string with_quantization_config(std::string_view config_json, std::string_view where, const QuantizationConfig& config) {
   Json json = parse_json(config_json, where, {.allow_nonfinite = true});
-  QLORAPP_CHECK_FORMAT(json.is_object(), '[', where, "] config.json must be a JSON object; got ", shown(json),
-                       ". Check the file.");
+  QLORAPP_CHECK_FORMAT(json.is_object(), '[', where, "] config.json must be a JSON object; got ", shown(json), ". Check the file.");
   json["quantization_config"] = quantization_config_json(config);
   return dump_python_json(json, kConfigStyle) + "\n";
 }

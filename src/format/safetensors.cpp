@@ -49,16 +49,15 @@ std::vector<TensorEntry> laid_out(std::vector<TensorSpec>&& specs) {
             [](const TensorSpec& a, const TensorSpec& b) { return a.dtype != b.dtype ? a.dtype > b.dtype : a.name < b.name; });
   std::vector<TensorEntry> tensors;
   tensors.reserve(specs.size());
-  QLORAPP_CHECK_VALUE(specs.size() <= kMaxTensors, "[safetensors] a file may hold ", kMaxTensors, " tensors; got ",
-                      specs.size(), ". Write several files.");
+  QLORAPP_CHECK_VALUE(specs.size() <= kMaxTensors, "[safetensors] a file may hold ", kMaxTensors, " tensors; got ", specs.size(),
+                      ". Write several files.");
   for (TensorSpec& spec : specs) {
-    QLORAPP_CHECK_VALUE(spec.name != "__metadata__" && spec.name.size() <= kMaxTensorNameBytes,
-                        "[safetensors] a name has at most ", kMaxTensorNameBytes, " bytes and is not __metadata__; got ",
-                        printable(spec.name), ". Rename the tensor.");
-    QLORAPP_CHECK_VALUE(spec.shape.size() <= kMaxTensorRank &&
-                            std::all_of(spec.shape.begin(), spec.shape.end(), [](int64_t n) { return n >= 0; }),
-                        "[safetensors] a shape has at most ", kMaxTensorRank, " sizes >= 0; tensor ", printable(spec.name),
-                        " has ", spec.shape, ". Check the tensor.");
+    QLORAPP_CHECK_VALUE(spec.name != "__metadata__" && spec.name.size() <= kMaxTensorNameBytes, "[safetensors] a name has at most ",
+                        kMaxTensorNameBytes, " bytes and is not __metadata__; got ", printable(spec.name), ". Rename the tensor.");
+    QLORAPP_CHECK_VALUE(
+        spec.shape.size() <= kMaxTensorRank && std::all_of(spec.shape.begin(), spec.shape.end(), [](int64_t n) { return n >= 0; }),
+        "[safetensors] a shape has at most ", kMaxTensorRank, " sizes >= 0; tensor ", printable(spec.name), " has ", spec.shape,
+        ". Check the tensor.");
     TensorEntry& tensor = tensors.emplace_back();
     bool misaligned = false;
     QLORAPP_CHECK_VALUE(tensor_bytes(spec.dtype, spec.shape, tensor.nbytes, misaligned),
@@ -73,8 +72,7 @@ std::vector<TensorEntry> laid_out(std::vector<TensorSpec>&& specs) {
   for (const TensorEntry& tensor : tensors) names.push_back(tensor.name);
   std::sort(names.begin(), names.end());
   const auto twice = std::adjacent_find(names.begin(), names.end());
-  QLORAPP_CHECK_VALUE(twice == names.end(), "[safetensors] names must be unique; got ", printable(*twice),
-                      " twice. Rename one.");
+  QLORAPP_CHECK_VALUE(twice == names.end(), "[safetensors] names must be unique; got ", printable(*twice), " twice. Rename one.");
   return tensors;
 }
 
@@ -97,8 +95,8 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : SafetensorsFile(File
 SafetensorsFile::SafetensorsFile(FileReader reader) : reader_(std::move(reader)) {
   const std::string& where = reader_.path();
   const int64_t size = reader_.size();
-  QLORAPP_CHECK_FORMAT(size >= kLengthBytes, '[', where, "] header too small: a safetensors file has at least 8 bytes; got ",
-                       size, ". It is truncated or of another kind.");
+  QLORAPP_CHECK_FORMAT(size >= kLengthBytes, '[', where, "] header too small: a safetensors file has at least 8 bytes; got ", size,
+                       ". It is truncated or of another kind.");
   std::array<std::byte, kLengthBytes> prefix{};
   reader_.read_at(0, prefix);
   uint64_t length = 0;
@@ -121,8 +119,7 @@ SafetensorsFile::SafetensorsFile(FileReader reader) : reader_(std::move(reader))
   std::sort(by_name_.begin(), by_name_.end(), [&](uint32_t a, uint32_t b) { return tensors_[a].name < tensors_[b].name; });
   const auto twice = std::adjacent_find(by_name_.begin(), by_name_.end(),
                                         [&](uint32_t a, uint32_t b) { return tensors_[a].name == tensors_[b].name; });
-  QLORAPP_CHECK_FORMAT(twice == by_name_.end(), '[', where, "] tensor names must be unique; got ",
-                       printable(tensors_[*twice].name),
+  QLORAPP_CHECK_FORMAT(twice == by_name_.end(), '[', where, "] tensor names must be unique; got ", printable(tensors_[*twice].name),
                        " twice. Readers would disagree about its content: write the file again.");
 }
 
@@ -143,23 +140,22 @@ const TensorEntry& SafetensorsFile::at(std::string_view name) const {
 }
 
 void SafetensorsFile::read(const TensorEntry& tensor, int64_t offset, std::span<std::byte> into) const {
-  QLORAPP_CHECK_VALUE(offset >= 0 && offset <= tensor.nbytes && static_cast<uint64_t>(tensor.nbytes - offset) >= into.size(),
-                      '[', path(), "] a read must stay within tensor ", printable(tensor.name), " of ", tensor.nbytes,
-                      " bytes; got ", into.size(), " bytes at ", offset, '.');
+  QLORAPP_CHECK_VALUE(offset >= 0 && offset <= tensor.nbytes && static_cast<uint64_t>(tensor.nbytes - offset) >= into.size(), '[',
+                      path(), "] a read must stay within tensor ", printable(tensor.name), " of ", tensor.nbytes, " bytes; got ",
+                      into.size(), " bytes at ", offset, '.');
   reader_.read_at(tensor.offset + offset, into);
 }
 
 SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<TensorSpec> tensors, const Metadata& metadata)
     : tensors_(laid_out(std::move(tensors))), remaining_(checked_total(tensors_)), file_(path) {
   const std::string header = make_header(tensors_, metadata);
-  QLORAPP_CHECK_VALUE(static_cast<int64_t>(header.size()) <= kMaxHeaderBytes, '[', path, "] a header may have ",
-                      kMaxHeaderBytes, " bytes; got ", header.size(), ". Write several files.");
+  QLORAPP_CHECK_VALUE(static_cast<int64_t>(header.size()) <= kMaxHeaderBytes, '[', path, "] a header may have ", kMaxHeaderBytes,
+                      " bytes; got ", header.size(), ". Write several files.");
   int64_t offset = kLengthBytes + static_cast<int64_t>(header.size());
   file_.reserve(offset + remaining_);
   for (TensorEntry& tensor : tensors_) offset = (tensor.offset = offset) + tensor.nbytes;
   std::string prefix;
-  for (int shift = 0; shift < 64; shift += 8)
-    prefix += static_cast<char>((static_cast<uint64_t>(header.size()) >> shift) & 0xff);
+  for (int shift = 0; shift < 64; shift += 8) prefix += static_cast<char>((static_cast<uint64_t>(header.size()) >> shift) & 0xff);
   file_.write(prefix);
   file_.write(header);
 }

@@ -178,8 +178,8 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_b
   for (TensorEntry& tensor : tensors) {
     const int64_t begin = tensor.offset, end = std::exchange(tensor.nbytes, 0);
     QLORAPP_CHECK_FORMAT(begin == expected && end >= begin, '[', where, "] invalid offset for tensor ", printable(tensor.name),
-                         ": ranges must follow each other without hole or overlap; got [", begin, ", ", end, ") where ",
-                         expected, " is the next free byte. Write the file again.");
+                         ": ranges must follow each other without hole or overlap; got [", begin, ", ", end, ") where ", expected,
+                         " is the next free byte. Write the file again.");
     int64_t bytes = 0;
     bool misaligned = false;
     const bool sized = tensor_bytes(tensor.dtype, tensor.shape, bytes, misaligned);
@@ -188,8 +188,8 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_b
     QLORAPP_CHECK_FORMAT(sized, '[', where, "] tensor ", printable(tensor.name),
                          " does not fill whole bytes. The header is damaged.");
     QLORAPP_CHECK_FORMAT(end - begin == bytes, '[', where, "] invalid shape, data type, or offset for tensor ",
-                         printable(tensor.name), ": dtype ", dtype_name(tensor.dtype), " and shape ", tensor.shape, " need ",
-                         bytes, " bytes; the range has ", end - begin, ". The header is damaged.");
+                         printable(tensor.name), ": dtype ", dtype_name(tensor.dtype), " and shape ", tensor.shape, " need ", bytes,
+                         " bytes; the range has ", end - begin, ". The header is damaged.");
     tensor.nbytes = bytes;
     expected = end;
   }

@@ -21,10 +21,11 @@ constexpr std::string_view kWeightsFile = "adapter_model.safetensors";
 
 /// PEFT writes a model card; hubs and people expect one.
 std::string model_card(const std::string& base_model) {
-  return concat("---\nbase_model: ", base_model, "\nlibrary_name: peft\npipeline_tag: text-generation\ntags:\n- lora\n- qlorapp\n---\n\n",
-                "# LoRA adapter for ", base_model, "\n\nTrained with qlorapp. Load it with PEFT:\n\n```python\n",
-                "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n",
-                "model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(\"", base_model, "\"), \"<this folder>\")\n```\n");
+  return concat(
+      "---\nbase_model: ", base_model, "\nlibrary_name: peft\npipeline_tag: text-generation\ntags:\n- lora\n- qlorapp\n---\n\n",
+      "# LoRA adapter for ", base_model, "\n\nTrained with qlorapp. Load it with PEFT:\n\n```python\n",
+      "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n",
+      "model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(\"", base_model, "\"), \"<this folder>\")\n```\n");
 }
 
 /// Adapters with the names and shapes of the file, checked one by one so that a wrong base is said clearly.
@@ -45,8 +46,9 @@ void copy_values(AdapterArena& arena, const format::SafetensorsFile& file) {
     const format::TensorEntry* found = file.find(entry.name);
     QLORAPP_CHECK_FORMAT(found != nullptr, "[adapter] ", file.path(), " lacks '", entry.name,
                          "', which adapter_config.json asks for. Is it the adapter of another base model?");
-    QLORAPP_CHECK_FORMAT(found->shape == entry.shape, "[adapter] ", file.path(), ": '", entry.name, "' must have shape ", entry.shape,
-                         " for this base model; got ", found->shape, ". It is the adapter of another base model or rank.");
+    QLORAPP_CHECK_FORMAT(found->shape == entry.shape, "[adapter] ", file.path(), ": '", entry.name, "' must have shape ",
+                         entry.shape, " for this base model; got ", found->shape,
+                         ". It is the adapter of another base model or rank.");
     at::Tensor value = read_tensor(file, *found);
     QLORAPP_CHECK_FORMAT(at::isFloatingType(value.scalar_type()), "[adapter] ", file.path(), ": '", entry.name,
                          "' must be float32, float16 or bfloat16; got ", format::dtype_name(found->dtype), ".");
@@ -63,9 +65,10 @@ void copy_values(AdapterArena& arena, const format::SafetensorsFile& file) {
 
 void save_adapter(const CausalLM& model, const std::string& folder, const std::string& base_model) {
   QLORAPP_CHECK_VALUE(model.has_adapters(), "[adapter] the model has no adapters to save.");
-  QLORAPP_CHECK_VALUE(model.arena().values().isfinite().all().item<bool>(),
-                      "[adapter] the adapters hold inf or nan and were not saved; training has diverged. Resume from an earlier checkpoint "
-                      "with a lower learning_rate.");
+  QLORAPP_CHECK_VALUE(
+      model.arena().values().isfinite().all().item<bool>(),
+      "[adapter] the adapters hold inf or nan and were not saved; training has diverged. Resume from an earlier checkpoint "
+      "with a lower learning_rate.");
   format::make_folders("adapter", folder);
   NamedTensors tensors;
   const AdapterArena& arena = model.arena();
@@ -81,14 +84,15 @@ void save_adapter(const CausalLM& model, const std::string& folder, const std::s
 void load_adapter(CausalLM& model, const std::string& folder) {
   const format::AdapterConfig config = format::load_adapter_config(folder);
   const std::string weights = format::path_in(folder, kWeightsFile);
-  QLORAPP_CHECK_FORMAT(format::exists(weights) || !format::exists(format::path_in(folder, "adapter_model.bin")), "[adapter] ", folder,
-                       " holds adapter_model.bin, a pickle, which can run any code and is never read; adapter_model.safetensors is needed. "
-                       "Load it in PEFT, if you trust it, and save it again with save_pretrained().");
+  QLORAPP_CHECK_FORMAT(
+      format::exists(weights) || !format::exists(format::path_in(folder, "adapter_model.bin")), "[adapter] ", folder,
+      " holds adapter_model.bin, a pickle, which can run any code and is never read; adapter_model.safetensors is needed. "
+      "Load it in PEFT, if you trust it, and save it again with save_pretrained().");
   const format::SafetensorsFile file(weights);
   const LoraConfig lora = from_adapter_config(config);
   if (model.has_adapters()) {
-    QLORAPP_CHECK_VALUE(model.lora_config().same_shape(lora),
-                        "[adapter] the model has other adapters than ", folder, " (rank, targets or scaling differ). Load the base model again.");
+    QLORAPP_CHECK_VALUE(model.lora_config().same_shape(lora), "[adapter] the model has other adapters than ", folder,
+                        " (rank, targets or scaling differ). Load the base model again.");
   } else {
     model.add_adapters(lora, /*seed=*/0);
   }

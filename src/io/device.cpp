@@ -23,15 +23,17 @@ at::Device parse_device(const std::string& text) {
   if (text == "auto") return has_gpu() ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
   int64_t index = -1;
   if (text == "cuda") index = 0;
-  if (text.starts_with("cuda:") && text.size() > 5 && text.size() < 9 && text.find_first_not_of("0123456789", 5) == std::string::npos) {
+  if (text.starts_with("cuda:") && text.size() > 5 && text.size() < 9 &&
+      text.find_first_not_of("0123456789", 5) == std::string::npos) {
     index = std::stoll(text.substr(5));
   }
   QLORAPP_CHECK_VALUE(index >= 0, "[device] must be auto, cpu, cuda or cuda:<number>; got '", text, "'.");
-  QLORAPP_CHECK_VALUE(has_kernels(), "[device] this build has no kernels for a GPU; got '", text,
-                      "'. Build with nvcc and a CUDA build of torch (-DQLORAPP_CUDA=ON says what is missing), or give --device cpu.");
+  QLORAPP_CHECK_VALUE(
+      has_kernels(), "[device] this build has no kernels for a GPU; got '", text,
+      "'. Build with nvcc and a CUDA build of torch (-DQLORAPP_CUDA=ON says what is missing), or give --device cpu.");
   const int64_t count = at::hasCUDA() ? static_cast<int64_t>(at::getNumGPUs()) : 0;
-  QLORAPP_CHECK_VALUE(index < count, "[device] there ", count == 1 ? "is 1 GPU" : concat("are ", count, " GPUs"), " here; got '", text,
-                      "'. Give --device cpu, or the number of one that is there.");
+  QLORAPP_CHECK_VALUE(index < count, "[device] there ", count == 1 ? "is 1 GPU" : concat("are ", count, " GPUs"), " here; got '",
+                      text, "'. Give --device cpu, or the number of one that is there.");
   return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
 

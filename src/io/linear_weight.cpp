@@ -37,11 +37,12 @@ void check_finite(const at::Tensor& scales, const format::TensorLocation& locati
 
 at::Tensor read_checked(const format::Checkpoint& checkpoint, const std::string& name, const std::vector<int64_t>& shape) {
   const format::TensorLocation& location = checkpoint.at(name);
-  QLORAPP_CHECK_FORMAT(location.tensor->shape == shape, "[load] ", location.file->path(), ": tensor '", name, "' must have shape ", shape,
-                       " by config.json; got ", location.tensor->shape, ".");
+  QLORAPP_CHECK_FORMAT(location.tensor->shape == shape, "[load] ", location.file->path(), ": tensor '", name, "' must have shape ",
+                       shape, " by config.json; got ", location.tensor->shape, ".");
   at::Tensor tensor = read_tensor(location);
   QLORAPP_CHECK_FORMAT(at::isFloatingType(tensor.scalar_type()) && tensor.element_size() >= 2, "[load] ", location.file->path(),
-                       ": tensor '", name, "' must be float32, float16 or bfloat16; got ", format::dtype_name(location.tensor->dtype), ".");
+                       ": tensor '", name, "' must be float32, float16 or bfloat16; got ",
+                       format::dtype_name(location.tensor->dtype), ".");
   return tensor;
 }
 
@@ -58,14 +59,16 @@ QuantizedTensor read_quantized(const format::Checkpoint& checkpoint, const std::
   weight.quant_type = found.state.quant_type;
   weight.packed = read_tensor(found.packed).view(at::kByte).reshape({-1, 1});
   weight.absmax = read_tensor(found.absmax);
-  QLORAPP_CHECK_FORMAT(at::equal(read_tensor(found.quant_map), code_book(weight.quant_type)), "[load] ", path, ": the code book of '", name,
+  QLORAPP_CHECK_FORMAT(at::equal(read_tensor(found.quant_map), code_book(weight.quant_type)), "[load] ", path,
+                       ": the code book of '", name,
                        "' is not the standard one of its quant_type; the weight cannot be read exactly.");
   if (found.state.double_quant) {
     weight.nested_absmax = read_tensor(found.nested_absmax);
     check_finite(weight.nested_absmax, found.nested_absmax);
     weight.nested_offset = at::scalar_tensor(found.state.nested_offset, at::TensorOptions().dtype(at::kFloat));
-    QLORAPP_CHECK_FORMAT(at::equal(read_tensor(found.nested_quant_map), nested_code_book()), "[load] ", path, ": the nested code book of '",
-                         name, "' is not the standard dynamic map; the weight cannot be read exactly.");
+    QLORAPP_CHECK_FORMAT(at::equal(read_tensor(found.nested_quant_map), nested_code_book()), "[load] ", path,
+                         ": the nested code book of '", name,
+                         "' is not the standard dynamic map; the weight cannot be read exactly.");
   } else {
     check_finite(weight.absmax, found.absmax);
   }

@@ -19,7 +19,8 @@ namespace {
 
 /// The linear layers of a block in the order of Projection.
 constexpr std::array<std::string_view, kProjectionCount> kProjectionNames{
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"};
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+    "mlp.gate_proj",    "mlp.up_proj",      "mlp.down_proj"};
 
 class Loader {
  public:
@@ -28,7 +29,8 @@ class Loader {
     const int64_t architecture = gpu_architecture(options.device);
     options_.compute_dtype = usable_dtype(options.compute_dtype, architecture);
     if (options_.compute_dtype != options.compute_dtype) {
-      log_warning(concat("this GPU (sm_", architecture, ") has no bfloat16 arithmetic: computing in float16, with loss scaling in training"));
+      log_warning(concat("this GPU (sm_", architecture,
+                         ") has no bfloat16 arithmetic: computing in float16, with loss scaling in training"));
     }
     check_only_known_tensors();
   }
@@ -36,8 +38,8 @@ class Loader {
   CausalLM load() {
     CausalLM::Weights weights;
     weights.embed_tokens = dense("model.embed_tokens.weight", {config_.vocab_size, config_.hidden_size});
-    weights.lm_head = config_.tie_word_embeddings ? weights.embed_tokens
-                                                  : dense("lm_head.weight", {config_.vocab_size, config_.hidden_size});
+    weights.lm_head =
+        config_.tie_word_embeddings ? weights.embed_tokens : dense("lm_head.weight", {config_.vocab_size, config_.hidden_size});
     for (int64_t i = 0; i < config_.num_hidden_layers; ++i) weights.blocks.push_back(block(concat("model.layers.", i, ".")));
     weights.norm = dense("model.norm.weight", {config_.hidden_size});
     return CausalLM(config_, std::move(weights));
@@ -88,13 +90,14 @@ class Loader {
     for (const format::TensorLocation& location : checkpoint_.tensors()) {
       const std::string& name = location.tensor->name;
       const bool head = name == "lm_head.weight" || name.starts_with("lm_head.weight.");
-      if (head || name.starts_with("model.embed_tokens.") || name == "model.norm.weight" || name.ends_with("rotary_emb.inv_freq")) continue;
+      if (head || name.starts_with("model.embed_tokens.") || name == "model.norm.weight" || name.ends_with("rotary_emb.inv_freq"))
+        continue;
       if (name.starts_with("model.layers.") && (name.find(".weight") != std::string::npos)) continue;
       unknown.push_back(name);
     }
     if (unknown.empty()) return;
-    throw FormatError(concat("[load] ", checkpoint_.folder(), " holds ", unknown.size(), " tensor(s) that a ", config_.family->model_type,
-                             " model does not have, '", unknown.front(),
+    throw FormatError(concat("[load] ", checkpoint_.folder(), " holds ", unknown.size(), " tensor(s) that a ",
+                             config_.family->model_type, " model does not have, '", unknown.front(),
                              "' for one. Biases and extra layers are not supported; is config.json of another model?"));
   }
 

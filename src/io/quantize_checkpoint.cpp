@@ -22,8 +22,9 @@ std::string read_text(const std::string& path) { return format::FileReader(path)
 
 /// Everything beside the weights and config.json that belongs to a model: tokenizer, templates, generation settings.
 bool belongs_to_model(const std::string& file) {
-  return (file.ends_with(".json") && file != "config.json" && !file.ends_with(".safetensors.index.json")) || file.ends_with(".jinja") ||
-         file.ends_with(".model") || file == "merges.txt" || file.starts_with("LICENSE") || file.starts_with("USE_POLICY");
+  return (file.ends_with(".json") && file != "config.json" && !file.ends_with(".safetensors.index.json")) ||
+         file.ends_with(".jinja") || file.ends_with(".model") || file == "merges.txt" || file.starts_with("LICENSE") ||
+         file.starts_with("USE_POLICY");
 }
 
 }  // namespace
@@ -78,7 +79,8 @@ void quantize_checkpoint(const std::string& folder, const std::string& output, c
 
   for (const std::string& name : format::names_in(folder)) {
     const std::string path = format::path_in(folder, name);
-    if (belongs_to_model(name) && format::is_regular_file(path)) format::write_file_atomically(format::path_in(output, name), read_text(path));
+    if (belongs_to_model(name) && format::is_regular_file(path))
+      format::write_file_atomically(format::path_in(output, name), read_text(path));
   }
   format::QuantizationConfig quantization;
   quantization.quant_type = options.quant_type;

@@ -13,17 +13,24 @@ namespace {
 
 using format::Dtype;
 
-constexpr std::pair<Dtype, at::ScalarType> kTypes[] = {
-    {Dtype::kBool, at::kBool},         {Dtype::kU8, at::kByte},     {Dtype::kI8, at::kChar},
-    {Dtype::kF8E5M2, at::kFloat8_e5m2}, {Dtype::kF8E4M3, at::kFloat8_e4m3fn}, {Dtype::kI16, at::kShort},
-    {Dtype::kU16, at::kUInt16},        {Dtype::kF16, at::kHalf},    {Dtype::kBF16, at::kBFloat16},
-    {Dtype::kI32, at::kInt},           {Dtype::kU32, at::kUInt32},  {Dtype::kF32, at::kFloat},
-    {Dtype::kC64, at::kComplexFloat},  {Dtype::kF64, at::kDouble},  {Dtype::kI64, at::kLong},
-    {Dtype::kU64, at::kUInt64}};
+constexpr std::pair<Dtype, at::ScalarType> kTypes[] = {{Dtype::kBool, at::kBool},
+                                                       {Dtype::kU8, at::kByte},
+                                                       {Dtype::kI8, at::kChar},
+                                                       {Dtype::kF8E5M2, at::kFloat8_e5m2},
+                                                       {Dtype::kF8E4M3, at::kFloat8_e4m3fn},
+                                                       {Dtype::kI16, at::kShort},
+                                                       {Dtype::kU16, at::kUInt16},
+                                                       {Dtype::kF16, at::kHalf},
+                                                       {Dtype::kBF16, at::kBFloat16},
+                                                       {Dtype::kI32, at::kInt},
+                                                       {Dtype::kU32, at::kUInt32},
+                                                       {Dtype::kF32, at::kFloat},
+                                                       {Dtype::kC64, at::kComplexFloat},
+                                                       {Dtype::kF64, at::kDouble},
+                                                       {Dtype::kI64, at::kLong},
+                                                       {Dtype::kU64, at::kUInt64}};
 
-std::span<std::byte> bytes_of(const at::Tensor& tensor) {
-  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
-}
+std::span<std::byte> bytes_of(const at::Tensor& tensor) { return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()}; }
 
 }  // namespace
 
@@ -31,7 +38,8 @@ at::ScalarType scalar_type_of(Dtype dtype, const std::string& tensor) {
   for (const auto& [ours, torchs] : kTypes) {
     if (ours == dtype) return torchs;
   }
-  throw FormatError(concat("[safetensors] tensor '", tensor, "' has dtype ", format::dtype_name(dtype), ", which cannot be loaded here."));
+  throw FormatError(
+      concat("[safetensors] tensor '", tensor, "' has dtype ", format::dtype_name(dtype), ", which cannot be loaded here."));
 }
 
 Dtype format_dtype_of(at::ScalarType type) {

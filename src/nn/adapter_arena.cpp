@@ -19,11 +19,12 @@ AdapterArena::AdapterArena(std::vector<std::pair<std::string, std::vector<int64_
   if (layout.empty()) {
     for (size_t i = 0; i < entries_.size(); ++i) layout.push_back(i);
   }
-  QLORAPP_CHECK_VALUE(layout.size() == entries_.size(), "[adapter] a layout must name each of ", entries_.size(), " parameters once; got ",
-                      layout.size(), ".");
+  QLORAPP_CHECK_VALUE(layout.size() == entries_.size(), "[adapter] a layout must name each of ", entries_.size(),
+                      " parameters once; got ", layout.size(), ".");
   int64_t end = 0;
   for (const size_t i : layout) {
-    QLORAPP_CHECK_VALUE(i < entries_.size() && entries_[i].offset < 0, "[adapter] a layout must name each parameter once; got ", i, " again.");
+    QLORAPP_CHECK_VALUE(i < entries_.size() && entries_[i].offset < 0, "[adapter] a layout must name each parameter once; got ", i,
+                        " again.");
     entries_[i].offset = end;
     end += (entries_[i].numel + kAlignment - 1) / kAlignment * kAlignment;
   }
@@ -83,9 +84,10 @@ void AdapterArena::bind_values() {
     at::Tensor& parameter = parameters_[static_cast<size_t>(i)];
     at::Tensor slice = values_.narrow(0, entry.offset, entry.numel).view(entry.shape);
     if (parameter.data_ptr() == slice.data_ptr() && parameter.scalar_type() == at::kFloat) continue;
-    QLORAPP_CHECK_VALUE(parameter.sizes() == slice.sizes() && parameter.scalar_type() == at::kFloat && parameter.device() == slice.device(),
-                        "[adapter] '", entry.name, "' must stay a float32 tensor of shape ", entry.shape,
-                        " on the model's device; it was replaced by another kind. Copy values into it in place.");
+    QLORAPP_CHECK_VALUE(
+        parameter.sizes() == slice.sizes() && parameter.scalar_type() == at::kFloat && parameter.device() == slice.device(),
+        "[adapter] '", entry.name, "' must stay a float32 tensor of shape ", entry.shape,
+        " on the model's device; it was replaced by another kind. Copy values into it in place.");
     slice.copy_(parameter.detach());
     parameter.set_data(slice);
   }

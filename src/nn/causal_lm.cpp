@@ -21,8 +21,8 @@ namespace qlorapp {
 namespace {
 
 DecoderBlock::Shape block_shape(const format::ModelConfig& config) {
-  return {config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim,
-          config.rms_norm_eps};
+  return {config.hidden_size,         config.intermediate_size, config.num_attention_heads,
+          config.num_key_value_heads, config.head_dim,          config.rms_norm_eps};
 }
 
 constexpr int64_t kFewTokens = 64;
@@ -153,8 +153,8 @@ void CausalLM::set_segments(std::vector<Segment> segments) {
                         segment.end, ") where ", next, " is next.");
     next = segment.end;
   }
-  QLORAPP_CHECK_VALUE(next == std::ssize(blocks_), "[checkpointing] segments must cover all ", blocks_.size(), " blocks; they end at ",
-                      next, ".");
+  QLORAPP_CHECK_VALUE(next == std::ssize(blocks_), "[checkpointing] segments must cover all ", blocks_.size(),
+                      " blocks; they end at ", next, ".");
   segments_ = std::move(segments);
   if (std::none_of(segments_.begin(), segments_.end(), [](const Segment& segment) { return segment.keep == Keep::kInputOnHost; })) {
     ring_.reset();
@@ -166,7 +166,8 @@ void CausalLM::set_segments(std::vector<Segment> segments) {
 void CausalLM::set_memory(const MemorySettings& settings) {
   settings.validate();
   memory_ = settings;
-  if (device().is_cpu() || lm_head_.is_alias_of(embed_tokens_) || settings.embedding_on_host == embed_tokens_.device().is_cpu()) return;
+  if (device().is_cpu() || lm_head_.is_alias_of(embed_tokens_) || settings.embedding_on_host == embed_tokens_.device().is_cpu())
+    return;
   if (!settings.embedding_on_host) {
     embed_tokens_ = embed_tokens_.to(device());
   } else if (device().is_meta()) {
@@ -192,7 +193,8 @@ StepContext CausalLM::make_context(const Batch& batch, bool training, uint64_t s
   // A GPU multiplies projections that share an input as one, unless there are so few tokens that reading the weights is all.
   const bool stacked = !device().is_cpu() && batch.token_count() > kFewTokens;
   auto offload = ring_ ? std::make_shared<InputOffload>(ring_) : nullptr;
-  return {rope_.cos(), rope_.sin(), batch.positions, batch.row_starts, seed, micro_step, training, stacked, std::move(offload), memory_, 0};
+  return {rope_.cos(), rope_.sin(), batch.positions,    batch.row_starts, seed, micro_step,
+          training,    stacked,     std::move(offload), memory_,          0};
 }
 
 /// Forward of a segment; `saved` gets one entry (what is kept outside backward), or is null.
@@ -223,8 +225,8 @@ at::Tensor CausalLM::run_segment(const Segment& segment, const at::Tensor& x, co
 
 /// Backward of a segment. Of several blocks all but the last run forward again keeping everything; the last one does so inside
 /// its own backward, stopping before down_proj.
-at::Tensor CausalLM::run_segment_back(const Segment& segment, at::Tensor dy, const StepContext& context,
-                                      std::vector<Saved> saved, const std::vector<DecoderBlock::Gradients>& gradients) const {
+at::Tensor CausalLM::run_segment_back(const Segment& segment, at::Tensor dy, const StepContext& context, std::vector<Saved> saved,
+                                      const std::vector<DecoderBlock::Gradients>& gradients) const {
   if (segment.end - segment.begin > 1 && context.offload && saved.front().x.device() != dy.device()) {
     saved.front().x = context.offload->load(saved.front().x, segment.end - 1);
   }
@@ -239,7 +241,8 @@ at::Tensor CausalLM::run_segment_back(const Segment& segment, at::Tensor dy, con
   for (int64_t i = segment.end - 1; i >= segment.begin; --i) {
     Saved one = std::move(saved.back());
     saved.pop_back();
-    gradient = blocks_[static_cast<size_t>(i)].backward(std::move(gradient), context, std::move(one), gradients[static_cast<size_t>(i - segment.begin)],
+    gradient = blocks_[static_cast<size_t>(i)].backward(std::move(gradient), context, std::move(one),
+                                                        gradients[static_cast<size_t>(i - segment.begin)],
                                                         /*need_dx=*/i > 0);
   }
   return gradient;
@@ -293,8 +296,8 @@ at::Tensor CausalLM::loss(const Batch& batch, uint64_t seed, uint32_t micro_step
 }
 
 at::Tensor CausalLM::loss_of(const at::Tensor& hidden, const Batch& batch) const {
-  return std::get<0>(ops::linear_cross_entropy(hidden, lm_head_, batch.targets, std::nullopt, hidden.requires_grad(), loss_chunk_rows(),
-                                               batch.target_count));
+  return std::get<0>(ops::linear_cross_entropy(hidden, lm_head_, batch.targets, std::nullopt, hidden.requires_grad(),
+                                               loss_chunk_rows(), batch.target_count));
 }
 
 at::Tensor CausalLM::logits(const at::Tensor& hidden) const { return at::linear(hidden, lm_head_); }
@@ -312,7 +315,17 @@ at::Tensor CausalLM::forward_cached(const at::Tensor& tokens, std::vector<KeyVal
   const at::NoGradGuard no_grad;
   const int64_t begin = cache.front().length, count = tokens.size(0);
   rope_.reserve(begin + count);
-  const StepContext context{rope_.cos(), rope_.sin(), at::arange(begin, begin + count, tokens.options()), {0, count}, 0, 0, /*training=*/false, /*stacked=*/false, nullptr, {}, 0};
+  const StepContext context{rope_.cos(),
+                            rope_.sin(),
+                            at::arange(begin, begin + count, tokens.options()),
+                            {0, count},
+                            0,
+                            0,
+                            /*training=*/false,
+                            /*stacked=*/false,
+                            nullptr,
+                            {},
+                            0};
   at::Tensor x = ops::embedding(embed_tokens_, tokens);
   for (size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i].forward_cached(x, context, cache[i]);
   return std::get<0>(ops::rms_norm(x.narrow(0, count - 1, 1), norm_, config_.rms_norm_eps));

@@ -2,10 +2,10 @@
 #include "qlorapp/nn/checkpointed_block.hpp"
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -159,7 +159,8 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
     for (size_t i = 0; i < outputs.size(); ++i) {
       if (!outputs[i].requires_grad() || !grads[i].defined()) continue;
       TORCH_CHECK(outputs[i].sizes() == grads[i].sizes(), "[checkpoint] output ", i, " of the recompute has shape ",
-                  outputs[i].sizes(), ", of the forward ", grads[i].sizes(), ". A checkpointed block must compute the same thing twice.");
+                  outputs[i].sizes(), ", of the forward ", grads[i].sizes(),
+                  ". A checkpointed block must compute the same thing twice.");
       roots.push_back(outputs[i]);
       root_grads.push_back(grads[i]);
     }
@@ -170,8 +171,8 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
     }
     variable_list result(saved.size() + 1);
     if (roots.empty() || wanted.empty()) return result;
-    const variable_list found =
-        torch::autograd::grad(roots, wanted, root_grads, /*retain_graph=*/std::nullopt, /*create_graph=*/false, /*allow_unused=*/true);
+    const variable_list found = torch::autograd::grad(roots, wanted, root_grads, /*retain_graph=*/std::nullopt,
+                                                      /*create_graph=*/false, /*allow_unused=*/true);
     for (size_t i = 0; i < slots.size(); ++i) result[slots[i]] = found[i];
     return result;
   }

@@ -37,7 +37,8 @@ at::TensorOptions statistic_options(const at::Tensor& x) {
 /// the low-rank products, as those of another block's gradient do.
 Wide taken_over(at::Tensor dy, int64_t spare) {
   const int64_t tokens = dy.size(0), width = dy.size(1), row = width + spare;
-  if (dy.use_count() == 1 && dy.storage().use_count() == 1 && dy.storage_offset() == 0 && dy.stride(1) == 1 && dy.stride(0) == row) {
+  if (dy.use_count() == 1 && dy.storage().use_count() == 1 && dy.storage_offset() == 0 && dy.stride(1) == 1 &&
+      dy.stride(0) == row) {
     return {dy.as_strided({tokens, row}, {row, 1}), width};
   }
   Wide copy = wide(tokens, width, spare, dy);
@@ -86,7 +87,8 @@ bool DecoderBlock::stacked(const StepContext& context) const {
 }
 
 ProjectionStack DecoderBlock::stack(const Group& group) const {
-  return {std::span(weights_.projections).subspan(group.begin, group.count), std::span(adapters_).subspan(group.begin, group.count)};
+  return {std::span(weights_.projections).subspan(group.begin, group.count),
+          std::span(adapters_).subspan(group.begin, group.count)};
 }
 
 int64_t DecoderBlock::spare(const StepContext& context, std::initializer_list<Group> groups) const {
@@ -356,10 +358,10 @@ at::Tensor DecoderBlock::backward(at::Tensor dy, const StepContext& context, Sav
   workspaces.o.reset();
   Wide dqkv;
   {
-    const auto [dq, dk, dv] =
-        ops::attention_backward(dattention.unflatten(1, {shape_.heads, d}), as_heads(saved.qkv, 0, shape_.heads, d),
-                                as_heads(saved.qkv, q, shape_.kv_heads, d), as_heads(saved.qkv, q + kv, shape_.kv_heads, d),
-                                saved.attention.unflatten(1, {shape_.heads, d}), saved.lse, context.row_starts, attention_scale(shape_));
+    const auto [dq, dk, dv] = ops::attention_backward(
+        dattention.unflatten(1, {shape_.heads, d}), as_heads(saved.qkv, 0, shape_.heads, d),
+        as_heads(saved.qkv, q, shape_.kv_heads, d), as_heads(saved.qkv, q + kv, shape_.kv_heads, d),
+        saved.attention.unflatten(1, {shape_.heads, d}), saved.lse, context.row_starts, attention_scale(shape_));
     dattention.reset();
     saved.qkv.reset();
     saved.attention.reset();
@@ -389,9 +391,8 @@ at::Tensor DecoderBlock::forward_cached(const at::Tensor& x, const StepContext& 
   cache.keys.narrow(0, cache.length, tokens).copy_(as_heads(qkv, q, shape_.kv_heads, d));
   cache.values.narrow(0, cache.length, tokens).copy_(as_heads(qkv, q + kv, shape_.kv_heads, d));
   cache.length += tokens;
-  const at::Tensor attended =
-      ops::attention_with_cache(as_heads(qkv, 0, shape_.heads, d), cache.keys, cache.values, {0, tokens}, {0}, {cache.length},
-                                attention_scale(shape_));
+  const at::Tensor attended = ops::attention_with_cache(as_heads(qkv, 0, shape_.heads, d), cache.keys, cache.values, {0, tokens},
+                                                        {0}, {cache.length}, attention_scale(shape_));
   at::Tensor o = at::empty_like(x);
   project(kO, o, {attended.reshape({tokens, q}), q}, context, scratch);
   auto [x2, n2, rstd2] = ops::add_rms_norm(o, x, weights_.post_attention_norm, shape_.rms_norm_eps);
@@ -415,7 +416,7 @@ Bytes DecoderBlock::kept_bytes(const Shape& shape, int64_t tokens, Keep keep, at
   const int64_t gate_up_rank = ranks[qlorapp::index(Projection::kGate)] + ranks[qlorapp::index(Projection::kUp)];
   const int64_t spare = stacked ? ProjectionStack::padded(gate_up_rank) : 0;
   const int64_t elements = shape.qkv_width() + shape.hidden + 2 * shape.intermediate + spare + rank_sum;  // qkv, x2, gate|up, u
-  return input + attention + Bytes{tokens * elements * element + 2 * tokens * 4};                  // and two rstd
+  return input + attention + Bytes{tokens * elements * element + 2 * tokens * 4};                         // and two rstd
 }
 
 Bytes DecoderBlock::kept_host_bytes(const Shape& shape, int64_t tokens, Keep keep, at::ScalarType dtype) {

@@ -12,11 +12,12 @@ namespace qlorapp {
 
 std::vector<int64_t> generate(CausalLM& model, const std::vector<int64_t>& prompt, const GenerateOptions& options) {
   QLORAPP_CHECK_VALUE(!prompt.empty(), "[generate] the prompt must hold at least one token; got none.");
-  QLORAPP_CHECK_VALUE(options.max_new_tokens >= 1, "[generate] max_new_tokens must be at least 1; got ", options.max_new_tokens, ".");
+  QLORAPP_CHECK_VALUE(options.max_new_tokens >= 1, "[generate] max_new_tokens must be at least 1; got ", options.max_new_tokens,
+                      ".");
   const int64_t vocabulary = model.config().vocab_size;
   for (size_t i = 0; i < prompt.size(); ++i) {
-    QLORAPP_CHECK_VALUE(prompt[i] >= 0 && prompt[i] < vocabulary, "[generate] token ", i, " of the prompt must be in [0, ", vocabulary,
-                        "); got ", prompt[i], ". Does the tokenizer belong to the model?");
+    QLORAPP_CHECK_VALUE(prompt[i] >= 0 && prompt[i] < vocabulary, "[generate] token ", i, " of the prompt must be in [0, ",
+                        vocabulary, "); got ", prompt[i], ". Does the tokenizer belong to the model?");
   }
   const at::NoGradGuard no_grad;
   const auto options_of = at::TensorOptions().dtype(at::kLong);

@@ -74,8 +74,8 @@ std::vector<Run> parse_runs(std::string_view text) {
     for (Run& run : runs) run.count = 1;
     return runs;
   }
-  QLORAPP_CHECK_VALUE(rests <= 1, "[keep] only one entry may be without a number of blocks (it takes those that are left); got '", text,
-                      "'. Write \"input_only:20,everything:12\".");
+  QLORAPP_CHECK_VALUE(rests <= 1, "[keep] only one entry may be without a number of blocks (it takes those that are left); got '",
+                      text, "'. Write \"input_only:20,everything:12\".");
   return runs;
 }
 
@@ -90,8 +90,9 @@ std::vector<Segment> parse_segments(std::string_view text, int64_t blocks) {
     else if (run.count > blocks - named) named = blocks + 1;  // and stays there: sums of hostile numbers do not overflow
     else named += run.count;
   }
-  QLORAPP_CHECK_VALUE(rest ? named <= blocks : named == blocks, "[keep] '", text, "' must name the model's ", blocks, " blocks; it names ",
-                      named > blocks ? "more" : concat(named), ". Leave the number of one entry out: it takes the blocks that are left.");
+  QLORAPP_CHECK_VALUE(rest ? named <= blocks : named == blocks, "[keep] '", text, "' must name the model's ", blocks,
+                      " blocks; it names ", named > blocks ? "more" : concat(named),
+                      ". Leave the number of one entry out: it takes the blocks that are left.");
   std::vector<Segment> segments;
   for (const Run& run : runs) {
     const int64_t count = run.count < 0 ? blocks - named : run.count;
@@ -110,9 +111,10 @@ std::vector<Segment> keep_in_each_block(int64_t blocks, Keep keep) {
 
 std::vector<Segment> checkpoint_every(int64_t blocks, int64_t k, Keep keep) {
   QLORAPP_CHECK_VALUE(k >= 1, "[checkpoint_every] the number of blocks a segment must be at least 1; got ", k, ".");
-  QLORAPP_CHECK_VALUE(keep == Keep::kInputOnly || keep == Keep::kInputOnHost,
-                      "[checkpoint_every] of several blocks the first one's input is kept: keep must be input_only or input_on_host; got ",
-                      to_string(keep), ".");
+  QLORAPP_CHECK_VALUE(
+      keep == Keep::kInputOnly || keep == Keep::kInputOnHost,
+      "[checkpoint_every] of several blocks the first one's input is kept: keep must be input_only or input_on_host; got ",
+      to_string(keep), ".");
   std::vector<Segment> segments;
   for (int64_t begin = 0; begin < blocks; begin += k) segments.push_back({begin, std::min(begin + k, blocks), keep});
   return segments;

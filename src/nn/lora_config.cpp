@@ -83,8 +83,8 @@ Value value_for(std::string_view option, const std::map<std::string, Value>& pat
   Value value = otherwise;
   for (const auto& [key, own] : pattern) {
     if (!match_whole(name, compiled(option, concat("(.*\\.)?(", key, ")")))) continue;
-    QLORAPP_CHECK_VALUE(chosen == nullptr || own == value, "[LoraConfig] ", option, " has two values for ", name, ": '", *chosen, "' says ",
-                        value, ", '", key, "' says ", own, ". Make one of them narrower.");
+    QLORAPP_CHECK_VALUE(chosen == nullptr || own == value, "[LoraConfig] ", option, " has two values for ", name, ": '", *chosen,
+                        "' says ", value, ", '", key, "' says ", own, ". Make one of them narrower.");
     chosen = &key;
     value = own;
   }
@@ -94,7 +94,8 @@ Value value_for(std::string_view option, const std::map<std::string, Value>& pat
 void check_init(const std::variant<bool, std::string>& init) {
   const auto* name = std::get_if<std::string>(&init);
   QLORAPP_CHECK_VALUE(name == nullptr ? std::get<bool>(init) : *name == "gaussian",
-                      "[LoraConfig] init_lora_weights must be true or 'gaussian'; got ", name == nullptr ? "false" : "'" + *name + "'",
+                      "[LoraConfig] init_lora_weights must be true or 'gaussian'; got ",
+                      name == nullptr ? "false" : "'" + *name + "'",
                       ". Others change the base weights or begin away from the base model.");
 }
 
@@ -104,10 +105,13 @@ void LoraConfig::validate() const {
   to_adapter_config(*this).check();  // r, lora_alpha, lora_dropout, the patterns' values
   check_init(init_lora_weights);
   QLORAPP_CHECK_VALUE(bias == "none", "[LoraConfig] bias must be 'none'; got '", bias, "'. Base biases stay frozen.");
-  QLORAPP_CHECK_VALUE(!task_type || *task_type == "CAUSAL_LM", "[LoraConfig] task_type must be 'CAUSAL_LM'; got '", task_type.value_or(""), "'.");
-  QLORAPP_CHECK_VALUE(!target_modules.pattern || !target_modules.pattern->empty(), "[LoraConfig] target_modules must not be an empty string.");
-  QLORAPP_CHECK_VALUE(!(target_modules.pattern && layers_to_transform),
-                      "[LoraConfig] `layers_to_transform` cannot be used when `target_modules` is a str. Name the modules in a list.");
+  QLORAPP_CHECK_VALUE(!task_type || *task_type == "CAUSAL_LM", "[LoraConfig] task_type must be 'CAUSAL_LM'; got '",
+                      task_type.value_or(""), "'.");
+  QLORAPP_CHECK_VALUE(!target_modules.pattern || !target_modules.pattern->empty(),
+                      "[LoraConfig] target_modules must not be an empty string.");
+  QLORAPP_CHECK_VALUE(
+      !(target_modules.pattern && layers_to_transform),
+      "[LoraConfig] `layers_to_transform` cannot be used when `target_modules` is a str. Name the modules in a list.");
   QLORAPP_CHECK_VALUE(!(target_modules.pattern && layers_pattern),
                       "[LoraConfig] `layers_pattern` cannot be used when `target_modules` is a str. Name the modules in a list.");
   QLORAPP_CHECK_VALUE(!layers_pattern || layers_pattern->empty() || layers_to_transform,
@@ -126,7 +130,8 @@ void LoraConfig::validate() const {
 
 bool LoraConfig::matches(std::string_view module_name, std::string_view output_head) const {
   if (exclude_modules.pattern) {
-    if (!exclude_modules.pattern->empty() && match_whole(module_name, compiled("exclude_modules", *exclude_modules.pattern))) return false;
+    if (!exclude_modules.pattern->empty() && match_whole(module_name, compiled("exclude_modules", *exclude_modules.pattern)))
+      return false;
   } else if (is_listed(exclude_modules.names, module_name)) {
     return false;
   }

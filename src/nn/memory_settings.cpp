@@ -23,9 +23,8 @@ WeightWorkspace parse_weight_workspace(std::string_view text) {
 }
 
 void MemorySettings::validate() const {
-  QLORAPP_CHECK_VALUE(loss_chunk_rows >= 0,
-                      "[memory] loss_chunk_rows must be a number of rows, or 0 for the device's own; got ", loss_chunk_rows,
-                      ".");
+  QLORAPP_CHECK_VALUE(loss_chunk_rows >= 0, "[memory] loss_chunk_rows must be a number of rows, or 0 for the device's own; got ",
+                      loss_chunk_rows, ".");
   QLORAPP_CHECK_VALUE(mlp_tile_rows >= 0 && mlp_tile_rows % kTileStep == 0, "[memory] mlp_tile_rows must be a multiple of ",
                       kTileStep, ", or 0 for all rows at once; got ", mlp_tile_rows, ". A GPU works best with 1024 or more.");
 }

@@ -71,8 +71,8 @@ CausalLM make_meta_model(const format::ModelConfig& config, const RehearsalOptio
 
 Rehearsal rehearse(const format::ModelConfig& config, const LoraConfig& lora, const RehearsalOptions& options) {
   QLORAPP_CHECK_VALUE(options.rows >= 1 && options.length >= 2 && options.rows <= INT64_MAX / 2 / options.length,
-                      "[rehearse] a micro-batch must have rows of at least 2 tokens; got ", options.rows, " of ",
-                      options.length, ".");
+                      "[rehearse] a micro-batch must have rows of at least 2 tokens; got ", options.rows, " of ", options.length,
+                      ".");
   QLORAPP_CHECK_VALUE(options.targets_of_row < options.length, "[rehearse] a row of ", options.length,
                       " tokens has fewer targets; got ", options.targets_of_row, ".");
   const at::NoGradGuard no_grad;

@@ -11,13 +11,11 @@
 
 namespace qlorapp::ops::detail {
 
-inline void check_flat(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype,
-                       const c10::SymInt& numel) {
-  TORCH_CHECK_VALUE(tensor.scalar_type() == dtype, "[", op, "] ", name, " must be ", dtype, "; got ", tensor.scalar_type(),
-                    ".");
+inline void check_flat(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype, const c10::SymInt& numel) {
+  TORCH_CHECK_VALUE(tensor.scalar_type() == dtype, "[", op, "] ", name, " must be ", dtype, "; got ", tensor.scalar_type(), ".");
   TORCH_CHECK_VALUE(tensor.is_contiguous(), "[", op, "] ", name, " must be contiguous. Pass a flat view of the arena.");
-  TORCH_CHECK_VALUE(tensor.sym_numel() == numel, "[", op, "] ", name, " must have ", numel, " elements; got ",
-                    tensor.sym_numel(), ".");
+  TORCH_CHECK_VALUE(tensor.sym_numel() == numel, "[", op, "] ", name, " must have ", numel, " elements; got ", tensor.sym_numel(),
+                    ".");
 }
 
 inline void check_same_device(const char* op, const at::Tensor& tensor, const at::Tensor& parameter) {
@@ -25,8 +23,7 @@ inline void check_same_device(const char* op, const at::Tensor& tensor, const at
                     parameter.device(), "; got one on ", tensor.device(), ". Move it.");
 }
 
-inline void check_options(const char* op, int64_t step, double lr, double beta1, double beta2, double eps,
-                          double weight_decay) {
+inline void check_options(const char* op, int64_t step, double lr, double beta1, double beta2, double eps, double weight_decay) {
   TORCH_CHECK_VALUE(step >= 1, "[", op, "] step counts from 1; got ", step, ".");
   TORCH_CHECK_VALUE(lr >= 0 && std::isfinite(lr), "[", op, "] lr must be finite and >= 0; got ", lr, ".");
   TORCH_CHECK_VALUE(beta1 >= 0 && beta1 < 1, "[", op, "] beta1 must be in [0, 1); got ", beta1, ".");
@@ -37,8 +34,7 @@ inline void check_options(const char* op, int64_t step, double lr, double beta1,
 }
 
 /// Numbers that the device reads: what gradient_norm returned.
-inline void check_device_number(const char* op, const char* name, const std::optional<at::Tensor>& number,
-                                const at::Tensor& like) {
+inline void check_device_number(const char* op, const char* name, const std::optional<at::Tensor>& number, const at::Tensor& like) {
   if (!number.has_value() || !number->defined()) return;
   TORCH_CHECK_VALUE(number->scalar_type() == at::kFloat && number->sym_numel() == 1 && number->device() == like.device(), "[", op,
                     "] ", name, " must be one float32 on ", like.device(), "; got ", number->scalar_type(), " ",
@@ -58,15 +54,13 @@ inline void check_gradient_norm(const at::Tensor& gradient, const std::optional<
 
 inline void check_adamw(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& exp_avg,
                         const at::Tensor& exp_avg_sq, int64_t step, double lr, double beta1, double beta2, double eps,
-                        double weight_decay, const std::optional<at::Tensor>& multiplier,
-                        const std::optional<at::Tensor>& skip) {
+                        double weight_decay, const std::optional<at::Tensor>& multiplier, const std::optional<at::Tensor>& skip) {
   const c10::SymInt n = parameter.sym_numel();
   check_flat("adamw_", "parameter", parameter, at::kFloat, n);
   check_flat("adamw_", "gradient", gradient, at::kFloat, n);
   check_flat("adamw_", "exp_avg", exp_avg, at::kFloat, n);
   check_flat("adamw_", "exp_avg_sq", exp_avg_sq, at::kFloat, n);
-  for (const at::Tensor* tensor : {&gradient, &exp_avg, &exp_avg_sq})
-    check_same_device("adamw_", *tensor, parameter);
+  for (const at::Tensor* tensor : {&gradient, &exp_avg, &exp_avg_sq}) check_same_device("adamw_", *tensor, parameter);
   check_device_number("adamw_", "multiplier", multiplier, parameter);
   check_device_number("adamw_", "skip", skip, parameter);
   check_options("adamw_", step, lr, beta1, beta2, eps, weight_decay);

@@ -41,15 +41,16 @@ void rms_norm_out(const Tensor& x, const Tensor& weight, double eps, Tensor& y, 
 
 void add_rms_norm_out(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, Tensor& sum, Tensor& y,
                       Tensor& rstd) {
-  static const auto op = find<void(const Tensor&, const Tensor&, const Tensor&, double, Tensor&, Tensor&, Tensor&)>(
-      "qlorapp::add_rms_norm", "out");
+  static const auto op =
+      find<void(const Tensor&, const Tensor&, const Tensor&, double, Tensor&, Tensor&, Tensor&)>("qlorapp::add_rms_norm", "out");
   op.call(x, residual, weight, eps, sum, y, rstd);
 }
 
 void rope_backward_qkv_(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos, const Tensor& sin,
                         const Tensor& positions) {
-  static const auto op = find<void(Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                   const Tensor&)>("qlorapp::rope_backward_qkv_");
+  static const auto op =
+      find<void(Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&)>(
+          "qlorapp::rope_backward_qkv_");
   op.call(dqkv, dq, dk, dv, cos, sin, positions);
 }
 
@@ -119,8 +120,8 @@ Tensor attention_with_cache(const Tensor& q, const Tensor& k, const Tensor& v, a
   return op.call(q, k, v, row_starts, cache_starts, cache_lengths, scale);
 }
 
-Two linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
-                         const std::optional<Tensor>& grad_scale, bool need_gradient, int64_t chunk_rows, int64_t target_count) {
+Two linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets, const std::optional<Tensor>& grad_scale,
+                         bool need_gradient, int64_t chunk_rows, int64_t target_count) {
   static const auto op =
       find<Two(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, bool, int64_t, int64_t)>(
           "qlorapp::linear_cross_entropy");

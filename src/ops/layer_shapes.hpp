@@ -14,16 +14,16 @@ namespace qlorapp::ops {
 /// float32, bfloat16, float16, and float64 for gradcheck.
 inline void check_floating(std::string_view op, std::string_view name, const at::Tensor& x) {
   const auto dtype = x.scalar_type();
-  TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf || dtype == at::kDouble, "[", op, "] ",
-                   name, " must be float32, bfloat16, float16 or float64; got ", dtype, ". Convert it.");
+  TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf || dtype == at::kDouble, "[", op, "] ", name,
+                   " must be float32, bfloat16, float16 or float64; got ", dtype, ". Convert it.");
 }
 
 inline void check_alike(std::string_view op, std::string_view name, const at::Tensor& x, std::string_view like_name,
                         const at::Tensor& like) {
   TORCH_CHECK_TYPE(x.scalar_type() == like.scalar_type(), "[", op, "] ", name, " must have the dtype of ", like_name, ", ",
                    like.scalar_type(), "; got ", x.scalar_type(), ". Convert it.");
-  TORCH_CHECK_VALUE(x.device() == like.device(), "[", op, "] ", name, " must be on the device of ", like_name, ", ",
-                    like.device(), "; got ", x.device(), ". Move it.");
+  TORCH_CHECK_VALUE(x.device() == like.device(), "[", op, "] ", name, " must be on the device of ", like_name, ", ", like.device(),
+                    "; got ", x.device(), ". Move it.");
 }
 
 inline void check_same_shape(std::string_view op, std::string_view name, const at::Tensor& x, std::string_view like_name,
@@ -71,12 +71,12 @@ inline void check_rope(std::string_view op, const at::Tensor& x, const at::Tenso
   check_floating(op, "x", x);
   TORCH_CHECK_VALUE(x.dim() == 3 && x.sym_size(2) % 2 == 0, "[", op, "] x must be (M, H, head_dim) with an even head_dim; got ",
                     x.sym_sizes(), ". Split the heads first.");
-  TORCH_CHECK_TYPE(cos.scalar_type() == at::kFloat && sin.scalar_type() == at::kFloat && positions.scalar_type() == at::kLong,
-                   "[", op, "] cos and sin must be float32 and positions int64; got ", cos.scalar_type(), ", ",
-                   sin.scalar_type(), ", ", positions.scalar_type(), ". Convert them.");
+  TORCH_CHECK_TYPE(cos.scalar_type() == at::kFloat && sin.scalar_type() == at::kFloat && positions.scalar_type() == at::kLong, "[",
+                   op, "] cos and sin must be float32 and positions int64; got ", cos.scalar_type(), ", ", sin.scalar_type(), ", ",
+                   positions.scalar_type(), ". Convert them.");
   TORCH_CHECK_VALUE(cos.dim() == 2 && sin.sym_sizes() == cos.sym_sizes() && cos.sym_size(1) * 2 == x.sym_size(2), "[", op,
-                    "] cos and sin must be (positions, head_dim / 2); got ", cos.sym_sizes(), " and ", sin.sym_sizes(),
-                    " for x ", x.sym_sizes(), ". Build the tables for this head_dim.");
+                    "] cos and sin must be (positions, head_dim / 2); got ", cos.sym_sizes(), " and ", sin.sym_sizes(), " for x ",
+                    x.sym_sizes(), ". Build the tables for this head_dim.");
   TORCH_CHECK_VALUE(positions.dim() == 1 && positions.sym_size(0) == x.sym_size(0), "[", op, "] positions must be (M); got ",
                     positions.sym_sizes(), " for x ", x.sym_sizes(), ". Pass one position a token.");
 }
@@ -93,8 +93,8 @@ inline void check_rope_backward_qkv(std::string_view op, const at::Tensor& dqkv,
                     "] dq must be (M, H, d), dk and dv (M, H_kv, d); got ", dq.sym_sizes(), " and ", dk.sym_sizes(),
                     ". Pass what attention_backward returned.");
   const auto width = (dq.sym_size(1) + 2 * dk.sym_size(1)) * dq.sym_size(2);
-  TORCH_CHECK_VALUE(dqkv.dim() == 2 && dqkv.sym_size(0) == dq.sym_size(0) && dqkv.sym_size(1) == width, "[", op,
-                    "] dqkv must be (", dq.sym_size(0), ", ", width, "), rows any distance apart; got ", dqkv.sym_sizes(),
+  TORCH_CHECK_VALUE(dqkv.dim() == 2 && dqkv.sym_size(0) == dq.sym_size(0) && dqkv.sym_size(1) == width, "[", op, "] dqkv must be (",
+                    dq.sym_size(0), ", ", width, "), rows any distance apart; got ", dqkv.sym_sizes(),
                     ". Pass the columns of the packed projection.");
 }
 
@@ -130,22 +130,22 @@ inline void check_heads(std::string_view op, const at::Tensor& q, const at::Tens
   check_same_shape(op, "v", v, "k", k);
   TORCH_CHECK_VALUE(q.dim() == 3 && k.dim() == 3 && q.sym_size(2) == k.sym_size(2) && q.sym_size(2) > 0 && k.sym_size(1) > 0 &&
                         q.sym_size(1) > 0 && q.sym_size(1) % k.sym_size(1) == 0,
-                    "[", op, "] q must be (M, H, d), k and v (M, H_kv, d) with H a multiple of H_kv; got ", q.sym_sizes(),
-                    " and ", k.sym_sizes(), ". Split the heads first; do not repeat k and v.");
+                    "[", op, "] q must be (M, H, d), k and v (M, H_kv, d) with H a multiple of H_kv; got ", q.sym_sizes(), " and ",
+                    k.sym_sizes(), ". Split the heads first; do not repeat k and v.");
 }
 
 inline void check_row_starts(std::string_view op, std::string_view name, at::IntArrayRef starts, const c10::SymInt& tokens) {
   bool rising = !starts.empty() && starts.front() == 0;
   for (size_t r = 1; r < starts.size(); ++r) rising = rising && starts[r] >= starts[r - 1];
-  TORCH_CHECK_VALUE(rising && tokens == starts.back(), "[", op, "] ", name, " must rise from 0 to the number of tokens, ",
-                    tokens, "; got ", starts, ". Pass the boundaries of the rows of this batch.");
+  TORCH_CHECK_VALUE(rising && tokens == starts.back(), "[", op, "] ", name, " must rise from 0 to the number of tokens, ", tokens,
+                    "; got ", starts, ". Pass the boundaries of the rows of this batch.");
 }
 
 inline void check_attention(std::string_view op, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             at::IntArrayRef row_starts) {
   check_heads(op, q, k, v);
-  TORCH_CHECK_VALUE(q.sym_size(0) == k.sym_size(0), "[", op, "] q and k must have the same tokens; got ", q.sym_sizes(),
-                    " and ", k.sym_sizes(), ". For queries against a longer cache use attention_with_cache.");
+  TORCH_CHECK_VALUE(q.sym_size(0) == k.sym_size(0), "[", op, "] q and k must have the same tokens; got ", q.sym_sizes(), " and ",
+                    k.sym_sizes(), ". For queries against a longer cache use attention_with_cache.");
   check_row_starts(op, "row_starts", row_starts, q.sym_size(0));
 }
 
@@ -162,8 +162,7 @@ inline void check_attention_backward(std::string_view op, const at::Tensor& dout
 }
 
 inline void check_attention_with_cache(std::string_view op, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                       at::IntArrayRef row_starts, at::IntArrayRef cache_starts,
-                                       at::IntArrayRef cache_lengths) {
+                                       at::IntArrayRef row_starts, at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths) {
   check_heads(op, q, k, v);
   check_row_starts(op, "row_starts", row_starts, q.sym_size(0));
   TORCH_CHECK_VALUE(cache_starts.size() + 1 == row_starts.size() && cache_lengths.size() == cache_starts.size(), "[", op,
@@ -171,10 +170,10 @@ inline void check_attention_with_cache(std::string_view op, const at::Tensor& q,
                     " for ", row_starts.size() - 1, " rows. Pass where each row's keys begin and how many there are.");
   for (size_t r = 0; r < cache_starts.size(); ++r) {
     const int64_t queries = row_starts[r + 1] - row_starts[r];
-    TORCH_CHECK_VALUE(
-        cache_starts[r] >= 0 && cache_lengths[r] >= queries && k.sym_size(0) >= cache_starts[r] + cache_lengths[r], "[", op,
-        "] row ", r, " must have its ", queries, " queries among its keys, inside k; got keys [", cache_starts[r], ", ",
-        cache_starts[r] + cache_lengths[r], ") of ", k.sym_size(0), ". Append the new keys to the cache first.");
+    TORCH_CHECK_VALUE(cache_starts[r] >= 0 && cache_lengths[r] >= queries && k.sym_size(0) >= cache_starts[r] + cache_lengths[r],
+                      "[", op, "] row ", r, " must have its ", queries, " queries among its keys, inside k; got keys [",
+                      cache_starts[r], ", ", cache_starts[r] + cache_lengths[r], ") of ", k.sym_size(0),
+                      ". Append the new keys to the cache first.");
   }
 }
 
@@ -191,14 +190,12 @@ inline void check_embedding(std::string_view op, const at::Tensor& weight, const
 }
 
 inline void check_linear_cross_entropy(std::string_view op, const at::Tensor& hidden, const at::Tensor& weight,
-                                       const at::Tensor& targets, const std::optional<at::Tensor>& grad_scale,
-                                       int64_t chunk_rows) {
+                                       const at::Tensor& targets, const std::optional<at::Tensor>& grad_scale, int64_t chunk_rows) {
   check_floating(op, "hidden", hidden);
   check_alike(op, "weight", weight, "hidden", hidden);
-  TORCH_CHECK_VALUE(
-      hidden.dim() == 2 && weight.dim() == 2 && hidden.sym_size(1) == weight.sym_size(1) && weight.sym_size(0) > 0, "[", op,
-      "] hidden must be (M, D) and weight (V, D); got ", hidden.sym_sizes(), " and ", weight.sym_sizes(),
-      ". Flatten batch and sequence.");
+  TORCH_CHECK_VALUE(hidden.dim() == 2 && weight.dim() == 2 && hidden.sym_size(1) == weight.sym_size(1) && weight.sym_size(0) > 0,
+                    "[", op, "] hidden must be (M, D) and weight (V, D); got ", hidden.sym_sizes(), " and ", weight.sym_sizes(),
+                    ". Flatten batch and sequence.");
   TORCH_CHECK_TYPE(targets.scalar_type() == at::kLong, "[", op, "] targets must be int64; got ", targets.scalar_type(),
                    ". Convert them.");
   TORCH_CHECK_VALUE(targets.dim() == 1 && targets.sym_size(0) == hidden.sym_size(0), "[", op, "] targets must be (M); got ",

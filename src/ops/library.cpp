@@ -13,25 +13,30 @@ TORCH_LIBRARY(qlorapp, m) {
   m.def("quantize_4bit_bnb(Tensor weight, int block_size=64, str quant_type=\"nf4\") -> (Tensor packed, Tensor absmax)");
   m.def("dequantize_4bit(Tensor packed, Tensor absmax, int[] shape, int block_size, str quant_type, ScalarType dtype) -> Tensor");
   // absmax uint8 (b); nested_absmax float32; nested_offset float32 ().
-  m.def("dequantize_4bit_nested(Tensor packed, Tensor absmax, Tensor nested_absmax, Tensor nested_offset, int[] shape, "
-        "int block_size, int nested_block_size, str quant_type, ScalarType dtype) -> Tensor");
+  m.def(
+      "dequantize_4bit_nested(Tensor packed, Tensor absmax, Tensor nested_absmax, Tensor nested_offset, int[] shape, "
+      "int block_size, int nested_block_size, str quant_type, ScalarType dtype) -> Tensor");
   // Weights of as many columns, stacked by rows into out (rows, columns), whose rows may be apart; one launch on a GPU. The nested
   // lists are empty where absmax is float32.
-  m.def("dequantize_4bit_stack_(Tensor(a!) out, Tensor[] packed, Tensor[] absmax, Tensor[] nested_absmax, Tensor[] nested_offset, "
-        "int[] rows, int block_size, int nested_block_size, str quant_type) -> ()");
+  m.def(
+      "dequantize_4bit_stack_(Tensor(a!) out, Tensor[] packed, Tensor[] absmax, Tensor[] nested_absmax, Tensor[] nested_offset, "
+      "int[] rows, int block_size, int nested_block_size, str quant_type) -> ()");
   // Eight bits through the 256-entry dynamic map (format/dynamic_map.hpp), exactly nearest. Codes uint8, shape of x.
   m.def("quantize_blockwise(Tensor x, int block_size=256, bool signed=True) -> (Tensor codes, Tensor absmax)");
   // With the codes of bitsandbytes' library for the device, which are a neighbor's near zero and near midpoints.
   m.def("quantize_blockwise_bnb(Tensor x, int block_size=256, bool signed=True) -> (Tensor codes, Tensor absmax)");
-  m.def("dequantize_blockwise(Tensor codes, Tensor absmax, int block_size=256, bool signed=True, ScalarType dtype=float) -> Tensor");
+  m.def(
+      "dequantize_blockwise(Tensor codes, Tensor absmax, int block_size=256, bool signed=True, ScalarType dtype=float) -> Tensor");
 
   // y = x · dequantize(W)ᵀ; gradient to x only; saves the packed weight, never a dense one. x (…, in) → (…, out).
   // absmax is float32, or uint8 with nested_absmax and nested_offset. `transpose` gives x · dequantize(W): x (…, out) → (…, in).
-  m.def("linear_4bit(Tensor x, Tensor packed, Tensor absmax, Tensor? nested_absmax, Tensor? nested_offset, int[] shape, "
-        "int block_size, int nested_block_size, str quant_type, bool transpose=False) -> Tensor");
+  m.def(
+      "linear_4bit(Tensor x, Tensor packed, Tensor absmax, Tensor? nested_absmax, Tensor? nested_offset, int[] shape, "
+      "int block_size, int nested_block_size, str quant_type, bool transpose=False) -> Tensor");
   // The same into y, or added to it; not differentiable.
-  m.def("linear_4bit_out(Tensor(a!) y, Tensor x, Tensor packed, Tensor absmax, Tensor? nested_absmax, Tensor? nested_offset, "
-        "int[] shape, int block_size, int nested_block_size, str quant_type, bool transpose=False, bool accumulate=False) -> ()");
+  m.def(
+      "linear_4bit_out(Tensor(a!) y, Tensor x, Tensor packed, Tensor absmax, Tensor? nested_absmax, Tensor? nested_offset, "
+      "int[] shape, int block_size, int nested_block_size, str quant_type, bool transpose=False, bool accumulate=False) -> ()");
   // The adapters of stacked projections, beside and under their weights in workspace (N + P, K + P): s·B at the right, A below.
   m.def("lora_augment_(Tensor(a!) workspace, Tensor[] a, Tensor[] b, float[] scaling) -> ()");
 
@@ -42,8 +47,9 @@ TORCH_LIBRARY(qlorapp, m) {
   m.def("rms_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor rstd) -> Tensor");
   m.def("rms_norm_backward_(Tensor(a!) dx, Tensor dy, Tensor x, Tensor weight, Tensor rstd) -> ()");  // dx += gradient
   m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor sum, Tensor y, Tensor rstd)");
-  m.def("add_rms_norm.out(Tensor x, Tensor residual, Tensor weight, float eps, *, Tensor(a!) sum, Tensor(b!) y, Tensor(c!) rstd) "
-        "-> ()");
+  m.def(
+      "add_rms_norm.out(Tensor x, Tensor residual, Tensor weight, float eps, *, Tensor(a!) sum, Tensor(b!) y, Tensor(c!) rstd) "
+      "-> ()");
   // x (M, H, head_dim); cos, sin float32 (positions, head_dim / 2); positions int64 (M). `inverse` turns the other way (backward).
   m.def("rope(Tensor x, Tensor cos, Tensor sin, Tensor positions, bool inverse=False) -> Tensor");
   m.def("rope_(Tensor(a!) x, Tensor cos, Tensor sin, Tensor positions, bool inverse=False) -> ()");
@@ -56,32 +62,38 @@ TORCH_LIBRARY(qlorapp, m) {
   m.def("swiglu_backward_(Tensor(a!) dh, Tensor(b!) gate_up) -> ()");
   // Causal attention within each row [row_starts[r], row_starts[r+1]); q (M, H, d), k and v (M, H_kv, d); lse float32 (H, M).
   m.def("attention(Tensor q, Tensor k, Tensor v, int[] row_starts, float scale) -> (Tensor out, Tensor lse)");
-  m.def("attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int[] row_starts, float scale) "
-        "-> (Tensor dq, Tensor dk, Tensor dv)");
+  m.def(
+      "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int[] row_starts, float scale) "
+      "-> (Tensor dq, Tensor dk, Tensor dv)");
   // Queries of row r are the last of the keys [cache_starts[r], cache_starts[r] + cache_lengths[r]) of k and v. No gradient.
-  m.def("attention_with_cache(Tensor q, Tensor k, Tensor v, int[] row_starts, int[] cache_starts, int[] cache_lengths, float scale) "
-        "-> Tensor");
+  m.def(
+      "attention_with_cache(Tensor q, Tensor k, Tensor v, int[] row_starts, int[] cache_starts, int[] cache_lengths, float scale) "
+      "-> Tensor");
   // weight (V, D), tokens int64 (M) → (M, D): rows of the frozen table.
   m.def("embedding(Tensor weight, Tensor tokens) -> Tensor");
   // Summed loss over rows with a target >= 0, float32 (); gradient of that sum times grad_scale (float32 (), default 1), shape and
   // dtype of hidden, formed chunk_rows rows at a time so that the logits never exist as a whole. Empty unless need_gradient.
   // target_count: how many targets are >= 0, if the caller knows; a GPU then leaves the other rows out without asking.
-  m.def("linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets, Tensor? grad_scale=None, bool need_gradient=True, "
-        "int chunk_rows=512, int target_count=-1) -> (Tensor loss_sum, Tensor grad_hidden)");
+  m.def(
+      "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets, Tensor? grad_scale=None, bool need_gradient=True, "
+      "int chunk_rows=512, int target_count=-1) -> (Tensor loss_sum, Tensor grad_hidden)");
 
   // x · mask / (1 - p); the mask is a pure function of (seed, micro_step, site, element index): core/philox.hpp.
   m.def("seeded_dropout(Tensor x, float p, int seed, int micro_step, int site, int first=0) -> Tensor");
 
   // Of a flat float32 arena, for the step below, without reading anything back: norm of round(gradient · inverse_scale); found_inf 1
   // if an element of that is not finite, else 0; multiplier inverse_scale · min(1, max_norm / (norm + 1e-6)), 0 does not clip.
-  m.def("gradient_norm(Tensor gradient, Tensor? inverse_scale=None, float max_norm=0.0) "
-        "-> (Tensor norm, Tensor found_inf, Tensor multiplier)");
+  m.def(
+      "gradient_norm(Tensor gradient, Tensor? inverse_scale=None, float max_norm=0.0) "
+      "-> (Tensor norm, Tensor found_inf, Tensor multiplier)");
   // One step over a flat arena, all float32 (n), in torch.optim.AdamW's order of roundings; `step` counts from 1. multiplier and
   // skip, float32 () on the device: the gradient is multiplied first; nothing changes unless skip is 0.
-  m.def("adamw_(Tensor(a!) parameter, Tensor gradient, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, int step, float lr, float beta1, "
-        "float beta2, float eps, float weight_decay, Tensor? multiplier=None, Tensor? skip=None) -> ()");
+  m.def(
+      "adamw_(Tensor(a!) parameter, Tensor gradient, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, int step, float lr, float beta1, "
+      "float beta2, float eps, float weight_decay, Tensor? multiplier=None, Tensor? skip=None) -> ()");
   // The same with both moments in eight bits, blocks of 256: state1, state2 uint8 (n); absmax1, absmax2 float32 (n / 256).
-  m.def("adamw_8bit_(Tensor(a!) parameter, Tensor gradient, Tensor(b!) state1, Tensor(c!) state2, Tensor(d!) absmax1, "
-        "Tensor(e!) absmax2, int step, float lr, float beta1, float beta2, float eps, float weight_decay, Tensor? multiplier=None, "
-        "Tensor? skip=None) -> ()");
+  m.def(
+      "adamw_8bit_(Tensor(a!) parameter, Tensor gradient, Tensor(b!) state1, Tensor(c!) state2, Tensor(d!) absmax1, "
+      "Tensor(e!) absmax2, int step, float lr, float beta1, float beta2, float eps, float weight_decay, Tensor? multiplier=None, "
+      "Tensor? skip=None) -> ()");
 }

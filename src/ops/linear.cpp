@@ -12,14 +12,13 @@ using OptionalTensor = std::optional<at::Tensor>;
 
 }  // namespace
 
-at::Tensor linear_4bit(const at::Tensor& x, const at::Tensor& packed, const at::Tensor& absmax,
-                       const OptionalTensor& nested_absmax, const OptionalTensor& nested_offset, at::IntArrayRef shape,
-                       int64_t block_size, int64_t nested_block_size, QuantType quant_type, bool transpose) {
-  static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("qlorapp::linear_4bit", "")
-          .typed<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const OptionalTensor&,
-                            const OptionalTensor&, at::IntArrayRef, int64_t, int64_t, std::string_view, bool)>();
+at::Tensor linear_4bit(const at::Tensor& x, const at::Tensor& packed, const at::Tensor& absmax, const OptionalTensor& nested_absmax,
+                       const OptionalTensor& nested_offset, at::IntArrayRef shape, int64_t block_size, int64_t nested_block_size,
+                       QuantType quant_type, bool transpose) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("qlorapp::linear_4bit", "")
+                             .typed<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const OptionalTensor&,
+                                               const OptionalTensor&, at::IntArrayRef, int64_t, int64_t, std::string_view, bool)>();
   return op.call(x, packed, absmax, nested_absmax, nested_offset, shape, block_size, nested_block_size, to_string(quant_type),
                  transpose);
 }

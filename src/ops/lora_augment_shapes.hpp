@@ -12,12 +12,13 @@ struct AugmentShape {
   int64_t out = 0, in = 0, spare = 0;  ///< N, K, P.
 };
 
-inline AugmentShape check_lora_augment(const at::Tensor& workspace, at::TensorList a, at::TensorList b, at::ArrayRef<double> scaling) {
+inline AugmentShape check_lora_augment(const at::Tensor& workspace, at::TensorList a, at::TensorList b,
+                                       at::ArrayRef<double> scaling) {
   TORCH_CHECK_VALUE(workspace.dim() == 2 && (workspace.numel() == 0 || workspace.stride(1) == 1),
                     "[lora_augment_] workspace must be (N + P, K + P) with contiguous rows; got ", workspace.sizes(), ".");
   TORCH_CHECK_VALUE(!a.empty() && a.size() <= kMostProjections && b.size() == a.size() && scaling.size() == a.size(),
-                    "[lora_augment_] a, b and scaling must have one entry a projection, 1 to ", kMostProjections, "; got ", a.size(), ", ",
-                    b.size(), " and ", scaling.size(), ".");
+                    "[lora_augment_] a, b and scaling must have one entry a projection, 1 to ", kMostProjections, "; got ",
+                    a.size(), ", ", b.size(), " and ", scaling.size(), ".");
   AugmentShape shape;
   int64_t rank = 0;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -25,18 +26,21 @@ inline AugmentShape check_lora_augment(const at::Tensor& workspace, at::TensorLi
     TORCH_CHECK_TYPE((a[i].scalar_type() == at::kFloat || both_double) && b[i].scalar_type() == a[i].scalar_type(),
                      "[lora_augment_] a and b must be float32, or float64 as the workspace; got ", a[i].scalar_type(), " and ",
                      b[i].scalar_type(), ".");
-    TORCH_CHECK_VALUE(a[i].device() == workspace.device() && b[i].device() == workspace.device(), "[lora_augment_] a and b must be on ",
-                      workspace.device(), ", where the workspace is; got ", a[i].device(), " and ", b[i].device(), ".");
+    TORCH_CHECK_VALUE(a[i].device() == workspace.device() && b[i].device() == workspace.device(),
+                      "[lora_augment_] a and b must be on ", workspace.device(), ", where the workspace is; got ", a[i].device(),
+                      " and ", b[i].device(), ".");
     TORCH_CHECK_VALUE(a[i].dim() == 2 && b[i].dim() == 2 && a[i].size(0) == b[i].size(1) && a[i].size(1) == a[0].size(1) &&
                           a[i].is_contiguous() && b[i].is_contiguous(),
-                      "[lora_augment_] a must be (r, K) and b (N_i, r), contiguous; got ", a[i].sizes(), " and ", b[i].sizes(), ".");
+                      "[lora_augment_] a must be (r, K) and b (N_i, r), contiguous; got ", a[i].sizes(), " and ", b[i].sizes(),
+                      ".");
     shape.out += b[i].size(0);
     rank += a[i].size(0);
   }
   shape.in = a[0].size(1);
   shape.spare = workspace.size(0) - shape.out;
-  TORCH_CHECK_VALUE(shape.spare >= rank && workspace.size(1) == shape.in + shape.spare, "[lora_augment_] workspace must be (N + P, K + P) with N = ",
-                    shape.out, ", K = ", shape.in, " and P >= ", rank, "; got ", workspace.sizes(), ".");
+  TORCH_CHECK_VALUE(shape.spare >= rank && workspace.size(1) == shape.in + shape.spare,
+                    "[lora_augment_] workspace must be (N + P, K + P) with N = ", shape.out, ", K = ", shape.in, " and P >= ", rank,
+                    "; got ", workspace.sizes(), ".");
   return shape;
 }
 

@@ -42,10 +42,9 @@ at::Tensor dequantize_4bit_nested(const at::Tensor& packed, const at::Tensor& ab
                                   const at::Tensor& nested_offset, at::IntArrayRef shape, int64_t block_size,
                                   int64_t nested_block_size, QuantType quant_type, at::ScalarType dtype) {
   static const auto op =
-      find<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, at::IntArrayRef, int64_t,
-                      int64_t, std::string_view, at::ScalarType)>("qlorapp::dequantize_4bit_nested");
-  return op.call(packed, absmax, nested_absmax, nested_offset, shape, block_size, nested_block_size, to_string(quant_type),
-                 dtype);
+      find<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, at::IntArrayRef, int64_t, int64_t,
+                      std::string_view, at::ScalarType)>("qlorapp::dequantize_4bit_nested");
+  return op.call(packed, absmax, nested_absmax, nested_offset, shape, block_size, nested_block_size, to_string(quant_type), dtype);
 }
 
 void dequantize_4bit_stack_(const at::Tensor& out, at::TensorList packed, at::TensorList absmax, at::TensorList nested_absmax,

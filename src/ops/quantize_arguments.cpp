@@ -27,8 +27,8 @@ int64_t checked_numel(const char* op, at::IntArrayRef shape) {
     empty = empty || size == 0;
   }
   for (const int64_t size : shape)
-    TORCH_CHECK_VALUE(empty || !__builtin_mul_overflow(n, size, &n), "[", op,
-                      "] shape must have fewer than 2^63 elements; got ", shape, ".");
+    TORCH_CHECK_VALUE(empty || !__builtin_mul_overflow(n, size, &n), "[", op, "] shape must have fewer than 2^63 elements; got ",
+                      shape, ".");
   return empty ? 0 : n;
 }
 
@@ -38,8 +38,7 @@ void check_block_size(const char* op, int64_t block_size) {
 }
 
 QuantType checked_quant_type(const char* op, std::string_view quant_type) {
-  TORCH_CHECK_VALUE(quant_type == "nf4" || quant_type == "fp4", "[", op, "] quant_type must be nf4 or fp4; got ", quant_type,
-                    ".");
+  TORCH_CHECK_VALUE(quant_type == "nf4" || quant_type == "fp4", "[", op, "] quant_type must be nf4 or fp4; got ", quant_type, ".");
   return quant_type == "nf4" ? QuantType::kNf4 : QuantType::kFp4;
 }
 
@@ -49,8 +48,8 @@ void check_weight_dtype(const char* op, const char* name, at::ScalarType dtype) 
 }
 
 void check_dense_dtype(const char* op, const char* name, at::ScalarType dtype) {
-  TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kDouble, "[", op, "] ",
-                   name, " must be float32, float16, bfloat16 or float64; got ", dtype, ".");
+  TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kDouble, "[", op, "] ", name,
+                   " must be float32, float16, bfloat16 or float64; got ", dtype, ".");
 }
 
 void check_nested_block_size(const char* op, const char* name, int64_t block_size) {
@@ -66,8 +65,8 @@ void check_blockwise_codes(const char* op, const at::Tensor& codes, const at::Te
   const c10::SymInt blocks = (codes.sym_numel() + (block_size - 1)) / block_size;
   TORCH_CHECK_VALUE(absmax.sym_numel() == blocks, "[", op, "] absmax must hold ", blocks, " elements (one a block); got ",
                     absmax.sym_numel(), ".");
-  TORCH_CHECK_VALUE(absmax.device() == codes.device(), "[", op, "] absmax must be on ", codes.device(),
-                    ", where codes is; got ", absmax.device(), ".");
+  TORCH_CHECK_VALUE(absmax.device() == codes.device(), "[", op, "] absmax must be on ", codes.device(), ", where codes is; got ",
+                    absmax.device(), ".");
 }
 
 int64_t check_four_bit(const char* op, const FourBitArguments& weight) {
@@ -90,8 +89,8 @@ int64_t check_four_bit(const char* op, const FourBitArguments& weight) {
   check_dtype(op, "nested_offset", *weight.nested_offset, at::kFloat);
   check_length(op, "nested_offset", *weight.nested_offset, 1, "the mean of the scales");
   TORCH_CHECK_VALUE(
-      weight.nested_absmax->device() == weight.packed.device() && weight.nested_offset->device() == weight.packed.device(), "[",
-      op, "] nested_absmax and nested_offset must be on ", weight.packed.device(), ", where packed is; got ",
+      weight.nested_absmax->device() == weight.packed.device() && weight.nested_offset->device() == weight.packed.device(), "[", op,
+      "] nested_absmax and nested_offset must be on ", weight.packed.device(), ", where packed is; got ",
       weight.nested_absmax->device(), " and ", weight.nested_offset->device(), ".");
   return n;
 }
@@ -136,12 +135,11 @@ void check_four_bit_stack(const char* op, const at::Tensor& out, const FourBitSt
   for (size_t i = 0; i < count; ++i) {
     const FourBitStack::Entry entry = stack.entry(i, out.size(1));
     check_four_bit(op, entry.arguments(stack));
-    TORCH_CHECK_VALUE(entry.packed.device() == out.device(), "[", op, "] packed must be on ", out.device(),
-                      ", where out is; got ", entry.packed.device(), ".");
+    TORCH_CHECK_VALUE(entry.packed.device() == out.device(), "[", op, "] packed must be on ", out.device(), ", where out is; got ",
+                      entry.packed.device(), ".");
     rows += stack.rows[i];
   }
-  TORCH_CHECK_VALUE(rows == out.size(0), "[", op, "] out must have ", rows, " rows, those of all weights; got ", out.size(0),
-                    ".");
+  TORCH_CHECK_VALUE(rows == out.size(0), "[", op, "] out must have ", rows, " rows, those of all weights; got ", out.size(0), ".");
 }
 
 }  // namespace qlorapp::ops

@@ -19,8 +19,8 @@ inline at::Tensor as_rows(const at::Tensor& x) {
 inline at::Tensor as_written_rows(std::string_view op, std::string_view name, const at::Tensor& x) {
   const at::Tensor rows = as_rows(x);
   TORCH_CHECK_VALUE(rows.is_alias_of(x) && (rows.size(0) <= 1 || rows.stride(0) >= rows.size(1)), "[", op, "] ", name,
-                    " must have contiguous rows at even distances, because it is written; got sizes ", x.sizes(),
-                    " and strides ", x.strides(), ". Pass a contiguous tensor.");
+                    " must have contiguous rows at even distances, because it is written; got sizes ", x.sizes(), " and strides ",
+                    x.strides(), ". Pass a contiguous tensor.");
   return rows;
 }
 

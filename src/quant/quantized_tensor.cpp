@@ -14,8 +14,7 @@ void check_part(const std::string& name, const char* part, const at::Tensor& ten
   QLORAPP_CHECK_VALUE(tensor.defined(), "[", name, "] ", part, " is missing.");
   QLORAPP_CHECK_VALUE(tensor.scalar_type() == dtype, "[", name, "] ", part, " must be ", at::toString(dtype), "; got ",
                       at::toString(tensor.scalar_type()), ".");
-  QLORAPP_CHECK_VALUE(tensor.numel() == numel, "[", name, "] ", part, " must hold ", numel, " elements; got ", tensor.numel(),
-                      ".");
+  QLORAPP_CHECK_VALUE(tensor.numel() == numel, "[", name, "] ", part, " must hold ", numel, " elements; got ", tensor.numel(), ".");
   QLORAPP_CHECK_VALUE(tensor.device() == device, "[", name, "] ", part, " must be on ", device.str(), ", where packed is; got ",
                       tensor.device().str(), ".");
 }
@@ -43,8 +42,7 @@ QuantizedTensor QuantizedTensor::to(at::Device device) const {
 }
 
 void QuantizedTensor::check(const std::string& name) const {
-  QLORAPP_CHECK_VALUE(is_block_size(block_size), "[", name, "] block_size must be one of ", kBlockSizes, "; got ", block_size,
-                      ".");
+  QLORAPP_CHECK_VALUE(is_block_size(block_size), "[", name, "] block_size must be one of ", kBlockSizes, "; got ", block_size, ".");
   QLORAPP_CHECK_VALUE(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, "[", name,
                       "] dtype must be float32, float16 or bfloat16; got ", at::toString(dtype), ".");
   int64_t n = 1;

@@ -14,9 +14,7 @@
 namespace qlorapp {
 namespace {
 
-bool device_order(c10::Device a, c10::Device b) {
-  return std::pair(a.type(), a.index()) < std::pair(b.type(), b.index());
-}
+bool device_order(c10::Device a, c10::Device b) { return std::pair(a.type(), a.index()) < std::pair(b.type(), b.index()); }
 
 using Gradients = std::map<c10::Device, std::map<at::ScalarType, std::vector<at::Tensor>>, bool (*)(c10::Device, c10::Device)>;
 
@@ -55,7 +53,8 @@ GradScaler::GradScaler(const Options& options) : options_(options) {
 
 void GradScaler::check_initialized(const char* function) const {
   if (scale_.defined()) return;
-  throw GradScalerAssertion(concat("Attempted ", function, " but _scale is None.  This may indicate your script did not use "
+  throw GradScalerAssertion(concat("Attempted ", function,
+                                   " but _scale is None.  This may indicate your script did not use "
                                    "scaler.scale(loss or outputs) earlier in the iteration."));
 }
 
@@ -145,8 +144,9 @@ void GradScaler::update(const at::Tensor& new_scale) {
   if (!options_.enabled) return;
   check_initialized("update");
   if (new_scale.device().type() != options_.device || new_scale.numel() != 1 || new_scale.requires_grad()) {
-    throw GradScalerAssertion("new_scale should be a float or a 1-element torch.cuda.FloatTensor or torch.FloatTensor with "
-                              "requires_grad=False.");
+    throw GradScalerAssertion(
+        "new_scale should be a float or a 1-element torch.cuda.FloatTensor or torch.FloatTensor with "
+        "requires_grad=False.");
   }
   scale_.copy_(new_scale.reshape({}));
   optimizers_.clear();
@@ -165,8 +165,10 @@ void GradScaler::count_skips() {
   }
   if (options_.max_consecutive_skips > 0 && consecutive_skips_ >= options_.max_consecutive_skips) {
     const int64_t skips = std::exchange(consecutive_skips_, 0);
-    throw LossScaleExhausted(concat("[GradScaler] ", skips, " optimizer steps in a row found infinite or NaN gradients; the loss scale is down to ",
-                                    get_scale(), ". Overflow ends after a few backoffs, so the loss or the weights are not finite themselves: "
+    throw LossScaleExhausted(concat("[GradScaler] ", skips,
+                                    " optimizer steps in a row found infinite or NaN gradients; the loss scale is down to ",
+                                    get_scale(),
+                                    ". Overflow ends after a few backoffs, so the loss or the weights are not finite themselves: "
                                     "look for NaN in the loss, lower the learning rate, or train in bf16 or fp32."));
   }
 }

@@ -35,7 +35,8 @@ format::Json LogRecord::to_json() const {
 LogRecord LogRecord::from_json(const format::Json& json, std::string_view where) {
   LogRecord record;
   for (const auto& [key, value] : json.items()) {
-    QLORAPP_CHECK_FORMAT(value.is_number(), "[log] ", where, ": '", key, "' in log_history must be a number; got ", value.type_name(), ".");
+    QLORAPP_CHECK_FORMAT(value.is_number(), "[log] ", where, ": '", key, "' in log_history must be a number; got ",
+                         value.type_name(), ".");
     if (value.is_number_integer()) {
       record.set(key, value.get<int64_t>());
     } else {

@@ -22,8 +22,9 @@ AdamW::AdamW(AdapterArena& arena, const Options& options) : arena_(&arena), opti
     // A zero moment is the code of 0.0 in each map, with a scale of zero.
     const auto codes = values.options().dtype(at::kByte);
     const int64_t blocks = ops::adamw_8bit_blocks(values.numel());
-    moments_ = {at::full(values.sizes(), ops::kAdamW8bitZeroState1, codes), at::full(values.sizes(), ops::kAdamW8bitZeroState2, codes),
-                at::zeros({blocks}, values.options()), at::zeros({blocks}, values.options())};
+    moments_ = {at::full(values.sizes(), ops::kAdamW8bitZeroState1, codes),
+                at::full(values.sizes(), ops::kAdamW8bitZeroState2, codes), at::zeros({blocks}, values.options()),
+                at::zeros({blocks}, values.options())};
   }
   if (options.paged && !values.is_cpu()) paged_ = std::make_shared<PagedState>(std::exchange(moments_, {}), values.numel());
 }
@@ -31,7 +32,8 @@ AdamW::AdamW(AdapterArena& arena, const Options& options) : arena_(&arena), opti
 void AdamW::step(double learning_rate) {
   const at::NoGradGuard no_grad;
   if (paged_) {
-    paged_->step([&](std::vector<at::Tensor>& moments, int64_t begin, int64_t count) { update(moments, begin, count, learning_rate); });
+    paged_->step(
+        [&](std::vector<at::Tensor>& moments, int64_t begin, int64_t count) { update(moments, begin, count, learning_rate); });
   } else {
     update(moments_, 0, arena_->values().numel(), learning_rate);
   }
@@ -64,7 +66,8 @@ std::vector<std::pair<std::string, at::Tensor>> AdamW::state_tensors() const {
   static constexpr std::array<std::string_view, 4> kEightBit{"state1", "state2", "absmax1", "absmax2"};
   const std::vector<at::Tensor> found = moments();
   std::vector<std::pair<std::string, at::Tensor>> named;
-  for (size_t i = 0; i < found.size(); ++i) named.emplace_back(options_.state == State::kFloat32 ? kFloat32[i] : kEightBit[i], found[i]);
+  for (size_t i = 0; i < found.size(); ++i)
+    named.emplace_back(options_.state == State::kFloat32 ? kFloat32[i] : kEightBit[i], found[i]);
   return named;
 }
 

@@ -53,7 +53,8 @@ class Reader {
  private:
   const format::Json& find(const char* key) const {
     const auto found = json_.find(key);
-    QLORAPP_CHECK_FORMAT(found != json_.end(), "[resume] ", path_, " lacks '", key, "'. The checkpoint is not one of this version.");
+    QLORAPP_CHECK_FORMAT(found != json_.end(), "[resume] ", path_, " lacks '", key,
+                         "'. The checkpoint is not one of this version.");
     return *found;
   }
   format::Json json_;
@@ -70,7 +71,8 @@ std::string hexadecimal(uint64_t value) {
 void TrainState::save(const std::string& folder) const {
   write_tensors(format::path_in(folder, kOptimizerFile), optimizer.state_tensors());
   if (const auto scale = scaler.state_dict()) {
-    format::write_file_atomically(format::path_in(folder, kScalerFile), format::dump_python_json(format::to_json(*scale), format::kConfigStyle));
+    format::write_file_atomically(format::path_in(folder, kScalerFile),
+                                  format::dump_python_json(format::to_json(*scale), format::kConfigStyle));
   }
   format::Json json = format::Json::object();
   json["schema"] = kSchema;
@@ -97,9 +99,10 @@ void TrainState::load(const std::string& folder) {
                        ". Resume with the version that wrote it.");
   uint64_t fingerprint = 0;
   reader.bits("base_fingerprint", fingerprint);
-  QLORAPP_CHECK_FORMAT(fingerprint == base_fingerprint, "[resume] ", path,
-                       " belongs to another base model, or to this one quantized differently or in another precision (--bf16, --fp16). "
-                       "Give the model and precision of that run.");
+  QLORAPP_CHECK_FORMAT(
+      fingerprint == base_fingerprint, "[resume] ", path,
+      " belongs to another base model, or to this one quantized differently or in another precision (--bf16, --fp16). "
+      "Give the model and precision of that run.");
   reader.integer("optimizer_step", optimizer_step);
   reader.bits("seed", seed);
   reader.integer("micro_step", micro_step);
@@ -116,8 +119,9 @@ void TrainState::load(const std::string& folder) {
   for (auto& [name, tensor] : optimizer.state_tensors()) {
     const format::TensorEntry& entry = file.at(name);
     const at::Tensor stored = read_tensor(file, entry);
-    QLORAPP_CHECK_FORMAT(stored.sizes() == tensor.sizes() && stored.scalar_type() == tensor.scalar_type(), "[resume] ", tensors, ": '", name,
-                         "' must have shape ", tensor.sizes().vec(), " for these adapters and this optim; got ", stored.sizes().vec(), ".");
+    QLORAPP_CHECK_FORMAT(stored.sizes() == tensor.sizes() && stored.scalar_type() == tensor.scalar_type(), "[resume] ", tensors,
+                         ": '", name, "' must have shape ", tensor.sizes().vec(), " for these adapters and this optim; got ",
+                         stored.sizes().vec(), ".");
     tensor.copy_(stored);
   }
   optimizer.set_step_count(optimizer_step);

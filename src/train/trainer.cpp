@@ -51,20 +51,24 @@ struct Interruptible {
 void check_vocabulary(const std::vector<Example>& rows, const char* name, int64_t size) {
   for (size_t row = 0; row < rows.size(); ++row) {
     for (const int64_t id : rows[row].input_ids) {
-      QLORAPP_CHECK_VALUE(id >= 0 && id < size, "[trainer] ", name, ": token ids must be from 0 to ", size - 1, ", the vocabulary's last; row ",
-                          row, " has ", id, ". Use the tokenizer of this model.");
+      QLORAPP_CHECK_VALUE(id >= 0 && id < size, "[trainer] ", name, ": token ids must be from 0 to ", size - 1,
+                          ", the vocabulary's last; row ", row, " has ", id, ". Use the tokenizer of this model.");
     }
     for (const int64_t label : rows[row].labels) {
       QLORAPP_CHECK_VALUE(label == Example::kIgnored || (label >= 0 && label < size), "[trainer] ", name, ": labels must be ",
-                          int64_t{Example::kIgnored}, " (ignored) or from 0 to ", size - 1, ", the vocabulary's last; row ", row, " has ", label,
-                          ". Use the tokenizer of this model.");
+                          int64_t{Example::kIgnored}, " (ignored) or from 0 to ", size - 1, ", the vocabulary's last; row ", row,
+                          " has ", label, ". Use the tokenizer of this model.");
     }
   }
 }
 
 AdamW::Options optimizer_options(const TrainingArguments& args) {
-  return {args.adam_beta1, args.adam_beta2, args.adam_epsilon, args.weight_decay,
-          args.optimizer_is_8bit() ? AdamW::State::kEightBit : AdamW::State::kFloat32, args.optimizer_is_paged()};
+  return {args.adam_beta1,
+          args.adam_beta2,
+          args.adam_epsilon,
+          args.weight_decay,
+          args.optimizer_is_8bit() ? AdamW::State::kEightBit : AdamW::State::kFloat32,
+          args.optimizer_is_paged()};
 }
 
 /// torch's defaults, with a floor and an end: a run whose steps are all skipped is not training, and says so.
@@ -102,7 +106,8 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
       state_(model.arena(), optimizer_options(args_), scaler_options(model, args_)) {
   args_.validate();
   if (args_.optimizer_is_paged() && model.device().is_cpu()) {
-    log_warning_once(concat("[trainer] optim=", args_.optim, ": on a CPU the state stays in its memory; the numbers are the same."));
+    log_warning_once(
+        concat("[trainer] optim=", args_.optim, ": on a CPU the state stays in its memory; the numbers are the same."));
   }
   QLORAPP_CHECK_VALUE(!train_data_.empty(), "[trainer] the training data hold no rows.");
   check_vocabulary(train_data_, "train_dataset", model_.config().vocab_size);
@@ -124,7 +129,8 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
   if (args_.gradient_checkpointing) model_.set_segments(parse_segments(args_.keep_text(), std::ssize(model_.blocks())));
   if (args_.memory() != MemorySettings{}) model_.set_memory(args_.memory());  // else what the model was told holds
   if (args_.embedding_on_host && model_.config().tie_word_embeddings) {
-    log_warning_once("[trainer] embedding_on_host has no effect: this model's head is its embedding table, and the head stays on the GPU.");
+    log_warning_once(
+        "[trainer] embedding_on_host has no effect: this model's head is its embedding table, and the head stays on the GPU.");
   }
 }
 
@@ -148,7 +154,8 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
   if (resume_from) unread_losses_.clear();  // of a run that was interrupted: restore has its sums
   else read_losses();
   while (state_.global_step < max_steps_ && !control_.should_training_stop) {
-    const std::vector<int64_t> order = epoch_order(std::ssize(train_data_), state_.cursor.epoch, sampler_options(args_, train_data_));
+    const std::vector<int64_t> order =
+        epoch_order(std::ssize(train_data_), state_.cursor.epoch, sampler_options(args_, train_data_));
     while (state_.cursor.batch < batches_per_epoch_ && state_.global_step < max_steps_ && !control_.should_training_stop) {
       const std::vector<Batch> window = next_window(order, state_.cursor.batch);
       Interruptible model{model_, callbacks_.on_substep_end};
@@ -179,16 +186,17 @@ void Trainer::after_step(const StepReport& report) {
   state_.tokens_seen += report.target_tokens;
   const int64_t step = state_.global_step;
   const bool epoch_ends = state_.cursor.batch >= batches_per_epoch_;
-  control_.should_log = is_due(args_.logging_strategy, args_.logging_steps, step, max_steps_, epoch_ends) ||
-                        (args_.logging_first_step && step == 1);
-  control_.should_evaluate = !eval_data_.empty() && is_due(args_.eval_strategy, args_.eval_interval(), step,
-                                                           max_steps_, epoch_ends);
+  control_.should_log =
+      is_due(args_.logging_strategy, args_.logging_steps, step, max_steps_, epoch_ends) || (args_.logging_first_step && step == 1);
+  control_.should_evaluate =
+      !eval_data_.empty() && is_due(args_.eval_strategy, args_.eval_interval(), step, max_steps_, epoch_ends);
   control_.should_save = is_due(args_.save_strategy, args_.save_steps, step, max_steps_, epoch_ends);
   // The last step is saved too, as transformers does, or the end of a run could not be resumed from.
   if (step == max_steps_ && args_.save_strategy != "no") control_.should_save = true;
   if (callbacks_.on_step_end) callbacks_.on_step_end(step, max_steps_, control_);
   constexpr size_t kMostUnread = 256;
-  if (!model_.device().is_cuda() || control_.should_log || control_.should_save || unread_losses_.size() >= kMostUnread) read_losses();
+  if (!model_.device().is_cuda() || control_.should_log || control_.should_save || unread_losses_.size() >= kMostUnread)
+    read_losses();
 
   if (control_.should_log && state_.steps_since_log > 0) {
     LogRecord record;
@@ -215,7 +223,8 @@ void Trainer::read_losses() {
     const auto loss = tensor.item<double>();
     if (!std::isfinite(loss) && !said_diverged_) {
       said_diverged_ = true;
-      log_warning("[trainer] the loss is not finite any more: training has diverged. Go back to a checkpoint and lower the learning rate.");
+      log_warning(
+          "[trainer] the loss is not finite any more: training has diverged. Go back to a checkpoint and lower the learning rate.");
     }
     state_.loss_sum += loss;
     state_.loss_since_log += loss;

@@ -42,7 +42,8 @@ void Trainer::write_trainer_state(const std::string& folder) const {
   json["train_batch_size"] = args_.per_device_train_batch_size;
   json["trial_name"] = nullptr;
   json["trial_params"] = nullptr;
-  format::write_file_atomically(format::path_in(folder, "trainer_state.json"), format::dump_python_json(json, format::kConfigStyle) + "\n");
+  format::write_file_atomically(format::path_in(folder, "trainer_state.json"),
+                                format::dump_python_json(json, format::kConfigStyle) + "\n");
 }
 
 void Trainer::save_model(const std::string& folder) const {

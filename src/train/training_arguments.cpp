@@ -34,8 +34,8 @@ void below_one(std::string_view name, double value) {
 }
 
 void one_of(std::string_view name, std::string_view value, std::span<const std::string_view> known) {
-  QLORAPP_CHECK_VALUE(std::find(known.begin(), known.end(), value) != known.end(), kWhere, name, " must be one of ", known, "; got '", value,
-                      "'.", did_you_mean(value, known));
+  QLORAPP_CHECK_VALUE(std::find(known.begin(), known.end(), value) != known.end(), kWhere, name, " must be one of ", known,
+                      "; got '", value, "'.", did_you_mean(value, known));
 }
 
 std::string joined(const std::vector<std::string>& entries) {
@@ -47,7 +47,8 @@ std::string joined(const std::vector<std::string>& entries) {
 /// A number of steps, or below 1 a share of all.
 void interval(std::string_view name, double value) {
   positive(name, value);
-  QLORAPP_CHECK_VALUE(value < 1 || value == std::floor(value), kWhere, name, " must be an integer if bigger than 1; got ", value, '.');
+  QLORAPP_CHECK_VALUE(value < 1 || value == std::floor(value), kWhere, name, " must be an integer if bigger than 1; got ", value,
+                      '.');
 }
 
 }  // namespace
@@ -63,7 +64,8 @@ void TrainingArguments::validate() const {
   at_least("per_device_train_batch_size", per_device_train_batch_size, 1);
   at_least("per_device_eval_batch_size", per_device_eval_batch_size, 1);
   at_least("gradient_accumulation_steps", gradient_accumulation_steps, 1);
-  QLORAPP_CHECK_VALUE(max_steps == -1 || max_steps > 0, kWhere, "max_steps must be > 0, or -1 to follow num_train_epochs; got ", max_steps, '.');
+  QLORAPP_CHECK_VALUE(max_steps == -1 || max_steps > 0, kWhere, "max_steps must be > 0, or -1 to follow num_train_epochs; got ",
+                      max_steps, '.');
   if (max_steps < 0) positive("num_train_epochs", num_train_epochs);
   not_negative("learning_rate", learning_rate);
   one_of("lr_scheduler_type", lr_scheduler_type, kSchedules);
@@ -74,8 +76,9 @@ void TrainingArguments::validate() const {
   below_one("adam_beta1", adam_beta1);
   below_one("adam_beta2", adam_beta2);
   not_negative("adam_epsilon", adam_epsilon);
-  QLORAPP_CHECK_VALUE(!optimizer_is_8bit() || static_cast<float>(adam_epsilon) > 0, kWhere, "adam_epsilon must be > 0 with optim=", optim,
-                      ", because a stored second moment may round to 0; got ", adam_epsilon, '.');
+  QLORAPP_CHECK_VALUE(!optimizer_is_8bit() || static_cast<float>(adam_epsilon) > 0, kWhere,
+                      "adam_epsilon must be > 0 with optim=", optim, ", because a stored second moment may round to 0; got ",
+                      adam_epsilon, '.');
   not_negative("max_grad_norm", max_grad_norm);
   QLORAPP_CHECK_VALUE(!(fp16 && bf16), kWhere, "At most one of fp16 and bf16 can be True, but not both.");
   check_segments(joined(checkpoint_keep));

@@ -13,15 +13,16 @@ using namespace qlorapp::literals;
 
 TEST_CASE("a failed check throws its joined parts, a passed one evaluates none of them", "[core][cpu]") {
   bool evaluated = false;
-  const auto part = [&] { evaluated = true; return "x"; };
+  const auto part = [&] {
+    evaluated = true;
+    return "x";
+  };
   QLORAPP_CHECK_VALUE(true, part());
   REQUIRE_FALSE(evaluated);
   try {
     QLORAPP_CHECK_VALUE(false, "[op] n must be in ", std::vector<int>{1, 2}, "; got ", 0.5, ' ', false);
     FAIL("did not throw");
-  } catch (const ValueError& error) {
-    REQUIRE(std::string(error.what()) == "[op] n must be in [1, 2]; got 0.5 false");
-  }
+  } catch (const ValueError& error) { REQUIRE(std::string(error.what()) == "[op] n must be in [1, 2]; got 0.5 false"); }
 }
 
 TEST_CASE("a misspelt name finds its neighbour, a stranger finds none", "[core][cpu]") {

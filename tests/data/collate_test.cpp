@@ -23,10 +23,8 @@ struct Padded {
 
 Padded padded(const std::vector<int64_t>& lengths, int64_t columns, bool left) {
   const auto rows = static_cast<int64_t>(lengths.size());
-  Padded out{at::zeros({rows, columns}, at::kLong),
-             at::zeros({rows, columns}, at::kLong),
-             at::full({rows, columns}, -100, at::kLong),
-             {}};
+  Padded out{
+      at::zeros({rows, columns}, at::kLong), at::zeros({rows, columns}, at::kLong), at::full({rows, columns}, -100, at::kLong), {}};
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t length = lengths[static_cast<std::size_t>(r)], begin = left ? columns - length : 0;
     Example example;

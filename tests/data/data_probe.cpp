@@ -60,8 +60,7 @@ json render(const json& request) {
   if (request.contains("name")) chat = qlorapp::ChatTemplate::named(request["name"].get<std::string>());
   else if (request.contains("folder")) chat = qlorapp::ChatTemplate::from_folder(request["folder"].get<std::string>());
   else
-    chat =
-        qlorapp::ChatTemplate::from_source(request["source"].get<std::string>(), request["bos"].get<std::string>(), "t.jinja");
+    chat = qlorapp::ChatTemplate::from_source(request["source"].get<std::string>(), request["bos"].get<std::string>(), "t.jinja");
   if (!chat) return nullptr;
   std::vector<qlorapp::Message> messages;
   for (const auto& message : request["messages"]) messages.push_back({message["role"], message["content"]});

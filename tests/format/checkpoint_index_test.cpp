@@ -18,8 +18,7 @@ namespace {
 void write_shard(const std::string& path, const std::vector<std::string>& names) {
   std::vector<TensorSpec> specs;
   for (const std::string& name : names) specs.push_back({name, Dtype::kU8, {static_cast<int64_t>(name.size())}});
-  write_safetensors(path, specs, {{"format", "pt"}},
-                    [](const TensorEntry& entry) { return std::as_bytes(std::span(entry.name)); });
+  write_safetensors(path, specs, {{"format", "pt"}}, [](const TensorEntry& entry) { return std::as_bytes(std::span(entry.name)); });
 }
 
 void write_index(const TemporaryFolder& folder, const std::string& map) {

@@ -54,9 +54,7 @@ template <class Error>
 std::string error_of(const std::string& text) {
   try {
     (void)read(text);
-  } catch (const Error& error) {
-    return error.what();
-  }
+  } catch (const Error& error) { return error.what(); }
   return "no error";
 }
 
@@ -82,7 +80,8 @@ TEST_CASE("absent keys keep their value, so that sources can be laid over each o
   REQUIRE(sample.rate == 0.5);
 }
 
-TEST_CASE("a number without a fraction is an integer, an integer is a number, and one value stands for a list of one", "[format][cpu]") {
+TEST_CASE("a number without a fraction is an integer, an integer is a number, and one value stands for a list of one",
+          "[format][cpu]") {
   REQUIRE(read(R"({"count":1e3})").count == 1000);
   REQUIRE(read(R"({"learning_rate":2})").rate == 2.0);
   REQUIRE(read(R"({"names":"a"})").names == std::vector<std::string>{"a"});
@@ -108,10 +107,13 @@ TEST_CASE("a value of another type names the key, what is wanted and what is the
   REQUIRE(error_of<TypeError>(text) == message);
 }
 
-TEST_CASE("unknown options suggest the nearest, one option under two spellings is refused, and errors change nothing", "[format][cpu]") {
-  REQUIRE(error_of<ValueError>(R"({"learnign_rate":1})") == "[t.json] unknown option 'learnign_rate'. Did you mean 'learning_rate'?");
+TEST_CASE("unknown options suggest the nearest, one option under two spellings is refused, and errors change nothing",
+          "[format][cpu]") {
+  REQUIRE(error_of<ValueError>(R"({"learnign_rate":1})") ==
+          "[t.json] unknown option 'learnign_rate'. Did you mean 'learning_rate'?");
   REQUIRE(error_of<ValueError>(R"({"zzzzzz":1})") == "[t.json] unknown option 'zzzzzz'.");
-  REQUIRE(error_of<ValueError>(R"({"lr":1,"learning_rate":2})") == "[t.json] 'lr' and 'learning_rate' are the same option. Give one of them.");
+  REQUIRE(error_of<ValueError>(R"({"lr":1,"learning_rate":2})") ==
+          "[t.json] 'lr' and 'learning_rate' are the same option. Give one of them.");
   REQUIRE(read(R"({"lr":0.25})").rate == 0.25);
   Sample sample;
   REQUIRE_THROWS_AS(format::from_json(format::parse_json(R"({"count":5,"flag":0})", "t"), sample, "t"), TypeError);
@@ -126,5 +128,6 @@ TEST_CASE("what has no effect is said once, what is refused says why", "[core][c
   apply_field_status(Sample{}, "Sample");
   set_log_sink({});
   REQUIRE(lines == std::vector<std::string>{"[Sample] inert has no effect: it is always so."});
-  REQUIRE_THROWS_WITH(apply_field_status(read(R"({"absent":true})"), "Sample"), "[Sample] absent is not supported: there is none. Leave it out.");
+  REQUIRE_THROWS_WITH(apply_field_status(read(R"({"absent":true})"), "Sample"),
+                      "[Sample] absent is not supported: there is none. Leave it out.");
 }

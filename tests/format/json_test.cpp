@@ -76,9 +76,8 @@ TEST_CASE("values, order of keys and the extremes of int64 survive reading", "[f
       " {\"z\": [1, -2.5, true, null, \"\\u00e9\\ud83d\\ude00\"], \"a\": {\"x\": 9223372036854775807, \"y\": "
       "-9223372036854775808}} ",
       "f");
-  REQUIRE(
-      json.dump() ==
-      "{\"z\":[1,-2.5,true,null,\"\xc3\xa9\xf0\x9f\x98\x80\"],\"a\":{\"x\":9223372036854775807,\"y\":-9223372036854775808}}");
+  REQUIRE(json.dump() ==
+          "{\"z\":[1,-2.5,true,null,\"\xc3\xa9\xf0\x9f\x98\x80\"],\"a\":{\"x\":9223372036854775807,\"y\":-9223372036854775808}}");
   REQUIRE(parse_json("[18446744073709551615]", "f", {.allow_big_integers = true})[0].get<uint64_t>() == 18446744073709551615U);
   REQUIRE(parse_json("[18446744073709551616]", "f", {.allow_big_integers = true})[0].get<double>() == 18446744073709551616.0);
 }

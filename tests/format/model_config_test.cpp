@@ -65,13 +65,11 @@ TEST_CASE("what a Llama's config leaves out has the defaults of its family", "[f
 }
 
 TEST_CASE("the rope settings of transformers 4 and 5 mean the same", "[format][cpu]") {
-  const std::string inner =
-      R"("factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":8192)";
-  for (const std::string& more :
-       {R"("rope_theta":500000.0,"rope_scaling":{"rope_type":"llama3",)" + inner + "}",
-        R"("rope_theta":500000.0,"rope_scaling":{"type":"llama3",)" + inner + "}",
-        R"("rope_theta":500000.0,"rope_scaling":{"type":"llama3","rope_type":"llama3",)" + inner + "}",
-        R"("rope_parameters":{"rope_type":"llama3","rope_theta":500000.0,)" + inner + "}"}) {
+  const std::string inner = R"("factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":8192)";
+  for (const std::string& more : {R"("rope_theta":500000.0,"rope_scaling":{"rope_type":"llama3",)" + inner + "}",
+                                  R"("rope_theta":500000.0,"rope_scaling":{"type":"llama3",)" + inner + "}",
+                                  R"("rope_theta":500000.0,"rope_scaling":{"type":"llama3","rope_type":"llama3",)" + inner + "}",
+                                  R"("rope_parameters":{"rope_type":"llama3","rope_theta":500000.0,)" + inner + "}"}) {
     const RopeSettings rope = parse(config(more)).rope;
     REQUIRE(rope.type == RopeSettings::Type::kLlama3);
     REQUIRE(rope.theta == 500000.0);
@@ -172,8 +170,7 @@ TEST_CASE("what would change the result, or is no size of a model, is refused by
        "bnb_4bit_compute_dtype must be"},
       {config(R"("quantization_config":{"load_in_4bit":true,"bnb_4bit_quant_storage":"load"})"),
        "bnb_4bit_quant_storage must be one of"},
-      {config(R"("quantization_config":{"load_in_4bit":true,"bnb_4bit_quant_typ":"nf4"})"),
-       "Did you mean 'bnb_4bit_quant_type'?"},
+      {config(R"("quantization_config":{"load_in_4bit":true,"bnb_4bit_quant_typ":"nf4"})"), "Did you mean 'bnb_4bit_quant_type'?"},
       {config(R"("quantization_config":{"load_in_4bit":true,"llm_int8_skip_modules":[1]})"),
        "llm_int8_skip_modules must be a list of strings"},
       {config(R"("quantization_config":4)"), "quantization_config must be a JSON object"},
@@ -196,8 +193,7 @@ TEST_CASE("keys that change nothing pass in silence, unknown ones are said once,
   REQUIRE(warnings.lines.empty());
   (void)parse(config(R"("a_key_of_tomorrow":1,"another":null)"));
   (void)parse(config(R"("a_key_of_tomorrow":2,"another":[])"));
-  REQUIRE(warnings.lines ==
-          std::vector<std::string>{"[config.json] unknown keys are ignored: 'a_key_of_tomorrow', 'another'."});
+  REQUIRE(warnings.lines == std::vector<std::string>{"[config.json] unknown keys are ignored: 'a_key_of_tomorrow', 'another'."});
   std::string many;
   for (int i = 0; i < 5000; ++i) many += concat(i == 0 ? "\"" : ",\"", "key_", i, "\":0");
   (void)parse(config(many));
@@ -218,8 +214,7 @@ TEST_CASE("the parameters of Llama-3.2-1B are those that PEFT counts", "[format]
   REQUIRE(layers[13].shape == std::vector<int64_t>{2048, 8192});
 }
 
-TEST_CASE("a head's rotary frequencies fall from one to nearly 1 / theta; llama3 slows long waves by its factor",
-          "[format][cpu]") {
+TEST_CASE("a head's rotary frequencies fall from one to nearly 1 / theta; llama3 slows long waves by its factor", "[format][cpu]") {
   const auto plain = rope_inverse_frequencies(parse(config(R"("rope_theta":500000.0,"head_dim":64)")));
   REQUIRE(plain.size() == 32);
   REQUIRE(plain[0] == 1.0F);

@@ -121,8 +121,7 @@ TEST_CASE("the parts of a four-bit weight must have the sizes that its shape dem
        },
        "'q.weight.nested_quant_map' must be F32 [256]"},
       {[](auto& specs) { specs[4].name = "x"; }, "must hold tensor 'q.weight.nested_quant_map'"},
-      {[](auto& specs) { specs[5].name = "q.weight.quant_state.bitsandbytes__fp4"; },
-       "must end in quant_state.bitsandbytes__nf4"},
+      {[](auto& specs) { specs[5].name = "q.weight.quant_state.bitsandbytes__fp4"; }, "must end in quant_state.bitsandbytes__nf4"},
       {[](auto& specs) { specs[5].name = "q.weight.quant_state.bitsandbytes__nf5"; }, "must end in"},
       {[](auto& specs) { specs[5].name = "q.weight.state"; }, "must have one quant_state; 'q.weight' has 0"},
       {[](auto& specs) {

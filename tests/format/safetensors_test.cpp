@@ -105,8 +105,7 @@ TEST_CASE("each rule of the format has its own refusal", "[format][cpu]") {
        file_of(
            [] {
              std::string header = "{";
-             for (int i = 0; i < 10; ++i)
-               header += (i == 0 ? "" : ",") + tensor("w" + std::to_string(i), "F32", "[2,2]", "[0,16]");
+             for (int i = 0; i < 10; ++i) header += (i == 0 ? "" : ",") + tensor("w" + std::to_string(i), "F32", "[2,2]", "[0,16]");
              return header + "}";
            }(),
            16),
@@ -206,9 +205,9 @@ TEST_CASE("a directory, a pipe and a missing file are said to be just that", "[f
 
 TEST_CASE("reads stay within the tensor, continue after interruptions and notice a file that shrank", "[format][cpu]") {
   const TemporaryFolder folder;
-  const std::string path = folder.write(
-      "a.safetensors",
-      file_of("{" + tensor("x", "U8", "[3]", "[0,3]") + "," + tensor("y", "U8", "[5]", "[3,8]") + "}") + "abcdefgh");
+  const std::string path =
+      folder.write("a.safetensors",
+                   file_of("{" + tensor("x", "U8", "[3]", "[0,3]") + "," + tensor("y", "U8", "[5]", "[3,8]") + "}") + "abcdefgh");
   const SafetensorsFile file(path);
   std::array<std::byte, 5> into{};
   {

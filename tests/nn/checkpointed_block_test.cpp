@@ -6,8 +6,8 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "catch.hpp"
-#include "qlorapp/nn/keep.hpp"
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/nn/keep.hpp"
 
 using namespace qlorapp;
 

@@ -39,7 +39,8 @@ bool no_gpu() {
 }
 
 /// The fastest settings, and those that save memory.
-const std::vector<MemorySettings> kSettings{{}, {40, 32, WeightWorkspace::kStack, true}, {40, 32, WeightWorkspace::kProjection, true}};
+const std::vector<MemorySettings> kSettings{
+    {}, {40, 32, WeightWorkspace::kStack, true}, {40, 32, WeightWorkspace::kProjection, true}};
 
 /// While it lives, everything that waits for the GPU throws.
 struct NothingWaits {
@@ -51,8 +52,8 @@ struct NothingWaits {
 
 TEST_CASE("loss and adapter gradients on a GPU equal autograd over a plain dense model", "[nn][cuda]") {
   if (no_gpu()) return;
-  const std::vector<int64_t> rows = GENERATE(std::vector<int64_t>{0, 9, 10, 24}, std::vector<int64_t>{0, 40, 80},
-                                             std::vector<int64_t>{0, 33, 34, 96});
+  const std::vector<int64_t> rows =
+      GENERATE(std::vector<int64_t>{0, 9, 10, 24}, std::vector<int64_t>{0, 40, 80}, std::vector<int64_t>{0, 33, 34, 96});
   CausalLM on_cpu = tiny::make_model(at::kFloat), model = tiny::make_model(at::kFloat, 0, kGpu);
   model.arena().values().copy_(on_cpu.arena().values());
   const Batch batch = long_batch(rows, model.config().vocab_size);
@@ -142,10 +143,13 @@ TEST_CASE("a micro-step's peak on a GPU is the one that was rehearsed", "[nn][cu
 
   const auto bf16 = at::TensorOptions().device(kGpu).dtype(at::kBFloat16);
   const Quantizer quantizer;
-  const auto linear = [&](int64_t out, int64_t in) { return FrozenWeight(quantizer.quantize(at::randn({out, in}, bf16).mul_(0.02))); };
+  const auto linear = [&](int64_t out, int64_t in) {
+    return FrozenWeight(quantizer.quantize(at::randn({out, in}, bf16).mul_(0.02)));
+  };
   CausalLM::Weights weights{at::randn({32000, 1024}, bf16), at::ones({1024}, bf16), at::randn({32000, 1024}, bf16), {}};
   for (int block = 0; block < 4; ++block) {
-    weights.blocks.push_back({at::ones({1024}, bf16), at::ones({1024}, bf16),
+    weights.blocks.push_back({at::ones({1024}, bf16),
+                              at::ones({1024}, bf16),
                               {linear(1024, 1024), linear(256, 1024), linear(256, 1024), linear(1024, 1024), linear(4096, 1024),
                                linear(4096, 1024), linear(1024, 4096)}});
   }

@@ -107,8 +107,7 @@ TEST_CASE("inputs on the host work on graphs: several alive at once, and backwar
   }
 }
 
-TEST_CASE("on a GPU inputs on the host free what they would keep, and nothing is allocated from the second step on",
-          "[nn][cuda]") {
+TEST_CASE("on a GPU inputs on the host free what they would keep, and nothing is allocated from the second step on", "[nn][cuda]") {
   if (!has_gpu()) {
     WARN("skipped: there is no GPU");
     return;

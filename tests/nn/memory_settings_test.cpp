@@ -128,8 +128,7 @@ TEST_CASE("dropout of the rest of a tensor is the rest of the tensor's dropout",
   const at::Tensor x = at::randn({12, 6}).to(dtype).to(device);
   const at::Tensor whole = ops::seeded_dropout(x, 0.4, {7, 1, 2});
   for (const int64_t begin : {4, 8}) {
-    const at::Tensor rest =
-        ops::seeded_dropout(x.narrow(0, begin, 12 - begin), 0.4, {7, 1, 2, static_cast<uint64_t>(begin * 6)});
+    const at::Tensor rest = ops::seeded_dropout(x.narrow(0, begin, 12 - begin), 0.4, {7, 1, 2, static_cast<uint64_t>(begin * 6)});
     REQUIRE(at::equal(rest, whole.narrow(0, begin, 12 - begin)));
   }
   REQUIRE_THROWS_AS(ops::seeded_dropout(x, 0.4, {7, 1, 2, 6}), c10::ValueError);
@@ -156,15 +155,14 @@ TEST_CASE("a mixture of policies is read from the first block on, and one number
   REQUIRE((keeps(parse_segments("input_only,everything:2", 5)) ==
            std::vector<Keep>{kInputOnly, kInputOnly, kInputOnly, kEverything, kEverything}));
   REQUIRE((keeps(parse_segments("input_only,everything:2", 2)) == std::vector<Keep>{kEverything, kEverything}));
-  REQUIRE((keeps(parse_segments("everything,input_only,everything", 3)) ==
-           std::vector<Keep>{kEverything, kInputOnly, kEverything}));
+  REQUIRE(
+      (keeps(parse_segments("everything,input_only,everything", 3)) == std::vector<Keep>{kEverything, kInputOnly, kEverything}));
   for (const char* const wrong :
        {"", "input", "everything:0", "everything:-1", "everything:x", "everything:2", "everything:5",
         "everything:", "everything:3,input_only", "input_only,everything,everything:1", "everything,everything,everything",
         "everything:9223372036854775807,input_only:9223372036854775807", "everything:99999999999999999999"}) {
     CAPTURE(wrong);
-    const bool fits =
-        std::string_view(wrong) == "everything:2" || std::string_view(wrong) == "everything,everything,everything";
+    const bool fits = std::string_view(wrong) == "everything:2" || std::string_view(wrong) == "everything,everything,everything";
     REQUIRE_THROWS_AS(parse_segments(wrong, fits ? 4 : 2), ValueError);
   }
 }

@@ -50,8 +50,7 @@ struct Peaks {
 
 /// The most that forward, and then backward, have at a time, beside x and dy.
 template <class Begin, class Peak>
-Peaks peaks_of(const DecoderBlock& block, const StepContext& context, const at::Tensor& x, Keep keep, Begin&& begin,
-               Peak&& peak) {
+Peaks peaks_of(const DecoderBlock& block, const StepContext& context, const at::Tensor& x, Keep keep, Begin&& begin, Peak&& peak) {
   const at::NoGradGuard no_grad;
   const DecoderBlock::Gradients gradients = tiny::zero_gradients(block);
   Peaks result{};
@@ -64,8 +63,7 @@ Peaks peaks_of(const DecoderBlock& block, const StepContext& context, const at::
   return result;
 }
 
-format::ModelConfig config_of(int64_t hidden, int64_t intermediate, int64_t layers, int64_t heads, int64_t head_dim,
-                              bool tied) {
+format::ModelConfig config_of(int64_t hidden, int64_t intermediate, int64_t layers, int64_t heads, int64_t head_dim, bool tied) {
   return format::parse_model_config(
       concat(
           R"({"model_type":"llama","architectures":["LlamaForCausalLM"],"hidden_act":"silu","hidden_size":)", hidden,
@@ -88,8 +86,7 @@ const MemorySettings kSmallest{512, 1024, WeightWorkspace::kStack, true};
 
 }  // namespace
 
-TEST_CASE("a rehearsal allocates what the run allocates, but for the little that CPU kernels take for themselves",
-          "[nn][cpu]") {
+TEST_CASE("a rehearsal allocates what the run allocates, but for the little that CPU kernels take for themselves", "[nn][cpu]") {
   const Keep keep = GENERATE(Keep::kEverything, Keep::kAttentionOnly, Keep::kInputOnly);
   const auto workspace = GENERATE(WeightWorkspace::kLayer, WeightWorkspace::kStack);
   const int64_t tile = GENERATE(0, 64);

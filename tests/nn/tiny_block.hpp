@@ -11,8 +11,8 @@
 
 namespace tiny {
 
-inline constexpr qlorapp::DecoderBlock::Shape kShape{.hidden = 48, .intermediate = 88, .heads = 6, .kv_heads = 2, .head_dim = 8,
-                                                     .rms_norm_eps = 1e-5};
+inline constexpr qlorapp::DecoderBlock::Shape kShape{
+    .hidden = 48, .intermediate = 88, .heads = 6, .kv_heads = 2, .head_dim = 8, .rms_norm_eps = 1e-5};
 
 struct Both {
   qlorapp::DecoderBlock ours;
@@ -25,14 +25,18 @@ inline Both make_block(at::ScalarType dtype, std::array<bool, 7> targets = {true
   using namespace qlorapp;
   at::manual_seed(7);
   const int64_t q = shape.attention_width(), kv = shape.kv_heads * shape.head_dim;
-  const std::array<std::pair<int64_t, int64_t>, 7> sizes{{{q, shape.hidden}, {kv, shape.hidden}, {kv, shape.hidden}, {shape.hidden, q},
-                                                          {shape.intermediate, shape.hidden}, {shape.intermediate, shape.hidden},
+  const std::array<std::pair<int64_t, int64_t>, 7> sizes{{{q, shape.hidden},
+                                                          {kv, shape.hidden},
+                                                          {kv, shape.hidden},
+                                                          {shape.hidden, q},
+                                                          {shape.intermediate, shape.hidden},
+                                                          {shape.intermediate, shape.hidden},
                                                           {shape.hidden, shape.intermediate}}};
   DecoderBlock::Weights weights;
   weights.input_norm = (at::rand({shape.hidden}) + 0.5).to(dtype);
   weights.post_attention_norm = (at::rand({shape.hidden}) + 0.5).to(dtype);
-  reference::Block dense{shape.heads, shape.kv_heads, shape.head_dim, shape.rms_norm_eps, weights.input_norm,
-                         weights.post_attention_norm, {}, {}};
+  reference::Block dense{
+      shape.heads, shape.kv_heads, shape.head_dim, shape.rms_norm_eps, weights.input_norm, weights.post_attention_norm, {}, {}};
   const Quantizer quantizer;
   DecoderBlock::Adapters adapters;
   for (size_t i = 0; i < 7; ++i) {
@@ -51,7 +55,8 @@ inline Both make_block(at::ScalarType dtype, std::array<bool, 7> targets = {true
   return both;
 }
 
-inline qlorapp::StepContext make_context(const std::vector<int64_t>& row_starts, const qlorapp::DecoderBlock::Shape& shape = kShape) {
+inline qlorapp::StepContext make_context(const std::vector<int64_t>& row_starts,
+                                         const qlorapp::DecoderBlock::Shape& shape = kShape) {
   qlorapp::StepContext context;
   const at::Tensor exponents = at::arange(0, shape.head_dim, 2, at::kFloat) / static_cast<double>(shape.head_dim);
   qlorapp::RopeTable table(1.0 / at::pow(10000.0, exponents), 1.0);

@@ -74,8 +74,8 @@ inline Expected reference_loss_and_gradients(const qlorapp::CausalLM& model, con
   at::Tensor x = model.embed_tokens().to(at::kDouble).index_select(0, batch.tokens);
   const StepContext context = make_context(batch.row_starts);
   for (const DecoderBlock& block : model.blocks()) {
-    reference::Block dense{6, 2, 8, 1e-5, block.weights().input_norm.to(at::kDouble),
-                           block.weights().post_attention_norm.to(at::kDouble), {}, {}};
+    reference::Block dense{
+        6, 2, 8, 1e-5, block.weights().input_norm.to(at::kDouble), block.weights().post_attention_norm.to(at::kDouble), {}, {}};
     for (size_t i = 0; i < 7; ++i) {
       dense.weights[i] = quantizer.dequantize(block.weights().projections[i].quantized, at::kFloat).to(at::kDouble);
       if (const auto& adapter = block.adapters()[i]) {
@@ -87,7 +87,8 @@ inline Expected reference_loss_and_gradients(const qlorapp::CausalLM& model, con
     }
     x = reference::forward(dense, x, context.cos.to(at::kDouble), context.sin.to(at::kDouble), batch.row_starts);
   }
-  const at::Tensor logits = at::matmul(reference::rms_norm(x, model.norm_weight().to(at::kDouble), 1e-5), model.lm_head().to(at::kDouble).t());
+  const at::Tensor logits =
+      at::matmul(reference::rms_norm(x, model.norm_weight().to(at::kDouble), 1e-5), model.lm_head().to(at::kDouble).t());
   const at::Tensor loss = at::cross_entropy_loss(logits, batch.targets, {}, at::Reduction::Sum, -100);
   return {loss.item<double>(), torch::autograd::grad({loss}, leaves)};
 }

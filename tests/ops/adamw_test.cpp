@@ -124,8 +124,8 @@ TEST_CASE("a gradient that is not finite is refused by index and changes nothing
                              -std::numeric_limits<float>::infinity(), 1e19F, -3e38F);
   Arena arena(1000);
   arena.step(at::randn({1000}), 1, {});
-  const std::vector<at::Tensor> before{arena.parameter.clone(), arena.state1.clone(), arena.state2.clone(),
-                                       arena.absmax1.clone(), arena.absmax2.clone()};
+  const std::vector<at::Tensor> before{arena.parameter.clone(), arena.state1.clone(), arena.state2.clone(), arena.absmax1.clone(),
+                                       arena.absmax2.clone()};
   at::Tensor gradient = at::randn({1000});
   gradient[777] = bad;
   gradient[900] = bad;

@@ -54,18 +54,13 @@ TEST_CASE("rows longer than a tile of the fused kernel", "[ops][cpu]") {
 TEST_CASE("cached attention is the last queries of attention", "[ops][cpu]") {
   at::manual_seed(6);
   const std::vector<int64_t> starts{0, 90, 91, 231};
-  const at::Tensor q = randn({231, 4, 16}, at::kFloat), k = randn({231, 2, 16}, at::kFloat),
-                   v = randn({231, 2, 16}, at::kFloat);
+  const at::Tensor q = randn({231, 4, 16}, at::kFloat), k = randn({231, 2, 16}, at::kFloat), v = randn({231, 2, 16}, at::kFloat);
   const at::Tensor full = std::get<0>(ops::attention(q, k, v, starts, 0.25));
-  const auto tail = [&](const at::Tensor& x) {
-    return at::cat({x.slice(0, 20, 90), x.slice(0, 90, 91), x.slice(0, 229, 231)});
-  };
+  const auto tail = [&](const at::Tensor& x) { return at::cat({x.slice(0, 20, 90), x.slice(0, 90, 91), x.slice(0, 229, 231)}); };
   const at::Tensor got = ops::attention_with_cache(tail(q), k, v, {0, 70, 71, 73}, {0, 90, 91}, {90, 1, 140}, 0.25);
   REQUIRE(relative_error(got, values(tail(full))) < 1e-6);
-  REQUIRE_THROWS_AS(ops::attention_with_cache(tail(q), k, v, {0, 70, 71, 73}, {0, 90, 91}, {90, 1, 141}, 0.25),
-                    c10::ValueError);
-  REQUIRE_THROWS_AS(ops::attention_with_cache(tail(q), k, v, {0, 70, 71, 73}, {0, 90, 91}, {69, 1, 140}, 0.25),
-                    c10::ValueError);
+  REQUIRE_THROWS_AS(ops::attention_with_cache(tail(q), k, v, {0, 70, 71, 73}, {0, 90, 91}, {90, 1, 141}, 0.25), c10::ValueError);
+  REQUIRE_THROWS_AS(ops::attention_with_cache(tail(q), k, v, {0, 70, 71, 73}, {0, 90, 91}, {69, 1, 140}, 0.25), c10::ValueError);
 }
 
 TEST_CASE("an empty batch has an empty result", "[ops][cpu]") {

@@ -39,8 +39,7 @@ TEST_CASE("ignored rows get a zero gradient, and a batch without targets a zero 
 }
 
 TEST_CASE("logits far apart neither overflow nor lose the loss", "[ops][cpu]") {
-  const at::Tensor hidden = at::full({1, 1}, 1.0, at::kFloat),
-                   weight = at::tensor({-3000.0f, 0.0f, 2990.0f, 3000.0f}).view({4, 1});
+  const at::Tensor hidden = at::full({1, 1}, 1.0, at::kFloat), weight = at::tensor({-3000.0f, 0.0f, 2990.0f, 3000.0f}).view({4, 1});
   REQUIRE(std::abs(std::get<0>(ops::linear_cross_entropy(hidden, weight, at::tensor({2}, at::kLong))).item<double>() -
                    (10.0 + std::log1p(std::exp(-10.0)))) < 1e-6);
   const at::Tensor broken = at::full({1, 1}, NAN, at::kFloat);

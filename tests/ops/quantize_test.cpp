@@ -144,8 +144,8 @@ TEST_CASE("a large result, written past the caches, equals its parts", "[ops][cp
     const WithIsa isa(choice);
     const at::Tensor whole = ops::dequantize_4bit(packed, absmax, {2100, 2048}, 64, QuantType::kNf4, at::kFloat);
     for (const int64_t row : {int64_t{0}, int64_t{1050}, int64_t{2099}}) {
-      const at::Tensor part = ops::dequantize_4bit(packed.narrow(0, row * 1024, 1024), absmax.narrow(0, row * 32, 32), {2048},
-                                                   64, QuantType::kNf4, at::kFloat);
+      const at::Tensor part = ops::dequantize_4bit(packed.narrow(0, row * 1024, 1024), absmax.narrow(0, row * 32, 32), {2048}, 64,
+                                                   QuantType::kNf4, at::kFloat);
       REQUIRE(same_bits(whole[row], part));
     }
     REQUIRE((whole - weight).abs().max().item<double>() < 0.16 * absmax.max().item<double>());

@@ -32,8 +32,8 @@ TEST_CASE("rope_ turns q and k inside a packed projection and leaves v alone", "
   ops::rope_(q_and_k, angles.cos(), angles.sin(), positions);
   const at::Tensor turned = before.narrow(1, 0, (heads + kv_heads) * d);
   REQUIRE(at::equal(q_and_k, ops::rope(turned.reshape({5, heads + kv_heads, d}), angles.cos(), angles.sin(), positions)));
-  REQUIRE(at::equal(packed.narrow(1, (heads + kv_heads) * d, kv_heads * d),
-                    before.narrow(1, (heads + kv_heads) * d, kv_heads * d)));
+  REQUIRE(
+      at::equal(packed.narrow(1, (heads + kv_heads) * d, kv_heads * d), before.narrow(1, (heads + kv_heads) * d, kv_heads * d)));
 }
 
 TEST_CASE("rope refuses positions outside its tables and tables of another head", "[ops][cpu]") {

@@ -64,7 +64,8 @@ inline at::Tensor forward(const Block& block, const at::Tensor& x, const at::Ten
   for (size_t r = 0; r + 1 < row_starts.size(); ++r) {
     const int64_t begin = row_starts[r], length = row_starts[r + 1] - begin;
     const at::Tensor c = cos.narrow(0, 0, length), s = sin.narrow(0, 0, length);
-    rows.push_back(attention(rope(q.narrow(0, begin, length), c, s), rope(k.narrow(0, begin, length), c, s), v.narrow(0, begin, length)));
+    rows.push_back(
+        attention(rope(q.narrow(0, begin, length), c, s), rope(k.narrow(0, begin, length), c, s), v.narrow(0, begin, length)));
   }
   const at::Tensor x2 = x + linear(block, 3, at::cat(rows));
   const at::Tensor n2 = rms_norm(x2, block.post_attention_norm, block.eps);

@@ -44,8 +44,7 @@ inline FourBit quantize(const std::vector<float>& weight, int64_t block_size, co
   for (int64_t begin = 0; begin < n; begin += block_size) {
     const int64_t end = std::min(begin + block_size, n);
     double absmax = 0;
-    for (int64_t i = begin; i < end; ++i)
-      absmax = std::max(absmax, std::fabs(static_cast<double>(weight[static_cast<size_t>(i)])));
+    for (int64_t i = begin; i < end; ++i) absmax = std::max(absmax, std::fabs(static_cast<double>(weight[static_cast<size_t>(i)])));
     result.absmax.push_back(absmax);
     for (int64_t i = begin; i < end; ++i) {
       const double scaled = absmax == 0 ? 0 : static_cast<double>(weight[static_cast<size_t>(i)]) / absmax;

@@ -75,8 +75,8 @@ inline SwiGlu swiglu(const Values& gate_up, const Values& dh, int64_t n) {
 struct Attention {
   Values out, lse, dq, dk, dv;
 };
-inline Attention attention(const Values& q, const Values& k, const Values& v, const Values& dout, int64_t heads,
-                           int64_t kv_heads, int64_t d, const std::vector<int64_t>& row_starts, double scale) {
+inline Attention attention(const Values& q, const Values& k, const Values& v, const Values& dout, int64_t heads, int64_t kv_heads,
+                           int64_t d, const std::vector<int64_t>& row_starts, double scale) {
   const int64_t tokens = row_starts.back(), group = heads / kv_heads;
   Attention result{Values(q.size()), Values(static_cast<std::size_t>(heads * tokens)), Values(q.size()), Values(k.size()),
                    Values(v.size())};

@@ -90,11 +90,11 @@ double relative(const at::Tensor& a, const at::Tensor& b) {
 TEST_CASE("k micro-batches of ragged rows give the loss and gradients of one big batch", "[train][cpu]") {
   const auto dtype = GENERATE(at::kFloat, at::kDouble);
   const int64_t prompt = GENERATE(0, 3);
-  const std::vector<std::vector<int64_t>> parts = GENERATE(
-      std::vector<std::vector<int64_t>>{{5, 97}, {2, 31}, {64, 4}, {8, 9, 10}},  // a full window
-      std::vector<std::vector<int64_t>>{{50}, {3, 2}},                           // a last, partial one
-      std::vector<std::vector<int64_t>>{{40}, {1, 1}},                           // a micro-batch without a target
-      std::vector<std::vector<int64_t>>{{400, 7}});                              // k = 1
+  const std::vector<std::vector<int64_t>> parts =
+      GENERATE(std::vector<std::vector<int64_t>>{{5, 97}, {2, 31}, {64, 4}, {8, 9, 10}},  // a full window
+               std::vector<std::vector<int64_t>>{{50}, {3, 2}},                           // a last, partial one
+               std::vector<std::vector<int64_t>>{{40}, {1, 1}},                           // a micro-batch without a target
+               std::vector<std::vector<int64_t>>{{400, 7}});                              // k = 1
   std::vector<Batch> window;
   std::vector<int64_t> rows;
   for (const auto& lengths : parts) {

@@ -16,7 +16,8 @@ TEST_CASE("an arena is clipped like its parameters one by one, and padding behin
   at::manual_seed(3);
   at::Tensor flat = at::randn({1000});
   const std::vector<int64_t> ends{10, 10, 500, 900};
-  const std::vector<at::Tensor> parts{flat.slice(0, 0, 10).clone(), flat.slice(0, 10, 500).clone(), flat.slice(0, 500, 900).clone()};
+  const std::vector<at::Tensor> parts{flat.slice(0, 0, 10).clone(), flat.slice(0, 10, 500).clone(),
+                                      flat.slice(0, 500, 900).clone()};
   const double exact = flat.slice(0, 0, 900).to(at::kDouble).norm().item<double>();
 
   const at::Tensor norm = clip_grad_norm_(parts, 1.0);

@@ -33,9 +33,7 @@ int main() {
                                        {"scaling", config.scaling_of(name)}});
         }
       }
-    } catch (const std::exception& error) {
-      answer = {{"error", error.what()}};
-    }
+    } catch (const std::exception& error) { answer = {{"error", error.what()}}; }
     std::cout << answer.dump() << '\n';
   }
   return 0;

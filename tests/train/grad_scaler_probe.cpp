@@ -23,13 +23,20 @@ using qlorapp::GradScaler;
 std::vector<at::Tensor> gradients(char kind) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   switch (kind) {
-    case 'f': return {at::tensor({1.5F, -3.0F})};
-    case 'i': return {at::tensor({1.5F, kInf})};
-    case 'n': return {at::tensor({std::numeric_limits<float>::quiet_NaN(), 1.0F})};
-    case 'b': return {at::tensor({1.0F}), at::tensor({-kInf}).to(at::kBFloat16)};
-    case 'u': return {at::Tensor(), at::tensor({0.1F})};
-    case 'h': return {at::tensor({1.0F}).to(at::kHalf)};
-    default: return {};
+    case 'f':
+      return {at::tensor({1.5F, -3.0F})};
+    case 'i':
+      return {at::tensor({1.5F, kInf})};
+    case 'n':
+      return {at::tensor({std::numeric_limits<float>::quiet_NaN(), 1.0F})};
+    case 'b':
+      return {at::tensor({1.0F}), at::tensor({-kInf}).to(at::kBFloat16)};
+    case 'u':
+      return {at::Tensor(), at::tensor({0.1F})};
+    case 'h':
+      return {at::tensor({1.0F}).to(at::kHalf)};
+    default:
+      return {};
   }
 }
 
@@ -80,7 +87,8 @@ int main() {
       if (verb == "new") {
         GradScaler::Options options;
         options.device = at::kCPU;
-        words >> options.init_scale >> options.growth_factor >> options.backoff_factor >> options.growth_interval >> options.enabled;
+        words >> options.init_scale >> options.growth_factor >> options.backoff_factor >> options.growth_interval >>
+            options.enabled;
         saved.reset();
         scaler.reset();
         scaler.emplace(options);
@@ -94,9 +102,7 @@ int main() {
       outcome = std::string("AssertionError ") + error.what();
     } catch (const qlorapp::GradScalerOrder& error) {
       outcome = std::string("RuntimeError ") + error.what();
-    } catch (const qlorapp::ValueError& error) {
-      outcome = std::string("ValueError ") + error.what();
-    }
+    } catch (const qlorapp::ValueError& error) { outcome = std::string("ValueError ") + error.what(); }
     if (!scaler) {
       std::cout << outcome << " - -\n";
       continue;

@@ -135,8 +135,9 @@ TEST_CASE("too many skips in a row stop the run with a diagnosis; one good step 
     one_step(scaler, kOverflow);
     FAIL("did not throw");
   } catch (const LossScaleExhausted& error) {
-    REQUIRE_THAT(error.what(), Catch::Matchers::StartsWith("[GradScaler] 3 optimizer steps in a row found infinite or NaN gradients; "
-                                                           "the loss scale is down to 2048."));
+    REQUIRE_THAT(error.what(),
+                 Catch::Matchers::StartsWith("[GradScaler] 3 optimizer steps in a row found infinite or NaN gradients; "
+                                             "the loss scale is down to 2048."));
   }
   REQUIRE_THROWS_AS(GradScaler({.device = at::kCPU, .min_scale = -1.0}), ValueError);
 }

@@ -22,7 +22,8 @@ int main() {
       double steps = 0, ratio = 0;
       int64_t total = 0;
       words >> steps >> ratio >> total;
-      std::cout << (verb == "warmup_steps" ? qlorapp::count_warmup_steps(steps, ratio, total) : qlorapp::count_interval_steps(steps, total))
+      std::cout << (verb == "warmup_steps" ? qlorapp::count_warmup_steps(steps, ratio, total)
+                                           : qlorapp::count_interval_steps(steps, total))
                 << '\n';
     } else {
       qlorapp::Schedule schedule{.type = qlorapp::schedule_type(verb)};

@@ -68,10 +68,10 @@ TEST_CASE("each option outside its range is named with its rule and value", "[tr
       {R"({"checkpoint_keep":["input_only","everything","everything:2"]})", "only one entry may be without a number"},
       {R"({"loss_chunk_rows":-1})", "loss_chunk_rows must be a number of rows, or 0"},
       {R"({"mlp_tile_rows":6})", "mlp_tile_rows must be a multiple of 4"},
-      {R"({"weight_workspace":"stacks"})", "[weight_workspace] must be one of [layer, stack, projection]; got 'stacks'. Did you mean 'stack'?"},
+      {R"({"weight_workspace":"stacks"})",
+       "[weight_workspace] must be one of [layer, stack, projection]; got 'stacks'. Did you mean 'stack'?"},
       {R"({"max_length":1})", "max_length must be an integer >= 2"},
-      {R"({"train_sampling_strategy":"shuffle"})",
-       "train_sampling_strategy must be one of [random, sequential, group_by_length]"},
+      {R"({"train_sampling_strategy":"shuffle"})", "train_sampling_strategy must be one of [random, sequential, group_by_length]"},
       {R"({"logging_strategy":"often"})", "logging_strategy must be one of [no, steps, epoch]"},
       {R"({"logging_steps":0})", "logging_steps must be finite and > 0; got 0."},
       {R"({"logging_steps":2.5})", "logging_steps must be an integer if bigger than 1; got 2.5."},
@@ -135,8 +135,7 @@ TEST_CASE("every optimizer name means float32 or eight-bit moments, paged ones t
 TEST_CASE("options without effect are said once with the reason", "[train][cpu]") {
   std::vector<std::string> lines;
   set_log_sink([&](LogLevel, std::string_view line) { lines.emplace_back(line); });
-  const auto args =
-      read(R"({"dataloader_num_workers":4,"use_liger_kernel":true,"lr_scheduler_type":"constant","warmup_steps":3})");
+  const auto args = read(R"({"dataloader_num_workers":4,"use_liger_kernel":true,"lr_scheduler_type":"constant","warmup_steps":3})");
   args.validate();
   args.validate();
   set_log_sink({});

@@ -53,16 +53,18 @@ void append(std::string& out, Bool value) {
   out += value ? "true" : "false";
 }
 template <class Number>
-  requires(std::is_arithmetic_v<Number> && !std::same_as<Number, bool> && !std::same_as<Number, char>)
-void append(std::string& out, Number value) {
+requires(std::is_arithmetic_v<Number> && !std::same_as<Number, bool> && !std::same_as<Number, char>) void append(std::string& out,
+                                                                                                                 Number value) {
   char buffer[64];
   const auto end = std::to_chars(buffer, buffer + sizeof buffer, value).ptr;
   out.append(buffer, end);
 }
 /// Anything that a container of numbers or strings is: printed as [a, b, c].
 template <class Range>
-  requires(!std::convertible_to<Range, std::string_view> && requires(const Range& r) { r.begin(); r.end(); })
-void append(std::string& out, const Range& range) {
+requires(!std::convertible_to<Range, std::string_view> && requires(const Range& r) {
+  r.begin();
+  r.end();
+}) void append(std::string& out, const Range& range) {
   out += '[';
   bool first = true;
   for (const auto& item : range) {
@@ -86,19 +88,19 @@ template <class... Parts>
 }  // namespace qlorapp
 
 /// Throws ValueError with the joined parts unless the condition holds. The parts are evaluated only on failure.
-#define QLORAPP_CHECK_VALUE(condition, ...) \
-  do {                                      \
+#define QLORAPP_CHECK_VALUE(condition, ...)                                        \
+  do {                                                                             \
     if (!(condition)) throw ::qlorapp::ValueError(::qlorapp::concat(__VA_ARGS__)); \
   } while (false)
 
 /// As QLORAPP_CHECK_VALUE, for a thing of the wrong kind.
-#define QLORAPP_CHECK_TYPE(condition, ...) \
-  do {                                     \
+#define QLORAPP_CHECK_TYPE(condition, ...)                                        \
+  do {                                                                            \
     if (!(condition)) throw ::qlorapp::TypeError(::qlorapp::concat(__VA_ARGS__)); \
   } while (false)
 
 /// As QLORAPP_CHECK_VALUE, for a file that breaks its format.
-#define QLORAPP_CHECK_FORMAT(condition, ...) \
-  do {                                       \
+#define QLORAPP_CHECK_FORMAT(condition, ...)                                        \
+  do {                                                                              \
     if (!(condition)) throw ::qlorapp::FormatError(::qlorapp::concat(__VA_ARGS__)); \
   } while (false)

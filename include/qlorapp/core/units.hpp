@@ -13,7 +13,10 @@ namespace qlorapp {
 struct Bytes {
   int64_t count = 0;
 
-  constexpr Bytes& operator+=(Bytes other) { count += other.count; return *this; }
+  constexpr Bytes& operator+=(Bytes other) {
+    count += other.count;
+    return *this;
+  }
   friend constexpr Bytes operator+(Bytes a, Bytes b) { return {a.count + b.count}; }
   friend constexpr Bytes operator-(Bytes a, Bytes b) { return {a.count - b.count}; }
   friend constexpr Bytes operator*(Bytes a, int64_t n) { return {a.count * n}; }

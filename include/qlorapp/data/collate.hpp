@@ -10,8 +10,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "qlorapp/nn/batch.hpp"
 #include "qlorapp/data/dataset.hpp"
+#include "qlorapp/nn/batch.hpp"
 
 namespace qlorapp {
 
@@ -39,7 +39,7 @@ struct UnpaddedBatch {
 /// @param vocab_size      where it is given, tokens and labels must be below; padding may be anything.
 /// @throws ValueError for a mask with holes or a row without tokens, TypeError for other dtypes, c10::IndexError (Python IndexError)
 ///         for a token or label outside the vocabulary.
-[[nodiscard]] UnpaddedBatch unpad(const at::Tensor& input_ids, const at::Tensor& attention_mask = {},
-                                  const at::Tensor& labels = {}, int64_t vocab_size = 0);
+[[nodiscard]] UnpaddedBatch unpad(const at::Tensor& input_ids, const at::Tensor& attention_mask = {}, const at::Tensor& labels = {},
+                                  int64_t vocab_size = 0);
 
 }  // namespace qlorapp

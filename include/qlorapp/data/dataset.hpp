@@ -55,7 +55,7 @@ struct DatasetSummary {
   int64_t truncated = 0;      ///< Rows cut at max_length.
   int64_t dropped = 0;        ///< Rows left out because nothing in them is to be learnt.
   int64_t ends_in_eos = 0;    ///< Examples whose last trained token ends a generation (white space may follow it).
-  int64_t straddling = 0;  ///< Tokens that hold the end of an untrained part and the start of a trained one. They are trained.
+  int64_t straddling = 0;     ///< Tokens that hold the end of an untrained part and the start of a trained one. They are trained.
   int64_t first_straddling_line = 0;
   bool eos_known = false;                 ///< Whether ends_in_eos means anything.
   bool end_of_turn_is_one_token = true;   ///< Messages: whether the tokenizer knows the template's end-of-turn token.
@@ -73,8 +73,8 @@ struct Dataset {
   /// @param tokenizer  may be null for {"input_ids"} rows, whose EOS audit is then left out.
   /// @param chat       may be null when there are no messages.
   /// @throws IoError; FormatError "[file:line] rule; got value. What to do."; ValueError for options that do not fit the rows.
-  [[nodiscard]] static Dataset read(const std::string& path, const DatasetOptions& options,
-                                    const Tokenizer* tokenizer, const ChatTemplate* chat);
+  [[nodiscard]] static Dataset read(const std::string& path, const DatasetOptions& options, const Tokenizer* tokenizer,
+                                    const ChatTemplate* chat);
 };
 
 /// @returns the text of an example with its trained tokens between « and ».

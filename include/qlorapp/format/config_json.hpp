@@ -29,7 +29,9 @@
 namespace qlorapp::format {
 
 template <class Config>
-concept HasFieldTable = requires { Config::fields(); };
+concept HasFieldTable = requires {
+  Config::fields();
+};
 
 namespace detail {
 

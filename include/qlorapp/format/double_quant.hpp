@@ -32,8 +32,8 @@ enum class DynamicRounding : uint8_t {
 /// @param codes   n codes, those of the given blocks are written.
 /// @param absmax  ceil(n / block_size) scales, likewise.
 /// Synchronous, pure, throws nothing.
-void encode_dynamic(DynamicRounding rounding, bool is_signed, const float* x, int64_t n, int64_t block_size,
-                    int64_t block_begin, int64_t block_end, uint8_t* codes, float* absmax) noexcept;
+void encode_dynamic(DynamicRounding rounding, bool is_signed, const float* x, int64_t n, int64_t block_size, int64_t block_begin,
+                    int64_t block_end, uint8_t* codes, float* absmax) noexcept;
 
 /// One scale back from its code. Compile with -ffp-contract=off: the product and the sum are rounded each.
 [[nodiscard]] constexpr float decode_scale(uint8_t code, float nested_absmax, float nested_offset) {

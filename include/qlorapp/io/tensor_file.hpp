@@ -22,7 +22,9 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// Reads one tensor into memory of its own on the CPU, in its file's dtype.
 [[nodiscard]] at::Tensor read_tensor(const format::SafetensorsFile& file, const format::TensorEntry& entry);
-[[nodiscard]] inline at::Tensor read_tensor(const format::TensorLocation& location) { return read_tensor(*location.file, *location.tensor); }
+[[nodiscard]] inline at::Tensor read_tensor(const format::TensorLocation& location) {
+  return read_tensor(*location.file, *location.tensor);
+}
 
 /// All tensors of a file.
 [[nodiscard]] NamedTensors read_tensors(const std::string& path);

@@ -21,9 +21,9 @@ class AdapterArena {
   static constexpr int64_t kAlignment = 256;  ///< Elements.
 
   struct Entry {
-    std::string name;            ///< PEFT's, without the adapter's name: "base_model.model.….q_proj.lora_A.weight".
+    std::string name;  ///< PEFT's, without the adapter's name: "base_model.model.….q_proj.lora_A.weight".
     std::vector<int64_t> shape;
-    int64_t offset = 0;          ///< Elements from the start of the arena.
+    int64_t offset = 0;  ///< Elements from the start of the arena.
     int64_t numel = 0;
   };
 

@@ -104,7 +104,8 @@ class DecoderBlock {
   /// Columns that a matrix which these groups' products read or write carries behind its own. 0 unless stacked.
   [[nodiscard]] int64_t spare(const StepContext& context, std::initializer_list<Group> groups) const;
   /// y = x·Wᵀ with LoRA for a group; the workspace is taken from `cache` if it is there, and put there if `cache` is not null.
-  void project(const Group& group, at::Tensor y, const Wide& x, const StepContext& context, Saved& saved, at::Tensor* cache = nullptr) const;
+  void project(const Group& group, at::Tensor y, const Wide& x, const StepContext& context, Saved& saved,
+               at::Tensor* cache = nullptr) const;
   /// Whether the MLP of so many tokens goes through in tiles (MemorySettings), where gate|up is not kept.
   [[nodiscard]] static bool tiled(const StepContext& context, int64_t tokens);
   /// Whether a dequantized weight waits for its next use in the block.
@@ -114,8 +115,8 @@ class DecoderBlock {
   template <class Use>
   static void for_each_tile(const StepContext& context, int64_t tokens, Use&& use);
   /// dx (unless null) from dy, and the adapters' gradients from dy and x.
-  void project_back(const Group& group, at::Tensor* dx, const Wide& dy, const at::Tensor& x, const StepContext& context, const Saved& saved,
-                    const Gradients& gradients, const at::Tensor& workspace) const;
+  void project_back(const Group& group, at::Tensor* dx, const Wide& dy, const at::Tensor& x, const StepContext& context,
+                    const Saved& saved, const Gradients& gradients, const at::Tensor& workspace) const;
 
   [[nodiscard]] const LoraAdapter* adapter(Projection projection) const;
   [[nodiscard]] std::optional<DropoutKey> dropout(Projection projection, const StepContext& context) const;

@@ -11,8 +11,8 @@
 namespace qlorapp {
 
 struct GenerateOptions {
-  int64_t max_new_tokens = 128;         ///< >= 1.
-  std::vector<int64_t> eos_token_ids;   ///< Any of them ends the text; it is returned as the last token.
+  int64_t max_new_tokens = 128;        ///< >= 1.
+  std::vector<int64_t> eos_token_ids;  ///< Any of them ends the text; it is returned as the last token.
   /// Called with each new token; returning false stops. May be empty.
   std::function<bool(int64_t token)> on_token;
 };

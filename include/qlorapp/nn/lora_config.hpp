@@ -50,7 +50,8 @@ struct LoraConfig {
         Field{"target_modules", &C::target_modules,
               "a list of module names or ends of names, \"all-linear\" (every linear layer but the output head), or one regular "
               "expression for the whole name; unset: q_proj and v_proj"},
-        Field{"exclude_modules", &C::exclude_modules, "modules to leave out of those: a list of names or ends, or one regular expression"},
+        Field{"exclude_modules", &C::exclude_modules,
+              "modules to leave out of those: a list of names or ends, or one regular expression"},
         Field{"lora_alpha", &C::lora_alpha, "the update is scaled by lora_alpha / r; > 0"},
         Field{"lora_dropout", &C::lora_dropout, "share of the adapter's inputs that training zeroes; [0, 1)"},
         Field{"fan_in_fan_out", &C::fan_in_fan_out, "the base stores weights as (in, out)", kRefused,
@@ -64,7 +65,8 @@ struct LoraConfig {
         Field{"layers_to_transform", &C::layers_to_transform, "only the layers with these indices; needs target_modules as a list"},
         Field{"layers_pattern", &C::layers_pattern, "what stands before the index in module names, if it is not found by itself"},
         Field{"rank_pattern", &C::rank_pattern, "ranks of their own: end of a module name, or regular expression for it → rank"},
-        Field{"alpha_pattern", &C::alpha_pattern, "alphas of their own: end of a module name, or regular expression for it → alpha"},
+        Field{"alpha_pattern", &C::alpha_pattern,
+              "alphas of their own: end of a module name, or regular expression for it → alpha"},
         Field{"use_dora", &C::use_dora, "weight-decomposed adapters", kRefused, "this version trains plain LoRA. Leave it false."},
         Field{"lora_bias", &C::lora_bias, "a bias on B", kRefused, "this version trains plain LoRA. Leave it false."},
         Field{"task_type", &C::task_type, "CAUSAL_LM"}};

@@ -23,9 +23,9 @@ namespace qlorapp {
 class LoraLinear {
  public:
   struct Options {
-    int64_t r = 8;               ///< >= 1.
-    double lora_alpha = 8;       ///< Finite, > 0.
-    double lora_dropout = 0;     ///< In [0, 1).
+    int64_t r = 8;            ///< >= 1.
+    double lora_alpha = 8;    ///< Finite, > 0.
+    double lora_dropout = 0;  ///< In [0, 1).
     bool use_rslora = false;
     bool gaussian_init = false;  ///< A normal with standard deviation 1/r instead of uniform.
   };

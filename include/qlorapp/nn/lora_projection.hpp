@@ -62,7 +62,8 @@ at::Tensor lora_projection_forward(at::Tensor& y, const at::Tensor& x, const Fro
                                    const std::optional<DropoutKey>& dropout);
 
 /// u alone: drop(x)·Aᵀ in the dtype of x. What a recompute that stops before the projection still needs.
-[[nodiscard]] at::Tensor lora_input_product(const at::Tensor& x, const LoraAdapter& adapter, const std::optional<DropoutKey>& dropout);
+[[nodiscard]] at::Tensor lora_input_product(const at::Tensor& x, const LoraAdapter& adapter,
+                                            const std::optional<DropoutKey>& dropout);
 
 /// The half of backward that needs no input: forms dx unless it is null, and returns v = s·dy·B, (M, r), or an undefined tensor
 /// without an adapter.

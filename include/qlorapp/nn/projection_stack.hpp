@@ -62,7 +62,8 @@ class ProjectionStack {
   void backward_input(at::Tensor* dx, const Wide& dy, const at::Tensor& workspace) const;
   /// dA += vᵀ·x, dB += s·dyᵀ·u.
   /// @param dy  after backward_input.  @param x  (M, K).  @param u  each projection's part of what forward returned.
-  void backward_adapters(const Wide& dy, const at::Tensor& x, std::span<const at::Tensor> u, std::span<const LoraGradients> gradients) const;
+  void backward_adapters(const Wide& dy, const at::Tensor& x, std::span<const at::Tensor> u,
+                         std::span<const LoraGradients> gradients) const;
 
  private:
   std::span<const FrozenWeight> weights_;

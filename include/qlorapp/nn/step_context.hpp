@@ -32,13 +32,13 @@ class RopeTable {
 };
 
 struct StepContext {
-  at::Tensor cos, sin;              ///< float32 (positions, head_dim / 2).
-  at::Tensor positions;             ///< (M) int64.
-  std::vector<int64_t> row_starts;  ///< R + 1; attention never crosses a row.
-  uint64_t seed = 0;                ///< Key of the run's dropout masks.
-  uint32_t micro_step = 0;          ///< Micro-batches since the start of the run.
-  bool training = true;             ///< Dropout is off when false.
-  bool stacked = false;             ///< Multiply projections that share an input as one (projection_stack.hpp): a GPU's way.
+  at::Tensor cos, sin;                    ///< float32 (positions, head_dim / 2).
+  at::Tensor positions;                   ///< (M) int64.
+  std::vector<int64_t> row_starts;        ///< R + 1; attention never crosses a row.
+  uint64_t seed = 0;                      ///< Key of the run's dropout masks.
+  uint32_t micro_step = 0;                ///< Micro-batches since the start of the run.
+  bool training = true;                   ///< Dropout is off when false.
+  bool stacked = false;                   ///< Multiply projections that share an input as one (projection_stack.hpp): a GPU's way.
   std::shared_ptr<InputOffload> offload;  ///< Takes inputs that are kept on the host; null on a CPU and where none are.
   MemorySettings memory;
   int64_t first_row = 0;  ///< Of the rows at hand among the micro-batch's: where a tile's part of a dropout mask begins.

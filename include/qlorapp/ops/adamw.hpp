@@ -41,9 +41,9 @@ namespace qlorapp::ops {
 /// Does not synchronize. On a GPU the roundings are those of a CPU that has FMA, but for the square root (cuda/adamw.hpp). A
 /// gradient that is not finite goes through, as it does in torch: GradScaler or a check of the norm stands before this.
 /// @throws ValueError naming the argument that breaks a rule above.
-void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& exp_avg, at::Tensor& exp_avg_sq, int64_t step,
-            double lr, double beta1, double beta2, double eps, double weight_decay,
-            const std::optional<at::Tensor>& multiplier = std::nullopt, const std::optional<at::Tensor>& skip = std::nullopt);
+void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& exp_avg, at::Tensor& exp_avg_sq, int64_t step, double lr,
+            double beta1, double beta2, double eps, double weight_decay, const std::optional<at::Tensor>& multiplier = std::nullopt,
+            const std::optional<at::Tensor>& skip = std::nullopt);
 
 /// Elements that share one absmax. Blocks count from the first element of the tensor given; the last may be short. A call
 /// per parameter (or parameters padded to a multiple) keeps blocks from crossing parameters.
@@ -77,7 +77,6 @@ inline constexpr uint8_t kAdamW8bitZeroState2 = 0;
 ///         Also if an absmax is negative or not finite.
 void adamw_8bit_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& state1, at::Tensor& state2, at::Tensor& absmax1,
                  at::Tensor& absmax2, int64_t step, double lr, double beta1, double beta2, double eps, double weight_decay,
-                 const std::optional<at::Tensor>& multiplier = std::nullopt,
-                 const std::optional<at::Tensor>& skip = std::nullopt);
+                 const std::optional<at::Tensor>& multiplier = std::nullopt, const std::optional<at::Tensor>& skip = std::nullopt);
 
 }  // namespace qlorapp::ops

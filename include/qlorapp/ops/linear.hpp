@@ -24,9 +24,9 @@ namespace qlorapp::ops {
 /// two.
 /// @param shape          (out, in).
 [[nodiscard]] at::Tensor linear_4bit(const at::Tensor& x, const at::Tensor& packed, const at::Tensor& absmax,
-                                     const std::optional<at::Tensor>& nested_absmax,
-                                     const std::optional<at::Tensor>& nested_offset, at::IntArrayRef shape, int64_t block_size,
-                                     int64_t nested_block_size, QuantType quant_type, bool transpose = false);
+                                     const std::optional<at::Tensor>& nested_absmax, const std::optional<at::Tensor>& nested_offset,
+                                     at::IntArrayRef shape, int64_t block_size, int64_t nested_block_size, QuantType quant_type,
+                                     bool transpose = false);
 
 /// The same into y, which has the dtype of x and the shape of the result; with `accumulate` it is added to y. Not
 /// differentiable.

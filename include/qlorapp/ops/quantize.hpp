@@ -27,8 +27,7 @@ namespace qlorapp::ops {
 /// As quantize_4bit, bit-equal to bitsandbytes on the same kind of device. On the CPU it differs at the edges: the absmax of a
 /// short last block is at least 1e-38, NaN gives its block code 15 and absmax NaN, infinity gives absmax infinity. On a GPU:
 /// cuda/quantize_4bit.hpp.
-[[nodiscard]] std::tuple<at::Tensor, at::Tensor> quantize_4bit_bnb(const at::Tensor& weight,
-                                                                   int64_t block_size = kDefaultBlockSize,
+[[nodiscard]] std::tuple<at::Tensor, at::Tensor> quantize_4bit_bnb(const at::Tensor& weight, int64_t block_size = kDefaultBlockSize,
                                                                    QuantType quant_type = QuantType::kNf4);
 
 /// @param packed  uint8, ceil(n / 2) elements, n the product of `shape`.
@@ -40,10 +39,9 @@ namespace qlorapp::ops {
 /// @param absmax         uint8, ceil(n / block_size).
 /// @param nested_absmax  float32, one for each nested_block_size of those.
 /// @param nested_offset  float32, ().
-[[nodiscard]] at::Tensor dequantize_4bit_nested(const at::Tensor& packed, const at::Tensor& absmax,
-                                                const at::Tensor& nested_absmax, const at::Tensor& nested_offset,
-                                                at::IntArrayRef shape, int64_t block_size, int64_t nested_block_size,
-                                                QuantType quant_type, at::ScalarType dtype);
+[[nodiscard]] at::Tensor dequantize_4bit_nested(const at::Tensor& packed, const at::Tensor& absmax, const at::Tensor& nested_absmax,
+                                                const at::Tensor& nested_offset, at::IntArrayRef shape, int64_t block_size,
+                                                int64_t nested_block_size, QuantType quant_type, at::ScalarType dtype);
 
 /// Writes several weights of as many columns below each other: the operand of one product instead of several. On a GPU that is
 /// one launch for eight weights; nothing is allocated and nothing synchronized.

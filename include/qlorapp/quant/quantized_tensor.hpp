@@ -23,14 +23,14 @@
 namespace qlorapp {
 
 struct QuantizedTensor {
-  at::Tensor packed;         ///< (ceil(n / 2), 1) uint8, two codes a byte.
-  at::Tensor absmax;         ///< (blocks) float32 scales; with double quantisation (blocks) uint8 codes of them.
-  at::Tensor nested_absmax;  ///< (ceil(blocks / nested_block_size)) float32; undefined without double quantisation.
-  at::Tensor nested_offset;  ///< () float32, the mean of the scales; undefined without double quantisation.
-  std::vector<int64_t> shape;                   ///< Of the weight: (out, in) for a linear layer.
-  at::ScalarType dtype = at::ScalarType::Float; ///< Of the weight that was quantised; the default for dequantising.
-  int64_t block_size = 64;                      ///< Elements a scale; 32, 64, … 4096.
-  int64_t nested_block_size = 256;              ///< Scales a second-level scale.
+  at::Tensor packed;           ///< (ceil(n / 2), 1) uint8, two codes a byte.
+  at::Tensor absmax;           ///< (blocks) float32 scales; with double quantisation (blocks) uint8 codes of them.
+  at::Tensor nested_absmax;    ///< (ceil(blocks / nested_block_size)) float32; undefined without double quantisation.
+  at::Tensor nested_offset;    ///< () float32, the mean of the scales; undefined without double quantisation.
+  std::vector<int64_t> shape;  ///< Of the weight: (out, in) for a linear layer.
+  at::ScalarType dtype = at::ScalarType::Float;  ///< Of the weight that was quantised; the default for dequantising.
+  int64_t block_size = 64;                       ///< Elements a scale; 32, 64, … 4096.
+  int64_t nested_block_size = 256;               ///< Scales a second-level scale.
   QuantType quant_type = QuantType::kNf4;
 
   [[nodiscard]] bool defined() const { return packed.defined(); }

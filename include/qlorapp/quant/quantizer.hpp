@@ -32,8 +32,8 @@ class Quantizer {
  public:
   struct Options {
     QuantType quant_type = QuantType::kNf4;
-    int64_t block_size = kDefaultBlockSize;  ///< Elements a scale: 32, 64, 128, … 4096.
-    bool double_quant = true;                ///< Store the scales in eight bits: 4.127 instead of 4.5 bits an element.
+    int64_t block_size = kDefaultBlockSize;               ///< Elements a scale: 32, 64, 128, … 4096.
+    bool double_quant = true;                             ///< Store the scales in eight bits: 4.127 instead of 4.5 bits an element.
     int64_t nested_block_size = kDefaultNestedBlockSize;  ///< Scales a second-level scale; above 0.
     Compat compat = Compat::kNone;
   };

@@ -12,8 +12,8 @@
 namespace qlorapp {
 
 struct EvalOptions {
-  int64_t batch_size = 8;      ///< Rows, >= 1.
-  bool exact_match = false;    ///< Count the rows whose answer the model gives token by token.
+  int64_t batch_size = 8;                  ///< Rows, >= 1.
+  bool exact_match = false;                ///< Count the rows whose answer the model gives token by token.
   std::function<void()> after_each_batch;  ///< May be empty.
 };
 

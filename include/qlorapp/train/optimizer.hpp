@@ -30,7 +30,8 @@ class AdamW {
     double eps = 1e-8;
     double weight_decay = 0.0;
     State state = State::kFloat32;
-    bool paged = false;  ///< On a GPU the moments give way under memory pressure (paged_state.hpp). Changes no number; nothing on a CPU.
+    bool paged =
+        false;  ///< On a GPU the moments give way under memory pressure (paged_state.hpp). Changes no number; nothing on a CPU.
   };
 
   /// Steps the arena's values in place. The arena must outlive the optimizer.

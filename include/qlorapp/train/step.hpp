@@ -21,7 +21,7 @@ struct StepReport {
   at::Tensor grad_norm;      ///< () float32, before clipping; inf or nan on a skipped step.
   double learning_rate = 0;  ///< The one this step used.
   int64_t target_tokens = 0;
-  bool stepped = true;       ///< false when the scaler found an overflow and nothing was changed.
+  bool stepped = true;  ///< false when the scaler found an overflow and nothing was changed.
 };
 
 /// @param window  the micro-batches of one step, on the model's device; the last one of an epoch may be short.
@@ -32,9 +32,7 @@ StepReport train_step(Model& model, TrainState& run, std::span<const Batch> wind
   Accumulator accumulator(window, {.count_position_zero = run.count_position_zero});  // counts the window's targets first
   const at::Tensor grad_scale = run.scaler.scale(accumulator.weight_tensor(run.arena->values().device()));  // loss scale / targets
 
-  for (const Batch& batch : window) {
-    accumulator.add(model.forward_backward(batch, grad_scale, run.seed, run.micro_step++).loss);
-  }
+  for (const Batch& batch : window) { accumulator.add(model.forward_backward(batch, grad_scale, run.seed, run.micro_step++).loss); }
 
   run.scaler.unscale_({run.arena->gradients()});  // clipping must see true magnitudes
   const at::Tensor norm = clip_grad_norm_(*run.arena, run.max_grad_norm);

@@ -31,19 +31,19 @@ struct TrainState {
   GradScaler scaler;
   Schedule schedule;
   double base_learning_rate = 0;
-  double max_grad_norm = 0;      ///< 0 does not clip.
+  double max_grad_norm = 0;          ///< 0 does not clip.
   bool count_position_zero = false;  ///< Accumulator's switch for older transformers' count.
-  uint64_t seed = 0;             ///< Of dropout masks and data order.
-  uint32_t micro_step = 0;       ///< Micro-batches since the start of the run; part of the key of dropout masks.
-  int64_t global_step = 0;       ///< Optimizer steps, skipped ones included.
+  uint64_t seed = 0;                 ///< Of dropout masks and data order.
+  uint32_t micro_step = 0;           ///< Micro-batches since the start of the run; part of the key of dropout masks.
+  int64_t global_step = 0;           ///< Optimizer steps, skipped ones included.
   DataCursor cursor;
-  int64_t tokens_seen = 0;       ///< Target tokens.
-  double loss_sum = 0;           ///< Of the mean losses of all steps; for train_loss.
-  double loss_since_log = 0;     ///< The same since the last log entry.
+  int64_t tokens_seen = 0;    ///< Target tokens.
+  double loss_sum = 0;        ///< Of the mean losses of all steps; for train_loss.
+  double loss_since_log = 0;  ///< The same since the last log entry.
   int64_t steps_since_log = 0;
   std::vector<LogRecord> log_history;
   std::optional<double> best_metric;
-  uint64_t base_fingerprint = 0; ///< Of the frozen weights.
+  uint64_t base_fingerprint = 0;  ///< Of the frozen weights.
 
   /// optimizer.safetensors, scaler.json (with fp16) and run_state.json into a folder. Whole files or none.
   void save(const std::string& folder) const;

@@ -101,7 +101,8 @@ struct TrainingArguments {
         Field{"fp16", &T::fp16, "compute in float16 with loss scaling"},
         Field{"gradient_checkpointing", &T::gradient_checkpointing, "recompute blocks in the backward pass to save memory"},
         Field{"checkpoint_keep", &T::checkpoint_keep,
-              "what gradient_checkpointing keeps of a block: everything, attention_only, input_only or input_on_host; or a mixture, from the "
+              "what gradient_checkpointing keeps of a block: everything, attention_only, input_only or input_on_host; or a "
+              "mixture, from the "
               "first block on: input_only:20,everything:12, where one number may be left out"},
         Field{"loss_chunk_rows", &T::loss_chunk_rows, "rows of logits that exist at a time; 0: 2048 on a GPU, 512 on a CPU"},
         Field{"mlp_tile_rows", &T::mlp_tile_rows, "rows that go through an MLP at a time, where it is not kept; 0: all"},
@@ -134,7 +135,8 @@ struct TrainingArguments {
         Field{"dataloader_pin_memory", &T::dataloader_pin_memory, "", kSaid, "rows are tokenized once and stay in memory."},
         Field{"remove_unused_columns", &T::remove_unused_columns, "", kSaid, "columns that are not needed are never read."},
         Field{"use_liger_kernel", &T::use_liger_kernel, "", kSaid, "fused kernels are always used."},
-        Field{"torch_compile", &T::torch_compile, "", kRefused, "blocks are hand-written C++, there is no graph to compile. Leave it out."},
+        Field{"torch_compile", &T::torch_compile, "", kRefused,
+              "blocks are hand-written C++, there is no graph to compile. Leave it out."},
         Field{"push_to_hub", &T::push_to_hub, "", kRefused, "nothing here uploads. Push the adapter folder with huggingface-cli."}};
   }
   static constexpr std::array<Alias, 6> aliases() {

@@ -47,8 +47,7 @@ struct RmsNorm : Function<RmsNorm> {
 };
 
 struct AddRmsNorm : Function<AddRmsNorm> {
-  static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& residual, const Tensor& weight,
-                               double eps) {
+  static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
     at::AutoDispatchBelowADInplaceOrView guard;
     auto [sum, y, rstd] = ops::add_rms_norm(x, residual, weight, eps);
     ctx->mark_non_differentiable({rstd});
@@ -89,8 +88,8 @@ struct SwiGlu : Function<SwiGlu> {
 };
 
 struct Attention : Function<Attention> {
-  static variable_list forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
-                               at::IntArrayRef row_starts, double scale) {
+  static variable_list forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts,
+                               double scale) {
     at::AutoDispatchBelowADInplaceOrView guard;
     auto [out, lse] = ops::attention(q, k, v, row_starts, scale);
     ctx->mark_non_differentiable({lse});
@@ -101,9 +100,8 @@ struct Attention : Function<Attention> {
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    auto [dq, dk, dv] =
-        ops::attention_backward(grads[0], saved[0], saved[1], saved[2], saved[3], saved[4],
-                                ctx->saved_data["row_starts"].toIntVector(), ctx->saved_data["scale"].toDouble());
+    auto [dq, dk, dv] = ops::attention_backward(grads[0], saved[0], saved[1], saved[2], saved[3], saved[4],
+                                                ctx->saved_data["row_starts"].toIntVector(), ctx->saved_data["scale"].toDouble());
     return {dq, dk, dv, Variable(), Variable()};
   }
 };
@@ -146,15 +144,14 @@ Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor&
 
 Tensor swiglu(const Tensor& gate_up) { return SwiGlu::apply(gate_up); }
 
-std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts,
-                                     double scale) {
+std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts, double scale) {
   const auto results = Attention::apply(q, k, v, row_starts, scale);
   return {results[0], results[1]};
 }
 
 std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
-                                                const std::optional<Tensor>& grad_scale, bool need_gradient,
-                                                int64_t chunk_rows, int64_t target_count) {
+                                                const std::optional<Tensor>& grad_scale, bool need_gradient, int64_t chunk_rows,
+                                                int64_t target_count) {
   check_frozen("linear_cross_entropy", "the output head", weight);
   if (!wants_gradient(hidden)) {
     at::AutoDispatchBelowADInplaceOrView guard;
@@ -167,10 +164,9 @@ std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& hidden, const Tens
 /// Operators that write their arguments stand outside autograd; a version count still tells other graphs of the write.
 template <class... Written>
 void check_outside_autograd(std::string_view op, const Written&... written) {
-  TORCH_CHECK_VALUE(
-      !(wants_gradient(written) || ...), "[", op,
-      "] writes its arguments and is not differentiable; got one that requires a gradient. Call the operator without "
-      "the underscore, or this one under no_grad.");
+  TORCH_CHECK_VALUE(!(wants_gradient(written) || ...), "[", op,
+                    "] writes its arguments and is not differentiable; got one that requires a gradient. Call the operator without "
+                    "the underscore, or this one under no_grad.");
 }
 template <class... Written>
 void count_write(const Written&... written) {

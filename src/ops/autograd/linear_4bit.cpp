@@ -5,8 +5,8 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -44,8 +44,8 @@ struct Linear4bit : torch::autograd::Function<Linear4bit> {
     const auto saved = context->get_saved_variables();
     const auto optional = [](const at::Tensor& tensor) { return tensor.defined() ? OptionalTensor(tensor) : std::nullopt; };
     auto& data = context->saved_data;
-    result[0] = linear_4bit(gradients[0], saved[0], saved[1], optional(saved[2]), optional(saved[3]),
-                            data["shape"].toIntVector(), data["block_size"].toInt(), data["nested_block_size"].toInt(),
+    result[0] = linear_4bit(gradients[0], saved[0], saved[1], optional(saved[2]), optional(saved[3]), data["shape"].toIntVector(),
+                            data["block_size"].toInt(), data["nested_block_size"].toInt(),
                             data["nf4"].toBool() ? QuantType::kNf4 : QuantType::kFp4, !data["transpose"].toBool());
     return result;
   }
@@ -77,8 +77,7 @@ Pair quantize_4bit(const at::Tensor& weight, int64_t block_size, std::string_vie
 }
 Pair quantize_4bit_bnb(const at::Tensor& weight, int64_t block_size, std::string_view quant_type) {
   refuse_gradient("quantize_4bit_bnb", "weight", weight);
-  return below_autograd<const at::Tensor&, int64_t, std::string_view>("qlorapp::quantize_4bit_bnb", weight, block_size,
-                                                                      quant_type);
+  return below_autograd<const at::Tensor&, int64_t, std::string_view>("qlorapp::quantize_4bit_bnb", weight, block_size, quant_type);
 }
 Pair quantize_blockwise(const at::Tensor& x, int64_t block_size, bool is_signed) {
   refuse_gradient("quantize_blockwise", "x", x);

@@ -17,8 +17,8 @@ at::Tensor call(const at::Tensor& x, double p, int64_t seed, int64_t micro_step,
 
 /// The derivative of x · mask / (1 - p) is the same function of the gradient.
 struct SeededDropout : torch::autograd::Function<SeededDropout> {
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, double p, int64_t seed,
-                            int64_t micro_step, int64_t site, int64_t first) {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, double p, int64_t seed, int64_t micro_step,
+                            int64_t site, int64_t first) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     ctx->saved_data["p"] = p;
     ctx->saved_data["seed"] = seed;
@@ -29,8 +29,13 @@ struct SeededDropout : torch::autograd::Function<SeededDropout> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx, torch::autograd::variable_list grads) {
     const auto integer = [&](const char* name) { return ctx->saved_data[name].toInt(); };
-    return {call(grads[0], ctx->saved_data["p"].toDouble(), integer("seed"), integer("micro_step"), integer("site"), integer("first")),
-            {}, {}, {}, {}, {}};
+    return {
+        call(grads[0], ctx->saved_data["p"].toDouble(), integer("seed"), integer("micro_step"), integer("site"), integer("first")),
+        {},
+        {},
+        {},
+        {},
+        {}};
   }
 };
 

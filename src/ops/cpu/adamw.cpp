@@ -62,8 +62,7 @@ void adamw_cpu(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& ex
 
 /// Squares in float within 512 elements, in double across.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> gradient_norm_cpu(const at::Tensor& gradient,
-                                                                 const std::optional<at::Tensor>& inverse_scale,
-                                                                 double max_norm) {
+                                                                 const std::optional<at::Tensor>& inverse_scale, double max_norm) {
   detail::check_gradient_norm(gradient, inverse_scale, max_norm);
   const float inverse = detail::number_or(inverse_scale, 1.0F);
   const float* const g = gradient.const_data_ptr<float>();

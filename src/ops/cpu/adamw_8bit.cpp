@@ -126,9 +126,8 @@ void check_gradient(const float* gradient, int64_t n, float factor) {
       },
       [](uint32_t a, uint32_t b) { return std::max(a, b); });
   if (largest < kFirstUnusable) return;
-  const auto* first = std::find_if(gradient, gradient + n, [&](float x) {
-    return (std::bit_cast<uint32_t>(x * factor) & kMagnitude) >= kFirstUnusable;
-  });
+  const auto* first = std::find_if(gradient, gradient + n,
+                                   [&](float x) { return (std::bit_cast<uint32_t>(x * factor) & kMagnitude) >= kFirstUnusable; });
   TORCH_CHECK_VALUE(false, "[adamw_8bit_] every element of gradient must be finite and below 9.2e18; got ", *first,
                     " at flat index ", first - gradient,
                     ". Nothing was changed: skip this step, as GradScaler does, or look for the layer that overflows.");
@@ -141,9 +140,9 @@ void check_absmax(const char* name, const float* absmax, int64_t blocks) {
                     bad - absmax, ". The optimizer state is damaged.");
 }
 
-void adamw_8bit_cpu(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& state1, at::Tensor& state2,
-                    at::Tensor& absmax1, at::Tensor& absmax2, int64_t step, double lr, double beta1, double beta2, double eps,
-                    double weight_decay, const std::optional<at::Tensor>& multiplier, const std::optional<at::Tensor>& skip) {
+void adamw_8bit_cpu(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& state1, at::Tensor& state2, at::Tensor& absmax1,
+                    at::Tensor& absmax2, int64_t step, double lr, double beta1, double beta2, double eps, double weight_decay,
+                    const std::optional<at::Tensor>& multiplier, const std::optional<at::Tensor>& skip) {
   detail::check_adamw_8bit(parameter, gradient, state1, state2, absmax1, absmax2, step, lr, beta1, beta2, eps, weight_decay,
                            multiplier, skip);
   if (detail::number_or(skip, 0.0F) != 0.0F) return;

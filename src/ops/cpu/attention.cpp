@@ -118,8 +118,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tens
     const Run local = copied ? Run{0, run.rows, run.length} : run;
     const auto [gq, gk, gv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
         heads.queries(converted(dout), local), heads.queries(converted(q), local), heads.keys(converted(k), local),
-        heads.keys(converted(v), local), heads.queries(converted(out), local), heads.statistic(lse, run), 0.0, true,
-        std::nullopt, scale);
+        heads.keys(converted(v), local), heads.queries(converted(out), local), heads.statistic(lse, run), 0.0, true, std::nullopt,
+        scale);
     dq.narrow(0, run.start, run.tokens()).copy_(heads.packed(gq, run));
     dk.narrow(0, run.start, run.tokens()).copy_(heads.packed_keys(gk, run));
     dv.narrow(0, run.start, run.tokens()).copy_(heads.packed_keys(gv, run));
@@ -127,9 +127,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tens
   return {dq, dk, dv};
 }
 
-at::Tensor attention_with_cache(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
-                                at::IntArrayRef row_starts, at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths,
-                                double scale) {
+at::Tensor attention_with_cache(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, at::IntArrayRef row_starts,
+                                at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale) {
   check_attention_with_cache("attention_with_cache", q_in, k_in, v_in, row_starts, cache_starts, cache_lengths);
   const at::Tensor q = dense_heads(q_in), k = dense_heads(k_in), v = dense_heads(v_in);
   const Heads heads = heads_of(q, k);

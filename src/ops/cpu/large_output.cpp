@@ -76,7 +76,8 @@ at::Tensor empty_large(at::IntArrayRef shape, const at::TensorOptions& options) 
   Block block = spare_block().take(mapped);
   if (block.memory == nullptr) block = map_huge(mapped);
   if (block.memory == nullptr) return at::empty(shape, options);  // which says how much memory there was not
-  return at::from_blob(block.memory, shape, [block](void*) { spare_block().put(block); }, options);
+  return at::from_blob(
+      block.memory, shape, [block](void*) { spare_block().put(block); }, options);
 }
 
 #else

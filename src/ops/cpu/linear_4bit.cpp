@@ -50,8 +50,7 @@ int64_t panel_side(int64_t other_side, int64_t element_size, int64_t limit) {
 
 /// Calls use(panel, begin, count) with rows [begin, begin + count) of the weight.
 template <class Use>
-void for_row_panels(const cpu::Dequantize4bit& work, int64_t rows, int64_t columns, const at::TensorOptions& options,
-                    Use&& use) {
+void for_row_panels(const cpu::Dequantize4bit& work, int64_t rows, int64_t columns, const at::TensorOptions& options, Use&& use) {
   const auto element_size = static_cast<int64_t>(options.dtype().itemsize());
   const auto kernel = cpu::dequantize_4bit_kernel(cpu_isa());
   const int64_t side = panel_side(columns, element_size, rows);
@@ -90,8 +89,8 @@ void product(at::Tensor y, const at::Tensor& x, const at::Tensor& panel, bool ac
 }
 
 /// y (M, out) = [y +] x (M, in) · Wᵀ, or y (M, in) = [y +] x (M, out) · W, in the dtype that all three share.
-void multiply(const at::Tensor& y, const at::Tensor& x, const FourBitWork& weight, int64_t rows, int64_t columns,
-              bool transpose, bool accumulate) {
+void multiply(const at::Tensor& y, const at::Tensor& x, const FourBitWork& weight, int64_t rows, int64_t columns, bool transpose,
+              bool accumulate) {
   const auto options = y.options();
   if (!transpose) {
     for_row_panels(weight.work, rows, columns, options, [&](const at::Tensor& panel, int64_t begin, int64_t count) {

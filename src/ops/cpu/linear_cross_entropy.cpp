@@ -93,7 +93,8 @@ std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden
   }
   const auto count = static_cast<int64_t>(rows.size());
   TORCH_CHECK_VALUE(target_count < 0 || target_count == count,
-                    "[linear_cross_entropy] target_count must be the number of targets >= 0, ", count, "; got ", target_count, ". Count again, or leave it out.");
+                    "[linear_cross_entropy] target_count must be the number of targets >= 0, ", count, "; got ", target_count,
+                    ". Count again, or leave it out.");
   const bool everything = count == all_rows;
   const double scale = grad_scale.has_value() && grad_scale->defined() ? grad_scale->item<double>() : 1.0;
   at::Tensor gradient = !need_gradient ? at::empty({0}, hidden.options())

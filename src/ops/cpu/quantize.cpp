@@ -27,15 +27,14 @@ void lower_to(std::atomic<int64_t>& smallest, int64_t value) {
 }
 
 /// @param block  holds an element that is not finite, and is the first to do so.
-[[noreturn]] void refuse_not_finite(const char* op, const char* name, const at::Tensor& dense, int64_t block,
-                                    int64_t block_size) {
+[[noreturn]] void refuse_not_finite(const char* op, const char* name, const at::Tensor& dense, int64_t block, int64_t block_size) {
   const int64_t begin = block * block_size;
   const int64_t count = std::min(block_size, dense.numel() - begin);
   const at::Tensor values = dense.flatten().narrow(0, begin, count).to(at::kFloat).contiguous();
   const float* const data = values.const_data_ptr<float>();
   const auto bad = std::find_if(data, data + count, [](float value) { return !std::isfinite(value); });
-  C10_THROW_ERROR(ValueError, c10::str("[", op, "] ", name, " must be finite; got ", *bad, " at flat index ",
-                                       begin + (bad - data), ". A checkpoint with such a value is damaged."));
+  C10_THROW_ERROR(ValueError, c10::str("[", op, "] ", name, " must be finite; got ", *bad, " at flat index ", begin + (bad - data),
+                                       ". A checkpoint with such a value is damaged."));
 }
 
 cpu::WeightType weight_type_of(at::ScalarType dtype) {
@@ -43,8 +42,7 @@ cpu::WeightType weight_type_of(at::ScalarType dtype) {
   return dtype == at::kBFloat16 ? cpu::WeightType::kBFloat16 : cpu::WeightType::kFloat32;
 }
 
-Pair quantize_four_bits(const char* op, const at::Tensor& weight, int64_t block_size, std::string_view quant_type,
-                        bool bnb_edges) {
+Pair quantize_four_bits(const char* op, const at::Tensor& weight, int64_t block_size, std::string_view quant_type, bool bnb_edges) {
   check_weight_dtype(op, "weight", weight.scalar_type());
   check_block_size(op, block_size);
   const at::Tensor dense = weight.contiguous();

@@ -74,8 +74,7 @@ void normalize_into(const at::Tensor& x, const at::Tensor& weight, double eps, c
     auto* py = out.mutable_data_ptr<scalar_t>();
     auto* ps = rstd.mutable_data_ptr<accumulate_t<scalar_t>>();
     const int64_t n = in.size(1), stride = in.stride(0), y_stride = out.stride(0);
-    cpu::for_rows(in.size(0), n,
-                  [=](int64_t row) { ps[row] = normalize_row(px + row * stride, pw, py + row * y_stride, n, eps); });
+    cpu::for_rows(in.size(0), n, [=](int64_t row) { ps[row] = normalize_row(px + row * stride, pw, py + row * y_stride, n, eps); });
   });
 }
 

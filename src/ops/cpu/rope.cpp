@@ -29,15 +29,14 @@ void rotate(const T* x, T* y, const float* cos, const float* sin, float directio
   }
 }
 
-void rotate_all(const at::Tensor& x, const at::Tensor& y, const at::Tensor& cos, const at::Tensor& sin,
-                const at::Tensor& positions, bool inverse) {
+void rotate_all(const at::Tensor& x, const at::Tensor& y, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions,
+                bool inverse) {
   const at::Tensor c = cos.contiguous(), s = sin.contiguous(), p = positions.contiguous();
   const auto* position = p.const_data_ptr<int64_t>();
   const int64_t tokens = x.size(0), heads = x.size(1), half = x.size(2) / 2, table = c.size(0);
   for (int64_t m = 0; m < tokens; ++m) {
     TORCH_CHECK_VALUE(position[m] >= 0 && position[m] < table, "[rope] positions must lie in [0, ", table,
-                      "), the rows of cos and sin; got ", position[m], " at token ", m,
-                      ". Build tables for the longest sequence.");
+                      "), the rows of cos and sin; got ", position[m], " at token ", m, ". Build tables for the longest sequence.");
   }
   if (x.numel() == 0) return;
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, x.scalar_type(), "rope", [&] {
@@ -49,8 +48,7 @@ void rotate_all(const at::Tensor& x, const at::Tensor& y, const at::Tensor& cos,
     const float direction = inverse ? -1.0f : 1.0f;
     cpu::for_rows(tokens, heads * half * 2, [=](int64_t m) {
       const int64_t row = position[m] * half;
-      for (int64_t h = 0; h < heads; ++h)
-        rotate(px + m * xm + h * xh, py + m * ym + h * yh, pc + row, ps + row, direction, half);
+      for (int64_t h = 0; h < heads; ++h) rotate(px + m * xm + h * xh, py + m * ym + h * yh, pc + row, ps + row, direction, half);
     });
   });
 }
@@ -64,13 +62,13 @@ at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& si
 
 void rope_(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, bool inverse) {
   check_rope("rope_", x, cos, sin, positions);
-  TORCH_CHECK_VALUE(x.stride(2) == 1, "[rope_] each head of x must be contiguous, because it is written; got strides ",
-                    x.strides(), ". Use rope, or a contiguous tensor.");
+  TORCH_CHECK_VALUE(x.stride(2) == 1, "[rope_] each head of x must be contiguous, because it is written; got strides ", x.strides(),
+                    ". Use rope, or a contiguous tensor.");
   rotate_all(x, x, cos, sin, positions, inverse);
 }
 
-void rope_backward_qkv_(at::Tensor& dqkv, const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv,
-                        const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions) {
+void rope_backward_qkv_(at::Tensor& dqkv, const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& cos,
+                        const at::Tensor& sin, const at::Tensor& positions) {
   check_rope_backward_qkv("rope_backward_qkv_", dqkv, dq, dk, dv, cos, sin, positions);
   const int64_t heads = dq.size(1), kv_heads = dk.size(1), d = dq.size(2);
   const at::Tensor all = cpu::as_written_rows("rope_backward_qkv_", "dqkv", dqkv).unflatten(1, {heads + 2 * kv_heads, d});

@@ -28,8 +28,7 @@ void activate_row(const T* gate, const T* up, T* h, int64_t n) {
 
 /// d_gate and d_up may lie over gate and up; with `keep_h`, dh is replaced by h.
 template <class T, bool keep_h>
-void activate_row_backward(std::conditional_t<keep_h, T, const T>* dh, const T* gate, const T* up, T* d_gate, T* d_up,
-                           int64_t n) {
+void activate_row_backward(std::conditional_t<keep_h, T, const T>* dh, const T* gate, const T* up, T* d_gate, T* d_up, int64_t n) {
   using A = accumulate_t<T>;
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {

@@ -17,8 +17,7 @@ namespace qlorapp::ops {
 namespace {
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> gradient_norm_cuda(const at::Tensor& gradient,
-                                                                  const std::optional<at::Tensor>& inverse_scale,
-                                                                  double max_norm) {
+                                                                  const std::optional<at::Tensor>& inverse_scale, double max_norm) {
   detail::check_gradient_norm(gradient, inverse_scale, max_norm);
   const gpu::Launch launch(gradient);
   at::Tensor norm = at::empty({}, gradient.options()), found_inf = at::empty({}, gradient.options());
@@ -26,8 +25,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> gradient_norm_cuda(const at::Tens
   const at::Tensor workspace = at::empty({cuda::kGradientNormWorkspace}, gradient.options().dtype(at::kByte));
   C10_CUDA_CHECK(cuda::gradient_norm(gradient.const_data_ptr<float>(), gradient.numel(), gpu::device_number(inverse_scale),
                                      static_cast<float>(max_norm), workspace.mutable_data_ptr(), norm.mutable_data_ptr<float>(),
-                                     found_inf.mutable_data_ptr<float>(), multiplier.mutable_data_ptr<float>(),
-                                     launch.stream()));
+                                     found_inf.mutable_data_ptr<float>(), multiplier.mutable_data_ptr<float>(), launch.stream()));
   return {norm, found_inf, multiplier};
 }
 
@@ -48,8 +46,8 @@ cuda::AdamWStep step_of(int64_t step, double lr, double beta1, double beta2, dou
 }
 
 void adamw_cuda(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& exp_avg, at::Tensor& exp_avg_sq, int64_t step,
-                double lr, double beta1, double beta2, double eps, double weight_decay,
-                const std::optional<at::Tensor>& multiplier, const std::optional<at::Tensor>& skip) {
+                double lr, double beta1, double beta2, double eps, double weight_decay, const std::optional<at::Tensor>& multiplier,
+                const std::optional<at::Tensor>& skip) {
   detail::check_adamw(parameter, gradient, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps, weight_decay, multiplier, skip);
   const gpu::Launch launch(parameter);
   C10_CUDA_CHECK(cuda::adamw(parameter.mutable_data_ptr<float>(), gradient.const_data_ptr<float>(),
@@ -80,9 +78,9 @@ const cuda::DynamicMapTables* tables_on(c10::DeviceIndex device) {
   return static_cast<const cuda::DynamicMapTables*>(found);
 }
 
-void adamw_8bit_cuda(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& state1, at::Tensor& state2,
-                     at::Tensor& absmax1, at::Tensor& absmax2, int64_t step, double lr, double beta1, double beta2, double eps,
-                     double weight_decay, const std::optional<at::Tensor>& multiplier, const std::optional<at::Tensor>& skip) {
+void adamw_8bit_cuda(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& state1, at::Tensor& state2, at::Tensor& absmax1,
+                     at::Tensor& absmax2, int64_t step, double lr, double beta1, double beta2, double eps, double weight_decay,
+                     const std::optional<at::Tensor>& multiplier, const std::optional<at::Tensor>& skip) {
   detail::check_adamw_8bit(parameter, gradient, state1, state2, absmax1, absmax2, step, lr, beta1, beta2, eps, weight_decay,
                            multiplier, skip);
   const gpu::Launch launch(parameter);

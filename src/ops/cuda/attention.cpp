@@ -86,8 +86,9 @@ const RowsOnDevice& rows_on_device(const RowLayout& layout, c10::Device device) 
     if (capturing) captured.push_back(last);
     return last;
   }
-  TORCH_CHECK(!capturing, "[attention] ragged rows must have been seen on this stream before a graph is captured. Run the micro-step once, "
-                          "then capture it.");
+  TORCH_CHECK(!capturing,
+              "[attention] ragged rows must have been seen on this stream before a graph is captured. Run the micro-step once, "
+              "then capture it.");
   std::vector<int32_t> starts(layout.starts.size());
   TORCH_CHECK_VALUE(layout.starts.back() <= std::numeric_limits<int32_t>::max(),
                     "[attention] a batch of ragged rows must have fewer than 2^31 tokens; got ", layout.starts.back(),
@@ -182,23 +183,21 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q_in, const Tensor& k_in, con
   const RowLayout layout(row_starts);
   switch (choose(q, layout)) {
     case Kernel::kCudnn: {
-      const auto result =
-          at::_scaled_dot_product_cudnn_attention(heads_first(q, layout), heads_first(k, layout), heads_first(v, layout),
-                                                  std::nullopt, /*compute_log_sumexp=*/true, 0.0,
-                                                  /*is_causal=*/true, /*return_debug_mask=*/false, scale);
+      const auto result = at::_scaled_dot_product_cudnn_attention(
+          heads_first(q, layout), heads_first(k, layout), heads_first(v, layout), std::nullopt, /*compute_log_sumexp=*/true, 0.0,
+          /*is_causal=*/true, /*return_debug_mask=*/false, scale);
       return {std::get<0>(result).transpose(1, 2).reshape(q.sizes()),
               std::get<1>(result).squeeze(-1).transpose(0, 1).reshape({heads, tokens})};
     }
     case Kernel::kFlash: {
       if (layout.equal) {
-        const auto result =
-            at::_flash_attention_forward(batched(q, layout), batched(k, layout), batched(v, layout), std::nullopt, std::nullopt,
-                                         layout.longest, layout.longest, 0.0, true, false, scale);
+        const auto result = at::_flash_attention_forward(batched(q, layout), batched(k, layout), batched(v, layout), std::nullopt,
+                                                         std::nullopt, layout.longest, layout.longest, 0.0, true, false, scale);
         return {std::get<0>(result).reshape(q.sizes()), std::get<1>(result).transpose(0, 1).reshape({heads, tokens})};
       }
       const Tensor cu_seqlens = rows_on_device(layout, q.device()).cu_seqlens;
-      const auto result = at::_flash_attention_forward(q, k, v, cu_seqlens, cu_seqlens, layout.longest, layout.longest, 0.0,
-                                                       true, false, scale);
+      const auto result =
+          at::_flash_attention_forward(q, k, v, cu_seqlens, cu_seqlens, layout.longest, layout.longest, 0.0, true, false, scale);
       return {std::get<0>(result), std::get<1>(result)};  // the statistic of ragged rows is (H, M) already
     }
     case Kernel::kEfficient:
@@ -228,10 +227,9 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout_in, con
           lse.contiguous().view({heads, layout.rows, layout.longest}).transpose(0, 1).contiguous().unsqueeze(-1);
       const auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(
           heads_first(dout, layout), heads_first(q, layout), heads_first(k, layout), heads_first(v, layout),
-          heads_first(out, layout), statistic, no_random_state(q), no_random_state(q), /*attn_bias=*/Tensor(), Tensor(),
-          Tensor(), layout.longest, layout.longest, 0.0, true, scale);
-      return {dq.transpose(1, 2).reshape(q.sizes()), dk.transpose(1, 2).reshape(k.sizes()),
-              dv.transpose(1, 2).reshape(v.sizes())};
+          heads_first(out, layout), statistic, no_random_state(q), no_random_state(q), /*attn_bias=*/Tensor(), Tensor(), Tensor(),
+          layout.longest, layout.longest, 0.0, true, scale);
+      return {dq.transpose(1, 2).reshape(q.sizes()), dk.transpose(1, 2).reshape(k.sizes()), dv.transpose(1, 2).reshape(v.sizes())};
     }
     case Kernel::kFlash: {
       if (layout.equal) {

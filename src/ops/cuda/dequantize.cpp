@@ -83,8 +83,8 @@ at::Tensor dequantize_4bit_nested(const at::Tensor& packed, const at::Tensor& ab
                                   int64_t nested_block_size, std::string_view quant_type, at::ScalarType dtype) {
   const std::optional<at::Tensor> scales = nested_absmax;
   const std::optional<at::Tensor> offset = nested_offset;
-  return dequantize("dequantize_4bit_nested",
-                    {packed, absmax, scales, offset, shape, block_size, nested_block_size, quant_type}, dtype);
+  return dequantize("dequantize_4bit_nested", {packed, absmax, scales, offset, shape, block_size, nested_block_size, quant_type},
+                    dtype);
 }
 
 void dequantize_4bit_stack_(at::Tensor& out, at::TensorList packed, at::TensorList absmax, at::TensorList nested_absmax,

@@ -19,9 +19,8 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& tokens) {
   at::Tensor out = at::empty({tokens.size(0), weight.size(1)}, weight.options().device(tokens.device()));
   if (out.numel() == 0) return out;
   const at::Tensor table = as_rows(weight), index = tokens.contiguous();
-  C10_CUDA_CHECK(cuda::gather_rows(type, table.const_data_ptr(), table.stride(0), table.size(0),
-                                   index.const_data_ptr<int64_t>(), out.mutable_data_ptr(), out.stride(0), out.size(0),
-                                   out.size(1), launch.stream()));
+  C10_CUDA_CHECK(cuda::gather_rows(type, table.const_data_ptr(), table.stride(0), table.size(0), index.const_data_ptr<int64_t>(),
+                                   out.mutable_data_ptr(), out.stride(0), out.size(0), out.size(1), launch.stream()));
   return out;
 }
 

@@ -26,8 +26,8 @@ struct Compact {
 Compact compact(const at::Tensor& targets, int64_t count, const gpu::Launch& launch) {
   if (count == targets.size(0)) return {at::Tensor(), targets};
   at::Tensor index = at::empty({count}, targets.options()), labels = at::empty({count}, targets.options());
-  C10_CUDA_CHECK(cuda::compact_targets(targets.const_data_ptr<int64_t>(), targets.size(0), count,
-                                       index.mutable_data_ptr<int64_t>(), labels.mutable_data_ptr<int64_t>(), launch.stream()));
+  C10_CUDA_CHECK(cuda::compact_targets(targets.const_data_ptr<int64_t>(), targets.size(0), count, index.mutable_data_ptr<int64_t>(),
+                                       labels.mutable_data_ptr<int64_t>(), launch.stream()));
   return {index, labels};
 }
 
@@ -39,8 +39,8 @@ std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden
   gpu::check_device(kOp, "targets", targets, hidden_in);
   const cuda::Float type = gpu::float_type(kOp, hidden_in);
   const int64_t all_rows = hidden_in.size(0), width = hidden_in.size(1), vocabulary = weight.size(0);
-  TORCH_CHECK_VALUE(target_count <= all_rows, "[linear_cross_entropy] target_count must be at most the number of rows, ",
-                    all_rows, "; got ", target_count, ". Count the targets >= 0, or leave it out.");
+  TORCH_CHECK_VALUE(target_count <= all_rows, "[linear_cross_entropy] target_count must be at most the number of rows, ", all_rows,
+                    "; got ", target_count, ". Count the targets >= 0, or leave it out.");
   const gpu::Launch launch(hidden_in);
   const at::Tensor hidden = as_rows(hidden_in);
   const at::Tensor scale = grad_scale.has_value() && grad_scale->defined()

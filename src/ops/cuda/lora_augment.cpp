@@ -22,12 +22,18 @@ void lora_augment_cuda(at::Tensor& workspace, at::TensorList a, at::TensorList b
   int row = 0, rank = 0;
   for (size_t i = 0; i < a.size(); ++i) {
     auto& own = borders.projections[i];
-    own = {a[i].const_data_ptr<float>(), b[i].const_data_ptr<float>(), static_cast<float>(scaling[i]), static_cast<int>(b[i].size(0)),
-           static_cast<int>(a[i].size(0)), row, rank};
+    own = {a[i].const_data_ptr<float>(),
+           b[i].const_data_ptr<float>(),
+           static_cast<float>(scaling[i]),
+           static_cast<int>(b[i].size(0)),
+           static_cast<int>(a[i].size(0)),
+           row,
+           rank};
     row += own.rows;
     rank += own.rank;
   }
-  C10_CUDA_CHECK(cuda::lora_augment(workspace.mutable_data_ptr(), gpu::float_type("lora_augment_", workspace), borders, launch.stream()));
+  C10_CUDA_CHECK(
+      cuda::lora_augment(workspace.mutable_data_ptr(), gpu::float_type("lora_augment_", workspace), borders, launch.stream()));
 }
 
 }  // namespace

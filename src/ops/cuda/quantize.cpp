@@ -32,8 +32,8 @@ void check_finite(const char* op, const char* name, const at::Tensor& dense, int
   const at::Tensor values = dense.flatten().narrow(0, begin, count).to(at::kCPU, at::kFloat).contiguous();
   const float* const data = values.const_data_ptr<float>();
   const auto bad = std::find_if(data, data + count, [](float value) { return !std::isfinite(value); });
-  C10_THROW_ERROR(ValueError, c10::str("[", op, "] ", name, " must be finite; got ", *bad, " at flat index ",
-                                       begin + (bad - data), ". A checkpoint with such a value is damaged."));
+  C10_THROW_ERROR(ValueError, c10::str("[", op, "] ", name, " must be finite; got ", *bad, " at flat index ", begin + (bad - data),
+                                       ". A checkpoint with such a value is damaged."));
 }
 
 Pair quantize_four_bits(const char* op, const at::Tensor& weight, int64_t block_size, std::string_view quant_type,

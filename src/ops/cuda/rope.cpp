@@ -37,8 +37,8 @@ void rotate(std::string_view op, const at::Tensor& x, const at::Tensor& y, const
   const Tables tables(op, x, cos, sin, positions);
   if (x.numel() == 0) return;
   const gpu::Launch launch(x);
-  C10_CUDA_CHECK(cuda::rope(type, heads_of(x), y.mutable_data_ptr(), y.stride(0), y.stride(1), tables.rotation(inverse),
-                            x.size(0), x.size(2) / 2, launch.stream()));
+  C10_CUDA_CHECK(cuda::rope(type, heads_of(x), y.mutable_data_ptr(), y.stride(0), y.stride(1), tables.rotation(inverse), x.size(0),
+                            x.size(2) / 2, launch.stream()));
 }
 
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, bool inverse) {
@@ -50,8 +50,8 @@ at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& si
 
 void rope_(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, bool inverse) {
   check_rope("rope_", x, cos, sin, positions);
-  TORCH_CHECK_VALUE(x.stride(2) == 1, "[rope_] each head of x must be contiguous, because it is written; got strides ",
-                    x.strides(), ". Use rope, or a contiguous tensor.");
+  TORCH_CHECK_VALUE(x.stride(2) == 1, "[rope_] each head of x must be contiguous, because it is written; got strides ", x.strides(),
+                    ". Use rope, or a contiguous tensor.");
   rotate("rope_", x, x, cos, sin, positions, inverse);
 }
 

@@ -19,9 +19,7 @@ Tensor empty(c10::SymIntArrayRef sizes, const Tensor& like, at::ScalarType dtype
 }
 Tensor empty(c10::SymIntArrayRef sizes, const Tensor& like) { return empty(sizes, like, like.scalar_type()); }
 
-Tensor empty_statistic(const Tensor& x) {
-  return empty(x.sym_sizes().slice(0, x.sym_sizes().size() - 1), x, accumulate_type(x));
-}
+Tensor empty_statistic(const Tensor& x) { return empty(x.sym_sizes().slice(0, x.sym_sizes().size() - 1), x, accumulate_type(x)); }
 
 std::tuple<Tensor, Tensor> rms_norm(const Tensor& x, const Tensor& weight, double) {
   check_rms_norm("rms_norm", x, weight);
@@ -92,8 +90,7 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Ten
 }
 
 std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
-                                                      const Tensor& out, const Tensor& lse, at::IntArrayRef row_starts,
-                                                      double) {
+                                                      const Tensor& out, const Tensor& lse, at::IntArrayRef row_starts, double) {
   check_attention_backward("attention_backward", dout, q, k, v, out, lse, row_starts);
   std::vector<Tensor> workspace;
   if (!q.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) {
@@ -118,8 +115,8 @@ Tensor embedding(const Tensor& weight, const Tensor& tokens) {
 }
 
 std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
-                                                const std::optional<Tensor>& grad_scale, bool need_gradient,
-                                                int64_t chunk_rows, int64_t target_count) {
+                                                const std::optional<Tensor>& grad_scale, bool need_gradient, int64_t chunk_rows,
+                                                int64_t target_count) {
   check_linear_cross_entropy("linear_cross_entropy", hidden, weight, targets, grad_scale, chunk_rows);
   std::tuple<Tensor, Tensor> result{empty({}, hidden, accumulate_type(hidden)),
                                     need_gradient ? empty(hidden.sym_sizes(), hidden) : empty({c10::SymInt(0)}, hidden)};
