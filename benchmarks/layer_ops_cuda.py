@@ -107,7 +107,7 @@ def layers(report, tokens, dtype, shape):
 
     line(f"rms_norm {tokens}x{hidden}", 2 * tokens * hidden * e, norm, torch_norm)
     line(f"add_rms_norm {tokens}x{hidden}", 4 * tokens * hidden * e, add_norm)
-    line(f"rms_norm_backward_ {tokens}x{hidden}", 4 * tokens * hidden * e, norm_backward)
+    line(f"rms_norm_backward_ {tokens}x{hidden}", 5 * tokens * hidden * e, norm_backward)
 
     angles = torch.rand(tokens, d // 2, device="cuda")
     cos, sin, positions = angles.cos(), angles.sin(), torch.arange(tokens, device="cuda")

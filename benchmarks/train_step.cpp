@@ -3,24 +3,29 @@
 // line of JSON a measurement: milliseconds of the steps, tokens a second, peak memory. benchmarks/train_step_cuda.py runs it
 // beside its peers.
 //
-//   bench_train_step MODEL BATCH SEQUENCE KEEP [STEPS [DTYPE [OPTIMIZER]]] [NAME=VALUE …] [--count] [--serve]
+//   bench_train_step MODEL BATCH SEQUENCE KEEP [STEPS [DTYPE [OPTIMIZER]]] [NAME=VALUE …] [--deterministic] [--count] [--names] [--serve]
 //     MODEL 70b | 8b | 3b | 1b      DTYPE bf16 | fp16
 //     KEEP everything | attention_only | input_only | input_on_host, or a mixture: input_on_host,everything:12
 //     OPTIMIZER adamw_8bit | adamw | paged_adamw_8bit | paged_adamw_32bit
 //     NAME=VALUE  loss_chunk_rows, mlp_tile_rows, weight_workspace, embedding_on_host (0 | 1): as in TrainingArguments;
 //                 batch, sequence, keep: another value than the one above; cap: GiB that torch's allocator may hold, 0 none
+//     --deterministic  steps with and without gradients that have the same bits in every run, in turn: what that costs, and whether
+//              two runs of each from the same adapters end in the same bits. Nothing else is measured
 //     --count  one step more, under torch's profiler: kernels and memory operations launched, and the time the GPU worked
-//              on kernels
+//              on kernels; "launches_a_layer" is all of them over the layers, so head, loss and optimizer are in it
+//     --names  the same, and each kernel's launches a step on standard error
 //     --serve  says {"ready": true}, then measures once for each line "SECONDS [NAME=VALUE …] [count]" that it reads, over as many
 //              steps as fill the time, 8 to 60. What a line sets holds from there on. "rehearse [NAME=VALUE …]" is answered with the
 //              peak that is computed, and nothing is set. Memory is given back in between, so that several such processes can take
 //              turns on one GPU
 // computed_gib is the peak by nn/rehearsal.hpp, with the optimizer's state, the batches and cuBLAS' workspace.
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <set>
 #include <sstream>
@@ -85,6 +90,7 @@ struct Launches {
   int64_t kernels = 0;
   int64_t memory_operations = 0;  ///< Copies and fills.
   double busy_ms = 0;             ///< Time in which at least one kernel ran.
+  std::map<std::string, int64_t> by_name;
 };
 
 template <class Step>
@@ -105,6 +111,7 @@ Launches launches_of(Step&& step) {
     const std::string name = event.name();
     const bool memory = name.starts_with("Memcpy") || name.starts_with("Memset");
     ++(memory ? launches.memory_operations : launches.kernels);
+    ++launches.by_name[name];
     if (!memory) intervals.emplace_back(event.startNs(), event.endNs());
   }
   std::sort(intervals.begin(), intervals.end());
@@ -129,7 +136,8 @@ double quantile(const std::vector<double>& sorted, double share) {
 
 int run(std::vector<std::string> arguments) {
   const auto flag = [&](const char* name) { return std::erase(arguments, name) > 0; };
-  const bool count = flag("--count"), serve = flag("--serve");
+  const bool names = flag("--names"), count = flag("--count") || names, serve = flag("--serve"),
+             deterministic = flag("--deterministic");
   Setting setting;
   std::vector<std::string> settings;
   std::erase_if(arguments, [&](const std::string& word) {
@@ -229,8 +237,14 @@ int run(std::vector<std::string> arguments) {
     if (counted) {
       try {
         const Launches launches = launches_of(step);
-        std::printf(", \"kernels\": %ld, \"memory_operations\": %ld, \"busy\": %.4f", static_cast<long>(launches.kernels),
-                    static_cast<long>(launches.memory_operations), launches.busy_ms / median);
+        std::printf(
+            ", \"kernels\": %ld, \"memory_operations\": %ld, \"launches_a_layer\": %.1f, \"busy\": %.4f",
+            static_cast<long>(launches.kernels), static_cast<long>(launches.memory_operations),
+            static_cast<double>(launches.kernels + launches.memory_operations) / static_cast<double>(config.num_hidden_layers),
+            launches.busy_ms / median);
+        for (const auto& [name, times] : launches.by_name) {
+          if (names) std::fprintf(stderr, "%6ld  %s\n", static_cast<long>(times), name.c_str());
+        }
       } catch (const std::exception& error) { std::fprintf(stderr, "bench_train_step: no profiler: %s\n", error.what()); }
     }
     std::printf(", \"steps_ms\": [");
@@ -239,6 +253,38 @@ int run(std::vector<std::string> arguments) {
     std::fflush(stdout);
   };
   apply();
+  if (deterministic) {
+    const at::Tensor first = model.arena().values().clone();
+    const auto result_of = [&](bool wanted) {
+      model.set_deterministic(wanted);
+      at::Tensor(model.arena().values()).copy_(first);
+      state = TrainState(model.arena(), optimizer, scaler);
+      state.base_learning_rate = 1e-4;
+      state.max_grad_norm = 1.0;
+      state.schedule.training_steps = 1 << 20;
+      taken = 1;
+      for (int i = 0; i < 4; ++i) step();
+      return model.arena().values().clone();
+    };
+    step();
+    for (const bool wanted : {false, true}) {
+      const bool same = at::equal(result_of(wanted), result_of(wanted));
+      std::fprintf(stderr, "%s: the adapters of two runs of four steps %s\n", wanted ? "deterministic" : "as usual",
+                   same ? "have the same bits" : "differ");
+    }
+    std::array<std::vector<double>, 2> times;  // in turn: the card's clock drifts
+    for (int round = 0; round < 3; ++round) {
+      for (const size_t wanted : {size_t{0}, size_t{1}}) {
+        model.set_deterministic(wanted == 1);
+        times[wanted].push_back(warm_up());
+        times[wanted].push_back(warm_up());
+      }
+    }
+    for (auto& all : times) std::sort(all.begin(), all.end());
+    std::printf("{\"milliseconds\": %.3f, \"deterministic\": %.3f, \"cost\": %.4f}\n", quantile(times[0], 0.5) * 1e3,
+                quantile(times[1], 0.5) * 1e3, quantile(times[1], 0.5) / quantile(times[0], 0.5) - 1);
+    return 0;
+  }
   if (!serve) {
     warm_up();
     measure(steps, count);

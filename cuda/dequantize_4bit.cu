@@ -11,6 +11,7 @@
 #include "dequantize_4bit.hpp"
 #include "early_launch.cuh"
 #include "element.cuh"
+#include "lora_augment.cuh"
 
 namespace qlorapp::cuda {
 namespace {
@@ -39,7 +40,29 @@ struct Work {
   int segment_count;
   int block_shift;
   bool nf4;
+  unsigned weight_blocks;  // of threads; those behind them write the borders
+  Augmentation borders;
 };
+
+/// A thread of a block behind those of the weights writes eight neighbors of a border.
+template <class T>
+__device__ void write_borders(const Work& work) {
+  const Augmentation& borders = work.borders;
+  const int across = borders.spare / kChunk, along = borders.in / kChunk;
+  const int i = static_cast<int>((blockIdx.x - work.weight_blocks) * blockDim.x + threadIdx.x);
+  const int right = borders.out * across;
+  float values[kChunk];
+  T* const out = static_cast<T*>(work.out);
+  if (i < right) {
+    const int row = i / across, rank = (i - row * across) * kChunk;
+    border_at_the_right(borders, row, rank, values);
+    store_eight<false>(out + row * work.row_stride + borders.in + rank, values);
+  } else if (i - right < borders.spare * along) {
+    const int rank = (i - right) / along, column = (i - right - rank * along) * kChunk;
+    border_below(borders, rank, column, values);
+    store_eight<false>(out + (int64_t{borders.out} + rank) * work.row_stride + column, values);
+  }
+}
 
 __device__ __forceinline__ float scale_of(const Segment& segment, int64_t block, Divisor nested_block, bool nested) {
   if (!nested) return __ldg(static_cast<const float*>(segment.absmax) + block);
@@ -59,6 +82,7 @@ __global__ void __launch_bounds__(128) expand_tiles(const __grid_constant__ Work
   constexpr int kStepScales = kStep / kSubBlock;       // 4 or 8
   constexpr int kLaneShift = kSubBlock == 64 ? 3 : 2;  // lanes that share a scale
   wait_for_earlier_kernels();
+  if (kRows && blockIdx.x >= work.weight_blocks) return write_borders<T>(work);
   const int lane = static_cast<int>(threadIdx.x & 31U);
   const int64_t tile = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32U) + threadIdx.x / 32U;
   if (tile >= work.tiles) return;
@@ -159,7 +183,9 @@ cudaError_t launch_tiles(Work& work, bool nested, Stream stream) {
     work.tiles += (work.segments[i].count + kTile - 1) / kTile;
     elements += work.segments[i].count;
   }
-  const auto grid = static_cast<unsigned>((work.tiles + kThreads / 32 - 1) / (kThreads / 32));
+  work.weight_blocks = static_cast<unsigned>((work.tiles + kThreads / 32 - 1) / (kThreads / 32));
+  const int64_t pieces = (int64_t{work.borders.out} + work.borders.in) * work.borders.spare / kChunk;
+  const auto grid = work.weight_blocks + static_cast<unsigned>((pieces + kThreads - 1) / kThreads);
   const bool rows = work.row_stride != work.columns;
   const auto run = [&](auto nests, auto streams) {
     constexpr bool kNested = decltype(nests)::value;
@@ -196,10 +222,23 @@ bool is_vectorizable(const Work& work) {
   return true;
 }
 
+/// Whether threads of the same launch can write the borders, eight elements at a time.
+bool fits_beside(const Augmentation& borders) {
+  return borders.spare % kChunk == 0 && borders.in % kChunk == 0 &&
+         (int64_t{borders.out} + borders.in) * borders.spare < int64_t{1} << 31;
+}
+
 template <class T>
-cudaError_t launch(Work& work, bool nested, Stream stream) {
-  if (!is_vectorizable<T>(work)) return launch_elements<T>(work, nested, stream);
-  return work.block_shift == 5 ? launch_tiles<T, 32>(work, nested, stream) : launch_tiles<T, 64>(work, nested, stream);
+cudaError_t launch(Work& work, bool nested, const DequantizeFourBit& asked, Stream stream) {
+  const bool tiles = is_vectorizable<T>(work), borders = asked.borders.count > 0;
+  const bool together = tiles && borders && work.row_stride != work.columns && fits_beside(asked.borders);
+  if (together) work.borders = asked.borders;
+  cudaError_t error = cudaSuccess;
+  if (!tiles) error = launch_elements<T>(work, nested, stream);
+  else if (work.block_shift == 5) error = launch_tiles<T, 32>(work, nested, stream);
+  else error = launch_tiles<T, 64>(work, nested, stream);
+  if (error != cudaSuccess || !borders || together) return error;
+  return lora_augment(asked.out, asked.type, asked.borders, stream);
 }
 
 /// @returns whether the scales are nested. Empty segments are left out.
@@ -226,14 +265,15 @@ bool prepare(const DequantizeFourBit& asked, Work& work) {
 cudaError_t dequantize_4bit(const DequantizeFourBit& asked, Stream stream) {
   Work work{};
   const bool nested = prepare(asked, work);
-  if (work.segment_count == 0) return cudaSuccess;
+  if (work.segment_count == 0)
+    return asked.borders.count > 0 ? lora_augment(asked.out, asked.type, asked.borders, stream) : cudaSuccess;
   switch (asked.type) {
     case Float::kFloat32:
-      return launch<float>(work, nested, stream);
+      return launch<float>(work, nested, asked, stream);
     case Float::kFloat16:
-      return launch<__half>(work, nested, stream);
+      return launch<__half>(work, nested, asked, stream);
     case Float::kBFloat16:
-      return launch<__nv_bfloat16>(work, nested, stream);
+      return launch<__nv_bfloat16>(work, nested, asked, stream);
   }
   return cudaErrorInvalidValue;
 }

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 
+#include "lora_augment.hpp"
 #include "qlorapp/format/nf4.hpp"
 #include "types.hpp"
 
@@ -41,10 +42,12 @@ struct DequantizeFourBit {
   Float type = Float::kFloat32;
   void* out = nullptr;
   int64_t row_stride = 0;  ///< In elements; at least `columns`.
+  Augmentation
+      borders;  ///< Adapters to be laid around what is written to `out`, whose row 0 is theirs; none if its count is 0.
 };
 
-/// Fast where packed is aligned to 4 bytes and every output row to 16; right everywhere, beyond 2^31 elements too.
-/// Asynchronous; allocates nothing.
+/// Fast where packed is aligned to 4 bytes and every output row to 16; right everywhere, beyond 2^31 elements too. Fast borders
+/// of whole 8 spare columns are written by the same launch. Asynchronous; allocates nothing.
 [[nodiscard]] cudaError_t dequantize_4bit(const DequantizeFourBit& work, Stream stream);
 
 }  // namespace qlorapp::cuda

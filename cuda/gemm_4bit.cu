@@ -295,7 +295,14 @@ cudaError_t launch_tokens(const Work& work, Stream stream) {
   return launch<T, 1, 8, 2, 4, 1>(work, stream);
 }
 
+__global__ void nothing() {}
+
 }  // namespace
+
+int code_architecture() {
+  cudaFuncAttributes attributes{};
+  return cudaFuncGetAttributes(&attributes, nothing) == cudaSuccess ? attributes.ptxVersion : 0;
+}
 
 bool prefers_gemm_4bit(int64_t m, int64_t n, int64_t k, int64_t block_size, Float type, int arch) {
   if (type == Float::kFloat32 || (type == Float::kBFloat16 && arch < 80) || arch < 75) return false;

@@ -34,8 +34,13 @@ struct GemmFourBit {
 };
 
 /// Whether gemm_4bit takes such a product and is to be preferred to dequantizing and a dense GEMM.
-/// @param arch  10 · major + minor of the GPU's compute capability.
+/// @param arch  what code_architecture() says.
 [[nodiscard]] bool prefers_gemm_4bit(int64_t m, int64_t n, int64_t k, int64_t block_size, Float type, int arch);
+
+/// 10 · major + minor of the compute capability that the code which runs on the current device was written for: the device's
+/// own, or less where the build has only older PTX, which the driver compiles and which has none of the newer instructions.
+/// Asks the driver.
+[[nodiscard]] int code_architecture();
 
 /// @param work  such that prefers_gemm_4bit() holds and the alignments above.
 /// Asynchronous; allocates nothing.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/lora_augment.hpp"
-
 #include "element.cuh"
+#include "lora_augment.cuh"
 
 namespace qlorapp::cuda {
 namespace {
@@ -14,28 +13,18 @@ template <class T>
 __global__ void __launch_bounds__(kThreads) augment(T* workspace, const Augmentation borders) {
   const int64_t right = int64_t{borders.out} * borders.spare;
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  float value[1];
   if (i < right) {
     const int row = static_cast<int>(i / borders.spare), rank = static_cast<int>(i % borders.spare);
-    float value = 0;
-    for (int p = 0; p < borders.count; ++p) {
-      const auto& own = borders.projections[p];
-      if (row >= own.first_row && row < own.first_row + own.rows && rank >= own.first_rank && rank < own.first_rank + own.rank) {
-        value = __fmul_rn(own.b[int64_t{row - own.first_row} * own.rank + (rank - own.first_rank)], own.scaling);
-      }
-    }
-    workspace[row * borders.row_stride + borders.in + rank] = from_float<T>(value);
+    border_at_the_right(borders, row, rank, value);
+    workspace[row * borders.row_stride + borders.in + rank] = from_float<T>(value[0]);
     return;
   }
   const int64_t j = i - right;
   if (j >= int64_t{borders.spare} * borders.in) return;
   const int rank = static_cast<int>(j / borders.in), column = static_cast<int>(j % borders.in);
-  float value = 0;
-  for (int p = 0; p < borders.count; ++p) {
-    const auto& own = borders.projections[p];
-    if (rank >= own.first_rank && rank < own.first_rank + own.rank)
-      value = own.a[int64_t{rank - own.first_rank} * borders.in + column];
-  }
-  workspace[(int64_t{borders.out} + rank) * borders.row_stride + column] = from_float<T>(value);
+  border_below(borders, rank, column, value);
+  workspace[(int64_t{borders.out} + rank) * borders.row_stride + column] = from_float<T>(value[0]);
 }
 
 }  // namespace

@@ -20,9 +20,9 @@ struct ForwardArguments {
 template <class T>
 struct BackwardArguments {
   const T *dy, *x, *weight;
-  T* dx;
+  T *dx, *y;
   const float* rstd;
-  int64_t dy_stride, x_stride, dx_stride;
+  int64_t dy_stride, x_stride, dx_stride, y_stride;
   int64_t width;
 };
 
@@ -160,6 +160,13 @@ __global__ void backward_kernel(const BackwardArguments<T> a) {
 #pragma unroll
     for (int j = 0; j < n; ++j) d[j] = gradient<T, accumulate>(g[j], x[j], rstd, slope, accumulate ? d[j] : 0.0F);
     store_pack(a.dx + row * a.dx_stride + i * n, d);
+    if constexpr (accumulate) {  // y may lie where dy did: this thread alone read these elements, and keeps them
+      float w[n];
+      load_pack(a.weight + i * n, w);
+#pragma unroll
+      for (int j = 0; j < n; ++j) x[j] = normalized<T>(x[j], rstd, w[j]);
+      store_pack(a.y + row * a.y_stride + i * n, x);
+    }
   }
 }
 
@@ -176,6 +183,7 @@ __global__ void backward_any_kernel(const BackwardArguments<T> a) {
   for (int64_t i = threadIdx.x; i < a.width; i += blockDim.x) {
     const float g = rounded<T>(__fmul_rn(widen(dy[i]), widen(a.weight[i])));
     dx[i] = narrow<T>(gradient<T, accumulate>(g, widen(x[i]), rstd, slope, accumulate ? widen(dx[i]) : 0.0F));
+    if constexpr (accumulate) a.y[row * a.y_stride + i] = narrow<T>(normalized<T>(widen(x[i]), rstd, widen(a.weight[i])));
   }
 }
 
@@ -212,7 +220,7 @@ cudaError_t backward(const BackwardArguments<T>& a, int64_t rows, Stream stream)
   if (rows == 0 || a.width == 0) return cudaSuccess;
   const auto grid = static_cast<unsigned>(rows);
   const bool whole = a.width % kPack<T> == 0 && aligned(a.dy, a.dy_stride) && aligned(a.x, a.x_stride) && aligned(a.weight) &&
-                     aligned(a.dx, a.dx_stride);
+                     aligned(a.dx, a.dx_stride) && (!accumulate || aligned(a.y, a.y_stride));
   const Plan plan = whole ? plan_of(a.width / kPack<T>) : Plan{0, 0};
   const auto threads = static_cast<unsigned>(plan.threads);
   if (plan.packs == 1) backward_kernel<T, 1, accumulate><<<grid, threads, 0, stream>>>(a);
@@ -243,17 +251,19 @@ cudaError_t add_rms_norm(Float type, Rows x, Rows residual, const void* weight, 
   });
 }
 
-cudaError_t rms_norm_backward(Float type, Rows dy, Rows x, const void* weight, const float* rstd, WrittenRows dx, bool accumulate,
-                              int64_t rows, int64_t width, Stream stream) {
+cudaError_t rms_norm_backward(Float type, Rows dy, Rows x, const void* weight, const float* rstd, WrittenRows dx, WrittenRows y,
+                              bool accumulate, int64_t rows, int64_t width, Stream stream) {
   return with_type(type, [&]<class T>(T) {
     const BackwardArguments<T> a{static_cast<const T*>(dy.data),
                                  static_cast<const T*>(x.data),
                                  static_cast<const T*>(weight),
                                  static_cast<T*>(dx.data),
+                                 static_cast<T*>(y.data),
                                  rstd,
                                  dy.stride,
                                  x.stride,
                                  dx.stride,
+                                 y.stride,
                                  width};
     return accumulate ? backward<T, true>(a, rows, stream) : backward<T, false>(a, rows, stream);
   });

@@ -24,8 +24,8 @@ struct Rows {
   int64_t stride;
 };
 struct WrittenRows {
-  void* data;
-  int64_t stride;
+  void* data = nullptr;
+  int64_t stride = 0;
 };
 
 /// y = rms_norm(x), rstd (rows) float.
@@ -36,8 +36,8 @@ cudaError_t rms_norm(Float type, Rows x, const void* weight, WrittenRows y, floa
 cudaError_t add_rms_norm(Float type, Rows x, Rows residual, const void* weight, WrittenRows sum, WrittenRows y, float* rstd,
                          int64_t rows, int64_t width, float eps, Stream stream);
 
-/// dx = gradient, or dx += gradient with `accumulate`.
-cudaError_t rms_norm_backward(Float type, Rows dy, Rows x, const void* weight, const float* rstd, WrittenRows dx, bool accumulate,
-                              int64_t rows, int64_t width, Stream stream);
+/// dx = gradient; with `accumulate` dx += gradient, and y becomes what rms_norm wrote (y may be dy; else it is not looked at).
+cudaError_t rms_norm_backward(Float type, Rows dy, Rows x, const void* weight, const float* rstd, WrittenRows dx, WrittenRows y,
+                              bool accumulate, int64_t rows, int64_t width, Stream stream);
 
 }  // namespace qlorapp::cuda

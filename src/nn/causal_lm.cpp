@@ -193,8 +193,8 @@ StepContext CausalLM::make_context(const Batch& batch, bool training, uint64_t s
   // A GPU multiplies projections that share an input as one, unless there are so few tokens that reading the weights is all.
   const bool stacked = !device().is_cpu() && batch.token_count() > kFewTokens;
   auto offload = ring_ ? std::make_shared<InputOffload>(ring_) : nullptr;
-  return {rope_.cos(), rope_.sin(), batch.positions,    batch.row_starts, seed, micro_step,
-          training,    stacked,     std::move(offload), memory_,          0};
+  return {rope_.cos(), rope_.sin(), batch.positions, batch.row_starts,   seed,    micro_step,
+          training,    stacked,     deterministic_,  std::move(offload), memory_, 0};
 }
 
 /// Forward of a segment; `saved` gets one entry (what is kept outside backward), or is null.
@@ -225,9 +225,9 @@ at::Tensor CausalLM::run_segment(const Segment& segment, const at::Tensor& x, co
 
 /// Backward of a segment. Of several blocks all but the last run forward again keeping everything; the last one does so inside
 /// its own backward, stopping before down_proj.
-at::Tensor CausalLM::run_segment_back(const Segment& segment, at::Tensor dy, const StepContext& context, std::vector<Saved> saved,
-                                      const std::vector<DecoderBlock::Gradients>& gradients) const {
-  if (segment.end - segment.begin > 1 && context.offload && saved.front().x.device() != dy.device()) {
+Wide CausalLM::run_segment_back(const Segment& segment, Wide dy, const StepContext& context, std::vector<Saved> saved,
+                                const std::vector<DecoderBlock::Gradients>& gradients) const {
+  if (segment.end - segment.begin > 1 && context.offload && saved.front().x.device() != dy.buffer.device()) {
     saved.front().x = context.offload->load(saved.front().x, segment.end - 1);
   }
   at::Tensor x = saved.front().x;
@@ -237,15 +237,14 @@ at::Tensor CausalLM::run_segment_back(const Segment& segment, at::Tensor dy, con
     x = blocks_[static_cast<size_t>(i)].forward(x, context, &slot, Keep::kEverything);
     saved.back().x = x;
   }
-  at::Tensor gradient = std::move(dy);
   for (int64_t i = segment.end - 1; i >= segment.begin; --i) {
     Saved one = std::move(saved.back());
     saved.pop_back();
-    gradient = blocks_[static_cast<size_t>(i)].backward(std::move(gradient), context, std::move(one),
-                                                        gradients[static_cast<size_t>(i - segment.begin)],
-                                                        /*need_dx=*/i > 0);
+    dy = blocks_[static_cast<size_t>(i)].backward(std::move(dy), context, std::move(one),
+                                                  gradients[static_cast<size_t>(i - segment.begin)],
+                                                  /*need_dx=*/i > 0);
   }
-  return gradient;
+  return dy;
 }
 
 LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step) {
@@ -258,7 +257,8 @@ LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_sc
   at::Tensor x = ops::embedding(embed_tokens_, batch.tokens);
   for (size_t i = 0; i < segments_.size(); ++i) x = run_segment(segments_[i], x, context, &saved[i]);
 
-  at::Tensor loss, dx;
+  at::Tensor loss;
+  Wide dx;
   MemoryAccount::phase("loss");
   {
     auto [normed, rstd] = ops::rms_norm(x, norm_, config_.rms_norm_eps);
@@ -266,7 +266,7 @@ LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_sc
     std::tie(loss, dnormed) = ops::linear_cross_entropy(normed, lm_head_, batch.targets, grad_scale, /*need_gradient=*/true,
                                                         loss_chunk_rows(), batch.target_count);
     normed.reset();
-    dx = ops::rms_norm_backward(dnormed, x, norm_, rstd);
+    dx = {ops::rms_norm_backward(dnormed, x, norm_, rstd), config_.hidden_size};
   }
   x.reset();
   MemoryAccount::phase("backward");
@@ -323,6 +323,7 @@ at::Tensor CausalLM::forward_cached(const at::Tensor& tokens, std::vector<KeyVal
                             0,
                             /*training=*/false,
                             /*stacked=*/false,
+                            deterministic_,
                             nullptr,
                             {},
                             0};

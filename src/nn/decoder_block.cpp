@@ -24,6 +24,9 @@ at::Tensor as_heads(const at::Tensor& buffer, int64_t begin, int64_t heads, int6
   return columns(buffer, begin, heads * head_dim).unflatten(1, {heads, head_dim});
 }
 
+/// Whether nobody else can see what is written to `tensor`.
+bool is_ours_alone(const at::Tensor& tensor) { return tensor.use_count() == 1 && tensor.storage().use_count() == 1; }
+
 /// An uninitialized matrix like `like`, in rows with room for the low-rank products behind them.
 Wide wide(int64_t tokens, int64_t width, int64_t spare, const at::Tensor& like) {
   return {at::empty({tokens, width + spare}, like.options()), width};
@@ -31,19 +34,6 @@ Wide wide(int64_t tokens, int64_t width, int64_t spare, const at::Tensor& like) 
 
 at::TensorOptions statistic_options(const at::Tensor& x) {
   return x.options().dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
-}
-
-/// The gradient of a block's output as the one along its residual: in the same memory where nobody else has it and its rows have room for
-/// the low-rank products, as those of another block's gradient do.
-Wide taken_over(at::Tensor dy, int64_t spare) {
-  const int64_t tokens = dy.size(0), width = dy.size(1), row = width + spare;
-  if (dy.use_count() == 1 && dy.storage().use_count() == 1 && dy.storage_offset() == 0 && dy.stride(1) == 1 &&
-      dy.stride(0) == row) {
-    return {dy.as_strided({tokens, row}, {row, 1}), width};
-  }
-  Wide copy = wide(tokens, width, spare, dy);
-  copy.values().copy_(dy);
-  return copy;
 }
 
 double attention_scale(const DecoderBlock::Shape& shape) { return 1.0 / std::sqrt(static_cast<double>(shape.head_dim)); }
@@ -99,18 +89,18 @@ int64_t DecoderBlock::spare(const StepContext& context, std::initializer_list<Gr
   return most;
 }
 
-void DecoderBlock::project(const Group& group, at::Tensor y, const Wide& x, const StepContext& context, Saved& saved,
+void DecoderBlock::project(const Group& group, at::Tensor y, const Wide& x, const StepContext& context, Saved* saved,
                            at::Tensor* cache) const {
   int64_t column = 0;
   if (stacked(context)) {
     const ProjectionStack projections = stack(group);
     const at::Tensor workspace = cache != nullptr && cache->defined() ? *cache : projections.workspace(y.scalar_type());
     at::Tensor u = projections.forward(y, x, workspace);
-    if (u.defined()) {  // out of the columns behind x, which is not kept
-      u = u.narrow(1, 0, projections.rank()).contiguous();
+    if (u.defined() && saved != nullptr) {
+      if (x.spare() > 0) u = u.narrow(1, 0, projections.rank()).contiguous();  // out of the columns behind x, which is not kept
       for (size_t i = group.begin; i < group.begin + group.count; ++i) {
         if (!adapters_[i]) continue;
-        saved.u[i] = u.narrow(1, column, adapters_[i]->a.size(0));
+        saved->u[i] = u.narrow(1, column, adapters_[i]->a.size(0));
         column += adapters_[i]->a.size(0);
       }
     }
@@ -121,28 +111,46 @@ void DecoderBlock::project(const Group& group, at::Tensor y, const Wide& x, cons
   for (size_t i = group.begin; i < group.begin + group.count; ++i) {
     const auto projection = static_cast<Projection>(i);
     at::Tensor part = columns(y, column, weights_.projections[i].out_features());
-    saved.u[i] = lora_projection_forward(part, values, weights_.projections[i], adapter(projection), dropout(projection, context));
+    at::Tensor u =
+        lora_projection_forward(part, values, weights_.projections[i], adapter(projection), dropout(projection, context));
+    if (saved != nullptr) saved->u[i] = std::move(u);
     column += part.size(1);
   }
 }
 
-void DecoderBlock::project_back(const Group& group, at::Tensor* dx, const Wide& dy, const at::Tensor& x, const StepContext& context,
-                                const Saved& saved, const Gradients& gradients, const at::Tensor& workspace) const {
+DecoderBlock::Inner DecoderBlock::project_back(const Group& group, at::Tensor* dx, const Wide& dy, const StepContext& context,
+                                               const at::Tensor& workspace) const {
+  Inner v;
   if (stacked(context)) {
     const ProjectionStack projections = stack(group);
-    projections.backward_input(dx, dy, workspace.defined() ? workspace : projections.workspace(x.scalar_type()));
-    projections.backward_adapters(dy, x, std::span(saved.u).subspan(group.begin, group.count),
-                                  std::span(gradients).subspan(group.begin, group.count));
+    projections.backward_input(dx, dy, workspace.defined() ? workspace : projections.workspace(dy.buffer.scalar_type()));
+    return v;
+  }
+  int64_t column = 0;
+  for (size_t i = group.begin; i < group.begin + group.count; ++i) {
+    const auto projection = static_cast<Projection>(i);
+    const at::Tensor part = columns(dy.buffer, column, weights_.projections[i].out_features());
+    v[i - group.begin] = lora_projection_backward_input(dx, /*accumulate=*/column > 0, part, weights_.projections[i],
+                                                        adapter(projection), dropout(projection, context));
+    column += part.size(1);
+  }
+  return v;
+}
+
+void DecoderBlock::add_gradients(const Group& group, const Wide& dy, const at::Tensor& x, const Inner& v,
+                                 const StepContext& context, const Saved& saved, const Gradients& gradients) const {
+  if (stacked(context)) {
+    stack(group).backward_adapters(dy, x, std::span(saved.u).subspan(group.begin, group.count),
+                                   std::span(gradients).subspan(group.begin, group.count));
     return;
   }
   int64_t column = 0;
   for (size_t i = group.begin; i < group.begin + group.count; ++i) {
     const auto projection = static_cast<Projection>(i);
-    const LoraAdapter* const own = adapter(projection);
-    const auto key = dropout(projection, context);
     const at::Tensor part = columns(dy.buffer, column, weights_.projections[i].out_features());
-    const at::Tensor v = lora_projection_backward_input(dx, /*accumulate=*/column > 0, part, weights_.projections[i], own, key);
-    if (own) lora_projection_backward_adapter(part, x, saved.u[i], v, *own, key, gradients[i]);
+    if (const LoraAdapter* const own = adapter(projection)) {
+      lora_projection_backward_adapter(part, x, saved.u[i], v[i - group.begin], *own, dropout(projection, context), gradients[i]);
+    }
     column += part.size(1);
   }
 }
@@ -153,17 +161,12 @@ Wide DecoderBlock::backward_down(const Wide& dy, const StepContext& context, Sav
   const size_t i = qlorapp::index(Projection::kDown);
   const int64_t width = shape_.intermediate;
   const LoraAdapter* const own = adapter(Projection::kDown);
-  const auto key = dropout(Projection::kDown, context);
-  at::Tensor dh = at::empty({dy.buffer.size(0), width}, dy.buffer.options()), v;
-  const ProjectionStack down = stack(kDown);
-  at::Tensor workspace;
+  at::Tensor dh = at::empty({dy.buffer.size(0), width}, dy.buffer.options()), workspace;
   if (stacked(context)) {
-    workspace = cache != nullptr && cache->defined() ? *cache : down.workspace(dh.scalar_type());
+    workspace = cache != nullptr && cache->defined() ? *cache : stack(kDown).workspace(dh.scalar_type());
     if (cache != nullptr) *cache = workspace;
-    down.backward_input(&dh, dy, workspace);
-  } else {
-    v = lora_projection_backward_input(&dh, false, dy.values(), weights_.projections[i], own, key);
   }
+  const Inner v = project_back(kDown, &dh, dy, context, workspace);
   at::Tensor h;
   Wide dgate_up{saved.gate_up, 2 * width};
   if (saved.gate_up.use_count() == 2) {  // nobody else will read it: one pass turns it into its gradient, and dh into h
@@ -179,18 +182,15 @@ Wide DecoderBlock::backward_down(const Wide& dy, const StepContext& context, Sav
   saved.gate_up.reset();
   if (own) {
     if (!saved.u[i].defined()) {
-      saved.u[i] = workspace.defined() ? down.input_product(h, workspace) : lora_input_product(h, *own, key);
+      saved.u[i] = workspace.defined() ? stack(kDown).input_product(h, workspace)
+                                       : lora_input_product(h, *own, dropout(Projection::kDown, context));
     }
-    if (workspace.defined()) {
-      down.backward_adapters(dy, h, std::span(saved.u).subspan(i, 1), std::span(gradients).subspan(i, 1));
-    } else {
-      lora_projection_backward_adapter(dy.values(), h, saved.u[i], v, *own, key, gradients[i]);
-    }
+    add_gradients(kDown, dy, h, v, context, saved, gradients);
   }
   return dgate_up;
 }
 
-at::Tensor DecoderBlock::project_qkv(const Wide& n1, const StepContext& context, Saved& saved, at::Tensor* cache) const {
+at::Tensor DecoderBlock::project_qkv(const Wide& n1, const StepContext& context, Saved* saved, at::Tensor* cache) const {
   at::Tensor qkv = at::empty({n1.buffer.size(0), shape_.qkv_width()}, n1.buffer.options());
   project(kQkv, qkv, n1, context, saved, cache);
   at::Tensor turned = as_heads(qkv, 0, shape_.heads + shape_.kv_heads, shape_.head_dim);
@@ -199,64 +199,69 @@ at::Tensor DecoderBlock::project_qkv(const Wide& n1, const StepContext& context,
 }
 
 /// Fills what `saved` lacks, given its x (and, with attention_only, attention and lse), up to attention. @returns x2 - x.
-at::Tensor DecoderBlock::attend(const StepContext& context, Saved& saved, Workspaces* cache) const {
+at::Tensor DecoderBlock::attend(const StepContext& context, Saved& saved, bool for_backward, Workspaces* cache) const {
+  Saved* const low_rank = for_backward ? &saved : nullptr;
   const int64_t tokens = saved.x.size(0), d = shape_.head_dim, q = shape_.attention_width(), kv = shape_.kv_heads * d;
   {
     Wide n1 = wide(tokens, shape_.hidden, spare(context, {kQkv}), saved.x);
     saved.rstd1 = at::empty({tokens}, statistic_options(saved.x));
     at::Tensor values = n1.values();
     ops::rms_norm_out(saved.x, weights_.input_norm, shape_.rms_norm_eps, values, saved.rstd1);
-    saved.qkv = project_qkv(n1, context, saved, cache ? &cache->qkv : nullptr);
+    saved.qkv = project_qkv(n1, context, low_rank, cache ? &cache->qkv : nullptr);
   }
   if (!saved.attention.defined()) {
     auto [out, lse] = ops::attention(as_heads(saved.qkv, 0, shape_.heads, d), as_heads(saved.qkv, q, shape_.kv_heads, d),
-                                     as_heads(saved.qkv, q + kv, shape_.kv_heads, d), context.row_starts, attention_scale(shape_));
+                                     as_heads(saved.qkv, q + kv, shape_.kv_heads, d), context.row_starts, attention_scale(shape_),
+                                     context.deterministic);
     saved.attention = out.reshape({tokens, q});
     saved.lse = std::move(lse);
+    if (!for_backward) saved.qkv.reset();
   }
   at::Tensor o = at::empty_like(saved.x);
-  project(kO, o, {saved.attention, q}, context, saved, cache ? &cache->o : nullptr);
+  project(kO, o, {saved.attention, q}, context, low_rank, cache ? &cache->o : nullptr);
   return o;
 }
 
-void DecoderBlock::compute_gate_up(const Wide& n2, const StepContext& context, Saved& saved, Workspaces* cache) const {
+void DecoderBlock::compute_gate_up(const Wide& n2, const StepContext& context, Saved& saved, bool for_backward,
+                                   Workspaces* cache) const {
   const Wide gate_up = wide(n2.buffer.size(0), 2 * shape_.intermediate, spare(context, {kGateUp}), n2.buffer);
-  project(kGateUp, gate_up.values(), n2, context, saved, cache ? &cache->gate_up : nullptr);
+  project(kGateUp, gate_up.values(), n2, context, for_backward ? &saved : nullptr, cache ? &cache->gate_up : nullptr);
   saved.gate_up = gate_up.buffer;
 }
 
 /// Fills what `saved` lacks, given its x (and, with attention_only, attention and lse), up to gate_up.
-void DecoderBlock::compute_until_gate_up(const StepContext& context, Saved& saved, Workspaces* cache) const {
-  const at::Tensor o = attend(context, saved, cache);
+void DecoderBlock::compute_until_gate_up(const StepContext& context, Saved& saved, bool for_backward, Workspaces* cache) const {
+  const at::Tensor o = attend(context, saved, for_backward, cache);
   saved.x2 = at::empty_like(saved.x);
   saved.rstd2 = at::empty_like(saved.rstd1);
   const Wide n2 = wide(o.size(0), shape_.hidden, spare(context, {kGateUp}), saved.x);
   at::Tensor values = n2.values();
   ops::add_rms_norm_out(o, saved.x, weights_.post_attention_norm, shape_.rms_norm_eps, saved.x2, values, saved.rstd2);
-  compute_gate_up(n2, context, saved, cache);
+  compute_gate_up(n2, context, saved, for_backward, cache);
 }
 
 at::Tensor DecoderBlock::forward(const at::Tensor& x, const StepContext& context, Saved* saved, Keep keep) const {
   std::optional<InputOffload::Copy> to_host;  // beside the computation; when it ends, the stream waits for it
   if (saved != nullptr && keep == Keep::kInputOnHost && context.offload) to_host.emplace(*context.offload, x, index_);
+  const bool keep_all = saved != nullptr && keep == Keep::kEverything;
   Saved all;
   all.x = x;
   at::Tensor y;
-  if (tiled(context, x.size(0)) && (saved == nullptr || keep != Keep::kEverything)) {
-    y = mlp_in_tiles(attend(context, all, nullptr).add_(x), context);
+  if (!keep_all && tiled(context, x.size(0))) {
+    y = mlp_in_tiles(attend(context, all, keep_all, nullptr).add_(x), context);
   } else {
-    compute_until_gate_up(context, all);
+    compute_until_gate_up(context, all, keep_all);
     y = at::empty_like(x);
     const Wide h = wide(x.size(0), shape_.intermediate, spare(context, {kDown}), x);
     at::Tensor values = h.values();
     ops::swiglu_out(columns(all.gate_up, 0, 2 * shape_.intermediate), values);
-    if (saved == nullptr || keep != Keep::kEverything) all.gate_up.reset();
-    project(kDown, y, h, context, all);
+    if (!keep_all) all.gate_up.reset();
+    project(kDown, y, h, context, keep_all ? &all : nullptr);
     y.add_(all.x2);
   }
   if (saved == nullptr) return y;
   *saved = {};
-  if (keep == Keep::kEverything) {
+  if (keep_all) {
     *saved = std::move(all);
   } else {
     saved->x = to_host ? to_host->host() : std::move(all.x);
@@ -271,13 +276,14 @@ at::Tensor DecoderBlock::forward(const at::Tensor& x, const StepContext& context
 
 /// From the gradient of the output to that of x2, both in `residual`. Reads saved.x2, rstd2 and gate_up.
 void DecoderBlock::backward_mlp(const Wide& residual, const StepContext& context, Saved& saved, const Gradients& gradients,
-                                const at::Tensor& gate_up_workspace, at::Tensor* down_cache) const {
-  const Wide dgate_up = backward_down(residual, context, saved, gradients, down_cache);
-  at::Tensor n2 = at::empty_like(saved.x2), rstd = at::empty_like(saved.rstd2), dn2 = at::empty_like(saved.x2);
-  ops::rms_norm_out(saved.x2, weights_.post_attention_norm, shape_.rms_norm_eps, n2, rstd);
-  project_back(kGateUp, &dn2, dgate_up, n2, context, saved, gradients, gate_up_workspace);
-  at::Tensor dresidual = residual.values();
+                                Workspaces& workspaces, bool keep_workspaces) const {
+  const Wide dgate_up = backward_down(residual, context, saved, gradients, keep_workspaces ? &workspaces.down : nullptr);
+  at::Tensor dn2 = at::empty({residual.buffer.size(0), shape_.hidden}, residual.buffer.options()), dresidual = residual.values();
+  const Inner v = project_back(kGateUp, &dn2, dgate_up, context, workspaces.gate_up);
+  if (!keep_workspaces) workspaces.gate_up.reset();
   ops::rms_norm_backward_(dresidual, dn2, saved.x2, weights_.post_attention_norm, saved.rstd2);
+  const at::Tensor& n2 = dn2;
+  add_gradients(kGateUp, dgate_up, n2, v, context, saved, gradients);
 }
 
 bool DecoderBlock::tiled(const StepContext& context, int64_t tokens) {
@@ -294,112 +300,120 @@ void DecoderBlock::for_each_tile(const StepContext& context, int64_t tokens, Use
   }
 }
 
-/// What backward needs of a tile's MLP, from its rows of x2.
-Saved DecoderBlock::compute_tile(const at::Tensor& x2, const StepContext& context, Workspaces* cache) const {
+/// A tile's MLP up to gate|up, from its rows of x2.
+Saved DecoderBlock::compute_tile(const at::Tensor& x2, const StepContext& context, bool for_backward, Workspaces* cache) const {
   Saved tile;
   tile.x2 = x2;
   tile.rstd2 = at::empty({x2.size(0)}, statistic_options(x2));
   const Wide n2 = wide(x2.size(0), shape_.hidden, spare(context, {kGateUp}), x2);
   at::Tensor values = n2.values();
   ops::rms_norm_out(x2, weights_.post_attention_norm, shape_.rms_norm_eps, values, tile.rstd2);
-  compute_gate_up(n2, context, tile, cache);
+  compute_gate_up(n2, context, tile, for_backward, cache);
   return tile;
 }
 
-/// The block's output from x2.
+/// The block's output from x2, when nothing of the MLP is kept.
 at::Tensor DecoderBlock::mlp_in_tiles(const at::Tensor& x2, const StepContext& context) const {
   at::Tensor y = at::empty_like(x2);
   Workspaces workspaces;
   Workspaces* const cache = keeps_workspaces(context) ? &workspaces : nullptr;
   for_each_tile(context, x2.size(0), [&](const StepContext& own, int64_t begin, int64_t rows) {
-    Saved tile = compute_tile(x2.narrow(0, begin, rows), own, cache);
+    Saved tile = compute_tile(x2.narrow(0, begin, rows), own, /*for_backward=*/false, cache);
     const Wide h = wide(rows, shape_.intermediate, spare(own, {kDown}), x2);
     at::Tensor values = h.values();
     ops::swiglu_out(columns(tile.gate_up, 0, 2 * shape_.intermediate), values);
     tile.gate_up.reset();
     at::Tensor part = y.narrow(0, begin, rows);
-    project(kDown, part, h, own, tile, cache ? &cache->down : nullptr);
+    project(kDown, part, h, own, nullptr, cache ? &cache->down : nullptr);
     part.add_(tile.x2);
   });
   return y;
 }
 
-at::Tensor DecoderBlock::backward(at::Tensor dy, const StepContext& context, Saved saved, const Gradients& gradients,
-                                  bool need_dx) const {
+Wide DecoderBlock::backward(Wide dy, const StepContext& context, Saved saved, const Gradients& gradients, bool need_dx) const {
   // Asked of the tensor, not of x_on_host: hooks on saved tensors may have moved it.
-  if (context.offload && saved.x.device() != dy.device()) saved.x = context.offload->load(saved.x, index_);
-  const int64_t tokens = dy.size(0), d = shape_.head_dim, q = shape_.attention_width(), kv = shape_.kv_heads * d;
-  const bool in_tiles = !saved.gate_up.defined() && tiled(context, tokens);
+  if (context.offload && saved.x.device() != dy.buffer.device()) saved.x = context.offload->load(saved.x, index_);
+  const bool in_tiles = !saved.gate_up.defined() && tiled(context, dy.buffer.size(0));
   Workspaces workspaces;
   Workspaces* const cache = keeps_workspaces(context) ? &workspaces : nullptr;
-  if (in_tiles) saved.x2 = attend(context, saved, cache).add_(saved.x);
-  else if (!saved.gate_up.defined()) compute_until_gate_up(context, saved, cache);
+  if (in_tiles) saved.x2 = attend(context, saved, /*for_backward=*/true, cache).add_(saved.x);
+  else if (!saved.gate_up.defined()) compute_until_gate_up(context, saved, /*for_backward=*/true, cache);
+  const int64_t tokens = dy.buffer.size(0), d = shape_.head_dim, q = shape_.attention_width(), kv = shape_.kv_heads * d;
+  const at::TensorOptions options = dy.buffer.options();
 
   // The gradient along the residual: of the block's output first, then of x2, at last of x.
-  const Wide residual = taken_over(std::move(dy), spare(context, {kO, kDown}));
-  at::Tensor dresidual = residual.values();
+  if (const int64_t columns_behind = spare(context, {kO, kDown}); !is_ours_alone(dy.buffer) || dy.spare() < columns_behind) {
+    Wide copy = wide(tokens, shape_.hidden, columns_behind, dy.buffer);
+    copy.values().copy_(dy.values());
+    dy = std::move(copy);
+  }
+  at::Tensor dresidual = dy.values();
   if (in_tiles) {
     for_each_tile(context, tokens, [&](const StepContext& own, int64_t begin, int64_t rows) {
-      Saved tile = compute_tile(saved.x2.narrow(0, begin, rows), own, cache);
-      backward_mlp({residual.buffer.narrow(0, begin, rows), residual.width}, own, tile, gradients, workspaces.gate_up,
-                   cache ? &cache->down : nullptr);
+      Saved tile = compute_tile(saved.x2.narrow(0, begin, rows), own, /*for_backward=*/true, cache);
+      backward_mlp({dy.buffer.narrow(0, begin, rows), dy.width}, own, tile, gradients, workspaces, cache != nullptr);
     });
+    workspaces.gate_up.reset();
+    workspaces.down.reset();
   } else {
-    backward_mlp(residual, context, saved, gradients, workspaces.gate_up, nullptr);
+    backward_mlp(dy, context, saved, gradients, workspaces, /*keep_workspaces=*/false);
   }
-  workspaces.gate_up.reset();
-  workspaces.down.reset();
   saved.x2.reset();
   // The next input is on its way when the widest tensors are gone: those of the MLP, or in tiles those of attention.
   if (context.offload && !in_tiles) context.offload->prefetch(index_ - 1);
 
-  at::Tensor dattention = at::empty({tokens, q}, dresidual.options());
-  project_back(kO, &dattention, residual, saved.attention, context, saved, gradients, workspaces.o);
+  at::Tensor dattention = at::empty({tokens, q}, options);
+  const Inner v_of_o = project_back(kO, &dattention, dy, context, workspaces.o);
   workspaces.o.reset();
+  add_gradients(kO, dy, saved.attention, v_of_o, context, saved, gradients);
   Wide dqkv;
   {
-    const auto [dq, dk, dv] = ops::attention_backward(
-        dattention.unflatten(1, {shape_.heads, d}), as_heads(saved.qkv, 0, shape_.heads, d),
-        as_heads(saved.qkv, q, shape_.kv_heads, d), as_heads(saved.qkv, q + kv, shape_.kv_heads, d),
-        saved.attention.unflatten(1, {shape_.heads, d}), saved.lse, context.row_starts, attention_scale(shape_));
+    const auto [dq, dk, dv] =
+        ops::attention_backward(dattention.unflatten(1, {shape_.heads, d}), as_heads(saved.qkv, 0, shape_.heads, d),
+                                as_heads(saved.qkv, q, shape_.kv_heads, d), as_heads(saved.qkv, q + kv, shape_.kv_heads, d),
+                                saved.attention.unflatten(1, {shape_.heads, d}), saved.lse, context.row_starts,
+                                attention_scale(shape_), context.deterministic);
     dattention.reset();
     saved.qkv.reset();
     saved.attention.reset();
-    dqkv = wide(tokens, shape_.qkv_width(), spare(context, {kQkv}), dresidual);
+    dqkv = wide(tokens, shape_.qkv_width(), spare(context, {kQkv}), dy.buffer);
     at::Tensor packed = dqkv.values();
     ops::rope_backward_qkv_(packed, dq, dk, dv, context.cos, context.sin, context.positions);
   }
   if (context.offload && in_tiles) context.offload->prefetch(index_ - 1);
 
-  at::Tensor n1 = at::empty_like(saved.x), rstd = at::empty_like(saved.rstd1);
-  ops::rms_norm_out(saved.x, weights_.input_norm, shape_.rms_norm_eps, n1, rstd);
-  at::Tensor dn1 = need_dx ? at::empty_like(saved.x) : at::Tensor();
-  project_back(kQkv, need_dx ? &dn1 : nullptr, dqkv, n1, context, saved, gradients, workspaces.qkv);
-  if (!need_dx) return {};
-  ops::rms_norm_backward_(dresidual, dn1, saved.x, weights_.input_norm, saved.rstd1);
-  const at::AutoDispatchBelowADInplaceOrView no_base;  // a view that autograd tracks would hold the memory twice (taken_over)
-  return residual.values();
+  at::Tensor dn1 = at::empty({tokens, shape_.hidden}, options);
+  const Inner v = project_back(kQkv, need_dx ? &dn1 : nullptr, dqkv, context, workspaces.qkv);
+  workspaces.qkv.reset();
+  if (need_dx) {
+    ops::rms_norm_backward_(dresidual, dn1, saved.x, weights_.input_norm, saved.rstd1);
+  } else {
+    at::Tensor rstd = at::empty_like(saved.rstd1);  // the one that was saved may be an autograd graph's
+    ops::rms_norm_out(saved.x, weights_.input_norm, shape_.rms_norm_eps, dn1, rstd);
+  }
+  const at::Tensor& n1 = dn1;  // either way
+  add_gradients(kQkv, dqkv, n1, v, context, saved, gradients);
+  return need_dx ? std::move(dy) : Wide{};
 }
 
 at::Tensor DecoderBlock::forward_cached(const at::Tensor& x, const StepContext& context, KeyValueCache& cache) const {
   const int64_t d = shape_.head_dim, q = shape_.attention_width(), kv = shape_.kv_heads * d, tokens = x.size(0);
   QLORAPP_CHECK_VALUE(cache.length + tokens <= cache.keys.size(0), "[generate] the cache holds ", cache.keys.size(0),
                       " positions; ", cache.length + tokens, " are needed.");
-  Saved scratch;
   const at::Tensor n1 = std::get<0>(ops::rms_norm(x, weights_.input_norm, shape_.rms_norm_eps));
-  const at::Tensor qkv = project_qkv({n1, shape_.hidden}, context, scratch);
+  const at::Tensor qkv = project_qkv({n1, shape_.hidden}, context, nullptr);
   cache.keys.narrow(0, cache.length, tokens).copy_(as_heads(qkv, q, shape_.kv_heads, d));
   cache.values.narrow(0, cache.length, tokens).copy_(as_heads(qkv, q + kv, shape_.kv_heads, d));
   cache.length += tokens;
   const at::Tensor attended = ops::attention_with_cache(as_heads(qkv, 0, shape_.heads, d), cache.keys, cache.values, {0, tokens},
                                                         {0}, {cache.length}, attention_scale(shape_));
   at::Tensor o = at::empty_like(x);
-  project(kO, o, {attended.reshape({tokens, q}), q}, context, scratch);
+  project(kO, o, {attended.reshape({tokens, q}), q}, context, nullptr);
   auto [x2, n2, rstd2] = ops::add_rms_norm(o, x, weights_.post_attention_norm, shape_.rms_norm_eps);
   at::Tensor gate_up = at::empty({tokens, 2 * shape_.intermediate}, x.options());
-  project(kGateUp, gate_up, {n2, shape_.hidden}, context, scratch);
+  project(kGateUp, gate_up, {n2, shape_.hidden}, context, nullptr);
   at::Tensor y = at::empty_like(x);
-  project(kDown, y, {ops::swiglu(gate_up), shape_.intermediate}, context, scratch);
+  project(kDown, y, {ops::swiglu(gate_up), shape_.intermediate}, context, nullptr);
   return y.add_(x2);
 }
 
@@ -413,6 +427,8 @@ Bytes DecoderBlock::kept_bytes(const Shape& shape, int64_t tokens, Keep keep, at
   if (keep == Keep::kAttentionOnly) return input + attention;
   int64_t rank_sum = 0;
   for (const int64_t rank : ranks) rank_sum += rank;
+  const int64_t o_rank = ranks[qlorapp::index(Projection::kO)];
+  if (stacked) rank_sum += ProjectionStack::padded(o_rank) - o_rank;  // as its product wrote it
   const int64_t gate_up_rank = ranks[qlorapp::index(Projection::kGate)] + ranks[qlorapp::index(Projection::kUp)];
   const int64_t spare = stacked ? ProjectionStack::padded(gate_up_rank) : 0;
   const int64_t elements = shape.qkv_width() + shape.hidden + 2 * shape.intermediate + spare + rank_sum;  // qkv, x2, gate|up, u

@@ -31,7 +31,12 @@ Bytes Saved::nbytes() const {
   };
   if (!x_on_host) add(x);
   for (const at::Tensor* tensor : {&qkv, &attention, &lse, &x2, &rstd1, &rstd2, &gate_up}) add(*tensor);
-  for (const at::Tensor& tensor : u) add(tensor);
+  const at::Tensor* before = nullptr;
+  for (const at::Tensor& tensor : u) {  // those of a stack share their memory, which may be wider than they are
+    if (!tensor.defined()) continue;
+    if (before == nullptr || !tensor.is_alias_of(*before)) total += Bytes{static_cast<int64_t>(tensor.storage().nbytes())};
+    before = &tensor;
+  }
   return total;
 }
 

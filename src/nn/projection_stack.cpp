@@ -37,6 +37,15 @@ at::Tensor ProjectionStack::workspace(at::ScalarType dtype) const {
   const FrozenWeight& first = weights_.front();
   const at::Device device = first.quantized.defined() ? first.quantized.packed.device() : first.dense.device();
   at::Tensor buffer = at::empty({out_ + spare_, in_ + spare_}, at::TensorOptions().dtype(dtype).device(device));
+  std::vector<at::Tensor> a, b;
+  std::vector<double> scaling;
+  for (size_t i = 0; i < weights_.size() && spare_ > 0; ++i) {
+    const auto& adapter = adapters_[i];
+    const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
+    a.push_back(adapter ? adapter->a.detach() : at::empty({0, in_}, options));
+    b.push_back(adapter ? adapter->b.detach() : at::empty({weights_[i].out_features(), 0}, options));
+    scaling.push_back(adapter ? adapter->scaling : 1.0);
+  }
   int64_t row = 0;
   for (size_t i = 0; i < weights_.size();) {
     size_t end = i + 1;
@@ -56,6 +65,11 @@ at::Tensor ProjectionStack::workspace(at::ScalarType dtype) const {
         nested_offset.push_back(weight.nested_offset);
       }
       const QuantizedTensor& kind = weights_[i].quantized;
+      if (spare_ > 0 && heights.size() == weights_.size()) {  // all of one kind: one launch
+        ops::dequantize_4bit_augmented_(buffer, packed, absmax, nested_absmax, nested_offset, heights, kind.block_size,
+                                        kind.nested_block_size, kind.quant_type, a, b, scaling);
+        return buffer;
+      }
       ops::dequantize_4bit_stack_(target, packed, absmax, nested_absmax, nested_offset, heights, kind.block_size,
                                   kind.nested_block_size, kind.quant_type);
     } else {
@@ -64,18 +78,7 @@ at::Tensor ProjectionStack::workspace(at::ScalarType dtype) const {
     row += rows;
     i = end;
   }
-  if (spare_ > 0) {
-    std::vector<at::Tensor> a, b;
-    std::vector<double> scaling;
-    for (size_t i = 0; i < weights_.size(); ++i) {
-      const auto& adapter = adapters_[i];
-      const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
-      a.push_back(adapter ? adapter->a.detach() : at::empty({0, in_}, options));
-      b.push_back(adapter ? adapter->b.detach() : at::empty({weights_[i].out_features(), 0}, options));
-      scaling.push_back(adapter ? adapter->scaling : 1.0);
-    }
-    ops::lora_augment_(buffer, a, b, scaling);
-  }
+  if (spare_ > 0) ops::lora_augment_(buffer, a, b, scaling);
   return buffer;
 }
 

@@ -78,7 +78,9 @@ struct SegmentFunction : torch::autograd::Function<SegmentFunction> {
         result.push_back(own[p].b);
       }
     }
-    result[0] = state.model->run_segment_back(state.segment, grads[0].contiguous(), *state.context, std::move(saved), gradients);
+    const Wide dx =
+        state.model->run_segment_back(state.segment, {grads[0], grads[0].size(1)}, *state.context, std::move(saved), gradients);
+    if (dx.buffer.defined()) result[0] = dx.values();
     result.emplace_back();
     return result;
   }

@@ -69,9 +69,8 @@ Tensor rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight
   return op.call(dy, x, weight, rstd);
 }
 
-void rms_norm_backward_(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
-  static const auto op =
-      find<void(Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&)>("qlorapp::rms_norm_backward_");
+void rms_norm_backward_(Tensor& dx, Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
+  static const auto op = find<void(Tensor&, Tensor&, const Tensor&, const Tensor&, const Tensor&)>("qlorapp::rms_norm_backward_");
   op.call(dx, dy, x, weight, rstd);
 }
 
@@ -100,16 +99,17 @@ void swiglu_backward_(Tensor& dh, Tensor& gate_up) {
   op.call(dh, gate_up);
 }
 
-Two attention(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts, double scale) {
-  static const auto op = find<Two(const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef, double)>("qlorapp::attention");
-  return op.call(q, k, v, row_starts, scale);
+Two attention(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts, double scale, bool deterministic) {
+  static const auto op =
+      find<Two(const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef, double, bool)>("qlorapp::attention");
+  return op.call(q, k, v, row_starts, scale, deterministic);
 }
 
 Three attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                         const Tensor& lse, at::IntArrayRef row_starts, double scale) {
+                         const Tensor& lse, at::IntArrayRef row_starts, double scale, bool deterministic) {
   static const auto op = find<Three(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                    at::IntArrayRef, double)>("qlorapp::attention_backward");
-  return op.call(dout, q, k, v, out, lse, row_starts, scale);
+                                    at::IntArrayRef, double, bool)>("qlorapp::attention_backward");
+  return op.call(dout, q, k, v, out, lse, row_starts, scale, deterministic);
 }
 
 Tensor attention_with_cache(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts,

@@ -39,13 +39,19 @@ TORCH_LIBRARY(qlorapp, m) {
       "int[] shape, int block_size, int nested_block_size, str quant_type, bool transpose=False, bool accumulate=False) -> ()");
   // The adapters of stacked projections, beside and under their weights in workspace (N + P, K + P): s·B at the right, A below.
   m.def("lora_augment_(Tensor(a!) workspace, Tensor[] a, Tensor[] b, float[] scaling) -> ()");
+  // dequantize_4bit_stack_ into the first N rows and K columns, and lora_augment_ around them: one launch on a GPU.
+  m.def(
+      "dequantize_4bit_augmented_(Tensor(a!) workspace, Tensor[] packed, Tensor[] absmax, Tensor[] nested_absmax, "
+      "Tensor[] nested_offset, int[] rows, int block_size, int nested_block_size, str quant_type, Tensor[] a, Tensor[] b, "
+      "float[] scaling) -> ()");
 
   // Llama's pieces, with transformers' rounding points. rstd float32 (M). All gradients are to activations: weights are frozen.
   // A trailing underscore writes its marked arguments and returns nothing; autograd refuses those, hand-written blocks call them.
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor y, Tensor rstd)");
   m.def("rms_norm.out(Tensor x, Tensor weight, float eps, *, Tensor(a!) y, Tensor(b!) rstd) -> ()");  // rows of y may lie apart
   m.def("rms_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor rstd) -> Tensor");
-  m.def("rms_norm_backward_(Tensor(a!) dx, Tensor dy, Tensor x, Tensor weight, Tensor rstd) -> ()");  // dx += gradient
+  // dx += gradient; dy becomes y, which the gradients of the adapters behind the norm read.
+  m.def("rms_norm_backward_(Tensor(a!) dx, Tensor(b!) dy, Tensor x, Tensor weight, Tensor rstd) -> ()");
   m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor sum, Tensor y, Tensor rstd)");
   m.def(
       "add_rms_norm.out(Tensor x, Tensor residual, Tensor weight, float eps, *, Tensor(a!) sum, Tensor(b!) y, Tensor(c!) rstd) "
@@ -61,10 +67,13 @@ TORCH_LIBRARY(qlorapp, m) {
   m.def("swiglu_backward(Tensor dh, Tensor gate_up) -> Tensor");
   m.def("swiglu_backward_(Tensor(a!) dh, Tensor(b!) gate_up) -> ()");
   // Causal attention within each row [row_starts[r], row_starts[r+1]); q (M, H, d), k and v (M, H_kv, d); lse float32 (H, M).
-  m.def("attention(Tensor q, Tensor k, Tensor v, int[] row_starts, float scale) -> (Tensor out, Tensor lse)");
+  // deterministic: gradients with the same bits in every run, on a GPU too; the same for both passes.
   m.def(
-      "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int[] row_starts, float scale) "
-      "-> (Tensor dq, Tensor dk, Tensor dv)");
+      "attention(Tensor q, Tensor k, Tensor v, int[] row_starts, float scale, bool deterministic=False) "
+      "-> (Tensor out, Tensor lse)");
+  m.def(
+      "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int[] row_starts, float scale, "
+      "bool deterministic=False) -> (Tensor dq, Tensor dk, Tensor dv)");
   // Queries of row r are the last of the keys [cache_starts[r], cache_starts[r] + cache_lengths[r]) of k and v. No gradient.
   m.def(
       "attention_with_cache(Tensor q, Tensor k, Tensor v, int[] row_starts, int[] cache_starts, int[] cache_lengths, float scale) "

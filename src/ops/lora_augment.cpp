@@ -5,7 +5,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include "four_bit_stack.hpp"
 #include "lora_augment_shapes.hpp"
+#include "qlorapp/ops/quantize.hpp"
 
 namespace qlorapp::ops {
 namespace {
@@ -30,7 +32,39 @@ void lora_augment_meta(at::Tensor& workspace, at::TensorList a, at::TensorList b
   check_lora_augment(workspace, a, b, scaling);
 }
 
+void augmented_cpu(at::Tensor& workspace, at::TensorList packed, at::TensorList absmax, at::TensorList nested_absmax,
+                   at::TensorList nested_offset, at::IntArrayRef rows, int64_t block_size, int64_t nested_block_size,
+                   std::string_view quant_type, at::TensorList a, at::TensorList b, at::ArrayRef<double> scaling) {
+  const AugmentShape shape = check_lora_augment(workspace, a, b, scaling);
+  check_augmented_rows(rows, b);
+  dequantize_4bit_stack_(workspace.narrow(0, 0, shape.out).narrow(1, 0, shape.in), packed, absmax, nested_absmax, nested_offset,
+                         rows, block_size, nested_block_size, checked_quant_type("dequantize_4bit_augmented_", quant_type));
+  lora_augment_cpu(workspace, a, b, scaling);
+}
+
+void augmented_meta(at::Tensor& workspace, at::TensorList packed, at::TensorList absmax, at::TensorList nested_absmax,
+                    at::TensorList nested_offset, at::IntArrayRef rows, int64_t block_size, int64_t nested_block_size,
+                    std::string_view quant_type, at::TensorList a, at::TensorList b, at::ArrayRef<double> scaling) {
+  const AugmentShape shape = check_lora_augment(workspace, a, b, scaling);
+  check_augmented_rows(rows, b);
+  check_four_bit_stack("dequantize_4bit_augmented_", workspace.narrow(0, 0, shape.out).narrow(1, 0, shape.in),
+                       {packed, absmax, nested_absmax, nested_offset, rows, block_size, nested_block_size, quant_type});
+}
+
 }  // namespace
+
+void dequantize_4bit_augmented_(at::Tensor& workspace, at::TensorList packed, at::TensorList absmax,
+                                at::TensorList nested_absmax, at::TensorList nested_offset, at::IntArrayRef rows,
+                                int64_t block_size, int64_t nested_block_size, QuantType quant_type, at::TensorList a,
+                                at::TensorList b, at::ArrayRef<double> scaling) {
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("qlorapp::dequantize_4bit_augmented_", "")
+          .typed<void(at::Tensor&, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::IntArrayRef, int64_t,
+                      int64_t, std::string_view, at::TensorList, at::TensorList, at::ArrayRef<double>)>();
+  op.call(workspace, packed, absmax, nested_absmax, nested_offset, rows, block_size, nested_block_size, to_string(quant_type),
+          a, b, scaling);
+}
 
 void lora_augment_(at::Tensor& workspace, at::TensorList a, at::TensorList b, at::ArrayRef<double> scaling) {
   static const auto op = c10::Dispatcher::singleton()
@@ -39,7 +73,13 @@ void lora_augment_(at::Tensor& workspace, at::TensorList a, at::TensorList b, at
   op.call(workspace, a, b, scaling);
 }
 
-TORCH_LIBRARY_IMPL(qlorapp, CPU, m) { m.impl("lora_augment_", lora_augment_cpu); }
-TORCH_LIBRARY_IMPL(qlorapp, Meta, m) { m.impl("lora_augment_", lora_augment_meta); }
+TORCH_LIBRARY_IMPL(qlorapp, CPU, m) {
+  m.impl("lora_augment_", lora_augment_cpu);
+  m.impl("dequantize_4bit_augmented_", augmented_cpu);
+}
+TORCH_LIBRARY_IMPL(qlorapp, Meta, m) {
+  m.impl("lora_augment_", lora_augment_meta);
+  m.impl("dequantize_4bit_augmented_", augmented_meta);
+}
 
 }  // namespace qlorapp::ops

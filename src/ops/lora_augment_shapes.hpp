@@ -44,4 +44,11 @@ inline AugmentShape check_lora_augment(const at::Tensor& workspace, at::TensorLi
   return shape;
 }
 
+/// The rows of the weights that dequantize_4bit_augmented_ stacks are those of b.
+inline void check_augmented_rows(at::IntArrayRef rows, at::TensorList b) {
+  bool same = rows.size() == b.size();
+  for (size_t i = 0; same && i < b.size(); ++i) same = rows[i] == b[i].size(0);
+  TORCH_CHECK_VALUE(same, "[dequantize_4bit_augmented_] rows must be those of b, one entry a projection; got ", rows, ".");
+}
+
 }  // namespace qlorapp::ops

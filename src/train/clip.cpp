@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "qlorapp/train/clip.hpp"
 
+#include <optional>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -57,18 +58,19 @@ at::Tensor clip_grad_norm_(at::Tensor& flat, std::span<const int64_t> ends, doub
   return norm;
 }
 
-at::Tensor clip_grad_norm_(AdapterArena& arena, double max_norm) {
-  if (arena.gradients().is_cuda()) {  // one norm over the whole instead of a norm of hundreds: three launches
-    const auto [norm, found_inf, multiplier] = ops::gradient_norm(arena.gradients(), std::nullopt, max_norm);
-    if (max_norm > 0) at::Tensor(arena.gradients()).mul_(multiplier);
-    return norm;
-  }
+GradientNorm gradient_norm(const AdapterArena& arena, const at::Tensor& inverse_scale, double max_norm) {
+  const at::NoGradGuard no_grad;
+  const std::optional<at::Tensor> inverse = inverse_scale.defined() ? std::optional(inverse_scale) : std::nullopt;
+  auto [norm, found_inf, multiplier] = ops::gradient_norm(arena.gradients(), inverse, max_norm);
+  if (arena.gradients().is_cuda()) return {norm, found_inf, multiplier};
   std::vector<at::Tensor> gradients;
   gradients.reserve(static_cast<size_t>(arena.size()));
   for (int64_t i = 0; i < arena.size(); ++i) gradients.push_back(arena.gradient(i));
-  at::Tensor norm = global_norm(gradients);
-  clip_by_norm_(arena.gradients(), norm, max_norm);  // one launch over the whole; the gaps are zero
-  return norm;
+  norm = global_norm(gradients);
+  if (inverse) norm = norm * *inverse;  // S is a power of two: the bits of the norm of unscaled gradients
+  multiplier = max_norm > 0 ? at::clamp_max(max_norm / (norm + 1e-6), 1.0) : at::ones({}, norm.options());
+  if (inverse) multiplier = multiplier * *inverse;
+  return {norm, found_inf, multiplier};
 }
 
 }  // namespace qlorapp

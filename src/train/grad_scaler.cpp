@@ -77,18 +77,37 @@ std::vector<at::Tensor> GradScaler::scale(at::TensorList outputs) {
   return scaled;
 }
 
-void GradScaler::unscale_(at::TensorList grads, OptimizerId optimizer, bool allow_fp16) {
-  if (!options_.enabled) return;
+GradScaler::PerOptimizer& GradScaler::begin_unscale(OptimizerId optimizer) {
   check_initialized("unscale_");
   PerOptimizer& state = optimizers_[optimizer];
   if (state.stage == Stage::kUnscaled) {
     throw GradScalerOrder("unscale_() has already been called on this optimizer since the last update().");
   }
   if (state.stage == Stage::kStepped) throw GradScalerOrder("unscale_() is being called after step().");
+  return state;
+}
+
+at::Tensor GradScaler::inverse_scale() const {
+  if (!options_.enabled) return {};
+  check_initialized("inverse_scale");
+  return scale_.to(at::kDouble).reciprocal().to(at::kFloat);
+}
+
+void GradScaler::record(const at::Tensor& found_inf, OptimizerId optimizer) {
+  if (!options_.enabled) return;
+  PerOptimizer& state = begin_unscale(optimizer);
+  state.found_inf.clear();
+  state.found_inf.emplace(found_inf.device(), found_inf);
+  state.stage = Stage::kUnscaled;
+}
+
+void GradScaler::unscale_(at::TensorList grads, OptimizerId optimizer, bool allow_fp16) {
+  if (!options_.enabled) return;
+  PerOptimizer& state = begin_unscale(optimizer);
 
   const at::NoGradGuard no_grad;
   Gradients groups = group(grads, allow_fp16);
-  const at::Tensor inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
+  const at::Tensor inverse = inverse_scale();
   state.found_inf.clear();
   for (auto& [device, by_dtype] : groups) {
     at::Tensor found_inf = at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(device));

@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <array>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -29,26 +30,29 @@ AdamW::AdamW(AdapterArena& arena, const Options& options) : arena_(&arena), opti
   if (options.paged && !values.is_cpu()) paged_ = std::make_shared<PagedState>(std::exchange(moments_, {}), values.numel());
 }
 
-void AdamW::step(double learning_rate) {
+void AdamW::step(double learning_rate, const at::Tensor& multiplier, const at::Tensor& skip) {
   const at::NoGradGuard no_grad;
   if (paged_) {
-    paged_->step(
-        [&](std::vector<at::Tensor>& moments, int64_t begin, int64_t count) { update(moments, begin, count, learning_rate); });
+    paged_->step([&](std::vector<at::Tensor>& moments, int64_t begin, int64_t count) {
+      update(moments, begin, count, learning_rate, multiplier, skip);
+    });
   } else {
-    update(moments_, 0, arena_->values().numel(), learning_rate);
+    update(moments_, 0, arena_->values().numel(), learning_rate, multiplier, skip);
   }
   ++steps_;
 }
 
-void AdamW::update(std::vector<at::Tensor>& moments, int64_t begin, int64_t count, double learning_rate) {
+void AdamW::update(std::vector<at::Tensor>& moments, int64_t begin, int64_t count, double learning_rate,
+                   const at::Tensor& multiplier, const at::Tensor& skip) {
   at::Tensor values = arena_->values().narrow(0, begin, count);
   const at::Tensor gradients = arena_->gradients().narrow(0, begin, count);
+  const auto given = [](const at::Tensor& number) { return number.defined() ? std::optional(number) : std::nullopt; };
   if (options_.state == State::kFloat32) {
     ops::adamw_(values, gradients, moments[0], moments[1], steps_ + 1, learning_rate, options_.beta1, options_.beta2, options_.eps,
-                options_.weight_decay);
+                options_.weight_decay, given(multiplier), given(skip));
   } else {
     ops::adamw_8bit_(values, gradients, moments[0], moments[1], moments[2], moments[3], steps_ + 1, learning_rate, options_.beta1,
-                     options_.beta2, options_.eps, options_.weight_decay);
+                     options_.beta2, options_.eps, options_.weight_decay, given(multiplier), given(skip));
   }
 }
 

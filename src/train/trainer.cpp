@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <utility>
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
@@ -126,6 +127,7 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
   state_.count_position_zero = args_.count_position_zero;
   state_.seed = static_cast<uint64_t>(args_.seed);
   state_.base_fingerprint = base_fingerprint(model_);
+  if (args_.full_determinism) model_.set_deterministic(true);
   if (args_.gradient_checkpointing) model_.set_segments(parse_segments(args_.keep_text(), std::ssize(model_.blocks())));
   if (args_.memory() != MemorySettings{}) model_.set_memory(args_.memory());  // else what the model was told holds
   if (args_.embedding_on_host && model_.config().tie_word_embeddings) {
@@ -151,7 +153,7 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
   const auto begin = std::chrono::steady_clock::now();
   const int64_t first_step = state_.global_step;
   control_ = {};
-  if (resume_from) unread_losses_.clear();  // of a run that was interrupted: restore has its sums
+  if (resume_from) unread_.clear();  // of a run that was interrupted: restore has its sums
   else read_losses();
   while (state_.global_step < max_steps_ && !control_.should_training_stop) {
     const std::vector<int64_t> order =
@@ -181,7 +183,7 @@ double Trainer::epoch() const {
 }
 
 void Trainer::after_step(const StepReport& report) {
-  unread_losses_.push_back(report.mean_loss);
+  unread_.push_back({report.mean_loss, report.stepped ? report.grad_norm : at::Tensor(), state_.global_step});
   ++state_.steps_since_log;
   state_.tokens_seen += report.target_tokens;
   const int64_t step = state_.global_step;
@@ -195,8 +197,7 @@ void Trainer::after_step(const StepReport& report) {
   if (step == max_steps_ && args_.save_strategy != "no") control_.should_save = true;
   if (callbacks_.on_step_end) callbacks_.on_step_end(step, max_steps_, control_);
   constexpr size_t kMostUnread = 256;
-  if (!model_.device().is_cuda() || control_.should_log || control_.should_save || unread_losses_.size() >= kMostUnread)
-    read_losses();
+  if (!model_.device().is_cuda() || control_.should_log || control_.should_save || unread_.size() >= kMostUnread) read_losses();
 
   if (control_.should_log && state_.steps_since_log > 0) {
     LogRecord record;
@@ -219,8 +220,18 @@ void Trainer::after_step(const StepReport& report) {
 }
 
 void Trainer::read_losses() {
-  for (const at::Tensor& tensor : unread_losses_) {
-    const auto loss = tensor.item<double>();
+  const std::vector<Unread> unread = std::exchange(unread_, {});
+  for (const Unread& step : unread) {
+    const auto loss = step.loss.item<double>();
+    constexpr double kLargest = 0x1p63;  // squares of larger gradients overflow in the moments
+    if (const double norm = step.grad_norm.defined() ? step.grad_norm.item<double>() : 0.0; !(norm < kLargest)) {
+      throw TrainingDiverged(
+          concat("[trainer] the norm of the gradients must be finite and below 9.2e18; got ", norm, " in step ", step.step,
+                 ", whose loss is ", loss,
+                 ". A step whose gradients are not finite changes neither adapters nor moments, and "
+                 "nothing was saved since. Look at the rows of that step, lower the learning rate, or resume from the "
+                 "last checkpoint."));
+    }
     if (!std::isfinite(loss) && !said_diverged_) {
       said_diverged_ = true;
       log_warning(
@@ -229,7 +240,6 @@ void Trainer::read_losses() {
     state_.loss_sum += loss;
     state_.loss_since_log += loss;
   }
-  unread_losses_.clear();
 }
 
 void Trainer::log(LogRecord record) {

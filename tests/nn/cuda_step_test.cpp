@@ -2,11 +2,14 @@
 // What a micro-step on a GPU promises beside its numbers. Without a GPU these say so and pass over.
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <ATen/record_function.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <atomic>
 #include <cmath>
+#include <memory>
 
 #include "catch.hpp"
 #include "nn/tiny_model.hpp"
@@ -89,6 +92,62 @@ TEST_CASE("a micro-step on a GPU waits for nothing, and takes no memory that the
     model.forward_backward(batch, scale, 0, step);
   }
   REQUIRE(reserved() == before);
+}
+
+TEST_CASE("deterministic gradients have the same bits in every run, at lengths where attention works in many blocks",
+          "[nn][cuda]") {
+  if (no_gpu()) return;
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kHalf, at::kBFloat16);
+  const std::vector<int64_t> rows =
+      GENERATE(std::vector<int64_t>{0, 1024}, std::vector<int64_t>{0, 512, 1024}, std::vector<int64_t>{0, 700, 1024});
+  CausalLM model = tiny::make_model(dtype, 0, kGpu);
+  model.set_deterministic(true);
+  const Batch batch = long_batch(rows, model.config().vocab_size).to(kGpu);
+  const at::Tensor scale = at::ones({}, kGpu);
+  at::Tensor loss, gradients;
+  for (int run = 0; run < 4; ++run) {
+    model.arena().zero_grad();
+    const at::Tensor found = model.forward_backward(batch, scale, 0, 0).loss.clone();
+    if (run > 0) {
+      REQUIRE(at::equal(found, loss));
+      REQUIRE(at::equal(model.arena().gradients(), gradients));
+    }
+    loss = found;
+    gradients = model.arena().gradients().clone();
+  }
+}
+
+TEST_CASE("a micro-step in fp16 meets no bf16 tensor: sm_75 has none", "[nn][cuda]") {
+  if (no_gpu()) return;
+  const at::ScalarType dtype = GENERATE(at::kHalf, at::kBFloat16);  // of bf16 it must find some, or it sees nothing
+  const Keep keep = GENERATE(Keep::kEverything, Keep::kInputOnly);
+  CausalLM model = tiny::make_model(dtype, 0, kGpu);
+  model.set_segments(keep_in_each_block(model.config().num_hidden_layers, keep));
+  const Batch batch = long_batch({0, 64, 128}, model.config().vocab_size).to(kGpu);
+  const at::Tensor scale = at::ones({}, kGpu);
+  static std::atomic<int> calls, with_bf16;
+  calls = with_bf16 = 0;
+  static const auto look = [](c10::ArrayRef<const c10::IValue> values) {
+    for (const c10::IValue& value : values) {
+      if (value.isTensor() && value.toTensor().defined() && value.toTensor().scalar_type() == at::kBFloat16) ++with_bf16;
+      if (!value.isTensorList()) continue;
+      for (const at::Tensor& tensor : value.toTensorVector())
+        with_bf16 += tensor.defined() && tensor.scalar_type() == at::kBFloat16;
+    }
+  };
+  const auto begins = [](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
+    ++calls;
+    look(call.inputs());
+    return nullptr;
+  };
+  const auto ends = [](const at::RecordFunction& call, at::ObserverContext*) {
+    look(c10::ArrayRef<const c10::IValue>(call.outputs().data(), call.outputs().size()));
+  };
+  const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(begins, ends).needsInputs(true).needsOutputs(true));
+  model.forward_backward(batch, scale, 0, 0);
+  at::removeCallback(handle);
+  REQUIRE(calls > 50);
+  REQUIRE((with_bf16 > 0) == (dtype == at::kBFloat16));
 }
 
 TEST_CASE("a micro-step is captured in a CUDA graph, and its replay adds the same gradients", "[nn][cuda]") {

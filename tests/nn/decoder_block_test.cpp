@@ -3,6 +3,8 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
+#include <cmath>
+
 #include "catch.hpp"
 #include "nn/tiny_block.hpp"
 
@@ -24,7 +26,7 @@ Run run(const DecoderBlock& block, const StepContext& context, const at::Tensor&
   result.kept = saved.nbytes();
   result.kept_on_host = saved.host_nbytes();
   result.gradients = tiny::zero_gradients(block);
-  result.dx = block.backward(dy, context, std::move(saved), result.gradients, /*need_dx=*/true);
+  result.dx = block.backward({dy, dy.size(1)}, context, std::move(saved), result.gradients, /*need_dx=*/true).values();
   return result;
 }
 
@@ -151,6 +153,33 @@ TEST_CASE("a cache fed token by token gives what the whole row gives", "[nn][cpu
   REQUIRE_THROWS_AS(block.forward_cached(x.narrow(0, 0, 1), context, cache), ValueError);
 }
 
+TEST_CASE("a gradient that nobody else holds is overwritten if it has room behind it, and any other is left alone", "[nn][cpu]") {
+  const at::Device device = GENERATE(from_range(tiny::devices()));
+  const auto both = tiny::make_block(at::kFloat, {true, true, true, true, true, true, true});
+  const DecoderBlock block = tiny::on(device, both.ours);
+  StepContext context = tiny::on(device, tiny::make_context(kRows));
+  context.stacked = GENERATE(false, true);
+  const at::Tensor x = at::randn({17, 48}).to(device), dy = at::randn({17, 48}).to(device), before = dy.clone();
+  const Run expected = run(block, context, x, dy, Keep::kEverything);
+  REQUIRE(at::equal(dy, before));
+
+  const at::NoGradGuard no_grad;
+  const int64_t room = GENERATE(0, 8, 64, 80);
+  Wide ours{at::full({17, 48 + room}, NAN, dy.options()), 48};
+  ours.values().copy_(dy);
+  const void* const memory = ours.buffer.const_data_ptr();
+  Saved saved;
+  const at::Tensor y = block.forward(x, context, &saved, Keep::kEverything);
+  DecoderBlock::Gradients gradients = tiny::zero_gradients(block);
+  const Wide dx = block.backward(std::move(ours), context, std::move(saved), gradients, /*need_dx=*/true);
+  REQUIRE(at::equal(dx.values(), expected.dx));
+  for (size_t i = 0; i < 7; ++i) {
+    REQUIRE(at::equal(gradients[i].a, expected.gradients[i].a));
+    REQUIRE(at::equal(gradients[i].b, expected.gradients[i].b));
+  }
+  REQUIRE((dx.buffer.const_data_ptr() == memory) == (room >= (context.stacked ? 64 : 0)));
+}
+
 TEST_CASE("gradients of A that lie together in memory are formed by one product, and are the same", "[nn][cpu]") {
   const at::Device device = GENERATE(from_range(tiny::devices()));
   const auto both = tiny::make_block(at::kFloat, {true, true, false, true, true, true, true});
@@ -172,7 +201,7 @@ TEST_CASE("gradients of A that lie together in memory are formed by one product,
   }
   Saved saved;
   const at::Tensor y = block.forward(x, context, &saved, Keep::kEverything);
-  const at::Tensor dx = block.backward(dy, context, std::move(saved), together, /*need_dx=*/true);
+  const at::Tensor dx = block.backward({dy, dy.size(1)}, context, std::move(saved), together, /*need_dx=*/true).values();
   REQUIRE(at::equal(dx, apart.dx));
   for (size_t i = 0; i < 7; ++i) {
     if (together[i].a.defined()) REQUIRE(tiny::relative_error(together[i].a, apart.gradients[i].a) < 1e-6);

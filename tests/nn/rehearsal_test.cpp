@@ -58,7 +58,7 @@ Peaks peaks_of(const DecoderBlock& block, const StepContext& context, const at::
   Saved saved;
   at::Tensor y = block.forward(x, context, &saved, keep);
   result.forward = peak();
-  at::Tensor dx = block.backward(std::move(y), context, std::move(saved), gradients, /*need_dx=*/true);
+  const Wide dx = block.backward({std::move(y), x.size(1)}, context, std::move(saved), gradients, /*need_dx=*/true);
   result.backward = peak();
   return result;
 }

@@ -22,9 +22,10 @@ TEST_CASE("rms_norm and its backward are the formulas in double precision", "[op
     REQUIRE(relative_error(dx, want.dx) < tolerance(dtype));
   }
   const at::Tensor residual = randn({rows, width}, dtype);
-  at::Tensor both = residual.clone();
-  ops::rms_norm_backward_(both, dy, x, w, rstd);
+  at::Tensor both = residual.clone(), again = dy.clone();
+  ops::rms_norm_backward_(both, again, x, w, rstd);
   REQUIRE(at::equal(both, residual + dx));
+  REQUIRE(at::equal(again, y));
 }
 
 TEST_CASE("add_rms_norm is the addition, then the norm", "[ops][cpu]") {
@@ -54,8 +55,9 @@ TEST_CASE("rms_norm says what does not fit", "[ops][cpu]") {
   REQUIRE_THROWS_AS(ops::rms_norm(x, randn({7}, at::kFloat), 1e-5), c10::ValueError);
   REQUIRE_THROWS_AS(ops::rms_norm(x, randn({8}, at::kBFloat16), 1e-5), c10::TypeError);
   REQUIRE_THROWS_AS(ops::rms_norm(x.to(at::kLong), x.to(at::kLong), 1e-5), c10::TypeError);
-  at::Tensor transposed = randn({8, 2}, at::kFloat).t();
+  at::Tensor transposed = randn({8, 2}, at::kFloat).t(), dy = x.clone(), dx = x.clone();
   const at::Tensor w = randn({8}, at::kFloat);
   const at::Tensor rstd = std::get<1>(ops::rms_norm(x, w, 1e-5));
-  REQUIRE_THROWS_AS(ops::rms_norm_backward_(transposed, x, x, w, rstd), c10::ValueError);
+  REQUIRE_THROWS_AS(ops::rms_norm_backward_(transposed, dy, x, w, rstd), c10::ValueError);
+  REQUIRE_THROWS_AS(ops::rms_norm_backward_(dx, transposed, x, w, rstd), c10::ValueError);
 }

@@ -147,6 +147,57 @@ def test_a_stack_holds_every_weight_and_leaves_the_spare_columns(device, nested,
 
 
 @pytest.mark.parametrize("device", EVERYWHERE)
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("spare", [64, 8, 40, 37])
+@pytest.mark.parametrize("offset", [0, 1])  # in elements: a workspace that is not aligned
+@pytest.mark.parametrize(
+    "columns,rows,ranks", [(64, [5], [4]), (352, [17, 40, 1], [16, 0, 17]), (7, [3, 5], [1, 2]), (2056, [300], [8])]
+)
+def test_the_borders_of_a_workspace_hold_the_adapters(device, nested, spare, offset, columns, rows, ranks):
+    total, height = sum(ranks), sum(rows)
+    if total > spare:
+        return
+    weights = [ops.quantize_4bit(torch.randn(count, columns) * 0.1) for count in rows]
+    nested_parts = [nest(absmax) for _, absmax in weights] if nested else []
+    packed = [weight[0].to(device) for weight in weights]
+    absmax = [part[0].to(device) for part in nested_parts] if nested else [weight[1].to(device) for weight in weights]
+    scales = [part[1].to(device) for part in nested_parts], [part[2].to(device) for part in nested_parts]
+    a = [torch.randn(rank, columns) for rank in ranks]
+    b = [torch.randn(count, rank) for count, rank in zip(rows, ranks, strict=True)]
+    scaling = [2.0, 0.3, 1.0][: len(rows)]
+    right, first = torch.zeros(height, spare), 0
+    for i, rank in enumerate(ranks):
+        begin = sum(rows[:i])
+        right[begin : begin + rows[i], first : first + rank] = b[i] * scaling[i]
+        first += rank
+    below = torch.cat([*a, torch.zeros(spare - total, columns)])
+    for dtype in DTYPES:
+        memory = torch.full(((height + spare) * (columns + spare) + 8,), -77.0, dtype=dtype, device=device)
+
+        def workspace(memory=memory):
+            return memory[offset : offset + (height + spare) * (columns + spare)].view(height + spare, columns + spare)
+
+        ops.dequantize_4bit_stack_(workspace()[:height, :columns], packed, absmax, *scales, rows, 64, 256, "nf4")
+        dense = workspace()[:height, :columns].clone()
+        lists = to(device, *a), to(device, *b), scaling
+        for together in (False, True):
+            if together:
+                memory.fill_(-77)
+                ops.dequantize_4bit_augmented_(workspace(), packed, absmax, *scales, rows, 64, 256, "nf4", *lists)
+            else:
+                ops.lora_augment_(workspace(), *lists)
+            assert same(workspace()[:height, :columns], dense)
+            assert same(workspace()[:height, columns:], right.to(dtype))
+            assert same(workspace()[height:, :columns], below.to(dtype))
+            assert (workspace()[height:, columns:] == -77).all()
+            assert (memory[:offset] == -77).all() and (memory[offset + workspace().numel() :] == -77).all()
+    with pytest.raises(ValueError, match="rows must be those of b"):
+        ops.dequantize_4bit_augmented_(
+            workspace(), packed, absmax, *scales, [count + 1 for count in rows], 64, 256, "nf4", *lists
+        )
+
+
+@pytest.mark.parametrize("device", EVERYWHERE)
 def test_a_stack_that_does_not_fit_is_refused(device):
     packed, absmax = to(device, *ops.quantize_4bit(torch.randn(4, 64)))
     out = torch.empty(5, 64, device=device)

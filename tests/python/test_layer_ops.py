@@ -225,6 +225,7 @@ def test_add_rms_norm_and_its_residual_gradient_are_the_composition(dtype):
     in_place = d_total.clone()
     ops.rms_norm_backward_(in_place, dy, total.detach(), w, rstd)
     assert torch.equal(in_place, want)
+    assert torch.equal(dy, y)  # which backward reads next
 
 
 @pytest.mark.usefixtures("device")
@@ -321,8 +322,12 @@ def test_attention_is_sdpa_with_a_block_mask(device, dtype, kv_heads, head_dim, 
     for got, expected in zip((dq, dk, dv), want_grads, strict=True):
         error = (got.double() - expected).norm() / largest
         assert error < {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}[dtype]
+    asked = [ops.attention(q, k, v, list(row_starts), scale, True) for _ in range(2)]
+    runs = [ops.attention_backward(dout, q, k, v, *asked[i], list(row_starts), scale, True) for i in range(2)]
+    assert all(torch.equal(a, b) for a, b in zip((*asked[0], *runs[0]), (*asked[1], *runs[1]), strict=True))
+    assert all((a.double() - b.double()).norm() <= 1e-2 * largest for a, b in zip(runs[0], (dq, dk, dv), strict=True))
     again = ops.attention_backward(dout, q, k, v, out, lse, list(row_starts), scale)
-    # On a GPU LibTorch's kernels may add in any order, unless torch.use_deterministic_algorithms.
+    # On a GPU LibTorch's kernels may add in any order, unless that is asked for.
     same = torch.equal if device == "cpu" else (lambda a, b: (a - b).norm() <= 1e-2 * largest)
     assert all(same(a, b) for a, b in zip(again, (dq, dk, dv), strict=True))
 

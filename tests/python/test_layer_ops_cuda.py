@@ -73,9 +73,33 @@ def test_rms_norm_and_its_backward(dtype, width, spare):
     unit = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
     assert (got - want).abs().max() <= unit * want.abs().max()
     assert (got != want).double().mean() <= 0.02 or dtype == torch.float32
+    again = ops.rms_norm(gx, w.cuda(), 1e-5)
+    expected = before.double() + got
+    ops.rms_norm_backward_(gb, gd, gx, w.cuda(), again[1])
+    assert torch.equal(gd, again[0])  # dy has become y, with the bits of the forward pass
+    assert (gb.cpu().double() - expected).abs().max() <= 4 * unit * expected.abs().max()
+    gb, gd = strided(before, spare), strided(dy, spare)
     ops.rms_norm_backward_(gb, gd, gx, w.cuda(), want_rstd.cuda())
     ops.rms_norm_backward_(before, dy, x, w, want_rstd)
+    assert torch.equal(gd.cpu(), dy)  # from one rstd the same roundings
     assert (gb.cpu().double() - before.double()).abs().max() <= 2 * unit * before.double().abs().max()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("row_starts", [(0, 2048), (0, 1024, 2048), (0, 300, 1900, 2048)])
+def test_deterministic_attention_has_the_same_bits_in_every_run(dtype, head_dim, row_starts):
+    q, k, v, dout = (randn(2048, heads, head_dim, dtype=dtype, seed=i).cuda() for i, heads in enumerate((8, 2, 2, 8)))
+    runs = []
+    for _ in range(4):
+        out, lse = ops.attention(q, k, v, list(row_starts), head_dim**-0.5, True)
+        runs.append((out, lse, *ops.attention_backward(dout, q, k, v, out, lse, list(row_starts), head_dim**-0.5, True)))
+    assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(run, runs[0], strict=True))
+    fast = ops.attention(q, k, v, list(row_starts), head_dim**-0.5)
+    fastest = ops.attention_backward(dout, q, k, v, *fast, list(row_starts), head_dim**-0.5)
+    assert not torch.are_deterministic_algorithms_enabled()
+    for got, want in zip(runs[0][2:], fastest, strict=True):
+        assert (got.double() - want.double()).norm() <= 1e-2 * want.double().norm()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two hundred optimizer steps on a GPU beside transformers + PEFT + bitsandbytes on it: same codes, adapter and rows, the same curve.
+"""Optimizer steps on a GPU beside transformers + PEFT + bitsandbytes on it: same codes, adapter and rows, the same curve.
+
+Two hundred steps of a tiny Llama in three precisions, and fifty in bf16 at the shape of Llama 3.2 1B (random weights; 6 GB of disk).
 
 Only the command is run of ours, so a folder that holds `qlorapp` and `libqlorapp.so` is enough, whatever Python the module was built for:
 
@@ -11,6 +13,7 @@ torch.autocast of that type, as transformers' Trainer has it with bf16=True or f
 
 import contextlib
 import dataclasses
+import json
 
 import peer
 import pytest
@@ -21,8 +24,19 @@ from safetensors.torch import load_file
 pytest.importorskip("bitsandbytes")
 import peft
 
-STEPS, WINDOW, ROWS, BATCH = 200, 4, 44, 3  # 15 batches an epoch: its last window has three, the last batch two rows
-LEARNING_RATE, WARMUP, DECAY, CLIP = 2e-3, 5, 0.01, 1.0
+WARMUP, DECAY, CLIP = 5, 0.01, 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    steps: int
+    window: int
+    batch: int
+    learning_rate: float
+
+
+TINY = Plan(steps=200, window=4, batch=3, learning_rate=2e-3)
+ROWS = 44  # 15 batches an epoch: its last window has three, the last batch two rows
 SIZES = {"hidden_size": 128, "intermediate_size": 384}  # 0.6 M parameters in three layers
 
 
@@ -57,28 +71,67 @@ def setting(tmp_path_factory):
     return root, peer.write_rows(root / "rows.jsonl", ROWS)
 
 
-def windows(rows):
+# Llama 3.2 1B, whose rope scaling and end-of-text ids do not matter here.
+REAL = {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+        "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
+REAL_PLAN = Plan(steps=50, window=2, batch=2, learning_rate=2e-4)
+REAL_PRECISION = Precision(torch.bfloat16, ("--bf16", "--max_length", "512"), 2e-2, 2e-3)
+
+
+@pytest.fixture(scope="module")
+def real_setting(tmp_path_factory):
+    """The same with 1.2 billion parameters, made on the GPU, and 16 rows of 300 to 512 tokens that count up in steps of their own."""
+    if not has_cuda() or torch.cuda.get_device_properties(0).total_memory < 30e9:
+        pytest.skip("no GPU of 32 GB or more, or a build without CUDA")
+    root = tmp_path_factory.mktemp("real")
+    torch.manual_seed(1)
+    with torch.device("cuda"):
+        config = peer.transformers.LlamaConfig(**REAL)
+        model = peer.transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(root / "float")
+    del model
+    torch.cuda.empty_cache()
+    model = peer.load_4bit(root / "float", torch.bfloat16, device="cuda")
+    model.save_pretrained(root / "codes")
+    peer.add_adapters(model, r=16, lora_alpha=32).save_pretrained(root / "adapter")
+    del model
+    torch.cuda.empty_cache()
+    generator = torch.Generator().manual_seed(3)
+    rows = []
+    for _ in range(16):
+        length, start, pace = (
+            int(torch.randint(low, high, (), generator=generator)) for low, high in ((300, 513), (3, 100_000), (1, 50))
+        )
+        ids = list(range(start, start + length * pace, pace))
+        rows.append({"input_ids": ids, "labels": ids})
+    (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return root, rows
+
+
+def windows(rows, plan: Plan):
     """Batches in the order of the rows, in windows that end with the epoch."""
-    batches = [{key: t.cuda() for key, t in peer.collate(rows[i : i + BATCH]).items()} for i in range(0, len(rows), BATCH)]
+    begins = range(0, len(rows), plan.batch)
+    batches = [{key: t.cuda() for key, t in peer.collate(rows[i : i + plan.batch]).items()} for i in begins]
     while True:
-        for i in range(0, len(batches), WINDOW):
-            yield batches[i : i + WINDOW]
+        for i in range(0, len(batches), plan.window):
+            yield batches[i : i + plan.window]
 
 
-def peer_losses(setting, precision: Precision) -> torch.Tensor:
+def peer_losses(setting, precision: Precision, plan: Plan = TINY) -> torch.Tensor:
     root, rows = setting
     base = peer.load_4bit(root / "codes", precision.dtype, device="cuda")
     model = peft.PeftModel.from_pretrained(base, root / "adapter", is_trainable=True).train()
     trained = [p for p in model.parameters() if p.requires_grad]
     assert all(p.dtype == torch.float32 and p.is_cuda for p in trained)
-    optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=DECAY)
+    optimizer = torch.optim.AdamW(trained, lr=plan.learning_rate, weight_decay=DECAY)
     scaler = torch.amp.GradScaler("cuda", enabled=precision.dtype == torch.float16)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: step / WARMUP if step < WARMUP else max(0.0, (STEPS - step) / (STEPS - WARMUP))
+        optimizer, lambda step: step / WARMUP if step < WARMUP else max(0.0, (plan.steps - step) / (plan.steps - WARMUP))
     )
     mixed = precision.dtype != torch.float32
-    losses = torch.zeros(STEPS, dtype=torch.float64)
-    for step, window in zip(range(STEPS), windows(rows), strict=False):
+    losses = torch.zeros(plan.steps, dtype=torch.float64)
+    for step, window in zip(range(plan.steps), windows(rows, plan), strict=False):
         tokens = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in window)
         for batch in window:
             with torch.autocast("cuda", precision.dtype) if mixed else contextlib.nullcontext():
@@ -96,27 +149,23 @@ def peer_losses(setting, precision: Precision) -> torch.Tensor:
     return losses
 
 
-def our_run(setting, name: str, precision: Precision):
+def our_run(setting, name: str, precision: Precision, plan: Plan = TINY, *options):
     root, _ = setting
     out = root / name
     peer.run_cli(
         "train", "--model", root / "codes", "--data", root / "rows.jsonl", "--output", out, "--device", "cuda",
         "--init_adapter", root / "adapter",
-        "--max_steps", STEPS, "--per_device_train_batch_size", BATCH, "--gradient_accumulation_steps", WINDOW,
-        "--learning_rate", LEARNING_RATE, "--warmup_steps", WARMUP, "--weight_decay", DECAY, "--max_grad_norm", CLIP,
+        "--max_steps", plan.steps, "--per_device_train_batch_size", plan.batch, "--gradient_accumulation_steps", plan.window,
+        "--learning_rate", plan.learning_rate, "--warmup_steps", WARMUP, "--weight_decay", DECAY, "--max_grad_norm", CLIP,
         "--lr_scheduler_type", "linear", "--train_sampling_strategy", "sequential", "--logging_steps", 1,
-        "--save_strategy", "no", *precision.options,
+        "--save_strategy", "no", *precision.options, *options,
     )  # fmt: skip
     entries = peer.history(out)
-    assert [entry["step"] for entry in entries] == list(range(1, STEPS + 1))
+    assert [entry["step"] for entry in entries] == list(range(1, plan.steps + 1))
     return torch.tensor([entry["loss"] for entry in entries], dtype=torch.float64), load_file(out / "adapter_model.safetensors")
 
 
-@pytest.mark.parametrize("name", PRECISIONS)
-def test_the_curve(setting, name):
-    precision = PRECISIONS[name]
-    theirs = peer_losses(setting, precision)
-    ours, _ = our_run(setting, f"{name}-curve", precision)
+def compare(name: str, precision: Precision, ours: torch.Tensor, theirs: torch.Tensor) -> None:
     delta = ours - theirs
     largest, mean = delta.abs().max().item(), abs(delta.mean().item())
     print(
@@ -127,8 +176,29 @@ def test_the_curve(setting, name):
 
 
 @pytest.mark.parametrize("name", PRECISIONS)
+def test_the_curve(setting, name):
+    precision = PRECISIONS[name]
+    compare(name, precision, our_run(setting, f"{name}-curve", precision)[0], peer_losses(setting, precision))
+
+
+def test_the_curve_at_the_shape_of_1b(real_setting):
+    ours, _ = our_run(real_setting, "curve", REAL_PRECISION, REAL_PLAN)
+    compare("1B bf16", REAL_PRECISION, ours, peer_losses(real_setting, REAL_PRECISION, REAL_PLAN))
+
+
+def test_deterministic_runs_at_the_shape_of_1b_have_the_same_bits(real_setting):
+    plan = dataclasses.replace(REAL_PLAN, steps=8)
+    options = ("--full_determinism",)
+    (losses, adapter), (again, adapter_again) = (
+        our_run(real_setting, f"bits-{i}", REAL_PRECISION, plan, *options) for i in (1, 2)
+    )
+    assert torch.equal(losses, again)
+    assert all(torch.equal(adapter[key], adapter_again[key]) for key in adapter)
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
 def test_a_second_run_has_the_same_bits(setting, name):
     (losses, adapter), (again, adapter_again) = (our_run(setting, f"{name}-{i}", PRECISIONS[name]) for i in (1, 2))
-    print(f"{name}: {(losses != again).sum()} of {STEPS} losses differ")
+    print(f"{name}: {(losses != again).sum()} of {TINY.steps} losses differ")
     assert torch.equal(losses, again)
     assert adapter.keys() == adapter_again.keys() and all(torch.equal(adapter[key], adapter_again[key]) for key in adapter)

@@ -89,6 +89,19 @@ def test_a_token_outside_the_vocabulary_is_named_before_training(folder, tmp_pat
         qlorapp.Trainer(load(folder), qlorapp.TrainingArguments(output_dir=str(tmp_path), max_steps=1), **data).train()
 
 
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_8bit"])
+def test_gradients_that_are_not_finite_end_the_run_with_the_step_and_before_it_is_saved(folder, tmp_path, optim):
+    arguments = qlorapp.TrainingArguments(
+        output_dir=str(tmp_path), per_device_train_batch_size=4, max_steps=6, learning_rate=1e30, lr_scheduler_type="constant",
+        logging_steps=1, save_strategy="steps", save_steps=1, optim=optim,
+    )  # fmt: skip
+    trainer = qlorapp.Trainer(load(folder), arguments, train_dataset=rows())
+    with pytest.raises(RuntimeError, match=r"norm of the gradients must be finite and below 9\.2e18; got (nan|inf) in step 2,"):
+        trainer.train()
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"checkpoint-1"}
+    assert [entry["step"] for entry in trainer.state.log_history if "loss" in entry] == [1]
+
+
 def test_an_error_in_a_callback_reaches_the_caller(folder, tmp_path):
     class Broken(qlorapp.TrainerCallback):
         def on_log(self, args, state, control, logs=None, **kwargs):

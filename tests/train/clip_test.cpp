@@ -64,8 +64,21 @@ TEST_CASE("an AdapterArena is clipped whole, with the norm of its parameters", "
   AdapterArena arena({{"a", {3, 5}}, {"b", {300}}}, at::kCPU);
   arena.gradient(0).fill_(2.0);
   arena.gradient(1).fill_(1.0);
-  const at::Tensor norm = clip_grad_norm_(arena, 3.0);
-  REQUIRE(std::fabs(norm.item<double>() - std::sqrt(15 * 4.0 + 300)) <= 1e-5);
-  REQUIRE(std::fabs(arena.gradients().norm().item<double>() - 3.0) <= 1e-5);
-  REQUIRE(std::fabs(arena.gradient(0)[2][4].item<double>() / arena.gradient(1)[299].item<double>() - 2.0) <= 1e-6);
+  const double norm = std::sqrt(15 * 4.0 + 300), scale = 1024.0;
+  const at::Tensor before = arena.gradients().clone(), inverse = at::full({}, 1 / scale);
+  const GradientNorm plain = gradient_norm(arena, {}, 3.0);
+  REQUIRE(std::fabs(plain.norm.item<double>() - norm) <= 1e-5);
+  REQUIRE(std::fabs(plain.multiplier.item<double>() - 3.0 / norm) <= 1e-7);
+  REQUIRE(plain.found_inf.item<double>() == 0.0);
+  REQUIRE(gradient_norm(arena, {}, 0.0).multiplier.item<double>() == 1.0);
+  REQUIRE(gradient_norm(arena, {}, 100.0).multiplier.item<double>() == 1.0);
+  REQUIRE(at::equal(arena.gradients(), before));
+
+  at::Tensor(arena.gradients()).mul_(scale);
+  const GradientNorm unscaled = gradient_norm(arena, inverse, 3.0);
+  REQUIRE(at::equal(unscaled.norm, plain.norm));
+  REQUIRE(at::equal(unscaled.multiplier * scale, plain.multiplier));
+  arena.gradient(1)[299] = GENERATE(std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN());
+  REQUIRE(gradient_norm(arena, inverse, 3.0).found_inf.item<double>() == 1.0);
+  REQUIRE_FALSE(std::isfinite(gradient_norm(arena, inverse, 3.0).norm.item<double>()));
 }

@@ -52,7 +52,10 @@ class CausalLM : public std::enable_shared_from_this<CausalLM> {
   /// AdapterArena::adopt_parameter, and points the block that uses it at the new tensor object.
   void adopt_parameter(int64_t i, const at::Tensor& parameter);
 
-  /// What is kept for backward; all blocks `everything` until set. @throws ValueError unless the segments cover the blocks in order.
+  /// Whether gradients have the same bits in every run on a GPU too, at the cost of a slower attention there. Off until set.
+  void set_deterministic(bool deterministic) { deterministic_ = deterministic; }
+  /// What is kept for backward; all blocks `everything` until set. @throws ValueError unless the segments cover the blocks in
+  /// order.
   void set_segments(std::vector<Segment> segments);
   [[nodiscard]] const std::vector<Segment>& segments() const { return segments_; }
   /// Where the step buys memory with time; takes effect with the next micro-batch. embedding_on_host moves the table at once: the tensor
@@ -107,8 +110,8 @@ class CausalLM : public std::enable_shared_from_this<CausalLM> {
   [[nodiscard]] at::Tensor run_segment(const Segment& segment, const at::Tensor& x, const StepContext& context,
                                        std::vector<Saved>* saved) const;
   [[nodiscard]] int64_t loss_chunk_rows() const;
-  [[nodiscard]] at::Tensor run_segment_back(const Segment& segment, at::Tensor dy, const StepContext& context,
-                                            std::vector<Saved> saved, const std::vector<DecoderBlock::Gradients>& gradients) const;
+  [[nodiscard]] Wide run_segment_back(const Segment& segment, Wide dy, const StepContext& context, std::vector<Saved> saved,
+                                      const std::vector<DecoderBlock::Gradients>& gradients) const;
 
   format::ModelConfig config_;
   at::Tensor embed_tokens_, norm_, lm_head_;
@@ -122,6 +125,7 @@ class CausalLM : public std::enable_shared_from_this<CausalLM> {
   /// Where in the arena each block's adapters are: index of A (B follows it), or -1.
   std::vector<std::array<int64_t, kProjectionCount>> adapter_index_;
   bool adapters_enabled_ = true;
+  bool deterministic_ = false;
 };
 
 }  // namespace qlorapp

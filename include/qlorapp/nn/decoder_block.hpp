@@ -6,8 +6,8 @@
 ///     y  = x2 + (silu(n2·W_gateᵀ) ∘ n2·W_upᵀ)·W_downᵀ (+ LoRA)
 ///
 /// The base is frozen, so backward forms gradients of activations and of the adapters only; no autograd graph exists. Norm
-/// outputs and the SwiGLU product are never kept: one elementwise pass forms them again. A recompute stops before down_proj,
-/// whose output backward does not need. Knows no batch: rows and positions come with the StepContext.
+/// outputs and the SwiGLU product are never kept: the pass that takes their gradient back forms them again. A recompute stops
+/// before down_proj, whose output backward does not need. Knows no batch: rows and positions come with the StepContext.
 #pragma once
 
 #include <array>
@@ -68,13 +68,15 @@ class DecoderBlock {
   /// @returns (M, D). Does not synchronize.
   [[nodiscard]] at::Tensor forward(const at::Tensor& x, const StepContext& context, Saved* saved, Keep keep) const;
 
-  /// @param dy     (M, D), gradient of the output. Taken by value: where nobody else has it, the gradient of x is formed in its memory.
-  /// @param saved  what forward kept. Taken by value: tensors are freed as they are used, or when it is the last owner overwritten.
+  /// @param dy     (M, D), gradient of the output. Taken by value: where nobody else holds it, and the columns behind it
+  /// suffice, it is
+  ///               overwritten, else copied.
+  /// @param saved  what forward kept. Taken by value: tensors are freed as they are used, or when it is the last owner
+  /// overwritten.
   /// @param gradients  the adapters' gradients are added here.
   /// @param need_dx    false for the first block: nothing below it is trained.
-  /// @returns (M, D) gradient of x, undefined unless need_dx.
-  [[nodiscard]] at::Tensor backward(at::Tensor dy, const StepContext& context, Saved saved, const Gradients& gradients,
-                                    bool need_dx) const;
+  /// @returns (M, D) gradient of x, undefined unless need_dx; with columns behind it that the block below can use.
+  [[nodiscard]] Wide backward(Wide dy, const StepContext& context, Saved saved, const Gradients& gradients, bool need_dx) const;
 
   /// The forward pass for the positions that follow those in the cache; appends to it. No backward follows.
   [[nodiscard]] at::Tensor forward_cached(const at::Tensor& x, const StepContext& context, KeyValueCache& cache) const;
@@ -103,9 +105,19 @@ class DecoderBlock {
   [[nodiscard]] ProjectionStack stack(const Group& group) const;
   /// Columns that a matrix which these groups' products read or write carries behind its own. 0 unless stacked.
   [[nodiscard]] int64_t spare(const StepContext& context, std::initializer_list<Group> groups) const;
-  /// y = x·Wᵀ with LoRA for a group; the workspace is taken from `cache` if it is there, and put there if `cache` is not null.
-  void project(const Group& group, at::Tensor y, const Wide& x, const StepContext& context, Saved& saved,
+  /// s·dy·B of each projection of a group, in tensors of their own; undefined where they are in columns behind dy.
+  using Inner = std::array<at::Tensor, 3>;
+  /// y = x·Wᵀ with LoRA for a group, and u into `saved` unless it is null; the workspace is taken from `cache` if it is there, and put
+  /// there if `cache` is not null.
+  void project(const Group& group, at::Tensor y, const Wide& x, const StepContext& context, Saved* saved,
                at::Tensor* cache = nullptr) const;
+  /// The half of backward that needs no input: dx (unless null) from dy. @param workspace  undefined: dequantized here.
+  [[nodiscard]] Inner project_back(const Group& group, at::Tensor* dx, const Wide& dy, const StepContext& context,
+                                   const at::Tensor& workspace) const;
+  /// The other half, after it: the adapters' gradients. @param v  what project_back returned.
+  void add_gradients(const Group& group, const Wide& dy, const at::Tensor& x, const Inner& v, const StepContext& context,
+                     const Saved& saved, const Gradients& gradients) const;
+
   /// Whether the MLP of so many tokens goes through in tiles (MemorySettings), where gate|up is not kept.
   [[nodiscard]] static bool tiled(const StepContext& context, int64_t tokens);
   /// Whether a dequantized weight waits for its next use in the block.
@@ -114,22 +126,19 @@ class DecoderBlock {
   }
   template <class Use>
   static void for_each_tile(const StepContext& context, int64_t tokens, Use&& use);
-  /// dx (unless null) from dy, and the adapters' gradients from dy and x.
-  void project_back(const Group& group, at::Tensor* dx, const Wide& dy, const at::Tensor& x, const StepContext& context,
-                    const Saved& saved, const Gradients& gradients, const at::Tensor& workspace) const;
 
   [[nodiscard]] const LoraAdapter* adapter(Projection projection) const;
   [[nodiscard]] std::optional<DropoutKey> dropout(Projection projection, const StepContext& context) const;
   [[nodiscard]] Wide backward_down(const Wide& dy, const StepContext& context, Saved& saved, const Gradients& gradients,
                                    at::Tensor* cache) const;
-  [[nodiscard]] at::Tensor project_qkv(const Wide& n1, const StepContext& context, Saved& saved, at::Tensor* cache = nullptr) const;
-  [[nodiscard]] at::Tensor attend(const StepContext& context, Saved& saved, Workspaces* cache) const;
-  void compute_gate_up(const Wide& n2, const StepContext& context, Saved& saved, Workspaces* cache) const;
-  void compute_until_gate_up(const StepContext& context, Saved& saved, Workspaces* cache = nullptr) const;
-  [[nodiscard]] Saved compute_tile(const at::Tensor& x2, const StepContext& context, Workspaces* cache) const;
+  [[nodiscard]] at::Tensor project_qkv(const Wide& n1, const StepContext& context, Saved* saved, at::Tensor* cache = nullptr) const;
+  [[nodiscard]] at::Tensor attend(const StepContext& context, Saved& saved, bool for_backward, Workspaces* cache) const;
+  void compute_gate_up(const Wide& n2, const StepContext& context, Saved& saved, bool for_backward, Workspaces* cache) const;
+  void compute_until_gate_up(const StepContext& context, Saved& saved, bool for_backward, Workspaces* cache = nullptr) const;
+  [[nodiscard]] Saved compute_tile(const at::Tensor& x2, const StepContext& context, bool for_backward, Workspaces* cache) const;
   [[nodiscard]] at::Tensor mlp_in_tiles(const at::Tensor& x2, const StepContext& context) const;
   void backward_mlp(const Wide& residual, const StepContext& context, Saved& saved, const Gradients& gradients,
-                    const at::Tensor& gate_up_workspace, at::Tensor* down_cache) const;
+                    Workspaces& workspaces, bool keep_workspaces) const;
 
   Shape shape_;
   Weights weights_;

@@ -39,6 +39,7 @@ struct StepContext {
   uint32_t micro_step = 0;                ///< Micro-batches since the start of the run.
   bool training = true;                   ///< Dropout is off when false.
   bool stacked = false;                   ///< Multiply projections that share an input as one (projection_stack.hpp): a GPU's way.
+  bool deterministic = false;             ///< The same bits in every run, on a GPU too.
   std::shared_ptr<InputOffload> offload;  ///< Takes inputs that are kept on the host; null on a CPU and where none are.
   MemorySettings memory;
   int64_t first_row = 0;  ///< Of the rows at hand among the micro-batch's: where a tile's part of a dropout mask begins.

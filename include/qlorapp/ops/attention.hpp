@@ -19,13 +19,17 @@ namespace qlorapp::ops {
 
 /// (out, lse): out contiguous (M, H, d); lse (H, M) float32 (float64 for float64), the natural log of the softmax's
 /// denominator, which the backward pass needs. Differentiable in q, k, v.
+/// @param deterministic  a GPU's fastest kernels add a gradient up in the order in which their blocks end; true takes those
+/// that do not,
+///        as torch.use_deterministic_algorithms(True) does. Both passes must be asked alike. The CPU has no others.
 std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                             at::IntArrayRef row_starts, double scale);
+                                             at::IntArrayRef row_starts, double scale, bool deterministic = false);
 
 /// (dq, dk, dv), contiguous, in the shapes of q, k, v.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                                                                   const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
-                                                                  at::IntArrayRef row_starts, double scale);
+                                                                  at::IntArrayRef row_starts, double scale,
+                                                                  bool deterministic = false);
 
 /// Generation: the queries of row r, [row_starts[r], row_starts[r + 1]) of q, are its LAST positions, and its keys, theirs
 /// included, are [cache_starts[r], cache_starts[r] + cache_lengths[r]) of k and v, so that a row may keep spare capacity behind

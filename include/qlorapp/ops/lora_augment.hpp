@@ -2,7 +2,11 @@
 /// The adapters of stacked projections, laid beside and under their weights (nn/projection_stack.hpp).
 #pragma once
 
+#include <cstdint>
+
 #include <ATen/core/Tensor.h>
+
+#include "qlorapp/format/nf4.hpp"
 
 namespace qlorapp::ops {
 
@@ -14,5 +18,13 @@ namespace qlorapp::ops {
 /// @param scaling    s_i; s_i·B_i is formed in float32 and rounded once.
 /// @throws c10::ValueError, c10::TypeError if shapes or dtypes contradict each other. Does not synchronize.
 void lora_augment_(at::Tensor& workspace, at::TensorList a, at::TensorList b, at::ArrayRef<double> scaling);
+
+/// dequantize_4bit_stack_ (ops/quantize.hpp) into the first N rows and K columns of the workspace, and lora_augment_ around
+/// them, with the same bits; one launch on a GPU.
+/// @param rows  N_i, those of b.
+void dequantize_4bit_augmented_(at::Tensor& workspace, at::TensorList packed, at::TensorList absmax,
+                                at::TensorList nested_absmax, at::TensorList nested_offset, at::IntArrayRef rows,
+                                int64_t block_size, int64_t nested_block_size, QuantType quant_type, at::TensorList a,
+                                at::TensorList b, at::ArrayRef<double> scaling);
 
 }  // namespace qlorapp::ops

@@ -34,9 +34,9 @@ void add_rms_norm_out(const at::Tensor& x, const at::Tensor& residual, const at:
 /// dx = rstd·(g − x̂·mean(g·x̂)) with g = round(dy·weight), x̂ = x·rstd; float32, rounded once. After add_rms_norm, x is its sum.
 at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd);
 
-/// dx += rms_norm_backward(…), each rounded to x's dtype: dx holds the gradient that comes along the residual. Outside
-/// autograd. dx must be contiguous over its last dimension, and must not share memory with dy or x.
-void rms_norm_backward_(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
-                        const at::Tensor& rstd);
+/// dx += rms_norm_backward(…), each rounded to x's dtype: dx holds the gradient that comes along the residual. dy becomes y of
+/// the forward pass, bit for bit: what backward keeps no copy of, from the x that this pass reads anyway. Outside autograd. dx
+/// and dy must be contiguous over their last dimension, and share no memory with each other or x.
+void rms_norm_backward_(at::Tensor& dx, at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd);
 
 }  // namespace qlorapp::ops

@@ -34,7 +34,18 @@ void clip_by_norm_(at::TensorList gradients, const at::Tensor& norm, double max_
 /// Both together. @returns the norm before clipping, which is what `grad_norm` in a log means.
 at::Tensor clip_grad_norm_(at::TensorList gradients, double max_norm);
 at::Tensor clip_grad_norm_(at::Tensor& flat, std::span<const int64_t> ends, double max_norm);
-/// Of an arena on a GPU: one norm over the whole (ops::gradient_norm), which differs from torch's norm of norms in the last bits.
-at::Tensor clip_grad_norm_(AdapterArena& arena, double max_norm);
+
+/// What one look at an arena's gradients tells a step, which unscales and clips them as it reads them, or changes nothing.
+/// float32 () each, on the arena's device.
+struct GradientNorm {
+  at::Tensor norm;        ///< ‖g / S‖₂ before clipping: what `grad_norm` in a log means.
+  at::Tensor found_inf;   ///< 1 if an element of g / S is not finite, else 0.
+  at::Tensor multiplier;  ///< coefficient / S.
+};
+
+/// Changes no gradient. On a GPU two launches and one norm over the whole (ops::gradient_norm), which differs from torch's norm
+/// of norms in the last bits. Does not synchronize.
+/// @param inverse_scale  GradScaler::inverse_scale(): 1 / S, or undefined for 1.  @param max_norm  as above.
+[[nodiscard]] GradientNorm gradient_norm(const AdapterArena& arena, const at::Tensor& inverse_scale, double max_norm);
 
 }  // namespace qlorapp

@@ -103,6 +103,13 @@ class GradScaler {
   ///         ValueError for fp16 gradients; nothing is changed then.
   void unscale_(at::TensorList grads, OptimizerId optimizer = 0, bool allow_fp16 = false);
 
+  /// For an optimizer that unscales as it reads its gradients: 1 / S, float32 () on the device of S, formed in double as above.
+  /// Undefined when disabled. Does not synchronize. @throws GradScalerAssertion before scale().
+  [[nodiscard]] at::Tensor inverse_scale() const;
+  /// In place of unscale_() then: what was found when 1 / S was applied.
+  /// @param found_inf  float32 (), 0 if every unscaled gradient is finite.  @throws as unscale_().
+  void record(const at::Tensor& found_inf, OptimizerId optimizer = 0);
+
   /// Unscales `grads` unless unscale_() already has, then calls `take_step` unless something infinite was found.
   /// Synchronizes once a device: it reads one float.
   /// @returns true if the step was taken.
@@ -151,6 +158,7 @@ class GradScaler {
   };
 
   void check_initialized(const char* function) const;
+  PerOptimizer& begin_unscale(OptimizerId optimizer);
   void initialize_on(at::Device device);
   bool found_only_finite(at::TensorList grads, OptimizerId optimizer);
   void finish_step(OptimizerId optimizer, bool taken);

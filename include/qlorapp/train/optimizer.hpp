@@ -38,8 +38,13 @@ class AdamW {
   AdamW(AdapterArena& arena, const Options& options);
 
   /// One step with the arena's gradients, which it does not change.
-  /// @throws ValueError with 8-bit moments, if a gradient is not finite; nothing is changed then.
-  void step(double learning_rate);
+  /// @param multiplier, skip  float32 () on the arena's device, or undefined: GradientNorm's multiplier, which the gradients
+  /// are
+  ///        multiplied by as they are read, and found_inf: unless it is 0, values and moments stay as they are (the step
+  ///        counts).
+  /// @throws ValueError on a CPU with 8-bit moments, if a gradient is not finite and no `skip` says so; nothing is changed
+  /// then.
+  void step(double learning_rate, const at::Tensor& multiplier = {}, const at::Tensor& skip = {});
 
   /// Steps taken so far.
   [[nodiscard]] int64_t step_count() const { return steps_; }
@@ -59,7 +64,8 @@ class AdamW {
   int64_t steps_ = 0;
   [[nodiscard]] std::vector<at::Tensor> moments() const;
   /// One step of elements [begin, begin + count) of the arena with their moments.
-  void update(std::vector<at::Tensor>& moments, int64_t begin, int64_t count, double learning_rate);
+  void update(std::vector<at::Tensor>& moments, int64_t begin, int64_t count, double learning_rate, const at::Tensor& multiplier,
+              const at::Tensor& skip);
 
   /// float32 (n) twice; or uint8 (n) codes twice and float32 (n / 256) scales twice. Empty if paged_ has them.
   std::vector<at::Tensor> moments_;

@@ -18,10 +18,10 @@ namespace qlorapp {
 /// What a step has to say. Tensors stay on the device; reading one synchronizes.
 struct StepReport {
   at::Tensor mean_loss;      ///< () float64: summed loss over the window's target tokens.
-  at::Tensor grad_norm;      ///< () float32, before clipping; inf or nan on a skipped step.
+  at::Tensor grad_norm;      ///< () float32, before clipping. Not finite: nothing was changed, whoever noticed.
   double learning_rate = 0;  ///< The one this step used.
   int64_t target_tokens = 0;
-  bool stepped = true;  ///< false when the scaler found an overflow and nothing was changed.
+  bool stepped = true;  ///< false when the scaler found an overflow. Without a scaler the host asks for nothing: see grad_norm.
 };
 
 /// @param window  the micro-batches of one step, on the model's device; the last one of an epoch may be short.
@@ -34,14 +34,16 @@ StepReport train_step(Model& model, TrainState& run, std::span<const Batch> wind
 
   for (const Batch& batch : window) { accumulator.add(model.forward_backward(batch, grad_scale, run.seed, run.micro_step++).loss); }
 
-  run.scaler.unscale_({run.arena->gradients()});  // clipping must see true magnitudes
-  const at::Tensor norm = clip_grad_norm_(*run.arena, run.max_grad_norm);
+  const GradientNorm gradients = gradient_norm(*run.arena, run.scaler.inverse_scale(), run.max_grad_norm);  // of unscaled ones
+  run.scaler.record(gradients.found_inf);
   const double rate = run.schedule.learning_rate(run.base_learning_rate, run.optimizer.step_count());
-  const bool stepped = run.scaler.step([&] { run.optimizer.step(rate); });  // the one host read; skips on overflow
+  const bool stepped = run.scaler.step([&] {                              // with fp16 the one host read; skips on overflow
+    run.optimizer.step(rate, gradients.multiplier, gradients.found_inf);  // unscales and clips as it reads them
+  });
   run.scaler.update();
   ++run.global_step;  // counts skipped steps too, as transformers does; the schedule does not
 
-  return {accumulator.mean_loss(), norm, rate, accumulator.tokens(), stepped};
+  return {accumulator.mean_loss(), gradients.norm, rate, accumulator.tokens(), stepped};
 }
 
 }  // namespace qlorapp

@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,6 +47,12 @@ struct TrainOutput {
   LogRecord metrics;         ///< train_runtime, train_samples_per_second, train_steps_per_second, total_flos, train_loss, epoch.
 };
 
+/// Gradients that are not finite, without a scaler whose business they were. Python: RuntimeError.
+class TrainingDiverged : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 class Trainer {
  public:
   /// @param model       with adapters. It and the data must outlive the trainer.
@@ -55,7 +62,10 @@ class Trainer {
           std::string base_model, TrainerCallbacks callbacks = {});
 
   /// @param resume_from  a checkpoint folder, or empty to begin anew.
-  /// @throws FormatError if the checkpoint does not belong to this model, data and arguments.
+  /// @throws FormatError if the checkpoint does not belong to this model, data and arguments. TrainingDiverged if gradients are
+  /// not
+  ///         finite; on a GPU that is noticed when losses are next read: at the latest before a log entry, a checkpoint and the
+  ///         end.
   TrainOutput train(const std::optional<std::string>& resume_from = std::nullopt);
 
   /// eval_loss (mean over rows of their batch's mean loss, as transformers), eval_loss_token_weighted, eval_runtime,
@@ -90,7 +100,11 @@ class Trainer {
   TrainState state_;
   TrainerControl control_;
   bool said_diverged_ = false;
-  std::vector<at::Tensor> unread_losses_;  ///< Of steps since the last look: a GPU need not wait for the host to read each.
+  struct Unread {
+    at::Tensor loss, grad_norm;  ///< The norm is undefined where a scaler has skipped the step.
+    int64_t step;
+  };
+  std::vector<Unread> unread_;  ///< Steps since the last look: a GPU need not wait for the host to read each.
 };
 
 }  // namespace qlorapp

@@ -127,7 +127,7 @@ struct TrainingArguments {
         Field{"resume_from_checkpoint", &T::resume_from_checkpoint, "a checkpoint folder, or \"true\": the last one in output_dir"},
         Field{"seed", &T::seed, "of adapters, dropout and, without data_seed, the order of rows"},
         Field{"data_seed", &T::data_seed, "of the order of rows"},
-        Field{"full_determinism", &T::full_determinism, "deterministic algorithms only; the CPU has no others"},
+        Field{"full_determinism", &T::full_determinism, "the same bits in every run on a GPU too, by a slower attention"},
         Field{"use_cpu", &T::use_cpu, "train on the CPU even where there is a GPU"},
         Field{"disable_tqdm", &T::disable_tqdm, "no progress bar; unset: none where output is piped"},
         Field{"report_to", &T::report_to, "none"},

@@ -89,20 +89,22 @@ struct SwiGlu : Function<SwiGlu> {
 
 struct Attention : Function<Attention> {
   static variable_list forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts,
-                               double scale) {
+                               double scale, bool deterministic) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    auto [out, lse] = ops::attention(q, k, v, row_starts, scale);
+    auto [out, lse] = ops::attention(q, k, v, row_starts, scale, deterministic);
     ctx->mark_non_differentiable({lse});
     ctx->save_for_backward({q, k, v, out, lse});
     ctx->saved_data["row_starts"] = row_starts.vec();
     ctx->saved_data["scale"] = scale;
+    ctx->saved_data["deterministic"] = deterministic;
     return {out, lse};
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
     auto [dq, dk, dv] = ops::attention_backward(grads[0], saved[0], saved[1], saved[2], saved[3], saved[4],
-                                                ctx->saved_data["row_starts"].toIntVector(), ctx->saved_data["scale"].toDouble());
-    return {dq, dk, dv, Variable(), Variable()};
+                                                ctx->saved_data["row_starts"].toIntVector(), ctx->saved_data["scale"].toDouble(),
+                                                ctx->saved_data["deterministic"].toBool());
+    return {dq, dk, dv, Variable(), Variable(), Variable()};
   }
 };
 
@@ -144,8 +146,9 @@ Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor&
 
 Tensor swiglu(const Tensor& gate_up) { return SwiGlu::apply(gate_up); }
 
-std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts, double scale) {
-  const auto results = Attention::apply(q, k, v, row_starts, scale);
+std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts, double scale,
+                                     bool deterministic) {
+  const auto results = Attention::apply(q, k, v, row_starts, scale, deterministic);
   return {results[0], results[1]};
 }
 
@@ -203,7 +206,7 @@ void rope_backward_qkv_(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const 
   count_write(dqkv);
 }
 
-void rms_norm_backward_(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
+void rms_norm_backward_(Tensor& dx, Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
   check_outside_autograd("rms_norm_backward_", dx, dy, x, weight, rstd);
   at::AutoDispatchBelowADInplaceOrView guard;
   ops::rms_norm_backward_(dx, dy, x, weight, rstd);

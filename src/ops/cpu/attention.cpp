@@ -77,7 +77,7 @@ Heads heads_of(const at::Tensor& q, const at::Tensor& k) { return {k.size(1), q.
 at::Tensor dense_heads(const at::Tensor& x) { return x.stride(2) == 1 ? x : x.contiguous(); }
 
 std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
-                                             at::IntArrayRef row_starts, double scale) {
+                                             at::IntArrayRef row_starts, double scale, bool /*deterministic: it always is*/) {
   check_attention("attention", q_in, k_in, v_in, row_starts);
   const at::Tensor q = dense_heads(q_in), k = dense_heads(k_in), v = dense_heads(v_in);
   const Heads heads = heads_of(q, k);
@@ -101,7 +101,8 @@ std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q_in, const at::T
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tensor& dout_in, const at::Tensor& q_in,
                                                                   const at::Tensor& k_in, const at::Tensor& v_in,
                                                                   const at::Tensor& out_in, const at::Tensor& lse,
-                                                                  at::IntArrayRef row_starts, double scale) {
+                                                                  at::IntArrayRef row_starts, double scale,
+                                                                  bool /*deterministic*/) {
   check_attention_backward("attention_backward", dout_in, q_in, k_in, v_in, out_in, lse, row_starts);
   at::Tensor dq = at::empty(q_in.sizes(), q_in.options()), dk = at::empty(k_in.sizes(), k_in.options()),
              dv = at::empty(v_in.sizes(), v_in.options());

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/Dispatch.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
-#include "../layer_shapes.hpp"
+#include "../norm_entry.hpp"
 #include "rows.hpp"
 
 namespace qlorapp::ops {
@@ -31,13 +29,18 @@ double blocked_sum(int64_t n, const Term& term) {
 }
 
 template <class T>
+void scale_row(const T* x, const T* weight, accumulate_t<T> rstd, T* y, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = narrow<T>(rounded<T>(widen(x[i]) * rstd) * widen(weight[i]));
+}
+
+template <class T>
 accumulate_t<T> normalize_row(const T* x, const T* weight, T* y, int64_t n, double eps) {
   using A = accumulate_t<T>;
   const double squares = blocked_sum<A>(n, [&](int64_t i) { return widen(x[i]) * widen(x[i]); });
   const A mean = static_cast<A>(squares / static_cast<double>(n));
   const A rstd = A{1} / std::sqrt(mean + static_cast<A>(eps));
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) y[i] = narrow<T>(rounded<T>(widen(x[i]) * rstd) * widen(weight[i]));
+  scale_row(x, weight, rstd, y, n);
   return rstd;
 }
 
@@ -60,123 +63,77 @@ void normalize_row_backward(const T* dy, const T* x, const T* weight, accumulate
   }
 }
 
-at::Tensor empty_statistic(const at::Tensor& x) {
-  return at::empty(x.sizes().slice(0, x.sizes().size() - 1), x.options().dtype(accumulate_type(x)));
-}
-
-void normalize_into(const at::Tensor& x, const at::Tensor& weight, double eps, const at::Tensor& y, const at::Tensor& rstd) {
-  if (x.numel() == 0) return;
-  const at::Tensor in = cpu::as_rows(x), out = cpu::as_written_rows("rms_norm", "y", y);
-  const at::Tensor w = weight.contiguous();
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, x.scalar_type(), "rms_norm", [&] {
-    const auto* px = in.const_data_ptr<scalar_t>();
-    const auto* pw = w.const_data_ptr<scalar_t>();
-    auto* py = out.mutable_data_ptr<scalar_t>();
-    auto* ps = rstd.mutable_data_ptr<accumulate_t<scalar_t>>();
-    const int64_t n = in.size(1), stride = in.stride(0), y_stride = out.stride(0);
-    cpu::for_rows(in.size(0), n, [=](int64_t row) { ps[row] = normalize_row(px + row * stride, pw, py + row * y_stride, n, eps); });
-  });
-}
-
-std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  check_rms_norm("rms_norm", x, weight);
-  at::Tensor y = at::empty_like(x, at::MemoryFormat::Contiguous);
-  at::Tensor rstd = empty_statistic(x);
-  normalize_into(x, weight, eps, y, rstd);
-  return {y, rstd};
-}
-
-void rms_norm_out(const at::Tensor& x, const at::Tensor& weight, double eps, at::Tensor& y, at::Tensor& rstd) {
-  check_rms_norm("rms_norm", x, weight);
-  check_rms_norm_out("rms_norm", x, y, rstd);
-  normalize_into(x, weight, eps, y, rstd);
-}
-
-template <bool add>
-void backward_into(const at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
-                   const at::Tensor& rstd) {
-  if (x.numel() == 0) return;
-  const at::Tensor in = cpu::as_rows(x), grad = cpu::as_rows(dy), out = cpu::as_written_rows("rms_norm_backward_", "dx", dx);
-  const at::Tensor w = weight.contiguous(), statistic = rstd.contiguous();
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, x.scalar_type(), "rms_norm_backward", [&] {
-    const auto* px = in.const_data_ptr<scalar_t>();
-    const auto* pg = grad.const_data_ptr<scalar_t>();
-    const auto* pw = w.const_data_ptr<scalar_t>();
-    const auto* ps = statistic.const_data_ptr<accumulate_t<scalar_t>>();
-    auto* po = out.mutable_data_ptr<scalar_t>();
-    const int64_t n = in.size(1), x_stride = in.stride(0), g_stride = grad.stride(0), o_stride = out.stride(0);
-    cpu::for_rows(in.size(0), n, [=](int64_t row) {
-      normalize_row_backward<scalar_t, add>(pg + row * g_stride, px + row * x_stride, pw, ps[row], po + row * o_stride, n);
+struct Norm {
+  static void normalize(const at::Tensor& x, const at::Tensor& weight, double eps, const at::Tensor& y, const at::Tensor& rstd) {
+    if (x.numel() == 0) return;
+    const at::Tensor in = cpu::as_rows(x), out = cpu::as_written_rows("rms_norm", "y", y);
+    const at::Tensor w = weight.contiguous();
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, x.scalar_type(), "rms_norm", [&] {
+      const auto* px = in.const_data_ptr<scalar_t>();
+      const auto* pw = w.const_data_ptr<scalar_t>();
+      auto* py = out.mutable_data_ptr<scalar_t>();
+      auto* ps = rstd.mutable_data_ptr<accumulate_t<scalar_t>>();
+      const int64_t n = in.size(1), stride = in.stride(0), y_stride = out.stride(0);
+      cpu::for_rows(in.size(0), n,
+                    [=](int64_t row) { ps[row] = normalize_row(px + row * stride, pw, py + row * y_stride, n, eps); });
     });
-  });
-}
+  }
 
-at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd) {
-  check_rms_norm_backward("rms_norm_backward", dy, x, weight, rstd);
-  at::Tensor dx = at::empty_like(x, at::MemoryFormat::Contiguous);
-  backward_into<false>(dx, dy, x, weight, rstd);
-  return dx;
-}
-
-void rms_norm_backward_(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
-                        const at::Tensor& rstd) {
-  check_rms_norm_backward("rms_norm_backward_", dy, x, weight, rstd);
-  check_same_shape("rms_norm_backward_", "dx", dx, "x", x);
-  backward_into<true>(dx, dy, x, weight, rstd);
-}
-
-void add_and_normalize_into(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight, double eps,
-                            const at::Tensor& sum, const at::Tensor& y, const at::Tensor& rstd) {
-  if (x.numel() == 0) return;
-  const at::Tensor in = cpu::as_rows(x), other = cpu::as_rows(residual);
-  const at::Tensor total = cpu::as_written_rows("add_rms_norm", "sum", sum), out = cpu::as_written_rows("add_rms_norm", "y", y);
-  const at::Tensor w = weight.contiguous();
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, x.scalar_type(), "add_rms_norm", [&] {
-    const auto* px = in.const_data_ptr<scalar_t>();
-    const auto* pr = other.const_data_ptr<scalar_t>();
-    const auto* pw = w.const_data_ptr<scalar_t>();
-    auto* pt = total.mutable_data_ptr<scalar_t>();
-    auto* py = out.mutable_data_ptr<scalar_t>();
-    auto* ps = rstd.mutable_data_ptr<accumulate_t<scalar_t>>();
-    const int64_t n = in.size(1), x_stride = in.stride(0), r_stride = other.stride(0);
-    const int64_t t_stride = total.stride(0), y_stride = out.stride(0);
-    cpu::for_rows(in.size(0), n, [=](int64_t row) {
-      scalar_t* t = pt + row * t_stride;
-      add_row(px + row * x_stride, pr + row * r_stride, t, n);
-      ps[row] = normalize_row<scalar_t>(t, pw, py + row * y_stride, n, eps);
+  /// @tparam add  dx += the gradient, and dy becomes y.
+  template <bool add>
+  static void backward_into(const at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& rstd) {
+    if (x.numel() == 0) return;
+    const at::Tensor in = cpu::as_rows(x), out = cpu::as_written_rows("rms_norm_backward_", "dx", dx);
+    const at::Tensor grad = add ? cpu::as_written_rows("rms_norm_backward_", "dy", dy) : cpu::as_rows(dy);
+    const at::Tensor w = weight.contiguous(), statistic = rstd.contiguous();
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, x.scalar_type(), "rms_norm_backward", [&] {
+      const auto* px = in.const_data_ptr<scalar_t>();
+      const auto* pg = grad.const_data_ptr<scalar_t>();
+      const auto* pw = w.const_data_ptr<scalar_t>();
+      const auto* ps = statistic.const_data_ptr<accumulate_t<scalar_t>>();
+      auto* po = out.mutable_data_ptr<scalar_t>();
+      const int64_t n = in.size(1), x_stride = in.stride(0), g_stride = grad.stride(0), o_stride = out.stride(0);
+      cpu::for_rows(in.size(0), n, [=](int64_t row) {
+        normalize_row_backward<scalar_t, add>(pg + row * g_stride, px + row * x_stride, pw, ps[row], po + row * o_stride, n);
+        if constexpr (add)
+          scale_row(px + row * x_stride, pw, ps[row], const_cast<scalar_t*>(pg) + row * g_stride, n);  // written rows
+      });
     });
-  });
-}
+  }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
-                                                            const at::Tensor& weight, double eps) {
-  check_rms_norm("add_rms_norm", x, weight);
-  check_same_shape("add_rms_norm", "residual", residual, "x", x);
-  at::Tensor sum = at::empty_like(x, at::MemoryFormat::Contiguous);
-  at::Tensor y = at::empty_like(sum);
-  at::Tensor rstd = empty_statistic(x);
-  add_and_normalize_into(x, residual, weight, eps, sum, y, rstd);
-  return {sum, y, rstd};
-}
+  static void add_and_normalize(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight, double eps,
+                                const at::Tensor& sum, const at::Tensor& y, const at::Tensor& rstd) {
+    if (x.numel() == 0) return;
+    const at::Tensor in = cpu::as_rows(x), other = cpu::as_rows(residual);
+    const at::Tensor total = cpu::as_written_rows("add_rms_norm", "sum", sum), out = cpu::as_written_rows("add_rms_norm", "y", y);
+    const at::Tensor w = weight.contiguous();
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, x.scalar_type(), "add_rms_norm", [&] {
+      const auto* px = in.const_data_ptr<scalar_t>();
+      const auto* pr = other.const_data_ptr<scalar_t>();
+      const auto* pw = w.const_data_ptr<scalar_t>();
+      auto* pt = total.mutable_data_ptr<scalar_t>();
+      auto* py = out.mutable_data_ptr<scalar_t>();
+      auto* ps = rstd.mutable_data_ptr<accumulate_t<scalar_t>>();
+      const int64_t n = in.size(1), x_stride = in.stride(0), r_stride = other.stride(0);
+      const int64_t t_stride = total.stride(0), y_stride = out.stride(0);
+      cpu::for_rows(in.size(0), n, [=](int64_t row) {
+        scalar_t* t = pt + row * t_stride;
+        add_row(px + row * x_stride, pr + row * r_stride, t, n);
+        ps[row] = normalize_row<scalar_t>(t, pw, py + row * y_stride, n, eps);
+      });
+    });
+  }
 
-void add_rms_norm_out(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight, double eps, at::Tensor& sum,
-                      at::Tensor& y, at::Tensor& rstd) {
-  check_rms_norm("add_rms_norm", x, weight);
-  check_same_shape("add_rms_norm", "residual", residual, "x", x);
-  check_same_shape("add_rms_norm", "sum", sum, "x", x);
-  check_rms_norm_out("add_rms_norm", x, y, rstd);
-  add_and_normalize_into(x, residual, weight, eps, sum, y, rstd);
-}
+  static void backward(const at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
+                       const at::Tensor& rstd, bool accumulate) {
+    if (accumulate) backward_into<true>(dx, dy, x, weight, rstd);
+    else backward_into<false>(dx, dy, x, weight, rstd);
+  }
+};
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(qlorapp, CPU, m) {
-  m.impl("rms_norm", rms_norm);
-  m.impl("rms_norm.out", rms_norm_out);
-  m.impl("rms_norm_backward", rms_norm_backward);
-  m.impl("rms_norm_backward_", rms_norm_backward_);
-  m.impl("add_rms_norm", add_rms_norm);
-  m.impl("add_rms_norm.out", add_rms_norm_out);
-}
+TORCH_LIBRARY_IMPL(qlorapp, CPU, m) { NormEntry<Norm>::implement(m); }
 
 }  // namespace qlorapp::ops

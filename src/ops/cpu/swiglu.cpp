@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/Dispatch.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
-#include "../layer_shapes.hpp"
+#include "../swiglu_entry.hpp"
 #include "rows.hpp"
 
 namespace qlorapp::ops {
@@ -41,73 +39,45 @@ void activate_row_backward(std::conditional_t<keep_h, T, const T>* dh, const T* 
   }
 }
 
-void activate_into(const at::Tensor& gate_up, const at::Tensor& h) {
-  if (h.numel() == 0) return;
-  const at::Tensor in = cpu::as_rows(gate_up), out = cpu::as_written_rows("swiglu", "h", h);
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, h.scalar_type(), "swiglu", [&] {
-    const auto* p = in.const_data_ptr<scalar_t>();
-    auto* ph = out.mutable_data_ptr<scalar_t>();
-    const int64_t n = in.size(1) / 2, stride = in.stride(0), h_stride = out.stride(0);
-    cpu::for_rows(in.size(0), n,
-                  [=](int64_t row) { activate_row(p + row * stride, p + row * stride + n, ph + row * h_stride, n); });
-  });
-}
-
-at::Tensor swiglu(const at::Tensor& gate_up) {
-  check_swiglu("swiglu", gate_up);
-  auto shape = gate_up.sizes().vec();
-  shape.back() /= 2;
-  at::Tensor h = at::empty(shape, gate_up.options());
-  activate_into(gate_up, h);
-  return h;
-}
-
-void swiglu_out(const at::Tensor& gate_up, at::Tensor& h) {
-  check_swiglu_out("swiglu", gate_up, h);
-  activate_into(gate_up, h);
-}
-
-template <bool keep_h>
-void backward_into(const at::Tensor& dh, const at::Tensor& gate_up, const at::Tensor& d_gate_up) {
-  if (dh.numel() == 0) return;
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, dh.scalar_type(), "swiglu_backward", [&] {
-    auto* pd = [&] {
-      if constexpr (keep_h) return dh.mutable_data_ptr<scalar_t>();
-      else return dh.const_data_ptr<scalar_t>();
-    }();
-    const auto* p = gate_up.const_data_ptr<scalar_t>();
-    auto* po = d_gate_up.mutable_data_ptr<scalar_t>();
-    const int64_t n = dh.size(1), d_stride = dh.stride(0), stride = gate_up.stride(0), o_stride = d_gate_up.stride(0);
-    cpu::for_rows(dh.size(0), n, [=](int64_t row) {
-      const scalar_t* gate = p + row * stride;
-      scalar_t* out = po + row * o_stride;
-      activate_row_backward<scalar_t, keep_h>(pd + row * d_stride, gate, gate + n, out, out + n, n);
+struct Swiglu {
+  static void activate(const at::Tensor& gate_up, const at::Tensor& h) {
+    if (h.numel() == 0) return;
+    const at::Tensor in = cpu::as_rows(gate_up), out = cpu::as_written_rows("swiglu", "h", h);
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, h.scalar_type(), "swiglu", [&] {
+      const auto* p = in.const_data_ptr<scalar_t>();
+      auto* ph = out.mutable_data_ptr<scalar_t>();
+      const int64_t n = in.size(1) / 2, stride = in.stride(0), h_stride = out.stride(0);
+      cpu::for_rows(in.size(0), n,
+                    [=](int64_t row) { activate_row(p + row * stride, p + row * stride + n, ph + row * h_stride, n); });
     });
-  });
-}
+  }
 
-at::Tensor swiglu_backward(const at::Tensor& dh, const at::Tensor& gate_up) {
-  check_swiglu_backward("swiglu_backward", dh, gate_up);
-  at::Tensor d_gate_up = at::empty_like(gate_up, at::MemoryFormat::Contiguous);
-  if (dh.numel() == 0) return d_gate_up;
-  backward_into<false>(cpu::as_rows(dh), cpu::as_rows(gate_up), cpu::as_rows(d_gate_up));
-  return d_gate_up;
-}
+  template <bool keep_h>
+  static void backward_into(const at::Tensor& dh, const at::Tensor& gate_up, const at::Tensor& d_gate_up) {
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, dh.scalar_type(), "swiglu_backward", [&] {
+      auto* pd = [&] {
+        if constexpr (keep_h) return dh.mutable_data_ptr<scalar_t>();
+        else return dh.const_data_ptr<scalar_t>();
+      }();
+      const auto* p = gate_up.const_data_ptr<scalar_t>();
+      auto* po = d_gate_up.mutable_data_ptr<scalar_t>();
+      const int64_t n = dh.size(1), d_stride = dh.stride(0), stride = gate_up.stride(0), o_stride = d_gate_up.stride(0);
+      cpu::for_rows(dh.size(0), n, [=](int64_t row) {
+        const scalar_t* gate = p + row * stride;
+        scalar_t* out = po + row * o_stride;
+        activate_row_backward<scalar_t, keep_h>(pd + row * d_stride, gate, gate + n, out, out + n, n);
+      });
+    });
+  }
 
-void swiglu_backward_(at::Tensor& dh, at::Tensor& gate_up) {
-  check_swiglu_backward("swiglu_backward_", dh, gate_up);
-  if (dh.numel() == 0) return;
-  const at::Tensor both = cpu::as_written_rows("swiglu_backward_", "gate_up", gate_up);
-  backward_into<true>(cpu::as_written_rows("swiglu_backward_", "dh", dh), both, both);
-}
+  static void backward(const at::Tensor& dh, const at::Tensor& gate_up, const at::Tensor& d_gate_up, bool keep_h) {
+    if (keep_h) backward_into<true>(dh, gate_up, d_gate_up);
+    else backward_into<false>(dh, gate_up, d_gate_up);
+  }
+};
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(qlorapp, CPU, m) {
-  m.impl("swiglu", swiglu);
-  m.impl("swiglu.out", swiglu_out);
-  m.impl("swiglu_backward", swiglu_backward);
-  m.impl("swiglu_backward_", swiglu_backward_);
-}
+TORCH_LIBRARY_IMPL(qlorapp, CPU, m) { SwigluEntry<Swiglu>::implement(m); }
 
 }  // namespace qlorapp::ops

@@ -5,12 +5,14 @@
 //     flash       sm_80 and newer; 16 bits; any rows, through cumulative lengths; unexpanded grouped heads
 //     efficient   every GPU and float32; any rows; k and v are expanded to the heads of q
 //
-// The choice depends on shapes, dtype and GPU only, so that forward and backward agree. The kernel that holds a (T, T) matrix
-// is never among them. Causal masks end at the last key of the row.
+// The choice depends on shapes, dtype, GPU and what was asked for only, so that forward and backward agree. The kernel that
+// holds a (T, T) matrix is never among them. Deterministic are flash and efficient, where torch's switch is on while their
+// backward pass is called; cuDNN adds dq up with atomics. Causal masks end at the last key of the row.
 #include <algorithm>
 #include <limits>
 #include <vector>
 
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_efficient_attention_backward.h>
 #include <ATen/ops/_efficient_attention_forward.h>
@@ -106,13 +108,45 @@ const RowsOnDevice& rows_on_device(const RowLayout& layout, c10::Device device) 
 
 enum class Kernel { kCudnn, kFlash, kEfficient };
 
-Kernel choose(const Tensor& q, const RowLayout& layout) {
+/// torch's switch counts too, unless it only warns.
+bool is_asked_for(bool deterministic) {
+  const at::Context& torch = at::globalContext();
+  return deterministic || (torch.deterministicAlgorithms() && !torch.deterministicAlgorithmsWarnOnly());
+}
+
+/// While it lives, LibTorch's attention adds up in one order. New memory is not filled meanwhile, which that switch does, too.
+class Deterministic {
+ public:
+  explicit Deterministic(bool wanted)
+      : wanted_(wanted),
+        algorithms_(torch_.deterministicAlgorithms()),
+        warn_only_(torch_.deterministicAlgorithmsWarnOnly()),
+        fill_(torch_.deterministicFillUninitializedMemory()) {
+    if (!wanted_) return;
+    torch_.setDeterministicAlgorithms(true, /*warn_only=*/false);
+    torch_.setDeterministicFillUninitializedMemory(false);
+  }
+  ~Deterministic() {
+    if (!wanted_) return;
+    torch_.setDeterministicAlgorithms(algorithms_, warn_only_);
+    torch_.setDeterministicFillUninitializedMemory(fill_);
+  }
+  Deterministic(const Deterministic&) = delete;
+  Deterministic& operator=(const Deterministic&) = delete;
+
+ private:
+  at::Context& torch_ = at::globalContext();
+  bool wanted_, algorithms_, warn_only_, fill_;
+};
+
+Kernel choose(const Tensor& q, const RowLayout& layout, bool deterministic) {
   const cudaDeviceProp* const gpu = at::cuda::getCurrentDeviceProperties();
   const int64_t d = q.size(2);
   if (q.scalar_type() == at::kFloat || gpu->major < 8 || d % 8 != 0 || d > 256) return Kernel::kEfficient;
   // cuDNN builds a plan for every new shape, some 50 ms; short rows have many shapes and nothing to gain.
   constexpr int64_t kShortest = 256;
-  const bool cudnn = (gpu->major == 9 || gpu->major == 10) && layout.equal && layout.longest >= kShortest && d <= 128;
+  const bool cudnn =
+      !deterministic && (gpu->major == 9 || gpu->major == 10) && layout.equal && layout.longest >= kShortest && d <= 128;
   return cudnn ? Kernel::kCudnn : Kernel::kFlash;
 }
 
@@ -173,7 +207,7 @@ struct Efficient {
 };
 
 std::tuple<Tensor, Tensor> attention(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, at::IntArrayRef row_starts,
-                                     double scale) {
+                                     double scale, bool deterministic) {
   check_attention("attention", q_in, k_in, v_in, row_starts);
   gpu::float_type("attention", q_in);
   const gpu::Launch launch(q_in);
@@ -181,7 +215,7 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q_in, const Tensor& k_in, con
   const int64_t tokens = q.size(0), heads = q.size(1);
   if (tokens == 0) return {at::empty(q.sizes(), q.options()), at::empty({heads, 0}, q.options().dtype(at::kFloat))};
   const RowLayout layout(row_starts);
-  switch (choose(q, layout)) {
+  switch (choose(q, layout, is_asked_for(deterministic))) {
     case Kernel::kCudnn: {
       const auto result = at::_scaled_dot_product_cudnn_attention(
           heads_first(q, layout), heads_first(k, layout), heads_first(v, layout), std::nullopt, /*compute_log_sumexp=*/true, 0.0,
@@ -212,7 +246,7 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q_in, const Tensor& k_in, con
 
 std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout_in, const Tensor& q_in, const Tensor& k_in,
                                                       const Tensor& v_in, const Tensor& out_in, const Tensor& lse,
-                                                      at::IntArrayRef row_starts, double scale) {
+                                                      at::IntArrayRef row_starts, double scale, bool deterministic) {
   check_attention_backward("attention_backward", dout_in, q_in, k_in, v_in, out_in, lse, row_starts);
   gpu::float_type("attention_backward", q_in);
   const gpu::Launch launch(q_in);
@@ -221,7 +255,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout_in, con
   if (q.size(0) == 0) return {at::empty_like(q), at::empty_like(k), at::empty_like(v)};
   const RowLayout layout(row_starts);
   const int64_t heads = q.size(1);
-  switch (choose(q, layout)) {
+  const Deterministic order(is_asked_for(deterministic));
+  switch (choose(q, layout, is_asked_for(deterministic))) {
     case Kernel::kCudnn: {
       const Tensor statistic =
           lse.contiguous().view({heads, layout.rows, layout.longest}).transpose(0, 1).contiguous().unsqueeze(-1);
@@ -262,7 +297,7 @@ Tensor attention_with_cache(const Tensor& q_in, const Tensor& k_in, const Tensor
   gpu::float_type("attention_with_cache", q_in);
   const gpu::Launch launch(q_in);
   const Tensor q = dense_heads(q_in), k = dense_heads(k_in), v = dense_heads(v_in);
-  const bool flash = choose(q, RowLayout({0, 1})) == Kernel::kFlash;
+  const bool flash = choose(q, RowLayout({0, 1}), false) == Kernel::kFlash;
   std::vector<Tensor> parts;
   for (size_t r = 0; r < cache_starts.size(); ++r) {
     const int64_t queries = row_starts[r + 1] - row_starts[r], keys = cache_lengths[r];

@@ -7,7 +7,6 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
-#include "../four_bit_stack.hpp"
 #include "cuda/blockwise.hpp"
 #include "launch.hpp"
 
@@ -27,8 +26,11 @@ FourBitMemory four_bit_memory(const FourBitArguments& weight) {
   return memory;
 }
 
-void dequantize_stack(const char* op, const at::Tensor& out, const std::vector<FourBitMemory>& weights, int64_t block_size,
-                      int64_t nested_block_size, QuantType quant_type, int64_t columns) {
+namespace {
+
+/// @param weights  segments that say how many rows each has; they are stacked in this order.
+void launch_stack(const char* op, const at::Tensor& out, const std::vector<FourBitMemory>& weights, int64_t block_size,
+                  int64_t nested_block_size, QuantType quant_type, int64_t columns, const cuda::Augmentation& borders = {}) {
   cuda::DequantizeFourBit work;
   work.columns = columns;
   work.block_size = block_size;
@@ -44,10 +46,27 @@ void dequantize_stack(const char* op, const at::Tensor& out, const std::vector<F
     segment = weights[i].segment;
     segment.first_row = row;
     row += segment.rows;
-    if (work.segment_count < cuda::kMaxFourBitSegments && i + 1 < weights.size()) continue;
+    const bool last = i + 1 == weights.size();
+    if (work.segment_count < cuda::kMaxFourBitSegments && !last) continue;
+    if (last) work.borders = borders;
     C10_CUDA_CHECK(cuda::dequantize_4bit(work, launch.stream()));
     work.segment_count = 0;
   }
+}
+
+}  // namespace
+
+void dequantize_stack(const char* op, const at::Tensor& out, const FourBitStack& stack, const cuda::Augmentation& borders) {
+  check_four_bit_stack(op, out, stack);
+  std::vector<FourBitMemory> weights;
+  weights.reserve(stack.size());
+  for (size_t i = 0; i < stack.size(); ++i) {
+    const FourBitStack::Entry entry = stack.entry(i, out.size(1));
+    weights.push_back(four_bit_memory(entry.arguments(stack)));
+    weights.back().segment.rows = stack.rows[i];
+  }
+  launch_stack(op, out, weights, stack.block_size, stack.nested_block_size, checked_quant_type(op, stack.quant_type), out.size(1),
+               borders);
 }
 
 at::Tensor dequantized(const char* op, const FourBitArguments& weight, at::ScalarType dtype) {
@@ -56,8 +75,8 @@ at::Tensor dequantized(const char* op, const FourBitArguments& weight, at::Scala
   if (n == 0) return dense;
   std::vector<FourBitMemory> weights{four_bit_memory(weight)};
   weights[0].segment.rows = 1;
-  dequantize_stack(op, dense.view({1, n}), weights, weight.block_size, weight.nested_block_size,
-                   checked_quant_type(op, weight.quant_type), n);
+  launch_stack(op, dense.view({1, n}), weights, weight.block_size, weight.nested_block_size,
+               checked_quant_type(op, weight.quant_type), n);
   return dense;
 }
 
@@ -90,18 +109,8 @@ at::Tensor dequantize_4bit_nested(const at::Tensor& packed, const at::Tensor& ab
 void dequantize_4bit_stack_(at::Tensor& out, at::TensorList packed, at::TensorList absmax, at::TensorList nested_absmax,
                             at::TensorList nested_offset, at::IntArrayRef rows, int64_t block_size, int64_t nested_block_size,
                             std::string_view quant_type) {
-  const FourBitStack stack{packed, absmax, nested_absmax, nested_offset, rows, block_size, nested_block_size, quant_type};
-  check_four_bit_stack("dequantize_4bit_stack_", out, stack);
-  if (out.numel() == 0) return;
-  std::vector<gpu::FourBitMemory> weights;
-  weights.reserve(stack.size());
-  for (size_t i = 0; i < stack.size(); ++i) {
-    const FourBitStack::Entry entry = stack.entry(i, out.size(1));
-    weights.push_back(gpu::four_bit_memory(entry.arguments(stack)));
-    weights.back().segment.rows = rows[i];
-  }
-  gpu::dequantize_stack("dequantize_4bit_stack_", out, weights, block_size, nested_block_size,
-                        checked_quant_type("dequantize_4bit_stack_", quant_type), out.size(1));
+  gpu::dequantize_stack("dequantize_4bit_stack_", out,
+                        {packed, absmax, nested_absmax, nested_offset, rows, block_size, nested_block_size, quant_type});
 }
 
 at::Tensor dequantize_blockwise(const at::Tensor& codes, const at::Tensor& absmax, int64_t block_size, bool is_signed,

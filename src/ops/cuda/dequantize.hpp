@@ -2,11 +2,9 @@
 /// From checked tensors to the dequantizing kernel.
 #pragma once
 
-#include <vector>
-
 #include <ATen/core/Tensor.h>
 
-#include "../quantize_arguments.hpp"
+#include "../four_bit_stack.hpp"
 #include "cuda/dequantize_4bit.hpp"
 
 namespace qlorapp::ops::gpu {
@@ -18,10 +16,10 @@ struct FourBitMemory {
 };
 [[nodiscard]] FourBitMemory four_bit_memory(const FourBitArguments& weight);
 
-/// @param out  (rows, columns), stride(1) == 1; float32, float16 or bfloat16. Its device is current.
-/// @param weights  segments that say how many rows each has; they are stacked in this order.
-void dequantize_stack(const char* op, const at::Tensor& out, const std::vector<FourBitMemory>& weights, int64_t block_size,
-                      int64_t nested_block_size, QuantType quant_type, int64_t columns);
+/// Checks and dequantizes.
+/// @param out  (rows, columns), stride(1) == 1; float32, float16 or bfloat16.
+/// @param borders  adapters around it, checked; none by default.
+void dequantize_stack(const char* op, const at::Tensor& out, const FourBitStack& stack, const cuda::Augmentation& borders = {});
 
 /// The whole weight as a new tensor of float32, float16 or bfloat16 in its shape. Its device is current.
 [[nodiscard]] at::Tensor dequantized(const char* op, const FourBitArguments& weight, at::ScalarType dtype);

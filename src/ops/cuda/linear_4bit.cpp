@@ -3,10 +3,13 @@
 /// workspace, which the caching allocator hands out again for the next weight, and cuBLAS does the rest: from a few hundred
 /// rows on that is the fastest way on every GPU (reference: bitsandbytes' own calibration), and the workspace is read by the
 /// GEMM out of L2 where it fits.
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <string_view>
 
 #include <ATen/ATen.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <torch/library.h>
 
 #include "../linear_4bit_entry.hpp"
@@ -18,9 +21,14 @@
 namespace qlorapp::ops {
 namespace {
 
+/// Asked once a device.
 int current_arch() {
-  const cudaDeviceProp* const properties = at::cuda::getCurrentDeviceProperties();
-  return properties->major * 10 + properties->minor;
+  static std::array<std::atomic<int>, 64> known{};
+  const auto device = static_cast<size_t>(c10::cuda::current_device());
+  if (device >= known.size()) return cuda::code_architecture();
+  int arch = known[device].load(std::memory_order_relaxed);
+  if (arch == 0) known[device].store(arch = cuda::code_architecture(), std::memory_order_relaxed);
+  return arch;
 }
 
 bool is_aligned(const void* address, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(address) % bytes == 0; }

@@ -4,15 +4,16 @@
 #include <torch/library.h>
 
 #include "../lora_augment_shapes.hpp"
+#include "dequantize.hpp"
 #include "launch.hpp"
 
 namespace qlorapp::ops {
 namespace {
 
-void lora_augment_cuda(at::Tensor& workspace, at::TensorList a, at::TensorList b, at::ArrayRef<double> scaling) {
-  static_assert(kMostProjections == cuda::kMostAugmented);
-  const AugmentShape shape = check_lora_augment(workspace, a, b, scaling);
-  const gpu::Launch launch(workspace);
+static_assert(kMostProjections == cuda::kMostAugmented);
+
+cuda::Augmentation borders_of(const AugmentShape& shape, const at::Tensor& workspace, at::TensorList a, at::TensorList b,
+                              at::ArrayRef<double> scaling) {
   cuda::Augmentation borders;
   borders.count = static_cast<int>(a.size());
   borders.out = static_cast<int>(shape.out);
@@ -32,12 +33,32 @@ void lora_augment_cuda(at::Tensor& workspace, at::TensorList a, at::TensorList b
     row += own.rows;
     rank += own.rank;
   }
-  C10_CUDA_CHECK(
-      cuda::lora_augment(workspace.mutable_data_ptr(), gpu::float_type("lora_augment_", workspace), borders, launch.stream()));
+  return borders;
+}
+
+void lora_augment_cuda(at::Tensor& workspace, at::TensorList a, at::TensorList b, at::ArrayRef<double> scaling) {
+  const AugmentShape shape = check_lora_augment(workspace, a, b, scaling);
+  const gpu::Launch launch(workspace);
+  C10_CUDA_CHECK(cuda::lora_augment(workspace.mutable_data_ptr(), gpu::float_type("lora_augment_", workspace),
+                                    borders_of(shape, workspace, a, b, scaling), launch.stream()));
+}
+
+void augmented_cuda(at::Tensor& workspace, at::TensorList packed, at::TensorList absmax, at::TensorList nested_absmax,
+                    at::TensorList nested_offset, at::IntArrayRef rows, int64_t block_size, int64_t nested_block_size,
+                    std::string_view quant_type, at::TensorList a, at::TensorList b, at::ArrayRef<double> scaling) {
+  const AugmentShape shape = check_lora_augment(workspace, a, b, scaling);
+  check_augmented_rows(rows, b);
+  const at::Tensor weights = workspace.narrow(0, 0, shape.out).narrow(1, 0, shape.in);
+  gpu::dequantize_stack("dequantize_4bit_augmented_", weights,
+                        {packed, absmax, nested_absmax, nested_offset, rows, block_size, nested_block_size, quant_type},
+                        borders_of(shape, workspace, a, b, scaling));
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(qlorapp, CUDA, m) { m.impl("lora_augment_", lora_augment_cuda); }
+TORCH_LIBRARY_IMPL(qlorapp, CUDA, m) {
+  m.impl("lora_augment_", lora_augment_cuda);
+  m.impl("dequantize_4bit_augmented_", augmented_cuda);
+}
 
 }  // namespace qlorapp::ops

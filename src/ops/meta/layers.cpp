@@ -36,7 +36,7 @@ Tensor rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight
   return empty(x.sym_sizes(), x);
 }
 
-void rms_norm_backward_(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
+void rms_norm_backward_(Tensor& dx, Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
   check_rms_norm_backward("rms_norm_backward_", dy, x, weight, rstd);
   check_same_shape("rms_norm_backward_", "dx", dx, "x", x);
 }
@@ -84,13 +84,14 @@ Tensor swiglu_backward(const Tensor& dh, const Tensor& gate_up) {
 
 void swiglu_backward_(Tensor& dh, Tensor& gate_up) { check_swiglu_backward("swiglu_backward_", dh, gate_up); }
 
-std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts, double) {
+std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts, double, bool) {
   check_attention("attention", q, k, v, row_starts);
   return {empty(q.sym_sizes(), q), empty({q.sym_size(1), q.sym_size(0)}, q, accumulate_type(q))};
 }
 
 std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
-                                                      const Tensor& out, const Tensor& lse, at::IntArrayRef row_starts, double) {
+                                                      const Tensor& out, const Tensor& lse, at::IntArrayRef row_starts, double,
+                                                      bool) {
   check_attention_backward("attention_backward", dout, q, k, v, out, lse, row_starts);
   std::vector<Tensor> workspace;
   if (!q.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) {

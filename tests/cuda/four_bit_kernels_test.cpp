@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Four-bit kernels at edge shapes, for compute-sanitizer. Values: tests/python/test_cuda_four_bit.py.
+#include "cuda/dequantize_4bit.hpp"
+#include "cuda/gemm_4bit.hpp"
+#include "cuda/lora_augment.hpp"
+#include "cuda/quantize_4bit.hpp"
+#include "device_matrix.hpp"
+
+using namespace kernels;
+using namespace qlorapp;
+
+namespace {
+
+std::vector<uint8_t> codes(int64_t n) {
+  std::vector<uint8_t> all(static_cast<size_t>(n));
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint8_t>(i * 37 + 11);
+  return all;
+}
+
+/// (rows, columns) in four bits, with scales or with codes of scales.
+struct Weight {
+  Memory packed, absmax, nested_absmax, nested_offset;
+  cuda::FourBitSegment segment;
+
+  Weight(int64_t rows, int64_t columns, int64_t block, bool nested)
+      : packed(codes((rows * columns + 1) / 2)),
+        absmax(nested ? Memory(codes((rows * columns + block - 1) / block))
+                      : Memory(numbers(Float::kFloat32, (rows * columns + block - 1) / block))),
+        nested_absmax(numbers(Float::kFloat32, ((rows * columns + block - 1) / block + 255) / 256)),
+        nested_offset(std::vector<float>{0.5F}) {
+    segment.packed = packed.at<uint8_t>();
+    segment.absmax = absmax.at<void>();
+    segment.nested_absmax = nested ? nested_absmax.at<float>() : nullptr;
+    segment.nested_offset = nested ? nested_offset.at<float>() : nullptr;
+    segment.rows = rows;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("quantization to four bits covers any length at any alignment", "[cuda]") {
+  if (no_gpu()) return;
+  for (const Float type : types()) {
+    for (const int64_t block : {int64_t{32}, int64_t{64}, int64_t{512}, int64_t{4096}}) {
+      for (const int64_t n : {int64_t{1}, block - 1, block, block + 1, int64_t{4096}, int64_t{9001}}) {
+        for (const int64_t offset : {0, 1}) {
+          CAPTURE(static_cast<int>(type), block, n, offset);
+          const Matrix weight(type, 1, n, {offset, 0}, true);
+          const Memory packed((n + 1) / 2 + offset), absmax((n + block - 1) / block * 4),
+              first_bad(std::vector<unsigned long long>{~0ULL});
+          for (const auto rounding : {cuda::FourBitRounding::kExact, cuda::FourBitRounding::kBnbCuda}) {
+            for (const auto quant_type : {QuantType::kNf4, QuantType::kFp4}) {
+              check(cuda::quantize_4bit({weight.data(), n, type, block, quant_type, rounding, packed.at<uint8_t>(offset),
+                                         absmax.at<float>(), first_bad.at<unsigned long long>()},
+                                        nullptr));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a stack of weights and the adapters around it fill the workspace and nothing else", "[cuda]") {
+  if (no_gpu()) return;
+  struct Shape {
+    std::vector<int64_t> rows, ranks;
+    int64_t columns;
+  };
+  const std::vector<Shape> shapes{{{1}, {1}, 64}, {{5, 40, 1}, {16, 0, 17}, 352}, {{3, 5}, {1, 2}, 7}, {{65}, {8}, 2056}};
+  for (const Float type : types()) {
+    for (const Shape& shape : shapes) {
+      for (const int64_t block : {int64_t{32}, int64_t{64}, int64_t{4096}}) {
+        for (const bool nested : {false, true}) {
+          for (const int64_t spare : {0, 64, 37}) {
+            for (const int64_t offset : {0, 1}) {
+              CAPTURE(static_cast<int>(type), shape.columns, block, nested, spare, offset);
+              std::vector<Weight> weights;
+              std::vector<Memory> factors;
+              cuda::DequantizeFourBit work;
+              work.columns = shape.columns;
+              work.block_size = block;
+              work.type = type;
+              int64_t height = 0;
+              int rank = 0;
+              for (size_t i = 0; i < shape.rows.size(); ++i) {
+                weights.emplace_back(shape.rows[i], shape.columns, block, nested);
+                work.segments[i] = weights.back().segment;
+                work.segments[i].first_row = height;
+                factors.emplace_back(numbers(Float::kFloat32, shape.ranks[i] * shape.columns));
+                factors.emplace_back(numbers(Float::kFloat32, shape.ranks[i] * shape.rows[i]));
+                work.borders.projections[i] = {
+                    factors[2 * i].at<float>(),       factors[2 * i + 1].at<float>(), 0.5F, static_cast<int>(shape.rows[i]),
+                    static_cast<int>(shape.ranks[i]), static_cast<int>(height),       rank};
+                height += shape.rows[i];
+                rank += static_cast<int>(shape.ranks[i]);
+              }
+              work.segment_count = static_cast<int>(weights.size());
+              work.borders.out = static_cast<int>(height);
+              work.borders.in = static_cast<int>(shape.columns);
+              work.borders.spare = static_cast<int>(spare);
+              const Matrix plain(type, height, shape.columns, {offset, spare}, false);
+              work.out = plain.data();
+              work.row_stride = work.borders.row_stride = plain.stride();
+              check(cuda::dequantize_4bit(work, nullptr));
+              REQUIRE(plain.wrote_only_its_rows());
+              if (spare == 0) continue;
+              const Matrix together(type, height + spare, shape.columns + spare, {offset, 0}, false);
+              work.out = together.data();
+              work.borders.count = work.segment_count;
+              check(cuda::dequantize_4bit(work, nullptr));
+              REQUIRE(together.wrote_only_its_rows());
+              check(cuda::lora_augment(work.out, type, work.borders, nullptr));
+              REQUIRE(together.wrote_only_its_rows());
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("products with few rows read the weights and write y, and nothing else", "[cuda]") {
+  if (no_gpu()) return;
+  const int arch = cuda::code_architecture();
+  REQUIRE(arch >= 75);
+  int64_t taken = 0;
+  for (const Float type : {Float::kFloat16, Float::kBFloat16}) {
+    for (const int64_t m : {1, 2, 5, 8, 16, 17, 33, 64}) {
+      for (const int64_t n : {1, 8, 64, 200, 1000}) {
+        for (const int64_t k : {64, 256, 512, 1088, 4096}) {
+          for (const int64_t block : {32, 64, 4096}) {
+            if (!cuda::prefers_gemm_4bit(m, n, k, block, type, arch)) continue;
+            for (const bool nested : {false, true}) {
+              CAPTURE(static_cast<int>(type), m, n, k, block, nested);
+              const Weight weight(n, k, block, nested);
+              const Matrix x(type, m, k, {0, 64}, true), y(type, m, n, {0, 5}, false);
+              for (const bool accumulate : {false, true}) {
+                check(cuda::gemm_4bit(
+                    {x.data(), x.stride(), y.data(), y.stride(), type, m, n, k, weight.segment.packed, weight.segment.absmax,
+                     weight.segment.nested_absmax, weight.segment.nested_offset, block, 256, QuantType::kNf4, accumulate},
+                    nullptr));
+              }
+              REQUIRE(y.wrote_only_its_rows());
+              ++taken;
+            }
+          }
+        }
+      }
+    }
+  }
+  REQUIRE(taken > 0);
+}

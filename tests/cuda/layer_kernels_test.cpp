@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every kernel of a layer at edge shapes: it ends without an error and writes its rows and nothing else. Values are compared
+// elsewhere (tests/python/test_layer_ops_cuda.py); here compute-sanitizer looks on.
+#include "cuda/cross_entropy.hpp"
+#include "cuda/dropout.hpp"
+#include "cuda/norm.hpp"
+#include "cuda/rope.hpp"
+#include "cuda/rows.hpp"
+#include "cuda/swiglu.hpp"
+#include "device_matrix.hpp"
+
+using namespace kernels;
+using namespace qlorapp;
+
+namespace {
+
+const std::vector<int64_t> kWidths{1, 7, 8, 64, 520, 1032, 4104, 33000};
+const std::vector<int64_t> kRowCounts{0, 1, 3};
+
+template <class F>
+void at_every_edge(const std::vector<int64_t>& widths, const F& run) {
+  for (const Float type : types()) {
+    for (const Layout& layout : layouts()) {
+      for (const int64_t rows : kRowCounts) {
+        for (const int64_t width : widths) {
+          CAPTURE(static_cast<int>(type), layout.offset, layout.spare, rows, width);
+          run(type, layout, rows, width);
+        }
+      }
+    }
+  }
+}
+
+cuda::Rows read(const Matrix& matrix) { return {matrix.data(), matrix.stride()}; }
+cuda::WrittenRows written(const Matrix& matrix) { return {matrix.data(), matrix.stride()}; }
+
+}  // namespace
+
+TEST_CASE("norms write their rows and nothing else, at any width and alignment", "[cuda]") {
+  if (no_gpu()) return;
+  at_every_edge(kWidths, [](Float type, const Layout& layout, int64_t rows, int64_t width) {
+    const Matrix x(type, rows, width, layout, true), residual(type, rows, width, layout, true),
+        weight(type, 1, width, {0, 0}, true);
+    const Matrix y(type, rows, width, layout, false), sum(type, rows, width, layout, false),
+        rstd(Float::kFloat32, 1, rows, {0, 0}, false);
+    check(cuda::rms_norm(type, read(x), weight.data(), written(y), rstd.as<float>(), rows, width, 1e-5F, nullptr));
+    check(cuda::add_rms_norm(type, read(x), read(residual), weight.data(), written(sum), written(y), rstd.as<float>(), rows,
+                             width, 1e-5F, nullptr));
+    REQUIRE(y.wrote_only_its_rows());
+    REQUIRE(sum.wrote_only_its_rows());
+    const Matrix dx(type, rows, width, layout, false);
+    check(cuda::rms_norm_backward(type, read(x), read(sum), weight.data(), rstd.as<float>(), written(dx), {}, false, rows,
+                                  width, nullptr));
+    check(cuda::rms_norm_backward(type, read(y), read(sum), weight.data(), rstd.as<float>(), written(dx), written(y), true,
+                                  rows, width, nullptr));
+    REQUIRE(dx.wrote_only_its_rows());
+    REQUIRE(y.wrote_only_its_rows());
+  });
+}
+
+TEST_CASE("swiglu and its backward write their rows and nothing else", "[cuda]") {
+  if (no_gpu()) return;
+  at_every_edge({1, 7, 8, 64, 2056, 14344}, [](Float type, const Layout& layout, int64_t rows, int64_t width) {
+    const Matrix gate_up(type, rows, 2 * width, layout, true), h(type, rows, width, layout, false),
+        gradient(type, rows, 2 * width, layout, false);
+    check(cuda::swiglu(type, gate_up.data(), gate_up.stride(), h.data(), h.stride(), rows, width, nullptr));
+    for (const bool keep_h : {false, true}) {
+      check(cuda::swiglu_backward(type, h.data(), h.stride(), gate_up.data(), gate_up.stride(), gradient.data(),
+                                  gradient.stride(), keep_h, rows, width, nullptr));
+    }
+    REQUIRE(h.wrote_only_its_rows());
+    REQUIRE(gradient.wrote_only_its_rows());
+  });
+}
+
+TEST_CASE("rope turns heads in place and gathers three gradients, and touches nothing beside them", "[cuda]") {
+  if (no_gpu()) return;
+  constexpr int64_t kPositions = 5, kHeads = 3;
+  at_every_edge({1, 3, 4, 32, 64, 100}, [](Float type, const Layout& layout, int64_t tokens, int64_t half) {
+    const int64_t d = 2 * half;
+    const Matrix tables(Float::kFloat32, 2 * kPositions, half, {0, 0}, true);
+    const Memory position(std::vector<int64_t>{4, 0, 2});
+    const Matrix x(type, tokens, kHeads * d, layout, true), y(type, tokens, kHeads * d, layout, false),
+        packed(type, tokens, 5 * d, layout, false);
+    for (const bool inverse : {false, true}) {
+      const cuda::Rotation rotation{tables.as<float>(), tables.as<float>() + kPositions * half, position.at<int64_t>(),
+                                    inverse};
+      check(cuda::rope(type, {x.data(), x.stride(), d, kHeads}, y.data(), y.stride(), d, rotation, tokens, half, nullptr));
+      const Matrix k(type, tokens, d, layout, true);
+      check(cuda::rope_packed(type, {x.data(), x.stride(), d, kHeads}, {k.data(), k.stride(), d, 1},
+                              {k.data(), k.stride(), d, 1}, packed.data(), packed.stride(), rotation, tokens, half, nullptr));
+    }
+    REQUIRE(y.wrote_only_its_rows());
+    REQUIRE(packed.wrote_only_its_rows());
+  });
+}
+
+TEST_CASE("rows are gathered and scattered, and indices outside leave the memory around alone", "[cuda]") {
+  if (no_gpu()) return;
+  at_every_edge({1, 7, 8, 130, 4096}, [](Float type, const Layout& layout, int64_t rows, int64_t width) {
+    constexpr int64_t kSourceRows = 4;
+    const Matrix source(type, kSourceRows, width, layout, true), out(type, rows, width, layout, false),
+        target(type, kSourceRows, width, layout, false);
+    const Memory index(std::vector<int64_t>{3, -1, kSourceRows});
+    check(cuda::gather_rows(type, source.data(), source.stride(), kSourceRows, index.at<int64_t>(), out.data(), out.stride(),
+                            rows, width, nullptr));
+    check(cuda::scatter_rows(type, source.data(), source.stride(), index.at<int64_t>(), target.data(), target.stride(),
+                             kSourceRows, rows, width, nullptr));
+    REQUIRE(out.wrote_only_its_rows());
+    REQUIRE(target.wrote_only_its_rows());
+  });
+}
+
+TEST_CASE("cross-entropy reads and writes the logits of its rows, for targets of all kinds", "[cuda]") {
+  if (no_gpu()) return;
+  at_every_edge({1, 7, 8, 1000, 32003}, [](Float type, const Layout& layout, int64_t rows, int64_t vocabulary) {
+    const Memory targets(std::vector<int64_t>{vocabulary - 1, -100, vocabulary}), scale(std::vector<float>{0.5F});
+    const Matrix losses(Float::kFloat32, 1, rows, {0, 0}, false), total(Float::kFloat32, 1, 1, {0, 0}, false);
+    for (const bool gradient : {false, true}) {
+      const Matrix logits(type, rows, vocabulary, layout, true);
+      check(cuda::cross_entropy(type, logits.data(), logits.stride(), targets.at<int64_t>(), losses.as<float>(),
+                                scale.at<float>(), gradient, rows, vocabulary, nullptr));
+    }
+    check(cuda::sum_losses(losses.as<float>(), rows, total.as<float>(), nullptr));
+  });
+  for (const int64_t rows : {int64_t{1}, int64_t{31}, int64_t{1025}, int64_t{5000}}) {
+    std::vector<int64_t> targets(static_cast<size_t>(rows));
+    for (size_t i = 0; i < targets.size(); ++i) targets[i] = i % 3 == 0 ? -100 : static_cast<int64_t>(i);
+    const int64_t found = rows - (rows + 2) / 3;
+    const Memory device(targets);
+    for (const int64_t count : {std::max<int64_t>(found - 1, 1), std::max<int64_t>(found, 1), found + 2}) {
+      const Memory index(count * 8), compact(count * 8);
+      check(cuda::compact_targets(device.at<int64_t>(), rows, count, index.at<int64_t>(), compact.at<int64_t>(), nullptr));
+    }
+    const Matrix losses(Float::kFloat32, 1, rows, {0, 0}, true), total(Float::kFloat32, 1, 1, {0, 0}, false);
+    check(cuda::sum_losses(losses.as<float>(), rows, total.as<float>(), nullptr));
+  }
+}
+
+TEST_CASE("dropout covers any number of elements at any alignment", "[cuda]") {
+  if (no_gpu()) return;
+  at_every_edge({1, 3, 8, 1023, 4099}, [](Float type, const Layout& layout, int64_t, int64_t n) {
+    const Matrix x(type, 1, n, {layout.offset, 0}, true), y(type, 1, n, {layout.offset, 0}, false);
+    check(cuda::seeded_dropout(type, x.data(), y.data(), n, {7, 1, 2}, 1U << 30, 1.5F, nullptr));
+    REQUIRE(y.wrote_only_its_rows());
+  });
+}
