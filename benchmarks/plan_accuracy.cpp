@@ -19,10 +19,10 @@
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
-#include "qlorapp/memory/known_models.hpp"
 #include "qlorapp/memory/planner.hpp"
 #include "qlorapp/nn/model_weights.hpp"
 #include "qlorapp/train/step.hpp"
+#include "train_step_setting.hpp"
 
 namespace {
 
@@ -40,17 +40,7 @@ struct Point {
 std::vector<Segment> segments_of(const std::string& keep, int64_t blocks) {
   if (keep == "sqrt") return checkpoint_sqrt(blocks);
   if (keep.starts_with("every ")) return checkpoint_every(blocks, std::stoll(keep.substr(6)));
-  const size_t colon = keep.find(':');
-  if (colon == std::string::npos) return keep_in_each_block(blocks, parse_keep(keep));
-  const size_t comma = keep.find(',');
-  std::vector<Segment> segments = keep_in_each_block(blocks, parse_keep(keep.substr(comma + 1)));
-  const int64_t first = std::stoll(keep.substr(colon + 1, comma - colon - 1));
-  for (int64_t i = 0; i < std::min(first, blocks); ++i) segments[static_cast<size_t>(i)].keep = parse_keep(keep.substr(0, colon));
-  return segments;
-}
-
-const char* full_name(const std::string& model) {
-  return model == "1b" ? "llama-3.2-1b" : model == "3b" ? "llama-3.2-3b" : model == "8b" ? "llama-3.1-8b" : "llama-3.1-70b";
+  return parse_segments(keep, blocks);
 }
 
 std::vector<Point> grid(const std::string& model) {
@@ -109,20 +99,6 @@ CausalLM::Weights random_weights(const format::ModelConfig& config, at::ScalarTy
                        [](FrozenWeight& into, const std::string&, int64_t out, int64_t in) { into = random_codes(out, in); }});
 }
 
-Batch make_batch(int64_t rows, int64_t length, int64_t vocabulary) {
-  Batch batch;
-  const auto options = at::TensorOptions().dtype(at::kLong).device(at::kCUDA);
-  batch.tokens = at::randint(0, vocabulary, {rows * length}, options);
-  batch.targets = at::roll(batch.tokens, -1);
-  batch.positions = at::arange(length, options).repeat({rows});
-  for (int64_t row = 0; row <= rows; ++row) {
-    batch.row_starts.push_back(row * length);
-    if (row > 0) batch.targets[row * length - 1] = Batch::kIgnoredTarget;
-  }
-  batch.target_count = rows * (length - 1);
-  return batch;
-}
-
 c10::CachingDeviceAllocator::DeviceStats stats() { return allocator::getDeviceStats(c10::cuda::current_device()); }
 
 /// What the card has less, beside torch's memory: context, driver, libraries.
@@ -176,7 +152,7 @@ void measure(const std::string& model_name, const format::ModelConfig& config, c
   allocator::emptyCache();
   int64_t step_peak = 0, step_reserved = 0, evaluation_peak = 0;
   {
-    const Batch batch = make_batch(point.batch, point.length, config.vocab_size);
+    const Batch batch = bench::random_batch(point.batch, point.length, config.vocab_size);
     allocator::resetPeakStats(c10::cuda::current_device());
     for (int i = 0; i < (point.batch * point.length <= 4096 ? 2 : 1); ++i)
       static_cast<void>(train_step(model, state, std::span(&batch, 1)));
@@ -185,7 +161,7 @@ void measure(const std::string& model_name, const format::ModelConfig& config, c
     step_reserved = stats().reserved_bytes[0].peak;
   }
   {
-    const Batch batch = make_batch(point.batch, point.length, config.vocab_size);
+    const Batch batch = bench::random_batch(point.batch, point.length, config.vocab_size);
     allocator::resetPeakStats(c10::cuda::current_device());
     const at::NoGradGuard no_grad;
     static_cast<void>(model.loss_of(model.hidden_states(batch, false, 0, 0), batch));
@@ -229,7 +205,7 @@ int run(const std::vector<std::string>& arguments) {
               static_cast<long long>(outside_torch()));
   for (const char* model : {"1b", "3b", "8b", "70b"}) {
     if (models.find(model) == std::string::npos) continue;
-    const format::ModelConfig config = find_model_config(full_name(model));
+    const format::ModelConfig config = bench::config_of(model);
     for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
       CausalLM::Weights weights;
       for (const Point& point : grid(model)) {

@@ -3,17 +3,22 @@
 // line of JSON a measurement: milliseconds of the steps, tokens a second, peak memory. benchmarks/train_step_cuda.py runs it
 // beside its peers.
 //
-//   bench_train_step MODEL BATCH SEQUENCE KEEP [STEPS [DTYPE [OPTIMIZER]]] [--deterministic] [--count] [--names] [--serve]
-//     MODEL 8b | 3b | 1b      KEEP everything | attention_only | input_only | input_on_host      DTYPE bf16 | fp16
+//   bench_train_step MODEL BATCH SEQUENCE KEEP [STEPS [DTYPE [OPTIMIZER]]] [NAME=VALUE …] [--deterministic] [--count] [--names] [--serve]
+//     MODEL 70b | 8b | 3b | 1b      DTYPE bf16 | fp16
+//     KEEP everything | attention_only | input_only | input_on_host, or a mixture: input_on_host,everything:12
 //     OPTIMIZER adamw_8bit | adamw | paged_adamw_8bit | paged_adamw_32bit
-//     --deterministic  steps with and without gradients that have the same bits in every run, in turn: what that costs, and
-//     whether
+//     NAME=VALUE  loss_chunk_rows, mlp_tile_rows, weight_workspace, embedding_on_host (0 | 1): as in TrainingArguments;
+//                 batch, sequence, keep: another value than the one above; cap: GiB that torch's allocator may hold, 0 none
+//     --deterministic  steps with and without gradients that have the same bits in every run, in turn: what that costs, and whether
 //              two runs of each from the same adapters end in the same bits. Nothing else is measured
 //     --count  one step more, under torch's profiler: kernels and memory operations launched, and the time the GPU worked
 //              on kernels; "launches_a_layer" is all of them over the layers, so head, loss and optimizer are in it
 //     --names  the same, and each kernel's launches a step on standard error
-//     --serve  says {"ready": true}, then measures once for each line "SECONDS [count]" that it reads, over as many steps as
-//              fill the time, 8 to 60. Memory is given back in between, so that several such processes can take turns on one GPU
+//     --serve  says {"ready": true}, then measures once for each line "SECONDS [NAME=VALUE …] [count]" that it reads, over as many
+//              steps as fill the time, 8 to 60. What a line sets holds from there on. "plan [NAME=VALUE …]" is answered with the
+//              peak that is planned, and nothing is set. Memory is given back in between, so that several such processes can take
+//              turns on one GPU
+// planned_gib is the peak by memory/planner.hpp, with the batches that wait beside the one that is trained on.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -36,28 +41,17 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/io/device.hpp"
+#include "qlorapp/memory/batch_finder.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
 #include "qlorapp/quant/quantizer.hpp"
 #include "qlorapp/train/step.hpp"
+#include "train_step_setting.hpp"
 
 namespace {
 
 using namespace qlorapp;
-
-format::ModelConfig config_of(const std::string& model) {
-  const auto json = [](int hidden, int intermediate, int layers, int heads, int head_dim, bool tied) {
-    return concat(
-        R"({"model_type":"llama","architectures":["LlamaForCausalLM"],"hidden_act":"silu","hidden_size":)", hidden,
-        R"(,"intermediate_size":)", intermediate, R"(,"num_hidden_layers":)", layers, R"(,"num_attention_heads":)", heads,
-        R"(,"num_key_value_heads":8,"head_dim":)", head_dim,
-        R"(,"vocab_size":128256,"max_position_embeddings":131072,"rms_norm_eps":1e-5,"rope_theta":500000.0,"tie_word_embeddings":)",
-        tied, "}");
-  };
-  if (model == "8b") return format::parse_model_config(json(4096, 14336, 32, 32, 128, false), model);
-  if (model == "3b") return format::parse_model_config(json(3072, 8192, 28, 24, 128, true), model);
-  if (model == "1b") return format::parse_model_config(json(2048, 8192, 16, 32, 64, true), model);
-  throw ValueError(concat("MODEL must be 8b, 3b or 1b; got ", model));
-}
+using bench::Setting;
 
 CausalLM make_model(const format::ModelConfig& config, at::ScalarType dtype) {
   const auto options = at::TensorOptions().dtype(dtype).device(at::kCUDA);
@@ -77,20 +71,6 @@ CausalLM make_model(const format::ModelConfig& config, at::ScalarType dtype) {
          {linear(q, d), linear(kv, d), linear(kv, d), linear(d, q), linear(i, d), linear(i, d), linear(d, i)}});
   }
   return CausalLM(config, std::move(weights));
-}
-
-Batch make_batch(int64_t rows, int64_t length, int64_t vocabulary) {
-  Batch batch;
-  const auto options = at::TensorOptions().dtype(at::kLong).device(at::kCUDA);
-  batch.tokens = at::randint(0, vocabulary, {rows * length}, options);
-  batch.targets = at::roll(batch.tokens, -1);
-  batch.positions = at::arange(length, options).repeat({rows});
-  for (int64_t row = 0; row <= rows; ++row) {
-    batch.row_starts.push_back(row * length);
-    if (row > 0) batch.targets[row * length - 1] = Batch::kIgnoredTarget;
-  }
-  batch.target_count = rows * (length - 1);
-  return batch;
 }
 
 /// What one step put on the GPU.
@@ -132,6 +112,12 @@ Launches launches_of(Step&& step) {
   return launches;
 }
 
+void set_cap(double gib) {
+  const auto device = c10::cuda::current_device();
+  const double total = static_cast<double>(at::cuda::getDeviceProperties(device)->totalGlobalMem) / (1 << 30);
+  c10::cuda::CUDACachingAllocator::setMemoryFraction(gib > 0 ? std::min(gib / total, 1.0) : 1.0, device);
+}
+
 double quantile(const std::vector<double>& sorted, double share) {
   return sorted[static_cast<size_t>(share * static_cast<double>(sorted.size() - 1) + 0.5)];
 }
@@ -140,25 +126,29 @@ int run(std::vector<std::string> arguments) {
   const auto flag = [&](const char* name) { return std::erase(arguments, name) > 0; };
   const bool names = flag("--names"), count = flag("--count") || names, serve = flag("--serve"),
              deterministic = flag("--deterministic");
+  Setting setting;
+  std::vector<std::string> settings;
+  std::erase_if(arguments, [&](const std::string& word) {
+    if (word.find('=') == std::string::npos) return false;
+    settings.push_back(word);
+    return true;
+  });
   const auto argument = [&](size_t at, const char* standard) {
     return at < arguments.size() ? arguments[at] : std::string(standard);
   };
-  const std::string model_name = argument(0, "1b"), keep = argument(3, "everything");
-  const int64_t rows = std::stoll(argument(1, "2")), length = std::stoll(argument(2, "2048")),
-                steps = std::stoll(argument(4, "20"));
+  const std::string model_name = argument(0, "1b");
+  setting.rows = std::stoll(argument(1, "2"));
+  setting.length = std::stoll(argument(2, "2048"));
+  setting.keep = argument(3, "everything");
+  for (const std::string& word : settings) setting.set(word);
+  const int64_t steps = std::stoll(argument(4, "20"));
   const at::ScalarType dtype = argument(5, "bf16") == "fp16" ? at::kHalf : at::kBFloat16;
   const std::string optim = argument(6, "adamw_8bit");
-  const Keep policy = parse_keep(keep);
   at::manual_seed(0);
 
-  const format::ModelConfig config = config_of(model_name);
+  const format::ModelConfig config = bench::config_of(model_name);
   CausalLM model = make_model(config, dtype);
-  LoraConfig lora;
-  lora.r = 16;
-  lora.lora_alpha = 32;
-  lora.target_modules = NamesOrPattern("all-linear");
-  model.add_adapters(lora, /*seed=*/0);
-  model.set_segments(keep_in_each_block(config.num_hidden_layers, policy));
+  model.add_adapters(bench::lora_config(), /*seed=*/0);
   AdamW::Options optimizer;
   if (optim.ends_with("_8bit")) optimizer.state = AdamW::State::kEightBit;
   optimizer.paged = optim.starts_with("paged_");
@@ -170,7 +160,29 @@ int run(std::vector<std::string> arguments) {
   state.max_grad_norm = 1.0;
   state.schedule.training_steps = 1 << 20;
   std::vector<Batch> batches;
-  for (int i = 0; i < 4; ++i) batches.push_back(make_batch(rows, length, config.vocab_size));
+  constexpr int kBatches = 4;
+  const auto apply = [&] {
+    set_cap(0);
+    model.set_segments(parse_segments(setting.keep, config.num_hidden_layers));
+    model.set_memory(setting.memory);
+    batches.clear();
+    for (int i = 0; i < kBatches; ++i) batches.push_back(bench::random_batch(setting.rows, setting.length, config.vocab_size));
+    c10::cuda::device_synchronize();
+    c10::cuda::CUDACachingAllocator::emptyCache();
+    set_cap(setting.cap);
+  };
+  const auto planned_gib = [&](const Setting& wanted) {
+    const int64_t other_batches = (kBatches - 1) * 3 * wanted.rows * wanted.length * 8;
+    PlanSettings plan = settings_of(model);
+    plan.batch = wanted.rows;
+    plan.length = wanted.length;
+    plan.segments = parse_segments(wanted.keep, config.num_hidden_layers);
+    plan.memory = wanted.memory;
+    plan.optimizer_is_8bit = optim.ends_with("_8bit");
+    plan.device.architecture = gpu_architecture(model.device());
+    const MemoryPlan planned = plan_memory(plan);
+    return static_cast<double>((planned.of(planned.fullest_of_training()).allocated + Bytes{other_batches}).count) / (1 << 30);
+  };
 
   int64_t taken = 0;
   double loss = 0;
@@ -205,13 +217,17 @@ int run(std::vector<std::string> arguments) {
     for (size_t i = 1; i < events.size(); ++i) times.push_back(events[i - 1].elapsed_time(events[i]));
     std::vector<double> sorted = times;
     std::sort(sorted.begin(), sorted.end());
+    const int64_t rows = setting.rows, length = setting.length;
+    const std::string& keep = setting.keep;
     const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(c10::cuda::current_device());
     const double median = quantile(sorted, 0.5);
     std::printf(
         "{\"milliseconds\": %.3f, \"low\": %.3f, \"high\": %.3f, \"tokens_per_second\": %.0f, \"peak_gib\": %.3f, "
-        "\"host_ms\": %.2f, \"loss\": %.5f, \"keep\": \"%s\"",
+        "\"reserved_gib\": %.3f, \"planned_gib\": %.3f, \"host_ms\": %.2f, \"loss\": %.5f, \"keep\": \"%s\"",
         median, quantile(sorted, 0.1), quantile(sorted, 0.9), static_cast<double>(rows * length) / median * 1e3,
-        static_cast<double>(stats.allocated_bytes[0].peak) / (1 << 30), host / static_cast<double>(timed), loss, keep.c_str());
+        static_cast<double>(stats.allocated_bytes[0].peak) / (1 << 30),
+        static_cast<double>(stats.reserved_bytes[0].peak) / (1 << 30), planned_gib(setting), host / static_cast<double>(timed),
+        loss, keep.c_str());
     if (counted) {
       try {
         const Launches launches = launches_of(step);
@@ -230,6 +246,7 @@ int run(std::vector<std::string> arguments) {
     std::printf("]}\n");
     std::fflush(stdout);
   };
+  apply();
   if (deterministic) {
     const at::Tensor first = model.arena().values().clone();
     const auto result_of = [&](bool wanted) {
@@ -277,10 +294,28 @@ int run(std::vector<std::string> arguments) {
   std::fflush(stdout);
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream words(line);
-    double seconds = 0;
-    std::string word;
-    words >> seconds >> word;
-    measure(std::clamp<int64_t>(static_cast<int64_t>(seconds / warm_up()), 8, 60), word == "count");
+    std::string first, word;
+    words >> first;
+    const Setting before = setting;
+    bool counted = false, changed = false;
+    try {
+      while (words >> word) {
+        if (setting.set(word)) changed = true;
+        else counted = word == "count";
+      }
+      if (first == "plan") {
+        std::printf("{\"planned_gib\": %.4f}\n", planned_gib(setting));
+        std::fflush(stdout);
+        setting = before;
+        continue;
+      }
+      if (changed) apply();
+      measure(std::clamp<int64_t>(static_cast<int64_t>(std::stod(first) / warm_up()), 8, 60), counted);
+    } catch (const c10::OutOfMemoryError& error) {
+      std::printf("{\"error\": \"out of memory\"}\n");
+      std::fflush(stdout);
+      c10::cuda::device_synchronize();
+    }
     rest();
   }
   return 0;

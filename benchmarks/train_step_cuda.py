@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training steps on a GPU at Llama's real shapes: qlorapp beside unsloth and transformers + peft + bitsandbytes.
 
-    python benchmarks/train_step_cuda.py [--build build/dev] [--rows 8b:2x2048 1b] [--peers unsloth hf] [--rounds 2] [--seconds 3]
+    python benchmarks/train_step_cuda.py [--build build/dev] [--rows 8b:2x2048 1b] [--peers unsloth hf] [--rounds 2] [--seconds 3] [--memory_first]
 
 Random weights in NF4 with double quantization, r = 16 on all seven linear layers, dropout 0, 8-bit AdamW, gradients clipped at norm 1, one
 optimizer step a micro-batch, bf16. The peers run under autocast with `prepare_model_for_kbit_training` left out, which is their faster
@@ -12,7 +12,8 @@ turn is a few steps to warm up and then steps for about --seconds (8 to 60 of th
 in between. Steps of all rounds are pooled: median, 10th and 90th percentile. Peak memory is torch's max_memory_allocated over the timed
 steps. MFU is the model's arithmetic (forward, and backward for inputs only; LoRA's own products and recomputing left out) over what
 torch.mm sustains at the layers' shapes in the same rounds. Kernels a step and the share of a step in which at least one ran are counted
-under torch's profiler in the last round.
+under torch's profiler in the last round. With --memory_first every row of ours is measured a second time with smaller loss chunks, one
+workspace at a time and the embedding on the host (docs/memory.md).
 """
 
 import argparse
@@ -48,6 +49,11 @@ ROWS = [
     Row("1b", 8, 2048, "input_on_host", "unsloth", (True,)),
     Row("1b", 2, 512, "input_only", "unsloth", (True,)),
 ]
+
+
+#: Of bench_train_step: its own defaults, said because a setting holds until the next one, and those of --memory_first.
+DEFAULTS = "loss_chunk_rows=0 weight_workspace=layer embedding_on_host=0"
+MEMORY_FIRST = "loss_chunk_rows={rows} weight_workspace=stack embedding_on_host=1"
 
 
 def say(text: str) -> None:
@@ -215,7 +221,10 @@ class Bench:
         rate = self.sides["products",].ask(question)
         if "tflops" in rate:
             self.products.setdefault(row, []).append(rate["tflops"])
-        put("qlorapp", row.keep, self.sides["ours", row].ask(f"{seconds} {'count' if last else ''}"))
+        put("qlorapp", row.keep, self.sides["ours", row].ask(f"{seconds} {DEFAULTS} {'count' if last else ''}"))
+        if self.args.memory_first:
+            small = MEMORY_FIRST.format(rows=512 if row.batch * row.sequence > 1024 else 256)
+            put("qlorapp", f"{row.keep}, memory first", self.sides["ours", row].ask(f"{seconds} {small}"))
         plain = {"batch": row.batch, "sequence": row.sequence, "seconds": seconds, "count": last}
         if ("unsloth", row) in self.sides:
             setting = {False: "no checkpointing", True: "checkpointing", "unsloth": '"unsloth"'}[row.unsloth]
@@ -286,6 +295,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", choices=["unsloth", "hf"], default=["unsloth", "hf"])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=3, help="of timed steps, each turn")
+    parser.add_argument("--memory_first", action="store_true", help="measure each row of ours with the memory-first settings, too")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which no further turn begins")
     parser.add_argument("--patience", type=float, default=300, help="seconds to wait for an answer")
     parser.add_argument("--folder", type=pathlib.Path, help="of the peers' checkpoints and logs; default a temporary one")

@@ -230,13 +230,19 @@ def serve_peer(system: str) -> None:
         gc.collect()
         torch.cuda.empty_cache()
 
-    def measure(batch: int, sequence: int, seconds: float, count: bool, checkpointing: bool | str) -> dict:
+    def measure(
+        batch: int, sequence: int, seconds: float, count: bool, checkpointing: bool | str, layers: int | None = None
+    ) -> dict:
+        """layers: how many of the first ones are checkpointed, if not all (the HF stack)."""
         nonlocal tokens
         torch.manual_seed(1)
         tokens = torch.randint(0, 128000, (batch, sequence), device="cuda")
         if system == "hf":
             if checkpointing:
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+                if layers is not None:
+                    for layer in model.get_base_model().model.layers[layers:]:
+                        layer.gradient_checkpointing = False
             else:
                 model.gradient_checkpointing_disable()
         step()  # compiles and allocates

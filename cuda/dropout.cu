@@ -13,8 +13,9 @@ __device__ inline float dropped(float x, uint32_t bits, uint32_t threshold, floa
   return bits >= threshold ? __fmul_rn(x, keep_scale) : 0.0F;
 }
 
-/// Philox4x32 with ten rounds; the words of elements 4·group … 4·group + 3.
+/// Philox4x32 with ten rounds; the words of elements 4·group … 4·group + 3 of x.
 __device__ inline uint4 bits_of(MaskKey key, uint64_t group) {
+  group += key.first / kGroup;
   uint4 counter{static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32), key.micro_step, key.site};
   auto key0 = static_cast<uint32_t>(key.seed), key1 = static_cast<uint32_t>(key.seed >> 32);
 #pragma unroll

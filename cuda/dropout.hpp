@@ -15,6 +15,7 @@ namespace qlorapp::cuda {
 struct MaskKey {
   uint64_t seed;
   uint32_t micro_step, site;
+  uint64_t first;  ///< Of x in the mask, a multiple of four.
 };
 
 /// y = x · mask · keep_scale over n elements, which lie together; y may be x. An element is kept if its 32 bits reach

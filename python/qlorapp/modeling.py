@@ -7,7 +7,7 @@ import logging
 import os
 import pathlib
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -274,15 +274,18 @@ class CausalLM(ModelAdapters, torch.nn.Module):
         self,
         gradient_checkpointing_kwargs: dict[str, Any] | None = None,
         *,
-        keep: str = "input_only",
+        keep: str | Sequence[str] = "input_only",
         every: int | str | None = None,
     ) -> None:
         """Recompute in backward what is not kept.
 
         keep: "input_only", "attention_only" or "input_on_host" (on a GPU the input waits in pinned host memory; on a CPU the
-        same as "input_only"), for each block. every: k keeps the input of every k-th block only, "sqrt" that of about every
+        same as "input_only"), for each block; or a mixture, from the first block on: "input_only:20,everything:12", one of the
+        numbers may be left out, or a list of one name a block. Keep more at the end: the last blocks' memory is freed first.
+        every: k keeps the input of every k-th block only, "sqrt" that of about every
         √N-th; with keep="input_on_host" on the host. gradient_checkpointing_kwargs (use_reentrant …) change nothing: there is one kind here.
         """
+        keep = keep if isinstance(keep, str) else ",".join(keep)
         if every == "sqrt":
             self._core.checkpoint_sqrt(keep)
         elif every is not None:
@@ -298,6 +301,29 @@ class CausalLM(ModelAdapters, torch.nn.Module):
     @property
     def is_gradient_checkpointing(self) -> bool:
         return self._keep not in ("", "everything")
+
+    def set_memory(
+        self,
+        *,
+        loss_chunk_rows: int = 0,
+        mlp_tile_rows: int = 0,
+        weight_workspace: str = "layer",
+        embedding_on_host: bool = False,
+    ) -> None:
+        """Buys memory of a training step with time; the options of TrainingArguments, for a loop of your own."""
+        self._core.set_memory(
+            loss_chunk_rows=loss_chunk_rows,
+            mlp_tile_rows=mlp_tile_rows,
+            weight_workspace=weight_workspace,
+            embedding_on_host=embedding_on_host,
+        )
+        self._memory_changed()
+
+    def _memory_changed(self) -> None:
+        """The tree shows the table where it is now, or it would hold the memory that was given up."""
+        table, shown = self._core.embed_tokens, self.model.embed_tokens.weight
+        if table.data_ptr() != shown.data_ptr():
+            self.model.embed_tokens.weight = torch.nn.Parameter(table, requires_grad=False)
 
     def enable_input_require_grads(self) -> None:
         """Nothing to do: a checkpointed block's adapters are inputs of its graph node, whatever its input is."""

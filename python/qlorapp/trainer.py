@@ -101,8 +101,10 @@ class Trainer(StepMethods, EvaluationMethods):
             [*reporting_callbacks(self.args.report_to), *(callbacks or []), *progress], self
         )
         self._make_core()
+        self._lm._memory_changed()
         if self.args.gradient_checkpointing:
-            self._lm._keep = self.args.checkpoint_keep
+            keep = self.args.checkpoint_keep
+            self._lm._keep = keep if isinstance(keep, str) else ",".join(keep)
         self.callback_handler.call("init_end", self.control)
 
     def _check(self) -> None:

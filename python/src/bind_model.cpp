@@ -157,9 +157,7 @@ void bind_model(py::module_& m) {
           py::arg("name") = "", NoGil())
       .def(
           "set_keep",
-          [](CausalLM& self, const std::string& keep) {
-            self.set_segments(keep_in_each_block(std::ssize(self.blocks()), parse_keep(keep)));
-          },
+          [](CausalLM& self, const std::string& keep) { self.set_segments(parse_segments(keep, std::ssize(self.blocks()))); },
           py::arg("keep"))
       .def(
           "checkpoint_every",
@@ -173,6 +171,15 @@ void bind_model(py::module_& m) {
             self.set_segments(checkpoint_sqrt(std::ssize(self.blocks()), parse_keep(keep)));
           },
           py::arg("keep") = "input_only")
+      .def(
+          "set_memory",
+          [](CausalLM& self, int64_t loss_chunk_rows, int64_t mlp_tile_rows, const std::string& weight_workspace,
+             bool embedding_on_host) {
+            self.set_memory({loss_chunk_rows, mlp_tile_rows, parse_weight_workspace(weight_workspace), embedding_on_host});
+          },
+          py::kw_only(), py::arg("loss_chunk_rows") = 0, py::arg("mlp_tile_rows") = 0, py::arg("weight_workspace") = "layer",
+          py::arg("embedding_on_host") = false, NoGil(), "include/qlorapp/nn/memory_settings.hpp")
+      .def_property_readonly("embed_tokens", &CausalLM::embed_tokens, "The table, where it is now.")
       .def_property_readonly("segments", &segments, "[(begin, end, what is kept)]")
       .def(
           "forward_backward",

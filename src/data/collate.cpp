@@ -76,16 +76,6 @@ at::Tensor host_grid(const at::Tensor& grid, const at::Tensor& like, const char*
 
 }  // namespace
 
-Batch Batch::to(at::Device device) const {
-  // Towards the host a copy must have arrived before anybody reads it.
-  const bool non_blocking = !device.is_cpu();
-  Batch out = *this;
-  out.tokens = tokens.to(device, non_blocking);
-  out.targets = targets.to(device, non_blocking);
-  out.positions = positions.to(device, non_blocking);
-  return out;
-}
-
 Batch collate(std::span<const Example> examples, std::span<const int64_t> rows) {
   QLORAPP_CHECK_VALUE(!rows.empty(), "[collate] a batch must have a row; got none. Check the sampler.");
   int64_t total = 0;

@@ -89,18 +89,6 @@ CausalLM make_model(const PlanSettings& settings, MemoryTape& tape) {
   return {settings.model, make_weights(settings.model, source)};
 }
 
-/// Rows of one length, every position but each row's last a target: the worst case of its size.
-Batch make_batch(int64_t rows, int64_t length) {
-  const at::TensorOptions options = at::TensorOptions().dtype(at::kLong).device(kNowhere);
-  Batch batch;
-  batch.tokens = at::empty({rows * length}, options);
-  batch.targets = at::empty({rows * length}, options);
-  batch.positions = at::empty({rows * length}, options);
-  for (int64_t row = 0; row <= rows; ++row) batch.row_starts.push_back(row * length);
-  batch.target_count = rows * (length - 1);
-  return batch;
-}
-
 /// What PyTorch gives cuBLAS on first use, and keeps: aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize().
 int64_t cublas_workspace(int64_t architecture) {
   const int64_t major = architecture / 10;
@@ -137,6 +125,8 @@ class Rehearsal {
     const at::NoGradGuard no_grad;
     CausalLM model = make_model(settings_, tape);
     base_parameters = model.base_parameter_count();
+    model.set_memory(settings_.memory);
+    if (!model.embed_tokens().is_meta()) pinned_host += Bytes{static_cast<int64_t>(model.embed_tokens().nbytes())};
     ops::mark_phase(MemoryPhase::kForward);  // what is there before the first step counts with it
     loaded_events = tape.events().size();
     model.add_adapters(settings_.lora, 0);
@@ -146,7 +136,7 @@ class Rehearsal {
     if (!settings_.segments.empty()) model.set_segments(settings_.segments);
     const std::vector<at::Tensor> moments = make_moments(model.arena().values());
     std::vector<Batch> window;
-    for (int64_t i = 0; i < settings_.accumulation; ++i) window.push_back(labelled(make_batch(settings_.batch, settings_.length)));
+    for (int64_t i = 0; i < settings_.accumulation; ++i) window.push_back(batch_of(settings_.batch));
     const at::TensorOptions bytes = at::TensorOptions().dtype(at::kByte).device(kNowhere);
     at::Tensor library;
     if (settings_.device.type == at::kCUDA) library = at::empty({cublas_workspace(settings_.device.architecture)}, bytes);
@@ -161,7 +151,7 @@ class Rehearsal {
     window.clear();
     if (settings_.eval_batch > 0) {
       ops::mark_phase(MemoryPhase::kEvaluation);
-      const Batch batch = labelled(make_batch(settings_.eval_batch, settings_.length));
+      const Batch batch = batch_of(settings_.eval_batch);
       const at::Tensor hidden = model.hidden_states(batch, /*training=*/false, 0, 0);
       static_cast<void>(model.loss_of(hidden, batch));
     }
@@ -174,7 +164,10 @@ class Rehearsal {
   int64_t trainable_parameters = 0, base_parameters = 0;
 
  private:
-  Batch labelled(Batch batch) {
+  /// Every position but each row's last a target: the worst case of its size.
+  Batch batch_of(int64_t rows) {
+    Batch batch =
+        Batch::of_equal_rows(at::empty({rows, settings_.length}, at::TensorOptions().dtype(at::kLong).device(kNowhere)));
     for (const at::Tensor* tensor : {&batch.tokens, &batch.targets, &batch.positions}) tape.label(*tensor, MemoryUse::kBatch);
     return batch;
   }
@@ -250,6 +243,12 @@ MemoryPhase MemoryPlan::fullest_of_training() const {
 Bytes MemoryPlan::peak_reserved() const {
   Bytes most;
   for (const PhasePlan& phase : phases) most = std::max(most, phase.reserved);
+  return most;
+}
+
+Bytes MemoryPlan::peak_reserved_in_training() const {
+  Bytes most;
+  for (size_t i = 1; i < phases.size(); ++i) most = std::max(most, phases[i].reserved);
   return most;
 }
 

@@ -61,6 +61,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> largest_part(const at::Tensor& we
 }  // namespace
 
 void initialize_lora_a(const at::Tensor& a, bool gaussian, uint64_t seed) {
+  if (a.is_meta()) return;  // a plan: there are no values
   const at::NoGradGuard no_grad;
   at::Generator generator = at::detail::createCPUGenerator(seed);
   at::Tensor values = at::empty(a.sizes(), at::TensorOptions().dtype(at::kFloat));

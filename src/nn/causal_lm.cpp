@@ -26,9 +26,6 @@ DecoderBlock::Shape block_shape(const format::ModelConfig& config) {
 
 constexpr int64_t kFewTokens = 64;
 
-/// Rows of logits at a time. Twice the memory of 1,024 buys a GPU a product of a better shape; a CPU gains nothing above 512.
-int64_t chunk_rows(const at::Tensor& hidden) { return ops::computes_on_gpu(hidden) ? 2048 : 512; }
-
 void check_batch(const Batch& batch) {
   QLORAPP_CHECK_VALUE(batch.token_count() > 0, "[causal_lm] a batch must hold at least one token; got none.");
 }
@@ -87,9 +84,30 @@ void CausalLM::set_segments(std::vector<Segment> segments) {
   segments_ = std::move(segments);
   if (std::none_of(segments_.begin(), segments_.end(), [](const Segment& segment) { return segment.keep == Keep::kInputOnHost; })) {
     ring_.reset();
-  } else if (!ring_ && ops::computes_on_gpu(embed_tokens_)) {
+  } else if (!ring_ && on_gpu()) {
     ring_ = std::make_shared<PinnedRing>(device());
   }
+}
+
+void CausalLM::set_memory(const MemorySettings& settings) {
+  settings.validate();
+  memory_ = settings;
+  const bool is_there = embed_tokens_.device() != device();
+  if (!on_gpu() || lm_head_.is_alias_of(embed_tokens_) || settings.embedding_on_host == is_there) return;
+  if (!settings.embedding_on_host) {
+    embed_tokens_ = embed_tokens_.to(device());
+  } else if (device().is_meta()) {
+    embed_tokens_ = at::from_blob(nullptr, embed_tokens_.sizes(), at::TensorOptions().dtype(dtype()));  // planned, not taken
+  } else {
+    const at::Tensor pinned = at::empty(embed_tokens_.sizes(), at::TensorOptions().dtype(dtype()).pinned_memory(true));
+    pinned.copy_(embed_tokens_);
+    embed_tokens_ = pinned;
+  }
+}
+
+/// Of logits at a time. Twice the memory of 1,024 buys a GPU a product of a better shape; a CPU gains nothing above 512.
+int64_t CausalLM::loss_chunk_rows() const {
+  return memory_.loss_chunk_rows > 0 ? memory_.loss_chunk_rows : on_gpu() ? 2048 : 512;
 }
 
 StepContext CausalLM::make_context(const Batch& batch, bool training, uint64_t seed, uint32_t micro_step) {
@@ -99,10 +117,10 @@ StepContext CausalLM::make_context(const Batch& batch, bool training, uint64_t s
   }
   rope_.reserve(longest);
   // A GPU multiplies projections that share an input as one, unless there are so few tokens that reading the weights is all.
-  const bool stacked = ops::computes_on_gpu(embed_tokens_) && batch.token_count() > kFewTokens;
+  const bool stacked = on_gpu() && batch.token_count() > kFewTokens;
   auto offload = ring_ ? std::make_shared<InputOffload>(ring_) : nullptr;
-  return {rope_.cos(), rope_.sin(), batch.positions, batch.row_starts, seed,
-          micro_step,  training,    stacked,         deterministic_,   std::move(offload)};
+  return {rope_.cos(), rope_.sin(), batch.positions, batch.row_starts,   seed,    micro_step,
+          training,    stacked,     deterministic_,  std::move(offload), memory_, 0};
 }
 
 /// Forward of a segment; `saved` gets one entry (what is kept outside backward), or is null.
@@ -198,7 +216,7 @@ LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_sc
       dnormed = std::move(pass.grad_hidden);
     } else {
       std::tie(loss, dnormed) = ops::linear_cross_entropy(normed, lm_head_, batch.targets, grad_scale, /*need_gradient=*/true,
-                                                          chunk_rows(normed), batch.target_count);
+                                                          loss_chunk_rows(), batch.target_count);
     }
     normed.reset();
     dx = {ops::rms_norm_backward(dnormed, x, norm_, rstd), config_.hidden_size};
@@ -245,10 +263,10 @@ at::Tensor CausalLM::loss_of(const at::Tensor& hidden, const Batch& batch) const
   if (master.defined()) {
     const at::Tensor own = head().detach();
     return std::get<0>(
-        ops::linear_cross_entropy(hidden, own, batch.targets, std::nullopt, false, chunk_rows(hidden), batch.target_count));
+        ops::linear_cross_entropy(hidden, own, batch.targets, std::nullopt, false, loss_chunk_rows(), batch.target_count));
   }
   return std::get<0>(ops::linear_cross_entropy(hidden, lm_head_, batch.targets, std::nullopt, hidden.requires_grad(),
-                                               chunk_rows(hidden), batch.target_count));
+                                               loss_chunk_rows(), batch.target_count));
 }
 
 at::Tensor CausalLM::logits(const at::Tensor& hidden) const { return at::linear(hidden, head()); }
@@ -256,7 +274,7 @@ at::Tensor CausalLM::logits(const at::Tensor& hidden) const { return at::linear(
 GenerationCache CausalLM::make_cache(int64_t rows, int64_t capacity) const {
   GenerationCache cache{std::vector<KeyValueCache>(blocks_.size()), std::vector<int64_t>(static_cast<size_t>(rows), 0), capacity};
   for (KeyValueCache& block : cache.blocks) {
-    block.keys = at::empty({rows * capacity, config_.num_key_value_heads, config_.head_dim}, embed_tokens_.options());
+    block.keys = at::empty({rows * capacity, config_.num_key_value_heads, config_.head_dim}, norm_.options());
     block.values = at::empty_like(block.keys);
   }
   return cache;
@@ -295,7 +313,9 @@ at::Tensor CausalLM::forward_cached(const at::Tensor& tokens, std::span<const in
                             /*training=*/false,
                             /*stacked=*/false,
                             deterministic_,
-                            nullptr};
+                            nullptr,
+                            {},
+                            0};
   at::Tensor x = embed(tokens);
   for (size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i].forward_cached(x, context, where, cache.blocks[i]);
   if (tokens.size(0) > std::ssize(rows)) x = x.index_select(0, on_device(last));
@@ -313,7 +333,8 @@ int64_t CausalLM::base_parameter_count() const {
 }
 
 Bytes CausalLM::weight_bytes() const {
-  Bytes total{static_cast<int64_t>(embed_tokens_.nbytes() + norm_.nbytes())};
+  Bytes total{static_cast<int64_t>(norm_.nbytes())};
+  if (embed_tokens_.device() == device()) total += Bytes{static_cast<int64_t>(embed_tokens_.nbytes())};
   if (!lm_head_.is_alias_of(embed_tokens_)) total += Bytes{static_cast<int64_t>(lm_head_.nbytes())};
   for (const DecoderBlock& block : blocks_) {
     total += Bytes{static_cast<int64_t>(block.weights().input_norm.nbytes() + block.weights().post_attention_norm.nbytes())};

@@ -64,11 +64,12 @@ const LoraAdapter* DecoderBlock::adapter(Projection projection) const {
 
 std::optional<DropoutKey> DecoderBlock::dropout(Projection projection, const StepContext& context) const {
   if (!context.training) return std::nullopt;
-  return context.dropout_key(static_cast<uint32_t>(index_ * 16 + static_cast<int64_t>(qlorapp::index(projection))));
+  const auto i = qlorapp::index(projection);
+  return context.dropout_key(static_cast<uint32_t>(index_ * 16 + static_cast<int64_t>(i)), weights_.projections[i].in_features());
 }
 
 bool DecoderBlock::stacked(const StepContext& context) const {
-  if (!context.stacked) return false;
+  if (!context.stacked || context.memory.weight_workspace == WeightWorkspace::kProjection) return false;
   for (const auto& adapter : adapters_) {
     if (context.training && adapter && adapter->dropout > 0) return false;  // then A has an input of its own
     if (adapter && adapter->magnitude.defined()) return false;              // its gradient needs the output before scaling
@@ -94,7 +95,7 @@ void DecoderBlock::project(const Group& group, at::Tensor y, const Wide& x, cons
   int64_t column = 0;
   if (stacked(context)) {
     const ProjectionStack projections = stack(group);
-    const at::Tensor workspace = projections.workspace(y.scalar_type());
+    const at::Tensor workspace = cache != nullptr && cache->defined() ? *cache : projections.workspace(y.scalar_type());
     at::Tensor u = projections.forward(y, x, workspace);
     if (u.defined() && saved != nullptr) {
       if (x.spare() > 0) u = u.narrow(1, 0, projections.rank()).contiguous();  // out of the columns behind x, which is not kept
@@ -157,12 +158,16 @@ void DecoderBlock::add_gradients(const Group& group, const Wide& dy, const at::T
 }
 
 /// From dy to the gradient of gate|up, with the gradients of down's adapter on the way.
-Wide DecoderBlock::backward_down(const Wide& dy, const StepContext& context, Saved& saved, const Gradients& gradients) const {
+Wide DecoderBlock::backward_down(const Wide& dy, const StepContext& context, Saved& saved, const Gradients& gradients,
+                                 at::Tensor* cache) const {
   const size_t i = qlorapp::index(Projection::kDown);
   const int64_t width = shape_.intermediate;
   const LoraAdapter* const own = adapter(Projection::kDown);
   at::Tensor dh = at::empty({dy.buffer.size(0), width}, dy.buffer.options()), workspace;
-  if (stacked(context)) workspace = stack(kDown).workspace(dh.scalar_type());
+  if (stacked(context)) {
+    workspace = cache != nullptr && cache->defined() ? *cache : stack(kDown).workspace(dh.scalar_type());
+    if (cache != nullptr) *cache = workspace;
+  }
   const Inner v = project_back(kDown, &dh, dy, context, workspace);
   at::Tensor h;
   Wide dgate_up{saved.gate_up, 2 * width};
@@ -195,8 +200,8 @@ at::Tensor DecoderBlock::project_qkv(const Wide& n1, const StepContext& context,
   return qkv;
 }
 
-/// Fills what `saved` lacks, given its x (and, with attention_only, attention and lse), up to gate_up.
-void DecoderBlock::compute_until_gate_up(const StepContext& context, Saved& saved, bool for_backward, Workspaces* cache) const {
+/// Fills what `saved` lacks, given its x (and, with attention_only, attention and lse), up to attention. @returns x2 - x.
+at::Tensor DecoderBlock::attend(const StepContext& context, Saved& saved, bool for_backward, Workspaces* cache) const {
   Saved* const low_rank = for_backward ? &saved : nullptr;
   const int64_t tokens = saved.x.size(0), d = shape_.head_dim, q = shape_.attention_width(), kv = shape_.kv_heads * d;
   {
@@ -216,14 +221,25 @@ void DecoderBlock::compute_until_gate_up(const StepContext& context, Saved& save
   }
   at::Tensor o = at::empty_like(saved.x);
   project(kO, o, {saved.attention, q}, context, low_rank, cache ? &cache->o : nullptr);
+  return o;
+}
+
+void DecoderBlock::compute_gate_up(const Wide& n2, const StepContext& context, Saved& saved, bool for_backward,
+                                   Workspaces* cache) const {
+  const Wide gate_up = wide(n2.buffer.size(0), 2 * shape_.intermediate, spare(context, {kGateUp}), n2.buffer);
+  project(kGateUp, gate_up.values(), n2, context, for_backward ? &saved : nullptr, cache ? &cache->gate_up : nullptr);
+  saved.gate_up = gate_up.buffer;
+}
+
+/// Fills what `saved` lacks, given its x (and, with attention_only, attention and lse), up to gate_up.
+void DecoderBlock::compute_until_gate_up(const StepContext& context, Saved& saved, bool for_backward, Workspaces* cache) const {
+  const at::Tensor o = attend(context, saved, for_backward, cache);
   saved.x2 = at::empty_like(saved.x);
   saved.rstd2 = at::empty_like(saved.rstd1);
-  const Wide n2 = wide(tokens, shape_.hidden, spare(context, {kGateUp}), saved.x);
+  const Wide n2 = wide(o.size(0), shape_.hidden, spare(context, {kGateUp}), saved.x);
   at::Tensor values = n2.values();
   ops::add_rms_norm_out(o, saved.x, weights_.post_attention_norm, shape_.rms_norm_eps, saved.x2, values, saved.rstd2);
-  const Wide gate_up = wide(tokens, 2 * shape_.intermediate, spare(context, {kGateUp}), saved.x);
-  project(kGateUp, gate_up.values(), n2, context, low_rank, cache ? &cache->gate_up : nullptr);
-  saved.gate_up = gate_up.buffer;
+  compute_gate_up(n2, context, saved, for_backward, cache);
 }
 
 at::Tensor DecoderBlock::forward(const at::Tensor& x, const StepContext& context, Saved* saved, Keep keep) const {
@@ -232,16 +248,19 @@ at::Tensor DecoderBlock::forward(const at::Tensor& x, const StepContext& context
   const bool keep_all = saved != nullptr && keep == Keep::kEverything;
   Saved all;
   all.x = x;
-  compute_until_gate_up(context, all, keep_all);
-  at::Tensor y = at::empty_like(x);
-  {
+  at::Tensor y;
+  if (!keep_all && tiled(context, x.size(0))) {
+    y = mlp_in_tiles(attend(context, all, keep_all, nullptr).add_(x), context);
+  } else {
+    compute_until_gate_up(context, all, keep_all);
+    y = at::empty_like(x);
     const Wide h = wide(x.size(0), shape_.intermediate, spare(context, {kDown}), x);
     at::Tensor values = h.values();
     ops::swiglu_out(columns(all.gate_up, 0, 2 * shape_.intermediate), values);
     if (!keep_all) all.gate_up.reset();
     project(kDown, y, h, context, keep_all ? &all : nullptr);
+    y.add_(all.x2);
   }
-  y.add_(all.x2);
   if (saved == nullptr) return y;
   *saved = {};
   if (keep_all) {
@@ -257,11 +276,70 @@ at::Tensor DecoderBlock::forward(const at::Tensor& x, const StepContext& context
   return y;
 }
 
+/// From the gradient of the output to that of x2, both in `residual`. Reads saved.x2, rstd2 and gate_up.
+void DecoderBlock::backward_mlp(const Wide& residual, const StepContext& context, Saved& saved, const Gradients& gradients,
+                                Workspaces& workspaces, bool keep_workspaces) const {
+  const Wide dgate_up = backward_down(residual, context, saved, gradients, keep_workspaces ? &workspaces.down : nullptr);
+  at::Tensor dn2 = at::empty({residual.buffer.size(0), shape_.hidden}, residual.buffer.options()), dresidual = residual.values();
+  const Inner v = project_back(kGateUp, &dn2, dgate_up, context, workspaces.gate_up);
+  if (!keep_workspaces) workspaces.gate_up.reset();
+  ops::rms_norm_backward_(dresidual, dn2, saved.x2, weights_.post_attention_norm, saved.rstd2);
+  const at::Tensor& n2 = dn2;
+  add_gradients(kGateUp, dgate_up, n2, v, context, saved, gradients);
+}
+
+bool DecoderBlock::tiled(const StepContext& context, int64_t tokens) {
+  return context.memory.mlp_tile_rows > 0 && context.memory.mlp_tile_rows < tokens;
+}
+
+/// use(context, first row, rows) for one tile after the other.
+template <class Use>
+void DecoderBlock::for_each_tile(const StepContext& context, int64_t tokens, Use&& use) {
+  StepContext tile = context;
+  for (int64_t begin = 0; begin < tokens; begin += context.memory.mlp_tile_rows) {
+    tile.first_row = context.first_row + begin;
+    use(tile, begin, std::min(context.memory.mlp_tile_rows, tokens - begin));
+  }
+}
+
+/// A tile's MLP up to gate|up, from its rows of x2.
+Saved DecoderBlock::compute_tile(const at::Tensor& x2, const StepContext& context, bool for_backward, Workspaces* cache) const {
+  Saved tile;
+  tile.x2 = x2;
+  tile.rstd2 = at::empty({x2.size(0)}, statistic_options(x2));
+  const Wide n2 = wide(x2.size(0), shape_.hidden, spare(context, {kGateUp}), x2);
+  at::Tensor values = n2.values();
+  ops::rms_norm_out(x2, weights_.post_attention_norm, shape_.rms_norm_eps, values, tile.rstd2);
+  compute_gate_up(n2, context, tile, for_backward, cache);
+  return tile;
+}
+
+/// The block's output from x2, when nothing of the MLP is kept.
+at::Tensor DecoderBlock::mlp_in_tiles(const at::Tensor& x2, const StepContext& context) const {
+  at::Tensor y = at::empty_like(x2);
+  Workspaces workspaces;
+  Workspaces* const cache = keeps_workspaces(context) ? &workspaces : nullptr;
+  for_each_tile(context, x2.size(0), [&](const StepContext& own, int64_t begin, int64_t rows) {
+    Saved tile = compute_tile(x2.narrow(0, begin, rows), own, /*for_backward=*/false, cache);
+    const Wide h = wide(rows, shape_.intermediate, spare(own, {kDown}), x2);
+    at::Tensor values = h.values();
+    ops::swiglu_out(columns(tile.gate_up, 0, 2 * shape_.intermediate), values);
+    tile.gate_up.reset();
+    at::Tensor part = y.narrow(0, begin, rows);
+    project(kDown, part, h, own, nullptr, cache ? &cache->down : nullptr);
+    part.add_(tile.x2);
+  });
+  return y;
+}
+
 Wide DecoderBlock::backward(Wide dy, const StepContext& context, Saved saved, const Gradients& gradients, bool need_dx) const {
   // Asked of the tensor, not of x_on_host: hooks on saved tensors may have moved it.
   if (context.offload && saved.x.device() != dy.buffer.device()) saved.x = context.offload->load(saved.x, index_);
+  const bool in_tiles = !saved.gate_up.defined() && tiled(context, dy.buffer.size(0));
   Workspaces workspaces;
-  if (!saved.gate_up.defined()) compute_until_gate_up(context, saved, /*for_backward=*/true, &workspaces);
+  Workspaces* const cache = keeps_workspaces(context) ? &workspaces : nullptr;
+  if (in_tiles) saved.x2 = attend(context, saved, /*for_backward=*/true, cache).add_(saved.x);
+  else if (!saved.gate_up.defined()) compute_until_gate_up(context, saved, /*for_backward=*/true, cache);
   const int64_t tokens = dy.buffer.size(0), d = shape_.head_dim, q = shape_.attention_width(), kv = shape_.kv_heads * d;
   const at::TensorOptions options = dy.buffer.options();
 
@@ -272,23 +350,25 @@ Wide DecoderBlock::backward(Wide dy, const StepContext& context, Saved saved, co
     dy = std::move(copy);
   }
   at::Tensor dresidual = dy.values();
-  {
-    Wide dgate_up = backward_down(dy, context, saved, gradients);
-    at::Tensor dn2 = at::empty({tokens, shape_.hidden}, options);
-    const Inner v = project_back(kGateUp, &dn2, dgate_up, context, workspaces.gate_up);
+  if (in_tiles) {
+    for_each_tile(context, tokens, [&](const StepContext& own, int64_t begin, int64_t rows) {
+      Saved tile = compute_tile(saved.x2.narrow(0, begin, rows), own, /*for_backward=*/true, cache);
+      backward_mlp({dy.buffer.narrow(0, begin, rows), dy.width}, own, tile, gradients, workspaces, cache != nullptr);
+    });
     workspaces.gate_up.reset();
-    ops::rms_norm_backward_(dresidual, dn2, saved.x2, weights_.post_attention_norm, saved.rstd2);
-    const at::Tensor& n2 = dn2;
-    add_gradients(kGateUp, dgate_up, n2, v, context, saved, gradients);
+    workspaces.down.reset();
+  } else {
+    backward_mlp(dy, context, saved, gradients, workspaces, /*keep_workspaces=*/false);
   }
   saved.x2.reset();
-  if (context.offload) context.offload->prefetch(index_ - 1);  // now that the widest tensors are gone
+  // The next input is on its way when the widest tensors are gone: those of the MLP, or in tiles those of attention.
+  if (context.offload && !in_tiles) context.offload->prefetch(index_ - 1);
 
   at::Tensor dattention = at::empty({tokens, q}, options);
   const Inner v_of_o = project_back(kO, &dattention, dy, context, workspaces.o);
   workspaces.o.reset();
   add_gradients(kO, dy, saved.attention, v_of_o, context, saved, gradients);
-  const Wide dqkv = wide(tokens, shape_.qkv_width(), spare(context, {kQkv}), dy.buffer);
+  Wide dqkv;
   {
     const auto [dq, dk, dv] =
         ops::attention_backward(dattention.unflatten(1, {shape_.heads, d}), as_heads(saved.qkv, 0, shape_.heads, d),
@@ -298,9 +378,11 @@ Wide DecoderBlock::backward(Wide dy, const StepContext& context, Saved saved, co
     dattention.reset();
     saved.qkv.reset();
     saved.attention.reset();
+    dqkv = wide(tokens, shape_.qkv_width(), spare(context, {kQkv}), dy.buffer);
     at::Tensor packed = dqkv.values();
     ops::rope_backward_qkv_(packed, dq, dk, dv, context.cos, context.sin, context.positions);
   }
+  if (context.offload && in_tiles) context.offload->prefetch(index_ - 1);
 
   at::Tensor dn1 = at::empty({tokens, shape_.hidden}, options);
   const Inner v = project_back(kQkv, need_dx ? &dn1 : nullptr, dqkv, context, workspaces.qkv);

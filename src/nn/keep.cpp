@@ -2,6 +2,7 @@
 #include "qlorapp/nn/keep.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 
 #include "qlorapp/core/check.hpp"
@@ -40,6 +41,72 @@ Bytes Saved::nbytes() const {
 }
 
 Bytes Saved::host_nbytes() const { return x_on_host && x.defined() ? Bytes{static_cast<int64_t>(x.nbytes())} : Bytes{}; }
+
+namespace {
+
+struct Run {
+  Keep keep = Keep::kEverything;
+  int64_t count = -1;  ///< -1: what is left.
+};
+
+std::vector<Run> parse_runs(std::string_view text) {
+  std::vector<Run> runs;
+  int64_t rests = 0;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    std::string_view entry = text.substr(begin, end - begin);
+    const auto trim = [&] {
+      while (entry.starts_with(' ')) entry.remove_prefix(1);
+      while (entry.ends_with(' ')) entry.remove_suffix(1);
+    };
+    trim();
+    Run run;
+    if (const size_t colon = entry.find(':'); colon != std::string_view::npos) {
+      const std::string_view number = entry.substr(colon + 1);
+      const auto [last, error] = std::from_chars(number.data(), number.data() + number.size(), run.count);
+      QLORAPP_CHECK_VALUE(error == std::errc() && last == number.data() + number.size() && run.count > 0, "[keep] '", entry,
+                          "': behind ':' comes a number of blocks, at least 1. Write \"input_only:20,everything:12\".");
+      entry = entry.substr(0, colon);
+      trim();
+    } else {
+      ++rests;
+    }
+    run.keep = parse_keep(entry);
+    runs.push_back(run);
+    begin = end + 1;
+  }
+  if (rests == std::ssize(runs) && rests > 1) {  // one entry a block
+    for (Run& run : runs) run.count = 1;
+    return runs;
+  }
+  QLORAPP_CHECK_VALUE(rests <= 1, "[keep] only one entry may be without a number of blocks (it takes those that are left); got '",
+                      text, "'. Write \"input_only:20,everything:12\".");
+  return runs;
+}
+
+}  // namespace
+
+std::vector<Segment> parse_segments(std::string_view text, int64_t blocks) {
+  const std::vector<Run> runs = parse_runs(text);
+  int64_t named = 0;
+  bool rest = false;
+  for (const Run& run : runs) {
+    if (run.count < 0) rest = true;
+    else if (run.count > blocks - named) named = blocks + 1;  // and stays there: sums of hostile numbers do not overflow
+    else named += run.count;
+  }
+  QLORAPP_CHECK_VALUE(rest ? named <= blocks : named == blocks, "[keep] '", text, "' must name the model's ", blocks,
+                      " blocks; it names ", named > blocks ? "more" : concat(named),
+                      ". Leave the number of one entry out: it takes the blocks that are left.");
+  std::vector<Segment> segments;
+  for (const Run& run : runs) {
+    const int64_t count = run.count < 0 ? blocks - named : run.count;
+    for (int64_t i = 0; i < count; ++i) segments.push_back({std::ssize(segments), std::ssize(segments) + 1, run.keep});
+  }
+  return segments;
+}
+
+void check_segments(std::string_view text) { static_cast<void>(parse_runs(text)); }
 
 std::vector<Segment> keep_in_each_block(int64_t blocks, Keep keep) {
   std::vector<Segment> segments;

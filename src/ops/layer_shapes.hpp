@@ -183,8 +183,10 @@ inline void check_embedding(std::string_view op, const at::Tensor& weight, const
                    ". Convert them.");
   TORCH_CHECK_VALUE(weight.dim() == 2 && tokens.dim() == 1, "[", op, "] weight must be (V, D) and tokens (M); got ",
                     weight.sym_sizes(), " and ", tokens.sym_sizes(), ". Flatten batch and sequence.");
-  TORCH_CHECK_VALUE(weight.device() == tokens.device(), "[", op, "] tokens must be on the device of weight, ", weight.device(),
-                    "; got ", tokens.device(), ". Move them.");
+  if (weight.device() == tokens.device()) return;
+  TORCH_CHECK_VALUE(weight.is_cpu() && (tokens.is_meta() || (tokens.is_cuda() && weight.is_pinned())), "[", op,
+                    "] tokens must be on the device of weight, ", weight.device(),
+                    ", or on a GPU and weight in pinned host memory; got ", tokens.device(), ". Move them, or pin the weight.");
 }
 
 inline void check_linear_cross_entropy(std::string_view op, const at::Tensor& hidden, const at::Tensor& weight,

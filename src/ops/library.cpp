@@ -88,7 +88,7 @@ TORCH_LIBRARY(qlorapp, m) {
       "int chunk_rows=512, int target_count=-1) -> (Tensor loss_sum, Tensor grad_hidden)");
 
   // x · mask / (1 - p); the mask is a pure function of (seed, micro_step, site, element index): core/philox.hpp.
-  m.def("seeded_dropout(Tensor x, float p, int seed, int micro_step, int site) -> Tensor");
+  m.def("seeded_dropout(Tensor x, float p, int seed, int micro_step, int site, int first=0) -> Tensor");
 
   // Of a flat float32 arena, for the step below, without reading anything back: norm of round(gradient · inverse_scale); found_inf 1
   // if an element of that is not finite, else 0; multiplier inverse_scale · min(1, max_norm / (norm + 1e-6)), 0 does not clip.

@@ -18,19 +18,10 @@ struct ZeroGradients {
   ~ZeroGradients() { arena.zero_grad(); }
 };
 
-Batch random_batch(const CausalLM& model, int64_t rows, int64_t length) {
-  Batch batch;
+/// Counted, not random: a user's seed stays where it was, and values do not matter to memory.
+Batch batch_of(const CausalLM& model, int64_t rows, int64_t length) {
   const auto options = at::TensorOptions().dtype(at::kLong).device(model.device());
-  // Counted, not random: a user's seed stays where it was, and values do not matter to memory.
-  batch.tokens = at::arange(rows * length, options).remainder_(model.config().vocab_size);
-  batch.targets = batch.tokens.clone();
-  batch.positions = at::arange(length, options).repeat({rows});
-  for (int64_t row = 0; row <= rows; ++row) {
-    batch.row_starts.push_back(row * length);
-    if (row > 0) batch.targets[row * length - 1] = Batch::kIgnoredTarget;
-  }
-  batch.target_count = rows * (length - 1);
-  return batch;
+  return Batch::of_equal_rows(at::arange(rows * length, options).remainder_(model.config().vocab_size).view({rows, length}));
 }
 
 }  // namespace
@@ -44,7 +35,7 @@ Bytes probe_step(CausalLM& model, const ProbeOptions& options) {
   const at::NoGradGuard no_grad;
   const MeasuredMemory memory;
   const ZeroGradients zero{model.arena()};
-  const Batch batch = random_batch(model, options.batch, options.length);
+  const Batch batch = batch_of(model, options.batch, options.length);
   {
     const auto moments = ops::adamw_moments(model.arena().values(), options.optimizer_is_8bit);
     static_cast<void>(model.forward_backward(batch, at::ones({}, model.arena().values().options()), 0, 0));

@@ -44,8 +44,8 @@ PlanSettings plan_settings(const format::ModelConfig& model, const LoraConfig& l
   settings.lora = lora;
   settings.compute_dtype = compute_dtype(args);
   apply_arguments(settings, args);
-  if (args.gradient_checkpointing)
-    settings.segments = keep_in_each_block(model.num_hidden_layers, parse_keep(args.checkpoint_keep));
+  settings.memory = args.memory();
+  if (args.gradient_checkpointing) settings.segments = parse_segments(args.keep_text(), model.num_hidden_layers);
   return settings;
 }
 
@@ -81,7 +81,7 @@ Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lor
   for (const Keep keep : {Keep::kEverything, Keep::kAttentionOnly, Keep::kInputOnly, Keep::kInputOnHost}) {
     TrainingArguments own = best.args;
     own.gradient_checkpointing = keep != Keep::kEverything;
-    if (own.gradient_checkpointing) own.checkpoint_keep = to_string(keep);
+    if (own.gradient_checkpointing) own.checkpoint_keep = {std::string(to_string(keep))};
     PlanSettings settings = plan_settings(model, lora, own);
     settings.accumulation = 1;
     settings.device = {at::kCUDA, gpu.architecture, 1};
@@ -123,7 +123,7 @@ Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lor
   best.text = concat("batch ", batch, " x accumulation ", accumulation, " x ", deadline.gpus,
                      " GPU(s) = ", batch * accumulation * deadline.gpus, " rows an update; ",
                      best.args.fp16 ? "float16 with loss scaling (this card has no bfloat16)" : "bfloat16", "; ",
-                     best.args.gradient_checkpointing ? "checkpointing, keeping " + best.args.checkpoint_keep
+                     best.args.gradient_checkpointing ? "checkpointing, keeping " + best.args.keep_text()
                                                       : std::string("no checkpointing: everything fits"),
                      ".\n", to_string(best.plan.peak_reserved()), " of ", to_string(room), " on each card at ", args.max_length,
                      " tokens a row.\n", fixed(hours_an_epoch, 1), " h an epoch, ", fixed(best.epochs, best.epochs < 1 ? 2 : 0),

@@ -112,8 +112,11 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
   state_.count_position_zero = args_.count_position_zero;
   state_.seed = static_cast<uint64_t>(args_.seed);
   state_.base_fingerprint = base_fingerprint(model_);
-  if (args_.gradient_checkpointing) {
-    model_.set_segments(keep_in_each_block(std::ssize(model_.blocks()), parse_keep(args_.checkpoint_keep)));
+  if (args_.gradient_checkpointing) model_.set_segments(parse_segments(args_.keep_text(), std::ssize(model_.blocks())));
+  if (args_.memory() != MemorySettings{}) model_.set_memory(args_.memory());  // else what the model was told holds
+  if (args_.embedding_on_host && model_.config().tie_word_embeddings) {
+    log_warning_once(
+        "[trainer] embedding_on_host has no effect: this model's head is its embedding table, and the head stays on the GPU.");
   }
   if (!train_data_.empty()) {
     batches_per_epoch_ = batch_count(train_data_.size(), args_.per_device_train_batch_size, args_.dataloader_drop_last);

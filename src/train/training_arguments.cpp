@@ -38,6 +38,12 @@ void one_of(std::string_view name, std::string_view value, std::span<const std::
                       "; got '", value, "'.", did_you_mean(value, known));
 }
 
+std::string joined(const std::vector<std::string>& entries) {
+  std::string text;
+  for (const std::string& entry : entries) text += (text.empty() ? "" : ",") + entry;
+  return text;
+}
+
 /// A number of steps, or below 1 a share of all.
 void interval(std::string_view name, double value) {
   positive(name, value);
@@ -116,7 +122,8 @@ void TrainingArguments::validate() const {
                       adam_epsilon, '.');
   not_negative("max_grad_norm", max_grad_norm);
   QLORAPP_CHECK_VALUE(!(fp16 && bf16), kWhere, "At most one of fp16 and bf16 can be True, but not both.");
-  (void)parse_keep(checkpoint_keep);
+  check_segments(joined(checkpoint_keep));
+  memory().validate();
   at_least("max_length", max_length, 2);
   static constexpr std::array<std::string_view, 3> kPacking{"bfd", "bfd_split", "wrapped"};
   one_of("packing_strategy", packing_strategy, kPacking);
@@ -152,6 +159,12 @@ void TrainingArguments::validate() const {
   if (lr_scheduler_type == "constant" && (warmup_steps > 0 || warmup_ratio > 0)) {
     log_warning_once(concat(kWhere, "lr_scheduler_type=constant has no warm-up; use constant_with_warmup for one."));
   }
+}
+
+std::string TrainingArguments::keep_text() const { return gradient_checkpointing ? joined(checkpoint_keep) : "everything"; }
+
+MemorySettings TrainingArguments::memory() const {
+  return {loss_chunk_rows, mlp_tile_rows, parse_weight_workspace(weight_workspace), embedding_on_host};
 }
 
 }  // namespace qlorapp

@@ -75,6 +75,47 @@ TEST_CASE("inputs on the host are there and not on the device") {
   CHECK(on_host.of(MemoryPhase::kLoss).tensors + Bytes{14 * 2048 * 2048 * 2} <= on_device.of(MemoryPhase::kLoss).tensors);
 }
 
+TEST_CASE("each setting saves what it says") {
+  const int64_t x = 2048 * 4096 * 2;
+  PlanSettings settings = settings_for("llama-3.1-8b");
+  const auto plan = [&](const char* keep, const MemorySettings& memory) {
+    settings.segments = parse_segments(keep, 32);
+    settings.memory = memory;
+    return plan_memory(settings);
+  };
+  const auto tensors = [](const MemoryPlan& found, MemoryPhase phase) { return found.of(phase).tensors; };
+  const auto peak = [](const MemoryPlan& found) { return found.of(found.fullest_of_training()).tensors; };
+  // Backward frees the end of the model first.
+  CHECK(peak(plan("input_only,everything:12", {})) < peak(plan("everything:12,input_only", {})));
+  const MemoryPlan host = plan("input_on_host", {});
+  const MemoryPlan chunk = plan("input_on_host", {.loss_chunk_rows = 512});
+  CHECK(tensors(host, MemoryPhase::kLoss) - tensors(chunk, MemoryPhase::kLoss) == Bytes{int64_t{2047 - 512} * (128256 + 4096) * 2});
+  const MemoryPlan embedding = plan("input_on_host", {.embedding_on_host = true});
+  CHECK(peak(host) - peak(embedding) == Bytes{128256 * int64_t{4096} * 2});
+  CHECK(host.pinned_host == Bytes{31 * x});
+  CHECK(embedding.pinned_host - host.pinned_host == Bytes{128256 * int64_t{4096} * 2});
+  const MemoryPlan stack = plan("input_on_host", {.weight_workspace = WeightWorkspace::kStack});
+  const MemoryPlan projection = plan("input_on_host", {.weight_workspace = WeightWorkspace::kProjection});
+  const MemoryPlan tiles = plan("input_on_host", {.mlp_tile_rows = 512, .weight_workspace = WeightWorkspace::kStack});
+  CHECK(tensors(stack, MemoryPhase::kBackward) < tensors(host, MemoryPhase::kBackward));
+  CHECK(tensors(projection, MemoryPhase::kBackward) < tensors(stack, MemoryPhase::kBackward));
+  CHECK(tensors(tiles, MemoryPhase::kBackward) < tensors(stack, MemoryPhase::kBackward));
+}
+
+TEST_CASE("the smallest settings leave room below the low-memory goals") {
+  const auto step = [](const char* model, int64_t length) {
+    PlanSettings settings = settings_for(model, Keep::kInputOnHost);
+    settings.length = length;
+    settings.memory = {512, 1024, WeightWorkspace::kStack, true};
+    const MemoryPlan plan = plan_memory(settings);
+    return plan.of(plan.fullest_of_training()).allocated.count;
+  };
+  CHECK(step("llama-3.1-8b", 2048) < 5'600'000'000);
+  CHECK(step("llama-3.2-1b", 2048) < 1'400'000'000);
+  CHECK(step("llama-3.1-70b", 2048) < 41'000'000'000);
+  CHECK(step("llama-3.1-8b", 16384) - step("llama-3.1-8b", 2048) < 100'000 * (16384 - 2048));
+}
+
 TEST_CASE("more of anything is never less memory") {
   PlanSettings settings = settings_for("llama-3.2-1b", Keep::kInputOnly);
   const Bytes peak = plan_memory(settings).peak_allocated();

@@ -8,6 +8,7 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <atomic>
+#include <cmath>
 #include <memory>
 
 #include "catch.hpp"
@@ -39,6 +40,10 @@ bool no_gpu() {
   return !has_gpu();
 }
 
+/// The fastest settings, and those that save memory.
+const std::vector<MemorySettings> kSettings{
+    {}, {40, 32, WeightWorkspace::kStack, true}, {40, 32, WeightWorkspace::kProjection, true}};
+
 /// While it lives, everything that waits for the GPU throws.
 struct NothingWaits {
   NothingWaits() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR); }
@@ -57,6 +62,7 @@ TEST_CASE("loss and adapter gradients on a GPU equal autograd over a plain dense
   const auto expected = tiny::reference_loss_and_gradients(on_cpu, batch);
   const Keep keep = GENERATE(Keep::kEverything, Keep::kAttentionOnly, Keep::kInputOnly);
   model.set_segments(keep_in_each_block(model.config().num_hidden_layers, keep));
+  model.set_memory(GENERATE(from_range(kSettings)));
   model.arena().zero_grad();
   const LossSum found = model.forward_backward(batch.to(kGpu), at::ones({}, kGpu), 0, 0);
   REQUIRE(std::abs(found.loss.item<double>() - expected.loss) < 1e-5 * expected.loss);
@@ -68,9 +74,10 @@ TEST_CASE("loss and adapter gradients on a GPU equal autograd over a plain dense
 TEST_CASE("a micro-step on a GPU waits for nothing, and takes no memory that the first did not", "[nn][cuda]") {
   if (no_gpu()) return;
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kHalf, at::kBFloat16);
-  const Keep keep = GENERATE(Keep::kEverything, Keep::kInputOnly);
+  const Keep keep = GENERATE(Keep::kEverything, Keep::kInputOnly, Keep::kInputOnHost);
   CausalLM model = tiny::make_model(dtype, 0, kGpu);
   model.set_segments(keep_in_each_block(model.config().num_hidden_layers, keep));
+  model.set_memory(GENERATE(from_range(kSettings)));
   const Batch batch = long_batch({0, 64, 128}, model.config().vocab_size).to(kGpu);
   const at::Tensor scale = at::ones({}, kGpu);
   model.arena().zero_grad();
@@ -146,6 +153,8 @@ TEST_CASE("a micro-step is captured in a CUDA graph, and its replay adds the sam
   if (no_gpu()) return;
   const at::ScalarType dtype = GENERATE(at::kHalf, at::kBFloat16);
   CausalLM model = tiny::make_model(dtype, 0, kGpu);
+  model.set_segments(keep_in_each_block(model.config().num_hidden_layers, GENERATE(Keep::kEverything, Keep::kInputOnly)));
+  model.set_memory(GENERATE(from_range(kSettings)));
   const Batch batch = long_batch({0, 64, 128}, model.config().vocab_size).to(kGpu);
   const at::Tensor scale = at::ones({}, kGpu);
   model.arena().zero_grad();

@@ -265,6 +265,13 @@ EFFECTS = {
         {"gradient_checkpointing": True, "checkpoint_keep": "attention_only"},
         lambda r, p: {keep for _, _, keep in r.model.core.segments} != {keep for _, _, keep in p.model.core.segments},
     ),
+    "loss_chunk_rows": ({"loss_chunk_rows": 3}, lambda r, p: r.losses == pytest.approx(p.losses, rel=1e-5)),
+    "mlp_tile_rows": (
+        {"gradient_checkpointing": True, "mlp_tile_rows": 4},
+        lambda r, p: r.losses == pytest.approx(p.losses, rel=1e-5),
+    ),
+    "weight_workspace": ({"weight_workspace": "stack"}, lambda r, p: r.losses == p.losses),  # a GPU's matter
+    "embedding_on_host": ({"embedding_on_host": True}, lambda r, p: r.losses == p.losses),  # a GPU's matter
     "count_position_zero": ({"count_position_zero": True}, lambda r, p: r.losses == p.losses),  # no row has such a label
     "train_sampling_strategy": ({"train_sampling_strategy": "sequential"}, lambda r, p: r.losses != p.losses),
     "group_by_length": ({"group_by_length": True}, lambda r, p: r.losses != p.losses),

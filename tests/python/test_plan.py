@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """qlorapp plan, train --dry_run, qlorapp.plan and find_max_batch_size: what they say is true, and what is wrong is refused by name."""
 
+import importlib.util
 import json
 import pathlib
 import re
@@ -50,6 +51,14 @@ def test_the_documentation_shows_what_the_command_says(command, output, tmp_path
     result = qlorapp(*shlex.split(command), cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == output.strip()
+
+
+def test_the_table_of_options_is_current():
+    spec = importlib.util.spec_from_file_location("memory_page", conftest.ROOT / "scripts" / "make_memory_page.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = MEMORY_PAGE.read_text(encoding="utf-8")
+    assert module.with_table(text) == text
 
 
 def test_the_three_questions_are_in_the_documentation():

@@ -153,12 +153,37 @@ def test_checkpointing_changes_no_gradient(folder):
         {"every": 2, "keep": "input_on_host"},
         {"every": "sqrt"},
         {"gradient_checkpointing_kwargs": {"use_reentrant": False}},
+        {"keep": "input_only,everything:1"},
+        {"keep": ["attention_only"] + ["everything"] * (model.config.num_hidden_layers - 1)},
     ):
         model.gradient_checkpointing_enable(**how)
         assert model.is_gradient_checkpointing
         assert all(torch.equal(a, b) for a, b in zip(kept, gradients(), strict=True)), how
     model.gradient_checkpointing_disable()
     assert not model.is_gradient_checkpointing
+
+
+def test_memory_settings_change_gradients_by_rounding_only_and_move_no_visible_tensor(folder):
+    batch, model = ragged_batch(), load(folder, lora_dropout=0.2)
+    model.gradient_checkpointing_enable()
+
+    def gradients():
+        torch.manual_seed(8)  # of the dropout masks
+        model.zero_grad()
+        model(**batch).loss.backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
+
+    plain = gradients()
+    for settings in (
+        {"loss_chunk_rows": 3},
+        {"mlp_tile_rows": 4},
+        {"loss_chunk_rows": 5, "mlp_tile_rows": 8, "weight_workspace": "projection", "embedding_on_host": True},
+    ):
+        model.set_memory(**settings)
+        assert torch.linalg.norm(gradients() - plain) < 1e-5 * torch.linalg.norm(plain), settings
+        assert model.get_input_embeddings().weight.data_ptr() == model.core.embed_tokens.data_ptr()
+    with pytest.raises(ValueError, match="mlp_tile_rows"):
+        model.set_memory(mlp_tile_rows=3)
 
 
 def test_dropout_follows_train_eval_and_manual_seed(folder):

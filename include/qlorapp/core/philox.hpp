@@ -30,15 +30,17 @@ QLORAPP_HOST_DEVICE constexpr std::array<uint32_t, 4> philox4x32(std::array<uint
   return counter;
 }
 
-/// Names one dropout mask: every element of it follows from these numbers and the element's index.
+/// Names one dropout mask, or the rest of it from an element on: every element follows from these numbers and its index.
 struct DropoutKey {
   uint64_t seed = 0;        ///< Of the run.
   uint32_t micro_step = 0;  ///< Micro-batches since the start of the run.
   uint32_t site = 0;        ///< Which layer and projection.
+  uint64_t first = 0;       ///< Index in the mask of the tensor's first element, a multiple of 4.
 };
 
-/// 32 random bits for element `index` of the mask; elements 4k … 4k + 3 share one generator call.
+/// 32 random bits for each of the elements 4·group … 4·group + 3 from key.first on, which share one generator call.
 QLORAPP_HOST_DEVICE constexpr std::array<uint32_t, 4> dropout_bits(const DropoutKey& key, uint64_t group) {
+  group += key.first / 4;
   return philox4x32({static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32), key.micro_step, key.site},
                     {static_cast<uint32_t>(key.seed), static_cast<uint32_t>(key.seed >> 32)});
 }

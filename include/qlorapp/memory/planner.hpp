@@ -22,6 +22,7 @@
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/nn/keep.hpp"
 #include "qlorapp/nn/lora_config.hpp"
+#include "qlorapp/nn/memory_settings.hpp"
 #include "qlorapp/ops/memory_tape.hpp"
 #include "qlorapp/quant/quantizer.hpp"
 
@@ -42,6 +43,7 @@ struct PlanSettings {
   bool optimizer_is_8bit = false;
   bool optimizer_on_host = false;  ///< Paged moments that have given way.
   std::vector<Segment> segments;   ///< What is kept; empty: everything.
+  MemorySettings memory;
   ops::PlannedDevice device;
 };
 
@@ -66,7 +68,7 @@ struct TimelinePoint {
 struct MemoryPlan {
   std::array<PhasePlan, ops::kMemoryPhaseCount> phases;  ///< By MemoryPhase.
   std::vector<TimelinePoint> timeline;                   ///< From the end of the load on; the fullest moments are all in it.
-  Bytes pinned_host;                                     ///< Beside a GPU: inputs kept on the host, paged moments.
+  Bytes pinned_host;                                     ///< Beside a GPU: inputs kept on the host, paged moments, an embedding that waits there.
   int64_t trainable_parameters = 0;
   int64_t base_parameters = 0;
 
@@ -76,6 +78,7 @@ struct MemoryPlan {
   [[nodiscard]] ops::MemoryPhase fullest_of_training() const;
   [[nodiscard]] Bytes peak_allocated() const { return of(fullest()).allocated; }
   [[nodiscard]] Bytes peak_reserved() const;
+  [[nodiscard]] Bytes peak_reserved_in_training() const;  ///< All but the load.
 };
 
 /// @throws ValueError naming the setting: a size that is not positive, a batch or length whose products leave 64 bits, adapters

@@ -24,6 +24,10 @@ struct Batch {
   [[nodiscard]] int64_t token_count() const { return row_starts.empty() ? 0 : row_starts.back(); }
   [[nodiscard]] int64_t row_count() const { return row_starts.empty() ? 0 : static_cast<int64_t>(row_starts.size()) - 1; }
 
+  /// Whole rows of one length: each position's target is the next token of its row.
+  /// @param tokens  (R, L) int64, R >= 1 and L >= 2; the batch's tensors are on its device.
+  [[nodiscard]] static Batch of_equal_rows(const at::Tensor& tokens);
+
   /// @returns the same batch with its tensors on `device`. Synchronizes only as far as the copies do.
   [[nodiscard]] Batch to(at::Device device) const;
 };

@@ -19,7 +19,9 @@
 #include "qlorapp/nn/decoder_block.hpp"
 #include "qlorapp/nn/keep.hpp"
 #include "qlorapp/nn/lora_config.hpp"
+#include "qlorapp/nn/memory_settings.hpp"
 #include "qlorapp/nn/step_context.hpp"
+#include "qlorapp/ops/memory_tape.hpp"
 
 namespace qlorapp {
 
@@ -86,6 +88,11 @@ class CausalLM : public std::enable_shared_from_this<CausalLM> {
   /// order.
   void set_segments(std::vector<Segment> segments);
   [[nodiscard]] const std::vector<Segment>& segments() const { return segments_; }
+  /// Where the step buys memory with time; takes effect with the next micro-batch. embedding_on_host moves the table at once: the tensor
+  /// that embed_tokens() gave before stays where it is as long as somebody holds it.
+  /// @throws ValueError if a setting is out of range.
+  void set_memory(const MemorySettings& settings);
+  [[nodiscard]] const MemorySettings& memory() const { return memory_; }
   /// Host memory of segments with input_on_host; null where there are none, and on a CPU.
   [[nodiscard]] const PinnedRing* pinned_ring() const { return ring_.get(); }
 
@@ -119,10 +126,11 @@ class CausalLM : public std::enable_shared_from_this<CausalLM> {
   [[nodiscard]] const at::Tensor& embed_tokens() const { return embed_tokens_; }
   [[nodiscard]] const at::Tensor& norm_weight() const { return norm_; }
   [[nodiscard]] const at::Tensor& lm_head() const { return lm_head_; }
-  [[nodiscard]] at::Device device() const { return embed_tokens_.device(); }
+  [[nodiscard]] at::Device device() const { return norm_.device(); }
   [[nodiscard]] at::ScalarType dtype() const { return embed_tokens_.scalar_type(); }
   /// Elements of the base model (tied weights once) and of the adapters.
   [[nodiscard]] int64_t base_parameter_count() const;
+  /// Of the base, on its device; an embedding in host memory is not counted.
   [[nodiscard]] Bytes weight_bytes() const;
 
   /// Names of the linear layers in the order of the model, without prefix: "model.layers.0.self_attn.q_proj".
@@ -135,6 +143,9 @@ class CausalLM : public std::enable_shared_from_this<CausalLM> {
   StepContext make_context(const Batch& batch, bool training, uint64_t seed, uint32_t micro_step);
   [[nodiscard]] at::Tensor run_segment(const Segment& segment, const at::Tensor& x, const StepContext& context,
                                        std::vector<Saved>* saved) const;
+  /// Asked of the norm: the embedding may wait on the host.
+  [[nodiscard]] bool on_gpu() const { return ops::computes_on_gpu(norm_); }
+  [[nodiscard]] int64_t loss_chunk_rows() const;
   /// @param need_dx  whether the gradient of the segment's input is wanted.
   [[nodiscard]] Wide run_segment_back(const Segment& segment, Wide dy, const StepContext& context, std::vector<Saved> saved,
                                       const std::vector<DecoderBlock::Gradients>& gradients, bool need_dx) const;
@@ -149,6 +160,7 @@ class CausalLM : public std::enable_shared_from_this<CausalLM> {
   at::Tensor embed_tokens_, norm_, lm_head_;
   std::vector<DecoderBlock> blocks_;
   std::vector<Segment> segments_;
+  MemorySettings memory_;
   RopeTable rope_;
   std::shared_ptr<PinnedRing> ring_;  ///< Of inputs on the host; null while no segment asks for it.
   std::map<std::string, AdapterSet> adapters_;

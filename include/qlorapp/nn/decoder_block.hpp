@@ -107,9 +107,9 @@ class DecoderBlock {
     size_t begin, count;
   };
   static constexpr Group kQkv{0, 3}, kO{3, 1}, kGateUp{4, 2}, kDown{6, 1};
-  /// Workspaces that a recompute has filled and the backward pass after it reads; undefined where there was none.
+  /// Workspaces that a recompute has filled and the backward pass after it reads, or that tiles share; undefined where there are none.
   struct Workspaces {
-    at::Tensor qkv, o, gate_up;
+    at::Tensor qkv, o, gate_up, down;
   };
 
   [[nodiscard]] bool stacked(const StepContext& context) const;
@@ -118,8 +118,8 @@ class DecoderBlock {
   [[nodiscard]] int64_t spare(const StepContext& context, std::initializer_list<Group> groups) const;
   /// s·dy·B of each projection of a group, in tensors of their own; undefined where they are in columns behind dy.
   using Inner = std::array<at::Tensor, 3>;
-  /// y = x·Wᵀ with LoRA for a group, and u into `saved` unless it is null; the workspace is put into `cache` if that is not
-  /// null.
+  /// y = x·Wᵀ with LoRA for a group, and u into `saved` unless it is null; the workspace is taken from `cache` if it is there, and put
+  /// there if `cache` is not null.
   void project(const Group& group, at::Tensor y, const Wide& x, const StepContext& context, Saved* saved,
                at::Tensor* cache = nullptr) const;
   /// The half of backward that needs no input: dx (unless null) from dy. @param workspace  undefined: dequantized here.
@@ -129,11 +129,27 @@ class DecoderBlock {
   void add_gradients(const Group& group, const Wide& dy, const at::Tensor& x, const Inner& v, const StepContext& context,
                      const Saved& saved, const Gradients& gradients) const;
 
+  /// Whether the MLP of so many tokens goes through in tiles (MemorySettings), where gate|up is not kept.
+  [[nodiscard]] static bool tiled(const StepContext& context, int64_t tokens);
+  /// Whether a dequantized weight waits for its next use in the block.
+  [[nodiscard]] static bool keeps_workspaces(const StepContext& context) {
+    return context.memory.weight_workspace == WeightWorkspace::kLayer;
+  }
+  template <class Use>
+  static void for_each_tile(const StepContext& context, int64_t tokens, Use&& use);
+
   [[nodiscard]] const LoraAdapter* adapter(Projection projection) const;
   [[nodiscard]] std::optional<DropoutKey> dropout(Projection projection, const StepContext& context) const;
-  [[nodiscard]] Wide backward_down(const Wide& dy, const StepContext& context, Saved& saved, const Gradients& gradients) const;
+  [[nodiscard]] Wide backward_down(const Wide& dy, const StepContext& context, Saved& saved, const Gradients& gradients,
+                                   at::Tensor* cache) const;
   [[nodiscard]] at::Tensor project_qkv(const Wide& n1, const StepContext& context, Saved* saved, at::Tensor* cache = nullptr) const;
+  [[nodiscard]] at::Tensor attend(const StepContext& context, Saved& saved, bool for_backward, Workspaces* cache) const;
+  void compute_gate_up(const Wide& n2, const StepContext& context, Saved& saved, bool for_backward, Workspaces* cache) const;
   void compute_until_gate_up(const StepContext& context, Saved& saved, bool for_backward, Workspaces* cache = nullptr) const;
+  [[nodiscard]] Saved compute_tile(const at::Tensor& x2, const StepContext& context, bool for_backward, Workspaces* cache) const;
+  [[nodiscard]] at::Tensor mlp_in_tiles(const at::Tensor& x2, const StepContext& context) const;
+  void backward_mlp(const Wide& residual, const StepContext& context, Saved& saved, const Gradients& gradients,
+                    Workspaces& workspaces, bool keep_workspaces) const;
 
   Shape shape_;
   Weights weights_;

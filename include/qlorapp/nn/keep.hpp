@@ -57,6 +57,17 @@ struct Segment {
   Keep keep = Keep::kEverything;  ///< Of several blocks: kInputOnHost, or anything else for the input on the device.
 };
 
+/// One segment a block, from a policy or a mixture: "input_only", "input_on_host,everything:12", "input_only:20,everything:12". Runs of
+/// blocks from the first on; one of them may be without a number and takes the blocks that are left. Several names and no number at all:
+/// one a block.
+///
+/// Keep more at the END: backward begins at the last block, so what that kept is freed first, and when the blocks come that compute again,
+/// whose backward needs the most room, it is gone.
+/// @throws ValueError if a name is wrong, or the numbers do not add up to `blocks`.
+[[nodiscard]] std::vector<Segment> parse_segments(std::string_view text, int64_t blocks);
+/// What of that can be said without the model. @throws ValueError
+void check_segments(std::string_view text);
+
 /// One segment a block, all with the same policy.
 [[nodiscard]] std::vector<Segment> keep_in_each_block(int64_t blocks, Keep keep);
 /// Segments of k blocks (the last may be shorter): ceil(N / k) inputs are kept, k blocks are live in backward.

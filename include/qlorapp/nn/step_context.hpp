@@ -10,6 +10,7 @@
 
 #include "qlorapp/core/philox.hpp"
 #include "qlorapp/nn/input_offload.hpp"
+#include "qlorapp/nn/memory_settings.hpp"
 
 namespace qlorapp {
 
@@ -40,9 +41,14 @@ struct StepContext {
   bool stacked = false;                   ///< Multiply projections that share an input as one (projection_stack.hpp): a GPU's way.
   bool deterministic = false;             ///< The same bits in every run, on a GPU too.
   std::shared_ptr<InputOffload> offload;  ///< Takes inputs that are kept on the host; null on a CPU and where none are.
+  MemorySettings memory;
+  int64_t first_row = 0;  ///< Of the rows at hand among the micro-batch's: where a tile's part of a dropout mask begins.
 
   /// @param site  a number that no other mask of the model shares: block * 16 + projection.
-  [[nodiscard]] DropoutKey dropout_key(uint32_t site) const { return {seed, micro_step, site}; }
+  /// @param width  of the input that is masked.
+  [[nodiscard]] DropoutKey dropout_key(uint32_t site, int64_t width) const {
+    return {seed, micro_step, site, static_cast<uint64_t>(first_row * width)};
+  }
 };
 
 }  // namespace qlorapp

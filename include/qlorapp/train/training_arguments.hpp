@@ -4,7 +4,8 @@
 /// Every name that transformers has had since 4.46 is here: used, or accepted and said to have no effect, or refused with a
 /// reason (tests/python/test_option_names.py holds the table to the signatures of those releases). A name that is not here is
 /// an unknown option. Older spellings (aliases) mean the same and are said once. Defaults are transformers' own;
-/// checkpoint_keep and count_position_zero are ours, max_length, completion_only_loss and packing's are TRL's SFTConfig's.
+/// checkpoint_keep, the four memory options behind it (nn/keep.hpp, nn/memory_settings.hpp) and count_position_zero are ours,
+/// max_length, completion_only_loss and packing's are TRL's SFTConfig's.
 ///
 /// The table is written in four parts, one a topic, which this struct puts together; a config that has these options and more
 /// of its own derives from it and appends to fields() and aliases() in the same way.
@@ -18,6 +19,7 @@
 #include <tuple>
 
 #include "qlorapp/core/field_table.hpp"
+#include "qlorapp/nn/memory_settings.hpp"
 #include "qlorapp/train/precision.hpp"
 #include "qlorapp/train/training_arguments_distributed.hpp"
 #include "qlorapp/train/training_arguments_hub.hpp"
@@ -51,6 +53,9 @@ struct TrainingArguments : RunArguments, LoggingArguments, DistributedArguments,
   [[nodiscard]] Precision precision() const { return bf16 ? Precision::kBf16 : fp16 ? Precision::kFp16 : Precision::kFp32; }
   [[nodiscard]] bool optimizer_is_8bit() const { return optim.ends_with("_8bit"); }
   [[nodiscard]] bool optimizer_is_paged() const { return optim.starts_with("paged_"); }
+  /// What parse_segments takes. "everything" without gradient_checkpointing.
+  [[nodiscard]] std::string keep_text() const;
+  [[nodiscard]] MemorySettings memory() const;
   [[nodiscard]] double eval_interval() const { return eval_steps.value_or(0) > 0 ? *eval_steps : logging_steps; }
   /// train_sampling_strategy, or what its older form says.
   [[nodiscard]] std::string sampling() const { return group_by_length ? "group_by_length" : train_sampling_strategy; }

@@ -52,7 +52,11 @@ struct RunArguments {
   std::optional<bool> tf32;
   bool gradient_checkpointing = false;
   FreeForm gradient_checkpointing_kwargs;
-  std::string checkpoint_keep = "input_only";
+  std::vector<std::string> checkpoint_keep = {"input_only"};
+  int64_t loss_chunk_rows = 0;
+  int64_t mlp_tile_rows = 0;
+  std::string weight_workspace = "layer";
+  bool embedding_on_host = false;
   std::optional<int64_t> torch_empty_cache_steps;
   bool auto_find_batch_size = false;
   bool use_cache = false;
@@ -131,7 +135,14 @@ struct RunArguments {
         Field{"gradient_checkpointing_kwargs", &T::gradient_checkpointing_kwargs, "", kSaid,
               "blocks have one kind of checkpoint, whose inputs need no gradient. See checkpoint_keep."},
         Field{"checkpoint_keep", &T::checkpoint_keep,
-              "what gradient_checkpointing keeps of a block: everything, attention_only, input_only or input_on_host"},
+              "what gradient_checkpointing keeps of a block: everything, attention_only, input_only or input_on_host; or a mixture, "
+              "from the first block on: input_only:20,everything:12, where one number may be left out"},
+        Field{"loss_chunk_rows", &T::loss_chunk_rows, "rows of logits that exist at a time; 0: 2048 on a GPU, 512 on a CPU"},
+        Field{"mlp_tile_rows", &T::mlp_tile_rows, "rows that go through an MLP at a time, where it is not kept; 0: all"},
+        Field{"weight_workspace", &T::weight_workspace,
+              "dequantized weights that a GPU holds at a time: layer (fastest), stack or projection (smallest)"},
+        Field{"embedding_on_host", &T::embedding_on_host,
+              "keep the embedding table in pinned host memory, where the head is not tied to it; a GPU reads its rows from there"},
         Field{"torch_empty_cache_steps", &T::torch_empty_cache_steps,
               "on a GPU: steps between returns of unused memory; unset: never"},
         Field{"auto_find_batch_size", &T::auto_find_batch_size, "", kRefused,

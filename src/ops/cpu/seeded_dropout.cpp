@@ -9,11 +9,14 @@
 namespace qlorapp {
 namespace {
 
-at::Tensor seeded_dropout_cpu(const at::Tensor& x, double p, int64_t seed, int64_t micro_step, int64_t site) {
+at::Tensor seeded_dropout_cpu(const at::Tensor& x, double p, int64_t seed, int64_t micro_step, int64_t site, int64_t first) {
   TORCH_CHECK_VALUE(p >= 0.0 && p < 1.0, "[seeded_dropout] p must be in [0, 1); got ", p, ".");
+  TORCH_CHECK_VALUE(first >= 0 && first % 4 == 0, "[seeded_dropout] first must be a multiple of 4; got ", first,
+                    ". Cut x where a row of four begins.");
   const at::Tensor input = x.contiguous();
   at::Tensor output = at::empty_like(input);
-  const DropoutKey key{static_cast<uint64_t>(seed), static_cast<uint32_t>(micro_step), static_cast<uint32_t>(site)};
+  const DropoutKey key{static_cast<uint64_t>(seed), static_cast<uint32_t>(micro_step), static_cast<uint32_t>(site),
+                       static_cast<uint64_t>(first)};
   const uint32_t threshold = dropout_threshold(p);
   const int64_t n = input.numel();
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, input.scalar_type(), "seeded_dropout", [&] {
@@ -34,7 +37,7 @@ at::Tensor seeded_dropout_cpu(const at::Tensor& x, double p, int64_t seed, int64
   return output;
 }
 
-at::Tensor seeded_dropout_meta(const at::Tensor& x, double, int64_t, int64_t, int64_t) {
+at::Tensor seeded_dropout_meta(const at::Tensor& x, double, int64_t, int64_t, int64_t, int64_t) {
   return at::empty_like(x, at::MemoryFormat::Contiguous);
 }
 

@@ -106,7 +106,7 @@ Tensor attention_with_cache(const Tensor& q, const Tensor& k, const Tensor& v, a
 
 Tensor embedding(const Tensor& weight, const Tensor& tokens) {
   check_embedding("embedding", weight, tokens);
-  return empty({tokens.sym_size(0), weight.sym_size(1)}, weight);
+  return at::empty_symint({tokens.sym_size(0), weight.sym_size(1)}, weight.options().device(tokens.device()));
 }
 
 std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets,

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What the programs of this folder measure: shapes of real models, batches, and the settings of a step as words NAME=VALUE.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include <ATen/ops/randint.h>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/format/model_config.hpp"
+#include "qlorapp/memory/known_models.hpp"
+#include "qlorapp/nn/batch.hpp"
+#include "qlorapp/nn/lora_config.hpp"
+#include "qlorapp/nn/memory_settings.hpp"
+
+namespace qlorapp::bench {
+
+inline format::ModelConfig config_of(const std::string& model) {
+  for (const auto& [name, known] : {std::pair{"70b", "llama-3.1-70b"}, {"8b", "llama-3.1-8b"}, {"3b", "llama-3.2-3b"}, {"1b", "llama-3.2-1b"}}) {
+    if (model == name) return find_model_config(known);
+  }
+  throw ValueError(concat("MODEL must be 70b, 8b, 3b or 1b; got ", model));
+}
+
+/// On the GPU.
+inline Batch random_batch(int64_t rows, int64_t length, int64_t vocabulary) {
+  return Batch::of_equal_rows(at::randint(0, vocabulary, {rows, length}, at::TensorOptions().dtype(at::kLong).device(at::kCUDA)));
+}
+
+/// r = 16 on all seven linear layers.
+inline LoraConfig lora_config() {
+  LoraConfig lora;
+  lora.r = 16;
+  lora.lora_alpha = 32;
+  lora.target_modules = NamesOrPattern("all-linear");
+  return lora;
+}
+
+struct Setting {
+  int64_t rows = 2, length = 2048;
+  std::string keep = "everything";
+  MemorySettings memory;
+  double cap = 0;  ///< GiB.
+
+  /// @returns false if the word is no NAME=VALUE.
+  bool set(const std::string& word) {
+    const size_t equals = word.find('=');
+    if (equals == std::string::npos) return false;
+    const std::string name = word.substr(0, equals), value = word.substr(equals + 1);
+    if (name == "batch") rows = std::stoll(value);
+    else if (name == "sequence") length = std::stoll(value);
+    else if (name == "keep") keep = value;
+    else if (name == "loss_chunk_rows") memory.loss_chunk_rows = std::stoll(value);
+    else if (name == "mlp_tile_rows") memory.mlp_tile_rows = std::stoll(value);
+    else if (name == "weight_workspace") memory.weight_workspace = parse_weight_workspace(value);
+    else if (name == "embedding_on_host") memory.embedding_on_host = value != "0";
+    else if (name == "cap") cap = std::stod(value);
+    else throw ValueError(concat("no setting is called ", name));
+    return true;
+  }
+};
+
+}  // namespace qlorapp::bench

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Where a training step buys memory with time, beside what its blocks keep (keep.hpp). None changes what is computed: losses
+/// are the same numbers, and gradients differ by no more than the order in which they are added up.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace qlorapp {
+
+/// How many dequantized weights a GPU holds at a time. N output, K input features of the projections that are multiplied as
+/// one; a workspace is about 2·N·K bytes in 16 bits. A CPU dequantizes a panel at a time whatever this says.
+enum class WeightWorkspace : uint8_t {
+  kLayer,  ///< A recompute leaves its workspaces to the backward pass after it: a layer's, and each weight is dequantized least
+           ///< often.
+  kStack,  ///< One stack at a time (q|k|v, o, gate|up or down): again for backward, and again for each tile of the MLP.
+  kProjection,  ///< One weight at a time, and its adapter by products of its own: the largest workspace is that of one
+                ///< projection.
+};
+
+[[nodiscard]] std::string_view to_string(WeightWorkspace workspace);
+/// @throws ValueError naming the nearest of layer, stack, projection.
+[[nodiscard]] WeightWorkspace parse_weight_workspace(std::string_view text);
+
+struct MemorySettings {
+  /// Rows of logits that exist at a time: rows × vocabulary in the compute dtype. 0: 2,048 on a GPU, 512 on a CPU.
+  int64_t loss_chunk_rows = 0;
+  /// Rows that go through norm, gate, up, SwiGLU and down at a time, forward, recomputed and backward: the (M, 2·I) and (M, I)
+  /// tensors never exist whole. 0: all rows at once. A multiple of kTileStep. Blocks that keep everything keep gate|up whole
+  /// and are not tiled.
+  int64_t mlp_tile_rows = 0;
+  WeightWorkspace weight_workspace = WeightWorkspace::kLayer;
+  /// The embedding table waits in pinned host memory and a GPU reads the batch's rows from there. Nothing where the head is
+  /// tied to it (the head is a product on the GPU) and on a CPU.
+  bool embedding_on_host = false;
+
+  /// A dropout mask's generator makes four numbers a call, so tiles begin at multiples of four elements.
+  static constexpr int64_t kTileStep = 4;
+
+  /// @throws ValueError naming the member that is out of range.
+  void validate() const;
+  friend bool operator==(const MemorySettings&, const MemorySettings&) = default;
+};
+
+}  // namespace qlorapp

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/memory/budget.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <optional>
+#include <vector>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/memory/roofline.hpp"
+
+namespace qlorapp {
+namespace {
+
+std::string percent(double part) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.1f %%", 100 * part);
+  return text.data();
+}
+
+/// The first blocks have one policy, the last `count` a richer one.
+struct Mixture {
+  Keep lower, upper;
+  int64_t count = 0;
+
+  [[nodiscard]] std::string text(int64_t blocks) const {
+    if (count == 0) return std::string(to_string(lower));
+    if (count == blocks) return std::string(to_string(upper));
+    return concat(to_string(lower), ",", to_string(upper), ":", count);
+  }
+};
+
+/// One way to take a step, of which only the mixture's count is open.
+struct Way {
+  int64_t batch;
+  MemorySettings memory;
+  Mixture mixture;
+};
+
+class Search {
+ public:
+  Search(const PlanSettings& settings, const Gpu& rates, const BudgetRequest& request)
+      : asked_(settings), rates_(rates), room_(request.room), blocks_(settings.model.num_hidden_layers) {
+    const int64_t rows = request.effective_batch > 0 ? request.effective_batch : settings.batch * settings.accumulation;
+    for (int64_t batch = 1; batch <= rows; ++batch) {
+      const bool wanted = request.effective_batch > 0 ? rows % batch == 0 && batch * settings.length <= kMostTokens : false;
+      if (wanted || batch == (request.effective_batch > 0 ? 1 : settings.batch)) batches_.push_back(batch);
+    }
+    rows_ = rows;
+  }
+
+  /// Filled in for a way: the settings that the planner and the roofline take.
+  [[nodiscard]] PlanSettings settings_of(const Way& way) const {
+    PlanSettings settings = asked_;
+    settings.batch = way.batch;
+    settings.accumulation = std::max<int64_t>(1, rows_ / way.batch);
+    settings.eval_batch = asked_.eval_batch;
+    settings.memory = way.memory;
+    settings.segments = parse_segments(way.mixture.text(blocks_), blocks_);
+    return settings;
+  }
+
+  [[nodiscard]] double seconds(const Way& way) const {
+    const PlanSettings settings = settings_of(way);
+    const StepTime time = step_time(settings, rates_, static_cast<double>(settings.length));
+    return time.micro_batch() * static_cast<double>(settings.accumulation) + time.optimizer;
+  }
+
+  [[nodiscard]] MemoryPlan plan(const Way& way) const { return plan_memory(settings_of(way)); }
+  [[nodiscard]] bool fits(const Way& way) const { return need(way) <= room_; }
+  [[nodiscard]] Bytes need(const Way& way) const { return plan(way).peak_reserved_in_training(); }
+
+  /// The fastest that fits; none: nothing does.
+  [[nodiscard]] std::optional<Way> best() const {
+    std::vector<std::pair<double, Way>> ways;  // by what they would take if all blocks had the richer policy
+    for (const int64_t batch : batches_) {
+      for (const MemorySettings& memory : ways_to_save()) {
+        for (const Mixture& mixture : mixtures()) {
+          Way way{batch, memory, mixture};
+          way.mixture.count = blocks_;
+          ways.emplace_back(seconds(way), way);
+        }
+      }
+    }
+    std::stable_sort(ways.begin(), ways.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::optional<Way> found;
+    double least = 0;
+    for (auto& [bound, way] : ways) {
+      if (found && bound >= least) break;  // not even with all blocks richer
+      if (!fill(way)) continue;
+      const double own = seconds(way);
+      if (found && own >= least) continue;
+      found = way;
+      least = own;
+    }
+    return found;
+  }
+
+  /// The largest count of richer blocks that fits. @returns false if not even none of them does.
+  [[nodiscard]] bool fill(Way& way) const {
+    way.mixture.count = blocks_;  // not the end of a scale: where nothing is computed again, its workspaces are gone
+    if (fits(way)) return true;
+    way.mixture.count = 0;
+    if (!fits(way)) return false;
+    int64_t good = 0, bad = blocks_;
+    while (bad - good > 1) {
+      way.mixture.count = good + (bad - good) / 2;
+      (fits(way) ? good : bad) = way.mixture.count;
+    }
+    way.mixture.count = good;
+    return true;
+  }
+
+  /// The smallest step there is.
+  [[nodiscard]] Way smallest() const {
+    return {batches_.front(), ways_to_save().back(), {mixtures().front().lower, mixtures().front().lower, 0}};
+  }
+  [[nodiscard]] int64_t blocks() const { return blocks_; }
+
+  /// As many changes, each smaller and slower than the one before.
+  [[nodiscard]] std::vector<MemorySettings> ways_to_save() const {
+    MemorySettings own = asked_.memory;
+    std::vector<MemorySettings> ways{own};
+    const auto add = [&](auto change) {
+      change(own);
+      if (own != ways.back()) ways.push_back(own);
+    };
+    const bool gpu = asked_.device.type == at::kCUDA;
+    if (gpu && !asked_.model.tie_word_embeddings) add([](MemorySettings& m) { m.embedding_on_host = true; });
+    add([](MemorySettings& m) { m.loss_chunk_rows = m.loss_chunk_rows > 0 ? std::min<int64_t>(m.loss_chunk_rows, 512) : 512; });
+    if (gpu) add([](MemorySettings& m) { m.weight_workspace = std::max(m.weight_workspace, WeightWorkspace::kStack); });
+    add([](MemorySettings& m) { m.mlp_tile_rows = m.mlp_tile_rows > 0 ? std::min<int64_t>(m.mlp_tile_rows, 1024) : 1024; });
+    return ways;
+  }
+
+ private:
+  [[nodiscard]] std::vector<Mixture> mixtures() const {
+    const Keep least = asked_.device.type == at::kCUDA ? Keep::kInputOnHost : Keep::kInputOnly;
+    return {{least, Keep::kEverything}, {least, Keep::kAttentionOnly}, {Keep::kAttentionOnly, Keep::kEverything}};
+  }
+
+  /// Above this many tokens a larger micro-batch gains nothing on any card of the table.
+  static constexpr int64_t kMostTokens = 32768;
+
+  const PlanSettings& asked_;
+  const Gpu& rates_;
+  Bytes room_;
+  int64_t blocks_, rows_ = 1;
+  std::vector<int64_t> batches_;
+};
+
+std::string memory_text(const MemorySettings& memory) {
+  std::string text;
+  if (memory.embedding_on_host) text += ", embedding on the host";
+  if (memory.loss_chunk_rows > 0) text += concat(", ", memory.loss_chunk_rows, " rows of logits at a time");
+  if (memory.weight_workspace != WeightWorkspace::kLayer) text += concat(", weight_workspace=", to_string(memory.weight_workspace));
+  if (memory.mlp_tile_rows > 0) text += concat(", MLP in tiles of ", memory.mlp_tile_rows, " rows");
+  return text;
+}
+
+std::string describe(const Search& search, const Way& way) {
+  return concat("batch ", way.batch, " x ", search.settings_of(way).accumulation, ", keeping ", way.mixture.text(search.blocks()),
+                memory_text(way.memory));
+}
+
+[[noreturn]] void refuse(const Search& search, const PlanSettings& asked, Bytes room) {
+  const Way least = search.smallest();
+  const Bytes need = search.need(least);
+  std::string ways;
+  const auto add = [&](const std::string& name, const PlanSettings& settings) {
+    const Bytes own = plan_memory(settings).peak_reserved_in_training();
+    ways += concat(ways.empty() ? "" : "; ", name, ": ", to_string(own), own <= room ? ", fits" : "");
+  };
+  PlanSettings settings = search.settings_of(least);
+  if (least.batch > 1) {
+    PlanSettings one = settings;
+    one.batch = 1;
+    add("batch 1", one);
+  }
+  PlanSettings shorter = settings;
+  shorter.length = std::max<int64_t>(2, asked.length / 2);
+  add(concat("rows of ", shorter.length, " tokens"), shorter);
+  if (asked.lora.r > 1) {
+    PlanSettings lower = settings;
+    lower.lora.r = asked.lora.r / 2;
+    add(concat("rank ", lower.lora.r), lower);
+  }
+  throw ValueError(concat("[memory_budget] ", to_string(room), " are not enough: the smallest step of ", least.batch, " x ",
+                          asked.length, " tokens takes ", to_string(need), ", ", to_string(need - room), " more. Ways out: ", ways,
+                          "."));
+}
+
+}  // namespace
+
+BudgetChoice fit_budget(const PlanSettings& settings, const Gpu& rates, const BudgetRequest& request) {
+  QLORAPP_CHECK_VALUE(request.room.count > 0, "[memory_budget] must be above 0; got ", request.room.count, " bytes.");
+  const Search search(settings, rates, request);
+  const std::optional<Way> found = search.best();
+  if (!found) refuse(search, settings, request.room);
+
+  BudgetChoice choice;
+  choice.settings = search.settings_of(*found);
+  choice.plan = search.plan(*found);
+  choice.keep = found->mixture.text(search.blocks());
+  choice.seconds = search.seconds(*found);
+  Way free = *found;  // the same micro-batch where memory were no matter
+  free.memory = settings.memory;
+  free.mixture = {Keep::kEverything, Keep::kEverything, search.blocks()};
+  const double unlimited = search.seconds(free);
+  choice.text = concat("memory_budget ", to_string(request.room), ": ", describe(search, *found), "; ",
+                       to_string(choice.plan.peak_reserved_in_training()), " planned, ",
+                       choice.seconds <= unlimited * 1.0005
+                           ? std::string("nothing is computed twice")
+                           : percent(choice.seconds / unlimited - 1) + " slower than with memory for everything");
+  const auto neighbor = [&](const char* word, int64_t more) {
+    Way next = *found;
+    next.mixture.count += more;
+    if (next.mixture.count < 0 || next.mixture.count > search.blocks() || next.mixture.lower == next.mixture.upper) return;
+    const Bytes need = search.need(next);
+    choice.text += concat("\n  ", word, ": ", describe(search, next), ", ", to_string(need), ", ",
+                          percent(search.seconds(next) / choice.seconds - 1), " in time");
+  };
+  neighbor("next faster", 1);
+  neighbor("next smaller", -1);
+  return choice;
+}
+
+}  // namespace qlorapp

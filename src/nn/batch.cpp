@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/nn/batch.hpp"
+
+#include <ATen/ATen.h>
+
+#include "qlorapp/core/check.hpp"
+
+namespace qlorapp {
+
+Batch Batch::of_equal_rows(const at::Tensor& tokens) {
+  QLORAPP_CHECK_VALUE(tokens.dim() == 2 && tokens.scalar_type() == at::kLong && tokens.size(0) >= 1 && tokens.size(1) >= 2,
+                      "[batch] tokens must be (R, L) int64 with R >= 1 and L >= 2; got ", c10::toString(tokens.scalar_type()), " ",
+                      tokens.sizes().vec(), ".");
+  const int64_t rows = tokens.size(0), length = tokens.size(1);
+  at::Tensor targets = at::full_like(tokens, kIgnoredTarget);
+  targets.narrow(1, 0, length - 1).copy_(tokens.narrow(1, 1, length - 1));
+  Batch batch;
+  batch.tokens = tokens.reshape({-1});
+  batch.targets = targets.view({-1});
+  batch.positions = at::arange(length, tokens.options()).repeat({rows});
+  for (int64_t row = 0; row <= rows; ++row) batch.row_starts.push_back(row * length);
+  batch.target_count = rows * (length - 1);
+  return batch;
+}
+
+Batch Batch::to(at::Device device) const {
+  // Towards the host a copy must have arrived before anybody reads it.
+  const bool non_blocking = !device.is_cpu();
+  Batch out = *this;
+  out.tokens = tokens.to(device, non_blocking);
+  out.targets = targets.to(device, non_blocking);
+  out.positions = positions.to(device, non_blocking);
+  return out;
+}
+
+}  // namespace qlorapp
