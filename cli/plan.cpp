@@ -161,6 +161,14 @@ int plan(const Arguments& arguments) {
     std::printf("%s", explain(settings, *gpu, allowance).c_str());
     return 0;
   }
+  if (!args.memory_budget.empty()) {
+    const at::Device device = here ? parse_device("auto") : at::Device(at::kCPU);
+    const FittedArguments fitted =
+        fit_arguments(settings, args, gpu ? *gpu : rates_of(gpu_name(device), gpu_architecture(device), {}),
+                      gpu ? room_on(*gpu, allowance) : memory_for(device));
+    settings = fitted.settings;
+    std::printf("%s\n\n", fitted.text.c_str());
+  }
   const MemoryPlan found = plan_memory(settings);
   std::printf("%s\n%s\n%s\n", summary_line(found, settings).c_str(), phase_table(found).c_str(),
               checklist(found, settings).c_str());

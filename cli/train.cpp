@@ -145,8 +145,12 @@ void print_plan(const TrainOptions& options, const format::ModelConfig& config, 
   const at::Device device = parse_device(options.model.device);
   settings.device = {device.type(), gpu_architecture(device), at::get_num_threads()};
   settings.compute_dtype = usable_dtype(settings.compute_dtype, settings.device.architecture);
-  const MemoryPlan plan = plan_memory(settings);
-  std::printf("%s\n%s\n%s", summary_line(plan, settings).c_str(), phase_table(plan).c_str(), checklist(plan, settings).c_str());
+  const FittedArguments fitted =
+      fit_arguments(settings, options.args, rates_of(gpu_name(device), settings.device.architecture, {}), memory_for(device));
+  if (!fitted.text.empty()) std::printf("%s\n\n", fitted.text.c_str());
+  const MemoryPlan plan = plan_memory(fitted.settings);
+  std::printf("%s\n%s\n%s", summary_line(plan, fitted.settings).c_str(), phase_table(plan).c_str(),
+              checklist(plan, fitted.settings).c_str());
 }
 
 TrainerCallbacks callbacks(ProgressBar& bar) {
@@ -202,8 +206,8 @@ int train(const Arguments& arguments) {
   remove_stale_checkpoints(options.output);
   ProgressBar bar("training");
   Trainer trainer(model, options.args, train_data.examples, eval_data.examples, options.model.model, callbacks(bar));
-  log_info(concat(trainer.max_steps(), " steps of ", options.args.per_device_train_batch_size, " x ",
-                  options.args.gradient_accumulation_steps, " rows", resume_from ? " from " + *resume_from : std::string()));
+  log_info(concat(trainer.max_steps(), " steps of ", trainer.args().per_device_train_batch_size, " x ",
+                  trainer.args().gradient_accumulation_steps, " rows", resume_from ? " from " + *resume_from : std::string()));
   std::signal(SIGINT, on_interrupt);
   const TrainOutput output = trainer.train(resume_from);
   if (g_interrupted && output.global_step < trainer.max_steps()) {

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trainer: transformers' interface over the C++ training loop."""
 
+import copy
 import json
 import logging
 import math
@@ -28,6 +29,13 @@ from .trainer_evaluation import EvaluationMethods
 from .trainer_steps import Rates, StepMethods
 
 _log = logging.getLogger("qlorapp")
+
+
+#: Fields of TrainingArguments that memory_budget decides.
+CHOSEN_BY_BUDGET = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "checkpoint_keep", "loss_chunk_rows",
+    "mlp_tile_rows", "weight_workspace", "embedding_on_host",
+)  # fmt: skip
 
 
 class TrainOutput(NamedTuple):
@@ -132,6 +140,13 @@ class Trainer(StepMethods, EvaluationMethods):
             self._said.add(line)
             _log.warning("[Trainer] %s", line)
 
+    def _take_what_the_budget_chose(self) -> None:
+        chosen = json.loads(self._core.arguments())
+        self.args = copy.copy(self.args)  # the caller's own may be used again
+        for name in CHOSEN_BY_BUDGET:
+            setattr(self.args, name, chosen[name])
+        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
+
     # --- the C++ trainer and what it asks for
 
     def _core_arguments(self) -> str:
@@ -170,6 +185,8 @@ class Trainer(StepMethods, EvaluationMethods):
             self._lm.name_or_path,
             hooks,
         )
+        if self.args.memory_budget:
+            self._take_what_the_budget_chose()
         self._step: AutogradStep | None = None
         self._scaler = scaler_of(self._core)
         self._session = (0, 0)  # tokens at the beginning of train()

@@ -224,6 +224,9 @@ void bind_trainer(py::module_& m) {
       .def_property_readonly(
           "control", [](OwningTrainer& self) { return &self.trainer.control(); }, py::return_value_policy::reference_internal)
       .def("state", &state)
+      .def(
+          "arguments", [](const OwningTrainer& self) { return format::to_json(self.trainer.args()).dump(); },
+          "JSON; memory_budget may have chosen some of them.")
       .def("log_history", &log_history)
       .def(
           "save_model", [](const OwningTrainer& self, const std::string& folder) { self.trainer.save_model(folder); },

@@ -4,7 +4,13 @@
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/ops/device_memory.hpp"
 
 namespace qlorapp {
 namespace {
@@ -12,6 +18,14 @@ namespace {
 bool has_kernels() {
   const auto op = c10::Dispatcher::singleton().findSchema({"qlorapp::linear_4bit", ""});
   return op.has_value() && op->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+}
+
+Bytes kilobytes_in(const char* file, const char* name) {
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with(name)) return Bytes{std::strtoll(line.c_str() + std::strlen(name), nullptr, 10) * 1024};
+  }
+  throw IoError(concat(file, " does not say ", name, " Give the memory instead of auto."), ENOENT);
 }
 
 }  // namespace
@@ -41,6 +55,17 @@ int64_t gpu_architecture(at::Device device) {
   if (!device.is_cuda() || !has_kernels()) return 0;
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("qlorapp::gpu_architecture", "").typed<int64_t(int64_t)>();
   return op.call(device.has_index() ? device.index() : -1);
+}
+
+std::string gpu_name(at::Device device) {
+  if (!device.is_cuda() || !has_kernels()) return {};
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("qlorapp::gpu_name", "").typed<std::string(int64_t)>();
+  return op.call(device.has_index() ? device.index() : -1);
+}
+
+Bytes memory_for(at::Device device) {
+  if (const auto room = ops::device_room(device)) return room->free + room->held;
+  return kilobytes_in("/proc/meminfo", "MemAvailable:") + kilobytes_in("/proc/self/status", "VmRSS:");
 }
 
 at::ScalarType usable_dtype(at::ScalarType wanted, int64_t architecture) {

@@ -14,7 +14,7 @@ int64_t largest_batch(PlanSettings settings, Bytes room, int64_t most) {
   QLORAPP_CHECK_VALUE(room.count > 0, "[find_max_batch_size] the memory to fill must be above 0; got ", room.count, " bytes.");
   const auto fits = [&](int64_t batch) {
     settings.batch = batch;
-    return plan_memory(settings).peak_reserved() <= room;
+    return plan_memory(settings, room).fits;
   };
   if (!fits(1)) return 0;
   int64_t good = 1, bad = most + 1;

@@ -9,6 +9,7 @@
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/memory/roofline.hpp"
+#include "qlorapp/nn/decoder_block.hpp"
 
 namespace qlorapp {
 namespace {
@@ -67,12 +68,16 @@ class Search {
     return time.micro_batch() * static_cast<double>(settings.accumulation) + time.optimizer;
   }
 
-  [[nodiscard]] MemoryPlan plan(const Way& way) const { return plan_memory(settings_of(way)); }
-  [[nodiscard]] bool fits(const Way& way) const { return need(way) <= room_; }
-  [[nodiscard]] Bytes need(const Way& way) const { return plan(way).peak_reserved_in_training(); }
+  [[nodiscard]] MemoryPlan plan(const Way& way) const { return plan_memory(settings_of(way), room_); }
+  [[nodiscard]] bool fits(const Way& way) const { return plan(way).fits; }
+  /// What is in use at the fullest moment of training.
+  [[nodiscard]] Bytes need(const Way& way) const {
+    const MemoryPlan found = plan_memory(settings_of(way));
+    return found.of(found.fullest_of_training()).allocated;
+  }
 
   /// The fastest that fits; none: nothing does.
-  [[nodiscard]] std::optional<Way> best() const {
+  [[nodiscard]] std::optional<Way> best() {
     std::vector<std::pair<double, Way>> ways;  // by what they would take if all blocks had the richer policy
     for (const int64_t batch : batches_) {
       for (const MemorySettings& memory : ways_to_save()) {
@@ -83,33 +88,21 @@ class Search {
         }
       }
     }
-    std::stable_sort(ways.begin(), ways.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    const auto by_time = [](const auto& a, const auto& b) { return a.first < b.first; };
+    std::stable_sort(ways.begin(), ways.end(), by_time);
     std::optional<Way> found;
     double least = 0;
     for (auto& [bound, way] : ways) {
-      if (found && bound >= least) break;  // not even with all blocks richer
-      if (!fill(way)) continue;
+      if (found && bound >= least * kWorthIt) break;  // not even with all blocks richer
+      const int64_t most = most_richer(way);
+      way.mixture.count = most;
+      if (most < 0 || (found && seconds(way) >= least * kWorthIt) || !fill(way, most)) continue;
       const double own = seconds(way);
       if (found && own >= least) continue;
       found = way;
       least = own;
     }
     return found;
-  }
-
-  /// The largest count of richer blocks that fits. @returns false if not even none of them does.
-  [[nodiscard]] bool fill(Way& way) const {
-    way.mixture.count = blocks_;  // not the end of a scale: where nothing is computed again, its workspaces are gone
-    if (fits(way)) return true;
-    way.mixture.count = 0;
-    if (!fits(way)) return false;
-    int64_t good = 0, bad = blocks_;
-    while (bad - good > 1) {
-      way.mixture.count = good + (bad - good) / 2;
-      (fits(way) ? good : bad) = way.mixture.count;
-    }
-    way.mixture.count = good;
-    return true;
   }
 
   /// The smallest step there is.
@@ -135,6 +128,56 @@ class Search {
   }
 
  private:
+  /// What is known of the poorer policy in all blocks.
+  struct Least {
+    Way way;
+    bool fits = false;
+    Bytes loss;  ///< In use when the loss is formed: all that blocks keep is there then.
+  };
+
+  const Least& least_of(const Way& way) {
+    for (const Least& known : tried_) {
+      if (known.way.memory != way.memory || known.way.mixture.lower != way.mixture.lower) continue;
+      if (known.way.batch == way.batch || (!known.fits && known.way.batch < way.batch)) return known;  // nor will a larger batch
+    }
+    Way own = way;
+    own.mixture.count = 0;
+    const MemoryPlan found = plan(own);
+    tried_.push_back({own, found.fits, found.of(ops::MemoryPhase::kLoss).allocated});
+    return tried_.back();
+  }
+
+  /// No more blocks than this can have the richer policy; -1: not even none.
+  [[nodiscard]] int64_t most_richer(const Way& way) {
+    const Least& least = least_of(way);
+    if (!least.fits) return -1;
+    const Bytes more = kept(way, way.mixture.upper) - kept(way, way.mixture.lower);
+    // The chunk of logits is not there yet while the last block runs, so a little more than this may still fit.
+    return std::min(blocks_, (room_ - least.loss).count / std::max<int64_t>(1, more.count) + 2);
+  }
+
+  [[nodiscard]] Bytes kept(const Way& way, Keep keep) const {
+    const format::ModelConfig& model = asked_.model;
+    const DecoderBlock::Shape shape{model.hidden_size, model.intermediate_size, model.num_attention_heads,
+                                    model.num_key_value_heads, model.head_dim, model.rms_norm_eps};
+    std::array<int64_t, kProjectionCount> ranks{};  // adapters keep a little more: the bound is on the safe side
+    return DecoderBlock::kept_bytes(shape, way.batch * asked_.length, keep, asked_.compute_dtype, ranks,
+                                    asked_.device.type == at::kCUDA);
+  }
+
+  /// The largest count of richer blocks that fits, of `most` at most. @pre none is fewer than fit.
+  [[nodiscard]] bool fill(Way& way, int64_t most) {
+    way.mixture.count = most;  // all of them is not the end of a scale: where nothing is computed again, its workspaces are gone
+    if (fits(way)) return true;
+    int64_t good = 0, bad = most;
+    while (bad - good > 1) {
+      way.mixture.count = good + (bad - good) / 2;
+      (fits(way) ? good : bad) = way.mixture.count;
+    }
+    way.mixture.count = good;
+    return true;
+  }
+
   [[nodiscard]] std::vector<Mixture> mixtures() const {
     const Keep least = asked_.device.type == at::kCUDA ? Keep::kInputOnHost : Keep::kInputOnly;
     return {{least, Keep::kEverything}, {least, Keep::kAttentionOnly}, {Keep::kAttentionOnly, Keep::kEverything}};
@@ -142,12 +185,15 @@ class Search {
 
   /// Above this many tokens a larger micro-batch gains nothing on any card of the table.
   static constexpr int64_t kMostTokens = 32768;
+  /// What is not this much faster than what was found already is within the roofline's own error, and not looked at.
+  static constexpr double kWorthIt = 0.99;
 
   const PlanSettings& asked_;
   const Gpu& rates_;
   Bytes room_;
   int64_t blocks_, rows_ = 1;
   std::vector<int64_t> batches_;
+  std::vector<Least> tried_;
 };
 
 std::string memory_text(const MemorySettings& memory) {
@@ -169,8 +215,9 @@ std::string describe(const Search& search, const Way& way) {
   const Bytes need = search.need(least);
   std::string ways;
   const auto add = [&](const std::string& name, const PlanSettings& settings) {
-    const Bytes own = plan_memory(settings).peak_reserved_in_training();
-    ways += concat(ways.empty() ? "" : "; ", name, ": ", to_string(own), own <= room ? ", fits" : "");
+    const MemoryPlan found = plan_memory(settings);
+    ways += concat(ways.empty() ? "" : "; ", name, ": ", to_string(found.of(found.fullest_of_training()).allocated),
+                   plan_memory(settings, room).fits ? ", fits" : "");
   };
   PlanSettings settings = search.settings_of(least);
   if (least.batch > 1) {
@@ -187,7 +234,7 @@ std::string describe(const Search& search, const Way& way) {
     add(concat("rank ", lower.lora.r), lower);
   }
   throw ValueError(concat("[memory_budget] ", to_string(room), " are not enough: the smallest step of ", least.batch, " x ",
-                          asked.length, " tokens takes ", to_string(need), ", ", to_string(need - room), " more. Ways out: ", ways,
+                          asked.length, " tokens takes ", to_string(need), " at least", need > room ? concat(", ", to_string(need - room), " more") : std::string(", and some for the allocator"), ". Ways out: ", ways,
                           "."));
 }
 
@@ -195,7 +242,7 @@ std::string describe(const Search& search, const Way& way) {
 
 BudgetChoice fit_budget(const PlanSettings& settings, const Gpu& rates, const BudgetRequest& request) {
   QLORAPP_CHECK_VALUE(request.room.count > 0, "[memory_budget] must be above 0; got ", request.room.count, " bytes.");
-  const Search search(settings, rates, request);
+  Search search(settings, rates, request);
   const std::optional<Way> found = search.best();
   if (!found) refuse(search, settings, request.room);
 
@@ -209,7 +256,7 @@ BudgetChoice fit_budget(const PlanSettings& settings, const Gpu& rates, const Bu
   free.mixture = {Keep::kEverything, Keep::kEverything, search.blocks()};
   const double unlimited = search.seconds(free);
   choice.text = concat("memory_budget ", to_string(request.room), ": ", describe(search, *found), "; ",
-                       to_string(choice.plan.peak_reserved_in_training()), " planned, ",
+                       to_string(choice.plan.of(choice.plan.fullest_of_training()).allocated), " in use at most, ",
                        choice.seconds <= unlimited * 1.0005
                            ? std::string("nothing is computed twice")
                            : percent(choice.seconds / unlimited - 1) + " slower than with memory for everything");

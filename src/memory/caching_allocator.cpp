@@ -28,14 +28,29 @@ void CachingAllocator::take(int64_t block) {
 
 int64_t CachingAllocator::new_segment(int64_t size, bool small) {
   const int64_t bytes = size <= kSmallRequest ? kSmallSegment : size < kLargeRequest ? kLargeSegment : round_up(size, kLargeStep);
+  if (bytes > room_ - reserved_) {
+    give_back(small_);
+    give_back(large_);
+    if (bytes > room_ - reserved_) return -1;
+  }
   reserved_ += bytes;
   blocks_.push_back({bytes, next_address_, small, /*free=*/false, -1, -1});
   next_address_ += bytes;
   return static_cast<int64_t>(blocks_.size()) - 1;
 }
 
-void CachingAllocator::request(int64_t id, int64_t bytes) {
-  if (bytes <= 0) return;
+/// Segments of which no part is in use.
+void CachingAllocator::give_back(Pool& cached) {
+  std::erase_if(cached, [&](const auto& entry) {
+    const Block& block = blocks_[static_cast<size_t>(entry.second)];
+    const bool whole = block.before < 0 && block.after < 0;
+    if (whole) reserved_ -= block.size;
+    return whole;
+  });
+}
+
+bool CachingAllocator::request(int64_t id, int64_t bytes) {
+  if (bytes <= 0) return true;
   const int64_t size = round_up(bytes, kMinBlock);
   const bool small = size <= kSmallRequest;
   int64_t found = -1;
@@ -44,6 +59,7 @@ void CachingAllocator::request(int64_t id, int64_t bytes) {
     take(found);
   } else {
     found = new_segment(size, small);
+    if (found < 0) return false;
   }
   const int64_t rest = blocks_[static_cast<size_t>(found)].size - size;
   if (small ? rest >= kMinBlock : rest > kSmallRequest) {
@@ -58,6 +74,7 @@ void CachingAllocator::request(int64_t id, int64_t bytes) {
   }
   allocated_ += blocks_[static_cast<size_t>(found)].size;
   owned_[id] = found;
+  return true;
 }
 
 /// `with`, which follows or precedes, becomes part of `block`, if it is free.

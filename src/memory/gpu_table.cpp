@@ -50,6 +50,15 @@ std::string folded(std::string_view text) {
   return result;
 }
 
+std::vector<std::string> words(std::string_view name) {
+  std::vector<std::string> result{""};
+  for (const char c : name) {
+    if (std::isalnum(static_cast<unsigned char>(c)) != 0) result.back() += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    else if (!result.back().empty()) result.emplace_back();
+  }
+  return result;
+}
+
 }  // namespace
 
 std::string_view to_string(Evidence evidence) {
@@ -84,6 +93,28 @@ Gpu find_gpu(std::string_view text, int64_t architecture, double bandwidth, doub
   const Bytes memory = parse_bytes("gpu", text);
   QLORAPP_CHECK_VALUE(memory.count > 0, "[gpu] its memory must be above 0; got '", text, "'.");
   return {"", memory, architecture == 0 ? 80 : architecture, bandwidth, tensor_rate, kMeasuredPart, Evidence::kExtrapolated};
+}
+
+Gpu rates_of(std::string_view name, int64_t architecture, Bytes memory) {
+  if (name.empty()) return {"", memory, 0, 20 * kGiga, 0.3 * kTera, 1.0, Evidence::kExtrapolated};
+  const std::vector<std::string> there = words(name);
+  const Gpu* found = nullptr;
+  for (const Gpu& gpu : kGpus) {
+    const std::vector<std::string> wanted = words(gpu.name);
+    const bool all = std::all_of(wanted.begin(), wanted.end(),
+                                 [&](const std::string& word) { return std::find(there.begin(), there.end(), word) != there.end(); });
+    if (all && (found == nullptr || gpu.name.size() > found->name.size())) found = &gpu;
+  }
+  if (found != nullptr) return *found;
+  for (const Gpu& gpu : kGpus) {  // the first is the smallest of its architecture
+    if (gpu.architecture == architecture) found = &gpu;
+    if (found != nullptr) break;
+  }
+  Gpu other = found != nullptr ? *found : kGpus.back();
+  other.name = "";
+  other.memory = memory;
+  other.evidence = Evidence::kExtrapolated;
+  return other;
 }
 
 Bytes parse_bytes(std::string_view what, std::string_view text) {

@@ -246,13 +246,7 @@ Bytes MemoryPlan::peak_reserved() const {
   return most;
 }
 
-Bytes MemoryPlan::peak_reserved_in_training() const {
-  Bytes most;
-  for (size_t i = 1; i < phases.size(); ++i) most = std::max(most, phases[i].reserved);
-  return most;
-}
-
-MemoryPlan plan_memory(const PlanSettings& settings) {
+MemoryPlan plan_memory(const PlanSettings& settings, std::optional<Bytes> room) {
   check(settings);
   const Rehearsal rehearsal(settings);
   const MemoryTape& tape = rehearsal.tape;
@@ -262,7 +256,7 @@ MemoryPlan plan_memory(const PlanSettings& settings) {
   plan.base_parameters = rehearsal.base_parameters;
 
   const bool rounds = settings.device.type == at::kCUDA;
-  CachingAllocator allocator;
+  CachingAllocator allocator = room ? CachingAllocator(room->count) : CachingAllocator();
   MemoryParts parts{};
   Bytes tensors;
   // The timeline is cut into stretches of equal numbers of events; of each its fullest moment is kept.
@@ -274,8 +268,13 @@ MemoryPlan plan_memory(const PlanSettings& settings) {
     const Bytes change{event.begins ? allocation.bytes : -allocation.bytes};
     parts[static_cast<size_t>(allocation.use)] += change;
     tensors += change;
-    if (rounds && event.begins) allocator.request(event.allocation, allocation.bytes);
+    if (rounds && event.begins && !allocator.request(event.allocation, allocation.bytes)) plan.fits = false;
+    if (!plan.fits) break;
     if (rounds && !event.begins) allocator.release(event.allocation);
+    if (!rounds && room && tensors > *room) {
+      plan.fits = false;
+      break;
+    }
     PhasePlan& phase = plan.phases[static_cast<size_t>(event.phase)];
     const Bytes allocated = rounds ? Bytes{allocator.allocated()} : tensors,
                 reserved = rounds ? Bytes{allocator.reserved()} : tensors;

@@ -5,6 +5,7 @@
 
 TORCH_LIBRARY(qlorapp, m) {
   m.def("gpu_architecture(int device) -> int");  // 75 for a T4, 90 for an H200; -1 is the current one
+  m.def("gpu_name(int device) -> str");          // as the driver has it: "Tesla T4"
 
   // Four-bit weights (format/nf4.hpp, format/double_quant.hpp). packed uint8 (ceil(n/2), 1); absmax float32 (b).
   m.def("quantize_4bit(Tensor weight, int block_size=64, str quant_type=\"nf4\") -> (Tensor packed, Tensor absmax)");

@@ -10,6 +10,7 @@
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
+#include "qlorapp/memory/budget.hpp"
 #include "qlorapp/memory/roofline.hpp"
 
 namespace qlorapp {
@@ -23,6 +24,15 @@ std::string fixed(double value, int digits) {
 
 at::ScalarType compute_dtype(const TrainingArguments& args) {
   return args.bf16 ? at::kBFloat16 : args.fp16 ? at::kHalf : at::kFloat;
+}
+
+PlanSettings run_settings(const CausalLM& model, const TrainingArguments& args, int64_t longest, bool evaluates) {
+  PlanSettings settings = settings_of(model);
+  apply_arguments(settings, args);
+  settings.length = std::max<int64_t>(2, longest);
+  if (!evaluates) settings.eval_batch = 0;
+  settings.device.architecture = gpu_architecture(model.device());
+  return settings;
 }
 
 /// All adapters' gradients meet once an optimizer step; for the rest of it the cards do not wait for each other.
@@ -49,12 +59,34 @@ PlanSettings plan_settings(const format::ModelConfig& model, const LoraConfig& l
   return settings;
 }
 
+FittedArguments fit_arguments(const PlanSettings& settings, const TrainingArguments& args, const Gpu& rates, Bytes available) {
+  FittedArguments fitted{args, settings, ""};
+  if (args.memory_budget.empty()) return fitted;
+  const Bytes room = args.memory_budget == "auto" ? available : parse_bytes("memory_budget", args.memory_budget);
+  const BudgetChoice choice =
+      fit_budget(settings, rates, {room, args.per_device_train_batch_size * args.gradient_accumulation_steps});
+  TrainingArguments& own = fitted.args;
+  own.per_device_train_batch_size = choice.settings.batch;
+  own.gradient_accumulation_steps = choice.settings.accumulation;
+  own.gradient_checkpointing = choice.keep != to_string(Keep::kEverything);
+  own.checkpoint_keep = {choice.keep};
+  own.loss_chunk_rows = choice.settings.memory.loss_chunk_rows;
+  own.mlp_tile_rows = choice.settings.memory.mlp_tile_rows;
+  own.weight_workspace = to_string(choice.settings.memory.weight_workspace);
+  own.embedding_on_host = choice.settings.memory.embedding_on_host;
+  fitted.settings = choice.settings;
+  fitted.text = choice.text;
+  return fitted;
+}
+
+FittedArguments fit_arguments(const CausalLM& model, const TrainingArguments& args, int64_t longest, bool evaluates) {
+  const at::Device device = model.device();
+  return fit_arguments(run_settings(model, args, longest, evaluates), args,
+                       rates_of(gpu_name(device), gpu_architecture(device), {}), memory_for(device));
+}
+
 std::string plan_line(const CausalLM& model, const TrainingArguments& args, int64_t longest, bool evaluates) {
-  PlanSettings settings = settings_of(model);
-  apply_arguments(settings, args);
-  settings.length = std::max<int64_t>(2, longest);
-  if (!evaluates) settings.eval_batch = 0;
-  settings.device.architecture = gpu_architecture(model.device());
+  const PlanSettings settings = run_settings(model, args, longest, evaluates);
   return summary_line(plan_memory(settings), settings);
 }
 

@@ -14,6 +14,7 @@
 #include "qlorapp/data/packing.hpp"
 #include "qlorapp/nn/base_fingerprint.hpp"
 #include "qlorapp/train/evaluate.hpp"
+#include "qlorapp/train/plan_run.hpp"
 #include "qlorapp/train/step.hpp"
 #include "speed.hpp"
 
@@ -112,6 +113,11 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
   state_.count_position_zero = args_.count_position_zero;
   state_.seed = static_cast<uint64_t>(args_.seed);
   state_.base_fingerprint = base_fingerprint(model_);
+  if (!args_.memory_budget.empty()) {
+    FittedArguments fitted = fit_arguments(model_, args_, longest_row(), !eval_data_.empty());
+    args_ = std::move(fitted.args);
+    log_info(fitted.text);
+  }
   if (args_.gradient_checkpointing) model_.set_segments(parse_segments(args_.keep_text(), std::ssize(model_.blocks())));
   if (args_.memory() != MemorySettings{}) model_.set_memory(args_.memory());  // else what the model was told holds
   if (args_.embedding_on_host && model_.config().tie_word_embeddings) {
@@ -124,6 +130,15 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
                         " rows in batches of ", args_.per_device_train_batch_size, ".");
     count_steps();
   }
+}
+
+int64_t Trainer::longest_row() const {
+  if (train_data_.empty() && eval_data_.empty()) return args_.max_length;
+  int64_t longest = 0;
+  for (const auto* rows : {&train_data_, &eval_data_}) {
+    for (const Example& row : *rows) longest = std::max(longest, static_cast<int64_t>(row.input_ids.size()));
+  }
+  return longest;
 }
 
 void Trainer::use_own_batches(int64_t batches_per_epoch) {

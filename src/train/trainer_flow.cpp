@@ -38,15 +38,6 @@ SamplerOptions sampler_options(const TrainingArguments& args, const std::vector<
   return options;
 }
 
-/// Tokens of the longest: with a batch of such rows a run is as full as it will ever be.
-int64_t longest_row(const std::vector<Example>& train, const std::vector<Example>& eval) {
-  int64_t longest = 0;
-  for (const auto* rows : {&train, &eval}) {
-    for (const Example& row : *rows) longest = std::max(longest, static_cast<int64_t>(row.input_ids.size()));
-  }
-  return longest;
-}
-
 }  // namespace
 
 void Trainer::event(TrainerEvent event) {
@@ -72,7 +63,7 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
   } else {
     read_losses();
   }
-  log_info(plan_line(model_, args_, longest_row(train_data_, eval_data_), !eval_data_.empty()));
+  log_info(plan_line(model_, args_, longest_row(), !eval_data_.empty()));
   event(TrainerEvent::kTrainBegin);
   if (args_.eval_on_start) callbacks_.evaluate ? callbacks_.evaluate() : evaluate();
   while (state_.global_step < max_steps_ && state_.cursor.epoch < epochs_ && !control_.should_training_stop) run_epoch();

@@ -9,6 +9,7 @@
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/field_status.hpp"
 #include "qlorapp/core/nearest_name.hpp"
+#include "qlorapp/memory/gpu_table.hpp"
 #include "qlorapp/nn/keep.hpp"
 #include "qlorapp/train/schedule.hpp"
 
@@ -124,6 +125,7 @@ void TrainingArguments::validate() const {
   QLORAPP_CHECK_VALUE(!(fp16 && bf16), kWhere, "At most one of fp16 and bf16 can be True, but not both.");
   check_segments(joined(checkpoint_keep));
   memory().validate();
+  if (!memory_budget.empty() && memory_budget != "auto") static_cast<void>(parse_bytes("memory_budget", memory_budget));
   at_least("max_length", max_length, 2);
   static constexpr std::array<std::string_view, 3> kPacking{"bfd", "bfd_split", "wrapped"};
   one_of("packing_strategy", packing_strategy, kPacking);

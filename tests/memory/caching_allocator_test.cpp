@@ -60,3 +60,21 @@ TEST_CASE("freed neighbors join, and the smallest block that fits is taken") {
   for (const int64_t id : {5, 6, 7}) allocator.release(id);
   CHECK(allocator.allocated() == 0);
 }
+
+TEST_CASE("a full device gets back what is wholly free, and only then is out of memory") {
+  constexpr int64_t kMiB = 1 << 20;
+  CachingAllocator allocator(64 * kMiB);
+  CHECK(allocator.request(0, 30 * kMiB));
+  CHECK(allocator.request(1, 30 * kMiB));
+  allocator.release(0);
+  CHECK(allocator.reserved() == 60 * kMiB);
+  CHECK(allocator.request(2, 32 * kMiB));  // in the place of the first
+  CHECK(allocator.reserved() == 62 * kMiB);
+  CHECK_FALSE(allocator.request(3, 12 * kMiB));
+  CHECK(allocator.allocated() == 62 * kMiB);
+  allocator.release(3);  // was never handed out
+  allocator.release(1);
+  CHECK(allocator.request(4, 16 * kMiB));  // half of a segment, which then is not free any more
+  CHECK_FALSE(allocator.request(5, 30 * kMiB));
+  CHECK(allocator.reserved() == 62 * kMiB);
+}

@@ -272,6 +272,10 @@ EFFECTS = {
     ),
     "weight_workspace": ({"weight_workspace": "stack"}, lambda r, p: r.losses == p.losses),  # a GPU's matter
     "embedding_on_host": ({"embedding_on_host": True}, lambda r, p: r.losses == p.losses),  # a GPU's matter
+    "memory_budget": (
+        {"memory_budget": "auto", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 6},
+        lambda r, p: r.trainer.args.per_device_train_batch_size == 6 and r.losses == pytest.approx(p.losses, rel=1e-5),
+    ),
     "count_position_zero": ({"count_position_zero": True}, lambda r, p: r.losses == p.losses),  # no row has such a label
     "train_sampling_strategy": ({"train_sampling_strategy": "sequential"}, lambda r, p: r.losses != p.losses),
     "group_by_length": ({"group_by_length": True}, lambda r, p: r.losses != p.losses),

@@ -7,6 +7,8 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
+#include "qlorapp/core/units.hpp"
+
 namespace qlorapp {
 
 /// Whether this build has kernels for GPUs and there is one.
@@ -18,6 +20,13 @@ namespace qlorapp {
 
 /// 75 for a T4, 90 for an H200; 0 for the CPU.
 [[nodiscard]] int64_t gpu_architecture(at::Device device);
+
+/// As its driver names it, "NVIDIA H200"; empty for the CPU.
+[[nodiscard]] std::string gpu_name(at::Device device);
+
+/// What this process may hold there: on a GPU what torch's allocator has taken and may still take, on a CPU what is resident and
+/// what the system calls available. Asks the driver or /proc. @throws IoError where /proc does not say.
+[[nodiscard]] Bytes memory_for(at::Device device);
 
 /// bfloat16 needs a GPU of architecture 80 (Ampere) or newer: an older one computes in float16 instead, with loss scaling.
 [[nodiscard]] at::ScalarType usable_dtype(at::ScalarType wanted, int64_t architecture);

@@ -45,6 +45,11 @@ struct Gpu {
 /// @throws ValueError naming the cards there are.
 [[nodiscard]] Gpu find_gpu(std::string_view text, int64_t architecture = 0, double bandwidth = 0, double tensor_rate = 0);
 
+/// A device that is there, for what decides between ways to do the same work on it.
+/// @param name  as the driver has it; the card of the table all of whose words are in it ("NVIDIA A100-SXM4-80GB"), or another of
+///              its architecture with `memory` in its place; empty: a CPU, whose rates are a guess of two cores'.
+[[nodiscard]] Gpu rates_of(std::string_view name, int64_t architecture, Bytes memory);
+
 /// "14GiB", "14.5 GB", "800MiB", "123456": G and GiB are 2^30, GB is 10^9.
 /// @throws ValueError naming `what` for anything else, for a negative amount, and for one above 2^62.
 [[nodiscard]] Bytes parse_bytes(std::string_view what, std::string_view text);

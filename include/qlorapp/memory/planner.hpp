@@ -66,6 +66,7 @@ struct TimelinePoint {
 };
 
 struct MemoryPlan {
+  bool fits = true;  ///< In the room that was asked for.
   std::array<PhasePlan, ops::kMemoryPhaseCount> phases;  ///< By MemoryPhase.
   std::vector<TimelinePoint> timeline;                   ///< From the end of the load on; the fullest moments are all in it.
   Bytes pinned_host;                                     ///< Beside a GPU: inputs kept on the host, paged moments, an embedding that waits there.
@@ -78,13 +79,14 @@ struct MemoryPlan {
   [[nodiscard]] ops::MemoryPhase fullest_of_training() const;
   [[nodiscard]] Bytes peak_allocated() const { return of(fullest()).allocated; }
   [[nodiscard]] Bytes peak_reserved() const;
-  [[nodiscard]] Bytes peak_reserved_in_training() const;  ///< All but the load.
 };
 
 /// @throws ValueError naming the setting: a size that is not positive, a batch or length whose products leave 64 bits, adapters
 /// that
 ///         match no layer, segments that do not cover the blocks.
-[[nodiscard]] MemoryPlan plan_memory(const PlanSettings& settings);
+/// @param room  of torch's allocator on a GPU, of all tensors on a CPU; none: without end. Where it is short the allocator gives
+///              back what it has cached, so less may be reserved than where it is not. The plan ends where something does not fit.
+[[nodiscard]] MemoryPlan plan_memory(const PlanSettings& settings, std::optional<Bytes> room = std::nullopt);
 
 /// "plan: 6.9 GiB at most, in the backward pass (4-bit base 3.4, …); …": one line for a log.
 [[nodiscard]] std::string summary_line(const MemoryPlan& plan, const PlanSettings& settings);

@@ -23,6 +23,7 @@ namespace qlorapp::ops {
 struct DeviceRoom {
   Bytes free;   ///< What the allocator may still take: free on the device, and below the cap of this process.
   Bytes total;  ///< Of the device, or the cap (torch.cuda.set_per_process_memory_fraction).
+  Bytes held;   ///< What the allocator has taken: in use, or cached.
 };
 
 /// @returns nothing for a CPU. Asks the driver; does not synchronize.

@@ -80,6 +80,8 @@ class Trainer {
 
  private:
   void count_steps();
+  /// Tokens of the longest: with a batch of such rows a run is as full as it will ever be. max_length where rows come from elsewhere.
+  [[nodiscard]] int64_t longest_row() const;
   Window next_window(const std::vector<int64_t>& order) const;
   std::vector<Batch> batches_of(const Window& window) const;
   StepReport run_step(const Window& window);

@@ -57,6 +57,7 @@ struct RunArguments {
   int64_t mlp_tile_rows = 0;
   std::string weight_workspace = "layer";
   bool embedding_on_host = false;
+  std::string memory_budget;
   std::optional<int64_t> torch_empty_cache_steps;
   bool auto_find_batch_size = false;
   bool use_cache = false;
@@ -143,6 +144,9 @@ struct RunArguments {
               "dequantized weights that a GPU holds at a time: layer (fastest), stack or projection (smallest)"},
         Field{"embedding_on_host", &T::embedding_on_host,
               "keep the embedding table in pinned host memory, where the head is not tied to it; a GPU reads its rows from there"},
+        Field{"memory_budget", &T::memory_budget,
+              "an amount such as 14GiB, or auto for what is free: chooses what blocks keep, the four options above and the micro-batch "
+              "for the fastest step that fits; the effective batch stays"},
         Field{"torch_empty_cache_steps", &T::torch_empty_cache_steps,
               "on a GPU: steps between returns of unused memory; unset: never"},
         Field{"auto_find_batch_size", &T::auto_find_batch_size, "", kRefused,

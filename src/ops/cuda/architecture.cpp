@@ -2,17 +2,24 @@
 #include <ATen/cuda/CUDAContextLight.h>
 #include <torch/library.h>
 
+#include <string>
+
 namespace qlorapp::ops {
 namespace {
 
-int64_t gpu_architecture(int64_t device) {
-  const cudaDeviceProp* const properties =
-      device < 0 ? at::cuda::getCurrentDeviceProperties() : at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(device));
-  return properties->major * 10 + properties->minor;
+const cudaDeviceProp* properties_of(int64_t device) {
+  return device < 0 ? at::cuda::getCurrentDeviceProperties() : at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(device));
 }
+
+int64_t gpu_architecture(int64_t device) { return properties_of(device)->major * 10 + properties_of(device)->minor; }
+
+std::string gpu_name(int64_t device) { return properties_of(device)->name; }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(qlorapp, CompositeExplicitAutograd, m) { m.impl("gpu_architecture", gpu_architecture); }
+TORCH_LIBRARY_IMPL(qlorapp, CompositeExplicitAutograd, m) {
+  m.impl("gpu_architecture", gpu_architecture);
+  m.impl("gpu_name", gpu_name);
+}
 
 }  // namespace qlorapp::ops

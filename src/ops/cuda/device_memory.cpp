@@ -19,7 +19,7 @@ DeviceRoom room_of(at::Device device) {
   const auto cap =
       static_cast<int64_t>(c10::cuda::CUDACachingAllocator::getMemoryFraction(device.index()) * static_cast<double>(total));
   const int64_t reserved = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).reserved_bytes[0].current;
-  return {Bytes{std::clamp<int64_t>(cap - reserved, 0, static_cast<int64_t>(free))}, Bytes{cap}};
+  return {Bytes{std::clamp<int64_t>(cap - reserved, 0, static_cast<int64_t>(free))}, Bytes{cap}, Bytes{reserved}};
 }
 
 class FreeMemory final : public c10::FreeMemoryCallback {
