@@ -10,6 +10,7 @@ switches, and each cap gets the fastest setting whose peak (torch's max_memory_a
   time, embedding on the host. Each of a few settings is measured once without blocks that keep everything, one with as many as the
   largest cap allows; speed is linear in their number and the peak is planned (bench_train_step's "plan"), so the best for a cap is
   known before it runs. It is then measured in a process whose allocator is capped, and has to run through.
+- memory_budget: what that option chooses for the cap, by plan alone.
 - unsloth: no checkpointing, checkpointing, "unsloth", and "unsloth" with the last layers left out (UNSLOTH_GC_KEEP_LAYERS), each once.
 - HF stack: with and without checkpointing, and with checkpointing of only the first layers, each once.
 
@@ -107,6 +108,20 @@ class Ours:
                 answer = self.ask(batch, 0, most, 0)
                 if "error" not in answer:
                     self.saved[batch] = (self.measured[batch, 0] - statistics.median(answer["steps_ms"])) / most
+
+    def by_budget(self, cap: float) -> Point | None:
+        """What memory_budget chooses for this cap, of as large an effective batch, under it."""
+        words = self.side.ask(f"budget budget={cap}GiB effective_batch={max(BATCHES)}").get("setting")
+        if words is None:
+            return None
+        answer = self.side.ask(f"{self.seconds} {words} cap={cap}")
+        if "error" in answer:
+            say(f"  memory_budget {words} cap={cap}: {answer['error']}")
+            return None
+        batch = int(words.split()[0].removeprefix("batch="))
+        point = Point("qlorapp", words.replace(f" sequence={SEQUENCE}", ""), rate_of(answer, batch), answer["peak_gib"])
+        say(f"  memory_budget {words} cap={cap}: {point.rate:.0f} tok/s, {point.peak:.2f} GiB")
+        return point
 
     def best(self, cap: float) -> Point | None:
         candidates = []
@@ -230,7 +245,7 @@ def svg(caps: list[float], lines: dict[str, list[Point | None]]) -> str:
     parts.append(
         f'<text x="{width / 2}" y="{height - 8}" text-anchor="middle">memory cap, GiB (tokens a second above it)</text>'
     )
-    for color, (system, points) in zip(["#0a6", "#c60", "#36c"], lines.items(), strict=False):
+    for color, (system, points) in zip(["#0a6", "#8c8", "#c60", "#36c"], lines.items(), strict=False):
         spots = [(*place(cap, p.rate), p) for cap, p in zip(caps, points, strict=True) if p]
         if not spots:
             continue
@@ -277,7 +292,10 @@ def main() -> None:
             ours = Ours(side, SHAPES["8b"].layers, args.seconds)
             ours.measure_ends(max(caps))
             peers.measure(max(caps))
-            lines: dict[str, list[Point | None]] = {"qlorapp": [ours.best(cap) for cap in caps]}
+            lines: dict[str, list[Point | None]] = {"qlorapp": [], "memory_budget": []}
+            for cap in caps:
+                lines["qlorapp"].append(ours.best(cap))
+                lines["memory_budget"].append(ours.by_budget(cap))
             for system in dict.fromkeys(system for system, _ in peers.settings):
                 lines[system] = [peers.best(system, cap) for cap in caps]
         finally:

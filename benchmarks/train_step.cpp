@@ -16,7 +16,7 @@
 //     --names  the same, and each kernel's launches a step on standard error
 //     --serve  says {"ready": true}, then measures once for each line "SECONDS [NAME=VALUE …] [count]" that it reads, over as many
 //              steps as fill the time, 8 to 60. What a line sets holds from there on. "plan [NAME=VALUE …]" is answered with the
-//              peak that is planned, and nothing is set. Memory is given back in between, so that several such processes can take
+//              peak that is planned, and nothing is set; "budget budget=14GiB effective_batch=4" with the setting that memory_budget chooses. Memory is given back in between, so that several such processes can take
 //              turns on one GPU
 // planned_gib is the peak by memory/planner.hpp, with the batches that wait beside the one that is trained on.
 #include <algorithm>
@@ -43,6 +43,7 @@
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
+#include "qlorapp/memory/budget.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
 #include "qlorapp/quant/quantizer.hpp"
 #include "qlorapp/train/step.hpp"
@@ -171,8 +172,7 @@ int run(std::vector<std::string> arguments) {
     c10::cuda::CUDACachingAllocator::emptyCache();
     set_cap(setting.cap);
   };
-  const auto planned_gib = [&](const Setting& wanted) {
-    const int64_t other_batches = (kBatches - 1) * 3 * wanted.rows * wanted.length * 8;
+  const auto plan_settings = [&](const Setting& wanted) {
     PlanSettings plan = settings_of(model);
     plan.batch = wanted.rows;
     plan.length = wanted.length;
@@ -180,7 +180,11 @@ int run(std::vector<std::string> arguments) {
     plan.memory = wanted.memory;
     plan.optimizer_is_8bit = optim.ends_with("_8bit");
     plan.device.architecture = gpu_architecture(model.device());
-    const MemoryPlan planned = plan_memory(plan);
+    return plan;
+  };
+  const auto planned_gib = [&](const Setting& wanted) {
+    const int64_t other_batches = (kBatches - 1) * 3 * wanted.rows * wanted.length * 8;
+    const MemoryPlan planned = plan_memory(plan_settings(wanted));
     return static_cast<double>((planned.of(planned.fullest_of_training()).allocated + Bytes{other_batches}).count) / (1 << 30);
   };
 
@@ -302,6 +306,21 @@ int run(std::vector<std::string> arguments) {
       while (words >> word) {
         if (setting.set(word)) changed = true;
         else counted = word == "count";
+      }
+      if (first == "budget") {
+        Setting plain = before;
+        plain.memory = {};
+        const BudgetChoice choice =
+            fit_budget(plan_settings(plain), rates_of(gpu_name(model.device()), gpu_architecture(model.device()), {}),
+                       {parse_bytes("budget", setting.budget), setting.effective_batch});
+        Setting chosen = before;
+        chosen.rows = choice.settings.batch;
+        chosen.keep = choice.keep;
+        chosen.memory = choice.settings.memory;
+        std::printf("{\"setting\": \"%s\"}\n", chosen.words().c_str());
+        std::fflush(stdout);
+        setting = before;
+        continue;
       }
       if (first == "plan") {
         std::printf("{\"planned_gib\": %.4f}\n", planned_gib(setting));

@@ -43,6 +43,8 @@ struct Setting {
   std::string keep = "everything";
   MemorySettings memory;
   double cap = 0;  ///< GiB.
+  std::string budget;
+  int64_t effective_batch = 0;
 
   /// @returns false if the word is no NAME=VALUE.
   bool set(const std::string& word) {
@@ -57,8 +59,17 @@ struct Setting {
     else if (name == "weight_workspace") memory.weight_workspace = parse_weight_workspace(value);
     else if (name == "embedding_on_host") memory.embedding_on_host = value != "0";
     else if (name == "cap") cap = std::stod(value);
+    else if (name == "budget") budget = value;
+    else if (name == "effective_batch") effective_batch = std::stoll(value);
     else throw ValueError(concat("no setting is called ", name));
     return true;
+  }
+
+  /// What set() takes, for another process.
+  [[nodiscard]] std::string words() const {
+    return concat("batch=", rows, " sequence=", length, " keep=", keep, " loss_chunk_rows=", memory.loss_chunk_rows, " mlp_tile_rows=",
+                  memory.mlp_tile_rows, " weight_workspace=", to_string(memory.weight_workspace), " embedding_on_host=",
+                  memory.embedding_on_host ? 1 : 0);
   }
 };
 

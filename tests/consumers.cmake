@@ -11,7 +11,7 @@ function(qlorapp_consumer name)
     --build-and-test ${CMAKE_CURRENT_SOURCE_DIR}/consumer_${name} ${_consumers}/${name}
     --build-generator ${CMAKE_GENERATOR} --build-makeprogram ${CMAKE_MAKE_PROGRAM} --build-noclean
     --build-options ${_settings} ${ARGN} --test-command ${_consumers}/${name}/consumer)
-  set_tests_properties(consumer.${name} PROPERTIES LABELS consumer RUN_SERIAL ON TIMEOUT 1800)
+  set_tests_properties(consumer.${name} PROPERTIES LABELS consumer RESOURCE_LOCK consumers TIMEOUT 1800)
 endfunction()
 
 qlorapp_consumer(find_package -DCMAKE_PREFIX_PATH=${_prefix} -DCMAKE_BUILD_TYPE=Release)
@@ -29,6 +29,6 @@ if(QLORAPP_BUILD_PYTHON)
     set(_command --command)
   endif()
   add_test(NAME consumer.wheel COMMAND ${Python_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/consumer_wheel.py ${_consumers}/wheel ${_command})
-  set_tests_properties(consumer.wheel PROPERTIES LABELS consumer SKIP_RETURN_CODE 77 RUN_SERIAL ON TIMEOUT 1800
+  set_tests_properties(consumer.wheel PROPERTIES LABELS consumer SKIP_RETURN_CODE 77 RESOURCE_LOCK consumers TIMEOUT 1800 COST 500
     ENVIRONMENT "CXX=${CMAKE_CXX_COMPILER}")  # the same name, or ccache takes it for another compiler
 endif()

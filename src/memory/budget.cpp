@@ -80,7 +80,7 @@ class Search {
   [[nodiscard]] std::optional<Way> best() {
     std::vector<std::pair<double, Way>> ways;  // by what they would take if all blocks had the richer policy
     for (const int64_t batch : batches_) {
-      for (const MemorySettings& memory : ways_to_save()) {
+      for (const MemorySettings& memory : ways_to_save(batch)) {
         for (const Mixture& mixture : mixtures()) {
           Way way{batch, memory, mixture};
           way.mixture.count = blocks_;
@@ -107,12 +107,12 @@ class Search {
 
   /// The smallest step there is.
   [[nodiscard]] Way smallest() const {
-    return {batches_.front(), ways_to_save().back(), {mixtures().front().lower, mixtures().front().lower, 0}};
+    return {batches_.front(), ways_to_save(batches_.front()).back(), {mixtures().front().lower, mixtures().front().lower, 0}};
   }
   [[nodiscard]] int64_t blocks() const { return blocks_; }
 
   /// As many changes, each smaller and slower than the one before.
-  [[nodiscard]] std::vector<MemorySettings> ways_to_save() const {
+  [[nodiscard]] std::vector<MemorySettings> ways_to_save(int64_t batch) const {
     MemorySettings own = asked_.memory;
     std::vector<MemorySettings> ways{own};
     const auto add = [&](auto change) {
@@ -123,7 +123,9 @@ class Search {
     if (gpu && !asked_.model.tie_word_embeddings) add([](MemorySettings& m) { m.embedding_on_host = true; });
     add([](MemorySettings& m) { m.loss_chunk_rows = m.loss_chunk_rows > 0 ? std::min<int64_t>(m.loss_chunk_rows, 512) : 512; });
     if (gpu) add([](MemorySettings& m) { m.weight_workspace = std::max(m.weight_workspace, WeightWorkspace::kStack); });
-    add([](MemorySettings& m) { m.mlp_tile_rows = m.mlp_tile_rows > 0 ? std::min<int64_t>(m.mlp_tile_rows, 1024) : 1024; });
+    const int64_t quarter = (batch * asked_.length / 4 + MemorySettings::kTileStep - 1) / MemorySettings::kTileStep * MemorySettings::kTileStep;
+    const int64_t tile = std::max<int64_t>(1024, quarter);  // a few large ones: each dequantizes its weights again
+    add([&](MemorySettings& m) { m.mlp_tile_rows = m.mlp_tile_rows > 0 ? std::min(m.mlp_tile_rows, tile) : tile; });
     return ways;
   }
 

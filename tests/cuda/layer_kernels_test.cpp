@@ -141,7 +141,7 @@ TEST_CASE("dropout covers any number of elements at any alignment", "[cuda]") {
   if (no_gpu()) return;
   at_every_edge({1, 3, 8, 1023, 4099}, [](Float type, const Layout& layout, int64_t, int64_t n) {
     const Matrix x(type, 1, n, {layout.offset, 0}, true), y(type, 1, n, {layout.offset, 0}, false);
-    check(cuda::seeded_dropout(type, x.data(), y.data(), n, {7, 1, 2}, 1U << 30, 1.5F, nullptr));
+    check(cuda::seeded_dropout(type, x.data(), y.data(), n, {7, 1, 2, 0}, 1U << 30, 1.5F, nullptr));
     REQUIRE(y.wrote_only_its_rows());
   });
 }

@@ -51,7 +51,7 @@ TEST_CASE("tiles, loss chunks, workspaces and an embedding on the host change no
         MemorySettings{7, 4, WeightWorkspace::kProjection, true}}) {
     model.set_memory(settings);
     const Step less = step(model, batch);
-    REQUIRE(tiny::relative_error(less.loss, plain.loss) < 1e-2 * tolerance);
+    REQUIRE(tiny::relative_error(less.loss, plain.loss) < 1e-1 * tolerance);
     REQUIRE(tiny::relative_error(less.gradients, plain.gradients) < tolerance);
     REQUIRE(at::equal(step(model, batch).gradients, less.gradients));
     model.arena().zero_grad();
