@@ -3,7 +3,7 @@
 
     python benchmarks/pareto_cuda.py [--build build/dev] [--caps 7 8 10 12 16 20 24] [--peers unsloth hf] [--seconds 1] [--svg FILE]
 
-Model, adapters, optimizer and peers are those of benchmarks/train_step_cuda.py. Every system is given batches of 1, 2 and 4 and its own
+Model, adapters, optimizer and peers are those of benchmarks/train_step_cuda.py. Every system is given batches of 1, 2 and 4 (--batches) and its own
 switches, and each cap gets the fastest setting whose peak (torch's max_memory_allocated over the timed steps) is not above it:
 
 - qlorapp: mixtures of what blocks keep, more at the end (input_on_host,everything:K), loss chunks, tiles of the MLP, one workspace at a
@@ -30,7 +30,7 @@ import torch
 from train_step_cuda import ROOT, Bench, Side, say
 from train_step_peers import SHAPES, Row
 
-SEQUENCE, BATCHES = 2048, (1, 2, 4)
+SEQUENCE = 2048
 VARIANTS = [
     {"loss_chunk_rows": 2048, "embedding_on_host": 0},
     {"loss_chunk_rows": 2048, "embedding_on_host": 1},
@@ -57,8 +57,8 @@ def rate_of(answer: dict, batch: int) -> float:
 
 
 class Ours:
-    def __init__(self, side: Side, layers: int, seconds: float):
-        self.side, self.layers, self.seconds = side, layers, seconds
+    def __init__(self, side: Side, layers: int, seconds: float, batches: list[int]):
+        self.side, self.layers, self.seconds, self.batches = side, layers, seconds, batches
         self.measured: dict[tuple[int, int], float] = {}  # (batch, variant) → seconds a step that keeps inputs only
         self.peaks: dict[tuple[int, int, int], float] = {}  # (batch, variant, kept) → GiB, computed
         self.saved: dict[int, float] = {}  # batch → seconds that a block saves which keeps everything
@@ -96,7 +96,7 @@ class Ours:
         return answer
 
     def measure_ends(self, largest: float) -> None:
-        for batch in BATCHES:
+        for batch in self.batches:
             for variant in range(len(VARIANTS)):
                 if self.computed(batch, variant, 0) > largest:
                     continue
@@ -111,7 +111,7 @@ class Ours:
 
     def by_budget(self, cap: float) -> Point | None:
         """What memory_budget chooses for this cap, of as large an effective batch, under it."""
-        words = self.side.ask(f"budget budget={cap}GiB effective_batch={max(BATCHES)}").get("setting")
+        words = self.side.ask(f"budget budget={cap}GiB effective_batch={max(self.batches)}").get("setting")
         if words is None:
             return None
         answer = self.side.ask(f"{self.seconds} {words} cap={cap}")
@@ -145,7 +145,7 @@ class Peers:
     """One process a setting that is fixed when the model is loaded; batches take turns in it."""
 
     def __init__(self, bench: Bench, seconds: float):
-        self.bench, self.seconds = bench, seconds
+        self.bench, self.seconds, self.batches = bench, seconds, bench.args.batches
         self.points: list[Point] = []
         script = str(pathlib.Path(__file__).resolve().with_name("train_step_peers.py"))
         self.command = [sys.executable, script]
@@ -191,7 +191,7 @@ class Peers:
                 continue
             for way in ways:
                 label = name or ("no checkpointing" if not way["checkpointing"] else f"checkpointing of {way['layers']} layers")
-                for batch in BATCHES:
+                for batch in self.batches:
                     question = {"batch": batch, "sequence": SEQUENCE, "seconds": self.seconds, "count": False, **way}
                     answer = side.ask(json.dumps(question))
                     if "error" in answer:
@@ -262,6 +262,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "dev", help="holds benchmarks/bench_train_step")
     parser.add_argument("--caps", nargs="+", type=float, default=[7, 8, 10, 12, 16, 20, 24], metavar="GIB")
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4], help="micro-batches that every system may take")
     parser.add_argument("--peers", nargs="*", choices=["unsloth", "hf"], default=["unsloth", "hf"])
     parser.add_argument("--seconds", type=float, default=1, help="of timed steps, each setting; at least 8 steps")
     parser.add_argument("--patience", type=float, default=300, help="seconds to wait for an answer")
@@ -289,7 +290,7 @@ def main() -> None:
                 sys.exit("bench_train_step did not start; build the target bench_train_step with CUDA first")
             for other in bench.sides.values():  # nobody compiles while another is measured
                 other.ready()
-            ours = Ours(side, SHAPES["8b"].layers, args.seconds)
+            ours = Ours(side, SHAPES["8b"].layers, args.seconds, args.batches)
             ours.measure_ends(max(caps))
             peers.measure(max(caps))
             lines: dict[str, list[Point | None]] = {"qlorapp": [], "memory_budget": []}

@@ -200,6 +200,7 @@ int run(const std::vector<std::string>& arguments) {
   }
   const auto begin = std::chrono::steady_clock::now();
   const auto late = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() > limit; };
+  at::globalContext().lazyInitDevice(at::kCUDA);  // the allocator knows its devices from here on
   c10::cuda::device_synchronize();
   std::printf("{\"device\": \"%s\", \"context\": %lld}\n", at::cuda::getCurrentDeviceProperties()->name,
               static_cast<long long>(outside_torch()));

@@ -295,7 +295,9 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", choices=["unsloth", "hf"], default=["unsloth", "hf"])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=3, help="of timed steps, each turn")
-    parser.add_argument("--memory_first", action="store_true", help="measure each row of ours with the memory-first settings, too")
+    parser.add_argument(
+        "--memory_first", action="store_true", help="measure each row of ours with the memory-first settings, too"
+    )
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which no further turn begins")
     parser.add_argument("--patience", type=float, default=300, help="seconds to wait for an answer")
     parser.add_argument("--folder", type=pathlib.Path, help="of the peers' checkpoints and logs; default a temporary one")

@@ -266,8 +266,16 @@ def serve_peer(system: str) -> None:
             result |= {**launches, "busy": launches.pop("busy_ms") / statistics.median(times)}
         return result
 
-    if system == "unsloth":  # compiles now, while others load; the HF stack compiles nothing
-        measure(row.batch, row.sequence, 0, False, row.unsloth)
+    compiled = system != "unsloth"  # compiles now, while others load; the HF stack compiles nothing
+    while not compiled:
+        try:
+            measure(row.batch, row.sequence, 0, False, row.unsloth)
+            compiled = True
+        except torch.OutOfMemoryError:  # the others do the same at this moment, and then give their memory back
+            print("waiting for memory", file=sys.stderr)
+        rest()
+        if not compiled:
+            time.sleep(3)
     rest()
     reply(ready=True, versions=versions, device=torch.cuda.get_device_name())
     for line in sys.stdin:

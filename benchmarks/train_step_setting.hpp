@@ -18,7 +18,8 @@
 namespace qlorapp::bench {
 
 inline format::ModelConfig config_of(const std::string& model) {
-  for (const auto& [name, known] : {std::pair{"70b", "llama-3.1-70b"}, {"8b", "llama-3.1-8b"}, {"3b", "llama-3.2-3b"}, {"1b", "llama-3.2-1b"}}) {
+  for (const auto& [name, known] :
+       {std::pair{"70b", "llama-3.1-70b"}, {"8b", "llama-3.1-8b"}, {"3b", "llama-3.2-3b"}, {"1b", "llama-3.2-1b"}}) {
     if (model == name) return find_model_config(known);
   }
   throw ValueError(concat("MODEL must be 70b, 8b, 3b or 1b; got ", model));
@@ -67,9 +68,9 @@ struct Setting {
 
   /// What set() takes, for another process.
   [[nodiscard]] std::string words() const {
-    return concat("batch=", rows, " sequence=", length, " keep=", keep, " loss_chunk_rows=", memory.loss_chunk_rows, " mlp_tile_rows=",
-                  memory.mlp_tile_rows, " weight_workspace=", to_string(memory.weight_workspace), " embedding_on_host=",
-                  memory.embedding_on_host ? 1 : 0);
+    return concat("batch=", rows, " sequence=", length, " keep=", keep, " loss_chunk_rows=", memory.loss_chunk_rows,
+                  " mlp_tile_rows=", memory.mlp_tile_rows, " weight_workspace=", to_string(memory.weight_workspace),
+                  " embedding_on_host=", memory.embedding_on_host ? 1 : 0);
   }
 };
 

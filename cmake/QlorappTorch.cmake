@@ -46,8 +46,12 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT _runtime MATCHES "/")
   message(FATAL_ERROR "qlorapp needs a compiler with a shared libstdc++, as torch's exceptions pass through it; ${CMAKE_CXX_COMPILER} has a "
                       "static one only. Take another: CXX=/usr/bin/g++, or -DCMAKE_CXX_COMPILER=/usr/bin/g++.")
 endif()
+if(NOT _runtime MATCHES "/")
+  set(_runtime stdc++)
+endif()
 # libstdc++ comes first: libtorch exports a std::filesystem of its own, from an older one, and the loader takes the first it meets.
-target_link_libraries(qlorapp_torch INTERFACE $<BUILD_INTERFACE:stdc++> $<BUILD_INTERFACE:${_libraries}>)
+# By its path, because a folder of LIBRARY_PATH may have a static one, which -lstdc++ would find before.
+target_link_libraries(qlorapp_torch INTERFACE $<BUILD_INTERFACE:${_runtime}> $<BUILD_INTERFACE:${_libraries}>)
 target_link_options(qlorapp_torch INTERFACE "LINKER:-rpath-link,${qlorapp_torch_root}/lib" "LINKER:--allow-shlib-undefined")
 # at::parallel_for is a template: without -fopenmp, ours would silently run on one thread. src/ops/cpu/rows.hpp refuses that.
 target_compile_options(qlorapp_torch INTERFACE $<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CXX>:-fopenmp>>)

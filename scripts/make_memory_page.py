@@ -16,7 +16,14 @@ import qlorapp
 
 PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "memory.md"
 HEADING = "| options, 2,048 tokens a row |"
-COLUMNS = [("llama-3.2-1b", 1), ("llama-3.2-1b", 2), ("llama-3.1-8b", 1), ("llama-3.1-8b", 2), ("llama-3.1-8b", 4), ("llama-3.1-70b", 1)]
+COLUMNS = [
+    ("llama-3.2-1b", 1),
+    ("llama-3.2-1b", 2),
+    ("llama-3.1-8b", 1),
+    ("llama-3.1-8b", 2),
+    ("llama-3.1-8b", 4),
+    ("llama-3.1-70b", 1),
+]
 STEPS = [
     ("`everything`", {}),
     ("`input_only`", {"gradient_checkpointing": True, "checkpoint_keep": "input_only"}),
@@ -53,7 +60,10 @@ def table() -> str:
     options["weight_workspace"] = "stack"
     short, long = (peak("llama-3.1-8b", 1, options, tokens) for tokens in (2048, 16384))
     slope = (long - short) * 2**30 / (16384 - 2048) / 1e3
-    lines += ["", f"With `stack` and tiles, 8B and 16,384 tokens a row: {long:.2f} GiB, that is {slope:.0f} kB for each token more."]
+    lines += [
+        "",
+        f"With `stack` and tiles, 8B and 16,384 tokens a row: {long:.2f} GiB, that is {slope:.0f} kB for each token more.",
+    ]
     last, first = ("input_on_host,everything:12", "everything:12,input_on_host")
     sizes = [
         peak("llama-3.1-8b", batch, {"gradient_checkpointing": True, "loss_chunk_rows": 512, "checkpoint_keep": keep})

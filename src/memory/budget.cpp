@@ -123,7 +123,8 @@ class Search {
     if (gpu && !asked_.model.tie_word_embeddings) add([](MemorySettings& m) { m.embedding_on_host = true; });
     add([](MemorySettings& m) { m.loss_chunk_rows = m.loss_chunk_rows > 0 ? std::min<int64_t>(m.loss_chunk_rows, 512) : 512; });
     if (gpu) add([](MemorySettings& m) { m.weight_workspace = std::max(m.weight_workspace, WeightWorkspace::kStack); });
-    const int64_t quarter = (batch * asked_.length / 4 + MemorySettings::kTileStep - 1) / MemorySettings::kTileStep * MemorySettings::kTileStep;
+    const int64_t quarter =
+        (batch * asked_.length / 4 + MemorySettings::kTileStep - 1) / MemorySettings::kTileStep * MemorySettings::kTileStep;
     const int64_t tile = std::max<int64_t>(1024, quarter);  // a few large ones: each dequantizes its weights again
     add([&](MemorySettings& m) { m.mlp_tile_rows = m.mlp_tile_rows > 0 ? std::min(m.mlp_tile_rows, tile) : tile; });
     return ways;
@@ -160,8 +161,8 @@ class Search {
 
   [[nodiscard]] Bytes kept(const Way& way, Keep keep) const {
     const format::ModelConfig& model = asked_.model;
-    const DecoderBlock::Shape shape{model.hidden_size, model.intermediate_size, model.num_attention_heads,
-                                    model.num_key_value_heads, model.head_dim, model.rms_norm_eps};
+    const DecoderBlock::Shape shape{model.hidden_size,         model.intermediate_size, model.num_attention_heads,
+                                    model.num_key_value_heads, model.head_dim,          model.rms_norm_eps};
     std::array<int64_t, kProjectionCount> ranks{};  // adapters keep a little more: the bound is on the safe side
     return DecoderBlock::kept_bytes(shape, way.batch * asked_.length, keep, asked_.compute_dtype, ranks,
                                     asked_.device.type == at::kCUDA);
@@ -236,8 +237,9 @@ std::string describe(const Search& search, const Way& way) {
     add(concat("rank ", lower.lora.r), lower);
   }
   throw ValueError(concat("[memory_budget] ", to_string(room), " are not enough: the smallest step of ", least.batch, " x ",
-                          asked.length, " tokens takes ", to_string(need), " at least", need > room ? concat(", ", to_string(need - room), " more") : std::string(", and some for the allocator"), ". Ways out: ", ways,
-                          "."));
+                          asked.length, " tokens takes ", to_string(need), " at least",
+                          need > room ? concat(", ", to_string(need - room), " more") : std::string(", and some for the allocator"),
+                          ". Ways out: ", ways, "."));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include "qlorapp/memory/roofline.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "qlorapp/core/check.hpp"
@@ -29,6 +30,30 @@ AttentionRate attention_rate(int64_t architecture) {
 /// host-bound.
 constexpr double kLaunchesABlock = 90, kSecondsALaunch = 14e-6;
 
+/// Elements of the linear layers, of those that are computed again, and of the MLPs; seconds that an element's dequantization takes.
+struct Weights {
+  double linear, recomputed, mlp, seconds;
+};
+
+/// What MemorySettings and inputs on the host cost beside the products.
+double memory_settings_time(const PlanSettings& settings, double tokens, const Weights& weights) {
+  constexpr double kBus = 25e9;  // bytes a second over PCIe, of 64 GB/s on an H200; half of that is a T4's
+  const MemorySettings& memory = settings.memory;
+  const double input = tokens * static_cast<double>(settings.model.hidden_size) * 2;
+  double seconds = memory.embedding_on_host ? input / kBus : 0;
+  for (const Segment& segment : settings.segments) {
+    if (segment.keep == Keep::kInputOnHost) seconds += input / (20 * kBus);  // beside the computation, but not quite for nothing
+  }
+  if (memory.weight_workspace == WeightWorkspace::kLayer) return seconds;
+  seconds += weights.recomputed * weights.seconds;  // the recompute's weights are gone when the gradient needs them
+  if (memory.mlp_tile_rows > 0 && weights.linear > 0) {
+    const double tiles = std::ceil(tokens / static_cast<double>(memory.mlp_tile_rows));
+    // Each tile more: gate, up and down forward, gate and up again, all three for the gradient.
+    seconds += (tiles - 1) * (8.0 / 3) * weights.mlp * weights.seconds * weights.recomputed / weights.linear;
+  }
+  return seconds;
+}
+
 }  // namespace
 
 StepTime step_time(const PlanSettings& settings, const Gpu& gpu, double average_length) {
@@ -37,11 +62,12 @@ StepTime step_time(const PlanSettings& settings, const Gpu& gpu, double average_
                       "--gpu_tflops (dense 16-bit), or name a GPU of the table.");
   const format::ModelConfig& model = settings.model;
   const double tokens = static_cast<double>(settings.batch) * average_length, layers = static_cast<double>(model.num_hidden_layers);
-  double linear = 0, down = 0, lora = 0, recomputed = 0, recomputed_attention = 0;
+  double linear = 0, down = 0, mlp = 0, lora = 0, recomputed = 0, recomputed_attention = 0;
   for (const format::ModelParameter& layer : format::linear_layers(model)) {
     const double elements = static_cast<double>(layer.shape[0]) * static_cast<double>(layer.shape[1]);
     linear += elements;
     if (layer.name.ends_with("down_proj")) down += elements;
+    if (layer.name.find(".mlp.") != std::string::npos) mlp += elements;
     if (settings.lora.matches(layer.name))
       lora += static_cast<double>(settings.lora.rank_of(layer.name) * (layer.shape[0] + layer.shape[1]));
   }
@@ -61,7 +87,10 @@ StepTime step_time(const PlanSettings& settings, const Gpu& gpu, double average_
 
   StepTime time;
   time.evidence = gpu.evidence;
-  time.products = tokens * (4 * linear + 2 * recomputed + 6 * lora + 4 * vocabulary * hidden) / rate;
+  // Fewer rows of logits at a time are products of a worse shape: 1,024 and 512 instead of 2,048 cost an H200 0.2 and 0.6 % of a step.
+  const double chunk = settings.memory.loss_chunk_rows > 0 ? static_cast<double>(settings.memory.loss_chunk_rows) : 2048;
+  const double head = 4 * vocabulary * hidden * (1 + std::max(0.0, 100 / chunk - 100.0 / 2048));
+  time.products = tokens * (4 * linear + 2 * recomputed + 6 * lora + head) / rate;
 
   const AttentionRate kernel = attention_rate(gpu.architecture);
   const double reached = average_length / (average_length + kernel.half_length) * (model.head_dim < 128 ? 0.75 : 1.0);
@@ -78,6 +107,7 @@ StepTime step_time(const PlanSettings& settings, const Gpu& gpu, double average_
   time.memory =
       (2 * linear * kDequantized + tokens * kElement * (layers * (forward + backward + again + adapters) + 3 * vocabulary)) /
       bandwidth;
+  time.memory += memory_settings_time(settings, tokens, {linear, recomputed, mlp, kDequantized / bandwidth});
   time.host = layers * kLaunchesABlock * kSecondsALaunch;
   time.optimizer =
       lora * (settings.optimizer_is_8bit ? 24.0 : 36.0) / bandwidth;  // values, gradients (cleared, normed, read), moments

@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include "products.hpp"
 #include "qlorapp/nn/dora.hpp"
 #include "qlorapp/ops/dropout.hpp"
 #include "qlorapp/ops/memory_tape.hpp"
@@ -29,7 +30,7 @@ at::Tensor in_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
 void add_transposed_product(const at::Tensor& gradient, const at::Tensor& left, const at::Tensor& right, double scale) {
   at::Tensor target = gradient;
   if (target.scalar_type() == left.scalar_type()) {
-    at::addmm_out(target, target, left.t(), right, 1, scale);
+    add_product(target, left.t(), right, scale);
   } else if (ops::computes_on_gpu(target) && target.scalar_type() == at::kFloat) {
     if (target.is_meta()) return;  // within the product itself: nothing is allocated, and Meta has no such product
     at::addmm_out(target, target, left.t(), right, at::kFloat, 1, scale);
@@ -46,7 +47,7 @@ void FrozenWeight::forward_out(at::Tensor& y, const at::Tensor& x) const {
   if (quantized.defined()) {
     linear_4bit_out(y, x, quantized, /*transpose=*/false, /*accumulate=*/false);
   } else {
-    at::mm_out(y, x, dense.t());
+    product_into(y, x, dense.t());
   }
 }
 
@@ -54,9 +55,9 @@ void FrozenWeight::backward_out(at::Tensor& dx, const at::Tensor& dy, bool accum
   if (quantized.defined()) {
     linear_4bit_out(dx, dy, quantized, /*transpose=*/true, accumulate);
   } else if (accumulate) {
-    at::addmm_out(dx, dx, dy, dense);
+    add_product(dx, dy, dense);
   } else {
-    at::mm_out(dx, dy, dense);
+    product_into(dx, dy, dense);
   }
 }
 
@@ -71,14 +72,14 @@ at::Tensor lora_projection_forward(at::Tensor& y, const at::Tensor& x, const Fro
   const at::Tensor b = in_dtype(adapter->b, x.scalar_type());
   if (!adapter->magnitude.defined()) {
     at::Tensor u = lora_input_product(x, *adapter, dropout);
-    at::addmm_out(y, y, u, b.t(), 1, adapter->scaling);
+    add_product(y, u, b.t(), adapter->scaling);
     return u;
   }
   const at::Tensor scale = dora_scale(weight, *adapter).scale;
   const at::Tensor input = dropped(x, *adapter, dropout);
   at::Tensor u = at::mm(input, in_dtype(adapter->a, x.scalar_type()).t());
   if (!drops(*adapter, dropout)) {
-    at::addmm_out(y, y, u, b.t(), 1, adapter->scaling);
+    add_product(y, u, b.t(), adapter->scaling);
     y.mul_(scale);
     return u;
   }
@@ -108,7 +109,7 @@ at::Tensor lora_projection_backward_input(at::Tensor* dx, bool accumulate_dx, co
       if (scaled) weight.backward_out(of_input, of_base, /*accumulate=*/true);
       dx->add_(ops::seeded_dropout(of_input, adapter->dropout, *dropout));
     } else {
-      at::addmm_out(*dx, *dx, v, a);
+      add_product(*dx, v, a);
     }
   }
   return v;
@@ -123,7 +124,7 @@ void lora_projection_backward_adapter(const at::Tensor& dy_in, const at::Tensor&
     const DoraScale dora = dora_scale(weight, adapter);
     at::Tensor z = at::empty({x.size(0), weight.out_features()}, x.options());
     weight.forward_out(z, input);
-    at::addmm_out(z, z, u, in_dtype(adapter.b, x.scalar_type()).t(), 1, adapter.scaling);
+    add_product(z, u, in_dtype(adapter.b, x.scalar_type()).t(), adapter.scaling);
     gradients.magnitude.add_((dy_in.to(gradients.magnitude.scalar_type()) * z).sum(0) / dora.norm);
     dy = (dy_in * dora.scale).to(dy_in.scalar_type());
   }

@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 
+#include "products.hpp"
 #include "qlorapp/ops/lora_augment.hpp"
 #include "qlorapp/ops/memory_tape.hpp"
 #include "qlorapp/ops/quantize.hpp"
@@ -90,19 +91,19 @@ at::Tensor ProjectionStack::workspace(at::ScalarType dtype) const {
 at::Tensor ProjectionStack::forward(at::Tensor& y, const Wide& x, const at::Tensor& workspace) const {
   const at::Tensor values = x.values();
   if (spare_ == 0) {
-    at::mm_out(y, values, workspace.t());
+    product_into(y, values, workspace.t());
     return {};
   }
   const at::Tensor a = workspace.narrow(0, out_, spare_).narrow(1, 0, in_), rows = workspace.narrow(0, 0, out_);
   if (x.spare() >= spare_) {
     at::Tensor u = x.buffer.narrow(1, in_, spare_);
-    at::mm_out(u, values, a.t());
-    at::mm_out(y, x.buffer.narrow(1, 0, in_ + spare_), rows.t());
+    product_into(u, values, a.t());
+    product_into(y, x.buffer.narrow(1, 0, in_ + spare_), rows.t());
     return u;
   }
   const at::Tensor u = at::mm(values, a.t());
-  at::mm_out(y, values, rows.narrow(1, 0, in_).t());
-  at::addmm_out(y, y, u, rows.narrow(1, in_, spare_).t());
+  product_into(y, values, rows.narrow(1, 0, in_).t());
+  add_product(y, u, rows.narrow(1, in_, spare_).t());
   return u;
 }
 
@@ -113,9 +114,9 @@ at::Tensor ProjectionStack::input_product(const at::Tensor& x, const at::Tensor&
 void ProjectionStack::backward_input(at::Tensor* dx, const Wide& dy, const at::Tensor& workspace) const {
   if (spare_ > 0) {
     at::Tensor v = dy.buffer.narrow(1, out_, spare_);
-    at::mm_out(v, dy.values(), workspace.narrow(0, 0, out_).narrow(1, in_, spare_));
+    product_into(v, dy.values(), workspace.narrow(0, 0, out_).narrow(1, in_, spare_));
   }
-  if (dx != nullptr) at::mm_out(*dx, dy.buffer.narrow(1, 0, out_ + spare_), workspace.narrow(1, 0, in_));
+  if (dx != nullptr) product_into(*dx, dy.buffer.narrow(1, 0, out_ + spare_), workspace.narrow(1, 0, in_));
 }
 
 void ProjectionStack::backward_adapters(const Wide& dy, const at::Tensor& x, std::span<const at::Tensor> u,

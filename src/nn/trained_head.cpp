@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "products.hpp"
 #include "qlorapp/nn/lora_projection.hpp"
 
 namespace qlorapp {
@@ -59,7 +60,7 @@ HeadPass trained_head_pass(const at::Tensor& hidden_in, const at::Tensor& head, 
     gradient.scatter_add_(1, index, at::full_like(index, -1, gradient.options()));
     const at::Tensor dlogits = gradient.mul_(weight.unsqueeze(1)).to(h.scalar_type());
     at::Tensor dh = grad_hidden.narrow(0, begin, size);
-    at::mm_out(dh, dlogits, head);
+    product_into(dh, dlogits, head);
     add_transposed_product(head_gradient, dlogits, h, 1.0);
   }
   if (rows.defined()) grad_hidden = at::zeros_like(hidden_in).index_copy_(0, rows, grad_hidden);

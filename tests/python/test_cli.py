@@ -123,11 +123,20 @@ def test_memory_savers_for_gpus_change_nothing_on_a_cpu_and_paging_says_so_once(
 def test_a_run_that_buys_memory_with_time_trains_as_one_that_does_not(here, tmp_path):
     common = ["--max_steps", "3", "--logging_steps", "1", "--learning_rate", "0.01", "--use_cpu", "--lora_dropout", "0.1"]
     train(here, tmp_path / "plain", *common)
-    config = {"gradient_checkpointing": True, "checkpoint_keep": ["input_on_host", "everything:1"], "loss_chunk_rows": 7, "mlp_tile_rows": 8}
+    config = {
+        "gradient_checkpointing": True,
+        "checkpoint_keep": ["input_on_host", "everything:1"],
+        "loss_chunk_rows": 7,
+        "mlp_tile_rows": 8,
+    }
     (tmp_path / "memory.json").write_text(json.dumps(config | {"weight_workspace": "stack", "embedding_on_host": True}))
     train(here, tmp_path / "small", *common, "--config", tmp_path / "memory.json")
     losses = [
-        [entry["loss"] for entry in json.loads((tmp_path / run / "trainer_state.json").read_text())["log_history"] if "loss" in entry]
+        [
+            entry["loss"]
+            for entry in json.loads((tmp_path / run / "trainer_state.json").read_text())["log_history"]
+            if "loss" in entry
+        ]
         for run in ("plain", "small")
     ]
     assert losses[0] and losses[1] == pytest.approx(losses[0], rel=1e-5)

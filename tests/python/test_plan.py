@@ -77,6 +77,52 @@ def test_a_plan_for_a_folder_says_phases_and_checklist(here):
         assert wanted in result.stdout
 
 
+def test_python_and_the_command_plan_the_same_bytes():
+    # Python's torch replaces some of the Meta kernels that the command plans with.
+    config = package.TrainingArguments(bf16=True, optim="adamw_8bit", gradient_checkpointing=True)
+    lora = package.LoraConfig(r=16, target_modules="all-linear")
+    planned = package.plan("llama-3.1-8b", lora_config=lora, args=config, gpu="H200", batch=2, max_seq_length=2048)
+    said = qlorapp(
+        "plan", "--model", "llama-3.1-8b", "--gpu", "H200", "--bf16", "--optim", "adamw_8bit", "--gradient_checkpointing", "--r", 16,
+        "--batch", 2, "--seq", 2048,
+    )  # fmt: skip
+    assert said.stdout.splitlines()[0] == str(planned)
+
+
+def losses_of(folder: pathlib.Path) -> list[float]:
+    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    return [entry["loss"] for entry in history if "loss" in entry]
+
+
+def test_a_run_in_a_budget_trains_as_one_that_has_more(here):
+    settings = ["--batch", 4, "--seq", 64, "--use_cpu", "--max_steps", 3, "--logging_steps", 1, "--learning_rate", 0.01]
+    run = [
+        "train",
+        "--model",
+        "model",
+        "--data",
+        "rows.jsonl",
+        *settings[4:],
+        "--max_length",
+        64,
+        "--per_device_train_batch_size",
+        4,
+    ]
+    assert qlorapp(*run, "--output", "plain", cwd=here).returncode == 0
+    roomy = qlorapp("plan", "--model", "model", "--gpu", "cpu", *settings[:4], "--memory_budget", "1GiB", cwd=here)
+    assert "keeping everything" in roomy.stdout, roomy.stderr
+    sizes = dict(re.findall(r"(keeping \S+)[^;]*; ([0-9.]+ [KMG]iB) in use", roomy.stdout))
+    amount, unit = next(iter(sizes.values())).split()
+    less = f"{0.93 * float(amount):.2f}{unit}"
+    tight = qlorapp(*run, "--output", "tight", "--memory_budget", less, cwd=here)
+    assert tight.returncode == 0, tight.stderr
+    assert f"memory_budget {less.replace('MiB', '')}" in tight.stderr + tight.stdout
+    assert losses_of(here / "tight") == pytest.approx(losses_of(here / "plain"), rel=1e-5)
+    nothing = qlorapp(*run, "--output", "none", "--memory_budget", "20KiB", cwd=here)
+    assert nothing.returncode == 2 and not (here / "none" / "adapter_model.safetensors").exists()
+    assert "[memory_budget] 20.0 KiB are not enough" in nothing.stderr and "Ways out: " in nothing.stderr
+
+
 def test_the_configuration_for_a_deadline_trains(here):
     result = qlorapp(
         "plan", "--model", "model", "--gpu", "T4", "--hours", 24, "--gpus", 2, "--dataset_rows", 6, "--avg_tokens", 20, "--seq", 64,
