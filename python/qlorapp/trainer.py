@@ -185,7 +185,7 @@ class Trainer(StepMethods, EvaluationMethods):
             self._lm.name_or_path,
             hooks,
         )
-        if self.args.memory_budget:
+        if self.args.memory_budget or self.args.auto_find_batch_size:
             self._take_what_the_budget_chose()
         self._step: AutogradStep | None = None
         self._scaler = scaler_of(self._core)

@@ -61,7 +61,7 @@ class BatchBuilder {
 
  private:
   std::vector<int64_t> tokens_, targets_, positions_;
-  Batch batch_{{}, {}, {}, {0}, 0, 0};
+  Batch batch_{{}, {}, {}, {0}, 0, 0, 0};
 };
 
 /// @returns (B, T) int64 on the CPU. The caller keeps it while it reads.

@@ -216,33 +216,36 @@ std::string describe(const Search& search, const Way& way) {
 [[noreturn]] void refuse(const Search& search, const PlanSettings& asked, Bytes room) {
   const Way least = search.smallest();
   const Bytes need = search.need(least);
+  throw ValueError(concat("[memory_budget] ", to_string(room), " are not enough: the smallest step of ", least.batch, " x ",
+                          asked.length, " tokens takes ", to_string(need), " at least",
+                          need > room ? concat(", ", to_string(need - room), " more") : std::string(", and some for the allocator"),
+                          ". Ways out: ", ways_out(search.settings_of(least), room), "."));
+}
+
+}  // namespace
+
+std::string ways_out(const PlanSettings& settings, Bytes room) {
   std::string ways;
-  const auto add = [&](const std::string& name, const PlanSettings& settings) {
-    const MemoryPlan found = plan_memory(settings);
+  const auto add = [&](const std::string& name, const PlanSettings& changed) {
+    const MemoryPlan found = plan_memory(changed);
     ways += concat(ways.empty() ? "" : "; ", name, ": ", to_string(found.of(found.fullest_of_training()).allocated),
-                   plan_memory(settings, room).fits ? ", fits" : "");
+                   plan_memory(changed, room).fits ? ", fits" : "");
   };
-  PlanSettings settings = search.settings_of(least);
-  if (least.batch > 1) {
+  if (settings.batch > 1) {
     PlanSettings one = settings;
     one.batch = 1;
     add("batch 1", one);
   }
   PlanSettings shorter = settings;
-  shorter.length = std::max<int64_t>(2, asked.length / 2);
+  shorter.length = std::max<int64_t>(2, settings.length / 2);
   add(concat("rows of ", shorter.length, " tokens"), shorter);
-  if (asked.lora.r > 1) {
+  if (settings.lora.r > 1) {
     PlanSettings lower = settings;
-    lower.lora.r = asked.lora.r / 2;
+    lower.lora.r = settings.lora.r / 2;
     add(concat("rank ", lower.lora.r), lower);
   }
-  throw ValueError(concat("[memory_budget] ", to_string(room), " are not enough: the smallest step of ", least.batch, " x ",
-                          asked.length, " tokens takes ", to_string(need), " at least",
-                          need > room ? concat(", ", to_string(need - room), " more") : std::string(", and some for the allocator"),
-                          ". Ways out: ", ways, "."));
+  return ways;
 }
-
-}  // namespace
 
 BudgetChoice fit_budget(const PlanSettings& settings, const Gpu& rates, const BudgetRequest& request) {
   QLORAPP_CHECK_VALUE(request.room.count > 0, "[memory_budget] must be above 0; got ", request.room.count, " bytes.");

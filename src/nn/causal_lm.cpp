@@ -120,7 +120,7 @@ StepContext CausalLM::make_context(const Batch& batch, bool training, uint64_t s
   const bool stacked = on_gpu() && batch.token_count() > kFewTokens;
   auto offload = ring_ ? std::make_shared<InputOffload>(ring_) : nullptr;
   return {rope_.cos(), rope_.sin(), batch.positions, batch.row_starts,   seed,    micro_step,
-          training,    stacked,     deterministic_,  std::move(offload), memory_, 0};
+          training,    stacked,     deterministic_,  std::move(offload), memory_, batch.first_token};
 }
 
 /// Forward of a segment; `saved` gets one entry (what is kept outside backward), or is null.

@@ -26,6 +26,13 @@ Batch batch_of(const CausalLM& model, int64_t rows, int64_t length) {
 
 }  // namespace
 
+void probe_micro_batch(CausalLM& model, const Batch& batch) {
+  const at::NoGradGuard no_grad;
+  const ZeroGradients zero{model.arena()};
+  static_cast<void>(model.forward_backward(batch, at::ones({}, model.arena().values().options()), 0, 0));
+  static_cast<void>(gradient_norm(model.arena(), {}, 0));
+}
+
 Bytes probe_step(CausalLM& model, const ProbeOptions& options) {
   QLORAPP_CHECK_VALUE(options.batch >= 1, "[find_max_batch_size] the batch must be at least 1; got ", options.batch, ".");
   QLORAPP_CHECK_VALUE(options.length >= 2, "[find_max_batch_size] max_seq_length must be at least 2; got ", options.length, ".");
@@ -38,8 +45,7 @@ Bytes probe_step(CausalLM& model, const ProbeOptions& options) {
   const Batch batch = batch_of(model, options.batch, options.length);
   {
     const auto moments = ops::adamw_moments(model.arena().values(), options.optimizer_is_8bit);
-    static_cast<void>(model.forward_backward(batch, at::ones({}, model.arena().values().options()), 0, 0));
-    static_cast<void>(gradient_norm(model.arena(), {}, 0));
+    probe_micro_batch(model, batch);
     if (options.evaluates) static_cast<void>(model.loss_of(model.hidden_states(batch, /*training=*/false, 0, 0), batch));
   }
   return {memory.peak()};

@@ -59,9 +59,34 @@ PlanSettings plan_settings(const format::ModelConfig& model, const LoraConfig& l
   return settings;
 }
 
+namespace {
+
+/// The largest micro-batch, not above the one that is asked for, with which a step fits; the effective batch stays.
+FittedArguments fit_batch(const PlanSettings& settings, const TrainingArguments& args, Bytes available) {
+  const int64_t rows = args.per_device_train_batch_size * args.gradient_accumulation_steps;
+  for (int64_t batch = args.per_device_train_batch_size; batch >= 1; --batch) {
+    if (rows % batch != 0) continue;
+    FittedArguments fitted{args, settings, ""};
+    fitted.settings.batch = fitted.args.per_device_train_batch_size = batch;
+    fitted.settings.accumulation = fitted.args.gradient_accumulation_steps = rows / batch;
+    if (!plan_memory(fitted.settings, available).fits) continue;
+    fitted.text = concat("auto_find_batch_size: ", batch, " x ", rows / batch, " rows");
+    return fitted;
+  }
+  PlanSettings one = settings;
+  one.batch = one.accumulation = 1;
+  const MemoryPlan plan = plan_memory(one);
+  throw ValueError(concat("[auto_find_batch_size] not even one row of ", settings.length, " tokens fits ", to_string(available),
+                          "; it takes ", to_string(plan.of(plan.fullest_of_training()).allocated),
+                          ". Ways out: ", ways_out(one, available), "; or memory_budget=auto, which buys memory with time."));
+}
+
+}  // namespace
+
 FittedArguments fit_arguments(const PlanSettings& settings, const TrainingArguments& args, const Gpu& rates, Bytes available) {
+  if (args.memory_budget.empty())
+    return args.auto_find_batch_size ? fit_batch(settings, args, available) : FittedArguments{args, settings, ""};
   FittedArguments fitted{args, settings, ""};
-  if (args.memory_budget.empty()) return fitted;
   const Bytes room = args.memory_budget == "auto" ? available : parse_bytes("memory_budget", args.memory_budget);
   const BudgetChoice choice =
       fit_budget(settings, rates, {room, args.per_device_train_batch_size * args.gradient_accumulation_steps});
@@ -83,6 +108,16 @@ FittedArguments fit_arguments(const CausalLM& model, const TrainingArguments& ar
   const at::Device device = model.device();
   return fit_arguments(run_settings(model, args, longest, evaluates), args,
                        rates_of(gpu_name(device), gpu_architecture(device), {}), memory_for(device));
+}
+
+std::string advice_when_full(const CausalLM& model, const TrainingArguments& args, int64_t longest) {
+  PlanSettings settings = run_settings(model, args, longest, /*evaluates=*/false);
+  settings.batch = settings.accumulation = 1;
+  const MemoryPlan plan = plan_memory(settings);
+  const Bytes need = plan.of(plan.fullest_of_training()).allocated, room = memory_for(model.device());
+  return concat("One row of ", settings.length, " tokens takes ", to_string(need), ", and there are ", to_string(room),
+                need > room ? concat(": ", to_string(need - room), " are missing") : std::string(", less what is in pieces"),
+                ". Ways out: ", ways_out(settings, room), "; or memory_budget=auto, which buys memory with time.");
 }
 
 std::string plan_line(const CausalLM& model, const TrainingArguments& args, int64_t longest, bool evaluates) {

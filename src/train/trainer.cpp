@@ -10,12 +10,10 @@
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
-#include "qlorapp/data/collate.hpp"
 #include "qlorapp/data/packing.hpp"
 #include "qlorapp/nn/base_fingerprint.hpp"
 #include "qlorapp/train/evaluate.hpp"
 #include "qlorapp/train/plan_run.hpp"
-#include "qlorapp/train/step.hpp"
 #include "speed.hpp"
 
 namespace qlorapp {
@@ -25,23 +23,6 @@ int64_t batch_count(size_t rows, int64_t batch_size, bool drop_last) {
   const auto n = static_cast<int64_t>(rows);
   return drop_last ? n / batch_size : (n + batch_size - 1) / batch_size;
 }
-
-/// The model as train_step sees it, which reports the step's inner events.
-struct Observed {
-  CausalLM& model;
-  int64_t left;  ///< Micro-batches until the step's last.
-  const std::function<void()>& poll;
-  const std::function<void(TrainerEvent)>& event;
-
-  LossSum forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step) {
-    const LossSum loss = model.forward_backward(batch, grad_scale, seed, micro_step);
-    if (poll) poll();
-    if (--left > 0) event(TrainerEvent::kSubstepEnd);
-    return loss;
-  }
-  void before_optimizer_step() const { event(TrainerEvent::kPreOptimizerStep); }
-  void after_optimizer_step() const { event(TrainerEvent::kOptimizerStep); }
-};
 
 /// On a GPU a wrong id could only become NaN.
 void check_vocabulary(const std::vector<Example>& rows, const char* name, int64_t size) {
@@ -113,7 +94,7 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
   state_.count_position_zero = args_.count_position_zero;
   state_.seed = static_cast<uint64_t>(args_.seed);
   state_.base_fingerprint = base_fingerprint(model_);
-  if (!args_.memory_budget.empty()) {
+  if (!args_.memory_budget.empty() || args_.auto_find_batch_size) {
     FittedArguments fitted = fit_arguments(model_, args_, longest_row(), !eval_data_.empty());
     args_ = std::move(fitted.args);
     log_info(fitted.text);
@@ -156,42 +137,6 @@ void Trainer::count_steps() {
   max_steps_ = count_training_steps(batches_per_epoch_, args_.gradient_accumulation_steps, args_.num_train_epochs, args_.max_steps);
   state_.schedule.warmup_steps = count_warmup_steps(args_.warmup_steps, args_.warmup_ratio, max_steps_);
   state_.schedule.training_steps = max_steps_;
-}
-
-Window Trainer::next_window(const std::vector<int64_t>& order) const {
-  const int64_t begin = state_.cursor.batch, size = args_.per_device_train_batch_size;
-  Window window{state_.cursor.epoch, begin, std::min(args_.gradient_accumulation_steps, batches_per_epoch_ - begin), {}};
-  if (own_batches_) return window;
-  for (int64_t batch = begin; batch < begin + window.batches; ++batch) {
-    const auto first = order.begin() + batch * size;
-    window.rows.emplace_back(first, first + std::min<int64_t>(size, order.end() - first));
-  }
-  return window;
-}
-
-std::vector<Batch> Trainer::batches_of(const Window& window) const {
-  std::vector<Batch> batches;
-  for (const std::vector<int64_t>& rows : window.rows) batches.push_back(collate(train_data_, rows).to(model_.device()));
-  return batches;
-}
-
-StepReport Trainer::run_step(const Window& window) {
-  if (callbacks_.step) {
-    StepReport report = callbacks_.step(window);
-    ++state_.global_step;
-    state_.micro_step += static_cast<uint32_t>(window.batches);
-    return report;
-  }
-  const std::vector<Batch> batches = batches_of(window);
-  const std::function<void(TrainerEvent)> tell = [this](TrainerEvent what) { event(what); };
-  Observed model{model_, std::ssize(batches), callbacks_.poll, tell};
-  const uint32_t before = state_.micro_step;
-  try {
-    return train_step(model, state_, std::span<const Batch>(batches));
-  } catch (...) {  // interrupted: the state is as it was before, so that a checkpoint of it continues with the same bits
-    state_.micro_step = before;
-    throw;
-  }
 }
 
 double Trainer::epoch() const {

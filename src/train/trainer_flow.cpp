@@ -64,6 +64,7 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
     read_losses();
   }
   log_info(plan_line(model_, args_, longest_row(), !eval_data_.empty()));
+  if (args_.worst_case_first.value_or(!model_.device().is_cpu())) run_worst_case();
   event(TrainerEvent::kTrainBegin);
   if (args_.eval_on_start) callbacks_.evaluate ? callbacks_.evaluate() : evaluate();
   while (state_.global_step < max_steps_ && state_.cursor.epoch < epochs_ && !control_.should_training_stop) run_epoch();

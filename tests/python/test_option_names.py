@@ -272,6 +272,11 @@ EFFECTS = {
     ),
     "weight_workspace": ({"weight_workspace": "stack"}, lambda r, p: r.losses == p.losses),  # a GPU's matter
     "embedding_on_host": ({"embedding_on_host": True}, lambda r, p: r.losses == p.losses),  # a GPU's matter
+    "auto_find_batch_size": (
+        {"auto_find_batch_size": True},  # there is room: nothing changes
+        lambda r, p: r.losses == p.losses and r.trainer.args.per_device_train_batch_size == r.args.per_device_train_batch_size,
+    ),
+    "worst_case_first": ({"worst_case_first": True}, lambda r, p: r.losses == p.losses),
     "memory_budget": (
         {"memory_budget": "auto", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 6},
         lambda r, p: r.trainer.args.per_device_train_batch_size == 6 and r.losses == pytest.approx(p.losses, rel=1e-5),

@@ -31,4 +31,7 @@ struct BudgetChoice {
 /// @throws ValueError if nothing fits, with the bytes that are missing and the three cheapest ways out: batch, length, rank.
 [[nodiscard]] BudgetChoice fit_budget(const PlanSettings& settings, const Gpu& rates, const BudgetRequest& request);
 
+/// What a smaller batch, shorter rows and a lower rank would take, in this order, and whether it fits: "batch 1: 5.1 GiB, fits; …".
+[[nodiscard]] std::string ways_out(const PlanSettings& settings, Bytes room);
+
 }  // namespace qlorapp

@@ -23,4 +23,7 @@ struct ProbeOptions {
 /// @throws ValueError if there are no adapters or a size is not positive; c10::OutOfMemoryError from a GPU that is too small.
 Bytes probe_step(CausalLM& model, const ProbeOptions& options);
 
+/// Forward, backward and the norm over a batch. No parameter changes; gradients are zero afterwards.
+void probe_micro_batch(CausalLM& model, const Batch& batch);
+
 }  // namespace qlorapp

@@ -19,7 +19,8 @@ namespace qlorapp {
 /// The optimizer, batch, accumulation and evaluation of a run over a model that is there already.
 void apply_arguments(PlanSettings& settings, const TrainingArguments& args);
 
-/// What args.memory_budget chooses over rows of which the longest has `settings.length` tokens; args as they are where it is empty.
+/// What args.memory_budget or auto_find_batch_size chooses over rows of which the longest has `settings.length` tokens; args as
+/// they are where neither is set.
 struct FittedArguments {
   TrainingArguments args;
   PlanSettings settings;  ///< The same for the planner.
@@ -27,13 +28,17 @@ struct FittedArguments {
 };
 /// @param settings  of the model, with its device; batch, accumulation, segments and memory are chosen here.
 /// @throws ValueError if nothing fits, naming the cheapest ways out.
-[[nodiscard]] FittedArguments fit_arguments(const PlanSettings& settings, const TrainingArguments& args, const Gpu& rates, Bytes available);
+[[nodiscard]] FittedArguments fit_arguments(const PlanSettings& settings, const TrainingArguments& args, const Gpu& rates,
+                                            Bytes available);
 /// The same for a model that is there, and the memory that is free where it is.
 [[nodiscard]] FittedArguments fit_arguments(const CausalLM& model, const TrainingArguments& args, int64_t longest, bool evaluates);
 
 /// What Trainer says when it begins: the plan of this model and these arguments over rows of which the longest has `longest`
 /// tokens.
 [[nodiscard]] std::string plan_line(const CausalLM& model, const TrainingArguments& args, int64_t longest, bool evaluates);
+
+/// What a step of one row of `longest` tokens takes of what there is, and what would help.
+[[nodiscard]] std::string advice_when_full(const CausalLM& model, const TrainingArguments& args, int64_t longest);
 
 struct Deadline {
   int64_t dataset_rows = 0;

@@ -28,7 +28,8 @@ StepReport train_step(Model& model, TrainState& run, std::span<const Batch> wind
   int64_t input_tokens = 0;
   for (const Batch& batch : window) {
     input_tokens += batch.token_count();
-    accumulator.add(model.forward_backward(batch, grad_scale, run.seed, run.micro_step++).loss);
+    const uint32_t micro_step = batch.first_token == 0 ? run.micro_step++ : run.micro_step - 1;  // parts of one share it
+    accumulator.add(model.forward_backward(batch, grad_scale, run.seed, micro_step).loss);
   }
 
   const GradientNorm gradients = gradient_norm(*run.arena, run.scaler.inverse_scale(), run.max_grad_norm);  // of unscaled ones

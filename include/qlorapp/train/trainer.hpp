@@ -83,8 +83,16 @@ class Trainer {
   /// Tokens of the longest: with a batch of such rows a run is as full as it will ever be. max_length where rows come from elsewhere.
   [[nodiscard]] int64_t longest_row() const;
   Window next_window(const std::vector<int64_t>& order) const;
-  std::vector<Batch> batches_of(const Window& window) const;
+  [[nodiscard]] std::vector<Batch> batches_of(const Window& window) const;
+  /// The rows of each part of each micro-batch.
+  [[nodiscard]] std::vector<std::vector<std::vector<int64_t>>> parts_of(const Window& window) const;
+  [[nodiscard]] int64_t tokens_of(const std::vector<int64_t>& rows) const;
   StepReport run_step(const Window& window);
+  /// The fullest micro-batch that this data can give, once and for nothing: memory runs out here if it ever does.
+  void run_worst_case();
+  /// After an allocation failed: gives cached memory back and lets micro-batches be taken in smaller parts.
+  /// @param again  it failed before in this window.  @throws c10::OutOfMemoryError if no part can be smaller.
+  void make_room(const Window& window, const std::exception& error, bool again);
   void run_epoch();
   void event(TrainerEvent event);
   void flow_at_step_end();
@@ -112,6 +120,7 @@ class Trainer {
   int64_t first_tokens_ = 0;
   bool at_epoch_end_ = false;  ///< The epoch's last step is behind us and its end is under way.
   bool said_diverged_ = false;
+  int64_t most_tokens_ = 0;  ///< Of a part of a micro-batch, once memory ran out; 0: micro-batches are taken whole.
   struct Unread {
     at::Tensor loss, grad_norm;
     int64_t step = 0;

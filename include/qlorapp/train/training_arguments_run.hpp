@@ -60,6 +60,7 @@ struct RunArguments {
   std::string memory_budget;
   std::optional<int64_t> torch_empty_cache_steps;
   bool auto_find_batch_size = false;
+  std::optional<bool> worst_case_first;
   bool use_cache = false;
   bool use_liger_kernel = false;
   FreeForm liger_kernel_config;
@@ -135,9 +136,10 @@ struct RunArguments {
         Field{"gradient_checkpointing", &T::gradient_checkpointing, "recompute blocks in the backward pass to save memory"},
         Field{"gradient_checkpointing_kwargs", &T::gradient_checkpointing_kwargs, "", kSaid,
               "blocks have one kind of checkpoint, whose inputs need no gradient. See checkpoint_keep."},
-        Field{"checkpoint_keep", &T::checkpoint_keep,
-              "what gradient_checkpointing keeps of a block: everything, attention_only, input_only or input_on_host; or a mixture, "
-              "from the first block on: input_only:20,everything:12, where one number may be left out"},
+        Field{
+            "checkpoint_keep", &T::checkpoint_keep,
+            "what gradient_checkpointing keeps of a block: everything, attention_only, input_only or input_on_host; or a mixture, "
+            "from the first block on: input_only:20,everything:12, where one number may be left out"},
         Field{"loss_chunk_rows", &T::loss_chunk_rows, "rows of logits that exist at a time; 0: 2048 on a GPU, 512 on a CPU"},
         Field{"mlp_tile_rows", &T::mlp_tile_rows, "rows that go through an MLP at a time, where it is not kept; 0: all"},
         Field{"weight_workspace", &T::weight_workspace,
@@ -145,13 +147,17 @@ struct RunArguments {
         Field{"embedding_on_host", &T::embedding_on_host,
               "keep the embedding table in pinned host memory, where the head is not tied to it; a GPU reads its rows from there"},
         Field{"memory_budget", &T::memory_budget,
-              "an amount such as 14GiB, or auto for what is free: chooses what blocks keep, the four options above and the micro-batch "
+              "an amount such as 14GiB, or auto for what is free: chooses what blocks keep, the four options above and the "
+              "micro-batch "
               "for the fastest step that fits; the effective batch stays"},
         Field{"torch_empty_cache_steps", &T::torch_empty_cache_steps,
               "on a GPU: steps between returns of unused memory; unset: never"},
-        Field{"auto_find_batch_size", &T::auto_find_batch_size, "", kRefused,
-              "shrinking the batch would change the effective batch unasked. Set per_device_train_batch_size and "
-              "gradient_accumulation_steps."},
+        Field{"auto_find_batch_size", &T::auto_find_batch_size,
+              "where a micro-batch does not fit by plan: the largest one that does, with as much more accumulation"},
+        Field{"worst_case_first", &T::worst_case_first,
+              "before the first step, run the longest rows as one micro-batch and forget it, so that memory runs out at once or "
+              "not at "
+              "all; unset: on a GPU"},
         Field{"use_cache", &T::use_cache, "", kSaid, "a training pass has no cache; generation always uses one."},
         Field{"use_liger_kernel", &T::use_liger_kernel, "", kSaid, "fused kernels are always used."},
         Field{"liger_kernel_config", &T::liger_kernel_config, "", kSaid, "fused kernels are always used."},

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// A window of micro-batches becomes a step, whole or in parts.
+#include <ATen/ATen.h>
+#include <c10/core/CachingDeviceAllocator.h>
+
+#include <algorithm>
+#include <new>
+#include <numeric>
+#include <string_view>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/core/log.hpp"
+#include "qlorapp/data/collate.hpp"
+#include "qlorapp/train/batch_probe.hpp"
+#include "qlorapp/train/plan_run.hpp"
+#include "qlorapp/train/step.hpp"
+#include "qlorapp/train/trainer.hpp"
+
+namespace qlorapp {
+namespace {
+
+/// The model as train_step sees it, which reports the step's inner events.
+struct Observed {
+  CausalLM& model;
+  const std::function<void()>& poll;
+  const std::function<void(TrainerEvent)>& event;
+  int64_t& told;   ///< Micro-batches whose end was told: a window that is taken again does not tell it again.
+  bool& updating;  ///< From here on a step cannot be taken again.
+  int64_t begun = 0;
+
+  LossSum forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step) {
+    if (batch.first_token == 0 && begun++ > told) {
+      ++told;
+      event(TrainerEvent::kSubstepEnd);
+    }
+    const LossSum loss = model.forward_backward(batch, grad_scale, seed, micro_step);
+    if (poll) poll();
+    return loss;
+  }
+  void before_optimizer_step() const {
+    updating = true;
+    event(TrainerEvent::kPreOptimizerStep);
+  }
+  void after_optimizer_step() const { event(TrainerEvent::kOptimizerStep); }
+};
+
+/// A GPU's allocator has a type for it, a CPU's only words (c10/core/impl/alloc_cpu.cpp).
+bool is_out_of_memory(const std::exception& error) {
+  if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) return true;
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return true;
+  return std::string_view(error.what()).find("DefaultCPUAllocator: can't allocate memory") != std::string_view::npos;
+}
+
+std::string first_line(const std::exception& error) {
+  const std::string_view text = error.what();
+  return std::string(text.substr(0, text.find('\n')));
+}
+
+}  // namespace
+
+Window Trainer::next_window(const std::vector<int64_t>& order) const {
+  const int64_t begin = state_.cursor.batch, size = args_.per_device_train_batch_size;
+  Window window{state_.cursor.epoch, begin, std::min(args_.gradient_accumulation_steps, batches_per_epoch_ - begin), {}};
+  if (own_batches_) return window;
+  for (int64_t batch = begin; batch < begin + window.batches; ++batch) {
+    const auto first = order.begin() + batch * size;
+    window.rows.emplace_back(first, first + std::min<int64_t>(size, order.end() - first));
+  }
+  return window;
+}
+
+int64_t Trainer::tokens_of(const std::vector<int64_t>& rows) const {
+  int64_t tokens = 0;
+  for (const int64_t row : rows) tokens += std::ssize(train_data_[static_cast<size_t>(row)].input_ids);
+  return tokens;
+}
+
+std::vector<std::vector<std::vector<int64_t>>> Trainer::parts_of(const Window& window) const {
+  std::vector<std::vector<std::vector<int64_t>>> result;
+  for (const std::vector<int64_t>& rows : window.rows) {
+    auto& parts = result.emplace_back(1);
+    for (const int64_t row : rows) {
+      const bool full = most_tokens_ > 0 && !parts.back().empty() && tokens_of(parts.back()) + tokens_of({row}) > most_tokens_;
+      if (full) parts.emplace_back();
+      parts.back().push_back(row);
+    }
+  }
+  return result;
+}
+
+std::vector<Batch> Trainer::batches_of(const Window& window) const {
+  std::vector<Batch> batches;
+  for (const auto& parts : parts_of(window)) {
+    int64_t first_token = 0;
+    for (const std::vector<int64_t>& rows : parts) {
+      batches.push_back(collate(train_data_, rows).to(model_.device()));
+      batches.back().first_token = first_token;
+      first_token += batches.back().token_count();
+    }
+  }
+  return batches;
+}
+
+void Trainer::run_worst_case() {
+  if (callbacks_.step || train_data_.empty()) return;
+  std::vector<int64_t> rows(train_data_.size());
+  std::iota(rows.begin(), rows.end(), int64_t{0});
+  const size_t batch = std::min(rows.size(), static_cast<size_t>(args_.per_device_train_batch_size));
+  std::partial_sort(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(batch), rows.end(),
+                    [&](int64_t a, int64_t b) { return tokens_of({a}) > tokens_of({b}); });
+  rows.resize(batch);
+  const Window window{state_.cursor.epoch, state_.cursor.batch, 1, {rows}};
+  for (bool again = false;; again = true) {
+    try {
+      for (const Batch& part : batches_of(window)) probe_micro_batch(model_, part);
+      break;
+    } catch (const std::exception& error) {
+      if (!is_out_of_memory(error)) throw;
+      make_room(window, error, again);
+    }
+  }
+  log_info(concat("the fullest micro-batch of the data, ", static_cast<int64_t>(batch), " rows with ", tokens_of(rows),
+                  " tokens, has run"));
+}
+
+StepReport Trainer::run_step(const Window& window) {
+  if (callbacks_.step) {
+    StepReport report = callbacks_.step(window);
+    ++state_.global_step;
+    state_.micro_step += static_cast<uint32_t>(window.batches);
+    return report;
+  }
+  const std::function<void(TrainerEvent)> tell = [this](TrainerEvent what) { event(what); };
+  const uint32_t before = state_.micro_step;
+  int64_t told = 0;
+  for (bool again = false;; again = true) {
+    bool updating = false;
+    try {
+      const std::vector<Batch> batches = batches_of(window);
+      Observed model{model_, callbacks_.poll, tell, told, updating};
+      return train_step(model, state_, std::span<const Batch>(batches));
+    } catch (const std::exception& error) {
+      // The state is as it was before: a checkpoint of it continues with the same bits, and so does the window if it is taken
+      // again, as train_step clears the gradients first and dropout masks are a function of position.
+      state_.micro_step = before;
+      if (updating || !is_out_of_memory(error)) throw;
+      make_room(window, error, again);
+    } catch (...) {
+      state_.micro_step = before;
+      throw;
+    }
+  }
+}
+
+void Trainer::make_room(const Window& window, const std::exception& error, bool again) {
+  if (!model_.device().is_cpu()) at::getDeviceAllocator(model_.device().type())->emptyCache();
+  int64_t fullest = 0, longest = 0;
+  for (const auto& parts : parts_of(window)) {
+    for (const std::vector<int64_t>& rows : parts) {
+      fullest = std::max(fullest, tokens_of(rows));
+      for (const int64_t row : rows) longest = std::max(longest, tokens_of({row}));
+    }
+  }
+  const int64_t fewer = std::max(longest, (fullest + 1) / 2);
+  if (fewer < fullest) {
+    log_warning(concat("[trainer] out of memory in step ", state_.global_step + 1, " with ", fullest, " tokens at once (",
+                       first_line(error), "). From here on micro-batches are taken in parts of at most ", fewer,
+                       " tokens; effective batch, weights of tokens and dropout masks stay what they were."));
+    most_tokens_ = fewer;
+    return;
+  }
+  if (!again) return;  // one row at a time already: once more, as something else may have held the memory
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "[trainer] out of memory in step ", state_.global_step + 1, " with one row of ",
+                   longest, " tokens. ", advice_when_full(model_, args_, longest), " ", first_line(error));
+}
+
+}  // namespace qlorapp
