@@ -321,9 +321,10 @@ class CausalLM(ModelAdapters, torch.nn.Module):
 
     def _memory_changed(self) -> None:
         """The tree shows the table where it is now, or it would hold the memory that was given up."""
-        table, shown = self._core.embed_tokens, self.model.embed_tokens.weight
-        if table.data_ptr() != shown.data_ptr():
-            self.model.embed_tokens.weight = torch.nn.Parameter(table, requires_grad=False)
+        table, shown = self._core.embed_tokens, self.model.embed_tokens
+        shown = getattr(shown, "original_module", shown)  # beside a trained copy (modules_to_save)
+        if table.data_ptr() != shown.weight.data_ptr():
+            shown.weight = torch.nn.Parameter(table, requires_grad=False)
 
     def enable_input_require_grads(self) -> None:
         """Nothing to do: a checkpointed block's adapters are inputs of its graph node, whatever its input is."""
