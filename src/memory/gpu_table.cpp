@@ -53,7 +53,8 @@ std::string folded(std::string_view text) {
 std::vector<std::string> words(std::string_view name) {
   std::vector<std::string> result{""};
   for (const char c : name) {
-    if (std::isalnum(static_cast<unsigned char>(c)) != 0) result.back() += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    if (std::isalnum(static_cast<unsigned char>(c)) != 0)
+      result.back() += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     else if (!result.back().empty()) result.emplace_back();
   }
   return result;
@@ -101,8 +102,9 @@ Gpu rates_of(std::string_view name, int64_t architecture, Bytes memory) {
   const Gpu* found = nullptr;
   for (const Gpu& gpu : kGpus) {
     const std::vector<std::string> wanted = words(gpu.name);
-    const bool all = std::all_of(wanted.begin(), wanted.end(),
-                                 [&](const std::string& word) { return std::find(there.begin(), there.end(), word) != there.end(); });
+    const bool all = std::all_of(wanted.begin(), wanted.end(), [&](const std::string& word) {
+      return std::find(there.begin(), there.end(), word) != there.end();
+    });
     if (all && (found == nullptr || gpu.name.size() > found->name.size())) found = &gpu;
   }
   if (found != nullptr) return *found;

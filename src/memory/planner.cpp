@@ -166,8 +166,7 @@ class Rehearsal {
  private:
   /// Every position but each row's last a target: the worst case of its size.
   Batch batch_of(int64_t rows) {
-    Batch batch =
-        Batch::of_equal_rows(at::empty({rows, settings_.length}, at::TensorOptions().dtype(at::kLong).device(kNowhere)));
+    Batch batch = Batch::of_equal_rows(at::empty({rows, settings_.length}, at::TensorOptions().dtype(at::kLong).device(kNowhere)));
     for (const at::Tensor* tensor : {&batch.tokens, &batch.targets, &batch.positions}) tape.label(*tensor, MemoryUse::kBatch);
     return batch;
   }

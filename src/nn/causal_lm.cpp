@@ -106,9 +106,7 @@ void CausalLM::set_memory(const MemorySettings& settings) {
 }
 
 /// Of logits at a time. Twice the memory of 1,024 buys a GPU a product of a better shape; a CPU gains nothing above 512.
-int64_t CausalLM::loss_chunk_rows() const {
-  return memory_.loss_chunk_rows > 0 ? memory_.loss_chunk_rows : on_gpu() ? 2048 : 512;
-}
+int64_t CausalLM::loss_chunk_rows() const { return memory_.loss_chunk_rows > 0 ? memory_.loss_chunk_rows : on_gpu() ? 2048 : 512; }
 
 StepContext CausalLM::make_context(const Batch& batch, bool training, uint64_t seed, uint32_t micro_step) {
   int64_t longest = 0;

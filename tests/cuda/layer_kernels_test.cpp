@@ -44,15 +44,15 @@ TEST_CASE("norms write their rows and nothing else, at any width and alignment",
     const Matrix y(type, rows, width, layout, false), sum(type, rows, width, layout, false),
         rstd(Float::kFloat32, 1, rows, {0, 0}, false);
     check(cuda::rms_norm(type, read(x), weight.data(), written(y), rstd.as<float>(), rows, width, 1e-5F, nullptr));
-    check(cuda::add_rms_norm(type, read(x), read(residual), weight.data(), written(sum), written(y), rstd.as<float>(), rows,
-                             width, 1e-5F, nullptr));
+    check(cuda::add_rms_norm(type, read(x), read(residual), weight.data(), written(sum), written(y), rstd.as<float>(), rows, width,
+                             1e-5F, nullptr));
     REQUIRE(y.wrote_only_its_rows());
     REQUIRE(sum.wrote_only_its_rows());
     const Matrix dx(type, rows, width, layout, false);
-    check(cuda::rms_norm_backward(type, read(x), read(sum), weight.data(), rstd.as<float>(), written(dx), {}, false, rows,
+    check(cuda::rms_norm_backward(type, read(x), read(sum), weight.data(), rstd.as<float>(), written(dx), {}, false, rows, width,
+                                  nullptr));
+    check(cuda::rms_norm_backward(type, read(y), read(sum), weight.data(), rstd.as<float>(), written(dx), written(y), true, rows,
                                   width, nullptr));
-    check(cuda::rms_norm_backward(type, read(y), read(sum), weight.data(), rstd.as<float>(), written(dx), written(y), true,
-                                  rows, width, nullptr));
     REQUIRE(dx.wrote_only_its_rows());
     REQUIRE(y.wrote_only_its_rows());
   });
@@ -65,8 +65,8 @@ TEST_CASE("swiglu and its backward write their rows and nothing else", "[cuda]")
         gradient(type, rows, 2 * width, layout, false);
     check(cuda::swiglu(type, gate_up.data(), gate_up.stride(), h.data(), h.stride(), rows, width, nullptr));
     for (const bool keep_h : {false, true}) {
-      check(cuda::swiglu_backward(type, h.data(), h.stride(), gate_up.data(), gate_up.stride(), gradient.data(),
-                                  gradient.stride(), keep_h, rows, width, nullptr));
+      check(cuda::swiglu_backward(type, h.data(), h.stride(), gate_up.data(), gate_up.stride(), gradient.data(), gradient.stride(),
+                                  keep_h, rows, width, nullptr));
     }
     REQUIRE(h.wrote_only_its_rows());
     REQUIRE(gradient.wrote_only_its_rows());
@@ -83,12 +83,11 @@ TEST_CASE("rope turns heads in place and gathers three gradients, and touches no
     const Matrix x(type, tokens, kHeads * d, layout, true), y(type, tokens, kHeads * d, layout, false),
         packed(type, tokens, 5 * d, layout, false);
     for (const bool inverse : {false, true}) {
-      const cuda::Rotation rotation{tables.as<float>(), tables.as<float>() + kPositions * half, position.at<int64_t>(),
-                                    inverse};
+      const cuda::Rotation rotation{tables.as<float>(), tables.as<float>() + kPositions * half, position.at<int64_t>(), inverse};
       check(cuda::rope(type, {x.data(), x.stride(), d, kHeads}, y.data(), y.stride(), d, rotation, tokens, half, nullptr));
       const Matrix k(type, tokens, d, layout, true);
-      check(cuda::rope_packed(type, {x.data(), x.stride(), d, kHeads}, {k.data(), k.stride(), d, 1},
-                              {k.data(), k.stride(), d, 1}, packed.data(), packed.stride(), rotation, tokens, half, nullptr));
+      check(cuda::rope_packed(type, {x.data(), x.stride(), d, kHeads}, {k.data(), k.stride(), d, 1}, {k.data(), k.stride(), d, 1},
+                              packed.data(), packed.stride(), rotation, tokens, half, nullptr));
     }
     REQUIRE(y.wrote_only_its_rows());
     REQUIRE(packed.wrote_only_its_rows());
@@ -102,10 +101,10 @@ TEST_CASE("rows are gathered and scattered, and indices outside leave the memory
     const Matrix source(type, kSourceRows, width, layout, true), out(type, rows, width, layout, false),
         target(type, kSourceRows, width, layout, false);
     const Memory index(std::vector<int64_t>{3, -1, kSourceRows});
-    check(cuda::gather_rows(type, source.data(), source.stride(), kSourceRows, index.at<int64_t>(), out.data(), out.stride(),
-                            rows, width, nullptr));
-    check(cuda::scatter_rows(type, source.data(), source.stride(), index.at<int64_t>(), target.data(), target.stride(),
-                             kSourceRows, rows, width, nullptr));
+    check(cuda::gather_rows(type, source.data(), source.stride(), kSourceRows, index.at<int64_t>(), out.data(), out.stride(), rows,
+                            width, nullptr));
+    check(cuda::scatter_rows(type, source.data(), source.stride(), index.at<int64_t>(), target.data(), target.stride(), kSourceRows,
+                             rows, width, nullptr));
     REQUIRE(out.wrote_only_its_rows());
     REQUIRE(target.wrote_only_its_rows());
   });
@@ -118,8 +117,8 @@ TEST_CASE("cross-entropy reads and writes the logits of its rows, for targets of
     const Matrix losses(Float::kFloat32, 1, rows, {0, 0}, false), total(Float::kFloat32, 1, 1, {0, 0}, false);
     for (const bool gradient : {false, true}) {
       const Matrix logits(type, rows, vocabulary, layout, true);
-      check(cuda::cross_entropy(type, logits.data(), logits.stride(), targets.at<int64_t>(), losses.as<float>(),
-                                scale.at<float>(), gradient, rows, vocabulary, nullptr));
+      check(cuda::cross_entropy(type, logits.data(), logits.stride(), targets.at<int64_t>(), losses.as<float>(), scale.at<float>(),
+                                gradient, rows, vocabulary, nullptr));
     }
     check(cuda::sum_losses(losses.as<float>(), rows, total.as<float>(), nullptr));
   });

@@ -15,9 +15,9 @@
 #include "qlorapp/nn/parameter_count.hpp"
 
 using namespace qlorapp;
+using Catch::Matchers::WithinRel;
 using ops::MemoryPhase;
 using ops::MemoryUse;
-using Catch::Matchers::WithinRel;
 
 namespace {
 

@@ -66,10 +66,10 @@ struct TimelinePoint {
 };
 
 struct MemoryPlan {
-  bool fits = true;  ///< In the room that was asked for.
+  bool fits = true;                                      ///< In the room that was asked for.
   std::array<PhasePlan, ops::kMemoryPhaseCount> phases;  ///< By MemoryPhase.
   std::vector<TimelinePoint> timeline;                   ///< From the end of the load on; the fullest moments are all in it.
-  Bytes pinned_host;                                     ///< Beside a GPU: inputs kept on the host, paged moments, an embedding that waits there.
+  Bytes pinned_host;  ///< Beside a GPU: inputs kept on the host, paged moments, an embedding that waits there.
   int64_t trainable_parameters = 0;
   int64_t base_parameters = 0;
 
