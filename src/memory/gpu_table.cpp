@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "qlorapp/memory/gpu_table.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cctype>
 #include <charconv>
