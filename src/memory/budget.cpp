@@ -43,12 +43,12 @@ class Search {
  public:
   Search(const PlanSettings& settings, const Gpu& rates, const BudgetRequest& request)
       : asked_(settings), rates_(rates), room_(request.room), blocks_(settings.model.num_hidden_layers) {
-    const int64_t rows = request.effective_batch > 0 ? request.effective_batch : settings.batch * settings.accumulation;
-    for (int64_t batch = 1; batch <= rows; ++batch) {
-      const bool wanted = request.effective_batch > 0 ? rows % batch == 0 && batch * settings.length <= kMostTokens : false;
-      if (wanted || batch == (request.effective_batch > 0 ? 1 : settings.batch)) batches_.push_back(batch);
+    const bool chooses = request.effective_batch > 0;
+    rows_ = chooses ? request.effective_batch : settings.batch * settings.accumulation;
+    if (!chooses) batches_ = {settings.batch};
+    for (int64_t batch = 1; chooses && batch <= rows_ && (batch == 1 || batch * settings.length <= kMostTokens); ++batch) {
+      if (rows_ % batch == 0) batches_.push_back(batch);
     }
-    rows_ = rows;
   }
 
   /// Filled in for a way: the settings that the planner and the roofline take.
@@ -56,7 +56,6 @@ class Search {
     PlanSettings settings = asked_;
     settings.batch = way.batch;
     settings.accumulation = std::max<int64_t>(1, rows_ / way.batch);
-    settings.eval_batch = asked_.eval_batch;
     settings.memory = way.memory;
     settings.segments = parse_segments(way.mixture.text(blocks_), blocks_);
     return settings;

@@ -109,11 +109,10 @@ Gpu rates_of(std::string_view name, int64_t architecture, Bytes memory) {
     if (all && (found == nullptr || gpu.name.size() > found->name.size())) found = &gpu;
   }
   if (found != nullptr) return *found;
-  for (const Gpu& gpu : kGpus) {  // the first is the smallest of its architecture
-    if (gpu.architecture == architecture) found = &gpu;
-    if (found != nullptr) break;
-  }
-  Gpu other = found != nullptr ? *found : kGpus.back();
+  // The first is the smallest of its architecture.
+  const auto* const same =
+      std::find_if(kGpus.begin(), kGpus.end(), [&](const Gpu& gpu) { return gpu.architecture == architecture; });
+  Gpu other = same != kGpus.end() ? *same : kGpus.back();
   other.name = "";
   other.memory = memory;
   other.evidence = Evidence::kExtrapolated;

@@ -71,7 +71,7 @@ Window Trainer::next_window(const std::vector<int64_t>& order) const {
 
 int64_t Trainer::tokens_of(const std::vector<int64_t>& rows) const {
   int64_t tokens = 0;
-  for (const int64_t row : rows) tokens += std::ssize(train_data_[static_cast<size_t>(row)].input_ids);
+  for (const int64_t row : rows) tokens += row_tokens(row);
   return tokens;
 }
 
@@ -80,7 +80,7 @@ std::vector<std::vector<std::vector<int64_t>>> Trainer::parts_of(const Window& w
   for (const std::vector<int64_t>& rows : window.rows) {
     auto& parts = result.emplace_back(1);
     for (const int64_t row : rows) {
-      const bool full = most_tokens_ > 0 && !parts.back().empty() && tokens_of(parts.back()) + tokens_of({row}) > most_tokens_;
+      const bool full = most_tokens_ > 0 && !parts.back().empty() && tokens_of(parts.back()) + row_tokens(row) > most_tokens_;
       if (full) parts.emplace_back();
       parts.back().push_back(row);
     }
@@ -107,7 +107,7 @@ void Trainer::run_worst_case() {
   std::iota(rows.begin(), rows.end(), int64_t{0});
   const size_t batch = std::min(rows.size(), static_cast<size_t>(args_.per_device_train_batch_size));
   std::partial_sort(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(batch), rows.end(),
-                    [&](int64_t a, int64_t b) { return tokens_of({a}) > tokens_of({b}); });
+                    [&](int64_t a, int64_t b) { return row_tokens(a) > row_tokens(b); });
   rows.resize(batch);
   const Window window{state_.cursor.epoch, state_.cursor.batch, 1, {rows}};
   for (bool again = false;; again = true) {
@@ -158,7 +158,7 @@ void Trainer::make_room(const Window& window, const std::exception& error, bool 
   for (const auto& parts : parts_of(window)) {
     for (const std::vector<int64_t>& rows : parts) {
       fullest = std::max(fullest, tokens_of(rows));
-      for (const int64_t row : rows) longest = std::max(longest, tokens_of({row}));
+      for (const int64_t row : rows) longest = std::max(longest, row_tokens(row));
     }
   }
   const int64_t fewer = std::max(longest, (fullest + 1) / 2);

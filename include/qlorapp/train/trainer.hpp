@@ -87,6 +87,7 @@ class Trainer {
   /// The rows of each part of each micro-batch.
   [[nodiscard]] std::vector<std::vector<std::vector<int64_t>>> parts_of(const Window& window) const;
   [[nodiscard]] int64_t tokens_of(const std::vector<int64_t>& rows) const;
+  [[nodiscard]] int64_t row_tokens(int64_t row) const { return std::ssize(train_data_[static_cast<size_t>(row)].input_ids); }
   StepReport run_step(const Window& window);
   /// The fullest micro-batch that this data can give, once and for nothing: memory runs out here if it ever does.
   void run_worst_case();
