@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loading onto a GPU, and the way from the start of a process to the end of the first optimizer step: qlorapp beside transformers,
-peft and bitsandbytes.
+peft and bitsandbytes, and beside unsloth.
 
     python benchmarks/load_cuda.py [--build build/dev] [--model 8b] [--folder /dev/shm/qlorapp-load] [--rounds 3] [--cold]
 
@@ -11,6 +11,7 @@ and a four-bit one of it with `qlorapp quantize`; both are kept if --folder is g
     qlorapp train         the command, --max_steps 1, until it logs the step
     import qlorapp        the same in Python (left out where the package is not there for this interpreter)
     HF stack              AutoModelForCausalLM.from_pretrained(quantization_config=…, device_map={"": 0}), get_peft_model, AdamW8bit
+    unsloth               FastLanguageModel.from_pretrained(load_in_4bit=True), get_peft_model, AdamW8bit; it compiles as it begins
 
 "trainable" is the time from the call that loads to a model with adapters; the CUDA context is there before, the imports are, too.
 "first step" is the time from the start of the process to the end of the first optimizer step: 1 × 2048 tokens, r = 16 on all seven
@@ -33,11 +34,12 @@ import sys
 import tempfile
 import time
 
-from train_step_peers import LINEARS, SHAPES, Shape
+from train_step_peers import LINEARS, SHAPES, Shape, load_unsloth, write_tokenizer
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SHARD_BYTES = 5 * 10**9
 SEQUENCE = 2048
+PEERS = ("HF stack", "unsloth")
 
 
 def say(text: str) -> None:
@@ -117,6 +119,7 @@ def write_checkpoint(folder: pathlib.Path, shape: Shape) -> None:
         "vocab_size": shape.vocabulary, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
         "tie_word_embeddings": shape.tied, "bos_token_id": shape.vocabulary - 256, "eos_token_id": shape.vocabulary - 255,
     }  # fmt: skip
+    write_tokenizer(folder)
     (folder / "config.json").write_text(json.dumps(config))
 
 
@@ -154,7 +157,6 @@ def timed_load(load, add_adapters):
 
 
 def run_peer(folder: str) -> None:
-    import bitsandbytes
     import peft
     import torch
     import transformers
@@ -172,6 +174,19 @@ def run_peer(folder: str) -> None:
         lambda model: peft.get_peft_model(model, lora),
     )
     model.train()
+    take_a_step(model)
+
+
+def run_unsloth(folder: str) -> None:
+    import unsloth  # noqa: F401  first of all: it changes transformers
+
+    take_a_step(timed_load(lambda: load_unsloth(folder, checkpointing=False, sequence=SEQUENCE), lambda model: model))
+
+
+def take_a_step(model) -> None:
+    import bitsandbytes
+    import torch
+
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = bitsandbytes.optim.AdamW8bit(parameters, lr=1e-4)
     tokens = torch.randint(0, 128000, (1, SEQUENCE), device="cuda")
@@ -232,10 +247,14 @@ class Bench:
             ],
             "import qlorapp": lambda model: [*me, "--run", "python", model],
             "HF stack": lambda model: [*me, "--run", "peer", model],
+            "unsloth": lambda model: [*me, "--run", "unsloth", model],
         }  # fmt: skip
         if missing := [name for name in ("bitsandbytes", "transformers", "peft") if importlib.util.find_spec(name) is None]:
             say(f"HF stack is left out: {', '.join(missing)} not installed")
             del self.systems["HF stack"]
+        if importlib.util.find_spec("unsloth") is None:
+            say("unsloth is left out: it is not installed")
+            del self.systems["unsloth"]
         if subprocess.run([sys.executable, "-c", "import qlorapp._C"], capture_output=True, check=False).returncode:
             say("import qlorapp is left out: the package is not there for this interpreter")
             del self.systems["import qlorapp"]
@@ -317,9 +336,7 @@ class Bench:
 
         def ratio(form: str, system: str, ours: str, key: str) -> str:
             mine, theirs = values(form, ours, key), values(form, system, key)
-            return (
-                f"{statistics.median(theirs) / statistics.median(mine):.2f}" if mine and theirs and system == "HF stack" else ""
-            )
+            return f"{statistics.median(theirs) / statistics.median(mine):.2f}" if mine and theirs and system in PEERS else ""
 
         for form, system in self.results:
             errors = [result["error"] for result in self.results[form, system] if "error" in result]
@@ -357,7 +374,7 @@ def main() -> None:
     parser.add_argument("--run", nargs=2, metavar=("SYSTEM", "MODEL"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.run:
-        {"peer": run_peer, "python": run_python}[args.run[0]](args.run[1])
+        {"peer": run_peer, "python": run_python, "unsloth": run_unsloth}[args.run[0]](args.run[1])
         return
     import torch
 

@@ -3,21 +3,24 @@
 // line of JSON a measurement: milliseconds of the steps, tokens a second, peak memory. benchmarks/train_step_cuda.py runs it
 // beside its peers.
 //
-//   bench_train_step MODEL BATCH SEQUENCE KEEP [STEPS [DTYPE [OPTIMIZER]]] [NAME=VALUE …] [--deterministic] [--count] [--names] [--serve]
+//   bench_train_step MODEL BATCH SEQUENCE KEEP [STEPS [DTYPE [OPTIMIZER]]] [NAME=VALUE …] [--deterministic] [--losses] [--graph] [--count] [--names] [--serve]
 //     MODEL 70b | 8b | 3b | 1b      DTYPE bf16 | fp16
 //     KEEP everything | attention_only | input_only | input_on_host, or a mixture: input_on_host,everything:12
 //     OPTIMIZER adamw_8bit | adamw | paged_adamw_8bit | paged_adamw_32bit
-//     NAME=VALUE  loss_chunk_rows, mlp_tile_rows, weight_workspace, embedding_on_host (0 | 1): as in TrainingArguments;
+//     NAME=VALUE  loss_chunk_rows, mlp_tile_rows, weight_workspace, embedding_on_host, fp8 (0 | 1): as in TrainingArguments;
 //                 batch, sequence, keep: another value than the one above; cap: GiB that torch's allocator may hold, 0 none
 //     --deterministic  steps with and without gradients that have the same bits in every run, in turn: what that costs, and whether
 //              two runs of each from the same adapters end in the same bits. Nothing else is measured
+//     --losses  STEPS steps from the same adapters, over the same four batches again and again, in 16 and in eight bits (fp8): both
+//              curves. Nothing else is measured
+//     --graph  the micro-step as launched by the host, and as one CUDA graph: milliseconds of both. Nothing else is measured
 //     --count  one step more, under torch's profiler: kernels and memory operations launched, and the time the GPU worked
 //              on kernels; "launches_a_layer" is all of them over the layers, so head, loss and optimizer are in it
 //     --names  the same, and each kernel's launches a step on standard error
 //     --serve  says {"ready": true}, then measures once for each line "SECONDS [NAME=VALUE …] [count]" that it reads, over as many
 //              steps as fill the time, 8 to 60. What a line sets holds from there on. "plan [NAME=VALUE …]" is answered with the
-//              peak that is planned, and nothing is set; "budget budget=14GiB effective_batch=4" with the setting that memory_budget chooses. Memory is given back in between, so that several such processes can take
-//              turns on one GPU
+//              peak that is planned, and nothing is set; "budget budget=14GiB effective_batch=4" with the setting that memory_budget
+//              chooses. Memory is given back in between, so that several such processes can take turns on one GPU
 // planned_gib is the peak by memory/planner.hpp, with the batches that wait beside the one that is trained on.
 #include <algorithm>
 #include <array>
@@ -36,8 +39,11 @@
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/cuda/CUDAEvent.h>
+#include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include "qlorapp/core/check.hpp"
@@ -126,7 +132,7 @@ double quantile(const std::vector<double>& sorted, double share) {
 int run(std::vector<std::string> arguments) {
   const auto flag = [&](const char* name) { return std::erase(arguments, name) > 0; };
   const bool names = flag("--names"), count = flag("--count") || names, serve = flag("--serve"),
-             deterministic = flag("--deterministic");
+             deterministic = flag("--deterministic"), losses = flag("--losses"), graph = flag("--graph");
   Setting setting;
   std::vector<std::string> settings;
   std::erase_if(arguments, [&](const std::string& word) {
@@ -166,6 +172,7 @@ int run(std::vector<std::string> arguments) {
     set_cap(0);
     model.set_segments(parse_segments(setting.keep, config.num_hidden_layers));
     model.set_memory(setting.memory);
+    model.set_float8(setting.float8);
     batches.clear();
     for (int i = 0; i < kBatches; ++i) batches.push_back(bench::random_batch(setting.rows, setting.length, config.vocab_size));
     c10::cuda::device_synchronize();
@@ -178,6 +185,7 @@ int run(std::vector<std::string> arguments) {
     plan.length = wanted.length;
     plan.segments = parse_segments(wanted.keep, config.num_hidden_layers);
     plan.memory = wanted.memory;
+    plan.float8 = wanted.float8;
     plan.optimizer_is_8bit = optim.ends_with("_8bit");
     plan.device.architecture = gpu_architecture(model.device());
     return plan;
@@ -251,15 +259,61 @@ int run(std::vector<std::string> arguments) {
     std::fflush(stdout);
   };
   apply();
+  const at::Tensor adapters_before = deterministic || losses ? model.arena().values().clone() : at::Tensor();
+  const auto restart = [&] {
+    at::Tensor(model.arena().values()).copy_(adapters_before);
+    state = TrainState(model.arena(), optimizer, scaler);
+    state.base_learning_rate = 1e-4;
+    state.max_grad_norm = 1.0;
+    state.schedule.training_steps = 1 << 20;
+  };
+  if (losses) {
+    for (const bool eight_bits : {false, true}) {
+      restart();
+      model.set_float8(eight_bits);
+      std::vector<at::Tensor> curve;
+      for (int64_t i = 0; i < steps; ++i) {
+        curve.push_back(train_step(model, state, std::span(&batches[static_cast<size_t>(i) % batches.size()], 1)).mean_loss);
+      }
+      const at::Tensor all = at::stack(curve).to(at::kCPU, at::kFloat);
+      std::printf("{\"fp8\": %s, \"losses\": [", eight_bits ? "true" : "false");
+      for (int64_t i = 0; i < steps; ++i) std::printf("%s%.5f", i ? ", " : "", static_cast<double>(all.data_ptr<float>()[i]));
+      std::printf("]}\n");
+    }
+    return 0;
+  }
+  if (graph) {
+    const at::Tensor scale = at::ones({}, at::TensorOptions().device(at::kCUDA));
+    const c10::cuda::CUDAStreamGuard side(c10::cuda::getStreamFromPool());
+    c10::cuda::device_synchronize();
+    const auto micro_step = [&] { return model.forward_backward(batches[0], scale, 0, 0).loss; };
+    micro_step();
+    c10::cuda::device_synchronize();
+    at::cuda::CUDAGraph captured;
+    captured.capture_begin();
+    const at::Tensor loss_of_graph = micro_step();
+    captured.capture_end();
+    const auto timed = [&](auto&& run) {
+      std::vector<double> times;
+      for (int64_t i = 0; i < steps; ++i) {
+        at::cuda::CUDAEvent begin(cudaEventDefault), end(cudaEventDefault);
+        begin.record();
+        for (int j = 0; j < 4; ++j) run();
+        end.record();
+        c10::cuda::device_synchronize();
+        times.push_back(begin.elapsed_time(end) / 4);
+      }
+      std::sort(times.begin(), times.end());
+      return quantile(times, 0.5);
+    };
+    const double host = timed(micro_step), replayed = timed([&] { captured.replay(); });
+    std::printf("{\"micro_step_ms\": %.3f, \"graph_ms\": %.3f, \"gain\": %.3f}\n", host, replayed, host / replayed);
+    return 0;
+  }
   if (deterministic) {
-    const at::Tensor first = model.arena().values().clone();
     const auto result_of = [&](bool wanted) {
       model.set_deterministic(wanted);
-      at::Tensor(model.arena().values()).copy_(first);
-      state = TrainState(model.arena(), optimizer, scaler);
-      state.base_learning_rate = 1e-4;
-      state.max_grad_norm = 1.0;
-      state.schedule.training_steps = 1 << 20;
+      restart();
       taken = 1;
       for (int i = 0; i < 4; ++i) step();
       return model.arena().values().clone();

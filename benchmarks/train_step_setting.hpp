@@ -43,6 +43,7 @@ struct Setting {
   int64_t rows = 2, length = 2048;
   std::string keep = "everything";
   MemorySettings memory;
+  bool float8 = false;
   double cap = 0;  ///< GiB.
   std::string budget;
   int64_t effective_batch = 0;
@@ -59,6 +60,7 @@ struct Setting {
     else if (name == "mlp_tile_rows") memory.mlp_tile_rows = std::stoll(value);
     else if (name == "weight_workspace") memory.weight_workspace = parse_weight_workspace(value);
     else if (name == "embedding_on_host") memory.embedding_on_host = value != "0";
+    else if (name == "fp8") float8 = value != "0";
     else if (name == "cap") cap = std::stod(value);
     else if (name == "budget") budget = value;
     else if (name == "effective_batch") effective_batch = std::stoll(value);
@@ -70,7 +72,7 @@ struct Setting {
   [[nodiscard]] std::string words() const {
     return concat("batch=", rows, " sequence=", length, " keep=", keep, " loss_chunk_rows=", memory.loss_chunk_rows,
                   " mlp_tile_rows=", memory.mlp_tile_rows, " weight_workspace=", to_string(memory.weight_workspace),
-                  " embedding_on_host=", memory.embedding_on_host ? 1 : 0);
+                  " embedding_on_host=", memory.embedding_on_host ? 1 : 0, " fp8=", float8 ? 1 : 0);
   }
 };
 

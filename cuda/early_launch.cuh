@@ -38,7 +38,7 @@ inline bool waits(const void* kernel, std::atomic<signed char> (&known)[64]) {
 }
 
 template <auto kKernel, class Work>
-cudaError_t launch_early(unsigned grid, unsigned threads, size_t shared_bytes, Stream stream, const Work& work) {
+cudaError_t launch_early(dim3 grid, unsigned threads, size_t shared_bytes, Stream stream, const Work& work) {
   static std::atomic<signed char> known[64];
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -29,4 +29,12 @@ struct Augmentation {
 /// One launch; bit-equal to rounding scaling·B and A from float32.
 cudaError_t lora_augment(void* workspace, Float dtype, const Augmentation& borders, Stream stream);
 
+/// Rows of a matrix, so many elements apart.
+struct BorderRows {
+  void* data;
+  int64_t row_stride;
+};
+/// The same where no weights stand between them: s·B (N, P) and A (P, K) in matrices of their own.
+cudaError_t lora_borders(BorderRows right, BorderRows below, Float dtype, const Augmentation& borders, Stream stream);
+
 }  // namespace qlorapp::cuda

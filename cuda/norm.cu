@@ -47,8 +47,18 @@ __device__ inline float gradient(float g, float x, float rstd, float slope, floa
 }
 
 /// A block a row; each thread keeps kPacks times 16 bytes of it.
+/// How many packs a thread keeps, and how many threads that takes; 0 packs: too wide for registers.
+struct Plan {
+  int packs, threads;
+};
+/// Threads of a row's block, so that the compiler knows how many registers each may have.
+template <int kPacks>
+constexpr int kMostThreads = kPacks == 1   ? 128
+                             : kPacks == 2 ? 256
+                                           : 512;
+
 template <class T, int kPacks, bool add>
-__global__ void forward_kernel(const ForwardArguments<T> a) {
+__global__ void __launch_bounds__(kMostThreads<kPacks>) forward_kernel(const ForwardArguments<T> a) {
   constexpr int n = kPack<T>;
   const int64_t row = blockIdx.x;
   const int packs = static_cast<int>(a.width / n);
@@ -118,7 +128,7 @@ __global__ void forward_any_kernel(const ForwardArguments<T> a) {
 }
 
 template <class T, int kPacks, bool accumulate>
-__global__ void backward_kernel(const BackwardArguments<T> a) {
+__global__ void __launch_bounds__(kMostThreads<kPacks>) backward_kernel(const BackwardArguments<T> a) {
   constexpr int n = kPack<T>;
   const int64_t row = blockIdx.x;
   const int packs = static_cast<int>(a.width / n);
@@ -189,14 +199,10 @@ __global__ void backward_any_kernel(const BackwardArguments<T> a) {
 
 constexpr int kAnyThreads = 256;
 
-/// How many packs a thread keeps, and how many threads that takes; 0 packs: too wide for registers.
-struct Plan {
-  int packs, threads;
-};
 Plan plan_of(int64_t packs) {
   const int each = packs <= 128 ? 1 : packs <= 512 ? 2 : 4;
   const int64_t threads = (packs + each - 1) / each;
-  if (threads > 1024) return {0, 0};
+  if (threads > kMostThreads<4>) return {0, 0};
   return {each, static_cast<int>((threads + 31) / 32 * 32)};
 }
 

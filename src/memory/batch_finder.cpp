@@ -49,6 +49,7 @@ PlanSettings settings_of(const CausalLM& model) {
   }
   settings.device.type = model.device().type();
   settings.device.threads = at::get_num_threads();
+  settings.float8 = model.float8();
   return settings;
 }
 

@@ -134,6 +134,7 @@ class Rehearsal {
     tape.label(model.arena().gradients(), MemoryUse::kGradients);
     trainable_parameters = model.arena().numel();
     if (!settings_.segments.empty()) model.set_segments(settings_.segments);
+    if (settings_.float8) model.set_float8(true);
     const std::vector<at::Tensor> moments = make_moments(model.arena().values());
     std::vector<Batch> window;
     for (int64_t i = 0; i < settings_.accumulation; ++i) window.push_back(batch_of(settings_.batch));

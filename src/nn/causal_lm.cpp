@@ -105,6 +105,20 @@ void CausalLM::set_memory(const MemorySettings& settings) {
   }
 }
 
+void CausalLM::set_float8(bool enabled) {
+  at::Tensor ones;
+  if (enabled) {
+    QLORAPP_CHECK_VALUE(!device().is_cuda() || dtype() == at::kBFloat16,
+                        "[fp8] on a GPU the rest of the step is in bfloat16; the model "
+                        "computes in ",
+                        c10::toString(dtype()), ". Load it with bnb_4bit_compute_dtype=bfloat16, or leave fp8 out.");
+    const DecoderBlock::Shape shape = block_shape(config_);
+    const int64_t longest = std::max({shape.hidden, shape.qkv_width(), 2 * shape.intermediate, shape.attention_width()});
+    ones = at::ones({longest}, at::TensorOptions().dtype(at::kFloat).device(device()));
+  }
+  for (DecoderBlock& block : blocks_) block.set_float8(ones);
+}
+
 /// Of logits at a time. Twice the memory of 1,024 buys a GPU a product of a better shape; a CPU gains nothing above 512.
 int64_t CausalLM::loss_chunk_rows() const { return memory_.loss_chunk_rows > 0 ? memory_.loss_chunk_rows : on_gpu() ? 2048 : 512; }
 
@@ -115,10 +129,17 @@ StepContext CausalLM::make_context(const Batch& batch, bool training, uint64_t s
   }
   rope_.reserve(longest);
   // A GPU multiplies projections that share an input as one, unless there are so few tokens that reading the weights is all.
-  const bool stacked = on_gpu() && batch.token_count() > kFewTokens;
+  const bool stacked = (on_gpu() || float8()) && batch.token_count() > kFewTokens;
   auto offload = ring_ ? std::make_shared<InputOffload>(ring_) : nullptr;
-  return {rope_.cos(), rope_.sin(), batch.positions, batch.row_starts,   seed,    micro_step,
-          training,    stacked,     deterministic_,  std::move(offload), memory_, batch.first_token};
+  StepContext context{rope_.cos(), rope_.sin(), batch.positions, batch.row_starts,   seed,    micro_step,
+                      training,    stacked,     deterministic_,  std::move(offload), memory_, batch.first_token};
+  for (const DecoderBlock& block : blocks_) {
+    QLORAPP_CHECK_VALUE(
+        !stacked || !block.in_float8() || block.stacked(context), "[fp8] adapters of block ", block.index(),
+        " have dropout or DoRA, or weight_workspace is projection: then each weight is multiplied on its own, which "
+        "is not done in eight bits. Set lora_dropout=0, use_dora=False and another weight_workspace, or leave fp8 out.");
+  }
+  return context;
 }
 
 /// Forward of a segment; `saved` gets one entry (what is kept outside backward), or is null.

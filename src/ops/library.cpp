@@ -46,6 +46,18 @@ TORCH_LIBRARY(qlorapp, m) {
       "Tensor[] nested_offset, int[] rows, int block_size, int nested_block_size, str quant_type, Tensor[] a, Tensor[] b, "
       "float[] scaling) -> ()");
 
+  // The borders alone: s·B in right (N, P), A in below (P, K).
+  m.def("lora_borders_(Tensor(a!) right, Tensor(b!) below, Tensor[] a, Tensor[] b, float[] scaling) -> ()");
+
+  // Operands of products in e4m3. Four-bit weights stacked by rows, over weight_scale (): (rows, columns), or transposed.
+  m.def(
+      "dequantize_4bit_float8(Tensor[] packed, Tensor[] absmax, Tensor[] nested_absmax, Tensor[] nested_offset, int[] rows, "
+      "int columns, int block_size, int nested_block_size, str quant_type, Tensor weight_scale, bool transpose=False) -> Tensor");
+  // x (M, K), rows may be apart → e4m3 (M, K) and float32 (M, 1): x is about values · scale, scale times weight_scale if there is one.
+  m.def("quantize_rows_float8(Tensor x, Tensor? weight_scale=None) -> (Tensor values, Tensor scale)");
+  // y (M, N) = scale ∘ (x · wᵀ), x (M, K) and w (N, K) in e4m3, scale (M, 1); ones float32 (1, >= N), all 1, read on a GPU.
+  m.def("float8_product_out(Tensor(a!) y, Tensor x, Tensor scale, Tensor w, Tensor ones) -> ()");
+
   // Llama's pieces, with transformers' rounding points. rstd float32 (M). All gradients are to activations: weights are frozen.
   // A trailing underscore writes its marked arguments and returns nothing; autograd refuses those, hand-written blocks call them.
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor y, Tensor rstd)");

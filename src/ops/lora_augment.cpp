@@ -12,10 +12,8 @@
 namespace qlorapp::ops {
 namespace {
 
-void lora_augment_cpu(at::Tensor& workspace, at::TensorList a, at::TensorList b, at::ArrayRef<double> scaling) {
-  const AugmentShape shape = check_lora_augment(workspace, a, b, scaling);
-  at::Tensor right = workspace.narrow(0, 0, shape.out).narrow(1, shape.in, shape.spare);
-  at::Tensor below = workspace.narrow(0, shape.out, shape.spare).narrow(1, 0, shape.in);
+void write_borders(const at::Tensor& right, const at::Tensor& below, at::TensorList a, at::TensorList b,
+                   at::ArrayRef<double> scaling) {
   right.zero_();
   below.zero_();
   int64_t row = 0, rank = 0;
@@ -26,6 +24,21 @@ void lora_augment_cpu(at::Tensor& workspace, at::TensorList a, at::TensorList b,
     row += rows;
     rank += ranks;
   }
+}
+
+void lora_augment_cpu(at::Tensor& workspace, at::TensorList a, at::TensorList b, at::ArrayRef<double> scaling) {
+  const AugmentShape shape = check_lora_augment(workspace, a, b, scaling);
+  write_borders(workspace.narrow(0, 0, shape.out).narrow(1, shape.in, shape.spare),
+                workspace.narrow(0, shape.out, shape.spare).narrow(1, 0, shape.in), a, b, scaling);
+}
+
+void lora_borders_cpu(at::Tensor& right, at::Tensor& below, at::TensorList a, at::TensorList b, at::ArrayRef<double> scaling) {
+  check_lora_borders(right, below, a, b, scaling);
+  write_borders(right, below, a, b, scaling);
+}
+
+void lora_borders_meta(at::Tensor& right, at::Tensor& below, at::TensorList a, at::TensorList b, at::ArrayRef<double> scaling) {
+  check_lora_borders(right, below, a, b, scaling);
 }
 
 void lora_augment_meta(at::Tensor& workspace, at::TensorList a, at::TensorList b, at::ArrayRef<double> scaling) {
@@ -53,17 +66,16 @@ void augmented_meta(at::Tensor& workspace, at::TensorList packed, at::TensorList
 
 }  // namespace
 
-void dequantize_4bit_augmented_(at::Tensor& workspace, at::TensorList packed, at::TensorList absmax,
-                                at::TensorList nested_absmax, at::TensorList nested_offset, at::IntArrayRef rows,
-                                int64_t block_size, int64_t nested_block_size, QuantType quant_type, at::TensorList a,
-                                at::TensorList b, at::ArrayRef<double> scaling) {
+void dequantize_4bit_augmented_(at::Tensor& workspace, at::TensorList packed, at::TensorList absmax, at::TensorList nested_absmax,
+                                at::TensorList nested_offset, at::IntArrayRef rows, int64_t block_size, int64_t nested_block_size,
+                                QuantType quant_type, at::TensorList a, at::TensorList b, at::ArrayRef<double> scaling) {
   static const auto op =
       c10::Dispatcher::singleton()
           .findSchemaOrThrow("qlorapp::dequantize_4bit_augmented_", "")
           .typed<void(at::Tensor&, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::IntArrayRef, int64_t,
                       int64_t, std::string_view, at::TensorList, at::TensorList, at::ArrayRef<double>)>();
-  op.call(workspace, packed, absmax, nested_absmax, nested_offset, rows, block_size, nested_block_size, to_string(quant_type),
-          a, b, scaling);
+  op.call(workspace, packed, absmax, nested_absmax, nested_offset, rows, block_size, nested_block_size, to_string(quant_type), a, b,
+          scaling);
 }
 
 void lora_augment_(at::Tensor& workspace, at::TensorList a, at::TensorList b, at::ArrayRef<double> scaling) {
@@ -73,11 +85,20 @@ void lora_augment_(at::Tensor& workspace, at::TensorList a, at::TensorList b, at
   op.call(workspace, a, b, scaling);
 }
 
+void lora_borders_(at::Tensor& right, at::Tensor& below, at::TensorList a, at::TensorList b, at::ArrayRef<double> scaling) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("qlorapp::lora_borders_", "")
+                             .typed<void(at::Tensor&, at::Tensor&, at::TensorList, at::TensorList, at::ArrayRef<double>)>();
+  op.call(right, below, a, b, scaling);
+}
+
 TORCH_LIBRARY_IMPL(qlorapp, CPU, m) {
+  m.impl("lora_borders_", lora_borders_cpu);
   m.impl("lora_augment_", lora_augment_cpu);
   m.impl("dequantize_4bit_augmented_", augmented_cpu);
 }
 TORCH_LIBRARY_IMPL(qlorapp, Meta, m) {
+  m.impl("lora_borders_", lora_borders_meta);
   m.impl("lora_augment_", lora_augment_meta);
   m.impl("dequantize_4bit_augmented_", augmented_meta);
 }

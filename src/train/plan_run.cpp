@@ -46,6 +46,7 @@ void apply_arguments(PlanSettings& settings, const TrainingArguments& args) {
   settings.length = args.max_length;
   settings.eval_batch = args.eval_strategy == "no" ? 0 : args.per_device_eval_batch_size;
   settings.optimizer_is_8bit = args.optimizer_is_8bit();
+  settings.float8 = args.fp8;
 }
 
 PlanSettings plan_settings(const format::ModelConfig& model, const LoraConfig& lora, const TrainingArguments& args) {

@@ -11,6 +11,7 @@
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/data/packing.hpp"
+#include "qlorapp/io/device.hpp"
 #include "qlorapp/nn/base_fingerprint.hpp"
 #include "qlorapp/train/evaluate.hpp"
 #include "qlorapp/train/plan_run.hpp"
@@ -88,6 +89,15 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
   if (args_.eval_packing.value_or(args_.packing)) pack_rows(eval_data_, args_, "eval_dataset");
   if (args_.tf32) at::globalContext().setAllowTF32CuBLAS(*args_.tf32);
   if (args_.full_determinism) model_.set_deterministic(true);
+  if (args_.fp8) {
+    const int64_t architecture = gpu_architecture(model_.device());
+    QLORAPP_CHECK_VALUE(
+        architecture == 0 || architecture >= 89,
+        "[trainer] fp8=True needs a GPU that multiplies eight bits: sm_89 (L4, RTX 40), sm_90 (H100) or newer; this one "
+        "is sm_",
+        architecture, ". Leave it out.");
+    model_.set_float8(true);
+  }
   state_.schedule = make_schedule(args_.lr_scheduler_type, args_.lr_scheduler_kwargs.json);
   state_.base_learning_rate = args_.learning_rate;
   state_.max_grad_norm = args_.max_grad_norm;

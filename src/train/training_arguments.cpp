@@ -126,6 +126,11 @@ void TrainingArguments::validate() const {
   check_segments(joined(checkpoint_keep));
   memory().validate();
   if (!memory_budget.empty() && memory_budget != "auto") static_cast<void>(parse_bytes("memory_budget", memory_budget));
+  QLORAPP_CHECK_VALUE(!(fp8 && fp16), kWhere,
+                      "fp8=True takes the rest of the step in bfloat16; got fp16=True. Leave one of them out.");
+  QLORAPP_CHECK_VALUE(
+      !fp8 || memory().weight_workspace != WeightWorkspace::kProjection, kWhere,
+      "fp8=True multiplies projections that share an input as one; got weight_workspace=projection. Take layer or stack.");
   at_least("max_length", max_length, 2);
   static constexpr std::array<std::string_view, 3> kPacking{"bfd", "bfd_split", "wrapped"};
   one_of("packing_strategy", packing_strategy, kPacking);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Four-bit kernels at edge shapes, for compute-sanitizer. Values: tests/python/test_cuda_four_bit.py.
 #include "cuda/dequantize_4bit.hpp"
+#include "cuda/float8.hpp"
 #include "cuda/gemm_4bit.hpp"
 #include "cuda/lora_augment.hpp"
 #include "cuda/quantize_4bit.hpp"
@@ -115,6 +116,59 @@ TEST_CASE("a stack of weights and the adapters around it fill the workspace and 
             }
           }
         }
+      }
+    }
+  }
+}
+
+TEST_CASE("weights in eight bits fill the stack or its transpose, at any number of tiles", "[cuda]") {
+  if (no_gpu()) return;
+  struct Shape {
+    std::vector<int64_t> rows;
+    int64_t columns;
+  };
+  const std::vector<Shape> shapes{{{64}, 64}, {{128}, 128}, {{64, 192}, 320}, {{320, 64, 64}, 192}};
+  const Memory scale(std::vector<float>{0.01F});
+  for (const Shape& shape : shapes) {
+    for (const int64_t block : {int64_t{32}, int64_t{64}}) {
+      for (const bool nested : {false, true}) {
+        for (const bool transpose : {false, true}) {
+          CAPTURE(shape.columns, block, nested, transpose);
+          std::vector<Weight> weights;
+          cuda::DequantizeToFloat8 work;
+          work.columns = shape.columns;
+          work.block_size = block;
+          work.weight_scale = scale.at<float>();
+          work.transpose = transpose;
+          for (size_t i = 0; i < shape.rows.size(); ++i) {
+            weights.emplace_back(shape.rows[i], shape.columns, block, nested);
+            work.segments[i] = weights.back().segment;
+            work.segments[i].first_row = work.rows;
+            work.rows += shape.rows[i];
+          }
+          work.segment_count = static_cast<int>(weights.size());
+          const Memory out(work.rows * shape.columns);
+          work.out = out.at<void>();
+          check(cuda::dequantize_to_float8(work, nullptr));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("rows in eight bits are read and written once, at any width and alignment", "[cuda]") {
+  if (no_gpu()) return;
+  const Memory factor(std::vector<float>{0.5F});
+  for (const Float type : types()) {
+    for (const int64_t width : {16, 176, 2048, 4112, 14336, 32768}) {
+      for (const Layout& layout : layouts()) {
+        CAPTURE(static_cast<int>(type), width, layout.offset, layout.spare);
+        const Matrix x(type, 3, width, layout, true);
+        const Memory values(3 * width), scale(3 * 4);
+        check(
+            cuda::quantize_rows_to_float8({x.data(), type, 3, width, x.stride(), layout.offset == 0 ? factor.at<float>() : nullptr,
+                                           values.at<void>(), scale.at<float>()},
+                                          nullptr));
       }
     }
   }

@@ -227,3 +227,16 @@ TEST_CASE("the picture is one SVG with every part and phase in it") {
   for (const TimelinePoint& point : plan.timeline) most = std::max(most, sum(point.parts));
   CHECK(most == plan.of(plan.fullest_of_training()).tensors);
 }
+
+TEST_CASE("weights that are multiplied in eight bits take half the workspace") {
+  PlanSettings settings = settings_for("llama-3-8b");
+  const MemoryPlan plain = plan_memory(settings);
+  settings.float8 = true;
+  const MemoryPlan eight = plan_memory(settings);
+  const auto workspace = [](const MemoryPlan& plan) {
+    return static_cast<double>(part(plan, MemoryPhase::kForward, MemoryUse::kDequantized).count);
+  };
+  CHECK(workspace(eight) > 0);
+  CHECK(workspace(eight) < 0.6 * workspace(plain));
+  CHECK(eight.of(MemoryPhase::kOptimizer).tensors.count > 0);
+}

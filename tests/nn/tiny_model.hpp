@@ -16,21 +16,35 @@ inline const char* const kConfigJson = R"({
   "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 67, "rms_norm_eps": 1e-5, "hidden_act": "silu",
   "max_position_embeddings": 64, "rope_theta": 10000.0, "tie_word_embeddings": false, "torch_dtype": "float32"})";
 
-inline qlorapp::CausalLM make_model(at::ScalarType dtype, double dropout = 0, at::Device device = at::kCPU, int64_t layers = 4) {
+/// The config above with another block's sizes and depth.
+inline qlorapp::format::ModelConfig make_config(const qlorapp::DecoderBlock::Shape& shape, int64_t layers) {
+  qlorapp::format::ModelConfig config = qlorapp::format::parse_model_config(kConfigJson, "tiny");
+  config.hidden_size = shape.hidden;
+  config.intermediate_size = shape.intermediate;
+  config.num_attention_heads = shape.heads;
+  config.num_key_value_heads = shape.kv_heads;
+  config.head_dim = shape.head_dim;
+  config.num_hidden_layers = layers;
+  return config;
+}
+
+inline qlorapp::CausalLM make_model(at::ScalarType dtype, double dropout = 0, at::Device device = at::kCPU, int64_t layers = 4,
+                                    const qlorapp::DecoderBlock::Shape& shape = kShape) {
   using namespace qlorapp;
   at::manual_seed(5);
-  format::ModelConfig config = format::parse_model_config(kConfigJson, "tiny");
-  config.num_hidden_layers = layers;
+  const format::ModelConfig config = make_config(shape, layers);
+  const int64_t d = shape.hidden, q = shape.attention_width(), kv = shape.kv_heads * shape.head_dim;
   CausalLM::Weights weights;
-  weights.embed_tokens = at::randn({config.vocab_size, config.hidden_size}).to(dtype).to(device);
-  weights.lm_head = (at::randn({config.vocab_size, config.hidden_size}) * 0.3).to(dtype).to(device);
-  weights.norm = (at::rand({config.hidden_size}) + 0.5).to(dtype).to(device);
-  const std::array<std::pair<int64_t, int64_t>, 7> sizes{{{48, 48}, {16, 48}, {16, 48}, {48, 48}, {88, 48}, {88, 48}, {48, 88}}};
+  weights.embed_tokens = at::randn({config.vocab_size, d}).to(dtype).to(device);
+  weights.lm_head = (at::randn({config.vocab_size, d}) * 0.3).to(dtype).to(device);
+  weights.norm = (at::rand({d}) + 0.5).to(dtype).to(device);
+  const std::array<std::pair<int64_t, int64_t>, 7> sizes{
+      {{q, d}, {kv, d}, {kv, d}, {d, q}, {shape.intermediate, d}, {shape.intermediate, d}, {d, shape.intermediate}}};
   const Quantizer quantizer;
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
     DecoderBlock::Weights block;
-    block.input_norm = (at::rand({48}) + 0.5).to(dtype).to(device);
-    block.post_attention_norm = (at::rand({48}) + 0.5).to(dtype).to(device);
+    block.input_norm = (at::rand({d}) + 0.5).to(dtype).to(device);
+    block.post_attention_norm = (at::rand({d}) + 0.5).to(dtype).to(device);
     for (size_t p = 0; p < 7; ++p) {
       const auto [out, in] = sizes[p];
       block.projections[p] = FrozenWeight(quantizer.quantize(at::randn({out, in}) / std::sqrt(static_cast<double>(in))).to(device));

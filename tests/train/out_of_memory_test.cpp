@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory runs out at any allocation of a step: the step is taken again in smaller parts, and nothing of the result changes.
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
 
 #include <string>
@@ -40,6 +41,18 @@ class FailingAllocator final : public c10::Allocator {
  private:
   static constexpr uint8_t kPriority = 100;
   c10::Allocator* own_;
+};
+
+/// Attention's scratch on a CPU grows with the threads: what fits must not depend on the machine.
+class TwoThreads {
+ public:
+  TwoThreads() : before_(at::get_num_threads()) { at::set_num_threads(2); }
+  ~TwoThreads() { at::set_num_threads(before_); }
+  TwoThreads(const TwoThreads&) = delete;
+  TwoThreads& operator=(const TwoThreads&) = delete;
+
+ private:
+  int before_;
 };
 
 struct Result {
@@ -114,6 +127,7 @@ TEST_CASE("a failed allocation anywhere in a step changes nothing of the run", "
 }
 
 TEST_CASE("where whole micro-batches never fit, their parts do, and a row that does not says what would help", "[train][cpu]") {
+  const TwoThreads threads;
   FailingAllocator memory;
   const Result plain = train(memory);
   memory.largest = 24 * 88 * 2 * 4;  // gate and up of 24 tokens
@@ -135,6 +149,7 @@ TEST_CASE("where whole micro-batches never fit, their parts do, and a row that d
 }
 
 TEST_CASE("the worst case comes first: memory runs out before the first step or not at all", "[train][cpu]") {
+  const TwoThreads threads;
   FailingAllocator memory;
   const Result plain = train(memory);
   const Result first = train(memory, /*worst_case_first=*/true);

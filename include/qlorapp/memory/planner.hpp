@@ -42,6 +42,7 @@ struct PlanSettings {
   int64_t eval_batch = 0;                     ///< Rows of a batch in evaluation; 0: there is none.
   bool optimizer_is_8bit = false;
   bool optimizer_on_host = false;  ///< Paged moments that have given way.
+  bool float8 = false;             ///< Frozen weights are multiplied in eight bits.
   std::vector<Segment> segments;   ///< What is kept; empty: everything.
   MemorySettings memory;
   ops::PlannedDevice device;

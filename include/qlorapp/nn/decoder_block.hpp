@@ -19,6 +19,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "qlorapp/core/units.hpp"
+#include "qlorapp/nn/float8_stack.hpp"
 #include "qlorapp/nn/keep.hpp"
 #include "qlorapp/nn/lora_projection.hpp"
 #include "qlorapp/nn/projection_stack.hpp"
@@ -69,9 +70,14 @@ class DecoderBlock {
   [[nodiscard]] const Shape& shape() const { return shape_; }
   [[nodiscard]] const Weights& weights() const { return weights_; }
   /// Puts another weight of the same shape in a projection's place: what an initialization leaves of the base.
-  void replace_projection(Projection projection, FrozenWeight weight) {
-    weights_.projections[qlorapp::index(projection)] = std::move(weight);
-  }
+  void replace_projection(Projection projection, FrozenWeight weight);
+  /// From here on products that share an input are multiplied in eight bits (float8_stack.hpp) where StepContext::stacked holds.
+  /// @param ones  float32 on the weights' device, as long as the longest side of any stack, all 1; undefined: in 16 bits again.
+  /// @throws ValueError naming the block if its weights do not allow it; then nothing has changed but that it is off.
+  void set_float8(const at::Tensor& ones);
+  [[nodiscard]] bool in_float8() const { return float8_.front().weight.defined(); }
+  /// Whether projections that share an input are multiplied as one in this context.
+  [[nodiscard]] bool stacked(const StepContext& context) const;
   [[nodiscard]] int64_t index() const { return index_; }
 
   /// @param x  (M, D), compute dtype.  @param saved  receives what `keep` names; null when no backward will follow.
@@ -104,16 +110,17 @@ class DecoderBlock {
  private:
   /// Projections that share an input.
   struct Group {
+    size_t index;  ///< Of the group.
     size_t begin, count;
   };
-  static constexpr Group kQkv{0, 3}, kO{3, 1}, kGateUp{4, 2}, kDown{6, 1};
+  static constexpr Group kQkv{0, 0, 3}, kO{1, 3, 1}, kGateUp{2, 4, 2}, kDown{3, 6, 1};
   /// Workspaces that a recompute has filled and the backward pass after it reads, or that tiles share; undefined where there are none.
   struct Workspaces {
     at::Tensor qkv, o, gate_up, down;
   };
 
-  [[nodiscard]] bool stacked(const StepContext& context) const;
   [[nodiscard]] ProjectionStack stack(const Group& group) const;
+  [[nodiscard]] Float8Stack float8_stack(const Group& group) const;
   /// Columns that a matrix which these groups' products read or write carries behind its own. 0 unless stacked.
   [[nodiscard]] int64_t spare(const StepContext& context, std::initializer_list<Group> groups) const;
   /// s·dy·B of each projection of a group, in tensors of their own; undefined where they are in columns behind dy.
@@ -154,6 +161,7 @@ class DecoderBlock {
   Shape shape_;
   Weights weights_;
   Adapters adapters_;
+  std::array<Float8Scales, 4> float8_;  ///< Of each group; undefined while products are in 16 bits.
   int64_t index_;
 };
 

@@ -19,12 +19,15 @@ namespace qlorapp::ops {
 /// @throws c10::ValueError, c10::TypeError if shapes or dtypes contradict each other. Does not synchronize.
 void lora_augment_(at::Tensor& workspace, at::TensorList a, at::TensorList b, at::ArrayRef<double> scaling);
 
+/// The borders alone, where no weights stand between them: s_i·B_i and the A_i as above, zero elsewhere.
+/// @param right  (N, P).  @param below  (P, K). Of one dtype, as workspace above; rows may be longer.
+void lora_borders_(at::Tensor& right, at::Tensor& below, at::TensorList a, at::TensorList b, at::ArrayRef<double> scaling);
+
 /// dequantize_4bit_stack_ (ops/quantize.hpp) into the first N rows and K columns of the workspace, and lora_augment_ around
 /// them, with the same bits; one launch on a GPU.
 /// @param rows  N_i, those of b.
-void dequantize_4bit_augmented_(at::Tensor& workspace, at::TensorList packed, at::TensorList absmax,
-                                at::TensorList nested_absmax, at::TensorList nested_offset, at::IntArrayRef rows,
-                                int64_t block_size, int64_t nested_block_size, QuantType quant_type, at::TensorList a,
-                                at::TensorList b, at::ArrayRef<double> scaling);
+void dequantize_4bit_augmented_(at::Tensor& workspace, at::TensorList packed, at::TensorList absmax, at::TensorList nested_absmax,
+                                at::TensorList nested_offset, at::IntArrayRef rows, int64_t block_size, int64_t nested_block_size,
+                                QuantType quant_type, at::TensorList a, at::TensorList b, at::ArrayRef<double> scaling);
 
 }  // namespace qlorapp::ops

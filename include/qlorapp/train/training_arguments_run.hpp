@@ -58,6 +58,7 @@ struct RunArguments {
   std::string weight_workspace = "layer";
   bool embedding_on_host = false;
   std::string memory_budget;
+  bool fp8 = false;
   std::optional<int64_t> torch_empty_cache_steps;
   bool auto_find_batch_size = false;
   std::optional<bool> worst_case_first;
@@ -150,6 +151,10 @@ struct RunArguments {
               "an amount such as 14GiB, or auto for what is free: chooses what blocks keep, the four options above and the "
               "micro-batch "
               "for the fastest step that fits; the effective batch stays"},
+        Field{
+            "fp8", &T::fp8,
+            "multiply the frozen weights in eight bits (e4m3, a scale a row), the rest as before: faster on sm_89 and newer, less "
+            "exact; needs lora_dropout=0 and bf16"},
         Field{"torch_empty_cache_steps", &T::torch_empty_cache_steps,
               "on a GPU: steps between returns of unused memory; unset: never"},
         Field{"auto_find_batch_size", &T::auto_find_batch_size,

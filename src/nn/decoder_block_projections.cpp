@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a block multiplies: projections that share an input as one (in 16 or in eight bits), or each on its own.
+#include "qlorapp/nn/decoder_block.hpp"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include <ATen/ATen.h>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/nn/float8_stack.hpp"
+
+namespace qlorapp {
+namespace {
+
+/// Columns [begin, begin + width) of a (M, N) buffer.
+at::Tensor columns(const at::Tensor& buffer, int64_t begin, int64_t width) { return buffer.narrow(1, begin, width); }
+
+}  // namespace
+
+const LoraAdapter* DecoderBlock::adapter(Projection projection) const {
+  const auto& found = adapters_[qlorapp::index(projection)];
+  return found ? &*found : nullptr;
+}
+
+std::optional<DropoutKey> DecoderBlock::dropout(Projection projection, const StepContext& context) const {
+  if (!context.training) return std::nullopt;
+  const auto i = qlorapp::index(projection);
+  return context.dropout_key(static_cast<uint32_t>(index_ * 16 + static_cast<int64_t>(i)), weights_.projections[i].in_features());
+}
+
+bool DecoderBlock::stacked(const StepContext& context) const {
+  if (!context.stacked || context.memory.weight_workspace == WeightWorkspace::kProjection) return false;
+  for (const auto& adapter : adapters_) {
+    if (context.training && adapter && adapter->dropout > 0) return false;  // then A has an input of its own
+    if (adapter && adapter->magnitude.defined()) return false;              // its gradient needs the output before scaling
+  }
+  return true;
+}
+
+ProjectionStack DecoderBlock::stack(const Group& group) const {
+  return {std::span(weights_.projections).subspan(group.begin, group.count),
+          std::span(adapters_).subspan(group.begin, group.count)};
+}
+
+Float8Stack DecoderBlock::float8_stack(const Group& group) const {
+  return {std::span(weights_.projections).subspan(group.begin, group.count), std::span(adapters_).subspan(group.begin, group.count),
+          float8_[group.index]};
+}
+
+void DecoderBlock::set_float8(const at::Tensor& ones) {
+  float8_ = {};
+  if (!ones.defined()) return;
+  for (const Group& group : {kQkv, kO, kGateUp, kDown}) {
+    const auto weights = std::span<const FrozenWeight>(weights_.projections).subspan(group.begin, group.count);
+    const std::string obstacle = Float8Stack::obstacle(weights);
+    if (!obstacle.empty()) {
+      float8_ = {};
+      throw ValueError(concat("[fp8] block ", index_, " cannot be multiplied in eight bits: ", obstacle, ". Leave fp8 out."));
+    }
+    float8_[group.index] = {Float8Stack::weight_scale(weights), ones};
+  }
+}
+
+void DecoderBlock::replace_projection(Projection projection, FrozenWeight weight) {
+  weights_.projections[qlorapp::index(projection)] = std::move(weight);
+  if (in_float8()) set_float8(float8_.front().ones);
+}
+
+int64_t DecoderBlock::spare(const StepContext& context, std::initializer_list<Group> groups) const {
+  int64_t most = 0;
+  if (stacked(context)) {
+    for (const Group& group : groups) most = std::max(most, stack(group).spare());
+  }
+  return most;
+}
+
+void DecoderBlock::project(const Group& group, at::Tensor y, const Wide& x, const StepContext& context, Saved* saved,
+                           at::Tensor* cache) const {
+  int64_t column = 0;
+  if (stacked(context)) {
+    at::Tensor u;
+    if (in_float8()) {
+      u = float8_stack(group).forward(y, x.values());
+    } else {
+      const ProjectionStack projections = stack(group);
+      const at::Tensor workspace = cache != nullptr && cache->defined() ? *cache : projections.workspace(y.scalar_type());
+      u = projections.forward(y, x, workspace);
+      if (u.defined() && saved != nullptr && x.spare() > 0) {
+        u = u.narrow(1, 0, projections.rank()).contiguous();  // out of the columns behind x, which is not kept
+      }
+      if (cache != nullptr) *cache = workspace;
+    }
+    if (u.defined() && saved != nullptr) {
+      for (size_t i = group.begin; i < group.begin + group.count; ++i) {
+        if (!adapters_[i]) continue;
+        saved->u[i] = u.narrow(1, column, adapters_[i]->a.size(0));
+        column += adapters_[i]->a.size(0);
+      }
+    }
+    return;
+  }
+  const at::Tensor values = x.values();
+  for (size_t i = group.begin; i < group.begin + group.count; ++i) {
+    const auto projection = static_cast<Projection>(i);
+    at::Tensor part = columns(y, column, weights_.projections[i].out_features());
+    at::Tensor u =
+        lora_projection_forward(part, values, weights_.projections[i], adapter(projection), dropout(projection, context));
+    if (saved != nullptr) saved->u[i] = std::move(u);
+    column += part.size(1);
+  }
+}
+
+DecoderBlock::Inner DecoderBlock::project_back(const Group& group, at::Tensor* dx, const Wide& dy, const StepContext& context,
+                                               const at::Tensor& workspace) const {
+  Inner v;
+  if (stacked(context) && in_float8()) {
+    float8_stack(group).backward_input(dx, dy);
+    return v;
+  }
+  if (stacked(context)) {
+    const ProjectionStack projections = stack(group);
+    projections.backward_input(dx, dy, workspace.defined() ? workspace : projections.workspace(dy.buffer.scalar_type()));
+    return v;
+  }
+  int64_t column = 0;
+  for (size_t i = group.begin; i < group.begin + group.count; ++i) {
+    const auto projection = static_cast<Projection>(i);
+    const at::Tensor part = columns(dy.buffer, column, weights_.projections[i].out_features());
+    v[i - group.begin] = lora_projection_backward_input(dx, /*accumulate=*/column > 0, part, weights_.projections[i],
+                                                        adapter(projection), dropout(projection, context));
+    column += part.size(1);
+  }
+  return v;
+}
+
+void DecoderBlock::add_gradients(const Group& group, const Wide& dy, const at::Tensor& x, const Inner& v,
+                                 const StepContext& context, const Saved& saved, const Gradients& gradients) const {
+  if (stacked(context)) {
+    stack(group).backward_adapters(dy, x, std::span(saved.u).subspan(group.begin, group.count),
+                                   std::span(gradients).subspan(group.begin, group.count));
+    return;
+  }
+  int64_t column = 0;
+  for (size_t i = group.begin; i < group.begin + group.count; ++i) {
+    const auto projection = static_cast<Projection>(i);
+    const at::Tensor part = columns(dy.buffer, column, weights_.projections[i].out_features());
+    if (const LoraAdapter* const own = adapter(projection)) {
+      lora_projection_backward_adapter(part, x, saved.u[i], v[i - group.begin], weights_.projections[i], *own,
+                                       dropout(projection, context), gradients[i]);
+    }
+    column += part.size(1);
+  }
+}
+
+}  // namespace qlorapp

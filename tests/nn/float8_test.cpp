@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Training with the frozen weights in eight bits: as near to 16 bits as three mantissa bits allow, and refused where it cannot be.
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "catch.hpp"
+#include "nn/tiny_model.hpp"
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/io/device.hpp"
+
+using namespace qlorapp;
+
+namespace {
+
+/// Two blocks whose sizes eight-bit products can take.
+CausalLM make_model(at::Device device, double dropout = 0, int64_t hidden = 128) {
+  return tiny::make_model(at::kBFloat16, dropout, device, 2, {hidden, 192, 4, 2, 32, 1e-5});
+}
+
+Batch make_batch(at::Device device, int64_t tokens = 96) {
+  at::manual_seed(6);
+  Batch batch;
+  batch.row_starts = {0, tokens / 3, tokens};
+  batch.tokens = at::randint(67, {tokens}, at::kLong);
+  batch.targets = at::randint(67, {tokens}, at::kLong);
+  batch.positions = at::cat({at::arange(tokens / 3, at::kLong), at::arange(tokens - tokens / 3, at::kLong)});
+  batch.target_count = tokens;
+  return batch.to(device);
+}
+
+/// The summed loss and the gradients of all adapters.
+std::pair<double, at::Tensor> step(CausalLM& model, const Batch& batch) {
+  model.arena().zero_grad();
+  const at::Tensor one = at::ones({}, at::TensorOptions().device(model.device()));
+  const double loss = model.forward_backward(batch, one, 3, 9).loss.item<double>();
+  return {loss, model.arena().gradients().clone().to(at::kCPU)};
+}
+
+double distance(const at::Tensor& a, const at::Tensor& b) { return ((a - b).norm() / b.norm()).item<double>(); }
+
+std::vector<at::Device> devices() {
+  std::vector<at::Device> all{at::kCPU};
+  if (has_gpu() && gpu_architecture(at::Device(at::kCUDA, 0)) >= 89) all.emplace_back(at::kCUDA, 0);
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("weights in eight bits change losses and gradients by as much as three mantissa bits do", "[nn][cpu][cuda]") {
+  const at::Device device = GENERATE(from_range(devices()));
+  const char* const keep = GENERATE("everything", "input_only", "attention_only:1,everything:1");
+  CausalLM model = make_model(device);
+  model.set_segments(parse_segments(keep, 2));
+  const Batch batch = make_batch(device);
+  const auto [loss, gradients] = step(model, batch);
+  model.set_float8(true);
+  REQUIRE(model.float8());
+  const auto [loss8, gradients8] = step(model, batch);
+  INFO("loss " << loss << ", in eight bits " << loss8 << "; gradients apart by " << distance(gradients8, gradients));
+  CHECK(std::abs(loss8 - loss) < 2e-2 * loss);
+  CHECK(distance(gradients8, gradients) < 0.15);
+  CHECK(distance(gradients8, gradients) > 1e-3);  // it is not 16 bits by another name
+  const auto [again, gradients_again] = step(model, batch);
+  CHECK(again == loss8);
+  CHECK(at::equal(gradients_again, gradients8));
+  {
+    const at::AutoGradMode on(true);
+    const at::Tensor by_autograd = model.loss(batch, 3, 9);
+    CHECK(by_autograd.item<double>() == loss8);
+  }
+  const Batch small = make_batch(device, 48);  // few tokens: reading the weights is all, in 16 bits
+  const auto [few8, few_gradients8] = step(model, small);
+  model.set_float8(false);
+  const auto [few, few_gradients] = step(model, small);
+  CHECK(few8 == few);
+  CHECK(at::equal(few_gradients8, few_gradients));
+  const auto [back, gradients_back] = step(model, batch);
+  CHECK(back == loss);
+}
+
+TEST_CASE("the CPU and a GPU agree on training in eight bits", "[nn][cuda]") {
+  if (devices().size() < 2) {
+    WARN("skipped: there is no GPU that multiplies eight bits");
+    return;
+  }
+  CausalLM here = make_model(at::kCPU), there = make_model(devices().back());
+  here.set_float8(true);
+  there.set_float8(true);
+  const auto [loss, gradients] = step(here, make_batch(at::kCPU));
+  const auto [gpu_loss, gpu_gradients] = step(there, make_batch(devices().back()));
+  INFO("loss " << loss << " and " << gpu_loss << "; gradients apart by " << distance(gpu_gradients, gradients));
+  CHECK(std::abs(gpu_loss - loss) < 5e-3 * loss);
+  CHECK(distance(gpu_gradients, gradients) < 5e-2);
+}
+
+TEST_CASE("what cannot be multiplied in eight bits is refused by name", "[nn][cpu]") {
+  CausalLM odd = make_model(at::kCPU, 0, 96);
+  REQUIRE_THROWS_WITH(odd.set_float8(true), Catch::Matchers::ContainsSubstring("[fp8] block 0") &&
+                                                Catch::Matchers::ContainsSubstring("(128, 96)") &&
+                                                Catch::Matchers::ContainsSubstring("multiples of 64"));
+  REQUIRE_FALSE(odd.float8());
+  CausalLM dropping = make_model(at::kCPU, 0.1);
+  dropping.set_float8(true);
+  REQUIRE_THROWS_WITH(step(dropping, make_batch(at::kCPU)), Catch::Matchers::ContainsSubstring("lora_dropout=0"));
+}
