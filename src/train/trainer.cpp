@@ -13,6 +13,7 @@
 #include "qlorapp/data/packing.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/nn/base_fingerprint.hpp"
+#include "qlorapp/ops/launch_graph.hpp"
 #include "qlorapp/train/evaluate.hpp"
 #include "qlorapp/train/plan_run.hpp"
 #include "speed.hpp"
@@ -89,6 +90,11 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
   if (args_.eval_packing.value_or(args_.packing)) pack_rows(eval_data_, args_, "eval_dataset");
   if (args_.tf32) at::globalContext().setAllowTF32CuBLAS(*args_.tf32);
   if (args_.full_determinism) model_.set_deterministic(true);
+  if (args_.cuda_graphs && !ops::has_launch_graphs(model_.device())) {
+    log_warning_once("[trainer] cuda_graphs has no effect: the model is not on a GPU.");
+  } else if (args_.cuda_graphs) {
+    graphs_.emplace(model_);
+  }
   if (args_.fp8) {
     const int64_t architecture = gpu_architecture(model_.device());
     QLORAPP_CHECK_VALUE(

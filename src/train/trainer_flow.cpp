@@ -75,6 +75,7 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
   output.metrics.set("epoch", epoch());
   if (args_.counts_input_tokens()) output.metrics.set("num_input_tokens_seen", state_.tokens_seen);
   finish();
+  if (graphs_) graphs_->clear();
   return output;
 }
 

@@ -22,6 +22,7 @@ namespace {
 /// The model as train_step sees it, which reports the step's inner events.
 struct Observed {
   CausalLM& model;
+  GraphedSteps* graphs;  ///< Null: micro-steps are launched.
   const std::function<void()>& poll;
   const std::function<void(TrainerEvent)>& event;
   int64_t& told;   ///< Micro-batches whose end was told: a window that is taken again does not tell it again.
@@ -33,7 +34,8 @@ struct Observed {
       ++told;
       event(TrainerEvent::kSubstepEnd);
     }
-    const LossSum loss = model.forward_backward(batch, grad_scale, seed, micro_step);
+    const LossSum loss = graphs != nullptr ? graphs->forward_backward(batch, grad_scale, seed, micro_step)
+                                           : model.forward_backward(batch, grad_scale, seed, micro_step);
     if (poll) poll();
     return loss;
   }
@@ -137,7 +139,7 @@ StepReport Trainer::run_step(const Window& window) {
     bool updating = false;
     try {
       const std::vector<Batch> batches = batches_of(window);
-      Observed model{model_, callbacks_.poll, tell, told, updating};
+      Observed model{model_, graphs_ ? &*graphs_ : nullptr, callbacks_.poll, tell, told, updating};
       return train_step(model, state_, std::span<const Batch>(batches));
     } catch (const std::exception& error) {
       // The state is as it was before: a checkpoint of it continues with the same bits, and so does the window if it is taken
@@ -153,6 +155,7 @@ StepReport Trainer::run_step(const Window& window) {
 }
 
 void Trainer::make_room(const Window& window, const std::exception& error, bool again) {
+  if (graphs_) graphs_->clear();
   if (!model_.device().is_cpu()) at::getDeviceAllocator(model_.device().type())->emptyCache();
   int64_t fullest = 0, longest = 0;
   for (const auto& parts : parts_of(window)) {

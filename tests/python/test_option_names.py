@@ -355,7 +355,7 @@ ELSEWHERE = {
     "include_inputs_for_metrics": "test_trainer_metrics.py", "enable_jit_checkpoint": "test_trainer_semantics.py",
     "report_to": "test_trainer_semantics.py", "logging_dir": "test_trainer_semantics.py", "run_name": "test_trainer_semantics.py",
     "packing": "test_packing.py", "packing_strategy": "test_packing.py", "eval_packing": "test_packing.py",
-    "log_num_tokens": "test_sft_trainer.py",
+    "log_num_tokens": "test_sft_trainer.py", "fp8": "test_float8.py", "cuda_graphs": "test_cuda_graphs.py",
 }  # fmt: skip
 
 

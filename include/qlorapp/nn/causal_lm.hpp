@@ -132,6 +132,8 @@ class CausalLM : public std::enable_shared_from_this<CausalLM> {
   [[nodiscard]] const at::Tensor& embed_tokens() const { return embed_tokens_; }
   [[nodiscard]] const at::Tensor& norm_weight() const { return norm_; }
   [[nodiscard]] const at::Tensor& lm_head() const { return lm_head_; }
+  /// Grown to the longest row seen so far.
+  [[nodiscard]] const RopeTable& rope() const { return rope_; }
   [[nodiscard]] at::Device device() const { return norm_.device(); }
   [[nodiscard]] at::ScalarType dtype() const { return embed_tokens_.scalar_type(); }
   /// Elements of the base model (tied weights once) and of the adapters.

@@ -16,6 +16,7 @@
 
 #include "qlorapp/data/dataset.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
+#include "qlorapp/train/graphed_steps.hpp"
 #include "qlorapp/train/log_history.hpp"
 #include "qlorapp/train/train_state.hpp"
 #include "qlorapp/train/trainer_callbacks.hpp"
@@ -127,7 +128,8 @@ class Trainer {
     int64_t step = 0;
     bool skipped = false;  ///< By a scaler, whose business the norm was.
   };
-  std::vector<Unread> unread_;  ///< Steps since the last look: a GPU need not wait for the host to read each.
+  std::optional<GraphedSteps> graphs_;  ///< Where args.cuda_graphs asks for them.
+  std::vector<Unread> unread_;          ///< Steps since the last look: a GPU need not wait for the host to read each.
 };
 
 }  // namespace qlorapp

@@ -59,6 +59,7 @@ struct RunArguments {
   bool embedding_on_host = false;
   std::string memory_budget;
   bool fp8 = false;
+  bool cuda_graphs = false;
   std::optional<int64_t> torch_empty_cache_steps;
   bool auto_find_batch_size = false;
   std::optional<bool> worst_case_first;
@@ -155,6 +156,10 @@ struct RunArguments {
             "fp8", &T::fp8,
             "multiply the frozen weights in eight bits (e4m3, a scale a row), the rest as before: faster on sm_89 and newer, less "
             "exact; needs lora_dropout=0 and bf16"},
+        Field{"cuda_graphs", &T::cuda_graphs,
+              "on a GPU: micro-steps of at most 2,048 tokens whose row lengths come again are one launch, the same bits; for small "
+              "models "
+              "and short rows of few different lengths, without lora_dropout"},
         Field{"torch_empty_cache_steps", &T::torch_empty_cache_steps,
               "on a GPU: steps between returns of unused memory; unset: never"},
         Field{"auto_find_batch_size", &T::auto_find_batch_size,

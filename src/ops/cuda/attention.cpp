@@ -62,7 +62,7 @@ const RowsOnDevice& rows_on_device(const RowLayout& layout, c10::Device device) 
   const c10::StreamId stream = at::cuda::getCurrentCUDAStream(device.index()).id();
   const bool capturing = c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
   if (last.cu_seqlens.defined() && last.device == device && last.starts == layout.starts && last.stream == stream) {
-    if (capturing) captured.push_back(last);
+    if (capturing && (captured.empty() || !captured.back().cu_seqlens.is_same(last.cu_seqlens))) captured.push_back(last);
     return last;
   }
   TORCH_CHECK(!capturing,

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/train/graphed_steps.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/core/log.hpp"
+
+namespace qlorapp {
+
+bool GraphedSteps::can_record(const Batch& batch) const {
+  if (!ops::has_launch_graphs(model_.device()) || batch.token_count() > kMostTokens || model_.pinned_ring() != nullptr)
+    return false;
+  const AdapterSet& set = model_.adapters();
+  if (set.embed_tokens >= 0 || set.lm_head >= 0) return false;
+  return std::all_of(model_.blocks().begin(), model_.blocks().end(), [](const DecoderBlock& block) {
+    return std::none_of(block.adapters().begin(), block.adapters().end(),
+                        [](const std::optional<LoraAdapter>& adapter) { return adapter && adapter->dropout > 0; });
+  });
+}
+
+GraphedSteps::Shape& GraphedSteps::shape_of(const Batch& batch) {
+  const auto found = std::find_if(shapes_.begin(), shapes_.end(), [&](const Shape& shape) {
+    return shape.target_count == batch.target_count && shape.row_starts == batch.row_starts;
+  });
+  if (found != shapes_.end()) {
+    shapes_.splice(shapes_.begin(), shapes_, found);
+  } else {
+    shapes_.emplace_front();
+    shapes_.front().row_starts = batch.row_starts;
+    shapes_.front().target_count = batch.target_count;
+    if (std::ssize(shapes_) > kMostShapes) shapes_.pop_back();
+  }
+  return shapes_.front();
+}
+
+LossSum GraphedSteps::record(Shape& shape, const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step) {
+  if (std::count_if(shapes_.begin(), shapes_.end(), [](const Shape& other) { return other.graph != nullptr; }) >= kMostGraphs) {
+    const auto oldest = std::find_if(shapes_.rbegin(), shapes_.rend(), [](const Shape& other) { return other.graph != nullptr; });
+    shapes_.erase(std::next(oldest).base());
+  }
+  shape.batch = batch;
+  for (at::Tensor* const tensor : {&shape.batch.tokens, &shape.batch.targets, &shape.batch.positions}) *tensor = tensor->clone();
+  shape.grad_scale = grad_scale.clone();
+  LossSum result;
+  std::string why;
+  shape.graph = ops::record_launches(
+      model_.device(),
+      [&] {
+        LossSum sum = model_.forward_backward(shape.batch, shape.grad_scale, seed, micro_step);
+        shape.loss = sum.loss;
+        if (!result.loss.defined()) result = std::move(sum);
+      },
+      &why);
+  shape.cos = model_.rope().cos();
+  shape.sin = model_.rope().sin();
+  if (shape.graph == nullptr) {
+    shape.refused = true;
+    shape.loss.reset();
+    log_warning_once(concat("[trainer] cuda_graphs: a micro-step could not be recorded and is launched as before (", why, ")."));
+  }
+  return result;
+}
+
+LossSum GraphedSteps::forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step) {
+  if (!can_record(batch)) return model_.forward_backward(batch, grad_scale, seed, micro_step);
+  if (const void* const now = model_.arena().values().const_data_ptr(); now != adapters_) {
+    clear();
+    adapters_ = now;
+  }
+  Shape& shape = shape_of(batch);
+  if (shape.graph == nullptr) {
+    if (shape.refused || ++shape.seen < kSeen) return model_.forward_backward(batch, grad_scale, seed, micro_step);
+    return record(shape, batch, grad_scale, seed, micro_step);
+  }
+  shape.batch.tokens.copy_(batch.tokens);
+  shape.batch.targets.copy_(batch.targets);
+  shape.batch.positions.copy_(batch.positions);
+  shape.grad_scale.copy_(grad_scale);
+  shape.graph->replay();
+  ++replayed_;
+  return {shape.loss.clone(), batch.target_count};  // the next replay of any graph writes over it
+}
+
+}  // namespace qlorapp

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Micro-steps that are replayed have the bits of those that are launched.
+#include "qlorapp/train/graphed_steps.hpp"
+
+#include <ATen/ATen.h>
+
+#include <vector>
+
+#include "catch.hpp"
+#include "nn/tiny_model.hpp"
+#include "qlorapp/io/device.hpp"
+#include "qlorapp/train/step.hpp"
+#include "qlorapp/train/trainer.hpp"
+
+using namespace qlorapp;
+
+namespace {
+
+/// Rows of these lengths, with tokens of their own each time.
+Batch batch_of(const std::vector<int64_t>& lengths, int64_t vocabulary, at::Device device) {
+  Batch batch;
+  std::vector<at::Tensor> positions;
+  batch.row_starts = {0};
+  for (const int64_t length : lengths) {
+    batch.row_starts.push_back(batch.row_starts.back() + length);
+    positions.push_back(at::arange(length, at::kLong));
+  }
+  batch.tokens = at::randint(vocabulary, {batch.token_count()}, at::kLong);
+  batch.targets = at::randint(vocabulary, {batch.token_count()}, at::kLong);
+  batch.positions = at::cat(positions);
+  batch.target_count = batch.token_count();
+  return batch.to(device);
+}
+
+struct Run {
+  std::vector<double> losses;
+  at::Tensor adapters;
+  int64_t replayed = 0;
+};
+
+/// Sixteen steps over three shapes in turn.
+Run run(at::Device device, at::ScalarType dtype, bool graphed, double dropout = 0) {
+  CausalLM model = tiny::make_model(dtype, dropout, device);
+  model.set_deterministic(true);
+  TrainState state(model.arena(), {}, {});
+  state.base_learning_rate = 1e-2;
+  state.max_grad_norm = 1;
+  state.schedule.training_steps = 100;
+  GraphedSteps graphs(model);
+  at::manual_seed(3);
+  Run result;
+  const std::vector<std::vector<int64_t>> shapes{{40, 40}, {80}, {30, 11, 25}};
+  for (size_t i = 0; i < 16; ++i) {
+    const std::vector<Batch> window{batch_of(shapes[i % 3], model.config().vocab_size, device),
+                                    batch_of(shapes[(i + 1) % 3], model.config().vocab_size, device)};
+    const StepReport report = graphed ? train_step(graphs, state, std::span<const Batch>(window))
+                                      : train_step(model, state, std::span<const Batch>(window));
+    result.losses.push_back(report.mean_loss.item<double>());
+  }
+  result.adapters = model.arena().values().to(at::kCPU).clone();
+  result.replayed = graphs.replayed();
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("on a CPU nothing is recorded and nothing changes", "[train][cpu]") {
+  const Run plain = run(at::kCPU, at::kFloat, false), graphed = run(at::kCPU, at::kFloat, true);
+  CHECK(graphed.replayed == 0);
+  CHECK(graphed.losses == plain.losses);
+  CHECK(at::equal(graphed.adapters, plain.adapters));
+}
+
+TEST_CASE("on a GPU micro-steps of shapes that come again are replayed with the same bits", "[train][cuda]") {
+  if (!has_gpu()) {
+    WARN("skipped: there is no GPU");
+    return;
+  }
+  const at::ScalarType dtype = GENERATE(at::kHalf, at::kFloat);
+  const at::Device device(at::kCUDA, 0);
+  const Run plain = run(device, dtype, false), graphed = run(device, dtype, true);
+  CHECK(graphed.replayed == 2 * 16 - 3 * GraphedSteps::kSeen);
+  CHECK(graphed.losses == plain.losses);
+  CHECK(at::equal(graphed.adapters, plain.adapters));
+  // New masks each time cannot be recorded.
+  const Run dropped = run(device, dtype, true, /*dropout=*/0.2);
+  CHECK(dropped.replayed == 0);
+}
