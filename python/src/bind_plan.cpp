@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans, and the probe that checks them.
-#include <ATen/Parallel.h>
-
 #include <nlohmann/json.hpp>
 
 #include "bind.hpp"
@@ -10,6 +8,7 @@
 #include "qlorapp/format/config_json.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
+#include "qlorapp/memory/budget.hpp"
 #include "qlorapp/memory/known_models.hpp"
 #include "qlorapp/memory/plan_report.hpp"
 #include "qlorapp/memory/timeline_svg.hpp"
@@ -23,10 +22,11 @@ namespace {
 struct Planned {
   PlanSettings settings;
   MemoryPlan plan;
+  Probe probe;  ///< Of a step that was taken; empty until then.
 };
 
 std::shared_ptr<Planned> planned(const PlanSettings& settings) {
-  return std::make_shared<Planned>(Planned{settings, plan_memory(settings)});
+  return std::make_shared<Planned>(Planned{settings, plan_memory(settings), {}});
 }
 
 LoraConfig checked_lora_config(const std::string& json) {
@@ -44,11 +44,7 @@ TrainingArguments arguments_from(const std::string& json) {
 
 /// @param gpu  a card of the table, its memory, "cpu", or "auto": the one that is here.
 void set_device(PlanSettings& settings, const std::string& gpu) {
-  if (gpu == "cpu" || (gpu == "auto" && !has_gpu())) {
-    settings.device = {at::kCPU, 0, at::get_num_threads()};
-  } else {
-    settings.device = {at::kCUDA, gpu == "auto" ? gpu_architecture(parse_device("auto")) : find_gpu(gpu).architecture, 1};
-  }
+  settings.device = gpu == "cpu" || gpu == "auto" ? planned_device(parse_device(gpu)) : find_gpu(gpu).device();
   settings.compute_dtype = usable_dtype(settings.compute_dtype, settings.device.architecture);
 }
 
@@ -70,7 +66,7 @@ PlanSettings settings_for(const CausalLM& model, int64_t batch, int64_t length, 
   settings.length = length;
   settings.optimizer_is_8bit = optimizer_is_8bit;
   settings.eval_batch = evaluates ? batch : 0;
-  settings.device.architecture = gpu_architecture(model.device());
+  settings.device = planned_device(model.device());
   return settings;
 }
 
@@ -105,15 +101,41 @@ void bind_plan(py::module_& m) {
                              })
       .def_property_readonly("summary", [](const Planned& self) { return summary_line(self.plan, self.settings); })
       .def_property_readonly("checklist", [](const Planned& self) { return checklist(self.plan, self.settings); })
+      .def_property_readonly(
+          "measured",
+          [](const Planned& self) { return self.probe.moments.empty() ? std::nullopt : std::optional(self.probe.peak.count); })
+      .def(
+          "measure",
+          [](Planned& self, CausalLM& model) {
+            const PlanSettings& s = self.settings;
+            self.probe =
+                probe_step(model, {s.batch, s.length, s.accumulation, s.eval_batch, s.optimizer_is_8bit, /*records=*/true});
+          },
+          py::arg("model"), NoGil())
+      .def(
+          "curve",
+          [](const Planned& self) {
+            std::vector<std::pair<std::string, std::map<std::string, int64_t>>> points;
+            for (const TimelinePoint& point : self.plan.timeline)
+              points.emplace_back(ops::to_string(point.phase), by_name(point.parts));
+            return points;
+          },
+          "[(phase, {part: bytes})]")
+      .def(
+          "measured_curve",
+          [](const Planned& self) {
+            std::vector<std::pair<double, int64_t>> points;
+            for (const MeasuredPoint& point : measured_curve(self.plan, self.probe.moments))
+              points.emplace_back(point.at, point.most.count);
+            return points;
+          },
+          "[(where in curve(), bytes)]")
       .def(
           "svg",
-          [](const Planned& self, const std::string& title, std::optional<int64_t> budget, const std::vector<int64_t>& measured) {
-            MeasuredTimeline seen;
-            for (const int64_t bytes : measured) seen.allocated.push_back({bytes});
-            return timeline_svg(self.plan, title, budget ? std::optional(Bytes{*budget}) : std::nullopt,
-                                measured.empty() ? std::nullopt : std::optional(std::move(seen)));
+          [](const Planned& self, const std::string& title, std::optional<int64_t> budget) {
+            return timeline_svg(self.plan, title, budget ? std::optional(Bytes{*budget}) : std::nullopt, self.probe.moments);
           },
-          py::arg("title") = "planned memory", py::arg("budget") = std::nullopt, py::arg("measured") = std::vector<int64_t>{});
+          py::arg("title") = "planned memory", py::arg("budget") = std::nullopt);
 
   m.def("plan_memory", &plan_configs, py::arg("model"), py::arg("lora_config_json"), py::arg("args_json"), py::kw_only(),
         py::arg("gpu"), py::arg("compute_dtype"), py::arg("load_in_4bit"), py::arg("quant_type"), py::arg("double_quant"),
@@ -134,11 +156,18 @@ void bind_plan(py::module_& m) {
       NoGil());
   m.def(
       "probe_step",
-      [](CausalLM& model, int64_t batch, int64_t length, bool optimizer_is_8bit, bool evaluates) {
-        return probe_step(model, {batch, length, optimizer_is_8bit, evaluates}).count;
+      [](CausalLM& model, int64_t batch, int64_t length, bool optimizer_is_8bit) {
+        return probe_step(model, {batch, length, 1, batch, optimizer_is_8bit, /*records=*/false}).peak.count;
       },
-      py::arg("model"), py::arg("batch"), py::arg("length"), py::kw_only(), py::arg("optimizer_is_8bit"), py::arg("evaluates"),
-      NoGil());
+      py::arg("model"), py::arg("batch"), py::arg("length"), py::kw_only(), py::arg("optimizer_is_8bit"), NoGil());
+  m.def(
+      "memory_for", [](const std::string& device) { return memory_for(parse_device(device)).count; }, py::arg("device"));
+  m.def(
+      "advice_for_one_row",
+      [](const CausalLM& model, int64_t length, bool optimizer_is_8bit, int64_t room) {
+        return advice_for_one_row(settings_for(model, 1, length, optimizer_is_8bit, true), {room});
+      },
+      py::arg("model"), py::arg("length"), py::kw_only(), py::arg("optimizer_is_8bit"), py::arg("room"), NoGil());
   m.def(
       "parse_bytes", [](const std::string& what, const std::string& text) { return parse_bytes(what, text).count; },
       py::arg("what"), py::arg("text"));

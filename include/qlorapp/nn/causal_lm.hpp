@@ -84,6 +84,7 @@ class CausalLM : public std::enable_shared_from_this<CausalLM> {
 
   /// Whether gradients have the same bits in every run on a GPU too, at the cost of a slower attention there. Off until set.
   void set_deterministic(bool deterministic) { deterministic_ = deterministic; }
+  [[nodiscard]] bool deterministic() const { return deterministic_; }
   /// What is kept for backward; all blocks `everything` until set. @throws ValueError unless the segments cover the blocks in
   /// order.
   void set_segments(std::vector<Segment> segments);
