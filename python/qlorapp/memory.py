@@ -31,6 +31,11 @@ class MemoryPlan:
         return self._planned.peak_reserved
 
     @property
+    def fits(self) -> bool:
+        """Whether it fits the card, or the memory that is free where it was planned for what is here; True for a model that is loaded."""
+        return self._planned.fits
+
+    @property
     def pinned_host(self) -> int:
         """Pinned host memory beside a GPU."""
         return self._planned.pinned_host
@@ -91,7 +96,8 @@ def plan(
 
     model is a folder with a config.json, such a file, a known name ("llama-3-8b"), or a model that is loaded and has adapters.
     gpu is a card ("T4", "A10", "H200" …), an amount of memory, "cpu", or "auto": what is here. batch and max_seq_length stand in for
-    args.per_device_train_batch_size and args.max_length. measure=True, for a model that is loaded: one such step is taken, with its
+    args.per_device_train_batch_size and args.max_length; args.memory_budget and args.auto_find_batch_size choose as in a run, for a model
+    that is not loaded. measure=True, for a model that is loaded: one such step is taken, with its
     optimizer's state and evaluation, and the plan knows what it took; nothing of it stays.
     """
     options = {**(args or TrainingArguments()).to_dict()}
@@ -132,7 +138,7 @@ def plan(
         double_quant=quantization.bnb_4bit_use_double_quant,
         skip_modules=quantization.llm_int8_skip_modules or [],
     )
-    return MemoryPlan(planned, f"{os.fspath(model)}, {size} x {length} tokens")
+    return MemoryPlan(planned, f"{os.fspath(model)}, {planned.batch} x {length} tokens")
 
 
 def _core_of(model: CausalLM | PeftModel) -> _C.CausalLM:

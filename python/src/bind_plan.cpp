@@ -25,7 +25,9 @@ struct Planned {
   Probe probe;  ///< Of a step that was taken; empty until then.
 };
 
-std::shared_ptr<Planned> planned(const PlanSettings& settings) {
+/// @param room  of a card; none: without end.
+std::shared_ptr<Planned> planned(const PlanSettings& settings, std::optional<Bytes> room = std::nullopt) {
+  if (room) return std::make_shared<Planned>(Planned{settings, plan_memory_in(settings, *room), {}});
   return std::make_shared<Planned>(Planned{settings, plan_memory(settings), {}});
 }
 
@@ -42,22 +44,35 @@ TrainingArguments arguments_from(const std::string& json) {
   return args;
 }
 
+struct Place {
+  ops::PlannedDevice device;
+  Gpu rates;
+  Bytes room;
+};
+
 /// @param gpu  a card of the table, its memory, "cpu", or "auto": the one that is here.
-void set_device(PlanSettings& settings, const std::string& gpu) {
-  settings.device = gpu == "cpu" || gpu == "auto" ? planned_device(parse_device(gpu)) : find_gpu(gpu).device();
-  settings.compute_dtype = usable_dtype(settings.compute_dtype, settings.device.architecture);
+Place place_of(const std::string& gpu) {
+  if (gpu != "cpu" && gpu != "auto") {
+    const Gpu card = find_gpu(gpu);
+    return {card.device(), card, room_on(card, {})};
+  }
+  const at::Device device = parse_device(gpu);
+  return {planned_device(device), rates_of(gpu_name(device), gpu_architecture(device), {}), memory_for(device)};
 }
 
 std::shared_ptr<Planned> plan_configs(const std::string& model, const std::string& lora_json, const std::string& args_json,
                                       const std::string& gpu, at::ScalarType compute_dtype, bool load_in_4bit,
                                       const std::string& quant_type, bool double_quant, std::vector<std::string> skip_modules) {
-  PlanSettings settings = plan_settings(find_model_config(model), checked_lora_config(lora_json), arguments_from(args_json));
+  const TrainingArguments args = arguments_from(args_json);
+  const Place place = place_of(gpu);
+  PlanSettings settings = plan_settings(find_model_config(model), checked_lora_config(lora_json), args);
   settings.compute_dtype = compute_dtype;
   settings.load_in_4bit = load_in_4bit;
   settings.quantization = quantizer_options(quant_type, 64, double_quant, 256, "none");
   settings.skip_modules = std::move(skip_modules);
-  set_device(settings, gpu);
-  return planned(settings);
+  settings.device = place.device;
+  settings.compute_dtype = usable_dtype(settings.compute_dtype, settings.device.architecture);
+  return planned(fit_arguments(settings, args, place.rates, place.room).settings, place.room);
 }
 
 PlanSettings settings_for(const CausalLM& model, int64_t batch, int64_t length, bool optimizer_is_8bit, bool evaluates) {
@@ -82,6 +97,8 @@ void bind_plan(py::module_& m) {
   py::class_<Planned, std::shared_ptr<Planned>>(m, "MemoryPlan", "include/qlorapp/memory/planner.hpp")
       .def_property_readonly("peak_allocated", [](const Planned& self) { return self.plan.peak_allocated().count; })
       .def_property_readonly("peak_reserved", [](const Planned& self) { return self.plan.peak_reserved().count; })
+      .def_property_readonly("fits", [](const Planned& self) { return self.plan.fits; })
+      .def_property_readonly("batch", [](const Planned& self) { return self.settings.batch; })
       .def_property_readonly("pinned_host", [](const Planned& self) { return self.plan.pinned_host.count; })
       .def_property_readonly("trainable_parameters", [](const Planned& self) { return self.plan.trainable_parameters; })
       .def_property_readonly("phases",

@@ -11,6 +11,7 @@
 #include "format/expect_error.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/format/atomic_file.hpp"
+#include "qlorapp/io/device.hpp"
 #include "qlorapp/io/load_model.hpp"
 #include "qlorapp/io/tensor_file.hpp"
 #include "qlorapp/memory/measured_memory.hpp"
@@ -146,4 +147,26 @@ TEST_CASE("on a GPU an embedding for the host never is on the device") {
   CHECK(plan_memory(settings).pinned_host == Bytes{2 * 4000 * 512});
   settings.model.tie_word_embeddings = true;  // it is the head, too
   CHECK(plan_memory(settings).pinned_host == Bytes{});
+}
+
+TEST_CASE("an embedding for the host goes there straight from the file, and nothing else does", "[cuda]") {
+  if (!has_gpu()) {
+    WARN("no GPU here: nothing to keep it off");
+    return;
+  }
+  const TemporaryFolder folder;
+  write_checkpoint(folder, "bfloat16", at::kBFloat16, false);
+  const format::Checkpoint checkpoint(folder.path());
+  LoadOptions options;
+  options.device = parse_device("cuda");
+  options.embedding_on_host = true;
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {  // as it is, and converted
+    options.compute_dtype = dtype;
+    const CausalLM model = load_model(folder.path(), options);
+    CHECK(model.embed_tokens().is_cpu());
+    CHECK(model.embed_tokens().is_pinned());
+    CHECK(at::equal(model.embed_tokens(), read_tensor(checkpoint.at("model.embed_tokens.weight")).to(dtype)));
+    CHECK(model.lm_head().is_cuda());
+    CHECK(model.device().is_cuda());
+  }
 }

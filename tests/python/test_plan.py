@@ -89,6 +89,21 @@ def test_python_and_the_command_plan_the_same_bytes():
     assert said.stdout.splitlines()[0] == str(planned)
 
 
+def test_python_plans_what_a_budget_chooses(here):
+    args = package.TrainingArguments(
+        bf16=True, optim="paged_adamw_8bit", per_device_train_batch_size=4, max_length=2048, memory_budget="8GiB"
+    )
+    lora = package.LoraConfig(r=16, target_modules="all-linear")
+    planned = package.plan("llama-3.1-8b", lora_config=lora, args=args, gpu="A10")
+    said = qlorapp(
+        "plan", "--model", "llama-3.1-8b", "--gpu", "A10", "--bf16", "--optim", "paged_adamw_8bit", "--r", 16, "--batch", 4, "--seq", 2048,
+        "--memory_budget", "8GiB",
+    )  # fmt: skip
+    assert str(planned) in said.stdout.splitlines()
+    assert planned.fits and planned.peak_reserved <= 8 << 30
+    assert not package.plan("llama-3.1-8b", lora_config=lora, gpu="T4", batch=64, max_seq_length=2048).fits
+
+
 def losses_of(folder: pathlib.Path) -> list[float]:
     history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
     return [entry["loss"] for entry in history if "loss" in entry]
