@@ -31,17 +31,11 @@ namespace allocator = c10::cuda::CUDACachingAllocator;
 
 struct Point {
   int64_t batch, length;
-  std::string keep;  // a policy, a mixture "everything:8,input_only", "every 4" or "sqrt"
+  std::string keep;  // a policy, a mixture "everything:8,input_only", "every:4" or "sqrt"
   int64_t rank = 8;
   std::string optim = "adamw_8bit";
   at::ScalarType dtype = at::kBFloat16;
 };
-
-std::vector<Segment> segments_of(const std::string& keep, int64_t blocks) {
-  if (keep == "sqrt") return checkpoint_sqrt(blocks);
-  if (keep.starts_with("every ")) return checkpoint_every(blocks, std::stoll(keep.substr(6)));
-  return parse_segments(keep, blocks);
-}
 
 std::vector<Point> grid(const std::string& model) {
   const std::string half = model == "1b"   ? "everything:8,input_only"
@@ -68,7 +62,7 @@ std::vector<Point> grid(const std::string& model) {
   points.push_back({8, 2048, "input_only"});
   points.push_back({4, 2048, half});
   points.push_back({1, 4096, half, 64});
-  points.push_back({2, 4096, "every 4"});
+  points.push_back({2, 4096, "every:4"});
   points.push_back({1, 8192, "sqrt"});
   points.push_back({1, 16384, "input_on_host"});
   points.push_back({2, 2048, "everything", 8, "adamw_8bit", at::kHalf});
@@ -116,7 +110,7 @@ void measure(const std::string& model_name, const format::ModelConfig& config, c
   lora.lora_alpha = 32;
   lora.target_modules = NamesOrPattern("all-linear");
   model.add_adapters(lora, 0);
-  model.set_segments(segments_of(point.keep, config.num_hidden_layers));
+  model.set_segments(parse_segments(point.keep, config.num_hidden_layers));
   PlanSettings settings = settings_of(model);
   settings.batch = settings.eval_batch = point.batch;
   settings.length = point.length;

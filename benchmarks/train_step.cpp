@@ -5,7 +5,7 @@
 //
 //   bench_train_step MODEL BATCH SEQUENCE KEEP [STEPS [DTYPE [OPTIMIZER]]] [NAME=VALUE …] [--deterministic] [--losses] [--graph] [--count] [--names] [--serve]
 //     MODEL 70b | 8b | 3b | 1b      DTYPE bf16 | fp16
-//     KEEP everything | attention_only | input_only | input_on_host, or a mixture: input_on_host,everything:12
+//     KEEP everything | attention_only | input_only | input_on_host, a mixture: input_on_host,everything:12, or every:4 | sqrt
 //     OPTIMIZER adamw_8bit | adamw | paged_adamw_8bit | paged_adamw_32bit
 //     NAME=VALUE  loss_chunk_rows, mlp_tile_rows, weight_workspace, embedding_on_host, fp8 (0 | 1): as in TrainingArguments;
 //                 batch, sequence, keep: another value than the one above; cap: GiB that torch's allocator may hold, 0 none
@@ -193,7 +193,7 @@ int run(std::vector<std::string> arguments) {
   const auto planned_gib = [&](const Setting& wanted) {
     const int64_t other_batches = (kBatches - 1) * 3 * wanted.rows * wanted.length * 8;
     const MemoryPlan planned = plan_memory(plan_settings(wanted));
-    return static_cast<double>((planned.of(planned.fullest_of_training()).allocated + Bytes{other_batches}).count) / (1 << 30);
+    return static_cast<double>((planned.training_peak() + Bytes{other_batches}).count) / (1 << 30);
   };
 
   int64_t taken = 0;

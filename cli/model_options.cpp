@@ -27,12 +27,13 @@ Quantizer::Options ModelOptions::quantization() const {
   return options;
 }
 
-CausalLM ModelOptions::load(at::ScalarType compute_dtype) const {
+CausalLM ModelOptions::load(at::ScalarType compute_dtype, bool embedding_on_host) const {
   LoadOptions options;
   options.device = parse_device(device);
   options.compute_dtype = compute_dtype;
   options.load_in_4bit = load_in_4bit;
   options.quantization = quantization();
+  options.embedding_on_host = embedding_on_host;
   ProgressBar bar("loading");
   options.progress = [&](int64_t done, int64_t total) { bar.update(done, total); };
   return load_model(model, options);

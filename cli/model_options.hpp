@@ -25,7 +25,8 @@ struct ModelOptions {
   void add_to(CommandLine& line);
   [[nodiscard]] Quantizer::Options quantization() const;
   /// Loads with a progress line on a terminal.
-  [[nodiscard]] CausalLM load(at::ScalarType compute_dtype) const;
+  /// @param embedding_on_host  WeightOptions::embedding_on_host.
+  [[nodiscard]] CausalLM load(at::ScalarType compute_dtype, bool embedding_on_host = false) const;
 };
 
 /// Tokenizer and chat template of a model folder, opened when rows need them.

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <ATen/Parallel.h>
-
+#include <cctype>
 #include <cstdio>
+#include <initializer_list>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -11,25 +14,54 @@
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/format/atomic_file.hpp"
 #include "qlorapp/format/config_json.hpp"
+#include "qlorapp/format/folder.hpp"
 #include "qlorapp/format/python_json.hpp"
 #include "qlorapp/io/device.hpp"
+#include "qlorapp/io/linear_weight.hpp"
+#include "qlorapp/io/load_model.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
 #include "qlorapp/memory/known_models.hpp"
+#include "qlorapp/memory/measured_memory.hpp"
 #include "qlorapp/memory/plan_report.hpp"
 #include "qlorapp/memory/timeline_svg.hpp"
+#include "qlorapp/train/batch_probe.hpp"
 #include "qlorapp/train/plan_run.hpp"
 
 namespace qlorapp::cli {
 namespace {
 
+/// Above this many rows a larger batch is nothing that anybody would want.
+constexpr int64_t kMostRows = 4096;
+
 struct PlanOptions {
   std::string model, gpu = "auto", context, compare_with, svg, write_config, data = "rows.jsonl", output = "output";
   int64_t gpu_architecture = 0, gpus = 1, batch = 0, seq = 0, dataset_rows = 0, avg_tokens = 0, effective_batch = 32;
   double gpu_bandwidth = 0, gpu_tflops = 0, hours = 0;
-  bool explained = false, load_in_4bit = true;
+  bool explained = false, has_hours = false, measured = false, load_in_4bit = true;
   TrainingArguments args;
   LoraConfig lora;
 };
+
+/// Nothing that is given is without effect.
+void check_combination(const CommandLine& line, const PlanOptions& options) {
+  const int answers = (options.explained ? 1 : 0) + (options.compare_with.empty() ? 0 : 1) + (line.given("hours") ? 1 : 0);
+  QLORAPP_CHECK_VALUE(answers <= 1, "[plan] --explain, --compare and --hours are answers of their own. Give one of them.");
+  const auto needs = [&](std::initializer_list<const char*> names, bool there, const char* what) {
+    for (const char* name : names) QLORAPP_CHECK_VALUE(there || !line.given(name), "[plan] --", name, " needs ", what, ".");
+  };
+  needs({"gpus", "dataset_rows", "avg_tokens", "effective_batch", "write_config", "data", "output"}, line.given("hours"),
+        "--hours: it is about a configuration for a deadline");
+  needs({"svg", "measure"}, answers == 0, "the plan of one run: leave --explain, --compare and --hours out");
+  const bool by_memory = !options.gpu.empty() && std::isdigit(static_cast<unsigned char>(options.gpu.front())) != 0;
+  needs({"gpu_architecture", "gpu_bandwidth", "gpu_tflops"}, by_memory || !options.compare_with.empty(),
+        "a GPU that is given by its memory, as --gpu 20GiB: that of a known one is known");
+  const bool is_card = options.gpu != "auto" && options.gpu != "cpu";
+  needs({"context"}, is_card || !options.compare_with.empty(), "a GPU by its name or its memory");
+  needs({"gpu"}, options.compare_with.empty(), "no --compare, which names its cards itself");
+  needs({"measure"}, !is_card, "the device that is here: leave --gpu out, or give cpu");
+  QLORAPP_CHECK_VALUE(!options.measured || format::is_regular_file(format::path_in(options.model, "config.json")),
+                      "[plan] --measure loads the model, so --model must be its folder; got '", options.model, "'.");
+}
 
 PlanOptions parse(const Arguments& arguments) {
   PlanOptions options;
@@ -55,18 +87,27 @@ PlanOptions parse(const Arguments& arguments) {
   line.option("write_config", options.write_config, "with --hours: a file that qlorapp train --config takes");
   line.option("data", options.data, "the training rows that the written configuration names");
   line.option("output", options.output, "the folder that the written configuration names");
+  line.option("measure", options.measured,
+              "load the model, take one step, and say what both really took; with --svg drawn over the plan");
   line.option("svg", options.svg, "a file for the planned timeline");
   line.option("load_in_4bit", options.load_in_4bit, "false: linear layers stay dense");
   line.fields(options.args);
   line.fields(options.lora);
   line.parse(arguments);
-  QLORAPP_CHECK_VALUE(options.batch >= 0 && options.seq >= 0, "[plan] --batch and --seq must be above 0; got ", options.batch,
-                      " and ", options.seq, ".");
+  options.has_hours = line.given("hours");
+  check_combination(line, options);
+  for (const auto& [name, value] : {std::pair{"batch", options.batch}, {"seq", options.seq}}) {
+    QLORAPP_CHECK_VALUE(value > 0 || !line.given(name), "[plan] --", name, " must be above 0; got ", value, ".");
+  }
   if (options.batch > 0) options.args.per_device_train_batch_size = options.batch;
   if (options.seq > 0) options.args.max_length = options.seq;
   options.args.validate();
   options.lora.validate();
   return options;
+}
+
+Gpu named_gpu(const std::string& text, const PlanOptions& options) {
+  return find_gpu(text, options.gpu_architecture, options.gpu_bandwidth * 1e9, options.gpu_tflops * 1e12);
 }
 
 std::vector<std::string> split(const std::string& text, char at) {
@@ -79,7 +120,7 @@ std::vector<std::string> split(const std::string& text, char at) {
 }
 
 /// "T4:2x16".
-Contender parse_contender(const std::string& text) {
+Contender parse_contender(const std::string& text, const PlanOptions& options) {
   const auto halves = split(text, ':');
   const auto sizes = halves.size() == 2 ? split(halves[1], 'x') : std::vector<std::string>{};
   const auto number = [&](const std::string& digits) {
@@ -89,7 +130,7 @@ Contender parse_contender(const std::string& text) {
     return value.get<int64_t>();
   };
   QLORAPP_CHECK_VALUE(sizes.size() == 2, "[compare] must be GPU:BATCHxACCUMULATION, such as T4:2x16; got '", text, "'.");
-  return {find_gpu(halves[0]), number(sizes[0]), number(sizes[1])};
+  return {named_gpu(halves[0], options), number(sizes[0]), number(sizes[1])};
 }
 
 /// What differs from the defaults, so that the file says what was decided.
@@ -123,6 +164,51 @@ int plan_for_deadline(const PlanOptions& options, const format::ModelConfig& mod
   return 0;
 }
 
+/// Where the run is to be.
+struct Place {
+  ops::PlannedDevice device;
+  Gpu rates;
+  Bytes room;             ///< For torch.
+  bool is_named = false;  ///< A card that need not be here.
+};
+
+Place place_of(const PlanOptions& options, const DeviceAllowance& allowance) {
+  if (options.gpu != "auto" && options.gpu != "cpu") {
+    const Gpu gpu = named_gpu(options.gpu, options);
+    return {gpu.device(), gpu, room_on(gpu, allowance), true};
+  }
+  const at::Device device = parse_device(options.gpu);
+  const Bytes room = memory_for(device);
+  return {planned_device(device), rates_of(gpu_name(device), gpu_architecture(device), room), room, false};
+}
+
+/// Loads the model and takes one step, and says what both really took.
+Probe measure(const PlanOptions& options, const PlanSettings& settings, const MemoryPlan& plan) {
+  LoadOptions load;
+  load.device = parse_device(options.gpu);
+  load.compute_dtype = settings.compute_dtype;
+  load.load_in_4bit = settings.load_in_4bit;
+  load.quantization = settings.quantization;
+  load.embedding_on_host = settings.memory.embedding_on_host;
+  std::optional<MeasuredMemory> loading(MeasuredMemory::Options{load.device.type(), {}, false});
+  CausalLM model = load_model(options.model, load);
+  const Bytes loaded{loading->peak()};
+  loading.reset();
+  model.add_adapters(settings.lora, 0, kDefaultAdapter, checkpoint_weights(options.model));
+  if (!settings.segments.empty()) model.set_segments(settings.segments);
+  model.set_memory(settings.memory);
+  model.set_deterministic(settings.deterministic);
+  Probe probe = probe_step(model, {settings.batch, settings.length, settings.accumulation, settings.eval_batch,
+                                   settings.optimizer_is_8bit, /*records=*/true});
+  const auto line = [](const char* what, Bytes measured, Bytes planned) {
+    std::printf("%s: measured %s, planned %s, %+.2f %%\n", what, to_string(measured).c_str(), to_string(planned).c_str(),
+                100 * (static_cast<double>(planned.count) / static_cast<double>(measured.count) - 1));
+  };
+  line("load", loaded, plan.of(ops::MemoryPhase::kLoad).allocated);
+  line("training and evaluation", probe.peak, plan.training_peak());
+  return probe;
+}
+
 }  // namespace
 
 int plan(const Arguments& arguments) {
@@ -134,56 +220,43 @@ int plan(const Arguments& arguments) {
 
   if (!options.compare_with.empty()) {
     std::vector<Contender> contenders;
-    for (const std::string& one : split(options.compare_with, ',')) contenders.push_back(parse_contender(one));
+    for (const std::string& one : split(options.compare_with, ',')) contenders.push_back(parse_contender(one, options));
     if (!args.bf16 && !args.fp16) args.bf16 = true;
     std::printf("%s", compare(plan_settings(model, options.lora, args), contenders, allowance).c_str());
     return 0;
   }
 
+  const Place place = place_of(options, allowance);
   PlanSettings settings = plan_settings(model, options.lora, args);
   settings.load_in_4bit = options.load_in_4bit;
-  std::optional<Gpu> gpu;
-  const bool here = options.gpu == "auto" && has_gpu();
-  if (here) {
-    settings.device = {at::kCUDA, gpu_architecture(parse_device("auto")), 1};
-  } else if (options.gpu != "auto" && options.gpu != "cpu") {
-    gpu = find_gpu(options.gpu, options.gpu_architecture, options.gpu_bandwidth * 1e9, options.gpu_tflops * 1e12);
-    settings.device = {at::kCUDA, gpu->architecture, 1};
-  } else {
-    settings.device = {at::kCPU, 0, at::get_num_threads()};
-  }
-  if (settings.device.type == at::kCUDA)
-    settings.compute_dtype = usable_dtype(settings.compute_dtype, settings.device.architecture);
+  settings.device = place.device;
+  settings.compute_dtype = usable_dtype(settings.compute_dtype, settings.device.architecture);
 
-  if (options.hours != 0 || options.explained) {
-    QLORAPP_CHECK_VALUE(gpu.has_value(), "[plan] --hours and --explain need --gpu: the name of a card, or its memory.");
-    if (options.hours != 0) return plan_for_deadline(options, model, *gpu, allowance);
-    std::printf("%s", explain(settings, *gpu, allowance).c_str());
+  if (options.has_hours || options.explained) {
+    QLORAPP_CHECK_VALUE(place.device.type == at::kCUDA,
+                        "[plan] --hours and --explain need --gpu: the name of a card, or its memory; there is none here.");
+    if (options.has_hours) return plan_for_deadline(options, model, place.rates, allowance);
+    std::printf("%s", explain(settings, place.rates, allowance).c_str());
     return 0;
   }
-  if (!args.memory_budget.empty()) {
-    const at::Device device = here ? parse_device("auto") : at::Device(at::kCPU);
-    const FittedArguments fitted =
-        fit_arguments(settings, args, gpu ? *gpu : rates_of(gpu_name(device), gpu_architecture(device), {}),
-                      gpu ? room_on(*gpu, allowance) : memory_for(device));
-    settings = fitted.settings;
-    std::printf("%s\n\n", fitted.text.c_str());
-  }
-  const MemoryPlan found = plan_memory(settings);
+  const FittedArguments fitted = fit_arguments(settings, args, place.rates, place.room);
+  settings = fitted.settings;
+  if (!fitted.text.empty()) std::printf("%s\n\n", fitted.text.c_str());
+  const MemoryPlan found = plan_memory_in(settings, place.room);
   std::printf("%s\n%s\n%s\n", summary_line(found, settings).c_str(), phase_table(found).c_str(),
               checklist(found, settings).c_str());
   if (found.pinned_host.count > 0) std::printf("pinned host memory: %s\n", to_string(found.pinned_host).c_str());
-  if (gpu) {
-    const Bytes room = room_on(*gpu, allowance);
-    settings.batch = std::max<int64_t>(1, settings.batch);
+  if (place.is_named) {
+    const int64_t largest = largest_batch(settings, place.room, kMostRows);
     std::printf("%s of %s: %s; the largest batch that fits is %lld\n", to_string(found.peak_reserved()).c_str(),
-                to_string(room).c_str(), found.peak_reserved() <= room ? "fits" : "does not fit",
-                static_cast<long long>(largest_batch(settings, room, 4096)));
+                to_string(place.room).c_str(), found.fits ? "fits" : "does not fit", static_cast<long long>(largest));
   }
+  Probe probe;
+  if (options.measured) probe = measure(options, settings, found);
   if (!options.svg.empty()) {
     format::write_file_atomically(
         options.svg, timeline_svg(found, concat(options.model, ", ", settings.batch, " x ", settings.length, " tokens"),
-                                  gpu ? std::optional(room_on(*gpu, allowance)) : std::nullopt));
+                                  place.is_named ? std::optional(place.room) : std::nullopt, probe.moments));
     std::printf("timeline written to %s\n", options.svg.c_str());
   }
   return 0;

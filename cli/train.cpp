@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <ATen/Parallel.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -143,12 +142,12 @@ void print_plan(const TrainOptions& options, const format::ModelConfig& config, 
   }
   if (eval_data.examples.empty()) settings.eval_batch = 0;
   const at::Device device = parse_device(options.model.device);
-  settings.device = {device.type(), gpu_architecture(device), at::get_num_threads()};
+  settings.device = planned_device(device);
   settings.compute_dtype = usable_dtype(settings.compute_dtype, settings.device.architecture);
   const FittedArguments fitted =
       fit_arguments(settings, options.args, rates_of(gpu_name(device), settings.device.architecture, {}), memory_for(device));
   if (!fitted.text.empty()) std::printf("%s\n\n", fitted.text.c_str());
-  const MemoryPlan plan = plan_memory(fitted.settings);
+  const MemoryPlan plan = plan_memory_in(fitted.settings, memory_for(device));
   std::printf("%s\n%s\n%s", summary_line(plan, fitted.settings).c_str(), phase_table(plan).c_str(),
               checklist(plan, fitted.settings).c_str());
 }
@@ -193,7 +192,9 @@ int train(const Arguments& arguments) {
     print_plan(options, config, train_data, eval_data);
     return 0;
   }
-  CausalLM model = options.model.load(compute_dtype(options.args));
+  // Under a budget the table goes to the host first: the smallest way to load. What is chosen then may bring it back.
+  const bool embedding_on_host = options.args.embedding_on_host || !options.args.memory_budget.empty();
+  CausalLM model = options.model.load(compute_dtype(options.args), embedding_on_host);
   if (options.init_adapter.empty()) {
     model.add_adapters(options.lora, static_cast<uint64_t>(options.args.seed), kDefaultAdapter,
                        checkpoint_weights(options.model.model));

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Plans again what docs/memory.md shows: its table of options, and what each command says that stands below a `$`.
+"""Plans again what docs/memory.md shows: its table of options, what each command says that stands below a `$`, and its pictures,
+for one of which a step of the demo's model is really taken on the CPU.
 
 PYTHONPATH=build/dev/python python scripts/make_memory_page.py --program build/dev/cli/qlorapp
 """
@@ -92,8 +93,15 @@ def with_answers(text: str, program: str) -> str:
     return re.sub(r"```\n\$ qlorapp (plan [^\n]*)\n.*?```", answer, text, flags=re.DOTALL)
 
 
+def pictures(text: str) -> list[str]:
+    """Commands in the page that write its pictures, from the repository's root."""
+    return re.findall(r"`qlorapp (plan [^`]*--svg docs/[^`]*)`", text)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", type=pathlib.Path, required=True, help="a built qlorapp")
     program = str(parser.parse_args().program.resolve())
+    for command in pictures(PAGE.read_text(encoding="utf-8")):
+        subprocess.run([program, *shlex.split(command)], cwd=PAGE.parents[1], check=True, stdout=subprocess.DEVNULL)
     PAGE.write_text(with_answers(with_table(PAGE.read_text(encoding="utf-8")), program), encoding="utf-8")

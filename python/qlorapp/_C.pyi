@@ -142,6 +142,10 @@ class MemoryPlan:
     @property
     def peak_reserved(self) -> int: ...
     @property
+    def fits(self) -> bool: ...
+    @property
+    def batch(self) -> int: ...
+    @property
     def pinned_host(self) -> int: ...
     @property
     def trainable_parameters(self) -> int: ...
@@ -151,7 +155,14 @@ class MemoryPlan:
     def summary(self) -> str: ...
     @property
     def checklist(self) -> str: ...
-    def svg(self, title: str='planned memory', budget: typing.SupportsInt | None=None, measured: collections.abc.Sequence[typing.SupportsInt]=[]) -> str: ...
+    @property
+    def measured(self) -> int | None: ...
+    def measure(self, model: CausalLM) -> None: ...
+    def curve(self) -> list[tuple[str, dict[str, int]]]:
+        """[(phase, {part: bytes})]"""
+    def measured_curve(self) -> list[tuple[float, int]]:
+        """[(where in curve(), bytes)]"""
+    def svg(self, title: str='planned memory', budget: typing.SupportsInt | None=None) -> str: ...
 
 class QuantizedTensor:
     """A weight in four bits; include/qlorapp/quant/quantized_tensor.hpp."""
@@ -271,6 +282,8 @@ class UnpaddedBatch:
 def adapter_config_json(lora_config_json: str) -> str:
     """The adapter_config.json that PEFT writes for this config."""
 
+def advice_for_one_row(model: CausalLM, length: typing.SupportsInt, *, optimizer_is_8bit: bool, room: typing.SupportsInt) -> str: ...
+
 def best_fit_decreasing(lengths: collections.abc.Sequence[typing.SupportsInt], capacity: typing.SupportsInt) -> list[list[int]]:
     """Which of the lengths go together; include/qlorapp/data/packing.hpp."""
 
@@ -318,6 +331,8 @@ def lora_config_aliases() -> dict[str, tuple[str, bool]]:
 def lora_config_fields() -> list:
     """[(name, type, default as JSON, doc, status, reason)]"""
 
+def memory_for(device: str) -> int: ...
+
 def mixed_precision(gpu: str, major: typing.SupportsInt, minor: typing.SupportsInt) -> tuple:
     """("bf16" or "fp16", the line that says so)"""
 
@@ -332,7 +347,7 @@ def plan_memory(model: str, lora_config_json: str, args_json: str, *, gpu: str, 
 
 def plan_model(model: CausalLM, batch: typing.SupportsInt, length: typing.SupportsInt, *, optimizer_is_8bit: bool, evaluates: bool) -> MemoryPlan: ...
 
-def probe_step(model: CausalLM, batch: typing.SupportsInt, length: typing.SupportsInt, *, optimizer_is_8bit: bool, evaluates: bool) -> int: ...
+def probe_step(model: CausalLM, batch: typing.SupportsInt, length: typing.SupportsInt, *, optimizer_is_8bit: bool) -> int: ...
 
 def quantize_checkpoint(folder: str, output: str, *, compute_dtype: torch.dtype, quant_type: str='nf4', block_size: typing.SupportsInt=64, double_quant: bool=True, nested_block_size: typing.SupportsInt=256, compat: str='none', progress: collections.abc.Callable[[typing.SupportsInt, typing.SupportsInt], None] | None=None) -> None:
     """Writes a folder that transformers loads as a bitsandbytes checkpoint; include/qlorapp/io/load_model.hpp."""

@@ -31,6 +31,11 @@ class MemoryPlan:
         return self._planned.peak_reserved
 
     @property
+    def fits(self) -> bool:
+        """Whether it fits the card, or the memory that is free where it was planned for what is here; True for a model that is loaded."""
+        return self._planned.fits
+
+    @property
     def pinned_host(self) -> int:
         """Pinned host memory beside a GPU."""
         return self._planned.pinned_host
@@ -45,16 +50,26 @@ class MemoryPlan:
         """The customary rows beside what they really are."""
         return self._planned.checklist
 
-    def svg(
-        self, path: str | os.PathLike | None = None, *, budget: int | str | None = None, measured: list[int] | None = None
-    ) -> str:
-        """The stacked timeline of one step, with what was measured at equal distances beside it. Written to path if that is given."""
-        limit = _C.parse_bytes("budget", budget) if isinstance(budget, str) else budget
-        text = self._planned.svg(self._title, limit, measured or [])
+    @property
+    def measured(self) -> int | None:
+        """Bytes in use at most in a step that was really taken, evaluation included: plan(model, measure=True)."""
+        return self._planned.measured
+
+    def svg(self, path: str | os.PathLike | None = None, *, budget: int | str | None = None) -> str:
+        """The stacked timeline of one step, and over it what was measured, if it was. Written to path if that is given."""
+        text = self._planned.svg(self._title, _bytes("budget", budget))
         if path is not None:
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
         return text
+
+    def png(self, path: str | os.PathLike, *, budget: int | str | None = None, dpi: int = 150) -> None:
+        """The same picture as a PNG, drawn by matplotlib (qlorapp[plot])."""
+        from .plots import draw_timeline
+
+        draw_timeline(
+            path, self._title, self._planned.curve(), self._planned.measured_curve(), _bytes("budget", budget), dpi=dpi
+        )
 
     def _repr_svg_(self) -> str:
         return self.svg()
@@ -75,12 +90,15 @@ def plan(
     gpu: str = "auto",
     batch: int | None = None,
     max_seq_length: int | None = None,
+    measure: bool = False,
 ) -> MemoryPlan:
     """Bytes of every part in every phase of a run, before anything exists.
 
     model is a folder with a config.json, such a file, a known name ("llama-3-8b"), or a model that is loaded and has adapters.
     gpu is a card ("T4", "A10", "H200" …), an amount of memory, "cpu", or "auto": what is here. batch and max_seq_length stand in for
-    args.per_device_train_batch_size and args.max_length.
+    args.per_device_train_batch_size and args.max_length; args.memory_budget and args.auto_find_batch_size choose as in a run, for a model
+    that is not loaded. measure=True, for a model that is loaded: one such step is taken, with its
+    optimizer's state and evaluation, and the plan knows what it took; nothing of it stays.
     """
     options = {**(args or TrainingArguments()).to_dict()}
     if batch is not None:
@@ -97,7 +115,13 @@ def plan(
             optimizer_is_8bit=options["optim"].endswith("_8bit"),
             evaluates=options["eval_strategy"] != "no",
         )
+        if measure:
+            planned.measure(core)
         return MemoryPlan(planned, f"{size} x {length} tokens")
+    if measure:
+        raise ValueError(
+            f"[plan] measure=True takes a step of a model that is loaded; got {os.fspath(model)!r}. Load it, or leave it out."
+        )
     if dtype is None:
         dtype = "bfloat16" if options["bf16"] else "float16" if options["fp16"] else "float32"
     quantization = quantization_config or BitsAndBytesConfig(
@@ -114,7 +138,7 @@ def plan(
         double_quant=quantization.bnb_4bit_use_double_quant,
         skip_modules=quantization.llm_int8_skip_modules or [],
     )
-    return MemoryPlan(planned, f"{os.fspath(model)}, {size} x {length} tokens")
+    return MemoryPlan(planned, f"{os.fspath(model)}, {planned.batch} x {length} tokens")
 
 
 def _core_of(model: CausalLM | PeftModel) -> _C.CausalLM:
@@ -123,16 +147,8 @@ def _core_of(model: CausalLM | PeftModel) -> _C.CausalLM:
     return lm.core
 
 
-def _available(device: torch.device) -> int:
-    """Bytes that are free for tensors, those of torch's cache included."""
-    if device.type == "cuda":
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + cached
-    with open("/proc/meminfo", encoding="ascii") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    raise OSError("/proc/meminfo does not say how much memory is available; give budget=")
+def _bytes(what: str, amount: int | str | None) -> int | None:
+    return _C.parse_bytes(what, amount) if isinstance(amount, str) else amount
 
 
 def find_max_batch_size(
@@ -151,36 +167,25 @@ def find_max_batch_size(
     """
     core, device = _core_of(model), torch.device(model.device)
     eight_bit = optim.endswith("_8bit")
-    here = core.weight_bytes() + 2 * 4 * core.adapter_parameter_count()
-    limit = _C.parse_bytes("budget", budget) if isinstance(budget, str) else budget
-    room = limit if limit is not None else _available(device) + here
+    limit = _bytes("budget", budget)
+    room = limit if limit is not None else _C.memory_for(str(device))
     best = _C.largest_batch(core, max_seq_length, room, largest, optimizer_is_8bit=eight_bit, evaluates=True)
     while best > 0:
-        fits = _fits(core, device, best, max_seq_length, room - here, eight_bit)
+        fits = _fits(core, device, best, max_seq_length, room, eight_bit)
         print(f"Batch size {best}: {'OK' if fits else 'OOM'}")
         if fits:
             break
         best = min(best - 1, best * 9 // 10)
     if best == 0:
-        need = _C.plan_model(core, 1, max_seq_length, optimizer_is_8bit=eight_bit, evaluates=True).peak_reserved
-        raise MemoryError(
-            f"[find_max_batch_size] one row of {max_seq_length} tokens takes {need} bytes; there are {room}, {need - room} too few. "
-            "Recompute (gradient_checkpointing_enable), shorten max_seq_length, or lower the rank, in this order."
-        )
+        advice = _C.advice_for_one_row(core, max_seq_length, optimizer_is_8bit=eight_bit, room=room)
+        raise MemoryError(f"[find_max_batch_size] nothing fits. {advice}")
     print(f"\nMaximum batch size: {best}")
     return best
 
 
 def _fits(core: _C.CausalLM, device: torch.device, batch: int, length: int, room: int, eight_bit: bool) -> bool:
-    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     try:
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        taken = _C.probe_step(core, batch, length, optimizer_is_8bit=eight_bit, evaluates=True)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-            taken = torch.cuda.max_memory_allocated(device) - before
-        return taken <= room
+        return _C.probe_step(core, batch, length, optimizer_is_8bit=eight_bit) <= room
     except torch.OutOfMemoryError:
         return False
     finally:

@@ -283,7 +283,7 @@ class CausalLM(ModelAdapters, torch.nn.Module):
         same as "input_only"), for each block; or a mixture, from the first block on: "input_only:20,everything:12", one of the
         numbers may be left out, or a list of one name a block. Keep more at the end: the last blocks' memory is freed first.
         every: k keeps the input of every k-th block only, "sqrt" that of about every
-        √N-th; with keep="input_on_host" on the host. gradient_checkpointing_kwargs (use_reentrant …) change nothing: there is one kind here.
+        √N-th; with keep="input_on_host" on the host. keep="every:4" and keep="sqrt" say the same. gradient_checkpointing_kwargs (use_reentrant …) change nothing: there is one kind here.
         """
         keep = keep if isinstance(keep, str) else ",".join(keep)
         if every == "sqrt":

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans, and the probe that checks them.
-#include <ATen/Parallel.h>
-
 #include <nlohmann/json.hpp>
 
 #include "bind.hpp"
@@ -10,6 +8,7 @@
 #include "qlorapp/format/config_json.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
+#include "qlorapp/memory/budget.hpp"
 #include "qlorapp/memory/known_models.hpp"
 #include "qlorapp/memory/plan_report.hpp"
 #include "qlorapp/memory/timeline_svg.hpp"
@@ -23,10 +22,13 @@ namespace {
 struct Planned {
   PlanSettings settings;
   MemoryPlan plan;
+  Probe probe;  ///< Of a step that was taken; empty until then.
 };
 
-std::shared_ptr<Planned> planned(const PlanSettings& settings) {
-  return std::make_shared<Planned>(Planned{settings, plan_memory(settings)});
+/// @param room  of a card; none: without end.
+std::shared_ptr<Planned> planned(const PlanSettings& settings, std::optional<Bytes> room = std::nullopt) {
+  if (room) return std::make_shared<Planned>(Planned{settings, plan_memory_in(settings, *room), {}});
+  return std::make_shared<Planned>(Planned{settings, plan_memory(settings), {}});
 }
 
 LoraConfig checked_lora_config(const std::string& json) {
@@ -42,26 +44,35 @@ TrainingArguments arguments_from(const std::string& json) {
   return args;
 }
 
+struct Place {
+  ops::PlannedDevice device;
+  Gpu rates;
+  Bytes room;
+};
+
 /// @param gpu  a card of the table, its memory, "cpu", or "auto": the one that is here.
-void set_device(PlanSettings& settings, const std::string& gpu) {
-  if (gpu == "cpu" || (gpu == "auto" && !has_gpu())) {
-    settings.device = {at::kCPU, 0, at::get_num_threads()};
-  } else {
-    settings.device = {at::kCUDA, gpu == "auto" ? gpu_architecture(parse_device("auto")) : find_gpu(gpu).architecture, 1};
+Place place_of(const std::string& gpu) {
+  if (gpu != "cpu" && gpu != "auto") {
+    const Gpu card = find_gpu(gpu);
+    return {card.device(), card, room_on(card, {})};
   }
-  settings.compute_dtype = usable_dtype(settings.compute_dtype, settings.device.architecture);
+  const at::Device device = parse_device(gpu);
+  return {planned_device(device), rates_of(gpu_name(device), gpu_architecture(device), {}), memory_for(device)};
 }
 
 std::shared_ptr<Planned> plan_configs(const std::string& model, const std::string& lora_json, const std::string& args_json,
                                       const std::string& gpu, at::ScalarType compute_dtype, bool load_in_4bit,
                                       const std::string& quant_type, bool double_quant, std::vector<std::string> skip_modules) {
-  PlanSettings settings = plan_settings(find_model_config(model), checked_lora_config(lora_json), arguments_from(args_json));
+  const TrainingArguments args = arguments_from(args_json);
+  const Place place = place_of(gpu);
+  PlanSettings settings = plan_settings(find_model_config(model), checked_lora_config(lora_json), args);
   settings.compute_dtype = compute_dtype;
   settings.load_in_4bit = load_in_4bit;
   settings.quantization = quantizer_options(quant_type, 64, double_quant, 256, "none");
   settings.skip_modules = std::move(skip_modules);
-  set_device(settings, gpu);
-  return planned(settings);
+  settings.device = place.device;
+  settings.compute_dtype = usable_dtype(settings.compute_dtype, settings.device.architecture);
+  return planned(fit_arguments(settings, args, place.rates, place.room).settings, place.room);
 }
 
 PlanSettings settings_for(const CausalLM& model, int64_t batch, int64_t length, bool optimizer_is_8bit, bool evaluates) {
@@ -70,7 +81,7 @@ PlanSettings settings_for(const CausalLM& model, int64_t batch, int64_t length, 
   settings.length = length;
   settings.optimizer_is_8bit = optimizer_is_8bit;
   settings.eval_batch = evaluates ? batch : 0;
-  settings.device.architecture = gpu_architecture(model.device());
+  settings.device = planned_device(model.device());
   return settings;
 }
 
@@ -86,6 +97,8 @@ void bind_plan(py::module_& m) {
   py::class_<Planned, std::shared_ptr<Planned>>(m, "MemoryPlan", "include/qlorapp/memory/planner.hpp")
       .def_property_readonly("peak_allocated", [](const Planned& self) { return self.plan.peak_allocated().count; })
       .def_property_readonly("peak_reserved", [](const Planned& self) { return self.plan.peak_reserved().count; })
+      .def_property_readonly("fits", [](const Planned& self) { return self.plan.fits; })
+      .def_property_readonly("batch", [](const Planned& self) { return self.settings.batch; })
       .def_property_readonly("pinned_host", [](const Planned& self) { return self.plan.pinned_host.count; })
       .def_property_readonly("trainable_parameters", [](const Planned& self) { return self.plan.trainable_parameters; })
       .def_property_readonly("phases",
@@ -105,15 +118,41 @@ void bind_plan(py::module_& m) {
                              })
       .def_property_readonly("summary", [](const Planned& self) { return summary_line(self.plan, self.settings); })
       .def_property_readonly("checklist", [](const Planned& self) { return checklist(self.plan, self.settings); })
+      .def_property_readonly(
+          "measured",
+          [](const Planned& self) { return self.probe.moments.empty() ? std::nullopt : std::optional(self.probe.peak.count); })
+      .def(
+          "measure",
+          [](Planned& self, CausalLM& model) {
+            const PlanSettings& s = self.settings;
+            self.probe =
+                probe_step(model, {s.batch, s.length, s.accumulation, s.eval_batch, s.optimizer_is_8bit, /*records=*/true});
+          },
+          py::arg("model"), NoGil())
+      .def(
+          "curve",
+          [](const Planned& self) {
+            std::vector<std::pair<std::string, std::map<std::string, int64_t>>> points;
+            for (const TimelinePoint& point : self.plan.timeline)
+              points.emplace_back(ops::to_string(point.phase), by_name(point.parts));
+            return points;
+          },
+          "[(phase, {part: bytes})]")
+      .def(
+          "measured_curve",
+          [](const Planned& self) {
+            std::vector<std::pair<double, int64_t>> points;
+            for (const MeasuredPoint& point : measured_curve(self.plan, self.probe.moments))
+              points.emplace_back(point.at, point.most.count);
+            return points;
+          },
+          "[(where in curve(), bytes)]")
       .def(
           "svg",
-          [](const Planned& self, const std::string& title, std::optional<int64_t> budget, const std::vector<int64_t>& measured) {
-            MeasuredTimeline seen;
-            for (const int64_t bytes : measured) seen.allocated.push_back({bytes});
-            return timeline_svg(self.plan, title, budget ? std::optional(Bytes{*budget}) : std::nullopt,
-                                measured.empty() ? std::nullopt : std::optional(std::move(seen)));
+          [](const Planned& self, const std::string& title, std::optional<int64_t> budget) {
+            return timeline_svg(self.plan, title, budget ? std::optional(Bytes{*budget}) : std::nullopt, self.probe.moments);
           },
-          py::arg("title") = "planned memory", py::arg("budget") = std::nullopt, py::arg("measured") = std::vector<int64_t>{});
+          py::arg("title") = "planned memory", py::arg("budget") = std::nullopt);
 
   m.def("plan_memory", &plan_configs, py::arg("model"), py::arg("lora_config_json"), py::arg("args_json"), py::kw_only(),
         py::arg("gpu"), py::arg("compute_dtype"), py::arg("load_in_4bit"), py::arg("quant_type"), py::arg("double_quant"),
@@ -134,11 +173,18 @@ void bind_plan(py::module_& m) {
       NoGil());
   m.def(
       "probe_step",
-      [](CausalLM& model, int64_t batch, int64_t length, bool optimizer_is_8bit, bool evaluates) {
-        return probe_step(model, {batch, length, optimizer_is_8bit, evaluates}).count;
+      [](CausalLM& model, int64_t batch, int64_t length, bool optimizer_is_8bit) {
+        return probe_step(model, {batch, length, 1, batch, optimizer_is_8bit, /*records=*/false}).peak.count;
       },
-      py::arg("model"), py::arg("batch"), py::arg("length"), py::kw_only(), py::arg("optimizer_is_8bit"), py::arg("evaluates"),
-      NoGil());
+      py::arg("model"), py::arg("batch"), py::arg("length"), py::kw_only(), py::arg("optimizer_is_8bit"), NoGil());
+  m.def(
+      "memory_for", [](const std::string& device) { return memory_for(parse_device(device)).count; }, py::arg("device"));
+  m.def(
+      "advice_for_one_row",
+      [](const CausalLM& model, int64_t length, bool optimizer_is_8bit, int64_t room) {
+        return advice_for_one_row(settings_for(model, 1, length, optimizer_is_8bit, true), {room});
+      },
+      py::arg("model"), py::arg("length"), py::kw_only(), py::arg("optimizer_is_8bit"), py::arg("room"), NoGil());
   m.def(
       "parse_bytes", [](const std::string& what, const std::string& text) { return parse_bytes(what, text).count; },
       py::arg("what"), py::arg("text"));

@@ -11,7 +11,7 @@
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/format/dynamic_map.hpp"
 #include "qlorapp/io/tensor_file.hpp"
-#include "qlorapp/quant/piece_quantizer.hpp"
+#include "qlorapp/quant/arrival.hpp"
 
 namespace qlorapp {
 namespace {
@@ -57,25 +57,17 @@ QuantizedTensor stream_quantized(std::vector<StreamedTensor>& tensors, const for
   const std::string& path = found.packed.file->path();
   QLORAPP_CHECK_FORMAT(found.state.shape == shape, "[load] ", path, ": tensor '", name, "' must have shape ", shape,
                        " by config.json; its quant_state says ", found.state.shape, ".");
-  QuantizedTensor weight;
-  weight.shape = shape;
-  weight.dtype = scalar_type_of(found.state.dtype, name);
-  weight.block_size = found.state.block_size;
-  weight.nested_block_size = found.state.nested_block_size;
-  weight.quant_type = found.state.quant_type;
-  const auto empty = [&](int64_t count, format::Dtype dtype) {
-    return at::empty({count}, at::TensorOptions().dtype(scalar_type_of(dtype, name)).device(device));
-  };
-  weight.packed = empty(found.packed.tensor->nbytes, format::Dtype::kU8).view({-1, 1});
-  weight.absmax = empty(found.absmax.tensor->numel(), found.absmax.tensor->dtype);
+  QuantizedTensor weight = empty_quantized(
+      shape, scalar_type_of(found.state.dtype, name),
+      {found.state.quant_type, found.state.block_size, found.state.double_quant, found.state.nested_block_size}, device);
   QLORAPP_CHECK_FORMAT(at::equal(read_tensor(found.quant_map), code_book(weight.quant_type)), "[load] ", path,
                        ": the code book of '", name,
                        "' is not the standard one of its quant_type; the weight cannot be read exactly.");
   if (found.state.double_quant) {
     const at::Tensor nested_absmax = read_tensor(found.nested_absmax);
     check_finite(nested_absmax, found.nested_absmax);
-    weight.nested_absmax = nested_absmax.to(device);
-    weight.nested_offset = at::scalar_tensor(found.state.nested_offset, at::TensorOptions().dtype(at::kFloat)).to(device);
+    weight.nested_absmax.copy_(nested_absmax);
+    weight.nested_offset.fill_(found.state.nested_offset);
     QLORAPP_CHECK_FORMAT(at::equal(read_tensor(found.nested_quant_map), nested_code_book()), "[load] ", path,
                          ": the nested code book of '", name,
                          "' is not the standard dynamic map; the weight cannot be read exactly.");
@@ -96,22 +88,8 @@ QuantizedTensor stream_quantized(std::vector<StreamedTensor>& tensors, const for
 void stream_and_quantize(std::vector<StreamedTensor>& tensors, const format::Checkpoint& checkpoint, const std::string& name,
                          const std::vector<int64_t>& shape, const Quantizer& quantizer, std::function<void(QuantizedTensor)> done) {
   const format::TensorLocation location = find_checked(checkpoint, name, shape);
-  const auto pieces = std::make_shared<PieceQuantizer>(quantizer, shape, scalar_type_of(location.tensor->dtype, name));
-  const auto named = [name](const auto& work) {
-    try {
-      work();
-    } catch (const c10::Error& error) {  // an operator's refusal; its what() would end in a backtrace
-      throw FormatError(concat("[load] tensor '", name, "' cannot be quantized: ", error.what_without_backtrace()));
-    }
-  };
-  tensors.push_back({location,
-                     {},
-                     [pieces, named](int64_t first, const at::Tensor& piece) { named([&] { pieces->take(first, piece); }); },
-                     [pieces, named, done = std::move(done)] {
-                       QuantizedTensor weight;
-                       named([&] { weight = pieces->finish(); });
-                       done(std::move(weight));
-                     }});
+  tensors.push_back(
+      streamed(location, arrive_quantized(name, shape, scalar_type_of(location.tensor->dtype, name), quantizer, std::move(done))));
 }
 
 std::vector<std::pair<std::string, at::Tensor>> quantized_tensors(const std::string& name, const QuantizedTensor& weight) {
@@ -142,13 +120,6 @@ WeightSource checkpoint_weights(std::string folder) {
     if (format::is_quantized(**opened, name)) return {};
     return read_tensor((*opened)->at(name));
   };
-}
-
-bool names_module(const std::vector<std::string>& names, const std::string& module) {
-  for (const std::string& name : names) {
-    if (module == name || module.ends_with("." + name)) return true;
-  }
-  return false;
 }
 
 }  // namespace qlorapp

@@ -12,7 +12,7 @@
 #include "qlorapp/io/linear_weight.hpp"
 #include "qlorapp/io/tensor_file.hpp"
 #include "qlorapp/io/tensor_stream.hpp"
-#include "qlorapp/nn/model_weights.hpp"
+#include "qlorapp/nn/arriving_weights.hpp"
 
 namespace qlorapp {
 namespace {
@@ -20,7 +20,7 @@ namespace {
 class Loader {
  public:
   Loader(const std::string& folder, const LoadOptions& options)
-      : checkpoint_(folder), config_(format::load_model_config(folder)), options_(options), quantizer_(options.quantization) {
+      : checkpoint_(folder), config_(format::load_model_config(folder)), options_(options) {
     const int64_t architecture = gpu_architecture(options.device);
     options_.compute_dtype = usable_dtype(options.compute_dtype, architecture);
     if (options_.compute_dtype != options.compute_dtype) {
@@ -31,44 +31,27 @@ class Loader {
   }
 
   CausalLM load() {
-    CausalLM::Weights weights = make_weights(
-        config_,
-        {[this](const std::string& name, const std::vector<int64_t>& shape) { return dense(name, shape); },
-         [this](FrozenWeight& into, const std::string& module, int64_t out, int64_t in) { linear(into, module, out, in); }});
+    StoredWeights stored;
+    stored.dtype = [&](const std::string& name, const std::vector<int64_t>& shape) {
+      return scalar_type_of(find_checked(checkpoint_, name, shape).tensor->dtype, name);
+    };
+    stored.is_quantized = [&](const std::string& name) { return format::is_quantized(checkpoint_, name); };
+    stored.bring_quantized = [&](const std::string& name, const std::vector<int64_t>& shape) {
+      return stream_quantized(tensors_, checkpoint_, name, shape, options_.device, [this] { report(); });
+    };
+    stored.bring = [&](const std::string& name, const std::vector<int64_t>&, Arrival arrival) {
+      arrival.done = [this, done = std::move(arrival.done)] {
+        if (done) done();
+        report();
+      };
+      tensors_.push_back(streamed(checkpoint_.at(name), std::move(arrival)));
+    };
+    CausalLM::Weights weights = arrange_weights(config_, options_, stored);
     stream_tensors(std::exchange(tensors_, {}), options_.device);
     return CausalLM(config_, std::move(weights));
   }
 
  private:
-  /// In the compute dtype, on the device; filled later.
-  at::Tensor dense(const std::string& name, const std::vector<int64_t>& shape) {
-    const format::TensorLocation location = find_checked(checkpoint_, name, shape);
-    const at::Tensor tensor = at::empty(shape, at::TensorOptions().dtype(options_.compute_dtype).device(options_.device));
-    if (scalar_type_of(location.tensor->dtype, name) == options_.compute_dtype) {
-      tensors_.push_back({location, tensor, {}, [this] { report(); }});
-    } else {
-      const auto convert = [flat = tensor.view({-1})](int64_t first, const at::Tensor& piece) {
-        flat.narrow(0, first, piece.numel()).copy_(piece);
-      };
-      tensors_.push_back({location, {}, convert, [this] { report(); }});
-    }
-    return tensor;
-  }
-
-  void linear(FrozenWeight& weight, const std::string& module, int64_t out, int64_t in) {
-    const std::string name = module + ".weight";
-    if (format::is_quantized(checkpoint_, name)) {
-      weight = FrozenWeight(stream_quantized(tensors_, checkpoint_, name, {out, in}, options_.device, [this] { report(); }));
-    } else if (!options_.load_in_4bit || names_module(options_.skip_modules, module)) {
-      weight = FrozenWeight(dense(name, {out, in}));
-    } else {
-      stream_and_quantize(tensors_, checkpoint_, name, {out, in}, quantizer_, [this, &weight](QuantizedTensor quantized) {
-        weight = FrozenWeight(std::move(quantized));
-        report();
-      });
-    }
-  }
-
   /// A tensor that no layer takes is said, not dropped in silence: it may be the sign of another architecture.
   void check_only_known_tensors() const {
     std::vector<std::string> unknown;
@@ -94,7 +77,6 @@ class Loader {
   format::Checkpoint checkpoint_;
   format::ModelConfig config_;
   LoadOptions options_;
-  Quantizer quantizer_;
   std::vector<StreamedTensor> tensors_;
   int64_t done_ = 0;
 };

@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
@@ -111,9 +112,12 @@ void stream_on_cpu(Arrivals& arrivals, const StreamBuffers& buffers) {
       arrivals.arrived(piece.tensor, piece.offset, piece.nbytes, bytes);
     }
   };
+  // What threads allocate is seen by who looks at this one (memory/measured_memory.hpp, torch's profiler).
+  const at::ThreadLocalState state;
   // One parallel region: operators inside it run on their thread alone, and no team of threads spins between pieces while
   // readers need the cores.
   at::parallel_for(0, std::min<int64_t>(buffers.threads, std::ssize(pieces)), 1, [&](int64_t, int64_t) {
+    const at::ThreadLocalStateGuard same(state);
     const at::NoGradGuard no_grad;
     try {
       work(at::empty({buffers.buffer_bytes}, at::TensorOptions().dtype(at::kByte)));
@@ -231,13 +235,8 @@ class DeviceSide {
 
 }  // namespace
 
-StreamBuffers StreamBuffers::of(at::Device device) {
-  if (device.is_cpu()) return {at::get_num_threads(), at::get_num_threads(), int64_t{1} << 20};
-  return {std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 8), 24, int64_t{8} << 20};
-}
-
 void stream_tensors(std::vector<StreamedTensor> tensors, at::Device device) {
-  stream_tensors(std::move(tensors), device, StreamBuffers::of(device));
+  stream_tensors(std::move(tensors), device, StreamBuffers::of(device.type(), at::get_num_threads()));
 }
 
 void stream_tensors(std::vector<StreamedTensor> tensors, at::Device device, const StreamBuffers& buffers) {

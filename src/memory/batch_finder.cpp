@@ -35,6 +35,7 @@ PlanSettings settings_of(const CausalLM& model) {
   settings.compute_dtype = model.dtype();
   settings.segments = model.segments();
   settings.memory = model.memory();
+  settings.deterministic = model.deterministic();
   settings.load_in_4bit = false;
   for (size_t i = 0; i < kProjectionCount && !model.blocks().empty(); ++i) {
     const QuantizedTensor& weight = model.blocks().front().weights().projections[i].quantized;

@@ -42,7 +42,11 @@ struct Way {
 class Search {
  public:
   Search(const PlanSettings& settings, const Gpu& rates, const BudgetRequest& request)
-      : asked_(settings), rates_(rates), room_(request.room), blocks_(settings.model.num_hidden_layers) {
+      : asked_(settings),
+        rates_(rates),
+        room_(request.room),
+        length_(request.average_length > 0 ? request.average_length : static_cast<double>(settings.length)),
+        blocks_(settings.model.num_hidden_layers) {
     const bool chooses = request.effective_batch > 0;
     rows_ = chooses ? request.effective_batch : settings.batch * settings.accumulation;
     if (!chooses) batches_ = {settings.batch};
@@ -63,7 +67,7 @@ class Search {
 
   [[nodiscard]] double seconds(const Way& way) const {
     const PlanSettings settings = settings_of(way);
-    const StepTime time = step_time(settings, rates_, static_cast<double>(settings.length));
+    const StepTime time = step_time(settings, rates_, length_);
     return time.micro_batch() * static_cast<double>(settings.accumulation) + time.optimizer;
   }
 
@@ -72,7 +76,7 @@ class Search {
   /// What is in use at the fullest moment of training.
   [[nodiscard]] Bytes need(const Way& way) const {
     const MemoryPlan found = plan_memory(settings_of(way));
-    return found.of(found.fullest_of_training()).allocated;
+    return found.training_peak();
   }
 
   /// The fastest that fits; none: nothing does.
@@ -193,6 +197,7 @@ class Search {
   const PlanSettings& asked_;
   const Gpu& rates_;
   Bytes room_;
+  double length_;  ///< Average, of a row.
   int64_t blocks_, rows_ = 1;
   std::vector<int64_t> batches_;
   std::vector<Least> tried_;
@@ -212,10 +217,11 @@ std::string describe(const Search& search, const Way& way) {
                 memory_text(way.memory));
 }
 
-[[noreturn]] void refuse(const Search& search, const PlanSettings& asked, Bytes room) {
+[[noreturn]] void refuse(const Search& search, const PlanSettings& asked, const BudgetRequest& request) {
+  const Bytes room = request.room;
   const Way least = search.smallest();
   const Bytes need = search.need(least);
-  throw ValueError(concat("[memory_budget] ", to_string(room), " are not enough: the smallest step of ", least.batch, " x ",
+  throw ValueError(concat("[", request.name, "] ", to_string(room), " are not enough: the smallest step of ", least.batch, " x ",
                           asked.length, " tokens takes ", to_string(need), " at least",
                           need > room ? concat(", ", to_string(need - room), " more") : std::string(", and some for the allocator"),
                           ". Ways out: ", ways_out(search.settings_of(least), room), "."));
@@ -227,7 +233,7 @@ std::string ways_out(const PlanSettings& settings, Bytes room) {
   std::string ways;
   const auto add = [&](const std::string& name, const PlanSettings& changed) {
     const MemoryPlan found = plan_memory(changed);
-    ways += concat(ways.empty() ? "" : "; ", name, ": ", to_string(found.of(found.fullest_of_training()).allocated),
+    ways += concat(ways.empty() ? "" : "; ", name, ": ", to_string(found.training_peak()),
                    plan_memory(changed, room).fits ? ", fits" : "");
   };
   if (settings.batch > 1) {
@@ -246,11 +252,19 @@ std::string ways_out(const PlanSettings& settings, Bytes room) {
   return ways;
 }
 
+std::string advice_for_one_row(PlanSettings settings, Bytes room) {
+  settings.batch = settings.accumulation = 1;
+  const Bytes need = plan_memory(settings).training_peak();
+  return concat("One row of ", settings.length, " tokens takes ", to_string(need), ", and there are ", to_string(room),
+                need > room ? concat(": ", to_string(need - room), " are missing") : std::string(", less what is in pieces"),
+                ". Ways out: ", ways_out(settings, room), "; or memory_budget=auto, which buys memory with time.");
+}
+
 BudgetChoice fit_budget(const PlanSettings& settings, const Gpu& rates, const BudgetRequest& request) {
-  QLORAPP_CHECK_VALUE(request.room.count > 0, "[memory_budget] must be above 0; got ", request.room.count, " bytes.");
+  QLORAPP_CHECK_VALUE(request.room.count > 0, "[", request.name, "] must be above 0; got ", request.room.count, " bytes.");
   Search search(settings, rates, request);
   const std::optional<Way> found = search.best();
-  if (!found) refuse(search, settings, request.room);
+  if (!found) refuse(search, settings, request);
 
   BudgetChoice choice;
   choice.settings = search.settings_of(*found);
@@ -261,8 +275,9 @@ BudgetChoice fit_budget(const PlanSettings& settings, const Gpu& rates, const Bu
   free.memory = settings.memory;
   free.mixture = {Keep::kEverything, Keep::kEverything, search.blocks()};
   const double unlimited = search.seconds(free);
-  choice.text = concat("memory_budget ", to_string(request.room), ": ", describe(search, *found), "; ",
-                       to_string(choice.plan.of(choice.plan.fullest_of_training()).allocated), " in use at most, ",
+  choice.way = describe(search, *found);
+  choice.text = concat("memory_budget ", to_string(request.room), ": ", choice.way, "; ", to_string(choice.plan.training_peak()),
+                       " in use at most, ",
                        choice.seconds <= unlimited * 1.0005
                            ? std::string("nothing is computed twice")
                            : percent(choice.seconds / unlimited - 1) + " slower than with memory for everything");

@@ -20,26 +20,29 @@ constexpr double kGiga = 1e9, kTera = 1e12;
 /// Of 989 TFLOP/s a step on an H200 sustains about 665 under its power limit.
 constexpr double kMeasuredPart = 0.67;
 
-constexpr Gpu card(std::string_view name, Bytes memory, int64_t architecture, double gigabytes, double teraflops,
-                   double sustained = kMeasuredPart, Evidence evidence = Evidence::kExtrapolated) {
-  return {name, memory, architecture, gigabytes * kGiga, teraflops * kTera, sustained, evidence};
+/// Of an unknown card: as many as the largest known has.
+constexpr int64_t kMostMultiprocessors = 170;
+
+constexpr Gpu card(std::string_view name, Bytes memory, int64_t architecture, int64_t multiprocessors, double gigabytes,
+                   double teraflops, double sustained = kMeasuredPart, Evidence evidence = Evidence::kExtrapolated) {
+  return {name, memory, architecture, gigabytes * kGiga, teraflops * kTera, sustained, evidence, multiprocessors};
 }
 
 constexpr std::array<Gpu, 14> kGpus{
-    card("T4", 15360_MiB, 75, 320, 65, 24.0 / 65.0, Evidence::kReported),
-    card("RTX 3060", 12288_MiB, 86, 360, 25.3),
-    card("RTX 3090", 24576_MiB, 86, 936, 71),
-    card("RTX 4090", 24564_MiB, 89, 1008, 165),
-    card("RTX 5090", 32607_MiB, 120, 1792, 209.5),
-    card("A10", 23028_MiB, 86, 600, 125),
-    card("A10G", 23028_MiB, 86, 600, 70),
-    card("L4", 23034_MiB, 89, 300, 121),
-    card("L40S", 46068_MiB, 89, 864, 362),
-    card("A100-40GB", 40960_MiB, 80, 1555, 312),
-    card("A100-80GB", 81920_MiB, 80, 2039, 312),
-    card("H100", 81559_MiB, 90, 3350, 989),
-    card("H200", 143771_MiB, 90, 4800, 989, kMeasuredPart, Evidence::kMeasured),
-    card("B200", 183359_MiB, 100, 8000, 2250),
+    card("T4", 15360_MiB, 75, 40, 320, 65, 24.0 / 65.0, Evidence::kReported),
+    card("RTX 3060", 12288_MiB, 86, 28, 360, 25.3),
+    card("RTX 3090", 24576_MiB, 86, 82, 936, 71),
+    card("RTX 4090", 24564_MiB, 89, 128, 1008, 165),
+    card("RTX 5090", 32607_MiB, 120, 170, 1792, 209.5),
+    card("A10", 23028_MiB, 86, 72, 600, 125),
+    card("A10G", 23028_MiB, 86, 80, 600, 70),
+    card("L4", 23034_MiB, 89, 58, 300, 121),
+    card("L40S", 46068_MiB, 89, 142, 864, 362),
+    card("A100-40GB", 40960_MiB, 80, 108, 1555, 312),
+    card("A100-80GB", 81920_MiB, 80, 108, 2039, 312),
+    card("H100", 81559_MiB, 90, 132, 3350, 989),
+    card("H200", 143771_MiB, 90, 132, 4800, 989, kMeasuredPart, Evidence::kMeasured),
+    card("B200", 183359_MiB, 100, 148, 8000, 2250),
 };
 
 /// Letters and digits alone, in lower case.
@@ -94,7 +97,14 @@ Gpu find_gpu(std::string_view text, int64_t architecture, double bandwidth, doub
   rate("gpu_tflops", tensor_rate);
   const Bytes memory = parse_bytes("gpu", text);
   QLORAPP_CHECK_VALUE(memory.count > 0, "[gpu] its memory must be above 0; got '", text, "'.");
-  return {"", memory, architecture == 0 ? 80 : architecture, bandwidth, tensor_rate, kMeasuredPart, Evidence::kExtrapolated};
+  return {"",
+          memory,
+          architecture == 0 ? 80 : architecture,
+          bandwidth,
+          tensor_rate,
+          kMeasuredPart,
+          Evidence::kExtrapolated,
+          kMostMultiprocessors};
 }
 
 Gpu rates_of(std::string_view name, int64_t architecture, Bytes memory) {
@@ -115,6 +125,7 @@ Gpu rates_of(std::string_view name, int64_t architecture, Bytes memory) {
   Gpu other = same != kGpus.end() ? *same : kGpus.back();
   other.name = "";
   other.memory = memory;
+  other.multiprocessors = kMostMultiprocessors;
   other.evidence = Evidence::kExtrapolated;
   return other;
 }

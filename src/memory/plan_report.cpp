@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <utility>
 
@@ -19,7 +20,11 @@ std::string fixed(double value, int digits) {
   std::snprintf(text.data(), text.size(), "%.*f", digits, value);
   return text.data();
 }
-std::string gib(Bytes bytes) { return fixed(static_cast<double>(bytes.count) / (1 << 30), 2) + " GiB"; }
+/// What is not a tenth of a GiB has a unit that shows it.
+std::string gib(Bytes bytes) {
+  const double count = static_cast<double>(bytes.count) / (1 << 30);
+  return bytes.count != 0 && std::abs(count) < 0.1 ? to_string(bytes) : fixed(count, 2) + " GiB";
+}
 
 /// Columns of equal width; the first to the left, the others to the right.
 class Table {
@@ -143,6 +148,13 @@ double optimizer_step_seconds(const PlanSettings& settings, const Gpu& gpu) {
 
 }  // namespace
 
+Bytes room_on(const Gpu& gpu, const DeviceAllowance& allowance) {
+  QLORAPP_CHECK_VALUE(allowance.context < gpu.memory, "[gpu] of its memory, ", to_string(gpu.memory),
+                      ", nothing is left beside the CUDA context, ", to_string(allowance.context),
+                      ". Give a larger --gpu, or what the context really takes as --context.");
+  return gpu.memory - allowance.context;
+}
+
 std::string phase_table(const MemoryPlan& plan) {
   Table table;
   table.row({"phase", "tensors", "allocated", "reserved", "fullest part"});
@@ -174,7 +186,7 @@ std::string checklist(const MemoryPlan& plan, const PlanSettings& settings) {
              gib(part(parts, MemoryUse::kAdapters)), concat(plan.trainable_parameters, " parameters, float32")});
   table.row({"gradients (LoRA only)", rule(trainable * 4), gib(part(parts, MemoryUse::kGradients)), "float32, in one arena"});
   table.row({"optimizer states", rule(trainable * 8), gib(part(parts, MemoryUse::kOptimizer)),
-             settings.optimizer_on_host   ? "in host memory"
+             plan.optimizer_on_host       ? "in host memory"
              : settings.optimizer_is_8bit ? "two moments in eight bits"
                                           : "two moments in float32"});
   table.row(
@@ -211,9 +223,9 @@ std::string summary_line(const MemoryPlan& plan, const PlanSettings& settings) {
 }
 
 std::string explain(const PlanSettings& settings, const Gpu& gpu, const DeviceAllowance& allowance) {
-  const MemoryPlan plan = plan_memory(settings);
   const Bytes room = room_on(gpu, allowance);
-  const bool fits = plan.peak_reserved() <= room;
+  const MemoryPlan plan = plan_memory_in(settings, room);
+  const bool fits = plan.fits;
   const int64_t tokens = settings.batch * settings.length;
   std::string text =
       concat("The configuration: ", fixed(static_cast<double>(plan.base_parameters) * 1e-9, 2), " G parameters on ", name_of(gpu),
@@ -237,21 +249,24 @@ std::string explain(const PlanSettings& settings, const Gpu& gpu, const DeviceAl
                  " together. prepare_model_for_kbit_training turns embedding and head into float32, ",
                  gib(part(plan.of(plan.fullest_of_training()).parts, MemoryUse::kDense)),
                  " more. Gradient accumulation costs nothing: micro-batches follow each other. None of it is the adapters.\n\n");
-  text += "Step 6. What to change, what hurts least first. Time is of one optimizer step over the same rows; the estimate is ";
-  text += concat(to_string(gpu.evidence), ", +-", fixed(100 * uncertainty(gpu.evidence), 0), " %.\n\n");
+  text += "Step 6. What to change, what hurts least first. ";
+  text += gpu.tensor_rate > 0 && gpu.bandwidth > 0
+              ? concat("Time is of one optimizer step over the same rows; the estimate is ", to_string(gpu.evidence), ", +-",
+                       fixed(100 * uncertainty(gpu.evidence), 0), " %.\n\n")
+              : std::string("Times are not known without this card's rates, --gpu_bandwidth and --gpu_tflops.\n\n");
   Table table;
   table.row({"change", "reserved", "fits", "step"});
   std::string first;
-  const double base_time = gpu.tensor_rate > 0 ? optimizer_step_seconds(settings, gpu) : 0;
+  const double base_time = gpu.tensor_rate > 0 && gpu.bandwidth > 0 ? optimizer_step_seconds(settings, gpu) : 0;
   for (const Option& option : options_for(settings)) {
-    const Bytes need = plan_memory(option.settings).peak_reserved();
+    const MemoryPlan found = plan_memory_in(option.settings, room);
     std::string time = "-";
-    if (gpu.tensor_rate > 0) {
+    if (base_time > 0) {
       const double seconds = optimizer_step_seconds(option.settings, gpu);
       time = concat(duration(seconds), " (", fixed(100 * (seconds / base_time - 1), 0), " %)");
     }
-    if (first.empty() && need <= room) first = option.name;
-    table.row({option.name, gib(need), need <= room ? "yes" : "no", time});
+    if (first.empty() && found.fits) first = option.name;
+    table.row({option.name, gib(found.peak_reserved()), found.fits ? "yes" : "no", time});
   }
   text += table.text() + "\n";
   text += fits ? "So nothing has to change here: what ran out of memory elsewhere fits.\n"
@@ -269,7 +284,7 @@ std::string compare(const PlanSettings& settings, const std::vector<Contender>& 
   QLORAPP_CHECK_VALUE(contenders.size() >= 2, "[compare] needs at least two of GPU:BATCHxACCUMULATION; got ", contenders.size(),
                       ".");
   Table table;
-  table.row({"", "effective batch", "reserved", "of", "fits", "micro-batch", "optimizer step", "tokens/s", "time is"});
+  table.row({"card", "effective batch", "reserved", "of", "fits", "micro-batch", "optimizer step", "tokens/s", "time is"});
   std::vector<double> seconds;
   std::vector<MemoryPlan> plans;
   std::vector<int64_t> effective;
@@ -277,15 +292,15 @@ std::string compare(const PlanSettings& settings, const std::vector<Contender>& 
     PlanSettings own = settings;
     own.batch = contender.batch;
     own.accumulation = contender.accumulation;
-    own.device = {at::kCUDA, contender.gpu.architecture, 1};
+    own.device = contender.gpu.device();
     if (own.compute_dtype == at::kBFloat16 && !contender.gpu.has_bf16()) own.compute_dtype = at::kHalf;
-    const MemoryPlan plan = plan_memory(own);
+    const Bytes room = room_on(contender.gpu, allowance);
+    const MemoryPlan plan = plan_memory_in(own, room);
     const StepTime time = step_time(own, contender.gpu, static_cast<double>(own.length));
     const double step = time.micro_batch() * static_cast<double>(own.accumulation) + time.optimizer;
     const int64_t rows = own.batch * own.accumulation;
-    const Bytes room = room_on(contender.gpu, allowance);
     table.row({concat(name_of(contender.gpu), ", ", own.batch, " x ", own.accumulation), concat(rows), gib(plan.peak_reserved()),
-               gib(room), plan.peak_reserved() <= room ? "yes" : "no", duration(time.micro_batch()), duration(step),
+               gib(room), plan.fits ? "yes" : "no", duration(time.micro_batch()), duration(step),
                fixed(static_cast<double>(rows * own.length) / step, 0),
                concat(to_string(time.evidence), ", +-", fixed(100 * uncertainty(time.evidence), 0), " %")});
     seconds.push_back(step / static_cast<double>(rows));

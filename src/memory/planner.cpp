@@ -10,8 +10,8 @@
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/memory/caching_allocator.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
-#include "qlorapp/nn/model_weights.hpp"
 #include "qlorapp/ops/adamw.hpp"
+#include "rehearse_load.hpp"
 
 namespace qlorapp {
 namespace {
@@ -19,75 +19,6 @@ namespace {
 using ops::MemoryPhase;
 using ops::MemoryTape;
 using ops::MemoryUse;
-
-constexpr at::DeviceType kNowhere = at::kMeta;
-
-at::ScalarType stored_dtype(const PlanSettings& settings) {
-  switch (settings.model.dtype.value_or(format::Dtype::kBF16)) {
-    case format::Dtype::kF32:
-      return at::kFloat;
-    case format::Dtype::kF16:
-      return at::kHalf;
-    default:
-      return at::kBFloat16;
-  }
-}
-
-/// By a module's whole name or its trailing part, cut at a dot: the loader's rule.
-bool is_skipped(const PlanSettings& settings, const std::string& module) {
-  const auto& of_file = settings.model.quantization ? settings.model.quantization->skip_modules : std::nullopt;
-  const std::vector<std::string>& names = of_file ? *of_file : settings.skip_modules;
-  return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
-    return module == name || (module.size() > name.size() && module.ends_with("." + name)) ||
-           module.find("." + name + ".") != std::string::npos;
-  });
-}
-
-/// A weight as a quantized checkpoint has it, without the step of quantizing.
-QuantizedTensor stored_in_four_bits(const PlanSettings& settings, int64_t out, int64_t in) {
-  const at::TensorOptions bytes = at::TensorOptions().dtype(at::kByte).device(kNowhere), floats = bytes.dtype(at::kFloat);
-  const int64_t n = out * in, blocks = (n + settings.quantization.block_size - 1) / settings.quantization.block_size;
-  QuantizedTensor weight;
-  weight.shape = {out, in};
-  weight.block_size = settings.quantization.block_size;
-  weight.nested_block_size = settings.quantization.nested_block_size;
-  weight.packed = at::empty({(n + 1) / 2, 1}, bytes);
-  const bool nested = settings.model.quantization->double_quant;
-  weight.absmax = at::empty({blocks}, nested ? bytes : floats);
-  if (nested) {
-    weight.nested_absmax = at::empty({(blocks + weight.nested_block_size - 1) / weight.nested_block_size}, floats);
-    weight.nested_offset = at::empty({}, floats);
-  }
-  return weight;
-}
-
-CausalLM make_model(const PlanSettings& settings, MemoryTape& tape) {
-  const at::TensorOptions stored = at::TensorOptions().dtype(stored_dtype(settings)).device(kNowhere);
-  const bool on_cpu = settings.device.type == at::kCPU;
-  const Quantizer quantizer(settings.quantization);
-  const auto dense = [&](const std::vector<int64_t>& shape) {
-    // Converted on the host on its way to a GPU; on a CPU the file's and the model's are there together.
-    at::Tensor weight =
-        on_cpu ? at::empty(shape, stored).to(settings.compute_dtype) : at::empty(shape, stored.dtype(settings.compute_dtype));
-    tape.label(weight, MemoryUse::kDense);
-    return weight;
-  };
-  const WeightMaker source{[&](const std::string&, const std::vector<int64_t>& shape) { return dense(shape); },
-                           [&](FrozenWeight& into, const std::string& module, int64_t out, int64_t in) {
-                             const bool quantized = settings.model.quantization.has_value();
-                             if (is_skipped(settings, module) || !(quantized || settings.load_in_4bit)) {
-                               into = FrozenWeight(dense({out, in}));
-                               return;
-                             }
-                             QuantizedTensor weight = quantized ? stored_in_four_bits(settings, out, in)
-                                                                : quantizer.quantize(at::empty({out, in}, stored));
-                             tape.label(weight.packed, MemoryUse::kCodes);
-                             for (const at::Tensor* scales : {&weight.absmax, &weight.nested_absmax, &weight.nested_offset})
-                               tape.label(*scales, MemoryUse::kScales);
-                             into = FrozenWeight(std::move(weight));
-                           }};
-  return {settings.model, make_weights(settings.model, source)};
-}
 
 /// What PyTorch gives cuBLAS on first use, and keeps: aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize().
 int64_t cublas_workspace(int64_t architecture) {
@@ -120,12 +51,13 @@ void check(const PlanSettings& settings) {
 /// Runs everything once and keeps the tape.
 class Rehearsal {
  public:
-  explicit Rehearsal(const PlanSettings& settings) : settings_(settings) {
+  Rehearsal(const PlanSettings& settings, bool optimizer_on_host) : settings_(settings), optimizer_on_host_(optimizer_on_host) {
     const MemoryTape::Recording recording(tape, settings.device);
     const at::NoGradGuard no_grad;
-    CausalLM model = make_model(settings_, tape);
+    CausalLM model = rehearse_load(settings_, tape);
     base_parameters = model.base_parameter_count();
     model.set_memory(settings_.memory);
+    model.set_deterministic(settings_.deterministic);
     if (!model.embed_tokens().is_meta()) pinned_host += Bytes{static_cast<int64_t>(model.embed_tokens().nbytes())};
     ops::mark_phase(MemoryPhase::kForward);  // what is there before the first step counts with it
     loaded_events = tape.events().size();
@@ -176,9 +108,9 @@ class Rehearsal {
     std::vector<at::Tensor> moments = ops::adamw_moments(values, settings_.optimizer_is_8bit);
     for (const at::Tensor& moment : moments) {
       tape.label(moment, MemoryUse::kOptimizer);
-      if (settings_.optimizer_on_host) pinned_host += Bytes{static_cast<int64_t>(moment.nbytes())};
+      if (optimizer_on_host_) pinned_host += Bytes{static_cast<int64_t>(moment.nbytes())};
     }
-    if (settings_.optimizer_on_host) moments.clear();
+    if (optimizer_on_host_) moments.clear();
     return moments;
   }
 
@@ -215,6 +147,7 @@ class Rehearsal {
   }
 
   const PlanSettings& settings_;
+  const bool optimizer_on_host_;
 };
 
 /// Parts that change by little need not all be drawn.
@@ -246,11 +179,13 @@ Bytes MemoryPlan::peak_reserved() const {
   return most;
 }
 
-MemoryPlan plan_memory(const PlanSettings& settings, std::optional<Bytes> room) {
-  check(settings);
-  const Rehearsal rehearsal(settings);
+namespace {
+
+MemoryPlan plan_with(const PlanSettings& settings, std::optional<Bytes> room, bool optimizer_on_host) {
+  const Rehearsal rehearsal(settings, optimizer_on_host);
   const MemoryTape& tape = rehearsal.tape;
   MemoryPlan plan;
+  plan.optimizer_on_host = optimizer_on_host;
   plan.pinned_host = rehearsal.pinned_host;
   plan.trainable_parameters = rehearsal.trainable_parameters;
   plan.base_parameters = rehearsal.base_parameters;
@@ -296,6 +231,24 @@ MemoryPlan plan_memory(const PlanSettings& settings, std::optional<Bytes> room) 
       fullest_of_stretch = tensors;
     }
   }
+  return plan;
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const PlanSettings& settings, std::optional<Bytes> room) {
+  check(settings);
+  MemoryPlan plan = plan_with(settings, room, /*optimizer_on_host=*/false);
+  if (plan.fits || !settings.optimizer_is_paged || settings.device.type != at::kCUDA) return plan;
+  MemoryPlan paged = plan_with(settings, room, /*optimizer_on_host=*/true);
+  return paged.fits ? paged : plan;
+}
+
+MemoryPlan plan_memory_in(const PlanSettings& settings, Bytes room) {
+  MemoryPlan plan = plan_memory(settings, room);
+  if (plan.fits) return plan;
+  plan = plan_memory(settings);
+  plan.fits = false;
   return plan;
 }
 

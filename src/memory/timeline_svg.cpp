@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstdio>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "qlorapp/core/check.hpp"
 
@@ -16,7 +18,7 @@ constexpr double kWidth = 960, kHeight = 460, kLeft = 70, kRight = 230, kTop = 4
 /// Static parts in greys and blues, what comes and goes in warm colors; one a MemoryUse.
 constexpr std::array<std::string_view, ops::kMemoryUseCount> kColors{"#4e5d6c", "#6b7b8c", "#8c9aa8", "#2f6db3", "#5b93cf",
                                                                      "#8fb8e0", "#b9c2cb", "#c9d6c1", "#59a14f", "#f2b134",
-                                                                     "#e07b39", "#b07aa1", "#d1495b"};
+                                                                     "#e07b39", "#b07aa1", "#d1495b", "#76b7b2"};
 
 std::string number(double value) {
   std::array<char, 32> text{};
@@ -43,15 +45,38 @@ std::string text_at(double x, double y, std::string_view text, std::string_view 
 
 }  // namespace
 
+std::vector<MeasuredPoint> measured_curve(const MemoryPlan& plan, std::span<const MeasuredMemory::Moment> moments) {
+  std::vector<MeasuredPoint> curve;
+  size_t first = 0;
+  for (size_t begin = 0, end = 0; begin < plan.timeline.size(); begin = end) {
+    const ops::MemoryPhase phase = plan.timeline[begin].phase;
+    while (end < plan.timeline.size() && plan.timeline[end].phase == phase) ++end;
+    while (first < moments.size() && moments[first].phase < phase) ++first;
+    size_t last = first;
+    while (last < moments.size() && moments[last].phase == phase) ++last;
+    const auto own = moments.subspan(first, last - first);
+    const size_t points = std::min(end - begin, own.size());
+    for (size_t i = 0; i < points; ++i) {
+      MeasuredPoint point{static_cast<double>(begin) +
+                              (static_cast<double>(i) + 0.5) * static_cast<double>(end - begin) / static_cast<double>(points),
+                          {}};
+      for (size_t k = i * own.size() / points; k < (i + 1) * own.size() / points; ++k)
+        point.most = std::max(point.most, own[k].in_use);
+      curve.push_back(point);
+    }
+    first = last;
+  }
+  return curve;
+}
+
 std::string timeline_svg(const MemoryPlan& plan, const std::string& title, std::optional<Bytes> budget,
-                         const std::optional<MeasuredTimeline>& measured) {
+                         std::span<const MeasuredMemory::Moment> measured) {
   QLORAPP_CHECK_VALUE(!plan.timeline.empty(), "[timeline_svg] the plan has no timeline.");
   const auto count = static_cast<double>(plan.timeline.size());
   int64_t most = budget ? budget->count : 1;
   for (const TimelinePoint& point : plan.timeline) most = std::max(most, sum(point.parts).count);
-  if (measured) {
-    for (const Bytes bytes : measured->allocated) most = std::max(most, bytes.count);
-  }
+  const std::vector<MeasuredPoint> curve = measured_curve(plan, measured);
+  for (const MeasuredPoint& point : curve) most = std::max(most, point.most.count);
   const double unit = most >= (int64_t{1} << 30) ? 0x1p30 : 0x1p20;
   const std::string_view unit_name = unit == 0x1p30 ? "GiB" : "MiB";
   const double scale = (kHeight - kTop - kBottom) / (static_cast<double>(most) * 1.04);
@@ -111,14 +136,18 @@ std::string timeline_svg(const MemoryPlan& plan, const std::string& title, std::
                   "\" stroke=\"#d1495b\" stroke-width=\"2\"/>\n",
                   text_at(kWidth - kRight - 4, y - 5, concat("budget ", to_string(*budget)), "end"));
   }
-  if (measured && measured->allocated.size() > 1) {
+  if (!curve.empty()) {
     std::string points;
-    for (size_t i = 0; i < measured->allocated.size(); ++i) {
-      const double at = static_cast<double>(i) / static_cast<double>(measured->allocated.size() - 1) * count;
-      points += concat(number(x_of(at)), ",", number(y_of(static_cast<double>(measured->allocated[i].count))), " ");
+    Bytes peak;
+    for (const MeasuredPoint& point : curve) {
+      points += concat(number(x_of(point.at)), ",", number(y_of(static_cast<double>(point.most.count))), " ");
+      peak = std::max(peak, point.most);
     }
     svg += concat("<polyline fill=\"none\" stroke=\"black\" stroke-width=\"1.5\" points=\"", points, "\"/>\n");
-    svg += text_at(kWidth - kRight + 32, legend, "measured");
+    svg += concat("<line x1=\"", number(kWidth - kRight + 14), "\" x2=\"", number(kWidth - kRight + 26), "\" y1=\"",
+                  number(legend - 4), "\" y2=\"", number(legend - 4), "\" stroke=\"black\" stroke-width=\"1.5\"/>\n");
+    svg += text_at(kWidth - kRight + 32, legend,
+                   concat("measured, ", number(static_cast<double>(peak.count) / unit), " ", unit_name, " at most"));
   }
   return svg + "</svg>\n";
 }

@@ -96,12 +96,10 @@ void CausalLM::set_memory(const MemorySettings& settings) {
   if (!on_gpu() || lm_head_.is_alias_of(embed_tokens_) || settings.embedding_on_host == is_there) return;
   if (!settings.embedding_on_host) {
     embed_tokens_ = embed_tokens_.to(device());
-  } else if (device().is_meta()) {
-    embed_tokens_ = at::from_blob(nullptr, embed_tokens_.sizes(), at::TensorOptions().dtype(dtype()));  // planned, not taken
   } else {
-    const at::Tensor pinned = at::empty(embed_tokens_.sizes(), at::TensorOptions().dtype(dtype()).pinned_memory(true));
-    pinned.copy_(embed_tokens_);
-    embed_tokens_ = pinned;
+    const at::Tensor table = ops::empty_host_table(embed_tokens_.sizes(), dtype(), device());
+    if (!device().is_meta()) table.copy_(embed_tokens_);
+    embed_tokens_ = table;
   }
 }
 

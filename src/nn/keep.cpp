@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <optional>
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/nearest_name.hpp"
@@ -13,16 +14,18 @@ namespace {
 
 constexpr std::array<std::string_view, 4> kNames{"everything", "attention_only", "input_only", "input_on_host"};
 
+Keep keep_named(std::string_view text, std::string_view also) {
+  for (size_t i = 0; i < kNames.size(); ++i) {
+    if (kNames[i] == text) return static_cast<Keep>(i);
+  }
+  throw ValueError(concat("[keep] must be one of ", kNames, also, "; got '", text, "'.", did_you_mean(text, kNames)));
+}
+
 }  // namespace
 
 std::string_view to_string(Keep keep) { return kNames[static_cast<size_t>(keep)]; }
 
-Keep parse_keep(std::string_view text) {
-  for (size_t i = 0; i < kNames.size(); ++i) {
-    if (kNames[i] == text) return static_cast<Keep>(i);
-  }
-  throw ValueError(concat("[keep] must be one of ", kNames, "; got '", text, "'.", did_you_mean(text, kNames)));
-}
+Keep parse_keep(std::string_view text) { return keep_named(text, ""); }
 
 Bytes Saved::nbytes() const {
   Bytes total;
@@ -44,6 +47,48 @@ Bytes Saved::host_nbytes() const { return x_on_host && x.defined() ? Bytes{stati
 
 namespace {
 
+std::vector<std::string_view> entries_of(std::string_view text) {
+  std::vector<std::string_view> entries;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    std::string_view entry = text.substr(begin, end - begin);
+    while (entry.starts_with(' ')) entry.remove_prefix(1);
+    while (entry.ends_with(' ')) entry.remove_suffix(1);
+    entries.push_back(entry);
+    begin = end + 1;
+  }
+  return entries;
+}
+
+/// What stands behind the ':' of an entry.
+int64_t number_in(std::string_view entry, std::string_view number, const char* rule) {
+  int64_t count = 0;
+  const auto [last, error] = std::from_chars(number.data(), number.data() + number.size(), count);
+  QLORAPP_CHECK_VALUE(error == std::errc() && last == number.data() + number.size() && count > 0, "[keep] '", entry,
+                      "': behind ':' comes a number of blocks, at least 1. Write ", rule, ".");
+  return count;
+}
+
+/// Segments of several blocks: "every:4", "sqrt", and behind it where their inputs wait.
+struct Spacing {
+  int64_t every = 0;  ///< 0: about √N.
+  Keep keep = Keep::kInputOnly;
+};
+
+std::optional<Spacing> parse_spacing(std::string_view text) {
+  constexpr std::string_view kEvery = "every:";
+  const std::vector<std::string_view> entries = entries_of(text);
+  const std::string_view first = entries.front();
+  if (first != "sqrt" && !first.starts_with(kEvery)) return std::nullopt;
+  Spacing spacing;
+  if (first != "sqrt") spacing.every = number_in(first, first.substr(kEvery.size()), "\"every:4\"");
+  if (entries.size() > 1) spacing.keep = parse_keep(entries[1]);
+  QLORAPP_CHECK_VALUE(entries.size() <= 2 && (spacing.keep == Keep::kInputOnly || spacing.keep == Keep::kInputOnHost), "[keep] '",
+                      text, "': of several blocks the first one's input is kept, so behind ", first,
+                      " comes input_only, input_on_host or nothing. Write \"", first, ",input_on_host\".");
+  return spacing;
+}
+
 struct Run {
   Keep keep = Keep::kEverything;
   int64_t count = -1;  ///< -1: what is left.
@@ -52,28 +97,17 @@ struct Run {
 std::vector<Run> parse_runs(std::string_view text) {
   std::vector<Run> runs;
   int64_t rests = 0;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    std::string_view entry = text.substr(begin, end - begin);
-    const auto trim = [&] {
-      while (entry.starts_with(' ')) entry.remove_prefix(1);
-      while (entry.ends_with(' ')) entry.remove_suffix(1);
-    };
-    trim();
+  for (std::string_view entry : entries_of(text)) {
     Run run;
     if (const size_t colon = entry.find(':'); colon != std::string_view::npos) {
-      const std::string_view number = entry.substr(colon + 1);
-      const auto [last, error] = std::from_chars(number.data(), number.data() + number.size(), run.count);
-      QLORAPP_CHECK_VALUE(error == std::errc() && last == number.data() + number.size() && run.count > 0, "[keep] '", entry,
-                          "': behind ':' comes a number of blocks, at least 1. Write \"input_only:20,everything:12\".");
+      run.count = number_in(entry, entry.substr(colon + 1), "\"input_only:20,everything:12\"");
       entry = entry.substr(0, colon);
-      trim();
+      while (entry.ends_with(' ')) entry.remove_suffix(1);
     } else {
       ++rests;
     }
-    run.keep = parse_keep(entry);
+    run.keep = keep_named(entry, ", or every:K or sqrt alone");
     runs.push_back(run);
-    begin = end + 1;
   }
   if (rests == std::ssize(runs) && rests > 1) {  // one entry a block
     for (Run& run : runs) run.count = 1;
@@ -87,6 +121,9 @@ std::vector<Run> parse_runs(std::string_view text) {
 }  // namespace
 
 std::vector<Segment> parse_segments(std::string_view text, int64_t blocks) {
+  if (const auto spacing = parse_spacing(text)) {
+    return spacing->every > 0 ? checkpoint_every(blocks, spacing->every, spacing->keep) : checkpoint_sqrt(blocks, spacing->keep);
+  }
   const std::vector<Run> runs = parse_runs(text);
   int64_t named = 0;
   bool rest = false;
@@ -106,7 +143,9 @@ std::vector<Segment> parse_segments(std::string_view text, int64_t blocks) {
   return segments;
 }
 
-void check_segments(std::string_view text) { static_cast<void>(parse_runs(text)); }
+void check_segments(std::string_view text) {
+  if (!parse_spacing(text)) static_cast<void>(parse_runs(text));
+}
 
 std::vector<Segment> keep_in_each_block(int64_t blocks, Keep keep) {
   std::vector<Segment> segments;
@@ -121,7 +160,8 @@ std::vector<Segment> checkpoint_every(int64_t blocks, int64_t k, Keep keep) {
       "[checkpoint_every] of several blocks the first one's input is kept: keep must be input_only or input_on_host; got ",
       to_string(keep), ".");
   std::vector<Segment> segments;
-  for (int64_t begin = 0; begin < blocks; begin += k) segments.push_back({begin, std::min(begin + k, blocks), keep});
+  for (int64_t begin = 0; begin < blocks; begin = segments.back().end)
+    segments.push_back({begin, k < blocks - begin ? begin + k : blocks, keep});
   return segments;
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -44,6 +45,12 @@ inline AttentionKernel attention_kernel(const at::Tensor& q, const RowLayout& la
   constexpr int64_t kShortest = 256;
   const bool cudnn = !deterministic && (major == 9 || major == 10) && layout.equal && layout.longest >= kShortest && d <= 128;
   return cudnn ? AttentionKernel::kCudnn : AttentionKernel::kFlash;
+}
+
+/// Whether the caller or torch (torch.use_deterministic_algorithms(True)) asks for sums in one order.
+inline bool is_deterministic(bool asked) {
+  const at::Context& torch = at::globalContext();
+  return asked || (torch.deterministicAlgorithms() && !torch.deterministicAlgorithmsWarnOnly());
 }
 
 /// The efficient kernel pads a row's statistic to a multiple of this.

@@ -2,6 +2,8 @@
 // The typed calls of the layer operators: each looks its operator up once and goes through the dispatcher, so that device,
 // autograd and tracing are chosen by the arguments.
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include "qlorapp/ops/attention.hpp"
 #include "qlorapp/ops/cross_entropy.hpp"
@@ -57,6 +59,11 @@ void rope_backward_qkv_(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const 
 void swiglu_out(const Tensor& gate_up, Tensor& h) {
   static const auto op = find<void(const Tensor&, Tensor&)>("qlorapp::swiglu", "out");
   op.call(gate_up, h);
+}
+
+Tensor empty_host_table(at::IntArrayRef shape, at::ScalarType dtype, at::Device beside) {
+  const auto options = at::TensorOptions().dtype(dtype);
+  return beside.is_meta() ? at::from_blob(nullptr, shape, options) : at::empty(shape, options.pinned_memory(true));
 }
 
 Tensor embedding(const Tensor& weight, const Tensor& tokens) {

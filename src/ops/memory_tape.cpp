@@ -20,6 +20,7 @@ struct Active {
 };
 
 thread_local std::shared_ptr<Active> active;
+thread_local MemoryPhase marked = MemoryPhase::kLoad;
 
 /// What a Meta storage points to instead of memory.
 struct Counted {
@@ -73,7 +74,8 @@ std::string_view to_string(MemoryUse use) {
                                                                         "activations",
                                                                         "dequantized weights",
                                                                         "attention workspace",
-                                                                        "logits"};
+                                                                        "logits",
+                                                                        "load buffers"};
   return kNames[static_cast<size_t>(use)];
 }
 
@@ -117,14 +119,18 @@ void MemoryTape::label(const at::Tensor& tensor, MemoryUse use) {
 
 const PlannedDevice* planned_device() { return active ? &active->device : nullptr; }
 
-bool computes_on_gpu(const at::Tensor& tensor) {
-  if (tensor.is_cuda()) return true;
-  return tensor.is_meta() && active && active->device.type == at::kCUDA;
+bool computes_on_gpu(at::Device device) {
+  return device.is_cuda() || (device.is_meta() && active && active->device.type == at::kCUDA);
 }
 
+bool computes_on_gpu(const at::Tensor& tensor) { return computes_on_gpu(tensor.device()); }
+
 void mark_phase(MemoryPhase phase) {
+  marked = phase;
   if (active) active->tape->phase_ = phase;
 }
+
+MemoryPhase current_phase() { return marked; }
 
 MemoryUseScope::MemoryUseScope(MemoryUse use) : tape_(active ? active->tape : nullptr) {
   if (tape_ != nullptr) before_ = std::exchange(tape_->use_, use);

@@ -4,9 +4,12 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <string>
+#include <vector>
+
 #include "qlorapp/core/check.hpp"
-#include "qlorapp/memory/measured_memory.hpp"
 #include "qlorapp/ops/adamw.hpp"
+#include "qlorapp/ops/memory_tape.hpp"
 #include "qlorapp/train/clip.hpp"
 
 namespace qlorapp {
@@ -30,25 +33,49 @@ void probe_micro_batch(CausalLM& model, const Batch& batch) {
   const at::NoGradGuard no_grad;
   const ZeroGradients zero{model.arena()};
   static_cast<void>(model.forward_backward(batch, at::ones({}, model.arena().values().options()), 0, 0));
+  ops::mark_phase(ops::MemoryPhase::kOptimizer);
   static_cast<void>(gradient_norm(model.arena(), {}, 0));
 }
 
-Bytes probe_step(CausalLM& model, const ProbeOptions& options) {
-  QLORAPP_CHECK_VALUE(options.batch >= 1, "[find_max_batch_size] the batch must be at least 1; got ", options.batch, ".");
+Bytes resident_bytes(const CausalLM& model) {
+  Bytes total = model.weight_bytes();
+  for (const std::string& name : model.adapter_names()) {
+    const AdapterArena& arena = model.adapters(name).arena;
+    for (const at::Tensor* tensor : {&arena.values(), &arena.gradients()}) {
+      if (tensor->defined()) total += Bytes{static_cast<int64_t>(tensor->nbytes())};
+    }
+  }
+  return total;
+}
+
+Probe probe_step(CausalLM& model, const ProbeOptions& options) {
+  QLORAPP_CHECK_VALUE(options.batch >= 1 && options.accumulation >= 1 && options.eval_batch >= 0,
+                      "[find_max_batch_size] the batch must be at least 1; got ", options.batch, ", accumulation ",
+                      options.accumulation, " and ", options.eval_batch, " rows in evaluation.");
   QLORAPP_CHECK_VALUE(options.length >= 2, "[find_max_batch_size] max_seq_length must be at least 2; got ", options.length, ".");
   QLORAPP_CHECK_VALUE(
       model.has_adapters(),
       "[find_max_batch_size] the model has no adapters. Add them first: they and their optimizer take memory, too.");
   const at::NoGradGuard no_grad;
-  const MeasuredMemory memory;
+  const MeasuredMemory memory({model.device().type(), resident_bytes(model), options.records});
   const ZeroGradients zero{model.arena()};
-  const Batch batch = batch_of(model, options.batch, options.length);
+  ops::mark_phase(ops::MemoryPhase::kForward);
+  if (!model.device().is_cpu())
+    static_cast<void>(at::empty({1}, at::TensorOptions().device(model.device())));  // and live() is true
+  const Bytes before{memory.live()};
   {
     const auto moments = ops::adamw_moments(model.arena().values(), options.optimizer_is_8bit);
-    probe_micro_batch(model, batch);
-    if (options.evaluates) static_cast<void>(model.loss_of(model.hidden_states(batch, /*training=*/false, 0, 0), batch));
+    std::vector<Batch> window;
+    for (int64_t i = 0; i < options.accumulation; ++i) window.push_back(batch_of(model, options.batch, options.length));
+    probe_micro_batch(model, window.front());
+    window.clear();
+    if (options.eval_batch > 0) {
+      ops::mark_phase(ops::MemoryPhase::kEvaluation);
+      const Batch batch = batch_of(model, options.eval_batch, options.length);
+      static_cast<void>(model.loss_of(model.hidden_states(batch, /*training=*/false, 0, 0), batch));
+    }
   }
-  return {memory.peak()};
+  return {{memory.peak()}, Bytes{memory.peak()} - before, memory.moments()};
 }
 
 }  // namespace qlorapp

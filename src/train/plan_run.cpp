@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "qlorapp/train/plan_run.hpp"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -31,14 +33,34 @@ PlanSettings run_settings(const CausalLM& model, const TrainingArguments& args, 
   apply_arguments(settings, args);
   settings.length = std::max<int64_t>(2, longest);
   if (!evaluates) settings.eval_batch = 0;
-  settings.device.architecture = gpu_architecture(model.device());
+  settings.device = planned_device(model.device());
   return settings;
 }
 
 /// All adapters' gradients meet once an optimizer step; for the rest of it the cards do not wait for each other.
 constexpr double kScalingOfTwo = 0.97;
+/// Of a card that nobody has tried: plans may be 3 % under, and a day's run should not end for that.
+constexpr double kSafePart = 0.95;
+
+/// What a budget chose, as the run's arguments.
+void apply_choice(const BudgetChoice& choice, TrainingArguments& args) {
+  args.per_device_train_batch_size = choice.settings.batch;
+  args.gradient_accumulation_steps = choice.settings.accumulation;
+  args.gradient_checkpointing = choice.keep != to_string(Keep::kEverything);
+  args.checkpoint_keep = {choice.keep};
+  args.loss_chunk_rows = choice.settings.memory.loss_chunk_rows;
+  args.mlp_tile_rows = choice.settings.memory.mlp_tile_rows;
+  args.weight_workspace = to_string(choice.settings.memory.weight_workspace);
+  args.embedding_on_host = choice.settings.memory.embedding_on_host;
+}
 
 }  // namespace
+
+ops::PlannedDevice planned_device(at::Device device) {
+  ops::PlannedDevice planned{device.type(), gpu_architecture(device), at::get_num_threads()};
+  if (device.is_cuda()) planned.multiprocessors = rates_of(gpu_name(device), planned.architecture, {}).multiprocessors;
+  return planned;
+}
 
 void apply_arguments(PlanSettings& settings, const TrainingArguments& args) {
   settings.batch = args.per_device_train_batch_size;
@@ -46,6 +68,8 @@ void apply_arguments(PlanSettings& settings, const TrainingArguments& args) {
   settings.length = args.max_length;
   settings.eval_batch = args.eval_strategy == "no" ? 0 : args.per_device_eval_batch_size;
   settings.optimizer_is_8bit = args.optimizer_is_8bit();
+  settings.optimizer_is_paged = args.optimizer_is_paged();
+  settings.deterministic = settings.deterministic || args.full_determinism;
   settings.float8 = args.fp8;
 }
 
@@ -74,12 +98,7 @@ FittedArguments fit_batch(const PlanSettings& settings, const TrainingArguments&
     fitted.text = concat("auto_find_batch_size: ", batch, " x ", rows / batch, " rows");
     return fitted;
   }
-  PlanSettings one = settings;
-  one.batch = one.accumulation = 1;
-  const MemoryPlan plan = plan_memory(one);
-  throw ValueError(concat("[auto_find_batch_size] not even one row of ", settings.length, " tokens fits ", to_string(available),
-                          "; it takes ", to_string(plan.of(plan.fullest_of_training()).allocated),
-                          ". Ways out: ", ways_out(one, available), "; or memory_budget=auto, which buys memory with time."));
+  throw ValueError(concat("[auto_find_batch_size] not even one row fits. ", advice_for_one_row(settings, available)));
 }
 
 }  // namespace
@@ -91,15 +110,7 @@ FittedArguments fit_arguments(const PlanSettings& settings, const TrainingArgume
   const Bytes room = args.memory_budget == "auto" ? available : parse_bytes("memory_budget", args.memory_budget);
   const BudgetChoice choice =
       fit_budget(settings, rates, {room, args.per_device_train_batch_size * args.gradient_accumulation_steps});
-  TrainingArguments& own = fitted.args;
-  own.per_device_train_batch_size = choice.settings.batch;
-  own.gradient_accumulation_steps = choice.settings.accumulation;
-  own.gradient_checkpointing = choice.keep != to_string(Keep::kEverything);
-  own.checkpoint_keep = {choice.keep};
-  own.loss_chunk_rows = choice.settings.memory.loss_chunk_rows;
-  own.mlp_tile_rows = choice.settings.memory.mlp_tile_rows;
-  own.weight_workspace = to_string(choice.settings.memory.weight_workspace);
-  own.embedding_on_host = choice.settings.memory.embedding_on_host;
+  apply_choice(choice, fitted.args);
   fitted.settings = choice.settings;
   fitted.text = choice.text;
   return fitted;
@@ -112,18 +123,12 @@ FittedArguments fit_arguments(const CausalLM& model, const TrainingArguments& ar
 }
 
 std::string advice_when_full(const CausalLM& model, const TrainingArguments& args, int64_t longest) {
-  PlanSettings settings = run_settings(model, args, longest, /*evaluates=*/false);
-  settings.batch = settings.accumulation = 1;
-  const MemoryPlan plan = plan_memory(settings);
-  const Bytes need = plan.of(plan.fullest_of_training()).allocated, room = memory_for(model.device());
-  return concat("One row of ", settings.length, " tokens takes ", to_string(need), ", and there are ", to_string(room),
-                need > room ? concat(": ", to_string(need - room), " are missing") : std::string(", less what is in pieces"),
-                ". Ways out: ", ways_out(settings, room), "; or memory_budget=auto, which buys memory with time.");
+  return advice_for_one_row(run_settings(model, args, longest, /*evaluates=*/false), memory_for(model.device()));
 }
 
 std::string plan_line(const CausalLM& model, const TrainingArguments& args, int64_t longest, bool evaluates) {
   const PlanSettings settings = run_settings(model, args, longest, evaluates);
-  return summary_line(plan_memory(settings), settings);
+  return summary_line(plan_memory_in(settings, memory_for(model.device())), settings);
 }
 
 Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lora, const TrainingArguments& args, const Gpu& gpu,
@@ -136,6 +141,8 @@ Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lor
   positive("avg_tokens", static_cast<double>(deadline.average_tokens));
   positive("gpus", static_cast<double>(deadline.gpus));
   positive("effective_batch", static_cast<double>(deadline.effective_batch));
+  QLORAPP_CHECK_VALUE(deadline.effective_batch >= deadline.gpus, "[plan] effective_batch must be at least a row a card, ",
+                      deadline.gpus, "; got ", deadline.effective_batch, ".");
   QLORAPP_CHECK_VALUE(deadline.average_tokens <= args.max_length, "[plan] avg_tokens must be at most max_length, ", args.max_length,
                       "; got ", deadline.average_tokens, ". Give --seq: the length that rows are cut to.");
 
@@ -145,33 +152,26 @@ Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lor
   best.args.bf16 = gpu.has_bf16();
   best.args.fp16 = !gpu.has_bf16();
   const Bytes room = room_on(gpu, allowance);
-  double best_rate = 0;
-  for (const Keep keep : {Keep::kEverything, Keep::kAttentionOnly, Keep::kInputOnly, Keep::kInputOnHost}) {
-    TrainingArguments own = best.args;
-    own.gradient_checkpointing = keep != Keep::kEverything;
-    if (own.gradient_checkpointing) own.checkpoint_keep = {std::string(to_string(keep))};
-    PlanSettings settings = plan_settings(model, lora, own);
-    settings.accumulation = 1;
-    settings.device = {at::kCUDA, gpu.architecture, 1};
-    const int64_t most = std::max<int64_t>(1, deadline.effective_batch / deadline.gpus);
-    int64_t batch = largest_batch(settings, room, most);
-    while (batch > 0 && most % batch != 0) --batch;  // the effective batch comes out even
-    if (batch == 0) continue;
-    settings.batch = batch;
-    const StepTime time = step_time(settings, gpu, static_cast<double>(deadline.average_tokens));
-    const int64_t accumulation = most / batch;
-    const double seconds = time.micro_batch() * static_cast<double>(accumulation) + time.optimizer;
-    const double rate = static_cast<double>(batch * accumulation) / seconds;  // rows a second on one card
-    if (rate <= best_rate * 1.01) continue;  // a larger batch that gains nothing is not worth its memory
-    best_rate = rate;
-    best.args = own;
-    best.args.per_device_train_batch_size = batch;
-    best.args.per_device_eval_batch_size = batch;
-    best.args.gradient_accumulation_steps = accumulation;
-    best.plan = plan_memory(settings);
+  const int64_t rows = deadline.effective_batch / deadline.gpus;
+  PlanSettings settings = plan_settings(model, lora, best.args);
+  settings.segments.clear();
+  settings.device = gpu.device();
+  const bool evaluates = settings.eval_batch > 0;
+  settings.eval_batch = evaluates ? 1 : 0;
+  settings.batch = settings.accumulation = 1;
+  const BudgetChoice choice = fit_budget(settings, gpu,
+                                         {Bytes{static_cast<int64_t>(kSafePart * static_cast<double>(room.count))}, rows,
+                                          static_cast<double>(deadline.average_tokens), "gpu"});
+  apply_choice(choice, best.args);
+  best.plan = choice.plan;
+  if (evaluates) {  // of as many rows as training has, which mostly takes less than training
+    PlanSettings same = choice.settings;
+    same.eval_batch = same.batch;
+    const MemoryPlan plan = plan_memory(same, room);
+    best.args.per_device_eval_batch_size = plan.fits ? same.eval_batch : 1;
+    if (plan.fits) best.plan = plan;
   }
-  QLORAPP_CHECK_VALUE(best_rate > 0, "[plan] not one row of ", args.max_length, " tokens fits ", to_string(room),
-                      " with this model, whatever is recomputed. Give a shorter --seq, a smaller model or a larger GPU.");
+  const double best_rate = static_cast<double>(rows) / choice.seconds;  // rows a second on one card
 
   const double cards = static_cast<double>(deadline.gpus);
   const double rows_a_second = best_rate * cards * (deadline.gpus > 1 ? kScalingOfTwo : 1.0);
@@ -188,15 +188,13 @@ Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lor
   best.hours = hours_an_epoch * best.epochs;
   best.hours_at_most = best.hours * (1 + off);
   const int64_t batch = best.args.per_device_train_batch_size, accumulation = best.args.gradient_accumulation_steps;
-  best.text = concat("batch ", batch, " x accumulation ", accumulation, " x ", deadline.gpus,
-                     " GPU(s) = ", batch * accumulation * deadline.gpus, " rows an update; ",
-                     best.args.fp16 ? "float16 with loss scaling (this card has no bfloat16)" : "bfloat16", "; ",
-                     best.args.gradient_checkpointing ? "checkpointing, keeping " + best.args.keep_text()
-                                                      : std::string("no checkpointing: everything fits"),
-                     ".\n", to_string(best.plan.peak_reserved()), " of ", to_string(room), " on each card at ", args.max_length,
-                     " tokens a row.\n", fixed(hours_an_epoch, 1), " h an epoch, ", fixed(best.epochs, best.epochs < 1 ? 2 : 0),
-                     " epoch(s): ", fixed(best.hours, 1), " h, between ", fixed(best.hours * (1 - off), 1), " and ",
-                     fixed(best.hours_at_most, 1), " h (", to_string(gpu.evidence), ") of ", fixed(deadline.hours, 0), " h.\n");
+  best.text =
+      concat(choice.way, ", on ", deadline.gpus, deadline.gpus == 1 ? " GPU = " : " GPUs = ", batch * accumulation * deadline.gpus,
+             " rows an update; ", best.args.fp16 ? "float16 with loss scaling (this card has no bfloat16)" : "bfloat16", ".\n",
+             to_string(best.plan.peak_reserved()), " of ", to_string(room), " on each card at ", args.max_length,
+             " tokens a row.\n", fixed(hours_an_epoch, 1), " h an epoch, ", fixed(best.epochs, best.epochs < 1 ? 2 : 0),
+             " epoch(s): ", fixed(best.hours, 1), " h, between ", fixed(best.hours * (1 - off), 1), " and ",
+             fixed(best.hours_at_most, 1), " h (", to_string(gpu.evidence), ") of ", fixed(deadline.hours, 0), " h.\n");
   return best;
 }
 

@@ -114,6 +114,7 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
     FittedArguments fitted = fit_arguments(model_, args_, longest_row(), !eval_data_.empty());
     args_ = std::move(fitted.args);
     log_info(fitted.text);
+    if (!args_.memory_budget.empty()) model_.set_memory(args_.memory());
   }
   if (args_.gradient_checkpointing) model_.set_segments(parse_segments(args_.keep_text(), std::ssize(model_.blocks())));
   if (args_.memory() != MemorySettings{}) model_.set_memory(args_.memory());  // else what the model was told holds

@@ -6,8 +6,8 @@
 
 #include "catch.hpp"
 #include "format/expect_error.hpp"
+#include "memory/plan_settings.hpp"
 #include "qlorapp/core/check.hpp"
-#include "qlorapp/memory/known_models.hpp"
 #include "qlorapp/memory/roofline.hpp"
 
 using namespace qlorapp;
@@ -15,16 +15,9 @@ using namespace qlorapp;
 namespace {
 
 PlanSettings run_of(const char* model, const char* gpu) {
-  PlanSettings settings;
-  settings.model = find_model_config(model);
-  settings.lora.r = 16;
-  settings.lora.target_modules = NamesOrPattern("all-linear");
-  settings.compute_dtype = at::kBFloat16;
-  settings.length = 2048;
+  PlanSettings settings = settings_for(model, gpu);
   settings.batch = 2;
   settings.accumulation = 2;
-  settings.optimizer_is_8bit = true;
-  settings.device = {at::kCUDA, find_gpu(gpu).architecture, 1};
   return settings;
 }
 

@@ -4,9 +4,9 @@
 
 #include "catch.hpp"
 #include "format/expect_error.hpp"
+#include "memory/plan_settings.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
-#include "qlorapp/memory/known_models.hpp"
 #include "qlorapp/memory/plan_report.hpp"
 #include "qlorapp/memory/planner.hpp"
 #include "qlorapp/memory/roofline.hpp"
@@ -20,19 +20,6 @@ using ops::MemoryPhase;
 using ops::MemoryUse;
 
 namespace {
-
-PlanSettings settings_for(const char* model, Keep keep = Keep::kEverything) {
-  PlanSettings settings;
-  settings.model = find_model_config(model);
-  settings.lora.r = 16;
-  settings.lora.target_modules = NamesOrPattern("all-linear");
-  settings.compute_dtype = at::kBFloat16;
-  settings.length = 2048;
-  settings.optimizer_is_8bit = true;
-  settings.device = {at::kCUDA, 90, 1};
-  settings.segments = keep_in_each_block(settings.model.num_hidden_layers, keep);
-  return settings;
-}
 
 Bytes part(const MemoryPlan& plan, MemoryPhase phase, MemoryUse use) { return plan.of(phase).parts[static_cast<size_t>(use)]; }
 
@@ -109,7 +96,7 @@ TEST_CASE("the smallest settings leave room below the low-memory goals") {
     settings.length = length;
     settings.memory = {512, 1024, WeightWorkspace::kStack, true};
     const MemoryPlan plan = plan_memory(settings);
-    return plan.of(plan.fullest_of_training()).allocated.count;
+    return plan.training_peak().count;
   };
   CHECK(step("llama-3.1-8b", 2048) < 5'600'000'000);
   CHECK(step("llama-3.2-1b", 2048) < 1'400'000'000);
@@ -161,7 +148,7 @@ TEST_CASE("the largest batch fits, and one row more does not") {
 
 TEST_CASE("sizes that are no sizes are refused by name") {
   const auto message = [](auto change) {
-    PlanSettings settings = settings_for("llama-3.2-1b");
+    PlanSettings settings = settings_for("llama-3.2-1b", Keep::kEverything);
     change(settings);
     return thrown<ValueError>([&] { static_cast<void>(plan_memory(settings)); });
   };
@@ -214,10 +201,13 @@ TEST_CASE("the picture is one SVG with every part and phase in it") {
   PlanSettings settings = settings_for("llama-3.2-1b", Keep::kInputOnly);
   settings.eval_batch = 1;
   const MemoryPlan plan = plan_memory(settings);
-  const std::string svg =
-      timeline_svg(plan, "a <b> & c", Bytes{int64_t{4} << 30}, MeasuredTimeline{{Bytes{1 << 30}, Bytes{1 << 31}}});
+  const std::vector<MeasuredMemory::Moment> measured{{MemoryPhase::kLoad, Bytes{int64_t{9} << 30}},
+                                                     {MemoryPhase::kForward, Bytes{int64_t{1} << 30}},
+                                                     {MemoryPhase::kBackward, Bytes{int64_t{3} << 30}},
+                                                     {MemoryPhase::kBackward, Bytes{int64_t{2} << 30}}};
+  const std::string svg = timeline_svg(plan, "a <b> & c", Bytes{int64_t{4} << 30}, measured);
   for (const char* wanted : {"<svg ", "</svg>", "a &lt;b&gt; &amp; c", "forward", "backward", "evaluation", "4-bit codes", "logits",
-                             "budget 4.00 GiB", "measured"}) {
+                             "budget 4.00 GiB", "measured, 3.0 GiB at most"}) {
     INFO(wanted);
     CHECK(has(svg, wanted));
   }
@@ -239,4 +229,71 @@ TEST_CASE("weights that are multiplied in eight bits take half the workspace") {
   CHECK(workspace(eight) > 0);
   CHECK(workspace(eight) < 0.6 * workspace(plain));
   CHECK(eight.of(MemoryPhase::kOptimizer).tensors.count > 0);
+}
+
+TEST_CASE("a measured curve is laid over the phases of the plan, and no peak is lost") {
+  PlanSettings settings = settings_for("llama-3.2-1b", Keep::kInputOnly);
+  const MemoryPlan plan = plan_memory(settings);
+  const auto first_of = [&](MemoryPhase phase) {
+    size_t i = 0;
+    while (plan.timeline[i].phase != phase) ++i;
+    return static_cast<double>(i);
+  };
+  std::vector<MeasuredMemory::Moment> moments{{MemoryPhase::kLoad, Bytes{1 << 30}}};
+  for (int i = 0; i < 5000; ++i) moments.push_back({MemoryPhase::kForward, Bytes{i}});
+  for (int i = 0; i < 3; ++i) moments.push_back({MemoryPhase::kBackward, Bytes{7000 + i}});
+  moments[777].in_use = Bytes{6000};
+  const std::vector<MeasuredPoint> curve = measured_curve(plan, moments);
+  Bytes forward, backward;
+  for (size_t i = 0; i < curve.size(); ++i) {
+    CHECK((i == 0 || curve[i].at > curve[i - 1].at));
+    (curve[i].at < first_of(MemoryPhase::kLoss) ? forward : backward) =
+        std::max(curve[i].at < first_of(MemoryPhase::kLoss) ? forward : backward, curve[i].most);
+    if (curve[i].most >= Bytes{7000}) CHECK(curve[i].at > first_of(MemoryPhase::kBackward));
+  }
+  CHECK(forward == Bytes{6000});
+  CHECK(backward == Bytes{7002});
+  CHECK(curve.size() <= plan.timeline.size());
+  CHECK(measured_curve(plan, {}).empty());
+}
+
+TEST_CASE("gradients of the same bits in every run cost attention more memory, by the card's multiprocessors") {
+  PlanSettings settings = settings_for("llama-3.1-8b", "A100-80GB");  // flash attention, with or without
+  const auto attention = [&] {
+    Bytes most;
+    for (const TimelinePoint& point : plan_memory(settings).timeline)
+      if (point.phase == MemoryPhase::kBackward) most = std::max(most, point.parts[static_cast<size_t>(MemoryUse::kAttention)]);
+    return most;
+  };
+  const Bytes plain = attention();
+  settings.deterministic = true;
+  // 108 multiprocessors over 32 heads: four sums of dQ for one, (2,048, 32, 128) float32 each.
+  CHECK(attention() - plain == Bytes{3 * int64_t{2048} * 32 * 128 * 4});
+  settings.batch = 4;
+  settings.length = 512;  // 128 blocks: every multiprocessor has its own anyway
+  const Bytes rows = attention();
+  settings.deterministic = false;
+  CHECK(attention() == rows);
+}
+
+TEST_CASE("paged moments are on the card while there is room, and then on the host") {
+  PlanSettings settings = settings_for("llama-3.2-1b", Keep::kInputOnly);
+  settings.optimizer_is_8bit = false;
+  settings.lora.r = 64;
+  const MemoryPlan roomy = plan_memory(settings);
+  const Bytes moments = part(roomy, MemoryPhase::kBackward, MemoryUse::kOptimizer);
+  const Bytes room = roomy.peak_reserved() - Bytes{moments.count / 2};
+  CHECK_FALSE(plan_memory(settings, room).fits);
+  settings.optimizer_is_paged = true;
+  CHECK(plan_memory(settings, roomy.peak_reserved()).fits);
+  CHECK_FALSE(plan_memory(settings, roomy.peak_reserved()).optimizer_on_host);
+  const MemoryPlan tight = plan_memory(settings, room);
+  CHECK(tight.fits);
+  CHECK(tight.optimizer_on_host);
+  CHECK(tight.pinned_host == moments);
+  CHECK(part(tight, MemoryPhase::kBackward, MemoryUse::kOptimizer) == Bytes{});
+  CHECK(has(checklist(tight, settings), "in host memory"));
+  const MemoryPlan never = plan_memory_in(settings, Bytes{1 << 20});
+  CHECK_FALSE(never.fits);
+  CHECK(never.training_peak() == roomy.training_peak());
 }

@@ -146,6 +146,25 @@ TEST_CASE("a mixture of policies is read from the first block on, and one number
   }
 }
 
+TEST_CASE("checkpointing as it is taught has its names", "[nn][cpu]") {
+  const auto same = [](const std::vector<Segment>& a, const std::vector<Segment>& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                      [](const Segment& x, const Segment& y) { return x.begin == y.begin && x.end == y.end && x.keep == y.keep; });
+  };
+  REQUIRE(same(parse_segments("every:4", 10), {{0, 4, Keep::kInputOnly}, {4, 8, Keep::kInputOnly}, {8, 10, Keep::kInputOnly}}));
+  REQUIRE(same(parse_segments("every:99", 3), {{0, 3, Keep::kInputOnly}}));
+  REQUIRE(same(parse_segments("every:9223372036854775807", 3), {{0, 3, Keep::kInputOnly}}));
+  REQUIRE(same(parse_segments("every:2, input_on_host", 3), {{0, 2, Keep::kInputOnHost}, {2, 3, Keep::kInputOnHost}}));
+  REQUIRE(same(parse_segments("sqrt", 9), {{0, 3, Keep::kInputOnly}, {3, 6, Keep::kInputOnly}, {6, 9, Keep::kInputOnly}}));
+  REQUIRE(std::ssize(parse_segments("sqrt", 32)) == 6);
+  for (const char* const wrong : {"every", "every:", "every:0", "every:-2", "every:x", "every:2,everything",
+                                  "every:2,input_only,input_only", "sqrt:2", "sqrt,attention_only", "input_only,every:2", "sqr"}) {
+    CAPTURE(wrong);
+    REQUIRE_THROWS_AS(parse_segments(wrong, 4), ValueError);
+    REQUIRE_THROWS_AS(check_segments(wrong), ValueError);
+  }
+}
+
 TEST_CASE("memory settings out of range are refused with their rule", "[nn][cpu]") {
   REQUIRE_THROWS_AS((MemorySettings{.loss_chunk_rows = -1}).validate(), ValueError);
   REQUIRE_THROWS_AS((MemorySettings{.mlp_tile_rows = -4}).validate(), ValueError);

@@ -47,7 +47,4 @@ void stream_and_quantize(std::vector<StreamedTensor>& tensors, const format::Che
 /// Undefined for a weight that is stored in four bits.
 [[nodiscard]] WeightSource checkpoint_weights(std::string folder);
 
-/// Whether one of the names is the module's or its trailing part, cut at a dot.
-[[nodiscard]] bool names_module(const std::vector<std::string>& names, const std::string& module);
-
 }  // namespace qlorapp

@@ -9,17 +9,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "qlorapp/nn/arriving_weights.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
 #include "qlorapp/quant/quantizer.hpp"
 
 namespace qlorapp {
 
-struct LoadOptions {
-  at::ScalarType compute_dtype = at::kFloat;  ///< Of activations, norms, embeddings and head: float32, bfloat16 or float16.
-  bool load_in_4bit = true;                   ///< false keeps the linear layers dense in the compute dtype.
-  Quantizer::Options quantization;            ///< For a checkpoint that is not quantized yet.
-  std::vector<std::string> skip_modules;      ///< Linear layers left dense: full names or trailing parts ("down_proj").
-  at::Device device = at::kCPU;
+struct LoadOptions : WeightOptions {
   /// Called after each tensor with the number done and the number there are. May be empty.
   std::function<void(int64_t done, int64_t total)> progress;
 };

@@ -12,11 +12,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "qlorapp/format/checkpoint_index.hpp"
+#include "qlorapp/quant/arrival.hpp"
 
 namespace qlorapp {
 
@@ -31,15 +33,9 @@ struct StreamedTensor {
   std::function<void()> done;
 };
 
-/// Measured with benchmarks/load_cuda.py; docs/performance.md.
-struct StreamBuffers {
-  int threads;           ///< That read; on a CPU no more than torch's.
-  int64_t count;         ///< Of buffers; on a CPU one a thread.
-  int64_t buffer_bytes;  ///< Each, and the largest piece; a multiple of format::ReadAhead::kBufferStep.
-
-  /// On a CPU 1 MiB for each of torch's threads, for a GPU up to 8 threads and 24 × 8 MiB.
-  [[nodiscard]] static StreamBuffers of(at::Device device);
-};
+[[nodiscard]] inline StreamedTensor streamed(const format::TensorLocation& from, Arrival arrival) {
+  return {from, std::move(arrival.to), std::move(arrival.take), std::move(arrival.done)};
+}
 
 /// Returns when all is there. On a GPU other streams than the current one have to wait for that as for any work of it.
 /// @throws FormatError, IoError as format::ReadAhead::next, and what `take` and `done` throw; then all threads have ended and

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "qlorapp/memory/gpu_table.hpp"
 #include "qlorapp/memory/planner.hpp"
@@ -17,6 +18,8 @@ namespace qlorapp {
 struct BudgetRequest {
   Bytes room;                   ///< For all that torch reserves.
   int64_t effective_batch = 0;  ///< Rows of an optimizer step, whose divisors micro-batches may be; 0: the settings' batch.
+  double average_length = 0;    ///< Of a row, in tokens, for the time; 0: the settings' length.
+  std::string_view name = "memory_budget";  ///< What errors call it.
 };
 
 struct BudgetChoice {
@@ -24,6 +27,7 @@ struct BudgetChoice {
   MemoryPlan plan;
   std::string keep;    ///< As TrainingArguments has it: "everything", "input_on_host,everything:12".
   double seconds = 0;  ///< Of an optimizer step, estimated.
+  std::string way;     ///< "batch 1 x 16, keeping input_on_host,everything:15, embedding on the host".
   std::string text;    ///< What was chosen, what it costs, and what comes next above and below. Three lines or less.
 };
 
@@ -33,5 +37,8 @@ struct BudgetChoice {
 
 /// What a smaller batch, shorter rows and a lower rank would take, in this order, and whether it fits: "batch 1: 5.1 GiB, fits; …".
 [[nodiscard]] std::string ways_out(const PlanSettings& settings, Bytes room);
+
+/// "One row of 2048 tokens takes 9.1 GiB, and there are 8.0 GiB: 1.1 GiB are missing. Ways out: …", for who ran out of memory.
+[[nodiscard]] std::string advice_for_one_row(PlanSettings settings, Bytes room);
 
 }  // namespace qlorapp

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a plan knows of GPUs: one table. Memory is what nvidia-smi lists as the card's total, bandwidth and tensor rate are the
-/// makers' published figures (dense, 16-bit inputs, float32 sums).
+/// What a plan knows of GPUs: one table. Memory is what nvidia-smi lists as the card's total; bandwidth, tensor rate (dense, 16-bit
+/// inputs, float32 sums) and multiprocessors are the makers' published figures.
 ///
 /// Rates that a training step sustains are lower. `sustained` says which part of the published tensor rate, and where that
 /// comes from:
@@ -17,6 +17,7 @@
 #include <string_view>
 
 #include "qlorapp/core/units.hpp"
+#include "qlorapp/ops/memory_tape.hpp"
 
 namespace qlorapp {
 
@@ -33,7 +34,10 @@ struct Gpu {
   double tensor_rate = 0;    ///< Operations a second.
   double sustained = 0;      ///< Part of tensor_rate.
   Evidence evidence = Evidence::kExtrapolated;
+  int64_t multiprocessors = 0;
 
+  /// What a plan asks of it.
+  [[nodiscard]] ops::PlannedDevice device() const { return {at::kCUDA, architecture, 1, multiprocessors}; }
   [[nodiscard]] bool has_bf16() const { return architecture >= 80; }
 };
 

@@ -20,8 +20,8 @@ struct DeviceAllowance {
   Bytes context{int64_t{512} << 20};
 };
 
-/// @returns what a card has for torch.
-[[nodiscard]] inline Bytes room_on(const Gpu& gpu, const DeviceAllowance& allowance) { return gpu.memory - allowance.context; }
+/// @returns what a card has for torch.  @throws ValueError if the allowance is all of it.
+[[nodiscard]] Bytes room_on(const Gpu& gpu, const DeviceAllowance& allowance);
 
 /// Phases and their fullest moments, by part.
 [[nodiscard]] std::string phase_table(const MemoryPlan& plan);

@@ -41,9 +41,10 @@ struct PlanSettings {
   int64_t accumulation = 1;                   ///< Micro-batches whose tokens wait on the device together.
   int64_t eval_batch = 0;                     ///< Rows of a batch in evaluation; 0: there is none.
   bool optimizer_is_8bit = false;
-  bool optimizer_on_host = false;  ///< Paged moments that have given way.
-  bool float8 = false;             ///< Frozen weights are multiplied in eight bits.
-  std::vector<Segment> segments;   ///< What is kept; empty: everything.
+  bool optimizer_is_paged = false;  ///< Moments give way to the host where a step does not fit beside them (train/paged_state.hpp).
+  bool deterministic = false;       ///< full_determinism: attention's backward pass adds up in one order, in more memory.
+  bool float8 = false;              ///< Frozen weights are multiplied in eight bits.
+  std::vector<Segment> segments;    ///< What is kept; empty: everything.
   MemorySettings memory;
   ops::PlannedDevice device;
 };
@@ -68,6 +69,7 @@ struct TimelinePoint {
 
 struct MemoryPlan {
   bool fits = true;                                      ///< In the room that was asked for.
+  bool optimizer_on_host = false;                        ///< Paged moments had to give way for that.
   std::array<PhasePlan, ops::kMemoryPhaseCount> phases;  ///< By MemoryPhase.
   std::vector<TimelinePoint> timeline;                   ///< From the end of the load on; the fullest moments are all in it.
   Bytes pinned_host;  ///< Beside a GPU: inputs kept on the host, paged moments, an embedding that waits there.
@@ -79,6 +81,8 @@ struct MemoryPlan {
   [[nodiscard]] ops::MemoryPhase fullest() const;
   [[nodiscard]] ops::MemoryPhase fullest_of_training() const;
   [[nodiscard]] Bytes peak_allocated() const { return of(fullest()).allocated; }
+  /// In use at the fullest moment of what training repeats.
+  [[nodiscard]] Bytes training_peak() const { return of(fullest_of_training()).allocated; }
   [[nodiscard]] Bytes peak_reserved() const;
 };
 
@@ -86,8 +90,12 @@ struct MemoryPlan {
 /// that
 ///         match no layer, segments that do not cover the blocks.
 /// @param room  of torch's allocator on a GPU, of all tensors on a CPU; none: without end. Where it is short the allocator gives
-///              back what it has cached, so less may be reserved than where it is not. The plan ends where something does not fit.
+///              back what it has cached, so less may be reserved than where it is not. Paged moments wait on the host if it fits
+///              only so. The plan ends where something does not fit.
 [[nodiscard]] MemoryPlan plan_memory(const PlanSettings& settings, std::optional<Bytes> room = std::nullopt);
+
+/// The same, but whole where it does not fit: then without end, and `fits` is false.
+[[nodiscard]] MemoryPlan plan_memory_in(const PlanSettings& settings, Bytes room);
 
 /// "plan: 6.9 GiB at most, in the backward pass (4-bit base 3.4, …); …": one line for a log.
 [[nodiscard]] std::string summary_line(const MemoryPlan& plan, const PlanSettings& settings);

@@ -3,21 +3,29 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "qlorapp/memory/measured_memory.hpp"
 #include "qlorapp/memory/planner.hpp"
 
 namespace qlorapp {
 
-/// What was measured beside it, a number of bytes at equal distances through the same phases.
-struct MeasuredTimeline {
-  std::vector<Bytes> allocated;
+/// A point of a measured curve.
+struct MeasuredPoint {
+  double at = 0;  ///< In points of the plan's timeline.
+  Bytes most;     ///< Of the moments that it stands for.
 };
 
+/// A step that was really taken (train/batch_probe.hpp) over the timeline of its plan: each phase over the same phase, its requests and
+/// releases at equal distances, no finer than the plan, and with every peak in it. Phases before the plan's first are left out.
+[[nodiscard]] std::vector<MeasuredPoint> measured_curve(const MemoryPlan& plan, std::span<const MeasuredMemory::Moment> moments);
+
 /// @param title  one line; escaped.  @param budget  drawn as a line if given.
+/// @param measured  of a step that was really taken; drawn as measured_curve().
 /// @returns a complete SVG document without scripts, links or fonts of its own.
 [[nodiscard]] std::string timeline_svg(const MemoryPlan& plan, const std::string& title, std::optional<Bytes> budget = std::nullopt,
-                                       const std::optional<MeasuredTimeline>& measured = std::nullopt);
+                                       std::span<const MeasuredMemory::Moment> measured = {});
 
 }  // namespace qlorapp

@@ -84,6 +84,7 @@ class CausalLM : public std::enable_shared_from_this<CausalLM> {
 
   /// Whether gradients have the same bits in every run on a GPU too, at the cost of a slower attention there. Off until set.
   void set_deterministic(bool deterministic) { deterministic_ = deterministic; }
+  [[nodiscard]] bool deterministic() const { return deterministic_; }
   /// Whether training multiplies the frozen weights in eight bits (nn/float8_stack.hpp): faster on GPUs that can, and less exact.
   /// Batches of at most 64 tokens and generation stay in 16 bits, as head, attention and adapters do. Off until set.
   /// @throws ValueError on a GPU in another compute dtype than bfloat16, and where a weight does not allow it; each micro-batch on a

@@ -61,6 +61,9 @@ struct Segment {
 /// blocks from the first on; one of them may be without a number and takes the blocks that are left. Several names and no number at all:
 /// one a block.
 ///
+/// Checkpointing as it is taught has names, too: "every:4" is checkpoint_every(blocks, 4), "sqrt" checkpoint_sqrt(blocks), and with
+/// ",input_on_host" behind them the inputs wait on the host. Every layer is "input_only", none "everything".
+///
 /// Keep more at the END: backward begins at the last block, so what that kept is freed first, and when the blocks come that compute again,
 /// whose backward needs the most room, it is gone.
 /// @throws ValueError if a name is wrong, or the numbers do not add up to `blocks`.

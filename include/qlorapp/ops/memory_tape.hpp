@@ -29,8 +29,9 @@ namespace qlorapp::ops {
 /// The device that a recording stands for.
 struct PlannedDevice {
   at::DeviceType type = at::kCPU;
-  int64_t architecture = 0;  ///< 75 for a T4, 90 for an H200; 0 for a CPU.
-  int64_t threads = 1;       ///< Of a CPU: some of its kernels have a buffer a thread.
+  int64_t architecture = 0;     ///< 75 for a T4, 90 for an H200; 0 for a CPU.
+  int64_t threads = 1;          ///< Of a CPU: some of its kernels have a buffer a thread.
+  int64_t multiprocessors = 0;  ///< Of a GPU: gradients of the same bits in every run are added up by as many as there are.
 };
 
 /// What memory is for. Code that takes memory says so where it is worth a row of its own; the rest is an activation.
@@ -48,8 +49,9 @@ enum class MemoryUse : uint8_t {
   kDequantized,  ///< A weight, or a stack of them with their adapters, in the compute dtype.
   kAttention,    ///< What an attention kernel takes beside its results.
   kLogits,       ///< Rows of logits and what the loss needs beside them.
+  kLoading,      ///< Buffers that a checkpoint comes through.
 };
-constexpr size_t kMemoryUseCount = 13;
+constexpr size_t kMemoryUseCount = 14;
 [[nodiscard]] std::string_view to_string(MemoryUse use);
 
 /// Parts of a run, in the order of the first step.
@@ -106,9 +108,12 @@ class MemoryTape {
 /// Whether what is computed with this tensor is computed by a GPU: it is there, or on Meta while a GPU is planned for. To be
 /// asked wherever code chooses another way for GPUs.
 [[nodiscard]] bool computes_on_gpu(const at::Tensor& tensor);
+[[nodiscard]] bool computes_on_gpu(at::Device device);
 
-/// From here on, allocations of this thread's recording are of another phase. Nothing outside of one.
+/// From here on this thread's run is at another phase, for its recording if there is one and for who measures it.
 void mark_phase(MemoryPhase phase);
+/// Of this thread; kLoad until it is marked.
+[[nodiscard]] MemoryPhase current_phase();
 
 /// Labels the allocations made while it lives. Nothing outside of a recording.
 class MemoryUseScope {

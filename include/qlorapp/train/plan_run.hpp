@@ -13,6 +13,9 @@
 
 namespace qlorapp {
 
+/// A device that is here, as a plan sees it.
+[[nodiscard]] ops::PlannedDevice planned_device(at::Device device);
+
 /// What an optimizer, a batch and a keep policy of TrainingArguments take. The device stays as it is: a CPU.
 [[nodiscard]] PlanSettings plan_settings(const format::ModelConfig& model, const LoraConfig& lora, const TrainingArguments& args);
 

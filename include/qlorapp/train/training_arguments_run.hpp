@@ -141,7 +141,9 @@ struct RunArguments {
         Field{
             "checkpoint_keep", &T::checkpoint_keep,
             "what gradient_checkpointing keeps of a block: everything, attention_only, input_only or input_on_host; or a mixture, "
-            "from the first block on: input_only:20,everything:12, where one number may be left out"},
+            "from the first block on: input_only:20,everything:12, where one number may be left out; or every:K or sqrt: the input "
+            "of "
+            "every K-th block alone, or of about every √N-th"},
         Field{"loss_chunk_rows", &T::loss_chunk_rows, "rows of logits that exist at a time; 0: 2048 on a GPU, 512 on a CPU"},
         Field{"mlp_tile_rows", &T::mlp_tile_rows, "rows that go through an MLP at a time, where it is not kept; 0: all"},
         Field{"weight_workspace", &T::weight_workspace,

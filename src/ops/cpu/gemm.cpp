@@ -46,6 +46,11 @@ Instructions detect() {
   return found;
 }
 
+/// On Meta there is nothing to multiply, and Python's kernels for it would take a second result.
+void multiply_into(at::Tensor out, const at::Tensor& a, const at::Tensor& b) {
+  if (!a.is_meta()) at::mm_out(out, a, b);
+}
+
 /// Rows of `b` that make a panel of about 4 MiB in float32.
 int64_t panel_rows(const at::Tensor& b) { return std::max<int64_t>(64, (int64_t{1} << 20) / std::max<int64_t>(1, b.size(1))); }
 
@@ -60,8 +65,7 @@ bool multiplies_natively(at::ScalarType dtype) {
 
 void multiply_transposed(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
   if (multiplies_natively(a.scalar_type())) {
-    at::Tensor result = out;
-    at::mm_out(result, a, b.t());
+    multiply_into(out, a, b.t());
     return;
   }
   const at::Tensor wide = a.to(at::kFloat);
@@ -72,16 +76,15 @@ void multiply_transposed(const at::Tensor& out, const at::Tensor& a, const at::T
     const int64_t rows = std::min(step, b.size(0) - begin);
     const at::Tensor weight = panel.narrow(0, 0, rows);
     weight.copy_(b.narrow(0, begin, rows));
-    at::Tensor sums = product.narrow(0, 0, a.size(0) * rows).view({a.size(0), rows});
-    at::mm_out(sums, wide, weight.t());
+    const at::Tensor sums = product.narrow(0, 0, a.size(0) * rows).view({a.size(0), rows});
+    multiply_into(sums, wide, weight.t());
     out.narrow(1, begin, rows).copy_(sums);
   }
 }
 
 void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
   if (multiplies_natively(a.scalar_type())) {
-    at::Tensor result = out;
-    at::mm_out(result, a, b);
+    multiply_into(out, a, b);
     return;
   }
   const int64_t step = std::min(panel_rows(b), b.size(0));
@@ -91,7 +94,8 @@ void multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
     const int64_t rows = std::min(step, b.size(0) - begin);
     const at::Tensor weight = panel.narrow(0, 0, rows);
     weight.copy_(b.narrow(0, begin, rows));
-    at::addmm_out(sums, sums, a.narrow(1, begin, rows).to(at::kFloat), weight);
+    const at::Tensor wide = a.narrow(1, begin, rows).to(at::kFloat);
+    if (!a.is_meta()) at::addmm_out(sums, sums, wide, weight);
   }
   out.copy_(sums);
 }

@@ -85,12 +85,6 @@ const RowsOnDevice& rows_on_device(const RowLayout& layout, c10::Device device) 
 
 using Kernel = AttentionKernel;
 
-/// torch's switch counts too, unless it only warns.
-bool is_asked_for(bool deterministic) {
-  const at::Context& torch = at::globalContext();
-  return deterministic || (torch.deterministicAlgorithms() && !torch.deterministicAlgorithmsWarnOnly());
-}
-
 /// While it lives, LibTorch's attention adds up in one order. New memory is not filled meanwhile, which that switch does, too.
 class Deterministic {
  public:
@@ -186,7 +180,7 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q_in, const Tensor& k_in, con
   const int64_t tokens = q.size(0), heads = q.size(1);
   if (tokens == 0) return {at::empty(q.sizes(), q.options()), at::empty({heads, 0}, q.options().dtype(at::kFloat))};
   const RowLayout layout(row_starts);
-  switch (choose(q, layout, is_asked_for(deterministic))) {
+  switch (choose(q, layout, is_deterministic(deterministic))) {
     case Kernel::kCudnn: {
       const auto result = at::_scaled_dot_product_cudnn_attention(
           heads_first(q, layout), heads_first(k, layout), heads_first(v, layout), std::nullopt, /*compute_log_sumexp=*/true, 0.0,
@@ -226,8 +220,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout_in, con
   if (q.size(0) == 0) return {at::empty_like(q), at::empty_like(k), at::empty_like(v)};
   const RowLayout layout(row_starts);
   const int64_t heads = q.size(1);
-  const Deterministic order(is_asked_for(deterministic));
-  switch (choose(q, layout, is_asked_for(deterministic))) {
+  const Deterministic order(is_deterministic(deterministic));
+  switch (choose(q, layout, is_deterministic(deterministic))) {
     case Kernel::kCudnn: {
       const Tensor statistic =
           lse.contiguous().view({heads, layout.rows, layout.longest}).transpose(0, 1).contiguous().unsqueeze(-1);

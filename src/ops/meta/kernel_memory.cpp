@@ -5,7 +5,8 @@
 //     cuDNN      aten/src/ATen/native/cudnn/MHA.cpp and cudnn-frontend's scaled_dot_product_flash_attention.h, backward: sums
 //     of dQ
 //                and of the softmax in float32; dK and dV of every query head if heads are grouped
-//     flash      aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd: the same, rows rounded to 128
+//     flash      aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd: the same, rows rounded to 128; where
+//                gradients are to be deterministic, sums of dQ for each multiprocessor over the heads of the batch
 //     efficient  aten/src/ATen/native/transformers/cuda/attention_backward.cu and src/ops/cuda/attention.cpp: expanded k and v
 #include "kernel_memory.hpp"
 
@@ -89,7 +90,14 @@ Scratch gpu_attention(const Shape& shape, AttentionKernel kernel) {
   return taken;
 }
 
-Scratch gpu_attention_backward(const Shape& shape, AttentionKernel kernel) {
+/// Of flash's dQ, where sums must have one order: each multiprocessor's blocks add up their own.
+int64_t sums_of_dq(const Shape& shape, const PlannedDevice& device, bool deterministic) {
+  if (!deterministic) return 1;
+  const int64_t blocks = shape.layout.rows * shape.heads;
+  return std::max<int64_t>(1, (device.multiprocessors + blocks - 1) / blocks);
+}
+
+Scratch gpu_attention_backward(const Shape& shape, AttentionKernel kernel, int64_t sums_of_dq) {
   Scratch taken;
   const int64_t rows = shape.layout.rows, longest = shape.layout.longest;
   const auto whole = [&](const at::TensorOptions& options) {
@@ -107,7 +115,7 @@ Scratch gpu_attention_backward(const Shape& shape, AttentionKernel kernel) {
       if (rows > 1 && shape.layout.equal) statistic();
       const int64_t padded = shape.layout.equal ? rows * round_up(longest, 128) : shape.tokens + 128 * rows;
       taken.push_back(at::empty({padded, shape.heads}, shape.sums));
-      taken.push_back(at::empty({padded, shape.heads, round_up(shape.d, 32)}, shape.sums));
+      taken.push_back(at::empty({sums_of_dq, padded, shape.heads, round_up(shape.d, 32)}, shape.sums));
       if (shape.grouped()) {
         for (int i = 0; i < 2; ++i) whole(shape.options);
       }
@@ -131,7 +139,7 @@ Scratch attention_scratch(const Tensor& q, const Tensor& k, at::IntArrayRef row_
   const MemoryUseScope use(MemoryUse::kAttention);
   const Shape shape(q, k, row_starts);
   if (device->type == at::kCPU) return cpu_attention(shape, device->threads);
-  return gpu_attention(shape, attention_kernel(q, shape.layout, device->architecture, deterministic));
+  return gpu_attention(shape, attention_kernel(q, shape.layout, device->architecture, is_deterministic(deterministic)));
 }
 
 Scratch attention_backward_scratch(const Tensor& q, const Tensor& k, at::IntArrayRef row_starts, bool deterministic) {
@@ -140,7 +148,9 @@ Scratch attention_backward_scratch(const Tensor& q, const Tensor& k, at::IntArra
   const MemoryUseScope use(MemoryUse::kAttention);
   const Shape shape(q, k, row_starts);
   if (device->type == at::kCPU) return cpu_attention_backward(shape, device->threads);
-  return gpu_attention_backward(shape, attention_kernel(q, shape.layout, device->architecture, deterministic));
+  const bool ordered = is_deterministic(deterministic);
+  return gpu_attention_backward(shape, attention_kernel(q, shape.layout, device->architecture, ordered),
+                                sums_of_dq(shape, *device, ordered));
 }
 
 Scratch linear_4bit_scratch(const Tensor& y, const Tensor& x, int64_t rows, int64_t columns, bool accumulate) {

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rehearse_load.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "qlorapp/nn/arriving_weights.hpp"
+#include "qlorapp/quant/arrival.hpp"
+
+namespace qlorapp {
+namespace {
+
+using ops::MemoryTape;
+using ops::MemoryUse;
+
+at::ScalarType stored_dtype(const format::ModelConfig& config) {
+  switch (config.dtype.value_or(format::Dtype::kBF16)) {
+    case format::Dtype::kF32:
+      return at::kFloat;
+    case format::Dtype::kF16:
+      return at::kHalf;
+    default:
+      return at::kBFloat16;
+  }
+}
+
+/// Left dense by whoever quantized the checkpoint: by a module's whole name or a part of it, cut at dots.
+bool was_skipped(const format::ModelConfig& config, const std::string& weight) {
+  const auto& names = config.quantization->skip_modules;
+  return names && std::any_of(names->begin(), names->end(), [&](const std::string& name) {
+           return weight == name + ".weight" || weight.ends_with("." + name + ".weight") ||
+                  weight.find("." + name + ".") != std::string::npos;
+         });
+}
+
+struct Expected {
+  std::string name;
+  int64_t bytes = 0;
+  Arrival arrival;
+};
+
+/// In pieces of a buffer's size, as io/tensor_stream.cpp brings them, one after the other. The order is that of names, in which
+/// checkpoints are written. Where several threads of a CPU quantize, what each has of a piece is not all there: 0.3 MiB a thread.
+void stream(std::vector<Expected> tensors, at::ScalarType stored, const ops::PlannedDevice& device) {
+  std::sort(tensors.begin(), tensors.end(), [](const Expected& a, const Expected& b) { return a.name < b.name; });
+  const StreamBuffers buffers = StreamBuffers::of(device.type, static_cast<int>(device.threads));
+  const auto element = static_cast<int64_t>(c10::elementSize(stored));
+  int64_t count = buffers.on_device(device.type);
+  if (device.type == at::kCPU) {
+    int64_t pieces = 0;
+    for (const Expected& tensor : tensors) pieces += (tensor.bytes + buffers.buffer_bytes - 1) / buffers.buffer_bytes;
+    count = std::min(count, pieces);
+  }
+  std::vector<at::Tensor> staging;
+  {
+    const ops::MemoryUseScope use(MemoryUse::kLoading);
+    for (int64_t i = 0; i < count; ++i)
+      staging.push_back(at::empty({buffers.buffer_bytes / element}, at::TensorOptions().dtype(stored).device(kNowhere)));
+  }
+  for (Expected& tensor : tensors) {
+    for (int64_t offset = 0; offset < tensor.bytes && tensor.arrival.take; offset += buffers.buffer_bytes) {
+      const int64_t bytes = std::min(buffers.buffer_bytes, tensor.bytes - offset);
+      tensor.arrival.take(offset / element, staging.front().narrow(0, 0, bytes / element));
+    }
+    if (tensor.arrival.done) tensor.arrival.done();
+    tensor = {};
+  }
+}
+
+void label(MemoryTape& tape, const CausalLM::Weights& weights) {
+  for (const at::Tensor* dense : {&weights.embed_tokens, &weights.lm_head, &weights.norm}) tape.label(*dense, MemoryUse::kDense);
+  for (const DecoderBlock::Weights& block : weights.blocks) {
+    tape.label(block.input_norm, MemoryUse::kDense);
+    tape.label(block.post_attention_norm, MemoryUse::kDense);
+    for (const FrozenWeight& weight : block.projections) {
+      tape.label(weight.dense, MemoryUse::kDense);
+      tape.label(weight.quantized.packed, MemoryUse::kCodes);
+      for (const at::Tensor* scales : {&weight.quantized.absmax, &weight.quantized.nested_absmax, &weight.quantized.nested_offset})
+        tape.label(*scales, MemoryUse::kScales);
+    }
+  }
+}
+
+}  // namespace
+
+CausalLM rehearse_load(const PlanSettings& settings, MemoryTape& tape) {
+  const at::ScalarType stored = stored_dtype(settings.model);
+  std::vector<Expected> tensors;
+  StoredWeights checkpoint;
+  checkpoint.dtype = [&](const std::string&, const std::vector<int64_t>&) { return stored; };
+  checkpoint.is_quantized = [&](const std::string& name) {
+    return settings.model.quantization.has_value() && !was_skipped(settings.model, name);
+  };
+  checkpoint.bring_quantized = [&](const std::string& name, const std::vector<int64_t>& shape) {
+    Quantizer::Options options = settings.quantization;
+    options.quant_type = settings.model.quantization->quant_type;
+    options.double_quant = settings.model.quantization->double_quant;
+    QuantizedTensor weight = empty_quantized(shape, stored, options, kNowhere);
+    tensors.push_back({name, static_cast<int64_t>(weight.packed.nbytes()), {weight.packed, {}, {}}});
+    tensors.push_back({name + ".absmax", static_cast<int64_t>(weight.absmax.nbytes()), {weight.absmax, {}, {}}});
+    return weight;
+  };
+  checkpoint.bring = [&](const std::string& name, const std::vector<int64_t>& shape, Arrival arrival) {
+    const int64_t bytes = c10::multiply_integers(shape) * static_cast<int64_t>(c10::elementSize(stored));
+    tensors.push_back({name, bytes, std::move(arrival)});
+  };
+  CausalLM::Weights weights = arrange_weights(settings.model,
+                                              {settings.compute_dtype, settings.load_in_4bit, settings.quantization,
+                                               settings.skip_modules, kNowhere, settings.memory.embedding_on_host},
+                                              checkpoint);
+  stream(std::move(tensors), stored, settings.device);
+  label(tape, weights);
+  return {settings.model, std::move(weights)};
+}
+
+}  // namespace qlorapp

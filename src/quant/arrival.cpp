@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/quant/arrival.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/quant/piece_quantizer.hpp"
+
+namespace qlorapp {
+
+Arrival arrive_dense(const at::Tensor& place, at::ScalarType stored, at::Device device) {
+  if (place.scalar_type() == stored && place.device() == device) return {place, {}, {}};
+  return {{},
+          [flat = place.view({-1})](int64_t first, const at::Tensor& piece) {
+            if (piece.is_meta() && !flat.is_meta()) return;  // a plan's; the place is host memory that nobody has taken
+            flat.narrow(0, first, piece.numel()).copy_(piece);
+          },
+          {}};
+}
+
+Arrival arrive_quantized(const std::string& name, const std::vector<int64_t>& shape, at::ScalarType stored,
+                         const Quantizer& quantizer, std::function<void(QuantizedTensor)> done) {
+  const auto pieces = std::make_shared<PieceQuantizer>(quantizer, shape, stored);
+  const auto named = [name](const auto& work) {
+    try {
+      work();
+    } catch (const c10::Error& error) {  // an operator's refusal; its what() would end in a backtrace
+      throw FormatError(concat("[load] tensor '", name, "' cannot be quantized: ", error.what_without_backtrace()));
+    }
+  };
+  return {{},
+          [pieces, named](int64_t first, const at::Tensor& piece) { named([&] { pieces->take(first, piece); }); },
+          [pieces, named, done = std::move(done)] {
+            QuantizedTensor weight;
+            named([&] { weight = pieces->finish(); });
+            done(std::move(weight));
+          }};
+}
+
+QuantizedTensor empty_quantized(const std::vector<int64_t>& shape, at::ScalarType dtype, const Quantizer::Options& options,
+                                at::Device device) {
+  const auto bytes = at::TensorOptions().dtype(at::kByte).device(device), floats = bytes.dtype(at::kFloat);
+  QuantizedTensor weight;
+  weight.shape = shape;
+  weight.dtype = dtype;
+  weight.block_size = options.block_size;
+  weight.nested_block_size = options.nested_block_size;
+  weight.quant_type = options.quant_type;
+  const int64_t blocks = block_count(weight.numel(), options.block_size);
+  weight.packed = at::empty({packed_bytes(weight.numel()), 1}, bytes);
+  weight.absmax = at::empty({blocks}, options.double_quant ? bytes : floats);
+  if (options.double_quant) {
+    weight.nested_absmax = at::empty({block_count(blocks, options.nested_block_size)}, floats);
+    weight.nested_offset = at::empty({}, floats);
+  }
+  return weight;
+}
+
+StreamBuffers StreamBuffers::of(at::DeviceType type, int torch_threads) {
+  if (type == at::kCPU) return {torch_threads, torch_threads, int64_t{1} << 20};
+  return {std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 8), 24, int64_t{8} << 20};
+}
+
+}  // namespace qlorapp

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plan of loading beside what torch's allocator hands out while a checkpoint is really loaded on a CPU.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "catch.hpp"
+#include "format/expect_error.hpp"
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/format/atomic_file.hpp"
+#include "qlorapp/io/device.hpp"
+#include "qlorapp/io/load_model.hpp"
+#include "qlorapp/io/tensor_file.hpp"
+#include "qlorapp/memory/measured_memory.hpp"
+#include "qlorapp/memory/planner.hpp"
+
+using namespace qlorapp;
+
+namespace {
+
+/// Of weights that take several of a loader's buffers, some that take less than one.
+std::string config(const char* dtype, bool tied) {
+  return concat(
+      R"({"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_act":"silu","hidden_size":512,"intermediate_size":1536,)",
+      R"("num_hidden_layers":3,"num_attention_heads":8,"num_key_value_heads":2,"vocab_size":4000,"max_position_embeddings":512,)",
+      R"("rms_norm_eps":1e-5,"torch_dtype":")", dtype, R"(","tie_word_embeddings":)", tied ? "true" : "false", "}");
+}
+
+void write_checkpoint(const TemporaryFolder& folder, const char* name, at::ScalarType dtype, bool tied) {
+  at::manual_seed(1);
+  NamedTensors tensors;
+  const auto add = [&](const std::string& tensor, std::vector<int64_t> shape) {
+    tensors.emplace_back(tensor + ".weight", at::randn(shape).mul_(0.02).to(dtype));
+  };
+  add("model.embed_tokens", {4000, 512});
+  if (!tied) add("lm_head", {4000, 512});
+  add("model.norm", {512});
+  for (int i = 0; i < 3; ++i) {
+    const std::string layer = concat("model.layers.", i, ".");
+    add(layer + "input_layernorm", {512});
+    add(layer + "post_attention_layernorm", {512});
+    for (const auto& [module, out, in] : {std::tuple{"self_attn.q_proj", 512, 512},
+                                          {"self_attn.k_proj", 128, 512},
+                                          {"self_attn.v_proj", 128, 512},
+                                          {"self_attn.o_proj", 512, 512},
+                                          {"mlp.gate_proj", 1536, 512},
+                                          {"mlp.up_proj", 1536, 512},
+                                          {"mlp.down_proj", 512, 1536}})
+      add(layer + module, {out, in});
+  }
+  write_tensors(folder / "model.safetensors", tensors);
+  format::write_file_atomically(folder / "config.json", config(name, tied));
+}
+
+PlanSettings settings_of(const std::string& folder, const LoadOptions& options) {
+  PlanSettings settings;
+  settings.model = format::load_model_config(folder);
+  settings.lora.target_modules = NamesOrPattern("all-linear");
+  settings.compute_dtype = options.compute_dtype;
+  settings.load_in_4bit = options.load_in_4bit;
+  settings.quantization = options.quantization;
+  settings.skip_modules = options.skip_modules;
+  settings.length = 8;
+  settings.device.threads = at::get_num_threads();
+  return settings;
+}
+
+struct Threads {
+  int before = at::get_num_threads();
+  explicit Threads(int count) { at::set_num_threads(count); }
+  ~Threads() { at::set_num_threads(before); }
+};
+
+void compare(const std::string& folder, const LoadOptions& options) {
+  int64_t measured = 0, left = 0;
+  {
+    const MeasuredMemory memory;
+    const CausalLM model = load_model(folder, options);
+    measured = memory.peak();
+    left = memory.live();
+  }
+  const MemoryPlan plan = plan_memory(settings_of(folder, options));
+  const PhasePlan& load = plan.of(ops::MemoryPhase::kLoad);
+  INFO("planned " << load.allocated.count << ", measured " << measured << ", left " << left);
+  CHECK(measured > left);  // the buffers are seen, whoever allocates them
+  // A second thread may come too late to find any work, and then takes no buffer.
+  CHECK(static_cast<double>(load.allocated.count) <= (at::get_num_threads() > 1 ? 1.05 : 1.001) * static_cast<double>(measured));
+  CHECK(static_cast<double>(load.allocated.count) >= 0.97 * static_cast<double>(measured));
+}
+
+}  // namespace
+
+TEST_CASE("the plan of loading is what loading takes, quantized as it comes, dense, or quantized before") {
+  const int threads = GENERATE(1, 2);
+  const Threads limited(threads);
+  const bool tied = GENERATE(false, true);
+  const auto [name, dtype] = GENERATE(std::pair{"float32", at::kFloat}, std::pair{"bfloat16", at::kBFloat16});
+  INFO(threads << " threads, " << name << (tied ? ", tied" : ""));
+  const TemporaryFolder folder;
+  write_checkpoint(folder, name, dtype, tied);
+  LoadOptions options;
+  compare(folder.path(), options);
+  options.compute_dtype = at::kBFloat16;
+  compare(folder.path(), options);
+  options.quantization.double_quant = false;
+  options.skip_modules = {"down_proj", "model.layers.1.self_attn.q_proj"};
+  compare(folder.path(), options);
+  options.load_in_4bit = false;
+  compare(folder.path(), options);
+
+  for (const bool double_quant : {true, false}) {
+    const TemporaryFolder quantized;
+    Quantizer::Options four_bit;
+    four_bit.double_quant = double_quant;
+    quantize_checkpoint(folder.path(), quantized / "model", four_bit, at::kFloat);
+    INFO("quantized before" << (double_quant ? ", twice" : ""));
+    compare(quantized / "model", {});
+  }
+}
+
+TEST_CASE("a streamed load needs a buffer a thread beside the model, and no whole weight") {
+  const Threads limited(1);
+  const TemporaryFolder folder;
+  write_checkpoint(folder, "float32", at::kFloat, true);
+  LoadOptions options;
+  const MemoryPlan plan = plan_memory(settings_of(folder.path(), options));
+  const MemoryParts& parts = plan.of(ops::MemoryPhase::kLoad).parts;
+  CHECK(parts[static_cast<size_t>(ops::MemoryUse::kLoading)] == Bytes{1 << 20});
+  CHECK(plan.of(ops::MemoryPhase::kForward).parts[static_cast<size_t>(ops::MemoryUse::kLoading)] == Bytes{});
+  CHECK(parts[static_cast<size_t>(ops::MemoryUse::kDense)] == Bytes{4 * (4000 * 512 + 7 * 512)});
+}
+
+TEST_CASE("on a GPU an embedding for the host never is on the device") {
+  PlanSettings settings;
+  settings.model = format::parse_model_config(config("bfloat16", false), "small");
+  settings.lora.target_modules = NamesOrPattern("all-linear");
+  settings.compute_dtype = at::kBFloat16;
+  settings.length = 8;
+  settings.device = {at::kCUDA, 90, 1, 132};
+  const auto load = [&] { return plan_memory(settings).of(ops::MemoryPhase::kLoad).tensors; };
+  const Bytes on_device = load();
+  settings.memory.embedding_on_host = true;
+  CHECK(on_device - load() == Bytes{2 * 4000 * 512});
+  CHECK(plan_memory(settings).pinned_host == Bytes{2 * 4000 * 512});
+  settings.model.tie_word_embeddings = true;  // it is the head, too
+  CHECK(plan_memory(settings).pinned_host == Bytes{});
+}
+
+TEST_CASE("an embedding for the host goes there straight from the file, and nothing else does", "[cuda]") {
+  if (!has_gpu()) {
+    WARN("no GPU here: nothing to keep it off");
+    return;
+  }
+  const TemporaryFolder folder;
+  write_checkpoint(folder, "bfloat16", at::kBFloat16, false);
+  const format::Checkpoint checkpoint(folder.path());
+  LoadOptions options;
+  options.device = parse_device("cuda");
+  options.embedding_on_host = true;
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {  // as it is, and converted
+    options.compute_dtype = dtype;
+    const CausalLM model = load_model(folder.path(), options);
+    CHECK(model.embed_tokens().is_cpu());
+    CHECK(model.embed_tokens().is_pinned());
+    CHECK(at::equal(model.embed_tokens(), read_tensor(checkpoint.at("model.embed_tokens.weight")).to(dtype)));
+    CHECK(model.lm_head().is_cuda());
+    CHECK(model.device().is_cuda());
+  }
+}
