@@ -32,17 +32,18 @@ class HfLinear4bit(torch.nn.Linear):
         return torch.nn.Parameter(weight.packed, requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.quant_state.linear(x)
+        assert self.quant_state is not None  # it has been read
+        y: torch.Tensor = self.quant_state.linear(x)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "HfLinear4bit":
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types for it
         if self.quant_state is not None and self.weight.device != self.quant_state.device:
             self.quant_state = self.quant_state.to(self.weight.device)
             self.weight.data = self.quant_state.packed
         return self
 
-    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         if self.quant_state is None:  # not read yet
             return super()._save_to_state_dict(destination, prefix, keep_vars)
         destination.update(four_bit_state(self.quant_state, prefix))
@@ -56,8 +57,8 @@ class HfLinear4bit(torch.nn.Linear):
 def _register() -> type:
     """The config class of the method; registers it and its quantizer at the first call."""
     from transformers.core_model_loading import ConversionOps
-    from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
-    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, register_quantization_config, register_quantizer
+    from transformers.quantizers.base import HfQuantizer
     from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
     from transformers.utils.quantization_config import QuantizationConfigMixin
 
@@ -71,13 +72,13 @@ def _register() -> type:
         def __init__(self, **fields: Any) -> None:
             for name, value in fields.items():
                 setattr(self, name, value)
-            self.quant_method = METHOD  # whatever the fields say
+            self.quant_method: Any = METHOD  # whatever the fields say
 
     class Quantize(ConversionOps):
-        def __init__(self, hf_quantizer: HfQuantizer) -> None:
+        def __init__(self, hf_quantizer: Any) -> None:
             self.hf_quantizer = hf_quantizer
 
-        def convert(self, input_dict: dict, model: torch.nn.Module | None = None, **kwargs: Any) -> dict:
+        def convert(self, input_dict: dict[str, Any], *args: Any, model: Any = None, **kwargs: Any) -> dict[str, Any]:
             result = {}
             for name, value in input_dict.items():
                 value = value[0] if isinstance(value, list) else value
@@ -95,10 +96,9 @@ def _register() -> type:
             config = quantization_config
             self.core = _C.Quantizer(quant_type=config.bnb_4bit_quant_type, double_quant=config.bnb_4bit_use_double_quant)
 
-        def _process_model_before_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> None:
-            skipped = self.get_modules_to_not_convert(
-                model, self.quantization_config.llm_int8_skip_modules, model._keep_in_fp32_modules
-            )
+        def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+            options: Any = self.quantization_config
+            skipped = self.get_modules_to_not_convert(model, options.llm_int8_skip_modules, model._keep_in_fp32_modules)
             for name, module in list(model.named_modules()):
                 if type(module) is torch.nn.Linear and should_convert_module(name, skipped):
                     parent, leaf = get_module_from_name(model, name)
@@ -148,9 +148,10 @@ def load(folder: pathlib.Path, config: Any, options: BitsAndBytesConfig | None, 
         ", ".join(_C.native_architectures()),
     )
     place = {} if device.type == "cpu" else {"device_map": {"": device}}
-    return transformers.AutoModelForCausalLM.from_pretrained(
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder, quantization_config=quantization, dtype=dtype, **place
-    ).eval()
+    )
+    return model.eval()
 
 
 def get_peft_model(model: Any, peft_config: Any, **options: Any) -> Any:

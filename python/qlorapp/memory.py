@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from . import _C
-from .configs import LoraConfig, TrainingArguments
 from .modeling import CausalLM
 from .peft import PeftModel
+from .peft_config import LoraConfig
 from .quantization import BitsAndBytesConfig, as_dtype
+from .training_arguments import TrainingArguments
 
 
 class MemoryPlan:
@@ -46,7 +47,7 @@ class MemoryPlan:
         return self._planned.checklist
 
     def svg(
-        self, path: str | os.PathLike | None = None, *, budget: int | str | None = None, measured: list[int] | None = None
+        self, path: str | os.PathLike[str] | None = None, *, budget: int | str | None = None, measured: list[int] | None = None
     ) -> str:
         """The stacked timeline of one step, with what was measured at equal distances beside it. Written to path if that is given."""
         limit = _C.parse_bytes("budget", budget) if isinstance(budget, str) else budget
@@ -66,7 +67,7 @@ class MemoryPlan:
 
 
 def plan(
-    model: str | os.PathLike | CausalLM | PeftModel,
+    model: str | os.PathLike[str] | CausalLM | PeftModel,
     *,
     lora_config: LoraConfig | None = None,
     args: TrainingArguments | None = None,

@@ -7,8 +7,8 @@ import logging
 import os
 import pathlib
 import types
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import torch
 
@@ -46,7 +46,7 @@ class CausalLMOutput:
     Also a tuple and a mapping as transformers' outputs are: output[0], output["loss"].
     """
 
-    def __init__(self, loss: torch.Tensor | None, make_logits) -> None:
+    def __init__(self, loss: torch.Tensor | None, make_logits: Callable[[], torch.Tensor]) -> None:
         self.loss = loss
         self._make_logits = make_logits
         self._logits: torch.Tensor | None = None
@@ -65,7 +65,8 @@ class CausalLMOutput:
         name = self.keys()[key] if isinstance(key, int) else key
         if name not in self.keys():
             raise KeyError(name)
-        return getattr(self, name)
+        value: torch.Tensor = getattr(self, name)
+        return value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
@@ -95,6 +96,10 @@ class CausalLM(ModelAdapters, torch.nn.Module):
     Its parameters are the tensors that the C++ model computes with: torch optimizers, zero_grad, hooks on parameters and
     torch.autograd work on them. One call computes the whole pass, so hooks on submodules do not run.
     """
+
+    #: Hugging Face's tree (module_tree.build).
+    model: Any
+    lm_head: Any
 
     def __init__(
         self,
@@ -144,7 +149,7 @@ class CausalLM(ModelAdapters, torch.nn.Module):
             return sum(p.numel() for held in self._adapters.values() for _, p in held if p.requires_grad)
         tables = 0
         if exclude_embeddings:
-            tables = self.get_input_embeddings().weight.numel()
+            tables = self.model.embed_tokens.weight.numel()
         return self._core.base_parameter_count() + self._core.adapter_parameter_count() - tables
 
     def get_nb_trainable_parameters(self) -> tuple[int, int]:
@@ -157,10 +162,12 @@ class CausalLM(ModelAdapters, torch.nn.Module):
         return line
 
     def get_input_embeddings(self) -> torch.nn.Module:
-        return self.model.embed_tokens
+        table: torch.nn.Module = self.model.embed_tokens
+        return table
 
     def get_output_embeddings(self) -> torch.nn.Module:
-        return self.lm_head
+        head: torch.nn.Module = self.lm_head
+        return head
 
     # --- computing
 
@@ -222,7 +229,7 @@ class CausalLM(ModelAdapters, torch.nn.Module):
 
     def save_pretrained(
         self,
-        save_directory: str | os.PathLike,
+        save_directory: str | os.PathLike[str],
         is_main_process: bool = True,
         safe_serialization: bool = True,
         push_to_hub: bool = False,
@@ -289,6 +296,8 @@ class CausalLM(ModelAdapters, torch.nn.Module):
         if every == "sqrt":
             self._core.checkpoint_sqrt(keep)
         elif every is not None:
+            if not isinstance(every, int):
+                raise ValueError(f"[gradient_checkpointing_enable] every must be a number or 'sqrt'; got {every!r}.")
             self._core.checkpoint_every(every, keep)
         else:
             self._core.set_keep(keep)
@@ -386,7 +395,7 @@ class AutoModelForCausalLM:
     @classmethod
     def from_pretrained(
         cls,
-        pretrained_model_name_or_path: str | os.PathLike,
+        pretrained_model_name_or_path: str | os.PathLike[str],
         *,
         quantization_config: BitsAndBytesConfig | dict[str, Any] | None = None,
         dtype: torch.dtype | str | None = None,
@@ -397,7 +406,7 @@ class AutoModelForCausalLM:
         revision: str | None = None,
         token: Any = None,
         local_files_only: bool = False,
-        cache_dir: str | os.PathLike | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
         **ignored: Any,
     ) -> CausalLM:
         """A model in evaluation mode, its linear layers in four bits if quantization_config or the folder says so.
@@ -425,7 +434,8 @@ class AutoModelForCausalLM:
             wanted = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or "float32"
         device = _device_of(device_map, options.load_in_4bit or hasattr(config, "quantization_config"))
         if is_foreign(config):
-            return load_foreign(folder, config, quantization_config, as_dtype(wanted, "dtype"), device)
+            foreign = load_foreign(folder, config, quantization_config, as_dtype(wanted, "dtype"), device)
+            return cast(CausalLM, foreign)  # transformers' own, with the same surface
         core = _C.load_model(
             str(folder),
             compute_dtype=as_dtype(wanted, "dtype"),

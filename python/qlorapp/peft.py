@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 from . import hf_models
-from .configs import LoraConfig
-from .hub import folder_of
+from .hub import adapter_folder
 from .modeling import CausalLM, refuse_unknown
-from .peft_config import PeftConfig
+from .peft_config import LoraConfig, PeftConfig
 
 _log = logging.getLogger("qlorapp")
 
@@ -101,7 +100,8 @@ class PeftModel(torch.nn.Module):
 
     @property
     def active_peft_config(self) -> LoraConfig:
-        return self.peft_config[self.active_adapter]
+        config: LoraConfig = self.peft_config[self.active_adapter]
+        return config
 
     def set_adapter(self, adapter_name: str | list[str], inference_mode: bool = False) -> None:
         """Makes this adapter the one that computes and, unless inference_mode, trains. The others are frozen."""
@@ -127,7 +127,7 @@ class PeftModel(torch.nn.Module):
         self.base_model.model.delete_adapter(adapter_name)
 
     def load_adapter(
-        self, model_id: str | os.PathLike, adapter_name: str = "default", is_trainable: bool = False, **options: Any
+        self, model_id: str | os.PathLike[str], adapter_name: str = "default", is_trainable: bool = False, **options: Any
     ) -> None:
         """A PEFT folder as an adapter of this name, which set_adapter() makes active. Without is_trainable in evaluation mode."""
         model = self.base_model.model
@@ -163,7 +163,7 @@ class PeftModel(torch.nn.Module):
 
     def save_pretrained(
         self,
-        save_directory: str | os.PathLike,
+        save_directory: str | os.PathLike[str],
         safe_serialization: bool = True,
         selected_adapters: list[str] | None = None,
         save_embedding_layers: str | bool = "auto",
@@ -200,7 +200,7 @@ class PeftModel(torch.nn.Module):
     def from_pretrained(
         cls,
         model: "CausalLM | PeftModel",
-        model_id: str | os.PathLike,
+        model_id: str | os.PathLike[str],
         adapter_name: str = "default",
         is_trainable: bool = False,
         **options: Any,
@@ -214,19 +214,6 @@ class PeftModel(torch.nn.Module):
 
 #: PEFT's name for the class of causal language models.
 PeftModelForCausalLM = PeftModel
-
-
-def adapter_folder(
-    model_id: str | os.PathLike,
-    subfolder: str | None = None,
-    revision: str | None = None,
-    token: Any = None,
-    local_files_only: bool = False,
-    **ignored: Any,
-) -> pathlib.Path:
-    """The folder, or the files of a hub repository."""
-    folder = folder_of(os.fspath(model_id), revision=revision, local_files_only=local_files_only, token=token)
-    return folder / subfolder if subfolder else folder
 
 
 def get_peft_model(

@@ -20,13 +20,15 @@ import torch
 from . import _C, prediction
 from .autograd_step import Accelerator, AutogradStep, overridden, scaler_of, takes
 from .batches import is_default_collator, rows_of
-from .configs import TrainingArguments
+from .field_table import plain
+from .foreign_model import ForeignModel
 from .modeling import CausalLM, refuse_unknown
 from .peft import PeftModel
 from .progress import default_progress, reporting_callbacks
 from .trainer_callback import CallbackHandler, TrainerCallback, TrainerState
 from .trainer_evaluation import EvaluationMethods
 from .trainer_steps import Rates, StepMethods
+from .training_arguments import TrainingArguments
 
 _log = logging.getLogger("qlorapp")
 
@@ -36,6 +38,16 @@ CHOSEN_BY_BUDGET = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "checkpoint_keep", "loss_chunk_rows",
     "mlp_tile_rows", "weight_workspace", "embedding_on_host",
 )  # fmt: skip
+
+#: What these buy is built for the families that are computed here.
+FOR_NATIVE_MODELS = ("checkpoint_keep", "loss_chunk_rows", "mlp_tile_rows", "weight_workspace", "embedding_on_host")
+
+
+def trained_model(model: Any) -> CausalLM | ForeignModel:
+    """What a trainer knows of a model: the native one, without PEFT's level, or what stands for one of transformers."""
+    if isinstance(model, PeftModel):
+        return model.get_base_model()
+    return model if isinstance(model, CausalLM) else ForeignModel(model)
 
 
 class TrainOutput(NamedTuple):
@@ -99,7 +111,7 @@ class Trainer(StepMethods, EvaluationMethods):
         self._said: set[str] = set()
         self._train_loader: Any = None
         self.eval_dataloader: Any = None
-        self._lm = model.get_base_model() if isinstance(model, PeftModel) else model
+        self._lm = trained_model(model)
         self._check()
         if self.args.log_level != "passive":
             _log.setLevel(self.args.log_level.upper())
@@ -111,8 +123,11 @@ class Trainer(StepMethods, EvaluationMethods):
         self._make_core()
         self._lm._memory_changed()
         if self.args.gradient_checkpointing:
-            keep = self.args.checkpoint_keep
-            self._lm._keep = keep if isinstance(keep, str) else ",".join(keep)
+            if isinstance(self._lm, ForeignModel):
+                self._lm.enable_checkpointing(self.args.gradient_checkpointing_kwargs)
+            else:
+                keep = self.args.checkpoint_keep
+                self._lm._keep = keep if isinstance(keep, str) else ",".join(keep)
         self.callback_handler.call("init_end", self.control)
 
     def _check(self) -> None:
@@ -131,6 +146,10 @@ class Trainer(StepMethods, EvaluationMethods):
             )
         if args.use_cpu and lm.device.type != "cpu":
             raise ValueError(f"[Trainer] use_cpu=True, but the model is on {lm.device}. Load it with device_map='cpu'.")
+        if isinstance(lm, ForeignModel):
+            for option in FOR_NATIVE_MODELS:
+                if plain(getattr(args, option)) != plain(getattr(TrainingArguments(), option)):
+                    _log.warning("[Trainer] %s has no effect: the model is transformers' own.", option)
         for option, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
             if getattr(args, option) and lm.dtype != dtype:
                 _log.warning("[Trainer] %s=True, but the model computes in %s. Load it with dtype=%s.", option, lm.dtype, dtype)
@@ -155,9 +174,9 @@ class Trainer(StepMethods, EvaluationMethods):
 
     def _make_core(self) -> None:
         reasons = self._autograd_reasons = self._why_autograd()
-        if reasons and self.args.packing:
+        if self.args.packing and "get_train_dataloader" in reasons:
             raise ValueError(
-                f"[Trainer] packing=True packs in the C++ loop, which {reasons} replaces. Pack in your own data, or leave it out."
+                "[Trainer] packing=True packs the rows that get_train_dataloader gives out, which is overridden. Leave one of them out."
             )
         trainer = weakref.ref(self)  # or the two would keep each other alive
 
@@ -177,14 +196,17 @@ class Trainer(StepMethods, EvaluationMethods):
             else rows_of(self.eval_dataset, "eval_dataset")
         )
         self._has_eval_rows = bool(eval_rows)
-        self._core = _C.Trainer(
-            self._lm.core,
-            self._core_arguments(),
-            [] if reasons else rows_of(self.train_dataset, "train_dataset"),
-            eval_rows,
-            self._lm.name_or_path,
-            hooks,
-        )
+        if isinstance(self._lm, ForeignModel):
+            self._core = self._lm.make_core(self._core_arguments(), hooks)
+        else:
+            self._core = _C.Trainer(
+                self._lm.core,
+                self._core_arguments(),
+                [] if reasons else rows_of(self.train_dataset, "train_dataset"),
+                eval_rows,
+                self._lm.name_or_path,
+                hooks,
+            )
         if self.args.memory_budget or self.args.auto_find_batch_size:
             self._take_what_the_budget_chose()
         self._step: AutogradStep | None = None
@@ -196,10 +218,6 @@ class Trainer(StepMethods, EvaluationMethods):
         for kind in ("logging_steps", "eval_steps", "save_steps"):
             if (steps := getattr(args, kind)) is not None:
                 setattr(self.state, kind, math.ceil(self.state.max_steps * steps) if steps < 1 else steps)
-
-    @property
-    def control(self) -> Any:
-        return self._core.control
 
     @property
     def train_dataloader(self) -> Any:
@@ -254,10 +272,12 @@ class Trainer(StepMethods, EvaluationMethods):
     def _callback_states(self) -> str:
         return json.dumps(self.callback_handler.states())
 
-    def _on_step(self, *window: Any) -> tuple:
+    def _on_step(self, *window: Any) -> tuple[Any, ...]:
+        assert self._step is not None  # of train(), for steps in Python
         return self._step(*window)
 
     def _on_save_files(self, folder: str) -> None:
+        assert self._step is not None
         self._step.save(folder)
 
     def _on_load(self, folder: str) -> None:
@@ -287,7 +307,7 @@ class Trainer(StepMethods, EvaluationMethods):
 
     def train(
         self,
-        resume_from_checkpoint: str | os.PathLike | bool | None = None,
+        resume_from_checkpoint: str | os.PathLike[str] | bool | None = None,
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
@@ -386,7 +406,7 @@ class Trainer(StepMethods, EvaluationMethods):
 
     # --- files
 
-    def save_model(self, output_dir: str | os.PathLike | None = None, _internal_call: bool = False) -> None:
+    def save_model(self, output_dir: str | os.PathLike[str] | None = None, _internal_call: bool = False) -> None:
         """The adapter, with trainer_state.json and the tokenizer's files beside it."""
         folder = os.fspath(output_dir if output_dir is not None else self.args.output_dir)
         self._core.save_model(folder)
