@@ -173,7 +173,7 @@ def _config(name: str, kind: typing.Any, base: typing.Any) -> list[str]:
 
     base: the config that it derives from, whose fields it need not repeat; or None.
     """
-    rows, aliases, doc = kind.field_rows, kind.field_aliases, kind.__doc__
+    rows, aliases, doc = kind.field_rows, kind.field_aliases, kind.__doc__.partition("\n\nOptions:")[0]
     known = {row[0]: row[1] for row in base.field_rows} if base is not None else {}
     held, taken = {}, {}
     for field, kind, *_ in rows:

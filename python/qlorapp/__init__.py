@@ -29,11 +29,12 @@ assert _C.torch_version == _TORCH_VERSION
 
 from . import _logging  # noqa: E402, F401  (before anything can have something to say)
 from ._C import Accumulator, FormatError, QuantizedTensor, Quantizer, quantize_checkpoint  # noqa: E402
+from .auto_model import AutoModelForCausalLM  # noqa: E402
 from .generation import GenerationConfig  # noqa: E402
 from .grad_scaler import GradScaler  # noqa: E402
 from .layers import CheckpointedBlock, LoraLinear  # noqa: E402
 from .memory import MemoryPlan, find_max_batch_size, plan  # noqa: E402
-from .modeling import AutoModelForCausalLM, CausalLM  # noqa: E402
+from .modeling import CausalLM  # noqa: E402
 from .peft import (  # noqa: E402
     PeftModel,
     PeftModelForCausalLM,

@@ -37,8 +37,13 @@ def _ids(values: Any) -> list[int]:
 
 def tokens_and_labels(row: Any, name: str, i: int) -> tuple[list[int], list[int]]:
     """(input_ids, labels) of a row, without the padding that an attention_mask of 0 marks."""
-    if not hasattr(row, "keys") or "input_ids" not in row:
+    if not hasattr(row, "keys"):
         raise TypeError(f"[Trainer] {name}: a row must be a dict with input_ids (and labels); row {i} is {type(row).__name__}.")
+    if "input_ids" not in row:
+        raise TypeError(
+            f"[Trainer] {name}: a row must have input_ids (and labels); row {i} has {sorted(row.keys())}. Tokenize the rows, or use "
+            "SFTTrainer, which reads text, prompts and conversations."
+        )
     ids = _ids(row["input_ids"])
     given = row.get("labels")
     labels = _ids(given) if given is not None else ids

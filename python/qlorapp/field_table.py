@@ -9,6 +9,7 @@ spellings are understood, and said once.
 import dataclasses
 import enum
 import functools
+import inspect
 import json
 import os
 from collections.abc import Callable
@@ -151,9 +152,13 @@ def dataclass_of_table(
         self._settle()
         check(json.dumps(self.to_dict()))
 
+    options = [
+        f"    {name}: {kind} = {json.loads(default)!r}\n        {spec.metadata['help'].replace('%%', '%')}"
+        for (name, kind, default, *_), (_, _, spec) in zip(rows, fields, strict=True)
+    ]
     namespace: dict[str, Any] = {
         "__post_init__": __post_init__,
-        "__doc__": doc,
+        "__doc__": "\n".join([inspect.cleandoc(doc), "", "Options:", *options]),
         "field_rows": rows,
         "field_status": {row[0]: (row[4], row[5]) for row in rows},
         "field_aliases": aliases,

@@ -83,6 +83,8 @@ class GenerationConfig:
         """What is set."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
+    to_diff_dict = to_dict  # what transformers' pipelines call
+
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "GenerationConfig":
         return cls(**_known(values, "GenerationConfig"))

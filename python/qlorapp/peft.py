@@ -13,7 +13,7 @@ import torch
 from . import hf_models
 from .hub import adapter_folder
 from .modeling import CausalLM, refuse_unknown
-from .peft_config import LoraConfig, PeftConfig
+from .peft_config import LoraConfig, PeftConfig, as_lora_config
 
 _log = logging.getLogger("qlorapp")
 
@@ -120,7 +120,7 @@ class PeftModel(torch.nn.Module):
         seed: int | None = None,
     ) -> None:
         """A new adapter beside those that are there. It neither computes nor trains until set_adapter(adapter_name)."""
-        self.base_model.model.add_adapters(peft_config, seed, adapter_name)
+        self.base_model.model.add_adapters(as_lora_config(peft_config), seed, adapter_name)
 
     def delete_adapter(self, adapter_name: str) -> None:
         """If it was the active one, the first of the others becomes that."""
@@ -241,6 +241,7 @@ def get_peft_model(
         raise TypeError(
             "[get_peft_model] the model has adapters already. Use model.add_adapter(name, config), or give the base model."
         )
+    peft_config = as_lora_config(peft_config)
     model.add_adapters(peft_config, seed, adapter_name)
     model.set_adapter(adapter_name, trainable=not peft_config.inference_mode)
     return PeftModel(model).train()

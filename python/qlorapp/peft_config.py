@@ -9,7 +9,7 @@ import pathlib
 from typing import TYPE_CHECKING, Any
 
 from . import _C
-from .field_table import Table, dataclass_of_table
+from .field_table import Table, dataclass_of_table, plain
 from .hub import adapter_folder
 
 
@@ -63,3 +63,15 @@ class TaskType(str, enum.Enum):
 
     def __str__(self) -> str:
         return self.value
+
+
+def as_lora_config(config: Any) -> LoraConfig:
+    """A LoraConfig as it is, and PEFT's own as one of this library.  @raises TypeError for the config of another method."""
+    if isinstance(config, LoraConfig):
+        return config
+    if str(plain(getattr(config, "peft_type", ""))) != "LORA":
+        raise TypeError(
+            f"[get_peft_model] peft_config must be a qlorapp.LoraConfig; got {type(config).__module__}.{type(config).__name__}. Adapters here "
+            "are LoRA."
+        )
+    return LoraConfig(**plain(config.to_dict()))

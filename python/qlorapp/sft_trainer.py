@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from .modeling import AutoModelForCausalLM, CausalLM
+from .auto_model import AutoModelForCausalLM
+from .modeling import CausalLM
 from .notebook import SampleCallback
 from .peft import get_peft_model
 from .random import set_seed

@@ -93,6 +93,11 @@ class Trainer(StepMethods, EvaluationMethods):
                 raise ValueError("[Trainer] give a model, or model_init, which makes one.")
             model = model_init()
         self.model = self.model_wrapped = model
+        if args is not None and not isinstance(args, TrainingArguments):
+            raise TypeError(
+                f"[Trainer] args must be a qlorapp.TrainingArguments; got {type(args).__module__}.{type(args).__name__}. Import it from qlorapp: "
+                "its options have the same names."
+            )
         self.args = args if args is not None else TrainingArguments()
         self.data_collator = data_collator
         self._own_collator = not is_default_collator(data_collator)
@@ -132,6 +137,10 @@ class Trainer(StepMethods, EvaluationMethods):
 
     def _check(self) -> None:
         args, lm = self.args, self._lm
+        if isinstance(lm, CausalLM) and not lm.core.has_adapters:
+            raise ValueError(
+                "[Trainer] there is nothing to train: the base is frozen. Add adapters: get_peft_model(model, LoraConfig(…))."
+            )
         if (
             args.eval_strategy != "no"
             and self.eval_dataset is None
@@ -339,6 +348,7 @@ class Trainer(StepMethods, EvaluationMethods):
             if ask is not None:
                 signal.signal(signal.SIGTERM, ask)
             self._sync_state()
+            self._show_rate()
         if not self.args.skip_memory_metrics:
             output.metrics["train_mem_peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             if self._lm.device.type == "cuda":
@@ -403,6 +413,17 @@ class Trainer(StepMethods, EvaluationMethods):
             path = folder / "all_results.json"
             together = {**(json.loads(path.read_text()) if path.exists() else {}), **metrics}
             path.write_text(json.dumps(together, indent=4, sort_keys=True) + "\n")
+
+    # --- what people ask for
+
+    def get_learning_rates(self) -> list[float]:
+        """Of each group of the optimizer. @raises ValueError before train() has made one."""
+        if self.optimizer is None:
+            raise ValueError("[Trainer] there is no optimizer yet: train() makes it.")
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def get_num_trainable_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     # --- files
 

@@ -88,7 +88,7 @@ class Trainer {
   void set_up_model();
   void count_steps();
   [[nodiscard]] AdapterArena& arena() const { return model_ != nullptr ? model_->arena() : *foreign_.arena; }
-  [[nodiscard]] at::Device device() const { return arena().values().device(); }
+  [[nodiscard]] at::Device device() const { return model_ != nullptr ? model_->device() : arena().values().device(); }
   void save_adapter_into(const std::string& folder) const;
   void load_adapter_from(const std::string& folder);
   /// Tokens of the longest: with a batch of such rows a run is as full as it will ever be. max_length where rows come from elsewhere.
