@@ -6,6 +6,7 @@ patched. Weights are quantized one by one while they are read. Adapters are PEFT
 """
 
 import logging
+import os
 import pathlib
 from typing import Any
 
@@ -50,6 +51,12 @@ class HfLinear4bit(torch.nn.Linear):
         if self.bias is not None:
             destination[prefix + "bias"] = self.bias if keep_vars else self.bias.detach()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "[HfLinear4bit] a four-bit layer is not copied or pickled: its weight lives in C++, and pickle files can run code. Load the model "
+            "again with from_pretrained; adapters travel by save_pretrained and PeftModel.from_pretrained."
+        )
+
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.bias is not None}, four bits"
 
@@ -73,6 +80,10 @@ def _register() -> type:
             for name, value in fields.items():
                 setattr(self, name, value)
             self.quant_method: Any = METHOD  # whatever the fields say
+
+        def to_dict(self) -> dict[str, Any]:
+            """As a folder's config.json has it: the weights beside it are in bitsandbytes' format."""
+            return {**super().to_dict(), "quant_method": "bitsandbytes"}
 
     class Quantize(ConversionOps):
         def __init__(self, hf_quantizer: Any) -> None:
@@ -112,7 +123,7 @@ def _register() -> type:
             return Quantize(self)
 
         def is_serializable(self) -> bool:
-            return False
+            return True
 
         @property
         def is_trainable(self) -> bool:
@@ -154,15 +165,46 @@ def load(folder: pathlib.Path, config: Any, options: BitsAndBytesConfig | None, 
     return model.eval()
 
 
-def get_peft_model(model: Any, peft_config: Any, **options: Any) -> Any:
-    """PEFT's adapters for a model of transformers."""
+def _peft(where: str, model: Any) -> Any:
     try:
         import peft
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"[get_peft_model] {type(model).__name__} is transformers' model; its adapters are PEFT's: pip install peft."
+            f"[{where}] {type(model).__name__} is transformers' model; its adapters are PEFT's: pip install peft."
         ) from error
+    return peft
+
+
+def load_adapter(model: Any, folder: str | os.PathLike[str], **options: Any) -> Any:
+    """PEFT's PeftModel.from_pretrained for a model of transformers."""
+    return _peft("PeftModel", model).PeftModel.from_pretrained(model, folder, **options)
+
+
+def adapter_state_dict(model: Any, state_dict: Any, adapter_name: str) -> dict[str, torch.Tensor]:
+    """PEFT's get_peft_model_state_dict."""
+    found: dict[str, torch.Tensor] = _peft("get_peft_model_state_dict", model).get_peft_model_state_dict(
+        model, state_dict, adapter_name
+    )
+    return found
+
+
+def set_adapter_state_dict(model: Any, values: dict[str, torch.Tensor], adapter_name: str) -> None:
+    """PEFT's set_peft_model_state_dict."""
+    _peft("set_peft_model_state_dict", model).set_peft_model_state_dict(model, values, adapter_name)
+
+
+def get_peft_model(model: Any, peft_config: Any, seed: int | None, **options: Any) -> Any:
+    """PEFT's adapters for a model of transformers. Their values come from torch's generator, or from `seed` and leave it alone."""
+    peft = _peft("get_peft_model", model)
+    if peft_config.use_dora and any(isinstance(module, HfLinear4bit) for module in model.modules()):
+        raise ValueError(
+            f"[get_peft_model] use_dora=True is not supported for {type(model).__name__}: PEFT reads the weight for it, and knows no four-bit "
+            "layers but bitsandbytes'. Leave it out; it works for " + ", ".join(_C.native_architectures()) + "."
+        )
     values = peft_config.to_dict()
     if values.get("runtime_config") is not None:
         values["runtime_config"] = peft.LoraRuntimeConfig(**values["runtime_config"])
-    return peft.get_peft_model(model, peft.LoraConfig(**values), **options)
+    with torch.random.fork_rng(enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        return peft.get_peft_model(model, peft.LoraConfig(**values), **options)

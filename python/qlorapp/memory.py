@@ -89,7 +89,7 @@ def plan(
     if max_seq_length is not None:
         options["max_length"] = max_seq_length
     size, length = options["per_device_train_batch_size"], options["max_length"]
-    if isinstance(model, CausalLM | PeftModel):
+    if isinstance(model, torch.nn.Module):
         core = _core_of(model)
         planned = _C.plan_model(
             core,
@@ -118,8 +118,14 @@ def plan(
     return MemoryPlan(planned, f"{os.fspath(model)}, {size} x {length} tokens")
 
 
-def _core_of(model: CausalLM | PeftModel) -> _C.CausalLM:
+def _core_of(model: CausalLM | PeftModel, where: str = "plan") -> _C.CausalLM:
     lm = model.get_base_model() if isinstance(model, PeftModel) else model
+    if not isinstance(lm, CausalLM):
+        raise TypeError(
+            f"[{where}] {type(model).__name__} is computed by transformers, whose memory nobody can tell beforehand. It works for "
+            + ", ".join(_C.native_architectures())
+            + "; for others try batches in a loop that catches torch.cuda.OutOfMemoryError."
+        )
     lm._rebind()
     return lm.core
 
@@ -150,7 +156,7 @@ def find_max_batch_size(
     The plan answers, and one true step of that batch (optimizer and evaluation included) checks it. No parameter changes, gradients are
     zero afterwards, and no memory stays behind. The tokenizer is not needed: all rows are as long as a row can be.
     """
-    core, device = _core_of(model), torch.device(model.device)
+    core, device = _core_of(model, "find_max_batch_size"), torch.device(model.device)
     eight_bit = optim.endswith("_8bit")
     here = core.weight_bytes() + 2 * 4 * core.adapter_parameter_count()
     limit = _C.parse_bytes("budget", budget) if isinstance(budget, str) else budget

@@ -6,7 +6,7 @@ import logging
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -206,6 +206,9 @@ class PeftModel(torch.nn.Module):
         **options: Any,
     ) -> "PeftModel":
         """The model with the adapter of a PEFT folder: for use, in evaluation mode, unless is_trainable."""
+        if not isinstance(model, (CausalLM, PeftModel)):
+            foreign = hf_models.load_adapter(model, model_id, adapter_name=adapter_name, is_trainable=is_trainable, **options)
+            return cast(PeftModel, foreign)
         wrapped = model if isinstance(model, PeftModel) else cls(model)
         wrapped.load_adapter(model_id, adapter_name, is_trainable, **options)
         wrapped.set_adapter(adapter_name, inference_mode=not is_trainable)
@@ -235,7 +238,7 @@ def get_peft_model(
         raise ValueError("[get_peft_model] mixed=True is not supported: all adapters are LoRA. Leave it out.")
     if not isinstance(model, (CausalLM, PeftModel)):
         return hf_models.get_peft_model(
-            model, peft_config, adapter_name=adapter_name, autocast_adapter_dtype=autocast_adapter_dtype
+            model, peft_config, seed, adapter_name=adapter_name, autocast_adapter_dtype=autocast_adapter_dtype
         )
     if isinstance(model, PeftModel):
         raise TypeError(
@@ -257,6 +260,8 @@ def get_peft_model_state_dict(
         {"unwrap_compiled": "", "save_embedding_layers": "tables that the adapter trains are part of it"},
         get_peft_model_state_dict,
     )
+    if not isinstance(model, PeftModel):
+        return hf_models.adapter_state_dict(model, state_dict, adapter_name)
     lm = model.get_base_model()
     lm._rebind(adapter_name)
     tensors = {name: tensor.detach() for name, tensor in lm.core.adapter_tensors(adapter_name)}
@@ -269,6 +274,8 @@ def set_peft_model_state_dict(
     model: PeftModel, peft_model_state_dict: dict[str, torch.Tensor], adapter_name: str = "default"
 ) -> None:
     """Copies values into an adapter, all or none: every name must be there and none besides, each of its shape."""
+    if not isinstance(model, PeftModel):
+        return hf_models.set_adapter_state_dict(model, peft_model_state_dict, adapter_name)
     lm = model.get_base_model()
     lm._rebind(adapter_name)
     tensors = dict(lm.core.adapter_tensors(adapter_name))
