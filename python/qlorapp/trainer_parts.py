@@ -10,6 +10,7 @@ from . import _C
 from .autograd_step import Accelerator, AutogradStep
 from .foreign_model import ForeignModel
 from .modeling import CausalLM
+from .trainer_callback import TrainerState
 from .training_arguments import TrainingArguments
 
 
@@ -42,9 +43,11 @@ class TrainerParts:
     _autograd_reasons: list[str]
     _loss_was_scaled: bool
     _has_eval_rows: bool
+    _session: tuple[int, int]
+    state: TrainerState
     _say_once: Callable[[str], None]
-    _sync_state: Callable[[], None]
     log: Callable[..., None]
+    _sync_state: Callable[[], None]
     _prepare_inputs: Callable[[dict[str, Any]], dict[str, Any]]
     _loss_of: Callable[..., Any]
     _collate: Callable[[], Callable[[list[Any]], Any]]
