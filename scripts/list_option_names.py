@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists the options of the configurations whose names this library speaks, from released wheels.
 
-    pip download --no-deps -d WHEELS transformers==5.23.0 transformers==4.57.6 transformers==4.46.3 peft==0.21.2 trl==1.16.0
+    for wheel in transformers==5.23.0 transformers==4.57.6 transformers==4.46.3 peft==0.21.2 \
+        trl==1.16.0 trl==0.24.0 trl==0.19.1 trl==0.15.2 trl==0.12.2 trl==0.9.6; do pip download --no-deps -d WHEELS $wheel; done
     python scripts/list_option_names.py WHEELS > tests/python/option_names.json
 
 The wheels are read as text (ast), never imported: releases that cannot be installed together stand beside each other here.
@@ -25,7 +26,16 @@ SOURCES = [
     ("transformers-4.46.3", "transformers/utils/quantization_config.py", "BitsAndBytesConfig"),
     ("peft-0.21.2", "peft/tuners/lora/config.py", "LoraConfig"),
     ("peft-0.21.2", "peft/config.py", "PeftConfig"),
+    ("trl-1.16.0", "trl/trainer/base_config.py", "_BaseConfig"),
     ("trl-1.16.0", "trl/trainer/sft_config.py", "SFTConfig"),
+    ("trl-0.24.0", "trl/trainer/sft_config.py", "SFTConfig"),
+    ("trl-0.19.1", "trl/trainer/sft_config.py", "SFTConfig"),
+    ("trl-0.15.2", "trl/trainer/sft_config.py", "SFTConfig"),
+    ("trl-0.12.2", "trl/trainer/sft_config.py", "SFTConfig"),
+    ("trl-0.9.6", "trl/trainer/sft_config.py", "SFTConfig"),
+    ("trl-1.16.0", "trl/trainer/sft_trainer.py", "SFTTrainer"),
+    ("trl-0.24.0", "trl/trainer/sft_trainer.py", "SFTTrainer"),
+    ("trl-0.9.6", "trl/trainer/sft_trainer.py", "SFTTrainer"),
 ]
 
 

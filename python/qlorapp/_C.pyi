@@ -72,7 +72,7 @@ class CausalLM:
     def adapter_parameter_count(self) -> int:
         """Of all adapters together."""
     def weight_bytes(self) -> int: ...
-    def named_weights(self) -> list:
+    def named_weights(self) -> list[typing.Any]:
         """[(module name, tensor or QuantizedTensor)] of the frozen base."""
     @property
     def tied(self) -> bool: ...
@@ -111,8 +111,8 @@ class GradScaler:
     def set_backoff_factor(self, new_factor: typing.SupportsFloat) -> None: ...
     def set_growth_interval(self, new_interval: typing.SupportsInt) -> None: ...
     def is_enabled(self) -> bool: ...
-    def state_dict(self) -> dict: ...
-    def load_state_dict(self, state_dict: dict) -> None: ...
+    def state_dict(self) -> dict[typing.Any, typing.Any]: ...
+    def load_state_dict(self, state_dict: dict[typing.Any, typing.Any]) -> None: ...
 
 class LoraLinear:
     """include/qlorapp/nn/lora_linear.hpp"""
@@ -150,7 +150,7 @@ class MemoryPlan:
     @property
     def trainable_parameters(self) -> int: ...
     @property
-    def phases(self) -> dict: ...
+    def phases(self) -> dict[typing.Any, typing.Any]: ...
     @property
     def summary(self) -> str: ...
     @property
@@ -175,7 +175,7 @@ class QuantizedTensor:
     @property
     def nested_offset(self) -> torch.Tensor | None: ...
     @property
-    def shape(self) -> tuple: ...
+    def shape(self) -> tuple[typing.Any, ...]: ...
     @property
     def dtype(self) -> torch.dtype: ...
     @property
@@ -212,19 +212,23 @@ class SamplingOptions:
 
 class Trainer:
     """include/qlorapp/train/trainer.hpp"""
-    def __init__(self, model: CausalLM, arguments_json: str, train_rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], eval_rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], base_model: str, hooks: dict) -> None: ...
-    def train(self, resume_from: str | None=None) -> tuple:
+    @typing.overload
+    def __init__(self, model: CausalLM, arguments_json: str, train_rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], eval_rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], base_model: str, hooks: dict[typing.Any, typing.Any]) -> None: ...
+    @typing.overload
+    def __init__(self, parameters: collections.abc.Sequence[tuple[str, torch.Tensor]], arguments_json: str, parameter_count: typing.SupportsInt, fingerprint: typing.SupportsInt, computes_in_half: bool, hooks: dict[typing.Any, typing.Any]) -> None:
+        """Around a model that Python computes: include/qlorapp/train/foreign_model.hpp."""
+    def train(self, resume_from: str | None=None) -> tuple[typing.Any, ...]:
         """(global_step, training_loss, metrics)"""
     def use_own_batches(self, batches_per_epoch: typing.SupportsInt) -> None: ...
-    def metrics_of(self, rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]] | None, prefix: str) -> dict:
+    def metrics_of(self, rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]] | None, prefix: str) -> dict[typing.Any, typing.Any]:
         """Loss and speed over rows; neither logged nor reported."""
-    def append_log(self, record: dict) -> None: ...
+    def append_log(self, record: dict[typing.Any, typing.Any]) -> None: ...
     @property
     def control(self) -> TrainerControl: ...
-    def state(self) -> dict: ...
+    def state(self) -> dict[typing.Any, typing.Any]: ...
     def arguments(self) -> str:
         """JSON; memory_budget may have chosen some of them."""
-    def log_history(self) -> list: ...
+    def log_history(self) -> list[typing.Any]: ...
     def save_model(self, folder: str) -> None: ...
     def write_trainer_state(self, folder: str) -> None: ...
     def save_checkpoint(self) -> None: ...
@@ -240,6 +244,10 @@ class Trainer:
         """The optimizer that `optim` names, over all adapters."""
     @property
     def optimizer_steps(self) -> int: ...
+    def zero_grad(self) -> None:
+        """Zeroes the gradients, and binds those that were set to None."""
+    def bind_values(self) -> None:
+        """Takes in parameters that got other memory by `.data =`."""
     def clip_grad_norm(self, max_norm: typing.SupportsFloat) -> torch.Tensor:
         """() the global norm before clipping; 0 does not clip."""
 
@@ -289,7 +297,7 @@ def best_fit_decreasing(lengths: collections.abc.Sequence[typing.SupportsInt], c
 
 def bits_and_bytes_config_aliases() -> dict[str, tuple[str, bool]]: ...
 
-def bits_and_bytes_config_fields() -> list:
+def bits_and_bytes_config_fields() -> list[typing.Any]:
     """[(name, type, default as JSON, doc, status, reason)]"""
 
 def check_bits_and_bytes_config(json: str) -> None: ...
@@ -298,12 +306,12 @@ def check_lora_config(json: str) -> None: ...
 
 def check_training_arguments(json: str) -> None: ...
 
-def checkpoint(run: collections.abc.Callable, inputs: collections.abc.Sequence[torch.Tensor | None], parameters: collections.abc.Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def checkpoint(run: collections.abc.Callable[..., typing.Any], inputs: collections.abc.Sequence[torch.Tensor | None], parameters: collections.abc.Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Outputs of run(*inputs), of which backward keeps the inputs only; include/qlorapp/nn/checkpointed_block.hpp."""
 
 def choose_tokens(logits: torch.Tensor, rows: collections.abc.Sequence[typing.SupportsInt], position: typing.SupportsInt, sampling: SamplingOptions) -> list[int]: ...
 
-def count_parameters(config_json: str, lora_config_json: str) -> tuple:
+def count_parameters(config_json: str, lora_config_json: str) -> tuple[typing.Any, ...]:
     """(trainable, all), from the configs alone."""
 
 def did_you_mean(name: str, known: collections.abc.Sequence[str]) -> str:
@@ -312,7 +320,7 @@ def did_you_mean(name: str, known: collections.abc.Sequence[str]) -> str:
 def epoch_order(rows: typing.SupportsInt, epoch: typing.SupportsInt, strategy: str, seed: typing.SupportsInt, group_size: typing.SupportsInt, lengths: collections.abc.Sequence[typing.SupportsInt]) -> list[int]:
     """The order in which an epoch visits its rows; include/qlorapp/data/sampler.hpp."""
 
-def generate(model: CausalLM, prompts: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]], *, max_new_tokens: typing.SupportsInt, min_new_tokens: typing.SupportsInt=0, eos_token_ids: collections.abc.Sequence[typing.SupportsInt]=[], sampling: SamplingOptions=..., on_token: collections.abc.Callable | None=None) -> list[list[int]]:
+def generate(model: CausalLM, prompts: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]], *, max_new_tokens: typing.SupportsInt, min_new_tokens: typing.SupportsInt=0, eos_token_ids: collections.abc.Sequence[typing.SupportsInt]=[], sampling: SamplingOptions=..., on_token: collections.abc.Callable[..., typing.Any] | None=None) -> list[list[int]]:
     """The new tokens of each prompt; on_token(row, token) returning False ends a row."""
 
 def largest_batch(model: CausalLM, length: typing.SupportsInt, room: typing.SupportsInt, most: typing.SupportsInt, *, optimizer_is_8bit: bool, evaluates: bool) -> int: ...
@@ -328,12 +336,12 @@ def log_warning_once(line: str) -> None: ...
 def lora_config_aliases() -> dict[str, tuple[str, bool]]:
     """{alias: (name, whether it is an older one)}"""
 
-def lora_config_fields() -> list:
+def lora_config_fields() -> list[typing.Any]:
     """[(name, type, default as JSON, doc, status, reason)]"""
 
 def memory_for(device: str) -> int: ...
 
-def mixed_precision(gpu: str, major: typing.SupportsInt, minor: typing.SupportsInt) -> tuple:
+def mixed_precision(gpu: str, major: typing.SupportsInt, minor: typing.SupportsInt) -> tuple[typing.Any, ...]:
     """("bf16" or "fp16", the line that says so)"""
 
 def native_architectures() -> list[str]: ...
@@ -367,10 +375,10 @@ def trainable_parameters_line(trainable: typing.SupportsInt, all: typing.Support
 
 def training_arguments_aliases() -> dict[str, tuple[str, bool]]: ...
 
-def training_arguments_best_metric(json: str) -> tuple:
+def training_arguments_best_metric(json: str) -> tuple[typing.Any, ...]:
     """(name with eval_, or empty; whether greater is better)"""
 
-def training_arguments_fields() -> list:
+def training_arguments_fields() -> list[typing.Any]:
     """[(name, type, default as JSON, doc, status, reason)]"""
 
 def warmup_steps(warmup_steps: typing.SupportsFloat, warmup_ratio: typing.SupportsFloat, training_steps: typing.SupportsInt) -> int: ...

@@ -29,12 +29,12 @@ assert _C.torch_version == _TORCH_VERSION
 
 from . import _logging  # noqa: E402, F401  (before anything can have something to say)
 from ._C import Accumulator, FormatError, QuantizedTensor, Quantizer, quantize_checkpoint  # noqa: E402
-from .configs import LoraConfig, TaskType, TrainingArguments  # noqa: E402
+from .auto_model import AutoModelForCausalLM  # noqa: E402
 from .generation import GenerationConfig  # noqa: E402
 from .grad_scaler import GradScaler  # noqa: E402
 from .layers import CheckpointedBlock, LoraLinear  # noqa: E402
 from .memory import MemoryPlan, find_max_batch_size, plan  # noqa: E402
-from .modeling import AutoModelForCausalLM, CausalLM  # noqa: E402
+from .modeling import CausalLM  # noqa: E402
 from .peft import (  # noqa: E402
     PeftModel,
     PeftModelForCausalLM,
@@ -43,7 +43,7 @@ from .peft import (  # noqa: E402
     prepare_model_for_kbit_training,
     set_peft_model_state_dict,
 )
-from .peft_config import LoftQConfig, PeftConfig  # noqa: E402
+from .peft_config import LoftQConfig, LoraConfig, PeftConfig, TaskType  # noqa: E402
 from .precision import get_mixed_precision_dtype  # noqa: E402
 from .prediction import EvalPrediction, PredictionOutput  # noqa: E402
 from .progress import PrinterCallback, ProgressCallback, TensorBoardCallback  # noqa: E402
@@ -60,6 +60,7 @@ from .trainer_callback import (  # noqa: E402
     TrainerControl,
     TrainerState,
 )
+from .training_arguments import TrainingArguments  # noqa: E402
 
 __all__ = [
     "Accumulator",
@@ -110,7 +111,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> object:
     """transformers' own class, imported when it is first asked for."""
     if name == "TextStreamer":
         try:

@@ -10,7 +10,7 @@ import inspect
 import json
 import logging
 import os
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -60,7 +60,7 @@ class Accelerator:
 
     @property
     def device(self) -> torch.device:
-        return self._trainer.model.device
+        return torch.device(self._trainer.model.device)
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         self._trainer._scaler.scale(loss).backward(**kwargs)
@@ -114,15 +114,18 @@ class AutogradStep:
     def __init__(self, trainer: Any, loader: Any) -> None:
         self._trainer = trainer
         self._batches = Batches(loader)
-        self._generator_state: torch.Tensor | None = None  # of a resumed run, until its loader has drawn what it draws
+        #: Of a run that is resumed in the middle of an epoch, until its loader has drawn what it had drawn before.
+        self._generator_state: torch.Tensor | None = None
 
-    def __call__(self, epoch: int, first_batch: int, count: int, rows: Any) -> tuple:
+    def __call__(
+        self, epoch: int, first_batch: int, count: int, rows: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, float, int, int, bool]:
         trainer, core = self._trainer, self._trainer._core
         args, control, handler = trainer.args, core.control, trainer.callback_handler
         batches = self._batches.take(epoch, first_batch, count)
-        if self._generator_state is not None:
+        if self._generator_state is not None and first_batch > 0:
             torch.set_rng_state(self._generator_state)
-            self._generator_state = None
+        self._generator_state = None
         if not batches:
             raise ValueError(f"[Trainer] the train dataloader has no batch {first_batch} in epoch {epoch}. Give it a length.")
         targets = count_targets(batches, args.count_position_zero)
@@ -130,8 +133,9 @@ class AutogradStep:
                      for b in batches if hasattr(b, "keys") and "input_ids" in b)  # fmt: skip
         trainer.current_gradient_accumulation_steps = len(batches)
         trainer._lm._rebind()
-        trainer._lm.core.zero_grad()
-        loss = None
+        core.bind_values()
+        core.zero_grad()
+        loss: Any = None
         with torch.enable_grad():
             for i, inputs in enumerate(batches):
                 counted = (targets,) if takes(trainer.training_step, "num_items_in_batch") else ()
@@ -159,7 +163,7 @@ class AutogradStep:
     def _clip(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         limit = self._trainer.args.max_grad_norm
         if isinstance(optimizer, ArenaAdamW):
-            return self._trainer._core.clip_grad_norm(limit)
+            return cast(torch.Tensor, self._trainer._core.clip_grad_norm(limit))
         gradients = [parameter for parameter in _parameters(optimizer) if parameter.grad is not None]
         return torch.nn.utils.clip_grad_norm_(gradients, limit if limit > 0 else float("inf"))
 
@@ -186,6 +190,8 @@ class AutogradStep:
 
         optimizer, scheduler = self._trainer.optimizer, self._trainer.lr_scheduler
         tensors: dict[str, torch.Tensor] = {"torch_rng_state": torch.get_rng_state()}
+        if self._trainer._lm.device.type == "cuda":
+            tensors["cuda_rng_state"] = torch.cuda.get_rng_state(self._trainer._lm.device)
         state: dict[str, Any] = {"optimizer": None, "scheduler": None}
         if not isinstance(optimizer, ArenaAdamW):
             whole = optimizer.state_dict()
@@ -228,6 +234,9 @@ class AutogradStep:
             state = json.load(file)
         tensors = load_file(os.path.join(folder, _OPTIMIZER_FILE))
         self._generator_state = tensors.pop("torch_rng_state")
+        torch.set_rng_state(self._generator_state)
+        if (state_on_gpu := tensors.pop("cuda_rng_state", None)) is not None and self._trainer._lm.device.type == "cuda":
+            torch.cuda.set_rng_state(state_on_gpu, self._trainer._lm.device)
         if state["optimizer"] is not None:
             entries: dict[int, dict[str, Any]] = {int(i): dict(values) for i, values in state["optimizer"]["numbers"].items()}
             for name, tensor in tensors.items():

@@ -37,8 +37,13 @@ def _ids(values: Any) -> list[int]:
 
 def tokens_and_labels(row: Any, name: str, i: int) -> tuple[list[int], list[int]]:
     """(input_ids, labels) of a row, without the padding that an attention_mask of 0 marks."""
-    if not hasattr(row, "keys") or "input_ids" not in row:
+    if not hasattr(row, "keys"):
         raise TypeError(f"[Trainer] {name}: a row must be a dict with input_ids (and labels); row {i} is {type(row).__name__}.")
+    if "input_ids" not in row:
+        raise TypeError(
+            f"[Trainer] {name}: a row must have input_ids (and labels); row {i} has {sorted(row.keys())}. Tokenize the rows, or use "
+            "SFTTrainer, which reads text, prompts and conversations."
+        )
     ids = _ids(row["input_ids"])
     given = row.get("labels")
     labels = _ids(given) if given is not None else ids
@@ -53,6 +58,29 @@ def tokens_and_labels(row: Any, name: str, i: int) -> tuple[list[int], list[int]
 
 def rows_of(dataset: Iterable[Any] | None, name: str) -> list[tuple[list[int], list[int]]]:
     return [tokens_and_labels(row, name, i) for i, row in enumerate(dataset if dataset is not None else ())]
+
+
+def packs_of(dataset: Iterable[Any], name: str, max_length: int, strategy: str) -> list[list[dict[str, list[int]]]]:
+    """The packs that the C++ trainer makes of these rows, each as the list of its rows."""
+    packs = []
+    for ids, labels, lengths in _C.pack(rows_of(dataset, name), max_length, strategy):
+        rows, begin = [], 0
+        for length in lengths or [len(ids)]:
+            part = slice(begin, begin + length)
+            rows.append({"input_ids": ids[part], "labels": labels[part], "attention_mask": [1] * length})
+            begin += length
+        packs.append(rows)
+    return packs
+
+
+class RowsOfPacks:
+    """A collator of packs: their rows stand below each other in the batch, so none of them sees another."""
+
+    def __init__(self, collator: Callable[[list[Any]], Any]) -> None:
+        self.collator = collator
+
+    def __call__(self, packs: list[list[Any]]) -> Any:
+        return self.collator([row for pack in packs for row in pack])
 
 
 class PadRight:
@@ -87,7 +115,7 @@ class UsedColumns:
         return self.collator([{key: row[key] for key in USED_COLUMNS if key in row} for row in rows])
 
 
-class EpochSampler(torch.utils.data.Sampler):
+class EpochSampler(torch.utils.data.Sampler[int]):
     """The C++ trainer's order of rows, which is transformers' for the same seed; set_epoch() before each epoch."""
 
     def __init__(self, rows: int, strategy: str, seed: int, group_size: int, lengths: list[int]) -> None:
@@ -106,7 +134,12 @@ class EpochSampler(torch.utils.data.Sampler):
 
 def set_epoch(loader: Any, epoch: int) -> None:
     """Tells whoever in a data loader wants to know."""
-    for holder in (loader, getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None)):
+    holders: tuple[Any, ...] = (
+        loader,
+        getattr(loader, "sampler", None),
+        getattr(getattr(loader, "batch_sampler", None), "sampler", None),
+    )
+    for holder in holders:
         if hasattr(holder, "set_epoch"):
             holder.set_epoch(epoch)
 

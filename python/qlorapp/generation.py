@@ -33,7 +33,7 @@ _BEAMS = ((None, 1, False, 1.0, 0.0), "there is no beam search. Leave it out, or
 _PROCESSOR = ((None, 0, 1.0, False), "this processor is not built. Use repetition_penalty, temperature, top_k, top_p or min_p.")
 _OUTPUT = ((None, False), "generate returns tokens only. Call the model itself for its logits.")
 _ASSISTED = ((None, False), "there is no assisted generation. Leave it out.")
-_REFUSED: dict[str, tuple[tuple, str]] = {
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "diversity_penalty", "constraints", "force_words_ids"), _BEAMS),
     **dict.fromkeys(("penalty_alpha", "dola_layers", "low_memory", "use_mtp", "guidance_scale"), _BEAMS),
     **dict.fromkeys(
@@ -83,17 +83,19 @@ class GenerationConfig:
         """What is set."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
+    to_diff_dict = to_dict  # what transformers' pipelines call
+
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "GenerationConfig":
         return cls(**_known(values, "GenerationConfig"))
 
     @classmethod
-    def from_pretrained(cls, folder: str | os.PathLike) -> "GenerationConfig":
+    def from_pretrained(cls, folder: str | os.PathLike[str]) -> "GenerationConfig":
         """Of generation_config.json in a model folder."""
         with open(pathlib.Path(folder) / "generation_config.json", encoding="utf-8") as file:
             return cls.from_dict(json.load(file))
 
-    def save_pretrained(self, folder: str | os.PathLike) -> None:
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         path = pathlib.Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         (path / "generation_config.json").write_text(
@@ -109,7 +111,7 @@ def _init(self: GenerationConfig, **options: Any) -> None:
     _plain_init(self, **_known(options, "GenerationConfig"))
 
 
-GenerationConfig.__init__ = _init  # type: ignore[method-assign]
+GenerationConfig.__init__ = _init  # type: ignore[method-assign, assignment]
 
 
 def _known(options: dict[str, Any], where: str) -> dict[str, Any]:

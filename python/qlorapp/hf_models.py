@@ -6,6 +6,7 @@ patched. Weights are quantized one by one while they are read. Adapters are PEFT
 """
 
 import logging
+import os
 import pathlib
 from typing import Any
 
@@ -32,22 +33,29 @@ class HfLinear4bit(torch.nn.Linear):
         return torch.nn.Parameter(weight.packed, requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.quant_state.linear(x)
+        assert self.quant_state is not None  # it has been read
+        y: torch.Tensor = self.quant_state.linear(x)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "HfLinear4bit":
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types for it
         if self.quant_state is not None and self.weight.device != self.quant_state.device:
             self.quant_state = self.quant_state.to(self.weight.device)
             self.weight.data = self.quant_state.packed
         return self
 
-    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         if self.quant_state is None:  # not read yet
             return super()._save_to_state_dict(destination, prefix, keep_vars)
         destination.update(four_bit_state(self.quant_state, prefix))
         if self.bias is not None:
             destination[prefix + "bias"] = self.bias if keep_vars else self.bias.detach()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "[HfLinear4bit] a four-bit layer is not copied or pickled: its weight lives in C++, and pickle files can run code. Load the model "
+            "again with from_pretrained; adapters travel by save_pretrained and PeftModel.from_pretrained."
+        )
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.bias is not None}, four bits"
@@ -56,8 +64,8 @@ class HfLinear4bit(torch.nn.Linear):
 def _register() -> type:
     """The config class of the method; registers it and its quantizer at the first call."""
     from transformers.core_model_loading import ConversionOps
-    from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
-    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, register_quantization_config, register_quantizer
+    from transformers.quantizers.base import HfQuantizer
     from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
     from transformers.utils.quantization_config import QuantizationConfigMixin
 
@@ -71,13 +79,17 @@ def _register() -> type:
         def __init__(self, **fields: Any) -> None:
             for name, value in fields.items():
                 setattr(self, name, value)
-            self.quant_method = METHOD  # whatever the fields say
+            self.quant_method: Any = METHOD  # whatever the fields say
+
+        def to_dict(self) -> dict[str, Any]:
+            """As a folder's config.json has it: the weights beside it are in bitsandbytes' format."""
+            return {**super().to_dict(), "quant_method": "bitsandbytes"}
 
     class Quantize(ConversionOps):
-        def __init__(self, hf_quantizer: HfQuantizer) -> None:
+        def __init__(self, hf_quantizer: Any) -> None:
             self.hf_quantizer = hf_quantizer
 
-        def convert(self, input_dict: dict, model: torch.nn.Module | None = None, **kwargs: Any) -> dict:
+        def convert(self, input_dict: dict[str, Any], *args: Any, model: Any = None, **kwargs: Any) -> dict[str, Any]:
             result = {}
             for name, value in input_dict.items():
                 value = value[0] if isinstance(value, list) else value
@@ -95,10 +107,9 @@ def _register() -> type:
             config = quantization_config
             self.core = _C.Quantizer(quant_type=config.bnb_4bit_quant_type, double_quant=config.bnb_4bit_use_double_quant)
 
-        def _process_model_before_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> None:
-            skipped = self.get_modules_to_not_convert(
-                model, self.quantization_config.llm_int8_skip_modules, model._keep_in_fp32_modules
-            )
+        def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+            options: Any = self.quantization_config
+            skipped = self.get_modules_to_not_convert(model, options.llm_int8_skip_modules, model._keep_in_fp32_modules)
             for name, module in list(model.named_modules()):
                 if type(module) is torch.nn.Linear and should_convert_module(name, skipped):
                     parent, leaf = get_module_from_name(model, name)
@@ -112,7 +123,7 @@ def _register() -> type:
             return Quantize(self)
 
         def is_serializable(self) -> bool:
-            return False
+            return True
 
         @property
         def is_trainable(self) -> bool:
@@ -148,20 +159,52 @@ def load(folder: pathlib.Path, config: Any, options: BitsAndBytesConfig | None, 
         ", ".join(_C.native_architectures()),
     )
     place = {} if device.type == "cpu" else {"device_map": {"": device}}
-    return transformers.AutoModelForCausalLM.from_pretrained(
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder, quantization_config=quantization, dtype=dtype, **place
-    ).eval()
+    )
+    return model.eval()
 
 
-def get_peft_model(model: Any, peft_config: Any, **options: Any) -> Any:
-    """PEFT's adapters for a model of transformers."""
+def _peft(where: str, model: Any) -> Any:
     try:
         import peft
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"[get_peft_model] {type(model).__name__} is transformers' model; its adapters are PEFT's: pip install peft."
+            f"[{where}] {type(model).__name__} is transformers' model; its adapters are PEFT's: pip install peft."
         ) from error
+    return peft
+
+
+def load_adapter(model: Any, folder: str | os.PathLike[str], **options: Any) -> Any:
+    """PEFT's PeftModel.from_pretrained for a model of transformers."""
+    return _peft("PeftModel", model).PeftModel.from_pretrained(model, folder, **options)
+
+
+def adapter_state_dict(model: Any, state_dict: Any, adapter_name: str) -> dict[str, torch.Tensor]:
+    """PEFT's get_peft_model_state_dict."""
+    found: dict[str, torch.Tensor] = _peft("get_peft_model_state_dict", model).get_peft_model_state_dict(
+        model, state_dict, adapter_name
+    )
+    return found
+
+
+def set_adapter_state_dict(model: Any, values: dict[str, torch.Tensor], adapter_name: str) -> None:
+    """PEFT's set_peft_model_state_dict."""
+    _peft("set_peft_model_state_dict", model).set_peft_model_state_dict(model, values, adapter_name)
+
+
+def get_peft_model(model: Any, peft_config: Any, seed: int | None, **options: Any) -> Any:
+    """PEFT's adapters for a model of transformers. Their values come from torch's generator, or from `seed` and leave it alone."""
+    peft = _peft("get_peft_model", model)
+    if peft_config.use_dora and any(isinstance(module, HfLinear4bit) for module in model.modules()):
+        raise ValueError(
+            f"[get_peft_model] use_dora=True is not supported for {type(model).__name__}: PEFT reads the weight for it, and knows no four-bit "
+            "layers but bitsandbytes'. Leave it out; it works for " + ", ".join(_C.native_architectures()) + "."
+        )
     values = peft_config.to_dict()
     if values.get("runtime_config") is not None:
         values["runtime_config"] = peft.LoraRuntimeConfig(**values["runtime_config"])
-    return peft.get_peft_model(model, peft.LoraConfig(**values), **options)
+    with torch.random.fork_rng(enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        return peft.get_peft_model(model, peft.LoraConfig(**values), **options)

@@ -14,7 +14,7 @@ _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _TRUE = {"1", "ON", "YES", "TRUE"}
 
 
-def cache_folder(cache_dir: str | os.PathLike | None = None) -> pathlib.Path:
+def cache_folder(cache_dir: str | os.PathLike[str] | None = None) -> pathlib.Path:
     if cache_dir is not None:
         return pathlib.Path(cache_dir).expanduser()
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
@@ -76,7 +76,7 @@ def folder_of(
     revision: str | None = None,
     token: Any = None,
     local_files_only: bool = False,
-    cache_dir: str | os.PathLike | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
     weights: bool = True,
 ) -> pathlib.Path:
     """@raises FileNotFoundError that says which files were looked for, and where."""
@@ -109,3 +109,16 @@ def folder_of(
         f"{why}.{hint} Download it where there is a network (hf download {name}), or give a folder",
         name,
     )
+
+
+def adapter_folder(
+    model_id: str | os.PathLike[str],
+    subfolder: str | None = None,
+    revision: str | None = None,
+    token: Any = None,
+    local_files_only: bool = False,
+    **ignored: Any,
+) -> pathlib.Path:
+    """The folder, or the files of a hub repository."""
+    folder = folder_of(os.fspath(model_id), revision=revision, local_files_only=local_files_only, token=token)
+    return folder / subfolder if subfolder else folder

@@ -36,7 +36,8 @@ class LoraLinear(torch.nn.Module):
         if init_lora_weights is not True and init_lora_weights != "gaussian":
             raise ValueError(f"[LoraLinear] init_lora_weights must be True or 'gaussian'; got {init_lora_weights!r}.")
         if isinstance(base, torch.nn.Linear):
-            base, bias = base.weight, base.bias if bias is None else bias
+            bias = base.bias if bias is None else bias
+            base = base.weight
         base = base.detach() if isinstance(base, torch.Tensor) else base
         bias = bias.detach() if bias is not None else None
         seed = seed_from_torch() if seed is None else seed
@@ -80,7 +81,7 @@ class CheckpointedBlock(torch.nn.Module):
 
     def __init__(self, block: Callable[..., Any], parameters: list[torch.Tensor] | None = None) -> None:
         super().__init__()
-        self.block = block
+        self.block: Any = block
         self._given = list(parameters) if parameters is not None else None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

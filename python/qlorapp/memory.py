@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from . import _C
-from .configs import LoraConfig, TrainingArguments
 from .modeling import CausalLM
 from .peft import PeftModel
+from .peft_config import LoraConfig
 from .quantization import BitsAndBytesConfig, as_dtype
+from .training_arguments import TrainingArguments
 
 
 class MemoryPlan:
@@ -55,7 +56,7 @@ class MemoryPlan:
         """Bytes in use at most in a step that was really taken, evaluation included: plan(model, measure=True)."""
         return self._planned.measured
 
-    def svg(self, path: str | os.PathLike | None = None, *, budget: int | str | None = None) -> str:
+    def svg(self, path: str | os.PathLike[str] | None = None, *, budget: int | str | None = None) -> str:
         """The stacked timeline of one step, and over it what was measured, if it was. Written to path if that is given."""
         text = self._planned.svg(self._title, _bytes("budget", budget))
         if path is not None:
@@ -81,7 +82,7 @@ class MemoryPlan:
 
 
 def plan(
-    model: str | os.PathLike | CausalLM | PeftModel,
+    model: str | os.PathLike[str] | CausalLM | PeftModel,
     *,
     lora_config: LoraConfig | None = None,
     args: TrainingArguments | None = None,
@@ -106,7 +107,7 @@ def plan(
     if max_seq_length is not None:
         options["max_length"] = max_seq_length
     size, length = options["per_device_train_batch_size"], options["max_length"]
-    if isinstance(model, CausalLM | PeftModel):
+    if isinstance(model, torch.nn.Module):
         core = _core_of(model)
         planned = _C.plan_model(
             core,
@@ -141,8 +142,14 @@ def plan(
     return MemoryPlan(planned, f"{os.fspath(model)}, {planned.batch} x {length} tokens")
 
 
-def _core_of(model: CausalLM | PeftModel) -> _C.CausalLM:
+def _core_of(model: CausalLM | PeftModel, where: str = "plan") -> _C.CausalLM:
     lm = model.get_base_model() if isinstance(model, PeftModel) else model
+    if not isinstance(lm, CausalLM):
+        raise TypeError(
+            f"[{where}] {type(model).__name__} is computed by transformers, whose memory nobody can tell beforehand. It works for "
+            + ", ".join(_C.native_architectures())
+            + "; for others try batches in a loop that catches torch.cuda.OutOfMemoryError."
+        )
     lm._rebind()
     return lm.core
 
@@ -165,7 +172,7 @@ def find_max_batch_size(
     The plan answers, and one true step of that batch (optimizer and evaluation included) checks it. No parameter changes, gradients are
     zero afterwards, and no memory stays behind. The tokenizer is not needed: all rows are as long as a row can be.
     """
-    core, device = _core_of(model), torch.device(model.device)
+    core, device = _core_of(model, "find_max_batch_size"), torch.device(model.device)
     eight_bit = optim.endswith("_8bit")
     limit = _bytes("budget", budget)
     room = limit if limit is not None else _C.memory_for(str(device))

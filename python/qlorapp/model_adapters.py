@@ -6,15 +6,16 @@ import json
 import os
 import pathlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from . import _C, module_tree
-from .configs import LoraConfig
 from .layers import seed_from_torch
+from .peft_config import LoraConfig
 
 
-class ModelAdapters:
+class ModelAdapters(torch.nn.Module):
     """Half of CausalLM: everything about its adapters."""
 
     _core: _C.CausalLM
@@ -35,7 +36,7 @@ class ModelAdapters:
         self._show_adapters(adapter_name)
         self.set_trainable(adapter_name, adapter_name == self._core.active_adapter)
 
-    def load_adapter(self, folder: str | os.PathLike, adapter_name: str = "default") -> None:
+    def load_adapter(self, folder: str | os.PathLike[str], adapter_name: str = "default") -> None:
         """A PEFT folder's adapter under a name that the model does not have, or its values into an equal one."""
         had = adapter_name in self.peft_config
         if had:
@@ -44,7 +45,7 @@ class ModelAdapters:
         if not had:
             self._show_adapters(adapter_name)
 
-    def save_adapter(self, folder: str | os.PathLike, adapter_name: str = "default") -> None:
+    def save_adapter(self, folder: str | os.PathLike[str], adapter_name: str = "default") -> None:
         """One adapter as a PEFT folder."""
         self._rebind(adapter_name)
         self._core.save_adapter(os.fspath(folder), self.name_or_path, adapter_name)
@@ -112,7 +113,8 @@ class ModelAdapters:
         return f"{stem}.modules_to_save.{adapter_name}.weight"
 
     def _holder(self, full_name: str) -> torch.nn.Module:
-        return self.get_submodule(full_name.removeprefix("base_model.model.").removesuffix(".weight"))
+        holder: torch.nn.Module = self.get_submodule(full_name.removeprefix("base_model.model.").removesuffix(".weight"))
+        return holder
 
     def _show_active(self) -> None:
         active = [self._core.active_adapter] if self._core.active_adapter and not self._disabled else []
@@ -127,7 +129,7 @@ class ModelAdapters:
             return
         held = self._adapters[name]
         for i, (holder, known) in enumerate(held):
-            now = holder.weight
+            now: Any = holder.weight
             if now is not known:
                 values = now.detach()
                 now.data = known.detach()

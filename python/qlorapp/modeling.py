@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CausalLM: the C++ model as a torch.nn.Module with Hugging Face's names and semantics."""
+"""CausalLM: the C++ model as a torch.nn.Module with Hugging Face's names and semantics. auto_model.py loads it."""
 
 import inspect
 import json
@@ -7,18 +7,15 @@ import logging
 import os
 import pathlib
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from . import _C, generation, module_tree
-from .hf_models import is_foreign
-from .hf_models import load as load_foreign
-from .hub import folder_of
 from .layers import seed_from_torch
 from .model_adapters import ModelAdapters
-from .quantization import BitsAndBytesConfig, as_dtype
+from .quantization import BitsAndBytesConfig
 
 _log = logging.getLogger("qlorapp")
 
@@ -37,7 +34,18 @@ class ModelConfig(types.SimpleNamespace):
     """config.json as attributes, with `use_cache`, which notebooks set; generation always uses its cache."""
 
     def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
+        values = dict(vars(self))
+        options: Any = values.get("quantization_config")
+        if hasattr(options, "to_dict"):
+            values["quantization_config"] = options.to_dict()
+        return values
+
+    def to_json_string(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
+
+    def get_text_config(self, decoder: bool = False) -> "ModelConfig":
+        """Itself: there are no other parts."""
+        return self
 
 
 class CausalLMOutput:
@@ -46,7 +54,7 @@ class CausalLMOutput:
     Also a tuple and a mapping as transformers' outputs are: output[0], output["loss"].
     """
 
-    def __init__(self, loss: torch.Tensor | None, make_logits) -> None:
+    def __init__(self, loss: torch.Tensor | None, make_logits: Callable[[], torch.Tensor]) -> None:
         self.loss = loss
         self._make_logits = make_logits
         self._logits: torch.Tensor | None = None
@@ -65,7 +73,8 @@ class CausalLMOutput:
         name = self.keys()[key] if isinstance(key, int) else key
         if name not in self.keys():
             raise KeyError(name)
-        return getattr(self, name)
+        value: torch.Tensor = getattr(self, name)
+        return value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
@@ -96,6 +105,10 @@ class CausalLM(ModelAdapters, torch.nn.Module):
     torch.autograd work on them. One call computes the whole pass, so hooks on submodules do not run.
     """
 
+    #: Hugging Face's tree (module_tree.build).
+    model: Any
+    lm_head: Any
+
     def __init__(
         self,
         core: _C.CausalLM,
@@ -115,6 +128,7 @@ class CausalLM(ModelAdapters, torch.nn.Module):
         self._folder = folder
         self._quantization = quantization
         self._keep = ""
+        self.warnings_issued: dict[str, bool] = {}  # scripts for transformers set "estimate_tokens" in it
         module_tree.build(self, core, getattr(config, "rms_norm_eps", 1e-6))
         self.eval()
 
@@ -134,6 +148,25 @@ class CausalLM(ModelAdapters, torch.nn.Module):
         """The C++ model: forward_backward and generate without autograd."""
         return self._core
 
+    @property
+    def is_loaded_in_4bit(self) -> bool:
+        """Are its linear layers stored in four bits?"""
+        return any(isinstance(module, module_tree.Linear4bit) for module in self.modules())
+
+    is_quantized = is_loaded_in_4bit
+
+    @property
+    def is_loaded_in_8bit(self) -> bool:
+        return False
+
+    @property
+    def hf_device_map(self) -> dict[str, torch.device]:
+        """Everything on one device."""
+        return {"": self.device}
+
+    def can_generate(self) -> bool:
+        return True
+
     def get_memory_footprint(self, return_buffers: bool = True) -> int:
         """Bytes of all weights, four-bit ones as they are stored, and of the adapters."""
         return self._core.weight_bytes() + 4 * self._core.adapter_parameter_count()
@@ -144,7 +177,7 @@ class CausalLM(ModelAdapters, torch.nn.Module):
             return sum(p.numel() for held in self._adapters.values() for _, p in held if p.requires_grad)
         tables = 0
         if exclude_embeddings:
-            tables = self.get_input_embeddings().weight.numel()
+            tables = self.model.embed_tokens.weight.numel()
         return self._core.base_parameter_count() + self._core.adapter_parameter_count() - tables
 
     def get_nb_trainable_parameters(self) -> tuple[int, int]:
@@ -157,10 +190,12 @@ class CausalLM(ModelAdapters, torch.nn.Module):
         return line
 
     def get_input_embeddings(self) -> torch.nn.Module:
-        return self.model.embed_tokens
+        table: torch.nn.Module = self.model.embed_tokens
+        return table
 
     def get_output_embeddings(self) -> torch.nn.Module:
-        return self.lm_head
+        head: torch.nn.Module = self.lm_head
+        return head
 
     # --- computing
 
@@ -218,11 +253,26 @@ class CausalLM(ModelAdapters, torch.nn.Module):
             self, inputs if input_ids is None else input_ids, attention_mask, generation_config, streamer, options
         )
 
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        """The embedding table as it is. @raises ValueError where another number of rows is asked for than it has."""
+        rows: int = self.model.embed_tokens.weight.shape[0]
+        if new_num_tokens not in (None, rows):
+            raise ValueError(
+                f"[resize_token_embeddings] the model's tables have {rows} rows and keep them; {new_num_tokens} were asked for. Use tokens that "
+                "the tokenizer has (tokenizer.pad_token = tokenizer.eos_token), or resize the float checkpoint with transformers first."
+            )
+        return self.get_input_embeddings()
+
     # --- files and copies
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError(
+            "[push_to_hub] nothing here uploads. save_pretrained() writes the folder; huggingface_hub's upload_folder() takes it from there."
+        )
 
     def save_pretrained(
         self,
-        save_directory: str | os.PathLike,
+        save_directory: str | os.PathLike[str],
         is_main_process: bool = True,
         safe_serialization: bool = True,
         push_to_hub: bool = False,
@@ -289,6 +339,8 @@ class CausalLM(ModelAdapters, torch.nn.Module):
         if every == "sqrt":
             self._core.checkpoint_sqrt(keep)
         elif every is not None:
+            if not isinstance(every, int):
+                raise ValueError(f"[gradient_checkpointing_enable] every must be a number or 'sqrt'; got {every!r}.")
             self._core.checkpoint_every(every, keep)
         else:
             self._core.set_keep(keep)
@@ -341,103 +393,3 @@ class CausalLM(ModelAdapters, torch.nn.Module):
                 "[CausalLM] a loaded model keeps its device and dtype. Give dtype= and device_map= to from_pretrained."
             )
         return self
-
-
-def _config_of(folder: pathlib.Path) -> ModelConfig:
-    with open(folder / "config.json", encoding="utf-8") as file:
-        values = json.load(file)
-    values.setdefault("use_cache", True)
-    return ModelConfig(**values)
-
-
-def _device_of(device_map: Any, quantized: bool) -> torch.device:
-    """ "auto" is the GPU where there is one that this build has kernels for; a map must name one device.
-
-    Without a map a four-bit model goes where "auto" does, as transformers puts it, and any other to the CPU.
-    """
-    if isinstance(device_map, dict):
-        places = set(map(str, device_map.values()))
-        if len(places) != 1:
-            raise ValueError(f"[from_pretrained] device_map must put the model on one device; got {sorted(places)}.")
-        device_map = next(iter(device_map.values()))
-    if isinstance(device_map, int):
-        return torch.device("cuda", device_map)
-    if device_map is None:
-        device_map = "auto" if quantized else "cpu"
-    if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
-        has_kernels = torch._C._dispatch_has_kernel_for_dispatch_key("qlorapp::dequantize_4bit", "CUDA")
-        return torch.device("cuda", 0) if has_kernels and torch.cuda.is_available() else torch.device("cpu")
-    return torch.device(device_map)
-
-
-class AutoModelForCausalLM:
-    """Loads Hugging Face folders of the families that this library knows."""
-
-    _IGNORES = {  # noqa: RUF012
-        "attn_implementation": "the fastest attention of the device is always used",
-        "low_cpu_mem_usage": "",
-        "use_safetensors": "",
-        "trust_remote_code": "code of a checkpoint is never run",
-        "max_memory": "the model is on one device",
-        "offload_folder": "nothing is offloaded",
-        "use_auth_token": "",
-    }
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        pretrained_model_name_or_path: str | os.PathLike,
-        *,
-        quantization_config: BitsAndBytesConfig | dict[str, Any] | None = None,
-        dtype: torch.dtype | str | None = None,
-        torch_dtype: torch.dtype | str | None = None,
-        device_map: Any = None,
-        load_in_4bit: bool = False,
-        use_cache: bool | None = None,
-        revision: str | None = None,
-        token: Any = None,
-        local_files_only: bool = False,
-        cache_dir: str | os.PathLike | None = None,
-        **ignored: Any,
-    ) -> CausalLM:
-        """A model in evaluation mode, its linear layers in four bits if quantization_config or the folder says so.
-
-        dtype (older: torch_dtype) is that of activations, norms, embeddings and head; without it bnb_4bit_compute_dtype
-        decides, and without that the checkpoint's own ("auto").
-        """
-        refuse_unknown("from_pretrained", ignored, cls._IGNORES, cls.from_pretrained)
-        name = os.fspath(pretrained_model_name_or_path)
-        folder = folder_of(name, revision=revision, token=token, local_files_only=local_files_only, cache_dir=cache_dir)
-        config = _config_of(folder)
-        if isinstance(quantization_config, dict):
-            quantization_config = BitsAndBytesConfig.from_dict(quantization_config)
-        if quantization_config is None and load_in_4bit:
-            quantization_config = BitsAndBytesConfig(load_in_4bit=True)
-        if quantization_config is not None and not isinstance(quantization_config, BitsAndBytesConfig):
-            raise TypeError(
-                f"[from_pretrained] quantization_config must be a qlorapp.BitsAndBytesConfig; got {type(quantization_config)}."
-            )
-        options = quantization_config or BitsAndBytesConfig()
-        wanted = dtype if dtype is not None else torch_dtype
-        if wanted is None:
-            wanted = options.bnb_4bit_compute_dtype
-        if wanted is None or wanted == "auto":
-            wanted = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or "float32"
-        device = _device_of(device_map, options.load_in_4bit or hasattr(config, "quantization_config"))
-        if is_foreign(config):
-            return load_foreign(folder, config, quantization_config, as_dtype(wanted, "dtype"), device)
-        core = _C.load_model(
-            str(folder),
-            compute_dtype=as_dtype(wanted, "dtype"),
-            load_in_4bit=options.load_in_4bit,
-            quant_type=options.bnb_4bit_quant_type,
-            double_quant=options.bnb_4bit_use_double_quant,
-            skip_modules=options.llm_int8_skip_modules or [],
-            device=device,
-        )
-        if use_cache is not None:
-            config.use_cache = use_cache
-        quantized = options if options.load_in_4bit and not hasattr(config, "quantization_config") else None
-        model = CausalLM(core, config, name, folder, quantized)
-        model.generation_config = generation.config_of_folder(folder)
-        return model

@@ -73,11 +73,18 @@ class Linear4bit(_Shown, torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.quant_state.linear(x)
 
-    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         destination.update(four_bit_state(self.quant_state, prefix))
 
     def _load_from_state_dict(
-        self, state_dict: dict, prefix: str, metadata: Any, strict: bool, missing: list, unexpected: list, errors: list
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        metadata: Any,
+        strict: bool,
+        missing: list[str],
+        unexpected: list[str],
+        errors: list[str],
     ) -> None:
         own = dict(self.quant_state.named_tensors(prefix + "weight"))
         missing += [name for name in own if name not in state_dict]
@@ -99,7 +106,7 @@ class Linear4bit(_Shown, torch.nn.Module):
         with torch.no_grad():
             self.weight.copy_(state_dict[prefix + "weight"])
             state.absmax.copy_(state_dict[prefix + "weight.absmax"])
-            if state.double_quant:
+            if state.nested_absmax is not None and state.nested_offset is not None:
                 state.nested_absmax.copy_(state_dict[prefix + "weight.nested_absmax"])
                 state.nested_offset.fill_(theirs["nested_offset"])
 
@@ -148,7 +155,7 @@ class LoraLayer(_Shown, torch.nn.Module):
             known.pop(name, None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.base_layer(x)
+        y: torch.Tensor = self.base_layer(x)
         for name in self.active_adapters:
             if name not in self.lora_A:
                 continue
@@ -156,16 +163,17 @@ class LoraLayer(_Shown, torch.nn.Module):
             update = self.lora_B[name](self.lora_A[name](dropped)) * self.scaling[name]
             if name in self.lora_magnitude_vector:
                 base = self.base_layer(dropped.to(x.dtype)).float()
-                scale = self.lora_magnitude_vector[name].weight / self._norm(name)
+                scale = _weight_of(self.lora_magnitude_vector[name]) / self._norm(name)
                 update = (scale - 1) * base + scale * update
             y = y + update.to(x.dtype)
         return y
 
     @torch.no_grad()
     def _norm(self, name: str) -> torch.Tensor:
-        a, b = self.lora_A[name].weight, self.lora_B[name].weight
+        a, b = _weight_of(self.lora_A[name]), _weight_of(self.lora_B[name])
         rows = self.base_layer(torch.eye(a.shape[1], device=a.device)).float().T
-        return torch.linalg.norm(rows + self.scaling[name] * b @ a, dim=1)
+        norm: torch.Tensor = torch.linalg.norm(rows + self.scaling[name] * b @ a, dim=1)
+        return norm
 
 
 class Magnitude(_Shown, torch.nn.Module):
@@ -187,11 +195,11 @@ class ModulesToSave(_Shown, torch.nn.Module):
 
     def add(self, name: str, parameter: torch.nn.Parameter) -> None:
         if isinstance(self.original_module, torch.nn.Embedding):
-            module = Embedding(*parameter.shape, device="meta")
-            module.weight = parameter
+            table = Embedding(parameter.shape[0], parameter.shape[1], device="meta")
+            table.weight = parameter
+            self.modules_to_save[name] = table
         else:
-            module = _holding(parameter)
-        self.modules_to_save[name] = module
+            self.modules_to_save[name] = _holding(parameter)
 
     def remove(self, name: str) -> None:
         if name in self.modules_to_save:
@@ -199,16 +207,23 @@ class ModulesToSave(_Shown, torch.nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        return self._shown().weight
+        return _weight_of(self._shown())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._shown()(x)
+        y: torch.Tensor = self._shown()(x)
+        return y
 
     def _shown(self) -> torch.nn.Module:
         for name in self.active_adapters:
             if name in self.modules_to_save:
                 return self.modules_to_save[name]
         return self.original_module
+
+
+def _weight_of(module: torch.nn.Module) -> torch.Tensor:
+    weight: Any = module.weight
+    assert isinstance(weight, torch.Tensor)
+    return weight
 
 
 def _holding(parameter: torch.nn.Parameter) -> Linear:
@@ -227,14 +242,14 @@ class Group(_Shown, torch.nn.Module):
     """A module that only holds others: the decoder, a block, an attention, an MLP."""
 
 
-def build(root: torch.nn.Module, core: _C.CausalLM, rms_norm_eps: float) -> None:
-    """Puts the frozen base under `root`: model.embed_tokens, model.layers.N.…, model.norm, lm_head."""
+def build(root: Any, core: _C.CausalLM, rms_norm_eps: float) -> None:
+    """Puts the frozen base under the module `root`: model.embed_tokens, model.layers.N.…, model.norm, lm_head."""
     root.model = Group()
     root.model.layers = torch.nn.ModuleList()
     for name, weight in core.named_weights():
         parent, leaf = _parent(root, name)
         if leaf == "embed_tokens":
-            embedding = Embedding(*weight.shape, device="meta")
+            embedding = Embedding(weight.shape[0], weight.shape[1], device="meta")
             embedding.weight = torch.nn.Parameter(weight, requires_grad=False)
             parent.add_module(leaf, embedding)
         elif leaf == "lm_head" and core.tied:

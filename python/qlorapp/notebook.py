@@ -70,7 +70,7 @@ class NotebookProgressCallback(TrainerCallback):
         if self._step >= self._total or self.now() - self._shown >= self.pause:
             self._show()
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict | None = None, **kwargs: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if not logs or "train_runtime" in logs:
             return
         record = {"step": state.global_step, **logs}

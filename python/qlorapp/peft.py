@@ -6,15 +6,14 @@ import logging
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from . import hf_models
-from .configs import LoraConfig
-from .hub import folder_of
+from .hub import adapter_folder
 from .modeling import CausalLM, refuse_unknown
-from .peft_config import PeftConfig
+from .peft_config import LoraConfig, PeftConfig, as_lora_config
 
 _log = logging.getLogger("qlorapp")
 
@@ -101,7 +100,8 @@ class PeftModel(torch.nn.Module):
 
     @property
     def active_peft_config(self) -> LoraConfig:
-        return self.peft_config[self.active_adapter]
+        config: LoraConfig = self.peft_config[self.active_adapter]
+        return config
 
     def set_adapter(self, adapter_name: str | list[str], inference_mode: bool = False) -> None:
         """Makes this adapter the one that computes and, unless inference_mode, trains. The others are frozen."""
@@ -120,14 +120,14 @@ class PeftModel(torch.nn.Module):
         seed: int | None = None,
     ) -> None:
         """A new adapter beside those that are there. It neither computes nor trains until set_adapter(adapter_name)."""
-        self.base_model.model.add_adapters(peft_config, seed, adapter_name)
+        self.base_model.model.add_adapters(as_lora_config(peft_config), seed, adapter_name)
 
     def delete_adapter(self, adapter_name: str) -> None:
         """If it was the active one, the first of the others becomes that."""
         self.base_model.model.delete_adapter(adapter_name)
 
     def load_adapter(
-        self, model_id: str | os.PathLike, adapter_name: str = "default", is_trainable: bool = False, **options: Any
+        self, model_id: str | os.PathLike[str], adapter_name: str = "default", is_trainable: bool = False, **options: Any
     ) -> None:
         """A PEFT folder as an adapter of this name, which set_adapter() makes active. Without is_trainable in evaluation mode."""
         model = self.base_model.model
@@ -163,7 +163,7 @@ class PeftModel(torch.nn.Module):
 
     def save_pretrained(
         self,
-        save_directory: str | os.PathLike,
+        save_directory: str | os.PathLike[str],
         safe_serialization: bool = True,
         selected_adapters: list[str] | None = None,
         save_embedding_layers: str | bool = "auto",
@@ -200,12 +200,15 @@ class PeftModel(torch.nn.Module):
     def from_pretrained(
         cls,
         model: "CausalLM | PeftModel",
-        model_id: str | os.PathLike,
+        model_id: str | os.PathLike[str],
         adapter_name: str = "default",
         is_trainable: bool = False,
         **options: Any,
     ) -> "PeftModel":
         """The model with the adapter of a PEFT folder: for use, in evaluation mode, unless is_trainable."""
+        if not isinstance(model, (CausalLM, PeftModel)):
+            foreign = hf_models.load_adapter(model, model_id, adapter_name=adapter_name, is_trainable=is_trainable, **options)
+            return cast(PeftModel, foreign)
         wrapped = model if isinstance(model, PeftModel) else cls(model)
         wrapped.load_adapter(model_id, adapter_name, is_trainable, **options)
         wrapped.set_adapter(adapter_name, inference_mode=not is_trainable)
@@ -214,19 +217,6 @@ class PeftModel(torch.nn.Module):
 
 #: PEFT's name for the class of causal language models.
 PeftModelForCausalLM = PeftModel
-
-
-def adapter_folder(
-    model_id: str | os.PathLike,
-    subfolder: str | None = None,
-    revision: str | None = None,
-    token: Any = None,
-    local_files_only: bool = False,
-    **ignored: Any,
-) -> pathlib.Path:
-    """The folder, or the files of a hub repository."""
-    folder = folder_of(os.fspath(model_id), revision=revision, local_files_only=local_files_only, token=token)
-    return folder / subfolder if subfolder else folder
 
 
 def get_peft_model(
@@ -248,12 +238,13 @@ def get_peft_model(
         raise ValueError("[get_peft_model] mixed=True is not supported: all adapters are LoRA. Leave it out.")
     if not isinstance(model, (CausalLM, PeftModel)):
         return hf_models.get_peft_model(
-            model, peft_config, adapter_name=adapter_name, autocast_adapter_dtype=autocast_adapter_dtype
+            model, peft_config, seed, adapter_name=adapter_name, autocast_adapter_dtype=autocast_adapter_dtype
         )
     if isinstance(model, PeftModel):
         raise TypeError(
             "[get_peft_model] the model has adapters already. Use model.add_adapter(name, config), or give the base model."
         )
+    peft_config = as_lora_config(peft_config)
     model.add_adapters(peft_config, seed, adapter_name)
     model.set_adapter(adapter_name, trainable=not peft_config.inference_mode)
     return PeftModel(model).train()
@@ -269,6 +260,8 @@ def get_peft_model_state_dict(
         {"unwrap_compiled": "", "save_embedding_layers": "tables that the adapter trains are part of it"},
         get_peft_model_state_dict,
     )
+    if not isinstance(model, PeftModel):
+        return hf_models.adapter_state_dict(model, state_dict, adapter_name)
     lm = model.get_base_model()
     lm._rebind(adapter_name)
     tensors = {name: tensor.detach() for name, tensor in lm.core.adapter_tensors(adapter_name)}
@@ -281,6 +274,8 @@ def set_peft_model_state_dict(
     model: PeftModel, peft_model_state_dict: dict[str, torch.Tensor], adapter_name: str = "default"
 ) -> None:
     """Copies values into an adapter, all or none: every name must be there and none besides, each of its shape."""
+    if not isinstance(model, PeftModel):
+        return hf_models.set_adapter_state_dict(model, peft_model_state_dict, adapter_name)
     lm = model.get_base_model()
     lm._rebind(adapter_name)
     tensors = dict(lm.core.adapter_tensors(adapter_name))

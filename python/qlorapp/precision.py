@@ -15,4 +15,4 @@ def get_mixed_precision_dtype() -> str:
         return "no"
     kind, line = _C.mixed_precision(torch.cuda.get_device_name(), *torch.cuda.get_device_capability())
     print(line)
-    return kind
+    return str(kind)

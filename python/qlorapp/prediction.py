@@ -33,8 +33,8 @@ class EvalPrediction:
 class EvalLoopOutput(NamedTuple):
     predictions: Any
     label_ids: Any
-    metrics: dict[str, Any] | None
-    num_samples: int | None
+    metrics: dict[str, Any]
+    num_samples: int
 
 
 class PredictionOutput(NamedTuple):

@@ -18,7 +18,7 @@ def _readable(logs: dict[str, Any]) -> dict[str, Any]:
 class PrinterCallback(TrainerCallback):
     """Prints what is logged, one line each."""
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict | None = None, **kwargs: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if logs is not None:
             print(_readable(logs), flush=True)
 
@@ -53,7 +53,7 @@ class ProgressCallback(TrainerCallback):
 
     on_predict = on_evaluate
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict | None = None, **kwargs: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if logs is not None and self.training_bar is not None:
             self.training_bar.write(str(_readable(logs)))
 
@@ -102,7 +102,7 @@ class TensorBoardCallback(TrainerCallback):
             self.tb_writer = _summary_writer()(log_dir=folder)
         self.tb_writer.add_text("args", json.dumps(args.to_dict(), indent=2))
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict | None = None, **kwargs: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if self.tb_writer is None:
             return
         for key, value in (logs or {}).items():

@@ -16,7 +16,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from .sft_config import SFTConfig
 
@@ -179,11 +179,12 @@ class RowEncoder:
             tools = json.loads(tools)
         return {"tools": tools or None, **(row.get("chat_template_kwargs") or {})}
 
-    def _render(self, messages: list[dict], options: dict[str, Any], **more: Any) -> str:
-        return self.tokenizer.apply_chat_template(messages, tokenize=False, **options, **more)
+    def _render(self, messages: list[dict[str, Any]], options: dict[str, Any], **more: Any) -> str:
+        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **options, **more))
 
-    def _render_tokens(self, messages: list[dict], options: dict[str, Any], **more: Any) -> dict[str, list[int]]:
-        return self.tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, **options, **more)
+    def _render_tokens(self, messages: list[dict[str, Any]], options: dict[str, Any], **more: Any) -> dict[str, list[int]]:
+        encoded = self.tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, **options, **more)
+        return cast("dict[str, list[int]]", encoded)
 
     def _conversation(self, row: Mapping[str, Any], where: str) -> Row:
         messages, options = row["messages"], self._template_options(row)
@@ -224,7 +225,7 @@ class RowEncoder:
 
     # --- assistant_only_loss
 
-    def _assistant_masked(self, messages: list[dict], options: dict[str, Any], where: str) -> dict[str, list[int]]:
+    def _assistant_masked(self, messages: list[dict[str, Any]], options: dict[str, Any], where: str) -> dict[str, list[int]]:
         template = self.tokenizer.chat_template
         if isinstance(template, str) and _GENERATION.search(template):
             rendered = self._render_tokens(messages, options, return_assistant_tokens_mask=True)
@@ -238,7 +239,9 @@ class RowEncoder:
             raise ValueError(f"{where}assistant_only_loss needs a turn of the assistant; there is none. Remove the row.")
         return out
 
-    def assistant_ranges(self, messages: list[dict], options: dict[str, Any], text: str, where: str) -> list[tuple[int, int]]:
+    def assistant_ranges(
+        self, messages: list[dict[str, Any]], options: dict[str, Any], text: str, where: str
+    ) -> list[tuple[int, int]]:
         """Where in the rendered text the model has to produce: from where generation would begin to behind the end-of-turn token.
 
         For templates without {% generation %}: the text up to a turn, with the header of the answer behind it, must be how the
@@ -249,7 +252,7 @@ class RowEncoder:
             if message.get("role") != "assistant":
                 continue
             head = self._render(messages[:i], options, add_generation_prompt=True) if i else None
-            content = message.get("content")
+            content: Any = message.get("content")
             at = -1
             if head is not None and isinstance(content, str) and text.startswith(head):
                 at = text.find(content.strip(), len(head))

@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 
-from .configs import TrainingArguments
-from .modeling import AutoModelForCausalLM
+from .auto_model import AutoModelForCausalLM
+from .modeling import CausalLM
 from .notebook import SampleCallback
-from .peft import PeftModel, get_peft_model
+from .peft import get_peft_model
 from .random import set_seed
-from .sft_config import SFTConfig, modern_names
+from .sft_config import SFTConfig
 from .sft_data import RowEncoder, sample_parts
 from .trainer import Trainer
+from .training_arguments import TrainingArguments
 
 _log = logging.getLogger("qlorapp")
 
@@ -32,25 +33,31 @@ class SFTTrainer(Trainer):
 
     def __init__(
         self,
-        model: Any,
+        model: Any = None,
         args: SFTConfig | TrainingArguments | None = None,
         data_collator: Any = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
         processing_class: Any = None,
-        compute_loss_func: Callable | None = None,
-        compute_metrics: Callable | None = None,
+        compute_loss_func: Callable[..., torch.Tensor] | None = None,
+        compute_metrics: Callable[..., dict[str, Any]] | None = None,
         callbacks: list[Any] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
         optimizer_cls_and_kwargs: Any = None,
-        preprocess_logits_for_metrics: Callable | None = None,
+        preprocess_logits_for_metrics: Callable[..., Any] | None = None,
         quantization_config: Any = None,
         peft_config: Any = None,
         formatting_func: Callable[[Any], str] | None = None,
         *,
         tokenizer: Any = None,
+        model_init: Callable[[], Any] | None = None,
+        infinite: bool = False,
         **options: Any,
     ) -> None:
+        if infinite:
+            _log.warning("[SFTTrainer] infinite has no effect: max_steps goes over the data as often as it takes.")
+        if model is None and model_init is not None:
+            model = model_init()
         if train_dataset is None:
             raise ValueError("[SFTTrainer] train_dataset is required.")
         if type(data_collator).__name__ == "DataCollatorForCompletionOnlyLM":
@@ -62,14 +69,14 @@ class SFTTrainer(Trainer):
         set_seed(config.seed)  # of the adapters' random values
         model = _model_of(model, config, quantization_config)
         if peft_config is not None:
-            if isinstance(model, PeftModel):
+            if hasattr(model, "get_base_model"):
                 raise ValueError("[SFTTrainer] the model has adapters already. Leave peft_config out to go on training them.")
             model = get_peft_model(model, peft_config)
-        elif not model.core.has_adapters:
+        elif isinstance(model, CausalLM) and not model.core.has_adapters:
             raise ValueError(
                 "[SFTTrainer] there is nothing to train: the base is frozen. Give peft_config=LoraConfig(…), or a PeftModel."
             )
-        lm = model.get_base_model() if isinstance(model, PeftModel) else model
+        lm = model.get_base_model() if hasattr(model, "get_base_model") else model
         processing_class = _tokenizer_of(tokenizer if processing_class is None else processing_class, lm, config)
 
         rows = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
@@ -77,16 +84,21 @@ class SFTTrainer(Trainer):
         if config.skip_prepare_dataset:
             _check_prepared(rows)
         else:
-            first = next(iter(train_dataset), {})
+            first: Any = next(iter(train_dataset), {})
             completion_only = _completion_only(config, first, formatting_func)
             self._encoder = RowEncoder(processing_class, config, completion_only, _stop_ids(processing_class, lm))
             packed = {
                 "train_dataset": config.packing,
                 "eval_dataset": config.packing if config.eval_packing is None else config.eval_packing,
             }
-            for name in rows:
-                if rows[name] is not None:
-                    rows[name] = self._encoder.prepare(rows[name], name, packed[name], formatting_func)
+            for name, dataset in rows.items():
+                if isinstance(dataset, dict) and name == "eval_dataset":
+                    rows[name] = {
+                        key: self._encoder.prepare(part, f"{name}[{key!r}]", packed[name], formatting_func)
+                        for key, part in dataset.items()
+                    }
+                elif dataset is not None:
+                    rows[name] = self._encoder.prepare(dataset, name, packed[name], formatting_func)
 
         shown = []
         if self._encoder is not None and not config.disable_tqdm:
@@ -126,10 +138,11 @@ def _config_of(args: Any, model: Any, options: dict[str, Any]) -> SFTConfig:
         if not isinstance(args, TrainingArguments):
             raise TypeError(f"[SFTTrainer] args must be a qlorapp.SFTConfig; got {type(args).__name__}.")
         args = SFTConfig(**{field.name: getattr(args, field.name) for field in dataclasses.fields(args)})
-    given = modern_names(options, "SFTTrainer")
+    given = SFTConfig.modern_names(options, "SFTTrainer")
     if given:
         _log.info("[SFTTrainer] %s: give these to SFTConfig.", ", ".join(given))
-    return dataclasses.replace(args, **given) if given else args
+    config: SFTConfig = dataclasses.replace(args, **given) if given else args
+    return config
 
 
 def _model_of(model: Any, config: SFTConfig, quantization_config: Any) -> Any:
@@ -163,7 +176,7 @@ def _tokenizer_of(tokenizer: Any, lm: Any, config: SFTConfig) -> Any:
     if config.eos_token is not None:
         tokenizer.eos_token = config.eos_token
         known = lm.generation_config.eos_token_id
-        known = lm.core.eos_token_ids if known is None else [known] if isinstance(known, int) else known
+        known = _eos_ids(lm) if known is None else [known] if isinstance(known, int) else known
         lm.generation_config.eos_token_id = list(dict.fromkeys([tokenizer.eos_token_id, *known]))
     if config.pad_token is not None or tokenizer.pad_token is None:
         tokenizer.pad_token = config.pad_token or tokenizer.eos_token
@@ -200,7 +213,9 @@ def _completion_only(config: SFTConfig, first: Any, formatting_func: Any) -> boo
 
 def _check_prepared(rows: dict[str, Any]) -> None:
     """TRL's rule: masks without labels would train on everything."""
-    for name, dataset in rows.items():
+    evaluated = rows["eval_dataset"]
+    parts = evaluated if isinstance(evaluated, dict) else {"eval_dataset": evaluated}
+    for name, dataset in {"train_dataset": rows["train_dataset"], **parts}.items():
         for row in dataset or ():
             if row.get("labels") is None and ("completion_mask" in row or "assistant_masks" in row):
                 raise ValueError(
@@ -210,8 +225,16 @@ def _check_prepared(rows: dict[str, Any]) -> None:
             break
 
 
+def _eos_ids(lm: Any) -> list[int]:
+    """What config.json says."""
+    if isinstance(lm, CausalLM):
+        return list(lm.core.eos_token_ids)
+    eos = getattr(lm.config, "eos_token_id", None)
+    return [eos] if isinstance(eos, int) else list(eos or ())
+
+
 def _stop_ids(tokenizer: Any, lm: Any) -> set[int]:
     """Tokens that end a generation."""
     eos = lm.generation_config.eos_token_id
-    ids = set(lm.core.eos_token_ids) | ({eos} if isinstance(eos, int) else set(eos or ()))
+    ids = set(_eos_ids(lm)) | ({eos} if isinstance(eos, int) else set(eos or ()))
     return ids | ({tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set())

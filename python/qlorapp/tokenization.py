@@ -48,7 +48,7 @@ class AutoTokenizer(metaclass=_Delegating):
         raise OSError("[AutoTokenizer] is made by AutoTokenizer.from_pretrained(name or folder).")
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """A tokenizer by its folder, or by its name from the local Hugging Face cache or the hub. It has a pad token."""
         name = os.fspath(pretrained_model_name_or_path)
         wanted = {key: kwargs.pop(key, None) for key in ("revision", "token", "cache_dir")}

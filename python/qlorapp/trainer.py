@@ -6,11 +6,9 @@ import json
 import logging
 import math
 import os
-import pathlib
 import resource
 import signal
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,13 +18,16 @@ import torch
 from . import _C, prediction
 from .autograd_step import Accelerator, AutogradStep, overridden, scaler_of, takes
 from .batches import is_default_collator, rows_of
-from .configs import TrainingArguments
+from .field_table import plain
+from .foreign_model import ForeignModel
 from .modeling import CausalLM, refuse_unknown
 from .peft import PeftModel
 from .progress import default_progress, reporting_callbacks
 from .trainer_callback import CallbackHandler, TrainerCallback, TrainerState
 from .trainer_evaluation import EvaluationMethods
+from .trainer_reports import ReportMethods
 from .trainer_steps import Rates, StepMethods
+from .training_arguments import TrainingArguments
 
 _log = logging.getLogger("qlorapp")
 
@@ -37,6 +38,16 @@ CHOSEN_BY_BUDGET = (
     "mlp_tile_rows", "weight_workspace", "embedding_on_host",
 )  # fmt: skip
 
+#: What these buy is built for the families that are computed here.
+FOR_NATIVE_MODELS = ("checkpoint_keep", "loss_chunk_rows", "mlp_tile_rows", "weight_workspace", "embedding_on_host")
+
+
+def trained_model(model: Any) -> CausalLM | ForeignModel:
+    """What a trainer knows of a model: the native one, without PEFT's level, or what stands for one of transformers."""
+    if isinstance(model, PeftModel):
+        return model.get_base_model()
+    return model if isinstance(model, CausalLM) else ForeignModel(model)
+
 
 class TrainOutput(NamedTuple):
     """What train() returns."""
@@ -46,7 +57,7 @@ class TrainOutput(NamedTuple):
     metrics: dict[str, float]
 
 
-class Trainer(StepMethods, EvaluationMethods):
+class Trainer(StepMethods, EvaluationMethods, ReportMethods):
     """Epochs, accumulation, logging, evaluation, checkpoints. Rows are {"input_ids", "labels"(, "attention_mask")}.
 
     The loop runs in C++ without the GIL; Ctrl-C stops it between two micro-batches. transformers' names and semantics, callbacks
@@ -81,6 +92,11 @@ class Trainer(StepMethods, EvaluationMethods):
                 raise ValueError("[Trainer] give a model, or model_init, which makes one.")
             model = model_init()
         self.model = self.model_wrapped = model
+        if args is not None and not isinstance(args, TrainingArguments):
+            raise TypeError(
+                f"[Trainer] args must be a qlorapp.TrainingArguments; got {type(args).__module__}.{type(args).__name__}. Import it from qlorapp: "
+                "its options have the same names."
+            )
         self.args = args if args is not None else TrainingArguments()
         self.data_collator = data_collator
         self._own_collator = not is_default_collator(data_collator)
@@ -99,7 +115,7 @@ class Trainer(StepMethods, EvaluationMethods):
         self._said: set[str] = set()
         self._train_loader: Any = None
         self.eval_dataloader: Any = None
-        self._lm = model.get_base_model() if isinstance(model, PeftModel) else model
+        self._lm = trained_model(model)
         self._check()
         if self.args.log_level != "passive":
             _log.setLevel(self.args.log_level.upper())
@@ -111,12 +127,19 @@ class Trainer(StepMethods, EvaluationMethods):
         self._make_core()
         self._lm._memory_changed()
         if self.args.gradient_checkpointing:
-            keep = self.args.checkpoint_keep
-            self._lm._keep = keep if isinstance(keep, str) else ",".join(keep)
+            if isinstance(self._lm, ForeignModel):
+                self._lm.enable_checkpointing(self.args.gradient_checkpointing_kwargs)
+            else:
+                keep = self.args.checkpoint_keep
+                self._lm._keep = keep if isinstance(keep, str) else ",".join(keep)
         self.callback_handler.call("init_end", self.control)
 
     def _check(self) -> None:
         args, lm = self.args, self._lm
+        if isinstance(lm, CausalLM) and not lm.core.has_adapters:
+            raise ValueError(
+                "[Trainer] there is nothing to train: the base is frozen. Add adapters: get_peft_model(model, LoraConfig(…))."
+            )
         if (
             args.eval_strategy != "no"
             and self.eval_dataset is None
@@ -131,6 +154,10 @@ class Trainer(StepMethods, EvaluationMethods):
             )
         if args.use_cpu and lm.device.type != "cpu":
             raise ValueError(f"[Trainer] use_cpu=True, but the model is on {lm.device}. Load it with device_map='cpu'.")
+        if isinstance(lm, ForeignModel):
+            for option in FOR_NATIVE_MODELS:
+                if plain(getattr(args, option)) != plain(getattr(TrainingArguments(), option)):
+                    _log.warning("[Trainer] %s has no effect: the model is transformers' own.", option)
         for option, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
             if getattr(args, option) and lm.dtype != dtype:
                 _log.warning("[Trainer] %s=True, but the model computes in %s. Load it with dtype=%s.", option, lm.dtype, dtype)
@@ -155,9 +182,9 @@ class Trainer(StepMethods, EvaluationMethods):
 
     def _make_core(self) -> None:
         reasons = self._autograd_reasons = self._why_autograd()
-        if reasons and self.args.packing:
+        if self.args.packing and "get_train_dataloader" in reasons:
             raise ValueError(
-                f"[Trainer] packing=True packs in the C++ loop, which {reasons} replaces. Pack in your own data, or leave it out."
+                "[Trainer] packing=True packs the rows that get_train_dataloader gives out, which is overridden. Leave one of them out."
             )
         trainer = weakref.ref(self)  # or the two would keep each other alive
 
@@ -177,14 +204,17 @@ class Trainer(StepMethods, EvaluationMethods):
             else rows_of(self.eval_dataset, "eval_dataset")
         )
         self._has_eval_rows = bool(eval_rows)
-        self._core = _C.Trainer(
-            self._lm.core,
-            self._core_arguments(),
-            [] if reasons else rows_of(self.train_dataset, "train_dataset"),
-            eval_rows,
-            self._lm.name_or_path,
-            hooks,
-        )
+        if isinstance(self._lm, ForeignModel):
+            self._core = self._lm.make_core(self._core_arguments(), hooks)
+        else:
+            self._core = _C.Trainer(
+                self._lm.core,
+                self._core_arguments(),
+                [] if reasons else rows_of(self.train_dataset, "train_dataset"),
+                eval_rows,
+                self._lm.name_or_path,
+                hooks,
+            )
         if self.args.memory_budget or self.args.auto_find_batch_size:
             self._take_what_the_budget_chose()
         self._step: AutogradStep | None = None
@@ -196,10 +226,6 @@ class Trainer(StepMethods, EvaluationMethods):
         for kind in ("logging_steps", "eval_steps", "save_steps"):
             if (steps := getattr(args, kind)) is not None:
                 setattr(self.state, kind, math.ceil(self.state.max_steps * steps) if steps < 1 else steps)
-
-    @property
-    def control(self) -> Any:
-        return self._core.control
 
     @property
     def train_dataloader(self) -> Any:
@@ -254,10 +280,12 @@ class Trainer(StepMethods, EvaluationMethods):
     def _callback_states(self) -> str:
         return json.dumps(self.callback_handler.states())
 
-    def _on_step(self, *window: Any) -> tuple:
+    def _on_step(self, *window: Any) -> tuple[Any, ...]:
+        assert self._step is not None  # of train(), for steps in Python
         return self._step(*window)
 
     def _on_save_files(self, folder: str) -> None:
+        assert self._step is not None
         self._step.save(folder)
 
     def _on_load(self, folder: str) -> None:
@@ -287,7 +315,7 @@ class Trainer(StepMethods, EvaluationMethods):
 
     def train(
         self,
-        resume_from_checkpoint: str | os.PathLike | bool | None = None,
+        resume_from_checkpoint: str | os.PathLike[str] | bool | None = None,
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
@@ -319,6 +347,7 @@ class Trainer(StepMethods, EvaluationMethods):
             if ask is not None:
                 signal.signal(signal.SIGTERM, ask)
             self._sync_state()
+            self._show_rate()
         if not self.args.skip_memory_metrics:
             output.metrics["train_mem_peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             if self._lm.device.type == "cuda":
@@ -345,68 +374,3 @@ class Trainer(StepMethods, EvaluationMethods):
             self._stop_asked = True
 
         return signal.signal(signal.SIGTERM, ask)
-
-    # --- logs
-
-    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """Adds epoch and, if they are counted, tokens; puts the entry into state.log_history and tells the callbacks."""
-        logs["epoch"] = self.state.epoch
-        if self.args.include_num_input_tokens_seen not in ("no", False):
-            logs["num_input_tokens_seen"] = self.state.num_input_tokens_seen
-            if start_time is not None:
-                seconds = time.time() - start_time
-                logs["train_runtime"] = round(seconds, 4)
-                seen = self.state.num_input_tokens_seen - self._session[0]
-                logs["train_tokens_per_second"] = round(seen / seconds, 3)
-        entry = prediction.as_numbers({**logs, "step": self.state.global_step})
-        self._core.append_log(entry)
-        self.state.log_history.append(entry)
-        self.callback_handler.call("log", self.control, logs=logs)
-
-    def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
-        """Prints them, sorted, one a line."""
-        print(f"***** {split} metrics *****")
-        width = max(len(key) for key in metrics)
-        for key in sorted(metrics):
-            print(
-                f"  {key:<{width}} = {metrics[key]:.4f}"
-                if isinstance(metrics[key], float)
-                else f"  {key:<{width}} = {metrics[key]}"
-            )
-
-    def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
-        """<split>_results.json in output_dir; combined: into all_results.json as well."""
-        folder = pathlib.Path(self.args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{split}_results.json").write_text(json.dumps(metrics, indent=4, sort_keys=True) + "\n")
-        if combined:
-            path = folder / "all_results.json"
-            together = {**(json.loads(path.read_text()) if path.exists() else {}), **metrics}
-            path.write_text(json.dumps(together, indent=4, sort_keys=True) + "\n")
-
-    # --- files
-
-    def save_model(self, output_dir: str | os.PathLike | None = None, _internal_call: bool = False) -> None:
-        """The adapter, with trainer_state.json and the tokenizer's files beside it."""
-        folder = os.fspath(output_dir if output_dir is not None else self.args.output_dir)
-        self._core.save_model(folder)
-        if hasattr(self.processing_class, "save_pretrained"):
-            self.processing_class.save_pretrained(folder)
-
-    def save_state(self) -> None:
-        """trainer_state.json into output_dir."""
-        os.makedirs(self.args.output_dir, exist_ok=True)
-        self._core.write_trainer_state(self.args.output_dir)
-
-    def is_world_process_zero(self) -> bool:
-        return True
-
-    is_local_process_zero = is_world_process_zero
-
-    def push_to_hub(self, *args: Any, **kwargs: Any) -> None:
-        raise ValueError(
-            "[Trainer] nothing here uploads. Call save_model() and push the folder with: hf upload <name> <folder>."
-        )
-
-    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> None:
-        raise ValueError("[Trainer] there is no hyper-parameter search. Make a Trainer for each setting.")

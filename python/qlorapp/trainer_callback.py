@@ -13,7 +13,7 @@ import os
 from typing import Any
 
 from . import _C
-from .configs import TrainingArguments
+from .training_arguments import TrainingArguments
 
 _log = logging.getLogger("qlorapp")
 
@@ -46,12 +46,12 @@ class TrainerState:
     trial_params: dict[str, Any] | None = None
     stateful_callbacks: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def save_to_json(self, json_path: str | os.PathLike) -> None:
+    def save_to_json(self, json_path: str | os.PathLike[str]) -> None:
         with open(json_path, "w", encoding="utf-8") as file:
             file.write(json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n")
 
     @classmethod
-    def load_from_json(cls, json_path: str | os.PathLike) -> "TrainerState":
+    def load_from_json(cls, json_path: str | os.PathLike[str]) -> "TrainerState":
         with open(json_path, encoding="utf-8") as file:
             return cls(**json.load(file))
 
@@ -196,7 +196,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         if not args.load_best_model_at_end:
             _log.warning("[EarlyStoppingCallback] without load_best_model_at_end=True the run ends with its last adapters.")
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict | None = None, **kwargs: Any) -> None:
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, Any] | None = None, **kwargs: Any) -> None:
         name = args.metric_for_best_model
         name = name if name.startswith("eval_") else f"eval_{name}"
         value = (metrics or {}).get(name)

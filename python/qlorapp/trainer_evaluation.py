@@ -9,12 +9,14 @@ import torch
 from . import prediction
 from .autograd_step import count_targets, overridden
 from .batches import rows_of
+from .foreign_model import ForeignModel
 from .prediction import EvalLoopOutput, PredictionOutput
+from .trainer_parts import TrainerParts
 
 _METHODS = ("prediction_step", "evaluation_loop", "get_eval_dataloader")
 
 
-class EvaluationMethods:
+class EvaluationMethods(TrainerParts):
     """Mixed into Trainer."""
 
     def _evaluates_in_python(self) -> bool:
@@ -24,18 +26,25 @@ class EvaluationMethods:
             or self._own_collator
             or bool(overridden(self, EvaluationMethods, _METHODS))
             or "compute_loss" in self._autograd_reasons
+            or isinstance(self._lm, ForeignModel)
         )
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Loss, speed and compute_metrics over eval_dataset, logged. A dict of data sets is evaluated one by one."""
+        """Loss, speed and compute_metrics over eval_dataset, logged.
+
+        eval_dataset: rows, or a dict of data sets, which are evaluated one by one as eval_<name>_…, or one's name.
+        """
         rows = eval_dataset if eval_dataset is not None else self.eval_dataset
         if isinstance(rows, dict):
-            metrics = {}
+            every: dict[str, Any] = {}
             for name, dataset in rows.items():
-                metrics |= self.evaluate(dataset, ignore_keys, f"{metric_key_prefix}_{name}")
-            return metrics
+                given = dataset if eval_dataset is not None else name  # an overridden get_eval_dataloader is told the name
+                every |= self.evaluate(given, ignore_keys, f"{metric_key_prefix}_{name}")
+            return every
+        if isinstance(rows, str):
+            rows = self.eval_dataset[rows]
         self._sync_state()
         if self._evaluates_in_python():
             loader = self.eval_dataloader = self.get_eval_dataloader(eval_dataset)
@@ -97,7 +106,7 @@ class EvaluationMethods:
         self.callback_handler.call("predict", self.control, metrics=metrics)
         return PredictionOutput(output.predictions, output.label_ids, metrics)
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> torch.utils.data.DataLoader:
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> torch.utils.data.DataLoader[Any]:
         """Padded batches of a data set, of one by its name, or of eval_dataset."""
         if isinstance(eval_dataset, str):
             eval_dataset = self.eval_dataset[eval_dataset]
@@ -106,7 +115,7 @@ class EvaluationMethods:
             raise ValueError("[Trainer] evaluation needs an eval_dataset.")
         return torch.utils.data.DataLoader(rows, batch_size=self.args.per_device_eval_batch_size, collate_fn=self._collate())
 
-    def get_test_dataloader(self, test_dataset: Any) -> torch.utils.data.DataLoader:
+    def get_test_dataloader(self, test_dataset: Any) -> torch.utils.data.DataLoader[Any]:
         return self.get_eval_dataloader(test_dataset)
 
     def num_examples(self, dataloader: Any) -> int:

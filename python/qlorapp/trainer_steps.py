@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from .autograd_step import ArenaAdamW, AutogradStep, overridden, takes
-from .batches import EpochSampler, PadRight, UsedColumns
+from .batches import EpochSampler, PadRight, RowsOfPacks, UsedColumns, packs_of
+from .foreign_model import ForeignModel
+from .trainer_parts import TrainerParts
 
 #: Whoever overrides one of these gets its steps computed in Python.
 STEP_METHODS = (
@@ -27,7 +29,7 @@ class Rates:
         return [self._core.learning_rate]
 
 
-class StepMethods:
+class StepMethods(TrainerParts):
     """Mixed into Trainer."""
 
     #: Set it to tell whether the loss of an overridden compute_loss is scaled for the whole window already.
@@ -36,6 +38,8 @@ class StepMethods:
     def _why_autograd(self) -> list[str]:
         """What asks for steps in Python."""
         reasons = overridden(self, StepMethods, STEP_METHODS)
+        if isinstance(self._lm, ForeignModel):
+            reasons.insert(0, type(self._lm.lm).__name__)
         given = {"compute_loss_func": self.compute_loss_func is not None, "optimizers": self._own_optimizers,
                  "data_collator": self._own_collator}  # fmt: skip
         return reasons + [name for name, is_given in given.items() if is_given]
@@ -46,10 +50,15 @@ class StepMethods:
             self.optimizer = ArenaAdamW(self._core, self._trainable(), self.args)
             self.lr_scheduler = Rates(self._core)
             return
-        self._say_once(
-            f"{', '.join(self._autograd_reasons)}: steps are computed by torch's autograd in Python. Losses are the same; "
-            "the C++ step is faster."
-        )
+        overriding = self._autograd_reasons
+        if isinstance(self._lm, ForeignModel):
+            self._say_once(self._lm.line)
+            overriding = overriding[1:]
+        if overriding:
+            self._say_once(
+                f"{', '.join(overriding)}: steps are computed by torch's autograd in Python. Losses are the same; "
+                "the C++ step is faster."
+            )
         loader = self._train_loader = self.get_train_dataloader()
         try:
             batches = len(loader)
@@ -78,15 +87,19 @@ class StepMethods:
                 self.optimizer = kind(self._trainable(), **kwargs)
             else:
                 self.optimizer = ArenaAdamW(self._core, self._trainable(), self.args)
-        return self.optimizer
+        made: torch.optim.Optimizer = self.optimizer
+        return made
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The schedule that lr_scheduler_type names, unless there is one already."""
         if self.lr_scheduler is None:
             optimizer = optimizer if optimizer is not None else self.optimizer
-            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
-                optimizer, lambda step, core=self._core: core.rate_factor(step)
-            )
+            core = self._core
+
+            def factor(step: int) -> float:
+                return core.rate_factor(step)
+
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return self.lr_scheduler
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
@@ -105,7 +118,8 @@ class StepMethods:
         if not self._is_scaled():
             loss = loss / self.current_gradient_accumulation_steps
         self.accelerator.backward(loss)
-        return loss.detach()
+        detached: torch.Tensor = loss.detach()
+        return detached
 
     def _loss_of(self, model: Any, inputs: dict[str, Any], return_outputs: bool, num_items_in_batch: Any) -> Any:
         extra = {"num_items_in_batch": num_items_in_batch} if self._takes_count() else {}
@@ -135,7 +149,8 @@ class StepMethods:
         """The model's loss, summed over targets and divided by num_items_in_batch; compute_loss_func's, if there is one."""
         inputs = dict(inputs)
         labels = inputs.pop("labels", None) if self.compute_loss_func is not None else None
-        if num_items_in_batch is not None and self.compute_loss_func is None:
+        counted = num_items_in_batch is not None and not (isinstance(self._lm, ForeignModel) and not self._lm.takes_count())
+        if counted and self.compute_loss_func is None:
             inputs["num_items_in_batch"] = num_items_in_batch
         outputs = model(**inputs)
         if self.compute_loss_func is not None:
@@ -147,7 +162,7 @@ class StepMethods:
             if "loss" not in outputs:
                 raise ValueError("[Trainer] a batch has no labels, so there is no loss. Let the collator make labels.")
             loss = outputs["loss"]
-            self._loss_was_scaled = num_items_in_batch is not None
+            self._loss_was_scaled = counted
         return (loss, outputs) if return_outputs else loss
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -161,20 +176,25 @@ class StepMethods:
             return PadRight(getattr(self.processing_class, "pad_token_id", None))
         return UsedColumns(self.data_collator) if self.args.remove_unused_columns else self.data_collator
 
-    def get_train_dataloader(self) -> torch.utils.data.DataLoader:
-        """Padded batches in the order of the C++ loop."""
+    def get_train_dataloader(self) -> torch.utils.data.DataLoader[Any]:
+        """Padded batches in the order of the C++ loop. With packing a place holds the rows of a pack, each padded by itself."""
         args, rows = self.args, self.train_dataset
         if rows is None:
             raise ValueError("[Trainer] training needs a train_dataset.")
-        common = {
+        common: dict[str, Any] = {
             "batch_size": args.per_device_train_batch_size,
             "collate_fn": self._collate(),
             "drop_last": args.dataloader_drop_last,
         }
-        if not hasattr(rows, "__len__"):
+        packs = packs_of(rows, "train_dataset", args.max_length, args.packing_strategy) if args.packing else None
+        if packs is None and not hasattr(rows, "__len__"):
             return torch.utils.data.DataLoader(rows, **common)
+        if packs is not None:
+            rows, common["collate_fn"] = packs, RowsOfPacks(common["collate_fn"])
         strategy = "group_by_length" if args.group_by_length else args.train_sampling_strategy
-        lengths = [len(row["input_ids"]) for row in rows] if strategy == "group_by_length" else []
+        lengths = []
+        if strategy == "group_by_length":
+            lengths = [sum(len(row["input_ids"]) for row in (place if packs is not None else [place])) for place in rows]
         seed = args.data_seed if args.data_seed is not None else args.seed
         group = args.per_device_train_batch_size * args.gradient_accumulation_steps
         return torch.utils.data.DataLoader(rows, sampler=EpochSampler(len(rows), strategy, seed, group, lengths), **common)

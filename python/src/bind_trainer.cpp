@@ -130,9 +130,10 @@ std::vector<Example> examples_from(std::vector<Row> rows) {
   return examples;
 }
 
-/// The trainer and the model that it refers to.
+/// The trainer and what it refers to: a model, or the arena of a foreign one.
 struct OwningTrainer {
   std::shared_ptr<CausalLM> model;
+  std::unique_ptr<AdapterArena> arena;
   Trainer trainer;
 };
 
@@ -144,8 +145,52 @@ std::unique_ptr<OwningTrainer> make_trainer(const std::shared_ptr<CausalLM>& mod
   TrainerCallbacks callbacks = callbacks_from(hooks);
   const py::gil_scoped_release no_gil;
   return std::unique_ptr<OwningTrainer>(
-      new OwningTrainer{model, Trainer(*model, std::move(arguments), examples_from(std::move(train_rows)),
-                                       examples_from(std::move(eval_rows)), base_model, std::move(callbacks))});
+      new OwningTrainer{model, nullptr,
+                        Trainer(*model, std::move(arguments), examples_from(std::move(train_rows)),
+                                examples_from(std::move(eval_rows)), base_model, std::move(callbacks))});
+}
+
+/// An arena that takes over the memory of `parameters`, whose values it keeps.
+std::unique_ptr<AdapterArena> arena_of(const std::vector<std::pair<std::string, at::Tensor>>& parameters) {
+  QLORAPP_CHECK_VALUE(!parameters.empty(),
+                      "[trainer] nothing of the model is trainable. Add adapters: get_peft_model(model, LoraConfig()).");
+  const at::Device device = parameters.front().second.device();
+  std::vector<std::pair<std::string, std::vector<int64_t>>> shapes;
+  for (const auto& [name, parameter] : parameters) {
+    QLORAPP_CHECK_VALUE(
+        parameter.scalar_type() == at::kFloat && parameter.device() == device,
+        "[trainer] what is trained must be float32 on one device; '", name, "' is ", at::toString(parameter.scalar_type()), " on ",
+        parameter.device().str(),
+        ". get_peft_model makes float32 adapters unless autocast_adapter_dtype=False; load the model with device_map={'': 0}.");
+    shapes.emplace_back(name, parameter.sizes().vec());
+  }
+  auto arena = std::make_unique<AdapterArena>(std::move(shapes), device);
+  for (int64_t i = 0; i < arena->size(); ++i) {
+    at::Tensor parameter = parameters[static_cast<size_t>(i)].second;
+    const at::Tensor slice = arena->parameter(i).detach();
+    slice.copy_(parameter.detach());
+    parameter.set_data(slice);
+    arena->adopt_parameter(i, parameter);
+  }
+  return arena;
+}
+
+std::unique_ptr<OwningTrainer> make_foreign_trainer(const std::vector<std::pair<std::string, at::Tensor>>& parameters,
+                                                    const std::string& arguments_json, int64_t parameter_count,
+                                                    uint64_t fingerprint, bool computes_in_half, const py::dict& given) {
+  TrainingArguments arguments;
+  format::from_json(format::parse_json(arguments_json, "TrainingArguments"), arguments, "TrainingArguments");
+  const Hooks hooks(given);
+  const auto files = [&](const char* name) {
+    return [hooks, name](const std::string& folder) {
+      const py::gil_scoped_acquire gil;
+      hooks(name, folder);
+    };
+  };
+  std::unique_ptr<AdapterArena> arena = arena_of(parameters);
+  ForeignModel model{arena.get(), computes_in_half, parameter_count, fingerprint, files("save_adapter"), files("load_adapter")};
+  return std::unique_ptr<OwningTrainer>(
+      new OwningTrainer{nullptr, std::move(arena), Trainer(std::move(model), std::move(arguments), callbacks_from(given))});
 }
 
 py::tuple train(OwningTrainer& self, const std::optional<std::string>& resume_from) {
@@ -213,6 +258,9 @@ void bind_trainer(py::module_& m) {
   py::class_<OwningTrainer>(m, "Trainer", "include/qlorapp/train/trainer.hpp")
       .def(py::init(&make_trainer), py::arg("model"), py::arg("arguments_json"), py::arg("train_rows"), py::arg("eval_rows"),
            py::arg("base_model"), py::arg("hooks"))
+      .def(py::init(&make_foreign_trainer), py::arg("parameters"), py::arg("arguments_json"), py::arg("parameter_count"),
+           py::arg("fingerprint"), py::arg("computes_in_half"), py::arg("hooks"),
+           "Around a model that Python computes: include/qlorapp/train/foreign_model.hpp.")
       .def("train", &train, py::arg("resume_from") = std::nullopt, "(global_step, training_loss, metrics)")
       .def(
           "use_own_batches", [](OwningTrainer& self, int64_t batches) { self.trainer.use_own_batches(batches); },
@@ -259,6 +307,12 @@ void bind_trainer(py::module_& m) {
           NoGil(), "The optimizer that `optim` names, over all adapters.")
       .def_property_readonly("optimizer_steps",
                              [](const OwningTrainer& self) { return self.trainer.state().optimizer.step_count(); })
+      .def(
+          "zero_grad", [](OwningTrainer& self) { self.trainer.state().arena->zero_grad(); },
+          "Zeroes the gradients, and binds those that were set to None.")
+      .def(
+          "bind_values", [](OwningTrainer& self) { self.trainer.state().arena->bind_values(); },
+          "Takes in parameters that got other memory by `.data =`.")
       .def(
           "clip_grad_norm",
           [](OwningTrainer& self, double max_norm) {

@@ -58,11 +58,11 @@ AdamW::Options optimizer_options(const TrainingArguments& args) {
 }
 
 /// torch's defaults, with a floor and an end: a run whose steps are all skipped is not training, and says so.
-GradScaler::Options scaler_options(const CausalLM& model, const TrainingArguments& args) {
+GradScaler::Options scaler_options(at::Device device, bool computes_in_half, const TrainingArguments& args) {
   GradScaler::Options options;
-  options.device = model.device().type();
+  options.device = device.type();
   // On a GPU without bf16, bf16 is float16 (io/device.hpp) and needs what float16 needs.
-  options.enabled = args.fp16 || (model.device().is_cuda() && model.lm_head().scalar_type() == at::kHalf);
+  options.enabled = args.fp16 || (device.is_cuda() && computes_in_half);
   options.min_scale = 1.0;
   options.max_consecutive_skips = 50;
   return options;
@@ -72,61 +72,86 @@ GradScaler::Options scaler_options(const CausalLM& model, const TrainingArgument
 
 Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> train_data, std::vector<Example> eval_data,
                  std::string base_model, TrainerCallbacks callbacks)
+    : Trainer(&model, {}, std::move(args), std::move(train_data), std::move(eval_data), std::move(base_model),
+              std::move(callbacks)) {}
+
+Trainer::Trainer(ForeignModel model, TrainingArguments args, TrainerCallbacks callbacks)
+    : Trainer(nullptr, std::move(model), std::move(args), {}, {}, "", std::move(callbacks)) {}
+
+Trainer::Trainer(CausalLM* model, ForeignModel foreign, TrainingArguments args, std::vector<Example> train_data,
+                 std::vector<Example> eval_data, std::string base_model, TrainerCallbacks callbacks)
     : model_(model),
+      foreign_(std::move(foreign)),
       args_(std::move(args)),
       train_data_(std::move(train_data)),
       eval_data_(std::move(eval_data)),
       base_model_(std::move(base_model)),
       callbacks_(std::move(callbacks)),
-      state_(model.arena(), optimizer_options(args_), scaler_options(model, args_)) {
+      state_(arena(), optimizer_options(args_),
+             scaler_options(device(), model != nullptr ? model->lm_head().scalar_type() == at::kHalf : foreign_.computes_in_half,
+                            args_)) {
   args_.validate();
-  if (args_.optimizer_is_paged() && model.device().is_cpu()) {
+  if (args_.optimizer_is_paged() && device().is_cpu()) {
     log_warning_once(
         concat("[trainer] optim=", args_.optim, ": on a CPU the state stays in its memory; the numbers are the same."));
   }
-  check_vocabulary(train_data_, "train_dataset", model_.config().vocab_size);
-  check_vocabulary(eval_data_, "eval_dataset", model_.config().vocab_size);
-  if (args_.packing) pack_rows(train_data_, args_, "train_dataset");
-  if (args_.eval_packing.value_or(args_.packing)) pack_rows(eval_data_, args_, "eval_dataset");
   if (args_.tf32) at::globalContext().setAllowTF32CuBLAS(*args_.tf32);
-  if (args_.full_determinism) model_.set_deterministic(true);
-  if (args_.cuda_graphs && !ops::has_launch_graphs(model_.device())) {
-    log_warning_once("[trainer] cuda_graphs has no effect: the model is not on a GPU.");
-  } else if (args_.cuda_graphs) {
-    graphs_.emplace(model_);
-  }
-  if (args_.fp8) {
-    const int64_t architecture = gpu_architecture(model_.device());
-    QLORAPP_CHECK_VALUE(
-        architecture == 0 || architecture >= 89,
-        "[trainer] fp8=True needs a GPU that multiplies eight bits: sm_89 (L4, RTX 40), sm_90 (H100) or newer; this one "
-        "is sm_",
-        architecture, ". Leave it out.");
-    model_.set_float8(true);
-  }
   state_.schedule = make_schedule(args_.lr_scheduler_type, args_.lr_scheduler_kwargs.json);
   state_.base_learning_rate = args_.learning_rate;
   state_.max_grad_norm = args_.max_grad_norm;
   state_.count_position_zero = args_.count_position_zero;
   state_.seed = static_cast<uint64_t>(args_.seed);
-  state_.base_fingerprint = base_fingerprint(model_);
-  if (!args_.memory_budget.empty() || args_.auto_find_batch_size) {
-    FittedArguments fitted = fit_arguments(model_, args_, longest_row(), !eval_data_.empty());
-    args_ = std::move(fitted.args);
-    log_info(fitted.text);
-    if (!args_.memory_budget.empty()) model_.set_memory(args_.memory());
+  state_.base_fingerprint = model_ != nullptr ? base_fingerprint(*model_) : foreign_.fingerprint;
+  if (model_ != nullptr) {
+    set_up_model();
+  } else {
+    QLORAPP_CHECK_VALUE(
+        args_.memory_budget.empty() && !args_.auto_find_batch_size,
+        "[trainer] memory_budget and auto_find_batch_size plan the families that are computed here, and this model is "
+        "transformers' own. Leave them out, and set per_device_train_batch_size.");
+    QLORAPP_CHECK_VALUE(!args_.fp8,
+                        "[trainer] fp8 multiplies the weights of families that are computed here, and this model is "
+                        "transformers' own. Leave it out.");
   }
-  if (args_.gradient_checkpointing) model_.set_segments(parse_segments(args_.keep_text(), std::ssize(model_.blocks())));
-  if (args_.memory() != MemorySettings{}) model_.set_memory(args_.memory());  // else what the model was told holds
-  if (args_.embedding_on_host && model_.config().tie_word_embeddings) {
-    log_warning_once(
-        "[trainer] embedding_on_host has no effect: this model's head is its embedding table, and the head stays on the GPU.");
+  if (args_.cuda_graphs && (model_ == nullptr || callbacks_.step || !ops::has_launch_graphs(device()))) {
+    log_warning_once("[trainer] cuda_graphs has no effect: it records steps that are computed here, on a GPU.");
+  } else if (args_.cuda_graphs) {
+    graphs_.emplace(*model_);
   }
   if (!train_data_.empty()) {
     batches_per_epoch_ = batch_count(train_data_.size(), args_.per_device_train_batch_size, args_.dataloader_drop_last);
     QLORAPP_CHECK_VALUE(batches_per_epoch_ > 0, "[trainer] dataloader_drop_last leaves nothing of ", train_data_.size(),
                         " rows in batches of ", args_.per_device_train_batch_size, ".");
     count_steps();
+  }
+}
+
+void Trainer::set_up_model() {
+  check_vocabulary(train_data_, "train_dataset", model_->config().vocab_size);
+  check_vocabulary(eval_data_, "eval_dataset", model_->config().vocab_size);
+  if (args_.packing) pack_rows(train_data_, args_, "train_dataset");
+  if (args_.eval_packing.value_or(args_.packing)) pack_rows(eval_data_, args_, "eval_dataset");
+  if (args_.full_determinism) model_->set_deterministic(true);
+  if (args_.fp8) {
+    const int64_t architecture = gpu_architecture(device());
+    QLORAPP_CHECK_VALUE(
+        architecture == 0 || architecture >= 89,
+        "[trainer] fp8=True needs a GPU that multiplies eight bits: sm_89 (L4, RTX 40), sm_90 (H100) or newer; this one "
+        "is sm_",
+        architecture, ". Leave it out.");
+    model_->set_float8(true);
+  }
+  if (!args_.memory_budget.empty() || args_.auto_find_batch_size) {
+    FittedArguments fitted = fit_arguments(*model_, args_, longest_row(), !eval_data_.empty());
+    args_ = std::move(fitted.args);
+    log_info(fitted.text);
+    if (!args_.memory_budget.empty()) model_->set_memory(args_.memory());
+  }
+  if (args_.gradient_checkpointing) model_->set_segments(parse_segments(args_.keep_text(), std::ssize(model_->blocks())));
+  if (args_.memory() != MemorySettings{}) model_->set_memory(args_.memory());  // else what the model was told holds
+  if (args_.embedding_on_host && model_->config().tie_word_embeddings) {
+    log_warning_once(
+        "[trainer] embedding_on_host has no effect: this model's head is its embedding table, and the head stays on the GPU.");
   }
 }
 
@@ -179,7 +204,8 @@ LogRecord Trainer::metrics_of(const std::vector<Example>& rows, const std::strin
     if (callbacks_.poll) callbacks_.poll();
     event(TrainerEvent::kPredictionStep);
   };
-  const EvalResult loss = qlorapp::evaluate(model_, rows, {size, /*exact_match=*/false, args_.logging_nan_inf_filter, after_each});
+  QLORAPP_CHECK_VALUE(model_ != nullptr, "[trainer] a foreign model is evaluated by its own code (callbacks.evaluate).");
+  const EvalResult loss = qlorapp::evaluate(*model_, rows, {size, /*exact_match=*/false, args_.logging_nan_inf_filter, after_each});
   const double seconds = seconds_since(begin);
   LogRecord metrics;
   metrics.set(prefix + "_loss", loss.mean_of_batches);

@@ -49,7 +49,7 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
   QLORAPP_CHECK_VALUE(args_.eval_strategy == "no" || !eval_data_.empty() || callbacks_.evaluate, "[trainer] eval_strategy is ",
                       args_.eval_strategy,
                       ", but there are no evaluation data. Give eval_dataset (--eval_data), or leave it \"no\".");
-  QLORAPP_CHECK_VALUE(state_.arena == &model_.arena(),
+  QLORAPP_CHECK_VALUE(state_.arena == &arena(),
                       "[trainer] another adapter is active than the one that this trainer was made for. "
                       "Make that one active again, or make a new trainer.");
   if (resume_from) restore(*resume_from);
@@ -63,8 +63,8 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
   } else {
     read_losses();
   }
-  log_info(plan_line(model_, args_, longest_row(), !eval_data_.empty()));
-  if (args_.worst_case_first.value_or(!model_.device().is_cpu())) run_worst_case();
+  if (model_ != nullptr) log_info(plan_line(*model_, args_, longest_row(), !eval_data_.empty()));
+  if (args_.worst_case_first.value_or(!device().is_cpu())) run_worst_case();
   event(TrainerEvent::kTrainBegin);
   if (args_.eval_on_start) callbacks_.evaluate ? callbacks_.evaluate() : evaluate();
   while (state_.global_step < max_steps_ && state_.cursor.epoch < epochs_ && !control_.should_training_stop) run_epoch();
@@ -108,15 +108,17 @@ void Trainer::after_step(const StepReport& report) {
   state_.last_learning_rate = report.learning_rate;
   ++state_.steps_since_log;
   state_.tokens_seen += report.input_tokens;
-  const int64_t parameters = model_.base_parameter_count() - model_.embed_tokens().numel() + model_.arena().numel();
+  const int64_t base =
+      model_ != nullptr ? model_->base_parameter_count() - model_->embed_tokens().numel() : foreign_.parameter_count;
+  const int64_t parameters = base + arena().numel();
   state_.total_flos += 6.0 * static_cast<double>(report.input_tokens) * static_cast<double>(parameters);
-  if (args_.torch_empty_cache_steps && state_.global_step % *args_.torch_empty_cache_steps == 0 && !model_.device().is_cpu()) {
-    at::getDeviceAllocator(model_.device().type())->emptyCache();
+  if (args_.torch_empty_cache_steps && state_.global_step % *args_.torch_empty_cache_steps == 0 && !device().is_cpu()) {
+    at::getDeviceAllocator(device().type())->emptyCache();
   }
   flow_at_step_end();
   event(TrainerEvent::kStepEnd);
   constexpr size_t kMostUnread = 256;
-  if (!model_.device().is_cuda() || unread_.size() >= kMostUnread) read_losses();
+  if (!device().is_cuda() || unread_.size() >= kMostUnread) read_losses();
   log_evaluate_save();
 }
 

@@ -47,15 +47,23 @@ void Trainer::write_trainer_state(const std::string& folder) const {
                                 format::dump_python_json(json, format::kConfigStyle) + "\n");
 }
 
+void Trainer::save_adapter_into(const std::string& folder) const {
+  model_ != nullptr ? save_adapter(*model_, folder, base_model_) : foreign_.save_adapter(folder);
+}
+
+void Trainer::load_adapter_from(const std::string& folder) {
+  model_ != nullptr ? load_adapter(*model_, folder) : foreign_.load_adapter(folder);
+}
+
 void Trainer::save_model(const std::string& folder) const {
-  save_adapter(model_, folder, base_model_);
+  save_adapter_into(folder);
   write_trainer_state(folder);
 }
 
 void Trainer::save_checkpoint() {
   read_losses();
   CheckpointWriter writer(args_.output_dir, state_.global_step);
-  save_adapter(model_, writer.folder(), base_model_);
+  save_adapter_into(writer.folder());
   if (!args_.save_only_model) {
     const DataCursor here = state_.cursor;
     if (at_epoch_end_) state_.cursor = {here.epoch + 1, 0};  // what a resumed run has to do next
@@ -81,7 +89,7 @@ void Trainer::save_checkpoint() {
 void Trainer::finish() {
   const std::string& best = state_.best_model_checkpoint;
   if (args_.load_best_model_at_end && !best.empty()) {
-    load_adapter(model_, best);
+    load_adapter_from(best);
     log_info(concat("[trainer] the adapters are those of ", best, ", ", args_.best_metric_name(), " ", *state_.best_metric));
   }
   event(TrainerEvent::kTrainEnd);
@@ -93,7 +101,7 @@ void Trainer::restore(const std::string& folder) {
   QLORAPP_CHECK_FORMAT(format::exists(format::path_in(folder, "run_state.json")), "[resume] ", folder,
                        " has no run_state.json: it holds the model alone (save_only_model). Begin anew with its adapter, or resume "
                        "from a whole checkpoint.");
-  load_adapter(model_, folder);
+  load_adapter_from(folder);
   state_.load(folder);
   const std::string path = format::path_in(folder, "trainer_state.json");
   const format::Json json = format::read_json_file(path, {.allow_nonfinite = true});

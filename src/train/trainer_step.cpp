@@ -95,7 +95,7 @@ std::vector<Batch> Trainer::batches_of(const Window& window) const {
   for (const auto& parts : parts_of(window)) {
     int64_t first_token = 0;
     for (const std::vector<int64_t>& rows : parts) {
-      batches.push_back(collate(train_data_, rows).to(model_.device()));
+      batches.push_back(collate(train_data_, rows).to(model_->device()));
       batches.back().first_token = first_token;
       first_token += batches.back().token_count();
     }
@@ -114,7 +114,7 @@ void Trainer::run_worst_case() {
   const Window window{state_.cursor.epoch, state_.cursor.batch, 1, {rows}};
   for (bool again = false;; again = true) {
     try {
-      for (const Batch& part : batches_of(window)) probe_micro_batch(model_, part);
+      for (const Batch& part : batches_of(window)) probe_micro_batch(*model_, part);
       break;
     } catch (const std::exception& error) {
       if (!is_out_of_memory(error)) throw;
@@ -139,7 +139,7 @@ StepReport Trainer::run_step(const Window& window) {
     bool updating = false;
     try {
       const std::vector<Batch> batches = batches_of(window);
-      Observed model{model_, graphs_ ? &*graphs_ : nullptr, callbacks_.poll, tell, told, updating};
+      Observed model{*model_, graphs_ ? &*graphs_ : nullptr, callbacks_.poll, tell, told, updating};
       return train_step(model, state_, std::span<const Batch>(batches));
     } catch (const std::exception& error) {
       // The state is as it was before: a checkpoint of it continues with the same bits, and so does the window if it is taken
@@ -156,7 +156,7 @@ StepReport Trainer::run_step(const Window& window) {
 
 void Trainer::make_room(const Window& window, const std::exception& error, bool again) {
   if (graphs_) graphs_->clear();
-  if (!model_.device().is_cpu()) at::getDeviceAllocator(model_.device().type())->emptyCache();
+  if (!device().is_cpu()) at::getDeviceAllocator(device().type())->emptyCache();
   int64_t fullest = 0, longest = 0;
   for (const auto& parts : parts_of(window)) {
     for (const std::vector<int64_t>& rows : parts) {
@@ -174,7 +174,7 @@ void Trainer::make_room(const Window& window, const std::exception& error, bool 
   }
   if (!again) return;  // one row at a time already: once more, as something else may have held the memory
   TORCH_CHECK_WITH(OutOfMemoryError, false, "[trainer] out of memory in step ", state_.global_step + 1, " with one row of ",
-                   longest, " tokens. ", advice_when_full(model_, args_, longest), " ", first_line(error));
+                   longest, " tokens. ", advice_when_full(*model_, args_, longest), " ", first_line(error));
 }
 
 }  // namespace qlorapp

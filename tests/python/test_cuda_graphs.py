@@ -16,7 +16,7 @@ def test_a_cpu_says_that_it_has_no_effect(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="qlorapp"):
         assert load(folder).device.type == "cpu"
         trained(folder, tmp_path / "out", data=rows(8), max_steps=1, cuda_graphs=True)
-    assert "cuda_graphs has no effect: the model is not on a GPU" in caplog.text
+    assert "cuda_graphs has no effect: it records steps that are computed here, on a GPU" in caplog.text
 
 
 def test_a_budget_does_not_know_its_memory(tmp_path):
@@ -27,7 +27,9 @@ def test_a_budget_does_not_know_its_memory(tmp_path):
 @pytest.mark.usefixtures("cuda")
 def test_rows_of_one_length_train_with_the_same_bits(tmp_path):
     folder = write_model(tmp_path / "model")
-    data = [{"input_ids": [(7 * i + j) % 90 for j in range(32)], "labels": [(7 * i + j) % 90 for j in range(32)]} for i in range(40)]
+    data = [
+        {"input_ids": [(7 * i + j) % 90 for j in range(32)], "labels": [(7 * i + j) % 90 for j in range(32)]} for i in range(40)
+    ]
     options = {"data": data, "bf16": True, "max_steps": 10, "full_determinism": True}
     plain = losses(trained(folder, tmp_path / "plain", **options))
     assert losses(trained(folder, tmp_path / "graphs", cuda_graphs=True, **options)) == plain

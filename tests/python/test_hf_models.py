@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models that this library does not compute itself: transformers' code over our four-bit layers, beside bitsandbytes'."""
 
+import copy
 import logging
+import pickle
 
 import peer
 import pytest
+import safetensors.torch
 import torch
 import transformers
 
@@ -85,6 +88,48 @@ def test_it_trains_and_its_adapter_loads_in_peft(folder, tmp_path):
     assert gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[1].items():
         assert torch.linalg.norm(gradients[0][name] - gradient) <= 1e-4 * torch.linalg.norm(gradient), name
+
+
+def test_its_base_is_saved_in_the_bytes_of_bitsandbytes(folder, tmp_path):
+    """Four-bit weights, as transformers saves those of bitsandbytes' model; it loads the folder."""
+    ours(folder).save_pretrained(tmp_path / "ours")
+    theirs(folder).save_pretrained(tmp_path / "theirs")
+    mine, reference = (safetensors.torch.load_file(tmp_path / name / "model.safetensors") for name in ("ours", "theirs"))
+    assert mine.keys() == reference.keys()
+    for name, tensor in reference.items():
+        assert torch.equal(mine[name], tensor) or ".quant_state." in name, name
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").train()
+    with torch.no_grad():
+        assert torch.equal(back(IDS).logits, theirs(folder)(IDS).logits)
+
+
+def test_its_adapters_load_and_travel_as_values(folder, tmp_path):
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    model = qlorapp.get_peft_model(ours(folder), qlorapp.LoraConfig(r=4, target_modules="all-linear"), seed=7)
+    assert torch.equal(torch.get_rng_state(), before)
+    values = qlorapp.get_peft_model_state_dict(model)
+    again = qlorapp.get_peft_model(ours(folder), qlorapp.LoraConfig(r=4, target_modules="all-linear"), seed=7)
+    assert all(torch.equal(value, qlorapp.get_peft_model_state_dict(again)[name]) for name, value in values.items())
+    changed = {name: torch.randn_like(value) for name, value in values.items()}
+    qlorapp.set_peft_model_state_dict(model, changed)
+    model.save_pretrained(tmp_path)
+    loaded = qlorapp.PeftModel.from_pretrained(ours(folder), tmp_path, is_trainable=True)
+    found = qlorapp.get_peft_model_state_dict(loaded)
+    assert found.keys() == changed.keys() and all(torch.equal(value, found[name]) for name, value in changed.items())
+    assert any(parameter.requires_grad for parameter in loaded.parameters())
+
+
+def test_what_cannot_be_done_with_it_is_said(folder):
+    model = ours(folder)
+    with pytest.raises(ValueError, match="use_dora=True is not supported for .*ForCausalLM: PEFT reads the weight"):
+        qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=4, target_modules="all-linear", use_dora=True))
+    for ask in (qlorapp.plan, qlorapp.find_max_batch_size):
+        with pytest.raises(TypeError, match=rf"\[{ask.__name__}\] .*ForCausalLM is computed by transformers"):
+            ask(model)
+    for take in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="not copied or pickled: its weight lives in C"):
+            take(model)
 
 
 def test_a_native_family_takes_the_native_way(tmp_path):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package itself: its versions agree, and a torch that it was not built for is refused in one sentence."""
+"""The package itself: its versions agree, a torch that it was not built for is refused in one sentence, its modules stand in an order."""
 
+import ast
+import graphlib
 import os
 import pathlib
 import re
@@ -19,6 +21,28 @@ def test_versions_agree_with_the_build_and_with_torch():
     declared = re.search(r"project\(qlorapp VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text()).group(1)
     assert qlorapp.__version__ == qlorapp._C.__version__ == declared
     assert torch.__version__.startswith(qlorapp._C.torch_version + ".")
+
+
+def imports_of(path: pathlib.Path) -> set[str]:
+    """The package's modules that a module imports, wherever in it; for type checkers alone does not count."""
+    found = set()
+    waiting = list(ast.parse(path.read_text(encoding="utf-8")).body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            waiting += node.orelse
+            continue
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            found |= {node.module.partition(".")[0]} if node.module else {alias.name for alias in node.names}
+        waiting += ast.iter_child_nodes(node)
+    return {name for name in found if (path.parent / f"{name}.py").exists()}
+
+
+def test_the_modules_import_each_other_in_one_direction():
+    graph = {path.stem: imports_of(path) for path in (ROOT / "python" / "qlorapp").glob("*.py")}
+    order = list(graphlib.TopologicalSorter(graph).static_order())  # CycleError names a cycle
+    assert len(order) == len(graph) and order.index("field_table") < order.index("modeling") < order.index("sft_trainer")
+    assert graph["trainer"] >= {"modeling", "trainer_steps"}
 
 
 def import_with(path: pathlib.Path, build_dir: pathlib.Path) -> subprocess.CompletedProcess:

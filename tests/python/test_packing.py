@@ -10,7 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from qlorapp import _C
+from qlorapp.batches import PadRight
 from tiny_llama import folder, load  # noqa: F401  (a fixture)
+from tiny_trainer import losses, rows, trained
 
 STRATEGIES = ["bfd", "bfd_split", "wrapped"]
 lengths_of_rows = st.lists(st.integers(2, 40), min_size=1, max_size=60)
@@ -184,3 +186,42 @@ def test_eval_packing_decides_for_the_evaluation_alone(folder, tmp_path):
 def test_a_wrong_strategy_names_the_right_one(tmp_path):
     with pytest.raises(ValueError, match=r"packing_strategy must be one of \[bfd, bfd_split, wrapped\]; got 'bfd_splt'"):
         qlorapp.TrainingArguments(output_dir=str(tmp_path), packing_strategy="bfd_splt")
+
+
+class OwnLoss(qlorapp.Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+
+@pytest.mark.parametrize("sampling", ["random", "group_by_length"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_packs_of_steps_in_python_are_those_of_the_c_loop(folder, tmp_path, strategy, sampling):
+    options = {"packing": True, "packing_strategy": strategy, "max_length": 32, "train_sampling_strategy": sampling}
+    native = trained(folder, tmp_path / "native", **options)
+    own = trained(folder, tmp_path / "own", OwnLoss, **options)
+    assert own._autograd_reasons == ["compute_loss"] and not native._autograd_reasons
+    assert losses(own) == pytest.approx(losses(native), rel=1e-5)
+    assert len(losses(own)) < len(losses(trained(folder, tmp_path / "plain")))
+
+
+def test_a_collator_of_one_s_own_gets_the_rows_of_packs(folder, tmp_path):
+    seen = []
+
+    def collate(rows):
+        seen.append([row["input_ids"] for row in rows])
+        return PadRight(0)(rows)
+
+    trained(folder, tmp_path, packing=True, max_length=32, num_train_epochs=1, more={"data_collator": collate})
+    assert sorted(ids for batch in seen for ids in batch) == sorted(row["input_ids"] for row in rows(26))
+    assert max(sum(map(len, batch)) for batch in seen) > 4 * 13  # a batch of four packs holds more than four rows
+
+
+def test_packing_beside_a_loader_of_one_s_own_is_refused(folder, tmp_path):
+    class OwnLoader(qlorapp.Trainer):
+        def get_train_dataloader(self):
+            return super().get_train_dataloader()
+
+    with pytest.raises(
+        ValueError, match="packing=True packs the rows that get_train_dataloader gives out, which is overridden"
+    ):
+        trained(folder, tmp_path, OwnLoader, packing=True)

@@ -402,7 +402,7 @@ def test_a_damaged_checkpoint_is_a_format_error(folder, tmp_path):
 
 
 def test_a_four_bit_model_goes_to_the_gpu_by_itself_and_any_other_where_it_is_sent(monkeypatch):
-    from qlorapp.modeling import _device_of
+    from qlorapp.auto_model import _device_of
 
     for here in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda here=here: here)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SFTConfig and SFTTrainer under TRL's names: defaults, older spellings, what is said and what is refused, and runs."""
+"""SFTTrainer under TRL's names: what it trains on, and what it says. Its config is in test_sft_config.py."""
 
-import dataclasses
 import gc
 import json
 import logging
@@ -22,15 +21,6 @@ NF4 = {
     "bnb_4bit_compute_dtype": "float32",
 }
 
-#: TRL 1.16's SFTConfig: every name that it adds to TrainingArguments or gives another default.
-TRL_DEFAULTS = {
-    "learning_rate": 2e-5, "logging_steps": 10, "gradient_checkpointing": True, "model_init_kwargs": None, "trust_remote_code": False,
-    "router_aux_loss_coef": None, "chat_template_path": None, "dataset_text_field": "text", "dataset_kwargs": None,
-    "dataset_num_proc": None, "eos_token": None, "max_length": 1024, "truncation_mode": "keep_start", "shuffle_dataset": False,
-    "packing": False, "packing_strategy": "bfd", "padding_free": False, "pad_to_multiple_of": "auto", "eval_packing": None,
-    "completion_only_loss": None, "assistant_only_loss": False, "loss_type": "nll", "activation_offloading": False, "pad_token": None,
-}  # fmt: skip
-
 
 def lora(**options):
     return qlorapp.LoraConfig(**{"r": 4, "target_modules": "all-linear", **options})
@@ -43,72 +33,6 @@ def config(out, **options):
 def trainer(out, rows=ROWS, config_options=None, **options):
     settings = {"model": str(MODEL), "peft_config": lora(), "quantization_config": qlorapp.BitsAndBytesConfig(**NF4)}
     return qlorapp.SFTTrainer(**{**settings, "args": config(out, **config_options or {}), "train_dataset": rows, **options})
-
-
-# --- SFTConfig
-
-
-def test_names_and_defaults_are_trl_s():
-    defaults = qlorapp.SFTConfig("out")
-    assert {name: getattr(defaults, name) for name in TRL_DEFAULTS} == TRL_DEFAULTS
-    assert isinstance(defaults, qlorapp.TrainingArguments)
-    assert {field.name for field in dataclasses.fields(qlorapp.TrainingArguments)} < {
-        f.name for f in dataclasses.fields(defaults)
-    }
-
-
-def test_it_is_a_dataclass_for_argparse_replace_and_json():
-    (parsed,) = transformers.HfArgumentParser(qlorapp.SFTConfig).parse_args_into_dataclasses(
-        ["--output_dir", "out", "--packing", "--max_length", "77", "--assistant_only_loss", "--learning_rate", "1e-3"]
-    )
-    assert (parsed.packing, parsed.max_length, parsed.assistant_only_loss, parsed.learning_rate) == (True, 77, True, 1e-3)
-    again = dataclasses.replace(parsed, max_length=33)
-    assert (again.packing, again.max_length) == (True, 33)
-    assert qlorapp.SFTConfig(**json.loads(parsed.to_json_string())) == parsed
-    assert qlorapp.SFTConfig(**dataclasses.asdict(parsed)) == parsed
-
-
-def test_older_spellings_mean_the_same(caplog):
-    old = qlorapp.SFTConfig("out", max_seq_length=99, use_liger=True, packing_strategy="bfd-requeue", dataset_batch_size=10)
-    assert (old.max_length, old.use_liger_kernel, old.packing_strategy) == (99, True, "bfd_split")
-    assert "dataset_batch_size has no effect" in caplog.text
-    with pytest.raises(TypeError, match="are the same option"):
-        qlorapp.SFTConfig("out", max_seq_length=99, max_length=98)
-
-
-@pytest.mark.parametrize(
-    "option", [{"padding_free": True}, {"pad_to_multiple_of": 8}, {"dataset_num_proc": 4}, {"router_aux_loss_coef": 0.001}]
-)
-def test_what_changes_nothing_is_said(option, caplog, monkeypatch):
-    monkeypatch.setattr("qlorapp.sft_config._said_already", set())
-    qlorapp.SFTConfig("out", **option)
-    assert f"[SFTConfig] {next(iter(option))} has no effect: " in caplog.text
-    caplog.clear()
-    qlorapp.SFTConfig("out", **option)
-    assert not caplog.text, "it is said once"
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"trust_remote_code": True}, ValueError, "trust_remote_code is not supported: code of a checkpoint is never run"),
-        ({"loss_type": "dft"}, ValueError, "loss_type='dft' is not supported"),
-        ({"loss_type": "nl"}, ValueError, "loss_type must be one of .* Did you mean 'nll'"),
-        ({"truncation_mode": "keep_middle"}, ValueError, "truncation_mode must be one of"),
-        ({"packing_strategy": "best"}, ValueError, "packing_strategy must be one of"),
-        ({"packing": True, "max_length": None}, ValueError, "packing needs a max_length"),
-        ({"dataset_kwargs": {"skip": True}}, ValueError, "dataset_kwargs knows skip_prepare_dataset"),
-        ({"activation_offloading": True, "gradient_checkpointing": False}, ValueError, "needs gradient_checkpointing=True"),
-        ({"asistant_only_loss": True}, TypeError, "unknown option 'asistant_only_loss'. Did you mean 'assistant_only_loss'"),
-        ({"learning_rate": -1}, ValueError, "learning_rate must be finite and >= 0"),
-    ],
-)
-def test_what_cannot_be_is_refused_by_name(options, error, message):
-    with pytest.raises(error, match=message):
-        qlorapp.SFTConfig("out", **options)
-
-
-# --- SFTTrainer
 
 
 def test_a_model_by_name_trains_on_conversations_and_logs_trl_s_keys(tmp_path):

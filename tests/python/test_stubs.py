@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""_C.pyi says what the compiled module has; importing the package is quick and brings nothing that is not needed."""
+"""The stubs say what the compiled module and the configs have, the package is strictly typed, and its import brings nothing that is not
+needed."""
 
 import ast
 import importlib.util
@@ -7,7 +8,9 @@ import os
 import subprocess
 import sys
 
-from conftest import ROOT
+import pytest
+import qlorapp
+from conftest import BUILD, ROOT
 from qlorapp import _C
 
 
@@ -24,6 +27,62 @@ def test_the_committed_stubs_are_those_of_the_module():
     assert text == maker.stubs(_C), "a binding has changed: python scripts/make_stubs.py"
     named = {node.name for node in ast.parse(text).body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
     assert named == {name for name, value in vars(_C).items() if callable(value) and not name.startswith("__")}
+
+
+def test_the_committed_stubs_of_the_configs_are_those_of_their_tables():
+    maker = stub_maker()
+    text = maker.CONFIGS.read_text(encoding="utf-8")
+    assert text == maker.config_stubs(), "a field table has changed: python scripts/make_stubs.py"
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ClassDef):
+            (init,) = (part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__")
+            config = getattr(qlorapp, node.name)
+            assert [argument.arg for argument in init.args.args] == ["self", *config.field_status]
+            assert [argument.arg for argument in init.args.kwonlyargs] == list(config.field_aliases)
+
+
+def mypy(*arguments: str) -> subprocess.CompletedProcess:
+    pytest.importorskip("mypy", reason="mypy is not installed: pip install -r requirements/test.txt")
+    command = [sys.executable, "-m", "mypy", "--cache-dir", str(BUILD / "mypy"), *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_the_package_is_strictly_typed():
+    """pyproject.toml says strict, and of which packages no types are asked."""
+    checked = mypy()
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_a_script_is_typed_by_the_stubs(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import qlorapp\n"
+        "args = qlorapp.SFTConfig('out', report_to='none', learning_rate=1e-4, max_seq_length=512, packing=True)\n"
+        "rate: float = args.learning_rate\n"
+        "names: list[str] = args.report_to\n"
+        "lora = qlorapp.LoraConfig(r=8, target_modules='all-linear')\n"
+        "model = qlorapp.get_peft_model(qlorapp.AutoModelForCausalLM.from_pretrained('folder'), lora)\n"
+        "qlorapp.SFTTrainer(model, args).train()\n"
+    )
+    assert mypy("--strict", str(script)).returncode == 0, mypy("--strict", str(script)).stdout
+    script.write_text("import qlorapp\nqlorapp.TrainingArguments(learning_rat=1e-4)\nqlorapp.LoraConfig(r='eight')\n")
+    said = mypy("--strict", str(script)).stdout
+    assert 'Unexpected keyword argument "learning_rat"' in said and 'Argument "r" to "LoraConfig" has incompatible type' in said
+
+
+UNWANTED = ("transformers", "peft", "accelerate", "bitsandbytes", "datasets", "pandas", "tokenizers", "safetensors", "IPython",
+            "tqdm", "huggingface_hub", "tensorboard")  # fmt: skip
+
+
+def test_the_import_brings_no_package_that_is_not_needed_yet(build_dir):
+    """Beyond what torch brings itself."""
+    code = "import sys, torch, numpy; before = set(sys.modules); import qlorapp; print(*sorted(set(sys.modules) - before))"
+    env = {**os.environ, "PYTHONPATH": str(build_dir / "python")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True)
+    packages = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "qlorapp" in packages and not packages & set(UNWANTED)
+    others = {name for name in packages if name not in sys.stdlib_module_names and not name.startswith("_")}
+    assert others <= {"qlorapp", "torch", "numpy"}, others
 
 
 def test_the_import_beyond_torchs_takes_less_than_three_tenths_of_a_second(build_dir):

@@ -57,6 +57,35 @@ def test_eval_loss_is_transformers_and_the_token_weighted_one_is_the_mean_over_t
     assert one[0]["eval_loss"] != pytest.approx(one[1]["eval_loss"], rel=1e-4)
 
 
+@pytest.mark.parametrize("metrics", [None, accuracy])
+def test_data_sets_in_a_dict_are_evaluated_under_their_names(folder, tmp_path, metrics):
+    theirs, ours = both(folder, tmp_path, compute_metrics=metrics)
+    parts = {"short": rows(4), "long": rows(7, seed=2)}
+    theirs.eval_dataset = ours.eval_dataset = parts
+    expected = theirs.evaluate()
+    for found in (ours.evaluate(), ours.evaluate(parts)):
+        for key, value in expected.items():
+            if "runtime" not in key and "second" not in key and "preparation" not in key:
+                assert found[key] == pytest.approx(value, rel=1e-5), key
+    assert {"eval_short_loss", "eval_long_loss", "eval_long_loss_token_weighted"} <= set(found)
+    assert ours.evaluate("long")["eval_loss"] == pytest.approx(expected["eval_long_loss"], rel=1e-5)
+
+
+def test_a_run_evaluates_each_data_set_and_the_best_is_by_the_metric_of_one(folder, tmp_path):
+    model = qlorapp.get_peft_model(qlorapp.AutoModelForCausalLM.from_pretrained(folder), qlorapp.LoraConfig(r=2))
+    options = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+    parts = {"a": rows(4), "b": rows(7, seed=2)}
+    args = arguments(tmp_path, metric_for_best_model="eval_b_loss", **options)
+    trainer = qlorapp.Trainer(model, args, train_dataset=rows(12), eval_dataset=parts)
+    trainer.train()
+    found = [entry["eval_b_loss"] for entry in trainer.state.log_history if "eval_b_loss" in entry]
+    assert len(found) == 2 and trainer.state.best_metric == min(found)
+    assert sum("eval_a_loss" in entry for entry in trainer.state.log_history) == 2
+    by_default = arguments(tmp_path, **options)
+    with pytest.raises(ValueError, match="an evaluation has no 'eval_loss', but .*eval_a_loss"):
+        qlorapp.Trainer(model, by_default, train_dataset=rows(12), eval_dataset=parts).train()
+
+
 @pytest.mark.parametrize("preprocess", [None, best])
 def test_compute_metrics_sees_what_transformers_shows_it(folder, tmp_path, preprocess):
     seen = []

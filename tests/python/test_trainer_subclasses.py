@@ -206,11 +206,12 @@ def test_a_step_with_an_overflow_is_skipped_and_counted_and_the_schedule_waits(f
 
 
 @pytest.mark.parametrize("kind", [OwnLoss, OwnOptimizer])
-def test_a_run_of_steps_in_python_resumes_with_the_same_bits(folder, tmp_path, kind):
-    lora = {"lora_dropout": 0.2}
+@pytest.mark.parametrize("at", [2, 3])  # in the middle of an epoch, and at its end, before its evaluation
+def test_a_run_of_steps_in_python_resumes_with_the_same_bits(folder, tmp_path, kind, at):
+    options = {"lora": {"lora_dropout": 0.2}, "more": {"eval_dataset": rows(5)}, **EVAL}
     torch.manual_seed(1)
-    whole = trained(folder, tmp_path, kind, lora=lora, save_strategy="steps", save_steps=2)
-    resumed = trained(folder, tmp_path, kind, lora=lora, resume=tmp_path / "checkpoint-2")
+    whole = trained(folder, tmp_path, kind, save_strategy="steps", save_steps=1, **options)
+    resumed = trained(folder, tmp_path, kind, resume=tmp_path / f"checkpoint-{at}", **options)
     assert losses(resumed) == losses(whole)
     assert all(torch.equal(value, adapters(resumed)[name]) for name, value in adapters(whole).items())
 

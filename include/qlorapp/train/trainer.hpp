@@ -16,6 +16,7 @@
 
 #include "qlorapp/data/dataset.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
+#include "qlorapp/train/foreign_model.hpp"
 #include "qlorapp/train/graphed_steps.hpp"
 #include "qlorapp/train/log_history.hpp"
 #include "qlorapp/train/train_state.hpp"
@@ -45,6 +46,9 @@ class Trainer {
   /// @throws ValueError if an argument is out of range, or a token is outside the vocabulary.
   Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> train_data, std::vector<Example> eval_data,
           std::string base_model, TrainerCallbacks callbacks = {});
+  /// The same flow around steps that callbacks.step computes, and evaluations of callbacks.evaluate; use_own_batches() before train().
+  /// @throws ValueError for arguments that ask for what only a CausalLM has: memory_budget, auto_find_batch_size.
+  Trainer(ForeignModel model, TrainingArguments args, TrainerCallbacks callbacks);
 
   /// @param resume_from  a checkpoint folder, or empty to begin anew.
   /// @throws ValueError without data; FormatError if the checkpoint does not belong to this model, data and arguments;
@@ -80,7 +84,14 @@ class Trainer {
   [[nodiscard]] double epoch() const;
 
  private:
+  Trainer(CausalLM* model, ForeignModel foreign, TrainingArguments args, std::vector<Example> train_data,
+          std::vector<Example> eval_data, std::string base_model, TrainerCallbacks callbacks);
+  void set_up_model();
   void count_steps();
+  [[nodiscard]] AdapterArena& arena() const { return model_ != nullptr ? model_->arena() : *foreign_.arena; }
+  [[nodiscard]] at::Device device() const { return model_ != nullptr ? model_->device() : arena().values().device(); }
+  void save_adapter_into(const std::string& folder) const;
+  void load_adapter_from(const std::string& folder);
   /// Tokens of the longest: with a batch of such rows a run is as full as it will ever be. max_length where rows come from elsewhere.
   [[nodiscard]] int64_t longest_row() const;
   Window next_window(const std::vector<int64_t>& order) const;
@@ -109,7 +120,8 @@ class Trainer {
   void restore(const std::string& folder);
   [[nodiscard]] LogRecord summary(double seconds, int64_t first_step) const;
 
-  CausalLM& model_;
+  CausalLM* model_;  ///< Null: the model is foreign.
+  ForeignModel foreign_;
   TrainingArguments args_;
   std::vector<Example> train_data_, eval_data_;
   std::string base_model_;

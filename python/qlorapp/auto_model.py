@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AutoModelForCausalLM: from a checkpoint's folder or name to a model, this library's own or transformers' over its layers."""
+
+import json
+import logging
+import os
+import pathlib
+from typing import Any, cast
+
+import torch
+
+from . import _C, generation
+from .hf_models import is_foreign
+from .hf_models import load as load_foreign
+from .hub import folder_of
+from .modeling import CausalLM, ModelConfig, refuse_unknown
+from .quantization import BitsAndBytesConfig, as_dtype
+
+_log = logging.getLogger("qlorapp")
+
+
+def _config_of(folder: pathlib.Path) -> ModelConfig:
+    with open(folder / "config.json", encoding="utf-8") as file:
+        values = json.load(file)
+    values.setdefault("use_cache", True)
+    return ModelConfig(**values)
+
+
+def _device_of(device_map: Any, quantized: bool) -> torch.device:
+    """ "auto" is the GPU where there is one that this build has kernels for; a map must name one device.
+
+    Without a map a four-bit model goes where "auto" does, as transformers puts it, and any other to the CPU.
+    """
+    if isinstance(device_map, dict):
+        places = set(map(str, device_map.values()))
+        if len(places) != 1:
+            raise ValueError(f"[from_pretrained] device_map must put the model on one device; got {sorted(places)}.")
+        device_map = next(iter(device_map.values()))
+    if isinstance(device_map, int):
+        return torch.device("cuda", device_map)
+    if device_map is None:
+        device_map = "auto" if quantized else "cpu"
+    if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
+        has_kernels = torch._C._dispatch_has_kernel_for_dispatch_key("qlorapp::dequantize_4bit", "CUDA")
+        return torch.device("cuda", 0) if has_kernels and torch.cuda.is_available() else torch.device("cpu")
+    return torch.device(device_map)
+
+
+class AutoModelForCausalLM:
+    """Loads Hugging Face folders of the families that this library knows."""
+
+    _IGNORES = {  # noqa: RUF012
+        "attn_implementation": "the fastest attention of the device is always used",
+        "low_cpu_mem_usage": "",
+        "use_safetensors": "",
+        "max_memory": "the model is on one device",
+        "load_in_8bit": "",
+        "offload_folder": "nothing is offloaded",
+        "use_auth_token": "",
+    }
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str],
+        *,
+        quantization_config: Any = None,
+        dtype: torch.dtype | str | None = None,
+        torch_dtype: torch.dtype | str | None = None,
+        device_map: Any = None,
+        load_in_4bit: bool = False,
+        use_cache: bool | None = None,
+        revision: str | None = None,
+        token: Any = None,
+        local_files_only: bool = False,
+        cache_dir: str | os.PathLike[str] | None = None,
+        **ignored: Any,
+    ) -> CausalLM:
+        """A model in evaluation mode, its linear layers in four bits if quantization_config or the folder says so.
+
+        dtype (older: torch_dtype) is that of activations, norms, embeddings and head; without it bnb_4bit_compute_dtype
+        decides, and without that the checkpoint's own ("auto"). quantization_config: a BitsAndBytesConfig, transformers' own too, or a dict.
+        """
+        if ignored.get("load_in_8bit"):
+            raise ValueError(
+                "[from_pretrained] load_in_8bit is not supported: layers are stored in four bits. Use load_in_4bit=True."
+            )
+        if ignored.pop("trust_remote_code", False):
+            _log.warning("[from_pretrained] trust_remote_code has no effect: code of a checkpoint is never run.")
+        refuse_unknown("from_pretrained", ignored, cls._IGNORES, cls.from_pretrained)
+        name = os.fspath(pretrained_model_name_or_path)
+        folder = folder_of(name, revision=revision, token=token, local_files_only=local_files_only, cache_dir=cache_dir)
+        config = _config_of(folder)
+        if not isinstance(quantization_config, (dict, BitsAndBytesConfig)) and hasattr(quantization_config, "load_in_4bit"):
+            quantization_config = quantization_config.to_dict()  # transformers' own class
+        if isinstance(quantization_config, dict):
+            quantization_config = BitsAndBytesConfig.from_dict(quantization_config)
+        if quantization_config is None and load_in_4bit:
+            quantization_config = BitsAndBytesConfig(load_in_4bit=True)
+        if quantization_config is not None and not isinstance(quantization_config, BitsAndBytesConfig):
+            raise TypeError(
+                f"[from_pretrained] quantization_config must be a qlorapp.BitsAndBytesConfig; got {type(quantization_config)}."
+            )
+        options = quantization_config or BitsAndBytesConfig()
+        wanted = dtype if dtype is not None else torch_dtype
+        if wanted is None:
+            wanted = options.bnb_4bit_compute_dtype
+        if wanted is None or wanted == "auto":
+            wanted = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or "float32"
+        device = _device_of(device_map, options.load_in_4bit or hasattr(config, "quantization_config"))
+        if is_foreign(config):
+            foreign = load_foreign(folder, config, quantization_config, as_dtype(wanted, "dtype"), device)
+            return cast(CausalLM, foreign)  # transformers' own, with the same surface
+        core = _C.load_model(
+            str(folder),
+            compute_dtype=as_dtype(wanted, "dtype"),
+            load_in_4bit=options.load_in_4bit,
+            quant_type=options.bnb_4bit_quant_type,
+            double_quant=options.bnb_4bit_use_double_quant,
+            skip_modules=options.llm_int8_skip_modules or [],
+            device=device,
+        )
+        if use_cache is not None:
+            config.use_cache = use_cache
+        quantized = options if options.load_in_4bit and not hasattr(config, "quantization_config") else None
+        model = CausalLM(core, config, name, folder, quantized)
+        model.generation_config = generation.config_of_folder(folder)
+        if quantized is not None:
+            config.quantization_config = quantized
+        return model

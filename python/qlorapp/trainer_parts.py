@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the parts of Trainer, each in a file of its own, know of the whole."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import _C
+from .autograd_step import Accelerator, AutogradStep
+from .foreign_model import ForeignModel
+from .modeling import CausalLM
+from .trainer_callback import TrainerState
+from .training_arguments import TrainingArguments
+
+
+class TrainerParts:
+    """The attributes that Trainer sets and its parts read; people who override methods read them too."""
+
+    model: Any
+    args: TrainingArguments
+    data_collator: Any
+    train_dataset: Any
+    eval_dataset: Any
+    processing_class: Any
+    compute_loss_func: Callable[..., torch.Tensor] | None
+    compute_metrics: Callable[..., dict[str, Any]] | None
+    preprocess_logits_for_metrics: Callable[..., Any] | None
+    optimizer: Any
+    lr_scheduler: Any
+    optimizer_cls_and_kwargs: tuple[type, dict[str, Any]] | None
+    label_names: list[str]
+    current_gradient_accumulation_steps: int
+    accelerator: Accelerator
+    callback_handler: Any
+    eval_dataloader: Any
+    _lm: CausalLM | ForeignModel
+    _core: _C.Trainer
+    _step: AutogradStep | None
+    _train_loader: Any
+    _own_collator: bool
+    _own_optimizers: bool
+    _autograd_reasons: list[str]
+    _loss_was_scaled: bool
+    _has_eval_rows: bool
+    _session: tuple[int, int]
+    state: TrainerState
+    _say_once: Callable[[str], None]
+    log: Callable[..., None]
+    _sync_state: Callable[[], None]
+    _prepare_inputs: Callable[[dict[str, Any]], dict[str, Any]]
+    _loss_of: Callable[..., Any]
+    _collate: Callable[[], Callable[[list[Any]], Any]]
+
+    @property
+    def control(self) -> Any:
+        """The flags of the C++ trainer, which callbacks read and set."""
+        return self._core.control

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of Trainer that tells: logs, metrics, files, and what it is asked for."""
+
+import json
+import os
+import pathlib
+import time
+from typing import Any
+
+from . import prediction
+from .trainer_parts import TrainerParts
+
+
+class ReportMethods(TrainerParts):
+    """Mixed into Trainer."""
+
+    # --- logs
+
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        """Adds epoch and, if they are counted, tokens; puts the entry into state.log_history and tells the callbacks."""
+        logs["epoch"] = self.state.epoch
+        if self.args.include_num_input_tokens_seen not in ("no", False):
+            logs["num_input_tokens_seen"] = self.state.num_input_tokens_seen
+            if start_time is not None:
+                seconds = time.time() - start_time
+                logs["train_runtime"] = round(seconds, 4)
+                seen = self.state.num_input_tokens_seen - self._session[0]
+                logs["train_tokens_per_second"] = round(seen / seconds, 3)
+        entry = prediction.as_numbers({**logs, "step": self.state.global_step})
+        self._core.append_log(entry)
+        self.state.log_history.append(entry)
+        self.callback_handler.call("log", self.control, logs=logs)
+
+    def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
+        """Prints them, sorted, one a line."""
+        print(f"***** {split} metrics *****")
+        width = max(len(key) for key in metrics)
+        for key in sorted(metrics):
+            print(
+                f"  {key:<{width}} = {metrics[key]:.4f}"
+                if isinstance(metrics[key], float)
+                else f"  {key:<{width}} = {metrics[key]}"
+            )
+
+    def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
+        """<split>_results.json in output_dir; combined: into all_results.json as well."""
+        folder = pathlib.Path(self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{split}_results.json").write_text(json.dumps(metrics, indent=4, sort_keys=True) + "\n")
+        if combined:
+            path = folder / "all_results.json"
+            together = {**(json.loads(path.read_text()) if path.exists() else {}), **metrics}
+            path.write_text(json.dumps(together, indent=4, sort_keys=True) + "\n")
+
+    # --- what people ask for
+
+    def get_learning_rates(self) -> list[float]:
+        """Of each group of the optimizer. @raises ValueError before train() has made one."""
+        if self.optimizer is None:
+            raise ValueError("[Trainer] there is no optimizer yet: train() makes it.")
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def get_num_trainable_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+
+    # --- files
+
+    def save_model(self, output_dir: str | os.PathLike[str] | None = None, _internal_call: bool = False) -> None:
+        """The adapter, with trainer_state.json and the tokenizer's files beside it."""
+        folder = os.fspath(output_dir if output_dir is not None else self.args.output_dir)
+        self._core.save_model(folder)
+        if hasattr(self.processing_class, "save_pretrained"):
+            self.processing_class.save_pretrained(folder)
+
+    def save_state(self) -> None:
+        """trainer_state.json into output_dir."""
+        os.makedirs(self.args.output_dir, exist_ok=True)
+        self._core.write_trainer_state(self.args.output_dir)
+
+    def is_world_process_zero(self) -> bool:
+        return True
+
+    is_local_process_zero = is_world_process_zero
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> None:
+        raise ValueError(
+            "[Trainer] nothing here uploads. Call save_model() and push the folder with: hf upload <name> <folder>."
+        )
+
+    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> None:
+        raise ValueError("[Trainer] there is no hyper-parameter search. Make a Trainer for each setting.")

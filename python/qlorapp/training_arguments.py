@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TrainingArguments: transformers' names, from the field table of the C++ side (include/qlorapp/train/training_arguments.hpp)."""
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import _C
+from .field_table import Table, dataclass_of_table, plain
+
+
+class TrainingTable(Table):
+    """What TrainingArguments and its kin have beside their fields: what transformers derives from them."""
+
+    def _settle(self) -> None:
+        """The values that transformers fills in, so that scripts and callbacks read what they expect."""
+        fields: Any = self  # which there are is the table's to say
+        fields.output_dir = os.path.expanduser(os.fspath(fields.output_dir))
+        for field in ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "fsdp_config", "accelerator_config"):
+            if isinstance(value := getattr(fields, field), str) and value.startswith("{"):
+                setattr(fields, field, json.loads(value))
+        fields.do_eval = fields.do_eval or fields.eval_strategy not in ("no", "NO")
+        if plain(fields.eval_strategy) == "steps" and not fields.eval_steps:
+            fields.eval_steps = fields.logging_steps
+        if isinstance(fields.report_to, str):
+            fields.report_to = [fields.report_to]
+        for field in ("lr_scheduler_type", "optim", "eval_strategy", "save_strategy", "logging_strategy", "hub_strategy"):
+            setattr(fields, field, plain(getattr(fields, field)))
+        if fields.metric_for_best_model is None and (fields.load_best_model_at_end or fields.save_strategy == "best"):
+            fields.metric_for_best_model = "loss"
+        if fields.greater_is_better is None and fields.metric_for_best_model is not None:
+            fields.greater_is_better = not str(fields.metric_for_best_model).endswith("loss")
+
+    @property
+    def device(self: Any) -> torch.device:
+        """Where a model goes that device_map="auto" places."""
+        return torch.device("cpu" if self.use_cpu or not torch.cuda.is_available() else "cuda:0")
+
+    @property
+    def train_batch_size(self: Any) -> int:
+        return int(self.per_device_train_batch_size)
+
+    @property
+    def eval_batch_size(self: Any) -> int:
+        return int(self.per_device_eval_batch_size)
+
+    @property
+    def n_gpu(self) -> int:
+        return 0 if self.device.type == "cpu" else 1
+
+    @property
+    def world_size(self) -> int:
+        return 1
+
+    @property
+    def process_index(self) -> int:
+        return 0
+
+    local_process_index = process_index
+
+    @property
+    def should_log(self) -> bool:
+        return True
+
+    should_save = should_log
+
+    def get_warmup_steps(self: Any, num_training_steps: int) -> int:
+        return _C.warmup_steps(self.warmup_steps, self.warmup_ratio, num_training_steps)
+
+    def to_sanitized_dict(self) -> dict[str, Any]:
+        """to_dict() with what is no number, string or bool as text."""
+        return {
+            key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in self.to_dict().items()
+        }
+
+
+if TYPE_CHECKING:
+    from ._config_types import TrainingArguments as TrainingArguments
+else:
+    TrainingArguments = dataclass_of_table(
+        "TrainingArguments",
+        """What a run is told: transformers' names, meanings and defaults, those of version 4 and of version 5.
+
+        Every option is used, or said to have no effect, or refused with a reason; docs/configuration.md lists them all.
+        """,
+        _C.training_arguments_fields(),
+        _C.training_arguments_aliases(),
+        _C.check_training_arguments,
+        bases=(TrainingTable,),
+        none_is_default=("output_dir", "report_to", "gradient_checkpointing", "eval_strategy", "debug"),
+    )

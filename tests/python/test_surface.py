@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What scripts written for transformers, PEFT and TRL reach for beside the main road: it is there, or says what to do instead."""
+
+import json
+import logging
+
+import peft
+import pytest
+import qlorapp
+import torch
+import transformers
+from conftest import ROOT
+from tiny_llama import folder, load  # noqa: F401  (folder is a fixture)
+from tiny_trainer import arguments, rows, trained
+
+NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.float32}
+
+
+def four_bit(folder, config=None):
+    config = config or qlorapp.BitsAndBytesConfig(**NF4)
+    return qlorapp.AutoModelForCausalLM.from_pretrained(folder, quantization_config=config)
+
+
+def test_configs_that_were_imported_from_the_peers_are_taken(folder):
+    ours, theirs = four_bit(folder), four_bit(folder, transformers.BitsAndBytesConfig(**NF4))
+    assert all(torch.equal(a, b) for a, b in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True))
+    models = []
+    for model, config in ((ours, qlorapp.LoraConfig), (theirs, peft.LoraConfig)):
+        models.append(
+            qlorapp.get_peft_model(model, config(r=4, lora_alpha=3, target_modules=["q_proj"], use_rslora=True), seed=1)
+        )
+    shown = [{name: parameter.shape for name, parameter in model.named_parameters()} for model in models]
+    with pytest.raises(
+        TypeError, match=r"peft_config must be a qlorapp.LoraConfig; got peft\..*PrefixTuningConfig. Adapters here are LoRA"
+    ):
+        qlorapp.get_peft_model(four_bit(folder), peft.PrefixTuningConfig())
+    assert shown[0] == shown[1]
+    made, given = (model.peft_config["default"].to_dict() for model in models)
+    assert {key: made[key] for key in made if made[key] != given[key]}.keys() <= {
+        "task_type",
+        "peft_version",
+    }  # PEFT fills them in
+
+
+def test_callbacks_that_were_imported_from_transformers_are_called(folder, tmp_path):
+    class Stop(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = state.global_step == 2
+
+    assert trained(folder, tmp_path, more={"callbacks": [Stop()]}).output.global_step == 2
+    stopping = {"callbacks": [transformers.EarlyStoppingCallback(1)], "eval_dataset": rows(4)}
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True,
+               "learning_rate": 30.0}  # fmt: skip
+    assert trained(folder, tmp_path, more=stopping, **options).output.global_step < 6
+
+
+def test_what_a_loaded_model_says_of_itself(folder):
+    model = four_bit(folder)
+    assert model.is_loaded_in_4bit and model.is_quantized and not model.is_loaded_in_8bit and model.can_generate()
+    assert model.hf_device_map == {"": torch.device("cpu")} and model.config.quantization_config.bnb_4bit_quant_type == "nf4"
+    assert json.loads(model.config.to_json_string())["quantization_config"]["bnb_4bit_compute_dtype"] == "float32"
+    assert model.config.get_text_config() is model.config
+    model.warnings_issued["estimate_tokens"] = True
+    dense = qlorapp.AutoModelForCausalLM.from_pretrained(folder)
+    assert not dense.is_loaded_in_4bit and not hasattr(dense.config, "quantization_config")
+
+
+def test_tables_keep_their_rows(folder):
+    model = load(folder)
+    assert model.resize_token_embeddings(96) is model.get_input_embeddings() is model.resize_token_embeddings()
+    with pytest.raises(ValueError, match=r"tables have 96 rows and keep them; 97 were asked for.*tokenizer.pad_token = "):
+        model.resize_token_embeddings(97)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"load_in_8bit": True}, "load_in_8bit is not supported: layers are stored in four bits"),
+        ({"load_in_4bits": True}, "Did you mean 'load_in_4bit'"),
+    ],
+)
+def test_other_bases_are_refused(folder, options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        qlorapp.AutoModelForCausalLM.from_pretrained(folder, **options)
+
+
+def test_code_of_a_checkpoint_is_never_run_and_that_is_said(folder, caplog):
+    with caplog.at_level(logging.WARNING, "qlorapp"):
+        qlorapp.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    assert "trust_remote_code has no effect: code of a checkpoint is never run" in caplog.text
+
+
+def test_nothing_uploads(folder, tmp_path):
+    model = load(folder)
+    for held in (model, model.get_base_model()):
+        with pytest.raises(NotImplementedError, match="upload_folder"):
+            held.push_to_hub("somebody/something")
+
+
+def test_transformers_pipeline_generates():
+    place = ROOT / "examples" / "data" / "tiny-llama"
+    model, tokenizer = four_bit(place), transformers.AutoTokenizer.from_pretrained(place)
+    (answer,) = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)(
+        "Mia, put", max_new_tokens=4, do_sample=False
+    )
+    ids = tokenizer("Mia, put", return_tensors="pt")["input_ids"]
+    assert answer["generated_text"] == tokenizer.decode(model.generate(ids, max_new_tokens=4)[0], skip_special_tokens=True)
+
+
+def test_a_trainer_that_cannot_be_made_says_why(folder, tmp_path):
+    args = arguments(tmp_path)
+    with pytest.raises(ValueError, match=r"\[Trainer\] there is nothing to train: the base is frozen. Add adapters"):
+        qlorapp.Trainer(four_bit(folder), args, train_dataset=rows(4))
+    with pytest.raises(
+        TypeError, match="args must be a qlorapp.TrainingArguments; got transformers.training_args.TrainingArguments"
+    ):
+        qlorapp.Trainer(load(folder), transformers.TrainingArguments(str(tmp_path)), train_dataset=rows(4))
+    with pytest.raises(TypeError, match=r"row 0 has \['text'\]. Tokenize the rows, or use SFTTrainer"):
+        qlorapp.Trainer(load(folder), args, train_dataset=[{"text": "one"}])
+    with pytest.raises(TypeError, match="unknown option 'train_data'. Did you mean 'train_dataset'"):
+        qlorapp.Trainer(load(folder), args, train_data=rows(4))
+
+
+def test_what_people_ask_a_trainer_for(folder, tmp_path):
+    trainer = qlorapp.Trainer(load(folder), arguments(tmp_path), train_dataset=rows(12))
+    with pytest.raises(ValueError, match="there is no optimizer yet"):
+        trainer.get_learning_rates()
+    trainer.train()
+    assert trainer.get_learning_rates() == [0.0]  # the schedule has run out
+    assert trainer.get_num_trainable_parameters() == sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("name", ["TrainingArguments", "SFTConfig", "LoraConfig", "BitsAndBytesConfig"])
+def test_help_of_a_config_shows_every_option(name):
+    config = getattr(qlorapp, name)
+    lines = config.__doc__.splitlines()
+    for field, kind, default, text, _, reason in config.field_rows:
+        at = lines.index(f"    {field}: {kind} = {json.loads(default)!r}")
+        assert text in lines[at + 1] and reason in lines[at + 1]
