@@ -64,7 +64,7 @@ class MemoryPlan:
                 file.write(text)
         return text
 
-    def png(self, path: str | os.PathLike, *, budget: int | str | None = None, dpi: int = 150) -> None:
+    def png(self, path: str | os.PathLike[str], *, budget: int | str | None = None, dpi: int = 150) -> None:
         """The same picture as a PNG, drawn by matplotlib (qlorapp[plot])."""
         from .plots import draw_timeline
 

@@ -113,6 +113,11 @@ TEST_CASE("a stack of weights and the adapters around it fill the workspace and 
               REQUIRE(together.wrote_only_its_rows());
               check(cuda::lora_augment(work.out, type, work.borders, nullptr));
               REQUIRE(together.wrote_only_its_rows());
+              const Matrix right(type, height, spare, {offset, 3}, false), below(type, spare, shape.columns, {offset, 5}, false);
+              check(
+                  cuda::lora_borders({right.data(), right.stride()}, {below.data(), below.stride()}, type, work.borders, nullptr));
+              REQUIRE(right.wrote_only_its_rows());
+              REQUIRE(below.wrote_only_its_rows());
             }
           }
         }

@@ -92,8 +92,9 @@ TEST_CASE("the CPU and a GPU agree on training in eight bits", "[nn][cuda]") {
   const auto [loss, gradients] = step(here, make_batch(at::kCPU));
   const auto [gpu_loss, gpu_gradients] = step(there, make_batch(devices().back()));
   INFO("loss " << loss << " and " << gpu_loss << "; gradients apart by " << distance(gpu_gradients, gradients));
-  CHECK(std::abs(gpu_loss - loss) < 5e-3 * loss);
-  CHECK(distance(gpu_gradients, gradients) < 5e-2);
+  // Sums in another order round a few activations to the next of 256 numbers, and what follows sees it.
+  CHECK(std::abs(gpu_loss - loss) < 2e-2 * loss);
+  CHECK(distance(gpu_gradients, gradients) < 0.15);
 }
 
 TEST_CASE("what cannot be multiplied in eight bits is refused by name", "[nn][cpu]") {

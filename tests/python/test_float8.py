@@ -4,11 +4,10 @@
 import math
 
 import pytest
+import qlorapp
 import torch
 from tiny_run import write_model
 from tiny_trainer import losses, rows, trained
-
-import qlorapp
 
 ops = torch.ops.qlorapp
 E4M3 = torch.float8_e4m3fn

@@ -3,7 +3,9 @@
 
 #include <exception>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <utility>
 
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
@@ -14,51 +16,64 @@
 namespace qlorapp::ops {
 namespace {
 
-/// One stream and one pool of memory a device: graphs take turns, and a stream's library handles are made once.
+/// A device's graphs take turns on one stream, whose library handles are made once, and share one pool of memory.
 struct Place {
   c10::cuda::CUDAStream stream;
-  at::cuda::MempoolId_t pool;
+  /// torch ends a pool with the last graph of it, and takes it for no other afterwards.
+  std::weak_ptr<at::cuda::MempoolId_t> pool;
 };
-
-Place place_of(at::Device device) {
-  static std::mutex mutex;
-  static std::map<c10::DeviceIndex, Place> places;
-  const std::lock_guard lock(mutex);
-  const auto found = places.find(device.index());
-  if (found != places.end()) return found->second;
-  const Place made{c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index()), at::cuda::graph_pool_handle()};
-  return places.emplace(device.index(), made).first->second;
-}
 
 class Graph final : public LaunchGraph {
  public:
+  explicit Graph(std::shared_ptr<at::cuda::MempoolId_t> pool) : pool_(std::move(pool)) {}
   void replay() override { graph.replay(); }
+  [[nodiscard]] at::cuda::MempoolId_t pool() const { return *pool_; }
+
   at::cuda::CUDAGraph graph;
+
+ private:
+  std::shared_ptr<at::cuda::MempoolId_t> pool_;
 };
+
+/// A stream of this device, and a graph of the pool that those which live share.
+std::pair<c10::cuda::CUDAStream, std::unique_ptr<Graph>> place_of(at::Device device) {
+  static std::mutex mutex;
+  static std::map<c10::DeviceIndex, Place> places;
+  const std::lock_guard lock(mutex);
+  auto found = places.find(device.index());
+  if (found == places.end()) {
+    found = places.emplace(device.index(), Place{c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index()), {}}).first;
+  }
+  std::shared_ptr<at::cuda::MempoolId_t> pool = found->second.pool.lock();
+  if (pool == nullptr) {
+    pool = std::make_shared<at::cuda::MempoolId_t>(at::cuda::graph_pool_handle());
+    found->second.pool = pool;
+  }
+  return {found->second.stream, std::make_unique<Graph>(std::move(pool))};
+}
 
 std::unique_ptr<LaunchGraph> record(at::Device device, const std::function<void()>& work, std::string* why) {
   const c10::cuda::CUDAGuard guard(device);
-  const Place place = place_of(device);
+  auto [stream, graph] = place_of(device);
   const c10::cuda::CUDAStream before = c10::cuda::getCurrentCUDAStream();
-  auto graph = std::make_unique<Graph>();
   at::cuda::CUDAEvent done;
   {
-    const c10::cuda::CUDAStreamGuard side(place.stream);
+    const c10::cuda::CUDAStreamGuard side(stream);
     at::cuda::CUDAEvent begun;
     begun.record(before);
-    begun.block(place.stream);
+    begun.block(stream);
     try {
       work();
     } catch (...) {
-      place.stream.synchronize();  // whoever cleans up does so behind what was launched
+      stream.synchronize();  // whoever cleans up does so behind what was launched
       throw;
     }
-    done.record(place.stream);
-    place.stream.synchronize();
+    done.record(stream);
+    stream.synchronize();
     c10::cuda::CUDACachingAllocator::emptyCache();  // the stream's own, which no other could use
     try {
       // Other threads of the process, a notebook's for example, may call what this one must not while it records.
-      graph->graph.capture_begin(place.pool, cudaStreamCaptureModeThreadLocal);
+      graph->graph.capture_begin(graph->pool(), cudaStreamCaptureModeThreadLocal);
       work();
       graph->graph.capture_end();
     } catch (const std::exception& error) {
@@ -72,7 +87,7 @@ std::unique_ptr<LaunchGraph> record(at::Device device, const std::function<void(
     }
   }
   done.block(before);
-  return graph;
+  return std::move(graph);
 }
 
 [[maybe_unused]] const bool told = (detail::set_recorder(record), true);
