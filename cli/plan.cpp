@@ -198,6 +198,7 @@ Probe measure(const PlanOptions& options, const PlanSettings& settings, const Me
   if (!settings.segments.empty()) model.set_segments(settings.segments);
   model.set_memory(settings.memory);
   model.set_deterministic(settings.deterministic);
+  model.set_float8(settings.float8);
   Probe probe = probe_step(model, {settings.batch, settings.length, settings.accumulation, settings.eval_batch,
                                    settings.optimizer_is_8bit, /*records=*/true});
   const auto line = [](const char* what, Bytes measured, Bytes planned) {

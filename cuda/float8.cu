@@ -192,9 +192,10 @@ __global__ void __launch_bounds__(kThreads) quantize_rows(const __grid_constant_
 #pragma unroll
   for (int step = 4; step > 0; step /= 2) bits = max(bits, __shfl_xor_sync(kAllLanes, bits, step));
   largest = __uint_as_float(bits);
-  const float factor = largest == 0 ? 1.0F : __fdiv_rn(kLargest, largest);
+  const bool nothing = largest < kSmallestFloat8Row;
+  const float factor = nothing ? 0.0F : __fdiv_rn(kLargest, largest);
   if (threadIdx.x == 0) {
-    const float scale = largest == 0 ? 1.0F : __fdiv_rn(largest, kLargest);
+    const float scale = nothing ? 1.0F : __fdiv_rn(largest, kLargest);
     work.scale[row] = work.weight_scale == nullptr ? scale : __fmul_rn(scale, __ldg(work.weight_scale));
   }
   uint8_t* const out = work.values + row * work.columns;

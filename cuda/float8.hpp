@@ -11,6 +11,8 @@
 
 namespace qlorapp::cuda {
 
+inline constexpr float kSmallestFloat8Row = 1e-30F;
+
 /// Columns of a weight and rows of a stack's parts are multiples of this: a block of four-bit codes stays within its row.
 inline constexpr int64_t kFloat8Step = 64;
 
@@ -30,7 +32,8 @@ struct DequantizeToFloat8 {
 /// Asynchronous; allocates nothing.
 [[nodiscard]] cudaError_t dequantize_to_float8(const DequantizeToFloat8& work, Stream stream);
 
-/// scale = largest |x| of the row / 448, 1 for a row of zeros; value = e4m3(x · (448 / largest)). NaN and infinity in a row
+/// scale = largest |x| of the row / 448; value = e4m3(x · (448 / largest)). A row whose largest is below kSmallestFloat8Row, whose
+/// factor could leave float32, is a row of zeros with scale 1. NaN and infinity in a row
 /// make its scale NaN or infinite.
 struct QuantizeRowsToFloat8 {
   const void* x = nullptr;  ///< (rows, columns)

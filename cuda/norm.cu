@@ -46,7 +46,6 @@ __device__ inline float gradient(float g, float x, float rstd, float slope, floa
   return accumulate ? __fadd_rn(before, rounded<T>(value)) : value;
 }
 
-/// A block a row; each thread keeps kPacks times 16 bytes of it.
 /// How many packs a thread keeps, and how many threads that takes; 0 packs: too wide for registers.
 struct Plan {
   int packs, threads;
@@ -57,6 +56,7 @@ constexpr int kMostThreads = kPacks == 1   ? 128
                              : kPacks == 2 ? 256
                                            : 512;
 
+/// A block a row; each thread keeps kPacks times 16 bytes of it.
 template <class T, int kPacks, bool add>
 __global__ void __launch_bounds__(kMostThreads<kPacks>) forward_kernel(const ForwardArguments<T> a) {
   constexpr int n = kPack<T>;

@@ -195,6 +195,10 @@ def _fits(core: _C.CausalLM, device: torch.device, batch: int, length: int, room
         return _C.probe_step(core, batch, length, optimizer_is_8bit=eight_bit) <= room
     except torch.OutOfMemoryError:
         return False
+    except RuntimeError as error:  # a CPU's allocator has words, no type
+        if "can't allocate memory" not in str(error):
+            raise
+        return False
     finally:
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -150,7 +150,7 @@ Bytes parse_bytes(std::string_view what, std::string_view text) {
                                     {"TiB", 0x1p40},
                                     {"T", 0x1p40},
                                     {"TB", 1e12}}) {
-    if (folded(unit) == folded(name)) scale = value;
+    if (name.empty() ? unit.empty() : folded(unit) == folded(name)) scale = value;
   }
   QLORAPP_CHECK_VALUE(error == std::errc{} && scale > 0, "[", what,
                       "] must be an amount of memory such as 14GiB, 14.5GB or 800MiB; got '", text, "'.");

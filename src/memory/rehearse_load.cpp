@@ -32,7 +32,7 @@ at::ScalarType stored_dtype(const format::ModelConfig& config) {
 bool was_skipped(const format::ModelConfig& config, const std::string& weight) {
   const auto& names = config.quantization->skip_modules;
   return names && std::any_of(names->begin(), names->end(), [&](const std::string& name) {
-           return weight == name + ".weight" || weight.ends_with("." + name + ".weight") ||
+           return weight == name + ".weight" || weight.ends_with("." + name + ".weight") || weight.starts_with(name + ".") ||
                   weight.find("." + name + ".") != std::string::npos;
          });
 }

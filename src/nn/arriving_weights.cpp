@@ -32,7 +32,7 @@ CausalLM::Weights arrange_weights(const format::ModelConfig& config, const Weigh
     const std::vector<int64_t> shape{out, in};
     if (checkpoint.is_quantized(name)) {
       weight = FrozenWeight(checkpoint.bring_quantized(name, shape));
-    } else if (!options.load_in_4bit || names_module(options.skip_modules, module)) {
+    } else if (!options.load_in_4bit || config.quantization.has_value() || names_module(options.skip_modules, module)) {
       weight = FrozenWeight(dense(name, shape));
     } else {
       checkpoint.bring(name, shape,

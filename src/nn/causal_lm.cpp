@@ -114,7 +114,12 @@ void CausalLM::set_float8(bool enabled) {
     const int64_t longest = std::max({shape.hidden, shape.qkv_width(), 2 * shape.intermediate, shape.attention_width()});
     ones = at::ones({longest}, at::TensorOptions().dtype(at::kFloat).device(device()));
   }
-  for (DecoderBlock& block : blocks_) block.set_float8(ones);
+  try {
+    for (DecoderBlock& block : blocks_) block.set_float8(ones);
+  } catch (...) {  // all or none
+    for (DecoderBlock& block : blocks_) block.set_float8({});
+    throw;
+  }
 }
 
 /// Of logits at a time. Twice the memory of 1,024 buys a GPU a product of a better shape; a CPU gains nothing above 512.
@@ -127,13 +132,14 @@ StepContext CausalLM::make_context(const Batch& batch, bool training, uint64_t s
   }
   rope_.reserve(longest);
   // A GPU multiplies projections that share an input as one, unless there are so few tokens that reading the weights is all.
-  const bool stacked = (on_gpu() || float8()) && batch.token_count() > kFewTokens;
+  const bool eight_bits = training && float8() && batch.token_count() > kFewTokens;
+  const bool stacked = eight_bits || (on_gpu() && batch.token_count() > kFewTokens);
   auto offload = ring_ ? std::make_shared<InputOffload>(ring_) : nullptr;
-  StepContext context{rope_.cos(), rope_.sin(), batch.positions, batch.row_starts,   seed,    micro_step,
-                      training,    stacked,     deterministic_,  std::move(offload), memory_, batch.first_token};
+  StepContext context{rope_.cos(), rope_.sin(),    batch.positions, batch.row_starts,   seed,    micro_step,       training,
+                      stacked,     deterministic_, eight_bits,      std::move(offload), memory_, batch.first_token};
   for (const DecoderBlock& block : blocks_) {
     QLORAPP_CHECK_VALUE(
-        !stacked || !block.in_float8() || block.stacked(context), "[fp8] adapters of block ", block.index(),
+        !eight_bits || block.stacked(context), "[fp8] adapters of block ", block.index(),
         " have dropout or DoRA, or weight_workspace is projection: then each weight is multiplied on its own, which "
         "is not done in eight bits. Set lora_dropout=0, use_dora=False and another weight_workspace, or leave fp8 out.");
   }
@@ -330,6 +336,7 @@ at::Tensor CausalLM::forward_cached(const at::Tensor& tokens, std::span<const in
                             /*training=*/false,
                             /*stacked=*/false,
                             deterministic_,
+                            /*float8=*/false,
                             nullptr,
                             {},
                             0};

@@ -65,7 +65,7 @@ Wide DecoderBlock::backward_down(const Wide& dy, const StepContext& context, Sav
   const int64_t width = shape_.intermediate;
   const LoraAdapter* const own = adapter(Projection::kDown);
   at::Tensor dh = at::empty({dy.buffer.size(0), width}, dy.buffer.options()), workspace;
-  const bool eight_bits = stacked(context) && in_float8();
+  const bool eight_bits = stacked(context) && context.float8;
   if (stacked(context) && !eight_bits) {
     workspace = cache != nullptr && cache->defined() ? *cache : stack(kDown).workspace(dh.scalar_type());
     if (cache != nullptr) *cache = workspace;

@@ -65,7 +65,7 @@ void DecoderBlock::set_float8(const at::Tensor& ones) {
 
 void DecoderBlock::replace_projection(Projection projection, FrozenWeight weight) {
   weights_.projections[qlorapp::index(projection)] = std::move(weight);
-  if (in_float8()) set_float8(float8_.front().ones);
+  if (const at::Tensor ones = float8_.front().ones; ones.defined()) set_float8(ones);
 }
 
 int64_t DecoderBlock::spare(const StepContext& context, std::initializer_list<Group> groups) const {
@@ -81,7 +81,7 @@ void DecoderBlock::project(const Group& group, at::Tensor y, const Wide& x, cons
   int64_t column = 0;
   if (stacked(context)) {
     at::Tensor u;
-    if (in_float8()) {
+    if (context.float8) {
       u = float8_stack(group).forward(y, x.values());
     } else {
       const ProjectionStack projections = stack(group);
@@ -115,7 +115,7 @@ void DecoderBlock::project(const Group& group, at::Tensor y, const Wide& x, cons
 DecoderBlock::Inner DecoderBlock::project_back(const Group& group, at::Tensor* dx, const Wide& dy, const StepContext& context,
                                                const at::Tensor& workspace) const {
   Inner v;
-  if (stacked(context) && in_float8()) {
+  if (stacked(context) && context.float8) {
     float8_stack(group).backward_input(dx, dy);
     return v;
   }

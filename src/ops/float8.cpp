@@ -37,8 +37,8 @@ Pair quantize_rows_cpu(const at::Tensor& x, const std::optional<at::Tensor>& wei
   check_float8_rows(x, weight_scale);
   const at::Tensor wide = x.to(at::kFloat);
   if (x.numel() == 0) return {wide.to(at::kFloat8_e4m3fn), at::ones({x.size(0), 1}, wide.options())};
-  const at::Tensor largest = wide.abs().amax(1, /*keepdim=*/true), zero = largest == 0;
-  const at::Tensor factor = (kLargestFloat8 / largest).masked_fill(zero, 1),
+  const at::Tensor largest = wide.abs().amax(1, /*keepdim=*/true), zero = largest < kSmallestFloat8Row;
+  const at::Tensor factor = (kLargestFloat8 / largest).masked_fill(zero, 0),
                    scale = (largest / kLargestFloat8).masked_fill(zero, 1);
   return {(wide * factor).clamp(-kLargestFloat8, kLargestFloat8).to(at::kFloat8_e4m3fn),
           weight_scale ? scale * *weight_scale : scale};

@@ -2,6 +2,9 @@
 // What the operators of float8.hpp ask of their arguments, for every device.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+
 #include <ATen/core/Tensor.h>
 
 #include "four_bit_stack.hpp"

@@ -43,6 +43,10 @@ LossSum GraphedSteps::record(Shape& shape, const Batch& batch, const at::Tensor&
     const auto oldest = std::find_if(shapes_.rbegin(), shapes_.rend(), [](const Shape& other) { return other.graph != nullptr; });
     shapes_.erase(std::next(oldest).base());
   }
+  if (++recorded_ == kMostRecordings) {
+    log_warning_once(concat("[trainer] cuda_graphs: row lengths have come in more than ", kMostRecordings,
+                            " combinations that repeat; no more of them are recorded. Pack or cut rows to one length."));
+  }
   shape.batch = batch;
   for (at::Tensor* const tensor : {&shape.batch.tokens, &shape.batch.targets, &shape.batch.positions}) *tensor = tensor->clone();
   shape.grad_scale = grad_scale.clone();
@@ -74,7 +78,8 @@ LossSum GraphedSteps::forward_backward(const Batch& batch, const at::Tensor& gra
   }
   Shape& shape = shape_of(batch);
   if (shape.graph == nullptr) {
-    if (shape.refused || ++shape.seen < kSeen) return model_.forward_backward(batch, grad_scale, seed, micro_step);
+    if (shape.refused || recorded_ >= kMostRecordings || ++shape.seen < kSeen)
+      return model_.forward_backward(batch, grad_scale, seed, micro_step);
     return record(shape, batch, grad_scale, seed, micro_step);
   }
   shape.batch.tokens.copy_(batch.tokens);

@@ -132,7 +132,9 @@ void Trainer::set_up_model() {
   if (args_.packing) pack_rows(train_data_, args_, "train_dataset");
   if (args_.eval_packing.value_or(args_.packing)) pack_rows(eval_data_, args_, "eval_dataset");
   if (args_.full_determinism) model_->set_deterministic(true);
-  if (args_.fp8) {
+  if (!args_.fp8) {
+    model_->set_float8(false);  // another run may have set it
+  } else {
     const int64_t architecture = gpu_architecture(device());
     QLORAPP_CHECK_VALUE(
         architecture == 0 || architecture >= 89,

@@ -52,6 +52,12 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
   QLORAPP_CHECK_VALUE(state_.arena == &arena(),
                       "[trainer] another adapter is active than the one that this trainer was made for. "
                       "Make that one active again, or make a new trainer.");
+  struct Clear {  // however the run ends
+    std::optional<GraphedSteps>& graphs;
+    ~Clear() {
+      if (graphs) graphs->clear();
+    }
+  } const clear{graphs_};
   if (resume_from) restore(*resume_from);
   const auto begin = std::chrono::steady_clock::now();
   started_ = seconds_since_1970();
@@ -75,7 +81,6 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
   output.metrics.set("epoch", epoch());
   if (args_.counts_input_tokens()) output.metrics.set("num_input_tokens_seen", state_.tokens_seen);
   finish();
-  if (graphs_) graphs_->clear();
   return output;
 }
 

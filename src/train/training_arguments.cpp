@@ -131,10 +131,9 @@ void TrainingArguments::validate() const {
   QLORAPP_CHECK_VALUE(
       !fp8 || memory().weight_workspace != WeightWorkspace::kProjection, kWhere,
       "fp8=True multiplies projections that share an input as one; got weight_workspace=projection. Take layer or stack.");
-  QLORAPP_CHECK_VALUE(
-      !cuda_graphs || memory_budget.empty(), kWhere,
-      "cuda_graphs=True keeps the memory of each recorded micro-step, which the plan of memory_budget does not know. Leave "
-      "one of them out.");
+  QLORAPP_CHECK_VALUE(!cuda_graphs || (memory_budget.empty() && !auto_find_batch_size), kWhere,
+                      "cuda_graphs=True keeps the memory of each recorded micro-step, which the plan of memory_budget and "
+                      "auto_find_batch_size does not know. Leave it or them out.");
   at_least("max_length", max_length, 2);
   static constexpr std::array<std::string_view, 3> kPacking{"bfd", "bfd_split", "wrapped"};
   one_of("packing_strategy", packing_strategy, kPacking);

@@ -71,6 +71,18 @@ TEST_CASE("weights in eight bits change losses and gradients by as much as three
     const at::Tensor by_autograd = model.loss(batch, 3, 9);
     CHECK(by_autograd.item<double>() == loss8);
   }
+  {
+    const at::NoGradGuard no_grad;  // evaluation is in 16 bits
+    const at::Tensor eight = model.hidden_states(batch, /*training=*/false, 0, 0);
+    model.set_float8(false);
+    CHECK(at::equal(model.hidden_states(batch, /*training=*/false, 0, 0), eight));
+    model.set_float8(true);
+  }
+  {  // a weight that an initialization leaves in another's place is multiplied the same way
+    DecoderBlock& block = model.blocks().front();
+    block.replace_projection(Projection::kGate, FrozenWeight(block.weights().projections[qlorapp::index(Projection::kGate)].quantized));
+    CHECK(at::equal(step(model, batch).second, gradients8));
+  }
   const Batch small = make_batch(device, 48);  // few tokens: reading the weights is all, in 16 bits
   const auto [few8, few_gradients8] = step(model, small);
   model.set_float8(false);
@@ -103,6 +115,11 @@ TEST_CASE("what cannot be multiplied in eight bits is refused by name", "[nn][cp
                                                 Catch::Matchers::ContainsSubstring("(128, 96)") &&
                                                 Catch::Matchers::ContainsSubstring("multiples of 64"));
   REQUIRE_FALSE(odd.float8());
+  CausalLM mixed = make_model(at::kCPU);
+  mixed.blocks().back().replace_projection(Projection::kDown, FrozenWeight(at::zeros({128, 192}, at::kBFloat16)));
+  REQUIRE_THROWS_WITH(mixed.set_float8(true),
+                      Catch::Matchers::ContainsSubstring("[fp8] block 1") && Catch::Matchers::ContainsSubstring("not four-bit"));
+  REQUIRE_FALSE(mixed.blocks().front().in_float8());
   CausalLM dropping = make_model(at::kCPU, 0.1);
   dropping.set_float8(true);
   REQUIRE_THROWS_WITH(step(dropping, make_batch(at::kCPU)), Catch::Matchers::ContainsSubstring("lora_dropout=0"));

@@ -19,7 +19,7 @@ def test_a_cpu_says_that_it_has_no_effect(tmp_path, caplog):
 
 
 def test_a_budget_does_not_know_its_memory(tmp_path):
-    with pytest.raises(ValueError, match="which the plan of memory_budget does not know"):
+    with pytest.raises(ValueError, match="which the plan of memory_budget and auto_find_batch_size does not know"):
         qlorapp.TrainingArguments(output_dir=str(tmp_path), cuda_graphs=True, memory_budget="auto")
 
 

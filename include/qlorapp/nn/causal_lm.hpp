@@ -86,8 +86,8 @@ class CausalLM : public std::enable_shared_from_this<CausalLM> {
   void set_deterministic(bool deterministic) { deterministic_ = deterministic; }
   [[nodiscard]] bool deterministic() const { return deterministic_; }
   /// Whether training multiplies the frozen weights in eight bits (nn/float8_stack.hpp): faster on GPUs that can, and less exact.
-  /// Batches of at most 64 tokens and generation stay in 16 bits, as head, attention and adapters do. Off until set.
-  /// @throws ValueError on a GPU in another compute dtype than bfloat16, and where a weight does not allow it; each micro-batch on a
+  /// Batches of at most 64 tokens, evaluation and generation stay in 16 bits, as head, attention and adapters do. Off until set.
+  /// @throws ValueError on a GPU in another compute dtype than bfloat16, and where a weight does not allow it, and is off then; each micro-batch on a
   ///         GPU older than sm_89, and where adapters do not allow it: with dropout, DoRA or weight_workspace=projection.
   void set_float8(bool enabled);
   [[nodiscard]] bool float8() const { return blocks_.front().in_float8(); }

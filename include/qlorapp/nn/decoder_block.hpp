@@ -71,7 +71,7 @@ class DecoderBlock {
   [[nodiscard]] const Weights& weights() const { return weights_; }
   /// Puts another weight of the same shape in a projection's place: what an initialization leaves of the base.
   void replace_projection(Projection projection, FrozenWeight weight);
-  /// From here on products that share an input are multiplied in eight bits (float8_stack.hpp) where StepContext::stacked holds.
+  /// Makes the block ready for StepContext::float8.
   /// @param ones  float32 on the weights' device, as long as the longest side of any stack, all 1; undefined: in 16 bits again.
   /// @throws ValueError naming the block if its weights do not allow it; then nothing has changed but that it is off.
   void set_float8(const at::Tensor& ones);

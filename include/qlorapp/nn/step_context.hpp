@@ -40,6 +40,7 @@ struct StepContext {
   bool training = true;                   ///< Dropout is off when false.
   bool stacked = false;                   ///< Multiply projections that share an input as one (projection_stack.hpp): a GPU's way.
   bool deterministic = false;             ///< The same bits in every run, on a GPU too.
+  bool float8 = false;                    ///< Stacked projections multiply their frozen weights in eight bits (float8_stack.hpp).
   std::shared_ptr<InputOffload> offload;  ///< Takes inputs that are kept on the host; null on a CPU and where none are.
   MemorySettings memory;
   int64_t first_row = 0;  ///< Of the rows at hand among the micro-batch's: where a tile's part of a dropout mask begins.

@@ -20,6 +20,8 @@ namespace qlorapp::ops {
 
 /// The largest number of the format.
 inline constexpr double kLargestFloat8 = 448;
+/// A row that is nowhere as large counts as zero: 448 over it could leave float32.
+inline constexpr double kSmallestFloat8Row = 1e-30;
 
 /// Several four-bit weights of as many columns below each other, divided by weight_scale and rounded. Does not synchronize.
 /// @param packed, absmax, nested_absmax, nested_offset  as in dequantize_4bit_stack_ (ops/quantize.hpp).
@@ -33,7 +35,7 @@ inline constexpr double kLargestFloat8 = 448;
 
 /// @param x             (M, K) float32, float16 or bfloat16; rows may be apart, K a multiple of 16 and at most 32,768.
 /// @param weight_scale  () float32, a factor on every scale: that of the weights this x meets.
-/// @returns values (M, K) e4m3; scale (M, 1) float32, a row's largest |x| / 448, or 1 where all are zero. Does not synchronize.
+/// @returns values (M, K) e4m3; scale (M, 1) float32, a row's largest |x| / 448, or 1 where all are zero (below 1e-30). Does not synchronize.
 [[nodiscard]] std::tuple<at::Tensor, at::Tensor> quantize_rows_float8(const at::Tensor& x,
                                                                       const std::optional<at::Tensor>& weight_scale = std::nullopt);
 

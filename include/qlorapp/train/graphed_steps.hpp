@@ -29,6 +29,8 @@ class GraphedSteps {
   static constexpr int64_t kSeen = 3;
   /// Graphs at a time, and shapes that are remembered; what was not used for longest goes.
   static constexpr int64_t kMostGraphs = 8, kMostShapes = 256;
+  /// Graphs that may be made in a run: with more shapes than this, recording costs more than replays gain.
+  static constexpr int64_t kMostRecordings = 32;
 
   explicit GraphedSteps(CausalLM& model) : model_(model) {}
 
@@ -59,7 +61,7 @@ class GraphedSteps {
   CausalLM& model_;
   const void* adapters_ = nullptr;  ///< Where those lay that the graphs read.
   std::list<Shape> shapes_;         ///< The last used first.
-  int64_t replayed_ = 0;
+  int64_t replayed_ = 0, recorded_ = 0;
 };
 
 }  // namespace qlorapp

@@ -1,20 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/float8.hpp"
 
+#include <optional>
+#include <string_view>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/ops/_scaled_mm.h>
 #include <torch/library.h>
 
 #include "../float8_shapes.hpp"
 #include "dequantize.hpp"
 #include "launch.hpp"
+#include "qlorapp/ops/float8.hpp"
 
 namespace qlorapp::ops {
 namespace {
 
 static_assert(kFloat8WeightStep == cuda::kFloat8Step);
+static_assert(static_cast<float>(kSmallestFloat8Row) == cuda::kSmallestFloat8Row);
 
 at::Tensor dequantize_cuda(at::TensorList packed, at::TensorList absmax, at::TensorList nested_absmax, at::TensorList nested_offset,
                            at::IntArrayRef rows, int64_t columns, int64_t block_size, int64_t nested_block_size,

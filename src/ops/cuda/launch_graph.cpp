@@ -12,6 +12,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
 
 namespace qlorapp::ops {
 namespace {
@@ -52,6 +53,25 @@ std::pair<c10::cuda::CUDAStream, std::unique_ptr<Graph>> place_of(at::Device dev
   return {found->second.stream, std::make_unique<Graph>(std::move(pool))};
 }
 
+/// After a failed capture. torch ends the stream's capture first and its own bookkeeping after that, which a failure skips: the
+/// allocator would go on serving this stream from the graph's pool, by a rule that lies in the graph. So the bookkeeping is ended
+/// here, and the graph is never destroyed.
+void give_up(std::unique_ptr<Graph> graph, at::Device device) {
+  Graph* const kept = graph.release();  // NOLINT: see above
+  try {
+    kept->graph.capture_end();
+    return;
+  } catch (const std::exception&) {
+    static_cast<void>(cudaGetLastError());  // the failure that is known already
+  }
+  try {
+    c10::cuda::CUDACachingAllocator::endAllocateToPool(device.index(), kept->pool());
+    c10::cuda::CUDACachingAllocator::releasePool(device.index(), kept->pool());
+  } catch (const std::exception&) {
+    static_cast<void>(cudaGetLastError());  // it had not begun
+  }
+}
+
 std::unique_ptr<LaunchGraph> record(at::Device device, const std::function<void()>& work, std::string* why) {
   const c10::cuda::CUDAGuard guard(device);
   auto [stream, graph] = place_of(device);
@@ -78,12 +98,7 @@ std::unique_ptr<LaunchGraph> record(at::Device device, const std::function<void(
       graph->graph.capture_end();
     } catch (const std::exception& error) {
       if (why != nullptr) *why = error.what();
-      try {
-        graph->graph.capture_end();  // the stream goes back to work
-      } catch (const std::exception&) {
-        static_cast<void>(cudaGetLastError());  // it had ended by itself
-      }
-      graph.reset();
+      give_up(std::move(graph), device);
     }
   }
   done.block(before);
