@@ -43,7 +43,10 @@ class MemoryPlan:
 
     @property
     def phases(self) -> dict[str, dict[str, Any]]:
-        """load, forward, loss, backward, optimizer step, evaluation: tensors, allocated, reserved, and the parts of the fullest moment."""
+        """load, forward, loss, backward, optimizer step, evaluation: tensors, allocated, reserved, and the parts of the fullest moment.
+
+        merge is of host memory and after the run: what qlorapp.merge takes to write base and adapter as one checkpoint.
+        """
         return self._planned.phases
 
     @property
@@ -64,7 +67,7 @@ class MemoryPlan:
                 file.write(text)
         return text
 
-    def png(self, path: str | os.PathLike, *, budget: int | str | None = None, dpi: int = 150) -> None:
+    def png(self, path: str | os.PathLike[str], *, budget: int | str | None = None, dpi: int = 150) -> None:
         """The same picture as a PNG, drawn by matplotlib (qlorapp[plot])."""
         from .plots import draw_timeline
 

@@ -2,12 +2,13 @@
 """Pictures for those who cannot show an SVG. Needs matplotlib: pip install 'qlorapp[plot]'."""
 
 import os
+from typing import Any
 
 GIB, MIB = 1 << 30, 1 << 20
 
 
 def draw_timeline(
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     title: str,
     planned: list[tuple[str, dict[str, int]]],
     measured: list[tuple[float, int]],
@@ -59,7 +60,7 @@ def _in_order(planned: list[tuple[str, dict[str, int]]]) -> list[str]:
     return sorted(sizes, key=lambda use: (max(sizes[use]) - min(sizes[use]), -max(sizes[use])))
 
 
-def _colors(count: int) -> list:
+def _colors(count: int) -> list[Any]:
     from matplotlib import colormaps
 
     return [colormaps["tab20"](i % 20) for i in range(count)]
