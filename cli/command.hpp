@@ -12,6 +12,7 @@ using Arguments = std::vector<std::string>;
 int train(const Arguments& arguments);
 int plan(const Arguments& arguments);
 int quantize(const Arguments& arguments);
+int merge(const Arguments& arguments);
 int eval(const Arguments& arguments);
 int generate(const Arguments& arguments);
 

@@ -27,6 +27,7 @@ constexpr Command kCommands[] = {
     {"generate", "continue a prompt", qlorapp::cli::generate},
     {"plan", "memory and time of a run, before anything is loaded", qlorapp::cli::plan},
     {"quantize", "write a bitsandbytes 4-bit checkpoint", qlorapp::cli::quantize},
+    {"merge", "write base and adapter as one 16-bit checkpoint", qlorapp::cli::merge},
 };
 
 void print_usage(std::FILE* to) {

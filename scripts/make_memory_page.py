@@ -38,7 +38,7 @@ STEPS = [
 
 
 def peak(model: str, batch: int, options: dict, tokens: int = 2048) -> float:
-    """GiB, in training: the load is another moment."""
+    """GiB, in training: the load is another moment, and the merge another run."""
     phases = qlorapp.plan(
         model,
         lora_config=qlorapp.LoraConfig(r=16, target_modules="all-linear"),
@@ -47,7 +47,7 @@ def peak(model: str, batch: int, options: dict, tokens: int = 2048) -> float:
         batch=batch,
         max_seq_length=tokens,
     ).phases
-    return max(phase["allocated"] for name, phase in phases.items() if name != "load") / 2**30
+    return max(phase["allocated"] for name, phase in phases.items() if name not in ("load", "merge")) / 2**30
 
 
 def table() -> str:

@@ -341,6 +341,9 @@ def lora_config_fields() -> list[typing.Any]:
 
 def memory_for(device: str) -> int: ...
 
+def merge(model: str, adapter: str, output: str, *, base: str | None=None, dtype: torch.dtype | None=None, quant_type: str='nf4', block_size: typing.SupportsInt=64, double_quant: bool=True, nested_block_size: typing.SupportsInt=256, compat: str='none', skip_modules: collections.abc.Sequence[str]=[], max_shard_size: typing.SupportsInt=5000000000, progress: collections.abc.Callable[[typing.SupportsInt, typing.SupportsInt], None] | None=None) -> None:
+    """Writes base and adapter as one dense Hugging Face folder; include/qlorapp/io/merge.hpp."""
+
 def mixed_precision(gpu: str, major: typing.SupportsInt, minor: typing.SupportsInt) -> tuple[typing.Any, ...]:
     """("bf16" or "fp16", the line that says so)"""
 

@@ -34,6 +34,7 @@ from .generation import GenerationConfig  # noqa: E402
 from .grad_scaler import GradScaler  # noqa: E402
 from .layers import CheckpointedBlock, LoraLinear  # noqa: E402
 from .memory import MemoryPlan, find_max_batch_size, plan  # noqa: E402
+from .merging import merge  # noqa: E402
 from .modeling import CausalLM  # noqa: E402
 from .peft import (  # noqa: E402
     PeftModel,
@@ -103,6 +104,7 @@ __all__ = [
     "get_mixed_precision_dtype",
     "get_peft_model",
     "get_peft_model_state_dict",
+    "merge",
     "plan",
     "prepare_model_for_kbit_training",
     "quantize_checkpoint",

@@ -43,7 +43,10 @@ class MemoryPlan:
 
     @property
     def phases(self) -> dict[str, dict[str, Any]]:
-        """load, forward, loss, backward, optimizer step, evaluation: tensors, allocated, reserved, and the parts of the fullest moment."""
+        """load, forward, loss, backward, optimizer step, evaluation: tensors, allocated, reserved, and the parts of the fullest moment.
+
+        merge is of host memory and after the run: what qlorapp.merge takes to write base and adapter as one checkpoint.
+        """
         return self._planned.phases
 
     @property

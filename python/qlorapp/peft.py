@@ -30,8 +30,9 @@ _LOAD_IGNORES = {
     "subfolder": "",
 }
 _MERGE = (
-    "merging into four-bit weights would quantize them a second time. The adapter folder serves beside the base as it is; for one "
-    "model, PEFT merges it into the 16-bit checkpoint: PeftModel.from_pretrained(base, folder).merge_and_unload()."
+    "a merge cannot stay exact in place: four-bit weights would be quantized a second time. "
+    "qlorapp.merge(model_folder, adapter_folder, output) writes base and saved adapter as one 16-bit checkpoint; for use, the adapter "
+    "folder serves beside the base as it is."
 )
 #: What PEFT's models have and this does not, and why.
 _REFUSED = {

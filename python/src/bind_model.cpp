@@ -12,6 +12,7 @@
 #include "qlorapp/io/adapter.hpp"
 #include "qlorapp/io/linear_weight.hpp"
 #include "qlorapp/io/load_model.hpp"
+#include "qlorapp/io/merge.hpp"
 #include "qlorapp/io/save_model.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
 #include "quantizer_options.hpp"
@@ -40,6 +41,20 @@ void quantize(const std::string& folder, const std::string& output, at::ScalarTy
               const std::optional<Progress>& progress) {
   quantize_checkpoint(folder, output, quantizer_options(quant_type, block_size, double_quant, nested_block_size, compat),
                       compute_dtype, progress.value_or(Progress()));
+}
+
+void merge(const std::string& model, const std::string& adapter, const std::string& output, const std::optional<std::string>& base,
+           const std::optional<at::ScalarType>& dtype, const std::string& quant_type, int64_t block_size, bool double_quant,
+           int64_t nested_block_size, const std::string& compat, std::vector<std::string> skip_modules, int64_t max_shard_size,
+           const std::optional<Progress>& progress) {
+  MergeOptions options;
+  if (base) options.base = parse_merge_base(*base);
+  options.dtype = dtype;
+  options.quantization = quantizer_options(quant_type, block_size, double_quant, nested_block_size, compat);
+  options.skip_modules = std::move(skip_modules);
+  options.max_shard_size = {max_shard_size};
+  if (progress) options.progress = *progress;
+  merge_adapter(model, adapter, output, options);
 }
 
 void save(const CausalLM& model, const std::string& source, const std::string& output, const std::string& storage,
@@ -236,6 +251,11 @@ void bind_model(py::module_& m) {
         py::arg("quant_type") = "nf4", py::arg("block_size") = 64, py::arg("double_quant") = true,
         py::arg("nested_block_size") = 256, py::arg("compat") = "none", py::arg("progress") = std::nullopt, NoGil(),
         "Writes a folder that transformers loads as a bitsandbytes checkpoint; include/qlorapp/io/load_model.hpp.");
+  m.def("merge", &merge, py::arg("model"), py::arg("adapter"), py::arg("output"), py::kw_only(), py::arg("base") = std::nullopt,
+        py::arg("dtype") = std::nullopt, py::arg("quant_type") = "nf4", py::arg("block_size") = 64, py::arg("double_quant") = true,
+        py::arg("nested_block_size") = 256, py::arg("compat") = "none", py::arg("skip_modules") = std::vector<std::string>{},
+        py::arg("max_shard_size") = int64_t{5'000'000'000}, py::arg("progress") = std::nullopt, NoGil(),
+        "Writes base and adapter as one dense Hugging Face folder; include/qlorapp/io/merge.hpp.");
 }
 
 }  // namespace qlorapp::python

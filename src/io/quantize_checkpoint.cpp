@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <map>
 
+#include "model_files.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/format/atomic_file.hpp"
-#include "qlorapp/format/file_reader.hpp"
 #include "qlorapp/format/folder.hpp"
 #include "qlorapp/format/quantization_config.hpp"
 #include "qlorapp/io/linear_weight.hpp"
@@ -15,21 +15,6 @@
 #include "qlorapp/io/tensor_stream.hpp"
 
 namespace qlorapp {
-namespace {
-
-constexpr size_t kLargestFile = size_t{1} << 30;
-
-std::string read_text(const std::string& path) { return format::FileReader(path).read_all(kLargestFile); }
-
-/// Everything beside the weights and config.json that belongs to a model: tokenizer, templates, generation settings.
-bool belongs_to_model(const std::string& file) {
-  return (file.ends_with(".json") && file != "config.json" && !file.ends_with(".safetensors.index.json")) ||
-         file.ends_with(".jinja") || file.ends_with(".model") || file == "merges.txt" || file.starts_with("LICENSE") ||
-         file.starts_with("USE_POLICY");
-}
-
-}  // namespace
-
 void quantize_checkpoint(const std::string& folder, const std::string& output, const Quantizer::Options& options,
                          at::ScalarType compute_dtype, const std::function<void(int64_t, int64_t)>& progress) {
   format::FreshFolder fresh(output);
@@ -81,11 +66,7 @@ void quantize_checkpoint(const std::string& folder, const std::string& output, c
   }
   writer.finish();
 
-  for (const std::string& name : format::names_in(folder)) {
-    const std::string path = format::path_in(folder, name);
-    if (belongs_to_model(name) && format::is_regular_file(path))
-      format::write_file_atomically(format::path_in(output, name), read_text(path));
-  }
+  copy_model_files(folder, output);
   format::QuantizationConfig quantization;
   quantization.quant_type = options.quant_type;
   quantization.double_quant = options.double_quant;

@@ -5,9 +5,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "model_files.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/format/atomic_file.hpp"
-#include "qlorapp/format/file_reader.hpp"
 #include "qlorapp/format/folder.hpp"
 #include "qlorapp/format/json.hpp"
 #include "qlorapp/format/python_json.hpp"
@@ -17,10 +17,6 @@
 
 namespace qlorapp {
 namespace {
-
-constexpr size_t kLargestFile = size_t{1} << 30;
-
-std::string read_text(const std::string& path) { return format::FileReader(path).read_all(kLargestFile); }
 
 at::ScalarType storage_type(const std::string& name) {
   if (name == "uint8") return at::kByte;

@@ -163,7 +163,9 @@ std::string phase_table(const MemoryPlan& plan) {
     if (!phase.planned) continue;
     const auto most = std::max_element(phase.parts.begin(), phase.parts.end());
     table.row({std::string(ops::to_string(static_cast<MemoryPhase>(i))), gib(phase.tensors), gib(phase.allocated),
-               gib(phase.reserved), concat(ops::to_string(static_cast<MemoryUse>(most - phase.parts.begin())), " ", gib(*most))});
+               gib(phase.reserved),
+               concat(ops::to_string(static_cast<MemoryUse>(most - phase.parts.begin())), " ", gib(*most),
+                      static_cast<MemoryPhase>(i) == MemoryPhase::kMerge ? "; host memory, after the run" : "")});
   }
   return table.text();
 }
@@ -203,6 +205,8 @@ std::string checklist(const MemoryPlan& plan, const PlanSettings& settings) {
              "of torch's caching allocator, reserved and not in use"});
   table.row({"total", "", gib(plan.peak_reserved()),
              concat("fullest in: ", ops::to_string(plan.fullest_of_training()), "; without the CUDA context")});
+  table.row({"merge, after training", "-", gib(plan.of(MemoryPhase::kMerge).allocated),
+             "host memory: qlorapp merge, one weight at a time"});
   return table.text();
 }
 

@@ -12,6 +12,7 @@
 #include "qlorapp/nn/causal_lm.hpp"
 #include "qlorapp/ops/adamw.hpp"
 #include "rehearse_load.hpp"
+#include "rehearse_merge.hpp"
 
 namespace qlorapp {
 namespace {
@@ -153,6 +154,9 @@ class Rehearsal {
   const bool optimizer_on_host_;
 };
 
+static_assert(static_cast<size_t>(MemoryPhase::kMerge) ==
+              ops::kMemoryPhaseCount - 1);  // so that a run's phases are those before it
+
 /// Parts that change by little need not all be drawn.
 constexpr size_t kMostPoints = 240;
 
@@ -165,20 +169,20 @@ Bytes sum(const MemoryParts& parts) {
 }
 
 MemoryPhase MemoryPlan::fullest() const {
-  const auto found = std::max_element(phases.begin(), phases.end(),
+  const auto found = std::max_element(phases.begin(), phases.end() - 1,
                                       [](const PhasePlan& a, const PhasePlan& b) { return a.allocated < b.allocated; });
   return static_cast<MemoryPhase>(found - phases.begin());
 }
 
 MemoryPhase MemoryPlan::fullest_of_training() const {
-  const auto found = std::max_element(phases.begin() + 1, phases.end(),
+  const auto found = std::max_element(phases.begin() + 1, phases.end() - 1,
                                       [](const PhasePlan& a, const PhasePlan& b) { return a.allocated < b.allocated; });
   return static_cast<MemoryPhase>(found - phases.begin());
 }
 
 Bytes MemoryPlan::peak_reserved() const {
   Bytes most;
-  for (const PhasePlan& phase : phases) most = std::max(most, phase.reserved);
+  for (size_t i = 0; i < static_cast<size_t>(MemoryPhase::kMerge); ++i) most = std::max(most, phases[i].reserved);
   return most;
 }
 
@@ -192,6 +196,7 @@ MemoryPlan plan_with(const PlanSettings& settings, std::optional<Bytes> room, bo
   plan.pinned_host = rehearsal.pinned_host;
   plan.trainable_parameters = rehearsal.trainable_parameters;
   plan.base_parameters = rehearsal.base_parameters;
+  plan.phases[static_cast<size_t>(MemoryPhase::kMerge)] = rehearse_merge(settings);
 
   const bool rounds = settings.device.type == at::kCUDA;
   CachingAllocator allocator = room ? CachingAllocator(room->count) : CachingAllocator();

@@ -17,26 +17,6 @@ namespace {
 using ops::MemoryTape;
 using ops::MemoryUse;
 
-at::ScalarType stored_dtype(const format::ModelConfig& config) {
-  switch (config.dtype.value_or(format::Dtype::kBF16)) {
-    case format::Dtype::kF32:
-      return at::kFloat;
-    case format::Dtype::kF16:
-      return at::kHalf;
-    default:
-      return at::kBFloat16;
-  }
-}
-
-/// Left dense by whoever quantized the checkpoint: by a module's whole name or a part of it, cut at dots.
-bool was_skipped(const format::ModelConfig& config, const std::string& weight) {
-  const auto& names = config.quantization->skip_modules;
-  return names && std::any_of(names->begin(), names->end(), [&](const std::string& name) {
-           return weight == name + ".weight" || weight.ends_with("." + name + ".weight") || weight.starts_with(name + ".") ||
-                  weight.find("." + name + ".") != std::string::npos;
-         });
-}
-
 struct Expected {
   std::string name;
   int64_t bytes = 0;
@@ -87,6 +67,32 @@ void label(MemoryTape& tape, const CausalLM::Weights& weights) {
 
 }  // namespace
 
+at::ScalarType stored_dtype(const format::ModelConfig& config) {
+  switch (config.dtype.value_or(format::Dtype::kBF16)) {
+    case format::Dtype::kF32:
+      return at::kFloat;
+    case format::Dtype::kF16:
+      return at::kHalf;
+    default:
+      return at::kBFloat16;
+  }
+}
+
+bool was_skipped(const format::ModelConfig& config, const std::string& weight) {
+  const auto& names = config.quantization->skip_modules;
+  return names && std::any_of(names->begin(), names->end(), [&](const std::string& name) {
+           return weight == name + ".weight" || weight.ends_with("." + name + ".weight") || weight.starts_with(name + ".") ||
+                  weight.find("." + name + ".") != std::string::npos;
+         });
+}
+
+Quantizer::Options options_as_stored(const PlanSettings& settings) {
+  Quantizer::Options options = settings.quantization;
+  options.quant_type = settings.model.quantization->quant_type;
+  options.double_quant = settings.model.quantization->double_quant;
+  return options;
+}
+
 CausalLM rehearse_load(const PlanSettings& settings, MemoryTape& tape) {
   const at::ScalarType stored = stored_dtype(settings.model);
   std::vector<Expected> tensors;
@@ -96,10 +102,7 @@ CausalLM rehearse_load(const PlanSettings& settings, MemoryTape& tape) {
     return settings.model.quantization.has_value() && !was_skipped(settings.model, name);
   };
   checkpoint.bring_quantized = [&](const std::string& name, const std::vector<int64_t>& shape) {
-    Quantizer::Options options = settings.quantization;
-    options.quant_type = settings.model.quantization->quant_type;
-    options.double_quant = settings.model.quantization->double_quant;
-    QuantizedTensor weight = empty_quantized(shape, stored, options, kNowhere);
+    QuantizedTensor weight = empty_quantized(shape, stored, options_as_stored(settings), kNowhere);
     tensors.push_back({name, static_cast<int64_t>(weight.packed.nbytes()), {weight.packed, {}, {}}});
     tensors.push_back({name + ".absmax", static_cast<int64_t>(weight.absmax.nbytes()), {weight.absmax, {}, {}}});
     return weight;

@@ -2,6 +2,8 @@
 /// Loading a checkpoint without one: by the arrangement and the buffers of those who load (nn/arriving_weights.hpp).
 #pragma once
 
+#include <string>
+
 #include "qlorapp/memory/planner.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
 #include "qlorapp/ops/memory_tape.hpp"
@@ -10,6 +12,14 @@ namespace qlorapp {
 
 /// Tensors of the planner have shapes alone.
 constexpr at::DeviceType kNowhere = at::kMeta;
+
+/// Of the checkpoint's weights, bfloat16 where config.json does not say.
+[[nodiscard]] at::ScalarType stored_dtype(const format::ModelConfig& config);
+/// Left dense by whoever quantized the checkpoint: by a module's whole name or a part of it, cut at dots.
+[[nodiscard]] bool was_skipped(const format::ModelConfig& config, const std::string& weight);
+
+/// Of a checkpoint that is quantized already. @pre settings.model.quantization.
+[[nodiscard]] Quantizer::Options options_as_stored(const PlanSettings& settings);
 
 /// @pre `tape` records on this thread, for settings.device.
 [[nodiscard]] CausalLM rehearse_load(const PlanSettings& settings, ops::MemoryTape& tape);

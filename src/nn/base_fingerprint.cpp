@@ -6,10 +6,9 @@
 #include <cstring>
 
 namespace qlorapp {
-namespace {
 
 /// FNV-1a over 64-bit words in four interleaved lanes: the multiplications of one lane hide behind those of the others.
-class Hash {
+class FourBitFingerprint::Hash {
  public:
   void add(const at::Tensor& tensor) {
     if (!tensor.defined()) return;
@@ -42,19 +41,23 @@ class Hash {
   uint64_t lanes_[4] = {14695981039346656037ULL, 1469598103934665603ULL, 2166136261ULL, 16777619ULL};
 };
 
-void add_four_bit(Hash& hash, const QuantizedTensor& weight) {
-  hash.add(weight.packed);
+FourBitFingerprint::FourBitFingerprint() : hash_(std::make_unique<Hash>()) {}
+FourBitFingerprint::~FourBitFingerprint() = default;
+
+void FourBitFingerprint::add(const QuantizedTensor& weight) {
+  hash_->add(weight.packed);
   // Scales in eight bits go by the mean of a weight's scales, whose last bit depends on how a device adds up.
-  if (!weight.double_quantized()) hash.add(weight.absmax);
+  if (!weight.double_quantized()) hash_->add(weight.absmax);
   for (const int64_t number : {weight.block_size, static_cast<int64_t>(weight.quant_type), int64_t{weight.double_quantized()}}) {
-    hash.word(static_cast<uint64_t>(number));
+    hash_->word(static_cast<uint64_t>(number));
   }
 }
 
-}  // namespace
+uint64_t FourBitFingerprint::value() const { return hash_->value(); }
 
 uint64_t base_fingerprint(const CausalLM& model) {
-  Hash hash;
+  FourBitFingerprint fingerprint;
+  FourBitFingerprint::Hash& hash = *fingerprint.hash_;
   hash.add(model.embed_tokens());
   if (!model.lm_head().is_alias_of(model.embed_tokens())) hash.add(model.lm_head());
   hash.add(model.norm_weight());
@@ -63,20 +66,20 @@ uint64_t base_fingerprint(const CausalLM& model) {
     hash.add(block.weights().post_attention_norm);
     for (const FrozenWeight& weight : block.weights().projections) {
       hash.add(weight.dense);
-      if (weight.quantized.defined()) add_four_bit(hash, weight.quantized);
+      if (weight.quantized.defined()) fingerprint.add(weight.quantized);
     }
   }
-  return hash.value();
+  return fingerprint.value();
 }
 
 uint64_t four_bit_fingerprint(const CausalLM& model) {
-  Hash hash;
+  FourBitFingerprint fingerprint;
   for (const DecoderBlock& block : model.blocks()) {
     for (const FrozenWeight& weight : block.weights().projections) {
-      if (weight.quantized.defined()) add_four_bit(hash, weight.quantized);
+      if (weight.quantized.defined()) fingerprint.add(weight.quantized);
     }
   }
-  return hash.value();
+  return fingerprint.value();
 }
 
 }  // namespace qlorapp

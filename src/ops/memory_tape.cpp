@@ -80,8 +80,8 @@ std::string_view to_string(MemoryUse use) {
 }
 
 std::string_view to_string(MemoryPhase phase) {
-  static constexpr std::array<std::string_view, kMemoryPhaseCount> kNames{"load",     "forward",        "loss",
-                                                                          "backward", "optimizer step", "evaluation"};
+  static constexpr std::array<std::string_view, kMemoryPhaseCount> kNames{"load",           "forward",    "loss", "backward",
+                                                                          "optimizer step", "evaluation", "merge"};
   return kNames[static_cast<size_t>(phase)];
 }
 

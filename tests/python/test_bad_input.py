@@ -135,6 +135,7 @@ def leave_run_of(config: str) -> Callable[[pathlib.Path], None]:
 
 TRAIN = ["train", "--model", "model", "--data", "rows.jsonl", "--output", "out", "--max_steps", "1"]
 QUANTIZE = ["quantize", "--model", "model", "--output", "out"]
+MERGE = ["merge", "--model", "model", "--adapter", "run", "--output", "out"]
 EVAL = ["eval", "--model", "model", "--data", "rows.jsonl"]
 GENERATE = ["generate", "--model", "model", "--prompt", "hello"]
 
@@ -149,7 +150,7 @@ class Case:
 
 def of_all(name: str, fragments: list[str], damage: Callable) -> list[Case]:
     """A damaged model, met by each command that reads one."""
-    return [Case(f"{name}, {command[0]}", command, fragments, damage) for command in (TRAIN, QUANTIZE, EVAL, GENERATE)]
+    return [Case(f"{name}, {command[0]}", command, fragments, damage) for command in (TRAIN, QUANTIZE, MERGE, EVAL, GENERATE)]
 
 
 MODEL = [
@@ -203,6 +204,7 @@ ADAPTER = [
         ("names no layer", ["target_modules"], edit_json("run/adapter_config.json", target_modules=["c_attn"])),
     ]
     for case in [Case(f"adapter {name}, init", [*TRAIN, "--init_adapter", "run"], fragments, damage),
+                 Case(f"adapter {name}, merge", MERGE, fragments, damage),
                  Case(f"adapter {name}, eval", [*EVAL, "--adapter", "run"], fragments, damage)]
 ]  # fmt: skip
 
@@ -293,6 +295,8 @@ OUTPUT = [
     Case("is inside a file", [*TRAIN[:-3], "rows.jsonl/out"], ["rows.jsonl", "Not a directory"]),
     Case("of quantize is not empty", QUANTIZE, ["out", "new or empty"], leave_run_of("run")),
     Case("of quantize is the model", [*QUANTIZE[:-1], "model"], ["model", "new or empty"]),
+    Case("of merge is not empty", MERGE, ["out", "new or empty"], leave_run_of("run")),
+    Case("of merge is the model", [*MERGE[:-1], "model"], ["model", "new or empty"]),
     Case("of quantize is a file", QUANTIZE, ["out", "a file"], write("out", "mine")),
 ]
 
@@ -350,7 +354,9 @@ def in_small_disk(command: list[str], here: pathlib.Path, kib: int | None) -> tu
 DISK_TRAIN = [*TRAIN[:-3], "disk/out", "--max_steps", "1"]
 
 
-@pytest.mark.parametrize("command", [DISK_TRAIN, [*QUANTIZE[:-1], "disk/out"]], ids=["train", "quantize"])
+@pytest.mark.parametrize(
+    "command", [DISK_TRAIN, [*QUANTIZE[:-1], "disk/out"], [*MERGE[:-1], "disk/out"]], ids=["train", "quantize", "merge"]
+)
 def test_read_only_disk_is_said_before_the_work_begins(here, command):
     result, left = in_small_disk(command, here, None)
     check_refusal(result, ["disk", "Read-only file system"])
@@ -372,6 +378,14 @@ def test_full_disk_while_training_leaves_no_half_of_anything(here, kib):
 @pytest.mark.parametrize("kib", [8, 100, 240, 268])
 def test_full_disk_while_quantizing_leaves_nothing(here, kib):
     result, left = in_small_disk([*QUANTIZE[:-1], "disk/out"], here, kib)
+    check_refusal(result, ["disk/out", "No space left on device"])
+    assert left == []
+
+
+@pytest.mark.parametrize("kib", [8, 150, 400, 560])
+def test_full_disk_while_merging_leaves_nothing(here, kib):
+    """Shards come one by one: the disk is full at another each time."""
+    result, left = in_small_disk([*MERGE[:-1], "disk/out", "--max_shard_size", "100KB"], here, kib)
     check_refusal(result, ["disk/out", "No space left on device"])
     assert left == []
 

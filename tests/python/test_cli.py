@@ -13,7 +13,7 @@ import qlorapp as package
 import transformers
 from tiny_run import ROWS, qlorapp, write_model, write_rows
 
-COMMANDS = ["train", "eval", "generate", "quantize"]
+COMMANDS = ["train", "eval", "generate", "quantize", "merge"]
 
 
 @pytest.fixture(scope="module")

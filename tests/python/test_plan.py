@@ -89,6 +89,20 @@ def test_python_and_the_command_plan_the_same_bytes():
     assert said.stdout.splitlines()[0] == str(planned)
 
 
+@pytest.mark.parametrize("use_dora", [False, True], ids=["LoRA", "DoRA"])
+def test_python_and_the_command_plan_the_same_merge(use_dora):
+    lora = package.LoraConfig(r=64, target_modules="all-linear", use_dora=use_dora)
+    planned = package.plan("llama-3.2-1b", lora_config=lora, gpu="H200", batch=1, max_seq_length=64)
+    # The widest weight in 16 bits and in float32, A, B and the magnitude.
+    wanted = 8192 * 2048 * (2 + 4) + 64 * (8192 + 2048) * 4 + (8192 * 4 if use_dora else 0)
+    assert planned.phases["merge"]["allocated"] == wanted
+    said = qlorapp(
+        "plan", "--model", "llama-3.2-1b", "--gpu", "H200", "--r", 64, "--seq", 64, "--use_dora", str(use_dora).lower()
+    )
+    rows = [[line.split() for line in text.splitlines() if "merge, after" in line] for text in (said.stdout, planned.checklist)]
+    assert rows[0] == rows[1] and len(rows[0]) == 1
+
+
 def test_python_plans_what_a_budget_chooses(here):
     args = package.TrainingArguments(
         bf16=True, optim="paged_adamw_8bit", per_device_train_batch_size=4, max_length=2048, memory_budget="8GiB"
@@ -201,7 +215,7 @@ def test_a_plan_of_a_loaded_model_can_be_measured(here, tmp_path):
     before = [parameter.detach().clone() for parameter in model.parameters() if parameter.requires_grad]
     plan = package.plan(model, args=args, measure=True)
     assert all(torch.equal(a, b) for a, b in zip(before, (p for p in model.parameters() if p.requires_grad), strict=True))
-    planned = max(phase["allocated"] for name, phase in plan.phases.items() if name != "load")
+    planned = max(phase["allocated"] for name, phase in plan.phases.items() if name not in ("load", "merge"))
     assert 0.97 * plan.measured <= planned <= 1.05 * plan.measured
     curve, said = curve_of(plan.svg(tmp_path / "both.svg"))
     assert max(curve) == pytest.approx(plan.measured, rel=0.01)
@@ -323,7 +337,7 @@ def test_a_plan_from_configs_is_that_of_the_loaded_model(here):
     by_config = package.plan(here / "model", lora_config=lora, args=args, gpu="cpu")
     by_model = package.plan(loaded(here), args=args)
     assert by_config.peak_allocated == by_model.peak_allocated > 0
-    assert set(by_config.phases) == {"load", "forward", "loss", "backward", "optimizer step"}
+    assert set(by_config.phases) == {"load", "forward", "loss", "backward", "optimizer step", "merge"}
     backward = by_config.phases["backward"]
     assert sum(backward["parts"].values()) == backward["tensors"] <= backward["allocated"]
     assert str(by_config).startswith("plan: ")

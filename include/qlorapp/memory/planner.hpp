@@ -68,16 +68,18 @@ struct TimelinePoint {
 };
 
 struct MemoryPlan {
-  bool fits = true;                                      ///< In the room that was asked for.
-  bool optimizer_on_host = false;                        ///< Paged moments had to give way for that.
-  std::array<PhasePlan, ops::kMemoryPhaseCount> phases;  ///< By MemoryPhase.
-  std::vector<TimelinePoint> timeline;                   ///< From the end of the load on; the fullest moments are all in it.
-  Bytes pinned_host;  ///< Beside a GPU: inputs kept on the host, paged moments, an embedding that waits there.
+  bool fits = true;                ///< In the room that was asked for.
+  bool optimizer_on_host = false;  ///< Paged moments had to give way for that.
+  /// By MemoryPhase. The merge of the adapter (io/merge.hpp, as it is unless told otherwise) comes after the run and takes host memory:
+  /// it is in no peak below, in no room, and not in the timeline.
+  std::array<PhasePlan, ops::kMemoryPhaseCount> phases;
+  std::vector<TimelinePoint> timeline;  ///< From the end of the load on; the fullest moments are all in it.
+  Bytes pinned_host;                    ///< Beside a GPU: inputs kept on the host, paged moments, an embedding that waits there.
   int64_t trainable_parameters = 0;
   int64_t base_parameters = 0;
 
   [[nodiscard]] const PhasePlan& of(ops::MemoryPhase phase) const { return phases[static_cast<size_t>(phase)]; }
-  /// The fullest phase of all, and of those that training repeats (all but the load).
+  /// The fullest phase of the run, and of those that training repeats (all but the load).
   [[nodiscard]] ops::MemoryPhase fullest() const;
   [[nodiscard]] ops::MemoryPhase fullest_of_training() const;
   [[nodiscard]] Bytes peak_allocated() const { return of(fullest()).allocated; }

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "qlorapp/nn/causal_lm.hpp"
+#include "qlorapp/quant/quantized_tensor.hpp"
 
 namespace qlorapp {
 
@@ -14,5 +16,21 @@ namespace qlorapp {
 [[nodiscard]] uint64_t base_fingerprint(const CausalLM& model);
 /// The same over the four-bit weights alone, whatever the precision of the rest.
 [[nodiscard]] uint64_t four_bit_fingerprint(const CausalLM& model);
+
+/// The same of weights that are never in memory together: they come one by one, in the order of the model.
+class FourBitFingerprint {
+ public:
+  FourBitFingerprint();
+  ~FourBitFingerprint();
+  FourBitFingerprint(const FourBitFingerprint&) = delete;
+  FourBitFingerprint& operator=(const FourBitFingerprint&) = delete;
+  void add(const QuantizedTensor& weight);
+  [[nodiscard]] uint64_t value() const;
+
+ private:
+  class Hash;
+  std::unique_ptr<Hash> hash_;
+  friend uint64_t base_fingerprint(const CausalLM& model);
+};
 
 }  // namespace qlorapp

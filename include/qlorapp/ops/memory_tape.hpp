@@ -49,14 +49,14 @@ enum class MemoryUse : uint8_t {
   kDequantized,  ///< A weight, or a stack of them with their adapters, in the compute dtype.
   kAttention,    ///< What an attention kernel takes beside its results.
   kLogits,       ///< Rows of logits and what the loss needs beside them.
-  kLoading,      ///< Buffers that a checkpoint comes through.
+  kLoading,      ///< What a checkpoint's weights come and go through: buffers of a load, a weight of a merge as it is stored.
 };
 constexpr size_t kMemoryUseCount = 14;
 [[nodiscard]] std::string_view to_string(MemoryUse use);
 
-/// Parts of a run, in the order of the first step.
-enum class MemoryPhase : uint8_t { kLoad, kForward, kLoss, kBackward, kOptimizer, kEvaluation };
-constexpr size_t kMemoryPhaseCount = 6;
+/// Parts of a run, in the order of the first step. The last one comes after training, in host memory, and is a run of its own.
+enum class MemoryPhase : uint8_t { kLoad, kForward, kLoss, kBackward, kOptimizer, kEvaluation, kMerge };
+constexpr size_t kMemoryPhaseCount = 7;
 [[nodiscard]] std::string_view to_string(MemoryPhase phase);
 
 class MemoryTape {

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/io/merge.hpp"
+
+#include <cstdio>
+#include <string>
+
+#include "command.hpp"
+#include "model_options.hpp"
+#include "progress.hpp"
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/core/units.hpp"
+#include "qlorapp/format/model_config.hpp"
+#include "qlorapp/io/device.hpp"
+#include "qlorapp/memory/gpu_table.hpp"
+#include "qlorapp/memory/measured_memory.hpp"
+
+namespace qlorapp::cli {
+
+int merge(const Arguments& arguments) {
+  ModelOptions model;
+  std::string adapter, output, base, dtype, max_shard_size = "5GB";
+  bool drift = false;
+  CommandLine line("merge",
+                   "Writes base and adapter as one checkpoint without adapter and quantization, one weight in memory at a time.");
+  model.add_to(line);
+  line.option("adapter", adapter, "PEFT adapter folder", true);
+  line.option("output", output, "new or empty folder", true);
+  line.option("base", base,
+              "what the adapter is merged into: original, the checkpoint's own weights (the default where it has them), or "
+              "dequantized, what training saw: quantized by quant_type, double_quant and block_size, and back");
+  line.option("dtype", dtype, "of the written weights: bfloat16, float16 or float32; default that of the checkpoint");
+  line.option("max_shard_size", max_shard_size, "of a file of weights");
+  line.option("drift", drift,
+              "load both models, and say how far the logits of the written one are from those of the four-bit base with its "
+              "adapter; --device is for that");
+  line.parse(arguments);
+
+  MergeOptions options;
+  if (!base.empty()) options.base = parse_merge_base(base);
+  if (!dtype.empty()) options.dtype = parse_dtype(dtype);
+  options.quantization = model.quantization();
+  options.max_shard_size = parse_bytes("max_shard_size", max_shard_size);
+  QLORAPP_CHECK_VALUE(drift || !line.given("device"), "[merge] --device needs --drift: weights are merged by the CPU.");
+  for (const char* name : {"quant_type", "double_quant", "block_size"}) {
+    QLORAPP_CHECK_VALUE(drift || options.base == MergeBase::kDequantized || !line.given(name), "[merge] --", name,
+                        " needs --base dequantized, or --drift: original weights are not quantized.");
+  }
+  (void)format::load_model_config(model.model);  // a folder that is no model is said before it is read
+  const at::Device device = parse_device(model.device);
+  ProgressBar bar("merging");
+  options.progress = [&](int64_t done, int64_t total) { bar.update(done, total); };
+  Bytes peak;
+  {
+    const MeasuredMemory memory;
+    merge_adapter(model.model, adapter, output, options);
+    peak = {memory.peak()};
+  }
+  bar.line(concat("merged checkpoint written to ", output));
+  std::printf("peak memory of tensors: %s\n", to_string(peak).c_str());
+  if (!drift) return 0;
+  const LogitDrift found = measure_drift(model.model, adapter, output, options, device);
+  std::printf(
+      "drift: logits differ by at most %.3g from those of the four-bit base with its adapter (of up to %.3g); the most probable "
+      "token is the same after %lld of %lld tokens\n",
+      found.largest_change, found.largest_logit, static_cast<long long>(found.same_choice), static_cast<long long>(found.tokens));
+  return 0;
+}
+
+}  // namespace qlorapp::cli

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A base and its adapter become one plain checkpoint, tensor by tensor: nothing of the model's size is ever in memory.
+///
+/// In memory is one weight at a time, as it is stored and in float32 (nn/merged_weight.hpp), with the adapter's two matrices for it;
+/// what has no adapter goes through a buffer of 1 MiB. memory/planner.hpp states the bytes as the phase "merge".
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include "qlorapp/core/units.hpp"
+#include "qlorapp/nn/merged_weight.hpp"
+#include "qlorapp/quant/quantizer.hpp"
+
+namespace qlorapp {
+
+struct MergeOptions {
+  /// Unless given: the original weights where the checkpoint has them, else (it is stored in four bits) what they dequantize to.
+  std::optional<MergeBase> base;
+  /// Of the written weights: float32, bfloat16 or float16; unless given that of the checkpoint.
+  std::optional<at::ScalarType> dtype;
+  /// What training quantized with; for MergeBase::kDequantized of a checkpoint that is not stored in four bits.
+  Quantizer::Options quantization;
+  std::vector<std::string> skip_modules;                      ///< Linear layers that training left dense.
+  Bytes max_shard_size{5'000'000'000};                        ///< Of a file of weights; one tensor may be larger.
+  std::function<void(int64_t done, int64_t total)> progress;  ///< Called after each tensor. May be empty.
+};
+
+/// Reads a Hugging Face folder, dense or stored in four bits, and a PEFT folder, and writes a dense Hugging Face folder: safetensors in
+/// shards with their index, config.json without quantization_config, tokenizer and generation files as they are. It appears whole or not
+/// at all. LoRA with its patterns, rsLoRA, DoRA and modules_to_save are merged. A tied head that modules_to_save has parted from its
+/// embedding is written as a tensor of its own, with tie_word_embeddings false. An adapter that began from the error of quantizing
+/// (init_lora_weights="loftq") belongs to MergeBase::kDequantized, which adapter_config.json does not say.
+/// @throws ValueError if `output` is not empty, the base asked for is not there, or the adapter belongs to another; FormatError, IoError
+///         naming file and tensor: as load_model and load_adapter, or a merged value that dtype cannot hold. Nothing is left behind.
+void merge_adapter(const std::string& model, const std::string& adapter, const std::string& output,
+                   const MergeOptions& options = {});
+
+/// How far a merged folder's logits are from those of the four-bit base with its adapter, both in float32.
+struct LogitDrift {
+  int64_t tokens = 0;         ///< Of the prompt.
+  double largest_logit = 0;   ///< In magnitude, of the base with its adapter.
+  double largest_change = 0;  ///< In magnitude.
+  int64_t same_choice = 0;    ///< Tokens after which both call the same token the most probable.
+};
+
+/// On a fixed prompt of at most 32 tokens over the vocabulary. Loads both models, one after the other.
+/// @param options  of the quantization, as for merge_adapter.
+[[nodiscard]] LogitDrift measure_drift(const std::string& model, const std::string& adapter, const std::string& merged,
+                                       const MergeOptions& options, at::Device device);
+
+}  // namespace qlorapp

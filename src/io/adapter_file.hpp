@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A PEFT adapter folder, open and believed in nothing: what is in it is compared with what its config and the model ask for.
+#pragma once
+
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include "qlorapp/format/adapter_config.hpp"
+#include "qlorapp/format/safetensors.hpp"
+#include "qlorapp/nn/adapter_set.hpp"
+#include "qlorapp/nn/lora_config.hpp"
+
+namespace qlorapp {
+
+inline constexpr std::string_view kAdapterWeights = "adapter_model.safetensors";
+
+struct AdapterFile {
+  format::AdapterConfig config;
+  LoraConfig lora;  ///< The same, checked.
+  format::SafetensorsFile file;
+};
+
+/// @throws FormatError, IoError: no adapter there, a pickle, a config that is not supported.
+[[nodiscard]] AdapterFile open_adapter(const std::string& folder);
+
+/// The 16 digits of a fingerprint in adapter_config.json.
+[[nodiscard]] std::string fingerprint_text(uint64_t fingerprint);
+/// @param fingerprint  of the base at hand.  @throws ValueError if the adapter was trained on another one that it names.
+void check_fingerprint(const format::AdapterConfig& config, const std::string& folder, const std::string& fingerprint);
+
+/// That the file holds the tensors of the set, each of its shape, and no other. @throws FormatError naming the tensor.
+void check_names_and_shapes(const AdapterSet& set, const format::SafetensorsFile& file);
+
+/// One of those tensors in float32. @throws FormatError naming it, if it is not floating or not finite.
+[[nodiscard]] at::Tensor read_value(const format::SafetensorsFile& file, const std::string& name);
+
+}  // namespace qlorapp

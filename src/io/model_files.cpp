@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model_files.hpp"
+
+#include <cstddef>
+
+#include "qlorapp/format/atomic_file.hpp"
+#include "qlorapp/format/file_reader.hpp"
+#include "qlorapp/format/folder.hpp"
+
+namespace qlorapp {
+namespace {
+
+constexpr size_t kLargestFile = size_t{1} << 30;
+
+bool belongs_to_model(const std::string& file) {
+  return (file.ends_with(".json") && file != "config.json" && !file.ends_with(".safetensors.index.json")) ||
+         file.ends_with(".jinja") || file.ends_with(".model") || file == "merges.txt" || file.starts_with("LICENSE") ||
+         file.starts_with("USE_POLICY");
+}
+
+}  // namespace
+
+std::string read_text(const std::string& path) { return format::FileReader(path).read_all(kLargestFile); }
+
+void copy_model_files(const std::string& from, const std::string& to) {
+  for (const std::string& name : format::names_in(from)) {
+    const std::string path = format::path_in(from, name);
+    if (belongs_to_model(name) && format::is_regular_file(path))
+      format::write_file_atomically(format::path_in(to, name), read_text(path));
+  }
+}
+
+}  // namespace qlorapp
