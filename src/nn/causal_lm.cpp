@@ -209,7 +209,11 @@ at::Tensor CausalLM::trained_head() const {
 
 at::Tensor CausalLM::embed(const at::Tensor& tokens) const {
   const at::Tensor table = trained_embedding();
-  return table.defined() ? at::embedding(table, tokens).to(dtype()) : ops::embedding(embed_tokens_, tokens);
+  if (!table.defined()) return ops::embedding(embed_tokens_, tokens);
+  // A plan's tensors: not every operator has a Meta kernel in C++.
+  const at::Tensor rows =
+      table.is_meta() ? at::empty({tokens.size(0), table.size(1)}, table.options()) : at::embedding(table, tokens);
+  return rows.to(dtype());
 }
 
 at::Tensor CausalLM::head() const {
@@ -258,7 +262,8 @@ LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_sc
   }
   if (table.defined()) {  // deterministic on a GPU too, unlike index_add_
     at::Tensor gradient = set.arena.gradient(set.embed_tokens);
-    gradient.index_put_({batch.tokens}, dx.values().to(gradient.scalar_type()), /*accumulate=*/true);
+    const at::Tensor rows = dx.values().to(gradient.scalar_type());
+    if (!table.is_meta()) gradient.index_put_({batch.tokens}, rows, /*accumulate=*/true);
   }
   return {loss, batch.target_count};
 }
