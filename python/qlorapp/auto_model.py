@@ -36,14 +36,21 @@ def _device_of(device_map: Any, quantized: bool) -> torch.device:
         if len(places) != 1:
             raise ValueError(f"[from_pretrained] device_map must put the model on one device; got {sorted(places)}.")
         device_map = next(iter(device_map.values()))
-    if isinstance(device_map, int):
-        return torch.device("cuda", device_map)
     if device_map is None:
         device_map = "auto" if quantized else "cpu"
+    usable = torch._C._dispatch_has_kernel_for_dispatch_key("qlorapp::dequantize_4bit", "CUDA") and torch.cuda.is_available()
     if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
-        has_kernels = torch._C._dispatch_has_kernel_for_dispatch_key("qlorapp::dequantize_4bit", "CUDA")
-        return torch.device("cuda", 0) if has_kernels and torch.cuda.is_available() else torch.device("cpu")
-    return torch.device(device_map)
+        return torch.device("cuda", 0) if usable else torch.device("cpu")
+    device = torch.device("cuda", device_map) if isinstance(device_map, int) else torch.device(device_map)
+    if device.type == "cuda" and not usable:
+        why = "this build has no kernels for it" if torch.cuda.is_available() else "there is no GPU here"
+        _log.warning("[from_pretrained] device_map asks for %s, but %s: the model is on the CPU.", device, why)
+        return torch.device("cpu")
+    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+        raise ValueError(
+            f"[from_pretrained] device_map asks for {device}; this machine has {torch.cuda.device_count()} GPU(s)."
+        )
+    return device
 
 
 class AutoModelForCausalLM:
@@ -57,6 +64,7 @@ class AutoModelForCausalLM:
         "load_in_8bit": "",
         "offload_folder": "nothing is offloaded",
         "use_auth_token": "",
+        "output_attentions": "attention scores are never formed",
     }
 
     @classmethod
@@ -109,7 +117,12 @@ class AutoModelForCausalLM:
             wanted = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or "float32"
         device = _device_of(device_map, options.load_in_4bit or hasattr(config, "quantization_config"))
         if is_foreign(config):
-            foreign = load_foreign(folder, config, quantization_config, as_dtype(wanted, "dtype"), device)
+            theirs: dict[str, Any] = {
+                name: ignored[name] for name in ("attn_implementation", "output_attentions") if name in ignored
+            }
+            if use_cache is not None:
+                theirs["use_cache"] = use_cache
+            foreign = load_foreign(folder, config, quantization_config, as_dtype(wanted, "dtype"), device, **theirs)
             return cast(CausalLM, foreign)  # transformers' own, with the same surface
         core = _C.load_model(
             str(folder),

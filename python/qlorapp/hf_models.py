@@ -2,9 +2,10 @@
 """Models of other families: transformers' own code, with its linear layers in four bits over this library's operators.
 
 A quantizer of the name "qlorapp" is registered at transformers' extension point when it is first needed; nothing of transformers is
-patched. Weights are quantized one by one while they are read. Adapters are PEFT's, which wraps these layers as any linear layer.
+patched. Weights are quantized one by one while they are read, or taken with their codes from a folder that bitsandbytes wrote. Adapters are PEFT's, which wraps these layers as any linear layer.
 """
 
+import json
 import logging
 import os
 import pathlib
@@ -14,10 +15,12 @@ import torch
 
 from . import _C
 from .module_tree import four_bit_state
-from .quantization import BitsAndBytesConfig
+from .quantization import BitsAndBytesConfig, as_dtype
 
 _log = logging.getLogger("qlorapp")
 METHOD = "qlorapp"
+#: What was wrong with the weights that are being read: transformers only prints it, and raises a line of its own.
+_damaged: list[_C.FormatError] = []
 
 
 class HfLinear4bit(torch.nn.Linear):
@@ -61,6 +64,44 @@ class HfLinear4bit(torch.nn.Linear):
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.bias is not None}, four bits"
 
 
+def weight_of_tensors(tensors: dict[str, torch.Tensor], where: str) -> _C.QuantizedTensor:
+    """A weight from the tensors that bitsandbytes stores for it: {"weight": …, "weight.absmax": …, "weight.quant_state.…": …}.
+
+    where: its name, for the message.  @raises FormatError where they do not fit together.
+    """
+    blobs = [tensor for name, tensor in tensors.items() if name.startswith("weight.quant_state.")]
+    if len(blobs) != 1:
+        raise _C.FormatError(f"[from_pretrained] {where}: a four-bit weight must have one quant_state; it has {len(blobs)}.")
+    state = json.loads(bytes(blobs[0].cpu()))
+    double = "nested_blocksize" in state
+    quantizer = _C.Quantizer(
+        quant_type=state["quant_type"],
+        block_size=state["blocksize"],
+        double_quant=double,
+        **({"nested_block_size": state["nested_blocksize"]} if double else {}),
+    )
+    packed = tensors["weight"].reshape(-1).view(torch.uint8)  # bnb_4bit_quant_storage shows the bytes as another dtype
+    empty = torch.zeros(state["shape"], dtype=as_dtype(state["dtype"], f"{where}: dtype"), device=packed.device)
+    weight = quantizer.quantize(empty)  # tensors of the right kind, to be filled
+    for name, tensor in weight.named_tensors("weight"):
+        found = tensors.get(name)
+        if found is None or (name != "weight" and ".quant_state." not in name and found.numel() != tensor.numel()):
+            raise _C.FormatError(f"[from_pretrained] {where}: {name} is missing or of another size. Quantize the model again.")
+        if name.endswith("quant_map") and not torch.equal(found.to(tensor), tensor):
+            raise _C.FormatError(f"[from_pretrained] {where}: {name} is not that of {state['quant_type']}. Quantize it again.")
+    if packed.numel() != weight.packed.numel():
+        raise _C.FormatError(
+            f"[from_pretrained] {where} must have {weight.packed.numel()} bytes for the shape {state['shape']}; got {packed.numel()}."
+        )
+    with torch.no_grad():
+        weight.packed.copy_(packed.view_as(weight.packed))
+        weight.absmax.copy_(tensors["weight.absmax"].view_as(weight.absmax))
+        if weight.nested_absmax is not None and weight.nested_offset is not None:
+            weight.nested_absmax.copy_(tensors["weight.nested_absmax"].view_as(weight.nested_absmax))
+            weight.nested_offset.fill_(state["nested_offset"])
+    return weight
+
+
 def _register() -> type:
     """The config class of the method; registers it and its quantizer at the first call."""
     from transformers.core_model_loading import ConversionOps
@@ -79,6 +120,7 @@ def _register() -> type:
         def __init__(self, **fields: Any) -> None:
             for name, value in fields.items():
                 setattr(self, name, value)
+            self.load_in_4bit = True
             self.quant_method: Any = METHOD  # whatever the fields say
 
         def to_dict(self) -> dict[str, Any]:
@@ -98,14 +140,45 @@ def _register() -> type:
                 module._is_hf_initialized = True
             return result
 
+    class Read(ConversionOps):
+        """The tensors of a folder's weight, or what else has this name: a norm's weight, a table."""
+
+        def __init__(self, hf_quantizer: Any) -> None:
+            self.hf_quantizer = hf_quantizer
+
+        def convert(
+            self, input_dict: dict[str, Any], *args: Any, model: Any = None, full_layer_name: str = "", **kwargs: Any
+        ) -> dict[str, Any]:
+            tensors = {name: value[0] if isinstance(value, list) else value for name, value in input_dict.items()}
+            module, leaf = get_module_from_name(model, full_layer_name)
+            if not isinstance(module, HfLinear4bit):
+                return {name: value.to(getattr(module, leaf).dtype) for name, value in tensors.items()}
+            layer: Any = module  # torch's types know no attributes of this kind
+            layer._is_hf_initialized = True
+            if len(tensors) == 1:  # of a folder that says that it is quantized, in float after all
+                return {"weight": module.take(self.hf_quantizer.core.quantize(tensors["weight"]))}
+            try:
+                return {"weight": module.take(weight_of_tensors(tensors, full_layer_name))}
+            except _C.FormatError as error:
+                _damaged.append(error)
+                raise
+
     @register_quantizer(METHOD)
     class QlorappQuantizer(HfQuantizer):
         quantized_element_size = 0.5
+        serialized_names = {  # noqa: RUF012  (transformers' own form)
+            "weight": [
+                "weight",
+                *(f"weight.{part}" for part in ("nested_absmax", "nested_quant_map", "quant_map", "absmax")),
+                *(f"weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4")),
+            ]
+        }
 
-        def __init__(self, quantization_config: Any, **kwargs: Any) -> None:
-            super().__init__(quantization_config, **kwargs)
-            config = quantization_config
-            self.core = _C.Quantizer(quant_type=config.bnb_4bit_quant_type, double_quant=config.bnb_4bit_use_double_quant)
+        @property
+        def core(self) -> _C.Quantizer:
+            """Made when it is used: transformers copies what holds a quantizer, one for each weight."""
+            options: Any = self.quantization_config
+            return _C.Quantizer(quant_type=options.bnb_4bit_quant_type, double_quant=options.bnb_4bit_use_double_quant)
 
         def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
             options: Any = self.quantization_config
@@ -121,6 +194,16 @@ def _register() -> type:
 
         def get_quantize_ops(self) -> Quantize:
             return Quantize(self)
+
+        def get_load_operations(self) -> dict[str, type]:
+            return {"deserialize": Read}
+
+        def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+            """A save would run what was read backwards; here state_dict() has the tensors by the names that they are stored under."""
+            known = getattr(model, "_weight_conversions", None) or []
+            kept = [entry for entry in known if not any(isinstance(op, Read) for op in getattr(entry, "operations", ()))]
+            model._weight_conversions = kept or None
+            return model
 
         def is_serializable(self) -> bool:
             return True
@@ -138,8 +221,10 @@ def is_foreign(config: Any) -> bool:
     return len(names) == 1 and names[0].endswith("ForCausalLM") and names[0] not in _C.native_architectures()
 
 
-def load(folder: pathlib.Path, config: Any, options: BitsAndBytesConfig | None, dtype: Any, device: torch.device) -> Any:
-    """transformers' model of the folder. Says once that it takes this way."""
+def load(
+    folder: pathlib.Path, config: Any, options: BitsAndBytesConfig | None, dtype: Any, device: torch.device, **more: Any
+) -> Any:
+    """transformers' model of the folder. Says once that it takes this way. more: options of transformers' from_pretrained."""
     try:
         import transformers
     except ModuleNotFoundError as error:
@@ -147,21 +232,35 @@ def load(folder: pathlib.Path, config: Any, options: BitsAndBytesConfig | None, 
             f"[from_pretrained] {config.architectures[0]} is computed by transformers, which is not installed: pip install "
             "'qlorapp[hf]'. Natively there are " + ", ".join(_C.native_architectures()) + "."
         ) from error
-    quantization = None
-    if options is not None and options.load_in_4bit:
-        if hasattr(config, "quantization_config"):
-            raise ValueError("[from_pretrained] the folder is quantized already. Leave out quantization_config.")
-        quantization = _register()(**options.to_dict())
+    quantize = options is not None and options.load_in_4bit
+    stored: Any = getattr(config, "quantization_config", None)
+    four_bit = isinstance(stored, dict) and bool(stored.get("load_in_4bit", stored.get("_load_in_4bit")))
+    if stored is not None and not four_bit and quantize:
+        method = stored.get("quant_method") if isinstance(stored, dict) else stored
+        raise ValueError(
+            f"[from_pretrained] the folder is quantized already, by {method!r}. Leave out quantization_config, or start from float weights."
+        )
+    if four_bit:  # in bitsandbytes' format: its codes are taken as they are
+        fields = {**BitsAndBytesConfig.from_dict(stored).to_dict(), "quant_method": METHOD}
+        del fields["load_in_4bit"]  # by this name transformers knows bitsandbytes' folders, before it looks at the method
+        _register()
+        more["config"] = transformers.AutoConfig.from_pretrained(folder)
+        more["config"].quantization_config = fields
+    elif options is not None and quantize:  # an explicit None would be an error in transformers
+        more["quantization_config"] = _register()(**options.to_dict())
     _log.warning(
         "[from_pretrained] %s: transformers' own code, %s. Natively, and faster, there are %s.",
         config.architectures[0],
-        "with linear layers in four bits by this library" if quantization else "as it is",
+        "with linear layers in four bits by this library" if four_bit or quantize else "as it is",
         ", ".join(_C.native_architectures()),
     )
-    place = {} if device.type == "cpu" else {"device_map": {"": device}}
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, quantization_config=quantization, dtype=dtype, **place
-    )
+    if device.type != "cpu":
+        more["device_map"] = {"": device}
+    _damaged.clear()
+    try:
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **more)
+    except RuntimeError as error:
+        raise (_damaged[0] if _damaged else error) from error
     return model.eval()
 
 
