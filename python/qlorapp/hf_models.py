@@ -260,7 +260,9 @@ def load(
     try:
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **more)
     except RuntimeError as error:
-        raise (_damaged[0] if _damaged else error) from error
+        if _damaged:
+            raise _damaged[0] from error
+        raise
     return model.eval()
 
 
