@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from . import _C
-from .module_tree import four_bit_state
+from . import _C, nn
+from .module_tree import check_targets, four_bit_state
+from .precision import own_dtypes
 from .quantization import BitsAndBytesConfig, as_dtype
 
 _log = logging.getLogger("qlorapp")
@@ -23,7 +24,7 @@ METHOD = "qlorapp"
 _damaged: list[_C.FormatError] = []
 
 
-class HfLinear4bit(torch.nn.Linear):
+class HfLinear4bit(torch.nn.Linear, nn.Linear4bit):
     """A linear layer of a foreign model with its weight in four bits: y = x·dequantize(W)ᵀ + bias, differentiable in x."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
@@ -37,7 +38,8 @@ class HfLinear4bit(torch.nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert self.quant_state is not None  # it has been read
-        y: torch.Tensor = self.quant_state.linear(x)
+        with own_dtypes(x.device):
+            y: torch.Tensor = self.quant_state.linear(x)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "HfLinear4bit":
@@ -216,9 +218,29 @@ def _register() -> type:
 
 
 def is_foreign(config: Any) -> bool:
-    """A causal language model that this library does not compute itself."""
+    """A causal language model that this library does not compute itself.
+
+    @raises ValueError for an architecture that is neither native nor …ForCausalLM, with what there is.
+    """
     names = getattr(config, "architectures", None) or []
-    return len(names) == 1 and names[0].endswith("ForCausalLM") and names[0] not in _C.native_architectures()
+    if len(names) != 1 or names[0] in _C.native_architectures():
+        return len(names) == 1 and beyond_native(config) != ""
+    if not names[0].endswith("ForCausalLM"):
+        raise ValueError(
+            f"[from_pretrained] architectures must name one of {', '.join(_C.native_architectures())}, which are computed here, or any "
+            f"…ForCausalLM, which transformers computes over four-bit layers; got {names[0]}. Use transformers itself for it."
+        )
+    return True
+
+
+def beyond_native(config: Any) -> str:
+    """What of a native architecture is not built here, and in transformers is; empty: nothing."""
+    for key in ("attention_bias", "mlp_bias"):
+        if getattr(config, key, False) is True:
+            return f"{key}=True"
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
+    return f"rope_type={kind!r}" if kind in ("linear", "dynamic", "yarn", "longrope") else ""
 
 
 def load(
@@ -249,8 +271,9 @@ def load(
     elif options is not None and quantize:  # an explicit None would be an error in transformers
         more["quantization_config"] = _register()(**options.to_dict())
     _log.warning(
-        "[from_pretrained] %s: transformers' own code, %s. Natively, and faster, there are %s.",
+        "[from_pretrained] %s%s: transformers' own code, %s. Natively, and faster, there are %s.",
         config.architectures[0],
+        f" with {beyond_native(config)}" if beyond_native(config) else "",
         "with linear layers in four bits by this library" if four_bit or quantize else "as it is",
         ", ".join(_C.native_architectures()),
     )
@@ -276,9 +299,23 @@ def _peft(where: str, model: Any) -> Any:
     return peft
 
 
+def _refuse_merge(model: Any) -> Any:
+    """PEFT would add the update to the packed bytes, whose shape is another. Over float layers it merges as ever."""
+    if any(isinstance(module, HfLinear4bit) for module in model.modules()):
+
+        def refused(*args: Any, **kwargs: Any) -> None:
+            raise NotImplementedError(
+                "[PeftModel] merging into four-bit weights would quantize them a second time. Save the adapter, load the base in 16 bits, and "
+                "merge there: PeftModel.from_pretrained(base, folder).merge_and_unload()."
+            )
+
+        model.base_model.merge_and_unload = model.base_model.merge_adapter = refused
+    return model
+
+
 def load_adapter(model: Any, folder: str | os.PathLike[str], **options: Any) -> Any:
     """PEFT's PeftModel.from_pretrained for a model of transformers."""
-    return _peft("PeftModel", model).PeftModel.from_pretrained(model, folder, **options)
+    return _refuse_merge(_peft("PeftModel", model).PeftModel.from_pretrained(model, folder, **options))
 
 
 def adapter_state_dict(model: Any, state_dict: Any, adapter_name: str) -> dict[str, torch.Tensor]:
@@ -297,6 +334,7 @@ def set_adapter_state_dict(model: Any, values: dict[str, torch.Tensor], adapter_
 def get_peft_model(model: Any, peft_config: Any, seed: int | None, **options: Any) -> Any:
     """PEFT's adapters for a model of transformers. Their values come from torch's generator, or from `seed` and leave it alone."""
     peft = _peft("get_peft_model", model)
+    check_targets(peft_config.target_modules, model)
     if peft_config.use_dora and any(isinstance(module, HfLinear4bit) for module in model.modules()):
         raise ValueError(
             f"[get_peft_model] use_dora=True is not supported for {type(model).__name__}: PEFT reads the weight for it, and knows no four-bit "
@@ -308,4 +346,4 @@ def get_peft_model(model: Any, peft_config: Any, seed: int | None, **options: An
     with torch.random.fork_rng(enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
-        return peft.get_peft_model(model, peft.LoraConfig(**values), **options)
+        return _refuse_merge(peft.get_peft_model(model, peft.LoraConfig(**values), **options))

@@ -28,9 +28,17 @@ _LOAD_IGNORES = {
     "revision": "",
     "local_files_only": "",
     "subfolder": "",
+    "cache_dir": "",
+    "torch_dtype": "adapters are float32",
+    "dtype": "adapters are float32",
+    "device_map": "the adapter is on the model's device",
+    "max_memory": "the model is on one device",
+    "offload_folder": "nothing is offloaded",
+    "offload_dir": "nothing is offloaded",
+    "use_safetensors": "",
 }
 _MERGE = (
-    "merging into four-bit weights would quantize them a second time. The adapter folder serves beside the base as it is; for one "
+    "there is no merge in this library yet, and into four-bit weights it would quantize them a second time. The adapter folder serves beside the base as it is; for one "
     "model, PEFT merges it into the 16-bit checkpoint: PeftModel.from_pretrained(base, folder).merge_and_unload()."
 )
 #: What PEFT's models have and this does not, and why.
@@ -68,10 +76,25 @@ class LoraModel(torch.nn.Module):
 class PeftModel(torch.nn.Module):
     """A CausalLM with one or several adapters under PEFT's names. What it does not have itself it asks the model for."""
 
-    def __init__(self, model: CausalLM) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        peft_config: LoraConfig | None = None,
+        adapter_name: str = "default",
+        autocast_adapter_dtype: bool = True,
+        low_cpu_mem_usage: bool = False,
+    ) -> None:
+        """With peft_config the model gets that adapter, as by get_peft_model."""
         super().__init__()
+        if not isinstance(model, CausalLM):
+            raise TypeError(f"[PeftModel] model must be a qlorapp.CausalLM; got {type(model).__name__}. Use get_peft_model.")
         self.base_model = LoraModel(model)
         self.training = model.training
+        if peft_config is not None:
+            peft_config = as_lora_config(peft_config)
+            model.add_adapters(peft_config, None, adapter_name)
+            model.set_adapter(adapter_name, trainable=not peft_config.inference_mode)
+            self.train()
 
     def __getattr__(self, name: str) -> Any:
         try:

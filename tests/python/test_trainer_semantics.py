@@ -14,7 +14,7 @@ import pytest
 import qlorapp
 import torch
 import transformers
-from tiny_llama import folder  # noqa: F401  (a fixture)
+from tiny_llama import folder, load  # noqa: F401  (folder is a fixture)
 from tiny_trainer import adapters, arguments, losses, rows, trained
 
 EVENTS = [
@@ -374,3 +374,34 @@ def test_adapters_after_the_run_are_those_of_the_command(folder, tmp_path):
         trained(folder, tmp_path / "b", more={"callbacks": [recorder(qlorapp.TrainerCallback)]}),
     )
     assert all(torch.equal(value, adapters(watched)[name]) for name, value in adapters(quiet).items())
+
+
+def test_arguments_that_are_changed_after_the_trainer_was_made_count(folder, tmp_path):
+    for kind, args in (
+        (qlorapp.Trainer, arguments(tmp_path)),
+        (qlorapp.SFTTrainer, qlorapp.SFTConfig(str(tmp_path), disable_tqdm=True)),
+    ):
+        trainer = kind(
+            load(folder), args, train_dataset=rows(26), **({} if kind is qlorapp.Trainer else {"processing_class": Plain()})
+        )
+        trainer.args.max_steps = 1
+        assert trainer.train().global_step == 1 and trainer.state.max_steps == 1
+
+
+class Plain:
+    """A tokenizer as far as prepared rows need one."""
+
+    eos_token_id = pad_token_id = 2
+    pad_token = eos_token = "x"
+
+    def get_vocab(self):
+        return {"x": 2}
+
+    def save_pretrained(self, folder):
+        with open(os.path.join(folder, "plain.txt"), "w", encoding="utf-8") as file:
+            file.write("saved")
+
+
+def test_checkpoints_hold_the_tokenizer(folder, tmp_path):
+    trained(folder, tmp_path, more={"processing_class": Plain()}, save_strategy="steps", save_steps=2, max_steps=4)
+    assert all((tmp_path / f"checkpoint-{step}" / "plain.txt").read_text() == "saved" for step in (2, 4))
