@@ -376,16 +376,17 @@ def test_adapters_after_the_run_are_those_of_the_command(folder, tmp_path):
     assert all(torch.equal(value, adapters(watched)[name]) for name, value in adapters(quiet).items())
 
 
-def test_arguments_that_are_changed_after_the_trainer_was_made_count(folder, tmp_path):
-    for kind, args in (
-        (qlorapp.Trainer, arguments(tmp_path)),
-        (qlorapp.SFTTrainer, qlorapp.SFTConfig(str(tmp_path), disable_tqdm=True)),
-    ):
-        trainer = kind(
-            load(folder), args, train_dataset=rows(26), **({} if kind is qlorapp.Trainer else {"processing_class": Plain()})
-        )
-        trainer.args.max_steps = 1
-        assert trainer.train().global_step == 1 and trainer.state.max_steps == 1
+@pytest.mark.parametrize("kind", [qlorapp.Trainer, qlorapp.SFTTrainer])
+def test_arguments_that_are_changed_after_the_trainer_was_made_count(folder, tmp_path, kind):
+    options = {"disable_tqdm": True, "save_strategy": "no", "logging_steps": 1}
+    if kind is qlorapp.SFTTrainer:
+        args = qlorapp.SFTConfig(str(tmp_path), dataset_kwargs={"skip_prepare_dataset": True}, **options)
+    else:
+        args = qlorapp.TrainingArguments(str(tmp_path), **options)
+    trainer = kind(load(folder), args, train_dataset=rows(26))
+    trainer.args.max_steps, trainer.args.learning_rate = 1, 0.125
+    assert trainer.train().global_step == 1 and trainer.state.max_steps == 1
+    assert [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry] == [0.125]
 
 
 class Plain:
