@@ -339,6 +339,18 @@ def test_report_to_tensorboard_writes_scalars_under_transformers_names(folder, t
     assert written["dir"].startswith(wanted) and json.loads(written["text"][1])["report_to"] == ["tensorboard"]
 
 
+def test_what_is_written_can_be_read_by_tensorboard(folder, tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install -r requirements/test.txt")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trainer = trained(folder, tmp_path, report_to="tensorboard", logging_dir=str(tmp_path / "tb"))
+    events = EventAccumulator(str(tmp_path / "tb")).Reload()
+    found = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    logged = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+    assert [step for step, _ in found] == [step for step, _ in logged] and len(found) == 6
+    assert [value for _, value in found] == pytest.approx([value for _, value in logged], rel=1e-6)
+
+
 def test_tensorboard_that_is_not_installed_is_asked_for(folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ImportError, match="pip install tensorboard"):
