@@ -15,6 +15,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from . import _C, nn
+from .precision import own_dtypes
 
 _log = logging.getLogger("qlorapp")
 
@@ -71,7 +72,8 @@ class Linear4bit(_Shown, torch.nn.Module, nn.Linear4bit):
         self.weight = torch.nn.Parameter(weight.packed, requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.quant_state.linear(x)
+        with own_dtypes(x.device):
+            return self.quant_state.linear(x)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         destination.update(four_bit_state(self.quant_state, prefix))

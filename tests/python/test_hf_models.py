@@ -197,3 +197,22 @@ def test_a_gpu_that_is_not_there_gives_the_cpu_and_says_so(folder, caplog):
         caplog.clear()
         assert qlorapp.AutoModelForCausalLM.from_pretrained(folder, device_map=place).device.type == "cpu"
         assert "device_map asks for cuda:0, but there is no GPU here: the model is on the CPU." in caplog.text
+
+
+def test_a_weight_that_is_missing_is_an_error(folder, tmp_path):
+    transformers.AutoModelForCausalLM.from_pretrained(folder).save_pretrained(tmp_path)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("bias") and "layers.1" in name)
+    del tensors[name]
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    for load in (ours, qlorapp.AutoModelForCausalLM.from_pretrained):
+        with pytest.raises(qlorapp.FormatError, match=f"lacks {name}, which its config.json asks for"):
+            load(tmp_path)
+
+
+def test_options_for_a_load_of_adapters_are_taken(folder, tmp_path):
+    qlorapp.get_peft_model(ours(folder), qlorapp.LoraConfig(r=4, target_modules="all-linear")).save_pretrained(tmp_path)
+    model = qlorapp.PeftModel.from_pretrained(
+        ours(folder), tmp_path, torch_dtype=torch.float32, device_map="auto", is_trainable=True
+    )
+    assert any(p.requires_grad for p in model.parameters())

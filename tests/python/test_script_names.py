@@ -172,6 +172,19 @@ def test_autocast_changes_nothing(folder, phi, kind, quantized):
         assert abs(plain[0] - cast[0]) <= 0.02 * plain[0] and cast[-1].shape == (1, 24)
 
 
+@pytest.mark.parametrize("quantized", [False, True])
+def test_autocast_changes_no_layer_of_its_own(folder, quantized):
+    torch.manual_seed(1)
+    weight = torch.randn(64, 64)
+    layer = qlorapp.LoraLinear(qlorapp.Quantizer().quantize(weight) if quantized else weight, r=4, seed=1)
+    module = four_bit(folder).model.layers[0].self_attn.q_proj
+    x = torch.randn(3, 64)
+    for one in (layer, module):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            inside = one(x)
+        assert inside.dtype == torch.float32 and torch.equal(inside, one(x))
+
+
 # --- adapters
 
 
