@@ -3,13 +3,14 @@
 
 import subprocess
 import sys
+import threading
 
 import peft
 import pytest
 import qlorapp
 import torch
 import transformers
-from conftest import BUILD, os
+from conftest import BUILD, ROOT, os
 from tiny_llama import folder, load, ragged_batch  # noqa: F401  (folder is a fixture)
 
 PHI = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128}
@@ -89,6 +90,47 @@ def test_old_names_of_options_are_parsed_from_the_command_line(tmp_path):
     assert args.max_length == 77
     with pytest.raises(ValueError, match="evaluation_strateg"):
         parser.parse_args_into_dataclasses([*words, "--evaluation_strategie", "no"])
+
+
+TINY = ROOT / "examples" / "data" / "tiny-llama"
+
+
+def test_a_text_is_streamed_into_another_thread():
+    model, tokenizer = four_bit(TINY), qlorapp.AutoTokenizer.from_pretrained(TINY)
+    ids = tokenizer("Mia, put the kite", return_tensors="pt")["input_ids"]
+    streamer = qlorapp.TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60)
+    options = {"max_new_tokens": 6, "do_sample": False}
+    thread = threading.Thread(target=model.generate, args=(ids,), kwargs={"streamer": streamer, **options})
+    thread.start()
+    text = "".join(streamer)
+    thread.join()
+    assert text == tokenizer.decode(model.generate(ids, **options)[0, ids.shape[1] :])
+
+
+@pytest.mark.parametrize("kind", ["DataCollatorForLanguageModeling", "DataCollatorForSeq2Seq", "default_data_collator"])
+def test_collators_and_schedules_of_transformers_serve_the_trainer(tmp_path, kind):
+    """Rows of one length, so that padding plays no part: the losses are those of the trainer's own collator and schedule."""
+    tokenizer = qlorapp.AutoTokenizer.from_pretrained(TINY)
+    ids = [[5 + (7 * i + j) % 40 for j in range(12)] for i in range(16)]
+    rows = [{"input_ids": row, "attention_mask": [1] * 12, "labels": list(row)} for row in ids]
+    losses = []
+    for own in (False, True):
+        model = qlorapp.get_peft_model(four_bit(TINY), qlorapp.LoraConfig(r=4), seed=1)
+        args = qlorapp.TrainingArguments(str(tmp_path), learning_rate=0.01, warmup_steps=2, num_train_epochs=2, logging_steps=1,
+                                         save_strategy="no", optim="adamw_torch", disable_tqdm=True, report_to="none")  # fmt: skip
+        more = {}
+        if own:
+            optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01, weight_decay=0.0)
+            more["optimizers"] = (optimizer, qlorapp.get_linear_schedule_with_warmup(optimizer, 2, 4))
+            if kind == "default_data_collator":
+                more["data_collator"] = qlorapp.default_data_collator
+            else:
+                options = {"mlm": False} if kind == "DataCollatorForLanguageModeling" else {"model": model}
+                more["data_collator"] = getattr(qlorapp, kind)(tokenizer, **options)
+        trainer = qlorapp.Trainer(model, args, train_dataset=rows, **more)
+        trainer.train()
+        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert len(losses[0]) == 4 and losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 # --- a model's output
