@@ -76,6 +76,12 @@ class LoraModel(torch.nn.Module):
 class PeftModel(torch.nn.Module):
     """A CausalLM with one or several adapters under PEFT's names. What it does not have itself it asks the model for."""
 
+    def __new__(cls, model: Any = None, peft_config: Any = None, adapter_name: str = "default", **options: Any) -> Any:
+        """PEFT's own for a model of transformers."""
+        if peft_config is not None and not isinstance(model, CausalLM):
+            return hf_models.get_peft_model(model, peft_config, None, adapter_name=adapter_name, **options)
+        return super().__new__(cls)
+
     def __init__(
         self,
         model: CausalLM,
@@ -87,7 +93,7 @@ class PeftModel(torch.nn.Module):
         """With peft_config the model gets that adapter, as by get_peft_model."""
         super().__init__()
         if not isinstance(model, CausalLM):
-            raise TypeError(f"[PeftModel] model must be a qlorapp.CausalLM; got {type(model).__name__}. Use get_peft_model.")
+            raise TypeError(f"[PeftModel] model must be a qlorapp.CausalLM; got {type(model).__name__}. Give peft_config too.")
         self.base_model = LoraModel(model)
         self.training = model.training
         if peft_config is not None:

@@ -283,6 +283,13 @@ def test_a_peft_model_is_made_with_its_config_as_well(folder):
     assert {name for name, p in mine.items() if p.requires_grad} == {name for name, p in theirs.items() if p.requires_grad}
 
 
+def test_a_peft_model_of_a_foreign_model_is_pefts(phi):
+    made = qlorapp.PeftModel(four_bit(phi), qlorapp.LoraConfig(r=4, target_modules=["q_proj"]), "one")
+    assert isinstance(made, peft.PeftModel) and made.active_adapter == "one"
+    with pytest.raises(TypeError, match="model must be a qlorapp.CausalLM; got PhiForCausalLM. Give peft_config too"):
+        qlorapp.PeftModel(four_bit(phi))
+
+
 def test_a_merge_that_is_not_there_says_what_to_do(folder, phi, tmp_path):
     model = qlorapp.get_peft_model(qlorapp.AutoModelForCausalLM.from_pretrained(folder), qlorapp.LoraConfig(r=4))
     with pytest.raises(
