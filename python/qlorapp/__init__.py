@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """QLoRA fine-tuning, computed in C++ over LibTorch."""
 
+from typing import Any as _Any
+
 from ._build_info import TORCH_VERSION as _TORCH_VERSION
 from ._build_info import VERSION as __version__
 
@@ -27,9 +29,10 @@ from . import _C  # noqa: E402  (torch first: it loads the libraries that _C lin
 
 assert _C.torch_version == _TORCH_VERSION
 
-from . import _logging  # noqa: E402, F401  (before anything can have something to say)
+from . import _logging, nn, passed_through  # noqa: E402, F401  (logging before anything can have something to say)
 from ._C import Accumulator, FormatError, QuantizedTensor, Quantizer, quantize_checkpoint  # noqa: E402
 from .auto_model import AutoModelForCausalLM  # noqa: E402
+from .auto_peft_model import AutoPeftModelForCausalLM  # noqa: E402
 from .generation import GenerationConfig  # noqa: E402
 from .grad_scaler import GradScaler  # noqa: E402
 from .layers import CheckpointedBlock, LoraLinear  # noqa: E402
@@ -66,6 +69,7 @@ from .training_arguments import TrainingArguments  # noqa: E402
 __all__ = [
     "Accumulator",
     "AutoModelForCausalLM",
+    "AutoPeftModelForCausalLM",
     "AutoTokenizer",
     "BitsAndBytesConfig",
     "CausalLM",
@@ -92,7 +96,6 @@ __all__ = [
     "SFTTrainer",
     "TaskType",
     "TensorBoardCallback",
-    "TextStreamer",
     "TrainOutput",
     "Trainer",
     "TrainerCallback",
@@ -105,6 +108,7 @@ __all__ = [
     "get_peft_model",
     "get_peft_model_state_dict",
     "merge",
+    "nn",
     "plan",
     "prepare_model_for_kbit_training",
     "quantize_checkpoint",
@@ -113,12 +117,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    """transformers' own class, imported when it is first asked for."""
-    if name == "TextStreamer":
-        try:
-            import transformers
-        except ModuleNotFoundError as error:
-            raise ImportError(f"qlorapp.{name} is transformers' own: pip install 'qlorapp[hf]'.") from error
-        return getattr(transformers, name)
-    raise AttributeError(f"module 'qlorapp' has no attribute {name!r}")
+def __getattr__(name: str) -> _Any:
+    """transformers' own names, imported when they are first asked for; passed_through.py lists them."""
+    found = passed_through.find(name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *passed_through.FROM_TRANSFORMERS, "HfArgumentParser"})

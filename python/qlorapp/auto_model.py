@@ -12,8 +12,9 @@ import torch
 from . import _C, generation
 from .hf_models import is_foreign
 from .hf_models import load as load_foreign
-from .hub import folder_of
+from .hub import adapter_folder, folder_of
 from .modeling import CausalLM, ModelConfig, refuse_unknown
+from .peft_config import PeftConfig
 from .quantization import BitsAndBytesConfig, as_dtype
 
 _log = logging.getLogger("qlorapp")
@@ -36,14 +37,36 @@ def _device_of(device_map: Any, quantized: bool) -> torch.device:
         if len(places) != 1:
             raise ValueError(f"[from_pretrained] device_map must put the model on one device; got {sorted(places)}.")
         device_map = next(iter(device_map.values()))
-    if isinstance(device_map, int):
-        return torch.device("cuda", device_map)
     if device_map is None:
         device_map = "auto" if quantized else "cpu"
+    usable = torch._C._dispatch_has_kernel_for_dispatch_key("qlorapp::dequantize_4bit", "CUDA") and torch.cuda.is_available()
     if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
-        has_kernels = torch._C._dispatch_has_kernel_for_dispatch_key("qlorapp::dequantize_4bit", "CUDA")
-        return torch.device("cuda", 0) if has_kernels and torch.cuda.is_available() else torch.device("cpu")
-    return torch.device(device_map)
+        return torch.device("cuda", 0) if usable else torch.device("cpu")
+    device = torch.device("cuda", device_map) if isinstance(device_map, int) else torch.device(device_map)
+    if device.type == "cuda" and not usable:
+        why = "this build has no kernels for it" if torch.cuda.is_available() else "there is no GPU here"
+        _log.warning("[from_pretrained] device_map asks for %s, but %s: the model is on the CPU.", device, why)
+        return torch.device("cpu")
+    if device.index is not None and 0 < torch.cuda.device_count() <= device.index:
+        raise ValueError(
+            f"[from_pretrained] device_map asks for {device}; this machine has {torch.cuda.device_count()} GPU(s)."
+        )
+    return device
+
+
+def _is_adapter(folder: pathlib.Path) -> bool:
+    return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
+
+
+def _model_or_adapter(name: str, **hub: Any) -> pathlib.Path:
+    try:
+        return folder_of(name, **hub)
+    except FileNotFoundError:
+        try:
+            return adapter_folder(name, **hub)
+        except FileNotFoundError:
+            pass
+        raise  # a model is what was asked for
 
 
 class AutoModelForCausalLM:
@@ -57,6 +80,7 @@ class AutoModelForCausalLM:
         "load_in_8bit": "",
         "offload_folder": "nothing is offloaded",
         "use_auth_token": "",
+        "output_attentions": "attention scores are never formed",
     }
 
     @classmethod
@@ -80,6 +104,7 @@ class AutoModelForCausalLM:
 
         dtype (older: torch_dtype) is that of activations, norms, embeddings and head; without it bnb_4bit_compute_dtype
         decides, and without that the checkpoint's own ("auto"). quantization_config: a BitsAndBytesConfig, transformers' own too, or a dict.
+        The folder or name of an adapter gives its base with the adapter, frozen.
         """
         if ignored.get("load_in_8bit"):
             raise ValueError(
@@ -89,7 +114,12 @@ class AutoModelForCausalLM:
             _log.warning("[from_pretrained] trust_remote_code has no effect: code of a checkpoint is never run.")
         refuse_unknown("from_pretrained", ignored, cls._IGNORES, cls.from_pretrained)
         name = os.fspath(pretrained_model_name_or_path)
-        folder = folder_of(name, revision=revision, token=token, local_files_only=local_files_only, cache_dir=cache_dir)
+        hub: dict[str, Any] = {"token": token, "local_files_only": local_files_only, "cache_dir": cache_dir}
+        folder = _model_or_adapter(name, revision=revision, **hub)
+        if _is_adapter(folder):
+            known = {"quantization_config": quantization_config, "dtype": dtype, "torch_dtype": torch_dtype, "device_map": device_map,
+                     "load_in_4bit": load_in_4bit, "use_cache": use_cache}  # fmt: skip
+            return cls._with_adapter(folder, {**hub, **known, **ignored})
         config = _config_of(folder)
         if not isinstance(quantization_config, (dict, BitsAndBytesConfig)) and hasattr(quantization_config, "load_in_4bit"):
             quantization_config = quantization_config.to_dict()  # transformers' own class
@@ -109,7 +139,12 @@ class AutoModelForCausalLM:
             wanted = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or "float32"
         device = _device_of(device_map, options.load_in_4bit or hasattr(config, "quantization_config"))
         if is_foreign(config):
-            foreign = load_foreign(folder, config, quantization_config, as_dtype(wanted, "dtype"), device)
+            theirs: dict[str, Any] = {
+                name: ignored[name] for name in ("attn_implementation", "output_attentions") if name in ignored
+            }
+            if use_cache is not None:
+                theirs["use_cache"] = use_cache
+            foreign = load_foreign(folder, config, quantization_config, as_dtype(wanted, "dtype"), device, **theirs)
             return cast(CausalLM, foreign)  # transformers' own, with the same surface
         core = _C.load_model(
             str(folder),
@@ -128,3 +163,20 @@ class AutoModelForCausalLM:
         if quantized is not None:
             config.quantization_config = quantized
         return model
+
+    @classmethod
+    def _with_adapter(cls, folder: pathlib.Path, options: dict[str, Any]) -> CausalLM:
+        """The base that adapter_config.json names, with the folder's adapter: for use, as transformers has it."""
+        base = PeftConfig.from_pretrained(folder).base_model_name_or_path
+        if not base:
+            raise ValueError(
+                f"[from_pretrained] base_model_name_or_path in {folder / 'adapter_config.json'} must name the base; got nothing. Load the "
+                "base, then PeftModel.from_pretrained(base, adapter)."
+            )
+        model = cls.from_pretrained(base, **options)
+        if isinstance(model, CausalLM):
+            model.load_adapter(folder)
+            model.set_adapter("default", trainable=False)
+        else:
+            model.load_adapter(os.fspath(folder))  # transformers' own
+        return model.eval()

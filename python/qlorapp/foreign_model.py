@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from . import _C
-from .hf_models import HfLinear4bit
+from .hf_layer import HfLinear4bit
 
 _SAMPLES = 4096  # bytes that are looked at of each frozen tensor
 

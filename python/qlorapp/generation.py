@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from . import _C
+from .hub import folder_of
 from .layers import seed_from_torch
 
 _log = logging.getLogger("qlorapp")
@@ -90,10 +91,24 @@ class GenerationConfig:
         return cls(**_known(values, "GenerationConfig"))
 
     @classmethod
-    def from_pretrained(cls, folder: str | os.PathLike[str]) -> "GenerationConfig":
-        """Of generation_config.json in a model folder."""
-        with open(pathlib.Path(folder) / "generation_config.json", encoding="utf-8") as file:
-            return cls.from_dict(json.load(file))
+    def from_pretrained(
+        cls,
+        pretrained_model_name: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        token: Any = None,
+        local_files_only: bool = False,
+        cache_dir: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> "GenerationConfig":
+        """Of generation_config.json in a model's folder or hub repository; options change it."""
+        file_name = "generation_config.json"
+        folder = folder_of(
+            os.fspath(pretrained_model_name), revision=revision, token=token, local_files_only=local_files_only, cache_dir=cache_dir,
+            wanted=(file_name,),
+        )  # fmt: skip
+        with open(folder / file_name, encoding="utf-8") as file:
+            return cls.from_dict({**json.load(file), **options})
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         path = pathlib.Path(folder)

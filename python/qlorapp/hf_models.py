@@ -2,7 +2,7 @@
 """Models of other families: transformers' own code, with its linear layers in four bits over this library's operators.
 
 A quantizer of the name "qlorapp" is registered at transformers' extension point when it is first needed; nothing of transformers is
-patched. Weights are quantized one by one while they are read. Adapters are PEFT's, which wraps these layers as any linear layer.
+patched. Weights are quantized one by one while they are read, or taken with their codes from a folder that bitsandbytes wrote. Adapters are PEFT's, which wraps these layers as any linear layer.
 """
 
 import logging
@@ -13,52 +13,14 @@ from typing import Any
 import torch
 
 from . import _C
-from .module_tree import four_bit_state
+from .hf_layer import HfLinear4bit, weight_of_tensors
+from .module_tree import check_targets
 from .quantization import BitsAndBytesConfig
 
 _log = logging.getLogger("qlorapp")
 METHOD = "qlorapp"
-
-
-class HfLinear4bit(torch.nn.Linear):
-    """A linear layer of a foreign model with its weight in four bits: y = x·dequantize(W)ᵀ + bias, differentiable in x."""
-
-    def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
-        super().__init__(in_features, out_features, bias, device="meta")
-        self.weight.requires_grad_(False)
-        self.quant_state: _C.QuantizedTensor | None = None
-
-    def take(self, weight: _C.QuantizedTensor) -> torch.nn.Parameter:
-        self.quant_state = weight
-        return torch.nn.Parameter(weight.packed, requires_grad=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        assert self.quant_state is not None  # it has been read
-        y: torch.Tensor = self.quant_state.linear(x)
-        return y if self.bias is None else y + self.bias.to(y.dtype)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> "HfLinear4bit":
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types for it
-        if self.quant_state is not None and self.weight.device != self.quant_state.device:
-            self.quant_state = self.quant_state.to(self.weight.device)
-            self.weight.data = self.quant_state.packed
-        return self
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        if self.quant_state is None:  # not read yet
-            return super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination.update(four_bit_state(self.quant_state, prefix))
-        if self.bias is not None:
-            destination[prefix + "bias"] = self.bias if keep_vars else self.bias.detach()
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError(
-            "[HfLinear4bit] a four-bit layer is not copied or pickled: its weight lives in C++, and pickle files can run code. Load the model "
-            "again with from_pretrained; adapters travel by save_pretrained and PeftModel.from_pretrained."
-        )
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, {self.bias is not None}, four bits"
+#: What was wrong with the weights that are being read: transformers only prints it, and raises a line of its own.
+_damaged: list[_C.FormatError] = []
 
 
 def _register() -> type:
@@ -79,6 +41,7 @@ def _register() -> type:
         def __init__(self, **fields: Any) -> None:
             for name, value in fields.items():
                 setattr(self, name, value)
+            self.load_in_4bit = True
             self.quant_method: Any = METHOD  # whatever the fields say
 
         def to_dict(self) -> dict[str, Any]:
@@ -98,14 +61,45 @@ def _register() -> type:
                 module._is_hf_initialized = True
             return result
 
+    class Read(ConversionOps):
+        """The tensors of a folder's weight, or what else has this name: a norm's weight, a table."""
+
+        def __init__(self, hf_quantizer: Any) -> None:
+            self.hf_quantizer = hf_quantizer
+
+        def convert(
+            self, input_dict: dict[str, Any], *args: Any, model: Any = None, full_layer_name: str = "", **kwargs: Any
+        ) -> dict[str, Any]:
+            tensors = {name: value[0] if isinstance(value, list) else value for name, value in input_dict.items()}
+            module, leaf = get_module_from_name(model, full_layer_name)
+            if not isinstance(module, HfLinear4bit):
+                return {name: value.to(getattr(module, leaf).dtype) for name, value in tensors.items()}
+            layer: Any = module  # torch's types know no attributes of this kind
+            layer._is_hf_initialized = True
+            if len(tensors) == 1:  # of a folder that says that it is quantized, in float after all
+                return {"weight": module.take(self.hf_quantizer.core.quantize(tensors["weight"]))}
+            try:
+                return {"weight": module.take(weight_of_tensors(tensors, full_layer_name))}
+            except _C.FormatError as error:
+                _damaged.append(error)
+                raise
+
     @register_quantizer(METHOD)
     class QlorappQuantizer(HfQuantizer):
         quantized_element_size = 0.5
+        serialized_names = {  # noqa: RUF012  (transformers' own form)
+            "weight": [
+                "weight",
+                *(f"weight.{part}" for part in ("nested_absmax", "nested_quant_map", "quant_map", "absmax")),
+                *(f"weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4")),
+            ]
+        }
 
-        def __init__(self, quantization_config: Any, **kwargs: Any) -> None:
-            super().__init__(quantization_config, **kwargs)
-            config = quantization_config
-            self.core = _C.Quantizer(quant_type=config.bnb_4bit_quant_type, double_quant=config.bnb_4bit_use_double_quant)
+        @property
+        def core(self) -> _C.Quantizer:
+            """Made when it is used: transformers copies what holds a quantizer, one for each weight."""
+            options: Any = self.quantization_config
+            return _C.Quantizer(quant_type=options.bnb_4bit_quant_type, double_quant=options.bnb_4bit_use_double_quant)
 
         def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
             options: Any = self.quantization_config
@@ -122,6 +116,16 @@ def _register() -> type:
         def get_quantize_ops(self) -> Quantize:
             return Quantize(self)
 
+        def get_load_operations(self) -> dict[str, type]:
+            return {"deserialize": Read}
+
+        def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+            """A save would run what was read backwards; here state_dict() has the tensors by the names that they are stored under."""
+            known = getattr(model, "_weight_conversions", None) or []
+            kept = [entry for entry in known if not any(isinstance(op, Read) for op in getattr(entry, "operations", ()))]
+            model._weight_conversions = kept or None
+            return model
+
         def is_serializable(self) -> bool:
             return True
 
@@ -133,13 +137,35 @@ def _register() -> type:
 
 
 def is_foreign(config: Any) -> bool:
-    """A causal language model that this library does not compute itself."""
+    """A causal language model that this library does not compute itself.
+
+    @raises ValueError for an architecture that is neither native nor …ForCausalLM, with what there is.
+    """
     names = getattr(config, "architectures", None) or []
-    return len(names) == 1 and names[0].endswith("ForCausalLM") and names[0] not in _C.native_architectures()
+    if len(names) != 1 or names[0] in _C.native_architectures():
+        return len(names) == 1 and beyond_native(config) != ""
+    if not names[0].endswith("ForCausalLM"):
+        raise ValueError(
+            f"[from_pretrained] architectures must name one of {', '.join(_C.native_architectures())}, which are computed here, or any "
+            f"…ForCausalLM, which transformers computes over four-bit layers; got {names[0]}. Use transformers itself for it."
+        )
+    return True
 
 
-def load(folder: pathlib.Path, config: Any, options: BitsAndBytesConfig | None, dtype: Any, device: torch.device) -> Any:
-    """transformers' model of the folder. Says once that it takes this way."""
+def beyond_native(config: Any) -> str:
+    """What of a native architecture is not built here, and in transformers is; empty: nothing."""
+    for key in ("attention_bias", "mlp_bias"):
+        if getattr(config, key, False) is True:
+            return f"{key}=True"
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
+    return f"rope_type={kind!r}" if kind in ("linear", "dynamic", "yarn", "longrope") else ""
+
+
+def load(
+    folder: pathlib.Path, config: Any, options: BitsAndBytesConfig | None, dtype: Any, device: torch.device, **more: Any
+) -> Any:
+    """transformers' model of the folder. Says once that it takes this way. more: options of transformers' from_pretrained."""
     try:
         import transformers
     except ModuleNotFoundError as error:
@@ -147,21 +173,44 @@ def load(folder: pathlib.Path, config: Any, options: BitsAndBytesConfig | None, 
             f"[from_pretrained] {config.architectures[0]} is computed by transformers, which is not installed: pip install "
             "'qlorapp[hf]'. Natively there are " + ", ".join(_C.native_architectures()) + "."
         ) from error
-    quantization = None
-    if options is not None and options.load_in_4bit:
-        if hasattr(config, "quantization_config"):
-            raise ValueError("[from_pretrained] the folder is quantized already. Leave out quantization_config.")
-        quantization = _register()(**options.to_dict())
+    quantize = options is not None and options.load_in_4bit
+    stored: Any = getattr(config, "quantization_config", None)
+    four_bit = isinstance(stored, dict) and bool(stored.get("load_in_4bit", stored.get("_load_in_4bit")))
+    if stored is not None and not four_bit and quantize:
+        method = stored.get("quant_method") if isinstance(stored, dict) else stored
+        raise ValueError(
+            f"[from_pretrained] the folder is quantized already, by {method!r}. Leave out quantization_config, or start from float weights."
+        )
+    if four_bit:  # in bitsandbytes' format: its codes are taken as they are
+        fields = {**BitsAndBytesConfig.from_dict(stored).to_dict(), "quant_method": METHOD}
+        del fields["load_in_4bit"]  # by this name transformers knows bitsandbytes' folders, before it looks at the method
+        _register()
+        more["config"] = transformers.AutoConfig.from_pretrained(folder)
+        more["config"].quantization_config = fields
+    elif options is not None and quantize:  # an explicit None would be an error in transformers
+        more["quantization_config"] = _register()(**options.to_dict())
     _log.warning(
-        "[from_pretrained] %s: transformers' own code, %s. Natively, and faster, there are %s.",
+        "[from_pretrained] %s%s: transformers' own code, %s. Natively, and faster, there are %s.",
         config.architectures[0],
-        "with linear layers in four bits by this library" if quantization else "as it is",
+        f" with {beyond_native(config)}" if beyond_native(config) else "",
+        "with linear layers in four bits by this library" if four_bit or quantize else "as it is",
         ", ".join(_C.native_architectures()),
     )
-    place = {} if device.type == "cpu" else {"device_map": {"": device}}
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, quantization_config=quantization, dtype=dtype, **place
-    )
+    if device.type != "cpu":
+        more["device_map"] = {"": device}
+    _damaged.clear()
+    read: Any = transformers.AutoModelForCausalLM.from_pretrained  # its types know one of the two results
+    try:
+        model, found = read(folder, dtype=dtype, output_loading_info=True, **more)
+    except RuntimeError as error:
+        if _damaged:
+            raise _damaged[0] from error
+        raise
+    if missing := sorted(found["missing_keys"]):  # transformers would go on with random values
+        raise _C.FormatError(
+            f"[from_pretrained] {folder} lacks {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}, which its config.json asks for. Is "
+            "config.json of another model?"
+        )
     return model.eval()
 
 
@@ -175,9 +224,23 @@ def _peft(where: str, model: Any) -> Any:
     return peft
 
 
+def _refuse_merge(model: Any) -> Any:
+    """PEFT would add the update to the packed bytes, whose shape is another. Over float layers it merges as ever."""
+    if any(isinstance(module, HfLinear4bit) for module in model.modules()):
+
+        def refused(*args: Any, **kwargs: Any) -> None:
+            raise NotImplementedError(
+                "[PeftModel] merging into four-bit weights would quantize them a second time. Save the adapter, load the base in 16 bits, and "
+                "merge there: PeftModel.from_pretrained(base, folder).merge_and_unload()."
+            )
+
+        model.base_model.merge_and_unload = model.base_model.merge_adapter = refused
+    return model
+
+
 def load_adapter(model: Any, folder: str | os.PathLike[str], **options: Any) -> Any:
     """PEFT's PeftModel.from_pretrained for a model of transformers."""
-    return _peft("PeftModel", model).PeftModel.from_pretrained(model, folder, **options)
+    return _refuse_merge(_peft("PeftModel", model).PeftModel.from_pretrained(model, folder, **options))
 
 
 def adapter_state_dict(model: Any, state_dict: Any, adapter_name: str) -> dict[str, torch.Tensor]:
@@ -196,6 +259,7 @@ def set_adapter_state_dict(model: Any, values: dict[str, torch.Tensor], adapter_
 def get_peft_model(model: Any, peft_config: Any, seed: int | None, **options: Any) -> Any:
     """PEFT's adapters for a model of transformers. Their values come from torch's generator, or from `seed` and leave it alone."""
     peft = _peft("get_peft_model", model)
+    check_targets(peft_config.target_modules, model)
     if peft_config.use_dora and any(isinstance(module, HfLinear4bit) for module in model.modules()):
         raise ValueError(
             f"[get_peft_model] use_dora=True is not supported for {type(model).__name__}: PEFT reads the weight for it, and knows no four-bit "
@@ -207,4 +271,4 @@ def get_peft_model(model: Any, peft_config: Any, seed: int | None, **options: An
     with torch.random.fork_rng(enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
-        return peft.get_peft_model(model, peft.LoraConfig(**values), **options)
+        return _refuse_merge(peft.get_peft_model(model, peft.LoraConfig(**values), **options))

@@ -8,9 +8,10 @@ Where the cache is follows huggingface_hub: HF_HUB_CACHE, else HF_HOME/hub, else
 import json
 import os
 import pathlib
-from typing import Any
+from typing import Any, Literal
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 _TRUE = {"1", "ON", "YES", "TRUE"}
 
 
@@ -36,11 +37,17 @@ def _snapshot(repository: pathlib.Path, revision: str | None) -> pathlib.Path | 
     return folder if folder.is_dir() else None
 
 
-def missing_files(folder: pathlib.Path, weights: bool) -> list[str]:
-    """What a model's folder, or with weights=False a tokenizer's, lacks."""
-    if not weights:
+#: What is looked for in a repository: a model, a tokenizer, an adapter, or certain files alone.
+Wanted = Literal["model", "tokenizer", "adapter"] | tuple[str, ...]
+
+
+def missing_files(folder: pathlib.Path, wanted: Wanted) -> list[str]:
+    """Which of its files a folder lacks."""
+    if wanted == "tokenizer":
         names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
         return [] if any((folder / name).is_file() for name in names) else [names[0]]
+    if wanted != "model":
+        return [name for name in (_ADAPTER if wanted == "adapter" else wanted) if not (folder / name).is_file()]
     missing = [] if (folder / "config.json").is_file() else ["config.json"]
     if (folder / _WEIGHTS[0]).is_file():
         return missing
@@ -52,14 +59,16 @@ def missing_files(folder: pathlib.Path, weights: bool) -> list[str]:
     return missing + [shard for shard in shards if not (folder / shard).is_file()]
 
 
-def _download(name: str, revision: str | None, token: Any, cache_dir: Any, weights: bool) -> pathlib.Path | str:
+def _download(name: str, revision: str | None, token: Any, cache_dir: Any, wanted: Wanted) -> pathlib.Path | str:
     """The folder, or why there is none."""
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
     except ImportError:
         return "huggingface_hub, which could download it, is not installed"
-    patterns = ["*.json", "*.txt", "*.jinja", "tokenizer.model", *(["*.safetensors"] if weights else [])]
+    patterns = ["*.json", "*.txt", "*.jinja", "tokenizer.model"]
+    if wanted in ("model", "adapter"):
+        patterns.append("*.safetensors")
     try:
         return pathlib.Path(
             snapshot_download(name, revision=revision, token=token, cache_dir=cache_dir, allow_patterns=patterns, max_workers=4)
@@ -77,31 +86,38 @@ def folder_of(
     token: Any = None,
     local_files_only: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
-    weights: bool = True,
+    wanted: Wanted = "model",
+    subfolder: str | None = None,
 ) -> pathlib.Path:
-    """@raises FileNotFoundError that says which files were looked for, and where."""
+    """subfolder: where in the repository the wanted files are; the folder that is returned is that one.
+
+    @raises FileNotFoundError that says which files were looked for, and where."""
+
+    def inside(folder: pathlib.Path) -> pathlib.Path:
+        return folder / subfolder if subfolder else folder
+
     path = pathlib.Path(name).expanduser()
     if path.is_dir() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        return path
+        return inside(path)
     repository = cache_folder(cache_dir) / f"models--{name.replace('/', '--')}"
     cached = _snapshot(repository, revision)
-    if cached is not None and not missing_files(cached, weights) and (local_files_only or is_offline()):
-        return cached
+    if cached is not None and not missing_files(inside(cached), wanted) and (local_files_only or is_offline()):
+        return inside(cached)
     if local_files_only or is_offline():
         why = "local_files_only is set" if local_files_only else "HF_HUB_OFFLINE is set"
     else:
-        found = _download(name, revision, token, cache_dir, weights)
-        if isinstance(found, pathlib.Path) and not missing_files(found, weights):
-            return found
-        if cached is not None and not missing_files(cached, weights):
-            return cached
+        found = _download(name, revision, token, cache_dir, wanted)
+        if isinstance(found, pathlib.Path) and not missing_files(inside(found), wanted):
+            return inside(found)
+        if cached is not None and not missing_files(inside(cached), wanted):
+            return inside(cached)
         # Without a connection huggingface_hub hands out a snapshot that is there in part.
         why = found if isinstance(found, str) else "the hub cannot be reached, or has no such files"
         cached = cached if isinstance(found, str) else found
-    lacks = missing_files(cached, weights) if cached is not None else missing_files(repository, weights)
-    where = cached if cached is not None else repository / "snapshots" / (revision or "<commit of main>")
+    lacks = missing_files(inside(cached if cached is not None else repository), wanted)
+    where = inside(cached if cached is not None else repository / "snapshots" / (revision or "<commit of main>"))
     hint = ""
-    if cached is not None and any(cached.glob("*.bin")):
+    if cached is not None and any(inside(cached).glob("*.bin")):
         hint = " Its .bin files are pickles, which are never read."
     raise FileNotFoundError(
         2,
@@ -117,8 +133,12 @@ def adapter_folder(
     revision: str | None = None,
     token: Any = None,
     local_files_only: bool = False,
+    cache_dir: str | os.PathLike[str] | None = None,
+    wanted: Wanted = "adapter",
     **ignored: Any,
 ) -> pathlib.Path:
-    """The folder, or the files of a hub repository."""
-    folder = folder_of(os.fspath(model_id), revision=revision, local_files_only=local_files_only, token=token)
-    return folder / subfolder if subfolder else folder
+    """The folder of an adapter, or of a hub repository with its files; wanted: less than all of it."""
+    return folder_of(
+        os.fspath(model_id), revision=revision, local_files_only=local_files_only, token=token, cache_dir=cache_dir, wanted=wanted,
+        subfolder=subfolder,
+    )  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from . import _C
+from .precision import own_dtypes
 
 
 def seed_from_torch() -> int:
@@ -50,7 +51,8 @@ class LoraLinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(…, in) → (…, out) in the dtype of x. Dropout is active in training mode."""
-        return self._core.forward(x)
+        with own_dtypes(x.device):
+            return self._core.forward(x)
 
     def train(self, mode: bool = True) -> "LoraLinear":
         self._core.train(mode)

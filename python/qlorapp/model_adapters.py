@@ -28,6 +28,7 @@ class ModelAdapters(torch.nn.Module):
 
     def add_adapters(self, config: LoraConfig, seed: int | None = None, adapter_name: str = "default") -> None:
         """Adapters by PEFT's rules. The seed comes from torch's generator unless it is given. The first are active at once."""
+        module_tree.check_targets(config.target_modules, self)
         weights = os.fspath(self._folder) if self._folder is not None else None
         seed = seed_from_torch() if seed is None else seed
         self._core.add_adapters(json.dumps(config.to_dict()), seed, adapter_name, weights)

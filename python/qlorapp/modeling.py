@@ -7,14 +7,15 @@ import logging
 import os
 import pathlib
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from . import _C, generation, module_tree
+from . import _C, generation, module_tree, precision
 from .layers import seed_from_torch
 from .model_adapters import ModelAdapters
+from .model_output import CausalLMOutput
 from .quantization import BitsAndBytesConfig
 
 _log = logging.getLogger("qlorapp")
@@ -48,38 +49,6 @@ class ModelConfig(types.SimpleNamespace):
         return self
 
 
-class CausalLMOutput:
-    """`.loss` (mean over the targets, on the autograd graph) and `.logits`, which are computed when they are first read.
-
-    Also a tuple and a mapping as transformers' outputs are: output[0], output["loss"].
-    """
-
-    def __init__(self, loss: torch.Tensor | None, make_logits: Callable[[], torch.Tensor]) -> None:
-        self.loss = loss
-        self._make_logits = make_logits
-        self._logits: torch.Tensor | None = None
-
-    @property
-    def logits(self) -> torch.Tensor:
-        """(B, T, V) in the model's dtype, 0 on padding."""
-        if self._logits is None:
-            self._logits = self._make_logits()
-        return self._logits
-
-    def keys(self) -> list[str]:
-        return ["logits"] if self.loss is None else ["loss", "logits"]
-
-    def __getitem__(self, key: int | str) -> torch.Tensor:
-        name = self.keys()[key] if isinstance(key, int) else key
-        if name not in self.keys():
-            raise KeyError(name)
-        value: torch.Tensor = getattr(self, name)
-        return value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.keys())
-
-
 class TrainableParameters(str):
     """The line of print_trainable_parameters(). A notebook whose cell ends in the call does not print it a second time."""
 
@@ -89,7 +58,6 @@ class TrainableParameters(str):
 
 _FORWARD_IGNORES = {
     "use_cache": "a training pass has no cache",
-    "return_dict": "",
     "output_attentions": "attention scores are never formed",
     "token_type_ids": "",
     "cache_position": "",
@@ -205,17 +173,31 @@ class CausalLM(ModelAdapters, torch.nn.Module):
         attention_mask: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         num_items_in_batch: int | torch.Tensor | None = None,
+        return_dict: bool | None = None,
         **ignored: Any,
-    ) -> CausalLMOutput:
+    ) -> CausalLMOutput | tuple[torch.Tensor, ...]:
         """input_ids (B, T), attention_mask 1 for tokens, 0 for padding on one side, labels with -100 where nothing is learnt.
 
         The loss is the mean over the targets, or their sum over num_items_in_batch. Labels are shifted inside, and padding is
-        never a target. Dropout is active in training mode; torch.manual_seed governs it.
+        never a target. Dropout is active in training mode; torch.manual_seed governs it. return_dict=False gives a tuple.
+        torch.autocast changes nothing: the model computes in the dtype that it was loaded in.
         """
         for name in _FORWARD_REFUSES:
             if ignored.pop(name, None) not in (None, False):
                 raise ValueError(f"[forward] {name} is not supported. Leave it out.")
         refuse_unknown("forward", ignored, _FORWARD_IGNORES, self.forward)
+        with precision.own_dtypes(self.device):
+            output = self._compute(input_ids, attention_mask, labels, num_items_in_batch)
+        return output if return_dict in (None, True) else output.to_tuple()
+
+    def _compute(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        labels: torch.Tensor | None,
+        num_items_in_batch: int | torch.Tensor | None,
+    ) -> CausalLMOutput:
+        """forward() with its options settled."""
         core = self._core
         self._rebind()
         batch = core.unpad(input_ids, attention_mask, labels)
@@ -231,7 +213,12 @@ class CausalLM(ModelAdapters, torch.nn.Module):
                     "[forward] nothing of the model is trainable: loss.backward() will do nothing. Add adapters first."
                 )
                 loss.requires_grad_()
-        return CausalLMOutput(loss, lambda: batch.pad(core.logits(hidden)))
+
+        def logits() -> torch.Tensor:
+            with precision.own_dtypes(self.device):
+                return batch.pad(core.logits(hidden))
+
+        return CausalLMOutput(loss, logits)
 
     def generate(
         self,
@@ -249,9 +236,9 @@ class CausalLM(ModelAdapters, torch.nn.Module):
         before `generation_config`, and this before the checkpoint's own. Rows may be padded on the left, marked by attention_mask.
         Sampling follows torch.manual_seed.
         """
-        return generation.generate(
-            self, inputs if input_ids is None else input_ids, attention_mask, generation_config, streamer, options
-        )
+        ids = inputs if input_ids is None else input_ids
+        with precision.own_dtypes(self.device):
+            return generation.generate(self, ids, attention_mask, generation_config, streamer, options)
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> torch.nn.Module:
         """The embedding table as it is. @raises ValueError where another number of rows is asked for than it has."""

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from . import _C
+from . import _C, nn
+from .precision import own_dtypes
 
 _log = logging.getLogger("qlorapp")
 
@@ -61,7 +62,7 @@ def four_bit_state(weight: _C.QuantizedTensor, prefix: str) -> dict[str, torch.T
     return dict(weight.named_tensors(prefix + "weight"))
 
 
-class Linear4bit(_Shown, torch.nn.Module):
+class Linear4bit(_Shown, torch.nn.Module, nn.Linear4bit):
     """A linear layer whose weight is stored in four bits; state_dict has bitsandbytes' keys."""
 
     def __init__(self, weight: _C.QuantizedTensor) -> None:
@@ -71,7 +72,8 @@ class Linear4bit(_Shown, torch.nn.Module):
         self.weight = torch.nn.Parameter(weight.packed, requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.quant_state.linear(x)
+        with own_dtypes(x.device):
+            return self.quant_state.linear(x)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         destination.update(four_bit_state(self.quant_state, prefix))
@@ -112,6 +114,20 @@ class Linear4bit(_Shown, torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.quant_state.quant_type}"
+
+
+def check_targets(target_modules: Any, root: torch.nn.Module) -> None:
+    """@raises ValueError for a list without a name, which would say that nothing is to be trained; with the names that there are."""
+    if target_modules is None or len(target_modules) > 0:
+        return
+    kinds = (torch.nn.Linear, nn.Linear4bit)
+    names = sorted(
+        {name.rpartition(".")[2] for name, module in root.named_modules() if isinstance(module, kinds)} - {"lm_head"}
+    )
+    raise ValueError(
+        f"[LoraConfig] target_modules must name at least one layer; got an empty list. The model has {', '.join(names)}; "
+        "target_modules='all-linear' takes them all. Scripts find layers in four bits by isinstance(module, qlorapp.nn.Linear4bit)."
+    )
 
 
 def linear(weight: "torch.Tensor | _C.QuantizedTensor") -> torch.nn.Module:

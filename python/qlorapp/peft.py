@@ -28,6 +28,14 @@ _LOAD_IGNORES = {
     "revision": "",
     "local_files_only": "",
     "subfolder": "",
+    "cache_dir": "",
+    "torch_dtype": "adapters are float32",
+    "dtype": "adapters are float32",
+    "device_map": "the adapter is on the model's device",
+    "max_memory": "the model is on one device",
+    "offload_folder": "nothing is offloaded",
+    "offload_dir": "nothing is offloaded",
+    "use_safetensors": "",
 }
 _MERGE = (
     "a merge cannot stay exact in place: four-bit weights would be quantized a second time. "
@@ -69,10 +77,31 @@ class LoraModel(torch.nn.Module):
 class PeftModel(torch.nn.Module):
     """A CausalLM with one or several adapters under PEFT's names. What it does not have itself it asks the model for."""
 
-    def __init__(self, model: CausalLM) -> None:
+    def __new__(cls, model: Any = None, peft_config: Any = None, adapter_name: str = "default", **options: Any) -> Any:
+        """PEFT's own for a model of transformers."""
+        if peft_config is not None and not isinstance(model, CausalLM):
+            return hf_models.get_peft_model(model, peft_config, None, adapter_name=adapter_name, **options)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        model: CausalLM,
+        peft_config: LoraConfig | None = None,
+        adapter_name: str = "default",
+        autocast_adapter_dtype: bool = True,
+        low_cpu_mem_usage: bool = False,
+    ) -> None:
+        """With peft_config the model gets that adapter, as by get_peft_model."""
         super().__init__()
+        if not isinstance(model, CausalLM):
+            raise TypeError(f"[PeftModel] model must be a qlorapp.CausalLM; got {type(model).__name__}. Give peft_config too.")
         self.base_model = LoraModel(model)
         self.training = model.training
+        if peft_config is not None:
+            peft_config = as_lora_config(peft_config)
+            model.add_adapters(peft_config, None, adapter_name)
+            model.set_adapter(adapter_name, trainable=not peft_config.inference_mode)
+            self.train()
 
     def __getattr__(self, name: str) -> Any:
         try:

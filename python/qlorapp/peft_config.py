@@ -32,8 +32,8 @@ class PeftConfig:
         cls, pretrained_model_name_or_path: str | os.PathLike[str], subfolder: str | None = None, **options: Any
     ) -> Any:
         """The config of a PEFT folder or hub repository; base_model_name_or_path says what it was trained on."""
-        hub = {name: options.pop(name) for name in ("revision", "token", "local_files_only") if name in options}
-        folder = adapter_folder(pretrained_model_name_or_path, subfolder, **hub)
+        hub = {name: options.pop(name) for name in ("revision", "token", "local_files_only", "cache_dir") if name in options}
+        folder = adapter_folder(pretrained_model_name_or_path, subfolder, wanted=("adapter_config.json",), **hub)
         return LoraConfig(**{**json.loads(_C.read_adapter_config(os.fspath(folder))), **options})
 
     def save_pretrained(self: Any, save_directory: str | os.PathLike[str]) -> None:

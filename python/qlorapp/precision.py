@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which 16-bit format a machine trains in."""
 
+from typing import Any
+
 import torch
 
 from . import _C
+
+
+def own_dtypes(device: torch.device) -> Any:
+    """A block in which autocast is off: what is computed here has the dtypes that it was loaded in, under torch.autocast as well."""
+    return torch.autocast(device.type, enabled=False)
 
 
 def get_mixed_precision_dtype() -> str:

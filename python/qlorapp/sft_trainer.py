@@ -103,11 +103,11 @@ class SFTTrainer(Trainer):
         shown = []
         if self._encoder is not None and not config.disable_tqdm:
             shown = [SampleCallback(sample_parts(rows["train_dataset"][0], processing_class))]
-        half = {"bf16": lm.dtype == torch.bfloat16, "fp16": lm.dtype == torch.float16}
-        self._loop_arguments = config.training_arguments(**half)
+        self._half = {"bf16": lm.dtype == torch.bfloat16, "fp16": lm.dtype == torch.float16}
+        loop_arguments = config.training_arguments(**self._half)
         super().__init__(
             model=model,
-            args=self._loop_arguments,
+            args=loop_arguments,
             data_collator=data_collator,
             processing_class=processing_class,
             compute_loss_func=compute_loss_func,
@@ -119,9 +119,11 @@ class SFTTrainer(Trainer):
             **({"optimizer_cls_and_kwargs": optimizer_cls_and_kwargs} if optimizer_cls_and_kwargs is not None else {}),
         )
         self.args = config
+        self._made_with = self._core_arguments()
 
     def _core_arguments(self) -> str:
-        return json.dumps(self._loop_arguments.to_dict())
+        args = self.args.training_arguments(**self._half) if isinstance(self.args, SFTConfig) else self.args
+        return json.dumps(args.to_dict())
 
     def sample(self) -> list[tuple[str, bool]] | None:
         """The first training row as text in runs: [(text, whether it is trained)]. None without a tokenizer's rows."""

@@ -52,7 +52,7 @@ class AutoTokenizer(metaclass=_Delegating):
         """A tokenizer by its folder, or by its name from the local Hugging Face cache or the hub. It has a pad token."""
         name = os.fspath(pretrained_model_name_or_path)
         wanted = {key: kwargs.pop(key, None) for key in ("revision", "token", "cache_dir")}
-        folder = folder_of(name, weights=False, local_files_only=kwargs.pop("local_files_only", False), **wanted)
+        folder = folder_of(name, wanted="tokenizer", local_files_only=kwargs.pop("local_files_only", False), **wanted)
         tokenizer = _theirs().from_pretrained(str(folder), *args, **kwargs)
         tokenizer.name_or_path = name
         return give_pad_token(tokenizer)

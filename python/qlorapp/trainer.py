@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trainer: transformers' interface over the C++ training loop."""
 
+import contextlib
 import copy
 import json
 import logging
@@ -22,6 +23,7 @@ from .field_table import plain
 from .foreign_model import ForeignModel
 from .modeling import CausalLM, refuse_unknown
 from .peft import PeftModel
+from .precision import own_dtypes
 from .progress import default_progress, reporting_callbacks
 from .trainer_callback import CallbackHandler, TrainerCallback, TrainerState
 from .trainer_evaluation import EvaluationMethods
@@ -217,6 +219,7 @@ class Trainer(StepMethods, EvaluationMethods, ReportMethods):
             )
         if self.args.memory_budget or self.args.auto_find_batch_size:
             self._take_what_the_budget_chose()
+        self._made_with = self._core_arguments()
         self._step: AutogradStep | None = None
         self._scaler = scaler_of(self._core)
         self._session = (0, 0)  # tokens at the beginning of train()
@@ -275,6 +278,7 @@ class Trainer(StepMethods, EvaluationMethods, ReportMethods):
 
     def _on_save(self, folder: str, control: Any) -> None:
         self._sync_state()
+        self._save_processing_class(folder)
         self.callback_handler.call("save", control)
 
     def _callback_states(self) -> str:
@@ -330,7 +334,7 @@ class Trainer(StepMethods, EvaluationMethods, ReportMethods):
                 raise ValueError(f"[Trainer] there is no checkpoint in {self.args.output_dir} to resume from.")
         folder = os.fspath(resume_from_checkpoint) if resume_from_checkpoint else None
         self._ignore_keys = ignore_keys_for_eval
-        if self._why_autograd() != self._autograd_reasons:
+        if self._why_autograd() != self._autograd_reasons or self._core_arguments() != self._made_with:
             self._make_core()
         self._prepare_steps()
         self._sync_state()
@@ -338,7 +342,8 @@ class Trainer(StepMethods, EvaluationMethods, ReportMethods):
         self.is_in_train = True
         ask = self._stop_on_sigterm() if self.args.enable_jit_checkpoint else None
         try:
-            output = TrainOutput(*self._core.train(folder))
+            with own_dtypes(self._lm.device) if isinstance(self._lm, CausalLM) else contextlib.nullcontext():
+                output = TrainOutput(*self._core.train(folder))
         except KeyboardInterrupt:
             self._leave_checkpoint()
             raise

@@ -2,6 +2,7 @@
 """The part of Trainer that tells: logs, metrics, files, and what it is asked for."""
 
 import json
+import logging
 import os
 import pathlib
 import time
@@ -9,6 +10,8 @@ from typing import Any
 
 from . import prediction
 from .trainer_parts import TrainerParts
+
+_log = logging.getLogger("qlorapp")
 
 
 class ReportMethods(TrainerParts):
@@ -69,6 +72,9 @@ class ReportMethods(TrainerParts):
         """The adapter, with trainer_state.json and the tokenizer's files beside it."""
         folder = os.fspath(output_dir if output_dir is not None else self.args.output_dir)
         self._core.save_model(folder)
+        self._save_processing_class(folder)
+
+    def _save_processing_class(self, folder: str) -> None:
         if hasattr(self.processing_class, "save_pretrained"):
             self.processing_class.save_pretrained(folder)
 
@@ -83,9 +89,12 @@ class ReportMethods(TrainerParts):
     is_local_process_zero = is_world_process_zero
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> None:
-        raise ValueError(
-            "[Trainer] nothing here uploads. Call save_model() and push the folder with: hf upload <name> <folder>."
-        )
+        """Saves the adapter into output_dir, and says how the folder gets to the hub: nothing here uploads."""
+        self.save_model()
+        _log.warning(
+            "[Trainer] push_to_hub: nothing here uploads. The adapter is saved in %s; push that folder with: hf upload <name> %s",
+            self.args.output_dir, self.args.output_dir,
+        )  # fmt: skip
 
     def hyperparameter_search(self, *args: Any, **kwargs: Any) -> None:
         raise ValueError("[Trainer] there is no hyper-parameter search. Make a Trainer for each setting.")

@@ -135,3 +135,84 @@ def test_what_cannot_be_done_with_it_is_said(folder):
 def test_a_native_family_takes_the_native_way(tmp_path):
     peer.write_llama(tmp_path)
     assert isinstance(ours(tmp_path), qlorapp.CausalLM)
+
+
+@pytest.mark.parametrize("double_quant", [False, True])
+@pytest.mark.parametrize("by", ["ours", "theirs", "theirs, stored as bfloat16"])
+@pytest.mark.parametrize("configured", [False, True])
+def test_a_folder_in_four_bits_loads_with_its_very_codes_and_trains(folder, tmp_path, by, double_quant, configured):
+    options = {**NF4, "bnb_4bit_use_double_quant": double_quant}
+    if by == "ours":
+        config = qlorapp.BitsAndBytesConfig(**options)
+        qlorapp.AutoModelForCausalLM.from_pretrained(folder, quantization_config=config).save_pretrained(tmp_path)
+    else:
+        storage = {"bnb_4bit_quant_storage": "bfloat16"} if "bfloat16" in by else {}
+        config = transformers.BitsAndBytesConfig(**options, **storage)
+        transformers.AutoModelForCausalLM.from_pretrained(folder, quantization_config=config).save_pretrained(tmp_path)
+    more = {"quantization_config": qlorapp.BitsAndBytesConfig(**NF4)} if configured else {}
+    model = qlorapp.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, **more)
+    assert any(type(module).__name__ == "HfLinear4bit" for module in model.modules()) and model.dtype == torch.float32
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).train()
+    with torch.no_grad():
+        mine, other = model(IDS).logits, reference(IDS).logits
+    assert (mine - other).abs().max() <= 1e-5 * other.abs().max()
+    model.save_pretrained(tmp_path / "again")
+    files = [safetensors.torch.load_file(place / "model.safetensors") for place in (tmp_path, tmp_path / "again")]
+    for name, tensor in files[0].items():
+        if ".quant_state." not in name:
+            assert torch.equal(files[1][name].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8)), name
+    trained = qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=4, target_modules="all-linear")).train()
+    trained(IDS, labels=IDS).loss.backward()
+    assert all(p.grad is not None for p in trained.parameters() if p.requires_grad)
+
+
+def test_a_float_folder_loads_without_a_config(folder):
+    model = qlorapp.AutoModelForCausalLM.from_pretrained(folder)
+    assert not any(type(module).__name__ == "HfLinear4bit" for module in model.modules())
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        assert torch.equal(model(IDS).logits, reference(IDS).logits)
+
+
+def test_a_damaged_four_bit_folder_names_the_weight(folder, tmp_path):
+    ours(folder).save_pretrained(tmp_path)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith(".absmax"))
+    tensors[name] = tensors[name][:-1].clone()
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(qlorapp.FormatError, match="weight.absmax is missing or of another size"):
+        qlorapp.AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_options_of_transformers_reach_its_model(folder):
+    model = qlorapp.AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", use_cache=False, output_attentions=True
+    )
+    assert model.config._attn_implementation == "eager" and model.config.use_cache is False
+    assert len(model(IDS).attentions) == SIZES["num_hidden_layers"]
+
+
+def test_a_gpu_that_is_not_there_gives_the_cpu_and_says_so(folder, caplog):
+    for place in ({"": 0}, "cuda:0", 0):
+        caplog.clear()
+        assert qlorapp.AutoModelForCausalLM.from_pretrained(folder, device_map=place).device.type == "cpu"
+        assert "device_map asks for cuda:0, but there is no GPU here: the model is on the CPU." in caplog.text
+
+
+def test_a_weight_that_is_missing_is_an_error(folder, tmp_path):
+    transformers.AutoModelForCausalLM.from_pretrained(folder).save_pretrained(tmp_path)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("bias") and "layers.1" in name)
+    del tensors[name]
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    for load in (ours, qlorapp.AutoModelForCausalLM.from_pretrained):
+        with pytest.raises(qlorapp.FormatError, match=f"lacks {name}, which its config.json asks for"):
+            load(tmp_path)
+
+
+def test_options_for_a_load_of_adapters_are_taken(folder, tmp_path):
+    qlorapp.get_peft_model(ours(folder), qlorapp.LoraConfig(r=4, target_modules="all-linear")).save_pretrained(tmp_path)
+    model = qlorapp.PeftModel.from_pretrained(
+        ours(folder), tmp_path, torch_dtype=torch.float32, device_map="auto", is_trainable=True
+    )
+    assert any(p.requires_grad for p in model.parameters())

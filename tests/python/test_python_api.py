@@ -412,7 +412,11 @@ def test_a_four_bit_model_goes_to_the_gpu_by_itself_and_any_other_where_it_is_se
         assert _device_of("auto", quantized=False) == gpu
         assert _device_of(None, quantized=False) == torch.device("cpu")
         places = {"": 0}
-        assert _device_of(places, quantized=True) == torch.device("cuda", 0) and places == {"": 0}
+        assert _device_of(places, quantized=True) == gpu and places == {"": 0}
         assert _device_of("cpu", quantized=True) == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match="device_map asks for cuda:2; this machine has 2 GPU"):
+        _device_of("cuda:2", quantized=True)
     with pytest.raises(ValueError, match="one device"):
         _device_of({"a": 0, "b": "cpu"}, quantized=True)

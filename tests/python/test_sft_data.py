@@ -245,3 +245,22 @@ def test_streams_and_dictionaries_of_data_sets_are_refused_with_the_way_out():
     assert as_rows(datasets.Dataset.from_list([{"text": "a"}]), "train_dataset") == [{"text": "a"}]
     with pytest.raises(TypeError, match="is a stream"):
         as_rows(datasets.Dataset.from_list([{"text": "a"}]).to_iterable_dataset(), "train_dataset")
+
+
+def test_a_trainer_takes_rows_of_datasets(tmp_path):
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed: pip install -r requirements/test.txt")
+    model = conftest.ROOT / "examples" / "data" / "tiny-llama"
+    rows = [{"text": f"Mia, put the kite near tower {i}."} for i in range(8)]
+    losses = []
+    for data in (rows, datasets.Dataset.from_list(rows)):
+        config = qlorapp.SFTConfig(
+            str(tmp_path), max_steps=2, logging_steps=1, save_strategy="no", disable_tqdm=True, bf16=False
+        )
+        trainer = qlorapp.SFTTrainer(
+            str(model), config, train_dataset=data, eval_dataset=data, peft_config=qlorapp.LoraConfig(r=4)
+        )
+        trainer.train()
+        losses.append(
+            [entry["loss"] for entry in trainer.state.log_history if "loss" in entry] + [trainer.evaluate()["eval_loss"]]
+        )
+    assert losses[0] == losses[1] and len(losses[0]) == 3

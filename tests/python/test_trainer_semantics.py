@@ -14,7 +14,7 @@ import pytest
 import qlorapp
 import torch
 import transformers
-from tiny_llama import folder  # noqa: F401  (a fixture)
+from tiny_llama import folder, load  # noqa: F401  (folder is a fixture)
 from tiny_trainer import adapters, arguments, losses, rows, trained
 
 EVENTS = [
@@ -339,6 +339,18 @@ def test_report_to_tensorboard_writes_scalars_under_transformers_names(folder, t
     assert written["dir"].startswith(wanted) and json.loads(written["text"][1])["report_to"] == ["tensorboard"]
 
 
+def test_what_is_written_can_be_read_by_tensorboard(folder, tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install -r requirements/test.txt")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trainer = trained(folder, tmp_path, report_to="tensorboard", logging_dir=str(tmp_path / "tb"))
+    events = EventAccumulator(str(tmp_path / "tb")).Reload()
+    found = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    logged = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+    assert [step for step, _ in found] == [step for step, _ in logged] and len(found) == 6
+    assert [value for _, value in found] == pytest.approx([value for _, value in logged], rel=1e-6)
+
+
 def test_tensorboard_that_is_not_installed_is_asked_for(folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ImportError, match="pip install tensorboard"):
@@ -374,3 +386,35 @@ def test_adapters_after_the_run_are_those_of_the_command(folder, tmp_path):
         trained(folder, tmp_path / "b", more={"callbacks": [recorder(qlorapp.TrainerCallback)]}),
     )
     assert all(torch.equal(value, adapters(watched)[name]) for name, value in adapters(quiet).items())
+
+
+@pytest.mark.parametrize("kind", [qlorapp.Trainer, qlorapp.SFTTrainer])
+def test_arguments_that_are_changed_after_the_trainer_was_made_count(folder, tmp_path, kind):
+    options = {"disable_tqdm": True, "save_strategy": "no", "logging_steps": 1}
+    if kind is qlorapp.SFTTrainer:
+        args = qlorapp.SFTConfig(str(tmp_path), dataset_kwargs={"skip_prepare_dataset": True}, **options)
+    else:
+        args = qlorapp.TrainingArguments(str(tmp_path), **options)
+    trainer = kind(load(folder), args, train_dataset=rows(26))
+    trainer.args.max_steps, trainer.args.learning_rate = 1, 0.125
+    assert trainer.train().global_step == 1 and trainer.state.max_steps == 1
+    assert [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry] == [0.125]
+
+
+class Plain:
+    """A tokenizer as far as prepared rows need one."""
+
+    eos_token_id = pad_token_id = 2
+    pad_token = eos_token = "x"
+
+    def get_vocab(self):
+        return {"x": 2}
+
+    def save_pretrained(self, folder):
+        with open(os.path.join(folder, "plain.txt"), "w", encoding="utf-8") as file:
+            file.write("saved")
+
+
+def test_checkpoints_hold_the_tokenizer(folder, tmp_path):
+    trained(folder, tmp_path, more={"processing_class": Plain()}, save_strategy="steps", save_steps=2, max_steps=4)
+    assert all((tmp_path / f"checkpoint-{step}" / "plain.txt").read_text() == "saved" for step in (2, 4))

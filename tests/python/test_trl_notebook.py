@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TRL's QLoRA notebook for a T4, cell by cell: only the imports name another package, and the model is the bundled one.
+"""TRL's QLoRA notebook for a T4, cell by cell: only the imports name another package, model and data are the bundled ones, and thirty steps
+stand for its epoch. push_to_hub=True is not among the options: nothing here uploads, and trainer.push_to_hub() says so.
 
 Batch 1, accumulation 4, length 1024, rank 32 on all seven projections, paged_adamw_8bit, liger, sdpa, float16, conversations.
 """
@@ -59,7 +60,7 @@ training_args = SFTConfig(
     learning_rate=2e-4,
     optim="paged_adamw_8bit",
     logging_steps=1,
-    report_to="none",
+    report_to="trackio",
     output_dir=output_dir,
     max_length=1024,
     use_liger_kernel=True,
@@ -78,6 +79,7 @@ print(f"{trainer_stats.metrics['train_runtime']} seconds used for training.")
 """,
     """
 trainer.save_model(output_dir)
+trainer.push_to_hub(dataset_name=data_path)
 """,
     """
 from qlorapp import AutoTokenizer, PeftModel
@@ -148,6 +150,35 @@ def test_the_first_two_losses_are_transformers_of_the_same_rows(notebook):
                 loss = model(input_ids=ids, labels=ids).loss.item()
             total, count = total + loss * (ids.shape[1] - 1), count + ids.shape[1] - 1
         assert entry["loss"] == pytest.approx(total / count, rel=5e-3)  # float16 against float32
+
+
+def test_what_it_asks_for_and_is_not_done_is_said_once():
+    code = """
+import logging, sys
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+import qlorapp
+for service in ("trackio", "wandb", "wandb"):
+    assert qlorapp.SFTConfig("out", report_to=service).report_to == ["none"]
+assert qlorapp.TrainingArguments("out", report_to=["wandb", "tensorboard"]).report_to == ["tensorboard"]
+try:
+    qlorapp.TrainingArguments("out", report_to="wandbb")
+except ValueError as error:
+    print(error)
+"""
+    env = {**conftest.os.environ, "PYTHONPATH": str(conftest.BUILD / "python")}
+    out = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True).stdout
+    said = "has no effect: runs are reported to TensorBoard only (report_to='tensorboard')"
+    assert [out.count(f"report_to='{service}' {said}") for service in ("trackio", "wandb")] == [1, 1], out
+    assert "report_to must be none, all or tensorboard; got 'wandbb'" in out
+
+
+def test_its_upload_saves_and_says_where(notebook, tmp_path, caplog):
+    trainer = notebook["trainer"]
+    trainer.args.output_dir = str(tmp_path / "here")
+    assert trainer.push_to_hub(dataset_name="some/thing") is None
+    assert {"adapter_model.safetensors", "tokenizer.json"} <= {path.name for path in (tmp_path / "here").iterdir()}
+    assert f"nothing here uploads. The adapter is saved in {tmp_path / 'here'}; push that folder with: hf upload" in caplog.text
+    trainer.args.output_dir = notebook["output_dir"]
 
 
 def test_the_tokens_are_counted(notebook):

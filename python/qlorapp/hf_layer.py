@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The linear layer in four bits of models that transformers computes, and its weight from the tensors of a bitsandbytes folder."""
+
+import json
+from typing import Any
+
+import torch
+
+from . import _C, nn
+from .module_tree import four_bit_state
+from .precision import own_dtypes
+from .quantization import as_dtype
+
+
+class HfLinear4bit(torch.nn.Linear, nn.Linear4bit):
+    """A linear layer of a foreign model with its weight in four bits: y = x·dequantize(W)ᵀ + bias, differentiable in x."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
+        super().__init__(in_features, out_features, bias, device="meta")
+        self.weight.requires_grad_(False)
+        self.quant_state: _C.QuantizedTensor | None = None
+
+    def take(self, weight: _C.QuantizedTensor) -> torch.nn.Parameter:
+        self.quant_state = weight
+        return torch.nn.Parameter(weight.packed, requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.quant_state is not None  # it has been read
+        with own_dtypes(x.device):
+            y: torch.Tensor = self.quant_state.linear(x)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "HfLinear4bit":
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types for it
+        if self.quant_state is not None and self.weight.device != self.quant_state.device:
+            self.quant_state = self.quant_state.to(self.weight.device)
+            self.weight.data = self.quant_state.packed
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        if self.quant_state is None:  # not read yet
+            return super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update(four_bit_state(self.quant_state, prefix))
+        if self.bias is not None:
+            destination[prefix + "bias"] = self.bias if keep_vars else self.bias.detach()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "[HfLinear4bit] a four-bit layer is not copied or pickled: its weight lives in C++, and pickle files can run code. Load the model "
+            "again with from_pretrained; adapters travel by save_pretrained and PeftModel.from_pretrained."
+        )
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, {self.bias is not None}, four bits"
+
+
+def weight_of_tensors(tensors: dict[str, torch.Tensor], where: str) -> _C.QuantizedTensor:
+    """A weight from the tensors that bitsandbytes stores for it: {"weight": …, "weight.absmax": …, "weight.quant_state.…": …}.
+
+    where: its name, for the message.  @raises FormatError where they do not fit together.
+    """
+    blobs = [tensor for name, tensor in tensors.items() if name.startswith("weight.quant_state.")]
+    if len(blobs) != 1:
+        raise _C.FormatError(f"[from_pretrained] {where}: a four-bit weight must have one quant_state; it has {len(blobs)}.")
+    state = json.loads(bytes(blobs[0].cpu()))
+    double = "nested_blocksize" in state
+    quantizer = _C.Quantizer(
+        quant_type=state["quant_type"],
+        block_size=state["blocksize"],
+        double_quant=double,
+        **({"nested_block_size": state["nested_blocksize"]} if double else {}),
+    )
+    packed = tensors["weight"].reshape(-1).view(torch.uint8)  # bnb_4bit_quant_storage shows the bytes as another dtype
+    empty = torch.zeros(state["shape"], dtype=as_dtype(state["dtype"], f"{where}: dtype"), device=packed.device)
+    weight = quantizer.quantize(empty)  # tensors of the right kind, to be filled
+    for name, tensor in weight.named_tensors("weight"):
+        found = tensors.get(name)
+        if found is None or (name != "weight" and ".quant_state." not in name and found.numel() != tensor.numel()):
+            raise _C.FormatError(f"[from_pretrained] {where}: {name} is missing or of another size. Quantize the model again.")
+        if name.endswith("quant_map") and not torch.equal(found.to(tensor), tensor):
+            raise _C.FormatError(f"[from_pretrained] {where}: {name} is not that of {state['quant_type']}. Quantize it again.")
+    if packed.numel() != weight.packed.numel():
+        raise _C.FormatError(
+            f"[from_pretrained] {where} must have {weight.packed.numel()} bytes for the shape {state['shape']}; got {packed.numel()}."
+        )
+    with torch.no_grad():
+        weight.packed.copy_(packed.view_as(weight.packed))
+        weight.absmax.copy_(tensors["weight.absmax"].view_as(weight.absmax))
+        if weight.nested_absmax is not None and weight.nested_offset is not None:
+            weight.nested_absmax.copy_(tensors["weight.nested_absmax"].view_as(weight.nested_absmax))
+            weight.nested_offset.fill_(state["nested_offset"])
+    return weight

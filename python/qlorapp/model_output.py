@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model's forward pass returns."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, overload
+
+import torch
+
+
+class CausalLMOutput(Mapping[str, torch.Tensor]):
+    """`.loss` (mean over the targets, on the autograd graph) and `.logits`, which are computed when they are first read.
+
+    Also a mapping and a tuple as transformers' outputs are: output["loss"], output.get("loss"), output[0], output[:2].
+    """
+
+    __hash__, __eq__ = object.__hash__, object.__eq__  # tensors have no truth to compare by
+
+    def __init__(self, loss: torch.Tensor | None, make_logits: Callable[[], torch.Tensor]) -> None:
+        self.loss = loss
+        self._make_logits = make_logits
+        self._logits: torch.Tensor | None = None
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """(B, T, V) in the model's dtype, 0 on padding."""
+        if self._logits is None:
+            self._logits = self._make_logits()
+        return self._logits
+
+    @property
+    def _names(self) -> list[str]:
+        return ["logits"] if self.loss is None else ["loss", "logits"]
+
+    def to_tuple(self) -> tuple[torch.Tensor, ...]:
+        """What is not None, in order; the logits are computed for it."""
+        return tuple(self.values())
+
+    @overload
+    def __getitem__(self, key: int | str) -> torch.Tensor: ...
+    @overload
+    def __getitem__(self, key: slice) -> tuple[torch.Tensor, ...]: ...
+    def __getitem__(self, key: int | str | slice) -> Any:
+        if isinstance(key, slice):
+            return tuple(getattr(self, name) for name in self._names[key])
+        name = key if isinstance(key, str) else self._names[key]
+        if name not in self._names:
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

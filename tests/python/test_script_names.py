@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scripts of others with nothing changed but the package they import from: names, outputs, layer classes, autocast, adapters."""
+
+import subprocess
+import sys
+import threading
+
+import peft
+import pytest
+import qlorapp
+import torch
+import transformers
+from conftest import BUILD, ROOT, os
+from tiny_llama import folder, load, ragged_batch  # noqa: F401  (folder is a fixture)
+
+PHI = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128}
+
+
+def four_bit(folder, **options):
+    config = qlorapp.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="float32")
+    return qlorapp.AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, **options)
+
+
+@pytest.fixture(scope="module")
+def phi(tmp_path_factory):
+    path = tmp_path_factory.mktemp("phi")
+    torch.manual_seed(2)
+    transformers.PhiForCausalLM(transformers.PhiConfig(**PHI)).save_pretrained(path)
+    return path
+
+
+# --- imports
+
+
+@pytest.mark.parametrize("name", sorted(qlorapp.passed_through.FROM_TRANSFORMERS - {"logging"}))
+def test_what_transformers_has_is_its_own(name):
+    assert getattr(qlorapp, name) is getattr(transformers, name) and name in dir(qlorapp)
+
+
+def test_its_logging_module_is_passed_on():
+    from qlorapp import logging
+
+    assert logging is transformers.utils.logging
+
+
+def test_nothing_is_imported_before_it_is_asked_for():
+    code = (
+        "import sys, qlorapp; assert 'transformers' not in sys.modules; from qlorapp import *; assert 'transformers' not in sys.modules; "
+        "from qlorapp import get_linear_schedule_with_warmup, set_seed; assert 'transformers' in sys.modules"
+    )
+    env = {**os.environ, "PYTHONPATH": str(BUILD / "python")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("DPOTrainer", "training here is supervised: use SFTTrainer"),
+        ("AutoModelForSequenceClassification", "Use AutoModelForCausalLM"),
+        ("PrefixTuningConfig", "adapters here are LoRA: use LoraConfig"),
+        ("DataCollatorForCompletionOnlyLM", "assistant_only_loss=True"),
+    ],
+)
+def test_what_is_not_here_says_what_to_use(name, says):
+    with pytest.raises(ImportError, match=f"qlorapp has no {name}: .*{says}"):
+        exec(f"from qlorapp import {name}")
+
+
+def test_another_name_is_no_attribute():
+    assert not hasattr(qlorapp, "Trainor")
+    assert not set(qlorapp.passed_through.NOT_HERE) & {*dir(qlorapp)}
+
+
+def test_old_names_of_options_are_parsed_from_the_command_line(tmp_path):
+    parser = qlorapp.HfArgumentParser((qlorapp.TrainingArguments, qlorapp.LoraConfig))
+    words = [
+        "--output_dir",
+        str(tmp_path),
+        "--evaluation_strategy",
+        "steps",
+        "--no_cuda",
+        "--per-gpu-train-batch-size=3",
+        "--r",
+        "4",
+    ]
+    args, lora = parser.parse_args_into_dataclasses(words)
+    assert (args.eval_strategy, args.use_cpu, args.per_device_train_batch_size, lora.r) == ("steps", True, 3, 4)
+    (args,) = qlorapp.HfArgumentParser(qlorapp.SFTConfig).parse_dict({"output_dir": "x", "max_seq_length": 77})
+    assert args.max_length == 77
+    with pytest.raises(ValueError, match="evaluation_strateg"):
+        parser.parse_args_into_dataclasses([*words, "--evaluation_strategie", "no"])
+
+
+TINY = ROOT / "examples" / "data" / "tiny-llama"
+
+
+def test_a_text_is_streamed_into_another_thread():
+    model, tokenizer = four_bit(TINY), qlorapp.AutoTokenizer.from_pretrained(TINY)
+    ids = tokenizer("Mia, put the kite", return_tensors="pt")["input_ids"]
+    streamer = qlorapp.TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60)
+    options = {"max_new_tokens": 6, "do_sample": False}
+    thread = threading.Thread(target=model.generate, args=(ids,), kwargs={"streamer": streamer, **options})
+    thread.start()
+    text = "".join(streamer)
+    thread.join()
+    assert text == tokenizer.decode(model.generate(ids, **options)[0, ids.shape[1] :])
+
+
+@pytest.mark.parametrize("kind", ["DataCollatorForLanguageModeling", "DataCollatorForSeq2Seq", "default_data_collator"])
+def test_collators_and_schedules_of_transformers_serve_the_trainer(tmp_path, kind):
+    """Rows of one length, so that padding plays no part: the losses are those of the trainer's own collator and schedule."""
+    tokenizer = qlorapp.AutoTokenizer.from_pretrained(TINY)
+    ids = [[5 + (7 * i + j) % 40 for j in range(12)] for i in range(16)]
+    rows = [{"input_ids": row, "attention_mask": [1] * 12, "labels": list(row)} for row in ids]
+    losses = []
+    for own in (False, True):
+        model = qlorapp.get_peft_model(four_bit(TINY), qlorapp.LoraConfig(r=4), seed=1)
+        args = qlorapp.TrainingArguments(str(tmp_path), learning_rate=0.01, warmup_steps=2, num_train_epochs=2, logging_steps=1,
+                                         save_strategy="no", optim="adamw_torch", disable_tqdm=True, report_to="none")  # fmt: skip
+        more = {}
+        if own:
+            optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01, weight_decay=0.0)
+            more["optimizers"] = (optimizer, qlorapp.get_linear_schedule_with_warmup(optimizer, 2, 4))
+            if kind == "default_data_collator":
+                more["data_collator"] = qlorapp.default_data_collator
+            else:
+                options = {"mlm": False} if kind == "DataCollatorForLanguageModeling" else {"model": model}
+                more["data_collator"] = getattr(qlorapp, kind)(tokenizer, **options)
+        trainer = qlorapp.Trainer(model, args, train_dataset=rows, **more)
+        trainer.train()
+        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert len(losses[0]) == 4 and losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+# --- a model's output
+
+
+def test_an_output_is_what_transformers_output_is(folder):
+    batch = ragged_batch()
+    model, theirs = load(folder), transformers.AutoModelForCausalLM.from_pretrained(folder)
+    for labels in ({}, {"labels": batch["labels"]}):
+        out = model(batch["input_ids"], batch["attention_mask"], **labels)
+        reference = theirs(batch["input_ids"], batch["attention_mask"], use_cache=False, **labels)
+        assert list(out.keys()) == list(out) == list(reference.keys()) and len(out) == len(reference)
+        assert [(name, value.shape) for name, value in out.items()] == [(n, v.shape) for n, v in reference.items()]
+        assert [v.shape for v in out.values()] == [v.shape for v in out.to_tuple()] == [v.shape for v in reference.to_tuple()]
+        assert out.get("loss") is out.loss and out.get("past_key_values", 5) == 5 and ("loss" in out) == ("loss" in reference)
+        assert type(out[:2]) is tuple and len(out[:2]) == len(reference[:2]) and out[:1][0] is out[0] and out[-1] is out.logits
+        assert dict(**out).keys() == dict(**reference).keys()
+        with pytest.raises(KeyError):
+            out["hidden_states"]
+    loss, logits = model(**batch, return_dict=False)
+    assert torch.equal(loss, out.loss) and torch.equal(logits, out.logits)
+
+
+# --- layers
+
+
+def linear_names(model, bnb):
+    """What QLoRA's own script does, and half of those after it."""
+    return {name.split(".")[-1] for name, module in model.named_modules() if isinstance(module, bnb.nn.Linear4bit)}
+
+
+def test_layers_in_four_bits_are_found_by_their_class(folder, phi):
+    projections = {f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}
+    assert linear_names(four_bit(folder), qlorapp) == projections
+    assert linear_names(four_bit(phi), qlorapp) == {"q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"}
+    assert linear_names(qlorapp.AutoModelForCausalLM.from_pretrained(folder), qlorapp) == set()
+
+
+def test_no_target_is_an_error_that_names_the_layers(folder, phi):
+    for base, names in (
+        (folder, "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"),
+        (phi, "dense, fc1, fc2, k_proj, q_proj"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"target_modules must name at least one layer; .*The model has {names}.*'all-linear'"
+        ):
+            qlorapp.get_peft_model(four_bit(base), qlorapp.LoraConfig(target_modules=[]))
+
+
+# --- autocast
+
+
+@pytest.mark.parametrize("kind", ["native", "foreign"])
+@pytest.mark.parametrize("quantized", [False, True])
+def test_autocast_changes_nothing(folder, phi, kind, quantized):
+    """The numbers are those without it; the adapters' updates in a foreign model are PEFT's, so its bound is bfloat16's."""
+    if kind == "foreign" and not quantized:
+        pytest.skip("all of it is transformers' and PEFT's own")
+    place = folder if kind == "native" else phi
+    base = four_bit(place) if quantized else qlorapp.AutoModelForCausalLM.from_pretrained(place)
+    model = qlorapp.get_peft_model(base, qlorapp.LoraConfig(r=4, target_modules="all-linear"), seed=1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.05)
+    ids = torch.arange(3, 43).view(2, 20)
+
+    def run(**cast):
+        model.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, **cast):
+            out = model(ids, labels=ids)
+            text = model.generate(input_ids=ids[:1], max_new_tokens=4, do_sample=False)
+            values = [out.loss.detach(), out.logits.detach().float()]
+        out.loss.backward()
+        return [*values, *(p.grad.clone() for p in model.parameters() if p.requires_grad), text]
+
+    plain, cast = run(enabled=False), run()
+    if kind == "native":
+        assert all(torch.equal(a, b) for a, b in zip(plain, cast, strict=True))
+    else:
+        assert abs(plain[0] - cast[0]) <= 0.02 * plain[0] and cast[-1].shape == (1, 24)
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_autocast_changes_no_layer_of_its_own(folder, quantized):
+    torch.manual_seed(1)
+    weight = torch.randn(64, 64)
+    layer = qlorapp.LoraLinear(qlorapp.Quantizer().quantize(weight) if quantized else weight, r=4, seed=1)
+    module = four_bit(folder).model.layers[0].self_attn.q_proj
+    x = torch.randn(3, 64)
+    for one in (layer, module):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            inside = one(x)
+        assert inside.dtype == torch.float32 and torch.equal(inside, one(x))
+
+
+# --- adapters
+
+
+def saved(folder, tmp_path, **options):
+    torch.manual_seed(1)
+    model = qlorapp.get_peft_model(four_bit(folder, **options), qlorapp.LoraConfig(r=4, target_modules="all-linear"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.05)
+    model.save_pretrained(tmp_path)
+    return model.eval()
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(torch.arange(3, 43).view(2, 20)).logits
+
+
+@pytest.mark.parametrize("kind", ["native", "foreign"])
+def test_an_adapters_folder_gives_its_base_and_itself(folder, phi, tmp_path, kind):
+    place = folder if kind == "native" else phi
+    model = saved(place, tmp_path)
+    alone = four_bit(tmp_path)
+    assert not hasattr(alone, "get_base_model") and not any(p.requires_grad for p in alone.parameters())
+    config = qlorapp.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="float32")
+    auto = qlorapp.AutoPeftModelForCausalLM.from_pretrained(tmp_path, is_trainable=True, quantization_config=config)
+    assert any(p.requires_grad for p in auto.parameters())
+    wrapped = qlorapp.PeftModel.from_pretrained(
+        four_bit(place), tmp_path, torch_dtype=torch.float16, device_map="auto", is_trainable=True
+    )
+    for other in (alone, auto.eval(), wrapped.eval()):
+        assert torch.allclose(logits(other), logits(model), rtol=1e-5, atol=1e-6)
+
+
+def test_an_adapter_without_a_base_says_so(folder, tmp_path):
+    saved(folder, tmp_path)
+    config = tmp_path / "adapter_config.json"
+    config.write_text(config.read_text().replace(f'"{folder}"', "null"))
+    for take in (qlorapp.AutoModelForCausalLM, qlorapp.AutoPeftModelForCausalLM):
+        with pytest.raises(ValueError, match="base_model_name_or_path .* must name the base"):
+            take.from_pretrained(tmp_path)
+
+
+def test_a_peft_model_is_made_with_its_config_as_well(folder):
+    config = qlorapp.LoraConfig(r=4, target_modules=["q_proj"])
+    torch.manual_seed(3)
+    made = qlorapp.PeftModel(four_bit(folder), config, adapter_name="one")
+    torch.manual_seed(3)
+    other = qlorapp.get_peft_model(four_bit(folder), config, adapter_name="one")
+    assert made.training and made.active_adapter == "one"
+    mine, theirs = (dict(model.named_parameters()) for model in (made, other))
+    assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert {name for name, p in mine.items() if p.requires_grad} == {name for name, p in theirs.items() if p.requires_grad}
+
+
+def test_a_peft_model_of_a_foreign_model_is_pefts(phi):
+    made = qlorapp.PeftModel(four_bit(phi), qlorapp.LoraConfig(r=4, target_modules=["q_proj"]), "one")
+    assert isinstance(made, peft.PeftModel) and made.active_adapter == "one"
+    with pytest.raises(TypeError, match="model must be a qlorapp.CausalLM; got PhiForCausalLM. Give peft_config too"):
+        qlorapp.PeftModel(four_bit(phi))
+
+
+def test_a_merge_that_is_not_there_says_what_to_do(folder, phi, tmp_path):
+    model = qlorapp.get_peft_model(qlorapp.AutoModelForCausalLM.from_pretrained(folder), qlorapp.LoraConfig(r=4))
+    with pytest.raises(
+        NotImplementedError, match="there is no merge in this library yet.*PEFT merges it into the 16-bit checkpoint"
+    ):
+        model.merge_and_unload()
+    foreign = saved(phi, tmp_path)
+    for merge in (foreign.merge_and_unload, foreign.merge_adapter):
+        with pytest.raises(NotImplementedError, match="merging into four-bit weights would quantize them a second time"):
+            merge()
+    dense = qlorapp.AutoModelForCausalLM.from_pretrained(phi)
+    merged = qlorapp.PeftModel.from_pretrained(dense, tmp_path).merge_and_unload()  # as the message says
+    reference = peft.PeftModel.from_pretrained(transformers.AutoModelForCausalLM.from_pretrained(phi), tmp_path).eval()
+    assert torch.allclose(logits(merged), logits(reference), rtol=1e-4, atol=1e-5)
+
+
+# --- families
+
+
+def test_a_native_family_with_something_that_is_not_built_goes_by_transformers(tmp_path, caplog):
+    sizes = {**PHI, "num_key_value_heads": 2, "max_position_embeddings": 128}
+    kinds = {
+        "attention_bias=True": {"attention_bias": True},
+        "rope_type='yarn'": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}},
+    }
+    for said, more in kinds.items():
+        place = tmp_path / said
+        torch.manual_seed(3)
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **more)).save_pretrained(place)
+        caplog.clear()
+        model = four_bit(place)
+        assert f"LlamaForCausalLM with {said}: transformers' own code, with linear layers in four bits" in caplog.text
+        reference = transformers.AutoModelForCausalLM.from_pretrained(
+            place, quantization_config=transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+        )
+        assert torch.allclose(logits(model), logits(reference.train()), rtol=1e-4, atol=1e-5)
+
+
+def test_an_architecture_that_is_refused_says_what_there_is(tmp_path):
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=64, n_layer=1, n_head=2, vocab_size=64)).save_pretrained(
+        tmp_path
+    )
+    with pytest.raises(
+        ValueError, match="LlamaForCausalLM, which are computed here, or any …ForCausalLM, .*; got GPT2LMHeadModel"
+    ):
+        four_bit(tmp_path)
