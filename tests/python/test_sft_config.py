@@ -146,6 +146,11 @@ def test_what_cannot_be_is_refused_by_name(options, error, message):
 # --- what is used: the promised effect, on a run of two steps
 
 
+def computes_in_bf16(trainer):
+    """What the loop was told."""
+    return json.loads(trainer._core.arguments())["bf16"]
+
+
 def losses(run):
     return [entry["loss"] for entry in run.state.log_history if "loss" in entry]
 
@@ -182,7 +187,7 @@ EFFECTS = {
     "gradient_checkpointing": (
         {}, {"gradient_checkpointing": False}, {}, lambda r, p: p.model.is_gradient_checkpointing and not r.model.is_gradient_checkpointing,
     ),
-    "bf16": ({}, {"bf16": True}, {}, lambda r, p: r._loop_arguments.bf16 and not p._loop_arguments.bf16),
+    "bf16": ({}, {"bf16": True}, {}, lambda r, p: computes_in_bf16(r) and not computes_in_bf16(p)),
     "max_length": ({}, {"max_length": 9}, {}, lambda r, p: max(map(len, ids(r))) == 9 < max(map(len, ids(p)))),
     "model_init_kwargs": ({}, {"model_init_kwargs": {"dtype": "bfloat16"}}, {}, lambda r, p: r.model.dtype == torch.bfloat16 != p.model.dtype),
     "chat_template_path": (
