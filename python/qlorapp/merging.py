@@ -49,5 +49,5 @@ def merge(
         double_quant=quantization.bnb_4bit_use_double_quant,
         skip_modules=quantization.llm_int8_skip_modules or [],
         max_shard_size=_C.parse_bytes("max_shard_size", max_shard_size) if isinstance(max_shard_size, str) else max_shard_size,
-        progress=cast(Any, progress),  # the stub's numbers are whatever has __int__
+        progress=cast(Any, progress),  # the binding's signature says SupportsInt, a caller's int
     )

@@ -80,7 +80,8 @@ TEST_CASE("weights in eight bits change losses and gradients by as much as three
   }
   {  // a weight that an initialization leaves in another's place is multiplied the same way
     DecoderBlock& block = model.blocks().front();
-    block.replace_projection(Projection::kGate, FrozenWeight(block.weights().projections[qlorapp::index(Projection::kGate)].quantized));
+    block.replace_projection(Projection::kGate,
+                             FrozenWeight(block.weights().projections[qlorapp::index(Projection::kGate)].quantized));
     CHECK(at::equal(step(model, batch).second, gradients8));
   }
   const Batch small = make_batch(device, 48);  // few tokens: reading the weights is all, in 16 bits
@@ -104,9 +105,8 @@ TEST_CASE("the CPU and a GPU agree on training in eight bits", "[nn][cuda]") {
   const auto [loss, gradients] = step(here, make_batch(at::kCPU));
   const auto [gpu_loss, gpu_gradients] = step(there, make_batch(devices().back()));
   INFO("loss " << loss << " and " << gpu_loss << "; gradients apart by " << distance(gpu_gradients, gradients));
-  // Sums in another order round a few activations to the next of 256 numbers, and what follows sees it.
-  CHECK(std::abs(gpu_loss - loss) < 2e-2 * loss);
-  CHECK(distance(gpu_gradients, gradients) < 0.15);
+  CHECK(std::abs(gpu_loss - loss) < 5e-3 * loss);
+  CHECK(distance(gpu_gradients, gradients) < 5e-2);
 }
 
 TEST_CASE("what cannot be multiplied in eight bits is refused by name", "[nn][cpu]") {
