@@ -39,9 +39,10 @@ void check(const PlanSettings& settings) {
   const int64_t widest =
       std::max({settings.model.vocab_size, 4 * settings.model.intermediate_size, 4 * settings.model.hidden_size});
   int64_t bytes = 0;
-  QLORAPP_CHECK_VALUE(!settings.float8 || settings.device.type != at::kCUDA || settings.device.architecture >= 89,
-                      "[plan] fp8 needs a GPU that multiplies eight bits: sm_89 (L4, RTX 40), sm_90 (H100) or newer; this one is sm_",
-                      settings.device.architecture, ". Leave it out.");
+  QLORAPP_CHECK_VALUE(
+      !settings.float8 || settings.device.type != at::kCUDA || settings.device.architecture >= 89,
+      "[plan] fp8 needs a GPU that multiplies eight bits: sm_89 (L4, RTX 40), sm_90 (H100) or newer; this one is sm_",
+      settings.device.architecture, ". Leave it out.");
   for (const int64_t rows : {settings.batch, settings.eval_batch}) {
     const bool overflows = __builtin_mul_overflow(rows, settings.length, &bytes) || __builtin_mul_overflow(bytes, widest, &bytes) ||
                            __builtin_mul_overflow(bytes, settings.accumulation, &bytes) ||

@@ -107,7 +107,8 @@ FittedArguments fit_arguments(const PlanSettings& settings, const TrainingArgume
   if (args.memory_budget.empty())
     return args.auto_find_batch_size ? fit_batch(settings, args, available) : FittedArguments{args, settings, ""};
   FittedArguments fitted{args, settings, ""};
-  const Bytes room = args.memory_budget == "auto" ? available : std::min(available, parse_bytes("memory_budget", args.memory_budget));
+  const Bytes room =
+      args.memory_budget == "auto" ? available : std::min(available, parse_bytes("memory_budget", args.memory_budget));
   const BudgetChoice choice =
       fit_budget(settings, rates, {room, args.per_device_train_batch_size * args.gradient_accumulation_steps});
   apply_choice(choice, fitted.args);
