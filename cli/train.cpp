@@ -49,8 +49,10 @@ void say_what_is_pythons(const CommandLine& line, const TrainingArguments& args)
       log_warning(concat("[train] --", name, " has no effect on the command line: it is about Python's Trainer."));
   }
   for (const std::string& name : args.report_to) {
-    QLORAPP_CHECK_VALUE(name == "none", "[train] report_to must be none on the command line; got '", name,
-                        "'. Read log_history in trainer_state.json, or train from Python.");
+    if (name == "tensorboard" || name == "all")
+      log_warning(concat("[train] --report_to ", name,
+                         " has no effect on the command line: Python's Trainer writes TensorBoard's files. log_history in "
+                         "trainer_state.json has every value."));
   }
 }
 

@@ -10,11 +10,6 @@ import torch
 from . import _C
 from .field_table import Table, dataclass_of_table, plain
 
-#: Services that transformers reports to and this library does not.
-_OTHER_SERVICES = frozenset({
-    "azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "mlflow", "neptune", "swanlab", "trackio", "wandb",
-})  # fmt: skip
-
 
 class TrainingTable(Table):
     """What TrainingArguments and its kin have beside their fields: what transformers derives from them."""
@@ -31,7 +26,6 @@ class TrainingTable(Table):
             fields.eval_steps = fields.logging_steps
         if isinstance(fields.report_to, str):
             fields.report_to = [fields.report_to]
-        fields.report_to = _without_other_services(fields.report_to)
         for field in ("lr_scheduler_type", "optim", "eval_strategy", "save_strategy", "logging_strategy", "hub_strategy"):
             setattr(fields, field, plain(getattr(fields, field)))
         if fields.metric_for_best_model is None and (fields.load_best_model_at_end or fields.save_strategy == "best"):
@@ -80,20 +74,6 @@ class TrainingTable(Table):
         return {
             key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in self.to_dict().items()
         }
-
-
-def _without_other_services(names: list[str] | None) -> list[str] | None:
-    """report_to with what can be reported to; the rest is said once."""
-    if names is None:
-        return None
-    known = [name for name in names if name not in _OTHER_SERVICES]
-    for name in names:
-        if name in _OTHER_SERVICES:
-            _C.log_warning_once(
-                f"[TrainingArguments] report_to={name!r} has no effect: runs are reported to TensorBoard only (report_to='tensorboard'). "
-                "log_history in trainer_state.json has every value, and a callback's on_log is given each."
-            )
-    return known or ["none"]
 
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/nn/adapter_init.hpp"
+#include "qlorapp/ops/no_autocast.hpp"
 #include "qlorapp/quant/quantizer.hpp"
 
 namespace qlorapp {
@@ -42,6 +43,7 @@ struct LoraLinearFunction : torch::autograd::Function<LoraLinearFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const ops::NoAutocast no_autocast;
     const auto capsule = ctx->saved_data["state"].toCapsule();
     const auto& state = static_cast<const LoraLinearState&>(*capsule);
     const variable_list saved = ctx->get_saved_variables();

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "qlorapp/nn/causal_lm.hpp"
+#include "qlorapp/ops/no_autocast.hpp"
 
 namespace qlorapp {
 namespace {
@@ -59,6 +60,7 @@ struct SegmentFunction : torch::autograd::Function<SegmentFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const ops::NoAutocast no_autocast;
     const at::NoGradGuard no_grad;
     const auto capsule = ctx->saved_data["state"].toCapsule();
     const auto& state = static_cast<const SegmentState&>(*capsule);

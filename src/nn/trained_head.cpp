@@ -9,6 +9,7 @@
 
 #include "products.hpp"
 #include "qlorapp/nn/lora_projection.hpp"
+#include "qlorapp/ops/no_autocast.hpp"
 
 namespace qlorapp {
 namespace {
@@ -27,6 +28,7 @@ struct TrainedHead : torch::autograd::Function<TrainedHead> {
     return pass.loss;
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const ops::NoAutocast no_autocast;
     const at::NoGradGuard no_grad;
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor upstream = grads[0].reshape({1});  // one-dimensional: else it is rounded to 16 bits before the product

@@ -2,12 +2,14 @@
 #include "qlorapp/train/training_arguments.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <span>
 #include <string_view>
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/field_status.hpp"
+#include "qlorapp/core/log.hpp"
 #include "qlorapp/core/nearest_name.hpp"
 #include "qlorapp/memory/gpu_table.hpp"
 #include "qlorapp/nn/keep.hpp"
@@ -37,6 +39,22 @@ void below_one(std::string_view name, double value) {
 void one_of(std::string_view name, std::string_view value, std::span<const std::string_view> known) {
   QLORAPP_CHECK_VALUE(std::find(known.begin(), known.end(), value) != known.end(), kWhere, name, " must be one of ", known,
                       "; got '", value, "'.", did_you_mean(value, known));
+}
+
+/// One of report_to's: ours, or one that transformers reports to, which costs a script no more than a line.
+void check_service(const std::string& name) {
+  static constexpr std::array<std::string_view, 3> kOurs{"none", "all", "tensorboard"};
+  static constexpr std::array<std::string_view, 12> kOthers{"azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive",
+                                                            "flyte",    "mlflow",  "neptune",    "swanlab",  "trackio", "wandb"};
+  if (std::find(kOthers.begin(), kOthers.end(), name) != kOthers.end()) {
+    log_warning_once(concat(kWhere, "report_to=", name,
+                            " has no effect: runs are reported to TensorBoard only (report_to=tensorboard). log_history in "
+                            "trainer_state.json has every value, and in Python a callback's on_log is given each."));
+    return;
+  }
+  QLORAPP_CHECK_VALUE(std::find(kOurs.begin(), kOurs.end(), name) != kOurs.end(), kWhere,
+                      "report_to must be none, all or tensorboard; got '", name,
+                      "'. Read log_history in trainer_state.json, or use a callback.", did_you_mean(name, kOthers));
 }
 
 std::string joined(const std::vector<std::string>& entries) {
@@ -152,11 +170,7 @@ void TrainingArguments::validate() const {
   if (save_total_limit) at_least("save_total_limit", *save_total_limit, 0);
   at_least("seed", seed, 0);
   if (data_seed) at_least("data_seed", *data_seed, 0);
-  for (const std::string& name : report_to) {
-    QLORAPP_CHECK_VALUE(name == "none" || name == "all" || name == "tensorboard", kWhere,
-                        "report_to must be none, all or tensorboard; got '", name,
-                        "'. Read log_history in trainer_state.json, or use a callback.");
-  }
+  for (const std::string& name : report_to) check_service(name);
   one_of("log_level", log_level, kLevels);
   for (const std::string& name : include_for_metrics) one_of("include_for_metrics", name, kForMetrics);
   if (const auto* word = std::get_if<std::string>(&include_num_input_tokens_seen)) {

@@ -16,8 +16,8 @@ using namespace qlorapp;
 namespace {
 
 /// Two blocks whose sizes eight-bit products can take.
-CausalLM make_model(at::Device device, double dropout = 0, int64_t hidden = 128) {
-  return tiny::make_model(at::kBFloat16, dropout, device, 2, {hidden, 192, 4, 2, 32, 1e-5});
+CausalLM make_model(at::Device device, double dropout = 0, int64_t hidden = 128, at::ScalarType dtype = at::kBFloat16) {
+  return tiny::make_model(dtype, dropout, device, 2, {hidden, 192, 4, 2, 32, 1e-5});
 }
 
 Batch make_batch(at::Device device, int64_t tokens = 96) {
@@ -94,19 +94,25 @@ TEST_CASE("weights in eight bits change losses and gradients by as much as three
   CHECK(back == loss);
 }
 
-TEST_CASE("the CPU and a GPU agree on training in eight bits", "[nn][cuda]") {
+// Rounding to three mantissa bits turns a last bit of difference into an eighth where a value lies between two codes. How far two right
+// runs may be apart is therefore no constant: it is as far as one goes whose activations are in 32 bits. The operators themselves are
+// held to the CPU's bits in tests/python/test_float8.py.
+TEST_CASE("a GPU is no farther from the CPU in eight bits than 32-bit activations are", "[nn][cuda]") {
   if (devices().size() < 2) {
     WARN("skipped: there is no GPU that multiplies eight bits");
     return;
   }
-  CausalLM here = make_model(at::kCPU), there = make_model(devices().back());
-  here.set_float8(true);
-  there.set_float8(true);
+  CausalLM here = make_model(at::kCPU), there = make_model(devices().back()), wide = make_model(at::kCPU, 0, 128, at::kFloat);
+  const bool in_float8 = GENERATE(false, true);
+  for (CausalLM* model : {&here, &there, &wide}) model->set_float8(in_float8);
   const auto [loss, gradients] = step(here, make_batch(at::kCPU));
   const auto [gpu_loss, gpu_gradients] = step(there, make_batch(devices().back()));
-  INFO("loss " << loss << " and " << gpu_loss << "; gradients apart by " << distance(gpu_gradients, gradients));
+  const auto [wide_loss, wide_gradients] = step(wide, make_batch(at::kCPU));
+  INFO("eight bits " << in_float8 << ": loss " << loss << ", on the GPU " << gpu_loss << ", with wide activations " << wide_loss
+                     << "; gradients apart by " << distance(gpu_gradients, gradients) << " and "
+                     << distance(wide_gradients, gradients));
   CHECK(std::abs(gpu_loss - loss) < 5e-3 * loss);
-  CHECK(distance(gpu_gradients, gradients) < 5e-2);
+  CHECK(distance(gpu_gradients, gradients) < distance(wide_gradients, gradients));
 }
 
 TEST_CASE("what cannot be multiplied in eight bits is refused by name", "[nn][cpu]") {

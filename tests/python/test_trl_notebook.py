@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """TRL's QLoRA notebook for a T4, cell by cell: only the imports name another package, model and data are the bundled ones, and thirty steps
-stand for its epoch. push_to_hub=True is not among the options: nothing here uploads, and trainer.push_to_hub() says so.
+stand for its epoch. Nothing is uploaded, and push_to_hub=True and trainer.push_to_hub() say so.
 
 Batch 1, accumulation 4, length 1024, rank 32 on all seven projections, paged_adamw_8bit, liger, sdpa, float16, conversations.
 """
@@ -62,6 +62,7 @@ training_args = SFTConfig(
     logging_steps=1,
     report_to="trackio",
     output_dir=output_dir,
+    push_to_hub=True,
     max_length=1024,
     use_liger_kernel=True,
     activation_offloading=True,
@@ -158,8 +159,8 @@ import logging, sys
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 import qlorapp
 for service in ("trackio", "wandb", "wandb"):
-    assert qlorapp.SFTConfig("out", report_to=service).report_to == ["none"]
-assert qlorapp.TrainingArguments("out", report_to=["wandb", "tensorboard"]).report_to == ["tensorboard"]
+    assert qlorapp.SFTConfig("out", report_to=service).report_to == [service]
+assert qlorapp.TrainingArguments("out", report_to=["wandb", "tensorboard"]).report_to == ["wandb", "tensorboard"]
 try:
     qlorapp.TrainingArguments("out", report_to="wandbb")
 except ValueError as error:
@@ -167,9 +168,9 @@ except ValueError as error:
 """
     env = {**conftest.os.environ, "PYTHONPATH": str(conftest.BUILD / "python")}
     out = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True).stdout
-    said = "has no effect: runs are reported to TensorBoard only (report_to='tensorboard')"
-    assert [out.count(f"report_to='{service}' {said}") for service in ("trackio", "wandb")] == [1, 1], out
-    assert "report_to must be none, all or tensorboard; got 'wandbb'" in out
+    said = "has no effect: runs are reported to TensorBoard only (report_to=tensorboard)"
+    assert [out.count(f"report_to={service} {said}") for service in ("trackio", "wandb")] == [1, 1], out
+    assert "report_to must be none, all or tensorboard; got 'wandbb'" in out and "Did you mean 'wandb'?" in out
 
 
 def test_its_upload_saves_and_says_where(notebook, tmp_path, caplog):

@@ -11,6 +11,7 @@
 
 #include "qlorapp/ops/attention.hpp"
 #include "qlorapp/ops/cross_entropy.hpp"
+#include "qlorapp/ops/no_autocast.hpp"
 #include "qlorapp/ops/norm.hpp"
 #include "qlorapp/ops/rope.hpp"
 #include "qlorapp/ops/swiglu.hpp"
@@ -41,6 +42,7 @@ struct RmsNorm : Function<RmsNorm> {
     return {y, rstd};
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const NoAutocast no_autocast;
     const auto saved = ctx->get_saved_variables();
     return {ops::rms_norm_backward(grads[0], saved[0], saved[1], saved[2]), Variable(), Variable()};
   }
@@ -55,6 +57,7 @@ struct AddRmsNorm : Function<AddRmsNorm> {
     return {sum, y, rstd};
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const NoAutocast no_autocast;
     const auto saved = ctx->get_saved_variables();
     const Tensor gradient = grads[0] + ops::rms_norm_backward(grads[1], saved[0], saved[1], saved[2]);
     return {gradient, gradient, Variable(), Variable()};
@@ -70,6 +73,7 @@ struct Rope : Function<Rope> {
     return ops::rope(x, cos, sin, positions, inverse);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const NoAutocast no_autocast;
     const auto saved = ctx->get_saved_variables();
     const bool inverse = ctx->saved_data["inverse"].toBool();
     return {ops::rope(grads[0], saved[0], saved[1], saved[2], !inverse), Variable(), Variable(), Variable(), Variable()};
@@ -83,6 +87,7 @@ struct SwiGlu : Function<SwiGlu> {
     return ops::swiglu(gate_up);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const NoAutocast no_autocast;
     return {ops::swiglu_backward(grads[0], ctx->get_saved_variables()[0])};
   }
 };
@@ -100,6 +105,7 @@ struct Attention : Function<Attention> {
     return {out, lse};
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const NoAutocast no_autocast;
     const auto saved = ctx->get_saved_variables();
     auto [dq, dk, dv] = ops::attention_backward(grads[0], saved[0], saved[1], saved[2], saved[3], saved[4],
                                                 ctx->saved_data["row_starts"].toIntVector(), ctx->saved_data["scale"].toDouble(),
@@ -118,6 +124,7 @@ struct LinearCrossEntropy : Function<LinearCrossEntropy> {
     return {loss, gradient};
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const NoAutocast no_autocast;
     const auto saved = ctx->get_saved_variables();
     TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(),
                                 "[linear_cross_entropy] has no second derivative; got create_graph=True. Differentiate once.");

@@ -12,6 +12,7 @@
 
 #include "../quantize_arguments.hpp"
 #include "qlorapp/ops/linear.hpp"
+#include "qlorapp/ops/no_autocast.hpp"
 
 namespace qlorapp::ops {
 namespace {
@@ -39,6 +40,7 @@ struct Linear4bit : torch::autograd::Function<Linear4bit> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const NoAutocast no_autocast;
     variable_list result(10);
     if (!gradients[0].defined()) return result;
     const auto saved = context->get_saved_variables();
