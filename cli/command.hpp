@@ -9,6 +9,9 @@ namespace qlorapp::cli {
 
 using Arguments = std::vector<std::string>;
 
+/// Exit code of a plan whose run does not fit; 2 is a command that was not carried out, 1 any other failure.
+inline constexpr int kDoesNotFit = 3;
+
 int train(const Arguments& arguments);
 int plan(const Arguments& arguments);
 int quantize(const Arguments& arguments);

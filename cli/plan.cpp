@@ -59,6 +59,19 @@ void check_combination(const CommandLine& line, const PlanOptions& options) {
   needs({"context"}, is_card || !options.compare_with.empty(), "a GPU by its name or its memory");
   needs({"gpu"}, options.compare_with.empty(), "no --compare, which names its cards itself");
   needs({"measure"}, !is_card, "the device that is here: leave --gpu out, or give cpu");
+  const auto decides = [&](std::initializer_list<const char*> names, bool asked, const char* what) {
+    for (const char* name : names)
+      QLORAPP_CHECK_VALUE(!asked || !line.given(name), "[plan] --", name, " must be left out of ", what, ".");
+  };
+  decides({"batch", "per_device_train_batch_size", "gradient_accumulation_steps", "max_steps", "memory_budget",
+           "auto_find_batch_size", "gradient_checkpointing", "checkpoint_keep", "bf16", "fp16"},
+          line.given("hours"),
+          "--hours, which chooses the batch, what is kept, the precision and the epochs itself (--effective_batch "
+          "and --num_train_epochs say how much)");
+  decides({"batch", "per_device_train_batch_size", "gradient_accumulation_steps"}, !options.compare_with.empty(),
+          "--compare, which names batch and accumulation itself, as T4:2x16");
+  decides({"memory_budget", "auto_find_batch_size"}, options.explained || !options.compare_with.empty(),
+          "--explain and --compare, which take the run as it is; without them it says what a budget chooses");
   QLORAPP_CHECK_VALUE(!options.measured || format::is_regular_file(format::path_in(options.model, "config.json")),
                       "[plan] --measure loads the model, so --model must be its folder; got '", options.model, "'.");
 }
@@ -161,6 +174,8 @@ int plan_for_deadline(const PlanOptions& options, const format::ModelConfig& mod
     format::write_file_atomically(options.write_config, text);
     std::printf("written to %s\n", options.write_config.c_str());
   }
+  if (!format::exists(options.model))
+    std::printf("%s is a shape that plans know: train with --model and the folder of your checkpoint.\n", options.model.c_str());
   return 0;
 }
 
@@ -247,11 +262,8 @@ int plan(const Arguments& arguments) {
   std::printf("%s\n%s\n%s\n", summary_line(found, settings).c_str(), phase_table(found).c_str(),
               checklist(found, settings).c_str());
   if (found.pinned_host.count > 0) std::printf("pinned host memory: %s\n", to_string(found.pinned_host).c_str());
-  if (place.is_named) {
-    const int64_t largest = largest_batch(settings, place.room, kMostRows);
-    std::printf("%s of %s: %s; the largest batch that fits is %lld\n", to_string(found.peak_reserved()).c_str(),
-                to_string(place.room).c_str(), found.fits ? "fits" : "does not fit", static_cast<long long>(largest));
-  }
+  const int64_t largest = largest_batch(settings, place.room, kMostRows);
+  std::printf("%s; the largest batch that fits is %lld\n", verdict(found, place.room).c_str(), static_cast<long long>(largest));
   Probe probe;
   if (options.measured) probe = measure(options, settings, found);
   if (!options.svg.empty()) {
@@ -260,7 +272,7 @@ int plan(const Arguments& arguments) {
                                   place.is_named ? std::optional(place.room) : std::nullopt, probe.moments));
     std::printf("timeline written to %s\n", options.svg.c_str());
   }
-  return 0;
+  return found.fits ? 0 : kDoesNotFit;
 }
 
 }  // namespace qlorapp::cli

@@ -132,8 +132,8 @@ Bytes peak_memory() {
   return {static_cast<int64_t>(usage.ru_maxrss) * 1024};
 }
 
-/// The plan for the longest row of the data. Nothing is loaded.
-void print_plan(const TrainOptions& options, const format::ModelConfig& config, const Dataset& train_data,
+/// The plan for the longest row of the data. Nothing is loaded. @returns whether it fits.
+bool print_plan(const TrainOptions& options, const format::ModelConfig& config, const Dataset& train_data,
                 const Dataset& eval_data) {
   PlanSettings settings = plan_settings(config, options.lora, options.args);
   settings.quantization = options.model.quantization();
@@ -150,8 +150,9 @@ void print_plan(const TrainOptions& options, const format::ModelConfig& config, 
       fit_arguments(settings, options.args, rates_of(gpu_name(device), settings.device.architecture, {}), memory_for(device));
   if (!fitted.text.empty()) std::printf("%s\n\n", fitted.text.c_str());
   const MemoryPlan plan = plan_memory_in(fitted.settings, memory_for(device));
-  std::printf("%s\n%s\n%s", summary_line(plan, fitted.settings).c_str(), phase_table(plan).c_str(),
-              checklist(plan, fitted.settings).c_str());
+  std::printf("%s\n%s\n%s\n%s\n", summary_line(plan, fitted.settings).c_str(), phase_table(plan).c_str(),
+              checklist(plan, fitted.settings).c_str(), verdict(plan, memory_for(device)).c_str());
+  return plan.fits;
 }
 
 TrainerCallbacks callbacks(ProgressBar& bar) {
@@ -190,10 +191,7 @@ int train(const Arguments& arguments) {
   if (tools && tools->tokenizer)
     log_info(concat("first row, «trained»: ", render_sample(train_data.examples.front(), *tools->tokenizer)));
 
-  if (options.dry_run) {
-    print_plan(options, config, train_data, eval_data);
-    return 0;
-  }
+  if (options.dry_run) { return print_plan(options, config, train_data, eval_data) ? 0 : kDoesNotFit; }
   // Under a budget the table goes to the host first: the smallest way to load. What is chosen then may bring it back.
   const bool embedding_on_host = options.args.embedding_on_host || !options.args.memory_budget.empty();
   CausalLM model = options.model.load(compute_dtype(options.args), embedding_on_host);

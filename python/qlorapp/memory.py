@@ -33,7 +33,7 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits the card, or the memory that is free where it was planned for what is here; True for a model that is loaded."""
+        """Whether it fits the card, or the memory there is for torch where it was planned for what is here."""
         return self._planned.fits
 
     @property
@@ -100,28 +100,22 @@ def plan(
 
     model is a folder with a config.json, such a file, a known name ("llama-3-8b"), or a model that is loaded and has adapters.
     gpu is a card ("T4", "A10", "H200" …), an amount of memory, "cpu", or "auto": what is here. batch and max_seq_length stand in for
-    args.per_device_train_batch_size and args.max_length; args.memory_budget and args.auto_find_batch_size choose as in a run, for a model
-    that is not loaded. measure=True, for a model that is loaded: one such step is taken, with its
-    optimizer's state and evaluation, and the plan knows what it took; nothing of it stays.
+    args.per_device_train_batch_size and args.max_length. Of args counts what Trainer(model, args) would do: optimizer, accumulation, what is
+    kept, memory_budget and auto_find_batch_size, evaluation; where they leave checkpointing and memory as they are, a loaded model's own
+    settings count. measure=True, for a model that is loaded: one such step is taken, with its optimizer's state and evaluation, and the plan
+    knows what it took; nothing of it stays.
     """
     options = {**(args or TrainingArguments()).to_dict()}
     if batch is not None:
         options["per_device_train_batch_size"] = batch
     if max_seq_length is not None:
         options["max_length"] = max_seq_length
-    size, length = options["per_device_train_batch_size"], options["max_length"]
     if isinstance(model, torch.nn.Module):
         core = _core_of(model)
-        planned = _C.plan_model(
-            core,
-            size,
-            length,
-            optimizer_is_8bit=options["optim"].endswith("_8bit"),
-            evaluates=options["eval_strategy"] != "no",
-        )
+        planned = _C.plan_model(core, json.dumps(options))
         if measure:
             planned.measure(core)
-        return MemoryPlan(planned, f"{size} x {length} tokens")
+        return MemoryPlan(planned, f"{planned.batch} x {options['max_length']} tokens")
     if measure:
         raise ValueError(
             f"[plan] measure=True takes a step of a model that is loaded; got {os.fspath(model)!r}. Load it, or leave it out."
@@ -142,7 +136,7 @@ def plan(
         double_quant=quantization.bnb_4bit_use_double_quant,
         skip_modules=quantization.llm_int8_skip_modules or [],
     )
-    return MemoryPlan(planned, f"{os.fspath(model)}, {planned.batch} x {length} tokens")
+    return MemoryPlan(planned, f"{os.fspath(model)}, {planned.batch} x {options['max_length']} tokens")
 
 
 def _core_of(model: CausalLM | PeftModel, where: str = "plan") -> _C.CausalLM:

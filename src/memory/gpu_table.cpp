@@ -24,25 +24,27 @@ constexpr double kMeasuredPart = 0.67;
 constexpr int64_t kMostMultiprocessors = 170;
 
 constexpr Gpu card(std::string_view name, Bytes memory, int64_t architecture, int64_t multiprocessors, double gigabytes,
-                   double teraflops, double sustained = kMeasuredPart, Evidence evidence = Evidence::kExtrapolated) {
-  return {name, memory, architecture, gigabytes * kGiga, teraflops * kTera, sustained, evidence, multiprocessors};
+                   double teraflops, double float32_teraflops, double sustained = kMeasuredPart,
+                   Evidence evidence = Evidence::kExtrapolated) {
+  return {name,     memory,          architecture, gigabytes * kGiga, teraflops * kTera, sustained,
+          evidence, multiprocessors, float32_teraflops * kTera};
 }
 
 constexpr std::array<Gpu, 14> kGpus{
-    card("T4", 15360_MiB, 75, 40, 320, 65, 24.0 / 65.0, Evidence::kReported),
-    card("RTX 3060", 12288_MiB, 86, 28, 360, 25.3),
-    card("RTX 3090", 24576_MiB, 86, 82, 936, 71),
-    card("RTX 4090", 24564_MiB, 89, 128, 1008, 165),
-    card("RTX 5090", 32607_MiB, 120, 170, 1792, 209.5),
-    card("A10", 23028_MiB, 86, 72, 600, 125),
-    card("A10G", 23028_MiB, 86, 80, 600, 70),
-    card("L4", 23034_MiB, 89, 58, 300, 121),
-    card("L40S", 46068_MiB, 89, 142, 864, 362),
-    card("A100-40GB", 40960_MiB, 80, 108, 1555, 312),
-    card("A100-80GB", 81920_MiB, 80, 108, 2039, 312),
-    card("H100", 81559_MiB, 90, 132, 3350, 989),
-    card("H200", 143771_MiB, 90, 132, 4800, 989, kMeasuredPart, Evidence::kMeasured),
-    card("B200", 183359_MiB, 100, 148, 8000, 2250),
+    card("T4", 15360_MiB, 75, 40, 320, 65, 8.1, 24.0 / 65.0, Evidence::kReported),
+    card("RTX 3060", 12288_MiB, 86, 28, 360, 25.3, 12.7),
+    card("RTX 3090", 24576_MiB, 86, 82, 936, 71, 35.6),
+    card("RTX 4090", 24564_MiB, 89, 128, 1008, 165, 82.6),
+    card("RTX 5090", 32607_MiB, 120, 170, 1792, 209.5, 104.8),
+    card("A10", 23028_MiB, 86, 72, 600, 125, 31.2),
+    card("A10G", 23028_MiB, 86, 80, 600, 70, 35),
+    card("L4", 23034_MiB, 89, 58, 300, 121, 30.3),
+    card("L40S", 46068_MiB, 89, 142, 864, 362, 91.6),
+    card("A100-40GB", 40960_MiB, 80, 108, 1555, 312, 19.5),
+    card("A100-80GB", 81920_MiB, 80, 108, 2039, 312, 19.5),
+    card("H100", 81559_MiB, 90, 132, 3350, 989, 67),
+    card("H200", 143771_MiB, 90, 132, 4800, 989, 67, kMeasuredPart, Evidence::kMeasured),
+    card("B200", 183359_MiB, 100, 148, 8000, 2250, 75),
 };
 
 /// Letters and digits alone, in lower case.

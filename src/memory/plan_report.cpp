@@ -62,6 +62,15 @@ Bytes parts_of(const MemoryParts& parts, std::initializer_list<MemoryUse> uses) 
 
 std::string name_of(const Gpu& gpu) { return gpu.name.empty() ? "a card of " + gib(gpu.memory) : std::string(gpu.name); }
 
+bool rates_are_known(const PlanSettings& settings, const Gpu& gpu) {
+  return gpu.tensor_rate > 0 && gpu.bandwidth > 0 && (settings.compute_dtype != at::kFloat || gpu.float32_rate > 0);
+}
+
+/// How certain times of this dtype on this card are.
+std::string evidence_text(Evidence evidence) {
+  return concat(to_string(evidence), ", +-", fixed(100 * uncertainty(evidence), 0), " %");
+}
+
 std::string dtype_name(at::ScalarType dtype) {
   return dtype == at::kHalf ? "float16" : dtype == at::kBFloat16 ? "bfloat16" : "float32";
 }
@@ -134,11 +143,11 @@ std::string memory_lines(const MemoryPlan& plan) {
   return table.text();
 }
 
-/// "1.8 h", "12 min", "41 s".
+/// "1.8 h", "2.3 min", "41.0 s", "0.13 s".
 std::string duration(double seconds) {
   return seconds >= 5400  ? fixed(seconds / 3600, 1) + " h"
-         : seconds >= 120 ? fixed(seconds / 60, 0) + " min"
-                          : fixed(seconds, 1) + " s";
+         : seconds >= 120 ? fixed(seconds / 60, 1) + " min"
+                          : fixed(seconds, seconds < 1 ? 2 : 1) + " s";
 }
 
 double optimizer_step_seconds(const PlanSettings& settings, const Gpu& gpu) {
@@ -181,9 +190,10 @@ std::string checklist(const MemoryPlan& plan, const PlanSettings& settings) {
   const double tokens = static_cast<double>(settings.batch) * static_cast<double>(settings.length);
   Table table;
   table.row({"component", "rule of thumb", "planned", "what it is"});
-  table.row({"base model (4-bit)", rule(parameters * 0.5), gib(base),
-             concat("codes ", gib(part(parts, MemoryUse::kCodes)), ", scales ", gib(part(parts, MemoryUse::kScales)),
-                    ", embedding, head and norms in 16 bits ", gib(part(parts, MemoryUse::kDense)))});
+  table.row(
+      {"base model (4-bit)", rule(parameters * 0.5), gib(base),
+       concat("codes ", gib(part(parts, MemoryUse::kCodes)), ", scales ", gib(part(parts, MemoryUse::kScales)),
+              ", embedding, head and norms in ", dtype_name(settings.compute_dtype), " ", gib(part(parts, MemoryUse::kDense)))});
   table.row({"LoRA adapters", rule(static_cast<double>(settings.lora.r) * 7 * hidden * layers * 4),
              gib(part(parts, MemoryUse::kAdapters)), concat(plan.trainable_parameters, " parameters, float32")});
   table.row({"gradients (LoRA only)", rule(trainable * 4), gib(part(parts, MemoryUse::kGradients)), "float32, in one arena"});
@@ -197,7 +207,8 @@ std::string checklist(const MemoryPlan& plan, const PlanSettings& settings) {
   table.row({"logits", "-", gib(part(parts, MemoryUse::kLogits)),
              concat("at this moment; ", gib(part(plan.of(MemoryPhase::kLoss).parts, MemoryUse::kLogits)),
                     " in the loss, a chunk of rows; whole they would be ",
-                    rule(tokens * static_cast<double>(settings.model.vocab_size) * 2), " in 16 bits")});
+                    rule(tokens * static_cast<double>(settings.model.vocab_size) *
+                         static_cast<double>(c10::elementSize(settings.compute_dtype))))});
   table.row({"workspaces", "-", gib(parts_of(parts, {MemoryUse::kDequantized, MemoryUse::kAttention, MemoryUse::kLibrary})),
              "a dequantized weight, attention, cuBLAS"});
   table.row({"batch", "-", gib(part(parts, MemoryUse::kBatch)), "tokens, targets, positions, rotary tables"});
@@ -226,6 +237,10 @@ std::string summary_line(const MemoryPlan& plan, const PlanSettings& settings) {
                 ") for ", settings.batch, " x ", settings.length, " tokens");
 }
 
+std::string verdict(const MemoryPlan& plan, Bytes room) {
+  return concat(to_string(plan.peak_reserved()), " of ", to_string(room), plan.fits ? ": fits" : ": does not fit");
+}
+
 std::string explain(const PlanSettings& settings, const Gpu& gpu, const DeviceAllowance& allowance) {
   const Bytes room = room_on(gpu, allowance);
   const MemoryPlan plan = plan_memory_in(settings, room);
@@ -246,31 +261,38 @@ std::string explain(const PlanSettings& settings, const Gpu& gpu, const DeviceAl
                       : concat("no, ", gib(plan.peak_reserved() - room), " are missing."),
                  "\n\n");
   const double logits = static_cast<double>(tokens) * static_cast<double>(settings.model.vocab_size);
-  text += concat("Step 5. Why the same setting runs out elsewhere. A loss over whole logits holds ", tokens, " x ",
-                 settings.model.vocab_size, " of them: ", gib({static_cast<int64_t>(logits * 2)}), " in 16 bits, ",
-                 gib({static_cast<int64_t>(logits * 4)}), " more for a float32 copy and as much again for its gradient, ",
-                 gib({static_cast<int64_t>(logits * 10)}),
-                 " together. prepare_model_for_kbit_training turns embedding and head into float32, ",
-                 gib(part(plan.of(plan.fullest_of_training()).parts, MemoryUse::kDense)),
-                 " more. Gradient accumulation costs nothing: micro-batches follow each other. None of it is the adapters.\n\n");
+  const bool wide = settings.compute_dtype == at::kFloat;
+  text += concat(
+      "Step 5. Why the same setting runs out elsewhere. A loss over whole logits holds ", tokens, " x ", settings.model.vocab_size,
+      " of them: ",
+      wide ? concat(gib({static_cast<int64_t>(logits * 4)}), " in float32 and as much again for their gradient, ",
+                    gib({static_cast<int64_t>(logits * 8)}), " together. ")
+           : concat(gib({static_cast<int64_t>(logits * 2)}), " in 16 bits, ", gib({static_cast<int64_t>(logits * 4)}),
+                    " more for a float32 copy and as much again for its gradient, ", gib({static_cast<int64_t>(logits * 10)}),
+                    " together. prepare_model_for_kbit_training turns embedding and head into float32, ",
+                    gib(part(plan.of(plan.fullest_of_training()).parts, MemoryUse::kDense)), " more. "),
+      "Gradient accumulation costs nothing: micro-batches follow each other. None of it is the adapters.\n\n");
   text += "Step 6. What to change, what hurts least first. ";
-  text += gpu.tensor_rate > 0 && gpu.bandwidth > 0
-              ? concat("Time is of one optimizer step over the same rows; the estimate is ", to_string(gpu.evidence), ", +-",
-                       fixed(100 * uncertainty(gpu.evidence), 0), " %.\n\n")
-              : std::string("Times are not known without this card's rates, --gpu_bandwidth and --gpu_tflops.\n\n");
+  const bool timed = rates_are_known(settings, gpu);
+  const StepTime time = timed ? step_time(settings, gpu, static_cast<double>(settings.length)) : StepTime{};
+  text += timed
+              ? concat("Time is of one optimizer step over the same rows; the estimate is ", evidence_text(time.evidence), ".\n\n")
+              : std::string(
+                    "Times are not known without this card's rates: --gpu_bandwidth, --gpu_tflops (dense 16-bit), and --bf16 "
+                    "or --fp16.\n\n");
   Table table;
   table.row({"change", "reserved", "fits", "step"});
   std::string first;
-  const double base_time = gpu.tensor_rate > 0 && gpu.bandwidth > 0 ? optimizer_step_seconds(settings, gpu) : 0;
+  const double base_time = timed ? optimizer_step_seconds(settings, gpu) : 0;
   for (const Option& option : options_for(settings)) {
     const MemoryPlan found = plan_memory_in(option.settings, room);
-    std::string time = "-";
+    std::string step = "-";
     if (base_time > 0) {
       const double seconds = optimizer_step_seconds(option.settings, gpu);
-      time = concat(duration(seconds), " (", fixed(100 * (seconds / base_time - 1), 0), " %)");
+      step = concat(duration(seconds), " (", fixed(100 * (seconds / base_time - 1), 0), " %)");
     }
     if (first.empty() && found.fits) first = option.name;
-    table.row({option.name, gib(found.peak_reserved()), found.fits ? "yes" : "no", time});
+    table.row({option.name, gib(found.peak_reserved()), found.fits ? "yes" : "no", step});
   }
   text += table.text() + "\n";
   text += fits ? "So nothing has to change here: what ran out of memory elsewhere fits.\n"
@@ -284,61 +306,99 @@ std::string explain(const PlanSettings& settings, const Gpu& gpu, const DeviceAl
   return text;
 }
 
+namespace {
+
+/// One of the ways that are compared, worked out.
+struct Compared {
+  Contender contender;
+  PlanSettings settings;
+  MemoryPlan plan;
+  StepTime time;
+  Bytes room;
+
+  [[nodiscard]] int64_t rows() const { return settings.batch * settings.accumulation; }
+  [[nodiscard]] double step() const { return time.micro_batch() * static_cast<double>(settings.accumulation) + time.optimizer; }
+  [[nodiscard]] double seconds_a_row() const { return step() / static_cast<double>(rows()); }
+  [[nodiscard]] std::string name() const {
+    return concat(name_of(contender.gpu), ", ", contender.batch, " x ", contender.accumulation);
+  }
+};
+
+Compared compared(const PlanSettings& settings, const Contender& contender, const DeviceAllowance& allowance) {
+  Compared result{contender, settings, {}, {}, room_on(contender.gpu, allowance)};
+  result.settings.batch = contender.batch;
+  result.settings.accumulation = contender.accumulation;
+  result.settings.device = contender.gpu.device();
+  if (settings.compute_dtype == at::kBFloat16 && !contender.gpu.has_bf16()) result.settings.compute_dtype = at::kHalf;
+  result.plan = plan_memory_in(result.settings, result.room);
+  result.time = step_time(result.settings, contender.gpu, static_cast<double>(settings.length));
+  return result;
+}
+
+std::string speed_text(const Compared& fast, const Compared& slow) {
+  const Gpu &a = fast.contender.gpu, &b = slow.contender.gpu;
+  const double factor = slow.seconds_a_row() / fast.seconds_a_row();
+  if (a.name == b.name && a.tensor_rate == b.tensor_rate && a.bandwidth == b.bandwidth) {
+    return concat(
+        "Which is faster: ", fast.name(), ", by ", fixed(100 * (factor - 1), 1),
+        " %, by estimate. It is one card, so both do the same products over the same tokens; a larger batch dequantizes the "
+        "weights less often.\n");
+  }
+  return concat(
+      "Which is faster: ", fast.name(), ", by a factor of about ", fixed(factor, 1),
+      ". The cards decide that, not the batch: both do the same products over the same tokens, and a step is bound by the "
+      "tensor rate (",
+      fixed(a.tensor_rate * a.sustained * 1e-12, 0), " against ", fixed(b.tensor_rate * b.sustained * 1e-12, 0),
+      " TFLOP/s sustained, of ", fixed(a.tensor_rate * 1e-12, 0), " and ", fixed(b.tensor_rate * 1e-12, 0),
+      " published). The larger batch only dequantizes the weights less often.\n");
+}
+
+std::string memory_text(const Compared& most, const Compared& least) {
+  const Bytes base = parts_of(least.plan.of(least.plan.fullest_of_training()).parts,
+                              {MemoryUse::kCodes, MemoryUse::kScales, MemoryUse::kDense, MemoryUse::kAdapters,
+                               MemoryUse::kGradients, MemoryUse::kOptimizer});
+  const Bytes more = most.plan.peak_reserved() - least.plan.peak_reserved();
+  std::string text = concat("Memory: ", most.name(), " takes ", gib(most.plan.peak_reserved()), ", ", least.name(), " takes ",
+                            gib(least.plan.peak_reserved()), ". ");
+  text += more.count == 0 ? std::string("There is no difference: ")
+                          : concat("The difference, ", gib(more), ", is activations and logits of more rows at a time: ");
+  return text + concat("base, adapters and optimizer are ", gib(base), " in both. Accumulation itself takes no memory.\n");
+}
+
+}  // namespace
+
 std::string compare(const PlanSettings& settings, const std::vector<Contender>& contenders, const DeviceAllowance& allowance) {
   QLORAPP_CHECK_VALUE(contenders.size() >= 2, "[compare] needs at least two of GPU:BATCHxACCUMULATION; got ", contenders.size(),
                       ".");
   Table table;
   table.row({"card", "effective batch", "reserved", "of", "fits", "micro-batch", "optimizer step", "tokens/s", "time is"});
-  std::vector<double> seconds;
-  std::vector<MemoryPlan> plans;
-  std::vector<int64_t> effective;
+  std::vector<Compared> all;
   for (const Contender& contender : contenders) {
-    PlanSettings own = settings;
-    own.batch = contender.batch;
-    own.accumulation = contender.accumulation;
-    own.device = contender.gpu.device();
-    if (own.compute_dtype == at::kBFloat16 && !contender.gpu.has_bf16()) own.compute_dtype = at::kHalf;
-    const Bytes room = room_on(contender.gpu, allowance);
-    const MemoryPlan plan = plan_memory_in(own, room);
-    const StepTime time = step_time(own, contender.gpu, static_cast<double>(own.length));
-    const double step = time.micro_batch() * static_cast<double>(own.accumulation) + time.optimizer;
-    const int64_t rows = own.batch * own.accumulation;
-    table.row({concat(name_of(contender.gpu), ", ", own.batch, " x ", own.accumulation), concat(rows), gib(plan.peak_reserved()),
-               gib(room), plan.fits ? "yes" : "no", duration(time.micro_batch()), duration(step),
-               fixed(static_cast<double>(rows * own.length) / step, 0),
-               concat(to_string(time.evidence), ", +-", fixed(100 * uncertainty(time.evidence), 0), " %")});
-    seconds.push_back(step / static_cast<double>(rows));
-    plans.push_back(plan);
-    effective.push_back(rows);
+    const Compared& one = all.emplace_back(compared(settings, contender, allowance));
+    table.row({one.name(), concat(one.rows()), gib(one.plan.peak_reserved()), gib(one.room), one.plan.fits ? "yes" : "no",
+               duration(one.time.micro_batch()), duration(one.step()),
+               fixed(static_cast<double>(one.rows() * settings.length) / one.step(), 0), evidence_text(one.time.evidence)});
   }
-  const auto fastest = static_cast<size_t>(std::min_element(seconds.begin(), seconds.end()) - seconds.begin());
-  const auto slowest = static_cast<size_t>(std::max_element(seconds.begin(), seconds.end()) - seconds.begin());
-  const Contender &a = contenders[fastest], &b = contenders[slowest];
-  const MemoryPlan &roomy = plans[fastest], &tight = plans[slowest];
-  std::string text = table.text() + "\n";
-  text += concat("Which is faster: ", name_of(a.gpu), ", by a factor of about ", fixed(seconds[slowest] / seconds[fastest], 1),
-                 ". The cards decide that, not the batch: both do the same products over the same tokens, and a step is bound "
-                 "by the tensor rate (",
-                 fixed(a.gpu.tensor_rate * a.gpu.sustained * 1e-12, 0), " against ",
-                 fixed(b.gpu.tensor_rate * b.gpu.sustained * 1e-12, 0), " TFLOP/s sustained, of ",
-                 fixed(a.gpu.tensor_rate * 1e-12, 0), " and ", fixed(b.gpu.tensor_rate * 1e-12, 0),
-                 " published). The larger batch only dequantizes the weights less often.\n");
-  text += concat("Memory: ", gib(roomy.peak_reserved()), " against ", gib(tight.peak_reserved()), ", a difference of ",
-                 gib(roomy.peak_reserved() - tight.peak_reserved()),
-                 ", all of it activations and logits: base, adapters and optimizer are the same ",
-                 gib(parts_of(tight.of(tight.fullest_of_training()).parts,
-                              {MemoryUse::kCodes, MemoryUse::kScales, MemoryUse::kDense, MemoryUse::kAdapters,
-                               MemoryUse::kGradients, MemoryUse::kOptimizer})),
-                 ". Accumulation itself takes no memory.\n");
-  const bool same = std::all_of(effective.begin(), effective.end(), [&](int64_t rows) { return rows == effective.front(); });
+  const auto [fast, slow] = std::minmax_element(
+      all.begin(), all.end(), [](const Compared& a, const Compared& b) { return a.seconds_a_row() < b.seconds_a_row(); });
+  const auto [least, most] = std::minmax_element(
+      all.begin(), all.end(), [](const Compared& a, const Compared& b) { return a.plan.peak_reserved() < b.plan.peak_reserved(); });
+  std::string text = table.text() + "\n" + speed_text(*fast, *slow) + memory_text(*most, *least);
+  for (const Compared& one : all) {
+    if (!one.plan.fits)
+      text += concat("Does not fit: ", one.name(), ", by ", gib(one.plan.peak_reserved() - one.room),
+                     ". A smaller batch with as much more accumulation is the same update.\n");
+  }
+  const bool same = std::all_of(all.begin(), all.end(), [&](const Compared& one) { return one.rows() == all.front().rows(); });
   text +=
-      same ? concat("Quality: the same. Gradients of ", effective.front(),
-                    " rows are added up before each update either way, weighted by their target tokens, so the order of the sums "
-                    "is all that "
-                    "differs. (Averages of micro-batch means, as older trainers form them, do differ on rows of unequal length.)")
+      same ? concat("Quality: the same. Gradients of ", all.front().rows(),
+                    " rows are added up before each update either way, weighted by their target tokens, so the order of the "
+                    "sums is all that differs. (Averages of micro-batch means, as older trainers form them, do differ on rows of "
+                    "unequal length.)")
            : "Quality: the effective batches differ, so the runs are not the same; scale the learning rate or make them equal.";
-  if (a.gpu.has_bf16() != b.gpu.has_bf16()) {
-    text += concat(" One difference is left: ", name_of(a.gpu.has_bf16() ? b.gpu : a.gpu),
+  if (fast->settings.compute_dtype != slow->settings.compute_dtype) {
+    const Gpu& old = fast->contender.gpu.has_bf16() ? slow->contender.gpu : fast->contender.gpu;
+    text += concat(" One difference is left: ", name_of(old),
                    " has no bfloat16 and computes in float16 with loss scaling, which now and then skips a step.");
   }
   return text + "\n";

@@ -30,6 +30,13 @@ AttentionRate attention_rate(int64_t architecture) {
 /// host-bound.
 constexpr double kLaunchesABlock = 90, kSecondsALaunch = 14e-6;
 
+/// What products in eight bits gain over those in 16, of the 2 that is published: that accounts for the steps of
+/// docs/performance.md's table of them.
+constexpr double kFloat8Gain = 1.7;
+
+/// Of the published float32 rate, extrapolated from what products in 16 bits sustain.
+constexpr double kFloat32Part = 0.67;
+
 /// Elements of the linear layers, of those that are computed again, and of the MLPs; seconds that an element's dequantization takes.
 struct Weights {
   double linear, recomputed, mlp, seconds;
@@ -57,9 +64,10 @@ double memory_settings_time(const PlanSettings& settings, double tokens, const W
 }  // namespace
 
 StepTime step_time(const PlanSettings& settings, const Gpu& gpu, double average_length) {
-  QLORAPP_CHECK_VALUE(gpu.bandwidth > 0 && gpu.tensor_rate > 0,
-                      "[plan] time needs the rates of this GPU. Give --gpu_bandwidth (GB/s) and "
-                      "--gpu_tflops (dense 16-bit), or name a GPU of the table.");
+  const bool wide = settings.compute_dtype == at::kFloat && settings.device.type == at::kCUDA;
+  QLORAPP_CHECK_VALUE(gpu.bandwidth > 0 && gpu.tensor_rate > 0 && (!wide || gpu.float32_rate > 0),
+                      "[plan] time needs the rates of this GPU. Give --gpu_bandwidth (GB/s) and --gpu_tflops (dense 16-bit) with "
+                      "--bf16 or --fp16, or name a GPU of the table.");
   const format::ModelConfig& model = settings.model;
   const double tokens = static_cast<double>(settings.batch) * average_length, layers = static_cast<double>(model.num_hidden_layers);
   double linear = 0, down = 0, mlp = 0, lora = 0, recomputed = 0, recomputed_attention = 0;
@@ -83,31 +91,37 @@ StepTime step_time(const PlanSettings& settings, const Gpu& gpu, double average_
   const double intermediate = static_cast<double>(model.intermediate_size);
   const double query = static_cast<double>(model.num_attention_heads * model.head_dim);
   const double keys = static_cast<double>(model.num_key_value_heads * model.head_dim);
-  const double rate = gpu.tensor_rate * gpu.sustained, bandwidth = gpu.bandwidth * kBandwidthPart;
+  const double rate = wide ? gpu.float32_rate * kFloat32Part : gpu.tensor_rate * gpu.sustained;
+  const double frozen_rate = rate * (settings.float8 ? kFloat8Gain : 1), bandwidth = gpu.bandwidth * kBandwidthPart;
 
   StepTime time;
-  time.evidence = gpu.evidence;
+  time.evidence = wide ? Evidence::kExtrapolated : gpu.evidence;
   // Fewer rows of logits at a time are products of a worse shape: 1,024 and 512 instead of 2,048 cost an H200 0.2 and 0.6 % of a step.
   const double chunk = settings.memory.loss_chunk_rows > 0 ? static_cast<double>(settings.memory.loss_chunk_rows) : 2048;
   const double head = 4 * vocabulary * hidden * (1 + std::max(0.0, 100 / chunk - 100.0 / 2048));
-  time.products = tokens * (4 * linear + 2 * recomputed + 6 * lora + head) / rate;
+  time.products = tokens * ((4 * linear + 2 * recomputed) / frozen_rate + (6 * lora + head) / rate);
 
   const AttentionRate kernel = attention_rate(gpu.architecture);
   const double reached = average_length / (average_length + kernel.half_length) * (model.head_dim < 128 ? 0.75 : 1.0);
   const double work = tokens * layers * average_length * query;
   time.attention = (2 * work * (1 + recomputed_attention) / kernel.forward + 5 * work / kernel.backward) / (rate * reached);
 
-  constexpr double kElement = 2;  // bytes
-  constexpr double kDequantized =
-      0.5 + 1.0 / 64 + kElement;  // codes and scales read, the weight written; the product's own read is its own
+  const double element = settings.compute_dtype == at::kFloat ? 4 : 2;  // bytes
+  // Codes and scales read, the weight written; the product's own read is its own.
+  const double dequantized = 0.5 + 1.0 / 64 + (settings.float8 ? 1 : element);
   const double forward = 8 * hidden + 2 * (query + keys) + 3 * intermediate,
                backward = 8 * hidden + 2 * (query + keys) + 6 * intermediate;
-  const double adapters = 6 * hidden + 3 * query + 2 * keys + 4 * intermediate;
+  double adapters = 6 * hidden + 3 * query + 2 * keys + 4 * intermediate;
+  if (settings.float8) {
+    // Inputs and gradients are read in 16 bits and written in eight; the low-rank update is a product of its own, added to the output.
+    const double inputs = 2 * hidden + query + intermediate, outputs = (query + 2 * keys) + hidden + 2 * intermediate + hidden;
+    adapters += 1.5 * (inputs + outputs) + 2 * (inputs + outputs);
+  }
   const double again = forward * (linear > 0 ? recomputed / linear : 0);
   time.memory =
-      (2 * linear * kDequantized + tokens * kElement * (layers * (forward + backward + again + adapters) + 3 * vocabulary)) /
+      (2 * linear * dequantized + tokens * element * (layers * (forward + backward + again + adapters) + 3 * vocabulary)) /
       bandwidth;
-  time.memory += memory_settings_time(settings, tokens, {linear, recomputed, mlp, kDequantized / bandwidth});
+  time.memory += memory_settings_time(settings, tokens, {linear, recomputed, mlp, dequantized / bandwidth});
   time.host = layers * kLaunchesABlock * kSecondsALaunch;
   time.optimizer =
       lora * (settings.optimizer_is_8bit ? 24.0 : 36.0) / bandwidth;  // values, gradients (cleared, normed, read), moments

@@ -4,7 +4,12 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <new>
+#include <string_view>
 #include <vector>
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/util/Exception.h>
 
 namespace qlorapp::ops {
 namespace {
@@ -21,6 +26,17 @@ std::optional<DeviceRoom> device_room(at::Device device) {
   const detail::RoomOf room_of = room_of_gpu.load();
   if (device.is_cpu() || room_of == nullptr) return std::nullopt;
   return room_of(device);
+}
+
+bool is_out_of_memory(const std::exception& error) {
+  if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) return true;
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return true;
+  // c10/core/impl/alloc_cpu.cpp
+  return std::string_view(error.what()).find("DefaultCPUAllocator: can't allocate memory") != std::string_view::npos;
+}
+
+void release_cached_memory(at::Device device) {
+  if (!device.is_cpu()) at::getDeviceAllocator(device.type())->emptyCache();
 }
 
 void add_memory_relief(MemoryRelief* relief) {

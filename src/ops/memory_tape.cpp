@@ -64,7 +64,7 @@ void install_allocator() {
 std::string_view to_string(MemoryUse use) {
   static constexpr std::array<std::string_view, kMemoryUseCount> kNames{"4-bit codes",
                                                                         "scales",
-                                                                        "16-bit embedding, head, norms",
+                                                                        "embedding, head, norms",
                                                                         "adapters",
                                                                         "gradients",
                                                                         "optimizer state",

@@ -12,6 +12,7 @@
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/data/collate.hpp"
+#include "qlorapp/ops/device_memory.hpp"
 
 namespace qlorapp {
 namespace {
@@ -29,8 +30,22 @@ at::Tensor missed_targets(const CausalLM& model, const at::Tensor& hidden, const
   return missed;
 }
 
+/// What the rows of a batch add up to.
+struct Score {
+  double loss = 0;
+  int64_t targets = 0, prompted_rows = 0, exact_matches = 0;
+
+  Score& operator+=(const Score& other) {
+    loss += other.loss;
+    targets += other.targets;
+    prompted_rows += other.prompted_rows;
+    exact_matches += other.exact_matches;
+    return *this;
+  }
+};
+
 /// Counts rows with a prompt, and those without a miss.
-void count_matches(const Batch& batch, const at::Tensor& missed, EvalResult& result) {
+void count_matches(const Batch& batch, const at::Tensor& missed, Score& score) {
   const at::Tensor targets = batch.targets.cpu();
   const auto* target = targets.const_data_ptr<int64_t>();
   const auto* miss = missed.const_data_ptr<bool>();
@@ -38,9 +53,40 @@ void count_matches(const Batch& batch, const at::Tensor& missed, EvalResult& res
     const int64_t begin = batch.row_starts[row], end = batch.row_starts[row + 1];
     const bool has_targets = std::any_of(target + begin, target + end, [](int64_t t) { return t >= 0; });
     if (!has_targets || target[begin] >= 0) continue;  // all of it is the answer: there is no prompt to answer
-    ++result.prompted_rows;
-    if (std::none_of(miss + begin, miss + end, [](bool m) { return m; })) ++result.exact_matches;
+    ++score.prompted_rows;
+    if (std::none_of(miss + begin, miss + end, [](bool m) { return m; })) ++score.exact_matches;
   }
+}
+
+Score score_at_once(CausalLM& model, std::span<const Example> rows, bool exact_match) {
+  const Batch batch = collate(rows).to(model.device());
+  Score score;
+  score.targets = batch.target_count;
+  if (batch.target_count == 0) return score;
+  const at::Tensor hidden = model.hidden_states(batch, /*training=*/false, 0, 0);
+  score.loss = model.loss_of(hidden, batch).item<double>();
+  if (exact_match) count_matches(batch, missed_targets(model, hidden, batch.targets), score);
+  return score;
+}
+
+/// @param most  rows at a time; halved where memory runs out, for this call and later ones.
+Score score_of(CausalLM& model, std::span<const Example> rows, bool exact_match, size_t& most) {
+  Score score;
+  for (size_t begin = 0; begin < rows.size();) {
+    const std::span<const Example> some = rows.subspan(begin, std::min(most, rows.size() - begin));
+    try {
+      score += score_at_once(model, some, exact_match);
+      begin += some.size();
+      continue;
+    } catch (const std::exception& error) {
+      if (some.size() == 1 || !ops::is_out_of_memory(error)) throw;
+      most = (some.size() + 1) / 2;
+      log_warning(concat("[evaluate] out of memory with ", some.size(), " rows at once (", first_line(error),
+                         "). From here on they are taken in parts of at most ", most, "; the loss is that of whole batches."));
+    }
+    ops::release_cached_memory(model.device());  // here: the exception may hold tensors
+  }
+  return score;
 }
 
 }  // namespace
@@ -53,21 +99,19 @@ EvalResult evaluate(CausalLM& model, const std::vector<Example>& rows, const Eva
   double over_rows = 0, over_tokens = 0;
   int64_t counted_rows = 0, left_out = 0;
   const auto step = static_cast<size_t>(options.batch_size);
+  size_t most = step;
   for (size_t begin = 0; begin < rows.size(); begin += step) {
     const size_t end = std::min(rows.size(), begin + step);
-    const Batch batch = collate(std::span(rows).subspan(begin, end - begin)).to(model.device());
-    if (batch.target_count > 0) {
-      const at::Tensor hidden = model.hidden_states(batch, /*training=*/false, 0, 0);
-      const auto loss = model.loss_of(hidden, batch).item<double>();
-      const bool counts = !options.leave_out_nonfinite || std::isfinite(loss);
-      if (!counts) ++left_out;
-      if (options.exact_match) count_matches(batch, missed_targets(model, hidden, batch.targets), result);
-      if (counts) {
-        over_tokens += loss;
-        over_rows += loss / static_cast<double>(batch.target_count) * static_cast<double>(end - begin);
-        counted_rows += static_cast<int64_t>(end - begin);
-        result.target_tokens += batch.target_count;
-      }
+    const Score score = score_of(model, std::span(rows).subspan(begin, end - begin), options.exact_match, most);
+    result.prompted_rows += score.prompted_rows;
+    result.exact_matches += score.exact_matches;
+    const bool counts = !options.leave_out_nonfinite || std::isfinite(score.loss);
+    if (!counts) ++left_out;
+    if (counts && score.targets > 0) {
+      over_tokens += score.loss;
+      over_rows += score.loss / static_cast<double>(score.targets) * static_cast<double>(end - begin);
+      counted_rows += static_cast<int64_t>(end - begin);
+      result.target_tokens += score.targets;
     }
     if (options.after_each_batch) options.after_each_batch();
   }

@@ -120,13 +120,19 @@ void PagedState::step(const Update& update) {
     }
   }
   if (!on_host_) return update(moments_, 0, elements_);
+  // All memory before the first write: an update that fails for want of it has changed nothing.
+  std::vector<at::Tensor> staging;
+  for (const at::Tensor& moment : moments_) {
+    const int64_t share = elements_ / moment.numel();
+    staging.push_back(at::empty({std::min(kChunk, elements_) / share}, moment.options().device(device_).pinned_memory(false)));
+  }
   for (int64_t begin = 0; begin < elements_; begin += kChunk) {
     const int64_t count = std::min(kChunk, elements_ - begin);
     std::vector<at::Tensor> hosted, there;
-    for (const at::Tensor& moment : moments_) {
-      const int64_t share = elements_ / moment.numel();
-      hosted.push_back(moment.narrow(0, begin / share, count / share));
-      there.push_back(at::empty(hosted.back().sizes(), moment.options().device(device_).pinned_memory(false)));
+    for (size_t i = 0; i < moments_.size(); ++i) {
+      const int64_t share = elements_ / moments_[i].numel();
+      hosted.push_back(moments_[i].narrow(0, begin / share, count / share));
+      there.push_back(staging[i].narrow(0, 0, count / share));
       there.back().copy_(hosted.back(), /*non_blocking=*/true);
     }
     update(there, begin, count);

@@ -33,6 +33,9 @@ PlanSettings run_settings(const CausalLM& model, const TrainingArguments& args, 
   apply_arguments(settings, args);
   settings.length = std::max<int64_t>(2, longest);
   if (!evaluates) settings.eval_batch = 0;
+  // As the Trainer tells the model when it begins.
+  if (args.gradient_checkpointing) settings.segments = parse_segments(args.keep_text(), settings.model.num_hidden_layers);
+  if (args.memory() != MemorySettings{}) settings.memory = args.memory();
   settings.device = planned_device(model.device());
   return settings;
 }
@@ -196,6 +199,12 @@ Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lor
              " tokens a row.\n", fixed(hours_an_epoch, 1), " h an epoch, ", fixed(best.epochs, best.epochs < 1 ? 2 : 0),
              " epoch(s): ", fixed(best.hours, 1), " h, between ", fixed(best.hours * (1 - off), 1), " and ",
              fixed(best.hours_at_most, 1), " h (", to_string(gpu.evidence), ") of ", fixed(deadline.hours, 0), " h.\n");
+  if (deadline.gpus > 1) {
+    const double alone = static_cast<double>(deadline.dataset_rows) / best_rate / 3600 * best.epochs;
+    best.text +=
+        concat("That is a process a card, which share the rows. qlorapp train is one process on one card: alone it takes ",
+               fixed(alone, 1), " h, with the same update for gradient_accumulation_steps=", accumulation * deadline.gpus, ".\n");
+  }
   return best;
 }
 

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // A window of micro-batches becomes a step, whole or in parts.
 #include <ATen/ATen.h>
-#include <c10/core/CachingDeviceAllocator.h>
 
 #include <algorithm>
-#include <new>
 #include <numeric>
 #include <string_view>
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/data/collate.hpp"
+#include "qlorapp/ops/device_memory.hpp"
 #include "qlorapp/train/batch_probe.hpp"
 #include "qlorapp/train/plan_run.hpp"
 #include "qlorapp/train/step.hpp"
@@ -26,7 +25,7 @@ struct Observed {
   const std::function<void()>& poll;
   const std::function<void(TrainerEvent)>& event;
   int64_t& told;   ///< Micro-batches whose end was told: a window that is taken again does not tell it again.
-  bool& updating;  ///< From here on a step cannot be taken again.
+  bool& updating;  ///< The window is through; told once, however often the step is taken.
   int64_t begun = 0;
 
   LossSum forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step) {
@@ -40,23 +39,11 @@ struct Observed {
     return loss;
   }
   void before_optimizer_step() const {
+    if (!updating) event(TrainerEvent::kPreOptimizerStep);
     updating = true;
-    event(TrainerEvent::kPreOptimizerStep);
   }
   void after_optimizer_step() const { event(TrainerEvent::kOptimizerStep); }
 };
-
-/// A GPU's allocator has a type for it, a CPU's only words (c10/core/impl/alloc_cpu.cpp).
-bool is_out_of_memory(const std::exception& error) {
-  if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) return true;
-  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return true;
-  return std::string_view(error.what()).find("DefaultCPUAllocator: can't allocate memory") != std::string_view::npos;
-}
-
-std::string first_line(const std::exception& error) {
-  const std::string_view text = error.what();
-  return std::string(text.substr(0, text.find('\n')));
-}
 
 }  // namespace
 
@@ -117,7 +104,7 @@ void Trainer::run_worst_case() {
       for (const Batch& part : batches_of(window)) probe_micro_batch(*model_, part);
       break;
     } catch (const std::exception& error) {
-      if (!is_out_of_memory(error)) throw;
+      if (!ops::is_out_of_memory(error)) throw;
       make_room(window, error, again);
     }
   }
@@ -135,8 +122,8 @@ StepReport Trainer::run_step(const Window& window) {
   const std::function<void(TrainerEvent)> tell = [this](TrainerEvent what) { event(what); };
   const uint32_t before = state_.micro_step;
   int64_t told = 0;
+  bool updating = false, updated_twice = false;
   for (bool again = false;; again = true) {
-    bool updating = false;
     try {
       const std::vector<Batch> batches = batches_of(window);
       Observed model{*model_, graphs_ ? &*graphs_ : nullptr, callbacks_.poll, tell, told, updating};
@@ -145,8 +132,13 @@ StepReport Trainer::run_step(const Window& window) {
       // The state is as it was before: a checkpoint of it continues with the same bits, and so does the window if it is taken
       // again, as train_step clears the gradients first and dropout masks are a function of position.
       state_.micro_step = before;
-      if (updating || !is_out_of_memory(error)) throw;
-      make_room(window, error, again);
+      if (updated_twice || !ops::is_out_of_memory(error)) throw;
+      if (updating) {  // an update takes its memory before it writes anything: it has changed nothing, and smaller parts do not help it
+        updated_twice = true;
+        ops::release_cached_memory(device());
+      } else {
+        make_room(window, error, again);
+      }
     } catch (...) {
       state_.micro_step = before;
       throw;
@@ -156,7 +148,7 @@ StepReport Trainer::run_step(const Window& window) {
 
 void Trainer::make_room(const Window& window, const std::exception& error, bool again) {
   if (graphs_) graphs_->clear();
-  if (!device().is_cpu()) at::getDeviceAllocator(device().type())->emptyCache();
+  ops::release_cached_memory(device());
   int64_t fullest = 0, longest = 0;
   for (const auto& parts : parts_of(window)) {
     for (const std::vector<int64_t>& rows : parts) {

@@ -183,18 +183,29 @@ TEST_CASE("a step takes as long as its parts, and more cards' rates make it shor
     int64_t batch;
     Keep keep;
     double measured;
+    bool float8 = false;
   };
   for (const Row& row : {Row{"llama-3-8b", 1, Keep::kEverything, 15755}, Row{"llama-3-8b", 2, Keep::kEverything, 16673},
                          Row{"llama-3-8b", 4, Keep::kEverything, 17204}, Row{"llama-3-8b", 2, Keep::kInputOnly, 12854},
                          Row{"llama-3.2-1b", 2, Keep::kEverything, 84543}, Row{"llama-3.2-1b", 2, Keep::kInputOnly, 68200},
-                         Row{"llama-3.2-1b", 8, Keep::kInputOnly, 72450}}) {
+                         Row{"llama-3.2-1b", 8, Keep::kInputOnly, 72450}, Row{"llama-3-8b", 1, Keep::kEverything, 20120, true},
+                         Row{"llama-3-8b", 2, Keep::kEverything, 21982, true}, Row{"llama-3-8b", 2, Keep::kInputOnly, 16902, true},
+                         Row{"llama-3.2-1b", 2, Keep::kEverything, 97579, true}}) {
     PlanSettings own = settings_for(row.model, row.keep);
     own.batch = row.batch;
+    own.float8 = row.float8;
     const StepTime time = step_time(own, find_gpu("H200"), 2048);
     const double rate = static_cast<double>(row.batch * 2048) / (time.micro_batch() + time.optimizer);
     INFO(row.model << " " << row.batch << " " << to_string(row.keep) << ": " << rate << " for " << row.measured);
     CHECK_THAT(rate, WithinRel(static_cast<double>(row.measured), 0.15));
   }
+  // float32 has no tensor cores, and is nobody's measurement.
+  PlanSettings wide = settings_for("llama-3-8b");
+  wide.compute_dtype = at::kFloat;
+  const StepTime slowest = step_time(wide, find_gpu("H200"), 2048);
+  CHECK(slowest.micro_batch() > 8 * fast.micro_batch());
+  CHECK(slowest.evidence == Evidence::kExtrapolated);
+  CHECK_THROWS_AS(step_time(wide, find_gpu("16GiB", 90, 3e12, 9e14), 2048), ValueError);
 }
 
 TEST_CASE("the picture is one SVG with every part and phase in it") {

@@ -84,6 +84,19 @@ TEST_CASE("moments give way when the device fills, and come back when there is r
     REQUIRE(paged.paged_state()->on_host());
     step_both();
   }
+  {  // not even a chunk fits: the update fails before it has changed anything
+    paged.paged_state()->move_to_host();
+    const at::Tensor before = paged_arena.values().clone();
+    std::vector<at::Tensor> copies;
+    for (const auto& [name, moment] : paged.state_tensors()) copies.push_back(moment.clone());
+    {
+      const Cap cap(0);
+      CHECK_THROWS_AS(paged.step(1e-2), c10::OutOfMemoryError);
+    }
+    CHECK(at::equal(paged_arena.values(), before));
+    const auto after = paged.state_tensors();
+    for (size_t i = 0; i < after.size(); ++i) CHECK(at::equal(after[i].second, copies[i]));
+  }
   step_both();
   REQUIRE_FALSE(paged.paged_state()->on_host());
 }

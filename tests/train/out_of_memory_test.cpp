@@ -4,11 +4,18 @@
 #include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
 
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "catch.hpp"
 #include "nn/tiny_model.hpp"
+#include "qlorapp/core/log.hpp"
+#include "qlorapp/train/evaluate.hpp"
 #include "qlorapp/train/trainer.hpp"
 
 using namespace qlorapp;
@@ -29,16 +36,28 @@ class FailingAllocator final : public c10::Allocator {
           false, "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate ",
           bytes, " bytes. Error code 12 (Cannot allocate memory)");
     }
-    return own_->allocate(bytes);
+    auto* const held = new Held{own_->allocate(bytes), bytes};
+    live += static_cast<int64_t>(bytes);
+    return {held->memory.get(), held, &release, held->memory.device()};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return own_->raw_deleter(); }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void* to, const void* from, size_t bytes) const override { own_->copy_data(to, from, bytes); }
 
   bool counting = false;
+  static inline std::atomic<int64_t> live = 0;  ///< Bytes that are held.
   int64_t count = 0, failures = 0, fail_at = -1;
   size_t largest = 0;  ///< No request may be larger; 0: any may.
 
  private:
+  struct Held {
+    c10::DataPtr memory;
+    size_t bytes;
+  };
+  static void release(void* held) {
+    const std::unique_ptr<Held> own(static_cast<Held*>(held));
+    live -= static_cast<int64_t>(own->bytes);
+  }
+
   static constexpr uint8_t kPriority = 100;
   c10::Allocator* own_;
 };
@@ -58,16 +77,16 @@ class TwoThreads {
 struct Result {
   std::vector<double> losses;
   at::Tensor adapters;
-  int64_t substeps = 0, failures = 0, failures_before = 0;  ///< Before the first step.
+  int64_t substeps = 0, updates = 0, failures = 0, failures_before = 0;  ///< Before the first step.
+  std::vector<int64_t> in_updates;  ///< Numbers of the allocations between the events around the optimizer.
+  std::vector<int64_t> held;        ///< Bytes at each step's end.
 };
 
-/// Three steps of two micro-batches of four rows, with dropout; memory is counted from a step's begin to its update.
-Result train(FailingAllocator& memory, bool worst_case_first = false) {
-  CausalLM model = tiny::make_model(at::kFloat, /*dropout=*/0.25);
+std::vector<Example> make_rows(int64_t vocabulary) {
   std::vector<Example> data;
   at::manual_seed(9);
   for (const int64_t length : {9, 4, 16, 7, 12, 5, 11, 8, 6, 14, 3, 10, 13, 9, 5, 8, 16, 4, 7, 12, 6, 10, 11, 15}) {
-    const at::Tensor ids = at::randint(model.config().vocab_size, {length}, at::kLong);
+    const at::Tensor ids = at::randint(vocabulary, {length}, at::kLong);
     Example example;
     for (int64_t i = 0; i < length; ++i) {
       example.input_ids.push_back(static_cast<int32_t>(ids[i].item<int64_t>()));
@@ -75,6 +94,36 @@ Result train(FailingAllocator& memory, bool worst_case_first = false) {
     }
     data.push_back(std::move(example));
   }
+  return data;
+}
+
+/// What is said, for as long as it lives; afterwards as by default, on stderr.
+class Said {
+ public:
+  Said() {
+    set_log_sink([this](LogLevel level, std::string_view line) {
+      if (level == LogLevel::kWarning) lines.emplace_back(line);
+    });
+  }
+  ~Said() {
+    set_log_sink([](LogLevel level, std::string_view line) {
+      if (level == LogLevel::kWarning) std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
+    });
+  }
+  Said(const Said&) = delete;
+  Said& operator=(const Said&) = delete;
+
+  [[nodiscard]] int64_t count(std::string_view text) const {
+    return std::count_if(lines.begin(), lines.end(), [&](const std::string& line) { return line.find(text) != std::string::npos; });
+  }
+  std::vector<std::string> lines;
+};
+
+/// Three steps of two micro-batches of four rows, with dropout; memory is counted from a step's begin to the end of its update.
+Result train(FailingAllocator& memory, bool worst_case_first = false) {
+  const int64_t at_begin = FailingAllocator::live;
+  CausalLM model = tiny::make_model(at::kFloat, /*dropout=*/0.25);
+  std::vector<Example> data = make_rows(model.config().vocab_size);
   TrainingArguments args;
   args.per_device_train_batch_size = 4;
   args.worst_case_first = worst_case_first;
@@ -84,12 +133,22 @@ Result train(FailingAllocator& memory, bool worst_case_first = false) {
   args.logging_steps = 1;
   args.save_strategy = "no";
   Result result;
+  int64_t before_update = 0;
   TrainerCallbacks callbacks;
   callbacks.on_event = [&](TrainerEvent event, const TrainState&, TrainerControl&) {
     if (event == TrainerEvent::kSubstepEnd) ++result.substeps;
     if (event == TrainerEvent::kTrainBegin) result.failures_before = memory.failures;
     if (event == TrainerEvent::kStepBegin) memory.counting = true;
-    if (event == TrainerEvent::kPreOptimizerStep) memory.counting = false;
+    if (event == TrainerEvent::kPreOptimizerStep) {
+      ++result.updates;
+      before_update = memory.count;
+      memory.counting = memory.counting && memory.largest == 0;
+    }
+    if (event == TrainerEvent::kOptimizerStep) {
+      for (int64_t k = before_update + 1; k <= memory.count; ++k) result.in_updates.push_back(k);
+      memory.counting = false;
+    }
+    if (event == TrainerEvent::kStepEnd) result.held.push_back(FailingAllocator::live - at_begin);
   };
   callbacks.on_log = [&](const LogRecord& record, TrainerControl&) {
     if (record.contains("loss")) result.losses.push_back(record.number("loss"));
@@ -107,12 +166,19 @@ Result train(FailingAllocator& memory, bool worst_case_first = false) {
 
 TEST_CASE("a failed allocation anywhere in a step changes nothing of the run", "[train][cpu]") {
   FailingAllocator memory;
+  memory.fail_at = 1;
+  train(memory);  // what is made once in a process is there from now on
+  memory.fail_at = -1;
+  memory.count = 0;
   const Result plain = train(memory);
   const int64_t allocations = memory.count;
   REQUIRE(allocations > 200);
   REQUIRE(plain.losses.size() == 3);
+  REQUIRE(plain.in_updates.size() >= 3);
+  std::vector<int64_t> failing = plain.in_updates;
   const int64_t stride = allocations / 37;  // each kind of allocation is met; all of them would take minutes
-  for (int64_t k = 1; k <= allocations; k += stride) {
+  for (int64_t k = 1; k <= allocations; k += stride) failing.push_back(k);
+  for (const int64_t k : failing) {
     memory.count = 0;
     memory.fail_at = k;
     const Result disturbed = train(memory);
@@ -122,7 +188,11 @@ TEST_CASE("a failed allocation anywhere in a step changes nothing of the run", "
     for (size_t i = 0; i < plain.losses.size(); ++i)
       CHECK(std::abs(disturbed.losses[i] - plain.losses[i]) <= 1e-6 * plain.losses[i]);
     CHECK((disturbed.adapters - plain.adapters).norm().item<double>() <= 1e-5 * plain.adapters.norm().item<double>());
+    CHECK(disturbed.failures == 1);
     CHECK(disturbed.substeps == plain.substeps);
+    CHECK(disturbed.updates == plain.updates);
+    // Nothing of the failed attempt is left, whose activations are some 400 KiB. The rotary table grows by the rows that come first.
+    for (size_t i = 0; i < plain.held.size(); ++i) CHECK(disturbed.held[i] - plain.held[i] < 1024);
   }
 }
 
@@ -131,7 +201,9 @@ TEST_CASE("where whole micro-batches never fit, their parts do, and a row that d
   FailingAllocator memory;
   const Result plain = train(memory);
   memory.largest = 24 * 88 * 2 * 4;  // gate and up of 24 tokens
+  const Said said;
   const Result parts = train(memory);
+  CHECK(said.count("out of memory in step") == 1);  // not again for each micro-batch
   for (size_t i = 0; i < plain.losses.size(); ++i) CHECK(std::abs(parts.losses[i] - plain.losses[i]) <= 1e-6 * plain.losses[i]);
   memory.largest = 12 * 88 * 2 * 4;  // there are rows of 16
   try {
@@ -162,4 +234,47 @@ TEST_CASE("the worst case comes first: memory runs out before the first step or 
   CHECK(parts.failures_before > 0);
   CHECK(parts.failures == parts.failures_before);
   for (size_t i = 0; i < plain.losses.size(); ++i) CHECK(std::abs(parts.losses[i] - plain.losses[i]) <= 1e-6 * plain.losses[i]);
+}
+
+TEST_CASE("an evaluation that does not fit is taken in parts, with the same result", "[train][cpu]") {
+  const TwoThreads threads;
+  FailingAllocator memory;
+  CausalLM model = tiny::make_model(at::kFloat);
+  const std::vector<Example> rows = make_rows(model.config().vocab_size);
+  const auto score = [&] {
+    memory.count = memory.failures = 0;
+    memory.counting = true;
+    const EvalResult result = evaluate(model, rows, {.batch_size = 8, .exact_match = true, .after_each_batch = {}});
+    memory.counting = false;
+    return result;
+  };
+  score();  // what is made once is not there yet
+  const EvalResult plain = score();
+  const int64_t allocations = memory.count;
+  const auto is_plain = [&](const EvalResult& result) {
+    CHECK(std::abs(result.mean_of_batches - plain.mean_of_batches) <= 1e-6 * plain.mean_of_batches);
+    CHECK(std::abs(result.token_weighted - plain.token_weighted) <= 1e-6 * plain.token_weighted);
+    CHECK(result.target_tokens == plain.target_tokens);
+    CHECK(result.exact_matches == plain.exact_matches);
+  };
+  REQUIRE(allocations > 50);
+  const Said said;
+  const int64_t held = FailingAllocator::live;
+  for (int64_t k = 1; k <= allocations; k += allocations / 29) {
+    INFO("allocation " << k << " of " << allocations);
+    memory.fail_at = k;
+    is_plain(score());
+    CHECK(memory.failures == 1);
+    CHECK(FailingAllocator::live == held);
+  }
+  memory.fail_at = -1;
+  memory.largest = 40 * 88 * 2 * 4;  // gate and up of 40 tokens; eight rows have up to 80
+  const int64_t before = said.count("out of memory with");
+  is_plain(score());
+  CHECK(memory.failures > 0);
+  CHECK(said.count("out of memory with") - before == memory.failures);
+  CHECK(memory.failures <= 2);  // not in each batch
+  memory.largest = 8 * 88 * 2 * 4;
+  CHECK_THROWS(score());
+  memory.counting = false;
 }

@@ -99,9 +99,9 @@ TEST_CASE("each option outside its range is named with its rule and value", "[tr
       {R"({"save_total_limit":-1})", "save_total_limit must be an integer >= 0; got -1."},
       {R"({"seed":-1})", "seed must be an integer >= 0"},
       {R"({"data_seed":-1})", "data_seed must be an integer >= 0"},
-      {R"({"report_to":"wandb"})", "report_to must be none, all or tensorboard; got 'wandb'"},
+      {R"({"report_to":"wandbb"})", "report_to must be none, all or tensorboard; got 'wandbb'"},
+      {R"({"report_to":"wandbb"})", "Did you mean 'wandb'?"},
       {R"({"torch_compile":true})", "torch_compile is not supported"},
-      {R"({"push_to_hub":true})", "push_to_hub is not supported"},
       {R"({"learnign_rate":1})", "unknown option 'learnign_rate'. Did you mean 'learning_rate'?"},
       {R"({"learning_rate":"1e-4"})", "'learning_rate' must be a number"},
   }));

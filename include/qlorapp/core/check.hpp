@@ -8,6 +8,7 @@
 #include <charconv>
 #include <concepts>
 #include <cstdint>
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -43,6 +44,12 @@ class IoError : public std::runtime_error {
  private:
   int errno_;
 };
+
+/// Of an error's message: torch puts what is for programmers behind it.
+[[nodiscard]] inline std::string first_line(const std::exception& error) {
+  const std::string_view text = error.what();
+  return std::string(text.substr(0, text.find('\n')));
+}
 
 namespace detail {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What a plan knows of GPUs: one table. Memory is what nvidia-smi lists as the card's total; bandwidth, tensor rate (dense, 16-bit
-/// inputs, float32 sums) and multiprocessors are the makers' published figures.
+/// inputs, float32 sums), float32 rate and multiprocessors are the makers' published figures.
 ///
 /// Rates that a training step sustains are lower. `sustained` says which part of the published tensor rate, and where that
 /// comes from:
@@ -35,6 +35,7 @@ struct Gpu {
   double sustained = 0;      ///< Part of tensor_rate.
   Evidence evidence = Evidence::kExtrapolated;
   int64_t multiprocessors = 0;
+  double float32_rate = 0;  ///< Operations a second without tensor cores, which is how torch multiplies float32; 0: not known.
 
   /// What a plan asks of it.
   [[nodiscard]] ops::PlannedDevice device() const { return {at::kCUDA, architecture, 1, multiprocessors}; }

@@ -30,6 +30,9 @@ struct DeviceAllowance {
 /// that are usually missing.
 [[nodiscard]] std::string checklist(const MemoryPlan& plan, const PlanSettings& settings);
 
+/// "7.9 GiB of 14.5 GiB: fits".
+[[nodiscard]] std::string verdict(const MemoryPlan& plan, Bytes room);
+
 /// Step by step for one configuration that ran out of memory: what takes what, whether it fits here, and what to change first.
 [[nodiscard]] std::string explain(const PlanSettings& settings, const Gpu& gpu, const DeviceAllowance& allowance);
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// How long a step takes on a GPU, from its shapes and the GPU's rates.
 ///
-///     products     2·P forward, 2·P backward (frozen weights have no gradient), what is computed again, LoRA, head; over the
-///     tensor rate attention    2·T·D a token and block forward, 5·T·D backward (causal), at the rate of the kernel that the
-///     GPU runs memory       every dequantized weight written and read, every elementwise pass; over the bandwidth host
-///     launches; counts where the GPU is faster than they are
+///     products   2·P forward, 2·P backward (frozen weights have no gradient), what is computed again, LoRA, head; over the rate of
+///                the compute dtype: tensor cores for 16 bits, and for the frozen weights of fp8=True; without them for float32
+///     attention  2·T·D a token and block forward, 5·T·D backward (causal), at the rate of the kernel that the GPU runs
+///     memory     every dequantized weight written and read, every elementwise pass; over the bandwidth
+///     host       launches; counts where the GPU is faster than they are
 ///
 /// The parts are added up, because one stream runs them one after the other; the host's counts where it is longer. The
 /// fractions of the published rates come from docs/performance.md, all from one H200; nothing is known of other cards but what

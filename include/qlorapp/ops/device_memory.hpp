@@ -12,6 +12,7 @@
 /// moved then. The size of the request is not told.
 #pragma once
 
+#include <exception>
 #include <optional>
 
 #include <ATen/core/Tensor.h>
@@ -28,6 +29,13 @@ struct DeviceRoom {
 
 /// @returns nothing for a CPU. Asks the driver; does not synchronize.
 [[nodiscard]] std::optional<DeviceRoom> device_room(at::Device device);
+
+/// Whether an allocation failed, of a GPU's allocator (c10::OutOfMemoryError), of torch's for CPUs, which has only words for it, or of
+/// the C++ library.
+[[nodiscard]] bool is_out_of_memory(const std::exception& error);
+
+/// Gives what torch's allocator holds and nobody uses back to the device; nothing on a CPU.
+void release_cached_memory(at::Device device);
 
 class MemoryRelief {
  public:

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <span>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 
@@ -32,6 +33,7 @@ StepReport train_step(Model& model, TrainState& run, std::span<const Batch> wind
     accumulator.add(model.forward_backward(batch, grad_scale, run.seed, micro_step).loss);
   }
 
+  at::Tensor mean_loss = accumulator.mean_loss();  // here: nothing is allocated between the update and the end
   const GradientNorm gradients = gradient_norm(*run.arena, run.scaler.inverse_scale(), run.max_grad_norm);  // of unscaled ones
   run.scaler.record(gradients.found_inf);
   const double rate = run.schedule.learning_rate(run.base_learning_rate, run.optimizer.step_count());
@@ -43,7 +45,7 @@ StepReport train_step(Model& model, TrainState& run, std::span<const Batch> wind
   run.scaler.update();
   ++run.global_step;  // counts skipped steps too, as transformers does; the schedule does not
 
-  return {accumulator.mean_loss(), gradients.norm, rate, accumulator.tokens(), input_tokens, stepped};
+  return {std::move(mean_loss), gradients.norm, rate, accumulator.tokens(), input_tokens, stepped};
 }
 
 }  // namespace qlorapp

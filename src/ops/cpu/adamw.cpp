@@ -4,7 +4,10 @@
 // torch's kernels contract some products and sums into fused multiply-adds and not others, differently per instruction set.
 // So the same ATen operators are called here, but on pieces that stay in the L2 cache: seven passes over a piece cost one
 // over memory. They are element-wise, so cutting the arena anywhere changes no bit.
+//
+// All memory is taken before the first write, scalars included: an update that fails for want of it has changed nothing.
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include <ATen/ATen.h>
@@ -35,26 +38,34 @@ void adamw_cpu(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& ex
   float* const m_data = exp_avg.data_ptr<float>();
   float* const v_data = exp_avg_sq.data_ptr<float>();
 
+  // As tensors of the type that they would be cast to: no operator below makes one.
+  std::array<float, 5> numbers{factor, static_cast<float>(1 - lr * weight_decay), static_cast<float>(beta2),
+                               static_cast<float>(bias_correction2_sqrt), static_cast<float>(eps)};
+  const auto number = [&](size_t i) { return at::from_blob(&numbers[i], {}, at::kFloat); };
+  const int64_t piece = std::min(kPiece, n);
+  const bool scales = factor != 1.0F;
+  const at::Tensor scratch_of = at::empty({at::get_num_threads(), scales ? 2 : 1, piece}, at::kFloat);
+
   at::parallel_for(0, n, kPiece, [&](int64_t begin, int64_t end) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;  // per thread
-    at::Tensor scratch = at::empty({std::min(kPiece, end - begin)}, at::kFloat);
-    at::Tensor scaled = factor == 1.0F ? at::Tensor() : at::empty_like(scratch);
+    const at::Tensor own = scratch_of.select(0, at::get_thread_num());
+    const at::Tensor scale = number(0), keep = number(1), second = number(2), correction = number(3), least = number(4);
     for (int64_t start = begin; start < end; start += kPiece) {
       const int64_t length = std::min(kPiece, end - start);
       at::Tensor p = at::from_blob(p_data + start, {length}, at::kFloat);
       at::Tensor g = at::from_blob(g_data + start, {length}, at::kFloat);
-      if (scaled.defined()) {
-        at::Tensor product = scaled.narrow(0, 0, length);
-        g = at::mul_out(product, g, at::scalar_tensor(factor));
+      if (scales) {
+        at::Tensor product = own.select(0, 1).narrow(0, 0, length);
+        g = at::mul_out(product, g, scale);
       }
       at::Tensor m = at::from_blob(m_data + start, {length}, at::kFloat);
       at::Tensor v = at::from_blob(v_data + start, {length}, at::kFloat);
-      at::Tensor denominator = scratch.narrow(0, 0, length);
-      if (weight_decay != 0) p.mul_(1 - lr * weight_decay);
+      at::Tensor denominator = own.select(0, 0).narrow(0, 0, length);
+      if (weight_decay != 0) p.mul_(keep);
       m.lerp_(g, 1 - beta1);
-      v.mul_(beta2).addcmul_(g, g, 1 - beta2);
+      v.mul_(second).addcmul_(g, g, 1 - beta2);
       at::sqrt_out(denominator, v);
-      denominator.div_(bias_correction2_sqrt).add_(eps);
+      denominator.div_(correction).add_(least);
       p.addcdiv_(m, denominator, -step_size);
     }
   });
