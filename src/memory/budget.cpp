@@ -220,7 +220,13 @@ std::string describe(const Search& search, const Way& way) {
 [[noreturn]] void refuse(const Search& search, const PlanSettings& asked, const BudgetRequest& request) {
   const Bytes room = request.room;
   const Way least = search.smallest();
-  const Bytes need = search.need(least);
+  const MemoryPlan plan = plan_memory(search.settings_of(least));
+  const Bytes need = plan.training_peak(), load = plan.of(ops::MemoryPhase::kLoad).allocated;
+  if (load > room && load > need) {
+    throw ValueError(concat("[", request.name, "] ", to_string(room), " are not enough: loading the model takes ", to_string(load),
+                            ", more than any step. Ways out: a larger ", request.name,
+                            ", or a checkpoint that is in four bits already."));
+  }
   throw ValueError(concat("[", request.name, "] ", to_string(room), " are not enough: the smallest step of ", least.batch, " x ",
                           asked.length, " tokens takes ", to_string(need), " at least",
                           need > room ? concat(", ", to_string(need - room), " more") : std::string(", and some for the allocator"),

@@ -296,6 +296,13 @@ def test_the_timeline_is_a_picture(here):
         (["--gpu", "T4", "--hours", "0"], "hours must be above 0; got 0"),
         (["--gpu", "T4", "--hours", "24", "--explain"], "Give one of them"),
         (["--gpu", "T4", "--explain", "--svg", "x.svg"], "--svg needs"),
+        (["--gpu", "T4", "--hours", "24", "--batch", "2"], "--batch must be left out of --hours"),
+        (["--gpu", "T4", "--hours", "24", "--max_steps", "9"], "--max_steps must be left out of --hours"),
+        (["--gpu", "T4", "--hours", "24", "--memory_budget", "8GiB"], "--memory_budget must be left out of --hours"),
+        (["--gpu", "T4", "--explain", "--memory_budget", "8GiB"], "--memory_budget must be left out of --explain"),
+        (["--gpu", "T4", "--explain", "--auto_find_batch_size"], "--auto_find_batch_size must be left out of --explain"),
+        (["--compare", "T4:2x16,A10:8x4", "--batch", "2"], "--batch must be left out of --compare"),
+        (["--compare", "T4:2x16,A10:8x4", "--gradient_accumulation_steps", "2"], "left out of --compare"),
         (["--gpu", "T4", "--gpu_tflops", "33"], "--gpu_tflops needs a GPU that is given by its memory"),
         (["--gpu", "cpu", "--context", "1GiB"], "--context needs"),
         (["--gpu", "T4", "--compare", "T4:2x16,A10:8x4"], "--gpu needs no --compare"),
@@ -313,6 +320,30 @@ def test_bad_input_is_refused_by_name(arguments, said):
     assert result.returncode == 2, result.stdout + result.stderr
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("batch", "code", "said"), [(1, 0, ": fits; "), (64, 3, ": does not fit; ")])
+def test_a_script_can_ask_whether_a_run_fits(here, batch, code, said):
+    there = qlorapp("plan", "--model", "llama-3-8b", "--gpu", "T4", "--fp16", "--gradient_checkpointing", "--batch", batch)
+    assert there.returncode == code and said in there.stdout, there.stderr + there.stdout
+    size = {1: 1, 64: 10**7}[batch]
+    local = qlorapp("plan", "--model", "model", "--gpu", "cpu", "--batch", size, "--seq", 64, cwd=here)
+    assert local.returncode == code and said in local.stdout, local.stderr + local.stdout
+
+
+def test_comparisons_are_of_what_is_compared():
+    """The larger need comes first whichever card is faster, and one card twice is no comparison of cards."""
+    run = ("plan", "--model", "llama-3-8b", "--bf16", "--seq", 2048, "--gradient_checkpointing", "--r", 16, "--compare")
+    crossed = qlorapp(*run, "T4:8x4,A10:2x16").stdout
+    assert (
+        "Which is faster: A10, 2 x 16" in crossed
+        and "Memory: T4, 8 x 4 takes" in crossed
+        and "-" not in re.findall(r"The difference, (\S+)", crossed)
+    )
+    twice = qlorapp(*run, "A10:2x16,A10:4x8").stdout
+    assert "It is one card" in twice and "The cards decide" not in twice and "One difference is left" not in twice
+    tight = qlorapp(*run, "T4:1x32,T4:32x1").stdout
+    assert "Does not fit: T4, 32 x 1, by " in tight
 
 
 def test_a_config_that_lacks_a_key_is_refused_by_name(tmp_path):
@@ -342,6 +373,34 @@ def test_a_plan_from_configs_is_that_of_the_loaded_model(here):
     assert sum(backward["parts"].values()) == backward["tensors"] <= backward["allocated"]
     assert str(by_config).startswith("plan: ")
     assert by_config._repr_svg_().startswith("<svg ")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_checkpointing": True},
+        {"gradient_checkpointing": True, "checkpoint_keep": "attention_only", "loss_chunk_rows": 16, "optim": "adamw_8bit"},
+        {"gradient_accumulation_steps": 4, "eval_strategy": "epoch", "per_device_eval_batch_size": 5},
+        {"per_device_train_batch_size": 8, "memory_budget": "2600KiB"},
+        {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "auto_find_batch_size": True},
+    ],
+    ids=str,
+)
+def test_the_plan_of_a_loaded_model_is_that_of_its_trainer(here, options):
+    """All of args counts, and a step taken to measure leaves the model as it was."""
+    args = package.TrainingArguments(output_dir="x", max_length=40, use_cpu=True, **options)
+    by_configs = package.plan(
+        here / "model", lora_config=package.LoraConfig(r=8, target_modules="all-linear"), args=args, gpu="cpu"
+    )
+    model = loaded(here)
+    by_model = package.plan(model, args=args, measure=True)
+    assert str(by_model) == str(by_configs)
+    trains = max(phase["allocated"] for name, phase in by_model.phases.items() if name not in ("load", "merge"))
+    assert by_model.measured == pytest.approx(trains, rel=0.05)
+    assert not model.is_gradient_checkpointing
+    del model
+    plain = package.plan(here / "model", args=package.TrainingArguments(output_dir="x", max_length=40), gpu="cpu")
+    assert str(plain) != str(by_configs)
 
 
 def test_batch_and_length_stand_in_for_the_arguments(here):
@@ -378,3 +437,9 @@ def test_a_budget_that_nothing_fits_says_what_is_missing(here):
         package.find_max_batch_size(model, budget="plenty")
     with pytest.raises(ValueError, match="length"):
         package.find_max_batch_size(model, max_seq_length=1, budget="1GiB")
+
+
+def test_a_budget_below_what_loading_takes_says_so(here):
+    result = qlorapp("plan", "--model", "model", "--gpu", "cpu", "--seq", 40, "--memory_budget", "900KiB", cwd=here)
+    assert result.returncode == 2
+    assert re.search(r"\[memory_budget\] 900 KiB are not enough: loading the model takes .* MiB", result.stderr), result.stderr
