@@ -4,11 +4,15 @@
 
 #include <ATen/ATen.h>
 
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "catch.hpp"
 #include "nn/tiny_model.hpp"
+#include "qlorapp/core/check.hpp"
 #include "qlorapp/io/device.hpp"
+#include "qlorapp/ops/launch_graph.hpp"
 #include "qlorapp/train/step.hpp"
 #include "qlorapp/train/trainer.hpp"
 
@@ -85,4 +89,48 @@ TEST_CASE("on a GPU micro-steps of shapes that come again are replayed with the 
   // New masks each time cannot be recorded.
   const Run dropped = run(device, dtype, true, /*dropout=*/0.2);
   CHECK(dropped.replayed == 0);
+}
+
+TEST_CASE("work that cannot be recorded is done once and said, and the next can be", "[train][cuda]") {
+  if (!has_gpu()) {
+    WARN("skipped: there is no GPU");
+    return;
+  }
+  const at::Device device(at::kCUDA, 0);
+  const at::Tensor sum = at::zeros({1000}, at::TensorOptions().dtype(at::kFloat).device(device));
+  const auto add = [&](double more) {
+    const at::Tensor part =
+        at::full({1000}, more, sum.options());  // memory of its own, which a recording takes from the graphs' pool
+    sum.add_(part);
+  };
+  for (const int fails_in : {2, 1}) {  // the recording, or the first run of the work
+    sum.zero_();
+    int runs = 0;
+    std::string why;
+    const auto refused = [&] {
+      add(1);
+      if (++runs == fails_in) {
+        QLORAPP_CHECK_VALUE(fails_in == 2, "[test] cannot be done at all.");
+        static_cast<void>(sum.sum().item<float>());  // waits for the GPU, which a recording must not
+      }
+    };
+    if (fails_in == 1) {
+      CHECK_THROWS_AS(ops::record_launches(device, refused, &why), ValueError);
+    } else {
+      CHECK(ops::record_launches(device, refused, &why) == nullptr);
+      CHECK_FALSE(why.empty());
+    }
+    CHECK(sum.max().item<float>() == 1.0F);
+    CHECK(sum.min().item<float>() == 1.0F);
+  }
+  std::string why;
+  const std::unique_ptr<ops::LaunchGraph> graph = ops::record_launches(
+      device, [&] { add(2); }, &why);
+  INFO(why);
+  REQUIRE(graph != nullptr);
+  const at::Tensor filler = at::randn({1 << 20}, sum.options());  // ordinary memory, which no graph writes
+  const at::Tensor copy = filler.clone();
+  for (int i = 0; i < 3; ++i) graph->replay();
+  CHECK(sum.max().item<float>() == 1.0F + 2.0F * 4);
+  CHECK(at::equal(filler, copy));
 }

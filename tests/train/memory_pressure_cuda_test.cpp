@@ -5,12 +5,16 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 
 #include <atomic>
+#include <cmath>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "catch.hpp"
+#include "nn/tiny_model.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/train/optimizer.hpp"
+#include "qlorapp/train/trainer.hpp"
 
 using namespace qlorapp;
 namespace allocator = c10::cuda::CUDACachingAllocator;
@@ -133,4 +137,70 @@ TEST_CASE("pressure from another thread finds moments in use, idle, or gone, and
   stop = true;
   other.join();
   REQUIRE(at::equal(arena.values(), paged_arena.values()));
+}
+
+namespace {
+
+struct Trained {
+  std::vector<double> losses;
+  int64_t reserved = 0, held = 0;  ///< Bytes: at most, and at the last step's end.
+};
+
+/// Three steps of two micro-batches of four rows in float32. Without a cap, or with so many bytes beside what is there at the begin.
+Trained train_capped(std::optional<int64_t> more, bool worst_case_first) {
+  const at::Device device(at::kCUDA, 0);
+  const int64_t before = allocator::getDeviceStats(0).allocated_bytes[0].current;
+  CausalLM model = tiny::make_model(at::kFloat, /*dropout=*/0.1, device, 4, {512, 1408, 8, 2, 64, 1e-5});
+  model.set_deterministic(true);
+  std::vector<Example> rows(24);
+  at::manual_seed(11);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const at::Tensor ids = at::randint(model.config().vocab_size, {static_cast<int64_t>(200 + (i * 97) % 312)}, at::kInt);
+    rows[i].input_ids.assign(ids.const_data_ptr<int32_t>(), ids.const_data_ptr<int32_t>() + ids.numel());
+    rows[i].labels = rows[i].input_ids;
+  }
+  TrainingArguments args;
+  args.per_device_train_batch_size = 4;
+  args.gradient_accumulation_steps = 2;
+  args.max_steps = 3;
+  args.learning_rate = 1e-4;
+  args.logging_steps = 1;
+  args.save_strategy = "no";
+  args.full_determinism = true;
+  args.worst_case_first = worst_case_first;
+  Trained result;
+  TrainerCallbacks callbacks;
+  callbacks.on_event = [&](TrainerEvent event, const TrainState&, TrainerControl&) {
+    if (event == TrainerEvent::kStepEnd) result.held = allocator::getDeviceStats(0).allocated_bytes[0].current - before;
+  };
+  callbacks.on_log = [&](const LogRecord& record, TrainerControl&) {
+    if (record.contains("loss")) result.losses.push_back(record.number("loss"));
+  };
+  Trainer trainer(model, args, std::move(rows), {}, "tiny", callbacks);
+  std::optional<Cap> cap;
+  if (more) cap.emplace(*more);
+  allocator::emptyCache();
+  const int64_t begin = allocator::getDeviceStats(0).reserved_bytes[0].current;
+  allocator::resetPeakStats(0);
+  trainer.train();
+  result.reserved = allocator::getDeviceStats(0).reserved_bytes[0].peak - begin;
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("a GPU that is too full for a micro-batch takes it in parts, to the same losses", "[train][cuda]") {
+  if (!has_gpu()) {
+    WARN("skipped: there is no GPU");
+    return;
+  }
+  const bool worst_case_first = GENERATE(false, true);
+  train_capped(std::nullopt, worst_case_first);  // libraries' workspaces are there from now on
+  const Trained plain = train_capped(std::nullopt, worst_case_first);
+  const Trained capped = train_capped(plain.reserved / 2, worst_case_first);
+  INFO("reserved " << plain.reserved << ", and " << capped.reserved << " below the cap");
+  CHECK(capped.reserved <= plain.reserved / 2);
+  REQUIRE(capped.losses.size() == 3);
+  for (size_t i = 0; i < 3; ++i) CHECK(std::abs(capped.losses[i] - plain.losses[i]) <= 1e-6 * plain.losses[i]);
+  CHECK(std::abs(capped.held - plain.held) < int64_t{1} << 20);  // nothing of the failed attempts
 }
