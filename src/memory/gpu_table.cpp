@@ -26,8 +26,8 @@ constexpr int64_t kMostMultiprocessors = 170;
 constexpr Gpu card(std::string_view name, Bytes memory, int64_t architecture, int64_t multiprocessors, double gigabytes,
                    double teraflops, double float32_teraflops, double sustained = kMeasuredPart,
                    Evidence evidence = Evidence::kExtrapolated) {
-  return {name,     memory,          architecture, gigabytes * kGiga, teraflops * kTera, sustained,
-          evidence, multiprocessors, float32_teraflops * kTera};
+  return {name,      memory,   architecture,    gigabytes * kGiga,        teraflops * kTera,
+          sustained, evidence, multiprocessors, float32_teraflops * kTera};
 }
 
 constexpr std::array<Gpu, 14> kGpus{
@@ -77,6 +77,8 @@ std::string_view to_string(Evidence evidence) {
 double uncertainty(Evidence evidence) {
   return evidence == Evidence::kMeasured ? 0.15 : evidence == Evidence::kReported ? 0.30 : 0.40;
 }
+
+Bytes Gpu::context() const { return evidence == Evidence::kMeasured ? 801_MiB : 512_MiB; }
 
 std::span<const Gpu> known_gpus() { return kGpus; }
 

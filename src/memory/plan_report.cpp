@@ -158,10 +158,11 @@ double optimizer_step_seconds(const PlanSettings& settings, const Gpu& gpu) {
 }  // namespace
 
 Bytes room_on(const Gpu& gpu, const DeviceAllowance& allowance) {
-  QLORAPP_CHECK_VALUE(allowance.context < gpu.memory, "[gpu] of its memory, ", to_string(gpu.memory),
-                      ", nothing is left beside the CUDA context, ", to_string(allowance.context),
+  const Bytes context = allowance.on(gpu);
+  QLORAPP_CHECK_VALUE(context < gpu.memory, "[gpu] of its memory, ", to_string(gpu.memory),
+                      ", nothing is left beside the CUDA context, ", to_string(context),
                       ". Give a larger --gpu, or what the context really takes as --context.");
-  return gpu.memory - allowance.context;
+  return gpu.memory - context;
 }
 
 std::string phase_table(const MemoryPlan& plan) {
@@ -248,7 +249,7 @@ std::string explain(const PlanSettings& settings, const Gpu& gpu, const DeviceAl
   const int64_t tokens = settings.batch * settings.length;
   std::string text =
       concat("The configuration: ", fixed(static_cast<double>(plan.base_parameters) * 1e-9, 2), " G parameters on ", name_of(gpu),
-             " (", gib(gpu.memory), ", of which ", gib(allowance.context), " allowed for the CUDA context), ", settings.batch,
+             " (", gib(gpu.memory), ", of which ", gib(allowance.on(gpu)), " allowed for the CUDA context), ", settings.batch,
              " rows of ", settings.length, " tokens, accumulation ", settings.accumulation, ", ",
              dtype_name(settings.compute_dtype), ", rank ", settings.lora.r, ", ", keep_text(settings), ".\n\n");
   text +=

@@ -39,6 +39,9 @@ struct Gpu {
 
   /// What a plan asks of it.
   [[nodiscard]] ops::PlannedDevice device() const { return {at::kCUDA, architecture, 1, multiprocessors}; }
+  /// What the CUDA context, driver and library code take on it, which torch does not count; it depends on the driver, too. Measured on
+  /// an H200 (docs/plan-accuracy.md: 0.51 GiB at first, 0.78 with all libraries loaded), an allowance for all others.
+  [[nodiscard]] Bytes context() const;
   [[nodiscard]] bool has_bf16() const { return architecture >= 80; }
 };
 

@@ -15,9 +15,11 @@ namespace qlorapp {
 
 /// What a device must have free beside torch's own memory.
 struct DeviceAllowance {
-  /// CUDA context, driver and cuBLAS/cuDNN code on the card; torch does not count it. It depends on the driver and the card:
-  /// benchmarks/plan_accuracy_cuda.py measures it, --context states it. 0.5 GiB is an allowance, no measurement.
-  Bytes context{int64_t{512} << 20};
+  /// CUDA context, driver and cuBLAS/cuDNN code on the card. benchmarks/plan_accuracy_cuda.py measures it, --context states it; none:
+  /// what the table of cards says.
+  std::optional<Bytes> context;
+
+  [[nodiscard]] Bytes on(const Gpu& gpu) const { return context.value_or(gpu.context()); }
 };
 
 /// @returns what a card has for torch.  @throws ValueError if the allowance is all of it.
