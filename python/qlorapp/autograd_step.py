@@ -90,6 +90,15 @@ def takes(function: Any, name: str) -> bool:
     return name in inspect.signature(function).parameters
 
 
+def accepts(function: Any, *args: Any, **kwargs: Any) -> bool:
+    """Could it be called like that? Overrides for older releases lack a parameter, others have *args or **kwargs."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
 def count_targets(batches: list[Any], count_position_zero: bool) -> int | None:
     """Labels of a window that are learnt; nothing, where batches have no labels to count."""
     total = 0
@@ -121,14 +130,14 @@ class AutogradStep:
         self, epoch: int, first_batch: int, count: int, rows: Any
     ) -> tuple[torch.Tensor, torch.Tensor, float, int, int, bool]:
         trainer, core = self._trainer, self._trainer._core
-        args, control, handler = trainer.args, core.control, trainer.callback_handler
-        batches = self._batches.take(epoch, first_batch, count)
+        control, handler = core.control, trainer.callback_handler
+        batches, targets = trainer.get_batch_samples(self._batches.at(epoch, first_batch), count, trainer._lm.device)
+        self._batches.took(count)
         if self._generator_state is not None and first_batch > 0:
             torch.set_rng_state(self._generator_state)
         self._generator_state = None
         if not batches:
             raise ValueError(f"[Trainer] the train dataloader has no batch {first_batch} in epoch {epoch}. Give it a length.")
-        targets = count_targets(batches, args.count_position_zero)
         tokens = sum(int(b["attention_mask"].sum()) if "attention_mask" in b else b["input_ids"].numel()
                      for b in batches if hasattr(b, "keys") and "input_ids" in b)  # fmt: skip
         trainer.current_gradient_accumulation_steps = len(batches)
@@ -138,7 +147,7 @@ class AutogradStep:
         loss: Any = None
         with torch.enable_grad():
             for i, inputs in enumerate(batches):
-                counted = (targets,) if takes(trainer.training_step, "num_items_in_batch") else ()
+                counted = (targets,) if accepts(trainer.training_step, trainer.model, inputs, targets) else ()
                 part = trainer.training_step(trainer.model, inputs, *counted)
                 loss = part if loss is None else loss + part
                 if i + 1 < len(batches):
@@ -158,7 +167,7 @@ class AutogradStep:
         if stepped and trainer.lr_scheduler is not None and not waits:
             trainer.lr_scheduler.step()
         optimizer.zero_grad()
-        return loss.detach().double(), norm, rate, targets or 0, tokens, stepped
+        return loss.detach().double(), norm, rate, int(targets or 0), tokens, stepped
 
     def _clip(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         limit = self._trainer.args.max_grad_norm

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the parts of Trainer, each in a file of its own, know of the whole."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -44,11 +45,17 @@ class TrainerParts:
     _loss_was_scaled: bool
     _has_eval_rows: bool
     _session: tuple[int, int]
+    _shown_rate: float
     state: TrainerState
     _say_once: Callable[[str], None]
     log: Callable[..., None]
     _sync_state: Callable[[], None]
     _prepare_inputs: Callable[[dict[str, Any]], dict[str, Any]]
+    compute_loss_context_manager: Callable[[], contextlib.AbstractContextManager[Any]]
+    save_model: Callable[..., None]
+    _save_processing_class: Callable[[str], None]
+    evaluate: Callable[..., dict[str, float]]
+    _core_arguments: Callable[[], str]
     _loss_of: Callable[..., Any]
     _collate: Callable[[], Callable[[list[Any]], Any]]
 

@@ -72,27 +72,28 @@ COMMON = {
 }  # fmt: skip
 
 
-def theirs(setting, output, callbacks=(), resume=None, **options):
+def theirs(setting, output, callbacks=(), resume=None, kind=transformers.Trainer, more=None, **options):
     root, train, held_out = setting
     model = peft.PeftModel.from_pretrained(
         transformers.LlamaForCausalLM.from_pretrained(root / "float"), root / "adapter", is_trainable=True
     )
     args = transformers.TrainingArguments(str(output), use_cpu=True, label_names=["labels"], **{**COMMON, **options})
     seen = recorder(transformers.TrainerCallback)
-    trainer = transformers.Trainer(
-        model, args, data_collator=peer.collate, train_dataset=train, eval_dataset=held_out, callbacks=[seen, *callbacks]
-    )
+    trainer = kind(
+        model, args, data_collator=peer.collate, train_dataset=train, eval_dataset=held_out, callbacks=[seen, *callbacks],
+        **(more or {}),
+    )  # fmt: skip
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer, trainer.train(resume_from_checkpoint=resume), seen
 
 
-def ours(setting, output, callbacks=(), resume=None, kind=qlorapp.Trainer, **options):
+def ours(setting, output, callbacks=(), resume=None, kind=qlorapp.Trainer, more=None, **options):
     root, train, held_out = setting
     model = qlorapp.AutoModelForCausalLM.from_pretrained(root / "float", dtype=torch.float32)
     model = qlorapp.PeftModel.from_pretrained(model, root / "adapter", is_trainable=True)
     seen = recorder(qlorapp.TrainerCallback)
     args = qlorapp.TrainingArguments(str(output), **{**COMMON, **options})
-    trainer = kind(model, args, train_dataset=train, eval_dataset=held_out, callbacks=[seen, *callbacks])
+    trainer = kind(model, args, train_dataset=train, eval_dataset=held_out, callbacks=[seen, *callbacks], **(more or {}))
     trainer.remove_callback(qlorapp.PrinterCallback)
     return trainer, trainer.train(resume_from_checkpoint=resume), seen
 
