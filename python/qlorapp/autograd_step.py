@@ -17,6 +17,7 @@ import torch
 from . import _C
 from .batches import Batches
 from .grad_scaler import GradScaler
+from .process_state import ProcessState
 
 _log = logging.getLogger("qlorapp")
 _OPTIMIZER_FILE, _STATE_FILE = "python_optimizer.safetensors", "python_state.json"
@@ -48,11 +49,9 @@ class ArenaAdamW(torch.optim.Optimizer):
         return loss
 
 
-class Accelerator:
+class Accelerator(ProcessState):
     """What overridden methods ask trainer.accelerator for, with one process."""
 
-    num_processes, process_index, local_process_index = 1, 0, 0
-    is_main_process = is_local_main_process = True
     sync_gradients = True
 
     def __init__(self, trainer: Any) -> None:
@@ -72,12 +71,6 @@ class Accelerator:
         return tensor
 
     gather_for_metrics = gather
-
-    def wait_for_everyone(self) -> None:
-        """There is nobody else."""
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        print(*args, **kwargs)
 
 
 def overridden(trainer: Any, base: type, names: tuple[str, ...]) -> list[str]:
