@@ -7,6 +7,7 @@ import logging
 import conftest
 import peer
 import pytest
+import test_hf_models
 import torch
 import transformers
 
@@ -33,9 +34,10 @@ def write(folder, kind="Phi", **sizes):
     return folder
 
 
-@pytest.fixture(scope="module", params=["GPTNeoX", "Phi"])
+@pytest.fixture(scope="module", params=["GPTNeoX", "Phi", "GPT2", "Gemma3"])
 def folder(request, tmp_path_factory):
-    return write(tmp_path_factory.mktemp(request.param), request.param)
+    place = tmp_path_factory.mktemp(request.param)
+    return write(place, request.param) if request.param in ("GPTNeoX", "Phi") else test_hf_models.write(place, request.param)
 
 
 @pytest.fixture(scope="module")
