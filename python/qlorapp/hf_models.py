@@ -223,7 +223,7 @@ def load(
     )
     if device.type != "cpu":
         more["device_map"] = {"": device}
-    use_cache = more.pop("use_cache", None)
+    of_text = {name: more.pop(name) for name in ("use_cache", "output_attentions") if name in more}
     _damaged.clear()
     auto = getattr(transformers, _auto_class(config.architectures[0]) or "AutoModelForCausalLM")
     read: Any = auto.from_pretrained  # its types know one of the two results
@@ -238,8 +238,8 @@ def load(
             f"[from_pretrained] {folder} lacks {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}, which its config.json asks for. Is "
             "config.json of another model?"
         )
-    if use_cache is not None:  # a model that reads images has it in its text part alone, and takes no option of this name
-        model.config.get_text_config().use_cache = use_cache
+    for name, value in of_text.items():  # a model that reads images has them in the config of its text part
+        setattr(model.config.get_text_config(), name, value)
     return model.eval()
 
 
