@@ -6,10 +6,12 @@ count of their targets, forward and backward through autograd, loss scaling, cli
 gives the losses of the C++ step.
 """
 
+import contextlib
 import inspect
 import json
 import logging
 import os
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -66,6 +68,27 @@ class Accelerator(ProcessState):
 
     def unwrap_model(self, model: Any, **kwargs: Any) -> Any:
         return model
+
+    def prepare(self, *objects: Any, **kwargs: Any) -> Any:
+        """As they are: overridden data loaders end in it."""
+        return objects[0] if len(objects) == 1 else objects
+
+    def prepare_data_loader(self, data_loader: Any, *args: Any, **kwargs: Any) -> Any:
+        return data_loader
+
+    prepare_model = prepare_optimizer = prepare_scheduler = prepare_data_loader
+
+    @contextlib.contextmanager
+    def accumulate(self, *models: Any) -> Iterator[None]:
+        """The loop counts micro-batches."""
+        yield
+
+    no_sync = accumulate
+
+    @contextlib.contextmanager
+    def autocast(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """The model computes in the dtype that it was loaded in."""
+        yield
 
     def gather(self, tensor: Any) -> Any:
         return tensor

@@ -106,13 +106,13 @@ class PadRight:
 class UsedColumns:
     """A collator that is shown only the columns that a model takes."""
 
-    def __init__(self, collator: Callable[[list[Any]], Any]) -> None:
-        self.collator = collator
+    def __init__(self, collator: Callable[[list[Any]], Any], columns: Iterable[str] = USED_COLUMNS) -> None:
+        self.collator, self.columns = collator, set(columns)
 
     def __call__(self, rows: list[Any]) -> Any:
         if not rows or not hasattr(rows[0], "keys") or "input_ids" not in rows[0]:
             return self.collator(rows)  # raw rows, which the collator tokenizes: nothing to leave out
-        return self.collator([{key: row[key] for key in USED_COLUMNS if key in row} for row in rows])
+        return self.collator([{key: row[key] for key in row if key in self.columns} for row in rows])
 
 
 class EpochSampler(torch.utils.data.Sampler[int]):

@@ -114,6 +114,7 @@ class EvaluationMethods(TrainerParts):
         rows = eval_dataset if eval_dataset is not None else self.eval_dataset
         if rows is None:
             raise ValueError("[Trainer] evaluation needs an eval_dataset.")
+        rows = self._remove_unused_columns(rows, "evaluation") if self._own_collator else rows
         return torch.utils.data.DataLoader(
             rows,
             batch_size=self.args.per_device_eval_batch_size,

@@ -9,7 +9,6 @@ from typing import Any
 
 _LOOP = "the loop runs in C++. Use a TrainerCallback, or override training_step, evaluate, log or save_model"
 _CHECKPOINTS = "checkpoints are written and read in C++. Override save_model, which is called for each of them, or use on_save of a TrainerCallback"
-_BATCHES = "batches are made in get_train_dataloader and get_eval_dataloader. Override these, or pass data_collator"
 _MODEL = "the model is used as it is given, on its device. Prepare it before the trainer is made"
 _GRADIENTS = (
     "gradients are clipped at max_grad_norm. Set it to 0 and clip in the step() of an optimizer of your own, optimizers=(…, …)"
@@ -29,10 +28,6 @@ NEVER_CALLED: dict[str, str] = {
         _CHECKPOINTS,
     ),
     **dict.fromkeys(
-        ("_get_dataloader", "_remove_unused_columns", "_set_signature_columns_if_needed", "_get_collator_with_removed_columns"),
-        _BATCHES,
-    ),
-    **dict.fromkeys(
         ("_wrap_model", "_move_model_to_device", "create_accelerator_and_postprocess", "_build_accelerator_args"), _MODEL
     ),
     **dict.fromkeys(("_clip_grad_norm", "_get_grad_norm"), _GRADIENTS),
@@ -41,6 +36,7 @@ NEVER_CALLED: dict[str, str] = {
         ("_prepare_context_parallel_inputs", "get_sp_size", "get_cp_size", "get_tp_size", "_defer_fsdp_gradient_reduction",
          "_sync_replicated_trainable_parameters", "_mixed_mesh_grad_norm", "_has_mixed_mesh_grads"), _PARALLEL,
     ),
+    "_get_dataloader": "batches are made in get_train_dataloader and get_eval_dataloader. Override these",
     "_evaluate": "the loop calls evaluate. Override that",
     "_determine_best_metric": "metric_for_best_model and greater_is_better decide. Add your own metric in evaluate, and name it there",
     "_load_best_model": "load_best_model_at_end does it in C++. Leave that False, and load after train()",

@@ -57,7 +57,22 @@ class TrainerParts:
     evaluate: Callable[..., dict[str, float]]
     _core_arguments: Callable[[], str]
     _loss_of: Callable[..., Any]
+    _remove_unused_columns: Callable[..., Any]
     _collate: Callable[[], Callable[[list[Any]], Any]]
+
+    #: What overrides copied from transformers ask for.
+    is_deepspeed_enabled = is_fsdp_enabled = is_tp_enabled = is_model_parallel = place_model_on_device = False
+    can_return_loss = True
+    hp_search_backend = None
+
+    @property
+    def _train_batch_size(self) -> int:
+        return self.args.train_batch_size
+
+    @property
+    def model_accepts_loss_kwargs(self) -> bool:
+        """Does the model divide its loss by num_items_in_batch?"""
+        return not isinstance(self._lm, ForeignModel) or self._lm.takes_count()
 
     @property
     def control(self) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .autograd_step import ArenaAdamW, AutogradStep, accepts, count_targets, overridden, takes
-from .batches import EpochSampler, PadRight, RowsOfPacks, UsedColumns, packs_of
+from .batches import USED_COLUMNS, EpochSampler, PadRight, RowsOfPacks, UsedColumns, packs_of
 from .foreign_model import ForeignModel
 from .trainer_overrides import NEVER_CALLED, check_overrides
 from .trainer_parts import TrainerParts
@@ -26,6 +26,8 @@ STEP_METHODS = (
 EVALUATED_METHODS = (
     "compute_loss", "_prepare_inputs", "_prepare_input", "compute_loss_context_manager", "autocast_smart_context_manager",
 )  # fmt: skip
+#: What a collator of one's own is shown; the default one shows the model input_ids, labels and attention_mask, whatever there is.
+COLUMN_METHODS = ("_set_signature_columns_if_needed", "_get_collator_with_removed_columns", "_remove_unused_columns")
 #: And those that a pack, which is several rows, has no place in.
 ROW_METHODS = ("get_train_dataloader", "_get_train_sampler")
 
@@ -50,6 +52,15 @@ class StepMethods(TrainerParts):
     def _why_autograd(self) -> list[str]:
         """What asks for steps in Python. @raises TypeError for an overridden method that has no part in either way."""
         check_overrides(self, self._never_called)
+        if (
+            (columns := overridden(self, StepMethods, COLUMN_METHODS))
+            and not self._own_collator
+            and not overridden(self, StepMethods, ("get_train_dataloader",))
+        ):
+            raise TypeError(
+                f"[Trainer] {type(self).__name__}.{columns[0]} would never be called: without a data_collator batches are input_ids, labels and "
+                "attention_mask. Pass one, or override get_train_dataloader."
+            )
         reasons = overridden(self, StepMethods, STEP_METHODS)
         if isinstance(self._lm, ForeignModel):
             reasons.insert(0, type(self._lm.lm).__name__)
@@ -224,13 +235,46 @@ class StepMethods(TrainerParts):
     def _collate(self) -> Callable[[list[Any]], Any]:
         if not self._own_collator:
             return PadRight(getattr(self.processing_class, "pad_token_id", None))
-        return UsedColumns(self.data_collator) if self.args.remove_unused_columns else self.data_collator
+        return self._get_collator_with_removed_columns(self.data_collator)
+
+    _signature_columns: list[str] | None = None
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """_signature_columns: what a collator of one's own is shown with remove_unused_columns, the columns that the model takes."""
+        if self._signature_columns is not None:
+            return
+        self._signature_columns = list(USED_COLUMNS)
+        if isinstance(self._lm, ForeignModel):  # which may read images, too
+            self._signature_columns = [
+                *inspect.signature(self._lm.lm.forward).parameters,
+                "label",
+                "label_ids",
+                *self.label_names,
+            ]
+
+    def _get_collator_with_removed_columns(
+        self, data_collator: Callable[[list[Any]], Any], description: str | None = None
+    ) -> Callable[[list[Any]], Any]:
+        """The collator, shown those columns alone."""
+        if not self.args.remove_unused_columns:
+            return data_collator
+        self._set_signature_columns_if_needed()
+        return UsedColumns(data_collator, self._signature_columns or ())
+
+    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
+        """A datasets.Dataset of those columns alone; raw rows, which a collator tokenizes, and other data sets as they are."""
+        names = getattr(dataset, "column_names", None)
+        if not self.args.remove_unused_columns or not isinstance(names, list) or "input_ids" not in names:
+            return dataset
+        self._set_signature_columns_if_needed()
+        return dataset.remove_columns([name for name in names if name not in (self._signature_columns or ())])
 
     def get_train_dataloader(self) -> torch.utils.data.DataLoader[Any]:
         """Padded batches in the order of the C++ loop. With packing a place holds the rows of a pack, each padded by itself."""
         args, rows = self.args, self.train_dataset
         if rows is None:
             raise ValueError("[Trainer] training needs a train_dataset.")
+        rows = self._remove_unused_columns(rows, "training") if self._own_collator else rows
         common: dict[str, Any] = {
             "batch_size": args.per_device_train_batch_size,
             "collate_fn": self._collate(),

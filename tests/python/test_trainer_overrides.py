@@ -4,6 +4,7 @@
 import inspect
 import json
 
+import peer
 import pytest
 import qlorapp
 import torch
@@ -20,6 +21,8 @@ CALLED = {
     "_get_num_items_in_batch", "compute_loss_context_manager", "autocast_smart_context_manager", "prediction_step", "evaluation_loop",
     "get_eval_dataloader", "_get_eval_sampler", "get_test_dataloader", "evaluate", "log", "save_model", "_save",
 }  # fmt: skip
+#: And these, where there is a collator or a loader of one's own.
+COLUMNS = {"_set_signature_columns_if_needed", "_get_collator_with_removed_columns", "_remove_unused_columns"}
 #: People call these, or they are asked for where something else is given (a model_init, an optimizer's class).
 BY_PEOPLE = {
     "__init__", "train", "predict", "log_metrics", "metrics_format", "save_metrics", "save_state", "push_to_hub", "hyperparameter_search",
@@ -34,10 +37,10 @@ def test_every_method_of_transformers_trainer_is_called_or_named():
         for name, value in vars(transformers.Trainer).items()
         if inspect.isfunction(value) or isinstance(value, staticmethod)
     }
-    known = [CALLED, BY_PEOPLE, set(NEVER_CALLED), set(WITHOUT_EFFECT)]
+    known = [CALLED, COLUMNS, BY_PEOPLE, set(NEVER_CALLED), set(WITHOUT_EFFECT)]
     assert methods - set().union(*known) == set()
     assert sum(map(len, known)) == len(set().union(*known)), "in two tables"
-    for name in CALLED | BY_PEOPLE:
+    for name in CALLED | COLUMNS | BY_PEOPLE:
         assert hasattr(qlorapp.Trainer, name), name
     for name in {*NEVER_CALLED_BY_SFT, *WITHOUT_EFFECT}:
         assert not hasattr(qlorapp.SFTTrainer, name), name
@@ -214,6 +217,86 @@ def test_what_decays_cannot_be_chosen_for_an_optimizer_that_decays_all(folder, t
         ValueError, match=r"optim='.*' decays all adapters alike.*Override create_optimizer, or give optimizer_cls"
     ):
         trained(folder, tmp_path, OnlyB)
+
+
+# --- columns, and loaders as they are copied from transformers
+
+
+@pytest.mark.parametrize("as_dataset", [True, False])
+@pytest.mark.parametrize("name", sorted(COLUMNS))
+def test_an_override_says_which_columns_a_collator_sees(folder, tmp_path, name, as_dataset):
+    import datasets
+
+    seen = set()
+
+    def set_columns(self):
+        self._signature_columns = ["input_ids", "labels", "attention_mask", "note"]
+
+    def wrap(self, data_collator, description=None):
+        return lambda batch: data_collator([{key: row[key] for key in row if key != "other"} for row in batch])
+
+    def remove(self, dataset, description=None):
+        return dataset.remove_columns(["other"]) if hasattr(dataset, "remove_columns") else dataset
+
+    methods = {
+        "_set_signature_columns_if_needed": set_columns,
+        "_get_collator_with_removed_columns": wrap,
+        "_remove_unused_columns": remove,
+    }
+    kind = type("Mine", (qlorapp.Trainer,), {name: methods[name]})
+
+    def collate(batch):
+        seen.update(*batch)
+        return peer.collate(batch)
+
+    data = [{**row, "note": "x", "other": "y"} for row in rows(26)]
+    data = datasets.Dataset.from_list(data) if as_dataset else data
+    assert len(losses(trained(folder, tmp_path, kind, data=data, more={"data_collator": collate}, max_steps=1))) == 1
+    expected = {
+        "_set_signature_columns_if_needed": {"note"},
+        # transformers shows a data set's rows through one of the two, and here both are asked
+        "_get_collator_with_removed_columns": set() if as_dataset else {"note"},
+        "_remove_unused_columns": set(),
+    }
+    assert seen - {"input_ids", "labels", "attention_mask"} == expected[name]
+    with pytest.raises(TypeError, match=rf"Mine.{name} would never be called: without a data_collator .*Pass one"):
+        kind(load(folder), arguments(tmp_path), train_dataset=rows(4))
+
+
+def test_a_loader_written_for_transformers_works_unchanged(setting, tmp_path):
+    class Loads:
+        def get_train_dataloader(self):
+            dataset = self.train_dataset
+            parameters = {
+                "batch_size": self._train_batch_size,
+                "collate_fn": self._get_collator_with_removed_columns(peer.collate, description="training"),
+                "num_workers": self.args.dataloader_num_workers,
+                "drop_last": self.args.dataloader_drop_last,
+                "sampler": self._get_train_sampler(dataset),
+            }
+            return self.accelerator.prepare(torch.utils.data.DataLoader(dataset, **parameters))
+
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            assert not self.is_deepspeed_enabled and not self.is_fsdp_enabled and self.model_accepts_loss_kwargs
+            with self.accelerator.accumulate(model), self.accelerator.autocast():
+                return super().training_step(model, inputs, num_items_in_batch)
+
+    mine, _, _ = ours(setting, tmp_path / "mine", kind=type("Mine", (Loads, qlorapp.Trainer), {}))
+    reference, _, _ = theirs(setting, tmp_path / "theirs", kind=type("Mine", (Loads, transformers.Trainer), {}))
+    assert losses(mine) == pytest.approx(losses(reference), rel=1e-5)
+
+
+def test_a_model_of_transformers_says_itself_which_columns_it_takes(folder, tmp_path):
+    seen = set()
+
+    def collate(batch):
+        seen.update(*batch)
+        return peer.collate([{key: row[key] for key in ("input_ids", "labels", "attention_mask")} for row in batch])
+
+    model = qlorapp.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(folder), qlorapp.LoraConfig(r=4))
+    data = [{**row, "position_ids": list(range(len(row["input_ids"]))), "note": "x"} for row in rows(8)]
+    qlorapp.Trainer(model, arguments(tmp_path, max_steps=1), data_collator=collate, train_dataset=data).train()
+    assert seen == {"input_ids", "labels", "attention_mask", "position_ids"}
 
 
 # --- files
