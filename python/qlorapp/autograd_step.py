@@ -6,10 +6,12 @@ count of their targets, forward and backward through autograd, loss scaling, cli
 gives the losses of the C++ step.
 """
 
+import contextlib
 import inspect
 import json
 import logging
 import os
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -17,6 +19,7 @@ import torch
 from . import _C
 from .batches import Batches
 from .grad_scaler import GradScaler
+from .process_state import ProcessState
 
 _log = logging.getLogger("qlorapp")
 _OPTIMIZER_FILE, _STATE_FILE = "python_optimizer.safetensors", "python_state.json"
@@ -48,11 +51,9 @@ class ArenaAdamW(torch.optim.Optimizer):
         return loss
 
 
-class Accelerator:
+class Accelerator(ProcessState):
     """What overridden methods ask trainer.accelerator for, with one process."""
 
-    num_processes, process_index, local_process_index = 1, 0, 0
-    is_main_process = is_local_main_process = True
     sync_gradients = True
 
     def __init__(self, trainer: Any) -> None:
@@ -68,16 +69,31 @@ class Accelerator:
     def unwrap_model(self, model: Any, **kwargs: Any) -> Any:
         return model
 
+    def prepare(self, *objects: Any, **kwargs: Any) -> Any:
+        """As they are: overridden data loaders end in it."""
+        return objects[0] if len(objects) == 1 else objects
+
+    def prepare_data_loader(self, data_loader: Any, *args: Any, **kwargs: Any) -> Any:
+        return data_loader
+
+    prepare_model = prepare_optimizer = prepare_scheduler = prepare_data_loader
+
+    @contextlib.contextmanager
+    def accumulate(self, *models: Any) -> Iterator[None]:
+        """The loop counts micro-batches."""
+        yield
+
+    no_sync = accumulate
+
+    @contextlib.contextmanager
+    def autocast(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """The model computes in the dtype that it was loaded in."""
+        yield
+
     def gather(self, tensor: Any) -> Any:
         return tensor
 
     gather_for_metrics = gather
-
-    def wait_for_everyone(self) -> None:
-        """There is nobody else."""
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        print(*args, **kwargs)
 
 
 def overridden(trainer: Any, base: type, names: tuple[str, ...]) -> list[str]:
@@ -88,6 +104,15 @@ def overridden(trainer: Any, base: type, names: tuple[str, ...]) -> list[str]:
 def takes(function: Any, name: str) -> bool:
     """Does it have a parameter of that name?"""
     return name in inspect.signature(function).parameters
+
+
+def accepts(function: Any, *args: Any, **kwargs: Any) -> bool:
+    """Could it be called like that? Overrides for older releases lack a parameter, others have *args or **kwargs."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 def count_targets(batches: list[Any], count_position_zero: bool) -> int | None:
@@ -121,14 +146,14 @@ class AutogradStep:
         self, epoch: int, first_batch: int, count: int, rows: Any
     ) -> tuple[torch.Tensor, torch.Tensor, float, int, int, bool]:
         trainer, core = self._trainer, self._trainer._core
-        args, control, handler = trainer.args, core.control, trainer.callback_handler
-        batches = self._batches.take(epoch, first_batch, count)
+        control, handler = core.control, trainer.callback_handler
+        batches, targets = trainer.get_batch_samples(self._batches.at(epoch, first_batch), count, trainer._lm.device)
+        self._batches.took(count)
         if self._generator_state is not None and first_batch > 0:
             torch.set_rng_state(self._generator_state)
         self._generator_state = None
         if not batches:
             raise ValueError(f"[Trainer] the train dataloader has no batch {first_batch} in epoch {epoch}. Give it a length.")
-        targets = count_targets(batches, args.count_position_zero)
         tokens = sum(int(b["attention_mask"].sum()) if "attention_mask" in b else b["input_ids"].numel()
                      for b in batches if hasattr(b, "keys") and "input_ids" in b)  # fmt: skip
         trainer.current_gradient_accumulation_steps = len(batches)
@@ -138,7 +163,7 @@ class AutogradStep:
         loss: Any = None
         with torch.enable_grad():
             for i, inputs in enumerate(batches):
-                counted = (targets,) if takes(trainer.training_step, "num_items_in_batch") else ()
+                counted = (targets,) if accepts(trainer.training_step, trainer.model, inputs, targets) else ()
                 part = trainer.training_step(trainer.model, inputs, *counted)
                 loss = part if loss is None else loss + part
                 if i + 1 < len(batches):
@@ -158,7 +183,7 @@ class AutogradStep:
         if stepped and trainer.lr_scheduler is not None and not waits:
             trainer.lr_scheduler.step()
         optimizer.zero_grad()
-        return loss.detach().double(), norm, rate, targets or 0, tokens, stepped
+        return loss.detach().double(), norm, rate, int(targets or 0), tokens, stepped
 
     def _clip(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         limit = self._trainer.args.max_grad_norm

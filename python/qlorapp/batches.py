@@ -106,13 +106,13 @@ class PadRight:
 class UsedColumns:
     """A collator that is shown only the columns that a model takes."""
 
-    def __init__(self, collator: Callable[[list[Any]], Any]) -> None:
-        self.collator = collator
+    def __init__(self, collator: Callable[[list[Any]], Any], columns: Iterable[str] = USED_COLUMNS) -> None:
+        self.collator, self.columns = collator, set(columns)
 
     def __call__(self, rows: list[Any]) -> Any:
         if not rows or not hasattr(rows[0], "keys") or "input_ids" not in rows[0]:
             return self.collator(rows)  # raw rows, which the collator tokenizes: nothing to leave out
-        return self.collator([{key: row[key] for key in USED_COLUMNS if key in row} for row in rows])
+        return self.collator([{key: row[key] for key in row if key in self.columns} for row in rows])
 
 
 class EpochSampler(torch.utils.data.Sampler[int]):
@@ -152,18 +152,16 @@ class Batches:
         self._iterator: Iterator[Any] | None = None
         self._at = (-1, 0)  # epoch, batches taken of it
 
-    def take(self, epoch: int, first: int, count: int) -> list[Any]:
-        """`count` batches from number `first` of an epoch on; fewer where the loader ends."""
+    def at(self, epoch: int, first: int) -> Iterator[Any]:
+        """The batches of an epoch from number `first` on. Whoever takes some says so: took()."""
         if self._iterator is None or self._at != (epoch, first):
             set_epoch(self.loader, epoch)
             self._iterator = iter(self.loader)
             for _ in range(first):
                 next(self._iterator, None)
-        taken = []
-        for _ in range(count):
-            try:
-                taken.append(next(self._iterator))
-            except StopIteration:
-                break
+            self._at = (epoch, first)
+        return self._iterator
+
+    def took(self, count: int) -> None:
+        epoch, first = self._at
         self._at = (epoch, first + count)
-        return taken

@@ -16,6 +16,7 @@ import torch
 from . import _C
 from .hub import folder_of
 from .layers import seed_from_torch
+from .stopping import StopCheck, criteria_of
 
 _log = logging.getLogger("qlorapp")
 
@@ -45,8 +46,8 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "sequence_bias", "token_healing"), _PROCESSOR),
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "watermarking_config", "renormalize_logits"), _PROCESSOR),
-    **dict.fromkeys(("logits_processor", "prefix_allowed_tokens_fn", "stopping_criteria"), ((None, []), _PROCESSOR[1])),
-    **dict.fromkeys(("stop_strings", "max_time"), ((None,), "give eos_token_id, or a streamer that raises to stop.")),
+    **dict.fromkeys(("logits_processor", "prefix_allowed_tokens_fn"), ((None, []), _PROCESSOR[1])),
+    "stopping_criteria": ((None, []), "it is no part of a config. Give it to generate() itself."),
     **dict.fromkeys(("output_scores", "output_logits", "output_attentions", "output_hidden_states"), _OUTPUT),
     "return_dict_in_generate": _OUTPUT,
     **dict.fromkeys(("assistant_model", "prompt_lookup_num_tokens", "decoder_start_token_id"), _ASSISTED),
@@ -57,7 +58,7 @@ _IGNORED = {
     "length_penalty", "remove_invalid_values", "is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule",
     "assistant_confidence_threshold", "max_matching_ngram_size", "assistant_early_exit", "assistant_lookbehind",
     "target_lookbehind", "assistant_ensemble_weight", "speculation_type", "continuous_batching_config", "prefill_chunk_size",
-    "transformers_version", "token_type_ids", "synced_gpus", "tokenizer",
+    "transformers_version", "token_type_ids", "synced_gpus",
 }  # fmt: skip
 
 
@@ -79,6 +80,8 @@ class GenerationConfig:
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
     bos_token_id: int | None = None
+    stop_strings: str | list[str] | None = None
+    max_time: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """What is set."""
@@ -196,7 +199,9 @@ def generate(
     """(B, T + new tokens); see CausalLM.generate."""
     if input_ids is None or input_ids.dim() != 2:
         raise ValueError("[generate] input_ids must be (B, T). Tokenize with return_tensors='pt'.")
+    stopping_criteria, tokenizer = options.pop("stopping_criteria", None), options.pop("tokenizer", None)
     chosen = _merged(model.generation_config, generation_config, options)
+    criteria = criteria_of(stopping_criteria, chosen.get("stop_strings"), chosen.get("max_time"), tokenizer)
     eos = chosen.get("eos_token_id", model.core.eos_token_ids)
     eos = [eos] if isinstance(eos, int) else list(eos)
     pad = chosen.get("pad_token_id")
@@ -221,10 +226,13 @@ def generate(
     if not chosen["do_sample"]:  # warpers are not run then, whatever they are
         sampling = {"repetition_penalty": sampling["repetition_penalty"]}
     seed = seed_from_torch() if chosen["do_sample"] else 0
+    shown = input_ids.repeat_interleave(copies, dim=0)
+    check = StopCheck(criteria, shown, eos, fill) if criteria else None
 
     def on_token(row: int, token: int) -> bool:
-        streamer.put(torch.tensor([token]))
-        return True
+        if streamer is not None:
+            streamer.put(torch.tensor([token]))
+        return check is None or check(row, token)
 
     if streamer is not None:
         streamer.put(input_ids.cpu())
@@ -235,10 +243,12 @@ def generate(
         min_new_tokens=shortest,
         eos_token_ids=eos,
         sampling=_C.SamplingOptions(seed=seed, **sampling),
-        on_token=on_token if streamer is not None else None,
+        on_token=on_token if streamer is not None or check is not None else None,
     )
+    if check is not None:
+        rows = check.trim(rows)
     if streamer is not None:
         streamer.end()
     most = max(len(row) for row in rows)
     new = torch.tensor([row + [fill] * (most - len(row)) for row in rows], dtype=input_ids.dtype, device=input_ids.device)
-    return torch.cat([input_ids.repeat_interleave(copies, dim=0), new], dim=1)
+    return torch.cat([shown, new], dim=1)

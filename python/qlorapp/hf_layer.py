@@ -13,12 +13,21 @@ from .quantization import as_dtype
 
 
 class HfLinear4bit(torch.nn.Linear, nn.Linear4bit):
-    """A linear layer of a foreign model with its weight in four bits: y = x·dequantize(W)ᵀ + bias, differentiable in x."""
+    """A linear layer of a foreign model with its weight in four bits: y = x·dequantize(W)ᵀ + bias, differentiable in x.
 
-    def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
+    W is (out, in), also where it stands for a Conv1D, whose float weight is (in, out): bitsandbytes' layers are so too, and adapters
+    have the same shapes over either.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, of_conv1d: bool = False) -> None:
         super().__init__(in_features, out_features, bias, device="meta")
         self.weight.requires_grad_(False)
+        self.of_conv1d = of_conv1d
         self.quant_state: _C.QuantizedTensor | None = None
+
+    def quantize(self, quantizer: _C.Quantizer, weight: torch.Tensor) -> torch.nn.Parameter:
+        """Takes a float weight as it is in a checkpoint."""
+        return self.take(quantizer.quantize(weight.T.contiguous() if self.of_conv1d else weight))
 
     def take(self, weight: _C.QuantizedTensor) -> torch.nn.Parameter:
         self.quant_state = weight

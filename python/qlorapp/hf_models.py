@@ -26,6 +26,7 @@ _damaged: list[_C.FormatError] = []
 def _register() -> type:
     """The config class of the method; registers it and its quantizer at the first call."""
     from transformers.core_model_loading import ConversionOps
+    from transformers.pytorch_utils import Conv1D
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, register_quantization_config, register_quantizer
     from transformers.quantizers.base import HfQuantizer
     from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
@@ -57,7 +58,7 @@ def _register() -> type:
             for name, value in input_dict.items():
                 value = value[0] if isinstance(value, list) else value
                 module, _ = get_module_from_name(model, name)
-                result[name] = module.take(self.hf_quantizer.core.quantize(value))
+                result[name] = module.quantize(self.hf_quantizer.core, value)
                 module._is_hf_initialized = True
             return result
 
@@ -77,7 +78,7 @@ def _register() -> type:
             layer: Any = module  # torch's types know no attributes of this kind
             layer._is_hf_initialized = True
             if len(tensors) == 1:  # of a folder that says that it is quantized, in float after all
-                return {"weight": module.take(self.hf_quantizer.core.quantize(tensors["weight"]))}
+                return {"weight": module.quantize(self.hf_quantizer.core, tensors["weight"])}
             try:
                 return {"weight": module.take(weight_of_tensors(tensors, full_layer_name))}
             except _C.FormatError as error:
@@ -105,9 +106,16 @@ def _register() -> type:
             options: Any = self.quantization_config
             skipped = self.get_modules_to_not_convert(model, options.llm_int8_skip_modules, model._keep_in_fp32_modules)
             for name, module in list(model.named_modules()):
-                if type(module) is torch.nn.Linear and should_convert_module(name, skipped):
-                    parent, leaf = get_module_from_name(model, name)
-                    setattr(parent, leaf, HfLinear4bit(module.in_features, module.out_features, module.bias is not None))
+                if not (type(module) is torch.nn.Linear or isinstance(module, Conv1D)) or not should_convert_module(
+                    name, skipped
+                ):
+                    continue
+                parent, leaf = get_module_from_name(model, name)
+                if isinstance(module, Conv1D):
+                    layer = HfLinear4bit(module.nx, module.nf, True, of_conv1d=True)
+                else:
+                    layer = HfLinear4bit(module.in_features, module.out_features, module.bias is not None)
+                setattr(parent, leaf, layer)
 
         def param_needs_quantization(self, model: torch.nn.Module, param_name: str, **kwargs: Any) -> bool:
             module, name = get_module_from_name(model, param_name)
@@ -137,19 +145,36 @@ def _register() -> type:
 
 
 def is_foreign(config: Any) -> bool:
-    """A causal language model that this library does not compute itself.
+    """A causal language model that this library does not compute itself, one that reads images too among them.
 
-    @raises ValueError for an architecture that is neither native nor …ForCausalLM, with what there is.
+    @raises ValueError for an architecture that is neither native nor one of transformers' causal ones, with what there is.
     """
     names = getattr(config, "architectures", None) or []
     if len(names) != 1 or names[0] in _C.native_architectures():
         return len(names) == 1 and beyond_native(config) != ""
-    if not names[0].endswith("ForCausalLM"):
+    if getattr(config, "is_encoder_decoder", False) or not (names[0].endswith("ForCausalLM") or _auto_class(names[0])):
         raise ValueError(
             f"[from_pretrained] architectures must name one of {', '.join(_C.native_architectures())}, which are computed here, or any "
-            f"…ForCausalLM, which transformers computes over four-bit layers; got {names[0]}. Use transformers itself for it."
+            f"…ForCausalLM or other causal model of transformers, which computes it over four-bit layers; got {names[0]}. Use transformers itself "
+            "for it."
         )
     return True
+
+
+def _auto_class(architecture: str) -> str:
+    """The Auto class of transformers that makes causal models of this architecture; empty without one, or without transformers."""
+    try:
+        from transformers.models.auto import modeling_auto
+    except ModuleNotFoundError:
+        return ""
+    for auto, names in (
+        ("AutoModelForCausalLM", modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+        ("AutoModelForImageTextToText", modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
+    ):
+        for name in names.values():
+            if architecture in ((name,) if isinstance(name, str) else name):
+                return auto
+    return ""
 
 
 def beyond_native(config: Any) -> str:
@@ -198,8 +223,10 @@ def load(
     )
     if device.type != "cpu":
         more["device_map"] = {"": device}
+    of_text = {name: more.pop(name) for name in ("use_cache", "output_attentions") if name in more}
     _damaged.clear()
-    read: Any = transformers.AutoModelForCausalLM.from_pretrained  # its types know one of the two results
+    auto = getattr(transformers, _auto_class(config.architectures[0]) or "AutoModelForCausalLM")
+    read: Any = auto.from_pretrained  # its types know one of the two results
     try:
         model, found = read(folder, dtype=dtype, output_loading_info=True, **more)
     except RuntimeError as error:
@@ -211,6 +238,8 @@ def load(
             f"[from_pretrained] {folder} lacks {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}, which its config.json asks for. Is "
             "config.json of another model?"
         )
+    for name, value in of_text.items():  # a model that reads images has them in the config of its text part
+        setattr(model.config.get_text_config(), name, value)
     return model.eval()
 
 

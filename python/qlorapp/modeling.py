@@ -233,8 +233,8 @@ class CausalLM(ModelAdapters, torch.nn.Module):
         """Continuation of every row: (B, T + new tokens), short ones filled with pad_token_id or the first EOS.
 
         Options are those of GenerationConfig: max_new_tokens, do_sample, temperature, top_k, top_p, repetition_penalty …, which go
-        before `generation_config`, and this before the checkpoint's own. Rows may be padded on the left, marked by attention_mask.
-        Sampling follows torch.manual_seed.
+        before `generation_config`, and this before the checkpoint's own; stopping_criteria; and the tokenizer, for stop_strings.
+        Rows may be padded on the left, marked by attention_mask. Sampling follows torch.manual_seed.
         """
         ids = inputs if input_ids is None else input_ids
         with precision.own_dtypes(self.device):

@@ -20,29 +20,39 @@ from .precision import own_dtypes
 _log = logging.getLogger("qlorapp")
 
 
-def _hook_refused(self: torch.nn.Module, hook: Any, *args: Any, **kwargs: Any) -> RemovableHandle:
-    """Stands for the hook methods of modules that the compiled pass does not call.
+def _refused(method: str) -> Any:
+    """Stands for a hook method of modules that the compiled pass does not call.
 
     One kind is taken and dropped: scripts for checkpointed models make the embedding's output require a gradient by a hook of the
     name make_inputs_require_grad, which nothing needs here.
     """
-    if getattr(hook, "__name__", "").startswith("make_inputs_require_grad"):
-        _log.info("[hooks] %s is not needed: a checkpointed block's adapters get their gradients without it.", hook.__name__)
-        return RemovableHandle(collections.OrderedDict())
-    raise NotImplementedError(
-        f"[hooks] {type(self).__name__}: the model's blocks are computed in C++ in one call, so a hook on one of its modules would "
-        "never run. Put hooks on the model itself, or on parameters (parameter.register_hook), which do."
-    )
+
+    # Backward hooks need an output that is a tensor or a tuple of them: torch's rule, and a model's output is neither.
+    runs = f"on the model (model.{method}) and on parameters" if "forward" in method else "on parameters"
+
+    def register(self: torch.nn.Module, hook: Any, *args: Any, **kwargs: Any) -> RemovableHandle:
+        if getattr(hook, "__name__", "").startswith("make_inputs_require_grad"):
+            _log.info(
+                "[hooks] %s is not needed: a checkpointed block's adapters get their gradients without it.", hook.__name__
+            )
+            return RemovableHandle(collections.OrderedDict())
+        raise NotImplementedError(
+            f"[hooks] {method} on {type(self).__name__}: the hook would never run, as all blocks are computed in one call of C++. Hooks run {runs} "
+            "(parameter.register_hook). To see inside, load the model by transformers and add adapters by get_peft_model: Trainer takes it, too."
+        )
+
+    register.__name__ = method
+    return register
 
 
 class _Shown:
     """A module that shows what C++ computes with."""
 
-    register_forward_hook = _hook_refused
-    register_forward_pre_hook = _hook_refused
-    register_full_backward_hook = _hook_refused
-    register_full_backward_pre_hook = _hook_refused
-    register_backward_hook = _hook_refused
+    register_forward_hook = _refused("register_forward_hook")
+    register_forward_pre_hook = _refused("register_forward_pre_hook")
+    register_full_backward_hook = _refused("register_full_backward_hook")
+    register_full_backward_pre_hook = _refused("register_full_backward_pre_hook")
+    register_backward_hook = _refused("register_backward_hook")
 
 
 class Linear(_Shown, torch.nn.Linear):
@@ -54,6 +64,14 @@ class Embedding(_Shown, torch.nn.Embedding):
 
 
 class RMSNorm(_Shown, torch.nn.RMSNorm):
+    """torch's, shown."""
+
+
+class Dropout(_Shown, torch.nn.Dropout):
+    """torch's, shown."""
+
+
+class Identity(_Shown, torch.nn.Identity):
     """torch's, shown."""
 
 
@@ -155,7 +173,7 @@ class LoraLayer(_Shown, torch.nn.Module):
 
     def add(self, name: str, alpha: float, scaling: float, dropout: float, parameters: dict[str, torch.nn.Parameter]) -> None:
         """parameters: lora_A, lora_B and, with DoRA, lora_magnitude_vector."""
-        self.lora_dropout[name] = torch.nn.Dropout(dropout) if dropout > 0 else torch.nn.Identity()
+        self.lora_dropout[name] = Dropout(dropout) if dropout > 0 else Identity()
         self.lora_A[name] = _holding(parameters["lora_A"])
         self.lora_B[name] = _holding(parameters["lora_B"])
         if "lora_magnitude_vector" in parameters:

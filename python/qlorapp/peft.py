@@ -116,7 +116,7 @@ class PeftModel(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As CausalLM.forward."""
-        return self.base_model.model(*args, **kwargs)
+        return self.base_model(*args, **kwargs)
 
     # --- which adapters there are
 

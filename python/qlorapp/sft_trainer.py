@@ -19,6 +19,7 @@ from .random import set_seed
 from .sft_config import SFTConfig
 from .sft_data import RowEncoder, sample_parts
 from .trainer import Trainer
+from .trainer_overrides import NEVER_CALLED_BY_SFT
 from .training_arguments import TrainingArguments
 
 _log = logging.getLogger("qlorapp")
@@ -30,6 +31,8 @@ class SFTTrainer(Trainer):
     `model` is a model or its name. With `peft_config` it gets adapters. Without `processing_class` the tokenizer is the model's.
     Options of older releases (`tokenizer`, `max_seq_length`, `dataset_text_field`, `packing` …) may be given here as well.
     """
+
+    _never_called = NEVER_CALLED_BY_SFT
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 
 import contextlib
 import copy
+import inspect
 import json
 import logging
 import math
@@ -10,14 +11,13 @@ import os
 import resource
 import signal
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
-from . import _C, prediction
-from .autograd_step import Accelerator, AutogradStep, overridden, scaler_of, takes
+from . import _C
+from .autograd_step import Accelerator, AutogradStep, overridden, scaler_of
 from .batches import is_default_collator, rows_of
 from .field_table import plain
 from .foreign_model import ForeignModel
@@ -27,8 +27,9 @@ from .precision import own_dtypes
 from .progress import default_progress, reporting_callbacks
 from .trainer_callback import CallbackHandler, TrainerCallback, TrainerState
 from .trainer_evaluation import EvaluationMethods
+from .trainer_hooks import HookMethods
 from .trainer_reports import ReportMethods
-from .trainer_steps import Rates, StepMethods
+from .trainer_steps import ROW_METHODS, StepMethods
 from .training_arguments import TrainingArguments
 
 _log = logging.getLogger("qlorapp")
@@ -59,13 +60,13 @@ class TrainOutput(NamedTuple):
     metrics: dict[str, float]
 
 
-class Trainer(StepMethods, EvaluationMethods, ReportMethods):
+class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
     """Epochs, accumulation, logging, evaluation, checkpoints. Rows are {"input_ids", "labels"(, "attention_mask")}.
 
     The loop runs in C++ without the GIL; Ctrl-C stops it between two micro-batches. transformers' names and semantics, callbacks
     and subclassing among them: where a part of the step is overridden (compute_loss, training_step, get_train_dataloader,
     create_optimizer …, compute_loss_func, optimizers, a data_collator of one's own) the steps are computed by torch's autograd in
-    Python, which is said once.
+    Python, which is said once; a method that would never be called is refused (trainer_overrides.py).
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Trainer(StepMethods, EvaluationMethods, ReportMethods):
         train_dataset: Any = None,
         eval_dataset: Any = None,
         processing_class: Any = None,
-        model_init: Callable[[], CausalLM | PeftModel] | None = None,
+        model_init: Callable[..., CausalLM | PeftModel] | None = None,
         compute_loss_func: Callable[..., torch.Tensor] | None = None,
         compute_metrics: Callable[..., dict[str, Any]] | None = None,
         callbacks: list[TrainerCallback] | None = None,
@@ -89,10 +90,11 @@ class Trainer(StepMethods, EvaluationMethods, ReportMethods):
         refuse_unknown("Trainer", ignored, {}, Trainer)
         if tokenizer is not None:
             _C.say_older_name("Trainer", "tokenizer", "processing_class")
+        self.model_init = model_init
         if model is None:
             if model_init is None:
                 raise ValueError("[Trainer] give a model, or model_init, which makes one.")
-            model = model_init()
+            model = self.call_model_init()
         self.model = self.model_wrapped = model
         if args is not None and not isinstance(args, TrainingArguments):
             raise TypeError(
@@ -184,22 +186,11 @@ class Trainer(StepMethods, EvaluationMethods, ReportMethods):
 
     def _make_core(self) -> None:
         reasons = self._autograd_reasons = self._why_autograd()
-        if self.args.packing and "get_train_dataloader" in reasons:
+        if self.args.packing and (taken := [name for name in ROW_METHODS if name in reasons]):
             raise ValueError(
-                "[Trainer] packing=True packs the rows that get_train_dataloader gives out, which is overridden. Leave one of them out."
+                f"[Trainer] packing=True packs the rows that {taken[0]} gives out, which is overridden. Leave one of them out."
             )
-        trainer = weakref.ref(self)  # or the two would keep each other alive
-
-        def hook(name: str) -> Callable[..., Any]:
-            def call(*args: Any) -> Any:
-                return getattr(trainer(), name)(*args)
-
-            return call
-
-        hooks = {"event": hook("_on_event"), "log": hook("_on_log"), "evaluate": hook("_on_evaluate"), "save": hook("_on_save"),
-                 "callback_states": hook("_callback_states"), "load_more": hook("_on_load")}  # fmt: skip
-        if reasons:
-            hooks |= {"step": hook("_on_step"), "save_more": hook("_on_save_files")}
+        hooks = self._hooks(steps_in_python=bool(reasons))
         eval_rows = (
             []
             if isinstance(self.eval_dataset, dict) or self._evaluates_in_python()
@@ -236,69 +227,10 @@ class Trainer(StepMethods, EvaluationMethods, ReportMethods):
             self._train_loader = self.get_train_dataloader()
         return self._train_loader
 
-    def _sync_state(self) -> None:
-        for name, value in self._core.state().items():
-            setattr(self.state, name, value)
-
-    def _on_event(self, name: str, control: Any) -> None:
-        if name == "step_end" and self._stop_asked:
-            control.should_save = control.should_training_stop = True
-        if self.callback_handler.listens(name):
-            self._sync_state()
-            self._show_rate()
-            self.callback_handler.call(name, control)
-            self._check_rate()
-
-    def _show_rate(self) -> None:
-        if isinstance(self.lr_scheduler, Rates):
-            self._shown_rate = self._core.learning_rate
-            self.optimizer.param_groups[0]["lr"] = self._shown_rate
-
-    def _check_rate(self) -> None:
-        if isinstance(self.lr_scheduler, Rates) and self.optimizer.param_groups[0]["lr"] != self._shown_rate:
-            raise ValueError(
-                "[Trainer] a callback has changed optimizer.param_groups, which the C++ loop does not read. Pass "
-                "optimizers=(optimizer, scheduler) or override create_scheduler to steer the learning rate."
-            )
-
-    def _on_log(self, record: dict[str, Any], training: bool, start: float) -> None:
-        self._sync_state()
-        if training and takes(self.log, "start_time"):
-            self.log(record, start)
-        else:
-            self.log(record)
-
-    def _on_evaluate(self) -> dict[str, Any]:
-        self._sync_state()
-        metrics = self.evaluate() if self._ignore_keys is None else self.evaluate(ignore_keys=self._ignore_keys)
-        if isinstance(self.lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) and self.state.global_step > 0:
-            name, _ = _C.training_arguments_best_metric(self._core_arguments())
-            self.lr_scheduler.step(metrics[name or "eval_loss"])
-        return {key: value for key, value in prediction.as_numbers(metrics).items() if isinstance(value, (int, float))}
-
-    def _on_save(self, folder: str, control: Any) -> None:
-        self._sync_state()
-        self._save_processing_class(folder)
-        self.callback_handler.call("save", control)
-
-    def _callback_states(self) -> str:
-        return json.dumps(self.callback_handler.states())
-
-    def _on_step(self, *window: Any) -> tuple[Any, ...]:
-        assert self._step is not None  # of train(), for steps in Python
-        return self._step(*window)
-
-    def _on_save_files(self, folder: str) -> None:
-        assert self._step is not None
-        self._step.save(folder)
-
-    def _on_load(self, folder: str) -> None:
-        self.state.log_history = self._core.log_history()
-        if self._step is not None:
-            self._step.load(folder)
-        if self.args.restore_callback_states_from_checkpoint:
-            with open(os.path.join(folder, "trainer_state.json"), encoding="utf-8") as file:
-                self.callback_handler.restore(json.load(file).get("stateful_callbacks") or {})
+    def call_model_init(self, trial: Any = None) -> Any:
+        """A model of model_init, which may take the trial, None here."""
+        assert self.model_init is not None
+        return self.model_init(trial) if inspect.signature(self.model_init).parameters else self.model_init()
 
     # --- callbacks
 
@@ -313,9 +245,6 @@ class Trainer(StepMethods, EvaluationMethods, ReportMethods):
         self.callback_handler.pop_callback(callback)
 
     # --- training
-
-    _stop_asked = False
-    _ignore_keys: list[str] | None = None
 
     def train(
         self,

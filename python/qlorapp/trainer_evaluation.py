@@ -12,8 +12,9 @@ from .batches import rows_of
 from .foreign_model import ForeignModel
 from .prediction import EvalLoopOutput, PredictionOutput
 from .trainer_parts import TrainerParts
+from .trainer_steps import EVALUATED_METHODS
 
-_METHODS = ("prediction_step", "evaluation_loop", "get_eval_dataloader")
+_METHODS = ("prediction_step", "evaluation_loop", "get_eval_dataloader", "_get_eval_sampler")
 
 
 class EvaluationMethods(TrainerParts):
@@ -25,7 +26,7 @@ class EvaluationMethods(TrainerParts):
             or self.compute_loss_func is not None
             or self._own_collator
             or bool(overridden(self, EvaluationMethods, _METHODS))
-            or "compute_loss" in self._autograd_reasons
+            or not set(self._autograd_reasons).isdisjoint(EVALUATED_METHODS)
             or isinstance(self._lm, ForeignModel)
         )
 
@@ -84,7 +85,7 @@ class EvaluationMethods(TrainerParts):
         """(loss, logits, labels) of a batch; logits and labels None with prediction_loss_only."""
         inputs = self._prepare_inputs(inputs)
         labels = inputs.get("labels")
-        with torch.no_grad():
+        with torch.no_grad(), self.compute_loss_context_manager():
             if labels is None:
                 loss, outputs = None, model(**inputs)
             else:
@@ -113,7 +114,17 @@ class EvaluationMethods(TrainerParts):
         rows = eval_dataset if eval_dataset is not None else self.eval_dataset
         if rows is None:
             raise ValueError("[Trainer] evaluation needs an eval_dataset.")
-        return torch.utils.data.DataLoader(rows, batch_size=self.args.per_device_eval_batch_size, collate_fn=self._collate())
+        rows = self._remove_unused_columns(rows, "evaluation") if self._own_collator else rows
+        return torch.utils.data.DataLoader(
+            rows,
+            batch_size=self.args.per_device_eval_batch_size,
+            collate_fn=self._collate(),
+            sampler=self._get_eval_sampler(rows),
+        )
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
+        """One after another."""
+        return torch.utils.data.SequentialSampler(eval_dataset) if hasattr(eval_dataset, "__len__") else None
 
     def get_test_dataloader(self, test_dataset: Any) -> torch.utils.data.DataLoader[Any]:
         return self.get_eval_dataloader(test_dataset)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the parts of Trainer, each in a file of its own, know of the whole."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -44,13 +45,34 @@ class TrainerParts:
     _loss_was_scaled: bool
     _has_eval_rows: bool
     _session: tuple[int, int]
+    _shown_rate: float
     state: TrainerState
     _say_once: Callable[[str], None]
     log: Callable[..., None]
     _sync_state: Callable[[], None]
     _prepare_inputs: Callable[[dict[str, Any]], dict[str, Any]]
+    compute_loss_context_manager: Callable[[], contextlib.AbstractContextManager[Any]]
+    save_model: Callable[..., None]
+    _save_processing_class: Callable[[str], None]
+    evaluate: Callable[..., dict[str, float]]
+    _core_arguments: Callable[[], str]
     _loss_of: Callable[..., Any]
+    _remove_unused_columns: Callable[..., Any]
     _collate: Callable[[], Callable[[list[Any]], Any]]
+
+    #: What overrides copied from transformers ask for.
+    is_deepspeed_enabled = is_fsdp_enabled = is_tp_enabled = is_model_parallel = place_model_on_device = False
+    can_return_loss = True
+    hp_search_backend = None
+
+    @property
+    def _train_batch_size(self) -> int:
+        return self.args.train_batch_size
+
+    @property
+    def model_accepts_loss_kwargs(self) -> bool:
+        """Does the model divide its loss by num_items_in_batch?"""
+        return not isinstance(self._lm, ForeignModel) or self._lm.takes_count()
 
     @property
     def control(self) -> Any:

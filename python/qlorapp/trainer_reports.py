@@ -38,12 +38,12 @@ class ReportMethods(TrainerParts):
         """Prints them, sorted, one a line."""
         print(f"***** {split} metrics *****")
         width = max(len(key) for key in metrics)
-        for key in sorted(metrics):
-            print(
-                f"  {key:<{width}} = {metrics[key]:.4f}"
-                if isinstance(metrics[key], float)
-                else f"  {key:<{width}} = {metrics[key]}"
-            )
+        for key, value in sorted(self.metrics_format(metrics).items()):
+            print(f"  {key:<{width}} = {value:.4f}" if isinstance(value, float) else f"  {key:<{width}} = {value}")
+
+    def metrics_format(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Metrics for people: numbers to four places."""
+        return {key: round(value, 4) if isinstance(value, float) else value for key, value in metrics.items()}
 
     def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
         """<split>_results.json in output_dir; combined: into all_results.json as well."""
@@ -63,6 +63,15 @@ class ReportMethods(TrainerParts):
             raise ValueError("[Trainer] there is no optimizer yet: train() makes it.")
         return [group["lr"] for group in self.optimizer.param_groups]
 
+    def get_optimizer_group(self, param: Any = None) -> Any:
+        """The groups of the optimizer, or the one that holds `param`. @raises ValueError before train() has made an optimizer."""
+        if self.optimizer is None:
+            raise ValueError("[Trainer] there is no optimizer yet: train() makes it.")
+        groups = self.optimizer.param_groups
+        if param is None:
+            return [group["params"] for group in groups]
+        return next((group for group in groups if any(held is param for held in group["params"])), None)
+
     def get_num_trainable_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
@@ -70,13 +79,27 @@ class ReportMethods(TrainerParts):
 
     def save_model(self, output_dir: str | os.PathLike[str] | None = None, _internal_call: bool = False) -> None:
         """The adapter, with trainer_state.json and the tokenizer's files beside it."""
-        folder = os.fspath(output_dir if output_dir is not None else self.args.output_dir)
+        self._save(os.fspath(output_dir if output_dir is not None else self.args.output_dir))
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """What save_model writes. @raises ValueError for values of one's own."""
+        if state_dict is not None:
+            raise ValueError(
+                "[Trainer] _save writes the adapter that C++ holds; state_dict= is not supported. Load the values first: "
+                "set_peft_model_state_dict(model, values)."
+            )
+        folder = output_dir if output_dir is not None else self.args.output_dir
         self._core.save_model(folder)
         self._save_processing_class(folder)
 
     def _save_processing_class(self, folder: str) -> None:
-        if hasattr(self.processing_class, "save_pretrained"):
-            self.processing_class.save_pretrained(folder)
+        """The tokenizer's files; without a processing_class those of the collator's, as transformers saves them."""
+        tokenizer = self.processing_class
+        if tokenizer is None:
+            tokenizer = getattr(self.data_collator, "tokenizer", None)
+        save = getattr(tokenizer, "save_pretrained", None)
+        if save is not None:
+            save(folder)
 
     def save_state(self) -> None:
         """trainer_state.json into output_dir."""
@@ -87,6 +110,9 @@ class ReportMethods(TrainerParts):
         return True
 
     is_local_process_zero = is_world_process_zero
+
+    def end(self) -> None:
+        """Nothing is left to finish: there is one process, and what reports to a service closes at the end of train()."""
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> None:
         """Saves the adapter into output_dir, and says how the folder gets to the hub: nothing here uploads."""

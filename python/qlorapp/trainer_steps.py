@@ -1,22 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of Trainer that a step in Python consists of: what people override to change what is trained, and how."""
 
+import contextlib
 import inspect
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from .autograd_step import ArenaAdamW, AutogradStep, overridden, takes
-from .batches import EpochSampler, PadRight, RowsOfPacks, UsedColumns, packs_of
+from .autograd_step import ArenaAdamW, AutogradStep, accepts, count_targets, overridden, takes
+from .batches import USED_COLUMNS, EpochSampler, PadRight, RowsOfPacks, UsedColumns, packs_of
 from .foreign_model import ForeignModel
+from .trainer_overrides import NEVER_CALLED, check_overrides
 from .trainer_parts import TrainerParts
 
 #: Whoever overrides one of these gets its steps computed in Python.
 STEP_METHODS = (
     "compute_loss", "training_step", "get_train_dataloader", "create_optimizer", "create_scheduler",
-    "create_optimizer_and_scheduler",
+    "create_optimizer_and_scheduler", "get_optimizer_cls_and_kwargs", "get_decay_parameter_names", "_prepare_inputs", "_prepare_input",
+    "_get_train_sampler", "get_batch_samples", "_get_num_items_in_batch", "compute_loss_context_manager",
+    "autocast_smart_context_manager",
 )  # fmt: skip
+#: Of these, what an evaluation runs through as well.
+EVALUATED_METHODS = (
+    "compute_loss", "_prepare_inputs", "_prepare_input", "compute_loss_context_manager", "autocast_smart_context_manager",
+)  # fmt: skip
+#: What a collator of one's own is shown; the default one shows the model input_ids, labels and attention_mask, whatever there is.
+COLUMN_METHODS = ("_set_signature_columns_if_needed", "_get_collator_with_removed_columns", "_remove_unused_columns")
+#: And those that a pack, which is several rows, has no place in.
+ROW_METHODS = ("get_train_dataloader", "_get_train_sampler")
 
 
 class Rates:
@@ -32,11 +45,22 @@ class Rates:
 class StepMethods(TrainerParts):
     """Mixed into Trainer."""
 
+    _never_called = NEVER_CALLED
     #: Set it to tell whether the loss of an overridden compute_loss is scaled for the whole window already.
     loss_is_scaled_for_ga: bool | None = None
 
     def _why_autograd(self) -> list[str]:
-        """What asks for steps in Python."""
+        """What asks for steps in Python. @raises TypeError for an overridden method that has no part in either way."""
+        check_overrides(self, self._never_called)
+        if (
+            (columns := overridden(self, StepMethods, COLUMN_METHODS))
+            and not self._own_collator
+            and not overridden(self, StepMethods, ("get_train_dataloader",))
+        ):
+            raise TypeError(
+                f"[Trainer] {type(self).__name__}.{columns[0]} would never be called: without a data_collator batches are input_ids, labels and "
+                "attention_mask. Pass one, or override get_train_dataloader."
+            )
         reasons = overridden(self, StepMethods, STEP_METHODS)
         if isinstance(self._lm, ForeignModel):
             reasons.insert(0, type(self._lm.lm).__name__)
@@ -80,15 +104,34 @@ class StepMethods(TrainerParts):
         self.create_scheduler(num_training_steps, self.optimizer)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """The optimizer that `optim` names, unless there is one already."""
+        """The optimizer that `optim` names, or of the class that is given, unless there is one already."""
         if self.optimizer is None:
-            if self.optimizer_cls_and_kwargs is not None:
-                kind, kwargs = self.optimizer_cls_and_kwargs
-                self.optimizer = kind(self._trainable(), **kwargs)
+            kind, kwargs = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, self.model)
+            if kind is not ArenaAdamW:
+                self.optimizer = kind(**{"params": self._parameter_groups(), **kwargs})
+            elif overridden(self, StepMethods, ("get_decay_parameter_names",)):
+                raise ValueError(
+                    f"[Trainer] optim={self.args.optim!r} decays all adapters alike, so get_decay_parameter_names would not count. Override "
+                    "create_optimizer, or give optimizer_cls_and_kwargs."
+                )
             else:
                 self.optimizer = ArenaAdamW(self._core, self._trainable(), self.args)
         made: torch.optim.Optimizer = self.optimizer
         return made
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, dict[str, Any]]:
+        """What create_optimizer makes. The C++ optimizers, which `optim` names, take their options from `args`."""
+        return ArenaAdamW, {}
+
+    def _parameter_groups(self) -> list[dict[str, Any]]:
+        """transformers' two: what weight_decay is for, and what it is not."""
+        decaying = set(self.get_decay_parameter_names(self.model))
+        trained = [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+        return [
+            {"params": [p for name, p in trained if (name in decaying) == decays], "weight_decay": rate}
+            for decays, rate in ((True, self.args.weight_decay), (False, 0.0))
+        ]
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The schedule that lr_scheduler_type names, unless there is one already."""
@@ -114,7 +157,8 @@ class StepMethods(TrainerParts):
         model.train()
         inputs = self._prepare_inputs(inputs)
         self._loss_was_scaled = False
-        loss = self._loss_of(model, inputs, False, num_items_in_batch)
+        with self.compute_loss_context_manager():
+            loss = self._loss_of(model, inputs, False, num_items_in_batch)
         if not self._is_scaled():
             loss = loss / self.current_gradient_accumulation_steps
         self.accelerator.backward(loss)
@@ -154,7 +198,7 @@ class StepMethods(TrainerParts):
             inputs["num_items_in_batch"] = num_items_in_batch
         outputs = model(**inputs)
         if self.compute_loss_func is not None:
-            counts = takes(self.compute_loss_func, "num_items_in_batch")
+            counts = accepts(self.compute_loss_func, outputs, labels, num_items_in_batch=num_items_in_batch)
             extra = {"num_items_in_batch": num_items_in_batch} if counts else {}
             loss = self.compute_loss_func(outputs, labels, **extra)
             self._loss_was_scaled = counts and num_items_in_batch is not None
@@ -165,22 +209,72 @@ class StepMethods(TrainerParts):
             self._loss_was_scaled = counted
         return (loss, outputs) if return_outputs else loss
 
+    def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
+        """What compute_loss runs in, in steps and evaluations."""
+        return self.autocast_smart_context_manager()
+
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> contextlib.AbstractContextManager[Any]:
+        """Nothing: the model computes in the dtype that it was loaded in."""
+        return contextlib.nullcontext()
+
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        device = self._lm.device
-        return {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in inputs.items()}
+        """A batch on the model's device."""
+        prepared: dict[str, Any] = self._prepare_input(inputs)
+        return prepared
+
+    def _prepare_input(self, data: Any) -> Any:
+        """A tensor on the model's device, or every one in a mapping, list or tuple."""
+        if isinstance(data, Mapping):
+            return {key: self._prepare_input(value) for key, value in data.items()}
+        if type(data) in (list, tuple):
+            return type(data)(self._prepare_input(value) for value in data)
+        return data.to(self._lm.device) if isinstance(data, torch.Tensor) else data
 
     # --- data
 
     def _collate(self) -> Callable[[list[Any]], Any]:
         if not self._own_collator:
             return PadRight(getattr(self.processing_class, "pad_token_id", None))
-        return UsedColumns(self.data_collator) if self.args.remove_unused_columns else self.data_collator
+        return self._get_collator_with_removed_columns(self.data_collator)
+
+    _signature_columns: list[str] | None = None
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """_signature_columns: what a collator of one's own is shown with remove_unused_columns, the columns that the model takes."""
+        if self._signature_columns is not None:
+            return
+        self._signature_columns = list(USED_COLUMNS)
+        if isinstance(self._lm, ForeignModel):  # which may read images, too
+            self._signature_columns = [
+                *inspect.signature(self._lm.lm.forward).parameters,
+                "label",
+                "label_ids",
+                *self.label_names,
+            ]
+
+    def _get_collator_with_removed_columns(
+        self, data_collator: Callable[[list[Any]], Any], description: str | None = None
+    ) -> Callable[[list[Any]], Any]:
+        """The collator, shown those columns alone."""
+        if not self.args.remove_unused_columns:
+            return data_collator
+        self._set_signature_columns_if_needed()
+        return UsedColumns(data_collator, self._signature_columns or ())
+
+    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
+        """A datasets.Dataset of those columns alone; raw rows, which a collator tokenizes, and other data sets as they are."""
+        names = getattr(dataset, "column_names", None)
+        if not self.args.remove_unused_columns or not isinstance(names, list) or "input_ids" not in names:
+            return dataset
+        self._set_signature_columns_if_needed()
+        return dataset.remove_columns([name for name in names if name not in (self._signature_columns or ())])
 
     def get_train_dataloader(self) -> torch.utils.data.DataLoader[Any]:
         """Padded batches in the order of the C++ loop. With packing a place holds the rows of a pack, each padded by itself."""
         args, rows = self.args, self.train_dataset
         if rows is None:
             raise ValueError("[Trainer] training needs a train_dataset.")
+        rows = self._remove_unused_columns(rows, "training") if self._own_collator else rows
         common: dict[str, Any] = {
             "batch_size": args.per_device_train_batch_size,
             "collate_fn": self._collate(),
@@ -191,10 +285,26 @@ class StepMethods(TrainerParts):
             return torch.utils.data.DataLoader(rows, **common)
         if packs is not None:
             rows, common["collate_fn"] = packs, RowsOfPacks(common["collate_fn"])
+        given = (rows,) if accepts(self._get_train_sampler, rows) else ()  # overrides for version 4.46 take nothing
+        return torch.utils.data.DataLoader(rows, sampler=self._get_train_sampler(*given), **common)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """The order of rows in each epoch: that of the C++ loop, which is transformers'. train_dataset: rows or packs."""
+        args, rows = self.args, train_dataset if train_dataset is not None else self.train_dataset
+        if not hasattr(rows, "__len__"):
+            return None
         strategy = "group_by_length" if args.group_by_length else args.train_sampling_strategy
         lengths = []
         if strategy == "group_by_length":
-            lengths = [sum(len(row["input_ids"]) for row in (place if packs is not None else [place])) for place in rows]
+            lengths = [sum(len(row["input_ids"]) for row in (place if isinstance(place, list) else [place])) for place in rows]
         seed = args.data_seed if args.data_seed is not None else args.seed
         group = args.per_device_train_batch_size * args.gradient_accumulation_steps
-        return torch.utils.data.DataLoader(rows, sampler=EpochSampler(len(rows), strategy, seed, group, lengths), **common)
+        return EpochSampler(len(rows), strategy, seed, group, lengths)
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        """The batches of a step, fewer where an epoch ends, and what its summed loss is divided by."""
+        batches = list(itertools.islice(epoch_iterator, num_batches))
+        return batches, self._get_num_items_in_batch(batches, device)
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> int | torch.Tensor | None:
+        return count_targets(batch_samples, self.args.count_position_zero)

@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """TrainingArguments: transformers' names, from the field table of the C++ side (include/qlorapp/train/training_arguments.hpp)."""
 
+import contextlib
+import datetime
 import json
+import logging
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import _C
+from .argument_groups import ArgumentGroups
 from .field_table import Table, dataclass_of_table, plain
+from .process_state import ProcessState, parallel_mode
 
 
-class TrainingTable(Table):
+class TrainingTable(ArgumentGroups, Table):
     """What TrainingArguments and its kin have beside their fields: what transformers derives from them."""
 
     def _settle(self) -> None:
@@ -65,6 +71,46 @@ class TrainingTable(Table):
         return True
 
     should_save = should_log
+
+    @property
+    def parallel_mode(self) -> Any:
+        """ParallelMode.NOT_PARALLEL: one process, one device."""
+        return parallel_mode()
+
+    @property
+    def distributed_state(self) -> ProcessState:
+        """Where this process stands among the others, which there are none of."""
+        return ProcessState(self.device)
+
+    @property
+    def place_model_on_device(self) -> bool:
+        """False: a model stays where from_pretrained put it."""
+        return False
+
+    @property
+    def ddp_timeout_delta(self: Any) -> datetime.timedelta:
+        return datetime.timedelta(seconds=self.ddp_timeout)
+
+    @property
+    def default_optim(self: Any) -> str:
+        """What `optim` is unless it is given."""
+        return str(next(json.loads(row[2]) for row in self.field_rows if row[0] == "optim"))
+
+    @property
+    def framework(self) -> str:
+        """PyTorch, as version 4 spelled it."""
+        return "pt"
+
+    @contextlib.contextmanager
+    def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
+        """Runs the block: this is the main process, and nobody waits for it."""
+        yield
+
+    def get_process_log_level(self: Any) -> int:
+        """log_level as the number of Python's logging; "passive": what this library's logger has."""
+        if self.log_level == "passive":
+            return logging.getLogger("qlorapp").getEffectiveLevel()
+        return int(getattr(logging, self.log_level.upper()))
 
     def get_warmup_steps(self: Any, num_training_steps: int) -> int:
         return _C.warmup_steps(self.warmup_steps, self.warmup_ratio, num_training_steps)

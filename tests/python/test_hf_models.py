@@ -25,17 +25,52 @@ NF4 = {
 SIZES = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128}
 
 
-@pytest.fixture(scope="module", params=["GPTNeoX", "Phi"])
-def folder(request, tmp_path_factory):
-    """Families with biases and other shapes than Llama's."""
-    folder = tmp_path_factory.mktemp(request.param)
+def gpt2():
+    """Its linear layers are Conv1D, whose weights are (in, out)."""
+    config = transformers.GPT2Config(
+        n_embd=64, n_layer=2, n_head=4, n_inner=192, vocab_size=128, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, bos_token_id=0, eos_token_id=1
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+def gemma3():
+    """A language model inside of one that reads images."""
+    text = {**SIZES, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 16}
+    vision = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=120,
+                                       boi_token_index=121, eoi_token_index=122)  # fmt: skip
+    return transformers.Gemma3ForConditionalGeneration(config)
+
+
+MAKERS = {
+    "GPTNeoX": lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**SIZES)),
+    "Phi": lambda: transformers.PhiForCausalLM(transformers.PhiConfig(**SIZES)),
+    "GPT2": gpt2,
+    "Gemma3": gemma3,
+}
+
+
+def write(folder, name):
+    """One of them with values that are not near zero."""
     torch.manual_seed(2)
-    config = getattr(transformers, f"{request.param}Config")(**SIZES)
-    model = getattr(transformers, f"{request.param}ForCausalLM")(config)
+    model = MAKERS[name]()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1 if parameter.dim() == 2 else 0.3)
     model.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def folder(request, tmp_path_factory):
+    """Families with biases and other shapes than Llama's."""
+    return write(tmp_path_factory.mktemp(request.param), request.param)
 
 
 def ours(folder):
@@ -84,8 +119,8 @@ def test_it_trains_and_its_adapter_loads_in_peft(folder, tmp_path):
     for one in (model.train(), back):
         one.zero_grad()
         one(IDS, labels=IDS).loss.backward()
-        gradients.append({name: p.grad for name, p in one.named_parameters() if p.requires_grad})
-    assert gradients[0].keys() == gradients[1].keys()
+        gradients.append({name: p.grad for name, p in one.named_parameters() if p.requires_grad and p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()  # a tower that reads images gets none of text
     for name, gradient in gradients[1].items():
         assert torch.linalg.norm(gradients[0][name] - gradient) <= 1e-4 * torch.linalg.norm(gradient), name
 
@@ -122,10 +157,10 @@ def test_its_adapters_load_and_travel_as_values(folder, tmp_path):
 
 def test_what_cannot_be_done_with_it_is_said(folder):
     model = ours(folder)
-    with pytest.raises(ValueError, match="use_dora=True is not supported for .*ForCausalLM: PEFT reads the weight"):
+    with pytest.raises(ValueError, match="use_dora=True is not supported for .*: PEFT reads the weight"):
         qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=4, target_modules="all-linear", use_dora=True))
     for ask in (qlorapp.plan, qlorapp.find_max_batch_size):
-        with pytest.raises(TypeError, match=rf"\[{ask.__name__}\] .*ForCausalLM is computed by transformers"):
+        with pytest.raises(TypeError, match=rf"\[{ask.__name__}\] .* is computed by transformers"):
             ask(model)
     for take in (copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="not copied or pickled: its weight lives in C"):
@@ -163,7 +198,7 @@ def test_a_folder_in_four_bits_loads_with_its_very_codes_and_trains(folder, tmp_
             assert torch.equal(files[1][name].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8)), name
     trained = qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=4, target_modules="all-linear")).train()
     trained(IDS, labels=IDS).loss.backward()
-    assert all(p.grad is not None for p in trained.parameters() if p.requires_grad)
+    assert all(p.grad is not None for name, p in trained.named_parameters() if p.requires_grad and "vision" not in name)
 
 
 def test_a_float_folder_loads_without_a_config(folder):
@@ -188,7 +223,7 @@ def test_options_of_transformers_reach_its_model(folder):
     model = qlorapp.AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager", use_cache=False, output_attentions=True
     )
-    assert model.config._attn_implementation == "eager" and model.config.use_cache is False
+    assert model.config._attn_implementation == "eager" and model.config.get_text_config().use_cache is False
     assert len(model(IDS).attentions) == SIZES["num_hidden_layers"]
 
 
@@ -202,11 +237,11 @@ def test_a_gpu_that_is_not_there_gives_the_cpu_and_says_so(folder, caplog):
 def test_a_weight_that_is_missing_is_an_error(folder, tmp_path):
     transformers.AutoModelForCausalLM.from_pretrained(folder).save_pretrained(tmp_path)
     tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
-    name = next(name for name in tensors if name.endswith("bias") and "layers.1" in name)
+    name = next(name for name in sorted(tensors) if "norm" in name or "ln_" in name)
     del tensors[name]
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     for load in (ours, qlorapp.AutoModelForCausalLM.from_pretrained):
-        with pytest.raises(qlorapp.FormatError, match=f"lacks {name}, which its config.json asks for"):
+        with pytest.raises(qlorapp.FormatError, match=rf"lacks .*{name.split('.', 3)[-1]}, which its config.json asks for"):
             load(tmp_path)
 
 
@@ -216,3 +251,42 @@ def test_options_for_a_load_of_adapters_are_taken(folder, tmp_path):
         ours(folder), tmp_path, torch_dtype=torch.float32, device_map="auto", is_trainable=True
     )
     assert any(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("quantized", [True, False])
+def test_an_adapter_over_conv1d_layers_loads_in_peft_over_float_ones_and_back(tmp_path, quantized):
+    """PEFT says fan_in_fan_out for those and not for four-bit ones; the values are the same."""
+    folder = write(tmp_path / "base", "GPT2")
+    base = ours(folder) if quantized else qlorapp.AutoModelForCausalLM.from_pretrained(folder)
+    config = qlorapp.LoraConfig(r=4, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True)
+    model = qlorapp.get_peft_model(base, config)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(tmp_path / "adapter")
+
+    def update_over_float(load):
+        """What the adapter adds to the logits."""
+        plain = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+        with torch.no_grad():
+            before = plain(IDS).logits
+            return load(plain, tmp_path / "adapter").eval()(IDS).logits - before
+
+    theirs_over_float = update_over_float(peft.PeftModel.from_pretrained)
+    assert theirs_over_float.abs().max() > 0.1
+    assert torch.equal(update_over_float(qlorapp.PeftModel.from_pretrained), theirs_over_float)
+    with torch.no_grad():
+        mine = model.eval()(IDS).logits
+        if not quantized:
+            plain = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+            assert torch.allclose(mine, theirs_over_float + plain(IDS).logits, atol=1e-5)
+            return
+        other = peft.PeftModel.from_pretrained(theirs(folder), tmp_path / "adapter").train()(IDS).logits
+    assert (mine - other).abs().max() <= 1e-5 * other.abs().max()
+
+
+def test_an_encoder_and_decoder_is_no_causal_model(tmp_path):
+    config = transformers.T5Config(d_model=64, d_ff=64, num_layers=1, num_heads=2, d_kv=16, vocab_size=64)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="other causal model of transformers.*; got T5ForConditionalGeneration"):
+        ours(tmp_path)

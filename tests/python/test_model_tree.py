@@ -122,12 +122,38 @@ def test_hooks_run_on_the_model_and_on_parameters_and_are_refused_inside(folder)
     assert calls == ["model", "parameter"]
     lm = model.get_base_model()
     assert model.model is model.base_model.model is lm  # as in PEFT
-    for module in (lm.model.layers[1], lm.model.norm, lm.lm_head, lm.model.layers[0].self_attn.q_proj, lm.model):
+    containers = (torch.nn.ModuleList, torch.nn.ModuleDict)  # which are never called anywhere
+    inside = [module for module in lm.modules() if module is not lm and not isinstance(module, containers)]
+    assert {"Group", "LoraLayer", "RMSNorm", "Embedding", "Linear", "Identity"} <= {type(module).__name__ for module in inside}
+    for module in inside:
         for kind in ("forward", "forward_pre", "full_backward", "full_backward_pre"):
-            with pytest.raises(NotImplementedError, match="would never run"):
+            with pytest.raises(
+                NotImplementedError, match=rf"register_{kind}_hook on {type(module).__name__}: the hook would never run"
+            ) as told:
                 getattr(module, f"register_{kind}_hook")(lambda *args: None)
+            assert "\n" not in str(told.value) and ("on the model" in str(told.value)) == ("forward" in kind)
+    calls.clear()
+    model.base_model.register_forward_hook(lambda module, args, output: calls.append("level between"))
+    model(**batch)
+    assert calls == ["level between", "model"]
 
     def make_inputs_require_grad(module, inputs, output):
         output.requires_grad_(True)
 
     model.get_input_embeddings().register_forward_hook(make_inputs_require_grad).remove()  # the idiom of checkpointed scripts
+    dropping = load(folder, lora_dropout=0.5)
+    dropout = next(module for module in dropping.modules() if isinstance(module, torch.nn.Dropout))
+    with pytest.raises(NotImplementedError, match="on Dropout: the hook would never run"):
+        dropout.register_forward_hook(lambda *args: None)
+
+
+def test_the_way_out_of_hooks_works(folder, tmp_path):
+    """What the refusal names: transformers' model of the same folder, in Trainer."""
+    model = qlorapp.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(folder), qlorapp.LoraConfig(r=4))
+    seen = []
+    model.get_base_model().model.layers[1].register_forward_hook(lambda module, args, output: seen.append(module))
+    rows = [{"input_ids": [3, 4, 5], "labels": [3, 4, 5]}] * 2
+    qlorapp.Trainer(
+        model, qlorapp.TrainingArguments(str(tmp_path), max_steps=1, save_strategy="no"), train_dataset=rows
+    ).train()
+    assert seen

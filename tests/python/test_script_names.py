@@ -330,10 +330,9 @@ def test_a_native_family_with_something_that_is_not_built_goes_by_transformers(t
 
 
 def test_an_architecture_that_is_refused_says_what_there_is(tmp_path):
-    transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=64, n_layer=1, n_head=2, vocab_size=64)).save_pretrained(
-        tmp_path
-    )
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
+    transformers.BertForMaskedLM(transformers.BertConfig(**sizes)).save_pretrained(tmp_path)
     with pytest.raises(
-        ValueError, match="LlamaForCausalLM, which are computed here, or any …ForCausalLM, .*; got GPT2LMHeadModel"
+        ValueError, match="LlamaForCausalLM, which are computed here, or any …ForCausalLM .*; got BertForMaskedLM"
     ):
         four_bit(tmp_path)

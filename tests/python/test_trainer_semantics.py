@@ -72,27 +72,28 @@ COMMON = {
 }  # fmt: skip
 
 
-def theirs(setting, output, callbacks=(), resume=None, **options):
+def theirs(setting, output, callbacks=(), resume=None, kind=transformers.Trainer, more=None, **options):
     root, train, held_out = setting
     model = peft.PeftModel.from_pretrained(
         transformers.LlamaForCausalLM.from_pretrained(root / "float"), root / "adapter", is_trainable=True
     )
     args = transformers.TrainingArguments(str(output), use_cpu=True, label_names=["labels"], **{**COMMON, **options})
     seen = recorder(transformers.TrainerCallback)
-    trainer = transformers.Trainer(
-        model, args, data_collator=peer.collate, train_dataset=train, eval_dataset=held_out, callbacks=[seen, *callbacks]
-    )
+    trainer = kind(
+        model, args, data_collator=peer.collate, train_dataset=train, eval_dataset=held_out, callbacks=[seen, *callbacks],
+        **(more or {}),
+    )  # fmt: skip
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer, trainer.train(resume_from_checkpoint=resume), seen
 
 
-def ours(setting, output, callbacks=(), resume=None, kind=qlorapp.Trainer, **options):
+def ours(setting, output, callbacks=(), resume=None, kind=qlorapp.Trainer, more=None, **options):
     root, train, held_out = setting
     model = qlorapp.AutoModelForCausalLM.from_pretrained(root / "float", dtype=torch.float32)
     model = qlorapp.PeftModel.from_pretrained(model, root / "adapter", is_trainable=True)
     seen = recorder(qlorapp.TrainerCallback)
     args = qlorapp.TrainingArguments(str(output), **{**COMMON, **options})
-    trainer = kind(model, args, train_dataset=train, eval_dataset=held_out, callbacks=[seen, *callbacks])
+    trainer = kind(model, args, train_dataset=train, eval_dataset=held_out, callbacks=[seen, *callbacks], **(more or {}))
     trainer.remove_callback(qlorapp.PrinterCallback)
     return trainer, trainer.train(resume_from_checkpoint=resume), seen
 
@@ -182,6 +183,58 @@ def test_early_stopping_ends_where_transformers_ends(setting, tmp_path, rate):
     mine, our_output, _ = ours(setting, tmp_path / "ours", [qlorapp.EarlyStoppingCallback(1, 0.01)], **options)
     assert our_output.global_step == output.global_step < mine.state.max_steps or rate < 0.1
     assert mine.state.best_global_step == reference.state.best_global_step
+
+
+def test_a_skipped_fp16_step_of_the_native_loop_counts_and_the_schedule_waits_as_in_transformers(
+    setting, tmp_path, monkeypatch
+):
+    """There the second step of the optimizer is left out and reported as a scaler's overflow; here gradients do overflow."""
+    from accelerate.optimizer import AcceleratedOptimizer
+
+    class Skips(transformers.Trainer):
+        def create_optimizer(self, model=None):
+            optimizer = super().create_optimizer()
+            plain, calls = type(optimizer).step, []
+
+            def step(self, *args, **kwargs):
+                calls.append(1)
+                self.was_skipped = len(calls) == 2
+                return None if self.was_skipped else plain(self, *args, **kwargs)
+
+            optimizer.__class__ = type("Skipping", (type(optimizer),), {"step": step})
+            return optimizer
+
+    class Overflow(qlorapp.TrainerCallback):
+        """Of the second step alone."""
+
+        def on_step_begin(self, args, state, control, model=None, **kwargs):
+            if state.global_step == 1:
+                self.before = adapters(types.SimpleNamespace(model=model))
+                self.poisoned = next(p for name, p in model.named_parameters() if "down_proj.lora_B" in name)
+                self.poisoned.data.fill_(math.inf)
+
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            if state.global_step == 2:
+                name = next(name for name, p in model.named_parameters() if p is self.poisoned)
+                self.poisoned.data.copy_(self.before[name])
+                now = adapters(types.SimpleNamespace(model=model))
+                assert all(torch.equal(value, now[key]) for key, value in self.before.items())
+
+    monkeypatch.setattr(AcceleratedOptimizer, "step_was_skipped", property(lambda self: self.optimizer.was_skipped))
+    options = {"warmup_steps": 0, "num_train_epochs": 3}
+    reference, output, they_saw = theirs(setting, tmp_path / "theirs", kind=Skips, **options)
+    mine, our_output, we_saw = ours(setting, tmp_path / "ours", [Overflow()], fp16=True, **options)
+    assert not mine._autograd_reasons  # the native loop
+    assert we_saw.seen == they_saw.seen
+    assert our_output.global_step == output.global_step == len(losses(mine))
+    entries = [[entry for entry in one.state.log_history if "loss" in entry] for one in (mine, reference)]
+    rates = [[entry["learning_rate"] for entry in of] for of in entries]
+    assert rates[0] == pytest.approx(rates[1], rel=1e-12) and rates[0][1] == rates[0][2] < rates[0][0]
+    for step, (a, b) in enumerate(zip(*entries, strict=True)):
+        if step != 1:  # whose loss is not finite here
+            assert a["loss"] == pytest.approx(b["loss"], rel=1e-5), step
+    assert not math.isfinite(entries[0][1]["loss"])
+    assert mine._scaler.get_scale() == 32768.0 and mine._core.optimizer_steps == our_output.global_step - 1
 
 
 # --- what needs no peer
