@@ -7,9 +7,12 @@
 #include <mutex>
 #include <utility>
 
+#include <ATen/core/Tensor.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
@@ -53,22 +56,26 @@ std::pair<c10::cuda::CUDAStream, std::unique_ptr<Graph>> place_of(at::Device dev
   return {found->second.stream, std::make_unique<Graph>(std::move(pool))};
 }
 
-/// After a failed capture. torch ends the stream's capture first and its own bookkeeping after that, which a failure skips: the
-/// allocator would go on serving this stream from the graph's pool, by a rule that lies in the graph. So the bookkeeping is ended
-/// here, and the graph is never destroyed.
-void give_up(std::unique_ptr<Graph> graph, at::Device device) {
-  Graph* const kept = graph.release();  // NOLINT: see above
+/// Ends a recording that failed. torch ends the stream's capture first and its own bookkeeping after that (both allocators' pools and
+/// the generators' state), which a failure of the first skips: they would go on as if the stream were recorded, and no other graph
+/// could begin. So an invalid capture is exchanged for one that is valid and does next to nothing, which torch then ends as any other.
+/// A graph that cannot be ended even so is never destroyed: the allocator holds a rule that lies in it.
+/// @param touched  a byte of device memory from before the recording.
+void give_up(std::unique_ptr<Graph> graph, c10::cuda::CUDAStream stream, const at::Tensor& touched) {
   try {
-    kept->graph.capture_end();
-    return;
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    static_cast<void>(cudaStreamIsCapturing(stream, &status));
+    if (status != cudaStreamCaptureStatusActive) {
+      cudaGraph_t nothing = nullptr;
+      if (status == cudaStreamCaptureStatusInvalidated) static_cast<void>(cudaStreamEndCapture(stream, &nothing));
+      static_cast<void>(cudaGetLastError());  // the failure that is known already
+      C10_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+      C10_CUDA_CHECK(cudaMemsetAsync(touched.data_ptr(), 0, 1, stream));
+    }
+    graph->graph.capture_end();
   } catch (const std::exception&) {
-    static_cast<void>(cudaGetLastError());  // the failure that is known already
-  }
-  try {
-    c10::cuda::CUDACachingAllocator::endAllocateToPool(device.index(), kept->pool());
-    c10::cuda::CUDACachingAllocator::releasePool(device.index(), kept->pool());
-  } catch (const std::exception&) {
-    static_cast<void>(cudaGetLastError());  // it had not begun
+    static_cast<void>(cudaGetLastError());
+    static_cast<void>(graph.release());  // NOLINT: see above
   }
 }
 
@@ -76,6 +83,7 @@ std::unique_ptr<LaunchGraph> record(at::Device device, const std::function<void(
   const c10::cuda::CUDAGuard guard(device);
   auto [stream, graph] = place_of(device);
   const c10::cuda::CUDAStream before = c10::cuda::getCurrentCUDAStream();
+  const at::Tensor touched = at::empty({1}, at::TensorOptions().dtype(at::kByte).device(device));
   at::cuda::CUDAEvent done;
   {
     const c10::cuda::CUDAStreamGuard side(stream);
@@ -98,7 +106,7 @@ std::unique_ptr<LaunchGraph> record(at::Device device, const std::function<void(
       graph->graph.capture_end();
     } catch (const std::exception& error) {
       if (why != nullptr) *why = error.what();
-      give_up(std::move(graph), device);
+      give_up(std::move(graph), stream, touched);
     }
   }
   done.block(before);
