@@ -107,15 +107,18 @@ class StepMethods(TrainerParts):
         """The optimizer that `optim` names, or of the class that is given, unless there is one already."""
         if self.optimizer is None:
             kind, kwargs = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, self.model)
-            if kind is not ArenaAdamW:
-                self.optimizer = kind(**{"params": self._parameter_groups(), **kwargs})
-            elif overridden(self, StepMethods, ("get_decay_parameter_names",)):
-                raise ValueError(
-                    f"[Trainer] optim={self.args.optim!r} decays all adapters alike, so get_decay_parameter_names would not count. Override "
-                    "create_optimizer, or give optimizer_cls_and_kwargs."
+            if kind is ArenaAdamW and self.args.weight_decay and (spared := self._parameter_groups()[1]["params"]):
+                self._say_once(
+                    f"weight_decay is not for {len(spared)} of the trained tensors (biases, norms): torch.optim.AdamW takes the place of "
+                    f"optim={self.args.optim!r}, which decays all alike."
                 )
-            else:
+                kind, kwargs = torch.optim.AdamW, {
+                    "lr": self.args.learning_rate, "betas": (self.args.adam_beta1, self.args.adam_beta2), "eps": self.args.adam_epsilon,
+                }  # fmt: skip
+            if kind is ArenaAdamW:
                 self.optimizer = ArenaAdamW(self._core, self._trainable(), self.args)
+            else:
+                self.optimizer = kind(**{"params": self._parameter_groups(), **kwargs})
         made: torch.optim.Optimizer = self.optimizer
         return made
 

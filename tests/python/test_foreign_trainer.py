@@ -62,14 +62,22 @@ def trained(model):
     return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True, "weight_decay": 0.1, "max_grad_norm": 0.2}])
-def test_losses_rates_and_evaluations_are_those_of_transformers_trainer(folder, tmp_path, options):
-    trainer = ours(folder, tmp_path / "ours", **options)
+@pytest.mark.parametrize(
+    ("options", "lora"),
+    [
+        ({}, {}),
+        ({"gradient_checkpointing": True, "weight_decay": 0.1, "max_grad_norm": 0.2}, {}),
+        ({"weight_decay": 5.0}, {"bias": "all"}),  # biases do not decay
+    ],
+    ids=str,
+)
+def test_losses_rates_and_evaluations_are_those_of_transformers_trainer(folder, tmp_path, options, lora):
+    trainer = ours(folder, tmp_path / "ours", lora=lora, **options)
     args = transformers.TrainingArguments(
         str(tmp_path / "theirs"), use_cpu=True, label_names=["labels"], **{**COMMON, **options}
     )
     reference = transformers.Trainer(
-        load(folder), args, data_collator=peer.collate, train_dataset=rows(26), eval_dataset=rows(5, seed=3)
+        load(folder, **lora), args, data_collator=peer.collate, train_dataset=rows(26), eval_dataset=rows(5, seed=3)
     )
     reference.train()
     mine, theirs = trainer.state.log_history, reference.state.log_history

@@ -208,15 +208,19 @@ def test_an_optimizer_class_gets_the_weight_decay_of_the_arguments(setting, tmp_
     assert mine.get_optimizer_group(dict(mine.model.named_parameters())[a])["weight_decay"] == 10.0
 
 
-def test_what_decays_cannot_be_chosen_for_an_optimizer_that_decays_all(folder, tmp_path):
-    class OnlyB(qlorapp.Trainer):
+def test_what_decays_can_be_chosen_for_the_optimizer_that_optim_names(setting, tmp_path, caplog):
+    class OnlyB:
         def get_decay_parameter_names(self, model):
-            return []
+            return [name for name, p in model.named_parameters() if "lora_B" in name]
 
-    with pytest.raises(
-        ValueError, match=r"optim='.*' decays all adapters alike.*Override create_optimizer, or give optimizer_cls"
-    ):
-        trained(folder, tmp_path, OnlyB)
+    options = {"weight_decay": 10.0, "max_steps": 3}
+    mine, _, _ = ours(setting, tmp_path / "mine", kind=type("Mine", (OnlyB, qlorapp.Trainer), {}), **options)
+    reference, _, _ = theirs(setting, tmp_path / "theirs", kind=type("Mine", (OnlyB, transformers.Trainer), {}), **options)
+    assert "torch.optim.AdamW takes the place of optim=" in caplog.text
+    expected = {name: p for name, p in reference.model.named_parameters() if p.requires_grad}
+    for name, value in adapters(mine).items():
+        difference = torch.linalg.norm(expected[name] - value)
+        assert difference <= 1e-3 * torch.linalg.norm(expected[name]) + 1e-6, name
 
 
 # --- columns, and loaders as they are copied from transformers
