@@ -201,6 +201,10 @@ class CausalLM(ModelAdapters, torch.nn.Module):
         core = self._core
         self._rebind()
         batch = core.unpad(input_ids, attention_mask, labels)
+        if batch.ignored_padding_labels:
+            _C.log_warning_once(
+                "[forward] labels on padding are left out of the loss, as -100 is; transformers would learn to predict padding from them."
+            )
         seed = seed_from_torch() if self.training and core.lora_dropout > 0 else 0
         hidden = core.hidden_states(batch, self.training, seed)
         loss = None

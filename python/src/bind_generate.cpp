@@ -30,8 +30,7 @@ std::vector<std::vector<int64_t>> generate_rows(CausalLM& model, const std::vect
 void bind_generate(py::module_& m) {
   py::class_<SamplingOptions>(m, "SamplingOptions", "include/qlorapp/nn/sampling.hpp")
       .def(py::init(&sampling), py::kw_only(), py::arg("do_sample") = false, py::arg("temperature") = 1.0, py::arg("top_k") = 0,
-           py::arg("top_p") = 1.0, py::arg("min_p") = 0.0, py::arg("repetition_penalty") = 1.0, py::arg("seed") = 0)
-      .def("validate", &SamplingOptions::validate);
+           py::arg("top_p") = 1.0, py::arg("min_p") = 0.0, py::arg("repetition_penalty") = 1.0, py::arg("seed") = 0);
   m.def("generate", &generate_rows, py::arg("model"), py::arg("prompts"), py::kw_only(), py::arg("max_new_tokens"),
         py::arg("min_new_tokens") = 0, py::arg("eos_token_ids") = std::vector<int64_t>{}, py::arg("sampling") = SamplingOptions{},
         py::arg("on_token") = std::nullopt, "The new tokens of each prompt; on_token(row, token) returning False ends a row.");

@@ -114,8 +114,6 @@ LoraConfig lora_config_from(const std::string& json) {
 void bind_model(py::module_& m) {
   py::class_<UnpaddedBatch>(m, "UnpaddedBatch", "A padded batch without its padding; include/qlorapp/data/collate.hpp.")
       .def_property_readonly("target_count", [](const UnpaddedBatch& self) { return self.batch.target_count; })
-      .def_property_readonly("first_label_count", [](const UnpaddedBatch& self) { return self.batch.first_label_count; })
-      .def_property_readonly("token_count", [](const UnpaddedBatch& self) { return self.batch.token_count(); })
       .def_readonly("ignored_padding_labels", &UnpaddedBatch::ignored_padding_labels)
       .def("pad", &UnpaddedBatch::pad, py::arg("values"), py::arg("fill") = 0.0, NoGil());
 
@@ -142,7 +140,6 @@ void bind_model(py::module_& m) {
           py::arg("module"), py::arg("name") = "")
       .def_property_readonly("has_adapters", &CausalLM::has_adapters)
       .def_property_readonly("base_was_changed", &CausalLM::base_was_changed)
-      .def("adapter_sets", &CausalLM::adapter_names, "Names of the adapters.")
       .def_property("active_adapter", &CausalLM::active_adapter, &CausalLM::set_active_adapter)
       .def("delete_adapters", &CausalLM::delete_adapters, py::arg("name"))
       .def("enable_adapters", &CausalLM::enable_adapters, py::arg("enabled"))
@@ -230,7 +227,6 @@ void bind_model(py::module_& m) {
       .def("named_weights", &named_weights, "[(module name, tensor or QuantizedTensor)] of the frozen base.")
       .def_property_readonly("tied", [](const CausalLM& self) { return self.config().tie_word_embeddings; })
       .def_property_readonly("vocab_size", [](const CausalLM& self) { return self.config().vocab_size; })
-      .def_property_readonly("layer_count", [](const CausalLM& self) { return self.config().num_hidden_layers; })
       .def_property_readonly("eos_token_ids", [](const CausalLM& self) { return self.config().eos_token_ids; })
       .def_property_readonly("lora_dropout",
                              [](const CausalLM& self) { return self.has_adapters() ? self.lora_config().lora_dropout : 0.0; })

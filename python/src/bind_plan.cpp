@@ -135,7 +135,6 @@ void bind_plan(py::module_& m) {
       .def_property_readonly("fits", [](const Planned& self) { return self.plan.fits; })
       .def_property_readonly("batch", [](const Planned& self) { return self.settings.batch; })
       .def_property_readonly("pinned_host", [](const Planned& self) { return self.plan.pinned_host.count; })
-      .def_property_readonly("trainable_parameters", [](const Planned& self) { return self.plan.trainable_parameters; })
       .def_property_readonly("phases",
                              [](const Planned& self) {
                                py::dict phases;
@@ -157,8 +156,8 @@ void bind_plan(py::module_& m) {
           "measured",
           [](const Planned& self) { return self.probe.moments.empty() ? std::nullopt : std::optional(self.probe.peak.count); })
       .def(
-          "measure",
-          [](Planned& self, CausalLM& model) { self.probe = probe_planned(model, self.settings); }, py::arg("model"), NoGil())
+          "measure", [](Planned& self, CausalLM& model) { self.probe = probe_planned(model, self.settings); }, py::arg("model"),
+          NoGil())
       .def(
           "curve",
           [](const Planned& self) {

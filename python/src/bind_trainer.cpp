@@ -289,7 +289,6 @@ void bind_trainer(py::module_& m) {
       // The parts of a step, for one that Python computes.
       .def_property_readonly(
           "scaler", [](OwningTrainer& self) { return &self.trainer.state().scaler; }, py::return_value_policy::reference_internal)
-      .def_property_readonly("micro_step", [](const OwningTrainer& self) { return self.trainer.state().micro_step; })
       .def_property_readonly("learning_rate",
                              [](const OwningTrainer& self) {
                                const TrainState& run = self.trainer.state();

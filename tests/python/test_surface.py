@@ -3,13 +3,16 @@
 
 import json
 import logging
+import os
+import subprocess
+import sys
 
 import peft
 import pytest
 import qlorapp
 import torch
 import transformers
-from conftest import ROOT
+from conftest import BUILD, ROOT
 from tiny_llama import folder, load  # noqa: F401  (folder is a fixture)
 from tiny_trainer import arguments, rows, trained
 
@@ -88,6 +91,24 @@ def test_code_of_a_checkpoint_is_never_run_and_that_is_said(folder, caplog):
     with caplog.at_level(logging.WARNING, "qlorapp"):
         qlorapp.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     assert "trust_remote_code has no effect: code of a checkpoint is never run" in caplog.text
+
+
+def test_labels_on_padding_are_said_to_be_left_out(folder):
+    code = f"""
+import logging, sys, torch
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+import qlorapp
+model = qlorapp.AutoModelForCausalLM.from_pretrained({str(folder)!r})
+ids = torch.tensor([[5, 6, 7, 8], [5, 6, 0, 0]])
+mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+masked = model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss
+print("now")
+assert all(torch.equal(model(ids, attention_mask=mask, labels=ids).loss, masked) for _ in range(2))
+"""  # a process of its own: it is said once in each
+    env = {**os.environ, "PYTHONPATH": str(BUILD / "python")}
+    out = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True).stdout
+    before, after = out.split("now")
+    assert "padding" not in before and after.count("labels on padding are left out of the loss") == 1
 
 
 def test_nothing_uploads(folder, tmp_path):
