@@ -13,7 +13,8 @@ in between. Steps of all rounds are pooled: median, 10th and 90th percentile. Pe
 steps. MFU is the model's arithmetic (forward, and backward for inputs only; LoRA's own products and recomputing left out) over what
 torch.mm sustains at the layers' shapes in the same rounds. Kernels a step and the share of a step in which at least one ran are counted
 under torch's profiler in the last round. With --memory_first every row of ours is measured a second time with smaller loss chunks, one
-workspace at a time and the embedding on the host (docs/memory.md).
+workspace at a time and the embedding on the host (docs/memory.md), short rows with their MLP in tiles and one weight's workspace. The peer
+unsloth_graphs is unsloth with its opt-in CUDA graphs (UNSLOTH_BLOCK_CUDAGRAPHS=1).
 """
 
 import argparse
@@ -52,8 +53,13 @@ ROWS = [
 
 
 #: Of bench_train_step: its own defaults, said because a setting holds until the next one, and those of --memory_first.
-DEFAULTS = "loss_chunk_rows=0 weight_workspace=layer embedding_on_host=0"
-MEMORY_FIRST = "loss_chunk_rows={rows} weight_workspace=stack embedding_on_host=1"
+DEFAULTS = "loss_chunk_rows=0 weight_workspace=layer mlp_tile_rows=0 embedding_on_host=0"
+MEMORY_FIRST = "loss_chunk_rows=512 weight_workspace=stack embedding_on_host=1"
+MEMORY_FIRST_SHORT = "loss_chunk_rows=256 weight_workspace=projection mlp_tile_rows=512 embedding_on_host=1"
+
+
+#: Ways to run unsloth, with what their environment has beside.
+UNSLOTH = {"unsloth": {}, "unsloth_graphs": {"UNSLOTH_BLOCK_CUDAGRAPHS": "1"}}
 
 
 def say(text: str) -> None:
@@ -160,14 +166,14 @@ class Bench:
         self.products: dict[Row, list[float]] = {}
 
     def installed(self, peer: str) -> bool:
-        needed = ["bitsandbytes", "transformers", "peft"] + ([peer] if peer == "unsloth" else [])
+        needed = ["bitsandbytes", "transformers", "peft"] + (["unsloth"] if peer in UNSLOTH else [])
         missing = [name for name in needed if importlib.util.find_spec(name) is None]
         if missing:
             say(f"{peer} is left out: {', '.join(missing)} not installed")
         return not missing
 
-    def side(self, key: tuple, name: str, command: list[str]) -> None:
-        self.sides[key] = Side(command, name, self.folder, self.environment, self.args.patience)
+    def side(self, key: tuple, name: str, command: list[str], **environment: str) -> None:
+        self.sides[key] = Side(command, name, self.folder, self.environment | environment, self.args.patience)
 
     def start(self) -> None:
         peers = [sys.executable, str(pathlib.Path(__file__).resolve().with_name("train_step_peers.py"))]
@@ -182,8 +188,9 @@ class Bench:
                 say(f"SKIPPED {row}: {self.sides['ours', row].error}")
                 self.rows.remove(row)
         for row in self.rows:
-            if "unsloth" in self.peers:
-                self.side(("unsloth", row), f"unsloth:{row}", [*peers, "unsloth"])
+            for peer, environment in UNSLOTH.items():
+                if peer in self.peers:
+                    self.side((peer, row), f"{peer}:{row}", [*peers, "unsloth"], **environment)
             if "hf" in self.peers and row.hf and ("hf", row.model) not in self.sides:
                 self.side(("hf", row.model), f"hf:{row.model}", [*peers, "hf"])
         if self.peers:
@@ -194,7 +201,7 @@ class Bench:
                 for row in self.rows:
                     setting = json.dumps({"row": dataclasses.asdict(row), "checkpoint": str(self.folder / model)})
                     if row.model == model:
-                        for key in [("unsloth", row), ("hf", row.model)]:
+                        for key in [*((peer, row) for peer in UNSLOTH), ("hf", row.model)]:
                             if key in self.sides and not getattr(self.sides[key], "told", False):
                                 self.sides[key].told = True
                                 self.sides[key].tell(setting)
@@ -223,12 +230,14 @@ class Bench:
             self.products.setdefault(row, []).append(rate["tflops"])
         put("qlorapp", row.keep, self.sides["ours", row].ask(f"{seconds} {DEFAULTS} {'count' if last else ''}"))
         if self.args.memory_first:
-            small = MEMORY_FIRST.format(rows=512 if row.batch * row.sequence > 1024 else 256)
+            small = MEMORY_FIRST if row.batch * row.sequence > 1024 else MEMORY_FIRST_SHORT
             put("qlorapp", f"{row.keep}, memory first", self.sides["ours", row].ask(f"{seconds} {small}"))
         plain = {"batch": row.batch, "sequence": row.sequence, "seconds": seconds, "count": last}
-        if ("unsloth", row) in self.sides:
-            setting = {False: "no checkpointing", True: "checkpointing", "unsloth": '"unsloth"'}[row.unsloth]
-            put("unsloth", setting, self.sides["unsloth", row].ask(json.dumps({**plain, "checkpointing": row.unsloth})))
+        for peer in UNSLOTH:
+            if (peer, row) in self.sides:
+                setting = {False: "no checkpointing", True: "checkpointing", "unsloth": '"unsloth"'}[row.unsloth]
+                setting += ", CUDA graphs" if UNSLOTH[peer] else ""
+                put("unsloth", setting, self.sides[peer, row].ask(json.dumps({**plain, "checkpointing": row.unsloth})))
         for checkpointing in row.hf if ("hf", row.model) in self.sides else ():
             question = json.dumps({**plain, "checkpointing": checkpointing})
             put("HF stack", "checkpointing" if checkpointing else "no checkpointing", self.sides["hf", row.model].ask(question))
@@ -292,7 +301,7 @@ def main() -> None:
     parser.add_argument(
         "--rows", nargs="+", metavar="START", help=f"rows that start so; default all of {' '.join(map(str, ROWS))}"
     )
-    parser.add_argument("--peers", nargs="*", choices=["unsloth", "hf"], default=["unsloth", "hf"])
+    parser.add_argument("--peers", nargs="*", choices=[*UNSLOTH, "hf"], default=["unsloth", "hf"])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=3, help="of timed steps, each turn")
     parser.add_argument(

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cctype>
 #include <cstdio>
 #include <initializer_list>
@@ -42,6 +43,15 @@ struct PlanOptions {
   LoraConfig lora;
 };
 
+std::vector<std::string> split(const std::string& text, char at) {
+  std::vector<std::string> parts{""};
+  for (const char c : text) {
+    if (c == at) parts.emplace_back();
+    else parts.back() += c;
+  }
+  return parts;
+}
+
 /// Nothing that is given is without effect.
 void check_combination(const CommandLine& line, const PlanOptions& options) {
   const int answers = (options.explained ? 1 : 0) + (options.compare_with.empty() ? 0 : 1) + (line.given("hours") ? 1 : 0);
@@ -53,7 +63,11 @@ void check_combination(const CommandLine& line, const PlanOptions& options) {
         "--hours: it is about a configuration for a deadline");
   needs({"svg", "measure"}, answers == 0, "the plan of one run: leave --explain, --compare and --hours out");
   const bool by_memory = !options.gpu.empty() && std::isdigit(static_cast<unsigned char>(options.gpu.front())) != 0;
-  needs({"gpu_architecture", "gpu_bandwidth", "gpu_tflops"}, by_memory || !options.compare_with.empty(),
+  const std::vector<std::string> compared = split(options.compare_with, ',');
+  const bool compares_by_memory = std::any_of(compared.begin(), compared.end(), [](const std::string& one) {
+    return !one.empty() && std::isdigit(static_cast<unsigned char>(one.front())) != 0;
+  });
+  needs({"gpu_architecture", "gpu_bandwidth", "gpu_tflops"}, by_memory || compares_by_memory,
         "a GPU that is given by its memory, as --gpu 20GiB: that of a known one is known");
   const bool is_card = options.gpu != "auto" && options.gpu != "cpu";
   needs({"context"}, is_card || !options.compare_with.empty(), "a GPU by its name or its memory");
@@ -68,6 +82,7 @@ void check_combination(const CommandLine& line, const PlanOptions& options) {
           line.given("hours"),
           "--hours, which chooses the batch, what is kept, the precision and the epochs itself (--effective_batch "
           "and --num_train_epochs say how much)");
+  decides({"load_in_4bit"}, line.given("hours"), "--hours, whose configuration is of a four-bit base");
   decides({"batch", "per_device_train_batch_size", "gradient_accumulation_steps"}, !options.compare_with.empty(),
           "--compare, which names batch and accumulation itself, as T4:2x16");
   decides({"memory_budget", "auto_find_batch_size"}, options.explained || !options.compare_with.empty(),
@@ -123,15 +138,6 @@ PlanOptions parse(const Arguments& arguments) {
 
 Gpu named_gpu(const std::string& text, const PlanOptions& options) {
   return find_gpu(text, options.gpu_architecture, options.gpu_bandwidth * 1e9, options.gpu_tflops * 1e12);
-}
-
-std::vector<std::string> split(const std::string& text, char at) {
-  std::vector<std::string> parts{""};
-  for (const char c : text) {
-    if (c == at) parts.emplace_back();
-    else parts.back() += c;
-  }
-  return parts;
 }
 
 /// "T4:2x16".
@@ -240,7 +246,9 @@ int plan(const Arguments& arguments) {
     std::vector<Contender> contenders;
     for (const std::string& one : split(options.compare_with, ',')) contenders.push_back(parse_contender(one, options));
     if (!args.bf16 && !args.fp16) args.bf16 = true;
-    std::printf("%s", compare(plan_settings(model, options.lora, args), contenders, allowance).c_str());
+    PlanSettings settings = plan_settings(model, options.lora, args);
+    settings.load_in_4bit = options.load_in_4bit;
+    std::printf("%s", compare(settings, contenders, allowance).c_str());
     return 0;
   }
 

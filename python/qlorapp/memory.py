@@ -105,11 +105,14 @@ def plan(
     settings count. measure=True, for a model that is loaded: one such step is taken, with its optimizer's state and evaluation, and the plan
     knows what it took; nothing of it stays.
     """
+    if not isinstance(gpu, str):
+        raise TypeError(f"[plan] gpu must be the name of a card, an amount of memory, 'cpu' or 'auto'; got {gpu!r}.")
     options = {**(args or TrainingArguments()).to_dict()}
-    if batch is not None:
-        options["per_device_train_batch_size"] = batch
-    if max_seq_length is not None:
-        options["max_length"] = max_seq_length
+    for name, field, value in (
+        ("batch", "per_device_train_batch_size", batch), ("max_seq_length", "max_length", max_seq_length),
+    ):  # fmt: skip
+        if value is not None:
+            options[field] = _size(name, value)
     if isinstance(model, torch.nn.Module):
         core = _core_of(model)
         planned = _C.plan_model(core, json.dumps(options))
@@ -152,7 +155,15 @@ def _core_of(model: CausalLM | PeftModel, where: str = "plan") -> _C.CausalLM:
 
 
 def _bytes(what: str, amount: int | str | None) -> int | None:
-    return _C.parse_bytes(what, amount) if isinstance(amount, str) else amount
+    if amount is None:
+        return None
+    return _C.parse_bytes(what, amount if isinstance(amount, str) else str(amount))
+
+
+def _size(name: str, value: int) -> int:
+    if not 0 < value < 2**62:
+        raise ValueError(f"[plan] {name} must be from 1 to 2^62; got {value}.")
+    return value
 
 
 def find_max_batch_size(
@@ -170,6 +181,7 @@ def find_max_batch_size(
     zero afterwards, and no memory stays behind. The tokenizer is not needed: all rows are as long as a row can be.
     """
     core, device = _core_of(model, "find_max_batch_size"), torch.device(model.device)
+    TrainingArguments(optim=optim)  # knows the names
     eight_bit = optim.endswith("_8bit")
     limit = _bytes("budget", budget)
     room = limit if limit is not None else _C.memory_for(str(device))

@@ -261,9 +261,10 @@ std::string ways_out(const PlanSettings& settings, Bytes room) {
 std::string advice_for_one_row(PlanSettings settings, Bytes room) {
   settings.batch = settings.accumulation = 1;
   const Bytes need = plan_memory(settings).training_peak();
-  return concat("One row of ", settings.length, " tokens takes ", to_string(need), ", and there are ", to_string(room),
-                need > room ? concat(": ", to_string(need - room), " are missing") : std::string(", less what is in pieces"),
-                ". Ways out: ", ways_out(settings, room), "; or memory_budget=auto, which buys memory with time.");
+  return concat(
+      "One row of ", settings.length, " tokens takes ", to_string(need), ", and there are ", to_string(room),
+      need > room ? concat(": ", to_string(need - room), " are missing") : std::string(", less what the allocator holds in pieces"),
+      ". Ways out: ", ways_out(settings, room), "; or memory_budget=auto, which buys memory with time.");
 }
 
 BudgetChoice fit_budget(const PlanSettings& settings, const Gpu& rates, const BudgetRequest& request) {

@@ -66,6 +66,20 @@ std::vector<std::string> words(std::string_view name) {
   return result;
 }
 
+/// The card of the table all of whose words are in a driver's name for it ("NVIDIA A100-SXM4-80GB"); null: none.
+const Gpu* named_in(std::string_view text) {
+  const std::vector<std::string> there = words(text);
+  const Gpu* found = nullptr;
+  for (const Gpu& gpu : kGpus) {
+    const std::vector<std::string> wanted = words(gpu.name);
+    const bool all = std::all_of(wanted.begin(), wanted.end(), [&](const std::string& word) {
+      return std::find(there.begin(), there.end(), word) != there.end();
+    });
+    if (all && (found == nullptr || gpu.name.size() > found->name.size())) found = &gpu;
+  }
+  return found;
+}
+
 }  // namespace
 
 std::string_view to_string(Evidence evidence) {
@@ -89,16 +103,23 @@ Gpu find_gpu(std::string_view text, int64_t architecture, double bandwidth, doub
     if (folded(gpu.name) == wanted) return gpu;
     names.push_back(gpu.name);
   }
+  if (const Gpu* const found = named_in(text); found != nullptr) return *found;
+  std::string sizes;  // a name that stands for several
+  for (const std::string_view name : names) {
+    if (!wanted.empty() && folded(name).starts_with(wanted) &&
+        std::isdigit(static_cast<unsigned char>(folded(name)[wanted.size()])) != 0)
+      sizes += concat(sizes.empty() ? " Which one: " : ", ", name);
+  }
   const bool amount = !text.empty() && (std::isdigit(static_cast<unsigned char>(text.front())) != 0 || text.front() == '-');
   QLORAPP_CHECK_VALUE(amount, "[gpu] must be one of ", names, ", or an amount of memory such as 16GiB; got '", text, "'.",
-                      did_you_mean(text, names));
+                      sizes.empty() ? did_you_mean(text, names) : sizes + "?");
   QLORAPP_CHECK_VALUE(architecture == 0 || (architecture >= 75 && architecture <= 200),
-                      "[gpu_architecture] must be from 75 up, as 86; got ", architecture, ".");
-  const auto rate = [](const char* name, double value) {
-    QLORAPP_CHECK_VALUE(std::isfinite(value) && value >= 0, "[", name, "] must be finite and >= 0; got ", value, ".");
+                      "[gpu_architecture] must be from 75 to 200, as 86; got ", architecture, ".");
+  const auto rate = [](const char* name, double value, double unit) {
+    QLORAPP_CHECK_VALUE(std::isfinite(value) && value >= 0, "[", name, "] must be finite and >= 0; got ", value / unit, ".");
   };
-  rate("gpu_bandwidth", bandwidth);
-  rate("gpu_tflops", tensor_rate);
+  rate("gpu_bandwidth", bandwidth, kGiga);
+  rate("gpu_tflops", tensor_rate, kTera);
   const Bytes memory = parse_bytes("gpu", text);
   QLORAPP_CHECK_VALUE(memory.count > 0, "[gpu] its memory must be above 0; got '", text, "'.");
   return {"",
@@ -113,15 +134,7 @@ Gpu find_gpu(std::string_view text, int64_t architecture, double bandwidth, doub
 
 Gpu rates_of(std::string_view name, int64_t architecture, Bytes memory) {
   if (name.empty()) return {"", memory, 0, 20 * kGiga, 0.3 * kTera, 1.0, Evidence::kExtrapolated};
-  const std::vector<std::string> there = words(name);
-  const Gpu* found = nullptr;
-  for (const Gpu& gpu : kGpus) {
-    const std::vector<std::string> wanted = words(gpu.name);
-    const bool all = std::all_of(wanted.begin(), wanted.end(), [&](const std::string& word) {
-      return std::find(there.begin(), there.end(), word) != there.end();
-    });
-    if (all && (found == nullptr || gpu.name.size() > found->name.size())) found = &gpu;
-  }
+  const Gpu* const found = named_in(name);
   if (found != nullptr) return *found;
   // The first is the smallest of its architecture.
   const auto* const same =

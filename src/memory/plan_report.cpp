@@ -130,6 +130,30 @@ std::vector<Option> options_for(const PlanSettings& asked) {
   return options;
 }
 
+/// Where no change alone is enough: what all that changes no result takes together.
+std::string all_together(PlanSettings settings, Bytes room) {
+  settings.accumulation *= settings.batch;
+  settings.batch = 1;
+  settings.segments = keep_in_each_block(settings.model.num_hidden_layers, Keep::kInputOnHost);
+  settings.memory.loss_chunk_rows = 512;
+  settings.memory.weight_workspace = WeightWorkspace::kStack;
+  settings.memory.embedding_on_host = !settings.model.tie_word_embeddings;
+  settings.memory.mlp_tile_rows = 1024;
+  const MemoryPlan plan = plan_memory_in(settings, room);
+  if (plan.fits) {
+    return concat(
+        "None of them alone is enough. Batch 1 with inputs and embedding on the host, 512 rows of logits, one workspace at a "
+        "time and the MLP in tiles takes ",
+        gib(plan.peak_reserved()), " and fits: memory_budget=auto finds the fastest such mixture.\n");
+  }
+  const MemoryParts& parts = plan.of(plan.fullest_of_training()).parts;
+  return concat(
+      "None of them is enough, nor are all that change no result together: they take ", gib(plan.peak_reserved()), ", of which ",
+      gib(parts_of(parts, {MemoryUse::kCodes, MemoryUse::kScales, MemoryUse::kDense, MemoryUse::kAdapters, MemoryUse::kGradients,
+                           MemoryUse::kOptimizer})),
+      " are base, adapters and optimizer, in ", gib(room), ". Take a shorter length, a smaller model or a larger card.\n");
+}
+
 std::string memory_lines(const MemoryPlan& plan) {
   const PhasePlan& fullest = plan.of(plan.fullest_of_training());
   Table table;
@@ -213,10 +237,22 @@ std::string checklist(const MemoryPlan& plan, const PlanSettings& settings) {
   table.row({"workspaces", "-", gib(parts_of(parts, {MemoryUse::kDequantized, MemoryUse::kAttention, MemoryUse::kLibrary})),
              "a dequantized weight, attention, cuBLAS"});
   table.row({"batch", "-", gib(part(parts, MemoryUse::kBatch)), "tokens, targets, positions, rotary tables"});
-  table.row({"rounding and fragmentation", "-", gib(plan.peak_reserved() - fullest.tensors),
-             "of torch's caching allocator, reserved and not in use"});
-  table.row({"total", "", gib(plan.peak_reserved()),
-             concat("fullest in: ", ops::to_string(plan.fullest_of_training()), "; without the CUDA context")});
+  // A GPU's cache only grows, so this is what the allocator holds at the end; on a CPU the fullest moment of training.
+  Bytes reserved;
+  for (size_t i = 0; i < ops::kMemoryPhaseCount; ++i) {
+    const auto phase = static_cast<MemoryPhase>(i);
+    if (phase != MemoryPhase::kLoad && phase != MemoryPhase::kMerge) reserved = std::max(reserved, plan.of(phase).reserved);
+  }
+  if (settings.device.type == at::kCUDA) {
+    table.row({"rounding and fragmentation", "-", gib(reserved - fullest.tensors),
+               "of torch's caching allocator, reserved and not in use"});
+  }
+  table.row({"total", "", gib(reserved),
+             concat("fullest in: ", ops::to_string(plan.fullest_of_training()),
+                    settings.device.type == at::kCUDA ? "; without the CUDA context" : "")});
+  if (const Bytes load = plan.of(MemoryPhase::kLoad).reserved; load > reserved) {
+    table.row({"load, before training", "-", gib(load), "one weight at a time, with the buffers that it comes through"});
+  }
   table.row({"merge, after training", "-", gib(plan.of(MemoryPhase::kMerge).allocated),
              "host memory: qlorapp merge, one weight at a time"});
   return table.text();
@@ -250,7 +286,7 @@ std::string explain(const PlanSettings& settings, const Gpu& gpu, const DeviceAl
   std::string text =
       concat("The configuration: ", fixed(static_cast<double>(plan.base_parameters) * 1e-9, 2), " G parameters on ", name_of(gpu),
              " (", gib(gpu.memory), ", of which ", gib(allowance.on(gpu)), " allowed for the CUDA context), ", settings.batch,
-             " rows of ", settings.length, " tokens, accumulation ", settings.accumulation, ", ",
+             settings.batch == 1 ? " row of " : " rows of ", settings.length, " tokens, accumulation ", settings.accumulation, ", ",
              dtype_name(settings.compute_dtype), ", rank ", settings.lora.r, ", ", keep_text(settings), ".\n\n");
   text +=
       "Step 1. What is there before the first token: the base, adapters, gradients, moments.\nStep 2. What a micro-batch adds "
@@ -296,10 +332,9 @@ std::string explain(const PlanSettings& settings, const Gpu& gpu, const DeviceAl
     table.row({option.name, gib(found.peak_reserved()), found.fits ? "yes" : "no", step});
   }
   text += table.text() + "\n";
-  text += fits ? "So nothing has to change here: what ran out of memory elsewhere fits.\n"
-          : first.empty()
-              ? "None of them alone is enough: combine inputs on the host, batch 1 and a shorter length, or take a smaller model.\n"
-              : concat("So first: ", first, ".\n");
+  text += fits            ? "So nothing has to change here: what ran out of memory elsewhere fits.\n"
+          : first.empty() ? all_together(settings, room)
+                          : concat("So first: ", first, ".\n");
   text +=
       "The customary order, batch, then length, then rank, is right about the last: rank buys least and costs quality. A "
       "smaller batch with as "
@@ -350,8 +385,8 @@ std::string speed_text(const Compared& fast, const Compared& slow) {
       ". The cards decide that, not the batch: both do the same products over the same tokens, and a step is bound by the "
       "tensor rate (",
       fixed(a.tensor_rate * a.sustained * 1e-12, 0), " against ", fixed(b.tensor_rate * b.sustained * 1e-12, 0),
-      " TFLOP/s sustained, of ", fixed(a.tensor_rate * 1e-12, 0), " and ", fixed(b.tensor_rate * 1e-12, 0),
-      " published). The larger batch only dequantizes the weights less often.\n");
+      " TFLOP/s sustained, of ", fixed(a.tensor_rate * 1e-12, 0), " and ", fixed(b.tensor_rate * 1e-12, 0), " published).",
+      fast.contender.batch != slow.contender.batch ? " The larger batch only dequantizes the weights less often.\n" : "\n");
 }
 
 std::string memory_text(const Compared& most, const Compared& least) {
@@ -362,7 +397,9 @@ std::string memory_text(const Compared& most, const Compared& least) {
   std::string text = concat("Memory: ", most.name(), " takes ", gib(most.plan.peak_reserved()), ", ", least.name(), " takes ",
                             gib(least.plan.peak_reserved()), ". ");
   text += more.count == 0 ? std::string("There is no difference: ")
-                          : concat("The difference, ", gib(more), ", is activations and logits of more rows at a time: ");
+          : most.contender.batch == least.contender.batch
+              ? concat("The difference, ", gib(more), ", is of the cards' kernels: ")
+              : concat("The difference, ", gib(more), ", is activations and logits of more rows at a time: ");
   return text + concat("base, adapters and optimizer are ", gib(base), " in both. Accumulation itself takes no memory.\n");
 }
 

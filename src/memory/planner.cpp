@@ -43,6 +43,9 @@ void check(const PlanSettings& settings) {
       !settings.float8 || settings.device.type != at::kCUDA || settings.device.architecture >= 89,
       "[plan] fp8 needs a GPU that multiplies eight bits: sm_89 (L4, RTX 40), sm_90 (H100) or newer; this one is sm_",
       settings.device.architecture, ". Leave it out.");
+  QLORAPP_CHECK_VALUE(!settings.float8 || settings.device.type != at::kCUDA || settings.compute_dtype == at::kBFloat16,
+                      "[plan] fp8 takes the rest of the step in bfloat16 on a GPU; got a plan in ",
+                      settings.compute_dtype == at::kHalf ? "float16" : "float32", ". Give bf16, or leave fp8 out.");
   for (const int64_t rows : {settings.batch, settings.eval_batch}) {
     const bool overflows = __builtin_mul_overflow(rows, settings.length, &bytes) || __builtin_mul_overflow(bytes, widest, &bytes) ||
                            __builtin_mul_overflow(bytes, settings.accumulation, &bytes) ||

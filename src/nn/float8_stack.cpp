@@ -15,8 +15,6 @@
 namespace qlorapp {
 namespace {
 
-constexpr int64_t kStep = 64;
-
 void product(at::Tensor& y, const at::Tensor& x, const Float8Scales& scales, const at::Tensor& weights) {
   const auto [values, scale] = ops::quantize_rows_float8(x, scales.weight);
   ops::float8_product_out(y, values, scale, weights, scales.ones);
@@ -36,8 +34,8 @@ std::string Float8Stack::obstacle(std::span<const FrozenWeight> weights) {
   for (const FrozenWeight& weight : weights) {
     const QuantizedTensor& own = weight.quantized;
     if (!own.defined()) return "a weight is not four-bit";
-    if (own.shape[0] % kStep != 0 || own.shape[1] % kStep != 0) {
-      return concat("a weight is (", own.shape[0], ", ", own.shape[1], "), not multiples of ", kStep);
+    if (own.shape[0] % ops::kFloat8WeightStep != 0 || own.shape[1] % ops::kFloat8WeightStep != 0) {
+      return concat("a weight is (", own.shape[0], ", ", own.shape[1], "), not multiples of ", ops::kFloat8WeightStep);
     }
     if (own.block_size != first.block_size || own.quant_type != first.quant_type || own.block_size > own.shape[1] ||
         own.double_quantized() != first.double_quantized() || own.nested_block_size != first.nested_block_size) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "qlorapp/ops/device_memory.hpp"
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <exception>
 #include <mutex>
@@ -31,8 +33,11 @@ std::optional<DeviceRoom> device_room(at::Device device) {
 bool is_out_of_memory(const std::exception& error) {
   if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) return true;
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return true;
-  // c10/core/impl/alloc_cpu.cpp
-  return std::string_view(error.what()).find("DefaultCPUAllocator: can't allocate memory") != std::string_view::npos;
+  // Torch's allocator for CPUs (c10/core/impl/alloc_cpu.cpp), the driver, which is asked directly for pinned memory and tables, and cuBLAS.
+  static constexpr std::array<std::string_view, 3> kWords{"DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory",
+                                                          "CUBLAS_STATUS_ALLOC_FAILED"};
+  return std::any_of(kWords.begin(), kWords.end(),
+                     [text = std::string_view(error.what())](std::string_view words) { return text.find(words) != text.npos; });
 }
 
 void release_cached_memory(at::Device device) {

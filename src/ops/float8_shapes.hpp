@@ -8,10 +8,11 @@
 #include <ATen/core/Tensor.h>
 
 #include "four_bit_stack.hpp"
+#include "qlorapp/ops/float8.hpp"
 
 namespace qlorapp::ops {
 
-constexpr int64_t kFloat8WeightStep = 64, kFloat8Step = 16, kMostFloat8Columns = 32768;
+constexpr int64_t kFloat8Step = 16, kMostFloat8Columns = 32768;
 
 /// @returns the sum of rows.
 inline int64_t check_float8_weights(const FourBitStack& stack, int64_t columns, const at::Tensor& weight_scale) {

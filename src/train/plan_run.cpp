@@ -89,10 +89,20 @@ PlanSettings plan_settings(const format::ModelConfig& model, const LoraConfig& l
 
 namespace {
 
+/// Rows of an optimizer step.
+int64_t effective_batch(const TrainingArguments& args) {
+  int64_t rows = 0;
+  QLORAPP_CHECK_VALUE(!__builtin_mul_overflow(args.per_device_train_batch_size, args.gradient_accumulation_steps, &rows),
+                      "[plan] per_device_train_batch_size x gradient_accumulation_steps must fit in 64 bits; got ",
+                      args.per_device_train_batch_size, " x ", args.gradient_accumulation_steps, ". Make one of them smaller.");
+  return rows;
+}
+
 /// The largest micro-batch, not above the one that is asked for, with which a step fits; the effective batch stays.
 FittedArguments fit_batch(const PlanSettings& settings, const TrainingArguments& args, Bytes available) {
-  const int64_t rows = args.per_device_train_batch_size * args.gradient_accumulation_steps;
-  for (int64_t batch = args.per_device_train_batch_size; batch >= 1; --batch) {
+  const int64_t rows = effective_batch(args);
+  constexpr int64_t kMostRows = 1 << 20;  // more fit nowhere
+  for (int64_t batch = std::min(kMostRows, args.per_device_train_batch_size); batch >= 1; --batch) {
     if (rows % batch != 0) continue;
     FittedArguments fitted{args, settings, ""};
     fitted.settings.batch = fitted.args.per_device_train_batch_size = batch;
@@ -112,8 +122,7 @@ FittedArguments fit_arguments(const PlanSettings& settings, const TrainingArgume
   FittedArguments fitted{args, settings, ""};
   const Bytes room =
       args.memory_budget == "auto" ? available : std::min(available, parse_bytes("memory_budget", args.memory_budget));
-  const BudgetChoice choice =
-      fit_budget(settings, rates, {room, args.per_device_train_batch_size * args.gradient_accumulation_steps});
+  const BudgetChoice choice = fit_budget(settings, rates, {room, effective_batch(args)});
   apply_choice(choice, fitted.args);
   fitted.settings = choice.settings;
   fitted.text = choice.text;
@@ -140,6 +149,8 @@ Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lor
   const auto positive = [](const char* name, double value) {
     QLORAPP_CHECK_VALUE(std::isfinite(value) && value > 0, "[plan] ", name, " must be above 0; got ", value, ".");
   };
+  constexpr double kMostHours = 1e6;
+  QLORAPP_CHECK_VALUE(!(deadline.hours > kMostHours), "[plan] hours must be at most ", kMostHours, "; got ", deadline.hours, ".");
   positive("hours", deadline.hours);
   positive("dataset_rows", static_cast<double>(deadline.dataset_rows));
   positive("avg_tokens", static_cast<double>(deadline.average_tokens));
@@ -147,6 +158,8 @@ Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lor
   positive("effective_batch", static_cast<double>(deadline.effective_batch));
   QLORAPP_CHECK_VALUE(deadline.effective_batch >= deadline.gpus, "[plan] effective_batch must be at least a row a card, ",
                       deadline.gpus, "; got ", deadline.effective_batch, ".");
+  QLORAPP_CHECK_VALUE(deadline.effective_batch % deadline.gpus == 0, "[plan] effective_batch must be a multiple of gpus, ",
+                      deadline.gpus, ", as each card takes the same number of rows; got ", deadline.effective_batch, ".");
   QLORAPP_CHECK_VALUE(deadline.average_tokens <= args.max_length, "[plan] avg_tokens must be at most max_length, ", args.max_length,
                       "; got ", deadline.average_tokens, ". Give --seq: the length that rows are cut to.");
 
@@ -192,13 +205,13 @@ Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lor
   best.hours = hours_an_epoch * best.epochs;
   best.hours_at_most = best.hours * (1 + off);
   const int64_t batch = best.args.per_device_train_batch_size, accumulation = best.args.gradient_accumulation_steps;
-  best.text =
-      concat(choice.way, ", on ", deadline.gpus, deadline.gpus == 1 ? " GPU = " : " GPUs = ", batch * accumulation * deadline.gpus,
-             " rows an update; ", best.args.fp16 ? "float16 with loss scaling (this card has no bfloat16)" : "bfloat16", ".\n",
-             to_string(best.plan.peak_reserved()), " of ", to_string(room), " on each card at ", args.max_length,
-             " tokens a row.\n", fixed(hours_an_epoch, 1), " h an epoch, ", fixed(best.epochs, best.epochs < 1 ? 2 : 0),
-             " epoch(s): ", fixed(best.hours, 1), " h, between ", fixed(best.hours * (1 - off), 1), " and ",
-             fixed(best.hours_at_most, 1), " h (", to_string(gpu.evidence), ") of ", fixed(deadline.hours, 0), " h.\n");
+  best.text = concat(
+      choice.way, ", on ", deadline.gpus, deadline.gpus == 1 ? " GPU = " : " GPUs = ", batch * accumulation * deadline.gpus,
+      " rows an update; ", best.args.fp16 ? "float16 with loss scaling (this card has no bfloat16)" : "bfloat16", ".\n",
+      to_string(best.plan.peak_reserved()), " of ", to_string(room), " on each card at ", args.max_length, " tokens a row.\n",
+      fixed(hours_an_epoch, 1), " h an epoch, ", fixed(best.epochs, best.epochs < 1 ? 2 : 0), " epoch(s): ", fixed(best.hours, 1),
+      " h, between ", fixed(best.hours * (1 - off), 1), " and ", fixed(best.hours_at_most, 1), " h (", to_string(gpu.evidence),
+      ") of ", fixed(deadline.hours, deadline.hours == std::floor(deadline.hours) ? 0 : 2), " h.\n");
   if (deadline.gpus > 1) {
     const double alone = static_cast<double>(deadline.dataset_rows) / best_rate / 3600 * best.epochs;
     best.text +=

@@ -18,31 +18,51 @@
 namespace qlorapp {
 namespace {
 
+/// What a step has reached, over all attempts at it.
+struct Progress {
+  int64_t substeps_told = 0;  ///< Micro-batches whose end was told: a window that is taken again does not tell it again.
+  bool update_told = false;
+  enum class At : uint8_t {
+    kWindow,
+    kUpdate,
+    kEnd
+  } at = At::kWindow;        ///< Of this attempt. Behind the update it cannot be repeated.
+  bool in_callback = false;  ///< What fails there is the caller's, and not taken again.
+};
+
 /// The model as train_step sees it, which reports the step's inner events.
 struct Observed {
   CausalLM& model;
   GraphedSteps* graphs;  ///< Null: micro-steps are launched.
   const std::function<void()>& poll;
   const std::function<void(TrainerEvent)>& event;
-  int64_t& told;   ///< Micro-batches whose end was told: a window that is taken again does not tell it again.
-  bool& updating;  ///< The window is through; told once, however often the step is taken.
+  Progress& progress;
   int64_t begun = 0;
 
+  void tell(const auto& what, const auto&... arguments) const {
+    progress.in_callback = true;
+    what(arguments...);
+    progress.in_callback = false;
+  }
   LossSum forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step) {
-    if (batch.first_token == 0 && begun++ > told) {
-      ++told;
-      event(TrainerEvent::kSubstepEnd);
+    if (batch.first_token == 0 && begun++ > progress.substeps_told) {
+      ++progress.substeps_told;
+      tell(event, TrainerEvent::kSubstepEnd);
     }
     const LossSum loss = graphs != nullptr ? graphs->forward_backward(batch, grad_scale, seed, micro_step)
                                            : model.forward_backward(batch, grad_scale, seed, micro_step);
-    if (poll) poll();
+    if (poll) tell(poll);
     return loss;
   }
   void before_optimizer_step() const {
-    if (!updating) event(TrainerEvent::kPreOptimizerStep);
-    updating = true;
+    if (!progress.update_told) tell(event, TrainerEvent::kPreOptimizerStep);
+    progress.update_told = true;
+    progress.at = Progress::At::kUpdate;
   }
-  void after_optimizer_step() const { event(TrainerEvent::kOptimizerStep); }
+  void after_optimizer_step() const {
+    progress.at = Progress::At::kEnd;
+    tell(event, TrainerEvent::kOptimizerStep);
+  }
 };
 
 }  // namespace
@@ -121,26 +141,35 @@ StepReport Trainer::run_step(const Window& window) {
   }
   const std::function<void(TrainerEvent)> tell = [this](TrainerEvent what) { event(what); };
   const uint32_t before = state_.micro_step;
-  int64_t told = 0;
-  bool updating = false, updated_twice = false;
+  const auto abandon = [&] {
+    // The state is as it was before: a checkpoint of it continues with the same bits, and so does the window if it is taken
+    // again, as train_step clears the gradients first and dropout masks are a function of position.
+    state_.micro_step = before;
+    state_.scaler.abandon_step();
+  };
+  Progress progress;
+  bool update_failed = false;
   for (bool again = false;; again = true) {
+    progress.at = Progress::At::kWindow;
     try {
       const std::vector<Batch> batches = batches_of(window);
-      Observed model{*model_, graphs_ ? &*graphs_ : nullptr, callbacks_.poll, tell, told, updating};
+      Observed model{*model_, graphs_ ? &*graphs_ : nullptr, callbacks_.poll, tell, progress};
       return train_step(model, state_, std::span<const Batch>(batches));
     } catch (const std::exception& error) {
-      // The state is as it was before: a checkpoint of it continues with the same bits, and so does the window if it is taken
-      // again, as train_step clears the gradients first and dropout masks are a function of position.
-      state_.micro_step = before;
-      if (updated_twice || !ops::is_out_of_memory(error)) throw;
-      if (updating) {  // an update takes its memory before it writes anything: it has changed nothing, and smaller parts do not help it
-        updated_twice = true;
-        ops::release_cached_memory(device());
-      } else {
+      abandon();
+      if (progress.in_callback || progress.at == Progress::At::kEnd || !ops::is_out_of_memory(error)) throw;
+      if (progress.at == Progress::At::kWindow) {
         make_room(window, error, again);
+        continue;
       }
+      // An update takes its memory before it writes anything, so it has changed nothing, and smaller parts would not help it.
+      if (update_failed) throw;
+      update_failed = true;
+      log_warning(concat("[trainer] out of memory in the update of step ", state_.global_step + 1, " (", first_line(error),
+                         "). Cached memory is given back, and the step is taken once more."));
+      ops::release_cached_memory(device());
     } catch (...) {
-      state_.micro_step = before;
+      abandon();
       throw;
     }
   }
@@ -162,6 +191,9 @@ void Trainer::make_room(const Window& window, const std::exception& error, bool 
                        first_line(error), "). From here on micro-batches are taken in parts of at most ", fewer,
                        " tokens; effective batch, weights of tokens and dropout masks stay what they were."));
     most_tokens_ = fewer;
+    TrainingArguments parts = args_;
+    parts.per_device_train_batch_size = std::max<int64_t>(1, fewer / longest);
+    log_info(plan_line(*model_, parts, longest, !eval_data_.empty()));
     return;
   }
   if (!again) return;  // one row at a time already: once more, as something else may have held the memory

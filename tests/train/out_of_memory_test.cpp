@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -120,7 +121,8 @@ class Said {
 };
 
 /// Three steps of two micro-batches of four rows, with dropout; memory is counted from a step's begin to the end of its update.
-Result train(FailingAllocator& memory, bool worst_case_first = false) {
+Result train(FailingAllocator& memory, bool worst_case_first = false, bool fp16 = false,
+             const std::function<void(TrainerEvent)>& also = {}) {
   const int64_t at_begin = FailingAllocator::live;
   CausalLM model = tiny::make_model(at::kFloat, /*dropout=*/0.25);
   std::vector<Example> data = make_rows(model.config().vocab_size);
@@ -129,6 +131,7 @@ Result train(FailingAllocator& memory, bool worst_case_first = false) {
   args.worst_case_first = worst_case_first;
   args.gradient_accumulation_steps = 2;
   args.max_steps = 3;
+  args.fp16 = fp16;  // the model stays in float32: what is of interest is the loss scale
   args.learning_rate = 1e-2;
   args.logging_steps = 1;
   args.save_strategy = "no";
@@ -136,6 +139,7 @@ Result train(FailingAllocator& memory, bool worst_case_first = false) {
   int64_t before_update = 0;
   TrainerCallbacks callbacks;
   callbacks.on_event = [&](TrainerEvent event, const TrainState&, TrainerControl&) {
+    if (also) also(event);
     if (event == TrainerEvent::kSubstepEnd) ++result.substeps;
     if (event == TrainerEvent::kTrainBegin) result.failures_before = memory.failures;
     if (event == TrainerEvent::kStepBegin) memory.counting = true;
@@ -194,6 +198,40 @@ TEST_CASE("a failed allocation anywhere in a step changes nothing of the run", "
     // Nothing of the failed attempt is left, whose activations are some 400 KiB. The rotary table grows by the rows that come first.
     for (size_t i = 0; i < plain.held.size(); ++i) CHECK(disturbed.held[i] - plain.held[i] < 1024);
   }
+}
+
+TEST_CASE("an update that fails is taken once more under a loss scale, too", "[train][cpu]") {
+  FailingAllocator memory;
+  const Result plain = train(memory, false, /*fp16=*/true);
+  REQUIRE(plain.in_updates.size() >= 3);
+  for (int step = 1; step <= 3; ++step) {
+    int updates = 0;
+    const Said said;
+    const Result disturbed = train(memory, false, /*fp16=*/true, [&](TrainerEvent event) {
+      if (event == TrainerEvent::kPreOptimizerStep && ++updates == step) memory.fail_at = memory.count + 1;
+    });
+    memory.counting = false;
+    INFO("step " << step);
+    CHECK(disturbed.failures == 1);
+    CHECK(said.count("out of memory in the update of step") == 1);
+    CHECK(disturbed.losses == plain.losses);
+    CHECK(at::equal(disturbed.adapters, plain.adapters));
+    CHECK(disturbed.updates == plain.updates);
+  }
+}
+
+TEST_CASE("what fails in a callback is the caller's: nothing is repeated", "[train][cpu]") {
+  const TrainerEvent where = GENERATE(TrainerEvent::kSubstepEnd, TrainerEvent::kPreOptimizerStep, TrainerEvent::kOptimizerStep);
+  FailingAllocator memory;
+  int told = 0;
+  CHECK_THROWS_AS(train(memory, false, /*fp16=*/true,
+                        [&](TrainerEvent event) {
+                          if (event != where) return;
+                          ++told;
+                          TORCH_CHECK_WITH(OutOfMemoryError, false, "of the callback");
+                        }),
+                  c10::OutOfMemoryError);
+  CHECK(told == 1);
 }
 
 TEST_CASE("where whole micro-batches never fit, their parts do, and a row that does not says what would help", "[train][cpu]") {

@@ -30,8 +30,8 @@ struct DeviceRoom {
 /// @returns nothing for a CPU. Asks the driver; does not synchronize.
 [[nodiscard]] std::optional<DeviceRoom> device_room(at::Device device);
 
-/// Whether an allocation failed, of a GPU's allocator (c10::OutOfMemoryError), of torch's for CPUs, which has only words for it, or of
-/// the C++ library.
+/// Whether an allocation failed: of a GPU's allocator (c10::OutOfMemoryError), of the C++ library, or of those that have only words for it
+/// (torch's for CPUs, the CUDA driver, cuBLAS).
 [[nodiscard]] bool is_out_of_memory(const std::exception& error);
 
 /// Gives what torch's allocator holds and nobody uses back to the device; nothing on a CPU.

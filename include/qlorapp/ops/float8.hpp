@@ -20,6 +20,8 @@ namespace qlorapp::ops {
 
 /// The largest number of the format.
 inline constexpr double kLargestFloat8 = 448;
+/// Rows and columns of weights that become eight bits are multiples of this.
+inline constexpr int64_t kFloat8WeightStep = 64;
 /// A row that is nowhere as large counts as zero: 448 over it could leave float32.
 inline constexpr double kSmallestFloat8Row = 1e-30;
 

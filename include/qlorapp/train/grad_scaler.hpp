@@ -126,6 +126,9 @@ class GradScaler {
     return finite;
   }
 
+  /// Forgets what was found since the last update(): a step that failed is taken anew. S stays.
+  void abandon_step() { optimizers_.clear(); }
+
   /// Applies the rule, or sets S to `new_scale`, and opens the next step. Does not synchronize.
   /// @throws GradScalerAssertion  if nothing was checked since the last update. LossScaleExhausted (see Options), after the
   ///         rule was applied.
