@@ -304,6 +304,8 @@ def count_parameters(config_json: str, lora_config_json: str) -> tuple[typing.An
 def did_you_mean(name: str, known: collections.abc.Sequence[str]) -> str:
     """" Did you mean 'x'?", or nothing."""
 
+def dtype_on(device: str, wanted: torch.dtype) -> torch.dtype: ...
+
 def epoch_order(rows: typing.SupportsInt, epoch: typing.SupportsInt, strategy: str, seed: typing.SupportsInt, group_size: typing.SupportsInt, lengths: collections.abc.Sequence[typing.SupportsInt]) -> list[int]:
     """The order in which an epoch visits its rows; include/qlorapp/data/sampler.hpp."""
 

@@ -144,7 +144,9 @@ class AutoModelForCausalLM:
             }
             if use_cache is not None:
                 theirs["use_cache"] = use_cache
-            foreign = load_foreign(folder, config, quantization_config, as_dtype(wanted, "dtype"), device, **theirs)
+            foreign = load_foreign(
+                folder, config, quantization_config, _C.dtype_on(str(device), as_dtype(wanted, "dtype")), device, **theirs
+            )
             return cast(CausalLM, foreign)  # transformers' own, with the same surface
         core = _C.load_model(
             str(folder),

@@ -149,6 +149,9 @@ def dataclass_of_table(
         for field in none_is_default:
             if getattr(self, field) is None:
                 setattr(self, field, json.loads(defaults[field]))
+        for field, (status, _) in self.field_status.items():
+            if status == "refused" and not getattr(self, field) and not json.loads(defaults[field]):
+                setattr(self, field, json.loads(defaults[field]))  # "", [], False, 0: off in another spelling
         self._settle()
         check(json.dumps(self.to_dict()))
 

@@ -58,6 +58,10 @@ class ModelAdapters(torch.nn.Module):
         for name in self._adapters:
             self.set_trainable(name, trainable and name == adapter_name)
 
+    def adapter_parameters(self) -> list[tuple[torch.nn.Module, torch.nn.Parameter]]:
+        """Of the active adapter: where a parameter hangs in the tree, and the parameter."""
+        return self._adapters[self._core.active_adapter] if self._core.active_adapter else []
+
     def set_trainable(self, adapter_name: str, trainable: bool) -> None:
         for _, parameter in self._adapters[adapter_name]:
             parameter.requires_grad_(trainable)

@@ -144,6 +144,11 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
             raise ValueError(
                 "[Trainer] there is nothing to train: the base is frozen. Add adapters: get_peft_model(model, LoraConfig(…))."
             )
+        if isinstance(lm, CausalLM) and not any(parameter.requires_grad for _, parameter in lm.adapter_parameters()):
+            raise ValueError(
+                f"[Trainer] there is nothing to train: every tensor of the adapter {lm.core.active_adapter!r} is frozen. Load it with "
+                "is_trainable=True, or call requires_grad_() on what is to be trained."
+            )
         if (
             args.eval_strategy != "no"
             and self.eval_dataset is None
@@ -163,7 +168,7 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
                 if plain(getattr(args, option)) != plain(getattr(TrainingArguments(), option)):
                     _log.warning("[Trainer] %s has no effect: the model is transformers' own.", option)
         for option, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
-            if getattr(args, option) and lm.dtype != dtype:
+            if getattr(args, option) and lm.dtype != _C.dtype_on(str(lm.device), dtype):  # float16 on a GPU without bfloat16
                 _log.warning("[Trainer] %s=True, but the model computes in %s. Load it with dtype=%s.", option, lm.dtype, dtype)
 
     def _say_once(self, line: str) -> None:

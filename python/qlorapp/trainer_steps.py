@@ -65,7 +65,7 @@ class StepMethods(TrainerParts):
         if isinstance(self._lm, ForeignModel):
             reasons.insert(0, type(self._lm.lm).__name__)
         given = {"compute_loss_func": self.compute_loss_func is not None, "optimizers": self._own_optimizers,
-                 "data_collator": self._own_collator}  # fmt: skip
+                 "data_collator": self._own_collator, "requires_grad=False": bool(self._frozen())}  # fmt: skip
         return reasons + [name for name, is_given in given.items() if is_given]
 
     def _prepare_steps(self) -> None:
@@ -96,6 +96,12 @@ class StepMethods(TrainerParts):
             self.optimizer = self.lr_scheduler = None
         self.create_optimizer_and_scheduler(self._core.state()["max_steps"])
 
+    def _frozen(self) -> list[torch.nn.Parameter]:
+        """What somebody has frozen of the adapter that trains."""
+        if isinstance(self._lm, ForeignModel):
+            return []
+        return [parameter for _, parameter in self._lm.adapter_parameters() if not parameter.requires_grad]
+
     def _trainable(self) -> list[torch.nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
@@ -107,10 +113,11 @@ class StepMethods(TrainerParts):
         """The optimizer that `optim` names, or of the class that is given, unless there is one already."""
         if self.optimizer is None:
             kind, kwargs = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, self.model)
-            if kind is ArenaAdamW and self.args.weight_decay and (spared := self._parameter_groups()[1]["params"]):
+            spared = [*self._parameter_groups()[1]["params"], *self._frozen()] if self.args.weight_decay else []
+            if kind is ArenaAdamW and spared:
                 self._say_once(
-                    f"weight_decay is not for {len(spared)} of the trained tensors (biases, norms): torch.optim.AdamW takes the place of "
-                    f"optim={self.args.optim!r}, which decays all alike."
+                    f"weight_decay is not for {len(spared)} of the adapter's tensors (biases, norms, frozen ones): torch.optim.AdamW takes "
+                    f"the place of optim={self.args.optim!r}, which decays all alike."
                 )
                 kind, kwargs = torch.optim.AdamW, {
                     "lr": self.args.learning_rate, "betas": (self.args.adam_beta1, self.args.adam_beta2), "eps": self.args.adam_epsilon,

@@ -203,6 +203,10 @@ void bind_plan(py::module_& m) {
   m.def(
       "memory_for", [](const std::string& device) { return memory_for(parse_device(device)).count; }, py::arg("device"));
   m.def(
+      "dtype_on",
+      [](const std::string& device, at::ScalarType wanted) { return dtype_on(gpu_architecture(parse_device(device)), wanted); },
+      py::arg("device"), py::arg("wanted"));
+  m.def(
       "advice_for_one_row",
       [](const CausalLM& model, int64_t length, bool optimizer_is_8bit, int64_t room) {
         return advice_for_one_row(settings_for(model, 1, length, optimizer_is_8bit, true), {room});

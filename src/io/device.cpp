@@ -10,6 +10,7 @@
 #include <fstream>
 
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/core/log.hpp"
 #include "qlorapp/ops/device_memory.hpp"
 
 namespace qlorapp {
@@ -70,6 +71,15 @@ Bytes memory_for(at::Device device) {
 
 at::ScalarType usable_dtype(at::ScalarType wanted, int64_t architecture) {
   return wanted == at::kBFloat16 && architecture > 0 && architecture < 80 ? at::kHalf : wanted;
+}
+
+at::ScalarType dtype_on(int64_t architecture, at::ScalarType wanted) {
+  const at::ScalarType usable = usable_dtype(wanted, architecture);
+  if (usable != wanted) {
+    log_warning_once(
+        concat("this GPU (sm_", architecture, ") has no bfloat16 arithmetic: computing in float16, with loss scaling in training"));
+  }
+  return usable;
 }
 
 }  // namespace qlorapp

@@ -21,12 +21,7 @@ class Loader {
  public:
   Loader(const std::string& folder, const LoadOptions& options)
       : checkpoint_(folder), config_(format::load_model_config(folder)), options_(options) {
-    const int64_t architecture = gpu_architecture(options.device);
-    options_.compute_dtype = usable_dtype(options.compute_dtype, architecture);
-    if (options_.compute_dtype != options.compute_dtype) {
-      log_warning(concat("this GPU (sm_", architecture,
-                         ") has no bfloat16 arithmetic: computing in float16, with loss scaling in training"));
-    }
+    options_.compute_dtype = dtype_on(gpu_architecture(options.device), options.compute_dtype);
     check_only_known_tensors();
   }
 

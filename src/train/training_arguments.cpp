@@ -166,7 +166,7 @@ void TrainingArguments::validate() const {
   if (eval_strategy == "steps") interval("eval_steps", eval_interval());
   not_negative("eval_delay", eval_delay);
   one_of("save_strategy", save_strategy, kSaves);
-  if (save_strategy == "steps") interval("save_steps", save_steps);
+  if (save_strategy == "steps" && save_steps != 0) interval("save_steps", save_steps);  // 0: at the end alone, as in transformers
   if (save_total_limit) at_least("save_total_limit", *save_total_limit, 0);
   at_least("seed", seed, 0);
   if (data_seed) at_least("data_seed", *data_seed, 0);

@@ -415,3 +415,26 @@ def test_the_page_of_all_options_is_current():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == module.page()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"fsdp": ""}, {"fsdp": []}, {"fsdp": False}, {"debug": []}, {"debug": ""}, {"deepspeed": ""}, {"torch_compile": False}],
+    ids=str,
+)
+def test_what_is_refused_may_be_off_in_any_spelling(options):
+    assert qlorapp.TrainingArguments("out", **options) == qlorapp.TrainingArguments("out")
+
+
+def test_no_noise_is_no_noise():
+    assert qlorapp.SFTConfig("out", neftune_noise_alpha=0).neftune_noise_alpha is None
+
+
+def test_save_steps_of_zero_saves_at_the_end_alone(tmp_path):
+    """Of a widely copied notebook."""
+    from tiny_llama import write_checkpoint
+    from tiny_trainer import trained
+
+    write_checkpoint(tmp_path / "model")
+    trained(tmp_path / "model", tmp_path / "out", save_strategy="steps", save_steps=0, max_steps=3)
+    assert [path.name for path in sorted((tmp_path / "out").glob("checkpoint-*"))] == ["checkpoint-3"]

@@ -236,3 +236,32 @@ def test_a_loader_without_a_length_needs_max_steps(folder, tmp_path):
     with pytest.raises(ValueError, match="max_steps must be set"):
         trained(folder, tmp_path, Streams)
     assert len(losses(trained(folder, tmp_path, Streams, max_steps=2))) == 2
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.5])
+def test_what_is_frozen_by_hand_stays_as_it_is(folder, tmp_path, caplog, weight_decay):
+    """As in transformers: requires_grad=False on a part of the adapter takes it out of the training."""
+
+    class Freezes(qlorapp.Trainer):
+        def __init__(self, model, *args, **kwargs):
+            for name, parameter in model.named_parameters():
+                if ".layers.0." in name:
+                    parameter.requires_grad_(False)
+            super().__init__(model, *args, **kwargs)
+
+    before = {name: p.detach().clone() for name, p in load(folder).named_parameters() if "lora_" in name}
+    trainer = trained(folder, tmp_path, kind=Freezes, weight_decay=weight_decay)
+    assert "requires_grad=False: steps are computed by torch's autograd in Python" in caplog.text
+    after = {name: p for name, p in trainer.model.named_parameters() if "lora_" in name}
+    assert {name for name in after if not torch.equal(before[name], after[name])} == {
+        name for name in after if ".layers.0." not in name
+    }
+
+
+def test_an_adapter_that_is_frozen_as_a_whole_is_nothing_to_train(folder, tmp_path):
+    model = load(folder)
+    model.requires_grad_(False)
+    with pytest.raises(
+        ValueError, match=r"there is nothing to train: every tensor of the adapter 'default' is frozen.*is_trainable=True"
+    ):
+        qlorapp.Trainer(model, arguments(tmp_path), train_dataset=rows(4))

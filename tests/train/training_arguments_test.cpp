@@ -96,6 +96,7 @@ TEST_CASE("each option outside its range is named with its rule and value", "[tr
       {R"({"include_for_metrics":["outputs"]})", "include_for_metrics must be one of [inputs, loss]"},
       {R"({"include_num_input_tokens_seen":"some"})", "include_num_input_tokens_seen must be one of [no, all, non_padding]"},
       {R"({"save_steps":-1})", "save_steps must be finite and > 0"},
+      {R"({"eval_strategy":"steps","eval_steps":0})", "eval_steps must be finite and > 0"},
       {R"({"save_total_limit":-1})", "save_total_limit must be an integer >= 0; got -1."},
       {R"({"seed":-1})", "seed must be an integer >= 0"},
       {R"({"data_seed":-1})", "data_seed must be an integer >= 0"},

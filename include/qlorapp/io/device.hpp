@@ -30,5 +30,7 @@ namespace qlorapp {
 
 /// bfloat16 needs a GPU of architecture 80 (Ampere) or newer: an older one computes in float16 instead, with loss scaling.
 [[nodiscard]] at::ScalarType usable_dtype(at::ScalarType wanted, int64_t architecture);
+/// The same, and one line that says so where it is another.
+[[nodiscard]] at::ScalarType dtype_on(int64_t architecture, at::ScalarType wanted);
 
 }  // namespace qlorapp
