@@ -172,6 +172,7 @@ def ways_to_edit(lm):
         ("mlp of Group", lambda: setattr(block, "mlp", identity)),
         ("mlp of Group", lambda: block.register_module("mlp", identity)),
         ("forward of Group", lambda: setattr(block.self_attn, "forward", lambda x: x)),
+        ("forward of CausalLM", lambda: setattr(lm, "forward", lambda **batch: None)),
         ("forward of RMSNorm", lambda: setattr(lm.model.norm, "forward", lambda x: x)),
         ("layers of Group", lambda: setattr(lm.model, "layers", lm.model.layers[:1])),
         ("the list of ModuleList", lambda: lm.model.layers.append(block)),
