@@ -125,4 +125,4 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *passed_through.FROM_TRANSFORMERS, "HfArgumentParser"})
+    return sorted({*globals(), *passed_through.FROM_TRANSFORMERS, *passed_through.FROM_OTHERS, "HfArgumentParser"})

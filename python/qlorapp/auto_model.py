@@ -13,7 +13,8 @@ from . import _C, generation
 from .hf_models import is_foreign
 from .hf_models import load as load_foreign
 from .hub import adapter_folder, folder_of
-from .modeling import CausalLM, ModelConfig, refuse_unknown
+from .model_config import ModelConfig
+from .modeling import CausalLM, refuse_unknown
 from .peft_config import PeftConfig
 from .quantization import BitsAndBytesConfig, as_dtype
 
@@ -73,7 +74,7 @@ class AutoModelForCausalLM:
     """Loads Hugging Face folders of the families that this library knows."""
 
     _IGNORES = {  # noqa: RUF012
-        "attn_implementation": "the fastest attention of the device is always used",
+        "attn_implementation": "",  # said below, where the model is computed here
         "low_cpu_mem_usage": "",
         "use_safetensors": "",
         "max_memory": "the model is on one device",
@@ -148,6 +149,10 @@ class AutoModelForCausalLM:
                 folder, config, quantization_config, _C.dtype_on(str(device), as_dtype(wanted, "dtype")), device, **theirs
             )
             return cast(CausalLM, foreign)  # transformers' own, with the same surface
+        if (attention := ignored.get("attn_implementation")) not in (None, "sdpa", "eager"):
+            _C.log_warning_once(
+                f"[from_pretrained] attn_implementation={attention!r} has no effect: the fastest attention of the device is always used."
+            )
         core = _C.load_model(
             str(folder),
             compute_dtype=as_dtype(wanted, "dtype"),

@@ -68,6 +68,8 @@ class Table:
     field_status: ClassVar[dict[str, tuple[str, str]]]
     #: {other spelling: (field, whether it is an older one)}
     field_aliases: ClassVar[dict[str, tuple[str, bool]]]
+    #: {name of a release before those of the table: (status, reason)}: it can be given, and is no field.
+    gone: ClassVar[dict[str, tuple[str, str]]] = {}
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, in JSON's types."""
@@ -82,11 +84,19 @@ class Table:
         """Options by the names of the fields; older names are said once.
 
         where: who was given them, for the message.
-        @raises TypeError for a name that is none, with the nearest one, and for an option that is given by two names.
+        @raises TypeError for a name that is none, with the nearest one, and for an option that is given by two names; ValueError for one
+        that is gone and would have changed the run.
         """
         where = where or cls.__name__
         given: dict[str, Any] = {}
         for key, value in options.items():
+            if key in cls.gone:
+                status, reason = cls.gone[key]
+                if value and status == "refused":
+                    raise ValueError(f"[{where}] {key} is not supported: {reason}")
+                if value:
+                    _C.log_warning_once(f"[{where}] {key} has no effect: {reason}")
+                continue
             field, older = cls.field_aliases.get(key, (key, False))
             if field not in cls.field_status:
                 known = [*cls.field_status, *cls.field_aliases]

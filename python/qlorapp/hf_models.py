@@ -21,19 +21,38 @@ _log = logging.getLogger("qlorapp")
 METHOD = "qlorapp"
 #: What was wrong with the weights that are being read: transformers only prints it, and raises a line of its own.
 _damaged: list[_C.FormatError] = []
+#: The classes that are registered, once they are.
+_ours: list[type] = []
 
 
 def _register() -> type:
-    """The config class of the method; registers it and its quantizer at the first call."""
+    """The config class of the method; registers it and its quantizer at the first call.
+
+    @raises ValueError where another package has taken the name.
+    """
     from transformers.core_model_loading import ConversionOps
     from transformers.pytorch_utils import Conv1D
-    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, register_quantization_config, register_quantizer
+    from transformers.quantizers.auto import (
+        AUTO_QUANTIZATION_CONFIG_MAPPING,
+        AUTO_QUANTIZER_MAPPING,
+        register_quantization_config,
+        register_quantizer,
+    )
     from transformers.quantizers.base import HfQuantizer
     from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
     from transformers.utils.quantization_config import QuantizationConfigMixin
 
-    if METHOD in AUTO_QUANTIZATION_CONFIG_MAPPING:
-        return AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD]
+    there = [mapping.get(METHOD) for mapping in (AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING)]
+    if _ours and there == _ours:
+        return _ours[0]
+    for known in there:
+        if known is not None and known.__module__ != __name__:
+            raise ValueError(
+                f"[from_pretrained] {known.__module__}.{known.__qualname__} is registered with transformers under the name {METHOD!r}, which is this "
+                "library's quantizer's. Leave out the import that registers it, or quantization_config, which loads the model in float."
+            )
+    for mapping in (AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING):
+        mapping.pop(METHOD, None)  # of this module before it was loaded again, whose layers are of other classes
 
     @register_quantization_config(METHOD)
     class QlorappConfig(QuantizationConfigMixin):
@@ -141,6 +160,7 @@ def _register() -> type:
         def is_trainable(self) -> bool:
             return True
 
+    _ours[:] = [QlorappConfig, QlorappQuantizer]
     return QlorappConfig
 
 

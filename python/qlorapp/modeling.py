@@ -2,19 +2,19 @@
 """CausalLM: the C++ model as a torch.nn.Module with Hugging Face's names and semantics. auto_model.py loads it."""
 
 import inspect
-import json
 import logging
 import os
 import pathlib
-import types
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from . import _C, generation, module_tree, precision
+from .edits import Fixed
 from .layers import seed_from_torch
 from .model_adapters import ModelAdapters
+from .model_config import ModelConfig, TransformersMethods
 from .model_output import CausalLMOutput
 from .quantization import BitsAndBytesConfig
 
@@ -29,24 +29,6 @@ def refuse_unknown(where: str, options: dict[str, Any], known: dict[str, str], f
             raise TypeError(f"[{where}] unknown option {name!r}.{nearest}")
         if known[name] and value not in (None, False):
             _log.info("[%s] %s has no effect: %s", where, name, known[name])
-
-
-class ModelConfig(types.SimpleNamespace):
-    """config.json as attributes, with `use_cache`, which notebooks set; generation always uses its cache."""
-
-    def to_dict(self) -> dict[str, Any]:
-        values = dict(vars(self))
-        options: Any = values.get("quantization_config")
-        if hasattr(options, "to_dict"):
-            values["quantization_config"] = options.to_dict()
-        return values
-
-    def to_json_string(self) -> str:
-        return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
-
-    def get_text_config(self, decoder: bool = False) -> "ModelConfig":
-        """Itself: there are no other parts."""
-        return self
 
 
 class TrainableParameters(str):
@@ -66,7 +48,7 @@ _FORWARD_IGNORES = {
 _FORWARD_REFUSES = ("position_ids", "past_key_values", "inputs_embeds", "output_hidden_states")
 
 
-class CausalLM(ModelAdapters, torch.nn.Module):
+class CausalLM(TransformersMethods, ModelAdapters, Fixed):
     """What AutoModelForCausalLM.from_pretrained returns.
 
     Its parameters are the tensors that the C++ model computes with: torch optimizers, zero_grad, hooks on parameters and
@@ -89,6 +71,7 @@ class CausalLM(ModelAdapters, torch.nn.Module):
         super().__init__()
         self._core = core
         self.config = config
+        config.describe(name_or_path, core.dtype)
         self.name_or_path = name_or_path
         self.generation_config = generation.GenerationConfig()
         self.peft_config = {}

@@ -3,7 +3,7 @@
 
 The C++ model computes a whole forward pass in one call; these modules hold the very tensors that it uses, so that
 named_modules, named_parameters and state_dict look as they do there. Each linear layer can also be called by itself. Hooks on
-them would never run during the model's forward pass, and are refused.
+them would never run during the model's forward pass, and are refused, as edits are (edits.py).
 """
 
 import collections
@@ -15,6 +15,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from . import _C, nn
+from .edits import Fixed, ModuleDict, ModuleList, Scaling, place
 from .precision import own_dtypes
 
 _log = logging.getLogger("qlorapp")
@@ -45,7 +46,7 @@ def _refused(method: str) -> Any:
     return register
 
 
-class _Shown:
+class _Shown(Fixed):
     """A module that shows what C++ computes with."""
 
     register_forward_hook = _refused("register_forward_hook")
@@ -70,6 +71,10 @@ class RMSNorm(_Shown, torch.nn.RMSNorm):
 class Dropout(_Shown, torch.nn.Dropout):
     """torch's, shown."""
 
+    _constants = {  # noqa: RUF012
+        "p": "C++ computes with LoraConfig(lora_dropout=…), which chooses it. model.eval() turns dropout off."
+    }
+
 
 class Identity(_Shown, torch.nn.Identity):
     """torch's, shown."""
@@ -80,7 +85,7 @@ def four_bit_state(weight: _C.QuantizedTensor, prefix: str) -> dict[str, torch.T
     return dict(weight.named_tensors(prefix + "weight"))
 
 
-class Linear4bit(_Shown, torch.nn.Module, nn.Linear4bit):
+class Linear4bit(_Shown, nn.Linear4bit):
     """A linear layer whose weight is stored in four bits; state_dict has bitsandbytes' keys."""
 
     def __init__(self, weight: _C.QuantizedTensor) -> None:
@@ -156,37 +161,39 @@ def linear(weight: "torch.Tensor | _C.QuantizedTensor") -> torch.nn.Module:
     return module
 
 
-class LoraLayer(_Shown, torch.nn.Module):
+class LoraLayer(_Shown):
     """A linear layer with PEFT's names for its adapters. Called by itself it computes with the active one."""
+
+    _constants = {"scaling": "C++ computes with that of the adapter's config. Give lora_alpha to LoraConfig."}  # noqa: RUF012
 
     def __init__(self, base_layer: torch.nn.Module) -> None:
         super().__init__()
         self.base_layer = base_layer
-        self.lora_dropout = torch.nn.ModuleDict()
-        self.lora_A = torch.nn.ModuleDict()
-        self.lora_B = torch.nn.ModuleDict()
-        self.lora_magnitude_vector = torch.nn.ModuleDict()
+        self.lora_dropout = ModuleDict()
+        self.lora_A = ModuleDict()
+        self.lora_B = ModuleDict()
+        self.lora_magnitude_vector = ModuleDict()
         self.r: dict[str, int] = {}
         self.lora_alpha: dict[str, float] = {}
-        self.scaling: dict[str, float] = {}
+        self.scaling: dict[str, float] = Scaling()
         self.active_adapters: list[str] = []
 
     def add(self, name: str, alpha: float, scaling: float, dropout: float, parameters: dict[str, torch.nn.Parameter]) -> None:
         """parameters: lora_A, lora_B and, with DoRA, lora_magnitude_vector."""
-        self.lora_dropout[name] = Dropout(dropout) if dropout > 0 else Identity()
-        self.lora_A[name] = _holding(parameters["lora_A"])
-        self.lora_B[name] = _holding(parameters["lora_B"])
+        place(self.lora_dropout, name, Dropout(dropout) if dropout > 0 else Identity())
+        place(self.lora_A, name, _holding(parameters["lora_A"]))
+        place(self.lora_B, name, _holding(parameters["lora_B"]))
         if "lora_magnitude_vector" in parameters:
-            self.lora_magnitude_vector[name] = Magnitude(parameters["lora_magnitude_vector"])
-        self.r[name], self.lora_alpha[name], self.scaling[name] = parameters["lora_A"].shape[0], alpha, scaling
+            place(self.lora_magnitude_vector, name, Magnitude(parameters["lora_magnitude_vector"]))
+        self.r[name], self.lora_alpha[name] = parameters["lora_A"].shape[0], alpha
+        dict.__setitem__(self.scaling, name, scaling)
         self.lora_dropout[name].train(self.training)
 
     def remove(self, name: str) -> None:
         for held in (self.lora_dropout, self.lora_A, self.lora_B, self.lora_magnitude_vector):
-            if name in held:
-                del held[name]
+            held._modules.pop(name, None)
         for known in (self.r, self.lora_alpha, self.scaling):
-            known.pop(name, None)
+            dict.pop(known, name, None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.base_layer(x)
@@ -210,7 +217,7 @@ class LoraLayer(_Shown, torch.nn.Module):
         return norm
 
 
-class Magnitude(_Shown, torch.nn.Module):
+class Magnitude(_Shown):
     """DoRA's magnitude of one layer, (out)."""
 
     def __init__(self, weight: torch.nn.Parameter) -> None:
@@ -218,26 +225,25 @@ class Magnitude(_Shown, torch.nn.Module):
         self.weight = weight
 
 
-class ModulesToSave(_Shown, torch.nn.Module):
+class ModulesToSave(_Shown):
     """The embedding table or the head with the copies that adapters train, under PEFT's names."""
 
     def __init__(self, original_module: torch.nn.Module) -> None:
         super().__init__()
         self.original_module = original_module
-        self.modules_to_save = torch.nn.ModuleDict()
+        self.modules_to_save = ModuleDict()
         self.active_adapters: list[str] = []
 
     def add(self, name: str, parameter: torch.nn.Parameter) -> None:
         if isinstance(self.original_module, torch.nn.Embedding):
             table = Embedding(parameter.shape[0], parameter.shape[1], device="meta")
             table.weight = parameter
-            self.modules_to_save[name] = table
+            place(self.modules_to_save, name, table)
         else:
-            self.modules_to_save[name] = _holding(parameter)
+            place(self.modules_to_save, name, _holding(parameter))
 
     def remove(self, name: str) -> None:
-        if name in self.modules_to_save:
-            del self.modules_to_save[name]
+        self.modules_to_save._modules.pop(name, None)
 
     @property
     def weight(self) -> torch.Tensor:
@@ -272,14 +278,14 @@ def _norm(weight: torch.Tensor, eps: float) -> RMSNorm:
     return module
 
 
-class Group(_Shown, torch.nn.Module):
+class Group(_Shown):
     """A module that only holds others: the decoder, a block, an attention, an MLP."""
 
 
 def build(root: Any, core: _C.CausalLM, rms_norm_eps: float) -> None:
     """Puts the frozen base under the module `root`: model.embed_tokens, model.layers.N.…, model.norm, lm_head."""
     root.model = Group()
-    root.model.layers = torch.nn.ModuleList()
+    root.model.layers = ModuleList()
     for name, weight in core.named_weights():
         parent, leaf = _parent(root, name)
         if leaf == "embed_tokens":
@@ -301,7 +307,7 @@ def _parent(root: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
     for part in path:
         if part.isdigit():
             while len(module) <= int(part):
-                module.append(Group())
+                place(module, str(len(module)), Group())
             module = module[int(part)]
         else:
             if not hasattr(module, part):
@@ -316,7 +322,7 @@ def lora_layer(root: torch.nn.Module, name: str) -> LoraLayer:
     layer = getattr(parent, leaf)
     if not isinstance(layer, LoraLayer):
         layer = LoraLayer(layer).train(layer.training)
-        setattr(parent, leaf, layer)
+        place(parent, leaf, layer)
     return layer
 
 
@@ -326,7 +332,7 @@ def module_to_save(root: torch.nn.Module, name: str) -> ModulesToSave:
     module = getattr(parent, leaf)
     if not isinstance(module, ModulesToSave):
         module = ModulesToSave(module).train(module.training)
-        setattr(parent, leaf, module)
+        place(parent, leaf, module)
     return module
 
 
@@ -335,9 +341,9 @@ def unwrap(root: torch.nn.Module) -> None:
     for parent in list(root.modules()):
         for leaf, child in list(parent.named_children()):
             if isinstance(child, LoraLayer):
-                setattr(parent, leaf, child.base_layer)
+                place(parent, leaf, child.base_layer)
             elif isinstance(child, ModulesToSave):
-                setattr(parent, leaf, child.original_module)
+                place(parent, leaf, child.original_module)
 
 
 def refresh_weights(root: torch.nn.Module, core: _C.CausalLM) -> None:
@@ -347,6 +353,6 @@ def refresh_weights(root: torch.nn.Module, core: _C.CausalLM) -> None:
         layer = getattr(parent, leaf)
         if isinstance(weight, _C.QuantizedTensor) or name.endswith("_proj"):
             if isinstance(layer, LoraLayer):
-                layer.base_layer = linear(weight)
+                place(layer, "base_layer", linear(weight))
             else:
-                setattr(parent, leaf, linear(weight))
+                place(parent, leaf, linear(weight))

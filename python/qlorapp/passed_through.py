@@ -4,19 +4,36 @@
 `from qlorapp import X` finds them through the package's __getattr__; `import qlorapp` alone imports nothing of them.
 """
 
+import importlib
 import sys
 from collections.abc import Iterable
 from typing import Any
 
 #: What transformers has and works with this library's models and trainers as it is.
 FROM_TRANSFORMERS = frozenset({
-    "AutoConfig", "DataCollatorForLanguageModeling", "DataCollatorForSeq2Seq", "DataCollatorWithPadding", "IntervalStrategy",
+    "AutoConfig", "BatchEncoding", "DataCollatorForLanguageModeling", "DataCollatorForSeq2Seq", "DataCollatorWithPadding", "IntervalStrategy",
     "PreTrainedTokenizer", "PreTrainedTokenizerBase", "PreTrainedTokenizerFast", "SchedulerType", "StoppingCriteria",
     "StoppingCriteriaList", "TextIteratorStreamer", "TextStreamer", "default_data_collator", "get_constant_schedule",
     "get_constant_schedule_with_warmup", "get_cosine_schedule_with_warmup", "get_cosine_with_hard_restarts_schedule_with_warmup",
     "get_cosine_with_min_lr_schedule_with_warmup", "get_inverse_sqrt_schedule", "get_linear_schedule_with_warmup",
     "get_polynomial_decay_schedule_with_warmup", "get_scheduler", "get_wsd_schedule", "logging", "pipeline",
 })  # fmt: skip
+
+#: {name: (the module that has it, its name there)}, of packages that need not be installed.
+FROM_OTHERS = {
+    "EvaluationStrategy": ("transformers", "IntervalStrategy"),  # as it was called
+    "create_loraplus_optimizer": ("peft.optimizers", "create_loraplus_optimizer"),
+    **{name: ("trl", name) for name in ("ModelConfig", "ScriptArguments", "TrlParser", "get_kbit_device_map", "get_quantization_config")},
+}  # fmt: skip
+#: What does without them.
+_WITHOUT = {
+    "ModelConfig": "from_pretrained and LoraConfig take these options one by one",
+    "ScriptArguments": "a dataclass of your own does the same",
+    "TrlParser": "HfArgumentParser parses the configs, too",
+    "get_kbit_device_map": 'device_map="auto" does the same',
+    "get_quantization_config": "BitsAndBytesConfig(load_in_4bit=True, …) makes it",
+    "create_loraplus_optimizer": "parameter groups of torch.optim.AdamW do the same",
+}
 
 _OTHER_TASK = "models here are causal language models. Use AutoModelForCausalLM, or transformers for this task."
 _OTHER_METHOD = "training here is supervised: use SFTTrainer, or TRL itself with transformers' model for this method."
@@ -48,6 +65,10 @@ NOT_HERE = {
     "LlamaTokenizer": "AutoTokenizer.from_pretrained() loads it.",
     "LlamaTokenizerFast": "AutoTokenizer.from_pretrained() loads it.",
     "prepare_model_for_int8_training": "it was renamed: use prepare_model_for_kbit_training.",
+    "AdamW": "transformers took it away: use torch.optim.AdamW, with weight_decay=0.0 for what that one did unless told, or "
+    "TrainingArguments(optim='adamw_torch').",
+    "setup_chat_format": "it adds tokens, and tables here keep their rows. Set tokenizer.chat_template, or SFTConfig(chat_template_path=…).",
+    "replace_lora_weights_loftq": "it reads bitsandbytes' layers. Use LoraConfig(init_lora_weights='loftq', loftq_config=LoftQConfig()).",
     "AutoProcessor": "models here read text. Use AutoTokenizer.",
 }  # fmt: skip
 
@@ -59,6 +80,8 @@ def find(name: str) -> Any:
     """
     if name in NOT_HERE:
         raise ImportError(f"qlorapp has no {name}: {NOT_HERE[name]}")
+    if name in FROM_OTHERS:
+        return _of_others(name)
     if name not in FROM_TRANSFORMERS and name != "HfArgumentParser":
         raise AttributeError(f"module 'qlorapp' has no attribute {name!r}")
     try:
@@ -70,6 +93,18 @@ def find(name: str) -> Any:
     if name == "logging":
         return transformers.utils.logging
     return getattr(transformers, name)
+
+
+def _of_others(name: str) -> Any:
+    module, there = FROM_OTHERS[name]
+    package = module.partition(".")[0]
+    without = f", or do without: {_WITHOUT[name]}" if name in _WITHOUT else ""
+    try:
+        return getattr(importlib.import_module(module), there)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"qlorapp.{name} is {package}'s own: pip install {package}{without}.") from error
+    except AttributeError as error:
+        raise ImportError(f"qlorapp.{name} is {package}'s own, and the release that is installed lacks it{without}.") from error
 
 
 def _argument_parser(theirs: Any) -> type:

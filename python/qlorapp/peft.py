@@ -114,6 +114,13 @@ class PeftModel(torch.nn.Module):
     def get_base_model(self) -> CausalLM:
         return self.base_model.model
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """The head is the model's: a second one here would be listed, and never called."""
+        if name == "lm_head":
+            self.get_base_model().lm_head = value
+        else:
+            super().__setattr__(name, value)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As CausalLM.forward."""
         return self.base_model(*args, **kwargs)

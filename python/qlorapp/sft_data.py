@@ -110,8 +110,14 @@ class RowEncoder:
             where = f"[SFTTrainer] {name}, row {i}: "
             if formatting_func is not None and "input_ids" not in row:
                 text = formatting_func(row)
+                if isinstance(text, list) and len(text) == 1:  # as for older TRL
+                    text = text[0]
                 if not isinstance(text, str):
-                    raise TypeError(f"{where}formatting_func must return a string; got {type(text).__name__}.")
+                    got = f"a list of {len(text)}" if isinstance(text, list) else type(text).__name__
+                    raise TypeError(
+                        f"{where}formatting_func must return a string; got {got}. It is given one row, not a batch as in older TRL: return "
+                        "that row's text."
+                    )
                 row = {self.config.dataset_text_field: text}
             encoded = self.encode(row, where)
             summary.rows += 1

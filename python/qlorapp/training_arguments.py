@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -19,6 +19,14 @@ from .process_state import ProcessState, parallel_mode
 
 class TrainingTable(ArgumentGroups, Table):
     """What TrainingArguments and its kin have beside their fields: what transformers derives from them."""
+
+    gone: ClassVar[dict[str, tuple[str, str]]] = {
+        "sharded_ddp": (
+            "refused",
+            "training runs in one process. Leave it out; four bits and paged optimizers save the memory.",
+        ),
+        "xpu_backend": ("accepted_and_said", "training runs in one process."),
+    }
 
     def _settle(self) -> None:
         """The values that transformers fills in, so that scripts and callbacks read what they expect."""

@@ -290,3 +290,43 @@ def test_an_encoder_and_decoder_is_no_causal_model(tmp_path):
     transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="other causal model of transformers.*; got T5ForConditionalGeneration"):
         ours(tmp_path)
+
+
+def in_four_bits(folder):
+    return qlorapp.AutoModelForCausalLM.from_pretrained(folder, quantization_config=qlorapp.BitsAndBytesConfig(**NF4))
+
+
+@pytest.mark.parametrize("taken", ["AUTO_QUANTIZATION_CONFIG_MAPPING", "AUTO_QUANTIZER_MAPPING"])
+def test_a_quantizer_of_our_name_by_somebody_else_is_named(tmp_path, monkeypatch, taken):
+    """At either of transformers' two tables, before this library's own is registered or after it."""
+    from transformers.quantizers import auto
+
+    class Foreign:
+        __module__, __qualname__ = "other_package", "TheirQuantizer"
+
+    write(tmp_path, "Phi")
+    for registered_before in (True, False):
+        with monkeypatch.context() as patch:
+            if not registered_before:
+                patch.setattr(qlorapp.hf_models, "_ours", [])
+            for name in ("AUTO_QUANTIZATION_CONFIG_MAPPING", "AUTO_QUANTIZER_MAPPING"):
+                if not registered_before:
+                    patch.delitem(getattr(auto, name), "qlorapp", raising=False)
+            patch.setitem(getattr(auto, taken), "qlorapp", Foreign)
+            with pytest.raises(
+                ValueError, match=r"other_package.TheirQuantizer is registered .* 'qlorapp'.*Leave out the import"
+            ) as told:
+                in_four_bits(tmp_path)
+            assert "\n" not in str(told.value) and getattr(auto, taken)["qlorapp"] is Foreign
+            assert qlorapp.AutoModelForCausalLM.from_pretrained(tmp_path)(IDS).logits.shape == (2, 24, 128)  # the way out
+    assert in_four_bits(tmp_path)(IDS).logits.isfinite().all()
+
+
+def test_our_quantizer_is_registered_twice_without_harm(tmp_path, monkeypatch):
+    """As where a notebook loads the package again: its older classes are in transformers' tables."""
+    write(tmp_path, "Phi")
+    before = in_four_bits(tmp_path)(IDS).logits
+    known = qlorapp.hf_models._register()
+    monkeypatch.setattr(qlorapp.hf_models, "_ours", [])
+    assert torch.equal(in_four_bits(tmp_path)(IDS).logits, before)
+    assert qlorapp.hf_models._register() is not known and qlorapp.hf_models._register() is qlorapp.hf_models._register()

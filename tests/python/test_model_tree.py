@@ -157,3 +157,127 @@ def test_the_way_out_of_hooks_works(folder, tmp_path):
         model, qlorapp.TrainingArguments(str(tmp_path), max_steps=1, save_strategy="no"), train_dataset=rows
     ).train()
     assert seen
+
+
+def ways_to_edit(lm):
+    """What scripts try, as (the name that the refusal has to give, the edit)."""
+    block, layer = lm.model.layers[0], lm.model.layers[0].self_attn.q_proj
+    linear, identity = torch.nn.Linear(64, 64), torch.nn.Identity()
+    return [
+        ("lm_head of CausalLM", lambda: setattr(lm, "lm_head", identity)),
+        ("lm_head of CausalLM", lambda: setattr(lm, "lm_head", torch.nn.Sequential(lm.lm_head, identity))),
+        ("lm_head of CausalLM", lambda: delattr(lm, "lm_head")),
+        ("model of CausalLM", lambda: lm.add_module("model", identity)),
+        ("embed_tokens of Group", lambda: setattr(lm.model, "embed_tokens", None)),
+        ("mlp of Group", lambda: setattr(block, "mlp", identity)),
+        ("mlp of Group", lambda: block.register_module("mlp", identity)),
+        ("forward of Group", lambda: setattr(block.self_attn, "forward", lambda x: x)),
+        ("forward of CausalLM", lambda: setattr(lm, "forward", lambda **batch: None)),
+        ("forward of RMSNorm", lambda: setattr(lm.model.norm, "forward", lambda x: x)),
+        ("layers of Group", lambda: setattr(lm.model, "layers", lm.model.layers[:1])),
+        ("the list of ModuleList", lambda: lm.model.layers.append(block)),
+        ("the list of ModuleList", lambda: lm.model.layers.insert(0, block)),
+        ("the list of ModuleList", lambda: lm.model.layers.pop(0)),
+        ("the list of ModuleList", lambda: lm.model.layers.__delitem__(slice(1, None))),
+        ("0 of ModuleList", lambda: lm.model.layers.__setitem__(0, identity)),
+        ("q_proj of Group", lambda: setattr(block.self_attn, "q_proj", linear)),
+        ("base_layer of LoraLayer", lambda: setattr(layer, "base_layer", linear)),
+        ("default of ModuleDict", lambda: layer.lora_A.__setitem__("default", linear)),
+        ("'other' of ModuleDict", lambda: layer.lora_A.update({"other": linear})),
+        ("'default' of ModuleDict", lambda: layer.lora_dropout.pop("default")),
+        ("the entries of ModuleDict", lambda: layer.lora_B.clear()),
+    ]  # fmt: skip
+
+
+def test_edits_that_cpp_would_not_see_are_refused(folder):
+    model = load(folder, lora_dropout=0.5).eval()
+    lm, batch = model.get_base_model(), ragged_batch()
+    names, before = [name for name, _ in model.named_modules()], model(**batch).logits
+    for said, edit in [
+        *ways_to_edit(lm),
+        ("lm_head of CausalLM", lambda: setattr(model, "lm_head", torch.nn.Identity())),
+    ]:
+        with pytest.raises(NotImplementedError, match=rf"{said} cannot be changed: .*load the model by transformers") as told:
+            edit()
+        assert "\n" not in str(told.value)
+    assert names == [name for name, _ in model.named_modules()] and torch.equal(model(**batch).logits, before)
+
+
+def test_what_of_an_adapter_cpp_has_read_is_read_only(folder):
+    lm = load(folder, lora_dropout=0.5).get_base_model()
+    layer = lm.model.layers[0].mlp.up_proj
+    factor = dict(layer.scaling)
+    for edit in (
+        lambda: layer.scaling.__setitem__("default", 0.0),
+        lambda: layer.scaling.update(default=0.0),
+        lambda: layer.scaling.pop("default"),
+        lambda: layer.scaling.__ior__({"default": 0.0}),
+    ):
+        with pytest.raises(TypeError, match="scaling cannot be changed: .*lora_alpha"):
+            edit()
+    with pytest.raises(AttributeError, match="scaling of LoraLayer cannot be changed: .*lora_alpha"):
+        layer.scaling = {"default": 0.0}
+    with pytest.raises(AttributeError, match=r"p of Dropout cannot be changed: .*model.eval\(\)"):
+        layer.lora_dropout["default"].p = 0.0
+    layer.lora_dropout["default"].p = 0.5  # as it is
+    copied = copy.deepcopy(layer.scaling)
+    copied["default"] = 0.0
+    assert layer.scaling == factor and layer.lora_dropout["default"].p == 0.5
+
+
+def test_the_ways_out_of_a_fixed_scaling_work(folder):
+    model, batch = load(folder).eval(), ragged_batch()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.01)
+        adapted = model(**batch).logits
+        with model.disable_adapter():
+            base = model(**batch).logits
+        assert not torch.equal(adapted, base)
+        for module in model.modules():
+            if hasattr(module, "lora_B"):
+                module.lora_B["default"].weight.mul_(0.0)
+        assert torch.equal(model(**batch).logits, base)
+
+
+def test_harmless_edits_go_on_working(folder):
+    model = load(folder)
+    lm = model.get_base_model()
+    block = lm.model.layers[0]
+    lm.lm_head, lm.model.layers[0], block.mlp = lm.lm_head, block, block.mlp
+    block.mlp.forward = block.mlp.forward
+    lm.config.use_cache = False
+    lm.is_parallelizable = lm.model_parallel = True
+    lm.value_head = torch.nn.Linear(64, 1)  # a script's own, which calls it
+    lm.value_head = torch.nn.Linear(64, 2)
+    part = lm.model.layers[:2]
+    part.append(torch.nn.Identity())
+    part[0] = torch.nn.Identity()
+    del part[1], lm.value_head
+    assert len(part) == 2 and len(lm.model.layers) == 3
+    model.train().eval().requires_grad_(False)
+    assert not lm.training and not block.training
+    assert model.to("cpu") is model and block.float() is block
+
+
+class CastOutputToFloat(torch.nn.Sequential):
+    """As notebooks for old PEFT have it."""
+
+    def forward(self, x):
+        return super().forward(x).to(torch.float32)
+
+
+def test_the_cast_of_old_notebooks_is_taken_and_said(folder, caplog):
+    for dtype in (torch.float32, torch.bfloat16):
+        model = qlorapp.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        head, ids = model.lm_head, torch.arange(5, 25)[None]
+        before = model(ids).logits
+        model.lm_head = CastOutputToFloat(model.lm_head)
+        assert model.lm_head is head and torch.equal(model(ids).logits, before) and before.dtype == dtype
+        adapted = qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=4))
+        adapted.lm_head = CastOutputToFloat(adapted.lm_head)
+        assert [name for name, _ in adapted.named_modules() if "lm_head" in name] == ["base_model.model.lm_head"]
+        said = [r.getMessage() for r in caplog.records if "CastOutputToFloat" in r.getMessage()]
+        assert len(said) == (dtype == torch.bfloat16), said
+    assert "logits stay bfloat16" in said[0] and "logits.float()" in said[0]

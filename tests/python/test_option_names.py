@@ -114,6 +114,18 @@ def test_an_option_without_effect_is_said_once():
     assert heard[len(names) :] == [[]] * len(names)
 
 
+def test_an_option_of_before_the_lists_is_said_or_refused():
+    """Names that transformers took away before 4.46."""
+    for kind in (qlorapp.TrainingArguments, qlorapp.SFTConfig):
+        with pytest.raises(ValueError, match="sharded_ddp is not supported: training runs in one process. Leave it out"):
+            kind("out", sharded_ddp="simple")
+        for unset in ("", False, None):
+            assert kind("out", sharded_ddp=unset, xpu_backend=unset) == kind("out")
+        assert kind("out", xpu_backend="ccl") == kind("out")
+    heard = heard_in_a_fresh_process([("TrainingArguments", {"xpu_backend": "ccl"})] * 2)
+    assert heard == [["[TrainingArguments] xpu_backend has no effect: training runs in one process."], []]
+
+
 def test_an_older_name_is_the_newer_one_and_is_said():
     values = {}
     for alias, (name, _) in ALIASES.items():

@@ -4,6 +4,7 @@
 import subprocess
 import sys
 import threading
+import types
 
 import peft
 import pytest
@@ -65,6 +66,53 @@ def test_nothing_is_imported_before_it_is_asked_for():
 def test_what_is_not_here_says_what_to_use(name, says):
     with pytest.raises(ImportError, match=f"qlorapp has no {name}: .*{says}"):
         exec(f"from qlorapp import {name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("AdamW", "use torch.optim.AdamW"),
+        ("setup_chat_format", "Set tokenizer.chat_template"),
+        ("replace_lora_weights_loftq", "init_lora_weights='loftq'"),
+    ],
+)
+def test_what_was_taken_away_or_is_of_no_use_says_what_to_use(name, says):
+    with pytest.raises(ImportError, match=f"qlorapp has no {name}: .*{says}") as told:
+        exec(f"from qlorapp import {name}")
+    assert "\n" not in str(told.value)
+
+
+def test_an_older_name_of_transformers_is_the_newer_one():
+    from qlorapp import BatchEncoding, EvaluationStrategy
+
+    assert EvaluationStrategy is transformers.IntervalStrategy and BatchEncoding is transformers.BatchEncoding
+    assert qlorapp.TrainingArguments(eval_strategy=EvaluationStrategy.EPOCH).eval_strategy == "epoch"
+
+
+TRL_ONLY = sorted(name for name, (module, _) in qlorapp.passed_through.FROM_OTHERS.items() if module == "trl")
+
+
+@pytest.mark.parametrize("name", TRL_ONLY)
+def test_what_trl_has_is_its_own_where_it_is_installed(name, monkeypatch):
+    trl = types.ModuleType("trl")
+    setattr(trl, name, object())
+    monkeypatch.setitem(sys.modules, "trl", trl)
+    assert qlorapp.passed_through.find(name) is getattr(trl, name) and name in dir(qlorapp)
+    delattr(trl, name)
+    with pytest.raises(
+        ImportError, match=f"qlorapp.{name} is trl's own, and the release that is installed lacks it, or do without: "
+    ):
+        qlorapp.passed_through.find(name)
+    monkeypatch.setitem(sys.modules, "trl", None)  # not installed
+    with pytest.raises(ImportError, match=f"qlorapp.{name} is trl's own: pip install trl, or do without: "):
+        qlorapp.passed_through.find(name)
+
+
+def test_loraplus_of_peft_sees_our_adapters(folder):
+    optimizer = qlorapp.create_loraplus_optimizer(load(folder), torch.optim.AdamW, lr=1e-3, loraplus_lr_ratio=16)
+    rates = {group["lr"]: len(group["params"]) for group in optimizer.param_groups if group["params"]}
+    layers = sum("lora_B" in name for name, _ in load(folder).named_parameters())
+    assert rates == {1e-3: layers, 16e-3: layers}
 
 
 def test_another_name_is_no_attribute():

@@ -195,8 +195,21 @@ def test_a_prompt_that_flows_into_its_completion_is_said(tokenizer, caplog):
 def test_a_formatting_function_makes_the_text(tokenizer):
     rows = encoder_of(tokenizer).prepare([{"q": "Where?", "a": "There."}], "rows", False, lambda row: f"{row['q']} {row['a']}")
     assert tokenizer.decode(rows[0]["input_ids"], skip_special_tokens=True) == "Where? There."
-    with pytest.raises(TypeError, match="row 0: formatting_func must return a string; got list"):
-        encoder_of(tokenizer).prepare([{"q": "Where?"}], "rows", False, lambda row: [row["q"]])
+    with pytest.raises(TypeError, match="row 0: formatting_func must return a string; got int"):
+        encoder_of(tokenizer).prepare([{"q": "Where?"}], "rows", False, lambda row: 3)
+
+
+def test_a_formatting_function_of_older_trl_may_return_its_text_in_a_list(tokenizer):
+    rows = [
+        encoder_of(tokenizer).prepare([{"q": "Where?"}], "rows", False, make)
+        for make in (lambda row: row["q"], lambda row: [row["q"]])
+    ]
+    assert rows[0] == rows[1]
+    with pytest.raises(TypeError, match="got a list of 6. It is given one row, not a batch as in older TRL") as told:
+        encoder_of(tokenizer).prepare(
+            [{"q": "Where?"}], "rows", False, lambda rows: [rows["q"][i] for i in range(len(rows["q"]))]
+        )
+    assert "\n" not in str(told.value)
 
 
 def test_shuffling_is_that_of_datasets(tokenizer):

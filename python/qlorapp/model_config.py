@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""config.json as transformers' models show it, and the small methods that scripts for transformers call on a model."""
+
+import json
+import types
+from typing import Any
+
+import torch
+
+from . import _C
+from .field_table import plain
+
+#: What transformers' configs have whatever the file says, and what holds here.
+_FIXED: dict[str, Any] = {
+    "is_encoder_decoder": False,
+    "return_dict": True,
+    "use_return_dict": True,
+    "output_attentions": False,
+    "output_hidden_states": False,
+    "_attn_implementation": "sdpa",
+}
+#: {older or newer name: the one that is stored}
+_SAME = {"torch_dtype": "dtype", "name_or_path": "_name_or_path", "rope_scaling": "rope_parameters"}
+
+
+class ModelConfig(types.SimpleNamespace):
+    """config.json as attributes, with `use_cache`, which notebooks set; generation always uses its cache."""
+
+    def __getattr__(self, name: str) -> Any:
+        """What the file does not have and scripts read."""
+        known = self.__dict__
+        if name in _FIXED:
+            return _FIXED[name]
+        if name == "rope_theta":  # of a file by version 5
+            return (known.get("rope_parameters") or {}).get("rope_theta", 10000.0)
+        if _SAME.get(name) in known:
+            return known[_SAME[name]]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def describe(self, name_or_path: str, dtype: torch.dtype) -> None:
+        """What is known once the model is loaded."""
+        self.__dict__.pop("torch_dtype", None)
+        self._name_or_path, self.dtype = name_or_path, dtype
+
+    def to_dict(self) -> dict[str, Any]:
+        """In JSON's types: dtypes and the quantization's options as transformers writes them."""
+        values = dict(vars(self))
+        for name in ("dtype", "quantization_config"):
+            if name in values:
+                values[name] = plain(values[name])
+        return values
+
+    def to_json_string(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
+
+    def get_text_config(self, decoder: bool = False) -> "ModelConfig":
+        """Itself: there are no other parts."""
+        return self
+
+
+class TransformersMethods:
+    """Mixed into CausalLM: methods that need nothing of C++."""
+
+    main_input_name = "input_ids"
+    base_model_prefix = "model"
+    model: Any
+    lm_head: Any
+    #: What add_model_tags was given.
+    model_tags: list[str] | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.model.embed_tokens.weight.shape[0])
+
+    def get_decoder(self) -> Any:
+        """The part below the head."""
+        return self.model
+
+    def tie_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing to do: a tied head is the table itself, from loading on."""
+
+    def add_model_tags(self, tags: list[str] | str) -> None:
+        """Kept in model_tags, as transformers keeps them for the page of a hub that nothing here writes."""
+        _C.log_warning_once(
+            "[add_model_tags] tags are kept in model.model_tags and written nowhere: no model card is made here."
+        )
+        self.model_tags = list(dict.fromkeys([*(self.model_tags or []), *([tags] if isinstance(tags, str) else tags)]))
+
+    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(
+            "[prepare_inputs_for_generation] the cache lives in C++, and generate() feeds it by itself. Call model.generate(…), or model(input_ids) "
+            "on the whole sequence for a loop of your own."
+        )
+
+    def set_input_embeddings(self, value: Any) -> None:
+        """The one that is there; another is refused."""
+        self.model.embed_tokens = value
+
+    def set_output_embeddings(self, value: Any) -> None:
+        """The one that is there; another is refused."""
+        self.lm_head = value
+
+    def set_decoder(self, value: Any) -> None:
+        """The one that is there; another is refused."""
+        self.model = value
