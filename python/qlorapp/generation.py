@@ -34,7 +34,7 @@ _DEFAULTS = {
 #: Options of transformers that are not built: (values that mean nothing, reason). Any other value is refused.
 _BEAMS = ((None, 1, False, 1.0, 0.0), "there is no beam search. Leave it out, or sample with do_sample=True.")
 _PROCESSOR = ((None, 0, 1.0, False), "this processor is not built. Use repetition_penalty, temperature, top_k, top_p or min_p.")
-_OWN_PROCESSOR = (
+_OWN_PROCESSOR: tuple[tuple[Any, ...], str] = (
     (None, []),
     "tokens are chosen in C++, which calls no function on the logits. Choose them in a loop of your own, from model(input_ids).logits[:, -1], or load "
     "the model by transformers.",

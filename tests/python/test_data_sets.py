@@ -11,7 +11,6 @@ import torch
 from tiny_llama import folder, load  # noqa: F401  (folder is a fixture)
 from tiny_trainer import arguments, losses, rows, trained
 
-
 DATA = pathlib.Path(__file__).parents[2] / "examples" / "data"
 
 
