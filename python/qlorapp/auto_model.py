@@ -13,6 +13,7 @@ from . import _C, generation
 from .hf_models import is_foreign
 from .hf_models import load as load_foreign
 from .hub import adapter_folder, folder_of
+from .load_options import IGNORES, config_values, foreign_config, refuse_unsupported, take_config
 from .model_config import ModelConfig
 from .modeling import CausalLM, refuse_unknown
 from .peft_config import PeftConfig
@@ -73,17 +74,6 @@ def _model_or_adapter(name: str, **hub: Any) -> pathlib.Path:
 class AutoModelForCausalLM:
     """Loads Hugging Face folders of the families that this library knows."""
 
-    _IGNORES = {  # noqa: RUF012
-        "attn_implementation": "",  # said below, where the model is computed here
-        "low_cpu_mem_usage": "",
-        "use_safetensors": "",
-        "max_memory": "the model is on one device",
-        "load_in_8bit": "",
-        "offload_folder": "nothing is offloaded",
-        "use_auth_token": "",
-        "output_attentions": "attention scores are never formed",
-    }
-
     @classmethod
     def from_pretrained(
         cls,
@@ -99,13 +89,16 @@ class AutoModelForCausalLM:
         token: Any = None,
         local_files_only: bool = False,
         cache_dir: str | os.PathLike[str] | None = None,
+        subfolder: str | None = None,
+        config: Any = None,
         **ignored: Any,
     ) -> CausalLM:
         """A model in evaluation mode, its linear layers in four bits if quantization_config or the folder says so.
 
         dtype (older: torch_dtype) is that of activations, norms, embeddings and head; without it bnb_4bit_compute_dtype
         decides, and without that the checkpoint's own ("auto"). quantization_config: a BitsAndBytesConfig, transformers' own too, or a dict.
-        The folder or name of an adapter gives its base with the adapter, frozen.
+        subfolder: where in the folder or repository the model is. config: transformers', model.config or a dict, of the same model; its
+        use_cache and quantization_config count. The folder or name of an adapter gives its base with the adapter, frozen.
         """
         if ignored.get("load_in_8bit"):
             raise ValueError(
@@ -113,15 +106,26 @@ class AutoModelForCausalLM:
             )
         if ignored.pop("trust_remote_code", False):
             _log.warning("[from_pretrained] trust_remote_code has no effect: code of a checkpoint is never run.")
-        refuse_unknown("from_pretrained", ignored, cls._IGNORES, cls.from_pretrained)
+        refuse_unsupported(ignored)
+        refuse_unknown("from_pretrained", ignored, IGNORES, cls.from_pretrained)
         name = os.fspath(pretrained_model_name_or_path)
         hub: dict[str, Any] = {"token": token, "local_files_only": local_files_only, "cache_dir": cache_dir}
-        folder = _model_or_adapter(name, revision=revision, **hub)
+        folder = _model_or_adapter(name, revision=revision, subfolder=subfolder or None, **hub)
+        if subfolder:
+            if not folder.is_dir():
+                raise FileNotFoundError(
+                    2, f"[from_pretrained] subfolder must be a folder in {name}; there is no {subfolder!r}", os.fspath(folder)
+                )
+            name = os.fspath(folder)  # where its tokenizer is, and what an adapter names as its base
         if _is_adapter(folder):
             known = {"quantization_config": quantization_config, "dtype": dtype, "torch_dtype": torch_dtype, "device_map": device_map,
-                     "load_in_4bit": load_in_4bit, "use_cache": use_cache}  # fmt: skip
+                     "load_in_4bit": load_in_4bit, "use_cache": use_cache, "config": config}  # fmt: skip
             return cls._with_adapter(folder, {**hub, **known, **ignored})
-        config = _config_of(folder)
+        given, config = config, _config_of(folder)
+        if given is not None:
+            if quantization_config is None and not hasattr(config, "quantization_config"):
+                quantization_config = config_values(given).get("quantization_config")
+            take_config(given, config, folder)
         if not isinstance(quantization_config, (dict, BitsAndBytesConfig)) and hasattr(quantization_config, "load_in_4bit"):
             quantization_config = quantization_config.to_dict()  # transformers' own class
         if isinstance(quantization_config, dict):
@@ -145,6 +149,8 @@ class AutoModelForCausalLM:
             }
             if use_cache is not None:
                 theirs["use_cache"] = use_cache
+            if given is not None:
+                theirs["config"] = foreign_config(given)
             foreign = load_foreign(
                 folder, config, quantization_config, _C.dtype_on(str(device), as_dtype(wanted, "dtype")), device, **theirs
             )

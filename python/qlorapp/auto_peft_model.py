@@ -27,10 +27,11 @@ class AutoPeftModelForCausalLM:
     ) -> PeftModel:
         """The base of adapter_config.json with the adapter. options: those of AutoModelForCausalLM.from_pretrained.
 
-        revision: the adapter's; the base's is in adapter_config.json.
+        revision, subfolder: the adapter's; the base's is in adapter_config.json.
         @raises ValueError where adapter_config.json names no base.
         """
         hub: dict[str, Any] = {name: options[name] for name in ("token", "local_files_only", "cache_dir") if name in options}
+        hub["subfolder"] = options.pop("subfolder", None)
         found = config or PeftConfig.from_pretrained(pretrained_model_name_or_path, revision=revision, **hub)
         if not found.base_model_name_or_path:
             raise ValueError(

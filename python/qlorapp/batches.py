@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of a data set, as the C++ trainer takes them, and as padded batches where Python computes a step or an evaluation."""
 
+import itertools
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -56,12 +57,75 @@ def tokens_and_labels(row: Any, name: str, i: int) -> tuple[list[int], list[int]
     return ids, labels
 
 
-def rows_of(dataset: Iterable[Any] | None, name: str) -> list[tuple[list[int], list[int]]]:
-    return [tokens_and_labels(row, name, i) for i, row in enumerate(dataset if dataset is not None else ())]
+def is_stream(dataset: Any) -> bool:
+    """Rows that come one after another, nobody knows how many."""
+    return dataset is not None and not hasattr(dataset, "__len__")
+
+
+def check_one_data_set(dataset: Any, name: str) -> None:
+    """@raises TypeError for what a trainer would take for rows, and is several data sets or columns."""
+    if not isinstance(dataset, Mapping):
+        return
+    if "input_ids" in dataset:
+        raise TypeError(
+            f"[Trainer] {name} must be rows; got columns ({', '.join(map(str, dataset))}). Use datasets.Dataset.from_dict(…)."
+        )
+    raise TypeError(f"[Trainer] {name} holds several data sets: {list(dataset)}. Give one of them.")
+
+
+def each_row(dataset: Any) -> Iterator[Any]:
+    """The rows of anything that a data loader takes.
+
+    A data set with a length has that many rows, by their numbers: Python's own way to go over __getitem__ ends at an IndexError
+    alone, which one that computes its rows never raises. One that is neither torch's nor indexed is iterated, which is faster for
+    those of `datasets`.
+    """
+    maps = isinstance(dataset, torch.utils.data.Dataset) and not isinstance(dataset, torch.utils.data.IterableDataset)
+    if not is_stream(dataset) and (maps or not hasattr(dataset, "__iter__")):
+        return (dataset[i] for i in range(len(dataset)))
+    return iter(dataset)
+
+
+def rows_of(dataset: Any, name: str, most: int | None = None) -> list[tuple[list[int], list[int]]]:
+    """most: where reading a stream ends."""
+    if dataset is None:
+        return []
+    check_one_data_set(dataset, name)
+    return [tokens_and_labels(row, name, i) for i, row in enumerate(itertools.islice(each_row(dataset), most))]
+
+
+def training_rows(dataset: Any, args: Any) -> list[tuple[list[int], list[int]]]:
+    """The rows of a run: all of a data set, and of a stream what max_steps take."""
+    if not is_stream(dataset):
+        return rows_of(dataset, "train_dataset")
+    if args.max_steps <= 0:
+        raise ValueError(
+            f"[Trainer] max_steps must be set where train_dataset is a stream ({type(dataset).__name__}), which has no length; got "
+            f"{args.max_steps}. Set it, or give the rows: list(dataset.take(n))."
+        )
+    if args.packing:
+        _refuse_packed_stream(dataset, "train_dataset")
+    if args.group_by_length or args.train_sampling_strategy == "group_by_length":
+        raise ValueError(
+            f"[Trainer] train_sampling_strategy='group_by_length' needs the length of every row, and train_dataset is a stream "
+            f"({type(dataset).__name__}), whose rows come in its own order. Leave it out, or give the rows: list(dataset.take(n))."
+        )
+    return rows_of(
+        dataset, "train_dataset", args.max_steps * args.gradient_accumulation_steps * args.per_device_train_batch_size
+    )
+
+
+def _refuse_packed_stream(dataset: Any, name: str) -> None:
+    raise ValueError(
+        f"[Trainer] packing=True needs all rows, and {name} is a stream ({type(dataset).__name__}). Take what the run needs: "
+        "list(dataset.take(n))."
+    )
 
 
 def packs_of(dataset: Iterable[Any], name: str, max_length: int, strategy: str) -> list[list[dict[str, list[int]]]]:
     """The packs that the C++ trainer makes of these rows, each as the list of its rows."""
+    if is_stream(dataset):
+        _refuse_packed_stream(dataset, name)
     packs = []
     for ids, labels, lengths in _C.pack(rows_of(dataset, name), max_length, strategy):
         rows, begin = [], 0

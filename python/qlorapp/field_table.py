@@ -11,6 +11,7 @@ import enum
 import functools
 import inspect
 import json
+import math
 import os
 from collections.abc import Callable
 from typing import Any, ClassVar, Optional, Union, cast
@@ -57,6 +58,16 @@ def plain(value: Any) -> Any:
 
 #: (name, type, default as JSON, doc, status, reason); status one of used, accepted_and_said, refused.
 Row = tuple[str, str, str, str, str, str]
+
+
+def _number_of(text: str, kind: str) -> Any:
+    """The number that a string spells, where a field takes numbers alone; else the string, which the check refuses by name."""
+    number: Callable[[str], Any] | None = {"int": int, "float": float}.get(kind.removesuffix(" | None"))
+    try:
+        value = number(text) if number is not None else text
+    except ValueError:
+        return text
+    return value if isinstance(value, str) or math.isfinite(value) else text
 
 
 class Table:
@@ -155,7 +166,12 @@ def dataclass_of_table(
             spec = dataclasses.field(default=json.loads(default), metadata=metadata)
         fields.append((field, _type(type_text), spec))
 
+    kinds = {row[0]: row[1] for row in rows}
+
     def __post_init__(self: Any) -> None:
+        for field, kind in kinds.items():
+            if isinstance(value := getattr(self, field), str):  # YAML reads 2e-4 as a string
+                setattr(self, field, _number_of(value, kind))
         for field in none_is_default:
             if getattr(self, field) is None:
                 setattr(self, field, json.loads(defaults[field]))

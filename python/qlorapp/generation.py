@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -33,6 +34,11 @@ _DEFAULTS = {
 #: Options of transformers that are not built: (values that mean nothing, reason). Any other value is refused.
 _BEAMS = ((None, 1, False, 1.0, 0.0), "there is no beam search. Leave it out, or sample with do_sample=True.")
 _PROCESSOR = ((None, 0, 1.0, False), "this processor is not built. Use repetition_penalty, temperature, top_k, top_p or min_p.")
+_OWN_PROCESSOR: tuple[tuple[Any, ...], str] = (
+    (None, []),
+    "tokens are chosen in C++, which calls no function on the logits. Choose them in a loop of your own, from model(input_ids).logits[:, -1], or load "
+    "the model by transformers.",
+)
 _OUTPUT = ((None, False), "generate returns tokens only. Call the model itself for its logits.")
 _ASSISTED = ((None, False), "there is no assisted generation. Leave it out.")
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -46,7 +52,8 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "sequence_bias", "token_healing"), _PROCESSOR),
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "watermarking_config", "renormalize_logits"), _PROCESSOR),
-    **dict.fromkeys(("logits_processor", "prefix_allowed_tokens_fn"), ((None, []), _PROCESSOR[1])),
+    **dict.fromkeys(("logits_processor", "prefix_allowed_tokens_fn"), _OWN_PROCESSOR),
+    "inputs_embeds": ((None,), "the model looks tokens up itself. Give input_ids."),
     "stopping_criteria": ((None, []), "it is no part of a config. Give it to generate() itself."),
     **dict.fromkeys(("output_scores", "output_logits", "output_attentions", "output_hidden_states"), _OUTPUT),
     "return_dict_in_generate": _OUTPUT,
@@ -187,6 +194,19 @@ def _real_tokens(
     return [row[mask != 0].tolist() for row, mask in zip(input_ids, attention_mask, strict=True)]
 
 
+def of_mapping(
+    inputs: Mapping[str, Any], input_ids: Any, attention_mask: Any, options: dict[str, Any]
+) -> tuple[Any, Any, dict[str, Any]]:
+    """(input_ids, attention_mask, options) where generate() is given what a tokenizer or a chat template returns as it is."""
+    if "input_ids" not in inputs:
+        raise ValueError(f"[generate] inputs must have input_ids; got {sorted(inputs)}. Tokenize with return_tensors='pt'.")
+    if input_ids is not None or (attention_mask is not None and inputs.get("attention_mask") is not None):
+        raise ValueError("[generate] input_ids and attention_mask are in inputs already. Give them once: generate(**inputs).")
+    mask = inputs.get("attention_mask") if attention_mask is None else attention_mask
+    rest = {name: value for name, value in inputs.items() if name not in ("input_ids", "attention_mask")}
+    return inputs["input_ids"], mask, {**rest, **options}
+
+
 @torch.no_grad()
 def generate(
     model: Any,
@@ -197,7 +217,9 @@ def generate(
     options: dict[str, Any],
 ) -> torch.Tensor:
     """(B, T + new tokens); see CausalLM.generate."""
-    if input_ids is None or input_ids.dim() != 2:
+    if options.get("inputs_embeds") is not None:
+        raise ValueError("[generate] inputs_embeds is not supported: the model looks tokens up itself. Give input_ids.")
+    if not isinstance(input_ids, torch.Tensor) or input_ids.dim() != 2:
         raise ValueError("[generate] input_ids must be (B, T). Tokenize with return_tensors='pt'.")
     stopping_criteria, tokenizer = options.pop("stopping_criteria", None), options.pop("tokenizer", None)
     chosen = _merged(model.generation_config, generation_config, options)

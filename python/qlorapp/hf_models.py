@@ -208,7 +208,7 @@ def beyond_native(config: Any) -> str:
 
 
 def load(
-    folder: pathlib.Path, config: Any, options: BitsAndBytesConfig | None, dtype: Any, device: torch.device, **more: Any
+    folder: pathlib.Path, config: Any, options: BitsAndBytesConfig | None, dtype: Any, device: torch.device, /, **more: Any
 ) -> Any:
     """transformers' model of the folder. Says once that it takes this way. more: options of transformers' from_pretrained."""
     try:
@@ -230,7 +230,7 @@ def load(
         fields = {**BitsAndBytesConfig.from_dict(stored).to_dict(), "quant_method": METHOD}
         del fields["load_in_4bit"]  # by this name transformers knows bitsandbytes' folders, before it looks at the method
         _register()
-        more["config"] = transformers.AutoConfig.from_pretrained(folder)
+        more["config"] = more.get("config") or transformers.AutoConfig.from_pretrained(folder)
         more["config"].quantization_config = fields
     elif options is not None and quantize:  # an explicit None would be an error in transformers
         more["quantization_config"] = _register()(**options.to_dict())

@@ -13,6 +13,9 @@ class CausalLMOutput(Mapping[str, torch.Tensor]):
     Also a mapping and a tuple as transformers' outputs are: output["loss"], output.get("loss"), output[0], output[:2].
     """
 
+    #: What transformers' outputs have with use_cache=False and without what was not asked for.
+    past_key_values = hidden_states = attentions = None
+
     __hash__, __eq__ = object.__hash__, object.__eq__  # tensors have no truth to compare by
 
     def __init__(self, loss: torch.Tensor | None, make_logits: Callable[[], torch.Tensor]) -> None:

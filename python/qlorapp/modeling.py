@@ -5,12 +5,12 @@ import inspect
 import logging
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from . import _C, generation, module_tree, precision
+from . import _C, forward_options, generation, module_tree, precision
 from .edits import Fixed
 from .layers import seed_from_torch
 from .model_adapters import ModelAdapters
@@ -27,7 +27,7 @@ def refuse_unknown(where: str, options: dict[str, Any], known: dict[str, str], f
         if name not in known:
             nearest = _C.did_you_mean(name, [*known, *inspect.signature(function).parameters])
             raise TypeError(f"[{where}] unknown option {name!r}.{nearest}")
-        if known[name] and value not in (None, False):
+        if known[name] and value is not None and value is not False:  # a tensor has no truth
             _log.info("[%s] %s has no effect: %s", where, name, known[name])
 
 
@@ -36,16 +36,6 @@ class TrainableParameters(str):
 
     def _ipython_display_(self) -> None:
         """Printed already."""
-
-
-_FORWARD_IGNORES = {
-    "use_cache": "a training pass has no cache",
-    "output_attentions": "attention scores are never formed",
-    "token_type_ids": "",
-    "cache_position": "",
-    "logits_to_keep": "logits are computed when they are read",
-}
-_FORWARD_REFUSES = ("position_ids", "past_key_values", "inputs_embeds", "output_hidden_states")
 
 
 class CausalLM(TransformersMethods, ModelAdapters, Fixed):
@@ -152,7 +142,7 @@ class CausalLM(TransformersMethods, ModelAdapters, Fixed):
 
     def forward(
         self,
-        input_ids: torch.Tensor,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         num_items_in_batch: int | torch.Tensor | None = None,
@@ -165,12 +155,10 @@ class CausalLM(TransformersMethods, ModelAdapters, Fixed):
         never a target. Dropout is active in training mode; torch.manual_seed governs it. return_dict=False gives a tuple.
         torch.autocast changes nothing: the model computes in the dtype that it was loaded in.
         """
-        for name in _FORWARD_REFUSES:
-            if ignored.pop(name, None) not in (None, False):
-                raise ValueError(f"[forward] {name} is not supported. Leave it out.")
-        refuse_unknown("forward", ignored, _FORWARD_IGNORES, self.forward)
+        ids = forward_options.settled(input_ids, attention_mask, ignored)
+        refuse_unknown("forward", ignored, forward_options.IGNORES, self.forward)
         with precision.own_dtypes(self.device):
-            output = self._compute(input_ids, attention_mask, labels, num_items_in_batch)
+            output = self._compute(ids, attention_mask, labels, num_items_in_batch)
         return output if return_dict in (None, True) else output.to_tuple()
 
     def _compute(
@@ -209,7 +197,7 @@ class CausalLM(TransformersMethods, ModelAdapters, Fixed):
 
     def generate(
         self,
-        inputs: torch.Tensor | None = None,
+        inputs: torch.Tensor | Mapping[str, torch.Tensor] | None = None,
         generation_config: Any = None,
         *,
         input_ids: torch.Tensor | None = None,
@@ -221,9 +209,12 @@ class CausalLM(TransformersMethods, ModelAdapters, Fixed):
 
         Options are those of GenerationConfig: max_new_tokens, do_sample, temperature, top_k, top_p, repetition_penalty …, which go
         before `generation_config`, and this before the checkpoint's own; stopping_criteria; and the tokenizer, for stop_strings.
-        Rows may be padded on the left, marked by attention_mask. Sampling follows torch.manual_seed.
+        Rows may be padded on the left, marked by attention_mask. inputs may be what the tokenizer returns. Sampling follows torch.manual_seed.
         """
-        ids = inputs if input_ids is None else input_ids
+        if isinstance(inputs, Mapping):
+            ids, attention_mask, options = generation.of_mapping(inputs, input_ids, attention_mask, options)
+        else:
+            ids = inputs if input_ids is None else input_ids
         with precision.own_dtypes(self.device):
             return generation.generate(self, ids, attention_mask, generation_config, streamer, options)
 

@@ -12,6 +12,7 @@ import torch
 
 from . import hf_models
 from .hub import adapter_folder
+from .merge_in_place import TO_A_FOLDER, merge_and_unload
 from .modeling import CausalLM, refuse_unknown
 from .peft_config import LoraConfig, PeftConfig, as_lora_config
 
@@ -38,13 +39,10 @@ _LOAD_IGNORES = {
     "use_safetensors": "",
 }
 _MERGE = (
-    "a merge cannot stay exact in place: four-bit weights would be quantized a second time. "
-    "qlorapp.merge(model_folder, adapter_folder, output) writes base and saved adapter as one 16-bit checkpoint; for use, the adapter "
-    "folder serves beside the base as it is."
+    f"an adapter is not merged to be taken out again. merge_and_unload() merges into weights of 16 or 32 bits; {TO_A_FOLDER}"
 )
 #: What PEFT's models have and this does not, and why.
 _REFUSED = {
-    "merge_and_unload": _MERGE,
     "merge_adapter": _MERGE,
     "unmerge_adapter": "nothing is ever merged here.",
     "add_weighted_adapter": "one adapter is active at a time. PEFT combines saved adapters.",
@@ -72,6 +70,13 @@ class LoraModel(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
+
+    def merge_and_unload(
+        self, progressbar: bool = False, safe_merge: bool = False, adapter_names: list[str] | None = None
+    ) -> CausalLM:
+        """The base with the active adapter, or with adapter_names, in its weights. For weights that are not in four bits."""
+        model: Any = self.model
+        return merge_and_unload(model, [model.core.active_adapter] if adapter_names is None else adapter_names, safe_merge)
 
 
 class PeftModel(torch.nn.Module):

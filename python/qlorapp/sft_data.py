@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
+from .batches import each_row
 from .sft_config import SFTConfig
 
 _log = logging.getLogger("qlorapp")
@@ -30,9 +31,12 @@ _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 def as_rows(dataset: Any, name: str) -> list[Mapping[str, Any]]:
-    """The rows of a list or a datasets.Dataset."""
-    if isinstance(dataset, (str, bytes)) or not isinstance(dataset, Iterable):
-        raise TypeError(f"[SFTTrainer] {name} must be a list of dicts or a datasets.Dataset; got {type(dataset).__name__}.")
+    """The rows of a list, a datasets.Dataset or torch's."""
+    indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if isinstance(dataset, (str, bytes)) or not (indexed or isinstance(dataset, Iterable)):
+        raise TypeError(
+            f"[SFTTrainer] {name} must be a list of dicts, a datasets.Dataset or a torch.utils.data.Dataset; got {type(dataset).__name__}."
+        )
     if isinstance(dataset, Mapping):
         raise TypeError(f"[SFTTrainer] {name} holds several data sets: {list(dataset)}. Give one of them.")
     if not hasattr(dataset, "__len__"):
@@ -40,7 +44,7 @@ def as_rows(dataset: Any, name: str) -> list[Mapping[str, Any]]:
             f"[SFTTrainer] {name} is a stream ({type(dataset).__name__}), and rows are tokenized once and kept. "
             "Take what the run needs: list(dataset.take(n))."
         )
-    rows = list(dataset)
+    rows = list(each_row(dataset))
     if not rows:
         raise ValueError(f"[SFTTrainer] {name} must have a row; it is empty.")
     for i, row in enumerate(rows):

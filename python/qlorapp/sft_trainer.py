@@ -2,7 +2,6 @@
 """SFTTrainer: supervised fine-tuning under TRL's names. Rows are read here, the loop is Trainer's."""
 
 import dataclasses
-import json
 import logging
 import os
 import pathlib
@@ -126,7 +125,7 @@ class SFTTrainer(Trainer):
 
     def _core_arguments(self) -> str:
         args = self.args.training_arguments(**self._half) if isinstance(self.args, SFTConfig) else self.args
-        return json.dumps(args.to_dict())
+        return self._told(args)
 
     def sample(self) -> list[tuple[str, bool]] | None:
         """The first training row as text in runs: [(text, whether it is trained)]. None without a tokenizer's rows."""

@@ -18,7 +18,7 @@ import torch
 
 from . import _C
 from .autograd_step import Accelerator, AutogradStep, overridden, scaler_of
-from .batches import is_default_collator, rows_of
+from .batches import check_one_data_set, is_default_collator, is_stream, rows_of, training_rows
 from .field_table import plain
 from .foreign_model import ForeignModel
 from .modeling import CausalLM, refuse_unknown
@@ -140,6 +140,7 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
 
     def _check(self) -> None:
         args, lm = self.args, self._lm
+        check_one_data_set(self.train_dataset, "train_dataset")
         if isinstance(lm, CausalLM) and not lm.core.has_adapters:
             raise ValueError(
                 "[Trainer] there is nothing to train: the base is frozen. Add adapters: get_peft_model(model, LoraConfig(…))."
@@ -187,7 +188,13 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
 
     def _core_arguments(self) -> str:
         """JSON of what the C++ loop is told."""
-        return json.dumps(self.args.to_dict())
+        return self._told(self.args)
+
+    def _told(self, args: TrainingArguments) -> str:
+        told = args.to_dict()
+        if is_stream(self.train_dataset):  # whose rows come in its own order, as transformers has it
+            told["train_sampling_strategy"] = "sequential"
+        return json.dumps(told)
 
     def _make_core(self) -> None:
         reasons = self._autograd_reasons = self._why_autograd()
@@ -208,7 +215,7 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
             self._core = _C.Trainer(
                 self._lm.core,
                 self._core_arguments(),
-                [] if reasons else rows_of(self.train_dataset, "train_dataset"),
+                [] if reasons else training_rows(self.train_dataset, self.args),
                 eval_rows,
                 self._lm.name_or_path,
                 hooks,

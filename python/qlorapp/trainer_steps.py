@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .autograd_step import ArenaAdamW, AutogradStep, accepts, count_targets, overridden, takes
-from .batches import USED_COLUMNS, EpochSampler, PadRight, RowsOfPacks, UsedColumns, packs_of
+from .batches import USED_COLUMNS, EpochSampler, PadRight, RowsOfPacks, UsedColumns, each_row, packs_of
 from .foreign_model import ForeignModel
 from .trainer_overrides import NEVER_CALLED, check_overrides
 from .trainer_parts import TrainerParts
@@ -306,7 +306,10 @@ class StepMethods(TrainerParts):
         strategy = "group_by_length" if args.group_by_length else args.train_sampling_strategy
         lengths = []
         if strategy == "group_by_length":
-            lengths = [sum(len(row["input_ids"]) for row in (place if isinstance(place, list) else [place])) for place in rows]
+            lengths = [
+                sum(len(row["input_ids"]) for row in (place if isinstance(place, list) else [place]))
+                for place in each_row(rows)
+            ]
         seed = args.data_seed if args.data_seed is not None else args.seed
         group = args.per_device_train_batch_size * args.gradient_accumulation_steps
         return EpochSampler(len(rows), strategy, seed, group, lengths)

@@ -17,6 +17,10 @@ from .field_table import Table, dataclass_of_table, plain
 from .process_state import ProcessState, parallel_mode
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 class TrainingTable(ArgumentGroups, Table):
     """What TrainingArguments and its kin have beside their fields: what transformers derives from them."""
 
@@ -35,6 +39,7 @@ class TrainingTable(ArgumentGroups, Table):
         for field in ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "fsdp_config", "accelerator_config"):
             if isinstance(value := getattr(fields, field), str) and value.startswith("{"):
                 setattr(fields, field, json.loads(value))
+        self._settle_what_is_off()
         fields.do_eval = fields.do_eval or fields.eval_strategy not in ("no", "NO")
         if plain(fields.eval_strategy) == "steps" and not fields.eval_steps:
             fields.eval_steps = fields.logging_steps
@@ -46,6 +51,30 @@ class TrainingTable(ArgumentGroups, Table):
             fields.metric_for_best_model = "loss"
         if fields.greater_is_better is None and fields.metric_for_best_model is not None:
             fields.greater_is_better = not str(fields.metric_for_best_model).endswith("loss")
+
+    def _settle_what_is_off(self) -> None:
+        """transformers' ways to say that an option is not used, as the one that the loop knows."""
+        fields: Any = self
+        if fields.max_grad_norm is None:
+            fields.max_grad_norm = 0.0
+        if isinstance(fields.resume_from_checkpoint, bool):
+            fields.resume_from_checkpoint = "true" if fields.resume_from_checkpoint else None
+        if fields.max_steps is None or (_is_number(fields.max_steps) and fields.max_steps <= 0):
+            if fields.max_steps not in (None, -1):
+                _C.log_warning_once(
+                    f"[TrainingArguments] max_steps={fields.max_steps} is as good as none: num_train_epochs says how long a run is."
+                )
+            fields.max_steps = -1
+        if fields.num_train_epochs is None or (_is_number(fields.num_train_epochs) and fields.num_train_epochs <= 0):
+            if not (_is_number(fields.max_steps) and fields.max_steps > 0):
+                raise ValueError(
+                    f"[TrainingArguments] num_train_epochs must be > 0 unless max_steps is set; got {fields.num_train_epochs}. To evaluate alone, "
+                    "leave it out and do not call train()."
+                )
+            fields.num_train_epochs = float(self._default_of("num_train_epochs"))  # which max_steps goes before
+
+    def _default_of(self: Any, name: str) -> Any:
+        return next(json.loads(row[2]) for row in self.field_rows if row[0] == name)
 
     @property
     def device(self: Any) -> torch.device:
@@ -102,7 +131,7 @@ class TrainingTable(ArgumentGroups, Table):
     @property
     def default_optim(self: Any) -> str:
         """What `optim` is unless it is given."""
-        return str(next(json.loads(row[2]) for row in self.field_rows if row[0] == "optim"))
+        return str(self._default_of("optim"))
 
     @property
     def framework(self) -> str:

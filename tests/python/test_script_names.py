@@ -342,7 +342,7 @@ def test_a_peft_model_of_a_foreign_model_is_pefts(phi):
 
 
 def test_a_merge_that_is_not_there_says_what_to_do(folder, phi, tmp_path):
-    model = qlorapp.get_peft_model(qlorapp.AutoModelForCausalLM.from_pretrained(folder), qlorapp.LoraConfig(r=4))
+    model = qlorapp.get_peft_model(four_bit(folder), qlorapp.LoraConfig(r=4))
     with pytest.raises(NotImplementedError, match=r"a merge cannot stay exact in place.*qlorapp\.merge\(model_folder"):
         model.merge_and_unload()
     foreign = saved(phi, tmp_path)
