@@ -367,7 +367,7 @@ def test_the_command_line_parser_of_transformers_takes_the_dataclass():
         (lambda: qlorapp.LoraConfig(lora_alhpa=3), TypeError, "Did you mean 'lora_alpha'"),
         (lambda: qlorapp.BitsAndBytesConfig(bnb_4bit_quant_typ="nf4"), TypeError, "Did you mean 'bnb_4bit_quant_type'"),
         (lambda: qlorapp.TrainingArguments(learning_rat=1), TypeError, "Did you mean 'learning_rate'"),
-        (lambda: qlorapp.LoraConfig(r="16"), TypeError, "'r' must be an integer"),
+        (lambda: qlorapp.LoraConfig(r="sixteen"), TypeError, "'r' must be an integer"),
         (lambda: qlorapp.LoraConfig(r=0), ValueError, "r "),
         (lambda: qlorapp.LoraConfig(lora_bias=True), ValueError, "lora_bias is not supported"),
         (lambda: qlorapp.BitsAndBytesConfig(load_in_8bit=True), ValueError, "load_in_4bit"),

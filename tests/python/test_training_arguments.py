@@ -4,7 +4,11 @@
 import dataclasses
 import enum
 import logging
+import os
+import subprocess
+import sys
 
+import conftest
 import pytest
 import qlorapp
 import transformers
@@ -123,10 +127,16 @@ def test_a_group_is_checked_as_a_whole_and_sets_nothing_that_is_refused(ours):
             getattr(ours, name)("steps", 0)
 
 
-def test_what_has_no_effect_is_said(ours, capfd, caplog):
-    ours.set_push_to_hub("me/it", always_push=True).set_dataloader(num_workers=2)
-    assert ours.hub_model_id == "me/it" and ours.dataloader_num_workers == 2
-    said = caplog.text + "".join(capfd.readouterr())
+def test_what_has_no_effect_is_said():
+    code = """
+import logging, sys
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+import qlorapp
+args = qlorapp.TrainingArguments("out").set_push_to_hub("me/it", always_push=True).set_dataloader(num_workers=2)
+assert args.hub_model_id == "me/it" and args.dataloader_num_workers == 2
+"""  # a process of its own: it is said once in each
+    env = {**os.environ, "PYTHONPATH": str(conftest.BUILD / "python")}
+    said = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True).stdout
     assert "hub_always_push has no effect" in said and "dataloader_num_workers has no effect" in said
 
 
