@@ -42,8 +42,7 @@ struct DequantizeFourBit {
   Float type = Float::kFloat32;
   void* out = nullptr;
   int64_t row_stride = 0;  ///< In elements; at least `columns`.
-  Augmentation
-      borders;  ///< Adapters to be laid around what is written to `out`, whose row 0 is theirs; none if its count is 0.
+  Augmentation borders;    ///< Adapters to be laid around what is written to `out`, whose row 0 is theirs; none if its count is 0.
 };
 
 /// Fast where packed is aligned to 4 bytes and every output row to 16; right everywhere, beyond 2^31 elements too. Fast borders

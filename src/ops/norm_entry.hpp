@@ -45,8 +45,8 @@ struct NormEntry {
     Device::add_and_normalize(x, residual, weight, eps, sum, y, rstd);
     return {sum, y, rstd};
   }
-  static void add_rms_norm_out(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, Tensor& sum,
-                               Tensor& y, Tensor& rstd) {
+  static void add_rms_norm_out(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, Tensor& sum, Tensor& y,
+                               Tensor& rstd) {
     check_rms_norm("add_rms_norm", x, weight);
     check_same_shape("add_rms_norm", "residual", residual, "x", x);
     check_same_shape("add_rms_norm", "sum", sum, "x", x);

@@ -132,9 +132,7 @@ class Matrix {
   }
 
  private:
-  [[nodiscard]] int64_t elements() const {
-    return rows_ == 0 ? layout_.offset : layout_.offset + (rows_ - 1) * stride() + width_;
-  }
+  [[nodiscard]] int64_t elements() const { return rows_ == 0 ? layout_.offset : layout_.offset + (rows_ - 1) * stride() + width_; }
 
   Float type_;
   int64_t rows_, width_;

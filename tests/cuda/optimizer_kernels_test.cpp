@@ -47,9 +47,8 @@ TEST_CASE("the norm of gradients and both AdamW kernels cover any length at any 
         const cuda::AdamWStep step{0.9F, 0.1F, 0.999F, 0.001F, 0.5F, 1e-8F, -1e-3F, 0.99F, found + 2, skips.at<float>()};
         check(cuda::adamw(parameter.as<float>(), gradient.as<float>(), exp_avg.at<float>(4 * offset),
                           exp_avg_sq.at<float>(4 * offset), n, step, nullptr));
-        check(cuda::adamw_8bit(parameter.as<float>(), gradient.as<float>(), state1.at<uint8_t>(offset),
-                               state2.at<uint8_t>(offset), absmax1.at<float>(), absmax2.at<float>(), n, step,
-                               on_device.at<cuda::DynamicMapTables>(), nullptr));
+        check(cuda::adamw_8bit(parameter.as<float>(), gradient.as<float>(), state1.at<uint8_t>(offset), state2.at<uint8_t>(offset),
+                               absmax1.at<float>(), absmax2.at<float>(), n, step, on_device.at<cuda::DynamicMapTables>(), nullptr));
         REQUIRE((exp_avg.bytes() == before) == (skip != 0));
       }
     }
@@ -66,8 +65,8 @@ TEST_CASE("eight-bit blocks of any size cover any length", "[cuda]") {
         const Memory made(n), absmax((n + block - 1) / block * 4), first_bad(std::vector<unsigned long long>{~0ULL});
         for (const bool is_signed : {true, false}) {
           for (const auto rounding : {cuda::DynamicCode::kNearest, cuda::DynamicCode::kBnbCuda}) {
-            check(cuda::quantize_blockwise({x.as<float>(), n, block, is_signed, rounding, made.at<uint8_t>(),
-                                            absmax.at<float>(), first_bad.at<unsigned long long>()},
+            check(cuda::quantize_blockwise({x.as<float>(), n, block, is_signed, rounding, made.at<uint8_t>(), absmax.at<float>(),
+                                            first_bad.at<unsigned long long>()},
                                            nullptr));
           }
           for (const Float type : types()) {

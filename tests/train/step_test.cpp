@@ -80,8 +80,7 @@ std::vector<at::Device> devices() {
 
 }  // namespace
 
-TEST_CASE("a step on gradients that are not finite changes neither adapters nor moments, and its norm says so",
-          "[train][cpu]") {
+TEST_CASE("a step on gradients that are not finite changes neither adapters nor moments, and its norm says so", "[train][cpu]") {
   Run run(GENERATE(from_range(devices())), GENERATE(AdamW::State::kFloat32, AdamW::State::kEightBit));
   run.state->max_grad_norm = GENERATE(0.0, 1.0);
   run.step(some_gradients(run, 1));

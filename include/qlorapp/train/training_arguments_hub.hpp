@@ -34,24 +34,25 @@ struct HubArguments {
     constexpr auto kSaid = FieldStatus::kAcceptedAndSaid;
     constexpr auto kNoUpload = "nothing here uploads. Push the adapter folder with hf upload.";
     constexpr auto kNoTrackio = "runs are not reported to trackio. Use report_to=tensorboard or a callback.";
-    return std::tuple{Field{"report_to", &T::report_to,
-                            "none, or in Python tensorboard; all: tensorboard where it is installed; other services' names are taken and "
-                            "said to have no effect"},
-                      Field{"logging_dir", &T::logging_dir,
-                            "TensorBoard's folder; unset: TENSORBOARD_LOGGING_DIR, else output_dir/runs/<time>_<host>"},
-                      Field{"run_name", &T::run_name, "name of TensorBoard's folder in output_dir/runs where logging_dir is unset"},
-                      Field{"project", &T::project, "", kSaid, kNoTrackio},
-                      Field{"trackio_space_id", &T::trackio_space_id, "", kSaid, kNoTrackio},
-                      Field{"trackio_bucket_id", &T::trackio_bucket_id, "", kSaid, kNoTrackio},
-                      Field{"trackio_static_space_id", &T::trackio_static_space_id, "", kSaid, kNoTrackio},
-                      Field{"push_to_hub", &T::push_to_hub, "", kSaid, kNoUpload},
-                      Field{"hub_token", &T::hub_token, "", kSaid, kNoUpload},
-                      Field{"hub_private_repo", &T::hub_private_repo, "", kSaid, kNoUpload},
-                      Field{"hub_model_id", &T::hub_model_id, "", kSaid, kNoUpload},
-                      Field{"hub_strategy", &T::hub_strategy, "", kSaid, kNoUpload},
-                      Field{"hub_always_push", &T::hub_always_push, "", kSaid, kNoUpload},
-                      Field{"hub_revision", &T::hub_revision, "", kSaid, kNoUpload},
-                      Field{"push_to_hub_organization", &T::push_to_hub_organization, "", kSaid, kNoUpload}};
+    return std::tuple{
+        Field{"report_to", &T::report_to,
+              "none, or in Python tensorboard; all: tensorboard where it is installed; other services' names are taken and "
+              "said to have no effect"},
+        Field{"logging_dir", &T::logging_dir,
+              "TensorBoard's folder; unset: TENSORBOARD_LOGGING_DIR, else output_dir/runs/<time>_<host>"},
+        Field{"run_name", &T::run_name, "name of TensorBoard's folder in output_dir/runs where logging_dir is unset"},
+        Field{"project", &T::project, "", kSaid, kNoTrackio},
+        Field{"trackio_space_id", &T::trackio_space_id, "", kSaid, kNoTrackio},
+        Field{"trackio_bucket_id", &T::trackio_bucket_id, "", kSaid, kNoTrackio},
+        Field{"trackio_static_space_id", &T::trackio_static_space_id, "", kSaid, kNoTrackio},
+        Field{"push_to_hub", &T::push_to_hub, "", kSaid, kNoUpload},
+        Field{"hub_token", &T::hub_token, "", kSaid, kNoUpload},
+        Field{"hub_private_repo", &T::hub_private_repo, "", kSaid, kNoUpload},
+        Field{"hub_model_id", &T::hub_model_id, "", kSaid, kNoUpload},
+        Field{"hub_strategy", &T::hub_strategy, "", kSaid, kNoUpload},
+        Field{"hub_always_push", &T::hub_always_push, "", kSaid, kNoUpload},
+        Field{"hub_revision", &T::hub_revision, "", kSaid, kNoUpload},
+        Field{"push_to_hub_organization", &T::push_to_hub_organization, "", kSaid, kNoUpload}};
   }
 };
 

@@ -14,8 +14,7 @@ cuda::Rows read(const at::Tensor& rows) { return {rows.const_data_ptr(), rows.st
 cuda::WrittenRows written(const at::Tensor& rows) { return {rows.mutable_data_ptr(), rows.stride(0)}; }
 
 struct Norm {
-  static void normalize(const at::Tensor& x, const at::Tensor& weight, double eps, const at::Tensor& y,
-                        const at::Tensor& rstd) {
+  static void normalize(const at::Tensor& x, const at::Tensor& weight, double eps, const at::Tensor& y, const at::Tensor& rstd) {
     const cuda::Float type = gpu::float_type("rms_norm", x);
     if (x.numel() == 0) return;
     const gpu::Launch launch(x);
