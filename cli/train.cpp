@@ -146,12 +146,13 @@ bool print_plan(const TrainOptions& options, const format::ModelConfig& config, 
   const at::Device device = parse_device(options.model.device);
   settings.device = planned_device(device);
   settings.compute_dtype = usable_dtype(settings.compute_dtype, settings.device.architecture);
+  const Bytes room = memory_for(device);  // once: what is free changes while one looks
   const FittedArguments fitted =
-      fit_arguments(settings, options.args, rates_of(gpu_name(device), settings.device.architecture, {}), memory_for(device));
+      fit_arguments(settings, options.args, rates_of(gpu_name(device), settings.device.architecture, {}), room);
   if (!fitted.text.empty()) std::printf("%s\n\n", fitted.text.c_str());
-  const MemoryPlan plan = plan_memory_in(fitted.settings, memory_for(device));
+  const MemoryPlan plan = plan_memory_in(fitted.settings, room);
   std::printf("%s\n%s\n%s\n%s\n", summary_line(plan, fitted.settings).c_str(), phase_table(plan).c_str(),
-              checklist(plan, fitted.settings).c_str(), verdict(plan, memory_for(device)).c_str());
+              checklist(plan, fitted.settings).c_str(), verdict(plan, room).c_str());
   return plan.fits;
 }
 
@@ -191,7 +192,7 @@ int train(const Arguments& arguments) {
   if (tools && tools->tokenizer)
     log_info(concat("first row, «trained»: ", render_sample(train_data.examples.front(), *tools->tokenizer)));
 
-  if (options.dry_run) { return print_plan(options, config, train_data, eval_data) ? 0 : kDoesNotFit; }
+  if (options.dry_run) return print_plan(options, config, train_data, eval_data) ? 0 : kDoesNotFit;
   // Under a budget the table goes to the host first: the smallest way to load. What is chosen then may bring it back.
   const bool embedding_on_host = options.args.embedding_on_host || !options.args.memory_budget.empty();
   CausalLM model = options.model.load(compute_dtype(options.args), embedding_on_host);

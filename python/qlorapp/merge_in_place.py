@@ -58,7 +58,7 @@ def _refuse(model: "CausalLM", names: list[str]) -> None:
 def merge_and_unload(model: "CausalLM", names: list[str], safe_merge: bool) -> "CausalLM":
     """The model with these adapters in its weights, each sum rounded once to the model's dtype, and without any adapter.
 
-    safe_merge: weights that would not be finite are an error, and nothing has changed then.
+    safe_merge: weights that would not be finite are an error, and nothing of that adapter is in them then.
     """
     _refuse(model, names)
     layers = [(path, module) for path, module in model.named_modules() if isinstance(module, module_tree.LoraLayer)]
@@ -67,7 +67,7 @@ def merge_and_unload(model: "CausalLM", names: list[str], safe_merge: bool) -> "
         held = [(path, layer) for path, layer in layers if name in layer.lora_A]
         if safe_merge and (broken := [path for path, layer in held if not bool(_merged(layer, name).isfinite().all())]):
             raise ValueError(
-                f"[PeftModel] merge_and_unload: with the adapter {name!r}, {broken[0]} is not finite. Nothing was merged."
+                f"[PeftModel] merge_and_unload: with the adapter {name!r}, {broken[0]} is not finite. Nothing of it was merged."
             )
         for _, layer in held:
             weight: Any = layer.base_layer.weight

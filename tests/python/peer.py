@@ -97,3 +97,20 @@ def run_cli(*words, check: bool = True, threads: int = 1) -> subprocess.Complete
 def history(folder: pathlib.Path) -> list[dict[str, float]]:
     """The entries of trainer_state.json that optimizer steps wrote."""
     return [entry for entry in json.loads((folder / "trainer_state.json").read_text())["log_history"] if "loss" in entry]
+
+
+def shaken(model):
+    """The model with every value of its adapters away from its start."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "modules_to_save" in name:
+                parameter.add_(0.03 * noise)
+            elif "magnitude" in name:
+                parameter.mul_(1 + 0.2 * noise.clamp(-2, 2))
+            elif "lora_B" in name:
+                parameter.copy_(0.1 * noise)
+    return model
