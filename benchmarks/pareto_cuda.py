@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The best speed below a memory cap: qlorapp beside unsloth and transformers + peft + bitsandbytes, 8B at sequence 2048.
 
-    python benchmarks/pareto_cuda.py [--build build/dev] [--caps 7 8 10 12 16 20 24] [--peers unsloth hf] [--seconds 1] [--svg FILE]
+    python benchmarks/pareto_cuda.py [--build build/dev] [--caps 7 8 10 12 16 20 24] [--peers unsloth hf] [--seconds 1] [--limit 600] [--svg FILE]
 
 Model, adapters, optimizer and peers are those of benchmarks/train_step_cuda.py. Every system is given batches of 1, 2 and 4 (--batches) and its own
 switches, and each cap gets the fastest setting whose peak (torch's max_memory_allocated over the timed steps) is not above it:
@@ -11,10 +11,11 @@ switches, and each cap gets the fastest setting whose peak (torch's max_memory_a
   largest cap allows; speed is linear in their number and the peak is planned (bench_train_step's "plan"), so the best for a cap is
   known before it runs. It is then measured in a process whose allocator is capped, and has to run through.
 - memory_budget: what that option chooses for the cap, by plan alone.
-- unsloth: no checkpointing, checkpointing, "unsloth", and "unsloth" with the last layers left out (UNSLOTH_GC_KEEP_LAYERS), each once.
+- unsloth: "unsloth", the same with the last layers left out (UNSLOTH_GC_KEEP_LAYERS), no checkpointing, checkpointing, each once.
 - HF stack: with and without checkpointing, and with checkpointing of only the first layers, each once.
 
-A few minutes on an H200. Prints a table, and draws it with --svg.
+About ten minutes on an H200, most of them unsloth's compilations; after --limit seconds the settings of peers that are left are only named.
+Prints a table, and draws it with --svg.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 import torch
 from train_step_cuda import ROOT, Bench, Side, say
@@ -147,16 +149,17 @@ class Peers:
     def __init__(self, bench: Bench, seconds: float):
         self.bench, self.seconds, self.batches = bench, seconds, bench.args.batches
         self.points: list[Point] = []
+        self.left: list[str] = []  # for want of time
         script = str(pathlib.Path(__file__).resolve().with_name("train_step_peers.py"))
         self.command = [sys.executable, script]
         layers = SHAPES["8b"].layers
         self.settings: dict[tuple, tuple[Row, dict[str, str], list[dict]]] = {}
         if "unsloth" in bench.peers:
             for name, checkpointing, keep in [
-                ("no checkpointing", False, 0),
-                ("checkpointing", True, 0),
                 ('"unsloth"', "unsloth", 0),
                 *((f'"unsloth", {kept} layers kept', "unsloth", kept) for kept in (layers // 4, layers // 2, 3 * layers // 4)),
+                ("no checkpointing", False, 0),
+                ("checkpointing", True, 0),
             ]:
                 row = Row("8b", 1, SEQUENCE, "everything", checkpointing)
                 self.settings["unsloth", name] = (
@@ -192,6 +195,9 @@ class Peers:
             for way in ways:
                 label = name or ("no checkpointing" if not way["checkpointing"] else f"checkpointing of {way['layers']} layers")
                 for batch in self.batches:
+                    if time.monotonic() - self.bench.begun > self.bench.args.limit:
+                        self.left.append(f"{system} {label}, batch {batch}")
+                        continue
                     question = {"batch": batch, "sequence": SEQUENCE, "seconds": self.seconds, "count": False, **way}
                     answer = side.ask(json.dumps(question))
                     if "error" in answer:
@@ -266,6 +272,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", choices=["unsloth", "hf"], default=["unsloth", "hf"])
     parser.add_argument("--seconds", type=float, default=1, help="of timed steps, each setting; at least 8 steps")
     parser.add_argument("--patience", type=float, default=300, help="seconds to wait for an answer")
+    parser.add_argument("--limit", type=float, default=1200, help="seconds after which no further setting of a peer is begun")
     parser.add_argument("--folder", type=pathlib.Path, help="of the peers' checkpoint and logs; default a temporary one")
     parser.add_argument("--svg", type=pathlib.Path, help="file to draw the table into")
     args = parser.parse_args()
@@ -292,16 +299,18 @@ def main() -> None:
                 other.ready()
             ours = Ours(side, SHAPES["8b"].layers, args.seconds, args.batches)
             ours.measure_ends(max(caps))
-            peers.measure(max(caps))
             lines: dict[str, list[Point | None]] = {"qlorapp": [], "memory_budget": []}
             for cap in caps:
                 lines["qlorapp"].append(ours.best(cap))
                 lines["memory_budget"].append(ours.by_budget(cap))
+            peers.measure(max(caps))
             for system in dict.fromkeys(system for system, _ in peers.settings):
                 lines[system] = [peers.best(system, cap) for cap in caps]
         finally:
             bench.stop()
     print(table(caps, lines, torch.cuda.get_device_name()))
+    if peers.left:
+        print(f"not measured within {args.limit:.0f} s: {'; '.join(peers.left)}")
     if args.svg:
         args.svg.write_text(svg(caps, lines))
 
