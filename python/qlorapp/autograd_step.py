@@ -19,6 +19,8 @@ import torch
 from . import _C
 from .batches import Batches
 from .grad_scaler import GradScaler
+from .modeling import CausalLM
+from .out_of_memory import InParts, RandomState, is_out_of_memory, parts_of, release_cached_memory
 from .process_state import ProcessState
 
 _log = logging.getLogger("qlorapp")
@@ -129,6 +131,13 @@ def count_targets(batches: list[Any], count_position_zero: bool) -> int | None:
     return total
 
 
+def tokens_in(batch: Any) -> int:
+    """Tokens of a batch that are no padding; 0 where it has none that can be counted."""
+    if not hasattr(batch, "keys") or "input_ids" not in batch:
+        return 0
+    return int(batch["attention_mask"].sum()) if "attention_mask" in batch else int(batch["input_ids"].numel())
+
+
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -141,6 +150,7 @@ class AutogradStep:
         self._batches = Batches(loader)
         #: Of a run that is resumed in the middle of an epoch, until its loader has drawn what it had drawn before.
         self._generator_state: torch.Tensor | None = None
+        self._in_parts = InParts("trainer", torch.device(trainer._lm.device))
 
     def __call__(
         self, epoch: int, first_batch: int, count: int, rows: Any
@@ -154,27 +164,16 @@ class AutogradStep:
         self._generator_state = None
         if not batches:
             raise ValueError(f"[Trainer] the train dataloader has no batch {first_batch} in epoch {epoch}. Give it a length.")
-        tokens = sum(int(b["attention_mask"].sum()) if "attention_mask" in b else b["input_ids"].numel()
-                     for b in batches if hasattr(b, "keys") and "input_ids" in b)  # fmt: skip
+        tokens = sum(map(tokens_in, batches))
         trainer.current_gradient_accumulation_steps = len(batches)
-        trainer._lm._rebind()
-        core.bind_values()
-        core.zero_grad()
-        loss: Any = None
-        with torch.enable_grad():
-            for i, inputs in enumerate(batches):
-                counted = (targets,) if accepts(trainer.training_step, trainer.model, inputs, targets) else ()
-                part = trainer.training_step(trainer.model, inputs, *counted)
-                loss = part if loss is None else loss + part
-                if i + 1 < len(batches):
-                    handler.call("substep_end", control)
+        loss = self._window(batches, targets)
         optimizer, scaler = trainer.optimizer, trainer._scaler
         if scaler.is_enabled():
             scaler.unscale_(optimizer)
         norm = self._clip(optimizer)
         handler.call("pre_optimizer_step", control)
         rate = float(optimizer.param_groups[0]["lr"])
-        stepped = self._step(optimizer)
+        stepped = self._update(optimizer)
         handler.call("optimizer_step", control)
         if scaler.is_enabled():
             scaler.update()
@@ -184,6 +183,74 @@ class AutogradStep:
             trainer.lr_scheduler.step()
         optimizer.zero_grad()
         return loss.detach().double(), norm, rate, int(targets or 0), tokens, stepped
+
+    def _window(self, batches: list[Any], targets: Any) -> torch.Tensor:
+        """Gradients and loss of a step's micro-batches; taken again from the first one when memory runs out."""
+        trainer, core = self._trainer, self._trainer._core
+        told, in_callback = 0, False
+
+        def attempt() -> torch.Tensor:
+            nonlocal told, in_callback
+            in_callback = False
+            trainer._lm._rebind()
+            core.bind_values()
+            core.zero_grad()
+            loss: Any = None
+            with torch.enable_grad():
+                for i, inputs in enumerate(batches):
+                    for part in self._losses_of(inputs, targets):
+                        loss = part if loss is None else loss + part
+                    if told <= i < len(batches) - 1:
+                        told, in_callback = told + 1, True
+                        trainer.callback_handler.call("substep_end", core.control)
+                        in_callback = False
+            return cast(torch.Tensor, loss)
+
+        def way_out(rows: int) -> str:
+            return self._way_out(rows, max(b["input_ids"].shape[-1] if tokens_in(b) else 0 for b in batches))
+
+        whole = trainer._why_whole(targets)
+        return cast(torch.Tensor, self._in_parts.run(batches, attempt, whole, lambda: not in_callback, way_out))
+
+    def _losses_of(self, inputs: Any, targets: Any) -> list[torch.Tensor]:
+        """The loss of each of its parts, of which there is one until memory has run out. Their dropout is the whole batch's."""
+        trainer = self._trainer
+        parts = parts_of(inputs, self._in_parts.most)
+        native = isinstance(trainer._lm, CausalLM)
+        state = RandomState(trainer._lm.device) if native and len(parts) > 1 else None
+        losses, first_token = [], 0
+        for part in parts:
+            counted = (targets,) if accepts(trainer.training_step, trainer.model, part, targets) else ()
+            with trainer._lm.tokens_before(first_token) if state is not None else contextlib.nullcontext():
+                losses.append(trainer.training_step(trainer.model, part, *counted))
+            if state is not None and part is not parts[-1]:
+                first_token += tokens_in(part)
+                state.restore()  # masks are a function of the batch's seed and a token's place
+        return losses
+
+    def _way_out(self, rows: int, longest: int) -> str:
+        """What helps where so many rows, the longest of so many tokens, do not fit."""
+        args, lm = self._trainer.args, self._trainer._lm
+        if rows > 1:
+            smaller = max(1, rows // 2)
+            return (
+                f"Take per_device_train_batch_size={smaller} and gradient_accumulation_steps="
+                f"{args.gradient_accumulation_steps * -(-rows // smaller)}: the effective batch stays what it is."
+            )
+        if isinstance(lm, CausalLM) and longest > 0:
+            room, eight_bit = _C.memory_for(str(lm.device)), args.optim.endswith("_8bit")
+            return _C.advice_for_one_row(lm.core, longest, optimizer_is_8bit=eight_bit, room=room)
+        return "Shorten the rows (max_length), lower LoRA's r, or call model.gradient_checkpointing_enable()."
+
+    def _update(self, optimizer: torch.optim.Optimizer) -> bool:
+        """_step(), once more if memory runs out where that has changed nothing: ours takes all memory before it writes."""
+        try:
+            return self._step(optimizer)
+        except Exception as error:
+            if not (is_out_of_memory(error) and isinstance(optimizer, ArenaAdamW)):
+                raise
+        release_cached_memory(torch.device(self._trainer._lm.device))
+        return self._step(optimizer)
 
     def _clip(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         limit = self._trainer.args.max_grad_norm

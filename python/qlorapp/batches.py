@@ -57,6 +57,14 @@ def tokens_and_labels(row: Any, name: str, i: int) -> tuple[list[int], list[int]
     return ids, labels
 
 
+def length_of(loader: Any) -> int | None:
+    """Batches of a data loader, where that is known: one over a stream has a __len__ that fails."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
 def is_stream(dataset: Any) -> bool:
     """Rows that come one after another, nobody knows how many."""
     return dataset is not None and not hasattr(dataset, "__len__")

@@ -9,6 +9,7 @@ import torch
 
 from . import _C
 from .modeling import CausalLM
+from .out_of_memory import is_out_of_memory
 from .peft import PeftModel
 from .peft_config import LoraConfig
 from .quantization import BitsAndBytesConfig, as_dtype
@@ -202,10 +203,8 @@ def find_max_batch_size(
 def _fits(core: _C.CausalLM, device: torch.device, batch: int, length: int, room: int, eight_bit: bool) -> bool:
     try:
         return _C.probe_step(core, batch, length, optimizer_is_8bit=eight_bit) <= room
-    except torch.OutOfMemoryError:
-        return False
-    except RuntimeError as error:  # a CPU's allocator has words, no type
-        if "can't allocate memory" not in str(error):
+    except Exception as error:
+        if not is_out_of_memory(error):
             raise
         return False
     finally:

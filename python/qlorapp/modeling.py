@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """CausalLM: the C++ model as a torch.nn.Module with Hugging Face's names and semantics. auto_model.py loads it."""
 
+import contextlib
 import inspect
 import logging
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ class CausalLM(TransformersMethods, ModelAdapters, Fixed):
     #: Hugging Face's tree (module_tree.build).
     model: Any
     lm_head: Any
+    _tokens_before = 0
 
     def __init__(
         self,
@@ -140,6 +142,15 @@ class CausalLM(TransformersMethods, ModelAdapters, Fixed):
 
     # --- computing
 
+    @contextlib.contextmanager
+    def tokens_before(self, count: int) -> Iterator[None]:
+        """What is computed inside is the part of a batch behind so many tokens: dropout drops what it would drop in the whole."""
+        self._tokens_before = count
+        try:
+            yield
+        finally:
+            self._tokens_before = 0
+
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -176,7 +187,13 @@ class CausalLM(TransformersMethods, ModelAdapters, Fixed):
             _C.log_warning_once(
                 "[forward] labels on padding are left out of the loss, as -100 is; transformers would learn to predict padding from them."
             )
-        seed = seed_from_torch() if self.training and core.lora_dropout > 0 else 0
+        batch.first_token = self._tokens_before
+        drops = core.lora_dropout > 0
+        if drops and any(m.training != self.training for m in self.modules() if isinstance(m, module_tree.Dropout)):
+            _C.log_warning_once(
+                "[forward] train() or eval() of a single Dropout has no effect: that of the model decides for all of them."
+            )
+        seed = seed_from_torch() if self.training and drops else 0
         hidden = core.hidden_states(batch, self.training, seed)
         loss = None
         if labels is not None:

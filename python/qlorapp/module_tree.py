@@ -9,7 +9,7 @@ them would never run during the model's forward pass, and are refused, as edits 
 import collections
 import json
 import logging
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -19,6 +19,7 @@ from .edits import Fixed, ModuleDict, ModuleList, Scaling, place
 from .precision import own_dtypes
 
 _log = logging.getLogger("qlorapp")
+_S = TypeVar("_S", bound="_Shown")
 
 
 def _refused(method: str) -> Any:
@@ -49,11 +50,27 @@ def _refused(method: str) -> Any:
 class _Shown(Fixed):
     """A module that shows what C++ computes with."""
 
+    #: Whether its weight is of the base model, which C++ has loaded. Parameters of adapters may be replaced.
+    _is_base = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight" and self._is_base and value is not self._parameters.get(name):
+            raise NotImplementedError(
+                f"[modules] weight of {type(self).__name__} cannot be replaced: C++ computes with the tensor that it has loaded. Write into it "
+                "(module.weight.data.copy_(…)), or load a checkpoint that holds the other one."
+            )
+        super().__setattr__(name, value)
+
     register_forward_hook = _refused("register_forward_hook")
     register_forward_pre_hook = _refused("register_forward_pre_hook")
     register_full_backward_hook = _refused("register_full_backward_hook")
     register_full_backward_pre_hook = _refused("register_full_backward_pre_hook")
     register_backward_hook = _refused("register_backward_hook")
+
+
+def _of_the_base(module: _S) -> _S:
+    module._is_base = True
+    return module
 
 
 class Linear(_Shown, torch.nn.Linear):
@@ -66,6 +83,8 @@ class Embedding(_Shown, torch.nn.Embedding):
 
 class RMSNorm(_Shown, torch.nn.RMSNorm):
     """torch's, shown."""
+
+    _constants = {"eps": "C++ computes with rms_norm_eps of config.json, which chooses it."}  # noqa: RUF012
 
 
 class Dropout(_Shown, torch.nn.Dropout):
@@ -155,9 +174,10 @@ def check_targets(target_modules: Any, root: torch.nn.Module) -> None:
 
 def linear(weight: "torch.Tensor | _C.QuantizedTensor") -> torch.nn.Module:
     if isinstance(weight, _C.QuantizedTensor):
-        return Linear4bit(weight)
+        return _of_the_base(Linear4bit(weight))
     module = Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     module.weight = torch.nn.Parameter(weight, requires_grad=False)
+    _of_the_base(module)
     return module
 
 
@@ -275,7 +295,7 @@ def _holding(parameter: torch.nn.Parameter) -> Linear:
 def _norm(weight: torch.Tensor, eps: float) -> RMSNorm:
     module = RMSNorm(weight.shape[0], eps=eps, device="meta")
     module.weight = torch.nn.Parameter(weight, requires_grad=False)
-    return module
+    return _of_the_base(module)
 
 
 class Group(_Shown):
@@ -291,9 +311,9 @@ def build(root: Any, core: _C.CausalLM, rms_norm_eps: float) -> None:
         if leaf == "embed_tokens":
             embedding = Embedding(weight.shape[0], weight.shape[1], device="meta")
             embedding.weight = torch.nn.Parameter(weight, requires_grad=False)
-            parent.add_module(leaf, embedding)
+            parent.add_module(leaf, _of_the_base(embedding))
         elif leaf == "lm_head" and core.tied:
-            root.lm_head = _holding(root.model.embed_tokens.weight)
+            root.lm_head = _of_the_base(_holding(root.model.embed_tokens.weight))
         elif leaf.endswith("norm"):
             parent.add_module(leaf, _norm(weight, rms_norm_eps))
         else:

@@ -13,6 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from .autograd_step import count_targets
+from .batches import length_of
+from .out_of_memory import InParts, parts_of
+
 _log = logging.getLogger("qlorapp")
 
 
@@ -95,6 +99,49 @@ def _rows_in(batch: Any) -> int:
     return 1
 
 
+def _joined(values: list[Any]) -> Any:
+    """What parts of a batch gave, as the batch would have: tensors one after the other on the host, at any depth."""
+    first = values[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat([value.cpu() for value in values])
+    if isinstance(first, (list, tuple)):
+        return type(first)(_joined([value[i] for value in values]) for i in range(len(first)))
+    return first
+
+
+def predicted(trainer: Any, in_parts: InParts, inputs: Any, only_loss: bool, ignore_keys: Any) -> tuple[Any, Any, Any]:
+    """(loss, preprocessed logits, labels) of a batch, in parts where it does not fit whole."""
+
+    def of_part(part: Any) -> tuple[Any, Any, Any]:
+        loss, logits, labels = trainer.prediction_step(trainer.model, part, only_loss, ignore_keys=ignore_keys)
+        if logits is not None and trainer.preprocess_logits_for_metrics is not None:
+            logits = trainer.preprocess_logits_for_metrics(logits, labels)
+        return loss, logits, labels
+
+    def attempt() -> tuple[Any, Any, Any]:
+        parts = parts_of(inputs, in_parts.most)
+        if len(parts) == 1:
+            return of_part(inputs)
+        results = []
+        for part in parts:
+            loss, logits, labels = of_part(part)
+            results.append((loss, _joined([logits]), _joined([labels])))
+        loss = None
+        if results[0][0] is not None:
+            counts = [count_targets([part], trainer.args.count_position_zero) or 0 for part in parts]
+            weights = [count / max(1, sum(counts)) for count in counts]
+            loss = sum(result[0] * weight for result, weight in zip(results, weights, strict=True))
+        return loss, _joined([result[1] for result in results]), _joined([result[2] for result in results])
+
+    result: tuple[Any, Any, Any] = in_parts.run(
+        [inputs], attempt, trainer._why_predicted_whole(inputs), lambda: True, lambda rows: _WAY_OUT
+    )
+    return result
+
+
+_WAY_OUT = "Lower per_device_eval_batch_size, give preprocess_logits_for_metrics, or shorten the rows."
+
+
 def run(trainer: Any, loader: Any, prediction_loss_only: bool, ignore_keys: Any, prefix: str, keep: bool) -> EvalLoopOutput:
     """Trainer.evaluation_loop. keep: predictions and labels are returned, with compute_metrics or without."""
     args = trainer.args
@@ -103,25 +150,24 @@ def run(trainer: Any, loader: Any, prediction_loss_only: bool, ignore_keys: Any,
     trainer.model.eval()
     losses, predictions, labels_of, inputs_of = [], [], [], []
     weighted, tokens, samples, metrics = 0.0, 0, 0, None
-    batches = list(range(len(loader))) if hasattr(loader, "__len__") else None
+    batches = length_of(loader)
+    in_parts = InParts("evaluate", torch.device(trainer._lm.device))
     try:
         for step, inputs in enumerate(loader):
             rows = _rows_in(inputs)
             samples += rows
-            loss, logits, labels = trainer.prediction_step(trainer.model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
+            loss, logits, labels = predicted(trainer, in_parts, inputs, prediction_loss_only, ignore_keys)
             if loss is not None:
                 mean = float(loss.mean())
                 losses += [mean] * rows
                 if isinstance(labels_given := inputs.get("labels"), torch.Tensor) and math.isfinite(mean):
                     count = int((labels_given[..., 1:] != -100).sum())
                     weighted, tokens = weighted + mean * count, tokens + count
-            if logits is not None and trainer.preprocess_logits_for_metrics is not None:
-                logits = trainer.preprocess_logits_for_metrics(logits, labels)
             trainer.callback_handler.call("prediction_step", trainer.control)
             if args.batch_eval_metrics and trainer.compute_metrics is not None and not keep:
                 if logits is not None and labels is not None:
                     extra = {"inputs": inputs if "inputs" in wanted else None, "losses": loss if "loss" in wanted else None}
-                    last = batches is not None and step == len(batches) - 1
+                    last = batches is not None and step == batches - 1
                     metrics = trainer.compute_metrics(EvalPrediction(logits, labels, **extra), compute_result=last)
                 continue
             if logits is not None:

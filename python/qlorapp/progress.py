@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Any
 
+from .batches import length_of
 from .trainer_callback import TrainerCallback
 
 
@@ -42,8 +43,7 @@ class ProgressCallback(TrainerCallback):
         if self.prediction_bar is None:
             from tqdm import tqdm
 
-            total = len(eval_dataloader) if hasattr(eval_dataloader, "__len__") else None
-            self.prediction_bar = tqdm(total=total, leave=self.training_bar is None, dynamic_ncols=True)
+            self.prediction_bar = tqdm(total=length_of(eval_dataloader), leave=self.training_bar is None, dynamic_ncols=True)
         self.prediction_bar.update(1)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

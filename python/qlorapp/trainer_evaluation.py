@@ -8,7 +8,7 @@ import torch
 
 from . import prediction
 from .autograd_step import count_targets, overridden
-from .batches import rows_of
+from .batches import length_of, rows_of
 from .foreign_model import ForeignModel
 from .prediction import EvalLoopOutput, PredictionOutput
 from .trainer_parts import TrainerParts
@@ -52,20 +52,25 @@ class EvaluationMethods(TrainerParts):
             start = time.time()
             only_loss = True if self.compute_metrics is None else None
             output = self.evaluation_loop(loader, "Evaluation", only_loss, ignore_keys, metric_key_prefix)
-            steps = (
-                len(loader) if hasattr(loader, "__len__") else -(-output.num_samples // self.args.per_device_eval_batch_size)
-            )
-            metrics = output.metrics | prediction.speed(metric_key_prefix, start, output.num_samples, steps)
+            metrics = output.metrics | prediction.speed(metric_key_prefix, start, output.num_samples, self._steps_of(loader, output))
         else:
             if rows is None:
                 raise ValueError("[Trainer] evaluation needs an eval_dataset.")
-            self.eval_dataloader = None
+            self._show_eval_batches(rows)
             own = eval_dataset is None and self._has_eval_rows
             metrics = self._core.metrics_of(None if own else rows_of(rows, "eval_dataset"), metric_key_prefix)
         self.log(metrics)
         self.control.should_evaluate = False
         self.callback_handler.call("evaluate", self.control, metrics=metrics)
         return metrics
+
+    def _steps_of(self, loader: Any, output: EvalLoopOutput) -> int:
+        return length_of(loader) or -(-output.num_samples // self.args.per_device_eval_batch_size)
+
+    def _show_eval_batches(self, rows: Any) -> None:
+        """For callbacks, which ask for the number of batches: C++ makes its own of as many rows."""
+        batch_size = self.args.per_device_eval_batch_size
+        self.eval_dataloader = torch.utils.data.DataLoader(rows, batch_size, collate_fn=self._collate())
 
     def evaluation_loop(
         self,
@@ -96,6 +101,13 @@ class EvaluationMethods(TrainerParts):
                 return loss, None, None
             return loss, outputs["logits"].detach(), labels
 
+    def _why_predicted_whole(self, inputs: Any) -> str | None:
+        """Why a batch's prediction is not those of its parts; None if it is."""
+        if overridden(self, EvaluationMethods, ("prediction_step",)):
+            return "prediction_step is overridden"
+        labels = inputs.get("labels") if hasattr(inputs, "get") else None
+        return None if labels is None else self._why_whole(count_targets([inputs], self.args.count_position_zero))
+
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
@@ -103,7 +115,7 @@ class EvaluationMethods(TrainerParts):
         loader = self.eval_dataloader = self.get_test_dataloader(test_dataset)
         start = time.time()
         output = self.evaluation_loop(loader, "Prediction", None, ignore_keys, metric_key_prefix)
-        metrics = output.metrics | prediction.speed(metric_key_prefix, start, output.num_samples, len(loader))
+        metrics = output.metrics | prediction.speed(metric_key_prefix, start, output.num_samples, self._steps_of(loader, output))
         self.callback_handler.call("predict", self.control, metrics=metrics)
         return PredictionOutput(output.predictions, output.label_ids, metrics)
 

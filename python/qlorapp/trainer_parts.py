@@ -57,6 +57,7 @@ class TrainerParts:
     evaluate: Callable[..., dict[str, float]]
     _core_arguments: Callable[[], str]
     _loss_of: Callable[..., Any]
+    _why_whole: Callable[[Any], str | None]
     _remove_unused_columns: Callable[..., Any]
     _collate: Callable[[], Callable[[list[Any]], Any]]
 

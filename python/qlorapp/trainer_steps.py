@@ -187,15 +187,31 @@ class StepMethods(TrainerParts):
         """Is the loss that was just computed a share of the window's, or the mean of its micro-batch?"""
         if self.loss_is_scaled_for_ga is not None:
             return self.loss_is_scaled_for_ga
-        if self._loss_was_scaled or (
-            overridden(self, StepMethods, ("compute_loss",)) and takes(self.compute_loss, "num_items_in_batch")
-        ):
+        if self._loss_was_scaled or self._promises_a_share():
             return True
         self._say_once(
             "compute_loss does not divide by num_items_in_batch: its loss is taken for the mean of a micro-batch, and averaged "
             "over those of a step."
         )
         return False
+
+    def _promises_a_share(self) -> bool:
+        """An overridden compute_loss that asks for the window's count divides by it, by transformers' contract."""
+        return overridden(self, StepMethods, ("compute_loss",)) and takes(self.compute_loss, "num_items_in_batch")
+
+    def _why_whole(self, targets: Any) -> str | None:
+        """Why a batch's loss is not the sum of its parts'; None if it is."""
+        if targets is None:
+            return "its labels cannot be counted"
+        if not accepts(self.training_step, self.model, None, targets):
+            return "training_step does not take num_items_in_batch"
+        if overridden(self, StepMethods, ("compute_loss",)):
+            shared = self.loss_is_scaled_for_ga if self.loss_is_scaled_for_ga is not None else self._promises_a_share()
+            return None if shared else "compute_loss does not divide by num_items_in_batch"
+        if self.compute_loss_func is not None:
+            counts = accepts(self.compute_loss_func, None, None, num_items_in_batch=targets)
+            return None if counts else "compute_loss_func does not take num_items_in_batch"
+        return None if self.model_accepts_loss_kwargs else f"{type(self._lm.lm).__name__} averages its loss itself"
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None

@@ -114,6 +114,9 @@ LoraConfig lora_config_from(const std::string& json) {
 void bind_model(py::module_& m) {
   py::class_<UnpaddedBatch>(m, "UnpaddedBatch", "A padded batch without its padding; include/qlorapp/data/collate.hpp.")
       .def_property_readonly("target_count", [](const UnpaddedBatch& self) { return self.batch.target_count; })
+      .def_property(
+          "first_token", [](const UnpaddedBatch& self) { return self.batch.first_token; },
+          [](UnpaddedBatch& self, int64_t token) { self.batch.first_token = token; }, "Of a batch that is a part of another.")
       .def_readonly("ignored_padding_labels", &UnpaddedBatch::ignored_padding_labels)
       .def("pad", &UnpaddedBatch::pad, py::arg("values"), py::arg("fill") = 0.0, NoGil());
 

@@ -285,6 +285,21 @@ def test_logging_nan_inf_filter_is_about_the_mean_of_an_evaluation(folder, tmp_p
     assert math.isnan(trainer.evaluate()["eval_loss"]) != filtered
 
 
+class InPython(qlorapp.Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+
+@pytest.mark.parametrize("kind", [qlorapp.Trainer, InPython])
+def test_count_position_zero_divides_by_each_rows_first_label_too(folder, tmp_path, kind):
+    data = [{**row, "labels": row["input_ids"]} for row in rows(12)]  # one step
+    tokens = sum(len(row["input_ids"]) for row in data)
+    by_targets, older = (
+        losses(trained(folder, tmp_path, kind, data=data, max_steps=1, count_position_zero=count))[0] for count in (False, True)
+    )
+    assert older == pytest.approx(by_targets * (tokens - 12) / tokens, rel=1e-4)
+
+
 def test_a_callback_may_stop_an_epoch_save_evaluate_and_log(folder, tmp_path):
     class Asks(qlorapp.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory runs out in a step or an evaluation that Python computes: it is taken again in parts, and nothing of the run changes."""
+
+import logging
+
+import numpy as np
+import pytest
+import qlorapp
+import test_foreign_trainer
+import torch
+from qlorapp.out_of_memory import InParts, is_out_of_memory, parts_of, rows_in
+from tiny_llama import folder  # noqa: F401  (a fixture)
+from tiny_trainer import adapters, losses, rows, trained
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import BatchEncoding
+
+WORDS = "CUDA out of memory. Tried to allocate 20.00 MiB."
+
+
+class Failing(TorchDispatchMode):
+    """Torch's operations, one of which finds no memory."""
+
+    def __init__(self, at=0):
+        super().__init__()
+        self.at, self.count, self.failures = at, 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        if self.count == self.at:
+            self.failures += 1
+            raise torch.OutOfMemoryError(WORDS)
+        return func(*args, **(kwargs or {}))
+
+
+class Small:
+    """A device that holds no more than so many rows."""
+
+    most, tried = 0, ()
+
+    def check(self, inputs):
+        self.tried = (*self.tried, len(inputs["input_ids"]))
+        if self.most and len(inputs["input_ids"]) > self.most:
+            raise torch.OutOfMemoryError(WORDS)
+
+
+class InPython(qlorapp.Trainer):
+    """Forward and backward run through a mode that fails at some operation."""
+
+    mode = Failing()
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        with self.mode:
+            return super().training_step(model, inputs, num_items_in_batch)
+
+
+class Tight(qlorapp.Trainer, Small):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        self.check(inputs)
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+
+def same(run, other, bound=1e-6):
+    assert losses(run) == pytest.approx(losses(other), rel=bound)
+    norm = sum(value.square().sum() for value in adapters(other).values()).sqrt()
+    apart = sum((value - adapters(run)[name]).square().sum() for name, value in adapters(other).items()).sqrt()
+    assert apart <= 10 * bound * norm
+    for a, b in zip(run.state.log_history, other.state.log_history, strict=True):
+        assert a.get("learning_rate") == b.get("learning_rate") and a["step"] == b["step"]
+
+
+SHORT = {"lora": {"lora_dropout": 0.25}, "max_steps": 2}  # the masks stay what they were
+
+
+def test_a_failure_at_any_operation_of_a_step_changes_nothing(folder, tmp_path, monkeypatch, caplog):
+    counted = Failing()
+    monkeypatch.setattr(InPython, "mode", counted)
+    plain = trained(folder, tmp_path, InPython, **SHORT)
+    assert counted.count > 500
+    for at in range(1, counted.count, counted.count // 17):
+        failing = Failing(at)
+        monkeypatch.setattr(InPython, "mode", failing)
+        caplog.clear()
+        run = trained(folder, tmp_path, InPython, **SHORT)
+        assert failing.failures == 1, at
+        same(run, plain)
+        said = [record.getMessage() for record in caplog.records if "out of memory" in record.getMessage()]
+        assert said == [
+            f"[trainer] out of memory with 4 rows at once ({WORDS}). From here on batches are taken in parts of at most 2, with the same result."
+        ]
+
+
+@pytest.mark.parametrize("most", [3, 1])
+def test_parts_become_small_enough_and_stay_so(folder, tmp_path, monkeypatch, most):
+    plain = trained(folder, tmp_path, Tight, **SHORT)
+    monkeypatch.setattr(Tight, "most", most)
+    run = trained(folder, tmp_path, Tight, **SHORT)
+    same(run, plain)
+    held = {3: 2, 1: 1}[most]
+    assert run.tried[: 3 - most] == (4, 2)[: 3 - most] or most == 3
+    assert set(run.tried[-6:]) == {held}
+
+
+def test_a_foreign_model_takes_its_batches_in_parts(tmp_path, monkeypatch):
+    phi = test_foreign_trainer.write(tmp_path / "phi")
+    plain = test_foreign_trainer.ours(phi, tmp_path, Tight)
+    monkeypatch.setattr(Tight, "most", 2)
+    run = test_foreign_trainer.ours(phi, tmp_path, Tight)
+    assert losses(run) == pytest.approx(losses(plain), rel=1e-5)
+    evaluated = [[e["eval_loss"] for e in r.state.log_history if "eval_loss" in e] for r in (run, plain)]
+    assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-5) and len(evaluated[0]) == 2
+
+
+def test_logits_and_metrics_are_those_of_whole_batches(folder, tmp_path, monkeypatch):
+    def metrics(prediction):
+        return {"sum": np.abs(np.where(prediction.predictions == -100, 0, prediction.predictions)).sum(), "rows": len(prediction.label_ids)}
+
+    def evaluated(most, **options):
+        monkeypatch.setattr(Tight, "most", most)
+        more = {"eval_dataset": rows(11, seed=4), "compute_metrics": metrics}
+        run = trained(folder, tmp_path, Tight, more=more, max_steps=1, per_device_train_batch_size=1, per_device_eval_batch_size=8, **options)
+        return run.evaluate(), run.predict(rows(11, seed=4))
+
+    (whole, predicted), (parts, in_parts) = evaluated(0), evaluated(3)
+    for key in ("eval_loss", "eval_loss_token_weighted", "eval_sum", "eval_rows"):
+        assert parts[key] == pytest.approx(whole[key], rel=1e-6), key
+    assert in_parts.predictions.shape == predicted.predictions.shape
+    assert np.allclose(in_parts.predictions, predicted.predictions, rtol=1e-5, atol=1e-5)
+    assert (in_parts.label_ids == predicted.label_ids).all()
+
+
+def test_a_loss_that_is_no_sum_is_not_taken_apart(folder, tmp_path, monkeypatch):
+    class Mean(Tight):
+        def compute_loss(self, model, inputs, return_outputs=False):
+            self.check(inputs)
+            return qlorapp.Trainer.compute_loss(self, model, inputs, return_outputs)
+
+    monkeypatch.setattr(Mean, "most", 2)
+    with pytest.raises(torch.OutOfMemoryError) as error:
+        trained(folder, tmp_path, Mean, max_steps=1)
+    assert str(error.value) == (
+        "[trainer] out of memory with 4 rows at once. They cannot be taken in parts: compute_loss does not divide by num_items_in_batch. "
+        f"Take per_device_train_batch_size=2 and gradient_accumulation_steps=6: the effective batch stays what it is. {WORDS}"
+    )
+
+
+def test_a_row_that_does_not_fit_says_what_would_help(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(Small, "check", lambda self, inputs: (_ for _ in ()).throw(torch.OutOfMemoryError(WORDS)))
+    with pytest.raises(torch.OutOfMemoryError, match=r"out of memory with one row at once\. .*") as error:
+        trained(folder, tmp_path, Tight, max_steps=1)
+    assert WORDS in str(error.value) and "at once.  " not in str(error.value)
+
+
+def test_what_a_callback_fails_with_is_its_own(folder, tmp_path):
+    class Callback(qlorapp.TrainerCallback):
+        calls = 0
+
+        def on_substep_end(self, args, state, control, **kwargs):
+            Callback.calls += 1
+            raise torch.OutOfMemoryError("mine")
+
+    with pytest.raises(torch.OutOfMemoryError, match="^mine$"):
+        trained(folder, tmp_path, InPython, more={"callbacks": [Callback()]}, max_steps=1)
+    assert Callback.calls == 1
+
+
+def test_an_update_is_taken_once_more(folder, tmp_path, monkeypatch):
+    plain = trained(folder, tmp_path, InPython, max_steps=2)
+    calls = []
+    step = qlorapp.autograd_step.ArenaAdamW.step
+
+    def failing(self, closure=None):
+        calls.append(len(calls))
+        if len(calls) == 2:
+            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.")
+        return step(self, closure)
+
+    monkeypatch.setattr(qlorapp.autograd_step.ArenaAdamW, "step", failing)
+    same(trained(folder, tmp_path, InPython, max_steps=2), plain, 0)
+    assert len(calls) == 3
+
+
+def test_which_batches_can_be_taken_apart():
+    batch = BatchEncoding({"input_ids": torch.arange(10).view(5, 2), "labels": torch.arange(5), "names": list("abcde"), "scale": torch.tensor(2.0)})
+    assert rows_in(batch) == 5
+    parts = parts_of(batch, 2)
+    assert [part.input_ids.tolist() for part in parts] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9]]]
+    assert parts[2]["names"] == ["e"] and parts[1]["scale"] is batch["scale"] and isinstance(parts[0], BatchEncoding)
+    assert parts_of(batch, 0) == [batch] and parts_of(batch, 5) == [batch]
+    for whole in ({"input_ids": torch.zeros(2, 3), "pixel_values": torch.zeros(7, 3)}, [torch.zeros(2)], {"scale": 1.0}):
+        assert rows_in(whole) is None and parts_of(whole, 1) == [whole]
+
+
+def test_only_a_failed_allocation_is_repeated():
+    assert is_out_of_memory(MemoryError()) and is_out_of_memory(RuntimeError("CUDA error: out of memory"))
+    assert not is_out_of_memory(RuntimeError("device-side assert")) and not is_out_of_memory(ValueError("out of memory"))
+    calls = []
+
+    def attempt():
+        calls.append(1)
+        raise RuntimeError("shape")
+
+    with pytest.raises(RuntimeError, match="shape"):
+        InParts("trainer", torch.device("cpu")).run([{"a": torch.zeros(4)}], attempt, None, lambda: True, str)
+    assert len(calls) == 1
+
+
+def test_nothing_of_a_failed_attempt_is_held(caplog):
+    caplog.set_level(logging.WARNING, "qlorapp")
+    alive, parts = [], InParts("trainer", torch.device("cpu"))
+
+    def attempt():
+        import weakref
+
+        taken = torch.zeros(1000)
+        if parts.most == 0:
+            alive.append(weakref.ref(taken))
+            raise torch.OutOfMemoryError(WORDS)
+        return alive[0]() is None
+
+    assert parts.run([{"a": torch.zeros(4)}], attempt, None, lambda: True, str)
