@@ -218,12 +218,7 @@ Probe measure(const PlanOptions& options, const PlanSettings& settings, const Me
   const Bytes loaded{loading->peak()};
   loading.reset();
   model.add_adapters(settings.lora, 0, kDefaultAdapter, checkpoint_weights(options.model));
-  if (!settings.segments.empty()) model.set_segments(settings.segments);
-  model.set_memory(settings.memory);
-  model.set_deterministic(settings.deterministic);
-  model.set_float8(settings.float8);
-  Probe probe = probe_step(model, {settings.batch, settings.length, settings.accumulation, settings.eval_batch,
-                                   settings.optimizer_is_8bit, /*records=*/true});
+  Probe probe = probe_planned(model, settings, /*records=*/true);
   const auto line = [](const char* what, Bytes measured, Bytes planned) {
     std::printf("%s: measured %s, planned %s, %+.2f %%\n", what, to_string(measured).c_str(), to_string(planned).c_str(),
                 100 * (static_cast<double>(planned.count) / static_cast<double>(measured.count) - 1));

@@ -92,34 +92,6 @@ std::shared_ptr<Planned> plan_loaded(const CausalLM& model, const std::string& a
   return planned(fit_arguments(model, args, args.max_length, args.eval_strategy != "no").settings, room);
 }
 
-/// How a step is to be taken, as a model is told.
-struct Told {
-  std::vector<Segment> segments;
-  MemorySettings memory;
-  bool deterministic, float8;
-
-  void tell(CausalLM& model) const {
-    if (!segments.empty()) model.set_segments(segments);
-    model.set_memory(memory);
-    model.set_deterministic(deterministic);
-    model.set_float8(float8);
-  }
-};
-
-/// Takes the step that was planned; the model is told otherwise for that long.
-Probe probe_planned(CausalLM& model, const PlanSettings& s) {
-  const Told before{model.segments(), model.memory(), model.deterministic(), model.float8()};
-  try {
-    Told{s.segments, s.memory, s.deterministic, s.float8}.tell(model);
-    Probe probe = probe_step(model, {s.batch, s.length, s.accumulation, s.eval_batch, s.optimizer_is_8bit, /*records=*/true});
-    before.tell(model);
-    return probe;
-  } catch (...) {
-    before.tell(model);
-    throw;
-  }
-}
-
 std::map<std::string, int64_t> by_name(const MemoryParts& parts) {
   std::map<std::string, int64_t> named;
   for (size_t i = 0; i < parts.size(); ++i) named.emplace(ops::to_string(static_cast<ops::MemoryUse>(i)), parts[i].count);
@@ -156,7 +128,7 @@ void bind_plan(py::module_& m) {
           "measured",
           [](const Planned& self) { return self.probe.moments.empty() ? std::nullopt : std::optional(self.probe.peak.count); })
       .def(
-          "measure", [](Planned& self, CausalLM& model) { self.probe = probe_planned(model, self.settings); }, py::arg("model"),
+          "measure", [](Planned& self, CausalLM& model) { self.probe = probe_planned(model, self.settings, /*records=*/true); }, py::arg("model"),
           NoGil())
       .def(
           "curve",

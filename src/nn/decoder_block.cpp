@@ -7,6 +7,7 @@
 #include <cmath>
 #include <utility>
 
+#include "columns.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/nn/float8_stack.hpp"
 #include "qlorapp/ops/attention.hpp"
@@ -16,9 +17,6 @@
 
 namespace qlorapp {
 namespace {
-
-/// Columns [begin, begin + width) of a (M, N) buffer.
-at::Tensor columns(const at::Tensor& buffer, int64_t begin, int64_t width) { return buffer.narrow(1, begin, width); }
 
 /// (M, heads·d) columns of a packed buffer as (M, heads, d), without a copy.
 at::Tensor as_heads(const at::Tensor& buffer, int64_t begin, int64_t heads, int64_t head_dim) {

@@ -8,16 +8,11 @@
 
 #include <ATen/ATen.h>
 
+#include "columns.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/nn/float8_stack.hpp"
 
 namespace qlorapp {
-namespace {
-
-/// Columns [begin, begin + width) of a (M, N) buffer.
-at::Tensor columns(const at::Tensor& buffer, int64_t begin, int64_t width) { return buffer.narrow(1, begin, width); }
-
-}  // namespace
 
 const LoraAdapter* DecoderBlock::adapter(Projection projection) const {
   const auto& found = adapters_[qlorapp::index(projection)];

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/memory/batch_finder.hpp"
 #include "qlorapp/ops/adamw.hpp"
 #include "qlorapp/ops/memory_tape.hpp"
 #include "qlorapp/train/clip.hpp"
@@ -25,6 +26,13 @@ struct ZeroGradients {
 Batch batch_of(const CausalLM& model, int64_t rows, int64_t length) {
   const auto options = at::TensorOptions().dtype(at::kLong).device(model.device());
   return Batch::of_equal_rows(at::arange(rows * length, options).remainder_(model.config().vocab_size).view({rows, length}));
+}
+
+void take_steps_as(CausalLM& model, const PlanSettings& settings) {
+  if (!settings.segments.empty()) model.set_segments(settings.segments);
+  model.set_memory(settings.memory);
+  model.set_deterministic(settings.deterministic);
+  model.set_float8(settings.float8);
 }
 
 }  // namespace
@@ -76,6 +84,20 @@ Probe probe_step(CausalLM& model, const ProbeOptions& options) {
     }
   }
   return {{memory.peak()}, Bytes{memory.peak()} - before, memory.moments()};
+}
+
+Probe probe_planned(CausalLM& model, const PlanSettings& settings, bool records) {
+  const PlanSettings before = settings_of(model);
+  try {
+    take_steps_as(model, settings);
+    Probe probe = probe_step(model, {settings.batch, settings.length, settings.accumulation, settings.eval_batch,
+                                     settings.optimizer_is_8bit, records});
+    take_steps_as(model, before);
+    return probe;
+  } catch (...) {
+    take_steps_as(model, before);
+    throw;
+  }
 }
 
 }  // namespace qlorapp

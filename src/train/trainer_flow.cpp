@@ -75,6 +75,7 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
   if (args_.eval_on_start) callbacks_.evaluate ? callbacks_.evaluate() : evaluate();
   while (state_.global_step < max_steps_ && state_.cursor.epoch < epochs_ && !control_.should_training_stop) run_epoch();
   read_losses();
+  if (graphs_) log_info(concat("cuda_graphs: ", graphs_->replayed(), " micro-steps of this trainer were one launch each"));
   TrainOutput output{state_.global_step, state_.global_step > 0 ? state_.loss_sum / static_cast<double>(state_.global_step) : 0.0,
                      summary(seconds_since(begin), first_step)};
   log(output.metrics, false);

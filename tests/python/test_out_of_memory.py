@@ -63,7 +63,7 @@ def same(run, other, bound=1e-6):
     assert losses(run) == pytest.approx(losses(other), rel=bound)
     norm = sum(value.square().sum() for value in adapters(other).values()).sqrt()
     apart = sum((value - adapters(run)[name]).square().sum() for name, value in adapters(other).items()).sqrt()
-    assert apart <= 10 * bound * norm
+    assert apart <= 30 * bound * norm  # the first steps of AdamW go by signs, those of gradients next to zero included
     for a, b in zip(run.state.log_history, other.state.log_history, strict=True):
         assert a.get("learning_rate") == b.get("learning_rate") and a["step"] == b["step"]
 

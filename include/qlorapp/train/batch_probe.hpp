@@ -7,6 +7,7 @@
 
 #include "qlorapp/core/units.hpp"
 #include "qlorapp/memory/measured_memory.hpp"
+#include "qlorapp/memory/planner.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
 
 namespace qlorapp {
@@ -30,6 +31,10 @@ struct Probe {
 /// parameter changes; gradients are zero afterwards.
 /// @throws ValueError if there are no adapters or a size is not positive; c10::OutOfMemoryError from a GPU that is too small.
 [[nodiscard]] Probe probe_step(CausalLM& model, const ProbeOptions& options);
+
+/// The same of the step that was planned: what blocks keep, memory settings, determinism and eight bits are as in the settings for that
+/// long, whatever the model was told before.
+[[nodiscard]] Probe probe_planned(CausalLM& model, const PlanSettings& settings, bool records);
 
 /// A model's weights and its adapters' values and gradients, on its device.
 [[nodiscard]] Bytes resident_bytes(const CausalLM& model);
