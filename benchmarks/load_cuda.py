@@ -291,7 +291,7 @@ class Bench:
                         fields = json.loads(line)
                 if fields.get("event") == "trainable":
                     result |= fields
-                elif "loss" in line or fields.get("event") == "step":
+                elif ("loss" in line and not line.startswith("plan:")) or fields.get("event") == "step":
                     result.setdefault("first_step", now)
             if process.wait():
                 log.seek(0)

@@ -20,7 +20,7 @@ from . import _C
 from .batches import Batches
 from .grad_scaler import GradScaler
 from .modeling import CausalLM
-from .out_of_memory import InParts, RandomState, is_out_of_memory, parts_of, release_cached_memory
+from .out_of_memory import InParts, RandomState, Work, first_line, is_out_of_memory, parts_of, release_cached_memory
 from .process_state import ProcessState
 
 _log = logging.getLogger("qlorapp")
@@ -142,6 +142,94 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+class _Window(Work):
+    """Forward and backward over a step's micro-batches, and the clipped gradients' norm."""
+
+    def __init__(self, trainer: Any, batches: list[Any], targets: Any, in_parts: InParts) -> None:
+        self.batches = batches
+        self._trainer, self._targets, self._in_parts = trainer, targets, in_parts
+        self._told, self._in_callback = 0, False
+
+    def attempt(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(loss, norm)."""
+        trainer, core = self._trainer, self._trainer._core
+        trainer._lm._rebind()
+        core.bind_values()
+        core.zero_grad()
+        loss: Any = None
+        with torch.enable_grad():
+            for i, inputs in enumerate(self.batches):
+                for part in self._losses_of(inputs):
+                    loss = part if loss is None else loss + part
+                if self._told <= i < len(self.batches) - 1:
+                    self._told, self._in_callback = self._told + 1, True
+                    trainer.callback_handler.call("substep_end", core.control)
+                    self._in_callback = False
+        if trainer._scaler.is_enabled():
+            trainer._scaler.unscale_(trainer.optimizer)
+        return loss, self._clip(trainer.optimizer)
+
+    def _losses_of(self, inputs: Any) -> list[torch.Tensor]:
+        """The loss of each part, of which there is one until memory has run out. Their dropout is the whole batch's."""
+        trainer = self._trainer
+        parts = parts_of(inputs, self._in_parts.most)
+        state = RandomState(trainer._lm.device) if isinstance(trainer._lm, CausalLM) and len(parts) > 1 else None
+        losses, first_token = [], 0
+        for i, part in enumerate(parts):
+            tokens = tokens_in(part)  # before somebody takes entries out
+            counted = (self._targets,) if accepts(trainer.training_step, trainer.model, part, self._targets) else ()
+            if state is None:
+                losses.append(trainer.training_step(trainer.model, part, *counted))
+                continue
+            if i > 0:
+                state.restore()  # masks are a function of the batch's seed and a token's place
+            with trainer._lm.tokens_before(first_token):
+                losses.append(trainer.training_step(trainer.model, part, *counted))
+            first_token += tokens
+        return losses
+
+    def _clip(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        limit = self._trainer.args.max_grad_norm
+        if isinstance(optimizer, ArenaAdamW):
+            return cast(torch.Tensor, self._trainer._core.clip_grad_norm(limit))
+        gradients = [parameter for parameter in _parameters(optimizer) if parameter.grad is not None]
+        return torch.nn.utils.clip_grad_norm_(gradients, limit if limit > 0 else float("inf"))
+
+    def start_again(self) -> None:
+        trainer = self._trainer
+        trainer._scaler._core.abandon_step()
+        trainer.optimizer.zero_grad()  # of parameters that are not the adapters', too
+        trainer.model.zero_grad()
+
+    def may_repeat(self) -> bool:
+        return not self._in_callback
+
+    def why_whole(self) -> str | None:
+        return cast("str | None", self._trainer._why_whole(self.batches[0], self._targets))
+
+    def way_out(self, rows: int) -> str:
+        args, lm = self._trainer.args, self._trainer._lm
+        if rows > 1:
+            batch = args.per_device_train_batch_size
+            smaller = max(count for count in range(1, max(1, min(rows, batch) // 2) + 1) if batch % count == 0)
+            accumulation = args.gradient_accumulation_steps * batch // smaller
+            return (
+                f"Take per_device_train_batch_size={smaller} and gradient_accumulation_steps={accumulation}: the effective batch stays what it is."
+            )
+        if isinstance(lm, CausalLM) and (longest := self._longest()) > 0:
+            room, eight_bit = _C.memory_for(str(lm.device)), args.optim.endswith("_8bit")
+            return _C.advice_for_one_row(lm.core, longest, optimizer_is_8bit=eight_bit, room=room, evaluates=False)
+        return "Shorten the rows (max_length), lower LoRA's r, or call model.gradient_checkpointing_enable()."
+
+    def made_smaller(self, rows: int) -> None:
+        if isinstance(self._trainer._lm, CausalLM) and (longest := self._longest()) > 0:
+            _log.info("%s", self._trainer._core.plan_line(rows, longest))
+
+    def _longest(self) -> int:
+        """Tokens of a row, padding included."""
+        return max(batch["input_ids"].shape[-1] if tokens_in(batch) else 0 for batch in self.batches)
+
+
 class AutogradStep:
     """Called by the C++ trainer for each step: (loss, gradient norm, learning rate, targets, input tokens, stepped)."""
 
@@ -166,11 +254,8 @@ class AutogradStep:
             raise ValueError(f"[Trainer] the train dataloader has no batch {first_batch} in epoch {epoch}. Give it a length.")
         tokens = sum(map(tokens_in, batches))
         trainer.current_gradient_accumulation_steps = len(batches)
-        loss = self._window(batches, targets)
+        loss, norm = self._in_parts.run(_Window(trainer, batches, targets, self._in_parts))
         optimizer, scaler = trainer.optimizer, trainer._scaler
-        if scaler.is_enabled():
-            scaler.unscale_(optimizer)
-        norm = self._clip(optimizer)
         handler.call("pre_optimizer_step", control)
         rate = float(optimizer.param_groups[0]["lr"])
         stepped = self._update(optimizer)
@@ -184,64 +269,6 @@ class AutogradStep:
         optimizer.zero_grad()
         return loss.detach().double(), norm, rate, int(targets or 0), tokens, stepped
 
-    def _window(self, batches: list[Any], targets: Any) -> torch.Tensor:
-        """Gradients and loss of a step's micro-batches; taken again from the first one when memory runs out."""
-        trainer, core = self._trainer, self._trainer._core
-        told, in_callback = 0, False
-
-        def attempt() -> torch.Tensor:
-            nonlocal told, in_callback
-            in_callback = False
-            trainer._lm._rebind()
-            core.bind_values()
-            core.zero_grad()
-            loss: Any = None
-            with torch.enable_grad():
-                for i, inputs in enumerate(batches):
-                    for part in self._losses_of(inputs, targets):
-                        loss = part if loss is None else loss + part
-                    if told <= i < len(batches) - 1:
-                        told, in_callback = told + 1, True
-                        trainer.callback_handler.call("substep_end", core.control)
-                        in_callback = False
-            return cast(torch.Tensor, loss)
-
-        def way_out(rows: int) -> str:
-            return self._way_out(rows, max(b["input_ids"].shape[-1] if tokens_in(b) else 0 for b in batches))
-
-        whole = trainer._why_whole(targets)
-        return cast(torch.Tensor, self._in_parts.run(batches, attempt, whole, lambda: not in_callback, way_out))
-
-    def _losses_of(self, inputs: Any, targets: Any) -> list[torch.Tensor]:
-        """The loss of each of its parts, of which there is one until memory has run out. Their dropout is the whole batch's."""
-        trainer = self._trainer
-        parts = parts_of(inputs, self._in_parts.most)
-        native = isinstance(trainer._lm, CausalLM)
-        state = RandomState(trainer._lm.device) if native and len(parts) > 1 else None
-        losses, first_token = [], 0
-        for part in parts:
-            counted = (targets,) if accepts(trainer.training_step, trainer.model, part, targets) else ()
-            with trainer._lm.tokens_before(first_token) if state is not None else contextlib.nullcontext():
-                losses.append(trainer.training_step(trainer.model, part, *counted))
-            if state is not None and part is not parts[-1]:
-                first_token += tokens_in(part)
-                state.restore()  # masks are a function of the batch's seed and a token's place
-        return losses
-
-    def _way_out(self, rows: int, longest: int) -> str:
-        """What helps where so many rows, the longest of so many tokens, do not fit."""
-        args, lm = self._trainer.args, self._trainer._lm
-        if rows > 1:
-            smaller = max(1, rows // 2)
-            return (
-                f"Take per_device_train_batch_size={smaller} and gradient_accumulation_steps="
-                f"{args.gradient_accumulation_steps * -(-rows // smaller)}: the effective batch stays what it is."
-            )
-        if isinstance(lm, CausalLM) and longest > 0:
-            room, eight_bit = _C.memory_for(str(lm.device)), args.optim.endswith("_8bit")
-            return _C.advice_for_one_row(lm.core, longest, optimizer_is_8bit=eight_bit, room=room)
-        return "Shorten the rows (max_length), lower LoRA's r, or call model.gradient_checkpointing_enable()."
-
     def _update(self, optimizer: torch.optim.Optimizer) -> bool:
         """_step(), once more if memory runs out where that has changed nothing: ours takes all memory before it writes."""
         try:
@@ -249,15 +276,10 @@ class AutogradStep:
         except Exception as error:
             if not (is_out_of_memory(error) and isinstance(optimizer, ArenaAdamW)):
                 raise
+            reason = first_line(error)
+        _log.warning("[trainer] out of memory in the update (%s). Cached memory is given back, and it is taken once more.", reason)
         release_cached_memory(torch.device(self._trainer._lm.device))
         return self._step(optimizer)
-
-    def _clip(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
-        limit = self._trainer.args.max_grad_norm
-        if isinstance(optimizer, ArenaAdamW):
-            return cast(torch.Tensor, self._trainer._core.clip_grad_norm(limit))
-        gradients = [parameter for parameter in _parameters(optimizer) if parameter.grad is not None]
-        return torch.nn.utils.clip_grad_norm_(gradients, limit if limit > 0 else float("inf"))
 
     def _step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it was taken: a scaler skips where a gradient overflowed."""

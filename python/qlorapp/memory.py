@@ -178,7 +178,7 @@ def find_max_batch_size(
 ) -> int:
     """The largest batch of rows of max_seq_length tokens that trains in the memory there is, or in `budget` for the whole run.
 
-    The plan answers, and one true step of that batch (optimizer and evaluation included) checks it. No parameter changes, gradients are
+    The plan answers, and one true step of that batch (moments of the optimizer and an evaluation included) checks it. No parameter changes, gradients are
     zero afterwards, and no memory stays behind. The tokenizer is not needed: all rows are as long as a row can be.
     """
     core, device = _core_of(model, "find_max_batch_size"), torch.device(model.device)

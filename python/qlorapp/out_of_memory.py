@@ -7,7 +7,7 @@ The C++ loop does the same by itself (src/train/trainer_step.cpp); this is for w
 import copy
 import gc
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -45,10 +45,13 @@ def rows_in(batch: Any) -> int | None:
 
 
 def parts_of(batch: Any, most: int) -> list[Any]:
-    """The batch in parts of at most `most` rows, which are views; whole for 0, and where it cannot be taken apart."""
+    """The batch in parts of at most `most` rows, which are views; whole for 0, and where it cannot be taken apart.
+
+    Mappings are copies, as overrides take entries out of them.
+    """
     rows = rows_in(batch)
     if most <= 0 or rows is None or rows <= most:
-        return [batch]
+        return [copy.copy(batch) if isinstance(batch, Mapping) else batch]
 
     def part(begin: int) -> Any:
         chosen = slice(begin, begin + most)
@@ -75,48 +78,70 @@ class RandomState:
             torch.cuda.set_rng_state(self._gpu, self._device)
 
 
+class Work:
+    """What is done with some batches, by parts_of each, and can be done again from its beginning."""
+
+    batches: list[Any]
+
+    def attempt(self) -> Any:
+        raise NotImplementedError
+
+    def start_again(self) -> None:
+        """Takes back what a failed attempt has left."""
+
+    def may_repeat(self) -> bool:
+        """False where the error was a caller's own."""
+        return True
+
+    def why_whole(self) -> str | None:
+        """Why the result would not be that of the parts; None if it is."""
+        return None
+
+    def way_out(self, rows: int) -> str:
+        """What to do where so many rows at once do not fit."""
+        raise NotImplementedError
+
+    def made_smaller(self, rows: int) -> None:
+        """From now on so many rows are taken at once."""
+
+
 class InParts:
-    """Work on batches that is taken again from its beginning, in parts of fewer rows, when memory runs out."""
+    """How many rows are taken at once: all of a batch until memory runs out, fewer from then on."""
 
     def __init__(self, where: str, device: torch.device) -> None:
         self._where, self._device = where, device
-        self.most = 0  #: Rows at once from now on; 0: as many as a batch has.
+        self.most = 0  #: 0: as many as a batch has.
 
-    def run(
-        self, batches: list[Any], attempt: Callable[[], Any], why_whole: str | None, may_repeat: Callable[[], bool], way_out: Callable[[int], str]
-    ) -> Any:
-        """attempt(), which takes parts_of(batch, self.most), as often as it needs.
-
-        why_whole: why batches must not be taken apart, if so. may_repeat: False where the error was a caller's own. way_out: what to
-        do where this many rows at once do not fit.
-        """  # fmt: skip
+    def run(self, work: Work) -> Any:
+        """work.attempt(), as often as it takes.  @raises torch.OutOfMemoryError if one row, or what must stay whole, does not fit."""
         state, again = RandomState(self._device), False
         while True:
             try:
-                return attempt()
+                return work.attempt()
             except Exception as error:
-                if not is_out_of_memory(error) or not may_repeat():
+                if not is_out_of_memory(error) or not work.may_repeat():
                     raise
                 reason = first_line(error)
             release_cached_memory(self._device)
+            work.start_again()
             state.restore()
-            again = self._make_room(batches, why_whole, reason, again, way_out)
+            again = self._make_room(work, reason, again)
 
-    def _make_room(self, batches: list[Any], why_whole: str | None, reason: str, again: bool, way_out: Callable[[int], str]) -> bool:
-        """Whether the same is tried once more, as something else may have held the memory.  @raises torch.OutOfMemoryError"""
-        sizes = [rows_in(batch) for batch in batches]
+    def _make_room(self, work: Work, reason: str, again: bool) -> bool:
+        """Whether the same is tried once more, as something else may have held the memory."""
+        sizes = [rows_in(batch) for batch in work.batches]
         fullest = max(min(rows or 1, self.most or rows or 1) for rows in sizes)
-        if None in sizes:
-            why_whole = why_whole or "not every tensor of a batch has one entry a row"
+        why_whole = "not every tensor of a batch has one entry a row" if None in sizes else work.why_whole()
         if why_whole is None and fullest > 1:
             self.most = (fullest + 1) // 2
             _log.warning(
-                "[%s] out of memory with %d rows at once (%s). From here on batches are taken in parts of at most %d, with the same result.",
-                self._where, fullest, reason, self.most,
+                "[%s] out of memory with %d rows at once (%s). From here on batches are taken in parts of at most %d; the effective batch and "
+                "the weights of targets stay what they were.", self._where, fullest, reason, self.most,
             )  # fmt: skip
+            work.made_smaller(self.most)
             return False
         if not again:
             return True
-        apart = f" They cannot be taken in parts: {why_whole}." if why_whole is not None and fullest > 1 else ""
         held = "one row" if fullest == 1 else f"{fullest} rows"
-        raise torch.OutOfMemoryError(f"[{self._where}] out of memory with {held} at once.{apart} {way_out(fullest)} {reason}")
+        apart = f" They cannot be taken in parts: {why_whole}." if why_whole is not None and fullest > 1 else ""
+        raise torch.OutOfMemoryError(f"[{self._where}] out of memory with {held} at once.{apart} {work.way_out(fullest)} {reason}")

@@ -15,7 +15,7 @@ import torch
 
 from .autograd_step import count_targets
 from .batches import length_of
-from .out_of_memory import InParts, parts_of
+from .out_of_memory import Work, parts_of, rows_in
 
 _log = logging.getLogger("qlorapp")
 
@@ -65,6 +65,8 @@ def concatenated(parts: list[Any], fill: float = -100) -> Any:
         return None
     if isinstance(parts[0], (list, tuple)):
         return type(parts[0])(concatenated([part[i] for part in parts], fill) for i in range(len(parts[0])))
+    if isinstance(parts[0], dict):
+        return {key: concatenated([part[key] for part in parts], fill) for key in parts[0]}
     if parts[0].ndim < 2 or len({part.shape[1] for part in parts}) == 1:
         return np.concatenate([np.atleast_1d(part) for part in parts])
     width = max(part.shape[1] for part in parts)
@@ -99,44 +101,71 @@ def _rows_in(batch: Any) -> int:
     return 1
 
 
+def _check_rows(value: Any, rows: int) -> None:
+    """@raises torch.OutOfMemoryError for what parts of a batch give that has no entry a row, and cannot be joined."""
+    if isinstance(value, (list, tuple)):
+        for entry in value:
+            _check_rows(entry, rows)
+    elif isinstance(value, dict):
+        _check_rows(list(value.values()), rows)
+    elif value is not None and tuple(getattr(value, "shape", ()))[:1] != (rows,):
+        raise torch.OutOfMemoryError(
+            f"[evaluate] a batch does not fit whole, and its predictions cannot be joined from parts: {type(value).__name__} of shape "
+            f"{tuple(getattr(value, 'shape', ()))} has no entry for each of {rows} rows. {_WAY_OUT}"
+        )
+
+
 def _joined(values: list[Any]) -> Any:
-    """What parts of a batch gave, as the batch would have: tensors one after the other on the host, at any depth."""
+    """What parts of a batch gave, as the batch would have: one after the other on the host, at any depth."""
     first = values[0]
     if isinstance(first, torch.Tensor):
         return torch.cat([value.cpu() for value in values])
+    if isinstance(first, np.ndarray):
+        return np.concatenate(values)
     if isinstance(first, (list, tuple)):
         return type(first)(_joined([value[i] for value in values]) for i in range(len(first)))
+    if isinstance(first, dict):
+        return {key: _joined([value[key] for value in values]) for key in first}
     return first
 
 
-def predicted(trainer: Any, in_parts: InParts, inputs: Any, only_loss: bool, ignore_keys: Any) -> tuple[Any, Any, Any]:
-    """(loss, preprocessed logits, labels) of a batch, in parts where it does not fit whole."""
+class Prediction(Work):
+    """(loss, preprocessed logits, labels) of a batch."""
 
-    def of_part(part: Any) -> tuple[Any, Any, Any]:
-        loss, logits, labels = trainer.prediction_step(trainer.model, part, only_loss, ignore_keys=ignore_keys)
+    def __init__(self, trainer: Any, inputs: Any, only_loss: bool, ignore_keys: Any) -> None:
+        self.batches = [inputs]
+        self._trainer, self._only_loss, self._ignore_keys = trainer, only_loss, ignore_keys
+
+    def attempt(self) -> tuple[Any, Any, Any]:
+        trainer = self._trainer
+        parts = parts_of(self.batches[0], trainer._evaluation_in_parts.most)
+        if len(parts) == 1:
+            return self._of(parts[0])
+        results, counts = [], []
+        for part in parts:
+            rows = rows_in(part) or 0
+            counts.append(count_targets([part], trainer.args.count_position_zero) or 0)
+            loss, logits, labels = self._of(part)
+            for value in (logits, labels):
+                _check_rows(value, rows)
+            results.append((loss, _joined([logits]), _joined([labels])))
+        losses = [(result[0], count) for result, count in zip(results, counts, strict=True) if count > 0]
+        loss = sum(loss * (count / sum(counts)) for loss, count in losses) if losses else results[0][0]
+        return loss, _joined([result[1] for result in results]), _joined([result[2] for result in results])
+
+    def _of(self, inputs: Any) -> tuple[Any, Any, Any]:
+        trainer = self._trainer
+        loss, logits, labels = trainer.prediction_step(trainer.model, inputs, self._only_loss, ignore_keys=self._ignore_keys)
         if logits is not None and trainer.preprocess_logits_for_metrics is not None:
             logits = trainer.preprocess_logits_for_metrics(logits, labels)
         return loss, logits, labels
 
-    def attempt() -> tuple[Any, Any, Any]:
-        parts = parts_of(inputs, in_parts.most)
-        if len(parts) == 1:
-            return of_part(inputs)
-        results = []
-        for part in parts:
-            loss, logits, labels = of_part(part)
-            results.append((loss, _joined([logits]), _joined([labels])))
-        loss = None
-        if results[0][0] is not None:
-            counts = [count_targets([part], trainer.args.count_position_zero) or 0 for part in parts]
-            weights = [count / max(1, sum(counts)) for count in counts]
-            loss = sum(result[0] * weight for result, weight in zip(results, weights, strict=True))
-        return loss, _joined([result[1] for result in results]), _joined([result[2] for result in results])
+    def why_whole(self) -> str | None:
+        why: str | None = self._trainer._why_predicted_whole(self.batches[0])
+        return why
 
-    result: tuple[Any, Any, Any] = in_parts.run(
-        [inputs], attempt, trainer._why_predicted_whole(inputs), lambda: True, lambda rows: _WAY_OUT
-    )
-    return result
+    def way_out(self, rows: int) -> str:
+        return _WAY_OUT
 
 
 _WAY_OUT = "Lower per_device_eval_batch_size, give preprocess_logits_for_metrics, or shorten the rows."
@@ -151,12 +180,13 @@ def run(trainer: Any, loader: Any, prediction_loss_only: bool, ignore_keys: Any,
     losses, predictions, labels_of, inputs_of = [], [], [], []
     weighted, tokens, samples, metrics = 0.0, 0, 0, None
     batches = length_of(loader)
-    in_parts = InParts("evaluate", torch.device(trainer._lm.device))
     try:
         for step, inputs in enumerate(loader):
             rows = _rows_in(inputs)
             samples += rows
-            loss, logits, labels = predicted(trainer, in_parts, inputs, prediction_loss_only, ignore_keys)
+            loss, logits, labels = trainer._evaluation_in_parts.run(
+                Prediction(trainer, inputs, prediction_loss_only, ignore_keys)
+            )
             if loss is not None:
                 mean = float(loss.mean())
                 losses += [mean] * rows

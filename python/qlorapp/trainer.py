@@ -22,6 +22,7 @@ from .batches import check_one_data_set, is_default_collator, is_stream, rows_of
 from .field_table import plain
 from .foreign_model import ForeignModel
 from .modeling import CausalLM, refuse_unknown
+from .out_of_memory import InParts
 from .peft import PeftModel
 from .precision import own_dtypes
 from .progress import default_progress, reporting_callbacks
@@ -225,6 +226,7 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
         self._made_with = self._core_arguments()
         self._step: AutogradStep | None = None
         self._scaler = scaler_of(self._core)
+        self._evaluation_in_parts = InParts("evaluate", torch.device(self._lm.device))
         self._session = (0, 0)  # tokens at the beginning of train()
         args = self.args
         self.state = TrainerState(train_batch_size=args.per_device_train_batch_size)

@@ -106,7 +106,7 @@ class EvaluationMethods(TrainerParts):
         if overridden(self, EvaluationMethods, ("prediction_step",)):
             return "prediction_step is overridden"
         labels = inputs.get("labels") if hasattr(inputs, "get") else None
-        return None if labels is None else self._why_whole(count_targets([inputs], self.args.count_position_zero))
+        return None if labels is None else self._why_whole(inputs, count_targets([inputs], self.args.count_position_zero))
 
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"

@@ -11,6 +11,7 @@ from . import _C
 from .autograd_step import Accelerator, AutogradStep
 from .foreign_model import ForeignModel
 from .modeling import CausalLM
+from .out_of_memory import InParts
 from .trainer_callback import TrainerState
 from .training_arguments import TrainingArguments
 
@@ -57,7 +58,8 @@ class TrainerParts:
     evaluate: Callable[..., dict[str, float]]
     _core_arguments: Callable[[], str]
     _loss_of: Callable[..., Any]
-    _why_whole: Callable[[Any], str | None]
+    _why_whole: Callable[[Any, Any], str | None]
+    _evaluation_in_parts: InParts
     _remove_unused_columns: Callable[..., Any]
     _collate: Callable[[], Callable[[list[Any]], Any]]
 

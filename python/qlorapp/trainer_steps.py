@@ -4,6 +4,7 @@
 import contextlib
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from .autograd_step import ArenaAdamW, AutogradStep, accepts, count_targets, overridden, takes
 from .batches import USED_COLUMNS, EpochSampler, PadRight, RowsOfPacks, UsedColumns, each_row, packs_of
 from .foreign_model import ForeignModel
+from .out_of_memory import RandomState, parts_of
 from .trainer_overrides import NEVER_CALLED, check_overrides
 from .trainer_parts import TrainerParts
 
@@ -199,19 +201,30 @@ class StepMethods(TrainerParts):
         """An overridden compute_loss that asks for the window's count divides by it, by transformers' contract."""
         return overridden(self, StepMethods, ("compute_loss",)) and takes(self.compute_loss, "num_items_in_batch")
 
-    def _why_whole(self, targets: Any) -> str | None:
+    def _why_whole(self, batch: Any, targets: Any) -> str | None:
         """Why a batch's loss is not the sum of its parts'; None if it is."""
         if targets is None:
             return "its labels cannot be counted"
-        if not accepts(self.training_step, self.model, None, targets):
+        if not accepts(self.training_step, self.model, batch, targets):
             return "training_step does not take num_items_in_batch"
         if overridden(self, StepMethods, ("compute_loss",)):
-            shared = self.loss_is_scaled_for_ga if self.loss_is_scaled_for_ga is not None else self._promises_a_share()
-            return None if shared else "compute_loss does not divide by num_items_in_batch"
-        if self.compute_loss_func is not None:
-            counts = accepts(self.compute_loss_func, None, None, num_items_in_batch=targets)
-            return None if counts else "compute_loss_func does not take num_items_in_batch"
-        return None if self.model_accepts_loss_kwargs else f"{type(self._lm.lm).__name__} averages its loss itself"
+            name, takes_count = "compute_loss", self.loss_is_scaled_for_ga is not False and self._takes_count()
+        elif self.compute_loss_func is not None:
+            name, takes_count = "compute_loss_func", accepts(self.compute_loss_func, None, None, num_items_in_batch=targets)
+        else:
+            return None if self.model_accepts_loss_kwargs else f"{type(self._lm.lm).__name__} averages its loss itself"
+        return None if takes_count and self._divides(batch, targets) else f"{name} does not divide by num_items_in_batch"
+
+    def _divides(self, batch: Any, targets: Any) -> bool:
+        """Is the loss half of it, divided by twice as much? Asked of one row, where a signature alone promises it."""
+        state = RandomState(torch.device(self._lm.device))
+        row, values = parts_of(batch, 1)[0], []
+        for count in (targets, targets * 2):
+            with torch.no_grad(), self.compute_loss_context_manager():
+                values.append(float(self._loss_of(self.model, self._prepare_inputs(parts_of(row, 0)[0]), False, count)))
+            state.restore()
+        whole, half = values
+        return math.isfinite(whole) and whole != 0 and abs(2 * half - whole) <= 1e-2 * abs(whole)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None

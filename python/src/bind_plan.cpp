@@ -180,10 +180,11 @@ void bind_plan(py::module_& m) {
       py::arg("device"), py::arg("wanted"));
   m.def(
       "advice_for_one_row",
-      [](const CausalLM& model, int64_t length, bool optimizer_is_8bit, int64_t room) {
-        return advice_for_one_row(settings_for(model, 1, length, optimizer_is_8bit, true), {room});
+      [](const CausalLM& model, int64_t length, bool optimizer_is_8bit, int64_t room, bool evaluates) {
+        return advice_for_one_row(settings_for(model, 1, length, optimizer_is_8bit, evaluates), {room});
       },
-      py::arg("model"), py::arg("length"), py::kw_only(), py::arg("optimizer_is_8bit"), py::arg("room"), NoGil());
+      py::arg("model"), py::arg("length"), py::kw_only(), py::arg("optimizer_is_8bit"), py::arg("room"), py::arg("evaluates") = true,
+      NoGil());
   m.def(
       "parse_bytes", [](const std::string& what, const std::string& text) { return parse_bytes(what, text).count; },
       py::arg("what"), py::arg("text"));

@@ -63,6 +63,7 @@ void bind_train(py::module_& m) {
       .def("set_backoff_factor", &GradScaler::set_backoff_factor, py::arg("new_factor"))
       .def("set_growth_interval", &GradScaler::set_growth_interval, py::arg("new_interval"))
       .def("is_enabled", &GradScaler::is_enabled)
+      .def("abandon_step", &GradScaler::abandon_step)
       .def("state_dict", &state_dict)
       .def("load_state_dict", &load_state_dict, py::arg("state_dict"));
 

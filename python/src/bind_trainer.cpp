@@ -11,6 +11,7 @@
 #include "qlorapp/format/config_json.hpp"
 #include "qlorapp/io/checkpoint_folder.hpp"
 #include "qlorapp/train/clip.hpp"
+#include "qlorapp/train/plan_run.hpp"
 #include "qlorapp/train/trainer.hpp"
 
 namespace qlorapp::python {
@@ -306,6 +307,14 @@ void bind_trainer(py::module_& m) {
           NoGil(), "The optimizer that `optim` names, over all adapters.")
       .def_property_readonly("optimizer_steps",
                              [](const OwningTrainer& self) { return self.trainer.state().optimizer.step_count(); })
+      .def(
+          "plan_line",
+          [](const OwningTrainer& self, int64_t rows, int64_t longest) {
+            TrainingArguments parts = self.trainer.args();
+            parts.per_device_train_batch_size = rows;
+            return plan_line(*self.model, parts, longest, /*evaluates=*/false);
+          },
+          py::arg("rows"), py::arg("longest"), NoGil(), "What a run says at its start, of micro-batches of so many rows.")
       .def(
           "zero_grad", [](OwningTrainer& self) { self.trainer.state().arena->zero_grad(); },
           "Zeroes the gradients, and binds those that were set to None.")

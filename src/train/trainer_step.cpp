@@ -134,7 +134,14 @@ void Trainer::run_worst_case() {
 
 StepReport Trainer::run_step(const Window& window) {
   if (callbacks_.step) {
-    StepReport report = callbacks_.step(window);
+    StepReport report = [&] {
+      try {
+        return callbacks_.step(window);
+      } catch (...) {
+        state_.scaler.abandon_step();
+        throw;
+      }
+    }();
     ++state_.global_step;
     state_.micro_step += static_cast<uint32_t>(window.batches);
     return report;

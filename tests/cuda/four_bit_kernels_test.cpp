@@ -184,25 +184,30 @@ TEST_CASE("products with few rows read the weights and write y, and nothing else
   const int arch = cuda::code_architecture();
   REQUIRE(arch >= 75);
   int64_t taken = 0;
+  std::vector<std::pair<int64_t, int64_t>> shapes;
+  for (const int64_t n : {1, 8, 64, 200, 1000}) {
+    for (const int64_t k : {64, 256, 512, 1088, 4096}) shapes.emplace_back(n, k);
+  }
+  // Beyond the borders of launch_tokens(), so that every kernel is met.
+  for (const int64_t n : {2200, 8256, 9664, 16100}) shapes.emplace_back(n, 64);
+  shapes.emplace_back(4096, 8192);
   for (const Float type : {Float::kFloat16, Float::kBFloat16}) {
     for (const int64_t m : {1, 2, 5, 8, 16, 17, 33, 64}) {
-      for (const int64_t n : {1, 8, 64, 200, 1000}) {
-        for (const int64_t k : {64, 256, 512, 1088, 4096}) {
-          for (const int64_t block : {32, 64, 4096}) {
-            if (!cuda::prefers_gemm_4bit(m, n, k, block, type, arch)) continue;
-            for (const bool nested : {false, true}) {
-              CAPTURE(static_cast<int>(type), m, n, k, block, nested);
-              const Weight weight(n, k, block, nested);
-              const Matrix x(type, m, k, {0, 64}, true), y(type, m, n, {0, 5}, false);
-              for (const bool accumulate : {false, true}) {
-                check(cuda::gemm_4bit(
-                    {x.data(), x.stride(), y.data(), y.stride(), type, m, n, k, weight.segment.packed, weight.segment.absmax,
-                     weight.segment.nested_absmax, weight.segment.nested_offset, block, 256, QuantType::kNf4, accumulate},
-                    nullptr));
-              }
-              REQUIRE(y.wrote_only_its_rows());
-              ++taken;
+      for (const auto& [n, k] : shapes) {
+        for (const int64_t block : {32, 64, 4096}) {
+          if (!cuda::prefers_gemm_4bit(m, n, k, block, type, arch)) continue;
+          for (const bool nested : {false, true}) {
+            CAPTURE(static_cast<int>(type), m, n, k, block, nested);
+            const Weight weight(n, k, block, nested);
+            const Matrix x(type, m, k, {0, 64}, true), y(type, m, n, {0, 5}, false);
+            for (const bool accumulate : {false, true}) {
+              check(cuda::gemm_4bit(
+                  {x.data(), x.stride(), y.data(), y.stride(), type, m, n, k, weight.segment.packed, weight.segment.absmax,
+                   weight.segment.nested_absmax, weight.segment.nested_offset, block, 256, QuantType::kNf4, accumulate},
+                  nullptr));
             }
+            REQUIRE(y.wrote_only_its_rows());
+            ++taken;
           }
         }
       }

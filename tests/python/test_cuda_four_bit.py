@@ -248,7 +248,13 @@ def test_a_stack_that_does_not_fit_is_refused(device):
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
-@pytest.mark.parametrize("shape", [(1, 64), (17, 192), (100, 4096), (512, 2048), (48, 352), (33, 31)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 64), (17, 192), (100, 4096), (512, 2048), (48, 352), (33, 31),
+        (2200, 64), (8256, 64), (9664, 64), (16100, 64), (4096, 8192),  # every kernel of cuda/gemm_4bit.cu's launch_tokens()
+    ],
+)  # fmt: skip
 def test_linear_equals_the_product_with_the_dense_weight(shape, dtype, nested):
     out_features, in_features = shape
     packed, absmax = ops.quantize_4bit(torch.randn(shape).cuda() * 0.1)
@@ -260,7 +266,7 @@ def test_linear_equals_the_product_with_the_dense_weight(shape, dtype, nested):
         else ops.dequantize_4bit(packed, absmax, list(shape), 64, "nf4", torch.float64)
     )
     epsilon = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}[dtype]
-    for transpose in (False, True):
+    for transpose in (False, True) if out_features < 1000 else (False,):
         other = dense if transpose else dense.t()
         for tokens in (1, 2, 7, 8, 9, 16, 31, 64, 100):
             x = torch.randn(tokens, out_features if transpose else in_features, device="cuda").to(dtype)
@@ -318,6 +324,16 @@ def test_beyond_two_to_the_31_elements():
     assert same(packed[begin // 2 :], expected[0]) and same(absmax[begin // 64 :], expected[1])
     values = ops.dequantize_4bit(packed, absmax, [n], 64, "nf4", torch.bfloat16)[begin:]
     assert same(values, ops.dequantize_4bit(*expected, [n - begin], 64, "nf4", torch.bfloat16))
+    offset = absmax.mean()
+    codes, nested_absmax = ops.quantize_blockwise(absmax - offset)
+    nested = ops.dequantize_4bit_nested(packed, codes, nested_absmax, offset, [n], 64, 256, "nf4", torch.bfloat16)
+    last = n // (64 * 256) * (64 * 256)  # where a nested block begins
+    parts = packed[last // 2 :], codes[last // 64 :], nested_absmax[last // (64 * 256) :], offset
+    assert same(nested[last:], ops.dequantize_4bit_nested(*(p.cpu() for p in parts), [n - last], 64, 256, "nf4", torch.bfloat16))
+    del values, nested
+    compat = ops.quantize_4bit_bnb(weight, 64, "fp4")
+    of_the_end = ops.quantize_4bit_bnb(weight[begin:].clone(), 64, "fp4")  # its CUDA form, whose small sizes are bitsandbytes' own
+    assert same(compat[0][begin // 2 :], of_the_end[0]) and same(compat[1][begin // 64 :], of_the_end[1])
 
 
 class TestAgainstBitsandbytes:
@@ -375,6 +391,16 @@ class TestAgainstBitsandbytes:
             assert same(packed, peer_packed) and same(codes, state.absmax) and same(nested_absmax, state.state2.absmax)
             values = ops.dequantize_4bit_nested(packed, codes, nested_absmax, offset, list(shape), 64, 256, quant_type, dtype)
             assert torch.equal(values, self.functional.dequantize_4bit(peer_packed, state))  # FP4's second zero is -0 there
+
+    @pytest.mark.parametrize("quant_type", TYPES)
+    @pytest.mark.parametrize("block_size", BLOCKS)
+    def test_values(self, block_size, quant_type):
+        for dtype in DTYPES:
+            weight = (torch.randn(257, 304, device="cuda") * 0.02).to(dtype)
+            peer_packed, state = self.functional.quantize_4bit(weight, blocksize=block_size, quant_type=quant_type)
+            packed, absmax = ops.quantize_4bit_bnb(weight, block_size, quant_type)
+            values = ops.dequantize_4bit(packed, absmax, list(weight.shape), block_size, quant_type, dtype)
+            assert torch.equal(values, self.functional.dequantize_4bit(peer_packed, state))
 
     @pytest.mark.parametrize("signed", [True, False])
     @pytest.mark.parametrize("scale", [1e-42, 1e-30, 0.02, 1e30, 1e38])

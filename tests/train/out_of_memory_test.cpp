@@ -105,6 +105,7 @@ class Said {
   Said() {
     set_log_sink([this](LogLevel level, std::string_view line) {
       if (level == LogLevel::kWarning) lines.emplace_back(line);
+      else if (line.starts_with("plan: ")) plans.emplace_back(line);
     });
   }
   ~Said() {
@@ -118,12 +119,12 @@ class Said {
   [[nodiscard]] int64_t count(std::string_view text) const {
     return std::count_if(lines.begin(), lines.end(), [&](const std::string& line) { return line.find(text) != std::string::npos; });
   }
-  std::vector<std::string> lines;
+  std::vector<std::string> lines, plans;  ///< Warnings, and what plans say.
 };
 
 /// Three steps of two micro-batches of four rows, with dropout; memory is counted from a step's begin to the end of its update.
 Result train(FailingAllocator& memory, bool worst_case_first = false, bool fp16 = false,
-             const std::function<void(TrainerEvent)>& also = {}) {
+             const std::function<void(TrainerEvent)>& also = {}, bool checkpointing = false) {
   const int64_t at_begin = FailingAllocator::live;
   CausalLM model = tiny::make_model(at::kFloat, /*dropout=*/0.25);
   std::vector<Example> data = make_rows(model.config().vocab_size);
@@ -132,6 +133,7 @@ Result train(FailingAllocator& memory, bool worst_case_first = false, bool fp16 
   args.worst_case_first = worst_case_first;
   args.gradient_accumulation_steps = 2;
   args.max_steps = 3;
+  args.gradient_checkpointing = checkpointing;
   args.fp16 = fp16;  // the model stays in float32: what is of interest is the loss scale
   args.learning_rate = 1e-2;
   args.logging_steps = 1;
@@ -171,12 +173,14 @@ Result train(FailingAllocator& memory, bool worst_case_first = false, bool fp16 
 
 TEST_CASE("a failed allocation anywhere in a step changes nothing of the run", "[train][cpu]") {
   const TwoThreads threads;  // as many allocations in each run
+  const bool checkpointing = GENERATE(false, true);  // where allocations fail inside a recompute, too
   FailingAllocator memory;
+  const auto run = [&] { return train(memory, false, false, {}, checkpointing); };
   memory.fail_at = 1;
-  train(memory);  // what is made once in a process is there from now on
+  run();  // what is made once in a process is there from now on
   memory.fail_at = -1;
   memory.count = 0;
-  const Result plain = train(memory);
+  const Result plain = run();
   const int64_t allocations = memory.count;
   REQUIRE(allocations > 200);
   REQUIRE(plain.losses.size() == 3);
@@ -187,9 +191,16 @@ TEST_CASE("a failed allocation anywhere in a step changes nothing of the run", "
   for (const int64_t k : failing) {
     memory.count = 0;
     memory.fail_at = k;
-    const Result disturbed = train(memory);
+    const Said said;
+    const Result disturbed = run();
     memory.counting = false;
     INFO("allocation " << k << " of " << allocations);
+    // The user is told once. Where micro-batches become smaller, so does the plan, which is said behind that of the start.
+    CHECK(said.count("[trainer] out of memory") == 1);
+    const bool in_update = said.count("out of memory in the update") == 1;
+    REQUIRE(said.plans.size() == (in_update ? 1U : 2U));
+    CHECK(said.plans.front().ends_with(" for 4 x 16 tokens"));
+    if (!in_update) CHECK(said.plans.back().find(" for 1 x ") != std::string::npos);
     REQUIRE(disturbed.losses.size() == plain.losses.size());
     for (size_t i = 0; i < plain.losses.size(); ++i)
       CHECK(std::abs(disturbed.losses[i] - plain.losses[i]) <= 1e-6 * plain.losses[i]);
@@ -255,8 +266,10 @@ TEST_CASE("where whole micro-batches never fit, their parts do, and a row that d
     const std::string text = error.what();
     INFO(text);
     CHECK(text.find("with one row of 16 tokens") != std::string::npos);
-    CHECK(text.find("Ways out: rows of 8 tokens") != std::string::npos);
-    CHECK(text.find("rank 2") != std::string::npos);
+    const size_t need = text.find("One row of 16 tokens takes "), shorter = text.find("Ways out: rows of 8 tokens"),
+                 lower = text.find("rank 2"), budget = text.find("memory_budget=auto");
+    CHECK(budget != std::string::npos);
+    CHECK((need < shorter && shorter < lower && lower < budget));
   }
   memory.counting = false;
 }

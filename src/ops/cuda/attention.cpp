@@ -111,8 +111,9 @@ class Deterministic {
 };
 
 Kernel choose(const Tensor& q, const RowLayout& layout, bool deterministic) {
+  // A build for an older GPU takes that GPU's way on a newer one, too: so the T4's can be tested.
   const cudaDeviceProp* const gpu = at::cuda::getCurrentDeviceProperties();
-  return attention_kernel(q, layout, gpu->major * 10 + gpu->minor, deterministic);
+  return attention_kernel(q, layout, std::min(gpu->major * 10 + gpu->minor, gpu::code_architecture()), deterministic);
 }
 
 /// The elements of a head lie together, and every head begins at 16 bytes.

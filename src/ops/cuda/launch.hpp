@@ -2,6 +2,8 @@
 // Between ATen's tensors and the kernels of cuda/: device, stream, element type, errors. Included by src/ops/cuda only.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <optional>
 #include <string_view>
 
@@ -10,6 +12,7 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include "cuda/gemm_4bit.hpp"
 #include "cuda/types.hpp"
 
 namespace qlorapp::ops::gpu {
@@ -44,6 +47,16 @@ class Launch {
  private:
   c10::cuda::CUDAGuard guard_;
 };
+
+/// What the kernels are compiled for that run on the current device: cuda/gemm_4bit.hpp. Asked once a device.
+inline int code_architecture() {
+  static std::array<std::atomic<int>, 64> known{};
+  const auto device = static_cast<size_t>(c10::cuda::current_device());
+  if (device >= known.size()) return cuda::code_architecture();
+  int arch = known[device].load(std::memory_order_relaxed);
+  if (arch == 0) known[device].store(arch = cuda::code_architecture(), std::memory_order_relaxed);
+  return arch;
+}
 
 /// One number on the device, or null.
 inline const float* device_number(const std::optional<at::Tensor>& number) {

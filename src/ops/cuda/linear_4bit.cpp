@@ -3,8 +3,6 @@
 /// workspace, which the caching allocator hands out again for the next weight, and cuBLAS does the rest: from a few hundred
 /// rows on that is the fastest way on every GPU (reference: bitsandbytes' own calibration), and the workspace is read by the
 /// GEMM out of L2 where it fits.
-#include <array>
-#include <atomic>
 #include <cstdint>
 #include <string_view>
 
@@ -21,16 +19,6 @@
 namespace qlorapp::ops {
 namespace {
 
-/// Asked once a device.
-int current_arch() {
-  static std::array<std::atomic<int>, 64> known{};
-  const auto device = static_cast<size_t>(c10::cuda::current_device());
-  if (device >= known.size()) return cuda::code_architecture();
-  int arch = known[device].load(std::memory_order_relaxed);
-  if (arch == 0) known[device].store(arch = cuda::code_architecture(), std::memory_order_relaxed);
-  return arch;
-}
-
 bool is_aligned(const void* address, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(address) % bytes == 0; }
 
 /// y (M, out), x (M, in). @returns false if this product is not for the fused kernel.
@@ -41,7 +29,7 @@ bool multiply_fused(const at::Tensor& y, const at::Tensor& x, const FourBitArgum
   work.m = x.size(0);
   work.n = weight.shape[0];
   work.k = weight.shape[1];
-  if (!cuda::prefers_gemm_4bit(work.m, work.n, work.k, weight.block_size, work.type, current_arch())) return false;
+  if (!cuda::prefers_gemm_4bit(work.m, work.n, work.k, weight.block_size, work.type, gpu::code_architecture())) return false;
   if (x.stride(1) != 1 || y.stride(1) != 1 || x.stride(0) % 8 != 0) return false;
   const gpu::FourBitMemory memory = gpu::four_bit_memory(weight);
   work.x = x.const_data_ptr();
