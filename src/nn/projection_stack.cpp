@@ -108,7 +108,7 @@ at::Tensor ProjectionStack::forward(at::Tensor& y, const Wide& x, const at::Tens
 }
 
 at::Tensor ProjectionStack::input_product(const at::Tensor& x, const at::Tensor& workspace) const {
-  return at::mm(x, workspace.narrow(0, out_, rank_).narrow(1, 0, in_).t());
+  return at::mm(x, workspace.narrow(0, out_, spare_).narrow(1, 0, in_).t()).narrow(1, 0, rank_);
 }
 
 void ProjectionStack::backward_input(at::Tensor* dx, const Wide& dy, const at::Tensor& workspace) const {

@@ -115,9 +115,11 @@ TEST_CASE("keeping less changes no bit of output or gradient, with dropout or in
   context.offload = offload_of(device);
   for (const Keep keep : {Keep::kAttentionOnly, Keep::kInputOnly, Keep::kInputOnHost}) {
     const Run less = run(block, context, x, dy, keep);
+    CAPTURE(dtype, device, stacked, static_cast<int>(keep));
     REQUIRE(at::equal(less.y, all.y));
     REQUIRE(at::equal(less.dx, all.dx));
     for (size_t i = 0; i < 7; ++i) {
+      CAPTURE(i);
       REQUIRE(at::equal(less.gradients[i].a, all.gradients[i].a));
       REQUIRE(at::equal(less.gradients[i].b, all.gradients[i].b));
     }

@@ -51,8 +51,8 @@ TEST_CASE("tiles, loss chunks, workspaces and an embedding on the host change no
         MemorySettings{7, 4, WeightWorkspace::kProjection, true}}) {
     model.set_memory(settings);
     const Step less = step(model, batch);
-    // A GPU's products of other shapes add up in another order: an ulp of the float32 loss.
-    REQUIRE(tiny::relative_error(less.loss, plain.loss) < (device.is_cpu() ? 1e-2 : 1e-1) * tolerance);
+    // Products of other shapes add up in another order, on GPUs and on CPUs without AVX-512: an ulp of the float32 loss.
+    REQUIRE(tiny::relative_error(less.loss, plain.loss) < 1e-1 * tolerance);
     REQUIRE(tiny::relative_error(less.gradients, plain.gradients) < tolerance);
     REQUIRE(at::equal(step(model, batch).gradients, less.gradients));
     model.arena().zero_grad();
