@@ -2,13 +2,14 @@
 """Memory runs out in a step or an evaluation that Python computes: it is taken again in parts, and nothing of the run changes."""
 
 import logging
+import weakref
 
 import numpy as np
 import pytest
 import qlorapp
 import test_foreign_trainer
 import torch
-from qlorapp.out_of_memory import InParts, is_out_of_memory, parts_of, rows_in
+from qlorapp.out_of_memory import InParts, Work, is_out_of_memory, parts_of, rows_in
 from tiny_llama import folder  # noqa: F401  (a fixture)
 from tiny_trainer import adapters, losses, rows, trained
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -297,31 +298,39 @@ def test_which_batches_can_be_taken_apart():
         assert rows_in(whole) is None and parts_of(whole, 1) == [whole]
 
 
+class Counted(Work):
+    def __init__(self, do):
+        self.batches, self.calls, self._do = [{"a": torch.zeros(4)}], 0, do
+
+    def attempt(self):
+        self.calls += 1
+        return self._do()
+
+    def way_out(self, rows):
+        return "none"
+
+
 def test_only_a_failed_allocation_is_repeated():
     assert is_out_of_memory(MemoryError()) and is_out_of_memory(RuntimeError("CUDA error: out of memory"))
     assert not is_out_of_memory(RuntimeError("device-side assert")) and not is_out_of_memory(ValueError("out of memory"))
-    calls = []
 
-    def attempt():
-        calls.append(1)
+    def fail():
         raise RuntimeError("shape")
 
+    work = Counted(fail)
     with pytest.raises(RuntimeError, match="shape"):
-        InParts("trainer", torch.device("cpu")).run([{"a": torch.zeros(4)}], attempt, None, lambda: True, str)
-    assert len(calls) == 1
+        InParts("trainer", torch.device("cpu")).run(work)
+    assert work.calls == 1
 
 
-def test_nothing_of_a_failed_attempt_is_held(caplog):
-    caplog.set_level(logging.WARNING, "qlorapp")
+def test_nothing_of_a_failed_attempt_is_held():
     alive, parts = [], InParts("trainer", torch.device("cpu"))
 
     def attempt():
-        import weakref
-
         taken = torch.zeros(1000)
         if parts.most == 0:
             alive.append(weakref.ref(taken))
             raise torch.OutOfMemoryError(WORDS)
         return alive[0]() is None
 
-    assert parts.run([{"a": torch.zeros(4)}], attempt, None, lambda: True, str)
+    assert parts.run(Counted(attempt))
