@@ -127,10 +127,10 @@ class Ours:
 
     def best(self, cap: float) -> Point | None:
         candidates = []
-        for (batch, variant), time in self.measured.items():
+        for (batch, variant), seconds in self.measured.items():
             kept = self.most_kept(batch, variant, cap)
             if kept >= 0:
-                candidates.append((batch / (time - kept * self.saved.get(batch, 0.0)), batch, variant, kept))
+                candidates.append((batch / (seconds - kept * self.saved.get(batch, 0.0)), batch, variant, kept))
         tries = 0
         for _, batch, variant, kept in sorted(candidates, reverse=True):
             while kept >= 0 and tries < 4:

@@ -213,9 +213,7 @@ class _Window(Work):
             batch = args.per_device_train_batch_size
             smaller = max(count for count in range(1, max(1, min(rows, batch) // 2) + 1) if batch % count == 0)
             accumulation = args.gradient_accumulation_steps * batch // smaller
-            return (
-                f"Take per_device_train_batch_size={smaller} and gradient_accumulation_steps={accumulation}: the effective batch stays what it is."
-            )
+            return f"Take per_device_train_batch_size={smaller} and gradient_accumulation_steps={accumulation}: the effective batch stays what it is."
         if isinstance(lm, CausalLM) and (longest := self._longest()) > 0:
             room, eight_bit = _C.memory_for(str(lm.device)), args.optim.endswith("_8bit")
             return _C.advice_for_one_row(lm.core, longest, optimizer_is_8bit=eight_bit, room=room, evaluates=False)
@@ -277,7 +275,9 @@ class AutogradStep:
             if not (is_out_of_memory(error) and isinstance(optimizer, ArenaAdamW)):
                 raise
             reason = first_line(error)
-        _log.warning("[trainer] out of memory in the update (%s). Cached memory is given back, and it is taken once more.", reason)
+        _log.warning(
+            "[trainer] out of memory in the update (%s). Cached memory is given back, and it is taken once more.", reason
+        )
         release_cached_memory(torch.device(self._trainer._lm.device))
         return self._step(optimizer)
 

@@ -57,7 +57,9 @@ def parts_of(batch: Any, most: int) -> list[Any]:
         chosen = slice(begin, begin + most)
         made = copy.copy(batch)  # of its own kind: overrides may read attributes of a BatchEncoding
         for key, value in batch.items():
-            per_row = (isinstance(value, torch.Tensor) and value.dim() > 0) or (isinstance(value, (list, tuple)) and len(value) == rows)
+            per_row = (isinstance(value, torch.Tensor) and value.dim() > 0) or (
+                isinstance(value, (list, tuple)) and len(value) == rows
+            )
             made[key] = value[chosen] if per_row else value
         return made
 
@@ -144,4 +146,6 @@ class InParts:
             return True
         held = "one row" if fullest == 1 else f"{fullest} rows"
         apart = f" They cannot be taken in parts: {why_whole}." if why_whole is not None and fullest > 1 else ""
-        raise torch.OutOfMemoryError(f"[{self._where}] out of memory with {held} at once.{apart} {work.way_out(fullest)} {reason}")
+        raise torch.OutOfMemoryError(
+            f"[{self._where}] out of memory with {held} at once.{apart} {work.way_out(fullest)} {reason}"
+        )

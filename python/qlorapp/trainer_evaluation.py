@@ -52,7 +52,9 @@ class EvaluationMethods(TrainerParts):
             start = time.time()
             only_loss = True if self.compute_metrics is None else None
             output = self.evaluation_loop(loader, "Evaluation", only_loss, ignore_keys, metric_key_prefix)
-            metrics = output.metrics | prediction.speed(metric_key_prefix, start, output.num_samples, self._steps_of(loader, output))
+            metrics = output.metrics | prediction.speed(
+                metric_key_prefix, start, output.num_samples, self._steps_of(loader, output)
+            )
         else:
             if rows is None:
                 raise ValueError("[Trainer] evaluation needs an eval_dataset.")
@@ -115,7 +117,9 @@ class EvaluationMethods(TrainerParts):
         loader = self.eval_dataloader = self.get_test_dataloader(test_dataset)
         start = time.time()
         output = self.evaluation_loop(loader, "Prediction", None, ignore_keys, metric_key_prefix)
-        metrics = output.metrics | prediction.speed(metric_key_prefix, start, output.num_samples, self._steps_of(loader, output))
+        metrics = output.metrics | prediction.speed(
+            metric_key_prefix, start, output.num_samples, self._steps_of(loader, output)
+        )
         self.callback_handler.call("predict", self.control, metrics=metrics)
         return PredictionOutput(output.predictions, output.label_ids, metrics)
 

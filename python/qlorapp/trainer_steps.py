@@ -199,7 +199,7 @@ class StepMethods(TrainerParts):
 
     def _promises_a_share(self) -> bool:
         """An overridden compute_loss that asks for the window's count divides by it, by transformers' contract."""
-        return overridden(self, StepMethods, ("compute_loss",)) and takes(self.compute_loss, "num_items_in_batch")
+        return bool(overridden(self, StepMethods, ("compute_loss",))) and takes(self.compute_loss, "num_items_in_batch")
 
     def _why_whole(self, batch: Any, targets: Any) -> str | None:
         """Why a batch's loss is not the sum of its parts'; None if it is."""

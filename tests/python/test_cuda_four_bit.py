@@ -329,10 +329,14 @@ def test_beyond_two_to_the_31_elements():
     nested = ops.dequantize_4bit_nested(packed, codes, nested_absmax, offset, [n], 64, 256, "nf4", torch.bfloat16)
     last = n // (64 * 256) * (64 * 256)  # where a nested block begins
     parts = packed[last // 2 :], codes[last // 64 :], nested_absmax[last // (64 * 256) :], offset
-    assert same(nested[last:], ops.dequantize_4bit_nested(*(p.cpu() for p in parts), [n - last], 64, 256, "nf4", torch.bfloat16))
+    assert same(
+        nested[last:], ops.dequantize_4bit_nested(*(p.cpu() for p in parts), [n - last], 64, 256, "nf4", torch.bfloat16)
+    )
     del values, nested
     compat = ops.quantize_4bit_bnb(weight, 64, "fp4")
-    of_the_end = ops.quantize_4bit_bnb(weight[begin:].clone(), 64, "fp4")  # its CUDA form, whose small sizes are bitsandbytes' own
+    of_the_end = ops.quantize_4bit_bnb(
+        weight[begin:].clone(), 64, "fp4"
+    )  # its CUDA form, whose small sizes are bitsandbytes' own
     assert same(compat[0][begin // 2 :], of_the_end[0]) and same(compat[1][begin // 64 :], of_the_end[1])
 
 

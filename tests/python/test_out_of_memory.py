@@ -120,12 +120,24 @@ def test_a_foreign_model_takes_its_batches_in_parts(tmp_path, monkeypatch):
 
 def test_logits_and_metrics_are_those_of_whole_batches(folder, tmp_path, monkeypatch):
     def metrics(prediction):
-        return {"sum": np.abs(np.where(prediction.predictions == -100, 0, prediction.predictions)).sum(), "rows": len(prediction.label_ids)}
+        return {
+            "sum": np.abs(np.where(prediction.predictions == -100, 0, prediction.predictions)).sum(),
+            "rows": len(prediction.label_ids),
+        }
 
     def evaluated(most, **options):
         monkeypatch.setattr(Tight, "most", most)
         more = {"eval_dataset": rows(11, seed=4), "compute_metrics": metrics}
-        run = trained(folder, tmp_path, Tight, more=more, max_steps=1, per_device_train_batch_size=1, per_device_eval_batch_size=8, **options)
+        run = trained(
+            folder,
+            tmp_path,
+            Tight,
+            more=more,
+            max_steps=1,
+            per_device_train_batch_size=1,
+            per_device_eval_batch_size=8,
+            **options,
+        )
         return run.evaluate(), run.predict(rows(11, seed=4))
 
     (whole, predicted), (parts, in_parts) = evaluated(0), evaluated(3)
@@ -186,7 +198,9 @@ class Popping(Tight):
         return super().training_step(model, inputs, num_items_in_batch)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        loss = super().compute_loss(model, {**inputs, "attention_mask": (inputs["input_ids"] != 0).long()}, return_outputs, num_items_in_batch)
+        loss = super().compute_loss(
+            model, {**inputs, "attention_mask": (inputs["input_ids"] != 0).long()}, return_outputs, num_items_in_batch
+        )
         return loss * self.temperature
 
 
@@ -224,13 +238,17 @@ def test_clipping_that_finds_no_memory_is_part_of_the_window(folder, tmp_path, m
 
 def evaluated(folder, tmp_path, most, preprocess, kind=Tight):
     seen = []
-    more = {"eval_dataset": rows(11, seed=4), "compute_metrics": lambda p: seen.append(p) or {}, "preprocess_logits_for_metrics": preprocess}
+    more = {
+        "eval_dataset": rows(11, seed=4),
+        "compute_metrics": lambda p: seen.append(p) or {},
+        "preprocess_logits_for_metrics": preprocess,
+    }
     run = trained(folder, tmp_path, type("Some", (kind,), {"most": 0}), more=more, max_steps=1, per_device_train_batch_size=1,
                   per_device_eval_batch_size=8)  # fmt: skip
     type(run).most = most
     run.evaluate()
     run.evaluate()
-    return run, seen[-1].predictions
+    return seen[-1].predictions
 
 
 @pytest.mark.parametrize(
@@ -240,7 +258,7 @@ def evaluated(folder, tmp_path, most, preprocess, kind=Tight):
     ids=["tensor", "array", "mapping"],
 )  # fmt: skip
 def test_preprocessed_logits_of_parts_are_joined(folder, tmp_path, caplog, preprocess):
-    (_, whole), (run, parts) = (evaluated(folder, tmp_path, most, preprocess) for most in (0, 3))
+    whole, parts = (evaluated(folder, tmp_path, most, preprocess) for most in (0, 3))
 
     def leaves(value):
         if isinstance(value, dict):
@@ -254,7 +272,10 @@ def test_preprocessed_logits_of_parts_are_joined(folder, tmp_path, caplog, prepr
 
 
 def test_one_number_a_batch_cannot_be_joined(folder, tmp_path):
-    with pytest.raises(torch.OutOfMemoryError, match=r"Tensor of shape \(\) has no entry for each of \d rows\. Lower per_device_eval_batch_size"):
+    with pytest.raises(
+        torch.OutOfMemoryError,
+        match=r"Tensor of shape \(\) has no entry for each of \d rows\. Lower per_device_eval_batch_size",
+    ):
         evaluated(folder, tmp_path, 3, lambda logits, labels: logits.mean())
 
 
@@ -288,7 +309,14 @@ def test_an_update_is_taken_once_more(folder, tmp_path, monkeypatch):
 
 
 def test_which_batches_can_be_taken_apart():
-    batch = BatchEncoding({"input_ids": torch.arange(10).view(5, 2), "labels": torch.arange(5), "names": list("abcde"), "scale": torch.tensor(2.0)})
+    batch = BatchEncoding(
+        {
+            "input_ids": torch.arange(10).view(5, 2),
+            "labels": torch.arange(5),
+            "names": list("abcde"),
+            "scale": torch.tensor(2.0),
+        }
+    )
     assert rows_in(batch) == 5
     parts = parts_of(batch, 2)
     assert [part.input_ids.tolist() for part in parts] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9]]]
