@@ -245,11 +245,10 @@ int run(std::vector<std::string> arguments) {
         const Launches launches = launches_of(step);
         const at::Tensor one = at::ones({}, at::TensorOptions().device(at::kCUDA));
         const Launches micro = launches_of([&] { model.forward_backward(batches[0], one, 0, 0); });
-        std::printf(
-            ", \"kernels\": %ld, \"memory_operations\": %ld, \"launches_a_layer\": %.1f, \"busy\": %.4f",
-            static_cast<long>(launches.kernels), static_cast<long>(launches.memory_operations),
-            static_cast<double>(micro.kernels + micro.memory_operations) / static_cast<double>(config.num_hidden_layers),
-            launches.busy_ms / median);
+        std::printf(", \"kernels\": %ld, \"memory_operations\": %ld, \"launches_a_layer\": %.1f, \"busy\": %.4f",
+                    static_cast<long>(launches.kernels), static_cast<long>(launches.memory_operations),
+                    static_cast<double>(micro.kernels + micro.memory_operations) / static_cast<double>(config.num_hidden_layers),
+                    launches.busy_ms / median);
         for (const auto& [name, launched] : launches.by_name) {
           if (names) std::fprintf(stderr, "%6ld  %s\n", static_cast<long>(launched), name.c_str());
         }

@@ -128,8 +128,8 @@ void bind_plan(py::module_& m) {
           "measured",
           [](const Planned& self) { return self.probe.moments.empty() ? std::nullopt : std::optional(self.probe.peak.count); })
       .def(
-          "measure", [](Planned& self, CausalLM& model) { self.probe = probe_planned(model, self.settings, /*records=*/true); }, py::arg("model"),
-          NoGil())
+          "measure", [](Planned& self, CausalLM& model) { self.probe = probe_planned(model, self.settings, /*records=*/true); },
+          py::arg("model"), NoGil())
       .def(
           "curve",
           [](const Planned& self) {
@@ -183,8 +183,8 @@ void bind_plan(py::module_& m) {
       [](const CausalLM& model, int64_t length, bool optimizer_is_8bit, int64_t room, bool evaluates) {
         return advice_for_one_row(settings_for(model, 1, length, optimizer_is_8bit, evaluates), {room});
       },
-      py::arg("model"), py::arg("length"), py::kw_only(), py::arg("optimizer_is_8bit"), py::arg("room"), py::arg("evaluates") = true,
-      NoGil());
+      py::arg("model"), py::arg("length"), py::kw_only(), py::arg("optimizer_is_8bit"), py::arg("room"),
+      py::arg("evaluates") = true, NoGil());
   m.def(
       "parse_bytes", [](const std::string& what, const std::string& text) { return parse_bytes(what, text).count; },
       py::arg("what"), py::arg("text"));

@@ -90,8 +90,8 @@ Probe probe_planned(CausalLM& model, const PlanSettings& settings, bool records)
   const PlanSettings before = settings_of(model);
   try {
     take_steps_as(model, settings);
-    Probe probe = probe_step(model, {settings.batch, settings.length, settings.accumulation, settings.eval_batch,
-                                     settings.optimizer_is_8bit, records});
+    Probe probe = probe_step(
+        model, {settings.batch, settings.length, settings.accumulation, settings.eval_batch, settings.optimizer_is_8bit, records});
     take_steps_as(model, before);
     return probe;
   } catch (...) {

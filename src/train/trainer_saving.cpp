@@ -99,10 +99,11 @@ void Trainer::restore(const std::string& folder) {
   QLORAPP_CHECK_FORMAT(format::exists(format::path_in(folder, "trainer_state.json")), "[resume] ", folder,
                        " is no checkpoint: it has no trainer_state.json. Give a checkpoint-<step> folder.");
   const bool of_transformers = format::exists(format::path_in(folder, "optimizer.pt"));
-  QLORAPP_CHECK_FORMAT(format::exists(format::path_in(folder, "run_state.json")), "[resume] ", folder, " has no run_state.json: ",
-                       of_transformers ? "it is a checkpoint of transformers' Trainer, whose optimizer.pt is a pickle file, and these can run code"
-                                       : "it holds the model alone (save_only_model)",
-                       ". Begin anew with its adapter, or resume from a whole checkpoint.");
+  QLORAPP_CHECK_FORMAT(
+      format::exists(format::path_in(folder, "run_state.json")), "[resume] ", folder, " has no run_state.json: ",
+      of_transformers ? "it is a checkpoint of transformers' Trainer, whose optimizer.pt is a pickle file, and these can run code"
+                      : "it holds the model alone (save_only_model)",
+      ". Begin anew with its adapter, or resume from a whole checkpoint.");
   load_adapter_from(folder);
   state_.load(folder);
   const std::string path = format::path_in(folder, "trainer_state.json");

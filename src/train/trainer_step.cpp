@@ -112,7 +112,8 @@ std::vector<Batch> Trainer::batches_of(const Window& window) const {
 
 void Trainer::run_worst_case() {
   if (callbacks_.step && args_.worst_case_first.value_or(false))
-    log_warning("[trainer] worst_case_first has no effect: Python computes the steps of this run, of batches that it makes itself.");
+    log_warning(
+        "[trainer] worst_case_first has no effect: Python computes the steps of this run, of batches that it makes itself.");
   if (callbacks_.step || train_data_.empty()) return;
   std::vector<int64_t> rows(train_data_.size());
   std::iota(rows.begin(), rows.end(), int64_t{0});

@@ -40,9 +40,7 @@ std::vector<at::Tensor> take_all() {
   for (int64_t bytes = int64_t{64} << 20; bytes >= 512;) {
     try {
       taken.push_back(at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(at::kCUDA)));
-    } catch (const c10::OutOfMemoryError&) {
-      bytes /= 2;
-    }
+    } catch (const c10::OutOfMemoryError&) { bytes /= 2; }
   }
   return taken;
 }

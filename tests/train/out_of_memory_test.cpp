@@ -172,7 +172,7 @@ Result train(FailingAllocator& memory, bool worst_case_first = false, bool fp16 
 }  // namespace
 
 TEST_CASE("a failed allocation anywhere in a step changes nothing of the run", "[train][cpu]") {
-  const TwoThreads threads;  // as many allocations in each run
+  const TwoThreads threads;                          // as many allocations in each run
   const bool checkpointing = GENERATE(false, true);  // where allocations fail inside a recompute, too
   FailingAllocator memory;
   const auto run = [&] { return train(memory, false, false, {}, checkpointing); };
