@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from . import _C
-from .hf_layer import HfLinear4bit
+from .hf_layer import elements_in_four_bits
 
 _SAMPLES = 4096  # bytes that are looked at of each frozen tensor
 
@@ -96,7 +96,7 @@ class ForeignModel:
     def _base_parameter_count(self) -> int:
         """Without embeddings, a four-bit weight by its elements."""
         tables = {id(m.weight) for m in self.lm.modules() if isinstance(m, torch.nn.Embedding)}
-        four_bit = {id(m.weight): m.in_features * m.out_features for m in self.lm.modules() if isinstance(m, HfLinear4bit)}
+        four_bit = elements_in_four_bits(self.lm)
         return sum(four_bit.get(id(p), p.numel()) for _, p in self._base() if id(p) not in tables)
 
     def _fingerprint(self) -> int:

@@ -2,6 +2,7 @@
 """The linear layer in four bits of models that transformers computes, and its weight from the tensors of a bitsandbytes folder."""
 
 import json
+import weakref
 from typing import Any
 
 import torch
@@ -61,6 +62,35 @@ class HfLinear4bit(torch.nn.Linear, nn.Linear4bit):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.bias is not None}, four bits"
+
+
+def elements_in_four_bits(model: torch.nn.Module) -> dict[int, int]:
+    """{id of the parameter: elements of the weight}, for four-bit weights, whose parameters hold packed bytes."""
+    return {id(m.weight): m.in_features * m.out_features for m in model.modules() if isinstance(m, HfLinear4bit)}
+
+
+def count_parameters(model: torch.nn.Module, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+    """A four-bit weight counts its elements, a tied weight counts once."""
+    packed = elements_in_four_bits(model)
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)} if exclude_embeddings else set()
+    return sum(
+        packed.get(id(parameter), parameter.numel())
+        for parameter in model.parameters()
+        if id(parameter) not in tables and (parameter.requires_grad or not only_trainable)
+    )
+
+
+def count_by_elements(model: torch.nn.Module) -> None:
+    """Gives transformers' model a num_parameters() that knows these layers; theirs knows bitsandbytes' alone."""
+    here = weakref.ref(model)  # a cycle would keep a deleted model in memory
+
+    def num_parameters(only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        model = here()
+        assert model is not None  # who calls holds it
+        return count_parameters(model, only_trainable, exclude_embeddings)
+
+    theirs: Any = model
+    theirs.num_parameters = num_parameters
 
 
 def weight_of_tensors(tensors: dict[str, torch.Tensor], where: str) -> _C.QuantizedTensor:

@@ -8,12 +8,14 @@ patched. Weights are quantized one by one while they are read, or taken with the
 import logging
 import os
 import pathlib
+import weakref
 from typing import Any
 
 import torch
 
 from . import _C
-from .hf_layer import HfLinear4bit, weight_of_tensors
+from .hf_layer import HfLinear4bit, count_by_elements, count_parameters, weight_of_tensors
+from .modeling import TrainableParameters
 from .module_tree import check_targets
 from .quantization import BitsAndBytesConfig
 
@@ -151,6 +153,9 @@ def _register() -> type:
             known = getattr(model, "_weight_conversions", None) or []
             kept = [entry for entry in known if not any(isinstance(op, Read) for op in getattr(entry, "operations", ()))]
             model._weight_conversions = kept or None
+            model.is_loaded_in_4bit = any(isinstance(module, HfLinear4bit) for module in model.modules())
+            if model.is_loaded_in_4bit:
+                count_by_elements(model)
             return model
 
         def is_serializable(self) -> bool:
@@ -273,23 +278,39 @@ def _peft(where: str, model: Any) -> Any:
     return peft
 
 
-def _refuse_merge(model: Any) -> Any:
-    """PEFT would add the update to the packed bytes, whose shape is another. Over float layers it merges as ever."""
-    if any(isinstance(module, HfLinear4bit) for module in model.modules()):
+def _over_four_bits(model: Any) -> Any:
+    """PEFT's model with what PEFT does wrong over four-bit layers that are not bitsandbytes' put right; over float ones as it is.
 
-        def refused(*args: Any, **kwargs: Any) -> None:
-            raise NotImplementedError(
-                "[PeftModel] merging into four-bit weights would quantize them a second time. Save the adapter, load the base in 16 bits, and "
-                "merge there: PeftModel.from_pretrained(base, folder).merge_and_unload()."
-            )
+    A merge would add the update to the packed bytes, whose shape is another, and those bytes would be counted as parameters.
+    """
+    if not any(isinstance(module, HfLinear4bit) for module in model.modules()):
+        return model
+    here = weakref.ref(model)  # a cycle would keep a deleted model in memory
 
-        model.base_model.merge_and_unload = model.base_model.merge_adapter = refused
+    def refused(*args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError(
+            "[PeftModel] merging into four-bit weights would quantize them a second time. Save the adapter, load the base in 16 bits, and "
+            "merge there: PeftModel.from_pretrained(base, folder).merge_and_unload()."
+        )
+
+    def get_nb_trainable_parameters() -> tuple[int, int]:
+        model: Any = here()
+        return count_parameters(model, only_trainable=True), count_parameters(model)
+
+    def print_trainable_parameters() -> TrainableParameters:
+        line = TrainableParameters(_C.trainable_parameters_line(*get_nb_trainable_parameters()))
+        print(line)
+        return line
+
+    model.base_model.merge_and_unload = model.base_model.merge_adapter = refused
+    model.get_nb_trainable_parameters = get_nb_trainable_parameters
+    model.print_trainable_parameters = print_trainable_parameters
     return model
 
 
 def load_adapter(model: Any, folder: str | os.PathLike[str], **options: Any) -> Any:
     """PEFT's PeftModel.from_pretrained for a model of transformers."""
-    return _refuse_merge(_peft("PeftModel", model).PeftModel.from_pretrained(model, folder, **options))
+    return _over_four_bits(_peft("PeftModel", model).PeftModel.from_pretrained(model, folder, **options))
 
 
 def adapter_state_dict(model: Any, state_dict: Any, adapter_name: str) -> dict[str, torch.Tensor]:
@@ -320,4 +341,4 @@ def get_peft_model(model: Any, peft_config: Any, seed: int | None, **options: An
     with torch.random.fork_rng(enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
-        return _refuse_merge(peft.get_peft_model(model, peft.LoraConfig(**values), **options))
+        return _over_four_bits(peft.get_peft_model(model, peft.LoraConfig(**values), **options))

@@ -2,8 +2,10 @@
 """Models that this library does not compute itself: transformers' code over our four-bit layers, beside bitsandbytes'."""
 
 import copy
+import gc
 import logging
 import pickle
+import weakref
 
 import peer
 import pytest
@@ -153,6 +155,35 @@ def test_its_adapters_load_and_travel_as_values(folder, tmp_path):
     found = qlorapp.get_peft_model_state_dict(loaded)
     assert found.keys() == changed.keys() and all(torch.equal(value, found[name]) for name, value in changed.items())
     assert any(parameter.requires_grad for parameter in loaded.parameters())
+
+
+def test_its_parameters_are_counted_by_elements(folder, capsys):
+    """As PEFT and transformers count bitsandbytes' layers; a four-bit weight's bytes are half as many."""
+    config = {"r": 4, "target_modules": "all-linear"}
+    mine, other = ours(folder), theirs(folder)
+    assert mine.is_loaded_in_4bit
+    for options in ({}, {"exclude_embeddings": True}):
+        assert mine.num_parameters(**options) == other.num_parameters(**options)
+    model = qlorapp.get_peft_model(mine, qlorapp.LoraConfig(**config))
+    reference = peft.get_peft_model(other, peft.LoraConfig(**config))
+    assert model.get_nb_trainable_parameters() == reference.get_nb_trainable_parameters()
+    assert model.num_parameters(only_trainable=True) == reference.num_parameters(only_trainable=True) > 0
+    capsys.readouterr()
+    line = model.print_trainable_parameters()
+    printed = capsys.readouterr().out
+    reference.print_trainable_parameters()
+    assert printed == capsys.readouterr().out == f"{line}\n"
+
+
+def test_a_counted_model_is_freed_when_it_is_deleted(tmp_path):
+    model = qlorapp.get_peft_model(ours(write(tmp_path, "Phi")), qlorapp.LoraConfig(r=4, target_modules="all-linear"))
+    weight = weakref.ref(model.get_base_model().model.layers[0].self_attn.q_proj.base_layer)
+    gc.disable()
+    try:
+        del model
+        assert weight() is None
+    finally:
+        gc.enable()
 
 
 def test_what_cannot_be_done_with_it_is_said(folder):
