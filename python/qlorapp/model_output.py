@@ -18,15 +18,32 @@ class CausalLMOutput(Mapping[str, torch.Tensor]):
 
     __hash__, __eq__ = object.__hash__, object.__eq__  # tensors have no truth to compare by
 
-    def __init__(self, loss: torch.Tensor | None, make_logits: Callable[[], torch.Tensor]) -> None:
+    def __init__(
+        self,
+        loss: torch.Tensor | Mapping[str, torch.Tensor] | None = None,
+        make_logits: Callable[[], torch.Tensor] | None = None,
+        *,
+        logits: torch.Tensor | None = None,
+    ) -> None:
+        """loss and make_logits, or values: of a mapping, or by their names, as accelerate makes an output again from a changed one."""
+        if isinstance(loss, Mapping):
+            values: Mapping[str, torch.Tensor] = loss
+            if unknown := [name for name in values if name not in ("loss", "logits")]:
+                raise TypeError(
+                    f"[CausalLMOutput] a mapping must have loss and logits alone; got {unknown[0]!r}. Leave it out."
+                )
+            loss, logits = values.get("loss"), values.get("logits", logits)
+        if make_logits is None and logits is None:
+            raise TypeError("[CausalLMOutput] logits must be there; got none. Give make_logits, or a mapping that has them.")
         self.loss = loss
         self._make_logits = make_logits
-        self._logits: torch.Tensor | None = None
+        self._logits = logits
 
     @property
     def logits(self) -> torch.Tensor:
         """(B, T, V) in the model's dtype, 0 on padding."""
         if self._logits is None:
+            assert self._make_logits is not None
             self._logits = self._make_logits()
         return self._logits
 

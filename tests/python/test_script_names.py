@@ -202,6 +202,33 @@ def test_an_output_is_what_transformers_output_is(folder):
     assert torch.equal(loss, out.loss) and torch.equal(logits, out.logits)
 
 
+def test_an_output_is_made_again_from_its_values_as_accelerate_does(folder):
+    batch = ragged_batch()
+    out = load(folder)(**batch)
+    again = type(out)({name: value.double() for name, value in out.items()})
+    assert again.loss.dtype == again.logits.dtype == torch.float64 and list(again) == ["loss", "logits"]
+    assert torch.equal(again.logits, out.logits.double()) and list(type(out)({"logits": out.logits})) == ["logits"]
+    assert type(out)(logits=out.logits)[0] is out.logits
+    with pytest.raises(TypeError, match="must have loss and logits alone; got 'hidden_states'"):
+        type(out)({"logits": out.logits, "hidden_states": out.logits})
+    with pytest.raises(TypeError, match="logits must be there; got none"):
+        type(out)({"loss": out.loss})
+
+
+def test_a_model_that_accelerate_prepared_for_mixed_precision_trains(folder):
+    accelerate = pytest.importorskip("accelerate")
+    batch = ragged_batch()
+    model = load(folder).train()
+    expected = model(**batch).loss
+    accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
+    prepared, _ = accelerator.prepare(model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3))
+    loss = prepared(**batch).loss
+    assert torch.equal(loss.detach(), expected.detach().float())
+    accelerator.backward(loss)
+    gradients = [p.grad for p in model.parameters() if p.requires_grad]
+    assert gradients and all(g is not None for g in gradients) and any(g.abs().max() > 0 for g in gradients)
+
+
 # --- layers
 
 
