@@ -64,6 +64,31 @@ class HfLinear4bit(torch.nn.Linear, nn.Linear4bit):
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.bias is not None}, four bits"
 
 
+def is_plain_linear(module: torch.nn.Module) -> bool:
+    """Is its forward y = x·Wᵀ + bias and nothing else? Of a class of its own, as Falcon's, this is tried on small numbers.
+
+    torch's own kind inside of MultiheadAttention is none: its weight is read, and its forward never called.
+    """
+    if not isinstance(module, torch.nn.Linear) or isinstance(module, torch.nn.modules.linear.NonDynamicallyQuantizableLinear):
+        return False
+    kind: Any = type(module)
+    if kind is torch.nn.Linear:
+        return True
+    small = kind.__new__(kind)  # without __init__, whose arguments are the class's own affair
+    torch.nn.Module.__init__(small)
+    values: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever transformers made the default while it loads
+    small.in_features, small.out_features = 4, 3
+    small.weight = torch.nn.Parameter(torch.arange(12, **values).view(3, 4))
+    small.bias = None if module.bias is None else torch.nn.Parameter(torch.arange(3, **values))
+    x = torch.arange(40, **values).view(2, 5, 4)
+    with torch.no_grad():
+        try:
+            y = kind.forward(small, x)
+        except Exception:  # it needs more than a linear layer has
+            return False
+        return isinstance(y, torch.Tensor) and torch.equal(y, torch.nn.functional.linear(x, small.weight, small.bias))
+
+
 def elements_in_four_bits(model: torch.nn.Module) -> dict[int, int]:
     """{id of the parameter: elements of the weight}, for four-bit weights, whose parameters hold packed bytes."""
     return {id(m.weight): m.in_features * m.out_features for m in model.modules() if isinstance(m, HfLinear4bit)}

@@ -8,13 +8,21 @@ patched. Weights are quantized one by one while they are read, or taken with the
 import logging
 import os
 import pathlib
+import re
 import weakref
 from typing import Any
 
 import torch
 
 from . import _C
-from .hf_layer import HfLinear4bit, count_by_elements, count_parameters, weight_of_tensors
+from .hf_layer import (
+    HfLinear4bit,
+    count_by_elements,
+    count_parameters,
+    elements_in_four_bits,
+    is_plain_linear,
+    weight_of_tensors,
+)
 from .modeling import TrainableParameters
 from .module_tree import check_targets
 from .quantization import BitsAndBytesConfig
@@ -127,9 +135,7 @@ def _register() -> type:
             options: Any = self.quantization_config
             skipped = self.get_modules_to_not_convert(model, options.llm_int8_skip_modules, model._keep_in_fp32_modules)
             for name, module in list(model.named_modules()):
-                if not (type(module) is torch.nn.Linear or isinstance(module, Conv1D)) or not should_convert_module(
-                    name, skipped
-                ):
+                if not (isinstance(module, Conv1D) or is_plain_linear(module)) or not should_convert_module(name, skipped):
                     continue
                 parent, leaf = get_module_from_name(model, name)
                 if isinstance(module, Conv1D):
@@ -265,7 +271,40 @@ def load(
         )
     for name, value in of_text.items():  # a model that reads images has them in the config of its text part
         setattr(model.config.get_text_config(), name, value)
+    if four_bit or quantize:
+        _say_share(model)
     return model.eval()
+
+
+def _say_share(model: Any) -> None:
+    """How much of it is in four bits, as a warning where that is the smaller part.
+
+    @raises ValueError where it is nothing: what was asked for would take four times the memory.
+    """
+    packed, total = elements_in_four_bits(model), count_parameters(model)
+    kinds: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in packed:
+            kind = re.sub(r"\.\d+(?=\.)", ".*", name)
+            kinds[kind] = kinds.get(kind, 0) + parameter.numel()
+    largest = ", ".join(sorted(kinds, key=lambda kind: -kinds[kind])[:3])
+    if not packed:
+        raise ValueError(
+            f"[from_pretrained] quantization_config must find linear layers to put in four bits; {type(model).__name__} has none outside of "
+            f"llm_int8_skip_modules: its weights are {largest}. Leave out quantization_config, which loads the model in float, or those modules."
+        )
+    share = sum(packed.values()) / total
+    if share >= 0.5:
+        _log.info("[from_pretrained] %.1f %% of the %s parameters are in four bits.", 100 * share, f"{total:,}")
+        return
+    _log.warning(
+        "[from_pretrained] only %.1f %% of the %s parameters are in four bits: what is no linear layer, or is in llm_int8_skip_modules, stays "
+        "in %s, most of it in %s. Reckon with that memory.",
+        100 * share,
+        f"{total:,}",
+        str(model.dtype).removeprefix("torch."),
+        largest,
+    )
 
 
 def _peft(where: str, model: Any) -> Any:

@@ -16,6 +16,7 @@ import transformers
 pytest.importorskip("bitsandbytes")
 import peft
 import qlorapp
+from qlorapp import hf_layer
 
 IDS = torch.arange(3, 51).view(2, 24)
 NF4 = {
@@ -173,6 +174,84 @@ def test_its_parameters_are_counted_by_elements(folder, capsys):
     printed = capsys.readouterr().out
     reference.print_trainable_parameters()
     assert printed == capsys.readouterr().out == f"{line}\n"
+
+
+def test_a_linear_layer_of_a_class_of_its_own_is_in_four_bits(tmp_path, caplog):
+    """Falcon's, which transformers leaves as it is for bitsandbytes."""
+    torch.manual_seed(2)
+    sizes = {name: value for name, value in SIZES.items() if name != "intermediate_size"}
+    transformers.FalconForCausalLM(transformers.FalconConfig(**sizes, bias=True)).save_pretrained(tmp_path)
+    with caplog.at_level(logging.INFO, logger="qlorapp"):
+        model = ours(tmp_path)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    mine = {name for name, module in model.named_modules() if isinstance(module, qlorapp.nn.Linear4bit)}
+    linear = {name: m for name, m in plain.named_modules() if isinstance(m, torch.nn.Linear) and name != "lm_head"}
+    assert mine == set(linear) and len(mine) == 8
+    with torch.no_grad():
+        for module in linear.values():
+            weight = qlorapp.Quantizer(quant_type="nf4", double_quant=False).quantize(module.weight)
+            module.weight.copy_(weight.linear(torch.eye(module.in_features)).T)
+        a, b = model(IDS).logits, plain(IDS).logits
+    assert (a - b).abs().max() <= 1e-5 * b.abs().max()
+    packed = sum(module.weight.numel() for module in linear.values())
+    assert (
+        f"{100 * packed / plain.num_parameters():.1f} % of the {plain.num_parameters():,} parameters are in four bits."
+        in caplog.text
+    )
+
+
+def test_a_linear_layer_that_does_more_stays_as_it_is():
+    class Scaled(torch.nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    class OfItsOwn(torch.nn.Linear):
+        def __init__(self, size, groups):
+            super().__init__(size, size)
+            self.groups = groups
+
+        def forward(self, x):
+            return super().forward(x) if self.groups == 1 else x
+
+    class Named(torch.nn.Linear):
+        pass
+
+    plain = [
+        torch.nn.Linear(8, 8),
+        Named(8, 8),
+        Named(8, 8, bias=False),
+        transformers.models.falcon.modeling_falcon.FalconLinear(8, 8),
+    ]
+    inside = torch.nn.MultiheadAttention(8, 2).out_proj  # whose weight is read, and forward never called
+    assert all(map(hf_layer.is_plain_linear, plain))
+    assert not any(map(hf_layer.is_plain_linear, [Scaled(8, 8), OfItsOwn(8, 2), inside, torch.nn.Embedding(8, 8)]))
+
+
+def test_weights_that_are_no_linear_layers_are_said(tmp_path, caplog):
+    """The experts of a mixture are tensors of three dimensions."""
+    torch.manual_seed(2)
+    config = transformers.Qwen3MoeConfig(
+        **SIZES, num_key_value_heads=2, head_dim=16, moe_intermediate_size=96, num_experts=8, num_experts_per_tok=2
+    )
+    transformers.Qwen3MoeForCausalLM(config).save_pretrained(tmp_path)
+    model = ours(tmp_path)
+    packed = sum(
+        module.in_features * module.out_features for module in model.modules() if isinstance(module, qlorapp.nn.Linear4bit)
+    )
+    share = (
+        f"only {100 * packed / model.num_parameters():.1f} % of the {model.num_parameters():,} parameters are in four bits: "
+    )
+    assert share in caplog.text and "stays in float32, most of it in model.layers.*.mlp.experts.gate_up_proj" in caplog.text
+
+
+def test_a_model_without_any_layer_in_four_bits_is_refused(tmp_path):
+    write(tmp_path, "Phi")
+    skip = ["q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2", "lm_head"]
+    config = qlorapp.BitsAndBytesConfig(**NF4, llm_int8_skip_modules=skip)
+    with pytest.raises(
+        ValueError, match="must find linear layers to put in four bits; PhiForCausalLM has none .*Leave out quantization_config"
+    ):
+        qlorapp.AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config)
 
 
 def test_a_counted_model_is_freed_when_it_is_deleted(tmp_path):
