@@ -241,7 +241,7 @@ def load(
         fields = {**BitsAndBytesConfig.from_dict(stored).to_dict(), "quant_method": METHOD}
         del fields["load_in_4bit"]  # by this name transformers knows bitsandbytes' folders, before it looks at the method
         _register()
-        more["config"] = more.get("config") or transformers.AutoConfig.from_pretrained(folder)
+        more["config"] = more.get("config") or transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         more["config"].quantization_config = fields
     elif options is not None and quantize:  # an explicit None would be an error in transformers
         more["quantization_config"] = _register()(**options.to_dict())
@@ -255,6 +255,7 @@ def load(
     if device.type != "cpu":
         more["device_map"] = {"": device}
     of_text = {name: more.pop(name) for name in ("use_cache", "output_attentions") if name in more}
+    more["trust_remote_code"] = False  # without it transformers would ask on stdin
     _damaged.clear()
     auto = getattr(transformers, _auto_class(config.architectures[0]) or "AutoModelForCausalLM")
     read: Any = auto.from_pretrained  # its types know one of the two results

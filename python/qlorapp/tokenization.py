@@ -53,6 +53,18 @@ class AutoTokenizer(metaclass=_Delegating):
         name = os.fspath(pretrained_model_name_or_path)
         wanted = {key: kwargs.pop(key, None) for key in ("revision", "token", "cache_dir")}
         folder = folder_of(name, wanted="tokenizer", local_files_only=kwargs.pop("local_files_only", False), **wanted)
-        tokenizer = _theirs().from_pretrained(str(folder), *args, **kwargs)
+        if kwargs.pop("trust_remote_code", False):
+            _log.warning("[AutoTokenizer] trust_remote_code has no effect: code of a checkpoint is never run.")
+        try:
+            tokenizer = _theirs().from_pretrained(
+                str(folder), *args, trust_remote_code=False, **kwargs
+            )  # or it would ask on stdin
+        except ValueError as error:
+            if "trust_remote_code" not in str(error):
+                raise
+            raise ValueError(
+                f"[AutoTokenizer] the tokenizer of {name} is code of the checkpoint, and code of a checkpoint is never run. Use a checkpoint "
+                "with a tokenizer.json that needs none, or load it by transformers, which runs the code."
+            ) from error
         tokenizer.name_or_path = name
         return give_pad_token(tokenizer)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scripts of others with nothing changed but the package they import from: names, outputs, layer classes, autocast, adapters."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -141,6 +142,31 @@ def test_old_names_of_options_are_parsed_from_the_command_line(tmp_path):
 
 
 TINY = ROOT / "examples" / "data" / "tiny-llama"
+
+
+def test_code_of_a_tokenizers_checkpoint_is_never_run(tmp_path, caplog, monkeypatch):
+    """Nor is anybody asked whether it may be."""
+    qlorapp.AutoTokenizer.from_pretrained(TINY).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "of_their_own"}')
+    path = tmp_path / "tokenizer_config.json"
+    config = {
+        **json.loads(path.read_text()),
+        "tokenizer_class": "OfTheirOwn",
+        "auto_map": {"AutoTokenizer": ["theirs.OfTheirOwn", None]},
+    }
+    path.write_text(json.dumps(config))
+    (tmp_path / "theirs.py").write_text(f"open({str(tmp_path / 'was_run')!r}, 'w')\nclass OfTheirOwn: pass\n")
+    monkeypatch.setattr("builtins.input", lambda *a: pytest.fail("it asks"))
+    for options in ({"trust_remote_code": True}, {}):
+        caplog.clear()
+        with pytest.raises(
+            ValueError, match="is code of the checkpoint, and code of a checkpoint is never run. Use a checkpoint with"
+        ) as told:
+            qlorapp.AutoTokenizer.from_pretrained(tmp_path, **options)
+        assert "\n" not in str(told.value)
+        said = "[AutoTokenizer] trust_remote_code has no effect: code of a checkpoint is never run." in caplog.text
+        assert said == bool(options)
+    assert not (tmp_path / "was_run").exists()
 
 
 def test_a_text_is_streamed_into_another_thread():
