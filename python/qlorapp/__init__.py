@@ -125,4 +125,5 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *passed_through.FROM_TRANSFORMERS, *passed_through.FROM_OTHERS, "HfArgumentParser"})
+    others = {*passed_through.FROM_TRANSFORMERS, *passed_through.FROM_OTHERS, *passed_through.MODULES}
+    return sorted({*globals(), *others, "HfArgumentParser", "get_peft_config"})

@@ -12,8 +12,9 @@ from typing import Any
 #: What transformers has and works with this library's models and trainers as it is.
 FROM_TRANSFORMERS = frozenset({
     "AutoConfig", "BatchEncoding", "DataCollatorForLanguageModeling", "DataCollatorForSeq2Seq", "DataCollatorWithPadding", "IntervalStrategy",
-    "PreTrainedTokenizer", "PreTrainedTokenizerBase", "PreTrainedTokenizerFast", "SchedulerType", "StoppingCriteria",
-    "StoppingCriteriaList", "TextIteratorStreamer", "TextStreamer", "default_data_collator", "get_constant_schedule",
+    "LogitsProcessor", "LogitsProcessorList", "PreTrainedModel", "PreTrainedTokenizer", "PreTrainedTokenizerBase", "PreTrainedTokenizerFast",
+    "PretrainedConfig", "SchedulerType", "StoppingCriteria", "StoppingCriteriaList", "TextIteratorStreamer", "TextStreamer",
+    "default_data_collator", "enable_full_determinism", "get_constant_schedule",
     "get_constant_schedule_with_warmup", "get_cosine_schedule_with_warmup", "get_cosine_with_hard_restarts_schedule_with_warmup",
     "get_cosine_with_min_lr_schedule_with_warmup", "get_inverse_sqrt_schedule", "get_linear_schedule_with_warmup",
     "get_polynomial_decay_schedule_with_warmup", "get_scheduler", "get_wsd_schedule", "logging", "pipeline",
@@ -22,11 +23,18 @@ FROM_TRANSFORMERS = frozenset({
 #: {name: (the module that has it, its name there)}, of packages that need not be installed.
 FROM_OTHERS = {
     "EvaluationStrategy": ("transformers", "IntervalStrategy"),  # as it was called
+    "get_last_checkpoint": ("transformers.trainer_utils", "get_last_checkpoint"),
+    "PeftType": ("peft", "PeftType"),
+    "load_peft_weights": ("peft", "load_peft_weights"),
     "create_loraplus_optimizer": ("peft.optimizers", "create_loraplus_optimizer"),
     **{name: ("trl", name) for name in ("ModelConfig", "ScriptArguments", "TrlParser", "get_kbit_device_map", "get_quantization_config")},
 }  # fmt: skip
+#: Modules of this package that nothing imports before they are asked for.
+MODULES = frozenset({"optim", "trainer_utils"})
 #: What does without them.
 _WITHOUT = {
+    "PeftType": "adapters here are LoRA, whose peft_type is 'LORA'",
+    "load_peft_weights": "PeftModel.from_pretrained reads an adapter's folder, and get_peft_model_state_dict(model) gives its values",
     "ModelConfig": "from_pretrained and LoraConfig take these options one by one",
     "ScriptArguments": "a dataclass of your own does the same",
     "TrlParser": "HfArgumentParser parses the configs, too",
@@ -35,6 +43,9 @@ _WITHOUT = {
     "create_loraplus_optimizer": "parameter groups of torch.optim.AdamW do the same",
 }
 
+_OTHER_FORMAT = (
+    "weights in four bits are in bitsandbytes' format here. Use BitsAndBytesConfig(load_in_4bit=True) on the float checkpoint."
+)
 _OTHER_TASK = "models here are causal language models. Use AutoModelForCausalLM, or transformers for this task."
 _OTHER_METHOD = "training here is supervised: use SFTTrainer, or TRL itself with transformers' model for this method."
 _OTHER_ADAPTER = "adapters here are LoRA: use LoraConfig, or PEFT itself with transformers' model."
@@ -57,6 +68,9 @@ NOT_HERE = {
          "OFTConfig", "VeraConfig", "AdaptionPromptConfig"),
         _OTHER_ADAPTER,
     ),
+    **dict.fromkeys(
+        ("GPTQConfig", "AwqConfig", "AqlmConfig", "EetqConfig", "HqqConfig", "QuantoConfig", "TorchAoConfig"), _OTHER_FORMAT
+    ),
     "Seq2SeqTrainer": _OTHER_TASK,
     "Seq2SeqTrainingArguments": _OTHER_TASK,
     "DataCollatorForCompletionOnlyLM": "give SFTTrainer rows of 'prompt' and 'completion', or conversations and "
@@ -68,6 +82,11 @@ NOT_HERE = {
     "AdamW": "transformers took it away: use torch.optim.AdamW, with weight_decay=0.0 for what that one did unless told, or "
     "TrainingArguments(optim='adamw_torch').",
     "setup_chat_format": "it adds tokens, and tables here keep their rows. Set tokenizer.chat_template, or SFTConfig(chat_template_path=…).",
+    "clone_chat_template": "it adds tokens, and tables here keep their rows. Set tokenizer.chat_template, or SFTConfig(chat_template_path=…), to "
+    "take the template of another tokenizer.",
+    "ConstantLengthDataset": "TRL took it away: use SFTConfig(packing=True, max_length=…), which packs rows into blocks of one length.",
+    "DefaultFlowCallback": "the trainer itself decides when it logs, evaluates and saves. Set logging_strategy, eval_strategy and save_strategy, or "
+    "the flags of control in a TrainerCallback.",
     "replace_lora_weights_loftq": "it reads bitsandbytes' layers. Use LoraConfig(init_lora_weights='loftq', loftq_config=LoftQConfig()).",
     "AutoProcessor": "models here read text. Use AutoTokenizer.",
 }  # fmt: skip
@@ -80,6 +99,10 @@ def find(name: str) -> Any:
     """
     if name in NOT_HERE:
         raise ImportError(f"qlorapp has no {name}: {NOT_HERE[name]}")
+    if name in MODULES:
+        return importlib.import_module(f".{name}", __package__)
+    if name == "get_peft_config":
+        return get_peft_config
     if name in FROM_OTHERS:
         return _of_others(name)
     if name not in FROM_TRANSFORMERS and name != "HfArgumentParser":
@@ -93,6 +116,31 @@ def find(name: str) -> Any:
     if name == "logging":
         return transformers.utils.logging
     return getattr(transformers, name)
+
+
+def get_peft_config(config: Any) -> Any:
+    """A LoraConfig for a dict, as PEFT has it, and for a ModelConfig what TRL's function of the same name gives: None for use_peft=False.
+
+    @raises ValueError for a dict of another method; TypeError for what is neither.
+    """
+    if isinstance(config, dict):
+        from .peft_config import LoraConfig
+
+        if str(kind := config.get("peft_type", "LORA")).rpartition(".")[2] != "LORA":
+            raise ValueError(f"[get_peft_config] peft_type must be 'LORA'; got {kind!r}. A{_OTHER_ADAPTER[1:]}")
+        return LoraConfig(**config)
+    if not hasattr(config, "use_peft"):
+        raise TypeError(
+            f"[get_peft_config] config must be a dict of adapter_config.json's names, or TRL's ModelConfig; got {type(config).__name__}. Use "
+            "LoraConfig."
+        )
+    try:
+        trl = importlib.import_module("trl")
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            "[get_peft_config] a ModelConfig is trl's own: pip install trl, or do without: use LoraConfig."
+        ) from error
+    return trl.get_peft_config(config)
 
 
 def _of_others(name: str) -> Any:

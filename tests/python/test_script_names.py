@@ -75,6 +75,11 @@ def test_what_is_not_here_says_what_to_use(name, says):
         ("AdamW", "use torch.optim.AdamW"),
         ("setup_chat_format", "Set tokenizer.chat_template"),
         ("replace_lora_weights_loftq", "init_lora_weights='loftq'"),
+        ("clone_chat_template", r"SFTConfig\(chat_template_path=…\)"),
+        ("ConstantLengthDataset", r"TRL took it away: use SFTConfig\(packing=True"),
+        ("DefaultFlowCallback", "the flags of control in a TrainerCallback"),
+        ("GPTQConfig", r"Use BitsAndBytesConfig\(load_in_4bit=True\) on the float checkpoint"),
+        ("AwqConfig", r"Use BitsAndBytesConfig\(load_in_4bit=True\) on the float checkpoint"),
     ],
 )
 def test_what_was_taken_away_or_is_of_no_use_says_what_to_use(name, says):
@@ -88,6 +93,61 @@ def test_an_older_name_of_transformers_is_the_newer_one():
 
     assert EvaluationStrategy is transformers.IntervalStrategy and BatchEncoding is transformers.BatchEncoding
     assert qlorapp.TrainingArguments(eval_strategy=EvaluationStrategy.EPOCH).eval_strategy == "epoch"
+
+
+def test_what_peft_and_transformers_modules_have_is_their_own(folder, tmp_path):
+    from qlorapp import PeftType, get_last_checkpoint, load_peft_weights, trainer_utils
+    from qlorapp.trainer_utils import EvalPrediction, set_seed
+    from qlorapp.trainer_utils import get_last_checkpoint as by_module
+
+    assert PeftType is peft.PeftType and load_peft_weights is peft.load_peft_weights
+    assert get_last_checkpoint is by_module is transformers.trainer_utils.get_last_checkpoint
+    assert trainer_utils.IntervalStrategy is transformers.IntervalStrategy
+    assert set_seed is qlorapp.set_seed and EvalPrediction is qlorapp.EvalPrediction  # what is here goes before
+    with pytest.raises(ImportError, match="cannot import name 'Trainor'"):
+        exec("from qlorapp.trainer_utils import Trainor")
+    model = load(folder)
+    model.save_pretrained(tmp_path)
+    assert load_peft_weights(tmp_path, device="cpu").keys() == qlorapp.get_peft_model_state_dict(model).keys()
+
+
+def test_a_peft_config_is_made_of_a_dict_or_of_trls_model_config(monkeypatch):
+    from qlorapp import get_peft_config
+
+    made = get_peft_config(peft.LoraConfig(r=3, target_modules=["q_proj"]).to_dict())
+    assert isinstance(made, qlorapp.LoraConfig) and (made.r, list(made.target_modules)) == (3, ["q_proj"])
+    with pytest.raises(ValueError, match="peft_type must be 'LORA'; got .*IA3.*Adapters here are LoRA: use LoraConfig"):
+        get_peft_config(peft.IA3Config().to_dict())
+    with pytest.raises(TypeError, match="must be a dict .* or TRL's ModelConfig; got int. Use LoraConfig"):
+        get_peft_config(3)
+    trl = types.ModuleType("trl")
+    trl.get_peft_config = lambda config: ("TRL's", config)
+    monkeypatch.setitem(sys.modules, "trl", trl)
+    config = types.SimpleNamespace(use_peft=True)
+    assert get_peft_config(config) == ("TRL's", config)
+    monkeypatch.setitem(sys.modules, "trl", None)
+    with pytest.raises(ImportError, match="pip install trl, or do without: use LoraConfig"):
+        get_peft_config(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "optim"),
+    [
+        ("AdamW8bit", "adamw_8bit"),
+        ("PagedAdamW8bit", "paged_adamw_8bit"),
+        ("AdamW", "adamw_torch"),
+        ("PagedAdamW", "paged_adamw_32bit"),
+    ],
+)
+def test_bitsandbytes_optimizers_say_what_to_use(name, optim):
+    says = rf'qlorapp.optim has no {name}: .*Use TrainingArguments\(optim="{optim}"\)'
+    with pytest.raises(ImportError, match=says):
+        getattr(qlorapp.optim, name)
+    with pytest.raises(ImportError, match=says):
+        exec(f"from qlorapp.optim import {name}")
+    assert qlorapp.TrainingArguments(optim=optim).optim == optim
+    with pytest.raises(ImportError, match=r"no Lion8bit: .*adamw_8bit.*optimizers=\(torch.optim.…, None\)"):
+        qlorapp.optim.Lion8bit  # noqa: B018
 
 
 TRL_ONLY = sorted(name for name, (module, _) in qlorapp.passed_through.FROM_OTHERS.items() if module == "trl")
