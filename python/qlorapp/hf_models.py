@@ -366,15 +366,30 @@ def set_adapter_state_dict(model: Any, values: dict[str, torch.Tensor], adapter_
     _peft("set_peft_model_state_dict", model).set_peft_model_state_dict(model, values, adapter_name)
 
 
+def _refuse_what_reads_weights(model: Any, peft_config: Any) -> None:
+    """PEFT reads the weight for these, and knows no four-bit layers but bitsandbytes'."""
+    init = peft_config.init_lora_weights
+    for option, works, instead in (
+        ("use_dora=True", not peft_config.use_dora, "Leave it out"),
+        (
+            f"init_lora_weights={init!r}",
+            init in (True, False, None) or str(init).lower() == "gaussian",
+            "Use True, False or 'gaussian', which read none, or load the base without quantization_config",
+        ),
+    ):
+        if not works:
+            raise ValueError(
+                f"[get_peft_model] {option} is not supported for {type(model).__name__}: PEFT reads the weight for it, and knows no four-bit "
+                f"layers but bitsandbytes'. {instead}; it works for {', '.join(_C.native_architectures())}."
+            )
+
+
 def get_peft_model(model: Any, peft_config: Any, seed: int | None, **options: Any) -> Any:
     """PEFT's adapters for a model of transformers. Their values come from torch's generator, or from `seed` and leave it alone."""
     peft = _peft("get_peft_model", model)
     check_targets(peft_config.target_modules, model)
-    if peft_config.use_dora and any(isinstance(module, HfLinear4bit) for module in model.modules()):
-        raise ValueError(
-            f"[get_peft_model] use_dora=True is not supported for {type(model).__name__}: PEFT reads the weight for it, and knows no four-bit "
-            "layers but bitsandbytes'. Leave it out; it works for " + ", ".join(_C.native_architectures()) + "."
-        )
+    if any(isinstance(module, HfLinear4bit) for module in model.modules()):
+        _refuse_what_reads_weights(model, peft_config)
     values = peft_config.to_dict()
     if values.get("runtime_config") is not None:
         values["runtime_config"] = peft.LoraRuntimeConfig(**values["runtime_config"])

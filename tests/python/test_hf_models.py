@@ -269,12 +269,32 @@ def test_what_cannot_be_done_with_it_is_said(folder):
     model = ours(folder)
     with pytest.raises(ValueError, match="use_dora=True is not supported for .*: PEFT reads the weight"):
         qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=4, target_modules="all-linear", use_dora=True))
+    for init in ("orthogonal", "olora", "pissa", "pissa_niter_4", "loftq"):
+        more = {"loftq_config": qlorapp.LoftQConfig()} if init == "loftq" else {}
+        with pytest.raises(
+            ValueError, match=f"init_lora_weights='{init}' is not supported .*Use True, False or 'gaussian'"
+        ) as told:
+            qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=init, **more))
+        assert "\n" not in str(told.value)
     for ask in (qlorapp.plan, qlorapp.find_max_batch_size):
         with pytest.raises(TypeError, match=rf"\[{ask.__name__}\] .* is computed by transformers"):
             ask(model)
     for take in (copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="not copied or pickled: its weight lives in C"):
             take(model)
+
+
+@pytest.mark.parametrize("init", [True, False, "gaussian"])
+def test_the_initializations_that_are_named_work_over_four_bits(tmp_path, init):
+    config = qlorapp.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=init)
+    assert qlorapp.get_peft_model(ours(write(tmp_path, "Phi")), config)(IDS).logits.isfinite().all()
+
+
+def test_orthogonal_adapters_over_float_layers_are_pefts(tmp_path):
+    """The way out of the message."""
+    base = qlorapp.AutoModelForCausalLM.from_pretrained(write(tmp_path, "Phi"))
+    config = qlorapp.LoraConfig(r=4, target_modules="all-linear", init_lora_weights="orthogonal")
+    assert qlorapp.get_peft_model(base, config)(IDS).logits.isfinite().all()
 
 
 def test_a_native_family_takes_the_native_way(tmp_path):
