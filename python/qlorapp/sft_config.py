@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _C
 from .field_table import Row, apply_field_status, dataclass_of_table
-from .training_arguments import TrainingArguments, TrainingTable
+from .training_arguments import TrainingArguments, TrainingTable, check_values
 
 _USED, _SAID, _REFUSED = "used", "accepted_and_said", "refused"
 _PADDING = "rows are laid end to end, there is no padding."
@@ -149,7 +149,7 @@ else:
         """,
         [_own.get(row[0], row) for row in _C.training_arguments_fields()] + _ADDED,
         _C.training_arguments_aliases() | aliases(),
-        lambda options: _C.check_training_arguments(json.dumps(loop_options(json.loads(options)))),
+        lambda options: check_values(json.dumps(loop_options(json.loads(options)))),
         bases=(SFTTable, TrainingArguments),
         none_is_default=("output_dir", "report_to", "gradient_checkpointing", "eval_strategy", "debug", "dataset_text_field"),
     )

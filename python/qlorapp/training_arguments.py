@@ -21,6 +21,28 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+#: {an optimizer that transformers took away or never had under this name: the one that it was}
+_SAME_OPTIMIZER = {"adamw_hf": "adamw_torch", "paged_adamw": "paged_adamw_32bit"}
+#: What does what a name from a list does not, by the beginning of the message that refuses it.
+_WAYS_OUT = {
+    "[TrainingArguments] optim must be one of": "For another optimizer leave it out and give Trainer(optimizers=(torch.optim.SGD(parameters, lr=…), "
+    "None)), or any other of torch's.",
+    "[TrainingArguments] lr_scheduler_type must be one of": "For another schedule leave it out and give Trainer(optimizers=(optimizer, scheduler)), "
+    "with a scheduler of torch's whose step() takes no metrics.",
+}
+
+
+def check_values(values: str) -> None:
+    """Validates the JSON of an object.  @raises ValueError, for names from a list with the way to what is not in it."""
+    try:
+        _C.check_training_arguments(values)
+    except ValueError as error:
+        way_out = next((text for begin, text in _WAYS_OUT.items() if str(error).startswith(begin)), None)
+        if way_out is None:
+            raise
+        raise ValueError(f"{error} {way_out}") from None
+
+
 class TrainingTable(ArgumentGroups, Table):
     """What TrainingArguments and its kin have beside their fields: what transformers derives from them."""
 
@@ -47,6 +69,9 @@ class TrainingTable(ArgumentGroups, Table):
             fields.report_to = [fields.report_to]
         for field in ("lr_scheduler_type", "optim", "eval_strategy", "save_strategy", "logging_strategy", "hub_strategy"):
             setattr(fields, field, plain(getattr(fields, field)))
+        if (same := _SAME_OPTIMIZER.get(fields.optim)) is not None:
+            _C.log_warning_once(f"[TrainingArguments] optim={fields.optim!r} is run as {same!r}, which is the same rule.")
+            fields.optim = same
         if fields.metric_for_best_model is None and (fields.load_best_model_at_end or fields.save_strategy == "best"):
             fields.metric_for_best_model = "loss"
         if fields.greater_is_better is None and fields.metric_for_best_model is not None:
@@ -170,7 +195,7 @@ else:
         """,
         _C.training_arguments_fields(),
         _C.training_arguments_aliases(),
-        _C.check_training_arguments,
+        check_values,
         bases=(TrainingTable,),
         none_is_default=("output_dir", "report_to", "gradient_checkpointing", "eval_strategy", "debug"),
     )

@@ -11,8 +11,11 @@ import sys
 import conftest
 import pytest
 import qlorapp
+import torch
 import transformers
 from qlorapp.field_table import plain
+from tiny_llama import load, write_checkpoint
+from tiny_trainer import rows
 
 #: What only transformers' own Trainer has a use for.
 ABSENT = {
@@ -146,3 +149,40 @@ def test_the_older_name_of_checkpointing_is_taken_and_sft_arguments_have_groups_
     assert not ours.set_training().gradient_checkpointing
     sft = qlorapp.SFTConfig(str(tmp_path), max_length=77).set_training(learning_rate=3e-4)
     assert isinstance(sft, qlorapp.SFTConfig) and (sft.learning_rate, sft.max_length) == (3e-4, 77)
+
+
+OPTIMIZERS = sorted(
+    {name.value for name in transformers.training_args.OptimizerNames} | {"adamw_hf", "paged_adamw", "adamw_apex_fused"}
+)
+TAKEN = {"adamw_torch", "adamw_torch_fused", "adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit"}
+SAME = {"adamw_hf": "adamw_torch", "paged_adamw": "paged_adamw_32bit"}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizers_name_is_taken_or_says_what_to_give(name):
+    if name in TAKEN | set(SAME):
+        assert qlorapp.TrainingArguments(optim=name).optim == SAME.get(name, name)
+        return
+    with pytest.raises(
+        ValueError, match=rf"optim must be one of .*; got '{name}'.*Trainer\(optimizers=\(torch.optim.SGD\(parameters"
+    ) as told:
+        qlorapp.TrainingArguments(optim=name)
+    assert "\n" not in str(told.value)
+
+
+def test_a_schedule_that_is_not_here_says_what_to_give():
+    with pytest.raises(ValueError, match=r"got 'reduce_lr_on_plateau'.*give Trainer\(optimizers=\(optimizer, scheduler\)\)"):
+        qlorapp.SFTConfig(lr_scheduler_type="reduce_lr_on_plateau")
+
+
+def test_the_way_out_of_the_list_of_optimizers_trains(tmp_path):
+    write_checkpoint(tmp_path / "model")
+    model = load(tmp_path / "model")
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    trainer = qlorapp.Trainer(
+        model, qlorapp.TrainingArguments(str(tmp_path), max_steps=3, report_to="none", save_strategy="no"), train_dataset=rows(8),
+        optimizers=(torch.optim.SGD(parameters, lr=0.1), None),
+    )  # fmt: skip
+    before = [p.detach().clone() for p in parameters]
+    trainer.train()
+    assert any(not torch.equal(a, b) for a, b in zip(before, parameters, strict=True))
