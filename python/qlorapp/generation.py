@@ -96,6 +96,19 @@ class GenerationConfig:
 
     to_diff_dict = to_dict  # what transformers' pipelines call
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """@raises ValueError and TypeError as the constructor does: set silently, it would do nothing."""
+        _known({name: value}, type(self).__name__)
+        super().__setattr__(name, value)
+
+    def update(self, **options: Any) -> dict[str, Any]:
+        """Sets these, as transformers' does; returns those that are no options of generation.  @raises ValueError for one that is refused."""
+        names = _FIELDS | set(_REFUSED) | _IGNORED
+        for name in options:
+            if name in names:
+                setattr(self, name, options[name])
+        return {name: value for name, value in options.items() if name not in names}
+
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "GenerationConfig":
         return cls(**_known(values, "GenerationConfig"))
@@ -168,9 +181,12 @@ def config_of_folder(folder: pathlib.Path) -> GenerationConfig:
     return GenerationConfig(**{name: value for name, value in values.items() if name in _FIELDS})
 
 
-def _merged(model_config: GenerationConfig, config: Any, options: dict[str, Any]) -> dict[str, Any]:
+def _merged(model_config: Any, config: Any, options: dict[str, Any]) -> dict[str, Any]:
     """Options of the call, before those of the config that was passed, before the model's own, before the defaults."""
-    merged = {**_DEFAULTS, **model_config.to_dict()}
+    of_model = (
+        model_config.to_dict() if isinstance(model_config, GenerationConfig) else _known(model_config.to_dict(), "generate")
+    )
+    merged = {**_DEFAULTS, **{name: value for name, value in of_model.items() if value is not None}}
     if config is not None:  # transformers' own class is as good
         given = config.to_dict() if hasattr(config, "to_dict") else dict(config)
         merged.update({name: value for name, value in _known(given, "generate").items() if value is not None})

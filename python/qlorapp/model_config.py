@@ -2,6 +2,8 @@
 """config.json as transformers' models show it, and the small methods that scripts for transformers call on a model."""
 
 import json
+import os
+import pathlib
 import types
 from typing import Any
 
@@ -18,6 +20,12 @@ _FIXED: dict[str, Any] = {
     "output_attentions": False,
     "output_hidden_states": False,
     "_attn_implementation": "sdpa",
+}
+#: Set to another value by scripts, and what happens all the same.
+_WITHOUT_EFFECT = {
+    "output_attentions": "attention is computed without its matrix. Load the model by transformers for it.",
+    "output_hidden_states": "the model returns its loss and logits. Load it by transformers for the states between.",
+    "return_dict": "an output is a mapping and a tuple at once; model(…, return_dict=False) gives a tuple.",
 }
 #: {older or newer name: the one that is stored}
 _SAME = {"torch_dtype": "dtype", "name_or_path": "_name_or_path", "rope_scaling": "rope_parameters"}
@@ -37,6 +45,15 @@ class ModelConfig(types.SimpleNamespace):
             return known[_SAME[name]]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _WITHOUT_EFFECT and value not in (None, _FIXED[name]):
+            _C.log_warning_once(f"[config] {name}={value!r} has no effect: {_WITHOUT_EFFECT[name]}")
+        super().__setattr__(name, value)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The attribute, or the default where there is none."""
+        return getattr(self, name, default)
+
     def describe(self, name_or_path: str, dtype: torch.dtype) -> None:
         """What is known once the model is loaded."""
         self.__dict__.pop("torch_dtype", None)
@@ -49,6 +66,17 @@ class ModelConfig(types.SimpleNamespace):
             if name in values:
                 values[name] = plain(values[name])
         return values
+
+    to_diff_dict = to_dict  # what the file says and no more: there are no class defaults to leave out
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **ignored: Any) -> None:
+        """config.json into the folder.  @raises ValueError for push_to_hub."""
+        if push_to_hub:
+            raise ValueError("[save_pretrained] a config is written into a folder; got push_to_hub=True. Leave out the option.")
+        folder = pathlib.Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        written = {name: value for name, value in self.to_dict().items() if not name.startswith("_")}
+        (folder / "config.json").write_text(json.dumps(written, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     def to_json_string(self) -> str:
         return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"

@@ -158,3 +158,46 @@ def test_help_of_a_config_shows_every_option(name):
     for field, kind, default, text, _, reason in config.field_rows:
         at = lines.index(f"    {field}: {kind} = {json.loads(default)!r}")
         assert text in lines[at + 1] and reason in lines[at + 1]
+
+
+def test_a_generation_config_refuses_what_the_constructor_does(folder):
+    """Set on the model, an option that is not built would change nothing, and nobody would know."""
+    model = load(folder).get_base_model()
+    config = model.generation_config
+    for name, value in (("num_beams", 4), ("no_repeat_ngram_size", 2), ("output_scores", True)):
+        with pytest.raises(ValueError, match=rf"\[GenerationConfig\] {name}={value!r} is not supported"):
+            setattr(config, name, value)
+        with pytest.raises(ValueError, match=rf"{name}={value!r} is not supported"):
+            config.update(**{name: value})
+    with pytest.raises(TypeError, match="unknown option 'max_new_token'. Did you mean 'max_new_tokens'"):
+        config.max_new_token = 3
+    config.num_beams, config.use_cache = 1, False  # which mean nothing here
+    assert config.update(max_new_tokens=3, do_sample=False, of_their_own=1) == {"of_their_own": 1}
+    assert (config.max_new_tokens, config.do_sample) == (3, False)
+    ids = torch.arange(3, 9).view(1, 6)
+    assert model.generate(ids, eos_token_id=[]).shape == (1, 9)
+    model.generation_config = transformers.GenerationConfig(num_beams=4)
+    with pytest.raises(ValueError, match=r"\[generate\] num_beams=4 is not supported"):
+        model.generate(ids)
+
+
+def test_a_models_config_says_what_does_nothing_and_is_written(folder, tmp_path):
+    code = (
+        "import logging, qlorapp\n"
+        f"config = qlorapp.AutoModelForCausalLM.from_pretrained({str(folder)!r}).config\n"
+        "config.output_hidden_states = True\nconfig.output_hidden_states = True\nconfig.output_attentions = False\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(BUILD / "python")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert (done.stdout + done.stderr).count("[config] output_hidden_states=True has no effect: ") == 1
+    config = four_bit(folder).config
+    assert (
+        config.get("hidden_size") == config.hidden_size and config.get("of_their_own", 5) == 5 and config.get("nothing") is None
+    )
+    assert config.to_diff_dict() == config.to_dict()
+    config.save_pretrained(tmp_path / "new")
+    back = transformers.AutoConfig.from_pretrained(tmp_path / "new")
+    assert isinstance(back, transformers.LlamaConfig) and back.hidden_size == config.hidden_size
+    assert back.quantization_config["bnb_4bit_quant_type"] == "nf4" and back.dtype == torch.float32
+    with pytest.raises(ValueError, match="push_to_hub=True. Leave out the option"):
+        config.save_pretrained(tmp_path, push_to_hub=True)
