@@ -2,12 +2,13 @@
 """CausalLM: the C++ model as a torch.nn.Module with Hugging Face's names and semantics. auto_model.py loads it."""
 
 import contextlib
+import functools
 import inspect
 import logging
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -39,6 +40,12 @@ class TrainableParameters(str):
         """Printed already."""
 
 
+@functools.cache
+def _class_of(architecture: str) -> type:
+    """CausalLM by the name of what it computes: transformers' pipelines, and scripts, go by type(model).__name__."""
+    return type(architecture, (CausalLM,), {"__module__": __name__, "__doc__": CausalLM.__doc__})
+
+
 class CausalLM(TransformersMethods, ModelAdapters, Fixed):
     """What AutoModelForCausalLM.from_pretrained returns.
 
@@ -50,6 +57,11 @@ class CausalLM(TransformersMethods, ModelAdapters, Fixed):
     model: Any
     lm_head: Any
     _tokens_before = 0
+
+    def __new__(cls, core: Any, config: ModelConfig, *args: Any, **kwargs: Any) -> "CausalLM":
+        """Of a class by the architecture's name."""
+        names = getattr(config, "architectures", None) or []
+        return cast("CausalLM", super().__new__(_class_of(names[0]) if cls is CausalLM and len(names) == 1 else cls))
 
     def __init__(
         self,

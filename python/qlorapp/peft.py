@@ -257,8 +257,9 @@ class PeftModel(torch.nn.Module):
         return wrapped.train(is_trainable)
 
 
-#: PEFT's name for the class of causal language models.
+#: PEFT's name for the class of causal language models. It is what type(model).__name__ says, too: transformers' pipelines go by it.
 PeftModelForCausalLM = PeftModel
+PeftModel.__name__ = "PeftModelForCausalLM"
 
 
 def get_peft_model(

@@ -164,15 +164,15 @@ def ways_to_edit(lm):
     block, layer = lm.model.layers[0], lm.model.layers[0].self_attn.q_proj
     linear, identity = torch.nn.Linear(64, 64), torch.nn.Identity()
     return [
-        ("lm_head of CausalLM", lambda: setattr(lm, "lm_head", identity)),
-        ("lm_head of CausalLM", lambda: setattr(lm, "lm_head", torch.nn.Sequential(lm.lm_head, identity))),
-        ("lm_head of CausalLM", lambda: delattr(lm, "lm_head")),
-        ("model of CausalLM", lambda: lm.add_module("model", identity)),
+        ("lm_head of LlamaForCausalLM", lambda: setattr(lm, "lm_head", identity)),
+        ("lm_head of LlamaForCausalLM", lambda: setattr(lm, "lm_head", torch.nn.Sequential(lm.lm_head, identity))),
+        ("lm_head of LlamaForCausalLM", lambda: delattr(lm, "lm_head")),
+        ("model of LlamaForCausalLM", lambda: lm.add_module("model", identity)),
         ("embed_tokens of Group", lambda: setattr(lm.model, "embed_tokens", None)),
         ("mlp of Group", lambda: setattr(block, "mlp", identity)),
         ("mlp of Group", lambda: block.register_module("mlp", identity)),
         ("forward of Group", lambda: setattr(block.self_attn, "forward", lambda x: x)),
-        ("forward of CausalLM", lambda: setattr(lm, "forward", lambda **batch: None)),
+        ("forward of LlamaForCausalLM", lambda: setattr(lm, "forward", lambda **batch: None)),
         ("forward of RMSNorm", lambda: setattr(lm.model.norm, "forward", lambda x: x)),
         ("layers of Group", lambda: setattr(lm.model, "layers", lm.model.layers[:1])),
         ("the list of ModuleList", lambda: lm.model.layers.append(block)),
@@ -195,7 +195,7 @@ def test_edits_that_cpp_would_not_see_are_refused(folder):
     names, before = [name for name, _ in model.named_modules()], model(**batch).logits
     for said, edit in [
         *ways_to_edit(lm),
-        ("lm_head of CausalLM", lambda: setattr(model, "lm_head", torch.nn.Identity())),
+        ("lm_head of LlamaForCausalLM", lambda: setattr(model, "lm_head", torch.nn.Identity())),
     ]:
         with pytest.raises(NotImplementedError, match=rf"{said} cannot be changed: .*load the model by transformers") as told:
             edit()

@@ -118,6 +118,24 @@ def test_nothing_uploads(folder, tmp_path):
             held.push_to_hub("somebody/something")
 
 
+@pytest.mark.parametrize("adapted", [False, True])
+def test_transformers_pipeline_knows_the_models_by_their_class(folder, caplog, adapted):
+    """It compares the name, and lists over a hundred others where it does not know it."""
+    model = load(folder)
+    model = model if adapted else model.get_base_model()
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        tokenizer = qlorapp.AutoTokenizer.from_pretrained(ROOT / "examples" / "data" / "tiny-llama")
+        transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "is not supported" not in caplog.text
+    assert isinstance(model, qlorapp.PeftModel if adapted else qlorapp.CausalLM)
+    assert type(model).__name__ == ("PeftModelForCausalLM" if adapted else "LlamaForCausalLM")
+    assert type(load(folder).get_base_model()) is type(load(folder).get_base_model())
+
+
 def test_transformers_pipeline_generates():
     place = ROOT / "examples" / "data" / "tiny-llama"
     model, tokenizer = four_bit(place), transformers.AutoTokenizer.from_pretrained(place)
