@@ -7,8 +7,10 @@ One output through IPython's display, replaced as the run goes on: no widgets, n
 import html
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
+from .batches import length_of
 from .trainer_callback import TrainerCallback
 
 #: Log keys and the headings of their columns, in this order; other keys of an evaluation follow under their own names.
@@ -44,6 +46,12 @@ def _cell(value: Any) -> str:
     return html.escape(str(value))
 
 
+def _bar(done: int, total: int) -> str:
+    """Without a total a bar that only moves."""
+    numbers = f"value='{done}' max='{total}' " if total else ""
+    return f"<progress {numbers}style='width:300px;height:20px;vertical-align:middle'></progress>"
+
+
 class NotebookProgressCallback(TrainerCallback):
     """Bar and table. Evaluations stand in the row of their step."""
 
@@ -56,6 +64,7 @@ class NotebookProgressCallback(TrainerCallback):
         self._handle: Any = None
         self._step = self._total = self._first = 0
         self._begin = self._shown = 0.0
+        self._evaluated, self._batches = 0, 0  # of the evaluation that runs; 0, 0: none does
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.records, self._handle = [], None
@@ -69,6 +78,19 @@ class NotebookProgressCallback(TrainerCallback):
         self._step, self._total = state.global_step, state.max_steps
         if self._step >= self._total or self.now() - self._shown >= self.pause:
             self._show()
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any) -> None:
+        if self._evaluated == 0:
+            self._batches = length_of(eval_dataloader) or 0
+        self._evaluated += 1
+        if self._evaluated == 1 or self._evaluated == self._batches or self.now() - self._shown >= self.pause:
+            self._show()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._evaluated = self._batches = 0
+        self._show()
+
+    on_predict = on_evaluate
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if not logs or "train_runtime" in logs:
@@ -93,10 +115,17 @@ class NotebookProgressCallback(TrainerCallback):
             self._handle.update(HTML(self.html()))
 
     def html(self) -> str:
-        gone, done = self.now() - self._begin, self._step - max(self._first, 0)
-        left = gone / done * (self._total - self._step) if done > 0 and self._first >= 0 else 0.0
-        bar = f"<progress value='{self._step}' max='{self._total}' style='width:300px;height:20px;vertical-align:middle'></progress>"
-        return f"<div>{bar} [{self._step}/{self._total} {_clock(gone)} &lt; {_clock(left)}]</div>" + self._table()
+        return "".join(f"<div>{line}</div>" for line in self._bars()) + self._table()
+
+    def _bars(self) -> Iterator[str]:
+        """Of the steps, once a run has begun, and of the batches while it evaluates."""
+        if self._total:
+            gone, done = self.now() - self._begin, self._step - max(self._first, 0)
+            left = gone / done * (self._total - self._step) if done > 0 and self._first >= 0 else 0.0
+            yield f"{_bar(self._step, self._total)} [{self._step}/{self._total} {_clock(gone)} &lt; {_clock(left)}]"
+        if self._evaluated:
+            most = self._batches or "?"  # a stream does not say how many there are
+            yield f"{_bar(self._evaluated, self._batches)} [{self._evaluated}/{most}] evaluating"
 
     def _table(self) -> str:
         if not self.records:

@@ -97,6 +97,23 @@ def test_a_notebook_shows_one_output_with_bar_and_table(folder, tmp_path):
     assert kernel.printed.getvalue() == "", "nothing is printed beside it"
 
 
+def test_an_evaluation_shows_its_batches_and_no_steps_before_a_run(folder, tmp_path):
+    """There is no run whose time could be told."""
+    kernel = notebook_runner.Kernel()
+    with kernel.running():
+        trainer = small_trainer(folder, tmp_path, per_device_eval_batch_size=1)
+        trainer.evaluate()
+    (versions,) = kernel.displayed
+    assert "value='1' max='2'" in versions[0] and any("[2/2] evaluating" in version for version in versions)
+    assert "[0/0" not in "".join(versions) and "&lt;" not in "".join(versions)
+    assert "evaluating" not in versions[-1] and "Validation Loss" in versions[-1]
+    with kernel.running():
+        trainer.train()
+        trainer.evaluate()
+    last = kernel.displayed[-1]
+    assert any("[4/4 " in version and "[1/2] evaluating" in version for version in last) and "evaluating" not in last[-1]
+
+
 def test_text_of_rows_is_escaped_in_a_notebook_and_marked_elsewhere(capsys):
     sample = notebook.SampleCallback([("<b>a</b>", False), ("<i>&", True)])
     kernel = notebook_runner.Kernel()
