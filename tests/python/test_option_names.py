@@ -14,6 +14,7 @@ import subprocess
 import sys
 
 import conftest
+import notebook_runner
 import pytest
 import qlorapp
 import torch
@@ -223,9 +224,9 @@ class Run:
             if "log_level" not in options:
                 logger.setLevel(level)
 
-    def planned(self):
-        """Bytes at most of this run on a T4."""
-        phases = qlorapp.plan(self.folder, args=self.args, gpu="T4").phases
+    def planned(self, **options):
+        """Bytes at most of this run on a T4, or of one whose options differ so."""
+        phases = qlorapp.plan(self.folder, args=dataclasses.replace(self.args, **options), gpu="T4").phases
         return max(phase["allocated"] for name, phase in phases.items() if name not in ("load", "merge"))
 
     @property
@@ -256,6 +257,16 @@ def run(folder, tmp_path_factory):
 @pytest.fixture(scope="module")
 def plain(run):
     return run()
+
+
+def shown_in_a_notebook(run, **options):
+    """Which of the callbacks that show a run its trainer has where there is a kernel: elsewhere lines are the default."""
+    with notebook_runner.Kernel().running():
+        callbacks = qlorapp.Trainer(
+            run.model, dataclasses.replace(run.args, **options), train_dataset=rows(12)
+        ).callback_handler.callbacks
+    names = [type(callback).__name__ for callback in callbacks]
+    return [name for name in names if name in ("PrinterCallback", "ProgressCallback", "NotebookProgressCallback")]
 
 
 #: name → (options, what holds of the run, given a run with nothing set).
@@ -294,10 +305,13 @@ EFFECTS = {
         {"gradient_checkpointing": True, "checkpoint_keep": "attention_only"},
         lambda r, p: {keep for _, _, keep in r.model.core.segments} != {keep for _, _, keep in p.model.core.segments},
     ),
-    "loss_chunk_rows": ({"loss_chunk_rows": 3}, lambda r, p: r.losses == pytest.approx(p.losses, rel=1e-5)),
+    "loss_chunk_rows": (
+        {"loss_chunk_rows": 3},
+        lambda r, p: r.losses == pytest.approx(p.losses, rel=1e-5) and r.planned() < p.planned(),
+    ),
     "mlp_tile_rows": (
         {"gradient_checkpointing": True, "mlp_tile_rows": 4},
-        lambda r, p: r.losses == pytest.approx(p.losses, rel=1e-5),
+        lambda r, p: r.losses == pytest.approx(p.losses, rel=1e-5) and r.planned() < r.planned(mlp_tile_rows=0),
     ),
     # A GPU's matters, where tests/cuda and plan_accuracy_cuda.py measure what is planned.
     "weight_workspace": ({"weight_workspace": "stack"}, lambda r, p: r.losses == p.losses and r.planned() < p.planned()),
@@ -342,7 +356,8 @@ EFFECTS = {
     "log_level": ({"log_level": "error"}, lambda r, p: logging.getLogger("qlorapp").level == logging.ERROR),
     "disable_tqdm": (
         {"disable_tqdm": True},
-        lambda r, p: any(type(c).__name__ == "PrinterCallback" for c in r.trainer.callback_handler.callbacks),
+        lambda r, p: shown_in_a_notebook(r) == ["PrinterCallback"]
+        and shown_in_a_notebook(r, disable_tqdm=None) == shown_in_a_notebook(r, disable_tqdm=False) == ["NotebookProgressCallback"],
     ),
     "eval_strategy": ({"eval_strategy": "epoch"}, lambda r, p: r.steps("evaluate") == [2, 4]),
     "eval_steps": ({"eval_strategy": "steps", "eval_steps": 3}, lambda r, p: r.steps("evaluate") == [3, 4]),
@@ -377,7 +392,7 @@ EFFECTS = {
 EFFECTS["fp16"][0]["save_strategy"] = "epoch"
 #: Shown by a test of their own, beside what they belong to.
 ELSEWHERE = {
-    "overwrite_output_dir": "test_bad_input.py", "max_length": "test_packing.py", "completion_only_loss": "test_data.py", "use_cpu": "test_cli.py",
+    "overwrite_output_dir": "test_bad_input.py", "max_length": "test_packing.py", "completion_only_loss": "test_data.py", "use_cpu": "test_option_names.py",
     "resume_from_checkpoint": "test_trainer_semantics.py", "ignore_data_skip": "test_trainer_semantics.py",
     "restore_callback_states_from_checkpoint": "test_trainer_semantics.py",
     "remove_unused_columns": "test_trainer_subclasses.py", "logging_nan_inf_filter": "test_trainer_semantics.py",
@@ -406,6 +421,18 @@ def test_a_used_option_does_what_it_says(name, run, plain, request):
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before[0]
         logging.getLogger("qlorapp").setLevel(before[1])
+
+
+def test_use_cpu_is_where_a_model_goes_and_refuses_one_that_is_elsewhere(folder, tmp_path, monkeypatch):
+    model = load(folder)
+    asked, not_asked = (qlorapp.TrainingArguments(str(tmp_path), use_cpu=value, report_to="none") for value in (True, False))
+    assert qlorapp.Trainer(model, asked, train_dataset=rows(4)).model.device.type == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert (asked.device, asked.n_gpu) == (torch.device("cpu"), 0)
+    assert (not_asked.device, not_asked.n_gpu) == (torch.device("cuda:0"), 1)
+    monkeypatch.setattr(qlorapp.CausalLM, "device", property(lambda self: torch.device("cuda:0")))
+    with pytest.raises(ValueError, match="use_cpu=True, but the model is on cuda:0. Load it with device_map='cpu'"):
+        qlorapp.Trainer(model, asked, train_dataset=rows(4))
 
 
 # --- the dataclasses
