@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from . import _C, module_tree
+from .base_parameters import BaseParameters
 from .layers import seed_from_torch
 from .peft_config import LoraConfig
 
@@ -24,6 +25,8 @@ class ModelAdapters(torch.nn.Module):
     peft_config: dict[str, LoraConfig]
     #: Of each set, in the order of C++: where the parameter hangs in the tree, and the parameter that C++ holds.
     _adapters: dict[str, list[tuple[torch.nn.Module, torch.nn.Parameter]]]
+    #: The others, which C++ has loaded.
+    _base_parameters: BaseParameters
     _disabled = False
 
     def add_adapters(self, config: LoraConfig, seed: int | None = None, adapter_name: str = "default") -> None:
@@ -34,6 +37,7 @@ class ModelAdapters(torch.nn.Module):
         self._core.add_adapters(json.dumps(config.to_dict()), seed, adapter_name, weights)
         if self._core.base_was_changed:
             module_tree.refresh_weights(self, self._core)
+            self._base_parameters = BaseParameters(self)
         self._show_adapters(adapter_name)
         self.set_trainable(adapter_name, adapter_name == self._core.active_adapter)
 
@@ -129,6 +133,7 @@ class ModelAdapters(torch.nn.Module):
 
     def _rebind(self, adapter_name: str = "") -> None:
         """Notices parameters that were replaced, got other memory by `.data =`, or lost their gradient to zero_grad()."""
+        self._base_parameters.put_back()
         name = adapter_name or self._core.active_adapter
         if not name:
             return

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 
 from . import _C, forward_options, generation, module_tree, precision
+from .base_parameters import BaseParameters, why_not_trained
 from .edits import Fixed
 from .layers import seed_from_torch
 from .model_adapters import ModelAdapters
@@ -85,6 +86,7 @@ class CausalLM(TransformersMethods, ModelAdapters, Fixed):
         self._keep = ""
         self.warnings_issued: dict[str, bool] = {}  # scripts for transformers set "estimate_tokens" in it
         module_tree.build(self, core, getattr(config, "rms_norm_eps", 1e-6))
+        self._base_parameters = BaseParameters(self)
         self.eval()
 
     # --- what it is
@@ -194,6 +196,8 @@ class CausalLM(TransformersMethods, ModelAdapters, Fixed):
         """forward() with its options settled."""
         core = self._core
         self._rebind()
+        if torch.is_grad_enabled() and (name := self._base_parameters.trainable()) is not None:
+            _C.log_warning_once(f"[forward] {why_not_trained(name)}")
         batch = core.unpad(input_ids, attention_mask, labels)
         if batch.ignored_padding_labels:
             _C.log_warning_once(
@@ -244,6 +248,7 @@ class CausalLM(TransformersMethods, ModelAdapters, Fixed):
             ids, attention_mask, options = generation.of_mapping(inputs, input_ids, attention_mask, options)
         else:
             ids = inputs if input_ids is None else input_ids
+        self._rebind()
         with precision.own_dtypes(self.device):
             return generation.generate(self, ids, attention_mask, generation_config, streamer, options)
 
@@ -370,7 +375,8 @@ class CausalLM(TransformersMethods, ModelAdapters, Fixed):
         table, shown = self._core.embed_tokens, self.model.embed_tokens
         shown = getattr(shown, "original_module", shown)  # beside a trained copy (modules_to_save)
         if table.data_ptr() != shown.weight.data_ptr():
-            shown.weight = torch.nn.Parameter(table, requires_grad=False)
+            shown._parameters["weight"] = torch.nn.Parameter(table, requires_grad=False)  # which a script may not replace
+            self._base_parameters = BaseParameters(self)
 
     def enable_input_require_grads(self) -> None:
         """Nothing to do: a checkpointed block's adapters are inputs of its graph node, whatever its input is."""

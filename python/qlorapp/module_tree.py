@@ -73,6 +73,11 @@ def _of_the_base(module: _S) -> _S:
     return module
 
 
+def is_of_the_base(module: torch.nn.Module) -> bool:
+    """Does it show a weight of the frozen base?"""
+    return isinstance(module, _Shown) and module._is_base
+
+
 class Linear(_Shown, torch.nn.Linear):
     """torch's, shown."""
 

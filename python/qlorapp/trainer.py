@@ -18,6 +18,7 @@ import torch
 
 from . import _C
 from .autograd_step import Accelerator, AutogradStep, overridden, scaler_of
+from .base_parameters import why_not_trained
 from .batches import check_one_data_set, is_default_collator, is_stream, rows_of, training_rows
 from .field_table import plain
 from .foreign_model import ForeignModel
@@ -122,6 +123,7 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
         self.eval_dataloader: Any = None
         self._lm = trained_model(model)
         self._check()
+        self._refuse_a_trained_base()
         if self.args.log_level != "passive":
             _log.setLevel(self.args.log_level.upper())
         self._lm._rebind()
@@ -172,6 +174,11 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
         for option, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
             if getattr(args, option) and lm.dtype != _C.dtype_on(str(lm.device), dtype):  # float16 on a GPU without bfloat16
                 _log.warning("[Trainer] %s=True, but the model computes in %s. Load it with dtype=%s.", option, lm.dtype, dtype)
+
+    def _refuse_a_trained_base(self) -> None:
+        """The own loop's warning would come after hours here: nobody looks at .grad."""
+        if isinstance(self._lm, CausalLM) and (name := self._lm._base_parameters.trainable()) is not None:
+            raise ValueError(f"[Trainer] {why_not_trained(name)}")
 
     def _say_once(self, line: str) -> None:
         if line not in self._said:
@@ -277,6 +284,8 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
                 raise ValueError(f"[Trainer] there is no checkpoint in {self.args.output_dir} to resume from.")
         folder = os.fspath(resume_from_checkpoint) if resume_from_checkpoint else None
         self._ignore_keys = ignore_keys_for_eval
+        self._refuse_a_trained_base()  # what a script did after the trainer was made
+        self._lm._rebind()
         if self._why_autograd() != self._autograd_reasons or self._core_arguments() != self._made_with:
             self._make_core()
         self._prepare_steps()

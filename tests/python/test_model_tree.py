@@ -281,3 +281,75 @@ def test_the_cast_of_old_notebooks_is_taken_and_said(folder, caplog):
         said = [r.getMessage() for r in caplog.records if "CastOutputToFloat" in r.getMessage()]
         assert len(said) == (dtype == torch.bfloat16), said
     assert "logits stay bfloat16" in said[0] and "logits.float()" in said[0]
+
+
+def test_a_gradient_that_a_base_parameter_would_never_get_is_refused_or_said(folder, tmp_path, caplog):
+    from tiny_trainer import arguments, rows
+
+    model = load(folder)
+    trainer = qlorapp.Trainer(model, arguments(tmp_path), train_dataset=rows(4))
+    for name, parameter in model.named_parameters():  # LongLoRA's
+        if any(part in name for part in ("embed", "norm")):
+            parameter.requires_grad_()
+    wanted = r"requires_grad=True on model\.layers\.0\.input_layernorm\.weight has no effect: .*modules_to_save"
+    with pytest.raises(ValueError, match=r"\[Trainer\] " + wanted):
+        qlorapp.Trainer(model, arguments(tmp_path), train_dataset=rows(4))
+    with pytest.raises(ValueError, match=r"\[Trainer\] " + wanted):
+        trainer.train()
+    with torch.no_grad():
+        model(**ragged_batch())
+    assert "requires_grad" not in caplog.text
+    model(**ragged_batch()).loss.backward()
+    model(**ragged_batch()).loss.backward()
+    assert caplog.text.count("[forward] requires_grad=True on model.layers.0.input_layernorm.weight") == 1
+
+
+def test_a_table_that_an_adapter_trains_may_require_a_gradient_as_a_whole(folder, tmp_path):
+    from tiny_trainer import arguments, rows
+
+    model = load(folder, modules_to_save=["embed_tokens"])
+    model.get_base_model().model.embed_tokens.requires_grad_(True)
+    qlorapp.Trainer(model, arguments(tmp_path, max_steps=1), train_dataset=rows(4)).train()
+
+
+@pytest.mark.parametrize("leaf", ["model.norm", "lm_head", "model.layers.1.mlp.up_proj.base_layer"])
+def test_other_values_by_data_are_refused_and_casts_are_undone(folder, leaf, caplog):
+    model = load(folder)
+    module = model.get_base_model().get_submodule(leaf)
+    batch, own = ragged_batch(), module.weight.data
+    before = model.eval()(**batch).loss.item()
+    module.weight.data = own.clone()  # equal values may be anywhere
+    assert model(**batch).loss.item() == before and module.weight.data_ptr() == own.data_ptr()
+    if own.is_floating_point():
+        module.to(torch.bfloat16)
+        assert model(**batch).loss.item() == before and module.weight.dtype == own.dtype
+    module.weight.data = own * 3
+    for use in (lambda: model(**batch), lambda: model.generate(batch["input_ids"][2:], max_new_tokens=1)):
+        with pytest.raises(ValueError, match=rf"\[modules\] {leaf}\.weight\.data must stay .*data\.copy_"):
+            use()
+    module.weight.data = own
+    module.weight.data.copy_(own * 3)
+    assert model(**batch).loss.item() != before
+
+
+def test_a_cast_of_the_base_is_said_once(folder, caplog):
+    model = load(folder)
+    for name, module in model.named_modules():
+        if "norm" in name:
+            module.to(torch.float16)
+    model(**ragged_batch())
+    assert caplog.text.count("a cast of base weights to torch.float16 has no effect") == 1
+
+
+def test_a_table_that_moved_is_shown_where_it_is(folder):
+    model = load(folder).get_base_model()
+    core = model._core
+
+    class Moved:
+        embed_tokens = core.embed_tokens.clone()
+
+    model._core = Moved
+    model._memory_changed()
+    model._core = core
+    assert model.model.embed_tokens.weight.data_ptr() == Moved.embed_tokens.data_ptr()
+    model._base_parameters.put_back()
