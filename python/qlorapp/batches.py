@@ -32,12 +32,59 @@ def is_default_collator(collator: Any) -> bool:
     return collator is None or name in DEFAULT_COLLATORS
 
 
-def _ids(values: Any) -> list[int]:
-    return values.tolist() if hasattr(values, "tolist") else list(values)
+def column_of(row: Any, name: str, where: str) -> list[int]:
+    """A column of a row as a list of numbers.  where: how a message begins, which names data set and row."""
+    given = row[name]
+    values = given.tolist() if hasattr(given, "tolist") else list(given)
+    first = values[0] if isinstance(values, list) and values else 0
+    if not isinstance(values, list) or isinstance(first, (list, tuple)) or getattr(first, "ndim", 0) > 0:
+        shape = f"shape {tuple(given.shape)}" if hasattr(given, "shape") else f"a list of {type(first).__name__}"
+        raise ValueError(
+            f"{where}{name} must be one row of numbers; got {shape}. tokenizer(…, return_tensors='pt') makes batches: leave return_tensors "
+            f"out, or take {name}[0]."
+        )
+    return values
+
+
+def kept_tokens(row: Any, count: int, where: str) -> slice:
+    """Where a row's tokens are between its padding.
+
+    @raises ValueError for a row that holds several: they would see each other, as a row is attended to as a whole.
+    """
+    kept = slice(0, count)
+    if row.get("attention_mask") is not None:
+        mask = column_of(row, "attention_mask", where)
+        if len(mask) != count:
+            raise ValueError(f"{where}attention_mask must be as long as input_ids, {count}; got {len(mask)}.")
+        begin = next((i for i, bit in enumerate(mask) if bit), count)
+        end = count - next((i for i, bit in enumerate(reversed(mask)) if bit), count)
+        kept = slice(begin, max(begin, end))
+        for i in range(begin, end):
+            if mask[i] != 1:
+                raise ValueError(
+                    f"{where}attention_mask must be 1 for the row's tokens, which stand together, and 0 for padding beside them; got "
+                    f"{mask[i]} at {i}. Masks with holes are not known here. Give rows that were packed into one as rows of their own, with "
+                    "packing=True."
+                )
+    if row.get("position_ids") is not None:
+        positions = column_of(row, "position_ids", where)[kept]
+        if positions != list(range(kept.stop - kept.start)):
+            i = next((i for i, position in enumerate(positions) if position != i), len(positions))
+            raise ValueError(
+                f"{where}position_ids must count the row's tokens from 0; got {positions[i] if i < len(positions) else 'nothing'} at {i}. "
+                "Where they begin again the row holds several, which would see each other. Give them as rows of their own, with packing=True; "
+                "else leave position_ids out."
+            )
+    if row.get("seq_lengths") is not None and len(lengths := column_of(row, "seq_lengths", where)) > 1:
+        raise ValueError(
+            f"{where}seq_lengths must be the length of one row; got {lengths}, rows that were packed, which would see each other. Give them "
+            "as rows of their own, with packing=True."
+        )
+    return kept
 
 
 def tokens_and_labels(row: Any, name: str, i: int) -> tuple[list[int], list[int]]:
-    """(input_ids, labels) of a row, without the padding that an attention_mask of 0 marks."""
+    """(input_ids, labels) of a row, without the padding that an attention_mask of 0 marks.  @raises ValueError for several rows in one."""
     if not hasattr(row, "keys"):
         raise TypeError(f"[Trainer] {name}: a row must be a dict with input_ids (and labels); row {i} is {type(row).__name__}.")
     if "input_ids" not in row:
@@ -45,16 +92,13 @@ def tokens_and_labels(row: Any, name: str, i: int) -> tuple[list[int], list[int]
             f"[Trainer] {name}: a row must have input_ids (and labels); row {i} has {sorted(row.keys())}. Tokenize the rows, or use "
             "SFTTrainer, which reads text, prompts and conversations."
         )
-    ids = _ids(row["input_ids"])
-    given = row.get("labels")
-    labels = _ids(given) if given is not None else ids
+    where = f"[Trainer] {name}, row {i}: "
+    ids = column_of(row, "input_ids", where)
+    labels = column_of(row, "labels", where) if row.get("labels") is not None else ids
     if len(labels) != len(ids):
         raise ValueError(f"[Trainer] {name}: row {i} has {len(ids)} input_ids and {len(labels)} labels. They must pair up.")
-    if (mask := row.get("attention_mask")) is not None:
-        keep = [m != 0 for m in _ids(mask)]
-        ids = [token for token, kept in zip(ids, keep, strict=True) if kept]
-        labels = [label for label, kept in zip(labels, keep, strict=True) if kept]
-    return ids, labels
+    kept = kept_tokens(row, len(ids), where)
+    return ids[kept], labels[kept]
 
 
 def length_of(loader: Any) -> int | None:

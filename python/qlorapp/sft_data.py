@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
-from .batches import each_row
+from .batches import column_of, each_row, kept_tokens
 from .sft_config import SFTConfig
 
 _log = logging.getLogger("qlorapp")
@@ -288,13 +288,13 @@ class RowEncoder:
     # --- labels
 
     def _labelled(self, row: Mapping[str, Any], where: str) -> Row:
-        ids = _ints(row["input_ids"])
+        ids = column_of(row, "input_ids", where)
         if row.get("labels") is not None:
-            labels = _ints(row["labels"])
+            labels = column_of(row, "labels", where)
         else:
-            masks = [_ints(row["assistant_masks"])] if row.get("assistant_masks") is not None else []
+            masks = [column_of(row, "assistant_masks", where)] if row.get("assistant_masks") is not None else []
             if self.completion_only and row.get("completion_mask") is not None:
-                masks.append(_ints(row["completion_mask"]))
+                masks.append(column_of(row, "completion_mask", where))
             if any(len(mask) != len(ids) for mask in masks):
                 raise ValueError(
                     f"{where}a mask must be as long as input_ids, {len(ids)}; got {[len(mask) for mask in masks]}."
@@ -302,10 +302,8 @@ class RowEncoder:
             labels = [token if all(bits) else IGNORED for token, *bits in zip(ids, *masks, strict=True)]
         if len(labels) != len(ids):
             raise ValueError(f"{where}labels must be as long as input_ids; got {len(labels)} and {len(ids)}.")
-        if row.get("attention_mask") is not None:
-            keep = [bool(bit) for bit in _ints(row["attention_mask"])]
-            ids, labels = list(itertools.compress(ids, keep)), list(itertools.compress(labels, keep))
-        return {"input_ids": ids, "labels": labels}
+        kept = kept_tokens(row, len(ids), where)
+        return {"input_ids": ids[kept], "labels": labels[kept]}
 
     def _cut(self, row: Row, summary: Summary) -> Row:
         limit = self.config.max_length
@@ -332,10 +330,6 @@ class RowEncoder:
         if kind not in self._said:
             self._said.add(kind)
             _log.warning("[SFTTrainer] %s", line)
-
-
-def _ints(values: Any) -> list[int]:
-    return values.tolist() if hasattr(values, "tolist") else list(values)
 
 
 def token_mask(offsets: list[tuple[int, int]], ranges: list[tuple[int, int]]) -> list[int]:

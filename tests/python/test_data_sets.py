@@ -8,6 +8,7 @@ import datasets
 import pytest
 import qlorapp
 import torch
+from qlorapp import batches
 from tiny_llama import folder, load  # noqa: F401  (folder is a fixture)
 from tiny_trainer import arguments, losses, rows, trained
 
@@ -109,3 +110,39 @@ def test_sft_takes_a_data_set_of_torch(tmp_path):
         peft_config=qlorapp.LoraConfig(r=2),
     )
     assert len(trainer.train_dataset) == 7 and len(trainer.eval_dataset) == 3
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"position_ids": [0, 1, 2, 0, 1]}, r"position_ids must count the row's tokens from 0; got 0 at 3\. .*packing=True"),
+        ({"position_ids": torch.arange(1, 6)}, "position_ids must count .* got 1 at 0"),
+        ({"seq_lengths": [3, 2]}, r"seq_lengths must be the length of one row; got \[3, 2\]"),
+        ({"attention_mask": [1, 1, 0, 1, 1]}, "attention_mask must be 1 .* got 0 at 2"),
+        ({"attention_mask": [1, 1, 1, 2, 2]}, "attention_mask must be 1 .* got 2 at 3"),
+        ({"attention_mask": [1, 1]}, "attention_mask must be as long as input_ids, 5; got 2"),
+        (
+            {"input_ids": torch.arange(5, 10)[None]},
+            r"input_ids must be one row of numbers; got shape \(1, 5\)\. .*return_tensors",
+        ),
+        ({"labels": [[5, 6, 7, 8, 9]]}, "labels must be one row of numbers; got a list of list"),
+    ],
+)
+@pytest.mark.parametrize("way", ["C++", "padded"])
+def test_a_row_that_holds_several_is_refused(way, more, message):
+    read = (lambda data: batches.rows_of(data, "train_dataset")) if way == "C++" else batches.PadRight(0)
+    with pytest.raises(ValueError, match=r"\[Trainer\] \w+, row 1: " + message):
+        read([{"input_ids": [5, 6]}, {"input_ids": [5, 6, 7, 8, 9], **more}])
+
+
+def test_positions_and_masks_of_one_row_say_nothing_new():
+    row = {"input_ids": torch.arange(5), "position_ids": [0, 0, 1, 2, 0], "attention_mask": [False, True, True, True, False]}
+    assert batches.rows_of([row], "train_dataset") == [([1, 2, 3], [1, 2, 3])]
+    assert batches.rows_of([{**row, "attention_mask": [0] * 5, "seq_lengths": [0]}], "train_dataset") == [([], [])]
+
+
+def test_sft_refuses_packed_rows_that_it_is_not_to_prepare(folder, tmp_path):
+    config = qlorapp.SFTConfig(output_dir=str(tmp_path), dataset_kwargs={"skip_prepare_dataset": True}, report_to="none")
+    row = {"input_ids": [5, 6, 7, 5, 6], "labels": [5, 6, 7, 5, 6], "position_ids": [0, 1, 2, 0, 1]}
+    with pytest.raises(ValueError, match="position_ids must count"):
+        qlorapp.SFTTrainer(load(folder), config, train_dataset=[row])

@@ -240,6 +240,14 @@ def test_a_sample_shows_what_is_trained(tokenizer):
         ({"text": "a", "image": b""}, ValueError, "rows with images need a vision model"),
         ({"input_ids": [1, 2], "labels": [1]}, ValueError, "labels must be as long as input_ids; got 1 and 2"),
         ({"input_ids": [1, 2], "assistant_masks": [1]}, ValueError, "a mask must be as long as input_ids"),
+        (
+            {"input_ids": [1, 2, 3], "position_ids": [0, 1, 0]},
+            ValueError,
+            r"position_ids must count .* got 0 at 2\. .*packing=True",
+        ),
+        ({"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]}, ValueError, "attention_mask must be 1 .* got 0 at 1"),
+        ({"input_ids": [1, 2, 3], "seq_lengths": [1, 2]}, ValueError, "seq_lengths must be the length of one row"),
+        ({"input_ids": [[1, 2, 3]]}, ValueError, "input_ids must be one row of numbers; got a list of list"),
     ],
 )
 def test_a_row_that_cannot_be_read_says_why(tokenizer, row, error, message):
