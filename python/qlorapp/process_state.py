@@ -3,6 +3,7 @@
 
 import contextlib
 import enum
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +21,17 @@ def parallel_mode() -> Any:
     """transformers' own member where it is loaded, as scripts compare members by identity."""
     theirs = getattr(sys.modules.get("transformers.training_args"), "ParallelMode", ParallelMode)
     return theirs.NOT_PARALLEL
+
+
+def refuse_several_processes() -> None:
+    """@raises ValueError where a launcher started others like this one: each would train the whole run, into one output_dir."""
+    size = os.environ.get("WORLD_SIZE", "")
+    if size.isdecimal() and int(size) > 1:
+        raise ValueError(
+            f"[Trainer] training runs in one process, on one device; WORLD_SIZE={size} says that torchrun or accelerate started {size}, and each "
+            "would train the whole run into the same output_dir. Start one: python script.py (or accelerate launch --num_processes 1). "
+            "For a larger batch raise gradient_accumulation_steps. If no launcher runs, unset WORLD_SIZE."
+        )
 
 
 class ProcessState:

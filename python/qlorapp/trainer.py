@@ -26,6 +26,7 @@ from .modeling import CausalLM, refuse_unknown
 from .out_of_memory import InParts
 from .peft import PeftModel
 from .precision import own_dtypes
+from .process_state import refuse_several_processes
 from .progress import default_progress, reporting_callbacks
 from .trainer_callback import CallbackHandler, TrainerCallback, TrainerState
 from .trainer_evaluation import EvaluationMethods
@@ -143,6 +144,7 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
 
     def _check(self) -> None:
         args, lm = self.args, self._lm
+        refuse_several_processes()
         check_one_data_set(self.train_dataset, "train_dataset")
         if isinstance(lm, CausalLM) and not lm.core.has_adapters:
             raise ValueError(

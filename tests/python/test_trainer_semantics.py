@@ -486,3 +486,13 @@ class Plain:
 def test_checkpoints_hold_the_tokenizer(folder, tmp_path):
     trained(folder, tmp_path, more={"processing_class": Plain()}, save_strategy="steps", save_steps=2, max_steps=4)
     assert all((tmp_path / f"checkpoint-{step}" / "plain.txt").read_text() == "saved" for step in (2, 4))
+
+
+def test_several_processes_are_refused_before_each_trains_the_whole_run(folder, tmp_path, monkeypatch):
+    model = load(folder)
+    for alone in ("1", ""):
+        monkeypatch.setenv("WORLD_SIZE", alone)
+        qlorapp.Trainer(model, arguments(tmp_path), train_dataset=rows(4))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"\[Trainer\] training runs in one process.*WORLD_SIZE=2 .*python script\.py"):
+        qlorapp.Trainer(model, arguments(tmp_path), train_dataset=rows(4))
