@@ -140,6 +140,9 @@ class ModelAdapters(torch.nn.Module):
         held = self._adapters[name]
         for i, (holder, known) in enumerate(held):
             now: Any = holder.weight
+            if now.dtype != torch.float32 and now.is_floating_point():
+                module_tree.say_that_adapters_stay(now.dtype)
+                now.data = now.detach().float()
             if now is not known:
                 values = now.detach()
                 now.data = known.detach()

@@ -47,6 +47,13 @@ def _refused(method: str) -> Any:
     return register
 
 
+def say_that_adapters_stay(dtype: torch.dtype) -> None:
+    _C.log_warning_once(
+        f"[adapter] adapters stay float32: a cast to {dtype} rounds their values, and changes nothing else. Leave it out; they are a small "
+        "part of the memory."
+    )
+
+
 class _Shown(Fixed):
     """A module that shows what C++ computes with."""
 
@@ -60,6 +67,23 @@ class _Shown(Fixed):
                 "(module.weight.data.copy_(…)), or load a checkpoint that holds the other one."
             )
         super().__setattr__(name, value)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """to(), half() … of an adapter's part, as notebooks for QLoRA cast them: its memory and that of its gradient are C++'s."""
+        weight = self._parameters.get("weight")
+        if weight is None or self._is_base:
+            return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            cast = fn(weight)
+            if cast.device != weight.device:
+                raise ValueError(
+                    f"[adapter] an adapter must stay on the model's device, {weight.device}; got {cast.device}. Give device_map= to "
+                    "from_pretrained."
+                )
+            if cast.dtype != weight.dtype:
+                say_that_adapters_stay(cast.dtype)
+                weight.copy_(cast)
+        return self
 
     register_forward_hook = _refused("register_forward_hook")
     register_forward_pre_hook = _refused("register_forward_pre_hook")

@@ -353,3 +353,31 @@ def test_a_table_that_moved_is_shown_where_it_is(folder):
     model._core = core
     assert model.model.embed_tokens.weight.data_ptr() == Moved.embed_tokens.data_ptr()
     model._base_parameters.put_back()
+
+
+def test_adapters_that_were_cast_stay_float32_and_go_on_training(folder, tmp_path, caplog):
+    from tiny_trainer import arguments, rows
+
+    model = load(folder)
+    for use in ("forward", "trainer", "generate", "data", "replaced"):
+        for name, module in model.named_modules():
+            if "lora_" in name:
+                module.to(torch.bfloat16)
+        held = next(module for name, module in model.named_modules() if name.endswith("lora_B.default"))
+        wanted = held.weight.detach().float().clone()
+        assert torch.equal(wanted, wanted.bfloat16().float())
+        if use == "data":
+            held.weight.data = held.weight.data.bfloat16()
+        if use == "replaced":
+            held.weight = torch.nn.Parameter(held.weight.detach().bfloat16())
+        if use == "trainer":
+            qlorapp.Trainer(model, arguments(tmp_path, max_steps=1), train_dataset=rows(4)).train()
+        elif use == "generate":
+            model.generate(torch.arange(5, 9)[None], max_new_tokens=1)
+        else:
+            model(**ragged_batch()).loss.backward()
+            assert held.weight.grad.dtype == torch.float32 and held.weight.grad.isfinite().all()
+        assert held.weight.dtype == torch.float32 and torch.equal(held.weight.detach(), wanted) == (use != "trainer")
+    assert caplog.text.count("adapters stay float32: a cast to torch.bfloat16") == 1
+    with pytest.raises(ValueError, match="must stay on the model's device, cpu; got meta"):
+        held.to("meta")
