@@ -18,6 +18,10 @@ DEFAULT_COLLATORS = (
     "DataCollatorForLanguageModeling",
     "default_data_collator",
 )
+#: Whose they are.
+COLLATOR_PACKAGES = ("transformers", "trl", "qlorapp")
+#: Rows that are looked at for masked labels.
+_LOOKED_AT = 64
 #: What a collator sees of a row with remove_unused_columns.
 USED_COLUMNS = ("input_ids", "labels", "attention_mask")
 
@@ -28,8 +32,34 @@ def is_default_collator(collator: Any) -> bool:
         raise ValueError(
             "[Trainer] a masked-language-model collator (mlm=True) is not supported; this library trains causal models."
         )
-    name = collator.__name__ if isinstance(collator, types.FunctionType) else type(collator).__name__
-    return collator is None or name in DEFAULT_COLLATORS
+    if collator is None:
+        return True
+    kind = collator if isinstance(collator, types.FunctionType) else type(collator)
+    # A script's own class may have a name of theirs, and does something else.
+    return kind.__name__ in DEFAULT_COLLATORS and str(kind.__module__).partition(".")[0] in COLLATOR_PACKAGES
+
+
+def rewrites_labels(collator: Any) -> bool:
+    """Does it make labels of input_ids where transformers runs it, whatever the rows have for labels?"""
+    return type(collator).__name__ == "DataCollatorForLanguageModeling" and hasattr(collator, "mlm")
+
+
+def say_that_labels_are_kept(dataset: Any) -> None:
+    """Beside a collator that would make labels of input_ids: said where the first rows mask something."""
+    if dataset is None or is_stream(dataset):
+        return
+    for i, row in enumerate(itertools.islice(each_row(dataset), _LOOKED_AT)):
+        if not hasattr(row, "keys") or "input_ids" not in row or row.get("labels") is None:
+            return
+        where = f"[Trainer] train_dataset, row {i}: "
+        ids, labels = column_of(row, "input_ids", where), column_of(row, "labels", where)
+        kept = kept_tokens(row, len(ids), where)
+        if -100 in labels[kept]:
+            _C.log_warning_once(
+                "[Trainer] DataCollatorForLanguageModeling: the rows' labels are kept, with what they mask (-100). transformers' Trainer would "
+                "replace them by input_ids, and learn the prompts as well; leave the column out for that. Leave the collator out for this."
+            )
+            return
 
 
 def column_of(row: Any, name: str, where: str) -> list[int]:

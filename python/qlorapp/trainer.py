@@ -19,7 +19,15 @@ import torch
 from . import _C
 from .autograd_step import Accelerator, AutogradStep, overridden, scaler_of
 from .base_parameters import why_not_trained
-from .batches import check_one_data_set, is_default_collator, is_stream, rows_of, training_rows
+from .batches import (
+    check_one_data_set,
+    is_default_collator,
+    is_stream,
+    rewrites_labels,
+    rows_of,
+    say_that_labels_are_kept,
+    training_rows,
+)
 from .field_table import plain
 from .foreign_model import ForeignModel
 from .modeling import CausalLM, refuse_unknown
@@ -125,6 +133,8 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
         self._lm = trained_model(model)
         self._check()
         self._refuse_a_trained_base()
+        if rewrites_labels(data_collator) and not self._own_collator:
+            say_that_labels_are_kept(self.train_dataset)
         if self.args.log_level != "passive":
             _log.setLevel(self.args.log_level.upper())
         self._lm._rebind()

@@ -3,11 +3,13 @@
 
 import itertools
 import pathlib
+from types import SimpleNamespace
 
 import datasets
 import pytest
 import qlorapp
 import torch
+import transformers
 from qlorapp import batches
 from tiny_llama import folder, load  # noqa: F401  (folder is a fixture)
 from tiny_trainer import arguments, losses, rows, trained
@@ -146,3 +148,28 @@ def test_sft_refuses_packed_rows_that_it_is_not_to_prepare(folder, tmp_path):
     row = {"input_ids": [5, 6, 7, 5, 6], "labels": [5, 6, 7, 5, 6], "position_ids": [0, 1, 2, 0, 1]}
     with pytest.raises(ValueError, match="position_ids must count"):
         qlorapp.SFTTrainer(load(folder), config, train_dataset=[row])
+
+
+def test_a_script_s_collator_is_called_whatever_its_name_is(folder, tmp_path):
+    called = []
+
+    class DataCollatorForSeq2Seq:
+        def __call__(self, some):
+            called.append(len(some))
+            return batches.PadRight(0)(some)
+
+    trained(folder, tmp_path, more={"data_collator": DataCollatorForSeq2Seq()}, data=rows(4), max_steps=1)
+    assert called
+    assert batches.is_default_collator(transformers.default_data_collator)
+    assert batches.is_default_collator(transformers.DefaultDataCollator()) and batches.is_default_collator(None)
+
+
+def test_labels_that_transformers_would_rewrite_are_kept_and_that_is_said(folder, tmp_path, caplog):
+    collator = transformers.DataCollatorForLanguageModeling(SimpleNamespace(mask_token=None, pad_token="x"), mlm=False)
+    more = {"train_dataset": [{"input_ids": [5, 6, 7], "labels": [5, 6, 7]}], "data_collator": collator}
+    qlorapp.Trainer(load(folder), arguments(tmp_path), **more)
+    qlorapp.Trainer(load(folder), arguments(tmp_path), **{**more, "train_dataset": [{"input_ids": [5, 6, 7]}]})
+    assert "labels are kept" not in caplog.text
+    for _ in range(2):
+        qlorapp.Trainer(load(folder), arguments(tmp_path), **{**more, "train_dataset": rows(4)})
+    assert caplog.text.count("DataCollatorForLanguageModeling: the rows' labels are kept") == 1
