@@ -16,6 +16,11 @@ from .layers import seed_from_torch
 from .peft_config import LoraConfig
 
 
+def is_of_an_adapter(name: str) -> bool:
+    """Of a tensor in state_dict()."""
+    return ".lora_" in name or ".modules_to_save." in name
+
+
 class ModelAdapters(torch.nn.Module):
     """Half of CausalLM: everything about its adapters."""
 

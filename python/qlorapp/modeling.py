@@ -12,11 +12,11 @@ from typing import Any, cast
 
 import torch
 
-from . import _C, forward_options, generation, module_tree, precision
+from . import _C, forward_options, generation, module_tree, precision, saving
 from .base_parameters import BaseParameters, why_not_trained
 from .edits import Fixed
 from .layers import seed_from_torch
-from .model_adapters import ModelAdapters
+from .model_adapters import ModelAdapters, is_of_an_adapter
 from .model_config import ModelConfig, TransformersMethods
 from .model_output import CausalLMOutput
 from .quantization import BitsAndBytesConfig
@@ -275,19 +275,23 @@ class CausalLM(TransformersMethods, ModelAdapters, Fixed):
         is_main_process: bool = True,
         safe_serialization: bool = True,
         push_to_hub: bool = False,
+        state_dict: Mapping[str, Any] | None = None,
         **ignored: Any,
     ) -> None:
         """The frozen base as a folder that transformers loads: four-bit weights with their very codes, config.json,
         generation_config.json. Adapters are saved by PeftModel.save_pretrained."""
         if not safe_serialization or push_to_hub:
             raise ValueError("[save_pretrained] models are written as safetensors into a folder. Leave out the option.")
-        known = {"max_shard_size": "the weights go into one file", "variant": "", "token": "", "save_peft_format": ""}
+        known = {**saving.IGNORES, "max_shard_size": "the weights go into one file", "variant": "", "save_peft_format": ""}
         refuse_unknown("save_pretrained", ignored, known, self.save_pretrained)
         if self._folder is None:
             raise ValueError("[save_pretrained] the model was not loaded from a folder: there is no config.json to write.")
         options = self._quantization
         storage = str(getattr(options, "bnb_4bit_quant_storage", None) or "uint8").removeprefix("torch.")
         if is_main_process:
+            if state_dict is not None:
+                base = {name: tensor for name, tensor in self.state_dict().items() if not is_of_an_adapter(name)}
+                saving.refuse_other_values(state_dict, (((name,), tensor) for name, tensor in base.items()))
             self._core.save(
                 os.fspath(self._folder),
                 os.fspath(save_directory),

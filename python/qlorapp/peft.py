@@ -5,12 +5,12 @@ import contextlib
 import logging
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
 
-from . import hf_models
+from . import hf_models, saving
 from .hub import adapter_folder
 from .merge_in_place import TO_A_FOLDER, merge_and_unload
 from .modeling import CausalLM, refuse_unknown
@@ -210,6 +210,7 @@ class PeftModel(torch.nn.Module):
         selected_adapters: list[str] | None = None,
         save_embedding_layers: str | bool = "auto",
         is_main_process: bool = True,
+        state_dict: Mapping[str, Any] | None = None,
         **ignored: Any,
     ) -> None:
         """adapter_model.safetensors and adapter_config.json, which PEFT and vLLM load. Nothing else is ever written.
@@ -230,12 +231,16 @@ class PeftModel(torch.nn.Module):
                 "[save_pretrained] path_initial_model_for_weight_conversion is not supported: the difference would belong to the float "
                 "base, not to the four-bit one. Save the base that the initialization left, get_base_model().save_pretrained()."
             )
-        refuse_unknown("save_pretrained", ignored, {"token": "", "max_shard_size": ""}, self.save_pretrained)
+        refuse_unknown("save_pretrained", ignored, saving.IGNORES, self.save_pretrained)
         model = self.base_model.model
         for name in list(model.peft_config) if selected_adapters is None else selected_adapters:
             if name not in model.peft_config:
                 raise ValueError(f"[save_pretrained] there is no adapter {name!r}; the model has {list(model.peft_config)}.")
             if is_main_process:
+                if state_dict is not None:
+                    model._rebind(name)
+                    own = model.core.adapter_tensors(name)
+                    saving.refuse_other_values(state_dict, (((file, model.full_name(file, name)), held) for file, held in own))
                 model.save_adapter(pathlib.Path(save_directory) / ("" if name == "default" else name), name)
 
     @classmethod

@@ -2,6 +2,7 @@
 """PeftModel with several adapters, beside PEFT's own on the same four-bit codes."""
 
 import json
+import pathlib
 
 import peer
 import pytest
@@ -228,3 +229,28 @@ def test_a_config_in_inference_mode_makes_a_frozen_adapter(folders):
     ours = qlorapp.get_peft_model(our_base(folders), qlorapp.LoraConfig(**options), adapter_name="mine")
     assert trainable(ours) == set() and ours.active_adapter == "mine"
     assert qlorapp.PeftModelForCausalLM is qlorapp.PeftModel
+
+
+def test_models_are_saved_as_scripts_for_accelerate_do(folders, tmp_path):
+    model = with_two_adapters(qlorapp.PeftModel, our_base(folders), folders)
+    base, file = model.get_base_model(), pathlib.Path("first") / "adapter_model.safetensors"
+    model.save_pretrained(tmp_path / "alone", is_main_process=False, save_function=torch.save, state_dict={})
+    base.save_pretrained(tmp_path / "alone", is_main_process=False, save_function=torch.save, state_dict={})
+    assert not (tmp_path / "alone").exists()
+    model.save_pretrained(tmp_path / "plain")
+    of_file = qlorapp.get_peft_model_state_dict(model, adapter_name="first")
+    for state in (model.state_dict(), of_file):
+        selected = {"selected_adapters": ["first"], "save_function": torch.save}
+        model.save_pretrained(tmp_path / "given", is_main_process=True, state_dict=state, **selected)
+        assert (tmp_path / "given" / file).read_bytes() == (tmp_path / "plain" / file).read_bytes()
+        name = next(name for name in state if "lora_B" in name and "second" not in name)
+        for wrong, why in (({**state, name: state[name] + 1}, "has other values"), ({}, "it has no")):
+            with pytest.raises(ValueError, match=rf"\[save_pretrained\] state_dict must hold .*{why}"):
+                model.save_pretrained(tmp_path / "wrong", state_dict=wrong, **selected)
+    state = base.state_dict()
+    base.save_pretrained(tmp_path / "base", state_dict=state, save_function=torch.save, max_shard_size="1GB")
+    norm = "model.norm.weight"
+    for wrong, why in (({**state, norm: state[norm] * 2}, f"'{norm}' has other values"), (of_file, "it has no")):
+        with pytest.raises(ValueError, match=rf"\[save_pretrained\] state_dict must hold .*{why}"):
+            base.save_pretrained(tmp_path / "wrong", state_dict=wrong)
+    assert not (tmp_path / "wrong").exists() and (tmp_path / "base").exists()
