@@ -37,8 +37,14 @@ def _type(text: str) -> Any:
     return _TYPES[text]
 
 
+def _is_scalar_of_numpy(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and getattr(value, "shape", None) == ()
+
+
 def plain(value: Any) -> Any:
-    """JSON's types for what people pass: sets, tuples, enums, paths, dtypes, other configs."""
+    """JSON's types for what people pass: sets, tuples, enums, paths, dtypes, numbers of numpy, other configs."""
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return value.tolist()
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, (set, frozenset)):
@@ -172,6 +178,8 @@ def dataclass_of_table(
         for field, kind in kinds.items():
             if isinstance(value := getattr(self, field), str):  # YAML reads 2e-4 as a string
                 setattr(self, field, _number_of(value, kind))
+            elif _is_scalar_of_numpy(value):
+                setattr(self, field, value.item())
         for field in none_is_default:
             if getattr(self, field) is None:
                 setattr(self, field, json.loads(defaults[field]))

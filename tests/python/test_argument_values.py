@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values of TrainingArguments as transformers takes them: strings of YAML, None and 0 for what is off."""
 
+import numpy as np
 import pytest
 import qlorapp
 from tiny_llama import folder, load  # noqa: F401  (folder is a fixture)
@@ -66,3 +67,14 @@ def test_a_run_without_clipping_is_one_with_zero_and_true_takes_the_newest_check
     )
     assert again.train().global_step == 3
     assert losses(again)[-1] == losses(none)[-1]
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    args = qlorapp.SFTConfig(str(tmp_path), max_steps=np.int64(3), learning_rate=np.float32(0.5), save_steps=np.int32(2),
+                             seed=np.array(7), bf16=np.bool_(False))  # fmt: skip
+    assert (args.max_steps, args.learning_rate, args.save_steps, args.seed, args.bf16) == (3, 0.5, 2, 7, False)
+    assert type(args.max_steps) is int and type(args.learning_rate) is float and type(args.bf16) is bool
+    lora = qlorapp.LoraConfig(r=np.int64(4), lora_dropout=np.float64(0.5), rank_pattern={"q_proj": np.int64(2)})
+    assert lora.r == 4 and type(lora.r) is int and lora.to_dict()["rank_pattern"] == {"q_proj": 2}
+    with pytest.raises(TypeError, match="'max_steps' must be"):
+        qlorapp.TrainingArguments(str(tmp_path), max_steps=np.array([1, 2]))
