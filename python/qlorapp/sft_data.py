@@ -70,7 +70,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def _normalized(row: Mapping[str, Any]) -> dict[str, Any]:
     out = dict(row)
-    if _is_conversation(out.get("conversations")) and "messages" not in out:
+    if isinstance(out.get("conversations"), (list, tuple)) and "messages" not in out:
         out["messages"] = out.pop("conversations")
     for key in ("messages", "prompt", "completion"):
         if _is_conversation(out.get(key)):
@@ -158,6 +158,7 @@ class RowEncoder:
         if "input_ids" in row:
             return self._labelled(row, where)
         row = _normalized(row)
+        self._check_conversations(row, where)
         if "messages" in row:
             return self._conversation(row, where)
         if "prompt" in row and "completion" in row:
@@ -171,6 +172,21 @@ class RowEncoder:
             f"{where}must have '{self.config.dataset_text_field}' (dataset_text_field), 'messages', 'prompt' and 'completion', or "
             f"'input_ids'; it has {list(row)}. Rename a column, or give formatting_func."
         )
+
+    def _check_conversations(self, row: Mapping[str, Any], where: str) -> None:
+        """@raises ValueError for a conversation without a message, and where no template says how one is written."""
+        used = ("messages",) if "messages" in row else ("prompt", "completion") if "completion" in row else ()
+        for name in used:
+            if isinstance(value := row.get(name), (list, tuple)) and not value:
+                raise ValueError(f"{where}{name!r} must have a message; it is empty. Remove the row.")
+        template = getattr(self.tokenizer, "chat_template", "unknown") or (row.get("chat_template_kwargs") or {}).get(
+            "chat_template"
+        )
+        if not template and any(_is_conversation(row.get(name)) for name in used):
+            raise ValueError(
+                f"{where}a conversation needs a chat template, and the tokenizer has none, as those of base models. Take the chat model's: "
+                "SFTConfig(chat_template_path=…), or set tokenizer.chat_template."
+            )
 
     # --- formats
 

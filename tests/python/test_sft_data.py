@@ -235,6 +235,9 @@ def test_a_sample_shows_what_is_trained(tokenizer):
     [
         ({"txt": "a"}, ValueError, r"must have 'text' .* it has \['txt'\]"),
         ({"text": 3}, TypeError, "text must be a string; got int"),
+        ({"messages": []}, ValueError, "'messages' must have a message; it is empty"),
+        ({"conversations": []}, ValueError, "'messages' must have a message; it is empty"),
+        ({"prompt": [], "completion": CHAT}, ValueError, "'prompt' must have a message; it is empty"),
         ({"messages": "hello"}, TypeError, "'messages' must be a list"),
         ({"prompt": "a", "completion": CHAT}, TypeError, "both be strings, or both lists of messages"),
         ({"text": "a", "image": b""}, ValueError, "rows with images need a vision model"),
@@ -253,6 +256,15 @@ def test_a_sample_shows_what_is_trained(tokenizer):
 def test_a_row_that_cannot_be_read_says_why(tokenizer, row, error, message):
     with pytest.raises(error, match=message):
         encoder_of(tokenizer).encode(row)
+
+
+@pytest.mark.parametrize("row", [{"messages": CHAT}, {"prompt": CHAT, "completion": CHAT}])
+def test_conversations_without_a_template_say_how_to_get_one(tokenizer, row, monkeypatch):
+    template = tokenizer.chat_template
+    monkeypatch.setattr(tokenizer, "chat_template", None)
+    with pytest.raises(ValueError, match=r"train_dataset, row 0: a conversation needs a chat template.*chat_template_path"):
+        encoder_of(tokenizer).prepare([row], "train_dataset", False, None)
+    assert encoder_of(tokenizer).encode({**row, "chat_template_kwargs": {"chat_template": template}})["input_ids"]
 
 
 def test_streams_and_dictionaries_of_data_sets_are_refused_with_the_way_out():
