@@ -13,7 +13,7 @@ import torch
 from . import _C, module_tree
 from .base_parameters import BaseParameters
 from .layers import seed_from_torch
-from .peft_config import LoraConfig
+from .peft_config import LoraConfig, as_lora_config
 
 
 def is_of_an_adapter(name: str) -> bool:
@@ -45,6 +45,28 @@ class ModelAdapters(torch.nn.Module):
             self._base_parameters = BaseParameters(self)
         self._show_adapters(adapter_name)
         self.set_trainable(adapter_name, adapter_name == self._core.active_adapter)
+
+    def add_adapter(self, adapter_config: LoraConfig, adapter_name: str | None = None) -> None:
+        """transformers' way to a trainable adapter: that of get_peft_model, without PEFT's level above the model."""
+        config, name = as_lora_config(adapter_config), adapter_name or "default"
+        self.add_adapters(config, adapter_name=name)
+        self.set_adapter(name, trainable=not config.inference_mode)
+
+    def active_adapters(self) -> list[str]:
+        """The one that computes.  @raises ValueError where there is none, as transformers does."""
+        if not self._core.active_adapter:
+            raise ValueError(
+                "[active_adapters] the model has no adapter. Add one: model.add_adapter(LoraConfig(…)), or get_peft_model(model, LoraConfig(…))."
+            )
+        return [self._core.active_adapter]
+
+    def disable_adapters(self) -> None:
+        """The base model computes alone until enable_adapters()."""
+        self._set_disabled(True)
+
+    def enable_adapters(self) -> None:
+        """The active adapter computes again."""
+        self._set_disabled(False)
 
     def load_adapter(self, folder: str | os.PathLike[str], adapter_name: str = "default") -> None:
         """A PEFT folder's adapter under a name that the model does not have, or its values into an equal one."""

@@ -219,3 +219,26 @@ def test_a_models_config_says_what_does_nothing_and_is_written(folder, tmp_path)
     assert back.quantization_config["bnb_4bit_quant_type"] == "nf4" and back.dtype == torch.float32
     with pytest.raises(ValueError, match="push_to_hub=True. Leave out the option"):
         config.save_pretrained(tmp_path, push_to_hub=True)
+
+
+def test_a_base_model_takes_adapters_as_transformers_do(folder, tmp_path):
+    model = load(folder).unload()
+    ids = torch.arange(5, 25)[None]
+    with pytest.raises(ValueError, match=r"\[active_adapters\] the model has no adapter\. Add one"):
+        model.active_adapters()
+    with pytest.raises(TypeError, match=r"peft_config must be a qlorapp\.LoraConfig; got builtins\.str"):
+        model.add_adapter("first")
+    before = model(ids).logits
+    model.add_adapter(qlorapp.LoraConfig(r=4, target_modules="all-linear"))
+    model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"]), "second")
+    assert model.active_adapters() == ["second"] and list(model.peft_config) == ["default", "second"]
+    assert {name.split(".")[-2] for name, p in model.named_parameters() if p.requires_grad} == {"second"}
+    model.set_adapter("default")
+    qlorapp.Trainer(model, arguments(tmp_path, max_steps=2), train_dataset=rows(24)).train()
+    trained = model.eval()(ids).logits
+    assert not torch.equal(trained, before)
+    model.disable_adapters()
+    assert torch.equal(model(ids).logits, before)
+    model.enable_adapters()
+    assert torch.equal(model(ids).logits, trained)
+    assert qlorapp.PeftModel(model).active_adapters == ["default"]
