@@ -297,7 +297,8 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
         folder = os.fspath(resume_from_checkpoint) if resume_from_checkpoint else None
         self._ignore_keys = ignore_keys_for_eval
         self._refuse_a_trained_base()  # what a script did after the trainer was made
-        self._lm._rebind()
+        if isinstance(self._lm, CausalLM):
+            self._lm._rebind()
         if self._why_autograd() != self._autograd_reasons or self._core_arguments() != self._made_with:
             self._make_core()
         self._prepare_steps()
