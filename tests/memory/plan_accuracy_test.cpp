@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -158,7 +159,7 @@ TEST_CASE("the plan is within 5 % of the measured peak, and never under by more 
       // Where a CPU multiplies float16 itself, oneDNN takes scratch of up to 2 MiB a thread, which nobody can plan.
       const double scratch = c.dtype == at::kHalf ? at::get_num_threads() * 0x1p21 : 0;
       INFO(name_of(c) << ", " << what << ": planned " << predicted.count << ", measured " << seen);
-      if (c.dtype == at::kFloat) CHECK(predicted.count == seen);
+      if (c.dtype == at::kFloat) CHECK(std::abs(predicted.count - seen) <= 16);  // a scalar more or less
       CHECK(value <= 1.05);
       CHECK(static_cast<double>(predicted.count) + scratch >= 0.97 * static_cast<double>(seen));
     };
