@@ -3,11 +3,15 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <filesystem>
+
 #include <nlohmann/json.hpp>
 
 #include "model_files.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/format/atomic_file.hpp"
+#include "qlorapp/format/checkpoint_index.hpp"
 #include "qlorapp/format/folder.hpp"
 #include "qlorapp/format/json.hpp"
 #include "qlorapp/format/python_json.hpp"
@@ -64,6 +68,27 @@ NamedTensors base_tensors(const CausalLM& model, at::ScalarType storage) {
   return tensors;
 }
 
+using Files = std::vector<std::pair<std::string, NamedTensors>>;
+
+/// One file, or the shards of a source that has these very tensors in several.
+Files files_like(const std::string& source, NamedTensors tensors) {
+  const format::Checkpoint checkpoint(source);
+  const auto has = [&](const auto& tensor) { return checkpoint.find(tensor.first) != nullptr; };
+  Files files;
+  if (checkpoint.files().size() == 1 || checkpoint.tensors().size() != tensors.size() ||
+      !std::all_of(tensors.begin(), tensors.end(), has)) {
+    files.emplace_back("model.safetensors", std::move(tensors));
+    return files;
+  }
+  for (const format::SafetensorsFile& file : checkpoint.files()) {
+    files.emplace_back(file.path().substr(file.path().find_last_of('/') + 1), NamedTensors());
+    for (auto& tensor : tensors) {
+      if (checkpoint.find(tensor.first)->file == &file) files.back().second.push_back(tensor);
+    }
+  }
+  return files;
+}
+
 /// config.json with the dtype that the weights now have, under the key that it has it.
 std::string with_dtype(const std::string& text, const std::string& path, at::ScalarType dtype) {
   format::Json json = format::parse_json(text, path, {.allow_nonfinite = true});
@@ -99,7 +124,12 @@ void save_model(const CausalLM& model, const std::string& source, const std::str
     quantization.skip_modules = options.skip_modules;
     config = format::with_quantization_config(config, config_path, quantization);
   }
-  write_tensors(format::path_in(output, "model.safetensors"), base_tensors(model, storage_type(storage)));
+  const Files files = files_like(source, base_tensors(model, storage_type(storage)));
+  for (const auto& [name, tensors] : files) write_tensors(format::path_in(output, name), tensors);
+  // What an earlier save has left of the other kind would be read in place of this one.
+  const std::string index = "model.safetensors.index.json", stale = files.size() > 1 ? "model.safetensors" : index;
+  if (files.size() > 1) format::write_file_atomically(format::path_in(output, index), read_text(format::path_in(source, index)));
+  std::filesystem::remove(format::path_in(output, stale));
   const std::string generation = format::path_in(source, "generation_config.json");
   if (format::is_regular_file(generation)) {
     format::write_file_atomically(format::path_in(output, "generation_config.json"), read_text(generation));

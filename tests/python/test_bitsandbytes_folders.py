@@ -60,6 +60,21 @@ def test_a_folder_that_transformers_saved_loads_trains_and_is_written_back_to_th
     assert files(tmp_path / "after") == files(tmp_path / "theirs")
 
 
+def test_shards_are_written_back_to_the_byte(tmp_path):
+    peer.write_llama(tmp_path / "float", tie_word_embeddings=False)
+    theirs = peer.load_4bit(tmp_path / "float")
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="100KB")
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
+    ours = qlorapp.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", dtype=torch.float32)
+    whole = qlorapp.AutoModelForCausalLM.from_pretrained(tmp_path / "float", dtype=torch.float32)
+    whole.save_pretrained(tmp_path / "ours")  # in one file
+    ours.save_pretrained(tmp_path / "ours")  # in its place
+    assert files(tmp_path / "ours") == files(tmp_path / "theirs")
+    assert_alike(qlorapp.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32), theirs)
+    whole.save_pretrained(tmp_path / "ours")
+    assert "model.safetensors.index.json" not in files(tmp_path / "ours")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_we_quantize_and_save_is_what_transformers_saves_and_loads_there(tmp_path, kind):
     peer.write_llama(tmp_path / "float")
