@@ -215,7 +215,7 @@ class Run:
         logger = logging.getLogger("qlorapp")
         level = logger.level
         logger.addHandler(listener)
-        logger.setLevel(min(level, logging.INFO) if "log_level" not in options else level)
+        logger.setLevel(logging.INFO if "log_level" not in options else level)
         try:
             if train:
                 self.result = self.trainer.train()
@@ -314,7 +314,10 @@ EFFECTS = {
         lambda r, p: r.losses == pytest.approx(p.losses, rel=1e-5) and r.planned() < r.planned(mlp_tile_rows=0),
     ),
     # A GPU's matters, where tests/cuda and plan_accuracy_cuda.py measure what is planned.
-    "weight_workspace": ({"weight_workspace": "stack"}, lambda r, p: r.losses == p.losses and r.planned() < p.planned()),
+    "weight_workspace": (
+        {"gradient_checkpointing": True, "weight_workspace": "stack"},
+        lambda r, p: r.losses == p.losses and r.planned() < r.planned(weight_workspace="layer"),
+    ),
     "embedding_on_host": ({"embedding_on_host": True}, lambda r, p: r.losses == p.losses and r.planned() < p.planned()),
     "auto_find_batch_size": (
         {"auto_find_batch_size": True},  # there is room: nothing changes
