@@ -282,7 +282,12 @@ class CausalLM(TransformersMethods, ModelAdapters, Fixed):
         generation_config.json. Adapters are saved by PeftModel.save_pretrained."""
         if not safe_serialization or push_to_hub:
             raise ValueError("[save_pretrained] models are written as safetensors into a folder. Leave out the option.")
-        known = {**saving.IGNORES, "max_shard_size": "the weights go into one file, or into the shards that they came in", "variant": "", "save_peft_format": ""}
+        known = {
+            **saving.IGNORES,
+            "max_shard_size": "the weights go into one file, or into the shards that they came in",
+            "variant": "",
+            "save_peft_format": "",
+        }
         refuse_unknown("save_pretrained", ignored, known, self.save_pretrained)
         if self._folder is None:
             raise ValueError("[save_pretrained] the model was not loaded from a folder: there is no config.json to write.")

@@ -306,6 +306,9 @@ def test_a_model_that_accelerate_prepared_for_mixed_precision_trains(folder):
     batch = ragged_batch()
     model = load(folder).train()
     expected = model(**batch).loss
+    accelerate.state.AcceleratorState._reset_state(
+        reset_partial_state=True
+    )  # which another test has set, and this one leaves as new
     accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
     prepared, _ = accelerator.prepare(model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3))
     loss = prepared(**batch).loss
@@ -313,6 +316,7 @@ def test_a_model_that_accelerate_prepared_for_mixed_precision_trains(folder):
     accelerator.backward(loss)
     gradients = [p.grad for p in model.parameters() if p.requires_grad]
     assert gradients and all(g is not None for g in gradients) and any(g.abs().max() > 0 for g in gradients)
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
 # --- layers

@@ -348,10 +348,8 @@ def test_a_collator_brings_its_tokenizer_into_the_checkpoint(folder, tmp_path):
             with open(f"{place}/tokenizer.json", "w") as file:
                 file.write("{}")
 
-    class DataCollatorWithPadding:
-        tokenizer = Tokenizer()
-
-    trained(folder, tmp_path, save_strategy="epoch", more={"data_collator": DataCollatorWithPadding()})
+    collator = transformers.DataCollatorWithPadding(Tokenizer())
+    trained(folder, tmp_path, save_strategy="epoch", more={"data_collator": collator})
     assert (tmp_path / "checkpoint-6" / "tokenizer.json").exists()
 
 
