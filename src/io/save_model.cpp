@@ -4,7 +4,8 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <filesystem>
+#include <cerrno>
+#include <cstdio>
 
 #include <nlohmann/json.hpp>
 
@@ -129,7 +130,9 @@ void save_model(const CausalLM& model, const std::string& source, const std::str
   // What an earlier save has left of the other kind would be read in place of this one.
   const std::string index = "model.safetensors.index.json", stale = files.size() > 1 ? "model.safetensors" : index;
   if (files.size() > 1) format::write_file_atomically(format::path_in(output, index), read_text(format::path_in(source, index)));
-  std::filesystem::remove(format::path_in(output, stale));
+  const std::string left = format::path_in(output, stale);
+  if (std::remove(left.c_str()) != 0 && errno != ENOENT)
+    throw IoError(concat("[save] ", left, " of an earlier save must go, and cannot be removed. Name another folder."), errno);
   const std::string generation = format::path_in(source, "generation_config.json");
   if (format::is_regular_file(generation)) {
     format::write_file_atomically(format::path_in(output, "generation_config.json"), read_text(generation));

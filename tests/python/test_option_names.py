@@ -293,7 +293,6 @@ EFFECTS = {
     "adam_beta2": ({"adam_beta2": 0.1}, lambda r, p: r.losses[:2] == pytest.approx(p.losses[:2], rel=1e-5) and abs(r.losses[3] / p.losses[3] - 1) > 1e-3),
     "adam_epsilon": ({"adam_epsilon": 1.0}, lambda r, p: r.losses[-1] > p.losses[-1]),
     "max_grad_norm": ({"max_grad_norm": 1e-9}, lambda r, p: r.losses[-1] > p.losses[-1]),
-    # Of a model that is loaded its own dtype decides, which is said; a folder is loaded in the one that is asked for.
     "bf16": ({"bf16": True}, lambda r, p: r.losses == p.losses and r.planned() < p.planned()),
     "fp16": ({"fp16": True}, lambda r, p: json.loads((r.output / "checkpoint-4" / "scaler.json").read_text())["scale"] > 0),
     "tf32": ({"tf32": True}, lambda r, p: torch.backends.cuda.matmul.allow_tf32),

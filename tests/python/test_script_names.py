@@ -303,12 +303,9 @@ def test_an_output_is_made_again_from_its_values_as_accelerate_does(folder):
 
 def test_a_model_that_accelerate_prepared_for_mixed_precision_trains(folder):
     accelerate = pytest.importorskip("accelerate")
-    batch = ragged_batch()
-    model = load(folder).train()
+    batch, model = ragged_batch(), load(folder).train()
     expected = model(**batch).loss
-    accelerate.state.AcceleratorState._reset_state(
-        reset_partial_state=True
-    )  # which another test has set, and this one leaves as new
+    (reset := accelerate.state.AcceleratorState._reset_state)(reset_partial_state=True)  # what another test has set
     accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
     prepared, _ = accelerator.prepare(model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3))
     loss = prepared(**batch).loss
@@ -316,7 +313,7 @@ def test_a_model_that_accelerate_prepared_for_mixed_precision_trains(folder):
     accelerator.backward(loss)
     gradients = [p.grad for p in model.parameters() if p.requires_grad]
     assert gradients and all(g is not None for g in gradients) and any(g.abs().max() > 0 for g in gradients)
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    reset(reset_partial_state=True)
 
 
 # --- layers
