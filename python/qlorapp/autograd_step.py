@@ -176,11 +176,11 @@ class _Window(Work):
         state = RandomState(trainer._lm.device) if isinstance(trainer._lm, CausalLM) and len(parts) > 1 else None
         losses, first_token = [], 0
         for i, part in enumerate(parts):
-            tokens = tokens_in(part)  # before somebody takes entries out
             counted = (self._targets,) if accepts(trainer.training_step, trainer.model, part, self._targets) else ()
             if state is None:
                 losses.append(trainer.training_step(trainer.model, part, *counted))
                 continue
+            tokens = tokens_in(part)  # before somebody takes entries out
             if i > 0:
                 state.restore()  # masks are a function of the batch's seed and a token's place
             with trainer._lm.tokens_before(first_token):

@@ -133,7 +133,9 @@ class InParts:
         """Whether the same is tried once more, as something else may have held the memory."""
         sizes = [rows_in(batch) for batch in work.batches]
         fullest = max(min(rows or 1, self.most or rows or 1) for rows in sizes)
-        why_whole = "not every tensor of a batch has one entry a row" if None in sizes else work.why_whole()
+        why_whole = None  # asked of what could be taken apart: the answer may take a row's forward pass
+        if fullest > 1:
+            why_whole = "not every tensor of a batch has one entry a row" if None in sizes else work.why_whole()
         if why_whole is None and fullest > 1:
             self.most = (fullest + 1) // 2
             _log.warning(
@@ -145,7 +147,7 @@ class InParts:
         if not again:
             return True
         held = "one row" if fullest == 1 else f"{fullest} rows"
-        apart = f" They cannot be taken in parts: {why_whole}." if why_whole is not None and fullest > 1 else ""
+        apart = f" They cannot be taken in parts: {why_whole}." if why_whole is not None else ""
         raise torch.OutOfMemoryError(
             f"[{self._where}] out of memory with {held} at once.{apart} {work.way_out(fullest)} {reason}"
         )

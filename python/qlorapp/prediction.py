@@ -101,18 +101,14 @@ def _rows_in(batch: Any) -> int:
     return 1
 
 
-def _check_rows(value: Any, rows: int) -> None:
-    """@raises torch.OutOfMemoryError for what parts of a batch give that has no entry a row, and cannot be joined."""
+def _not_per_row(value: Any, rows: int) -> str | None:
+    """What of a part's result has no entry a row, and so cannot be joined with those of other parts."""
+    if isinstance(value, dict):
+        value = list(value.values())
     if isinstance(value, (list, tuple)):
-        for entry in value:
-            _check_rows(entry, rows)
-    elif isinstance(value, dict):
-        _check_rows(list(value.values()), rows)
-    elif value is not None and tuple(getattr(value, "shape", ()))[:1] != (rows,):
-        raise torch.OutOfMemoryError(
-            f"[evaluate] a batch does not fit whole, and its predictions cannot be joined from parts: {type(value).__name__} of shape "
-            f"{tuple(getattr(value, 'shape', ()))} has no entry for each of {rows} rows. {_WAY_OUT}"
-        )
+        return next((found for entry in value if (found := _not_per_row(entry, rows))), None)
+    shape = tuple(getattr(value, "shape", ()))
+    return None if value is None or shape[:1] == (rows,) else f"{type(value).__name__} of shape {shape}"
 
 
 def _joined(values: list[Any]) -> Any:
@@ -135,6 +131,7 @@ class Prediction(Work):
     def __init__(self, trainer: Any, inputs: Any, only_loss: bool, ignore_keys: Any) -> None:
         self.batches = [inputs]
         self._trainer, self._only_loss, self._ignore_keys = trainer, only_loss, ignore_keys
+        self._joins = True
 
     def attempt(self) -> tuple[Any, Any, Any]:
         trainer = self._trainer
@@ -146,8 +143,12 @@ class Prediction(Work):
             rows = rows_in(part) or 0
             counts.append(count_targets([part], trainer.args.count_position_zero) or 0)
             loss, logits, labels = self._of(part)
-            for value in (logits, labels):
-                _check_rows(value, rows)
+            if (found := _not_per_row([logits, labels], rows)) is not None:
+                self._joins = False
+                raise torch.OutOfMemoryError(
+                    f"[evaluate] a batch does not fit whole, and its predictions cannot be joined from parts: {found} has no entry for each of "
+                    f"{rows} rows. {_WAY_OUT}"
+                )
             results.append((loss, _joined([logits]), _joined([labels])))
         losses = [(result[0], count) for result, count in zip(results, counts, strict=True) if count > 0]
         loss = sum(loss * (count / sum(counts)) for loss, count in losses) if losses else results[0][0]
@@ -159,6 +160,9 @@ class Prediction(Work):
         if logits is not None and trainer.preprocess_logits_for_metrics is not None:
             logits = trainer.preprocess_logits_for_metrics(logits, labels)
         return loss, logits, labels
+
+    def may_repeat(self) -> bool:
+        return self._joins  # fewer rows would not help
 
     def why_whole(self) -> str | None:
         why: str | None = self._trainer._why_predicted_whole(self.batches[0])

@@ -13,7 +13,7 @@ import torch
 from .autograd_step import ArenaAdamW, AutogradStep, accepts, count_targets, overridden, takes
 from .batches import USED_COLUMNS, EpochSampler, PadRight, RowsOfPacks, UsedColumns, each_row, packs_of
 from .foreign_model import ForeignModel
-from .out_of_memory import RandomState, parts_of
+from .out_of_memory import RandomState, is_out_of_memory, parts_of
 from .trainer_overrides import NEVER_CALLED, check_overrides
 from .trainer_parts import TrainerParts
 
@@ -220,9 +220,15 @@ class StepMethods(TrainerParts):
         state = RandomState(torch.device(self._lm.device))
         row, values = parts_of(batch, 1)[0], []
         for count in (targets, targets * 2):
-            with torch.no_grad(), self.compute_loss_context_manager():
-                values.append(float(self._loss_of(self.model, self._prepare_inputs(parts_of(row, 0)[0]), False, count)))
-            state.restore()
+            try:
+                with torch.no_grad(), self.compute_loss_context_manager():
+                    values.append(float(self._loss_of(self.model, self._prepare_inputs(parts_of(row, 0)[0]), False, count)))
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                return True  # not even one row fits: the error for that is better than this one's
+            finally:
+                state.restore()
         whole, half = values
         return math.isfinite(whole) and whole != 0 and abs(2 * half - whole) <= 1e-2 * abs(whole)
 

@@ -184,6 +184,17 @@ def test_a_row_that_does_not_fit_says_what_would_help(folder, tmp_path, monkeypa
     assert str(error.value).endswith(WORDS)
 
 
+def test_a_row_of_an_own_loss_that_does_not_fit_says_so_too(folder, tmp_path):
+    class Full(qlorapp.Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            raise torch.OutOfMemoryError(WORDS)
+
+    with pytest.raises(
+        torch.OutOfMemoryError, match=r"with one row at once\. One row of \d+ tokens takes .*; rank .*; or memory_budget"
+    ):
+        trained(folder, tmp_path, Full, max_steps=1)
+
+
 class Popping(Tight):
     """Its training_step takes entries out, and its optimizer has a parameter of its own."""
 
@@ -271,12 +282,14 @@ def test_preprocessed_logits_of_parts_are_joined(folder, tmp_path, caplog, prepr
     assert len(said) == 2  # 8 → 4 → 2, and the second evaluation knows
 
 
-def test_one_number_a_batch_cannot_be_joined(folder, tmp_path):
+def test_one_number_a_batch_cannot_be_joined(folder, tmp_path, caplog):
     with pytest.raises(
         torch.OutOfMemoryError,
         match=r"Tensor of shape \(\) has no entry for each of \d rows\. Lower per_device_eval_batch_size",
     ):
-        evaluated(folder, tmp_path, 3, lambda logits, labels: logits.mean())
+        evaluated(folder, tmp_path, 4, lambda logits, labels: logits.mean())
+    said = [record.getMessage() for record in caplog.records if "[evaluate] out of memory" in record.getMessage()]
+    assert len(said) == 1  # and not once more for each half
 
 
 def test_what_a_callback_fails_with_is_its_own(folder, tmp_path):
