@@ -26,7 +26,7 @@ def graph_seconds(calls, replays):
             call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):  # its own: attention wants ragged rows to be known there
         for call in calls:
             call()
     times = []
@@ -155,9 +155,9 @@ def layers(report, tokens, dtype, shape):
     )
 
 
-def head(tokens, dtype, shape, replays, rate):
+def head(tokens, vocabulary, dtype, shape, replays, rate):
     """The chunks' own kernel by the profiler, whose bytes are the logits read once and written once."""
-    ops, width, vocabulary, rows = torch.ops.qlorapp, SHAPES[shape][0], 128256, min(tokens, 2048)
+    ops, width, rows = torch.ops.qlorapp, SHAPES[shape][0], min(tokens, 2048)
     hidden = torch.randn(tokens, width, dtype=dtype, device="cuda")
     weight = 0.02 * torch.randn(vocabulary, width, dtype=dtype, device="cuda")
     targets = torch.randint(vocabulary, (tokens,), device="cuda")
@@ -254,7 +254,8 @@ def main():
         for tokens in options.tokens:
             print(f"{shape}, {tokens} tokens", flush=True)
             layers(report, tokens, dtype, shape)
-            head(tokens, dtype, shape, options.replays, report.large_copy())
+            for vocabulary in (32000, 128256, 151936):
+                head(tokens, vocabulary, dtype, shape, options.replays, report.large_copy())
             if dtype != torch.float32:
                 attention(tokens, max(1, tokens // 2048), dtype, shape, options.replays)
         print(f"{shape}, optimizer", flush=True)

@@ -188,13 +188,19 @@ class Peers:
             bench.sides[system, i].tell(json.dumps({"row": dataclasses.asdict(row), "checkpoint": checkpoint}))
 
     def measure(self, largest: float) -> None:
-        for i, ((system, name), (_, _, ways)) in enumerate(self.settings.items()):
-            side = self.bench.sides[system, i]
-            if not side.ready():
-                continue
-            for way in ways:
-                label = name or ("no checkpointing" if not way["checkpointing"] else f"checkpointing of {way['layers']} layers")
-                for batch in self.batches:
+        """One batch after the other: where time runs out, each setting has been measured at the first ones."""
+        too_large: dict[tuple[int, str], int] = {}
+        for batch in self.batches:
+            for i, ((system, name), (_, _, ways)) in enumerate(self.settings.items()):
+                side = self.bench.sides[system, i]
+                if not side.ready():
+                    continue
+                for way in ways:
+                    label = name or (
+                        "no checkpointing" if not way["checkpointing"] else f"checkpointing of {way['layers']} layers"
+                    )
+                    if batch >= too_large.get((i, label), batch + 1):
+                        continue
                     if time.monotonic() - self.bench.begun > self.bench.args.limit:
                         self.left.append(f"{system} {label}, batch {batch}")
                         continue
@@ -202,13 +208,13 @@ class Peers:
                     answer = side.ask(json.dumps(question))
                     if "error" in answer:
                         say(f"  {system} {label}, batch {batch}: {answer['error']}")
-                        break
+                        too_large[i, label] = batch
+                        continue
                     point = Point(system, f"{label}, batch {batch}", rate_of(answer, batch), answer["peak_gib"])
                     say(f"  {system} {point.setting}: {point.rate:.0f} tok/s, {point.peak:.2f} GiB")
                     self.points.append(point)
                     if point.peak > largest:
-                        break
-            side.stop()
+                        too_large[i, label] = batch
 
     def best(self, system: str, cap: float) -> Point | None:
         return max((p for p in self.points if p.system == system and p.peak <= cap), key=lambda p: p.rate, default=None)
@@ -268,7 +274,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "dev", help="holds benchmarks/bench_train_step")
     parser.add_argument("--caps", nargs="+", type=float, default=[7, 8, 10, 12, 16, 20, 24], metavar="GIB")
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4], help="micro-batches that every system may take")
+    parser.add_argument(
+        "--batches",
+        nargs="+",
+        type=int,
+        default=[1, 2, 4],
+        help="micro-batches that every system may take, the peers in this order",
+    )
     parser.add_argument("--peers", nargs="*", choices=["unsloth", "hf"], default=["unsloth", "hf"])
     parser.add_argument("--seconds", type=float, default=1, help="of timed steps, each setting; at least 8 steps")
     parser.add_argument("--patience", type=float, default=300, help="seconds to wait for an answer")

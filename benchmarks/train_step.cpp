@@ -15,7 +15,7 @@
 //              curves. Nothing else is measured
 //     --graph  the micro-step as launched by the host, and as one CUDA graph: milliseconds of both. Nothing else is measured
 //     --count  one step more, under torch's profiler: kernels and memory operations launched, and the time the GPU worked
-//              on kernels; "launches_a_layer" is all of them over the layers, so head, loss and optimizer are in it
+//              on kernels; "launches_a_layer" is those of a micro-step over the layers: head and loss are in it, the optimizer is not
 //     --names  the same, and each kernel's launches a step on standard error
 //     --serve  says {"ready": true}, then measures once for each line "SECONDS [NAME=VALUE …] [count]" that it reads, over as many
 //              steps as fill the time, 8 to 60. What a line sets holds from there on. "plan [NAME=VALUE …]" is answered with the

@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <cfloat>
 
+#include <cooperative_groups.h>
+
+#include "early_launch.cuh"
 #include "pack.cuh"
 #include "reduce.cuh"
 
@@ -62,24 +65,141 @@ struct Arguments {
   float* losses;
   const float* grad_scale;
   int64_t vocabulary;
-  int kept;  // packs of a row that shared memory holds
+  int kept;  // packs of a row that shared memory holds: row_kernel
 };
-
-/// What all threads know of a row once it has been read.
-template <class T>
-__device__ inline Online<T> finish(Online<T> mine) {
-  Online<T> row;
-  row.m = across_block<Max>(mine.m, -FLT_MAX);
-  row.sum = across_block<Sum>(mine.sum * Exponential<T>::of_maxima(mine.m, row.m), 0.0F);
-  return row;
-}
 
 template <class T>
 __device__ inline float loss_of(const Online<T>& row, float at_target) {
   return logf(row.sum) + (Exponential<T>::natural(row.m) - at_target);
 }
 
-/// One block a row. kWhole: 16 bytes at a time, the last few elements of an odd vocabulary one by one.
+/// (softmax − onehot)·scale of a row whose maximum and sum are known.
+template <class T>
+struct RowGradient {
+  float m, factor, at_target;
+  int target;
+
+  __device__ RowGradient(const Online<T>& row, float logit_of_target, int64_t target, const float* grad_scale)
+      : m{row.m}, target{static_cast<int>(target)} {
+    const float scale = grad_scale == nullptr ? 1.0F : *grad_scale;
+    const float inverse = 1.0F / row.sum;
+    factor = inverse * scale;
+    at_target = (Exponential<T>::of_difference(logit_of_target, m) * inverse - 1.0F) * scale;
+  }
+  __device__ float off_target(float logit) const { return Exponential<T>::of_difference(logit, m) * factor; }
+  __device__ void store(T* logits, int i, uint4 raw) const {  // the pack i of the row
+    constexpr int n = kPack<T>;
+    float values[n];
+    unpack<T>(raw, values);
+#pragma unroll
+    for (int j = 0; j < n; ++j) values[j] = off_target(values[j]);
+    if (target / n == i) {
+#pragma unroll
+      for (int j = 0; j < n; ++j) values[j] = target % n == j ? at_target : values[j];
+    }
+    store_pack(logits + static_cast<int64_t>(i) * n, values);
+  }
+  __device__ void store_one(T* logits, int i, float logit) const {
+    logits[i] = narrow<T>(i == target ? at_target : off_target(logit));
+  }
+};
+
+template <class T>
+__device__ inline bool has_no_target(const Arguments<T>& a, int64_t target) {
+  return target < 0 || target >= a.vocabulary;
+}
+__device__ inline float loss_without_target(int64_t target) { return target < 0 ? 0.0F : __int_as_float(0x7fc00000); }
+
+/// The blocks that share a row: a cluster, which sm_90 and newer have; one block anywhere else.
+struct Sharers {
+#if __CUDA_ARCH__ >= 900
+  __device__ static int count() { return static_cast<int>(cooperative_groups::cluster_group::num_blocks()); }
+  __device__ static int rank() { return static_cast<int>(cooperative_groups::cluster_group::block_rank()); }
+  __device__ static void arrive() { cooperative_groups::cluster_group::barrier_arrive(); }
+  __device__ static void wait() { cooperative_groups::cluster_group::barrier_wait(); }
+  __device__ static float2* of_block(float2* own, int rank) {
+    return cooperative_groups::cluster_group::map_shared_rank(own, rank);
+  }
+#else
+  __device__ static int count() { return 1; }
+  __device__ static int rank() { return 0; }
+  __device__ static void arrive() {}
+  __device__ static void wait() { __syncthreads(); }
+  __device__ static float2* of_block(float2* own, int) { return own; }
+#endif
+};
+
+constexpr int kHeldPacks = 16;     // of a thread: 64 of its 80 registers
+constexpr int kHeldThreads = 256;  // of a block, at most; three such fill a multiprocessor
+constexpr int kMostSharers = 8;    // what every GPU with clusters takes
+
+/// A row in the registers of the blocks that share it: all of it is on its way at once, and while one row waits for its sum,
+/// another that the multiprocessor holds moves.
+template <class T, bool gradient>
+__global__ void __launch_bounds__(kHeldThreads, 3) held_row_kernel(const Arguments<T> a) {
+  constexpr int n = kPack<T>;
+  constexpr int kWarps = kHeldThreads / 32;
+  __shared__ float2 parts[kMostSharers * kWarps];  // maximum and sum of each warp of the row
+  const int sharers = Sharers::count(), rank = Sharers::rank();
+  const int64_t row_index = blockIdx.x / static_cast<unsigned>(sharers);
+  const int64_t target = a.targets[row_index];
+  T* logits = a.logits + row_index * a.stride;
+  const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
+  const int packs = static_cast<int>(a.vocabulary / n);
+  const int first = rank * threads + thread, step = sharers * threads;
+  const int odd = packs * n + thread;  // of the first block: the last few elements of an odd vocabulary
+  const bool has_odd = rank == 0 && odd < a.vocabulary;
+  if (has_no_target(a, target)) {
+    if (rank == 0 && thread == 0) a.losses[row_index] = loss_without_target(target);
+    if constexpr (gradient) {
+      for (int i = first; i < packs; i += step) store_raw(logits + static_cast<int64_t>(i) * n, make_uint4(0, 0, 0, 0));
+      if (has_odd) logits[odd] = narrow<T>(0.0F);
+    }
+    return;
+  }
+  Sharers::arrive();  // no block writes into another's memory before that has begun
+  const float at_target = widen(logits[target]);
+  uint4 held[kHeldPacks];
+#pragma unroll
+  for (int j = 0; j < kHeldPacks; ++j) {
+    if (first + j * step < packs) held[j] = load_raw(logits + static_cast<int64_t>(first + j * step) * n);
+  }
+  Online<T> mine;
+#pragma unroll
+  for (int j = 0; j < kHeldPacks; ++j) {
+    if (first + j * step >= packs) continue;
+    float values[n];
+    unpack<T>(held[j], values);
+    mine.add(values);
+  }
+  if (has_odd) mine.add({widen(logits[odd])});
+  const float warp_m = across_warp<Max>(mine.m);
+  const float warp_sum = across_warp<Sum>(mine.sum * Exponential<T>::of_maxima(mine.m, warp_m));
+  const int lane = thread % 32, warps = threads / 32;
+  Sharers::wait();
+  if (lane < sharers) Sharers::of_block(parts, lane)[rank * warps + thread / 32] = make_float2(warp_m, warp_sum);
+  Sharers::arrive();
+  Sharers::wait();  // behind it, nobody reads logits that are not its own or writes into another's memory
+  Online<T> row;
+  for (int i = lane; i < sharers * warps; i += 32) row.m = fmaxf(row.m, parts[i].x);
+  row.m = across_warp<Max>(row.m);
+  for (int i = lane; i < sharers * warps; i += 32) row.sum += parts[i].y * Exponential<T>::of_maxima(parts[i].x, row.m);
+  row.sum = across_warp<Sum>(row.sum);
+  if (rank == 0 && thread == 0) a.losses[row_index] = loss_of(row, at_target);
+  if constexpr (gradient) {
+    const RowGradient<T> result{row, at_target, target, a.grad_scale};
+    int again = first;
+    asm volatile("" : "+r"(again));  // addresses are formed once more rather than kept: registers are what holds the row
+#pragma unroll
+    for (int j = 0; j < kHeldPacks; ++j) {
+      if (again + j * step < packs) result.store(logits, again + j * step, held[j]);
+    }
+    if (has_odd) result.store_one(logits, odd, widen(logits[odd]));
+  }
+}
+
+/// One block a row, for what registers do not hold and for odd alignments. kWhole: 16 bytes at a time, most of which stay in
+/// shared memory, the last few elements of an odd vocabulary one by one.
 template <class T, bool gradient, bool kWhole>
 __global__ void __launch_bounds__(kThreads, 1) row_kernel(const Arguments<T> a) {
   extern __shared__ uint4 kept[];
@@ -89,15 +209,16 @@ __global__ void __launch_bounds__(kThreads, 1) row_kernel(const Arguments<T> a) 
   T* logits = a.logits + static_cast<int64_t>(blockIdx.x) * a.stride;
   const int packs = kWhole ? static_cast<int>(a.vocabulary / n) : 0;
   const int thread = static_cast<int>(threadIdx.x);
-  if (target < 0 || target >= a.vocabulary) {
-    if (thread == 0) a.losses[blockIdx.x] = target < 0 ? 0.0F : __int_as_float(0x7fc00000);
+  const int odd = packs * n + thread;
+  if (has_no_target(a, target)) {
+    if (thread == 0) a.losses[blockIdx.x] = loss_without_target(target);
     if constexpr (gradient) {
       for (int i = thread; i < packs; i += kThreads) store_raw(logits + static_cast<int64_t>(i) * n, make_uint4(0, 0, 0, 0));
-      for (int64_t i = static_cast<int64_t>(packs) * n + thread; i < a.vocabulary; i += kThreads) logits[i] = narrow<T>(0.0F);
+      for (int i = odd; i < a.vocabulary; i += kThreads) logits[i] = narrow<T>(0.0F);
     }
     return;
   }
-  const float at_target = widen(logits[target]);  // before anything is written: see the barrier in finish()
+  const float at_target = widen(logits[target]);  // before anything is written: see the barriers of across_block
   Online<T> mine;
   for (int base = thread; base < packs; base += kFlight * kThreads) {
     uint4 raw[kFlight];
@@ -116,49 +237,81 @@ __global__ void __launch_bounds__(kThreads, 1) row_kernel(const Arguments<T> a) 
       mine.add(values);
     }
   }
-  for (int64_t i = static_cast<int64_t>(packs) * n + thread; i < a.vocabulary; i += kThreads) {
-    const float value[1] = {widen(logits[i])};
-    mine.add(value);
-  }
-  const Online<T> row = finish(mine);
+  for (int i = odd; i < a.vocabulary; i += kThreads) mine.add({widen(logits[i])});
+  Online<T> row;
+  row.m = across_block<Max>(mine.m, -FLT_MAX);
+  row.sum = across_block<Sum>(mine.sum * Exponential<T>::of_maxima(mine.m, row.m), 0.0F);
   if (thread == 0) a.losses[blockIdx.x] = loss_of(row, at_target);
-  if constexpr (!gradient) return;
-
-  const float scale = a.grad_scale == nullptr ? 1.0F : *a.grad_scale;
-  const float inverse = 1.0F / row.sum;
-  const float factor = inverse * scale;
-  const float of_target = (Exponential<T>::of_difference(at_target, row.m) * inverse - 1.0F) * scale;
-  for (int base = thread; base < packs; base += kFlight * kThreads) {
-    uint4 raw[kFlight];
+  if constexpr (gradient) {
+    const RowGradient<T> result{row, at_target, target, a.grad_scale};
+    for (int base = thread; base < packs; base += kFlight * kThreads) {
+      uint4 raw[kFlight];
 #pragma unroll
-    for (int f = 0; f < kFlight; ++f) {
-      const int i = base + f * kThreads;
-      if (i < packs) raw[f] = i < a.kept ? kept[i] : load_raw(logits + static_cast<int64_t>(i) * n);
-    }
-#pragma unroll
-    for (int f = 0; f < kFlight; ++f) {
-      const int i = base + f * kThreads;
-      if (i >= packs) continue;
-      float values[n];
-      unpack<T>(raw[f], values);
-#pragma unroll
-      for (int j = 0; j < n; ++j) values[j] = Exponential<T>::of_difference(values[j], row.m) * factor;
-      if (target / n == i) {
-#pragma unroll
-        for (int j = 0; j < n; ++j) values[j] = target % n == j ? of_target : values[j];
+      for (int f = 0; f < kFlight; ++f) {
+        const int i = base + f * kThreads;
+        if (i < packs) raw[f] = i < a.kept ? kept[i] : load_raw(logits + static_cast<int64_t>(i) * n);
       }
-      store_pack(logits + static_cast<int64_t>(i) * n, values);
+#pragma unroll
+      for (int f = 0; f < kFlight; ++f) {
+        const int i = base + f * kThreads;
+        if (i < packs) result.store(logits, i, raw[f]);
+      }
     }
+    for (int i = odd; i < a.vocabulary; i += kThreads) result.store_one(logits, i, widen(logits[i]));
   }
-  for (int64_t i = static_cast<int64_t>(packs) * n + thread; i < a.vocabulary; i += kThreads) {
-    const float value = Exponential<T>::of_difference(widen(logits[i]), row.m) * factor;
-    logits[i] = narrow<T>(i == target ? of_target : value);
+}
+
+/// `blocks` blocks, `cluster` of which form one.
+struct ClusterLaunch {
+  ClusterLaunch(int cluster, int64_t blocks, int threads, Stream stream) {
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    config.gridDim = static_cast<unsigned>(blocks);
+    config.blockDim = static_cast<unsigned>(threads);
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = cluster > 1 ? 1 : 0;
   }
+  ClusterLaunch(const ClusterLaunch&) = delete;
+  ClusterLaunch& operator=(const ClusterLaunch&) = delete;
+
+  cudaLaunchAttribute attribute{};
+  cudaLaunchConfig_t config{};
+};
+
+/// How many blocks share a row in their registers; 0 if it is to stay out of them.
+template <class T, bool gradient>
+int sharers_of_row(int64_t vocabulary) {
+  constexpr int64_t kBlock = int64_t{kHeldPacks} * kHeldThreads;
+  const int64_t blocks = (vocabulary / kPack<T> + kBlock - 1) / kBlock;
+  if (blocks <= 1) return static_cast<int>(blocks);
+  if (blocks > kMostSharers) return 0;
+  static std::atomic<signed char> known[64];
+  const bool clusters = once_a_device(known, [](int) {
+    void (*const kernel)(Arguments<T>) = held_row_kernel<T, gradient>;
+    ClusterLaunch largest(kMostSharers, kMostSharers, kHeldThreads, nullptr);
+    int resident = 0;
+    return has_code_of_sm90(reinterpret_cast<const void*>(kernel)) &&
+           cudaOccupancyMaxActiveClusters(&resident, kernel, &largest.config) == cudaSuccess && resident > 0;
+  });
+  return clusters ? static_cast<int>(blocks) : 0;
+}
+
+template <class T, bool gradient>
+cudaError_t launch_held(const Arguments<T>& a, int sharers, int64_t rows, Stream stream) {
+  const auto packs = static_cast<int>(a.vocabulary / kPack<T>), held = sharers * kHeldPacks;
+  const int threads = ((packs + held - 1) / held + 31) / 32 * 32;
+  const ClusterLaunch launch(sharers, rows * sharers, threads, stream);
+  return cudaLaunchKernelEx(&launch.config, held_row_kernel<T, gradient>, a);
 }
 
 template <class T, bool gradient, bool kWhole>
 cudaError_t launch(Arguments<T> a, int64_t rows, Stream stream) {
   size_t shared = 0;
+  if constexpr (kWhole) {
+    if (const int sharers = sharers_of_row<T, gradient>(a.vocabulary); sharers > 0)
+      return launch_held<T, gradient>(a, sharers, rows, stream);
+  }
   if (gradient && kWhole) {  // the loss alone reads a row once
     int device = 0, limit = 0;
     if (const auto error = cudaGetDevice(&device); error != cudaSuccess) return error;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The pieces of chunked linear cross-entropy on the GPU (include/qlorapp/ops/cross_entropy.hpp): everything but its GEMMs.
 ///
-/// A row of logits is read from memory once: the largest value and the sum of exponentials form as it passes, most of it stays
-/// in shared memory, and its gradient is written over it. Deterministic. Against a double-precision softmax of the same logits:
+/// A row of logits is read from memory once: the largest value and the sum of exponentials form as it passes, it stays on the
+/// multiprocessors, and its gradient is written over it. Up to 512 KiB stay in the registers of up to eight blocks that form a
+/// cluster (sm_90 and newer), up to 64 KiB in those of one block anywhere; of what is longer or not aligned to 16 bytes, shared
+/// memory keeps most. Deterministic. Against a double-precision softmax of the same logits:
 /// loss of a row within 2e-6 relative plus 1e-6, gradient within 4e-6 relative before its one rounding to the type of the
 /// logits.
 #pragma once

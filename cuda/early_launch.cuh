@@ -25,21 +25,29 @@ __device__ __forceinline__ void wait_for_earlier_kernels() {
 #endif
 }
 
-/// Whether the code of `kernel` for the current device has the wait. Asks once a kernel and device.
-inline bool waits(const void* kernel, std::atomic<signed char> (&known)[64]) {
+/// ask(device) of the current device, asked once; false where there is no device.
+template <class Ask>
+bool once_a_device(std::atomic<signed char> (&known)[64], const Ask& ask) {
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess || device >= 64) return false;
   const signed char answer = known[device].load(std::memory_order_relaxed);
   if (answer != 0) return answer > 0;
-  cudaFuncAttributes attributes{};
-  const bool result = cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
+  const bool result = ask(device);
+  if (!result) cudaGetLastError();  // a question that failed is no error of the launch that follows
   known[device].store(result ? 1 : -1, std::memory_order_relaxed);
   return result;
+}
+
+/// Whether the code of `kernel` for the current device is that of sm_90 or newer, be the device what it may.
+inline bool has_code_of_sm90(const void* kernel) {
+  cudaFuncAttributes attributes{};
+  return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
 }
 
 template <auto kKernel, class Work>
 cudaError_t launch_early(dim3 grid, unsigned threads, size_t shared_bytes, Stream stream, const Work& work) {
   static std::atomic<signed char> known[64];
+  const auto* const kernel = reinterpret_cast<const void*>(kKernel);
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -49,7 +57,7 @@ cudaError_t launch_early(dim3 grid, unsigned threads, size_t shared_bytes, Strea
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = waits(reinterpret_cast<const void*>(kKernel), known) ? 1 : 0;
+  config.numAttrs = once_a_device(known, [&](int) { return has_code_of_sm90(kernel); }) ? 1 : 0;
   return cudaLaunchKernelEx(&config, kKernel, work);
 }
 

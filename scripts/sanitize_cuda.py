@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the kernels' own tests (tests/cuda, no torch in them) under the four tools of compute-sanitizer; fails on any finding.
 
-    python scripts/sanitize_cuda.py [--build build/dev] [--tool memcheck racecheck initcheck synccheck]
+    python scripts/sanitize_cuda.py [--build build/dev] [--tool memcheck racecheck initcheck synccheck] [--tests "*cross-entropy*"]
 
 Needs a GPU, the CUDA toolkit's compute-sanitizer and a build with cuda_tests. Prints one line a tool. The tools run beside each other.
 """
@@ -39,7 +39,7 @@ def sanitizer() -> str:
     return found or sys.exit("sanitize_cuda: there is no compute-sanitizer. Put the CUDA toolkit's bin folder into PATH.")
 
 
-def run(tool: str, program: pathlib.Path, timeout: float) -> bool:
+def run(tool: str, program: pathlib.Path, tests: list[str], timeout: float) -> bool:
     # Results begin uninitialized for initcheck; elsewhere they hold a pattern that must survive around them.
     env = {**os.environ, "QLORAPP_TEST_UNINITIALIZED": "1" if tool == "initcheck" else "0"}
     command = [
@@ -52,6 +52,7 @@ def run(tool: str, program: pathlib.Path, timeout: float) -> bool:
         "20",
         *OPTIONS.get(tool, []),
         str(program),
+        *([",".join(tests)] if tests else []),  # any of them
     ]
     begin = time.monotonic()
     try:
@@ -76,6 +77,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "dev")
     parser.add_argument("--tool", nargs="+", choices=TOOLS, default=TOOLS)
+    parser.add_argument("--tests", nargs="+", default=[], help="of tests/cuda: Catch2's names, with *; default all")
     parser.add_argument("--timeout", type=float, default=500, help="seconds a tool may take")
     args = parser.parse_args()
     if missing := not_tested():
@@ -84,7 +86,7 @@ def main() -> int:
     if not program.exists():
         sys.exit(f"sanitize_cuda: {program} is not there. Build it: cmake --build {args.build} --target cuda_tests")
     with concurrent.futures.ThreadPoolExecutor(len(TOOLS)) as pool:
-        return 0 if all(list(pool.map(lambda tool: run(tool, program.resolve(), args.timeout), args.tool))) else 1
+        return 0 if all(list(pool.map(lambda tool: run(tool, program.resolve(), args.tests, args.timeout), args.tool))) else 1
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@
 #pragma once
 
 #include <array>
+#include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -37,10 +39,13 @@ inline bool uninitialized() {
   return asked != nullptr && *asked == '1';
 }
 
+/// A launch, which a stream may be recording.
+inline void check_launch(cudaError_t launched) { REQUIRE(cudaGetErrorString(launched) == std::string("no error")); }
+
 /// A launch and all that it did.
 inline void check(cudaError_t launched) {
-  REQUIRE(cudaGetErrorString(launched) == std::string("no error"));
-  REQUIRE(cudaGetErrorString(cudaDeviceSynchronize()) == std::string("no error"));
+  check_launch(launched);
+  check_launch(cudaDeviceSynchronize());
 }
 
 constexpr unsigned char kPattern = 0xA5;
@@ -93,6 +98,24 @@ inline std::vector<unsigned char> numbers(Float type, int64_t n) {
     std::memcpy(bytes.data() + i * size_of(type), &bits, static_cast<size_t>(size_of(type)));
   }
   return bytes;
+}
+
+/// The numbers that these bytes are.
+inline std::vector<double> widened(Float type, const std::vector<unsigned char>& bytes) {
+  const auto size = static_cast<size_t>(size_of(type));
+  std::vector<double> values(bytes.size() / size);
+  for (size_t i = 0; i < values.size(); ++i) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, bytes.data() + i * size, size);
+    if (type == Float::kFloat16) {
+      const int exponent = static_cast<int>(bits >> 10U & 31U), fraction = static_cast<int>(bits & 1023U);
+      const double magnitude = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
+      values[i] = (bits & 0x8000U) != 0 ? -magnitude : magnitude;
+    } else {
+      values[i] = std::bit_cast<float>(type == Float::kBFloat16 ? bits << 16U : bits);
+    }
+  }
+  return values;
 }
 
 /// Rows `width + spare` elements apart that begin `offset` elements into their memory, which ends with the last row's last

@@ -136,6 +136,89 @@ TEST_CASE("cross-entropy reads and writes the logits of its rows, for targets of
   }
 }
 
+namespace {
+
+struct CrossEntropy {
+  std::vector<double> losses, only_losses, gradients;  ///< only_losses: of a call without gradient
+  bool replay_is_same = false;                         ///< captured in a graph and replayed
+};
+
+/// Of four rows of the same logits, apart as `layout` says: the last target, none, one in the middle, one that there is not.
+CrossEntropy cross_entropy_of(Float type, int64_t vocabulary, const Layout& layout) {
+  constexpr int64_t kRows = 4;
+  const Memory dense(numbers(type, kRows * vocabulary)), result(dense.bytes()), scale(std::vector<float>{0.5F});
+  const Memory targets(std::vector<int64_t>{vocabulary - 1, -100, vocabulary / 2, vocabulary});
+  const Matrix logits(type, kRows, vocabulary, layout, false), losses(Float::kFloat32, 1, kRows, {0, 0}, false);
+  const auto size = static_cast<size_t>(size_of(type)), width = static_cast<size_t>(vocabulary) * size;
+  const auto pitch = static_cast<size_t>(logits.stride()) * size;
+  const auto found = [&] {
+    std::vector<float> host(kRows);
+    check(cudaMemcpy(host.data(), losses.data(), kRows * sizeof(float), cudaMemcpyDeviceToHost));
+    return std::vector<double>(host.begin(), host.end());
+  };
+  const auto run = [&](bool gradient, cudaStream_t stream) {
+    check_launch(cudaMemcpy2DAsync(logits.data(), pitch, dense.at(), width, width, kRows, cudaMemcpyDeviceToDevice, stream));
+    check_launch(cuda::cross_entropy(type, logits.data(), logits.stride(), targets.at<int64_t>(), losses.as<float>(),
+                                     gradient ? scale.at<float>() : nullptr, gradient, kRows, vocabulary, stream));
+    check_launch(cudaMemcpy2DAsync(result.at(), width, logits.data(), pitch, width, kRows, cudaMemcpyDeviceToDevice, stream));
+  };
+  CrossEntropy of;
+  run(false, nullptr);
+  of.only_losses = found();
+  REQUIRE(result.bytes() == dense.bytes());
+  run(true, nullptr);
+  of.losses = found();
+  const std::vector<unsigned char> launched = result.bytes();
+  of.gradients = widened(type, launched);
+  REQUIRE(logits.wrote_only_its_rows());
+
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t launch = nullptr;
+  check(cudaStreamCreate(&stream));
+  check_launch(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  run(true, stream);
+  check(cudaStreamEndCapture(stream, &graph));
+  check(cudaGraphInstantiate(&launch, graph, 0));
+  check(cudaMemsetAsync(result.at(), 0, static_cast<size_t>(kRows) * width, stream));
+  check(cudaGraphLaunch(launch, stream));
+  check(cudaStreamSynchronize(stream));
+  of.replay_is_same = result.bytes() == launched;
+  check(cudaGraphExecDestroy(launch));
+  check(cudaGraphDestroy(graph));
+  check(cudaStreamDestroy(stream));
+  return of;
+}
+
+}  // namespace
+
+TEST_CASE("rows that several blocks hold have the losses and gradients of rows that one reads", "[cuda]") {
+  if (no_gpu()) return;
+  // In 16 bits 1, 1, 2, 3, 4 (every register taken), 4 and odd elements, 6, 7 and 8 blocks, and a row too long for registers; in
+  // 32 bits 1, 2, 3, 5, 8, and from then on too long.
+  for (const int64_t vocabulary : {4099, 32003, 40000, 66003, 131072, 131077, 180000, 220000, 262141, 262208}) {
+    for (const Float type : types()) {
+      CAPTURE(static_cast<int>(type), vocabulary);
+      const int64_t pack = 16 / size_of(type);
+      const CrossEntropy held = cross_entropy_of(type, vocabulary, {0, (pack - vocabulary % pack) % pack});
+      const CrossEntropy read = cross_entropy_of(type, vocabulary, {1, vocabulary % 2 == 0 ? 3 : 2});
+      REQUIRE(held.replay_is_same);
+      REQUIRE(read.replay_is_same);
+      REQUIRE(std::isnan(held.losses[3]));
+      for (size_t i = 0; i < 3; ++i) {
+        REQUIRE(held.only_losses[i] == held.losses[i]);
+        REQUIRE(std::abs(held.losses[i] - read.losses[i]) <= 4e-6 * std::abs(read.losses[i]));
+      }
+      const double relative = type == Float::kFloat32 ? 1e-5 : type == Float::kBFloat16 ? 8e-3 : 1e-3;
+      const double least = type == Float::kFloat16 ? 6e-8 : 1e-38;  // what fp16 tells apart of numbers that small
+      double worst = 0;
+      for (size_t i = 0; i < read.gradients.size(); ++i)
+        worst = std::max(worst, std::abs(held.gradients[i] - read.gradients[i]) / (relative * std::abs(read.gradients[i]) + least));
+      REQUIRE(worst <= 1);
+    }
+  }
+}
+
 TEST_CASE("dropout covers any number of elements at any alignment", "[cuda]") {
   if (no_gpu()) return;
   at_every_edge({1, 3, 8, 1023, 4099}, [](Float type, const Layout& layout, int64_t, int64_t n) {

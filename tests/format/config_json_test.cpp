@@ -2,7 +2,6 @@
 #include "qlorapp/format/config_json.hpp"
 
 #include <string>
-#include <tuple>
 
 #include "catch.hpp"
 #include "qlorapp/core/field_status.hpp"
@@ -28,7 +27,7 @@ struct Sample {
   bool absent = false;
 
   static constexpr auto fields() {
-    return std::tuple{Field{"flag", &Sample::flag, ""},
+    return FieldTable{Field{"flag", &Sample::flag, ""},
                       Field{"count", &Sample::count, ""},
                       Field{"learning_rate", &Sample::rate, ""},
                       Field{"name", &Sample::name, ""},

@@ -167,7 +167,7 @@ def cross_entropy_reference(hidden, head, targets):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocabulary", [5, 1003, 32000, 128256])
+@pytest.mark.parametrize("vocabulary", [5, 1003, 32000, 128256, 151936, 262208])
 @pytest.mark.parametrize("chunk_rows", [16, 512])
 def test_linear_cross_entropy_against_double(dtype, vocabulary, chunk_rows):
     rows, width = 70, 128

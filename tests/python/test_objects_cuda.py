@@ -67,6 +67,7 @@ def test_a_foreign_model_learns_on_a_gpu_what_it_learns_on_a_cpu(tmp_path, cuda)
 
 
 def test_a_measured_picture_of_memory(folder, tmp_path, cuda):
+    torch._C._cuda_clearCublasWorkspaces()  # of other threads of this process, which stay in it and would be in the picture
     model = adapted(folder, cuda, "bfloat16")
     args = qlorapp.TrainingArguments(str(tmp_path), per_device_train_batch_size=4, max_length=128)
     qlorapp.plan(model, args=args, measure=True)  # rotary tables grow to the longest row, and stay
@@ -76,6 +77,19 @@ def test_a_measured_picture_of_memory(folder, tmp_path, cuda):
     planned = max(phase["allocated"] for name, phase in plan.phases.items() if name not in ("load", "merge"))
     assert 0.97 * plan.measured <= planned <= 1.05 * plan.measured
     assert "polyline" in plan.svg()
+
+
+@pytest.mark.parametrize("kind", [qlorapp.Trainer, InPython], ids=["in C++", "in Python"])
+def test_an_embedding_on_the_host_leaves_the_gpu_and_changes_no_loss(folder, tmp_path, cuda, kind):
+    def measured(**options):
+        before = in_use()
+        trainer = run(folder, tmp_path, cuda, kind, max_steps=3, **options)
+        return in_use() - before, [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+    measured()  # libraries take their workspaces
+    held, losses = measured()
+    less, same = measured(embedding_on_host=True)
+    assert len(losses) == 3 and same == losses and less < held
 
 
 def test_the_cache_is_given_back_as_often_as_asked(folder, tmp_path, cuda):

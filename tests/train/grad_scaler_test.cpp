@@ -35,7 +35,7 @@ TEST_CASE("GradScaler's defaults are torch's", "[train][cpu]") {
   REQUIRE(scaler.get_growth_factor() == 2.0);
   REQUIRE(scaler.get_backoff_factor() == 0.5);
   REQUIRE(scaler.get_growth_interval() == 2000);
-  REQUIRE(std::get<4>(GradScaler::State::fields()).name == "_growth_tracker");
+  REQUIRE(field_names<GradScaler::State>()[4] == "_growth_tracker");
 }
 
 TEST_CASE("GradScaler halves on overflow and leaves the step untaken; a finite step sees true magnitudes", "[train][cpu]") {

@@ -10,7 +10,6 @@
 #include <array>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "qlorapp/core/field_table.hpp"
@@ -35,7 +34,7 @@ struct BitsAndBytesConfig {
     constexpr auto kSaid = FieldStatus::kAcceptedAndSaid;
     constexpr auto kRefused = FieldStatus::kRefused;
     constexpr auto kEightBit = "it is about eight-bit layers, and these have four.";
-    return std::tuple{
+    return FieldTable{
         Field{"load_in_8bit", &C::load_in_8bit, "", kRefused, "layers are stored in four bits. Use load_in_4bit=True."},
         Field{"load_in_4bit", &C::load_in_4bit, "store the linear layers in four bits"},
         Field{"llm_int8_threshold", &C::llm_int8_threshold, "", kSaid, kEightBit},

@@ -13,7 +13,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <variant>
 #include <vector>
 
@@ -82,7 +81,7 @@ struct LoraConfig {
   static constexpr auto fields() {
     using C = LoraConfig;
     constexpr auto kRefused = FieldStatus::kRefused, kSaid = FieldStatus::kAcceptedAndSaid;
-    return std::tuple{
+    return FieldTable{
         Field{"r", &C::r, "rank of the update; 1 … 65536"},
         Field{"target_modules", &C::target_modules,
               "a list of module names or ends of names, \"all-linear\" (every linear layer but the output head), or one regular "

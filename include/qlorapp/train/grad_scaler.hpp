@@ -8,7 +8,6 @@
 #include <map>
 #include <optional>
 #include <stdexcept>
-#include <tuple>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -76,7 +75,7 @@ class GradScaler {
     int64_t growth_tracker = 0;  ///< The streak. Its key is torch's `_growth_tracker`.
 
     static constexpr auto fields() {
-      return std::tuple{Field{"scale", &State::scale, "the loss scale"},
+      return FieldTable{Field{"scale", &State::scale, "the loss scale"},
                         Field{"growth_factor", &State::growth_factor, "what it grows by"},
                         Field{"backoff_factor", &State::backoff_factor, "what it shrinks by"},
                         Field{"growth_interval", &State::growth_interval, "steps without overflow before it grows"},

@@ -16,7 +16,6 @@
 #include <array>
 #include <cstdint>
 #include <string>
-#include <tuple>
 
 #include "qlorapp/core/field_table.hpp"
 #include "qlorapp/nn/memory_settings.hpp"
@@ -30,8 +29,7 @@ namespace qlorapp {
 
 struct TrainingArguments : RunArguments, LoggingArguments, DistributedArguments, HubArguments {
   static constexpr auto fields() {
-    return std::tuple_cat(RunArguments::fields(), LoggingArguments::fields(), DistributedArguments::fields(),
-                          HubArguments::fields());
+    return FieldTable{RunArguments::fields(), LoggingArguments::fields(), DistributedArguments::fields(), HubArguments::fields()};
   }
   static constexpr std::array<Alias, 9> aliases() {
     return {Alias{"evaluation_strategy", "eval_strategy", kOlder},

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <tuple>
 
 #include "qlorapp/core/field_table.hpp"
 #include "qlorapp/core/free_form.hpp"
@@ -57,7 +56,7 @@ struct DistributedArguments {
     constexpr auto kNothingToShard = "a four-bit base and its adapters fit one GPU, nothing is sharded. Leave it out.";
     constexpr auto kNoWrapper = "no DistributedDataParallel is put around the model.";
     constexpr auto kNoAccelerate = "the loop does not use accelerate; batches are never split or dispatched.";
-    return std::tuple{
+    return FieldTable{
         Field{"dataloader_num_workers", &T::dataloader_num_workers, "", kSaid, kInMemory},
         Field{"dataloader_pin_memory", &T::dataloader_pin_memory, "", kSaid, kInMemory},
         Field{"dataloader_persistent_workers", &T::dataloader_persistent_workers, "", kSaid, kInMemory},

@@ -4,7 +4,6 @@
 
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "qlorapp/core/field_table.hpp"
@@ -34,7 +33,7 @@ struct HubArguments {
     constexpr auto kSaid = FieldStatus::kAcceptedAndSaid;
     constexpr auto kNoUpload = "nothing here uploads. Push the adapter folder with hf upload.";
     constexpr auto kNoTrackio = "runs are not reported to trackio. Use report_to=tensorboard or a callback.";
-    return std::tuple{
+    return FieldTable{
         Field{"report_to", &T::report_to,
               "none, or in Python tensorboard; all: tensorboard where it is installed; other services' names are taken and "
               "said to have no effect"},

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <variant>
 #include <vector>
 
@@ -53,7 +52,7 @@ struct LoggingArguments {
     using T = LoggingArguments;
     constexpr auto kSaid = FieldStatus::kAcceptedAndSaid;
     constexpr auto kRefused = FieldStatus::kRefused;
-    return std::tuple{
+    return FieldTable{
         Field{"logging_strategy", &T::logging_strategy, "no, steps or epoch"},
         Field{"logging_steps", &T::logging_steps, "steps between log entries; below 1: a share of all steps"},
         Field{"logging_first_step", &T::logging_first_step, "log step 1 too"},

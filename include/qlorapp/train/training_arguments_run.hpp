@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "qlorapp/core/field_table.hpp"
@@ -91,7 +90,7 @@ struct RunArguments {
     using T = RunArguments;
     constexpr auto kSaid = FieldStatus::kAcceptedAndSaid;
     constexpr auto kRefused = FieldStatus::kRefused;
-    return std::tuple{
+    return FieldTable{
         Field{"output_dir", &T::output_dir, "where adapter, checkpoints and trainer_state.json go"},
         Field{"overwrite_output_dir", &T::overwrite_output_dir, "the command: write into a folder that holds another run"},
         Field{"do_train", &T::do_train, "for scripts to read; nothing here looks at it"},
