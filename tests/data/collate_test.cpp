@@ -101,6 +101,19 @@ TEST_CASE("unpad never trains on padding, and counts the labels that asked for i
   REQUIRE(out.batch.target_count == 4);
 }
 
+TEST_CASE("unpad learns an EOS that was masked as padding, and nothing behind it") {
+  const at::Tensor ids = longs({5, 6, 9, 9, 9, 5, 6, 7, 8, 9, 5, 9, 9, 9, 9}).view({3, 5});  // 9: EOS, and the padding
+  const at::Tensor labels = longs({-100, 6, 9, -100, -100, -100, -100, 7, 8, 9, 5, -100, -100, -100, -100}).view({3, 5});
+  const auto out = qlorapp::unpad(ids, ids.ne(9), labels);
+  REQUIRE(out.ignored_padding_labels == 0);
+  REQUIRE(at::equal(out.batch.tokens, longs({5, 6, 9, 5, 6, 7, 8, 9, 5})));
+  REQUIRE(at::equal(out.batch.targets, longs({6, 9, -100, -100, 7, 8, 9, -100, -100})));
+  REQUIRE(at::equal(out.indices, longs({0, 1, 2, 5, 6, 7, 8, 9, 10})));
+  // Labels that are copies of the tokens: all of them stand on padding.
+  REQUIRE(qlorapp::unpad(ids, ids.ne(9), ids).ignored_padding_labels == 8);
+  REQUIRE(qlorapp::unpad(ids, ids.ne(9), ids).batch.target_count == 4);
+}
+
 TEST_CASE("unpad without mask or labels takes every token and has no target") {
   const at::Tensor ids = at::arange(6, at::kInt).view({2, 3});
   const auto out = qlorapp::unpad(ids);

@@ -27,7 +27,7 @@ struct UnpaddedBatch {
   Batch batch;
   at::Tensor indices;                  ///< (M) int64: where token m stood in the flattened (B · T) grid.
   int64_t rows = 0, columns = 0;       ///< B and T.
-  int64_t ignored_padding_labels = 0;  ///< Labels other than -100 that stood on padding; padding is never a target here.
+  int64_t ignored_padding_labels = 0;  ///< Labels other than -100 that stood on padding; they are no targets here.
 
   /// Scatters one value or row per token back: values (M, …) → (B, T, …), `fill` on the padding.
   [[nodiscard]] at::Tensor pad(const at::Tensor& values, double fill = 0.0) const;
@@ -35,7 +35,9 @@ struct UnpaddedBatch {
 
 /// @param input_ids       (B, T) integers.
 /// @param attention_mask  (B, T), 1 for tokens and 0 for padding on the left or on the right; undefined: all tokens.
-/// @param labels          (B, T) integers with -100 where nothing is to be learnt, not shifted; undefined: no targets.
+/// @param labels          (B, T) integers with -100 where nothing is to be learnt, not shifted; undefined: no targets. A label right
+///                        behind a row's last token, where no other stands on padding, makes the token there one of the row: an EOS
+///                        that is the padding, too, and was masked with it.
 /// @returns the batch on input_ids' device. Synchronizes, because row lengths are needed on the host.
 /// @param vocab_size      where it is given, tokens and labels must be below; padding may be anything.
 /// @throws ValueError for a mask with holes or a row without tokens, TypeError for other dtypes, c10::IndexError (Python IndexError)
