@@ -88,6 +88,19 @@ class Table:
     #: {name of a release before those of the table: (status, reason)}: it can be given, and is no field.
     gone: ClassVar[dict[str, tuple[str, str]]] = {}
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Other spellings set their field. Scripts may keep what they like in an object; that it is no option is said once."""
+        cls = type(self)
+        field, older = cls.field_aliases.get(name, (name, False))
+        if older:
+            _C.say_older_name(cls.__name__, name, field)
+        if field not in cls.__dict__.get("__dataclass_fields__", {}) and not field.startswith("_") and not hasattr(cls, field):
+            known = [*cls.field_status, *cls.field_aliases]
+            _C.log_warning_once(
+                f"[{cls.__name__}] {field!r} is no option: setting it changes no run.{_C.did_you_mean(field, known)}"
+            )
+        super().__setattr__(field, value)
+
     def to_dict(self) -> dict[str, Any]:
         """Every field, in JSON's types."""
         return {name: plain(getattr(self, name)) for name in self.field_status}

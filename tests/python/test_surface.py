@@ -93,6 +93,16 @@ def test_code_of_a_checkpoint_is_never_run_and_that_is_said(folder, caplog):
     assert "trust_remote_code has no effect: code of a checkpoint is never run" in caplog.text
 
 
+def test_an_eos_that_was_masked_as_padding_is_learnt(folder):
+    """As transformers does: attention_mask=input_ids.ne(pad_token_id) where EOS is the padding, labels padded with -100 (Alpaca, QLoRA)."""
+    ids = torch.tensor([[5, 6, 2, 2, 2], [5, 6, 7, 8, 2]])
+    labels = torch.tensor([[-100, 6, 2, -100, -100], [-100, -100, 7, 8, 2]])
+    batch = {"input_ids": ids, "attention_mask": ids.ne(2), "labels": labels}
+    ours = qlorapp.AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert ours(**batch).loss.item() == pytest.approx(theirs(**batch).loss.item(), rel=1e-5)
+
+
 def test_labels_on_padding_are_said_to_be_left_out(folder):
     code = f"""
 import logging, sys, torch

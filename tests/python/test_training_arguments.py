@@ -186,3 +186,24 @@ def test_the_way_out_of_the_list_of_optimizers_trains(tmp_path):
     before = [p.detach().clone() for p in parameters]
     trainer.train()
     assert any(not torch.equal(a, b) for a, b in zip(before, parameters, strict=True))
+
+
+def test_what_is_set_after_construction(tmp_path, caplog):
+    args = qlorapp.SFTConfig(str(tmp_path))
+    with caplog.at_level("WARNING"):
+        args.max_seq_length = 77
+        args.evaluation_strategy = "steps"
+        args.learning_rate = 1e-3
+        assert args.max_length == 77 == args.max_seq_length and args.eval_strategy == "steps"
+        assert "is no option" not in caplog.text
+        args.learning_rat = 1.0
+    assert "'learning_rat' is no option: setting it changes no run." in caplog.text and "learning_rate" in caplog.text
+    assert args.learning_rat == 1.0  # a script's own
+
+    @dataclasses.dataclass
+    class Own(qlorapp.TrainingArguments):
+        source_max_len: int = 5
+
+    caplog.clear()
+    Own(str(tmp_path)).source_max_len = 7
+    assert "no option" not in caplog.text
