@@ -85,8 +85,9 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
 
     The loop runs in C++ without the GIL; Ctrl-C stops it between two micro-batches. transformers' names and semantics, callbacks
     and subclassing among them: where a part of the step is overridden (compute_loss, training_step, get_train_dataloader,
-    create_optimizer …, compute_loss_func, optimizers, a data_collator of one's own) the steps are computed by torch's autograd in
-    Python, which is said once; a method that would never be called is refused (trainer_overrides.py).
+    create_optimizer …, compute_loss_func, optimizers, a data_collator of one's own, hooks on the model or on parameters) the
+    steps are computed by torch's autograd in Python, which is said once; a method that would never be called is refused
+    (trainer_overrides.py).
     """
 
     _labels_are_kept = LABELS_ARE_KEPT
