@@ -43,6 +43,24 @@ class ArenaAdamW(torch.optim.Optimizer):
         super().__init__(parameters, defaults)
         self._core = core
 
+    def move_to(self, core: _C.Trainer) -> None:
+        """To the C++ trainer of a run: a script may have asked for the optimizer before, or edited that of the last run."""
+        self._core = core
+
+    def has_another_rate(self) -> bool:
+        """Has somebody changed the rate that schedules start from?"""
+        group = self.param_groups[0]
+        return bool(group.get("initial_lr", group["lr"]) != self.defaults["lr"])
+
+    def refuse_edits(self) -> None:
+        """@raises ValueError for those beyond the rate."""
+        edited = [name for name in ("betas", "eps", "weight_decay") if self.param_groups[0][name] != self.defaults[name]]
+        if edited or len(self.param_groups) > 1:
+            raise ValueError(
+                f"[Trainer] optimizer.param_groups were changed ({', '.join(edited) or 'a group was added'}), and the C++ optimizer reads the rate "
+                "alone from there. Set TrainingArguments, or pass optimizers=(torch.optim.…, None)."
+            )
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         loss = None

@@ -17,6 +17,12 @@ DEFAULT_COLLATORS = (
     "DataCollatorForSeq2Seq",
     "DataCollatorForLanguageModeling",
     "default_data_collator",
+    "PadRight",
+)
+#: Said of one of them that makes labels of input_ids, beside rows that mask something.
+LABELS_ARE_KEPT = (
+    "[Trainer] DataCollatorForLanguageModeling: the rows' labels are kept, with what they mask (-100). transformers' Trainer would "
+    "replace them by input_ids, and learn the prompts as well; leave the column out for that. Leave the collator out for this."
 )
 #: Whose they are.
 COLLATOR_PACKAGES = ("transformers", "trl", "qlorapp")
@@ -44,7 +50,7 @@ def rewrites_labels(collator: Any) -> bool:
     return type(collator).__name__ == "DataCollatorForLanguageModeling" and hasattr(collator, "mlm")
 
 
-def say_that_labels_are_kept(dataset: Any) -> None:
+def say_that_labels_are_kept(dataset: Any, line: str = LABELS_ARE_KEPT) -> None:
     """Beside a collator that would make labels of input_ids: said where the first rows mask something."""
     if dataset is None or is_stream(dataset):
         return
@@ -55,10 +61,7 @@ def say_that_labels_are_kept(dataset: Any) -> None:
         ids, labels = column_of(row, "input_ids", where), column_of(row, "labels", where)
         kept = kept_tokens(row, len(ids), where)
         if -100 in labels[kept]:
-            _C.log_warning_once(
-                "[Trainer] DataCollatorForLanguageModeling: the rows' labels are kept, with what they mask (-100). transformers' Trainer would "
-                "replace them by input_ids, and learn the prompts as well; leave the column out for that. Leave the collator out for this."
-            )
+            _C.log_warning_once(line)
             return
 
 
@@ -219,6 +222,22 @@ def packs_of(dataset: Iterable[Any], name: str, max_length: int, strategy: str) 
     return packs
 
 
+def row_lengths(rows: Iterable[Any], column: str) -> list[int]:
+    """Tokens of each row or pack: what the column says, as in transformers, else those of its input_ids."""
+    if column in (getattr(rows, "column_names", None) or ()):
+        return [int(length) for length in rows[column]]  # type: ignore[index]
+    lengths = []
+    for i, place in enumerate(each_row(rows)):
+        parts = place if isinstance(place, list) else [place]
+        if any("input_ids" not in row and column not in row for row in parts):
+            raise ValueError(
+                f"[Trainer] group_by_length needs the length of every row, and row {i} of train_dataset has {sorted(parts[0])}. Add a column "
+                f"{column!r} (length_column_name) of their lengths, or tokenize the rows before the trainer is made."
+            )
+        lengths.append(sum(len(row["input_ids"]) if "input_ids" in row else int(row[column]) for row in parts))
+    return lengths
+
+
 class RowsOfPacks:
     """A collator of packs: their rows stand below each other in the batch, so none of them sees another."""
 
@@ -230,10 +249,14 @@ class RowsOfPacks:
 
 
 class PadRight:
-    """Rows to one batch: input_ids, labels and attention_mask, padded on the right to the longest row."""
+    """Rows to one batch: input_ids, labels and attention_mask, padded on the right to the longest row.
 
-    def __init__(self, pad_token_id: int | None) -> None:
+    makes_labels: rows without labels get their input_ids as such, to train on; else the batch has none.
+    """
+
+    def __init__(self, pad_token_id: int | None, makes_labels: bool = True) -> None:
         self.pad_token_id = pad_token_id if pad_token_id is not None else 0
+        self.makes_labels = makes_labels
 
     def __call__(self, rows: list[Any]) -> dict[str, torch.Tensor]:
         pairs = [tokens_and_labels(row, "batch", i) for i, row in enumerate(rows)]
@@ -242,11 +265,14 @@ class PadRight:
         def padded(column: list[list[int]], fill: int) -> torch.Tensor:
             return torch.tensor([values + [fill] * (width - len(values)) for values in column])
 
-        return {
+        batch = {
             "input_ids": padded([ids for ids, _ in pairs], self.pad_token_id),
             "labels": padded([labels for _, labels in pairs], -100),
             "attention_mask": padded([[1] * len(ids) for ids, _ in pairs], 0),
         }
+        if not self.makes_labels and all(row.get("labels") is None for row in rows):
+            del batch["labels"]
+        return batch
 
 
 class UsedColumns:

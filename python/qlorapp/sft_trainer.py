@@ -32,6 +32,11 @@ class SFTTrainer(Trainer):
     """
 
     _never_called = NEVER_CALLED_BY_SFT
+    _labels_are_kept = (
+        "[SFTTrainer] DataCollatorForLanguageModeling: the labels that were made of the rows are kept, with what they mask (-100). The "
+        "collator would replace them by input_ids, and learn the prompts as well: completion_only_loss=False is for that, and "
+        "assistant_only_loss=False. Leave the collator out for this."
+    )
 
     def __init__(
         self,
@@ -96,11 +101,11 @@ class SFTTrainer(Trainer):
             for name, dataset in rows.items():
                 if isinstance(dataset, dict) and name == "eval_dataset":
                     rows[name] = {
-                        key: self._encoder.prepare(part, f"{name}[{key!r}]", packed[name], formatting_func)
+                        key: _as_given(part, self._encoder.prepare(part, f"{name}[{key!r}]", packed[name], formatting_func))
                         for key, part in dataset.items()
                     }
                 elif dataset is not None:
-                    rows[name] = self._encoder.prepare(dataset, name, packed[name], formatting_func)
+                    rows[name] = _as_given(dataset, self._encoder.prepare(dataset, name, packed[name], formatting_func))
 
         shown = []
         if self._encoder is not None and not config.disable_tqdm:
@@ -127,11 +132,21 @@ class SFTTrainer(Trainer):
         args = self.args.training_arguments(**self._half) if isinstance(self.args, SFTConfig) else self.args
         return self._told(args)
 
+    def _makes_labels(self) -> bool:
+        """Rows of predict() are learnt from as those of training are, by TRL's own collator."""
+        return True
+
     def sample(self) -> list[tuple[str, bool]] | None:
         """The first training row as text in runs: [(text, whether it is trained)]. None without a tokenizer's rows."""
         if self._encoder is None:
             return None
         return sample_parts(self.train_dataset[0], self._encoder.tokenizer)
+
+
+def _as_given(dataset: Any, rows: list[Any]) -> Any:
+    """A datasets.Dataset where one came in: scripts go on with its map, select and column_names."""
+    kind = type(dataset)
+    return kind.from_list(rows) if kind.__module__.partition(".")[0] == "datasets" else rows
 
 
 def _config_of(args: Any, model: Any, options: dict[str, Any]) -> SFTConfig:

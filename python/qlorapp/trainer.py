@@ -20,8 +20,9 @@ from . import _C
 from .autograd_step import Accelerator, AutogradStep, overridden, scaler_of
 from .base_parameters import why_not_trained
 from .batches import (
+    LABELS_ARE_KEPT,
+    PadRight,
     check_one_data_set,
-    is_default_collator,
     is_stream,
     rewrites_labels,
     rows_of,
@@ -36,9 +37,11 @@ from .peft import PeftModel
 from .precision import own_dtypes
 from .process_state import refuse_several_processes
 from .progress import default_progress, reporting_callbacks
+from .random import set_seed
 from .trainer_callback import CallbackHandler, TrainerCallback, TrainerState
 from .trainer_evaluation import EvaluationMethods
 from .trainer_hooks import HookMethods
+from .trainer_parts import MadeOf
 from .trainer_reports import ReportMethods
 from .trainer_steps import ROW_METHODS, StepMethods
 from .training_arguments import TrainingArguments
@@ -63,6 +66,12 @@ def trained_model(model: Any) -> CausalLM | ForeignModel:
     return model if isinstance(model, CausalLM) else ForeignModel(model)
 
 
+def uncompiled(model: Any) -> Any:
+    """A native model that torch.compile has wrapped, without that: C++ computes, and there is nothing to trace."""
+    inside = getattr(model, "_orig_mod", None)
+    return inside if isinstance(inside, (CausalLM, PeftModel)) else model
+
+
 class TrainOutput(NamedTuple):
     """What train() returns."""
 
@@ -76,9 +85,12 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
 
     The loop runs in C++ without the GIL; Ctrl-C stops it between two micro-batches. transformers' names and semantics, callbacks
     and subclassing among them: where a part of the step is overridden (compute_loss, training_step, get_train_dataloader,
-    create_optimizer …, compute_loss_func, optimizers, a data_collator of one's own) the steps are computed by torch's autograd in
-    Python, which is said once; a method that would never be called is refused (trainer_overrides.py).
+    create_optimizer …, compute_loss_func, optimizers, a data_collator of one's own, hooks on the model or on parameters) the
+    steps are computed by torch's autograd in Python, which is said once; a method that would never be called is refused
+    (trainer_overrides.py).
     """
+
+    _labels_are_kept = LABELS_ARE_KEPT
 
     def __init__(
         self,
@@ -113,14 +125,14 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
                 "its options have the same names."
             )
         self.args = args if args is not None else TrainingArguments()
-        self.data_collator = data_collator
-        self._own_collator = not is_default_collator(data_collator)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = self.tokenizer = processing_class if processing_class is not None else tokenizer
+        pad = PadRight(getattr(self.processing_class, "pad_token_id", None))
+        self.data_collator = data_collator if data_collator is not None else pad  # which overridden data loaders read
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.optimizer, self.lr_scheduler = optimizers if optimizers is not None else (None, None)
-        self._own_optimizers = (self.optimizer, self.lr_scheduler) != (None, None) or optimizer_cls_and_kwargs is not None
+        self._made_optimizer = self._made_scheduler = None
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         self.label_names = self.args.label_names or ["labels"]
         self.is_in_train = False
@@ -130,41 +142,23 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
         self._said: set[str] = set()
         self._train_loader: Any = None
         self.eval_dataloader: Any = None
-        self._lm = trained_model(model)
         self._check()
-        self._refuse_a_trained_base()
+        self._take_model()
         if rewrites_labels(data_collator) and not self._own_collator:
-            say_that_labels_are_kept(self.train_dataset)
+            say_that_labels_are_kept(self.train_dataset, self._labels_are_kept)
         if self.args.log_level != "passive":
             _log.setLevel(self.args.log_level.upper())
-        self._lm._rebind()
         progress = [default_progress(self.args.disable_tqdm)]
         self.callback_handler = CallbackHandler(
             [*reporting_callbacks(self.args.report_to), *(callbacks or []), *progress], self
         )
         self._make_core()
-        self._lm._memory_changed()
-        if self.args.gradient_checkpointing:
-            if isinstance(self._lm, ForeignModel):
-                self._lm.enable_checkpointing(self.args.gradient_checkpointing_kwargs)
-            else:
-                keep = self.args.checkpoint_keep
-                self._lm._keep = keep if isinstance(keep, str) else ",".join(keep)
         self.callback_handler.call("init_end", self.control)
 
     def _check(self) -> None:
-        args, lm = self.args, self._lm
+        args = self.args
         refuse_several_processes()
         check_one_data_set(self.train_dataset, "train_dataset")
-        if isinstance(lm, CausalLM) and not lm.core.has_adapters:
-            raise ValueError(
-                "[Trainer] there is nothing to train: the base is frozen. Add adapters: get_peft_model(model, LoraConfig(…))."
-            )
-        if isinstance(lm, CausalLM) and not any(parameter.requires_grad for _, parameter in lm.adapter_parameters()):
-            raise ValueError(
-                f"[Trainer] there is nothing to train: every tensor of the adapter {lm.core.active_adapter!r} is frozen. Load it with "
-                "is_trainable=True, or call requires_grad_() on what is to be trained."
-            )
         if (
             args.eval_strategy != "no"
             and self.eval_dataset is None
@@ -176,6 +170,31 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
         if self.optimizer_cls_and_kwargs is not None and self.optimizer is not None:
             raise ValueError(
                 "[Trainer] optimizers and optimizer_cls_and_kwargs are two ways to say one thing. Give one of them."
+            )
+
+    def _take_model(self) -> None:
+        """self.model, at construction and where a script has put another one there."""
+        self.model = self._known_model = uncompiled(self.model)
+        self._lm = trained_model(self.model)
+        self._check_model()
+        self._refuse_a_trained_base()
+        self._lm._rebind()
+        self._evaluation_in_parts = InParts("evaluate", torch.device(self._lm.device))
+
+    def _take_exchanged_model(self) -> None:
+        if self.model is not self._known_model and not self.is_in_train:
+            self._take_model()
+
+    def _check_model(self) -> None:
+        args, lm = self.args, self._lm
+        if isinstance(lm, CausalLM) and not lm.core.has_adapters:
+            raise ValueError(
+                "[Trainer] there is nothing to train: the base is frozen. Add adapters: get_peft_model(model, LoraConfig(…))."
+            )
+        if isinstance(lm, CausalLM) and not any(parameter.requires_grad for _, parameter in lm.adapter_parameters()):
+            raise ValueError(
+                f"[Trainer] there is nothing to train: every tensor of the adapter {lm.core.active_adapter!r} is frozen. Load it with "
+                "is_trainable=True, or call requires_grad_() on what is to be trained."
             )
         if args.use_cpu and lm.device.type != "cpu":
             raise ValueError(f"[Trainer] use_cpu=True, but the model is on {lm.device}. Load it with device_map='cpu'.")
@@ -216,7 +235,20 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
             told["train_sampling_strategy"] = "sequential"
         return json.dumps(told)
 
+    def _is_outdated(self) -> bool:
+        """Has the C++ trainer a run or a log behind it, or was it made of what is no more?"""
+        now = (self.model, self.train_dataset, self.eval_dataset)
+        return (
+            self._has_run
+            or bool(self.state.log_history)
+            or any(one is not other for one, other in zip(self._made_of, now, strict=True))
+            or self._why_autograd() != self._autograd_reasons
+            or self._core_arguments() != self._made_with
+        )
+
     def _make_core(self) -> None:
+        self._made_of = MadeOf(self.model, self.train_dataset, self.eval_dataset)
+        self._has_run, self._train_loader = False, None
         reasons = self._autograd_reasons = self._why_autograd()
         if self.args.packing and (taken := [name for name in ROW_METHODS if name in reasons]):
             raise ValueError(
@@ -245,7 +277,6 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
         self._made_with = self._core_arguments()
         self._step: AutogradStep | None = None
         self._scaler = scaler_of(self._core)
-        self._evaluation_in_parts = InParts("evaluate", torch.device(self._lm.device))
         self._session = (0, 0)  # tokens at the beginning of train()
         args = self.args
         self.state = TrainerState(train_batch_size=args.per_device_train_batch_size)
@@ -253,6 +284,17 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
         for kind in ("logging_steps", "eval_steps", "save_steps"):
             if (steps := getattr(args, kind)) is not None:
                 setattr(self.state, kind, math.ceil(self.state.max_steps * steps) if steps < 1 else steps)
+        self._lm._memory_changed()
+        if args.gradient_checkpointing:
+            if isinstance(self._lm, ForeignModel):
+                self._lm.enable_checkpointing(args.gradient_checkpointing_kwargs)
+            else:
+                keep = args.checkpoint_keep
+                self._lm._keep = keep if isinstance(keep, str) else ",".join(keep)
+
+    def _shown_train_loader(self) -> Any:
+        """What callbacks get: none before a run, as a subclass may not be ready to make one."""
+        return self.train_dataloader if self.is_in_train else self._train_loader
 
     @property
     def train_dataloader(self) -> Any:
@@ -285,7 +327,10 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
-        """Runs to the end, or from a checkpoint folder on; True takes the newest in output_dir."""
+        """Runs to the end, or from a checkpoint folder on; True takes the newest in output_dir.
+
+        Called again, it begins anew, with the adapters as they are: steps, schedule, order of rows, moments and log.
+        """
         if trial is not None:
             raise ValueError("[Trainer] trial is not supported: there is no hyper-parameter search. Leave it out.")
         if resume_from_checkpoint is None:
@@ -296,15 +341,20 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
                 raise ValueError(f"[Trainer] there is no checkpoint in {self.args.output_dir} to resume from.")
         folder = os.fspath(resume_from_checkpoint) if resume_from_checkpoint else None
         self._ignore_keys = ignore_keys_for_eval
+        if self._has_run and self.model_init is not None:
+            set_seed(self.args.seed)
+            self.model = self.call_model_init()
+        self._take_exchanged_model()
         self._refuse_a_trained_base()  # what a script did after the trainer was made
         if isinstance(self._lm, CausalLM):
             self._lm._rebind()
-        if self._why_autograd() != self._autograd_reasons or self._core_arguments() != self._made_with:
+        if self._is_outdated():
             self._make_core()
+            self._core.zero_grad()  # of a run that an exception ended
         self._prepare_steps()
         self._sync_state()
         self._session = (self.state.num_input_tokens_seen, self.state.global_step)
-        self.is_in_train = True
+        self.is_in_train = self._has_run = True
         ask = self._stop_on_sigterm() if self.args.enable_jit_checkpoint else None
         try:
             with own_dtypes(self._lm.device) if isinstance(self._lm, CausalLM) else contextlib.nullcontext():

@@ -147,7 +147,7 @@ class CallbackHandler:
                 processing_class=trainer.processing_class,
                 optimizer=trainer.optimizer,
                 lr_scheduler=trainer.lr_scheduler,
-                train_dataloader=trainer.train_dataloader,
+                train_dataloader=trainer._shown_train_loader(),
                 eval_dataloader=trainer.eval_dataloader,
                 **extra,
             )

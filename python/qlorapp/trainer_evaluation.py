@@ -8,7 +8,7 @@ import torch
 
 from . import prediction
 from .autograd_step import count_targets, overridden
-from .batches import length_of, rows_of
+from .batches import length_of, rewrites_labels, rows_of
 from .foreign_model import ForeignModel
 from .prediction import EvalLoopOutput, PredictionOutput
 from .trainer_parts import TrainerParts
@@ -22,11 +22,12 @@ class EvaluationMethods(TrainerParts):
 
     def _evaluates_in_python(self) -> bool:
         return (
-            (self.compute_metrics is not None and not self.args.prediction_loss_only)
+            self.model is not self._made_of.model  # exchanged since
+            or (self.compute_metrics is not None and not self.args.prediction_loss_only)
             or self.compute_loss_func is not None
             or self._own_collator
             or bool(overridden(self, EvaluationMethods, _METHODS))
-            or not set(self._autograd_reasons).isdisjoint(EVALUATED_METHODS)
+            or not set(self._why_autograd()).isdisjoint(EVALUATED_METHODS)
             or isinstance(self._lm, ForeignModel)
         )
 
@@ -46,6 +47,7 @@ class EvaluationMethods(TrainerParts):
             return every
         if isinstance(rows, str):
             rows = self.eval_dataset[rows]
+        self._take_exchanged_model()
         self._sync_state()
         if self._evaluates_in_python():
             loader = self.eval_dataloader = self.get_eval_dataloader(eval_dataset)
@@ -59,7 +61,7 @@ class EvaluationMethods(TrainerParts):
             if rows is None:
                 raise ValueError("[Trainer] evaluation needs an eval_dataset.")
             self._show_eval_batches(rows)
-            own = eval_dataset is None and self._has_eval_rows
+            own = eval_dataset is None and rows is self._made_of.eval_dataset and self._has_eval_rows
             metrics = self._core.metrics_of(None if own else rows_of(rows, "eval_dataset"), metric_key_prefix)
         self.log(metrics)
         self.control.should_evaluate = False
@@ -101,7 +103,8 @@ class EvaluationMethods(TrainerParts):
                 loss = loss.detach().mean()
             if prediction_loss_only:
                 return loss, None, None
-            return loss, outputs["logits"].detach(), labels
+            logits = outputs["logits"].detach()
+            return loss, logits.float() if self.args.bf16 or self.args.fp16 else logits, labels  # as accelerate hands them on
 
     def _why_predicted_whole(self, inputs: Any) -> str | None:
         """Why a batch's prediction is not those of its parts; None if it is."""
@@ -114,6 +117,7 @@ class EvaluationMethods(TrainerParts):
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
         """Logits (or what preprocess_logits_for_metrics makes of them), labels and metrics of a data set."""
+        self._take_exchanged_model()
         loader = self.eval_dataloader = self.get_test_dataloader(test_dataset)
         start = time.time()
         output = self.evaluation_loop(loader, "Prediction", None, ignore_keys, metric_key_prefix)
@@ -130,20 +134,23 @@ class EvaluationMethods(TrainerParts):
         rows = eval_dataset if eval_dataset is not None else self.eval_dataset
         if rows is None:
             raise ValueError("[Trainer] evaluation needs an eval_dataset.")
-        rows = self._remove_unused_columns(rows, "evaluation") if self._own_collator else rows
-        return torch.utils.data.DataLoader(
-            rows,
-            batch_size=self.args.per_device_eval_batch_size,
-            collate_fn=self._collate(),
-            sampler=self._get_eval_sampler(rows),
-        )
+        return self._evaluated_batches(rows, "evaluation", self._collate())
+
+    def _evaluated_batches(self, rows: Any, description: str, collate: Any) -> torch.utils.data.DataLoader[Any]:
+        rows = self._remove_unused_columns(rows, description) if self._own_collator else rows
+        sampler = self._get_eval_sampler(rows)
+        return torch.utils.data.DataLoader(rows, self.args.per_device_eval_batch_size, collate_fn=collate, sampler=sampler)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Any:
         """One after another."""
         return torch.utils.data.SequentialSampler(eval_dataset) if hasattr(eval_dataset, "__len__") else None
 
     def get_test_dataloader(self, test_dataset: Any) -> torch.utils.data.DataLoader[Any]:
-        return self.get_eval_dataloader(test_dataset)
+        """Padded batches. Rows without labels stay so, but for a collator that makes some."""
+        return self._evaluated_batches(test_dataset, "test", self._collate(self._makes_labels()))
+
+    def _makes_labels(self) -> bool:
+        return rewrites_labels(self.data_collator)
 
     def num_examples(self, dataloader: Any) -> int:
         return len(dataloader.dataset)

@@ -5,7 +5,10 @@ tests/python/test_trainer_overrides.py goes through every method of transformers
 it is in this table with what to do instead.
 """
 
+import types
 from typing import Any
+
+from .peft import PeftModel
 
 _LOOP = "the loop runs in C++. Use a TrainerCallback, or override training_step, evaluate, log or save_model"
 _CHECKPOINTS = "checkpoints are written and read in C++. Override save_model, which is called for each of them, or use on_save of a TrainerCallback"
@@ -74,3 +77,22 @@ def check_overrides(trainer: Any, never_called: dict[str, str]) -> None:
     for name, instead in WITHOUT_EFFECT.items():
         if hasattr(trainer, name):
             trainer._say_once(f"{name} is never called: {instead}.")
+
+
+def overrides_of_the_model(model: Any, parameters: list[Any]) -> list[str]:
+    """What a script has hung on a native model and on what it trains: the C++ loop calls neither forward nor autograd.
+
+    Modules inside are no matter: their hooks are refused (module_tree.py).
+    """
+    levels = [model, model.base_model, model.get_base_model()] if isinstance(model, PeftModel) else [model]
+    found = {
+        "model.forward": any(
+            "forward" in vars(level) and vars(level)["forward"] != types.MethodType(type(level).forward, level)
+            for level in levels
+        ),
+        "forward hooks": any(level._forward_hooks or level._forward_pre_hooks for level in levels),
+        "hooks on parameters": any(
+            parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in parameters
+        ),
+    }
+    return [name for name, is_there in found.items() if is_there]

@@ -3,17 +3,26 @@
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from . import _C
 from .autograd_step import Accelerator, AutogradStep
+from .batches import is_default_collator
 from .foreign_model import ForeignModel
 from .modeling import CausalLM
 from .out_of_memory import InParts
 from .trainer_callback import TrainerState
 from .training_arguments import TrainingArguments
+
+
+class MadeOf(NamedTuple):
+    """What a C++ trainer was made of. A script may put others into the trainer's attributes."""
+
+    model: Any
+    train_dataset: Any
+    eval_dataset: Any
 
 
 class TrainerParts:
@@ -40,8 +49,11 @@ class TrainerParts:
     _core: _C.Trainer
     _step: AutogradStep | None
     _train_loader: Any
-    _own_collator: bool
-    _own_optimizers: bool
+    _made_of: MadeOf
+    _take_exchanged_model: Callable[[], None]
+    _why_autograd: Callable[[], list[str]]
+    _made_optimizer: Any
+    _made_scheduler: Any
     _autograd_reasons: list[str]
     _loss_was_scaled: bool
     _has_eval_rows: bool
@@ -61,12 +73,17 @@ class TrainerParts:
     _why_whole: Callable[[Any, Any], str | None]
     _evaluation_in_parts: InParts
     _remove_unused_columns: Callable[..., Any]
-    _collate: Callable[[], Callable[[list[Any]], Any]]
+    _collate: Callable[..., Callable[[list[Any]], Any]]
 
     #: What overrides copied from transformers ask for.
     is_deepspeed_enabled = is_fsdp_enabled = is_tp_enabled = is_model_parallel = place_model_on_device = False
     can_return_loss = True
     hp_search_backend = None
+
+    @property
+    def _own_collator(self) -> bool:
+        """Does the collator do what batching here would not do anyway?"""
+        return not is_default_collator(self.data_collator)
 
     @property
     def _train_batch_size(self) -> int:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of Trainer that tells: logs, metrics, files, and what it is asked for."""
 
+import datetime
 import json
 import logging
 import os
@@ -12,6 +13,16 @@ from . import prediction
 from .trainer_parts import TrainerParts
 
 _log = logging.getLogger("qlorapp")
+
+
+def _formatted(key: str, value: Any) -> Any:
+    if "_mem_" in key:
+        return f"{int(value) >> 20}MB"
+    if "_runtime" in key:
+        return f"{datetime.timedelta(seconds=int(value))}.{int(abs(value - int(value)) * 100):02d}"
+    if key == "total_flos":
+        return f"{int(value) >> 30}GF"
+    return round(value, 4) if isinstance(value, float) else value
 
 
 class ReportMethods(TrainerParts):
@@ -42,8 +53,8 @@ class ReportMethods(TrainerParts):
             print(f"  {key:<{width}} = {value:.4f}" if isinstance(value, float) else f"  {key:<{width}} = {value}")
 
     def metrics_format(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Metrics for people: numbers to four places."""
-        return {key: round(value, 4) if isinstance(value, float) else value for key, value in metrics.items()}
+        """Metrics for people, as transformers writes them: memory in MB, seconds as a clock, operations in GF, numbers to four places."""
+        return {key: _formatted(key, value) for key, value in metrics.items()}
 
     def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
         """<split>_results.json in output_dir; combined: into all_results.json as well."""

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from .autograd_step import ArenaAdamW, AutogradStep, accepts, count_targets, overridden, takes
-from .batches import USED_COLUMNS, EpochSampler, PadRight, RowsOfPacks, UsedColumns, each_row, packs_of
+from .batches import USED_COLUMNS, EpochSampler, PadRight, RowsOfPacks, UsedColumns, packs_of, row_lengths
 from .foreign_model import ForeignModel
 from .out_of_memory import RandomState, is_out_of_memory, parts_of
-from .trainer_overrides import NEVER_CALLED, check_overrides
+from .trainer_overrides import NEVER_CALLED, check_overrides, overrides_of_the_model
 from .trainer_parts import TrainerParts
 
 #: Whoever overrides one of these gets its steps computed in Python.
@@ -27,6 +27,7 @@ STEP_METHODS = (
 #: Of these, what an evaluation runs through as well.
 EVALUATED_METHODS = (
     "compute_loss", "_prepare_inputs", "_prepare_input", "compute_loss_context_manager", "autocast_smart_context_manager",
+    "model.forward", "forward hooks",
 )  # fmt: skip
 #: What a collator of one's own is shown; the default one shows the model input_ids, labels and attention_mask, whatever there is.
 COLUMN_METHODS = ("_set_signature_columns_if_needed", "_get_collator_with_removed_columns", "_remove_unused_columns")
@@ -66,15 +67,42 @@ class StepMethods(TrainerParts):
         reasons = overridden(self, StepMethods, STEP_METHODS)
         if isinstance(self._lm, ForeignModel):
             reasons.insert(0, type(self._lm.lm).__name__)
-        given = {"compute_loss_func": self.compute_loss_func is not None, "optimizers": self._own_optimizers,
+        else:
+            reasons += overrides_of_the_model(self.model, self._trainable())
+        given = {"compute_loss_func": self.compute_loss_func is not None, "optimizers": self._has_own_optimizers(),
                  "data_collator": self._own_collator, "requires_grad=False": bool(self._frozen())}  # fmt: skip
         return reasons + [name for name, is_given in given.items() if is_given]
 
+    def _has_own_optimizers(self) -> bool:
+        """Are there others than those that train() makes? Given to the trainer, set later, or the C++ one with another rate."""
+        optimizer, scheduler = self.optimizer, self.lr_scheduler
+        if isinstance(optimizer, ArenaAdamW):
+            own = optimizer.has_another_rate()
+        else:
+            own = optimizer is not None and optimizer is not self._made_optimizer
+        return (
+            own
+            or (scheduler is not None and scheduler is not self._made_scheduler)
+            or self.optimizer_cls_and_kwargs is not None
+        )
+
+    def _forget_made_optimizers(self) -> None:
+        """Those of a run before this one; what somebody has given stays."""
+        optimizer = self.optimizer
+        if optimizer is self._made_optimizer and not (isinstance(optimizer, ArenaAdamW) and optimizer.has_another_rate()):
+            self.optimizer = None
+        if self.lr_scheduler is self._made_scheduler:
+            self.lr_scheduler = None
+
     def _prepare_steps(self) -> None:
         """Optimizer and schedule: the C++ ones to look at, or those of steps in Python."""
+        if isinstance(self.optimizer, ArenaAdamW):
+            self.optimizer.refuse_edits()
+        self._forget_made_optimizers()
         if not self._autograd_reasons:
-            self.optimizer = ArenaAdamW(self._core, self._trainable(), self.args)
-            self.lr_scheduler = Rates(self._core)
+            self.optimizer = self._made_optimizer = ArenaAdamW(self._core, self._trainable(), self.args)
+            self.optimizer.param_groups[0]["initial_lr"] = self.args.learning_rate  # as any schedule leaves it
+            self.lr_scheduler = self._made_scheduler = Rates(self._core)
             return
         overriding = self._autograd_reasons
         if isinstance(self._lm, ForeignModel):
@@ -94,9 +122,14 @@ class StepMethods(TrainerParts):
                 raise ValueError("[Trainer] max_steps must be set where the train dataloader has no length.") from None
         self._core.use_own_batches(batches)
         self._step = AutogradStep(self, loader)
-        if not self._own_optimizers or self.optimizer_cls_and_kwargs is not None:
-            self.optimizer = self.lr_scheduler = None
+        given = (self.optimizer, self.lr_scheduler)
+        if isinstance(self.optimizer, ArenaAdamW):
+            self.optimizer.move_to(self._core)
         self.create_optimizer_and_scheduler(self._core.state()["max_steps"])
+        self._made_optimizer = self.optimizer if given[0] is None else None
+        self._made_scheduler = self.lr_scheduler if given[1] is None else None
+        if isinstance(self.optimizer, ArenaAdamW):
+            self.optimizer.refuse_edits()
 
     def _frozen(self) -> list[torch.nn.Parameter]:
         """What somebody has frozen of the adapter that trains."""
@@ -154,7 +187,7 @@ class StepMethods(TrainerParts):
             def factor(step: int) -> float:
                 return core.rate_factor(step)
 
-            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+            self.lr_scheduler = self._made_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return self.lr_scheduler
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
@@ -277,9 +310,9 @@ class StepMethods(TrainerParts):
 
     # --- data
 
-    def _collate(self) -> Callable[[list[Any]], Any]:
+    def _collate(self, makes_labels: bool = True) -> Callable[[list[Any]], Any]:
         if not self._own_collator:
-            return PadRight(getattr(self.processing_class, "pad_token_id", None))
+            return PadRight(getattr(self.processing_class, "pad_token_id", None), makes_labels)
         return self._get_collator_with_removed_columns(self.data_collator)
 
     _signature_columns: list[str] | None = None
@@ -339,12 +372,7 @@ class StepMethods(TrainerParts):
         if not hasattr(rows, "__len__"):
             return None
         strategy = "group_by_length" if args.group_by_length else args.train_sampling_strategy
-        lengths = []
-        if strategy == "group_by_length":
-            lengths = [
-                sum(len(row["input_ids"]) for row in (place if isinstance(place, list) else [place]))
-                for place in each_row(rows)
-            ]
+        lengths = row_lengths(rows, args.length_column_name) if strategy == "group_by_length" else []
         seed = args.data_seed if args.data_seed is not None else args.seed
         group = args.per_device_train_batch_size * args.gradient_accumulation_steps
         return EpochSampler(len(rows), strategy, seed, group, lengths)

@@ -199,3 +199,38 @@ def test_a_deleted_trainer_and_model_leave_nothing_behind(tmp_path):
     del run
     gc.collect()
     assert [ref() for ref in alive] == [None] * 3 and parameter() is None
+
+
+def test_a_dataset_stays_one_and_its_rows_may_be_exchanged(tmp_path):
+    import datasets
+
+    given = datasets.Dataset.from_list(ROWS)
+    held_out = {"a": datasets.Dataset.from_list(ROWS[:3]), "b": ROWS[:2]}
+    options = {"assistant_only_loss": True, "max_steps": 1, "per_device_train_batch_size": 4}
+    run = trainer(tmp_path, given, options, eval_dataset=held_out)
+    plain = trainer(tmp_path / "plain", ROWS, options)
+    assert isinstance(run.train_dataset, datasets.Dataset) and isinstance(run.eval_dataset["a"], datasets.Dataset)
+    assert isinstance(run.eval_dataset["b"], list) and isinstance(plain.train_dataset, list)
+    assert run.train_dataset.to_list() == plain.train_dataset and run.sample() == plain.sample()
+
+    def last_token_alone(row):
+        return {"labels": [-100] * (len(row["labels"]) - 1) + row["input_ids"][-1:]}
+
+    def losses(of):
+        return [entry["loss"] for entry in of.state.log_history if "loss" in entry]
+
+    run.train(), plain.train()
+    assert losses(run) == losses(plain)
+    run.train_dataset = run.train_dataset.map(last_token_alone)
+    assert {"input_ids", "labels"} <= set(run.train_dataset.column_names) and len(run.train_dataset.select(range(3))) == 3
+    run.train()
+    assert losses(run) != losses(plain) and len(losses(run)) == 1
+
+
+def test_labels_that_a_collator_would_replace_are_said_in_the_words_of_rows_that_were_read_here(tmp_path, caplog):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
+    tokenizer.pad_token = tokenizer.eos_token
+    collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    trainer(tmp_path, data_collator=collator, config_options={"assistant_only_loss": True})
+    assert "[SFTTrainer] DataCollatorForLanguageModeling: the labels that were made of the rows are kept" in caplog.text
+    assert "transformers' Trainer would" not in caplog.text

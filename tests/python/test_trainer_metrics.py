@@ -179,3 +179,51 @@ def test_several_sets_are_evaluated_under_their_names(folder, tmp_path):
     extra = {key for key in mine if key.endswith("token_weighted")} | {key for key in reference if "preparation" in key}
     assert set(mine) - extra == set(reference) - extra
     assert mine["eval_b_loss"] == pytest.approx(reference["eval_b_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("makes_labels", [False, True])
+def test_rows_without_labels_are_predicted_without_a_loss_unless_the_collator_makes_labels(folder, tmp_path, makes_labels):
+    class Tokenizer:
+        pad_token_id = 0
+
+    def collate(batch):
+        batch = peer.collate([{**row, "labels": row["input_ids"]} for row in batch])
+        return batch if makes_labels else {key: value for key, value in batch.items() if key != "labels"}
+
+    theirs, ours = both(folder, tmp_path)
+    theirs.data_collator = collate
+    if makes_labels:
+        ours.data_collator = transformers.DataCollatorForLanguageModeling(Tokenizer(), mlm=False)
+    unlabelled = [{"input_ids": row["input_ids"]} for row in rows(4, seed=3)]
+    mine, reference = ours.predict(unlabelled), theirs.predict(unlabelled)
+    assert_same(mine.metrics, reference.metrics)
+    assert (mine.label_ids is None) == (reference.label_ids is None) == (not makes_labels)
+    logits = reference.predictions[0] if isinstance(reference.predictions, tuple) else reference.predictions
+    assert mine.predictions.shape == logits.shape
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_logits_are_float32_where_a_run_computes_in_bfloat16_as_in_transformers(folder, tmp_path, half):
+    seen = {}
+    for side in ("theirs", "ours"):
+
+        def note(logits, labels, side=side):
+            seen[side] = (logits[0] if isinstance(logits, tuple) else logits).dtype
+            return logits.argmax(-1)
+
+        trainer = both(folder, tmp_path, {"bf16": half}, compute_metrics=lambda p: {}, preprocess_logits_for_metrics=note)
+        if side == "theirs":
+            trainer[0].evaluate()
+        else:
+            model = qlorapp.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16 if half else torch.float32)
+            trainer[1].model = qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=2))
+            trainer[1].evaluate()
+    assert seen["ours"] == seen["theirs"] == torch.float32
+
+
+def test_metrics_are_written_for_people_as_in_transformers(folder, tmp_path):
+    _, ours = both(folder, tmp_path)
+    metrics = {"epoch": 2.0, "total_flos": 5.4e9, "train_runtime": 3723.4567, "train_loss": 1.23456, "eval_samples": 7,
+               "train_mem_gpu_peak": 3 << 30, "train_samples_per_second": 12.34567}  # fmt: skip
+    assert ours.metrics_format(metrics) == transformers.trainer_pt_utils.metrics_format(metrics)
+    assert ours.metrics_format(metrics)["total_flos"] == "5GF"

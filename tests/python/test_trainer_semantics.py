@@ -125,13 +125,23 @@ SETTINGS = {
     "half an epoch": {"num_train_epochs": 1.5, "logging_strategy": "epoch"},
     "best": {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "best", "load_best_model_at_end": True, "learning_rate": 0.04},
     "tokens": {"include_num_input_tokens_seen": "non_padding", "eval_strategy": "epoch"},
+    "in Python": {"loss": True, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "epoch", "logging_steps": 2},
 }  # fmt: skip
+
+
+class OwnLoss:
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
 
 @pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)
 def test_events_flags_logs_and_outputs_are_transformers(setting, tmp_path, options):
-    reference, their_output, they_saw = theirs(setting, tmp_path / "theirs", **options)
-    mine, our_output, we_saw = ours(setting, tmp_path / "ours", **options)
+    kinds = [type("Mine", (OwnLoss, side.Trainer), {}) for side in (transformers, qlorapp)]
+    kinds = [{"kind": kind} if options.get("loss") else {} for kind in kinds]
+    options = {name: value for name, value in options.items() if name != "loss"}
+    reference, their_output, they_saw = theirs(setting, tmp_path / "theirs", **options, **kinds[0])
+    mine, our_output, we_saw = ours(setting, tmp_path / "ours", **options, **kinds[1])
+    assert bool(mine._autograd_reasons) == bool(kinds[1])
     tolerance = 1e-5 if options.get("learning_rate") is None else 2e-3  # a run that diverges magnifies roundings
     assert we_saw.seen == they_saw.seen
     assert we_saw.given >= NEEDS - {"processing_class", "eval_dataloader"}
@@ -172,13 +182,8 @@ def test_what_decays_is_what_transformers_lets_decay(setting, tmp_path):
 
 @pytest.mark.parametrize("rate", [5e-3, 0.3])
 def test_early_stopping_ends_where_transformers_ends(setting, tmp_path, rate):
-    options = {
-        "eval_strategy": "steps",
-        "eval_steps": 1,
-        "num_train_epochs": 5,
-        "metric_for_best_model": "loss",
-        "learning_rate": rate,
-    }
+    options = {"eval_strategy": "steps", "eval_steps": 1, "num_train_epochs": 5, "metric_for_best_model": "loss",
+               "learning_rate": rate}  # fmt: skip
     reference, output, _ = theirs(setting, tmp_path / "theirs", [transformers.EarlyStoppingCallback(1, 0.01)], **options)
     mine, our_output, _ = ours(setting, tmp_path / "ours", [qlorapp.EarlyStoppingCallback(1, 0.01)], **options)
     assert our_output.global_step == output.global_step < mine.state.max_steps or rate < 0.1
@@ -285,9 +290,7 @@ def test_logging_nan_inf_filter_is_about_the_mean_of_an_evaluation(folder, tmp_p
     assert math.isnan(trainer.evaluate()["eval_loss"]) != filtered
 
 
-class InPython(qlorapp.Trainer):
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+InPython = type("InPython", (OwnLoss, qlorapp.Trainer), {})
 
 
 @pytest.mark.parametrize("kind", [qlorapp.Trainer, InPython])
@@ -432,17 +435,9 @@ def test_evaluations_that_cannot_be_are_said_before_training(folder, tmp_path):
     for options, rule in [
         ({"save_strategy": "best"}, "save_strategy=best needs evaluations"),
         ({"load_best_model_at_end": True, "eval_strategy": "epoch"}, "to be the same"),
-        (
-            {
-                "load_best_model_at_end": True,
-                "eval_strategy": "steps",
-                "eval_steps": 3,
-                "save_strategy": "steps",
-                "save_steps": 4,
-            },
-            "multiple",
-        ),
-    ]:
+        ({"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps", "save_steps": 4},
+         "multiple"),
+    ]:  # fmt: skip
         with pytest.raises(ValueError, match=rule):
             arguments(tmp_path, **options)
 
