@@ -54,6 +54,11 @@ class ModelConfig(types.SimpleNamespace):
         """The attribute, or the default where there is none."""
         return getattr(self, name, default)
 
+    def update(self, config_dict: dict[str, Any]) -> None:
+        """Sets these attributes."""
+        for name, value in config_dict.items():
+            setattr(self, name, value)
+
     def describe(self, name_or_path: str, dtype: torch.dtype) -> None:
         """What is known once the model is loaded."""
         self.__dict__.pop("torch_dtype", None)
@@ -91,6 +96,7 @@ class TransformersMethods:
 
     main_input_name = "input_ids"
     base_model_prefix = "model"
+    supports_gradient_checkpointing = True
     model: Any
     lm_head: Any
     #: What add_model_tags was given.
@@ -99,6 +105,11 @@ class TransformersMethods:
     @property
     def vocab_size(self) -> int:
         return int(self.model.embed_tokens.weight.shape[0])
+
+    @property
+    def base_model(self) -> Any:
+        """The part below the head."""
+        return self.model
 
     def get_decoder(self) -> Any:
         """The part below the head."""

@@ -117,6 +117,13 @@ class CausalLM(TransformersMethods, ModelAdapters, Fixed):
         return False
 
     @property
+    def quantization_method(self) -> str:
+        """Whose format the four-bit weights are in.  @raises AttributeError for a model without any, as in transformers."""
+        if not self.is_loaded_in_4bit:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'quantization_method'")
+        return "bitsandbytes"
+
+    @property
     def hf_device_map(self) -> dict[str, torch.device]:
         """Everything on one device."""
         return {"": self.device}
