@@ -125,6 +125,17 @@ class TransformersMethods:
         )
         self.model_tags = list(dict.fromkeys([*(self.model_tags or []), *([tags] if isinstance(tags, str) else tags)]))
 
+    def compute_transition_scores(
+        self, sequences: torch.Tensor, scores: Any, beam_indices: Any = None, normalize_logits: bool = False
+    ) -> torch.Tensor:
+        """(B, new tokens): of each token that generate() chose, its score, or with normalize_logits its log-probability."""
+        if beam_indices is not None:
+            raise ValueError("[compute_transition_scores] there is no beam search; got beam_indices. Leave them out.")
+        stacked = torch.stack(tuple(scores), dim=1)
+        if normalize_logits:
+            stacked = stacked.log_softmax(-1)
+        return stacked.gather(2, sequences[:, -stacked.shape[1] :, None]).squeeze(2)
+
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(
             "[prepare_inputs_for_generation] the cache lives in C++, and generate() feeds it by itself. Call model.generate(…), or model(input_ids) "

@@ -256,8 +256,11 @@ class CausalLM(TransformersMethods, ModelAdapters, Fixed):
         attention_mask: torch.Tensor | None = None,
         streamer: Any = None,
         **options: Any,
-    ) -> torch.Tensor:
+    ) -> Any:
         """Continuation of every row: (B, T + new tokens), short ones filled with pad_token_id or the first EOS.
+
+        With return_dict_in_generate=True as the `sequences` of an output, which has `scores` with output_scores=True and `logits` with
+        output_logits=True. Without input_ids one text from BOS on.
 
         Options are those of GenerationConfig: max_new_tokens, do_sample, temperature, top_k, top_p, repetition_penalty …, which go
         before `generation_config`, and this before the checkpoint's own; stopping_criteria; and the tokenizer, for stop_strings.
