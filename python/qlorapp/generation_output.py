@@ -46,10 +46,10 @@ class GenerateDecoderOnlyOutput(dict[str, Any]):
 
 def logits_of(core: _C.CausalLM, prompts: list[list[int]], new: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Of each position of new, (B, V) in float32. prompts: without padding. Rows that have ended go on with what fills them, as there."""
-    width = max(map(len, prompts))
+    width, new = max(map(len, prompts)), new.to(core.device, torch.long)
     left = torch.tensor([[0] * (width - len(row)) + row for row in prompts], dtype=torch.long, device=new.device)
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts], device=new.device)
-    batch = core.unpad(torch.cat([left, new.long()], dim=1), torch.cat([mask, torch.ones_like(new, dtype=mask.dtype)], dim=1))
+    batch = core.unpad(torch.cat([left, new], dim=1), torch.cat([mask, torch.ones_like(new)], dim=1))
     kept = batch.pad(core.hidden_states(batch, False, 0))[:, width - 1 : -1]
     logits = core.logits(kept.flatten(0, 1)).float()
     return tuple(logits.view(*new.shape, -1).unbind(1))

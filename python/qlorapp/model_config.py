@@ -134,7 +134,7 @@ class TransformersMethods:
         stacked = torch.stack(tuple(scores), dim=1)
         if normalize_logits:
             stacked = stacked.log_softmax(-1)
-        return stacked.gather(2, sequences[:, -stacked.shape[1] :, None]).squeeze(2)
+        return stacked.gather(2, sequences[:, -stacked.shape[1] :, None].to(stacked.device)).squeeze(2)
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(

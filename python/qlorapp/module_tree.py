@@ -265,6 +265,11 @@ class LoraLayer(_Shown):
         return self.active_adapters
 
     @property
+    def disable_adapters(self) -> bool:
+        """Does the base compute alone?"""
+        return not self.active_adapters
+
+    @property
     def weight(self) -> torch.Tensor:
         """Of the base."""
         return _weight_of(self.base_layer)

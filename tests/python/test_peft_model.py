@@ -232,7 +232,9 @@ def test_a_model_that_has_adapters_gets_one_more(both, caplog):
 def test_layers_of_adapters_are_turned_off_and_on(both):
     expected = [logits(model) for model in both]
     for model in both:
+        assert not model.base_model.model.model.layers[0].mlp.up_proj.disable_adapters
         assert model.disable_adapter_layers() is None
+        assert model.base_model.model.model.layers[0].mlp.up_proj.disable_adapters
     assert_alike(*both)
     assert not torch.equal(logits(both[0]), expected[0]) and not both[0].get_model_status().enabled
     for model, before in zip(both, expected, strict=True):
