@@ -125,5 +125,5 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    others = {*passed_through.FROM_TRANSFORMERS, *passed_through.FROM_OTHERS, *passed_through.MODULES}
+    others = {*passed_through.FROM_TRANSFORMERS, *passed_through.FROM_OTHERS, *passed_through.MODULES, *passed_through.OWN}
     return sorted({*globals(), *others, "HfArgumentParser", "get_peft_config"})

@@ -178,6 +178,14 @@ class AutoModelForCausalLM:
         return model
 
     @classmethod
+    def from_config(cls, config: Any, **options: Any) -> CausalLM:
+        """@raises NotImplementedError always: there is nothing to add adapters to in random weights."""
+        raise NotImplementedError(
+            "[from_config] a model is read from a checkpoint, as adapters are trained over weights that have learnt something. Use from_pretrained; "
+            "for random weights, save them by transformers first: transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)."
+        )
+
+    @classmethod
     def _with_adapter(cls, folder: pathlib.Path, options: dict[str, Any]) -> CausalLM:
         """The base that adapter_config.json names, with the folder's adapter: for use, as transformers has it."""
         base = PeftConfig.from_pretrained(folder).base_model_name_or_path

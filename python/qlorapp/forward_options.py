@@ -5,18 +5,16 @@ from typing import Any
 
 import torch
 
-IGNORES = {
-    "use_cache": "a training pass has no cache",
-    "output_attentions": "attention scores are never formed",
-    "token_type_ids": "",
-    "cache_position": "",
-    "logits_to_keep": "logits are computed when they are read",
-}
+from .model_output import NO_CACHE
+
+IGNORES = {"token_type_ids": "", "cache_position": ""}
+_BY_TRANSFORMERS = "load the model by transformers and add adapters by get_peft_model: Trainer takes it, too."
 #: Why not, and what instead.
 _REFUSES = {
-    "past_key_values": "A training pass has no cache; generate() has its own. Leave it out.",
-    "inputs_embeds": "The model looks tokens up itself. Give input_ids.",
-    "output_hidden_states": "Leave it out.",
+    "past_key_values": f"{NO_CACHE}.",
+    "inputs_embeds": f"The model looks tokens up itself. Give input_ids, or {_BY_TRANSFORMERS}",
+    "output_hidden_states": f"All blocks are computed in one call of C++. For the states between, {_BY_TRANSFORMERS}",
+    "output_attentions": f"Attention is computed without its matrix. For the scores, {_BY_TRANSFORMERS}",
 }
 
 
@@ -34,6 +32,17 @@ def _check_positions(position_ids: Any, input_ids: torch.Tensor, attention_mask:
         f"[forward] position_ids must be those that are taken anyway, each row's tokens counted from 0; got {tuple(given.shape)} "
         f"from {given.flatten()[0].item() if given.numel() else 'nothing'} on. Leave it out; rows of their own take the place of packed ones."
     )
+
+
+def kept_hidden(padded: torch.Tensor, logits_to_keep: int | torch.Tensor) -> torch.Tensor:
+    """What the head is asked for of (B, T, H), by transformers' rules: the last so many positions, those of an index that all rows share,
+    of one of each row's own (B, K), or of a mask (B, T), which gives (N, H)."""
+    if not isinstance(logits_to_keep, torch.Tensor):
+        return padded[:, -logits_to_keep:]
+    index = logits_to_keep.to(padded.device)
+    if index.dim() < 2:
+        return padded[:, index]
+    return padded[index] if index.dtype == torch.bool else padded.take_along_dim(index[..., None], dim=1)
 
 
 def settled(input_ids: Any, attention_mask: torch.Tensor | None, options: dict[str, Any]) -> torch.Tensor:

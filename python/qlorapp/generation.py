@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from . import _C
+from .generation_output import GenerateDecoderOnlyOutput, logits_of, scores_of
 from .hub import folder_of
 from .layers import seed_from_torch
 from .stopping import StopCheck, criteria_of
@@ -39,7 +40,7 @@ _OWN_PROCESSOR: tuple[tuple[Any, ...], str] = (
     "tokens are chosen in C++, which calls no function on the logits. Choose them in a loop of your own, from model(input_ids).logits[:, -1], or load "
     "the model by transformers.",
 )
-_OUTPUT = ((None, False), "generate returns tokens only. Call the model itself for its logits.")
+_OUTPUT = ((None, False), "all blocks are computed in one call of C++. Load the model by transformers for it.")
 _ASSISTED = ((None, False), "there is no assisted generation. Leave it out.")
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "diversity_penalty", "constraints", "force_words_ids"), _BEAMS),
@@ -55,8 +56,7 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(("logits_processor", "prefix_allowed_tokens_fn"), _OWN_PROCESSOR),
     "inputs_embeds": ((None,), "the model looks tokens up itself. Give input_ids."),
     "stopping_criteria": ((None, []), "it is no part of a config. Give it to generate() itself."),
-    **dict.fromkeys(("output_scores", "output_logits", "output_attentions", "output_hidden_states"), _OUTPUT),
-    "return_dict_in_generate": _OUTPUT,
+    **dict.fromkeys(("output_attentions", "output_hidden_states"), _OUTPUT),
     **dict.fromkeys(("assistant_model", "prompt_lookup_num_tokens", "decoder_start_token_id"), _ASSISTED),
 }
 #: Options that change nothing here.
@@ -89,6 +89,9 @@ class GenerationConfig:
     bos_token_id: int | None = None
     stop_strings: str | list[str] | None = None
     max_time: float | None = None
+    return_dict_in_generate: bool | None = None
+    output_scores: bool | None = None
+    output_logits: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """What is set."""
@@ -231,14 +234,17 @@ def generate(
     generation_config: Any,
     streamer: Any,
     options: dict[str, Any],
-) -> torch.Tensor:
+) -> torch.Tensor | GenerateDecoderOnlyOutput:
     """(B, T + new tokens); see CausalLM.generate."""
     if options.get("inputs_embeds") is not None:
         raise ValueError("[generate] inputs_embeds is not supported: the model looks tokens up itself. Give input_ids.")
-    if not isinstance(input_ids, torch.Tensor) or input_ids.dim() != 2:
-        raise ValueError("[generate] input_ids must be (B, T). Tokenize with return_tensors='pt'.")
     stopping_criteria, tokenizer = options.pop("stopping_criteria", None), options.pop("tokenizer", None)
     chosen = _merged(model.generation_config, generation_config, options)
+    bos = chosen.get("bos_token_id", model.config.get("bos_token_id"))
+    if input_ids is None and isinstance(bos, int):
+        input_ids = torch.tensor([[bos]], device=model.device)
+    if not isinstance(input_ids, torch.Tensor) or input_ids.dim() != 2:
+        raise ValueError("[generate] input_ids must be (B, T). Tokenize with return_tensors='pt'.")
     criteria = criteria_of(stopping_criteria, chosen.get("stop_strings"), chosen.get("max_time"), tokenizer)
     eos = chosen.get("eos_token_id", model.core.eos_token_ids)
     eos = [eos] if isinstance(eos, int) else list(eos)
@@ -274,13 +280,14 @@ def generate(
 
     if streamer is not None:
         streamer.put(input_ids.cpu())
+    how = _C.SamplingOptions(seed=seed, **sampling)
     rows = _C.generate(
         model.core,
         prompts,
         max_new_tokens=longest,
         min_new_tokens=shortest,
         eos_token_ids=eos,
-        sampling=_C.SamplingOptions(seed=seed, **sampling),
+        sampling=how,
         on_token=on_token if streamer is not None or check is not None else None,
     )
     if check is not None:
@@ -289,4 +296,15 @@ def generate(
         streamer.end()
     most = max(len(row) for row in rows)
     new = torch.tensor([row + [fill] * (most - len(row)) for row in rows], dtype=input_ids.dtype, device=input_ids.device)
-    return torch.cat([shown, new], dim=1)
+    sequences = torch.cat([shown, new], dim=1)
+    if not chosen.get("return_dict_in_generate"):
+        return sequences
+    told: dict[str, Any] = {"sequences": sequences}
+    if chosen.get("output_scores") or chosen.get("output_logits"):
+        logits = logits_of(model.core, prompts, new)
+        if chosen.get("output_scores"):
+            blocked = [eos if step < shortest else [] for step in range(most)]
+            told["scores"] = scores_of(logits, prompts, new, blocked, how)
+        if chosen.get("output_logits"):
+            told["logits"] = logits
+    return GenerateDecoderOnlyOutput(told)

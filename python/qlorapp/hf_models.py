@@ -361,9 +361,9 @@ def adapter_state_dict(model: Any, state_dict: Any, adapter_name: str) -> dict[s
     return found
 
 
-def set_adapter_state_dict(model: Any, values: dict[str, torch.Tensor], adapter_name: str) -> None:
+def set_adapter_state_dict(model: Any, values: dict[str, torch.Tensor], adapter_name: str) -> Any:
     """PEFT's set_peft_model_state_dict."""
-    _peft("set_peft_model_state_dict", model).set_peft_model_state_dict(model, values, adapter_name)
+    return _peft("set_peft_model_state_dict", model).set_peft_model_state_dict(model, values, adapter_name)
 
 
 def _refuse_what_reads_weights(model: Any, peft_config: Any) -> None:

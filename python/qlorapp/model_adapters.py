@@ -5,15 +5,19 @@ import contextlib
 import json
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.nn.modules.module import _IncompatibleKeys
 
 from . import _C, module_tree
 from .base_parameters import BaseParameters
 from .layers import seed_from_torch
 from .peft_config import LoraConfig, as_lora_config
+
+#: (missing_keys, unexpected_keys): what torch's load_state_dict, and so PEFT, returns.
+LoadResult = _IncompatibleKeys
 
 
 def is_of_an_adapter(name: str) -> bool:
@@ -60,6 +64,11 @@ class ModelAdapters(torch.nn.Module):
             )
         return [self._core.active_adapter]
 
+    @property
+    def adapters_disabled(self) -> bool:
+        """Does the base model compute alone, though there may be adapters?"""
+        return self._disabled
+
     def disable_adapters(self) -> None:
         """The base model computes alone until enable_adapters()."""
         self._set_disabled(True)
@@ -68,22 +77,34 @@ class ModelAdapters(torch.nn.Module):
         """The active adapter computes again."""
         self._set_disabled(False)
 
-    def load_adapter(self, folder: str | os.PathLike[str], adapter_name: str = "default") -> None:
-        """A PEFT folder's adapter under a name that the model does not have, or its values into an equal one."""
+    def load_adapter(self, folder: str | os.PathLike[str], adapter_name: str = "default") -> LoadResult:
+        """A PEFT folder's adapter under a name that the model does not have, or its values into an equal one. It is loaded whole or not at all:
+        the keys that are missing or unexpected, which it returns as PEFT does, are none."""
         had = adapter_name in self.peft_config
         if had:
             self._rebind(adapter_name)
         self._core.load_adapter(os.fspath(folder), adapter_name)
         if not had:
             self._show_adapters(adapter_name)
+        return LoadResult([], [])
+
+    def get_adapter_state_dict(self, adapter_name: str | None = None) -> dict[str, torch.Tensor]:
+        """Of one adapter, or of the active one, by the names that transformers has for them: PEFT's without base_model.model."""
+        name = adapter_name or self.active_adapters()[0]
+        self._rebind(name)
+        return {key.removeprefix("base_model.model."): held.detach() for key, held in self._core.adapter_tensors(name)}
 
     def save_adapter(self, folder: str | os.PathLike[str], adapter_name: str = "default") -> None:
         """One adapter as a PEFT folder."""
         self._rebind(adapter_name)
         self._core.save_adapter(os.fspath(folder), self.name_or_path, adapter_name)
 
-    def set_adapter(self, adapter_name: str, trainable: bool = True) -> None:
-        """Makes this the adapter that computes; the others are frozen."""
+    def set_adapter(self, adapter_name: str | Sequence[str], trainable: bool = True) -> None:
+        """Makes this the adapter that computes; the others are frozen.  @raises ValueError for several."""
+        if not isinstance(adapter_name, str):
+            if len(adapter_name) != 1:
+                raise ValueError(f"[set_adapter] one adapter is active at a time; got {list(adapter_name)}. Name one.")
+            adapter_name = adapter_name[0]
         self._core.active_adapter = adapter_name
         self._show_active()
         for name in self._adapters:

@@ -54,6 +54,11 @@ class ModelConfig(types.SimpleNamespace):
         """The attribute, or the default where there is none."""
         return getattr(self, name, default)
 
+    def update(self, config_dict: dict[str, Any]) -> None:
+        """Sets these attributes."""
+        for name, value in config_dict.items():
+            setattr(self, name, value)
+
     def describe(self, name_or_path: str, dtype: torch.dtype) -> None:
         """What is known once the model is loaded."""
         self.__dict__.pop("torch_dtype", None)
@@ -91,6 +96,7 @@ class TransformersMethods:
 
     main_input_name = "input_ids"
     base_model_prefix = "model"
+    supports_gradient_checkpointing = True
     model: Any
     lm_head: Any
     #: What add_model_tags was given.
@@ -99,6 +105,11 @@ class TransformersMethods:
     @property
     def vocab_size(self) -> int:
         return int(self.model.embed_tokens.weight.shape[0])
+
+    @property
+    def base_model(self) -> Any:
+        """The part below the head."""
+        return self.model
 
     def get_decoder(self) -> Any:
         """The part below the head."""
@@ -113,6 +124,17 @@ class TransformersMethods:
             "[add_model_tags] tags are kept in model.model_tags and written nowhere: no model card is made here."
         )
         self.model_tags = list(dict.fromkeys([*(self.model_tags or []), *([tags] if isinstance(tags, str) else tags)]))
+
+    def compute_transition_scores(
+        self, sequences: torch.Tensor, scores: Any, beam_indices: Any = None, normalize_logits: bool = False
+    ) -> torch.Tensor:
+        """(B, new tokens): of each token that generate() chose, its score, or with normalize_logits its log-probability."""
+        if beam_indices is not None:
+            raise ValueError("[compute_transition_scores] there is no beam search; got beam_indices. Leave them out.")
+        stacked = torch.stack(tuple(scores), dim=1)
+        if normalize_logits:
+            stacked = stacked.log_softmax(-1)
+        return stacked.gather(2, sequences[:, -stacked.shape[1] :, None].to(stacked.device)).squeeze(2)
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(

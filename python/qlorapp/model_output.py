@@ -6,6 +6,21 @@ from typing import Any, overload
 
 import torch
 
+NO_CACHE = "The forward pass keeps no cache: use generate(), which has one, or pass the whole sequence at each step"
+
+
+class NoCache:
+    """Stands where transformers' outputs have a cache. None would say to a loop of the script's own that the next pass is the first one,
+    and it would go on from its last token alone; this is refused where it is passed, and where it is read."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotImplementedError(f"[forward] past_key_values.{name}: {NO_CACHE}.")
+
+    def __getitem__(self, key: Any) -> Any:
+        raise NotImplementedError(f"[forward] past_key_values[{key!r}]: {NO_CACHE}.")
+
 
 class CausalLMOutput(Mapping[str, torch.Tensor]):
     """`.loss` (mean over the targets, on the autograd graph) and `.logits`, which are computed when they are first read.
@@ -13,8 +28,10 @@ class CausalLMOutput(Mapping[str, torch.Tensor]):
     Also a mapping and a tuple as transformers' outputs are: output["loss"], output.get("loss"), output[0], output[:2].
     """
 
-    #: What transformers' outputs have with use_cache=False and without what was not asked for.
-    past_key_values = hidden_states = attentions = None
+    #: What transformers' outputs have without what was not asked for.
+    hidden_states = attentions = None
+    #: None where the pass was told not to keep one, as there.
+    past_key_values: NoCache | None = NoCache()
 
     __hash__, __eq__ = object.__hash__, object.__eq__  # tensors have no truth to compare by
 
@@ -24,6 +41,7 @@ class CausalLMOutput(Mapping[str, torch.Tensor]):
         make_logits: Callable[[], torch.Tensor] | None = None,
         *,
         logits: torch.Tensor | None = None,
+        use_cache: bool = True,
     ) -> None:
         """loss and make_logits, or values: of a mapping, or by their names, as accelerate makes an output again from a changed one."""
         if isinstance(loss, Mapping):
@@ -36,6 +54,8 @@ class CausalLMOutput(Mapping[str, torch.Tensor]):
         if make_logits is None and logits is None:
             raise TypeError("[CausalLMOutput] logits must be there; got none. Give make_logits, or a mapping that has them.")
         self.loss = loss
+        if not use_cache:
+            self.past_key_values = None
         self._make_logits = make_logits
         self._logits = logits
 

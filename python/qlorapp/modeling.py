@@ -7,7 +7,7 @@ import inspect
 import logging
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -117,6 +117,13 @@ class CausalLM(TransformersMethods, ModelAdapters, Fixed):
         return False
 
     @property
+    def quantization_method(self) -> str:
+        """Whose format the four-bit weights are in.  @raises AttributeError for a model without any, as in transformers."""
+        if not self.is_loaded_in_4bit:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'quantization_method'")
+        return "bitsandbytes"
+
+    @property
     def hf_device_map(self) -> dict[str, torch.device]:
         """Everything on one device."""
         return {"": self.device}
@@ -172,18 +179,23 @@ class CausalLM(TransformersMethods, ModelAdapters, Fixed):
         labels: torch.Tensor | None = None,
         num_items_in_batch: int | torch.Tensor | None = None,
         return_dict: bool | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
         **ignored: Any,
     ) -> CausalLMOutput | tuple[torch.Tensor, ...]:
         """input_ids (B, T), attention_mask 1 for tokens, 0 for padding on one side, labels with -100 where nothing is learnt.
 
         The loss is the mean over the targets, or their sum over num_items_in_batch. Labels are shifted inside, and padding is
         never a target. Dropout is active in training mode; torch.manual_seed governs it. return_dict=False gives a tuple.
+        logits_to_keep: of the last so many positions (0: of all), or of those of an index. use_cache=False gives past_key_values=None;
+        without it they are a NoCache, which a further call refuses.
         torch.autocast changes nothing: the model computes in the dtype that it was loaded in.
         """
         ids = forward_options.settled(input_ids, attention_mask, ignored)
         refuse_unknown("forward", ignored, forward_options.IGNORES, self.forward)
         with precision.own_dtypes(self.device):
-            output = self._compute(ids, attention_mask, labels, num_items_in_batch)
+            loss, logits = self._compute(ids, attention_mask, labels, num_items_in_batch, logits_to_keep)
+        output = CausalLMOutput(loss, logits, use_cache=self.config.get("use_cache", True) if use_cache is None else use_cache)
         return output if return_dict in (None, True) else output.to_tuple()
 
     def _compute(
@@ -192,12 +204,15 @@ class CausalLM(TransformersMethods, ModelAdapters, Fixed):
         attention_mask: torch.Tensor | None,
         labels: torch.Tensor | None,
         num_items_in_batch: int | torch.Tensor | None,
-    ) -> CausalLMOutput:
-        """forward() with its options settled."""
+        logits_to_keep: int | torch.Tensor,
+    ) -> tuple[torch.Tensor | None, Callable[[], torch.Tensor]]:
+        """The loss, and what computes the logits: forward() with its options settled."""
         core = self._core
         self._rebind()
         if torch.is_grad_enabled() and (name := self._base_parameters.trainable()) is not None:
             _C.log_warning_once(f"[forward] {why_not_trained(name)}")
+        if attention_mask is not None and attention_mask.is_floating_point():
+            attention_mask = attention_mask != 0
         batch = core.unpad(input_ids, attention_mask, labels)
         if batch.ignored_padding_labels:
             _C.log_warning_once(
@@ -224,9 +239,13 @@ class CausalLM(TransformersMethods, ModelAdapters, Fixed):
 
         def logits() -> torch.Tensor:
             with precision.own_dtypes(self.device):
-                return batch.pad(core.logits(hidden))
+                if isinstance(logits_to_keep, int) and logits_to_keep == 0:
+                    return batch.pad(core.logits(hidden))
+                kept = forward_options.kept_hidden(batch.pad(hidden), logits_to_keep)
+                logits = core.logits(kept.flatten(0, -2))
+                return logits.view(*kept.shape[:-1], logits.shape[-1])
 
-        return CausalLMOutput(loss, logits)
+        return loss, logits
 
     def generate(
         self,
@@ -237,8 +256,11 @@ class CausalLM(TransformersMethods, ModelAdapters, Fixed):
         attention_mask: torch.Tensor | None = None,
         streamer: Any = None,
         **options: Any,
-    ) -> torch.Tensor:
+    ) -> Any:
         """Continuation of every row: (B, T + new tokens), short ones filled with pad_token_id or the first EOS.
+
+        With return_dict_in_generate=True as the `sequences` of an output, which has `scores` with output_scores=True and `logits` with
+        output_logits=True. Without input_ids one text from BOS on.
 
         Options are those of GenerationConfig: max_new_tokens, do_sample, temperature, top_k, top_p, repetition_penalty …, which go
         before `generation_config`, and this before the checkpoint's own; stopping_criteria; and the tokenizer, for stop_strings.

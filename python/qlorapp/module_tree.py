@@ -136,11 +136,25 @@ def four_bit_state(weight: _C.QuantizedTensor, prefix: str) -> dict[str, torch.T
 class Linear4bit(_Shown, nn.Linear4bit):
     """A linear layer whose weight is stored in four bits; state_dict has bitsandbytes' keys."""
 
-    def __init__(self, weight: _C.QuantizedTensor) -> None:
+    def __init__(self, weight: _C.QuantizedTensor, compute_dtype: torch.dtype) -> None:
         super().__init__()
         self.quant_state = weight
+        self._compute_dtype = compute_dtype
         self.out_features, self.in_features = weight.shape
         self.weight = torch.nn.Parameter(weight.packed, requires_grad=False)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The model's. Another one is said to have no effect."""
+        return self._compute_dtype
+
+    @compute_dtype.setter
+    def compute_dtype(self, dtype: torch.dtype) -> None:
+        if dtype != self._compute_dtype:
+            _C.log_warning_once(
+                f"[modules] compute_dtype={dtype} of a layer has no effect: the model computes in {self._compute_dtype}. Give dtype= or "
+                "bnb_4bit_compute_dtype to from_pretrained."
+            )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with own_dtypes(x.device):
@@ -201,9 +215,9 @@ def check_targets(target_modules: Any, root: torch.nn.Module) -> None:
     )
 
 
-def linear(weight: "torch.Tensor | _C.QuantizedTensor") -> torch.nn.Module:
+def linear(weight: "torch.Tensor | _C.QuantizedTensor", compute_dtype: torch.dtype) -> torch.nn.Module:
     if isinstance(weight, _C.QuantizedTensor):
-        return _of_the_base(Linear4bit(weight))
+        return _of_the_base(Linear4bit(weight, compute_dtype))
     module = Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     module.weight = torch.nn.Parameter(weight, requires_grad=False)
     _of_the_base(module)
@@ -237,6 +251,43 @@ class LoraLayer(_Shown):
         self.r[name], self.lora_alpha[name] = parameters["lora_A"].shape[0], alpha
         dict.__setitem__(self.scaling, name, scaling)
         self.lora_dropout[name].train(self.training)
+
+    # --- what PEFT's layers tell
+
+    merged = False
+
+    @property
+    def merged_adapters(self) -> list[str]:
+        return []
+
+    @property
+    def active_adapter(self) -> list[str]:
+        return self.active_adapters
+
+    @property
+    def disable_adapters(self) -> bool:
+        """Does the base compute alone?"""
+        return not self.active_adapters
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Of the base."""
+        return _weight_of(self.base_layer)
+
+    @property
+    def in_features(self) -> Any:
+        return self.base_layer.in_features
+
+    @property
+    def out_features(self) -> Any:
+        return self.base_layer.out_features
+
+    def get_base_layer(self) -> torch.nn.Module:
+        return self.base_layer
+
+    def get_delta_weight(self, adapter: str) -> torch.Tensor:
+        """What this adapter adds to the weight, (out, in) in float32; DoRA's norm is left out, as in PEFT."""
+        return _weight_of(self.lora_B[adapter]) @ _weight_of(self.lora_A[adapter]) * self.scaling[adapter]
 
     def remove(self, name: str) -> None:
         for held in (self.lora_dropout, self.lora_A, self.lora_B, self.lora_magnitude_vector):
@@ -346,7 +397,7 @@ def build(root: Any, core: _C.CausalLM, rms_norm_eps: float) -> None:
         elif leaf.endswith("norm"):
             parent.add_module(leaf, _norm(weight, rms_norm_eps))
         else:
-            parent.add_module(leaf, linear(weight))
+            parent.add_module(leaf, linear(weight, core.dtype))
 
 
 def _parent(root: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
@@ -402,6 +453,6 @@ def refresh_weights(root: torch.nn.Module, core: _C.CausalLM) -> None:
         layer = getattr(parent, leaf)
         if isinstance(weight, _C.QuantizedTensor) or name.endswith("_proj"):
             if isinstance(layer, LoraLayer):
-                place(layer, "base_layer", linear(weight))
+                place(layer, "base_layer", linear(weight, core.dtype))
             else:
-                place(parent, leaf, linear(weight))
+                place(parent, leaf, linear(weight, core.dtype))

@@ -5,25 +5,30 @@
 """
 
 import importlib
+import re
 import sys
 from collections.abc import Iterable
 from typing import Any
 
 #: What transformers has and works with this library's models and trainers as it is.
 FROM_TRANSFORMERS = frozenset({
-    "AutoConfig", "BatchEncoding", "DataCollatorForLanguageModeling", "DataCollatorForSeq2Seq", "DataCollatorWithPadding", "IntervalStrategy",
-    "LogitsProcessor", "LogitsProcessorList", "PreTrainedModel", "PreTrainedTokenizer", "PreTrainedTokenizerBase", "PreTrainedTokenizerFast",
-    "PretrainedConfig", "SchedulerType", "StoppingCriteria", "StoppingCriteriaList", "TextIteratorStreamer", "TextStreamer",
+    "Adafactor", "AutoConfig", "BatchEncoding", "CONFIG_MAPPING", "Cache", "Conv1D", "DataCollator", "DataCollatorForLanguageModeling", "DataCollatorForSeq2Seq", "DataCollatorWithPadding", "DefaultDataCollator", "DynamicCache", "GenerationMixin", "IntervalStrategy",
+    "LogitsProcessor", "LogitsProcessorList", "MODEL_FOR_CAUSAL_LM_MAPPING", "MaxTimeCriteria", "Pipeline", "PreTrainedModel", "PreTrainedTokenizer", "PreTrainedTokenizerBase", "PreTrainedTokenizerFast",
+    "PretrainedConfig", "SchedulerType", "StoppingCriteria", "StoppingCriteriaList", "TensorType", "TextGenerationPipeline", "TextIteratorStreamer", "TextStreamer",
     "default_data_collator", "enable_full_determinism", "get_constant_schedule",
     "get_constant_schedule_with_warmup", "get_cosine_schedule_with_warmup", "get_cosine_with_hard_restarts_schedule_with_warmup",
     "get_cosine_with_min_lr_schedule_with_warmup", "get_inverse_sqrt_schedule", "get_linear_schedule_with_warmup",
-    "get_polynomial_decay_schedule_with_warmup", "get_scheduler", "get_wsd_schedule", "logging", "pipeline",
+    "get_polynomial_decay_schedule_with_warmup", "get_scheduler", "get_wsd_schedule", "is_torch_xla_available", "logging", "pipeline",
 })  # fmt: skip
 
 #: {name: (the module that has it, its name there)}, of packages that need not be installed.
 FROM_OTHERS = {
     "EvaluationStrategy": ("transformers", "IntervalStrategy"),  # as it was called
-    "get_last_checkpoint": ("transformers.trainer_utils", "get_last_checkpoint"),
+    **{name: ("transformers.trainer_utils", name) for name in ("HubStrategy", "PREFIX_CHECKPOINT_DIR", "SaveStrategy", "get_last_checkpoint")},
+    **{name: ("transformers.utils", name) for name in ("PaddingStrategy", "check_min_version", "is_torch_bf16_gpu_available")},
+    "ALL_LAYERNORM_LAYERS": ("transformers.pytorch_utils", "ALL_LAYERNORM_LAYERS"),
+    "get_parameter_names": ("transformers.trainer_pt_utils", "get_parameter_names"),
+    "require_version": ("transformers.utils.versions", "require_version"),
     "PeftType": ("peft", "PeftType"),
     "load_peft_weights": ("peft", "load_peft_weights"),
     "create_loraplus_optimizer": ("peft.optimizers", "create_loraplus_optimizer"),
@@ -31,6 +36,10 @@ FROM_OTHERS = {
 }  # fmt: skip
 #: Modules of this package that nothing imports before they are asked for.
 MODULES = frozenset({"optim", "trainer_utils"})
+#: {name: the module of this package that makes it when it is asked for}.
+OWN = {"Seq2SeqTrainer": "seq2seq", "Seq2SeqTrainingArguments": "seq2seq", "LoraLayer": "family_names"}
+#: Names of one family's classes, of which transformers has one each: its config is passed on, the others are our Auto classes under them.
+_OF_A_FAMILY = re.compile(r"[A-Z]\w*(ForCausalLM|Tokenizer|TokenizerFast|[a-z0-9]Config)")
 #: What does without them.
 _WITHOUT = {
     "PeftType": "adapters here are LoRA, whose peft_type is 'LORA'",
@@ -71,13 +80,10 @@ NOT_HERE = {
     **dict.fromkeys(
         ("GPTQConfig", "AwqConfig", "AqlmConfig", "EetqConfig", "HqqConfig", "QuantoConfig", "TorchAoConfig"), _OTHER_FORMAT
     ),
-    "Seq2SeqTrainer": _OTHER_TASK,
-    "Seq2SeqTrainingArguments": _OTHER_TASK,
     "DataCollatorForCompletionOnlyLM": "give SFTTrainer rows of 'prompt' and 'completion', or conversations and "
     "SFTConfig(assistant_only_loss=True).",
-    "LlamaForCausalLM": "AutoModelForCausalLM.from_pretrained() loads it.",
-    "LlamaTokenizer": "AutoTokenizer.from_pretrained() loads it.",
-    "LlamaTokenizerFast": "AutoTokenizer.from_pretrained() loads it.",
+    "functional": "bitsandbytes' functions are Quantizer().quantize(weight) and methods of the QuantizedTensor that it gives (dequantize, linear), "
+    "which a layer in four bits has as quant_state.",
     "prepare_model_for_int8_training": "it was renamed: use prepare_model_for_kbit_training.",
     "AdamW": "transformers took it away: use torch.optim.AdamW, with weight_decay=0.0 for what that one did unless told, or "
     "TrainingArguments(optim='adamw_torch').",
@@ -101,11 +107,14 @@ def find(name: str) -> Any:
         raise ImportError(f"qlorapp has no {name}: {NOT_HERE[name]}")
     if name in MODULES:
         return importlib.import_module(f".{name}", __package__)
+    if name in OWN:
+        return getattr(importlib.import_module(f".{OWN[name]}", __package__), name)
     if name == "get_peft_config":
         return get_peft_config
     if name in FROM_OTHERS:
         return _of_others(name)
-    if name not in FROM_TRANSFORMERS and name != "HfArgumentParser":
+    of_a_family = name not in FROM_TRANSFORMERS and _OF_A_FAMILY.fullmatch(name)
+    if name not in FROM_TRANSFORMERS and name != "HfArgumentParser" and not of_a_family:
         raise AttributeError(f"module 'qlorapp' has no attribute {name!r}")
     try:
         import transformers
@@ -115,6 +124,10 @@ def find(name: str) -> Any:
         return _argument_parser(transformers.HfArgumentParser)
     if name == "logging":
         return transformers.utils.logging
+    if not hasattr(transformers, name):
+        raise AttributeError(f"module 'qlorapp' has no attribute {name!r}")
+    if of_a_family and not name.endswith("Config"):
+        return importlib.import_module(".family_names", __package__).auto_class(name, getattr(transformers, name))
     return getattr(transformers, name)
 
 

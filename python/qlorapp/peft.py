@@ -10,9 +10,10 @@ from typing import Any, cast
 
 import torch
 
-from . import hf_models, saving
+from . import adapter_status, hf_models, saving
 from .hub import adapter_folder
 from .merge_in_place import TO_A_FOLDER, merge_and_unload
+from .model_adapters import LoadResult
 from .modeling import CausalLM, refuse_unknown
 from .peft_config import LoraConfig, PeftConfig, as_lora_config
 
@@ -70,6 +71,23 @@ class LoraModel(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
+
+    @property
+    def active_adapters(self) -> list[str]:
+        """As PEFT has it; CausalLM's, as transformers has it, is a method."""
+        return [self.model.core.active_adapter] if self.model.core.active_adapter else []
+
+    @property
+    def active_adapter(self) -> str:
+        return self.model.core.active_adapter
+
+    def disable_adapter_layers(self) -> None:
+        """The base model computes alone until enable_adapter_layers()."""
+        self.model.disable_adapters()
+
+    def enable_adapter_layers(self) -> None:
+        """The active adapter computes again."""
+        self.model.enable_adapters()
 
     def merge_and_unload(
         self, progressbar: bool = False, safe_merge: bool = False, adapter_names: list[str] | None = None
@@ -130,6 +148,9 @@ class PeftModel(torch.nn.Module):
         """As CausalLM.forward."""
         return self.base_model(*args, **kwargs)
 
+    def prepare_model_for_gradient_checkpointing(self, model: Any) -> None:
+        """Nothing to do: see CausalLM.enable_input_require_grads."""
+
     # --- which adapters there are
 
     @property
@@ -138,7 +159,20 @@ class PeftModel(torch.nn.Module):
 
     @property
     def active_adapters(self) -> list[str]:
-        return [self.active_adapter] if self.active_adapter else []
+        return self.base_model.active_adapters
+
+    @property
+    def peft_type(self) -> str:
+        """The kind of all adapters here. It equals PEFT's PeftType.LORA."""
+        return "LORA"
+
+    def get_layer_status(self) -> list[adapter_status.TunerLayerStatus]:
+        """Of every layer with adapters, as PEFT's get_layer_status."""
+        return adapter_status.of_layers(self.base_model)
+
+    def get_model_status(self) -> adapter_status.TunerModelStatus:
+        """Of the model with its adapters, as PEFT's get_model_status."""
+        return adapter_status.of_model(self)
 
     @property
     def active_peft_config(self) -> LoraConfig:
@@ -147,10 +181,6 @@ class PeftModel(torch.nn.Module):
 
     def set_adapter(self, adapter_name: str | list[str], inference_mode: bool = False) -> None:
         """Makes this adapter the one that computes and, unless inference_mode, trains. The others are frozen."""
-        if isinstance(adapter_name, (list, tuple)):
-            if len(adapter_name) != 1:
-                raise ValueError(f"[set_adapter] one adapter is active at a time; got {list(adapter_name)}.")
-            adapter_name = adapter_name[0]
         self.base_model.model.set_adapter(adapter_name, trainable=not inference_mode)
 
     def add_adapter(
@@ -170,14 +200,15 @@ class PeftModel(torch.nn.Module):
 
     def load_adapter(
         self, model_id: str | os.PathLike[str], adapter_name: str = "default", is_trainable: bool = False, **options: Any
-    ) -> None:
+    ) -> LoadResult:
         """A PEFT folder as an adapter of this name, which set_adapter() makes active. Without is_trainable in evaluation mode."""
         model = self.base_model.model
         refuse_unknown("load_adapter", options, _LOAD_IGNORES, self.load_adapter)
-        model.load_adapter(adapter_folder(model_id, **options), adapter_name)
+        loaded = model.load_adapter(adapter_folder(model_id, **options), adapter_name)
         model.set_trainable(adapter_name, is_trainable)
         if not is_trainable:
             self.eval()
+        return loaded
 
     @contextlib.contextmanager
     def disable_adapter(self) -> Iterator[None]:
@@ -280,7 +311,7 @@ def get_peft_model(
     """Adds a trainable adapter to `model` and returns it under PEFT's names, in training mode.
 
     A is random and B zero, as in PEFT, or as init_lora_weights says. The values come from torch's generator (torch.manual_seed)
-    unless `seed` is given.
+    unless `seed` is given. A model with adapters gets one more; an adapter of this name is made anew, which is said, as PEFT does.
     """
     if mixed:
         raise ValueError("[get_peft_model] mixed=True is not supported: all adapters are LoRA. Leave it out.")
@@ -289,10 +320,19 @@ def get_peft_model(
             model, peft_config, seed, adapter_name=adapter_name, autocast_adapter_dtype=autocast_adapter_dtype
         )
     if isinstance(model, PeftModel):
-        raise TypeError(
-            "[get_peft_model] the model has adapters already. Use model.add_adapter(name, config), or give the base model."
-        )
+        model = model.get_base_model()
     peft_config = as_lora_config(peft_config)
+    if model.peft_config:
+        again = adapter_name in model.peft_config
+        _log.warning(
+            "[get_peft_model] the model has adapters already, %s: %s. Call unload() first for a model with the new one alone.",
+            list(model.peft_config),
+            f"{adapter_name!r} is made anew, and what it has learnt is dropped"
+            if again
+            else f"{adapter_name!r} comes beside them",
+        )
+        if again:
+            model.delete_adapter(adapter_name)
     model.add_adapters(peft_config, seed, adapter_name)
     model.set_adapter(adapter_name, trainable=not peft_config.inference_mode)
     return PeftModel(model).train()
@@ -320,24 +360,39 @@ def get_peft_model_state_dict(
 
 def set_peft_model_state_dict(
     model: PeftModel, peft_model_state_dict: dict[str, torch.Tensor], adapter_name: str = "default"
-) -> None:
-    """Copies values into an adapter, all or none: every name must be there and none besides, each of its shape."""
+) -> LoadResult:
+    """Copies values into an adapter by the names of its file, each of its shape, all or none.
+
+    Returns (missing_keys, unexpected_keys): the adapter's parameters that got no value and stay, and what is not the adapter's. Both are
+    said as well.  @raises KeyError where nothing is the adapter's; ValueError for another shape.
+    """
     if not isinstance(model, PeftModel):
         return hf_models.set_adapter_state_dict(model, peft_model_state_dict, adapter_name)
     lm = model.get_base_model()
     lm._rebind(adapter_name)
     tensors = dict(lm.core.adapter_tensors(adapter_name))
-    missing, unknown = sorted(set(tensors) - set(peft_model_state_dict)), sorted(set(peft_model_state_dict) - set(tensors))
+    missing = [lm.full_name(name, adapter_name) for name in tensors if name not in peft_model_state_dict]
+    unknown = [name for name in peft_model_state_dict if name not in tensors]
+    given = {name: value for name, value in peft_model_state_dict.items() if name in tensors}
+    if unknown and not given:
+        raise KeyError(
+            f"[set_peft_model_state_dict] names must be those of get_peft_model_state_dict, as {next(iter(tensors))!r}; got {unknown[0]!r} and "
+            "others, none of them the adapter's."
+        )
     if missing or unknown:
-        raise KeyError(f"[set_peft_model_state_dict] missing: {missing}; not of this adapter: {unknown}.")
-    for name, value in peft_model_state_dict.items():
+        _log.warning(
+            "[set_peft_model_state_dict] %d of %d parameters of %r get no value and stay (%s); %d names are not the adapter's (%s).",
+            len(missing), len(tensors), adapter_name, ", ".join(missing[:3]), len(unknown), ", ".join(unknown[:3]),
+        )  # fmt: skip
+    for name, value in given.items():
         if value.shape != tensors[name].shape:
             raise ValueError(
                 f"[set_peft_model_state_dict] {name} must have shape {tuple(tensors[name].shape)}; got {tuple(value.shape)}."
             )
     with torch.no_grad():
-        for name, value in peft_model_state_dict.items():
+        for name, value in given.items():
             tensors[name].copy_(value)
+    return LoadResult(missing, unknown)
 
 
 def prepare_model_for_kbit_training(

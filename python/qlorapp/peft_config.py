@@ -75,3 +75,14 @@ def as_lora_config(config: Any) -> LoraConfig:
             "are LoRA."
         )
     return LoraConfig(**plain(config.to_dict()))
+
+
+#: Options that say where an adapter comes from and what it is for, and nothing of its form.
+_ORIGIN = {"task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"}
+
+
+def differing_options(one: Any, other: Any) -> list[str]:
+    """The names of what makes another adapter of the one config than of the other. Both may be PEFT's own."""
+    values = [as_lora_config(config).to_dict() for config in (one, other)]
+    first, second = ({name: sorted(v) if isinstance(v, list) else v for name, v in each.items()} for each in values)
+    return [name for name in first if name not in _ORIGIN and first[name] != second[name]]

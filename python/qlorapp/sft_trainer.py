@@ -14,6 +14,7 @@ from .auto_model import AutoModelForCausalLM
 from .modeling import CausalLM
 from .notebook import SampleCallback
 from .peft import get_peft_model
+from .peft_config import differing_options
 from .random import set_seed
 from .sft_config import SFTConfig
 from .sft_data import RowEncoder, sample_parts
@@ -76,9 +77,10 @@ class SFTTrainer(Trainer):
         set_seed(config.seed)  # of the adapters' random values
         model = _model_of(model, config, quantization_config)
         if peft_config is not None:
-            if hasattr(model, "get_base_model"):
-                raise ValueError("[SFTTrainer] the model has adapters already. Leave peft_config out to go on training them.")
-            model = get_peft_model(model, peft_config)
+            if getattr(model, "peft_config", None):
+                _check_same_adapter(model, peft_config)
+            else:
+                model = get_peft_model(model, peft_config)
         elif isinstance(model, CausalLM) and not model.core.has_adapters:
             raise ValueError(
                 "[SFTTrainer] there is nothing to train: the base is frozen. Give peft_config=LoraConfig(…), or a PeftModel."
@@ -147,6 +149,18 @@ def _as_given(dataset: Any, rows: list[Any]) -> Any:
     """A datasets.Dataset where one came in: scripts go on with its map, select and column_names."""
     kind = type(dataset)
     return kind.from_list(rows) if kind.__module__.partition(".")[0] == "datasets" else rows
+
+
+def _check_same_adapter(model: Any, peft_config: Any) -> None:
+    """@raises ValueError where the model's adapter is not of this config; where it is, says that it is trained on."""
+    active = model.active_adapter if hasattr(model, "get_base_model") else model.active_adapters()
+    name = active if isinstance(active, str) else active[0]
+    if differ := differing_options(peft_config, model.peft_config[name]):
+        raise ValueError(
+            f"[SFTTrainer] the model has adapters already, and those of {name!r} differ from peft_config in {', '.join(differ)}. Leave "
+            "peft_config out to go on training them."
+        )
+    _log.info("[SFTTrainer] the model has the adapters of peft_config already: %r is trained on.", name)
 
 
 def _config_of(args: Any, model: Any, options: dict[str, Any]) -> SFTConfig:

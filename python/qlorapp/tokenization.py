@@ -3,6 +3,7 @@
 
 import logging
 import os
+import re
 from typing import Any
 
 from .hub import folder_of
@@ -10,7 +11,17 @@ from .hub import folder_of
 _log = logging.getLogger("qlorapp")
 
 #: Tokens that checkpoints without a pad token have for the purpose, by the names that they are trained under.
-_FOR_PADDING = ("<|finetune_right_pad_id|>", "<|finetune_right_pad|>", "<pad>", "[PAD]", "<|pad|>", "<|endoftext|>", "<unk>")
+_FOR_PADDING = (
+    "<|finetune_right_pad_id|>",
+    "<|finetune_right_pad|>",
+    "<pad>",
+    "[PAD]",
+    "<|pad|>",
+    "<|padding|>",
+    "<|endoftext|>",
+)
+#: Tokens that checkpoints keep free for such purposes.
+_RESERVED = re.compile(r"<\|reserved_special_token_\d+\|>|<reserved_?\d+>|<unused_?\d+>|\[unused_?\d+\]|\[control_\d+\]")
 
 
 def _theirs() -> Any:
@@ -22,15 +33,23 @@ def _theirs() -> Any:
 
 
 def give_pad_token(tokenizer: Any) -> Any:
-    """Sets the pad token where there is none, and says so. Labels are padded by length, so an EOS that pads is still learnt."""
+    """Sets the pad token where there is none, and says so. It is EOS only where the checkpoint has no token to spare.
+
+    Labels are padded by length here, so an EOS that pads is still learnt; transformers' collators go by the token.
+    """
     if tokenizer.pad_token is not None:
         return tokenizer
-    known = tokenizer.get_vocab()
-    token = next((token for token in _FOR_PADDING if token in known), tokenizer.eos_token)
+    known, eos = tokenizer.get_vocab(), tokenizer.eos_token
+    reserved = sorted(filter(_RESERVED.fullmatch, known), key=known.__getitem__)
+    free = (token for token in (*_FOR_PADDING, *reserved, "<unk>", tokenizer.unk_token) if token in known and token != eos)
+    token = next(free, eos)
     if token is None:
         raise ValueError("[AutoTokenizer] the checkpoint has neither a pad token nor an EOS. Set tokenizer.pad_token by hand.")
     tokenizer.pad_token = token
-    _log.warning("[AutoTokenizer] the checkpoint has no pad token; %s pads. Set tokenizer.pad_token for another.", token)
+    as_eos = ", which is EOS: transformers' DataCollatorForLanguageModeling leaves it out of the loss" if token == eos else ""
+    _log.warning(
+        "[AutoTokenizer] the checkpoint has no pad token; %s pads%s. Set tokenizer.pad_token for another.", token, as_eos
+    )
     return tokenizer
 
 

@@ -72,6 +72,71 @@ def test_max_length_counts_the_prompt_and_the_default_is_twenty_new_tokens(ours)
     assert ours.generate(IDS[1:2], max_length=9, max_new_tokens=3, eos_token_id=[]).shape == (1, 8)
 
 
+# --- what is returned
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"repetition_penalty": 1.7, "min_new_tokens": 6},
+        {"eos_token_id": [2, 30, 31, 32, 33], "max_new_tokens": 30},
+        {"do_sample": True, "temperature": 0.7, "top_k": 9, "top_p": 0.8},
+        {"do_sample": True, "num_return_sequences": 2},
+    ],
+)
+def test_scores_and_logits_are_those_of_transformers(ours, theirs, options):
+    settings = {"max_new_tokens": 8, "pad_token_id": 0, "do_sample": False, **options, "return_dict_in_generate": True}
+    rows = slice(1, 2) if "repetition_penalty" in options else slice(None)  # transformers counts padding as seen
+    given = {"input_ids": IDS[rows], "attention_mask": MASK[rows]}
+    torch.manual_seed(1)
+    found = ours.generate(**given, **settings, output_scores=True, output_logits=True)
+    kind = transformers.generation.GenerateDecoderOnlyOutput
+    assert type(found).__name__ == kind.__name__ and list(found) == ["sequences", "scores", "logits"]
+    assert found[0] is found.sequences is found["sequences"] and found.attentions is found.hidden_states is None
+    copies, new = options.get("num_return_sequences", 1), found.sequences[:, IDS.shape[1] :]
+    assert len(found.scores) == len(found.logits) == new.shape[1]
+    if "do_sample" not in options:
+        expected = theirs.generate(**given, **settings, output_scores=True, output_logits=True)
+        assert torch.equal(found.sequences, expected.sequences)
+        scores, logits = expected.scores, expected.logits
+    else:  # its processors on its logits of the tokens that were drawn here
+        mask = torch.cat([MASK.repeat_interleave(copies, 0), torch.ones_like(new)], dim=1)
+        whole = theirs(found.sequences, mask, position_ids=(mask.cumsum(1) - 1).clamp_min(0)).logits.detach()
+        logits = whole[:, IDS.shape[1] - 1 : -1].unbind(1)
+        warpers = [
+            of_hf.TemperatureLogitsWarper(options.get("temperature", 1.0)),
+            of_hf.TopKLogitsWarper(options.get("top_k", 50)),
+        ]
+        warpers += [of_hf.TopPLogitsWarper(options["top_p"])] if "top_p" in options else []
+        scores = [transformers.LogitsProcessorList(warpers)(None, one) for one in logits]
+    for mine, other in zip((*found.scores, *found.logits), (*scores, *logits), strict=True):
+        assert mine.dtype == torch.float32 and torch.equal(torch.isinf(mine), torch.isinf(other))
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-3)
+    for normalize in (False, True):
+        mine, other = (
+            one.compute_transition_scores(found.sequences, found.scores, normalize_logits=normalize) for one in (ours, theirs)
+        )
+        torch.testing.assert_close(mine, other)
+
+
+def test_only_what_is_asked_for_is_returned(ours):
+    settings = {"max_new_tokens": 3, "return_dict_in_generate": True}
+    plain = ours.generate(IDS[1:2], max_new_tokens=3, output_scores=True)  # without effect, as there
+    found = ours.generate(IDS[1:2], **settings)
+    assert (
+        torch.equal(found.sequences, plain) and found.scores is None and found.logits is None and list(found) == ["sequences"]
+    )
+    config = qlorapp.GenerationConfig(**settings, output_scores=True)
+    assert list(ours.generate(IDS[1:2], config)) == ["sequences", "scores"]
+
+
+def test_a_text_without_a_prompt_begins_with_bos(ours, theirs):
+    settings = {"max_new_tokens": 6, "do_sample": False}
+    assert ours.generate(**settings).tolist() == theirs.generate(**settings).tolist()
+    assert ours.generate(bos_token_id=7, **settings).tolist() == theirs.generate(bos_token_id=7, **settings).tolist()
+
+
 # --- what is left of the logits
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PeftModel with several adapters, beside PEFT's own on the same four-bit codes."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -174,10 +175,103 @@ def test_state_dicts_of_adapters_are_pefts_and_can_be_set(both):
     theirs.set_adapter("second")
     assert_alike(ours, theirs)
     key = next(iter(doubled))
-    with pytest.raises(KeyError, match="missing"):
-        qlorapp.set_peft_model_state_dict(ours, {k: v for k, v in doubled.items() if k != key}, adapter_name="second")
     with pytest.raises(ValueError, match="must have shape"):
         qlorapp.set_peft_model_state_dict(ours, doubled | {key: torch.zeros(1)}, adapter_name="second")
+
+
+def test_a_part_of_an_adapter_can_be_set_as_in_peft(both, caplog):
+    mine = qlorapp.get_peft_model_state_dict(both[0], adapter_name="second")
+    names = sorted(mine)
+    part = {name: 3 * mine[name] for name in names[:3]}
+    more = {"of.others.lora_A.weight": torch.ones(2), names[3].replace("layers.0", "layers.99"): mine[names[3]]}
+    results = []
+    for model, package in zip(both, (qlorapp, peft), strict=True):
+        results.append(package.set_peft_model_state_dict(model, {**part, **more}, adapter_name="second"))
+        model.set_adapter("second")
+    told, theirs = results
+    assert sorted(told.missing_keys) == sorted(key for key in theirs.missing_keys if "lora_" in key and ".second." in key)
+    assert len(told.missing_keys) == len(names) - 3 and sorted(told.unexpected_keys) == sorted(
+        theirs.unexpected_keys
+    ) == sorted(more)
+    assert f"{len(names) - 3} of {len(names)} parameters of 'second' get no value and stay" in caplog.text
+    assert "2 names are not the adapter's (of.others.lora_A.weight" in caplog.text
+    assert_alike(*both)
+    with pytest.raises(KeyError, match="names must be those of get_peft_model_state_dict"):
+        qlorapp.set_peft_model_state_dict(both[0], more, adapter_name="second")
+    caplog.clear()
+    missing, unexpected = qlorapp.set_peft_model_state_dict(both[0], mine, adapter_name="second")
+    assert not missing and not unexpected and not caplog.text
+
+
+def test_a_model_that_has_adapters_gets_one_more(both, caplog):
+    """As where a cell of a notebook is run again."""
+    made = []
+    for model, package in zip(both, (qlorapp, peft), strict=True):
+        config = package.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+        made.append(package.get_peft_model(model, config, adapter_name="third"))
+    ours, theirs = made
+    assert ours.active_adapter == theirs.active_adapter == "third" and list(ours.peft_config) == list(theirs.peft_config)
+    assert "has adapters already, ['first', 'second']: 'third' comes beside them. Call unload() first" in caplog.text
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            if "lora_B.third" in name:
+                parameter.fill_(0.1)
+    changed = logits(ours)
+    caplog.clear()
+    config = qlorapp.LoraConfig(r=2, target_modules=["q_proj"])
+    for model in (ours, ours.get_base_model()):
+        again = qlorapp.get_peft_model(model, config, adapter_name="third")
+        assert "'third' is made anew, and what it has learnt is dropped" in caplog.text and again.training
+        assert trainable(again) == {name for name, _ in again.named_parameters() if ".third." in name} != set()
+        with again.disable_adapter():
+            base = logits(again)
+        assert torch.equal(logits(again), base) and not torch.equal(base, changed)
+        assert again.peft_config["third"].r == 2 and again.get_base_model() is ours.get_base_model()
+
+
+def test_layers_of_adapters_are_turned_off_and_on(both):
+    expected = [logits(model) for model in both]
+    for model in both:
+        assert not model.base_model.model.model.layers[0].mlp.up_proj.disable_adapters
+        assert model.disable_adapter_layers() is None
+        assert model.base_model.model.model.layers[0].mlp.up_proj.disable_adapters
+    assert_alike(*both)
+    assert not torch.equal(logits(both[0]), expected[0]) and not both[0].get_model_status().enabled
+    for model, before in zip(both, expected, strict=True):
+        assert model.base_model.enable_adapter_layers() is None
+        assert torch.equal(logits(model), before)
+
+
+def test_the_status_of_adapters_is_pefts(both):
+    ours, theirs = both
+    for name in ("second", "first"):
+        for model in both:
+            model.set_adapter(name)
+        assert dataclasses.asdict(ours.get_model_status()) == dataclasses.asdict(theirs.get_model_status())
+        pairs = zip(ours.get_layer_status(), theirs.get_layer_status(), strict=True)
+        assert all(dataclasses.asdict(mine) == dataclasses.asdict(other) for mine, other in pairs)
+        assert ours.base_model.active_adapter == theirs.base_model.active_adapter == name
+        assert ours.base_model.active_adapters == theirs.base_model.active_adapters == [name]
+        assert ours.peft_type == theirs.peft_type
+    with pytest.raises(ValueError, match="the model has no adapter"):
+        qlorapp.PeftModel(ours.unload()).get_model_status()
+
+
+def test_a_layer_tells_what_pefts_layers_tell(both):
+    layers = [model.base_model.model.model.layers[0].mlp.up_proj for model in both]
+    for name in ("in_features", "out_features", "active_adapter", "active_adapters", "merged", "merged_adapters"):
+        mine, other = (getattr(layer, name) for layer in layers)
+        assert mine == other, name
+    ours, theirs = layers
+    assert ours.get_base_layer() is ours.base_layer and ours.weight is ours.base_layer.weight
+    assert ours.base_layer.compute_dtype == theirs.base_layer.compute_dtype == torch.float32
+    for name in ("first", "second"):
+        assert torch.equal(ours.get_delta_weight(name), theirs.get_delta_weight(name))
+
+
+def test_a_loaded_adapter_says_that_nothing_is_missing(both, folders):
+    for model in both:
+        assert model.load_adapter(folders / "adapter 0", "third") == ([], [])
 
 
 def test_parameters_of_an_adapter_that_was_replaced_while_inactive_are_noticed(both, tmp_path):
@@ -214,7 +308,7 @@ def test_parameters_of_an_adapter_that_was_replaced_while_inactive_are_noticed(b
         (lambda m: m.save_pretrained("x", save_embedding_layers=True), ValueError, "Name them in modules_to_save"),
         (lambda m: m.save_pretrained("x", selcted_adapters=[]), TypeError, "Did you mean 'selected_adapters'"),
         (lambda m: m.load_adapter("x", adaptername="y"), TypeError, "Did you mean 'adapter_name'"),
-        (lambda m: qlorapp.get_peft_model(m, qlorapp.LoraConfig()), TypeError, "add_adapter"),
+        (lambda m: m.base_model.set_adapter(["first", "second"]), ValueError, "one adapter is active at a time"),
         (lambda m: m.no_such_thing, AttributeError, "no_such_thing"),
     ],
 )

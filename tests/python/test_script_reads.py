@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import peft
 import pytest
 import qlorapp
 import torch
@@ -58,6 +59,34 @@ def test_a_model_has_the_small_methods_of_transformers(folder, caplog):
     for change in (model.set_input_embeddings, model.set_output_embeddings, model.set_decoder):
         with pytest.raises(NotImplementedError, match="cannot be changed"):
             change(torch.nn.Linear(2, 2))
+
+
+def test_a_model_has_the_attributes_of_transformers(folder):
+    ours, theirs = (kind.from_pretrained(folder) for kind in (qlorapp.AutoModelForCausalLM, transformers.AutoModelForCausalLM))
+    for one in (ours, theirs):
+        assert one.base_model is one.model and one.supports_gradient_checkpointing and not hasattr(one, "quantization_method")
+        one.config.update({"use_cache": False, "of_my_own": 3})
+        assert (one.config.use_cache, one.config.of_my_own) == (False, 3)
+    assert load(folder).quantization_method == transformers.utils.quantization_config.QuantizationMethod.BITS_AND_BYTES
+    states = []
+    for one, config in ((ours, qlorapp.LoraConfig(r=2)), (theirs, peft.LoraConfig(r=2))):
+        with pytest.raises(ValueError, match="adapter"):
+            one.get_adapter_state_dict()
+        one.add_adapter(config, adapter_name="mine")
+        states.append(one.get_adapter_state_dict())
+    assert states[0].keys() == states[1].keys() == ours.get_adapter_state_dict("mine").keys()
+    with pytest.raises(
+        NotImplementedError, match=r"\[from_config\] a model is read from a checkpoint.*save them by transformers"
+    ):
+        qlorapp.AutoModelForCausalLM.from_config(theirs.config)
+
+
+def test_a_layers_compute_dtype_is_the_models(folder):
+    model = load(folder)
+    layer = model.get_base_model().model.layers[0].self_attn.q_proj.base_layer
+    assert layer.compute_dtype is model.dtype
+    layer.compute_dtype = torch.float64
+    assert layer.compute_dtype is model.dtype
 
 
 SPEAKS_OF_ATTENTION = """

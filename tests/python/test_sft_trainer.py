@@ -7,6 +7,7 @@ import logging
 import weakref
 
 import conftest
+import peft
 import pytest
 import qlorapp
 import torch
@@ -166,13 +167,28 @@ def test_what_the_trainer_cannot_do_is_said_in_one_line(tmp_path, options, error
         trainer(tmp_path, **options)
 
 
-def test_a_second_adapter_on_top_is_refused_and_going_on_is_not(tmp_path):
-    model = qlorapp.get_peft_model(
-        qlorapp.AutoModelForCausalLM.from_pretrained(MODEL, quantization_config=qlorapp.BitsAndBytesConfig(**NF4)), lora()
-    )
-    with pytest.raises(ValueError, match="the model has adapters already"):
-        trainer(tmp_path, model=model, quantization_config=None)
-    assert trainer(tmp_path, model=model, quantization_config=None, peft_config=None).train().global_step == 2
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_second_adapter_on_top_is_refused_and_going_on_is_not(tmp_path, caplog, wrapped):
+    base = qlorapp.AutoModelForCausalLM.from_pretrained(MODEL, quantization_config=qlorapp.BitsAndBytesConfig(**NF4))
+    model = qlorapp.get_peft_model(base, lora()) if wrapped else base
+    if not wrapped:
+        base.add_adapter(lora())
+    given = {"model": model, "quantization_config": None}
+    with pytest.raises(
+        ValueError, match=r"adapters already, and those of 'default' differ from peft_config in r, lora_dropout\."
+    ):
+        trainer(tmp_path, **given, peft_config=lora(r=5, lora_dropout=0.25))
+    assert trainer(tmp_path, **given, peft_config=None).train().global_step == 2
+    learnt = {name: held.clone() for name, held in base.core.adapter_tensors("default")}
+    assert any("lora_B" in name and held.any() for name, held in learnt.items())
+    for config in (lora(), peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")):
+        with caplog.at_level("INFO", logger="qlorapp"):
+            trainer(tmp_path, **given, peft_config=config)
+        assert "has the adapters of peft_config already: 'default' is trained on" in caplog.text
+        assert all(torch.equal(held, learnt[name]) for name, held in base.core.adapter_tensors("default"))
+        caplog.clear()
+    with pytest.raises(ValueError, match="differ from peft_config in target_modules"):
+        trainer(tmp_path, **given, peft_config=lora(target_modules=["q_proj"]))
 
 
 def test_seeds_repeat_a_run(tmp_path):

@@ -192,7 +192,7 @@ def test_a_generation_config_refuses_what_the_constructor_does(folder):
     """Set on the model, an option that is not built would change nothing, and nobody would know."""
     model = load(folder).get_base_model()
     config = model.generation_config
-    for name, value in (("num_beams", 4), ("no_repeat_ngram_size", 2), ("output_scores", True)):
+    for name, value in (("num_beams", 4), ("no_repeat_ngram_size", 2), ("output_attentions", True)):
         with pytest.raises(ValueError, match=rf"\[GenerationConfig\] {name}={value!r} is not supported"):
             setattr(config, name, value)
         with pytest.raises(ValueError, match=rf"{name}={value!r} is not supported"):
