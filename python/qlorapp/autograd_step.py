@@ -153,7 +153,16 @@ def tokens_in(batch: Any) -> int:
     """Tokens of a batch that are no padding; 0 where it has none that can be counted."""
     if not hasattr(batch, "keys") or "input_ids" not in batch:
         return 0
-    return int(batch["attention_mask"].sum()) if "attention_mask" in batch else int(batch["input_ids"].numel())
+    if "attention_mask" not in batch:
+        return int(batch["input_ids"].numel())
+    mask, labels = batch["attention_mask"], batch.get("labels")
+    tokens = mask.sum()
+    if isinstance(labels, torch.Tensor) and labels.shape == mask.shape:  # an EOS that was masked as padding is a token: unpad()
+        places = torch.arange(mask.shape[-1], device=mask.device)
+        end = 1 + (mask * places).amax(-1, keepdim=True)
+        on_padding = (labels != -100) & (mask == 0)
+        tokens = tokens + ((on_padding.sum(-1) == 1) & (on_padding & (places == end)).any(-1)).sum()
+    return int(tokens)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

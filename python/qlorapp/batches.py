@@ -116,6 +116,14 @@ def kept_tokens(row: Any, count: int, where: str) -> slice:
     return kept
 
 
+def with_masked_end(kept: slice, labels: list[int]) -> slice:
+    """The row's tokens, and the one behind them where its label alone of those on the padding asks for it: an EOS that is the padding, too,
+    and was masked with it (as unpad() of the C++ side has it)."""
+    behind = labels[kept.stop :]
+    is_token = kept.start < kept.stop and behind and behind[0] != -100 and all(label == -100 for label in behind[1:])
+    return slice(kept.start, kept.stop + 1) if is_token else kept
+
+
 def tokens_and_labels(row: Any, name: str, i: int) -> tuple[list[int], list[int]]:
     """(input_ids, labels) of a row, without the padding that an attention_mask of 0 marks.  @raises ValueError for several rows in one."""
     if not hasattr(row, "keys"):
@@ -131,6 +139,8 @@ def tokens_and_labels(row: Any, name: str, i: int) -> tuple[list[int], list[int]
     if len(labels) != len(ids):
         raise ValueError(f"[Trainer] {name}: row {i} has {len(ids)} input_ids and {len(labels)} labels. They must pair up.")
     kept = kept_tokens(row, len(ids), where)
+    if row.get("labels") is not None:
+        kept = with_masked_end(kept, labels)
     return ids[kept], labels[kept]
 
 

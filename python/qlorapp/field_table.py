@@ -94,7 +94,7 @@ class Table:
         field, older = cls.field_aliases.get(name, (name, False))
         if older:
             _C.say_older_name(cls.__name__, name, field)
-        if field not in cls.__dict__.get("__dataclass_fields__", {}) and not field.startswith("_") and not hasattr(cls, field):
+        if field not in getattr(cls, "__dataclass_fields__", {}) and not field.startswith("_") and not hasattr(cls, field):
             known = [*cls.field_status, *cls.field_aliases]
             _C.log_warning_once(
                 f"[{cls.__name__}] {field!r} is no option: setting it changes no run.{_C.did_you_mean(field, known)}"

@@ -12,6 +12,7 @@ import torch
 
 from . import adapter_status, hf_models, saving
 from .hub import adapter_folder
+from .layers import seed_from_torch
 from .merge_in_place import TO_A_FOLDER, merge_and_unload
 from .model_adapters import LoadResult
 from .modeling import CausalLM, refuse_unknown
@@ -332,7 +333,12 @@ def get_peft_model(
             else f"{adapter_name!r} comes beside them",
         )
         if again:
+            seed = seed_from_torch() if seed is None else seed
+            trial = f"{adapter_name} anew"
+            model.add_adapters(peft_config, seed, trial)  # refuses what does not fit, before anything is dropped
+            model.delete_adapter(trial)
             model.delete_adapter(adapter_name)
+        model.enable_adapters()
     model.add_adapters(peft_config, seed, adapter_name)
     model.set_adapter(adapter_name, trainable=not peft_config.inference_mode)
     return PeftModel(model).train()

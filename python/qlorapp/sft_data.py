@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
-from .batches import column_of, each_row, kept_tokens
+from .batches import column_of, each_row, kept_tokens, with_masked_end
 from .sft_config import SFTConfig
 
 _log = logging.getLogger("qlorapp")
@@ -319,6 +319,8 @@ class RowEncoder:
         if len(labels) != len(ids):
             raise ValueError(f"{where}labels must be as long as input_ids; got {len(labels)} and {len(ids)}.")
         kept = kept_tokens(row, len(ids), where)
+        if row.get("labels") is not None:
+            kept = with_masked_end(kept, labels)
         return {"input_ids": ids[kept], "labels": labels[kept]}
 
     def _cut(self, row: Row, summary: Summary) -> Row:

@@ -144,6 +144,8 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
         self.eval_dataloader: Any = None
         self._check()
         self._take_model()
+        self._check_model()
+        self._refuse_a_trained_base()
         if rewrites_labels(data_collator) and not self._own_collator:
             say_that_labels_are_kept(self.train_dataset, self._labels_are_kept)
         if self.args.log_level != "passive":
@@ -174,12 +176,11 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
 
     def _take_model(self) -> None:
         """self.model, at construction and where a script has put another one there."""
-        self.model = self._known_model = uncompiled(self.model)
+        self.model = self.model_wrapped = uncompiled(self.model)
         self._lm = trained_model(self.model)
-        self._check_model()
-        self._refuse_a_trained_base()
         self._lm._rebind()
         self._evaluation_in_parts = InParts("evaluate", torch.device(self._lm.device))
+        self._known_model = self.model
 
     def _take_exchanged_model(self) -> None:
         if self.model is not self._known_model and not self.is_in_train:
@@ -236,17 +237,17 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
         return json.dumps(told)
 
     def _is_outdated(self) -> bool:
-        """Has the C++ trainer a run or a log behind it, or was it made of what is no more?"""
+        """Has the C++ trainer a run behind it, or was it made of what is no more?"""
         now = (self.model, self.train_dataset, self.eval_dataset)
         return (
             self._has_run
-            or bool(self.state.log_history)
             or any(one is not other for one, other in zip(self._made_of, now, strict=True))
             or self._why_autograd() != self._autograd_reasons
             or self._core_arguments() != self._made_with
         )
 
     def _make_core(self) -> None:
+        self._made_with = ""  # until it is made: what fails below is to be tried again
         self._made_of = MadeOf(self.model, self.train_dataset, self.eval_dataset)
         self._has_run, self._train_loader = False, None
         reasons = self._autograd_reasons = self._why_autograd()
@@ -345,6 +346,7 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
             set_seed(self.args.seed)
             self.model = self.call_model_init()
         self._take_exchanged_model()
+        self._check_model()
         self._refuse_a_trained_base()  # what a script did after the trainer was made
         if isinstance(self._lm, CausalLM):
             self._lm._rebind()

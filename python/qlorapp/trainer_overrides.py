@@ -87,10 +87,13 @@ def overrides_of_the_model(model: Any, parameters: list[Any]) -> list[str]:
     levels = [model, model.base_model, model.get_base_model()] if isinstance(model, PeftModel) else [model]
     found = {
         "model.forward": any(
-            "forward" in vars(level) and vars(level)["forward"] != types.MethodType(type(level).forward, level)
+            "forward" in vars(level)
+            and vars(level)["forward"] != types.MethodType(type(level).forward, level)
+            and not hasattr(level, "_original_forward")  # accelerate's, which computes the same under autocast
             for level in levels
         ),
         "forward hooks": any(level._forward_hooks or level._forward_pre_hooks for level in levels),
+        "backward hooks": any(level._backward_hooks or level._backward_pre_hooks for level in levels),
         "hooks on parameters": any(
             parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in parameters
         ),

@@ -100,7 +100,10 @@ class ReportMethods(TrainerParts):
                 "set_peft_model_state_dict(model, values)."
             )
         folder = output_dir if output_dir is not None else self.args.output_dir
-        self._core.save_model(folder)
+        if self.model is self._made_of.model:
+            self._core.save_model(folder)
+        else:  # one that a script has put there, and that was not trained here
+            self.model.save_pretrained(folder)
         self._save_processing_class(folder)
 
     def _save_processing_class(self, folder: str) -> None:

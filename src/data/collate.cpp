@@ -129,38 +129,30 @@ UnpaddedBatch unpad(const at::Tensor& input_ids, const at::Tensor& attention_mas
   const auto* present = mask.const_data_ptr<int64_t>();
   const auto* label = wanted.const_data_ptr<int64_t>();
 
-  struct Row {
-    int64_t begin, end;
-  };
-  std::vector<Row> rows;
-  int64_t masked_ends = 0;  // labels on the place behind a row's last token
+  BatchBuilder builder(ids.numel());
+  std::vector<int64_t> indices;
   for (int64_t row = 0; row < out.rows; ++row) {
     const int64_t start = row * out.columns, stop = start + out.columns;
     int64_t begin = start, end = stop;
     while (begin < stop && present[begin] == 0) ++begin;
     while (end > begin && present[end - 1] == 0) --end;
     QLORAPP_CHECK_VALUE(begin < end, "[unpad] a row must have a token; row ", row, " is padding only. Leave it out.");
+    int64_t on_padding = 0;
     for (int64_t i = start; i < stop; ++i) {
       const bool inside = i >= begin && i < end;
       QLORAPP_CHECK_VALUE(present[i] == (inside ? 1 : 0),
                           "[unpad] attention_mask must be 1 for a row's tokens, which stand together, and 0 "
                           "for padding on one side; row ",
                           row, " has ", present[i], " at ", i - start, ". Masks with holes are not known here.");
-      if (!inside && label[i] != Batch::kIgnoredTarget) ++(i == end ? masked_ends : out.ignored_padding_labels);
+      if (!inside && label[i] != Batch::kIgnoredTarget) ++on_padding;
     }
-    rows.push_back({begin, end});
-  }
-  // Where EOS is the padding, input_ids.ne(pad_token_id) hides the EOS that a row ends in, while its label asks to learn it. It is
-  // learnt from the last token that is seen. Labels further in say that they are copies of the tokens: then it is padding.
-  const bool ends_are_tokens = out.ignored_padding_labels == 0;
-  if (!ends_are_tokens) out.ignored_padding_labels += masked_ends;
-
-  BatchBuilder builder(ids.numel());
-  std::vector<int64_t> indices;
-  for (std::size_t row = 0; row < rows.size(); ++row) {
-    auto [begin, end] = rows[row];
-    const bool behind = end < (static_cast<int64_t>(row) + 1) * out.columns;
-    if (ends_are_tokens && behind && label[end] != Batch::kIgnoredTarget) ++end;
+    // Where EOS is the padding, input_ids.ne(pad_token_id) hides the EOS that a row ends in, while its label asks to learn it. It is
+    // learnt from the last token that is seen. More labels on padding say that they are copies of the tokens.
+    if (on_padding == 1 && end < stop && label[end] != Batch::kIgnoredTarget) {
+      ++end;
+      on_padding = 0;
+    }
+    out.ignored_padding_labels += on_padding;
     for (int64_t i = begin; i < end; ++i) indices.push_back(i);
     builder.add_row(
         end - begin, [&](int64_t i) { return id[begin + i]; }, [&](int64_t i) { return label[begin + i]; });

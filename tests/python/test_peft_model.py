@@ -217,6 +217,9 @@ def test_a_model_that_has_adapters_gets_one_more(both, caplog):
             if "lora_B.third" in name:
                 parameter.fill_(0.1)
     changed = logits(ours)
+    with pytest.raises(ValueError, match="names no linear layer of this model"):  # and nothing is lost
+        qlorapp.get_peft_model(ours, qlorapp.LoraConfig(r=2, target_modules=["no_such_proj"]), adapter_name="third")
+    assert torch.equal(logits(ours), changed) and list(ours.peft_config) == ["first", "second", "third"]
     caplog.clear()
     config = qlorapp.LoraConfig(r=2, target_modules=["q_proj"])
     for model in (ours, ours.get_base_model()):

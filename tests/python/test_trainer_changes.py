@@ -121,6 +121,60 @@ def test_another_model_is_evaluated_and_trained(setting, tmp_path):
     assert not trainer._autograd_reasons
 
 
+def test_a_base_is_evaluated_and_what_is_saved_is_the_model_that_is_there(setting, tmp_path):
+    trainer = made("ours", setting, tmp_path)
+    trainer.train()
+    other = model_of("ours", setting)
+    trainer.model = other
+    trainer.save_model(tmp_path / "saved")
+    base = qlorapp.AutoModelForCausalLM.from_pretrained(setting[0] / "float", dtype=torch.float32)
+    saved = qlorapp.get_peft_model_state_dict(qlorapp.PeftModel.from_pretrained(base, tmp_path / "saved"))
+    assert trainer.model is other and all(
+        torch.equal(saved[name], value) for name, value in qlorapp.get_peft_model_state_dict(other).items()
+    )
+    trainer.model = qlorapp.AutoModelForCausalLM.from_pretrained(setting[0] / "float", dtype=torch.float32)
+    assert trainer.evaluate()["eval_loss"] > 0
+    with pytest.raises(ValueError, match="there is nothing to train"):
+        trainer.train()
+
+
+def test_rows_that_are_refused_are_refused_again(setting, tmp_path):
+    trainer = made("ours", setting, tmp_path)
+    trainer.train_dataset = [{"input_ids": [1, 10**6]}]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="token ids must be from 0 to 127"):
+            trainer.train()
+
+
+def test_an_eos_that_was_masked_is_learnt_from_rows_and_from_batches(setting, tmp_path):
+    """Rows that are padded by EOS, with input_ids.ne(pad_token_id) as their mask: beside transformers."""
+    ids = [[5, 6, 7, 2, 2, 2], [5, 9, 2, 2, 2, 2], [8, 6, 7, 5, 9, 2], [5, 6, 7, 8, 4, 4]]
+    labels = [[-100, 6, 7, 2, -100, -100], [5, 9, 2, -100, -100, -100], [8, 6, 7, 5, 9, 2], [5, 6, 7, 8, 4, 4]]
+    padded = [
+        {"input_ids": i, "labels": t, "attention_mask": [int(x != 2) for x in i]} for i, t in zip(ids, labels, strict=True)
+    ]
+
+    def change(trainer):
+        trainer.train_dataset = padded
+        trainer.train()
+
+    reference, mine = both(setting, tmp_path, change, per_device_train_batch_size=2)
+    batches = made(
+        "ours",
+        setting,
+        tmp_path / "batches",
+        more={"train_dataset": padded, "data_collator": own_collator},
+        per_device_train_batch_size=2,
+    )
+    batches.train()
+    assert losses(mine) == pytest.approx(losses(reference), rel=1e-5)
+    assert losses(batches) == pytest.approx(losses(reference), rel=1e-5)
+
+
+def own_collator(rows):
+    return {name: torch.tensor([row[name] for row in rows]) for name in ("input_ids", "labels", "attention_mask")}
+
+
 def test_what_torch_compile_has_wrapped_is_trained(folder, tmp_path):
     plain = trained(folder, tmp_path / "plain", max_steps=2)
     model = load(folder)

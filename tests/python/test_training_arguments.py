@@ -204,6 +204,10 @@ def test_what_is_set_after_construction(tmp_path, caplog):
     class Own(qlorapp.TrainingArguments):
         source_max_len: int = 5
 
+    class Plain(qlorapp.TrainingArguments):
+        pass
+
     caplog.clear()
     Own(str(tmp_path)).source_max_len = 7
+    Plain(str(tmp_path)).lr_scheduler_kwargs = {}
     assert "no option" not in caplog.text
