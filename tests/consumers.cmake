@@ -11,7 +11,7 @@ function(qlorapp_consumer name)
     --build-and-test ${CMAKE_CURRENT_SOURCE_DIR}/consumer_${name} ${_consumers}/${name}
     --build-generator ${CMAKE_GENERATOR} --build-makeprogram ${CMAKE_MAKE_PROGRAM} --build-noclean
     --build-options ${_settings} ${ARGN} --test-command ${_consumers}/${name}/consumer)
-  set_tests_properties(consumer.${name} PROPERTIES LABELS consumer RESOURCE_LOCK consumers TIMEOUT 1800)
+  set_tests_properties(consumer.${name} PROPERTIES LABELS consumer RESOURCE_LOCK consumers TIMEOUT 3000)
 endfunction()
 
 qlorapp_consumer(find_package -DCMAKE_PREFIX_PATH=${_prefix} -DCMAKE_BUILD_TYPE=Release)

@@ -319,7 +319,7 @@ class RowEncoder:
         if len(labels) != len(ids):
             raise ValueError(f"{where}labels must be as long as input_ids; got {len(labels)} and {len(ids)}.")
         kept = kept_tokens(row, len(ids), where)
-        if row.get("labels") is not None:
+        if row.get("labels") is not None and ids[kept.stop : kept.stop + 1] == [self.tokenizer.eos_token_id]:
             kept = with_masked_end(kept, labels)
         return {"input_ids": ids[kept], "labels": labels[kept]}
 

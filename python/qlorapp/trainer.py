@@ -91,6 +91,7 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
     """
 
     _labels_are_kept = LABELS_ARE_KEPT
+    _checked_model: Any = None
 
     def __init__(
         self,
@@ -187,6 +188,9 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
             self._take_model()
 
     def _check_model(self) -> None:
+        """Once a model, as some of it is said and no error."""
+        if self.model is self._checked_model:
+            return
         args, lm = self.args, self._lm
         if isinstance(lm, CausalLM) and not lm.core.has_adapters:
             raise ValueError(
@@ -206,6 +210,7 @@ class Trainer(HookMethods, StepMethods, EvaluationMethods, ReportMethods):
         for option, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
             if getattr(args, option) and lm.dtype != _C.dtype_on(str(lm.device), dtype):  # float16 on a GPU without bfloat16
                 _log.warning("[Trainer] %s=True, but the model computes in %s. Load it with dtype=%s.", option, lm.dtype, dtype)
+        self._checked_model = self.model
 
     def _refuse_a_trained_base(self) -> None:
         """The own loop's warning would come after hours here: nobody looks at .grad."""

@@ -111,6 +111,9 @@ def test_masks_of_tokenized_rows_become_labels(tokenizer):
     assert encoder_of(tokenizer, True).encode({**row, "labels": [5, 6, -100, -100]})["labels"] == [5, 6, -100, -100]
     padded = {"input_ids": [5, 6, 0], "labels": [5, 6, 0], "attention_mask": [1, 1, 0]}
     assert encoder_of(tokenizer).encode(padded) == {"input_ids": [5, 6], "labels": [5, 6]}
+    eos = tokenizer.eos_token_id  # which pads, too, and was masked where it ends the row
+    masked = {"input_ids": [5, 6, eos, eos], "labels": [-100, 6, eos, -100], "attention_mask": [1, 1, 0, 0]}
+    assert encoder_of(tokenizer).encode(masked) == {"input_ids": [5, 6, eos], "labels": [-100, 6, eos]}
 
 
 # --- assistant_only_loss
