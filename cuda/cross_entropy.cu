@@ -287,7 +287,7 @@ int sharers_of_row(int64_t vocabulary) {
   if (blocks <= 1) return static_cast<int>(blocks);
   if (blocks > kMostSharers) return 0;
   static std::atomic<signed char> known[64];
-  const bool clusters = once_a_device(known, [](int) {
+  const bool clusters = once_a_device(known, [] {
     void (*const kernel)(Arguments<T>) = held_row_kernel<T, gradient>;
     ClusterLaunch largest(kMostSharers, kMostSharers, kHeldThreads, nullptr);
     int resident = 0;

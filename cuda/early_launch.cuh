@@ -25,14 +25,14 @@ __device__ __forceinline__ void wait_for_earlier_kernels() {
 #endif
 }
 
-/// ask(device) of the current device, asked once; false where there is no device.
+/// ask() with the current device, asked once for each; false where there is no device.
 template <class Ask>
 bool once_a_device(std::atomic<signed char> (&known)[64], const Ask& ask) {
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess || device >= 64) return false;
   const signed char answer = known[device].load(std::memory_order_relaxed);
   if (answer != 0) return answer > 0;
-  const bool result = ask(device);
+  const bool result = ask();
   if (!result) cudaGetLastError();  // a question that failed is no error of the launch that follows
   known[device].store(result ? 1 : -1, std::memory_order_relaxed);
   return result;
@@ -57,7 +57,7 @@ cudaError_t launch_early(dim3 grid, unsigned threads, size_t shared_bytes, Strea
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = once_a_device(known, [&](int) { return has_code_of_sm90(kernel); }) ? 1 : 0;
+  config.numAttrs = once_a_device(known, [&] { return has_code_of_sm90(kernel); }) ? 1 : 0;
   return cudaLaunchKernelEx(&config, kKernel, work);
 }
 
