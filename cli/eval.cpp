@@ -16,11 +16,13 @@ int eval(const Arguments& arguments) {
   ModelOptions model_options;
   std::string data, adapter, dtype = "float32";
   DatasetOptions rows;
+  RowOptions row_options;
   EvalOptions options;
   options.exact_match = true;
   CommandLine line("eval", "Loss over held-out rows, and how many answers are right token by token.");
   model_options.add_to(line);
-  line.option("data", data, "rows: .jsonl or .json", true);
+  line.option("data", data, "rows: FILE[,FILE …], as train reads them", true);
+  row_options.add_to(line);
   line.option("adapter", adapter, "PEFT adapter folder; without it the base model is evaluated");
   line.option("dtype", dtype, "of the computation: float32, bfloat16 or float16");
   line.option("per_device_eval_batch_size", options.batch_size, "rows of a batch");
@@ -28,6 +30,7 @@ int eval(const Arguments& arguments) {
   line.option("completion_only_loss", rows.completion_only_loss, "score completions only; unset: where the rows have prompts");
   line.option("assistant_only_loss", rows.assistant_only_loss, "messages: score the assistant's turns only");
   line.parse(arguments);
+  row_options.apply_to(rows);
   QLORAPP_CHECK_VALUE(options.batch_size >= 1, "[per_device_eval_batch_size] must be an integer >= 1; got ", options.batch_size,
                       ".");
 

@@ -33,6 +33,7 @@ void on_interrupt(int) {
 
 struct TrainOptions {
   ModelOptions model;
+  RowOptions rows;
   std::string data, output, eval_data, init_adapter;
   bool assistant_only_loss = false, dry_run = false;
   TrainingArguments args;
@@ -61,9 +62,11 @@ TrainOptions parse(const Arguments& arguments) {
   options.args.output_dir.clear();
   CommandLine line("train", "Fine-tunes low-rank adapters on a 4-bit base and writes a PEFT adapter folder.");
   options.model.add_to(line);
-  line.option("data", options.data, "rows to train on: .jsonl or .json of text, prompt/completion, messages or input_ids", true);
+  line.option("data", options.data, "rows to train on: FILE[,FILE …], .jsonl, .json, .csv, .tsv or .txt, also .gz (docs/sft.md)",
+              true);
   line.option("output", options.output, "folder for the adapter, checkpoints and trainer_state.json", true);
   line.option("eval_data", options.eval_data, "rows to evaluate on");
+  options.rows.add_to(line);
   line.option("init_adapter", options.init_adapter, "PEFT adapter folder to go on from");
   line.option("assistant_only_loss", options.assistant_only_loss, "messages: train on the assistant's turns only");
   line.option("dry_run", options.dry_run, "say what the run would take, over the rows given, and end before anything is loaded");
@@ -123,6 +126,7 @@ DatasetOptions dataset_options(const TrainOptions& options, int64_t vocab_size, 
   rows.completion_only_loss = options.args.completion_only_loss;
   rows.assistant_only_loss = options.assistant_only_loss;
   rows.model_vocab_size = vocab_size;
+  options.rows.apply_to(rows);
   return rows;
 }
 
