@@ -13,6 +13,7 @@ from .. import _C
 class Lora4bitLinear(Linear):
     """merge() quantizes base plus update, as PEFT does over bitsandbytes' layers; unmerge() restores the very codes and scales."""
 
+    @torch.no_grad()
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         base: Any = self.get_base_layer()
         for name in check_adapters_to_merge(self, adapter_names):
