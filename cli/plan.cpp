@@ -27,6 +27,7 @@
 #include "qlorapp/memory/timeline_svg.hpp"
 #include "qlorapp/train/batch_probe.hpp"
 #include "qlorapp/train/plan_run.hpp"
+#include "training_options.hpp"
 
 namespace qlorapp::cli {
 namespace {
@@ -94,7 +95,7 @@ void check_combination(const CommandLine& line, const PlanOptions& options) {
 PlanOptions parse(const Arguments& arguments) {
   PlanOptions options;
   options.lora.target_modules = NamesOrPattern("all-linear");
-  CommandLine line("plan", "Says how much memory and time a run takes, before anything is loaded.");
+  CommandLine line("plan", "--model DIR [--gpu NAME]", "Says how much memory and time a run takes, before anything is loaded.");
   line.option("model", options.model, "folder of a Hugging Face checkpoint, a config.json, or a known name such as llama-3-8b",
               true);
   line.option("gpu", options.gpu,
@@ -121,8 +122,15 @@ PlanOptions parse(const Arguments& arguments) {
               "load the model, take one step, and say what both really took; with --svg drawn over the plan");
   line.option("svg", options.svg, "a file for the planned timeline");
   line.option("load_in_4bit", options.load_in_4bit, "false: linear layers stay dense");
+  line.alias("output_dir", "output");
   line.fields(options.args);
   line.fields(options.lora);
+  line.group("Model and card", {"model", "load_in_4bit", "gpu", "gpu_architecture", "gpu_bandwidth", "gpu_tflops", "context"});
+  line.group("Answers", {"explain", "compare", "measure", "svg"});
+  line.group("A configuration for a deadline",
+             {"hours", "gpus", "dataset_rows", "avg_tokens", "effective_batch", "write_config", "data", "output"});
+  line.group("Rows", {"batch", "seq", "packing"});
+  group_training_fields(line);
   line.parse(arguments);
   options.has_hours = line.given("hours");
   check_combination(line, options);
