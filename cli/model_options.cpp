@@ -22,6 +22,13 @@ bool looks_like_a_hub_name(const std::string& text) {
 
 }  // namespace
 
+void refuse_hub_name(const std::string& model, std::string_view files) {
+  QLORAPP_CHECK_VALUE(format::exists(model) || !looks_like_a_hub_name(model), "[model] there is no folder '", model,
+                      "'. If it is a model on the Hugging Face Hub, download it first: hf download ", model,
+                      files.empty() ? "" : " ", files, " --local-dir ", format::file_name(model), ", and give --model ",
+                      format::file_name(model), ".");
+}
+
 void ModelOptions::add_to(CommandLine& line) {
   line.option("model", model, "folder of a Hugging Face checkpoint", /*required=*/true);
   line.option("quant_type", quant_type, "nf4 or fp4: how the linear layers are stored");
@@ -46,9 +53,7 @@ void ModelOptions::validate() const {
 }
 
 format::ModelConfig ModelOptions::config() const {
-  QLORAPP_CHECK_VALUE(format::exists(model) || !looks_like_a_hub_name(model), "[model] there is no folder '", model,
-                      "'. If it is a model on the Hugging Face Hub, download it first: hf download ", model, " --local-dir ",
-                      format::file_name(model), ", and give --model ", format::file_name(model), ".");
+  refuse_hub_name(model);
   return format::load_model_config(model);
 }
 

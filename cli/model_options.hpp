@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "command_line.hpp"
@@ -60,6 +61,9 @@ struct TextTools {
 /// Reads rows, logs their summary and warnings. Rows of input_ids need no tokenizer.
 [[nodiscard]] Dataset read_rows(const std::string& path, const DatasetOptions& options, const std::string& model_folder,
                                 std::optional<TextTools>& tools);
+
+/// @param files  what the command reads of it; empty: all. @throws ValueError for "org/name" that is no folder, with the way to download it.
+void refuse_hub_name(const std::string& model, std::string_view files = "");
 
 /// "float32", "bfloat16", "float16", their short forms and torch's ("torch.float32"). @throws ValueError with the list.
 [[nodiscard]] at::ScalarType parse_dtype(const std::string& given);

@@ -12,6 +12,7 @@
 
 #include "command.hpp"
 #include "command_line.hpp"
+#include "model_options.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/format/atomic_file.hpp"
 #include "qlorapp/format/config_json.hpp"
@@ -106,11 +107,11 @@ PlanOptions parse(const Arguments& arguments) {
   line.option("context", options.context,
               "memory that the CUDA context takes beside torch's; default an allowance of 512MiB, and 801MiB on an H200, where it "
               "was measured");
-  line.option("batch", options.batch, "rows of a micro-batch; the same as --per_device_train_batch_size");
+  line.option("batch", options.batch, "rows per micro-batch; the same as --per_device_train_batch_size");
   line.option("seq", options.seq, "tokens of the longest row; the same as --max_length");
   line.option("explain", options.explained, "step by step: what takes what, whether it fits, what to change first");
   line.option("compare", options.compare_with, "ways to one effective batch, as T4:2x16,A10:8x4: speed, memory, quality");
-  line.option("gpus", options.gpus, "cards that share the work");
+  line.option("gpus", options.gpus, "cards to estimate for; training runs on one");
   line.option("hours", options.hours, "a configuration that ends in this time");
   line.option("dataset_rows", options.dataset_rows, "rows of the training data, for --hours");
   line.option("avg_tokens", options.avg_tokens, "tokens of a row on average, for --hours");
@@ -240,6 +241,7 @@ Probe measure(const PlanOptions& options, const PlanSettings& settings, const Me
 
 int plan(const Arguments& arguments) {
   const PlanOptions options = parse(arguments);
+  refuse_hub_name(options.model, "config.json");
   const format::ModelConfig model = find_model_config(options.model);
   DeviceAllowance allowance;
   if (!options.context.empty()) allowance.context = parse_bytes("context", options.context);

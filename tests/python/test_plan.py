@@ -317,10 +317,12 @@ def test_the_timeline_is_a_picture(here):
         (["--checkpoint_keep", "every:0", "--gradient_checkpointing"], "every:0"),
         (["--checkpoint_keep", "sqrt,everything", "--gradient_checkpointing"], "sqrt,everything"),
         (["--target_modules", "nothing"], "target_modules"),
+        (["--model", "meta-llama/Llama-3.2-1B"], "hf download meta-llama/Llama-3.2-1B config.json --local-dir Llama-3.2-1B, and give"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_by_name(arguments, said):
-    result = qlorapp("plan", "--model", "llama-3.2-1b", *arguments)
+    model = [] if "--model" in arguments else ["--model", "llama-3.2-1b"]
+    result = qlorapp("plan", *model, *arguments)
     assert result.returncode == 2, result.stdout + result.stderr
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
