@@ -71,6 +71,7 @@ int run(const std::vector<std::string>& arguments) {
 
 int main(int argc, char** argv) {
   qlorapp::set_log_sink([](qlorapp::LogLevel level, std::string_view line) {
+    if (level == qlorapp::LogLevel::kDebug) return;
     std::FILE* const to = level == qlorapp::LogLevel::kWarning ? stderr : stdout;
     std::fprintf(to, "%s%.*s\n", level == qlorapp::LogLevel::kWarning ? "warning: " : "", static_cast<int>(line.size()),
                  line.data());
