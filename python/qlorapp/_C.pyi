@@ -366,8 +366,10 @@ def read_adapter_config(folder: str) -> str:
 def say_older_name(where: str, alias: str, name: str) -> None:
     """Once in a process."""
 
-def set_log_sink(sink: collections.abc.Callable[[bool, str], None] | None) -> None:
-    """sink(is_warning, line) receives every line; None discards them."""
+def set_log_sink(sink: collections.abc.Callable[[typing.SupportsInt, str], None] | None) -> None:
+    """
+    sink(level, line) receives every line, level being a number of logging's; None discards them.
+    """
 
 torch_version: str
 

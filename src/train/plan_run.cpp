@@ -14,6 +14,7 @@
 #include "qlorapp/memory/batch_finder.hpp"
 #include "qlorapp/memory/budget.hpp"
 #include "qlorapp/memory/roofline.hpp"
+#include "qlorapp/ops/device_memory.hpp"
 
 namespace qlorapp {
 namespace {
@@ -61,6 +62,7 @@ void apply_choice(const BudgetChoice& choice, TrainingArguments& args) {
 
 ops::PlannedDevice planned_device(at::Device device) {
   ops::PlannedDevice planned{device.type(), gpu_architecture(device), at::get_num_threads()};
+  planned.expandable_segments = ops::uses_expandable_segments();
   if (device.is_cuda()) planned.multiprocessors = rates_of(gpu_name(device), planned.architecture, {}).multiprocessors;
   return planned;
 }
