@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdio>
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/field_status.hpp"
+#include "qlorapp/core/log.hpp"
 #include "qlorapp/core/nearest_name.hpp"
 
 namespace qlorapp::cli {
@@ -53,6 +53,15 @@ Json value_of(const std::string& text, const std::variant<bool, std::string>*) {
   return text == "true" || text == "false" ? Json(text == "true") : Json(text);
 }
 
+std::string default_text(const Json& value) {
+  if (value.is_null()) return "";
+  if (value.is_string()) return value.get<std::string>();
+  if (!value.is_array()) return value.dump() == "{}" ? "" : value.dump();
+  std::string text;
+  for (const Json& entry : value) text += (text.empty() ? "" : ",") + default_text(entry);
+  return text;
+}
+
 std::optional<Json> json_list(const std::string& text) {
   if (!text.starts_with('[')) return std::nullopt;
   try {
@@ -76,43 +85,99 @@ std::vector<std::string> split_at_commas(const std::string& text) {
 
 }  // namespace detail
 
-void CommandLine::add(const std::string& name, const std::string& doc, bool is_switch, bool required,
-                      std::function<void(const format::Json&)> set, std::function<format::Json(const std::string&)> parse_text) {
-  options_.push_back({name, doc, is_switch, required, std::move(set), std::move(parse_text)});
+bool CommandLine::is_alias(std::string_view name) const {
+  return std::any_of(aliases_.begin(), aliases_.end(), [&](const Alias& alias) { return alias.alias == name; });
 }
 
-CommandLine::Option& CommandLine::find(std::string_view name) {
+CommandOption* CommandLine::find_known(std::string_view name) {
   for (const Alias& alias : aliases_) {
-    if (alias.alias != name) continue;
-    if (alias.older) say_older_name(name_, alias.alias, alias.name);
-    return find(alias.name);
+    if (alias.alias == name) return find_known(alias.name);
   }
-  std::vector<std::string_view> known{"config"};
-  for (Option& option : options_) {
-    if (option.name == name) return option;
-    known.push_back(option.name);
+  for (CommandOption& option : options_) {
+    if (option.name == name) return &option;
   }
-  throw ValueError(
-      concat("[", name_, "] there is no option '--", name, "'.", did_you_mean(name, known), " See qlorapp ", name_, " --help."));
+  return nullptr;
 }
 
-void CommandLine::print_help() const {
-  std::printf("usage: qlorapp %s [--config FILE.json] [options]\n%s\n\n", name_.c_str(), summary_.c_str());
-  for (const bool required : {true, false}) {
-    for (const Option& option : options_) {
-      if (option.required != required) continue;
-      std::printf("  --%-32s %s%s\n", option.name.c_str(), option.doc.c_str(), required ? " (required)" : "");
+CommandOption& CommandLine::find(std::string_view name) {
+  for (const Alias& alias : aliases_) {
+    if (alias.alias == name && alias.older) say_older_name(name_, alias.alias, alias.name);
+  }
+  if (CommandOption* const option = find_known(name)) return *option;
+  std::vector<std::string_view> known{"config"};
+  for (const CommandOption& option : options_) known.push_back(option.name);
+  for (const Alias& alias : aliases_) known.push_back(alias.alias);
+  throw ValueError(concat("[", name_, "] there is no option '--", name, "'.", did_you_mean(name, known), " See qlorapp ", name_,
+                          " --help-all."));
+}
+
+void CommandLine::without_effect(const std::vector<std::string>& names, const std::string& reason) {
+  for (const std::string& name : names) {
+    CommandOption& option = find(name);
+    option.status = FieldStatus::kAcceptedAndSaid;
+    option.reason = reason;
+    option.set = [this, name, reason, set = option.set](const format::Json& json) {
+      set(json);
+      log_warning(concat("[", name_, "] --", name, " has no effect on the command line: ", reason));
+    };
+  }
+}
+
+std::map<std::string, format::Json> CommandLine::read_line(const std::vector<std::string>& words) {
+  std::map<std::string, format::Json> values;
+  std::map<std::string, std::string> spelled;
+  for (size_t i = 0; i < words.size(); ++i) {
+    QLORAPP_CHECK_VALUE(words[i].starts_with("--"), "[", name_, "] '", words[i],
+                        "' is no option; options begin with --. See qlorapp ", name_, " --help.");
+    const size_t equals = words[i].find('=');
+    const std::string name = words[i].substr(2, equals == std::string::npos ? std::string::npos : equals - 2);
+    const CommandOption& option = find(name);
+    std::string text;
+    if (equals != std::string::npos) {
+      text = words[i].substr(equals + 1);
+    } else if (i + 1 < words.size() && !words[i + 1].starts_with("--")) {
+      text = words[++i];
+    } else {
+      const bool alone = option.is_switch || option.name == "resume_from_checkpoint";
+      QLORAPP_CHECK_VALUE(alone, "[", name_, "] --", name, " needs a value.");
+      text = "true";
+    }
+    const auto [earlier, first_time] = spelled.emplace(option.name, name);
+    QLORAPP_CHECK_VALUE(first_time || earlier->second != name, "[", name_, "] --", name, " is given twice.");
+    QLORAPP_CHECK_VALUE(first_time, "[", name_, "] --", earlier->second, " and --", name,
+                        " are the same option. Give one of them.");
+    try {
+      values.emplace(option.name, option.parse_text(text));
+    } catch (const FormatError& error) {
+      throw ValueError(concat("[", name_, "] --", name, " must be JSON; got '", text, "': ", error.what()));
     }
   }
+  return values;
+}
+
+std::map<std::string, format::Json> CommandLine::read_config(const std::string& file) {
+  const format::Json json = format::read_json_file(file);
+  QLORAPP_CHECK_FORMAT(json.is_object(), "[", name_, "] ", file, " must hold an object of options.");
+  std::map<std::string, format::Json> values;
+  std::map<std::string, std::string> spelled;
+  for (const auto& [key, value] : json.items()) {
+    const std::string& name = find(key).name;
+    const auto [earlier, first_time] = spelled.emplace(name, key);
+    QLORAPP_CHECK_VALUE(first_time, "[", name_, "] ", file, ": '", earlier->second, "' and '", key,
+                        "' are the same option. Give one of them.");
+    values.emplace(name, value);
+  }
+  return values;
 }
 
 void CommandLine::parse(const std::vector<std::string>& arguments) {
   // CLI11 splits the line; names are looked up here, because a misspelt one is to be answered with its neighbor.
   CLI::App app;
   app.set_help_flag();
-  bool help = false;
+  bool help = false, help_all = false;
   std::string config_file;
   app.add_flag("--help", help);
+  app.add_flag("--help_all", help_all);
   app.add_option("--config", config_file);
   app.allow_extras();
   std::vector<std::string> reversed;
@@ -129,45 +194,16 @@ void CommandLine::parse(const std::vector<std::string>& arguments) {
   } catch (const CLI::ParseError& error) {
     throw ValueError(concat("[", name_, "] ", error.what(), ". See qlorapp ", name_, " --help."));
   }
-  if (help) {
-    print_help();
+  if (help || help_all) {
+    print_help(help_all);
     throw HelpShown{};
   }
 
-  std::map<std::string, format::Json> on_line;
-  const std::vector<std::string> rest = app.remaining();
-  for (size_t i = 0; i < rest.size(); ++i) {
-    QLORAPP_CHECK_VALUE(rest[i].starts_with("--"), "[", name_, "] '", rest[i],
-                        "' is no option; options begin with --. See qlorapp ", name_, " --help.");
-    const size_t equals = rest[i].find('=');
-    const std::string name = rest[i].substr(2, equals == std::string::npos ? std::string::npos : equals - 2);
-    const Option& option = find(name);
-    std::string text;
-    if (equals != std::string::npos) {
-      text = rest[i].substr(equals + 1);
-    } else if (i + 1 < rest.size() && !rest[i + 1].starts_with("--")) {
-      text = rest[++i];
-    } else {
-      const bool alone = option.is_switch || option.name == "resume_from_checkpoint";
-      QLORAPP_CHECK_VALUE(alone, "[", name_, "] --", name, " needs a value.");
-      text = "true";
-    }
-    format::Json value;
-    try {
-      value = option.parse_text(text);
-    } catch (const FormatError& error) {
-      throw ValueError(concat("[", name_, "] --", name, " must be JSON; got '", text, "': ", error.what()));
-    }
-    QLORAPP_CHECK_VALUE(on_line.emplace(option.name, std::move(value)).second, "[", name_, "] --", option.name, " is given twice.");
-  }
-  if (!config_file.empty()) {
-    const format::Json json = format::read_json_file(config_file);
-    QLORAPP_CHECK_FORMAT(json.is_object(), "[", name_, "] ", config_file, " must hold an object of options.");
-    for (const auto& [key, value] : json.items()) given_[find(key).name] = value;
-  }
+  std::map<std::string, format::Json> on_line = read_line(app.remaining());
+  if (!config_file.empty()) given_ = read_config(config_file);
   for (auto& [name, value] : on_line) given_[name] = std::move(value);
-  for (const auto& [name, value] : given_) find(name).set(value);
-  for (const Option& option : options_) {
+  for (const auto& [name, value] : given_) find_known(name)->set(value);
+  for (const CommandOption& option : options_) {
     QLORAPP_CHECK_VALUE(!option.required || given(option.name), "[", name_, "] --", option.name, " is needed: ", option.doc, ".");
   }
 }

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Options of a command: Hugging Face names, dashes or underscores, `--config file.json` below what stands on the line.
+///
+/// `--help` shows the options of the command itself and the fields that a group names; `--help-all` shows every name that is
+/// understood. Types and defaults come from the values.
 #pragma once
 
 #include <deque>
@@ -38,6 +41,34 @@ template <class Value>
 Json value_of(const std::string& text, const std::map<std::string, Value>*) {
   return format::parse_json(text, "the command line");
 }
+
+/// A type as help spells it.
+inline std::string type_word(const bool*) { return "BOOL"; }
+inline std::string type_word(const int64_t*) { return "INT"; }
+inline std::string type_word(const double*) { return "NUMBER"; }
+inline std::string type_word(const std::string*) { return "TEXT"; }
+inline std::string type_word(const NamesOrPattern*) { return "NAMES"; }
+inline std::string type_word(const FreeForm*) { return "JSON"; }
+inline std::string type_word(const std::variant<bool, std::string>*) { return "TEXT"; }
+template <class Value>
+std::string type_word(const std::map<std::string, Value>*) {
+  return "JSON";
+}
+template <class Value>
+std::string type_word(const std::vector<Value>*) {
+  return "LIST";
+}
+template <class Value>
+std::string type_word(const std::optional<Value>*) {
+  return type_word(static_cast<const Value*>(nullptr));
+}
+/// A default as one types it; empty for what is unset.
+std::string default_text(const Json& value);
+
+/// An optional switch is one too: alone it means true.
+template <class Value>
+constexpr bool is_switch = std::is_same_v<Value, bool> || std::is_same_v<Value, std::optional<bool>>;
+
 std::vector<std::string> split_at_commas(const std::string& text);
 /// The list that a text like ["a", "b"] is, if it is one.
 std::optional<Json> json_list(const std::string& text);
@@ -56,45 +87,65 @@ Json value_of(const std::string& text, const std::optional<Value>*) {
 
 }  // namespace detail
 
+/// One name that a command understands.
+struct CommandOption {
+  std::string name, doc, type, default_text;
+  bool is_switch = false, required = false;
+  bool is_field = false;  ///< Of a field table: help shows it where a group names it.
+  FieldStatus status = FieldStatus::kUsed;
+  std::string reason = {};  ///< Why it is refused or has no effect.
+  std::function<void(const format::Json&)> set;
+  std::function<format::Json(const std::string&)> parse_text;
+};
+
 class CommandLine {
  public:
-  /// @param name  "train".  @param summary  what --help says first.
-  CommandLine(std::string name, std::string summary) : name_(std::move(name)), summary_(std::move(summary)) {}
+  /// @param name  "train".  @param needs  what the usage line shows: "--model DIR --data FILE".
+  CommandLine(std::string name, std::string needs, std::string summary)
+      : name_(std::move(name)), needs_(std::move(needs)), summary_(std::move(summary)) {}
 
   /// An option of the command itself; its default is the value it has now.
   template <class Value>
   void option(std::string name, Value& into, std::string doc, bool required = false) {
-    add(
-        name, doc, std::is_same_v<Value, bool>, required,
-        [name, &into](const format::Json& json) {
-          QLORAPP_CHECK_VALUE(format::detail::read(json, into), "[", name, "] must be ", format::detail::type_text<Value>(),
-                              "; got ", json.dump(), ".");
-        },
-        [](const std::string& text) { return detail::value_of(text, static_cast<const Value*>(nullptr)); });
+    CommandOption added = described(name, into);
+    added.doc = std::move(doc);
+    added.required = required;
+    added.set = [name, &into](const format::Json& json) {
+      QLORAPP_CHECK_VALUE(format::detail::read(json, into), "[", name, "] must be ", format::detail::type_text<Value>(), "; got ",
+                          json.dump(), ".");
+    };
+    options_.push_back(std::move(added));
   }
 
-  /// Every field of a config with a field table, under its own name and its aliases.
+  /// Every field of a config with a field table, under its own name and its aliases. The defaults are the values it has now. A field
+  /// whose name is an alias already (see alias()) is left out.
   template <class Config>
   void fields(Config& config) {
     for_each_field<Config>([&](const auto& field) {
-      using Value = std::remove_cvref_t<decltype(config.*field.member)>;
       const std::string field_name(field.name);
-      std::string doc(field.doc);
-      if (!field.reason.empty()) {
-        doc += concat(doc.empty() ? "" : " ", field.status == FieldStatus::kRefused ? "(refused: " : "(no effect: ", field.reason,
-                      ")");
-      }
-      add(
-          field_name, doc, std::is_same_v<Value, bool>, false,
-          [&config, field_name, this](const format::Json& json) {
-            format::Json all = format::to_json(config);
-            all[field_name] = json;
-            format::from_json(all, config, name_);
-          },
-          [](const std::string& text) { return detail::value_of(text, static_cast<const Value*>(nullptr)); });
+      if (is_alias(field_name)) return;
+      CommandOption added = described(field_name, config.*field.member);
+      added.doc = field.doc;
+      added.is_field = true;
+      added.status = field.status;
+      added.reason = field.reason;
+      added.set = [&config, field_name, this](const format::Json& json) {
+        format::Json all = format::to_json(config);
+        all[field_name] = json;
+        format::from_json(all, config, name_);
+      };
+      options_.push_back(std::move(added));
     });
     for (const Alias& alias : Config::aliases()) aliases_.push_back(alias);
   }
+
+  /// Another name of an option. Call it before fields() for the name of a field that the command has an option of its own for.
+  void alias(std::string_view other, std::string_view name) { aliases_.push_back({other, name}); }
+
+  /// A heading of help with these options below it.
+  void group(std::string title, std::vector<std::string> names) { groups_.push_back({std::move(title), std::move(names)}); }
+  /// Fields that are used elsewhere and change nothing in this command. parse() warns about each that is given.
+  void without_effect(const std::vector<std::string>& names, const std::string& reason);
 
   /// Sets what was given. @throws ValueError naming the option: unknown (with the nearest name), twice, without a value, of
   /// another type, missing; FormatError for the config file. HelpShown.
@@ -103,21 +154,35 @@ class CommandLine {
   [[nodiscard]] bool given(std::string_view name) const { return given_.contains(std::string(name)); }
 
  private:
-  struct Option {
-    std::string name, doc;
-    bool is_switch = false, required = false;
-    std::function<void(const format::Json&)> set;
-    std::function<format::Json(const std::string&)> parse_text;
+  struct Group {
+    std::string title;
+    std::vector<std::string> names;
   };
-  void add(const std::string& name, const std::string& doc, bool is_switch, bool required,
-           std::function<void(const format::Json&)> set, std::function<format::Json(const std::string&)> parse_text);
-  /// Says so where the name is an older one.
-  [[nodiscard]] Option& find(std::string_view name);
-  void print_help() const;
+  template <class Value>
+  static CommandOption described(const std::string& name, const Value& value) {
+    CommandOption option;
+    option.name = name;
+    option.type = detail::type_word(&value);
+    option.default_text = detail::default_text(format::detail::write(value));
+    option.is_switch = detail::is_switch<Value>;
+    option.parse_text = [](const std::string& text) { return detail::value_of(text, static_cast<const Value*>(nullptr)); };
+    return option;
+  }
+  [[nodiscard]] bool is_alias(std::string_view name) const;
+  /// The option of this name or alias; nullptr if there is none.
+  [[nodiscard]] CommandOption* find_known(std::string_view name);
+  /// The same; warns about an older name. @throws ValueError with the nearest name.
+  [[nodiscard]] CommandOption& find(std::string_view name);
+  /// What stands on the line, by option; `spelled` collects the names used.
+  [[nodiscard]] std::map<std::string, format::Json> read_line(const std::vector<std::string>& words);
+  [[nodiscard]] std::map<std::string, format::Json> read_config(const std::string& file);
+  /// @param all  options without effect and refused ones too, with whole texts.
+  void print_help(bool all);
 
-  std::string name_, summary_;
-  std::deque<Option> options_;
+  std::string name_, needs_, summary_;
+  std::deque<CommandOption> options_;
   std::vector<Alias> aliases_;
+  std::vector<Group> groups_;
   std::map<std::string, format::Json> given_;
 };
 

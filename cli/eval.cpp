@@ -6,6 +6,7 @@
 #include "model_options.hpp"
 #include "progress.hpp"
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/core/log.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/adapter.hpp"
 #include "qlorapp/train/evaluate.hpp"
@@ -14,30 +15,38 @@ namespace qlorapp::cli {
 
 int eval(const Arguments& arguments) {
   ModelOptions model_options;
-  std::string data, adapter, dtype = "float32";
+  std::string data, adapter;
   DatasetOptions rows;
   RowOptions row_options;
   EvalOptions options;
   options.exact_match = true;
-  CommandLine line("eval", "Loss over held-out rows, and how many answers are right token by token.");
-  model_options.add_to(line);
+  CommandLine line("eval", "--model DIR --data FILE [--adapter DIR]",
+                   "Loss over held-out rows, and how many answers are right token by token.");
+  model_options.add_loading_to(line);
   line.option("data", data, "rows: FILE[,FILE …], as train reads them", true);
   row_options.add_to(line);
   line.option("adapter", adapter, "PEFT adapter folder; without it the base model is evaluated");
-  line.option("dtype", dtype, "of the computation: float32, bfloat16 or float16");
   line.option("per_device_eval_batch_size", options.batch_size, "rows of a batch");
   line.option("max_length", rows.max_length, "rows are cut to this many tokens");
   line.option("completion_only_loss", rows.completion_only_loss, "score completions only; unset: where the rows have prompts");
   line.option("assistant_only_loss", rows.assistant_only_loss, "messages: score the assistant's turns only");
+  line.group("Model", {"model", "adapter", "device", "dtype", "quant_type", "double_quant", "block_size", "load_in_4bit"});
+  line.group("Data", {"data", "data_format", "dataset_text_field", "prompt_column", "completion_column", "messages_column",
+                      "max_length", "completion_only_loss", "assistant_only_loss", "per_device_eval_batch_size"});
   line.parse(arguments);
   row_options.apply_to(rows);
+  model_options.validate();
   QLORAPP_CHECK_VALUE(options.batch_size >= 1, "[per_device_eval_batch_size] must be an integer >= 1; got ", options.batch_size,
                       ".");
 
-  rows.model_vocab_size = format::load_model_config(model_options.model).vocab_size;
+  const format::ModelConfig config = model_options.config();
+  rows.model_vocab_size = config.vocab_size;
+  const ComputeDtype computed = model_options.choose_dtype(config);
+  log_info(
+      concat("model: ", model_options.model, ", ", model_options.storage_text(line, config), "; computes in ", computed.reason));
   std::optional<TextTools> tools;
   const Dataset dataset = read_rows(data, rows, model_options.model, tools);
-  CausalLM model = model_options.load(parse_dtype(dtype));
+  CausalLM model = model_options.load(computed.dtype);
   if (!adapter.empty()) load_adapter(model, adapter);
   ProgressBar bar("evaluating");
   const auto batches = static_cast<int64_t>((dataset.examples.size() + static_cast<size_t>(options.batch_size) - 1) /

@@ -6,6 +6,7 @@
 #include "command.hpp"
 #include "model_options.hpp"
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/core/log.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/adapter.hpp"
 
@@ -13,13 +14,13 @@ namespace qlorapp::cli {
 
 int generate(const Arguments& arguments) {
   ModelOptions model_options;
-  std::string prompt, adapter, dtype = "float32", system;
+  std::string prompt, adapter, system;
   bool raw = false;
   int64_t seed = 42;
   GenerateOptions options;
-  CommandLine line("generate",
+  CommandLine line("generate", "--model DIR --prompt TEXT [--adapter DIR]",
                    "Continues a prompt, greedily unless told to sample. With a chat template the prompt is a user's turn.");
-  model_options.add_to(line);
+  model_options.add_loading_to(line);
   line.option("prompt", prompt, "text", true);
   line.option("adapter", adapter, "PEFT adapter folder");
   line.option("system", system, "system message, where the model has a chat template");
@@ -34,13 +35,18 @@ int generate(const Arguments& arguments) {
   line.option("repetition_penalty", options.sampling.repetition_penalty,
               "above 1: tokens that are there already become less probable");
   line.option("seed", seed, "of the draws");
-  line.option("dtype", dtype, "of the computation: float32, bfloat16 or float16");
+  line.group("Model", {"model", "adapter", "device", "dtype", "quant_type", "double_quant", "block_size", "load_in_4bit"});
+  line.group("Text", {"prompt", "system", "raw", "max_new_tokens", "min_new_tokens"});
+  line.group("Choice of tokens", {"do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"});
   line.parse(arguments);
+  model_options.validate();
 
   QLORAPP_CHECK_VALUE(seed >= 0, "[seed] must be an integer >= 0; got ", seed, ".");
   options.sampling.seed = static_cast<uint64_t>(seed);
   options.sampling.validate();
-  (void)format::load_model_config(model_options.model);  // a folder that is no model is said first
+  const format::ModelConfig config = model_options.config();
+  const ComputeDtype computed = model_options.choose_dtype(config);
+  if (computed.is_substitute) log_warning(concat("computes in ", computed.reason));  // stdout is the answer's
   const TextTools tools = TextTools::open(model_options.model);
   std::vector<TokenId> ids;
   if (tools.chat && !raw) {
@@ -53,7 +59,7 @@ int generate(const Arguments& arguments) {
     QLORAPP_CHECK_VALUE(system.empty(), "[generate] --system needs a model with a chat template.");
     ids = tools.tokenizer->encode(prompt, true);
   }
-  CausalLM model = model_options.load(parse_dtype(dtype));
+  CausalLM model = model_options.load(computed.dtype);
   if (!adapter.empty()) load_adapter(model, adapter);
   options.eos_token_ids = model.config().eos_token_ids;
   for (const TokenId id : tools.tokenizer->eos_ids()) options.eos_token_ids.push_back(id);

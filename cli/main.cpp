@@ -9,6 +9,7 @@
 
 #include "command.hpp"
 #include "command_line.hpp"
+#include "progress.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/core/nearest_name.hpp"
@@ -71,10 +72,12 @@ int run(const std::vector<std::string>& arguments) {
 
 int main(int argc, char** argv) {
   qlorapp::set_log_sink([](qlorapp::LogLevel level, std::string_view line) {
-    std::FILE* const to = level == qlorapp::LogLevel::kWarning ? stderr : stdout;
-    std::fprintf(to, "%s%.*s\n", level == qlorapp::LogLevel::kWarning ? "warning: " : "", static_cast<int>(line.size()),
-                 line.data());
-    std::fflush(to);
+    if (level == qlorapp::LogLevel::kDebug) return;
+    if (level == qlorapp::LogLevel::kWarning) {
+      qlorapp::cli::print_line(stderr, qlorapp::concat("warning: ", line));
+    } else {
+      qlorapp::cli::print_line(stdout, line);
+    }
   });
   try {
     return run({argv + 1, argv + argc});

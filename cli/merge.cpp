@@ -20,7 +20,7 @@ int merge(const Arguments& arguments) {
   ModelOptions model;
   std::string adapter, output, base, dtype, max_shard_size = "5GB";
   bool drift = false;
-  CommandLine line("merge",
+  CommandLine line("merge", "--model DIR --adapter DIR --output DIR",
                    "Writes base and adapter as one checkpoint without adapter and quantization, one weight in memory at a time.");
   model.add_to(line);
   line.option("adapter", adapter, "PEFT adapter folder", true);
@@ -45,7 +45,7 @@ int merge(const Arguments& arguments) {
     QLORAPP_CHECK_VALUE(drift || options.base == MergeBase::kDequantized || !line.given(name), "[merge] --", name,
                         " needs --base dequantized, or --drift: original weights are not quantized.");
   }
-  (void)format::load_model_config(model.model);  // a folder that is no model is said before it is read
+  (void)model.config();  // a folder that is no model is said before it is read
   const at::Device device = parse_device(model.device);
   ProgressBar bar("merging");
   options.progress = [&](int64_t done, int64_t total) { bar.update(done, total); };

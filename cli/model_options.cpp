@@ -14,12 +14,51 @@
 
 namespace qlorapp::cli {
 
+namespace {
+
+/// "org/name", which is no folder here.
+bool looks_like_a_hub_name(const std::string& text) {
+  const size_t slash = text.find('/');
+  if (slash == 0 || slash == std::string::npos || slash + 1 == text.size() || text.find('/', slash + 1) != std::string::npos)
+    return false;
+  return text.front() != '.' && text.front() != '~' && text.find_first_of(" \\") == std::string::npos;
+}
+
+}  // namespace
+
+void refuse_hub_name(const std::string& model, std::string_view files) {
+  QLORAPP_CHECK_VALUE(format::exists(model) || !looks_like_a_hub_name(model), "[model] there is no folder '", model,
+                      "'. If it is a model on the Hugging Face Hub, download it first: hf download ", model,
+                      files.empty() ? "" : " ", files, " --local-dir ", format::file_name(model), ", and give --model ",
+                      format::file_name(model), ".");
+}
+
 void ModelOptions::add_to(CommandLine& line) {
   line.option("model", model, "folder of a Hugging Face checkpoint", /*required=*/true);
-  line.option("quant_type", quant_type, "nf4 or fp4");
+  line.option("quant_type", quant_type, "nf4 or fp4: how the linear layers are stored");
   line.option("double_quant", double_quant, "store the scales in eight bits too");
-  line.option("block_size", block_size, "weights a scale: 32, 64 … 4096");
-  line.option("device", device, "auto (a GPU if there is one), cpu, cuda or cuda:<number>");
+  line.option("block_size", block_size, "weights per scale: 32, 64 … 4096");
+  line.option("device", device, "auto (a GPU if present), cpu, cuda or cuda:<number>");
+  line.alias("bnb_4bit_quant_type", "quant_type");
+  line.alias("bnb_4bit_use_double_quant", "double_quant");
+}
+
+void ModelOptions::add_loading_to(CommandLine& line) {
+  add_to(line);
+  line.option("dtype", dtype, "what is computed in: float32, bfloat16, float16, or auto: the dtype of the checkpoint");
+  line.alias("bnb_4bit_compute_dtype", "dtype");
+  line.fields(bnb);
+}
+
+void ModelOptions::validate() const {
+  bnb.validate();
+  static_cast<void>(quantization());
+  static_cast<void>(requested_dtype());
+}
+
+format::ModelConfig ModelOptions::config() const {
+  refuse_hub_name(model);
+  return format::load_model_config(model);
 }
 
 Quantizer::Options ModelOptions::quantization() const {
@@ -31,11 +70,33 @@ Quantizer::Options ModelOptions::quantization() const {
   return options;
 }
 
+std::optional<at::ScalarType> ModelOptions::requested_dtype() const {
+  return dtype == "auto" ? std::nullopt : std::optional(parse_dtype(dtype));
+}
+
+ComputeDtype ModelOptions::choose_dtype(const format::ModelConfig& config) const {
+  const at::Device on = parse_device(device);
+  return choose_compute_dtype(requested_dtype(), config.dtype, on.type(), gpu_architecture(on));
+}
+
+std::string ModelOptions::storage_text(const CommandLine& line, const format::ModelConfig& config) const {
+  if (config.quantization) return "four bits, as the checkpoint stores them";
+  if (!bnb.load_in_4bit) return "not quantized (--load_in_4bit false)";
+  std::string text = concat(quant_type == "nf4" ? "NF4" : "FP4", double_quant ? " with" : " without", " double quantization");
+  const format::BitsAndBytesConfig theirs;
+  std::string other;
+  if (quant_type != theirs.bnb_4bit_quant_type && !line.given("quant_type")) other = " --quant_type " + theirs.bnb_4bit_quant_type;
+  if (double_quant != theirs.bnb_4bit_use_double_quant && !line.given("double_quant")) other += " --double_quant false";
+  if (!other.empty()) text += concat(" (the defaults of BitsAndBytesConfig are", other, ")");
+  return text;
+}
+
 CausalLM ModelOptions::load(at::ScalarType compute_dtype, bool embedding_on_host) const {
   LoadOptions options;
   options.device = parse_device(device);
   options.compute_dtype = compute_dtype;
-  options.load_in_4bit = load_in_4bit;
+  options.load_in_4bit = bnb.load_in_4bit;
+  if (bnb.llm_int8_skip_modules) options.skip_modules = *bnb.llm_int8_skip_modules;
   options.quantization = quantization();
   options.embedding_on_host = embedding_on_host;
   ProgressBar bar("loading");
@@ -52,10 +113,10 @@ TextTools TextTools::open(const std::string& folder) {
 void RowOptions::add_to(CommandLine& line) {
   line.option("data_format", data_format, "auto (by the file's name), json, csv, tsv, text (a line is a row) or paragraphs");
   line.option("dataset_text_field", dataset_text_field, "column of texts");
-  line.option("prompt_column", prompt_column,
-              "column of prompts, trained on only with --completion_only_loss false; default: detected");
-  line.option("completion_column", completion_column, "column of completions; default: detected");
-  line.option("messages_column", messages_column, "column of conversations; default: detected");
+  line.alias("text_column", "dataset_text_field");
+  line.option("prompt_column", prompt_column, "column of prompts; unset: detected");
+  line.option("completion_column", completion_column, "column of completions; unset: detected");
+  line.option("messages_column", messages_column, "column of conversations; unset: detected");
 }
 
 void RowOptions::apply_to(DatasetOptions& rows) const {
@@ -83,11 +144,12 @@ Dataset read_rows(const std::string& path, const DatasetOptions& options, const 
   return all;
 }
 
-at::ScalarType parse_dtype(const std::string& text) {
+at::ScalarType parse_dtype(const std::string& given) {
+  const std::string text = given.starts_with("torch.") ? given.substr(6) : given;
   if (text == "float32" || text == "fp32") return at::kFloat;
   if (text == "bfloat16" || text == "bf16") return at::kBFloat16;
   if (text == "float16" || text == "fp16") return at::kHalf;
-  throw ValueError(concat("[dtype] must be float32, bfloat16 or float16; got '", text, "'."));
+  throw ValueError(concat("[dtype] must be float32, bfloat16 or float16; got '", given, "'."));
 }
 
 }  // namespace qlorapp::cli

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What several commands share: which model, in which precision, with which tokenizer, over which rows.
+/// What several commands share: which model, in which dtype, with which tokenizer, over which rows.
 #pragma once
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "command_line.hpp"
 #include "qlorapp/data/chat_template.hpp"
 #include "qlorapp/data/dataset.hpp"
 #include "qlorapp/data/tokenizer.hpp"
+#include "qlorapp/format/bits_and_bytes_config.hpp"
+#include "qlorapp/format/model_config.hpp"
+#include "qlorapp/io/compute_dtype.hpp"
 #include "qlorapp/io/load_model.hpp"
 
 namespace qlorapp::cli {
@@ -18,12 +22,29 @@ struct ModelOptions {
   std::string model;
   std::string quant_type = "nf4";
   std::string device = "auto";
+  std::string dtype = "auto";
   bool double_quant = true;
   int64_t block_size = 64;
-  bool load_in_4bit = true;
+  format::BitsAndBytesConfig bnb;  ///< Its options that are not above.
 
+  ModelOptions() { bnb.load_in_4bit = true; }
+
+  /// The folder, how it is quantized, and the device.
   void add_to(CommandLine& line);
+  /// add_to(), and how it is loaded: dtype, load_in_4bit.
+  void add_loading_to(CommandLine& line);
+  /// After parse(). @throws ValueError naming the option.
+  void validate() const;
+
+  /// @throws ValueError with the way to download it, for a name on the hub; FormatError and IoError as format::load_model_config.
+  [[nodiscard]] format::ModelConfig config() const;
   [[nodiscard]] Quantizer::Options quantization() const;
+  /// --dtype. Nothing for auto.
+  [[nodiscard]] std::optional<at::ScalarType> requested_dtype() const;
+  /// What is computed in on --device.
+  [[nodiscard]] ComputeDtype choose_dtype(const format::ModelConfig& config) const;
+  /// "NF4 with double quantization, blocks of 64 …": how the linear layers are stored, and where the defaults are not BitsAndBytesConfig's.
+  [[nodiscard]] std::string storage_text(const CommandLine& line, const format::ModelConfig& config) const;
   /// Loads with a progress line on a terminal.
   /// @param embedding_on_host  WeightOptions::embedding_on_host.
   [[nodiscard]] CausalLM load(at::ScalarType compute_dtype, bool embedding_on_host = false) const;
@@ -52,7 +73,10 @@ struct RowOptions {
 [[nodiscard]] Dataset read_rows(const std::string& path, const DatasetOptions& options, const std::string& model_folder,
                                 std::optional<TextTools>& tools);
 
-/// "float32", "bfloat16", "float16" and their short forms. @throws ValueError with the list.
-[[nodiscard]] at::ScalarType parse_dtype(const std::string& text);
+/// @param files  what the command reads of it; empty: all. @throws ValueError for "org/name" that is no folder, with the way to download it.
+void refuse_hub_name(const std::string& model, std::string_view files = "");
+
+/// "float32", "bfloat16", "float16", their short forms and torch's ("torch.float32"). @throws ValueError with the list.
+[[nodiscard]] at::ScalarType parse_dtype(const std::string& given);
 
 }  // namespace qlorapp::cli

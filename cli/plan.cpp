@@ -12,6 +12,7 @@
 
 #include "command.hpp"
 #include "command_line.hpp"
+#include "model_options.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/format/atomic_file.hpp"
 #include "qlorapp/format/config_json.hpp"
@@ -27,6 +28,7 @@
 #include "qlorapp/memory/timeline_svg.hpp"
 #include "qlorapp/train/batch_probe.hpp"
 #include "qlorapp/train/plan_run.hpp"
+#include "training_options.hpp"
 
 namespace qlorapp::cli {
 namespace {
@@ -94,7 +96,7 @@ void check_combination(const CommandLine& line, const PlanOptions& options) {
 PlanOptions parse(const Arguments& arguments) {
   PlanOptions options;
   options.lora.target_modules = NamesOrPattern("all-linear");
-  CommandLine line("plan", "Says how much memory and time a run takes, before anything is loaded.");
+  CommandLine line("plan", "--model DIR [--gpu NAME]", "Says how much memory and time a run takes, before anything is loaded.");
   line.option("model", options.model, "folder of a Hugging Face checkpoint, a config.json, or a known name such as llama-3-8b",
               true);
   line.option("gpu", options.gpu,
@@ -105,11 +107,11 @@ PlanOptions parse(const Arguments& arguments) {
   line.option("context", options.context,
               "memory that the CUDA context takes beside torch's; default an allowance of 512MiB, and 801MiB on an H200, where it "
               "was measured");
-  line.option("batch", options.batch, "rows of a micro-batch; the same as --per_device_train_batch_size");
+  line.option("batch", options.batch, "rows per micro-batch; the same as --per_device_train_batch_size");
   line.option("seq", options.seq, "tokens of the longest row; the same as --max_length");
   line.option("explain", options.explained, "step by step: what takes what, whether it fits, what to change first");
   line.option("compare", options.compare_with, "ways to one effective batch, as T4:2x16,A10:8x4: speed, memory, quality");
-  line.option("gpus", options.gpus, "cards that share the work");
+  line.option("gpus", options.gpus, "cards to estimate for; training runs on one");
   line.option("hours", options.hours, "a configuration that ends in this time");
   line.option("dataset_rows", options.dataset_rows, "rows of the training data, for --hours");
   line.option("avg_tokens", options.avg_tokens, "tokens of a row on average, for --hours");
@@ -121,8 +123,15 @@ PlanOptions parse(const Arguments& arguments) {
               "load the model, take one step, and say what both really took; with --svg drawn over the plan");
   line.option("svg", options.svg, "a file for the planned timeline");
   line.option("load_in_4bit", options.load_in_4bit, "false: linear layers stay dense");
+  line.alias("output_dir", "output");
   line.fields(options.args);
   line.fields(options.lora);
+  line.group("Model and card", {"model", "load_in_4bit", "gpu", "gpu_architecture", "gpu_bandwidth", "gpu_tflops", "context"});
+  line.group("Answers", {"explain", "compare", "measure", "svg"});
+  line.group("A configuration for a deadline",
+             {"hours", "gpus", "dataset_rows", "avg_tokens", "effective_batch", "write_config", "data", "output"});
+  line.group("Rows", {"batch", "seq", "packing"});
+  group_training_fields(line);
   line.parse(arguments);
   options.has_hours = line.given("hours");
   check_combination(line, options);
@@ -232,6 +241,7 @@ Probe measure(const PlanOptions& options, const PlanSettings& settings, const Me
 
 int plan(const Arguments& arguments) {
   const PlanOptions options = parse(arguments);
+  refuse_hub_name(options.model, "config.json");
   const format::ModelConfig model = find_model_config(options.model);
   DeviceAllowance allowance;
   if (!options.context.empty()) allowance.context = parse_bytes("context", options.context);

@@ -11,16 +11,18 @@ namespace qlorapp::cli {
 int quantize(const Arguments& arguments) {
   ModelOptions model;
   std::string output, compute_dtype = "bfloat16", compat = "none";
-  CommandLine line("quantize", "Writes a checkpoint whose linear layers are stored in four bits, as bitsandbytes stores them.");
+  CommandLine line("quantize", "--model DIR --output DIR",
+                   "Writes a checkpoint whose linear layers are stored in four bits, as bitsandbytes stores them.");
   model.add_to(line);
   line.option("output", output, "new or empty folder", true);
   line.option("compute_dtype", compute_dtype, "bnb_4bit_compute_dtype of the written config: float32, bfloat16 or float16");
   line.option("compat", compat, "bnb: bitsandbytes' own codes of the scales instead of the exactly nearest");
+  line.alias("bnb_4bit_compute_dtype", "compute_dtype");
   line.parse(arguments);
   QLORAPP_CHECK_VALUE(compat == "none" || compat == "bnb", "[compat] must be none or bnb; got '", compat, "'.");
   Quantizer::Options options = model.quantization();
   if (compat == "bnb") options.compat = Compat::kBnb;
-  (void)format::load_model_config(model.model);  // a folder that is no model is said before it is read
+  (void)model.config();  // a folder that is no model is said before it is read
   ProgressBar bar("quantizing");
   quantize_checkpoint(model.model, output, options, parse_dtype(compute_dtype),
                       [&](int64_t done, int64_t total) { bar.update(done, total); });

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sys/resource.h>
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstdio>
 
 #include "command.hpp"
 #include "model_options.hpp"
-#include "progress.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/core/units.hpp"
@@ -15,10 +17,14 @@
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/adapter.hpp"
 #include "qlorapp/io/checkpoint_folder.hpp"
+#include "qlorapp/io/compute_dtype.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/io/linear_weight.hpp"
+#include "qlorapp/nn/parameter_count.hpp"
 #include "qlorapp/train/plan_run.hpp"
 #include "qlorapp/train/trainer.hpp"
+#include "run_report.hpp"
+#include "training_options.hpp"
 
 namespace qlorapp::cli {
 namespace {
@@ -40,15 +46,16 @@ struct TrainOptions {
   LoraConfig lora;
 };
 
-/// Options that Python's Trainer acts on and this command cannot: said, not dropped.
-void say_what_is_pythons(const CommandLine& line, const TrainingArguments& args) {
-  for (const char* name :
-       {"do_train", "do_eval", "do_predict", "remove_unused_columns", "log_level", "disable_tqdm", "prediction_loss_only",
-        "eval_do_concat_batches", "batch_eval_metrics", "include_for_metrics", "include_inputs_for_metrics",
-        "enable_jit_checkpoint", "restore_callback_states_from_checkpoint", "logging_dir", "skip_memory_metrics", "run_name"}) {
-    if (line.given(name))
-      log_warning(concat("[train] --", name, " has no effect on the command line: it is about Python's Trainer."));
-  }
+/// Options that Python's Trainer acts on and this command cannot.
+void leave_to_python(CommandLine& line) {
+  line.without_effect(
+      {"do_train", "do_eval", "do_predict", "remove_unused_columns", "log_level", "disable_tqdm", "prediction_loss_only",
+       "eval_do_concat_batches", "batch_eval_metrics", "include_for_metrics", "include_inputs_for_metrics", "enable_jit_checkpoint",
+       "restore_callback_states_from_checkpoint", "logging_dir", "skip_memory_metrics", "run_name"},
+      "it is about Python's Trainer.");
+}
+
+void warn_about_reports(const TrainingArguments& args) {
   for (const std::string& name : args.report_to) {
     if (name == "tensorboard" || name == "all")
       log_warning(concat("[train] --report_to ", name,
@@ -57,32 +64,68 @@ void say_what_is_pythons(const CommandLine& line, const TrainingArguments& args)
   }
 }
 
-TrainOptions parse(const Arguments& arguments) {
+void add_help_groups(CommandLine& line) {
+  line.group("Model", {"model", "device", "dtype", "quant_type", "double_quant", "block_size", "load_in_4bit"});
+  line.group("Data", {"data", "eval_data", "data_format", "dataset_text_field", "prompt_column", "completion_column",
+                      "messages_column", "max_length", "packing", "packing_strategy", "completion_only_loss", "assistant_only_loss",
+                      "train_sampling_strategy"});
+  line.group("Output", {"output", "overwrite_output_dir", "resume_from_checkpoint", "init_adapter", "dry_run"});
+  group_training_fields(line);
+  line.group("Logging, evaluation, checkpoints",
+             {"logging_steps", "eval_strategy", "eval_steps", "per_device_eval_batch_size", "save_strategy", "save_steps",
+              "save_total_limit", "load_best_model_at_end", "metric_for_best_model"});
+}
+
+struct Run {
   TrainOptions options;
-  options.args.output_dir.clear();
-  CommandLine line("train", "Fine-tunes low-rank adapters on a 4-bit base and writes a PEFT adapter folder.");
-  options.model.add_to(line);
+  format::ModelConfig config;
+  ComputeDtype computed;
+  std::string storage;  ///< How the linear layers are stored.
+};
+
+/// All that can be wrong without a look at data and weights.
+Run parse(const Arguments& arguments) {
+  Run run;
+  TrainOptions& options = run.options;
+  CommandLine line("train", "--model DIR --data FILE --output DIR",
+                   "Fine-tunes low-rank adapters on a 4-bit base and writes a PEFT adapter folder.");
+  options.model.add_loading_to(line);
   line.option("data", options.data, "rows to train on: FILE[,FILE …], .jsonl, .json, .csv, .tsv or .txt, also .gz (docs/sft.md)",
               true);
   line.option("output", options.output, "folder for the adapter, checkpoints and trainer_state.json", true);
-  line.option("eval_data", options.eval_data, "rows to evaluate on");
+  line.alias("output_dir", "output");
+  line.option("eval_data", options.eval_data, "rows to evaluate on, each epoch unless --eval_strategy says otherwise");
   options.rows.add_to(line);
-  line.option("init_adapter", options.init_adapter, "PEFT adapter folder to go on from");
+  line.option("init_adapter", options.init_adapter, "PEFT adapter folder to continue from; the options of its adapter are its own");
   line.option("assistant_only_loss", options.assistant_only_loss, "messages: train on the assistant's turns only");
-  line.option("dry_run", options.dry_run, "say what the run would take, over the rows given, and end before anything is loaded");
+  line.option("dry_run", options.dry_run, "print what the run would take, over the given rows, and end before anything is loaded");
   line.fields(options.args);
   line.fields(options.lora);
+  leave_to_python(line);
+  add_help_groups(line);
   line.parse(arguments);
+
+  refuse_several_processes();
   options.args.output_dir = options.output;
   options.args.validate();
-  say_what_is_pythons(line, options.args);
+  warn_about_reports(options.args);
   options.lora.validate();
-  QLORAPP_CHECK_VALUE(
-      options.init_adapter.empty() || !(line.given("r") || line.given("target_modules") || line.given("lora_alpha")),
-      "[train] --init_adapter brings its own r, lora_alpha and target_modules; leave those options out.");
+  options.model.validate();
   if (!options.eval_data.empty() && !line.given("eval_strategy")) options.args.eval_strategy = "epoch";
+  const bool evaluates = options.args.eval_strategy != "no" || options.args.eval_on_start;
+  QLORAPP_CHECK_VALUE(!evaluates || !options.eval_data.empty(), "[train] ",
+                      options.args.eval_on_start ? "--eval_on_start" : concat("--eval_strategy ", options.args.eval_strategy),
+                      " needs rows to evaluate on. Give --eval_data FILE, or leave the option out.");
   if (options.args.use_cpu) options.model.device = "cpu";
-  return options;
+
+  run.config = options.model.config();
+  if (!options.init_adapter.empty()) options.lora = config_of_adapter(line, options.lora, options.init_adapter, run.config);
+  const at::Device device = parse_device(options.model.device);
+  run.computed = choose_compute_dtype(requested_dtype(line, options.args, options.model.requested_dtype()), run.config.dtype,
+                                      device.type(), gpu_architecture(device));
+  set_precision(options.args, run.computed.dtype);
+  run.storage = options.model.storage_text(line, run.config);
+  return run;
 }
 
 /// The checkpoint to go on from, if any. "true" is the newest in the output folder.
@@ -108,17 +151,6 @@ void check_output(const TrainOptions& options, bool resuming) {
       " holds another run. Name a new folder, go on with --resume_from_checkpoint, or give --overwrite_output_dir.");
 }
 
-at::ScalarType compute_dtype(const TrainingArguments& args) {
-  switch (args.precision()) {
-    case Precision::kBf16:
-      return at::kBFloat16;
-    case Precision::kFp16:
-      return at::kHalf;
-    default:
-      return at::kFloat;
-  }
-}
-
 DatasetOptions dataset_options(const TrainOptions& options, int64_t vocab_size, bool packed) {
   DatasetOptions rows;
   // The strategies that lose nothing cut rows themselves (data/packing.hpp).
@@ -128,6 +160,13 @@ DatasetOptions dataset_options(const TrainOptions& options, int64_t vocab_size, 
   rows.model_vocab_size = vocab_size;
   options.rows.apply_to(rows);
   return rows;
+}
+
+/// "1.7", "8030".
+std::string millions(int64_t count) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), count < 100'000'000 ? "%.1f" : "%.0f", static_cast<double>(count) * 1e-6);
+  return text.data();
 }
 
 Bytes peak_memory() {
@@ -141,6 +180,8 @@ bool print_plan(const TrainOptions& options, const format::ModelConfig& config, 
                 const Dataset& eval_data) {
   PlanSettings settings = plan_settings(config, options.lora, options.args);
   settings.quantization = options.model.quantization();
+  settings.load_in_4bit = options.model.bnb.load_in_4bit;
+  if (options.model.bnb.llm_int8_skip_modules) settings.skip_modules = *options.model.bnb.llm_int8_skip_modules;
   settings.length = 2;
   for (const Dataset* data : {&train_data, &eval_data}) {
     for (const Example& row : data->examples)
@@ -149,7 +190,6 @@ bool print_plan(const TrainOptions& options, const format::ModelConfig& config, 
   if (eval_data.examples.empty()) settings.eval_batch = 0;
   const at::Device device = parse_device(options.model.device);
   settings.device = planned_device(device);
-  settings.compute_dtype = usable_dtype(settings.compute_dtype, settings.device.architecture);
   const Bytes room = memory_for(device);  // once: what is free changes while one looks
   const FittedArguments fitted =
       fit_arguments(settings, options.args, rates_of(gpu_name(device), settings.device.architecture, {}), room);
@@ -160,31 +200,25 @@ bool print_plan(const TrainOptions& options, const format::ModelConfig& config, 
   return plan.fits;
 }
 
-TrainerCallbacks callbacks(ProgressBar& bar) {
-  TrainerCallbacks result;
-  result.on_log = [&bar](const LogRecord& record, TrainerControl&) { bar.line(record.to_line()); };
-  result.on_event = [&bar](TrainerEvent event, const TrainState& state, TrainerControl& control) {
-    if (event == TrainerEvent::kStepEnd) {
-      bar.update(state.global_step, state.schedule.training_steps);
-      if (g_interrupted) {
-        control.should_save = true;
-        control.should_training_stop = true;
-      }
-    } else if (event == TrainerEvent::kEpochEnd && g_interrupted && state.global_step < state.schedule.training_steps) {
-      control.should_log = control.should_evaluate = control.should_save = false;  // the checkpoint of that step is there
-    }
-  };
-  result.on_save = [&bar](const std::string& folder, TrainerControl&) { bar.line("saved " + folder); };
-  return result;
+std::string described(at::Device device) {
+  return device.is_cuda() ? gpu_name(device) : concat("a CPU with ", at::get_num_threads(), " threads");
+}
+
+void say_what_runs(const Run& run) {
+  log_info(concat("model: ", run.options.model.model, ", ", millions(format::parameter_count(run.config)), " M parameters, ",
+                  run.storage));
+  log_info(concat("computes in ", run.computed.reason, ", on ", described(parse_device(run.options.model.device))));
 }
 
 }  // namespace
 
 int train(const Arguments& arguments) {
-  const TrainOptions options = parse(arguments);
+  const Run run = parse(arguments);
+  const TrainOptions& options = run.options;
+  const format::ModelConfig& config = run.config;
   const std::optional<std::string> resume_from = checkpoint_to_resume(options);
   check_output(options, resume_from.has_value());
-  const format::ModelConfig config = format::load_model_config(options.model.model);
+  say_what_runs(run);
 
   std::optional<TextTools> tools;
   const auto read = [&](const std::string& path, bool packed) {
@@ -199,25 +233,26 @@ int train(const Arguments& arguments) {
   if (options.dry_run) return print_plan(options, config, train_data, eval_data) ? 0 : kDoesNotFit;
   // Under a budget the table goes to the host first: the smallest way to load. What is chosen then may bring it back.
   const bool embedding_on_host = options.args.embedding_on_host || !options.args.memory_budget.empty();
-  CausalLM model = options.model.load(compute_dtype(options.args), embedding_on_host);
+  CausalLM model = options.model.load(run.computed.dtype, embedding_on_host);
   if (options.init_adapter.empty()) {
     model.add_adapters(options.lora, static_cast<uint64_t>(options.args.seed), kDefaultAdapter,
                        checkpoint_weights(options.model.model));
   } else {
     load_adapter(model, options.init_adapter);
   }
-  const int64_t trainable = model.arena().numel(), all = model.base_parameter_count() + trainable;
-  log_info(concat("model: ", to_string(model.weight_bytes()), " in memory; trainable params: ", trainable, " of ", all));
+  const ParameterCount count{model.arena().numel(), model.base_parameter_count() + model.arena().numel()};
+  log_info(concat(trainable_parameters_line(count), "; model in memory: ", to_string(model.weight_bytes())));
 
   remove_stale_checkpoints(options.output);
-  ProgressBar bar("training");
-  Trainer trainer(model, options.args, train_data.examples, eval_data.examples, options.model.model, callbacks(bar));
+  RunReport report(options.args.logging_strategy, [] { return g_interrupted != 0; });
+  Trainer trainer(model, options.args, train_data.examples, eval_data.examples, options.model.model, report.callbacks());
+  report.watch(trainer);
   log_info(concat(trainer.max_steps(), " steps of ", trainer.args().per_device_train_batch_size, " x ",
                   trainer.args().gradient_accumulation_steps, " rows", resume_from ? " from " + *resume_from : std::string()));
   std::signal(SIGINT, on_interrupt);
   const TrainOutput output = trainer.train(resume_from);
   if (g_interrupted && output.global_step < trainer.max_steps()) {
-    bar.line(concat("interrupted after step ", output.global_step, "; go on with --resume_from_checkpoint"));
+    report.line(concat("interrupted after step ", output.global_step, "; go on with --resume_from_checkpoint"));
     return 130;
   }
   trainer.save_model(options.output);

@@ -38,14 +38,14 @@ rm -rf "$out"
 mkdir -p "$out"
 
 title "Before: the base model tells stories, and has never seen an instruction"
-show "$qlorapp" eval --model "$model" --data "$held_out" --assistant_only_loss true
+show "$qlorapp" eval --model "$model" --data "$held_out" --assistant_only_loss true --dtype float32
 show "$qlorapp" generate --model "$model" --prompt "$prompt"
 
 title "Fine-tuning: 4-bit weights, LoRA on all linear layers, $steps steps"
 train "$out/adapter"
 
 title "After: instructions with things and places that were never trained together"
-show "$qlorapp" eval --model "$model" --adapter "$out/adapter" --data "$held_out" --assistant_only_loss true >"$out/after.txt" || { cat "$out/after.txt"; exit 1; }
+show "$qlorapp" eval --model "$model" --adapter "$out/adapter" --data "$held_out" --assistant_only_loss true --dtype float32 >"$out/after.txt" || { cat "$out/after.txt"; exit 1; }
 cat "$out/after.txt"
 show "$qlorapp" generate --model "$model" --adapter "$out/adapter" --prompt "$prompt"
 

@@ -15,7 +15,8 @@ HEAD = """# Configuration
 
 Every option of the four configurations, made by `scripts/make_configuration_page.py` from the field tables of the library; a test
 keeps this page current. Names, meanings and defaults are those of transformers (4.46 to 5.23), TRL (0.9 to 1.16), PEFT and
-bitsandbytes, in Python, in JSON and, but for SFTConfig, on the command line alike (`--learning_rate` or `--learning-rate`). An option is
+bitsandbytes, in Python, in JSON and, but for SFTConfig, on the command line alike (`--learning_rate` or `--learning-rate`). Unless told otherwise the command stores linear layers as NF4
+with double quantization and computes in the dtype of the checkpoint; the first lines of a run say so. An option is
 
 - **used**: it has the effect that stands beside it;
 - **no effect**: it is accepted, changes nothing here, and is said once with the reason when it is set;

@@ -39,6 +39,7 @@ void bind_quant(py::module_& m) {
           "nbytes", [](const QuantizedTensor& q) { return q.nbytes().count; }, "Bytes of all tensors together.")
       .def("numel", &QuantizedTensor::numel)
       .def("to", &QuantizedTensor::to, py::arg("device"), NoGil())
+      .def("clone", &QuantizedTensor::clone, NoGil(), "The same weight in memory of its own.")
       .def(
           "linear", [](const QuantizedTensor& q, const at::Tensor& x) { return linear_4bit(x, q); }, py::arg("x"), NoGil(),
           "x · Wᵀ, differentiable in x.")

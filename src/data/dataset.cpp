@@ -181,12 +181,16 @@ std::vector<std::string> DatasetSummary::warnings() const {
 }
 
 std::string render_sample(const Example& example, const Tokenizer& tokenizer) {
-  std::string out;
+  std::string out, before;  // the text of all tokens so far: a decoder may treat the start of a text in a way of its own
   const auto trained = [&](std::size_t i) { return i > 0 && example.labels[i] != Example::kIgnored; };
   for (std::size_t begin = 0; begin < example.input_ids.size();) {
     std::size_t end = begin;
     while (end < example.input_ids.size() && trained(end) == trained(begin)) ++end;
-    const std::string text = tokenizer.decode(std::span(example.input_ids).subspan(begin, end - begin));
+    std::string whole = tokenizer.decode(std::span(example.input_ids).first(end));
+    auto same = std::mismatch(before.begin(), before.end(), whole.begin(), whole.end()).second;
+    while (same != whole.begin() && same != whole.end() && (static_cast<uint8_t>(*same) & 0xC0) == 0x80) --same;
+    const std::string text(same, whole.end());
+    before = std::move(whole);
     out += trained(begin) ? concat("«", text, "»") : text;
     begin = end;
   }

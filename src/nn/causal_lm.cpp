@@ -309,7 +309,7 @@ GenerationCache CausalLM::make_cache(int64_t rows, int64_t capacity) const {
 }
 
 at::Tensor CausalLM::forward_cached(const at::Tensor& tokens, std::span<const int64_t> rows, std::span<const int64_t> counts,
-                                    GenerationCache& cache) {
+                                    GenerationCache& cache, bool every_token) {
   const at::NoGradGuard no_grad;
   std::vector<int64_t> positions, slots, row_starts{0}, last;
   CacheRows where;
@@ -347,7 +347,7 @@ at::Tensor CausalLM::forward_cached(const at::Tensor& tokens, std::span<const in
                             0};
   at::Tensor x = embed(tokens);
   for (size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i].forward_cached(x, context, where, cache.blocks[i]);
-  if (tokens.size(0) > std::ssize(rows)) x = x.index_select(0, on_device(last));
+  if (!every_token && tokens.size(0) > std::ssize(rows)) x = x.index_select(0, on_device(last));
   return std::get<0>(ops::rms_norm(x, norm_, config_.rms_norm_eps));
 }
 

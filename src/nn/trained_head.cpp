@@ -14,7 +14,7 @@
 namespace qlorapp {
 namespace {
 
-/// Three matrices of this many rows and V columns live at once, two of them in float32.
+/// Two matrices of this many rows and V columns live at once, both in float32 while the softmax is computed.
 constexpr int64_t kChunkRows = 256;
 
 using torch::autograd::AutogradContext;
@@ -55,10 +55,12 @@ HeadPass trained_head_pass(const at::Tensor& hidden_in, const at::Tensor& head, 
     const int64_t size = std::min(kChunkRows, hidden.size(0) - begin);
     const at::Tensor h = hidden.narrow(0, begin, size), target = targets.narrow(0, begin, size);
     at::Tensor weight = target.ge(0).to(wide);
-    const at::Tensor index = target.clamp_min(0).unsqueeze(1), logits = at::mm(h, head.t()).to(wide), lse = logits.logsumexp(1);
-    total.add_(((lse - logits.gather(1, index).squeeze(1)) * weight).sum(at::kDouble));
+    const at::Tensor index = target.clamp_min(0).unsqueeze(1);
+    // Not logsumexp: it has no Meta kernel in C++, and a plan runs this code on Meta tensors.
+    at::Tensor log_probabilities = at::_log_softmax(at::mm(h, head.t()).to(wide), 1, /*half_to_float=*/false);
+    total.sub_((log_probabilities.gather(1, index).squeeze(1) * weight).sum(at::kDouble));
     if (grad_scale && grad_scale->defined()) weight.mul_(grad_scale->to(wide));
-    at::Tensor gradient = (logits - lse.unsqueeze(1)).exp_();
+    at::Tensor gradient = log_probabilities.exp_();
     gradient.scatter_add_(1, index, at::full_like(index, -1, gradient.options()));
     const at::Tensor dlogits = gradient.mul_(weight.unsqueeze(1)).to(h.scalar_type());
     at::Tensor dh = grad_hidden.narrow(0, begin, size);

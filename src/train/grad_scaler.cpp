@@ -65,6 +65,7 @@ void GradScaler::initialize_on(at::Device device) {
 }
 
 at::Tensor GradScaler::scale(const at::Tensor& outputs) {
+  QLORAPP_CHECK_VALUE(outputs.defined(), "[GradScaler] outputs must be tensors; got an undefined one.");
   if (!options_.enabled) return outputs;
   initialize_on(outputs.device());
   return outputs * scale_.to(outputs.device(), scale_.scalar_type(), /*non_blocking=*/true);

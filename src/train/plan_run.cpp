@@ -14,6 +14,7 @@
 #include "qlorapp/memory/batch_finder.hpp"
 #include "qlorapp/memory/budget.hpp"
 #include "qlorapp/memory/roofline.hpp"
+#include "qlorapp/ops/device_memory.hpp"
 
 namespace qlorapp {
 namespace {
@@ -61,6 +62,7 @@ void apply_choice(const BudgetChoice& choice, TrainingArguments& args) {
 
 ops::PlannedDevice planned_device(at::Device device) {
   ops::PlannedDevice planned{device.type(), gpu_architecture(device), at::get_num_threads()};
+  planned.expandable_segments = ops::uses_expandable_segments();
   if (device.is_cuda()) planned.multiprocessors = rates_of(gpu_name(device), planned.architecture, {}).multiprocessors;
   return planned;
 }
@@ -114,6 +116,42 @@ FittedArguments fit_batch(const PlanSettings& settings, const TrainingArguments&
   throw ValueError(concat("[auto_find_batch_size] not even one row fits. ", advice_for_one_row(settings, available)));
 }
 
+/// The fastest way to take an update of `rows` rows on one card, and how fast it is.
+struct CardRun {
+  TrainingArguments args;
+  MemoryPlan plan;
+  std::string way;
+  double rows_a_second = 0;
+};
+
+CardRun best_on_card(const format::ModelConfig& model, const LoraConfig& lora, const TrainingArguments& args, const Gpu& gpu,
+                     Bytes room, int64_t rows, int64_t average_tokens) {
+  CardRun run{args, {}, "", 0};
+  run.args.bf16 = gpu.has_bf16();
+  run.args.fp16 = !gpu.has_bf16();
+  PlanSettings settings = plan_settings(model, lora, run.args);
+  settings.segments.clear();
+  settings.device = gpu.device();
+  const bool evaluates = settings.eval_batch > 0;
+  settings.eval_batch = evaluates ? 1 : 0;
+  settings.batch = settings.accumulation = 1;
+  const BudgetChoice choice = fit_budget(
+      settings, gpu,
+      {Bytes{static_cast<int64_t>(kSafePart * static_cast<double>(room.count))}, rows, static_cast<double>(average_tokens), "gpu"});
+  apply_choice(choice, run.args);
+  run.plan = choice.plan;
+  run.way = choice.way;
+  run.rows_a_second = static_cast<double>(rows) / choice.seconds;
+  if (evaluates) {  // of as many rows as training has, which mostly takes less than training
+    PlanSettings same = choice.settings;
+    same.eval_batch = same.batch;
+    const MemoryPlan plan = plan_memory(same, room);
+    run.args.per_device_eval_batch_size = plan.fits ? same.eval_batch : 1;
+    if (plan.fits) run.plan = plan;
+  }
+  return run;
+}
+
 }  // namespace
 
 FittedArguments fit_arguments(const PlanSettings& settings, const TrainingArguments& args, const Gpu& rates, Bytes available) {
@@ -163,60 +201,41 @@ Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lor
   QLORAPP_CHECK_VALUE(deadline.average_tokens <= args.max_length, "[plan] avg_tokens must be at most max_length, ", args.max_length,
                       "; got ", deadline.average_tokens, ". Give --seq: the length that rows are cut to.");
 
-  Recommendation best;
-  best.args = args;
-  best.lora = lora;
-  best.args.bf16 = gpu.has_bf16();
-  best.args.fp16 = !gpu.has_bf16();
   const Bytes room = room_on(gpu, allowance);
-  const int64_t rows = deadline.effective_batch / deadline.gpus;
-  PlanSettings settings = plan_settings(model, lora, best.args);
-  settings.segments.clear();
-  settings.device = gpu.device();
-  const bool evaluates = settings.eval_batch > 0;
-  settings.eval_batch = evaluates ? 1 : 0;
-  settings.batch = settings.accumulation = 1;
-  const BudgetChoice choice = fit_budget(settings, gpu,
-                                         {Bytes{static_cast<int64_t>(kSafePart * static_cast<double>(room.count))}, rows,
-                                          static_cast<double>(deadline.average_tokens), "gpu"});
-  apply_choice(choice, best.args);
-  best.plan = choice.plan;
-  if (evaluates) {  // of as many rows as training has, which mostly takes less than training
-    PlanSettings same = choice.settings;
-    same.eval_batch = same.batch;
-    const MemoryPlan plan = plan_memory(same, room);
-    best.args.per_device_eval_batch_size = plan.fits ? same.eval_batch : 1;
-    if (plan.fits) best.plan = plan;
-  }
-  const double best_rate = static_cast<double>(rows) / choice.seconds;  // rows a second on one card
-
-  const double cards = static_cast<double>(deadline.gpus);
-  const double rows_a_second = best_rate * cards * (deadline.gpus > 1 ? kScalingOfTwo : 1.0);
-  const double hours_an_epoch = static_cast<double>(deadline.dataset_rows) / rows_a_second / 3600;
   const double off = uncertainty(gpu.evidence);
+  const auto hours_of_epoch = [&](double rows_a_second) {
+    return static_cast<double>(deadline.dataset_rows) / rows_a_second / 3600;
+  };
+  const CardRun alone = best_on_card(model, lora, args, gpu, room, deadline.effective_batch, deadline.average_tokens);
+  Recommendation best{alone.args, lora, alone.plan};
+  const double hours_an_epoch = hours_of_epoch(alone.rows_a_second);
   const double epochs_in_time = deadline.hours / (hours_an_epoch * (1 + off));
   best.epochs = epochs_in_time >= args.num_train_epochs ? args.num_train_epochs
                 : epochs_in_time >= 1                   ? std::floor(epochs_in_time)
                                                         : std::floor(epochs_in_time * 100) / 100;
   QLORAPP_CHECK_VALUE(best.epochs > 0, "[plan] ", deadline.hours,
                       " hours are not enough for a hundredth of an epoch, which takes about ", fixed(hours_an_epoch, 1),
-                      " h. Give more hours, more GPUs or fewer rows.");
+                      " h on one card. Give more hours, a faster card or fewer rows.");
   best.args.num_train_epochs = best.epochs;
   best.hours = hours_an_epoch * best.epochs;
   best.hours_at_most = best.hours * (1 + off);
-  const int64_t batch = best.args.per_device_train_batch_size, accumulation = best.args.gradient_accumulation_steps;
-  best.text = concat(
-      choice.way, ", on ", deadline.gpus, deadline.gpus == 1 ? " GPU = " : " GPUs = ", batch * accumulation * deadline.gpus,
-      " rows an update; ", best.args.fp16 ? "float16 with loss scaling (this card has no bfloat16)" : "bfloat16", ".\n",
-      to_string(best.plan.peak_reserved()), " of ", to_string(room), " on each card at ", args.max_length, " tokens a row.\n",
-      fixed(hours_an_epoch, 1), " h an epoch, ", fixed(best.epochs, best.epochs < 1 ? 2 : 0), " epoch(s): ", fixed(best.hours, 1),
-      " h, between ", fixed(best.hours * (1 - off), 1), " and ", fixed(best.hours_at_most, 1), " h (", to_string(gpu.evidence),
-      ") of ", fixed(deadline.hours, deadline.hours == std::floor(deadline.hours) ? 0 : 2), " h.\n");
+  const auto between = [&](double hours) {
+    return concat(fixed(hours, 1), " h, between ", fixed(hours * (1 - off), 1), " and ", fixed(hours * (1 + off), 1), " h (",
+                  to_string(gpu.evidence), ")");
+  };
+  best.text = concat(alone.way, ", on one GPU = ", deadline.effective_batch, " rows an update; ",
+                     best.args.fp16 ? "float16 with loss scaling (this card has no bfloat16)" : "bfloat16", ".\n",
+                     to_string(best.plan.peak_reserved()), " of ", to_string(room), " at ", args.max_length, " tokens a row.\n",
+                     fixed(hours_an_epoch, 1), " h an epoch, ", fixed(best.epochs, best.epochs < 1 ? 2 : 0),
+                     " epoch(s): ", between(best.hours), " of ",
+                     fixed(deadline.hours, deadline.hours == std::floor(deadline.hours) ? 0 : 2), " h.\n");
   if (deadline.gpus > 1) {
-    const double alone = static_cast<double>(deadline.dataset_rows) / best_rate / 3600 * best.epochs;
-    best.text +=
-        concat("That is a process a card, which share the rows. qlorapp train is one process on one card: alone it takes ",
-               fixed(alone, 1), " h, with the same update for gradient_accumulation_steps=", accumulation * deadline.gpus, ".\n");
+    const CardRun shared =
+        best_on_card(model, lora, args, gpu, room, deadline.effective_batch / deadline.gpus, deadline.average_tokens);
+    const double together = hours_of_epoch(shared.rows_a_second * static_cast<double>(deadline.gpus) * kScalingOfTwo);
+    best.text += concat("This is what qlorapp train can do today: it runs in one process on one GPU. Training on ", deadline.gpus,
+                        " GPUs is not supported yet; ", deadline.gpus, " of them would need about ", fixed(together, 1),
+                        " h an epoch. The configuration is for one GPU.\n");
   }
   return best;
 }

@@ -211,9 +211,21 @@ void Trainer::read_losses() {
       log_warning(
           "[trainer] the loss is not finite any more: training has diverged. Go back to a checkpoint and lower the learning rate.");
     }
+    last_loss_ = loss;
     state_.loss_sum += loss;
     state_.loss_since_log += loss;
   }
+}
+
+LogRecord Trainer::last_step() {
+  read_losses();
+  LogRecord record;
+  record.set("loss", last_loss_);
+  record.set("grad_norm", state_.last_grad_norm);
+  record.set("learning_rate", state_.last_learning_rate);
+  record.set("epoch", epoch());
+  record.set("step", state_.global_step);
+  return record;
 }
 
 void Trainer::log(LogRecord record, bool training) {

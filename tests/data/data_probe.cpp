@@ -51,7 +51,7 @@ json split(const json& request) {
     const std::string text = from_hex(hex.get<std::string>());
     const auto decoded = qlorapp::unicode::decode(text);
     std::vector<qlorapp::Piece> pieces;
-    qlorapp::split_pieces(kNames.at(request["split"].get<std::string>()), decoded, {0, decoded.size()}, pieces);
+    qlorapp::split_pieces({kNames.at(request["split"].get<std::string>())}, decoded, {0, decoded.size()}, pieces);
     json row = json::array();
     for (const auto& piece : pieces) row.push_back(piece.end);
     ends.push_back(std::move(row));
@@ -159,6 +159,16 @@ class Probe {
       const auto encoding = tokenizer_->encode_with_ranges(from_hex(request["text"].get<std::string>()), true);
       json out = json::array();
       for (const auto& range : encoding.ranges) out.push_back({range.begin, range.end});
+      return out;
+    }
+    if (command == "encode_with_ranges") {
+      json out = json::array();
+      for (const auto& hex : request["texts"]) {
+        const auto encoding = tokenizer_->encode_with_ranges(from_hex(hex.get<std::string>()), true);
+        json ranges = json::array();
+        for (const auto& range : encoding.ranges) ranges.push_back({range.begin, range.end});
+        out.push_back({encoding.ids, std::move(ranges)});
+      }
       return out;
     }
     if (command == "decode") {

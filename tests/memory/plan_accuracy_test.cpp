@@ -29,6 +29,7 @@ struct Case {
   double dropout = 0;
   int64_t width =
       256;  // 16 bits want a wider model: where a CPU has instructions for them, oneDNN takes scratch that nobody can plan
+  std::vector<std::string> saved = {};  // modules_to_save
 };
 
 format::ModelConfig config_of(const Case& c) {
@@ -51,6 +52,7 @@ LoraConfig lora_of(const Case& c) {
   lora.r = c.rank;
   lora.lora_dropout = c.dropout;
   lora.target_modules = NamesOrPattern("all-linear");
+  if (!c.saved.empty()) lora.modules_to_save = c.saved;
   return lora;
 }
 
@@ -125,7 +127,8 @@ MemoryPlan planned(const Case& c) {
 std::string name_of(const Case& c) {
   return concat(to_string(c.keep), c.every > 1 ? concat(" every ", c.every) : std::string(), ", ", c.batch, " x ", c.length, ", r ",
                 c.rank, ", ", c10::toString(c.dtype), c.eight_bit ? ", 8-bit" : "", c.tied ? ", tied" : "",
-                c.grouped ? "" : ", ungrouped", c.dropout > 0 ? ", dropout" : "");
+                c.grouped ? "" : ", ungrouped", c.dropout > 0 ? ", dropout" : "", c.saved.empty() ? "" : ", saving ",
+                c.saved.empty() ? "" : c.saved.front(), c.saved.size() > 1 ? " and more" : "");
 }
 
 }  // namespace
@@ -149,6 +152,11 @@ TEST_CASE("the plan is within 5 % of the measured peak, and never under by more 
   cases.push_back({.keep = Keep::kInputOnly, .every = 3, .batch = 1, .length = 512});
   cases.push_back({.grouped = false});
   cases.push_back({.batch = 4, .dropout = 0.1});
+  for (const bool tied : {false, true}) {
+    cases.push_back({.tied = tied, .saved = {"lm_head"}});
+    cases.push_back({.tied = tied, .saved = {"embed_tokens"}});
+    cases.push_back({.batch = 4, .length = 200, .tied = tied, .saved = {"embed_tokens", "lm_head"}});
+  }
   at::set_num_threads(
       2);  // oneDNN's scratch in 16 bits is each thread's, and beside these small models of as many cores it would be much
   for (const Case& c : cases) {

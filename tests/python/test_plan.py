@@ -159,7 +159,11 @@ def test_the_configuration_for_a_deadline_trains(here):
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     config = json.loads((here / "config.json").read_text())
-    assert config["per_device_train_batch_size"] * config.get("gradient_accumulation_steps", 1) * 2 == 4
+    # What one process can run: all rows of an update on one card, in the time that one card needs.
+    assert config["per_device_train_batch_size"] * config.get("gradient_accumulation_steps", 1) == 4
+    first, *_, last = [line for line in result.stdout.splitlines() if line]
+    assert "on one GPU = 4 rows an update" in first and last == "written to config.json"
+    assert "Training on 2 GPUs is not supported yet" in result.stdout
     assert config["fp16"] and "bf16" not in config  # a T4
     trained = qlorapp("train", "--config", "config.json", "--max_steps", 1, "--use_cpu", cwd=here)
     assert trained.returncode == 0, trained.stderr
@@ -313,10 +317,12 @@ def test_the_timeline_is_a_picture(here):
         (["--checkpoint_keep", "every:0", "--gradient_checkpointing"], "every:0"),
         (["--checkpoint_keep", "sqrt,everything", "--gradient_checkpointing"], "sqrt,everything"),
         (["--target_modules", "nothing"], "target_modules"),
+        (["--model", "meta-llama/Llama-3.2-1B"], "hf download meta-llama/Llama-3.2-1B config.json --local-dir Llama-3.2-1B, and give"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_by_name(arguments, said):
-    result = qlorapp("plan", "--model", "llama-3.2-1b", *arguments)
+    model = [] if "--model" in arguments else ["--model", "llama-3.2-1b"]
+    result = qlorapp("plan", *model, *arguments)
     assert result.returncode == 2, result.stdout + result.stderr
     assert said in result.stderr
     assert result.stderr.count("\n") == 1

@@ -441,6 +441,7 @@ def test_the_commands_take_names_of_columns_and_several_files(here):
         "'q' and 'a' (prompt/completion)" in said(qlorapp("eval", "--model", "model", "--data", "n.jsonl", *both, cwd=here))[0]
     )
     assert "'body' (text)" in said(dry_run(here, "n.jsonl", "--dataset_text_field", "body"))[0]
+    assert "'body' (text)" in said(dry_run(here, "n.jsonl", "--text-column", "body"))[0]
     (here / "m.csv").write_text("q,a\n2+2?, 4\n3+3?, 6\n")
     done = qlorapp(
         "train", "--model", "model", "--data", "n.jsonl,m.csv", "--output", "both", *both, "--per_device_train_batch_size", 1,

@@ -47,7 +47,7 @@ struct Deadline {
   int64_t dataset_rows = 0;
   int64_t average_tokens = 0;
   double hours = 0;
-  int64_t gpus = 1;
+  int64_t gpus = 1;  ///< Above 1: the text also estimates them together. The configuration is always for one, as training is.
   int64_t effective_batch = 32;
 };
 
@@ -55,7 +55,7 @@ struct Recommendation {
   TrainingArguments args;
   LoraConfig lora;
   MemoryPlan plan;
-  double hours = 0;          ///< Expected.
+  double hours = 0;          ///< Expected, on one GPU.
   double hours_at_most = 0;  ///< With the uncertainty of the rates.
   double epochs = 0;
   std::string text;  ///< Why.

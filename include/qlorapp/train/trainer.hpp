@@ -8,6 +8,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -82,6 +83,9 @@ class Trainer {
   [[nodiscard]] int64_t epochs() const { return epochs_; }
   /// Whole epochs and the share of the one under way.
   [[nodiscard]] double epoch() const;
+  /// The last step as a log entry: its own loss, grad_norm, learning_rate, epoch and step. It is not put into the history. Before the first
+  /// step the loss is NaN. Reads the losses that are due: on a GPU that synchronizes. @throws TrainingDiverged as train().
+  [[nodiscard]] LogRecord last_step();
 
  private:
   Trainer(CausalLM* model, ForeignModel foreign, TrainingArguments args, std::vector<Example> train_data,
@@ -134,6 +138,7 @@ class Trainer {
   int64_t first_tokens_ = 0;
   bool at_epoch_end_ = false;  ///< The epoch's last step is behind us and its end is under way.
   bool said_diverged_ = false;
+  double last_loss_ = std::numeric_limits<double>::quiet_NaN();
   int64_t most_tokens_ = 0;  ///< Of a part of a micro-batch, once memory ran out; 0: micro-batches are taken whole.
   struct Unread {
     at::Tensor loss, grad_norm;

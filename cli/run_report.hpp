@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a run prints while it trains: log entries, saved checkpoints, and a bar with the loss.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "progress.hpp"
+#include "qlorapp/train/trainer.hpp"
+
+namespace qlorapp::cli {
+
+/// The first step and the last are printed whatever logging_steps is, unless logging_strategy is "no". Lines that logging_steps leaves
+/// out are not put into log_history, which stays transformers'.
+class RunReport {
+ public:
+  /// @param interrupted  asked after each step: true ends the run with a checkpoint.
+  RunReport(std::string logging_strategy, std::function<bool()> interrupted);
+
+  /// For the trainer that watch() names before it trains.
+  [[nodiscard]] TrainerCallbacks callbacks();
+  void watch(Trainer& trainer) { trainer_ = &trainer; }
+  void line(std::string_view text) { bar_.line(text); }
+
+ private:
+  void after_step(const TrainState& state, TrainerControl& control);
+
+  std::string strategy_;
+  std::function<bool()> interrupted_;
+  Trainer* trainer_ = nullptr;
+  bool is_first_ = true;
+  ProgressBar bar_{"training"};
+};
+
+}  // namespace qlorapp::cli
