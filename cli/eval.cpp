@@ -20,6 +20,7 @@ int eval(const Arguments& arguments) {
   options.exact_match = true;
   CommandLine line("eval", "Loss over held-out rows, and how many answers are right token by token.");
   model_options.add_to(line);
+  model_options.add_template_to(line);
   line.option("data", data, "rows: .jsonl or .json", true);
   line.option("adapter", adapter, "PEFT adapter folder; without it the base model is evaluated");
   line.option("dtype", dtype, "of the computation: float32, bfloat16 or float16");
@@ -32,8 +33,8 @@ int eval(const Arguments& arguments) {
                       ".");
 
   rows.model_vocab_size = format::load_model_config(model_options.model).vocab_size;
-  std::optional<TextTools> tools;
-  const Dataset dataset = read_rows(data, rows, model_options.model, tools);
+  FolderText tools = model_options.text_tools();
+  const Dataset dataset = read_rows(data, rows, tools);
   CausalLM model = model_options.load(parse_dtype(dtype));
   if (!adapter.empty()) load_adapter(model, adapter);
   ProgressBar bar("evaluating");

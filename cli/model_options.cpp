@@ -4,7 +4,6 @@
 #include "progress.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
-#include "qlorapp/format/folder.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/device.hpp"
 
@@ -16,6 +15,11 @@ void ModelOptions::add_to(CommandLine& line) {
   line.option("double_quant", double_quant, "store the scales in eight bits too");
   line.option("block_size", block_size, "weights a scale: 32, 64 … 4096");
   line.option("device", device, "auto (a GPU if there is one), cpu, cuda or cuda:<number>");
+}
+
+void ModelOptions::add_template_to(CommandLine& line) {
+  line.option("chat_template", chat_template,
+              concat("of conversations, in place of the model's own: a .jinja file, or one of ", ChatTemplate::names()));
 }
 
 Quantizer::Options ModelOptions::quantization() const {
@@ -39,17 +43,8 @@ CausalLM ModelOptions::load(at::ScalarType compute_dtype, bool embedding_on_host
   return load_model(model, options);
 }
 
-TextTools TextTools::open(const std::string& folder) {
-  QLORAPP_CHECK_FORMAT(format::exists(format::path_in(folder, "tokenizer.json")), "[tokenizer] ", folder,
-                       " has no tokenizer.json. Copy it from the model's page, or give rows of input_ids and labels.");
-  return {Tokenizer::from_folder(folder), ChatTemplate::from_folder(folder)};
-}
-
-Dataset read_rows(const std::string& path, const DatasetOptions& options, const std::string& model_folder,
-                  std::optional<TextTools>& tools) {
-  if (!tools && format::exists(format::path_in(model_folder, "tokenizer.json"))) tools = TextTools::open(model_folder);
-  Dataset data = Dataset::read(path, options, tools && tools->tokenizer ? &*tools->tokenizer : nullptr,
-                               tools && tools->chat ? &*tools->chat : nullptr);
+Dataset read_rows(const std::string& path, const DatasetOptions& options, FolderText& tools) {
+  Dataset data = Dataset::read(path, options, tools);
   log_info(concat(path, ": ", data.summary.line()));
   for (const std::string& warning : data.summary.warnings()) log_warning(warning);
   return data;

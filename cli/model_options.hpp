@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What several commands share: which model, in which precision, with which tokenizer, over which rows.
+/// What several commands share: which model, in which precision, with which template, over which rows.
 #pragma once
 
 #include <optional>
@@ -7,15 +7,14 @@
 #include <vector>
 
 #include "command_line.hpp"
-#include "qlorapp/data/chat_template.hpp"
+#include "folder_text.hpp"
 #include "qlorapp/data/dataset.hpp"
-#include "qlorapp/data/tokenizer.hpp"
 #include "qlorapp/io/load_model.hpp"
 
 namespace qlorapp::cli {
 
 struct ModelOptions {
-  std::string model;
+  std::string model, chat_template;
   std::string quant_type = "nf4";
   std::string device = "auto";
   bool double_quant = true;
@@ -23,23 +22,17 @@ struct ModelOptions {
   bool load_in_4bit = true;
 
   void add_to(CommandLine& line);
+  /// --chat_template, for commands that read conversations.
+  void add_template_to(CommandLine& line);
+  [[nodiscard]] FolderText text_tools() const { return {model, chat_template}; }
   [[nodiscard]] Quantizer::Options quantization() const;
   /// Loads with a progress line on a terminal.
   /// @param embedding_on_host  WeightOptions::embedding_on_host.
   [[nodiscard]] CausalLM load(at::ScalarType compute_dtype, bool embedding_on_host = false) const;
 };
 
-/// Tokenizer and chat template of a model folder, opened when rows need them.
-struct TextTools {
-  std::optional<Tokenizer> tokenizer;
-  std::optional<ChatTemplate> chat;
-  /// @throws FormatError naming the folder and what it lacks.
-  static TextTools open(const std::string& folder);
-};
-
-/// Reads rows, logs their summary and warnings. Rows of input_ids need no tokenizer.
-[[nodiscard]] Dataset read_rows(const std::string& path, const DatasetOptions& options, const std::string& model_folder,
-                                std::optional<TextTools>& tools);
+/// Reads rows, logs their summary and warnings. Rows of input_ids need neither tokenizer nor template.
+[[nodiscard]] Dataset read_rows(const std::string& path, const DatasetOptions& options, FolderText& tools);
 
 /// "float32", "bfloat16", "float16" and their short forms. @throws ValueError with the list.
 [[nodiscard]] at::ScalarType parse_dtype(const std::string& text);

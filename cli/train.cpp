@@ -61,6 +61,7 @@ TrainOptions parse(const Arguments& arguments) {
   options.args.output_dir.clear();
   CommandLine line("train", "Fine-tunes low-rank adapters on a 4-bit base and writes a PEFT adapter folder.");
   options.model.add_to(line);
+  options.model.add_template_to(line);
   line.option("data", options.data, "rows to train on: .jsonl or .json of text, prompt/completion, messages or input_ids", true);
   line.option("output", options.output, "folder for the adapter, checkpoints and trainer_state.json", true);
   line.option("eval_data", options.eval_data, "rows to evaluate on");
@@ -182,15 +183,14 @@ int train(const Arguments& arguments) {
   check_output(options, resume_from.has_value());
   const format::ModelConfig config = format::load_model_config(options.model.model);
 
-  std::optional<TextTools> tools;
+  FolderText tools = options.model.text_tools();
   const auto read = [&](const std::string& path, bool packed) {
-    return read_rows(path, dataset_options(options, config.vocab_size, packed), options.model.model, tools);
+    return read_rows(path, dataset_options(options, config.vocab_size, packed), tools);
   };
   const Dataset train_data = read(options.data, options.args.packing);
   Dataset eval_data;
   if (!options.eval_data.empty()) eval_data = read(options.eval_data, options.args.eval_packing.value_or(options.args.packing));
-  if (tools && tools->tokenizer)
-    log_info(concat("first row, «trained»: ", render_sample(train_data.examples.front(), *tools->tokenizer)));
+  if (tools.has_tokenizer()) log_info(concat("first row, «trained»: ", render_sample(train_data.examples.front(), tools)));
 
   if (options.dry_run) return print_plan(options, config, train_data, eval_data) ? 0 : kDoesNotFit;
   // Under a budget the table goes to the host first: the smallest way to load. What is chosen then may bring it back.

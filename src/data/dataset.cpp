@@ -7,6 +7,7 @@
 
 #include "json_reading.hpp"
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/data/text_tools.hpp"
 #include "row_encoder.hpp"
 #include "row_reader.hpp"
 #include "unicode.hpp"
@@ -14,14 +15,14 @@
 namespace qlorapp {
 namespace {
 
-std::vector<std::string> unused_keys(const nlohmann::json& row, RowFormat format, const DatasetOptions& options) {
+std::vector<std::string> unused_keys(const Row& row, RowFormat format, const DatasetOptions& options) {
   std::vector<std::string> used;
   switch (format) {
     case RowFormat::kInputIds:
       used = {"input_ids", "labels", "attention_mask"};
       break;
     case RowFormat::kMessages:
-      used = {"messages"};
+      used = {"messages", "tools"};
       break;
     case RowFormat::kPromptCompletion:
       used = {"prompt", "completion"};
@@ -43,17 +44,17 @@ int64_t count_targets(const Example& example) {
 }
 
 /// Whether the row ends with a token that is trained and ends a generation; white space may follow it, as in ChatML.
-bool ends_in_trained_eos(const Example& example, const Tokenizer& tokenizer) {
-  const auto& ends = tokenizer.eos_ids();
+bool ends_in_trained_eos(const Example& example, TextTools& tools) {
+  const auto& ends = tools.eos_ids();
   for (std::size_t i = example.input_ids.size(); i-- > 0;) {
     const TokenId id = example.input_ids[i];
     if (std::find(ends.begin(), ends.end(), id) != ends.end()) return i > 0 && example.labels[i] != Example::kIgnored;
-    if (!unicode::strip(tokenizer.decode(std::vector{id})).empty()) return false;
+    if (!unicode::strip(tools.decode(std::vector{id}, false)).empty()) return false;
   }
   return false;
 }
 
-void count(const Example& example, const Tokenizer* tokenizer, DatasetSummary& summary) {
+void count(const Example& example, TextTools& tools, DatasetSummary& summary) {
   const auto length = static_cast<int64_t>(example.input_ids.size());
   summary.tokens += length;
   summary.target_tokens += count_targets(example);
@@ -61,7 +62,7 @@ void count(const Example& example, const Tokenizer* tokenizer, DatasetSummary& s
     summary.longest = length;
     summary.longest_line = example.line;
   }
-  if (summary.eos_known && ends_in_trained_eos(example, *tokenizer)) ++summary.ends_in_eos;
+  if (summary.eos_known && ends_in_trained_eos(example, tools)) ++summary.ends_in_eos;
 }
 
 }  // namespace
@@ -82,19 +83,24 @@ std::string_view to_string(RowFormat format) {
 
 Dataset Dataset::read(const std::string& path, const DatasetOptions& options, const Tokenizer* tokenizer,
                       const ChatTemplate* chat) {
+  GivenTextTools tools(tokenizer, chat);
+  return read(path, options, tools);
+}
+
+Dataset Dataset::read(const std::string& path, const DatasetOptions& options, TextTools& tools) {
   Dataset out;
   DatasetSummary& summary = out.summary;
   std::optional<RowEncoder> encoder;
   const std::string& file = path;
-  summary.eos_known = tokenizer != nullptr && !tokenizer->eos_ids().empty();
 
   summary.blank_lines = for_each_row(path, [&](std::string_view text, int64_t line) {
     const std::string where = concat(file, ":", line);
-    const nlohmann::json row = parse_json(text, where);
+    const Row row = parse_row(text, where);
     if (!encoder) {
       summary.format = detect_format(row, options, where);
       summary.ignored_keys = unused_keys(row, summary.format, options);
-      encoder.emplace(summary.format, options, tokenizer, chat, file);
+      encoder.emplace(summary.format, options, tools, file);
+      summary.eos_known = tools.has_tokenizer() && !tools.eos_ids().empty();
     }
     ++summary.rows;
     const int64_t straddling = encoder->straddling();
@@ -110,7 +116,7 @@ Dataset Dataset::read(const std::string& path, const DatasetOptions& options, co
       ++summary.dropped;
       return;
     }
-    count(example, tokenizer, summary);
+    count(example, tools, summary);
     out.examples.push_back(std::move(example));
   });
 
@@ -120,7 +126,8 @@ Dataset Dataset::read(const std::string& path, const DatasetOptions& options, co
                        "horten the prompts and check the labels.");
   summary.straddling = encoder->straddling();
   if (summary.format == RowFormat::kMessages) {
-    summary.end_of_turn_is_one_token = tokenizer->token_to_id(chat->end_of_turn()).has_value();
+    const auto end = tools.end_of_turn();
+    summary.end_of_turn_is_one_token = !end || tools.token_to_id(*end).has_value();
   }
   return out;
 }
@@ -161,12 +168,17 @@ std::vector<std::string> DatasetSummary::warnings() const {
 }
 
 std::string render_sample(const Example& example, const Tokenizer& tokenizer) {
+  GivenTextTools tools(&tokenizer, nullptr);
+  return render_sample(example, tools);
+}
+
+std::string render_sample(const Example& example, TextTools& tools) {
   std::string out;
   const auto trained = [&](std::size_t i) { return i > 0 && example.labels[i] != Example::kIgnored; };
   for (std::size_t begin = 0; begin < example.input_ids.size();) {
     std::size_t end = begin;
     while (end < example.input_ids.size() && trained(end) == trained(begin)) ++end;
-    const std::string text = tokenizer.decode(std::span(example.input_ids).subspan(begin, end - begin));
+    const std::string text = tools.decode(std::span(example.input_ids).subspan(begin, end - begin), false);
     out += trained(begin) ? concat("«", text, "»") : text;
     begin = end;
   }

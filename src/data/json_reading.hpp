@@ -12,13 +12,18 @@ namespace qlorapp {
 
 constexpr int kJsonDepth = 64;
 
+/// A row of a data set. Keys keep their order, which chat templates show where they write tools.
+using Row = nlohmann::ordered_json;
+
 /// @throws FormatError "[where] …" for malformed text, NaN, lone surrogates, deep nesting and doubled keys.
 [[nodiscard]] nlohmann::json parse_json(std::string_view text, const std::string& where);
+[[nodiscard]] Row parse_row(std::string_view text, const std::string& where);
 
 /// @throws IoError when the file cannot be read, FormatError when it has more than `limit` bytes.
 [[nodiscard]] std::string read_file(const std::string& path, size_t limit);
 
 /// @returns "null", "a number", "a string", …: how an error names what it got.
 [[nodiscard]] std::string_view kind_of(const nlohmann::json& value);
+[[nodiscard]] std::string_view kind_of(const Row& value);
 
 }  // namespace qlorapp

@@ -9,7 +9,7 @@
 namespace qlorapp {
 namespace {
 
-using nlohmann::json;
+using json = Row;
 
 std::vector<std::string> keys_of(const json& row) {
   std::vector<std::string> out;
@@ -48,6 +48,35 @@ std::vector<TokenId> require_ids(const json& values, const char* key, bool may_i
   return out;
 }
 
+bool is_there(const json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && !found->is_null() && !found->empty();
+}
+
+/// 'tools' as a JSON array: a list, or the text of one, as data sets with one column for all tools have it.
+std::string tools_in(const json& row, const std::string& where) {
+  if (!is_there(row, "tools")) return {};
+  const json& tools = row["tools"];
+  const json list = tools.is_string() ? parse_row(tools.get_ref<const std::string&>(), where + ", 'tools'") : tools;
+  if (list.is_null() || (list.is_array() && list.empty())) return {};
+  QLORAPP_CHECK_FORMAT(list.is_array(), "[", where, "] 'tools' must be a list of tools; got ", kind_of(list),
+                       ". Write a list, or remove the key.");
+  return list.dump();
+}
+
+/// Keys that are null are no keys. A message with tool calls needs no content.
+Message message_of(const json& entry, const std::string& where) {
+  Message out{require_text(entry, "role", where), {}};
+  json rest = json::object();
+  for (const auto& [key, value] : entry.items()) {
+    if (key != "role" && key != "content" && !value.is_null()) rest[key] = value;
+  }
+  const bool says_nothing = !entry.contains("content") || entry["content"].is_null();
+  if (!says_nothing || !is_there(rest, "tool_calls")) out.content = require_text(entry, "content", where);
+  if (!rest.empty()) out.rest = rest.dump();
+  return out;
+}
+
 }  // namespace
 
 RowFormat detect_format(const json& row, const DatasetOptions& options, const std::string& where) {
@@ -65,9 +94,8 @@ RowFormat detect_format(const json& row, const DatasetOptions& options, const st
                            keys_of(row), ". ", advice));
 }
 
-RowEncoder::RowEncoder(RowFormat format, const DatasetOptions& options, const Tokenizer* tokenizer, const ChatTemplate* chat,
-                       const std::string& file)
-    : format_(format), options_(options), tokenizer_(tokenizer), chat_(chat) {
+RowEncoder::RowEncoder(RowFormat format, const DatasetOptions& options, TextTools& tools, const std::string& file)
+    : format_(format), options_(options), tools_(tools) {
   const bool messages = format == RowFormat::kMessages, completion = format == RowFormat::kPromptCompletion;
   QLORAPP_CHECK_VALUE(options.max_length >= 0, "[max_length] must be 0 (no limit) or more; got ", options.max_length, ". Set it.");
   QLORAPP_CHECK_VALUE(!options.assistant_only_loss || messages, "[assistant_only_loss] needs rows with 'messages'; ", file, " has ",
@@ -75,11 +103,8 @@ RowEncoder::RowEncoder(RowFormat format, const DatasetOptions& options, const To
   QLORAPP_CHECK_VALUE(!options.completion_only_loss.value_or(false) || messages || completion,
                       "[completion_only_loss] needs rows with 'prompt' and 'completion' or 'messages'; ", file, " has ",
                       to_string(format), ". Leave it unset.");
-  QLORAPP_CHECK_VALUE(tokenizer != nullptr || format == RowFormat::kInputIds, "[", file,
-                      "] rows of text need a tokenizer; the model ",
-                      "folder has none. Copy tokenizer.json there, or write rows with 'input_ids'.");
-  QLORAPP_CHECK_VALUE(chat != nullptr || !messages, "[", file, "] rows with 'messages' need a chat template; the model has none. ",
-                      "Choose llama3, llama3.1 or chatml by name, or write rows with 'prompt' and 'completion'.");
+  if (format != RowFormat::kInputIds) tools.require_tokenizer(file);
+  if (messages) tools.require_template(file);
   completion_only_ = options.completion_only_loss.value_or(completion);
   assistant_only_ = options.assistant_only_loss || (messages && completion_only_);
 }
@@ -100,9 +125,7 @@ Example RowEncoder::encode(const json& row, const std::string& where) {
       out = encode_text(row, where);
       break;
   }
-  const int64_t limit = options_.model_vocab_size > 0 ? options_.model_vocab_size
-                        : tokenizer_ != nullptr       ? tokenizer_->id_limit()
-                                                      : 0;
+  const int64_t limit = options_.model_vocab_size > 0 ? options_.model_vocab_size : tools_.has_tokenizer() ? tools_.id_limit() : 0;
   for (const auto* ids : {&out.input_ids, &out.labels}) {
     for (const TokenId id : *ids) {
       QLORAPP_CHECK_FORMAT(limit == 0 || id < limit, "[", where, "] token ids must be below the size of the vocabulary, ", limit,
@@ -132,22 +155,22 @@ Example RowEncoder::encode_ids(const json& row, const std::string& where) const 
   return out;
 }
 
-Encoding RowEncoder::tokens_of(std::string_view text, bool add_special_tokens, const std::string& where) const {
+Encoding RowEncoder::tokens_of(std::string_view text, bool add_special_tokens, const std::string& where) {
   try {
-    return tokenizer_->encode_with_ranges(text, add_special_tokens);
+    return tools_.encode(text, add_special_tokens);
   } catch (const ValueError& error) {
     throw FormatError(concat("[", where, "] the row must be text for the tokenizer: ", error.what()));
   }
 }
 
-void RowEncoder::append_eos(Example& out) const {
-  const auto eos = tokenizer_->eos_id();
+void RowEncoder::append_eos(Example& out) {
+  const auto eos = tools_.eos_id();
   if (!options_.append_eos || !eos || (!out.input_ids.empty() && out.input_ids.back() == *eos)) return;
   out.input_ids.push_back(*eos);
   out.labels.push_back(*eos);
 }
 
-Example RowEncoder::encode_text(const json& row, const std::string& where) const {
+Example RowEncoder::encode_text(const json& row, const std::string& where) {
   Example out;
   out.input_ids = tokens_of(require_text(row, options_.text_field, where), true, where).ids;
   out.labels = out.input_ids;
@@ -160,10 +183,10 @@ Example RowEncoder::encode_completion(const json& row, const std::string& where)
   const std::string text = prompt + require_text(row, "completion", where);
   const Encoding encoding = tokens_of(text, true, where);
   Example out;
-  if (completion_only_) label(encoding, {{prompt.size(), text.size()}}, out);
+  if (completion_only_) label(encoding, {{prompt.size(), text.size()}}, out, where);
   else out = {encoding.ids, encoding.ids};
   // What the post-processor puts behind the text has an empty range there; it belongs to the completion.
-  for (std::size_t i = out.labels.size(); i > 0 && encoding.ranges[i - 1] == TextRange{text.size(), text.size()}; --i) {
+  for (std::size_t i = encoding.ranges.size(); i > 0 && encoding.ranges[i - 1] == TextRange{text.size(), text.size()}; --i) {
     out.labels[i - 1] = out.input_ids[i - 1];
   }
   append_eos(out);
@@ -174,38 +197,33 @@ Example RowEncoder::encode_messages(const json& row, const std::string& where) {
   const json& list = require(row, "messages", where);
   QLORAPP_CHECK_FORMAT(list.is_array(), "[", where, "] 'messages' must be a list; got ", kind_of(list),
                        ". Correct or remove the row.");
+  QLORAPP_CHECK_FORMAT(!is_there(row, "functions"), "[", where, "] tools are read from 'tools'; the row has 'functions'. Write ",
+                       "\"tools\": [{\"type\": \"function\", \"function\": …}].");
+  const ChatOptions options{.date_string = options_.date_string, .tools = tools_in(row, where), .turns = assistant_only_};
   std::vector<Message> messages;
-  for (const char* key : {"tools", "functions"}) {
-    QLORAPP_CHECK_FORMAT(!row.contains(key) || row[key].is_null() || row[key].empty(), "[", where,
-                         "] tools are rendered from Python only; ", "the row has '", key,
-                         "'. Remove it, or use qlorapp from Python.");
-  }
-  for (const json& entry : list) {
-    messages.push_back({require_text(entry, "role", where), require_text(entry, "content", where)});
-    for (const char* key : {"tool_calls", "function_call"}) {
-      QLORAPP_CHECK_FORMAT(!entry.contains(key) || entry[key].is_null() || entry[key].empty(), "[", where,
-                           "] tool calls are rendered from ", "Python only; a message has '", key,
-                           "'. Remove it, or use qlorapp from Python.");
-    }
-  }
+  for (const json& entry : list) messages.push_back(message_of(entry, where));
   RenderedChat chat;
   try {
-    chat = chat_->render(messages, {false, options_.date_string});
-  } catch (const ValueError& error) {
+    chat = tools_.render(messages, options);
+  } catch (const std::invalid_argument& error) {
     throw FormatError(concat("[", where, "] the conversation must fit the template: ", error.what()));
   }
   const Encoding encoding = tokens_of(chat.text, false, where);
   if (!assistant_only_) return {encoding.ids, encoding.ids};
   std::vector<TextRange> trained;
   for (const Turn& turn : chat.turns) {
-    if (turn.role == "assistant") trained.push_back({turn.content.begin, turn.end});
+    if (turn.role == "assistant") trained.push_back({turn.begin, turn.end});
   }
   Example out;
-  label(encoding, trained, out);
+  label(encoding, trained, out, where);
   return out;
 }
 
-void RowEncoder::label(const Encoding& encoding, const std::vector<TextRange>& trained, Example& out) {
+void RowEncoder::label(const Encoding& encoding, const std::vector<TextRange>& trained, Example& out, const std::string& where) {
+  QLORAPP_CHECK_FORMAT(
+      encoding.ranges.size() == encoding.ids.size(), "[", where,
+      "] this tokenizer does not tell which characters a token has, so a part of a row cannot be trained. Train all "
+      "of it (--completion_only_loss false), or write rows with 'input_ids' and 'labels'.");
   out.input_ids = encoding.ids;
   out.labels.assign(encoding.ids.size(), Example::kIgnored);
   std::size_t next = 0;

@@ -5,41 +5,40 @@
 #include <string>
 #include <string_view>
 
-#include <nlohmann/json.hpp>
-
+#include "json_reading.hpp"
 #include "qlorapp/data/dataset.hpp"
+#include "qlorapp/data/text_tools.hpp"
 
 namespace qlorapp {
 
 /// @throws FormatError when the row has none of the known shapes; some well-known others are named with the way out.
-[[nodiscard]] RowFormat detect_format(const nlohmann::json& row, const DatasetOptions& options, const std::string& where);
+[[nodiscard]] RowFormat detect_format(const Row& row, const DatasetOptions& options, const std::string& where);
 
 /// Holds every row to the format of the first.
 class RowEncoder {
  public:
   /// @throws ValueError when the options or what is at hand do not fit the format; `file` stands in messages.
-  RowEncoder(RowFormat format, const DatasetOptions& options, const Tokenizer* tokenizer, const ChatTemplate* chat,
-             const std::string& file);
+  RowEncoder(RowFormat format, const DatasetOptions& options, TextTools& tools, const std::string& file);
 
   /// An example whose tokens are not cut yet. @throws FormatError naming `where`.
-  [[nodiscard]] Example encode(const nlohmann::json& row, const std::string& where);
+  [[nodiscard]] Example encode(const Row& row, const std::string& where);
 
   [[nodiscard]] int64_t straddling() const { return straddling_; }
 
  private:
-  [[nodiscard]] Example encode_ids(const nlohmann::json& row, const std::string& where) const;
-  [[nodiscard]] Example encode_text(const nlohmann::json& row, const std::string& where) const;
-  [[nodiscard]] Example encode_completion(const nlohmann::json& row, const std::string& where);
-  [[nodiscard]] Example encode_messages(const nlohmann::json& row, const std::string& where);
-  [[nodiscard]] Encoding tokens_of(std::string_view text, bool add_special_tokens, const std::string& where) const;
+  [[nodiscard]] Example encode_ids(const Row& row, const std::string& where) const;
+  [[nodiscard]] Example encode_text(const Row& row, const std::string& where);
+  [[nodiscard]] Example encode_completion(const Row& row, const std::string& where);
+  [[nodiscard]] Example encode_messages(const Row& row, const std::string& where);
+  [[nodiscard]] Encoding tokens_of(std::string_view text, bool add_special_tokens, const std::string& where);
   /// Labels the tokens that hold a byte of one of `trained`, which are sorted and disjoint.
-  void label(const Encoding& encoding, const std::vector<TextRange>& trained, Example& out);
-  void append_eos(Example& out) const;
+  /// @throws FormatError where the tokenizer does not tell which bytes a token has.
+  void label(const Encoding& encoding, const std::vector<TextRange>& trained, Example& out, const std::string& where);
+  void append_eos(Example& out);
 
   RowFormat format_;
   const DatasetOptions& options_;
-  const Tokenizer* tokenizer_;
-  const ChatTemplate* chat_;
+  TextTools& tools_;
   bool completion_only_ = false, assistant_only_ = false;
   int64_t straddling_ = 0;
 };

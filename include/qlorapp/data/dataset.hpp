@@ -3,7 +3,7 @@
 ///
 /// The first row decides the format and every row is held to it:
 ///   {"input_ids": […], "labels": […]?}                        already tokens; labels default to the tokens
-///   {"messages": [{"role", "content"}, …]}                    rendered by a chat template
+///   {"messages": [{"role", "content"}, …], "tools": […]?}     rendered by a chat template; tool_calls too
 ///   {"prompt": "…", "completion": "…"}                        one text; EOS is appended when missing
 ///   {"text": "…"}                                             one text; EOS is appended when missing
 /// Labels are the ids, or -100 where nothing is to be learnt. They are not shifted: position i + 1 is what i predicts, so a
@@ -21,6 +21,8 @@
 #include "qlorapp/data/tokenizer.hpp"
 
 namespace qlorapp {
+
+class TextTools;
 
 /// One row, ready to be trained on.
 struct Example {
@@ -77,9 +79,13 @@ struct Dataset {
   /// @throws IoError; FormatError "[file:line] rule; got value. What to do."; ValueError for options that do not fit the rows.
   [[nodiscard]] static Dataset read(const std::string& path, const DatasetOptions& options, const Tokenizer* tokenizer,
                                     const ChatTemplate* chat);
+
+  /// The same with tools that are opened when a row needs them.
+  [[nodiscard]] static Dataset read(const std::string& path, const DatasetOptions& options, TextTools& tools);
 };
 
 /// @returns the text of an example with its trained tokens between « and ».
 [[nodiscard]] std::string render_sample(const Example& example, const Tokenizer& tokenizer);
+[[nodiscard]] std::string render_sample(const Example& example, TextTools& tools);
 
 }  // namespace qlorapp
