@@ -93,7 +93,10 @@ class Service:
 
     def open(self) -> dict[str, Any]:
         tokenizer = self.tokenizer
-        ends = [tokenizer.eos_token_id, *(id for name in ("generation_config.json", "config.json") for id in self._ends_in(name))]
+        ends = [
+            tokenizer.eos_token_id,
+            *(id for name in ("generation_config.json", "config.json") for id in self._ends_in(name)),
+        ]
         return {
             "template": bool(tokenizer.chat_template),
             "eos_id": tokenizer.eos_token_id,

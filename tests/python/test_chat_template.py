@@ -273,7 +273,7 @@ def test_the_text_is_that_of_apply_chat_template(probe, name):
 
 def built_in(probe):
     """(name, Jinja) of every source that the library has, with a text where a system message may stand."""
-    return [(name, source.replace("{SYSTEM}", "You are a \"bot\" {x}.")) for name, source in probe.ask("templates")]
+    return [(name, source.replace("{SYSTEM}", 'You are a "bot" {x}.')) for name, source in probe.ask("templates")]
 
 
 def test_every_built_in_template_writes_what_its_own_source_writes(probe):
@@ -285,7 +285,9 @@ def test_every_built_in_template_writes_what_its_own_source_writes(probe):
                 if got:
                     assert got["name"] == name and got["knows_tools"]
                     rendered[name] += 1
-    assert set(rendered) >= set("llama2 llama3 llama3.1 chatml qwen2.5 qwen3 mistral mistral-v3 gemma gemma3 phi3 phi4 zephyr alpaca".split())
+    assert set(rendered) >= set(
+        "llama2 llama3 llama3.1 chatml qwen2.5 qwen3 mistral mistral-v3 gemma gemma3 phi3 phi4 zephyr alpaca".split()
+    )
     assert min(rendered.values()) > 20, rendered
 
 
@@ -306,14 +308,17 @@ def test_what_an_assistant_has_to_produce_is_where_generation_would_begin_and_it
                 continue
             text = bytes.fromhex(got["text"])
             assert got["end"] in ends
-            for i, (role, _, _, end, begin) in zip(
+            for i, (_, _, _, end, begin) in zip(
                 [i for i, m in enumerate(messages) if m["role"] == "assistant"],
                 [turn for turn in got["turns"] if turn[0] == "assistant"],
                 strict=True,
             ):
                 want = assistant_range(render, messages, i, text.decode(), sorted(ends))
                 if want is None:
-                    assert name in ("mistral-v3", "mistral-v3-tekken")  # the system message moves, so no beginning can be compared
+                    assert name in (
+                        "mistral-v3",
+                        "mistral-v3-tekken",
+                    )  # the system message moves, so no beginning can be compared
                     continue
                 (left, right), ended = want
                 assert ended and (text[begin:end].decode(), len(text[:begin].decode())) == (text.decode()[left:right], left)
@@ -347,7 +352,11 @@ WEATHER = {
     "function": {
         "name": "weather",
         "description": "Größe & <wind>",
-        "parameters": {"type": "object", "properties": {"zone": {"type": "string"}, "at": {"type": "number"}}, "required": ["zone"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"zone": {"type": "string"}, "at": {"type": "number"}},
+            "required": ["zone"],
+        },
     },
 }
 CALL = {"type": "function", "function": {"name": "weather", "arguments": {"zone": "Köln", "at": 1e-05, "all": [True, None]}}}
@@ -424,7 +433,9 @@ def test_other_words_about_tools_are_known_for_conversations_without_them(probe)
     source = LLAMA31.replace("one tool call at a time", "one, please").replace("Environment: ipython", "Environment: python")
     got = probe.ask("render", source=source, bos="", messages=plain)
     assert got["name"] == "llama3.1" and not got["knows_tools"]
-    with pytest.raises(ProbeError, match=r"this spelling of llama3.1 is known for conversations without tools; got some.*qlorapp\[hf\]"):
+    with pytest.raises(
+        ProbeError, match=r"this spelling of llama3.1 is known for conversations without tools; got some.*qlorapp\[hf\]"
+    ):
         probe.ask("render", source=source, bos="", messages=plain, tools=[WEATHER])
 
 
@@ -454,7 +465,8 @@ def test_other_words_about_tools_are_known_for_conversations_without_them(probe)
 def test_a_template_that_differs_visibly_is_refused_with_a_way_out(probe, name, old, new):
     assert old in TEMPLATES[name]
     with pytest.raises(
-        ProbeError, match=r"^\[t.jinja\] the chat template must be .* got another one, .* --chat_template NAME or FILE.*qlorapp\[hf\]"
+        ProbeError,
+        match=r"^\[t.jinja\] the chat template must be .* got another one, .* --chat_template NAME or FILE.*qlorapp\[hf\]",
     ):
         probe.ask("render", source=TEMPLATES[name].replace(old, new), bos="", messages=[{"role": "user", "content": "x"}])
 

@@ -251,7 +251,10 @@ def test_bad_rows_are_one_clear_error_with_their_line(data, name):
         ({"messages": [{"role": "user"}]}, "must have key 'content'"),
         ({"messages": [{"role": "user", "content": ["parts"]}]}, "'content' must be a string; got an array"),
         ({"messages": [{"role": "human", "content": "x"}]}, "a role must be one of"),
-        ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "does not write tool calls, so they would be lost"),
+        (
+            {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
+            "does not write tool calls, so they would be lost",
+        ),
         ({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, "does not write tools, so they would be lost"),
         ({"messages": [{"role": "user", "content": "x"}], "tools": {}, "functions": [{}]}, "the row has 'functions'"),
         ({"messages": [{"role": "user", "content": "x"}], "tools": "[1"}, r"rows.jsonl:1, 'tools'\] must be valid JSON"),
@@ -270,7 +273,11 @@ def test_tool_calls_are_what_the_assistant_says(data, tools):
     row = {
         "messages": [
             {"role": "user", "content": "Weather?"},
-            {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "w", "arguments": {"z": 1, "at": [None]}}}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"function": {"name": "w", "arguments": {"z": 1, "at": [None]}}}],
+            },
             {"role": "tool", "content": "3", "tool_call_id": None},
             {"role": "assistant", "content": "Three.", "tool_calls": None},
         ],
