@@ -110,6 +110,13 @@ std::string phi4_mini() {
          R"({% else %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endif %}{% endfor %})"
          R"({% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %})";
 }
+/// Phi-4 as first published: the header of an answer ends the user's turn.
+std::string phi4_pairs() {
+  return R"({% for message in messages %}{% if message['role'] == 'system' %})"
+         R"({{ '<|im_start|>system<|im_sep|>' + message['content'] + '<|im_end|>' }}{% elif message['role'] == 'user' %})"
+         R"({{ '<|im_start|>user<|im_sep|>' + message['content'] + '<|im_end|><|im_start|>assistant<|im_sep|>' }})"
+         R"({% elif message['role'] == 'assistant' %}{{ message['content'] + '<|im_end|>' }}{% endif %}{% endfor %})";
+}
 std::string phi4() {
   return role_branches("<|im_start|>", "<|im_sep|>", "<|im_end|>", "",
                        R"({% if add_generation_prompt %}{{ '<|im_start|>assistant<|im_sep|>' }}{% endif %})");

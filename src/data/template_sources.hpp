@@ -20,6 +20,7 @@ namespace sources {
 [[nodiscard]] std::string phi3_small();
 [[nodiscard]] std::string phi4_mini();
 [[nodiscard]] std::string phi4();
+[[nodiscard]] std::string phi4_pairs();
 [[nodiscard]] std::string zephyr();
 [[nodiscard]] std::string alpaca();
 [[nodiscard]] std::string alpaca_introduced();
