@@ -42,7 +42,7 @@ struct ChatOptions {
   bool add_generation_prompt = false;
   /// "Today Date" in the header of Llama 3.1 and 3.2, e.g. "26 Jul 2024". Unset: that date, which is the templates' own
   /// constant. (transformers gives Llama 3.2 the day of the call, so that the same data would change every midnight.)
-  std::optional<std::string> date_string;
+  std::optional<std::string> date_string = std::nullopt;
   std::string tools = {};  ///< A JSON array of tools; empty: none.
   bool turns = true;       ///< RenderedChat::turns may be left empty otherwise.
 };
