@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands open a tokenizer and a template when a row needs them, and what C++ does not know is read through transformers."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -32,6 +33,8 @@ TRAIN = ["--max_steps", "1", "--logging_steps", "1", "--use_cpu"]
 def model(tmp_path_factory):
     """A byte-level model whose template C++ does not know."""
     folder = write_model(tmp_path_factory.mktemp("folder_text") / "model")
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "chat_template.jinja").write_text(UNUSUAL)
     return folder
 
@@ -79,7 +82,7 @@ def train(run, model, rows, tmp_path, *options):
 
 def sample_of(result):
     assert result.returncode == 0, result.stderr
-    return next(line for line in result.stdout.split("\nfirst row, «trained»: ")[1:])
+    return result.stdout.split("first row, «trained»: ")[1].split("\nmodel: ")[0]
 
 
 # --- nothing is opened that no row needs
