@@ -148,7 +148,7 @@ std::vector<Misuse> table() {
        "[Accumulator] loss_sum must be floating; got Long."},
       {"an undefined output to scale", [] { (void)GradScaler({.device = at::kCPU}).scale(at::Tensor()); },
        "[GradScaler] outputs must be tensors; got an undefined one."},
-      {"a pointer to no block", [] { CheckpointedBlock(std::shared_ptr<Identity>()); },
+      {"a pointer to no block", [] { CheckpointedBlock<std::shared_ptr<Identity>>(nullptr); },
        "[checkpoint] the block must exist; got an empty pointer."},
   };
 }
