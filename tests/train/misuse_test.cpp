@@ -33,7 +33,7 @@ LoraLinear layer(FrozenWeight base, at::Tensor bias = {}) { return {std::move(ba
 
 QuantizedTensor without_scales() {
   QuantizedTensor q = Quantizer().quantize(at::ones({8, 16}));
-  q.absmax = {};
+  q.absmax = at::Tensor();
   return q;
 }
 
