@@ -39,6 +39,7 @@ void on_interrupt(int) {
 
 struct TrainOptions {
   ModelOptions model;
+  RowOptions rows;
   std::string data, output, eval_data, init_adapter;
   bool assistant_only_loss = false, dry_run = false;
   TrainingArguments args;
@@ -65,8 +66,9 @@ void warn_about_reports(const TrainingArguments& args) {
 
 void add_help_groups(CommandLine& line) {
   line.group("Model", {"model", "device", "dtype", "quant_type", "double_quant", "block_size", "load_in_4bit"});
-  line.group("Data", {"data", "eval_data", "max_length", "packing", "packing_strategy", "completion_only_loss",
-                      "assistant_only_loss", "train_sampling_strategy"});
+  line.group("Data", {"data", "eval_data", "data_format", "dataset_text_field", "prompt_column", "completion_column",
+                      "messages_column", "max_length", "packing", "packing_strategy", "completion_only_loss", "assistant_only_loss",
+                      "train_sampling_strategy"});
   line.group("Output", {"output", "overwrite_output_dir", "resume_from_checkpoint", "init_adapter", "dry_run"});
   group_training_fields(line);
   line.group("Logging, evaluation, checkpoints",
@@ -88,10 +90,12 @@ Run parse(const Arguments& arguments) {
   CommandLine line("train", "--model DIR --data FILE --output DIR",
                    "Fine-tunes low-rank adapters on a 4-bit base and writes a PEFT adapter folder.");
   options.model.add_loading_to(line);
-  line.option("data", options.data, "rows to train on: .jsonl or .json of text, prompt/completion, messages or input_ids", true);
+  line.option("data", options.data, "rows to train on: FILE[,FILE …], .jsonl, .json, .csv, .tsv or .txt, also .gz (docs/sft.md)",
+              true);
   line.option("output", options.output, "folder for the adapter, checkpoints and trainer_state.json", true);
   line.alias("output_dir", "output");
   line.option("eval_data", options.eval_data, "rows to evaluate on, each epoch unless --eval_strategy says otherwise");
+  options.rows.add_to(line);
   line.option("init_adapter", options.init_adapter, "PEFT adapter folder to continue from; the options of its adapter are its own");
   line.option("assistant_only_loss", options.assistant_only_loss, "messages: train on the assistant's turns only");
   line.option("dry_run", options.dry_run, "print what the run would take, over the given rows, and end before anything is loaded");
@@ -154,6 +158,7 @@ DatasetOptions dataset_options(const TrainOptions& options, int64_t vocab_size, 
   rows.completion_only_loss = options.args.completion_only_loss;
   rows.assistant_only_loss = options.assistant_only_loss;
   rows.model_vocab_size = vocab_size;
+  options.rows.apply_to(rows);
   return rows;
 }
 

@@ -78,6 +78,22 @@ def _normalized(row: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+def _refuse_preferences(row: Mapping[str, Any], where: str) -> None:
+    """@raises ValueError for rows that compare answers: as SFT rows, only their questions would be trained."""
+    if "chosen" in row and "rejected" in row:
+        raise ValueError(
+            f"{where}'chosen' and 'rejected' are preference data: train with TRL's DPOTrainer. To train on the chosen answers alone, "
+            "remove 'rejected' and rename 'chosen' to 'completion', or to 'messages' if it holds whole conversations."
+        )
+    judged = ("prompt" in row and "completion" in row) or "messages" in row or "conversations" in row
+    for name in ("label", "kto_tag"):
+        if isinstance(row.get(name), bool) and (judged or name == "kto_tag"):
+            raise ValueError(
+                f"{where}{name!r} marks answers as wanted or not, which is preference data: train with TRL's KTOTrainer. To train on "
+                "all answers, good or bad, remove the column."
+            )
+
+
 @dataclasses.dataclass
 class Summary:
     """What was read, for people."""
@@ -150,13 +166,15 @@ class RowEncoder:
         return rows
 
     def encode(self, row: Mapping[str, Any], where: str = "") -> Row:
-        """One row, not cut."""
+        """One row, not cut. Columns that are None are missing: datasets fills rows up with them."""
+        row = {key: value for key, value in row.items() if value is not None}
         if "image" in row or "images" in row:
             raise ValueError(
                 f"{where}rows with images need a vision model; this library trains causal language models on text."
             )
         if "input_ids" in row:
             return self._labelled(row, where)
+        _refuse_preferences(row, where)
         row = _normalized(row)
         self._check_conversations(row, where)
         if "messages" in row:
