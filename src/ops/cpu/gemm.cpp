@@ -28,6 +28,15 @@ bool onednn_may_use_16_bit() {
   return false;
 }
 
+/// oneDNN caches the code of its last 1,024 products by shape, up to a MiB each. Rows of mixed lengths bring new shapes with every
+/// step, while those of one step repeat in every block: 64 keep the hits and bound the memory. oneDNN reads the variable when it
+/// makes its first primitive, and torch exports no function for it. A user's variable stays.
+void bound_primitive_cache() {
+  const bool is_set =
+      std::getenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY") != nullptr || std::getenv("DNNL_PRIMITIVE_CACHE_CAPACITY") != nullptr;
+  if (!is_set) static_cast<void>(setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64", /*overwrite=*/0));
+}
+
 struct Instructions {
   bool bf16 = false, fp16 = false;
 };
@@ -57,7 +66,10 @@ int64_t panel_rows(const at::Tensor& b) { return std::max<int64_t>(64, (int64_t{
 }  // namespace
 
 bool multiplies_natively(at::ScalarType dtype) {
-  static const Instructions instructions = detect();
+  static const Instructions instructions = [] {
+    bound_primitive_cache();  // the first product of the process comes this way
+    return detect();
+  }();
   if (dtype == at::kBFloat16) return instructions.bf16;
   if (dtype == at::kHalf) return instructions.fp16;
   return true;
