@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import shlex
+import sys
 import xml.etree.ElementTree
 
 import conftest

@@ -15,7 +15,7 @@ import sys
 import torch
 torch.ops.load_library(sys.argv[1])
 packed, absmax = torch.ops.qlorapp.quantize_4bit(torch.randn(64, 64))
-torch.ops.qlorapp.linear_4bit(torch.randn(3, 64), packed, absmax, [64, 64], 64, "nf4")
+torch.ops.qlorapp.linear_4bit(torch.randn(3, 64), packed, absmax, None, None, [64, 64], 64, 256, "nf4")
 convolution = torch.nn.Conv2d(4, 4, 3)
 with torch.no_grad():
     for size in [*range(8, 80), 8]:

@@ -10,6 +10,8 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 
+#include "qlorapp/ops/device_memory.hpp"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -26,15 +28,6 @@ bool onednn_may_use_16_bit() {
     if (isa.find(enough) != std::string_view::npos) return true;
   }
   return false;
-}
-
-/// oneDNN caches the code of its last 1,024 products by shape, up to a MiB each. Rows of mixed lengths bring new shapes with every
-/// step, while those of one step repeat in every block: 64 keep the hits and bound the memory. oneDNN reads the variable when it
-/// makes its first primitive, and torch exports no function for it. A user's variable stays.
-void bound_primitive_cache() {
-  const bool is_set =
-      std::getenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY") != nullptr || std::getenv("DNNL_PRIMITIVE_CACHE_CAPACITY") != nullptr;
-  if (!is_set) static_cast<void>(setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64", /*overwrite=*/0));
 }
 
 struct Instructions {
@@ -67,7 +60,7 @@ int64_t panel_rows(const at::Tensor& b) { return std::max<int64_t>(64, (int64_t{
 
 bool multiplies_natively(at::ScalarType dtype) {
   static const Instructions instructions = [] {
-    bound_primitive_cache();  // the first product of the process comes this way
+    bound_primitive_cache();
     return detect();
   }();
   if (dtype == at::kBFloat16) return instructions.bf16;
