@@ -6,7 +6,6 @@ import json
 import pathlib
 import re
 import shlex
-import sys
 import xml.etree.ElementTree
 
 import conftest
@@ -358,67 +357,6 @@ def test_comparisons_are_of_what_is_compared():
     assert "Does not fit: T4, 32 x 1, by " in tight
 
 
-@pytest.mark.parametrize(
-    ("gpu", "asked", "dtype", "reason"),
-    [
-        ("T4", ["--bf16"], "float16", "float16: bfloat16 is requested, and sm_75 has no bfloat16 arithmetic"),
-        ("T4", [], "float16", "float16: the checkpoint is bfloat16, and sm_75 has no bfloat16 arithmetic"),
-        ("A10", [], "bfloat16", "bfloat16, the dtype of the checkpoint"),
-        ("A10", ["--dtype", "float32"], "float32", "float32, as requested"),
-        ("A10", ["--fp16"], "float16", "float16, as requested"),
-    ],
-)
-def test_the_dtype_that_is_planned_is_named_with_its_reason(gpu, asked, dtype, reason):
-    """As train chooses it: what is asked for, else the checkpoint's; float16 where the card has no bfloat16."""
-    said = qlorapp("plan", "--model", "llama-3.2-1b", "--gpu", gpu, "--seq", 64, *asked)
-    assert said.returncode == 0, said.stderr
-    lines = said.stdout.splitlines()
-    assert lines[0].startswith("plan: ") and f" at most in {dtype}, in " in lines[0]
-    assert lines[1] == f"The run computes in {reason}."
-    explained = qlorapp("plan", "--model", "llama-3.2-1b", "--gpu", gpu, "--seq", 64, "--explain", *asked)
-    assert explained.stdout.splitlines()[0] == f"The run computes in {reason}."
-
-
-def test_python_plans_in_the_dtype_of_the_command(caplog):
-    args = package.TrainingArguments(max_length=64)
-    with caplog.at_level("INFO", logger="qlorapp"):
-        planned = package.plan("llama-3.2-1b", args=args, gpu="T4")
-    assert " at most in float16, in " in str(planned)
-    assert (
-        "plan: the run computes in float16: the checkpoint is bfloat16, and sm_75 has no bfloat16 arithmetic" in caplog.messages
-    )
-    assert " at most in float32, in " in str(package.plan("llama-3.2-1b", args=args, gpu="T4", dtype="float32"))
-    assert " at most in bfloat16, in " in str(package.plan("llama-3.2-1b", args=args, gpu="A10"))
-
-
-def test_a_comparison_plans_the_same_dtype_and_takes_a_budget():
-    compared = qlorapp(
-        "plan", "--model", "llama-3.2-1b", "--seq", 256, "--compare", "T4:2x4,A10:8x1", "--memory_budget", "4GiB"
-    )
-    assert compared.returncode == 0, compared.stderr
-    rows = [line for line in compared.stdout.splitlines() if line.startswith("  T4, 2 x 4") or line.startswith("  A10, 8 x 1")]
-    assert "float16" in rows[0].split() and "bfloat16" in rows[1].split()
-    assert "as memory_budget would take them in 4.00 GiB:" in compared.stdout
-
-
-def test_a_deadline_lists_what_it_assumes():
-    said = qlorapp(
-        "plan", "--model", "llama-3.2-1b", "--gpu", "A10", "--hours", 1, "--dataset_rows", 1000, "--avg_tokens", 100, "--seq", 256, "--r", 8
-    )  # fmt: skip
-    assert said.returncode == 0, said.stderr
-    assumed = said.stdout.partition("Assumed:\n")[2]
-    for wanted in (
-        "1000 rows",
-        "100 tokens each",
-        "without padding",
-        "3 of 3 epochs",
-        "60 TFLOP/s",
-        "saving",
-        "Quality is not estimated: rank 8",
-    ):
-        assert wanted in assumed, wanted
-
-
 def test_a_config_that_lacks_a_key_is_refused_by_name(tmp_path):
     (tmp_path / "config.json").write_text(
         json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64})
@@ -482,48 +420,6 @@ def test_batch_and_length_stand_in_for_the_arguments(here):
     assert large.phases["backward"]["tensors"] > small.phases["backward"]["tensors"]
     with pytest.raises(ValueError, match="gpu"):
         package.plan(here / "model", gpu="T1000000")
-
-
-def test_the_largest_batch_fits_its_budget_and_leaves_nothing_behind(here, capsys):
-    model = loaded(here)
-    before = [parameter.detach().clone() for parameter in model.parameters() if parameter.requires_grad]
-    state = torch.get_rng_state()
-    budget = package.plan(model, batch=11, max_seq_length=48).peak_reserved + 2000
-    best = package.find_max_batch_size(model, None, max_seq_length=48, budget=budget)
-    assert best == 11
-    assert capsys.readouterr().out == "Batch size 11: OK\n\nMaximum batch size: 11\n"
-    after = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    assert all(float(parameter.grad.abs().sum()) == 0 for parameter in after if parameter.grad is not None)
-    assert torch.equal(state, torch.get_rng_state())
-    assert package.find_max_batch_size(model, max_seq_length=48, budget=budget, largest=4) == 4
-
-
-def test_the_largest_batch_on_a_cpu_is_bounded_in_rows_and_in_time(here, capsys, monkeypatch):
-    model = loaded(here)
-    assert package.find_max_batch_size(model, max_seq_length=1024) <= 16
-    capsys.readouterr()
-    memory = sys.modules[package.find_max_batch_size.__module__]
-    monkeypatch.setattr(memory, "_NOTICED", 0.0)
-    monkeypatch.setattr(memory, "_LONGEST_STEP", 0.0)
-    monkeypatch.setattr(memory, "_fits", lambda *_: pytest.fail("a step was taken"))
-    assert package.find_max_batch_size(model, max_seq_length=64, budget="1GiB", largest=8) == 8
-    said = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"Batch size 8 fits by plan; a step takes about \d+ s: not tried out", said[0])
-    assert said[1:] == ["Batch size 8: OK by plan", "", "Maximum batch size: 8"]
-
-
-def test_a_budget_that_nothing_fits_says_what_is_missing(here):
-    model = loaded(here)
-    with pytest.raises(
-        MemoryError,
-        match=r"One row of 64 tokens takes [\d.]+ .iB, and there are 64.0 KiB: [\d.]+ .iB are missing. Ways out: rows of 32.*rank 4",
-    ):
-        package.find_max_batch_size(model, max_seq_length=64, budget="64KiB")
-    with pytest.raises(ValueError, match="budget"):
-        package.find_max_batch_size(model, budget="plenty")
-    with pytest.raises(ValueError, match="length"):
-        package.find_max_batch_size(model, max_seq_length=1, budget="1GiB")
 
 
 def test_a_budget_below_what_loading_takes_says_so(here):
