@@ -44,15 +44,19 @@ void say_what_is_pythons(const CommandLine& line, const TrainingArguments& args)
   for (const char* name :
        {"do_train", "do_eval", "do_predict", "remove_unused_columns", "log_level", "disable_tqdm", "prediction_loss_only",
         "eval_do_concat_batches", "batch_eval_metrics", "include_for_metrics", "include_inputs_for_metrics",
-        "enable_jit_checkpoint", "restore_callback_states_from_checkpoint", "logging_dir", "skip_memory_metrics", "run_name"}) {
+        "enable_jit_checkpoint", "restore_callback_states_from_checkpoint", "skip_memory_metrics"}) {
     if (line.given(name))
       log_warning(concat("[train] --", name, " has no effect on the command line: it is about Python's Trainer."));
   }
+  constexpr auto kPythonReports =
+      " has no effect on the command line: Python's Trainer reports to services. log_history in trainer_state.json has every "
+      "value.";
   for (const std::string& name : args.report_to) {
-    if (name == "tensorboard" || name == "all")
-      log_warning(concat("[train] --report_to ", name,
-                         " has no effect on the command line: Python's Trainer writes TensorBoard's files. log_history in "
-                         "trainer_state.json has every value."));
+    if (name != "none") log_warning(concat("[train] --report_to ", name, kPythonReports));
+  }
+  for (const char* name :
+       {"logging_dir", "run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"}) {
+    if (line.given(name)) log_warning(concat("[train] --", name, kPythonReports));
   }
 }
 
