@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What torch's allocator holds beside what it hands out, below a cap: 8B, by segments of fixed sizes and by expandable ones.
 
-    python benchmarks/reserved_memory_cuda.py [--build build/dev] [--caps 7 8 10 12 16 20 24] [--steps 20] [--fixed_steps 3] [--seconds 510]
+    python benchmarks/reserved_memory_cuda.py [--build build/dev] [--caps 16 7 24 12 10 8 20] [--steps 20] [--fixed_steps 2] [--seconds 470]
 
 Writes a checkpoint of random bf16 weights at the shape of Llama 3.1 8B (--model 1b: of Llama 3.2 1B) into /dev/shm (--folder keeps it). Every
 measurement is a process of its own (bench_reserved_memory) whose allocator may hold no more than the cap from the start on; it loads the
@@ -77,13 +77,16 @@ def main() -> int:
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "dev", help="holds benchmarks/")
     parser.add_argument("--model", default="8b", choices=sorted(SHAPES))
     parser.add_argument("--folder", type=pathlib.Path, help="where the checkpoint is, or is to stay")
-    parser.add_argument("--caps", type=float, nargs="*", default=[7, 8, 10, 12, 16, 20, 24])
+    parser.add_argument("--caps", type=float, nargs="*", default=[16, 7, 24, 12, 10, 8, 20], help="in this order")
     parser.add_argument("--find", nargs="*", default=["input_only"], help="policies")
     parser.add_argument("--find_sequence", type=int, default=2048)
     parser.add_argument("--long", type=int, default=131072, help="tokens of the long row; 0: none")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--fixed_steps", type=int, default=3, help="of fixed segments, and of the long row")
-    parser.add_argument("--seconds", type=float, default=510, help="after which no further measurement begins")
+    parser.add_argument("--fixed_steps", type=int, default=2, help="of fixed segments: what they hold shows in the first")
+    parser.add_argument("--long_steps", type=int, default=2)
+    parser.add_argument(
+        "--seconds", type=float, default=470, help="after which no further measurement begins; one takes a minute at most then"
+    )
     parser.add_argument("--json", type=pathlib.Path, help="where to write all that was measured")
     args = parser.parse_args()
     program = args.build / "benchmarks" / "bench_reserved_memory"
@@ -99,26 +102,23 @@ def main() -> int:
             write_checkpoint(folder, SHAPES[args.model], with_tokenizer=False)
             say(f"checkpoint written after {time.monotonic() - begun:.0f} s")
         top = max(args.caps, default=24)
-        # What was out of memory before comes first, then the caps from the largest down.
-        runs: list[tuple[str, float, dict[str, object]]] = [
-            (f"find, {keep}", top, {"find": 1, "keep": keep, "sequence": args.find_sequence}) for keep in args.find
-        ]
-        runs += [("memory_budget", cap, {"budget": f"{cap:g}GiB"}) for cap in sorted(args.caps, reverse=True)]
-        if args.long:
-            runs.append((f"1 x {args.long}", top, {"batch": 1, "sequence": args.long, "keep": "input_on_host"}))
+        found = [(f"find, {keep}", top, {"find": 1, "keep": keep, "sequence": args.find_sequence}) for keep in args.find]
+        chosen = [("memory_budget", cap, {"budget": f"{cap:g}GiB"}) for cap in args.caps]
+        long = [(f"1 x {args.long}", top, {"batch": 1, "sequence": args.long, "keep": "input_on_host"})] if args.long else []
+        # The default first, as time may run out; and what ran out of memory with fixed segments beside it.
+        order = [(*run, fixed) for run in found for fixed in (False, True)]
+        order += [(*run, False) for run in chosen + long] + [(*run, True) for run in long + chosen]
         rows, good = [], True
-        for name, cap, words in runs:
-            for fixed in (False, True):
-                steps = args.fixed_steps if fixed or ("sequence" in words and words["sequence"] == args.long) else args.steps
-                left = args.seconds - (time.monotonic() - begun)
-                answer = (
-                    measure(program, folder, {**words, "cap": cap, "steps": steps}, fixed, max(left, 60))
-                    if left > 0
-                    else {"error": "out of time", "skipped": True}
-                )
-                good = good and (fixed or is_good(answer, steps))
-                rows.append({"run": name, "cap": cap, "fixed": fixed, "asked": steps, **answer})
-                say(f"{time.monotonic() - begun:5.0f} s  {row(name, cap, answer)}")
+        for name, cap, words, fixed in order:
+            steps = args.long_steps if words.get("sequence") == args.long else args.fixed_steps if fixed else args.steps
+            left = args.seconds - (time.monotonic() - begun)
+            if left > 0:
+                answer = measure(program, folder, {**words, "cap": cap, "steps": steps}, fixed, max(left, 60))
+            else:
+                answer = {"error": "out of time", "skipped": True}
+            good = good and (fixed or is_good(answer, steps))
+            rows.append({"run": name, "cap": cap, "fixed": fixed, "asked": steps, **answer})
+            say(f"{time.monotonic() - begun:5.0f} s  {row(name, cap, answer)}")
         print("| run | cap GiB | segments | chosen | allocated GiB | reserved GiB | steps, parts, retries | tokens/s | error |")
         print("|---|---|---|---|---|---|---|---|---|")
         print("\n".join(row(each["run"], each["cap"], each) for each in rows))

@@ -47,20 +47,21 @@ struct TrainOptions {
 };
 
 /// Options that Python's Trainer acts on and this command cannot.
+constexpr const char* kPythonReports = "Python's Trainer reports to services. log_history in trainer_state.json has every value.";
+
 void leave_to_python(CommandLine& line) {
   line.without_effect(
       {"do_train", "do_eval", "do_predict", "remove_unused_columns", "log_level", "disable_tqdm", "prediction_loss_only",
        "eval_do_concat_batches", "batch_eval_metrics", "include_for_metrics", "include_inputs_for_metrics", "enable_jit_checkpoint",
-       "restore_callback_states_from_checkpoint", "logging_dir", "skip_memory_metrics", "run_name"},
+       "restore_callback_states_from_checkpoint", "skip_memory_metrics"},
       "it is about Python's Trainer.");
+  line.without_effect({"logging_dir", "run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"},
+                      kPythonReports);
 }
 
 void warn_about_reports(const TrainingArguments& args) {
   for (const std::string& name : args.report_to) {
-    if (name == "tensorboard" || name == "all")
-      log_warning(concat("[train] --report_to ", name,
-                         " has no effect on the command line: Python's Trainer writes TensorBoard's files. log_history in "
-                         "trainer_state.json has every value."));
+    if (name != "none") log_warning(concat("[train] --report_to ", name, " has no effect on the command line: ", kPythonReports));
   }
 }
 

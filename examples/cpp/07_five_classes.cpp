@@ -28,8 +28,8 @@ constexpr int64_t kWidth = 64, kHidden = 128, kClasses = 10;
 /// 1. A frozen weight in four bits with an adapter, where a torch::nn::Linear would stand.
 qlorapp::LoraLinearModule linear(int64_t in, int64_t out, uint64_t seed) {
   const at::Tensor pretrained = at::randn({out, in}) / 8;
-  return {qlorapp::FrozenWeight(qlorapp::Quantizer().quantize(pretrained)),
-          qlorapp::LoraLinear::Options{.r = 8, .lora_alpha = 16, .lora_dropout = 0.05}, seed};
+  return qlorapp::LoraLinearModule(qlorapp::FrozenWeight(qlorapp::Quantizer().quantize(pretrained)),
+                                   qlorapp::LoraLinear::Options{.r = 8, .lora_alpha = 16, .lora_dropout = 0.05}, seed);
 }
 
 struct Mlp : torch::nn::Module {

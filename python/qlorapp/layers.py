@@ -19,7 +19,7 @@ class LoraLinear(torch.nn.Module):
     """A frozen linear layer with a trainable low-rank update: y = x·Wᵀ (+ bias) + s·(drop(x)·Aᵀ)·Bᵀ, s = lora_alpha / r.
 
     base: a (out, in) tensor, a QuantizedTensor, or a torch.nn.Linear. Its weight stays as it is; autograd saves the packed one.
-    Parameters: lora_A (r, in) and lora_B (out, r), float32. include/qlorapp/nn/lora_linear.hpp.
+    Parameters: lora_A (r, in) and lora_B (out, r), float32.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class CheckpointedBlock(torch.nn.Module):
 
     block: a torch.nn.Module or any callable. Gradients reach every tensor that it uses, hooks and torch.autograd.grad included.
     parameters: the tensors that a plain callable uses, for the reader: they need not be complete, gradients do not depend on them.
-    Works when no input needs a gradient, nested, and with several outputs. include/qlorapp/nn/checkpointed_block.hpp.
+    Works when no input needs a gradient, nested, and with several outputs.
     """
 
     def __init__(self, block: Callable[..., Any], parameters: list[torch.Tensor] | None = None) -> None:

@@ -122,8 +122,13 @@ class RowEncoder:
         self.tokenizer, self.config, self.completion_only, self.stop_ids = tokenizer, config, completion_only, stop_ids
         self._said: set[str] = set()
 
-    def prepare(self, dataset: Any, name: str, packed: bool, formatting_func: Callable[[Any], str] | None) -> list[Row]:
-        """All rows, cut (packing cuts by itself), without those that have nothing to learn, and a line about them in the log."""
+    def prepare(
+        self, dataset: Any, name: str, packed: bool, formatting_func: Callable[[Any], str] | None, keep_all: bool = False
+    ) -> list[Row]:
+        """All rows, cut (packing cuts by itself), without those that have nothing to learn, and a line about them in the log.
+
+        keep_all: those with nothing to learn, too, and in the order given: predictions are compared with their rows.
+        """
         rows, summary = [], Summary()
         for i, row in enumerate(as_rows(dataset, name)):
             where = f"[SFTTrainer] {name}, row {i}: "
@@ -142,7 +147,7 @@ class RowEncoder:
             summary.rows += 1
             if not packed:
                 encoded = self._cut(encoded, summary)
-            if all(label == IGNORED for label in encoded["labels"][1:]):
+            if not keep_all and all(label == IGNORED for label in encoded["labels"][1:]):
                 summary.dropped += 1
                 continue
             self._count(encoded, summary)
@@ -158,7 +163,7 @@ class RowEncoder:
                 f"{name}: 0 % of the rows end in a trained EOS: the model will not learn to stop. Append EOS, raise max_length, "
                 "or check eos_token."
             )
-        if self.config.shuffle_dataset:
+        if self.config.shuffle_dataset and not keep_all:
             import numpy
 
             rows = [rows[i] for i in numpy.random.default_rng(self.config.seed).permutation(len(rows))]

@@ -12,6 +12,7 @@
 #include "qlorapp/nn/segment_function.hpp"
 #include "qlorapp/nn/trained_head.hpp"
 #include "qlorapp/ops/cross_entropy.hpp"
+#include "qlorapp/ops/device_memory.hpp"
 #include "qlorapp/ops/embedding.hpp"
 #include "qlorapp/ops/memory_tape.hpp"
 #include "qlorapp/ops/norm.hpp"
@@ -56,6 +57,7 @@ CausalLM::CausalLM(format::ModelConfig config, Weights weights)
                       config_.num_hidden_layers, " layers; got weights of ", weights.blocks.size(), ".");
   for (auto& block : weights.blocks) blocks_.emplace_back(block_shape(config_), std::move(block), std::ssize(blocks_));
   segments_ = keep_in_each_block(std::ssize(blocks_), Keep::kEverything);
+  if (device().is_cpu() && dtype() != at::kFloat) ops::bound_primitive_cache();  // of dense layers, too
   const std::vector<float> frequencies = format::rope_inverse_frequencies(config_);
   rope_ = RopeTable(at::tensor(frequencies, at::TensorOptions().dtype(at::kFloat)).to(device()), 1.0);
 }

@@ -62,6 +62,14 @@ void release_cached_memory(at::Device device) {
   if (!device.is_cpu()) at::getDeviceAllocator(device.type())->emptyCache();
 }
 
+void bound_primitive_cache() {
+  static const int set = [] {
+    if (std::getenv("DNNL_PRIMITIVE_CACHE_CAPACITY") != nullptr) return 0;  // the older name
+    return setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64", /*overwrite=*/0);
+  }();
+  static_cast<void>(set);
+}
+
 void add_memory_relief(MemoryRelief* relief) {
   const std::lock_guard lock(mutex);
   reliefs.push_back(relief);

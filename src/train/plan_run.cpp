@@ -152,6 +152,28 @@ CardRun best_on_card(const format::ModelConfig& model, const LoraConfig& lora, c
   return run;
 }
 
+/// What --hours takes for granted, a line each, with the option that says otherwise.
+std::string assumptions(const Deadline& deadline, const Recommendation& best, const TrainingArguments& asked, const Gpu& gpu) {
+  const auto whole = [](double value) { return fixed(value, value == std::floor(value) ? 0 : 2); };
+  std::string text = "Assumed:\n";
+  const auto line = [&](const auto&... parts) { text += concat("  - ", parts..., "\n"); };
+  line(deadline.dataset_rows, " rows (--dataset_rows), ", deadline.average_tokens,
+       " tokens each on average (--avg_tokens), none above ", asked.max_length,
+       " (--seq). A conversation of several turns is one row.");
+  line(
+      "Rows are laid end to end without padding, so that time follows the average and memory the longest; --packing changes "
+      "neither.");
+  line(whole(best.epochs), " of ", whole(asked.num_train_epochs), " epochs asked for (--num_train_epochs), ",
+       best.epochs < asked.num_train_epochs ? "as many as surely end in time" : "which all end in time", "; ",
+       deadline.effective_batch, " rows per update (--effective_batch).");
+  line("Products at ", fixed(gpu.tensor_rate * gpu.sustained * 1e-12, 0), " TFLOP/s, ", fixed(100 * gpu.sustained, 0), " % of the ",
+       fixed(gpu.tensor_rate * 1e-12, 0), " published (", to_string(gpu.evidence), "); the card runs nothing else.");
+  line("Loading, evaluation and saving are not in the time.");
+  line("Quality is not estimated: rank ", best.lora.r,
+       " (--r), learning rate and epochs are yours to check on held-out rows (--eval_data).");
+  return text;
+}
+
 }  // namespace
 
 FittedArguments fit_arguments(const PlanSettings& settings, const TrainingArguments& args, const Gpu& rates, Bytes available) {
@@ -207,7 +229,7 @@ Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lor
     return static_cast<double>(deadline.dataset_rows) / rows_a_second / 3600;
   };
   const CardRun alone = best_on_card(model, lora, args, gpu, room, deadline.effective_batch, deadline.average_tokens);
-  Recommendation best{alone.args, lora, alone.plan};
+  Recommendation best{alone.args, lora, alone.plan, 0, 0, 0, {}};
   const double hours_an_epoch = hours_of_epoch(alone.rows_a_second);
   const double epochs_in_time = deadline.hours / (hours_an_epoch * (1 + off));
   best.epochs = epochs_in_time >= args.num_train_epochs ? args.num_train_epochs
@@ -237,6 +259,7 @@ Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lor
                         " GPUs is not supported yet; ", deadline.gpus, " of them would need about ", fixed(together, 1),
                         " h an epoch. The configuration is for one GPU.\n");
   }
+  best.text += assumptions(deadline, best, args, gpu);
   return best;
 }
 

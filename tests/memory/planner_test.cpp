@@ -15,7 +15,6 @@
 #include "qlorapp/nn/parameter_count.hpp"
 
 using namespace qlorapp;
-using namespace qlorapp::literals;
 using Catch::Matchers::WithinRel;
 using ops::MemoryPhase;
 using ops::MemoryUse;
@@ -321,7 +320,7 @@ TEST_CASE("expandable segments hold little more than a step has in use, where fi
   CHECK(expandable.peak_reserved() < fixed.peak_reserved());
   for (const double part : {1.0, 0.9, 0.8}) {
     PlanSettings asked = settings_for("llama-3-8b", Keep::kInputOnly);
-    const Bytes room{static_cast<int64_t>(part * static_cast<double>(24_GiB.count))};
+    const Bytes room{static_cast<int64_t>(part * 24 * 0x1p30)};
     asked.batch = largest_batch(asked, room, 64);
     const MemoryPlan plan = plan_memory(asked, room);
     REQUIRE(plan.fits);

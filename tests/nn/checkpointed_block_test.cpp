@@ -225,7 +225,7 @@ TEST_CASE("a checkpointed block may be gone before backward: a temporary, one in
     for (int i = 0; i < 20; ++i) blocks.emplace_back(Mlp());
   }
   check(y);
-  REQUIRE_THROWS_AS(CheckpointedBlock(std::shared_ptr<Mlp>()), ValueError);
+  REQUIRE_THROWS_AS(CheckpointedBlock<std::shared_ptr<Mlp>>(nullptr), ValueError);
 }
 
 TEST_CASE("the graph lets go of the block when it is freed or has run backward", "[nn][cpu]") {

@@ -114,7 +114,7 @@ TEST_CASE("an arena adopts a module's parameters as the tensors they are", "[nn]
   REQUIRE(arena.size() == 3);  // the frozen bias is passed over
   REQUIRE(arena.entries()[0].name == "up.lora_A.weight");
   REQUIRE(at::equal(model.forward(x), before));
-  REQUIRE(arena.gradient(2).sum().item<double>() == held[2].numel());  // a gradient that was there moves along
+  REQUIRE(arena.gradient(2).sum().item<double>() == static_cast<double>(held[2].numel()));  // a gradient that was there moves along
   arena.zero_grad();
   torch::autograd::backward({model.forward(x).square().sum()}, {});
   for (size_t i = 0; i < 3; ++i) {

@@ -33,7 +33,7 @@ LoraLinear layer(FrozenWeight base, at::Tensor bias = {}) { return {std::move(ba
 
 QuantizedTensor without_scales() {
   QuantizedTensor q = Quantizer().quantize(at::ones({8, 16}));
-  q.absmax = {};
+  q.absmax = at::Tensor();
   return q;
 }
 
@@ -148,7 +148,7 @@ std::vector<Misuse> table() {
        "[Accumulator] loss_sum must be floating; got Long."},
       {"an undefined output to scale", [] { (void)GradScaler({.device = at::kCPU}).scale(at::Tensor()); },
        "[GradScaler] outputs must be tensors; got an undefined one."},
-      {"a pointer to no block", [] { CheckpointedBlock(std::shared_ptr<Identity>()); },
+      {"a pointer to no block", [] { CheckpointedBlock<std::shared_ptr<Identity>>(nullptr); },
        "[checkpoint] the block must exist; got an empty pointer."},
   };
 }

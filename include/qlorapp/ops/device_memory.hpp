@@ -44,6 +44,12 @@ void prepare_device_memory();
 /// a GPU the environment's variables decide, as they would where a run has their values.
 [[nodiscard]] bool uses_expandable_segments();
 
+/// On a CPU: bounds the products that oneDNN keeps compiled, which it does by shape, up to a MiB each and 1,024 of them by default.
+/// Rows of mixed lengths bring new shapes with every step, while those of one step repeat in every block: 64 keep the hits. To be
+/// called before the first product in 16 bits: oneDNN reads its variable, ONEDNN_PRIMITIVE_CACHE_CAPACITY, when it makes its first
+/// primitive, and torch exports no function for it. A user's value stays.
+void bound_primitive_cache();
+
 /// Whether an allocation failed: of a GPU's allocator (c10::OutOfMemoryError), of the C++ library, or of those that have only words for it
 /// (torch's for CPUs, the CUDA driver, cuBLAS).
 [[nodiscard]] bool is_out_of_memory(const std::exception& error);
