@@ -32,11 +32,20 @@ class Accumulator:
     def tokens(self) -> int:
         """Targets in the window, over all processes."""
     def weigh(self, loss_sum: torch.Tensor) -> torch.Tensor:
-        """loss_sum / tokens on the same graph and device. loss_sum: (), floating, a micro-batch's loss summed over its targets. Does not synchronize."""
+        """Returns loss_sum / tokens, on the same graph and device.
+
+        loss_sum: (), floating: a micro-batch's loss, summed over its targets. Does not synchronize.
+                """
     def add(self, loss_sum: torch.Tensor) -> None:
-        """Adds a micro-batch's summed loss, (), to mean_loss(), in float64 on its device, detached. Does not synchronize."""
+        """Adds a micro-batch's summed loss to mean_loss(), in float64 on its device.
+
+        loss_sum: (), detached here. Does not synchronize.
+                """
     def mean_loss(self) -> torch.Tensor:
-        """() float64: the added losses / tokens, 0 without targets. Of this process: sum it over all. Does not synchronize."""
+        """Returns the added losses / tokens: () float64, 0 without targets.
+
+        This process's share: sum it over all processes. Does not synchronize.
+                """
 
 class CausalLM:
     """include/qlorapp/nn/causal_lm.hpp"""
@@ -241,9 +250,16 @@ class Quantizer:
         """
     def __init__(self, quant_type: str='nf4', block_size: typing.SupportsInt=64, double_quant: bool=True, nested_block_size: typing.SupportsInt=256, compat: str='none') -> None: ...
     def quantize(self, weight: torch.Tensor) -> QuantizedTensor:
-        """weight: any shape and strides; float32, float16 or bfloat16; not changed. Returns its codes and scales on its device. Raises ValueError that names the first element that is not finite (compat="none"). Synchronizes for that check."""
+        """Returns the codes and scales of a weight, on its device.
+
+        weight: any shape and strides; float32, float16 or bfloat16; not changed.
+        Raises ValueError that names the first element that is not finite (compat="none"); synchronizes for that check.
+                """
     def dequantize(self, q: QuantizedTensor, dtype: torch.dtype | None=None) -> torch.Tensor:
-        """A dense tensor of q.shape on q's device. dtype: float32, float16, bfloat16 or float64; None: that of the weight. Looks at q alone, not at this Quantizer's options. Does not synchronize."""
+        """Returns a dense tensor of q.shape on q's device. Looks at q alone, not at this Quantizer's options.
+
+        dtype: float32, float16, bfloat16 or float64; None: the dtype of the weight. Does not synchronize.
+                """
 
 class SamplingOptions:
     """include/qlorapp/nn/sampling.hpp"""
