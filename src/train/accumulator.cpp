@@ -17,7 +17,7 @@ int64_t over_ranks(int64_t count, const Accumulator::Options& options) {
 
 void check_loss_sum(const at::Tensor& loss_sum) {
   QLORAPP_CHECK_VALUE(loss_sum.defined(), "[Accumulator] loss_sum must be a tensor; got an undefined one.");
-  QLORAPP_CHECK_VALUE(loss_sum.dim() == 0,
+  QLORAPP_CHECK_VALUE(loss_sum.numel() == 1,
                       "[Accumulator] loss_sum must be one number, the sum over a micro-batch's targets; got a "
                       "shape of ",
                       loss_sum.sizes().vec(), ". Sum it (at::Reduction::Sum).");
