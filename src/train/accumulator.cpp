@@ -54,7 +54,7 @@ at::Tensor Accumulator::weigh(const at::Tensor& loss_sum) const {
 
 void Accumulator::add(const at::Tensor& loss_sum) {
   check_loss_sum(loss_sum);
-  const at::Tensor sum = loss_sum.detach().to(at::kDouble);
+  const at::Tensor sum = loss_sum.detach().to(at::kDouble).reshape({});
   loss_sum_ = loss_sum_.defined() ? loss_sum_ + sum : sum;
 }
 
