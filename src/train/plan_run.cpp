@@ -229,7 +229,10 @@ Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lor
     return static_cast<double>(deadline.dataset_rows) / rows_a_second / 3600;
   };
   const CardRun alone = best_on_card(model, lora, args, gpu, room, deadline.effective_batch, deadline.average_tokens);
-  Recommendation best{alone.args, lora, alone.plan, 0, 0, 0, {}};
+  Recommendation best;
+  best.args = alone.args;
+  best.lora = lora;
+  best.plan = alone.plan;
   const double hours_an_epoch = hours_of_epoch(alone.rows_a_second);
   const double epochs_in_time = deadline.hours / (hours_an_epoch * (1 + off));
   best.epochs = epochs_in_time >= args.num_train_epochs ? args.num_train_epochs
