@@ -91,7 +91,17 @@ def write_shard(path: pathlib.Path, tensors: dict[str, tuple[int, ...]], noise: 
                 at, left = at + written, left - written
 
 
-def write_checkpoint(folder: pathlib.Path, shape: Shape) -> None:
+def config_of(shape: Shape) -> dict[str, object]:
+    return {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "torch_dtype": "bfloat16", "hidden_act": "silu",
+        "hidden_size": shape.hidden, "intermediate_size": shape.intermediate, "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim,
+        "vocab_size": shape.vocabulary, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+        "tie_word_embeddings": shape.tied, "bos_token_id": shape.vocabulary - 256, "eos_token_id": shape.vocabulary - 255,
+    }  # fmt: skip
+
+
+def write_checkpoint(folder: pathlib.Path, shape: Shape, *, with_tokenizer: bool = True) -> None:
     import torch
 
     folder.mkdir(parents=True)
@@ -112,15 +122,9 @@ def write_checkpoint(folder: pathlib.Path, shape: Shape) -> None:
     (folder / "model.safetensors.index.json").write_text(
         json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map})
     )
-    config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "torch_dtype": "bfloat16", "hidden_act": "silu",
-        "hidden_size": shape.hidden, "intermediate_size": shape.intermediate, "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim,
-        "vocab_size": shape.vocabulary, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
-        "tie_word_embeddings": shape.tied, "bos_token_id": shape.vocabulary - 256, "eos_token_id": shape.vocabulary - 255,
-    }  # fmt: skip
-    write_tokenizer(folder)
-    (folder / "config.json").write_text(json.dumps(config))
+    if with_tokenizer:
+        write_tokenizer(folder)
+    (folder / "config.json").write_text(json.dumps(config_of(shape)))
 
 
 # --- what runs in processes of its own

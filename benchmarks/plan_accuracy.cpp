@@ -20,8 +20,10 @@
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
 #include "qlorapp/memory/planner.hpp"
-#include "qlorapp/nn/model_weights.hpp"
+#include "qlorapp/ops/device_memory.hpp"
+#include "qlorapp/train/plan_run.hpp"
 #include "qlorapp/train/step.hpp"
+#include "random_weights.hpp"
 #include "train_step_setting.hpp"
 
 namespace {
@@ -70,29 +72,6 @@ std::vector<Point> grid(const std::string& model) {
   return points;
 }
 
-/// Random codes and scales: (out, in) in NF4 with double quantization.
-FrozenWeight random_codes(int64_t out, int64_t in) {
-  const auto bytes = at::TensorOptions().dtype(at::kByte).device(at::kCUDA);
-  const int64_t blocks = out * in / 64;
-  QuantizedTensor weight;
-  weight.shape = {out, in};
-  weight.dtype = at::kBFloat16;
-  weight.packed = at::randint(0, 256, {out * in / 2, 1}, bytes);
-  weight.absmax = at::randint(0, 256, {blocks}, bytes);
-  weight.nested_absmax = at::full({(blocks + 255) / 256}, 0.01, bytes.dtype(at::kFloat));
-  weight.nested_offset = at::full({}, 0.03, bytes.dtype(at::kFloat));
-  return FrozenWeight(std::move(weight));
-}
-
-CausalLM::Weights random_weights(const format::ModelConfig& config, at::ScalarType dtype) {
-  const auto options = at::TensorOptions().dtype(dtype).device(at::kCUDA);
-  return make_weights(config,
-                      {[&](const std::string&, const std::vector<int64_t>& shape) {
-                         return shape.size() == 1 ? at::ones(shape, options) : at::empty(shape, options).normal_(0, 0.02);
-                       },
-                       [](FrozenWeight& into, const std::string&, int64_t out, int64_t in) { into = random_codes(out, in); }});
-}
-
 c10::CachingDeviceAllocator::DeviceStats stats() { return allocator::getDeviceStats(c10::cuda::current_device()); }
 
 /// What the card has less, beside torch's memory: context, driver, libraries.
@@ -116,7 +95,7 @@ void measure(const std::string& model_name, const format::ModelConfig& config, c
   settings.length = point.length;
   settings.optimizer_is_8bit = point.optim.ends_with("_8bit");
   const cudaDeviceProp* const gpu = at::cuda::getCurrentDeviceProperties();
-  settings.device = {at::kCUDA, gpu->major * 10 + gpu->minor, 1};
+  settings.device = planned_device({at::kCUDA, c10::cuda::current_device()});
   const auto begin = std::chrono::steady_clock::now();
   const MemoryPlan plan = plan_memory(settings);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -195,6 +174,7 @@ int run(const std::vector<std::string>& arguments) {
   const auto begin = std::chrono::steady_clock::now();
   const auto late = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() > limit; };
   at::globalContext().lazyInitDevice(at::kCUDA);  // the allocator knows its devices from here on
+  ops::prepare_device_memory();
   c10::cuda::device_synchronize();
   std::printf("{\"device\": \"%s\", \"context\": %lld}\n", at::cuda::getCurrentDeviceProperties()->name,
               static_cast<long long>(outside_torch()));
@@ -210,7 +190,7 @@ int run(const std::vector<std::string>& arguments) {
                       static_cast<long long>(point.batch), static_cast<long long>(point.length), point.keep.c_str());
           continue;
         }
-        if (!weights.norm.defined()) weights = random_weights(config, dtype);
+        if (!weights.norm.defined()) weights = bench::random_weights(config, dtype);
         try {
           measure(model, config, weights, point);
         } catch (const c10::OutOfMemoryError& error) {

@@ -51,7 +51,9 @@
 #include "qlorapp/memory/batch_finder.hpp"
 #include "qlorapp/memory/budget.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
+#include "qlorapp/ops/device_memory.hpp"
 #include "qlorapp/quant/quantizer.hpp"
+#include "qlorapp/train/plan_run.hpp"
 #include "qlorapp/train/step.hpp"
 #include "train_step_setting.hpp"
 
@@ -152,6 +154,7 @@ int run(std::vector<std::string> arguments) {
   const at::ScalarType dtype = argument(5, "bf16") == "fp16" ? at::kHalf : at::kBFloat16;
   const std::string optim = argument(6, "adamw_8bit");
   at::manual_seed(0);
+  ops::prepare_device_memory();
 
   const format::ModelConfig config = bench::config_of(model_name);
   CausalLM model = make_model(config, dtype);
@@ -187,7 +190,7 @@ int run(std::vector<std::string> arguments) {
     plan.memory = wanted.memory;
     plan.float8 = wanted.float8;
     plan.optimizer_is_8bit = optim.ends_with("_8bit");
-    plan.device.architecture = gpu_architecture(model.device());
+    plan.device = planned_device(model.device());
     return plan;
   };
   const auto planned_gib = [&](const Setting& wanted) {

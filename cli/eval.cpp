@@ -17,20 +17,24 @@ int eval(const Arguments& arguments) {
   ModelOptions model_options;
   std::string data, adapter;
   DatasetOptions rows;
+  RowOptions row_options;
   EvalOptions options;
   options.exact_match = true;
   CommandLine line("eval", "--model DIR --data FILE [--adapter DIR]",
                    "Loss over held-out rows, and how many answers are right token by token.");
   model_options.add_loading_to(line);
-  line.option("data", data, "rows: .jsonl or .json", true);
+  line.option("data", data, "rows: FILE[,FILE …], as train reads them", true);
+  row_options.add_to(line);
   line.option("adapter", adapter, "PEFT adapter folder; without it the base model is evaluated");
   line.option("per_device_eval_batch_size", options.batch_size, "rows of a batch");
   line.option("max_length", rows.max_length, "rows are cut to this many tokens");
   line.option("completion_only_loss", rows.completion_only_loss, "score completions only; unset: where the rows have prompts");
   line.option("assistant_only_loss", rows.assistant_only_loss, "messages: score the assistant's turns only");
   line.group("Model", {"model", "adapter", "device", "dtype", "quant_type", "double_quant", "block_size", "load_in_4bit"});
-  line.group("Data", {"data", "max_length", "completion_only_loss", "assistant_only_loss", "per_device_eval_batch_size"});
+  line.group("Data", {"data", "data_format", "dataset_text_field", "prompt_column", "completion_column", "messages_column",
+                      "max_length", "completion_only_loss", "assistant_only_loss", "per_device_eval_batch_size"});
   line.parse(arguments);
+  row_options.apply_to(rows);
   model_options.validate();
   QLORAPP_CHECK_VALUE(options.batch_size >= 1, "[per_device_eval_batch_size] must be an integer >= 1; got ", options.batch_size,
                       ".");

@@ -72,6 +72,7 @@ int run(const std::vector<std::string>& arguments) {
 
 int main(int argc, char** argv) {
   qlorapp::set_log_sink([](qlorapp::LogLevel level, std::string_view line) {
+    if (level == qlorapp::LogLevel::kDebug) return;
     if (level == qlorapp::LogLevel::kWarning) {
       qlorapp::cli::print_line(stderr, qlorapp::concat("warning: ", line));
     } else {

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model_options.hpp"
 
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
 #include "progress.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
@@ -106,14 +110,38 @@ TextTools TextTools::open(const std::string& folder) {
   return {Tokenizer::from_folder(folder), ChatTemplate::from_folder(folder)};
 }
 
+void RowOptions::add_to(CommandLine& line) {
+  line.option("data_format", data_format, "auto (by the file's name), json, csv, tsv, text (a line is a row) or paragraphs");
+  line.option("dataset_text_field", dataset_text_field, "column of texts");
+  line.alias("text_column", "dataset_text_field");
+  line.option("prompt_column", prompt_column, "column of prompts; unset: detected");
+  line.option("completion_column", completion_column, "column of completions; unset: detected");
+  line.option("messages_column", messages_column, "column of conversations; unset: detected");
+}
+
+void RowOptions::apply_to(DatasetOptions& rows) const {
+  rows.file_format = parse_file_format(data_format);
+  rows.text_field = dataset_text_field;
+  rows.prompt_field = prompt_column;
+  rows.completion_field = completion_column;
+  rows.messages_field = messages_column;
+}
+
 Dataset read_rows(const std::string& path, const DatasetOptions& options, const std::string& model_folder,
                   std::optional<TextTools>& tools) {
   if (!tools && format::exists(format::path_in(model_folder, "tokenizer.json"))) tools = TextTools::open(model_folder);
-  Dataset data = Dataset::read(path, options, tools && tools->tokenizer ? &*tools->tokenizer : nullptr,
-                               tools && tools->chat ? &*tools->chat : nullptr);
-  log_info(concat(path, ": ", data.summary.line()));
-  for (const std::string& warning : data.summary.warnings()) log_warning(warning);
-  return data;
+  std::vector<std::string> files = {path};
+  if (path.find(',') != std::string::npos && !format::exists(path)) files = detail::split_at_commas(path);
+  Dataset all;
+  for (const std::string& file : files) {
+    Dataset data = Dataset::read(file, options, tools && tools->tokenizer ? &*tools->tokenizer : nullptr,
+                                 tools && tools->chat ? &*tools->chat : nullptr);
+    log_info(concat(file, ": ", data.summary.line()));
+    for (const std::string& warning : data.summary.warnings()) log_warning(warning);
+    if (all.examples.empty()) all = std::move(data);
+    else std::move(data.examples.begin(), data.examples.end(), std::back_inserter(all.examples));
+  }
+  return all;
 }
 
 at::ScalarType parse_dtype(const std::string& given) {

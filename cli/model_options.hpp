@@ -58,7 +58,18 @@ struct TextTools {
   static TextTools open(const std::string& folder);
 };
 
+/// How files of rows are read and which of their columns are what: of each command with --data.
+struct RowOptions {
+  std::string data_format = "auto";
+  std::string dataset_text_field = "text";
+  std::string prompt_column, completion_column, messages_column;
+
+  void add_to(CommandLine& line);
+  void apply_to(DatasetOptions& rows) const;
+};
+
 /// Reads rows, logs their summary and warnings. Rows of input_ids need no tokenizer.
+/// @param path  one file, or several separated by commas, which may differ in format. The summary returned is the first one's.
 [[nodiscard]] Dataset read_rows(const std::string& path, const DatasetOptions& options, const std::string& model_folder,
                                 std::optional<TextTools>& tools);
 

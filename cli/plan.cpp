@@ -18,6 +18,7 @@
 #include "qlorapp/format/config_json.hpp"
 #include "qlorapp/format/folder.hpp"
 #include "qlorapp/format/python_json.hpp"
+#include "qlorapp/io/compute_dtype.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/io/linear_weight.hpp"
 #include "qlorapp/io/load_model.hpp"
@@ -37,10 +38,11 @@ namespace {
 constexpr int64_t kMostRows = 4096;
 
 struct PlanOptions {
-  std::string model, gpu = "auto", context, compare_with, svg, write_config, data = "rows.jsonl", output = "output";
+  std::string model, gpu = "auto", dtype = "auto", context, compare_with, svg, write_config, data = "rows.jsonl", output = "output";
   int64_t gpu_architecture = 0, gpus = 1, batch = 0, seq = 0, dataset_rows = 0, avg_tokens = 0, effective_batch = 32;
   double gpu_bandwidth = 0, gpu_tflops = 0, hours = 0;
   bool explained = false, has_hours = false, measured = false, load_in_4bit = true;
+  std::optional<at::ScalarType> requested;  ///< Of --dtype, --bf16 and --fp16.
   TrainingArguments args;
   LoraConfig lora;
 };
@@ -80,15 +82,17 @@ void check_combination(const CommandLine& line, const PlanOptions& options) {
       QLORAPP_CHECK_VALUE(!asked || !line.given(name), "[plan] --", name, " must be left out of ", what, ".");
   };
   decides({"batch", "per_device_train_batch_size", "gradient_accumulation_steps", "max_steps", "memory_budget",
-           "auto_find_batch_size", "gradient_checkpointing", "checkpoint_keep", "bf16", "fp16"},
+           "auto_find_batch_size", "gradient_checkpointing", "checkpoint_keep", "dtype", "bf16", "fp16"},
           line.given("hours"),
           "--hours, which chooses the batch, what is kept, the precision and the epochs itself (--effective_batch "
           "and --num_train_epochs say how much)");
   decides({"load_in_4bit"}, line.given("hours"), "--hours, whose configuration is of a four-bit base");
   decides({"batch", "per_device_train_batch_size", "gradient_accumulation_steps"}, !options.compare_with.empty(),
           "--compare, which names batch and accumulation itself, as T4:2x16");
-  decides({"memory_budget", "auto_find_batch_size"}, options.explained || !options.compare_with.empty(),
-          "--explain and --compare, which take the run as it is; without them it says what a budget chooses");
+  decides({"memory_budget"}, options.explained,
+          "--explain, which takes the run as it is; without it plan says what a budget chooses");
+  decides({"auto_find_batch_size"}, options.explained || !options.compare_with.empty(),
+          "--explain and --compare, which take the batch as it is; without them it says what fits");
   QLORAPP_CHECK_VALUE(!options.measured || format::is_regular_file(format::path_in(options.model, "config.json")),
                       "[plan] --measure loads the model, so --model must be its folder; got '", options.model, "'.");
 }
@@ -108,6 +112,8 @@ PlanOptions parse(const Arguments& arguments) {
               "memory that the CUDA context takes beside torch's; default an allowance of 512MiB, and 801MiB on an H200, where it "
               "was measured");
   line.option("batch", options.batch, "rows per micro-batch; the same as --per_device_train_batch_size");
+  line.option("dtype", options.dtype,
+              "what the run computes in: auto (the checkpoint's), float32, bfloat16 or float16; the same as --bf16 and --fp16");
   line.option("seq", options.seq, "tokens of the longest row; the same as --max_length");
   line.option("explain", options.explained, "step by step: what takes what, whether it fits, what to change first");
   line.option("compare", options.compare_with, "ways to one effective batch, as T4:2x16,A10:8x4: speed, memory, quality");
@@ -126,7 +132,8 @@ PlanOptions parse(const Arguments& arguments) {
   line.alias("output_dir", "output");
   line.fields(options.args);
   line.fields(options.lora);
-  line.group("Model and card", {"model", "load_in_4bit", "gpu", "gpu_architecture", "gpu_bandwidth", "gpu_tflops", "context"});
+  line.group("Model and card",
+             {"model", "load_in_4bit", "dtype", "gpu", "gpu_architecture", "gpu_bandwidth", "gpu_tflops", "context"});
   line.group("Answers", {"explain", "compare", "measure", "svg"});
   line.group("A configuration for a deadline",
              {"hours", "gpus", "dataset_rows", "avg_tokens", "effective_batch", "write_config", "data", "output"});
@@ -134,6 +141,8 @@ PlanOptions parse(const Arguments& arguments) {
   group_training_fields(line);
   line.parse(arguments);
   options.has_hours = line.given("hours");
+  options.requested =
+      requested_dtype(line, options.args, options.dtype == "auto" ? std::nullopt : std::optional(parse_dtype(options.dtype)));
   check_combination(line, options);
   for (const auto& [name, value] : {std::pair{"batch", options.batch}, {"seq", options.seq}}) {
     QLORAPP_CHECK_VALUE(value > 0 || !line.given(name), "[plan] --", name, " must be above 0; got ", value, ".");
@@ -196,6 +205,11 @@ int plan_for_deadline(const PlanOptions& options, const format::ModelConfig& mod
   return 0;
 }
 
+/// Architectures from 80 on compute in all of them.
+constexpr int64_t kEveryDtype = 80;
+
+std::string computed_text(const ComputeDtype& computed) { return "The run computes in " + computed.reason; }
+
 /// Where the run is to be.
 struct Place {
   ops::PlannedDevice device;
@@ -250,23 +264,30 @@ int plan(const Arguments& arguments) {
   if (!options.compare_with.empty()) {
     std::vector<Contender> contenders;
     for (const std::string& one : split(options.compare_with, ',')) contenders.push_back(parse_contender(one, options));
-    if (!args.bf16 && !args.fp16) args.bf16 = true;
+    // Of a card with every dtype: compare() replaces bfloat16 where one has none.
+    set_precision(args, choose_compute_dtype(options.requested, model.dtype, at::kCUDA, kEveryDtype).dtype);
     PlanSettings settings = plan_settings(model, options.lora, args);
     settings.load_in_4bit = options.load_in_4bit;
-    std::printf("%s", compare(settings, contenders, allowance).c_str());
+    const std::string& budget = args.memory_budget;
+    const bool bounded = !budget.empty() && budget != "auto";
+    std::printf(
+        "%s", compare(settings, contenders, allowance, bounded ? std::optional(parse_bytes("memory_budget", budget)) : std::nullopt)
+                  .c_str());
     return 0;
   }
 
   const Place place = place_of(options, allowance);
+  const ComputeDtype computed = choose_compute_dtype(options.requested, model.dtype, place.device.type, place.device.architecture);
+  set_precision(args, computed.dtype);
   PlanSettings settings = plan_settings(model, options.lora, args);
   settings.load_in_4bit = options.load_in_4bit;
   settings.device = place.device;
-  settings.compute_dtype = usable_dtype(settings.compute_dtype, settings.device.architecture);
 
   if (options.has_hours || options.explained) {
     QLORAPP_CHECK_VALUE(place.device.type == at::kCUDA,
                         "[plan] --hours and --explain need --gpu: the name of a card, or its memory; there is none here.");
     if (options.has_hours) return plan_for_deadline(options, model, place.rates, allowance);
+    std::printf("%s.\n", computed_text(computed).c_str());
     std::printf("%s", explain(settings, place.rates, allowance).c_str());
     return 0;
   }
@@ -274,8 +295,8 @@ int plan(const Arguments& arguments) {
   settings = fitted.settings;
   if (!fitted.text.empty()) std::printf("%s\n\n", fitted.text.c_str());
   const MemoryPlan found = plan_memory_in(settings, place.room);
-  std::printf("%s\n%s\n%s\n", summary_line(found, settings).c_str(), phase_table(found).c_str(),
-              checklist(found, settings).c_str());
+  std::printf("%s\n%s.\n%s\n%s\n", summary_line(found, settings).c_str(), computed_text(computed).c_str(),
+              phase_table(found).c_str(), checklist(found, settings).c_str());
   if (found.pinned_host.count > 0) std::printf("pinned host memory: %s\n", to_string(found.pinned_host).c_str());
   const int64_t largest = largest_batch(settings, place.room, kMostRows);
   std::printf("%s; the largest batch that fits is %lld\n", verdict(found, place.room).c_str(), static_cast<long long>(largest));

@@ -39,6 +39,7 @@ void on_interrupt(int) {
 
 struct TrainOptions {
   ModelOptions model;
+  RowOptions rows;
   std::string data, output, eval_data, init_adapter;
   bool assistant_only_loss = false, dry_run = false;
   TrainingArguments args;
@@ -46,27 +47,29 @@ struct TrainOptions {
 };
 
 /// Options that Python's Trainer acts on and this command cannot.
+constexpr const char* kPythonReports = "Python's Trainer reports to services. log_history in trainer_state.json has every value.";
+
 void leave_to_python(CommandLine& line) {
   line.without_effect(
       {"do_train", "do_eval", "do_predict", "remove_unused_columns", "log_level", "disable_tqdm", "prediction_loss_only",
        "eval_do_concat_batches", "batch_eval_metrics", "include_for_metrics", "include_inputs_for_metrics", "enable_jit_checkpoint",
-       "restore_callback_states_from_checkpoint", "logging_dir", "skip_memory_metrics", "run_name"},
+       "restore_callback_states_from_checkpoint", "skip_memory_metrics"},
       "it is about Python's Trainer.");
+  line.without_effect({"logging_dir", "run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"},
+                      kPythonReports);
 }
 
 void warn_about_reports(const TrainingArguments& args) {
   for (const std::string& name : args.report_to) {
-    if (name == "tensorboard" || name == "all")
-      log_warning(concat("[train] --report_to ", name,
-                         " has no effect on the command line: Python's Trainer writes TensorBoard's files. log_history in "
-                         "trainer_state.json has every value."));
+    if (name != "none") log_warning(concat("[train] --report_to ", name, " has no effect on the command line: ", kPythonReports));
   }
 }
 
 void add_help_groups(CommandLine& line) {
   line.group("Model", {"model", "device", "dtype", "quant_type", "double_quant", "block_size", "load_in_4bit"});
-  line.group("Data", {"data", "eval_data", "max_length", "packing", "packing_strategy", "completion_only_loss",
-                      "assistant_only_loss", "train_sampling_strategy"});
+  line.group("Data", {"data", "eval_data", "data_format", "dataset_text_field", "prompt_column", "completion_column",
+                      "messages_column", "max_length", "packing", "packing_strategy", "completion_only_loss", "assistant_only_loss",
+                      "train_sampling_strategy"});
   line.group("Output", {"output", "overwrite_output_dir", "resume_from_checkpoint", "init_adapter", "dry_run"});
   group_training_fields(line);
   line.group("Logging, evaluation, checkpoints",
@@ -88,10 +91,12 @@ Run parse(const Arguments& arguments) {
   CommandLine line("train", "--model DIR --data FILE --output DIR",
                    "Fine-tunes low-rank adapters on a 4-bit base and writes a PEFT adapter folder.");
   options.model.add_loading_to(line);
-  line.option("data", options.data, "rows to train on: .jsonl or .json of text, prompt/completion, messages or input_ids", true);
+  line.option("data", options.data, "rows to train on: FILE[,FILE …], .jsonl, .json, .csv, .tsv or .txt, also .gz (docs/sft.md)",
+              true);
   line.option("output", options.output, "folder for the adapter, checkpoints and trainer_state.json", true);
   line.alias("output_dir", "output");
   line.option("eval_data", options.eval_data, "rows to evaluate on, each epoch unless --eval_strategy says otherwise");
+  options.rows.add_to(line);
   line.option("init_adapter", options.init_adapter, "PEFT adapter folder to continue from; the options of its adapter are its own");
   line.option("assistant_only_loss", options.assistant_only_loss, "messages: train on the assistant's turns only");
   line.option("dry_run", options.dry_run, "print what the run would take, over the given rows, and end before anything is loaded");
@@ -154,6 +159,7 @@ DatasetOptions dataset_options(const TrainOptions& options, int64_t vocab_size, 
   rows.completion_only_loss = options.args.completion_only_loss;
   rows.assistant_only_loss = options.assistant_only_loss;
   rows.model_vocab_size = vocab_size;
+  options.rows.apply_to(rows);
   return rows;
 }
 

@@ -83,4 +83,4 @@ target_include_directories(qlorapp_torch_cuda INTERFACE $<BUILD_INTERFACE:${PROJ
 target_link_libraries(qlorapp_torch_cuda INTERFACE
   $<BUILD_INTERFACE:${QLORAPP_LIB_cudart_static}> $<BUILD_INTERFACE:rt> $<BUILD_INTERFACE:pthread> $<BUILD_INTERFACE:dl>)
 # Behind torch's other libraries, so that libstdc++ stays first (QlorappTorch.cmake says why).
-target_link_libraries(qlorapp_torch INTERFACE $<BUILD_INTERFACE:${_torch_cuda}>)
+qlorapp_needed_libraries(qlorapp_torch ${_torch_cuda})

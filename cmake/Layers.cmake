@@ -4,6 +4,14 @@
 # themselves by static initialisers, which a static archive would drop); tests of torch-free layers link the objects alone.
 set_property(GLOBAL PROPERTY QLORAPP_LAYERS "")
 
+# torch as our own code is compiled and linked; users of the library link qlorapp_torch, which has no flags.
+# at::parallel_for is a template: without -fopenmp, ours would silently run on one thread. src/ops/cpu/rows.hpp refuses that.
+# Our libraries and programs link although torch's own libraries miss something that a machine without a GPU does not have.
+add_library(qlorapp_own_torch INTERFACE)
+target_link_libraries(qlorapp_own_torch INTERFACE qlorapp_torch)
+target_compile_options(qlorapp_own_torch INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
+target_link_options(qlorapp_own_torch INTERFACE -fopenmp "LINKER:-rpath-link,${qlorapp_torch_root}/lib" "LINKER:--allow-shlib-undefined")
+
 function(qlorapp_layer name)
   cmake_parse_arguments(arg "TORCH" "" "SOURCES;USES" ${ARGN})
   set(target qlorapp_${name})
@@ -14,7 +22,7 @@ function(qlorapp_layer name)
     target_link_libraries(${target} PUBLIC qlorapp_${used})
   endforeach()
   if(arg_TORCH)
-    target_link_libraries(${target} PUBLIC qlorapp_torch)
+    target_link_libraries(${target} PUBLIC qlorapp_own_torch)
     # One precompiled header for all torch layers; header tests compile without it.
     if(TARGET qlorapp_pch)
       target_precompile_headers(${target} REUSE_FROM qlorapp_pch)
@@ -22,7 +30,7 @@ function(qlorapp_layer name)
       file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/pch.cpp CONTENT "")  # unlike WRITE, leaves an equal file alone
       add_library(qlorapp_pch OBJECT ${PROJECT_BINARY_DIR}/pch.cpp)
       set_target_properties(qlorapp_pch PROPERTIES POSITION_INDEPENDENT_CODE ON)
-      target_link_libraries(qlorapp_pch PUBLIC qlorapp_defaults qlorapp_torch)
+      target_link_libraries(qlorapp_pch PUBLIC qlorapp_defaults qlorapp_own_torch)
       qlorapp_warnings(qlorapp_pch)
       target_precompile_headers(qlorapp_pch PRIVATE <ATen/ATen.h> <torch/library.h> <torch/csrc/autograd/custom_function.h>)
       target_precompile_headers(${target} REUSE_FROM qlorapp_pch)
@@ -45,5 +53,5 @@ function(qlorapp_shared_library)
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   set_target_properties(qlorapp PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
     LINKER_LANGUAGE CXX CUDA_RUNTIME_LIBRARY None  # cmake/Cuda.cmake names the runtime
-    BUILD_RPATH "${qlorapp_torch_root}/lib" INSTALL_RPATH "$ORIGIN;$ORIGIN/../../torch/lib;${qlorapp_torch_root}/lib")
+    BUILD_RPATH "${qlorapp_torch_root}/lib" INSTALL_RPATH "$ORIGIN;$ORIGIN/../../torch/lib")
 endfunction()

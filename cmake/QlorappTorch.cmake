@@ -7,15 +7,26 @@ find_package(Python 3.10 COMPONENTS Interpreter OPTIONAL_COMPONENTS Development.
 set(qlorapp_torch_root "${TORCH_ROOT}")
 if(NOT qlorapp_torch_root)
   if(NOT Python_Interpreter_FOUND)
-    message(FATAL_ERROR "qlorapp needs torch: pass -DTORCH_ROOT=<folder of torch>, or -DPython_EXECUTABLE=<python that has torch>.")
+    message(FATAL_ERROR "qlorapp needs torch, and there is no Python >= 3.10 to ask for it. Pass -DTORCH_ROOT=<folder of torch>, or "
+                        "-DPython_EXECUTABLE=<python that has torch>.")
   endif()
   execute_process(COMMAND ${Python_EXECUTABLE} -c
     "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '', end='')"
     OUTPUT_VARIABLE qlorapp_torch_root)
+  if(NOT qlorapp_torch_root AND SKBUILD)
+    message(FATAL_ERROR "qlorapp needs torch, and pip builds in an environment of its own, which has none. Add --no-build-isolation:\n"
+                        "  pip install --no-build-isolation .\n"
+                        "It uses what is installed: pip install torch==2.11.0 scikit-build-core cmake ninja")
+  elseif(NOT qlorapp_torch_root)
+    message(FATAL_ERROR "qlorapp needs torch, and ${Python_EXECUTABLE} has none. Pass -DPython_EXECUTABLE=<python that has torch>, or "
+                        "-DTORCH_ROOT=<folder of torch>, which that python prints:\n"
+                        "  python -c \"import torch; print(torch.__path__[0])\"\n"
+                        "If there is none yet: pip install torch==2.11.0")
+  endif()
 endif()
 if(NOT EXISTS "${qlorapp_torch_root}/include/torch/library.h")
-  message(FATAL_ERROR "qlorapp needs torch with its C++ headers (torch/include/torch/library.h); looked in '${qlorapp_torch_root}'.\n"
-                      "Install the PyPI wheel (pip install torch==2.11.0) into ${Python_EXECUTABLE}, or pass -DTORCH_ROOT.")
+  message(FATAL_ERROR "qlorapp needs torch with its C++ headers (include/torch/library.h); '${qlorapp_torch_root}' has none. "
+                      "Pass -DTORCH_ROOT=<folder of torch>: the PyPI wheel has them (pip install torch==2.11.0).")
 endif()
 
 file(STRINGS "${qlorapp_torch_root}/include/torch/headeronly/version.h" _version_lines REGEX "define TORCH_VERSION_(MAJOR|MINOR) ")
@@ -44,15 +55,21 @@ find_library(QLORAPP_LIB_torch_python torch_python PATHS ${qlorapp_torch_root}/l
 execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libstdc++.so OUTPUT_VARIABLE _runtime ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT _runtime MATCHES "/")
   message(FATAL_ERROR "qlorapp needs a compiler with a shared libstdc++, as torch's exceptions pass through it; ${CMAKE_CXX_COMPILER} has a "
-                      "static one only. Take another: CXX=/usr/bin/g++, or -DCMAKE_CXX_COMPILER=/usr/bin/g++.")
+                      "static one only. Use another, in a fresh build folder (this one keeps its compiler):\n"
+                      "  cmake --fresh -DCMAKE_CXX_COMPILER=/usr/bin/g++ -S ${CMAKE_SOURCE_DIR} -B ${CMAKE_BINARY_DIR}")
 endif()
 if(NOT _runtime MATCHES "/")
   set(_runtime stdc++)
 endif()
 # libstdc++ comes first: libtorch exports a std::filesystem of its own, from an older one, and the loader takes the first it meets.
 # By its path, because a folder of LIBRARY_PATH may have a static one, which -lstdc++ would find before.
-target_link_libraries(qlorapp_torch INTERFACE $<BUILD_INTERFACE:${_runtime}> $<BUILD_INTERFACE:${_libraries}>)
-target_link_options(qlorapp_torch INTERFACE "LINKER:-rpath-link,${qlorapp_torch_root}/lib" "LINKER:--allow-shlib-undefined")
-# at::parallel_for is a template: without -fopenmp, ours would silently run on one thread. src/ops/cpu/rows.hpp refuses that.
-target_compile_options(qlorapp_torch INTERFACE $<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CXX>:-fopenmp>>)
-target_link_options(qlorapp_torch INTERFACE $<BUILD_INTERFACE:-fopenmp>)
+target_link_libraries(qlorapp_torch INTERFACE $<BUILD_INTERFACE:${_runtime}>)
+
+# qlorapp_needed_libraries(target library …): links them even if the program itself uses no symbol of them. libqlorapp.so does, and the
+# loader finds torch by the program's path alone: the installed libqlorapp.so names no folder of torch.
+function(qlorapp_needed_libraries target)
+  list(JOIN ARGN "\",\"" _group)
+  target_link_libraries(${target} INTERFACE "$<BUILD_INTERFACE:-Wl,--push-state,--no-as-needed,\"${_group}\",--pop-state>")
+  target_link_libraries(${target} INTERFACE $<BUILD_INTERFACE:${ARGN}>)  # once more as files, from which CMake forms that path
+endfunction()
+qlorapp_needed_libraries(qlorapp_torch ${_libraries})

@@ -5,7 +5,8 @@
 /// addcmul but not addcdiv; so the moments are bit-equal to the CPU operator on such a machine, but for tail elements (modulo
 /// the vector width) that torch leaves to other code. Parameters too, but for some 4e-5 of them by one ulp: the square root
 /// that torch takes from MKL on x86 is not always the nearest, this one is. Eight bits: bit-equal to the CPU operator on every
-/// machine — parameters, codes, absmax: nothing is contracted, and the nearest code is decided by the same products in double.
+/// machine — parameters, codes, absmax: both fuse the same products and sums, and the nearest code is decided by the same products in
+/// double.
 ///
 /// A step needs nothing from the host: `multiplier` (unscaling and clipping) and `skip` (an overflow was found) are read on the
 /// device, where gradient_norm.hpp left them.

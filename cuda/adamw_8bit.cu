@@ -151,9 +151,8 @@ __device__ inline void step_block(const Arguments& a, int64_t block, float multi
 #pragma unroll
   for (int j = 0; j < kEach; ++j) {
     const float g = __fmul_rn(e.g[j], multiplier);
-    m[j] = __fadd_rn(__fmul_rn(__fmul_rn(t.signed_value[e.code1[j]], scale1), s.beta1), __fmul_rn(s.one_minus_beta1, g));
-    v[j] = __fadd_rn(__fmul_rn(__fmul_rn(t.unsigned_value[e.code2[j]], scale2), s.beta2),
-                     __fmul_rn(__fmul_rn(s.one_minus_beta2, g), g));
+    m[j] = __fmaf_rn(s.one_minus_beta1, g, __fmul_rn(__fmul_rn(t.signed_value[e.code1[j]], scale1), s.beta1));
+    v[j] = __fmaf_rn(__fmul_rn(s.one_minus_beta2, g), g, __fmul_rn(__fmul_rn(t.unsigned_value[e.code2[j]], scale2), s.beta2));
     e.p[j] = __fadd_rn(__fmul_rn(e.p[j], s.decay),
                        __fdiv_rn(__fmul_rn(s.negative_step, m[j]), __fadd_rn(__fdiv_rn(__fsqrt_rn(v[j]), s.correction2), s.eps)));
     largest_m = max(largest_m, __float_as_uint(m[j]) & kMagnitude);

@@ -9,6 +9,7 @@ import ast
 import pathlib
 import re
 import sys
+import textwrap
 import types
 import typing
 
@@ -105,6 +106,11 @@ def _signatures(doc: str) -> list[tuple[str, str]]:
     return [(part.partition("\n")[0], part.partition("\n")[2].strip()) for part in parts]
 
 
+def _docstring(text: str, indent: str) -> str:
+    end = f"\n{indent}" if "\n" in text else ""
+    return textwrap.indent(f'"""{text}{end}"""', indent)
+
+
 def _function(name: str, doc: str, indent: str, decorator: str = "") -> list[str]:
     lines = []
     signatures = _signatures(doc)
@@ -114,8 +120,8 @@ def _function(name: str, doc: str, indent: str, decorator: str = "") -> list[str
         )
         parsed = ast.parse(f"def {name}{arguments}: ...").body[0]
         assert isinstance(parsed, ast.FunctionDef)
-        for argument in [*parsed.args.posonlyargs, *parsed.args.args]:
-            if argument.arg in ("self", "arg0") and argument is parsed.args.args[0] and indent:
+        for argument in [*parsed.args.posonlyargs, *parsed.args.args][:1]:
+            if argument.arg in ("self", "arg0") and indent:
                 argument.arg, argument.annotation = "self", None
         _plain_defaults(parsed)
         _whole_types(parsed)
@@ -124,7 +130,7 @@ def _function(name: str, doc: str, indent: str, decorator: str = "") -> list[str
         if decorator:
             lines.append(f"{indent}{decorator}")
         head = ast.unparse(parsed).removesuffix("\n    ...")
-        lines += [f"{indent}{head}", f'{indent}    """{text}"""'] if text else [f"{indent}{head} ..."]
+        lines += [f"{indent}{head}", _docstring(text, f"{indent}    ")] if text else [f"{indent}{head} ..."]
     return lines
 
 
@@ -133,7 +139,7 @@ def _property(name: str, member: property) -> list[str]:
     if member.__doc__ and member.__doc__ != member.fget.__doc__:
         text = member.__doc__.strip()
         lines[-1] = lines[-1].removesuffix(" ...")
-        lines.append(f'        """{text}"""')
+        lines.append(_docstring(text, "        "))
     if member.fset is not None:
         setter = _function(name, member.fset.__doc__, "    ", f"@{name}.setter")
         lines += [line.replace("arg1:", "value:") for line in setter]
@@ -144,7 +150,7 @@ def _class(name: str, kind: type) -> list[str]:
     base = next((b.__name__ for b in kind.__bases__ if b is not object and b.__module__ == "builtins"), "")
     lines = [f"class {name}({base}):" if base else f"class {name}:"]
     if kind.__doc__ and not base:
-        lines.append(f'    """{kind.__doc__.strip()}"""')
+        lines.append(_docstring(kind.__doc__.strip(), "    "))
     for member_name, member in vars(kind).items():
         if isinstance(member, property):
             lines += _property(member_name, member)

@@ -7,6 +7,10 @@
 #include <qlorapp/core/units.hpp>
 #include <qlorapp/quant/quantized_tensor.hpp>
 
+#ifdef _OPENMP
+#error "linking qlorapp::qlorapp turned OpenMP on in its user's code"
+#endif
+
 int main() {
   const qlorapp::QuantizedTensor empty;
   const auto op = c10::Dispatcher::singleton().findSchema({"qlorapp::quantize_4bit", ""});

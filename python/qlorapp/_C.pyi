@@ -6,20 +6,37 @@ import typing
 import torch
 
 class Accumulator:
-    """The denominator of a window of micro-batches; include/qlorapp/train/accumulator.hpp."""
+    """The denominator of a window of micro-batches.
+
+    The mean loss over a big batch is the sum of its targets' losses divided by the number of its targets. Count the targets of the whole
+    window first and weigh each micro-batch's summed loss by 1 / tokens: k micro-batches then give the loss and the gradients of one big
+    batch, on rows of any length and on a last, partial window. A window without a target weighs 0. An Accumulator lives for one window:
+
+        window = Accumulator([count_of(batch) for batch in batches])
+        for batch in batches:
+            loss_sum = torch.nn.functional.cross_entropy(logits_of(batch), batch.targets, reduction="sum")
+            window.weigh(loss_sum).backward()
+            window.add(loss_sum)
+        print(window.mean_loss().item())
+
+    target_counts: the number of targets of each micro-batch, integers >= 0.
+    sum_over_ranks: a function that turns this process's count into the count of all processes; it is called once. None: one process.
+
+    Raises ValueError if a count is negative, or the count of all processes is below this one's.
+        """
     def __init__(self, target_counts: collections.abc.Sequence[typing.SupportsInt], *, sum_over_ranks: collections.abc.Callable[[typing.SupportsInt], int] | None=None) -> None: ...
     @property
     def weight(self) -> float:
-        """1 / tokens, or 0 without targets."""
+        """1 / tokens as a float, or 0.0 without targets."""
     @property
     def tokens(self) -> int:
-        """Targets in the window."""
+        """Targets in the window, over all processes."""
     def weigh(self, loss_sum: torch.Tensor) -> torch.Tensor:
-        """loss_sum / tokens on the same graph."""
+        """loss_sum / tokens on the same graph and device. loss_sum: (), floating, a micro-batch's loss summed over its targets. Does not synchronize."""
     def add(self, loss_sum: torch.Tensor) -> None:
-        """Notes a micro-batch's summed loss for mean_loss()."""
+        """Adds a micro-batch's summed loss, (), to mean_loss(), in float64 on its device, detached. Does not synchronize."""
     def mean_loss(self) -> torch.Tensor:
-        """() float64."""
+        """() float64: the added losses / tokens, 0 without targets. Of this process: sum it over all. Does not synchronize."""
 
 class CausalLM:
     """include/qlorapp/nn/causal_lm.hpp"""
@@ -92,7 +109,7 @@ class CausalLM:
 class FormatError(ValueError): ...
 
 class GradScaler:
-    """include/qlorapp/train/grad_scaler.hpp"""
+    """The state machine of qlorapp.GradScaler, over gradients instead of an optimizer."""
     def __init__(self, device: torch.device, init_scale: typing.SupportsFloat, growth_factor: typing.SupportsFloat, backoff_factor: typing.SupportsFloat, growth_interval: typing.SupportsInt, enabled: bool, min_scale: typing.SupportsFloat, max_consecutive_skips: typing.SupportsInt) -> None: ...
     def scale(self, outputs: torch.Tensor) -> torch.Tensor: ...
     def unscale_(self, grads: collections.abc.Sequence[torch.Tensor | None], optimizer: typing.SupportsInt, allow_fp16: bool) -> None: ...
@@ -110,13 +127,15 @@ class GradScaler:
     def abandon_step(self) -> None: ...
     def state_dict(self) -> dict[typing.Any, typing.Any]: ...
     def load_state_dict(self, state_dict: dict[typing.Any, typing.Any]) -> None: ...
+    def __getstate__(self, /) -> tuple[typing.Any, ...]: ...
+    def __setstate__(self, arg0: tuple[typing.Any, ...]) -> None: ...
 
 class LoraLinear:
     """include/qlorapp/nn/lora_linear.hpp"""
     def __init__(self, base: QuantizedTensor | torch.Tensor, r: typing.SupportsInt, lora_alpha: typing.SupportsFloat, lora_dropout: typing.SupportsFloat, use_rslora: bool, gaussian_init: bool, seed: typing.SupportsInt, bias: torch.Tensor | None=None) -> None: ...
-    def forward(self, x: torch.Tensor) -> torch.Tensor: ...
+    def forward(self, x: torch.Tensor, training: bool) -> torch.Tensor: ...
     def adopt_parameters(self, a: torch.Tensor, b: torch.Tensor) -> None: ...
-    def train(self, on: bool) -> None: ...
+    def to(self, device: torch.device) -> None: ...
     def merge(self, into: str) -> None: ...
     def unmerge(self) -> None: ...
     @property
@@ -160,7 +179,17 @@ class MemoryPlan:
     def svg(self, title: str='planned memory', budget: typing.SupportsInt | None=None) -> str: ...
 
 class QuantizedTensor:
-    """A weight in four bits; include/qlorapp/quant/quantized_tensor.hpp."""
+    """A weight in four bits, as Quantizer.quantize returns it: bitsandbytes' bytes.
+
+    With n elements in blocks of block_size, and b = ceil(n / block_size) blocks:
+
+        packed         (ceil(n / 2), 1) uint8; two codes a byte, the even element in the high nibble
+        absmax         (b) float32 scales; with double quantization (b) uint8 codes of them
+        nested_absmax  (ceil(b / nested_block_size)) float32, or None without double quantization
+        nested_offset  () float32, the mean of the scales, or None without double quantization
+
+    Its tensors are on one device. A block is a run of the weight flattened row by row.
+        """
     @property
     def packed(self) -> torch.Tensor: ...
     @property
@@ -195,10 +224,26 @@ class QuantizedTensor:
     def __repr__(self) -> str: ...
 
 class Quantizer:
-    """Weights to four bits and back; include/qlorapp/quant/quantizer.hpp."""
+    """Quantizes weights to four bits, and back.
+
+        q = Quantizer().quantize(weight)      # NF4, blocks of 64, double quantization: 4.127 bits per element
+        back = Quantizer().dequantize(q)
+
+    quant_type: "nf4" or "fp4".
+    block_size: elements per scale: 32, 64, 128, 256, 512, 1024, 2048 or 4096.
+    double_quant: store the scales in eight bits, too.
+    nested_block_size: scales per second-level scale, > 0.
+    compat: "none": nested codes are exactly nearest, a block of zeros has code 7, and a weight that is not finite is refused.
+        "bnb": bitsandbytes' nested codes, and its course with such weights.
+
+    Codes and scales equal those of bitsandbytes on the same kind of device. A Quantizer has no state: threads may share one.
+    Raises ValueError for an option outside its range.
+        """
     def __init__(self, quant_type: str='nf4', block_size: typing.SupportsInt=64, double_quant: bool=True, nested_block_size: typing.SupportsInt=256, compat: str='none') -> None: ...
-    def quantize(self, weight: torch.Tensor) -> QuantizedTensor: ...
-    def dequantize(self, q: QuantizedTensor, dtype: torch.dtype | None=None) -> torch.Tensor: ...
+    def quantize(self, weight: torch.Tensor) -> QuantizedTensor:
+        """weight: any shape and strides; float32, float16 or bfloat16; not changed. Returns its codes and scales on its device. Raises ValueError that names the first element that is not finite (compat="none"). Synchronizes for that check."""
+    def dequantize(self, q: QuantizedTensor, dtype: torch.dtype | None=None) -> torch.Tensor:
+        """A dense tensor of q.shape on q's device. dtype: float32, float16, bfloat16 or float64; None: that of the weight. Looks at q alone, not at this Quantizer's options. Does not synchronize."""
 
 class SamplingOptions:
     """include/qlorapp/nn/sampling.hpp"""
@@ -230,8 +275,8 @@ class Trainer:
     def scaler(self) -> GradScaler: ...
     @property
     def learning_rate(self) -> float: ...
-    def rate_factor(self, step: typing.SupportsInt) -> float:
-        """What the schedule multiplies the base rate by."""
+    def rate_factor(self, step: typing.SupportsInt, training_steps: typing.SupportsInt) -> float:
+        """What the schedule over so many optimizer steps multiplies the base rate by after `step` of them."""
     def optimizer_step(self, rate: typing.SupportsFloat) -> None:
         """The optimizer that `optim` names, over all adapters."""
     @property
@@ -301,7 +346,7 @@ def check_lora_config(json: str) -> None: ...
 
 def check_training_arguments(json: str) -> None: ...
 
-def checkpoint(run: collections.abc.Callable[..., typing.Any], inputs: collections.abc.Sequence[torch.Tensor | None], parameters: collections.abc.Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def checkpoint(run: collections.abc.Callable[..., typing.Any], inputs: collections.abc.Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
     """Outputs of run(*inputs), of which backward keeps the inputs only; include/qlorapp/nn/checkpointed_block.hpp."""
 
 def choose_tokens(logits: torch.Tensor, rows: collections.abc.Sequence[typing.SupportsInt], position: typing.SupportsInt, sampling: SamplingOptions) -> list[int]: ...
@@ -351,7 +396,7 @@ def pack(rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.Su
 
 def parse_bytes(what: str, text: str) -> int: ...
 
-def plan_memory(model: str, lora_config_json: str, args_json: str, *, gpu: str, compute_dtype: torch.dtype, load_in_4bit: bool, quant_type: str, double_quant: bool, skip_modules: collections.abc.Sequence[str]) -> MemoryPlan: ...
+def plan_memory(model: str, lora_config_json: str, args_json: str, *, gpu: str, requested_dtype: torch.dtype | None, load_in_4bit: bool, quant_type: str, double_quant: bool, skip_modules: collections.abc.Sequence[str]) -> MemoryPlan: ...
 
 def plan_model(model: CausalLM, args_json: str) -> MemoryPlan: ...
 
@@ -366,8 +411,10 @@ def read_adapter_config(folder: str) -> str:
 def say_older_name(where: str, alias: str, name: str) -> None:
     """Once in a process."""
 
-def set_log_sink(sink: collections.abc.Callable[[bool, str], None] | None) -> None:
-    """sink(is_warning, line) receives every line; None discards them."""
+def set_log_sink(sink: collections.abc.Callable[[typing.SupportsInt, str], None] | None) -> None:
+    """
+    sink(level, line) receives every line, level being a number of logging's; None discards them.
+    """
 
 torch_version: str
 

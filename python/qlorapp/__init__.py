@@ -125,5 +125,6 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
+    """The public names: those here, and those of other packages that this one passes on."""
     others = {*passed_through.FROM_TRANSFORMERS, *passed_through.FROM_OTHERS, *passed_through.MODULES, *passed_through.OWN}
-    return sorted({*globals(), *others, "HfArgumentParser", "get_peft_config"})
+    return sorted({*__all__, *others, "HfArgumentParser", "get_peft_config"})

@@ -9,8 +9,8 @@ from . import _C
 _log = logging.getLogger("qlorapp")
 
 
-def _say(is_warning: bool, line: str) -> None:
-    _log.log(logging.WARNING if is_warning else logging.INFO, "%s", line)
+def _say(level: int, line: str) -> None:
+    _log.log(level, "%s", line)
 
 
 _C.set_log_sink(_say)

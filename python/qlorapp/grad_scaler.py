@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.amp.GradScaler's interface over the C++ state machine."""
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,8 +17,14 @@ def _gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor | None]:
 class GradScaler:
     """Dynamic loss scaling with torch's names, rule, defaults, stages, errors and state.
 
+    Between scale() and update() comes one step() per optimizer. update() multiplies the scale by backoff_factor if a gradient was infinite
+    or NaN, and by growth_factor after growth_interval steps without one.
+
     Two options are ours and off by default: `min_scale` is a floor under backing off, and after `max_consecutive_skips` skipped
-    steps in a row update() raises RuntimeError with a diagnosis. include/qlorapp/train/grad_scaler.hpp.
+    steps in a row update() raises RuntimeError with a diagnosis.
+
+    Pickles and copies as torch's does: between update() and the next unscale_() or step(). A copy shares nothing with the original.
+    Raises AssertionError for a factor outside its range, and warns and is disabled for device="cuda" without CUDA.
     """
 
     def __init__(
@@ -42,6 +49,10 @@ class GradScaler:
             min_scale,
             max_consecutive_skips,
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """@raises AssertionError within a step: what unscale_() or step() found cannot be copied."""
+        return {**vars(self), "_core": copy.copy(self._core)}
 
     def scale(self, outputs: Any) -> Any:
         """A tensor, or an iterable of them, times the scale."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The linear layer in four bits of models that transformers computes, and its weight from the tensors of a bitsandbytes folder."""
+"""Which layers of transformers' models are put in four bits, their counts, and a weight from the tensors of a bitsandbytes folder."""
 
 import json
 import weakref
@@ -7,61 +7,9 @@ from typing import Any
 
 import torch
 
-from . import _C, nn
-from .module_tree import four_bit_state
-from .precision import own_dtypes
+from . import _C
+from .hf.linear4bit import Linear4bit as HfLinear4bit
 from .quantization import as_dtype
-
-
-class HfLinear4bit(torch.nn.Linear, nn.Linear4bit):
-    """A linear layer of a foreign model with its weight in four bits: y = x·dequantize(W)ᵀ + bias, differentiable in x.
-
-    W is (out, in), also where it stands for a Conv1D, whose float weight is (in, out): bitsandbytes' layers are so too, and adapters
-    have the same shapes over either.
-    """
-
-    def __init__(self, in_features: int, out_features: int, bias: bool, of_conv1d: bool = False) -> None:
-        super().__init__(in_features, out_features, bias, device="meta")
-        self.weight.requires_grad_(False)
-        self.of_conv1d = of_conv1d
-        self.quant_state: _C.QuantizedTensor | None = None
-
-    def quantize(self, quantizer: _C.Quantizer, weight: torch.Tensor) -> torch.nn.Parameter:
-        """Takes a float weight as it is in a checkpoint."""
-        return self.take(quantizer.quantize(weight.T.contiguous() if self.of_conv1d else weight))
-
-    def take(self, weight: _C.QuantizedTensor) -> torch.nn.Parameter:
-        self.quant_state = weight
-        return torch.nn.Parameter(weight.packed, requires_grad=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        assert self.quant_state is not None  # it has been read
-        with own_dtypes(x.device):
-            y: torch.Tensor = self.quant_state.linear(x)
-        return y if self.bias is None else y + self.bias.to(y.dtype)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> "HfLinear4bit":
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types for it
-        if self.quant_state is not None and self.weight.device != self.quant_state.device:
-            self.quant_state = self.quant_state.to(self.weight.device)
-            self.weight.data = self.quant_state.packed
-        return self
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        if self.quant_state is None:  # not read yet
-            return super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination.update(four_bit_state(self.quant_state, prefix))
-        if self.bias is not None:
-            destination[prefix + "bias"] = self.bias if keep_vars else self.bias.detach()
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError(
-            "[HfLinear4bit] a four-bit layer is not copied or pickled: its weight lives in C++, and pickle files can run code. Load the model "
-            "again with from_pretrained; adapters travel by save_pretrained and PeftModel.from_pretrained."
-        )
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, {self.bias is not None}, four bits"
 
 
 def is_plain_linear(module: torch.nn.Module) -> bool:

@@ -5,6 +5,7 @@ A quantizer of the name "qlorapp" is registered at transformers' extension point
 patched. Weights are quantized one by one while they are read, or taken with their codes from a folder that bitsandbytes wrote. Adapters are PEFT's, which wraps these layers as any linear layer.
 """
 
+import functools
 import logging
 import os
 import pathlib
@@ -25,6 +26,7 @@ from .hf_layer import (
 )
 from .modeling import TrainableParameters
 from .module_tree import check_targets
+from .peft_config import LoraConfig
 from .quantization import BitsAndBytesConfig
 
 _log = logging.getLogger("qlorapp")
@@ -318,11 +320,14 @@ def _peft(where: str, model: Any) -> Any:
     return peft
 
 
-def _over_four_bits(model: Any) -> Any:
-    """PEFT's model with what PEFT does wrong over four-bit layers that are not bitsandbytes' put right; over float ones as it is.
+def _adapted(model: Any) -> Any:
+    """PEFT's model, which accepts this library's configs, with what PEFT does wrong over four-bit layers that are not bitsandbytes' put
+    right.
 
     A merge would add the update to the packed bytes, whose shape is another, and those bytes would be counted as parameters.
     """
+    kind: Any = type(model)
+    model.__class__ = _with_our_configs(kind)
     if not any(isinstance(module, HfLinear4bit) for module in model.modules()):
         return model
     here = weakref.ref(model)  # a cycle would keep a deleted model in memory
@@ -350,7 +355,7 @@ def _over_four_bits(model: Any) -> Any:
 
 def load_adapter(model: Any, folder: str | os.PathLike[str], **options: Any) -> Any:
     """PEFT's PeftModel.from_pretrained for a model of transformers."""
-    return _over_four_bits(_peft("PeftModel", model).PeftModel.from_pretrained(model, folder, **options))
+    return _adapted(_peft("PeftModel", model).PeftModel.from_pretrained(model, folder, **options))
 
 
 def adapter_state_dict(model: Any, state_dict: Any, adapter_name: str) -> dict[str, torch.Tensor]:
@@ -384,16 +389,37 @@ def _refuse_what_reads_weights(model: Any, peft_config: Any) -> None:
             )
 
 
+def _their_config(where: str, model: Any, config: Any) -> Any:
+    """A config as PEFT's own LoraConfig, once the model can have such adapters."""
+    peft = _peft(where, model)
+    check_targets(config.target_modules, model)
+    if any(isinstance(module, HfLinear4bit) for module in model.modules()):
+        _refuse_what_reads_weights(model, config)
+    values = config.to_dict()
+    if values.get("runtime_config") is not None:
+        values["runtime_config"] = peft.LoraRuntimeConfig(**values["runtime_config"])
+    return peft.LoraConfig(**values)
+
+
+@functools.cache
+def _with_our_configs(kind: Any) -> type:
+    """PEFT's class, whose add_adapter accepts this library's LoraConfig, too."""
+
+    class WithOurConfigs(kind):  # type: ignore[misc]  # its types are not known here
+        def add_adapter(self, adapter_name: str, peft_config: Any, *args: Any, **options: Any) -> Any:
+            if isinstance(peft_config, LoraConfig):
+                peft_config = _their_config("add_adapter", self, peft_config)
+            return super().add_adapter(adapter_name, peft_config, *args, **options)
+
+    WithOurConfigs.__name__, WithOurConfigs.__qualname__ = kind.__name__, kind.__qualname__
+    return WithOurConfigs
+
+
 def get_peft_model(model: Any, peft_config: Any, seed: int | None, **options: Any) -> Any:
     """PEFT's adapters for a model of transformers. Their values come from torch's generator, or from `seed` and leave it alone."""
     peft = _peft("get_peft_model", model)
-    check_targets(peft_config.target_modules, model)
-    if any(isinstance(module, HfLinear4bit) for module in model.modules()):
-        _refuse_what_reads_weights(model, peft_config)
-    values = peft_config.to_dict()
-    if values.get("runtime_config") is not None:
-        values["runtime_config"] = peft.LoraRuntimeConfig(**values["runtime_config"])
+    theirs = _their_config("get_peft_model", model, peft_config)
     with torch.random.fork_rng(enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
-        return _over_four_bits(peft.get_peft_model(model, peft.LoraConfig(**values), **options))
+        return _adapted(peft.get_peft_model(model, theirs, **options))

@@ -19,7 +19,7 @@ class LoraLinear(torch.nn.Module):
     """A frozen linear layer with a trainable low-rank update: y = x·Wᵀ (+ bias) + s·(drop(x)·Aᵀ)·Bᵀ, s = lora_alpha / r.
 
     base: a (out, in) tensor, a QuantizedTensor, or a torch.nn.Linear. Its weight stays as it is; autograd saves the packed one.
-    Parameters: lora_A (r, in) and lora_B (out, r), float32. include/qlorapp/nn/lora_linear.hpp.
+    Parameters: lora_A (r, in) and lora_B (out, r), float32.
     """
 
     def __init__(
@@ -52,11 +52,12 @@ class LoraLinear(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(…, in) → (…, out) in the dtype of x. Dropout is active in training mode."""
         with own_dtypes(x.device):
-            return self._core.forward(x)
+            return self._core.forward(x, self.training)
 
-    def train(self, mode: bool = True) -> "LoraLinear":
-        self._core.train(mode)
-        return super().train(mode)
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "LoraLinear":
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._core.to(self.lora_A.device)
+        return self
 
     def merge(self, into: str = "dense") -> None:
         """Adds the update into the weight, "dense" or "four_bit" again."""
@@ -77,14 +78,14 @@ class LoraLinear(torch.nn.Module):
 class CheckpointedBlock(torch.nn.Module):
     """Keeps a block's inputs and runs the block again in backward; random state and autocast are those of the first run.
 
-    block: a torch.nn.Module, or any callable together with the `parameters` that it uses.
-    Works when no input needs a gradient, nested, and with several outputs. include/qlorapp/nn/checkpointed_block.hpp.
+    block: a torch.nn.Module or any callable. Gradients reach every tensor that it uses, hooks and torch.autograd.grad included.
+    parameters: the tensors that a plain callable uses, for the reader: they need not be complete, gradients do not depend on them.
+    Works when no input needs a gradient, nested, and with several outputs.
     """
 
     def __init__(self, block: Callable[..., Any], parameters: list[torch.Tensor] | None = None) -> None:
         super().__init__()
         self.block: Any = block
-        self._given = list(parameters) if parameters is not None else None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the block returns: a tensor, or a tuple of tensors."""
@@ -105,6 +106,5 @@ class CheckpointedBlock(torch.nn.Module):
         tensors = [values[slot] for slot in slots]
         for slot in slots:
             values[slot] = None  # kept by the graph alone, which can free them
-        used = self._given if self._given is not None else list(self.block.parameters())
-        outputs = _C.checkpoint(run, tensors, used)
+        outputs = _C.checkpoint(run, tensors)
         return outputs[0] if single else tuple(outputs)

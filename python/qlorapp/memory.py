@@ -3,6 +3,7 @@
 
 import json
 import os
+import time
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from .peft import PeftModel
 from .peft_config import LoraConfig
 from .quantization import BitsAndBytesConfig, as_dtype
 from .training_arguments import TrainingArguments
+
+#: Of find_max_batch_size: rows at most, tokens at most on a CPU, and seconds of a step that are said, and that are waited for.
+_ROWS, _CPU_TOKENS, _NOTICED, _LONGEST_STEP = 4096, 16384, 5.0, 30.0
 
 
 class MemoryPlan:
@@ -103,7 +107,8 @@ def plan(
     gpu is a card ("T4", "A10", "H200" …), an amount of memory, "cpu", or "auto": what is here. batch and max_seq_length stand in for
     args.per_device_train_batch_size and args.max_length. Of args counts what Trainer(model, args) would do: optimizer, accumulation, what is
     kept, memory_budget and auto_find_batch_size, evaluation; where they leave checkpointing and memory as they are, a loaded model's own
-    settings count. measure=True, for a model that is loaded: one such step is taken, with its optimizer's state and evaluation, and the plan
+    settings count. dtype is what the run computes in; else args.bf16 or args.fp16 say it, else the checkpoint's own counts, in float16 where
+    the card has no bfloat16: the log says so, and the plan's line names the dtype. measure=True, for a model that is loaded: one such step is taken, with its optimizer's state and evaluation, and the plan
     knows what it took; nothing of it stays.
     """
     if not isinstance(gpu, str):
@@ -125,7 +130,7 @@ def plan(
             f"[plan] measure=True takes a step of a model that is loaded; got {os.fspath(model)!r}. Load it, or leave it out."
         )
     if dtype is None:
-        dtype = "bfloat16" if options["bf16"] else "float16" if options["fp16"] else "float32"
+        dtype = "bfloat16" if options["bf16"] else "float16" if options["fp16"] else None
     quantization = quantization_config or BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
     )
@@ -134,7 +139,7 @@ def plan(
         json.dumps((lora_config or LoraConfig()).to_dict()),
         json.dumps(options),
         gpu=gpu,
-        compute_dtype=as_dtype(dtype, "dtype"),
+        requested_dtype=None if dtype is None else as_dtype(dtype, "dtype"),
         load_in_4bit=quantization.load_in_4bit,
         quant_type=quantization.bnb_4bit_quant_type,
         double_quant=quantization.bnb_4bit_use_double_quant,
@@ -173,21 +178,28 @@ def find_max_batch_size(
     max_seq_length: int = 512,
     *,
     budget: int | str | None = None,
-    largest: int = 4096,
+    largest: int | None = None,
     optim: str = "adamw_torch_fused",
 ) -> int:
     """The largest batch of rows of max_seq_length tokens that trains in the memory there is, or in `budget` for the whole run.
 
     The plan answers, and one true step of that batch (moments of the optimizer and an evaluation included) checks it. No parameter changes, gradients are
-    zero afterwards, and no memory stays behind. The tokenizer is not needed: all rows are as long as a row can be.
+    zero afterwards, and no memory stays behind. The tokenizer is not needed: all rows are as long as a row can be. largest bounds the
+    answer; it defaults to 4,096 rows, and on a CPU to as many as have 16,384 tokens, above which nothing is gained. On a CPU, where a plan
+    is exact, the step is left out if it would take longer than half a minute.
     """
     core, device = _core_of(model, "find_max_batch_size"), torch.device(model.device)
     TrainingArguments(optim=optim)  # knows the names
     eight_bit = optim.endswith("_8bit")
     limit = _bytes("budget", budget)
     room = limit if limit is not None else _C.memory_for(str(device))
+    if largest is None:
+        largest = max(1, _CPU_TOKENS // max(1, max_seq_length)) if device.type == "cpu" else _ROWS
     best = _C.largest_batch(core, max_seq_length, room, largest, optimizer_is_8bit=eight_bit, evaluates=True)
     while best > 0:
+        if device.type == "cpu" and not _is_quick(core, best, max_seq_length, eight_bit):
+            print(f"Batch size {best}: OK by plan")
+            break
         fits = _fits(core, device, best, max_seq_length, room, eight_bit)
         print(f"Batch size {best}: {'OK' if fits else 'OOM'}")
         if fits:
@@ -198,6 +210,18 @@ def find_max_batch_size(
         raise MemoryError(f"[find_max_batch_size] nothing fits. {advice}")
     print(f"\nMaximum batch size: {best}")
     return best
+
+
+def _is_quick(core: _C.CausalLM, batch: int, length: int, eight_bit: bool) -> bool:
+    """Whether a step on a CPU is worth waiting for, by one of a short row. Says how long, where it is noticed."""
+    short = min(length, 64)
+    begun = time.perf_counter()
+    _C.probe_step(core, 1, short, optimizer_is_8bit=eight_bit)
+    seconds = (time.perf_counter() - begun) * batch * length / short
+    if seconds > _NOTICED:
+        how = "one step checks it" if seconds <= _LONGEST_STEP else "not tried out"
+        print(f"Batch size {batch} fits by plan; a step takes about {seconds:.0f} s: {how}", flush=True)
+    return seconds <= _LONGEST_STEP
 
 
 def _fits(core: _C.CausalLM, device: torch.device, batch: int, length: int, room: int, eight_bit: bool) -> bool:

@@ -14,7 +14,7 @@ from . import adapter_status, hf_models, saving
 from .hub import adapter_folder
 from .layers import seed_from_torch
 from .merge_in_place import TO_A_FOLDER, merge_and_unload
-from .model_adapters import LoadResult
+from .model_adapters import LoadResult, is_of_an_adapter
 from .modeling import CausalLM, refuse_unknown
 from .peft_config import LoraConfig, PeftConfig, as_lora_config
 
@@ -404,13 +404,18 @@ def set_peft_model_state_dict(
 def prepare_model_for_kbit_training(
     model: CausalLM, use_gradient_checkpointing: bool = True, gradient_checkpointing_kwargs: dict[str, Any] | None = None
 ) -> CausalLM:
-    """Turns checkpointing on. The base is frozen from the start.
+    """Freezes the base, of any family, and turns checkpointing on.
 
     Unlike PEFT's it leaves norms, embeddings and head in 16 bits: norms and softmax are computed in float32 whatever they are
     stored in, and float32 copies of embeddings and head would cost 2 GB at 8 billion parameters.
     """
+    for name, parameter in model.named_parameters():
+        if not is_of_an_adapter(name):
+            parameter.requires_grad_(False)
     if use_gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs)
+        if (gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            model.enable_input_require_grads()  # without it a re-entrant block of a frozen base computes no gradient
     return model
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Callbacks that show a run: lines, a progress bar, TensorBoard."""
 
+import importlib
 import json
 import os
 import socket
@@ -8,6 +9,7 @@ import sys
 import time
 from typing import Any
 
+from . import _C
 from .batches import length_of
 from .trainer_callback import TrainerCallback
 
@@ -122,6 +124,28 @@ class TensorBoardCallback(TrainerCallback):
             self.tb_writer = None
 
 
-def reporting_callbacks(report_to: list[str]) -> list[TrainerCallback]:
-    wanted = "tensorboard" in report_to or ("all" in report_to and _summary_writer() is not None)
-    return [TensorBoardCallback()] if wanted else []
+def reporting_callbacks(report_to: list[str]) -> list[Any]:
+    """TensorBoard's, and for services transformers' own. "all": of each service that is installed."""
+    every = "all" in report_to
+    wanted = "tensorboard" in report_to or (every and _summary_writer() is not None)
+    made: list[Any] = [TensorBoardCallback()] if wanted else []
+    named = [name for name in report_to if name not in ("none", "all", "tensorboard")]
+    if not named and not every:
+        return made
+    try:
+        integrations: Any = importlib.import_module("transformers").integrations
+    except ModuleNotFoundError:
+        for name in named:
+            _C.log_warning_once(
+                f"[Trainer] report_to={name} has no effect without transformers, whose callback reports: pip install transformers."
+            )
+        return made
+    if every:
+        named += [name for name in integrations.get_available_reporting_integrations() if name not in (*named, "tensorboard")]
+    for name in named:
+        try:
+            (callback,) = integrations.get_reporting_integration_callbacks([name])
+            made.append(callback())
+        except (ImportError, RuntimeError, ValueError) as error:  # not installed, or not known to this release of transformers
+            _C.log_warning_once(f"[Trainer] report_to={name} has no effect: {error}")
+    return made

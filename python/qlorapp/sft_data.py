@@ -78,6 +78,22 @@ def _normalized(row: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+def _refuse_preferences(row: Mapping[str, Any], where: str) -> None:
+    """@raises ValueError for rows that compare answers: as SFT rows, only their questions would be trained."""
+    if "chosen" in row and "rejected" in row:
+        raise ValueError(
+            f"{where}'chosen' and 'rejected' are preference data: train with TRL's DPOTrainer. To train on the chosen answers alone, "
+            "remove 'rejected' and rename 'chosen' to 'completion', or to 'messages' if it holds whole conversations."
+        )
+    judged = ("prompt" in row and "completion" in row) or "messages" in row or "conversations" in row
+    for name in ("label", "kto_tag"):
+        if isinstance(row.get(name), bool) and (judged or name == "kto_tag"):
+            raise ValueError(
+                f"{where}{name!r} marks answers as wanted or not, which is preference data: train with TRL's KTOTrainer. To train on "
+                "all answers, good or bad, remove the column."
+            )
+
+
 @dataclasses.dataclass
 class Summary:
     """What was read, for people."""
@@ -107,8 +123,13 @@ class RowEncoder:
         self.tokenizer, self.config, self.completion_only, self.stop_ids = tokenizer, config, completion_only, stop_ids
         self._said: set[str] = set()
 
-    def prepare(self, dataset: Any, name: str, packed: bool, formatting_func: Callable[[Any], str] | None) -> list[Row]:
-        """All rows, cut (packing cuts by itself), without those that have nothing to learn, and a line about them in the log."""
+    def prepare(
+        self, dataset: Any, name: str, packed: bool, formatting_func: Callable[[Any], str] | None, keep_all: bool = False
+    ) -> list[Row]:
+        """All rows, cut (packing cuts by itself), without those that have nothing to learn, and a line about them in the log.
+
+        keep_all: those with nothing to learn, too, and in the order given: predictions are compared with their rows.
+        """
         rows, summary = [], Summary()
         for i, row in enumerate(as_rows(dataset, name)):
             where = f"[SFTTrainer] {name}, row {i}: "
@@ -127,7 +148,7 @@ class RowEncoder:
             summary.rows += 1
             if not packed:
                 encoded = self._cut(encoded, summary)
-            if all(label == IGNORED for label in encoded["labels"][1:]):
+            if not keep_all and all(label == IGNORED for label in encoded["labels"][1:]):
                 summary.dropped += 1
                 continue
             self._count(encoded, summary)
@@ -143,20 +164,22 @@ class RowEncoder:
                 f"{name}: 0 % of the rows end in a trained EOS: the model will not learn to stop. Append EOS, raise max_length, "
                 "or check eos_token."
             )
-        if self.config.shuffle_dataset:
+        if self.config.shuffle_dataset and not keep_all:
             import numpy
 
             rows = [rows[i] for i in numpy.random.default_rng(self.config.seed).permutation(len(rows))]
         return rows
 
     def encode(self, row: Mapping[str, Any], where: str = "") -> Row:
-        """One row, not cut."""
+        """One row, not cut. Columns that are None are missing: datasets fills rows up with them."""
+        row = {key: value for key, value in row.items() if value is not None}
         if "image" in row or "images" in row:
             raise ValueError(
                 f"{where}rows with images need a vision model; this library trains causal language models on text."
             )
         if "input_ids" in row:
             return self._labelled(row, where)
+        _refuse_preferences(row, where)
         row = _normalized(row)
         self._check_conversations(row, where)
         if "messages" in row:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .auto_model import AutoModelForCausalLM
+from .batches import is_stream
 from .modeling import CausalLM
 from .notebook import SampleCallback
 from .peft import get_peft_model
@@ -89,25 +90,23 @@ class SFTTrainer(Trainer):
         processing_class = _tokenizer_of(tokenizer if processing_class is None else processing_class, lm, config)
 
         rows = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
-        self._encoder = None
+        self._encoder: RowEncoder | None = None
+        self._formatting_func = formatting_func
         if config.skip_prepare_dataset:
             _check_prepared(rows)
         else:
             first: Any = next(iter(train_dataset), {})
             completion_only = _completion_only(config, first, formatting_func)
             self._encoder = RowEncoder(processing_class, config, completion_only, _stop_ids(processing_class, lm))
-            packed = {
-                "train_dataset": config.packing,
-                "eval_dataset": config.packing if config.eval_packing is None else config.eval_packing,
-            }
-            for name, dataset in rows.items():
-                if isinstance(dataset, dict) and name == "eval_dataset":
-                    rows[name] = {
-                        key: _as_given(part, self._encoder.prepare(part, f"{name}[{key!r}]", packed[name], formatting_func))
-                        for key, part in dataset.items()
-                    }
-                elif dataset is not None:
-                    rows[name] = _as_given(dataset, self._encoder.prepare(dataset, name, packed[name], formatting_func))
+            evaluation_is_packed = config.packing if config.eval_packing is None else config.eval_packing
+            rows["train_dataset"] = self._prepared(train_dataset, "train_dataset", config.packing)
+            if isinstance(eval_dataset, dict):
+                rows["eval_dataset"] = {
+                    key: self._prepared(part, f"eval_dataset[{key!r}]", evaluation_is_packed)
+                    for key, part in eval_dataset.items()
+                }
+            elif eval_dataset is not None:
+                rows["eval_dataset"] = self._prepared(eval_dataset, "eval_dataset", evaluation_is_packed)
 
         shown = []
         if self._encoder is not None and not config.disable_tqdm:
@@ -137,6 +136,18 @@ class SFTTrainer(Trainer):
     def _makes_labels(self) -> bool:
         """Rows of predict() are learnt from as those of training are, by TRL's own collator."""
         return True
+
+    def _prepared(self, dataset: Any, name: str, packed: bool, keep_all: bool = False) -> Any:
+        assert self._encoder is not None
+        return _as_given(dataset, self._encoder.prepare(dataset, name, packed, self._formatting_func, keep_all))
+
+    def _rows_given(self, dataset: Any, name: str, keep_all: bool) -> Any:
+        """Rows of any kind, read as those of the constructor are. Its own, and a stream of tokens, as they are."""
+        known = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
+        is_known = any(dataset is one for one in (self.train_dataset, *known.values()))
+        if self._encoder is None or is_known or is_stream(dataset):
+            return dataset
+        return self._prepared(dataset, name, packed=False, keep_all=keep_all)
 
     def sample(self) -> list[tuple[str, bool]] | None:
         """The first training row as text in runs: [(text, whether it is trained)]. None without a tokenizer's rows."""

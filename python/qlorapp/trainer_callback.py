@@ -60,13 +60,13 @@ class ExportableState:
     """A callback whose state() goes into checkpoints, and comes back with restore_callback_states_from_checkpoint."""
 
     def state(self) -> dict[str, Any]:
-        """{"args": what the constructor takes, "attributes": what to set on the object}."""
+        """{"args": what the constructor takes, "attributes": what to set on the object}. Either may be left out."""
         raise NotImplementedError("state() is to return {'args': {…}, 'attributes': {…}}.")
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Any:
-        restored = cls(**state["args"])
-        for name, value in state["attributes"].items():
+        restored = cls(**state.get("args", {}))
+        for name, value in state.get("attributes", {}).items():
             setattr(restored, name, value)
         return restored
 
@@ -101,6 +101,11 @@ class TrainerCallback:
     on_save = _event("A checkpoint is written.")
     on_log = _event("Something is logged; logs.")
     on_prediction_step = _event("A batch of an evaluation or prediction is done.")
+
+
+def _has_state(callback: Any) -> bool:
+    """Is it an ExportableState, of this library or of transformers?"""
+    return callable(getattr(callback, "state", None)) and hasattr(type(callback), "from_state")
 
 
 class CallbackHandler:
@@ -159,7 +164,7 @@ class CallbackHandler:
         """By class name, of those that have one; a list where a class is there more than once."""
         found: dict[str, Any] = {}
         for callback in self.callbacks:
-            if not isinstance(callback, ExportableState):
+            if not _has_state(callback):
                 continue
             name, state = type(callback).__name__, callback.state()
             if name in found:
@@ -172,8 +177,9 @@ class CallbackHandler:
         left = {name: list(state) if isinstance(state, list) else [state] for name, state in states.items()}
         for i, callback in enumerate(self.callbacks):
             name = type(callback).__name__
-            if isinstance(callback, ExportableState) and left.get(name):
-                self.callbacks[i] = type(callback).from_state(left[name].pop(0))
+            if _has_state(callback) and left.get(name):
+                saved = {"args": {}, "attributes": {}, **left[name].pop(0)}  # transformers' from_state needs both keys
+                self.callbacks[i] = type(callback).from_state(saved)
         for name, rest in left.items():
             if rest and name != "TrainerControl":
                 _log.warning("[Trainer] the checkpoint has the state of a %s, which this trainer has not.", name)

@@ -49,6 +49,8 @@ class EvaluationMethods(TrainerParts):
             rows = self.eval_dataset[rows]
         self._take_exchanged_model()
         self._sync_state()
+        if eval_dataset is not None and not isinstance(eval_dataset, str):
+            rows = eval_dataset = self._rows_given(eval_dataset, "eval_dataset", keep_all=False)
         if self._evaluates_in_python():
             loader = self.eval_dataloader = self.get_eval_dataloader(eval_dataset)
             start = time.time()
@@ -67,6 +69,10 @@ class EvaluationMethods(TrainerParts):
         self.control.should_evaluate = False
         self.callback_handler.call("evaluate", self.control, metrics=metrics)
         return metrics
+
+    def _rows_given(self, dataset: Any, name: str, keep_all: bool) -> Any:
+        """The rows of a data set that evaluate() or predict() is given: here it must have tokens. keep_all: each, in its place."""
+        return dataset
 
     def _steps_of(self, loader: Any, output: EvalLoopOutput) -> int:
         return length_of(loader) or -(-output.num_samples // self.args.per_device_eval_batch_size)
@@ -118,7 +124,8 @@ class EvaluationMethods(TrainerParts):
     ) -> PredictionOutput:
         """Logits (or what preprocess_logits_for_metrics makes of them), labels and metrics of a data set."""
         self._take_exchanged_model()
-        loader = self.eval_dataloader = self.get_test_dataloader(test_dataset)
+        rows = self._rows_given(test_dataset, "test_dataset", keep_all=True)
+        loader = self.eval_dataloader = self.get_test_dataloader(rows)
         start = time.time()
         output = self.evaluation_loop(loader, "Prediction", None, ignore_keys, metric_key_prefix)
         metrics = output.metrics | prediction.speed(

@@ -179,13 +179,16 @@ class StepMethods(TrainerParts):
         ]
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """The schedule that lr_scheduler_type names, unless there is one already."""
+        """The schedule that lr_scheduler_type names, over num_training_steps, unless there is one already.
+
+        @raises ValueError unless num_training_steps is positive.
+        """
         if self.lr_scheduler is None:
             optimizer = optimizer if optimizer is not None else self.optimizer
             core = self._core
 
             def factor(step: int) -> float:
-                return core.rate_factor(step)
+                return core.rate_factor(step, num_training_steps)
 
             self.lr_scheduler = self._made_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return self.lr_scheduler

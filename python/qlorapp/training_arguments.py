@@ -72,7 +72,7 @@ class TrainingTable(ArgumentGroups, Table):
         if (same := _SAME_OPTIMIZER.get(fields.optim)) is not None:
             _C.log_warning_once(f"[TrainingArguments] optim={fields.optim!r} is run as {same!r}, which is the same rule.")
             fields.optim = same
-        if fields.metric_for_best_model is None and (fields.load_best_model_at_end or fields.save_strategy == "best"):
+        if fields.metric_for_best_model is None and fields.load_best_model_at_end:
             fields.metric_for_best_model = "loss"
         if fields.greater_is_better is None and fields.metric_for_best_model is not None:
             fields.greater_is_better = not str(fields.metric_for_best_model).endswith("loss")

@@ -30,12 +30,15 @@ void translate(std::exception_ptr error) {
   }
 }
 
-void set_sink(const std::optional<std::function<void(bool, std::string)>>& sink) {
+/// As Python's logging numbers its levels.
+int level_number(LogLevel level) { return level == LogLevel::kWarning ? 30 : level == LogLevel::kInfo ? 20 : 10; }
+
+void set_sink(const std::optional<std::function<void(int, std::string)>>& sink) {
   if (!sink) return set_log_sink({});
   set_log_sink([say = *sink](LogLevel level, std::string_view line) {
     const py::gil_scoped_acquire gil;
     try {
-      say(level == LogLevel::kWarning, std::string(line));
+      say(level_number(level), std::string(line));
     } catch (py::error_already_set& e) { e.discard_as_unraisable("qlorapp's log"); }
   });
 }
@@ -47,7 +50,8 @@ void bind_errors(py::module_& m) {
                                            PyExc_ValueError, nullptr);
   m.attr("FormatError") = py::reinterpret_borrow<py::object>(format_error);
   py::register_local_exception_translator(&translate);
-  m.def("set_log_sink", &set_sink, py::arg("sink").none(true), "sink(is_warning, line) receives every line; None discards them.");
+  m.def("set_log_sink", &set_sink, py::arg("sink").none(true),
+        "sink(level, line) receives every line, level being a number of logging's; None discards them.");
 }
 
 }  // namespace qlorapp::python

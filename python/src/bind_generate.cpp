@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Generation: choosing tokens, and the loop around it.
+#include <algorithm>
+#include <numeric>
+
 #include "bind.hpp"
+#include "qlorapp/core/check.hpp"
 #include "qlorapp/nn/generate.hpp"
 
 namespace qlorapp::python {
@@ -25,12 +29,45 @@ std::vector<std::vector<int64_t>> generate_rows(CausalLM& model, const std::vect
   return generate(model, prompts, all);
 }
 
+/// Hidden states of tokens that follow those of the cache's rows: of each row's last one, or of all.
+at::Tensor forward_cached(CausalLM& model, GenerationCache& cache, const at::Tensor& tokens, const std::vector<int64_t>& counts,
+                          bool every_token) {
+  QLORAPP_CHECK_VALUE(std::ssize(counts) == cache.row_count(), "[cache] counts must have one number per row, ", cache.row_count(),
+                      "; got ", counts.size(), ".");
+  std::vector<int64_t> rows(counts.size());
+  std::iota(rows.begin(), rows.end(), int64_t{0});
+  int64_t longest = 0;
+  for (size_t row = 0; row < counts.size(); ++row) longest = std::max(longest, cache.lengths[row] + counts[row]);
+  cache.reserve(longest);
+  return model.forward_cached(tokens.to(model.device()), rows, counts, cache, every_token);
+}
+
 }  // namespace
 
 void bind_generate(py::module_& m) {
   py::class_<SamplingOptions>(m, "SamplingOptions", "include/qlorapp/nn/sampling.hpp")
       .def(py::init(&sampling), py::kw_only(), py::arg("do_sample") = false, py::arg("temperature") = 1.0, py::arg("top_k") = 0,
            py::arg("top_p") = 1.0, py::arg("min_p") = 0.0, py::arg("repetition_penalty") = 1.0, py::arg("seed") = 0);
+  py::class_<GenerationCache>(m, "GenerationCache", "Keys and values per row; include/qlorapp/nn/generation_cache.hpp.")
+      .def_readonly("lengths", &GenerationCache::lengths)
+      .def_readonly("capacity", &GenerationCache::capacity)
+      .def(
+          "select_rows", [](GenerationCache& self, const std::vector<int64_t>& rows) { self.select_rows(rows); }, py::arg("rows"),
+          NoGil())
+      .def("remove_last", &GenerationCache::remove_last, py::arg("count"))
+      .def(
+          "blocks",
+          [](const GenerationCache& self) {
+            std::vector<std::pair<at::Tensor, at::Tensor>> blocks;
+            for (const KeyValueCache& block : self.blocks) blocks.emplace_back(block.keys, block.values);
+            return blocks;
+          },
+          "[(keys, values)] per block, each (rows * capacity, key-value heads, head_dim).");
+  m.def(
+      "make_cache", [](const CausalLM& model, int64_t rows, int64_t capacity) { return model.make_cache(rows, capacity); },
+      py::arg("model"), py::arg("rows"), py::arg("capacity"), NoGil());
+  m.def("forward_cached", &forward_cached, py::arg("model"), py::arg("cache"), py::arg("tokens"), py::arg("counts"),
+        py::arg("every_token") = false, NoGil(), "CausalLM::forward_cached over all rows; the cache grows as needed.");
   m.def("generate", &generate_rows, py::arg("model"), py::arg("prompts"), py::kw_only(), py::arg("max_new_tokens"),
         py::arg("min_new_tokens") = 0, py::arg("eos_token_ids") = std::vector<int64_t>{}, py::arg("sampling") = SamplingOptions{},
         py::arg("on_token") = std::nullopt, "The new tokens of each prompt; on_token(row, token) returning False ends a row.");

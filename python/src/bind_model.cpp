@@ -63,9 +63,9 @@ void save(const CausalLM& model, const std::string& source, const std::string& o
 }
 
 UnpaddedBatch unpad_for(const CausalLM& model, const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
-                        const std::optional<at::Tensor>& labels) {
-  UnpaddedBatch unpadded =
-      unpad(input_ids, attention_mask.value_or(at::Tensor()), labels.value_or(at::Tensor()), model.config().vocab_size);
+                        const std::optional<at::Tensor>& labels, const std::optional<at::Tensor>& position_ids) {
+  UnpaddedBatch unpadded = unpad(input_ids, attention_mask.value_or(at::Tensor()), labels.value_or(at::Tensor()),
+                                 model.config().vocab_size, position_ids.value_or(at::Tensor()));
   unpadded.batch = unpadded.batch.to(model.device());
   unpadded.indices = unpadded.indices.to(model.device());
   return unpadded;
@@ -118,11 +118,12 @@ void bind_model(py::module_& m) {
           "first_token", [](const UnpaddedBatch& self) { return self.batch.first_token; },
           [](UnpaddedBatch& self, int64_t token) { self.batch.first_token = token; }, "Of a batch that is a part of another.")
       .def_readonly("ignored_padding_labels", &UnpaddedBatch::ignored_padding_labels)
+      .def_readonly("ignored_first_labels", &UnpaddedBatch::ignored_first_labels)
       .def("pad", &UnpaddedBatch::pad, py::arg("values"), py::arg("fill") = 0.0, NoGil());
 
   py::class_<CausalLM, std::shared_ptr<CausalLM>>(m, "CausalLM", "include/qlorapp/nn/causal_lm.hpp")
       .def("unpad", &unpad_for, py::arg("input_ids"), py::arg("attention_mask") = std::nullopt, py::arg("labels") = std::nullopt,
-           NoGil())
+           py::arg("position_ids") = std::nullopt, NoGil())
       .def(
           "add_adapters",
           [](CausalLM& self, const std::string& json, uint64_t seed, const std::string& name,

@@ -24,10 +24,10 @@ std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> run_in_py
   };
 }
 
-std::vector<at::Tensor> checkpoint_python(py::function run, const MaybeTensors& inputs, const std::vector<at::Tensor>& parameters) {
+std::vector<at::Tensor> checkpoint_python(py::function run, const MaybeTensors& inputs) {
   const auto in_cpp = run_in_python(std::move(run));
   const py::gil_scoped_release no_gil;
-  return checkpoint(in_cpp, undefined_for_none(inputs), parameters);
+  return checkpoint_tensors(in_cpp, undefined_for_none(inputs));
 }
 
 std::unique_ptr<LoraLinear> make_lora_linear(const std::variant<QuantizedTensor, at::Tensor>& base, int64_t r, double lora_alpha,
@@ -48,15 +48,17 @@ LoraLinear::MergeInto merge_into(const std::string& word) {
 }  // namespace
 
 void bind_nn(py::module_& m) {
-  m.def("checkpoint", &checkpoint_python, py::arg("run"), py::arg("inputs"), py::arg("parameters"),
+  m.def("checkpoint", &checkpoint_python, py::arg("run"), py::arg("inputs"),
         "Outputs of run(*inputs), of which backward keeps the inputs only; include/qlorapp/nn/checkpointed_block.hpp.");
 
   py::class_<LoraLinear>(m, "LoraLinear", "include/qlorapp/nn/lora_linear.hpp")
       .def(py::init(&make_lora_linear), py::arg("base"), py::arg("r"), py::arg("lora_alpha"), py::arg("lora_dropout"),
            py::arg("use_rslora"), py::arg("gaussian_init"), py::arg("seed"), py::arg("bias") = std::nullopt)
-      .def("forward", &LoraLinear::forward, py::arg("x"), NoGil())
+      .def("forward", py::overload_cast<const at::Tensor&, bool>(&LoraLinear::forward, py::const_), py::arg("x"),
+           py::arg("training"), NoGil())
       .def("adopt_parameters", &LoraLinear::adopt_parameters, py::arg("a"), py::arg("b"))
-      .def("train", &LoraLinear::train, py::arg("on"))
+      .def(
+          "to", [](LoraLinear& self, const at::Device& device) { self.to(device); }, py::arg("device"), NoGil())
       .def(
           "merge", [](LoraLinear& self, const std::string& into) { self.merge(merge_into(into)); }, py::arg("into"), NoGil())
       .def("unmerge", &LoraLinear::unmerge)

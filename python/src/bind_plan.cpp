@@ -5,7 +5,9 @@
 #include "bind.hpp"
 #include "lora_config_json.hpp"
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/core/log.hpp"
 #include "qlorapp/format/config_json.hpp"
+#include "qlorapp/io/compute_dtype.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
 #include "qlorapp/memory/budget.hpp"
@@ -61,17 +63,18 @@ Place place_of(const std::string& gpu) {
 }
 
 std::shared_ptr<Planned> plan_configs(const std::string& model, const std::string& lora_json, const std::string& args_json,
-                                      const std::string& gpu, at::ScalarType compute_dtype, bool load_in_4bit,
+                                      const std::string& gpu, std::optional<at::ScalarType> requested, bool load_in_4bit,
                                       const std::string& quant_type, bool double_quant, std::vector<std::string> skip_modules) {
   const TrainingArguments args = arguments_from(args_json);
   const Place place = place_of(gpu);
   PlanSettings settings = plan_settings(find_model_config(model), checked_lora_config(lora_json), args);
-  settings.compute_dtype = compute_dtype;
+  const ComputeDtype computed = choose_compute_dtype(requested, settings.model.dtype, place.device.type, place.device.architecture);
+  if (computed.is_substitute) log_info(concat("plan: the run computes in ", computed.reason));
+  settings.compute_dtype = computed.dtype;
   settings.load_in_4bit = load_in_4bit;
   settings.quantization = quantizer_options(quant_type, 64, double_quant, 256, "none");
   settings.skip_modules = std::move(skip_modules);
   settings.device = place.device;
-  settings.compute_dtype = usable_dtype(settings.compute_dtype, settings.device.architecture);
   return planned(fit_arguments(settings, args, place.rates, place.room).settings, place.room);
 }
 
@@ -156,8 +159,8 @@ void bind_plan(py::module_& m) {
           py::arg("title") = "planned memory", py::arg("budget") = std::nullopt);
 
   m.def("plan_memory", &plan_configs, py::arg("model"), py::arg("lora_config_json"), py::arg("args_json"), py::kw_only(),
-        py::arg("gpu"), py::arg("compute_dtype"), py::arg("load_in_4bit"), py::arg("quant_type"), py::arg("double_quant"),
-        py::arg("skip_modules"), NoGil());
+        py::arg("gpu"), py::arg("requested_dtype").none(true), py::arg("load_in_4bit"), py::arg("quant_type"),
+        py::arg("double_quant"), py::arg("skip_modules"), NoGil());
   m.def(
       "largest_batch",
       [](const CausalLM& model, int64_t length, int64_t room, int64_t most, bool optimizer_is_8bit, bool evaluates) {

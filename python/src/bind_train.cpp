@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // GradScaler and Accumulator.
 #include "bind.hpp"
+#include "qlorapp/core/check.hpp"
 #include "qlorapp/train/accumulator.hpp"
 #include "qlorapp/train/grad_scaler.hpp"
 
@@ -25,10 +26,53 @@ void load_state_dict(GradScaler& scaler, const py::dict& dict) {
   scaler.load_state_dict(state);
 }
 
+/// What a copy in another process is made of. The factors are beside the state because a disabled scaler has no state.
+py::tuple to_pickle(const GradScaler& scaler) {
+  scaler.check_serializable();
+  const GradScaler::Options& options = scaler.options();
+  return py::make_tuple(at::Device(options.device), options.enabled, options.growth_factor, options.backoff_factor,
+                        options.growth_interval, options.min_scale, options.max_consecutive_skips, scaler.consecutive_skips(),
+                        state_dict(scaler));
+}
+
+GradScaler from_pickle(const py::tuple& saved) {
+  QLORAPP_CHECK_VALUE(saved.size() == 9, "[GradScaler] a pickled state must have 9 entries; got ", saved.size(), '.');
+  GradScaler::Options options;
+  options.device = saved[0].cast<at::Device>().type();
+  options.enabled = saved[1].cast<bool>();
+  options.min_scale = saved[5].cast<double>();
+  options.max_consecutive_skips = saved[6].cast<int64_t>();
+  GradScaler scaler(options);
+  scaler.set_growth_factor(saved[2].cast<double>());
+  scaler.set_backoff_factor(saved[3].cast<double>());
+  scaler.set_growth_interval(saved[4].cast<int64_t>());
+  scaler.set_consecutive_skips(saved[7].cast<int64_t>());
+  load_state_dict(scaler, saved[8].cast<py::dict>());
+  return scaler;
+}
+
+constexpr const char* kAccumulatorDoc = R"(The denominator of a window of micro-batches.
+
+The mean loss over a big batch is the sum of its targets' losses divided by the number of its targets. Count the targets of the whole
+window first and weigh each micro-batch's summed loss by 1 / tokens: k micro-batches then give the loss and the gradients of one big
+batch, on rows of any length and on a last, partial window. A window without a target weighs 0. An Accumulator lives for one window:
+
+    window = Accumulator([count_of(batch) for batch in batches])
+    for batch in batches:
+        loss_sum = torch.nn.functional.cross_entropy(logits_of(batch), batch.targets, reduction="sum")
+        window.weigh(loss_sum).backward()
+        window.add(loss_sum)
+    print(window.mean_loss().item())
+
+target_counts: the number of targets of each micro-batch, integers >= 0.
+sum_over_ranks: a function that turns this process's count into the count of all processes; it is called once. None: one process.
+
+Raises ValueError if a count is negative, or the count of all processes is below this one's.)";
+
 }  // namespace
 
 void bind_train(py::module_& m) {
-  py::class_<GradScaler>(m, "GradScaler", "include/qlorapp/train/grad_scaler.hpp")
+  py::class_<GradScaler>(m, "GradScaler", "The state machine of qlorapp.GradScaler, over gradients instead of an optimizer.")
       .def(py::init([](at::Device device, double init_scale, double growth_factor, double backoff_factor, int64_t growth_interval,
                        bool enabled, double min_scale, int64_t max_consecutive_skips) {
              return GradScaler({device.type(), init_scale, growth_factor, backoff_factor, growth_interval, enabled, min_scale,
@@ -65,18 +109,26 @@ void bind_train(py::module_& m) {
       .def("is_enabled", &GradScaler::is_enabled)
       .def("abandon_step", &GradScaler::abandon_step)
       .def("state_dict", &state_dict)
-      .def("load_state_dict", &load_state_dict, py::arg("state_dict"));
+      .def("load_state_dict", &load_state_dict, py::arg("state_dict"))
+      .def(py::pickle(&to_pickle, &from_pickle));
 
-  py::class_<Accumulator>(m, "Accumulator", "The denominator of a window of micro-batches; include/qlorapp/train/accumulator.hpp.")
+  py::class_<Accumulator>(m, "Accumulator", kAccumulatorDoc)
       .def(py::init([](const std::vector<int64_t>& target_counts, std::optional<std::function<int64_t(int64_t)>> sum_over_ranks) {
              return Accumulator(target_counts, {.sum_over_ranks = sum_over_ranks.value_or(nullptr)});
            }),
            py::arg("target_counts"), py::kw_only(), py::arg("sum_over_ranks") = std::nullopt)
-      .def_property_readonly("weight", &Accumulator::weight, "1 / tokens, or 0 without targets.")
-      .def_property_readonly("tokens", &Accumulator::tokens, "Targets in the window.")
-      .def("weigh", &Accumulator::weigh, py::arg("loss_sum"), "loss_sum / tokens on the same graph.")
-      .def("add", &Accumulator::add, py::arg("loss_sum"), "Notes a micro-batch's summed loss for mean_loss().")
-      .def("mean_loss", &Accumulator::mean_loss, "() float64.");
+      .def_property_readonly("weight", &Accumulator::weight, "1 / tokens as a float, or 0.0 without targets.")
+      .def_property_readonly("tokens", &Accumulator::tokens, "Targets in the window, over all processes.")
+      .def("weigh", &Accumulator::weigh, py::arg("loss_sum"),
+           "Returns loss_sum / tokens, on the same graph and device.\n\n"
+           "loss_sum: (), floating: a micro-batch's loss, summed over its targets. Does not synchronize.")
+      .def("add", &Accumulator::add, py::arg("loss_sum"),
+           "Adds a micro-batch's summed loss to mean_loss(), in float64 on its device.\n\nloss_sum: (), detached here. Does not "
+           "synchronize.")
+      .def("mean_loss", &Accumulator::mean_loss,
+           "Returns the added losses / tokens: () float64, 0 without targets.\n\nThis process's share: sum it over all processes. "
+           "Does "
+           "not synchronize.");
 }
 
 }  // namespace qlorapp::python

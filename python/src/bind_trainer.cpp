@@ -297,11 +297,11 @@ void bind_trainer(py::module_& m) {
                              })
       .def(
           "rate_factor",
-          [](const OwningTrainer& self, int64_t step) {
-            const TrainState& run = self.trainer.state();
-            return run.schedule.factor(step, run.base_learning_rate);
+          [](const OwningTrainer& self, int64_t step, int64_t training_steps) {
+            return self.trainer.schedule_over(training_steps).factor(step, self.trainer.state().base_learning_rate);
           },
-          py::arg("step"), "What the schedule multiplies the base rate by.")
+          py::arg("step"), py::arg("training_steps"),
+          "What the schedule over so many optimizer steps multiplies the base rate by after `step` of them.")
       .def(
           "optimizer_step", [](OwningTrainer& self, double rate) { self.trainer.state().optimizer.step(rate); }, py::arg("rate"),
           NoGil(), "The optimizer that `optim` names, over all adapters.")

@@ -12,6 +12,7 @@ namespace {
 
 LogSink& sink() {
   static LogSink current = [](LogLevel level, std::string_view line) {
+    if (level == LogLevel::kDebug) return;
     std::fprintf(stderr, "%s%.*s\n", level == LogLevel::kWarning ? "warning: " : "", static_cast<int>(line.size()), line.data());
   };
   return current;
@@ -24,6 +25,8 @@ void say(LogLevel level, std::string_view line) {
 }  // namespace
 
 void set_log_sink(LogSink replacement) { sink() = std::move(replacement); }
+
+void log_debug(std::string_view line) { say(LogLevel::kDebug, line); }
 
 void log_info(std::string_view line) { say(LogLevel::kInfo, line); }
 

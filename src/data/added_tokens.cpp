@@ -9,20 +9,10 @@
 namespace qlorapp {
 namespace {
 
+using unicode::last_code_point;
+using unicode::length_at;
+
 bool is(uint32_t code_point, uint8_t classes) { return (unicode::classes_of(code_point) & classes) != 0; }
-
-/// Start of the last code point of well-formed, non-empty text.
-std::size_t last_code_point(std::string_view text) {
-  std::size_t i = text.size() - 1;
-  while (i > 0 && (static_cast<uint8_t>(text[i]) & 0xC0) == 0x80) --i;
-  return i;
-}
-
-std::size_t length_at(std::string_view text) {
-  std::size_t i = 1;
-  while (i < text.size() && (static_cast<uint8_t>(text[i]) & 0xC0) == 0x80) ++i;
-  return i;
-}
 
 bool ends_with(std::string_view text, uint8_t classes) {
   if (text.empty()) return false;

@@ -5,8 +5,10 @@
 #include <functional>
 #include <queue>
 #include <unordered_set>
+#include <utility>
 
 #include "qlorapp/core/check.hpp"
+#include "token_decoder.hpp"
 #include "unicode.hpp"
 
 namespace qlorapp {
@@ -72,11 +74,12 @@ std::string token_of_bytes(std::string_view bytes) {
   return out;
 }
 
-BytePairModel::BytePairModel(const Vocabulary& vocabulary, const Merges& merges, bool ignore_merges, const std::string& where)
-    : ignore_merges_(ignore_merges) {
+BytePairModel::BytePairModel(const Vocabulary& vocabulary, const Merges& merges, BytePairOptions options, const std::string& where)
+    : options_(std::move(options)) {
   single_.fill(-1);
+  fallback_.fill(-1);
   token_ids_.reserve(vocabulary.size());
-  byte_ids_.reserve(vocabulary.size());
+  if (options_.byte_level) byte_ids_.reserve(vocabulary.size());
   std::unordered_set<int32_t> seen;
   std::string bytes;
   for (const auto& [token, id] : vocabulary) {
@@ -84,11 +87,30 @@ BytePairModel::BytePairModel(const Vocabulary& vocabulary, const Merges& merges,
                          "] model.vocab must give each token its own id >= 0; token '", token, "' has ", id,
                          ". Take the tokenizer.json of the model again.");
     token_ids_.emplace(token, id);
-    if (!bytes_of_token(token, bytes)) continue;
-    byte_ids_.emplace(bytes, id);
+    if (options_.byte_level) {
+      if (!bytes_of_token(token, bytes)) continue;
+      byte_ids_.emplace(bytes, id);
+    } else {
+      bytes = token;
+    }
     if (bytes.size() == 1) single_[static_cast<uint8_t>(bytes[0])] = id;
   }
-  token_count_ = token_ids_.size();
+  for (int byte = 0; byte < 256; ++byte) {
+    const auto found = token_ids_.find(TokenDecoder::token_of(static_cast<uint8_t>(byte)));
+    if (found != token_ids_.end()) fallback_[static_cast<std::size_t>(byte)] = found->second;
+  }
+  // A byte-level model with a token for every byte never asks for the unknown one, and published files name odd ones.
+  const bool complete = options_.byte_level && std::find(single_.begin(), single_.end(), -1) == single_.end();
+  if (options_.unk_token && !complete) {
+    const auto unk = token_ids_.find(*options_.unk_token);
+    QLORAPP_CHECK_FORMAT(unk != token_ids_.end(), "[", where, "] model.unk_token must be a token of model.vocab; got '",
+                         *options_.unk_token, "'. Take the tokenizer.json of the model again.");
+    unk_ = unk->second;
+  }
+  read_merges(merges, where);
+}
+
+void BytePairModel::read_merges(const Merges& merges, const std::string& where) {
   merges_.reserve(merges.size());
   for (std::size_t rank = 0; rank < merges.size(); ++rank) {
     const auto& [left, right] = merges[rank];
@@ -97,7 +119,22 @@ BytePairModel::BytePairModel(const Vocabulary& vocabulary, const Merges& merges,
                          "] model.merges must join known tokens into a known token; merge ", rank, " is '", left, "' + '", right,
                          "'. Take the tokenizer.json of the model again.");
     merges_.insert_or_assign(pair_key(a->second, b->second), Merge{static_cast<uint32_t>(rank), both->second});
+    if (left.empty() || right.empty()) continue;
+    const std::string_view first = std::string_view(right).substr(0, unicode::length_at(right));
+    if (std::string_view(left).substr(unicode::last_code_point(left)) != first) joined_.emplace(first);
   }
+}
+
+bool BytePairModel::may_cut_before(std::string_view character) const {
+  return !options_.byte_level && !options_.ignore_merges && id_of(character) >= 0 && !joined_.contains(character) &&
+         !(options_.unk_token && options_.unk_token->ends_with(character));
+}
+
+int32_t BytePairModel::id_of(std::string_view text) const {
+  if (text.size() == 1) return single_[static_cast<uint8_t>(text[0])];
+  const auto& known = options_.byte_level ? byte_ids_ : token_ids_;
+  const auto found = known.find(text);
+  return found == known.end() ? -1 : found->second;
 }
 
 const BytePairModel::Merge* BytePairModel::find_merge(int32_t left, int32_t right) const {
@@ -106,9 +143,9 @@ const BytePairModel::Merge* BytePairModel::find_merge(int32_t left, int32_t righ
 }
 
 void BytePairModel::encode(std::string_view piece, std::vector<PieceToken>& out) const {
-  if (ignore_merges_) {
-    if (const auto whole = byte_ids_.find(piece); whole != byte_ids_.end()) {
-      out.push_back({whole->second, static_cast<uint32_t>(piece.size())});
+  if (options_.ignore_merges) {
+    if (const int32_t whole = id_of(piece); whole >= 0) {
+      out.push_back({whole, static_cast<uint32_t>(piece.size())});
       return;
     }
   }
@@ -127,14 +164,51 @@ void BytePairModel::encode(std::string_view piece, std::vector<PieceToken>& out)
   remembered_.try_emplace(std::string(piece), out.begin() + static_cast<std::ptrdiff_t>(before), out.end());
 }
 
-void BytePairModel::merge(std::string_view piece, std::vector<PieceToken>& out) const {
-  std::vector<Symbol> symbols(piece.size());
-  for (std::size_t i = 0; i < piece.size(); ++i) {
-    const auto byte = static_cast<uint8_t>(piece[i]);
-    QLORAPP_CHECK_VALUE(single_[byte] >= 0,
+bool BytePairModel::fall_back(std::string_view character, std::vector<PieceToken>& out) const {
+  const auto token = [&](char c) { return fallback_[static_cast<uint8_t>(c)]; };
+  if (std::any_of(character.begin(), character.end(), [&](char c) { return token(c) < 0; })) return false;
+  for (const char c : character) out.push_back({token(c), 1});
+  return true;
+}
+
+void BytePairModel::first_tokens(std::string_view piece, std::vector<PieceToken>& out) const {
+  uint32_t unknown = 0;  // bytes of the unknown token that is still open
+  const auto end_unknown = [&] {
+    if (unknown != 0) out.push_back({unk_, unknown});
+    unknown = 0;
+  };
+  for (std::size_t i = 0; i < piece.size();) {
+    const std::size_t length = options_.byte_level ? 1 : unicode::length_at(piece.substr(i));
+    const std::string_view unit = piece.substr(i, length);
+    i += length;
+    if (const int32_t id = id_of(unit); id >= 0) {
+      end_unknown();
+      out.push_back({id, static_cast<uint32_t>(length)});
+      continue;
+    }
+    // An open unknown token stays open across bytes and then stands behind them: so does Hugging Face's engine.
+    if (options_.byte_fallback && fall_back(unit, out)) continue;
+    QLORAPP_CHECK_VALUE(unk_ >= 0 || !options_.byte_level,
                         "[tokenizer] every byte of the text must have a token; the vocabulary has none for byte ",
-                        static_cast<int>(byte), ". Train the tokenizer with the full byte alphabet (ByteLevel.alphabet()).");
-    symbols[i] = {single_[byte], 1, static_cast<int32_t>(i) - 1, i + 1 < piece.size() ? static_cast<int32_t>(i) + 1 : -1};
+                        static_cast<int>(static_cast<uint8_t>(unit[0])),
+                        ". Train the tokenizer with the full byte alphabet (ByteLevel.alphabet()).");
+    QLORAPP_CHECK_VALUE(unk_ >= 0, "[tokenizer] every character of the text must have a token; the vocabulary has none for '", unit,
+                        "', and neither tokens for its bytes nor an unknown token. Train the tokenizer with unk_token or "
+                        "byte_fallback.");
+    if (!options_.fuse_unk) end_unknown();
+    unknown += static_cast<uint32_t>(length);
+  }
+  end_unknown();
+}
+
+void BytePairModel::merge(std::string_view piece, std::vector<PieceToken>& out) const {
+  std::vector<PieceToken> first;
+  first.reserve(piece.size());
+  first_tokens(piece, first);
+  std::vector<Symbol> symbols(first.size());
+  for (std::size_t i = 0; i < first.size(); ++i) {
+    symbols[i] = {first[i].id, first[i].bytes, static_cast<int32_t>(i) - 1,
+                  i + 1 < first.size() ? static_cast<int32_t>(i) + 1 : -1};
   }
 
   std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue;

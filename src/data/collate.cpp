@@ -116,12 +116,18 @@ Batch collate(std::span<const Example> examples) {
   return collate(examples, rows);
 }
 
-UnpaddedBatch unpad(const at::Tensor& input_ids, const at::Tensor& attention_mask, const at::Tensor& labels, int64_t vocab_size) {
+UnpaddedBatch unpad(const at::Tensor& input_ids, const at::Tensor& attention_mask, const at::Tensor& labels, int64_t vocab_size,
+                    const at::Tensor& position_ids) {
   QLORAPP_CHECK_VALUE(input_ids.defined() && input_ids.dim() == 2 && input_ids.numel() > 0,
                       "[unpad] input_ids must be (B, T) with at least one token; got another shape. Add a batch dimension.");
   const at::Tensor ids = host_grid(input_ids, input_ids, "input_ids");
   const at::Tensor mask = attention_mask.defined() ? host_grid(attention_mask, input_ids, "attention_mask") : at::ones_like(ids);
   const at::Tensor wanted = labels.defined() ? host_grid(labels, input_ids, "labels") : at::full_like(ids, Batch::kIgnoredTarget);
+  const bool one_for_all = position_ids.defined() && position_ids.dim() == 2 && position_ids.size(0) == 1;
+  const at::Tensor places =
+      position_ids.defined() ? host_grid(one_for_all ? position_ids.expand_as(input_ids) : position_ids, input_ids, "position_ids")
+                             : at::Tensor();
+  const int64_t* position = places.defined() ? places.const_data_ptr<int64_t>() : nullptr;
   UnpaddedBatch out;
   out.rows = ids.size(0);
   out.columns = ids.size(1);
@@ -154,8 +160,17 @@ UnpaddedBatch unpad(const at::Tensor& input_ids, const at::Tensor& attention_mas
     }
     out.ignored_padding_labels += on_padding;
     for (int64_t i = begin; i < end; ++i) indices.push_back(i);
-    builder.add_row(
-        end - begin, [&](int64_t i) { return id[begin + i]; }, [&](int64_t i) { return label[begin + i]; });
+    for (int64_t first = begin; first < end;) {
+      int64_t last = first + 1;
+      while (last < end && (!position || position[last] == position[last - 1] + 1)) ++last;
+      QLORAPP_CHECK_VALUE(last == end || !attention_mask.defined(),
+                          "[unpad] position_ids must count a row's tokens one by one beside an attention_mask; row ", row, " has ",
+                          position[last], " behind ", position[last - 1], ". Pack rows without a mask.");
+      if (first > start && label[first] != Batch::kIgnoredTarget) ++out.ignored_first_labels;
+      builder.add_row(
+          last - first, [&](int64_t i) { return id[first + i]; }, [&](int64_t i) { return label[first + i]; });
+      first = last;
+    }
   }
   if (vocab_size > 0) builder.check_vocabulary(vocab_size);
   out.batch = builder.finish().to(input_ids.device());

@@ -9,32 +9,33 @@
 #include "qlorapp/core/check.hpp"
 #include "row_encoder.hpp"
 #include "row_reader.hpp"
+#include "row_shape.hpp"
 #include "unicode.hpp"
 
 namespace qlorapp {
 namespace {
 
-std::vector<std::string> unused_keys(const nlohmann::json& row, RowFormat format, const DatasetOptions& options) {
-  std::vector<std::string> used;
-  switch (format) {
-    case RowFormat::kInputIds:
-      used = {"input_ids", "labels", "attention_mask"};
-      break;
-    case RowFormat::kMessages:
-      used = {"messages"};
-      break;
-    case RowFormat::kPromptCompletion:
-      used = {"prompt", "completion"};
-      break;
-    case RowFormat::kText:
-      used = {options.text_field};
-      break;
-  }
-  std::vector<std::string> out;
-  for (const auto& [key, value] : row.items()) {
-    if (std::find(used.begin(), used.end(), key) == used.end()) out.push_back(key);
-  }
+std::vector<std::string> unused_keys(const Row& row, const RowShape& shape) {
+  std::vector<std::string> out = keys_of(row);
+  const auto& used = shape.columns();
+  std::erase_if(out, [&](const std::string& key) { return std::find(used.begin(), used.end(), key) != used.end(); });
   return out;
+}
+
+/// What the rows are, for people: text files have lines or paragraphs, the others columns.
+std::string described(const std::string& shape, FileFormat format) {
+  switch (format) {
+    case FileFormat::kLines:
+      return "text, one a line";
+    case FileFormat::kParagraphs:
+      return "text, paragraphs between blank lines";
+    case FileFormat::kCsv:
+      return concat(shape, ", from CSV");
+    case FileFormat::kTsv:
+      return concat(shape, ", from TSV");
+    default:
+      return shape;
+  }
 }
 
 int64_t count_targets(const Example& example) {
@@ -74,28 +75,45 @@ std::string_view to_string(RowFormat format) {
       return "messages";
     case RowFormat::kPromptCompletion:
       return "prompt/completion";
+    case RowFormat::kPromptMessages:
+      return "prompt/completion messages";
     case RowFormat::kText:
       return "text";
   }
   return {};
 }
 
+FileFormat parse_file_format(std::string_view name) {
+  if (name == "auto") return FileFormat::kByName;
+  if (name == "json") return FileFormat::kJson;
+  if (name == "csv") return FileFormat::kCsv;
+  if (name == "tsv") return FileFormat::kTsv;
+  if (name == "text") return FileFormat::kLines;
+  if (name == "paragraphs") return FileFormat::kParagraphs;
+  throw ValueError(concat("[data_format] must be auto, json, csv, tsv, text (a line is a row) or paragraphs; got '", name, "'."));
+}
+
 Dataset Dataset::read(const std::string& path, const DatasetOptions& options, const Tokenizer* tokenizer,
                       const ChatTemplate* chat) {
   Dataset out;
   DatasetSummary& summary = out.summary;
+  std::optional<RowShape> shape;
   std::optional<RowEncoder> encoder;
   const std::string& file = path;
   summary.eos_known = tokenizer != nullptr && !tokenizer->eos_ids().empty();
 
-  summary.blank_lines = for_each_row(path, [&](std::string_view text, int64_t line) {
+  const RowFile read = for_each_row(path, options.file_format, options.text_field, [&](Row raw, int64_t line) {
     const std::string where = concat(file, ":", line);
-    const nlohmann::json row = parse_json(text, where);
-    if (!encoder) {
-      summary.format = detect_format(row, options, where);
-      summary.ignored_keys = unused_keys(row, summary.format, options);
+    if (!shape) {
+      shape = RowShape::detect(
+          raw, options, [&] { return chat != nullptr; }, where);
+      summary.format = shape->format();
+      summary.ignored_keys = unused_keys(raw, *shape);
       encoder.emplace(summary.format, options, tokenizer, chat, file);
     }
+    QLORAPP_CHECK_FORMAT(raw.is_object(), "[", where, "] a row must be a JSON object; got ", kind_of(raw),
+                         ". Write one object a row.");
+    const Row row = shape->canonical(std::move(raw), where);
     ++summary.rows;
     const int64_t straddling = encoder->straddling();
     Example example = encoder->encode(row, where);
@@ -118,8 +136,10 @@ Dataset Dataset::read(const std::string& path, const DatasetOptions& options, co
   QLORAPP_CHECK_FORMAT(!out.examples.empty(), "[", file, "] a row must have something to learn; none of ", summary.rows,
                        " has a label behind its first token. ", summary.truncated > 0 ? "Raise max_length, or s" : "S",
                        "horten the prompts and check the labels.");
+  summary.blank_lines = read.blank_lines;
+  summary.detected = described(shape->description(), read.format);
   summary.straddling = encoder->straddling();
-  if (summary.format == RowFormat::kMessages) {
+  if (summary.format == RowFormat::kMessages || summary.format == RowFormat::kPromptMessages) {
     summary.end_of_turn_is_one_token = tokenizer->token_to_id(chat->end_of_turn()).has_value();
   }
   return out;
@@ -127,8 +147,8 @@ Dataset Dataset::read(const std::string& path, const DatasetOptions& options, co
 
 std::string DatasetSummary::line() const {
   const int64_t examples = rows - dropped;
-  std::string out = concat(examples, " rows of ", to_string(format), ": ", tokens, " tokens, ", target_tokens, " trained; longest ",
-                           longest, " (line ", longest_line, ")");
+  std::string out = concat(examples, " rows of ", detected, ": ", tokens, " tokens, ", target_tokens, " trained; longest ", longest,
+                           " (line ", longest_line, ")");
   if (truncated > 0) out += concat("; ", truncated, " cut");
   if (dropped > 0) out += concat("; ", dropped, " left out with nothing to learn");
   if (blank_lines > 0) out += concat("; ", blank_lines, " blank lines");
@@ -148,7 +168,7 @@ std::vector<std::string> DatasetSummary::warnings() const {
   }
   if (!end_of_turn_is_one_token) {
     out.emplace_back(
-        "The end-of-turn token of the chat template is not a token of this tokenizer: it is learnt as several pieces. "
+        "The end-of-turn token of the chat template is not a token of this tokenizer: it is learned as several pieces. "
         "Add it to the tokenizer, or choose the template that belongs to the model.");
   }
   if (straddling > 0) {
@@ -161,12 +181,16 @@ std::vector<std::string> DatasetSummary::warnings() const {
 }
 
 std::string render_sample(const Example& example, const Tokenizer& tokenizer) {
-  std::string out;
+  std::string out, before;  // the text of all tokens so far: a decoder may treat the start of a text in a way of its own
   const auto trained = [&](std::size_t i) { return i > 0 && example.labels[i] != Example::kIgnored; };
   for (std::size_t begin = 0; begin < example.input_ids.size();) {
     std::size_t end = begin;
     while (end < example.input_ids.size() && trained(end) == trained(begin)) ++end;
-    const std::string text = tokenizer.decode(std::span(example.input_ids).subspan(begin, end - begin));
+    std::string whole = tokenizer.decode(std::span(example.input_ids).first(end));
+    auto same = std::mismatch(before.begin(), before.end(), whole.begin(), whole.end()).second;
+    while (same != whole.begin() && same != whole.end() && (static_cast<uint8_t>(*same) & 0xC0) == 0x80) --same;
+    const std::string text(same, whole.end());
+    before = std::move(whole);
     out += trained(begin) ? concat("«", text, "»") : text;
     begin = end;
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "json_reading.hpp"
 
+#include <cstdint>
 #include <unordered_set>
 #include <vector>
 
@@ -9,27 +10,31 @@
 #include "unicode.hpp"
 
 namespace qlorapp {
+namespace {
 
-nlohmann::json parse_json(std::string_view text, const std::string& where) {
-  using json = nlohmann::json;
+template <class json>
+json parse(std::string_view text, const std::string& where, std::size_t most_keys) {
   std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
-  const json::parser_callback_t watch = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {
+  using Event = typename json::parse_event_t;
+  const typename json::parser_callback_t watch = [&](int depth, Event event, json& parsed) {
+    if (event == Event::object_start || event == Event::array_start) {
       QLORAPP_CHECK_FORMAT(depth < kJsonDepth, "[", where, "] JSON may be nested ", kJsonDepth,
                            " levels deep; this is deeper. Check what wrote the file.");
     }
-    if (event == json::parse_event_t::object_start) keys.emplace_back();
-    if (event == json::parse_event_t::object_end) keys.pop_back();
-    if (event == json::parse_event_t::key) {
-      const auto& key = parsed.get_ref<const std::string&>();
+    if (event == Event::object_start) keys.emplace_back();
+    if (event == Event::object_end) keys.pop_back();
+    if (event == Event::key) {
+      const auto& key = parsed.template get_ref<const std::string&>();
       QLORAPP_CHECK_FORMAT(keys.back().insert(key).second, "[", where, "] a key may stand once in a JSON object; '", key,
                            "' is there twice. Remove one of the two.");
+      QLORAPP_CHECK_FORMAT(keys.back().size() <= most_keys, "[", where, "] an object of a row may have ", most_keys,
+                           " keys; this one has more. Check what wrote the file.");
     }
     return true;
   };
   try {
     return json::parse(text.begin(), text.end(), watch);
-  } catch (const json::exception& error) {
+  } catch (const typename json::exception& error) {
     std::string reason = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: …"
     if (const auto end = reason.find("] "); end != std::string::npos) reason.erase(0, end + 2);
     std::string readable;  // the reason quotes what was read, which may be long or no UTF-8
@@ -38,23 +43,56 @@ nlohmann::json parse_json(std::string_view text, const std::string& where) {
   }
 }
 
-std::string read_file(const std::string& path, size_t limit) { return format::FileReader(path).read_all(limit); }
-
-std::string_view kind_of(const nlohmann::json& value) {
+template <class json>
+std::string_view kind(const json& value) {
   switch (value.type()) {
-    case nlohmann::json::value_t::null:
+    case json::value_t::null:
       return "null";
-    case nlohmann::json::value_t::object:
+    case json::value_t::object:
       return "an object";
-    case nlohmann::json::value_t::array:
+    case json::value_t::array:
       return "an array";
-    case nlohmann::json::value_t::string:
+    case json::value_t::string:
       return "a string";
-    case nlohmann::json::value_t::boolean:
+    case json::value_t::boolean:
       return "a boolean";
     default:
       return "a number";
   }
+}
+
+}  // namespace
+
+nlohmann::json parse_json(std::string_view text, const std::string& where) { return parse<nlohmann::json>(text, where, SIZE_MAX); }
+Row parse_row(std::string_view text, const std::string& where) { return parse<Row>(text, where, kMostRowKeys); }
+
+std::string read_file(const std::string& path, size_t limit) { return format::FileReader(path).read_all(limit); }
+
+std::string_view kind_of(const nlohmann::json& value) { return kind(value); }
+std::string_view kind_of(const Row& value) { return kind(value); }
+
+std::vector<std::string> keys_of(const Row& row) {
+  std::vector<std::string> out;
+  for (const auto& [key, value] : row.items()) {
+    if (!value.is_null()) out.push_back(key);
+  }
+  return out;
+}
+
+const Row& require(const Row& row, const std::string& key, const std::string& where) {
+  QLORAPP_CHECK_FORMAT(row.is_object(), "[", where, "] a row must be a JSON object; got ", kind_of(row),
+                       ". Write one object a row.");
+  const auto found = row.find(key);
+  QLORAPP_CHECK_FORMAT(found != row.end(), "[", where, "] a row must have key '", key,
+                       "', as the format of the first row says; got keys ", keys_of(row), ". Rename the key, or remove the row.");
+  return *found;
+}
+
+const std::string& require_text(const Row& row, const std::string& key, const std::string& where) {
+  const Row& value = require(row, key, where);
+  QLORAPP_CHECK_FORMAT(value.is_string(), "[", where, "] '", key, "' must be a string; got ", kind_of(value), ". ",
+                       value.is_array() && key != "content" ? "Conversations go into 'messages'." : "Correct or remove the row.");
+  return value.get_ref<const std::string&>();
 }
 
 }  // namespace qlorapp

@@ -99,8 +99,17 @@ std::size_t next_digits(const Scanner& s, std::size_t i, bool individual) {
   return i;
 }
 
-std::size_t next_piece(Split split, const Scanner& s, std::size_t i) {
-  switch (split) {
+std::size_t next_delimited(const Scanner& s, std::size_t i, SplitStep step) {
+  const auto is_delimiter = [&](std::size_t at) { return s.inside(at) && s.at(at) == step.delimiter; };
+  if (step.split == Split::kAroundDelimiter && is_delimiter(i)) return i + 1;
+  std::size_t end = step.split == Split::kBeforeDelimiter ? i + 1 : i;
+  while (step.split == Split::kBeforeRuns && is_delimiter(end)) ++end;
+  while (s.inside(end) && !is_delimiter(end)) ++end;
+  return step.split == Split::kAfterDelimiter && s.inside(end) ? end + 1 : end;
+}
+
+std::size_t next_piece(SplitStep step, const Scanner& s, std::size_t i) {
+  switch (step.split) {
     case Split::kLlama3:
       return next_llama3(s, i, 3);
     case Split::kQwen2:
@@ -111,6 +120,11 @@ std::size_t next_piece(Split split, const Scanner& s, std::size_t i) {
       return next_digits(s, i, true);
     case Split::kContiguousDigits:
       return next_digits(s, i, false);
+    case Split::kBeforeDelimiter:
+    case Split::kAfterDelimiter:
+    case Split::kAroundDelimiter:
+    case Split::kBeforeRuns:
+      return next_delimited(s, i, step);
   }
   return i + 1;
 }
@@ -125,17 +139,15 @@ std::string_view pattern_of(Split split) {
       return R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
     case Split::kGpt2:
       return R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-    case Split::kIndividualDigits:
-    case Split::kContiguousDigits:
+    default:
       return {};
   }
-  return {};
 }
 
-void split_pieces(Split split, const std::vector<unicode::CodePoint>& text, Piece range, std::vector<Piece>& out) {
+void split_pieces(SplitStep step, const std::vector<unicode::CodePoint>& text, Piece range, std::vector<Piece>& out) {
   const Scanner scanner(text, range);
   for (std::size_t i = range.begin; i < range.end;) {
-    const std::size_t end = next_piece(split, scanner, i);
+    const std::size_t end = next_piece(step, scanner, i);
     out.push_back({i, end});
     i = end;
   }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
 #include <vector>
 
@@ -19,9 +20,19 @@ enum class Split {
   kGpt2,              ///< GPT-2: contractions in lower case only; what ByteLevel(use_regex=true) does.
   kIndividualDigits,  ///< Digits(individual_digits=true): every numeric character alone.
   kContiguousDigits,  ///< Digits(individual_digits=false): runs of numeric characters.
+  kBeforeDelimiter,   ///< Every delimiter begins a piece (MergedWithNext); what Metaspace(split=true) does.
+  kAfterDelimiter,    ///< Every delimiter ends a piece (MergedWithPrevious).
+  kAroundDelimiter,   ///< Every delimiter is a piece (Isolated).
+  kBeforeRuns,        ///< Every run of delimiters begins a piece.
 };
 
-/// @returns the regular expression that `split` is equal to, as files write it; empty for the two Digits.
+/// A split and, for those that have one, its delimiter: one code point.
+struct SplitStep {
+  Split split;
+  uint32_t delimiter = 0;
+};
+
+/// @returns the regular expression that `split` is equal to, as files write it; empty for those that have none.
 [[nodiscard]] std::string_view pattern_of(Split split);
 
 /// Half-open range of indices into the decoded text.
@@ -31,6 +42,6 @@ struct Piece {
 
 /// Appends the pieces of text[begin, end), which cover it without gaps. Look-ahead ends at `end`, as it does in a piece that an
 /// earlier split has cut out.
-void split_pieces(Split split, const std::vector<unicode::CodePoint>& text, Piece range, std::vector<Piece>& out);
+void split_pieces(SplitStep step, const std::vector<unicode::CodePoint>& text, Piece range, std::vector<Piece>& out);
 
 }  // namespace qlorapp

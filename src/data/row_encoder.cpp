@@ -9,29 +9,7 @@
 namespace qlorapp {
 namespace {
 
-using nlohmann::json;
-
-std::vector<std::string> keys_of(const json& row) {
-  std::vector<std::string> out;
-  for (const auto& [key, value] : row.items()) out.push_back(key);
-  return out;
-}
-
-const json& require(const json& row, const std::string& key, const std::string& where) {
-  QLORAPP_CHECK_FORMAT(row.is_object(), "[", where, "] a row must be a JSON object; got ", kind_of(row),
-                       ". Write one object a row.");
-  const auto found = row.find(key);
-  QLORAPP_CHECK_FORMAT(found != row.end(), "[", where, "] a row must have key '", key,
-                       "', as the format of the first row says; got keys ", keys_of(row), ". Rename the key, or remove the row.");
-  return *found;
-}
-
-const std::string& require_text(const json& row, const std::string& key, const std::string& where) {
-  const json& value = require(row, key, where);
-  QLORAPP_CHECK_FORMAT(value.is_string(), "[", where, "] '", key, "' must be a string; got ", kind_of(value), ". ",
-                       value.is_array() && key != "content" ? "Conversations go into 'messages'." : "Correct or remove the row.");
-  return value.get_ref<const std::string&>();
-}
+using json = Row;
 
 std::vector<TokenId> require_ids(const json& values, const char* key, bool may_ignore, const std::string& where) {
   QLORAPP_CHECK_FORMAT(values.is_array(), "[", where, "] '", key, "' must be a list of whole numbers; got ", kind_of(values),
@@ -48,27 +26,18 @@ std::vector<TokenId> require_ids(const json& values, const char* key, bool may_i
   return out;
 }
 
-}  // namespace
-
-RowFormat detect_format(const json& row, const DatasetOptions& options, const std::string& where) {
-  QLORAPP_CHECK_FORMAT(row.is_object(), "[", where, "] a row must be a JSON object; got ", kind_of(row),
-                       ". Write one object a row.");
-  if (row.contains("input_ids")) return RowFormat::kInputIds;
-  if (row.contains("messages")) return RowFormat::kMessages;
-  if (row.contains("prompt") && row.contains("completion")) return RowFormat::kPromptCompletion;
-  if (row.contains(options.text_field)) return RowFormat::kText;
-  std::string advice = "Rename the keys, or name the text's key (dataset_text_field).";
-  if (row.contains("conversations")) advice = "Rename 'conversations', 'from' and 'value' to 'messages', 'role' and 'content'.";
-  if (row.contains("instruction")) advice = "Join 'instruction' and 'input' into 'prompt', and rename 'output' to 'completion'.";
-  if (row.contains("prompt")) advice = "Add the 'completion'.";
-  throw FormatError(concat("[", where, "] a row must have 'text', 'prompt' and 'completion', 'messages', or 'input_ids'; got keys ",
-                           keys_of(row), ". ", advice));
+/// Bytes that both texts begin with.
+std::size_t shared_beginning(std::string_view a, std::string_view b) {
+  return static_cast<std::size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
 }
+
+}  // namespace
 
 RowEncoder::RowEncoder(RowFormat format, const DatasetOptions& options, const Tokenizer* tokenizer, const ChatTemplate* chat,
                        const std::string& file)
     : format_(format), options_(options), tokenizer_(tokenizer), chat_(chat) {
-  const bool messages = format == RowFormat::kMessages, completion = format == RowFormat::kPromptCompletion;
+  const bool prompt_messages = format == RowFormat::kPromptMessages, messages = format == RowFormat::kMessages || prompt_messages;
+  const bool completion = format == RowFormat::kPromptCompletion || prompt_messages;
   QLORAPP_CHECK_VALUE(options.max_length >= 0, "[max_length] must be 0 (no limit) or more; got ", options.max_length, ". Set it.");
   QLORAPP_CHECK_VALUE(!options.assistant_only_loss || messages, "[assistant_only_loss] needs rows with 'messages'; ", file, " has ",
                       to_string(format), ". Leave it unset.");
@@ -78,10 +47,10 @@ RowEncoder::RowEncoder(RowFormat format, const DatasetOptions& options, const To
   QLORAPP_CHECK_VALUE(tokenizer != nullptr || format == RowFormat::kInputIds, "[", file,
                       "] rows of text need a tokenizer; the model ",
                       "folder has none. Copy tokenizer.json there, or write rows with 'input_ids'.");
-  QLORAPP_CHECK_VALUE(chat != nullptr || !messages, "[", file, "] rows with 'messages' need a chat template; the model has none. ",
+  QLORAPP_CHECK_VALUE(chat != nullptr || !messages, "[", file, "] rows of messages need a chat template; the model has none. ",
                       "Choose llama3, llama3.1 or chatml by name, or write rows with 'prompt' and 'completion'.");
   completion_only_ = options.completion_only_loss.value_or(completion);
-  assistant_only_ = options.assistant_only_loss || (messages && completion_only_);
+  assistant_only_ = options.assistant_only_loss || (format == RowFormat::kMessages && completion_only_);
 }
 
 Example RowEncoder::encode(const json& row, const std::string& where) {
@@ -91,6 +60,7 @@ Example RowEncoder::encode(const json& row, const std::string& where) {
       out = encode_ids(row, where);
       break;
     case RowFormat::kMessages:
+    case RowFormat::kPromptMessages:
       out = encode_messages(row, where);
       break;
     case RowFormat::kPromptCompletion:
@@ -128,7 +98,7 @@ Example RowEncoder::encode_ids(const json& row, const std::string& where) const 
   }
   out.labels = require_ids(*labels, "labels", true, where);
   QLORAPP_CHECK_FORMAT(out.labels.size() == out.input_ids.size(), "[", where, "] 'labels' must be as long as 'input_ids'; got ",
-                       out.labels.size(), " and ", out.input_ids.size(), ". Put -100 where nothing is to be learnt.");
+                       out.labels.size(), " and ", out.input_ids.size(), ". Put -100 where nothing is to be learned.");
   return out;
 }
 
@@ -171,9 +141,10 @@ Example RowEncoder::encode_completion(const json& row, const std::string& where)
 }
 
 Example RowEncoder::encode_messages(const json& row, const std::string& where) {
-  const json& list = require(row, "messages", where);
-  QLORAPP_CHECK_FORMAT(list.is_array(), "[", where, "] 'messages' must be a list; got ", kind_of(list),
-                       ". Correct or remove the row.");
+  const bool has_prompt = format_ == RowFormat::kPromptMessages;
+  json list = require(row, has_prompt ? "prompt" : "messages", where);
+  const std::size_t prompt_size = list.size();
+  if (has_prompt) list.insert(list.end(), row["completion"].begin(), row["completion"].end());
   std::vector<Message> messages;
   for (const char* key : {"tools", "functions"}) {
     QLORAPP_CHECK_FORMAT(!row.contains(key) || row[key].is_null() || row[key].empty(), "[", where,
@@ -189,16 +160,23 @@ Example RowEncoder::encode_messages(const json& row, const std::string& where) {
     }
   }
   RenderedChat chat;
+  std::size_t prompt_end = 0;
   try {
     chat = chat_->render(messages, {false, options_.date_string});
+    if (has_prompt && completion_only_) {  // TRL's rule: the prompt ends where generation would begin
+      const std::span<const Message> prompt(messages.data(), prompt_size);
+      prompt_end = shared_beginning(chat.text, chat_->render(prompt, {true, options_.date_string}).text);
+    }
   } catch (const ValueError& error) {
     throw FormatError(concat("[", where, "] the conversation must fit the template: ", error.what()));
   }
   const Encoding encoding = tokens_of(chat.text, false, where);
-  if (!assistant_only_) return {encoding.ids, encoding.ids};
+  if (!assistant_only_ && prompt_end == 0) return {encoding.ids, encoding.ids};
   std::vector<TextRange> trained;
+  if (!assistant_only_) trained.push_back({prompt_end, chat.text.size()});
   for (const Turn& turn : chat.turns) {
-    if (turn.role == "assistant") trained.push_back({turn.content.begin, turn.end});
+    const bool speaks = turn.role == "assistant" && turn.content.begin >= prompt_end;
+    if (assistant_only_ && speaks) trained.push_back({turn.content.begin, turn.end});
   }
   Example out;
   label(encoding, trained, out);

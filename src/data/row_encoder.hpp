@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/// One row of a data set, checked and turned into tokens and labels. Torch-free.
+/// One canonical row (row_shape.hpp), checked and turned into tokens and labels. Torch-free.
 #pragma once
 
 #include <string>
 #include <string_view>
 
-#include <nlohmann/json.hpp>
-
+#include "json_reading.hpp"
 #include "qlorapp/data/dataset.hpp"
 
 namespace qlorapp {
-
-/// @throws FormatError when the row has none of the known shapes; some well-known others are named with the way out.
-[[nodiscard]] RowFormat detect_format(const nlohmann::json& row, const DatasetOptions& options, const std::string& where);
 
 /// Holds every row to the format of the first.
 class RowEncoder {
@@ -22,15 +18,15 @@ class RowEncoder {
              const std::string& file);
 
   /// An example whose tokens are not cut yet. @throws FormatError naming `where`.
-  [[nodiscard]] Example encode(const nlohmann::json& row, const std::string& where);
+  [[nodiscard]] Example encode(const Row& row, const std::string& where);
 
   [[nodiscard]] int64_t straddling() const { return straddling_; }
 
  private:
-  [[nodiscard]] Example encode_ids(const nlohmann::json& row, const std::string& where) const;
-  [[nodiscard]] Example encode_text(const nlohmann::json& row, const std::string& where) const;
-  [[nodiscard]] Example encode_completion(const nlohmann::json& row, const std::string& where);
-  [[nodiscard]] Example encode_messages(const nlohmann::json& row, const std::string& where);
+  [[nodiscard]] Example encode_ids(const Row& row, const std::string& where) const;
+  [[nodiscard]] Example encode_text(const Row& row, const std::string& where) const;
+  [[nodiscard]] Example encode_completion(const Row& row, const std::string& where);
+  [[nodiscard]] Example encode_messages(const Row& row, const std::string& where);
   [[nodiscard]] Encoding tokens_of(std::string_view text, bool add_special_tokens, const std::string& where) const;
   /// Labels the tokens that hold a byte of one of `trained`, which are sorted and disjoint.
   void label(const Encoding& encoding, const std::vector<TextRange>& trained, Example& out);

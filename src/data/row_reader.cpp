@@ -1,105 +1,153 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "row_reader.hpp"
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
-#include <string>
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+#include <vector>
 
+#include "byte_stream.hpp"
+#include "csv_reader.hpp"
 #include "qlorapp/core/check.hpp"
-#include "qlorapp/format/folder.hpp"
+#include "unicode.hpp"
 
 namespace qlorapp {
 namespace {
 
 constexpr bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
+bool is_blank(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return is_blank(c); });
+}
 
-/// The file byte by byte, a megabyte at a time.
-class Bytes {
- public:
-  explicit Bytes(const std::string& path) : path_(path), file_(path, std::ios::binary), block_(1 << 20, '\0') {
-    const int opened = errno;
-    const int number = format::is_folder(path) ? EISDIR : opened;
-    if (!file_ || number == EISDIR) {
-      throw IoError(concat("[", path, "] cannot be read: ", std::strerror(number), ". Check the path of the data."), number);
-    }
-  }
-
-  /// @returns the next byte without taking it, or -1 at the end.
-  int peek() {
-    if (at_ == size_) {
-      file_.read(block_.data(), static_cast<std::streamsize>(block_.size()));
-      if (file_.bad()) throw IoError(concat("[", path_, "] cannot be read to its end. Check the disk."), EIO);
-      size_ = static_cast<std::size_t>(file_.gcount());
-      at_ = 0;
-    }
-    return size_ == 0 ? -1 : static_cast<unsigned char>(block_[at_]);
-  }
-  int take() {
-    const int c = peek();
-    if (c >= 0) {
-      ++at_;
-      line_ += c == '\n' ? 1 : 0;
-    }
-    return c;
-  }
-  [[nodiscard]] int64_t line() const { return line_; }
-  [[nodiscard]] std::string_view front() {
-    peek();
-    return std::string_view(block_).substr(at_, size_ - at_);
-  }
-  void skip(std::size_t bytes) { at_ += bytes; }
-
- private:
-  const std::string& path_;
-  std::ifstream file_;
-  std::string block_;
-  std::size_t at_ = 0, size_ = 0;
-  int64_t line_ = 1;
+struct Signature {
+  std::string_view bytes, name, advice;
 };
+constexpr std::string_view kFromPython =
+    "In Python, SFTTrainer takes datasets.load_dataset(…) as it is; for the command, write it as rows: .to_json('rows.jsonl').";
+constexpr std::string_view kUnpack = "Unpack it, or compress it with gzip.";
+using namespace std::string_view_literals;
+constexpr std::array<Signature, 9> kOtherFiles{{
+    {"\xFF\xFE"sv, "UTF-16", "Save the file as UTF-8."},
+    {"\xFE\xFF"sv, "UTF-16", "Save the file as UTF-8."},
+    {"PAR1"sv, "a parquet file", kFromPython},
+    {"ARROW1"sv, "an Arrow file", kFromPython},
+    {"PK\x03\x04"sv, "a zip archive (or a spreadsheet)", "Unpack it, or save the sheet as .csv."},
+    {"\x28\xB5\x2F\xFD"sv, "a zstd file", kUnpack},
+    {"BZh"sv, "a bzip2 file", kUnpack},
+    {"\xFD"
+     "7zXZ\0"sv,
+     "an xz file", kUnpack},
+    {"\x1F\x8B"sv, "a gzip file in a gzip file", "Unpack it once."},
+}};
+
+/// The key of {"key": [ { … at the beginning of a file, as in {"data": [{…}, …]}.
+std::optional<std::string_view> wrapping_key(std::string_view text) {
+  const auto skip = [&text](char c) {
+    while (!text.empty() && is_blank(text.front())) text.remove_prefix(1);
+    const bool there = !text.empty() && text.front() == c;
+    if (there) text.remove_prefix(1);
+    return there;
+  };
+  if (!skip('{') || !skip('"')) return std::nullopt;
+  const std::string_view key = text.substr(0, text.find('"'));
+  text.remove_prefix(std::min(text.size(), key.size() + 1));
+  if (!skip(':') || !skip('[') || !skip('{') || key.size() > 64 || key.find('\\') != std::string_view::npos) return std::nullopt;
+  return key;
+}
 
 class RowReader {
  public:
-  RowReader(const std::string& path, const std::function<void(std::string_view, int64_t)>& visit)
-      : path_(path), bytes_(path), visit_(visit) {}
+  RowReader(const std::string& path, FileFormat format, const std::string& text_field,
+            const std::function<void(Row, int64_t)>& visit)
+      : path_(path), text_field_(text_field), bytes_(path), visit_(visit), by_name_(format == FileFormat::kByName) {
+    read_.format = by_name_ ? format_of_name(path) : format;
+  }
 
-  int64_t run() {
-    const std::string_view front = bytes_.front();
-    QLORAPP_CHECK_FORMAT(!front.starts_with("\xFF\xFE") && !front.starts_with("\xFE\xFF"), "[", path_,
-                         "] rows must be UTF-8; got UTF-16. Save the file as UTF-8.");
-    QLORAPP_CHECK_FORMAT(!front.starts_with("\x1F\x8B") && !front.starts_with("PAR1"), "[", path_,
-                         "] rows must be JSON lines; got a ", front[0] == 'P' ? "parquet" : "gzip",
-                         " file. Convert it: datasets.load_dataset(…).to_json('rows.jsonl').");
-    if (front.starts_with("\xEF\xBB\xBF")) bytes_.skip(3);
-    if (bytes_.front().empty()) return 0;
-    int64_t blank = 0;
-    while (bytes_.peek() >= 0 && is_blank(static_cast<char>(bytes_.peek()))) {
-      if (bytes_.take() == '\n') ++blank;
+  RowFile run() {
+    for (const Signature& other : kOtherFiles) {
+      QLORAPP_CHECK_FORMAT(!bytes_.front().starts_with(other.bytes), "[", path_,
+                           "] rows must be JSON lines, a JSON array, CSV, TSV or text in UTF-8; got ", other.name, ". ",
+                           other.advice);
     }
-    if (bytes_.peek() == '[') array();
-    else blank += lines();
-    return blank;
+    switch (read_.format) {
+      case FileFormat::kCsv:
+      case FileFormat::kTsv:
+        records();
+        break;
+      case FileFormat::kLines:
+      case FileFormat::kParagraphs:
+        text();
+        break;
+      default:
+        json();
+    }
+    return read_;
   }
 
  private:
-  void append(std::string& row, int c, int64_t line) const {
-    row += static_cast<char>(c);
-    QLORAPP_CHECK_FORMAT(row.size() <= kLargestRow, "[", path_, ":", line, "] a row may have ", kLargestRow,
+  [[nodiscard]] std::string at(int64_t line) const { return concat(path_, ":", line); }
+  void check_size(const std::string& row, int64_t line) const {
+    QLORAPP_CHECK_FORMAT(row.size() <= kLargestRow, "[", at(line), "] a row may have ", kLargestRow,
                          " bytes; this one has more. Split it into several rows.");
   }
 
-  int64_t lines() {
-    int64_t blank = 0;
-    std::string row;
-    while (bytes_.peek() >= 0) {
-      const int64_t line = bytes_.line();
-      row.clear();
-      int c = bytes_.take();
-      for (; c >= 0 && c != '\n'; c = bytes_.take()) append(row, c, line);
-      if (row.find_first_not_of(" \t\r") == std::string::npos) ++blank;
-      else visit_(row, line);
+  // --- JSON
+
+  void json() {
+    while (bytes_.peek() >= 0 && is_blank(static_cast<char>(bytes_.peek()))) {
+      if (bytes_.take() == '\n') ++read_.blank_lines;
     }
-    return blank;
+    const int first = bytes_.peek();
+    if (first < 0) return;
+    if (first == '[') array();
+    else lines();
+  }
+
+  void visit_json(std::string& text, int64_t line) {
+    Row row = parse_row(text, at(line));
+    if (text.capacity() > (std::size_t{1} << 20)) text = {};  // a large row is not held twice
+    visit_(std::move(row), line);
+  }
+
+  void lines() {
+    const std::string start(bytes_.front().substr(0, 256));  // for the message about rows inside an object
+    const int64_t first = bytes_.line();
+    std::string row;
+    for (int64_t line = first; row.clear(), bytes_.take_line(row, kLargestRow); line = bytes_.line()) {
+      check_size(row, line);
+      if (is_blank(row)) {
+        ++read_.blank_lines;
+        continue;
+      }
+      if (line == first) explain_first(row, start, line);
+      visit_json(row, line);
+    }
+  }
+
+  /// The first line must be a row: what people have instead of JSON lines is named.
+  void explain_first(std::string_view row, std::string_view start, int64_t line) const {
+    QLORAPP_CHECK_FORMAT(
+        row.front() == '{' || !by_name_ || named_json(), "[", path_,
+        "] rows are read as JSON unless the name of the file ends in .csv, .tsv or .txt; this file does not begin with "
+        "{ or [. Rename it, or set --data_format.");
+    const std::size_t end = row.find_last_not_of(" \t\r");
+    const std::optional<std::string_view> key = row[end] == '}' ? std::nullopt : wrapping_key(start);
+    QLORAPP_CHECK_FORMAT(
+        !key || *key == "messages" || *key == "conversations", "[", at(line),
+        "] a file of rows must be JSON lines or one array; this one is an object over several lines, with rows inside '", *key,
+        "'. Write that array alone: json.dump(json.load(open(…))['", *key, "'], …).");
+    QLORAPP_CHECK_FORMAT(
+        end > 0 || row[0] != '{', "[", at(line),
+        "] must be valid JSON: a row in one line, or an array of rows; got only '{'. Write each row in one line, or all in "
+        "[ ].");
+  }
+  [[nodiscard]] bool named_json() const {
+    std::string_view name(path_);
+    if (name.ends_with(".gz")) name.remove_suffix(3);
+    return name.ends_with(".json") || name.ends_with(".jsonl") || name.ends_with(".ndjson");
   }
 
   /// Cuts the elements of the array apart; each is parsed, and found malformed, on its own.
@@ -113,26 +161,27 @@ class RowReader {
       int depth = 0;
       bool in_string = false;
       for (int c = bytes_.take();; c = bytes_.take()) {
-        QLORAPP_CHECK_FORMAT(c >= 0, "[", path_, ":", line, "] the array of rows must end with ]; the file ends before. ",
+        QLORAPP_CHECK_FORMAT(c >= 0, "[", at(line), "] the array of rows must end with ]; the file ends before. ",
                              "It may have been cut off: write it again.");
         if (depth == 0 && !in_string && (c == ',' || c == ']')) {
           closed = c == ']';
           break;
         }
         if (c == '\\' && in_string) {
-          append(row, c, line);
+          row += static_cast<char>(c);
           c = bytes_.take();
         } else if (c == '"') {
           in_string = !in_string;
         } else if (!in_string) {
           depth += c == '{' || c == '[' ? 1 : c == '}' || c == ']' ? -1 : 0;
         }
-        append(row, c, line);
+        row += static_cast<char>(c);
+        check_size(row, line);
       }
-      if (!(first && closed && row.empty())) visit_(row, line);
+      if (!(first && closed && row.empty())) visit_json(row, line);
     }
     skip_blanks();
-    QLORAPP_CHECK_FORMAT(bytes_.peek() < 0, "[", path_, ":", bytes_.line(),
+    QLORAPP_CHECK_FORMAT(bytes_.peek() < 0, "[", at(bytes_.line()),
                          "] nothing may stand behind the array of rows. For one row a line, leave the brackets out.");
   }
 
@@ -140,15 +189,103 @@ class RowReader {
     while (bytes_.peek() >= 0 && is_blank(static_cast<char>(bytes_.peek()))) bytes_.take();
   }
 
+  // --- CSV
+
+  void records() {
+    const bool tabs = read_.format == FileFormat::kTsv;
+    CsvReader csv(bytes_, tabs ? '\t' : ',', kLargestRow);
+    std::vector<std::string> columns, fields;
+    if (csv.next(columns)) check_header(columns, tabs, csv.line());
+    while (csv.next(fields)) {
+      QLORAPP_CHECK_FORMAT(fields.size() == columns.size(), "[", at(csv.line()), "] a row must have ", columns.size(),
+                           " fields, as the header has; got ", fields.size(), ". Put fields that hold a ", tabs ? "tab" : "comma",
+                           " or a line end into quotes.");
+      Row row = Row::object();
+      for (std::size_t i = 0; i < fields.size(); ++i) row.emplace(columns[i], std::move(fields[i]));
+      visit_(std::move(row), csv.line());
+    }
+    read_.blank_lines = csv.blank_lines();
+  }
+
+  void check_header(std::vector<std::string>& columns, bool tabs, int64_t line) const {
+    QLORAPP_CHECK_FORMAT(columns.size() > 1 || columns[0].find_first_of(tabs ? ",;" : "\t;") == std::string::npos, "[", at(line),
+                         "] columns must be separated by ", tabs ? "tabs" : "commas", "; the header is '", columns[0].substr(0, 80),
+                         "'. ", tabs ? "Name the file .csv." : "Save the file with commas, or, with tabs, name it .tsv.");
+    std::set<std::string_view> seen;
+    for (std::size_t i = 0; i < columns.size(); ++i) {
+      if (columns[i].empty()) columns[i] = concat("Unnamed: ", i);  // an index that pandas wrote; the name is pandas' own
+      QLORAPP_CHECK_FORMAT(seen.insert(columns[i]).second, "[", at(line), "] the header must name each column once; '",
+                           columns[i].substr(0, 80), "' is there twice. Rename one of the two.");
+    }
+  }
+
+  // --- text
+
+  void text() {
+    const bool paragraphs = read_.format == FileFormat::kParagraphs;
+    std::string row, next;
+    int64_t begin = 0, line = bytes_.line();
+    const auto finish = [&] {
+      if (!row.empty()) visit_text(row, begin);
+      row.clear();
+    };
+    for (; next.clear(), bytes_.take_line(next, kLargestRow); line = bytes_.line()) {
+      check_size(next, line);
+      if (next.ends_with('\r')) next.pop_back();
+      if (is_blank(next)) {
+        if (row.empty()) ++read_.blank_lines;  // of a paragraph, the first ends it
+        finish();
+        continue;
+      }
+      if (row.empty()) begin = line;
+      else row += '\n';
+      row += next;
+      check_size(row, begin);
+      if (!paragraphs) finish();
+    }
+    finish();
+  }
+
+  void visit_text(const std::string& row, int64_t line) {
+    const std::size_t bad = unicode::first_invalid_utf8(row);
+    QLORAPP_CHECK_FORMAT(bad == std::string::npos, "[", at(line), "] text must be UTF-8; byte ", bad,
+                         " of the row is not. Save the file as UTF-8.");
+    QLORAPP_CHECK_FORMAT(
+        !first_text_ || !is_json_object(row), "[", at(line),
+        "] a .txt file is read as text; this row is a JSON object. Name the file .jsonl, or set --data_format json.");
+    first_text_ = false;
+    Row object = Row::object();
+    object.emplace(text_field_, row);
+    visit_(std::move(object), line);
+  }
+  static bool is_json_object(const std::string& row) {
+    return row.front() == '{' && row.back() == '}' && Row::accept(row.begin(), row.end());
+  }
+
   const std::string& path_;
-  Bytes bytes_;
-  const std::function<void(std::string_view, int64_t)>& visit_;
+  const std::string& text_field_;
+  ByteStream bytes_;
+  const std::function<void(Row, int64_t)>& visit_;
+  RowFile read_;
+  bool by_name_, first_text_ = true;
 };
 
 }  // namespace
 
-int64_t for_each_row(const std::string& path, const std::function<void(std::string_view row, int64_t line)>& visit) {
-  return RowReader(path, visit).run();
+FileFormat format_of_name(const std::string& path) {
+  std::string name = path;
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+  if (name.ends_with(".gz")) name.resize(name.size() - 3);
+  if (name.ends_with(".csv")) return FileFormat::kCsv;
+  if (name.ends_with(".tsv") || name.ends_with(".tab")) return FileFormat::kTsv;
+  if (name.ends_with(".txt")) return FileFormat::kLines;
+  return FileFormat::kJson;
+}
+
+RowFile for_each_row(const std::string& path, FileFormat format, const std::string& text_field,
+                     const std::function<void(Row row, int64_t line)>& visit) {
+  return RowReader(path, format, text_field, visit).run();
 }
 
 }  // namespace qlorapp

@@ -8,7 +8,6 @@
 #include "added_tokens.hpp"
 #include "byte_pair.hpp"
 #include "json_reading.hpp"
-#include "pretokenize.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/format/folder.hpp"
 #include "special_tokens.hpp"
@@ -21,6 +20,10 @@ namespace {
 constexpr size_t kLargestTokenizerFile = 64 << 20;
 constexpr std::size_t kLongestText = std::size_t{1} << 30;
 
+/// U+2581, with which SentencePiece and its heirs spell a space.
+constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
+constexpr uint32_t kSpaceMarkCodePoint = 0x2581;
+
 std::vector<AddedToken> of_pass(const std::vector<AddedToken>& all, bool normalized) {
   std::vector<AddedToken> out;
   std::copy_if(all.begin(), all.end(), std::back_inserter(out), [&](const AddedToken& t) { return t.normalized == normalized; });
@@ -31,14 +34,15 @@ std::vector<AddedToken> of_pass(const std::vector<AddedToken>& all, bool normali
 
 struct Tokenizer::Tables {
   struct Token {
-    std::string text;   ///< As spelt in the file.
-    std::string bytes;  ///< What it decodes to.
+    std::string text;     ///< As spelt in the file.
+    std::string decoded;  ///< Byte-level: the bytes; else as the decoder's first step gets it.
     bool special = false;
   };
 
   TokenizerDescription about;  ///< Without vocabulary and merges, which the model has.
   BytePairModel model;
   AddedTokenFinder first_pass, second_pass;
+  TokenDecoder decoder;
   std::unordered_map<TokenId, Token> tokens;
   StringMap<TokenId> added_ids;
   TokenId largest = -1;
@@ -46,13 +50,15 @@ struct Tokenizer::Tables {
 
   Tables(TokenizerDescription description, const std::string& where)
       : about(std::move(description)),
-        model(about.vocabulary, about.merges, about.ignore_merges, where),
+        model(about.vocabulary, about.merges, about.model, where),
         first_pass(of_pass(about.added, false)),
-        second_pass(of_pass(about.added, true)) {
+        second_pass(normalized(of_pass(about.added, true), where)),
+        decoder(about.decoder.steps) {
+    if (model.may_cut_before(kSpaceMark)) about.pre_tokenizer.splits.push_back({Split::kBeforeRuns, kSpaceMarkCodePoint});
     tokens.reserve(about.vocabulary.size() + about.added.size());
-    for (const auto& [text, id] : about.vocabulary) put(id, text, false);
+    for (const auto& [text, id] : about.vocabulary) put(id, text, false, text);
     for (const auto& token : about.added) {
-      put(token.id, token.content, token.special);
+      put(token.id, token.content, token.special, token.normalized ? normalized(token.content) : token.content);
       added_ids.emplace(token.content, token.id);
     }
     about.vocabulary = {};
@@ -65,38 +71,81 @@ struct Tokenizer::Tables {
     }
   }
 
-  void put(TokenId id, const std::string& text, bool is_special) {
+  /// @param spelling  the text as the decoder gets it.
+  void put(TokenId id, const std::string& text, bool is_special, const std::string& spelling) {
     Token token{text, {}, is_special};
-    if (!bytes_of_token(text, token.bytes)) token.bytes = text;
+    if (!about.decoder.byte_level || !bytes_of_token(spelling, token.decoded)) token.decoded = spelling;
     tokens.insert_or_assign(id, std::move(token));
     largest = std::max(largest, id);
   }
 
-  /// Appends the tokens of a stretch that contains no added token.
-  void encode_stretch(std::string_view text, std::size_t begin, std::size_t end, Encoding& out,
-                      std::vector<PieceToken>& scratch) const {
-    // The space that add_prefix_space asks for stands at begin - 1; its token's range starts at begin all the same.
-    const bool prefix = about.add_prefix_space && text[begin] != ' ';
-    std::string with_space;
-    std::string_view stretch = text.substr(begin, end - begin);
-    if (prefix) stretch = with_space.append(1, ' ').append(stretch);
+  [[nodiscard]] std::string normalized(const std::string& text) const {
+    return std::string(about.normalizer.apply({text}).section().text);
+  }
 
-    const std::vector<unicode::CodePoint> decoded = unicode::decode(stretch);
+  /// The second pass looks at normalized text, so its tokens are looked for as the normalizer spells them.
+  [[nodiscard]] std::vector<AddedToken> normalized(std::vector<AddedToken> tokens_of_pass, const std::string& where) const {
+    StringSet spellings;
+    for (AddedToken& token : tokens_of_pass) {
+      std::string spelling = normalized(token.content);
+      QLORAPP_CHECK_FORMAT(!spelling.empty() && spellings.insert(spelling).second, "[", where, "] added token '", token.content,
+                           "' must have a spelling of its own behind the normalizer; got '", spelling,
+                           "'. Take the tokenizer.json of the model again.");
+      token.content = std::move(spelling);
+    }
+    return tokens_of_pass;
+  }
+
+  /// Appends the tokens of what is between the added tokens of the first pass.
+  void encode_section(const Section& given, Encoding& out) const {
+    if (about.normalizer.empty()) return find_normalized(given, out);
+    const AlignedText changed = about.normalizer.apply(given);
+    find_normalized(changed.section(), out);
+  }
+
+  void find_normalized(const Section& section, Encoding& out) const {
+    std::vector<Stretch> stretches;
+    second_pass.find(section.text, 0, section.text.size(), stretches);
+    for (const Stretch& stretch : stretches) {
+      if (stretch.id < 0) {
+        encode_stretch(section.part(stretch.begin, stretch.end), out);
+      } else {
+        out.ids.push_back(stretch.id);
+        out.ranges.push_back(section.range(stretch.begin, stretch.end));
+      }
+    }
+  }
+
+  /// Appends the tokens of a stretch that contains no added token and is not empty.
+  void encode_stretch(const Section& stretch, Encoding& out) const {
+    const auto& marker = about.pre_tokenizer.marker;
+    const bool changes = marker && (marker->marker != " " || stretch.text.front() != ' ');
+    if (!changes) return encode_marked(stretch, out);
+    AlignedText marked(stretch);
+    marked.replace(" ", marker->marker);
+    const bool here =
+        marker->prepend == PrependScheme::kAlways || (marker->prepend == PrependScheme::kFirst && stretch.range(0, 1).begin == 0);
+    if (here && !marked.section().text.starts_with(marker->marker)) marked.prepend(marker->marker);
+    encode_marked(marked.section(), out);
+  }
+
+  void encode_marked(const Section& stretch, Encoding& out) const {
+    const std::vector<unicode::CodePoint> decoded = unicode::decode(stretch.text);
     std::vector<Piece> pieces{{0, decoded.size()}}, finer;
-    for (const Split split : about.splits) {
+    for (const SplitStep& split : about.pre_tokenizer.splits) {
       finer.clear();
       for (const Piece piece : pieces) split_pieces(split, decoded, piece, finer);
       pieces.swap(finer);
     }
-    const auto offset = [&](std::size_t i) { return i < decoded.size() ? std::size_t{decoded[i].offset} : stretch.size(); };
-    const auto in_text = [&](std::size_t i) { return begin + (prefix ? std::max<std::size_t>(i, 1) - 1 : i); };
+    const auto offset = [&](std::size_t i) { return i < decoded.size() ? std::size_t{decoded[i].offset} : stretch.text.size(); };
+    std::vector<PieceToken> of_piece;
     for (const Piece piece : pieces) {
-      scratch.clear();
+      of_piece.clear();
       std::size_t at = offset(piece.begin);
-      model.encode(stretch.substr(at, offset(piece.end) - at), scratch);
-      for (const PieceToken token : scratch) {
+      model.encode(stretch.text.substr(at, offset(piece.end) - at), of_piece);
+      for (const PieceToken token : of_piece) {
         out.ids.push_back(token.id);
-        out.ranges.push_back({in_text(at), in_text(at + token.bytes)});
+        out.ranges.push_back(stretch.range(at, at + token.bytes));
         at += token.bytes;
       }
     }
@@ -137,16 +186,11 @@ Encoding Tokenizer::encode_with_ranges(std::string_view text, bool add_special_t
     out.ids = tables_->about.prefix_ids;
     out.ranges.assign(out.ids.size(), TextRange{0, 0});
   }
-  std::vector<Stretch> outer, inner;
-  std::vector<PieceToken> scratch;
-  tables_->first_pass.find(text, 0, text.size(), outer);
-  for (const Stretch& stretch : outer) {
-    if (stretch.id < 0) tables_->second_pass.find(text, stretch.begin, stretch.end, inner);
-    else inner.push_back(stretch);
-  }
-  for (const Stretch& stretch : inner) {
+  std::vector<Stretch> stretches;
+  tables_->first_pass.find(text, 0, text.size(), stretches);
+  for (const Stretch& stretch : stretches) {
     if (stretch.id < 0) {
-      tables_->encode_stretch(text, stretch.begin, stretch.end, out, scratch);
+      tables_->encode_section({text.substr(stretch.begin, stretch.end - stretch.begin), nullptr, stretch.begin}, out);
     } else {
       out.ids.push_back(stretch.id);
       out.ranges.push_back({stretch.begin, stretch.end});
@@ -165,12 +209,16 @@ std::vector<TokenId> Tokenizer::encode(std::string_view text, bool add_special_t
 }
 
 std::string Tokenizer::decode(std::span<const TokenId> ids, bool skip_special_tokens) const {
+  const bool byte_level = tables_->about.decoder.byte_level;
   std::string bytes;
+  std::vector<std::string> tokens;
   for (const TokenId id : ids) {
     const auto token = tables_->tokens.find(id);
     if (token == tables_->tokens.end() || (skip_special_tokens && token->second.special)) continue;
-    bytes += token->second.bytes;
+    if (byte_level) bytes += token->second.decoded;
+    else tokens.push_back(token->second.decoded);
   }
+  if (!byte_level) return tables_->decoder.decode(std::move(tokens));
   std::string out;
   out.reserve(bytes.size());
   unicode::append_lossy(out, bytes);

@@ -17,12 +17,11 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kLongestAddedToken = 4096;
-constexpr std::string_view kAdvice = "Use the tokenizer from Python (qlorapp takes input_ids), or a byte-level BPE tokenizer.";
 
-/// Reads one file: every helper knows its name for messages.
-class Reader {
+/// Reads one file.
+class Reader : ComponentReader {
  public:
-  explicit Reader(const std::string& where) : where_(where) {}
+  using ComponentReader::ComponentReader;
 
   [[nodiscard]] TokenizerDescription read(const json& file) {
     require(file.is_object(), "the file must be a JSON object");
@@ -30,47 +29,23 @@ class Reader {
         file, "the file",
         {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder", "model"});
     // truncation and padding are settings that a caller's last use left behind; transformers resets them at each call.
-    require(at(file, "normalizer").is_null(), concat("no normalizer is known; got ", type_of(at(file, "normalizer"))));
+    out_.normalizer = Normalizer(normalizer(at(file, "normalizer")));
     read_model(at(file, "model"));
     read_added(at(file, "added_tokens"));
-    read_pre_tokenizer(at(file, "pre_tokenizer"), true);
-    require(saw_byte_level_, "pre_tokenizer must contain ByteLevel");
+    out_.pre_tokenizer = pre_tokenizer(at(file, "pre_tokenizer"));
+    out_.model.byte_level = out_.pre_tokenizer.byte_level;
+    require(!out_.model.byte_level || !out_.model.byte_fallback,
+            "model.byte_fallback must be false with ByteLevel: every byte has a token of its own there");
     read_post_processor(at(file, "post_processor"));
-    require(type_of(at(file, "decoder")) == "ByteLevel", concat("decoder must be ByteLevel; got ", type_of(at(file, "decoder"))));
+    out_.decoder = decoder(at(file, "decoder"));
+    require(out_.decoder.byte_level || !out_.model.byte_level,
+            concat("decoder must be ByteLevel where the pre_tokenizer is; got ", type_of(at(file, "decoder"))));
+    require(!out_.decoder.byte_level || out_.model.byte_level,
+            "pre_tokenizer must contain ByteLevel where the decoder is ByteLevel");
     return std::move(out_);
   }
 
  private:
-  void require(bool condition, const std::string& rule) const {
-    QLORAPP_CHECK_FORMAT(condition, "[", where_, "] ", rule, ". ", kAdvice);
-  }
-
-  static const json& at(const json& object, const char* key) {
-    static const json null;
-    if (!object.is_object()) return null;
-    const auto found = object.find(key);
-    return found == object.end() ? null : *found;
-  }
-
-  static std::string type_of(const json& component) {
-    if (component.is_null()) return "null";
-    const json& type = at(component, "type");
-    return type.is_string() ? type.get<std::string>() : "a component without a type";
-  }
-
-  void known_keys(const json& object, std::string_view name, std::initializer_list<std::string_view> known) const {
-    for (const auto& [key, value] : object.items()) {
-      require(std::find(known.begin(), known.end(), key) != known.end(), concat("key '", key, "' of ", name, " is not known"));
-    }
-  }
-
-  [[nodiscard]] bool flag(const json& object, const char* key, bool fallback) const {
-    const json& value = at(object, key);
-    if (value.is_null()) return fallback;
-    require(value.is_boolean(), concat("'", key, "' must be true or false; got ", kind_of(value)));
-    return value.get<bool>();
-  }
-
   [[nodiscard]] int32_t id(const json& value, std::string_view name, std::string_view token = {}) const {
     const bool small = value.is_number_unsigned() && value.get<uint64_t>() < (uint64_t{1} << 31);
     if (!small) {
@@ -89,11 +64,16 @@ class Reader {
                 "ignore_merges", "vocab", "merges"});
     const json& dropout = at(model, "dropout");
     require(dropout.is_null() || (dropout.is_number() && dropout.get<double>() == 0.0), "model.dropout must be null");
-    require(!flag(model, "byte_fallback", false), "model.byte_fallback must be false: every byte has a token of its own here");
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       require(at(model, key).is_null() || at(model, key) == "", concat("model.", key, " must be null"));
     }
-    out_.ignore_merges = flag(model, "ignore_merges", false);
+    out_.model.ignore_merges = flag(model, "ignore_merges", false);
+    out_.model.byte_fallback = flag(model, "byte_fallback", false);
+    out_.model.fuse_unk = flag(model, "fuse_unk", false);
+    if (const json& unk = at(model, "unk_token"); !unk.is_null()) {
+      require(unk.is_string(), concat("model.unk_token must be a string or null; got ", kind_of(unk)));
+      out_.model.unk_token = unk.get<std::string>();
+    }
 
     const json& vocab = at(model, "vocab");
     require(vocab.is_object() && !vocab.empty(), concat("model.vocab must be an object with tokens; got ", kind_of(vocab)));
@@ -103,7 +83,11 @@ class Reader {
     const json& merges = at(model, "merges");
     require(merges.is_array(), concat("model.merges must be an array; got ", kind_of(merges)));
     out_.merges.reserve(merges.size());
-    for (std::size_t i = 0; i < merges.size(); ++i) out_.merges.push_back(merge(merges[i], i));
+    for (std::size_t i = 0; i < merges.size(); ++i) {
+      // The first line of a merges.txt, which older files carry along.
+      if (merges[i].is_string() && merges[i].get_ref<const std::string&>().starts_with("#version")) continue;
+      out_.merges.push_back(merge(merges[i], i));
+    }
   }
 
   [[nodiscard]] std::pair<std::string, std::string> merge(const json& value, std::size_t rank) const {
@@ -152,44 +136,6 @@ class Reader {
     }
   }
 
-  void read_pre_tokenizer(const json& component, bool top) {
-    const std::string type = type_of(component);
-    if (type == "Sequence" && top) {
-      const json& parts = at(component, "pretokenizers");
-      require(parts.is_array(), "pre_tokenizer.pretokenizers must be an array");
-      for (const json& part : parts) read_pre_tokenizer(part, false);
-      return;
-    }
-    require(!saw_byte_level_, concat("no pre_tokenizer may stand behind ByteLevel; got ", type));
-    if (type == "Split") return read_split(component);
-    if (type == "Digits") {
-      known_keys(component, "Digits", {"type", "individual_digits"});
-      out_.splits.push_back(flag(component, "individual_digits", false) ? Split::kIndividualDigits : Split::kContiguousDigits);
-      return;
-    }
-    require(type == "ByteLevel", concat("pre_tokenizer may be made of Split, Digits and ByteLevel; got ", type));
-    known_keys(component, "ByteLevel", {"type", "add_prefix_space", "trim_offsets", "use_regex"});
-    out_.add_prefix_space = flag(component, "add_prefix_space", true);
-    out_.splits_before_prefix = out_.splits.size();
-    require(!out_.add_prefix_space || out_.splits.empty(),
-            "ByteLevel(add_prefix_space=true) behind another pre_tokenizer is not known");
-    if (flag(component, "use_regex", true)) out_.splits.push_back(Split::kGpt2);
-    saw_byte_level_ = true;
-  }
-
-  void read_split(const json& component) {
-    known_keys(component, "Split", {"type", "pattern", "behavior", "invert"});
-    const json& pattern = at(at(component, "pattern"), "Regex");
-    require(pattern.is_string(), "Split must have a Regex pattern");
-    require(at(component, "behavior") == "Isolated" && !flag(component, "invert", false),
-            "Split must have behavior Isolated and not be inverted");
-    for (const Split split : {Split::kLlama3, Split::kQwen2, Split::kGpt2}) {
-      if (pattern == pattern_of(split)) return out_.splits.push_back(split);
-    }
-    require(false,
-            concat("Split knows the patterns of Llama 3, Qwen 2 and GPT-2; got ", pattern.get<std::string>().substr(0, 200)));
-  }
-
   void read_post_processor(const json& component) {
     const std::string type = type_of(component);
     if (type == "null" || type == "ByteLevel") return;  // ByteLevel trims offsets and changes no token
@@ -224,9 +170,8 @@ class Reader {
     require(saw_text, "TemplateProcessing.single must contain the text A");
   }
 
-  const std::string& where_;
   TokenizerDescription out_;
-  bool saw_byte_level_ = false, saw_template_ = false;
+  bool saw_template_ = false;
 };
 
 }  // namespace

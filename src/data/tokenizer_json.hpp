@@ -9,20 +9,20 @@
 
 #include "added_tokens.hpp"
 #include "byte_pair.hpp"
-#include "pretokenize.hpp"
+#include "component_reader.hpp"
 
 namespace qlorapp {
 
 struct TokenizerDescription {
   BytePairModel::Vocabulary vocabulary;
   BytePairModel::Merges merges;
-  bool ignore_merges = false;
+  BytePairOptions model;
   std::vector<AddedToken> added;
-  std::vector<Split> splits;             ///< Applied one behind the other.
-  bool add_prefix_space = false;         ///< A space is put before each stretch of text that does not start with one,
-  std::size_t splits_before_prefix = 0;  ///< after this many of the splits.
-  std::vector<int32_t> prefix_ids;       ///< What add_special_tokens puts before the text,
-  std::vector<int32_t> suffix_ids;       ///< and behind it.
+  Normalizer normalizer;
+  PreTokenizer pre_tokenizer;
+  DecoderDescription decoder;
+  std::vector<int32_t> prefix_ids;  ///< What add_special_tokens puts before the text,
+  std::vector<int32_t> suffix_ids;  ///< and behind it.
 };
 
 /// @throws FormatError naming `where` and the component that is malformed or not known here.

@@ -104,6 +104,18 @@ void append_lossy(std::string& out, std::string_view bytes) {
   }
 }
 
+std::size_t length_at(std::string_view text) {
+  std::size_t i = 1;
+  while (i < text.size() && (static_cast<uint8_t>(text[i]) & 0xC0) == 0x80) ++i;
+  return i;
+}
+
+std::size_t last_code_point(std::string_view text) {
+  std::size_t i = text.size() - 1;
+  while (i > 0 && (static_cast<uint8_t>(text[i]) & 0xC0) == 0x80) --i;
+  return i;
+}
+
 void append_utf8(std::string& out, uint32_t code_point) {
   const auto put = [&](uint32_t byte) { out += static_cast<char>(static_cast<uint8_t>(byte)); };
   if (code_point < 0x80) {
@@ -130,9 +142,7 @@ std::string_view strip(std::string_view text) {
     text.remove_prefix(length);
   }
   while (!text.empty()) {
-    std::size_t begin = text.size() - 1;
-    while (begin > 0 && (static_cast<uint8_t>(text[begin]) & 0xC0) == 0x80) --begin;
-    const std::string_view last = text.substr(begin);
+    const std::string_view last = text.substr(last_code_point(text));
     const auto [length, valid] = read_sequence(last);
     if (!valid || length != last.size() || !is_stripped(value_of(last, length))) break;
     text.remove_suffix(length);

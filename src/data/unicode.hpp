@@ -50,6 +50,11 @@ struct CodePoint {
 /// does.
 void append_lossy(std::string& out, std::string_view bytes);
 
+/// @returns the bytes of the first code point of well-formed, non-empty text.
+[[nodiscard]] std::size_t length_at(std::string_view text);
+/// @returns the offset of the last code point of well-formed, non-empty text.
+[[nodiscard]] std::size_t last_code_point(std::string_view text);
+
 /// Appends one code point as UTF-8.
 void append_utf8(std::string& out, uint32_t code_point);
 

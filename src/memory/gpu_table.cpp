@@ -10,6 +10,7 @@
 
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/nearest_name.hpp"
+#include "qlorapp/ops/device_memory.hpp"
 
 namespace qlorapp {
 namespace {
@@ -30,21 +31,36 @@ constexpr Gpu card(std::string_view name, Bytes memory, int64_t architecture, in
           sustained, evidence, multiprocessors, float32_teraflops * kTera};
 }
 
+/// Of memory, the source: what torch printed there as "total capacity" or total_memory, both of which are CUDA's.
 constexpr std::array<Gpu, 14> kGpus{
-    card("T4", 15360_MiB, 75, 40, 320, 65, 8.1, 24.0 / 65.0, Evidence::kReported),
-    card("RTX 3060", 12288_MiB, 86, 28, 360, 25.3, 12.7),
-    card("RTX 3090", 24576_MiB, 86, 82, 936, 71, 35.6),
-    card("RTX 4090", 24564_MiB, 89, 128, 1008, 165, 82.6),
-    card("RTX 5090", 32607_MiB, 120, 170, 1792, 209.5, 104.8),
-    card("A10", 23028_MiB, 86, 72, 600, 125, 31.2),
-    card("A10G", 23028_MiB, 86, 80, 600, 70, 35),
-    card("L4", 23034_MiB, 89, 58, 300, 121, 30.3),
-    card("L40S", 46068_MiB, 89, 142, 864, 362, 91.6),
-    card("A100-40GB", 40960_MiB, 80, 108, 1555, 312, 19.5),
-    card("A100-80GB", 81920_MiB, 80, 108, 2039, 312, 19.5),
-    card("H100", 81559_MiB, 90, 132, 3350, 989, 67),
-    card("H200", 143771_MiB, 90, 132, 4800, 989, 67, kMeasuredPart, Evidence::kMeasured),
-    card("B200", 183359_MiB, 100, 148, 8000, 2250, 75),
+    // 14.56 GiB: facebookresearch/tribev2#28; 14.74: zai-org/CogVideo#741.
+    card("T4", 14909_MiB, 75, 40, 320, 65, 8.1, 24.0 / 65.0, Evidence::kReported),
+    // total_memory=11931MB, in logs of torch 2.4; 11,938 to 12,044 under other drivers.
+    card("RTX 3060", 11931_MiB, 86, 28, 360, 25.3, 12.7),
+    // 23.68 GiB and total_memory=24259MB: the smaller one.
+    card("RTX 3090", 24248_MiB, 86, 82, 936, 71, 35.6),
+    // 23.52 GiB: Soul-AILab/SoulX-FlashTalk#5; 23.61: pinokiofactory/flux-webui#11; 23.68: zai-org/CogVideo#36.
+    card("RTX 4090", 24084_MiB, 89, 128, 1008, 165, 82.6),
+    // total_memory=32109MB: huggingface.co/datasets/dnakov/consumer-mamf; 31.37 GiB: Wan-Video/Wan2.1#465.
+    card("RTX 5090", 32109_MiB, 120, 170, 1792, 209.5, 104.8),
+    // An A10G's, as nvidia-smi lists the same 23,028 MiB for both (modal-labs/modal-client#2797).
+    card("A10", 22587_MiB, 86, 72, 600, 125, 31.2, 60.0 / 125.0, Evidence::kReported),
+    // total_memory=22587MB; 22.06 GiB.
+    card("A10G", 22587_MiB, 86, 80, 600, 70, 35),
+    // 22.03 GiB: ArcInstitute/evo2#190.
+    card("L4", 22558_MiB, 89, 58, 300, 121, 30.3),
+    // 44.40 GiB: QwenLM/Qwen3-VL#2097, an L40, of which nvidia-smi lists the same 46,068 MiB; 44.52 under an older driver.
+    card("L40S", 45465_MiB, 89, 142, 864, 362, 91.6),
+    // 39.50 GiB: TianheWu/CoSeR#10.
+    card("A100-40GB", 40448_MiB, 80, 108, 1555, 312, 19.5),
+    // 79.25 GiB: levihsu/OOTDiffusion#235.
+    card("A100-80GB", 81152_MiB, 80, 108, 2039, 312, 19.5),
+    // total_memory=81082MB, in a log of torch 2.0.
+    card("H100", 81082_MiB, 90, 132, 3350, 989, 67),
+    // 139.72 GiB, and 139.80 under other drivers.
+    card("H200", 143073_MiB, 90, 132, 4800, 989, 67, kMeasuredPart, Evidence::kMeasured),
+    // 178.35 GiB.
+    card("B200", 182630_MiB, 100, 148, 8000, 2250, 75),
 };
 
 /// Letters and digits alone, in lower case.
@@ -93,6 +109,8 @@ double uncertainty(Evidence evidence) {
 }
 
 Bytes Gpu::context() const { return evidence == Evidence::kMeasured ? 801_MiB : 512_MiB; }
+
+ops::PlannedDevice Gpu::device() const { return {at::kCUDA, architecture, 1, multiprocessors, ops::uses_expandable_segments()}; }
 
 std::span<const Gpu> known_gpus() { return kGpus; }
 

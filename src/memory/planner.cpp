@@ -203,7 +203,9 @@ MemoryPlan plan_with(const PlanSettings& settings, std::optional<Bytes> room, bo
   plan.phases[static_cast<size_t>(MemoryPhase::kMerge)] = rehearse_merge(settings);
 
   const bool rounds = settings.device.type == at::kCUDA;
-  CachingAllocator allocator = room ? CachingAllocator(room->count) : CachingAllocator();
+  const auto segments =
+      settings.device.expandable_segments ? CachingAllocator::Segments::kExpandable : CachingAllocator::Segments::kFixed;
+  CachingAllocator allocator(room ? room->count : CachingAllocator::kNoLimit, segments);
   MemoryParts parts{};
   Bytes tensors;
   // The timeline is cut into stretches of equal numbers of events; of each its fullest moment is kept.

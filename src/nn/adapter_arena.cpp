@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <unordered_set>
+
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/nearest_name.hpp"
 
@@ -11,9 +13,16 @@ namespace qlorapp {
 
 AdapterArena::AdapterArena(std::vector<std::pair<std::string, std::vector<int64_t>>> names_and_shapes, at::Device device,
                            std::vector<size_t> layout) {
+  std::unordered_set<std::string> names;
   for (auto& [name, shape] : names_and_shapes) {
+    QLORAPP_CHECK_VALUE(!name.empty(), "[adapter] every parameter must have a name; got an empty one.");
+    QLORAPP_CHECK_VALUE(names.insert(name).second, "[adapter] every parameter must have a name of its own; got '", name,
+                        "' twice.");
     int64_t numel = 1;
-    for (const int64_t extent : shape) numel *= extent;
+    for (const int64_t extent : shape) {
+      QLORAPP_CHECK_VALUE(extent >= 0, "[adapter] '", name, "' must have sizes >= 0; got ", shape, ".");
+      numel *= extent;
+    }
     entries_.push_back({std::move(name), std::move(shape), /*offset=*/-1, numel});
   }
   if (layout.empty()) {

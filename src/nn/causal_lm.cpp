@@ -12,6 +12,7 @@
 #include "qlorapp/nn/segment_function.hpp"
 #include "qlorapp/nn/trained_head.hpp"
 #include "qlorapp/ops/cross_entropy.hpp"
+#include "qlorapp/ops/device_memory.hpp"
 #include "qlorapp/ops/embedding.hpp"
 #include "qlorapp/ops/memory_tape.hpp"
 #include "qlorapp/ops/norm.hpp"
@@ -56,6 +57,7 @@ CausalLM::CausalLM(format::ModelConfig config, Weights weights)
                       config_.num_hidden_layers, " layers; got weights of ", weights.blocks.size(), ".");
   for (auto& block : weights.blocks) blocks_.emplace_back(block_shape(config_), std::move(block), std::ssize(blocks_));
   segments_ = keep_in_each_block(std::ssize(blocks_), Keep::kEverything);
+  if (device().is_cpu() && dtype() != at::kFloat) ops::bound_primitive_cache();  // of dense layers, too
   const std::vector<float> frequencies = format::rope_inverse_frequencies(config_);
   rope_ = RopeTable(at::tensor(frequencies, at::TensorOptions().dtype(at::kFloat)).to(device()), 1.0);
 }
@@ -309,7 +311,7 @@ GenerationCache CausalLM::make_cache(int64_t rows, int64_t capacity) const {
 }
 
 at::Tensor CausalLM::forward_cached(const at::Tensor& tokens, std::span<const int64_t> rows, std::span<const int64_t> counts,
-                                    GenerationCache& cache) {
+                                    GenerationCache& cache, bool every_token) {
   const at::NoGradGuard no_grad;
   std::vector<int64_t> positions, slots, row_starts{0}, last;
   CacheRows where;
@@ -347,7 +349,7 @@ at::Tensor CausalLM::forward_cached(const at::Tensor& tokens, std::span<const in
                             0};
   at::Tensor x = embed(tokens);
   for (size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i].forward_cached(x, context, where, cache.blocks[i]);
-  if (tokens.size(0) > std::ssize(rows)) x = x.index_select(0, on_device(last));
+  if (!every_token && tokens.size(0) > std::ssize(rows)) x = x.index_select(0, on_device(last));
   return std::get<0>(ops::rms_norm(x, norm_, config_.rms_norm_eps));
 }
 

@@ -4,22 +4,34 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/SequenceNumber.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/custom_function.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/tensor.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
 
 #include <algorithm>
 #include <array>
+#include <limits>
+#include <memory>
 #include <mutex>
-#include <optional>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "qlorapp/core/check.hpp"
 
 namespace qlorapp {
 namespace {
 
-using torch::autograd::AutogradContext;
+using torch::autograd::Edge;
+using torch::autograd::edge_list;
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 using Run = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
@@ -55,6 +67,12 @@ class RandomState {
 /// Autocast of the CPU and of the accelerator, as it stands at construction; set() makes it so again.
 class AutocastState {
  public:
+  /// The same, but each cast is made anew: a cached cast is a tensor of the graph that made it.
+  [[nodiscard]] AutocastState without_cache() const {
+    AutocastState state = *this;
+    state.cache_ = false;
+    return state;
+  }
   AutocastState() : cache_(at::autocast::is_autocast_cache_enabled()) {
     for (size_t i = 0; i < kTypes.size(); ++i) {
       enabled_[i] = at::autocast::is_autocast_enabled(kTypes[i]);
@@ -98,98 +116,216 @@ struct Restored {
   State before;
 };
 
-struct CheckpointState : torch::CustomClassHolder {
-  CheckpointState(Run to_run, size_t count, const std::vector<at::Tensor>& inputs)
-      : run(std::move(to_run)), input_count(count), random(inputs) {}
-  Run run;
-  size_t input_count;
-  RandomState random;
-  AutocastState autocast;
+/// For a scope, what autograd saves is not given to hooks from outside (save_on_cpu): it is dropped with the graph of the first run.
+class NoSavedTensorHooks {
+ public:
+  NoSavedTensorHooks() : before_(at::SavedTensorDefaultHooks::get_tls_state()) {
+    at::impl::SavedTensorDefaultHooksTLS none;
+    none.disabled_error_message = before_.disabled_error_message;
+    none.is_tracing = before_.is_tracing;
+    at::SavedTensorDefaultHooks::set_tls_state(none);
+  }
+  ~NoSavedTensorHooks() { at::SavedTensorDefaultHooks::set_tls_state(before_); }
+  NoSavedTensorHooks(const NoSavedTensorHooks&) = delete;
+  NoSavedTensorHooks& operator=(const NoSavedTensorHooks&) = delete;
+
+ private:
+  at::impl::SavedTensorDefaultHooksTLS before_;
 };
 
-struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
-  /// `tensors` holds the inputs and, behind them, the parameters.
-  static variable_list forward(AutogradContext* ctx, at::TensorList tensors, const c10::intrusive_ptr<CheckpointState>& state) {
-    const variable_list all = tensors.vec();
-    const std::vector<at::Tensor> inputs(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(state->input_count));
-    ctx->saved_data["state"] = c10::IValue::make_capsule(state);
-    variable_list outputs = state->run(inputs);
-    // An input handed through would be returned twice over the same memory; a view of it keeps autograd's books straight.
-    for (at::Tensor& output : outputs) {
-      for (const at::Tensor& input : inputs) {
-        if (input.defined() && output.is_same(input)) output = output.view_as(output);
+/// Tells the nodes that one run of a block makes on this thread from those that it finds.
+class NodesMadeHere {
+ public:
+  [[nodiscard]] bool include(const Node& node) const {
+    return node.sequence_nr() >= first_ && node.sequence_nr() != kLeaf && node.thread_id() == thread_;
+  }
+
+  /// Calls visit with every edge that leads from these nodes, reached from the outputs, to a node outside.
+  template <class Visit>
+  void for_each_edge_out(const variable_list& outputs, const Visit& visit) const {
+    std::vector<Node*> pending;
+    std::unordered_set<Node*> seen;
+    const auto reach = [&](Node* node) {
+      if (seen.insert(node).second) pending.push_back(node);
+    };
+    for (const at::Tensor& output : outputs) {
+      if (output.defined() && output.requires_grad()) reach(output.grad_fn().get());
+    }
+    while (!pending.empty()) {
+      Node* const node = pending.back();
+      pending.pop_back();
+      for (Edge& edge : node->next_edges()) {
+        if (!edge.is_valid()) continue;
+        if (include(*edge.function)) {
+          reach(edge.function.get());
+        } else {
+          visit(edge);
+        }
+      }
+      // A write into a view keeps the edges of what was written a second time (its first edge is another: that of the view).
+      if (auto* const write = dynamic_cast<torch::autograd::CopySlices*>(node); write != nullptr && write->fn != nullptr) {
+        for (size_t i = 1; i < write->num_outputs(); ++i) write->fn->next_edges()[i] = write->next_edge(i);
       }
     }
-    ctx->save_for_backward(all);
+  }
+
+ private:
+  static constexpr uint64_t kLeaf = std::numeric_limits<uint64_t>::max();  ///< The sequence number of a leaf's AccumulateGrad.
+  uint64_t first_ = at::sequence_number::peek();
+  uint64_t thread_ = at::RecordFunction::currentThreadId();
+};
+
+/// Runs the block, grad on. An output that is an input or a captured tensor becomes a view of it, which has a node of its own.
+variable_list run_with_graph(const Run& run, const variable_list& inputs, const NodesMadeHere& here) {
+  const at::AutoGradMode grad(true);
+  variable_list outputs = run(inputs);
+  for (at::Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad()) continue;
+    const std::shared_ptr<Node>& node = output.grad_fn();
+    if (node == nullptr || !here.include(*node)) output = output.view_as(output);
+  }
+  return outputs;
+}
+
+/// Where a recompute's gradient of a tensor outside the block ends, in place of that tensor's own node: whose hooks run once,
+/// in the outer graph, on the whole gradient.
+struct GradientEnd : Node {
+  explicit GradientEnd(const Edge& replaced) : Node(std::numeric_limits<uint64_t>::max()) {
+    input_metadata_.emplace_back(replaced.function->input_metadata(replaced.input_nr));
+  }
+  variable_list apply(variable_list&& /*grads*/) override { return {}; }  // captured before it would run
+};
+
+[[nodiscard]] std::string shape_of(const Edge& edge) {
+  const auto& metadata = edge.function->input_metadata(edge.input_nr);
+  return metadata.was_default_constructed() ? "unknown" : c10::str(metadata.shape_as_dim_vector());
+}
+
+constexpr const char* kSameTwice = "A checkpointed block must compute the same thing twice.";
+
+/// The node of a checkpointed block: its edges are those that lead out of the block.
+class CheckpointNode : public Node {
+ public:
+  CheckpointNode(Run run, const variable_list& inputs) : run_(std::move(run)), random_(inputs) {
+    for (const at::Tensor& input : inputs) inputs_.emplace_back(input, /*is_output=*/false);
+  }
+
+  [[nodiscard]] std::string name() const override { return "CheckpointBackward"; }
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    run_ = nullptr;
+    inputs_.clear();
+  }
+
+  /// The first run; `this` is not in the graph yet.
+  variable_list run_first(const variable_list& inputs) {
+    const NodesMadeHere here;
+    const NoSavedTensorHooks no_hooks;
+    const Restored autocast(autocast_.without_cache(), autocast_);
+    variable_list outputs = run_with_graph(run_, inputs, here);
+    std::unordered_set<Edge> seen;
+    here.for_each_edge_out(outputs, [&](const Edge& edge) {
+      if (seen.insert(edge).second) leaving_.push_back(edge);
+    });
+    set_next_edges(edge_list(leaving_));
     return outputs;
   }
 
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+  variable_list apply(variable_list&& grads) override {
     TORCH_CHECK(!at::GradMode::is_enabled(),
                 "[checkpoint] a gradient of a gradient (create_graph=True) cannot pass a checkpointed block. "
                 "Run the block itself for that.");
-    const auto capsule = ctx->saved_data["state"].toCapsule();
-    auto& state = static_cast<CheckpointState&>(*capsule);
-    const variable_list saved = ctx->get_saved_variables();
-    const auto count = static_cast<std::ptrdiff_t>(state.input_count);
+    const std::lock_guard lock(mutex_);
+    TORCH_CHECK(run_ != nullptr, torch::autograd::ERR_BACKWARD_TWICE);
+    variable_list inputs;
+    for (const SavedVariable& input : inputs_) inputs.push_back(input.unpack());
 
-    std::vector<at::Tensor> inputs;
-    for (auto it = saved.begin(); it != saved.begin() + count; ++it) {
-      if (!it->defined()) {
-        inputs.emplace_back();
-        continue;
-      }
-      at::Tensor detached = it->detach();
-      detached.set_requires_grad(it->requires_grad());
-      inputs.push_back(std::move(detached));
-    }
-    std::vector<at::Tensor> outputs;
-    {
-      const at::AutoGradMode grad(true);
-      const Restored random(state.random, RandomState(inputs));
-      const Restored autocast(state.autocast, AutocastState());
-      outputs = state.run(inputs);
-    }
+    const NodesMadeHere here;
+    const variable_list outputs = [&] {
+      const Restored random(random_, RandomState(inputs));
+      const Restored autocast(autocast_.without_cache(), AutocastState());
+      return run_with_graph(run_, inputs, here);
+    }();
+    const std::unordered_map<Edge, Edge> ends = end_gradients(outputs, here);
+
+    edge_list roots, wanted;
+    variable_list root_grads;
     TORCH_CHECK(outputs.size() == grads.size(), "[checkpoint] the recompute returned ", outputs.size(), " tensors, the forward ",
-                grads.size(), ". A checkpointed block must compute the same thing twice.");
-
-    // Gradients are asked for exactly the tensors that need one, and put where they belong.
-    variable_list roots, root_grads, wanted;
-    std::vector<size_t> slots;
+                grads.size(), ". ", kSameTwice);
     for (size_t i = 0; i < outputs.size(); ++i) {
-      if (!outputs[i].requires_grad() || !grads[i].defined()) continue;
-      TORCH_CHECK(outputs[i].sizes() == grads[i].sizes(), "[checkpoint] output ", i, " of the recompute has shape ",
-                  outputs[i].sizes(), ", of the forward ", grads[i].sizes(),
-                  ". A checkpointed block must compute the same thing twice.");
-      roots.push_back(outputs[i]);
+      if (!grads[i].defined()) continue;
+      const at::Tensor& output = outputs[i];
+      TORCH_CHECK(output.defined() && output.requires_grad(), "[checkpoint] output ", i,
+                  " of the recompute needs no gradient, that of the forward did. ", kSameTwice);
+      TORCH_CHECK(output.sizes() == grads[i].sizes(), "[checkpoint] output ", i, " of the recompute has shape ", output.sizes(),
+                  ", of the forward ", grads[i].sizes(), ". ", kSameTwice);
+      roots.push_back(torch::autograd::impl::gradient_edge(output));
       root_grads.push_back(grads[i]);
     }
-    for (size_t i = 0; i < saved.size(); ++i) {
-      if (!saved[i].defined() || !saved[i].requires_grad()) continue;
-      wanted.push_back(i < state.input_count ? inputs[i] : saved[i]);
+    variable_list result(leaving_.size());
+    std::vector<size_t> slots;
+    for (size_t i = 0; i < leaving_.size(); ++i) {
+      if (!task_should_compute_output(i)) continue;
+      wanted.push_back(ends.at(leaving_[i]));
       slots.push_back(i);
     }
-    variable_list result(saved.size() + 1);
     if (roots.empty() || wanted.empty()) return result;
-    const variable_list found = torch::autograd::grad(roots, wanted, root_grads, /*retain_graph=*/std::nullopt,
-                                                      /*create_graph=*/false, /*allow_unused=*/true);
-    for (size_t i = 0; i < slots.size(); ++i) result[slots[i]] = found[i];
+    variable_list found = torch::autograd::Engine::get_default_engine().execute(
+        roots, root_grads, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/false, wanted);
+    for (size_t i = 0; i < slots.size(); ++i) result[slots[i]] = std::move(found[i]);
     return result;
   }
+
+ private:
+  /// Cuts the recompute's graph off from what is outside. @returns the end that now stands for each edge out.
+  [[nodiscard]] std::unordered_map<Edge, Edge> end_gradients(const variable_list& outputs, const NodesMadeHere& here) const {
+    std::unordered_map<Edge, Edge> ends;
+    for (const Edge& edge : leaving_) ends.emplace(edge, Edge());
+    here.for_each_edge_out(outputs, [&](Edge& edge) {
+      const auto known = ends.find(edge);
+      TORCH_CHECK(known != ends.end(), "[checkpoint] the recompute uses a tensor of shape ", shape_of(edge),
+                  " that requires a gradient and that the forward did not use. ", kSameTwice);
+      if (!known->second.is_valid()) known->second = Edge(std::make_shared<GradientEnd>(edge), 0);
+      edge = known->second;
+    });
+    for (const auto& [edge, end] : ends) {
+      TORCH_CHECK(end.is_valid(), "[checkpoint] the recompute does not use a tensor of shape ", shape_of(edge),
+                  " that requires a gradient and that the forward used. ", kSameTwice);
+    }
+    return ends;
+  }
+
+  Run run_;
+  std::vector<SavedVariable> inputs_;
+  RandomState random_;
+  AutocastState autocast_;
+  edge_list leaving_;  ///< As next_edges(), which a checkpoint around this one ends elsewhere in its recompute.
 };
 
 }  // namespace
 
-std::vector<at::Tensor> checkpoint(Run run, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters) {
-  std::vector<at::Tensor> all = inputs;
-  bool needs_graph = false;
-  for (const at::Tensor& parameter : parameters) {
-    if (parameter.requires_grad()) all.push_back(parameter);
+std::vector<at::Tensor> checkpoint_tensors(Run run, const std::vector<at::Tensor>& inputs) {
+  if (!at::GradMode::is_enabled()) return run(inputs);
+  const std::shared_ptr<CheckpointNode> node(new CheckpointNode(std::move(run), inputs), torch::autograd::deleteNode);
+  const auto version = [](const at::Tensor& tensor) { return tensor.defined() && !tensor.is_inference() ? tensor._version() : 0; };
+  std::vector<int64_t> versions;
+  for (const at::Tensor& input : inputs) versions.push_back(version(input));
+  variable_list outputs = node->run_first(inputs);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    QLORAPP_CHECK_VALUE(version(inputs[i]) == versions[i],
+                        "[checkpoint] a block must leave its inputs as they are; it changed input ", i,
+                        " in place, and the recompute would begin with what it wrote. Write into a copy.");
   }
-  for (const at::Tensor& tensor : all) needs_graph = needs_graph || (tensor.defined() && tensor.requires_grad());
-  if (!needs_graph || !at::GradMode::is_enabled()) return run(inputs);
-  auto state = c10::make_intrusive<CheckpointState>(std::move(run), inputs.size(), inputs);
-  return CheckpointFunction::apply(at::TensorList(all), state);
+  for (at::Tensor& output : outputs) {
+    if (output.defined() && output.requires_grad()) {
+      output = output.detach();
+      torch::autograd::set_history(output, node);
+    } else {
+      node->add_input_metadata(Node::undefined_input());
+    }
+  }
+  return outputs;
 }
 
 }  // namespace qlorapp

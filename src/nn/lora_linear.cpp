@@ -66,17 +66,83 @@ uint64_t draw_key() {
   return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
 }
 
+at::Device device_of(const FrozenWeight& weight) {
+  return weight.quantized.defined() ? weight.quantized.packed.device() : weight.dense.device();
+}
+
+/// Calls visit with every tensor of a weight, defined or not.
+template <class Visit>
+void for_each_tensor(FrozenWeight& weight, const Visit& visit) {
+  QuantizedTensor& q = weight.quantized;
+  for (at::Tensor* const tensor : {&q.packed, &q.absmax, &q.nested_absmax, &q.nested_offset, &weight.dense}) visit(*tensor);
+}
+
+/// An own tensor object over the same memory, without a graph: what moves with the layer and with nothing else.
+void make_own(at::Tensor& tensor) {
+  if (tensor.defined()) tensor = tensor.detach();
+}
+
+FrozenWeight checked_base(FrozenWeight base) {
+  const QuantizedTensor& q = base.quantized;
+  QLORAPP_CHECK_VALUE(q.defined() || base.dense.defined(),
+                      "[lora_linear] base must be a weight of shape (out, in); got an undefined one. Pass "
+                      "FrozenWeight(Quantizer().quantize(weight)) or FrozenWeight(weight).");
+  const std::vector<int64_t> shape = q.defined() ? q.shape : base.dense.sizes().vec();
+  QLORAPP_CHECK_VALUE(shape.size() == 2 && shape[0] >= 1 && shape[1] >= 1,
+                      "[lora_linear] base must have the shape (out, in), both at least 1; got ", shape, ".");
+  if (q.defined()) {
+    q.check("lora_linear");
+  } else {
+    QLORAPP_CHECK_VALUE(at::isFloatingType(base.dense.scalar_type()), "[lora_linear] a dense base must be floating; got ",
+                        at::toString(base.dense.scalar_type()), ". Four-bit codes come as a QuantizedTensor.");
+  }
+  for_each_tensor(base, make_own);
+  return base;
+}
+
+at::Tensor checked_bias(at::Tensor bias, const FrozenWeight& base) {
+  if (!bias.defined()) return bias;
+  QLORAPP_CHECK_VALUE(bias.dim() == 1 && bias.size(0) == base.out_features(), "[lora_linear] bias must have the shape [",
+                      base.out_features(), "]; got ", bias.sizes().vec(), ".");
+  QLORAPP_CHECK_VALUE(at::isFloatingType(bias.scalar_type()), "[lora_linear] bias must be floating; got ",
+                      at::toString(bias.scalar_type()), ".");
+  QLORAPP_CHECK_VALUE(bias.device() == device_of(base), "[lora_linear] bias must be on ", device_of(base).str(),
+                      ", where the base is; got ", bias.device().str(), ".");
+  make_own(bias);
+  return bias;
+}
+
+void check_input(const at::Tensor& x, const FrozenWeight& weight) {
+  QLORAPP_CHECK_VALUE(x.defined(), "[lora_linear] x must be a tensor; got an undefined one.");
+  QLORAPP_CHECK_VALUE(x.dim() >= 1 && x.size(-1) == weight.in_features(), "[lora_linear] the last dimension of x must be ",
+                      weight.in_features(), "; got a shape of ", x.sizes().vec(), ".");
+  QLORAPP_CHECK_VALUE(at::isFloatingType(x.scalar_type()), "[lora_linear] x must be floating; got ", at::toString(x.scalar_type()),
+                      ".");
+  QLORAPP_CHECK_VALUE(x.device() == device_of(weight), "[lora_linear] x must be on ", device_of(weight).str(),
+                      ", where the base is; got ", x.device().str(), ". Move x, or the layer with to(device).");
+  QLORAPP_CHECK_VALUE(weight.quantized.defined() || weight.dense.scalar_type() == x.scalar_type(),
+                      "[lora_linear] x must have the dtype of the dense weight, ", at::toString(weight.dense.scalar_type()),
+                      "; got ", at::toString(x.scalar_type()), ". Convert x, or a dense base with to(dtype).");
+}
+
+void move(at::Tensor& tensor, at::Device device) {
+  if (!tensor.defined() || tensor.device() == device) return;
+  const at::Tensor gradient = tensor.grad();
+  tensor.mutable_grad().reset();
+  tensor.set_data(tensor.detach().to(device));
+  if (gradient.defined()) tensor.mutable_grad() = gradient.to(device);
+}
+
 }  // namespace
 
 LoraLinear::LoraLinear(FrozenWeight base, const Options& options, uint64_t seed, at::Tensor bias)
-    : base_(std::move(base)), bias_(std::move(bias)) {
+    : base_(checked_base(std::move(base))), bias_(checked_bias(std::move(bias), base_)) {
   QLORAPP_CHECK_VALUE(options.r >= 1, "[lora_linear] r must be at least 1; got ", options.r, ".");
   QLORAPP_CHECK_VALUE(std::isfinite(options.lora_alpha) && options.lora_alpha > 0,
                       "[lora_linear] lora_alpha must be finite and positive; got ", options.lora_alpha, ".");
   QLORAPP_CHECK_VALUE(options.lora_dropout >= 0 && options.lora_dropout < 1, "[lora_linear] lora_dropout must be in [0, 1); got ",
                       options.lora_dropout, ".");
-  const at::Device device = base_.quantized.defined() ? base_.quantized.packed.device() : base_.dense.device();
-  const auto options_of = at::TensorOptions().dtype(at::kFloat).device(device);
+  const auto options_of = at::TensorOptions().dtype(at::kFloat).device(device_of(base_));
   adapter_.a = at::empty({options.r, base_.in_features()}, options_of);
   adapter_.b = at::zeros({base_.out_features(), options.r}, options_of);
   initialize_lora_a(adapter_.a, options.gaussian_init, seed);
@@ -97,15 +163,47 @@ void LoraLinear::adopt_parameters(const at::Tensor& a, const at::Tensor& b) {
   adapter_.b = b;
 }
 
+std::vector<std::pair<std::string, at::Tensor>> LoraLinear::named_parameters(const std::string& prefix) const {
+  const std::string start = prefix.empty() ? "" : prefix + ".";
+  return {{start + "lora_A.weight", adapter_.a}, {start + "lora_B.weight", adapter_.b}};
+}
+
+void LoraLinear::to(at::Device device) {
+  for (at::Tensor* const parameter : {&adapter_.a, &adapter_.b}) {
+    QLORAPP_CHECK_VALUE(parameter->device() == device || parameter->storage().nbytes() == parameter->nbytes(),
+                        "[lora_linear] A and B are parts of an arena, whose memory they must keep. Move the layer before "
+                        "adopt_parameters.");
+  }
+  const auto move_there = [device](at::Tensor& tensor) { move(tensor, device); };
+  for_each_tensor(base_, move_there);
+  if (merged_) for_each_tensor(*merged_, move_there);
+  for (at::Tensor* const tensor : {&bias_, &adapter_.a, &adapter_.b}) move_there(*tensor);
+}
+
+void LoraLinear::to(at::ScalarType dtype) {
+  QLORAPP_CHECK_VALUE(at::isFloatingType(dtype), "[lora_linear] a weight must be floating; got ", at::toString(dtype), ".");
+  for (at::Tensor* const tensor : {&base_.dense, merged_ ? &merged_->dense : nullptr, &bias_}) {
+    if (tensor != nullptr && tensor->defined()) tensor->set_data(tensor->to(dtype));
+  }
+}
+
 at::Tensor LoraLinear::forward(const at::Tensor& x) const {
-  QLORAPP_CHECK_VALUE(x.dim() >= 1 && x.size(-1) == base_.in_features(), "[lora_linear] the last dimension of x must be ",
-                      base_.in_features(), "; got a shape of ", x.sizes().vec(), ".");
+  QLORAPP_CHECK_VALUE(adapter_.dropout == 0, "[lora_linear] a layer with lora_dropout must be told whether it trains; got ",
+                      adapter_.dropout,
+                      " and no mode. Call forward(x, training), or use LoraLinearModule, which follows train() "
+                      "and eval() of its torch::nn::Module.");
+  return forward(x, false);
+}
+
+at::Tensor LoraLinear::forward(const at::Tensor& x, bool training) const {
+  const FrozenWeight& weight = merged_ ? *merged_ : base_;
+  check_input(x, weight);
   auto state = c10::make_intrusive<LoraLinearState>();
-  state->weight = merged_ ? *merged_ : base_;
+  state->weight = weight;
   state->has_adapter = !merged_;
   state->scaling = adapter_.scaling;
   state->dropout = adapter_.dropout;
-  if (training_ && adapter_.dropout > 0) state->key = DropoutKey{draw_key(), 0, 0};
+  if (training && adapter_.dropout > 0) state->key = DropoutKey{draw_key(), 0, 0};
   std::vector<int64_t> out_shape = x.sizes().vec();
   out_shape.back() = base_.out_features();
   const at::Tensor rows = x.reshape({-1, base_.in_features()}).contiguous();

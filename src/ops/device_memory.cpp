@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <new>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -19,15 +21,31 @@ namespace {
 std::mutex mutex;
 std::vector<MemoryRelief*> reliefs;
 std::atomic<size_t> relief_count{0};
-constinit std::atomic<detail::RoomOf> room_of_gpu{nullptr};  // set by another file's static initializer
+constinit std::atomic<const detail::DeviceMemory*> memory_of_gpu{nullptr};  // set by another file's static initializer
+constinit std::atomic<bool> prepared{false};
 constinit thread_local bool asking = false;
 
 }  // namespace
 
 std::optional<DeviceRoom> device_room(at::Device device) {
-  const detail::RoomOf room_of = room_of_gpu.load();
-  if (device.is_cpu() || room_of == nullptr) return std::nullopt;
-  return room_of(device);
+  const detail::DeviceMemory* const memory = memory_of_gpu.load();
+  if (device.is_cpu() || memory == nullptr) return std::nullopt;
+  return memory->room_of(device);
+}
+
+void prepare_device_memory() {
+  if (prepared.load(std::memory_order_acquire)) return;
+  const detail::DeviceMemory* const memory = memory_of_gpu.load();
+  if (memory == nullptr) return;
+  static std::once_flag once;
+  std::call_once(once, [memory] { memory->prepare(); });
+  prepared.store(true, std::memory_order_release);
+}
+
+bool uses_expandable_segments() {
+  const detail::DeviceMemory* const memory = memory_of_gpu.load();
+  if (memory != nullptr && prepared.load(std::memory_order_acquire)) return memory->is_expandable();
+  return detail::segments_by_environment().value_or(true);
 }
 
 bool is_out_of_memory(const std::exception& error) {
@@ -44,6 +62,14 @@ void release_cached_memory(at::Device device) {
   if (!device.is_cpu()) at::getDeviceAllocator(device.type())->emptyCache();
 }
 
+void bound_primitive_cache() {
+  static const int set = [] {
+    if (std::getenv("DNNL_PRIMITIVE_CACHE_CAPACITY") != nullptr) return 0;  // the older name
+    return setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64", /*overwrite=*/0);
+  }();
+  static_cast<void>(set);
+}
+
 void add_memory_relief(MemoryRelief* relief) {
   const std::lock_guard lock(mutex);
   reliefs.push_back(relief);
@@ -58,7 +84,19 @@ void remove_memory_relief(MemoryRelief* relief) {
 
 namespace detail {
 
-void set_room_of(RoomOf room_of) { room_of_gpu = room_of; }
+void set_device_memory(const DeviceMemory* memory) { memory_of_gpu = memory; }
+
+std::optional<bool> segments_by_environment() {
+  // In the order in which torch's CUDA allocator looks (c10/cuda/CUDAAllocatorConfig.h, instance()).
+  for (const char* const name : {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}) {
+    const char* const value = std::getenv(name);
+    if (value == nullptr) continue;
+    std::string settings = value;
+    std::erase_if(settings, [](char c) { return c == ' '; });
+    return settings.find("expandable_segments:True") != std::string::npos;
+  }
+  return std::nullopt;
+}
 
 bool has_memory_relief() noexcept { return relief_count > 0; }
 

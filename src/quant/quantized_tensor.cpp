@@ -41,6 +41,13 @@ QuantizedTensor QuantizedTensor::to(at::Device device) const {
   return moved;
 }
 
+QuantizedTensor QuantizedTensor::clone() const {
+  QuantizedTensor copied = *this;
+  for (at::Tensor* part : {&copied.packed, &copied.absmax, &copied.nested_absmax, &copied.nested_offset})
+    if (part->defined()) *part = part->clone();
+  return copied;
+}
+
 void QuantizedTensor::check(const std::string& name) const {
   QLORAPP_CHECK_VALUE(is_block_size(block_size), "[", name, "] block_size must be one of ", kBlockSizes, "; got ", block_size, ".");
   QLORAPP_CHECK_VALUE(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, "[", name,

@@ -32,6 +32,7 @@ Quantizer Quantizer::like(const QuantizedTensor& q, Compat compat) {
 }
 
 QuantizedTensor Quantizer::quantize(const at::Tensor& weight) const {
+  QLORAPP_CHECK_VALUE(weight.defined(), "[Quantizer] weight must be a float32, float16 or bfloat16 tensor; got an undefined one.");
   const bool bnb = options_.compat == Compat::kBnb;
   QuantizedTensor q;
   q.shape = weight.sizes().vec();
@@ -46,6 +47,7 @@ QuantizedTensor Quantizer::quantize(const at::Tensor& weight) const {
 }
 
 at::Tensor Quantizer::dequantize(const QuantizedTensor& q, std::optional<at::ScalarType> dtype) const {
+  QLORAPP_CHECK_VALUE(q.defined(), "[Quantizer] q must hold a weight; got an empty QuantizedTensor. quantize() makes one.");
   const at::ScalarType type = dtype.value_or(q.dtype);
   return q.double_quantized() ? ops::dequantize_4bit_nested(q.packed, q.absmax, q.nested_absmax, q.nested_offset, q.shape,
                                                             q.block_size, q.nested_block_size, q.quant_type, type)

@@ -15,6 +15,16 @@ int64_t over_ranks(int64_t count, const Accumulator::Options& options) {
   return total;
 }
 
+void check_loss_sum(const at::Tensor& loss_sum) {
+  QLORAPP_CHECK_VALUE(loss_sum.defined(), "[Accumulator] loss_sum must be a tensor; got an undefined one.");
+  QLORAPP_CHECK_VALUE(loss_sum.dim() == 0,
+                      "[Accumulator] loss_sum must be one number, the sum over a micro-batch's targets; got a "
+                      "shape of ",
+                      loss_sum.sizes().vec(), ". Sum it (at::Reduction::Sum).");
+  QLORAPP_CHECK_VALUE(at::isFloatingType(loss_sum.scalar_type()), "[Accumulator] loss_sum must be floating; got ",
+                      at::toString(loss_sum.scalar_type()), ".");
+}
+
 }  // namespace
 
 Accumulator::Accumulator(std::span<const int64_t> target_counts, const Options& options) {
@@ -38,10 +48,12 @@ at::Tensor Accumulator::weight_tensor(at::Device device) const {
 }
 
 at::Tensor Accumulator::weigh(const at::Tensor& loss_sum) const {
+  check_loss_sum(loss_sum);
   return tokens_ == 0 ? loss_sum * 0.0 : loss_sum / static_cast<double>(tokens_);
 }
 
 void Accumulator::add(const at::Tensor& loss_sum) {
+  check_loss_sum(loss_sum);
   const at::Tensor sum = loss_sum.detach().to(at::kDouble);
   loss_sum_ = loss_sum_.defined() ? loss_sum_ + sum : sum;
 }

@@ -51,6 +51,24 @@ GradScaler::GradScaler(const Options& options) : options_(options) {
                       options_.max_consecutive_skips, ". 0 is no limit.");
 }
 
+GradScaler::GradScaler(const GradScaler& other)
+    : options_(other.options_),
+      init_growth_tracker_(other.init_growth_tracker_),
+      consecutive_skips_(other.consecutive_skips_),
+      optimizers_(other.optimizers_) {  // found_inf is written once, so both may hold it
+  if (!other.scale_.defined()) return;
+  scale_ = other.scale_.clone();
+  growth_tracker_ = other.growth_tracker_.clone();
+}
+
+GradScaler& GradScaler::operator=(const GradScaler& other) { return *this = GradScaler(other); }
+
+void GradScaler::check_serializable() const {
+  if (optimizers_.empty()) return;
+  throw GradScalerAssertion(
+      "A GradScaler instance may only be pickled at the beginning of an iteration, or at the end after scaler.update().");
+}
+
 void GradScaler::check_initialized(const char* function) const {
   if (scale_.defined()) return;
   throw GradScalerAssertion(concat("Attempted ", function,
@@ -65,6 +83,7 @@ void GradScaler::initialize_on(at::Device device) {
 }
 
 at::Tensor GradScaler::scale(const at::Tensor& outputs) {
+  QLORAPP_CHECK_VALUE(outputs.defined(), "[GradScaler] outputs must be tensors; got an undefined one.");
   if (!options_.enabled) return outputs;
   initialize_on(outputs.device());
   return outputs * scale_.to(outputs.device(), scale_.scalar_type(), /*non_blocking=*/true);

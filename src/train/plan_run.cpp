@@ -14,6 +14,7 @@
 #include "qlorapp/memory/batch_finder.hpp"
 #include "qlorapp/memory/budget.hpp"
 #include "qlorapp/memory/roofline.hpp"
+#include "qlorapp/ops/device_memory.hpp"
 
 namespace qlorapp {
 namespace {
@@ -61,6 +62,7 @@ void apply_choice(const BudgetChoice& choice, TrainingArguments& args) {
 
 ops::PlannedDevice planned_device(at::Device device) {
   ops::PlannedDevice planned{device.type(), gpu_architecture(device), at::get_num_threads()};
+  planned.expandable_segments = ops::uses_expandable_segments();
   if (device.is_cuda()) planned.multiprocessors = rates_of(gpu_name(device), planned.architecture, {}).multiprocessors;
   return planned;
 }
@@ -148,6 +150,28 @@ CardRun best_on_card(const format::ModelConfig& model, const LoraConfig& lora, c
     if (plan.fits) run.plan = plan;
   }
   return run;
+}
+
+/// What --hours takes for granted, a line each, with the option that says otherwise.
+std::string assumptions(const Deadline& deadline, const Recommendation& best, const TrainingArguments& asked, const Gpu& gpu) {
+  const auto whole = [](double value) { return fixed(value, value == std::floor(value) ? 0 : 2); };
+  std::string text = "Assumed:\n";
+  const auto line = [&](const auto&... parts) { text += concat("  - ", parts..., "\n"); };
+  line(deadline.dataset_rows, " rows (--dataset_rows), ", deadline.average_tokens,
+       " tokens each on average (--avg_tokens), none above ", asked.max_length,
+       " (--seq). A conversation of several turns is one row.");
+  line(
+      "Rows are laid end to end without padding, so that time follows the average and memory the longest; --packing changes "
+      "neither.");
+  line(whole(best.epochs), " of ", whole(asked.num_train_epochs), " epochs asked for (--num_train_epochs), ",
+       best.epochs < asked.num_train_epochs ? "as many as surely end in time" : "which all end in time", "; ",
+       deadline.effective_batch, " rows per update (--effective_batch).");
+  line("Products at ", fixed(gpu.tensor_rate * gpu.sustained * 1e-12, 0), " TFLOP/s, ", fixed(100 * gpu.sustained, 0), " % of the ",
+       fixed(gpu.tensor_rate * 1e-12, 0), " published (", to_string(gpu.evidence), "); the card runs nothing else.");
+  line("Loading, evaluation and saving are not in the time.");
+  line("Quality is not estimated: rank ", best.lora.r,
+       " (--r), learning rate and epochs are yours to check on held-out rows (--eval_data).");
+  return text;
 }
 
 }  // namespace
@@ -238,6 +262,7 @@ Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lor
                         " GPUs is not supported yet; ", deadline.gpus, " of them would need about ", fixed(together, 1),
                         " h an epoch. The configuration is for one GPU.\n");
   }
+  best.text += assumptions(deadline, best, args, gpu);
   return best;
 }
 

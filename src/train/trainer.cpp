@@ -179,8 +179,16 @@ void Trainer::count_steps() {
   epochs_ =
       args_.max_steps > 0 ? (args_.max_steps + an_epoch - 1) / an_epoch : static_cast<int64_t>(std::ceil(args_.num_train_epochs));
   max_steps_ = count_training_steps(batches_per_epoch_, args_.gradient_accumulation_steps, args_.num_train_epochs, args_.max_steps);
-  state_.schedule.warmup_steps = count_warmup_steps(args_.warmup_steps, args_.warmup_ratio, max_steps_);
-  state_.schedule.training_steps = max_steps_;
+  state_.schedule = schedule_over(max_steps_);
+}
+
+Schedule Trainer::schedule_over(int64_t training_steps) const {
+  QLORAPP_CHECK_VALUE(training_steps > 0, "[trainer] num_training_steps of a schedule must be an integer > 0; got ", training_steps,
+                      ". Pass the number of optimizer steps.");
+  Schedule schedule = state_.schedule;
+  schedule.warmup_steps = count_warmup_steps(args_.warmup_steps, args_.warmup_ratio, training_steps);
+  schedule.training_steps = training_steps;
+  return schedule;
 }
 
 double Trainer::epoch() const {

@@ -41,20 +41,15 @@ void one_of(std::string_view name, std::string_view value, std::span<const std::
                       "; got '", value, "'.", did_you_mean(value, known));
 }
 
-/// One of report_to's: ours, or one that transformers reports to, which costs a script no more than a line.
+/// One of report_to's. Python's Trainer reports to them; the C++ loop writes trainer_state.json.
 void check_service(const std::string& name) {
-  static constexpr std::array<std::string_view, 3> kOurs{"none", "all", "tensorboard"};
-  static constexpr std::array<std::string_view, 12> kOthers{"azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive",
-                                                            "flyte",    "mlflow",  "neptune",    "swanlab",  "trackio", "wandb"};
-  if (std::find(kOthers.begin(), kOthers.end(), name) != kOthers.end()) {
-    log_warning_once(concat(kWhere, "report_to=", name,
-                            " has no effect: runs are reported to TensorBoard only (report_to=tensorboard). log_history in "
-                            "trainer_state.json has every value, and in Python a callback's on_log is given each."));
-    return;
-  }
-  QLORAPP_CHECK_VALUE(std::find(kOurs.begin(), kOurs.end(), name) != kOurs.end(), kWhere,
-                      "report_to must be none, all or tensorboard; got '", name,
-                      "'. Read log_history in trainer_state.json, or use a callback.", did_you_mean(name, kOthers));
+  static constexpr std::array<std::string_view, 16> kServices{
+      "none",    "all",     "tensorboard", "wandb",      "trackio", "mlflow", "comet_ml", "clearml",
+      "swanlab", "neptune", "dvclive",     "codecarbon", "dagshub", "flyte",  "azure_ml", "kubeflow"};
+  QLORAPP_CHECK_VALUE(std::find(kServices.begin(), kServices.end(), name) != kServices.end(), kWhere, "report_to must be one of ",
+                      kServices, "; got '", name,
+                      "'. For another service use a callback, or read log_history in trainer_state.json.",
+                      did_you_mean(name, kServices));
 }
 
 std::string joined(const std::vector<std::string>& entries) {
@@ -83,6 +78,9 @@ void check_best_model(const TrainingArguments& args) {
   const bool saves_best = args.save_strategy == "best";
   QLORAPP_CHECK_VALUE(!saves_best || args.eval_strategy != "no", kWhere,
                       "save_strategy=best needs evaluations. Set eval_strategy to steps or epoch.");
+  QLORAPP_CHECK_VALUE(!saves_best || args.load_best_model_at_end || args.metric_for_best_model, kWhere,
+                      "save_strategy=best needs metric_for_best_model, which says what is best. Set it to loss, or to a metric of "
+                      "yours.");
   if (!args.load_best_model_at_end || saves_best) return;
   QLORAPP_CHECK_VALUE(args.eval_strategy == args.save_strategy && args.eval_strategy != "no", kWhere,
                       "load_best_model_at_end needs eval_strategy and save_strategy to be the same, steps or epoch, or "
@@ -103,7 +101,7 @@ bool TrainingArguments::counts_input_tokens() const {
 }
 
 std::string TrainingArguments::best_metric_name() const {
-  if (!metric_for_best_model && !load_best_model_at_end && save_strategy != "best") return "";
+  if (!metric_for_best_model && !load_best_model_at_end) return "";
   const std::string name = metric_for_best_model.value_or("loss");
   return name.starts_with("eval_") ? name : "eval_" + name;
 }

@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reads one JSON request a line, writes one JSON answer a line. Text travels as hexadecimal digits of its bytes, so that
 // ill-formed UTF-8 can be sent too. {"error": …} answers what was thrown.
+#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 
+#include "gzip_reader.hpp"
 #include "pretokenize.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/data/chat_template.hpp"
 #include "qlorapp/data/dataset.hpp"
 #include "qlorapp/data/tokenizer.hpp"
+#include "row_reader.hpp"
+#include "row_shape.hpp"
 #include "unicode.hpp"
 
 namespace {
@@ -46,7 +51,7 @@ json split(const json& request) {
     const std::string text = from_hex(hex.get<std::string>());
     const auto decoded = qlorapp::unicode::decode(text);
     std::vector<qlorapp::Piece> pieces;
-    qlorapp::split_pieces(kNames.at(request["split"].get<std::string>()), decoded, {0, decoded.size()}, pieces);
+    qlorapp::split_pieces({kNames.at(request["split"].get<std::string>())}, decoded, {0, decoded.size()}, pieces);
     json row = json::array();
     for (const auto& piece : pieces) row.push_back(piece.end);
     ends.push_back(std::move(row));
@@ -80,8 +85,49 @@ qlorapp::DatasetOptions options_of(const json& request) {
   options.assistant_only_loss = request.value("assistant_only_loss", false);
   options.append_eos = request.value("append_eos", true);
   options.text_field = request.value("text_field", options.text_field);
+  options.prompt_field = request.value("prompt_field", std::string());
+  options.completion_field = request.value("completion_field", std::string());
+  options.messages_field = request.value("messages_field", std::string());
+  options.file_format = qlorapp::parse_file_format(request.value("file_format", "auto"));
   options.model_vocab_size = request.value("model_vocab_size", int64_t{0});
   return options;
+}
+
+/// Bytes of a gzip file, `step` at a time on both sides; hexadecimal. What comes before an error is dropped.
+json gunzip(const json& request) {
+  const std::string packed = from_hex(request["bytes"].get<std::string>());
+  const std::size_t step = request.value("step", std::size_t{1000});
+  std::size_t at = 0;
+  const auto source = [&](std::span<char> into) {
+    const std::size_t size = packed.copy(into.data(), std::min(step, into.size()), at);
+    at += size;
+    return size;
+  };
+  qlorapp::GzipReader reader(source, "x.gz");
+  std::string out, piece(step, 0);
+  for (std::size_t size = 0; (size = reader.read(piece)) > 0;) out.append(piece, 0, size);
+  return to_hex(out);
+}
+
+/// The rows of a file as they are read, or with "chat" (whether the model has a template) as they are encoded.
+json rows(const json& request) {
+  const auto options = options_of(request);
+  const std::string path = request["path"].get<std::string>();
+  json out = {{"rows", json::array()}, {"lines", json::array()}};
+  std::optional<qlorapp::RowShape> shape;
+  const auto visit = [&](qlorapp::Row row, int64_t line) {
+    const std::string where = qlorapp::concat(path, ":", line);
+    if (request.contains("chat")) {
+      const auto has_template = [&] { return request["chat"].get<bool>(); };
+      if (!shape) shape = qlorapp::RowShape::detect(row, options, has_template, where);
+      row = shape->canonical(std::move(row), where);
+      out["shape"] = shape->description();
+    }
+    out["rows"].push_back(row.dump());  // as text: the order of its keys counts
+    out["lines"].push_back(line);
+  };
+  out["blank_lines"] = for_each_row(path, options.file_format, options.text_field, visit).blank_lines;
+  return out;
 }
 
 class Probe {
@@ -90,6 +136,8 @@ class Probe {
     const std::string command = request["command"].get<std::string>();
     if (command == "split") return split(request);
     if (command == "render") return render(request);
+    if (command == "gunzip") return gunzip(request);
+    if (command == "rows") return rows(request);
     if (command == "load") {
       tokenizer_ = qlorapp::Tokenizer::from_folder(request["folder"].get<std::string>());
       return {{"vocab_size", tokenizer_->vocab_size()}, {"id_limit", tokenizer_->id_limit()},
@@ -111,6 +159,16 @@ class Probe {
       const auto encoding = tokenizer_->encode_with_ranges(from_hex(request["text"].get<std::string>()), true);
       json out = json::array();
       for (const auto& range : encoding.ranges) out.push_back({range.begin, range.end});
+      return out;
+    }
+    if (command == "encode_with_ranges") {
+      json out = json::array();
+      for (const auto& hex : request["texts"]) {
+        const auto encoding = tokenizer_->encode_with_ranges(from_hex(hex.get<std::string>()), true);
+        json ranges = json::array();
+        for (const auto& range : encoding.ranges) ranges.push_back({range.begin, range.end});
+        out.push_back({encoding.ids, std::move(ranges)});
+      }
       return out;
     }
     if (command == "decode") {

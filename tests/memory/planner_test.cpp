@@ -308,3 +308,25 @@ TEST_CASE("paged moments are on the card while there is room, and then on the ho
   CHECK_FALSE(never.fits);
   CHECK(never.training_peak() == roomy.training_peak());
 }
+
+TEST_CASE("expandable segments hold little more than a step has in use, where fixed ones need a tenth more") {
+  // Batches that ran out of memory under these caps with fixed segments.
+  PlanSettings settings = settings_for("llama-3-8b", Keep::kInputOnly);
+  settings.batch = 16;
+  const MemoryPlan expandable = plan_memory(settings);
+  settings.device.expandable_segments = false;
+  const MemoryPlan fixed = plan_memory(settings);
+  CHECK(expandable.training_peak() <= fixed.training_peak());
+  CHECK(expandable.peak_reserved() < fixed.peak_reserved());
+  for (const double part : {1.0, 0.9, 0.8}) {
+    PlanSettings asked = settings_for("llama-3-8b", Keep::kInputOnly);
+    const Bytes room{static_cast<int64_t>(part * 24 * 0x1p30)};
+    asked.batch = largest_batch(asked, room, 64);
+    const MemoryPlan plan = plan_memory(asked, room);
+    REQUIRE(plan.fits);
+    CHECK(plan.peak_reserved() <= room);
+    CHECK(plan.peak_reserved().count <= plan.peak_allocated().count * 102 / 100 + (64 << 20));
+    asked.batch += 1;
+    CHECK_FALSE(plan_memory(asked, room).fits);
+  }
+}

@@ -3,7 +3,15 @@
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "catch.hpp"
 #include "qlorapp/core/check.hpp"
@@ -122,6 +130,217 @@ TEST_CASE("a gradient of a gradient through a checkpoint is refused, not wrong",
   CheckpointedBlock<Mlp> checked{Mlp()};
   const at::Tensor y = checked.forward(at::randn({2, 16}).requires_grad_());
   REQUIRE_THROWS(torch::autograd::grad({y.sum()}, checked.parameters(), {}, true, /*create_graph=*/true));
+}
+
+TEST_CASE("gradients reach tensors that no list names: a captured parameter, a captured result, an autograd hook once",
+          "[nn][cpu]") {
+  at::manual_seed(6);
+  const at::Tensor listed = at::randn({16, 16}).requires_grad_(), other = at::randn({16, 16}).requires_grad_();
+  const at::Tensor x = at::randn({4, 16}).requires_grad_();
+  int hooks = 0;
+  other.register_hook([&hooks](const at::Tensor& gradient) {
+    ++hooks;
+    return gradient * 2;
+  });
+  const auto loss = [&](bool checked) {
+    const at::Tensor outside = other.tanh();  // of the outer graph, used inside and outside of the block
+    const auto block = [listed, other, outside](const at::Tensor& input) {
+      return at::tanh(input.matmul(listed)).matmul(other) + outside.sum();
+    };
+    const at::Tensor y = checked ? checkpoint(block, x) : block(x);
+    return (y * y).sum() + (outside * x.sum()).sum();
+  };
+  const auto gradients_of = [&](bool checked) {
+    hooks = 0;
+    for (const at::Tensor& leaf : {listed, other, x}) leaf.mutable_grad().reset();
+    torch::autograd::backward({loss(checked)}, {});
+    REQUIRE(hooks == 1);
+    return std::vector{listed.grad().clone(), other.grad().clone(), x.grad().clone()};
+  };
+  const auto expected = gradients_of(false), found = gradients_of(true);
+  for (size_t i = 0; i < expected.size(); ++i) REQUIRE(at::allclose(found[i], expected[i], 1e-6, 1e-5));
+
+  // Asked for one of them, nothing is added to the others.
+  for (const at::Tensor& leaf : {listed, other, x}) leaf.mutable_grad().reset();
+  const auto alone = torch::autograd::grad({loss(true)}, {other});
+  REQUIRE(at::allclose(alone[0], expected[1], 1e-6, 1e-5));
+  REQUIRE_FALSE(listed.grad().defined());
+  REQUIRE_FALSE(x.grad().defined());
+}
+
+TEST_CASE("an unlisted parameter two checkpoints deep has its gradient, bit-equal", "[nn][cpu]") {
+  at::manual_seed(7);
+  const at::Tensor w = at::randn({16, 16}).requires_grad_(), v = at::randn({16, 16}).requires_grad_(), x = at::randn({4, 16});
+  const auto gradients_of = [&](bool checked) {
+    const auto inner = [w](const at::Tensor& input) { return at::dropout(input.matmul(w).tanh(), 0.5, true); };
+    const auto outer = [&, inner](const at::Tensor& input) {
+      const at::Tensor scaled = input * v.sum();  // an inner block may use what the outer one computed
+      const auto shifted = [inner, scaled](const at::Tensor& h) { return inner(h) + scaled; };
+      return checked ? checkpoint(shifted, checkpoint(inner, input)) : shifted(inner(input));
+    };
+    at::manual_seed(8);
+    return torch::autograd::grad({(checked ? checkpoint(outer, x) : outer(x)).square().sum()}, {w, v});
+  };
+  const auto expected = gradients_of(false), found = gradients_of(true);
+  REQUIRE(at::equal(found[0], expected[0]));
+  REQUIRE(at::equal(found[1], expected[1]));
+}
+
+TEST_CASE("writes into a buffer inside of a block keep their gradients, of inputs and captured tensors", "[nn][cpu]") {
+  at::manual_seed(9);
+  const at::Tensor w = at::randn({8, 8}).requires_grad_(), x = at::randn({4, 8}).requires_grad_();
+  const auto block = [w](const at::Tensor& input) {
+    const at::Tensor rows = at::zeros({16, 8});
+    rows.narrow(0, 0, 4).copy_(input);
+    rows.narrow(0, 4, 8).copy_(w);
+    rows.narrow(0, 2, 4).mul_(input);
+    return rows.square();
+  };
+  const at::Tensor dy = at::randn({16, 8});
+  const auto expected = torch::autograd::grad({block(x)}, {w, x}, {dy});
+  const auto found = torch::autograd::grad({checkpoint(block, x)}, {w, x}, {dy});
+  REQUIRE(at::equal(found[0], expected[0]));
+  REQUIRE(at::equal(found[1], expected[1]));
+}
+
+TEST_CASE("a checkpointed block may be gone before backward: a temporary, one in a vector that grows", "[nn][cpu]") {
+  at::manual_seed(10);
+  const at::Tensor x = at::randn({8, 16}).requires_grad_();
+  Mlp mlp;
+  const auto expected = gradients(mlp, x, mlp.parameters());
+  const auto check = [&](const at::Tensor& y) {
+    const auto found = torch::autograd::grad({y.pow(2).sum()}, mlp.parameters());
+    for (size_t i = 0; i < found.size(); ++i) REQUIRE(at::equal(found[i], expected[i]));
+  };
+  at::manual_seed(5);
+  check(CheckpointedBlock<Mlp>(mlp).forward(x));
+  at::manual_seed(5);
+  check(checkpoint(std::make_shared<Mlp>(mlp), x));
+  at::manual_seed(5);
+  at::Tensor y;
+  {
+    std::vector<CheckpointedBlock<Mlp>> blocks;
+    blocks.emplace_back(mlp);
+    y = blocks[0].forward(x);
+    for (int i = 0; i < 20; ++i) blocks.emplace_back(Mlp());
+  }
+  check(y);
+  REQUIRE_THROWS_AS(CheckpointedBlock<std::shared_ptr<Mlp>>(nullptr), ValueError);
+}
+
+TEST_CASE("the graph lets go of the block when it is freed or has run backward", "[nn][cpu]") {
+  const auto block = std::make_shared<Mlp>();
+  const std::weak_ptr<Mlp> seen = block;
+  at::Tensor y = checkpoint(block, at::randn({2, 16}));
+  REQUIRE(block.use_count() == 2);
+  torch::autograd::backward({y.sum()}, {});
+  REQUIRE(block.use_count() == 1);
+  REQUIRE_THROWS_WITH(torch::autograd::backward({y.sum()}, {}), Catch::Matchers::ContainsSubstring("second time"));
+  y = checkpoint(block, at::randn({2, 16}));
+  y.reset();
+  REQUIRE(block.use_count() == 1);
+}
+
+TEST_CASE("a checkpointed block accepts other arguments than tensors and returns several tensors", "[nn][cpu]") {
+  at::manual_seed(11);
+  struct Split {
+    at::Tensor weight = at::randn({8, 8}).requires_grad_();
+    std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, double scale, const at::Tensor& y, bool swap) const {
+      const at::Tensor a = x.matmul(weight) * scale, b = y.matmul(weight).tanh();
+      return swap ? std::tuple{b, a} : std::tuple{a, b};
+    }
+  } const block;
+  const at::Tensor x = at::randn({2, 8}).requires_grad_(), y = at::randn({2, 8});
+  const CheckpointedBlock<Split> checked(block);
+  const auto [first, second] = checked.forward(x, 3.0, y, true);
+  const auto [plain_first, plain_second] = block.forward(x, 3.0, y, true);
+  REQUIRE(at::equal(first, plain_first));
+  REQUIRE(at::equal(second, plain_second));
+  const auto found = torch::autograd::grad({first.sum() + second.square().sum()}, {block.weight, x});
+  const auto expected = torch::autograd::grad({plain_first.sum() + plain_second.square().sum()}, {block.weight, x});
+  REQUIRE(at::allclose(found[0], expected[0], 1e-6, 1e-6));
+  REQUIRE(at::equal(found[1], expected[1]));
+  // Only one of two outputs is used.
+  const auto unused = checkpoint([&](const at::Tensor& input) { return std::vector{input * 2, input * block.weight.sum()}; }, x);
+  REQUIRE(at::equal(torch::autograd::grad({unused[0].sum()}, {x})[0], at::full_like(x, 2)));
+}
+
+TEST_CASE("an output may be an input, a captured parameter, or changed in place by its user", "[nn][cpu]") {
+  const at::Tensor w = at::randn({3}).requires_grad_(), x = at::randn({3}).requires_grad_();
+  const auto outputs = checkpoint([w](const at::Tensor& input) { return std::vector{input, w, input * w}; }, x);
+  outputs[2].mul_(3);
+  const auto found = torch::autograd::grad({(outputs[0] * 5 + outputs[1] * 7 + outputs[2]).sum()}, {x, w});
+  REQUIRE(at::allclose(found[0], 5 + 3 * w));
+  REQUIRE(at::allclose(found[1], 7 + 3 * x));
+}
+
+TEST_CASE("under autocast a weight that is used outside, too, loses no gradient", "[nn][cpu]") {
+  at::manual_seed(12);
+  const at::Tensor w = at::randn({8, 8}).requires_grad_(), x = at::randn({4, 8});
+  const auto gradient = [&](bool checked, bool outside_first) {
+    const auto block = [w](const at::Tensor& input) { return at::linear(input, w).to(at::kFloat); };
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    at::autocast::increment_nesting();
+    at::Tensor loss = outside_first ? at::linear(x, w).to(at::kFloat).sum() : at::zeros({});
+    loss = loss + (checked ? checkpoint(block, x) : block(x)).sum();
+    if (!outside_first) loss = loss + at::linear(x, w).to(at::kFloat).sum();
+    const at::Tensor found = torch::autograd::grad({loss}, {w})[0];  // within the region: the cache is not empty
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    return found;
+  };
+  for (const bool outside_first : {true, false}) {
+    REQUIRE(at::allclose(gradient(true, outside_first), gradient(false, outside_first), 1e-2, 1e-2));
+  }
+}
+
+TEST_CASE("a block that does not compute the same thing twice is refused by what differs", "[nn][cpu]") {
+  const at::Tensor w = at::randn({3, 5}).requires_grad_(), x = at::randn({2, 3}).requires_grad_();
+  const auto refused = [&](auto block, const std::string& why) {
+    const at::Tensor y = checkpoint(block, x);
+    REQUIRE_THROWS_WITH(torch::autograd::backward({y.sum()}, {}), Catch::Matchers::ContainsSubstring(why));
+  };
+  const auto calls = std::make_shared<int>(0);
+  const auto again = [calls] { return ++*calls % 2 == 0; };
+  refused(
+      [=](const at::Tensor& input) {
+        return again() ? input.matmul(w) : input.matmul(at::ones({3, 5}));
+      },
+      "uses a tensor of shape [3, 5]");
+  refused(
+      [=](const at::Tensor& input) {
+        return again() ? input.matmul(at::ones({3, 5})) : input.matmul(w);
+      },
+      "does not use a tensor of shape [3, 5]");
+  refused([=](const at::Tensor& input) { return again() ? input.matmul(w).sum(0) : input.matmul(w); }, "has shape [5]");
+  REQUIRE_THROWS_WITH(checkpoint([](const at::Tensor& input) { return at::Tensor(input).add_(1); }, at::randn({2, 3})),
+                      Catch::Matchers::ContainsSubstring("changed input 0 in place"));
+}
+
+TEST_CASE("a step's peak is that of its backward: the first run keeps its graph no longer than it runs", "[nn][cpu]") {
+  /// Bytes of CPU tensors that live at once.
+  struct Live : c10::MemoryReportingInfoBase {
+    int64_t now = 0, peak = 0;
+    void reportMemoryUsage(void* /*pointer*/, int64_t bytes, size_t /*allocated*/, size_t /*reserved*/, c10::Device) override {
+      now += bytes;
+      peak = std::max(peak, now);
+    }
+    [[nodiscard]] bool memoryProfilingEnabled() const override { return true; }
+  };
+  const auto live = std::make_shared<Live>();
+  const at::Tensor w = at::eye(256).requires_grad_(), x = at::randn({256, 256});  // 256 KiB each
+  const auto block = [w](at::Tensor h) {
+    for (int i = 0; i < 8; ++i) h = h.matmul(w).tanh();
+    return h;
+  };
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, live);
+  at::Tensor y = x;
+  for (int i = 0; i < 4; ++i) y = checkpoint(block, y);
+  const int64_t kept = live->now, forward_peak = live->peak;
+  REQUIRE(kept < 5 * 256 * 1024);  // four outputs, and nothing of the blocks
+  torch::autograd::backward({y.sum()}, {});
+  REQUIRE(forward_peak <= live->peak);
 }
 
 TEST_CASE("schedules cover all blocks: each, every k-th, about the square root", "[nn][cpu]") {

@@ -64,15 +64,16 @@ TEST_CASE("LoraLinear's dropout drops the adapter's input only, in training only
   LoraLinear layer(FrozenWeight(weight), {.r = 4, .lora_alpha = 4, .lora_dropout = 0.5}, 0);
   const at::Tensor x = at::randn({256, 64});
   const at::Tensor base = at::matmul(x, Quantizer().dequantize(weight, at::kFloat).t());
-  REQUIRE(tiny::relative_error(layer.forward(x), base) < 1e-6);  // B is zero: nothing to drop
+  REQUIRE(tiny::relative_error(layer.forward(x, true), base) < 1e-6);  // B is zero: nothing to drop
   randomize(layer);
-  REQUIRE_FALSE(at::equal(layer.forward(x), layer.forward(x)));
+  REQUIRE_FALSE(at::equal(layer.forward(x, true), layer.forward(x, true)));
   at::Tensor mean = at::zeros_like(base);
-  for (int i = 0; i < 200; ++i) mean += layer.forward(x).detach() / 200;
-  layer.train(false);
-  const at::Tensor evaluated = layer.forward(x).detach();
-  REQUIRE(at::equal(evaluated, layer.forward(x).detach()));
+  for (int i = 0; i < 200; ++i) mean += layer.forward(x, true).detach() / 200;
+  const at::Tensor evaluated = layer.forward(x, false).detach();
+  REQUIRE(at::equal(evaluated, layer.forward(x, false).detach()));
   REQUIRE(tiny::relative_error(mean, evaluated) < 0.15);  // its expectation is the layer without dropout
+  // It has no mode of its own, which a module's eval() would not reach.
+  REQUIRE_THROWS_WITH(layer.forward(x), Catch::Matchers::ContainsSubstring("forward(x, training)"));
 }
 
 TEST_CASE("merge adds the update and unmerge gives back the very codes", "[nn][cpu]") {
@@ -106,10 +107,10 @@ TEST_CASE("a checkpointed LoraLinear repeats its dropout mask", "[nn][cpu]") {
   randomize(layer);
   const at::Tensor x = at::randn({6, 24});
   at::manual_seed(9);
-  const auto expected = torch::autograd::grad({layer.forward(x).pow(2).sum()}, layer.parameters());
+  const auto expected = torch::autograd::grad({layer.forward(x, true).pow(2).sum()}, layer.parameters());
   CheckpointedBlock<LoraLinear> checked(layer);
   at::manual_seed(9);
-  const auto found = torch::autograd::grad({checked.forward(x).pow(2).sum()}, layer.parameters());
+  const auto found = torch::autograd::grad({checked.forward(x, true).pow(2).sum()}, layer.parameters());
   REQUIRE(at::equal(found[0], expected[0]));
   REQUIRE(at::equal(found[1], expected[1]));
 }
@@ -120,4 +121,18 @@ TEST_CASE("options outside their range name themselves", "[nn][cpu]") {
   REQUIRE_THROWS_AS(LoraLinear(FrozenWeight(weight), {.lora_alpha = -1}, 0), ValueError);
   REQUIRE_THROWS_AS(LoraLinear(FrozenWeight(weight), {.lora_dropout = 1}, 0), ValueError);
   REQUIRE_THROWS_AS(LoraLinear(FrozenWeight(weight), LoraLinear::Options{}, 0).forward(at::randn({2, 9})), ValueError);
+}
+
+TEST_CASE("a layer is its own: base and bias are frozen, and converting it leaves the caller's tensors alone", "[nn][cpu]") {
+  const at::Tensor weight = at::randn({6, 8}).requires_grad_(), bias = at::randn({6}).requires_grad_();
+  LoraLinear layer(FrozenWeight(weight), {.r = 2}, 0, bias);
+  const at::Tensor y = layer.forward(at::randn({3, 8}));
+  torch::autograd::backward({y.sum()}, {});
+  REQUIRE_FALSE(weight.grad().defined());
+  REQUIRE_FALSE(bias.grad().defined());
+  layer.to(at::kBFloat16);
+  REQUIRE(layer.forward(at::randn({3, 8}).to(at::kBFloat16)).scalar_type() == at::kBFloat16);
+  REQUIRE(layer.a().scalar_type() == at::kFloat);
+  REQUIRE(weight.scalar_type() == at::kFloat);
+  REQUIRE(bias.scalar_type() == at::kFloat);
 }

@@ -122,6 +122,49 @@ def test_8bit_follows_bitsandbytes():
     assert (ours - theirs).norm() < 0.05 * moved
 
 
+def exactly_nearest(values, table):
+    """(codes, absmax) by block: the entry nearest to value / absmax, decided in double precision."""
+    blocks = torch.nn.functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
+    absmax = blocks.abs().amax(1)
+    midpoints = (table[1:].double() + table[:-1].double()) / 2
+    codes = torch.searchsorted(midpoints, (blocks.double() / absmax.double()[:, None]).contiguous())
+    return codes.view(-1)[: len(values)].to(torch.uint8), absmax
+
+
+@pytest.mark.skipif("AVX" not in torch.backends.cpu.get_cpu_capability(), reason="torch fuses on CPUs with FMA")
+@pytest.mark.parametrize("seed", range(5))
+def test_100_steps_of_8bit_round_as_bitsandbytes_does_with_exactly_nearest_codes(seed):
+    """4,196 elements, so that the last block is short. bitsandbytes' own step, from the same state, is the oracle for what is not a code:
+    one ulp elsewhere in a moment flips a code near a midpoint sooner or later, and its parameter with it."""
+    functional = pytest.importorskip("bitsandbytes.functional")
+    tables = functional.create_dynamic_map(True), functional.create_dynamic_map(False)
+    n, options = 4196, (1e-3, 0.9, 0.999, 1e-8, 0.01)
+    lr, beta1, beta2, eps, decay = options
+    generator = torch.Generator().manual_seed(seed)
+    ours, state = torch.randn(n, generator=generator), fresh_8bit(n)
+    running, kept = ours.clone(), fresh_8bit(n)  # the same rule in torch's operators, from its own state
+    for step in range(1, 101):
+        gradient = torch.randn(n, generator=generator) * 0.01
+        theirs, peers = ours.clone(), [part.clone() for part in state]
+        OPS.adamw_8bit_(ours, gradient, *state, step, *options)
+        functional.optimizer_update_8bit_blockwise(
+            "adam", gradient, theirs, peers[0], peers[1], beta1, beta2, 0.0, 0.0, eps, step, lr, *tables, peers[2], peers[3], decay,
+        )  # fmt: skip
+        assert torch.equal(state[2], peers[2]) and torch.equal(state[3], peers[3]), step
+        assert torch.allclose(ours, theirs, rtol=3e-7, atol=1e-9), step
+        m, v = (
+            table[code.long()] * absmax.repeat_interleave(BLOCK)[:n]
+            for table, code, absmax in zip(tables, kept[:2], kept[2:], strict=True)
+        )
+        m.mul_(beta1).add_(gradient, alpha=1 - beta1)
+        v.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        denominator = (v.sqrt() / (1 - beta2**step) ** 0.5).add_(eps)
+        running.mul_(1 - lr * decay).addcdiv_(m, denominator, value=-lr / (1 - beta1**step))
+        (kept[0], kept[2]), (kept[1], kept[3]) = exactly_nearest(m, tables[0]), exactly_nearest(v, tables[1])
+        assert all(torch.equal(a, b) for a, b in zip(state, kept, strict=True)), step
+    assert torch.allclose(ours, running, rtol=1e-5, atol=1e-6)
+
+
 def test_8bit_codes_are_those_of_the_peers_map():
     """The entries that codes mean are bitsandbytes' own: absmax 1 makes the first moment the map itself."""
     functional = pytest.importorskip("bitsandbytes.functional")

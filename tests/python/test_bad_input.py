@@ -306,7 +306,7 @@ DATA = [
     Case("not UTF-8", TRAIN, ["rows.jsonl:1"], write("rows.jsonl", b'{"text": "\xff\xfe\xfa"}\n')),
     Case("UTF-16", TRAIN, ["rows.jsonl", "UTF-8"], write("rows.jsonl", '\ufeff{"text": "a"}'.encode("utf-16-le"))),
     Case("mixed formats", TRAIN, ["rows.jsonl:2", "'prompt'", "text"], write_lines(ROWS[0], {"text": "hello"})),
-    Case("unknown format", TRAIN, ["rows.jsonl:1", "'text'", "'messages'", "question"], write_lines({"question": "a", "answer": "b"})),
+    Case("unknown format", TRAIN, ["rows.jsonl:1", "'text'", "'messages'", "--prompt_column"], write_lines({"ask": "a", "reply": "b"})),
     Case("text is a number", TRAIN, ["rows.jsonl:1", "'text'", "string"], write_lines({"text": 5})),
     Case("messages without a template", TRAIN, ["rows.jsonl", "chat template"], write_lines({"messages": [{"role": "user", "content": "a"}]})),
     Case("completion loss of plain text", [*TRAIN, "--completion_only_loss", "true"], ["completion_only_loss", "Leave it unset"], write_lines({"text": "a b c"})),

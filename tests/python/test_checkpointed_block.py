@@ -120,3 +120,75 @@ def test_the_graph_frees_the_block():
     del module, loss
     gc.collect()
     assert seen() is None
+
+
+def leaves(*shapes):
+    torch.manual_seed(21)
+    return [torch.randn(*shape).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_what_parameters_does_not_list_has_its_gradient(listed):
+    w, v = leaves((16, 16), (16, 16))
+    x = torch.randn(3, 16)
+
+    def block(x):
+        return (x @ w).tanh() @ v
+
+    block(x).square().sum().backward()
+    expected = [w.grad, v.grad]
+    w.grad = v.grad = None
+    checked = qlorapp.CheckpointedBlock(block, parameters=[w]) if listed else qlorapp.CheckpointedBlock(block)
+    checked(x).square().sum().backward()
+    assert torch.equal(w.grad, expected[0]) and torch.equal(v.grad, expected[1])
+
+
+def test_hooks_run_once_and_grad_asks_for_any_tensor():
+    w, x = leaves((16, 16), (3, 16))
+    seen = []
+    w.register_hook(lambda gradient: seen.append(gradient) or gradient * 2)
+    w.register_post_accumulate_grad_hook(lambda leaf: seen.append(leaf.grad))
+    outside = x.tanh()  # a result of the outer graph, captured
+    checked = qlorapp.CheckpointedBlock(lambda y: (y @ w).sin() + outside)
+    y = checked(x * 2) + checked(x)
+    (dx,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+    assert w.grad is None and not seen
+    y.sum().backward()
+    assert len(seen) == 2
+    plain_w, plain_x = (t.detach().requires_grad_() for t in (w, x))
+    plain = (plain_x * 2 @ plain_w).sin() + (plain_x @ plain_w).sin() + 2 * plain_x.tanh()
+    plain.sum().backward()
+    assert torch.allclose(w.grad, 2 * plain_w.grad, atol=1e-5) and torch.allclose(dx, plain_x.grad, atol=1e-5)
+
+
+def test_inside_an_autocast_region_no_gradient_is_lost():
+    w, x = leaves((16, 16), (3, 16))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = qlorapp.CheckpointedBlock(lambda y: y @ w)(x).float().sum() + (x @ w).float().sum()
+        loss.backward()  # inside: the casts that the region caches are those of the forward pass
+    assert torch.allclose(w.grad, 2 * x.detach().sum(0)[:, None].expand(16, 16), atol=0.1)
+
+
+def test_a_block_that_changes_its_input_is_refused():
+    with pytest.raises(ValueError, match="changed input 0 in place"):
+        qlorapp.CheckpointedBlock(lambda x: x.add_(1) * torch.ones(4, requires_grad=True))(torch.randn(4))
+
+
+def test_a_block_of_another_kind_the_second_time_is_refused():
+    w, v = leaves((4, 4), (4, 5))
+    calls = []
+    checked = qlorapp.CheckpointedBlock(lambda x: x @ (v if calls.append(1) or len(calls) > 1 else w))
+    with pytest.raises(RuntimeError, match=r"uses a tensor of shape \[4, 5\]"):
+        checked(torch.randn(2, 4)).sum().backward()
+
+
+def test_hooks_of_saved_tensors_see_the_inputs_alone():
+    w, x = leaves((16, 16), (3, 16))
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t.shape) or t.clone(), lambda t: t):
+        y = qlorapp.CheckpointedBlock(lambda h: (h @ w).tanh())(x)
+    assert packed == [x.shape]  # not what the first run saved and dropped
+    y.sum().backward()
+    got, w.grad, x.grad = w.grad, None, None
+    (x @ w).tanh().sum().backward()
+    assert torch.equal(got, w.grad)

@@ -204,15 +204,13 @@ BAD = {
     "deep nesting": (b'{"text": ' + b"[" * 200 + b"]" * 200 + b"}", "nested 64 levels"),
     "other keys": (
         b'{"question": "x"}',
-        r"'text', 'prompt' and 'completion', 'messages', or 'input_ids'; got keys \[question\]",
+        r"'text', 'prompt' and 'completion', 'messages', .* or 'input_ids'; got keys \[question\]",
     ),
-    "alpaca": (b'{"instruction": "x", "output": "y"}', "rename 'output' to 'completion'"),
-    "sharegpt": (b'{"conversations": []}', "Rename 'conversations'"),
     "prompt alone": (b'{"prompt": "x"}', "Add the 'completion'"),
     "another format later": (GOOD + b'{"prompt": "a", "completion": "b"}', ":2] a row must have key 'text'"),
     "text of another kind": (GOOD + b'{"text": 5}', ":2] 'text' must be a string; got a number"),
     "null": (GOOD + b'{"text": null}', "got null"),
-    "prompt as messages": (b'{"prompt": [{"role": "user"}], "completion": "x"}', "Conversations go into 'messages'"),
+    "prompt as messages": (b'{"prompt": [{"role": "user"}], "completion": "x"}', "both be strings, or both lists of messages"),
     "ids of another kind": (b'{"input_ids": [1, "2"]}', "'input_ids' must be a list of token ids; got a string"),
     "negative id": (b'{"input_ids": [1, -1]}', "got -1"),
     "fractional id": (b'{"input_ids": [1, 2.5]}', "got 2.5"),
@@ -227,7 +225,7 @@ BAD = {
     "padded row": (b'{"input_ids": [1, 2], "attention_mask": [1, 0]}', "Write rows without padding"),
     "nothing to train": (b'{"input_ids": [1, 2], "labels": [-100, -100]}\n{"input_ids": [1]}', "none of 2 has a label"),
     "utf-16": ('{"text": "x"}'.encode("utf-16"), "got UTF-16"),
-    "gzip": (b"\x1f\x8b\x08\x00", "got a gzip file"),
+    "gzip": (b"\x1f\x8b\x08\x00", "must be an undamaged gzip file"),
     "parquet": (b"PAR1....", "got a parquet file"),
 }
 

@@ -233,3 +233,49 @@ def test_sft_trainer_takes_such_a_model_by_name(tmp_path, caplog):
     packed = run("packed", packing=True, max_length=128, max_steps=1, per_device_train_batch_size=100)
     together = run("together", max_steps=1, per_device_train_batch_size=100)
     assert losses(packed) == pytest.approx(losses(together), rel=1e-5)
+
+
+def test_prepare_model_for_kbit_training_leaves_nothing_of_the_base_trainable(folder):
+    model = qlorapp.AutoModelForCausalLM.from_pretrained(folder, quantization_config=qlorapp.BitsAndBytesConfig(**NF4))
+    assert any(p.requires_grad for p in model.parameters())  # norms, biases, embeddings: as transformers loads them
+    assert qlorapp.prepare_model_for_kbit_training(model) is model
+    assert not any(p.requires_grad for p in model.parameters()) and model.is_gradient_checkpointing
+
+
+@pytest.mark.parametrize("options", [None, {"use_reentrant": True}, {"use_reentrant": False}], ids=str)
+def test_adapters_learn_on_a_prepared_base_in_each_kind_of_checkpointing(phi, options):
+    ids = torch.tensor([rows(1)[0]["input_ids"]])
+    gradients = []
+    for prepared in (False, True):
+        model = qlorapp.AutoModelForCausalLM.from_pretrained(phi, quantization_config=qlorapp.BitsAndBytesConfig(**NF4))
+        if prepared:
+            model = qlorapp.prepare_model_for_kbit_training(model, gradient_checkpointing_kwargs=options)
+        torch.manual_seed(5)
+        model = qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=4, target_modules="all-linear")).train()
+        model(ids, labels=ids).loss.backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if "lora_" in name})
+        assert not prepared or all(p.grad is None for name, p in model.named_parameters() if "lora_" not in name)
+    for name, expected in gradients[0].items():
+        assert torch.allclose(gradients[1][name], expected, rtol=1e-4, atol=1e-7), name
+
+
+def test_adapters_that_are_there_stay_trainable_when_a_model_is_prepared(phi):
+    model = qlorapp.prepare_model_for_kbit_training(load(phi))
+    assert all(p.requires_grad == ("lora_" in name) for name, p in model.named_parameters())
+
+
+def test_our_lora_config_makes_a_second_adapter_too(folder, tmp_path):
+    """As PEFT's own does, on a model that get_peft_model has made and on one that was read."""
+    made = load(folder)
+    made.save_pretrained(tmp_path)
+    base = qlorapp.AutoModelForCausalLM.from_pretrained(folder, quantization_config=qlorapp.BitsAndBytesConfig(**NF4))
+    for model in (made, qlorapp.PeftModel.from_pretrained(base, tmp_path)):
+        model.add_adapter("ours", qlorapp.LoraConfig(r=2, lora_alpha=6, target_modules="all-linear", use_rslora=True))
+        model.add_adapter("theirs", peft.LoraConfig(r=2, lora_alpha=6, target_modules="all-linear", use_rslora=True))
+        configs = [model.peft_config[name].to_dict() for name in ("ours", "theirs")]
+        assert {key for key in configs[1] if configs[0][key] != configs[1][key]} <= {"task_type", "peft_version"}
+        model.set_adapter("ours")
+        assert model.active_adapter == "ours" and type(model).__name__ == type(made).__name__
+        assert {name.split(".")[-2] for name, p in model.named_parameters() if p.requires_grad} == {"ours"}
+        with pytest.raises(ValueError, match=r"\[get_peft_model\] use_dora=True is not supported"):
+            model.add_adapter("third", qlorapp.LoraConfig(use_dora=True, target_modules="all-linear"))

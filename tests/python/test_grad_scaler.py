@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.amp.GradScaler and ours, driven by the same scripts: same scales, growth trackers, skips, errors and state."""
 
+import copy
+import pickle
 import random
 import subprocess
 import tempfile
 
 import pytest
+import qlorapp
 import torch
 
 INF = float("inf")
@@ -163,3 +166,84 @@ def test_a_state_of_ours_continues_in_torch_and_back(build_dir):
     lines = ["new 8.0 2.0 0.5 3 1", "scale", "step 0 f", "update", "save", "scale", "step 0 i", "update", "load", "scale",
              "step 0 f", "update", "step 0 f", "scale", "update", "scale", "new 2.0 2.0 0.5 3 1", "load", "load_empty"]  # fmt: skip
     compare(build_dir, lines)
+
+
+def enabled(**options):
+    return qlorapp.GradScaler("cpu", init_scale=3.0, growth_factor=4.0, backoff_factor=0.5, growth_interval=2, **options)
+
+
+def one_step(scaler, kind="f"):
+    """An optimizer step whose gradients are finite or not."""
+    optimizer = Optimizer()
+    scaler.scale(torch.tensor(1.0))
+    optimizer.fill(kind)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+COPIES = {
+    "pickle": lambda scaler: pickle.loads(pickle.dumps(scaler)),
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("used", [False, True])
+def test_a_copy_goes_on_where_the_original_stands_and_shares_nothing(how, used):
+    """As torch's own test of pickling has it (test_torch.py, test_pickle_gradscaler), and beyond it."""
+    ours, theirs = enabled(), torch.amp.GradScaler("cpu", 3.0, 4.0, 0.5, 2)
+    for scaler in (ours, theirs) if used else ():
+        one_step(scaler)
+    mine, other = COPIES[how](ours), copy.deepcopy(theirs)
+    assert (
+        type(mine) is qlorapp.GradScaler and mine.is_enabled() and mine.state_dict() == other.state_dict() == ours.state_dict()
+    )
+    assert (mine.get_growth_factor(), mine.get_backoff_factor(), mine.get_growth_interval()) == (4.0, 0.5, 2)
+    assert mine.scale(torch.tensor([4.0])).item() == other.scale(torch.tensor([4.0])).item() == 12.0
+    before = ours.state_dict()
+    for kind in "fif":
+        one_step(mine, kind)
+        one_step(other, kind)
+        assert mine.state_dict() == other.state_dict()
+    mine.update(7.0)
+    assert ours.state_dict() == before and mine.get_scale() == 7.0
+    one_step(ours, "i")
+    assert mine.get_scale() == 7.0
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_copy_keeps_our_own_options_a_changed_factor_and_what_a_subclass_added(how):
+    scaler = enabled(min_scale=2.0, max_consecutive_skips=3)
+    scaler.set_growth_factor(0.9)  # torch lets it be set, and so do we
+    scaler.of_my_own = [1]
+    for _ in range(2):
+        one_step(scaler, "i")
+    mine = COPIES[how](scaler)
+    assert mine.get_growth_factor() == 0.9 and mine.get_scale() == 2.0 and mine.of_my_own == [1]
+    with pytest.raises(RuntimeError, match="3 optimizer steps in a row found infinite or NaN gradients"):
+        one_step(mine, "i")  # the third: those before the copy count
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_disabled_scaler_is_copied_without_a_word(how, recwarn, caplog):
+    scaler = qlorapp.GradScaler("cuda", enabled=False, growth_interval=5)
+    mine = COPIES[how](scaler)
+    assert not mine.is_enabled() and mine.get_scale() == 1.0 and mine.state_dict() == {} and mine.get_growth_interval() == 5
+    assert not caplog.records and not recwarn.list
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_scaler_within_a_step_is_not_copied_and_the_words_are_torchs(how):
+    ours, theirs = enabled(), torch.amp.GradScaler("cpu")
+    for scaler in (ours, theirs):
+        optimizer = Optimizer()
+        scaler.scale(torch.tensor(1.0))
+        optimizer.fill("f")
+        scaler.unscale_(optimizer)
+    said = []
+    for scaler in (ours, theirs):
+        with pytest.raises(AssertionError) as error:
+            COPIES["deepcopy" if scaler is theirs else how](scaler)
+        said.append(str(error.value))
+    assert said[0] == said[1]

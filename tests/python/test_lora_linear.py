@@ -89,3 +89,23 @@ def test_unmerging_gives_back_the_very_codes():
 def test_options_outside_their_range_are_named(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         qlorapp.LoraLinear(torch.zeros(8, 8), **wrong)
+
+
+@pytest.mark.parametrize(
+    ("base", "bias", "message"),
+    [
+        (torch.zeros(8), None, r"shape \(out, in\), both at least 1; got \[8\]"),
+        (torch.zeros(2, 4, 8), None, r"got \[2, 4, 8\]"),
+        (torch.zeros(8, 16, dtype=torch.uint8), None, "dense base must be floating; got Byte"),
+        (torch.zeros(8, 16), torch.zeros(16), r"bias must have the shape \[8\]; got \[16\]"),
+    ],
+)
+def test_a_base_or_bias_of_another_kind_is_refused_at_construction(base, bias, message):
+    with pytest.raises(ValueError, match=message):
+        qlorapp.LoraLinear(base, r=2, bias=bias)
+
+
+def test_an_input_of_another_dtype_than_the_dense_base_is_refused_by_name():
+    layer = qlorapp.LoraLinear(torch.zeros(8, 16, dtype=torch.bfloat16), r=2)
+    with pytest.raises(ValueError, match="dtype of the dense weight, BFloat16; got Float"):
+        layer(torch.zeros(3, 16))

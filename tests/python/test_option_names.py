@@ -396,12 +396,12 @@ EFFECTS["fp16"][0]["save_strategy"] = "epoch"
 ELSEWHERE = {
     "overwrite_output_dir": "test_bad_input.py", "max_length": "test_packing.py", "completion_only_loss": "test_data.py", "use_cpu": "test_option_names.py",
     "resume_from_checkpoint": "test_trainer_semantics.py", "ignore_data_skip": "test_trainer_semantics.py",
-    "restore_callback_states_from_checkpoint": "test_trainer_semantics.py",
-    "remove_unused_columns": "test_trainer_subclasses.py", "logging_nan_inf_filter": "test_trainer_semantics.py",
+    "restore_callback_states_from_checkpoint": "test_callback_states.py", "remove_unused_columns": "test_trainer_subclasses.py", "logging_nan_inf_filter": "test_trainer_semantics.py",
     "prediction_loss_only": "test_trainer_metrics.py", "eval_do_concat_batches": "test_trainer_metrics.py",
     "batch_eval_metrics": "test_trainer_metrics.py", "include_for_metrics": "test_trainer_metrics.py",
     "include_inputs_for_metrics": "test_trainer_metrics.py", "enable_jit_checkpoint": "test_trainer_semantics.py",
     "report_to": "test_trainer_semantics.py", "logging_dir": "test_trainer_semantics.py", "run_name": "test_trainer_semantics.py",
+    **dict.fromkeys(("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"), "test_reporting.py"),
     "packing": "test_packing.py", "packing_strategy": "test_packing.py", "eval_packing": "test_packing.py",
     "count_position_zero": "test_trainer_semantics.py", "torch_empty_cache_steps": "test_objects_cuda.py", "log_num_tokens": "test_sft_trainer.py", "fp8": "test_float8.py", "cuda_graphs": "test_cuda_graphs.py",
 }  # fmt: skip

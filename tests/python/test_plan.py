@@ -304,6 +304,11 @@ def test_the_timeline_is_a_picture(here):
         (["--gpu", "T4", "--hours", "24", "--max_steps", "9"], "--max_steps must be left out of --hours"),
         (["--gpu", "T4", "--hours", "24", "--memory_budget", "8GiB"], "--memory_budget must be left out of --hours"),
         (["--gpu", "T4", "--explain", "--memory_budget", "8GiB"], "--memory_budget must be left out of --explain"),
+        (["--compare", "T4:2x16,A10:8x4", "--auto_find_batch_size"], "--auto_find_batch_size must be left out of --explain and --compare"),
+        (["--compare", "T4:2x16,A10:8x4", "--memory_budget", "lots"], "[memory_budget]"),
+        (["--gpu", "T4", "--dtype", "bfloat8"], "dtype"),
+        (["--gpu", "T4", "--dtype", "float32", "--bf16"], "[dtype]"),
+        (["--gpu", "T4", "--hours", "24", "--dtype", "bfloat16"], "--dtype must be left out of --hours"),
         (["--gpu", "T4", "--explain", "--auto_find_batch_size"], "--auto_find_batch_size must be left out of --explain"),
         (["--compare", "T4:2x16,A10:8x4", "--batch", "2"], "--batch must be left out of --compare"),
         (["--compare", "T4:2x16,A10:8x4", "--gradient_accumulation_steps", "2"], "left out of --compare"),
@@ -415,34 +420,6 @@ def test_batch_and_length_stand_in_for_the_arguments(here):
     assert large.phases["backward"]["tensors"] > small.phases["backward"]["tensors"]
     with pytest.raises(ValueError, match="gpu"):
         package.plan(here / "model", gpu="T1000000")
-
-
-def test_the_largest_batch_fits_its_budget_and_leaves_nothing_behind(here, capsys):
-    model = loaded(here)
-    before = [parameter.detach().clone() for parameter in model.parameters() if parameter.requires_grad]
-    state = torch.get_rng_state()
-    budget = package.plan(model, batch=11, max_seq_length=48).peak_reserved + 2000
-    best = package.find_max_batch_size(model, None, max_seq_length=48, budget=budget)
-    assert best == 11
-    assert capsys.readouterr().out == "Batch size 11: OK\n\nMaximum batch size: 11\n"
-    after = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    assert all(float(parameter.grad.abs().sum()) == 0 for parameter in after if parameter.grad is not None)
-    assert torch.equal(state, torch.get_rng_state())
-    assert package.find_max_batch_size(model, max_seq_length=48, budget=budget, largest=4) == 4
-
-
-def test_a_budget_that_nothing_fits_says_what_is_missing(here):
-    model = loaded(here)
-    with pytest.raises(
-        MemoryError,
-        match=r"One row of 64 tokens takes [\d.]+ .iB, and there are 64.0 KiB: [\d.]+ .iB are missing. Ways out: rows of 32.*rank 4",
-    ):
-        package.find_max_batch_size(model, max_seq_length=64, budget="64KiB")
-    with pytest.raises(ValueError, match="budget"):
-        package.find_max_batch_size(model, budget="plenty")
-    with pytest.raises(ValueError, match="length"):
-        package.find_max_batch_size(model, max_seq_length=1, budget="1GiB")
 
 
 def test_a_budget_below_what_loading_takes_says_so(here):

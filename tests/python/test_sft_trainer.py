@@ -7,6 +7,7 @@ import logging
 import weakref
 
 import conftest
+import datasets
 import peft
 import pytest
 import qlorapp
@@ -250,3 +251,59 @@ def test_labels_that_a_collator_would_replace_are_said_in_the_words_of_rows_that
     trainer(tmp_path, data_collator=collator, config_options={"assistant_only_loss": True})
     assert "[SFTTrainer] DataCollatorForLanguageModeling: the labels that were made of the rows are kept" in caplog.text
     assert "transformers' Trainer would" not in caplog.text
+
+
+KINDS_OF_ROWS = {
+    "conversations": [row for row in ROWS[:6]],
+    "prompts": [
+        {"prompt": "Mia, put the kite", "completion": " near the mill."},
+        {"prompt": "Una, put", "completion": " it down."},
+    ],
+    "text": [{"text": "Mia, put the kite near the mill."}, {"text": "Una has a kite."}],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_ROWS)
+@pytest.mark.parametrize("in_python", [False, True])
+def test_rows_are_evaluated_and_predicted_as_the_constructor_would_have_read_them(tmp_path, kind, in_python):
+    def accuracy(prediction):
+        return {"rows": len(prediction.label_ids)}
+
+    given = KINDS_OF_ROWS[kind]
+    more = {"compute_metrics": accuracy} if in_python else {}
+    run = trainer(tmp_path, rows=given, eval_dataset=given, config_options={"max_length": 24}, **more)
+    known = run.evaluate()
+    for again in (given, run.eval_dataset, datasets.Dataset.from_list(given)):
+        metrics = run.evaluate(again)
+        assert metrics["eval_loss"] == pytest.approx(known["eval_loss"], rel=1e-6)
+        assert not in_python or metrics["eval_rows"] == len(given)
+    assert run.evaluate({"some": given})["eval_some_loss"] == pytest.approx(known["eval_loss"], rel=1e-6)
+    predicted = run.predict(given)
+    assert predicted.metrics["test_loss"] == pytest.approx(known["eval_loss"], rel=1e-5)
+    width = max(len(row["input_ids"]) for row in run.eval_dataset)
+    assert predicted.label_ids.shape == (len(given), width) and width <= 24
+    for labels, row in zip(predicted.label_ids, run.eval_dataset, strict=True):
+        assert [label for label in labels if label != -100] == [label for label in row["labels"] if label != -100]
+
+
+def test_predictions_are_of_every_row_in_its_place(tmp_path):
+    """A row that is cut before its completion teaches nothing, and is predicted all the same; shuffle_dataset is for training."""
+    given = [
+        {"prompt": "one two three four five six seven eight nine ten eleven twelve", "completion": " end"},
+        {"prompt": "Mia", "completion": " has a kite."},
+        {"prompt": "Una", "completion": " has a mill."},
+    ]
+    run = trainer(tmp_path, rows=given, config_options={"max_length": 10, "shuffle_dataset": True, "seed": 3})
+    labels = run.predict(given).label_ids
+    assert len(run.train_dataset) == 2 and len(labels) == 3
+    assert [bool((row[1:] != -100).any()) for row in labels] == [False, True, True]
+    decoded = [run.processing_class.decode([i for i in row if i != -100]) for row in labels[1:]]
+    assert "kite" in decoded[0] and "mill" in decoded[1]
+
+
+def test_what_cannot_be_read_is_named_by_its_data_set(tmp_path):
+    run = trainer(tmp_path)
+    with pytest.raises(ValueError, match=r"\[SFTTrainer\] eval_dataset, row 0: must have 'text'.*it has \['question'\]"):
+        run.evaluate([{"question": "?"}])
+    with pytest.raises(ValueError, match=r"\[SFTTrainer\] test_dataset, row 0: must have 'text'"):
+        run.predict([{"question": "?"}])

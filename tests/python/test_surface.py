@@ -252,3 +252,27 @@ def test_a_base_model_takes_adapters_as_transformers_do(folder, tmp_path):
     model.enable_adapters()
     assert torch.equal(model(ids).logits, trained)
     assert qlorapp.PeftModel(model).active_adapters == ["default"]
+
+
+def test_dir_shows_public_names_alone():
+    names = dir(qlorapp)
+    assert set(qlorapp.__all__) <= set(names) and len(names) == len(set(names))
+    assert [name for name in names if name.startswith("_")] == ["__version__"]
+    modules = {path.stem for path in (ROOT / "python" / "qlorapp").glob("*.py")} & set(names)
+    assert modules - {"merge"} <= {
+        "nn",
+        "optim",
+        "plan",
+        "trainer_utils",
+    }  # plan and merge are functions; scripts import from the others
+
+
+@pytest.mark.parametrize(
+    "name", ["Accumulator", "GradScaler", "QuantizedTensor", "Quantizer", "LoraLinear", "CheckpointedBlock"]
+)
+def test_the_docstrings_of_the_classes_are_complete_by_themselves(name):
+    """A pip user has no header to look into."""
+    kind = getattr(qlorapp, name)
+    assert len(kind.__doc__.splitlines()) >= 3 and ".hpp" not in kind.__doc__
+    for member in ("quantize", "dequantize", "weigh", "add", "mean_loss"):
+        assert not hasattr(kind, member) or len(getattr(kind, member).__doc__.splitlines()) >= 3, member

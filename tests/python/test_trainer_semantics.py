@@ -348,22 +348,6 @@ def test_a_callback_that_steers_an_optimizer_that_is_not_used_hears_of_it(folder
         trained(folder, tmp_path, more={"callbacks": [Steers]})
 
 
-def test_state_and_callback_states_travel_with_a_checkpoint(folder, tmp_path):
-    options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "metric_for_best_model": "runtime",
-               "greater_is_better": True, "restore_callback_states_from_checkpoint": True}  # fmt: skip
-    patience = qlorapp.EarlyStoppingCallback(100, 1e9)
-    trained(folder, tmp_path, more={"callbacks": [patience], "eval_dataset": rows(4)}, **options)
-    state = qlorapp.TrainerState.load_from_json(tmp_path / "checkpoint-3" / "trainer_state.json")
-    assert state.global_step == 3 and state.total_flos > 0
-    counter = state.stateful_callbacks["EarlyStoppingCallback"]["attributes"]["early_stopping_patience_counter"]
-    again = trained(
-        folder, tmp_path, more={"callbacks": [qlorapp.EarlyStoppingCallback()], "eval_dataset": rows(4)},
-        resume=tmp_path / "checkpoint-3", **options,
-    )  # fmt: skip
-    (restored,) = [c for c in again.callback_handler.callbacks if isinstance(c, qlorapp.EarlyStoppingCallback)]
-    assert restored.early_stopping_patience == 100 and restored.early_stopping_patience_counter == counter + 3
-
-
 def test_a_checkpoint_of_the_model_alone_cannot_be_resumed_from(folder, tmp_path):
     trained(folder, tmp_path, save_strategy="epoch", save_only_model=True)
     with pytest.raises(qlorapp.FormatError, match="the model alone .save_only_model."):

@@ -7,6 +7,7 @@ import peer
 import pytest
 import qlorapp
 import torch
+import transformers
 from tiny_llama import folder, load  # noqa: F401  (folder is a fixture)
 from tiny_trainer import adapters, arguments, losses, rows, trained
 
@@ -265,3 +266,35 @@ def test_an_adapter_that_is_frozen_as_a_whole_is_nothing_to_train(folder, tmp_pa
         ValueError, match=r"there is nothing to train: every tensor of the adapter 'default' is frozen.*is_trainable=True"
     ):
         qlorapp.Trainer(model, arguments(tmp_path), train_dataset=rows(4))
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "polynomial"])
+def test_a_schedule_is_as_long_as_create_scheduler_is_told(folder, tmp_path, schedule):
+    """Warm-up given as a share is a share of that, too: transformers' get_scheduler is the oracle."""
+
+    class Longer(qlorapp.Trainer):
+        def create_scheduler(self, num_training_steps, optimizer=None):
+            return super().create_scheduler(3 * num_training_steps, optimizer)
+
+    trainer = trained(folder, tmp_path, Longer, lr_scheduler_type=schedule, warmup_ratio=0.2)
+    reference = torch.optim.SGD([torch.zeros(1)], lr=1e-2)
+    theirs = transformers.get_scheduler(schedule, reference, num_warmup_steps=4, num_training_steps=18)
+    rates = []
+    for _ in range(6):
+        rates.append(reference.param_groups[0]["lr"])
+        reference.step()
+        theirs.step()
+    assert [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry] == pytest.approx(rates, rel=1e-12)
+
+
+def test_create_scheduler_alone_is_as_long_as_it_is_told_and_refuses_no_length(folder, tmp_path):
+    trainer = qlorapp.Trainer(load(folder), arguments(tmp_path), train_dataset=rows(24))
+    optimizer = trainer.create_optimizer()
+    with pytest.raises(ValueError, match=r"num_training_steps of a schedule must be an integer > 0; got 0"):
+        trainer.create_scheduler(0, optimizer)
+    trainer.lr_scheduler = None
+    trainer.create_scheduler(20, optimizer)
+    optimizer.step()
+    trainer.lr_scheduler.step()
+    assert trainer.lr_scheduler.get_last_lr() == [pytest.approx(1e-2 * 19 / 20)]
+    assert trainer.train().global_step == trainer.state.max_steps != 20  # a run has a schedule of its own length

@@ -141,3 +141,41 @@ TEST_CASE("too many skips in a row stop the run with a diagnosis; one good step 
   }
   REQUIRE_THROWS_AS(GradScaler({.device = at::kCPU, .min_scale = -1.0}), ValueError);
 }
+
+TEST_CASE("a copy of a GradScaler has its own scale and streak, and so has the original", "[train][cpu]") {
+  const at::Tensor finite = at::ones({2});
+  GradScaler original(on_cpu());
+  original.set_growth_interval(3);
+  REQUIRE(one_step(original, finite));
+
+  GradScaler copy = original;
+  REQUIRE_FALSE(one_step(copy, kOverflow));
+  REQUIRE(copy.get_scale() == 32768.0);
+  REQUIRE(copy.state_dict()->growth_tracker == 0);
+  REQUIRE(original.get_scale() == 65536.0);
+  REQUIRE(original.state_dict()->growth_tracker == 1);
+
+  GradScaler assigned(on_cpu());
+  assigned = original;
+  original.update(8.0);
+  REQUIRE(assigned.get_scale() == 65536.0);
+  REQUIRE(assigned.get_growth_interval() == 3);
+}
+
+TEST_CASE("a copy made within a step knows what the step found, and each finishes it alone", "[train][cpu]") {
+  GradScaler original(on_cpu());
+  (void)original.scale(at::ones({}));
+  const std::vector<at::Tensor> grads{kOverflow.clone()};
+  original.unscale_(grads);
+  REQUIRE_THROWS_AS(original.check_serializable(), GradScalerAssertion);
+
+  GradScaler copy = original;
+  REQUIRE_FALSE(copy.step([] {}));
+  copy.update();
+  REQUIRE(copy.get_scale() == 32768.0);
+  REQUIRE(original.get_scale() == 65536.0);
+  REQUIRE_FALSE(original.step([] {}));
+  original.update();
+  REQUIRE(original.get_scale() == 32768.0);
+  REQUIRE_NOTHROW(original.check_serializable());
+}

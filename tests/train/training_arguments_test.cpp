@@ -77,6 +77,7 @@ TEST_CASE("each option outside its range is named with its rule and value", "[tr
       {R"({"eval_strategy":"steps","eval_steps":1.5})", "eval_steps must be an integer if bigger than 1; got 1.5."},
       {R"({"save_strategy":"bests"})", "save_strategy must be one of [no, steps, epoch, best]"},
       {R"({"save_strategy":"best"})", "save_strategy=best needs evaluations"},
+      {R"({"save_strategy":"best","eval_strategy":"epoch"})", "save_strategy=best needs metric_for_best_model"},
       {R"({"load_best_model_at_end":true,"eval_strategy":"epoch"})",
        "to be the same, steps or epoch, or save_strategy=best; got epoch and steps."},
       {R"({"load_best_model_at_end":true,"eval_strategy":"steps","eval_steps":3,"save_steps":4})",
@@ -98,7 +99,7 @@ TEST_CASE("each option outside its range is named with its rule and value", "[tr
       {R"({"save_total_limit":-1})", "save_total_limit must be an integer >= 0; got -1."},
       {R"({"seed":-1})", "seed must be an integer >= 0"},
       {R"({"data_seed":-1})", "data_seed must be an integer >= 0"},
-      {R"({"report_to":"wandbb"})", "report_to must be none, all or tensorboard; got 'wandbb'"},
+      {R"({"report_to":"wandbb"})", "report_to must be one of [none, all, tensorboard, wandb"},
       {R"({"report_to":"wandbb"})", "Did you mean 'wandb'?"},
       {R"({"torch_compile":true})", "torch_compile is not supported"},
       {R"({"learnign_rate":1})", "unknown option 'learnign_rate'. Did you mean 'learning_rate'?"},
@@ -171,7 +172,8 @@ TEST_CASE("eval_steps falls back to logging_steps, as in transformers", "[train]
 
 TEST_CASE("the best evaluation is that of the metric which is named, in its direction", "[train][cpu]") {
   REQUIRE(TrainingArguments{}.best_metric_name().empty());
-  REQUIRE(read(R"({"save_strategy":"best"})").best_metric_name() == "eval_loss");
+  REQUIRE(read(R"({"save_strategy":"best","eval_strategy":"epoch","load_best_model_at_end":true})").best_metric_name() ==
+          "eval_loss");
   REQUIRE_FALSE(read(R"({"load_best_model_at_end":true})").best_is_greatest());
   REQUIRE(read(R"({"metric_for_best_model":"accuracy"})").best_metric_name() == "eval_accuracy");
   REQUIRE(read(R"({"metric_for_best_model":"eval_accuracy"})").best_is_greatest());

@@ -7,15 +7,16 @@
 
 namespace qlorapp {
 
-enum class LogLevel { kInfo, kWarning };
+enum class LogLevel { kDebug, kInfo, kWarning };
 
 /// Receives one line without a newline. May be called from the thread that trains; must not throw.
 using LogSink = std::function<void(LogLevel, std::string_view)>;
 
-/// Replaces the sink; an empty one discards. The default writes to stderr, so that a program that installs none still
-/// sees warnings. Not for use while another thread logs.
+/// Replaces the sink; an empty one discards. The default writes to stderr, all but kDebug, so that a program that installs none
+/// still sees warnings. Not for use while another thread logs.
 void set_log_sink(LogSink sink);
 
+void log_debug(std::string_view line);
 void log_info(std::string_view line);
 void log_warning(std::string_view line);
 

@@ -28,6 +28,8 @@ struct UnpaddedBatch {
   at::Tensor indices;                  ///< (M) int64: where token m stood in the flattened (B · T) grid.
   int64_t rows = 0, columns = 0;       ///< B and T.
   int64_t ignored_padding_labels = 0;  ///< Labels other than -100 that stood on padding; they are no targets here.
+  int64_t ignored_first_labels =
+      0;  ///< The same on first tokens of rows that do not begin in the first column: behind left padding, or packed.
 
   /// Scatters one value or row per token back: values (M, …) → (B, T, …), `fill` on the padding.
   [[nodiscard]] at::Tensor pad(const at::Tensor& values, double fill = 0.0) const;
@@ -40,9 +42,12 @@ struct UnpaddedBatch {
 ///                        that is the padding, too, and was masked with it.
 /// @returns the batch on input_ids' device. Synchronizes, because row lengths are needed on the host.
 /// @param vocab_size      where it is given, tokens and labels must be below; padding may be anything.
-/// @throws ValueError for a mask with holes or a row without tokens, TypeError for other dtypes, c10::IndexError (Python IndexError)
+/// @param position_ids    (B, T) or (1, T) integers; undefined: counted per row. Without a mask, a position that does not follow the one
+///                        before it begins a packed row (transformers' rule for packed sequences). Rows are counted from 0 whatever they
+///                        begin at: rotary embeddings depend on differences alone.
+/// @throws ValueError for a mask with holes, a row without tokens, or positions with gaps beside a mask; TypeError for other dtypes, c10::IndexError (Python IndexError)
 ///         for a token or label outside the vocabulary.
 [[nodiscard]] UnpaddedBatch unpad(const at::Tensor& input_ids, const at::Tensor& attention_mask = {}, const at::Tensor& labels = {},
-                                  int64_t vocab_size = 0);
+                                  int64_t vocab_size = 0, const at::Tensor& position_ids = {});
 
 }  // namespace qlorapp

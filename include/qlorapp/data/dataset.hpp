@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Training rows: a .jsonl file or a .json array becomes token ids and labels. Torch-free.
+/// Training rows: a file of JSON lines, a JSON array, CSV, TSV or text, gzipped or not, becomes token ids and labels. Torch-free.
 ///
-/// The first row decides the format and every row is held to it:
-///   {"input_ids": […], "labels": […]?}                        already tokens; labels default to the tokens
-///   {"messages": [{"role", "content"}, …]}                    rendered by a chat template
-///   {"prompt": "…", "completion": "…"}                        one text; EOS is appended when missing
-///   {"text": "…"}                                             one text; EOS is appended when missing
-/// Labels are the ids, or -100 where nothing is to be learnt. They are not shifted: position i + 1 is what i predicts, so a
-/// label at position 0 is never scored. Rows are cut at max_length (the start is kept) and then left out when no label remains.
-/// Semantics: TRL's SFTTrainer, but for tokens across a boundary (see DatasetSummary::straddling).
+/// The columns of the first row decide the shape and every row is held to it; columns that are null are missing. In this order:
+///   input_ids, labels?                       already tokens; labels default to the tokens
+///   messages: [{"role", "content"}, …]       rendered by a chat template; "tools" beside them
+///   conversations: [{"from", "value"}, …]    the same (ShareGPT); "system" and "tools" beside them
+///   prompt, completion                       strings: one text, EOS appended if missing; lists of messages: rendered
+///   text                                     one text, EOS appended if missing
+///   instruction, input?, output              (alpaca; also instruction/context/response, question/answer, query/response) with a chat
+///                                            template a user's and an assistant's turn, otherwise Alpaca's prompt text
+/// Preference data (chosen/rejected, or a boolean label) is refused.
+/// Labels are the ids, or -100 where nothing is learned. They are not shifted: position i + 1 is what i predicts, so a
+/// label at position 0 is never scored. Rows are cut at max_length (the start is kept) and then left out if no label remains.
+/// Semantics: TRL's SFTTrainer, except for tokens across a boundary (see DatasetSummary::straddling).
 #pragma once
 
 #include <cstdint>
@@ -32,24 +36,36 @@ struct Example {
   std::vector<int64_t> row_lengths = {};
 };
 
+/// How a file is cut into rows. kByName: .csv, .tsv and .txt (kLines) by the name of the file, kJson otherwise.
+enum class FileFormat { kByName, kJson, kCsv, kTsv, kLines, kParagraphs };
+/// @param name  "auto", "json", "csv", "tsv", "text" (a line is a row) or "paragraphs" (blank lines separate rows).
+/// @throws ValueError otherwise.
+[[nodiscard]] FileFormat parse_file_format(std::string_view name);
+
 struct DatasetOptions {
   int64_t max_length = 1024;                 ///< Tokens a row may have; 0: no limit.
   std::optional<bool> completion_only_loss;  ///< Prompts get no loss. Unset: true for prompt/completion, false for messages.
   bool assistant_only_loss = false;          ///< Messages: only assistants' turns get loss, their end-of-turn token included.
   bool append_eos = true;                    ///< Text and completions end with EOS.
-  std::string text_field = "text";           ///< The key of {"text"} rows.
-  int64_t model_vocab_size = 0;              ///< Ids must be below; 0: below the tokenizer's own limit.
-  std::optional<std::string> date_string;    ///< See ChatOptions.
+  FileFormat file_format = FileFormat::kByName;
+  std::string text_field = "text";  ///< The column of texts. Another name than "text" decides the shape; so do the next three.
+  std::string prompt_field;         ///< The column of prompts; empty: detected.
+  std::string completion_field;     ///< The column of completions; empty: detected.
+  std::string messages_field;       ///< The column of conversations; empty: detected.
+  int64_t model_vocab_size = 0;     ///< Ids must be below; 0: below the tokenizer's own limit.
+  std::optional<std::string> date_string;  ///< See ChatOptions.
 };
 
-enum class RowFormat { kInputIds, kMessages, kPromptCompletion, kText };
+/// kPromptMessages: prompt and completion are lists of messages.
+enum class RowFormat { kInputIds, kMessages, kPromptCompletion, kPromptMessages, kText };
 [[nodiscard]] std::string_view to_string(RowFormat format);
 
 /// What was read, for people: nothing here is needed to train.
 struct DatasetSummary {
   RowFormat format = RowFormat::kText;
+  std::string detected;       ///< What the rows are and how their columns are used: "question and answer, as turns of …".
   int64_t rows = 0;           ///< Rows in the file.
-  int64_t blank_lines = 0;    ///< Lines of a .jsonl without a row, passed over.
+  int64_t blank_lines = 0;    ///< Lines without a row, passed over.
   int64_t tokens = 0;         ///< In the examples.
   int64_t target_tokens = 0;  ///< Of these, how many are predicted and scored.
   int64_t longest = 0;        ///< Tokens of the longest example …
@@ -61,7 +77,7 @@ struct DatasetSummary {
   int64_t first_straddling_line = 0;
   bool eos_known = false;                 ///< Whether ends_in_eos means anything.
   bool end_of_turn_is_one_token = true;   ///< Messages: whether the tokenizer knows the template's end-of-turn token.
-  std::vector<std::string> ignored_keys;  ///< Keys of the first row that the format does not use.
+  std::vector<std::string> ignored_keys;  ///< Columns of the first row that are not used.
 
   /// One line of facts, and one line a thing that is probably a mistake (no trained EOS, a straddled boundary, cut rows).
   [[nodiscard]] std::string line() const;

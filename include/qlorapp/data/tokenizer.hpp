@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Text to token ids and back for byte-level BPE, read from a Hugging Face tokenizer.json. Torch-free.
+/// Text to token ids and back for BPE, read from a Hugging Face tokenizer.json. Torch-free.
 ///
-/// Known: model BPE with a token for every byte; pre-tokenizers ByteLevel, Digits and Split with the pattern of Llama 3, Qwen 2
-/// or GPT-2; added tokens with all their flags; post-processors TemplateProcessing and ByteLevel. Ids equal those of the
-/// tokenizers package on every text. What a file has beyond that is refused by name, never approximated. Formats and order of
-/// operations: Hugging Face tokenizers (added_vocabulary, pre_tokenizers/byte_level, models/bpe); the byte alphabet: GPT-2's
-/// encoder.py.
+/// Two kinds are known, and what files are made of:
+///   byte-level (Llama 3, Qwen 2/3, SmolLM, GPT-2): a token for every byte; pre-tokenizers ByteLevel, Digits and Split with the
+///     pattern of Llama 3, Qwen 2 or GPT-2; normalizer NFC; decoder ByteLevel
+///   of characters (Llama 2, TinyLlama, Mistral, Phi-3, Gemma): byte_fallback, unk_token and fuse_unk; normalizers Prepend,
+///     Replace of a string and NFC; pre-tokenizers Metaspace, Digits and Split on a character; decoders Replace, ByteFallback,
+///     Fuse, Strip and Metaspace
+/// and in both: added tokens with all their flags, merges as pairs or strings, post-processors TemplateProcessing and ByteLevel.
+/// Ids, and the characters that ranges touch, equal those of the tokenizers package on every text. What a file has beyond that
+/// is refused by name, never approximated. tokenizer.json is what counts: transformers 5 rebuilds some tokenizers from their
+/// class name (LlamaTokenizer ignores the normalizer of the file), which changes spaces at the start of a text.
+/// Formats and order of operations: Hugging Face tokenizers 0.23 (added_vocabulary, normalizer, pre_tokenizers, models/bpe,
+/// decoders); the byte alphabet: GPT-2's encoder.py.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +35,9 @@ struct TextRange {
 
 struct Encoding {
   std::vector<TokenId> ids;
-  std::vector<TextRange>
-      ranges;  ///< The bytes that each token stands for; empty at an end of the text for special tokens put there.
+  /// The bytes of the given text that each token stands for; empty at an end of the text for special tokens put there. What a
+  /// normalizer puts in front of a text belongs to its first character, so the ranges of two tokens can overlap there.
+  std::vector<TextRange> ranges;
 };
 
 /// A value: copies share the tables. All members are const and may be called from several threads.
@@ -43,14 +51,15 @@ class Tokenizer {
   /// From the text of a tokenizer.json; bos, eos and pad are then unknown. `where` stands in messages.
   [[nodiscard]] static Tokenizer from_json(std::string_view text, const std::string& where = "tokenizer.json");
 
-  /// @param add_special_tokens  puts the post-processor's tokens (Llama 3: <|begin_of_text|>) around the text. Added tokens
-  /// inside
-  ///                            the text are found either way.
-  /// @throws ValueError for ill-formed UTF-8, naming the offset, and for text of 1 GiB or more.
+  /// @param add_special_tokens  puts the post-processor's tokens (Llama 2: <s>) around the text. Added tokens inside the text are
+  ///                            found either way.
+  /// @throws ValueError for ill-formed UTF-8, naming the offset, for text of 1 GiB or more, and for what has no token where the
+  ///         file has no unknown token.
   [[nodiscard]] std::vector<TokenId> encode(std::string_view text, bool add_special_tokens = true) const;
   [[nodiscard]] Encoding encode_with_ranges(std::string_view text, bool add_special_tokens = true) const;
 
-  /// UTF-8; bytes that form no character become U+FFFD. Ids without a token are left out, as Hugging Face does.
+  /// UTF-8; bytes that form no character become U+FFFD. Ids without a token are left out, as Hugging Face does. The start of a
+  /// text may be special (Llama 2 takes a space from it): decode a whole text, not its parts.
   [[nodiscard]] std::string decode(std::span<const TokenId> ids, bool skip_special_tokens = false) const;
 
   /// As spelt in the file ("Ġthe", "<|eot_id|>").

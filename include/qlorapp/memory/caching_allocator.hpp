@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What torch's CUDA caching allocator makes of a sequence of requests: bytes handed out and bytes taken from the driver.
 ///
-///     handed out   a request is rounded up to 512 bytes; a cached block that is not more than 1 MiB too large is handed out
-///     whole reserved     requests up to 1 MiB come out of segments of 2 MiB, below 10 MiB of 20 MiB, larger ones of their own
-///     size
-///                  rounded up to 2 MiB; a freed block joins its free neighbors and stays reserved
+///     handed out   a request is rounded up to 512 bytes and comes out of the smallest cached block that holds it; with fixed
+///                  segments a block that is not more than 1 MiB too large is handed out whole
+///     reserved     fixed segments: requests up to 1 MiB come out of segments of 2 MiB, below 10 MiB of 20 MiB, larger ones of their
+///                  own size rounded up to 2 MiB; a freed block joins its free neighbors and stays reserved
+///                  expandable segments: two address ranges without end, one for requests up to 1 MiB and one for larger ones, of
+///                  which pages of 2 MiB and 20 MiB are mapped at the lowest address where the request fits, beside what is free there
 ///
 /// The first is torch.cuda.memory_allocated, the second memory_reserved; what lies between is cache and fragmentation. Where the
-/// device has no room for another segment, all segments that are wholly free are given back to it, and it is asked once more.
-/// The rules are those of c10/cuda/CUDACachingAllocator.cpp in torch 2.11 with default settings and one stream. Knows no GPU, and
-/// no torch.
+/// device has no room for another segment or page, all segments that are wholly free, or all pages, are given back to it, and it is
+/// asked once more. The rules are those of c10/cuda/CUDACachingAllocator.cpp in torch 2.11 with default settings and one stream.
+/// Knows no GPU, and no torch.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <set>
@@ -23,8 +26,12 @@ namespace qlorapp {
 
 class CachingAllocator {
  public:
+  enum class Segments : uint8_t { kFixed, kExpandable };
+  static constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
   /// @param room  bytes that may be reserved.
-  explicit CachingAllocator(int64_t room = std::numeric_limits<int64_t>::max()) : room_(room) {}
+  explicit CachingAllocator(int64_t room = kNoLimit, Segments segments = Segments::kFixed)
+      : expandable_(segments == Segments::kExpandable), room_(room) {}
 
   /// @param id  names the block until release(id).  @param bytes  >= 0; nothing happens for 0.
   /// @returns false if there is no room: out of memory. Nothing is handed out then.
@@ -39,21 +46,38 @@ class CachingAllocator {
     int64_t size = 0;
     int64_t address = 0;
     bool small = false, free = false;
+    bool mapped = true;               ///< false: addresses of an expandable segment without memory; free, too.
     int64_t before = -1, after = -1;  ///< Neighbors in the segment.
   };
-  using Pool = std::set<std::pair<std::pair<int64_t, int64_t>, int64_t>>;  ///< ((size, address), block)
+  struct Pool {
+    std::set<std::pair<std::pair<int64_t, int64_t>, int64_t>>
+        cached;                                      ///< ((size, address), block), of those that are free and mapped.
+    std::set<std::pair<int64_t, int64_t>> unmapped;  ///< (address, block)
+  };
 
-  /// @returns the block, or -1.
-  int64_t new_segment(int64_t size, bool small);
-  void give_back(Pool& cached);
+  [[nodiscard]] Block& at(int64_t block) { return blocks_[static_cast<size_t>(block)]; }
   [[nodiscard]] Pool& pool(bool small) { return small ? small_ : large_; }
   void put(int64_t block);
   void take(int64_t block);
   void join(int64_t block, int64_t with);
+  /// What follows the first `size` bytes of a block that is in no pool becomes one of its own, in none either. @returns it.
+  int64_t split(int64_t block, int64_t size);
+
+  /// These return a block that is in no pool, or -1.
+  int64_t cached(int64_t size, bool small);
+  int64_t new_segment(int64_t size, bool small);
+  int64_t expand(int64_t size, bool small);
+
+  [[nodiscard]] int64_t lowest_space(int64_t size, bool small);
+  [[nodiscard]] int64_t pages_for(int64_t first, int64_t size, bool small);
+  int64_t map(int64_t block, int64_t bytes);
+  void unmap(int64_t block);
+  void give_back();
 
   std::vector<Block> blocks_;
   Pool small_, large_;
   std::unordered_map<int64_t, int64_t> owned_;
+  bool expandable_;
   int64_t room_, allocated_ = 0, reserved_ = 0, next_address_ = 0;
 };
 

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a plan knows of GPUs: one table. Memory is what nvidia-smi lists as the card's total; bandwidth, tensor rate (dense, 16-bit
-/// inputs, float32 sums), float32 rate and multiprocessors are the makers' published figures.
+/// What a plan knows of GPUs: one table. Memory is the least that CUDA was seen to report as the card's total (cudaMemGetInfo, in
+/// torch's errors "total capacity"), some hundred MiB less than nvidia-smi lists; gpu_table.cpp names the sources. A plan subtracts
+/// the CUDA context from that. Bandwidth, tensor rate (dense, 16-bit inputs, float32 sums), float32 rate and multiprocessors are the
+/// makers' published figures.
 ///
 /// Rates that a training step sustains are lower. `sustained` says which part of the published tensor rate, and where that
 /// comes from:
 ///     measured      docs/performance.md and the ceilings behind it, on this card
-///     reported      a published measurement of somebody else's: a T4's cuBLAS settles at about 24 TFLOP/s under its 70 W
-///                   (forums.developer.nvidia.com/t/264462)
+///     reported      a published measurement by others: a T4's cuBLAS settles at about 24 TFLOP/s under its 70 W
+///                   (forums.developer.nvidia.com/t/264462); on an A10, of 150 W, whole training steps ran at 43 % of 125 TFLOP/s,
+///                   that is 54 (modula-systems/modula#1, review), so that its products are taken to sustain 60
 ///     extrapolated  the part that the measured card sustains, which is limited by power as these are
 #pragma once
 
@@ -38,7 +41,7 @@ struct Gpu {
   double float32_rate = 0;  ///< Operations a second without tensor cores, which is how torch multiplies float32; 0: not known.
 
   /// What a plan asks of it.
-  [[nodiscard]] ops::PlannedDevice device() const { return {at::kCUDA, architecture, 1, multiprocessors}; }
+  [[nodiscard]] ops::PlannedDevice device() const;
   /// What the CUDA context, driver and library code take on it, which torch does not count; it depends on the driver, too. Measured on
   /// an H200 (docs/plan-accuracy.md: 0.51 GiB at first, 0.78 with all libraries loaded), an allowance for all others.
   [[nodiscard]] Bytes context() const;

@@ -35,6 +35,21 @@ struct DeviceAllowance {
 /// "7.9 GiB of 14.5 GiB: fits".
 [[nodiscard]] std::string verdict(const MemoryPlan& plan, Bytes room);
 
+/// What the same run takes in transformers, peft and bitsandbytes, by the terms that can be told from here. Against their peaks in
+/// docs/performance.md ("HF stack", checkpointing, without `prepared`, which those runs leave out) the sum is 3 % off at most
+/// (tests/memory/plan_report_test.cpp); where nothing is computed again it is a lower bound.
+struct PeerMemory {
+  Bytes base;      ///< Codes, scales, and the rest in 16 bits.
+  Bytes prepared;  ///< The rest is float32 after prepare_model_for_kbit_training (peft/utils/other.py).
+  Bytes adapters;  ///< With gradients and moments.
+  Bytes kept;      ///< Inputs of blocks, of checkpointing, else what a block of ours keeps.
+  Bytes working;   ///< Of the block that is computed.
+  Bytes logits;  ///< All of them: in 16 bits, a float32 copy, and its gradient (transformers/loss/loss_utils.py, ForCausalLMLoss).
+
+  [[nodiscard]] Bytes total() const { return base + prepared + adapters + kept + working + logits; }
+};
+[[nodiscard]] PeerMemory hugging_face_memory(const MemoryPlan& plan, const PlanSettings& settings);
+
 /// Step by step for one configuration that ran out of memory: what takes what, whether it fits here, and what to change first.
 [[nodiscard]] std::string explain(const PlanSettings& settings, const Gpu& gpu, const DeviceAllowance& allowance);
 
@@ -43,8 +58,11 @@ struct Contender {
   Gpu gpu;
   int64_t batch = 1, accumulation = 1;
 };
-/// @param settings  all but batch and accumulation; fp16 is taken where a card has no bf16.
+/// The second table is of the fastest way to the same update on each card, as memory_budget finds it: it may keep more, and split
+/// the rows otherwise.
+/// @param settings  all but batch and accumulation; float16 is planned, and said so, where a card has no bfloat16.
+/// @param budget    what the second table may use of each card; none: all of it.
 [[nodiscard]] std::string compare(const PlanSettings& settings, const std::vector<Contender>& contenders,
-                                  const DeviceAllowance& allowance);
+                                  const DeviceAllowance& allowance, std::optional<Bytes> budget = std::nullopt);
 
 }  // namespace qlorapp

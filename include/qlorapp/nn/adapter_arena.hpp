@@ -28,7 +28,7 @@ class AdapterArena {
   };
 
   AdapterArena() = default;
-  /// @param names_and_shapes  in the order of the parameters. Values and gradients begin at zero.
+  /// @param names_and_shapes  in the order of the parameters, each name once, sizes >= 0 (else ValueError). All begins at zero.
   /// @param layout  the parameters' places in memory, as a permutation of their indices: those that a product can write together stand
   ///                together. Empty: in their order.
   AdapterArena(std::vector<std::pair<std::string, std::vector<int64_t>>> names_and_shapes, at::Device device,

@@ -17,6 +17,7 @@
 #include "qlorapp/nn/adapter_set.hpp"
 #include "qlorapp/nn/batch.hpp"
 #include "qlorapp/nn/decoder_block.hpp"
+#include "qlorapp/nn/generation_cache.hpp"
 #include "qlorapp/nn/keep.hpp"
 #include "qlorapp/nn/lora_config.hpp"
 #include "qlorapp/nn/memory_settings.hpp"
@@ -24,13 +25,6 @@
 #include "qlorapp/ops/memory_tape.hpp"
 
 namespace qlorapp {
-
-/// What generation has seen of each of its rows.
-struct GenerationCache {
-  std::vector<KeyValueCache> blocks;
-  std::vector<int64_t> lengths;  ///< Positions of each row so far.
-  int64_t capacity = 0;          ///< Slots of a row; row r's begin at r · capacity.
-};
 
 /// Summed loss of a batch and the number of targets it is summed over.
 struct LossSum {
@@ -121,11 +115,11 @@ class CausalLM : public std::enable_shared_from_this<CausalLM> {
 
   /// Room for `rows` rows of at most `capacity` positions each.
   [[nodiscard]] GenerationCache make_cache(int64_t rows, int64_t capacity) const;
-  /// Hidden states of the last token of each row, (R, D). No gradients.
+  /// Hidden states after the last norm of the last token of each row, (R, D), or of every token, (M, D). No gradients.
   /// @param tokens  (M) int64: counts[0] tokens that follow those of cache row rows[0], then counts[1] of rows[1] …
   /// @throws ValueError if a row outgrows the capacity.
   [[nodiscard]] at::Tensor forward_cached(const at::Tensor& tokens, std::span<const int64_t> rows, std::span<const int64_t> counts,
-                                          GenerationCache& cache);
+                                          GenerationCache& cache, bool every_token = false);
 
   [[nodiscard]] const format::ModelConfig& config() const { return config_; }
   [[nodiscard]] std::vector<DecoderBlock>& blocks() { return blocks_; }

@@ -7,11 +7,16 @@
 /// A (r, in) is drawn uniformly from ±1/sqrt(in) (kaiming_uniform with a = sqrt(5)) and B (out, r) begins at zero, as in PEFT,
 /// so that the layer begins as its base. Both are float32.
 ///
+/// A value, without a training mode: who calls it says whether it trains. In a torch::nn::Module, whose train(), eval() and to()
+/// are to reach it, use LoraLinearModule (nn/lora_linear_module.hpp).
+///
 /// Source: Hu et al. 2021, arXiv:2106.09685; Kalajdzievski 2023, arXiv:2312.03732 (rsLoRA); init of PEFT's tuners/lora/layer.py.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -37,28 +42,41 @@ class LoraLinear {
   };
 
   /// @param base  (out, in), four-bit or dense, frozen.
-  /// @param bias  (out) or undefined; frozen.
+  /// @param bias  (out) or undefined; floating, on the base's device; frozen.
   /// @param seed  of the initial values of A.
-  /// @throws ValueError naming the option, if one is outside its range.
+  /// @throws ValueError naming the option, if one is outside its range; or base or bias, if they are no such weight.
   LoraLinear(FrozenWeight base, const Options& options, uint64_t seed, at::Tensor bias = {});
 
-  /// @param x  (…, in), floating; float64 is computed in float64.  @returns (…, out) in the dtype of x. Does not synchronize.
-  /// Dropout is active in training mode only; its key is drawn from torch's CPU generator, so manual_seed governs it and a
-  /// CheckpointedBlock forms the same mask again.
+  /// @param x  (…, in), floating, on the base's device; float64 is computed in float64. A dense base requires its own dtype.
+  /// @param training  Whether dropout is on. Its key is drawn from torch's CPU generator, so manual_seed governs it and a
+  ///        CheckpointedBlock forms the same mask again.
+  /// @returns (…, out) in the dtype of x. Does not synchronize.  @throws ValueError if x is not as above.
+  [[nodiscard]] at::Tensor forward(const at::Tensor& x, bool training) const;
+  /// The same for a layer without dropout, whose training and evaluation are one function.
+  /// @throws ValueError with lora_dropout > 0.
   [[nodiscard]] at::Tensor forward(const at::Tensor& x) const;
 
   /// Leaves that require grad.
   [[nodiscard]] const at::Tensor& a() const { return adapter_.a; }
   [[nodiscard]] const at::Tensor& b() const { return adapter_.b; }
   [[nodiscard]] std::vector<at::Tensor> parameters() const { return {adapter_.a, adapter_.b}; }
+  /// PEFT's names behind a prefix: "up.lora_A.weight", "up.lora_B.weight"; without one "lora_A.weight", ….
+  [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> named_parameters(const std::string& prefix = "") const;
   /// Makes these (same shapes, dtype and device as a() and b()) the leaves: a binding's own tensor objects.
   /// @throws ValueError if they differ in kind.
   void adopt_parameters(const at::Tensor& a, const at::Tensor& b);
   [[nodiscard]] double scaling() const { return adapter_.scaling; }
   [[nodiscard]] const FrozenWeight& base() const { return base_; }
 
-  void train(bool on = true) { training_ = on; }
-  [[nodiscard]] bool is_training() const { return training_; }
+  [[nodiscard]] const at::Tensor& bias() const { return bias_; }
+  [[nodiscard]] double dropout() const { return adapter_.dropout; }
+
+  /// Moves base, bias, A and B (with their gradients) in place: every copy of this layer moves, and a() and b() stay the leaves.
+  /// @throws ValueError if A and B are parts of an arena: move the layer before adopt_parameters.
+  void to(at::Device device);
+  /// Converts a dense base and the bias in place. Four-bit codes have no dtype, and A and B stay float32.
+  /// @throws ValueError unless dtype is floating.
+  void to(at::ScalarType dtype);
 
   /// Adds the update into the weight; forward then uses the sum alone. The base is kept aside untouched.
   /// @throws ValueError if the layer is merged already, or the sum is not finite (nothing is changed then).
@@ -72,7 +90,6 @@ class LoraLinear {
   std::optional<FrozenWeight> merged_;
   at::Tensor bias_;
   LoraAdapter adapter_;
-  bool training_ = true;
 };
 
 }  // namespace qlorapp

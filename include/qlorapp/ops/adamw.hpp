@@ -72,6 +72,10 @@ inline constexpr int64_t kPagedMomentsChunk = int64_t{1} << 22;
 /// are read, updated in float32, used for the step, and stored again: absmax = max|m|, max v of the block, and the code whose
 /// entry is nearest to m / absmax, decided in double precision, the lower code on a tie. A block of zeros stores absmax 0 and
 /// the codes of 0.0; so a coordinate whose gradient is always zero never moves.
+/// Roundings: m = fma(1 − β₁, g, β₁·m) and v = fma((1 − β₂)·g, g, β₂·v), as torch's add_ and addcmul_ round on a CPU with FMA; the rest
+/// is not fused. So m, v and absmax equal those of bitsandbytes' CPU optimizer bit for bit. Codes differ where bitsandbytes' are not
+/// nearest. Each element that lies within an ulp of a midpoint gets another code from another order of roundings (4 codes in 10⁶ differ
+/// from a step in double precision), and its parameter moves apart from then on.
 /// @param parameter, gradient  float32, contiguous, n elements.
 /// @param state1, state2  uint8, contiguous, n elements: codes of m and v.
 /// @param absmax1, absmax2  float32, contiguous, adamw_8bit_blocks(n) elements.

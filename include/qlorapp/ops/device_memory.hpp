@@ -1,5 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// How much memory a GPU has left, and who gives some back before more is taken.
+/// How much memory a GPU has left, how torch's allocator lays it out, and who gives some back before more is taken.
+///
+/// Expandable segments: what a card must have is what the allocator reserves, and in segments of fixed sizes a tenth of that is
+/// holes that fit no request. The library therefore sets expandable_segments:True when it first uses a GPU, unless the user has
+/// set PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF (to anything, the empty text included), the program has given torch settings
+/// of its own, the allocator is not torch's own, or the GPU cannot map memory (some virtual GPUs). Segments that exist stay
+/// as they are. docs/adr/0018 has the reasons.
 ///
 /// torch's caching allocator calls its free-memory callbacks at every request that its cache cannot serve, before it asks the
 /// driver, and looks into its cache again if one says that it freed something. One of them is ours; it passes the question on.
@@ -30,6 +36,20 @@ struct DeviceRoom {
 /// @returns nothing for a CPU. Asks the driver; does not synchronize.
 [[nodiscard]] std::optional<DeviceRoom> device_room(at::Device device);
 
+/// Sets expandable segments by the rule above, once in a process; later calls cost one load. Code that runs on a GPU calls it before
+/// it allocates. Nothing without a GPU. Logs at debug level what it did.
+void prepare_device_memory();
+
+/// Whether torch's allocator uses expandable segments, or will once prepare_device_memory() has run: what plans count with. Without
+/// a GPU the environment's variables decide, as they would where a run has their values.
+[[nodiscard]] bool uses_expandable_segments();
+
+/// On a CPU: bounds the products that oneDNN keeps compiled, which it does by shape, up to a MiB each and 1,024 of them by default.
+/// Rows of mixed lengths bring new shapes with every step, while those of one step repeat in every block: 64 keep the hits. To be
+/// called before the first product in 16 bits: oneDNN reads its variable, ONEDNN_PRIMITIVE_CACHE_CAPACITY, when it makes its first
+/// primitive, and torch exports no function for it. A user's value stays.
+void bound_primitive_cache();
+
 /// Whether an allocation failed: of a GPU's allocator (c10::OutOfMemoryError), of the C++ library, or of those that have only words for it
 /// (torch's for CPUs, the CUDA driver, cuBLAS).
 [[nodiscard]] bool is_out_of_memory(const std::exception& error);
@@ -54,8 +74,15 @@ void remove_memory_relief(MemoryRelief* relief);
 namespace detail {
 
 /// What the code for a kind of GPU says of itself when the library is loaded.
-using RoomOf = DeviceRoom (*)(at::Device device);
-void set_room_of(RoomOf room_of);
+struct DeviceMemory {
+  DeviceRoom (*room_of)(at::Device device);
+  void (*prepare)();
+  bool (*is_expandable)();  ///< What the allocator does now.
+};
+void set_device_memory(const DeviceMemory* memory);
+
+/// Whether the environment has settings for torch's allocator, and whether they ask for expandable segments; none: no settings.
+[[nodiscard]] std::optional<bool> segments_by_environment();
 [[nodiscard]] bool has_memory_relief() noexcept;
 /// Asks everybody. @returns whether anything was freed.
 [[nodiscard]] bool relieve_memory(at::Device device) noexcept;

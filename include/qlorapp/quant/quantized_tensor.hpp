@@ -41,6 +41,8 @@ struct QuantizedTensor {
   [[nodiscard]] Bytes nbytes() const;
   /// The same weight on another device. Copies only what is not there yet.
   [[nodiscard]] QuantizedTensor to(at::Device device) const;
+  /// The same weight in memory of its own.
+  [[nodiscard]] QuantizedTensor clone() const;
   /// @throws ValueError naming the tensor, if a size or dtype contradicts shape, block sizes and quant_type. Everything
   ///         that was read from a file passes through here; operators trust it afterwards.
   void check(const std::string& name) const;

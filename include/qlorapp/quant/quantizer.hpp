@@ -48,11 +48,11 @@ class Quantizer {
   [[nodiscard]] const Options& options() const { return options_; }
 
   /// @param weight  any shape and strides; float32, float16 or bfloat16; finite. Not changed.
-  /// @throws c10::ValueError  naming the first element that is not finite (Compat::kNone). Synchronises for that check.
+  /// @throws c10::ValueError  naming the first element that is not finite (kNone; synchronizes). ValueError if it is undefined.
   [[nodiscard]] QuantizedTensor quantize(const at::Tensor& weight) const;
 
   /// @param dtype  float32, float16, bfloat16 or float64; by default that of the weight that was quantized.
-  /// @returns a dense tensor of q.shape on q's device. Looks at q only, not at the options. Does not synchronise.
+  /// @returns a dense tensor of q.shape on q's device. Looks at q only. Does not synchronize. @throws ValueError if q is empty.
   [[nodiscard]] at::Tensor dequantize(const QuantizedTensor& q, std::optional<at::ScalarType> dtype = std::nullopt) const;
 
  private:

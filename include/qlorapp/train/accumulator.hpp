@@ -46,11 +46,11 @@ class Accumulator {
   /// synchronize.
   [[nodiscard]] at::Tensor weight_tensor(at::Device device) const;
 
-  /// @param loss_sum  (), floating: a micro-batch's loss, summed over its targets.
+  /// @param loss_sum  (), floating: a micro-batch's loss, summed over its targets. @throws ValueError if it is anything else.
   /// @returns loss_sum / tokens() on the same graph; backward through it adds this micro-batch's part of the gradients.
   [[nodiscard]] at::Tensor weigh(const at::Tensor& loss_sum) const;
 
-  /// Notes a micro-batch's summed loss for mean_loss(), in double, on its device. Does not synchronize.
+  /// Notes a micro-batch's summed loss for mean_loss(), in double, on its device. @throws as weigh(). Does not synchronize.
   void add(const at::Tensor& loss_sum);
 
   /// @returns (), float64: the noted losses / tokens(), 0 without targets. This rank's share: sum it over ranks for the mean of

@@ -89,6 +89,13 @@ class GradScaler {
   /// @throws GradScalerAssertion  if a factor is outside its range. ValueError naming one of our own options.
   explicit GradScaler(const Options& options);
 
+  /// A copy has its own S and streak: what either does later leaves the other alone.
+  GradScaler(const GradScaler& other);
+  GradScaler& operator=(const GradScaler& other);
+  GradScaler(GradScaler&&) noexcept = default;
+  GradScaler& operator=(GradScaler&&) noexcept = default;
+  ~GradScaler() = default;
+
   /// @param outputs  any shape and dtype, usually the loss, () fp32.
   /// @returns outputs · S on the same autograd graph; `outputs` itself when disabled. Does not synchronize.
   [[nodiscard]] at::Tensor scale(const at::Tensor& outputs);
@@ -144,6 +151,15 @@ class GradScaler {
   void set_backoff_factor(double factor) { options_.backoff_factor = factor; }
   void set_growth_interval(int64_t interval) { options_.growth_interval = interval; }
   [[nodiscard]] bool is_enabled() const { return options_.enabled; }
+  /// As constructed, with what the set_… functions and load_state_dict() changed since. init_scale is not S: get_scale() is.
+  [[nodiscard]] const Options& options() const { return options_; }
+
+  /// Steps in a row that max_consecutive_skips has counted. state_dict() has torch's keys, and lacks it.
+  [[nodiscard]] int64_t consecutive_skips() const { return consecutive_skips_; }
+  void set_consecutive_skips(int64_t skips) { consecutive_skips_ = skips; }
+
+  /// @throws GradScalerAssertion between unscale_() or step() and update(): what an optimizer's gradients held cannot be serialized.
+  void check_serializable() const;
 
   /// Empty when disabled. Synchronizes.
   [[nodiscard]] std::optional<State> state_dict() const;

@@ -77,6 +77,9 @@ class Trainer {
   [[nodiscard]] const TrainState& state() const { return state_; }
   [[nodiscard]] TrainState& state() { return state_; }
   [[nodiscard]] const TrainingArguments& args() const { return args_; }
+  /// The schedule that the arguments name, over so many optimizer steps: warm-up given as a share is a share of these.
+  /// @throws ValueError unless training_steps is positive.
+  [[nodiscard]] Schedule schedule_over(int64_t training_steps) const;
   [[nodiscard]] const std::vector<Example>& eval_data() const { return eval_data_; }
   [[nodiscard]] TrainerControl& control() { return control_; }
   [[nodiscard]] int64_t max_steps() const { return max_steps_; }

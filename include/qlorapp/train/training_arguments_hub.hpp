@@ -32,18 +32,18 @@ struct HubArguments {
     using T = HubArguments;
     constexpr auto kSaid = FieldStatus::kAcceptedAndSaid;
     constexpr auto kNoUpload = "nothing here uploads. Push the adapter folder with hf upload.";
-    constexpr auto kNoTrackio = "runs are not reported to trackio. Use report_to=tensorboard or a callback.";
     return FieldTable{
         Field{"report_to", &T::report_to,
-              "none, or in Python tensorboard; all: tensorboard where it is installed; other services' names are taken and "
-              "said to have no effect"},
+              "Python: tensorboard, or a service that transformers reports to and that is installed, such as wandb; all: "
+              "each that is installed; none: trainer_state.json alone"},
         Field{"logging_dir", &T::logging_dir,
               "TensorBoard's folder; unset: TENSORBOARD_LOGGING_DIR, else output_dir/runs/<time>_<host>"},
-        Field{"run_name", &T::run_name, "name of TensorBoard's folder in output_dir/runs where logging_dir is unset"},
-        Field{"project", &T::project, "", kSaid, kNoTrackio},
-        Field{"trackio_space_id", &T::trackio_space_id, "", kSaid, kNoTrackio},
-        Field{"trackio_bucket_id", &T::trackio_bucket_id, "", kSaid, kNoTrackio},
-        Field{"trackio_static_space_id", &T::trackio_static_space_id, "", kSaid, kNoTrackio},
+        Field{"run_name", &T::run_name,
+              "the run's name at a service; name of TensorBoard's folder in output_dir/runs where logging_dir is unset"},
+        Field{"project", &T::project, "trackio's project, with report_to=trackio"},
+        Field{"trackio_space_id", &T::trackio_space_id, "the Space that trackio reports to; unset: it stays on this machine"},
+        Field{"trackio_bucket_id", &T::trackio_bucket_id, "the bucket that trackio stores the run in"},
+        Field{"trackio_static_space_id", &T::trackio_static_space_id, "the static Space that trackio writes at the end of a run"},
         Field{"push_to_hub", &T::push_to_hub, "", kSaid, kNoUpload},
         Field{"hub_token", &T::hub_token, "", kSaid, kNoUpload},
         Field{"hub_private_repo", &T::hub_private_repo, "", kSaid, kNoUpload},

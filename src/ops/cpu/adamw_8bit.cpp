@@ -13,9 +13,10 @@
 #include "../adamw_check.hpp"
 #include "qlorapp/format/dynamic_map.hpp"
 
-// The compiler makes one body per instruction set and the loader picks; contraction is off, so all give the same bits.
+// The compiler makes one body per instruction set and the loader picks. What is fused is written as std::fma, which rounds once on every
+// CPU, and nothing else is contracted: all bodies give the same bits.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define QLORAPP_PER_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
+#define QLORAPP_PER_CPU __attribute__((target_clones("avx512f", "fma", "default")))
 #else
 #define QLORAPP_PER_CPU
 #endif
@@ -99,8 +100,8 @@ std::array<uint32_t, 2> update_block(float* p, const float* g, float* m, float* 
     for (int64_t i = 0; i < length; ++i) p[i] *= c.decay;
   }
   for (int64_t i = 0; i < length; ++i) {
-    const float mean = m[i] * c.beta1 + c.one_minus_beta1 * g[i];
-    const float square = v[i] * c.beta2 + c.one_minus_beta2 * g[i] * g[i];
+    const float mean = std::fma(c.one_minus_beta1, g[i], m[i] * c.beta1);
+    const float square = std::fma(c.one_minus_beta2 * g[i], g[i], v[i] * c.beta2);
     p[i] += c.negative_step * mean / (std::sqrt(square) / c.correction2 + c.eps);
     m[i] = mean;
     v[i] = square;

@@ -10,6 +10,8 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 
+#include "qlorapp/ops/device_memory.hpp"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -57,7 +59,10 @@ int64_t panel_rows(const at::Tensor& b) { return std::max<int64_t>(64, (int64_t{
 }  // namespace
 
 bool multiplies_natively(at::ScalarType dtype) {
-  static const Instructions instructions = detect();
+  static const Instructions instructions = [] {
+    bound_primitive_cache();
+    return detect();
+  }();
   if (dtype == at::kBFloat16) return instructions.bf16;
   if (dtype == at::kHalf) return instructions.fp16;
   return true;

@@ -4,10 +4,13 @@
 
 #include <string>
 
+#include "qlorapp/ops/device_memory.hpp"
+
 namespace qlorapp::ops {
 namespace {
 
 const cudaDeviceProp* properties_of(int64_t device) {
+  prepare_device_memory();  // a run asks for its GPU before it allocates there
   return device < 0 ? at::cuda::getCurrentDeviceProperties() : at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(device));
 }
 

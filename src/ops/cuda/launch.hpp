@@ -14,6 +14,7 @@
 
 #include "cuda/gemm_4bit.hpp"
 #include "cuda/types.hpp"
+#include "qlorapp/ops/device_memory.hpp"
 
 namespace qlorapp::ops::gpu {
 
@@ -41,7 +42,7 @@ inline void check_device(std::string_view op, std::string_view name, const at::T
 /// Makes the device of x current for a scope, and names its stream.
 class Launch {
  public:
-  explicit Launch(const at::Tensor& x) : guard_(x.device()) {}
+  explicit Launch(const at::Tensor& x) : guard_(x.device()) { prepare_device_memory(); }
   [[nodiscard]] cuda::Stream stream() const { return at::cuda::getCurrentCUDAStream().stream(); }
 
  private:

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of transformers' class on a GPU: loading, generate() and a training step by autograd, through the engine and beside others.
+
+    python benchmarks/engine_cuda.py [--build build/dev] [--model 8b] [--folder DIR] [--rounds 5]
+
+The checkpoint has random bf16 weights at the shape of Llama 3.1 8B or Llama 3.2 1B (benchmarks/load_cuda.py writes it). One process, in turn:
+
+    loading     the C++ loader alone, and AutoModelForCausalLM.from_pretrained with get_peft_model; medians, the files in the page cache
+    generate    greedy, a prompt of 64 tokens, 128 new ones, batch 1 and 8, without adapters: the engine; transformers' forward over the same
+                Linear4bit layers; transformers over bitsandbytes' layers where bitsandbytes is installed
+    step        forward and backward of 1 x 2048 tokens, r = 16 on all linear layers, everything kept: CausalLM::forward_backward, the engine under
+                autograd, transformers' forward over Linear4bit
+
+Prints device, shape, medians and ratios.
+"""
+
+import argparse
+import contextlib
+import gc
+import importlib.util
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+
+from load_cuda import LINEARS, ROOT, write_checkpoint
+from train_step_peers import SHAPES
+
+NEW_TOKENS, PROMPT, SEQUENCE = 128, 64, 2048
+
+
+def median_of(rounds: int, work) -> float:
+    """Seconds, after one call that is not counted."""
+    import torch
+
+    times = []
+    for i in range(rounds + 1):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+        if i == 0:
+            times.clear()
+    return statistics.median(times)
+
+
+@contextlib.contextmanager
+def transformers_alone(model):
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    engine, base.forward.engine = base.forward.engine, None
+    prepare = base.__dict__.pop("_prepare_cache_for_generation")
+    try:
+        yield
+    finally:
+        base.forward.engine = engine
+        base._prepare_cache_for_generation = prepare
+
+
+def generate_lines(name: str, model, rounds: int, vocabulary: int) -> dict[int, float]:
+    import torch
+
+    rates = {}
+    for batch in (1, 8):
+        torch.manual_seed(1)
+        ids = torch.randint(5, vocabulary - 300, (batch, PROMPT), device="cuda")
+        mask = torch.ones_like(ids)
+        options = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0}
+        seconds = median_of(rounds, lambda ids=ids, mask=mask, options=options: model.generate(ids, attention_mask=mask, **options))
+        rates[batch] = batch * NEW_TOKENS / seconds
+        print(f"generate, batch {batch}: {name}: {rates[batch]:.0f} tokens/s", flush=True)
+    return rates
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "dev")
+    parser.add_argument("--model", default="8b", choices=sorted(SHAPES))
+    parser.add_argument("--folder", type=pathlib.Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    sys.path.insert(0, str(options.build / "python"))
+    import peft
+    import qlorapp
+    import torch
+    import transformers
+    from qlorapp import _C
+    from qlorapp.hf.auto_model import AutoModelForCausalLM
+
+    if not torch.cuda.is_available():
+        print("no GPU here: nothing measured")
+        return
+    shape = SHAPES[options.model]
+    print(f"{torch.cuda.get_device_name()}, {options.model}, torch {torch.__version__}, transformers {transformers.__version__}")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.folder or pathlib.Path(scratch) / "model"
+        if not folder.exists():
+            write_checkpoint(folder, shape)
+        four_bit = qlorapp.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+        config = peft.LoraConfig(r=16, lora_alpha=32, target_modules=list(LINEARS), task_type="CAUSAL_LM")
+
+        def load_core():
+            return _C.load_model(str(folder), compute_dtype=torch.bfloat16, double_quant=False, device=torch.device("cuda"))
+
+        def load():
+            return AutoModelForCausalLM.from_pretrained(folder, quantization_config=four_bit, device_map="cuda")
+
+        core_seconds = median_of(2, load_core)
+        gc.collect()
+        seconds = median_of(2, lambda: peft.get_peft_model(load(), config))
+        print(f"loading: C++ {core_seconds:.2f} s, trainable in Python {seconds:.2f} s: {seconds / core_seconds:.2f}x", flush=True)
+        gc.collect()
+
+        model = load()
+        mine = generate_lines("engine", model, options.rounds, shape.vocabulary)
+        with transformers_alone(model):
+            theirs = generate_lines("transformers over Linear4bit", model, 1, shape.vocabulary)
+        print("  ".join(f"engine/transformers, batch {b}: {mine[b] / theirs[b]:.2f}" for b in mine), flush=True)
+
+        model = peft.get_peft_model(model, config)
+        ids = torch.randint(5, shape.vocabulary - 300, (1, SEQUENCE), device="cuda")
+
+        def step():
+            model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+            model.zero_grad()
+
+        autograd = median_of(options.rounds, step)
+        engine = model.get_base_model().forward.engine
+        batch = engine.core.unpad(ids, None, ids)
+        scale = torch.tensor(1.0 / SEQUENCE, device="cuda")
+        direct = median_of(options.rounds, lambda: engine.core.forward_backward(batch, scale))
+        with transformers_alone(model):
+            alone = median_of(1, step)
+        rates = [SEQUENCE / s for s in (direct, autograd, alone)]
+        print("step: C++ {:.0f}, engine under autograd {:.0f}, transformers over Linear4bit {:.0f} tokens/s".format(*rates))
+        print(f"engine/C++ {rates[1] / rates[0]:.3f}  engine/transformers {rates[1] / rates[2]:.2f}", flush=True)
+        assert not engine._told - {""}, engine._told
+
+        if importlib.util.find_spec("bitsandbytes"):
+            del model, engine
+            gc.collect()
+            torch.cuda.empty_cache()
+            theirs_config = transformers.BitsAndBytesConfig(
+                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+            )
+            peer = transformers.AutoModelForCausalLM.from_pretrained(folder, quantization_config=theirs_config, device_map={"": 0})
+            peers = generate_lines("transformers over bitsandbytes", peer, 1, shape.vocabulary)
+            print("  ".join(f"engine/bitsandbytes, batch {b}: {mine[b] / peers[b]:.2f}" for b in mine), flush=True)
+
+
+if __name__ == "__main__":
+    main()

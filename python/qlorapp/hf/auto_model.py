@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AutoModelForCausalLM: transformers' own model over Linear4bit layers, filled by the C++ loader."""
+
+import os
+import pathlib
+from typing import Any
+
+import torch
+import transformers
+
+from .. import _C, hf_models
+from ..auto_model import _device_of, _is_adapter, _model_or_adapter
+from ..hf_layer import count_by_elements
+from ..quantization import BitsAndBytesConfig, as_dtype
+from .forward import attach
+from .linear4bit import Linear4bit
+
+#: Options of transformers that change nothing of a model that C++ loads onto one device.
+_NO_EFFECT = {
+    "low_cpu_mem_usage", "max_memory", "offload_folder", "offload_state_dict", "offload_buffers", "use_safetensors", "weights_only",
+    "disable_mmap", "trust_remote_code",
+}  # fmt: skip
+
+
+def build(folder: pathlib.Path, config: Any, core: Any, quantized: BitsAndBytesConfig | None) -> Any:
+    """transformers' model of the config around the C++ model's tensors, with the engine attached. In evaluation mode.
+
+    Nothing is copied: parameters are the C++ model's tensors. A base in four bits is frozen.
+    """
+    kind: Any = transformers.AutoModelForCausalLM._model_mapping[type(config)]  # transformers' table of classes
+    with torch.device("meta"):
+        model = kind(config)
+    four_bit = False
+    for path, weight in core.named_weights():
+        parent, name = model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]
+        if isinstance(weight, _C.QuantizedTensor):
+            setattr(parent, name, Linear4bit.of(weight))
+            four_bit = True
+        else:
+            getattr(parent, name)._parameters["weight"] = torch.nn.Parameter(weight, requires_grad=True)
+    for path, module in list(model.named_modules()):
+        if any(buffer.is_meta for buffer in module.buffers(recurse=False)):  # computed from the config, stored nowhere
+            parent, name = model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]
+            setattr(parent, name, type(module)(config=config).to(core.device))
+    if config.tie_word_embeddings:
+        model.tie_weights()
+    if four_bit:
+        model.requires_grad_(False)
+        model.is_loaded_in_4bit = model.is_quantized = True
+        fields: Any = hf_models._register()(**(quantized or BitsAndBytesConfig(load_in_4bit=True)).to_dict())
+        model.hf_quantizer = hf_models._ours[1](fields, pre_quantized=True)
+        model.quantization_method = hf_models.METHOD
+        model.config.quantization_config = fields
+        count_by_elements(model)
+    model.hf_device_map = {"": core.device}
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+    model.eval()
+    attach(model, core)
+    return model
+
+
+class AutoModelForCausalLM:
+    """Loads Hugging Face folders and repositories under transformers' name; the model is transformers' own class."""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str],
+        *,
+        quantization_config: Any = None,
+        dtype: Any = None,
+        torch_dtype: Any = None,
+        device_map: Any = None,
+        load_in_4bit: bool = False,
+        config: Any = None,
+        revision: str | None = None,
+        token: Any = None,
+        local_files_only: bool = False,
+        cache_dir: str | os.PathLike[str] | None = None,
+        subfolder: str | None = None,
+        attn_implementation: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """transformers' model in evaluation mode, its linear layers in four bits if quantization_config or the folder asks for it.
+
+        Families that C++ knows have an engine (docs/architecture.md); others run in transformers' code over the same layers.
+        dtype (older: torch_dtype): of activations, norms, embeddings and head. Defaults to bnb_4bit_compute_dtype, then the checkpoint's.
+        device_map: one device; "auto" is the GPU if this build has kernels for it. The folder of an adapter gives its base with the
+        adapter, by PEFT. Further options are the config's attributes, as in transformers.
+
+        @raises ValueError, FormatError, FileNotFoundError naming the folder or option.
+        """
+        hub: dict[str, Any] = {"token": token, "local_files_only": local_files_only, "cache_dir": cache_dir}
+        folder = _model_or_adapter(os.fspath(pretrained_model_name_or_path), revision=revision, subfolder=subfolder or None, **hub)
+        if _is_adapter(folder):
+            known = {"quantization_config": quantization_config, "dtype": dtype, "torch_dtype": torch_dtype, "device_map": device_map,
+                     "load_in_4bit": load_in_4bit, "config": config, "attn_implementation": attn_implementation}  # fmt: skip
+            return cls._with_adapter(folder, {**hub, **known, **options})
+        for name in _NO_EFFECT & set(options):
+            del options[name]
+        if config is None:
+            config, options = transformers.AutoConfig.from_pretrained(
+                folder, trust_remote_code=False, return_unused_kwargs=True, attn_implementation=attn_implementation, **options
+            )
+        quantized = _quantization(quantization_config, load_in_4bit)
+        wanted = next((d for d in (dtype, torch_dtype) if d not in (None, "auto")), None) or quantized.bnb_4bit_compute_dtype
+        device = _device_of(device_map, quantized.load_in_4bit or hasattr(config, "quantization_config"))
+        wanted = as_dtype(wanted or config.dtype or torch.float32, "dtype")
+        if hf_models.is_foreign(config):
+            settled = quantized if quantized.load_in_4bit else None
+            return hf_models.load(folder, config, settled, _C.dtype_on(str(device), wanted), device, config=config, **options)
+        if options:
+            name = next(iter(options))
+            raise TypeError(f"[from_pretrained] there is no option {name!r}. Leave it out.")
+        core = _C.load_model(
+            str(folder),
+            compute_dtype=wanted,
+            load_in_4bit=quantized.load_in_4bit,
+            quant_type=quantized.bnb_4bit_quant_type,
+            double_quant=quantized.bnb_4bit_use_double_quant,
+            skip_modules=quantized.llm_int8_skip_modules or [],
+            device=device,
+        )
+        stored = getattr(config, "quantization_config", None)
+        if isinstance(stored, dict):
+            quantized = BitsAndBytesConfig.from_dict(stored)
+        config.dtype = wanted
+        config._name_or_path = os.fspath(pretrained_model_name_or_path)
+        return build(folder, config, core, quantized)
+
+    @classmethod
+    def _with_adapter(cls, folder: pathlib.Path, options: dict[str, Any]) -> Any:
+        import peft
+
+        base = peft.PeftConfig.from_pretrained(os.fspath(folder)).base_model_name_or_path
+        if not base:
+            raise ValueError(
+                f"[from_pretrained] base_model_name_or_path in {folder / 'adapter_config.json'} must name the base; got nothing. Load the "
+                "base, then PeftModel.from_pretrained(base, adapter)."
+            )
+        model = cls.from_pretrained(base, **options)
+        model.load_adapter(os.fspath(folder))
+        return model.eval()
+
+
+def _quantization(given: Any, load_in_4bit: bool) -> BitsAndBytesConfig:
+    """Ours from ours, transformers' or a dict; what load_in_4bit means without one."""
+    if given is None:
+        return BitsAndBytesConfig(load_in_4bit=load_in_4bit)
+    if isinstance(given, BitsAndBytesConfig):
+        return given
+    values = given if isinstance(given, dict) else getattr(given, "to_dict", dict)()
+    if not values:
+        raise TypeError(f"[from_pretrained] quantization_config must be a BitsAndBytesConfig or a dict; got {type(given).__name__}.")
+    if values.get("load_in_8bit"):
+        raise ValueError("[from_pretrained] load_in_8bit is not supported: layers are stored in four bits. Use load_in_4bit=True.")
+    return BitsAndBytesConfig.from_dict(values)

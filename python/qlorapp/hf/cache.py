@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's keys and values as a cache of transformers."""
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, DynamicCache
+
+from .. import _C
+
+
+class EngineCache(Cache):
+    """What `past_key_values` is while the engine computes: rows without padding, in C++.
+
+    generate() reorders, repeats, selects and crops it as any cache. transformers' own forward cannot read it: as_dynamic() converts.
+    """
+
+    def __init__(self, core: Any, rows: int, capacity: int) -> None:
+        super().__init__(layers=[])
+        self._core, self._rows, self._capacity = core, rows, capacity
+        #: None until the first tokens come; their number of rows counts.
+        self.held: _C.GenerationCache | None = None
+        #: Positions of the padded rows so far, and the padding in front of each.
+        self.columns = 0
+        self.padding: list[int] = []
+
+    def forward(self, input_ids: torch.Tensor, counts: list[int], every_token: bool) -> torch.Tensor:
+        """Appends tokens: (M,) of all rows, one behind the other. (rows, D), or (M, D) with every_token."""
+        if self.held is None:
+            self.held = _C.make_cache(self._core, len(counts), max(self._capacity, max(counts)))
+        return _C.forward_cached(self._core, self.held, input_ids, counts, every_token)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.columns
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.columns + query_length, 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    @property
+    def is_initialized(self) -> bool:
+        return self.held is not None
+
+    @property
+    def is_croppable(self) -> bool:
+        return True
+
+    def reset(self) -> None:
+        self.held, self.columns, self.padding = None, 0, []
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        self._select(beam_idx.tolist())
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        self._select(indices.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._select([row for row in range(len(self.padding)) for _ in range(repeats)])
+
+    def _select(self, rows: list[int]) -> None:
+        if self.held is not None:
+            self.held.select_rows(rows)
+            self.padding = [self.padding[row] for row in rows]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Removes the last -tokens_to_remove positions: transformers passes a negative number."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"[cache] crop() requires a negative number of positions to remove; got {tokens_to_remove}.")
+        if self.held is not None and tokens_to_remove < 0:
+            self.held.remove_last(-tokens_to_remove)
+            self.columns += tokens_to_remove
+
+    def as_dynamic(self, config: Any) -> DynamicCache:
+        """A copy that transformers' own forward continues: rows padded on the left again."""
+        cache = DynamicCache(config=config)
+        if self.held is None:
+            return cache
+        lengths = self.held.lengths
+        for layer, (keys, values) in enumerate(self.held.blocks()):
+            padded = []
+            for slots in (keys, values):
+                rows = slots.unflatten(0, (len(lengths), -1))
+                grid = slots.new_zeros((len(lengths), self.columns, *slots.shape[1:]))
+                for row, length in enumerate(lengths):
+                    grid[row, self.padding[row] :] = rows[row, :length]
+                padded.append(grid.transpose(1, 2).contiguous())
+            cache.update(padded[0], padded[1], layer)
+        return cache

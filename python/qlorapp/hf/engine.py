@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engine: the C++ model behind a model of transformers, in the same memory."""
+
+import dataclasses
+import json
+import logging
+from typing import Any
+
+import torch
+
+from .. import _C
+
+_log = logging.getLogger("qlorapp")
+
+#: Where the linear layers are in a block, in the order of transformers' module tree.
+PROJECTIONS = tuple(f"self_attn.{name}_proj" for name in "qkvo") + tuple(f"mlp.{name}_proj" for name in ("gate", "up", "down"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A module of the tree as it was when the engine was attached."""
+
+    path: str
+    holder: dict[str, Any]
+    name: str
+    module: torch.nn.Module
+    kind: type
+    forward: Any
+
+    @classmethod
+    def of(cls, path: str, parent: torch.nn.Module) -> "Place":
+        name = path.rsplit(".", 1)[-1]
+        module = parent._modules[name]
+        assert module is not None
+        return cls(path, parent._modules, name, module, type(module), type(module).forward)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """A parameter of the base: the object, and where its memory is."""
+
+    path: str
+    holder: dict[str, Any]
+    name: str
+    parameter: torch.nn.Parameter
+    pointer: int
+
+
+@dataclasses.dataclass(frozen=True)
+class AdapterLayer:
+    """What PEFT's layer over one projection holds under one adapter's name."""
+
+    path: str
+    a: torch.nn.Parameter
+    b: torch.nn.Parameter
+    r: int
+    scaling: float
+    dropout: float
+
+
+@dataclasses.dataclass
+class Bound:
+    """An adapter that lives in the C++ model's arena."""
+
+    layers: list[AdapterLayer]
+    pointers: list[int]
+
+
+class Engine:
+    """Computes what a pristine model of transformers computes. Built by attach(); shared storage, no copies.
+
+    Holds the C++ model, the module tree as it was built, and the adapters of PEFT that were moved into the arena.
+    """
+
+    def __init__(self, model: torch.nn.Module, core: Any) -> None:
+        self.core = core
+        self.places: list[Place] = []
+        self.projections: list[Place] = []
+        for path, module in model.named_modules():
+            for name in module._modules:
+                place = Place.of(f"{path}.{name}" if path else name, module)
+                is_projection = place.path.startswith("model.layers.") and place.path.split(".", 3)[-1] in PROJECTIONS
+                (self.projections if is_projection else self.places).append(place)
+        self.base = [
+            Frozen(f"{path}.{name}" if path else name, module._parameters, name, parameter, parameter.data_ptr())
+            for path, module in model.named_modules()
+            for name, parameter in module._parameters.items()
+            if parameter is not None
+        ]
+        self._bound: dict[str, Bound] = {}
+        #: Counts adapters that were moved in: their names in C++.
+        self._made = 0
+        self._names: dict[str, str] = {}
+        self._keep = "everything"
+        self._told: set[str] = set()
+
+    def say_why(self, reason: str) -> None:
+        """Logs the first switch to transformers' forward for a reason."""
+        if reason not in self._told:
+            self._told.add(reason)
+            _log.info("[forward] transformers' forward computes this model: %s. Results are the same; steps are slower.", reason)
+
+    # --- adapters
+
+    def show(self, name: str, layers: list[AdapterLayer] | None) -> None:
+        """Makes the adapter the active one, after moving PEFT's parameters into the arena if they are not there. None: the base alone.
+
+        PEFT's Parameter objects stay; their memory becomes the arena's. Optimizers made before keep working.
+        """
+        if layers is None:
+            self.core.enable_adapters(False)
+            return
+        self.core.enable_adapters(True)
+        bound = self._bound.get(name)
+        if bound is None or not self._is_current(bound, layers):
+            self._move_in(name, layers)
+        if self.core.active_adapter != self._names[name]:
+            self.core.active_adapter = self._names[name]
+
+    @staticmethod
+    def _is_current(bound: Bound, layers: list[AdapterLayer]) -> bool:
+        return (
+            len(bound.layers) == len(layers)
+            and all(
+                old.a is new.a and old.b is new.b and old.scaling == new.scaling and old.dropout == new.dropout
+                for old, new in zip(bound.layers, layers, strict=True)
+            )
+            and all(
+                parameter.data_ptr() == pointer
+                for parameter, pointer in zip((p for layer in layers for p in (layer.a, layer.b)), bound.pointers, strict=True)
+            )
+        )
+
+    def _move_in(self, name: str, layers: list[AdapterLayer]) -> None:
+        core = self.core
+        if name in self._names:
+            core.delete_adapters(self._names[name])
+        self._made += 1
+        inside = f"adapter{self._made}"
+        core.add_adapters(json.dumps(_config_of(layers)), 0, inside)
+        self._names[name] = inside
+        by_name = {}
+        for layer in layers:
+            by_name[f"base_model.model.{layer.path}.lora_A.weight"] = layer.a
+            by_name[f"base_model.model.{layer.path}.lora_B.weight"] = layer.b
+        slices = core.parameters(inside)
+        with torch.no_grad():
+            for i, (stored, held) in enumerate(zip(core.adapter_names(inside), slices, strict=True)):
+                parameter = by_name.pop(stored)
+                held.copy_(parameter)
+                parameter.data = held.detach()
+                core.adopt_parameter(i, parameter, inside)
+        assert not by_name
+        pointers = [parameter.data_ptr() for layer in layers for parameter in (layer.a, layer.b)]
+        self._bound[name] = Bound(layers, pointers)
+
+    # --- memory
+
+    def keep(self, keep: str) -> None:
+        """What each block keeps for backward: parse_segments' language (nn/keep.hpp)."""
+        if keep != self._keep:
+            self.core.set_keep(keep)
+            self._keep = keep
+
+
+def _config_of(layers: list[AdapterLayer]) -> dict[str, Any]:
+    """The LoraConfig that makes slots of these shapes and scalings: one rank and alpha per layer."""
+    return {
+        "r": layers[0].r,
+        "lora_alpha": layers[0].scaling * layers[0].r,
+        "lora_dropout": layers[0].dropout,
+        "target_modules": [layer.path for layer in layers],
+        "rank_pattern": {layer.path: layer.r for layer in layers if layer.r != layers[0].r},
+        "alpha_pattern": {
+            layer.path: layer.scaling * layer.r
+            for layer in layers
+            if layer.scaling * layer.r != layers[0].scaling * layers[0].r
+        },
+    }

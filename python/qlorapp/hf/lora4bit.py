@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PEFT's LoRA layer over Linear4bit: PEFT's own but for merging, which rounds to four bits again and takes the exact codes back."""
+
+from typing import Any
+
+import torch
+from peft.tuners.lora import Linear
+from peft.tuners.tuners_utils import check_adapters_to_merge
+
+from .. import _C
+
+
+class Lora4bitLinear(Linear):
+    """merge() quantizes base plus update, as PEFT does over bitsandbytes' layers; unmerge() restores the very codes and scales."""
+
+    @torch.no_grad()
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        base: Any = self.get_base_layer()
+        for name in check_adapters_to_merge(self, adapter_names):
+            if name not in self.lora_A:
+                continue
+            if self.lora_bias[name]:
+                raise ValueError("[merge] an adapter with lora_bias cannot be merged into a layer without bias. Unload it instead.")
+            whole = base.dequantize().float()
+            if name in self.lora_variant:
+                whole = self.lora_variant[name].merge_safe(self, name, whole)
+            else:
+                whole = whole + self.get_delta_weight(name).float()
+            if safe_merge and not bool(torch.isfinite(whole).all()):
+                raise ValueError(f"NaNs detected in the merged weights. The adapter {name} seems to be broken")
+            if not self.merged_adapters:
+                self._before = base.quant_state
+            kept = base.quant_state
+            quantizer = _C.Quantizer(
+                quant_type=kept.quant_type, block_size=kept.block_size, double_quant=kept.double_quant, nested_block_size=kept.nested_block_size
+            )
+            base.weight = base.take(quantizer.quantize(whole.to(kept.dtype)))
+            self.merged_adapters.append(name)
+
+    def unmerge(self) -> None:
+        if self.merged_adapters:
+            base: Any = self.get_base_layer()
+            base.weight = base.take(self._before)
+            self.merged_adapters.clear()

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""transformers' output of a causal model, with logits that are computed when they are first read."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+
+class CausalLMOutput(CausalLMOutputWithPast):
+    """`loss` alone costs no logits: a training step of 2,048 tokens and 128,256 words would hold half a gigabyte of them.
+
+    Everything but `loss` reads them: the attribute, the mapping, the tuple.
+    """
+
+    def __init__(
+        self,
+        loss: Any = None,
+        logits: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        hidden_states: Any = None,
+        attentions: Any = None,
+        *,
+        make_logits: Callable[[], torch.Tensor] | None = None,
+    ) -> None:
+        self.__dict__["_make_logits"] = None
+        super().__init__(loss, logits, past_key_values, hidden_states, attentions)
+        self.__dict__["_make_logits"] = make_logits
+
+    def _settle(self) -> None:
+        make, self.__dict__["_make_logits"] = self.__dict__["_make_logits"], None
+        if make is not None:
+            self.logits = make()
+            past = self.past_key_values
+            if past is not None:  # fields stand in their order
+                self.move_to_end("past_key_values")
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "logits" and object.__getattribute__(self, "__dict__").get("_make_logits") is not None:
+            self._settle()
+        return super().__getattribute__(name)
+
+    def __getitem__(self, key: Any) -> Any:
+        if key in ("loss", 0) and self.loss is not None:
+            return self.loss
+        self._settle()
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        return (key == "logits" and self.__dict__["_make_logits"] is not None) or super().__contains__(key)
+
+    def keys(self) -> Any:
+        self._settle()
+        return super().keys()
+
+    def values(self) -> Any:
+        self._settle()
+        return super().values()
+
+    def items(self) -> Any:
+        self._settle()
+        return super().items()
+
+    def __iter__(self) -> Any:
+        self._settle()
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        self._settle()
+        return super().__len__()
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        self._settle()
+        return super().to_tuple()
+
+    def __reduce__(self) -> Any:
+        self._settle()
+        return super().__reduce__()

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the engine computes what the model's modules say: the one place that decides it.
+
+A model is pristine while its module classes and their forwards are those that the engine was attached to, no hook is inside, the base is
+frozen and unchanged, and one adapter at most is active that C++ computes.
+"""
+
+from typing import Any
+
+import torch
+
+from .engine import AdapterLayer, Engine, Place
+
+
+def why_not(engine: Engine, model: Any, needs_gradients: bool) -> str:
+    """Empty for a pristine model; the engine then has its adapter active. Else the reason, for people."""
+    for place in engine.places:
+        if reason := _changed(place):
+            return reason
+    for frozen in engine.base:
+        parameter = frozen.holder.get(frozen.name)
+        if parameter is not frozen.parameter or parameter.data_ptr() != frozen.pointer:
+            return f"{frozen.path} has other memory than it was loaded into"
+        if needs_gradients and parameter.requires_grad:
+            return f"{frozen.path} is trainable"
+    return _adapters(engine)
+
+
+def _changed(place: Place) -> str:
+    module = place.holder.get(place.name)
+    if module is not place.module or type(module) is not place.kind:
+        return f"{place.path} was replaced"
+    if place.kind.forward is not place.forward or "forward" in vars(module):
+        return f"the forward of {place.path} was replaced"
+    return f"{place.path} has hooks" if _has_hooks(module) else ""
+
+
+def _has_hooks(module: torch.nn.Module) -> bool:
+    if module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        return True
+    return any(not _changes_nothing(hook) for hook in module._forward_hooks.values())
+
+
+def _changes_nothing(hook: Any) -> bool:
+    """transformers' and PEFT's hooks that make an embedding's output require a gradient, or record outputs when asked to."""
+    origin, name = getattr(hook, "__module__", ""), getattr(hook, "__name__", "")
+    asks_for_gradient = name.startswith("make_inputs_require_grad") and origin.startswith(("transformers.", "peft."))
+    return asks_for_gradient or origin == "transformers.utils.output_capturing"
+
+
+def _adapters(engine: Engine) -> str:
+    """Empty, with the active adapter shown to C++; or why it cannot be."""
+    name: str | None = None
+    layers: list[AdapterLayer] = []
+    disabled: bool | None = None
+    for place in engine.projections:
+        module: Any = place.holder.get(place.name)
+        if module is place.module:
+            if reason := _changed(place):
+                return reason
+            continue
+        if not _is_peft_linear(module) or module.base_layer is not place.module:
+            return f"{place.path} was replaced"
+        if reason := _changed_below(place, module):
+            return reason
+        if module.merged_adapters:
+            return f"adapters are merged into {place.path}"
+        if disabled is None:
+            disabled = module.disable_adapters
+        elif disabled != module.disable_adapters:
+            return "adapters are disabled in some layers alone"
+        active = [one for one in module.active_adapters if one in module.lora_A]
+        if not active:
+            continue
+        if len(active) > 1 or (name is not None and active[0] != name):
+            return "several adapters are active"
+        name = active[0]
+        if isinstance(layer := _layer(place.path, module, name), str):
+            return layer
+        layers.append(layer)
+    if disabled or not layers:
+        engine.show("", None)
+        return ""
+    assert name is not None
+    if any(layer.dropout != layers[0].dropout for layer in layers):
+        return "lora_dropout differs between layers"
+    engine.show(name, layers)
+    return ""
+
+
+def _is_peft_linear(module: Any) -> bool:
+    from peft.tuners.lora import Linear
+
+    from .lora4bit import Lora4bitLinear
+
+    return type(module) in (Linear, Lora4bitLinear) and "forward" not in vars(module) and not _has_hooks(module)
+
+
+def _changed_below(place: Place, module: Any) -> str:
+    base = module.base_layer
+    if type(base) is not place.kind or place.kind.forward is not place.forward or "forward" in vars(base):
+        return f"the forward of {place.path} was replaced"
+    return f"{place.path} has hooks" if _has_hooks(base) else ""
+
+
+
+
+def _layer(path: str, module: Any, name: str) -> AdapterLayer | str:
+    """The adapter's part over one projection, or why C++ does not compute it."""
+    a, b, dropout = module.lora_A[name], module.lora_B[name], module.lora_dropout[name]
+    if name in module.lora_variant:
+        return f"{type(module.lora_variant[name]).__name__} over {path}"
+    if type(a) is not torch.nn.Linear or type(b) is not torch.nn.Linear or b.bias is not None:
+        return f"an adapter with bias over {path}"
+    if type(dropout) not in (torch.nn.Dropout, torch.nn.Identity):
+        return f"{type(dropout).__name__} over {path}"
+    if any(_has_hooks(part) or "forward" in vars(part) for part in (a, b, dropout)):
+        return f"the adapter over {path} has hooks"
+    if a.weight.dtype != torch.float32 or b.weight.dtype != torch.float32:
+        return f"the adapter over {path} is not float32"
+    if a.weight.device != module.base_layer.weight.device or b.weight.device != module.base_layer.weight.device:
+        return f"the adapter over {path} is on another device"
+    rate = dropout.p if isinstance(dropout, torch.nn.Dropout) else 0.0
+    return AdapterLayer(path, a.weight, b.weight, a.weight.shape[0], float(module.scaling[name]), rate)

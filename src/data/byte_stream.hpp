@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The bytes of a data file in order, unpacked if it is a gzip file, with line numbers. Torch-free.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <fstream>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "gzip_reader.hpp"
+
+namespace qlorapp {
+
+class ByteStream {
+ public:
+  /// Opens the file and skips a UTF-8 byte order mark. @throws IoError; FormatError for a damaged gzip file.
+  explicit ByteStream(const std::string& path);
+  ByteStream(const ByteStream&) = delete;
+  ByteStream& operator=(const ByteStream&) = delete;
+
+  /// @returns the next byte without taking it, or -1 at the end.
+  [[nodiscard]] int peek();
+  int take();
+  /// Appends to `into` what stands before the next line feed, which is taken too. @returns false at the end of the file.
+  /// Stops as soon as `into` is longer than `limit`.
+  bool take_line(std::string& into, std::size_t limit);
+  /// Bytes that were read ahead: empty only at the end of the file.
+  [[nodiscard]] std::string_view front();
+  /// The line of the next byte, from 1.
+  [[nodiscard]] int64_t line() const { return line_; }
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  [[nodiscard]] std::size_t read_file(std::span<char> into);
+
+  const std::string path_;
+  std::ifstream file_;
+  std::string block_;
+  std::size_t at_ = 0, size_ = 0;
+  std::string packed_;  ///< Of a gzip file: what was read to recognize it, until it is unpacked.
+  std::unique_ptr<GzipReader> gzip_;
+  int64_t line_ = 1;
+};
+
+}  // namespace qlorapp

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "conversation.hpp"
+
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include "qlorapp/core/check.hpp"
+
+namespace qlorapp {
+namespace {
+
+struct Speaker {
+  std::string_view from, role;
+};
+constexpr std::string_view kCall = "function_call";
+constexpr std::array<Speaker, 12> kSpeakers{{{"human", "user"},
+                                             {"user", "user"},
+                                             {"gpt", "assistant"},
+                                             {"assistant", "assistant"},
+                                             {"model", "assistant"},
+                                             {"chatgpt", "assistant"},
+                                             {"bing", "assistant"},
+                                             {"system", "system"},
+                                             {kCall, "assistant"},
+                                             {"observation", "tool"},
+                                             {"tool", "tool"},
+                                             {"function_response", "tool"}}};
+
+bool is_empty(const Row& row, const char* key) {
+  const auto found = row.find(key);
+  return found == row.end() || found->is_null() || (found->is_string() && found->get_ref<const std::string&>().empty()) ||
+         (found->is_structured() && found->empty());
+}
+
+/// One call, or a list of calls, as [{"type": "function", "function": {"name", "arguments"}}].
+Row tool_calls_of(const std::string& text, const std::string& where) {
+  Row calls = parse_row(text, concat(where, " function_call"));
+  if (calls.is_object()) calls = Row::array({std::move(calls)});
+  QLORAPP_CHECK_FORMAT(calls.is_array() && !calls.empty(), "[", where,
+                       "] the value of a function_call must be JSON of a call or a list of "
+                       "calls; got ",
+                       kind_of(calls), ". Correct or remove the row.");
+  Row out = Row::array();
+  for (Row& call : calls) {
+    QLORAPP_CHECK_FORMAT(call.is_object() && call.contains("name"), "[", where, "] a call must be {\"name\", \"arguments\"}; got ",
+                         call.is_object() ? "no name" : kind_of(call), ". Correct or remove the row.");
+    Row entry = Row::object();
+    entry["type"] = "function";
+    entry["function"] = std::move(call);
+    out.push_back(std::move(entry));
+  }
+  return out;
+}
+
+/// {"from", "value"} as {"role", "content"}. Other keys stay behind them.
+Row from_sharegpt(const Row& entry, const std::string& where) {
+  const std::string& from = require_text(entry, "from", where);
+  const Speaker* speaker = nullptr;
+  std::string known;
+  for (const Speaker& one : kSpeakers) {
+    if (one.from == from) speaker = &one;
+    known += concat(known.empty() ? "" : ", ", one.from);
+  }
+  QLORAPP_CHECK_FORMAT(speaker != nullptr, "[", where, "] 'from' must be one of ", known, "; got '", from.substr(0, 80),
+                       "'. Correct or remove the row.");
+  const std::string& value = require_text(entry, "value", where);
+  Row out = Row::object();
+  out["role"] = speaker->role;
+  out["content"] = speaker->from == kCall ? "" : value;
+  if (speaker->from == kCall) out["tool_calls"] = tool_calls_of(value, where);
+  for (const auto& [key, other] : entry.items()) {
+    if (key != "from" && key != "value" && !other.is_null()) out[key] = other;
+  }
+  return out;
+}
+
+Row without_nulls(Row entry) {
+  for (auto item = entry.begin(); item != entry.end();) item = item->is_null() ? entry.erase(item) : std::next(item);
+  return entry;
+}
+
+}  // namespace
+
+bool is_conversation(const Row& value) {
+  return value.is_object() || (value.is_array() && !value.empty() && value.front().is_object());
+}
+
+bool is_sharegpt(const Row& value) { return is_conversation(value) && (value.is_array() ? value.front() : value).contains("from"); }
+
+Row canonical_messages(Row value, const std::string& name, const std::string& where) {
+  if (value.is_object()) value = Row::array({std::move(value)});
+  QLORAPP_CHECK_FORMAT(value.is_array(), "[", where, "] '", name, "' must be a list; got ", kind_of(value),
+                       ". Correct or remove the row.");
+  for (Row& entry : value) {
+    QLORAPP_CHECK_FORMAT(entry.is_object(), "[", where, "] a message in '", name, "' must be a JSON object; got ", kind_of(entry),
+                         ". Correct or remove the row.");
+    entry = entry.contains("from") && !entry.contains("role") ? from_sharegpt(entry, where) : without_nulls(std::move(entry));
+  }
+  return value;
+}
+
+void take_tools(Row& row, bool sharegpt, Row& into, const std::string& where) {
+  for (const char* key : {"tools", "functions"}) {
+    if (is_empty(row, key)) continue;
+    Row tools = std::move(row[key]);
+    if (tools.is_string()) tools = parse_row(tools.get_ref<const std::string&>(), concat(where, " ", key));
+    if (tools.is_object()) tools = Row::array({std::move(tools)});
+    QLORAPP_CHECK_FORMAT(tools.is_array(), "[", where, "] '", key, "' must be a list, or JSON of one; got ", kind_of(tools),
+                         ". Correct or remove the row.");
+    for (Row& tool : tools) {
+      if (!sharegpt || !tool.is_object() || !tool.contains("name") || tool.contains("function")) continue;
+      Row wrapped = Row::object();
+      wrapped["type"] = "function";
+      wrapped["function"] = std::move(tool);
+      tool = std::move(wrapped);
+    }
+    if (!tools.empty()) into[key] = std::move(tools);
+  }
+}
+
+void put_system(const Row& row, Row& messages, const std::string& where) {
+  if (is_empty(row, "system")) return;
+  const std::string& system = require_text(row, "system", where);
+  if (!messages.empty() && messages.front().contains("role") && messages.front()["role"] == "system") return;
+  Row message = Row::object();
+  message["role"] = "system";
+  message["content"] = system;
+  messages.insert(messages.begin(), std::move(message));
+}
+
+}  // namespace qlorapp

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The normalizer of a tokenizer.json: how text is changed between the added tokens. Torch-free.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "aligned_text.hpp"
+
+namespace qlorapp {
+
+struct TextStep {
+  enum class Kind {
+    kPrepend,  ///< Puts `content` in front of a text that is not empty.
+    kReplace,  ///< Every `pattern` becomes `content`.
+    kNfc,      ///< Unicode's normalization form C.
+  };
+  Kind kind;
+  std::string pattern;
+  std::string content;
+};
+
+class Normalizer {
+ public:
+  Normalizer() = default;
+  explicit Normalizer(std::vector<TextStep> steps) : steps_(std::move(steps)) {}
+
+  [[nodiscard]] bool empty() const { return steps_.empty(); }
+  /// @throws ValueError where a hostile normalizer makes the text too long.
+  [[nodiscard]] AlignedText apply(const Section& section) const;
+
+ private:
+  std::vector<TextStep> steps_;
+};
+
+}  // namespace qlorapp

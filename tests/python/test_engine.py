@@ -1,0 +1,463 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of transformers' own classes over the C++ engine: the engine's pass and transformers' forward give the same numbers."""
+
+import copy
+import gc
+import logging
+import threading
+import weakref
+
+import peft
+import pytest
+import qlorapp
+import torch
+import transformers
+from qlorapp.hf.auto_model import AutoModelForCausalLM
+from qlorapp.hf.cache import EngineCache
+from qlorapp.hf.linear4bit import Linear4bit
+from qlorapp.hf.peft_model import get_peft_model
+from tiny_llama import LLAMA3, ragged_batch, write_checkpoint
+
+NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+
+
+@pytest.fixture(scope="module", params=["untied", "tied"])
+def folder(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("llama")
+    write_checkpoint(path, num_key_value_heads=2, tie_word_embeddings=request.param == "tied", rope_parameters=LLAMA3)
+    return path
+
+
+def load(folder, four_bit=True, **options):
+    config = qlorapp.BitsAndBytesConfig(**NF4) if four_bit else None
+    return AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, **options)
+
+
+def with_lora(model, seed=5, **lora):
+    torch.manual_seed(seed)
+    model = peft.get_peft_model(model, peft.LoraConfig(**{"r": 4, "lora_alpha": 8, "target_modules": "all-linear", **lora}))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.05)
+    return model
+
+
+def base(model):
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+class transformers_alone:  # noqa: N801  (reads as a statement)
+    """Inside, transformers' forward computes."""
+
+    def __init__(self, model):
+        self.forward = base(model).forward
+
+    def __enter__(self):
+        self.engine, self.forward.engine = self.forward.engine, None
+
+    def __exit__(self, *error):
+        self.forward.engine = self.engine
+
+
+def reasons(model):
+    return base(model).forward.engine._told
+
+
+def losses_and_gradients(model, batch, **options):
+    model.zero_grad()
+    output = model(**batch, **options)
+    output.loss.backward()
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    return output.loss.detach(), output.logits.detach(), gradients
+
+
+def assert_same_pass(model, batch, **options):
+    """Engine and transformers' forward, loss, logits where there are tokens, and gradients; the engine has really computed."""
+    known = set(reasons(model))
+    loss, logits, gradients = losses_and_gradients(model, batch, **options)
+    assert reasons(model) == known, "the engine did not compute"
+    with transformers_alone(model):
+        loss_2, logits_2, gradients_2 = losses_and_gradients(model, batch, **options)
+    torch.testing.assert_close(loss, loss_2, rtol=1e-6, atol=1e-6)
+    if "attention_mask" in batch and logits.shape == logits_2.shape and logits.shape[1] == batch["attention_mask"].shape[1]:
+        here = batch["attention_mask"] != 0
+        logits, logits_2 = logits[here], logits_2[here]
+    torch.testing.assert_close(logits, logits_2, rtol=1e-4, atol=1e-4)
+    assert set(gradients) == set(gradients_2) != set()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, gradients_2[name], rtol=1e-4, atol=2e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+
+class TestModel:
+    def test_it_is_transformers_own_class_over_linear4bit(self, folder):
+        model = load(folder)
+        assert type(model) is transformers.LlamaForCausalLM and isinstance(model, transformers.PreTrainedModel)
+        linears = [m for m in model.modules() if isinstance(m, Linear4bit)]
+        assert len(linears) == 7 * model.config.num_hidden_layers
+        assert all(p.device.type != "meta" for p in [*model.parameters(), *model.buffers()])
+        assert not any(p.requires_grad for p in model.parameters()) and not model.training
+        assert model.is_quantized and model.is_loaded_in_4bit
+
+    def test_its_weights_are_those_of_the_engine(self, folder):
+        model = load(folder)
+        core = base(model).forward.engine.core
+        for path, weight in core.named_weights():
+            shown = model.get_submodule(path).weight
+            theirs = weight if isinstance(weight, torch.Tensor) else weight.packed
+            assert shown.data_ptr() == theirs.data_ptr(), path
+
+    def test_without_quantization_it_is_the_checkpoint(self, folder):
+        model, theirs = load(folder, four_bit=False), transformers.AutoModelForCausalLM.from_pretrained(folder)
+        for name, value in theirs.state_dict().items():
+            torch.testing.assert_close(model.state_dict()[name], value, rtol=0, atol=0)
+        assert model.num_parameters() == theirs.num_parameters()
+
+    def test_num_parameters_counts_elements(self, folder):
+        assert load(folder).num_parameters() == load(folder, four_bit=False).num_parameters()
+
+    def test_a_deleted_model_is_gone_without_a_collection(self, folder):
+        gc.collect()
+        gc.disable()
+        try:
+            model = load(folder, four_bit=False)
+            gone = weakref.ref(base(model).forward.engine.core)
+            with torch.no_grad():
+                model(input_ids=torch.tensor([[5, 6, 7]]))
+            del model
+            assert gone() is None
+        finally:
+            gc.enable()
+
+    def test_a_copy_has_weights_of_its_own(self, folder):
+        model = with_lora(load(folder))
+        copied = copy.deepcopy(model)
+        batch = ragged_batch()
+        torch.testing.assert_close(copied(**batch).loss, model(**batch).loss, rtol=1e-6, atol=1e-6)
+        weight = copied.get_base_model().model.layers[0].self_attn.q_proj.base_layer
+        assert weight.weight.data_ptr() != model.get_base_model().model.layers[0].self_attn.q_proj.base_layer.weight.data_ptr()
+
+
+class TestPasses:
+    @pytest.mark.parametrize("four_bit", [True, False])
+    def test_ragged_rows(self, folder, four_bit):
+        model = load(folder, four_bit)
+        model.requires_grad_(False)
+        assert_same_pass(with_lora(model), ragged_batch())
+
+    def test_some_layers_with_other_ranks(self, folder):
+        lora = {"target_modules": ["q_proj", "down_proj"], "rank_pattern": {"layers.1.self_attn.q_proj": 7},
+                "alpha_pattern": {"down_proj": 3}, "use_rslora": True}  # fmt: skip
+        assert_same_pass(with_lora(load(folder), **lora), ragged_batch())
+
+    def test_num_items_in_batch_is_the_denominator(self, folder):
+        assert_same_pass(with_lora(load(folder)), ragged_batch(), num_items_in_batch=torch.tensor(100))
+
+    def test_packed_rows_by_position_ids(self, folder):
+        batch = ragged_batch()
+        ids, labels = batch["input_ids"][:1], batch["input_ids"][:1].clone()
+        positions = torch.cat([torch.arange(5), torch.arange(12)])[None]
+        labels[0, 5] = -100
+        assert_same_pass(with_lora(load(folder)), {"input_ids": ids, "labels": labels, "position_ids": positions})
+
+    def test_logits_to_keep(self, folder):
+        model, batch = load(folder), ragged_batch()
+        ids = batch["input_ids"]
+        for keep in (1, 5, torch.tensor([0, 3, 16])):
+            with torch.no_grad():
+                mine = model(ids, logits_to_keep=keep).logits
+                with transformers_alone(model):
+                    torch.testing.assert_close(mine, model(ids, logits_to_keep=keep).logits, rtol=1e-4, atol=1e-4)
+
+    def test_gradient_checkpointing(self, folder):
+        model = with_lora(load(folder)).train()
+        kept = losses_and_gradients(model, ragged_batch())
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.enable_input_require_grads()
+        again = losses_and_gradients(model, ragged_batch())
+        assert base(model).forward.engine.core.segments[0][2] == "input_only" and not reasons(model)
+        assert torch.equal(kept[0], again[0])
+        for name in kept[2]:
+            torch.testing.assert_close(kept[2][name], again[2][name], rtol=1e-6, atol=1e-7)
+
+    def test_dropout_follows_torchs_seed(self, folder):
+        model = with_lora(load(folder), lora_dropout=0.3).train()
+        losses, batch = [], ragged_batch()
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            losses.append(float(model(**batch).loss))
+        assert losses[0] == losses[1] != losses[2] and not reasons(model)
+
+    def test_no_target_is_no_number_as_in_transformers(self, folder):
+        model, batch = with_lora(load(folder)), ragged_batch()
+        batch["labels"] = torch.full_like(batch["labels"], -100)
+        assert torch.isnan(model(**batch).loss)
+
+    def test_logits_are_made_when_they_are_read(self, folder):
+        output = with_lora(load(folder))(**ragged_batch())
+        assert isinstance(output, transformers.modeling_outputs.CausalLMOutputWithPast)
+        assert output["loss"] is output.loss and output[0] is output.loss and "logits" in output
+        assert output.__dict__["_make_logits"] is not None
+        assert list(output) == ["loss", "logits"] and output[1] is output.logits
+        again = with_lora(load(folder))(**ragged_batch(), return_dict=False)
+        assert isinstance(again, tuple) and len(again) == 2
+
+
+class TestSwitch:
+    """What the engine does not compute is computed by transformers, and the reason logged once."""
+
+    CASES = {
+        "hook": lambda m: base(m).model.layers[1].mlp.register_forward_hook(lambda module, args, out: out * 1.5),
+        "hook under an adapter": lambda m: base(m).model.layers[0].self_attn.q_proj.register_forward_hook(lambda *a: a[2] * 2),
+        "module": lambda m: setattr(base(m).model, "norm", torch.nn.LayerNorm(64)),
+        "forward": lambda m: setattr(base(m).model.layers[0].mlp, "forward", lambda x: x * 0.5),
+        "memory": lambda m: setattr(base(m).model.norm.weight, "data", base(m).model.norm.weight.data * 2),
+        "trainable base": lambda m: base(m).model.norm.weight.requires_grad_(True),
+    }  # fmt: skip
+
+    @pytest.mark.parametrize("case", CASES)
+    def test_a_change_is_seen(self, folder, case, caplog):
+        model, batch = with_lora(load(folder)), ragged_batch()
+        before = float(model(**batch).loss)
+        assert not reasons(model)
+        with caplog.at_level(logging.INFO, logger="qlorapp"):
+            self.CASES[case](model)
+            after = model(**batch).loss
+            model(**batch)
+        assert len(reasons(model)) == 1 and caplog.text.count("transformers' forward computes this model") == 1
+        with transformers_alone(model):
+            torch.testing.assert_close(after, model(**batch).loss, rtol=0, atol=0)
+        assert case in ("trainable base",) or float(after) != before
+
+    def test_edited_values_are_the_engines(self, folder):
+        model, batch = with_lora(load(folder)), ragged_batch()
+        before = float(model(**batch).loss)
+        with torch.no_grad():
+            base(model).model.norm.weight.mul_(2)
+        assert float(model(**batch).loss) != before
+        assert_same_pass(model, batch)
+
+    def test_output_hidden_states_and_back(self, folder):
+        model, batch = with_lora(load(folder)), ragged_batch()
+        output = model(**batch, output_hidden_states=True)
+        assert len(output.hidden_states) == 4 and len(reasons(model)) == 1
+        assert_same_pass(model, batch)  # transformers' recording hooks stay, and stop nothing
+
+    def test_inputs_embeds_and_prompt_tuning(self, folder):
+        model, batch = load(folder), ragged_batch()
+        embeds = model.get_input_embeddings()(batch["input_ids"])
+        output = model(inputs_embeds=embeds, attention_mask=batch["attention_mask"], labels=batch["labels"])
+        torch.testing.assert_close(output.loss, model(**batch).loss, rtol=1e-5, atol=1e-5)
+        prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+        tuned = peft.get_peft_model(load(folder), prompt)
+        tuned(**batch).loss.backward()
+        assert tuned.prompt_encoder["default"].embedding.weight.grad.abs().sum() > 0
+
+    @pytest.mark.parametrize("lora", [{"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"lora_bias": True}], ids=str)
+    def test_other_adapters_train(self, folder, lora):
+        model, batch = with_lora(load(folder), **lora), ragged_batch()
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(parameters, lr=1e-2)
+        losses = []
+        for _ in range(4):
+            loss = model(**batch).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss))
+        assert losses[-1] < losses[0] - 0.05
+
+    def test_autocast_to_another_dtype(self, folder):
+        model, batch = with_lora(load(folder)), ragged_batch()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(**batch).loss
+        assert len(reasons(model)) == 1
+        torch.testing.assert_close(loss.float(), model(**batch).loss, rtol=3e-2, atol=3e-2)
+
+    def test_torch_compile(self, folder):
+        model, batch = load(folder), ragged_batch()
+        compiled = torch.compile(model, backend="eager")
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(**batch).loss, model(**batch).loss, rtol=1e-5, atol=1e-5)
+
+
+class TestAdapters:
+    def test_parameters_live_in_the_arena_and_optimizers_keep_them(self, folder):
+        model, batch = with_lora(load(folder)), ragged_batch()
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(parameters, lr=0.5)  # before the engine has seen the adapter
+        values = [p.detach().clone() for p in parameters]
+        first = model(**batch).loss
+        assert all(torch.equal(p, value) for p, value in zip(parameters, values, strict=True))
+        first.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert float(model(**batch).loss) < float(first)
+        core = base(model).forward.engine.core
+        held = {p.data_ptr() for p in core.parameters(core.active_adapter)}
+        assert {p.data_ptr() for p in parameters} == held and not reasons(model)
+
+    def test_disabled_adapters_are_the_base(self, folder):
+        plain, batch = load(folder)(**ragged_batch()).loss, ragged_batch()
+        model = with_lora(load(folder))
+        other = model(**batch).loss
+        with model.disable_adapter():
+            assert torch.equal(model(**batch).loss, plain)
+        assert torch.equal(model(**batch).loss, other) and not reasons(model)
+
+    def test_several_adapters_take_turns(self, folder):
+        model, batch = with_lora(load(folder)), ragged_batch()
+        first = model(**batch).loss
+        model.add_adapter("other", peft.LoraConfig(r=2, target_modules=["q_proj"]))
+        model.set_adapter("other")
+        assert_same_pass_value(model, batch)
+        model.set_adapter("default")
+        assert torch.equal(model(**batch).loss, first) and not reasons(model)
+        model.base_model.set_adapter(["default", "other"])
+        model(**batch)
+        assert reasons(model) == {"several adapters are active"}
+        model.delete_adapter("other")
+        model.set_adapter("default")
+        assert torch.equal(model(**batch).loss, first)
+
+    def test_loaded_values_are_computed(self, folder, tmp_path):
+        model, batch = with_lora(load(folder)), ragged_batch()
+        loss = model(**batch).loss
+        model.save_pretrained(tmp_path)
+        again = peft.PeftModel.from_pretrained(load(folder), tmp_path, is_trainable=True)
+        torch.testing.assert_close(again(**batch).loss, loss, rtol=0, atol=0)
+        assert not reasons(again)
+
+    @pytest.mark.parametrize("four_bit", [True, False])
+    def test_merge_and_take_back(self, folder, four_bit):
+        model, batch = load(folder, four_bit), ragged_batch()
+        model.requires_grad_(False)
+        model = get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
+        loss = model(**batch).loss.detach()
+        before = {n: t.clone() for n, t in model.state_dict().items()}
+        model.merge_adapter(safe_merge=True)
+        merged = model(**batch).loss.detach()
+        assert abs(float(merged) - float(loss)) < (0.5 if four_bit else 1e-4)
+        model.unmerge_adapter()
+        if four_bit:
+            for name, tensor in model.state_dict().items():
+                assert torch.equal(tensor, before[name]), name
+        torch.testing.assert_close(model(**batch).loss, loss, rtol=1e-5, atol=1e-5)
+        plain = model.merge_and_unload()
+        assert type(plain) is transformers.LlamaForCausalLM
+        torch.testing.assert_close(plain(**batch).loss, merged, rtol=1e-5, atol=1e-5)
+
+
+def assert_same_pass_value(model, batch):
+    with torch.no_grad():
+        mine = model(**batch).loss
+        with transformers_alone(model):
+            torch.testing.assert_close(mine, model(**batch).loss, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Counts the cached passes that C++ computes."""
+    counts = {"cached": 0}
+    plain = EngineCache.forward
+
+    def counted(self, *args):
+        counts["cached"] += 1
+        return plain(self, *args)
+
+    monkeypatch.setattr(EngineCache, "forward", counted)
+    return counts
+
+
+class TestGenerate:
+    def prompts(self):
+        batch = ragged_batch()
+        ids, mask = batch["input_ids"][:2, :9].clone(), torch.ones(2, 9, dtype=torch.long)
+        mask[1, :3], ids[1, :3] = 0, 0
+        return {"input_ids": ids, "attention_mask": mask}
+
+    OPTIONS = {
+        "greedy": {},
+        "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 20},
+        "beams": {"num_beams": 3},
+        "returned": {"do_sample": True, "num_return_sequences": 2},
+        "processor": {"no_repeat_ngram_size": 2, "repetition_penalty": 1.3},
+        "scores": {"output_scores": True, "output_logits": True, "return_dict_in_generate": True},
+    }  # fmt: skip
+
+    @pytest.mark.parametrize("case", OPTIONS)
+    def test_the_engine_generates_what_transformers_does(self, folder, case, passes):
+        model = with_lora(load(folder)).eval()
+        results = []
+        for alone in (False, True):
+            torch.manual_seed(7)
+            options = dict(**self.prompts(), max_new_tokens=12, pad_token_id=0, eos_token_id=None, **self.OPTIONS[case])
+            if alone:
+                with transformers_alone(model):
+                    results.append(model.generate(**options))
+            else:
+                results.append(model.generate(**options))
+        assert passes["cached"] == 12
+        mine, theirs = (getattr(r, "sequences", r) for r in results)
+        assert torch.equal(mine, theirs)
+        if case == "scores":
+            for a, b in zip(results[0].scores, results[1].scores, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+    def test_assisted(self, folder):
+        model = with_lora(load(folder)).eval()
+        ids = self.prompts()["input_ids"][:1]
+        plain = model.generate(ids, max_new_tokens=10, eos_token_id=None, pad_token_id=0)
+        assert torch.equal(model.generate(ids, max_new_tokens=10, eos_token_id=None, pad_token_id=0, prompt_lookup_num_tokens=3), plain)
+
+    def test_a_streamer_and_criteria(self, folder):
+        model, ids = load(folder), self.prompts()["input_ids"][:1]
+
+        class Heard:
+            tokens: list = []
+
+            def put(self, value):
+                self.tokens += value.flatten().tolist()
+
+            def end(self):
+                self.tokens.append("end")
+
+        heard = Heard()
+        out = model.generate(ids, max_new_tokens=5, eos_token_id=None, pad_token_id=0, streamer=heard)
+        assert heard.tokens == [*out[0].tolist(), "end"]
+
+    def test_a_loop_by_hand_over_the_cache(self, folder, passes):
+        model, ids = load(folder), self.prompts()["input_ids"][:1]
+        expected = model.generate(ids, max_new_tokens=6, eos_token_id=None, pad_token_id=0)
+        tokens, past, new = ids, None, ids
+        with torch.no_grad():
+            for _ in range(6):
+                output = model(new, past_key_values=past, use_cache=True)
+                past, new = output.past_key_values, output.logits[:, -1:].argmax(-1)
+                tokens = torch.cat([tokens, new], 1)
+        assert torch.equal(tokens, expected) and passes["cached"] == 12
+
+    def test_a_change_in_the_middle_goes_on_by_transformers(self, folder):
+        model, prompts = load(folder), self.prompts()
+        whole = model.generate(**prompts, max_new_tokens=4, eos_token_id=None, pad_token_id=0)
+        with torch.no_grad():
+            output = model(**prompts, use_cache=True)
+            model.model.layers[0].register_forward_hook(lambda *a: None)
+            new = output.logits[:, -1:].argmax(-1)
+            mask = torch.cat([prompts["attention_mask"], torch.ones(2, 1, dtype=torch.long)], 1)
+            positions = (mask.cumsum(-1) - 1)[:, -1:]
+            after = model(new, attention_mask=mask, position_ids=positions, past_key_values=output.past_key_values)
+        assert torch.equal(after.logits[:, -1].argmax(-1), whole[:, 10])
+
+    def test_threads(self, folder):
+        """Two texts at once do not mix: each has its own cache."""
+        model, ids = load(folder), self.prompts()["input_ids"][:1]
+        alone = [model.generate(ids + k, max_new_tokens=6, eos_token_id=None, pad_token_id=0) for k in range(2)]
+        found = [None, None]
+
+        def run(k):
+            found[k] = model.generate(ids + k, max_new_tokens=6, eos_token_id=None, pad_token_id=0)
+
+        threads = [threading.Thread(target=run, args=(k,)) for k in range(2)]
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+        assert all(torch.equal(a, b) for a, b in zip(alone, found, strict=True))
