@@ -124,7 +124,8 @@ def _pass(engine: Engine, model: Any, given: dict[str, Any]) -> CausalLMOutput:
         raise ValueError("labels stand on padding, or on a first token behind padding or another row, and transformers counts them")
     if batch.row_count > ids.shape[0] and _uses_cache(model, given):
         raise ValueError("position_ids begin again, and transformers keeps packed rows apart with use_cache=False alone")
-    engine.keep(_kept_by(model))
+    if torch.is_grad_enabled():
+        engine.keep(_kept_by(model))
     drops = model.training and core.lora_dropout > 0
     hidden = core.hidden_states(batch, model.training, seed_from_torch() if drops else 0)
     loss = None
@@ -204,6 +205,12 @@ def _left_padding(mask: torch.Tensor | None, rows: int, columns: int) -> list[in
     if mask.shape != (rows, columns) or any(not bool(row[pad:].all()) for row, pad in zip(present, padding, strict=True)):
         raise ValueError("the cache's first tokens have padding that is not on the left")
     return [int(pad) for pad in padding]
+
+
+def engine_of(model: Any) -> Engine | None:
+    """The engine of a model of transformers, whatever stands at its forward; None where it has none."""
+    preparation = vars(model).get("_prepare_cache_for_generation")
+    return preparation._engine if isinstance(preparation, _CachePreparation) else None
 
 
 def attach(model: Any, core: Any) -> Engine:
