@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Options of a command: Hugging Face names, dashes or underscores, `--config file.json` below what stands on the line.
 ///
-/// `--help` shows the options of the command itself and the fields that a group names; `--help-all` shows every name that is
+/// `--help` shows what a group names, or the command's own options where there are no groups; `--help-all` shows every name that is
 /// understood. Types and defaults come from the values.
 #pragma once
 
@@ -91,7 +91,7 @@ Json value_of(const std::string& text, const std::optional<Value>*) {
 struct CommandOption {
   std::string name, doc, type, default_text;
   bool is_switch = false, required = false;
-  bool is_field = false;  ///< Of a field table: help shows it where a group names it.
+  bool is_field = false;  ///< Of a field table.
   FieldStatus status = FieldStatus::kUsed;
   std::string reason = {};  ///< Why it is refused or has no effect.
   std::function<void(const format::Json&)> set;

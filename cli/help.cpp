@@ -91,7 +91,7 @@ void CommandLine::print_help(bool all) {
     }
     return options;
   };
-  print(groups_.empty() ? "Options" : "Other options", rest([](const CommandOption& option) { return !option.is_field; }));
+  if (groups_.empty()) print("Options", rest([](const CommandOption& option) { return !option.is_field; }));
   if (all) {
     const auto with = [](FieldStatus status) { return [status](const CommandOption& option) { return option.status == status; }; };
     print("Less used", rest(with(FieldStatus::kUsed)));

@@ -66,15 +66,13 @@ void warn_about_reports(const TrainingArguments& args) {
 }
 
 void add_help_groups(CommandLine& line) {
-  line.group("Model", {"model", "device", "dtype", "quant_type", "double_quant", "block_size", "load_in_4bit"});
+  line.group("Model", {"model", "device", "dtype", "quant_type", "double_quant", "load_in_4bit"});
   line.group("Data", {"data", "eval_data", "data_format", "dataset_text_field", "prompt_column", "completion_column",
-                      "messages_column", "chat_template", "max_length", "packing", "packing_strategy", "completion_only_loss",
-                      "assistant_only_loss", "train_sampling_strategy"});
+                      "messages_column", "chat_template", "max_length", "packing", "completion_only_loss", "assistant_only_loss"});
   line.group("Output", {"output", "overwrite_output_dir", "resume_from_checkpoint", "init_adapter", "dry_run"});
   group_training_fields(line);
-  line.group("Logging, evaluation, checkpoints",
-             {"logging_steps", "eval_strategy", "eval_steps", "per_device_eval_batch_size", "save_strategy", "save_steps",
-              "save_total_limit", "load_best_model_at_end", "metric_for_best_model"});
+  line.group("Logging, evaluation, checkpoints", {"logging_steps", "eval_strategy", "eval_steps", "per_device_eval_batch_size",
+                                                  "save_strategy", "save_steps", "save_total_limit", "load_best_model_at_end"});
 }
 
 struct Run {

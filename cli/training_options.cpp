@@ -21,7 +21,7 @@ void group_training_fields(CommandLine& line) {
                                     "auto_find_batch_size", "seed"});
   line.group("Optimizer and schedule",
              {"learning_rate", "lr_scheduler_type", "warmup_steps", "warmup_ratio", "optim", "weight_decay", "max_grad_norm"});
-  line.group("Precision and speed", {"bf16", "fp16", "fp8", "cuda_graphs"});
+  line.group("Precision and speed", {"bf16", "fp16", "fp8"});
   line.group("Memory", {"gradient_checkpointing", "checkpoint_keep", "memory_budget"});
 }
 

@@ -240,7 +240,8 @@ LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_sc
     auto [normed, rstd] = ops::rms_norm(x, norm_, config_.rms_norm_eps);
     at::Tensor dnormed;
     if (trained_head().defined()) {
-      HeadPass pass = trained_head_pass(normed, head(), batch.targets, grad_scale, arena().gradient(adapters().lm_head));
+      HeadPass pass =
+          trained_head_pass(normed, head(), batch.targets, grad_scale, arena().gradient(adapters().lm_head), batch.target_count);
       loss = std::move(pass.loss);
       dnormed = std::move(pass.grad_hidden);
     } else {

@@ -9,6 +9,7 @@
 
 #include "products.hpp"
 #include "qlorapp/nn/lora_projection.hpp"
+#include "qlorapp/ops/memory_tape.hpp"
 #include "qlorapp/ops/no_autocast.hpp"
 
 namespace qlorapp {
@@ -38,16 +39,24 @@ struct TrainedHead : torch::autograd::Function<TrainedHead> {
   }
 };
 
+bool is_planned_for_cpu(const at::Tensor& tensor) {
+  return tensor.is_meta() && ops::planned_device() != nullptr && ops::planned_device()->type == at::kCPU;
+}
+
 }  // namespace
 
 HeadPass trained_head_pass(const at::Tensor& hidden_in, const at::Tensor& head, const at::Tensor& targets_in,
-                           const std::optional<at::Tensor>& grad_scale, const at::Tensor& head_gradient) {
+                           const std::optional<at::Tensor>& grad_scale, const at::Tensor& head_gradient, int64_t target_count) {
   const at::NoGradGuard no_grad;
   at::Tensor rows, hidden = hidden_in.detach().contiguous(), targets = targets_in;
   if (hidden.is_cpu()) {
     rows = targets.ge(0).nonzero().squeeze(1);
     hidden = hidden.index_select(0, rows);
     targets = targets.index_select(0, rows);
+  } else if (is_planned_for_cpu(hidden) && target_count >= 0) {  // the same memory; Meta has no such operators in C++
+    rows = at::empty({target_count}, targets.options());
+    hidden = at::empty({target_count, hidden.size(1)}, hidden.options());
+    targets = at::empty({target_count}, targets.options());
   }
   const at::ScalarType wide = hidden.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   at::Tensor grad_hidden = at::empty_like(hidden), total = at::zeros({}, hidden.options().dtype(at::kDouble));
