@@ -14,7 +14,7 @@ import trl
 from hf_runs import TINY, adapted, adapters, in_cpp, losses
 from qlorapp.hf.auto_model import AutoModelForCausalLM
 from qlorapp.hf.sft import SFTTrainer
-from qlorapp.hf.training_arguments import SFTConfig
+from qlorapp.hf.training_arguments import SFTConfig, TrainingArguments
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 TEMPLATE = (
@@ -153,6 +153,13 @@ class TestSFT:
         trainer.train()
         assert in_cpp(trainer) and trainer.processing_class.pad_token == tokenizer().pad_token
 
+    def test_training_arguments_become_a_config(self, folder, tmp_path):
+        args = TrainingArguments(output_dir=str(tmp_path), loss_chunk_rows=64, **COMMON)
+        trainer = SFTTrainer(ours(folder), args, train_dataset=datasets.Dataset.from_list(TEXT), processing_class=tokenizer())
+        assert isinstance(trainer.args, SFTConfig) and trainer.args.loss_chunk_rows == 64 and trainer.args.max_steps == 3
+        trainer.train()
+        assert in_cpp(trainer)
+
     def test_dft_is_trls(self, folder, tmp_path, caplog):
         config = SFTConfig(output_dir=str(tmp_path), loss_type="dft", **COMMON)
         trainer = SFTTrainer(ours(folder), config, train_dataset=datasets.Dataset.from_list(TEXT), processing_class=tokenizer())
@@ -209,23 +216,22 @@ def _by_hand(model, out):
 PAIRS = [{"prompt": r["prompt"], "chosen": r["completion"], "rejected": "No idea."} for r in COMPLETIONS]
 LIKED = [{"prompt": r["prompt"], "completion": r["completion"], "label": i % 2 == 0} for i, r in enumerate(COMPLETIONS)]
 SCRIPTS = {
-    "transformers.Trainer": (_transformers, 1e-5),
-    "accelerate": (_by_hand, 1e-5),
-    "trl.SFTTrainer": (_trainer(trl.SFTTrainer, trl.SFTConfig, COMPLETIONS), 1e-4),
-    "trl.DPOTrainer": (_trainer(trl.DPOTrainer, trl.DPOConfig, PAIRS), 1e-4),
-    "trl.KTOTrainer": (_trainer(trl.KTOTrainer, trl.KTOConfig, LIKED), 1e-4),
-    "ORPOTrainer": (_trainer(ORPOTrainer, ORPOConfig, PAIRS), 1e-5),
+    "transformers.Trainer": _transformers,
+    "accelerate": _by_hand,
+    "trl.SFTTrainer": _trainer(trl.SFTTrainer, trl.SFTConfig, COMPLETIONS),
+    "trl.DPOTrainer": _trainer(trl.DPOTrainer, trl.DPOConfig, PAIRS),
+    "trl.KTOTrainer": _trainer(trl.KTOTrainer, trl.KTOConfig, LIKED),
+    "ORPOTrainer": _trainer(ORPOTrainer, ORPOConfig, PAIRS),
 }
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_unmodified_trainers_beside_bitsandbytes(folder, tmp_path, name):
-    """TRL rounds the adapters of four-bit models to bfloat16, which multiplies what rounding leaves: 1e-4 there."""
     pytest.importorskip("bitsandbytes")
-    script, tolerance = SCRIPTS[name]
+    script = SCRIPTS[name]
     mine, other = script(ours(folder), str(tmp_path)), script(theirs(folder), str(tmp_path))
     assert len(mine) >= 3 and len(set(mine)) > 1
-    torch.testing.assert_close(torch.tensor(mine), torch.tensor(other), rtol=0, atol=tolerance)
+    torch.testing.assert_close(torch.tensor(mine), torch.tensor(other), rtol=0, atol=1e-5)
 
 
 def test_grpo(folder, tmp_path):

@@ -45,7 +45,10 @@ class CppLoop:
         loop_predicate.refuse_half_a_checkpoint(folder, reason)
         if reason != self._told:
             self._told = reason
-            _log.warning("[Trainer] transformers' loop runs this training: %s. Results are the same; steps are slower.", reason)
+            _log.warning(
+                "[Trainer] transformers' loop runs this training: %s. Results are the same; steps are slower.",
+                reason.rstrip("."),
+            )
         self._drop(self._shown)
         had = (self.optimizer, self.lr_scheduler)
         try:
@@ -64,8 +67,9 @@ class CppLoop:
 
     def _save_optimizer_and_scheduler(self: Any, output_dir: str) -> None:
         if self._run is None:
-            return super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
-        self._run.save(output_dir)
+            super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
+        else:
+            self._run.save(output_dir)
 
     def _note_tokens(self, tokens: int, to_log: bool) -> None:
         """Input tokens that the C++ loop has read so far. to_log: there were steps since the last log entry of the training."""
@@ -76,6 +80,7 @@ class CppRun:
 
     def __init__(self, trainer: Any, found: list[rows.Row], trial: Any, ignore_keys: list[str] | None) -> None:
         self.trainer, self.trial, self.ignore_keys = trainer, trial, ignore_keys
+        self.flos, self.started = 0.0, 0.0
         base = loop_predicate.levels_of(trainer.model)[-1]
         engine = engine_of(base)
         assert engine is not None

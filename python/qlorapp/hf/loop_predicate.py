@@ -5,7 +5,7 @@ import itertools
 import os
 from typing import Any
 
-import datasets
+import datasets  # type: ignore[import-untyped]  # it has none
 import torch
 
 from .. import _C

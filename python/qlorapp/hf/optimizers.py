@@ -52,6 +52,7 @@ class AdamW8bit(torch.optim.Optimizer):
         if not state:
             self._begin(parameter, state)
         state["step"] += 1
+        assert parameter.grad is not None
         values, gradient = parameter.view(-1), parameter.grad.contiguous().view(-1)
         numbers = (state["step"], group["lr"], *group["betas"], group["eps"], group["weight_decay"])
         moments = [state[name].view(-1) for name in ("state1", "state2")]

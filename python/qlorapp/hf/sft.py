@@ -2,11 +2,12 @@
 """SFTTrainer: TRL's own over the C++ loop."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import transformers
-import trl
+from trl.trainer import sft_config, sft_trainer
 
 from .auto_model import AutoModelForCausalLM
 from .cpp_loop import CppLoop
@@ -28,7 +29,7 @@ def _adapters_in_float32(model: Any) -> Iterator[None]:
             base.is_loaded_in_4bit = hidden
 
 
-class SFTTrainer(CppLoop, trl.SFTTrainer):
+class SFTTrainer(CppLoop, sft_trainer.SFTTrainer):  # type: ignore[misc]
     """TRL's SFTTrainer. Rows, templates, masks and packing are TRL's; train() runs in C++ as Trainer's does.
 
     A model that is given by name is loaded by this library. Adapters stay in float32.
@@ -42,8 +43,8 @@ class SFTTrainer(CppLoop, trl.SFTTrainer):
         self, model: Any, args: Any = None, *more: Any, peft_config: Any = None, tokenizer: Any = None, **options: Any
     ) -> None:
         """TRL's arguments. tokenizer: the older name of processing_class."""
-        if isinstance(args, transformers.TrainingArguments) and not isinstance(args, trl.SFTConfig):
-            args = SFTConfig(**{**args.to_dict(), "hub_token": args.hub_token})
+        if isinstance(args, transformers.TrainingArguments) and not isinstance(args, sft_config.SFTConfig):
+            args = SFTConfig(**{field.name: getattr(args, field.name) for field in dataclasses.fields(args) if field.init})
         if isinstance(model, str):
             load = dict(getattr(args, "model_init_kwargs", None) or {})
             load.setdefault("quantization_config", options.pop("quantization_config", None))
@@ -52,8 +53,9 @@ class SFTTrainer(CppLoop, trl.SFTTrainer):
             options.setdefault("processing_class", tokenizer)
         if peft_config is not None:
             over_linear4bit(peft_config)
+            options["peft_config"] = peft_config
         with _adapters_in_float32(model):
-            super().__init__(model, args, *more, peft_config=peft_config, **options)
+            super().__init__(model, args, *more, **options)
 
     def _note_tokens(self, tokens: int, to_log: bool) -> None:
         """TRL's log() reads them."""

@@ -10,7 +10,7 @@ from .cpp_loop import CppLoop
 from .optimizers import class_and_options
 
 
-class Trainer(CppLoop, transformers.Trainer):
+class Trainer(CppLoop, transformers.Trainer):  # type: ignore[misc]  # the mixin's methods take what theirs do
     """transformers' Trainer. train() runs in C++ while nothing is overridden or asked for that the C++ loop does not compute.
 
     Else transformers' loop runs, which is logged with the reason. Callbacks, logs, evaluation and checkpoints are transformers' both ways.
@@ -36,5 +36,5 @@ class Trainer(CppLoop, transformers.Trainer):
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             count = self._get_num_items_in_batch([inputs], self.args.device)
-            loss = self.compute_loss(model, inputs, num_items_in_batch=count)
+            loss: Any = self.compute_loss(model, inputs, num_items_in_batch=count)
         return loss.detach().mean(), None, None

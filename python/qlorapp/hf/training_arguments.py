@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import transformers
-import trl
+from trl.trainer import sft_config
 
 from .. import _C
 from ..field_table import _type, plain
@@ -92,4 +92,4 @@ def _with_own_options(name: str, base: type) -> type:
 
 
 TrainingArguments: Any = _with_own_options("TrainingArguments", transformers.TrainingArguments)
-SFTConfig: Any = _with_own_options("SFTConfig", trl.SFTConfig)
+SFTConfig: Any = _with_own_options("SFTConfig", sft_config.SFTConfig)
