@@ -67,7 +67,9 @@ def generate_lines(name: str, model, rounds: int, vocabulary: int) -> dict[int, 
         ids = torch.randint(5, vocabulary - 300, (batch, PROMPT), device="cuda")
         mask = torch.ones_like(ids)
         options = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0}
-        seconds = median_of(rounds, lambda ids=ids, mask=mask, options=options: model.generate(ids, attention_mask=mask, **options))
+        seconds = median_of(
+            rounds, lambda ids=ids, mask=mask, options=options: model.generate(ids, attention_mask=mask, **options)
+        )
         rates[batch] = batch * NEW_TOKENS / seconds
         print(f"generate, batch {batch}: {name}: {rates[batch]:.0f} tokens/s", flush=True)
     return rates
@@ -92,12 +94,16 @@ def main() -> None:
         print("no GPU here: nothing measured")
         return
     shape = SHAPES[options.model]
-    print(f"{torch.cuda.get_device_name()}, {options.model}, torch {torch.__version__}, transformers {transformers.__version__}")
+    print(
+        f"{torch.cuda.get_device_name()}, {options.model}, torch {torch.__version__}, transformers {transformers.__version__}"
+    )
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or pathlib.Path(scratch) / "model"
         if not folder.exists():
             write_checkpoint(folder, shape)
-        four_bit = qlorapp.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+        four_bit = qlorapp.BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+        )
         config = peft.LoraConfig(r=16, lora_alpha=32, target_modules=list(LINEARS), task_type="CAUSAL_LM")
 
         def load_core():
@@ -109,7 +115,9 @@ def main() -> None:
         core_seconds = median_of(2, load_core)
         gc.collect()
         seconds = median_of(2, lambda: peft.get_peft_model(load(), config))
-        print(f"loading: C++ {core_seconds:.2f} s, trainable in Python {seconds:.2f} s: {seconds / core_seconds:.2f}x", flush=True)
+        print(
+            f"loading: C++ {core_seconds:.2f} s, trainable in Python {seconds:.2f} s: {seconds / core_seconds:.2f}x", flush=True
+        )
         gc.collect()
 
         model = load()
@@ -144,7 +152,9 @@ def main() -> None:
             theirs_config = transformers.BitsAndBytesConfig(
                 load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
             )
-            peer = transformers.AutoModelForCausalLM.from_pretrained(folder, quantization_config=theirs_config, device_map={"": 0})
+            peer = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, quantization_config=theirs_config, device_map={"": 0}
+            )
             peers = generate_lines("transformers over bitsandbytes", peer, 1, shape.vocabulary)
             print("  ".join(f"engine/bitsandbytes, batch {b}: {mine[b] / peers[b]:.2f}" for b in mine), flush=True)
 

@@ -131,8 +131,8 @@ using Row = std::pair<std::vector<TokenId>, std::vector<TokenId>>;
 
 /// @param row_lengths  of rows that are packs; empty, or one list for each row, empty for one that is not.
 std::vector<Example> examples_from(std::vector<Row> rows, std::vector<std::vector<int64_t>> row_lengths = {}) {
-  QLORAPP_CHECK_VALUE(row_lengths.empty() || row_lengths.size() == rows.size(), "[trainer] row_lengths must have one list for each of ",
-                      rows.size(), " rows; got ", row_lengths.size(), '.');
+  QLORAPP_CHECK_VALUE(row_lengths.empty() || row_lengths.size() == rows.size(),
+                      "[trainer] row_lengths must have one list for each of ", rows.size(), " rows; got ", row_lengths.size(), '.');
   row_lengths.resize(rows.size());
   std::vector<Example> examples;
   for (auto& [input_ids, labels] : rows) {
@@ -305,7 +305,8 @@ void bind_trainer(py::module_& m) {
             const TrainState& run = self.trainer.state();
             return py::make_tuple(run.loss_since_log, run.steps_since_log, run.last_grad_norm, run.last_learning_rate);
           },
-          "(their sum, how many, the last gradient norm and learning rate). Complete inside of log_evaluate_save and after train().")
+          "(their sum, how many, the last gradient norm and learning rate). Complete inside of log_evaluate_save and after "
+          "train().")
       .def("forget_losses",
            [](OwningTrainer& self) {
              TrainState& run = self.trainer.state();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The bytes inside a gzip file (RFC 1951 and 1952), a piece at a time. Torch-free. Own code instead of zlib: docs/adr/0017.
+/// The bytes inside a gzip file (RFC 1951 and 1952), a piece at a time. Torch-free. Own code instead of zlib: docs/adr/0019-own-gzip-reader.md.
 #pragma once
 
 #include <cstddef>

@@ -89,7 +89,13 @@ def as_typed(default: str) -> str:
     value = json.loads(default)
     if value is None or value == {}:
         return ""
-    return ",".join(value) if isinstance(value, list) else value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    return (
+        ",".join(value)
+        if isinstance(value, list)
+        else value
+        if isinstance(value, str)
+        else json.dumps(value, separators=(",", ":"))
+    )
 
 
 def test_all_of_the_help_of_train_names_every_field_with_type_and_default():

@@ -46,7 +46,7 @@ def base(model):
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-class transformers_alone:  # noqa: N801  (reads as a statement)
+class transformers_alone:
     """Inside, transformers' forward computes."""
 
     def __init__(self, model):
@@ -207,25 +207,26 @@ class TestPasses:
         assert isinstance(again, tuple) and len(again) == 2
 
 
+CHANGES = {
+    "hook": lambda m: base(m).model.layers[1].mlp.register_forward_hook(lambda module, args, out: out * 1.5),
+    "hook under an adapter": lambda m: base(m).model.layers[0].self_attn.q_proj.register_forward_hook(lambda *a: a[2] * 2),
+    "module": lambda m: setattr(base(m).model, "norm", torch.nn.LayerNorm(64)),
+    "forward": lambda m: setattr(base(m).model.layers[0].mlp, "forward", lambda x: x * 0.5),
+    "memory": lambda m: setattr(base(m).model.norm.weight, "data", base(m).model.norm.weight.data * 2),
+    "trainable base": lambda m: base(m).model.norm.weight.requires_grad_(True),
+}  # fmt: skip
+
+
 class TestSwitch:
     """What the engine does not compute is computed by transformers, and the reason logged once."""
 
-    CASES = {
-        "hook": lambda m: base(m).model.layers[1].mlp.register_forward_hook(lambda module, args, out: out * 1.5),
-        "hook under an adapter": lambda m: base(m).model.layers[0].self_attn.q_proj.register_forward_hook(lambda *a: a[2] * 2),
-        "module": lambda m: setattr(base(m).model, "norm", torch.nn.LayerNorm(64)),
-        "forward": lambda m: setattr(base(m).model.layers[0].mlp, "forward", lambda x: x * 0.5),
-        "memory": lambda m: setattr(base(m).model.norm.weight, "data", base(m).model.norm.weight.data * 2),
-        "trainable base": lambda m: base(m).model.norm.weight.requires_grad_(True),
-    }  # fmt: skip
-
-    @pytest.mark.parametrize("case", CASES)
+    @pytest.mark.parametrize("case", CHANGES)
     def test_a_change_is_seen(self, folder, case, caplog):
         model, batch = with_lora(load(folder)), ragged_batch()
         before = float(model(**batch).loss)
         assert not reasons(model)
         with caplog.at_level(logging.INFO, logger="qlorapp"):
-            self.CASES[case](model)
+            CHANGES[case](model)
             after = model(**batch).loss
             model(**batch)
         assert len(reasons(model)) == 1 and caplog.text.count("transformers' forward computes this model") == 1
@@ -373,6 +374,16 @@ def passes(monkeypatch):
     return counts
 
 
+GENERATE = {
+    "greedy": {},
+    "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 20},
+    "beams": {"num_beams": 3},
+    "returned": {"do_sample": True, "num_return_sequences": 2},
+    "processor": {"no_repeat_ngram_size": 2, "repetition_penalty": 1.3},
+    "scores": {"output_scores": True, "output_logits": True, "return_dict_in_generate": True},
+}  # fmt: skip
+
+
 class TestGenerate:
     def prompts(self):
         batch = ragged_batch()
@@ -380,22 +391,13 @@ class TestGenerate:
         mask[1, :3], ids[1, :3] = 0, 0
         return {"input_ids": ids, "attention_mask": mask}
 
-    OPTIONS = {
-        "greedy": {},
-        "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 20},
-        "beams": {"num_beams": 3},
-        "returned": {"do_sample": True, "num_return_sequences": 2},
-        "processor": {"no_repeat_ngram_size": 2, "repetition_penalty": 1.3},
-        "scores": {"output_scores": True, "output_logits": True, "return_dict_in_generate": True},
-    }  # fmt: skip
-
-    @pytest.mark.parametrize("case", OPTIONS)
+    @pytest.mark.parametrize("case", GENERATE)
     def test_the_engine_generates_what_transformers_does(self, folder, case, passes):
         model = with_lora(load(folder)).eval()
         results = []
         for alone in (False, True):
             torch.manual_seed(7)
-            options = dict(**self.prompts(), max_new_tokens=12, pad_token_id=0, eos_token_id=None, **self.OPTIONS[case])
+            options = dict(**self.prompts(), max_new_tokens=12, pad_token_id=0, eos_token_id=None, **GENERATE[case])
             if alone:
                 with transformers_alone(model):
                     results.append(model.generate(**options))
@@ -412,13 +414,16 @@ class TestGenerate:
         model = with_lora(load(folder)).eval()
         ids = self.prompts()["input_ids"][:1]
         plain = model.generate(ids, max_new_tokens=10, eos_token_id=None, pad_token_id=0)
-        assert torch.equal(model.generate(ids, max_new_tokens=10, eos_token_id=None, pad_token_id=0, prompt_lookup_num_tokens=3), plain)
+        assert torch.equal(
+            model.generate(ids, max_new_tokens=10, eos_token_id=None, pad_token_id=0, prompt_lookup_num_tokens=3), plain
+        )
 
     def test_a_streamer_and_criteria(self, folder):
         model, ids = load(folder), self.prompts()["input_ids"][:1]
 
         class Heard:
-            tokens: list = []
+            def __init__(self):
+                self.tokens = []
 
             def put(self, value):
                 self.tokens += value.flatten().tolist()

@@ -29,9 +29,9 @@ namespace qlorapp::ops {
 /// The device that a recording stands for.
 struct PlannedDevice {
   at::DeviceType type = at::kCPU;
-  int64_t architecture = 0;     ///< 75 for a T4, 90 for an H200; 0 for a CPU.
-  int64_t threads = 1;          ///< Of a CPU: some of its kernels have a buffer a thread.
-  int64_t multiprocessors = 0;  ///< Of a GPU: gradients of the same bits in every run are added up by as many as there are.
+  int64_t architecture = 0;         ///< 75 for a T4, 90 for an H200; 0 for a CPU.
+  int64_t threads = 1;              ///< Of a CPU: some of its kernels have a buffer a thread.
+  int64_t multiprocessors = 0;      ///< Of a GPU: gradients of the same bits in every run are added up by as many as there are.
   bool expandable_segments = true;  ///< Of torch's allocator on a GPU (ops/device_memory.hpp).
 };
 

@@ -92,7 +92,9 @@ class AutoModelForCausalLM:
         @raises ValueError, FormatError, FileNotFoundError naming the folder or option.
         """
         hub: dict[str, Any] = {"token": token, "local_files_only": local_files_only, "cache_dir": cache_dir}
-        folder = _model_or_adapter(os.fspath(pretrained_model_name_or_path), revision=revision, subfolder=subfolder or None, **hub)
+        folder = _model_or_adapter(
+            os.fspath(pretrained_model_name_or_path), revision=revision, subfolder=subfolder or None, **hub
+        )
         if _is_adapter(folder):
             known = {"quantization_config": quantization_config, "dtype": dtype, "torch_dtype": torch_dtype, "device_map": device_map,
                      "load_in_4bit": load_in_4bit, "config": config, "attn_implementation": attn_implementation}  # fmt: skip
@@ -152,7 +154,11 @@ def _quantization(given: Any, load_in_4bit: bool) -> BitsAndBytesConfig:
         return given
     values = given if isinstance(given, dict) else getattr(given, "to_dict", dict)()
     if not values:
-        raise TypeError(f"[from_pretrained] quantization_config must be a BitsAndBytesConfig or a dict; got {type(given).__name__}.")
+        raise TypeError(
+            f"[from_pretrained] quantization_config must be a BitsAndBytesConfig or a dict; got {type(given).__name__}."
+        )
     if values.get("load_in_8bit"):
-        raise ValueError("[from_pretrained] load_in_8bit is not supported: layers are stored in four bits. Use load_in_4bit=True.")
+        raise ValueError(
+            "[from_pretrained] load_in_8bit is not supported: layers are stored in four bits. Use load_in_4bit=True."
+        )
     return BitsAndBytesConfig.from_dict(values)

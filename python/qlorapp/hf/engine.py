@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-from .. import _C
-
 _log = logging.getLogger("qlorapp")
 
 #: Where the linear layers are in a block, in the order of transformers' module tree.
@@ -99,7 +97,9 @@ class Engine:
         """Logs the first switch to transformers' forward for a reason."""
         if reason not in self._told:
             self._told.add(reason)
-            _log.info("[forward] transformers' forward computes this model: %s. Results are the same; steps are slower.", reason)
+            _log.info(
+                "[forward] transformers' forward computes this model: %s. Results are the same; steps are slower.", reason
+            )
 
     # --- adapters
 

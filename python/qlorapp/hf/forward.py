@@ -82,7 +82,11 @@ def _beyond(engine: Engine, model: Any, given: dict[str, Any]) -> str:
     if mask is not None and (not isinstance(mask, torch.Tensor) or mask.dim() != 2):
         return "attention_mask is not (B, T)"
     past = given.get("past_key_values")
-    if past is not None and not isinstance(past, EngineCache) and (not hasattr(past, "get_seq_length") or past.get_seq_length() > 0):
+    if (
+        past is not None
+        and not isinstance(past, EngineCache)
+        and (not hasattr(past, "get_seq_length") or past.get_seq_length() > 0)
+    ):
         return "past_key_values are transformers' own"
     if given.get("use_cache") and torch.is_grad_enabled():
         return "a cache was asked for with gradients"
@@ -121,7 +125,9 @@ def _pass(engine: Engine, model: Any, given: dict[str, Any]) -> CausalLMOutput:
         mask = mask != 0
     batch = core.unpad(ids, mask, labels, given.get("position_ids"))
     if batch.ignored_padding_labels or batch.ignored_first_labels:
-        raise ValueError("labels stand on padding, or on a first token behind padding or another row, and transformers counts them")
+        raise ValueError(
+            "labels stand on padding, or on a first token behind padding or another row, and transformers counts them"
+        )
     if batch.row_count > ids.shape[0] and _uses_cache(model, given):
         raise ValueError("position_ids begin again, and transformers keeps packed rows apart with use_cache=False alone")
     if torch.is_grad_enabled():
@@ -234,11 +240,18 @@ class _CachePreparation:
     def __reduce__(self) -> Any:
         return _CachePreparation, (self._model(), None)
 
-    def __call__(self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, batch_size: int, length: int) -> Any:
+    def __call__(
+        self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, batch_size: int, length: int
+    ) -> Any:
         model: Any = self._model()
         engine = self._engine
         plain = generation_config.cache_implementation is None and generation_config.use_cache is not False
-        if engine is not None and plain and model_kwargs.get("past_key_values") is None and _engine_serves(engine, model, model_kwargs):
+        if (
+            engine is not None
+            and plain
+            and model_kwargs.get("past_key_values") is None
+            and _engine_serves(engine, model, model_kwargs)
+        ):
             rows = max(generation_config.num_beams, generation_config.num_return_sequences) * batch_size
             model_kwargs["past_key_values"] = EngineCache(engine.core, rows, length + 1)
             return None

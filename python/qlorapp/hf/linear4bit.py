@@ -48,7 +48,7 @@ class Linear4bit(torch.nn.Linear, nn.Linear4bit):
         return _C.Quantizer().dequantize(self.quant_state)
 
     @property
-    def W_q(self) -> torch.Tensor:  # noqa: N802  (PEFT's name)
+    def W_q(self) -> torch.Tensor:
         """PEFT's sign of a layer that dequantizes its own weight."""
         return self.weight
 

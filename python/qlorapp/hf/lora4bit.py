@@ -20,7 +20,9 @@ class Lora4bitLinear(Linear):
             if name not in self.lora_A:
                 continue
             if self.lora_bias[name]:
-                raise ValueError("[merge] an adapter with lora_bias cannot be merged into a layer without bias. Unload it instead.")
+                raise ValueError(
+                    "[merge] an adapter with lora_bias cannot be merged into a layer without bias. Unload it instead."
+                )
             whole = base.dequantize().float()
             if name in self.lora_variant:
                 whole = self.lora_variant[name].merge_safe(self, name, whole)
@@ -32,7 +34,10 @@ class Lora4bitLinear(Linear):
                 self._before = base.quant_state
             kept = base.quant_state
             quantizer = _C.Quantizer(
-                quant_type=kept.quant_type, block_size=kept.block_size, double_quant=kept.double_quant, nested_block_size=kept.nested_block_size
+                quant_type=kept.quant_type,
+                block_size=kept.block_size,
+                double_quant=kept.double_quant,
+                nested_block_size=kept.nested_block_size,
             )
             base.weight = base.take(quantizer.quantize(whole.to(kept.dtype)))
             self.merged_adapters.append(name)

@@ -103,8 +103,6 @@ def _changed_below(place: Place, module: Any) -> str:
     return f"{place.path} has hooks" if _has_hooks(base) else ""
 
 
-
-
 def _layer(path: str, module: Any, name: str) -> AdapterLayer | str:
     """The adapter's part over one projection, or why C++ does not compute it."""
     a, b, dropout = module.lora_A[name], module.lora_B[name], module.lora_dropout[name]
