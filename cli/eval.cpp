@@ -23,6 +23,7 @@ int eval(const Arguments& arguments) {
   CommandLine line("eval", "--model DIR --data FILE [--adapter DIR]",
                    "Loss over held-out rows, and how many answers are right token by token.");
   model_options.add_loading_to(line);
+  model_options.add_template_to(line);
   line.option("data", data, "rows: FILE[,FILE …], as train reads them", true);
   row_options.add_to(line);
   line.option("adapter", adapter, "PEFT adapter folder; without it the base model is evaluated");
@@ -32,7 +33,7 @@ int eval(const Arguments& arguments) {
   line.option("assistant_only_loss", rows.assistant_only_loss, "messages: score the assistant's turns only");
   line.group("Model", {"model", "adapter", "device", "dtype", "quant_type", "double_quant", "block_size", "load_in_4bit"});
   line.group("Data", {"data", "data_format", "dataset_text_field", "prompt_column", "completion_column", "messages_column",
-                      "max_length", "completion_only_loss", "assistant_only_loss", "per_device_eval_batch_size"});
+                      "chat_template", "max_length", "completion_only_loss", "assistant_only_loss", "per_device_eval_batch_size"});
   line.parse(arguments);
   row_options.apply_to(rows);
   model_options.validate();
@@ -44,8 +45,8 @@ int eval(const Arguments& arguments) {
   const ComputeDtype computed = model_options.choose_dtype(config);
   log_info(
       concat("model: ", model_options.model, ", ", model_options.storage_text(line, config), "; computes in ", computed.reason));
-  std::optional<TextTools> tools;
-  const Dataset dataset = read_rows(data, rows, model_options.model, tools);
+  FolderText tools = model_options.text_tools();
+  const Dataset dataset = read_rows(data, rows, tools);
   CausalLM model = model_options.load(computed.dtype);
   if (!adapter.empty()) load_adapter(model, adapter);
   ProgressBar bar("evaluating");

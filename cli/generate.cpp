@@ -21,6 +21,7 @@ int generate(const Arguments& arguments) {
   CommandLine line("generate", "--model DIR --prompt TEXT [--adapter DIR]",
                    "Continues a prompt, greedily unless told to sample. With a chat template the prompt is a user's turn.");
   model_options.add_loading_to(line);
+  model_options.add_template_to(line);
   line.option("prompt", prompt, "text", true);
   line.option("adapter", adapter, "PEFT adapter folder");
   line.option("system", system, "system message, where the model has a chat template");
@@ -36,7 +37,7 @@ int generate(const Arguments& arguments) {
               "above 1: tokens that are there already become less probable");
   line.option("seed", seed, "of the draws");
   line.group("Model", {"model", "adapter", "device", "dtype", "quant_type", "double_quant", "block_size", "load_in_4bit"});
-  line.group("Text", {"prompt", "system", "raw", "max_new_tokens", "min_new_tokens"});
+  line.group("Text", {"prompt", "system", "chat_template", "raw", "max_new_tokens", "min_new_tokens"});
   line.group("Choice of tokens", {"do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"});
   line.parse(arguments);
   model_options.validate();
@@ -47,28 +48,26 @@ int generate(const Arguments& arguments) {
   const format::ModelConfig config = model_options.config();
   const ComputeDtype computed = model_options.choose_dtype(config);
   if (computed.is_substitute) log_warning(concat("computes in ", computed.reason));  // stdout is the answer's
-  const TextTools tools = TextTools::open(model_options.model);
-  std::vector<TokenId> ids;
-  if (tools.chat && !raw) {
-    std::vector<Message> messages;
-    if (!system.empty()) messages.push_back({"system", system});
-    messages.push_back({"user", prompt});
-    ids = tools.tokenizer->encode(tools.chat->render(messages, {.add_generation_prompt = true, .date_string = std::nullopt}).text,
-                                  false);
-  } else {
-    QLORAPP_CHECK_VALUE(system.empty(), "[generate] --system needs a model with a chat template.");
-    ids = tools.tokenizer->encode(prompt, true);
-  }
+  FolderText tools = model_options.text_tools();
+  tools.require_tokenizer("--prompt");
+  const bool chat = !raw && tools.has_template();
+  QLORAPP_CHECK_VALUE(chat || system.empty(), "[generate] --system needs a model with a chat template.");
+  std::vector<Message> messages;
+  if (!system.empty()) messages.push_back({"system", system});
+  messages.push_back({"user", prompt});
+  const std::vector<TokenId> ids =
+      chat ? tools.encode(tools.render(messages, {.add_generation_prompt = true, .turns = false}).text, false).ids
+           : tools.encode(prompt, true).ids;
   CausalLM model = model_options.load(computed.dtype);
   if (!adapter.empty()) load_adapter(model, adapter);
   options.eos_token_ids = model.config().eos_token_ids;
-  for (const TokenId id : tools.tokenizer->eos_ids()) options.eos_token_ids.push_back(id);
-  if (tools.chat && !raw) {
-    if (const auto end = tools.tokenizer->token_to_id(tools.chat->end_of_turn())) options.eos_token_ids.push_back(*end);
+  for (const TokenId id : tools.eos_ids()) options.eos_token_ids.push_back(id);
+  if (const auto end = chat ? tools.end_of_turn() : std::nullopt) {
+    if (const auto id = tools.token_to_id(*end)) options.eos_token_ids.push_back(*id);
   }
   const std::vector<int64_t> generated = qlorapp::generate(model, std::vector<int64_t>(ids.begin(), ids.end()), options);
   const std::vector<TokenId> answer(generated.begin(), generated.end());
-  std::printf("%s\n", tools.tokenizer->decode(answer, /*skip_special_tokens=*/true).c_str());
+  std::printf("%s\n", tools.decode(answer, /*skip_special_tokens=*/true).c_str());
   return 0;
 }
 

@@ -8,7 +8,6 @@
 #include "progress.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
-#include "qlorapp/format/folder.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/device.hpp"
 
@@ -61,6 +60,11 @@ format::ModelConfig ModelOptions::config() const {
   return format::load_model_config(model);
 }
 
+void ModelOptions::add_template_to(CommandLine& line) {
+  line.option("chat_template", chat_template,
+              concat("of conversations, in place of the model's own: a .jinja file, or one of ", ChatTemplate::names()));
+}
+
 Quantizer::Options ModelOptions::quantization() const {
   QLORAPP_CHECK_VALUE(quant_type == "nf4" || quant_type == "fp4", "[quant_type] must be nf4 or fp4; got '", quant_type, "'.");
   Quantizer::Options options;
@@ -104,12 +108,6 @@ CausalLM ModelOptions::load(at::ScalarType compute_dtype, bool embedding_on_host
   return load_model(model, options);
 }
 
-TextTools TextTools::open(const std::string& folder) {
-  QLORAPP_CHECK_FORMAT(format::exists(format::path_in(folder, "tokenizer.json")), "[tokenizer] ", folder,
-                       " has no tokenizer.json. Copy it from the model's page, or give rows of input_ids and labels.");
-  return {Tokenizer::from_folder(folder), ChatTemplate::from_folder(folder)};
-}
-
 void RowOptions::add_to(CommandLine& line) {
   line.option("data_format", data_format, "auto (by the file's name), json, csv, tsv, text (a line is a row) or paragraphs");
   line.option("dataset_text_field", dataset_text_field, "column of texts");
@@ -127,15 +125,12 @@ void RowOptions::apply_to(DatasetOptions& rows) const {
   rows.messages_field = messages_column;
 }
 
-Dataset read_rows(const std::string& path, const DatasetOptions& options, const std::string& model_folder,
-                  std::optional<TextTools>& tools) {
-  if (!tools && format::exists(format::path_in(model_folder, "tokenizer.json"))) tools = TextTools::open(model_folder);
+Dataset read_rows(const std::string& path, const DatasetOptions& options, FolderText& tools) {
   std::vector<std::string> files = {path};
   if (path.find(',') != std::string::npos && !format::exists(path)) files = detail::split_at_commas(path);
   Dataset all;
   for (const std::string& file : files) {
-    Dataset data = Dataset::read(file, options, tools && tools->tokenizer ? &*tools->tokenizer : nullptr,
-                                 tools && tools->chat ? &*tools->chat : nullptr);
+    Dataset data = Dataset::read(file, options, tools);
     log_info(concat(file, ": ", data.summary.line()));
     for (const std::string& warning : data.summary.warnings()) log_warning(warning);
     if (all.examples.empty()) all = std::move(data);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What several commands share: which model, in which dtype, with which tokenizer, over which rows.
+/// What several commands share: which model, in which dtype, with which template, over which rows.
 #pragma once
 
 #include <optional>
@@ -8,9 +8,8 @@
 #include <vector>
 
 #include "command_line.hpp"
-#include "qlorapp/data/chat_template.hpp"
+#include "folder_text.hpp"
 #include "qlorapp/data/dataset.hpp"
-#include "qlorapp/data/tokenizer.hpp"
 #include "qlorapp/format/bits_and_bytes_config.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/compute_dtype.hpp"
@@ -19,7 +18,7 @@
 namespace qlorapp::cli {
 
 struct ModelOptions {
-  std::string model;
+  std::string model, chat_template;
   std::string quant_type = "nf4";
   std::string device = "auto";
   std::string dtype = "auto";
@@ -38,6 +37,9 @@ struct ModelOptions {
 
   /// @throws ValueError with the way to download it, for a name on the hub; FormatError and IoError as format::load_model_config.
   [[nodiscard]] format::ModelConfig config() const;
+  /// --chat_template, for commands that read conversations.
+  void add_template_to(CommandLine& line);
+  [[nodiscard]] FolderText text_tools() const { return {model, chat_template}; }
   [[nodiscard]] Quantizer::Options quantization() const;
   /// --dtype. Nothing for auto.
   [[nodiscard]] std::optional<at::ScalarType> requested_dtype() const;
@@ -50,14 +52,6 @@ struct ModelOptions {
   [[nodiscard]] CausalLM load(at::ScalarType compute_dtype, bool embedding_on_host = false) const;
 };
 
-/// Tokenizer and chat template of a model folder, opened when rows need them.
-struct TextTools {
-  std::optional<Tokenizer> tokenizer;
-  std::optional<ChatTemplate> chat;
-  /// @throws FormatError naming the folder and what it lacks.
-  static TextTools open(const std::string& folder);
-};
-
 /// How files of rows are read and which of their columns are what: of each command with --data.
 struct RowOptions {
   std::string data_format = "auto";
@@ -68,10 +62,9 @@ struct RowOptions {
   void apply_to(DatasetOptions& rows) const;
 };
 
-/// Reads rows, logs their summary and warnings. Rows of input_ids need no tokenizer.
+/// Reads rows, logs their summary and warnings. Rows of input_ids need neither tokenizer nor template.
 /// @param path  one file, or several separated by commas, which may differ in format. The summary returned is the first one's.
-[[nodiscard]] Dataset read_rows(const std::string& path, const DatasetOptions& options, const std::string& model_folder,
-                                std::optional<TextTools>& tools);
+[[nodiscard]] Dataset read_rows(const std::string& path, const DatasetOptions& options, FolderText& tools);
 
 /// @param files  what the command reads of it; empty: all. @throws ValueError for "org/name" that is no folder, with the way to download it.
 void refuse_hub_name(const std::string& model, std::string_view files = "");

@@ -68,7 +68,7 @@ void warn_about_reports(const TrainingArguments& args) {
 void add_help_groups(CommandLine& line) {
   line.group("Model", {"model", "device", "dtype", "quant_type", "double_quant", "load_in_4bit"});
   line.group("Data", {"data", "eval_data", "data_format", "dataset_text_field", "prompt_column", "completion_column",
-                      "messages_column", "max_length", "packing", "completion_only_loss", "assistant_only_loss"});
+                      "messages_column", "chat_template", "max_length", "packing", "completion_only_loss", "assistant_only_loss"});
   line.group("Output", {"output", "overwrite_output_dir", "resume_from_checkpoint", "init_adapter", "dry_run"});
   group_training_fields(line);
   line.group("Logging, evaluation, checkpoints", {"logging_steps", "eval_strategy", "eval_steps", "per_device_eval_batch_size",
@@ -89,6 +89,7 @@ Run parse(const Arguments& arguments) {
   CommandLine line("train", "--model DIR --data FILE --output DIR",
                    "Fine-tunes low-rank adapters on a 4-bit base and writes a PEFT adapter folder.");
   options.model.add_loading_to(line);
+  options.model.add_template_to(line);
   line.option("data", options.data, "rows to train on: FILE[,FILE …], .jsonl, .json, .csv, .tsv or .txt, also .gz (docs/sft.md)",
               true);
   line.option("output", options.output, "folder for the adapter, checkpoints and trainer_state.json", true);
@@ -220,15 +221,14 @@ int train(const Arguments& arguments) {
   check_output(options, resume_from.has_value());
   say_what_runs(run);
 
-  std::optional<TextTools> tools;
+  FolderText tools = options.model.text_tools();
   const auto read = [&](const std::string& path, bool packed) {
-    return read_rows(path, dataset_options(options, config.vocab_size, packed), options.model.model, tools);
+    return read_rows(path, dataset_options(options, config.vocab_size, packed), tools);
   };
   const Dataset train_data = read(options.data, options.args.packing);
   Dataset eval_data;
   if (!options.eval_data.empty()) eval_data = read(options.eval_data, options.args.eval_packing.value_or(options.args.packing));
-  if (tools && tools->tokenizer)
-    log_info(concat("first row, «trained»: ", render_sample(train_data.examples.front(), *tools->tokenizer)));
+  if (tools.has_tokenizer()) log_info(concat("first row, «trained»: ", render_sample(train_data.examples.front(), tools)));
 
   if (options.dry_run) return print_plan(options, config, train_data, eval_data) ? 0 : kDoesNotFit;
   // Under a budget the table goes to the host first: the smallest way to load. What is chosen then may bring it back.

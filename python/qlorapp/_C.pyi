@@ -32,11 +32,20 @@ class Accumulator:
     def tokens(self) -> int:
         """Targets in the window, over all processes."""
     def weigh(self, loss_sum: torch.Tensor) -> torch.Tensor:
-        """loss_sum / tokens on the same graph and device. loss_sum: (), floating, a micro-batch's loss summed over its targets. Does not synchronize."""
+        """Returns loss_sum / tokens, on the same graph and device.
+
+        loss_sum: (), floating: a micro-batch's loss, summed over its targets. Does not synchronize.
+                """
     def add(self, loss_sum: torch.Tensor) -> None:
-        """Adds a micro-batch's summed loss, (), to mean_loss(), in float64 on its device, detached. Does not synchronize."""
+        """Adds a micro-batch's summed loss to mean_loss(), in float64 on its device.
+
+        loss_sum: (), detached here. Does not synchronize.
+                """
     def mean_loss(self) -> torch.Tensor:
-        """() float64: the added losses / tokens, 0 without targets. Of this process: sum it over all. Does not synchronize."""
+        """Returns the added losses / tokens: () float64, 0 without targets.
+
+        This process's share: sum it over all processes. Does not synchronize.
+                """
 
 class CausalLM:
     """include/qlorapp/nn/causal_lm.hpp"""
@@ -241,9 +250,16 @@ class Quantizer:
         """
     def __init__(self, quant_type: str='nf4', block_size: typing.SupportsInt=64, double_quant: bool=True, nested_block_size: typing.SupportsInt=256, compat: str='none') -> None: ...
     def quantize(self, weight: torch.Tensor) -> QuantizedTensor:
-        """weight: any shape and strides; float32, float16 or bfloat16; not changed. Returns its codes and scales on its device. Raises ValueError that names the first element that is not finite (compat="none"). Synchronizes for that check."""
+        """Returns the codes and scales of a weight, on its device.
+
+        weight: any shape and strides; float32, float16 or bfloat16; not changed.
+        Raises ValueError that names the first element that is not finite (compat="none"); synchronizes for that check.
+                """
     def dequantize(self, q: QuantizedTensor, dtype: torch.dtype | None=None) -> torch.Tensor:
-        """A dense tensor of q.shape on q's device. dtype: float32, float16, bfloat16 or float64; None: that of the weight. Looks at q alone, not at this Quantizer's options. Does not synchronize."""
+        """Returns a dense tensor of q.shape on q's device. Looks at q alone, not at this Quantizer's options.
+
+        dtype: float32, float16, bfloat16 or float64; None: the dtype of the weight. Does not synchronize.
+                """
 
 class SamplingOptions:
     """include/qlorapp/nn/sampling.hpp"""
@@ -252,7 +268,8 @@ class SamplingOptions:
 class Trainer:
     """include/qlorapp/train/trainer.hpp"""
     @typing.overload
-    def __init__(self, model: CausalLM, arguments_json: str, train_rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], eval_rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], base_model: str, hooks: dict[typing.Any, typing.Any]) -> None: ...
+    def __init__(self, model: CausalLM, arguments_json: str, train_rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], eval_rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], base_model: str, hooks: dict[typing.Any, typing.Any], row_lengths: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]]=[]) -> None:
+        """row_lengths: of training rows that are packs; include/qlorapp/data/dataset.hpp."""
     @typing.overload
     def __init__(self, parameters: collections.abc.Sequence[tuple[str, torch.Tensor]], arguments_json: str, parameter_count: typing.SupportsInt, fingerprint: typing.SupportsInt, computes_in_half: bool, hooks: dict[typing.Any, typing.Any]) -> None:
         """Around a model that Python computes: include/qlorapp/train/foreign_model.hpp."""
@@ -270,6 +287,11 @@ class Trainer:
     def log_history(self) -> list[typing.Any]: ...
     def save_model(self, folder: str) -> None: ...
     def write_trainer_state(self, folder: str) -> None: ...
+    def save_state(self, folder: str) -> None:
+        """What train(resume_from) needs beside the adapter."""
+    def losses_since_log(self) -> tuple[typing.Any, ...]:
+        """(their sum, how many, the last gradient norm and learning rate). Complete inside of log_evaluate_save and after train()."""
+    def forget_losses(self) -> None: ...
     def save_checkpoint(self) -> None: ...
     @property
     def scaler(self) -> GradScaler: ...

@@ -17,6 +17,9 @@ def program() -> pathlib.Path:
 
 def main() -> None:
     path = program()
+    # What C++ cannot read (a tokenizer, a chat template) it asks this interpreter's transformers for.
+    os.environ.setdefault("QLORAPP_PYTHON", sys.executable)
+    os.environ.setdefault("QLORAPP_HF_TEXT", str(pathlib.Path(os.path.abspath(__file__)).with_name("hf_text.py")))
     os.execv(path, [str(path), *sys.argv[1:]])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from . import _C
-from .hf.linear4bit import Linear4bit as HfLinear4bit
+from .hf.linear4bit import Linear4bit
 from .quantization import as_dtype
 
 
@@ -39,7 +39,7 @@ def is_plain_linear(module: torch.nn.Module) -> bool:
 
 def elements_in_four_bits(model: torch.nn.Module) -> dict[int, int]:
     """{id of the parameter: elements of the weight}, for four-bit weights, whose parameters hold packed bytes."""
-    return {id(m.weight): m.in_features * m.out_features for m in model.modules() if isinstance(m, HfLinear4bit)}
+    return {id(m.weight): m.in_features * m.out_features for m in model.modules() if isinstance(m, Linear4bit)}
 
 
 def count_parameters(model: torch.nn.Module, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:

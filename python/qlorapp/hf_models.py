@@ -17,7 +17,7 @@ import torch
 
 from . import _C
 from .hf_layer import (
-    HfLinear4bit,
+    Linear4bit,
     count_by_elements,
     count_parameters,
     elements_in_four_bits,
@@ -104,7 +104,7 @@ def _register() -> type:
         ) -> dict[str, Any]:
             tensors = {name: value[0] if isinstance(value, list) else value for name, value in input_dict.items()}
             module, leaf = get_module_from_name(model, full_layer_name)
-            if not isinstance(module, HfLinear4bit):
+            if not isinstance(module, Linear4bit):
                 return {name: value.to(getattr(module, leaf).dtype) for name, value in tensors.items()}
             layer: Any = module  # torch's types know no attributes of this kind
             layer._is_hf_initialized = True
@@ -141,14 +141,14 @@ def _register() -> type:
                     continue
                 parent, leaf = get_module_from_name(model, name)
                 if isinstance(module, Conv1D):
-                    layer = HfLinear4bit(module.nx, module.nf, True, of_conv1d=True)
+                    layer = Linear4bit(module.nx, module.nf, True, of_conv1d=True)
                 else:
-                    layer = HfLinear4bit(module.in_features, module.out_features, module.bias is not None)
+                    layer = Linear4bit(module.in_features, module.out_features, module.bias is not None)
                 setattr(parent, leaf, layer)
 
         def param_needs_quantization(self, model: torch.nn.Module, param_name: str, **kwargs: Any) -> bool:
             module, name = get_module_from_name(model, param_name)
-            return isinstance(module, HfLinear4bit) and name == "weight"
+            return isinstance(module, Linear4bit) and name == "weight"
 
         def get_quantize_ops(self) -> Quantize:
             return Quantize(self)
@@ -161,7 +161,7 @@ def _register() -> type:
             known = getattr(model, "_weight_conversions", None) or []
             kept = [entry for entry in known if not any(isinstance(op, Read) for op in getattr(entry, "operations", ()))]
             model._weight_conversions = kept or None
-            model.is_loaded_in_4bit = any(isinstance(module, HfLinear4bit) for module in model.modules())
+            model.is_loaded_in_4bit = any(isinstance(module, Linear4bit) for module in model.modules())
             if model.is_loaded_in_4bit:
                 count_by_elements(model)
             return model
@@ -328,7 +328,7 @@ def _adapted(model: Any) -> Any:
     """
     kind: Any = type(model)
     model.__class__ = _with_our_configs(kind)
-    if not any(isinstance(module, HfLinear4bit) for module in model.modules()):
+    if not any(isinstance(module, Linear4bit) for module in model.modules()):
         return model
     here = weakref.ref(model)  # a cycle would keep a deleted model in memory
 
@@ -393,7 +393,7 @@ def _their_config(where: str, model: Any, config: Any) -> Any:
     """A config as PEFT's own LoraConfig, once the model can have such adapters."""
     peft = _peft(where, model)
     check_targets(config.target_modules, model)
-    if any(isinstance(module, HfLinear4bit) for module in model.modules()):
+    if any(isinstance(module, Linear4bit) for module in model.modules()):
         _refuse_what_reads_weights(model, config)
     values = config.to_dict()
     if values.get("runtime_config") is not None:

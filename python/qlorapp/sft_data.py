@@ -14,11 +14,11 @@ import dataclasses
 import itertools
 import json
 import logging
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from .batches import column_of, each_row, kept_tokens, with_masked_end
+from .hf_text import GENERATION, assistant_range, special_tokens
 from .sft_config import SFTConfig
 
 _log = logging.getLogger("qlorapp")
@@ -27,7 +27,6 @@ IGNORED = -100
 Row = dict[str, list[int]]
 
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 def as_rows(dataset: Any, name: str) -> list[Mapping[str, Any]]:
@@ -276,7 +275,7 @@ class RowEncoder:
 
     def _assistant_masked(self, messages: list[dict[str, Any]], options: dict[str, Any], where: str) -> dict[str, list[int]]:
         template = self.tokenizer.chat_template
-        if isinstance(template, str) and _GENERATION.search(template):
+        if isinstance(template, str) and GENERATION.search(template):
             rendered = self._render_tokens(messages, options, return_assistant_tokens_mask=True)
             out = {"input_ids": list(rendered["input_ids"]), "assistant_masks": list(rendered["assistant_masks"])}
         else:
@@ -294,35 +293,26 @@ class RowEncoder:
         """Where in the rendered text the model has to produce: from where generation would begin to behind the end-of-turn token.
 
         For templates without {% generation %}: the text up to a turn, with the header of the answer behind it, must be how the
-        whole text begins. A template for which that is not so would be masked wrongly, and is refused.
+        whole text begins. A template for which that is not so would be masked wrongly, and is refused. Tool calls are produced too.
         """
+
+        def render(some: list[dict[str, Any]], **more: Any) -> str:
+            return self._render(some, options, **more)
+
         ranges = []
         for i, message in enumerate(messages):
             if message.get("role") != "assistant":
                 continue
-            head = self._render(messages[:i], options, add_generation_prompt=True) if i else None
-            content: Any = message.get("content")
-            at = -1
-            if head is not None and isinstance(content, str) and text.startswith(head):
-                at = text.find(content.strip(), len(head))
-            if head is None or at < 0:
+            found = assistant_range(render, messages, i, text, special_tokens(self.tokenizer))
+            if found is None:
                 raise ValueError(
                     f"{where}assistant_only_loss cannot tell turn {i} in what this chat template renders. "
                     "Put {% generation %} … {% endgeneration %} around the assistant's turn in the template."
                 )
-            end = at + len(content.strip())
-            rest = text[end:].lstrip()  # some templates keep the white space at the end of a content
-            special = max((token for token in self._specials() if rest.startswith(token)), key=len, default=None)
-            if special is None:
+            if not found[1]:
                 self._warn_once("the assistant's turn ends in no special token here: the model may not learn to stop.")
-            else:
-                end = len(text) - len(rest) + len(special)
-            ranges.append((len(head), end))
+            ranges.append(found[0])
         return ranges
-
-    def _specials(self) -> list[str]:
-        added = getattr(self.tokenizer, "added_tokens_decoder", {})
-        return [*self.tokenizer.all_special_tokens, *(token.content for token in added.values() if token.special)]
 
     # --- labels
 

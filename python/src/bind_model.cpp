@@ -113,6 +113,7 @@ LoraConfig lora_config_from(const std::string& json) {
 
 void bind_model(py::module_& m) {
   py::class_<UnpaddedBatch>(m, "UnpaddedBatch", "A padded batch without its padding; include/qlorapp/data/collate.hpp.")
+      .def_property_readonly("row_count", [](const UnpaddedBatch& self) { return self.batch.row_count(); })
       .def_property_readonly("target_count", [](const UnpaddedBatch& self) { return self.batch.target_count; })
       .def_property(
           "first_token", [](const UnpaddedBatch& self) { return self.batch.first_token; },

@@ -96,6 +96,12 @@ TrainerCallbacks callbacks_from(const py::dict& given) {
       return to_record(hooks("evaluate").cast<py::dict>());
     };
   }
+  if (hooks.has("log_evaluate_save")) {
+    callbacks.log_evaluate_save = [=](TrainerControl& control) {
+      const py::gil_scoped_acquire gil;
+      hooks("log_evaluate_save", by_reference(control));
+    };
+  }
   if (hooks.has("step")) {
     callbacks.step = [=](const Window& window) {
       const py::gil_scoped_acquire gil;
@@ -123,10 +129,15 @@ TrainerCallbacks callbacks_from(const py::dict& given) {
 
 using Row = std::pair<std::vector<TokenId>, std::vector<TokenId>>;
 
-std::vector<Example> examples_from(std::vector<Row> rows) {
+/// @param row_lengths  of rows that are packs; empty, or one list for each row, empty for one that is not.
+std::vector<Example> examples_from(std::vector<Row> rows, std::vector<std::vector<int64_t>> row_lengths = {}) {
+  QLORAPP_CHECK_VALUE(row_lengths.empty() || row_lengths.size() == rows.size(), "[trainer] row_lengths must have one list for each of ",
+                      rows.size(), " rows; got ", row_lengths.size(), '.');
+  row_lengths.resize(rows.size());
   std::vector<Example> examples;
   for (auto& [input_ids, labels] : rows) {
-    examples.push_back({std::move(input_ids), std::move(labels), static_cast<int64_t>(examples.size()) + 1});
+    const size_t row = examples.size();
+    examples.push_back({std::move(input_ids), std::move(labels), static_cast<int64_t>(row) + 1, std::move(row_lengths[row])});
   }
   return examples;
 }
@@ -140,14 +151,14 @@ struct OwningTrainer {
 
 std::unique_ptr<OwningTrainer> make_trainer(const std::shared_ptr<CausalLM>& model, const std::string& arguments_json,
                                             std::vector<Row> train_rows, std::vector<Row> eval_rows, const std::string& base_model,
-                                            const py::dict& hooks) {
+                                            const py::dict& hooks, std::vector<std::vector<int64_t>> row_lengths) {
   TrainingArguments arguments;
   format::from_json(format::parse_json(arguments_json, "TrainingArguments"), arguments, "TrainingArguments");
   TrainerCallbacks callbacks = callbacks_from(hooks);
   const py::gil_scoped_release no_gil;
   return std::unique_ptr<OwningTrainer>(
       new OwningTrainer{model, nullptr,
-                        Trainer(*model, std::move(arguments), examples_from(std::move(train_rows)),
+                        Trainer(*model, std::move(arguments), examples_from(std::move(train_rows), std::move(row_lengths)),
                                 examples_from(std::move(eval_rows)), base_model, std::move(callbacks))});
 }
 
@@ -258,7 +269,8 @@ void bind_trainer(py::module_& m) {
 
   py::class_<OwningTrainer>(m, "Trainer", "include/qlorapp/train/trainer.hpp")
       .def(py::init(&make_trainer), py::arg("model"), py::arg("arguments_json"), py::arg("train_rows"), py::arg("eval_rows"),
-           py::arg("base_model"), py::arg("hooks"))
+           py::arg("base_model"), py::arg("hooks"), py::arg("row_lengths") = std::vector<std::vector<int64_t>>(),
+           "row_lengths: of training rows that are packs; include/qlorapp/data/dataset.hpp.")
       .def(py::init(&make_foreign_trainer), py::arg("parameters"), py::arg("arguments_json"), py::arg("parameter_count"),
            py::arg("fingerprint"), py::arg("computes_in_half"), py::arg("hooks"),
            "Around a model that Python computes: include/qlorapp/train/foreign_model.hpp.")
@@ -284,6 +296,22 @@ void bind_trainer(py::module_& m) {
           "write_trainer_state",
           [](const OwningTrainer& self, const std::string& folder) { self.trainer.write_trainer_state(folder); }, py::arg("folder"),
           NoGil())
+      .def(
+          "save_state", [](OwningTrainer& self, const std::string& folder) { self.trainer.save_state(folder); }, py::arg("folder"),
+          NoGil(), "What train(resume_from) needs beside the adapter.")
+      .def(
+          "losses_since_log",
+          [](const OwningTrainer& self) {
+            const TrainState& run = self.trainer.state();
+            return py::make_tuple(run.loss_since_log, run.steps_since_log, run.last_grad_norm, run.last_learning_rate);
+          },
+          "(their sum, how many, the last gradient norm and learning rate). Complete inside of log_evaluate_save and after train().")
+      .def("forget_losses",
+           [](OwningTrainer& self) {
+             TrainState& run = self.trainer.state();
+             run.loss_since_log = 0;
+             run.steps_since_log = 0;
+           })
       .def(
           "save_checkpoint", [](OwningTrainer& self) { self.trainer.save_checkpoint(); }, NoGil())
 

@@ -35,7 +35,7 @@ bool is_empty(const Row& row, const char* key) {
 
 /// One call, or a list of calls, as [{"type": "function", "function": {"name", "arguments"}}].
 Row tool_calls_of(const std::string& text, const std::string& where) {
-  Row calls = parse_row(text, concat(where, " function_call"));
+  Row calls = parse_row(text, concat(where, ", 'function_call'"));
   if (calls.is_object()) calls = Row::array({std::move(calls)});
   QLORAPP_CHECK_FORMAT(calls.is_array() && !calls.empty(), "[", where,
                        "] the value of a function_call must be JSON of a call or a list of "
@@ -104,10 +104,10 @@ void take_tools(Row& row, bool sharegpt, Row& into, const std::string& where) {
   for (const char* key : {"tools", "functions"}) {
     if (is_empty(row, key)) continue;
     Row tools = std::move(row[key]);
-    if (tools.is_string()) tools = parse_row(tools.get_ref<const std::string&>(), concat(where, " ", key));
-    if (tools.is_object()) tools = Row::array({std::move(tools)});
-    QLORAPP_CHECK_FORMAT(tools.is_array(), "[", where, "] '", key, "' must be a list, or JSON of one; got ", kind_of(tools),
-                         ". Correct or remove the row.");
+    if (tools.is_string()) tools = parse_row(tools.get_ref<const std::string&>(), concat(where, ", '", key, "'"));
+    if (tools.is_null()) continue;
+    QLORAPP_CHECK_FORMAT(tools.is_array(), "[", where, "] '", key, "' must be a list of tools; got ", kind_of(tools),
+                         ". Write a list, or remove the key.");
     for (Row& tool : tools) {
       if (!sharegpt || !tool.is_object() || !tool.contains("name") || tool.contains("function")) continue;
       Row wrapped = Row::object();

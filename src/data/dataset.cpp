@@ -7,6 +7,7 @@
 
 #include "json_reading.hpp"
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/data/text_tools.hpp"
 #include "row_encoder.hpp"
 #include "row_reader.hpp"
 #include "row_shape.hpp"
@@ -44,17 +45,17 @@ int64_t count_targets(const Example& example) {
 }
 
 /// Whether the row ends with a token that is trained and ends a generation; white space may follow it, as in ChatML.
-bool ends_in_trained_eos(const Example& example, const Tokenizer& tokenizer) {
-  const auto& ends = tokenizer.eos_ids();
+bool ends_in_trained_eos(const Example& example, TextTools& tools) {
+  const auto& ends = tools.eos_ids();
   for (std::size_t i = example.input_ids.size(); i-- > 0;) {
     const TokenId id = example.input_ids[i];
     if (std::find(ends.begin(), ends.end(), id) != ends.end()) return i > 0 && example.labels[i] != Example::kIgnored;
-    if (!unicode::strip(tokenizer.decode(std::vector{id})).empty()) return false;
+    if (!unicode::strip(tools.decode(std::vector{id}, false)).empty()) return false;
   }
   return false;
 }
 
-void count(const Example& example, const Tokenizer* tokenizer, DatasetSummary& summary) {
+void count(const Example& example, TextTools& tools, DatasetSummary& summary) {
   const auto length = static_cast<int64_t>(example.input_ids.size());
   summary.tokens += length;
   summary.target_tokens += count_targets(example);
@@ -62,7 +63,7 @@ void count(const Example& example, const Tokenizer* tokenizer, DatasetSummary& s
     summary.longest = length;
     summary.longest_line = example.line;
   }
-  if (summary.eos_known && ends_in_trained_eos(example, *tokenizer)) ++summary.ends_in_eos;
+  if (summary.eos_known && ends_in_trained_eos(example, tools)) ++summary.ends_in_eos;
 }
 
 }  // namespace
@@ -95,21 +96,26 @@ FileFormat parse_file_format(std::string_view name) {
 
 Dataset Dataset::read(const std::string& path, const DatasetOptions& options, const Tokenizer* tokenizer,
                       const ChatTemplate* chat) {
+  GivenTextTools tools(tokenizer, chat);
+  return read(path, options, tools);
+}
+
+Dataset Dataset::read(const std::string& path, const DatasetOptions& options, TextTools& tools) {
   Dataset out;
   DatasetSummary& summary = out.summary;
   std::optional<RowShape> shape;
   std::optional<RowEncoder> encoder;
   const std::string& file = path;
-  summary.eos_known = tokenizer != nullptr && !tokenizer->eos_ids().empty();
 
   const RowFile read = for_each_row(path, options.file_format, options.text_field, [&](Row raw, int64_t line) {
     const std::string where = concat(file, ":", line);
     if (!shape) {
       shape = RowShape::detect(
-          raw, options, [&] { return chat != nullptr; }, where);
+          raw, options, [&] { return tools.has_template(); }, where);
       summary.format = shape->format();
       summary.ignored_keys = unused_keys(raw, *shape);
-      encoder.emplace(summary.format, options, tokenizer, chat, file);
+      encoder.emplace(summary.format, options, tools, file);
+      summary.eos_known = tools.has_tokenizer() && !tools.eos_ids().empty();
     }
     QLORAPP_CHECK_FORMAT(raw.is_object(), "[", where, "] a row must be a JSON object; got ", kind_of(raw),
                          ". Write one object a row.");
@@ -128,7 +134,7 @@ Dataset Dataset::read(const std::string& path, const DatasetOptions& options, co
       ++summary.dropped;
       return;
     }
-    count(example, tokenizer, summary);
+    count(example, tools, summary);
     out.examples.push_back(std::move(example));
   });
 
@@ -140,7 +146,8 @@ Dataset Dataset::read(const std::string& path, const DatasetOptions& options, co
   summary.detected = described(shape->description(), read.format);
   summary.straddling = encoder->straddling();
   if (summary.format == RowFormat::kMessages || summary.format == RowFormat::kPromptMessages) {
-    summary.end_of_turn_is_one_token = tokenizer->token_to_id(chat->end_of_turn()).has_value();
+    const auto end = tools.end_of_turn();
+    summary.end_of_turn_is_one_token = !end || tools.token_to_id(*end).has_value();
   }
   return out;
 }
@@ -181,12 +188,17 @@ std::vector<std::string> DatasetSummary::warnings() const {
 }
 
 std::string render_sample(const Example& example, const Tokenizer& tokenizer) {
+  GivenTextTools tools(&tokenizer, nullptr);
+  return render_sample(example, tools);
+}
+
+std::string render_sample(const Example& example, TextTools& tools) {
   std::string out, before;  // the text of all tokens so far: a decoder may treat the start of a text in a way of its own
   const auto trained = [&](std::size_t i) { return i > 0 && example.labels[i] != Example::kIgnored; };
   for (std::size_t begin = 0; begin < example.input_ids.size();) {
     std::size_t end = begin;
     while (end < example.input_ids.size() && trained(end) == trained(begin)) ++end;
-    std::string whole = tokenizer.decode(std::span(example.input_ids).first(end));
+    std::string whole = tools.decode(std::span(example.input_ids).first(end), false);
     auto same = std::mismatch(before.begin(), before.end(), whole.begin(), whole.end()).second;
     while (same != whole.begin() && same != whole.end() && (static_cast<uint8_t>(*same) & 0xC0) == 0x80) --same;
     const std::string text(same, whole.end());

@@ -31,11 +31,28 @@ std::size_t shared_beginning(std::string_view a, std::string_view b) {
   return static_cast<std::size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
 }
 
+bool is_there(const json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && !found->is_null() && !found->empty();
+}
+
+/// Keys that are null are no keys. A message with tool calls needs no content.
+Message message_of(const json& entry, const std::string& where) {
+  Message out{require_text(entry, "role", where), {}};
+  json rest = json::object();
+  for (const auto& [key, value] : entry.items()) {
+    if (key != "role" && key != "content" && !value.is_null()) rest[key] = value;
+  }
+  const bool says_nothing = !entry.contains("content") || entry["content"].is_null();
+  if (!says_nothing || !is_there(rest, "tool_calls")) out.content = require_text(entry, "content", where);
+  if (!rest.empty()) out.rest = rest.dump();
+  return out;
+}
+
 }  // namespace
 
-RowEncoder::RowEncoder(RowFormat format, const DatasetOptions& options, const Tokenizer* tokenizer, const ChatTemplate* chat,
-                       const std::string& file)
-    : format_(format), options_(options), tokenizer_(tokenizer), chat_(chat) {
+RowEncoder::RowEncoder(RowFormat format, const DatasetOptions& options, TextTools& tools, const std::string& file)
+    : format_(format), options_(options), tools_(tools) {
   const bool prompt_messages = format == RowFormat::kPromptMessages, messages = format == RowFormat::kMessages || prompt_messages;
   const bool completion = format == RowFormat::kPromptCompletion || prompt_messages;
   QLORAPP_CHECK_VALUE(options.max_length >= 0, "[max_length] must be 0 (no limit) or more; got ", options.max_length, ". Set it.");
@@ -44,11 +61,8 @@ RowEncoder::RowEncoder(RowFormat format, const DatasetOptions& options, const To
   QLORAPP_CHECK_VALUE(!options.completion_only_loss.value_or(false) || messages || completion,
                       "[completion_only_loss] needs rows with 'prompt' and 'completion' or 'messages'; ", file, " has ",
                       to_string(format), ". Leave it unset.");
-  QLORAPP_CHECK_VALUE(tokenizer != nullptr || format == RowFormat::kInputIds, "[", file,
-                      "] rows of text need a tokenizer; the model ",
-                      "folder has none. Copy tokenizer.json there, or write rows with 'input_ids'.");
-  QLORAPP_CHECK_VALUE(chat != nullptr || !messages, "[", file, "] rows of messages need a chat template; the model has none. ",
-                      "Choose llama3, llama3.1 or chatml by name, or write rows with 'prompt' and 'completion'.");
+  if (format != RowFormat::kInputIds) tools.require_tokenizer(file);
+  if (messages) tools.require_template(file);
   completion_only_ = options.completion_only_loss.value_or(completion);
   assistant_only_ = options.assistant_only_loss || (format == RowFormat::kMessages && completion_only_);
 }
@@ -70,9 +84,7 @@ Example RowEncoder::encode(const json& row, const std::string& where) {
       out = encode_text(row, where);
       break;
   }
-  const int64_t limit = options_.model_vocab_size > 0 ? options_.model_vocab_size
-                        : tokenizer_ != nullptr       ? tokenizer_->id_limit()
-                                                      : 0;
+  const int64_t limit = options_.model_vocab_size > 0 ? options_.model_vocab_size : tools_.has_tokenizer() ? tools_.id_limit() : 0;
   for (const auto* ids : {&out.input_ids, &out.labels}) {
     for (const TokenId id : *ids) {
       QLORAPP_CHECK_FORMAT(limit == 0 || id < limit, "[", where, "] token ids must be below the size of the vocabulary, ", limit,
@@ -102,22 +114,22 @@ Example RowEncoder::encode_ids(const json& row, const std::string& where) const 
   return out;
 }
 
-Encoding RowEncoder::tokens_of(std::string_view text, bool add_special_tokens, const std::string& where) const {
+Encoding RowEncoder::tokens_of(std::string_view text, bool add_special_tokens, const std::string& where) {
   try {
-    return tokenizer_->encode_with_ranges(text, add_special_tokens);
+    return tools_.encode(text, add_special_tokens);
   } catch (const ValueError& error) {
     throw FormatError(concat("[", where, "] the row must be text for the tokenizer: ", error.what()));
   }
 }
 
-void RowEncoder::append_eos(Example& out) const {
-  const auto eos = tokenizer_->eos_id();
+void RowEncoder::append_eos(Example& out) {
+  const auto eos = tools_.eos_id();
   if (!options_.append_eos || !eos || (!out.input_ids.empty() && out.input_ids.back() == *eos)) return;
   out.input_ids.push_back(*eos);
   out.labels.push_back(*eos);
 }
 
-Example RowEncoder::encode_text(const json& row, const std::string& where) const {
+Example RowEncoder::encode_text(const json& row, const std::string& where) {
   Example out;
   out.input_ids = tokens_of(require_text(row, options_.text_field, where), true, where).ids;
   out.labels = out.input_ids;
@@ -130,10 +142,10 @@ Example RowEncoder::encode_completion(const json& row, const std::string& where)
   const std::string text = prompt + require_text(row, "completion", where);
   const Encoding encoding = tokens_of(text, true, where);
   Example out;
-  if (completion_only_) label(encoding, {{prompt.size(), text.size()}}, out);
+  if (completion_only_) label(encoding, {{prompt.size(), text.size()}}, out, where);
   else out = {encoding.ids, encoding.ids};
   // What the post-processor puts behind the text has an empty range there; it belongs to the completion.
-  for (std::size_t i = out.labels.size(); i > 0 && encoding.ranges[i - 1] == TextRange{text.size(), text.size()}; --i) {
+  for (std::size_t i = encoding.ranges.size(); i > 0 && encoding.ranges[i - 1] == TextRange{text.size(), text.size()}; --i) {
     out.labels[i - 1] = out.input_ids[i - 1];
   }
   append_eos(out);
@@ -145,29 +157,24 @@ Example RowEncoder::encode_messages(const json& row, const std::string& where) {
   json list = require(row, has_prompt ? "prompt" : "messages", where);
   const std::size_t prompt_size = list.size();
   if (has_prompt) list.insert(list.end(), row["completion"].begin(), row["completion"].end());
+  QLORAPP_CHECK_FORMAT(!is_there(row, "functions"), "[", where, "] tools are read from 'tools'; the row has 'functions'. Write ",
+                       "\"tools\": [{\"type\": \"function\", \"function\": …}].");
+  const ChatOptions options{.date_string = options_.date_string,
+                            .tools = row.contains("tools") ? row["tools"].dump() : std::string(),
+                            .turns = assistant_only_};
   std::vector<Message> messages;
-  for (const char* key : {"tools", "functions"}) {
-    QLORAPP_CHECK_FORMAT(!row.contains(key) || row[key].is_null() || row[key].empty(), "[", where,
-                         "] tools are rendered from Python only; ", "the row has '", key,
-                         "'. Remove it, or use qlorapp from Python.");
-  }
-  for (const json& entry : list) {
-    messages.push_back({require_text(entry, "role", where), require_text(entry, "content", where)});
-    for (const char* key : {"tool_calls", "function_call"}) {
-      QLORAPP_CHECK_FORMAT(!entry.contains(key) || entry[key].is_null() || entry[key].empty(), "[", where,
-                           "] tool calls are rendered from ", "Python only; a message has '", key,
-                           "'. Remove it, or use qlorapp from Python.");
-    }
-  }
+  for (const json& entry : list) messages.push_back(message_of(entry, where));
   RenderedChat chat;
   std::size_t prompt_end = 0;
   try {
-    chat = chat_->render(messages, {false, options_.date_string});
+    chat = tools_.render(messages, options);
     if (has_prompt && completion_only_) {  // TRL's rule: the prompt ends where generation would begin
-      const std::span<const Message> prompt(messages.data(), prompt_size);
-      prompt_end = shared_beginning(chat.text, chat_->render(prompt, {true, options_.date_string}).text);
+      ChatOptions begun = options;
+      begun.add_generation_prompt = true;
+      begun.turns = false;
+      prompt_end = shared_beginning(chat.text, tools_.render(std::span(messages).first(prompt_size), begun).text);
     }
-  } catch (const ValueError& error) {
+  } catch (const std::invalid_argument& error) {
     throw FormatError(concat("[", where, "] the conversation must fit the template: ", error.what()));
   }
   const Encoding encoding = tokens_of(chat.text, false, where);
@@ -175,15 +182,19 @@ Example RowEncoder::encode_messages(const json& row, const std::string& where) {
   std::vector<TextRange> trained;
   if (!assistant_only_) trained.push_back({prompt_end, chat.text.size()});
   for (const Turn& turn : chat.turns) {
-    const bool speaks = turn.role == "assistant" && turn.content.begin >= prompt_end;
-    if (assistant_only_ && speaks) trained.push_back({turn.content.begin, turn.end});
+    const bool speaks = turn.role == "assistant" && turn.begin >= prompt_end;
+    if (assistant_only_ && speaks) trained.push_back({turn.begin, turn.end});
   }
   Example out;
-  label(encoding, trained, out);
+  label(encoding, trained, out, where);
   return out;
 }
 
-void RowEncoder::label(const Encoding& encoding, const std::vector<TextRange>& trained, Example& out) {
+void RowEncoder::label(const Encoding& encoding, const std::vector<TextRange>& trained, Example& out, const std::string& where) {
+  QLORAPP_CHECK_FORMAT(
+      encoding.ranges.size() == encoding.ids.size(), "[", where,
+      "] this tokenizer does not tell which characters a token has, so a part of a row cannot be trained. Train all "
+      "of it (--completion_only_loss false), or write rows with 'input_ids' and 'labels'.");
   out.input_ids = encoding.ids;
   out.labels.assign(encoding.ids.size(), Example::kIgnored);
   std::size_t next = 0;

@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <initializer_list>
 #include <utility>
+
+#include "template_branches.hpp"
 
 namespace qlorapp {
 namespace {
@@ -87,6 +90,41 @@ std::optional<Tokens> tokens_of(std::string_view code) {
     i += 2;
   }
   return same;
+}
+
+/// The tokens from `i` on are those, in order.
+bool are(const Tokens& tokens, std::size_t i, std::initializer_list<std::string_view> wanted) {
+  return i + wanted.size() <= tokens.size() &&
+         std::equal(wanted.begin(), wanted.end(), tokens.begin() + static_cast<std::ptrdiff_t>(i));
+}
+
+/// x.strip() is x | trim, if (x) is if x, and the words of an exception do not matter.
+Tokens in_one_spelling(const Tokens& tokens) {
+  Tokens out;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    if (are(tokens, i, {".", "strip", "(", ")"})) {
+      out.insert(out.end(), {"|", "trim"});
+      i += 3;
+    } else if (are(tokens, i, {"raise_exception", "("}) && i + 3 < tokens.size() && tokens[i + 2][0] == '"' &&
+               tokens[i + 3] == ")") {
+      out.emplace_back("raise_exception");
+      i += 3;
+    } else {
+      out.push_back(tokens[i]);
+    }
+  }
+  const bool condition = out.size() > 3 && (out[0] == "if" || out[0] == "elif") && out[1] == "(" && out.back() == ")";
+  int depth = 0;
+  bool one_pair = condition;
+  for (std::size_t i = 1; condition && i + 1 < out.size(); ++i) {
+    depth += out[i] == "(" ? 1 : out[i] == ")" ? -1 : 0;
+    one_pair = one_pair && depth > 0;
+  }
+  if (one_pair) {
+    out.erase(out.begin() + 1);
+    out.pop_back();
+  }
+  return out;
 }
 
 std::string joined(const Tokens& tokens) {
@@ -177,8 +215,8 @@ std::string_view effective_text(std::string_view text, const Block* previous, co
   return text;
 }
 
-std::optional<std::vector<std::string>> all_statements(std::string_view source) {
-  std::vector<std::string> out;
+std::optional<Statements> all_statements(std::string_view source) {
+  Statements out;
   std::optional<Block> previous;
   for (std::size_t at = 0;;) {
     const auto block = next_block(source, at);
@@ -189,83 +227,37 @@ std::optional<std::vector<std::string>> all_statements(std::string_view source) 
     if (block->kind != '#') {
       const auto tokens = tokens_of(block->code);
       if (!tokens || tokens->empty()) return std::nullopt;
-      if (block->kind == '{') emit_terms(*tokens, out);
-      else out.push_back(joined(*tokens));
+      if (block->kind == '{') emit_terms(in_one_spelling(*tokens), out);
+      else out.push_back(joined(in_one_spelling(*tokens)));
     }
     at = block->end;
     previous = block;
   }
 }
 
-/// What a conversation without tools does not need: a condition and its only body. An empty body stands for any, because the
-/// condition is then false.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 11> kOnlyWithTools{{
-    {"if custom_tools is defined", ""},
-    {"if builtin_tools is defined", ""},
-    {"if tools is not none", ""},
-    {"if builtin_tools is defined or tools is not none", ""},
-    {"if tools is not none and not tools_in_user_message", ""},
-    {"if tools_in_user_message and not tools is none", ""},
-    {"if not tools is defined", "set tools = none"},
-    {"if not tools_in_user_message is defined", "set tools_in_user_message = true"},
-    {"if not tools_in_user_message is defined", "set tools_in_user_message = false"},
-    {"if not add_generation_prompt is defined", "set add_generation_prompt = false"},
-    {"if add_generation_prompt is not defined", "set add_generation_prompt = false"},
-}};
-/// True for every message that is rendered here: its branch stays, the others go.
-constexpr std::string_view kOrdinaryMessage =
-    R"(if not ( message . role == "ipython" or message . role == "tool" or "tool_calls" in message ))";
-
-/// @returns the index of the endif, or of the first elif or else, that belongs to the `if` at `i`; the size when there is none.
-std::size_t next_branch(const std::vector<std::string>& s, std::size_t i, bool only_end) {
-  int depth = 0;
-  for (++i; i < s.size(); ++i) {
-    if (s[i].starts_with("if ")) ++depth;
-    const bool end = s[i] == "endif";
-    if (depth == 0 && (end || (!only_end && (s[i] == "else" || s[i].starts_with("elif "))))) return i;
-    if (end) --depth;
-  }
-  return i;
-}
-
-std::optional<std::vector<std::string>> without_tools(const std::vector<std::string>& s) {
-  std::vector<std::string> out;
-  for (std::size_t i = 0; i < s.size(); ++i) {
-    const auto is_tool = [&](const auto& entry) {
-      return entry.first == s[i] && (entry.second.empty() || (i + 2 < s.size() && s[i + 1] == entry.second && s[i + 2] == "endif"));
-    };
-    const bool tools = std::any_of(kOnlyWithTools.begin(), kOnlyWithTools.end(), is_tool);
-    if (!tools && s[i] != kOrdinaryMessage) {
-      out.push_back(s[i]);
-      continue;
+/// Neighboring texts become one.
+Statements merged(const Statements& statements) {
+  Statements out;
+  for (const std::string& statement : statements) {
+    if (!out.empty() && is_text(out.back()) && is_text(statement)) {
+      out.back().pop_back();
+      out.back() += statement.substr(6);
+    } else {
+      out.push_back(statement);
     }
-    const std::size_t branch = next_branch(s, i, false), end = next_branch(s, i, true);
-    if (end == s.size() || (tools && branch != end)) return std::nullopt;
-    for (std::size_t k = i + 1; k < branch && !tools; ++k) {
-      if (!s[k].starts_with("emit ")) return std::nullopt;
-      out.push_back(s[k]);
-    }
-    i = end;
   }
   return out;
 }
 
 }  // namespace
 
-std::optional<std::vector<std::string>> template_statements(std::string_view jinja) {
+std::optional<TemplateStatements> template_statements(std::string_view jinja) {
   auto all = all_statements(jinja);
-  if (all) all = without_tools(*all);
+  if (all) all = without_builtin_tools(std::move(*all));
   if (!all) return std::nullopt;
-  std::vector<std::string> out;
-  for (const std::string& statement : *all) {
-    if (!out.empty() && is_text(out.back()) && is_text(statement)) {
-      out.back().pop_back();
-      out.back() += statement.substr(6);
-      continue;
-    }
-    out.push_back(statement);
-  }
-  return out;
+  const auto plain = without_tools(*all);
+  if (!plain) return std::nullopt;
+  return TemplateStatements{merged(*all), merged(*plain)};
 }
 
 }  // namespace qlorapp

@@ -9,10 +9,17 @@
 
 namespace qlorapp {
 
-/// "emit "text"" · "emit expression" · "if condition" · "elif condition" · "else" · "endif" · "for x in y" · "endfor" · "set x
-/// = y". White-space control is applied as transformers configures Jinja (trim_blocks, lstrip_blocks), sums are emitted term by
-/// term, neighbouring texts are joined, and branches that a conversation without tools never takes are left out.
-/// @returns nullopt for a statement of another kind and for source that does not nest.
-[[nodiscard]] std::optional<std::vector<std::string>> template_statements(std::string_view jinja);
+/// "emit "text"" · "emit expression" · "if condition" · "elif condition" · "else" · "endif" · "for x in y" · "endfor" · "set x = y"
+using Statements = std::vector<std::string>;
+
+struct TemplateStatements {
+  Statements all;    ///< Without built-in tools, which are never given here.
+  Statements plain;  ///< What a conversation without tools can reach.
+};
+
+/// White-space control is applied as transformers configures Jinja (trim_blocks, lstrip_blocks), sums are emitted term by term,
+/// neighboring texts are joined; x.strip() is x | trim, and the words of an exception are left out.
+/// @returns nullopt for source that is no Jinja or does not nest.
+[[nodiscard]] std::optional<TemplateStatements> template_statements(std::string_view jinja);
 
 }  // namespace qlorapp

@@ -38,7 +38,11 @@ void prepare_device_memory() {
   const detail::DeviceMemory* const memory = memory_of_gpu.load();
   if (memory == nullptr) return;
   static std::once_flag once;
+  static thread_local bool preparing = false;  // its probe allocates, which may ask for room
+  if (preparing) return;
+  preparing = true;
   std::call_once(once, [memory] { memory->prepare(); });
+  preparing = false;
   prepared.store(true, std::memory_order_release);
 }
 

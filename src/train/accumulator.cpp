@@ -17,7 +17,7 @@ int64_t over_ranks(int64_t count, const Accumulator::Options& options) {
 
 void check_loss_sum(const at::Tensor& loss_sum) {
   QLORAPP_CHECK_VALUE(loss_sum.defined(), "[Accumulator] loss_sum must be a tensor; got an undefined one.");
-  QLORAPP_CHECK_VALUE(loss_sum.dim() == 0,
+  QLORAPP_CHECK_VALUE(loss_sum.numel() == 1,
                       "[Accumulator] loss_sum must be one number, the sum over a micro-batch's targets; got a "
                       "shape of ",
                       loss_sum.sizes().vec(), ". Sum it (at::Reduction::Sum).");
@@ -54,7 +54,7 @@ at::Tensor Accumulator::weigh(const at::Tensor& loss_sum) const {
 
 void Accumulator::add(const at::Tensor& loss_sum) {
   check_loss_sum(loss_sum);
-  const at::Tensor sum = loss_sum.detach().to(at::kDouble);
+  const at::Tensor sum = loss_sum.detach().to(at::kDouble).reshape({});
   loss_sum_ = loss_sum_.defined() ? loss_sum_ + sum : sum;
 }
 

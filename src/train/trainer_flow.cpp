@@ -149,6 +149,11 @@ void Trainer::flow_at_epoch_end() {
 }
 
 void Trainer::log_evaluate_save() {
+  if (callbacks_.log_evaluate_save) {
+    if (!control_.should_log && !control_.should_evaluate && !control_.should_save) return;
+    read_losses();
+    return callbacks_.log_evaluate_save(control_);
+  }
   if (control_.should_log || control_.should_save) read_losses();
   if (control_.should_log && state_.steps_since_log > 0) {
     LogRecord record;

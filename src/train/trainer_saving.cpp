@@ -60,15 +60,20 @@ void Trainer::save_model(const std::string& folder) const {
   write_trainer_state(folder);
 }
 
+void Trainer::save_state(const std::string& folder) {
+  read_losses();
+  const DataCursor here = state_.cursor;
+  if (at_epoch_end_) state_.cursor = {here.epoch + 1, 0};  // what a resumed run has to do next
+  state_.save(folder);
+  state_.cursor = here;
+}
+
 void Trainer::save_checkpoint() {
   read_losses();
   CheckpointWriter writer(args_.output_dir, state_.global_step);
   save_adapter_into(writer.folder());
   if (!args_.save_only_model) {
-    const DataCursor here = state_.cursor;
-    if (at_epoch_end_) state_.cursor = {here.epoch + 1, 0};  // what a resumed run has to do next
-    state_.save(writer.folder());
-    state_.cursor = here;
+    save_state(writer.folder());
     if (callbacks_.save_more) callbacks_.save_more(writer.folder());
   }
   format::write_file_atomically(format::path_in(writer.folder(), "training_args.json"),
@@ -104,8 +109,18 @@ void Trainer::restore(const std::string& folder) {
       of_transformers ? "it is a checkpoint of transformers' Trainer, whose optimizer.pt is a pickle file, and these can run code"
                       : "it holds the model alone (save_only_model)",
       ". Begin anew with its adapter, or resume from a whole checkpoint.");
-  load_adapter_from(folder);
+  if (!callbacks_.log_evaluate_save) {
+    load_adapter_from(folder);
+    restore_history(folder);
+  }
   state_.load(folder);
+  QLORAPP_CHECK_FORMAT(state_.cursor.batch <= batches_per_epoch_, "[resume] ", folder, " stands at batch ", state_.cursor.batch,
+                       " of an epoch that has ", batches_per_epoch_, " here. Give the data and batch size of that run.");
+  if (args_.ignore_data_skip && state_.cursor.batch < batches_per_epoch_) state_.cursor.batch = 0;
+  if (callbacks_.load_more) callbacks_.load_more(folder);
+}
+
+void Trainer::restore_history(const std::string& folder) {
   const std::string path = format::path_in(folder, "trainer_state.json");
   const format::Json json = format::read_json_file(path, {.allow_nonfinite = true});
   const auto history = json.find("log_history");
@@ -125,10 +140,6 @@ void Trainer::restore(const std::string& folder) {
   }
   if (const auto value = json.find("total_flos"); value != json.end() && value->is_number())
     state_.total_flos = value->get<double>();
-  QLORAPP_CHECK_FORMAT(state_.cursor.batch <= batches_per_epoch_, "[resume] ", folder, " stands at batch ", state_.cursor.batch,
-                       " of an epoch that has ", batches_per_epoch_, " here. Give the data and batch size of that run.");
-  if (args_.ignore_data_skip && state_.cursor.batch < batches_per_epoch_) state_.cursor.batch = 0;
-  if (callbacks_.load_more) callbacks_.load_more(folder);
 }
 
 }  // namespace qlorapp

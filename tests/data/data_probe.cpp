@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 
+#include "chat_form.hpp"
 #include "gzip_reader.hpp"
 #include "pretokenize.hpp"
 #include "qlorapp/core/check.hpp"
@@ -20,7 +21,7 @@
 
 namespace {
 
-using nlohmann::json;
+using json = nlohmann::ordered_json;
 
 std::string from_hex(const std::string& hex) {
   std::string out;
@@ -65,17 +66,37 @@ json render(const json& request) {
   if (request.contains("name")) chat = qlorapp::ChatTemplate::named(request["name"].get<std::string>());
   else if (request.contains("folder")) chat = qlorapp::ChatTemplate::from_folder(request["folder"].get<std::string>());
   else
-    chat = qlorapp::ChatTemplate::from_source(request["source"].get<std::string>(), request["bos"].get<std::string>(), "t.jinja");
+    chat = qlorapp::ChatTemplate::from_source(request["source"].get<std::string>(), request["bos"].get<std::string>(),
+                                              request.value("eos", "</e!>"), "t.jinja");
   if (!chat) return nullptr;
   std::vector<qlorapp::Message> messages;
-  for (const auto& message : request["messages"]) messages.push_back({message["role"], message["content"]});
+  for (const auto& message : request["messages"]) {
+    json rest = message;
+    rest.erase("role");
+    rest.erase("content");
+    messages.push_back({message["role"], message.value("content", ""), rest.empty() ? "" : rest.dump()});
+  }
   qlorapp::ChatOptions options;
+  if (request.contains("tools")) options.tools = request["tools"].dump();
   options.add_generation_prompt = request.value("prompt", false);
   if (request.contains("date")) options.date_string = request["date"].get<std::string>();
   const auto rendered = chat->render(messages, options);
   json turns = json::array();
-  for (const auto& turn : rendered.turns) turns.push_back({turn.role, turn.content.begin, turn.content.end, turn.end});
-  return {{"text", to_hex(rendered.text)}, {"turns", turns}, {"name", chat->name()}};
+  for (const auto& turn : rendered.turns) turns.push_back({turn.role, turn.content.begin, turn.content.end, turn.end, turn.begin});
+  return {{"text", to_hex(rendered.text)},
+          {"turns", turns},
+          {"name", chat->name()},
+          {"end", chat->end_of_turn()},
+          {"knows_tools", chat->knows_tools()}};
+}
+
+/// What the table of built-in templates holds: [name, Jinja].
+json templates() {
+  json out = json::array();
+  for (const auto& form : qlorapp::chat_forms()) {
+    for (const std::string& source : form.sources) out.push_back({form.name, source});
+  }
+  return out;
 }
 
 qlorapp::DatasetOptions options_of(const json& request) {
@@ -138,6 +159,7 @@ class Probe {
     if (command == "render") return render(request);
     if (command == "gunzip") return gunzip(request);
     if (command == "rows") return rows(request);
+    if (command == "templates") return templates();
     if (command == "load") {
       tokenizer_ = qlorapp::Tokenizer::from_folder(request["folder"].get<std::string>());
       return {{"vocab_size", tokenizer_->vocab_size()}, {"id_limit", tokenizer_->id_limit()},

@@ -43,16 +43,21 @@ def added(token_id, content, **flags):
     return token | {"special": True} | flags
 
 
-def text_tokens(next_id):
-    """Tokens that are not special, with each flag."""
-    return [
-        added(next_id, "extra", single_word=True, normalized=True, special=False),
-        added(next_id + 1, "norm al", normalized=True, lstrip=True, special=False),
-        added(next_id + 2, "<mask>", lstrip=True, rstrip=True, special=False),
-        added(next_id + 3, "girl", single_word=True, special=False),
-        added(next_id + 4, "  \n", normalized=True, rstrip=True, special=False),
-        added(next_id + 5, "é", normalized=True, special=False),
+def text_tokens(vocabulary, taken=0):
+    """Tokens that are not special, with each flag. `taken`: added tokens behind the vocabulary before them."""
+    tokens = [
+        added(None, "extra", single_word=True, normalized=True, special=False),
+        added(None, "norm al", normalized=True, lstrip=True, special=False),
+        added(None, "<mask>", lstrip=True, rstrip=True, special=False),
+        added(None, "girl", single_word=True, special=False),
+        added(None, "  \n", normalized=True, rstrip=True, special=False),
+        added(None, "é", normalized=True, special=False),
     ]
+    next_id = len(vocabulary) + taken
+    for token in tokens:  # a token of the vocabulary keeps its id
+        token["id"] = vocabulary.get(token["content"], next_id)
+        next_id += token["id"] == next_id
+    return tokens
 
 
 def template(before=(), after=()):
@@ -106,7 +111,7 @@ def llama2():
     """Llama 2 and TinyLlama: legacy=true."""
     vocabulary, merges = trained(["<unk>", "<s>", "</s>", *BYTES])
     normalizer = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": MARK}, replace_spaces()]}
-    tokens = [added(0, "<unk>"), added(1, "<s>"), added(2, "</s>"), *text_tokens(len(vocabulary))]
+    tokens = [added(0, "<unk>"), added(1, "<s>"), added(2, "</s>"), *text_tokens(vocabulary)]
     return file(vocabulary, merges, tokens, normalizer=normalizer)
 
 
@@ -139,7 +144,7 @@ def mistral():
     control = ["[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"]
     vocabulary, merges = trained(["<unk>", "<s>", "</s>", *control, *BYTES])
     names = ["<unk>", "<s>", "</s>", *control]
-    tokens = [added(i, name) for i, name in enumerate(names)] + text_tokens(len(vocabulary))
+    tokens = [added(i, name) for i, name in enumerate(names)] + text_tokens(vocabulary)
     ends = template([("<s>", 1)], [("</s>", 2)])
     return file(vocabulary, merges, tokens, pre_tokenizer=metaspace(), post_processor=ends)
 
@@ -151,7 +156,7 @@ def phi3():
     names = ["<|endoftext|>", "<|assistant|>", "<|user|>", "<|end|>"]
     described["added_tokens"][2]["rstrip"] = True
     described["added_tokens"][3:] = [added(start + i, name, rstrip=i > 0) for i, name in enumerate(names)]
-    described["added_tokens"] += text_tokens(start + len(names))
+    described["added_tokens"] += text_tokens(described["model"]["vocab"], len(names))
     return described
 
 
@@ -166,7 +171,7 @@ def gemma():
     tokens = [added(i, name) for i, name in enumerate(["<pad>", "<eos>", "<bos>", "<unk>"])]
     tokens.append(added(renamed["\n\n\n"], "\n\n\n", special=False))
     tokens += [added(len(renamed), "<start_of_turn>"), added(len(renamed) + 1, "<end_of_turn>")]
-    tokens += text_tokens(len(renamed) + 2)
+    tokens += text_tokens(renamed, 2)
     split = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
     parts = {"normalizer": replace_spaces(), "pre_tokenizer": split, "decoder": decoder(strip=False)}
     return file(renamed, merges, tokens, post_processor=template([("<bos>", 2)]), **parts)
@@ -181,7 +186,7 @@ def across_words():
         assert left in vocabulary and right in vocabulary, (left, right)
         vocabulary[left + right] = len(vocabulary)
     described["model"]["merges"] = fresh + merges
-    described["added_tokens"][3:] = text_tokens(len(vocabulary))
+    described["added_tokens"][3:] = text_tokens(vocabulary)
     return described
 
 
@@ -191,7 +196,7 @@ def ignoring_merges():
     vocabulary = described["model"]["vocab"]
     for word in (MARK + "zebra", MARK + "the", "漢字"):
         vocabulary.setdefault(word, len(vocabulary))
-    described["added_tokens"][3:] = text_tokens(len(vocabulary))
+    described["added_tokens"][3:] = text_tokens(vocabulary)
     return described
 
 
@@ -201,7 +206,7 @@ def without_some_bytes(fuse_unk):
     def build():
         vocabulary, merges = trained(["<unk>", "<s>", "</s>", *BYTES[:0xA0], *BYTES[0xE0:0xE4]])
         described = llama2()
-        tokens = [*described["added_tokens"][:3], *text_tokens(len(vocabulary))]
+        tokens = [*described["added_tokens"][:3], *text_tokens(vocabulary)]
         described = file(vocabulary, merges, tokens, normalizer=described["normalizer"])
         described["model"]["fuse_unk"] = fuse_unk
         return described
@@ -212,7 +217,7 @@ def without_some_bytes(fuse_unk):
 def without_bytes():
     """SentencePiece without byte_fallback; Metaspace decodes."""
     vocabulary, merges = trained(["<unk>", "<s>", "</s>"])
-    tokens = [added(0, "<unk>"), added(1, "<s>"), added(2, "</s>"), *text_tokens(len(vocabulary))]
+    tokens = [added(0, "<unk>"), added(1, "<s>"), added(2, "</s>"), *text_tokens(vocabulary)]
     described = file(vocabulary, merges, tokens, pre_tokenizer=metaspace("always", True), decoder=metaspace("always", True))
     described["model"]["byte_fallback"] = False
     return described

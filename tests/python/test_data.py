@@ -2,6 +2,7 @@
 """Rows become the tokens and labels that they promise, bad rows are named with their line, and an epoch visits them as the Trainer does."""
 
 import json
+import re
 import subprocess
 
 import conftest
@@ -248,14 +249,43 @@ def test_bad_rows_are_one_clear_error_with_their_line(data, name):
         ({"messages": [{"role": "user"}]}, "must have key 'content'"),
         ({"messages": [{"role": "user", "content": ["parts"]}]}, "'content' must be a string; got an array"),
         ({"messages": [{"role": "human", "content": "x"}]}, "a role must be one of"),
-        ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "a message has 'tool_calls'"),
-        ({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, "the row has 'tools'"),
+        (
+            {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
+            "does not write tool calls, so they would be lost",
+        ),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, "does not write tools, so they would be lost"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": {}, "functions": [{}]}, "the row has 'functions'"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": "[1"}, r"rows.jsonl:1, 'tools'\] must be valid JSON"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": {"a": 1}}, "'tools' must be a list of tools; got an object"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "'content' must be a string; got null"),
     ],
 )
 def test_bad_conversations_are_named(data, row, message):
     with pytest.raises(ProbeError, match=message) as error:
         data.read([row], chat="llama3")
-    assert str(error.value).startswith(f"[{data.path}:1]")
+    assert str(error.value).startswith(f"[{data.path}:1")
+
+
+@pytest.mark.parametrize("tools", [[{"b": 1, "a": 2}], '[{"b": 1, "a": 2}]'], ids=["list", "text"])
+def test_tool_calls_are_what_the_assistant_says(data, tools):
+    row = {
+        "messages": [
+            {"role": "user", "content": "Weather?"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"function": {"name": "w", "arguments": {"z": 1, "at": [None]}}}],
+            },
+            {"role": "tool", "content": "3", "tool_call_id": None},
+            {"role": "assistant", "content": "Three.", "tool_calls": None},
+        ],
+        "tools": tools,
+    }
+    got = data.read([row], chat="qwen2.5", assistant_only_loss=True)
+    sample = got["examples"][0]["sample"]
+    call = '<tool_call>\n{"name": "w", "arguments": {"z": 1, "at": [null]}}\n</tool_call><|im_end|>'
+    assert re.findall("«(.*?)»", sample, re.S) == [call, "Three.<|im_end|>"]
+    assert '<tools>\n{"b": 1, "a": 2}\n</tools>' in sample and "keys not used" not in got["line"]
 
 
 def test_options_that_do_not_fit_the_rows_are_refused(data):

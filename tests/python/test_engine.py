@@ -157,7 +157,12 @@ class TestPasses:
         ids, labels = batch["input_ids"][:1], batch["input_ids"][:1].clone()
         positions = torch.cat([torch.arange(5), torch.arange(12)])[None]
         labels[0, 5] = -100
-        assert_same_pass(with_lora(load(folder)), {"input_ids": ids, "labels": labels, "position_ids": positions})
+        packed = {"input_ids": ids, "labels": labels, "position_ids": positions}
+        model = with_lora(load(folder))
+        assert_same_pass(model, packed, use_cache=False)
+        apart = model(**packed, use_cache=False).loss
+        together = model(**packed).loss  # with a cache transformers does not look for packed rows
+        assert len(reasons(model)) == 1 and abs(float(apart) - float(together)) > 1e-3
 
     def test_logits_to_keep(self, folder):
         model, batch = load(folder), ragged_batch()

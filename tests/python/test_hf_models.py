@@ -94,7 +94,7 @@ def test_logits_are_those_over_bitsandbytes_layers_and_the_way_is_said(folder, c
         in caplog.text
     )
     kinds = {type(module).__name__ for module in model.modules()}
-    assert "HfLinear4bit" in kinds
+    assert "Linear4bit" in kinds
     with torch.no_grad():
         mine, other = model(IDS).logits, theirs(folder).eval().train()(IDS).logits
     assert (mine - other).abs().max() <= 1e-5 * other.abs().max()
@@ -279,9 +279,17 @@ def test_what_cannot_be_done_with_it_is_said(folder):
     for ask in (qlorapp.plan, qlorapp.find_max_batch_size):
         with pytest.raises(TypeError, match=rf"\[{ask.__name__}\] .* is computed by transformers"):
             ask(model)
-    for take in (copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError, match="not copied or pickled: its weight lives in C"):
-            take(model)
+    with pytest.raises(TypeError, match="a four-bit layer is not pickled"):
+        pickle.dumps(model)
+
+
+def test_a_copy_computes_the_same_with_weights_of_its_own(folder):
+    model = ours(folder)
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        assert torch.equal(copied(IDS).logits, model(IDS).logits)
+    mine, theirs = (next(m for m in each.modules() if isinstance(m, qlorapp.nn.Linear4bit)) for each in (model, copied))
+    assert mine.weight.data_ptr() != theirs.weight.data_ptr()
 
 
 @pytest.mark.parametrize("init", [True, False, "gaussian"])
@@ -316,7 +324,7 @@ def test_a_folder_in_four_bits_loads_with_its_very_codes_and_trains(folder, tmp_
         transformers.AutoModelForCausalLM.from_pretrained(folder, quantization_config=config).save_pretrained(tmp_path)
     more = {"quantization_config": qlorapp.BitsAndBytesConfig(**NF4)} if configured else {}
     model = qlorapp.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, **more)
-    assert any(type(module).__name__ == "HfLinear4bit" for module in model.modules()) and model.dtype == torch.float32
+    assert any(type(module).__name__ == "Linear4bit" for module in model.modules()) and model.dtype == torch.float32
     reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).train()
     with torch.no_grad():
         mine, other = model(IDS).logits, reference(IDS).logits
@@ -333,7 +341,7 @@ def test_a_folder_in_four_bits_loads_with_its_very_codes_and_trains(folder, tmp_
 
 def test_a_float_folder_loads_without_a_config(folder):
     model = qlorapp.AutoModelForCausalLM.from_pretrained(folder)
-    assert not any(type(module).__name__ == "HfLinear4bit" for module in model.modules())
+    assert not any(type(module).__name__ == "Linear4bit" for module in model.modules())
     reference = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.no_grad():
         assert torch.equal(model(IDS).logits, reference(IDS).logits)

@@ -8,6 +8,7 @@ import conftest
 import pytest
 import qlorapp
 import transformers
+from data_probe import DataProbe
 from qlorapp.sft_data import RowEncoder, as_rows, sample_parts, token_mask
 
 LLAMA3 = (
@@ -144,6 +145,48 @@ def test_the_bundled_model_s_template_needs_no_markers(tokenizer):
     assert "generation %}" not in tokenizer.chat_template
     row = encoder_of(tokenizer, assistant_only_loss=True).encode({"messages": CHAT})
     assert trained(tokenizer, row) == "Near the tower, says Fay.<|eot_id|>Near the tower Gus has a boat.<|eot_id|>"
+
+
+def tool_templates():
+    """(name, Jinja, what is written of the call of CALLS) of the templates that have tools."""
+    probe = DataProbe(conftest.BUILD)
+    for name, source in probe.ask("templates"):
+        if name.startswith("qwen"):
+            yield name, source, '<tool_call>\n{"name": "find", "arguments": {"who": "Fay"}}\n</tool_call><|im_end|>'
+        if name == "llama3.1":
+            yield name, source, '{"name": "find", "parameters": {"who": "Fay"}}<|eot_id|>'
+    probe.close()
+
+
+CALLS = [
+    {"role": "user", "content": "Where is the kite?"},
+    {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "find", "arguments": {"who": "Fay"}}}]},
+    {"role": "tool", "content": "tower"},
+    {"role": "assistant", "content": "Near the tower."},
+]
+
+
+@pytest.mark.parametrize(
+    "tools", [None, [{"type": "function", "function": {"name": "find"}}]], ids=["calls", "calls and tools"]
+)
+def test_tool_calls_are_what_the_assistant_says(tokenizer, tools):
+    """Without them a model would never learn to call, and nothing would say so."""
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "<|eot_id|>"]})
+    seen = 0
+    for name, template, call in tool_templates():
+        tokenizer.chat_template = template
+        row = encoder_of(tokenizer, assistant_only_loss=True).encode({"messages": CALLS, "tools": tools})
+        trained = [text for text, learned in sample_parts(row, tokenizer) if learned]
+        answer = "<think>\n\n</think>\n\nNear the tower." if name == "qwen3" else "Near the tower."
+        assert trained == [call, answer + call[call.rindex("<|") :]], name
+        seen += 1
+    assert seen == 5
+
+
+def test_a_template_that_does_not_write_tool_calls_is_refused(tokenizer):
+    tokenizer.chat_template = CHATML
+    with pytest.raises(ValueError, match=r"cannot tell turn 1 in what this chat template renders"):
+        encoder_of(tokenizer, assistant_only_loss=True).encode({"messages": CALLS})
 
 
 def test_a_template_whose_turns_cannot_be_told_is_refused(tokenizer):

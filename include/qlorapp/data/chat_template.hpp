@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Conversations as text: the chat templates of Llama 3, Llama 3.1/3.2 and ChatML. Torch-free.
+/// Conversations as text: the chat templates that are built in. Torch-free.
 ///
 /// A closed set, nothing is evaluated: a model's Jinja source is only compared with known ones. The comparison is by statement
-/// (white-space control, quotes and message['role'] / message.role do not matter; branches that only tools reach are left out),
-/// so a template that differs in one visible character is refused. Text equals transformers' apply_chat_template for the roles
-/// system, user and assistant.
+/// (white-space control, quotes, message['role'] / message.role, x.strip() / x | trim and the words of exceptions do not matter; for
+/// a conversation without tools neither do the branches that only tools reach), so a template that differs in one visible character
+/// is refused. Text equals transformers' apply_chat_template; what that raises is refused with the rule.
+/// docs/sft.md lists the templates; src/data/chat_forms.cpp describes them.
 #pragma once
 
 #include <optional>
@@ -18,20 +19,22 @@
 namespace qlorapp {
 
 struct Message {
-  std::string role;     ///< system, user or assistant.
-  std::string content;  ///< UTF-8. Llama strips white space at its ends, ChatML does not.
+  std::string role;       ///< system, user, assistant; tool or ipython where the template writes them.
+  std::string content;    ///< UTF-8.
+  std::string rest = {};  ///< The other keys (tool_calls, reasoning_content …) as a JSON object in their order; empty: none.
 };
 
 /// Where one message stands in the rendered text.
 struct Turn {
   std::string role;
-  TextRange content;    ///< The message itself.
-  std::size_t end = 0;  ///< Behind the end-of-turn token: an assistant's [content.begin, end) is what the model has to produce.
+  TextRange content;      ///< The message itself. Empty where tool calls are all there is.
+  std::size_t begin = 0;  ///< Where generation begins: an assistant's [begin, end) is what the model has to produce …
+  std::size_t end = 0;    ///< … and where it ends, behind the end-of-turn token.
 };
 
 struct RenderedChat {
   std::string text;         ///< To be encoded with add_special_tokens = false: it has its own.
-  std::vector<Turn> turns;  ///< One a message.
+  std::vector<Turn> turns;  ///< One a message, of those that are written.
 };
 
 struct ChatOptions {
@@ -39,41 +42,57 @@ struct ChatOptions {
   bool add_generation_prompt = false;
   /// "Today Date" in the header of Llama 3.1 and 3.2, e.g. "26 Jul 2024". Unset: that date, which is the templates' own
   /// constant. (transformers gives Llama 3.2 the day of the call, so that the same data would change every midnight.)
-  std::optional<std::string> date_string;
+  std::optional<std::string> date_string = std::nullopt;
+  std::string tools = {};  ///< A JSON array of tools; empty: none.
+  bool turns = true;       ///< RenderedChat::turns may be left empty otherwise.
 };
 
+inline constexpr std::string_view kDefaultDate = "26 Jul 2024";
+
+struct ChatForm;
+
+/// A value; copies share the form. All members may be called from several threads.
 class ChatTemplate {
  public:
-  enum class Kind { kLlama3, kLlama31, kChatMl };
-
-  /// Reads chat_template.jinja, else chat_template of tokenizer_config.json, and bos_token.
+  /// Reads chat_template.jinja, else chat_template of tokenizer_config.json, and the tokens that it uses.
   /// @returns nullopt when the folder has no template, as base models have none.
   /// @throws FormatError for a template that is not known, naming the way out.
   [[nodiscard]] static std::optional<ChatTemplate> from_folder(const std::string& folder);
 
-  /// @param bos_token  what the Llama templates begin with.
+  /// @param name_or_file  one of names(), or the path of a .jinja file; the tokens are those of `folder`.
+  /// @throws ValueError for a name that is none, with the list; IoError; FormatError as from_folder.
+  [[nodiscard]] static ChatTemplate choose(const std::string& name_or_file, const std::string& folder);
+
   /// @throws FormatError "[where] …" as from_folder.
-  [[nodiscard]] static ChatTemplate from_source(std::string_view jinja, std::string bos_token, const std::string& where);
+  [[nodiscard]] static ChatTemplate from_source(std::string_view jinja, std::string bos_token, std::string eos_token,
+                                                const std::string& where);
 
-  /// @param name  "llama3", "llama3.1" or "chatml". @throws ValueError otherwise.
-  [[nodiscard]] static ChatTemplate named(std::string_view name, std::string bos_token = "<|begin_of_text|>");
+  /// @throws ValueError for a name that is none of names().
+  [[nodiscard]] static ChatTemplate named(std::string_view name, std::string bos_token = "<|begin_of_text|>",
+                                          std::string eos_token = "<|end_of_text|>");
+  [[nodiscard]] static std::span<const std::string_view> names();
 
-  /// @throws ValueError for no messages and for other roles.
+  /// @throws ValueError for a conversation that the template raises for or would lose a part of.
   [[nodiscard]] RenderedChat render(std::span<const Message> messages, const ChatOptions& options = {}) const;
 
-  [[nodiscard]] Kind kind() const { return kind_; }
+  /// Whether tools, tool calls and their results are known to be rendered as the source would.
+  /// A source that writes them in another way than the known one is known for conversations without them.
+  [[nodiscard]] bool knows_tools() const { return knows_tools_; }
+
   [[nodiscard]] std::string_view name() const;
-  /// The token that ends a turn: <|eot_id|> or <|im_end|>.
-  [[nodiscard]] std::string_view end_of_turn() const;
+  /// What ends an assistant's turn: <|eot_id|>, <|im_end|>, </s> …
+  [[nodiscard]] std::string end_of_turn() const;
 
  private:
-  ChatTemplate(Kind kind, std::string bos_token) : kind_(kind), bos_token_(std::move(bos_token)) {}
-  void render_llama(std::span<const Message> messages, const ChatOptions& options, RenderedChat& out) const;
-  void render_chatml(std::span<const Message> messages, RenderedChat& out) const;
+  ChatTemplate(const ChatForm& form, std::string bos_token, std::string eos_token);
 
-  Kind kind_;
-  std::string bos_token_;
-  std::optional<std::string> default_system_;  ///< ChatML: what stands where a conversation has no system message.
+  const ChatForm* form_;
+  std::string bos_token_, eos_token_;
+  std::optional<std::string> default_system_;
+  bool knows_tools_ = true;
 };
+
+/// Whether the conversation has tools, tool calls or results of tools.
+[[nodiscard]] bool uses_tools(std::span<const Message> messages, const ChatOptions& options);
 
 }  // namespace qlorapp

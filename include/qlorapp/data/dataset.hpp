@@ -26,6 +26,8 @@
 
 namespace qlorapp {
 
+class TextTools;
+
 /// One row, ready to be trained on.
 struct Example {
   static constexpr TokenId kIgnored = -100;
@@ -93,9 +95,13 @@ struct Dataset {
   /// @throws IoError; FormatError "[file:line] rule; got value. What to do."; ValueError for options that do not fit the rows.
   [[nodiscard]] static Dataset read(const std::string& path, const DatasetOptions& options, const Tokenizer* tokenizer,
                                     const ChatTemplate* chat);
+
+  /// The same with tools that are opened when a row needs them.
+  [[nodiscard]] static Dataset read(const std::string& path, const DatasetOptions& options, TextTools& tools);
 };
 
 /// @returns the text of an example with its trained tokens between « and ».
 [[nodiscard]] std::string render_sample(const Example& example, const Tokenizer& tokenizer);
+[[nodiscard]] std::string render_sample(const Example& example, TextTools& tools);
 
 }  // namespace qlorapp

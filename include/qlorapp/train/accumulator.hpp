@@ -46,7 +46,7 @@ class Accumulator {
   /// synchronize.
   [[nodiscard]] at::Tensor weight_tensor(at::Device device) const;
 
-  /// @param loss_sum  (), floating: a micro-batch's loss, summed over its targets. @throws ValueError if it is anything else.
+  /// @param loss_sum  one floating number: a micro-batch's loss, summed over its targets. @throws ValueError if it is anything else.
   /// @returns loss_sum / tokens() on the same graph; backward through it adds this micro-batch's part of the gradients.
   [[nodiscard]] at::Tensor weigh(const at::Tensor& loss_sum) const;
 

@@ -73,6 +73,8 @@ class Trainer {
   /// output_dir/checkpoint-<global_step>, whole or not at all; prunes to save_total_limit.
   void save_checkpoint();
   void write_trainer_state(const std::string& folder) const;
+  /// The part of a checkpoint that train(resume_from) needs beside the adapter: optimizer, scaler, cursor, counters.
+  void save_state(const std::string& folder);
 
   [[nodiscard]] const TrainState& state() const { return state_; }
   [[nodiscard]] TrainState& state() { return state_; }
@@ -125,6 +127,7 @@ class Trainer {
   void read_losses();
   void log(LogRecord record, bool training);
   void restore(const std::string& folder);
+  void restore_history(const std::string& folder);
   [[nodiscard]] LogRecord summary(double seconds, int64_t first_step) const;
 
   CausalLM* model_;  ///< Null: the model is foreign.

@@ -61,6 +61,9 @@ struct TrainerCallbacks {
   // In the trainer's place.
   /// Computes a step: forward, backward, clipping, optimizer. The trainer counts it.
   std::function<StepReport(const Window& window)> step;
+  /// At a step's or an epoch's end, where a flag is set: logs, evaluates and saves, and clears the flags. The trainer then keeps no
+  /// history and no best metric, and resumes its state alone: the caller has loaded the adapter.
+  std::function<void(TrainerControl& control)> log_evaluate_save;
   /// Evaluates, logs and reports on_evaluate itself; returns the metrics.
   std::function<LogRecord()> evaluate;
   /// Receives a record without epoch and step, and hands it to Trainer::append_log when it likes it. training: of a step, at

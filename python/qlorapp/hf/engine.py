@@ -91,6 +91,7 @@ class Engine:
         #: Counts adapters that were moved in: their names in C++.
         self._made = 0
         self._names: dict[str, str] = {}
+        self._shown: list[AdapterLayer] = []
         self._keep = "everything"
         self._told: set[str] = set()
 
@@ -107,6 +108,7 @@ class Engine:
 
         PEFT's Parameter objects stay; their memory becomes the arena's. Optimizers made before keep working.
         """
+        self._shown = layers or []
         if layers is None:
             self.core.enable_adapters(False)
             return
@@ -116,6 +118,10 @@ class Engine:
             self._move_in(name, layers)
         if self.core.active_adapter != self._names[name]:
             self.core.active_adapter = self._names[name]
+
+    def active_parameters(self) -> list[torch.nn.Parameter]:
+        """Those of the adapter that was shown last; none without one."""
+        return [parameter for layer in self._shown for parameter in (layer.a, layer.b)]
 
     @staticmethod
     def _is_current(bound: Bound, layers: list[AdapterLayer]) -> bool:
@@ -161,6 +167,10 @@ class Engine:
         if keep != self._keep:
             self.core.set_keep(keep)
             self._keep = keep
+
+    def forget_keep(self) -> None:
+        """To be called when a C++ trainer has told the model what to keep: the next keep() tells it again."""
+        self._keep = ""
 
 
 def _config_of(layers: list[AdapterLayer]) -> dict[str, Any]:

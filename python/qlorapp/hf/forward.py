@@ -99,14 +99,18 @@ def _beyond(engine: Engine, model: Any, given: dict[str, Any]) -> str:
     return ""
 
 
+def _uses_cache(model: Any, given: dict[str, Any]) -> bool:
+    """transformers' rule: the argument, else the config's."""
+    use_cache = given.get("use_cache")
+    return bool(getattr(model.config, "use_cache", True) if use_cache is None else use_cache)
+
+
 def _wants_cache(model: Any, given: dict[str, Any]) -> bool:
-    """transformers returns a cache unless told otherwise. With gradients or labels nobody reads it, and the engine makes none."""
+    """With gradients or labels a cache that is not asked for is never read: the engine makes none."""
     if torch.is_grad_enabled():
         return False
-    use_cache = given.get("use_cache")
-    if use_cache is None:
-        return given.get("labels") is None and bool(getattr(model.config, "use_cache", True)) and not model.training
-    return bool(use_cache)
+    asked = given.get("use_cache") is not None
+    return _uses_cache(model, given) and (asked or (given.get("labels") is None and not model.training))
 
 
 def _pass(engine: Engine, model: Any, given: dict[str, Any]) -> CausalLMOutput:
@@ -118,7 +122,10 @@ def _pass(engine: Engine, model: Any, given: dict[str, Any]) -> CausalLMOutput:
     batch = core.unpad(ids, mask, labels, given.get("position_ids"))
     if batch.ignored_padding_labels or batch.ignored_first_labels:
         raise ValueError("labels stand on padding, or on a first token behind padding or another row, and transformers counts them")
-    engine.keep(_kept_by(model))
+    if batch.row_count > ids.shape[0] and _uses_cache(model, given):
+        raise ValueError("position_ids begin again, and transformers keeps packed rows apart with use_cache=False alone")
+    if torch.is_grad_enabled():
+        engine.keep(_kept_by(model))
     drops = model.training and core.lora_dropout > 0
     hidden = core.hidden_states(batch, model.training, seed_from_torch() if drops else 0)
     loss = None
@@ -198,6 +205,12 @@ def _left_padding(mask: torch.Tensor | None, rows: int, columns: int) -> list[in
     if mask.shape != (rows, columns) or any(not bool(row[pad:].all()) for row, pad in zip(present, padding, strict=True)):
         raise ValueError("the cache's first tokens have padding that is not on the left")
     return [int(pad) for pad in padding]
+
+
+def engine_of(model: Any) -> Engine | None:
+    """The engine of a model of transformers, whatever stands at its forward; None where it has none."""
+    preparation = vars(model).get("_prepare_cache_for_generation")
+    return preparation._engine if isinstance(preparation, _CachePreparation) else None
 
 
 def attach(model: Any, core: Any) -> Engine:

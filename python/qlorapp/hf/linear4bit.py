@@ -83,5 +83,11 @@ class Linear4bit(torch.nn.Linear, nn.Linear4bit):
         copied.train(self.training)
         return copied
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "[Linear4bit] a four-bit layer is not pickled: pickle files can run code. Save with save_pretrained, or state_dict() by safetensors; "
+            "copy.deepcopy copies."
+        )
+
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, four bits"

@@ -11,7 +11,12 @@ from .lora4bit import Lora4bitLinear
 
 def get_peft_model(model: Any, peft_config: Any, *args: Any, **kwargs: Any) -> Any:
     """PEFT's PeftModel. LoRA layers over Linear4bit merge into four bits, and restore the exact codes."""
+    over_linear4bit(peft_config)
+    return peft.get_peft_model(model, peft_config, *args, **kwargs)
+
+
+def over_linear4bit(peft_config: Any) -> None:
+    """Tells a LoraConfig which layer goes over Linear4bit."""
     register = getattr(peft_config, "_register_custom_module", None)
     if register is not None:
         register({Linear4bit: Lora4bitLinear})
-    return peft.get_peft_model(model, peft_config, *args, **kwargs)

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "qlorapp/ops/device_memory.hpp"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 
 #include <c10/cuda/CUDAAllocatorConfig.h>
@@ -11,7 +9,6 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <cuda.h>
 #if __has_include(<c10/core/AllocatorConfig.h>)
 #include <c10/core/AllocatorConfig.h>
 #endif
@@ -42,58 +39,15 @@ class FreeMemory final : public c10::FreeMemoryCallback {
   }
 };
 
-/// The driver's own calls: the runtime has none for mapped memory.
-struct Driver {
-  Driver() : library_(dlopen("libcuda.so.1", RTLD_LAZY)) {
-    if (library_ == nullptr) return;
-    find(attribute, "cuDeviceGetAttribute");
-    find(create, "cuMemCreate");
-    find(release, "cuMemRelease");
-  }
-  ~Driver() {
-    if (library_ != nullptr) dlclose(library_);
-  }
-  Driver(const Driver&) = delete;
-  Driver& operator=(const Driver&) = delete;
-  [[nodiscard]] bool is_complete() const { return attribute != nullptr && create != nullptr && release != nullptr; }
-
-  decltype(&cuDeviceGetAttribute) attribute = nullptr;
-  decltype(&cuMemCreate) create = nullptr;
-  decltype(&cuMemRelease) release = nullptr;
-
- private:
-  template <class Function>
-  void find(Function& function, const char* name) {
-    function = reinterpret_cast<Function>(dlsym(library_, name));
-  }
-  void* library_;
-};
-
-/// Whether a GPU can map memory in the way that torch asks for. A page is taken and given back: some virtual GPUs and sandboxes
-/// claim that they can, and refuse.
-bool can_map_memory(const Driver& driver, CUdevice device) {
-  for (const auto needed :
-       {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED}) {
-    int value = 0;
-    if (driver.attribute(&value, needed, device) != CUDA_SUCCESS || value == 0) return false;
-  }
-  CUmemAllocationProp page{};
-  page.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  page.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  page.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device};
-  constexpr size_t kPage = size_t{2} << 20;
-  CUmemGenericAllocationHandle handle{};
-  const CUresult taken = driver.create(&handle, kPage, &page, 0);
-  if (taken == CUDA_SUCCESS) static_cast<void>(driver.release(handle));
-  return taken == CUDA_SUCCESS || taken == CUDA_ERROR_OUT_OF_MEMORY || taken == CUDA_ERROR_INVALID_CONTEXT;
-}
-
+/// Whether torch's allocator gets memory with expandable segments, which some virtual GPUs and sandboxes refuse: a page is taken on the current
+/// device and goes into the allocator's cache.
 bool can_map_memory() {
-  const int count = c10::cuda::device_count();  // initializes the driver
-  const Driver driver;
-  bool all = count > 0 && driver.is_complete();
-  for (int device = 0; device < count && all; ++device) all = can_map_memory(driver, device);
-  return all;
+  namespace allocator = c10::cuda::CUDACachingAllocator;
+  try {
+    allocator::raw_delete(allocator::raw_alloc(1));
+  } catch (const c10::OutOfMemoryError&) {  // the GPU is full, and could
+  } catch (const c10::Error&) { return false; }
+  return true;
 }
 
 /// What torch's allocator was last told, by the environment or by the program.
@@ -113,8 +67,12 @@ void prepare() {
   if (detail::segments_by_environment()) return leave("PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF is set");
   if (!last_settings().empty()) return leave("the program has set some");
   if (allocator::get()->name() != "native") return leave("it is not torch's own");
-  if (!can_map_memory()) return leave("this GPU cannot map memory");
+  if (c10::cuda::device_count() == 0) return leave("there is no GPU");
   allocator::setAllocatorSettings("expandable_segments:True");
+  if (!can_map_memory()) {
+    allocator::setAllocatorSettings("expandable_segments:False");
+    return leave("this GPU cannot map memory");
+  }
   log_debug("torch's CUDA allocator: expandable_segments:True is set; PYTORCH_ALLOC_CONF overrides");
 }
 

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "folder_text.hpp"
+
+#include <algorithm>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/core/log.hpp"
+#include "qlorapp/format/folder.hpp"
+
+namespace qlorapp::cli {
+
+const Tokenizer* FolderText::native() {
+  if (!tokenizer_opened_) {
+    tokenizer_opened_ = true;
+    if (!format::exists(format::path_in(folder_, "tokenizer.json"))) {
+      tokenizer_error_ = concat("[tokenizer] ", folder_,
+                                " has no tokenizer.json. Copy it from the model's page, or give rows of input_ids and labels.");
+    } else {
+      try {
+        tokenizer_ = Tokenizer::from_folder(folder_);
+      } catch (const std::invalid_argument& error) { tokenizer_error_ = error.what(); } catch (const IoError& error) {
+        tokenizer_error_ = error.what();
+      }
+    }
+  }
+  return tokenizer_ ? &*tokenizer_ : nullptr;
+}
+
+HfText& FolderText::through_transformers(const std::string& error) {
+  if (!hf_) {
+    const auto names = ChatTemplate::names();
+    const bool named = std::find(names.begin(), names.end(), chat_template_) != names.end();  // rendered here
+    try {
+      hf_ = HfText::start(folder_, named ? "" : chat_template_);
+    } catch (const std::invalid_argument& reason) { throw FormatError(concat(error, " (", reason.what(), ")")); }
+    if (!hf_) {
+      throw FormatError(concat(error, error.find("qlorapp[hf]") == std::string::npos
+                                          ? " Or install transformers (pip install \"qlorapp[hf]\") and run the qlorapp command of "
+                                            "the wheel, which reads it through that."
+                                          : ""));
+    }
+    log_info(concat("read through transformers: ", error.substr(0, error.find(". "))));
+  }
+  return *hf_;
+}
+
+bool FolderText::has_tokenizer() { return native() != nullptr || (hf_ && !tokenizer_error_.empty()); }
+
+void FolderText::require_tokenizer(const std::string&) {
+  if (native() == nullptr) (void)through_transformers(tokenizer_error_);
+}
+
+bool FolderText::has_template() {
+  if (!template_opened_) {
+    try {
+      if (!chat_template_.empty()) chat_ = ChatTemplate::choose(chat_template_, folder_);
+      else chat_ = ChatTemplate::from_folder(folder_);
+    } catch (const FormatError& error) { hf_renders_ = through_transformers(error.what()).has_template(); }
+    template_opened_ = true;
+  }
+  return chat_.has_value() || hf_renders_;
+}
+
+void FolderText::require_template(const std::string& file) {
+  if (!has_template()) GivenTextTools(nullptr, nullptr).require_template(file);
+}
+
+Encoding FolderText::encode(std::string_view text, bool add_special_tokens) {
+  return native() != nullptr ? tokenizer_->encode_with_ranges(text, add_special_tokens) : hf_->encode(text, add_special_tokens);
+}
+
+std::string FolderText::decode(std::span<const TokenId> ids, bool skip_special_tokens) {
+  return native() != nullptr ? tokenizer_->decode(ids, skip_special_tokens) : hf_->decode(ids, skip_special_tokens);
+}
+
+std::optional<TokenId> FolderText::token_to_id(std::string_view token) {
+  return native() != nullptr ? tokenizer_->token_to_id(token) : hf_->token_to_id(token);
+}
+
+std::optional<TokenId> FolderText::eos_id() { return native() != nullptr ? tokenizer_->eos_id() : hf_->eos_id(); }
+
+const std::vector<TokenId>& FolderText::eos_ids() { return native() != nullptr ? tokenizer_->eos_ids() : hf_->eos_ids(); }
+
+int64_t FolderText::id_limit() { return native() != nullptr ? tokenizer_->id_limit() : hf_->id_limit(); }
+
+RenderedChat FolderText::render(std::span<const Message> messages, const ChatOptions& options) {
+  if (chat_ && !chat_->knows_tools() && uses_tools(messages, options)) {
+    return through_transformers(concat("[chat_template] this spelling of ", chat_->name(),
+                                       " is known for conversations without tools; got some. Remove such rows."))
+        .render(messages, options);
+  }
+  return chat_ ? chat_->render(messages, options) : hf_->render(messages, options);
+}
+
+std::optional<std::string> FolderText::end_of_turn() { return chat_ ? std::optional(chat_->end_of_turn()) : std::nullopt; }
+
+}  // namespace qlorapp::cli

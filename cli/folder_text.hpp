@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Tokenizer and chat template of a model folder, opened when something needs them: by this library, or where it does not know them
+/// by transformers (hf_text.hpp).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "hf_text.hpp"
+#include "qlorapp/data/text_tools.hpp"
+
+namespace qlorapp::cli {
+
+class FolderText : public TextTools {
+ public:
+  /// @param chat_template  a name of ChatTemplate::names(), a .jinja file, or empty for the folder's own.
+  FolderText(std::string folder, std::string chat_template)
+      : folder_(std::move(folder)), chat_template_(std::move(chat_template)) {}
+
+  [[nodiscard]] bool has_tokenizer() override;
+  [[nodiscard]] bool has_template() override;
+  void require_tokenizer(const std::string& file) override;
+  void require_template(const std::string& file) override;
+
+  [[nodiscard]] Encoding encode(std::string_view text, bool add_special_tokens) override;
+  [[nodiscard]] std::string decode(std::span<const TokenId> ids, bool skip_special_tokens) override;
+  [[nodiscard]] std::optional<TokenId> token_to_id(std::string_view token) override;
+  [[nodiscard]] std::optional<TokenId> eos_id() override;
+  [[nodiscard]] const std::vector<TokenId>& eos_ids() override;
+  [[nodiscard]] int64_t id_limit() override;
+  [[nodiscard]] RenderedChat render(std::span<const Message> messages, const ChatOptions& options) override;
+  [[nodiscard]] std::optional<std::string> end_of_turn() override;
+
+ private:
+  /// The tokenizer of this library, if the folder has one that it knows.
+  const Tokenizer* native();
+  /// transformers' in place of what this library refused with `error`. @throws `error` with the way out where there is none.
+  HfText& through_transformers(const std::string& error);
+
+  std::string folder_, chat_template_;
+  std::optional<Tokenizer> tokenizer_;
+  std::optional<ChatTemplate> chat_;
+  std::unique_ptr<HfText> hf_;
+  std::string tokenizer_error_;  ///< Why this library cannot read the tokenizer.
+  bool tokenizer_opened_ = false, template_opened_ = false, hf_renders_ = false;
+};
+
+}  // namespace qlorapp::cli

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Tokenizer and chat template of transformers in a Python process beside this one: python/qlorapp/hf_text.py.
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "qlorapp/data/text_tools.hpp"
+
+namespace qlorapp::cli {
+
+/// One request, one answer, over a socket; the process ends with this object.
+class HfText {
+ public:
+  /// @returns null without QLORAPP_PYTHON and QLORAPP_HF_TEXT (interpreter and script), which `python -m qlorapp` sets.
+  /// @param chat_template  a .jinja file in place of the folder's; empty: none.
+  /// @throws ValueError with what Python says where transformers is missing or cannot read the folder.
+  static std::unique_ptr<HfText> start(const std::string& folder, const std::string& chat_template);
+  ~HfText();
+  HfText(const HfText&) = delete;
+  HfText& operator=(const HfText&) = delete;
+
+  [[nodiscard]] bool has_template() const { return has_template_; }
+  [[nodiscard]] const std::vector<TokenId>& eos_ids() const { return eos_ids_; }
+  [[nodiscard]] std::optional<TokenId> eos_id() const { return eos_id_; }
+  [[nodiscard]] int64_t id_limit() const { return id_limit_; }
+
+  [[nodiscard]] Encoding encode(std::string_view text, bool add_special_tokens);
+  [[nodiscard]] std::string decode(std::span<const TokenId> ids, bool skip_special_tokens);
+  [[nodiscard]] std::optional<TokenId> token_to_id(std::string_view token);
+  [[nodiscard]] RenderedChat render(std::span<const Message> messages, const ChatOptions& options);
+
+ private:
+  HfText(int socket, pid_t process) : socket_(socket), process_(process) {}
+  /// @throws ValueError with the answer's error; IoError when the process has ended.
+  nlohmann::ordered_json ask(const nlohmann::ordered_json& request);
+  void send_line(const std::string& line);
+  std::string receive_line();
+
+  int socket_;
+  pid_t process_;
+  std::string received_;
+  bool has_template_ = false;
+  std::vector<TokenId> eos_ids_;
+  std::optional<TokenId> eos_id_;
+  int64_t id_limit_ = 0;
+};
+
+}  // namespace qlorapp::cli

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training loop in C++ under transformers' Trainer or TRL's: they prepare, log, evaluate, save and call back; C++ computes the steps."""
+
+import copy
+import json
+import logging
+import time
+from typing import Any
+
+import torch
+
+from .. import _C
+from ..precision import own_dtypes
+from . import loop_predicate, rows
+from .forward import engine_of
+from .training_arguments import CHOSEN, for_cpp
+
+_log = logging.getLogger("qlorapp")
+_FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
+
+
+class CppLoop:
+    """Mixed in before transformers' Trainer or TRL's. train() is theirs; the loop inside is C++'s where loop_predicate lets it."""
+
+    #: The run under way, while C++ computes it.
+    _run: "CppRun | None" = None
+    #: The optimizer and scheduler that callbacks were shown of such a run, which computed nothing; and those that transformers' loop made.
+    _shown: tuple[Any, Any] = (None, None)
+    _made: tuple[Any, Any] = (None, None)
+    _told: str = ""
+
+    def _inner_training_loop(self: Any, batch_size: int | None = None, **given: Any) -> Any:
+        if batch_size is not None:
+            self._train_batch_size = batch_size  # a smaller one, where auto_find_batch_size tries again
+        folder, trial, ignore_keys = (given.get(k) for k in ("resume_from_checkpoint", "trial", "ignore_keys_for_eval"))
+        reason = loop_predicate.why_not(self, folder)
+        if not reason:
+            loader = self.get_train_dataloader()
+            try:
+                found = rows.read(loader.dataset, loader.collate_fn, self._train_batch_size)
+            except rows.OtherRowsError as other:
+                reason = str(other)
+            else:
+                return CppRun(self, found, trial, ignore_keys).train(folder)
+        loop_predicate.refuse_half_a_checkpoint(folder, reason)
+        if reason != self._told:
+            self._told = reason
+            _log.warning(
+                "[Trainer] transformers' loop runs this training: %s. Results are the same; steps are slower.",
+                reason.rstrip("."),
+            )
+        self._drop(self._shown)
+        had = (self.optimizer, self.lr_scheduler)
+        try:
+            return super()._inner_training_loop(batch_size, **given)  # type: ignore[misc]
+        finally:
+            if had == (None, None):
+                self._made = (self.optimizer, self.lr_scheduler)
+
+    def _drop(self: Any, own: tuple[Any, Any]) -> None:
+        """Forgets an optimizer and a scheduler that were made here, if they are still the trainer's."""
+        if self.optimizer is own[0]:
+            self.optimizer = None
+        if self.lr_scheduler is own[1]:
+            self.lr_scheduler = None
+        self._shown = (None, None)
+
+    def _save_optimizer_and_scheduler(self: Any, output_dir: str) -> None:
+        if self._run is None:
+            super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
+        else:
+            self._run.save(output_dir)
+
+    def _note_tokens(self, tokens: int, to_log: bool) -> None:
+        """Input tokens that the C++ loop has read so far. to_log: there were steps since the last log entry of the training."""
+
+
+class CppRun:
+    """One train() in C++."""
+
+    def __init__(self, trainer: Any, found: list[rows.Row], trial: Any, ignore_keys: list[str] | None) -> None:
+        self.trainer, self.trial, self.ignore_keys = trainer, trial, ignore_keys
+        self.flos, self.started = 0.0, 0.0
+        base = loop_predicate.levels_of(trainer.model)[-1]
+        engine = engine_of(base)
+        assert engine is not None
+        self.engine = engine
+        hooks = {"event": self._on_event, "log": self._on_summary, "log_evaluate_save": self._log_evaluate_save}
+        packed = any(len(row.lengths) > 1 for row in found)
+        self.core = _C.Trainer(
+            engine.core,
+            for_cpp(trainer.args, trainer._train_batch_size),
+            [(row.input_ids, row.labels) for row in found],
+            [],
+            base.name_or_path,
+            hooks,
+            row_lengths=[row.lengths for row in found] if packed else [],
+        )
+        if getattr(trainer.args, "memory_budget", "") or trainer.args.auto_find_batch_size:
+            self._take_what_was_chosen()
+
+    def _take_what_was_chosen(self) -> None:
+        trainer, chosen = self.trainer, json.loads(self.core.arguments())
+        trainer.args = copy.copy(trainer.args)  # the caller's own may be used again
+        for name in CHOSEN:
+            if hasattr(trainer.args, name):
+                setattr(trainer.args, name, chosen[name])
+        trainer._train_batch_size = trainer.args.per_device_train_batch_size = chosen["per_device_train_batch_size"]
+
+    def train(self, folder: str | None) -> Any:
+        """transformers' TrainOutput."""
+        trainer = self.trainer
+        trainer.accelerator.free_memory()
+        trainer._drop(trainer._shown)
+        trainer._drop(trainer._made)
+        loader = trainer.get_train_dataloader()
+        epochs, updates, _, samples, _, _, max_steps = trainer.set_initial_training_values(trainer.args, loader)
+        trainer._init_training_state(max_steps, updates, epochs, folder, self.trial)
+        trainer.model_wrapped = trainer.accelerator.prepare_model(trainer.model)  # evaluation runs in it
+        self._show(loader, max_steps)
+        trainer.model.zero_grad()
+        self.core.zero_grad()
+        self.engine.forget_keep()
+        self.started = time.time()
+        trainer._run = self
+        try:
+            with own_dtypes(self.engine.core.device):
+                self.core.train(folder)
+            self._sync()
+            self._take_losses()
+            return trainer._finalize_training(self.trial, samples, self.started)
+        except KeyboardInterrupt:
+            self._leave_checkpoint()
+            raise
+        finally:
+            trainer._run = None
+            trainer.is_in_train = False
+            del self.core  # which holds the hooks, and these the run
+            self.engine.forget_keep()
+
+    def _show(self, loader: Any, max_steps: int) -> None:
+        """What callbacks are given: an optimizer and a scheduler that tell the learning rate, and the loader of the same batches."""
+        trainer, handler = self.trainer, self.trainer.callback_handler
+        trainer.create_optimizer()
+        trainer.create_scheduler(num_training_steps=max_steps)
+        trainer._shown = (trainer.optimizer, trainer.lr_scheduler)
+        handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
+        handler.train_dataloader = loader
+
+    def _sync(self) -> None:
+        """transformers' state, from C++'s."""
+        trainer, now = self.trainer, self.core.state()
+        if now["global_step"] > trainer.state.global_step:  # transformers counts epochs by steps, too
+            trainer.state.epoch, trainer.state.global_step = now["epoch"], now["global_step"]
+        if trainer.args.include_num_input_tokens_seen != "no":
+            trainer.state.num_input_tokens_seen = now["num_input_tokens_seen"]
+        trainer.current_flos += now["total_flos"] - self.flos
+        self.flos = now["total_flos"]
+
+    # --- what C++ calls
+
+    def _on_event(self, name: str, control: Any) -> None:
+        trainer = self.trainer
+        if name == "train_end":  # told by _finalize_training, after the best model is loaded
+            return
+        if name == "train_begin":
+            self._begin()
+        self._sync()
+        if name != "optimizer_step":  # transformers steps its scheduler after that
+            self._show_rate()
+        trainer.control = getattr(trainer.callback_handler, f"on_{name}")(trainer.args, trainer.state, trainer.control)
+        self._check_rate()
+        if name == "step_begin" and not trainer.model.training:
+            trainer.model.train()
+        if name == "train_begin" and trainer.args.eval_on_start:
+            trainer._evaluate(self.trial, self.ignore_keys, skip_scheduler=True)
+        self._tell(control)
+
+    def _begin(self) -> None:
+        """The counters of transformers' loop, which its logging reads. A resumed run goes on in the middle of a log interval."""
+        trainer, now = self.trainer, self.core.state()
+        total, *_ = self.core.losses_since_log()
+        self.flos = now["total_flos"]
+        trainer._initial_num_input_tokens_seen = now["num_input_tokens_seen"]
+        trainer._initial_global_step = now["global_step"]
+        trainer._tr_loss = torch.zeros((), dtype=torch.float64)
+        trainer._total_loss_scalar = -total  # of steps that were another run's
+        trainer._globalstep_last_logged = now["global_step"]
+
+    def _tell(self, control: Any) -> None:
+        for flag in _FLAGS:
+            setattr(control, flag, getattr(self.trainer.control, flag))
+
+    def _show_rate(self) -> None:
+        trainer, self._rate = self.trainer, self.core.learning_rate
+        trainer.lr_scheduler._last_lr = [self._rate for _ in trainer.optimizer.param_groups]
+        for group in trainer.optimizer.param_groups:
+            group["lr"] = self._rate
+
+    def _check_rate(self) -> None:
+        if any(group["lr"] != self._rate for group in self.trainer.optimizer.param_groups):
+            raise ValueError(
+                "[Trainer] a callback has changed optimizer.param_groups, which the C++ loop does not read. Override create_scheduler, or pass "
+                "optimizers=(optimizer, scheduler), to steer the learning rate."
+            )
+
+    def _on_summary(self, record: dict[str, Any], training: bool, start: float) -> None:
+        """C++'s figures of the whole run: transformers makes its own."""
+
+    def _log_evaluate_save(self, control: Any) -> None:
+        trainer = self.trainer
+        norm, rate = self._take_losses()
+        trainer._maybe_log_save_evaluate(
+            trainer._tr_loss,
+            norm,
+            trainer.model,
+            self.trial,
+            trainer.state.epoch,
+            self.ignore_keys,
+            self.started,
+            learning_rate=rate,
+        )
+        self._forget_logged()
+        self._tell(control)
+
+    def _take_losses(self) -> tuple[float, float]:
+        """What transformers' loop has added up since its last log entry. @returns the last gradient norm and learning rate."""
+        trainer = self.trainer
+        total, steps, norm, rate = self.core.losses_since_log()
+        trainer._tr_loss.fill_(total)
+        trainer._globalstep_last_logged = trainer.state.global_step - steps
+        trainer._note_tokens(self.core.state()["num_input_tokens_seen"], steps > 0)
+        return norm, rate
+
+    def _forget_logged(self) -> None:
+        if self.trainer._globalstep_last_logged == self.trainer.state.global_step:
+            self.core.forget_losses()
+
+    def save(self, folder: str) -> None:
+        """C++'s part of a checkpoint."""
+        self._forget_logged()
+        self.core.save_state(folder)
+
+    def _leave_checkpoint(self) -> None:
+        """After Ctrl-C or a notebook's stop button: the whole steps so far are not lost."""
+        trainer = self.trainer
+        self._sync()
+        if trainer.state.global_step > 0:
+            trainer._save_checkpoint(trainer.model, self.trial)
+            _log.warning(
+                "[Trainer] stopped after step %d of %d, and saved a checkpoint; go on with train(resume_from_checkpoint=True).",
+                trainer.state.global_step, trainer.state.max_steps,
+            )  # fmt: skip

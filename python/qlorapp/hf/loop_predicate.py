@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the C++ loop computes what a trainer of transformers or TRL would: the one place that decides it."""
+
+import itertools
+import os
+from typing import Any
+
+import datasets  # type: ignore[import-untyped]  # it has none
+import torch
+
+from .. import _C
+from . import pristine
+from .forward import EngineForward, engine_of
+from .rows import is_known
+from .training_arguments import for_cpp
+
+#: Methods that the C++ loop takes the place of. One that is overridden is called by transformers' loop alone.
+REPLACED = (
+    "training_step", "compute_loss", "compute_loss_context_manager", "autocast_smart_context_manager", "get_batch_samples",
+    "_get_num_items_in_batch", "_prepare_inputs", "_prepare_input", "_clip_grad_norm", "_get_grad_norm", "floating_point_ops",
+    "create_optimizer_and_scheduler", "create_optimizer", "create_scheduler", "get_optimizer_cls_and_kwargs", "get_decay_parameter_names",
+    "_get_learning_rate", "get_train_dataloader", "_get_dataloader", "_get_train_sampler", "_track_num_input_tokens", "_run_epoch",
+    "_prepare_for_training", "_wrap_model", "create_accelerator_and_postprocess", "set_initial_training_values",
+)  # fmt: skip
+#: Modules whose methods the C++ loop knows.
+_KNOWN = (
+    "transformers.trainer", "trl.trainer.base_trainer", "trl.trainer.sft_trainer", f"{__package__}.cpp_loop", f"{__package__}.trainer",
+    f"{__package__}.sft",
+)  # fmt: skip
+#: Arguments that the C++ loop does not know, where they are set.
+_UNUSUAL = (
+    "deepspeed", "fsdp", "torch_compile", "optim_args", "optim_target_modules", "use_liger_kernel", "debug", "parallelism_config",
+)  # fmt: skip
+#: What a run state of the C++ loop is saved as, and one of transformers'.
+RUN_STATE, OPTIMIZER = "run_state.json", "optimizer.pt"
+
+
+def why_not(trainer: Any, resume_from: str | None = None) -> str:
+    """Empty where the C++ loop may compute the run; else the reason, for people. The rows are still to be read."""
+    return (
+        _overridden(trainer)
+        or _asked_for(trainer)
+        or _unusual_arguments(trainer.args)
+        or _data(trainer)
+        or _model(trainer)
+        or _checkpoint(resume_from)
+    )
+
+
+def _overridden(trainer: Any) -> str:
+    for name in REPLACED:
+        if name in vars(trainer):
+            return f"{name} was replaced"
+        for kind in type(trainer).__mro__:
+            held = vars(kind).get(name)
+            if held is None:
+                continue
+            origin = getattr(getattr(held, "__func__", held), "__module__", None)
+            if kind.__module__ not in _KNOWN or origin not in _KNOWN:
+                return f"{kind.__name__}.{name} is overridden"
+            if kind.__module__.startswith("transformers."):
+                break
+    return ""
+
+
+def _asked_for(trainer: Any) -> str:
+    """What was given to the trainer beside its arguments."""
+    own = [id(made) for made in (*trainer._shown, *trainer._made)]
+    for name, value in {
+        "optimizers": trainer.optimizer if id(trainer.optimizer) not in own else None,
+        "a scheduler": trainer.lr_scheduler if id(trainer.lr_scheduler) not in own else None,
+        "optimizer_cls_and_kwargs": trainer.optimizer_cls_and_kwargs,
+        "compute_loss_func": trainer.compute_loss_func,
+        "label_smoothing_factor": trainer.label_smoother,
+        "neftune_noise_alpha": trainer.neftune_noise_alpha,
+    }.items():
+        if value is not None:
+            return f"{name} was given"
+    if getattr(trainer, "aux_loss_enabled", False):
+        return "the loss has a part of the router's"
+    if getattr(trainer.args, "loss_type", "nll") != "nll":
+        return f"loss_type={trainer.args.loss_type!r}"
+    return ""
+
+
+def _unusual_arguments(args: Any) -> str:
+    config = args.accelerator_config  # what divides batches among processes changes nothing for one
+    if not config.use_seedable_sampler:
+        return "accelerator_config has use_seedable_sampler=False"
+    if config.gradient_accumulation_kwargs:
+        return f"accelerator_config has gradient_accumulation_kwargs={config.gradient_accumulation_kwargs}"
+    for name in _UNUSUAL:
+        if value := getattr(args, name, None):
+            return f"{name}={value}"
+    if args.world_size > 1:
+        return f"{args.world_size} processes train together"
+    try:
+        _C.check_training_arguments(for_cpp(args))
+    except (ValueError, TypeError) as error:
+        return str(error)
+    return ""
+
+
+def _data(trainer: Any) -> str:
+    data = trainer.train_dataset
+    indexed = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    if not indexed or isinstance(data, torch.utils.data.IterableDataset):
+        return "the data set has no length, or cannot be read by index"
+    if isinstance(data, datasets.Dataset) and data.format["type"] == "custom":
+        return "the data set transforms its rows as they are read"
+    if not is_known(trainer.data_collator):
+        return f"the collator is a {type(trainer.data_collator).__name__}"
+    return ""
+
+
+def _model(trainer: Any) -> str:
+    model = trainer.model
+    levels = levels_of(model)
+    base = levels[-1]
+    engine = engine_of(base)
+    if engine is None:
+        return "the model has no engine: it is not of a family that C++ knows, or was not loaded by this library"
+    for level in levels:
+        if any((level._forward_hooks, level._forward_pre_hooks, level._backward_hooks, level._backward_pre_hooks)):
+            return f"{type(level).__name__} has hooks"
+        if not _is_own_forward(vars(level).get("forward")) and not hasattr(level, "_original_forward"):  # accelerate's autocast
+            return f"the forward of {type(level).__name__} was replaced"
+    if reason := pristine.why_not(engine, base, needs_gradients=True):
+        return reason
+    core, args = engine.core, trainer.args
+    for option, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        if getattr(args, option) and core.dtype != _C.dtype_on(str(core.device), dtype):
+            return f"{option}=True, and the model computes in {core.dtype}. Load it with dtype={dtype}"
+    active = {id(parameter) for parameter in engine.active_parameters()}
+    if not active:
+        return "no adapter is active"
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad != (id(parameter) in active):
+            return f"{name} is {'trained, too' if parameter.requires_grad else 'frozen'}"
+        if parameter.requires_grad and (parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)):
+            return f"{name} has hooks"
+    return ""
+
+
+def levels_of(model: Any) -> list[Any]:
+    """PEFT's model, its tuner and the model of transformers, or the last alone."""
+    return [model, model.base_model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
+
+
+def _is_own_forward(forward: Any) -> bool:
+    """None stands there, the engine, or TRL's head over the engine."""
+    if forward is None or isinstance(forward, EngineForward):
+        return True
+    function = getattr(forward, "__func__", None)
+    return function is not None and any(
+        isinstance(held, EngineForward)
+        for cell in itertools.chain(function.__closure__ or ())
+        if getattr(function.__code__, "co_name", "") == "_fused_forward"
+        for held in [cell.cell_contents]
+    )
+
+
+def _checkpoint(folder: str | None) -> str:
+    if folder is None or os.path.isfile(os.path.join(folder, RUN_STATE)):
+        return ""
+    what = (
+        "of transformers' own loop"
+        if os.path.isfile(os.path.join(folder, OPTIMIZER))
+        else "without a run state (save_only_model)"
+    )
+    return f"{folder} is a checkpoint {what}"
+
+
+def refuse_half_a_checkpoint(folder: str | None, reason: str) -> None:
+    """transformers would begin anew with the optimizer and the schedule, and not say so.
+
+    @raises ValueError for a checkpoint of the C++ loop.
+    """
+    if folder is None or not os.path.isfile(os.path.join(folder, RUN_STATE)) or os.path.isfile(os.path.join(folder, OPTIMIZER)):
+        return
+    raise ValueError(
+        f"[Trainer] {folder} was written by the C++ loop, and transformers' loop runs this training: {reason}. It has no {OPTIMIZER} and no "
+        "scheduler.pt, which that loop needs. Train as the run that wrote it, or begin anew with its adapter: "
+        "PeftModel.from_pretrained(model, checkpoint, is_trainable=True)."
+    )

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a data set as the trainer's own collator makes them, for C++: tokens, labels, and where packed rows lie."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+
+#: Collators of transformers that give a row the same tokens and labels alone as in a batch, every time. By identity: subclasses differ.
+_OF_TRANSFORMERS = (
+    transformers.DefaultDataCollator, transformers.DataCollatorWithPadding, transformers.DataCollatorForLanguageModeling,
+    transformers.DataCollatorForSeq2Seq, transformers.DataCollatorWithFlattening,
+)  # fmt: skip
+#: What batches may hold: read here, or repeated from position_ids.
+_READ = {"input_ids", "labels", "attention_mask", "position_ids"}
+_REPEATED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "seq_lengths"}
+_IGNORED = -100
+
+
+class OtherRowsError(Exception):
+    """Rows that C++ does not read as transformers does; the reason, for people."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row without padding."""
+
+    input_ids: list[int]
+    labels: list[int]
+    #: Of the rows that were packed into it; one: none were.
+    lengths: list[int]
+
+
+def is_known(collator: Any) -> bool:
+    """Is it a collator whose rows can be made one at a time?"""
+    kind = type(collator)
+    if collator is transformers.default_data_collator or kind in _OF_TRANSFORMERS:
+        return not getattr(collator, "mlm", False)
+    return (kind.__module__, kind.__name__) == ("trl.trainer.sft_trainer", "DataCollatorForLanguageModeling")
+
+
+def read(dataset: Any, collate: Callable[[list[Any]], Any], batch_size: int) -> list[Row]:
+    """Every row of a data set. @raises OtherRowsError with the reason."""
+    rows = []
+    for i in range(len(dataset)):
+        found = rows_in(collate([dataset[i]]))
+        if len(found) != 1:
+            raise OtherRowsError(f"row {i} of the data set is collated into {len(found)}")
+        rows.append(found[0])
+    if batch_size > 1 and len(rows) > 1:
+        _check_batching(dataset, collate, rows, batch_size)
+    return rows
+
+
+def _check_batching(dataset: Any, collate: Callable[[list[Any]], Any], rows: list[Row], batch_size: int) -> None:
+    """A batch of the longest rows and the shortest one must hold what they are alone: padding on the left makes other targets."""
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i].input_ids))
+    first_counts = [i for i in order if rows[i].labels[0] != _IGNORED]
+    some = list(dict.fromkeys([*first_counts[:1], *order[:1], *reversed(order[1:])]))[:batch_size]
+    try:
+        together = rows_in(collate([dataset[i] for i in some]))
+    except ValueError as error:
+        raise OtherRowsError(f"the collator cannot put rows of different lengths into a batch: {error}") from None
+    if _laid_out(together) != _laid_out([rows[i] for i in some]):
+        raise OtherRowsError("the collator makes other rows in a batch than one by one")
+
+
+def _laid_out(rows: list[Row]) -> tuple[list[int], list[int], list[int]]:
+    """All rows, one behind the other. What a row's first token predicts nothing for is left out of the labels."""
+    ids, labels, lengths = [], [], []
+    for row in rows:
+        ids += row.input_ids
+        lengths += row.lengths
+        begin = 0
+        for length in row.lengths:
+            labels += [_IGNORED, *row.labels[begin + 1 : begin + length]]
+            begin += length
+    return ids, labels, lengths
+
+
+def rows_in(batch: Any) -> list[Row]:
+    """The rows of a collated batch. @raises OtherRowsError where transformers would count labels that C++ does not see."""
+    if unknown := sorted(set(batch.keys()) - _READ - _REPEATED):
+        raise OtherRowsError(f"batches have {', '.join(unknown)}")
+    if "labels" not in batch:
+        raise OtherRowsError("batches have no labels")
+    ids, labels = batch["input_ids"], batch["labels"]
+    if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.shape != labels.shape:
+        raise OtherRowsError("input_ids and labels are not of one shape (B, T)")
+    mask = batch.get("attention_mask")
+    mask = torch.ones_like(ids) if mask is None else mask
+    positions = batch.get("position_ids")
+    return [_row(ids[i], labels[i], mask[i], None if positions is None else positions[i]) for i in range(len(ids))]
+
+
+def _row(ids: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor | None) -> Row:
+    if mask.shape != ids.shape:
+        raise OtherRowsError("attention_mask is not (B, T)")
+    here = mask.nonzero().flatten()
+    if len(here) == 0:
+        raise OtherRowsError("a row has no tokens")
+    begin, end = int(here[0]), int(here[-1]) + 1
+    if end - begin != len(here):
+        raise OtherRowsError("an attention_mask has holes")
+    outside = torch.cat([labels[:begin], labels[end:]])
+    if bool((outside != _IGNORED).any()) or (begin > 0 and int(labels[begin]) != _IGNORED):
+        raise OtherRowsError(
+            "labels stand on padding, or on a first token behind padding. Mask them with -100, and pad on the right"
+        )
+    tokens, targets = ids[begin:end].tolist(), labels[begin:end].tolist()
+    lengths = [len(tokens)] if positions is None else _lengths(positions[begin:end].tolist())
+    for start in itertools.accumulate(lengths[:-1]):
+        if targets[start] != _IGNORED:
+            raise OtherRowsError("a packed row's first token is a target of the row before it")
+    return Row(tokens, targets, lengths)
+
+
+def _lengths(positions: list[int]) -> list[int]:
+    """Of the rows in a pack: each counts its tokens from 0."""
+    starts = [i for i, position in enumerate(positions) if position == 0]
+    lengths = [end - start for start, end in itertools.pairwise([*starts, len(positions)])]
+    if [i for length in lengths for i in range(length)] != positions:
+        raise OtherRowsError("position_ids do not count each row's tokens from 0")
+    return lengths

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainer: transformers' own over the C++ loop."""
+
+from typing import Any
+
+import torch
+import transformers
+
+from .cpp_loop import CppLoop
+from .optimizers import class_and_options
+
+
+class Trainer(CppLoop, transformers.Trainer):  # type: ignore[misc]  # the mixin's methods take what theirs do
+    """transformers' Trainer. train() runs in C++ while nothing is overridden or asked for that the C++ loop does not compute.
+
+    Else transformers' loop runs, which is logged with the reason. Callbacks, logs, evaluation and checkpoints are transformers' both ways.
+    """
+
+    def __init__(self, *args: Any, tokenizer: Any = None, **options: Any) -> None:
+        """transformers' arguments. tokenizer: the older name of processing_class."""
+        if tokenizer is not None:
+            options.setdefault("processing_class", tokenizer)
+        super().__init__(*args, **options)
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, dict[str, Any]]:
+        """transformers' own; bitsandbytes' AdamWs are this library's, which needs no bitsandbytes."""
+        return class_and_options(args) or transformers.Trainer.get_optimizer_cls_and_kwargs(args, model)
+
+    def prediction_step(
+        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Any, Any, Any]:
+        """transformers' own, without the logits that it would make and throw away."""
+        if not prediction_loss_only or inputs.get("labels") is None or self.label_names != ["labels"]:
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            count = self._get_num_items_in_batch([inputs], self.args.device)
+            loss: Any = self.compute_loss(model, inputs, num_items_in_batch=count)
+        return loss.detach().mean(), None, None

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TrainingArguments and SFTConfig: transformers' and TRL's own, with the options of the C++ loop as extra fields."""
+
+import dataclasses
+import functools
+import json
+from typing import Any
+
+import transformers
+from trl.trainer import sft_config
+
+from .. import _C
+from ..field_table import _type, plain
+from .older_names import modern
+
+#: Options of the C++ loop that neither transformers nor TRL has. Type, default and text come from C++'s field table.
+OWN = (
+    "checkpoint_keep", "loss_chunk_rows", "mlp_tile_rows", "weight_workspace", "embedding_on_host", "memory_budget", "fp8", "cuda_graphs",
+    "worst_case_first", "count_position_zero",
+)  # fmt: skip
+
+#: Options of transformers that decide what the C++ loop computes. What is around a step stays transformers'.
+_OF_A_STEP = (
+    "gradient_accumulation_steps", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps", "optim",
+    "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "bf16", "fp16", "tf32", "torch_empty_cache_steps", "auto_find_batch_size",
+    "train_sampling_strategy", "dataloader_drop_last", "seed", "data_seed", "full_determinism", "ignore_data_skip",
+)  # fmt: skip
+
+#: Fields that memory_budget and auto_find_batch_size decide.
+CHOSEN = (
+    "gradient_accumulation_steps",
+    "checkpoint_keep",
+    "loss_chunk_rows",
+    "mlp_tile_rows",
+    "weight_workspace",
+    "embedding_on_host",
+)
+
+
+def for_cpp(args: Any, batch_size: int | None = None) -> str:
+    """The JSON that the C++ trainer reads. Logging, evaluation and saving are left to transformers.
+
+    batch_size: rows of a micro-batch; None: per_device_train_batch_size.
+    """
+    told = {name: plain(getattr(args, name)) for name in (*_OF_A_STEP, *OWN) if hasattr(args, name)}
+    told["per_device_train_batch_size"] = args.per_device_train_batch_size if batch_size is None else batch_size
+    told["max_grad_norm"] = args.max_grad_norm or 0.0
+    told["gradient_checkpointing"] = bool(args.gradient_checkpointing)
+    if getattr(args, "activation_offloading", False):  # TRL's
+        told["checkpoint_keep"] = ["input_on_host"]
+    if args.lr_scheduler_kwargs:
+        told["lr_scheduler_kwargs"] = plain(args.lr_scheduler_kwargs)
+    return json.dumps({**told, "logging_strategy": "no", "eval_strategy": "no", "save_strategy": "no", "report_to": ["none"]})
+
+
+def _fields() -> list[tuple[str, Any, Any]]:
+    """dataclasses' triples of OWN, in the table's order."""
+    made = []
+    for name, kind, default, doc, *_ in _C.training_arguments_fields():
+        if name not in OWN:
+            continue
+        value, metadata = json.loads(default), {"help": doc.replace("%", "%%")}  # HfArgumentParser hands it to argparse
+        spec: Any = dataclasses.field(default=value, metadata=metadata)
+        if isinstance(value, list):
+            spec = dataclasses.field(default_factory=functools.partial(json.loads, default), metadata=metadata)
+        made.append((name, _type(kind), spec))
+    return made
+
+
+def _with_own_options(name: str, base: type) -> type:
+    """A dataclass over transformers' or TRL's, with OWN and the older names."""
+
+    def __post_init__(self: Any) -> None:
+        if isinstance(self.checkpoint_keep, str):
+            self.checkpoint_keep = [self.checkpoint_keep]
+        base.__post_init__(self)  # type: ignore[attr-defined]
+        _C.check_training_arguments(json.dumps({option: plain(getattr(self, option)) for option in OWN}))
+
+    doc = f"{base.__module__.partition('.')[0]}'s {base.__name__}, with the options of the C++ loop: {', '.join(OWN)}."
+    made: Any = dataclasses.make_dataclass(
+        name, _fields(), bases=(base,), namespace={"__post_init__": __post_init__, "__doc__": doc, "__module__": __name__}
+    )
+    known = {field.name for field in dataclasses.fields(made)}
+    plain_init = made.__init__
+
+    @functools.wraps(plain_init)
+    def __init__(self: Any, *args: Any, **options: Any) -> None:
+        plain_init(self, *args, **modern(name, known, options))
+
+    made.__init__ = __init__
+    return made  # type: ignore[no-any-return]
+
+
+TrainingArguments: Any = _with_own_options("TrainingArguments", transformers.TrainingArguments)
+SFTConfig: Any = _with_own_options("SFTConfig", sft_config.SFTConfig)

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenizer and chat template of transformers behind a socket: what the qlorapp program asks for texts that it cannot read itself.
+
+python hf_text.py MODEL_FOLDER [CHAT_TEMPLATE_FILE], with the socket as standard input. One JSON object a line: {"do": …} is answered by
+{"ok": …} or {"error": "one line"}. Ranges are bytes of the text's UTF-8. It stands alone: the library is not loaded.
+"""
+
+import sys
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this folder, in which a random.py stands
+
+import copy
+import json
+import os
+import re
+import signal
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any
+
+GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+Range = tuple[int, int]
+
+
+# --- where the assistant speaks, for templates without {% generation %}
+
+
+def assistant_range(
+    render: Callable[..., str], messages: list[dict[str, Any]], i: int, text: str, specials: Iterable[str]
+) -> tuple[Range, bool] | None:
+    """Where in `text` the model has to produce message `i`: from where generation would begin to behind the end-of-turn token.
+
+    The conversation up to the message, with the header of an answer behind it, must be how the whole text begins: None otherwise.
+    @returns the range in characters, and whether a special token ends it.
+    """
+    head = render(messages[:i], add_generation_prompt=True) if i else None
+    if head is None or not text.startswith(head):
+        return None
+    message, specials = messages[i], list(specials)
+    content = message.get("content")
+    if message.get("tool_calls"):
+        return _range_of_calls(render, messages, i, text, specials, len(head))
+    at = text.find(content.strip(), len(head)) if isinstance(content, str) else -1
+    if at < 0:
+        return None
+    end = at + len(str(content).strip())
+    rest = text[end:].lstrip()  # some templates keep the white space at the end of a content
+    special = max((token for token in specials if rest.startswith(token)), key=len, default=None)
+    return ((len(head), end if special is None else len(text) - len(rest) + len(special)), special is not None)
+
+
+def _range_of_calls(
+    render: Callable[..., str], messages: list[dict[str, Any]], i: int, text: str, specials: list[str], begin: int
+) -> tuple[Range, bool] | None:
+    """A message with tool calls. Of another last call the text differs up to the end of the turn's own text, and not behind it."""
+    other = copy.deepcopy(messages)
+    call = other[i]["tool_calls"][-1]
+    call = call.get("function") or call
+    call["name"] = "\u241e"
+    call["arguments"] = "\u241e" if isinstance(call.get("arguments"), str) else {"\u241e": "\u241e"}
+    changed = render(other)
+    if changed == text:
+        return None  # the template does not write tool calls
+    same = len(os.path.commonprefix([text[::-1], changed[::-1]]))
+    found = [(at, token) for token in specials if (at := text.find(token, max(begin, len(text) - same))) >= 0]
+    if not found:
+        return ((begin, len(text)), False)
+    at, special = min(found, key=lambda hit: (hit[0], -len(hit[1])))
+    return ((begin, at + len(special)), True)
+
+
+def special_tokens(tokenizer: Any) -> list[str]:
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return [*tokenizer.all_special_tokens, *(token.content for token in added.values() if token.special)]
+
+
+# --- the service
+
+
+class Service:
+    def __init__(self, folder: str, template_file: str) -> None:
+        try:
+            import transformers
+        except ImportError as error:
+            raise ValueError(f'transformers is not installed ({error}): pip install "qlorapp[hf]"') from None
+        transformers.utils.logging.set_verbosity_error()
+        self.folder = folder
+        self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        if template_file:
+            with open(template_file, encoding="utf-8") as file:
+                self.tokenizer.chat_template = file.read()
+
+    def open(self) -> dict[str, Any]:
+        tokenizer = self.tokenizer
+        ends = [
+            tokenizer.eos_token_id,
+            *(id for name in ("generation_config.json", "config.json") for id in self._ends_in(name)),
+        ]
+        return {
+            "template": bool(tokenizer.chat_template),
+            "eos_id": tokenizer.eos_token_id,
+            "eos_ids": list(dict.fromkeys(id for id in ends if id is not None)),
+            "id_limit": 1 + max(tokenizer.get_vocab().values()),
+        }
+
+    def _ends_in(self, name: str) -> list[int]:
+        path = os.path.join(self.folder, name)
+        if not os.path.exists(path):
+            return []
+        with open(path, encoding="utf-8") as file:
+            ids = json.load(file).get("eos_token_id")
+        return ids if isinstance(ids, list) else [] if ids is None else [ids]
+
+    def encode(self, text: str, special: bool) -> dict[str, Any]:
+        if not self.tokenizer.is_fast:
+            return {"ids": self.tokenizer(text, add_special_tokens=special)["input_ids"], "ranges": []}
+        encoded = self.tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
+        ranges = [tuple(pair) for pair in encoded["offset_mapping"]]
+        for i in range(len(ranges) - 1, -1, -1):  # what is put behind the text has its place there
+            if ranges[i] != (0, 0) or (i == 0 and text):
+                break
+            ranges[i] = (len(text), len(text))
+        return {"ids": encoded["input_ids"], "ranges": in_bytes(text, ranges)}
+
+    def decode(self, ids: list[int], skip: bool) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=skip))
+
+    def token(self, token: str) -> int | None:
+        return self.tokenizer.get_vocab().get(token)
+
+    def render(
+        self, messages: list[dict[str, Any]], prompt: bool, date: str, turns: bool, tools: list[Any] | None = None
+    ) -> dict[str, Any]:
+        def render(some: list[dict[str, Any]], **more: Any) -> str:
+            return str(self.tokenizer.apply_chat_template(some, tools=tools, tokenize=False, date_string=date, **more))
+
+        text = render(messages, add_generation_prompt=prompt)
+        for message in messages:
+            for call in message.get("tool_calls") or []:
+                name = (call.get("function") or call).get("name")
+                if name and name not in text:
+                    raise ValueError(f"the chat template does not write tool calls, so {name!r} would be lost. Remove the row.")
+        ranges = self._turns(render, messages, text, tools, date) if turns else []
+        return {"text": text, "turns": in_bytes(text, ranges)}
+
+    def _turns(
+        self, render: Callable[..., str], messages: list[dict[str, Any]], text: str, tools: list[Any] | None, date: str
+    ) -> list[Range]:
+        template = self.tokenizer.chat_template
+        if isinstance(template, str) and GENERATION.search(template):
+            return self._generated(messages, tools, date)
+        ranges = []
+        for i, message in enumerate(messages):
+            if message.get("role") != "assistant":
+                continue
+            found = assistant_range(render, messages, i, text, special_tokens(self.tokenizer))
+            if found is None:
+                raise ValueError(
+                    f"turn {i} of the assistant cannot be told in what this chat template renders. Put "
+                    "{% generation %} … {% endgeneration %} around the assistant's turn in the template."
+                )
+            ranges.append(found[0])
+        return ranges
+
+    def _generated(self, messages: list[dict[str, Any]], tools: list[Any] | None, date: str) -> list[Range]:
+        """What the template's {% generation %} blocks wrote."""
+        encoded = self.tokenizer.apply_chat_template(
+            messages, tools=tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, date_string=date,
+            tokenizer_kwargs={"return_offsets_mapping": True},
+        )  # fmt: skip
+        ranges: list[Range] = []
+        before = 0
+        for (begin, end), trained in zip(encoded["offset_mapping"], encoded["assistant_masks"], strict=True):
+            if trained and before:
+                ranges[-1] = (ranges[-1][0], max(end, ranges[-1][1]))
+            elif trained:
+                ranges.append((begin, end))
+            before = trained
+        return ranges
+
+
+def in_bytes(text: str, ranges: list[Range]) -> list[Range]:
+    """Ranges of characters as ranges of the bytes of UTF-8."""
+    if text.isascii():
+        return ranges
+    at = [0]
+    for character in text:
+        at.append(at[-1] + len(character.encode()))
+    return [(at[begin], at[end]) for begin, end in ranges]
+
+
+def one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"[transformers] {text[:500] or type(error).__name__}"
+
+
+def serve(lines: Iterable[str], answer: Callable[[str], None], folder: str, template_file: str) -> None:
+    service = None
+    for line in lines:
+        try:
+            request = json.loads(line)
+            service = service or Service(folder, template_file)
+            reply = {"ok": getattr(service, request.pop("do"))(**request)}
+        except Exception as error:  # every failure is the program's to report
+            reply = {"error": one_line(error)}
+        answer(json.dumps(reply, ensure_ascii=False) + "\n")
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the program's; this ends with its input
+    channel = socket.socket(fileno=0)
+    with channel.makefile("r", encoding="utf-8", newline="\n") as lines:
+        serve(lines, lambda text: channel.sendall(text.encode()), *(sys.argv[1:] + [""])[:2])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/data/text_tools.hpp"
+
+#include "qlorapp/core/check.hpp"
+
+namespace qlorapp {
+
+void GivenTextTools::require_tokenizer(const std::string& file) {
+  QLORAPP_CHECK_VALUE(tokenizer_ != nullptr, "[", file, "] rows of text need a tokenizer; the model ",
+                      "folder has none. Copy tokenizer.json there, or write rows with 'input_ids'.");
+}
+
+void GivenTextTools::require_template(const std::string& file) {
+  QLORAPP_CHECK_VALUE(chat_ != nullptr, "[", file, "] rows of messages need a chat template; the model has none. ",
+                      "Choose one by name (--chat_template): ", ChatTemplate::names(),
+                      "; or write rows with 'prompt' and 'completion'.");
+}
+
+Encoding GivenTextTools::encode(std::string_view text, bool add_special_tokens) {
+  return tokenizer_->encode_with_ranges(text, add_special_tokens);
+}
+
+std::string GivenTextTools::decode(std::span<const TokenId> ids, bool skip_special_tokens) {
+  return tokenizer_->decode(ids, skip_special_tokens);
+}
+
+std::optional<TokenId> GivenTextTools::token_to_id(std::string_view token) { return tokenizer_->token_to_id(token); }
+
+std::optional<TokenId> GivenTextTools::eos_id() { return tokenizer_->eos_id(); }
+
+const std::vector<TokenId>& GivenTextTools::eos_ids() { return tokenizer_->eos_ids(); }
+
+int64_t GivenTextTools::id_limit() { return tokenizer_->id_limit(); }
+
+RenderedChat GivenTextTools::render(std::span<const Message> messages, const ChatOptions& options) {
+  return chat_->render(messages, options);
+}
+
+std::optional<std::string> GivenTextTools::end_of_turn() { return chat_->end_of_turn(); }
+
+}  // namespace qlorapp

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AdamW8bit as a torch optimizer: bitsandbytes' rule and state dict, and transformers' loop with optim=adamw_8bit."""
+
+import sys
+
+import pytest
+import torch
+import transformers
+from hf_runs import Trainer, in_cpp, losses, trained
+from qlorapp.hf.optimizers import AdamW8bit, PagedAdamW8bit
+from tiny_llama import folder  # noqa: F401  (a fixture)
+
+SHAPES = [(64, 96), (33,), (300, 20)]
+
+
+def parameters():
+    generator = torch.Generator().manual_seed(3)
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+
+
+def run(optimizer, held, steps, seed=4):
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        for parameter in held:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", [AdamW8bit, PagedAdamW8bit])
+def test_it_follows_bitsandbytes(kind):
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    mine, others = parameters(), parameters()
+    options = {"lr": 1e-2, "betas": (0.9, 0.99), "weight_decay": 0.1}
+    run(kind(mine, **options), mine, 20)
+    run(bitsandbytes.optim.AdamW8bit(others, **options), others, 20)
+    for one, other in zip(
+        mine, others, strict=True
+    ):  # 0.2 from the start; codes of values between two are rounded otherwise there
+        assert float((one - other).abs().mean()) < 1e-4 and float((one - other).abs().max()) < 1e-2
+
+
+def test_states_go_both_ways():
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    mine, others = parameters(), parameters()
+    own, theirs = AdamW8bit(mine, lr=1e-2), bitsandbytes.optim.AdamW8bit(others, lr=1e-2)
+    run(own, mine, 5)
+    theirs.load_state_dict(own.state_dict())
+    with torch.no_grad():
+        for one, other in zip(mine, others, strict=True):
+            other.copy_(one)
+    run(own, mine, 3, seed=5)
+    run(theirs, others, 3, seed=5)
+    for one, other in zip(mine, others, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-3)
+    again = parameters()
+    back = AdamW8bit(again, lr=1e-2)
+    back.load_state_dict(theirs.state_dict())
+    assert back.state[again[0]]["state1"].dtype == torch.uint8 and back.state[again[1]]["state1"].dtype == torch.float32
+
+
+def test_a_loaded_state_goes_on_with_the_same_bits():
+    mine, again = parameters(), parameters()
+    own = AdamW8bit(mine, lr=1e-2)
+    run(own, mine, 5)
+    other = AdamW8bit(again, lr=1e-2)
+    other.load_state_dict(own.state_dict())
+    with torch.no_grad():
+        for one, copy in zip(mine, again, strict=True):
+            copy.copy_(one)
+    run(own, mine, 3, seed=5)
+    run(other, again, 3, seed=5)
+    assert all(torch.equal(one, copy) for one, copy in zip(mine, again, strict=True))
+
+
+def test_transformers_loop_needs_no_bitsandbytes(folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    options = {"optim": "paged_adamw_8bit", "max_steps": 3}
+    cpp = trained(Trainer, folder, tmp_path, **options)
+    own = trained(
+        type("Mine", (Trainer,), {"training_step": lambda *a, **k: Trainer.training_step(*a, **k)}), folder, tmp_path, **options
+    )
+    assert in_cpp(cpp) and not in_cpp(own) and isinstance(own.optimizer.optimizer, PagedAdamW8bit)
+    torch.testing.assert_close(torch.tensor(losses(cpp)), torch.tensor(losses(own)), rtol=0, atol=1e-3)
+    assert transformers.Trainer.training_step is Trainer.training_step
