@@ -72,7 +72,7 @@ void CommandLine::print_help(bool all) {
     std::printf("\n%s\n", title.c_str());
     for (const CommandOption* option : options) {
       shown.insert(option->name);
-      print_option(*option, aliases_, all);
+      print_option(*option, aliases_, all || groups_.empty());
     }
   };
   for (const Group& group : groups_) {

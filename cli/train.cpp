@@ -201,7 +201,8 @@ bool print_plan(const TrainOptions& options, const format::ModelConfig& config, 
 }
 
 std::string described(at::Device device) {
-  return device.is_cuda() ? gpu_name(device) : concat("a CPU with ", at::get_num_threads(), " threads");
+  const int threads = at::get_num_threads();
+  return device.is_cuda() ? gpu_name(device) : concat("a CPU with ", threads, threads == 1 ? " thread" : " threads");
 }
 
 void say_what_runs(const Run& run) {
