@@ -8,6 +8,7 @@
 #include "progress.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
+#include "qlorapp/format/folder.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/device.hpp"
 
