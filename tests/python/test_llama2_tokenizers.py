@@ -153,10 +153,10 @@ def replace(pattern, content="b"):
 
 TWO = [llama2_tokenizers.added(900, "a b", normalized=True), llama2_tokenizers.added(901, "a▁b", normalized=True)]
 REFUSED = [
-    ("normalizer", {"type": "NFKC"}, "normalizer may be made of Sequence, Prepend.* Replace; got NFKC"),
+    ("normalizer", {"type": "NFKC"}, "normalizer may be made of Sequence, Prepend, Replace and NFC; got NFKC"),
     ("normalizer", {"type": "Precompiled"}, "got Precompiled"),
     ("normalizer", {"prepend": "x"}, "got a component without a type"),
-    ("normalizer", replace({"Regex": " {2,}"}), "normalizer Replace must have a String pattern; got the Regex \" {2,}\""),
+    ("normalizer", replace({"Regex": " {2,}"}), "normalizer Replace must have a String pattern; got the Regex \" \\{2,}\""),
     ("normalizer", replace({"String": ""}), "'String' of normalizer Replace must have 1 to 64 bytes; it has 0"),
     ("normalizer", replace({"String": "a"}, "b" * 65), "'content' of Replace must have 0 to 64 bytes; it has 65"),
     ("normalizer", replace({"String": "a"}) | {"limit": 1}, "key 'limit' of Replace is not known"),
@@ -198,20 +198,19 @@ def test_what_is_not_known_is_refused_by_name_with_the_ways_out(probe, path, val
 
 
 def test_added_tokens_that_the_normalizer_makes_equal_are_refused(probe):
+    """Their engine finds either of the two, as its hash table has it."""
     described = llama2_tokenizers.llama2()
     next_id = len(described["model"]["vocab"])
     described["added_tokens"] = [dict(token, id=next_id + i) for i, token in enumerate(TWO)]
-    with pytest.raises(Exception):  # noqa: B017 - their engine panics or throws what it likes
-        Tokenizer.from_str(json.dumps(described))
     with pytest.raises(ProbeError, match="'a▁b' must have a spelling of its own behind the normalizer; got '▁a▁b'"):
         probe.ask("from_json", text=json.dumps(described))
 
 
 def test_a_normalizer_cannot_make_a_text_grow_without_end(probe):
-    steps = [replace({"String": "a"}, "a" * 64)] * 8
+    steps = [replace({"String": "~"}, "~" * 64)] * 8
     probe.ask("from_json", text=json.dumps(changed("normalizer", {"type": "Sequence", "normalizers": steps})))
     with pytest.raises(ProbeError, match="may make a text 16 times as long and shorter than 1 GiB"):
-        probe.encode(["a" * 1000])
+        probe.encode(["~" * 1000])
 
 
 def test_a_character_without_a_token_is_an_error_not_a_loss(probe):
