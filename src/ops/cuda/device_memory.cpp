@@ -76,9 +76,14 @@ void prepare() {
   log_debug("torch's CUDA allocator: expandable_segments:True is set; PYTORCH_ALLOC_CONF overrides");
 }
 
+/// CUDAAllocatorConfig::expandable_segments() answers false to everybody but torch: its inline body depends on a macro of torch's build.
 bool is_expandable() {
-  namespace allocator = c10::cuda::CUDACachingAllocator;
-  return allocator::CUDAAllocatorConfig::expandable_segments() && allocator::get()->name() == "native";
+  if (c10::cuda::CUDACachingAllocator::get()->name() != "native") return false;
+#if __has_include(<c10/core/AllocatorConfig.h>)
+  return c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments();
+#else
+  return last_settings().find("expandable_segments:True") != std::string::npos;
+#endif
 }
 
 constexpr detail::DeviceMemory kMemory{room_of, prepare, is_expandable};
