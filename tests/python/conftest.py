@@ -28,6 +28,20 @@ def build_dir() -> pathlib.Path:
     return BUILD
 
 
+def pytest_addoption(parser):
+    parser.addoption("--shard", help="I/N: of the files in alphabetical order, every N-th from the I-th on")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """ctest runs shards beside each other."""
+    shard = config.getoption("--shard")
+    if not shard or not collection_path.name.startswith("test_"):
+        return None
+    i, n = map(int, shard.split("/"))
+    files = sorted(collection_path.parent.glob("test_*.py"))
+    return None if files.index(collection_path) % n == i - 1 else True
+
+
 def pytest_collection_modifyitems(config, items):
     if not GPU:
         return
