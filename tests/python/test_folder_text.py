@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,7 +83,12 @@ def train(run, model, rows, tmp_path, *options):
 
 def sample_of(result):
     assert result.returncode == 0, result.stderr
-    return result.stdout.split("first row, «trained»: ")[1].split("\nmodel: ")[0]
+    return result.stdout.split("first row, «trained»: ")[1].split("\ntrainable params: ")[0]
+
+
+def closed_up(text):
+    """Without the spaces that a word-level tokenizer's decoder puts between all tokens."""
+    return re.sub(r" *(«|»|<end>|</s>) *", r"\1", text)
 
 
 # --- nothing is opened that no row needs
@@ -171,7 +177,7 @@ def test_any_template_and_tokenizer_is_read_through_transformers(request, tmp_pa
     trained = (
         "one two<end>" if folder.name == "wordpiece" else "one two"
     )  # <end> is no token of the other, so it ends nothing there
-    assert f"«{trained}»" in sample_of(result).replace(" <end>", "<end>")
+    assert f"«{trained}»" in closed_up(sample_of(result))
     ids = theirs.apply_chat_template(CHAT["messages"], tokenize=True, return_dict=True)["input_ids"]
     assert f": {3 * len(ids)} tokens, " in result.stdout
     evaluated = through_python("eval", "--model", folder, "--data", tmp_path / "rows.jsonl", "--device", "cpu")
@@ -184,7 +190,7 @@ def test_any_template_and_tokenizer_is_read_through_transformers(request, tmp_pa
 
 def test_text_and_completions_get_the_labels_that_this_library_gives(unusual, tmp_path):
     result = train(through_python, unusual, [{"prompt": "one ", "completion": "two weather"}], tmp_path)
-    assert sample_of(result).startswith("one«two weather</s>»") or "«two weather" in sample_of(result)
+    assert closed_up(sample_of(result)) == "one«two weather</s>»"
     assert "100 % end in a trained EOS" in result.stdout
 
 
@@ -192,7 +198,7 @@ def test_generation_blocks_say_what_is_trained(unusual, tmp_path):
     file = tmp_path / "marked.jinja"
     file.write_text(GENERATION)
     result = train(through_python, unusual, [CHAT], tmp_path, "--assistant_only_loss", "--chat_template", file)
-    assert "«one two»" in sample_of(result)
+    assert "«one two»" in closed_up(sample_of(result))
 
 
 def test_tool_calls_are_trained_through_transformers_too(unusual, tmp_path):
