@@ -82,7 +82,9 @@ def main() -> int:
     parser.add_argument("--find_sequence", type=int, default=2048)
     parser.add_argument("--long", type=int, default=131072, help="tokens of the long row; 0: none")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--fixed_steps", type=int, default=2, help="of fixed segments: what they hold shows in the first")
+    parser.add_argument(
+        "--fixed_steps", type=int, default=2, help="of fixed segments, what they hold shows in the first; 0: none of them"
+    )
     parser.add_argument("--long_steps", type=int, default=2)
     parser.add_argument(
         "--seconds", type=float, default=470, help="after which no further measurement begins; one takes a minute at most then"
@@ -108,6 +110,7 @@ def main() -> int:
         # The default first, as time may run out; and what ran out of memory with fixed segments beside it.
         order = [(*run, fixed) for run in found for fixed in (False, True)]
         order += [(*run, False) for run in chosen + long] + [(*run, True) for run in long + chosen]
+        order = [run for run in order if args.fixed_steps > 0 or not run[3]]
         rows, good = [], True
         for name, cap, words, fixed in order:
             steps = args.long_steps if words.get("sequence") == args.long else args.fixed_steps if fixed else args.steps

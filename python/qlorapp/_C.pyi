@@ -49,7 +49,7 @@ class Accumulator:
 
 class CausalLM:
     """include/qlorapp/nn/causal_lm.hpp"""
-    def unpad(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None=None, labels: torch.Tensor | None=None) -> UnpaddedBatch: ...
+    def unpad(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None=None, labels: torch.Tensor | None=None, position_ids: torch.Tensor | None=None) -> UnpaddedBatch: ...
     def add_adapters(self, lora_config_json: str, seed: typing.SupportsInt, name: str='default', weights: str | None=None) -> None:
         """`weights` names a folder with the weights as they were before quantization."""
     def lora_config_json(self, name: str='') -> str: ...
@@ -116,6 +116,17 @@ class CausalLM:
         """Writes the frozen base as a Hugging Face folder; include/qlorapp/io/save_model.hpp."""
 
 class FormatError(ValueError): ...
+
+class GenerationCache:
+    """Keys and values per row; include/qlorapp/nn/generation_cache.hpp."""
+    @property
+    def lengths(self) -> list[int]: ...
+    @property
+    def capacity(self) -> int: ...
+    def select_rows(self, rows: collections.abc.Sequence[typing.SupportsInt]) -> None: ...
+    def remove_last(self, count: typing.SupportsInt) -> None: ...
+    def blocks(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """[(keys, values)] per block, each (rows * capacity, key-value heads, head_dim)."""
 
 class GradScaler:
     """The state machine of qlorapp.GradScaler, over gradients instead of an optimizer."""
@@ -226,6 +237,8 @@ class QuantizedTensor:
         """Bytes of all tensors together."""
     def numel(self) -> int: ...
     def to(self, device: torch.device) -> QuantizedTensor: ...
+    def clone(self) -> QuantizedTensor:
+        """The same weight in memory of its own."""
     def linear(self, x: torch.Tensor) -> torch.Tensor:
         """x · Wᵀ, differentiable in x."""
     def named_tensors(self, name: str) -> list[tuple[str, torch.Tensor]]:
@@ -339,6 +352,8 @@ class TrainerControl:
 class UnpaddedBatch:
     """A padded batch without its padding; include/qlorapp/data/collate.hpp."""
     @property
+    def row_count(self) -> int: ...
+    @property
     def target_count(self) -> int: ...
     @property
     def first_token(self) -> int:
@@ -347,6 +362,8 @@ class UnpaddedBatch:
     def first_token(self, value: typing.SupportsInt) -> None: ...
     @property
     def ignored_padding_labels(self) -> int: ...
+    @property
+    def ignored_first_labels(self) -> int: ...
     def pad(self, values: torch.Tensor, fill: typing.SupportsFloat=0.0) -> torch.Tensor: ...
 
 def adapter_config_json(lora_config_json: str) -> str:
@@ -384,6 +401,9 @@ def dtype_on(device: str, wanted: torch.dtype) -> torch.dtype: ...
 def epoch_order(rows: typing.SupportsInt, epoch: typing.SupportsInt, strategy: str, seed: typing.SupportsInt, group_size: typing.SupportsInt, lengths: collections.abc.Sequence[typing.SupportsInt]) -> list[int]:
     """The order in which an epoch visits its rows; include/qlorapp/data/sampler.hpp."""
 
+def forward_cached(model: CausalLM, cache: GenerationCache, tokens: torch.Tensor, counts: collections.abc.Sequence[typing.SupportsInt], every_token: bool=False) -> torch.Tensor:
+    """CausalLM::forward_cached over all rows; the cache grows as needed."""
+
 def generate(model: CausalLM, prompts: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]], *, max_new_tokens: typing.SupportsInt, min_new_tokens: typing.SupportsInt=0, eos_token_ids: collections.abc.Sequence[typing.SupportsInt]=[], sampling: SamplingOptions=..., on_token: collections.abc.Callable[..., typing.Any] | None=None) -> list[list[int]]:
     """The new tokens of each prompt; on_token(row, token) returning False ends a row."""
 
@@ -402,6 +422,8 @@ def lora_config_aliases() -> dict[str, tuple[str, bool]]:
 
 def lora_config_fields() -> list[typing.Any]:
     """[(name, type, default as JSON, doc, status, reason)]"""
+
+def make_cache(model: CausalLM, rows: typing.SupportsInt, capacity: typing.SupportsInt) -> GenerationCache: ...
 
 def memory_for(device: str) -> int: ...
 
@@ -434,9 +456,7 @@ def say_older_name(where: str, alias: str, name: str) -> None:
     """Once in a process."""
 
 def set_log_sink(sink: collections.abc.Callable[[typing.SupportsInt, str], None] | None) -> None:
-    """
-    sink(level, line) receives every line, level being a number of logging's; None discards them.
-    """
+    """sink(level, line) receives every line, level being a number of logging's; None discards them."""
 
 torch_version: str
 

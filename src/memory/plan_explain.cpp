@@ -143,18 +143,19 @@ std::string micro_batch_text(const MemoryPlan& plan, const PlanSettings& setting
   const int64_t tokens = settings.batch * settings.length, blocks = settings.model.num_hidden_layers;
   const auto size = [&](MemoryUse use) { return part(parts, use); };
   const std::vector<std::pair<MemoryUse, std::string>> rows{
-      {MemoryUse::kBatch, concat("tokens, targets and positions of ", settings.accumulation, " micro-batches, rotary tables")},
+      {MemoryUse::kBatch, concat("tokens, targets and positions of ", settings.accumulation,
+                                 settings.accumulation == 1 ? " micro-batch" : " micro-batches", ", rotary tables")},
       {MemoryUse::kKept, concat(blocks, " blocks x ", tokens, " tokens x ", each(size(MemoryUse::kKept), blocks * tokens))},
       {MemoryUse::kActivation,
        concat(tokens, " tokens x ", each(size(MemoryUse::kActivation), tokens), ", of the block that is computed")},
       {MemoryUse::kDequantized, "one stack of weights in the compute dtype"},
       {MemoryUse::kAttention, "what the attention kernel takes beside its results"},
-      {MemoryUse::kLogits, concat("a chunk of rows x ", settings.model.vocab_size, " words, at the loss; this much is left now")},
+      {MemoryUse::kLogits, concat("a chunk of rows x ", settings.model.vocab_size, " words")},
       {MemoryUse::kLoading, "buffers of the load"}};
   Table table;
   std::vector<Bytes> terms;
   for (const auto& [use, text] : rows) {
-    if (size(use).count == 0) continue;
+    if (size(use).count < 1024) continue;  // a loss that waits is no part
     table.row({std::string(ops::to_string(use)), gib(size(use)), text});
     terms.push_back(size(use));
   }

@@ -40,7 +40,7 @@ TEST_CASE("an explanation shows each total as a sum of its terms") {
   const std::string text = explain(settings, find_gpu("T4"), {});
   CHECK_THAT(text, ContainsSubstring("6979321856 elements of linear layers x 1/2 byte"));
   CHECK_THAT(text, ContainsSubstring("41943040 parameters x 4 bytes, float32"));
-  CHECK_THAT(text, ContainsSubstring("32 blocks x 8192 tokens x 8192 x 2 bytes: the inputs"));
+  CHECK_THAT(text, ContainsSubstring("32 blocks x 8192 tokens x 4096 x 2 bytes: the inputs"));
   CHECK_THAT(text, ContainsSubstring("8192 x 128256 x (2 bytes + 4 of a float32 copy + 4 of its gradient)"));
   CHECK_THAT(text, ContainsSubstring("does not fit"));  // there; here it does
   CHECK_THAT(text, ContainsSubstring("So nothing has to change here"));

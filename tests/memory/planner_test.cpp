@@ -325,7 +325,9 @@ TEST_CASE("expandable segments hold little more than a step has in use, where fi
     const MemoryPlan plan = plan_memory(asked, room);
     REQUIRE(plan.fits);
     CHECK(plan.peak_reserved() <= room);
-    CHECK(plan.peak_reserved().count <= plan.peak_allocated().count * 102 / 100 + (64 << 20));
+    // Where the room is not short, holes of the widest tensors may stay.
+    const int64_t percent = part == 1.0 ? 2 : 3;
+    CHECK(plan.peak_reserved().count <= plan.peak_allocated().count * (100 + percent) / 100 + (64 << 20));
     asked.batch += 1;
     CHECK_FALSE(plan_memory(asked, room).fits);
   }

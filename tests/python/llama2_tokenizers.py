@@ -163,7 +163,8 @@ def phi3():
 def gemma():
     """Gemma: no space in front, a tab instead of its byte, line ends that merge and that are tokens."""
     vocabulary, merges = trained(["<pad>", "<eos>", "<bos>", "<unk>", *BYTES])
-    renamed = {("\t" if token == "<0x09>" else token): i for token, i in vocabulary.items()}
+    names = {"<0x09>": "\t", "\t": "<unused0>"}
+    renamed = {names.get(token, token): i for token, i in vocabulary.items()}
     for length in (1, 2, 3):
         if "\n" * length not in renamed:
             renamed["\n" * length] = len(renamed)

@@ -43,17 +43,9 @@ def probe():
 
 
 def in_characters(text, ranges):
-    """Ranges of bytes as ranges of the characters that they touch."""
-    begins, ends = {}, {}
-    at = 0
-    for i, c in enumerate(text):
-        for byte in range(at, at + len(c.encode())):
-            begins[byte] = i
-            ends[byte + 1] = i + 1
-        at += len(c.encode())
-    begins[at] = len(text)
-    ends[0] = 0
-    return [(begins[a], ends[b]) for a, b in ranges]
+    """Ranges of bytes, none empty, as ranges of the characters that they touch."""
+    character = [i for i, c in enumerate(text) for _ in c.encode()]
+    return [(character[a], character[b - 1] + 1) for a, b in ranges]
 
 
 def assert_equal(ours, theirs, texts):
@@ -73,21 +65,24 @@ def assert_equal(ours, theirs, texts):
         assert ours.decode(ids, skip=True) == theirs.decode_batch(ids, skip_special_tokens=True)
 
 
-def test_ten_thousand_hostile_texts_give_the_same_ids_ranges_and_texts(pair):
+def test_hostile_texts_give_the_same_ids_ranges_and_texts(pair):
     rng = random.Random(17)
     texts = ["", *PIECES, *llama2_tokenizers.CORPUS[:4]]
-    texts += ["".join(rng.choices(PIECES, k=rng.randint(1, 12))) for _ in range(8000)]
-    texts += ["".join(rng.choices(CODE_POINTS, k=rng.randint(1, 8))) for _ in range(2000)]
+    texts += ["".join(rng.choices(PIECES, k=rng.randint(1, 12))) for _ in range(3000)]
+    texts += ["".join(rng.choices(CODE_POINTS, k=rng.randint(1, 8))) for _ in range(1000)]
     assert_equal(*pair, texts)
 
 
-def test_every_code_point_between_letters_and_alone(pair):
+@pytest.mark.parametrize("kind", ["llama2", "gemma", "some_bytes"])
+def test_every_code_point_between_letters_and_alone(probe, kind, tmp_path):
+    theirs = llama2_tokenizers.write(kind, tmp_path / "model")
+    probe.ask("load", folder=str(tmp_path / "model"))
     texts = ["".join(f"a{c} {c}" for c in ASSIGNED[i : i + 512]) for i in range(0, len(ASSIGNED), 512)]
-    assert_equal(*pair, texts)
+    assert probe.encode(texts) == [e.ids for e in theirs.encode_batch(texts)]
 
 
 def test_any_text(pair):
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(st.text() | st.lists(st.sampled_from(PIECES)).map("".join))
     def check(text):
         assert_equal(*pair, [text])
@@ -109,8 +104,8 @@ def test_bytes_that_form_no_character_decode_as_the_engine_does(pair):
     rng = random.Random(5)
     ids = list(range(theirs.get_vocab_size()))
     bytes_there = [i for i in (theirs.token_to_id(token) for token in BYTES) if i is not None] or ids
-    cases = [rng.choices(bytes_there, k=rng.randint(1, 9)) for _ in range(2000)]
-    cases += [[rng.choice(rng.choice([bytes_there, ids])) for _ in range(rng.randint(1, 9))] for _ in range(4000)]
+    cases = [rng.choices(bytes_there, k=rng.randint(1, 9)) for _ in range(1000)]
+    cases += [[rng.choice(rng.choice([bytes_there, ids])) for _ in range(rng.randint(1, 9))] for _ in range(2000)]
     cases += [[], [10**6, ids[5], 2**31 - 1]]
     assert ours.decode(cases) == theirs.decode_batch(cases, skip_special_tokens=False)
 
@@ -158,10 +153,10 @@ def replace(pattern, content="b"):
 
 TWO = [llama2_tokenizers.added(900, "a b", normalized=True), llama2_tokenizers.added(901, "a▁b", normalized=True)]
 REFUSED = [
-    ("normalizer", {"type": "NFKC"}, "normalizer may be made of Sequence, Prepend.* Replace; got NFKC"),
+    ("normalizer", {"type": "NFKC"}, "normalizer may be made of Sequence, Prepend, Replace and NFC; got NFKC"),
     ("normalizer", {"type": "Precompiled"}, "got Precompiled"),
     ("normalizer", {"prepend": "x"}, "got a component without a type"),
-    ("normalizer", replace({"Regex": " {2,}"}), "normalizer Replace must have a String pattern; got the Regex \" {2,}\""),
+    ("normalizer", replace({"Regex": " {2,}"}), "normalizer Replace must have a String pattern; got the Regex \" \\{2,}\""),
     ("normalizer", replace({"String": ""}), "'String' of normalizer Replace must have 1 to 64 bytes; it has 0"),
     ("normalizer", replace({"String": "a"}, "b" * 65), "'content' of Replace must have 0 to 64 bytes; it has 65"),
     ("normalizer", replace({"String": "a"}) | {"limit": 1}, "key 'limit' of Replace is not known"),
@@ -203,20 +198,19 @@ def test_what_is_not_known_is_refused_by_name_with_the_ways_out(probe, path, val
 
 
 def test_added_tokens_that_the_normalizer_makes_equal_are_refused(probe):
+    """Their engine finds either of the two, as its hash table has it."""
     described = llama2_tokenizers.llama2()
     next_id = len(described["model"]["vocab"])
     described["added_tokens"] = [dict(token, id=next_id + i) for i, token in enumerate(TWO)]
-    with pytest.raises(Exception):  # noqa: B017 - their engine panics or throws what it likes
-        Tokenizer.from_str(json.dumps(described))
     with pytest.raises(ProbeError, match="'a▁b' must have a spelling of its own behind the normalizer; got '▁a▁b'"):
         probe.ask("from_json", text=json.dumps(described))
 
 
 def test_a_normalizer_cannot_make_a_text_grow_without_end(probe):
-    steps = [replace({"String": "a"}, "a" * 64)] * 8
+    steps = [replace({"String": "~"}, "~" * 64)] * 8
     probe.ask("from_json", text=json.dumps(changed("normalizer", {"type": "Sequence", "normalizers": steps})))
     with pytest.raises(ProbeError, match="may make a text 16 times as long and shorter than 1 GiB"):
-        probe.encode(["a" * 1000])
+        probe.encode(["~" * 1000])
 
 
 def test_a_character_without_a_token_is_an_error_not_a_loss(probe):

@@ -43,9 +43,9 @@ def test_nfc_composes_and_sorts_as_the_engine_does(composing):
     parts = [list(unicodedata.normalize("NFD", c)) for c in JOINING]
     texts = ["".join(f"{c}a" for c in JOINING[i : i + 64]) for i in range(0, len(JOINING), 64)]
     texts += ["".join(c) + "." for c in parts]
-    texts += ["a" + "".join(rng.choices(MARKS, k=rng.randint(1, 6))) + "b" for _ in range(6000)]
-    texts += ["".join(rng.choices(JAMO, k=8)) for _ in range(2000)]
+    texts += ["a" + "".join(rng.choices(MARKS, k=rng.randint(1, 6))) + "b" for _ in range(3000)]
+    texts += ["".join(rng.choices(JAMO, k=8)) for _ in range(1000)]
     texts += [
-        "".join(rng.choice(rng.choice([MARKS, JOINING, JAMO, PIECES, *parts[:300]])) for _ in range(8)) for _ in range(8000)
+        "".join(rng.choice(rng.choice([MARKS, JOINING, JAMO, PIECES, *parts[:300]])) for _ in range(8)) for _ in range(4000)
     ]
     assert_equal(*composing, texts)

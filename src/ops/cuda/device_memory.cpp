@@ -76,9 +76,14 @@ void prepare() {
   log_debug("torch's CUDA allocator: expandable_segments:True is set; PYTORCH_ALLOC_CONF overrides");
 }
 
+/// CUDAAllocatorConfig::expandable_segments() is no help: it answers false to code that is compiled outside of torch.
 bool is_expandable() {
-  namespace allocator = c10::cuda::CUDACachingAllocator;
-  return allocator::CUDAAllocatorConfig::expandable_segments() && allocator::get()->name() == "native";
+#if __has_include(<c10/core/AllocatorConfig.h>)
+  const bool set = c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments();
+#else  // torch 2.8
+  const bool set = last_settings().find("expandable_segments:True") != std::string::npos;
+#endif
+  return set && c10::cuda::CUDACachingAllocator::get()->name() == "native";
 }
 
 constexpr detail::DeviceMemory kMemory{room_of, prepare, is_expandable};
