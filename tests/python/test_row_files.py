@@ -83,10 +83,10 @@ def compress(rng, data):
 
 def test_what_zlib_compresses_is_read_back(probe):
     rng = random.Random(1)
-    for _ in range(400):
+    for _ in range(150):
         data = some_bytes(rng)
         assert gunzip(probe, compress(rng, data), rng.choice([7, 1000, 1 << 20])) == data
-    for _ in range(2000):
+    for _ in range(1000):
         data = some_bytes(rng)[: rng.randint(0, 300)]
         assert gunzip(probe, compress(rng, data), rng.choice([1, 7, 1000])) == data
 
@@ -118,7 +118,7 @@ def test_damaged_gzip_is_refused_exactly_where_zlib_refuses_it(probe):
     """Bits flipped, bytes replaced, cut off, put in or taken out: the same verdict as zlib's, and the same bytes if it accepts."""
     rng = random.Random(2)
     accepted = refused = 0
-    for _ in range(6000):
+    for _ in range(2500):
         packed = bytearray(compress(rng, some_bytes(rng)[: rng.choice([0, 40, 300, 3000])]))
         for _ in range(rng.randint(1, 3)):
             at = rng.randrange(len(packed)) if rng.random() < 0.5 else min(len(packed) - 1, rng.randrange(60))
@@ -143,14 +143,14 @@ def test_damaged_gzip_is_refused_exactly_where_zlib_refuses_it(probe):
         else:
             accepted += 1
             assert gunzip(probe, packed) == want
-    assert accepted > 50 and refused > 3000
+    assert accepted > 20 and refused > 1200
 
 
 def test_malformed_blocks_are_refused_as_zlib_refuses_them(probe):
     """Random bits behind a good header reach what mutations of good files seldom do: code lengths, distances, block types."""
     rng = random.Random(3)
     refused = 0
-    for _ in range(6000):
+    for _ in range(2500):
         packed = b"\x1f\x8b\x08\0\0\0\0\0\0\0" + bytes([rng.choice([1, 2, 3, 4, 5, 6, 7])]) + rng.randbytes(rng.randint(0, 90))
         try:
             want = zlib_gunzip(packed)
@@ -160,7 +160,7 @@ def test_malformed_blocks_are_refused_as_zlib_refuses_them(probe):
                 gunzip(probe, packed)
         else:
             assert gunzip(probe, packed) == want
-    assert refused > 5000
+    assert refused > 2000
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.jsonl", "rows.json.gz", "rows.csv.gz", "rows.txt.gz"])
@@ -206,8 +206,8 @@ def test_what_csv_writes_is_read_back(read, name, separator):
         columns = [f"c{i}" for i in range(rng.randint(2, 5))]
         table = [["".join(rng.choices(alphabet, k=rng.randint(0, 12))) for _ in columns] for _ in range(rng.randint(1, 6))]
         out = io.StringIO(newline="")
-        quoting = rng.choice([csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
         end = rng.choice(["\n", "\r\n", "\r"])
+        quoting = rng.choice([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]) if end != "\r" else csv.QUOTE_ALL  # else "\n" stays bare
         csv.writer(out, delimiter=separator, quoting=quoting, lineterminator=end).writerows([columns, *table])
         text = out.getvalue() if rng.random() < 0.7 else out.getvalue().removesuffix(end)
         bom = rng.choice([b"", b"\xef\xbb\xbf"])
@@ -218,7 +218,7 @@ def test_any_text_is_read_as_pythons_csv_reads_it_or_refused(read):
     """Every text of six characters from , " a and line ends, and longer random ones, below a header of two columns."""
     rng = random.Random(5)
     texts = ["".join(t) for t in itertools.product(',"a\n', repeat=5)]
-    texts += ["".join(rng.choices(',"a\n\r b', k=rng.randint(4, 30))) for _ in range(1500)]
+    texts += ["".join(rng.choices(',"a\n\r b', k=rng.randint(4, 30))) for _ in range(600)]
     same = 0
     for text in texts:
         try:
@@ -255,7 +255,7 @@ BAD_CSV = {
     "text behind a quote": (b'a,b\n1,"2"3\n', r":2\] a separator or the end of the line must follow a closing quote"),
     "a column twice": (b"a,b,a\n1,2,3\n", r":1\] the header must name each column once; 'a' is there twice"),
     "semicolons": (b"question;answer\n1;2\n", r":1\] columns must be separated by commas; the header is 'question;answer'"),
-    "tabs": (b"question\tanswer\n1\t2\n", r"with tabs, name it .tsv"),
+    "tabs": (b"question\tanswer\n1\t2\n", r":1\] columns must be separated by commas; .* with tabs, name it .tsv"),
     "no UTF-8": (b"a,b\n1,\xe9\n", r":2\] a field must be UTF-8; byte 0 of field 2 is not"),
     "too many fields": (b"a,b\n" + b"," * 2000 + b"\n", r":2\] a row may have 1024 fields"),
     "too large": (b'a,b\n1,"' + b"x" * (65 << 20), r":2\] a row may have 67108864 bytes"),
@@ -346,4 +346,4 @@ def test_keys_keep_their_order(read, probe, tmp_path):
     (tmp_path / "t.jsonl").write_text(raw)
     assert probe.ask("rows", path=str(tmp_path / "t.jsonl"))["rows"] == [raw]
     with pytest.raises(ProbeError, match="an object of a row may have 1024 keys"):
-        read("t.jsonl", json.dumps({f"k{i}": i for i in range(2000)}).encode())
+        read("t.jsonl", json.dumps({f"k{i}": i for i in range(1000)}).encode())
