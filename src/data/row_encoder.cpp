@@ -44,7 +44,9 @@ Message message_of(const json& entry, const std::string& where) {
     if (key != "role" && key != "content" && !value.is_null()) rest[key] = value;
   }
   const bool says_nothing = !entry.contains("content") || entry["content"].is_null();
-  if (!says_nothing || !is_there(rest, "tool_calls")) out.content = require_text(entry, "content", where);
+  QLORAPP_CHECK_FORMAT(!says_nothing || is_there(rest, "tool_calls"), "[", where,
+                       "] a message must have a 'content' or 'tool_calls'; got keys ", keys_of(entry), ". Correct or remove the row.");
+  if (!says_nothing) out.content = require_text(entry, "content", where);
   if (!rest.empty()) out.rest = rest.dump();
   return out;
 }

@@ -257,7 +257,10 @@ def test_bad_rows_are_one_clear_error_with_their_line(data, name):
         ({"messages": [{"role": "user", "content": "x"}], "tools": {}, "functions": [{}]}, "the row has 'functions'"),
         ({"messages": [{"role": "user", "content": "x"}], "tools": "[1"}, r"rows.jsonl:1, 'tools'\] must be valid JSON"),
         ({"messages": [{"role": "user", "content": "x"}], "tools": {"a": 1}}, "'tools' must be a list of tools; got an object"),
-        ({"messages": [{"role": "assistant", "content": None}]}, "'content' must be a string; got null"),
+        (
+            {"messages": [{"role": "assistant", "content": None}]},
+            r"a message must have a 'content' or 'tool_calls'; got keys \[role\]",
+        ),
     ],
 )
 def test_bad_conversations_are_named(data, row, message):
