@@ -45,7 +45,8 @@ Message message_of(const json& entry, const std::string& where) {
   }
   const bool says_nothing = !entry.contains("content") || entry["content"].is_null();
   QLORAPP_CHECK_FORMAT(!says_nothing || is_there(rest, "tool_calls"), "[", where,
-                       "] a message must have a 'content' or 'tool_calls'; got keys ", keys_of(entry), ". Correct or remove the row.");
+                       "] a message must have a 'content' or 'tool_calls'; got keys ", keys_of(entry),
+                       ". Correct or remove the row.");
   if (!says_nothing) out.content = require_text(entry, "content", where);
   if (!rest.empty()) out.rest = rest.dump();
   return out;

@@ -246,7 +246,7 @@ def test_bad_rows_are_one_clear_error_with_their_line(data, name):
         ({"messages": "x"}, "'messages' must be a list; got a string"),
         ({"messages": []}, "must have a message"),
         ({"messages": ["x"]}, "must be a JSON object"),
-        ({"messages": [{"role": "user"}]}, "must have key 'content'"),
+        ({"messages": [{"role": "user"}]}, "a message must have a 'content' or 'tool_calls'"),
         ({"messages": [{"role": "user", "content": ["parts"]}]}, "'content' must be a string; got an array"),
         ({"messages": [{"role": "human", "content": "x"}]}, "a role must be one of"),
         (
