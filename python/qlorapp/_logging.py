@@ -3,14 +3,15 @@
 
 import atexit
 import logging
+from typing import SupportsInt
 
 from . import _C
 
 _log = logging.getLogger("qlorapp")
 
 
-def _say(level: int, line: str) -> None:
-    _log.log(level, "%s", line)
+def _say(level: SupportsInt, line: str) -> None:
+    _log.log(int(level), "%s", line)
 
 
 _C.set_log_sink(_say)

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from . import _C
+from .hf.linear4bit import Linear4bit
 from .hf_layer import (
-    Linear4bit,
     count_by_elements,
     count_parameters,
     elements_in_four_bits,

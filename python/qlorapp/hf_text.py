@@ -84,7 +84,8 @@ class Service:
             import transformers
         except ImportError as error:
             raise ValueError(f'transformers is not installed ({error}): pip install "qlorapp[hf]"') from None
-        transformers.utils.logging.set_verbosity_error()
+        quiet: Any = transformers.utils.logging  # it has no types
+        quiet.set_verbosity_error()
         self.folder = folder
         self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         if template_file:
@@ -127,7 +128,8 @@ class Service:
         return str(self.tokenizer.decode(ids, skip_special_tokens=skip))
 
     def token(self, token: str) -> int | None:
-        return self.tokenizer.get_vocab().get(token)
+        found: int | None = self.tokenizer.get_vocab().get(token)
+        return found
 
     def render(
         self, messages: list[dict[str, Any]], prompt: bool, date: str, turns: bool, tools: list[Any] | None = None

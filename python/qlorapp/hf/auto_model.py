@@ -161,4 +161,5 @@ def _quantization(given: Any, load_in_4bit: bool) -> BitsAndBytesConfig:
         raise ValueError(
             "[from_pretrained] load_in_8bit is not supported: layers are stored in four bits. Use load_in_4bit=True."
         )
-    return BitsAndBytesConfig.from_dict(values)
+    settled: BitsAndBytesConfig = BitsAndBytesConfig.from_dict(values)
+    return settled

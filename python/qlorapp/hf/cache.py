@@ -82,6 +82,7 @@ class EngineCache(Cache):
         if self.held is None:
             return cache
         lengths = self.held.lengths
+        slots: Any  # torch has no types for unflatten
         for layer, (keys, values) in enumerate(self.held.blocks()):
             padded = []
             for slots in (keys, values):

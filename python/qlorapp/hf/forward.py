@@ -43,7 +43,7 @@ class EngineForward:
         return EngineForward, (self._model(), None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        model = self._model()
+        model: Any = self._model()
         given = dict(zip(self._names, args, strict=False)) | kwargs
         computed = self._computed(model, given)
         if computed is None:

@@ -45,7 +45,8 @@ class CausalLMOutput(CausalLMOutputWithPast):
         if key in ("loss", 0) and self.loss is not None:
             return self.loss
         self._settle()
-        return super().__getitem__(key)
+        theirs: Any = super()  # it has no types
+        return theirs.__getitem__(key)
 
     def __contains__(self, key: object) -> bool:
         return (key == "logits" and self.__dict__["_make_logits"] is not None) or super().__contains__(key)
@@ -76,4 +77,5 @@ class CausalLMOutput(CausalLMOutputWithPast):
 
     def __reduce__(self) -> Any:
         self._settle()
-        return super().__reduce__()
+        theirs: Any = super()
+        return theirs.__reduce__()

@@ -93,7 +93,8 @@ def _is_peft_linear(module: Any) -> bool:
 
     from .lora4bit import Lora4bitLinear
 
-    return type(module) in (Linear, Lora4bitLinear) and "forward" not in vars(module) and not _has_hooks(module)
+    kinds: tuple[Any, ...] = (Linear, Lora4bitLinear)
+    return type(module) in kinds and "forward" not in vars(module) and not _has_hooks(module)
 
 
 def _changed_below(place: Place, module: Any) -> str:
@@ -105,14 +106,15 @@ def _changed_below(place: Place, module: Any) -> str:
 
 def _layer(path: str, module: Any, name: str) -> AdapterLayer | str:
     """The adapter's part over one projection, or why C++ does not compute it."""
-    a, b, dropout = module.lora_A[name], module.lora_B[name], module.lora_dropout[name]
+    parts: tuple[Any, Any, Any] = (module.lora_A[name], module.lora_B[name], module.lora_dropout[name])
+    a, b, dropout = parts
     if name in module.lora_variant:
         return f"{type(module.lora_variant[name]).__name__} over {path}"
     if type(a) is not torch.nn.Linear or type(b) is not torch.nn.Linear or b.bias is not None:
         return f"an adapter with bias over {path}"
     if type(dropout) not in (torch.nn.Dropout, torch.nn.Identity):
         return f"{type(dropout).__name__} over {path}"
-    if any(_has_hooks(part) or "forward" in vars(part) for part in (a, b, dropout)):
+    if any(_has_hooks(part) or "forward" in vars(part) for part in parts):
         return f"the adapter over {path} has hooks"
     if a.weight.dtype != torch.float32 or b.weight.dtype != torch.float32:
         return f"the adapter over {path} is not float32"
