@@ -99,9 +99,10 @@ def _is_peft_linear(module: Any) -> bool:
 
 def _changed_below(place: Place, module: Any) -> str:
     base = module.base_layer
+    hooked = _has_hooks(base)
     if type(base) is not place.kind or place.kind.forward is not place.forward or "forward" in vars(base):
         return f"the forward of {place.path} was replaced"
-    return f"{place.path} has hooks" if _has_hooks(base) else ""
+    return f"{place.path} has hooks" if hooked else ""
 
 
 def _layer(path: str, module: Any, name: str) -> AdapterLayer | str:
