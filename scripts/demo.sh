@@ -31,7 +31,7 @@ train() {  # train OUTPUT [more options]: NF4 with double quantization, LoRA on 
   measured "$qlorapp" train --model "$model" --data examples/data/train.jsonl --eval_data "$held_out" --output "$folder" \
     --lora_r 16 --lora_alpha 32 --target_modules all-linear --learning_rate 5e-3 --warmup_steps 10 --max_steps $steps \
     --per_device_train_batch_size 8 --gradient_accumulation_steps 2 --gradient_checkpointing true \
-    --assistant_only_loss true --logging_steps 20 --save_steps $half --seed 1 "$@"
+    --assistant_only_loss true --logging_steps 20 --save_steps $half --seed 1 --dtype float32 "$@"
 }
 
 rm -rf "$out"
