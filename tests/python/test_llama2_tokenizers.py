@@ -54,8 +54,8 @@ def assert_equal(ours, theirs, texts):
     for text, want, (ids, ranges) in zip(texts, expected, got, strict=True):
         assert ids == want.ids, f"{text!r}: {want.tokens} but got {[theirs.id_to_token(i) for i in ids]}"
         of_text = [i for i, special in enumerate(want.special_tokens_mask) if not special]
-        have = in_characters(text, [ranges[i] for i in of_text])
-        assert have == [want.offsets[i] for i in of_text], f"{text!r}: {want.tokens} {want.offsets} but got {ranges}"
+        have, offsets = in_characters(text, [ranges[i] for i in of_text]), want.offsets
+        assert have == [offsets[i] for i in of_text], f"{text!r}: {want.tokens} {offsets} but got {ranges}"
     assert ours.encode(texts[:200], special=False) == [
         e.ids for e in theirs.encode_batch(texts[:200], add_special_tokens=False)
     ]
