@@ -173,7 +173,7 @@ class CommandLine {
   [[nodiscard]] CommandOption* find_known(std::string_view name);
   /// The same; warns about an older name. @throws ValueError with the nearest name.
   [[nodiscard]] CommandOption& find(std::string_view name);
-  /// What stands on the line, by option; `spelled` collects the names used.
+  /// Values given on the line, by option; `spelled` collects the names used.
   [[nodiscard]] std::map<std::string, format::Json> read_line(const std::vector<std::string>& words);
   [[nodiscard]] std::map<std::string, format::Json> read_config(const std::string& file);
   /// @param all  options without effect and refused ones too, with whole texts.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What --help and --help-all print: groups of options, with type and default, in 120 columns.
+// Text of --help and --help-all: groups of options, with type and default, in 120 columns.
 #include <algorithm>
 #include <cstdio>
 #include <set>

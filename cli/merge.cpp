@@ -45,7 +45,7 @@ int merge(const Arguments& arguments) {
     QLORAPP_CHECK_VALUE(drift || options.base == MergeBase::kDequantized || !line.given(name), "[merge] --", name,
                         " needs --base dequantized, or --drift: original weights are not quantized.");
   }
-  (void)model.config();  // a folder that is no model is said before it is read
+  (void)model.config();  // a folder without a model is refused before rows are read
   const at::Device device = parse_device(model.device);
   ProgressBar bar("merging");
   options.progress = [&](int64_t done, int64_t total) { bar.update(done, total); };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What several commands share: which model, in which dtype, with which template, over which rows.
+/// Options that several commands share: which model, in which dtype, with which template, over which rows.
 #pragma once
 
 #include <optional>
@@ -43,7 +43,7 @@ struct ModelOptions {
   [[nodiscard]] Quantizer::Options quantization() const;
   /// --dtype. Nothing for auto.
   [[nodiscard]] std::optional<at::ScalarType> requested_dtype() const;
-  /// What is computed in on --device.
+  /// The dtype that the model computes in on --device.
   [[nodiscard]] ComputeDtype choose_dtype(const format::ModelConfig& config) const;
   /// "NF4 with double quantization, blocks of 64 …": how the linear layers are stored, and where the defaults are not BitsAndBytesConfig's.
   [[nodiscard]] std::string storage_text(const CommandLine& line, const format::ModelConfig& config) const;

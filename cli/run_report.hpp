@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a run prints while it trains: log entries, saved checkpoints, and a bar with the loss.
+/// Output of a run while it trains: log entries, saved checkpoints, and a bar with the loss.
 #pragma once
 
 #include <functional>
@@ -11,7 +11,7 @@
 
 namespace qlorapp::cli {
 
-/// The first step and the last are printed whatever logging_steps is, unless logging_strategy is "no". Lines that logging_steps leaves
+/// Prints the first and the last step for any logging_steps, unless logging_strategy is "no". Lines that logging_steps leaves
 /// out are not put into log_history, which stays transformers'.
 class RunReport {
  public:
