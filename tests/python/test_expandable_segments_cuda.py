@@ -7,6 +7,9 @@ import sys
 
 import conftest
 import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 #: Segments of before the first use stay; what follows is mapped.
@@ -50,7 +53,7 @@ def planned() -> dict[str, int]:
     }
 
 
-def test_the_first_use_of_a_gpu_sets_expandable_segments_and_logs_it_once(cuda, planned):
+def test_the_first_use_of_a_gpu_sets_expandable_segments_and_logs_it_once(planned):
     said, held = run()
     if said[0].startswith(LEFT):
         pytest.skip(said[0])  # this GPU cannot map memory
@@ -62,13 +65,13 @@ def test_the_first_use_of_a_gpu_sets_expandable_segments_and_logs_it_once(cuda, 
 @pytest.mark.parametrize(
     ("value", "kind"), [("expandable_segments:False", "fixed"), ("", "fixed"), ("expandable_segments:True", "expandable")]
 )
-def test_a_users_variable_wins(cuda, planned, name, value, kind):
+def test_a_users_variable_wins(planned, name, value, kind):
     said, held = run(**{name: value})
     assert said == [f"{LEFT} (PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF is set)", kind, "intact"]
     assert held == planned[kind]
 
 
-def test_a_programs_own_settings_stay(cuda, planned):
+def test_a_programs_own_settings_stay(planned):
     said, held = run('torch.cuda.memory._set_allocator_settings("max_split_size_mb:256")')
     assert said == [f"{LEFT} (the program has set some)", "fixed", "intact"]
     assert held == planned["fixed"]
