@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Tokenizer and chat template of transformers in a Python process beside this one: python/qlorapp/hf_text.py.
+/// Tokenizer and chat template of transformers in a Python process beside this one: python/qlorapp/hf/text_service.py.
 #pragma once
 
 #include <sys/types.h>

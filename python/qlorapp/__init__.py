@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QLoRA fine-tuning, computed in C++ over LibTorch."""
+"""QLoRA fine-tuning, computed in C++ over LibTorch.
 
+Two halves. The library itself needs torch alone: the five classes, plans, optimizers, and the engine (CausalLM). Hugging Face's classes
+over the engine (pip install 'qlorapp[hf]') come from qlorapp.hf when they are first asked for, and so do the names of transformers, PEFT
+and TRL that scripts import beside them.
+"""
+
+import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from ._build_info import TORCH_VERSION as _TORCH_VERSION
@@ -29,102 +36,84 @@ from . import _C  # noqa: E402  (torch first: it loads the libraries that _C lin
 
 assert _C.torch_version == _TORCH_VERSION
 
-from . import _logging, nn, passed_through  # noqa: E402, F401  (logging before anything can have something to say)
-from ._C import Accumulator, FormatError, QuantizedTensor, Quantizer, quantize_checkpoint  # noqa: E402
-from .auto_model import AutoModelForCausalLM  # noqa: E402
-from .auto_peft_model import AutoPeftModelForCausalLM  # noqa: E402
-from .generation import GenerationConfig  # noqa: E402
+from . import _logging, nn, optim  # noqa: E402, F401  (logging before anything can have something to say)
+from ._C import Accumulator, CausalLM, FormatError, QuantizedTensor, Quantizer, load_model, quantize_checkpoint  # noqa: E402
 from .grad_scaler import GradScaler  # noqa: E402
 from .layers import CheckpointedBlock, LoraLinear  # noqa: E402
 from .memory import MemoryPlan, find_max_batch_size, plan  # noqa: E402
 from .merging import merge  # noqa: E402
-from .modeling import CausalLM  # noqa: E402
-from .peft import (  # noqa: E402
-    PeftModel,
-    PeftModelForCausalLM,
-    get_peft_model,
-    get_peft_model_state_dict,
-    prepare_model_for_kbit_training,
-    set_peft_model_state_dict,
-)
-from .peft_config import LoftQConfig, LoraConfig, PeftConfig, TaskType  # noqa: E402
 from .precision import get_mixed_precision_dtype  # noqa: E402
-from .prediction import EvalPrediction, PredictionOutput  # noqa: E402
-from .progress import PrinterCallback, ProgressCallback, TensorBoardCallback  # noqa: E402
-from .quantization import BitsAndBytesConfig  # noqa: E402
-from .random import set_seed  # noqa: E402
-from .sft_config import SFTConfig  # noqa: E402
-from .sft_trainer import SFTTrainer  # noqa: E402
-from .tokenization import AutoTokenizer  # noqa: E402
-from .trainer import Trainer, TrainOutput  # noqa: E402
-from .trainer_callback import (  # noqa: E402
-    EarlyStoppingCallback,
-    ExportableState,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-)
-from .training_arguments import TrainingArguments  # noqa: E402
+
+if _TYPE_CHECKING:
+    from .hf.auto_model import AutoModelForCausalLM, AutoPeftModelForCausalLM
+    from .hf.peft_model import get_peft_model, prepare_model_for_kbit_training
+    from .hf.sft import SFTTrainer
+    from .hf.trainer import Trainer
+    from .hf.training_arguments import SFTConfig, TrainingArguments
+
+#: {name: its module in qlorapp.hf}
+_OF_HUGGING_FACE = {
+    "AutoModelForCausalLM": "auto_model",
+    "AutoPeftModelForCausalLM": "auto_model",
+    "SFTConfig": "training_arguments",
+    "SFTTrainer": "sft",
+    "Trainer": "trainer",
+    "TrainingArguments": "training_arguments",
+    "get_peft_model": "peft_model",
+    "prepare_model_for_kbit_training": "peft_model",
+}
 
 __all__ = [
     "Accumulator",
     "AutoModelForCausalLM",
     "AutoPeftModelForCausalLM",
-    "AutoTokenizer",
-    "BitsAndBytesConfig",
     "CausalLM",
     "CheckpointedBlock",
-    "EarlyStoppingCallback",
-    "EvalPrediction",
-    "ExportableState",
     "FormatError",
-    "GenerationConfig",
     "GradScaler",
-    "LoftQConfig",
-    "LoraConfig",
     "LoraLinear",
     "MemoryPlan",
-    "PeftConfig",
-    "PeftModel",
-    "PeftModelForCausalLM",
-    "PredictionOutput",
-    "PrinterCallback",
-    "ProgressCallback",
     "QuantizedTensor",
     "Quantizer",
     "SFTConfig",
     "SFTTrainer",
-    "TaskType",
-    "TensorBoardCallback",
-    "TrainOutput",
     "Trainer",
-    "TrainerCallback",
-    "TrainerControl",
-    "TrainerState",
     "TrainingArguments",
     "__version__",
     "find_max_batch_size",
     "get_mixed_precision_dtype",
     "get_peft_model",
-    "get_peft_model_state_dict",
+    "load_model",
     "merge",
     "nn",
+    "optim",
     "plan",
     "prepare_model_for_kbit_training",
     "quantize_checkpoint",
-    "set_peft_model_state_dict",
-    "set_seed",
 ]
 
 
 def __getattr__(name: str) -> _Any:
-    """transformers' own names, imported when they are first asked for; passed_through.py lists them."""
-    found = passed_through.find(name)
-    globals()[name] = found
-    return found
+    """Hugging Face's side when it is first asked for: ours by name, and any other public name of transformers, PEFT or TRL as it is.
+
+    @raises ImportError where the package that it comes from is not installed; AttributeError for other names.
+    """
+    if name.startswith("_"):
+        raise AttributeError(f"module 'qlorapp' has no attribute {name!r}")
+    try:
+        if name in _OF_HUGGING_FACE:
+            found = getattr(_importlib.import_module(f".hf.{_OF_HUGGING_FACE[name]}", __name__), name)
+            globals()[name] = found
+            return found
+        for package in ("transformers", "peft", "trl"):
+            if hasattr(module := _importlib.import_module(package), name):
+                return getattr(module, name)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"qlorapp.{name} needs {error.name}, which is not installed: pip install 'qlorapp[hf]'.", name=error.name
+        ) from error
+    raise AttributeError(f"module 'qlorapp' has no attribute {name!r}, and neither have transformers, peft and trl")
 
 
 def __dir__() -> list[str]:
-    """The public names: those here, and those of other packages that this one passes on."""
-    others = {*passed_through.FROM_TRANSFORMERS, *passed_through.FROM_OTHERS, *passed_through.MODULES, *passed_through.OWN}
-    return sorted({*__all__, *others, "HfArgumentParser", "get_peft_config"})
+    return sorted(__all__)

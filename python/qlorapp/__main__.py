@@ -19,7 +19,7 @@ def main() -> None:
     path = program()
     # What C++ cannot read (a tokenizer, a chat template) it asks this interpreter's transformers for.
     os.environ.setdefault("QLORAPP_PYTHON", sys.executable)
-    os.environ.setdefault("QLORAPP_HF_TEXT", str(pathlib.Path(os.path.abspath(__file__)).with_name("hf_text.py")))
+    os.environ.setdefault("QLORAPP_HF_TEXT", str(pathlib.Path(os.path.abspath(__file__)).parent / "hf" / "text_service.py"))
     os.execv(path, [str(path), *sys.argv[1:]])
 
 

@@ -8,16 +8,14 @@ from typing import Any
 
 import torch
 
-from . import _C
-from .modeling import CausalLM
-from .out_of_memory import is_out_of_memory
-from .peft import PeftModel
-from .peft_config import LoraConfig
-from .quantization import BitsAndBytesConfig, as_dtype
-from .training_arguments import TrainingArguments
+from . import _C, quantizer_options
+from .config_json import lora_config as _lora_config
+from .precision import as_dtype
 
 #: Of find_max_batch_size: rows at most, tokens at most on a CPU, and seconds of a step that are said, and that are waited for.
 _ROWS, _CPU_TOKENS, _NOTICED, _LONGEST_STEP = 4096, 16384, 5.0, 30.0
+#: Of errors without a type: torch's allocator for CPUs, the driver asked for pinned memory, cuBLAS. include/qlorapp/ops/device_memory.hpp.
+_NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 class MemoryPlan:
@@ -90,11 +88,11 @@ class MemoryPlan:
 
 
 def plan(
-    model: str | os.PathLike[str] | CausalLM | PeftModel,
+    model: Any,
     *,
-    lora_config: LoraConfig | None = None,
-    args: TrainingArguments | None = None,
-    quantization_config: BitsAndBytesConfig | None = None,
+    lora_config: Any = None,
+    args: Any = None,
+    quantization_config: Any = None,
     dtype: torch.dtype | str | None = None,
     gpu: str = "auto",
     batch: int | None = None,
@@ -113,51 +111,65 @@ def plan(
     """
     if not isinstance(gpu, str):
         raise TypeError(f"[plan] gpu must be the name of a card, an amount of memory, 'cpu' or 'auto'; got {gpu!r}.")
-    options = {**(args or TrainingArguments()).to_dict()}
+    options = _options_of(args)
     for name, field, value in (
         ("batch", "per_device_train_batch_size", batch), ("max_seq_length", "max_length", max_seq_length),
     ):  # fmt: skip
         if value is not None:
             options[field] = _size(name, value)
-    if isinstance(model, torch.nn.Module):
+    length = options.setdefault("max_length", 1024)
+    if isinstance(model, (_C.CausalLM, torch.nn.Module)):
         core = _core_of(model)
         planned = _C.plan_model(core, json.dumps(options))
         if measure:
             planned.measure(core)
-        return MemoryPlan(planned, f"{planned.batch} x {options['max_length']} tokens")
+        return MemoryPlan(planned, f"{planned.batch} x {length} tokens")
     if measure:
         raise ValueError(
             f"[plan] measure=True takes a step of a model that is loaded; got {os.fspath(model)!r}. Load it, or leave it out."
         )
     if dtype is None:
-        dtype = "bfloat16" if options["bf16"] else "float16" if options["fp16"] else None
-    quantization = quantization_config or BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
-    )
+        dtype = "bfloat16" if options.get("bf16") else "float16" if options.get("fp16") else None
     planned = _C.plan_memory(
         os.fspath(model),
-        json.dumps((lora_config or LoraConfig()).to_dict()),
+        _lora_config(lora_config),
         json.dumps(options),
         gpu=gpu,
         requested_dtype=None if dtype is None else as_dtype(dtype, "dtype"),
-        load_in_4bit=quantization.load_in_4bit,
-        quant_type=quantization.bnb_4bit_quant_type,
-        double_quant=quantization.bnb_4bit_use_double_quant,
-        skip_modules=quantization.llm_int8_skip_modules or [],
+        load_in_4bit=quantization_config is None or quantization_config.load_in_4bit,
+        **quantizer_options.of(quantization_config),
     )
-    return MemoryPlan(planned, f"{os.fspath(model)}, {planned.batch} x {options['max_length']} tokens")
+    return MemoryPlan(planned, f"{os.fspath(model)}, {planned.batch} x {length} tokens")
 
 
-def _core_of(model: CausalLM | PeftModel, where: str = "plan") -> _C.CausalLM:
-    lm = model.get_base_model() if isinstance(model, PeftModel) else model
-    if not isinstance(lm, CausalLM):
+def _options_of(args: Any) -> dict[str, Any]:
+    """What TrainingArguments or SFTConfig say of memory, by C++'s names."""
+    if args is None:
+        return {}
+    from .hf.training_arguments import for_plan
+
+    return for_plan(args)
+
+
+def _core_of(model: Any, where: str = "plan") -> _C.CausalLM:
+    """The C++ model, with the active adapter of PEFT in it."""
+    if isinstance(model, _C.CausalLM):
+        return model
+    from .hf.forward import engine_of, kept_by
+    from .hf.loop_predicate import levels_of
+    from .hf.pristine import why_not
+
+    base = levels_of(model)[-1]
+    engine = engine_of(base)
+    reason = why_not(engine, base, needs_gradients=False) if engine is not None else "C++ does not know its family"
+    if engine is None or reason:
         raise TypeError(
-            f"[{where}] {type(model).__name__} is computed by transformers, whose memory nobody can tell beforehand. It works for "
+            f"[{where}] {type(base).__name__} is computed by transformers, whose memory nobody can tell beforehand: {reason}. It works for "
             + ", ".join(_C.native_architectures())
             + "; for others try batches in a loop that catches torch.cuda.OutOfMemoryError."
         )
-    lm._rebind()
-    return lm.core
+    engine.keep(kept_by(base, training=True))
+    return engine.core
 
 
 def _bytes(what: str, amount: int | str | None) -> int | None:
@@ -173,7 +185,7 @@ def _size(name: str, value: int) -> int:
 
 
 def find_max_batch_size(
-    model: CausalLM | PeftModel,
+    model: Any,
     tokenizer: Any = None,
     max_seq_length: int = 512,
     *,
@@ -188,8 +200,9 @@ def find_max_batch_size(
     answer; it defaults to 4,096 rows, and on a CPU to as many as have 16,384 tokens, above which nothing is gained. On a CPU, where a plan
     is exact, the step is left out if it would take longer than half a minute.
     """
-    core, device = _core_of(model, "find_max_batch_size"), torch.device(model.device)
-    TrainingArguments(optim=optim)  # knows the names
+    core = _core_of(model, "find_max_batch_size")
+    device = core.device
+    _C.check_training_arguments(json.dumps({"optim": optim}))  # knows the names
     eight_bit = optim.endswith("_8bit")
     limit = _bytes("budget", budget)
     room = limit if limit is not None else _C.memory_for(str(device))
@@ -228,9 +241,16 @@ def _fits(core: _C.CausalLM, device: torch.device, batch: int, length: int, room
     try:
         return _C.probe_step(core, batch, length, optimizer_is_8bit=eight_bit) <= room
     except Exception as error:
-        if not is_out_of_memory(error):
+        if not _is_out_of_memory(error):
             raise
         return False
     finally:
         if device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Did an allocation fail, on a GPU or on the host?"""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)

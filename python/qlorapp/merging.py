@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import torch
 
-from . import _C
+from . import _C, quantizer_options
 from .hub import adapter_folder, folder_of
-from .quantization import BitsAndBytesConfig, as_dtype
+from .precision import as_dtype
 
 
 def merge(
@@ -19,7 +19,7 @@ def merge(
     *,
     base: str | None = None,
     dtype: torch.dtype | str | None = None,
-    quantization_config: BitsAndBytesConfig | None = None,
+    quantization_config: Any = None,
     max_shard_size: int | str = "5GB",
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
@@ -32,10 +32,7 @@ def merge(
 
     @raises ValueError if output is not empty or base is not there; FormatError naming file and tensor. Nothing is left behind then.
     """
-    quantization = quantization_config or BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
-    )
-    if not quantization.load_in_4bit:
+    if quantization_config is not None and not quantization_config.load_in_4bit:
         raise ValueError("[merge] quantization_config must have load_in_4bit=True. Leave it out for base='original'.")
     if quantization_config is not None and base != "dequantized":
         raise ValueError("[merge] quantization_config needs base='dequantized': original weights are not quantized.")
@@ -45,9 +42,7 @@ def merge(
         os.fspath(output),
         base=base,
         dtype=None if dtype is None else as_dtype(dtype, "dtype"),
-        quant_type=quantization.bnb_4bit_quant_type,
-        double_quant=quantization.bnb_4bit_use_double_quant,
-        skip_modules=quantization.llm_int8_skip_modules or [],
         max_shard_size=_C.parse_bytes("max_shard_size", max_shard_size) if isinstance(max_shard_size, str) else max_shard_size,
+        **quantizer_options.of(quantization_config),
         progress=cast(Any, progress),  # the binding's signature says SupportsInt, a caller's int
     )

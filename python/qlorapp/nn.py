@@ -1,16 +1,107 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bitsandbytes' names of layers, so that scripts find ours: `import qlorapp as bnb` and `isinstance(module, bnb.nn.Linear4bit)`."""
+"""Linear4bit: the linear layer with its weight in four bits, one class for every family. Named as bitsandbytes' module of layers is."""
+
+import copy
+from typing import Any
+
+import torch
+
+from . import _C
+from .precision import own_dtypes
 
 
-class Linear4bit:
-    """What every linear layer in four bits is an instance of, in native models and in those of transformers.
+class Params4bit(torch.nn.Parameter):
+    """Packed codes, uint8 (n/2, 1). PEFT counts a parameter of this name as the two elements that each byte holds."""
 
-    Made by AutoModelForCausalLM.from_pretrained alone; has in_features, out_features and quant_state.
+    def __new__(cls, packed: torch.Tensor) -> "Params4bit":
+        made: Params4bit = super().__new__(cls, packed, requires_grad=False)
+        return made
+
+
+class Linear4bit(torch.nn.Linear):
+    """y = x·dequantize(W)ᵀ + bias, differentiable in x and bias.
+
+    `weight` holds the packed codes, uint8 (n/2, 1), as bitsandbytes' layer does; `quant_state` the whole weight (out, in).
+    W is (out, in) also where the layer replaces a Conv1D, whose float weight is (in, out).
+    state_dict() has bitsandbytes' tensors and names.
     """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, of_conv1d: bool = False) -> None:
+        super().__init__(in_features, out_features, bias, device="meta")
+        self.weight.requires_grad_(False)
+        self.of_conv1d = of_conv1d
+        self.quant_state: _C.QuantizedTensor | None = None
+
+    @classmethod
+    def of(cls, weight: _C.QuantizedTensor) -> "Linear4bit":
+        """A layer without bias that shares the weight's memory."""
+        out_features, in_features = weight.shape
+        layer = cls(in_features, out_features, bias=False)
+        layer.weight = layer.take(weight)
+        return layer
+
+    def quantize(self, quantizer: _C.Quantizer, weight: torch.Tensor) -> torch.nn.Parameter:
+        """The parameter that holds a float weight as a checkpoint has it."""
+        return self.take(quantizer.quantize(weight.T.contiguous() if self.of_conv1d else weight))
+
+    def take(self, weight: _C.QuantizedTensor) -> torch.nn.Parameter:
+        """The parameter that holds the weight's codes."""
+        self.quant_state = weight
+        return Params4bit(weight.packed)
+
+    def dequantize(self) -> torch.Tensor:
+        """(out, in) in the dtype that the weight was quantized from. PEFT calls it for layers that have `W_q` (DoRA needs the norm)."""
+        assert self.quant_state is not None
+        return _C.Quantizer().dequantize(self.quant_state)
+
+    @property
+    def W_q(self) -> torch.Tensor:
+        """PEFT's sign of a layer that dequantizes its own weight."""
+        return self.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.quant_state is not None
+        with own_dtypes(x.device):
+            y: torch.Tensor = self.quant_state.linear(x)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Linear4bit":
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types for it
+        if self.quant_state is not None and self.weight.device != self.quant_state.device:
+            self.quant_state = self.quant_state.to(self.weight.device)
+            self.weight.data = self.quant_state.packed
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        if self.quant_state is None:
+            return super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update(self.quant_state.named_tensors(prefix + "weight"))
+        if self.bias is not None:
+            destination[prefix + "bias"] = self.bias if keep_vars else self.bias.detach()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Linear4bit":
+        """A layer with a weight of its own (reference models of preference trainers)."""
+        copied = type(self)(self.in_features, self.out_features, self.bias is not None, self.of_conv1d)
+        memo[id(self)] = copied
+        if self.quant_state is not None:
+            copied.weight = copied.take(self.quant_state.clone())
+        if self.bias is not None:
+            copied.bias = copy.deepcopy(self.bias, memo)
+        copied.train(self.training)
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "[Linear4bit] a four-bit layer is not pickled: pickle files can run code. Save with save_pretrained, or state_dict() by safetensors; "
+            "copy.deepcopy copies."
+        )
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, four bits"
 
 
 class Linear8bitLt:
     """What scripts look for beside Linear4bit. No layer is one: weights are stored in four bits or not quantized."""
 
 
-__all__ = ["Linear4bit", "Linear8bitLt"]
+__all__ = ["Linear4bit", "Linear8bitLt", "Params4bit"]

@@ -1,11 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which 16-bit format a machine trains in."""
+"""Which dtypes there are, and which 16-bit one a machine trains in."""
 
 from typing import Any
 
 import torch
 
 from . import _C
+
+COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def as_dtype(value: Any, option: str) -> torch.dtype:
+    """A floating dtype from itself or its name, with or without "torch."."""
+    dtype = COMPUTE_DTYPES.get(value.removeprefix("torch.")) if isinstance(value, str) else value
+    if not isinstance(dtype, torch.dtype) or dtype not in COMPUTE_DTYPES.values():
+        raise ValueError(f"[{option}] must be one of {', '.join(COMPUTE_DTYPES)}; got {value!r}.")
+    return dtype
 
 
 def own_dtypes(device: torch.device) -> Any:

@@ -82,6 +82,9 @@ void bind_quant(py::module_& m) {
       .def(
           "named_tensors", [](const QuantizedTensor& q, const std::string& name) { return quantized_tensors(name, q); },
           py::arg("name"), NoGil(), "[(key, tensor)] that bitsandbytes stores for this weight.")
+      .def_static("of_tensors", &quantized_of_tensors, py::arg("tensors"), py::arg("name"), py::arg("where"), NoGil(),
+                  "The weight whose named_tensors(name) these are, in memory of its own. where: for messages.\n\n"
+                  "Raises FormatError where they do not fit together.")
       .def("__repr__", [](const QuantizedTensor& q) {
         return concat("QuantizedTensor(shape=", q.shape, ", ", q.quant_type == QuantType::kNf4 ? "nf4" : "fp4",
                       ", block_size=", q.block_size, ", double_quant=", q.double_quantized() ? "True" : "False", ", ",

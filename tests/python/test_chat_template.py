@@ -10,7 +10,7 @@ import jinja2
 import pytest
 from chat_template_sources import CHATML, LLAMA3, LLAMA31, QWEN, TEMPLATES
 from data_probe import DataProbe, ProbeError
-from qlorapp.hf_text import assistant_range
+from qlorapp.hf.text_service import assistant_range
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 

@@ -12,10 +12,7 @@ import pytest
 import qlorapp
 import torch
 import transformers
-from qlorapp.hf.auto_model import AutoModelForCausalLM
 from qlorapp.hf.cache import EngineCache
-from qlorapp.hf.linear4bit import Linear4bit
-from qlorapp.hf.peft_model import get_peft_model
 from tiny_llama import LLAMA3, ragged_batch, write_checkpoint
 
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
@@ -30,7 +27,7 @@ def folder(request, tmp_path_factory):
 
 def load(folder, four_bit=True, **options):
     config = qlorapp.BitsAndBytesConfig(**NF4) if four_bit else None
-    return AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, **options)
+    return qlorapp.AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, **options)
 
 
 def with_lora(model, seed=5, **lora):
@@ -92,7 +89,7 @@ class TestModel:
     def test_it_is_transformers_own_class_over_linear4bit(self, folder):
         model = load(folder)
         assert type(model) is transformers.LlamaForCausalLM and isinstance(model, transformers.PreTrainedModel)
-        linears = [m for m in model.modules() if isinstance(m, Linear4bit)]
+        linears = [m for m in model.modules() if isinstance(m, qlorapp.nn.Linear4bit)]
         assert len(linears) == 7 * model.config.num_hidden_layers
         assert all(p.device.type != "meta" for p in [*model.parameters(), *model.buffers()])
         assert not any(p.requires_grad for p in model.parameters()) and not model.training
@@ -337,7 +334,7 @@ class TestAdapters:
     def test_merge_and_take_back(self, folder, four_bit):
         model, batch = load(folder, four_bit), ragged_batch()
         model.requires_grad_(False)
-        model = get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
+        model = qlorapp.get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
         loss = model(**batch).loss.detach()
         before = {n: t.clone() for n, t in model.state_dict().items()}
         model.merge_adapter(safe_merge=True)

@@ -4,11 +4,12 @@
 import sys
 
 import pytest
+import qlorapp
 import torch
 import transformers
-from hf_runs import Trainer, in_cpp, losses, trained
-from qlorapp.hf.optimizers import AdamW8bit, PagedAdamW8bit
+from qlorapp.optim import AdamW8bit, PagedAdamW8bit
 from tiny_llama import folder  # noqa: F401  (a fixture)
+from tiny_trainer import in_cpp, losses, trained
 
 SHAPES = [(64, 96), (33,), (300, 20)]
 
@@ -75,10 +76,13 @@ def test_a_loaded_state_goes_on_with_the_same_bits():
 def test_transformers_loop_needs_no_bitsandbytes(folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     options = {"optim": "paged_adamw_8bit", "max_steps": 3}
-    cpp = trained(Trainer, folder, tmp_path, **options)
+    cpp = trained(qlorapp.Trainer, folder, tmp_path, **options)
     own = trained(
-        type("Mine", (Trainer,), {"training_step": lambda *a, **k: Trainer.training_step(*a, **k)}), folder, tmp_path, **options
+        type("Mine", (qlorapp.Trainer,), {"training_step": lambda *a, **k: qlorapp.Trainer.training_step(*a, **k)}),
+        folder,
+        tmp_path,
+        **options,
     )
     assert in_cpp(cpp) and not in_cpp(own) and isinstance(own.optimizer.optimizer, PagedAdamW8bit)
     torch.testing.assert_close(torch.tensor(losses(cpp)), torch.tensor(losses(own)), rtol=0, atol=1e-3)
-    assert transformers.Trainer.training_step is Trainer.training_step
+    assert transformers.Trainer.training_step is qlorapp.Trainer.training_step

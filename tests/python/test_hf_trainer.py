@@ -8,11 +8,12 @@ import os
 from typing import ClassVar
 
 import pytest
+import qlorapp
 import torch
 import transformers
-from hf_runs import (
-    Trainer,
-    TrainingArguments,
+from qlorapp.hf.training_arguments import OWN
+from tiny_llama import folder  # noqa: F401  (a fixture)
+from tiny_trainer import (
     adapted,
     adapters,
     arguments,
@@ -25,8 +26,6 @@ from hf_runs import (
     tokenizer,
     trained,
 )
-from qlorapp.hf.training_arguments import OWN, SFTConfig
-from tiny_llama import folder  # noqa: F401  (a fixture)
 
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
 EVAL_ROWS = rows(9, seed=3)
@@ -34,32 +33,32 @@ EVAL_ROWS = rows(9, seed=3)
 
 class TestArguments:
     def test_it_is_transformers_own_with_extra_fields(self, tmp_path):
-        args = TrainingArguments(
+        args = qlorapp.TrainingArguments(
             output_dir=str(tmp_path), checkpoint_keep="attention_only", memory_budget="14GiB", report_to="none"
         )
         assert isinstance(args, transformers.TrainingArguments) and args.checkpoint_keep == ["attention_only"]
         theirs = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
-        assert {field.name for field in dataclasses.fields(TrainingArguments)} - theirs == set(OWN)
+        assert {field.name for field in dataclasses.fields(qlorapp.TrainingArguments)} - theirs == set(OWN)
         assert args.to_dict()["memory_budget"] == "14GiB"
 
     def test_values_are_checked(self, tmp_path):
         with pytest.raises(ValueError, match="everything, attention_only"):
-            TrainingArguments(output_dir=str(tmp_path), checkpoint_keep="some")
+            qlorapp.TrainingArguments(output_dir=str(tmp_path), checkpoint_keep="some")
         with pytest.raises(TypeError, match="learning_rat"):
-            TrainingArguments(output_dir=str(tmp_path), learning_rat=1)
+            qlorapp.TrainingArguments(output_dir=str(tmp_path), learning_rat=1)
 
     def test_older_names(self, tmp_path, caplog):
         with caplog.at_level(logging.WARNING, logger="qlorapp"):
-            args = TrainingArguments(
+            args = qlorapp.TrainingArguments(
                 output_dir=str(tmp_path), evaluation_strategy="steps", eval_steps=5, warmup_ratio=0.25, per_gpu_train_batch_size=3,
                 group_by_length=True, overwrite_output_dir=True, no_cuda=True, report_to="none",
             )  # fmt: skip
         assert args.eval_strategy == "steps" and args.per_device_train_batch_size == 3 and args.use_cpu
         assert args.get_warmup_steps(100) == 25 and args.train_sampling_strategy == "group_by_length"
         with pytest.raises(TypeError, match="same option"):
-            TrainingArguments(output_dir=str(tmp_path), evaluation_strategy="no", eval_strategy="steps")
+            qlorapp.TrainingArguments(output_dir=str(tmp_path), evaluation_strategy="no", eval_strategy="steps")
 
-    @pytest.mark.parametrize("kind", [TrainingArguments, SFTConfig])
+    @pytest.mark.parametrize("kind", [qlorapp.TrainingArguments, qlorapp.SFTConfig])
     def test_the_argument_parser(self, kind, tmp_path):
         parser = transformers.HfArgumentParser(kind)
         words = ["--output_dir", str(tmp_path), "--loss_chunk_rows", "64", "--fp8", "--checkpoint_keep", "input_only:1", "everything:2",
@@ -82,7 +81,9 @@ class TestSameRun:
 
     @pytest.mark.parametrize("case", OPTIONS)
     def test_cpp_and_transformers(self, folder, tmp_path, case):
-        mine, theirs = (trained(kind, folder, tmp_path, **self.OPTIONS[case]) for kind in (Trainer, transformers.Trainer))
+        mine, theirs = (
+            trained(kind, folder, tmp_path, **self.OPTIONS[case]) for kind in (qlorapp.Trainer, transformers.Trainer)
+        )
         assert in_cpp(mine)
         assert_same_run(mine, theirs)
         assert mine.output.global_step == theirs.output.global_step
@@ -98,12 +99,12 @@ class TestSameRun:
         }  # the first is the best
         mine, theirs = (
             trained(kind, folder, tmp_path / kind.__module__, more={"eval_dataset": EVAL_ROWS}, **options)
-            for kind in (Trainer, transformers.Trainer)
+            for kind in (qlorapp.Trainer, transformers.Trainer)
         )
         assert in_cpp(mine)
         assert_same_run(mine, theirs)
         assert mine.state.best_global_step == theirs.state.best_global_step == 2
-        left = [sorted(os.listdir(tmp_path / kind.__module__)) for kind in (Trainer, transformers.Trainer)]
+        left = [sorted(os.listdir(tmp_path / kind.__module__)) for kind in (qlorapp.Trainer, transformers.Trainer)]
         assert left[0] == left[1]
 
     def test_several_data_sets_and_metrics(self, folder, tmp_path):
@@ -112,7 +113,9 @@ class TestSameRun:
 
         more = {"eval_dataset": {"a": EVAL_ROWS, "b": EVAL_ROWS[:4]}, "compute_metrics": metrics}
         options = {"eval_strategy": "epoch", "eval_on_start": True}
-        mine, theirs = (trained(kind, folder, tmp_path, more=more, **options) for kind in (Trainer, transformers.Trainer))
+        mine, theirs = (
+            trained(kind, folder, tmp_path, more=more, **options) for kind in (qlorapp.Trainer, transformers.Trainer)
+        )
         assert in_cpp(mine) and any(entry.get("eval_b_rows") == 4 for entry in mine.state.log_history)
         assert_same_run(mine, theirs)
 
@@ -120,7 +123,7 @@ class TestSameRun:
         plain = {key: value for key, value in arguments(tmp_path).to_dict().items() if key not in OWN}
         args = transformers.TrainingArguments(**plain)
         trainers = []
-        for kind in (Trainer, transformers.Trainer):
+        for kind in (qlorapp.Trainer, transformers.Trainer):
             trainers.append(made(kind, folder, tmp_path, gradient_checkpointing=True))
             trainers[-1].args = args
             trainers[-1].train()
@@ -130,7 +133,7 @@ class TestSameRun:
     def test_bfloat16_under_autocast(self, folder, tmp_path):
         mine, theirs = (
             trained(kind, folder, tmp_path, model=adapted(base_model(folder, dtype=torch.bfloat16)), bf16=True)
-            for kind in (Trainer, transformers.Trainer)
+            for kind in (qlorapp.Trainer, transformers.Trainer)
         )
         assert in_cpp(mine)
         torch.testing.assert_close(torch.tensor(losses(mine)), torch.tensor(losses(theirs)), rtol=0.02, atol=0.02)
@@ -140,9 +143,9 @@ class TestSameRun:
     def test_state_and_files_of_a_checkpoint(self, folder, tmp_path):
         options = {"save_strategy": "steps", "save_steps": 3, "max_steps": 3, "include_num_input_tokens_seen": "non_padding"}
         more = {"processing_class": tokenizer()}
-        for kind in (Trainer, transformers.Trainer):
+        for kind in (qlorapp.Trainer, transformers.Trainer):
             trained(kind, folder, tmp_path / kind.__module__, more=more, **options)
-        mine, theirs = (tmp_path / kind.__module__ / "checkpoint-3" for kind in (Trainer, transformers.Trainer))
+        mine, theirs = (tmp_path / kind.__module__ / "checkpoint-3" for kind in (qlorapp.Trainer, transformers.Trainer))
         states = [json.loads((path / "trainer_state.json").read_text()) for path in (mine, theirs)]
         assert states[0].keys() == states[1].keys()
         for key in set(states[0]) - {"log_history", "total_flos", "stateful_callbacks"}:
@@ -194,13 +197,13 @@ class TestCallbacks:
                 return control
 
         seen = []
-        for kind in (Trainer, transformers.Trainer):
+        for kind in (qlorapp.Trainer, transformers.Trainer):
             recorder = Asking()
             options = {**EVALUATED, "eval_on_start": True} if case == "evaluated" else {}
             trainer = trained(
                 kind, folder, tmp_path / kind.__module__, more={"callbacks": [recorder], "eval_dataset": EVAL_ROWS}, **options
             )
-            assert kind is not Trainer or in_cpp(trainer)
+            assert kind is not qlorapp.Trainer or in_cpp(trainer)
             seen.append(recorder.events)
         assert [event[:2] for event in seen[0]] == [event[:2] for event in seen[1]]
         for mine, theirs in zip(*seen, strict=True):
@@ -216,7 +219,7 @@ class TestCallbacks:
             "max_grad_norm": 0.0,
         }
         stopped = []
-        for kind in (Trainer, transformers.Trainer):
+        for kind in (qlorapp.Trainer, transformers.Trainer):
             more = {"eval_dataset": EVAL_ROWS, "callbacks": [transformers.EarlyStoppingCallback(2)]}
             stopped.append(trained(kind, folder, tmp_path / kind.__module__, more=more, num_train_epochs=5, **options))
         assert stopped[0].state.global_step == stopped[1].state.global_step < stopped[0].state.max_steps
@@ -228,7 +231,7 @@ class TestCallbacks:
                 optimizer.param_groups[0]["lr"] = 1.0
 
         with pytest.raises(ValueError, match="param_groups"):
-            trained(Trainer, folder, tmp_path, more={"callbacks": [Steers()]})
+            trained(qlorapp.Trainer, folder, tmp_path, more={"callbacks": [Steers()]})
 
     def test_an_error_in_a_callback_reaches_the_caller(self, folder, tmp_path):
         class Breaks(transformers.TrainerCallback):
@@ -236,7 +239,7 @@ class TestCallbacks:
                 raise KeyError("mine")
 
         with pytest.raises(KeyError, match="mine"):
-            trained(Trainer, folder, tmp_path, more={"callbacks": [Breaks()]})
+            trained(qlorapp.Trainer, folder, tmp_path, more={"callbacks": [Breaks()]})
 
     def test_an_interrupted_run_leaves_a_checkpoint(self, folder, tmp_path):
         class Interrupts(transformers.TrainerCallback):
@@ -245,9 +248,9 @@ class TestCallbacks:
                     raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            trained(Trainer, folder, tmp_path, more={"callbacks": [Interrupts()]})
-        whole = trained(Trainer, folder, tmp_path / "whole")
-        resumed = trained(Trainer, folder, tmp_path, resume=True)
+            trained(qlorapp.Trainer, folder, tmp_path, more={"callbacks": [Interrupts()]})
+        whole = trained(qlorapp.Trainer, folder, tmp_path / "whole")
+        resumed = trained(qlorapp.Trainer, folder, tmp_path, resume=True)
         assert losses(resumed) == losses(whole)
 
 
@@ -262,8 +265,8 @@ class TestResume:
             "optim": optim,
             "lora": {"lora_dropout": 0.1},
         }
-        whole = trained(Trainer, folder, tmp_path, **options)
-        resumed = trained(Trainer, folder, tmp_path / "again", resume=str(tmp_path / f"checkpoint-{step}"), **options)
+        whole = trained(qlorapp.Trainer, folder, tmp_path, **options)
+        resumed = trained(qlorapp.Trainer, folder, tmp_path / "again", resume=str(tmp_path / f"checkpoint-{step}"), **options)
         assert in_cpp(whole) and in_cpp(resumed)
         assert losses(resumed) == losses(whole) and resumed.state.global_step == whole.state.global_step
         for name, value in adapters(whole).items():
@@ -273,19 +276,19 @@ class TestResume:
         options = {"save_strategy": "steps", "save_steps": 2}
         whole = trained(transformers.Trainer, folder, tmp_path, **options)
         with caplog.at_level(logging.WARNING, logger="qlorapp"):
-            resumed = trained(Trainer, folder, tmp_path / "again", resume=str(tmp_path / "checkpoint-2"), **options)
+            resumed = trained(qlorapp.Trainer, folder, tmp_path / "again", resume=str(tmp_path / "checkpoint-2"), **options)
         assert not in_cpp(resumed) and "checkpoint of transformers' own loop" in caplog.text
         assert losses(resumed) == losses(whole)
         for name, value in adapters(whole).items():
             assert torch.equal(adapters(resumed)[name], value), name
 
     def test_one_of_cpp_is_not_half_resumed(self, folder, tmp_path):
-        trained(Trainer, folder, tmp_path, save_strategy="steps", save_steps=2)
+        trained(qlorapp.Trainer, folder, tmp_path, save_strategy="steps", save_steps=2)
         with pytest.raises(ValueError, match="written by the C\\+\\+ loop.*label_smoothing_factor.*optimizer.pt"):
-            trained(Trainer, folder, tmp_path, resume=True, label_smoothing_factor=0.1)
+            trained(qlorapp.Trainer, folder, tmp_path, resume=True, label_smoothing_factor=0.1)
 
     def test_trained_again_it_begins_anew(self, folder, tmp_path):
-        trainer = trained(Trainer, folder, tmp_path, max_steps=2)
+        trainer = trained(qlorapp.Trainer, folder, tmp_path, max_steps=2)
         first = losses(trainer)
         trainer.train()
         again = losses(trainer)
@@ -314,7 +317,7 @@ class TestTransformersRuns:
     @pytest.mark.parametrize("case", CASES)
     def test_options(self, folder, tmp_path, case, said):
         options, more = self.CASES[case]
-        trainer = trained(Trainer, folder, tmp_path, more=more, max_steps=2, **options)
+        trainer = trained(qlorapp.Trainer, folder, tmp_path, more=more, max_steps=2, **options)
         assert not in_cpp(trainer) and len(said()) == 1 and case in said()[0], said()
         assert trainer.state.global_step == 2
         trainer.train()
@@ -328,22 +331,22 @@ class TestTransformersRuns:
                 called.append(name)
                 return getattr(transformers.Trainer, name)(self, *args, **given)
 
-            kind = type("Mine", (Trainer,), {name: own})
+            kind = type("Mine", (qlorapp.Trainer,), {name: own})
             trainer = trained(kind, folder, tmp_path, max_steps=1)
             assert called and not in_cpp(trainer) and f"Mine.{name} is overridden" in said()[-1]
 
     def test_an_instance_method_and_a_patched_class(self, folder, tmp_path, said, monkeypatch):
-        trainer = made(Trainer, folder, tmp_path, max_steps=1)
+        trainer = made(qlorapp.Trainer, folder, tmp_path, max_steps=1)
         trainer.training_step = lambda *args, **given: type(trainer).training_step(trainer, *args, **given)
         trainer.train()
         assert "training_step was replaced" in said()[-1]
         theirs = transformers.Trainer.compute_loss
         monkeypatch.setattr(transformers.Trainer, "compute_loss", lambda *args, **given: theirs(*args, **given))
-        trained(Trainer, folder, tmp_path, max_steps=1)
+        trained(qlorapp.Trainer, folder, tmp_path, max_steps=1)
         assert "compute_loss is overridden" in said()[-1]
 
     def test_evaluate_and_log_may_be_overridden(self, folder, tmp_path):
-        class Mine(Trainer):
+        class Mine(qlorapp.Trainer):
             heard = 0
 
             def log(self, logs, start_time=None):
@@ -358,14 +361,14 @@ class TestTransformersRuns:
         assert in_cpp(trainer) and Mine.heard == 3 and all("mine" in entry for entry in trainer.state.log_history)
 
     def test_other_models(self, folder, tmp_path, said):
-        trained(Trainer, folder, tmp_path, max_steps=1, lora={"use_dora": True})
+        trained(qlorapp.Trainer, folder, tmp_path, max_steps=1, lora={"use_dora": True})
         assert "Dora" in said()[-1]
-        trained(Trainer, folder, tmp_path, max_steps=1, lora={"modules_to_save": ["lm_head"]})
-        trainer = made(Trainer, folder, tmp_path, max_steps=1)
+        trained(qlorapp.Trainer, folder, tmp_path, max_steps=1, lora={"modules_to_save": ["lm_head"]})
+        trainer = made(qlorapp.Trainer, folder, tmp_path, max_steps=1)
         next(p for p in trainer.model.parameters() if p.requires_grad).requires_grad_(False)
         trainer.train()
         assert len(said()) == 3 and "is frozen" in said()[-1]
-        trainer = made(Trainer, folder, tmp_path, max_steps=1)
+        trainer = made(qlorapp.Trainer, folder, tmp_path, max_steps=1)
         next(p for p in trainer.model.parameters() if p.requires_grad).register_hook(lambda gradient: gradient)
         trainer.train()
         assert "has hooks" in said()[-1]
@@ -375,20 +378,20 @@ class TestTransformersRuns:
         left.padding_side = "left"
         every = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in rows(26)]
         more = {"data_collator": transformers.DataCollatorForSeq2Seq(left)}
-        trainer = trained(Trainer, folder, tmp_path, data=every, more=more, max_steps=2)
+        trainer = trained(qlorapp.Trainer, folder, tmp_path, data=every, more=more, max_steps=2)
         assert "pad on the right" in said()[-1]
         assert_same_run(trainer, trained(transformers.Trainer, folder, tmp_path, data=every, more=more, max_steps=2))
-        trainer = trained(Trainer, folder, tmp_path, more=more, max_steps=2)  # the first token of each row is masked
+        trainer = trained(qlorapp.Trainer, folder, tmp_path, more=more, max_steps=2)  # the first token of each row is masked
         assert in_cpp(trainer)
         with pytest.raises(ValueError):
-            trained(Trainer, folder, tmp_path, more={"data_collator": transformers.default_data_collator}, max_steps=1)
+            trained(qlorapp.Trainer, folder, tmp_path, more={"data_collator": transformers.default_data_collator}, max_steps=1)
 
     def test_a_language_model_collator_makes_its_labels(self, folder, tmp_path):
         collator = transformers.DataCollatorForLanguageModeling(tokenizer(), mlm=False)
         data = [{"input_ids": row["input_ids"]} for row in rows(26)]
         mine, theirs = (
             trained(kind, folder, tmp_path, data=data, more={"data_collator": collator})
-            for kind in (Trainer, transformers.Trainer)
+            for kind in (qlorapp.Trainer, transformers.Trainer)
         )
         assert in_cpp(mine)
         assert_same_run(mine, theirs)
@@ -396,7 +399,8 @@ class TestTransformersRuns:
     def test_a_flattening_collator_packs_batches(self, folder, tmp_path):
         collator = transformers.DataCollatorWithFlattening()
         mine, theirs = (
-            trained(kind, folder, tmp_path, more={"data_collator": collator}) for kind in (Trainer, transformers.Trainer)
+            trained(kind, folder, tmp_path, more={"data_collator": collator})
+            for kind in (qlorapp.Trainer, transformers.Trainer)
         )
         assert in_cpp(mine)
         assert_same_run(mine, theirs)
@@ -406,7 +410,7 @@ def test_a_run_is_gone_when_it_ends(folder, tmp_path):
     import gc
     import weakref
 
-    trainer = trained(Trainer, folder, tmp_path, max_steps=1)
+    trainer = trained(qlorapp.Trainer, folder, tmp_path, max_steps=1)
     gone = weakref.ref(trainer.model)
     assert trainer._run is None
     del trainer
@@ -417,7 +421,13 @@ def test_a_run_is_gone_when_it_ends(folder, tmp_path):
 def test_memory_is_cpps(folder, tmp_path, caplog):
     with caplog.at_level(logging.INFO, logger="qlorapp"):
         trainer = trained(
-            Trainer, folder, tmp_path, max_steps=2, memory_budget="2GiB", worst_case_first=True, gradient_checkpointing=True
+            qlorapp.Trainer,
+            folder,
+            tmp_path,
+            max_steps=2,
+            memory_budget="2GiB",
+            worst_case_first=True,
+            gradient_checkpointing=True,
         )
     assert in_cpp(trainer) and "the fullest micro-batch" in caplog.text
     args = trainer.args

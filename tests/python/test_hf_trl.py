@@ -11,10 +11,7 @@ import qlorapp
 import torch
 import transformers
 import trl
-from hf_runs import TINY, adapted, adapters, in_cpp, losses
-from qlorapp.hf.auto_model import AutoModelForCausalLM
-from qlorapp.hf.sft import SFTTrainer
-from qlorapp.hf.training_arguments import SFTConfig, TrainingArguments
+from tiny_trainer import TINY, adapted, adapters, in_cpp, losses
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 TEMPLATE = (
@@ -62,7 +59,7 @@ def four_bits(double_quant=False):
 
 def ours(folder, four_bit=True):
     config = four_bits() if four_bit else None
-    return adapted(AutoModelForCausalLM.from_pretrained(folder, quantization_config=config)).train()
+    return adapted(qlorapp.AutoModelForCausalLM.from_pretrained(folder, quantization_config=config)).train()
 
 
 def theirs(folder):
@@ -85,8 +82,8 @@ class TestSFT:
     def test_the_cpp_loop_and_trl_train_the_same(self, folder, tmp_path, kind):
         data, options = self.KINDS[kind]
         trainers = []
-        for trainer_class in (SFTTrainer, trl.SFTTrainer):
-            config = SFTConfig(output_dir=str(tmp_path), **COMMON, **options)
+        for trainer_class in (qlorapp.SFTTrainer, trl.SFTTrainer):
+            config = qlorapp.SFTConfig(output_dir=str(tmp_path), **COMMON, **options)
             trainer = trainer_class(
                 ours(folder, four_bit=False),
                 config,
@@ -109,13 +106,13 @@ class TestSFT:
         """Adapters stay float32, and TRL's own evaluation, checkpoints and model card are there."""
         import peft
 
-        config = SFTConfig(
+        config = qlorapp.SFTConfig(
             output_dir=str(tmp_path), **{**COMMON, "save_strategy": "steps"}, eval_strategy="steps", eval_steps=2, save_steps=2
         )
-        model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=four_bits(True))
+        model = qlorapp.AutoModelForCausalLM.from_pretrained(folder, quantization_config=four_bits(True))
         lora = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
         data = datasets.Dataset.from_list(COMPLETIONS)
-        trainer = SFTTrainer(
+        trainer = qlorapp.SFTTrainer(
             model, config, train_dataset=data, eval_dataset=data, processing_class=tokenizer(), peft_config=lora
         )
         assert all(p.dtype == torch.float32 for p in trainer.model.parameters() if p.requires_grad) and model.is_loaded_in_4bit
@@ -125,8 +122,8 @@ class TestSFT:
         assert len(evaluated) == 2 and {"eval_entropy", "eval_mean_token_accuracy", "eval_num_tokens"} <= set(evaluated[0])
         assert evaluated[0]["eval_num_tokens"] == trainer.state.log_history[1]["num_tokens"]
         assert (tmp_path / "checkpoint-2" / "run_state.json").is_file() and (tmp_path / "README.md").is_file()
-        resumed = SFTTrainer(
-            adapted(AutoModelForCausalLM.from_pretrained(folder, quantization_config=four_bits(True))),
+        resumed = qlorapp.SFTTrainer(
+            adapted(qlorapp.AutoModelForCausalLM.from_pretrained(folder, quantization_config=four_bits(True))),
             config, train_dataset=data, eval_dataset=data, processing_class=tokenizer(),
         )  # fmt: skip
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
@@ -136,13 +133,13 @@ class TestSFT:
 
     def test_by_name_and_older_arguments(self, folder, tmp_path):
         tokenizer().save_pretrained(folder)
-        config = SFTConfig(
+        config = qlorapp.SFTConfig(
             output_dir=str(tmp_path), max_seq_length=64, model_init_kwargs={"quantization_config": four_bits()}, **COMMON
         )
         assert config.max_length == 64
         import peft
 
-        trainer = SFTTrainer(
+        trainer = qlorapp.SFTTrainer(
             str(folder),
             config,
             train_dataset=datasets.Dataset.from_list(TEXT),
@@ -154,15 +151,21 @@ class TestSFT:
         assert in_cpp(trainer) and trainer.processing_class.pad_token == tokenizer().pad_token
 
     def test_training_arguments_become_a_config(self, folder, tmp_path):
-        args = TrainingArguments(output_dir=str(tmp_path), loss_chunk_rows=64, **COMMON)
-        trainer = SFTTrainer(ours(folder), args, train_dataset=datasets.Dataset.from_list(TEXT), processing_class=tokenizer())
-        assert isinstance(trainer.args, SFTConfig) and trainer.args.loss_chunk_rows == 64 and trainer.args.max_steps == 3
+        args = qlorapp.TrainingArguments(output_dir=str(tmp_path), loss_chunk_rows=64, **COMMON)
+        trainer = qlorapp.SFTTrainer(
+            ours(folder), args, train_dataset=datasets.Dataset.from_list(TEXT), processing_class=tokenizer()
+        )
+        assert (
+            isinstance(trainer.args, qlorapp.SFTConfig) and trainer.args.loss_chunk_rows == 64 and trainer.args.max_steps == 3
+        )
         trainer.train()
         assert in_cpp(trainer)
 
     def test_dft_is_trls(self, folder, tmp_path, caplog):
-        config = SFTConfig(output_dir=str(tmp_path), loss_type="dft", **COMMON)
-        trainer = SFTTrainer(ours(folder), config, train_dataset=datasets.Dataset.from_list(TEXT), processing_class=tokenizer())
+        config = qlorapp.SFTConfig(output_dir=str(tmp_path), loss_type="dft", **COMMON)
+        trainer = qlorapp.SFTTrainer(
+            ours(folder), config, train_dataset=datasets.Dataset.from_list(TEXT), processing_class=tokenizer()
+        )
         trainer.train()
         assert (
             not in_cpp(trainer) and "loss_type='dft'" in caplog.text and "mean_token_accuracy" in trainer.state.log_history[0]

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,6 +43,12 @@ void stream_and_quantize(std::vector<StreamedTensor>& tensors, const format::Che
 /// The tensors that bitsandbytes stores for a four-bit weight, ready for write_tensors.
 [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> quantized_tensors(const std::string& name,
                                                                                 const QuantizedTensor& weight);
+
+/// The other way: a weight around copies of these tensors, by the names that quantized_tensors gives; on the device of `name`.
+/// @throws FormatError naming `where` and the tensor: as find_quantized_weight, and for a code book that is not the standard one
+///         or a scale that is not finite. Synchronizes.
+[[nodiscard]] QuantizedTensor quantized_of_tensors(const std::map<std::string, at::Tensor>& tensors, const std::string& name,
+                                                   const std::string& where);
 
 /// Float weights of a folder's linear layers, read one by one when they are asked for; the folder is opened at the first.
 /// Undefined for a weight that is stored in four bits.

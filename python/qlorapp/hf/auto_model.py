@@ -1,24 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """AutoModelForCausalLM: transformers' own model over Linear4bit layers, filled by the C++ loader."""
 
+import logging
 import os
 import pathlib
 from typing import Any
 
+import peft
 import torch
 import transformers
+from transformers import BitsAndBytesConfig
 
-from .. import _C, hf_models
-from ..auto_model import _device_of, _is_adapter, _model_or_adapter
-from ..hf_layer import count_by_elements
-from ..quantization import BitsAndBytesConfig, as_dtype
+from .. import _C, quantizer_options
+from ..hub import adapter_folder, folder_of
+from ..nn import Linear4bit
+from ..precision import as_dtype
+from . import foreign
 from .forward import attach
-from .linear4bit import Linear4bit
+from .parameter_counts import count_by_elements
+from .quantizer import METHOD, quantizer_of
+
+_log = logging.getLogger("qlorapp")
 
 #: Options of transformers that change nothing of a model that C++ loads onto one device.
 _NO_EFFECT = {
     "low_cpu_mem_usage", "max_memory", "offload_folder", "offload_state_dict", "offload_buffers", "use_safetensors", "weights_only",
-    "disable_mmap", "trust_remote_code",
+    "disable_mmap", "trust_remote_code", "return_dict",
 }  # fmt: skip
 
 
@@ -47,10 +54,10 @@ def build(folder: pathlib.Path, config: Any, core: Any, quantized: BitsAndBytesC
     if four_bit:
         model.requires_grad_(False)
         model.is_loaded_in_4bit = model.is_quantized = True
-        fields: Any = hf_models._register()(**(quantized or BitsAndBytesConfig(load_in_4bit=True)).to_dict())
-        model.hf_quantizer = hf_models._ours[1](fields, pre_quantized=True)
-        model.quantization_method = hf_models.METHOD
-        model.config.quantization_config = fields
+        model.config.quantization_config, model.hf_quantizer = quantizer_of(
+            (quantized or BitsAndBytesConfig(load_in_4bit=True)).to_dict()
+        )
+        model.quantization_method = METHOD
         count_by_elements(model)
     model.hf_device_map = {"": core.device}
     if (folder / "generation_config.json").is_file():
@@ -106,25 +113,24 @@ class AutoModelForCausalLM:
                 folder, trust_remote_code=False, return_unused_kwargs=True, attn_implementation=attn_implementation, **options
             )
         quantized = _quantization(quantization_config, load_in_4bit)
-        wanted = next((d for d in (dtype, torch_dtype) if d not in (None, "auto")), None) or quantized.bnb_4bit_compute_dtype
-        device = _device_of(device_map, quantized.load_in_4bit or hasattr(config, "quantization_config"))
+        stored = getattr(config, "quantization_config", None)
+        device = _device_of(device_map, quantized.load_in_4bit or stored is not None)
+        wanted = next((d for d in (dtype, torch_dtype) if d not in (None, "auto")), None)
+        if (
+            wanted is None and quantized.bnb_4bit_compute_dtype != torch.float32
+        ):  # which is what transformers has for "not given"
+            wanted = quantized.bnb_4bit_compute_dtype
         wanted = as_dtype(wanted or config.dtype or torch.float32, "dtype")
-        if hf_models.is_foreign(config):
+        if options or foreign.is_foreign(config):
             settled = quantized if quantized.load_in_4bit else None
-            return hf_models.load(folder, config, settled, _C.dtype_on(str(device), wanted), device, config=config, **options)
-        if options:
-            name = next(iter(options))
-            raise TypeError(f"[from_pretrained] there is no option {name!r}. Leave it out.")
+            return foreign.load(folder, config, settled, _C.dtype_on(str(device), wanted), device, config=config, **options)
         core = _C.load_model(
             str(folder),
             compute_dtype=wanted,
             load_in_4bit=quantized.load_in_4bit,
-            quant_type=quantized.bnb_4bit_quant_type,
-            double_quant=quantized.bnb_4bit_use_double_quant,
-            skip_modules=quantized.llm_int8_skip_modules or [],
             device=device,
+            **quantizer_options.of(quantized),
         )
-        stored = getattr(config, "quantization_config", None)
         if isinstance(stored, dict):
             quantized = BitsAndBytesConfig.from_dict(stored)
         config.dtype = wanted
@@ -133,8 +139,6 @@ class AutoModelForCausalLM:
 
     @classmethod
     def _with_adapter(cls, folder: pathlib.Path, options: dict[str, Any]) -> Any:
-        import peft
-
         base = peft.PeftConfig.from_pretrained(os.fspath(folder)).base_model_name_or_path
         if not base:
             raise ValueError(
@@ -146,20 +150,68 @@ class AutoModelForCausalLM:
         return model.eval()
 
 
+class AutoPeftModelForCausalLM(peft.AutoPeftModelForCausalLM):
+    """PEFT's own, whose base is loaded by this library's AutoModelForCausalLM."""
+
+    _target_class = AutoModelForCausalLM
+
+
+def _device_of(device_map: Any, quantized: bool) -> torch.device:
+    """ "auto" is the current GPU where there is one that this build has kernels for; a map must name one device.
+
+    Without a map a four-bit model goes where "auto" does, as transformers puts it, and any other to the CPU.
+    """
+    if isinstance(device_map, dict):
+        places = set(map(str, device_map.values()))
+        if len(places) != 1:
+            raise ValueError(f"[from_pretrained] device_map must put the model on one device; got {sorted(places)}.")
+        device_map = next(iter(device_map.values()))
+    if device_map is None:
+        device_map = "auto" if quantized else "cpu"
+    usable = torch._C._dispatch_has_kernel_for_dispatch_key("qlorapp::dequantize_4bit", "CUDA") and torch.cuda.is_available()
+    if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
+        return torch.device("cuda", torch.cuda.current_device()) if usable else torch.device("cpu")
+    device = torch.device("cuda", device_map) if isinstance(device_map, int) else torch.device(device_map)
+    if device.type == "cuda" and not usable:
+        why = "this build has no kernels for it" if torch.cuda.is_available() else "there is no GPU here"
+        _log.warning("[from_pretrained] device_map asks for %s, but %s: the model is on the CPU.", device, why)
+        return torch.device("cpu")
+    if device.index is not None and 0 < torch.cuda.device_count() <= device.index:
+        raise ValueError(
+            f"[from_pretrained] device_map asks for {device}; this machine has {torch.cuda.device_count()} GPU(s)."
+        )
+    return device
+
+
+def _is_adapter(folder: pathlib.Path) -> bool:
+    return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
+
+
+def _model_or_adapter(name: str, **hub: Any) -> pathlib.Path:
+    try:
+        return folder_of(name, **hub)
+    except FileNotFoundError:
+        try:
+            return adapter_folder(name, **hub)
+        except FileNotFoundError:
+            pass
+        raise  # a model is what was asked for
+
+
 def _quantization(given: Any, load_in_4bit: bool) -> BitsAndBytesConfig:
-    """Ours from ours, transformers' or a dict; what load_in_4bit means without one."""
+    """transformers' config from itself or a dict; what load_in_4bit means without one."""
     if given is None:
-        return BitsAndBytesConfig(load_in_4bit=load_in_4bit)
-    if isinstance(given, BitsAndBytesConfig):
-        return given
-    values = given if isinstance(given, dict) else getattr(given, "to_dict", dict)()
-    if not values:
+        given = BitsAndBytesConfig(load_in_4bit=load_in_4bit)
+    elif isinstance(given, dict):
+        given = BitsAndBytesConfig.from_dict(given)
+    if not isinstance(given, BitsAndBytesConfig):
         raise TypeError(
             f"[from_pretrained] quantization_config must be a BitsAndBytesConfig or a dict; got {type(given).__name__}."
         )
-    if values.get("load_in_8bit"):
+    if given.load_in_8bit:
         raise ValueError(
             "[from_pretrained] load_in_8bit is not supported: layers are stored in four bits. Use load_in_4bit=True."
         )
-    settled: BitsAndBytesConfig = BitsAndBytesConfig.from_dict(values)
-    return settled
+    if given.load_in_4bit and given.bnb_4bit_quant_type == "fp4":
+        _C.log_warning_once("[BitsAndBytesConfig] bnb_4bit_quant_type is 'fp4' unless it is set; QLoRA trains on 'nf4'.")
+    return given

@@ -8,14 +8,22 @@ import time
 from typing import Any
 
 import torch
+import transformers
 
-from .. import _C
+from .. import _C, optim
 from ..precision import own_dtypes
 from . import loop_predicate, rows
-from .forward import engine_of
+from .forward import engine_of, kept_by
 from .training_arguments import CHOSEN, for_cpp
 
 _log = logging.getLogger("qlorapp")
+#: What transformers' loop makes of `optim`, for bitsandbytes' names.
+_OPTIMIZERS = {
+    "adamw_8bit": optim.AdamW8bit,
+    "adamw_bnb_8bit": optim.AdamW8bit,
+    "paged_adamw_8bit": optim.PagedAdamW8bit,
+    "paged_adamw_32bit": optim.PagedAdamW32bit,
+}
 _FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
 
 
@@ -57,6 +65,18 @@ class CppLoop:
             if had == (None, None):
                 self._made = (self.optimizer, self.lr_scheduler)
 
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, dict[str, Any]]:
+        """transformers' own; bitsandbytes' AdamWs are this library's, which needs no bitsandbytes."""
+        name = str(getattr(args.optim, "value", args.optim))
+        if name not in _OPTIMIZERS:
+            return transformers.Trainer.get_optimizer_cls_and_kwargs(args, model)
+        return _OPTIMIZERS[name], {
+            "lr": args.learning_rate,
+            "betas": (args.adam_beta1, args.adam_beta2),
+            "eps": args.adam_epsilon,
+        }
+
     def _drop(self: Any, own: tuple[Any, Any]) -> None:
         """Forgets an optimizer and a scheduler that were made here, if they are still the trainer's."""
         if self.optimizer is own[0]:
@@ -85,6 +105,7 @@ class CppRun:
         engine = engine_of(base)
         assert engine is not None
         self.engine = engine
+        engine.keep(kept_by(base, training=True))  # which the arguments may leave as it is
         hooks = {"event": self._on_event, "log": self._on_summary, "log_evaluate_save": self._log_evaluate_save}
         packed = any(len(row.lengths) > 1 for row in found)
         self.core = _C.Trainer(

@@ -131,7 +131,7 @@ def _pass(engine: Engine, model: Any, given: dict[str, Any]) -> CausalLMOutput:
     if batch.row_count > ids.shape[0] and _uses_cache(model, given):
         raise ValueError("position_ids begin again, and transformers keeps packed rows apart with use_cache=False alone")
     if torch.is_grad_enabled():
-        engine.keep(_kept_by(model))
+        engine.keep(kept_by(model, model.training))
     drops = model.training and core.lora_dropout > 0
     hidden = core.hidden_states(batch, model.training, seed_from_torch() if drops else 0)
     loss = None
@@ -159,10 +159,10 @@ def _logits_of(core: Any, hidden: torch.Tensor, keep: int | torch.Tensor) -> tor
     return logits.view(*kept.shape[:-1], logits.shape[-1])
 
 
-def _kept_by(model: Any) -> str:
-    """What transformers' checkpointing flags say of each block."""
+def kept_by(model: Any, training: bool) -> str:
+    """What transformers' checkpointing flags say of each block, for a step in training mode or not."""
     layers = model.model.layers
-    flags = [model.training and getattr(layer, "gradient_checkpointing", False) for layer in layers]
+    flags = [training and getattr(layer, "gradient_checkpointing", False) for layer in layers]
     if len(set(flags)) <= 1:
         return "input_only" if flags and flags[0] else "everything"
     return ",".join("input_only" if flag else "everything" for flag in flags)

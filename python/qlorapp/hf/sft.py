@@ -12,7 +12,6 @@ from trl.trainer import sft_config, sft_trainer
 from .auto_model import AutoModelForCausalLM
 from .cpp_loop import CppLoop
 from .loop_predicate import levels_of
-from .optimizers import class_and_options
 from .peft_model import over_linear4bit
 from .training_arguments import SFTConfig
 
@@ -34,10 +33,6 @@ class SFTTrainer(CppLoop, sft_trainer.SFTTrainer):  # type: ignore[misc]
 
     A model that is given by name is loaded by this library. Adapters stay in float32.
     """
-
-    get_optimizer_cls_and_kwargs = staticmethod(
-        lambda args, model=None: class_and_options(args) or transformers.Trainer.get_optimizer_cls_and_kwargs(args, model)
-    )
 
     def __init__(
         self, model: Any, args: Any = None, *more: Any, peft_config: Any = None, tokenizer: Any = None, **options: Any

@@ -7,7 +7,6 @@ import torch
 import transformers
 
 from .cpp_loop import CppLoop
-from .optimizers import class_and_options
 
 
 class Trainer(CppLoop, transformers.Trainer):  # type: ignore[misc]  # the mixin's methods take what theirs do
@@ -21,11 +20,6 @@ class Trainer(CppLoop, transformers.Trainer):  # type: ignore[misc]  # the mixin
         if tokenizer is not None:
             options.setdefault("processing_class", tokenizer)
         super().__init__(*args, **options)
-
-    @staticmethod
-    def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, dict[str, Any]]:
-        """transformers' own; bitsandbytes' AdamWs are this library's, which needs no bitsandbytes."""
-        return class_and_options(args) or transformers.Trainer.get_optimizer_cls_and_kwargs(args, model)
 
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None

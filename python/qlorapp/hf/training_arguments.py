@@ -4,13 +4,13 @@
 import dataclasses
 import functools
 import json
-from typing import Any
+from typing import Any, Optional, Union
 
 import transformers
 from trl.trainer import sft_config
 
 from .. import _C
-from ..field_table import _type, plain
+from ..config_json import plain
 from .older_names import modern
 
 #: Options of the C++ loop that neither transformers nor TRL has. Type, default and text come from C++'s field table.
@@ -51,6 +51,30 @@ def for_cpp(args: Any, batch_size: int | None = None) -> str:
     if args.lr_scheduler_kwargs:
         told["lr_scheduler_kwargs"] = plain(args.lr_scheduler_kwargs)
     return json.dumps({**told, "logging_strategy": "no", "eval_strategy": "no", "save_strategy": "no", "report_to": ["none"]})
+
+
+def for_plan(args: Any) -> dict[str, Any]:
+    """The same for a plan, which asks for the length of rows and for evaluations, too."""
+    told: dict[str, Any] = json.loads(for_cpp(args))
+    told["eval_strategy"] = plain(args.eval_strategy)
+    told["per_device_eval_batch_size"] = args.per_device_eval_batch_size
+    if getattr(args, "max_length", None) is not None:
+        told["max_length"] = args.max_length
+    return told
+
+
+_TYPES: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str}
+
+
+def _type(text: str) -> Any:
+    """The type that C++'s table spells: "int | None", "list[str] | str | None"."""
+    if text.endswith(" | None"):
+        return Optional[_type(text.removesuffix(" | None"))]  # noqa: UP045  (HfArgumentParser knows typing's unions best)
+    if " | " in text:
+        return Union[tuple(_type(part) for part in text.split(" | "))]  # noqa: UP007
+    if text.startswith("list["):
+        return list[_type(text[5:-1])]  # type: ignore[misc]
+    return _TYPES[text]
 
 
 def _fields() -> list[tuple[str, Any, Any]]:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizer and chat template of transformers behind a socket: what the qlorapp program asks for texts that it cannot read itself.
 
-python hf_text.py MODEL_FOLDER [CHAT_TEMPLATE_FILE], with the socket as standard input. One JSON object a line: {"do": …} is answered by
+python text_service.py MODEL_FOLDER [CHAT_TEMPLATE_FILE], with the socket as standard input. One JSON object a line: {"do": …} is answered by
 {"ok": …} or {"error": "one line"}. Ranges are bytes of the text's UTF-8. It stands alone: the library is not loaded.
 """
 
 import sys
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this folder, in which a random.py stands
+    sys.path.pop(0)  # this folder: its modules are the package's, and others have such names
 
 import copy
 import json

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers of transformers' models are put in four bits, their counts, and a weight from the tensors of a bitsandbytes folder."""
+"""Which layers of transformers' models are put in four bits, and how many parameters that makes."""
 
-import json
 import weakref
 from typing import Any
 
 import torch
 
-from . import _C
-from .hf.linear4bit import Linear4bit
-from .quantization import as_dtype
+from ..nn import Linear4bit
 
 
 def is_plain_linear(module: torch.nn.Module) -> bool:
@@ -64,41 +61,3 @@ def count_by_elements(model: torch.nn.Module) -> None:
 
     theirs: Any = model
     theirs.num_parameters = num_parameters
-
-
-def weight_of_tensors(tensors: dict[str, torch.Tensor], where: str) -> _C.QuantizedTensor:
-    """A weight from the tensors that bitsandbytes stores for it: {"weight": …, "weight.absmax": …, "weight.quant_state.…": …}.
-
-    where: its name, for the message.  @raises FormatError where they do not fit together.
-    """
-    blobs = [tensor for name, tensor in tensors.items() if name.startswith("weight.quant_state.")]
-    if len(blobs) != 1:
-        raise _C.FormatError(f"[from_pretrained] {where}: a four-bit weight must have one quant_state; it has {len(blobs)}.")
-    state = json.loads(bytes(blobs[0].cpu()))
-    double = "nested_blocksize" in state
-    quantizer = _C.Quantizer(
-        quant_type=state["quant_type"],
-        block_size=state["blocksize"],
-        double_quant=double,
-        **({"nested_block_size": state["nested_blocksize"]} if double else {}),
-    )
-    packed = tensors["weight"].reshape(-1).view(torch.uint8)  # bnb_4bit_quant_storage shows the bytes as another dtype
-    empty = torch.zeros(state["shape"], dtype=as_dtype(state["dtype"], f"{where}: dtype"), device=packed.device)
-    weight = quantizer.quantize(empty)  # tensors of the right kind, to be filled
-    for name, tensor in weight.named_tensors("weight"):
-        found = tensors.get(name)
-        if found is None or (name != "weight" and ".quant_state." not in name and found.numel() != tensor.numel()):
-            raise _C.FormatError(f"[from_pretrained] {where}: {name} is missing or of another size. Quantize the model again.")
-        if name.endswith("quant_map") and not torch.equal(found.to(tensor), tensor):
-            raise _C.FormatError(f"[from_pretrained] {where}: {name} is not that of {state['quant_type']}. Quantize it again.")
-    if packed.numel() != weight.packed.numel():
-        raise _C.FormatError(
-            f"[from_pretrained] {where} must have {weight.packed.numel()} bytes for the shape {state['shape']}; got {packed.numel()}."
-        )
-    with torch.no_grad():
-        weight.packed.copy_(packed.view_as(weight.packed))
-        weight.absmax.copy_(tensors["weight.absmax"].view_as(weight.absmax))
-        if weight.nested_absmax is not None and weight.nested_offset is not None:
-            weight.nested_absmax.copy_(tensors["weight.nested_absmax"].view_as(weight.nested_absmax))
-            weight.nested_offset.fill_(state["nested_offset"])
-    return weight

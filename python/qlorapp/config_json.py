@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configs of other packages as C++ reads them: JSON's types, and of a LoraConfig the fields that C++ knows."""
+
+import dataclasses
+import enum
+import json
+import os
+from typing import Any
+
+import torch
+
+from . import _C
+
+
+def plain(value: Any) -> Any:
+    """JSON's types for what people pass: sets, tuples, enums, paths, dtypes, numbers of numpy, other configs."""
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain(dataclasses.asdict(value))
+    if isinstance(value, dict):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if hasattr(value, "to_dict"):
+        return plain(value.to_dict())
+    return os.fspath(value) if hasattr(value, "__fspath__") else value
+
+
+def lora_config(config: Any) -> str:
+    """PEFT's LoraConfig for C++; its defaults for None."""
+    if config is None:
+        return "{}"
+    known = {row[0] for row in _C.lora_config_fields()}
+    return json.dumps({name: value for name, value in plain(config).items() if name in known})

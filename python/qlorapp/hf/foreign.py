@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of families that C++ does not know: loaded by transformers itself, with its linear layers in four bits over this library's
+operators."""
+
+import logging
+import pathlib
+import re
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto import modeling_auto
+
+from .. import _C
+from .parameter_counts import count_parameters, elements_in_four_bits
+from .quantizer import METHOD, register, says_what_is_damaged
+
+_log = logging.getLogger("qlorapp")
+
+
+def is_foreign(config: Any) -> bool:
+    """A causal language model that this library does not compute itself, one that reads images too among them.
+
+    @raises ValueError for an architecture that is neither native nor one of transformers' causal ones, with what there is.
+    """
+    names = getattr(config, "architectures", None) or []
+    if len(names) != 1 or names[0] in _C.native_architectures():
+        return len(names) == 1 and beyond_native(config) != ""
+    if getattr(config, "is_encoder_decoder", False) or not (names[0].endswith("ForCausalLM") or _auto_class(names[0])):
+        raise ValueError(
+            f"[from_pretrained] architectures must name one of {', '.join(_C.native_architectures())}, which are computed here, or any "
+            f"…ForCausalLM or other causal model of transformers, which computes it over four-bit layers; got {names[0]}. Use transformers itself "
+            "for it."
+        )
+    return True
+
+
+def _auto_class(architecture: str) -> str:
+    """The Auto class of transformers that makes causal models of this architecture; empty without one."""
+    for auto, names in (
+        ("AutoModelForCausalLM", modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+        ("AutoModelForImageTextToText", modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
+    ):
+        for name in names.values():
+            if architecture in ((name,) if isinstance(name, str) else name):
+                return auto
+    return ""
+
+
+def beyond_native(config: Any) -> str:
+    """What of a native architecture is not built here, and in transformers is; empty: nothing."""
+    for key in ("attention_bias", "mlp_bias"):
+        if getattr(config, key, False) is True:
+            return f"{key}=True"
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
+    return f"rope_type={kind!r}" if kind in ("linear", "dynamic", "yarn", "longrope") else ""
+
+
+def load(
+    folder: pathlib.Path,
+    config: Any,
+    options: transformers.BitsAndBytesConfig | None,
+    dtype: Any,
+    device: torch.device,
+    /,
+    **more: Any,
+) -> Any:
+    """transformers' model of the folder. Says once that it takes this way. more: options of transformers' from_pretrained."""
+    quantize = options is not None and options.load_in_4bit
+    stored: Any = getattr(config, "quantization_config", None)
+    four_bit = isinstance(stored, dict) and bool(stored.get("load_in_4bit", stored.get("_load_in_4bit")))
+    if stored is not None and not four_bit and quantize:
+        method = stored.get("quant_method") if isinstance(stored, dict) else stored
+        raise ValueError(
+            f"[from_pretrained] the folder is quantized already, by {method!r}. Leave out quantization_config, or start from float weights."
+        )
+    if four_bit:  # in bitsandbytes' format: its codes are taken as they are
+        fields = {**transformers.BitsAndBytesConfig.from_dict(stored).to_dict(), "quant_method": METHOD}
+        del fields["load_in_4bit"]  # by this name transformers knows bitsandbytes' folders, before it looks at the method
+        register()
+        more["config"] = more.get("config") or transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        more["config"].quantization_config = fields
+    elif options is not None and quantize:  # an explicit None would be an error in transformers
+        more["quantization_config"] = register()(**options.to_dict())
+    _log.warning(
+        "[from_pretrained] %s%s: transformers' own code, %s. Natively, and faster, there are %s.",
+        config.architectures[0],
+        f" with {beyond_native(config)}" if beyond_native(config) else "",
+        "with linear layers in four bits by this library" if four_bit or quantize else "as it is",
+        ", ".join(_C.native_architectures()),
+    )
+    if device.type != "cpu":
+        more["device_map"] = {"": device}
+    of_text = {name: more.pop(name) for name in ("use_cache", "output_attentions") if name in more}
+    more["trust_remote_code"] = False  # without it transformers would ask on stdin
+    auto = getattr(transformers, _auto_class(config.architectures[0]) or "AutoModelForCausalLM")
+    read: Any = auto.from_pretrained  # its types know one of the two results
+    with says_what_is_damaged():
+        model, found = read(folder, dtype=dtype, output_loading_info=True, **more)
+    if missing := sorted(found["missing_keys"]):  # transformers would go on with random values
+        raise _C.FormatError(
+            f"[from_pretrained] {folder} lacks {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}, which its config.json asks for. Is "
+            "config.json of another model?"
+        )
+    for name, value in of_text.items():  # a model that reads images has them in the config of its text part
+        setattr(model.config.get_text_config(), name, value)
+    if four_bit or quantize:
+        _say_share(model)
+    return model.eval()
+
+
+def _say_share(model: Any) -> None:
+    """How much of it is in four bits, as a warning where that is the smaller part.
+
+    @raises ValueError where it is nothing: what was asked for would take four times the memory.
+    """
+    packed, total = elements_in_four_bits(model), count_parameters(model)
+    kinds: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in packed:
+            kind = re.sub(r"\.\d+(?=\.)", ".*", name)
+            kinds[kind] = kinds.get(kind, 0) + parameter.numel()
+    largest = ", ".join(sorted(kinds, key=lambda kind: -kinds[kind])[:3])
+    if not packed:
+        raise ValueError(
+            f"[from_pretrained] quantization_config must find linear layers to put in four bits; {type(model).__name__} has none outside of "
+            f"llm_int8_skip_modules: its weights are {largest}. Leave out quantization_config, which loads the model in float, or those modules."
+        )
+    share = sum(packed.values()) / total
+    if share >= 0.5:
+        _log.info("[from_pretrained] %.1f %% of the %s parameters are in four bits.", 100 * share, f"{total:,}")
+        return
+    _log.warning(
+        "[from_pretrained] only %.1f %% of the %s parameters are in four bits: what is no linear layer, or is in llm_int8_skip_modules, stays "
+        "in %s, most of it in %s. Reckon with that memory.",
+        100 * share,
+        f"{total:,}",
+        str(model.dtype).removeprefix("torch."),
+        largest,
+    )
