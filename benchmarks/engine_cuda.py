@@ -49,13 +49,12 @@ def median_of(rounds: int, work) -> float:
 @contextlib.contextmanager
 def transformers_alone(model):
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    engine, base.forward.engine = base.forward.engine, None
-    prepare = base.__dict__.pop("_prepare_cache_for_generation")
+    engine = base.forward.engine
+    engine.enabled = False
     try:
         yield
     finally:
-        base.forward.engine = engine
-        base._prepare_cache_for_generation = prepare
+        engine.enabled = True
 
 
 def generate_lines(name: str, model, rounds: int, vocabulary: int) -> dict[int, float]:
@@ -88,7 +87,6 @@ def main() -> None:
     import torch
     import transformers
     from qlorapp import _C
-    from qlorapp.hf.auto_model import AutoModelForCausalLM
 
     if not torch.cuda.is_available():
         print("no GPU here: nothing measured")
@@ -110,7 +108,7 @@ def main() -> None:
             return _C.load_model(str(folder), compute_dtype=torch.bfloat16, double_quant=False, device=torch.device("cuda"))
 
         def load():
-            return AutoModelForCausalLM.from_pretrained(folder, quantization_config=four_bit, device_map="cuda")
+            return qlorapp.AutoModelForCausalLM.from_pretrained(folder, quantization_config=four_bit, device_map="cuda")
 
         core_seconds = median_of(2, load_core)
         gc.collect()

@@ -208,9 +208,11 @@ def run_python(folder: str) -> None:
     quantization = qlorapp.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
     if "quantization_config" in json.loads((pathlib.Path(folder) / "config.json").read_text()):
         quantization = None
-    lora = qlorapp.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
+    lora = qlorapp.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     model = timed_load(
-        lambda: qlorapp.AutoModelForCausalLM.from_pretrained(folder, quantization_config=quantization, dtype="bfloat16"),
+        lambda: qlorapp.AutoModelForCausalLM.from_pretrained(
+            folder, quantization_config=quantization, dtype="bfloat16", device_map={"": 0}
+        ),
         lambda model: qlorapp.get_peft_model(model, lora),
     )
 
@@ -221,7 +223,7 @@ def run_python(folder: str) -> None:
     with tempfile.TemporaryDirectory() as output:
         args = qlorapp.TrainingArguments(
             output_dir=output, max_steps=1, per_device_train_batch_size=1, bf16=True, optim="adamw_8bit", gradient_checkpointing=False,
-            save_strategy="no", logging_steps=1,
+            save_strategy="no", logging_steps=1, report_to="none", disable_tqdm=True,
         )  # fmt: skip
         qlorapp.Trainer(model=model, args=args, train_dataset=[row_of_tokens()], callbacks=[Told]).train()
 

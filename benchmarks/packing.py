@@ -22,8 +22,11 @@ import platform
 import statistics
 import tempfile
 
+import datasets
 import torch
 import transformers
+from trl import pack_dataset
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 
 def make_model(folder: str, args: argparse.Namespace) -> None:
@@ -43,7 +46,7 @@ def make_rows(args: argparse.Namespace) -> list[dict[str, list[int]]]:
     return [{"input_ids": torch.randint(3, 32000, (int(length),), generator=generator).tolist()} for length in lengths]
 
 
-def epoch(folder: str, out: str, rows: list, args: argparse.Namespace, **options) -> tuple[float, int, float]:
+def epoch(folder: str, out: str, rows: datasets.Dataset, args: argparse.Namespace, batch: int) -> tuple[float, int, float]:
     """Seconds, micro-batches and the first loss of one epoch, each micro-batch one step."""
     import qlorapp
 
@@ -55,17 +58,21 @@ def epoch(folder: str, out: str, rows: list, args: argparse.Namespace, **options
         dtype=args.dtype,
         device_map=args.device,
     )
-    model = qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=16, target_modules="all-linear"), seed=0)
+    torch.manual_seed(0)
+    model = qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"))
     arguments = qlorapp.TrainingArguments(
         output_dir=out,
         num_train_epochs=1,
+        per_device_train_batch_size=batch,
         save_strategy="no",
         logging_strategy="no",
-        max_length=args.max_length,
+        report_to="none",
+        remove_unused_columns=False,
+        use_cpu=args.device == "cpu",
         disable_tqdm=True,
-        **options,
     )
-    trainer = qlorapp.Trainer(model, arguments, train_dataset=rows)
+    collator = DataCollatorForLanguageModeling(pad_token_id=0, padding_free="seq_lengths" in rows.column_names)
+    trainer = qlorapp.Trainer(model, arguments, train_dataset=rows, data_collator=collator)
     output = trainer.train()
     return output.metrics["train_runtime"], output.global_step, output.training_loss
 
@@ -94,11 +101,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
-    from qlorapp import _C
-
     rows = make_rows(args)
     tokens = sum(len(row["input_ids"]) for row in rows)
-    packs = _C.pack([(row["input_ids"], row["input_ids"]) for row in rows], args.max_length)
+    unpacked = datasets.Dataset.from_list(rows)
+    packs = pack_dataset(unpacked, args.max_length)
     many = max(1, round(args.batch * len(rows) / len(packs)))
     device = torch.cuda.get_device_name() if args.device.startswith("cuda") else platform.processor() or platform.machine()
     print(f"{device}, {torch.get_num_threads()} threads; {args.layers} layers of width {args.hidden}, NF4, r=16, {args.dtype}")
@@ -106,9 +112,9 @@ def main() -> None:
         f"{len(rows)} rows, {tokens} tokens, median {statistics.median(len(r['input_ids']) for r in rows):.0f}; {len(packs)} packs of at most {args.max_length}"
     )
     ways = {
-        "one by one": {"per_device_train_batch_size": args.batch},
-        "packed": {"per_device_train_batch_size": args.batch, "packing": True},
-        "as many": {"per_device_train_batch_size": many},
+        "one by one": (unpacked, args.batch),
+        "packed": (packs, args.batch),
+        "as many": (unpacked, many),
     }
     limit = {"one by one": longest(rows, args.batch), "packed": args.batch * args.max_length, "as many": longest(rows, many)}
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -116,8 +122,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as out:
         make_model(folder, args)
         for _ in range(args.rounds):
-            for name, options in ways.items():
-                seconds, steps[name], _ = epoch(folder, out, rows, args, **options)
+            for name, (data, batch) in ways.items():
+                seconds, steps[name], _ = epoch(folder, out, data, args, batch)
                 times[name].append(seconds)
     base = statistics.median(times["one by one"])
     results = {}

@@ -111,15 +111,27 @@ CommandOption& CommandLine::find(std::string_view name) {
                           " --help-all."));
 }
 
-void CommandLine::without_effect(const std::vector<std::string>& names, const std::string& reason) {
-  for (const std::string& name : names) {
-    CommandOption& option = find(name);
-    option.status = FieldStatus::kAcceptedAndSaid;
-    option.reason = reason;
-    option.set = [this, name, reason, set = option.set](const format::Json& json) {
-      set(json);
-      log_warning(concat("[", name_, "] --", name, " has no effect on the command line: ", reason));
+void CommandLine::unused(std::span<const UnusedOption> options) {
+  for (const UnusedOption& unused : options) {
+    CommandOption option;
+    option.name = unused.name;
+    option.type = "VALUE";
+    option.is_field = option.may_be_alone = true;
+    option.status = unused.refused ? FieldStatus::kRefused : FieldStatus::kAcceptedAndSaid;
+    option.reason = unused.reason;
+    option.parse_text = [](const std::string& text) -> Json {
+      if (text == "none" || text == "None") return Json("none");
+      Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+      if (!value.is_discarded()) return value;
+      return text == "True" ? Json(true) : text == "False" ? Json(false) : Json(text);
     };
+    option.set = [this, unused](const Json& value) {
+      const bool off = value.is_null() || value == false || value == 0 || value == "" || value == "none" || value.empty();
+      if (off || (!unused.neutral.empty() && value == Json::parse(unused.neutral))) return;
+      QLORAPP_CHECK_VALUE(!unused.refused, '[', name_, "] --", unused.name, " is not supported: ", unused.reason);
+      log_warning(concat('[', name_, "] --", unused.name, " has no effect: ", unused.reason));
+    };
+    options_.push_back(std::move(option));
   }
 }
 
@@ -138,7 +150,7 @@ std::map<std::string, format::Json> CommandLine::read_line(const std::vector<std
     } else if (i + 1 < words.size() && !words[i + 1].starts_with("--")) {
       text = words[++i];
     } else {
-      const bool alone = option.is_switch || option.name == "resume_from_checkpoint";
+      const bool alone = option.is_switch || option.may_be_alone || option.name == "resume_from_checkpoint";
       QLORAPP_CHECK_VALUE(alone, "[", name_, "] --", name, " needs a value.");
       text = "true";
     }

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/field_table.hpp"
 #include "qlorapp/format/config_json.hpp"
+#include "unused_options.hpp"
 
 namespace qlorapp::cli {
 
@@ -91,7 +93,8 @@ Json value_of(const std::string& text, const std::optional<Value>*) {
 struct CommandOption {
   std::string name, doc, type, default_text;
   bool is_switch = false, required = false;
-  bool is_field = false;  ///< Of a field table.
+  bool is_field = false;   ///< Of a field table.
+  bool may_be_alone = false;  ///< On the line without a value, which then is true.
   FieldStatus status = FieldStatus::kUsed;
   std::string reason = {};  ///< Why it is refused or has no effect.
   std::function<void(const format::Json&)> set;
@@ -144,8 +147,8 @@ class CommandLine {
 
   /// A heading of help with these options below it.
   void group(std::string title, std::vector<std::string> names) { groups_.push_back({std::move(title), std::move(names)}); }
-  /// Fields that are used elsewhere and change nothing in this command. parse() warns about each that is given.
-  void without_effect(const std::vector<std::string>& names, const std::string& reason);
+  /// Names that are understood and not used: parse() refuses those that are to be refused, and warns about the others.
+  void unused(std::span<const UnusedOption> options);
 
   /// Sets what was given. @throws ValueError naming the option: unknown (with the nearest name), twice, without a value, of
   /// another type, missing; FormatError for the config file. HelpShown.

@@ -46,25 +46,6 @@ struct TrainOptions {
   LoraConfig lora;
 };
 
-/// Options that Python's Trainer acts on and this command cannot.
-constexpr const char* kPythonReports = "Python's Trainer reports to services. log_history in trainer_state.json has every value.";
-
-void leave_to_python(CommandLine& line) {
-  line.without_effect(
-      {"do_train", "do_eval", "do_predict", "remove_unused_columns", "log_level", "disable_tqdm", "prediction_loss_only",
-       "eval_do_concat_batches", "batch_eval_metrics", "include_for_metrics", "include_inputs_for_metrics", "enable_jit_checkpoint",
-       "restore_callback_states_from_checkpoint", "skip_memory_metrics"},
-      "it is about Python's Trainer.");
-  line.without_effect({"logging_dir", "run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"},
-                      kPythonReports);
-}
-
-void warn_about_reports(const TrainingArguments& args) {
-  for (const std::string& name : args.report_to) {
-    if (name != "none") log_warning(concat("[train] --report_to ", name, " has no effect on the command line: ", kPythonReports));
-  }
-}
-
 void add_help_groups(CommandLine& line) {
   line.group("Model", {"model", "device", "dtype", "quant_type", "double_quant", "load_in_4bit"});
   line.group("Data", {"data", "eval_data", "data_format", "dataset_text_field", "prompt_column", "completion_column",
@@ -101,14 +82,13 @@ Run parse(const Arguments& arguments) {
   line.option("dry_run", options.dry_run, "print what the run would take, over the given rows, and end before anything is loaded");
   line.fields(options.args);
   line.fields(options.lora);
-  leave_to_python(line);
+  line.unused(unused_options());
   add_help_groups(line);
   line.parse(arguments);
 
   refuse_several_processes();
   options.args.output_dir = options.output;
   options.args.validate();
-  warn_about_reports(options.args);
   options.lora.validate();
   options.model.validate();
   if (!options.eval_data.empty() && !line.given("eval_strategy")) options.args.eval_strategy = "epoch";

@@ -8,25 +8,35 @@ PYTHONPATH=build/dev/python python scripts/make_configuration_page.py > docs/con
 import json
 import sys
 
-import qlorapp
-from qlorapp import _C, sft_config
+from qlorapp import _C
+from qlorapp.hf import older_names
+from qlorapp.hf.training_arguments import OWN
 
 HEAD = """# Configuration
 
-Every option of the four configurations, made by `scripts/make_configuration_page.py` from the field tables of the library; a test
-keeps this page current. Names, meanings and defaults are those of transformers (4.46 to 5.23), TRL (0.9 to 1.16), PEFT and
-bitsandbytes, in Python, in JSON and, but for SFTConfig, on the command line alike (`--learning_rate` or `--learning-rate`). Unless told otherwise the command stores linear layers as NF4
-with double quantization and computes in the dtype of the checkpoint; the first lines of a run say so. An option is
+Made by `scripts/make_configuration_page.py` from the field tables of the library; a test keeps this page current.
+
+## In Python
+
+`TrainingArguments` and `SFTConfig` are subclasses of transformers' and TRL's: every option of theirs has their meaning and default. `LoraConfig` and
+`BitsAndBytesConfig` are PEFT's and transformers' own. See their documentation. The C++ loop computes what the tables below mark as used; an option that
+it refuses moves `train()` to transformers' loop ([architecture.md](architecture.md#what-runs-in-c-and-what-does-not)). These options are added:
+"""
+COMMAND = """
+## On the command line
+
+Options of `qlorapp train`, and of the file that `--config` names, alike (`--learning_rate` or `--learning-rate`). Names, meanings and defaults are those of transformers
+(4.46 to 5.23), TRL (0.9 to 1.16), PEFT and bitsandbytes. Unless told otherwise the command stores linear layers as NF4 with double quantization and computes in the
+dtype of the checkpoint; the first lines of a run say so. An option is
 
 - **used**: it has the effect that stands beside it;
-- **no effect**: it is accepted, changes nothing here, and is said once with the reason when it is set;
+- **no effect**: it is accepted, changes nothing, and is logged once with the reason when it is set;
 - **refused**: setting it is an error that says why, and what to do instead.
 
 A name that is in no table is an error that names the nearest one.
 """
 TABLES = {
     "TrainingArguments": (_C.training_arguments_fields, _C.training_arguments_aliases),
-    "SFTConfig": (sft_config.fields, sft_config.aliases),
     "LoraConfig": (_C.lora_config_fields, _C.lora_config_aliases),
     "BitsAndBytesConfig": (_C.bits_and_bytes_config_fields, _C.bits_and_bytes_config_aliases),
 }
@@ -37,20 +47,31 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def names(pairs: dict[str, str]) -> str:
+    return ", ".join(f"`{old}` for `{new}`" for old, new in pairs.items())
+
+
+def python_options() -> list[str]:
+    """The options that this library adds, and the older names that it reads."""
+    lines = ["| option | type | default | |", "|---|---|---|---|"]
+    for option, kind, default, doc, *_ in _C.training_arguments_fields():
+        if option in OWN:
+            lines.append(f"| `{option}` | {cell(kind)} | `{cell(json.dumps(json.loads(default)))}` | {cell(doc)} |")
+    older = older_names._RENAMED | {old: f"{new}={value!r}" for old, (new, value) in older_names._SWITCHES.items()}
+    lines.append(f"\nOlder names, each logged once: {names(older)}.")
+    lines.append(f"Accepted without effect: {', '.join(f'`{old}`' for old in older_names._WITHOUT_EFFECT)}.")
+    return lines
+
+
 def page() -> str:
-    parts = [HEAD]
+    parts = [HEAD, *python_options(), COMMAND]
     for name, (fields, aliases) in TABLES.items():
-        parts.append(f"## {name}\n\n{getattr(qlorapp, name).__doc__.strip().splitlines()[0]}\n")
-        if name == "SFTConfig":
-            parts.append("These have another default than TrainingArguments', or are no options of it:\n")
-        parts.append("| option | type | default | | |\n|---|---|---|---|---|")
+        parts.append(f"### {name}\n\n| option | type | default | | |\n|---|---|---|---|---|")
         for option, kind, default, doc, status, reason in fields():
             shown = json.dumps(json.loads(default))
             text = ": ".join(part for part in (doc, reason) if part)
             parts.append(f"| `{option}` | {cell(kind)} | `{cell(shown)}` | {STATUS[status]} | {cell(text)} |")
-        parts.append(
-            "\nOther spellings: " + ", ".join(f"`{alias}` for `{field}`" for alias, (field, _) in aliases().items()) + ".\n"
-        )
+        parts.append(f"\nOther spellings: {names({alias: field for alias, (field, _) in aliases().items()})}.\n")
     return "\n".join(parts).rstrip() + "\n"
 
 

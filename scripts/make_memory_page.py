@@ -3,7 +3,7 @@
 """Plans again what docs/memory.md shows: its table of options, what each command says that stands below a `$`, and its pictures,
 for one of which a step of the demo's model is really taken on the CPU.
 
-PYTHONPATH=build/dev/python python scripts/make_memory_page.py --program build/dev/cli/qlorapp
+PYTHONPATH=build/dev/python python scripts/make_memory_page.py --program build/dev/qlorapp
 """
 
 import argparse

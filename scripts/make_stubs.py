@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the stubs in python/qlorapp: _C.pyi from the signatures that pybind11 puts into the built module's docstrings, and
-_config_types.pyi, the configs as type checkers and editors see them, from the field tables.
+"""Writes python/qlorapp/_C.pyi from the signatures that pybind11 puts into the built module's docstrings.
 
-python scripts/make_stubs.py [--check]      run it after a binding or a table has changed; a test compares the committed files
+python scripts/make_stubs.py [--check]      run it after a binding has changed; a test compares the committed file
 """
 
 import ast
@@ -13,9 +12,7 @@ import textwrap
 import types
 import typing
 
-PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "python" / "qlorapp"
-TARGET = PACKAGE / "_C.pyi"
-CONFIGS = PACKAGE / "_config_types.pyi"
+TARGET = pathlib.Path(__file__).resolve().parents[1] / "python" / "qlorapp" / "_C.pyi"
 HEADER = """# SPDX-License-Identifier: Apache-2.0
 # Made by scripts/make_stubs.py from the compiled module. Do not edit.
 import collections.abc
@@ -23,33 +20,6 @@ import typing
 
 import torch
 """
-CONFIG_HEADER = """# SPDX-License-Identifier: Apache-2.0
-# Made by scripts/make_stubs.py from the field tables. Do not edit.
-import dataclasses
-import os
-import typing
-
-import torch
-
-from .field_table import Table
-from .peft_config import PeftConfig
-from .quantization import QuantizationTable
-from .sft_config import SFTTable
-from .training_arguments import TrainingTable
-"""
-#: {config: its bases}
-CONFIG_BASES = {
-    "TrainingArguments": "TrainingTable",
-    "SFTConfig": "SFTTable, TrainingArguments",
-    "LoraConfig": "PeftConfig, Table",
-    "BitsAndBytesConfig": "QuantizationTable",
-}
-#: Fields that hold something else than the table's type, once they are settled.
-_HELD = {
-    **dict.fromkeys(("bnb_4bit_compute_dtype", "bnb_4bit_quant_storage"), "torch.dtype | None"),
-    **dict.fromkeys(("lr_scheduler_kwargs", "gradient_checkpointing_kwargs"), "dict[str, typing.Any] | None"),
-    **dict.fromkeys(("model_init_kwargs", "dataset_kwargs"), "dict[str, typing.Any] | None"),
-}
 _OVERLOAD = re.compile(r"^\d+\. ", re.M)
 
 
@@ -174,63 +144,13 @@ def stubs(module: types.ModuleType) -> str:
     return HEADER + "\n" + "\n\n".join("\n".join(block) for block in blocks) + "\n"
 
 
-def _config(name: str, kind: typing.Any, base: typing.Any) -> list[str]:
-    """A dataclass whose constructor takes a little more than its fields hold: a string for a list, a dtype by name.
-
-    base: the config that it derives from, whose fields it need not repeat; or None.
-    """
-    rows, aliases, doc = kind.field_rows, kind.field_aliases, kind.__doc__.partition("\n\nOptions:")[0]
-    known = {row[0]: row[1] for row in base.field_rows} if base is not None else {}
-    held, taken = {}, {}
-    for field, kind, *_ in rows:
-        kind = re.sub(r"\bdict\b(?!\[)", "dict[str, typing.Any]", kind)
-        held[field] = _HELD.get(field, kind)
-        wide = [held[field]]
-        if kind.startswith("list[") and "str" not in kind.split(" | "):
-            wide.append("str | None")
-        if field in _HELD:
-            wide.append("str")
-        if field == "output_dir":
-            wide.append("os.PathLike[str]")
-        taken[field] = " | ".join(wide)
-    text = "\n    ".join(line.strip() for line in doc.strip().splitlines())
-    lines = ["@dataclasses.dataclass", f"class {name}({CONFIG_BASES[name]}):", f'    """{text}"""'.replace("\n    \n", "\n\n")]
-    spelt = {row[0]: row[1] for row in rows}
-    for field, kind in held.items():
-        if known.get(field) != spelt[field]:
-            lines.append(f"    {field}: {kind}" + ("  # type: ignore[assignment]" if field in known else ""))
-    for alias, (field, _) in aliases.items():
-        if base is not None and alias in base.field_aliases:
-            continue
-        lines += ["    @property", f"    def {alias}(self) -> {held[field]}: ..."]
-    lines.append("    def __init__(")
-    lines.append("        self,")
-    lines += [f"        {field}: {kind} = ...," for field, kind in taken.items()]
-    lines.append("        *,")
-    lines += [f"        {alias}: {taken[field]} | None = ...," for alias, (field, _) in aliases.items()]
-    lines.append("    ) -> None: ...")
-    return lines
-
-
-def config_stubs() -> str:
-    """The text of the stub file of the configs."""
-    import qlorapp
-
-    blocks = []
-    for name in CONFIG_BASES:
-        base = qlorapp.TrainingArguments if name == "SFTConfig" else None
-        blocks.append(_config(name, getattr(qlorapp, name), base))
-    return CONFIG_HEADER + "\n" + "\n\n".join("\n".join(block) for block in blocks) + "\n"
-
-
 def main() -> int:
     from qlorapp import _C
 
-    texts = {TARGET: stubs(_C), CONFIGS: config_stubs()}
+    text = stubs(_C)
     if "--check" in sys.argv:
-        return 0 if all(path.read_text(encoding="utf-8") == text for path, text in texts.items()) else 1
-    for path, text in texts.items():
-        path.write_text(text, encoding="utf-8")
+        return 0 if TARGET.read_text(encoding="utf-8") == text else 1
+    TARGET.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -13,7 +13,7 @@ model = AutoModelForCausalLM.from_pretrained(
     sys.argv[1],
     quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True),
 )
-model = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear"))
+model = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
 model.gradient_checkpointing_enable()
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
 

@@ -155,8 +155,9 @@ def _core_of(model: Any, where: str = "plan") -> _C.CausalLM:
     """The C++ model, with the active adapter of PEFT in it."""
     if isinstance(model, _C.CausalLM):
         return model
-    from .hf.forward import engine_of, kept_by
+    from .hf.forward import engine_of
     from .hf.loop_predicate import levels_of
+    from .hf.passes import kept_by
     from .hf.pristine import why_not
 
     base = levels_of(model)[-1]

@@ -2,6 +2,7 @@
 """Linear4bit: the linear layer with its weight in four bits, one class for every family. Named as bitsandbytes' module of layers is."""
 
 import copy
+import weakref
 from typing import Any
 
 import torch
@@ -11,11 +12,38 @@ from .precision import own_dtypes
 
 
 class Params4bit(torch.nn.Parameter):
-    """Packed codes, uint8 (n/2, 1). PEFT counts a parameter of this name as the two elements that each byte holds."""
+    """Packed codes, uint8 (n/2, 1). PEFT counts a parameter of this name as the two elements that each byte holds.
 
-    def __new__(cls, packed: torch.Tensor) -> "Params4bit":
-        made: Params4bit = super().__new__(cls, packed, requires_grad=False)
+    PEFT's OLoRA makes one of float values, by bitsandbytes' arguments: the layer then holds those values in its own format.
+    """
+
+    quant_storage = torch.uint8
+    _layer: "weakref.ref[Linear4bit]"
+
+    def __new__(cls, values: torch.Tensor, *, module: "Linear4bit", **of_its_format: Any) -> Any:
+        if values.is_floating_point():
+            return module.requantize(values)
+        made: Params4bit = super().__new__(cls, values, requires_grad=False)
+        made._layer = weakref.ref(module)
         return made
+
+    @property
+    def module(self) -> "Linear4bit | None":
+        return self._layer()
+
+    @property
+    def quant_type(self) -> str:
+        return self._state.quant_type
+
+    @property
+    def compress_statistics(self) -> bool:
+        return self._state.double_quant
+
+    @property
+    def _state(self) -> _C.QuantizedTensor:
+        layer = self._layer()
+        assert layer is not None and layer.quant_state is not None
+        return layer.quant_state
 
 
 class Linear4bit(torch.nn.Linear):
@@ -47,7 +75,19 @@ class Linear4bit(torch.nn.Linear):
     def take(self, weight: _C.QuantizedTensor) -> torch.nn.Parameter:
         """The parameter that holds the weight's codes."""
         self.quant_state = weight
-        return Params4bit(weight.packed)
+        return Params4bit(weight.packed, module=self)
+
+    def requantize(self, weight: torch.Tensor) -> torch.nn.Parameter:
+        """The parameter that holds other values (out, in), in the format of the present ones."""
+        kept = self.quant_state
+        assert kept is not None
+        quantizer = _C.Quantizer(
+            quant_type=kept.quant_type,
+            block_size=kept.block_size,
+            double_quant=kept.double_quant,
+            nested_block_size=kept.nested_block_size,
+        )
+        return self.take(quantizer.quantize(weight.to(kept.dtype)))
 
     def dequantize(self) -> torch.Tensor:
         """(out, in) in the dtype that the weight was quantized from. PEFT calls it for layers that have `W_q` (DoRA needs the norm)."""

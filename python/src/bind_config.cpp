@@ -5,7 +5,6 @@
 #include "bind.hpp"
 #include "qlorapp/core/field_status.hpp"
 #include "qlorapp/core/field_table.hpp"
-#include "qlorapp/core/nearest_name.hpp"
 #include "qlorapp/format/bits_and_bytes_config.hpp"
 #include "qlorapp/format/config_json.hpp"
 #include "qlorapp/nn/lora_config.hpp"
@@ -73,20 +72,6 @@ void check(const std::string& json, const std::string& where) {
   config.validate();
 }
 
-std::string suggest(const std::string& name, const std::vector<std::string>& known) {
-  const std::vector<std::string_view> views(known.begin(), known.end());
-  return did_you_mean(name, views);
-}
-
-std::string peft_file(const std::string& lora_json) {
-  LoraConfig lora;
-  format::from_json(format::parse_json(lora_json, "LoraConfig"), lora, "LoraConfig");
-  format::AdapterConfig file = to_adapter_config(lora);
-  file.base_model_name_or_path = lora.base_model_name_or_path;
-  file.inference_mode = lora.inference_mode;
-  return format::adapter_config_json(file);
-}
-
 py::tuple count(const std::string& config_json, const std::string& lora_json) {
   LoraConfig lora;
   format::from_json(format::parse_json(lora_json, "LoraConfig"), lora, "LoraConfig");
@@ -99,38 +84,19 @@ py::tuple count(const std::string& config_json, const std::string& lora_json) {
 void bind_config(py::module_& m) {
   m.def("lora_config_fields", &fields<LoraConfig>, "[(name, type, default as JSON, doc, status, reason)]");
   m.def("lora_config_aliases", &aliases<LoraConfig>, "{alias: (name, whether it is an older one)}");
-  m.def(
-      "check_lora_config", [](const std::string& json) { check<LoraConfig>(json, "LoraConfig"); }, py::arg("json"));
   m.def("bits_and_bytes_config_fields", &fields<format::BitsAndBytesConfig>,
         "[(name, type, default as JSON, doc, status, reason)]");
   m.def("bits_and_bytes_config_aliases", &aliases<format::BitsAndBytesConfig>);
-  m.def(
-      "check_bits_and_bytes_config", [](const std::string& json) { check<format::BitsAndBytesConfig>(json, "BitsAndBytesConfig"); },
-      py::arg("json"));
   m.def("training_arguments_fields", &fields<TrainingArguments>, "[(name, type, default as JSON, doc, status, reason)]");
   m.def("training_arguments_aliases", &aliases<TrainingArguments>);
   m.def(
       "check_training_arguments", [](const std::string& json) { check<TrainingArguments>(json, "TrainingArguments"); },
       py::arg("json"));
-  m.def("adapter_config_json", &peft_file, py::arg("lora_config_json"),
-        "The adapter_config.json that PEFT writes for this config.");
-  m.def(
-      "read_adapter_config",
-      [](const std::string& folder) { return format::to_json(from_adapter_config(format::load_adapter_config(folder))).dump(); },
-      py::arg("folder"), "A PEFT folder's config as LoraConfig's JSON.");
   m.def("native_architectures", [] {
     std::vector<std::string> names;
     for (const format::Family& family : format::families()) names.emplace_back(family.architecture);
     return names;
   });
-  m.def(
-      "training_arguments_best_metric",
-      [](const std::string& json) {
-        TrainingArguments args;
-        format::from_json(format::parse_json(json, "TrainingArguments"), args, "TrainingArguments");
-        return py::make_tuple(args.best_metric_name(), args.best_is_greatest());
-      },
-      py::arg("json"), "(name with eval_, or empty; whether greater is better)");
   m.def("warmup_steps", &count_warmup_steps, py::arg("warmup_steps"), py::arg("warmup_ratio"), py::arg("training_steps"));
   m.def(
       "say_older_name",
@@ -138,7 +104,6 @@ void bind_config(py::module_& m) {
       py::arg("where"), py::arg("alias"), py::arg("name"), "Once in a process.");
   m.def(
       "log_warning_once", [](const std::string& line) { log_warning_once(line); }, py::arg("line"));
-  m.def("did_you_mean", &suggest, py::arg("name"), py::arg("known"), "\" Did you mean 'x'?\", or nothing.");
   m.def(
       "mixed_precision",
       [](const std::string& gpu, int major, int minor) {
@@ -148,12 +113,6 @@ void bind_config(py::module_& m) {
       py::arg("gpu"), py::arg("major"), py::arg("minor"), "(\"bf16\" or \"fp16\", the line that says so)");
   m.def("count_parameters", &count, py::arg("config_json"), py::arg("lora_config_json"),
         "(trainable, all), from the configs alone.");
-  m.def(
-      "trainable_parameters_line",
-      [](int64_t trainable, int64_t all) {
-        return trainable_parameters_line({trainable, all});
-      },
-      py::arg("trainable"), py::arg("all"));
 }
 
 }  // namespace qlorapp::python

@@ -133,16 +133,6 @@ void bind_model(py::module_& m) {
           },
           py::arg("lora_config_json"), py::arg("seed"), py::arg("name") = kDefaultAdapter, py::arg("weights") = std::nullopt,
           NoGil(), "`weights` names a folder with the weights as they were before quantization.")
-      .def(
-          "lora_config_json",
-          [](const CausalLM& self, const std::string& name) { return format::to_json(self.adapters(name).config).dump(); },
-          py::arg("name") = "")
-      .def(
-          "scaling_of",
-          [](const CausalLM& self, const std::string& module, const std::string& name) {
-            return self.adapters(name).config.scaling_of(module);
-          },
-          py::arg("module"), py::arg("name") = "")
       .def_property_readonly("has_adapters", &CausalLM::has_adapters)
       .def_property_readonly("base_was_changed", &CausalLM::base_was_changed)
       .def_property("active_adapter", &CausalLM::active_adapter, &CausalLM::set_active_adapter)
@@ -159,9 +149,6 @@ void bind_model(py::module_& m) {
       .def(
           "parameters", [](const CausalLM& self, const std::string& name) { return self.adapters(name).arena.parameters(); },
           py::arg("name") = "")
-      .def(
-          "adapter_tensors", [](const CausalLM& self, const std::string& name) { return self.adapters(name).named_tensors(); },
-          py::arg("name") = "", "[(name, tensor)]: what a file of the adapter holds.")
       .def("adopt_parameter", &CausalLM::adopt_parameter, py::arg("i"), py::arg("parameter"), py::arg("name") = "")
       .def(
           "gradient", [](const CausalLM& self, int64_t i) { return self.arena().gradient(i); }, py::arg("i"))
@@ -170,24 +157,9 @@ void bind_model(py::module_& m) {
       .def(
           "bind_gradients", [](CausalLM& self) { self.arena().bind_gradients(); }, NoGil())
       .def(
-          "bind_values", [](CausalLM& self, const std::string& name) { self.adapters(name).arena.bind_values(); },
-          py::arg("name") = "", NoGil())
-      .def(
           "set_keep",
           [](CausalLM& self, const std::string& keep) { self.set_segments(parse_segments(keep, std::ssize(self.blocks()))); },
           py::arg("keep"))
-      .def(
-          "checkpoint_every",
-          [](CausalLM& self, int64_t k, const std::string& keep) {
-            self.set_segments(checkpoint_every(std::ssize(self.blocks()), k, parse_keep(keep)));
-          },
-          py::arg("k"), py::arg("keep") = "input_only")
-      .def(
-          "checkpoint_sqrt",
-          [](CausalLM& self, const std::string& keep) {
-            self.set_segments(checkpoint_sqrt(std::ssize(self.blocks()), parse_keep(keep)));
-          },
-          py::arg("keep") = "input_only")
       .def(
           "set_memory",
           [](CausalLM& self, int64_t loss_chunk_rows, int64_t mlp_tile_rows, const std::string& weight_workspace,
@@ -219,15 +191,6 @@ void bind_model(py::module_& m) {
           },
           py::arg("hidden"), py::arg("batch"), NoGil(), "The summed loss, on the graph of `hidden`.")
       .def("logits", &CausalLM::logits, py::arg("hidden"), NoGil())
-      .def("base_parameter_count", &CausalLM::base_parameter_count)
-      .def(
-          "adapter_parameter_count",
-          [](const CausalLM& self) {
-            int64_t count = 0;
-            for (const std::string& name : self.adapter_names()) count += self.adapters(name).arena.numel();
-            return count;
-          },
-          "Of all adapters together.")
       .def("weight_bytes", [](const CausalLM& self) { return self.weight_bytes().count; })
       .def("named_weights", &named_weights, "[(module name, tensor or QuantizedTensor)] of the frozen base.")
       .def_property_readonly("tied", [](const CausalLM& self) { return self.config().tie_word_embeddings; })

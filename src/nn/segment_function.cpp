@@ -18,10 +18,29 @@ using torch::autograd::variable_list;
 
 /// What is not a tensor, carried from forward to backward.
 struct SegmentState : torch::CustomClassHolder {
-  const CausalLM* model;
+  CausalLM* model;
   std::shared_ptr<const CausalLM> owner;  ///< Keeps a shared model alive as long as the graph; null for any other.
   Segment segment;
   std::shared_ptr<const StepContext> context;
+  std::vector<DecoderBlock::Adapters> adapters;  ///< Of the forward pass: others may be active when backward comes.
+};
+
+/// Gives the segment's blocks the adapters of its forward pass, and takes them back.
+class AdaptersOfForward {
+ public:
+  explicit AdaptersOfForward(const SegmentState& state) : state_(state), others_(state.adapters) { exchange(); }
+  ~AdaptersOfForward() { exchange(); }
+  AdaptersOfForward(const AdaptersOfForward&) = delete;
+  AdaptersOfForward& operator=(const AdaptersOfForward&) = delete;
+
+ private:
+  void exchange() {
+    for (size_t i = 0; i < others_.size(); ++i) {
+      std::swap(state_.model->blocks()[static_cast<size_t>(state_.segment.begin) + i].adapters(), others_[i]);
+    }
+  }
+  const SegmentState& state_;
+  std::vector<DecoderBlock::Adapters> others_;
 };
 
 constexpr size_t kTensorsOfSaved = 8 + kProjectionCount;
@@ -64,15 +83,15 @@ struct SegmentFunction : torch::autograd::Function<SegmentFunction> {
     const at::NoGradGuard no_grad;
     const auto capsule = ctx->saved_data["state"].toCapsule();
     const auto& state = static_cast<const SegmentState&>(*capsule);
+    const AdaptersOfForward adapters_of_forward(state);
     const variable_list list = ctx->get_saved_variables();
     std::vector<Saved> saved;
     for (size_t i = 0; i < list.size(); i += kTensorsOfSaved) saved.push_back(take(list, i));
 
     variable_list result(1);
     std::vector<DecoderBlock::Gradients> gradients;
-    for (int64_t i = state.segment.begin; i < state.segment.end; ++i) {
+    for (const DecoderBlock::Adapters& adapters : state.adapters) {
       DecoderBlock::Gradients& own = gradients.emplace_back();
-      const auto& adapters = state.model->blocks()[static_cast<size_t>(i)].adapters();
       for (size_t p = 0; p < kProjectionCount; ++p) {
         if (!adapters[p]) continue;
         own[p] = {at::zeros_like(adapters[p]->a), at::zeros_like(adapters[p]->b)};
@@ -91,7 +110,7 @@ struct SegmentFunction : torch::autograd::Function<SegmentFunction> {
   }
 };
 
-at::Tensor run_segment_autograd(const CausalLM& model, const Segment& segment, const at::Tensor& x,
+at::Tensor run_segment_autograd(CausalLM& model, const Segment& segment, const at::Tensor& x,
                                 std::shared_ptr<const StepContext> context) {
   auto state = c10::make_intrusive<SegmentState>();
   state->model = &model;
@@ -100,7 +119,7 @@ at::Tensor run_segment_autograd(const CausalLM& model, const Segment& segment, c
   state->context = std::move(context);
   std::vector<at::Tensor> adapters;
   for (int64_t i = segment.begin; i < segment.end; ++i) {
-    for (const auto& adapter : model.blocks()[static_cast<size_t>(i)].adapters()) {
+    for (const auto& adapter : state->adapters.emplace_back(model.blocks()[static_cast<size_t>(i)].adapters())) {
       if (!adapter) continue;
       adapters.push_back(adapter->a);
       adapters.push_back(adapter->b);

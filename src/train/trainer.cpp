@@ -72,24 +72,13 @@ GradScaler::Options scaler_options(at::Device device, bool computes_in_half, con
 
 Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> train_data, std::vector<Example> eval_data,
                  std::string base_model, TrainerCallbacks callbacks)
-    : Trainer(&model, {}, std::move(args), std::move(train_data), std::move(eval_data), std::move(base_model),
-              std::move(callbacks)) {}
-
-Trainer::Trainer(ForeignModel model, TrainingArguments args, TrainerCallbacks callbacks)
-    : Trainer(nullptr, std::move(model), std::move(args), {}, {}, "", std::move(callbacks)) {}
-
-Trainer::Trainer(CausalLM* model, ForeignModel foreign, TrainingArguments args, std::vector<Example> train_data,
-                 std::vector<Example> eval_data, std::string base_model, TrainerCallbacks callbacks)
-    : model_(model),
-      foreign_(std::move(foreign)),
+    : model_(&model),
       args_(std::move(args)),
       train_data_(std::move(train_data)),
       eval_data_(std::move(eval_data)),
       base_model_(std::move(base_model)),
       callbacks_(std::move(callbacks)),
-      state_(arena(), optimizer_options(args_),
-             scaler_options(device(), model != nullptr ? model->lm_head().scalar_type() == at::kHalf : foreign_.computes_in_half,
-                            args_)) {
+      state_(model.arena(), optimizer_options(args_), scaler_options(device(), model.lm_head().scalar_type() == at::kHalf, args_)) {
   args_.validate();
   if (args_.optimizer_is_paged() && device().is_cpu()) {
     log_warning_once(
@@ -101,20 +90,10 @@ Trainer::Trainer(CausalLM* model, ForeignModel foreign, TrainingArguments args, 
   state_.max_grad_norm = args_.max_grad_norm;
   state_.count_position_zero = args_.count_position_zero;
   state_.seed = static_cast<uint64_t>(args_.seed);
-  state_.base_fingerprint = model_ != nullptr ? base_fingerprint(*model_) : foreign_.fingerprint;
-  if (model_ != nullptr) {
-    set_up_model();
-  } else {
-    QLORAPP_CHECK_VALUE(
-        args_.memory_budget.empty() && !args_.auto_find_batch_size,
-        "[trainer] memory_budget and auto_find_batch_size plan the families that are computed here, and this model is "
-        "transformers' own. Leave them out, and set per_device_train_batch_size.");
-    QLORAPP_CHECK_VALUE(!args_.fp8,
-                        "[trainer] fp8 multiplies the weights of families that are computed here, and this model is "
-                        "transformers' own. Leave it out.");
-  }
-  if (args_.cuda_graphs && (model_ == nullptr || callbacks_.step || !ops::has_launch_graphs(device()))) {
-    log_warning_once("[trainer] cuda_graphs has no effect: it records steps that are computed here, on a GPU.");
+  state_.base_fingerprint = base_fingerprint(*model_);
+  set_up_model();
+  if (args_.cuda_graphs && !ops::has_launch_graphs(device())) {
+    log_warning_once("[trainer] cuda_graphs has no effect: it records steps on a GPU.");
   } else if (args_.cuda_graphs) {
     graphs_.emplace(*model_);
   }
@@ -166,29 +145,13 @@ int64_t Trainer::longest_row() const {
   return longest;
 }
 
-void Trainer::use_own_batches(int64_t batches_per_epoch) {
-  QLORAPP_CHECK_VALUE(batches_per_epoch > 0 && callbacks_.step, "[trainer] a train dataloader must have batches; got ",
-                      batches_per_epoch, ".");
-  own_batches_ = true;
-  batches_per_epoch_ = batches_per_epoch;
-  count_steps();
-}
-
 void Trainer::count_steps() {
   const int64_t window = args_.gradient_accumulation_steps, an_epoch = (batches_per_epoch_ + window - 1) / window;
   epochs_ =
       args_.max_steps > 0 ? (args_.max_steps + an_epoch - 1) / an_epoch : static_cast<int64_t>(std::ceil(args_.num_train_epochs));
   max_steps_ = count_training_steps(batches_per_epoch_, args_.gradient_accumulation_steps, args_.num_train_epochs, args_.max_steps);
-  state_.schedule = schedule_over(max_steps_);
-}
-
-Schedule Trainer::schedule_over(int64_t training_steps) const {
-  QLORAPP_CHECK_VALUE(training_steps > 0, "[trainer] num_training_steps of a schedule must be an integer > 0; got ", training_steps,
-                      ". Pass the number of optimizer steps.");
-  Schedule schedule = state_.schedule;
-  schedule.warmup_steps = count_warmup_steps(args_.warmup_steps, args_.warmup_ratio, training_steps);
-  schedule.training_steps = training_steps;
-  return schedule;
+  state_.schedule.warmup_steps = count_warmup_steps(args_.warmup_steps, args_.warmup_ratio, max_steps_);
+  state_.schedule.training_steps = max_steps_;
 }
 
 double Trainer::epoch() const {
@@ -199,7 +162,7 @@ double Trainer::epoch() const {
 
 LogRecord Trainer::evaluate() {
   QLORAPP_CHECK_VALUE(!eval_data_.empty(), "[trainer] there are no evaluation data. Give eval_dataset (--eval_data).");
-  LogRecord metrics = metrics_of(eval_data_, "eval");
+  LogRecord metrics = metrics_of_eval_data();
   log(metrics, false);
   metrics.set("epoch", epoch());
   control_.should_evaluate = false;
@@ -207,23 +170,22 @@ LogRecord Trainer::evaluate() {
   return metrics;
 }
 
-LogRecord Trainer::metrics_of(const std::vector<Example>& rows, const std::string& prefix) {
+LogRecord Trainer::metrics_of_eval_data() {
   const auto begin = std::chrono::steady_clock::now();
   const int64_t size = args_.per_device_eval_batch_size;
   const auto after_each = [this] {
     if (callbacks_.poll) callbacks_.poll();
     event(TrainerEvent::kPredictionStep);
   };
-  QLORAPP_CHECK_VALUE(model_ != nullptr, "[trainer] a foreign model is evaluated by its own code (callbacks.evaluate).");
-  const EvalResult loss = qlorapp::evaluate(*model_, rows, {size, /*exact_match=*/false, args_.logging_nan_inf_filter, after_each});
+  const EvalResult loss = qlorapp::evaluate(*model_, eval_data_, {size, /*exact_match=*/false, args_.logging_nan_inf_filter, after_each});
   const double seconds = seconds_since(begin);
   LogRecord metrics;
-  metrics.set(prefix + "_loss", loss.mean_of_batches);
-  metrics.set(prefix + "_loss_token_weighted", loss.token_weighted);
-  metrics.set(prefix + "_runtime", rounded(seconds, 4));
-  metrics.set(prefix + "_samples_per_second", rounded(static_cast<double>(rows.size()) / seconds, 3));
-  metrics.set(prefix + "_steps_per_second", rounded(static_cast<double>(batch_count(rows.size(), size, false)) / seconds, 3));
-  if (args_.log_num_tokens) metrics.set(prefix + "_num_tokens", state_.tokens_seen);
+  metrics.set("eval_loss", loss.mean_of_batches);
+  metrics.set("eval_loss_token_weighted", loss.token_weighted);
+  metrics.set("eval_runtime", rounded(seconds, 4));
+  metrics.set("eval_samples_per_second", rounded(static_cast<double>(eval_data_.size()) / seconds, 3));
+  metrics.set("eval_steps_per_second", rounded(static_cast<double>(batch_count(eval_data_.size(), size, false)) / seconds, 3));
+  if (args_.log_num_tokens) metrics.set("eval_num_tokens", state_.tokens_seen);
   return metrics;
 }
 

@@ -46,10 +46,10 @@ void Trainer::event(TrainerEvent event) {
 
 TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
   QLORAPP_CHECK_VALUE(batches_per_epoch_ > 0, "[trainer] the training data hold no rows.");
-  QLORAPP_CHECK_VALUE(args_.eval_strategy == "no" || !eval_data_.empty() || callbacks_.evaluate, "[trainer] eval_strategy is ",
+  QLORAPP_CHECK_VALUE(args_.eval_strategy == "no" || !eval_data_.empty(), "[trainer] eval_strategy is ",
                       args_.eval_strategy,
                       ", but there are no evaluation data. Give eval_dataset (--eval_data), or leave it \"no\".");
-  QLORAPP_CHECK_VALUE(state_.arena == &arena(),
+  QLORAPP_CHECK_VALUE(state_.arena == &model_->arena(),
                       "[trainer] another adapter is active than the one that this trainer was made for. "
                       "Make that one active again, or make a new trainer.");
   struct Clear {  // however the run ends
@@ -69,10 +69,10 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
   } else {
     read_losses();
   }
-  if (model_ != nullptr) log_info(plan_line(*model_, args_, longest_row(), !eval_data_.empty()));
+  log_info(plan_line(*model_, args_, longest_row(), !eval_data_.empty()));
   if (args_.worst_case_first.value_or(!device().is_cpu())) run_worst_case();
   event(TrainerEvent::kTrainBegin);
-  if (args_.eval_on_start) callbacks_.evaluate ? callbacks_.evaluate() : evaluate();
+  if (args_.eval_on_start) evaluate();
   while (state_.global_step < max_steps_ && state_.cursor.epoch < epochs_ && !control_.should_training_stop) run_epoch();
   read_losses();
   if (graphs_) log_info(concat("cuda_graphs: ", graphs_->replayed(), " micro-steps of this trainer were one launch each"));
@@ -90,8 +90,7 @@ void Trainer::run_epoch() {
   const bool only_its_end = state_.cursor.batch >= batches_per_epoch_;  // resumed after the last step of an epoch
   if (!only_its_end) event(TrainerEvent::kEpochBegin);
   const std::vector<int64_t> order =
-      own_batches_ || only_its_end ? std::vector<int64_t>()
-                                   : epoch_order(std::ssize(train_data_), state_.cursor.epoch, sampler_options(args_, train_data_));
+      only_its_end ? std::vector<int64_t>() : epoch_order(std::ssize(train_data_), state_.cursor.epoch, sampler_options(args_, train_data_));
   while (state_.cursor.batch < batches_per_epoch_ && state_.global_step < max_steps_ && !control_.should_training_stop &&
          !control_.should_epoch_stop) {
     const Window window = next_window(order);
@@ -114,9 +113,8 @@ void Trainer::after_step(const StepReport& report) {
   state_.last_learning_rate = report.learning_rate;
   ++state_.steps_since_log;
   state_.tokens_seen += report.input_tokens;
-  const int64_t base =
-      model_ != nullptr ? model_->base_parameter_count() - model_->embed_tokens().numel() : foreign_.parameter_count;
-  const int64_t parameters = base + arena().numel();
+  const int64_t base = model_->base_parameter_count() - model_->embed_tokens().numel();
+  const int64_t parameters = base + model_->arena().numel();
   state_.total_flos += 6.0 * static_cast<double>(report.input_tokens) * static_cast<double>(parameters);
   if (args_.torch_empty_cache_steps && state_.global_step % *args_.torch_empty_cache_steps == 0 && !device().is_cpu()) {
     at::getDeviceAllocator(device().type())->emptyCache();
@@ -170,10 +168,9 @@ void Trainer::log_evaluate_save() {
 }
 
 void Trainer::run_evaluation() {
-  const bool can = !eval_data_.empty() || callbacks_.evaluate;
-  const LogRecord metrics = !can ? LogRecord() : callbacks_.evaluate ? callbacks_.evaluate() : evaluate();
   control_.should_evaluate = false;
-  if (!can) return;
+  if (eval_data_.empty()) return;
+  const LogRecord metrics = evaluate();
   const bool is_best = note_best(metrics);
   if (args_.save_strategy == "best") control_.should_save = is_best && state_.global_step > 0;
 }
@@ -234,7 +231,7 @@ LogRecord Trainer::last_step() {
 }
 
 void Trainer::log(LogRecord record, bool training) {
-  if (callbacks_.log) return callbacks_.log(record, training, started_);
+  if (callbacks_.log_evaluate_save) return;
   record.set("epoch", epoch());
   if (args_.counts_input_tokens()) {
     record.set("num_input_tokens_seen", state_.tokens_seen);
@@ -245,10 +242,6 @@ void Trainer::log(LogRecord record, bool training) {
     }
   }
   record.set("step", state_.global_step);
-  append_log(std::move(record));
-}
-
-void Trainer::append_log(LogRecord record) {
   state_.log_history.push_back(std::move(record));
   control_.should_log = false;
   if (callbacks_.on_log) callbacks_.on_log(state_.log_history.back(), control_);

@@ -37,8 +37,7 @@ void Trainer::write_trainer_state(const std::string& folder) const {
   json["num_input_tokens_seen"] = state_.tokens_seen;
   json["num_train_epochs"] = epochs_;
   json["save_steps"] = args_.save_steps;
-  json["stateful_callbacks"] =
-      callbacks_.callback_states ? format::parse_json(callbacks_.callback_states(), "stateful_callbacks") : Json::object();
+  json["stateful_callbacks"] = Json::object();
   json["total_flos"] = state_.total_flos;
   json["train_batch_size"] = args_.per_device_train_batch_size;
   json["trial_name"] = nullptr;
@@ -47,16 +46,8 @@ void Trainer::write_trainer_state(const std::string& folder) const {
                                 format::dump_python_json(json, format::kConfigStyle) + "\n");
 }
 
-void Trainer::save_adapter_into(const std::string& folder) const {
-  model_ != nullptr ? save_adapter(*model_, folder, base_model_) : foreign_.save_adapter(folder);
-}
-
-void Trainer::load_adapter_from(const std::string& folder) {
-  model_ != nullptr ? load_adapter(*model_, folder) : foreign_.load_adapter(folder);
-}
-
 void Trainer::save_model(const std::string& folder) const {
-  save_adapter_into(folder);
+  save_adapter(*model_, folder, base_model_);
   write_trainer_state(folder);
 }
 
@@ -71,11 +62,8 @@ void Trainer::save_state(const std::string& folder) {
 void Trainer::save_checkpoint() {
   read_losses();
   CheckpointWriter writer(args_.output_dir, state_.global_step);
-  save_adapter_into(writer.folder());
-  if (!args_.save_only_model) {
-    save_state(writer.folder());
-    if (callbacks_.save_more) callbacks_.save_more(writer.folder());
-  }
+  save_adapter(*model_, writer.folder(), base_model_);
+  if (!args_.save_only_model) save_state(writer.folder());
   format::write_file_atomically(format::path_in(writer.folder(), "training_args.json"),
                                 format::dump_python_json(format::to_json(args_), format::kConfigStyle) + "\n");
   if (state_.best_global_step) {
@@ -94,7 +82,7 @@ void Trainer::save_checkpoint() {
 void Trainer::finish() {
   const std::string& best = state_.best_model_checkpoint;
   if (args_.load_best_model_at_end && !best.empty()) {
-    load_adapter_from(best);
+    load_adapter(*model_, best);
     log_info(concat("[trainer] the adapters are those of ", best, ", ", args_.best_metric_name(), " ", *state_.best_metric));
   }
   event(TrainerEvent::kTrainEnd);
@@ -110,14 +98,13 @@ void Trainer::restore(const std::string& folder) {
                       : "it holds the model alone (save_only_model)",
       ". Begin anew with its adapter, or resume from a whole checkpoint.");
   if (!callbacks_.log_evaluate_save) {
-    load_adapter_from(folder);
+    load_adapter(*model_, folder);
     restore_history(folder);
   }
   state_.load(folder);
   QLORAPP_CHECK_FORMAT(state_.cursor.batch <= batches_per_epoch_, "[resume] ", folder, " stands at batch ", state_.cursor.batch,
                        " of an epoch that has ", batches_per_epoch_, " here. Give the data and batch size of that run.");
   if (args_.ignore_data_skip && state_.cursor.batch < batches_per_epoch_) state_.cursor.batch = 0;
-  if (callbacks_.load_more) callbacks_.load_more(folder);
 }
 
 void Trainer::restore_history(const std::string& folder) {

@@ -111,10 +111,7 @@ std::vector<Batch> Trainer::batches_of(const Window& window) const {
 }
 
 void Trainer::run_worst_case() {
-  if (callbacks_.step && args_.worst_case_first.value_or(false))
-    log_warning(
-        "[trainer] worst_case_first has no effect: Python computes the steps of this run, of batches that it makes itself.");
-  if (callbacks_.step || train_data_.empty()) return;
+  if (train_data_.empty()) return;
   std::vector<int64_t> rows(train_data_.size());
   std::iota(rows.begin(), rows.end(), int64_t{0});
   const size_t batch = std::min(rows.size(), static_cast<size_t>(args_.per_device_train_batch_size));
@@ -136,19 +133,6 @@ void Trainer::run_worst_case() {
 }
 
 StepReport Trainer::run_step(const Window& window) {
-  if (callbacks_.step) {
-    StepReport report = [&] {
-      try {
-        return callbacks_.step(window);
-      } catch (...) {
-        state_.scaler.abandon_step();
-        throw;
-      }
-    }();
-    ++state_.global_step;
-    state_.micro_step += static_cast<uint32_t>(window.batches);
-    return report;
-  }
   const std::function<void(TrainerEvent)> tell = [this](TrainerEvent what) { event(what); };
   const uint32_t before = state_.micro_step;
   const auto abandon = [&] {

@@ -8,7 +8,6 @@
 #include <string_view>
 
 #include "qlorapp/core/check.hpp"
-#include "qlorapp/core/field_status.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/core/nearest_name.hpp"
 #include "qlorapp/memory/gpu_table.hpp"
@@ -39,17 +38,6 @@ void below_one(std::string_view name, double value) {
 void one_of(std::string_view name, std::string_view value, std::span<const std::string_view> known) {
   QLORAPP_CHECK_VALUE(std::find(known.begin(), known.end(), value) != known.end(), kWhere, name, " must be one of ", known,
                       "; got '", value, "'.", did_you_mean(value, known));
-}
-
-/// One of report_to's. Python's Trainer reports to them; the C++ loop writes trainer_state.json.
-void check_service(const std::string& name) {
-  static constexpr std::array<std::string_view, 16> kServices{
-      "none",    "all",     "tensorboard", "wandb",      "trackio", "mlflow", "comet_ml", "clearml",
-      "swanlab", "neptune", "dvclive",     "codecarbon", "dagshub", "flyte",  "azure_ml", "kubeflow"};
-  QLORAPP_CHECK_VALUE(std::find(kServices.begin(), kServices.end(), name) != kServices.end(), kWhere, "report_to must be one of ",
-                      kServices, "; got '", name,
-                      "'. For another service use a callback, or read log_history in trainer_state.json.",
-                      did_you_mean(name, kServices));
 }
 
 std::string joined(const std::vector<std::string>& entries) {
@@ -113,8 +101,6 @@ void TrainingArguments::validate() const {
                                                                "adamw_bnb_8bit", "paged_adamw_8bit",  "paged_adamw_32bit"};
   static constexpr std::array<std::string_view, 3> kIntervals{"no", "steps", "epoch"};
   static constexpr std::array<std::string_view, 4> kSaves{"no", "steps", "epoch", "best"};
-  static constexpr std::array<std::string_view, 6> kLevels{"passive", "debug", "info", "warning", "error", "critical"};
-  static constexpr std::array<std::string_view, 2> kForMetrics{"inputs", "loss"};
   static constexpr std::array<std::string_view, 3> kSampling{"random", "sequential", "group_by_length"};
 
   QLORAPP_CHECK_VALUE(!output_dir.empty(), kWhere, "output_dir must not be empty. Name a folder.");
@@ -154,8 +140,6 @@ void TrainingArguments::validate() const {
   static constexpr std::array<std::string_view, 3> kPacking{"bfd", "bfd_split", "wrapped"};
   one_of("packing_strategy", packing_strategy, kPacking);
   one_of("train_sampling_strategy", train_sampling_strategy, kSampling);
-  QLORAPP_CHECK_VALUE(!label_names || *label_names == std::vector<std::string>{"labels"}, kWhere,
-                      "label_names must be [labels], which is what this library calls them. Rename the column.");
   if (torch_empty_cache_steps) at_least("torch_empty_cache_steps", *torch_empty_cache_steps, 1);
 
   one_of("logging_strategy", logging_strategy, kIntervals);
@@ -168,16 +152,12 @@ void TrainingArguments::validate() const {
   if (save_total_limit) at_least("save_total_limit", *save_total_limit, 0);
   at_least("seed", seed, 0);
   if (data_seed) at_least("data_seed", *data_seed, 0);
-  for (const std::string& name : report_to) check_service(name);
-  one_of("log_level", log_level, kLevels);
-  for (const std::string& name : include_for_metrics) one_of("include_for_metrics", name, kForMetrics);
   if (const auto* word = std::get_if<std::string>(&include_num_input_tokens_seen)) {
     static constexpr std::array<std::string_view, 3> kCounts{"no", "all", "non_padding"};
     one_of("include_num_input_tokens_seen", *word, kCounts);
   }
   check_best_model(*this);
 
-  apply_field_status(*this, "TrainingArguments");
   if (lr_scheduler_type == "constant" && (warmup_steps > 0 || warmup_ratio > 0)) {
     log_warning_once(concat(kWhere, "lr_scheduler_type=constant has no warm-up; use constant_with_warmup for one."));
   }

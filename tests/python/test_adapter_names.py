@@ -1,74 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters by the name of a hub repository, from the local cache: found under PEFT's ways, or what is missing is named."""
+"""Models and adapters by the name of a hub repository, from the local cache: found, or what is missing is named."""
 
+import json
+import pathlib
+
+import peft
 import pytest
 import qlorapp
 import torch
 from tiny_llama import folder, load  # noqa: F401  (folder is a fixture)
 
-NAME = "me/ad"
+BASE, NAME = "me/base", "me/ad"
 
 
-def put(root, files):
-    """A hub cache, as huggingface_hub lays it out; files: what the adapter's repository has, by name."""
-    repository = root / f"models--{NAME.replace('/', '--')}"
+def put(root, name, files):
+    """A hub cache, as huggingface_hub lays it out; files: what the repository has, by name."""
+    repository = root / f"models--{name.replace('/', '--')}"
     snapshot = repository / "snapshots" / "0123abcd"
     snapshot.mkdir(parents=True)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("0123abcd")
-    for name, content in files.items():
-        (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
-        (snapshot / name).write_bytes(content)
+    for file, content in files.items():
+        (snapshot / file).parent.mkdir(parents=True, exist_ok=True)
+        (snapshot / file).write_bytes(content)
     return snapshot
 
 
+def files_of(place: pathlib.Path):
+    return {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
+
+
 @pytest.fixture
-def trained(folder, tmp_path, monkeypatch):
-    """Values of an adapter, and its files; nothing may be asked of a network."""
+def hub(folder, tmp_path, monkeypatch):
+    """(values of an adapter, its files, the cache), the base in the cache; nothing may be asked of a network."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    model = load(folder, r=4)
+    put(tmp_path / "hub", BASE, files_of(folder))
+    model = load(folder, r=4, task_type="CAUSAL_LM")
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.normal_()
+                parameter.normal_(std=0.1)
     model.save_pretrained(tmp_path / "saved")
-    files = {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir() if path.is_file()}
-    return qlorapp.get_peft_model_state_dict(model), files
+    config = tmp_path / "saved" / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": BASE}))
+    return peft.get_peft_model_state_dict(model), files_of(tmp_path / "saved"), tmp_path / "hub"
 
 
-def base(folder):
-    return qlorapp.AutoModelForCausalLM.from_pretrained(folder)
+def assert_values(model, values):
+    parameters = {
+        name.removeprefix("base_model.model.").replace(".default", ""): p
+        for name, p in model.named_parameters()
+        if "lora_" in name
+    }
+    assert len(parameters) == len(values)
+    for name, value in values.items():
+        assert torch.equal(parameters[name.removeprefix("base_model.model.")], value), name
 
 
-def test_adapters_and_configs_are_found_by_name(trained, folder, tmp_path):
-    values, files = trained
-    put(tmp_path / "hub", {**files, "generation_config.json": b'{"max_new_tokens": 7}'})
-    model = qlorapp.PeftModel.from_pretrained(base(folder), NAME)
-    model.load_adapter(NAME, "second")
-    for name in ("default", "second"):
-        found = qlorapp.get_peft_model_state_dict(model, adapter_name=name)
-        assert found.keys() == values.keys() and all(torch.equal(found[key], values[key]) for key in values)
-    assert qlorapp.PeftConfig.from_pretrained(NAME).r == 4
-    chosen = qlorapp.GenerationConfig.from_pretrained(NAME, temperature=0.5)
-    assert (chosen.max_new_tokens, chosen.temperature) == (7, 0.5)
+def test_an_adapter_s_name_gives_its_base_with_it(hub):
+    values, files, cache = hub
+    put(cache, NAME, files)
+    assert_values(qlorapp.AutoModelForCausalLM.from_pretrained(NAME, load_in_4bit=True), values)
+    model = qlorapp.AutoPeftModelForCausalLM.from_pretrained(NAME, load_in_4bit=True)
+    assert isinstance(model, peft.PeftModel)
+    assert_values(model, values)
+    merged = model.merge_and_unload()
+    assert isinstance(merged.model.layers[0].mlp.up_proj, qlorapp.nn.Linear4bit)
 
 
-def test_an_adapter_may_lie_in_a_folder_of_its_repository(trained, folder, tmp_path):
-    values, files = trained
-    put(tmp_path / "hub", {f"last/{name}": content for name, content in files.items()})
-    model = qlorapp.PeftModel.from_pretrained(base(folder), NAME, subfolder="last")
-    assert all(torch.equal(value, values[key]) for key, value in qlorapp.get_peft_model_state_dict(model).items())
-    with pytest.raises(FileNotFoundError, match="adapter_config.json, adapter_model.safetensors is not in"):
-        qlorapp.PeftModel.from_pretrained(base(folder), NAME)
+def test_an_adapter_may_lie_in_a_folder_of_its_repository(hub):
+    values, files, cache = hub
+    put(cache, NAME, {f"last/{name}": content for name, content in files.items()})
+    assert_values(qlorapp.AutoModelForCausalLM.from_pretrained(NAME, subfolder="last"), values)
 
 
-def test_what_is_missing_is_named(trained, folder, tmp_path):
-    with pytest.raises(FileNotFoundError, match="adapter_config.json, adapter_model.safetensors is not in .*me--ad"):
-        qlorapp.PeftModel.from_pretrained(base(folder), NAME)
-    with pytest.raises(FileNotFoundError, match="generation_config.json is not in .*me--ad"):
-        qlorapp.GenerationConfig.from_pretrained(NAME)
-    put(tmp_path / "hub", {"adapter_config.json": trained[1]["adapter_config.json"]})
-    assert qlorapp.PeftConfig.from_pretrained(NAME).r == 4  # needs no weights
-    with pytest.raises(FileNotFoundError, match="cache adapter_model.safetensors is not in .*me--ad/snapshots/0123abcd"):
-        qlorapp.PeftModel.from_pretrained(base(folder), NAME)
+def test_names_are_merged(hub, tmp_path):
+    put(hub[2], NAME, hub[1])
+    qlorapp.merge(BASE, NAME, tmp_path / "merged")
+    merged = qlorapp.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    ids = torch.arange(3, 27)[None]
+    with torch.no_grad():
+        expected = qlorapp.AutoModelForCausalLM.from_pretrained(NAME)(ids).logits
+        assert (merged(ids).logits - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_what_is_missing_is_named(hub, tmp_path):
+    _, files, cache = hub
+    with pytest.raises(FileNotFoundError, match=r"config\.json.* is not in .*me--ad"):
+        qlorapp.AutoModelForCausalLM.from_pretrained(NAME)
+    put(cache, NAME, {"adapter_config.json": files["adapter_config.json"]})
+    with pytest.raises(FileNotFoundError, match=r"adapter_model\.safetensors is not in .*me--ad/snapshots/0123abcd"):
+        qlorapp.merge(BASE, NAME, tmp_path / "out")

@@ -12,77 +12,20 @@ import pytest
 import qlorapp
 import torch
 import transformers
+from engine_checks import (  # noqa: F401  (folder is a fixture)
+    assert_same_pass,
+    base,
+    folder,
+    load,
+    losses_and_gradients,
+    reasons,
+    transformers_alone,
+    with_lora,
+)
 from qlorapp.hf.cache import EngineCache
-from tiny_llama import LLAMA3, ragged_batch, write_checkpoint
+from tiny_llama import ragged_batch
 
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
-
-
-@pytest.fixture(scope="module", params=["untied", "tied"])
-def folder(request, tmp_path_factory):
-    path = tmp_path_factory.mktemp("llama")
-    write_checkpoint(path, num_key_value_heads=2, tie_word_embeddings=request.param == "tied", rope_parameters=LLAMA3)
-    return path
-
-
-def load(folder, four_bit=True, **options):
-    config = qlorapp.BitsAndBytesConfig(**NF4) if four_bit else None
-    return qlorapp.AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, **options)
-
-
-def with_lora(model, seed=5, **lora):
-    torch.manual_seed(seed)
-    model = peft.get_peft_model(model, peft.LoraConfig(**{"r": 4, "lora_alpha": 8, "target_modules": "all-linear", **lora}))
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.05)
-    return model
-
-
-def base(model):
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-class transformers_alone:
-    """Inside, transformers' forward computes."""
-
-    def __init__(self, model):
-        self.forward = base(model).forward
-
-    def __enter__(self):
-        self.engine, self.forward.engine = self.forward.engine, None
-
-    def __exit__(self, *error):
-        self.forward.engine = self.engine
-
-
-def reasons(model):
-    return base(model).forward.engine._told
-
-
-def losses_and_gradients(model, batch, **options):
-    model.zero_grad()
-    output = model(**batch, **options)
-    output.loss.backward()
-    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-    return output.loss.detach(), output.logits.detach(), gradients
-
-
-def assert_same_pass(model, batch, **options):
-    """Engine and transformers' forward, loss, logits where there are tokens, and gradients; the engine has really computed."""
-    known = set(reasons(model))
-    loss, logits, gradients = losses_and_gradients(model, batch, **options)
-    assert reasons(model) == known, "the engine did not compute"
-    with transformers_alone(model):
-        loss_2, logits_2, gradients_2 = losses_and_gradients(model, batch, **options)
-    torch.testing.assert_close(loss, loss_2, rtol=1e-6, atol=1e-6)
-    if "attention_mask" in batch and logits.shape == logits_2.shape and logits.shape[1] == batch["attention_mask"].shape[1]:
-        here = batch["attention_mask"] != 0
-        logits, logits_2 = logits[here], logits_2[here]
-    torch.testing.assert_close(logits, logits_2, rtol=1e-4, atol=1e-4)
-    assert set(gradients) == set(gradients_2) != set()
-    for name, gradient in gradients.items():
-        torch.testing.assert_close(gradient, gradients_2[name], rtol=1e-4, atol=2e-6, msg=lambda m, n=name: f"{n}: {m}")
 
 
 class TestModel:
@@ -281,80 +224,6 @@ class TestSwitch:
         compiled = torch.compile(model, backend="eager")
         with torch.no_grad():
             torch.testing.assert_close(compiled(**batch).loss, model(**batch).loss, rtol=1e-5, atol=1e-5)
-
-
-class TestAdapters:
-    def test_parameters_live_in_the_arena_and_optimizers_keep_them(self, folder):
-        model, batch = with_lora(load(folder)), ragged_batch()
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        optimizer = torch.optim.SGD(parameters, lr=0.5)  # before the engine has seen the adapter
-        values = [p.detach().clone() for p in parameters]
-        first = model(**batch).loss
-        assert all(torch.equal(p, value) for p, value in zip(parameters, values, strict=True))
-        first.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        assert float(model(**batch).loss) < float(first)
-        core = base(model).forward.engine.core
-        held = {p.data_ptr() for p in core.parameters(core.active_adapter)}
-        assert {p.data_ptr() for p in parameters} == held and not reasons(model)
-
-    def test_disabled_adapters_are_the_base(self, folder):
-        plain, batch = load(folder)(**ragged_batch()).loss, ragged_batch()
-        model = with_lora(load(folder))
-        other = model(**batch).loss
-        with model.disable_adapter():
-            assert torch.equal(model(**batch).loss, plain)
-        assert torch.equal(model(**batch).loss, other) and not reasons(model)
-
-    def test_several_adapters_take_turns(self, folder):
-        model, batch = with_lora(load(folder)), ragged_batch()
-        first = model(**batch).loss
-        model.add_adapter("other", peft.LoraConfig(r=2, target_modules=["q_proj"]))
-        model.set_adapter("other")
-        assert_same_pass_value(model, batch)
-        model.set_adapter("default")
-        assert torch.equal(model(**batch).loss, first) and not reasons(model)
-        model.base_model.set_adapter(["default", "other"])
-        model(**batch)
-        assert reasons(model) == {"several adapters are active"}
-        model.delete_adapter("other")
-        model.set_adapter("default")
-        assert torch.equal(model(**batch).loss, first)
-
-    def test_loaded_values_are_computed(self, folder, tmp_path):
-        model, batch = with_lora(load(folder)), ragged_batch()
-        loss = model(**batch).loss
-        model.save_pretrained(tmp_path)
-        again = peft.PeftModel.from_pretrained(load(folder), tmp_path, is_trainable=True)
-        torch.testing.assert_close(again(**batch).loss, loss, rtol=0, atol=0)
-        assert not reasons(again)
-
-    @pytest.mark.parametrize("four_bit", [True, False])
-    def test_merge_and_take_back(self, folder, four_bit):
-        model, batch = load(folder, four_bit), ragged_batch()
-        model.requires_grad_(False)
-        model = qlorapp.get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
-        loss = model(**batch).loss.detach()
-        before = {n: t.clone() for n, t in model.state_dict().items()}
-        model.merge_adapter(safe_merge=True)
-        merged = model(**batch).loss.detach()
-        assert abs(float(merged) - float(loss)) < (0.5 if four_bit else 1e-4)
-        model.unmerge_adapter()
-        if four_bit:
-            for name, tensor in model.state_dict().items():
-                assert torch.equal(tensor, before[name]), name
-        torch.testing.assert_close(model(**batch).loss, loss, rtol=1e-5, atol=1e-5)
-        plain = model.merge_and_unload()
-        assert type(plain) is transformers.LlamaForCausalLM
-        torch.testing.assert_close(plain(**batch).loss, merged, rtol=1e-5, atol=1e-5)
-
-
-def assert_same_pass_value(model, batch):
-    with torch.no_grad():
-        mine = model(**batch).loss
-        with transformers_alone(model):
-            torch.testing.assert_close(mine, model(**batch).loss, rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture

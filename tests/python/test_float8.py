@@ -4,10 +4,7 @@
 import math
 
 import pytest
-import qlorapp
 import torch
-from tiny_run import write_model
-from tiny_trainer import losses, rows, trained
 
 ops = torch.ops.qlorapp
 E4M3 = torch.float8_e4m3fn
@@ -104,19 +101,6 @@ def test_arguments_that_break_a_rule_are_named():
         ops.quantize_rows_float8(torch.zeros(2, 24))
     with pytest.raises(TypeError, match="float8_e4m3fn"):
         ops.float8_product_out(torch.zeros(2, 2), torch.zeros(2, 16), torch.ones(2, 1), torch.zeros(2, 16), torch.ones(2))
-
-
-def test_the_option_trains_in_eight_bits_and_says_where_it_cannot(tmp_path):
-    folder = write_model(tmp_path / "model", hidden_size=128)
-    data = rows(48)
-    options = {"data": data, "bf16": True, "per_device_train_batch_size": 12, "max_steps": 4, "logging_steps": 1}
-    plain = losses(trained(folder, tmp_path / "plain", **options))
-    eight = losses(trained(folder, tmp_path / "eight", fp8=True, **options))
-    assert eight == pytest.approx(plain, rel=2e-2) and eight != plain
-    with pytest.raises(ValueError, match="fp8=True takes the rest of the step in bfloat16; got fp16=True"):
-        qlorapp.TrainingArguments(output_dir=str(tmp_path), fp8=True, fp16=True)
-    with pytest.raises(ValueError, match="Set lora_dropout=0"):
-        trained(folder, tmp_path / "dropout", fp8=True, lora={"lora_dropout": 0.1}, **options)
 
 
 @pytest.mark.usefixtures("cuda")

@@ -222,7 +222,7 @@ def test_without_transformers_the_refusal_says_how_to_get_it(model, tmp_path):
     hidden = tmp_path / "hidden" / "transformers"
     hidden.mkdir(parents=True)
     (hidden / "__init__.py").write_text("raise ImportError('not here')")
-    script = conftest.ROOT / "python" / "qlorapp" / "hf_text.py"
+    script = conftest.ROOT / "python" / "qlorapp" / "hf" / "text_service.py"
     env = {**os.environ, "PYTHONPATH": str(hidden.parent), "QLORAPP_PYTHON": sys.executable, "QLORAPP_HF_TEXT": str(script)}
     data = write_rows(tmp_path / "rows.jsonl", [CHAT])
     result = subprocess.run(

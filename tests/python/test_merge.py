@@ -110,7 +110,7 @@ def test_what_training_saw_of_a_float_folder_is_merged_into_on_demand(root, tmp_
     wanted = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, **options}
     config = qlorapp.BitsAndBytesConfig(**wanted, llm_int8_skip_modules=["down_proj", "lm_head"])
     ours = qlorapp.AutoModelForCausalLM.from_pretrained(root / "bfloat16", quantization_config=config, dtype=torch.float32)
-    ours = qlorapp.PeftModel.from_pretrained(ours, tmp_path / "adapter")
+    ours = peft.PeftModel.from_pretrained(ours, tmp_path / "adapter")
     expected = ours(input_ids=IDS).logits
     qlorapp.merge(
         root / "bfloat16",
@@ -134,14 +134,13 @@ def test_what_training_saw_of_a_float_folder_is_merged_into_on_demand(root, tmp_
 
 
 def test_a_base_that_an_initialization_left_takes_its_adapter_and_another_does_not(root, tmp_path):
-    config = qlorapp.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
-    base = qlorapp.AutoModelForCausalLM.from_pretrained(root / "float False", quantization_config=config, dtype=torch.float32)
-    model = qlorapp.get_peft_model(
-        base, qlorapp.LoraConfig(r=4, target_modules="all-linear", init_lora_weights="pissa"), seed=1
-    )
-    expected = model(input_ids=IDS).logits.detach()
-    model.save_pretrained(tmp_path / "adapter")
-    base.save_pretrained(tmp_path / "rest")
+    """As the command's training from init_lora_weights='pissa' leaves it."""
+    model = qlorapp.load_model(str(root / "float False"), compute_dtype=torch.float32)
+    model.add_adapters(json.dumps({"r": 4, "target_modules": "all-linear", "init_lora_weights": "pissa"}), 1)
+    batch = model.unpad(IDS)
+    expected = batch.pad(model.logits(model.hidden_states(batch, False)))
+    model.save_adapter(str(tmp_path / "adapter"), "rest")
+    model.save(str(root / "float False"), str(tmp_path / "rest"))
     qlorapp.merge(tmp_path / "rest", tmp_path / "adapter", tmp_path / "merged")
     assert (logits(plain(tmp_path / "merged")) - expected).abs().max() <= 1e-5 * expected.abs().max()
     for other in ("float False", "codes False"):
@@ -270,7 +269,7 @@ def test_the_drift_is_that_of_the_logits(root, tmp_path, base, most):
     change, largest, same = map(float, re.search(r"at most (\S+) .*up to ([\d.e+-]+)\).* after (\d+) of 32", said).groups())
     config = qlorapp.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
     before = qlorapp.AutoModelForCausalLM.from_pretrained(root / "float False", quantization_config=config, dtype=torch.float32)
-    before = qlorapp.PeftModel.from_pretrained(before, tmp_path / "adapter")
+    before = peft.PeftModel.from_pretrained(before, tmp_path / "adapter")
     ids = (torch.arange(32) * 7919 + 1).remainder(peer.VOCAB).view(1, -1)
     with torch.no_grad():
         wanted, found = before(input_ids=ids).logits, plain(tmp_path / "out")(input_ids=ids).logits

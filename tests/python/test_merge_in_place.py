@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""merge_and_unload() over weights of 16 and 32 bits, beside PEFT's."""
+"""merge_and_unload() and merge_adapter() of PEFT over this library's layers: dense ones as PEFT's, four bits as over bitsandbytes'."""
 
 import peer
 import pytest
 import torch
 
 pytest.importorskip("bitsandbytes")
+import peft
 import qlorapp
-from test_merge import CASES, logits, plain, trained
+from qlorapp.hf.forward import engine_of
+from test_merge import logits, plain, trained
 from test_peft_variants import VARIANTS
-
-#: What trains embedding or head away from the table that they share.
-PARTED = {"embedding", "head", "both tables, DoRA"}
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +18,7 @@ def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("merge in place")
     for tied in (False, True):
         peer.write_llama(root / f"float {tied}", tie_word_embeddings=tied)
+    peer.load_4bit(root / "float False").save_pretrained(root / "codes")
     return root
 
 
@@ -26,75 +26,92 @@ def read(folder, **options):
     return qlorapp.AutoModelForCausalLM.from_pretrained(folder, **options)
 
 
-@pytest.mark.parametrize("name, tied", CASES, ids=[f"{name}{' (tied)' * tied}" for name, tied in CASES])
+@pytest.mark.parametrize(
+    ("name", "tied"),
+    [("ranks and alphas of their own", False), ("DoRA", False), ("both tables, DoRA", False), ("embedding", True)],
+)
 def test_dense_weights_get_what_pefts_merge_gives_them(root, tmp_path, name, tied):
     folder = root / f"float {tied}"
     theirs = trained(plain(folder), **VARIANTS[name])
     theirs.save_pretrained(tmp_path / "adapter")
-    model = qlorapp.PeftModel.from_pretrained(read(folder), tmp_path / "adapter")
-    before = logits(model)
-    if tied and name in PARTED:
-        with pytest.raises(NotImplementedError, match=r"away from the table that embedding and head share.*qlorapp\.merge\("):
-            model.merge_and_unload()
-        assert torch.equal(logits(model), before)
-        return
-    merged = model.merge_and_unload()
-    assert isinstance(merged, qlorapp.CausalLM) and merged.peft_config == {} and not merged.core.has_adapters
-    expected = theirs.merge_and_unload().state_dict()
-    ours = merged.state_dict()
-    assert set(ours) == set(expected)
-    for tensor, value in ours.items():
-        assert torch.allclose(value, expected[tensor], rtol=0, atol=1e-6 * expected[tensor].abs().max().item()), tensor
-    assert (logits(merged) - before).abs().max() <= 1e-5 * before.abs().max()
+    merged = peft.PeftModel.from_pretrained(read(folder), tmp_path / "adapter").merge_and_unload()
+    expected = theirs.merge_and_unload()
+    state = expected.state_dict()
+    assert set(merged.state_dict()) == set(state)
+    for tensor, value in merged.state_dict().items():
+        assert torch.allclose(value, state[tensor], rtol=0, atol=1e-6 * state[tensor].abs().max().item()), tensor
+    assert (logits(merged) - logits(expected)).abs().max() <= 1e-5 * logits(expected).abs().max()
     merged.save_pretrained(tmp_path / "merged")
-    assert torch.equal(logits(read(tmp_path / "merged")), logits(merged))
+    assert (logits(read(tmp_path / "merged")) - logits(merged)).abs().max() <= 1e-5 * logits(merged).abs().max()
 
 
-def test_a_sixteen_bit_base_merges_by_the_calls_that_scripts_have(root, tmp_path):
-    folder = root / "float False"
-    trained(plain(folder)).save_pretrained(tmp_path / "adapter")
-    base = read(folder, torch_dtype=torch.float16)
-    model = qlorapp.PeftModel.from_pretrained(base, tmp_path / "adapter")
-    before = logits(model)
-    merged = model.merge_and_unload(progressbar=True, safe_merge=True)
-    assert merged is base and (logits(merged) - before).abs().max() <= 1e-2 * before.abs().max()
-    config = qlorapp.PeftConfig.from_pretrained(tmp_path / "adapter")
-    config.base_model_name_or_path = str(folder)
-    again = qlorapp.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter", config=config, dtype=torch.float16)
-    assert torch.equal(logits(again.merge_and_unload()), logits(merged))
-    assert qlorapp.get_peft_model(merged, qlorapp.LoraConfig(r=2)).active_adapter == "default"
+def test_four_bits_get_the_codes_that_pefts_merge_gives_bitsandbytes_layers(root, tmp_path):
+    """Read back from a folder, by PEFT's own class, without a pass before."""
+    peer.shaken(peer.add_adapters(peer.load_4bit(root / "codes"))).save_pretrained(tmp_path / "adapter")
+    theirs = peft.PeftModel.from_pretrained(peer.load_4bit(root / "codes"), tmp_path / "adapter").merge_and_unload()
+    ours = peft.PeftModel.from_pretrained(read(root / "codes", dtype=torch.float32), tmp_path / "adapter").merge_and_unload()
+    packed = [name for name, value in theirs.state_dict().items() if value.dtype == torch.uint8 and name.endswith("weight")]
+    assert len(packed) == 21
+    for name in packed:  # a sum in another order may cross the middle between two codes
+        same = ours.state_dict()[name] == theirs.state_dict()[name]
+        assert same.float().mean() >= 0.999, name
+    ours.save_pretrained(tmp_path / "merged")
+    again = read(tmp_path / "merged", dtype=torch.float32)
+    assert all(torch.equal(value, ours.state_dict()[name]) for name, value in again.state_dict().items())
+    assert (logits(again) - logits(ours)).abs().max() <= 1e-5 * logits(ours).abs().max()
+    assert not any("lora" in name or "base_layer" in name for name, _ in ours.named_modules())
 
 
-def test_adapters_are_merged_by_name_and_the_others_left_out(root):
-    model = qlorapp.get_peft_model(read(root / "float False"), qlorapp.LoraConfig(r=2, init_lora_weights=False), "a")
-    model.add_adapter("b", qlorapp.LoraConfig(r=2, init_lora_weights=False))
-    model.set_adapter("b")
-    expected = logits(model)
-    model.set_adapter("a")
-    with pytest.raises(ValueError, match=r"there is no adapter 'c'; the model has \['a', 'b'\]"):
-        model.merge_and_unload(adapter_names=["c"])
-    assert (logits(model.merge_and_unload(adapter_names=["b"])) - expected).abs().max() <= 1e-5 * expected.abs().max()
+MAKERS = {
+    "PEFT's from_pretrained": lambda model, folder: peft.PeftModel.from_pretrained(model, folder),
+    "PEFT's get_peft_model": lambda model, folder: peft.get_peft_model(model, peft.PeftConfig.from_pretrained(folder)),
+    "transformers' load_adapter": lambda model, folder: (model.load_adapter(str(folder)), model)[1],
+    "added": lambda model, folder: peft.get_peft_model(model, peft.LoraConfig(r=2), "first").load_adapter(folder, "second") and model,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("maker", "use_dora"), [*((maker, False) for maker in MAKERS), ("PEFT's from_pretrained", True)])
+def test_a_merge_that_is_undone_leaves_the_very_codes_and_the_engine(root, tmp_path, maker, use_dora):
+    config = {
+        "r": 4,
+        "target_modules": "all-linear",
+        "task_type": "CAUSAL_LM",
+        "use_dora": use_dora,
+        "init_lora_weights": False,
+    }
+    peft.get_peft_model(plain(root / "float False"), peft.LoraConfig(**config)).save_pretrained(tmp_path)
+    model = MAKERS[maker](read(root / "codes", dtype=torch.float32), tmp_path)
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    tuned = [module for module in base.modules() if isinstance(module, peft.tuners.lora.Linear)]
+    for module in tuned:
+        module.set_adapter(list(module.lora_A)[-1:])
+    before, codes = logits(model), {name: value.clone() for name, value in base.state_dict().items()}
+    reasons = set(engine_of(base)._told)
+    for safe in (False, True):
+        for module in tuned:
+            module.merge(safe_merge=safe)
+        merged = logits(model)
+        assert 0 < (merged - before).abs().max() < before.abs().max()
+        for module in tuned:
+            module.unmerge()
+        assert all(torch.equal(value, codes[name]) for name, value in base.state_dict().items())
+        engine_of(base)._told.clear()
+        assert torch.equal(logits(model), before)
+        assert engine_of(base)._told == reasons  # only DoRA has one
 
 
 def test_a_safe_merge_changes_nothing_where_a_sum_is_not_finite(root):
-    model = qlorapp.get_peft_model(read(root / "float False"), qlorapp.LoraConfig(r=2))
-    base = {name: value.clone() for name, value in model.get_base_model().state_dict().items() if "base_layer" in name}
-    broken = model.get_base_model().model.layers[1].self_attn.v_proj.lora_B["default"].weight
+    model = qlorapp.get_peft_model(read(root / "codes"), peft.LoraConfig(r=2, task_type="CAUSAL_LM"))
+    layer = model.get_base_model().model.layers[1].self_attn.v_proj
+    before = layer.base_layer.weight.clone()
     with torch.no_grad():
-        broken[0, 0] = float("inf")
-    with pytest.raises(ValueError, match=r"with the adapter 'default', model\.layers\.1\.self_attn\.v_proj is not finite"):
-        model.merge_and_unload(safe_merge=True)
-    now = model.get_base_model().state_dict()
-    assert all(torch.equal(now[name], value) for name, value in base.items())
+        layer.lora_B["default"].weight[0, 0] = float("inf")
+    with pytest.raises(ValueError, match="The adapter default seems to be broken"):
+        layer.merge(safe_merge=True)
+    assert torch.equal(layer.base_layer.weight, before) and not layer.merged
 
 
-def test_four_bits_and_merges_that_are_undone_are_refused_with_the_way_out(root):
-    model = qlorapp.get_peft_model(read(root / "float False", load_in_4bit=True, device_map="cpu"), qlorapp.LoraConfig(r=2))
-    with pytest.raises(
-        NotImplementedError, match="four-bit weights would be quantized a second time. Load the base in 16 bits"
-    ):
-        model.merge_and_unload()
-    with pytest.raises(
-        NotImplementedError, match=r"merge_adapter: .*merge_and_unload\(\) merges into weights of 16 or 32 bits"
-    ):
-        model.merge_adapter()
+def test_a_bias_of_an_adapter_is_not_lost(root):
+    config = peft.LoraConfig(r=2, lora_bias=True, task_type="CAUSAL_LM")
+    with pytest.raises(ValueError, match="lora_bias cannot be merged into a layer without bias"):
+        qlorapp.get_peft_model(read(root / "codes"), config).merge_and_unload()

@@ -4,15 +4,14 @@
 import functools
 import math
 
+import datasets
 import pytest
 import qlorapp
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from qlorapp import _C
-from qlorapp.batches import PadRight
-from tiny_llama import folder, load  # noqa: F401  (a fixture)
-from tiny_trainer import losses, rows, trained
+from tiny_llama import folder  # noqa: F401  (a fixture)
+from tiny_trainer import adapted, base_model, in_cpp, rows, tokenizer
 
 STRATEGIES = ["bfd", "bfd_split", "wrapped"]
 lengths_of_rows = st.lists(st.integers(2, 40), min_size=1, max_size=60)
@@ -21,12 +20,12 @@ lengths_of_rows = st.lists(st.integers(2, 40), min_size=1, max_size=60)
 def rows_of(lengths):
     """Every token of every row is another number, so that each can be found again."""
     first = 0
-    rows = []
+    made = []
     for length in lengths:
         ids = list(range(first, first + length))
-        rows.append((ids, ids))
+        made.append((ids, ids))
         first += length
-    return rows
+    return made
 
 
 def pieces_of(packs):
@@ -124,104 +123,22 @@ def test_rows_without_a_target_are_left_out():
 # --- in training
 
 
-def short_rows(count=48):
-    generator = torch.Generator().manual_seed(3)
-    rows = []
-    for _ in range(count):
-        length = int(torch.randint(3, 12, (1,), generator=generator))
-        rows.append({"input_ids": torch.randint(3, 90, (length,), generator=generator).tolist()})
-    return rows
+def test_a_step_over_packs_is_the_step_over_their_rows(folder, tmp_path):
+    """One step over all rows: the same mean over the same targets, and the same update after it."""
+    data = datasets.Dataset.from_list([{"input_ids": row["input_ids"]} for row in rows(48)])
 
+    def run(packing):
+        config = qlorapp.SFTConfig(
+            output_dir=str(tmp_path), packing=packing, max_length=64, per_device_train_batch_size=48, max_steps=2, logging_steps=1,
+            lr_scheduler_type="constant", save_strategy="no", report_to="none", use_cpu=True, bf16=False, disable_tqdm=True,
+        )  # fmt: skip
+        trainer = qlorapp.SFTTrainer(adapted(base_model(folder)), config, train_dataset=data, processing_class=tokenizer())
+        trainer.train()
+        assert in_cpp(trainer)
+        return len(trainer.train_dataset), trainer.state.log_history
 
-def trainer_of(folder, out, rows, **options):
-    settings = {
-        "save_strategy": "no",
-        "logging_steps": 1,
-        "lr_scheduler_type": "constant",
-        "train_sampling_strategy": "sequential",
-    }
-    arguments = qlorapp.TrainingArguments(output_dir=str(out), **{**settings, **options})
-    return qlorapp.Trainer(load(folder), arguments, train_dataset=rows, eval_dataset=rows)
-
-
-def test_the_first_loss_of_packed_training_is_that_of_the_rows_one_by_one(folder, tmp_path):
-    """One step over all rows: the same mean over the same targets, and the same step of the optimizer after it."""
-    rows = short_rows()
-    packed = trainer_of(folder, tmp_path / "a", rows, packing=True, max_length=64, per_device_train_batch_size=1,
-                        gradient_accumulation_steps=100, max_steps=2)  # fmt: skip
-    alone = trainer_of(
-        folder, tmp_path / "b", rows, per_device_train_batch_size=1, gradient_accumulation_steps=100, max_steps=2
-    )
-    packed.train()
-    alone.train()
-    ours, expected = packed.state.log_history, alone.state.log_history
-    assert ours[0]["loss"] == pytest.approx(expected[0]["loss"], rel=1e-6)
-    assert ours[0]["grad_norm"] == pytest.approx(expected[0]["grad_norm"], rel=1e-5)
-    assert ours[1]["loss"] == pytest.approx(expected[1]["loss"], rel=1e-4)  # AdamW's first step turns rounding into signs
-    weighted = "eval_loss_token_weighted"
-    assert packed.evaluate()[weighted] == pytest.approx(alone.evaluate()[weighted], rel=1e-4)
-
-
-def test_packing_needs_fewer_steps_and_is_deterministic(folder, tmp_path):
-    rows = short_rows()
-    plain = trainer_of(folder, tmp_path / "a", rows, num_train_epochs=1)
-    assert plain.state.max_steps == 6
-    runs = [trainer_of(folder, tmp_path / name, rows, num_train_epochs=2, packing=True, max_length=64, seed=5) for name in "bc"]
-    for run in runs:
-        assert run.state.max_steps == 2  # 7 packs or fewer in batches of 8
-        run.train()
-    first, second = (run.state.log_history[:2] for run in runs)
-    assert [entry["loss"] for entry in first] == [entry["loss"] for entry in second]
-
-
-def test_eval_packing_decides_for_the_evaluation_alone(folder, tmp_path):
-    """eval_loss is the mean of the batches' means, so packs give another one than rows do."""
-    rows, one = short_rows(), {"per_device_eval_batch_size": 1, "max_length": 64}
-    alone = trainer_of(folder, tmp_path / "a", rows, **one).evaluate()["eval_loss"]
-    apart = trainer_of(folder, tmp_path / "b", rows, packing=True, eval_packing=False, **one).evaluate()["eval_loss"]
-    packed = trainer_of(folder, tmp_path / "c", rows, eval_packing=True, **one).evaluate()["eval_loss"]
-    assert apart == alone and packed != pytest.approx(alone, rel=1e-5)
-
-
-def test_a_wrong_strategy_names_the_right_one(tmp_path):
-    with pytest.raises(ValueError, match=r"packing_strategy must be one of \[bfd, bfd_split, wrapped\]; got 'bfd_splt'"):
-        qlorapp.TrainingArguments(output_dir=str(tmp_path), packing_strategy="bfd_splt")
-
-
-class OwnLoss(qlorapp.Trainer):
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-
-
-@pytest.mark.parametrize("sampling", ["random", "group_by_length"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_packs_of_steps_in_python_are_those_of_the_c_loop(folder, tmp_path, strategy, sampling):
-    options = {"packing": True, "packing_strategy": strategy, "max_length": 32, "train_sampling_strategy": sampling}
-    native = trained(folder, tmp_path / "native", **options)
-    own = trained(folder, tmp_path / "own", OwnLoss, **options)
-    assert own._autograd_reasons == ["compute_loss"] and not native._autograd_reasons
-    assert losses(own) == pytest.approx(losses(native), rel=1e-5)
-    assert len(losses(own)) < len(losses(trained(folder, tmp_path / "plain")))
-
-
-def test_a_collator_of_one_s_own_gets_the_rows_of_packs(folder, tmp_path):
-    seen = []
-
-    def collate(rows):
-        seen.append([row["input_ids"] for row in rows])
-        return PadRight(0)(rows)
-
-    trained(folder, tmp_path, packing=True, max_length=32, num_train_epochs=1, more={"data_collator": collate})
-    assert sorted(ids for batch in seen for ids in batch) == sorted(row["input_ids"] for row in rows(26))
-    assert max(sum(map(len, batch)) for batch in seen) > 4 * 13  # a batch of four packs holds more than four rows
-
-
-def test_packing_beside_a_loader_of_one_s_own_is_refused(folder, tmp_path):
-    class OwnLoader(qlorapp.Trainer):
-        def get_train_dataloader(self):
-            return super().get_train_dataloader()
-
-    with pytest.raises(
-        ValueError, match="packing=True packs the rows that get_train_dataloader gives out, which is overridden"
-    ):
-        trained(folder, tmp_path, OwnLoader, packing=True)
+    (count, packed), (_, alone) = run(True), run(False)
+    assert count < 12
+    assert packed[0]["loss"] == pytest.approx(alone[0]["loss"], rel=1e-6)
+    assert packed[0]["grad_norm"] == pytest.approx(alone[0]["grad_norm"], rel=1e-5)
+    assert packed[1]["loss"] == pytest.approx(alone[1]["loss"], rel=1e-4)  # AdamW's first step turns rounding into signs

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What README shows runs: its Python, its C++, its command line. Every link in the docs leads somewhere."""
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -90,6 +91,13 @@ def test_links_and_paths_lead_somewhere(page):
             assert (ROOT / page).parent.joinpath(link).exists(), link
     for path in re.findall(r"`((?:include|src|tests|scripts|cli|python|examples)/[\w/.-]+)`", text):
         assert (ROOT / path).exists(), path
+
+
+def test_the_page_of_options_is_what_its_script_makes():
+    spec = importlib.util.spec_from_file_location("page", ROOT / "scripts" / "make_configuration_page.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == module.page()
 
 
 def test_the_demo_model_has_the_size_that_is_said():

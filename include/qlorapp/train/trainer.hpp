@@ -17,9 +17,9 @@
 
 #include "qlorapp/data/dataset.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
-#include "qlorapp/train/foreign_model.hpp"
 #include "qlorapp/train/graphed_steps.hpp"
 #include "qlorapp/train/log_history.hpp"
+#include "qlorapp/train/step_report.hpp"
 #include "qlorapp/train/train_state.hpp"
 #include "qlorapp/train/trainer_callbacks.hpp"
 #include "qlorapp/train/training_arguments.hpp"
@@ -41,15 +41,12 @@ class TrainingDiverged : public std::runtime_error {
 class Trainer {
  public:
   /// @param model       with adapters. It and the data must outlive the trainer.
-  /// @param train_data  may be empty for a trainer that only evaluates, or whose callbacks bring batches of their own.
+  /// @param train_data  may be empty for a trainer that only evaluates.
   /// @param base_model  named in adapter_config.json.
   /// With args.packing the rows are packed here (data/packing.hpp).
   /// @throws ValueError if an argument is out of range, or a token is outside the vocabulary.
   Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> train_data, std::vector<Example> eval_data,
           std::string base_model, TrainerCallbacks callbacks = {});
-  /// The same flow around steps that callbacks.step computes, and evaluations of callbacks.evaluate; use_own_batches() before train().
-  /// @throws ValueError for arguments that ask for what only a CausalLM has: memory_budget, auto_find_batch_size.
-  Trainer(ForeignModel model, TrainingArguments args, TrainerCallbacks callbacks);
 
   /// @param resume_from  a checkpoint folder, or empty to begin anew.
   /// @throws ValueError without data; FormatError if the checkpoint does not belong to this model, data and arguments;
@@ -57,16 +54,9 @@ class Trainer {
   ///         a log entry, a checkpoint and the end.
   TrainOutput train(const std::optional<std::string>& resume_from = std::nullopt);
 
-  /// An epoch has this many batches, which callbacks.step finds by itself. Before train().
-  void use_own_batches(int64_t batches_per_epoch);
-
-  /// Metrics of eval_data, logged and reported.
+  /// eval_loss (mean over rows of their batch's mean loss, as transformers), eval_loss_token_weighted, eval_runtime,
+  /// eval_samples_per_second, eval_steps_per_second of eval_data; logged and reported.
   LogRecord evaluate();
-  /// <prefix>_loss (mean over rows of their batch's mean loss, as transformers), _loss_token_weighted, _runtime,
-  /// _samples_per_second, _steps_per_second. Neither logged nor reported.
-  LogRecord metrics_of(const std::vector<Example>& rows, const std::string& prefix);
-  /// Puts a record into the history and reports it.
-  void append_log(LogRecord record);
 
   /// Adapter files into `folder`, and trainer_state.json beside them.
   void save_model(const std::string& folder) const;
@@ -79,11 +69,6 @@ class Trainer {
   [[nodiscard]] const TrainState& state() const { return state_; }
   [[nodiscard]] TrainState& state() { return state_; }
   [[nodiscard]] const TrainingArguments& args() const { return args_; }
-  /// The schedule that the arguments name, over so many optimizer steps: warm-up given as a share is a share of these.
-  /// @throws ValueError unless training_steps is positive.
-  [[nodiscard]] Schedule schedule_over(int64_t training_steps) const;
-  [[nodiscard]] const std::vector<Example>& eval_data() const { return eval_data_; }
-  [[nodiscard]] TrainerControl& control() { return control_; }
   [[nodiscard]] int64_t max_steps() const { return max_steps_; }
   [[nodiscard]] int64_t epochs() const { return epochs_; }
   /// Whole epochs and the share of the one under way.
@@ -93,14 +78,9 @@ class Trainer {
   [[nodiscard]] LogRecord last_step();
 
  private:
-  Trainer(CausalLM* model, ForeignModel foreign, TrainingArguments args, std::vector<Example> train_data,
-          std::vector<Example> eval_data, std::string base_model, TrainerCallbacks callbacks);
   void set_up_model();
   void count_steps();
-  [[nodiscard]] AdapterArena& arena() const { return model_ != nullptr ? model_->arena() : *foreign_.arena; }
-  [[nodiscard]] at::Device device() const { return model_ != nullptr ? model_->device() : arena().values().device(); }
-  void save_adapter_into(const std::string& folder) const;
-  void load_adapter_from(const std::string& folder);
+  [[nodiscard]] at::Device device() const { return model_->device(); }
   /// Tokens of the longest: with a batch of such rows a run is as full as it will ever be. max_length where rows come from elsewhere.
   [[nodiscard]] int64_t longest_row() const;
   Window next_window(const std::vector<int64_t>& order) const;
@@ -125,18 +105,17 @@ class Trainer {
   bool note_best(const LogRecord& metrics);
   void finish();
   void read_losses();
+  [[nodiscard]] LogRecord metrics_of_eval_data();
   void log(LogRecord record, bool training);
   void restore(const std::string& folder);
   void restore_history(const std::string& folder);
   [[nodiscard]] LogRecord summary(double seconds, int64_t first_step) const;
 
-  CausalLM* model_;  ///< Null: the model is foreign.
-  ForeignModel foreign_;
+  CausalLM* model_;
   TrainingArguments args_;
   std::vector<Example> train_data_, eval_data_;
   std::string base_model_;
   TrainerCallbacks callbacks_;
-  bool own_batches_ = false;
   int64_t batches_per_epoch_ = 0, max_steps_ = 0, epochs_ = 0;
   TrainState state_;
   TrainerControl control_;

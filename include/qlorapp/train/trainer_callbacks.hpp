@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "qlorapp/train/log_history.hpp"
-#include "qlorapp/train/step_report.hpp"
 
 namespace qlorapp {
 
@@ -46,7 +45,7 @@ struct Window {
   int64_t epoch = 0;
   int64_t first_batch = 0;  ///< Its number in the epoch.
   int64_t batches = 0;
-  std::vector<std::vector<int64_t>> rows;  ///< Row numbers of each batch; empty where the caller has batches of its own.
+  std::vector<std::vector<int64_t>> rows;  ///< Row numbers of each batch.
 };
 
 /// Called on the training thread. Any may be empty; what they throw ends the training and reaches the caller of train().
@@ -58,21 +57,9 @@ struct TrainerCallbacks {
   /// Between micro-batches: the place to look for signals.
   std::function<void()> poll;
 
-  // In the trainer's place.
-  /// Computes a step: forward, backward, clipping, optimizer. The trainer counts it.
-  std::function<StepReport(const Window& window)> step;
-  /// At a step's or an epoch's end, where a flag is set: logs, evaluates and saves, and clears the flags. The trainer then keeps no
+  /// In the trainer's place: at a step's or an epoch's end, where a flag is set: logs, evaluates and saves, and clears the flags. The trainer then keeps no
   /// history and no best metric, and resumes its state alone: the caller has loaded the adapter.
   std::function<void(TrainerControl& control)> log_evaluate_save;
-  /// Evaluates, logs and reports on_evaluate itself; returns the metrics.
-  std::function<LogRecord()> evaluate;
-  /// Receives a record without epoch and step, and hands it to Trainer::append_log when it likes it. training: of a step, at
-  /// `start`, the seconds since the epoch at which train() began.
-  std::function<void(const LogRecord& record, bool training, double start)> log;
-  /// More files for a checkpoint that is being written; from a checkpoint that is being resumed.
-  std::function<void(const std::string&folder)> save_more, load_more;
-  /// JSON object for "stateful_callbacks" of trainer_state.json.
-  std::function<std::string()> callback_states;
 };
 
 }  // namespace qlorapp

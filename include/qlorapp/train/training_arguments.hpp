@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a run is told: transformers' TrainingArguments, by name and meaning, in one field table.
+/// What a run is told: of transformers' TrainingArguments, by name and meaning, what the loop and the command use, in one field table.
 ///
-/// Every name that transformers has had since 4.46 is here: used, or accepted and said to have no effect, or refused with a
-/// reason (tests/python/test_option_names.py holds the table to the signatures of those releases). A name that is not here is
-/// an unknown option. Older spellings (aliases) mean the same and are said once. Defaults are transformers' own;
-/// checkpoint_keep, the four memory options behind it (nn/keep.hpp, nn/memory_settings.hpp) and count_position_zero are ours,
-/// max_length, completion_only_loss and packing's are TRL's SFTConfig's.
+/// A name that is not here is an unknown option; the command answers transformers' other names by itself (cli/unused_options.hpp). Older
+/// spellings (aliases) mean the same and are said once. Defaults are transformers' own; checkpoint_keep, the four memory options behind it
+/// (nn/keep.hpp, nn/memory_settings.hpp) and count_position_zero are ours, max_length, completion_only_loss and packing's are TRL's
+/// SFTConfig's.
 ///
-/// The table is written in four parts, one a topic, which this struct puts together; a config that has these options and more
+/// The table is written in two parts, one a topic, which this struct puts together; a config that has these options and more
 /// of its own derives from it and appends to fields() and aliases() in the same way.
 ///
 /// Source: transformers 5.23, 4.57 and 4.46 TrainingArguments; TRL SFTConfig.
@@ -20,30 +19,25 @@
 #include "qlorapp/core/field_table.hpp"
 #include "qlorapp/nn/memory_settings.hpp"
 #include "qlorapp/train/precision.hpp"
-#include "qlorapp/train/training_arguments_distributed.hpp"
-#include "qlorapp/train/training_arguments_hub.hpp"
 #include "qlorapp/train/training_arguments_logging.hpp"
 #include "qlorapp/train/training_arguments_run.hpp"
 
 namespace qlorapp {
 
-struct TrainingArguments : RunArguments, LoggingArguments, DistributedArguments, HubArguments {
+struct TrainingArguments : RunArguments, LoggingArguments {
   static constexpr auto fields() {
-    return FieldTable{RunArguments::fields(), LoggingArguments::fields(), DistributedArguments::fields(), HubArguments::fields()};
+    return FieldTable{RunArguments::fields(), LoggingArguments::fields()};
   }
-  static constexpr std::array<Alias, 9> aliases() {
+  static constexpr std::array<Alias, 6> aliases() {
     return {Alias{"evaluation_strategy", "eval_strategy", kOlder},
             Alias{"no_cuda", "use_cpu", kOlder},
             Alias{"max_seq_length", "max_length", kOlder},
             Alias{"per_gpu_train_batch_size", "per_device_train_batch_size", kOlder},
             Alias{"per_gpu_eval_batch_size", "per_device_eval_batch_size", kOlder},
-            Alias{"push_to_hub_model_id", "hub_model_id", kOlder},
-            Alias{"push_to_hub_token", "hub_token", kOlder},
-            Alias{"activation_checkpointing", "gradient_checkpointing"},
-            Alias{"activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"}};
+            Alias{"activation_checkpointing", "gradient_checkpointing"}};
   }
 
-  /// Looks at each value and at those that must fit together; says once what has no effect.
+  /// Looks at each value and at those that must fit together.
   /// @throws ValueError naming the first option that is wrong, what it may be and what it is.
   void validate() const;
 

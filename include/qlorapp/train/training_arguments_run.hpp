@@ -16,9 +16,6 @@ namespace qlorapp {
 struct RunArguments {
   std::string output_dir = "trainer_output";
   bool overwrite_output_dir = false;
-  bool do_train = false;
-  bool do_eval = false;
-  bool do_predict = false;
   int64_t per_device_train_batch_size = 8;
   int64_t per_device_eval_batch_size = 8;
   int64_t gradient_accumulation_steps = 1;
@@ -30,27 +27,15 @@ struct RunArguments {
   double warmup_steps = 0;
   double warmup_ratio = 0;
   std::string optim = "adamw_torch_fused";
-  std::optional<std::string> optim_args;
-  FreeForm optim_target_modules;
-  bool adafactor = false;
   double weight_decay = 0;
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.999;
   double adam_epsilon = 1e-8;
   double max_grad_norm = 1.0;
-  double label_smoothing_factor = 0;
-  std::optional<double> neftune_noise_alpha;
-  bool average_tokens_across_devices = true;
   bool bf16 = false;
   bool fp16 = false;
-  bool bf16_full_eval = false;
-  bool fp16_full_eval = false;
-  std::string fp16_opt_level = "O1";
-  std::string half_precision_backend = "auto";
-  std::string fp16_backend = "auto";
   std::optional<bool> tf32;
   bool gradient_checkpointing = false;
-  FreeForm gradient_checkpointing_kwargs;
   std::vector<std::string> checkpoint_keep = {"input_only"};
   int64_t loss_chunk_rows = 0;
   int64_t mlp_tile_rows = 0;
@@ -62,9 +47,6 @@ struct RunArguments {
   std::optional<int64_t> torch_empty_cache_steps;
   bool auto_find_batch_size = false;
   std::optional<bool> worst_case_first;
-  bool use_cache = false;
-  bool use_liger_kernel = false;
-  FreeForm liger_kernel_config;
   bool count_position_zero = false;
   int64_t max_length = 1024;
   std::optional<bool> completion_only_loss;
@@ -74,28 +56,19 @@ struct RunArguments {
   bool log_num_tokens = false;
   std::string train_sampling_strategy = "random";
   bool group_by_length = false;
-  std::string length_column_name = "length";
   bool dataloader_drop_last = false;
-  bool remove_unused_columns = true;
-  std::optional<std::vector<std::string>> label_names;
-  int64_t past_index = -1;
   int64_t seed = 42;
   std::optional<int64_t> data_seed;
   bool full_determinism = false;
+  bool use_cpu = false;
   std::optional<std::string> resume_from_checkpoint;
   bool ignore_data_skip = false;
-  bool restore_callback_states_from_checkpoint = false;
 
   static constexpr auto fields() {
     using T = RunArguments;
-    constexpr auto kSaid = FieldStatus::kAcceptedAndSaid;
-    constexpr auto kRefused = FieldStatus::kRefused;
     return FieldTable{
         Field{"output_dir", &T::output_dir, "where adapter, checkpoints and trainer_state.json go"},
         Field{"overwrite_output_dir", &T::overwrite_output_dir, "the command: write into a folder that holds another run"},
-        Field{"do_train", &T::do_train, "for scripts to read; nothing here looks at it"},
-        Field{"do_eval", &T::do_eval, "for scripts to read; true where eval_strategy is not no"},
-        Field{"do_predict", &T::do_predict, "for scripts to read; nothing here looks at it"},
         Field{"per_device_train_batch_size", &T::per_device_train_batch_size, "rows per micro-batch"},
         Field{"per_device_eval_batch_size", &T::per_device_eval_batch_size, "rows per batch in evaluation"},
         Field{"gradient_accumulation_steps", &T::gradient_accumulation_steps, "micro-batches per optimizer step"},
@@ -111,32 +84,15 @@ struct RunArguments {
         Field{"warmup_ratio", &T::warmup_ratio, "share of all steps, used where warmup_steps is 0"},
         Field{"optim", &T::optim,
               "adamw_torch, adamw_torch_fused, adamw_8bit, adamw_bnb_8bit, paged_adamw_8bit or paged_adamw_32bit"},
-        Field{"optim_args", &T::optim_args, "", kRefused,
-              "AdamW takes no more than its own options. Set adam_beta1, adam_beta2, adam_epsilon."},
-        Field{"optim_target_modules", &T::optim_target_modules, "", kRefused,
-              "GaLore and APOLLO are not here. Name modules in LoraConfig.target_modules."},
-        Field{"adafactor", &T::adafactor, "", kRefused, "AdamW is the optimizer. Set optim=adamw_8bit for small states."},
         Field{"weight_decay", &T::weight_decay, "weight decay of AdamW, on all adapters"},
         Field{"adam_beta1", &T::adam_beta1, "decay of the first moment"},
         Field{"adam_beta2", &T::adam_beta2, "decay of the second moment"},
         Field{"adam_epsilon", &T::adam_epsilon, "added to the root of the second moment"},
         Field{"max_grad_norm", &T::max_grad_norm, "gradients are clipped to this global norm; 0: they are not"},
-        Field{"label_smoothing_factor", &T::label_smoothing_factor, "", kRefused,
-              "the fused loss never holds the logits that it needs. Leave it 0, or override Trainer.compute_loss."},
-        Field{"neftune_noise_alpha", &T::neftune_noise_alpha, "", kRefused, "embeddings get no noise here. Leave it unset."},
-        Field{"average_tokens_across_devices", &T::average_tokens_across_devices, "", kSaid,
-              "the loss is always the mean over all target tokens of a step."},
         Field{"bf16", &T::bf16, "compute in bfloat16"},
         Field{"fp16", &T::fp16, "compute in float16 with loss scaling"},
-        Field{"bf16_full_eval", &T::bf16_full_eval, "", kSaid, "evaluation computes in the dtype that the model was loaded in."},
-        Field{"fp16_full_eval", &T::fp16_full_eval, "", kSaid, "evaluation computes in the dtype that the model was loaded in."},
-        Field{"fp16_opt_level", &T::fp16_opt_level, "", kSaid, "it is a level of Apex, which is not used."},
-        Field{"half_precision_backend", &T::half_precision_backend, "", kSaid, "kernels compute in 16 bits by themselves."},
-        Field{"fp16_backend", &T::fp16_backend, "", kSaid, "kernels compute in 16 bits by themselves."},
         Field{"tf32", &T::tf32, "on a GPU: matrix products of float32 in TF32; unset: as torch is set"},
         Field{"gradient_checkpointing", &T::gradient_checkpointing, "recompute blocks in the backward pass to save memory"},
-        Field{"gradient_checkpointing_kwargs", &T::gradient_checkpointing_kwargs, "", kSaid,
-              "blocks have one kind of checkpoint, whose inputs need no gradient. See checkpoint_keep."},
         Field{
             "checkpoint_keep", &T::checkpoint_keep,
             "what gradient_checkpointing keeps of a block: everything, attention_only, input_only or input_on_host; or a mixture, "
@@ -169,9 +125,6 @@ struct RunArguments {
               "before the first step, run the longest rows as one micro-batch and forget it, so that memory runs out at once or "
               "not at "
               "all; unset: on a GPU"},
-        Field{"use_cache", &T::use_cache, "", kSaid, "a training pass has no cache; generation always uses one."},
-        Field{"use_liger_kernel", &T::use_liger_kernel, "", kSaid, "fused kernels are always used."},
-        Field{"liger_kernel_config", &T::liger_kernel_config, "", kSaid, "fused kernels are always used."},
         Field{"count_position_zero", &T::count_position_zero,
               "divide the loss by transformers' older count, which has the first token of each row in it"},
         Field{"max_length", &T::max_length, "rows are cut to this many tokens"},
@@ -184,19 +137,13 @@ struct RunArguments {
         Field{"log_num_tokens", &T::log_num_tokens, "log num_tokens, the tokens read so far, as TRL's SFTTrainer does"},
         Field{"train_sampling_strategy", &T::train_sampling_strategy, "random, sequential or group_by_length"},
         Field{"group_by_length", &T::group_by_length, "older form of train_sampling_strategy=group_by_length"},
-        Field{"length_column_name", &T::length_column_name, "", kSaid, "lengths are counted."},
         Field{"dataloader_drop_last", &T::dataloader_drop_last, "leave out the last batch of an epoch if it is short"},
-        Field{"remove_unused_columns", &T::remove_unused_columns,
-              "a data_collator of your own sees input_ids, labels and attention_mask only; false: every column"},
-        Field{"label_names", &T::label_names, "[\"labels\"], which is what labels are called"},
-        Field{"past_index", &T::past_index, "", kRefused, "no state passes from one batch to the next. Leave it -1."},
         Field{"seed", &T::seed, "seeds adapters, dropout and, without data_seed, the order of rows"},
         Field{"data_seed", &T::data_seed, "seeds the order of rows"},
         Field{"full_determinism", &T::full_determinism, "the same bits in every run on a GPU too, by a slower attention"},
+        Field{"use_cpu", &T::use_cpu, "the command trains on the CPU even where there is a GPU"},
         Field{"resume_from_checkpoint", &T::resume_from_checkpoint, "a checkpoint folder, or \"true\": the last one in output_dir"},
-        Field{"ignore_data_skip", &T::ignore_data_skip, "a resumed run begins its epoch with the first batch, not where it stood"},
-        Field{"restore_callback_states_from_checkpoint", &T::restore_callback_states_from_checkpoint,
-              "a resumed run gives callbacks the state that they had"}};
+        Field{"ignore_data_skip", &T::ignore_data_skip, "a resumed run begins its epoch with the first batch, not where it stood"}};
   }
 };
 

@@ -15,7 +15,7 @@ from .. import _C, quantizer_options
 from ..hub import adapter_folder, folder_of
 from ..nn import Linear4bit
 from ..precision import as_dtype
-from . import foreign
+from . import foreign, lora4bit  # noqa: F401  (PEFT's layers over Linear4bit)
 from .forward import attach
 from .parameter_counts import count_by_elements
 from .quantizer import METHOD, quantizer_of
@@ -27,6 +27,8 @@ _NO_EFFECT = {
     "low_cpu_mem_usage", "max_memory", "offload_folder", "offload_state_dict", "offload_buffers", "use_safetensors", "weights_only",
     "disable_mmap", "trust_remote_code", "return_dict",
 }  # fmt: skip
+#: Options of transformers that ask for nothing where they are False.
+_OFF = {"force_download", "ignore_mismatched_sizes", "output_loading_info"}
 
 
 def build(folder: pathlib.Path, config: Any, core: Any, quantized: BitsAndBytesConfig | None) -> Any:
@@ -106,12 +108,17 @@ class AutoModelForCausalLM:
             known = {"quantization_config": quantization_config, "dtype": dtype, "torch_dtype": torch_dtype, "device_map": device_map,
                      "load_in_4bit": load_in_4bit, "config": config, "attn_implementation": attn_implementation}  # fmt: skip
             return cls._with_adapter(folder, {**hub, **known, **options})
+        if not (folder / "config.json").is_file():
+            raise FileNotFoundError(f"[from_pretrained] the model's folder must hold a config.json; {folder} has none.")
         for name in _NO_EFFECT & set(options):
             del options[name]
         if config is None:
             config, options = transformers.AutoConfig.from_pretrained(
                 folder, trust_remote_code=False, return_unused_kwargs=True, attn_implementation=attn_implementation, **options
             )
+        elif not isinstance(config, transformers.PreTrainedConfig):
+            raise TypeError(f"[from_pretrained] config must be a config of transformers; got {type(config).__name__}.")
+        options = {name: value for name, value in options.items() if value is not None and (value or name not in _OFF)}
         quantized = _quantization(quantization_config, load_in_4bit)
         stored = getattr(config, "quantization_config", None)
         device = _device_of(device_map, quantized.load_in_4bit or stored is not None)
@@ -121,7 +128,7 @@ class AutoModelForCausalLM:
         ):  # which is what transformers has for "not given"
             wanted = quantized.bnb_4bit_compute_dtype
         wanted = as_dtype(wanted or config.dtype or torch.float32, "dtype")
-        if options or foreign.is_foreign(config):
+        if options or foreign.is_foreign(config) or foreign.changed(config, folder):
             settled = quantized if quantized.load_in_4bit else None
             return foreign.load(folder, config, settled, _C.dtype_on(str(device), wanted), device, config=config, **options)
         core = _C.load_model(

@@ -13,7 +13,8 @@ import transformers
 from .. import _C, optim
 from ..precision import own_dtypes
 from . import loop_predicate, rows
-from .forward import engine_of, kept_by
+from .forward import engine_of
+from .passes import kept_by
 from .training_arguments import CHOSEN, for_cpp
 
 _log = logging.getLogger("qlorapp")
@@ -106,7 +107,7 @@ class CppRun:
         assert engine is not None
         self.engine = engine
         engine.keep(kept_by(base, training=True))  # which the arguments may leave as it is
-        hooks = {"event": self._on_event, "log": self._on_summary, "log_evaluate_save": self._log_evaluate_save}
+        hooks = {"event": self._on_event, "log_evaluate_save": self._log_evaluate_save}
         packed = any(len(row.lengths) > 1 for row in found)
         self.core = _C.Trainer(
             engine.core,
@@ -224,9 +225,6 @@ class CppRun:
                 "[Trainer] a callback has changed optimizer.param_groups, which the C++ loop does not read. Override create_scheduler, or pass "
                 "optimizers=(optimizer, scheduler), to steer the learning rate."
             )
-
-    def _on_summary(self, record: dict[str, Any], training: bool, start: float) -> None:
-        """C++'s figures of the whole run: transformers makes its own."""
 
     def _log_evaluate_save(self, control: Any) -> None:
         trainer = self.trainer

@@ -24,13 +24,15 @@ class Place:
     module: torch.nn.Module
     kind: type
     forward: Any
+    #: What stood at the object's own forward: nothing, or the engine's.
+    own_forward: Any
 
     @classmethod
     def of(cls, path: str, parent: torch.nn.Module) -> "Place":
         name = path.rsplit(".", 1)[-1]
         module = parent._modules[name]
         assert module is not None
-        return cls(path, parent._modules, name, module, type(module), type(module).forward)
+        return cls(path, parent._modules, name, module, type(module), type(module).forward, vars(module).get("forward"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +74,8 @@ class Engine:
 
     def __init__(self, model: torch.nn.Module, core: Any) -> None:
         self.core = core
+        #: Set it to False to have transformers' forward compute, as to look for the cause of a difference.
+        self.enabled = True
         self.places: list[Place] = []
         self.projections: list[Place] = []
         for path, module in model.named_modules():

@@ -17,6 +17,12 @@ from .quantizer import METHOD, register, says_what_is_damaged
 
 _log = logging.getLogger("qlorapp")
 
+#: What of a config decides the numbers of a native family.
+_READ_BY_CPP = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
+    "hidden_act", "rms_norm_eps", "rope_parameters", "tie_word_embeddings",
+)  # fmt: skip
+
 
 def is_foreign(config: Any) -> bool:
     """A causal language model that this library does not compute itself, one that reads images too among them.
@@ -57,6 +63,13 @@ def beyond_native(config: Any) -> str:
     return f"rope_type={kind!r}" if kind in ("linear", "dynamic", "yarn", "longrope") else ""
 
 
+def changed(config: Any, folder: pathlib.Path) -> str:
+    """What of the config C++ would read otherwise from the folder, which it loads by its own config.json; empty: nothing."""
+    stored = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    names = [name for name in _READ_BY_CPP if getattr(config, name, None) != getattr(stored, name, None)]
+    return ", ".join(f"{name}={getattr(config, name)!r}" for name in names)
+
+
 def load(
     folder: pathlib.Path,
     config: Any,
@@ -83,20 +96,22 @@ def load(
         more["config"].quantization_config = fields
     elif options is not None and quantize:  # an explicit None would be an error in transformers
         more["quantization_config"] = register()(**options.to_dict())
+    why = beyond_native(config) or changed(config, folder) or ", ".join(sorted(set(more) - {"config", "quantization_config"}))
     _log.warning(
         "[from_pretrained] %s%s: transformers' own code, %s. Natively, and faster, there are %s.",
         config.architectures[0],
-        f" with {beyond_native(config)}" if beyond_native(config) else "",
+        f" with {why}" if why and config.architectures[0] in _C.native_architectures() else "",
         "with linear layers in four bits by this library" if four_bit or quantize else "as it is",
         ", ".join(_C.native_architectures()),
     )
     if device.type != "cpu":
         more["device_map"] = {"": device}
+    with_report = more.pop("output_loading_info", False)
     of_text = {name: more.pop(name) for name in ("use_cache", "output_attentions") if name in more}
     more["trust_remote_code"] = False  # without it transformers would ask on stdin
     auto = getattr(transformers, _auto_class(config.architectures[0]) or "AutoModelForCausalLM")
     read: Any = auto.from_pretrained  # its types know one of the two results
-    with says_what_is_damaged():
+    with says_what_is_damaged(folder):
         model, found = read(folder, dtype=dtype, output_loading_info=True, **more)
     if missing := sorted(found["missing_keys"]):  # transformers would go on with random values
         raise _C.FormatError(
@@ -107,7 +122,7 @@ def load(
         setattr(model.config.get_text_config(), name, value)
     if four_bit or quantize:
         _say_share(model)
-    return model.eval()
+    return (model.eval(), found) if with_report else model.eval()
 
 
 def _say_share(model: Any) -> None:

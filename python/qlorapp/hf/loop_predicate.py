@@ -21,6 +21,7 @@ REPLACED = (
     "create_optimizer_and_scheduler", "create_optimizer", "create_scheduler", "get_optimizer_cls_and_kwargs", "get_decay_parameter_names",
     "_get_learning_rate", "get_train_dataloader", "_get_dataloader", "_get_train_sampler", "_track_num_input_tokens", "_run_epoch",
     "_prepare_for_training", "_wrap_model", "create_accelerator_and_postprocess", "set_initial_training_values",
+    "_has_mixed_mesh_grads", "_prepare_context_parallel_inputs",
 )  # fmt: skip
 #: Modules whose methods the C++ loop knows.
 _KNOWN = (

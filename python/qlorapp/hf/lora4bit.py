@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PEFT's LoRA layer over Linear4bit: PEFT's own but for merging, which rounds to four bits again and takes the exact codes back."""
+"""PEFT's LoRA layer over Linear4bit: PEFT's own but for merging, which rounds to four bits again and takes the exact codes back.
+
+Importing this module makes every such layer one, whoever makes it: PEFT's choice of layers for a base knows bitsandbytes' Linear4bit alone.
+"""
 
 from typing import Any
 
 import torch
 from peft.tuners.lora import Linear
 from peft.tuners.tuners_utils import check_adapters_to_merge
+from torch.nn.modules.module import register_module_module_registration_hook
 
-from .. import _C
+from ..nn import Linear4bit
 
 
 class Lora4bitLinear(Linear):
@@ -31,19 +35,21 @@ class Lora4bitLinear(Linear):
             if safe_merge and not bool(torch.isfinite(whole).all()):
                 raise ValueError(f"NaNs detected in the merged weights. The adapter {name} seems to be broken")
             if not self.merged_adapters:
-                self._before = base.quant_state
-            kept = base.quant_state
-            quantizer = _C.Quantizer(
-                quant_type=kept.quant_type,
-                block_size=kept.block_size,
-                double_quant=kept.double_quant,
-                nested_block_size=kept.nested_block_size,
-            )
-            base.weight = base.take(quantizer.quantize(whole.to(kept.dtype)))
+                self._before = base.weight, base.quant_state
+            base.weight = base.requantize(whole)
             self.merged_adapters.append(name)
 
     def unmerge(self) -> None:
         if self.merged_adapters:
             base: Any = self.get_base_layer()
-            base.weight = base.take(self._before)
+            base.weight, base.quant_state = self._before
             self.merged_adapters.clear()
+
+
+def _over_linear4bit(parent: torch.nn.Module, name: str, module: Any) -> None:
+    """torch calls it for each module that becomes a child of another."""
+    if type(module) is Linear and isinstance(module.base_layer, Linear4bit):
+        module.__class__ = Lora4bitLinear
+
+
+register_module_module_registration_hook(_over_linear4bit)

@@ -17,6 +17,7 @@ _RENAMED = {
     "warmup_ratio": "warmup_steps",  # below 1: a share of all steps
     "max_seq_length": "max_length",
     "use_liger": "use_liger_kernel",
+    "torchdynamo": "torch_compile_backend",
 }
 #: {older switch: (the name now, its value where the switch is on)}
 _SWITCHES: dict[str, tuple[str, Any]] = {
@@ -36,6 +37,11 @@ _WITHOUT_EFFECT = {
     "chars_per_token": "packs are filled by tokens",
     "dataset_batch_size": "rows are tokenized by datasets.map",
     **dict.fromkeys(("fp16_opt_level", "half_precision_backend", "fp16_backend"), "torch.amp is the only backend"),
+    **dict.fromkeys(
+        ("tpu_num_cores", "fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap", "dispatch_batches", "split_batches"),
+        "training runs in one process",
+    ),
+    "use_mps_device": "the model is where it was loaded",
     **dict.fromkeys(
         ("use_ipex", "jit_mode_eval", "past_index", "mp_parameters", "tpu_metrics_debug"), "transformers 5 has no such option"
     ),

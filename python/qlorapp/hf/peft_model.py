@@ -1,25 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""get_peft_model: PEFT's own, told which layer goes over Linear4bit; and what is done to a model before."""
+"""get_peft_model: PEFT's own; and what is done to a model before."""
 
 from typing import Any
 
-import peft
+from peft import get_peft_model
 
-from ..nn import Linear4bit
-from .lora4bit import Lora4bitLinear
+from . import lora4bit  # noqa: F401  (its layers go over Linear4bit)
 
-
-def get_peft_model(model: Any, peft_config: Any, *args: Any, **kwargs: Any) -> Any:
-    """PEFT's PeftModel. LoRA layers over Linear4bit merge into four bits, and restore the exact codes."""
-    over_linear4bit(peft_config)
-    return peft.get_peft_model(model, peft_config, *args, **kwargs)
-
-
-def over_linear4bit(peft_config: Any) -> None:
-    """Tells a LoraConfig which layer goes over Linear4bit."""
-    register = getattr(peft_config, "_register_custom_module", None)
-    if register is not None:
-        register({Linear4bit: Lora4bitLinear})
+__all__ = ["get_peft_model", "prepare_model_for_kbit_training"]
 
 
 def prepare_model_for_kbit_training(

@@ -12,12 +12,17 @@ import torch
 from .engine import AdapterLayer, Engine, Place
 
 
-def why_not(engine: Engine, model: Any, needs_gradients: bool) -> str:
-    """Empty for a pristine model; the engine then has its adapter active. Else the reason, for people."""
+def why_not(engine: Engine, model: Any, needs_gradients: bool, below: str = "") -> str:
+    """Empty for a pristine model; the engine then has its adapter active. Else the reason, for people.
+
+    below: the path of the only part that is to be computed; what stands beside it may be changed.
+    """
     for place in engine.places:
-        if reason := _changed(place):
+        if place.path.startswith(below) and (reason := _changed(place)):
             return reason
     for frozen in engine.base:
+        if not frozen.path.startswith(below):
+            continue
         parameter = frozen.holder.get(frozen.name)
         if parameter is not frozen.parameter or parameter.data_ptr() != frozen.pointer:
             return f"{frozen.path} has other memory than it was loaded into"
@@ -30,7 +35,7 @@ def _changed(place: Place) -> str:
     module = place.holder.get(place.name)
     if module is not place.module or type(module) is not place.kind:
         return f"{place.path} was replaced"
-    if place.kind.forward is not place.forward or "forward" in vars(module):
+    if place.kind.forward is not place.forward or module.__dict__.get("forward") is not place.own_forward:
         return f"the forward of {place.path} was replaced"
     return f"{place.path} has hooks" if _has_hooks(module) else ""
 

@@ -23,14 +23,14 @@ _ours: list[type] = []
 
 
 @contextlib.contextmanager
-def says_what_is_damaged() -> Iterator[None]:
-    """@raises FormatError in place of transformers' RuntimeError, which does not name the tensor."""
+def says_what_is_damaged(folder: object) -> Iterator[None]:
+    """@raises FormatError with folder and tensor in place of transformers' RuntimeError, which names neither."""
     _damaged.clear()
     try:
         yield
     except RuntimeError as error:
         if _damaged:
-            raise _damaged[0] from error
+            raise _C.FormatError(f"[from_pretrained] {folder} is damaged: {_damaged[0]}") from error
         raise
 
 

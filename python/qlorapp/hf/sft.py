@@ -12,7 +12,7 @@ from trl.trainer import sft_config, sft_trainer
 from .auto_model import AutoModelForCausalLM
 from .cpp_loop import CppLoop
 from .loop_predicate import levels_of
-from .peft_model import over_linear4bit
+from .sample import FirstRow
 from .training_arguments import SFTConfig
 
 
@@ -31,7 +31,8 @@ def _adapters_in_float32(model: Any) -> Iterator[None]:
 class SFTTrainer(CppLoop, sft_trainer.SFTTrainer):  # type: ignore[misc]
     """TRL's SFTTrainer. Rows, templates, masks and packing are TRL's; train() runs in C++ as Trainer's does.
 
-    A model that is given by name is loaded by this library. Adapters stay in float32.
+    A model that is given by name is loaded by this library. Adapters stay in float32. The first row is shown before the first step, unless
+    disable_tqdm is set.
     """
 
     def __init__(
@@ -47,10 +48,11 @@ class SFTTrainer(CppLoop, sft_trainer.SFTTrainer):  # type: ignore[misc]
         if tokenizer is not None:
             options.setdefault("processing_class", tokenizer)
         if peft_config is not None:
-            over_linear4bit(peft_config)
             options["peft_config"] = peft_config
         with _adapters_in_float32(model):
             super().__init__(model, args, *more, **options)
+        if not self.args.disable_tqdm:
+            self.add_callback(FirstRow())
 
     def _note_tokens(self, tokens: int, to_log: bool) -> None:
         """TRL's log() reads them."""

@@ -6,6 +6,7 @@ import functools
 import json
 from typing import Any, Optional, Union
 
+import torch
 import transformers
 from trl.trainer import sft_config
 
@@ -97,6 +98,8 @@ def _with_own_options(name: str, base: type) -> type:
     def __post_init__(self: Any) -> None:
         if isinstance(self.checkpoint_keep, str):
             self.checkpoint_keep = [self.checkpoint_keep]
+        if not torch.accelerator.is_available():
+            self.use_cpu = True  # without it transformers refuses bf16 here, which is TRL's default
         base.__post_init__(self)  # type: ignore[attr-defined]
         _C.check_training_arguments(json.dumps({option: plain(getattr(self, option)) for option in OWN}))
 

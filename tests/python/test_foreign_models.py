@@ -4,7 +4,7 @@
 import copy
 import gc
 import logging
-import pickle
+import re
 import weakref
 
 import peer
@@ -16,7 +16,9 @@ import transformers
 pytest.importorskip("bitsandbytes")
 import peft
 import qlorapp
-from qlorapp import hf_layer
+from qlorapp.hf import quantizer
+from qlorapp.hf.parameter_counts import is_plain_linear
+from tiny_trainer import rows
 
 IDS = torch.arange(3, 51).view(2, 24)
 NF4 = {
@@ -105,7 +107,9 @@ def test_logits_are_those_over_bitsandbytes_layers_and_the_way_is_said(folder, c
 
 
 def test_it_trains_and_its_adapter_loads_in_peft(folder, tmp_path):
-    model = qlorapp.get_peft_model(ours(folder), qlorapp.LoraConfig(r=4, target_modules="all-linear")).train()
+    model = qlorapp.get_peft_model(
+        ours(folder), qlorapp.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    ).train()
     assert isinstance(model, peft.PeftModel)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     losses = []
@@ -141,26 +145,9 @@ def test_its_base_is_saved_in_the_bytes_of_bitsandbytes(folder, tmp_path):
         assert torch.equal(back(IDS).logits, theirs(folder)(IDS).logits)
 
 
-def test_its_adapters_load_and_travel_as_values(folder, tmp_path):
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    model = qlorapp.get_peft_model(ours(folder), qlorapp.LoraConfig(r=4, target_modules="all-linear"), seed=7)
-    assert torch.equal(torch.get_rng_state(), before)
-    values = qlorapp.get_peft_model_state_dict(model)
-    again = qlorapp.get_peft_model(ours(folder), qlorapp.LoraConfig(r=4, target_modules="all-linear"), seed=7)
-    assert all(torch.equal(value, qlorapp.get_peft_model_state_dict(again)[name]) for name, value in values.items())
-    changed = {name: torch.randn_like(value) for name, value in values.items()}
-    qlorapp.set_peft_model_state_dict(model, changed)
-    model.save_pretrained(tmp_path)
-    loaded = qlorapp.PeftModel.from_pretrained(ours(folder), tmp_path, is_trainable=True)
-    found = qlorapp.get_peft_model_state_dict(loaded)
-    assert found.keys() == changed.keys() and all(torch.equal(value, found[name]) for name, value in changed.items())
-    assert any(parameter.requires_grad for parameter in loaded.parameters())
-
-
-def test_its_parameters_are_counted_by_elements(folder, capsys):
+def test_its_parameters_are_counted_by_elements(folder):
     """As PEFT and transformers count bitsandbytes' layers; a four-bit weight's bytes are half as many."""
-    config = {"r": 4, "target_modules": "all-linear"}
+    config = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
     mine, other = ours(folder), theirs(folder)
     assert mine.is_loaded_in_4bit
     for options in ({}, {"exclude_embeddings": True}):
@@ -169,11 +156,6 @@ def test_its_parameters_are_counted_by_elements(folder, capsys):
     reference = peft.get_peft_model(other, peft.LoraConfig(**config))
     assert model.get_nb_trainable_parameters() == reference.get_nb_trainable_parameters()
     assert model.num_parameters(only_trainable=True) == reference.num_parameters(only_trainable=True) > 0
-    capsys.readouterr()
-    line = model.print_trainable_parameters()
-    printed = capsys.readouterr().out
-    reference.print_trainable_parameters()
-    assert printed == capsys.readouterr().out == f"{line}\n"
 
 
 def test_a_linear_layer_of_a_class_of_its_own_is_in_four_bits(tmp_path, caplog):
@@ -223,8 +205,8 @@ def test_a_linear_layer_that_does_more_stays_as_it_is():
         transformers.models.falcon.modeling_falcon.FalconLinear(8, 8),
     ]
     inside = torch.nn.MultiheadAttention(8, 2).out_proj  # whose weight is read, and forward never called
-    assert all(map(hf_layer.is_plain_linear, plain))
-    assert not any(map(hf_layer.is_plain_linear, [Scaled(8, 8), OfItsOwn(8, 2), inside, torch.nn.Embedding(8, 8)]))
+    assert all(map(is_plain_linear, plain))
+    assert not any(map(is_plain_linear, [Scaled(8, 8), OfItsOwn(8, 2), inside, torch.nn.Embedding(8, 8)]))
 
 
 def test_weights_that_are_no_linear_layers_are_said(tmp_path, caplog):
@@ -255,7 +237,9 @@ def test_a_model_without_any_layer_in_four_bits_is_refused(tmp_path):
 
 
 def test_a_counted_model_is_freed_when_it_is_deleted(tmp_path):
-    model = qlorapp.get_peft_model(ours(write(tmp_path, "Phi")), qlorapp.LoraConfig(r=4, target_modules="all-linear"))
+    model = qlorapp.get_peft_model(
+        ours(write(tmp_path, "Phi")), qlorapp.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
     weight = weakref.ref(model.get_base_model().model.layers[0].self_attn.q_proj.base_layer)
     gc.disable()
     try:
@@ -263,24 +247,6 @@ def test_a_counted_model_is_freed_when_it_is_deleted(tmp_path):
         assert weight() is None
     finally:
         gc.enable()
-
-
-def test_what_cannot_be_done_with_it_is_said(folder):
-    model = ours(folder)
-    with pytest.raises(ValueError, match="use_dora=True is not supported for .*: PEFT reads the weight"):
-        qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=4, target_modules="all-linear", use_dora=True))
-    for init in ("orthogonal", "olora", "pissa", "pissa_niter_4", "loftq"):
-        more = {"loftq_config": qlorapp.LoftQConfig()} if init == "loftq" else {}
-        with pytest.raises(
-            ValueError, match=f"init_lora_weights='{init}' is not supported .*Use True, False or 'gaussian'"
-        ) as told:
-            qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=init, **more))
-        assert "\n" not in str(told.value)
-    for ask in (qlorapp.plan, qlorapp.find_max_batch_size):
-        with pytest.raises(TypeError, match=rf"\[{ask.__name__}\] .* is computed by transformers"):
-            ask(model)
-    with pytest.raises(TypeError, match="a four-bit layer is not pickled"):
-        pickle.dumps(model)
 
 
 def test_a_copy_computes_the_same_with_weights_of_its_own(folder):
@@ -292,28 +258,8 @@ def test_a_copy_computes_the_same_with_weights_of_its_own(folder):
     assert mine.weight.data_ptr() != theirs.weight.data_ptr()
 
 
-@pytest.mark.parametrize("init", [True, False, "gaussian"])
-def test_the_initializations_that_are_named_work_over_four_bits(tmp_path, init):
-    config = qlorapp.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=init)
-    assert qlorapp.get_peft_model(ours(write(tmp_path, "Phi")), config)(IDS).logits.isfinite().all()
-
-
-def test_orthogonal_adapters_over_float_layers_are_pefts(tmp_path):
-    """The way out of the message."""
-    base = qlorapp.AutoModelForCausalLM.from_pretrained(write(tmp_path, "Phi"))
-    config = qlorapp.LoraConfig(r=4, target_modules="all-linear", init_lora_weights="orthogonal")
-    assert qlorapp.get_peft_model(base, config)(IDS).logits.isfinite().all()
-
-
-def test_a_native_family_takes_the_native_way(tmp_path):
-    peer.write_llama(tmp_path)
-    assert isinstance(ours(tmp_path), qlorapp.CausalLM)
-
-
-@pytest.mark.parametrize("double_quant", [False, True])
-@pytest.mark.parametrize("by", ["ours", "theirs", "theirs, stored as bfloat16"])
-@pytest.mark.parametrize("configured", [False, True])
-def test_a_folder_in_four_bits_loads_with_its_very_codes_and_trains(folder, tmp_path, by, double_quant, configured):
+@pytest.mark.parametrize(("by", "double_quant"), [("ours", True), ("theirs", False), ("theirs, stored as bfloat16", True)])
+def test_a_folder_in_four_bits_loads_with_its_very_codes_and_trains(folder, tmp_path, by, double_quant):
     options = {**NF4, "bnb_4bit_use_double_quant": double_quant}
     if by == "ours":
         config = qlorapp.BitsAndBytesConfig(**options)
@@ -322,7 +268,7 @@ def test_a_folder_in_four_bits_loads_with_its_very_codes_and_trains(folder, tmp_
         storage = {"bnb_4bit_quant_storage": "bfloat16"} if "bfloat16" in by else {}
         config = transformers.BitsAndBytesConfig(**options, **storage)
         transformers.AutoModelForCausalLM.from_pretrained(folder, quantization_config=config).save_pretrained(tmp_path)
-    more = {"quantization_config": qlorapp.BitsAndBytesConfig(**NF4)} if configured else {}
+    more = {"quantization_config": qlorapp.BitsAndBytesConfig(**NF4)} if by == "theirs" else {}
     model = qlorapp.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, **more)
     assert any(type(module).__name__ == "Linear4bit" for module in model.modules()) and model.dtype == torch.float32
     reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).train()
@@ -334,7 +280,7 @@ def test_a_folder_in_four_bits_loads_with_its_very_codes_and_trains(folder, tmp_
     for name, tensor in files[0].items():
         if ".quant_state." not in name:
             assert torch.equal(files[1][name].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8)), name
-    trained = qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=4, target_modules="all-linear")).train()
+    trained = qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")).train()
     trained(IDS, labels=IDS).loss.backward()
     assert all(p.grad is not None for name, p in trained.named_parameters() if p.requires_grad and "vision" not in name)
 
@@ -353,16 +299,16 @@ def test_a_damaged_four_bit_folder_names_the_weight(folder, tmp_path):
     name = next(name for name in tensors if name.endswith(".absmax"))
     tensors[name] = tensors[name][:-1].clone()
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(qlorapp.FormatError, match="weight.absmax is missing or of another size"):
+    with pytest.raises(
+        qlorapp.FormatError,
+        match=rf"{re.escape(str(tmp_path))} is damaged: .*{re.escape(name.split('layers.')[-1])} must be there",
+    ):
         qlorapp.AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
 def test_options_of_transformers_reach_its_model(folder):
-    model = qlorapp.AutoModelForCausalLM.from_pretrained(
-        folder, attn_implementation="eager", use_cache=False, output_attentions=True
-    )
+    model = qlorapp.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", use_cache=False)
     assert model.config._attn_implementation == "eager" and model.config.get_text_config().use_cache is False
-    assert len(model(IDS).attentions) == SIZES["num_hidden_layers"]
 
 
 def test_a_gpu_that_is_not_there_gives_the_cpu_and_says_so(folder, caplog):
@@ -383,20 +329,12 @@ def test_a_weight_that_is_missing_is_an_error(folder, tmp_path):
             load(tmp_path)
 
 
-def test_options_for_a_load_of_adapters_are_taken(folder, tmp_path):
-    qlorapp.get_peft_model(ours(folder), qlorapp.LoraConfig(r=4, target_modules="all-linear")).save_pretrained(tmp_path)
-    model = qlorapp.PeftModel.from_pretrained(
-        ours(folder), tmp_path, torch_dtype=torch.float32, device_map="auto", is_trainable=True
-    )
-    assert any(p.requires_grad for p in model.parameters())
-
-
 @pytest.mark.parametrize("quantized", [True, False])
 def test_an_adapter_over_conv1d_layers_loads_in_peft_over_float_ones_and_back(tmp_path, quantized):
     """PEFT says fan_in_fan_out for those and not for four-bit ones; the values are the same."""
     folder = write(tmp_path / "base", "GPT2")
     base = ours(folder) if quantized else qlorapp.AutoModelForCausalLM.from_pretrained(folder)
-    config = qlorapp.LoraConfig(r=4, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True)
+    config = qlorapp.LoraConfig(r=4, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True, task_type="CAUSAL_LM")
     model = qlorapp.get_peft_model(base, config)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
@@ -412,7 +350,6 @@ def test_an_adapter_over_conv1d_layers_loads_in_peft_over_float_ones_and_back(tm
 
     theirs_over_float = update_over_float(peft.PeftModel.from_pretrained)
     assert theirs_over_float.abs().max() > 0.1
-    assert torch.equal(update_over_float(qlorapp.PeftModel.from_pretrained), theirs_over_float)
     with torch.no_grad():
         mine = model.eval()(IDS).logits
         if not quantized:
@@ -430,10 +367,6 @@ def test_an_encoder_and_decoder_is_no_causal_model(tmp_path):
         ours(tmp_path)
 
 
-def in_four_bits(folder):
-    return qlorapp.AutoModelForCausalLM.from_pretrained(folder, quantization_config=qlorapp.BitsAndBytesConfig(**NF4))
-
-
 @pytest.mark.parametrize("taken", ["AUTO_QUANTIZATION_CONFIG_MAPPING", "AUTO_QUANTIZER_MAPPING"])
 def test_a_quantizer_of_our_name_by_somebody_else_is_named(tmp_path, monkeypatch, taken):
     """At either of transformers' two tables, before this library's own is registered or after it."""
@@ -446,7 +379,7 @@ def test_a_quantizer_of_our_name_by_somebody_else_is_named(tmp_path, monkeypatch
     for registered_before in (True, False):
         with monkeypatch.context() as patch:
             if not registered_before:
-                patch.setattr(qlorapp.hf_models, "_ours", [])
+                patch.setattr(quantizer, "_ours", [])
             for name in ("AUTO_QUANTIZATION_CONFIG_MAPPING", "AUTO_QUANTIZER_MAPPING"):
                 if not registered_before:
                     patch.delitem(getattr(auto, name), "qlorapp", raising=False)
@@ -454,17 +387,85 @@ def test_a_quantizer_of_our_name_by_somebody_else_is_named(tmp_path, monkeypatch
             with pytest.raises(
                 ValueError, match=r"other_package.TheirQuantizer is registered .* 'qlorapp'.*Leave out the import"
             ) as told:
-                in_four_bits(tmp_path)
+                ours(tmp_path)
             assert "\n" not in str(told.value) and getattr(auto, taken)["qlorapp"] is Foreign
             assert qlorapp.AutoModelForCausalLM.from_pretrained(tmp_path)(IDS).logits.shape == (2, 24, 128)  # the way out
-    assert in_four_bits(tmp_path)(IDS).logits.isfinite().all()
+    assert ours(tmp_path)(IDS).logits.isfinite().all()
 
 
 def test_our_quantizer_is_registered_twice_without_harm(tmp_path, monkeypatch):
     """As where a notebook loads the package again: its older classes are in transformers' tables."""
     write(tmp_path, "Phi")
-    before = in_four_bits(tmp_path)(IDS).logits
-    known = qlorapp.hf_models._register()
-    monkeypatch.setattr(qlorapp.hf_models, "_ours", [])
-    assert torch.equal(in_four_bits(tmp_path)(IDS).logits, before)
-    assert qlorapp.hf_models._register() is not known and qlorapp.hf_models._register() is qlorapp.hf_models._register()
+    before = ours(tmp_path)(IDS).logits
+    known = quantizer.register()
+    monkeypatch.setattr(quantizer, "_ours", [])
+    assert torch.equal(ours(tmp_path)(IDS).logits, before)
+    assert quantizer.register() is not known and quantizer.register() is quantizer.register()
+
+
+# --- training
+
+
+def adapted(folder, **lora):
+    torch.manual_seed(5)
+    return qlorapp.get_peft_model(
+        ours(folder), qlorapp.LoraConfig(**{"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM", **lora})
+    )
+
+
+def trained(kind, folder, output, resume=None, lora=None, **options):
+    args = kind[1](str(output), **{"per_device_train_batch_size": 4, "max_steps": 4, "learning_rate": 1e-2, "logging_steps": 1,
+                   "disable_tqdm": True, "report_to": "none", "save_strategy": "no", "use_cpu": True, **options})  # fmt: skip
+    trainer = kind[0](
+        adapted(folder, **(lora or {})), args, data_collator=peer.collate, train_dataset=rows(26), eval_dataset=rows(5, seed=3)
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+OURS, THEIRS = ((kind.Trainer, kind.TrainingArguments) for kind in (qlorapp, transformers))
+
+
+def test_our_trainer_trains_it_as_transformers_own(folder, tmp_path):
+    options = {"gradient_accumulation_steps": 2, "gradient_checkpointing": True, "eval_strategy": "epoch", "max_steps": 5}
+    mine, other = (trained(kind, folder, tmp_path, **options) for kind in (OURS, THEIRS))
+    timed = ("runtime", "per_second")
+    logs = [[{k: v for k, v in entry.items() if not any(part in k for part in timed)} for entry in trainer.state.log_history]
+            for trainer in (mine, other)]  # fmt: skip
+    assert logs[0] == logs[1] and any("eval_loss" in entry for entry in logs[0])
+
+
+def test_a_run_resumes_with_the_same_bits(tmp_path):
+    """With this library's eight-bit moments in transformers' checkpoint."""
+    folder = write(tmp_path / "phi", "Phi")
+    options = {"lora": {"lora_dropout": 0.2}, "optim": "paged_adamw_8bit"}
+    whole = trained(OURS, folder, tmp_path, save_strategy="steps", save_steps=2, **options)
+    resumed = trained(OURS, folder, tmp_path, resume=str(tmp_path / "checkpoint-2"), **options)
+    states = [{n: p for n, p in trainer.model.named_parameters() if p.requires_grad} for trainer in (whole, resumed)]
+    assert states[0] and all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+@pytest.mark.parametrize("options", [None, {"use_reentrant": True}, {"use_reentrant": False}], ids=str)
+def test_adapters_learn_on_a_prepared_base_in_each_kind_of_checkpointing(tmp_path, options):
+    folder = write(tmp_path, "Phi")
+    gradients = []
+    for prepared in (False, True):
+        model = ours(folder)
+        if prepared:
+            assert any(p.requires_grad for p in model.parameters())  # norms, biases, embeddings: as transformers loads them
+            model = qlorapp.prepare_model_for_kbit_training(model, gradient_checkpointing_kwargs=options)
+            assert not any(p.requires_grad for p in model.parameters()) and model.is_gradient_checkpointing
+        torch.manual_seed(5)
+        config = qlorapp.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+        model = qlorapp.get_peft_model(model, config).train()
+        model(IDS, labels=IDS).loss.backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if "lora_" in name})
+    for name, expected in gradients[0].items():
+        assert torch.allclose(gradients[1][name], expected, rtol=1e-4, atol=1e-7), name
+
+
+def test_plans_are_refused_with_the_way_out(tmp_path):
+    model = ours(write(tmp_path, "Phi"))
+    for ask in (qlorapp.plan, qlorapp.find_max_batch_size):
+        with pytest.raises(TypeError, match=rf"\[{ask.__name__}\] .* is computed by transformers"):
+            ask(model)

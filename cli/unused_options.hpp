@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Names of transformers' TrainingArguments that `qlorapp train` understands and does not use: scripts are copied with them. Each is
+/// answered with its reason, here and nowhere else.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace qlorapp::cli {
+
+struct UnusedOption {
+  std::string_view name;
+  std::string_view reason;
+  bool refused = false;           ///< The run would not be what was asked for; else it is the same run without it.
+  std::string_view neutral = "";  ///< A value, as JSON, that asks for what happens anyway; unset, false, 0 and "" always do.
+};
+
+/// Every name that transformers has had since 4.46 and TrainingArguments (train/training_arguments.hpp) does not have.
+[[nodiscard]] std::span<const UnusedOption> unused_options();
+
+}  // namespace qlorapp::cli

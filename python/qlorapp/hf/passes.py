@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the engine computes of a call of the model: a whole sequence with its loss, tokens behind a cache, or the hidden states alone."""
+
+from typing import Any
+
+import torch
+
+from .. import _C
+from ..layers import seed_from_torch
+from ..precision import own_dtypes
+from .cache import EngineCache
+from .engine import Engine
+from .output import CausalLMOutput
+
+#: Arguments that the engine reads; the others of transformers' forward must be absent, None or False.
+_READ = {
+    "input_ids", "attention_mask", "position_ids", "labels", "num_items_in_batch", "use_cache", "past_key_values", "logits_to_keep",
+    "return_dict", "cache_position",
+}  # fmt: skip
+
+
+def beyond(engine: Engine, model: Any, given: dict[str, Any]) -> str:
+    """Why the engine does not compute a call like this, whatever the model; or empty."""
+    for name, value in given.items():
+        if name not in _READ and value is not None and value is not False:
+            return f"forward was given {name}"
+    ids = given.get("input_ids")
+    if not isinstance(ids, torch.Tensor) or ids.dim() != 2:
+        return "input_ids are not (B, T)"
+    mask = given.get("attention_mask")
+    if mask is not None and (not isinstance(mask, torch.Tensor) or mask.dim() != 2):
+        return "attention_mask is not (B, T)"
+    past = given.get("past_key_values")
+    if (
+        past is not None
+        and not isinstance(past, EngineCache)
+        and (not hasattr(past, "get_seq_length") or past.get_seq_length() > 0)
+    ):
+        return "past_key_values are transformers' own"
+    if given.get("use_cache") and torch.is_grad_enabled():
+        return "a cache was asked for with gradients"
+    config = model.config
+    if config.output_hidden_states or config.output_attentions:
+        return "the config asks for hidden states or attentions"
+    if given.get("labels") is not None and "_loss_function" in vars(model):
+        return "loss_function was replaced"
+    device = engine.core.device.type
+    if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != engine.core.dtype:
+        return f"autocast to {torch.get_autocast_dtype(device)}, and the model computes in {engine.core.dtype}"
+    if model.training and getattr(config, "attention_dropout", 0.0):
+        return "attention_dropout"
+    return ""
+
+
+def _uses_cache(model: Any, given: dict[str, Any]) -> bool:
+    """transformers' rule: the argument, else the config's."""
+    use_cache = given.get("use_cache")
+    return bool(getattr(model.config, "use_cache", True) if use_cache is None else use_cache)
+
+
+def wants_cache(model: Any, given: dict[str, Any]) -> bool:
+    """With gradients or labels a cache that is not asked for is never read: the engine makes none."""
+    if torch.is_grad_enabled():
+        return False
+    asked = given.get("use_cache") is not None
+    return _uses_cache(model, given) and (asked or (given.get("labels") is None and not model.training))
+
+
+def hidden_states(engine: Engine, model: Any, given: dict[str, Any]) -> tuple[Any, torch.Tensor]:
+    """(batch without padding, hidden states (tokens, D) behind the last norm), on the autograd graph of PEFT's parameters."""
+    core = engine.core
+    ids, mask, labels = given["input_ids"], given.get("attention_mask"), given.get("labels")
+    if mask is not None and mask.is_floating_point():
+        mask = mask != 0
+    batch = core.unpad(ids, mask, labels, given.get("position_ids"))
+    if batch.ignored_padding_labels or batch.ignored_first_labels:
+        raise ValueError(
+            "labels stand on padding, or on a first token behind padding or another row, and transformers counts them"
+        )
+    if batch.row_count > ids.shape[0] and _uses_cache(model, given):
+        raise ValueError("position_ids begin again, and transformers keeps packed rows apart with use_cache=False alone")
+    if torch.is_grad_enabled():
+        engine.keep(kept_by(model, model.training))
+    drops = model.training and core.lora_dropout > 0
+    return batch, core.hidden_states(batch, model.training, seed_from_torch() if drops else 0)
+
+
+def whole(engine: Engine, model: Any, given: dict[str, Any]) -> CausalLMOutput:
+    """A whole sequence: loss, and logits when they are read."""
+    core, labels = engine.core, given.get("labels")
+    batch, hidden = hidden_states(engine, model, given)
+    loss = None
+    if labels is not None:
+        count = given.get("num_items_in_batch")
+        count = batch.target_count if count is None else count
+        total = core.loss_of(hidden, batch)
+        loss = total / count if not isinstance(count, int) or count > 0 else total * float("nan")
+        if torch.is_grad_enabled() and not loss.requires_grad:  # scripts look for what fits before they add adapters
+            loss.requires_grad_().register_hook(_say_that_nothing_is_trained)
+    keep = given.get("logits_to_keep", 0)
+
+    def logits() -> torch.Tensor:
+        with own_dtypes(core.device):
+            if isinstance(keep, int) and keep == 0:
+                padded: torch.Tensor = batch.pad(core.logits(hidden))
+                return padded
+            return _logits_of(core, batch.pad(hidden), keep)
+
+    return CausalLMOutput(loss=loss, make_logits=logits)
+
+
+def _say_that_nothing_is_trained(gradient: torch.Tensor) -> None:
+    _C.log_warning_once("[backward] nothing of the model is trainable: there are no gradients. Add adapters: get_peft_model().")
+
+
+def _logits_of(core: Any, hidden: torch.Tensor, keep: int | torch.Tensor) -> torch.Tensor:
+    """(B, kept, V) from (B, T, D): of the last `keep` positions, of all (0), or of those of an index."""
+    kept = hidden[:, slice(-keep, None) if isinstance(keep, int) else keep, :]
+    logits: torch.Tensor = core.logits(kept.flatten(0, -2))
+    return logits.view(*kept.shape[:-1], logits.shape[-1])
+
+
+def kept_by(model: Any, training: bool) -> str:
+    """What transformers' checkpointing flags say of each block, for a step in training mode or not."""
+    layers = model.model.layers
+    flags = [training and getattr(layer, "gradient_checkpointing", False) for layer in layers]
+    if len(set(flags)) <= 1:
+        return "input_only" if flags and flags[0] else "everything"
+    return ",".join("input_only" if flag else "everything" for flag in flags)
+
+
+@torch.no_grad()
+def cached(engine: Engine, model: Any, given: dict[str, Any]) -> CausalLMOutput:
+    """Tokens that follow those in the cache; the logits of what was asked for. No gradients."""
+    core, ids = engine.core, given["input_ids"]
+    past = given.get("past_key_values")
+    cache = past if isinstance(past, EngineCache) else EngineCache(core, ids.shape[0], ids.shape[1])
+    keep = given.get("logits_to_keep", 0)
+    rows, columns = ids.shape
+    if given.get("labels") is not None:
+        raise ValueError("labels beside a cache")
+    if cache.held is None:
+        padding = _left_padding(given.get("attention_mask"), rows, columns)
+    elif rows != len(cache.padding):
+        raise ValueError("another number of rows than the cache has")
+    else:
+        padding = [0] * rows
+    last_only = columns == 1 or (isinstance(keep, int) and keep == 1)
+    tokens = ids.flatten() if not any(padding) else torch.cat([row[pad:] for row, pad in zip(ids, padding, strict=True)])
+    hidden = cache.forward(tokens, [columns - pad for pad in padding], not last_only)
+    if cache.columns == 0:
+        cache.padding = padding
+    cache.columns += columns
+    if last_only:
+        logits = core.logits(hidden).unsqueeze(1)
+    else:
+        grid = hidden.new_zeros((rows, columns, hidden.shape[-1]))
+        begin = 0
+        for row, pad in enumerate(padding):
+            grid[row, pad:] = hidden[begin : begin + columns - pad]
+            begin += columns - pad
+        logits = _logits_of(core, grid, keep)
+    return CausalLMOutput(logits=logits, past_key_values=cache)
+
+
+def _left_padding(mask: torch.Tensor | None, rows: int, columns: int) -> list[int]:
+    """Padding in front of each row. @raises ValueError for padding elsewhere."""
+    if mask is None:
+        return [0] * rows
+    present = mask != 0
+    padding = (columns - present.sum(-1)).tolist()
+    if mask.shape != (rows, columns) or any(not bool(row[pad:].all()) for row, pad in zip(present, padding, strict=True)):
+        raise ValueError("the cache's first tokens have padding that is not on the left")
+    return [int(pad) for pad in padding]

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options about memory in the C++ loop: they change what a step holds, and no number."""
+
+import logging
+
+import pytest
+import qlorapp
+import torch
+from tiny_llama import folder  # noqa: F401  (a fixture)
+from tiny_run import write_model
+from tiny_trainer import adapted, assert_same_run, base_model, in_cpp, losses, trained
+
+OPTIONS = {
+    "blocks keep their attention": {"gradient_checkpointing": True, "checkpoint_keep": "attention_only"},
+    "in pieces": {"loss_chunk_rows": 3, "mlp_tile_rows": 4, "gradient_checkpointing": True, "weight_workspace": "stack"},
+    "elsewhere, or given back": {"embedding_on_host": True, "torch_empty_cache_steps": 1, "worst_case_first": True},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plain(folder, tmp_path_factory):
+    return trained(qlorapp.Trainer, folder, tmp_path_factory.mktemp("plain"))
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_a_run_that_holds_less_is_the_same_run(folder, tmp_path, plain, case):
+    trainer = trained(qlorapp.Trainer, folder, tmp_path, **OPTIONS[case])
+    assert in_cpp(trainer)
+    assert_same_run(trainer, plain)
+
+
+def test_auto_find_batch_size_shrinks_a_micro_batch_that_cannot_fit(folder, tmp_path, plain):
+    """The plan shrinks it before the first step; accumulation grows, and the effective batch stays."""
+    options = {"auto_find_batch_size": True, "max_steps": 1}
+    trainer = trained(
+        qlorapp.Trainer,
+        folder,
+        tmp_path,
+        per_device_train_batch_size=1 << 20,
+        gradient_accumulation_steps=2,
+        **options,
+    )
+    batch, windows = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
+    assert in_cpp(trainer) and batch < 1 << 20 and batch * windows == 1 << 21
+    assert trained(qlorapp.Trainer, folder, tmp_path, **options).args.per_device_train_batch_size == 4  # there is room
+    whole = trained(
+        qlorapp.Trainer, folder, tmp_path, max_steps=1, per_device_train_batch_size=26, gradient_accumulation_steps=1
+    )
+    assert losses(trainer) == pytest.approx(losses(whole), rel=1e-5)
+
+
+def test_a_budget_that_nothing_fits_names_the_ways_out(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"\[memory_budget\] 64.0 KiB are not enough: .* Ways out: a larger memory_budget"):
+        trained(qlorapp.Trainer, folder, tmp_path, memory_budget="64KiB")
+
+
+def test_fp8_trains_in_eight_bits_and_says_where_it_cannot(tmp_path):
+    place = write_model(tmp_path / "model", hidden_size=128)
+
+    def run(lora=None, **more):
+        model = adapted(base_model(place, dtype=torch.bfloat16), **(lora or {}))
+        sizes = {"per_device_train_batch_size": 12, "gradient_accumulation_steps": 1, "max_steps": 2}
+        return trained(qlorapp.Trainer, place, tmp_path, model=model, bf16=True, **sizes, **more)
+
+    plain, eight = run(), run(fp8=True)
+    assert in_cpp(eight) and losses(eight) == pytest.approx(losses(plain), rel=2e-2) and losses(eight) != losses(plain)
+    with pytest.raises(ValueError, match="Set lora_dropout=0"):
+        run(fp8=True, lora={"lora_dropout": 0.1})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="models go to the GPU")
+def test_a_cpu_says_that_cuda_graphs_have_no_effect(folder, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, logger="qlorapp"):
+        assert in_cpp(trained(qlorapp.Trainer, folder, tmp_path, max_steps=1, cuda_graphs=True))
+    assert "cuda_graphs has no effect: it records steps that are computed here, on a GPU" in caplog.text
+    with pytest.raises(ValueError, match="which the plan of memory_budget and auto_find_batch_size does not know"):
+        qlorapp.TrainingArguments(output_dir=str(tmp_path), cuda_graphs=True, memory_budget="auto")
