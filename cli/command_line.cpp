@@ -119,15 +119,15 @@ void CommandLine::unused(std::span<const UnusedOption> options) {
     option.is_field = option.may_be_alone = true;
     option.status = unused.refused ? FieldStatus::kRefused : FieldStatus::kAcceptedAndSaid;
     option.reason = unused.reason;
-    option.parse_text = [](const std::string& text) -> Json {
-      if (text == "none" || text == "None") return Json("none");
-      Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+    option.parse_text = [](const std::string& text) -> format::Json {
+      if (text == "none" || text == "None") return format::Json("none");
+      format::Json value = format::Json::parse(text, nullptr, /*allow_exceptions=*/false);
       if (!value.is_discarded()) return value;
-      return text == "True" ? Json(true) : text == "False" ? Json(false) : Json(text);
+      return text == "True" ? format::Json(true) : text == "False" ? format::Json(false) : format::Json(text);
     };
-    option.set = [this, unused](const Json& value) {
+    option.set = [this, unused](const format::Json& value) {
       const bool off = value.is_null() || value == false || value == 0 || value == "" || value == "none" || value.empty();
-      if (off || (!unused.neutral.empty() && value == Json::parse(unused.neutral))) return;
+      if (off || (!unused.neutral.empty() && value == format::Json::parse(unused.neutral))) return;
       QLORAPP_CHECK_VALUE(!unused.refused, '[', name_, "] --", unused.name, " is not supported: ", unused.reason);
       log_warning(concat('[', name_, "] --", unused.name, " has no effect: ", unused.reason));
     };

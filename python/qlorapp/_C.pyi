@@ -52,8 +52,6 @@ class CausalLM:
     def unpad(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None=None, labels: torch.Tensor | None=None, position_ids: torch.Tensor | None=None) -> UnpaddedBatch: ...
     def add_adapters(self, lora_config_json: str, seed: typing.SupportsInt, name: str='default', weights: str | None=None) -> None:
         """`weights` names a folder with the weights as they were before quantization."""
-    def lora_config_json(self, name: str='') -> str: ...
-    def scaling_of(self, module: str, name: str='') -> float: ...
     @property
     def has_adapters(self) -> bool: ...
     @property
@@ -67,16 +65,11 @@ class CausalLM:
     def adapter_names(self, name: str='') -> list[str]:
         """Names of an adapter's parameters, as PEFT stores them."""
     def parameters(self, name: str='') -> list[torch.Tensor]: ...
-    def adapter_tensors(self, name: str='') -> list[tuple[str, torch.Tensor]]:
-        """[(name, tensor)]: what a file of the adapter holds."""
     def adopt_parameter(self, i: typing.SupportsInt, parameter: torch.Tensor, name: str='') -> None: ...
     def gradient(self, i: typing.SupportsInt) -> torch.Tensor: ...
     def zero_grad(self) -> None: ...
     def bind_gradients(self) -> None: ...
-    def bind_values(self, name: str='') -> None: ...
     def set_keep(self, keep: str) -> None: ...
-    def checkpoint_every(self, k: typing.SupportsInt, keep: str='input_only') -> None: ...
-    def checkpoint_sqrt(self, keep: str='input_only') -> None: ...
     def set_memory(self, *, loss_chunk_rows: typing.SupportsInt=0, mlp_tile_rows: typing.SupportsInt=0, weight_workspace: str='layer', embedding_on_host: bool=False) -> None:
         """include/qlorapp/nn/memory_settings.hpp"""
     @property
@@ -92,9 +85,6 @@ class CausalLM:
     def loss_of(self, hidden: torch.Tensor, batch: UnpaddedBatch) -> torch.Tensor:
         """The summed loss, on the graph of `hidden`."""
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
-    def base_parameter_count(self) -> int: ...
-    def adapter_parameter_count(self) -> int:
-        """Of all adapters together."""
     def weight_bytes(self) -> int: ...
     def named_weights(self) -> list[typing.Any]:
         """[(module name, tensor or QuantizedTensor)] of the frozen base."""
@@ -280,50 +270,22 @@ class SamplingOptions:
 
 class Trainer:
     """include/qlorapp/train/trainer.hpp"""
-    @typing.overload
     def __init__(self, model: CausalLM, arguments_json: str, train_rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], eval_rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], base_model: str, hooks: dict[typing.Any, typing.Any], row_lengths: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]]=[]) -> None:
         """row_lengths: of training rows that are packs; include/qlorapp/data/dataset.hpp."""
-    @typing.overload
-    def __init__(self, parameters: collections.abc.Sequence[tuple[str, torch.Tensor]], arguments_json: str, parameter_count: typing.SupportsInt, fingerprint: typing.SupportsInt, computes_in_half: bool, hooks: dict[typing.Any, typing.Any]) -> None:
-        """Around a model that Python computes: include/qlorapp/train/foreign_model.hpp."""
     def train(self, resume_from: str | None=None) -> tuple[typing.Any, ...]:
         """(global_step, training_loss, metrics)"""
-    def use_own_batches(self, batches_per_epoch: typing.SupportsInt) -> None: ...
-    def metrics_of(self, rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]] | None, prefix: str) -> dict[typing.Any, typing.Any]:
-        """Loss and speed over rows; neither logged nor reported."""
-    def append_log(self, record: dict[typing.Any, typing.Any]) -> None: ...
-    @property
-    def control(self) -> TrainerControl: ...
     def state(self) -> dict[typing.Any, typing.Any]: ...
     def arguments(self) -> str:
         """JSON; memory_budget may have chosen some of them."""
-    def log_history(self) -> list[typing.Any]: ...
-    def save_model(self, folder: str) -> None: ...
-    def write_trainer_state(self, folder: str) -> None: ...
     def save_state(self, folder: str) -> None:
         """What train(resume_from) needs beside the adapter."""
     def losses_since_log(self) -> tuple[typing.Any, ...]:
         """(their sum, how many, the last gradient norm and learning rate). Complete inside of log_evaluate_save and after train()."""
     def forget_losses(self) -> None: ...
-    def save_checkpoint(self) -> None: ...
-    @property
-    def scaler(self) -> GradScaler: ...
     @property
     def learning_rate(self) -> float: ...
-    def rate_factor(self, step: typing.SupportsInt, training_steps: typing.SupportsInt) -> float:
-        """What the schedule over so many optimizer steps multiplies the base rate by after `step` of them."""
-    def optimizer_step(self, rate: typing.SupportsFloat) -> None:
-        """The optimizer that `optim` names, over all adapters."""
-    @property
-    def optimizer_steps(self) -> int: ...
-    def plan_line(self, rows: typing.SupportsInt, longest: typing.SupportsInt) -> str:
-        """What a run says at its start, of micro-batches of so many rows."""
     def zero_grad(self) -> None:
         """Zeroes the gradients, and binds those that were set to None."""
-    def bind_values(self) -> None:
-        """Takes in parameters that got other memory by `.data =`."""
-    def clip_grad_norm(self, max_norm: typing.SupportsFloat) -> torch.Tensor:
-        """() the global norm before clipping; 0 does not clip."""
 
 class TrainerControl:
     """What a callback may ask for."""
@@ -366,9 +328,6 @@ class UnpaddedBatch:
     def ignored_first_labels(self) -> int: ...
     def pad(self, values: torch.Tensor, fill: typing.SupportsFloat=0.0) -> torch.Tensor: ...
 
-def adapter_config_json(lora_config_json: str) -> str:
-    """The adapter_config.json that PEFT writes for this config."""
-
 def advice_for_one_row(model: CausalLM, length: typing.SupportsInt, *, optimizer_is_8bit: bool, room: typing.SupportsInt, evaluates: bool=True) -> str: ...
 
 def best_fit_decreasing(lengths: collections.abc.Sequence[typing.SupportsInt], capacity: typing.SupportsInt) -> list[list[int]]:
@@ -378,10 +337,6 @@ def bits_and_bytes_config_aliases() -> dict[str, tuple[str, bool]]: ...
 
 def bits_and_bytes_config_fields() -> list[typing.Any]:
     """[(name, type, default as JSON, doc, status, reason)]"""
-
-def check_bits_and_bytes_config(json: str) -> None: ...
-
-def check_lora_config(json: str) -> None: ...
 
 def check_training_arguments(json: str) -> None: ...
 
@@ -393,13 +348,7 @@ def choose_tokens(logits: torch.Tensor, rows: collections.abc.Sequence[typing.Su
 def count_parameters(config_json: str, lora_config_json: str) -> tuple[typing.Any, ...]:
     """(trainable, all), from the configs alone."""
 
-def did_you_mean(name: str, known: collections.abc.Sequence[str]) -> str:
-    """" Did you mean 'x'?", or nothing."""
-
 def dtype_on(device: str, wanted: torch.dtype) -> torch.dtype: ...
-
-def epoch_order(rows: typing.SupportsInt, epoch: typing.SupportsInt, strategy: str, seed: typing.SupportsInt, group_size: typing.SupportsInt, lengths: collections.abc.Sequence[typing.SupportsInt]) -> list[int]:
-    """The order in which an epoch visits its rows; include/qlorapp/data/sampler.hpp."""
 
 def forward_cached(model: CausalLM, cache: GenerationCache, tokens: torch.Tensor, counts: collections.abc.Sequence[typing.SupportsInt], every_token: bool=False) -> torch.Tensor:
     """CausalLM::forward_cached over all rows; the cache grows as needed."""
@@ -408,9 +357,6 @@ def generate(model: CausalLM, prompts: collections.abc.Sequence[collections.abc.
     """The new tokens of each prompt; on_token(row, token) returning False ends a row."""
 
 def largest_batch(model: CausalLM, length: typing.SupportsInt, room: typing.SupportsInt, most: typing.SupportsInt, *, optimizer_is_8bit: bool, evaluates: bool) -> int: ...
-
-def latest_checkpoint(output_dir: str) -> str | None:
-    """The newest whole checkpoint folder, or None."""
 
 def load_model(folder: str, *, compute_dtype: torch.dtype, load_in_4bit: bool=True, quant_type: str='nf4', block_size: typing.SupportsInt=64, double_quant: bool=True, nested_block_size: typing.SupportsInt=256, compat: str='none', skip_modules: collections.abc.Sequence[str]=[], device: torch.device=..., progress: collections.abc.Callable[[typing.SupportsInt, typing.SupportsInt], None] | None=None) -> CausalLM:
     """A Hugging Face folder as a CausalLM; include/qlorapp/io/load_model.hpp."""
@@ -449,9 +395,6 @@ def probe_step(model: CausalLM, batch: typing.SupportsInt, length: typing.Suppor
 def quantize_checkpoint(folder: str, output: str, *, compute_dtype: torch.dtype, quant_type: str='nf4', block_size: typing.SupportsInt=64, double_quant: bool=True, nested_block_size: typing.SupportsInt=256, compat: str='none', progress: collections.abc.Callable[[typing.SupportsInt, typing.SupportsInt], None] | None=None) -> None:
     """Writes a folder that transformers loads as a bitsandbytes checkpoint; include/qlorapp/io/load_model.hpp."""
 
-def read_adapter_config(folder: str) -> str:
-    """A PEFT folder's config as LoraConfig's JSON."""
-
 def say_older_name(where: str, alias: str, name: str) -> None:
     """Once in a process."""
 
@@ -460,12 +403,7 @@ def set_log_sink(sink: collections.abc.Callable[[typing.SupportsInt, str], None]
 
 torch_version: str
 
-def trainable_parameters_line(trainable: typing.SupportsInt, all: typing.SupportsInt) -> str: ...
-
 def training_arguments_aliases() -> dict[str, tuple[str, bool]]: ...
-
-def training_arguments_best_metric(json: str) -> tuple[typing.Any, ...]:
-    """(name with eval_, or empty; whether greater is better)"""
 
 def training_arguments_fields() -> list[typing.Any]:
     """[(name, type, default as JSON, doc, status, reason)]"""

@@ -70,7 +70,6 @@ struct Observed {
 Window Trainer::next_window(const std::vector<int64_t>& order) const {
   const int64_t begin = state_.cursor.batch, size = args_.per_device_train_batch_size;
   Window window{state_.cursor.epoch, begin, std::min(args_.gradient_accumulation_steps, batches_per_epoch_ - begin), {}};
-  if (own_batches_) return window;
   for (int64_t batch = begin; batch < begin + window.batches; ++batch) {
     const auto first = order.begin() + batch * size;
     window.rows.emplace_back(first, first + std::min<int64_t>(size, order.end() - first));

@@ -31,7 +31,7 @@ def plain(folder, four_bit=True):
 
 def adapted(folder, four_bit=True, **options):
     model = plain(folder, four_bit)
-    model.add_adapters(json.dumps({**OPTIONS, **options}), 1)
+    model.add_adapters(json.dumps({**OPTIONS, **options}), 1, weights=str(folder))
     return model
 
 
@@ -41,10 +41,10 @@ def stored(model):
 
 def parts(model):
     """W, A, B and the scaling of one layer."""
-    weight, tensors = stored(model), dict(model.adapter_tensors())
+    weight, tensors = stored(model), dict(zip(model.adapter_names(), model.parameters(), strict=True))
     dense = weight if isinstance(weight, torch.Tensor) else qlorapp.Quantizer().dequantize(weight)
     a, b = (tensors[f"base_model.model.{MODULE}.lora_{side}.weight"].detach() for side in "AB")
-    return dense.detach(), a, b, model.scaling_of(MODULE)
+    return dense.detach(), a, b, OPTIONS["lora_alpha"] / OPTIONS["r"]
 
 
 def whole(folder):
@@ -146,7 +146,9 @@ def test_what_needs_float_weights_says_so_where_there_are_none(base, tmp_path):
     plain(base).save(str(base), str(tmp_path / "codes"))
     codes = plain(tmp_path / "codes")
     with pytest.raises(ValueError, match="as it was before it was quantized"):
-        codes.add_adapters(json.dumps({"init_lora_weights": "loftq", "loftq_config": {"loftq_bits": 4}}), 0)
+        codes.add_adapters(
+            json.dumps({"init_lora_weights": "loftq", "loftq_config": {"loftq_bits": 4}}), 0, weights=str(tmp_path / "codes")
+        )
     assert not codes.has_adapters
     model = adapted(tmp_path / "codes", init_lora_weights="pissa", target_modules=["up_proj"])
     _, a, b, scaling = parts(model)
@@ -173,6 +175,7 @@ def test_pefts_olora_over_four_bits_is_that_over_bitsandbytes_layers(base, tmp_p
         assert close(*(getattr(layer, side)["default"].weight for layer in layers))
     assert (layers[0].base_layer.weight == layers[1].base_layer.weight).float().mean() >= 0.999
     expected = logits(ours)
+    ours.peft_config["default"].init_lora_weights = True  # what is read is not to be begun again
     ours.save_pretrained(tmp_path / "adapter")
     ours.unload().save_pretrained(tmp_path / "rest")
     again = peft.PeftModel.from_pretrained(peer.load_4bit(tmp_path / "rest"), tmp_path / "adapter").train()

@@ -241,7 +241,6 @@ OPTIONS = [
     Case("mixture of more blocks", [*TRAIN, "--gradient_checkpointing", "--checkpoint_keep", "everything:99"], ["99", "blocks"]),
     Case("mlp_tile_rows", [*TRAIN, "--mlp_tile_rows", "3"], ["mlp_tile_rows", "multiple of 4", "3"]),
     Case("weight_workspace", [*TRAIN, "--weight_workspace", "layers"], ["weight_workspace", "Did you mean 'layer'?"]),
-    Case("report_to", [*TRAIN, "--report_to", "wandbb"], ["report_to", "none", "wandbb", "trainer_state.json", "Did you mean 'wandb'?"]),
     Case("quant_type", [*TRAIN, "--quant_type", "nf5"], ["quant_type", "nf4 or fp4", "nf5"]),
     Case("block_size", [*TRAIN, "--block_size", "33"], ["block_size", "33", "64"]),
     Case("block_size of quantize", [*QUANTIZE, "--block_size", "0"], ["block_size", "64"]),

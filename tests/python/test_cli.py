@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands: every option is there and documented, spelt as people spell it; what they print and write is what tools expect."""
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -121,6 +122,33 @@ def test_the_help_of_train_shows_what_can_be_used_and_nothing_else():
     assert wanted <= set(options)
     more = set(options_in(qlorapp("train", "--help-all").stdout)) - set(options)
     assert f"\n{len(more)} more names " in qlorapp("train", "--help").stdout
+
+
+def test_every_name_of_transformers_arguments_is_understood():
+    """Used, or answered with the reason why it is not: scripts are copied with them."""
+    understood = set(re.findall(r"--(\w+)", qlorapp("train", "--help-all").stdout))
+    names = {field.name for field in dataclasses.fields(transformers.TrainingArguments) if field.init}
+    assert {name for name in names if not name.startswith("_")} - understood == set()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--dataloader_num_workers", 4], "--dataloader_num_workers has no effect: rows are tokenized once"),
+        (["--report-to", "wandb"], "--report_to has no effect"),
+        (["--push_to_hub"], "--push_to_hub has no effect"),
+        (["--torch_compile"], "--torch_compile is not supported"),
+        (["--deepspeed", "ds.json"], "--deepspeed is not supported"),
+        (["--report_to", "none", "--dataloader_num_workers", "0", "--torch_compile", "false", "--save_safetensors"], ""),
+    ],
+)
+def test_names_that_are_not_used_are_answered(tmp_path, given, said):
+    done = qlorapp("train", "--model", "absent", "--data", "rows.jsonl", "--output", tmp_path / "out", *given)
+    assert done.returncode != 0 and said in done.stderr
+    assert said or ("no effect" not in done.stderr and "not supported" not in done.stderr)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model": "absent", "data": "rows.jsonl", "output": str(tmp_path), "torch_compile": True}))
+    assert "--torch_compile is not supported" in qlorapp("train", "--config", config).stderr
 
 
 def test_help_without_a_command_names_all():

@@ -242,6 +242,28 @@ def test_unmodified_trainers_beside_bitsandbytes(folder, tmp_path, name):
     torch.testing.assert_close(torch.tensor(mine), torch.tensor(other), rtol=0, atol=1e-5)
 
 
+def test_reward_models(folder, tmp_path):
+    """The head is new and in float; the backbone is in four bits, in transformers' code."""
+    torch.manual_seed(3)
+    made = tokenizer()
+    model = qlorapp.AutoModelForSequenceClassification.from_pretrained(
+        folder, num_labels=1, quantization_config=four_bits(), pad_token_id=made.pad_token_id
+    )
+    assert type(model) is transformers.LlamaForSequenceClassification and isinstance(
+        model.model.layers[0].mlp.up_proj, qlorapp.nn.Linear4bit
+    )
+    pairs = [{"chosen": r["prompt"] + r["completion"], "rejected": r["prompt"] + "No idea."} for r in COMPLETIONS]
+    trainer = trl.RewardTrainer(
+        model=model,
+        args=trl.RewardConfig(output_dir=str(tmp_path), **{**COMMON, "max_steps": 6, "bf16": True}),
+        train_dataset=datasets.Dataset.from_list(pairs),
+        processing_class=made,
+        peft_config=qlorapp.LoraConfig(r=4, target_modules="all-linear", task_type="SEQ_CLS"),
+    )
+    trainer.train()
+    assert losses(trainer)[-1] < losses(trainer)[0]
+
+
 def test_grpo(folder, tmp_path):
     """Rewards for short answers: two generations a prompt, sampled by transformers' generate() over the engine."""
 

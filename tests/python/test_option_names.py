@@ -13,8 +13,6 @@ import pathlib
 import pytest
 import qlorapp
 import transformers
-from conftest import ROOT
-from tiny_run import qlorapp as command
 
 NAMES = json.loads((pathlib.Path(__file__).parent / "option_names.json").read_text())
 
@@ -66,13 +64,3 @@ def test_arguments_are_replaced_and_written_with_the_options_of_the_cpp_loop(tmp
     assert (again.max_steps, again.memory_budget, again.checkpoint_keep) == (4, "2GiB", ["attention_only"])
     written = json.loads(again.to_json_string())
     assert written["memory_budget"] == "2GiB" and written["checkpoint_keep"] == ["attention_only"]
-
-
-def test_the_command_line_says_that_services_are_pythons(tmp_path):
-    data = ROOT / "examples" / "data"
-    words = ["--model", data / "tiny-llama", "--data", data / "eval.jsonl", "--output", tmp_path / "out"]
-    done = command("train", *words, "--dry_run", "--report_to", "wandb", "--run_name", "mine", "--project", "tries")
-    assert done.returncode == 0, done.stderr
-    for given in ("report_to wandb", "run_name", "project"):
-        said = f"[train] --{given} has no effect on the command line: Python's Trainer reports to services. log_history in"
-        assert (done.stdout + done.stderr).count(said) == 1, done.stderr

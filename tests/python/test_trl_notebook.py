@@ -77,7 +77,7 @@ training_args = SFTConfig(
     output_dir=output_dir,
     fp16=True,
     max_length=1024,
-    activation_offloading=True,
+    activation_offloading=torch.cuda.is_available(),
     gradient_checkpointing=True,
 )
 """,

@@ -72,6 +72,9 @@ def build(folder: pathlib.Path, config: Any, core: Any, quantized: BitsAndBytesC
 class AutoModelForCausalLM:
     """Loads Hugging Face folders and repositories under transformers' name; the model is transformers' own class."""
 
+    #: The Auto class of transformers, where it is another than the checkpoint's own.
+    _auto = ""
+
     @classmethod
     def from_pretrained(
         cls,
@@ -128,9 +131,10 @@ class AutoModelForCausalLM:
         ):  # which is what transformers has for "not given"
             wanted = quantized.bnb_4bit_compute_dtype
         wanted = as_dtype(wanted or config.dtype or torch.float32, "dtype")
-        if options or foreign.is_foreign(config) or foreign.changed(config, folder):
+        if options or cls._auto or foreign.is_foreign(config) or foreign.changed(config, folder):
             settled = quantized if quantized.load_in_4bit else None
-            return foreign.load(folder, config, settled, _C.dtype_on(str(device), wanted), device, config=config, **options)
+            wanted = _C.dtype_on(str(device), wanted)
+            return foreign.load(folder, config, settled, wanted, device, cls._auto, config=config, **options)
         core = _C.load_model(
             str(folder),
             compute_dtype=wanted,
@@ -155,6 +159,12 @@ class AutoModelForCausalLM:
         model = cls.from_pretrained(base, **options)
         model.load_adapter(os.fspath(folder))
         return model.eval()
+
+
+class AutoModelForSequenceClassification(AutoModelForCausalLM):
+    """A reward model or classifier over the layers in four bits, in transformers' code; its new head is in float."""
+
+    _auto = "AutoModelForSequenceClassification"
 
 
 class AutoPeftModelForCausalLM(peft.AutoPeftModelForCausalLM):

@@ -76,10 +76,14 @@ def load(
     options: transformers.BitsAndBytesConfig | None,
     dtype: Any,
     device: torch.device,
+    auto: str = "",
     /,
     **more: Any,
 ) -> Any:
-    """transformers' model of the folder. Says once that it takes this way. more: options of transformers' from_pretrained."""
+    """transformers' model of the folder. Says once that it takes this way. more: options of transformers' from_pretrained.
+
+    auto: the Auto class that makes it, where that is not the checkpoint's own: its head is new then.
+    """
     quantize = options is not None and options.load_in_4bit
     stored: Any = getattr(config, "quantization_config", None)
     four_bit = isinstance(stored, dict) and bool(stored.get("load_in_4bit", stored.get("_load_in_4bit")))
@@ -109,11 +113,12 @@ def load(
     with_report = more.pop("output_loading_info", False)
     of_text = {name: more.pop(name) for name in ("use_cache", "output_attentions") if name in more}
     more["trust_remote_code"] = False  # without it transformers would ask on stdin
-    auto = getattr(transformers, _auto_class(config.architectures[0]) or "AutoModelForCausalLM")
-    read: Any = auto.from_pretrained  # its types know one of the two results
+    kind = getattr(transformers, auto or _auto_class(config.architectures[0]) or "AutoModelForCausalLM")
+    read: Any = kind.from_pretrained  # its types know one of the two results
     with says_what_is_damaged(folder):
         model, found = read(folder, dtype=dtype, output_loading_info=True, **more)
-    if missing := sorted(found["missing_keys"]):  # transformers would go on with random values
+    missing = sorted(name for name in found["missing_keys"] if not auto or name.startswith(f"{model.base_model_prefix}."))
+    if missing:  # transformers would go on with random values
         raise _C.FormatError(
             f"[from_pretrained] {folder} lacks {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}, which its config.json asks for. Is "
             "config.json of another model?"

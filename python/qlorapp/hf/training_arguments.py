@@ -51,7 +51,7 @@ def for_cpp(args: Any, batch_size: int | None = None) -> str:
         told["checkpoint_keep"] = ["input_on_host"]
     if args.lr_scheduler_kwargs:
         told["lr_scheduler_kwargs"] = plain(args.lr_scheduler_kwargs)
-    return json.dumps({**told, "logging_strategy": "no", "eval_strategy": "no", "save_strategy": "no", "report_to": ["none"]})
+    return json.dumps({**told, "logging_strategy": "no", "eval_strategy": "no", "save_strategy": "no"})
 
 
 def for_plan(args: Any) -> dict[str, Any]:
