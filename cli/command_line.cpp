@@ -7,7 +7,6 @@
 #include <charconv>
 
 #include "qlorapp/core/check.hpp"
-#include "qlorapp/core/field_status.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/core/nearest_name.hpp"
 
@@ -101,7 +100,7 @@ CommandOption* CommandLine::find_known(std::string_view name) {
 
 CommandOption& CommandLine::find(std::string_view name) {
   for (const Alias& alias : aliases_) {
-    if (alias.alias == name && alias.older) say_older_name(name_, alias.alias, alias.name);
+    if (alias.alias == name && alias.older) format::say_older_name(name_, alias.alias, alias.name);
   }
   if (CommandOption* const option = find_known(name)) return *option;
   std::vector<std::string_view> known{"config"};
@@ -117,7 +116,8 @@ void CommandLine::unused(std::span<const UnusedOption> options) {
     option.name = unused.name;
     option.type = "VALUE";
     option.is_field = option.may_be_alone = true;
-    option.status = unused.refused ? FieldStatus::kRefused : FieldStatus::kAcceptedAndSaid;
+    option.is_unused = true;
+    option.is_refused = unused.refused;
     option.reason = unused.reason;
     option.parse_text = [](const std::string& text) -> format::Json {
       if (text == "none" || text == "None") return format::Json("none");

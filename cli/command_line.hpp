@@ -93,10 +93,10 @@ Json value_of(const std::string& text, const std::optional<Value>*) {
 struct CommandOption {
   std::string name, doc, type, default_text;
   bool is_switch = false, required = false;
-  bool is_field = false;   ///< Of a field table.
+  bool is_field = false;      ///< Of a field table.
   bool may_be_alone = false;  ///< On the line without a value, which then is true.
-  FieldStatus status = FieldStatus::kUsed;
-  std::string reason = {};  ///< Why it is refused or has no effect.
+  bool is_unused = false, is_refused = false;
+  std::string reason = {};  ///< Why it is.
   std::function<void(const format::Json&)> set;
   std::function<format::Json(const std::string&)> parse_text;
 };
@@ -130,8 +130,6 @@ class CommandLine {
       CommandOption added = described(field_name, config.*field.member);
       added.doc = field.doc;
       added.is_field = true;
-      added.status = field.status;
-      added.reason = field.reason;
       added.set = [&config, field_name, this](const format::Json& json) {
         format::Json all = format::to_json(config);
         all[field_name] = json;

@@ -36,8 +36,7 @@ std::string head_of(const CommandOption& option) {
 
 std::string text_of(const CommandOption& option, const std::vector<Alias>& aliases) {
   std::string text = option.required ? "required: " + option.doc : option.doc;
-  if (option.status == FieldStatus::kRefused || option.status == FieldStatus::kAcceptedAndSaid)
-    text = concat(option.doc, option.doc.empty() ? "" : ": ", option.reason);
+  if (option.is_unused) text = option.reason;
   std::string others;
   for (const Alias& alias : aliases) {
     if (alias.name == option.name && !alias.older && !alias.alias.starts_with('_'))
@@ -93,10 +92,9 @@ void CommandLine::print_help(bool all) {
   };
   if (groups_.empty()) print("Options", rest([](const CommandOption& option) { return !option.is_field; }));
   if (all) {
-    const auto with = [](FieldStatus status) { return [status](const CommandOption& option) { return option.status == status; }; };
-    print("Less used", rest(with(FieldStatus::kUsed)));
-    print("Accepted without effect", rest(with(FieldStatus::kAcceptedAndSaid)));
-    print("Refused", rest(with(FieldStatus::kRefused)));
+    print("Less used", rest([](const CommandOption& option) { return !option.is_unused; }));
+    print("Accepted without effect", rest([](const CommandOption& option) { return option.is_unused && !option.is_refused; }));
+    print("Refused", rest([](const CommandOption& option) { return option.is_refused; }));
   } else if (const size_t more = rest([](const CommandOption&) { return true; }).size(); more > 0) {
     std::printf("\n%zu more names (less used, without effect, refused with a reason): qlorapp %s --help-all\n", more,
                 name_.c_str());

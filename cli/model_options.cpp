@@ -48,6 +48,7 @@ void ModelOptions::add_loading_to(CommandLine& line) {
   line.option("dtype", dtype, "what is computed in: float32, bfloat16, float16, or auto: the dtype of the checkpoint");
   line.alias("bnb_4bit_compute_dtype", "dtype");
   line.fields(bnb);
+  line.unused(unused_quantization_options());
 }
 
 void ModelOptions::validate() const {

@@ -132,7 +132,8 @@ PlanOptions parse(const Arguments& arguments) {
   line.alias("output_dir", "output");
   line.fields(options.args);
   line.fields(options.lora);
-  line.unused(unused_options());
+  line.unused(unused_training_arguments());
+  line.unused(unused_lora_options());
   line.group("Model and card",
              {"model", "load_in_4bit", "dtype", "gpu", "gpu_architecture", "gpu_bandwidth", "gpu_tflops", "context"});
   line.group("Answers", {"explain", "compare", "measure", "svg"});

@@ -82,7 +82,8 @@ Run parse(const Arguments& arguments) {
   line.option("dry_run", options.dry_run, "print what the run would take, over the given rows, and end before anything is loaded");
   line.fields(options.args);
   line.fields(options.lora);
-  line.unused(unused_options());
+  line.unused(unused_training_arguments());
+  line.unused(unused_lora_options());
   add_help_groups(line);
   line.parse(arguments);
 

@@ -50,8 +50,7 @@ void set_precision(TrainingArguments& args, at::ScalarType dtype) {
 LoraConfig config_of_adapter(const CommandLine& line, const LoraConfig& asked, const std::string& folder,
                              const format::ModelConfig& model) {
   /// What a file says about itself, not about the adapter.
-  constexpr std::array<std::string_view, 5> kOfTheFile{"auto_mapping", "peft_version", "base_model_name_or_path", "revision",
-                                                       "inference_mode"};
+  constexpr std::array<std::string_view, 4> kOfTheFile{"peft_version", "base_model_name_or_path", "revision", "inference_mode"};
   const LoraConfig own = from_adapter_config(format::load_adapter_config(folder));
   const std::vector<format::ModelParameter> layers = format::linear_layers(model);
   const format::Json theirs = format::to_json(own), ours = format::to_json(asked);

@@ -21,6 +21,8 @@ constexpr std::string_view kOneProcess = "one process trains.";
 constexpr std::string_view kDtype = "kernels compute in 16 bits by themselves.";
 constexpr std::string_view kEvalDtype = "evaluation computes in the dtype that the model was loaded in.";
 
+constexpr std::string_view kEightBit = "it is about eight-bit layers, and these have four.";
+
 constexpr std::array kUnused{
     UnusedOption{"optim_args", "AdamW takes no more than its own options. Set adam_beta1, adam_beta2, adam_epsilon.", kRefused},
     UnusedOption{"optim_target_modules", "GaLore and APOLLO are not here. Name modules in target_modules.", kRefused},
@@ -81,7 +83,8 @@ constexpr std::array kUnused{
     UnusedOption{"torch_compile_mode", kNoGraph, kRefused},
     UnusedOption{"torchdynamo", kNoGraph, kRefused},
     UnusedOption{"debug", "there is no such instrument. A loss that is not finite is reported by itself.", kRefused},
-    UnusedOption{"local_rank", "training runs in one process; where WORLD_SIZE says that there are more, it is refused.", false, "-1"},
+    UnusedOption{"local_rank", "training runs in one process; where WORLD_SIZE says that there are more, it is refused.", false,
+                 "-1"},
     UnusedOption{"ddp_backend", kNoWrapper},
     UnusedOption{"ddp_find_unused_parameters", kNoWrapper},
     UnusedOption{"ddp_bucket_cap_mb", kNoWrapper},
@@ -118,8 +121,52 @@ constexpr std::array kUnused{
     UnusedOption{"hub_revision", kNoUpload},
 };
 
+constexpr std::array kUnusedOfAdapters{
+    UnusedOption{"fan_in_fan_out", "the supported families store (out, in)."},
+    UnusedOption{"megatron_config", "models are of Hugging Face's layers. Leave it unset.", kRefused},
+    UnusedOption{"megatron_core", "Megatron is not used."},
+    UnusedOption{"trainable_token_indices",
+                 "single rows are not trained by themselves. Name embed_tokens in modules_to_save to train the table.", kRefused},
+    UnusedOption{
+        "eva_config",
+        "EVA decomposes activations of a data set before training. Use init_lora_weights=true, \"orthogonal\" or \"pissa\".",
+        kRefused},
+    UnusedOption{"corda_config", "CorDA decomposes covariances of a data set before training. Use init_lora_weights=\"pissa\".",
+                 kRefused},
+    UnusedOption{
+        "lora_ga_config",
+        "LoRA-GA decomposes gradients of the base weights, which a four-bit base does not have. Use init_lora_weights=\"pissa\".",
+        kRefused},
+    UnusedOption{"velora_config", "activations are kept whole or formed again (gradient_checkpointing). Leave it unset.", kRefused},
+    UnusedOption{"alora_invocation_tokens", "an adapter here counts for all tokens. Leave it unset.", kRefused},
+    UnusedOption{"use_qalora", "the base is in bitsandbytes' form. Leave it false.", kRefused},
+    UnusedOption{"qalora_group_size", "there is no QA-LoRA here.", false, "16"},
+    UnusedOption{"monteclora_config", "adapters have one value each. Leave it unset.", kRefused},
+    UnusedOption{"layer_replication", "a model has the layers of its config. Leave it unset.", kRefused},
+    UnusedOption{"runtime_config", "everything is on one device."},
+    UnusedOption{"lora_bias", "the supported families have no bias for it to be merged into. Leave it false.", kRefused},
+    UnusedOption{"target_parameters", "the supported families have linear layers only: name them in target_modules.", kRefused},
+    UnusedOption{"use_bdlora", "they serve several devices in inference. Leave it unset.", kRefused},
+    UnusedOption{"arrow_config", "one adapter is active at a time. Leave it unset.", kRefused},
+    UnusedOption{"kasa_config", "it changes the base weights. Use use_dora or plain LoRA.", kRefused},
+    UnusedOption{"auto_mapping", "families are known by config.json."},
+};
+
+constexpr std::array kUnusedOfLayers{
+    UnusedOption{"load_in_8bit", "layers are stored in four bits. Use --load_in_4bit.", kRefused},
+    UnusedOption{"_load_in_8bit", "layers are stored in four bits. Use --load_in_4bit.", kRefused},
+    UnusedOption{"llm_int8_threshold", kEightBit},
+    UnusedOption{"llm_int8_has_fp16_weight", kEightBit},
+    UnusedOption{"llm_int8_enable_fp32_cpu_offload", "the model is on one device; nothing is offloaded."},
+    UnusedOption{"bnb_4bit_quant_storage", "packed bytes are held as uint8, whatever they are called; they are the same.", false,
+                 R"("uint8")"},
+    UnusedOption{"quant_method", "weights in four bits are in bitsandbytes' form.", false, R"("bitsandbytes")"},
+};
+
 }  // namespace
 
-std::span<const UnusedOption> unused_options() { return kUnused; }
+std::span<const UnusedOption> unused_training_arguments() { return kUnused; }
+std::span<const UnusedOption> unused_lora_options() { return kUnusedOfAdapters; }
+std::span<const UnusedOption> unused_quantization_options() { return kUnusedOfLayers; }
 
 }  // namespace qlorapp::cli

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Names of transformers' TrainingArguments that `qlorapp train` understands and does not use: scripts are copied with them. Each is
-/// answered with its reason, here and nowhere else.
+/// Names of transformers' TrainingArguments and BitsAndBytesConfig and of PEFT's LoraConfig that the command understands and does not use:
+/// scripts are copied with them. Each is answered with its reason, here and nowhere else.
 #pragma once
 
 #include <span>
@@ -16,6 +16,10 @@ struct UnusedOption {
 };
 
 /// Every name that transformers has had since 4.46 and TrainingArguments (train/training_arguments.hpp) does not have.
-[[nodiscard]] std::span<const UnusedOption> unused_options();
+[[nodiscard]] std::span<const UnusedOption> unused_training_arguments();
+/// The names of PEFT's LoraConfig that nn/lora_config.hpp does not have.
+[[nodiscard]] std::span<const UnusedOption> unused_lora_options();
+/// The names of BitsAndBytesConfig that format/bits_and_bytes_config.hpp does not have.
+[[nodiscard]] std::span<const UnusedOption> unused_quantization_options();
 
 }  // namespace qlorapp::cli

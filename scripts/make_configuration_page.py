@@ -19,28 +19,24 @@ Made by `scripts/make_configuration_page.py` from the field tables of the librar
 ## In Python
 
 `TrainingArguments` and `SFTConfig` are subclasses of transformers' and TRL's: every option of theirs has their meaning and default. `LoraConfig` and
-`BitsAndBytesConfig` are PEFT's and transformers' own. See their documentation. The C++ loop computes what the tables below mark as used; an option that
-it refuses moves `train()` to transformers' loop ([architecture.md](architecture.md#what-runs-in-c-and-what-does-not)). These options are added:
+`BitsAndBytesConfig` are PEFT's and transformers' own. See their documentation. The C++ loop computes the options of a step that stand in the tables
+below; one that changes a step and is not there moves `train()` to transformers' loop ([architecture.md](architecture.md#what-runs-in-c-and-what-does-not)). These options are added:
 """
 COMMAND = """
 ## On the command line
 
-Options of `qlorapp train`, and of the file that `--config` names, alike (`--learning_rate` or `--learning-rate`). Names, meanings and defaults are those of transformers
-(4.46 to 5.23), TRL (0.9 to 1.16), PEFT and bitsandbytes. Unless told otherwise the command stores linear layers as NF4 with double quantization and computes in the
-dtype of the checkpoint; the first lines of a run say so. An option is
+Options of `qlorapp train`, and of the file that `--config` names, alike (`--learning_rate` or `--learning-rate`). Names, meanings and defaults are those of transformers,
+TRL, PEFT and bitsandbytes where they have the option. Unless told otherwise the command stores linear layers as NF4 with double quantization and computes in the
+dtype of the checkpoint; the first lines of a run say so.
 
-- **used**: it has the effect that stands beside it;
-- **no effect**: it is accepted, changes nothing, and is logged once with the reason when it is set;
-- **refused**: setting it is an error that says why, and what to do instead.
-
-A name that is in no table is an error that names the nearest one.
+Other names of transformers, PEFT and bitsandbytes are answered: `qlorapp train --help-all` lists those that change nothing and those that are refused, with the reason. Any
+other name is an error that names the nearest one.
 """
 TABLES = {
     "TrainingArguments": (_C.training_arguments_fields, _C.training_arguments_aliases),
     "LoraConfig": (_C.lora_config_fields, _C.lora_config_aliases),
     "BitsAndBytesConfig": (_C.bits_and_bytes_config_fields, _C.bits_and_bytes_config_aliases),
 }
-STATUS = {"used": "used", "accepted_and_said": "no effect", "refused": "refused"}
 
 
 def cell(text: str) -> str:
@@ -66,11 +62,9 @@ def python_options() -> list[str]:
 def page() -> str:
     parts = [HEAD, *python_options(), COMMAND]
     for name, (fields, aliases) in TABLES.items():
-        parts.append(f"### {name}\n\n| option | type | default | | |\n|---|---|---|---|---|")
-        for option, kind, default, doc, status, reason in fields():
-            shown = json.dumps(json.loads(default))
-            text = ": ".join(part for part in (doc, reason) if part)
-            parts.append(f"| `{option}` | {cell(kind)} | `{cell(shown)}` | {STATUS[status]} | {cell(text)} |")
+        parts.append(f"### {name}\n\n| option | type | default | |\n|---|---|---|---|")
+        for option, kind, default, doc in fields():
+            parts.append(f"| `{option}` | {cell(kind)} | `{cell(json.dumps(json.loads(default)))}` | {cell(doc)} |")
         parts.append(f"\nOther spellings: {names({alias: field for alias, (field, _) in aliases().items()})}.\n")
     return "\n".join(parts).rstrip() + "\n"
 

@@ -124,6 +124,8 @@ def _class(name: str, kind: type) -> list[str]:
     for member_name, member in vars(kind).items():
         if isinstance(member, property):
             lines += _property(member_name, member)
+        elif isinstance(member, staticmethod):
+            lines += _function(member_name, member.__func__.__doc__ or "", "    ", "@staticmethod")
         elif callable(member) and (member.__doc__ or "").startswith(f"{member_name}("):
             lines += _function(member_name, member.__doc__, "    ")
     return lines if len(lines) > 1 else [f"{lines[0]} ..."]

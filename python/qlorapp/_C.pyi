@@ -233,6 +233,12 @@ class QuantizedTensor:
         """x · Wᵀ, differentiable in x."""
     def named_tensors(self, name: str) -> list[tuple[str, torch.Tensor]]:
         """[(key, tensor)] that bitsandbytes stores for this weight."""
+    @staticmethod
+    def of_tensors(tensors: collections.abc.Mapping[str, torch.Tensor], name: str, where: str) -> QuantizedTensor:
+        """The weight whose named_tensors(name) these are, in memory of its own. where: for messages.
+
+        Raises FormatError where they do not fit together.
+                """
     def __repr__(self) -> str: ...
 
 class Quantizer:
@@ -336,7 +342,7 @@ def best_fit_decreasing(lengths: collections.abc.Sequence[typing.SupportsInt], c
 def bits_and_bytes_config_aliases() -> dict[str, tuple[str, bool]]: ...
 
 def bits_and_bytes_config_fields() -> list[typing.Any]:
-    """[(name, type, default as JSON, doc, status, reason)]"""
+    """[(name, type, default as JSON, doc)]"""
 
 def check_training_arguments(json: str) -> None: ...
 
@@ -367,7 +373,7 @@ def lora_config_aliases() -> dict[str, tuple[str, bool]]:
     """{alias: (name, whether it is an older one)}"""
 
 def lora_config_fields() -> list[typing.Any]:
-    """[(name, type, default as JSON, doc, status, reason)]"""
+    """[(name, type, default as JSON, doc)]"""
 
 def make_cache(model: CausalLM, rows: typing.SupportsInt, capacity: typing.SupportsInt) -> GenerationCache: ...
 
@@ -406,7 +412,7 @@ torch_version: str
 def training_arguments_aliases() -> dict[str, tuple[str, bool]]: ...
 
 def training_arguments_fields() -> list[typing.Any]:
-    """[(name, type, default as JSON, doc, status, reason)]"""
+    """[(name, type, default as JSON, doc)]"""
 
 def warmup_steps(warmup_steps: typing.SupportsFloat, warmup_ratio: typing.SupportsFloat, training_steps: typing.SupportsInt) -> int: ...
 

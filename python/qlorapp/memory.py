@@ -170,7 +170,8 @@ def _core_of(model: Any, where: str = "plan") -> _C.CausalLM:
             + "; for others try batches in a loop that catches torch.cuda.OutOfMemoryError."
         )
     engine.keep(kept_by(base, training=True))
-    return engine.core
+    core: _C.CausalLM = engine.core
+    return core
 
 
 def _bytes(what: str, amount: int | str | None) -> int | None:

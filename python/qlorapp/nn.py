@@ -75,7 +75,8 @@ class Linear4bit(torch.nn.Linear):
     def take(self, weight: _C.QuantizedTensor) -> torch.nn.Parameter:
         """The parameter that holds the weight's codes."""
         self.quant_state = weight
-        return Params4bit(weight.packed, module=self)
+        made: Params4bit = Params4bit(weight.packed, module=self)
+        return made
 
     def requantize(self, weight: torch.Tensor) -> torch.nn.Parameter:
         """The parameter that holds other values (out, in), in the format of the present ones."""

@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "bind.hpp"
-#include "qlorapp/core/field_status.hpp"
 #include "qlorapp/core/field_table.hpp"
+#include "qlorapp/core/log.hpp"
 #include "qlorapp/format/bits_and_bytes_config.hpp"
 #include "qlorapp/format/config_json.hpp"
 #include "qlorapp/nn/lora_config.hpp"
@@ -40,11 +40,7 @@ std::string spelt(const std::variant<First, Values...>*) {
   return concat(spelt(static_cast<const First*>(nullptr)), concat(" | ", spelt(static_cast<const Values*>(nullptr)))...);
 }
 
-std::string spelt(FieldStatus status) {
-  return status == FieldStatus::kUsed ? "used" : status == FieldStatus::kRefused ? "refused" : "accepted_and_said";
-}
-
-/// [(name, type, default as JSON, doc, status, reason)]
+/// [(name, type, default as JSON, doc)]
 template <class Config>
 py::list fields() {
   py::list rows;
@@ -52,8 +48,7 @@ py::list fields() {
   for_each_field<Config>([&](const auto& field) {
     using Member = std::remove_cvref_t<decltype(std::declval<Config>().*field.member)>;
     const std::string name(field.name);
-    rows.append(py::make_tuple(name, spelt(static_cast<const Member*>(nullptr)), defaults[name].dump(), std::string(field.doc),
-                               spelt(field.status), std::string(field.reason)));
+    rows.append(py::make_tuple(name, spelt(static_cast<const Member*>(nullptr)), defaults[name].dump(), std::string(field.doc)));
   });
   return rows;
 }
@@ -82,12 +77,11 @@ py::tuple count(const std::string& config_json, const std::string& lora_json) {
 }  // namespace
 
 void bind_config(py::module_& m) {
-  m.def("lora_config_fields", &fields<LoraConfig>, "[(name, type, default as JSON, doc, status, reason)]");
+  m.def("lora_config_fields", &fields<LoraConfig>, "[(name, type, default as JSON, doc)]");
   m.def("lora_config_aliases", &aliases<LoraConfig>, "{alias: (name, whether it is an older one)}");
-  m.def("bits_and_bytes_config_fields", &fields<format::BitsAndBytesConfig>,
-        "[(name, type, default as JSON, doc, status, reason)]");
+  m.def("bits_and_bytes_config_fields", &fields<format::BitsAndBytesConfig>, "[(name, type, default as JSON, doc)]");
   m.def("bits_and_bytes_config_aliases", &aliases<format::BitsAndBytesConfig>);
-  m.def("training_arguments_fields", &fields<TrainingArguments>, "[(name, type, default as JSON, doc, status, reason)]");
+  m.def("training_arguments_fields", &fields<TrainingArguments>, "[(name, type, default as JSON, doc)]");
   m.def("training_arguments_aliases", &aliases<TrainingArguments>);
   m.def(
       "check_training_arguments", [](const std::string& json) { check<TrainingArguments>(json, "TrainingArguments"); },
@@ -100,7 +94,9 @@ void bind_config(py::module_& m) {
   m.def("warmup_steps", &count_warmup_steps, py::arg("warmup_steps"), py::arg("warmup_ratio"), py::arg("training_steps"));
   m.def(
       "say_older_name",
-      [](const std::string& where, const std::string& alias, const std::string& name) { say_older_name(where, alias, name); },
+      [](const std::string& where, const std::string& alias, const std::string& name) {
+        format::say_older_name(where, alias, name);
+      },
       py::arg("where"), py::arg("alias"), py::arg("name"), "Once in a process.");
   m.def(
       "log_warning_once", [](const std::string& line) { log_warning_once(line); }, py::arg("line"));

@@ -94,9 +94,8 @@ std::unique_ptr<OwningTrainer> make_trainer(const std::shared_ptr<CausalLM>& mod
   TrainerCallbacks callbacks = callbacks_from(hooks);
   const py::gil_scoped_release no_gil;
   return std::unique_ptr<OwningTrainer>(
-      new OwningTrainer{model,
-                        Trainer(*model, std::move(arguments), examples_from(std::move(train_rows), std::move(row_lengths)),
-                                examples_from(std::move(eval_rows)), base_model, std::move(callbacks))});
+      new OwningTrainer{model, Trainer(*model, std::move(arguments), examples_from(std::move(train_rows), std::move(row_lengths)),
+                                       examples_from(std::move(eval_rows)), base_model, std::move(callbacks))});
 }
 
 py::tuple train(OwningTrainer& self, const std::optional<std::string>& resume_from) {

@@ -5,7 +5,6 @@
 #include <string_view>
 
 #include "qlorapp/core/check.hpp"
-#include "qlorapp/core/field_status.hpp"
 #include "qlorapp/core/nearest_name.hpp"
 
 namespace qlorapp::format {
@@ -23,11 +22,6 @@ void one_of(std::string_view name, const std::string& value, const std::vector<s
 void BitsAndBytesConfig::validate() const {
   if (bnb_4bit_compute_dtype) one_of("bnb_4bit_compute_dtype", *bnb_4bit_compute_dtype, {"float32", "float16", "bfloat16"});
   one_of("bnb_4bit_quant_type", bnb_4bit_quant_type, {"nf4", "fp4"});
-  if (bnb_4bit_quant_storage) {
-    one_of("bnb_4bit_quant_storage", *bnb_4bit_quant_storage, {"uint8", "int8", "float16", "bfloat16", "float32", "float64"});
-  }
-  one_of("quant_method", quant_method, {"bitsandbytes"});
-  apply_field_status(*this, kWhere);
 }
 
 }  // namespace qlorapp::format

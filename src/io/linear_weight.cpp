@@ -119,8 +119,8 @@ QuantizedTensor quantized_of_tensors(const std::map<std::string, at::Tensor>& te
   for (const auto& [key, tensor] : tensors) {
     if (key.starts_with(prefix)) states.push_back(&tensor);
   }
-  QLORAPP_CHECK_FORMAT(states.size() == 1, "[load] ", where, ": a four-bit weight must have one quant_state; it has ", states.size(),
-                       ". Quantize the model again.");
+  QLORAPP_CHECK_FORMAT(states.size() == 1, "[load] ", where, ": a four-bit weight must have one quant_state; it has ",
+                       states.size(), ". Quantize the model again.");
   const at::Tensor blob = states[0]->cpu().contiguous();
   QLORAPP_CHECK_FORMAT(blob.scalar_type() == at::kByte && blob.dim() == 1, "[load] ", where,
                        ": a quant_state must be uint8 with one dimension. Quantize the model again.");
@@ -128,28 +128,29 @@ QuantizedTensor quantized_of_tensors(const std::map<std::string, at::Tensor>& te
       format::parse_quant_state({static_cast<const char*>(blob.const_data_ptr()), static_cast<size_t>(blob.numel())}, where);
   const auto part = [&](const std::string& suffix, at::ScalarType dtype, int64_t elements) {
     const auto found = tensors.find(name + suffix);
-    QLORAPP_CHECK_FORMAT(
-        found != tensors.end() && found->second.scalar_type() == dtype && found->second.numel() == elements, "[load] ", where, suffix,
-        " must be there, ", at::toString(dtype), " with ", elements, " elements, by the quant_state. Quantize the model again.");
+    QLORAPP_CHECK_FORMAT(found != tensors.end() && found->second.scalar_type() == dtype && found->second.numel() == elements,
+                         "[load] ", where, suffix, " must be there, ", at::toString(dtype), " with ", elements,
+                         " elements, by the quant_state. Quantize the model again.");
     return found->second.flatten();
   };
   const auto packed = tensors.find(name);
   QLORAPP_CHECK_FORMAT(packed != tensors.end() && static_cast<int64_t>(packed->second.nbytes()) == state.packed_bytes(), "[load] ",
-                       where, " must have ", state.packed_bytes(), " bytes, by the shape of its quant_state ", state.shape, "; got ",
-                       packed == tensors.end() ? 0 : static_cast<int64_t>(packed->second.nbytes()), ". Quantize the model again.");
+                       where, " must have ", state.packed_bytes(), " bytes, by the shape of its quant_state ", state.shape,
+                       "; got ", packed == tensors.end() ? 0 : static_cast<int64_t>(packed->second.nbytes()),
+                       ". Quantize the model again.");
   QuantizedTensor weight =
       empty_quantized(state.shape, scalar_type_of(state.dtype, where),
                       {state.quant_type, state.block_size, state.double_quant, state.nested_block_size}, packed->second.device());
-  QLORAPP_CHECK_FORMAT(at::equal(part(".quant_map", at::kFloat, int64_t{16}).cpu(), code_book(weight.quant_type)), "[load] ",
-                       where, ": its code book is not the standard one of its quant_type; the weight cannot be read exactly.");
+  QLORAPP_CHECK_FORMAT(at::equal(part(".quant_map", at::kFloat, int64_t{16}).cpu(), code_book(weight.quant_type)), "[load] ", where,
+                       ": its code book is not the standard one of its quant_type; the weight cannot be read exactly.");
   const at::Tensor absmax = part(".absmax", state.double_quant ? at::kByte : at::kFloat, state.block_count());
   at::Tensor scales = absmax;
   if (state.double_quant) {
     scales = part(".nested_absmax", at::kFloat, state.nested_block_count());
     weight.nested_absmax.copy_(scales.view_as(weight.nested_absmax));
     weight.nested_offset.fill_(state.nested_offset);
-    QLORAPP_CHECK_FORMAT(at::equal(part(".nested_quant_map", at::kFloat, int64_t{256}).cpu(), nested_code_book()), "[load] ",
-                         where, ": its nested code book is not the standard dynamic map; the weight cannot be read exactly.");
+    QLORAPP_CHECK_FORMAT(at::equal(part(".nested_quant_map", at::kFloat, int64_t{256}).cpu(), nested_code_book()), "[load] ", where,
+                         ": its nested code book is not the standard dynamic map; the weight cannot be read exactly.");
   }
   QLORAPP_CHECK_FORMAT(scales.isfinite().all().item<bool>(), "[load] ", where,
                        ": its scales must be finite; they hold inf or nan. The file is damaged; fetch it again.");

@@ -10,7 +10,6 @@
 #include <nlohmann/json.hpp>
 
 #include "qlorapp/core/check.hpp"
-#include "qlorapp/core/field_status.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/format/config_json.hpp"
 #include "qlorapp/format/printable.hpp"
@@ -184,7 +183,6 @@ void LoraConfig::validate() const {
   for (const int64_t layer : layers_to_transform.value_or(std::vector<int64_t>{})) {
     QLORAPP_CHECK_VALUE(layer >= 0, "[LoraConfig] layers_to_transform must be indices from 0 up; got ", layer, '.');
   }
-  apply_field_status(*this, "LoraConfig");
   // Regular expressions are tried on a name, so that a broken one is found here and not in the middle of a model.
   if (target_modules.pattern && !is_all_linear(target_modules)) (void)compiled("target_modules", *target_modules.pattern);
   if (exclude_modules.pattern) (void)compiled("exclude_modules", *exclude_modules.pattern);

@@ -177,7 +177,8 @@ LogRecord Trainer::metrics_of_eval_data() {
     if (callbacks_.poll) callbacks_.poll();
     event(TrainerEvent::kPredictionStep);
   };
-  const EvalResult loss = qlorapp::evaluate(*model_, eval_data_, {size, /*exact_match=*/false, args_.logging_nan_inf_filter, after_each});
+  const EvalResult loss =
+      qlorapp::evaluate(*model_, eval_data_, {size, /*exact_match=*/false, args_.logging_nan_inf_filter, after_each});
   const double seconds = seconds_since(begin);
   LogRecord metrics;
   metrics.set("eval_loss", loss.mean_of_batches);

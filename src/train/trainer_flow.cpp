@@ -46,8 +46,7 @@ void Trainer::event(TrainerEvent event) {
 
 TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
   QLORAPP_CHECK_VALUE(batches_per_epoch_ > 0, "[trainer] the training data hold no rows.");
-  QLORAPP_CHECK_VALUE(args_.eval_strategy == "no" || !eval_data_.empty(), "[trainer] eval_strategy is ",
-                      args_.eval_strategy,
+  QLORAPP_CHECK_VALUE(args_.eval_strategy == "no" || !eval_data_.empty(), "[trainer] eval_strategy is ", args_.eval_strategy,
                       ", but there are no evaluation data. Give eval_dataset (--eval_data), or leave it \"no\".");
   QLORAPP_CHECK_VALUE(state_.arena == &model_->arena(),
                       "[trainer] another adapter is active than the one that this trainer was made for. "
@@ -90,7 +89,8 @@ void Trainer::run_epoch() {
   const bool only_its_end = state_.cursor.batch >= batches_per_epoch_;  // resumed after the last step of an epoch
   if (!only_its_end) event(TrainerEvent::kEpochBegin);
   const std::vector<int64_t> order =
-      only_its_end ? std::vector<int64_t>() : epoch_order(std::ssize(train_data_), state_.cursor.epoch, sampler_options(args_, train_data_));
+      only_its_end ? std::vector<int64_t>()
+                   : epoch_order(std::ssize(train_data_), state_.cursor.epoch, sampler_options(args_, train_data_));
   while (state_.cursor.batch < batches_per_epoch_ && state_.global_step < max_steps_ && !control_.should_training_stop &&
          !control_.should_epoch_stop) {
     const Window window = next_window(order);

@@ -4,7 +4,6 @@
 #include <string>
 
 #include "catch.hpp"
-#include "qlorapp/core/field_status.hpp"
 
 using namespace qlorapp;
 using format::Json;
@@ -23,22 +22,13 @@ struct Sample {
   NamesOrPattern modules;
   std::variant<bool, std::string> init = true;
   std::map<std::string, int64_t> ranks;
-  bool inert = false;
-  bool absent = false;
 
   static constexpr auto fields() {
-    return FieldTable{Field{"flag", &Sample::flag, ""},
-                      Field{"count", &Sample::count, ""},
-                      Field{"learning_rate", &Sample::rate, ""},
-                      Field{"name", &Sample::name, ""},
-                      Field{"names", &Sample::names, ""},
-                      Field{"layers", &Sample::layers, ""},
-                      Field{"limit", &Sample::limit, ""},
-                      Field{"modules", &Sample::modules, ""},
-                      Field{"init", &Sample::init, ""},
-                      Field{"ranks", &Sample::ranks, ""},
-                      Field{"inert", &Sample::inert, "", FieldStatus::kAcceptedAndSaid, "it is always so."},
-                      Field{"absent", &Sample::absent, "", FieldStatus::kRefused, "there is none. Leave it out."}};
+    return FieldTable{Field{"flag", &Sample::flag, ""},          Field{"count", &Sample::count, ""},
+                      Field{"learning_rate", &Sample::rate, ""}, Field{"name", &Sample::name, ""},
+                      Field{"names", &Sample::names, ""},        Field{"layers", &Sample::layers, ""},
+                      Field{"limit", &Sample::limit, ""},        Field{"modules", &Sample::modules, ""},
+                      Field{"init", &Sample::init, ""},          Field{"ranks", &Sample::ranks, ""}};
   }
   static constexpr std::array<Alias, 1> aliases() { return {Alias{"lr", "learning_rate"}}; }
 };
@@ -62,12 +52,12 @@ std::string error_of(const std::string& text) {
 TEST_CASE("every member type goes to JSON and back", "[format][cpu]") {
   const std::string text =
       R"({"flag":true,"count":-7,"learning_rate":0.0001,"name":"ü","names":["a","b"],"layers":[1,2],"limit":2.5,"modules":["q"],)"
-      R"("init":"gaussian","ranks":{"x":4},"inert":false,"absent":false})";
+      R"("init":"gaussian","ranks":{"x":4}})";
   REQUIRE(format::to_json(read(text)) == format::parse_json(text, "t"));
   REQUIRE(format::to_json(read(text)).dump() == text);  // and in the order of the table
   REQUIRE(format::to_json(Sample{}).dump() ==
           R"({"flag":false,"count":3,"learning_rate":0.5,"name":"linear","names":[],"layers":null,"limit":null,"modules":null,)"
-          R"("init":true,"ranks":{},"inert":false,"absent":false})");
+          R"("init":true,"ranks":{}})");
   REQUIRE(format::to_json(read(R"({"modules":".*_proj"})"))["modules"] == ".*_proj");
 }
 
@@ -117,16 +107,4 @@ TEST_CASE("unknown options suggest the nearest, one option under two spellings i
   Sample sample;
   REQUIRE_THROWS_AS(format::from_json(format::parse_json(R"({"count":5,"flag":0})", "t"), sample, "t"), TypeError);
   REQUIRE(sample.count == 3);
-}
-
-TEST_CASE("what has no effect is said once, what is refused says why", "[core][cpu]") {
-  std::vector<std::string> lines;
-  set_log_sink([&](LogLevel, std::string_view line) { lines.emplace_back(line); });
-  apply_field_status(read(R"({"inert":true})"), "Sample");
-  apply_field_status(read(R"({"inert":true})"), "Sample");
-  apply_field_status(Sample{}, "Sample");
-  set_log_sink({});
-  REQUIRE(lines == std::vector<std::string>{"[Sample] inert has no effect: it is always so."});
-  REQUIRE_THROWS_WITH(apply_field_status(read(R"({"absent":true})"), "Sample"),
-                      "[Sample] absent is not supported: there is none. Leave it out.");
 }

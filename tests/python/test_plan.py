@@ -34,7 +34,7 @@ def loaded(folder: pathlib.Path, **lora):
         dtype=torch.float32,
         device_map="cpu",
     )
-    return package.get_peft_model(model, package.LoraConfig(r=8, target_modules="all-linear", **lora))
+    return package.get_peft_model(model, package.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM", **lora))
 
 
 # --- the documentation
@@ -104,11 +104,9 @@ def test_python_and_the_command_plan_the_same_merge(use_dora):
 
 
 def test_python_plans_what_a_budget_chooses(here):
-    args = package.TrainingArguments(
-        bf16=True, optim="paged_adamw_8bit", per_device_train_batch_size=4, max_length=2048, memory_budget="8GiB"
-    )
+    args = package.TrainingArguments(bf16=True, optim="paged_adamw_8bit", per_device_train_batch_size=4, memory_budget="8GiB")
     lora = package.LoraConfig(r=16, target_modules="all-linear")
-    planned = package.plan("llama-3.1-8b", lora_config=lora, args=args, gpu="A10")
+    planned = package.plan("llama-3.1-8b", lora_config=lora, args=args, gpu="A10", max_seq_length=2048)
     said = qlorapp(
         "plan", "--model", "llama-3.1-8b", "--gpu", "A10", "--bf16", "--optim", "paged_adamw_8bit", "--r", 16, "--batch", 4, "--seq", 2048,
         "--memory_budget", "8GiB",
@@ -214,18 +212,18 @@ def test_a_measured_step_is_drawn_over_its_plan(here):
 
 
 def test_a_plan_of_a_loaded_model_can_be_measured(here, tmp_path):
-    args = package.TrainingArguments(output_dir="x", per_device_train_batch_size=4, max_length=128, eval_strategy="epoch")
+    args = package.TrainingArguments(per_device_train_batch_size=4, eval_strategy="epoch")
     model = loaded(here)
     before = [parameter.detach().clone() for parameter in model.parameters() if parameter.requires_grad]
-    plan = package.plan(model, args=args, measure=True)
+    plan = package.plan(model, args=args, max_seq_length=128, measure=True)
     assert all(torch.equal(a, b) for a, b in zip(before, (p for p in model.parameters() if p.requires_grad), strict=True))
     planned = max(phase["allocated"] for name, phase in plan.phases.items() if name not in ("load", "merge"))
     assert 0.97 * plan.measured <= planned <= 1.05 * plan.measured
     curve, said = curve_of(plan.svg(tmp_path / "both.svg"))
     assert max(curve) == pytest.approx(plan.measured, rel=0.01)
     assert said == pytest.approx(plan.measured, rel=0.05)
-    assert package.plan(model, args=args).measured is None
-    assert "polyline" not in package.plan(model, args=args).svg()
+    again = package.plan(model, args=args)
+    assert again.measured is None and "polyline" not in again.svg()
     with pytest.raises(ValueError, match="measure=True takes a step of a model that is loaded"):
         package.plan(here / "model", measure=True)
 
@@ -233,8 +231,8 @@ def test_a_plan_of_a_loaded_model_can_be_measured(here, tmp_path):
 def test_the_timeline_as_a_png(here, tmp_path):
     pytest.importorskip("matplotlib")
     model = loaded(here)
-    args = package.TrainingArguments(output_dir="x", per_device_train_batch_size=2, max_length=64)
-    package.plan(model, args=args, measure=True).png(tmp_path / "plan.png", budget="64MiB")
+    args = package.TrainingArguments(per_device_train_batch_size=2)
+    package.plan(model, args=args, max_seq_length=64, measure=True).png(tmp_path / "plan.png", budget="64MiB")
     data = (tmp_path / "plan.png").read_bytes()
     assert data.startswith(b"\x89PNG\r\n") and len(data) > 20_000
 
@@ -374,10 +372,10 @@ def test_a_config_that_lacks_a_key_is_refused_by_name(tmp_path):
 
 
 def test_a_plan_from_configs_is_that_of_the_loaded_model(here):
-    args = package.TrainingArguments(output_dir="x", per_device_train_batch_size=3, max_length=40)
+    args = package.TrainingArguments(per_device_train_batch_size=3)
     lora = package.LoraConfig(r=8, target_modules="all-linear")
-    by_config = package.plan(here / "model", lora_config=lora, args=args, gpu="cpu")
-    by_model = package.plan(loaded(here), args=args)
+    by_config = package.plan(here / "model", lora_config=lora, args=args, gpu="cpu", max_seq_length=40)
+    by_model = package.plan(loaded(here), args=args, max_seq_length=40)
     assert by_config.peak_allocated == by_model.peak_allocated > 0
     assert set(by_config.phases) == {"load", "forward", "loss", "backward", "optimizer step", "merge"}
     backward = by_config.phases["backward"]
@@ -399,18 +397,22 @@ def test_a_plan_from_configs_is_that_of_the_loaded_model(here):
 )
 def test_the_plan_of_a_loaded_model_is_that_of_its_trainer(here, options):
     """All of args counts, and a step taken to measure leaves the model as it was."""
-    args = package.TrainingArguments(output_dir="x", max_length=40, use_cpu=True, **options)
+    args = package.TrainingArguments(use_cpu=True, **options)
     by_configs = package.plan(
-        here / "model", lora_config=package.LoraConfig(r=8, target_modules="all-linear"), args=args, gpu="cpu"
+        here / "model",
+        lora_config=package.LoraConfig(r=8, target_modules="all-linear"),
+        args=args,
+        gpu="cpu",
+        max_seq_length=40,
     )
     model = loaded(here)
-    by_model = package.plan(model, args=args, measure=True)
+    by_model = package.plan(model, args=args, max_seq_length=40, measure=True)
     assert str(by_model) == str(by_configs)
     trains = max(phase["allocated"] for name, phase in by_model.phases.items() if name not in ("load", "merge"))
     assert by_model.measured == pytest.approx(trains, rel=0.05)
     assert not model.is_gradient_checkpointing
     del model
-    plain = package.plan(here / "model", args=package.TrainingArguments(output_dir="x", max_length=40), gpu="cpu")
+    plain = package.plan(here / "model", args=package.TrainingArguments(), gpu="cpu", max_seq_length=40)
     assert str(plain) != str(by_configs)
 
 
@@ -420,6 +422,20 @@ def test_batch_and_length_stand_in_for_the_arguments(here):
     assert large.phases["backward"]["tensors"] > small.phases["backward"]["tensors"]
     with pytest.raises(ValueError, match="gpu"):
         package.plan(here / "model", gpu="T1000000")
+    with pytest.raises(ValueError, match="lora_bias"):
+        package.plan(here / "model", gpu="T4", lora_config=package.LoraConfig(lora_bias=True))
+
+
+def test_trls_config_says_the_length_of_rows(here):
+    config = package.SFTConfig(per_device_train_batch_size=3, max_length=40, use_cpu=True, bf16=False)
+    args = package.TrainingArguments(
+        per_device_train_batch_size=3, use_cpu=True, gradient_checkpointing=config.gradient_checkpointing
+    )
+    asked, given = (
+        package.plan(here / "model", args=config, gpu="cpu"),
+        package.plan(here / "model", args=args, gpu="cpu", max_seq_length=40),
+    )
+    assert str(asked) == str(given) and "3 x 40 tokens" in asked.svg()
 
 
 def test_a_budget_below_what_loading_takes_says_so(here):

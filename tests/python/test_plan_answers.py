@@ -28,15 +28,14 @@ def test_the_dtype_that_is_planned_is_named_with_its_reason(gpu, asked, dtype, r
 
 
 def test_python_plans_in_the_dtype_of_the_command(caplog):
-    args = package.TrainingArguments(max_length=64)
     with caplog.at_level("INFO", logger="qlorapp"):
-        planned = package.plan("llama-3.2-1b", args=args, gpu="T4")
+        planned = package.plan("llama-3.2-1b", max_seq_length=64, gpu="T4")
     assert " at most in float16, in " in str(planned)
     assert (
         "plan: the run computes in float16: the checkpoint is bfloat16, and sm_75 has no bfloat16 arithmetic" in caplog.messages
     )
-    assert " at most in float32, in " in str(package.plan("llama-3.2-1b", args=args, gpu="T4", dtype="float32"))
-    assert " at most in bfloat16, in " in str(package.plan("llama-3.2-1b", args=args, gpu="A10"))
+    assert " at most in float32, in " in str(package.plan("llama-3.2-1b", max_seq_length=64, gpu="T4", dtype="float32"))
+    assert " at most in bfloat16, in " in str(package.plan("llama-3.2-1b", max_seq_length=64, gpu="A10"))
 
 
 def test_a_comparison_plans_the_same_dtype_and_takes_a_budget():

@@ -15,7 +15,7 @@ import pytest
 import qlorapp
 import torch
 from tiny_llama import folder  # noqa: F401  (a fixture)
-from tiny_trainer import made, rows, tokenizer
+from tiny_trainer import made, rows
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,6 @@ def test_other_threads_run_while_cpp_computes():
     [("parts.py", []), ("loop_by_hand.py", ["{folder}"]), ("finetune.py", ["{folder}", "{data}", "{out}"])],
 )
 def test_examples_run_and_their_loss_falls(folder, tmp_path, build_dir, example, arguments):
-    tokenizer().save_pretrained(folder)
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows()))
     words = [word.format(folder=folder, data=data, out=tmp_path / "out") for word in arguments]

@@ -16,25 +16,14 @@
 
 namespace qlorapp {
 
-/// What happens to a value that differs from the default.
-enum class FieldStatus {
-  kUsed,             ///< It has the effect that its documentation promises.
-  kAcceptedAndSaid,  ///< It changes nothing here; setting it logs one line that says why.
-  kRefused,          ///< Setting it is an error that says why and what to do instead.
-};
-
 template <class Config, class Value>
 struct Field {
   std::string_view name;
   Value Config::*member;
   std::string_view doc;
-  FieldStatus status = FieldStatus::kUsed;
-  std::string_view reason = "";  ///< Why it is accepted without effect, or refused.
 };
 template <class Config, class Value>
 Field(const char*, Value Config::*, const char*) -> Field<Config, Value>;
-template <class Config, class Value>
-Field(const char*, Value Config::*, const char*, FieldStatus, const char*) -> Field<Config, Value>;
 
 /// Another spelling that is understood.
 struct Alias {

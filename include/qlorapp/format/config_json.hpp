@@ -20,9 +20,9 @@
 #include <nlohmann/json.hpp>
 
 #include "qlorapp/core/check.hpp"
-#include "qlorapp/core/field_status.hpp"
 #include "qlorapp/core/field_table.hpp"
 #include "qlorapp/core/free_form.hpp"
+#include "qlorapp/core/log.hpp"
 #include "qlorapp/core/names_or_pattern.hpp"
 #include "qlorapp/core/nearest_name.hpp"
 #include "qlorapp/format/json.hpp"
@@ -34,6 +34,11 @@ template <class Config>
 concept HasFieldTable = requires {
   Config::fields();
 };
+
+/// Logs once that a name is older, and what it is called now.
+inline void say_older_name(std::string_view where, std::string_view alias, std::string_view name) {
+  log_warning_once(concat('[', where, "] ", alias, " is called ", name, " now; both are understood."));
+}
 
 namespace detail {
 

@@ -40,7 +40,6 @@ struct LoraConfig {
   NamesOrPattern exclude_modules;
   double lora_alpha = 8;
   double lora_dropout = 0.0;
-  bool fan_in_fan_out = false;
   std::string bias = "none";
   bool use_rslora = false;
   std::optional<std::vector<std::string>> modules_to_save;
@@ -49,30 +48,11 @@ struct LoraConfig {
   std::optional<std::vector<std::string>> layers_pattern;
   std::map<std::string, int64_t> rank_pattern;
   std::map<std::string, double> alpha_pattern;
-  FreeForm megatron_config;
-  std::string megatron_core = "megatron.core";
-  FreeForm trainable_token_indices;
   FreeForm loftq_config{"{}"};
-  FreeForm eva_config;
-  FreeForm corda_config;
-  FreeForm lora_ga_config;
   bool use_dora = false;
-  FreeForm velora_config;
-  std::optional<std::vector<int64_t>> alora_invocation_tokens;
-  bool use_qalora = false;
-  int64_t qalora_group_size = 16;
-  FreeForm monteclora_config;
-  FreeForm layer_replication;
-  FreeForm runtime_config{R"({"ephemeral_gpu_offload":false})"};
-  bool lora_bias = false;
-  std::optional<std::vector<std::string>> target_parameters;
-  FreeForm use_bdlora;
-  FreeForm arrow_config;
-  FreeForm kasa_config;
   bool ensure_weight_tying = false;
   std::optional<std::string> task_type = "CAUSAL_LM";
   std::string peft_type = "LORA";
-  FreeForm auto_mapping;
   std::optional<std::string> peft_version;
   std::optional<std::string> base_model_name_or_path;
   std::optional<std::string> revision;
@@ -80,7 +60,6 @@ struct LoraConfig {
 
   static constexpr auto fields() {
     using C = LoraConfig;
-    constexpr auto kRefused = FieldStatus::kRefused, kSaid = FieldStatus::kAcceptedAndSaid;
     return FieldTable{
         Field{"r", &C::r, "rank of the update; 1 … 65536"},
         Field{"target_modules", &C::target_modules,
@@ -90,8 +69,6 @@ struct LoraConfig {
               "modules to leave out of those: a list of names or ends, or one regular expression"},
         Field{"lora_alpha", &C::lora_alpha, "the update is scaled by lora_alpha / r; > 0"},
         Field{"lora_dropout", &C::lora_dropout, "share of the adapter's inputs that training zeroes; [0, 1)"},
-        Field{"fan_in_fan_out", &C::fan_in_fan_out, "the base stores weights as (in, out)", kSaid,
-              "the supported families store (out, in)"},
         Field{"bias", &C::bias,
               "which biases of the base train: none, all, or lora_only, those of layers with an adapter; the supported "
               "families have none"},
@@ -109,54 +86,16 @@ struct LoraConfig {
         Field{"rank_pattern", &C::rank_pattern, "ranks of their own: end of a module name, or regular expression for it → rank"},
         Field{"alpha_pattern", &C::alpha_pattern,
               "alphas of their own: end of a module name, or regular expression for it → alpha"},
-        Field{"megatron_config", &C::megatron_config, "arguments of Megatron's parallel layers", kRefused,
-              "models are of Hugging Face's layers. Leave it unset."},
-        Field{"megatron_core", &C::megatron_core, "the module that Megatron is imported from", kSaid, "Megatron is not used"},
-        Field{"trainable_token_indices", &C::trainable_token_indices, "rows of the embedding to train", kRefused,
-              "single rows are not trained by themselves. Name embed_tokens in modules_to_save to train the table."},
         Field{"loftq_config", &C::loftq_config,
               "with init_lora_weights=\"loftq\": {\"loftq_iter\": rounds of quantizing and decomposing, 1 unless given; "
               "\"loftq_bits\": 4}"},
-        Field{"eva_config", &C::eva_config, "settings of EVA", kRefused,
-              "EVA decomposes activations of a data set before training. Use init_lora_weights=true, \"orthogonal\" or "
-              "\"pissa\"."},
-        Field{"corda_config", &C::corda_config, "settings of CorDA", kRefused,
-              "CorDA decomposes covariances of a data set before training. Use init_lora_weights=\"pissa\"."},
-        Field{"lora_ga_config", &C::lora_ga_config, "settings of LoRA-GA", kRefused,
-              "LoRA-GA decomposes gradients of the base weights, which a four-bit base does not have. Use "
-              "init_lora_weights=\"pissa\"."},
         Field{"use_dora", &C::use_dora,
               "weight-decomposed adapters: a trained magnitude for each row of the sum of base and update"},
-        Field{"velora_config", &C::velora_config, "settings of VeLoRA", kRefused,
-              "activations are kept whole or formed again (gradient_checkpointing). Leave it unset."},
-        Field{"alora_invocation_tokens", &C::alora_invocation_tokens, "tokens from which an activated adapter counts", kRefused,
-              "an adapter here counts for all tokens. Leave it unset."},
-        Field{"use_qalora", &C::use_qalora, "adapters over pooled inputs, for GPTQ's bases", kRefused,
-              "the base is in bitsandbytes' form. Leave it false."},
-        Field{"qalora_group_size", &C::qalora_group_size, "inputs to a pool with use_qalora", kSaid, "there is no QA-LoRA here"},
-        Field{"monteclora_config", &C::monteclora_config, "settings of MonteCLoRA", kRefused,
-              "adapters have one value each. Leave it unset."},
-        Field{"layer_replication", &C::layer_replication, "layers to stack more than once", kRefused,
-              "a model has the layers of its config. Leave it unset."},
-        Field{"runtime_config", &C::runtime_config, "where parts of PEFT's own code run; never saved", kSaid,
-              "everything is on one device"},
-        Field{"lora_bias", &C::lora_bias, "a bias on B", kRefused,
-              "the supported families have no bias for it to be merged into. Leave it false."},
-        Field{"target_parameters", &C::target_parameters, "bare parameters to adapt, as experts have", kRefused,
-              "the supported families have linear layers only: name them in target_modules."},
-        Field{"use_bdlora", &C::use_bdlora, "block-diagonal adapters", kRefused,
-              "they serve several devices in inference. Leave it unset."},
-        Field{"arrow_config", &C::arrow_config, "settings of Arrow routing", kRefused,
-              "one adapter is active at a time. Leave it unset."},
-        Field{"kasa_config", &C::kasa_config, "settings of KaSA", kRefused,
-              "it changes the base weights. Use use_dora or plain LoRA."},
         Field{"ensure_weight_tying", &C::ensure_weight_tying,
               "with modules_to_save and a tied head: one table stays embedding and head; false trains the named one away from "
               "the other"},
         Field{"task_type", &C::task_type, "CAUSAL_LM"},
         Field{"peft_type", &C::peft_type, "LORA"},
-        Field{"auto_mapping", &C::auto_mapping, "the class of a model that transformers does not know", kSaid,
-              "families are known by config.json"},
         Field{"peft_version", &C::peft_version, "which PEFT wrote the file that the config was read from"},
         Field{"base_model_name_or_path", &C::base_model_name_or_path,
               "the base model of a config that was read; what is saved names the model that it was trained on"},
@@ -167,7 +106,7 @@ struct LoraConfig {
     return {Alias{"lora_r", "r"}, Alias{"alpha", "lora_alpha"}, Alias{"lora_target_modules", "target_modules"}};
   }
 
-  /// @throws ValueError naming the field: outside its range, at odds with another, no regular expression, or refused.
+  /// @throws ValueError naming the field: outside its range, at odds with another, or no regular expression.
   void validate() const;
 
   /// Does this linear layer get an adapter? PEFT's rules: a list matches whole names and ends that begin at a dot, a string must

@@ -25,9 +25,7 @@
 namespace qlorapp {
 
 struct TrainingArguments : RunArguments, LoggingArguments {
-  static constexpr auto fields() {
-    return FieldTable{RunArguments::fields(), LoggingArguments::fields()};
-  }
+  static constexpr auto fields() { return FieldTable{RunArguments::fields(), LoggingArguments::fields()}; }
   static constexpr std::array<Alias, 6> aliases() {
     return {Alias{"evaluation_strategy", "eval_strategy", kOlder},
             Alias{"no_cuda", "use_cpu", kOlder},

@@ -21,6 +21,7 @@ from .parameter_counts import count_by_elements
 from .quantizer import METHOD, quantizer_of
 
 _log = logging.getLogger("qlorapp")
+_CONFIG: Any = BitsAndBytesConfig  # whose methods have no types
 
 #: Options of transformers that change nothing of a model that C++ loads onto one device.
 _NO_EFFECT = {
@@ -57,7 +58,7 @@ def build(folder: pathlib.Path, config: Any, core: Any, quantized: BitsAndBytesC
         model.requires_grad_(False)
         model.is_loaded_in_4bit = model.is_quantized = True
         model.config.quantization_config, model.hf_quantizer = quantizer_of(
-            (quantized or BitsAndBytesConfig(load_in_4bit=True)).to_dict()
+            (quantized or _CONFIG(load_in_4bit=True)).to_dict()
         )
         model.quantization_method = METHOD
         count_by_elements(model)
@@ -143,7 +144,7 @@ class AutoModelForCausalLM:
             **quantizer_options.of(quantized),
         )
         if isinstance(stored, dict):
-            quantized = BitsAndBytesConfig.from_dict(stored)
+            quantized = _CONFIG.from_dict(stored)
         config.dtype = wanted
         config._name_or_path = os.fspath(pretrained_model_name_or_path)
         return build(folder, config, core, quantized)
@@ -170,7 +171,7 @@ class AutoModelForSequenceClassification(AutoModelForCausalLM):
 class AutoPeftModelForCausalLM(peft.AutoPeftModelForCausalLM):
     """PEFT's own, whose base is loaded by this library's AutoModelForCausalLM."""
 
-    _target_class = AutoModelForCausalLM
+    _target_class: Any = AutoModelForCausalLM
 
 
 def _device_of(device_map: Any, quantized: bool) -> torch.device:
@@ -218,9 +219,9 @@ def _model_or_adapter(name: str, **hub: Any) -> pathlib.Path:
 def _quantization(given: Any, load_in_4bit: bool) -> BitsAndBytesConfig:
     """transformers' config from itself or a dict; what load_in_4bit means without one."""
     if given is None:
-        given = BitsAndBytesConfig(load_in_4bit=load_in_4bit)
+        given = _CONFIG(load_in_4bit=load_in_4bit)
     elif isinstance(given, dict):
-        given = BitsAndBytesConfig.from_dict(given)
+        given = _CONFIG.from_dict(given)
     if not isinstance(given, BitsAndBytesConfig):
         raise TypeError(
             f"[from_pretrained] quantization_config must be a BitsAndBytesConfig or a dict; got {type(given).__name__}."

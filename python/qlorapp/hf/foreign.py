@@ -93,7 +93,8 @@ def load(
             f"[from_pretrained] the folder is quantized already, by {method!r}. Leave out quantization_config, or start from float weights."
         )
     if four_bit:  # in bitsandbytes' format: its codes are taken as they are
-        fields = {**transformers.BitsAndBytesConfig.from_dict(stored).to_dict(), "quant_method": METHOD}
+        kind: Any = transformers.BitsAndBytesConfig  # it has no types
+        fields = {**kind.from_dict(stored).to_dict(), "quant_method": METHOD}
         del fields["load_in_4bit"]  # by this name transformers knows bitsandbytes' folders, before it looks at the method
         register()
         more["config"] = more.get("config") or transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)

@@ -21,5 +21,7 @@ def prepare_model_for_kbit_training(
     model.requires_grad_(False)
     if use_gradient_checkpointing:
         model.enable_input_require_grads()  # a re-entrant block of a frozen base computes no gradient without it
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=gradient_checkpointing_kwargs)
+        # transformers 5.23 gave it this name
+        enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+        enable(gradient_checkpointing_kwargs)
     return model

@@ -13,13 +13,13 @@ from . import rows
 Parts = list[tuple[str, bool]]
 
 
-class FirstRow(transformers.TrainerCallback):  # type: ignore[misc]  # it has no types
+class FirstRow(transformers.TrainerCallback):
     """Shows what the trainer's own data set and collator make of row 0: marked in a notebook, between « and » elsewhere."""
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, processing_class: Any = None, train_dataloader: Any = None, **given: Any
     ) -> None:
-        dataset = getattr(train_dataloader, "dataset", None)
+        dataset: Any = getattr(train_dataloader, "dataset", None)
         if not (state.is_world_process_zero and hasattr(dataset, "__getitem__") and hasattr(processing_class, "decode")):
             return
         try:
@@ -28,7 +28,7 @@ class FirstRow(transformers.TrainerCallback):  # type: ignore[misc]  # it has no
             return  # no row of tokens and labels
         parts = parts_of(row.input_ids[: row.lengths[0]], row.labels, processing_class)
         if _in_notebook():
-            from IPython.display import HTML, display  # type: ignore[import-not-found]  # the kernel's
+            from IPython.display import HTML, display
 
             text = "".join(f"<mark>{html.escape(text)}</mark>" if trained else html.escape(text) for text, trained in parts)
             display(HTML(f"<details open><summary>First row; what is marked is trained</summary><pre>{text}</pre></details>"))
