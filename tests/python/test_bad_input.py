@@ -280,7 +280,6 @@ OPTIONS = [
     Case("eight bits", [*TRAIN, "--load_in_8bit"], ["load_in_8bit is not supported", "four bits"]),
     Case("quant_type and its other name", [*TRAIN, "--quant_type", "nf4", "--bnb_4bit_quant_type", "fp4"], ["--quant_type and --bnb_4bit_quant_type are the same option"]),
     Case("bnb_4bit_quant_type", [*TRAIN, "--bnb_4bit_quant_type", "nf5"], ["quant_type", "nf4 or fp4", "nf5"]),
-    Case("bnb_4bit_quant_storage", [*TRAIN, "--bnb_4bit_quant_storage", "int3"], ["bnb_4bit_quant_storage", "uint8", "int3"]),
     *[Case(f"a name on the hub, {command[0]}", [command[0], "--model", "HuggingFaceTB/SmolLM2-135M", *command[3:]],
            ["there is no folder 'HuggingFaceTB/SmolLM2-135M'", "hf download HuggingFaceTB/SmolLM2-135M --local-dir SmolLM2-135M", "--model SmolLM2-135M"])
       for command in (TRAIN, QUANTIZE, MERGE, EVAL, GENERATE)],
