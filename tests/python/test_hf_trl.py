@@ -234,7 +234,9 @@ def test_unmodified_trainers_beside_bitsandbytes(folder, tmp_path, name):
     pytest.importorskip("bitsandbytes")
     script = SCRIPTS[name]
     models = ours(folder), theirs(folder)
-    for model in models:  # or TRL rounds the adapters of both to bfloat16, and one rounding that falls otherwise is 1e-5 of a loss
+    for (
+        model
+    ) in models:  # or TRL rounds the adapters of both to bfloat16, and one rounding that falls otherwise is 1e-5 of a loss
         model.get_base_model().is_loaded_in_4bit = False
     mine, other = (script(model, str(tmp_path)) for model in models)
     assert not engine_of(models[0].get_base_model())._told
