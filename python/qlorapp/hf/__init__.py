@@ -5,7 +5,7 @@ import importlib.metadata
 import logging
 
 #: {package: (the oldest and the newest minor version that the tests were run with)}
-TESTED = {"transformers": ((5, 22), (5, 23)), "peft": ((0, 20), (0, 21)), "trl": ((1, 8), (1, 16))}
+TESTED = {"transformers": ((5, 22), (5, 23)), "peft": ((0, 20), (0, 21)), "trl": ((1, 16), (1, 16))}
 
 
 def _check(versions: dict[str, str]) -> None:
