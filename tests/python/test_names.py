@@ -92,3 +92,15 @@ def test_the_docstrings_of_the_classes_are_complete_by_themselves(name):
     assert len(kind.__doc__.splitlines()) >= 3 and ".hpp" not in kind.__doc__
     for member in ("quantize", "dequantize", "weigh", "add", "mean_loss"):
         assert not hasattr(kind, member) or len(getattr(kind, member).__doc__.splitlines()) >= 3, member
+
+
+def test_packages_outside_of_what_was_tested_are_named_with_the_range(caplog):
+    from qlorapp import hf
+
+    newest = {package: f"{major}.{minor}.3" for package, (_, (major, minor)) in hf.TESTED.items()}
+    hf._check(newest)
+    assert not caplog.records
+    hf._check({**newest, "peft": "99.0.0.dev1"})
+    assert "peft 99.0.0.dev1 is newer than what was tested (0.20 to" in caplog.text
+    with pytest.raises(ImportError, match=r"needs transformers 5\.22 to 5\.\d+; 4\.57\.1 is installed: pip install -U"):
+        hf._check({**newest, "transformers": "4.57.1"})

@@ -440,3 +440,13 @@ def test_a_budget_below_what_loading_takes_says_so(here):
     result = qlorapp("plan", "--model", "model", "--gpu", "cpu", "--seq", 40, "--memory_budget", "900KiB", cwd=here)
     assert result.returncode == 2
     assert re.search(r"\[memory_budget\] 900 KiB are not enough: loading the model takes .* MiB", result.stderr), result.stderr
+
+
+def test_what_a_plan_does_not_count_is_said(here, caplog):
+    with caplog.at_level("WARNING", logger="qlorapp"):
+        plain = package.plan(here / "model", lora_config=package.LoraConfig(r=4), gpu="T4", batch=1, max_seq_length=64)
+        assert not caplog.records
+        other = package.plan(
+            here / "model", lora_config=package.LoraConfig(r=4, lora_bias=True), gpu="T4", batch=1, max_seq_length=64
+        )
+    assert "lora_bias: PEFT's code computes it" in caplog.text and plain.peak_allocated == other.peak_allocated
