@@ -38,7 +38,8 @@ def lora_config(config: Any) -> str:
     if config is None:
         return "{}"
     known, values = {row[0] for row in _C.lora_config_fields()}, plain(config)
-    neutral = plain(type(config)()) if dataclasses.is_dataclass(config) else {}
+    kind: Any = type(config)
+    neutral = plain(kind()) if dataclasses.is_dataclass(config) else {}
     if others := sorted(name for name, value in values.items() if name not in known and value and value != neutral.get(name)):
         _C.log_warning_once(f"[LoraConfig] {', '.join(others)}: PEFT's code computes it, and C++ does not count its memory.")
     return json.dumps({name: value for name, value in values.items() if name in known})

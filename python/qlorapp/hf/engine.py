@@ -4,7 +4,7 @@
 import dataclasses
 import json
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -46,8 +46,7 @@ class Frozen:
     pointer: int
 
 
-@dataclasses.dataclass(frozen=True)
-class AdapterLayer:
+class AdapterLayer(NamedTuple):
     """What PEFT's layer over one projection holds under one adapter's name."""
 
     path: str

@@ -8,8 +8,14 @@ frozen and unchanged, and one adapter at most is active that C++ computes.
 from typing import Any
 
 import torch
+from peft.tuners.lora import Linear
 
 from .engine import AdapterLayer, Engine, Place
+from .lora4bit import Lora4bitLinear
+
+#: PEFT's layer, and ours over four bits. Children and parameters of modules are read from their dicts below: this runs in every pass,
+#: and torch's attribute access takes ten times as long.
+_KINDS: tuple[Any, ...] = (Linear, Lora4bitLinear)
 
 
 def why_not(engine: Engine, model: Any, needs_gradients: bool, below: str = "") -> str:
@@ -41,9 +47,11 @@ def _changed(place: Place) -> str:
 
 
 def _has_hooks(module: torch.nn.Module) -> bool:
-    if module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+    held = module.__dict__
+    if held["_forward_pre_hooks"] or held["_backward_hooks"] or held["_backward_pre_hooks"]:
         return True
-    return any(not _changes_nothing(hook) for hook in module._forward_hooks.values())
+    hooks = held["_forward_hooks"]
+    return bool(hooks) and any(not _changes_nothing(hook) for hook in hooks.values())
 
 
 def _changes_nothing(hook: Any) -> bool:
@@ -64,9 +72,9 @@ def _adapters(engine: Engine) -> str:
             if reason := _changed(place):
                 return reason
             continue
-        if not _is_peft_linear(module) or module.base_layer is not place.module:
+        if not _is_peft_linear(module) or module._modules["base_layer"] is not place.module:
             return f"{place.path} was replaced"
-        if reason := _changed_below(place, module):
+        if reason := _changed_below(place):
             return reason
         if module.merged_adapters:
             return f"adapters are merged into {place.path}"
@@ -74,7 +82,8 @@ def _adapters(engine: Engine) -> str:
             disabled = module.disable_adapters
         elif disabled != module.disable_adapters:
             return "adapters are disabled in some layers alone"
-        active = [one for one in module.active_adapters if one in module.lora_A]
+        known = module._modules["lora_A"]._modules
+        active = [one for one in module.active_adapters if one in known]
         if not active:
             continue
         if len(active) > 1 or (name is not None and active[0] != name):
@@ -94,37 +103,40 @@ def _adapters(engine: Engine) -> str:
 
 
 def _is_peft_linear(module: Any) -> bool:
-    from peft.tuners.lora import Linear
-
-    from .lora4bit import Lora4bitLinear
-
-    kinds: tuple[Any, ...] = (Linear, Lora4bitLinear)
-    return type(module) in kinds and "forward" not in vars(module) and not _has_hooks(module)
+    return type(module) in _KINDS and "forward" not in module.__dict__ and not _has_hooks(module)
 
 
-def _changed_below(place: Place, module: Any) -> str:
-    base = module.base_layer
-    hooked = _has_hooks(base)
-    if type(base) is not place.kind or place.kind.forward is not place.forward or "forward" in vars(base):
+def _changed_below(place: Place) -> str:
+    base = place.module
+    if type(base) is not place.kind or place.kind.forward is not place.forward or "forward" in base.__dict__:
         return f"the forward of {place.path} was replaced"
-    return f"{place.path} has hooks" if hooked else ""
+    return f"{place.path} has hooks" if _has_hooks(base) else ""
 
 
 def _layer(path: str, module: Any, name: str) -> AdapterLayer | str:
     """The adapter's part over one projection, or why C++ does not compute it."""
-    parts: tuple[Any, Any, Any] = (module.lora_A[name], module.lora_B[name], module.lora_dropout[name])
-    a, b, dropout = parts
+    children = module._modules
+    parts: Any = [children[kind]._modules[name] for kind in ("lora_A", "lora_B", "lora_dropout")]
+    linear_a, linear_b, dropout = parts
     if name in module.lora_variant:
         return f"{type(module.lora_variant[name]).__name__} over {path}"
-    if type(a) is not torch.nn.Linear or type(b) is not torch.nn.Linear or b.bias is not None:
+    if (
+        type(linear_a) is not torch.nn.Linear
+        or type(linear_b) is not torch.nn.Linear
+        or linear_b._parameters["bias"] is not None
+    ):
         return f"an adapter with bias over {path}"
     if type(dropout) not in (torch.nn.Dropout, torch.nn.Identity):
         return f"{type(dropout).__name__} over {path}"
-    if any(_has_hooks(part) or "forward" in vars(part) for part in parts):
-        return f"the adapter over {path} has hooks"
-    if a.weight.dtype != torch.float32 or b.weight.dtype != torch.float32:
+    for part in parts:
+        if "forward" in part.__dict__ or _has_hooks(part):
+            return f"the adapter over {path} has hooks"
+    a: Any = linear_a._parameters["weight"]
+    b: Any = linear_b._parameters["weight"]
+    if a.dtype != torch.float32 or b.dtype != torch.float32:
         return f"the adapter over {path} is not float32"
-    if a.weight.device != module.base_layer.weight.device or b.weight.device != module.base_layer.weight.device:
+    here = children["base_layer"]._parameters["weight"].device
+    if a.device != here or b.device != here:
         return f"the adapter over {path} is on another device"
-    rate = dropout.p if isinstance(dropout, torch.nn.Dropout) else 0.0
-    return AdapterLayer(path, a.weight, b.weight, a.weight.shape[0], float(module.scaling[name]), rate)
+    rate = dropout.p if type(dropout) is torch.nn.Dropout else 0.0
+    return AdapterLayer(path, a, b, a.shape[0], float(module.scaling[name]), rate)
