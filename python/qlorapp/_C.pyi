@@ -75,6 +75,8 @@ class CausalLM:
     @property
     def embed_tokens(self) -> torch.Tensor:
         """The table, where it is now."""
+    def move_embedding(self, to_host: bool) -> None:
+        """The table alone, between GPU and pinned host memory; the other settings of memory stay."""
     @property
     def segments(self) -> list[tuple[int, int, str]]:
         """[(begin, end, what is kept)]"""

@@ -122,7 +122,10 @@ def plan(
         core = _core_of(model)
         planned = _C.plan_model(core, json.dumps(options))
         if measure:
-            planned.measure(core)
+            try:
+                planned.measure(core)
+            finally:
+                _follow(model)
         return MemoryPlan(planned, f"{planned.batch} x {length} tokens")
     if measure:
         raise ValueError(
@@ -172,6 +175,15 @@ def _core_of(model: Any, where: str = "plan") -> _C.CausalLM:
     engine.keep(kept_by(base, training=True))
     core: _C.CausalLM = engine.core
     return core
+
+
+def _follow(model: Any) -> None:
+    """A step that was measured may have moved the embedding."""
+    from .hf.forward import engine_of
+    from .hf.loop_predicate import levels_of
+
+    if isinstance(model, torch.nn.Module) and (engine := engine_of(levels_of(model)[-1])) is not None:
+        engine.follow()
 
 
 def _bytes(what: str, amount: int | str | None) -> int | None:

@@ -60,6 +60,9 @@ class Linear4bit(torch.nn.Linear):
         self.of_conv1d = of_conv1d
         self.quant_state: _C.QuantizedTensor | None = None
 
+    def reset_parameters(self) -> None:
+        """Nothing: values come with take()."""
+
     @classmethod
     def of(cls, weight: _C.QuantizedTensor) -> "Linear4bit":
         """A layer without bias that shares the weight's memory."""

@@ -169,6 +169,14 @@ void bind_model(py::module_& m) {
           py::kw_only(), py::arg("loss_chunk_rows") = 0, py::arg("mlp_tile_rows") = 0, py::arg("weight_workspace") = "layer",
           py::arg("embedding_on_host") = false, NoGil(), "include/qlorapp/nn/memory_settings.hpp")
       .def_property_readonly("embed_tokens", &CausalLM::embed_tokens, "The table, where it is now.")
+      .def(
+          "move_embedding",
+          [](CausalLM& self, bool to_host) {
+            MemorySettings settings = self.memory();
+            settings.embedding_on_host = to_host;
+            self.set_memory(settings);
+          },
+          py::arg("to_host"), NoGil(), "The table alone, between GPU and pinned host memory; the other settings of memory stay.")
       .def_property_readonly("segments", &segments, "[(begin, end, what is kept)]")
       .def(
           "forward_backward",

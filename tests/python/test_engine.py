@@ -28,6 +28,16 @@ from tiny_llama import ragged_batch
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 
 
+@pytest.fixture(params=[False, True], ids=["", "ahead"])
+def ahead(request):
+    """As on a GPU, which computes while the modules are looked at; or not."""
+
+    def switch(model):
+        base(model).forward.engine.runs_ahead = request.param
+
+    return switch
+
+
 class TestModel:
     def test_it_is_transformers_own_class_over_linear4bit(self, folder):
         model = load(folder)
@@ -161,8 +171,9 @@ class TestSwitch:
     """What the engine does not compute is computed by transformers, and the reason logged once."""
 
     @pytest.mark.parametrize("case", CHANGES)
-    def test_a_change_is_seen(self, folder, case, caplog):
+    def test_a_change_is_seen(self, folder, case, caplog, ahead):
         model, batch = with_lora(load(folder)), ragged_batch()
+        ahead(model)
         before = float(model(**batch).loss)
         assert not reasons(model)
         with caplog.at_level(logging.INFO, logger="qlorapp"):
@@ -312,8 +323,9 @@ class TestGenerate:
                 tokens = torch.cat([tokens, new], 1)
         assert torch.equal(tokens, expected) and passes["cached"] == 12
 
-    def test_a_change_in_the_middle_goes_on_by_transformers(self, folder):
+    def test_a_change_in_the_middle_goes_on_by_transformers(self, folder, ahead):
         model, prompts = load(folder), self.prompts()
+        ahead(model)
         whole = model.generate(**prompts, max_new_tokens=4, eos_token_id=None, pad_token_id=0)
         with torch.no_grad():
             output = model(**prompts, use_cache=True)
@@ -323,6 +335,21 @@ class TestGenerate:
             positions = (mask.cumsum(-1) - 1)[:, -1:]
             after = model(new, attention_mask=mask, position_ids=positions, past_key_values=output.past_key_values)
         assert torch.equal(after.logits[:, -1].argmax(-1), whole[:, 10])
+
+    def test_another_adapter_in_the_middle(self, folder, ahead):
+        model, ids = with_lora(load(folder)), self.prompts()["input_ids"][:1]
+        ahead(model)
+        with torch.no_grad():
+            past = model(ids, use_cache=True).past_key_values
+            with model.disable_adapter():
+                base_alone = model(ids[:, :1], past_key_values=past).logits
+            past.crop(-1)
+            adapted = model(ids[:, :1], past_key_values=past).logits
+            assert past.get_seq_length() == ids.shape[1] + 1 and not reasons(model)
+            with transformers_alone(model):
+                past = model(ids, use_cache=True).past_key_values
+                torch.testing.assert_close(adapted, model(ids[:, :1], past_key_values=past).logits)
+        assert not torch.equal(adapted, base_alone)
 
     def test_threads(self, folder):
         """Two texts at once do not mix: each has its own cache."""

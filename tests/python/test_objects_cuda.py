@@ -94,6 +94,7 @@ def test_an_embedding_on_the_host_leaves_the_gpu_and_changes_no_loss(folder, tmp
 FREED = """
 import sys, torch
 sys.path[:0] = sys.argv[3:]
+import conftest
 from test_objects_cuda import run
 def freed(**options):
     before = torch.cuda.memory_stats()["segment.all.freed"]

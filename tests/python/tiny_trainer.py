@@ -42,7 +42,7 @@ def adapted(model, **lora):
     )
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.02)
+            parameter.data.copy_(torch.randn(parameter.shape) * 0.02)  # the same numbers on every device
     return model
 
 

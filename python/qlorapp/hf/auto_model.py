@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """AutoModelForCausalLM: transformers' own model over Linear4bit layers, filled by the C++ loader."""
 
+import concurrent.futures
 import logging
 import os
 import pathlib
@@ -10,6 +11,7 @@ import peft
 import torch
 import transformers
 from transformers import BitsAndBytesConfig
+from transformers.initialization import no_init_weights
 
 from .. import _C, quantizer_options
 from ..hub import adapter_folder, folder_of
@@ -32,15 +34,19 @@ _NO_EFFECT = {
 _OFF = {"force_download", "ignore_mismatched_sizes", "output_loading_info"}
 
 
-def build(folder: pathlib.Path, config: Any, core: Any, quantized: BitsAndBytesConfig | None) -> Any:
-    """transformers' model of the config around the C++ model's tensors, with the engine attached. In evaluation mode.
+def _skeleton(config: Any) -> Any:
+    """transformers' model of the config, without memory."""
+    kind: Any = transformers.AutoModelForCausalLM._model_mapping[type(config)]  # transformers' table of classes
+    with torch.device("meta"), no_init_weights():
+        return kind(config)
+
+
+def build(folder: pathlib.Path, model: Any, core: Any, quantized: BitsAndBytesConfig | None) -> Any:
+    """The skeleton with the C++ model's tensors in it and the engine attached, in evaluation mode.
 
     Nothing is copied: parameters are the C++ model's tensors. A base in four bits is frozen.
     """
-    kind: Any = transformers.AutoModelForCausalLM._model_mapping[type(config)]  # transformers' table of classes
-    with torch.device("meta"):
-        model = kind(config)
-    four_bit = False
+    config, four_bit = model.config, False
     for path, weight in core.named_weights():
         parent, name = model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]
         if isinstance(weight, _C.QuantizedTensor):
@@ -134,18 +140,20 @@ class AutoModelForCausalLM:
             settled = quantized if quantized.load_in_4bit else None
             wanted = _C.dtype_on(str(device), wanted)
             return foreign.load(folder, config, settled, wanted, device, cls._auto, config=config, **options)
-        core = _C.load_model(
-            str(folder),
-            compute_dtype=wanted,
-            load_in_4bit=quantized.load_in_4bit,
-            device=device,
-            **quantizer_options.of(quantized),
-        )
-        if isinstance(stored, dict):
-            quantized = _CONFIG.from_dict(stored)
         config.dtype = wanted
         config._name_or_path = os.fspath(pretrained_model_name_or_path)
-        return build(folder, config, core, quantized)
+        with concurrent.futures.ThreadPoolExecutor(1) as beside:  # C++ reads and quantizes meanwhile, and sees Ctrl-C
+            skeleton = beside.submit(_skeleton, config)
+            core = _C.load_model(
+                str(folder),
+                compute_dtype=wanted,
+                load_in_4bit=quantized.load_in_4bit,
+                device=device,
+                **quantizer_options.of(quantized),
+            )
+        if isinstance(stored, dict):
+            quantized = _CONFIG.from_dict(stored)
+        return build(folder, skeleton.result(), core, quantized)
 
     @classmethod
     def _with_adapter(cls, folder: pathlib.Path, options: dict[str, Any]) -> Any:

@@ -76,6 +76,13 @@ class EngineCache(Cache):
             self.held.remove_last(-tokens_to_remove)
             self.columns += tokens_to_remove
 
+    def return_to(self, columns: int) -> None:
+        """As it was with that many positions."""
+        if columns == 0:
+            self.reset()
+        else:
+            self.crop(columns - self.columns)
+
     def as_dynamic(self, config: Any) -> DynamicCache:
         """A copy that transformers' own forward continues: rows padded on the left again."""
         cache = DynamicCache(config=config)

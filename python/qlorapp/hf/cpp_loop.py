@@ -146,6 +146,7 @@ class CppRun:
         self.started = time.time()
         trainer._run = self
         try:
+            self.engine.follow()
             with own_dtypes(self.engine.core.device):
                 self.core.train(folder)
             self._sync()
@@ -159,6 +160,7 @@ class CppRun:
             trainer.is_in_train = False
             del self.core  # which holds the hooks, and these the run
             self.engine.forget_keep()
+            self.engine.bring_embedding_back()
 
     def _show(self, loader: Any, max_steps: int) -> None:
         """What callbacks are given: an optimizer and a scheduler that tell the learning rate, and the loader of the same batches."""

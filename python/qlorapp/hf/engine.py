@@ -93,6 +93,11 @@ class Engine:
         self._made = 0
         self._names: dict[str, str] = {}
         self._shown: list[AdapterLayer] = []
+        #: The name in C++ of the adapter that was shown last; empty: the base alone.
+        self.shown = ""
+        #: A GPU computes a pass while the modules are looked at, as long as they were pristine the last time.
+        self.runs_ahead = core.device.type == "cuda"
+        self.was_pristine = False
         self._keep = "everything"
         self._told: set[str] = set()
 
@@ -114,13 +119,15 @@ class Engine:
         self._shown = layers or []
         if layers is None:
             self.core.enable_adapters(False)
+            self.shown = ""
             return
         self.core.enable_adapters(True)
         bound = self._bound.get(name)
         if bound is None or not self._is_current(bound, layers):
             self._move_in(name, layers)
-        if self.core.active_adapter != self._names[name]:
-            self.core.active_adapter = self._names[name]
+        self.shown = self._names[name]
+        if self.core.active_adapter != self.shown:
+            self.core.active_adapter = self.shown
 
     def active_parameters(self) -> list[torch.nn.Parameter]:
         """Those of the adapter that was shown last; none without one."""
@@ -164,6 +171,20 @@ class Engine:
         self._bound[name] = Bound(layers, pointers)
 
     # --- memory
+
+    def follow(self) -> None:
+        """Makes the embedding's parameter share memory with C++'s table again, which embedding_on_host moves."""
+        table = self.core.embed_tokens
+        for i, frozen in enumerate(self.base):
+            if frozen.path == "model.embed_tokens.weight" and frozen.pointer != table.data_ptr():
+                frozen.parameter.data = table
+                self.base[i] = dataclasses.replace(frozen, pointer=table.data_ptr())
+
+    def bring_embedding_back(self) -> None:
+        """To the device of the rest, where transformers' forward and model.device expect it."""
+        if self.core.embed_tokens.device != self.core.device:
+            self.core.move_embedding(False)
+            self.follow()
 
     def keep(self, keep: str) -> None:
         """What each block keeps for backward: parse_segments' language (nn/keep.hpp)."""

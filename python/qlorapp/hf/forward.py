@@ -47,6 +47,8 @@ class EngineForward:
         given = dict(zip(self._names, args, strict=False)) | kwargs
         computed = self._computed(model, given)
         if computed is None:
+            if self.engine is not None:
+                self.engine.bring_embedding_back()
             past = given.get("past_key_values")
             if isinstance(past, EngineCache):
                 given["past_key_values"] = past.as_dynamic(model.config)
@@ -57,17 +59,46 @@ class EngineForward:
         engine = self.engine
         if engine is None or not engine.enabled or torch.compiler.is_compiling():
             return None
-        reason = passes.beyond(engine, model, given) or why_not(engine, model, torch.is_grad_enabled())
-        if not reason:
-            try:
-                with own_dtypes(engine.core.device):
-                    if isinstance(given.get("past_key_values"), EngineCache) or passes.wants_cache(model, given):
-                        return passes.cached(engine, model, given)
-                    return passes.whole(engine, model, given)
-            except ValueError as error:  # rows that C++ does not lay out: transformers does, or says what is wrong
-                reason = str(error)
+        if reason := passes.beyond(engine, model, given):
+            engine.say_why(reason)
+            return None
+        past = given.get("past_key_values")
+        if not isinstance(past, EngineCache):
+            pass_over = passes.cached if passes.wants_cache(model, given) else passes.whole
+            return _served(engine, model, lambda: pass_over(engine, model, given))
+        columns = past.columns
+        return _served(engine, model, lambda: passes.cached(engine, model, given), lambda: past.return_to(columns))
+
+
+def _served(
+    engine: Engine, model: Any, compute: Callable[[], Any], undo: Callable[[], None] = lambda: None, below: str = ""
+) -> Any:
+    """What compute() returns, for a pristine model; for another None, and the reason is logged.
+
+    A GPU computes while the modules are looked at, if they were pristine the last time. undo() is called where that was for nothing.
+    """
+    gradients, computed = torch.is_grad_enabled(), None
+    drops = model.training and engine.core.lora_dropout > 0  # random numbers that are drawn are gone
+    ahead, engine.was_pristine = engine.runs_ahead and engine.was_pristine and not drops, False
+    try:
+        with own_dtypes(engine.core.device):
+            if ahead:
+                shown = engine.shown
+                computed = compute()
+                reason = why_not(engine, model, gradients, below)
+                if reason or engine.shown != shown:
+                    computed = None
+                    undo()
+            else:
+                reason = why_not(engine, model, gradients, below)
+            if not reason and computed is None:
+                computed = compute()
+    except ValueError as error:  # rows that C++ does not lay out: transformers does, or says what is wrong
+        reason = str(error)
+    engine.was_pristine = not reason
+    if reason:
         engine.say_why(reason)
-        return None
+    return computed
 
 
 class EngineBackbone(EngineForward):
@@ -90,16 +121,15 @@ class EngineBackbone(EngineForward):
             return None
         if given.get("past_key_values") is not None or passes.wants_cache(model, given):
             return None  # what transformers' own forward generates with
-        reason = passes.beyond(engine, model, given) or why_not(engine, model, torch.is_grad_enabled(), below="model")
-        if not reason:
-            try:
-                with own_dtypes(engine.core.device):
-                    batch, hidden = passes.hidden_states(engine, model, given)
-                    return BaseModelOutputWithPast(last_hidden_state=batch.pad(hidden))
-            except ValueError as error:
-                reason = str(error)
-        engine.say_why(reason)
-        return None
+        if reason := passes.beyond(engine, model, given):
+            engine.say_why(reason)
+            return None
+
+        def compute() -> BaseModelOutputWithPast:
+            batch, hidden = passes.hidden_states(engine, model, given)
+            return BaseModelOutputWithPast(last_hidden_state=batch.pad(hidden))
+
+        return _served(engine, model, compute, below="model")
 
 
 def engine_of(model: Any) -> Engine | None:
