@@ -5,11 +5,13 @@
 
 The checkpoint has random bf16 weights at the shape of Llama 3.1 8B or Llama 3.2 1B (benchmarks/load_cuda.py writes it). One process, in turn:
 
-    loading     the C++ loader alone, and AutoModelForCausalLM.from_pretrained with get_peft_model; medians, the files in the page cache
+    loading     the C++ loader alone, AutoModelForCausalLM.from_pretrained, and with get_peft_model; medians, the files in the page cache
     generate    greedy, a prompt of 64 tokens, 128 new ones, batch 1 and 8, without adapters: the engine; transformers' forward over the same
                 Linear4bit layers; transformers over bitsandbytes' layers where bitsandbytes is installed
     step        forward and backward of 1 x 2048 tokens, r = 16 on all linear layers, everything kept: CausalLM::forward_backward, the engine under
                 autograd, transformers' forward over Linear4bit
+    training    optimizer steps of the same rows with 8-bit AdamW and clipping, double quantization: Trainer.train() from Python, and
+                bench_train_step, which is C++ alone, in turn
 
 Prints device, shape, medians and ratios.
 """
@@ -18,8 +20,10 @@ import argparse
 import contextlib
 import gc
 import importlib.util
+import json
 import pathlib
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -74,6 +78,75 @@ def generate_lines(name: str, model, rounds: int, vocabulary: int) -> dict[int, 
     return rates
 
 
+def step_lines(model, rounds: int, vocabulary: int) -> None:
+    import torch
+
+    ids = torch.randint(5, vocabulary - 300, (1, SEQUENCE), device="cuda")
+
+    def step():
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        model.zero_grad()
+
+    autograd = median_of(rounds, step)
+    engine = model.get_base_model().forward.engine
+    batch = engine.core.unpad(ids, None, ids)
+    scale = torch.tensor(1.0 / SEQUENCE, device="cuda")
+    direct = median_of(rounds, lambda: engine.core.forward_backward(batch, scale))
+    with transformers_alone(model):
+        alone = median_of(1, step)
+    rates = [SEQUENCE / s for s in (direct, autograd, alone)]
+    print("step: C++ {:.0f}, engine under autograd {:.0f}, transformers over Linear4bit {:.0f} tokens/s".format(*rates))
+    print(f"engine/C++ {rates[1] / rates[0]:.3f}  engine/transformers {rates[1] / rates[2]:.2f}", flush=True)
+    assert not engine._told - {""}, engine._told
+
+
+def training_lines(options: argparse.Namespace, folder: pathlib.Path, vocabulary: int, steps: int = 24, warm: int = 6) -> None:
+    program = options.build / "benchmarks" / "bench_train_step"
+    import peft
+    import qlorapp
+    import torch
+    import transformers
+
+    class Clock(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **others):
+            if state.global_step in (warm, steps):
+                torch.cuda.synchronize()
+                times.append(time.perf_counter())
+
+    four_bit = qlorapp.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16
+    )
+    rates: dict[str, list[float]] = {"Trainer": [], "C++": []}
+    for i in range(2):
+        model = qlorapp.AutoModelForCausalLM.from_pretrained(folder, quantization_config=four_bit, device_map="cuda")
+        lora = peft.LoraConfig(r=16, lora_alpha=32, target_modules=list(LINEARS), task_type="CAUSAL_LM")
+        ids = torch.randint(5, vocabulary - 300, (steps, SEQUENCE)).tolist()
+        rows = [{"input_ids": row, "labels": row} for row in ids]
+        with tempfile.TemporaryDirectory() as output:
+            args = qlorapp.TrainingArguments(
+                output, per_device_train_batch_size=1, max_steps=steps, optim="adamw_8bit", bf16=True, logging_strategy="no",
+                save_strategy="no", report_to="none", disable_tqdm=True,
+            )  # fmt: skip
+            times: list[float] = []
+            qlorapp.Trainer(peft.get_peft_model(model, lora), args, train_dataset=rows, callbacks=[Clock()]).train()
+        rates["Trainer"].append((steps - warm) * SEQUENCE / (times[1] - times[0]))
+        del model
+        gc.collect()
+        torch.cuda.empty_cache()
+        if program.is_file():
+            done = subprocess.run(
+                [program, options.model, "1", str(SEQUENCE), "everything", str(steps)],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            rates["C++"].append(json.loads(done.stdout.splitlines()[-1])["tokens_per_second"])
+        print(f"training, round {i + 1}: " + ", ".join(f"{name} {r[-1]:.0f}" for name, r in rates.items() if r), flush=True)
+    if rates["C++"]:
+        best = {name: max(found) for name, found in rates.items()}
+        print(f"training: Trainer/C++ {best['Trainer'] / best['C++']:.3f}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "dev")
@@ -112,9 +185,13 @@ def main() -> None:
 
         core_seconds = median_of(2, load_core)
         gc.collect()
+        loaded = median_of(2, load)
+        gc.collect()
         seconds = median_of(2, lambda: peft.get_peft_model(load(), config))
         print(
-            f"loading: C++ {core_seconds:.2f} s, trainable in Python {seconds:.2f} s: {seconds / core_seconds:.2f}x", flush=True
+            f"loading: C++ {core_seconds:.2f} s, in Python {loaded:.2f} s ({loaded / core_seconds:.2f}x), trainable by PEFT {seconds:.2f} s "
+            f"({seconds / core_seconds:.2f}x)",
+            flush=True,
         )
         gc.collect()
 
@@ -124,29 +201,12 @@ def main() -> None:
             theirs = generate_lines("transformers over Linear4bit", model, 1, shape.vocabulary)
         print("  ".join(f"engine/transformers, batch {b}: {mine[b] / theirs[b]:.2f}" for b in mine), flush=True)
 
-        model = peft.get_peft_model(model, config)
-        ids = torch.randint(5, shape.vocabulary - 300, (1, SEQUENCE), device="cuda")
-
-        def step():
-            model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-            model.zero_grad()
-
-        autograd = median_of(options.rounds, step)
-        engine = model.get_base_model().forward.engine
-        batch = engine.core.unpad(ids, None, ids)
-        scale = torch.tensor(1.0 / SEQUENCE, device="cuda")
-        direct = median_of(options.rounds, lambda: engine.core.forward_backward(batch, scale))
-        with transformers_alone(model):
-            alone = median_of(1, step)
-        rates = [SEQUENCE / s for s in (direct, autograd, alone)]
-        print("step: C++ {:.0f}, engine under autograd {:.0f}, transformers over Linear4bit {:.0f} tokens/s".format(*rates))
-        print(f"engine/C++ {rates[1] / rates[0]:.3f}  engine/transformers {rates[1] / rates[2]:.2f}", flush=True)
-        assert not engine._told - {""}, engine._told
-
+        step_lines(peft.get_peft_model(model, config), options.rounds, shape.vocabulary)
+        del model
+        gc.collect()
+        torch.cuda.empty_cache()
+        training_lines(options, folder, shape.vocabulary)
         if importlib.util.find_spec("bitsandbytes"):
-            del model, engine
-            gc.collect()
-            torch.cuda.empty_cache()
             theirs_config = transformers.BitsAndBytesConfig(
                 load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
             )
