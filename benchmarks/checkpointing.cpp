@@ -82,7 +82,7 @@ int run(const std::vector<std::string>& arguments) {
   };
   for (int64_t round = 0; round <= rounds; ++round) {
     for (Measured& setting : settings) {
-      model.set_segments(parse_segments(setting.keep, config.num_hidden_layers));
+      model.settings().set_segments(parse_segments(setting.keep, config.num_hidden_layers));
       synchronize();
       memory.reset_peak();
       setting.rest = memory.live();

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpointing as it is taught, every layer, every k-th and √N, beside what blocks keep here: memory and time of an optimizer step.
+"""Compares textbook checkpointing (every layer, every k-th, √N) with this library's keep policies: memory and time per step.
 
-    python benchmarks/checkpointing.py                                      a small model of 16 layers on the CPU, a minute on two cores
-    python benchmarks/checkpointing.py --device cuda                        8B, 1 x 2,048 tokens, well below 90 s on an H200
+    python benchmarks/checkpointing.py                                      a small model of 16 layers on the CPU, one minute on two cores
+    python benchmarks/checkpointing.py --device cuda                        8B, 1 x 2,048 tokens, less than 90 s on an H200
     python benchmarks/checkpointing.py --model 1b --batch 1 --sequence 512
 
-One process and one random model; the settings take turns. Prints a Markdown table. "Activations" is what the step has in use at its
-fullest moment beyond what is there before it begins (base, adapters, gradients, optimizer); the lesson's percentages are of that.
+Uses one process and one random model, with interleaved settings. Prints a Markdown table. "Activations" is the peak memory of the step minus
+the memory before it (base, adapters, gradients, optimizer). The lesson's percentages refer to it.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def main() -> int:
     parser.add_argument("--model", choices=["tiny", "1b", "3b", "8b", "70b"], help="default: tiny on a CPU, 8b on a GPU")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--sequence", type=int, help="default: 1024 on a CPU, 2048 on a GPU")
-    parser.add_argument("--rounds", type=int, help="steps that are timed, each setting's; default: 5 on a CPU, 9 on a GPU")
+    parser.add_argument("--rounds", type=int, help="timed steps per setting; default: 5 on a CPU, 9 on a GPU")
     args = parser.parse_args()
     on_gpu = args.device == "cuda"
     model, length = args.model or ("8b" if on_gpu else "tiny"), args.sequence or (2048 if on_gpu else 1024)

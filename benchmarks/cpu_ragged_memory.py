@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resident memory of a training run on a CPU over rows of mixed lengths: it must not grow.
+"""Checks that the resident memory of a CPU training run over rows of mixed lengths does not grow.
 
     python benchmarks/cpu_ragged_memory.py [--program build/dev/qlorapp] [--model examples/data/tiny-llama] [--steps 2000] [--dtypes bf16]
 
-Runs `qlorapp train` over made-up rows of 8 to --longest tokens (4 a step, so that nearly every step has shapes of its own) and reads VmRSS of the
-process ten times a second. Prints the peak, the median of each tenth of the run, and what the second half adds; exit code 1 if that is more than
---growth MiB. With --capacity N the same runs again with ONEDNN_PRIMITIVE_CACHE_CAPACITY=N (1024 is oneDNN's default): the difference is what
-the library's own bound of 64 saves on a CPU with 16-bit matrix instructions.
+Runs `qlorapp train` over synthetic rows of 8 to --longest tokens, 4 per step, so nearly every step has new shapes. Reads VmRSS ten times per
+second. Prints the peak, the median of each tenth of the run, and the growth in the second half. Exits 1 if the growth exceeds --growth MiB.
+--capacity N repeats the run with ONEDNN_PRIMITIVE_CACHE_CAPACITY=N (1024 is oneDNN's default). The difference is the saving of the library's
+bound of 64 on a CPU with 16-bit matrix instructions.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def resident_mib(pid: int) -> float:
 
 
 def run(command: list[str], environment: dict[str, str], log: pathlib.Path) -> tuple[list[float], float]:
-    """VmRSS over the run, in MiB, and its seconds."""
+    """VmRSS during the run in MiB, and the run's seconds."""
     begun, seen = time.monotonic(), []
     with log.open("w") as out, subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT) as process:
         while process.poll() is None:
@@ -59,10 +59,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--longest", type=int, default=256, help="tokens")
     parser.add_argument("--dtypes", nargs="+", default=["bf16"], choices=["bf16", "fp32"])
-    parser.add_argument(
-        "--capacity", type=int, nargs="*", default=[], help="of oneDNN's primitive cache, each in a run of its own"
-    )
-    parser.add_argument("--growth", type=float, default=16, help="MiB that the second half may add")
+    parser.add_argument("--capacity", type=int, nargs="*", default=[], help="sizes of oneDNN's primitive cache, one run each")
+    parser.add_argument("--growth", type=float, default=16, help="allowed growth in the second half, MiB")
     args = parser.parse_args()
     vocabulary = json.loads((args.model / "config.json").read_text())["vocab_size"]
     good = True

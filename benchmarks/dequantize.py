@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Four-bit quantizing, dequantizing and the linear product on the CPU, beside bitsandbytes, memcpy and a dense GEMM in the same run.
+"""Measures four-bit quantizing, dequantizing and the linear product on the CPU, beside bitsandbytes, memcpy and a dense GEMM.
 
     python benchmarks/dequantize.py [--build build/dev] [--threads 1 2] [--seconds 0.4]
 
-Elements a second are medians; "DRAM" is a whole 8192x2048 weight, allocated by each call on both sides, "L2" a panel of it as training
-uses it. Every instruction set runs in a process of its own (QLORAPP_CPU_ISA).
+Elements per second are medians. "DRAM" is a whole 8192x2048 weight, allocated by each call on both sides. "L2" is a panel of it, as in
+training. Each instruction set runs in its own process (QLORAPP_CPU_ISA).
 """
 
 import argparse

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Four-bit weights on a GPU: double dequantise, quantise, and products with few rows, beside bitsandbytes and a copy in the same run.
+"""Measures four-bit weights on a GPU: dequantize, quantize, and products with few rows, beside bitsandbytes and a copy.
 
     python benchmarks/dequantize_cuda.py [--build build/dev] [--shapes 28672x4096 14336x4096 4096x4096] [--tokens 1 2 4 8 16 32 64] [--replays 15]
 
-Every figure is the median of replays of a CUDA graph whose launches rotate over more memory than L2 holds, so it holds kernels and no
-Python; the spread is that of the replays, 10th to 90th percentile. Quantising cannot be recorded, as bitsandbytes launches it on the
-legacy stream: both sides' launches are queued while the GPU sleeps, and timed from when it wakes; ours in compat mode, as the default
-waits for the GPU to report what is not finite. A dequantised element counts 0.5 + 1/64 + 4/16384 bytes read and 2 written.
+Each figure is the median over replays of a CUDA graph, so it measures kernels without Python. The launches rotate over more memory than L2
+holds. The spread is the 10th to 90th percentile of the replays. A graph cannot record quantizing, because bitsandbytes launches it on the legacy
+stream. There both sides' launches are queued while the GPU sleeps, and timed from when it wakes. Ours runs in compat mode, because the default
+waits for the GPU's check for non-finite values. A dequantized element counts 0.5 + 1/64 + 4/16384 bytes read and 2 written.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def events(function, repeats):
 
 
 def replayed(launch, count, replays):
-    """Microseconds of launch(0), launch(1), … launch(count - 1) in a graph, each."""
+    """Microseconds per launch of launch(0), … launch(count - 1) in a graph."""
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         launch(0)
@@ -53,7 +53,7 @@ def replayed(launch, count, replays):
 
 
 def queued(launch, count, repeats):
-    """Microseconds of launch(0), launch(1), … launch(count - 1), each, where the host is far ahead of the GPU."""
+    """Microseconds per launch of launch(0), … launch(count - 1) from a full queue."""
     for i in range(count):
         launch(i)
     times = []
@@ -71,7 +71,7 @@ def queued(launch, count, repeats):
 
 
 def copy_rate():
-    """GB/s of 256 MiB read and as much written; far larger copies take another path."""
+    """GB/s of a copy of 256 MiB, reads plus writes. Far larger copies use another path."""
     source, target = (torch.empty(1 << 28, dtype=torch.uint8, device="cuda") for _ in range(2))
     return 2 * source.nbytes / replayed(lambda _: target.copy_(source), 4, 15)[0] * 1e-3
 
@@ -115,7 +115,7 @@ class Weight:
         )
 
 
-def measure_dequantise(ops, peer, shape, copy, replays):
+def measure_dequantize(ops, peer, shape, copy, replays):
     rows, columns = shape
     moved = rows * columns * BYTES
     rotation = max(2, round(ROTATED / moved))
@@ -139,12 +139,12 @@ def measure_dequantise(ops, peer, shape, copy, replays):
         rate = moved / median * 1e-3
         note = f"   bitsandbytes {theirs:.2f} us, ratio {theirs / median:.2f}" if theirs else ""
         print(
-            f"  dequantise {rows}x{columns}{name:<20} {median:8.2f} us ({low:.2f}-{high:.2f}) {rate:6.0f} GB/s, {rate / copy:.3f} of copy{note}",
+            f"  dequantize {rows}x{columns}{name:<20} {median:8.2f} us ({low:.2f}-{high:.2f}) {rate:6.0f} GB/s, {rate / copy:.3f} of copy{note}",
             flush=True,
         )
 
 
-def measure_quantise(ops, peer, shape, replays):
+def measure_quantize(ops, peer, shape, replays):
     for dtype in (torch.bfloat16, torch.float32):
         count = max(2, round(ROTATED / (shape[0] * shape[1] * dtype.itemsize)))
         weights = [torch.randn(shape, device="cuda", dtype=dtype) * 0.02 for _ in range(count)]
@@ -158,7 +158,7 @@ def measure_quantise(ops, peer, shape, replays):
             )[0]
             note = f"   bitsandbytes {theirs:.1f} us, ratio {theirs / median:.1f}"
         print(
-            f"  quantise {shape[0]}x{shape[1]} {str(dtype).removeprefix('torch.'):<9} {median:8.1f} us ({low:.1f}-{high:.1f}){note}",
+            f"  quantize {shape[0]}x{shape[1]} {str(dtype).removeprefix('torch.'):<9} {median:8.1f} us ({low:.1f}-{high:.1f}){note}",
             flush=True,
         )
 
@@ -203,7 +203,7 @@ def measure_products(ops, peer, shape, all_tokens, replays):
             theirs = replayed(launch_theirs, count, replays)[0]
             note = f"   bitsandbytes {theirs:.2f} us, ratio {theirs / median:.2f}"
         print(
-            f"  linear {rows}x{columns} M={tokens:<3} {median:8.2f} us ({low:.2f}-{high:.2f})   dequantise + cuBLAS {parts:.2f} us, "
+            f"  linear {rows}x{columns} M={tokens:<3} {median:8.2f} us ({low:.2f}-{high:.2f})   dequantize + cuBLAS {parts:.2f} us, "
             f"ratio {parts / median:.2f}{note}",
             flush=True,
         )
@@ -234,9 +234,9 @@ def main():
     peer = peer_or_none()
     shapes = [tuple(int(side) for side in shape.split("x")) for shape in options.shapes]
     for shape in shapes:
-        measure_dequantise(ops, peer, shape, copy, options.replays)
+        measure_dequantize(ops, peer, shape, copy, options.replays)
     for shape in shapes:
-        measure_quantise(ops, peer, shape, options.replays)
+        measure_quantize(ops, peer, shape, options.replays)
     for shape in shapes:
         measure_products(ops, peer, shape, options.tokens, options.replays)
 

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of transformers' class on a GPU: loading, generate() and a training step by autograd, through the engine and beside others.
+"""Measures transformers models over the engine on a GPU: loading, generate(), a step by autograd, and training, beside peers.
 
     python benchmarks/engine_cuda.py [--build build/dev] [--model 8b] [--folder DIR] [--rounds 5]
 
-The checkpoint has random bf16 weights at the shape of Llama 3.1 8B or Llama 3.2 1B (benchmarks/load_cuda.py writes it). One process, in turn:
+The checkpoint has random bf16 weights at the shape of Llama 3.1 8B or Llama 3.2 1B (benchmarks/load_cuda.py writes it). One process runs:
 
     loading     the C++ loader alone, AutoModelForCausalLM.from_pretrained, and with get_peft_model; medians, the files in the page cache
     generate    greedy, a prompt of 64 tokens, 128 new ones, batch 1 and 8, without adapters: the engine; transformers' forward over the same
-                Linear4bit layers; transformers over bitsandbytes' layers where bitsandbytes is installed
+                Linear4bit layers; transformers over bitsandbytes' layers if it is installed
     step        forward and backward of 1 x 2048 tokens, r = 16 on all linear layers, everything kept: CausalLM::forward_backward, the engine under
                 autograd, transformers' forward over Linear4bit
     training    optimizer steps of the same rows with 8-bit AdamW and clipping, double quantization: Trainer.train() from Python, and
-                bench_train_step, which is C++ alone, in turn
+                bench_train_step, which is C++ only, interleaved
 
 Prints device, shape, medians and ratios.
 """
@@ -35,7 +35,7 @@ NEW_TOKENS, PROMPT, SEQUENCE = 128, 64, 2048
 
 
 def median_of(rounds: int, work) -> float:
-    """Seconds, after one call that is not counted."""
+    """Median seconds of a call, after one warm-up call."""
     import torch
 
     times = []

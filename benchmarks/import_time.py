@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long `import qlorapp` takes beyond torch's own import, in fresh processes, and which modules take most of it.
+"""Measures the time that `import qlorapp` adds to torch's import, in fresh processes, and its slowest modules.
 
     python benchmarks/import_time.py [--rounds 7]
 
-Peers in the same run: torch, which is imported first each time, and transformers behind it, which qlorapp does not import. Files are warm in
-the page cache from the first process, which is not counted.
+Peers in the same run: torch, imported first each time, and then transformers, which qlorapp does not import. A first, uncounted process warms
+the page cache.
 """
 
 import argparse
@@ -23,14 +23,14 @@ print(middle - begin, time.perf_counter() - middle)
 
 
 def timed(name: str) -> tuple[float, float]:
-    """Seconds of (import torch, import name behind it) in a fresh process."""
+    """Seconds of (import torch, then import name) in a fresh process."""
     done = subprocess.run([sys.executable, "-c", TIMED.format(name=name)], capture_output=True, text=True, check=True)
     of_torch, of_name = done.stdout.split()[-2:]
     return float(of_torch), float(of_name)
 
 
 def slowest(count: int) -> list[str]:
-    """qlorapp's own modules by what each takes without those that it imports, from -X importtime."""
+    """qlorapp's modules by their own import time, from -X importtime."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", "import torch, qlorapp"], capture_output=True, text=True, check=True
     )

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layer and optimizer operators on a GPU: bytes read and written a second, beside a copy's in the same run.
+"""Measures the bandwidth of the layer and optimizer operators on a GPU, relative to a copy in the same run.
 
     python benchmarks/layer_ops_cuda.py [--build build/dev] [--tokens 2048 8192] [--dtype bfloat16] [--replays 20]
 
-Each figure is the median over replays of a CUDA graph that holds the operator many times, over buffers whose sum is several times
-the L2 cache, in turn. A copy of the same number of bytes is measured the same way right after it. Attention is FLOP a second.
+Each figure is the median over replays of a CUDA graph with many calls of the operator, over rotating buffers of several times the L2
+cache. Then a copy of the same number of bytes is measured in the same way. Attention is in FLOP per second.
 """
 
 import argparse
@@ -19,7 +19,7 @@ SHAPES = {"1B": (2048, 8192, 32, 8, 64), "8B": (4096, 14336, 32, 8, 128)}  # hid
 
 
 def graph_seconds(calls, replays):
-    """Median seconds of one call; `calls` are run in turn inside one graph."""
+    """Median seconds of one call; one graph runs all `calls`."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for call in calls[:2]:
@@ -48,12 +48,12 @@ class Report:
         return max(2, min(64, -(-4 * self.l2 // size)))
 
     def large_copy(self):
-        """GB/s of 256 MiB read and as much written; far larger copies take another path."""
+        """GB/s of a copy of 256 MiB, reads plus writes. Far larger copies use another path."""
         a, b = (torch.empty(2**28, dtype=torch.uint8, device="cuda") for _ in range(2))
         return 2**29 / graph_seconds([lambda: a.copy_(b)] * 4, self.replays) / 1e9
 
     def line(self, name, moved, make, peer=None):
-        """`make(i)` returns a call on the i-th set of buffers; `moved` its bytes read and written."""
+        """Prints one operator. make(i) returns a call on the i-th set of buffers; moved: its bytes read and written."""
         count = self.sets_of(moved)
         calls = [make(i) for i in range(count)]
         took = graph_seconds(calls, self.replays)
@@ -156,7 +156,7 @@ def layers(report, tokens, dtype, shape):
 
 
 def head(tokens, vocabulary, dtype, shape, replays, rate):
-    """The chunks' own kernel by the profiler, whose bytes are the logits read once and written once."""
+    """The chunks' kernel by the profiler. Bytes: the logits read once and written once."""
     ops, width, rows = torch.ops.qlorapp, SHAPES[shape][0], min(tokens, 2048)
     hidden = torch.randn(tokens, width, dtype=dtype, device="cuda")
     weight = 0.02 * torch.randn(vocabulary, width, dtype=dtype, device="cuda")

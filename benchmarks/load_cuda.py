@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading onto a GPU, and the way from the start of a process to the end of the first optimizer step: qlorapp beside transformers,
-peft and bitsandbytes, and beside unsloth.
+"""Measures loading onto a GPU, and the time from process start to the first optimizer step: qlorapp, the HF stack, unsloth.
 
     python benchmarks/load_cuda.py [--build build/dev] [--model 8b] [--folder /dev/shm/qlorapp-load] [--rounds 3] [--cold]
 
-Makes a checkpoint of random bf16 weights at the shape of Llama 3.1 8B or Llama 3.2 1B, in shards of at most 5 GB as they are published,
-and a four-bit one of it with `qlorapp quantize`; both are kept if --folder is given. Every measurement is a process of its own, in turn:
+Makes a checkpoint of random bf16 weights at the shape of Llama 3.1 8B or Llama 3.2 1B, in shards of at most 5 GB, and a four-bit one with
+`qlorapp quantize`. --folder keeps both. Every measurement runs in its own process, interleaved:
 
     bench_load            the C++ library: load_model, adapters, one step of random tokens
     qlorapp train         the command, --max_steps 1, until it logs the step
-    import qlorapp        the same in Python (left out where the package is not there for this interpreter)
+    import qlorapp        the same in Python, if this interpreter has the package
     HF stack              AutoModelForCausalLM.from_pretrained(quantization_config=…, device_map={"": 0}), get_peft_model, AdamW8bit
-    unsloth               FastLanguageModel.from_pretrained(load_in_4bit=True), get_peft_model, AdamW8bit; it compiles as it begins
+    unsloth               FastLanguageModel.from_pretrained(load_in_4bit=True), get_peft_model, AdamW8bit; compiles at the start
 
-"trainable" is the time from the call that loads to a model with adapters; the CUDA context is there before, the imports are, too.
+"trainable" is the time from the load call to a model with adapters, after imports and CUDA context.
 "first step" is the time from the start of the process to the end of the first optimizer step: 1 × 2048 tokens, r = 16 on all seven
 linear layers, 8-bit AdamW, bf16, no gradient checkpointing. GPU memory is the caching allocator's, host memory VmHWM and VmRSS after
-loading. Files are in the page cache, but for --cold, which asks the kernel to drop them before each process (on a disk, not /dev/shm).
+loading. Files are in the page cache; --cold asks the kernel to drop them before each process (on a disk, not /dev/shm).
 """
 
 import argparse
@@ -69,7 +68,7 @@ def nbytes(size: tuple[int, ...]) -> int:
 
 
 def write_shard(path: pathlib.Path, tensors: dict[str, tuple[int, ...]], noise: memoryview, ones: memoryview) -> None:
-    """The bytes of safetensors' own writer, without holding a shard: every weight is a stretch of one buffer of noise."""
+    """Writes the same bytes as safetensors, without holding a shard. Every weight is a part of one noise buffer."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in sorted(tensors):
@@ -141,7 +140,7 @@ def host_memory() -> dict[str, float]:
 
 
 def timed_load(load, add_adapters):
-    """The model; tells how long it took and what it took."""
+    """Loads the model. Reports time and memory."""
     import torch
 
     torch.zeros(1, device="cuda")
@@ -371,11 +370,13 @@ def main() -> None:
         "--build", type=pathlib.Path, default=ROOT / "build" / "dev", help="holds qlorapp and benchmarks/bench_load"
     )
     parser.add_argument("--model", choices=sorted(SHAPES), default="8b")
-    parser.add_argument("--folder", type=pathlib.Path, help="of the checkpoints, kept; default a temporary one in /dev/shm")
-    parser.add_argument("--forms", nargs="+", choices=["bf16", "nf4"], help="checkpoints to load; default both")
+    parser.add_argument(
+        "--folder", type=pathlib.Path, help="folder of the checkpoints, which are kept; default: a temporary folder in /dev/shm"
+    )
+    parser.add_argument("--forms", nargs="+", choices=["bf16", "nf4"], help="checkpoints to load; default: both")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cold", action="store_true", help="drop the files from the page cache before each process")
-    parser.add_argument("--limit", type=float, default=1e9, help="seconds after which no further process begins")
+    parser.add_argument("--limit", type=float, default=1e9, help="seconds after which no new process starts")
     parser.add_argument("--json", type=pathlib.Path, help="file for all measurements")
     parser.add_argument("--run", nargs=2, metavar=("SYSTEM", "MODEL"), help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An epoch over short rows, packed and not, on the CPU or a GPU.
+"""Measures an epoch over short rows, packed and unpacked, on the CPU or a GPU.
 
     python benchmarks/packing.py [--rows 128] [--median 16] [--max_length 1024] [--hidden 1024] [--layers 2] [--dtype float32]
                                  [--device cpu] [--batch 1] [--rounds 3]
 
-Batches here never hold padding, so packing saves none. What it changes is how many rows a micro-batch of a given batch size holds: with
-batch 1, which is what fits on a small GPU at max_length, one short row or one full pack. A CPU that multiplies 60 rows near its best gains
-little beyond that; a GPU goes on gaining to a thousand. Three ways over the same rows,
-in turn, medians of rounds:
+Batches never contain padding, so packing saves none. It changes the number of rows in a micro-batch of a given batch size. With batch 1, the
+largest that fits on a small GPU at max_length, that is one short row or one full pack. A CPU reaches its best rate near 60 tokens; a GPU gains up
+to a thousand. Three interleaved settings over the same rows, medians of rounds:
 
-    one by one   --batch rows a micro-batch
-    packed       --batch packs a micro-batch
-    as many      as many rows a micro-batch as the packs hold on average, unpacked: what packing costs or saves beside a larger batch
+    one by one   --batch rows per micro-batch
+    packed       --batch packs per micro-batch
+    as many      as many rows per micro-batch as the packs hold on average, unpacked: compares packing with a larger batch
 
-The last differs in what it may need: its longest micro-batch is printed, a pack never passes max_length. Loading is not timed.
+The last may need more memory: the script prints its longest micro-batch, while a pack never exceeds max_length. Loading is not timed.
 """
 
 import argparse
@@ -40,14 +39,14 @@ def make_model(folder: str, args: argparse.Namespace) -> None:
 
 
 def make_rows(args: argparse.Namespace) -> list[dict[str, list[int]]]:
-    """Log-normal lengths, as instruction sets have."""
+    """Rows of log-normal lengths, as in instruction sets."""
     generator = torch.Generator().manual_seed(1)
     lengths = (args.median * torch.exp(0.6 * torch.randn(args.rows, generator=generator))).long().clamp(4, args.max_length)
     return [{"input_ids": torch.randint(3, 32000, (int(length),), generator=generator).tolist()} for length in lengths]
 
 
 def epoch(folder: str, out: str, rows: datasets.Dataset, args: argparse.Namespace, batch: int) -> tuple[float, int, float]:
-    """Seconds, micro-batches and the first loss of one epoch, each micro-batch one step."""
+    """Seconds, micro-batches and first loss of one epoch, one step per micro-batch."""
     import qlorapp
 
     model = qlorapp.AutoModelForCausalLM.from_pretrained(
@@ -78,7 +77,7 @@ def epoch(folder: str, out: str, rows: datasets.Dataset, args: argparse.Namespac
 
 
 def longest(rows: list, batch: int) -> int:
-    """Tokens of the largest micro-batch of neighbors, were they drawn in the worst order."""
+    """Tokens of the largest possible micro-batch."""
     return sum(sorted((len(row["input_ids"]) for row in rows), reverse=True)[:batch])
 
 

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The best speed below a memory cap: qlorapp beside unsloth and transformers + peft + bitsandbytes, 8B at sequence 2048.
+"""Measures the best speed below a memory cap: qlorapp, unsloth, and transformers + peft + bitsandbytes, 8B at sequence 2048.
 
     python benchmarks/pareto_cuda.py [--build build/dev] [--caps 7 8 10 12 16 20 24] [--peers unsloth hf] [--seconds 1] [--limit 600] [--svg FILE]
 
-Model, adapters, optimizer and peers are those of benchmarks/train_step_cuda.py. Every system is given batches of 1, 2 and 4 (--batches) and its own
-switches, and each cap gets the fastest setting whose peak (torch's max_memory_allocated over the timed steps) is not above it:
+Model, adapters, optimizer and peers are those of benchmarks/train_step_cuda.py. Every system runs batches of 1, 2 and 4 (--batches) with its own switches. For each cap the table has the fastest setting whose peak (torch's
+max_memory_allocated over the timed steps) is below it:
 
-- qlorapp: mixtures of what blocks keep, more at the end (input_on_host,everything:K), loss chunks, tiles of the MLP, one workspace at a
-  time, embedding on the host. Each of a few settings is measured once without blocks that keep everything, one with as many as the
-  largest cap allows; speed is linear in their number and the peak is planned (bench_train_step's "plan"), so the best for a cap is
-  known before it runs. It is then measured in a process whose allocator is capped, and has to run through.
-- memory_budget: what that option chooses for the cap, by plan alone.
-- unsloth: "unsloth", the same with the last layers left out (UNSLOTH_GC_KEEP_LAYERS), no checkpointing, checkpointing, each once.
+- qlorapp: mixtures of keep policies, more at the end (input_on_host,everything:K), loss chunks, tiles of the MLP, one workspace at a time,
+  embedding on the host. Each of a few settings is measured once without blocks that keep everything, and one with as many as the largest cap
+  allows. Speed is linear in their number, and the peak is planned (bench_train_step's "plan"), so the best setting for a cap is known in advance.
+  It is then measured in a process with a capped allocator, and must finish.
+- memory_budget: that option's choice for the cap, by plan alone.
+- unsloth: "unsloth", the same without the last layers (UNSLOTH_GC_KEEP_LAYERS), no checkpointing, checkpointing, each once.
 - HF stack: with and without checkpointing, and with checkpointing of only the first layers, each once.
 
-About ten minutes on an H200, most of them unsloth's compilations; after --limit seconds the settings of peers that are left are only named.
-Prints a table, and draws it with --svg.
+Needs about ten minutes on an H200, mostly for unsloth's compilations. After --limit seconds the remaining peer settings are only listed.
+Prints a table; --svg draws it.
 """
 
 import argparse
@@ -46,7 +46,7 @@ MARGIN = 0.12  # GiB between the computed peak and the cap: the allocator's unsp
 
 @dataclasses.dataclass
 class Point:
-    """One setting of one system, measured."""
+    """A measured setting of one system."""
 
     system: str
     setting: str
@@ -78,7 +78,7 @@ class Ours:
         return self.peaks[key]
 
     def most_kept(self, batch: int, variant: int, cap: float) -> int:
-        """The largest number of blocks that may keep everything below the cap, -1 if none may even keep its input on the host."""
+        """The largest number of blocks that can keep everything below the cap; -1 if even input_on_host does not fit."""
         low, high = -1, self.layers
         while low < high:
             middle = (low + high + 1) // 2
@@ -112,7 +112,7 @@ class Ours:
                     self.saved[batch] = (self.measured[batch, 0] - statistics.median(answer["steps_ms"])) / most
 
     def by_budget(self, cap: float) -> Point | None:
-        """What memory_budget chooses for this cap, of as large an effective batch, under it."""
+        """memory_budget's choice for this cap and the same effective batch, measured below it."""
         words = self.side.ask(f"budget budget={cap}GiB effective_batch={max(self.batches)}").get("setting")
         if words is None:
             return None
@@ -144,7 +144,7 @@ class Ours:
 
 
 class Peers:
-    """One process a setting that is fixed when the model is loaded; batches take turns in it."""
+    """One process per setting that is fixed at load time; batches run in turn in it."""
 
     def __init__(self, bench: Bench, seconds: float):
         self.bench, self.seconds, self.batches = bench, seconds, bench.args.batches
@@ -188,7 +188,7 @@ class Peers:
             bench.sides[system, i].tell(json.dumps({"row": dataclasses.asdict(row), "checkpoint": checkpoint}))
 
     def measure(self, largest: float) -> None:
-        """One batch after the other: where time runs out, each setting has been measured at the first ones."""
+        """Measures batch by batch, so each setting has its first batches if time runs out."""
         too_large: dict[tuple[int, str], int] = {}
         for batch in self.batches:
             for i, ((system, name), (_, _, ways)) in enumerate(self.settings.items()):
@@ -279,13 +279,15 @@ def main() -> None:
         nargs="+",
         type=int,
         default=[1, 2, 4],
-        help="micro-batches that every system may take, the peers in this order",
+        help="micro-batches of every system; the peers run them in this order",
     )
     parser.add_argument("--peers", nargs="*", choices=["unsloth", "hf"], default=["unsloth", "hf"])
-    parser.add_argument("--seconds", type=float, default=1, help="of timed steps, each setting; at least 8 steps")
+    parser.add_argument("--seconds", type=float, default=1, help="timed seconds per setting; at least 8 steps")
     parser.add_argument("--patience", type=float, default=300, help="seconds to wait for an answer")
-    parser.add_argument("--limit", type=float, default=1200, help="seconds after which no further setting of a peer is begun")
-    parser.add_argument("--folder", type=pathlib.Path, help="of the peers' checkpoint and logs; default a temporary one")
+    parser.add_argument("--limit", type=float, default=1200, help="seconds after which no new peer setting starts")
+    parser.add_argument(
+        "--folder", type=pathlib.Path, help="folder of the peers' checkpoint and logs; default: a temporary folder"
+    )
     parser.add_argument("--svg", type=pathlib.Path, help="file to draw the table into")
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -307,7 +309,7 @@ def main() -> None:
             )
             if not side.ready():
                 sys.exit("bench_train_step did not start; build the target bench_train_step with CUDA first")
-            for other in bench.sides.values():  # nobody compiles while another is measured
+            for other in bench.sides.values():  # compile before any measurement
                 other.ready()
             ours = Ours(side, SHAPES["8b"].layers, args.seconds, args.batches)
             ours.measure_ends(max(caps))

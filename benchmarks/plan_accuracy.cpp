@@ -89,7 +89,7 @@ void measure(const std::string& model_name, const format::ModelConfig& config, c
   lora.lora_alpha = 32;
   lora.target_modules = NamesOrPattern("all-linear");
   model.add_adapters(lora, 0);
-  model.set_segments(parse_segments(point.keep, config.num_hidden_layers));
+  model.settings().set_segments(parse_segments(point.keep, config.num_hidden_layers));
   PlanSettings settings = settings_of(model);
   settings.batch = settings.eval_batch = point.batch;
   settings.length = point.length;

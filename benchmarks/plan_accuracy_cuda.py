@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory plan against torch's max_memory_allocated on a GPU, over real shapes.
+"""Compares the memory plan with torch's max_memory_allocated on a GPU, over real shapes.
 
     python benchmarks/plan_accuracy_cuda.py [--build build/dev] [--models 1b,3b,8b,70b] [--seconds 270]
 
-Runs bench_plan_accuracy (one process; models of random four-bit codes; one or two optimizer steps and one evaluated batch a point) and
-prints the table, what the card takes beside torch's memory (the CUDA context), and the largest deviations. Exit code 1 if a plan is more
-than 5 % over or 3 % under. Takes less than five minutes on an H200.
+Runs bench_plan_accuracy (one process; models of random four-bit codes; one or two optimizer steps and one evaluated batch per point).
+Prints the table, the size of the CUDA context, and the largest deviations. Exits 1 if a plan is more than 5 % over or 3 % under. Needs less than
+five minutes on an H200.
 """
 
 import argparse
@@ -46,8 +46,8 @@ def main() -> int:
         "--build", type=pathlib.Path, default=ROOT / "build" / "dev", help="holds benchmarks/bench_plan_accuracy"
     )
     parser.add_argument("--models", default="1b,3b,8b,70b")
-    parser.add_argument("--seconds", type=float, default=270, help="after which no further point begins")
-    parser.add_argument("--json", type=pathlib.Path, help="where to write all that was measured")
+    parser.add_argument("--seconds", type=float, default=270, help="seconds after which no new point starts")
+    parser.add_argument("--json", type=pathlib.Path, help="file for all measurements")
     args = parser.parse_args()
     program = args.build / "benchmarks" / "bench_plan_accuracy"
     if not program.is_file():

@@ -86,7 +86,7 @@ int run(const std::string& folder, std::map<std::string, std::string> words) {
   if (words.contains("keep") && words["keep"] != "everything") {
     args.gradient_checkpointing = true;
     args.checkpoint_keep = {words["keep"]};
-    model.set_segments(parse_segments(args.keep_text(), model.config().num_hidden_layers));
+    model.settings().set_segments(parse_segments(args.keep_text(), model.config().num_hidden_layers));
   }
   if (words.contains("find")) {
     PlanSettings settings = settings_of(model);

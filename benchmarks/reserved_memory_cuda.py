@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch's allocator holds beside what it hands out, below a cap: 8B, by segments of fixed sizes and by expandable ones.
+"""Compares reserved with allocated memory below a cap: 8B, with fixed and with expandable segments.
 
     python benchmarks/reserved_memory_cuda.py [--build build/dev] [--caps 16 7 24 12 10 8 20] [--steps 20] [--fixed_steps 2] [--seconds 470]
 
 Writes a checkpoint of random bf16 weights at the shape of Llama 3.1 8B (--model 1b: of Llama 3.2 1B) into /dev/shm (--folder keeps it). Every
-measurement is a process of its own (bench_reserved_memory) whose allocator may hold no more than the cap from the start on; it loads the
-checkpoint in four bits, adds adapters (r = 16 on all linear layers), and trains with qlorapp's Trainer, 4 rows of 2,048 tokens a step:
+measurement runs in its own process (bench_reserved_memory), with the allocator capped from the start. It loads the checkpoint in four bits, adds
+adapters (r = 16 on all linear layers), and trains with qlorapp's Trainer, 4 rows of 2,048 tokens per step:
 
-    memory_budget    what memory_budget chooses for the cap, at every cap
-    find             rows of --find_sequence tokens, as many as the plan says fit below the largest cap, for each policy of --find
+    memory_budget    memory_budget's choice, at every cap
+    find             the planned largest batch of rows of --find_sequence tokens below the largest cap, for each policy of --find
     long             one row of --long tokens, input_on_host, below the largest cap
 
-each with PYTORCH_ALLOC_CONF=expandable_segments:False (fewer steps: running out shows in the first) and with no variable, which is the
-library's default. A step that does not fit is taken in parts by the Trainer: "parts" counts those warnings, "retries" how often the
-allocator gave back what it had cached and tried again. Exit code 1 if a run of the default has parts or an error, fewer steps than asked
-for, or holds more than it hands out + 2 % + 64 MiB.
+each with PYTORCH_ALLOC_CONF=expandable_segments:False (fewer steps: the first shows whether memory runs out) and without the variable, the
+library's default. The Trainer splits a step that does not fit: "parts" counts those warnings. "retries" counts how often the allocator freed its
+cache and tried again. Exits 1 if a default run has parts, an error or too few steps, or reserves more than its allocations + 2 % + 64 MiB.
 """
 
 import argparse
@@ -76,20 +75,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "dev", help="holds benchmarks/")
     parser.add_argument("--model", default="8b", choices=sorted(SHAPES))
-    parser.add_argument("--folder", type=pathlib.Path, help="where the checkpoint is, or is to stay")
-    parser.add_argument("--caps", type=float, nargs="*", default=[16, 7, 24, 12, 10, 8, 20], help="in this order")
+    parser.add_argument("--folder", type=pathlib.Path, help="folder of the checkpoint, which is kept")
+    parser.add_argument("--caps", type=float, nargs="*", default=[16, 7, 24, 12, 10, 8, 20], help="GiB, in this order")
     parser.add_argument("--find", nargs="*", default=["input_only"], help="policies")
     parser.add_argument("--find_sequence", type=int, default=2048)
     parser.add_argument("--long", type=int, default=131072, help="tokens of the long row; 0: none")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument(
-        "--fixed_steps", type=int, default=2, help="of fixed segments, what they hold shows in the first; 0: none of them"
-    )
+    parser.add_argument("--fixed_steps", type=int, default=2, help="steps with fixed segments; 0: skip them")
     parser.add_argument("--long_steps", type=int, default=2)
     parser.add_argument(
-        "--seconds", type=float, default=470, help="after which no further measurement begins; one takes a minute at most then"
+        "--seconds", type=float, default=470, help="seconds after which no new measurement starts; one takes at most a minute"
     )
-    parser.add_argument("--json", type=pathlib.Path, help="where to write all that was measured")
+    parser.add_argument("--json", type=pathlib.Path, help="file for all measurements")
     args = parser.parse_args()
     program = args.build / "benchmarks" / "bench_reserved_memory"
     if not program.is_file():

@@ -173,9 +173,9 @@ int run(std::vector<std::string> arguments) {
   constexpr int kBatches = 4;
   const auto apply = [&] {
     set_cap(0);
-    model.set_segments(parse_segments(setting.keep, config.num_hidden_layers));
-    model.set_memory(setting.memory);
-    model.set_float8(setting.float8);
+    model.settings().set_segments(parse_segments(setting.keep, config.num_hidden_layers));
+    model.settings().set_memory(setting.memory);
+    model.settings().set_float8(setting.float8);
     batches.clear();
     for (int i = 0; i < kBatches; ++i) batches.push_back(bench::random_batch(setting.rows, setting.length, config.vocab_size));
     c10::cuda::device_synchronize();
@@ -274,7 +274,7 @@ int run(std::vector<std::string> arguments) {
   if (losses) {
     for (const bool eight_bits : {false, true}) {
       restart();
-      model.set_float8(eight_bits);
+      model.settings().set_float8(eight_bits);
       std::vector<at::Tensor> curve;
       for (int64_t i = 0; i < steps; ++i) {
         curve.push_back(train_step(model, state, std::span(&batches[static_cast<size_t>(i) % batches.size()], 1)).mean_loss);
@@ -316,7 +316,7 @@ int run(std::vector<std::string> arguments) {
   }
   if (deterministic) {
     const auto result_of = [&](bool wanted) {
-      model.set_deterministic(wanted);
+      model.settings().set_deterministic(wanted);
       restart();
       taken = 1;
       for (int i = 0; i < 4; ++i) step();
@@ -331,7 +331,7 @@ int run(std::vector<std::string> arguments) {
     std::array<std::vector<double>, 2> times;  // in turn: the card's clock drifts
     for (int round = 0; round < 3; ++round) {
       for (const size_t wanted : {size_t{0}, size_t{1}}) {
-        model.set_deterministic(wanted == 1);
+        model.settings().set_deterministic(wanted == 1);
         times[wanted].push_back(warm_up());
         times[wanted].push_back(warm_up());
       }

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps on the CPU at Llama-3.2-1B layer shapes: qlorapp beside transformers + peft + bitsandbytes.
+"""Measures training steps on the CPU at Llama-3.2-1B layer shapes: qlorapp, and transformers + peft + bitsandbytes.
 
     python benchmarks/train_step.py [--layers 2] [--sequence 256] [--steps 5] [--dtype float32 bfloat16] [--checkpointing yes no]
 
 Both sides train the same random model (vocabulary 32,000, r = 16 on all linear layers, NF4 with double quantization, batch 1,
-torch's AdamW) on the same tokens, each in its own process, in turn: A B A B. A row is one setting: tokens a second (median of
-steps), the spread, the peak of the process's resident memory from before the model is there, and the ratios. Peak memory
-includes loading, which both do.
+torch's AdamW) on the same tokens, each in its own process, interleaved: A B A B. A row is one setting: tokens per second (median of
+steps), the spread, the peak of the process's resident memory above that before the model, and the ratios. Peak memory includes loading
+on both sides.
 
-The share of GEMM and attention is what one step's products and attention take when nothing else runs: torch.mm on dense matrices of
-the same shapes, and the attention operator, timed in our own process after its steps, over the median step. On a CPU without 16-bit
-products the frozen weights' are float32 GEMMs, as ours are. The products of the adapters are thin, so that memory bounds them; the
-share without them stands in brackets.
+The share of GEMM and attention is the time of one step's products and attention alone over the median step: torch.mm on dense matrices of
+the same shapes, and the attention operator, timed in our own process after its steps. On a CPU without 16-bit products the frozen weights'
+products are float32 GEMMs, as ours are. The adapters' products are thin and memory-bound; the share without them is in brackets.
 """
 
 import argparse
@@ -37,7 +36,7 @@ def make_model(folder: str, layers: int) -> None:
 
 
 def memory_mark() -> None:
-    """Peak resident memory counts from here."""
+    """Starts the measurement of peak resident memory."""
     pathlib.Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -109,7 +108,7 @@ def seconds_of(function, *arguments, repeat: int = 5, **named) -> float:
 
 
 def products_and_attention(args: argparse.Namespace) -> tuple[float, float]:
-    """Seconds of one step's GEMMs and attention alone: of the frozen weights, and of the adapters."""
+    """Seconds of one step's GEMMs and attention alone: (of the frozen weights, of the adapters)."""
     import torch
 
     bf16_instructions = args.bf16_instructions == "yes"
@@ -123,7 +122,7 @@ def products_and_attention(args: argparse.Namespace) -> tuple[float, float]:
         return seconds_of(torch.mm, torch.randn(tokens, out, dtype=dtype), torch.randn(out, inner, dtype=dtype))
 
     def adapter(out: int, inner: int, rank: int = 16) -> tuple[float, float]:
-        """Seconds of the two products of a forward pass, and of the four of a backward pass."""
+        """Seconds of the adapter's two forward and four backward products."""
         own = getattr(torch, args.dtype)
         x, y, u = (torch.randn(tokens, width, dtype=own) for width in (inner, out, rank))
         a, b = torch.randn(rank, inner, dtype=own), torch.randn(out, rank, dtype=own)

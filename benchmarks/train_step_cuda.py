@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps on a GPU at Llama's real shapes: qlorapp beside unsloth and transformers + peft + bitsandbytes.
+"""Measures training steps on a GPU at Llama's real shapes: qlorapp, unsloth, and transformers + peft + bitsandbytes.
 
     python benchmarks/train_step_cuda.py [--build build/dev] [--rows 8b:2x2048 1b] [--peers unsloth hf] [--rounds 2] [--seconds 3] [--memory_first]
 
 Random weights in NF4 with double quantization, r = 16 on all seven linear layers, dropout 0, 8-bit AdamW, gradients clipped at norm 1, one
-optimizer step a micro-batch, bf16. The peers run under autocast with `prepare_model_for_kbit_training` left out, which is their faster
-way; their checkpoint is written once, already quantized by bitsandbytes, into a temporary folder.
+optimizer step per micro-batch, bf16. The peers run under autocast without `prepare_model_for_kbit_training`, which is faster for them. Their
+checkpoint is written once, already quantized by bitsandbytes, into a temporary folder.
 
-Every row of every system is a process of its own that stays while the others are measured; they take turns on the GPU: A B C A B C. Each
-turn is a few steps to warm up and then steps for about --seconds (8 to 60 of them), timed by events on the GPU without a synchronization
-in between. Steps of all rounds are pooled: median, 10th and 90th percentile. Peak memory is torch's max_memory_allocated over the timed
-steps. MFU is the model's arithmetic (forward, and backward for inputs only; LoRA's own products and recomputing left out) over what
-torch.mm sustains at the layers' shapes in the same rounds. Kernels a step and the share of a step in which at least one ran are counted
-under torch's profiler in the last round. With --memory_first every row of ours is measured a second time with smaller loss chunks, one
-workspace at a time and the embedding on the host (docs/memory.md), short rows with their MLP in tiles and one weight's workspace. The peer
-unsloth_graphs is unsloth with its opt-in CUDA graphs (UNSLOTH_BLOCK_CUDAGRAPHS=1).
+Every row of every system has its own process, which stays alive while the others are measured. They run interleaved on the GPU: A B C A B C.
+Each turn is a few warm-up steps and then steps for about --seconds (8 to 60 of them), timed by GPU events without synchronization in between.
+
+- Steps of all rounds are pooled: median, 10th and 90th percentile.
+- Peak memory is torch's max_memory_allocated over the timed steps.
+- MFU is the model's arithmetic (forward, and backward for inputs only; without LoRA's products and recomputing) over the rate of torch.mm at the
+  layers' shapes in the same rounds.
+- Kernels per step, and the share of a step in which at least one ran, come from torch's profiler in the last round.
+- --memory_first measures every row of ours again with smaller loss chunks, one workspace at a time and the embedding on the host
+  (docs/memory.md); short rows with their MLP in tiles and one weight's workspace.
+- The peer unsloth_graphs is unsloth with its opt-in CUDA graphs (UNSLOTH_BLOCK_CUDAGRAPHS=1).
 """
 
 import argparse
@@ -67,7 +70,7 @@ def say(text: str) -> None:
 
 
 class Side:
-    """A process that measures when told to. It is started at once; ready() waits for it."""
+    """A process that measures on request. The constructor starts it; ready() waits for it."""
 
     def __init__(self, command: list[str], name: str, folder: pathlib.Path, environment: dict[str, str], limit: float):
         own = folder / name.replace(":", "-")
@@ -130,7 +133,7 @@ class Side:
 
 
 class Result:
-    """What one system did on one row, over all rounds."""
+    """The results of one system on one row, over all rounds."""
 
     def __init__(self, system: str, setting: str):
         self.system, self.setting = system, setting
@@ -146,7 +149,7 @@ class Result:
             self.launches = answer
 
     def rate(self, tokens: int, share: float = 0.5) -> float:
-        """Tokens a second of which this share of the steps was slower."""
+        """The quantile of tokens per second: this share of the steps was slower."""
         ordered = sorted(self.steps, reverse=True)
         return tokens / ordered[round(share * (len(ordered) - 1))] * 1e3
 
@@ -299,18 +302,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "dev", help="holds benchmarks/bench_train_step")
     parser.add_argument(
-        "--rows", nargs="+", metavar="START", help=f"rows that start so; default all of {' '.join(map(str, ROWS))}"
+        "--rows", nargs="+", metavar="START", help=f"rows with this prefix; default: all of {' '.join(map(str, ROWS))}"
     )
     parser.add_argument("--peers", nargs="*", choices=[*UNSLOTH, "hf"], default=["unsloth", "hf"])
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=3, help="of timed steps, each turn")
+    parser.add_argument("--seconds", type=float, default=3, help="timed seconds per turn")
     parser.add_argument(
-        "--memory_first", action="store_true", help="measure each row of ours with the memory-first settings, too"
+        "--memory_first", action="store_true", help="also measure each row of ours with the memory-first settings"
     )
-    parser.add_argument("--limit", type=float, default=1e9, help="seconds after which no further turn begins")
+    parser.add_argument("--limit", type=float, default=1e9, help="seconds after which no new turn starts")
     parser.add_argument("--patience", type=float, default=300, help="seconds to wait for an answer")
-    parser.add_argument("--folder", type=pathlib.Path, help="of the peers' checkpoints and logs; default a temporary one")
-    parser.add_argument("--logs", type=pathlib.Path, help="folder for what the processes said on stderr")
+    parser.add_argument(
+        "--folder", type=pathlib.Path, help="folder of the peers' checkpoints and logs; default: a temporary folder"
+    )
+    parser.add_argument("--logs", type=pathlib.Path, help="folder for the processes' stderr")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("no GPU here; nothing measured")

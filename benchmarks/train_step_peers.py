@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What benchmarks/train_step_cuda.py runs in processes of their own: unsloth, transformers + peft + bitsandbytes, and bare products.
+"""Worker processes of benchmarks/train_step_cuda.py: unsloth, transformers + peft + bitsandbytes, and bare products.
 
 python benchmarks/train_step_peers.py checkpoint MODEL FOLDER      writes random weights, quantized by bitsandbytes
 python benchmarks/train_step_peers.py unsloth | hf | products      answers lines of JSON on its input with lines of JSON
@@ -48,7 +48,7 @@ class Shape:
         ]
 
     def operations(self, sequence: int) -> float:
-        """Floating-point operations a token: products forward and for the input's gradient, causal attention 1 + 2.5."""
+        """Floating-point operations per token: products forward and for the input's gradient, causal attention 1 + 2.5."""
         products = self.layers * sum(out * inner for out, inner in self.linears().values()) + self.vocabulary * self.hidden
         return 4 * products + 7 * self.layers * sequence * self.heads * self.head_dim
 
@@ -62,7 +62,7 @@ SHAPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One setting: what our blocks keep, unsloth's use_gradient_checkpointing, and the ways of the HF stack to compare with."""
+    """One setting: our checkpoint_keep, unsloth's use_gradient_checkpointing, and the HF stack's settings."""
 
     model: str
     batch: int
@@ -80,7 +80,7 @@ def reply(**fields) -> None:
 
 
 def write_tokenizer(folder: pathlib.Path) -> None:
-    """Bytes, fillers up to Llama 3's 128,000, and its special tokens at their ids, so that no embedding is resized."""
+    """Writes bytes, fillers up to Llama 3's 128,000, and its special tokens at their ids, so no embedding is resized."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -97,7 +97,7 @@ def write_tokenizer(folder: pathlib.Path) -> None:
 
 
 def write_checkpoint(folder: pathlib.Path, shape: Shape, device: str = "cuda") -> None:
-    """A checkpoint in bitsandbytes' four-bit form with random weights, quantized where the peers will run."""
+    """Writes a checkpoint with random weights in bitsandbytes' four-bit format, quantized on the peers' device."""
     import torch
     from bitsandbytes.functional import quantize_4bit
     from safetensors.torch import save_file
@@ -198,7 +198,7 @@ def launches_of(step) -> dict[str, float]:
 
 
 def serve_peer(system: str) -> None:
-    """Loads when told to, then measures once for each line of JSON that comes."""
+    """Loads on request, then measures once per line of JSON."""
     modules = ["torch", "transformers", "peft", "bitsandbytes"]
     if system == "unsloth":
         modules = ["unsloth", *modules]  # before transformers, which it changes
@@ -233,7 +233,7 @@ def serve_peer(system: str) -> None:
     def measure(
         batch: int, sequence: int, seconds: float, count: bool, checkpointing: bool | str, layers: int | None = None
     ) -> dict:
-        """layers: how many of the first ones are checkpointed, if not all (the HF stack)."""
+        """layers: the number of first layers that are checkpointed, if not all (HF stack)."""
         nonlocal tokens
         torch.manual_seed(1)
         tokens = torch.randint(0, 128000, (batch, sequence), device="cuda")

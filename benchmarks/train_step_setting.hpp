@@ -8,11 +8,11 @@
 
 #include <ATen/ops/randint.h>
 
+#include "qlorapp/adapters/lora_config.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/memory/known_models.hpp"
 #include "qlorapp/nn/batch.hpp"
-#include "qlorapp/nn/lora_config.hpp"
 #include "qlorapp/nn/memory_settings.hpp"
 
 namespace qlorapp::bench {

@@ -183,7 +183,7 @@ std::map<std::string, format::Json> CommandLine::read_config(const std::string& 
 }
 
 void CommandLine::parse(const std::vector<std::string>& arguments) {
-  // CLI11 splits the line; names are looked up here, because a misspelt one is to be answered with its neighbor.
+  // CLI11 splits the line; names are looked up here, because a misspelled one is to be answered with its neighbor.
   CLI::App app;
   app.set_help_flag();
   bool help = false, help_all = false;

@@ -10,6 +10,7 @@
 
 #include "command.hpp"
 #include "model_options.hpp"
+#include "qlorapp/adapters/parameter_count.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/core/units.hpp"
@@ -20,7 +21,6 @@
 #include "qlorapp/io/compute_dtype.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/io/linear_weight.hpp"
-#include "qlorapp/nn/parameter_count.hpp"
 #include "qlorapp/train/plan_run.hpp"
 #include "qlorapp/train/trainer.hpp"
 #include "run_report.hpp"
@@ -221,8 +221,8 @@ int train(const Arguments& arguments) {
   } else {
     load_adapter(model, options.init_adapter);
   }
-  const ParameterCount count{model.arena().numel(), model.base_parameter_count() + model.arena().numel()};
-  log_info(concat(trainable_parameters_line(count), "; model in memory: ", to_string(model.weight_bytes())));
+  const ParameterCount count{model.arena().numel(), model.decoder().parameter_count() + model.arena().numel()};
+  log_info(concat(trainable_parameters_line(count), "; model in memory: ", to_string(model.decoder().weight_bytes())));
 
   remove_stale_checkpoints(options.output);
   RunReport report(options.args.logging_strategy, [] { return g_interrupted != 0; });

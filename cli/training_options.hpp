@@ -8,8 +8,8 @@
 #include <c10/core/ScalarType.h>
 
 #include "command_line.hpp"
+#include "qlorapp/adapters/lora_config.hpp"
 #include "qlorapp/format/model_config.hpp"
-#include "qlorapp/nn/lora_config.hpp"
 #include "qlorapp/train/training_arguments.hpp"
 
 namespace qlorapp::cli {

@@ -17,7 +17,7 @@ struct UnusedOption {
 
 /// Every name that transformers has had since 4.46 and TrainingArguments (train/training_arguments.hpp) does not have.
 [[nodiscard]] std::span<const UnusedOption> unused_training_arguments();
-/// The names of PEFT's LoraConfig that nn/lora_config.hpp does not have.
+/// The names of PEFT's LoraConfig that adapters/lora_config.hpp does not have.
 [[nodiscard]] std::span<const UnusedOption> unused_lora_options();
 /// The names of BitsAndBytesConfig that format/bits_and_bytes_config.hpp does not have.
 [[nodiscard]] std::span<const UnusedOption> unused_quantization_options();

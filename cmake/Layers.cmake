@@ -1,7 +1,7 @@
 # qlorapp_layer(name SOURCES … USES … [TORCH]): one room of the house as an object library that links only downwards.
 #
 # A layer without TORCH cannot see torch's headers at all. The objects end up in ONE shared library (operators register
-# themselves by static initialisers, which a static archive would drop); tests of torch-free layers link the objects alone.
+# themselves by static initializers, which a static archive would drop); tests of torch-free layers link the objects alone.
 set_property(GLOBAL PROPERTY QLORAPP_LAYERS "")
 
 # torch as our own code is compiled and linked; users of the library link qlorapp_torch, which has no flags.

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "qlorapp/nn/adopt_parameters.hpp"
+#include "qlorapp/adapters/adopt_parameters.hpp"
 #include "qlorapp/nn/checkpointed_block.hpp"
 #include "qlorapp/nn/lora_linear_module.hpp"
 #include "qlorapp/quant/quantizer.hpp"

@@ -3,12 +3,12 @@
 #include <nlohmann/json.hpp>
 
 #include "bind.hpp"
+#include "qlorapp/adapters/lora_config.hpp"
+#include "qlorapp/adapters/parameter_count.hpp"
 #include "qlorapp/core/field_table.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/format/bits_and_bytes_config.hpp"
 #include "qlorapp/format/config_json.hpp"
-#include "qlorapp/nn/lora_config.hpp"
-#include "qlorapp/nn/parameter_count.hpp"
 #include "qlorapp/train/precision.hpp"
 #include "qlorapp/train/schedule.hpp"
 #include "qlorapp/train/training_arguments.hpp"
@@ -17,27 +17,27 @@ namespace qlorapp::python {
 namespace {
 
 /// A member's type as Python spells it.
-std::string spelt(const bool*) { return "bool"; }
-std::string spelt(const int64_t*) { return "int"; }
-std::string spelt(const double*) { return "float"; }
-std::string spelt(const std::string*) { return "str"; }
-std::string spelt(const FreeForm*) { return "dict | str | None"; }
-std::string spelt(const NamesOrPattern*) { return "list[str] | str | None"; }
+std::string spelled(const bool*) { return "bool"; }
+std::string spelled(const int64_t*) { return "int"; }
+std::string spelled(const double*) { return "float"; }
+std::string spelled(const std::string*) { return "str"; }
+std::string spelled(const FreeForm*) { return "dict | str | None"; }
+std::string spelled(const NamesOrPattern*) { return "list[str] | str | None"; }
 template <class Value>
-std::string spelt(const std::vector<Value>*) {
-  return concat("list[", spelt(static_cast<const Value*>(nullptr)), "]");
+std::string spelled(const std::vector<Value>*) {
+  return concat("list[", spelled(static_cast<const Value*>(nullptr)), "]");
 }
 template <class Value>
-std::string spelt(const std::map<std::string, Value>*) {
-  return concat("dict[str, ", spelt(static_cast<const Value*>(nullptr)), "]");
+std::string spelled(const std::map<std::string, Value>*) {
+  return concat("dict[str, ", spelled(static_cast<const Value*>(nullptr)), "]");
 }
 template <class Value>
-std::string spelt(const std::optional<Value>*) {
-  return concat(spelt(static_cast<const Value*>(nullptr)), " | None");
+std::string spelled(const std::optional<Value>*) {
+  return concat(spelled(static_cast<const Value*>(nullptr)), " | None");
 }
 template <class First, class... Values>
-std::string spelt(const std::variant<First, Values...>*) {
-  return concat(spelt(static_cast<const First*>(nullptr)), concat(" | ", spelt(static_cast<const Values*>(nullptr)))...);
+std::string spelled(const std::variant<First, Values...>*) {
+  return concat(spelled(static_cast<const First*>(nullptr)), concat(" | ", spelled(static_cast<const Values*>(nullptr)))...);
 }
 
 /// [(name, type, default as JSON, doc)]
@@ -48,7 +48,7 @@ py::list fields() {
   for_each_field<Config>([&](const auto& field) {
     using Member = std::remove_cvref_t<decltype(std::declval<Config>().*field.member)>;
     const std::string name(field.name);
-    rows.append(py::make_tuple(name, spelt(static_cast<const Member*>(nullptr)), defaults[name].dump(), std::string(field.doc)));
+    rows.append(py::make_tuple(name, spelled(static_cast<const Member*>(nullptr)), defaults[name].dump(), std::string(field.doc)));
   });
   return rows;
 }

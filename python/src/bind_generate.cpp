@@ -6,6 +6,7 @@
 #include "bind.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/nn/generate.hpp"
+#include "qlorapp/nn/generation_cache.hpp"
 
 namespace qlorapp::python {
 namespace {
@@ -39,7 +40,7 @@ at::Tensor forward_cached(CausalLM& model, GenerationCache& cache, const at::Ten
   int64_t longest = 0;
   for (size_t row = 0; row < counts.size(); ++row) longest = std::max(longest, cache.lengths[row] + counts[row]);
   cache.reserve(longest);
-  return model.forward_cached(tokens.to(model.device()), rows, counts, cache, every_token);
+  return forward_cached(model, tokens.to(model.device()), rows, counts, cache, every_token);
 }
 
 }  // namespace
@@ -64,7 +65,7 @@ void bind_generate(py::module_& m) {
           },
           "[(keys, values)] per block, each (rows * capacity, key-value heads, head_dim).");
   m.def(
-      "make_cache", [](const CausalLM& model, int64_t rows, int64_t capacity) { return model.make_cache(rows, capacity); },
+      "make_cache", [](const CausalLM& model, int64_t rows, int64_t capacity) { return make_cache(model, rows, capacity); },
       py::arg("model"), py::arg("rows"), py::arg("capacity"), NoGil());
   m.def("forward_cached", &forward_cached, py::arg("model"), py::arg("cache"), py::arg("tokens"), py::arg("counts"),
         py::arg("every_token") = false, NoGil(), "CausalLM::forward_cached over all rows; the cache grows as needed.");

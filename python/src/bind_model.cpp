@@ -75,8 +75,8 @@ UnpaddedBatch unpad_for(const CausalLM& model, const at::Tensor& input_ids, cons
 py::list named_weights(const CausalLM& model) {
   py::list result;
   const auto add = [&](const std::string& name, const auto& weight) { result.append(py::make_tuple(name, weight)); };
-  const std::vector<std::string> names = model.linear_names();
-  add("model.embed_tokens", model.embed_tokens());
+  const std::vector<std::string> names = model.decoder().linear_names();
+  add("model.embed_tokens", model.decoder().embed_tokens());
   for (size_t i = 0; i < model.blocks().size(); ++i) {
     const DecoderBlock::Weights& weights = model.blocks()[i].weights();
     for (size_t p = 0; p < kProjectionCount; ++p) {
@@ -87,14 +87,14 @@ py::list named_weights(const CausalLM& model) {
     add(concat("model.layers.", i, ".input_layernorm"), weights.input_norm);
     add(concat("model.layers.", i, ".post_attention_layernorm"), weights.post_attention_norm);
   }
-  add("model.norm", model.norm_weight());
-  add("lm_head", model.lm_head());
+  add("model.norm", model.decoder().norm_weight());
+  add("lm_head", model.decoder().lm_head());
   return result;
 }
 
 std::vector<std::tuple<int64_t, int64_t, std::string>> segments(const CausalLM& model) {
   std::vector<std::tuple<int64_t, int64_t, std::string>> result;
-  for (const Segment& segment : model.segments()) {
+  for (const Segment& segment : model.settings().segments()) {
     const bool as_told = segment.end - segment.begin == 1 || segment.keep == Keep::kInputOnHost;
     result.emplace_back(segment.begin, segment.end, to_string(as_told ? segment.keep : Keep::kInputOnly));
   }
@@ -133,23 +133,32 @@ void bind_model(py::module_& m) {
           },
           py::arg("lora_config_json"), py::arg("seed"), py::arg("name") = kDefaultAdapter, py::arg("weights") = std::nullopt,
           NoGil(), "`weights` names a folder with the weights as they were before quantization.")
-      .def_property_readonly("has_adapters", &CausalLM::has_adapters)
-      .def_property_readonly("base_was_changed", &CausalLM::base_was_changed)
-      .def_property("active_adapter", &CausalLM::active_adapter, &CausalLM::set_active_adapter)
-      .def("delete_adapters", &CausalLM::delete_adapters, py::arg("name"))
-      .def("enable_adapters", &CausalLM::enable_adapters, py::arg("enabled"))
+      .def_property_readonly("has_adapters", [](const CausalLM& self) { return !self.adapters().empty(); })
+      .def_property_readonly("base_was_changed", [](const CausalLM& self) { return self.adapters().changed_base(); })
+      .def_property(
+          "active_adapter", [](const CausalLM& self) { return self.adapters().active_name(); },
+          [](CausalLM& self, const std::string& name) { self.adapters().activate(name); })
+      .def(
+          "delete_adapters", [](CausalLM& self, const std::string& name) { self.adapters().remove(name); }, py::arg("name"))
+      .def(
+          "enable_adapters", [](CausalLM& self, bool enabled) { self.adapters().enable(enabled); }, py::arg("enabled"))
       .def(
           "adapter_names",
           [](const CausalLM& self, const std::string& name) {
             std::vector<std::string> names;
-            for (const auto& entry : self.adapters(name).arena.entries()) names.push_back(entry.name);
+            for (const auto& entry : self.adapters().at(name).arena.entries()) names.push_back(entry.name);
             return names;
           },
           py::arg("name") = "", "Names of an adapter's parameters, as PEFT stores them.")
       .def(
-          "parameters", [](const CausalLM& self, const std::string& name) { return self.adapters(name).arena.parameters(); },
+          "parameters", [](const CausalLM& self, const std::string& name) { return self.adapters().at(name).arena.parameters(); },
           py::arg("name") = "")
-      .def("adopt_parameter", &CausalLM::adopt_parameter, py::arg("i"), py::arg("parameter"), py::arg("name") = "")
+      .def(
+          "adopt_parameter",
+          [](CausalLM& self, int64_t i, const at::Tensor& parameter, const std::string& name) {
+            self.adapters().adopt_parameter(i, parameter, name);
+          },
+          py::arg("i"), py::arg("parameter"), py::arg("name") = "")
       .def(
           "gradient", [](const CausalLM& self, int64_t i) { return self.arena().gradient(i); }, py::arg("i"))
       .def(
@@ -158,23 +167,27 @@ void bind_model(py::module_& m) {
           "bind_gradients", [](CausalLM& self) { self.arena().bind_gradients(); }, NoGil())
       .def(
           "set_keep",
-          [](CausalLM& self, const std::string& keep) { self.set_segments(parse_segments(keep, std::ssize(self.blocks()))); },
+          [](CausalLM& self, const std::string& keep) {
+            self.settings().set_segments(parse_segments(keep, std::ssize(self.blocks())));
+          },
           py::arg("keep"))
       .def(
           "set_memory",
           [](CausalLM& self, int64_t loss_chunk_rows, int64_t mlp_tile_rows, const std::string& weight_workspace,
              bool embedding_on_host) {
-            self.set_memory({loss_chunk_rows, mlp_tile_rows, parse_weight_workspace(weight_workspace), embedding_on_host});
+            self.settings().set_memory(
+                {loss_chunk_rows, mlp_tile_rows, parse_weight_workspace(weight_workspace), embedding_on_host});
           },
           py::kw_only(), py::arg("loss_chunk_rows") = 0, py::arg("mlp_tile_rows") = 0, py::arg("weight_workspace") = "layer",
           py::arg("embedding_on_host") = false, NoGil(), "include/qlorapp/nn/memory_settings.hpp")
-      .def_property_readonly("embed_tokens", &CausalLM::embed_tokens, "The table, where it is now.")
+      .def_property_readonly(
+          "embed_tokens", [](const CausalLM& self) { return self.decoder().embed_tokens(); }, "The table, where it is now.")
       .def(
           "move_embedding",
           [](CausalLM& self, bool to_host) {
-            MemorySettings settings = self.memory();
+            MemorySettings settings = self.settings().memory();
             settings.embedding_on_host = to_host;
-            self.set_memory(settings);
+            self.settings().set_memory(settings);
           },
           py::arg("to_host"), NoGil(), "The table alone, between GPU and pinned host memory; the other settings of memory stay.")
       .def_property_readonly("segments", &segments, "[(begin, end, what is kept)]")
@@ -199,13 +212,13 @@ void bind_model(py::module_& m) {
           },
           py::arg("hidden"), py::arg("batch"), NoGil(), "The summed loss, on the graph of `hidden`.")
       .def("logits", &CausalLM::logits, py::arg("hidden"), NoGil())
-      .def("weight_bytes", [](const CausalLM& self) { return self.weight_bytes().count; })
+      .def("weight_bytes", [](const CausalLM& self) { return self.decoder().weight_bytes().count; })
       .def("named_weights", &named_weights, "[(module name, tensor or QuantizedTensor)] of the frozen base.")
       .def_property_readonly("tied", [](const CausalLM& self) { return self.config().tie_word_embeddings; })
       .def_property_readonly("vocab_size", [](const CausalLM& self) { return self.config().vocab_size; })
       .def_property_readonly("eos_token_ids", [](const CausalLM& self) { return self.config().eos_token_ids; })
       .def_property_readonly("lora_dropout",
-                             [](const CausalLM& self) { return self.has_adapters() ? self.lora_config().lora_dropout : 0.0; })
+                             [](const CausalLM& self) { return !self.adapters().empty() ? self.lora_config().lora_dropout : 0.0; })
       .def_property_readonly("device", &CausalLM::device)
       .def_property_readonly("dtype", &CausalLM::dtype)
       .def("save_adapter", &save_adapter, py::arg("folder"), py::arg("base_model"), py::arg("name") = "", NoGil())

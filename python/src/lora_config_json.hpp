@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "qlorapp/nn/lora_config.hpp"
+#include "qlorapp/adapters/lora_config.hpp"
 
 namespace qlorapp::python {
 

@@ -14,7 +14,7 @@ std::string folded(std::string_view name) {
   return out;
 }
 
-/// Levenshtein distance with transpositions of neighbours (the commonest typing mistake) at cost one.
+/// Levenshtein distance with transpositions of neighbors (the commonest typing mistake) at cost one.
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<size_t> before(b.size() + 1), previous(b.size() + 1), current(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) previous[j] = j;

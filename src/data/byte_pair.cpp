@@ -52,7 +52,7 @@ struct Candidate {
 
 struct Symbol {
   int32_t id;
-  uint32_t bytes;  ///< 0: merged into its left neighbour.
+  uint32_t bytes;  ///< 0: merged into its left neighbor.
   int32_t previous, next;
 };
 
@@ -228,7 +228,7 @@ void BytePairModel::merge(std::string_view piece, std::vector<PieceToken>& out) 
     Symbol& left = symbols[top.position];
     if (left.bytes == 0 || left.next < 0) continue;
     Symbol& right = symbols[static_cast<std::size_t>(left.next)];
-    // The neighbours may have changed since; as in Hugging Face's engine, what counts is that the pair still gives this token.
+    // The neighbors may have changed since; as in Hugging Face's engine, what counts is that the pair still gives this token.
     const Merge* now = find_merge(left.id, right.id);
     if (now == nullptr || now->id != top.id) continue;
     left.id = top.id;

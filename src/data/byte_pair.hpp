@@ -40,7 +40,7 @@ struct PieceToken {
 };
 
 struct BytePairOptions {
-  bool byte_level = true;      ///< Tokens are spelt in GPT-2's alphabet; else they are their own text.
+  bool byte_level = true;      ///< Tokens are spelled in GPT-2's alphabet; else they are their own text.
   bool byte_fallback = false;  ///< A character without a token becomes the tokens of its bytes, where all are there.
   bool fuse_unk = false;       ///< Unknown characters beside each other become one unknown token.
   bool ignore_merges = false;  ///< A piece that is a token becomes that token at once.
@@ -49,7 +49,7 @@ struct BytePairOptions {
 
 class BytePairModel {
  public:
-  using Vocabulary = std::vector<std::pair<std::string, int32_t>>;  ///< As spelt in the file.
+  using Vocabulary = std::vector<std::pair<std::string, int32_t>>;  ///< As spelled in the file.
   using Merges = std::vector<std::pair<std::string, std::string>>;  ///< In order of rank.
 
   /// @throws FormatError naming `where` for ids that are negative or double, merges of unknown tokens, and an unknown token that
@@ -82,7 +82,7 @@ class BytePairModel {
   [[nodiscard]] int32_t id_of(std::string_view text) const;
 
   BytePairOptions options_;
-  StringMap<int32_t> token_ids_;         ///< As spelt in the file.
+  StringMap<int32_t> token_ids_;         ///< As spelled in the file.
   StringMap<int32_t> byte_ids_;          ///< Byte-level: the tokens that spell bytes, as those bytes.
   std::array<int32_t, 256> single_{};    ///< The token of each byte that is a unit by itself, or -1.
   std::array<int32_t, 256> fallback_{};  ///< The tokens "<0x00>" … "<0xFF>", or -1.

@@ -85,7 +85,7 @@ Batch collate(std::span<const Example> examples, std::span<const int64_t> rows) 
     const Example& example = examples[static_cast<std::size_t>(row)];
     QLORAPP_CHECK_VALUE(!example.input_ids.empty() && example.labels.size() == example.input_ids.size(),
                         "[collate] a row must have a token and a label for each; row ", row, " has ", example.input_ids.size(),
-                        " and ", example.labels.size(), ". Put -100 where nothing is to be learnt.");
+                        " and ", example.labels.size(), ". Put -100 where nothing is to be learned.");
     total += static_cast<int64_t>(example.input_ids.size());
     if (example.row_lengths.empty()) continue;
     const bool whole =
@@ -153,7 +153,7 @@ UnpaddedBatch unpad(const at::Tensor& input_ids, const at::Tensor& attention_mas
       if (!inside && label[i] != Batch::kIgnoredTarget) ++on_padding;
     }
     // Where EOS is the padding, input_ids.ne(pad_token_id) hides the EOS that a row ends in, while its label asks to learn it. It is
-    // learnt from the last token that is seen. More labels on padding say that they are copies of the tokens.
+    // learned from the last token that is seen. More labels on padding say that they are copies of the tokens.
     if (on_padding == 1 && end < stop && label[end] != Batch::kIgnoredTarget) {
       ++end;
       on_padding = 0;

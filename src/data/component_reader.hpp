@@ -29,7 +29,7 @@ struct SpaceMarker {
 };
 
 struct PreTokenizer {
-  bool byte_level = false;  ///< Pieces are spelt in GPT-2's alphabet.
+  bool byte_level = false;  ///< Pieces are spelled in GPT-2's alphabet.
   std::optional<SpaceMarker> marker;
   std::vector<SplitStep> splits;  ///< Applied one behind the other, after the marker.
 };

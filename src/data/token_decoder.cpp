@@ -68,8 +68,8 @@ std::string joined(const Tokens& tokens) {
 }
 
 std::string text_of_alphabet(const Tokens& tokens) {
-  std::string bytes, spelt, out;
-  for (const std::string& token : tokens) bytes += bytes_of_token(token, spelt) ? spelt : token;
+  std::string bytes, spelled, out;
+  for (const std::string& token : tokens) bytes += bytes_of_token(token, spelled) ? spelled : token;
   unicode::append_lossy(out, bytes);
   return out;
 }

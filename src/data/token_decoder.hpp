@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The decoder of a tokenizer.json: tokens as spelt in the file become text. Torch-free.
+/// The decoder of a tokenizer.json: tokens as spelled in the file become text. Torch-free.
 ///
 /// Source: Hugging Face tokenizers, decoders/ and pre_tokenizers/{byte_level,metaspace}.rs.
 #pragma once

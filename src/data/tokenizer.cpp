@@ -34,7 +34,7 @@ std::vector<AddedToken> of_pass(const std::vector<AddedToken>& all, bool normali
 
 struct Tokenizer::Tables {
   struct Token {
-    std::string text;     ///< As spelt in the file.
+    std::string text;     ///< As spelled in the file.
     std::string decoded;  ///< Byte-level: the bytes; else as the decoder's first step gets it.
     bool special = false;
   };

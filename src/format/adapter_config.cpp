@@ -19,7 +19,7 @@ constexpr const char* kFileName = "adapter_config.json";
 constexpr const char* kFingerprintKey = "qlorapp_base_fingerprint";
 
 /// PEFT's keys that are no fields here, with the value that PEFT writes by default. With a reason, any other value is refused;
-/// without one, the value is kept: it changes nothing about a trained adapter, or nn/lora_config.hpp reads it from there
+/// without one, the value is kept: it changes nothing about a trained adapter, or adapters/lora_config.hpp reads it from there
 /// (exclude_modules, layers_pattern, layers_to_transform, bias, modules_to_save, use_dora, ensure_weight_tying).
 struct OtherKey {
   std::string_view key, default_json, reason;
@@ -139,8 +139,8 @@ AdapterConfig parse_adapter_config(std::string_view text, std::string_view where
     config.init_lora_weights = init->is_boolean()  ? (init->get<bool>() ? "true" : "false")
                                : init->is_string() ? init->get<std::string>()
                                                    : "";
-    const bool spelt_bool = init->is_string() && (config.init_lora_weights == "true" || config.init_lora_weights == "false");
-    if (!is_init(config.init_lora_weights) || spelt_bool) {
+    const bool spelled_bool = init->is_string() && (config.init_lora_weights == "true" || config.init_lora_weights == "false");
+    if (!is_init(config.init_lora_weights) || spelled_bool) {
       fields.fail("init_lora_weights", "must be true, false, gaussian, eva, orthogonal or mica", *init,
                   "Others change the base weights: convert the adapter to plain LoRA with PEFT.");
     }
@@ -183,8 +183,8 @@ std::string adapter_config_json(const AdapterConfig& config) {
   for (const auto& [module, alpha] : config.alpha_pattern) json["alpha_pattern"][module] = number_json(alpha);
   json["base_model_name_or_path"] = optional_text(config.base_model_name_or_path);
   json["inference_mode"] = config.inference_mode;
-  const bool spelt_bool = config.init_lora_weights == "true" || config.init_lora_weights == "false";
-  json["init_lora_weights"] = spelt_bool ? Json(config.init_lora_weights == "true") : Json(config.init_lora_weights);
+  const bool spelled_bool = config.init_lora_weights == "true" || config.init_lora_weights == "false";
+  json["init_lora_weights"] = spelled_bool ? Json(config.init_lora_weights == "true") : Json(config.init_lora_weights);
   json["lora_alpha"] = number_json(config.lora_alpha);
   json["lora_dropout"] = config.lora_dropout;
   json["peft_type"] = "LORA";

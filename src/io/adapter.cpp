@@ -47,8 +47,8 @@ void copy_values(const AdapterSet& set, const format::SafetensorsFile& file) {
 }  // namespace
 
 void save_adapter(const CausalLM& model, const std::string& folder, const std::string& base_model, const std::string& name) {
-  QLORAPP_CHECK_VALUE(model.has_adapters(), "[adapter] the model has no adapters to save.");
-  const AdapterSet& set = model.adapters(name);
+  QLORAPP_CHECK_VALUE(!model.adapters().empty(), "[adapter] the model has no adapters to save.");
+  const AdapterSet& set = model.adapters().at(name);
   QLORAPP_CHECK_VALUE(
       set.arena.values().isfinite().all().item<bool>(),
       "[adapter] the adapters hold inf or nan and were not saved; training has diverged. Resume from an earlier checkpoint "
@@ -58,7 +58,7 @@ void save_adapter(const CausalLM& model, const std::string& folder, const std::s
   format::AdapterConfig config = to_adapter_config(set.config);
   config.base_model_name_or_path = base_model;
   config.inference_mode = true;
-  if (model.base_was_changed()) {
+  if (model.adapters().changed_base()) {
     config.base_fingerprint = fingerprint_text(four_bit_fingerprint(model));
     log_warning_once(
         "[adapter] the initialization took a part out of the base: this adapter fits no other. Save the base too, with the "
@@ -73,19 +73,19 @@ void load_adapter(CausalLM& model, const std::string& folder, const std::string&
   const AdapterFile adapter = open_adapter(folder);
   if (adapter.config.base_fingerprint) check_fingerprint(adapter.config, folder, fingerprint_text(four_bit_fingerprint(model)));
   const LoraConfig& lora = adapter.lora;
-  const std::vector<std::string> names = model.adapter_names();
+  const std::vector<std::string> names = model.adapters().names();
   const bool is_there = std::find(names.begin(), names.end(), name) != names.end();
   if (is_there) {
-    QLORAPP_CHECK_VALUE(model.adapters(name).config.same_shape(lora), "[adapter] the model has other adapters than ", folder,
+    QLORAPP_CHECK_VALUE(model.adapters().at(name).config.same_shape(lora), "[adapter] the model has other adapters than ", folder,
                         " (rank, targets or scaling differ). Load the base model again, or give "
                         "another adapter_name.");
   } else {
     model.add_adapters(lora, /*seed=*/0, name);
   }
   try {
-    copy_values(model.adapters(name), adapter.file);
+    copy_values(model.adapters().at(name), adapter.file);
   } catch (...) {
-    if (!is_there) model.delete_adapters(name);
+    if (!is_there) model.adapters().remove(name);
     throw;
   }
 }

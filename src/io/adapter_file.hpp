@@ -6,10 +6,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "qlorapp/adapters/adapter_set.hpp"
+#include "qlorapp/adapters/lora_config.hpp"
 #include "qlorapp/format/adapter_config.hpp"
 #include "qlorapp/format/safetensors.hpp"
-#include "qlorapp/nn/adapter_set.hpp"
-#include "qlorapp/nn/lora_config.hpp"
 
 namespace qlorapp {
 

@@ -82,7 +82,7 @@ class Merger {
         skeleton_(skeleton(config_, adapter_.lora)),
         options_(options),
         quantizer_(options.quantization) {
-    check_names_and_shapes(skeleton_.adapters(), adapter_.file);
+    check_names_and_shapes(skeleton_.adapters().active(), adapter_.file);
     const auto linears = format::linear_layers(config_);
     const auto stored = std::find_if(linears.begin(), linears.end(), [&](const format::ModelParameter& linear) {
       return format::is_quantized(checkpoint_, linear.name + ".weight");
@@ -128,7 +128,7 @@ class Merger {
   }
 
   void list_outputs(const std::vector<format::ModelParameter>& linears) {
-    const AdapterSet& set = skeleton_.adapters();
+    const AdapterSet& set = skeleton_.adapters().active();
     const auto saved = [&](int64_t entry) {
       return format::TensorLocation{&adapter_.file, &adapter_.file.at(set.arena.entries()[static_cast<size_t>(entry)].name)};
     };

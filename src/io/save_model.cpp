@@ -45,9 +45,10 @@ const QuantizedTensor* first_quantized(const CausalLM& model) {
 }
 
 NamedTensors base_tensors(const CausalLM& model, at::ScalarType storage) {
-  NamedTensors tensors{{"model.embed_tokens.weight", model.embed_tokens()}, {"model.norm.weight", model.norm_weight()}};
-  if (!model.config().tie_word_embeddings) tensors.emplace_back("lm_head.weight", model.lm_head());
-  const std::vector<std::string> names = model.linear_names();
+  NamedTensors tensors{{"model.embed_tokens.weight", model.decoder().embed_tokens()},
+                       {"model.norm.weight", model.decoder().norm_weight()}};
+  if (!model.config().tie_word_embeddings) tensors.emplace_back("lm_head.weight", model.decoder().lm_head());
+  const std::vector<std::string> names = model.decoder().linear_names();
   for (size_t i = 0; i < model.blocks().size(); ++i) {
     const DecoderBlock::Weights& weights = model.blocks()[i].weights();
     const std::string prefix = concat("model.layers.", i, ".");

@@ -27,15 +27,15 @@ int64_t largest_batch(PlanSettings settings, Bytes room, int64_t most) {
 }
 
 PlanSettings settings_of(const CausalLM& model) {
-  QLORAPP_CHECK_VALUE(model.has_adapters(),
+  QLORAPP_CHECK_VALUE(!model.adapters().empty(),
                       "[plan] the model has no adapters. Add them first: they and their optimizer are part of the plan.");
   PlanSettings settings;
   settings.model = model.config();
   settings.lora = model.lora_config();
   settings.compute_dtype = model.dtype();
-  settings.segments = model.segments();
-  settings.memory = model.memory();
-  settings.deterministic = model.deterministic();
+  settings.segments = model.settings().segments();
+  settings.memory = model.settings().memory();
+  settings.deterministic = model.settings().deterministic();
   settings.load_in_4bit = false;
   for (size_t i = 0; i < kProjectionCount && !model.blocks().empty(); ++i) {
     const QuantizedTensor& weight = model.blocks().front().weights().projections[i].quantized;
@@ -43,14 +43,14 @@ PlanSettings settings_of(const CausalLM& model) {
     settings.load_in_4bit = true;
     settings.quantization = Quantizer::like(weight).options();
   }
-  const std::vector<std::string> names = model.linear_names();
+  const std::vector<std::string> names = model.decoder().linear_names();
   for (size_t i = 0; i < names.size() && settings.load_in_4bit; ++i) {
     const FrozenWeight& weight = model.blocks()[i / kProjectionCount].weights().projections[i % kProjectionCount];
     if (!weight.quantized.defined()) settings.skip_modules.push_back(names[i]);
   }
   settings.device.type = model.device().type();
   settings.device.threads = at::get_num_threads();
-  settings.float8 = model.float8();
+  settings.float8 = model.settings().float8();
   return settings;
 }
 

@@ -63,18 +63,19 @@ class Rehearsal {
     const MemoryTape::Recording recording(tape, settings.device);
     const at::NoGradGuard no_grad;
     CausalLM model = rehearse_load(settings_, tape);
-    base_parameters = model.base_parameter_count();
-    model.set_memory(settings_.memory);
-    model.set_deterministic(settings_.deterministic);
-    if (!model.embed_tokens().is_meta()) pinned_host += Bytes{static_cast<int64_t>(model.embed_tokens().nbytes())};
+    base_parameters = model.decoder().parameter_count();
+    model.settings().set_memory(settings_.memory);
+    model.settings().set_deterministic(settings_.deterministic);
+    if (!model.decoder().embed_tokens().is_meta())
+      pinned_host += Bytes{static_cast<int64_t>(model.decoder().embed_tokens().nbytes())};
     ops::mark_phase(MemoryPhase::kForward);  // what is there before the first step counts with it
     loaded_events = tape.events().size();
     model.add_adapters(settings_.lora, 0);
     tape.label(model.arena().values(), MemoryUse::kAdapters);
     tape.label(model.arena().gradients(), MemoryUse::kGradients);
     trainable_parameters = model.arena().numel();
-    if (!settings_.segments.empty()) model.set_segments(settings_.segments);
-    if (settings_.float8) model.set_float8(true);
+    if (!settings_.segments.empty()) model.settings().set_segments(settings_.segments);
+    if (settings_.float8) model.settings().set_float8(true);
     const std::vector<at::Tensor> moments = make_moments(model.arena().values());
     std::vector<Batch> window;
     for (int64_t i = 0; i < settings_.accumulation; ++i) window.push_back(batch_of(settings_.batch));
@@ -88,7 +89,7 @@ class Rehearsal {
     label_kept(first);
     ops::mark_phase(MemoryPhase::kOptimizer);
     optimizer_step(model, moments);
-    if (model.pinned_ring()) pinned_host += model.pinned_ring()->nbytes();
+    if (model.settings().pinned_ring()) pinned_host += model.settings().pinned_ring()->nbytes();
     window.clear();
     if (settings_.eval_batch > 0) {
       ops::mark_phase(MemoryPhase::kEvaluation);

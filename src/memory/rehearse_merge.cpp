@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "qlorapp/adapters/adapter_set.hpp"
+#include "qlorapp/adapters/merged_weight.hpp"
 #include "qlorapp/format/model_config.hpp"
-#include "qlorapp/nn/adapter_set.hpp"
-#include "qlorapp/nn/merged_weight.hpp"
 #include "qlorapp/ops/memory_tape.hpp"
 #include "qlorapp/quant/arrival.hpp"
 #include "rehearse_load.hpp"

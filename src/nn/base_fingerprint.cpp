@@ -58,9 +58,9 @@ uint64_t FourBitFingerprint::value() const { return hash_->value(); }
 uint64_t base_fingerprint(const CausalLM& model) {
   FourBitFingerprint fingerprint;
   FourBitFingerprint::Hash& hash = *fingerprint.hash_;
-  hash.add(model.embed_tokens());
-  if (!model.lm_head().is_alias_of(model.embed_tokens())) hash.add(model.lm_head());
-  hash.add(model.norm_weight());
+  hash.add(model.decoder().embed_tokens());
+  if (!model.decoder().lm_head().is_alias_of(model.decoder().embed_tokens())) hash.add(model.decoder().lm_head());
+  hash.add(model.decoder().norm_weight());
   for (const DecoderBlock& block : model.blocks()) {
     hash.add(block.weights().input_norm);
     hash.add(block.weights().post_attention_norm);

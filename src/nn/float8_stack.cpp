@@ -5,7 +5,7 @@
 
 #include <ATen/ATen.h>
 
-#include "products.hpp"
+#include "../adapters/products.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/ops/float8.hpp"
 #include "qlorapp/ops/lora_augment.hpp"

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/nn/generation_cache.hpp"
 
 namespace qlorapp {
 namespace {
@@ -60,9 +61,9 @@ std::vector<std::vector<int64_t>> generate(CausalLM& model, const std::vector<st
     longest = std::max(longest, counts.back());
     if (penalized) seen[row].insert(prompts[row].begin(), prompts[row].end());
   }
-  GenerationCache cache = model.make_cache(std::ssize(prompts), longest + options.max_new_tokens);
+  GenerationCache cache = make_cache(model, std::ssize(prompts), longest + options.max_new_tokens);
   for (int64_t position = 0; position < options.max_new_tokens && !rows.empty(); ++position) {
-    const at::Tensor logits = model.logits(model.forward_cached(ids_on(model.device(), tokens), rows, counts, cache));
+    const at::Tensor logits = model.logits(forward_cached(model, ids_on(model.device(), tokens), rows, counts, cache));
     std::vector<at::Tensor> seen_ids;
     for (const int64_t row : rows) {
       const auto& ids = seen[static_cast<size_t>(row)];

@@ -2,10 +2,13 @@
 #include "qlorapp/nn/generation_cache.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 
 #include "qlorapp/core/check.hpp"
+#include "qlorapp/nn/causal_lm.hpp"
+#include "qlorapp/ops/norm.hpp"
 
 namespace qlorapp {
 namespace {
@@ -49,6 +52,57 @@ void GenerationCache::remove_last(int64_t count) {
                         ".");
   }
   for (int64_t& length : lengths) length -= count;
+}
+
+GenerationCache make_cache(const CausalLM& model, int64_t rows, int64_t capacity) {
+  const format::ModelConfig& config = model.config();
+  GenerationCache cache{.blocks = std::vector<KeyValueCache>(model.blocks().size()),
+                        .lengths = std::vector<int64_t>(static_cast<size_t>(rows), 0),
+                        .capacity = capacity};
+  for (KeyValueCache& block : cache.blocks) {
+    block.keys = at::empty({rows * capacity, config.num_key_value_heads, config.head_dim}, model.decoder().norm_weight().options());
+    block.values = at::empty_like(block.keys);
+  }
+  return cache;
+}
+
+at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<const int64_t> rows, std::span<const int64_t> counts,
+                          GenerationCache& cache, bool every_token) {
+  const at::NoGradGuard no_grad;
+  Decoder& decoder = model.decoder();
+  std::vector<int64_t> positions, slots, row_starts{0}, last;
+  CacheRows where;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    int64_t& length = cache.lengths[static_cast<size_t>(rows[i])];
+    QLORAPP_CHECK_VALUE(length + counts[i] <= cache.capacity, "[generate] the cache holds ", cache.capacity, " positions a row; ",
+                        length + counts[i], " are needed.");
+    where.starts.push_back(rows[i] * cache.capacity);
+    for (int64_t k = 0; k < counts[i]; ++k) {
+      positions.push_back(length + k);
+      slots.push_back(where.starts.back() + length + k);
+    }
+    length += counts[i];
+    decoder.rope().reserve(length);
+    where.lengths.push_back(length);
+    row_starts.push_back(row_starts.back() + counts[i]);
+    last.push_back(row_starts.back() - 1);
+  }
+  const auto on_device = [&](const std::vector<int64_t>& values) {
+    return at::tensor(values, at::TensorOptions().dtype(at::kLong)).to(model.device());
+  };
+  where.slots = on_device(slots);
+  const StepContext context{.cos = decoder.rope().cos(),
+                            .sin = decoder.rope().sin(),
+                            .positions = on_device(positions),
+                            .row_starts = row_starts,
+                            .training = false,
+                            .deterministic = model.settings().deterministic(),
+                            .offload = nullptr,
+                            .memory = {}};
+  at::Tensor x = model.adapters().embed(tokens);
+  for (size_t i = 0; i < decoder.blocks().size(); ++i) x = decoder.blocks()[i].forward_cached(x, context, where, cache.blocks[i]);
+  if (!every_token && tokens.size(0) > std::ssize(rows)) x = x.index_select(0, on_device(last));
+  return std::get<0>(ops::rms_norm(x, decoder.norm_weight(), model.config().rms_norm_eps));
 }
 
 }  // namespace qlorapp

@@ -10,8 +10,8 @@
 #include <mutex>
 #include <utility>
 
+#include "qlorapp/adapters/adapter_init.hpp"
 #include "qlorapp/core/check.hpp"
-#include "qlorapp/nn/adapter_init.hpp"
 #include "qlorapp/ops/no_autocast.hpp"
 #include "qlorapp/quant/quantizer.hpp"
 

@@ -5,7 +5,7 @@
 
 #include <ATen/ATen.h>
 
-#include "products.hpp"
+#include "../adapters/products.hpp"
 #include "qlorapp/ops/lora_augment.hpp"
 #include "qlorapp/ops/memory_tape.hpp"
 #include "qlorapp/ops/quantize.hpp"

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/nn/segment_function.hpp"
-
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <utility>
 
-#include "qlorapp/nn/causal_lm.hpp"
 #include "qlorapp/ops/no_autocast.hpp"
+#include "segments.hpp"
 
 namespace qlorapp {
 namespace {
@@ -18,8 +16,7 @@ using torch::autograd::variable_list;
 
 /// What is not a tensor, carried from forward to backward.
 struct SegmentState : torch::CustomClassHolder {
-  CausalLM* model;
-  std::shared_ptr<const CausalLM> owner;  ///< Keeps a shared model alive as long as the graph; null for any other.
+  std::shared_ptr<Decoder> decoder;
   Segment segment;
   std::shared_ptr<const StepContext> context;
   std::vector<DecoderBlock::Adapters> adapters;  ///< Of the forward pass: others may be active when backward comes.
@@ -36,7 +33,7 @@ class AdaptersOfForward {
  private:
   void exchange() {
     for (size_t i = 0; i < others_.size(); ++i) {
-      std::swap(state_.model->blocks()[static_cast<size_t>(state_.segment.begin) + i].adapters(), others_[i]);
+      std::swap(state_.decoder->blocks()[static_cast<size_t>(state_.segment.begin) + i].adapters(), others_[i]);
     }
   }
   const SegmentState& state_;
@@ -70,7 +67,7 @@ struct SegmentFunction : torch::autograd::Function<SegmentFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, at::TensorList /*adapters: edges of the graph*/,
                             const c10::intrusive_ptr<SegmentState>& state) {
     std::vector<Saved> saved;
-    at::Tensor y = state->model->run_segment(state->segment, x, *state->context, &saved);
+    at::Tensor y = run_segment(*state->decoder, state->segment, x, *state->context, &saved);
     variable_list list;
     for (Saved& one : saved) append(list, std::move(one));
     ctx->save_for_backward(std::move(list));
@@ -102,24 +99,23 @@ struct SegmentFunction : torch::autograd::Function<SegmentFunction> {
         result.push_back(own[p].magnitude);
       }
     }
-    const Wide dx = state.model->run_segment_back(state.segment, {grads[0], grads[0].size(1)}, *state.context, std::move(saved),
-                                                  gradients, ctx->needs_input_grad(0));
+    const Wide dx = run_segment_back(*state.decoder, state.segment, {grads[0], grads[0].size(1)}, *state.context, std::move(saved),
+                                     gradients, ctx->needs_input_grad(0));
     if (dx.buffer.defined()) result[0] = dx.values();
     result.emplace_back();
     return result;
   }
 };
 
-at::Tensor run_segment_autograd(CausalLM& model, const Segment& segment, const at::Tensor& x,
+at::Tensor run_segment_autograd(const std::shared_ptr<Decoder>& decoder, const Segment& segment, const at::Tensor& x,
                                 std::shared_ptr<const StepContext> context) {
   auto state = c10::make_intrusive<SegmentState>();
-  state->model = &model;
-  state->owner = model.weak_from_this().lock();
+  state->decoder = decoder;
   state->segment = segment;
   state->context = std::move(context);
   std::vector<at::Tensor> adapters;
   for (int64_t i = segment.begin; i < segment.end; ++i) {
-    for (const auto& adapter : state->adapters.emplace_back(model.blocks()[static_cast<size_t>(i)].adapters())) {
+    for (const auto& adapter : state->adapters.emplace_back(decoder->blocks()[static_cast<size_t>(i)].adapters())) {
       if (!adapter) continue;
       adapters.push_back(adapter->a);
       adapters.push_back(adapter->b);

@@ -7,8 +7,8 @@
 
 #include <algorithm>
 
-#include "products.hpp"
-#include "qlorapp/nn/lora_projection.hpp"
+#include "../adapters/products.hpp"
+#include "qlorapp/adapters/lora_projection.hpp"
 #include "qlorapp/ops/memory_tape.hpp"
 #include "qlorapp/ops/no_autocast.hpp"
 

@@ -29,10 +29,10 @@ Batch batch_of(const CausalLM& model, int64_t rows, int64_t length) {
 }
 
 void take_steps_as(CausalLM& model, const PlanSettings& settings) {
-  if (!settings.segments.empty()) model.set_segments(settings.segments);
-  model.set_memory(settings.memory);
-  model.set_deterministic(settings.deterministic);
-  model.set_float8(settings.float8);
+  if (!settings.segments.empty()) model.settings().set_segments(settings.segments);
+  model.settings().set_memory(settings.memory);
+  model.settings().set_deterministic(settings.deterministic);
+  model.settings().set_float8(settings.float8);
 }
 
 }  // namespace
@@ -46,9 +46,9 @@ void probe_micro_batch(CausalLM& model, const Batch& batch) {
 }
 
 Bytes resident_bytes(const CausalLM& model) {
-  Bytes total = model.weight_bytes();
-  for (const std::string& name : model.adapter_names()) {
-    const AdapterArena& arena = model.adapters(name).arena;
+  Bytes total = model.decoder().weight_bytes();
+  for (const std::string& name : model.adapters().names()) {
+    const AdapterArena& arena = model.adapters().at(name).arena;
     for (const at::Tensor* tensor : {&arena.values(), &arena.gradients()}) {
       if (tensor->defined()) total += Bytes{static_cast<int64_t>(tensor->nbytes())};
     }
@@ -62,7 +62,7 @@ Probe probe_step(CausalLM& model, const ProbeOptions& options) {
                       options.accumulation, " and ", options.eval_batch, " rows in evaluation.");
   QLORAPP_CHECK_VALUE(options.length >= 2, "[find_max_batch_size] max_seq_length must be at least 2; got ", options.length, ".");
   QLORAPP_CHECK_VALUE(
-      model.has_adapters(),
+      !model.adapters().empty(),
       "[find_max_batch_size] the model has no adapters. Add them first: they and their optimizer take memory, too.");
   const at::NoGradGuard no_grad;
   const MeasuredMemory memory({model.device().type(), resident_bytes(model), options.records});

@@ -13,9 +13,9 @@
 namespace qlorapp {
 
 bool GraphedSteps::can_record(const Batch& batch) const {
-  if (!ops::has_launch_graphs(model_.device()) || batch.token_count() > kMostTokens || model_.pinned_ring() != nullptr)
+  if (!ops::has_launch_graphs(model_.device()) || batch.token_count() > kMostTokens || model_.settings().pinned_ring() != nullptr)
     return false;
-  const AdapterSet& set = model_.adapters();
+  const AdapterSet& set = model_.adapters().active();
   if (set.embed_tokens >= 0 || set.lm_head >= 0) return false;
   return std::all_of(model_.blocks().begin(), model_.blocks().end(), [](const DecoderBlock& block) {
     return std::none_of(block.adapters().begin(), block.adapters().end(),
@@ -60,8 +60,8 @@ LossSum GraphedSteps::record(Shape& shape, const Batch& batch, const at::Tensor&
         if (!result.loss.defined()) result = std::move(sum);
       },
       &why);
-  shape.cos = model_.rope().cos();
-  shape.sin = model_.rope().sin();
+  shape.cos = model_.decoder().rope().cos();
+  shape.sin = model_.decoder().rope().sin();
   if (shape.graph == nullptr) {
     shape.refused = true;
     shape.loss.reset();

@@ -78,7 +78,8 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
       eval_data_(std::move(eval_data)),
       base_model_(std::move(base_model)),
       callbacks_(std::move(callbacks)),
-      state_(model.arena(), optimizer_options(args_), scaler_options(device(), model.lm_head().scalar_type() == at::kHalf, args_)) {
+      state_(model.arena(), optimizer_options(args_),
+             scaler_options(device(), model.decoder().lm_head().scalar_type() == at::kHalf, args_)) {
   args_.validate();
   if (args_.optimizer_is_paged() && device().is_cpu()) {
     log_warning_once(
@@ -110,9 +111,9 @@ void Trainer::set_up_model() {
   check_vocabulary(eval_data_, "eval_dataset", model_->config().vocab_size);
   if (args_.packing) pack_rows(train_data_, args_, "train_dataset");
   if (args_.eval_packing.value_or(args_.packing)) pack_rows(eval_data_, args_, "eval_dataset");
-  if (args_.full_determinism) model_->set_deterministic(true);
+  if (args_.full_determinism) model_->settings().set_deterministic(true);
   if (!args_.fp8) {
-    model_->set_float8(false);  // another run may have set it
+    model_->settings().set_float8(false);  // another run may have set it
   } else {
     const int64_t architecture = gpu_architecture(device());
     QLORAPP_CHECK_VALUE(
@@ -120,16 +121,20 @@ void Trainer::set_up_model() {
         "[trainer] fp8=True needs a GPU that multiplies eight bits: sm_89 (L4, RTX 40), sm_90 (H100) or newer; this one "
         "is sm_",
         architecture, ". Leave it out.");
-    model_->set_float8(true);
+    model_->settings().set_float8(true);
   }
-  if (!args_.memory_budget.empty() || args_.auto_find_batch_size) {
+  const bool has_budget = !args_.memory_budget.empty();
+  if (has_budget || args_.auto_find_batch_size) {
     FittedArguments fitted = fit_arguments(*model_, args_, longest_row(), !eval_data_.empty());
     args_ = std::move(fitted.args);
     log_info(fitted.text);
-    if (!args_.memory_budget.empty()) model_->set_memory(args_.memory());
   }
-  if (args_.gradient_checkpointing) model_->set_segments(parse_segments(args_.keep_text(), std::ssize(model_->blocks())));
-  if (args_.memory() != MemorySettings{}) model_->set_memory(args_.memory());  // else what the model was told holds
+  // What neither a budget nor the arguments decide stays as the model has it.
+  StepSettings& settings = model_->settings();
+  if (has_budget || args_.gradient_checkpointing) {
+    settings.set_segments(parse_segments(args_.keep_text(), std::ssize(model_->blocks())));
+  }
+  if (has_budget || args_.memory() != MemorySettings{}) settings.set_memory(args_.memory());
   if (args_.embedding_on_host && model_->config().tie_word_embeddings) {
     log_warning_once(
         "[trainer] embedding_on_host has no effect: this model's head is its embedding table, and the head stays on the GPU.");

@@ -25,7 +25,7 @@ TEST_CASE("a failed check throws its joined parts, a passed one evaluates none o
   } catch (const ValueError& error) { REQUIRE(std::string(error.what()) == "[op] n must be in [1, 2]; got 0.5 false"); }
 }
 
-TEST_CASE("a misspelt name finds its neighbour, a stranger finds none", "[core][cpu]") {
+TEST_CASE("a misspelled name finds its neighbor, a stranger finds none", "[core][cpu]") {
   constexpr std::array<std::string_view, 3> known{"learning_rate", "lora_alpha", "max_steps"};
   REQUIRE(nearest_name("learnign-rate", known) == "learning_rate");
   REQUIRE(nearest_name("maxsteps", known) == "max_steps");

@@ -46,7 +46,7 @@ TEST_CASE("a float16 checkpoint is computed in float32 on a CPU unless float16 i
   CHECK(choose_compute_dtype(at::kHalf, Dtype::kF16, at::kCPU, 0).dtype == at::kHalf);
 }
 
-TEST_CASE("a dtype is spelt as in config.json") {
+TEST_CASE("a dtype is spelled as in config.json") {
   CHECK(dtype_text(at::kBFloat16) == "bfloat16");
   CHECK(dtype_text(at::kHalf) == "float16");
   CHECK(dtype_text(at::kFloat) == "float32");

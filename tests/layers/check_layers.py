@@ -20,13 +20,14 @@ ALLOWED = {
     "cuda": {"core", "format"},
     "ops": {"cuda", "format", "core"},
     "quant": {"ops", "format", "core"},
-    "nn": {"quant", "ops", "format", "core"},
-    "io": {"nn", "quant", "ops", "format", "core"},
-    "data": {"nn", "quant", "ops", "format", "core"},
-    "memory": {"nn", "quant", "ops", "format", "core"},
-    "dist": {"nn", "quant", "ops", "format", "core"},
+    "adapters": {"quant", "ops", "format", "core"},
+    "nn": {"adapters", "quant", "ops", "format", "core"},
+    "io": {"nn", "adapters", "quant", "ops", "format", "core"},
+    "data": {"nn", "adapters", "quant", "ops", "format", "core"},
+    "memory": {"nn", "adapters", "quant", "ops", "format", "core"},
+    "dist": {"nn", "adapters", "quant", "ops", "format", "core"},
 }
-ALLOWED["train"] = {"io", "data", "memory", "dist", "nn", "quant", "ops", "format", "core"}
+ALLOWED["train"] = {"io", "data", "memory", "dist", "nn", "adapters", "quant", "ops", "format", "core"}
 ALLOWED["cli"] = ALLOWED["python"] = ALLOWED["train"] | {"train"}
 
 TORCH_FREE = {"core", "format", "cuda"}

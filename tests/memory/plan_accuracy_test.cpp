@@ -90,7 +90,7 @@ Measured measure(const Case& c) {
   CausalLM model = real_model(c);
   Measured result{};
   model.add_adapters(lora_of(c), 1);
-  model.set_segments(segments_of(c));
+  model.settings().set_segments(segments_of(c));
   AdamW::Options optimizer;
   if (c.eight_bit) optimizer.state = AdamW::State::kEightBit;
   TrainState state(model.arena(), optimizer, {.enabled = false});
@@ -188,7 +188,7 @@ TEST_CASE("a model that exists has the plan of its configs") {
   CausalLM model = real_model(c);
   CHECK_THROWS_AS(settings_of(model), ValueError);  // no adapters yet
   model.add_adapters(lora_of(c), 1);
-  model.set_segments(segments_of(c));
+  model.settings().set_segments(segments_of(c));
   PlanSettings settings = settings_of(model);
   settings.batch = settings.eval_batch = c.batch;
   settings.length = c.length;

@@ -130,10 +130,10 @@ TEST_CASE("an embedding for the host goes there straight from the file, and noth
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {  // as it is, and converted
     options.compute_dtype = dtype;
     const CausalLM model = load_model(folder.path(), options);
-    CHECK(model.embed_tokens().is_cpu());
-    CHECK(model.embed_tokens().is_pinned());
-    CHECK(at::equal(model.embed_tokens(), read_tensor(checkpoint.at("model.embed_tokens.weight")).to(dtype)));
-    CHECK(model.lm_head().is_cuda());
+    CHECK(model.decoder().embed_tokens().is_cpu());
+    CHECK(model.decoder().embed_tokens().is_pinned());
+    CHECK(at::equal(model.decoder().embed_tokens(), read_tensor(checkpoint.at("model.embed_tokens.weight")).to(dtype)));
+    CHECK(model.decoder().lm_head().is_cuda());
     CHECK(model.device().is_cuda());
   }
 }

@@ -5,6 +5,7 @@
 #include "catch.hpp"
 #include "format/expect_error.hpp"
 #include "memory/plan_settings.hpp"
+#include "qlorapp/adapters/parameter_count.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
 #include "qlorapp/memory/plan_report.hpp"
@@ -12,7 +13,6 @@
 #include "qlorapp/memory/roofline.hpp"
 #include "qlorapp/memory/timeline_svg.hpp"
 #include "qlorapp/nn/decoder_block.hpp"
-#include "qlorapp/nn/parameter_count.hpp"
 
 using namespace qlorapp;
 using Catch::Matchers::WithinRel;
@@ -297,7 +297,8 @@ TEST_CASE("paged moments are on the card while there is room, and then on the ho
   CHECK_FALSE(plan_memory(settings, room).fits);
   settings.optimizer_is_paged = true;
   CHECK(plan_memory(settings, roomy.peak_reserved()).fits);
-  const Bytes enough = roomy.peak_reserved() + Bytes{64 << 20} + Bytes{roomy.peak_reserved().count / 90};  // what replays do not see
+  const Bytes enough =
+      roomy.peak_reserved() + Bytes{64 << 20} + Bytes{roomy.peak_reserved().count / 90};  // what replays do not see
   CHECK_FALSE(plan_memory(settings, enough).optimizer_on_host);
   const MemoryPlan tight = plan_memory(settings, room);
   CHECK(tight.fits);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "qlorapp/nn/causal_lm.hpp"
+#include "qlorapp/nn/generation_cache.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -35,7 +36,7 @@ TEST_CASE("the trainer's path and the autograd path give the same bits, whatever
   for (const auto& segments : {keep_in_each_block(blocks, Keep::kEverything), keep_in_each_block(blocks, Keep::kAttentionOnly),
                                keep_in_each_block(blocks, Keep::kInputOnly), checkpoint_every(blocks, 2), checkpoint_sqrt(blocks),
                                checkpoint_every(blocks, 100)}) {
-    model.set_segments(segments);
+    model.settings().set_segments(segments);
     model.arena().zero_grad();
     REQUIRE(at::equal(model.forward_backward(batch, at::ones({}), 3, 9).loss, loss));
     REQUIRE(at::equal(model.arena().gradients(), gradients));
@@ -73,9 +74,9 @@ TEST_CASE("adapters off is the base model; B of zero begins there", "[nn][cpu]")
   const Batch batch = tiny::make_batch(model.config().vocab_size);
   const at::NoGradGuard no_grad;
   const at::Tensor with = model.hidden_states(batch, false, 0, 0);
-  model.enable_adapters(false);
+  model.adapters().enable(false);
   const at::Tensor without = model.hidden_states(batch, false, 0, 0);
-  model.enable_adapters(true);
+  model.adapters().enable(true);
   REQUIRE(at::equal(model.hidden_states(batch, false, 0, 0), with));
   REQUIRE_FALSE(at::equal(without, with));
   model.arena().values().zero_();
@@ -122,15 +123,15 @@ TEST_CASE("prompts of several lengths generated together give what each gives al
   if (!options.sampling.do_sample) {
     for (size_t row = 1; row < prompts.size(); ++row) REQUIRE(generate(model, prompts[row], options) == together[row]);
   }
-  GenerationCache cache = model.make_cache(1, 3);
-  REQUIRE_THROWS_AS(model.forward_cached(at::zeros({4}, at::TensorOptions().dtype(at::kLong).device(device)),
-                                         std::vector<int64_t>{0}, std::vector<int64_t>{4}, cache),
+  GenerationCache cache = make_cache(model, 1, 3);
+  REQUIRE_THROWS_AS(forward_cached(model, at::zeros({4}, at::TensorOptions().dtype(at::kLong).device(device)),
+                                   std::vector<int64_t>{0}, std::vector<int64_t>{4}, cache),
                     ValueError);
 }
 
 TEST_CASE("segments that do not cover the blocks and targets that name nothing are refused", "[nn][cpu]") {
   CausalLM model = tiny::make_model(at::kFloat);
-  REQUIRE_THROWS_AS(model.set_segments({{0, 1, Keep::kEverything}}), ValueError);
-  REQUIRE_THROWS_AS(model.set_segments({{1, 4, Keep::kEverything}}), ValueError);
+  REQUIRE_THROWS_AS(model.settings().set_segments({{0, 1, Keep::kEverything}}), ValueError);
+  REQUIRE_THROWS_AS(model.settings().set_segments({{1, 4, Keep::kEverything}}), ValueError);
   REQUIRE_THROWS_AS(model.add_adapters(LoraConfig{}, 0), ValueError);  // it has adapters already
 }

@@ -61,8 +61,8 @@ TEST_CASE("loss and adapter gradients on a GPU equal autograd over a plain dense
   const Batch batch = long_batch(rows, model.config().vocab_size);
   const auto expected = tiny::reference_loss_and_gradients(on_cpu, batch);
   const Keep keep = GENERATE(Keep::kEverything, Keep::kAttentionOnly, Keep::kInputOnly);
-  model.set_segments(keep_in_each_block(model.config().num_hidden_layers, keep));
-  model.set_memory(GENERATE(from_range(kSettings)));
+  model.settings().set_segments(keep_in_each_block(model.config().num_hidden_layers, keep));
+  model.settings().set_memory(GENERATE(from_range(kSettings)));
   model.arena().zero_grad();
   const LossSum found = model.forward_backward(batch.to(kGpu), at::ones({}, kGpu), 0, 0);
   REQUIRE(std::abs(found.loss.item<double>() - expected.loss) < 1e-5 * expected.loss);
@@ -76,8 +76,8 @@ TEST_CASE("a micro-step on a GPU waits for nothing, and takes no memory that the
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kHalf, at::kBFloat16);
   const Keep keep = GENERATE(Keep::kEverything, Keep::kInputOnly, Keep::kInputOnHost);
   CausalLM model = tiny::make_model(dtype, 0, kGpu);
-  model.set_segments(keep_in_each_block(model.config().num_hidden_layers, keep));
-  model.set_memory(GENERATE(from_range(kSettings)));
+  model.settings().set_segments(keep_in_each_block(model.config().num_hidden_layers, keep));
+  model.settings().set_memory(GENERATE(from_range(kSettings)));
   const Batch batch = long_batch({0, 64, 128}, model.config().vocab_size).to(kGpu);
   const at::Tensor scale = at::ones({}, kGpu);
   model.arena().zero_grad();
@@ -100,7 +100,7 @@ TEST_CASE("deterministic gradients have the same bits in every run, at lengths w
   const std::vector<int64_t> rows =
       GENERATE(std::vector<int64_t>{0, 1024}, std::vector<int64_t>{0, 512, 1024}, std::vector<int64_t>{0, 700, 1024});
   CausalLM model = tiny::make_model(dtype, 0, kGpu);
-  model.set_deterministic(true);
+  model.settings().set_deterministic(true);
   const Batch batch = long_batch(rows, model.config().vocab_size).to(kGpu);
   const at::Tensor scale = at::ones({}, kGpu);
   at::Tensor loss, gradients;
@@ -121,7 +121,7 @@ TEST_CASE("a micro-step in fp16 meets no bf16 tensor: sm_75 has none", "[nn][cud
   const at::ScalarType dtype = GENERATE(at::kHalf, at::kBFloat16);  // of bf16 it must find some, or it sees nothing
   const Keep keep = GENERATE(Keep::kEverything, Keep::kInputOnly);
   CausalLM model = tiny::make_model(dtype, 0, kGpu);
-  model.set_segments(keep_in_each_block(model.config().num_hidden_layers, keep));
+  model.settings().set_segments(keep_in_each_block(model.config().num_hidden_layers, keep));
   const Batch batch = long_batch({0, 64, 128}, model.config().vocab_size).to(kGpu);
   const at::Tensor scale = at::ones({}, kGpu);
   static std::atomic<int> calls, with_bf16;
@@ -153,8 +153,9 @@ TEST_CASE("a micro-step is captured in a CUDA graph, and its replay adds the sam
   if (no_gpu()) return;
   const at::ScalarType dtype = GENERATE(at::kHalf, at::kBFloat16);
   CausalLM model = tiny::make_model(dtype, 0, kGpu);
-  model.set_segments(keep_in_each_block(model.config().num_hidden_layers, GENERATE(Keep::kEverything, Keep::kInputOnly)));
-  model.set_memory(GENERATE(from_range(kSettings)));
+  model.settings().set_segments(
+      keep_in_each_block(model.config().num_hidden_layers, GENERATE(Keep::kEverything, Keep::kInputOnly)));
+  model.settings().set_memory(GENERATE(from_range(kSettings)));
   const Batch batch = long_batch({0, 64, 128}, model.config().vocab_size).to(kGpu);
   const at::Tensor scale = at::ones({}, kGpu);
   model.arena().zero_grad();

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/nn/dora.hpp"
+#include "qlorapp/adapters/dora.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "catch.hpp"
 #include "nn/tiny_block.hpp"
-#include "qlorapp/nn/lora_projection.hpp"
+#include "qlorapp/adapters/lora_projection.hpp"
 #include "qlorapp/ops/dropout.hpp"
 #include "qlorapp/quant/quantizer.hpp"
 

@@ -53,11 +53,11 @@ TEST_CASE("weights in eight bits change losses and gradients by as much as three
   const at::Device device = GENERATE(from_range(devices()));
   const char* const keep = GENERATE("everything", "input_only", "attention_only:1,everything:1");
   CausalLM model = make_model(device);
-  model.set_segments(parse_segments(keep, 2));
+  model.settings().set_segments(parse_segments(keep, 2));
   const Batch batch = make_batch(device);
   const auto [loss, gradients] = step(model, batch);
-  model.set_float8(true);
-  REQUIRE(model.float8());
+  model.settings().set_float8(true);
+  REQUIRE(model.settings().float8());
   const auto [loss8, gradients8] = step(model, batch);
   INFO("loss " << loss << ", in eight bits " << loss8 << "; gradients apart by " << distance(gradients8, gradients));
   CHECK(std::abs(loss8 - loss) < 2e-2 * loss);
@@ -74,9 +74,9 @@ TEST_CASE("weights in eight bits change losses and gradients by as much as three
   {
     const at::NoGradGuard no_grad;  // evaluation is in 16 bits
     const at::Tensor eight = model.hidden_states(batch, /*training=*/false, 0, 0);
-    model.set_float8(false);
+    model.settings().set_float8(false);
     CHECK(at::equal(model.hidden_states(batch, /*training=*/false, 0, 0), eight));
-    model.set_float8(true);
+    model.settings().set_float8(true);
   }
   {  // a weight that an initialization leaves in another's place is multiplied the same way
     DecoderBlock& block = model.blocks().front();
@@ -86,7 +86,7 @@ TEST_CASE("weights in eight bits change losses and gradients by as much as three
   }
   const Batch small = make_batch(device, 48);  // few tokens: reading the weights is all, in 16 bits
   const auto [few8, few_gradients8] = step(model, small);
-  model.set_float8(false);
+  model.settings().set_float8(false);
   const auto [few, few_gradients] = step(model, small);
   CHECK(few8 == few);
   CHECK(at::equal(few_gradients8, few_gradients));
@@ -104,7 +104,7 @@ TEST_CASE("a GPU is no farther from the CPU in eight bits than 32-bit activation
   }
   CausalLM here = make_model(at::kCPU), there = make_model(devices().back()), wide = make_model(at::kCPU, 0, 128, at::kFloat);
   const bool in_float8 = GENERATE(false, true);
-  for (CausalLM* model : {&here, &there, &wide}) model->set_float8(in_float8);
+  for (CausalLM* model : {&here, &there, &wide}) model->settings().set_float8(in_float8);
   const auto [loss, gradients] = step(here, make_batch(at::kCPU));
   const auto [gpu_loss, gpu_gradients] = step(there, make_batch(devices().back()));
   const auto [wide_loss, wide_gradients] = step(wide, make_batch(at::kCPU));
@@ -117,16 +117,16 @@ TEST_CASE("a GPU is no farther from the CPU in eight bits than 32-bit activation
 
 TEST_CASE("what cannot be multiplied in eight bits is refused by name", "[nn][cpu]") {
   CausalLM odd = make_model(at::kCPU, 0, 96);
-  REQUIRE_THROWS_WITH(odd.set_float8(true), Catch::Matchers::ContainsSubstring("[fp8] block 0") &&
-                                                Catch::Matchers::ContainsSubstring("(128, 96)") &&
-                                                Catch::Matchers::ContainsSubstring("multiples of 64"));
-  REQUIRE_FALSE(odd.float8());
+  REQUIRE_THROWS_WITH(odd.settings().set_float8(true), Catch::Matchers::ContainsSubstring("[fp8] block 0") &&
+                                                           Catch::Matchers::ContainsSubstring("(128, 96)") &&
+                                                           Catch::Matchers::ContainsSubstring("multiples of 64"));
+  REQUIRE_FALSE(odd.settings().float8());
   CausalLM mixed = make_model(at::kCPU);
   mixed.blocks().back().replace_projection(Projection::kDown, FrozenWeight(at::zeros({128, 192}, at::kBFloat16)));
-  REQUIRE_THROWS_WITH(mixed.set_float8(true),
+  REQUIRE_THROWS_WITH(mixed.settings().set_float8(true),
                       Catch::Matchers::ContainsSubstring("[fp8] block 1") && Catch::Matchers::ContainsSubstring("not four-bit"));
   REQUIRE_FALSE(mixed.blocks().front().in_float8());
   CausalLM dropping = make_model(at::kCPU, 0.1);
-  dropping.set_float8(true);
+  dropping.settings().set_float8(true);
   REQUIRE_THROWS_WITH(step(dropping, make_batch(at::kCPU)), Catch::Matchers::ContainsSubstring("lora_dropout=0"));
 }

@@ -69,7 +69,7 @@ TEST_CASE("inputs on the host change no bit of loss or gradients, whatever other
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
   CausalLM model = tiny::make_model(dtype, /*dropout=*/0.2, device);
   const auto batches = batches_on(device, model.config().vocab_size);
-  model.set_segments(keep_in_each_block(4, Keep::kInputOnly));
+  model.settings().set_segments(keep_in_each_block(4, Keep::kInputOnly));
   const Result expected = train(model, batches);
   REQUIRE(at::equal(train(model, batches).gradients, expected.gradients));  // else the rest would say nothing
   for (const auto& segments :
@@ -78,8 +78,8 @@ TEST_CASE("inputs on the host change no bit of loss or gradients, whatever other
         std::vector<Segment>{
             {0, 1, Keep::kInputOnHost}, {1, 2, Keep::kEverything}, {2, 3, Keep::kInputOnHost}, {3, 4, Keep::kAttentionOnly}},
         std::vector<Segment>{{0, 1, Keep::kInputOnly}, {1, 3, Keep::kInputOnHost}, {3, 4, Keep::kEverything}}}) {
-    model.set_segments(segments);
-    REQUIRE((model.pinned_ring() != nullptr) == device.is_cuda());
+    model.settings().set_segments(segments);
+    REQUIRE((model.settings().pinned_ring() != nullptr) == device.is_cuda());
     const Result ours = train(model, batches);
     REQUIRE(at::equal(ours.loss, expected.loss));
     REQUIRE(at::equal(ours.gradients, expected.gradients));
@@ -90,10 +90,10 @@ TEST_CASE("inputs on the host work on graphs: several alive at once, and backwar
   const at::Device device = GENERATE(from_range(tiny::devices()));
   CausalLM model = tiny::make_model(at::kFloat, /*dropout=*/0, device);
   const auto batches = batches_on(device, model.config().vocab_size);
-  model.set_segments(keep_in_each_block(4, Keep::kInputOnly));
+  model.settings().set_segments(keep_in_each_block(4, Keep::kInputOnly));
   const Result expected = train_under_autograd(model, batches);
   for (const auto& segments : {keep_in_each_block(4, Keep::kInputOnHost), checkpoint_every(4, 2, Keep::kInputOnHost)}) {
-    model.set_segments(segments);
+    model.settings().set_segments(segments);
     for (int repeat = 0; repeat < 3; ++repeat) {
       const Result ours = train_under_autograd(model, batches);
       REQUIRE(at::equal(ours.loss, expected.loss));
@@ -119,14 +119,14 @@ TEST_CASE("on a GPU inputs on the host free what they would keep, and nothing is
   const std::vector<Batch> window(2, long_batch(device, model.config().vocab_size, rows, length));
   auto* const allocator = c10::getDeviceAllocator(at::kCUDA);
   const auto peak = [&](Keep keep) {
-    model.set_segments(keep_in_each_block(kBlocks, keep));
+    model.settings().set_segments(keep_in_each_block(kBlocks, keep));
     train(model, window);
     allocator->resetPeakStats(0);
     const int64_t before = allocator->getDeviceStats(0).num_device_alloc;
-    const int64_t pinned = model.pinned_ring() ? model.pinned_ring()->allocations() : 0;
+    const int64_t pinned = model.settings().pinned_ring() ? model.settings().pinned_ring()->allocations() : 0;
     for (int step = 0; step < 3; ++step) train(model, window);
     REQUIRE(allocator->getDeviceStats(0).num_device_alloc == before);
-    if (model.pinned_ring()) REQUIRE(model.pinned_ring()->allocations() == pinned);
+    if (model.settings().pinned_ring()) REQUIRE(model.settings().pinned_ring()->allocations() == pinned);
     return allocator->getDeviceStats(0).allocated_bytes[0].peak;
   };
   const int64_t on_device = peak(Keep::kInputOnly), on_host = peak(Keep::kInputOnHost);
@@ -139,9 +139,9 @@ TEST_CASE("on a GPU inputs on the host free what they would keep, and nothing is
   REQUIRE(fallen >= (kBlocks - 3) * input);
   REQUIRE(fallen <= (kBlocks - 1) * input + 4096);
   // The slots are used by one micro-batch after the other; they are powers of two.
-  REQUIRE(model.pinned_ring()->allocations() == kBlocks - 1);
-  REQUIRE(model.pinned_ring()->nbytes().count >= (kBlocks - 1) * input);
-  REQUIRE(model.pinned_ring()->nbytes().count <= 2 * (kBlocks - 1) * input);
+  REQUIRE(model.settings().pinned_ring()->allocations() == kBlocks - 1);
+  REQUIRE(model.settings().pinned_ring()->nbytes().count >= (kBlocks - 1) * input);
+  REQUIRE(model.settings().pinned_ring()->nbytes().count <= 2 * (kBlocks - 1) * input);
 
   // The same for a user's own loop, whose last graph is still there when the next one begins.
   at::Tensor loss;
@@ -149,7 +149,7 @@ TEST_CASE("on a GPU inputs on the host free what they would keep, and nothing is
     loss = model.loss(window[0], 0, 0);
     torch::autograd::backward({loss}, {});
   }
-  REQUIRE(model.pinned_ring()->allocations() == kBlocks - 1);
+  REQUIRE(model.settings().pinned_ring()->allocations() == kBlocks - 1);
 }
 
 TEST_CASE("a ring takes longer batches by growing and gives shorter ones what it has", "[nn][cuda]") {
@@ -159,15 +159,15 @@ TEST_CASE("a ring takes longer batches by growing and gives shorter ones what it
   }
   const at::Device device(at::kCUDA, 0);
   CausalLM model = tiny::make_model(at::kFloat, /*dropout=*/0, device);
-  model.set_segments(keep_in_each_block(4, Keep::kInputOnHost));
+  model.settings().set_segments(keep_in_each_block(4, Keep::kInputOnHost));
   std::vector<int64_t> allocations;
   for (const int64_t length : {100, 400, 300, 100, 400}) {
     train(model, {long_batch(device, model.config().vocab_size, 1, length)});
-    allocations.push_back(model.pinned_ring()->allocations());
+    allocations.push_back(model.settings().pinned_ring()->allocations());
   }
   REQUIRE(allocations == std::vector<int64_t>{3, 6, 6, 6, 6});
   // 100 and 400 rows of 48 float32 in powers of two; the small slots went as the large ones came.
-  REQUIRE(model.pinned_ring()->nbytes().count == 3 * (int64_t{1} << 17));
+  REQUIRE(model.settings().pinned_ring()->nbytes().count == 3 * (int64_t{1} << 17));
 }
 
 TEST_CASE("a ring is refused for a CPU, whose memory is the host's", "[nn][cpu]") {

@@ -9,9 +9,9 @@
 #include <sstream>
 
 #include "catch.hpp"
+#include "qlorapp/adapters/adopt_parameters.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/io/device.hpp"
-#include "qlorapp/nn/adopt_parameters.hpp"
 #include "qlorapp/nn/checkpointed_block.hpp"
 #include "qlorapp/quant/quantizer.hpp"
 

@@ -42,14 +42,14 @@ TEST_CASE("tiles, loss chunks, workspaces and an embedding on the host change no
   const at::Device device = GENERATE(from_range(tiny::devices()));
   const char* const keep = GENERATE("everything", "input_only", "attention_only:1,input_on_host,everything:1");
   CausalLM model = tiny::make_model(dtype, dropout, device);
-  model.set_segments(parse_segments(keep, 4));
+  model.settings().set_segments(parse_segments(keep, 4));
   const Batch batch = tiny::make_batch(model.config().vocab_size).to(device);
   const Step plain = step(model, batch);
   for (const MemorySettings& settings :
        {MemorySettings{.loss_chunk_rows = 5}, MemorySettings{.mlp_tile_rows = 8}, MemorySettings{.mlp_tile_rows = 20},
         MemorySettings{.weight_workspace = WeightWorkspace::kStack}, MemorySettings{.embedding_on_host = true},
         MemorySettings{7, 4, WeightWorkspace::kProjection, true}}) {
-    model.set_memory(settings);
+    model.settings().set_memory(settings);
     const Step less = step(model, batch);
     // Products of other shapes add up in another order, on GPUs and on CPUs without AVX-512: an ulp of the float32 loss.
     REQUIRE(tiny::relative_error(less.loss, plain.loss) < 1e-1 * tolerance);
@@ -61,7 +61,7 @@ TEST_CASE("tiles, loss chunks, workspaces and an embedding on the host change no
     torch::autograd::backward({loss}, {});
     REQUIRE(at::equal(model.arena().gradients(), less.gradients));
   }
-  model.set_memory({});
+  model.settings().set_memory({});
   REQUIRE(at::equal(step(model, batch).gradients, plain.gradients));
 }
 
@@ -69,8 +69,8 @@ TEST_CASE("a tiled model's loss and gradients equal autograd over a plain dense 
   CausalLM model = tiny::make_model(at::kFloat);
   const Batch batch = tiny::make_batch(model.config().vocab_size);
   const auto expected = tiny::reference_loss_and_gradients(model, batch);
-  model.set_segments(keep_in_each_block(4, Keep::kInputOnly));
-  model.set_memory({.loss_chunk_rows = 6, .mlp_tile_rows = 8});
+  model.settings().set_segments(keep_in_each_block(4, Keep::kInputOnly));
+  model.settings().set_memory({.loss_chunk_rows = 6, .mlp_tile_rows = 8});
   const Step found = step(model, batch);
   REQUIRE(std::abs(found.loss.item<double>() - expected.loss) < 1e-5 * expected.loss);
   for (int64_t i = 0; i < model.arena().size(); ++i) {
@@ -116,14 +116,14 @@ TEST_CASE("dropout of the rest of a tensor is the rest of the tensor's dropout",
 TEST_CASE("an embedding that waits in host memory leaves the GPU, unless the head is tied to it", "[nn][cpu]") {
   const at::Device device = GENERATE(from_range(tiny::devices()));
   CausalLM model = tiny::make_model(at::kFloat, 0, device);
-  const Bytes before = model.weight_bytes();
-  model.set_memory({.embedding_on_host = true});
-  REQUIRE(model.embed_tokens().is_cpu());
+  const Bytes before = model.decoder().weight_bytes();
+  model.settings().set_memory({.embedding_on_host = true});
+  REQUIRE(model.decoder().embed_tokens().is_cpu());
   REQUIRE(model.device() == device);
-  REQUIRE(before - model.weight_bytes() == Bytes{device.is_cpu() ? 0 : 67 * 48 * 4});
-  model.set_memory({});
-  REQUIRE(model.embed_tokens().device() == device);
-  REQUIRE(model.weight_bytes() == before);
+  REQUIRE(before - model.decoder().weight_bytes() == Bytes{device.is_cpu() ? 0 : 67 * 48 * 4});
+  model.settings().set_memory({});
+  REQUIRE(model.decoder().embed_tokens().device() == device);
+  REQUIRE(model.decoder().weight_bytes() == before);
 }
 
 TEST_CASE("a mixture of policies is read from the first block on, and one number may be left out", "[nn][cpu]") {

@@ -86,7 +86,7 @@ inline Expected reference_loss_and_gradients(const qlorapp::CausalLM& model, con
   using namespace qlorapp;
   const Quantizer quantizer;
   std::vector<at::Tensor> leaves;
-  at::Tensor x = model.embed_tokens().to(at::kDouble).index_select(0, batch.tokens);
+  at::Tensor x = model.decoder().embed_tokens().to(at::kDouble).index_select(0, batch.tokens);
   const StepContext context = make_context(batch.row_starts);
   for (const DecoderBlock& block : model.blocks()) {
     reference::Block dense{
@@ -102,8 +102,8 @@ inline Expected reference_loss_and_gradients(const qlorapp::CausalLM& model, con
     }
     x = reference::forward(dense, x, context.cos.to(at::kDouble), context.sin.to(at::kDouble), batch.row_starts);
   }
-  const at::Tensor logits =
-      at::matmul(reference::rms_norm(x, model.norm_weight().to(at::kDouble), 1e-5), model.lm_head().to(at::kDouble).t());
+  const at::Tensor logits = at::matmul(reference::rms_norm(x, model.decoder().norm_weight().to(at::kDouble), 1e-5),
+                                       model.decoder().lm_head().to(at::kDouble).t());
   const at::Tensor loss = at::cross_entropy_loss(logits, batch.targets, {}, at::Reduction::Sum, -100);
   return {loss.item<double>(), torch::autograd::grad({loss}, leaves)};
 }

@@ -84,7 +84,7 @@ TEST_CASE("eight-bit AdamW stores the codes that a double-precision oracle store
   REQUIRE(different * 10'000 <= total);
 }
 
-TEST_CASE("an entry of the map is stored as itself and a midpoint as the lower of its neighbours", "[ops][cpu]") {
+TEST_CASE("an entry of the map is stored as itself and a midpoint as the lower of its neighbors", "[ops][cpu]") {
   const auto map = signed_dynamic_map();
   // β₁ = 0 makes m the gradient; the entry 1.0 makes absmax 1, so that the gradients are the quotients.
   const Options options{.lr = 0.0, .beta1 = 0.0, .beta2 = 0.0};

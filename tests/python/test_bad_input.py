@@ -209,7 +209,7 @@ ADAPTER = [
 ]  # fmt: skip
 
 OPTIONS = [
-    Case("misspelt command", ["trian"], ["'trian'", "Did you mean 'train'?", "--help"]),
+    Case("misspelled command", ["trian"], ["'trian'", "Did you mean 'train'?", "--help"]),  # codespell:ignore trian
     Case("unknown option", [*TRAIN, "--learning_rte", "1"], ["--learning_rte", "Did you mean 'learning_rate'?", "train --help-all"]),
     Case("unknown option with dashes", [*TRAIN, "--max-step", "1"], ["max_step", "Did you mean 'max_steps'?"]),
     Case("unknown option of eval", [*EVAL, "--adaptor", "run"], ["--adaptor", "Did you mean 'adapter'?"]),

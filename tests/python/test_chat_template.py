@@ -300,7 +300,7 @@ def test_every_prefix_and_random_damage_of_a_template_is_refused_or_harmless(pro
 
 @pytest.mark.parametrize(
     "messages, rule",
-    [([], "must have a message"), ([{"role": "function", "content": "x"}], "got 'function'"), ([{"role": "asistant", "content": "x"}], "Did you mean 'assistant'")],
+    [([], "must have a message"), ([{"role": "function", "content": "x"}], "got 'function'"), ([{"role": "asistant", "content": "x"}], "Did you mean 'assistant'")],  # codespell:ignore asistant
 )  # fmt: skip
 def test_conversations_that_cannot_be_rendered_are_named(probe, messages, rule):
     with pytest.raises(ProbeError, match=rule):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands: every option is there and documented, spelt as people spell it; what they print and write is what tools expect."""
+"""The commands: every option is there and documented, spelled as people spell it; what they print and write is what tools expect."""
 
 import dataclasses
 import json
@@ -167,13 +167,13 @@ def test_version_is_one_everywhere():
     assert (through_python.returncode, through_python.stdout) == (0, ours.stdout), through_python.stderr
 
 
-# --- how options are spelt
+# --- how options are spelled
 
 
 def test_dashes_underscores_equals_signs_and_aliases_mean_the_same(here):
     train(
         here,
-        "spelt",
+        "spelled",
         "--max-steps=1",
         "--lora_r",
         "4",
@@ -183,7 +183,7 @@ def test_dashes_underscores_equals_signs_and_aliases_mean_the_same(here):
         "--weight-decay",
         "1e-2",
     )
-    arguments, adapter = arguments_of(here / "spelt"), adapter_of(here / "spelt")
+    arguments, adapter = arguments_of(here / "spelled"), adapter_of(here / "spelled")
     assert (arguments["max_steps"], arguments["weight_decay"], arguments["eval_strategy"]) == (1, 0.01, "no")
     assert (adapter["r"], adapter["lora_alpha"]) == (4, 12)
 
@@ -335,7 +335,7 @@ def test_eval_prints_what_the_run_measured(here):
     assert tuned["eval_loss"] == pytest.approx(measured, rel=1e-5)
 
 
-def test_exact_match_counts_answers_learnt_by_heart(here, tmp_path):
+def test_exact_match_counts_answers_learned_by_heart(here, tmp_path):
     write_rows(tmp_path / "one.jsonl", ROWS[:1])
     command = ["--model", "model", "--data", tmp_path / "one.jsonl"]
     options = ["--max_steps", "60", "--learning_rate", "0.02", "--target_modules", "all-linear", "--save_strategy", "no"]

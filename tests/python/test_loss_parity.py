@@ -143,7 +143,7 @@ def ours(setting):
 
 
 def test_the_curve_in_fp32(ours, theirs):
-    assert theirs.losses[0] - theirs.losses[-1] > 1  # something was learnt
+    assert theirs.losses[0] - theirs.losses[-1] > 1  # something was learned
     assert theirs.norms.max() > CLIP > theirs.norms.min()  # clipping was at work, and not always
     largest, mean = differences(ours, theirs)
     assert largest <= FP32_MAX and mean <= FP32_MEAN, (largest, mean)

@@ -171,7 +171,7 @@ def compare(name: str, precision: Precision, ours: torch.Tensor, theirs: torch.T
     print(
         f"{torch.cuda.get_device_name()}, {name}: loss {theirs[0]:.4f} -> {theirs[-1]:.4f}; max {largest:.2e}, |mean| {mean:.2e}"
     )
-    assert theirs[0] - theirs[-1] > 1  # something was learnt
+    assert theirs[0] - theirs[-1] > 1  # something was learned
     assert largest <= precision.largest and mean <= precision.mean, (largest, mean)
 
 

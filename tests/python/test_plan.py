@@ -224,7 +224,7 @@ def test_a_plan_of_a_loaded_model_can_be_measured(here, tmp_path):
     assert said == pytest.approx(plan.measured, rel=0.05)
     again = package.plan(model, args=args)
     assert again.measured is None and "polyline" not in again.svg()
-    with pytest.raises(ValueError, match="measure=True takes a step of a model that is loaded"):
+    with pytest.raises(ValueError, match="measure=True requires a loaded model"):
         package.plan(here / "model", measure=True)
 
 

@@ -86,7 +86,7 @@ def test_what_cpp_does_not_build_of_its_own_families_is_computed_by_transformers
     torch.testing.assert_close(logits(model), logits(reference.eval()), rtol=1e-4, atol=1e-4)
 
 
-def test_an_eos_that_was_masked_as_padding_is_learnt(folder):
+def test_an_eos_that_was_masked_as_padding_is_learned(folder):
     """As transformers does: attention_mask=input_ids.ne(pad_token_id) where EOS is the padding, labels padded with -100 (Alpaca, QLoRA)."""
     ids = torch.tensor([[5, 6, 2, 2, 2], [5, 6, 7, 8, 2]])
     labels = torch.tensor([[-100, 6, 2, -100, -100], [-100, -100, 7, 8, 2]])

@@ -6,6 +6,8 @@ import logging
 import pytest
 import qlorapp
 import torch
+import transformers
+from qlorapp.hf.forward import engine_of
 from tiny_llama import folder  # noqa: F401  (a fixture)
 from tiny_run import write_model
 from tiny_trainer import adapted, assert_same_run, base_model, in_cpp, losses, trained
@@ -47,6 +49,23 @@ def test_auto_find_batch_size_shrinks_a_micro_batch_that_cannot_fit(folder, tmp_
         qlorapp.Trainer, folder, tmp_path, max_steps=1, per_device_train_batch_size=26, gradient_accumulation_steps=1
     )
     assert losses(trainer) == pytest.approx(losses(whole), rel=1e-5)
+
+
+def test_a_budget_that_keeps_everything_leaves_no_recompute_behind(folder, tmp_path):
+    """Also of a model that was made ready for checkpointing: the budget decides, in C++ and in the modules that evaluate."""
+
+    class Kept(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, model, **others):
+            seen.append({keep for _, _, keep in engine_of(model.get_base_model()).core.segments})
+
+    for more in ({}, {"gradient_checkpointing": True}):
+        seen = []
+        base = qlorapp.prepare_model_for_kbit_training(base_model(folder))
+        model = adapted(base)
+        options = {"memory_budget": "4GiB", "max_steps": 2, **more}
+        trainer = trained(qlorapp.Trainer, folder, tmp_path, model=model, more={"callbacks": [Kept()]}, **options)
+        assert in_cpp(trainer) and trainer.args.checkpoint_keep == ["everything"]
+        assert seen == [{"everything"}] * 2
 
 
 def test_a_budget_that_nothing_fits_names_the_ways_out(folder, tmp_path):

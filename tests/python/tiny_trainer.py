@@ -17,7 +17,7 @@ def tokenizer():
 
 
 def rows(count=24, seed=9):
-    """Rows of 6 to 13 tokens that count up; the first is never learnt."""
+    """Rows of 6 to 13 tokens that count up; the first is never learned."""
     generator = torch.Generator().manual_seed(seed)
     made = []
     for _ in range(count):

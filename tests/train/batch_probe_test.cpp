@@ -29,7 +29,7 @@ TEST_CASE("each phase of a step that was taken is as full as planned", "[train][
   const Keep keep = GENERATE(Keep::kEverything, Keep::kInputOnly);
   const int64_t accumulation = GENERATE(1, 3);
   CausalLM model = tiny::make_model(at::kFloat);
-  model.set_segments(keep_in_each_block(4, keep));
+  model.settings().set_segments(keep_in_each_block(4, keep));
   PlanSettings settings = settings_of(model);
   settings.batch = 4;
   settings.length = 64;

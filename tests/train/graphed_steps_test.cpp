@@ -45,7 +45,7 @@ struct Run {
 /// Sixteen steps over three shapes in turn.
 Run run(at::Device device, at::ScalarType dtype, bool graphed, double dropout = 0) {
   CausalLM model = tiny::make_model(dtype, dropout, device);
-  model.set_deterministic(true);
+  model.settings().set_deterministic(true);
   TrainState state(model.arena(), {}, {});
   state.base_learning_rate = 1e-2;
   state.max_grad_norm = 1;

@@ -162,7 +162,7 @@ Trained train_capped(std::optional<int64_t> more, bool worst_case_first) {
   const at::Device device(at::kCUDA, 0);
   const int64_t before = allocator::getDeviceStats(0).allocated_bytes[0].current;
   CausalLM model = tiny::make_model(at::kFloat, /*dropout=*/0.1, device, 4, {512, 1408, 8, 2, 64, 1e-5});
-  model.set_deterministic(true);
+  model.settings().set_deterministic(true);
   std::vector<Example> rows(24);
   at::manual_seed(11);
   for (size_t i = 0; i < rows.size(); ++i) {

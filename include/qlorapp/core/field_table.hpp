@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// One table describes a config: its JSON form, command-line flags, Python dataclass, validation and docs come from it.
 ///
-/// A config is a plain struct with default member initialisers (the defaults have no other home) and
+/// A config is a plain struct with default member initializers (the defaults have no other home) and
 ///     static constexpr auto fields() { return FieldTable{Field{"r", &LoraConfig::r, "rank of the update"}, …}; }
 /// Member types: bool, int64_t, double, std::string, vectors of those, std::map<std::string, int64_t or double>, std::optional and
 /// std::variant of those, NamesOrPattern (core/names_or_pattern.hpp) and FreeForm (core/free_form.hpp). Every visitor knows all of

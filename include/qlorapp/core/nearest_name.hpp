@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The known name closest to a misspelt one, for error messages.
+/// The known name closest to a misspelled one, for error messages.
 #pragma once
 
 #include <span>

@@ -37,7 +37,7 @@ struct UnpaddedBatch {
 
 /// @param input_ids       (B, T) integers.
 /// @param attention_mask  (B, T), 1 for tokens and 0 for padding on the left or on the right; undefined: all tokens.
-/// @param labels          (B, T) integers with -100 where nothing is to be learnt, not shifted; undefined: no targets. A label right
+/// @param labels          (B, T) integers with -100 where nothing is to be learned, not shifted; undefined: no targets. A label right
 ///                        behind a row's last token, where no other of the row stands on padding, makes the token there one of the row: an EOS
 ///                        that is the padding, too, and was masked with it.
 /// @returns the batch on input_ids' device. Synchronizes, because row lengths are needed on the host.

@@ -73,7 +73,7 @@ struct DatasetSummary {
   int64_t longest = 0;        ///< Tokens of the longest example …
   int64_t longest_line = 0;   ///< … and where it is.
   int64_t truncated = 0;      ///< Rows cut at max_length.
-  int64_t dropped = 0;        ///< Rows left out because nothing in them is to be learnt.
+  int64_t dropped = 0;        ///< Rows left out because nothing in them is to be learned.
   int64_t ends_in_eos = 0;    ///< Examples whose last trained token ends a generation (white space may follow it).
   int64_t straddling = 0;     ///< Tokens that hold the end of an untrained part and the start of a trained one. They are trained.
   int64_t first_straddling_line = 0;

@@ -62,7 +62,7 @@ class Tokenizer {
   /// text may be special (Llama 2 takes a space from it): decode a whole text, not its parts.
   [[nodiscard]] std::string decode(std::span<const TokenId> ids, bool skip_special_tokens = false) const;
 
-  /// As spelt in the file ("Ġthe", "<|eot_id|>").
+  /// As spelled in the file ("Ġthe", "<|eot_id|>").
   [[nodiscard]] std::optional<TokenId> token_to_id(std::string_view token) const;
   /// @returns nullopt for an id without a token.
   [[nodiscard]] std::optional<std::string> id_to_token(TokenId id) const;

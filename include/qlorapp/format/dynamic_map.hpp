@@ -58,7 +58,7 @@ inline constexpr uint8_t kSignedZeroCode = 127;
 static_assert(kSignedDynamicMap[kSignedZeroCode] == 0.0F && kUnsignedDynamicMap[0] == 0.0F);
 static_assert(kSignedDynamicMap[255] == 1.0F && kUnsignedDynamicMap[255] == 1.0F);
 
-/// Exact midpoints of neighbours; each fits a double.
+/// Exact midpoints of neighbors; each fits a double.
 [[nodiscard]] constexpr std::array<double, 255> make_midpoints(const DynamicMap& map) {
   std::array<double, 255> midpoints{};
   for (size_t i = 0; i < midpoints.size(); ++i) midpoints[i] = (static_cast<double>(map[i]) + static_cast<double>(map[i + 1])) / 2;

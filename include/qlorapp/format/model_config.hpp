@@ -86,7 +86,7 @@ struct ModelParameter {
   std::vector<int64_t> shape;
 };
 
-/// The layers that QLoRA quantises, in the order of the forward pass, as module names (no ".weight") with shape (out, in):
+/// The layers that QLoRA quantizes, in the order of the forward pass, as module names (no ".weight") with shape (out, in):
 /// q, k, v, o, gate, up and down of each block. Not the head.
 [[nodiscard]] std::vector<ModelParameter> linear_layers(const ModelConfig& config);
 

@@ -11,10 +11,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "qlorapp/adapters/adapter_set.hpp"
 #include "qlorapp/format/checkpoint_index.hpp"
 #include "qlorapp/format/quant_state.hpp"
 #include "qlorapp/io/tensor_stream.hpp"
-#include "qlorapp/nn/adapter_set.hpp"
 #include "qlorapp/quant/quantizer.hpp"
 
 namespace qlorapp {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// A base and its adapter become one plain checkpoint, tensor by tensor: nothing of the model's size is ever in memory.
 ///
-/// In memory is one weight at a time, as it is stored and in float32 (nn/merged_weight.hpp), with the adapter's two matrices for it;
+/// In memory is one weight at a time, as it is stored and in float32 (adapters/merged_weight.hpp), with the adapter's two matrices for it;
 /// what has no adapter goes through a buffer of 1 MiB. memory/planner.hpp states the bytes as the phase "merge".
 #pragma once
 
@@ -14,8 +14,8 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
+#include "qlorapp/adapters/merged_weight.hpp"
 #include "qlorapp/core/units.hpp"
-#include "qlorapp/nn/merged_weight.hpp"
 #include "qlorapp/quant/quantizer.hpp"
 
 namespace qlorapp {

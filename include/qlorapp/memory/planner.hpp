@@ -18,10 +18,10 @@
 
 #include <c10/core/ScalarType.h>
 
+#include "qlorapp/adapters/lora_config.hpp"
 #include "qlorapp/core/units.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/nn/keep.hpp"
-#include "qlorapp/nn/lora_config.hpp"
 #include "qlorapp/nn/memory_settings.hpp"
 #include "qlorapp/ops/memory_tape.hpp"
 #include "qlorapp/quant/quantizer.hpp"

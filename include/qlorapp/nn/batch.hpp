@@ -10,7 +10,7 @@
 namespace qlorapp {
 
 /// Targets are already shifted: position i predicts `targets[i]`, which is the next token of the same row, or kIgnoredTarget
-/// where nothing is to be learnt (the last position of a row, a prompt, padding that came from outside).
+/// where nothing is to be learned (the last position of a row, a prompt, padding that came from outside).
 struct Batch {
   static constexpr int64_t kIgnoredTarget = -100;
 

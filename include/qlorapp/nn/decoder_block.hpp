@@ -18,10 +18,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "qlorapp/adapters/lora_projection.hpp"
 #include "qlorapp/core/units.hpp"
 #include "qlorapp/nn/float8_stack.hpp"
 #include "qlorapp/nn/keep.hpp"
-#include "qlorapp/nn/lora_projection.hpp"
 #include "qlorapp/nn/projection_stack.hpp"
 #include "qlorapp/nn/step_context.hpp"
 

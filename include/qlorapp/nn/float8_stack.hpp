@@ -16,7 +16,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "qlorapp/nn/lora_projection.hpp"
+#include "qlorapp/adapters/lora_projection.hpp"
 #include "qlorapp/nn/projection_stack.hpp"
 
 namespace qlorapp {

@@ -10,6 +10,8 @@
 
 namespace qlorapp {
 
+class CausalLM;
+
 /// Row r occupies slots [r · capacity, r · capacity + lengths[r]) of each block's keys and values.
 struct GenerationCache {
   std::vector<KeyValueCache> blocks;
@@ -27,5 +29,15 @@ struct GenerationCache {
 
   [[nodiscard]] int64_t row_count() const { return static_cast<int64_t>(lengths.size()); }
 };
+
+/// Empty, with room for `rows` rows of at most `capacity` positions each, on the model's device.
+[[nodiscard]] GenerationCache make_cache(const CausalLM& model, int64_t rows, int64_t capacity);
+
+/// Hidden states after the last norm of the last token of each row, (R, D), or of every token, (M, D). No gradients.
+/// @param tokens  (M) int64 on the model's device: counts[0] tokens that follow those of cache row rows[0], then counts[1] of
+///                rows[1] …
+/// @throws ValueError if a row outgrows the capacity.
+[[nodiscard]] at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<const int64_t> rows,
+                                        std::span<const int64_t> counts, GenerationCache& cache, bool every_token = false);
 
 }  // namespace qlorapp

@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "qlorapp/adapters/projection.hpp"
 #include "qlorapp/core/units.hpp"
 
 namespace qlorapp {
@@ -25,11 +26,6 @@ enum class Keep : uint8_t {
 [[nodiscard]] std::string_view to_string(Keep keep);
 /// @throws ValueError naming the nearest of everything, attention_only, input_only, input_on_host.
 [[nodiscard]] Keep parse_keep(std::string_view text);
-
-/// The seven linear layers of a block, in the order of the model's parameters.
-enum class Projection : uint8_t { kQ, kK, kV, kO, kGate, kUp, kDown };
-constexpr size_t kProjectionCount = 7;
-constexpr size_t index(Projection projection) { return static_cast<size_t>(projection); }
 
 /// What one block keeps for one micro-batch. Undefined tensors are formed again by the block's backward pass.
 struct Saved {

@@ -7,7 +7,7 @@
 /// W has the dtype of x: each value is round_to_dtype(fp32 code * fp32 scale). It never exists as a whole where a device can
 /// avoid that: the CPU dequantizes a panel that stays in its caches right before the panel's GEMM. Autograd saves the packed
 /// tensors only, so a layer costs no dense weight between forward and backward.
-/// @throws c10::ValueError, c10::TypeError  if shapes, sizes or dtypes contradict each other. Does not synchronise.
+/// @throws c10::ValueError, c10::TypeError  if shapes, sizes or dtypes contradict each other. Does not synchronize.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// RMS normalisation with a frozen weight, alone or after the residual addition.
+/// RMS normalization with a frozen weight, alone or after the residual addition.
 ///
 ///     y = round(round(x · rstd) · weight),   rstd = 1 / sqrt(mean(x²) + eps)
 ///

@@ -3,7 +3,7 @@
 /// them.
 ///
 /// Formats: format/nf4.hpp (four bits), format/double_quant.hpp (eight bits). None is differentiable: a weight that requires a
-/// gradient is refused while gradients are recorded. None synchronises except to report non-finite input.
+/// gradient is refused while gradients are recorded. None synchronizes except to report non-finite input.
 /// @throws c10::ValueError, c10::TypeError  naming the argument that breaks a rule below.
 #pragma once
 

@@ -4,7 +4,7 @@
 /// The weight is flattened row by row and cut into blocks of `block_size` elements (the last may be short; a block may
 /// straddle rows). A block stores its largest magnitude and, for each element, the index of the nearest entry of a
 /// 16-entry code book scaled by it. Two codes share a byte, the even element in the high nibble.
-/// With double quantisation the block scales are stored in eight bits themselves:
+/// With double quantization the block scales are stored in eight bits themselves:
 ///     scale[i] = dynamic_map[absmax[i]] * nested_absmax[i / nested_block_size] + nested_offset      (two roundings, fp32)
 ///
 /// Source: Dettmers et al. 2023, arXiv:2305.14314 §3; memory layout as in bitsandbytes' QuantState, so that files of either
@@ -24,11 +24,11 @@ namespace qlorapp {
 
 struct QuantizedTensor {
   at::Tensor packed;           ///< (ceil(n / 2), 1) uint8, two codes a byte.
-  at::Tensor absmax;           ///< (blocks) float32 scales; with double quantisation (blocks) uint8 codes of them.
-  at::Tensor nested_absmax;    ///< (ceil(blocks / nested_block_size)) float32; undefined without double quantisation.
-  at::Tensor nested_offset;    ///< () float32, the mean of the scales; undefined without double quantisation.
+  at::Tensor absmax;           ///< (blocks) float32 scales; with double quantization (blocks) uint8 codes of them.
+  at::Tensor nested_absmax;    ///< (ceil(blocks / nested_block_size)) float32; undefined without double quantization.
+  at::Tensor nested_offset;    ///< () float32, the mean of the scales; undefined without double quantization.
   std::vector<int64_t> shape;  ///< Of the weight: (out, in) for a linear layer.
-  at::ScalarType dtype = at::ScalarType::Float;  ///< Of the weight that was quantised; the default for dequantising.
+  at::ScalarType dtype = at::ScalarType::Float;  ///< Of the weight that was quantized; the default for dequantizing.
   int64_t block_size = 64;                       ///< Elements a scale; 32, 64, … 4096.
   int64_t nested_block_size = 256;               ///< Scales a second-level scale.
   QuantType quant_type = QuantType::kNf4;

@@ -14,7 +14,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "qlorapp/nn/adapter_arena.hpp"
+#include "qlorapp/adapters/adapter_arena.hpp"
 
 namespace qlorapp {
 

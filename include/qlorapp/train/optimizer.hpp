@@ -11,8 +11,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "qlorapp/adapters/adapter_arena.hpp"
 #include "qlorapp/core/units.hpp"
-#include "qlorapp/nn/adapter_arena.hpp"
 #include "qlorapp/train/paged_state.hpp"
 
 namespace qlorapp {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "qlorapp/nn/adapter_arena.hpp"
+#include "qlorapp/adapters/adapter_arena.hpp"
 #include "qlorapp/train/grad_scaler.hpp"
 #include "qlorapp/train/log_history.hpp"
 #include "qlorapp/train/optimizer.hpp"

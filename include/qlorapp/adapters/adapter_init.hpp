@@ -8,8 +8,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "qlorapp/nn/adapter_set.hpp"
-#include "qlorapp/nn/lora_config.hpp"
+#include "qlorapp/adapters/adapter_set.hpp"
+#include "qlorapp/adapters/lora_config.hpp"
 
 namespace qlorapp {
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/nn/parameter_count.hpp"
+#include "qlorapp/adapters/parameter_count.hpp"
 
 #include <array>
 #include <cstdio>
 
+#include "qlorapp/adapters/adapter_set.hpp"
 #include "qlorapp/core/check.hpp"
-#include "qlorapp/nn/adapter_set.hpp"
 
 namespace qlorapp {
 namespace {

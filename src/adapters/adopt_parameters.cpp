@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/nn/adopt_parameters.hpp"
+#include "qlorapp/adapters/adopt_parameters.hpp"
 
 #include <ATen/ATen.h>
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "qlorapp/adapters/lora_config.hpp"
 #include "qlorapp/format/model_config.hpp"
-#include "qlorapp/nn/lora_config.hpp"
 
 namespace qlorapp {
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CausalLM's adapters: which modules get them, and which set is active.
-#include "qlorapp/nn/causal_lm.hpp"
+#include "qlorapp/nn/adapter_registry.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -8,11 +7,12 @@
 #include <set>
 #include <utility>
 
+#include "qlorapp/adapters/adapter_init.hpp"
+#include "qlorapp/adapters/dora.hpp"
 #include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/core/nearest_name.hpp"
-#include "qlorapp/nn/adapter_init.hpp"
-#include "qlorapp/nn/dora.hpp"
+#include "qlorapp/ops/embedding.hpp"
 
 namespace qlorapp {
 namespace {
@@ -45,8 +45,8 @@ std::vector<size_t> memory_layout(const AdapterSet& set) {
 }  // namespace
 
 /// What the config asks for and this model does not have is refused or said, never dropped.
-void CausalLM::check_targets(const LoraConfig& config) const {
-  const std::vector<std::string> names = linear_names();
+void AdapterRegistry::check_targets(const LoraConfig& config) const {
+  const std::vector<std::string> names = decoder_->linear_names();
   if (!config.targets_all_linear()) {
     for (const std::string_view table : {kEmbedTokens, kLmHead}) {
       QLORAPP_CHECK_VALUE(!config.matches(table), "[lora] target_modules names ", table,
@@ -66,22 +66,22 @@ void CausalLM::check_targets(const LoraConfig& config) const {
                         "'. Linear layers are frozen in four bits and get adapters (target_modules); norms stay frozen.");
   }
   if (config.bias != "none")
-    log_warning_once(
-        concat("[lora] bias='", config.bias, "' trains nothing: a ", config_.family->model_type, " model has no biases"));
+    log_warning_once(concat("[lora] bias='", config.bias, "' trains nothing: a ", decoder_->config().family->model_type,
+                            " model has no biases"));
 }
 
-void CausalLM::add_adapters(const LoraConfig& config, uint64_t seed, const std::string& name, const WeightSource& source) {
-  QLORAPP_CHECK_VALUE(!adapters_.contains(name), "[lora] the model has adapters named '", name,
+void AdapterRegistry::add(const LoraConfig& config, uint64_t seed, const std::string& name, const WeightSource& source) {
+  QLORAPP_CHECK_VALUE(!sets_.contains(name), "[lora] the model has adapters named '", name,
                       "' already; load or train those, delete them, or give another name.");
   QLORAPP_CHECK_VALUE(!name.empty() && name.find('.') == std::string::npos && name.find('/') == std::string::npos,
                       "[lora] an adapter's name must not be empty and hold no '.' or '/'; got '", name, "'.");
   config.validate();
   check_targets(config);
   const bool decomposes = decomposes_weight(config);
-  QLORAPP_CHECK_VALUE(!decomposes || adapters_.empty(),
-                      "[lora] init_lora_weights that decomposes the base needs a model without adapters; it has ", adapter_names(),
+  QLORAPP_CHECK_VALUE(!decomposes || sets_.empty(),
+                      "[lora] init_lora_weights that decomposes the base needs a model without adapters; it has ", this->names(),
                       ".");
-  const std::vector<std::string> names = linear_names();
+  const std::vector<std::string> names = decoder_->linear_names();
   std::vector<std::pair<std::string, std::vector<int64_t>>> parameters;
   const auto add = [&](std::string_view module, std::string_view parameter, std::vector<int64_t> shape) {
     parameters.emplace_back(parameter_name(module, parameter), std::move(shape));
@@ -89,12 +89,13 @@ void CausalLM::add_adapters(const LoraConfig& config, uint64_t seed, const std::
   };
   AdapterSet set;
   set.config = config;
-  set.slots.resize(blocks_.size());
-  set.blocks.resize(blocks_.size());
+  std::vector<DecoderBlock>& blocks = decoder_->blocks();
+  set.slots.resize(blocks.size());
+  set.blocks.resize(blocks.size());
   for (size_t i = 0; i < names.size(); ++i) {
     if (!config.matches(names[i])) continue;
     const size_t block = i / kProjectionCount, projection = i % kProjectionCount;
-    const FrozenWeight& weight = blocks_[block].weights().projections[projection];
+    const FrozenWeight& weight = blocks[block].weights().projections[projection];
     const int64_t rank = config.rank_of(names[i]);
     AdapterSet::Slot& slot = set.slots[block][projection];
     slot.a = add(names[i], "lora_A.weight", {rank, weight.in_features()});
@@ -109,8 +110,8 @@ void CausalLM::add_adapters(const LoraConfig& config, uint64_t seed, const std::
     for (const std::string& linear : names) suffixes.insert(linear.substr(linear.rfind('.') + 1));
     throw ValueError(concat("[lora] target_modules names no linear layer of this model; it has ", suffixes, "."));
   }
-  const bool tied = config_.tie_word_embeddings, embeds = config.saves(kEmbedTokens), heads = config.saves(kLmHead);
-  const std::vector<int64_t> table = embed_tokens_.sizes().vec();
+  const bool tied = decoder_->config().tie_word_embeddings, embeds = config.saves(kEmbedTokens), heads = config.saves(kLmHead);
+  const std::vector<int64_t> table = decoder_->embed_tokens().sizes().vec();
   if (tied && config.ensure_weight_tying && (embeds || heads)) {
     set.embed_tokens = set.lm_head = add(kEmbedTokens, "weight", table);
   } else {
@@ -123,7 +124,7 @@ void CausalLM::add_adapters(const LoraConfig& config, uint64_t seed, const std::
           "ensure_weight_tying=True");
     }
   }
-  set.arena = AdapterArena(std::move(parameters), device(), memory_layout(set));
+  set.arena = AdapterArena(std::move(parameters), decoder_->device(), memory_layout(set));
   set.bind();
 
   std::vector<std::pair<size_t, FrozenWeight>> changed;
@@ -131,9 +132,9 @@ void CausalLM::add_adapters(const LoraConfig& config, uint64_t seed, const std::
     const size_t block = i / kProjectionCount, projection = i % kProjectionCount;
     const AdapterSet::Slot& slot = set.slots[block][projection];
     if (slot.a < 0) continue;
-    const FrozenWeight& weight = blocks_[block].weights().projections[projection];
+    const FrozenWeight& weight = blocks[block].weights().projections[projection];
     LoraAdapter& adapter = *set.blocks[block][projection];
-    if (device().is_meta()) {  // a plan: shapes without values
+    if (decoder_->device().is_meta()) {  // a plan: shapes without values
       if (slot.magnitude >= 0) adapter.weight_norm_squared = at::empty_like(adapter.magnitude.detach());
       continue;
     }
@@ -150,71 +151,94 @@ void CausalLM::add_adapters(const LoraConfig& config, uint64_t seed, const std::
     adapter.magnitude.detach().copy_(dora_norm(weight, adapter));
   }
   const at::NoGradGuard no_grad;
-  if (set.embed_tokens >= 0) set.arena.parameter(set.embed_tokens).detach().copy_(embed_tokens_);
-  if (set.lm_head >= 0 && set.lm_head != set.embed_tokens) set.arena.parameter(set.lm_head).detach().copy_(lm_head_);
+  if (set.embed_tokens >= 0) set.arena.parameter(set.embed_tokens).detach().copy_(decoder_->embed_tokens());
+  if (set.lm_head >= 0 && set.lm_head != set.embed_tokens) set.arena.parameter(set.lm_head).detach().copy_(decoder_->lm_head());
   for (auto& [i, rest] : changed) {
-    blocks_[i / kProjectionCount].replace_projection(static_cast<Projection>(i % kProjectionCount), std::move(rest));
+    blocks[i / kProjectionCount].replace_projection(static_cast<Projection>(i % kProjectionCount), std::move(rest));
   }
-  base_was_changed_ = base_was_changed_ || !changed.empty();
-  adapters_.emplace(name, std::move(set));
+  changed_base_ = changed_base_ || !changed.empty();
+  sets_.emplace(name, std::move(set));
   if (active_.empty()) {
     active_ = name;
-    show_active_adapter();
+    show_active();
   }
 }
 
-std::vector<std::string> CausalLM::adapter_names() const {
+std::vector<std::string> AdapterRegistry::names() const {
   std::vector<std::string> names;
-  for (const auto& [name, set] : adapters_) names.push_back(name);
+  for (const auto& [name, set] : sets_) names.push_back(name);
   return names;
 }
 
-AdapterSet& CausalLM::adapters(const std::string& name) {
-  return const_cast<AdapterSet&>(std::as_const(*this).adapters(name));  // the object itself is not const here
+AdapterSet& AdapterRegistry::at(const std::string& name) {
+  return const_cast<AdapterSet&>(std::as_const(*this).at(name));  // the object itself is not const here
 }
 
-const AdapterSet& CausalLM::adapters(const std::string& name) const {
-  static AdapterSet none;
-  if (name.empty() && active_.empty()) return none;
-  const auto found = adapters_.find(name.empty() ? active_ : name);
-  if (found != adapters_.end()) return found->second;
-  const std::vector<std::string> names = adapter_names();
-  throw ValueError(concat("[lora] there are no adapters named '", name, "'; the model has ", names, ".",
-                          did_you_mean(name, std::vector<std::string_view>(names.begin(), names.end()))));
+const AdapterSet& AdapterRegistry::at(const std::string& name) const {
+  if (name.empty()) return active();
+  const auto found = sets_.find(name);
+  if (found != sets_.end()) return found->second;
+  const std::vector<std::string> known = names();
+  throw ValueError(concat("[lora] there are no adapters named '", name, "'; the model has ", known, ".",
+                          did_you_mean(name, std::vector<std::string_view>(known.begin(), known.end()))));
 }
 
-void CausalLM::set_active_adapter(const std::string& name) {
-  (void)adapters(name);
+void AdapterRegistry::activate(const std::string& name) {
   QLORAPP_CHECK_VALUE(!name.empty(), "[lora] an adapter's name must not be empty.");
+  static_cast<void>(at(name));
   active_ = name;
-  show_active_adapter();
+  show_active();
 }
 
-void CausalLM::delete_adapters(const std::string& name) {
-  (void)adapters(name);
-  adapters_.erase(name);
-  if (active_ == name) active_ = adapters_.empty() ? std::string() : adapters_.begin()->first;
-  show_active_adapter();
+void AdapterRegistry::remove(const std::string& name) {
+  static_cast<void>(at(name));
+  sets_.erase(name);
+  if (active_ == name) active_ = sets_.empty() ? std::string() : sets_.begin()->first;
+  show_active();
 }
 
-void CausalLM::adopt_parameter(int64_t i, const at::Tensor& parameter, const std::string& name) {
-  AdapterSet& set = adapters(name);
+void AdapterRegistry::adopt_parameter(int64_t i, const at::Tensor& parameter, const std::string& name) {
+  AdapterSet& set = at(name);
   set.arena.adopt_parameter(i, parameter);
   set.bind();
-  show_active_adapter();
+  show_active();
 }
 
-void CausalLM::enable_adapters(bool enabled) {
-  adapters_enabled_ = enabled;
-  show_active_adapter();
+void AdapterRegistry::enable(bool enabled) {
+  enabled_ = enabled;
+  show_active();
 }
 
-void CausalLM::show_active_adapter() {
-  const AdapterSet& set = adapters();
-  for (size_t block = 0; block < blocks_.size(); ++block) {
-    const bool shown = adapters_enabled_ && !set.blocks.empty();
-    blocks_[block].adapters() = shown ? set.blocks[block] : DecoderBlock::Adapters{};
+void AdapterRegistry::show_active() {
+  const AdapterSet& set = active();
+  std::vector<DecoderBlock>& blocks = decoder_->blocks();
+  for (size_t block = 0; block < blocks.size(); ++block) {
+    blocks[block].adapters() = in_use() ? set.blocks[block] : DecoderBlock::Adapters{};
   }
+}
+
+at::Tensor AdapterRegistry::trained_embedding() const {
+  const AdapterSet& set = active();
+  return in_use() && set.embed_tokens >= 0 ? set.arena.parameter(set.embed_tokens) : at::Tensor();
+}
+
+at::Tensor AdapterRegistry::trained_head() const {
+  const AdapterSet& set = active();
+  return in_use() && set.lm_head >= 0 ? set.arena.parameter(set.lm_head) : at::Tensor();
+}
+
+at::Tensor AdapterRegistry::embed(const at::Tensor& tokens) const {
+  const at::Tensor table = trained_embedding();
+  if (!table.defined()) return ops::embedding(decoder_->embed_tokens(), tokens);
+  // A plan's tensors: not every operator has a Meta kernel in C++.
+  const at::Tensor rows =
+      table.is_meta() ? at::empty({tokens.size(0), table.size(1)}, table.options()) : at::embedding(table, tokens);
+  return rows.to(decoder_->dtype());
+}
+
+at::Tensor AdapterRegistry::head() const {
+  const at::Tensor master = trained_head();
+  return master.defined() ? master.to(decoder_->dtype()) : decoder_->lm_head();
 }
 
 }  // namespace qlorapp

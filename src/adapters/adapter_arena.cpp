@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/nn/adapter_arena.hpp"
+#include "qlorapp/adapters/adapter_arena.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/variable.h>

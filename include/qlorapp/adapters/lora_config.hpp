@@ -140,7 +140,7 @@ struct LoraConfig {
   [[nodiscard]] bool same_shape(const LoraConfig& other) const;
 };
 
-/// The file that PEFT writes for this config; unset target_modules are spelt out. Base model and inference mode are the caller's.
+/// The file that PEFT writes for this config; unset target_modules are spelled out. Base model and inference mode are the caller's.
 [[nodiscard]] format::AdapterConfig to_adapter_config(const LoraConfig& config);
 /// @throws ValueError if the file's values do not fit together.
 [[nodiscard]] LoraConfig from_adapter_config(const format::AdapterConfig& config);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/nn/lora_config.hpp"
+#include "qlorapp/adapters/lora_config.hpp"
 
 #include <cmath>
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/nn/adapter_set.hpp"
+#include "qlorapp/adapters/adapter_set.hpp"
 
 namespace qlorapp {
 

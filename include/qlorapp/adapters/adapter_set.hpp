@@ -16,10 +16,10 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "qlorapp/nn/adapter_arena.hpp"
-#include "qlorapp/nn/keep.hpp"
-#include "qlorapp/nn/lora_config.hpp"
-#include "qlorapp/nn/lora_projection.hpp"
+#include "qlorapp/adapters/adapter_arena.hpp"
+#include "qlorapp/adapters/lora_config.hpp"
+#include "qlorapp/adapters/lora_projection.hpp"
+#include "qlorapp/adapters/projection.hpp"
 
 namespace qlorapp {
 

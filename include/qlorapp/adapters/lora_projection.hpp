@@ -5,7 +5,7 @@
 ///     forward     u = drop(x)·Aᵀ                 y = x·Wᵀ + s·u·Bᵀ
 ///     backward    v = s·dy·B                     dB += s·dyᵀ·u     dA += vᵀ·drop(x)     dx = dy·W + drop'(v·A)
 ///
-/// With a magnitude (DoRA, nn/dora.hpp) and c the scale of each row, z = drop(x)·Wᵀ + s·u·Bᵀ without its dropout in front:
+/// With a magnitude (DoRA, adapters/dora.hpp) and c the scale of each row, z = drop(x)·Wᵀ + s·u·Bᵀ without its dropout in front:
 ///
 ///     forward     y = x·Wᵀ + c∘z − drop(x)·Wᵀ        (= c∘z where nothing is dropped)
 ///     backward    v = s·(c∘dy)·B     dm += Σ_rows dy∘z / n     dx = dy·W + drop'(((c − 1)∘dy)·W + v·A)     dB with c∘dy for dy

@@ -13,7 +13,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "qlorapp/nn/lora_projection.hpp"
+#include "qlorapp/adapters/lora_projection.hpp"
 #include "qlorapp/quant/quantizer.hpp"
 
 namespace qlorapp {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/nn/merged_weight.hpp"
+#include "qlorapp/adapters/merged_weight.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>

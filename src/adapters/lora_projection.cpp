@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/nn/lora_projection.hpp"
+#include "qlorapp/adapters/lora_projection.hpp"
 
 #include <ATen/ATen.h>
 
 #include "products.hpp"
-#include "qlorapp/nn/dora.hpp"
+#include "qlorapp/adapters/dora.hpp"
 #include "qlorapp/ops/dropout.hpp"
 #include "qlorapp/ops/memory_tape.hpp"
 #include "qlorapp/quant/linear.hpp"

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The linear layers of a block.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace qlorapp {
+
+/// In the order of the model's parameters.
+enum class Projection : uint8_t { kQ, kK, kV, kO, kGate, kUp, kDown };
+constexpr size_t kProjectionCount = 7;
+constexpr size_t index(Projection projection) { return static_cast<size_t>(projection); }
+
+}  // namespace qlorapp

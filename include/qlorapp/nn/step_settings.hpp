@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a model's step may keep and use: what blocks keep for backward, where memory is bought with time, eight bits, equal bits.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "qlorapp/nn/batch.hpp"
+#include "qlorapp/nn/decoder.hpp"
+#include "qlorapp/nn/keep.hpp"
+#include "qlorapp/nn/memory_settings.hpp"
+#include "qlorapp/nn/step_context.hpp"
+
+namespace qlorapp {
+
+class StepSettings {
+ public:
+  /// All blocks keep everything, in 16 bits or float32.
+  explicit StepSettings(std::shared_ptr<Decoder> decoder);
+
+  /// What is kept for backward. @throws ValueError unless the segments cover the blocks in order.
+  void set_segments(std::vector<Segment> segments);
+  [[nodiscard]] const std::vector<Segment>& segments() const { return segments_; }
+  /// Host memory of segments with input_on_host; null where there are none, and on a CPU.
+  [[nodiscard]] const PinnedRing* pinned_ring() const { return ring_.get(); }
+
+  /// Takes effect with the next micro-batch; embedding_on_host moves the table at once (Decoder::move_embedding).
+  /// @throws ValueError if a setting is out of range.
+  void set_memory(const MemorySettings& settings);
+  [[nodiscard]] const MemorySettings& memory() const { return memory_; }
+  /// Rows of logits that exist at a time.
+  [[nodiscard]] int64_t loss_chunk_rows() const;
+
+  /// Whether training multiplies the frozen weights in eight bits (nn/float8_stack.hpp): faster on GPUs that can, and less exact.
+  /// Batches of at most 64 tokens, evaluation and generation stay in 16 bits, as head, attention and adapters do. Off until set.
+  /// @throws ValueError on a GPU in another compute dtype than bfloat16, and where a weight does not allow it, and is off then; each
+  ///         micro-batch on a GPU older than sm_89, and where adapters do not allow it: with dropout, DoRA or
+  ///         weight_workspace=projection.
+  void set_float8(bool enabled);
+  [[nodiscard]] bool float8() const { return decoder_->blocks().front().in_float8(); }
+
+  /// Whether gradients have the same bits in every run on a GPU too, at the cost of a slower attention there. Off until set.
+  void set_deterministic(bool deterministic) { deterministic_ = deterministic; }
+  [[nodiscard]] bool deterministic() const { return deterministic_; }
+
+  /// Of a micro-batch.
+  [[nodiscard]] StepContext context(const Batch& batch, bool training, uint64_t seed, uint32_t micro_step) const;
+
+ private:
+  std::shared_ptr<Decoder> decoder_;
+  std::vector<Segment> segments_;
+  MemorySettings memory_;
+  std::shared_ptr<PinnedRing> ring_;  ///< Of inputs on the host; null while no segment asks for it.
+  bool deterministic_ = false;
+};
+
+}  // namespace qlorapp

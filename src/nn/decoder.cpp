@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/nn/decoder.hpp"
+
+#include <ATen/ATen.h>
+
+#include <array>
+#include <utility>
+
+#include "qlorapp/core/check.hpp"
+#include "qlorapp/ops/device_memory.hpp"
+#include "qlorapp/ops/embedding.hpp"
+
+namespace qlorapp {
+namespace {
+
+DecoderBlock::Shape block_shape(const format::ModelConfig& config) {
+  return {.hidden = config.hidden_size,
+          .intermediate = config.intermediate_size,
+          .heads = config.num_attention_heads,
+          .kv_heads = config.num_key_value_heads,
+          .head_dim = config.head_dim,
+          .rms_norm_eps = config.rms_norm_eps};
+}
+
+}  // namespace
+
+Decoder::Decoder(format::ModelConfig config, Weights weights)
+    : config_(std::move(config)),
+      embed_tokens_(std::move(weights.embed_tokens)),
+      norm_(std::move(weights.norm)),
+      lm_head_(std::move(weights.lm_head)) {
+  const std::vector<int64_t> table{config_.vocab_size, config_.hidden_size};
+  QLORAPP_CHECK_VALUE(embed_tokens_.sizes() == table && lm_head_.sizes() == table,
+                      "[causal_lm] embedding and head must be (vocab_size, hidden_size) = ", table, "; got ",
+                      embed_tokens_.sizes().vec(), " and ", lm_head_.sizes().vec(), ".");
+  QLORAPP_CHECK_VALUE(std::ssize(weights.blocks) == config_.num_hidden_layers, "[causal_lm] the config has ",
+                      config_.num_hidden_layers, " layers; got weights of ", weights.blocks.size(), ".");
+  for (auto& block : weights.blocks) blocks_.emplace_back(block_shape(config_), std::move(block), std::ssize(blocks_));
+  if (device().is_cpu() && dtype() != at::kFloat) ops::bound_primitive_cache();  // of dense layers, too
+  const std::vector<float> frequencies = format::rope_inverse_frequencies(config_);
+  rope_ = RopeTable(at::tensor(frequencies, at::TensorOptions().dtype(at::kFloat)).to(device()), 1.0);
+}
+
+std::vector<std::string> Decoder::linear_names() const {
+  static constexpr std::array<const char*, kProjectionCount> kSuffixes{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                                                                       "self_attn.o_proj", "mlp.gate_proj",    "mlp.up_proj",
+                                                                       "mlp.down_proj"};
+  std::vector<std::string> names;
+  for (size_t block = 0; block < blocks_.size(); ++block) {
+    for (const char* suffix : kSuffixes) names.push_back(concat("model.layers.", block, ".", suffix));
+  }
+  return names;
+}
+
+void Decoder::move_embedding(bool to_host) {
+  const bool is_there = embed_tokens_.device() != device();
+  if (!on_gpu() || lm_head_.is_alias_of(embed_tokens_) || to_host == is_there) return;
+  if (!to_host) {
+    embed_tokens_ = embed_tokens_.to(device());
+    return;
+  }
+  const at::Tensor table = ops::empty_host_table(embed_tokens_.sizes(), dtype(), device());
+  if (!device().is_meta()) table.copy_(embed_tokens_);
+  embed_tokens_ = table;
+}
+
+int64_t Decoder::parameter_count() const {
+  int64_t total = embed_tokens_.numel() + norm_.numel();
+  if (!lm_head_.is_alias_of(embed_tokens_)) total += lm_head_.numel();
+  for (const DecoderBlock& block : blocks_) {
+    total += block.weights().input_norm.numel() + block.weights().post_attention_norm.numel();
+    for (const FrozenWeight& weight : block.weights().projections) total += weight.out_features() * weight.in_features();
+  }
+  return total;
+}
+
+Bytes Decoder::weight_bytes() const {
+  Bytes total{static_cast<int64_t>(norm_.nbytes())};
+  if (embed_tokens_.device() == device()) total += Bytes{static_cast<int64_t>(embed_tokens_.nbytes())};
+  if (!lm_head_.is_alias_of(embed_tokens_)) total += Bytes{static_cast<int64_t>(lm_head_.nbytes())};
+  for (const DecoderBlock& block : blocks_) {
+    total += Bytes{static_cast<int64_t>(block.weights().input_norm.nbytes() + block.weights().post_attention_norm.nbytes())};
+    for (const FrozenWeight& weight : block.weights().projections) total += weight.nbytes();
+  }
+  return total;
+}
+
+}  // namespace qlorapp

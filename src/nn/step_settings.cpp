@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/nn/step_settings.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "qlorapp/core/check.hpp"
+
+namespace qlorapp {
+namespace {
+
+constexpr int64_t kFewTokens = 64;
+
+}  // namespace
+
+StepSettings::StepSettings(std::shared_ptr<Decoder> decoder)
+    : decoder_(std::move(decoder)), segments_(keep_in_each_block(std::ssize(decoder_->blocks()), Keep::kEverything)) {}
+
+void StepSettings::set_segments(std::vector<Segment> segments) {
+  const size_t blocks = decoder_->blocks().size();
+  int64_t next = 0;
+  for (const Segment& segment : segments) {
+    QLORAPP_CHECK_VALUE(segment.begin == next && segment.end > segment.begin,
+                        "[checkpointing] segments must follow each other and cover all blocks; one is [", segment.begin, ", ",
+                        segment.end, ") where ", next, " is next.");
+    next = segment.end;
+  }
+  QLORAPP_CHECK_VALUE(next == static_cast<int64_t>(blocks), "[checkpointing] segments must cover all ", blocks,
+                      " blocks; they end at ", next, ".");
+  segments_ = std::move(segments);
+  if (std::none_of(segments_.begin(), segments_.end(), [](const Segment& segment) { return segment.keep == Keep::kInputOnHost; })) {
+    ring_.reset();
+  } else if (!ring_ && decoder_->on_gpu()) {
+    ring_ = std::make_shared<PinnedRing>(decoder_->device());
+  }
+}
+
+void StepSettings::set_memory(const MemorySettings& settings) {
+  settings.validate();
+  memory_ = settings;
+  decoder_->move_embedding(settings.embedding_on_host);
+}
+
+void StepSettings::set_float8(bool enabled) {
+  at::Tensor ones;
+  if (enabled) {
+    const at::Device device = decoder_->device();
+    QLORAPP_CHECK_VALUE(!device.is_cuda() || decoder_->dtype() == at::kBFloat16,
+                        "[fp8] on a GPU the rest of the step is in bfloat16; the model computes in ",
+                        c10::toString(decoder_->dtype()), ". Load it with bnb_4bit_compute_dtype=bfloat16, or leave fp8 out.");
+    const DecoderBlock::Shape& shape = decoder_->blocks().front().shape();
+    const int64_t longest = std::max({shape.hidden, shape.qkv_width(), 2 * shape.intermediate, shape.attention_width()});
+    ones = at::ones({longest}, at::TensorOptions().dtype(at::kFloat).device(device));
+  }
+  try {
+    for (DecoderBlock& block : decoder_->blocks()) block.set_float8(ones);
+  } catch (...) {  // all or none
+    for (DecoderBlock& block : decoder_->blocks()) block.set_float8({});
+    throw;
+  }
+}
+
+/// Twice the memory of 1,024 buys a GPU a product of a better shape; a CPU gains nothing above 512.
+int64_t StepSettings::loss_chunk_rows() const {
+  return memory_.loss_chunk_rows > 0 ? memory_.loss_chunk_rows : decoder_->on_gpu() ? 2048 : 512;
+}
+
+StepContext StepSettings::context(const Batch& batch, bool training, uint64_t seed, uint32_t micro_step) const {
+  int64_t longest = 0;
+  for (size_t row = 0; row + 1 < batch.row_starts.size(); ++row) {
+    longest = std::max(longest, batch.row_starts[row + 1] - batch.row_starts[row]);
+  }
+  RopeTable& rope = decoder_->rope();
+  rope.reserve(longest);
+  // A GPU multiplies projections that share an input as one, unless there are so few tokens that reading the weights is all.
+  const bool eight_bits = training && float8() && batch.token_count() > kFewTokens;
+  StepContext context{.cos = rope.cos(),
+                      .sin = rope.sin(),
+                      .positions = batch.positions,
+                      .row_starts = batch.row_starts,
+                      .seed = seed,
+                      .micro_step = micro_step,
+                      .training = training,
+                      .stacked = eight_bits || (decoder_->on_gpu() && batch.token_count() > kFewTokens),
+                      .deterministic = deterministic_,
+                      .float8 = eight_bits,
+                      .offload = ring_ ? std::make_shared<InputOffload>(ring_) : nullptr,
+                      .memory = memory_,
+                      .first_row = batch.first_token};
+  for (const DecoderBlock& block : decoder_->blocks()) {
+    QLORAPP_CHECK_VALUE(
+        !eight_bits || block.stacked(context), "[fp8] adapters of block ", block.index(),
+        " have dropout or DoRA, or weight_workspace is projection: then each weight is multiplied on its own, which "
+        "is not done in eight bits. Set lora_dropout=0, use_dora=False and another weight_workspace, or leave fp8 out.");
+  }
+  return context;
+}
+
+}  // namespace qlorapp
