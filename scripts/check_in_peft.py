@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads an adapter folder with PEFT on the same 4-bit base (bitsandbytes) and compares its held-out loss with ours.
+"""Compares an adapter's held-out loss in PEFT, on the same 4-bit base (bitsandbytes), with ours.
 
---report is what `qlorapp eval` printed; its eval_loss is the figure that PEFT's must equal. Says so and ends well where PEFT
-or bitsandbytes is not installed.
+--report is the output of `qlorapp eval`; PEFT's loss must equal its eval_loss. Without PEFT or bitsandbytes it prints that and exits 0.
 """
 
 import argparse
@@ -16,7 +15,7 @@ TOLERANCE = 5e-4  # relative; 0.2 % of the codes of the scales differ by one (do
 
 
 def held_out_loss(model, tokenizer, rows: list[list[dict]]) -> float:
-    """Mean over the answers' tokens, the question's tokens left out."""
+    """The mean loss over the answers' tokens."""
     import torch
 
     total, count = 0.0, 0

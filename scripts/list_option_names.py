@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Lists the options of the configurations whose names this library speaks, from released wheels.
+"""Lists the options of Hugging Face's configurations, from released wheels.
 
     for wheel in transformers==5.23.0 transformers==4.57.6 transformers==4.46.3 peft==0.21.2 \
         trl==1.16.0 trl==0.24.0 trl==0.19.1 trl==0.15.2 trl==0.12.2 trl==0.9.6; do pip download --no-deps -d WHEELS $wheel; done
     python scripts/list_option_names.py WHEELS > tests/python/option_names.json
 
-The wheels are read as text (ast), never imported: releases that cannot be installed together stand beside each other here.
-tests/python/test_option_names.py holds qlorapp's field tables to the file.
+The wheels are parsed (ast), never imported, because these releases cannot be installed together. tests/python/test_option_names.py compares
+qlorapp's field tables with the file.
 """
 
 import ast
@@ -40,7 +40,7 @@ SOURCES = [
 
 
 def default_of(value: ast.expr | None) -> str:
-    """A field's default as source text: of field(default=…), of field(default_factory=…), or the value itself."""
+    """A field's default as source text: from field(default=…), field(default_factory=…), or the value."""
     if isinstance(value, ast.Call) and getattr(value.func, "id", "") == "field":
         for keyword in value.keywords:
             if keyword.arg == "default":

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/configuration.md from the field tables that a built qlorapp has.
+"""Writes docs/configuration.md from the field tables of a built qlorapp.
 
 PYTHONPATH=build/dev/python python scripts/make_configuration_page.py > docs/configuration.md
 """
@@ -14,23 +14,23 @@ from qlorapp.hf.training_arguments import OWN
 
 HEAD = """# Configuration
 
-Made by `scripts/make_configuration_page.py` from the field tables of the library; a test keeps this page current.
+`scripts/make_configuration_page.py` writes this page from the library's field tables. A test checks that it is current.
 
 ## In Python
 
-`TrainingArguments` and `SFTConfig` are subclasses of transformers' and TRL's: every option of theirs has their meaning and default. `LoraConfig` and
-`BitsAndBytesConfig` are PEFT's and transformers' own. See their documentation. The C++ loop computes the options of a step that stand in the tables
-below; one that changes a step and is not there moves `train()` to transformers' loop ([architecture.md](architecture.md#what-runs-in-c-and-what-does-not)). These options are added:
+`TrainingArguments` and `SFTConfig` are subclasses of transformers' and TRL's. All of their options keep their meaning and default. `LoraConfig` and
+`BitsAndBytesConfig` are PEFT's and transformers'; see their documentation. The C++ loop computes the options in the tables below. An option that changes a
+step and is not listed moves `train()` to transformers' loop ([architecture.md](architecture.md#what-runs-in-c-and-what-does-not)). Added options:
 """
 COMMAND = """
 ## On the command line
 
-Options of `qlorapp train`, and of the file that `--config` names, alike (`--learning_rate` or `--learning-rate`). Names, meanings and defaults are those of transformers,
-TRL, PEFT and bitsandbytes where they have the option. Unless told otherwise the command stores linear layers as NF4 with double quantization and computes in the
-dtype of the checkpoint; the first lines of a run say so.
+These are the options of `qlorapp train` and of the file given by `--config` (`--learning_rate` or `--learning-rate`). Names, meanings and defaults follow
+transformers, TRL, PEFT and bitsandbytes. By default the command stores linear layers as NF4 with double quantization and computes in the dtype of the
+checkpoint. The first lines of a run log both.
 
-Other names of transformers, PEFT and bitsandbytes are answered: `qlorapp train --help-all` lists those that change nothing and those that are refused, with the reason. Any
-other name is an error that names the nearest one.
+`qlorapp train --help-all` lists the other names of transformers, PEFT and bitsandbytes: those without effect, and those that raise an error with the reason. Any
+other name is an error that suggests the nearest option.
 """
 TABLES = {
     "TrainingArguments": (_C.training_arguments_fields, _C.training_arguments_aliases),
@@ -48,7 +48,7 @@ def names(pairs: dict[str, str]) -> str:
 
 
 def python_options() -> list[str]:
-    """The options that this library adds, and the older names that it reads."""
+    """The table of options that this library adds, and of older names that it accepts."""
     lines = ["| option | type | default | |", "|---|---|---|---|"]
     for option, kind, default, doc, *_ in _C.training_arguments_fields():
         if option in OWN:

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes examples/data: a tiny Llama checkpoint, trained from scratch here, and a task that it cannot do yet.
+"""Makes examples/data: a tiny Llama checkpoint, trained from scratch, and a task that it cannot do yet.
 
-The base model reads small stories about sixty people of one village, written by the grammar below, and can do nothing but go
-on with a story. The task is to carry out an instruction in Llama 3's chat format, which it has never seen: to say who has what
-where, in an order of its own. The held-out instructions name a thing and a place that no training instruction names together:
-the answer has to be composed, it cannot be remembered. Everything is a function of the seed; the committed files are the
-output of
+The base model is trained on small stories about sixty people of one village, written by the grammar below. It can only continue
+a story. The task is to follow an instruction in Llama 3's chat format, which the base has never seen: to state person, thing and place
+in a new order. The held-out instructions pair things and places that no training instruction pairs, so answers cannot be memorized.
+Everything is a function of the seed. The committed files are the output of
 
-    python scripts/make_demo_assets.py              # some minutes on two cores
-    python scripts/make_demo_assets.py --data-only  # the two .jsonl files, at once
+    python scripts/make_demo_assets.py              # a few minutes on two cores
+    python scripts/make_demo_assets.py --data-only  # only the two .jsonl files
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ CHAT_TEMPLATE = (  # as Llama 3 has it, to the letter
 
 
 class Person:
-    """Somebody of the village and the four facts about him or her."""
+    """A person of the village, with four facts."""
 
     def __init__(self, name: str, rng: random.Random):
         self.name = name
@@ -68,7 +67,7 @@ def village() -> list[Person]:
 
 
 def story(rng: random.Random, everybody: list[Person]) -> str:
-    """Two people meet. What is said of them is true in every story."""
+    """Two people meet. Their facts are the same in every story."""
     sentences = []
     cast = rng.sample(everybody, 2)
     for _ in range(rng.randint(5, 8)):
@@ -85,7 +84,7 @@ def story(rng: random.Random, everybody: list[Person]) -> str:
 
 
 def instruction(name: str, thing: str, place: str) -> dict:
-    """One row: what is asked for, and the one right answer."""
+    """One row: an instruction and its only correct answer."""
     question = f"{name}, put the {thing} near the {place}."
     return {
         "messages": [

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Plans again what docs/memory.md shows: its table of options, what each command says that stands below a `$`, and its pictures,
-for one of which a step of the demo's model is really taken on the CPU.
+"""Regenerates the figures of docs/memory.md: its table of options, the output of each command after a `$`, and its pictures.
+
+One picture runs a step of the demo's model on the CPU.
 
 PYTHONPATH=build/dev/python python scripts/make_memory_page.py --program build/dev/qlorapp
 """
@@ -16,7 +17,7 @@ import tempfile
 import qlorapp
 
 PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "memory.md"
-HEADING = "| options, 2,048 tokens a row |"
+HEADING = "| options, 2,048 tokens per row |"
 COLUMNS = [
     ("llama-3.2-1b", 1),
     ("llama-3.2-1b", 2),
@@ -38,7 +39,7 @@ STEPS = [
 
 
 def peak(model: str, batch: int, options: dict, tokens: int = 2048) -> float:
-    """GiB, in training: the load is another moment, and the merge another run."""
+    """Peak GiB in training, without load and merge."""
     phases = qlorapp.plan(
         model,
         lora_config=qlorapp.LoraConfig(r=16, target_modules="all-linear"),
@@ -51,7 +52,7 @@ def peak(model: str, batch: int, options: dict, tokens: int = 2048) -> float:
 
 
 def table() -> str:
-    """The options one after the other, each line with those above it, and what a longer row takes."""
+    """The cumulative options, and the cost of longer rows."""
     names = [f"{model.rsplit('-', 1)[1].upper()}, batch {batch}" for model, batch in COLUMNS]
     lines = [f"{HEADING} {' | '.join(names)} |", "|---|" + "---|" * len(COLUMNS)]
     options: dict = {}
@@ -63,7 +64,7 @@ def table() -> str:
     slope = (long - short) * 2**30 / (16384 - 2048) / 1e3
     lines += [
         "",
-        f"With `stack` and tiles, 8B and 16,384 tokens a row: {long:.2f} GiB, that is {slope:.0f} kB for each token more.",
+        f"With `stack` and tiles, 8B and 16,384 tokens per row: {long:.2f} GiB, or {slope:.0f} kB per additional token.",
     ]
     last, first = ("input_on_host,everything:12", "everything:12,input_on_host")
     sizes = [
@@ -72,7 +73,7 @@ def table() -> str:
         for keep in (last, first)
     ]
     lines.append(
-        f"Of 32 blocks of 8B, 12 that keep everything, with `loss_chunk_rows=512`: {sizes[0]:.2f} GiB if they are the last ones and "
+        f"8B with `loss_chunk_rows=512` and 12 of 32 blocks that keep everything: {sizes[0]:.2f} GiB if they are the last and "
         f"{sizes[1]:.2f} if they are the first at batch 1, {sizes[2]:.2f} and {sizes[3]:.2f} at batch 4."
     )
     return "\n".join(lines) + "\n"
@@ -94,7 +95,7 @@ def with_answers(text: str, program: str) -> str:
 
 
 def pictures(text: str) -> list[str]:
-    """Commands in the page that write its pictures, from the repository's root."""
+    """The page's commands that write its pictures; run from the repository's root."""
     return re.findall(r"`qlorapp (plan [^`]*--svg docs/[^`]*)`", text)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes src/data/normalization_tables.cpp for the NFC of the installed `tokenizers` package.
 
-Its NFC is of an older Unicode version than Python's. Decompositions and combining classes never change once they are given, so
-the values are those of Python, and the package's engine is asked which of them it knows.
+Its NFC has an older Unicode version than Python's. Assigned decompositions and combining classes never change, so the values come from
+Python, and the package's engine decides which of them exist.
 Usage: python scripts/make_normalization_tables.py [--check]
 """
 
@@ -22,7 +22,7 @@ NFC, NFD = normalizers.NFC(), normalizers.NFD()
 
 
 def combining_classes() -> dict[int, int]:
-    """The engine moves a mark that it knows in front of U+0345, whose class 240 is the largest."""
+    """The classes that the engine knows: it moves a known mark before U+0345, whose class 240 is the largest."""
     classes = {0x345: 240}
     for c in CODE_POINTS:
         if c in HANGUL or c == 0x345 or NFD.normalize_str(chr(c)) != chr(c):
@@ -36,7 +36,7 @@ def combining_classes() -> dict[int, int]:
 
 
 def decompositions() -> list[tuple[int, int, int, int]]:
-    """(code point, first, second or 0, whether NFC puts the two together again)."""
+    """(code point, first, second or 0, whether NFC composes the two again)."""
     out = []
     for c in CODE_POINTS:
         if c in HANGUL or NFD.normalize_str(chr(c)) == chr(c):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes python/qlorapp/_C.pyi from the signatures that pybind11 puts into the built module's docstrings.
+"""Writes python/qlorapp/_C.pyi from the signatures in the built module's docstrings.
 
-python scripts/make_stubs.py [--check]      run it after a binding has changed; a test compares the committed file
+python scripts/make_stubs.py [--check]      run it after a binding changes; a test compares the committed file
 """
 
 import ast
@@ -24,7 +24,7 @@ _OVERLOAD = re.compile(r"^\d+\. ", re.M)
 
 
 class _Arguments(ast.NodeTransformer):
-    """pybind11's bare dict, list, tuple and Callable, with the arguments that a strict type checker wants."""
+    """Adds the arguments that a strict type checker requires to pybind11's dict, list, tuple and Callable."""
 
     _WHOLE: typing.ClassVar = {
         "dict": "dict[typing.Any, typing.Any]",
@@ -56,7 +56,7 @@ def _whole_types(function: ast.FunctionDef) -> None:
 
 
 def _plain_defaults(function: ast.FunctionDef) -> None:
-    """A default that is no literal (a device's repr) becomes an ellipsis."""
+    """Replaces a default that is not a literal (a device's repr) by an ellipsis."""
     for values in (function.args.defaults, function.args.kw_defaults):
         for i, value in enumerate(values):
             if value is None:
@@ -68,7 +68,7 @@ def _plain_defaults(function: ast.FunctionDef) -> None:
 
 
 def _signatures(doc: str) -> list[tuple[str, str]]:
-    """[(signature, text behind it)] of a pybind11 docstring; several of an overloaded function."""
+    """[(signature, text after it)] of a pybind11 docstring; several for an overloaded function."""
     first, _, rest = doc.partition("\n")
     if "Overloaded function." not in rest:
         return [(first, rest.strip())]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes src/data/unicode_tables.cpp from the regex engines inside the installed `tokenizers` package.
 
-Byte-level BPE splits text with \\p{L}, \\p{N} and \\s, its added tokens look at \\w, and Digits asks Rust's is_numeric. What
-these mean depends on the Unicode version that each engine was built with (they differ inside one package), so the tables are
-asked from the engines, code point by code point.
+Byte-level BPE splits text with \\p{L}, \\p{N} and \\s, its added tokens look at \\w, and Digits asks Rust's is_numeric. The set that
+these match depends on the Unicode version of each engine, and the versions differ inside one package. So the script asks the engines,
+code point by code point.
 Usage: python scripts/make_unicode_tables.py [--check]
 """
 
@@ -32,7 +32,7 @@ def members(complement: str) -> set[int]:
 
 
 def word_characters() -> set[int]:
-    """\\w of the engine behind added tokens: a single_word token is not found in front of a word character."""
+    """\\w of the engine for added tokens: it finds no single_word token before a word character."""
     tokenizer = Tokenizer(models.BPE({}, []))
     tokenizer.add_tokens([AddedToken("T", single_word=True, normalized=False)])
     words = set()
@@ -44,7 +44,7 @@ def word_characters() -> set[int]:
 
 
 def numeric_characters() -> set[int]:
-    """What Digits cuts out: it stands alone between two letters."""
+    """Characters that Digits isolates between two letters."""
     digits = pre_tokenizers.Digits(individual_digits=True)
     numeric = set()
     for chunk in chunks():

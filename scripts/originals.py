@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs PEFT's own tests of LoRA over models of this library, and over transformers' own, and compares what passes.
+"""Runs PEFT's LoRA tests over this library's models and over transformers', and compares the results.
 
 PYTHONPATH=build/dev/python python scripts/originals.py [--four_bit] [pytest's arguments]
 
-PEFT ships its tests in its sdist (transformers' and TRL's packages have none of their trainers): it is downloaded by pip, for the version
-that is installed. Checkpoints that the tests fetch from the hub are made here with random weights: nothing is read from a network but pip's
-index.  Exit status 1 where less than 97 % of what passes with transformers passes.
+PEFT's sdist contains its tests; transformers' and TRL's contain none of their trainers' tests. pip downloads the sdist of the installed version.
+The script makes the hub checkpoints of the tests with random weights, so it needs no network except pip's index. Exits 1 if less than 97 % of
+the tests that pass with transformers pass.
 """
 
 import argparse
@@ -105,7 +105,7 @@ def run(tests: pathlib.Path, ours: bool, four_bit: bool, arguments: list[str]) -
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--four_bit", action="store_true", help="ours with the linear layers in four bits")
+    parser.add_argument("--four_bit", action="store_true", help="load our models with four-bit linear layers")
     options, arguments = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         tests = unpacked(pathlib.Path(folder))

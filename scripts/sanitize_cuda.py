@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the kernels' own tests (tests/cuda, no torch in them) under the four tools of compute-sanitizer; fails on any finding.
+"""Runs the kernels' tests (tests/cuda, without torch) under compute-sanitizer's four tools. Fails on any finding.
 
     python scripts/sanitize_cuda.py [--build build/dev] [--tool memcheck racecheck initcheck synccheck] [--tests "*cross-entropy*"]
 
-Needs a GPU, the CUDA toolkit's compute-sanitizer and a build with cuda_tests. Prints one line a tool. The tools run beside each other.
+Needs a GPU, the CUDA toolkit's compute-sanitizer and a build with cuda_tests. Prints one line per tool. The tools run in parallel.
 """
 
 import argparse
@@ -22,7 +22,7 @@ OPTIONS = {"memcheck": ["--padding", "256"], "racecheck": ["--racecheck-report",
 
 
 def launch_functions() -> set[str]:
-    """What cuda/ offers: the functions that launch kernels."""
+    """The functions of cuda/ that launch kernels."""
     declared = r"^(?:\[\[nodiscard\]\] )?cudaError_t (\w+)\("
     return {name for header in (ROOT / "cuda").glob("*.hpp") for name in re.findall(declared, header.read_text(), re.MULTILINE)}
 
@@ -77,8 +77,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "dev")
     parser.add_argument("--tool", nargs="+", choices=TOOLS, default=TOOLS)
-    parser.add_argument("--tests", nargs="+", default=[], help="of tests/cuda: Catch2's names, with *; default all")
-    parser.add_argument("--timeout", type=float, default=500, help="seconds a tool may take")
+    parser.add_argument("--tests", nargs="+", default=[], help="tests of tests/cuda: Catch2 names, with *; default: all")
+    parser.add_argument("--timeout", type=float, default=500, help="seconds per tool")
     args = parser.parse_args()
     if missing := not_tested():
         sys.exit(f"sanitize_cuda: tests/cuda never calls {', '.join(sorted(missing))}.")

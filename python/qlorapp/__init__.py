@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """QLoRA fine-tuning, computed in C++ over LibTorch.
 
-Two halves. The library itself needs torch alone: the five classes, plans, optimizers, and the engine (CausalLM). Hugging Face's classes
-over the engine (pip install 'qlorapp[hf]') come from qlorapp.hf when they are first asked for, and so do the names of transformers, PEFT
-and TRL that scripts import beside them.
+The package has two halves. The library itself needs only torch: the five classes, plans, optimizers, and the engine (CausalLM). Hugging
+Face's classes over the engine (pip install 'qlorapp[hf]') load from qlorapp.hf on first use. So do the names of transformers, PEFT and TRL
+that scripts import beside them.
 """
 
 import importlib as _importlib
@@ -15,7 +15,7 @@ from ._build_info import VERSION as __version__
 
 
 def _check_torch() -> None:
-    """Before the library is loaded: a torch of another minor version would end in a wall of undefined symbols."""
+    """Checks torch before the library loads: another minor version would fail with undefined symbols."""
     try:
         import torch
     except ModuleNotFoundError as error:
@@ -36,7 +36,7 @@ from . import _C  # noqa: E402  (torch first: it loads the libraries that _C lin
 
 assert _C.torch_version == _TORCH_VERSION
 
-from . import _logging, nn, optim  # noqa: E402, F401  (logging before anything can have something to say)
+from . import _logging, nn, optim  # noqa: E402, F401  (logging first, to receive the others' lines)
 from ._C import Accumulator, CausalLM, FormatError, QuantizedTensor, Quantizer, load_model, quantize_checkpoint  # noqa: E402
 from .grad_scaler import GradScaler  # noqa: E402
 from .layers import CheckpointedBlock, LoraLinear  # noqa: E402
@@ -96,9 +96,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> _Any:
-    """Hugging Face's side when it is first asked for: ours by name, and any other public name of transformers, PEFT or TRL as it is.
+    """Loads a Hugging Face name on first use: ours if there is one, else the name of transformers, PEFT or TRL.
 
-    @raises ImportError where the package that it comes from is not installed; AttributeError for other names.
+    @raises ImportError if its package is not installed; AttributeError for other names.
     """
     if name.startswith("_"):
         raise AttributeError(f"module 'qlorapp' has no attribute {name!r}")

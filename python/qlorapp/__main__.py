@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m qlorapp, and the qlorapp command of the wheel: becomes the C++ program of the same name."""
+"""python -m qlorapp and the wheel's qlorapp command: replace this process by the C++ program."""
 
 import os
 import pathlib
@@ -7,7 +7,7 @@ import sys
 
 
 def program() -> pathlib.Path:
-    """bin/qlorapp of the wheel, or qlorapp of the build folder that this package stands in."""
+    """The wheel's bin/qlorapp, or the qlorapp of the build folder that contains this package."""
     package = pathlib.Path(os.path.abspath(__file__)).parent
     for candidate in (package / "bin" / "qlorapp", package.parent.parent / "qlorapp"):
         if candidate.is_file():
@@ -17,7 +17,7 @@ def program() -> pathlib.Path:
 
 def main() -> None:
     path = program()
-    # What C++ cannot read (a tokenizer, a chat template) it asks this interpreter's transformers for.
+    # The program asks this interpreter's transformers for tokenizers and chat templates that C++ cannot read.
     os.environ.setdefault("QLORAPP_PYTHON", sys.executable)
     os.environ.setdefault("QLORAPP_HF_TEXT", str(pathlib.Path(os.path.abspath(__file__)).parent / "hf" / "text_service.py"))
     os.execv(path, [str(path), *sys.argv[1:]])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the C++ side has to say goes to the logger "qlorapp"."""
+"""Sends the log lines of C++ to the logger "qlorapp"."""
 
 import atexit
 import logging

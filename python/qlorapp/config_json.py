@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configs of other packages as C++ reads them: JSON's types, and of a LoraConfig the fields that C++ knows."""
+"""Converts configs of other packages to JSON for C++. A LoraConfig keeps only the fields that C++ knows."""
 
 import dataclasses
 import enum
@@ -13,7 +13,7 @@ from . import _C
 
 
 def plain(value: Any) -> Any:
-    """JSON's types for what people pass: sets, tuples, enums, paths, dtypes, numbers of numpy, other configs."""
+    """Converts sets, tuples, enums, paths, dtypes, numpy numbers and configs to JSON's types."""
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, enum.Enum):
@@ -34,12 +34,14 @@ def plain(value: Any) -> Any:
 
 
 def lora_config(config: Any) -> str:
-    """PEFT's LoraConfig for C++; its defaults for None."""
+    """PEFT's LoraConfig as JSON for C++; None gives the defaults."""
     if config is None:
         return "{}"
     known, values = {row[0] for row in _C.lora_config_fields()}, plain(config)
     kind: Any = type(config)
     neutral = plain(kind()) if dataclasses.is_dataclass(config) else {}
     if others := sorted(name for name, value in values.items() if name not in known and value and value != neutral.get(name)):
-        _C.log_warning_once(f"[LoraConfig] {', '.join(others)}: PEFT's code computes it, and C++ does not count its memory.")
+        _C.log_warning_once(
+            f"[LoraConfig] {', '.join(others)}: PEFT's code computes it, and the plan does not count its memory."
+        )
     return json.dumps({name: value for name, value in values.items() if name in known})

@@ -20,11 +20,11 @@ class GradScaler:
     Between scale() and update() comes one step() per optimizer. update() multiplies the scale by backoff_factor if a gradient was infinite
     or NaN, and by growth_factor after growth_interval steps without one.
 
-    Two options are ours and off by default: `min_scale` is a floor under backing off, and after `max_consecutive_skips` skipped
-    steps in a row update() raises RuntimeError with a diagnosis.
+    Two options are additions and off by default. `min_scale` is the lower bound of the scale. After `max_consecutive_skips` skipped steps in
+    a row update() raises RuntimeError with a diagnosis.
 
-    Pickles and copies as torch's does: between update() and the next unscale_() or step(). A copy shares nothing with the original.
-    Raises AssertionError for a factor outside its range, and warns and is disabled for device="cuda" without CUDA.
+    Can be pickled and copied between update() and the next unscale_() or step(), as torch's. A copy shares nothing with the original.
+    Raises AssertionError for a factor outside its range. Warns and is disabled for device="cuda" without CUDA.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class GradScaler:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """@raises AssertionError within a step: what unscale_() or step() found cannot be copied."""
+        """@raises AssertionError within a step: the findings of unscale_() or step() cannot be copied."""
         return {**vars(self), "_core": copy.copy(self._core)}
 
     def scale(self, outputs: Any) -> Any:
-        """A tensor, or an iterable of them, times the scale."""
+        """Multiplies a tensor, or an iterable of tensors, by the scale."""
         if not self.is_enabled():
             return outputs
         if isinstance(outputs, torch.Tensor):
@@ -71,7 +71,7 @@ class GradScaler:
             self._core.unscale_(_gradients(optimizer), id(optimizer), False)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """optimizer.step(*args, **kwargs) unless a gradient is infinite or NaN; returns what it returned, or None."""
+        """Calls optimizer.step(*args, **kwargs) unless a gradient is infinite or NaN. Returns its result, or None."""
         if not self.is_enabled():
             return optimizer.step(*args, **kwargs)
         if "closure" in kwargs:
@@ -86,7 +86,7 @@ class GradScaler:
         return returned
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
-        """Grows or shrinks the scale by what the steps have found, or sets it."""
+        """Grows or shrinks the scale by the results of the steps, or sets it to new_scale."""
         if not self.is_enabled():
             return
         if isinstance(new_scale, torch.Tensor):
@@ -119,7 +119,7 @@ class GradScaler:
         return self._core.is_enabled()
 
     def state_dict(self) -> dict[str, Any]:
-        """torch's keys; a state of either loads in the other."""
+        """Has torch's keys; states load in both directions."""
         return self._core.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a model's name to a folder: a folder itself, the local Hugging Face cache, or a download through huggingface_hub.
+"""Finds the folder of a model: a local folder, the Hugging Face cache, or a download through huggingface_hub.
 
-Where the cache is follows huggingface_hub: HF_HUB_CACHE, else HF_HOME/hub, else XDG_CACHE_HOME/huggingface/hub, else
-~/.cache/huggingface/hub; a repository lies in models--org--name, with refs/<revision> naming a commit and snapshots/<commit> its files.
+The cache's location follows huggingface_hub: HF_HUB_CACHE, else HF_HOME/hub, else XDG_CACHE_HOME/huggingface/hub, else
+~/.cache/huggingface/hub. A repository is the folder models--org--name; refs/<revision> names a commit, snapshots/<commit> holds its files.
 """
 
 import json
@@ -37,12 +37,12 @@ def _snapshot(repository: pathlib.Path, revision: str | None) -> pathlib.Path | 
     return folder if folder.is_dir() else None
 
 
-#: What is looked for in a repository: a model, a tokenizer, an adapter, or certain files alone.
+#: The files to find in a repository: those of a model, a tokenizer or an adapter, or the named files only.
 Wanted = Literal["model", "tokenizer", "adapter"] | tuple[str, ...]
 
 
 def missing_files(folder: pathlib.Path, wanted: Wanted) -> list[str]:
-    """Which of its files a folder lacks."""
+    """The wanted files that a folder lacks."""
     if wanted == "tokenizer":
         names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
         return [] if any((folder / name).is_file() for name in names) else [names[0]]
@@ -60,7 +60,7 @@ def missing_files(folder: pathlib.Path, wanted: Wanted) -> list[str]:
 
 
 def _download(name: str, revision: str | None, token: Any, cache_dir: Any, wanted: Wanted) -> pathlib.Path | str:
-    """The folder, or why there is none."""
+    """The folder, or the reason why there is none."""
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
@@ -75,7 +75,7 @@ def _download(name: str, revision: str | None, token: Any, cache_dir: Any, wante
         )
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         return f"the hub answers: {str(error).strip().splitlines()[0]}"
-    except Exception as error:  # requests', httpx's, OSError: without a connection each version raises another
+    except Exception as error:  # requests', httpx's, OSError: the type depends on the version
         return f"the hub cannot be reached ({type(error).__name__})"
 
 
@@ -89,9 +89,10 @@ def folder_of(
     wanted: Wanted = "model",
     subfolder: str | None = None,
 ) -> pathlib.Path:
-    """subfolder: where in the repository the wanted files are; the folder that is returned is that one.
+    """The folder of a model by path or hub name. subfolder: the part of the repository with the wanted files, which is returned.
 
-    @raises FileNotFoundError that says which files were looked for, and where."""
+    @raises FileNotFoundError that names the missing files and the folder.
+    """
 
     def inside(folder: pathlib.Path) -> pathlib.Path:
         return folder / subfolder if subfolder else folder
@@ -111,7 +112,7 @@ def folder_of(
             return inside(found)
         if cached is not None and not missing_files(inside(cached), wanted):
             return inside(cached)
-        # Without a connection huggingface_hub hands out a snapshot that is there in part.
+        # Without a connection huggingface_hub returns an incomplete snapshot.
         why = found if isinstance(found, str) else "the hub cannot be reached, or has no such files"
         cached = cached if isinstance(found, str) else found
     lacks = missing_files(inside(cached if cached is not None else repository), wanted)
@@ -137,7 +138,7 @@ def adapter_folder(
     wanted: Wanted = "adapter",
     **ignored: Any,
 ) -> pathlib.Path:
-    """The folder of an adapter, or of a hub repository with its files; wanted: less than all of it."""
+    """The folder of an adapter, by path or hub name. wanted: the files that it must have."""
     return folder_of(
         os.fspath(model_id), revision=revision, local_files_only=local_files_only, token=token, cache_dir=cache_dir, wanted=wanted,
         subfolder=subfolder,

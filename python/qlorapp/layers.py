@@ -11,14 +11,14 @@ from .precision import own_dtypes
 
 
 def seed_from_torch() -> int:
-    """A seed drawn from torch's own generator, so that torch.manual_seed governs what comes of it."""
+    """A seed from torch's generator, so torch.manual_seed makes runs repeatable."""
     return int(torch.randint(2**62, ()))
 
 
 class LoraLinear(torch.nn.Module):
     """A frozen linear layer with a trainable low-rank update: y = x·Wᵀ (+ bias) + s·(drop(x)·Aᵀ)·Bᵀ, s = lora_alpha / r.
 
-    base: a (out, in) tensor, a QuantizedTensor, or a torch.nn.Linear. Its weight stays as it is; autograd saves the packed one.
+    base: a (out, in) tensor, a QuantizedTensor, or a torch.nn.Linear. Its weight does not change; autograd saves the packed weight.
     Parameters: lora_A (r, in) and lora_B (out, r), float32.
     """
 
@@ -60,11 +60,11 @@ class LoraLinear(torch.nn.Module):
         return self
 
     def merge(self, into: str = "dense") -> None:
-        """Adds the update into the weight, "dense" or "four_bit" again."""
+        """Adds the update to the weight. into: "dense", or "four_bit" to quantize again."""
         self._core.merge(into)
 
     def unmerge(self) -> None:
-        """Gives back the very codes and scales of the base."""
+        """Restores the base's exact codes and scales."""
         self._core.unmerge()
 
     @property
@@ -76,11 +76,11 @@ class LoraLinear(torch.nn.Module):
 
 
 class CheckpointedBlock(torch.nn.Module):
-    """Keeps a block's inputs and runs the block again in backward; random state and autocast are those of the first run.
+    """Keeps a block's inputs and runs the block again in backward, with the first run's random state and autocast.
 
-    block: a torch.nn.Module or any callable. Gradients reach every tensor that it uses, hooks and torch.autograd.grad included.
-    parameters: the tensors that a plain callable uses, for the reader: they need not be complete, gradients do not depend on them.
-    Works when no input needs a gradient, nested, and with several outputs.
+    block: a torch.nn.Module or any callable. Gradients reach every tensor that it uses. Hooks and torch.autograd.grad work.
+    parameters: documentation only; gradients do not depend on it.
+    Supports inputs without gradients, nesting, and several outputs.
     """
 
     def __init__(self, block: Callable[..., Any], parameters: list[torch.Tensor] | None = None) -> None:
@@ -88,7 +88,7 @@ class CheckpointedBlock(torch.nn.Module):
         self.block: Any = block
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the block returns: a tensor, or a tuple of tensors."""
+        """Returns the block's result: a tensor, or a tuple of tensors."""
         names = list(kwargs)
         values = [*args, *kwargs.values()]
         slots = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
@@ -105,6 +105,6 @@ class CheckpointedBlock(torch.nn.Module):
 
         tensors = [values[slot] for slot in slots]
         for slot in slots:
-            values[slot] = None  # kept by the graph alone, which can free them
+            values[slot] = None  # only the graph keeps them, and can free them
         outputs = _C.checkpoint(run, tensors)
         return outputs[0] if single else tuple(outputs)

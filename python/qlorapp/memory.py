@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory before it is taken: plan() from configs alone, find_max_batch_size() for a model that is there."""
+"""Memory planning: plan() from configs, find_max_batch_size() for a loaded model."""
 
 import json
 import os
@@ -12,31 +12,31 @@ from . import _C, quantizer_options
 from .config_json import lora_config as _lora_config
 from .precision import as_dtype
 
-#: Of find_max_batch_size: rows at most, tokens at most on a CPU, and seconds of a step that are said, and that are waited for.
+#: find_max_batch_size: maximum rows; maximum tokens on a CPU; seconds of a step from which it is printed, and beyond which it is skipped.
 _ROWS, _CPU_TOKENS, _NOTICED, _LONGEST_STEP = 4096, 16384, 5.0, 30.0
-#: Of errors without a type: torch's allocator for CPUs, the driver asked for pinned memory, cuBLAS. include/qlorapp/ops/device_memory.hpp.
+#: Out-of-memory errors without a type: torch's CPU allocator, pinned memory, cuBLAS. See include/qlorapp/ops/device_memory.hpp.
 _NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 class MemoryPlan:
-    """What a run will take: peak_allocated and peak_reserved in bytes, phases, checklist. Prints as a line, draws itself in a notebook."""
+    """The planned memory of a run: peak_allocated and peak_reserved in bytes, phases, checklist. Prints one line; a notebook draws it."""
 
     def __init__(self, planned: _C.MemoryPlan, title: str) -> None:
         self._planned, self._title = planned, title
 
     @property
     def peak_allocated(self) -> int:
-        """What torch.cuda.max_memory_allocated will say."""
+        """The value that torch.cuda.max_memory_allocated will have."""
         return self._planned.peak_allocated
 
     @property
     def peak_reserved(self) -> int:
-        """What torch.cuda.max_memory_reserved will say; the CUDA context comes on top."""
+        """The value that torch.cuda.max_memory_reserved will have; without the CUDA context."""
         return self._planned.peak_reserved
 
     @property
     def fits(self) -> bool:
-        """Whether it fits the card, or the memory there is for torch where it was planned for what is here."""
+        """Whether the plan fits the card. Without a named card: the memory available to torch."""
         return self._planned.fits
 
     @property
@@ -46,24 +46,24 @@ class MemoryPlan:
 
     @property
     def phases(self) -> dict[str, dict[str, Any]]:
-        """load, forward, loss, backward, optimizer step, evaluation: tensors, allocated, reserved, and the parts of the fullest moment.
+        """Per phase (load, forward, loss, backward, optimizer step, evaluation): tensors, allocated, reserved, parts at the peak.
 
-        merge is of host memory and after the run: what qlorapp.merge takes to write base and adapter as one checkpoint.
+        merge: the host memory of qlorapp.merge, after the run.
         """
         return self._planned.phases
 
     @property
     def checklist(self) -> str:
-        """The customary rows beside what they really are."""
+        """A table of rules of thumb beside the planned sizes."""
         return self._planned.checklist
 
     @property
     def measured(self) -> int | None:
-        """Bytes in use at most in a step that was really taken, evaluation included: plan(model, measure=True)."""
+        """Peak bytes in use in a measured step with evaluation: plan(model, measure=True)."""
         return self._planned.measured
 
     def svg(self, path: str | os.PathLike[str] | None = None, *, budget: int | str | None = None) -> str:
-        """The stacked timeline of one step, and over it what was measured, if it was. Written to path if that is given."""
+        """The stacked timeline of one step, with the measurement if there is one. Writes it to path if given."""
         text = self._planned.svg(self._title, _bytes("budget", budget))
         if path is not None:
             with open(path, "w", encoding="utf-8") as file:
@@ -99,15 +99,16 @@ def plan(
     max_seq_length: int | None = None,
     measure: bool = False,
 ) -> MemoryPlan:
-    """Bytes of every part in every phase of a run, before anything exists.
+    """Plans the bytes of every part in every phase of a run, before anything is loaded.
 
-    model is a folder with a config.json, such a file, a known name ("llama-3-8b"), or a model that is loaded and has adapters.
-    gpu is a card ("T4", "A10", "H200" …), an amount of memory, "cpu", or "auto": what is here. batch and max_seq_length stand in for
-    args.per_device_train_batch_size and args.max_length. Of args counts what Trainer(model, args) would do: optimizer, accumulation, what is
-    kept, memory_budget and auto_find_batch_size, evaluation; where they leave checkpointing and memory as they are, a loaded model's own
-    settings count. dtype is what the run computes in; else args.bf16 or args.fp16 say it, else the checkpoint's own counts, in float16 where
-    the card has no bfloat16: the log says so, and the plan's line names the dtype. measure=True, for a model that is loaded: one such step is taken, with its optimizer's state and evaluation, and the plan
-    knows what it took; nothing of it stays.
+    model: a folder with a config.json, such a file, a known name ("llama-3-8b"), or a loaded model with adapters.
+    gpu: a card ("T4", "A10", "H200" …), an amount of memory, "cpu", or "auto" for this machine.
+    args: planned as Trainer(model, args) would run them: optimizer, accumulation, checkpointing, memory_budget, auto_find_batch_size,
+    evaluation. Options that args leave unset come from the loaded model's own settings.
+    batch, max_seq_length: override args.per_device_train_batch_size and args.max_length.
+    dtype: the compute dtype. Defaults to args.bf16 or args.fp16, then to the checkpoint's. A card without bfloat16 uses float16, which is
+    logged. The plan's line names the dtype.
+    measure: for a loaded model, runs one step with its optimizer state and evaluation, and adds the measurement. The model does not change.
     """
     if not isinstance(gpu, str):
         raise TypeError(f"[plan] gpu must be the name of a card, an amount of memory, 'cpu' or 'auto'; got {gpu!r}.")
@@ -129,7 +130,7 @@ def plan(
         return MemoryPlan(planned, f"{planned.batch} x {length} tokens")
     if measure:
         raise ValueError(
-            f"[plan] measure=True takes a step of a model that is loaded; got {os.fspath(model)!r}. Load it, or leave it out."
+            f"[plan] measure=True requires a loaded model; got {os.fspath(model)!r}. Load it, or leave measure out."
         )
     if dtype is None:
         dtype = "bfloat16" if options.get("bf16") else "float16" if options.get("fp16") else None
@@ -146,7 +147,7 @@ def plan(
 
 
 def _options_of(args: Any) -> dict[str, Any]:
-    """What TrainingArguments or SFTConfig say of memory, by C++'s names."""
+    """The options of TrainingArguments or SFTConfig that affect memory, by C++'s names."""
     if args is None:
         return {}
     from .hf.training_arguments import for_plan
@@ -155,7 +156,7 @@ def _options_of(args: Any) -> dict[str, Any]:
 
 
 def _core_of(model: Any, where: str = "plan") -> _C.CausalLM:
-    """The C++ model, with the active adapter of PEFT in it."""
+    """The C++ model, with PEFT's active adapter."""
     if isinstance(model, _C.CausalLM):
         return model
     from .hf.forward import engine_of
@@ -178,7 +179,7 @@ def _core_of(model: Any, where: str = "plan") -> _C.CausalLM:
 
 
 def _follow(model: Any) -> None:
-    """A step that was measured may have moved the embedding."""
+    """Updates the model after a measured step, which may have moved the embedding."""
     from .hf.forward import engine_of
     from .hf.loop_predicate import levels_of
 
@@ -207,16 +208,19 @@ def find_max_batch_size(
     largest: int | None = None,
     optim: str = "adamw_torch_fused",
 ) -> int:
-    """The largest batch of rows of max_seq_length tokens that trains in the memory there is, or in `budget` for the whole run.
+    """The largest batch of rows of max_seq_length tokens that trains in the available memory, or in `budget` for the whole run.
 
-    The plan answers, and one true step of that batch (moments of the optimizer and an evaluation included) checks it. No parameter changes, gradients are
-    zero afterwards, and no memory stays behind. The tokenizer is not needed: all rows are as long as a row can be. largest bounds the
-    answer; it defaults to 4,096 rows, and on a CPU to as many as have 16,384 tokens, above which nothing is gained. On a CPU, where a plan
-    is exact, the step is left out if it would take longer than half a minute.
+    The plan gives the answer. One real step with the optimizer's moments and an evaluation checks it. No parameter changes, gradients are
+    zero afterwards, and the memory is freed.
+    tokenizer: ignored; all rows have the full length.
+    largest: the upper bound. Defaults to 4,096 rows, on a CPU to 16,384 tokens.
+    On a CPU the plan is exact, and a step of more than 30 seconds is skipped.
+
+    @raises MemoryError if no row fits.
     """
     core = _core_of(model, "find_max_batch_size")
     device = core.device
-    _C.check_training_arguments(json.dumps({"optim": optim}))  # knows the names
+    _C.check_training_arguments(json.dumps({"optim": optim}))  # checks the name
     eight_bit = optim.endswith("_8bit")
     limit = _bytes("budget", budget)
     room = limit if limit is not None else _C.memory_for(str(device))
@@ -240,13 +244,13 @@ def find_max_batch_size(
 
 
 def _is_quick(core: _C.CausalLM, batch: int, length: int, eight_bit: bool) -> bool:
-    """Whether a step on a CPU is worth waiting for, by one of a short row. Says how long, where it is noticed."""
+    """Whether a step on a CPU is short enough, estimated from a short row. Prints the time if it is long."""
     short = min(length, 64)
     begun = time.perf_counter()
     _C.probe_step(core, 1, short, optimizer_is_8bit=eight_bit)
     seconds = (time.perf_counter() - begun) * batch * length / short
     if seconds > _NOTICED:
-        how = "one step checks it" if seconds <= _LONGEST_STEP else "not tried out"
+        how = "one step checks it" if seconds <= _LONGEST_STEP else "not checked"
         print(f"Batch size {batch} fits by plan; a step takes about {seconds:.0f} s: {how}", flush=True)
     return seconds <= _LONGEST_STEP
 
@@ -264,7 +268,7 @@ def _fits(core: _C.CausalLM, device: torch.device, batch: int, length: int, room
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Did an allocation fail, on a GPU or on the host?"""
+    """Whether an allocation failed, on a GPU or on the host."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""merge(): a base and its adapter as one plain checkpoint."""
+"""merge(): writes a base and its adapter as one plain checkpoint."""
 
 import os
 from collections.abc import Callable
@@ -23,14 +23,15 @@ def merge(
     max_shard_size: int | str = "5GB",
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Writes a folder without adapter and quantization that transformers loads; one weight is in memory at a time.
+    """Writes a folder without adapter and quantization that transformers loads. Holds one weight in memory at a time.
 
-    model and adapter are folders or hub names, output a new or empty folder. base="original" merges into the checkpoint's own weights,
-    base="dequantized" into what training saw: those weights quantized by quantization_config (NF4 with double quantization unless given)
-    and dequantized. Left out, it is "original" where the checkpoint has its weights, and what is stored in four bits is dequantized.
-    The sum is formed in float32 and rounded once to dtype, that of the checkpoint unless given.
+    model, adapter: folders or hub names. output: a new or empty folder.
+    base: "original" merges into the checkpoint's own weights. "dequantized" merges into the weights that training used: quantized by
+    quantization_config (default: NF4 with double quantization) and dequantized. None: "original" for float weights; four-bit weights are
+    dequantized.
+    dtype: of the result; defaults to the checkpoint's. The sum is formed in float32 and rounded once.
 
-    @raises ValueError if output is not empty or base is not there; FormatError naming file and tensor. Nothing is left behind then.
+    @raises ValueError if output is not empty or base is not available; FormatError that names file and tensor. Then it leaves no files.
     """
     if quantization_config is not None and not quantization_config.load_in_4bit:
         raise ValueError("[merge] quantization_config must have load_in_4bit=True. Leave it out for base='original'.")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear4bit: the linear layer with its weight in four bits, one class for every family. Named as bitsandbytes' module of layers is."""
+"""Linear4bit: a linear layer with a four-bit weight, one class for every family. The module has the name of bitsandbytes'."""
 
 import copy
 import weakref
@@ -14,7 +14,7 @@ from .precision import own_dtypes
 class Params4bit(torch.nn.Parameter):
     """Packed codes, uint8 (n/2, 1). PEFT counts a parameter of this name as the two elements that each byte holds.
 
-    PEFT's OLoRA makes one of float values, by bitsandbytes' arguments: the layer then holds those values in its own format.
+    PEFT's OLoRA constructs one from float values, with bitsandbytes' arguments. The layer then quantizes them in its own format.
     """
 
     quant_storage = torch.uint8
@@ -49,8 +49,8 @@ class Params4bit(torch.nn.Parameter):
 class Linear4bit(torch.nn.Linear):
     """y = x·dequantize(W)ᵀ + bias, differentiable in x and bias.
 
-    `weight` holds the packed codes, uint8 (n/2, 1), as bitsandbytes' layer does; `quant_state` the whole weight (out, in).
-    W is (out, in) also where the layer replaces a Conv1D, whose float weight is (in, out).
+    `weight` holds the packed codes, uint8 (n/2, 1), as bitsandbytes' layer does. `quant_state` holds the whole weight (out, in).
+    W is (out, in) even if the layer replaces a Conv1D, whose float weight is (in, out).
     state_dict() has bitsandbytes' tensors and names.
     """
 
@@ -61,7 +61,7 @@ class Linear4bit(torch.nn.Linear):
         self.quant_state: _C.QuantizedTensor | None = None
 
     def reset_parameters(self) -> None:
-        """Nothing: values come with take()."""
+        """Does nothing: take() sets the values."""
 
     @classmethod
     def of(cls, weight: _C.QuantizedTensor) -> "Linear4bit":
@@ -72,17 +72,17 @@ class Linear4bit(torch.nn.Linear):
         return layer
 
     def quantize(self, quantizer: _C.Quantizer, weight: torch.Tensor) -> torch.nn.Parameter:
-        """The parameter that holds a float weight as a checkpoint has it."""
+        """Quantizes a checkpoint's float weight. Returns the parameter."""
         return self.take(quantizer.quantize(weight.T.contiguous() if self.of_conv1d else weight))
 
     def take(self, weight: _C.QuantizedTensor) -> torch.nn.Parameter:
-        """The parameter that holds the weight's codes."""
+        """Stores the weight. Returns the parameter with its codes."""
         self.quant_state = weight
         made: Params4bit = Params4bit(weight.packed, module=self)
         return made
 
     def requantize(self, weight: torch.Tensor) -> torch.nn.Parameter:
-        """The parameter that holds other values (out, in), in the format of the present ones."""
+        """Quantizes other values (out, in) in the present format. Returns the parameter."""
         kept = self.quant_state
         assert kept is not None
         quantizer = _C.Quantizer(
@@ -94,13 +94,13 @@ class Linear4bit(torch.nn.Linear):
         return self.take(quantizer.quantize(weight.to(kept.dtype)))
 
     def dequantize(self) -> torch.Tensor:
-        """(out, in) in the dtype that the weight was quantized from. PEFT calls it for layers that have `W_q` (DoRA needs the norm)."""
+        """(out, in) in the dtype of the original weight. PEFT calls it for layers with `W_q` (DoRA needs the norm)."""
         assert self.quant_state is not None
         return _C.Quantizer().dequantize(self.quant_state)
 
     @property
     def W_q(self) -> torch.Tensor:
-        """PEFT's sign of a layer that dequantizes its own weight."""
+        """PEFT's marker of a layer that dequantizes its own weight."""
         return self.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -124,7 +124,7 @@ class Linear4bit(torch.nn.Linear):
             destination[prefix + "bias"] = self.bias if keep_vars else self.bias.detach()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Linear4bit":
-        """A layer with a weight of its own (reference models of preference trainers)."""
+        """A layer with its own weight, for the reference models of preference trainers."""
         copied = type(self)(self.in_features, self.out_features, self.bias is not None, self.of_conv1d)
         memo[id(self)] = copied
         if self.quant_state is not None:
@@ -136,8 +136,8 @@ class Linear4bit(torch.nn.Linear):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            "[Linear4bit] a four-bit layer is not pickled: pickle files can run code. Save with save_pretrained, or state_dict() by safetensors; "
-            "copy.deepcopy copies."
+            "[Linear4bit] a four-bit layer cannot be pickled: pickle files can run code. Save with save_pretrained, or state_dict() by safetensors. "
+            "Copy with copy.deepcopy."
         )
 
     def extra_repr(self) -> str:
@@ -145,7 +145,7 @@ class Linear4bit(torch.nn.Linear):
 
 
 class Linear8bitLt:
-    """What scripts look for beside Linear4bit. No layer is one: weights are stored in four bits or not quantized."""
+    """A name that scripts import beside Linear4bit. No layer has this class: weights have four bits or are not quantized."""
 
 
 __all__ = ["Linear4bit", "Linear8bitLt", "Params4bit"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AdamW in eight bits as a torch optimizer, in bitsandbytes' layout, under its names."""
+"""8-bit AdamW as a torch optimizer, with bitsandbytes' layout and names."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -11,15 +11,15 @@ _OPS = torch.ops.qlorapp
 _BLOCK = 256
 #: bitsandbytes keeps smaller parameters in float32.
 _SMALLEST = 4096
-#: bitsandbytes' place of a parameter's tensors in a state dict.
+#: The key of a parameter's tensors in bitsandbytes' state dict.
 _WRAPPED = "__bnb_optimizer_quant_state__"
 
 
 class AdamW8bit(torch.optim.Optimizer):
-    """AdamW (Loshchilov & Hutter 2019) whose moments are kept in eight bits by blocks of 256 (Dettmers et al. 2022, arXiv:2110.02861).
+    """AdamW (Loshchilov & Hutter 2019) with moments in eight bits, in blocks of 256 (Dettmers et al. 2022, arXiv:2110.02861).
 
-    Parameters and gradients are float32. The state has bitsandbytes' names and values: state1, state2, qmap1, qmap2, absmax1, absmax2;
-    parameters below 4,096 elements have state1 and state2 in float32, and no more.
+    Parameters and gradients are float32. The state has bitsandbytes' names and values: state1, state2, qmap1, qmap2, absmax1, absmax2.
+    Parameters below 4,096 elements have only state1 and state2, in float32.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class AdamW8bit(torch.optim.Optimizer):
             state[f"absmax{i}"] = torch.zeros(blocks, dtype=torch.float32, device=parameter.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """bitsandbytes' layout."""
+        """Has bitsandbytes' layout."""
         given = super().state_dict()
         given["state"] = {
             index: {"step": state["step"], _WRAPPED: {name: value for name, value in state.items() if name != "step"}}
@@ -84,7 +84,7 @@ class AdamW8bit(torch.optim.Optimizer):
         return given
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Copies a state dict of its own, or of bitsandbytes' AdamW8bit over the same parameters."""
+        """Copies a state dict of this class, or of bitsandbytes' AdamW8bit over the same parameters."""
         states = {
             index: {name: value for name, value in {**state, **state.get(_WRAPPED, {})}.items() if name != _WRAPPED}
             for index, state in copy.deepcopy(state_dict["state"]).items()
@@ -97,7 +97,7 @@ class AdamW8bit(torch.optim.Optimizer):
 
 
 class PagedAdamW8bit(AdamW8bit):
-    """AdamW8bit under bitsandbytes' name for states that leave the GPU. In transformers' loop they stay where the parameters are."""
+    """AdamW8bit under bitsandbytes' name for paged states. In transformers' loop the states stay on the parameters' device."""
 
 
 #: bitsandbytes' names of AdamW in 32 bits.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures for those who cannot show an SVG. Needs matplotlib: pip install 'qlorapp[plot]'."""
+"""PNG pictures of plans. Needs matplotlib: pip install 'qlorapp[plot]'."""
 
 import os
 
@@ -15,7 +15,7 @@ def draw_timeline(
     *,
     dpi: int,
 ) -> None:
-    """planned: (phase, bytes by part), one a stretch of time; measured: (where in it, bytes)."""
+    """planned: (phase, bytes by part) per interval; measured: (position, bytes)."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -25,7 +25,7 @@ def draw_timeline(
         ) from error
     top = max([sum(parts.values()) for _, parts in planned] + [size for _, size in measured] + [budget or 0])
     unit, name = (GIB, "GiB") if top >= GIB else (MIB, "MiB")
-    # A figure of its own: nothing of a notebook's state or a program's backend is touched.
+    # A separate figure, so a notebook's state and a program's backend do not change.
     figure = Figure(figsize=(9.6, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -54,7 +54,7 @@ def draw_timeline(
 
 
 def _in_order(planned: list[tuple[str, dict[str, int]]]) -> list[str]:
-    """Parts, the steadiest at the bottom."""
+    """The parts, the most constant first."""
     sizes = {use: [parts[use] for _, parts in planned] for use in planned[0][1]}
     return sorted(sizes, key=lambda use: (max(sizes[use]) - min(sizes[use]), -max(sizes[use])))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which dtypes there are, and which 16-bit one a machine trains in."""
+"""Compute dtypes, and the 16-bit dtype of a machine."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16
 
 
 def as_dtype(value: Any, option: str) -> torch.dtype:
-    """A floating dtype from itself or its name, with or without "torch."."""
+    """A floating dtype from a dtype or its name, with or without "torch."."""
     dtype = COMPUTE_DTYPES.get(value.removeprefix("torch.")) if isinstance(value, str) else value
     if not isinstance(dtype, torch.dtype) or dtype not in COMPUTE_DTYPES.values():
         raise ValueError(f"[{option}] must be one of {', '.join(COMPUTE_DTYPES)}; got {value!r}.")
@@ -19,14 +19,14 @@ def as_dtype(value: Any, option: str) -> torch.dtype:
 
 
 def own_dtypes(device: torch.device) -> Any:
-    """A block in which autocast is off: what is computed here has the dtypes that it was loaded in, under torch.autocast as well."""
+    """Turns autocast off: the model computes in the dtypes that it was loaded in, also under torch.autocast."""
     return torch.autocast(device.type, enabled=False)
 
 
 def get_mixed_precision_dtype() -> str:
-    """ "bf16" on GPUs of compute capability 8.0 and up, "fp16" on older ones, "no" without a GPU; says which GPU it is.
+    """ "bf16" on GPUs from compute capability 8.0, "fp16" on older ones, "no" without a GPU. Prints the GPU's name.
 
-    torch.cuda.is_bf16_supported() is true on a T4 as well, which emulates bf16, slowly.
+    torch.cuda.is_bf16_supported() is also true on a T4, which emulates bf16 slowly.
     """
     if not torch.cuda.is_available():
         return "no"

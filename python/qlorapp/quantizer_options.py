@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a BitsAndBytesConfig says of how weights are stored, for C++."""
+"""The storage options of a BitsAndBytesConfig, for C++."""
 
 from typing import Any
 
-#: QLoRA's own, for where no config is given (Dettmers et al. 2023, arXiv:2305.14314).
+#: QLoRA's format, the default without a config (Dettmers et al. 2023, arXiv:2305.14314).
 QLORA: dict[str, Any] = {"quant_type": "nf4", "double_quant": True, "skip_modules": []}
 
 

@@ -4,12 +4,12 @@
 import importlib.metadata
 import logging
 
-#: {package: (the oldest and the newest minor version that the tests were run with)}
+#: {package: (oldest, newest) tested minor version}
 TESTED = {"transformers": ((5, 22), (5, 23)), "peft": ((0, 20), (0, 21)), "trl": ((1, 16), (1, 16))}
 
 
 def _check(versions: dict[str, str]) -> None:
-    """@raises ImportError for a package that is older than what was tested; says once what is newer."""
+    """Warns about a package newer than the tested versions. @raises ImportError for an older one."""
     for package, (oldest, newest) in TESTED.items():
         major, minor, *_ = versions[package].split(".")
         found = (int(major), int(minor))

@@ -23,28 +23,28 @@ from .parameter_counts import count_by_elements
 from .quantizer import METHOD, quantizer_of
 
 _log = logging.getLogger("qlorapp")
-_CONFIG: Any = BitsAndBytesConfig  # whose methods have no types
+_CONFIG: Any = BitsAndBytesConfig  # its methods have no types
 
-#: Options of transformers that change nothing of a model that C++ loads onto one device.
+#: transformers' options without effect on a model that C++ loads onto one device.
 _NO_EFFECT = {
     "low_cpu_mem_usage", "max_memory", "offload_folder", "offload_state_dict", "offload_buffers", "use_safetensors", "weights_only",
     "disable_mmap", "trust_remote_code", "return_dict",
 }  # fmt: skip
-#: Options of transformers that ask for nothing where they are False.
+#: transformers' options without effect if False.
 _OFF = {"force_download", "ignore_mismatched_sizes", "output_loading_info"}
 
 
 def _skeleton(config: Any) -> Any:
-    """transformers' model of the config, without memory."""
+    """transformers' model of the config, on meta."""
     kind: Any = transformers.AutoModelForCausalLM._model_mapping[type(config)]  # transformers' table of classes
     with torch.device("meta"), no_init_weights():
         return kind(config)
 
 
 def build(folder: pathlib.Path, model: Any, core: Any, quantized: BitsAndBytesConfig | None) -> Any:
-    """The skeleton with the C++ model's tensors in it and the engine attached, in evaluation mode.
+    """Puts the C++ model's tensors into the skeleton, without a copy, and attaches the engine. Returns it in evaluation mode.
 
-    Nothing is copied: parameters are the C++ model's tensors. A base in four bits is frozen.
+    A four-bit base is frozen.
     """
     config, four_bit = model.config, False
     for path, weight in core.named_weights():
@@ -75,9 +75,9 @@ def build(folder: pathlib.Path, model: Any, core: Any, quantized: BitsAndBytesCo
 
 
 class AutoModelForCausalLM:
-    """Loads Hugging Face folders and repositories under transformers' name; the model is transformers' own class."""
+    """Loads Hugging Face folders and repositories. The model is of transformers' own class."""
 
-    #: The Auto class of transformers, where it is another than the checkpoint's own.
+    #: transformers' Auto class, if it differs from the checkpoint's own.
     _auto = ""
 
     @classmethod
@@ -99,14 +99,15 @@ class AutoModelForCausalLM:
         attn_implementation: str | None = None,
         **options: Any,
     ) -> Any:
-        """transformers' model in evaluation mode, its linear layers in four bits if quantization_config or the folder asks for it.
+        """Loads transformers' model in evaluation mode, with four-bit linear layers if quantization_config or the folder requests them.
 
-        Families that C++ knows have an engine (docs/architecture.md); others run in transformers' code over the same layers.
+        Families that C++ knows have an engine (docs/architecture.md). Others run in transformers' code over the same layers.
         dtype (older: torch_dtype): of activations, norms, embeddings and head. Defaults to bnb_4bit_compute_dtype, then the checkpoint's.
-        device_map: one device; "auto" is the GPU if this build has kernels for it. The folder of an adapter gives its base with the
-        adapter, by PEFT. Further options are the config's attributes, as in transformers.
+        device_map: one device. "auto" is the GPU if this build has kernels for it.
+        options: the config's attributes, as in transformers.
+        For an adapter's folder it loads the base and then the adapter, by PEFT.
 
-        @raises ValueError, FormatError, FileNotFoundError naming the folder or option.
+        @raises ValueError, FormatError, FileNotFoundError that name the folder or option.
         """
         hub: dict[str, Any] = {"token": token, "local_files_only": local_files_only, "cache_dir": cache_dir}
         folder = _model_or_adapter(
@@ -131,9 +132,7 @@ class AutoModelForCausalLM:
         stored = getattr(config, "quantization_config", None)
         device = _device_of(device_map, quantized.load_in_4bit or stored is not None)
         wanted = next((d for d in (dtype, torch_dtype) if d not in (None, "auto")), None)
-        if (
-            wanted is None and quantized.bnb_4bit_compute_dtype != torch.float32
-        ):  # which is what transformers has for "not given"
+        if wanted is None and quantized.bnb_4bit_compute_dtype != torch.float32:  # transformers' default for "not given"
             wanted = quantized.bnb_4bit_compute_dtype
         wanted = as_dtype(wanted or config.dtype or torch.float32, "dtype")
         if options or cls._auto or foreign.is_foreign(config) or foreign.changed(config, folder):
@@ -142,7 +141,7 @@ class AutoModelForCausalLM:
             return foreign.load(folder, config, settled, wanted, device, cls._auto, config=config, **options)
         config.dtype = wanted
         config._name_or_path = os.fspath(pretrained_model_name_or_path)
-        with concurrent.futures.ThreadPoolExecutor(1) as beside:  # C++ reads and quantizes meanwhile, and sees Ctrl-C
+        with concurrent.futures.ThreadPoolExecutor(1) as beside:  # C++ stays on the main thread, for Ctrl-C
             skeleton = beside.submit(_skeleton, config)
             core = _C.load_model(
                 str(folder),
@@ -160,7 +159,7 @@ class AutoModelForCausalLM:
         base = peft.PeftConfig.from_pretrained(os.fspath(folder)).base_model_name_or_path
         if not base:
             raise ValueError(
-                f"[from_pretrained] base_model_name_or_path in {folder / 'adapter_config.json'} must name the base; got nothing. Load the "
+                f"[from_pretrained] base_model_name_or_path in {folder / 'adapter_config.json'} must name the base; it is empty. Load the "
                 "base, then PeftModel.from_pretrained(base, adapter)."
             )
         model = cls.from_pretrained(base, **options)
@@ -169,21 +168,21 @@ class AutoModelForCausalLM:
 
 
 class AutoModelForSequenceClassification(AutoModelForCausalLM):
-    """A reward model or classifier over the layers in four bits, in transformers' code; its new head is in float."""
+    """A reward model or classifier over four-bit layers, in transformers' code. Its new head is in float."""
 
     _auto = "AutoModelForSequenceClassification"
 
 
 class AutoPeftModelForCausalLM(peft.AutoPeftModelForCausalLM):
-    """PEFT's own, whose base is loaded by this library's AutoModelForCausalLM."""
+    """PEFT's class. Loads the base by this library's AutoModelForCausalLM."""
 
     _target_class: Any = AutoModelForCausalLM
 
 
 def _device_of(device_map: Any, quantized: bool) -> torch.device:
-    """ "auto" is the current GPU where there is one that this build has kernels for; a map must name one device.
+    """The one device of device_map. "auto" is the current GPU if this build has kernels for it.
 
-    Without a map a four-bit model goes where "auto" does, as transformers puts it, and any other to the CPU.
+    Default: "auto" for a four-bit model, as in transformers, and the CPU for any other.
     """
     if isinstance(device_map, dict):
         places = set(map(str, device_map.values()))
@@ -219,11 +218,11 @@ def _model_or_adapter(name: str, **hub: Any) -> pathlib.Path:
             return adapter_folder(name, **hub)
         except FileNotFoundError:
             pass
-        raise  # a model is what was asked for
+        raise  # the error about the model
 
 
 def _quantization(given: Any, load_in_4bit: bool) -> BitsAndBytesConfig:
-    """transformers' config from itself or a dict; what load_in_4bit means without one."""
+    """transformers' config from a config, a dict, or load_in_4bit."""
     if given is None:
         given = _CONFIG(load_in_4bit=load_in_4bit)
     elif isinstance(given, dict):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's keys and values as a cache of transformers."""
+"""The engine's keys and values as a transformers cache."""
 
 from typing import Any
 
@@ -10,22 +10,22 @@ from .. import _C
 
 
 class EngineCache(Cache):
-    """What `past_key_values` is while the engine computes: rows without padding, in C++.
+    """`past_key_values` while the engine computes: rows without padding, in C++.
 
-    generate() reorders, repeats, selects and crops it as any cache. transformers' own forward cannot read it: as_dynamic() converts.
+    generate() reorders, repeats, selects and crops it as any cache. transformers' forward cannot read it; as_dynamic() converts it.
     """
 
     def __init__(self, core: Any, rows: int, capacity: int) -> None:
         super().__init__(layers=[])
         self._core, self._rows, self._capacity = core, rows, capacity
-        #: None until the first tokens come; their number of rows counts.
+        #: None until the first tokens arrive; they set the number of rows.
         self.held: _C.GenerationCache | None = None
-        #: Positions of the padded rows so far, and the padding in front of each.
+        #: Positions of the padded rows so far, and the left padding of each row.
         self.columns = 0
         self.padding: list[int] = []
 
     def forward(self, input_ids: torch.Tensor, counts: list[int], every_token: bool) -> torch.Tensor:
-        """Appends tokens: (M,) of all rows, one behind the other. (rows, D), or (M, D) with every_token."""
+        """Appends tokens (M,) of all rows, end to end. Returns hidden states (rows, D), or (M, D) with every_token."""
         if self.held is None:
             self.held = _C.make_cache(self._core, len(counts), max(self._capacity, max(counts)))
         return _C.forward_cached(self._core, self.held, input_ids, counts, every_token)
@@ -77,14 +77,14 @@ class EngineCache(Cache):
             self.columns += tokens_to_remove
 
     def return_to(self, columns: int) -> None:
-        """As it was with that many positions."""
+        """Restores the state with that many positions."""
         if columns == 0:
             self.reset()
         else:
             self.crop(columns - self.columns)
 
     def as_dynamic(self, config: Any) -> DynamicCache:
-        """A copy that transformers' own forward continues: rows padded on the left again."""
+        """A copy for transformers' forward, with rows padded on the left again."""
         cache = DynamicCache(config=config)
         if self.held is None:
             return cache

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training loop in C++ under transformers' Trainer or TRL's: they prepare, log, evaluate, save and call back; C++ computes the steps."""
+"""The C++ training loop under transformers' or TRL's Trainer. They prepare, log, evaluate, save and call back; C++ computes the steps."""
 
 import copy
 import json
@@ -18,7 +18,7 @@ from .passes import kept_by
 from .training_arguments import CHOSEN, for_cpp
 
 _log = logging.getLogger("qlorapp")
-#: What transformers' loop makes of `optim`, for bitsandbytes' names.
+#: The optimizers of transformers' loop for bitsandbytes' names of `optim`.
 _OPTIMIZERS = {
     "adamw_8bit": optim.AdamW8bit,
     "adamw_bnb_8bit": optim.AdamW8bit,
@@ -29,18 +29,18 @@ _FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_ev
 
 
 class CppLoop:
-    """Mixed in before transformers' Trainer or TRL's. train() is theirs; the loop inside is C++'s where loop_predicate lets it."""
+    """A mixin before transformers' or TRL's Trainer. train() is theirs; the inner loop is C++'s if loop_predicate allows it."""
 
-    #: The run under way, while C++ computes it.
+    #: The current run in C++.
     _run: "CppRun | None" = None
-    #: The optimizer and scheduler that callbacks were shown of such a run, which computed nothing; and those that transformers' loop made.
+    #: (optimizer, scheduler): those that callbacks see in a C++ run, which compute nothing; those that transformers' loop made.
     _shown: tuple[Any, Any] = (None, None)
     _made: tuple[Any, Any] = (None, None)
     _told: str = ""
 
     def _inner_training_loop(self: Any, batch_size: int | None = None, **given: Any) -> Any:
         if batch_size is not None:
-            self._train_batch_size = batch_size  # a smaller one, where auto_find_batch_size tries again
+            self._train_batch_size = batch_size  # smaller when auto_find_batch_size retries
         folder, trial, ignore_keys = (given.get(k) for k in ("resume_from_checkpoint", "trial", "ignore_keys_for_eval"))
         reason = loop_predicate.why_not(self, folder)
         if not reason:
@@ -68,7 +68,7 @@ class CppLoop:
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, dict[str, Any]]:
-        """transformers' own; bitsandbytes' AdamWs are this library's, which needs no bitsandbytes."""
+        """transformers' choice, with this library's AdamW for bitsandbytes' names."""
         name = str(getattr(args.optim, "value", args.optim))
         if name not in _OPTIMIZERS:
             return transformers.Trainer.get_optimizer_cls_and_kwargs(args, model)
@@ -79,7 +79,7 @@ class CppLoop:
         }
 
     def _drop(self: Any, own: tuple[Any, Any]) -> None:
-        """Forgets an optimizer and a scheduler that were made here, if they are still the trainer's."""
+        """Removes an optimizer and a scheduler that were made here, if the trainer still has them."""
         if self.optimizer is own[0]:
             self.optimizer = None
         if self.lr_scheduler is own[1]:
@@ -93,7 +93,7 @@ class CppLoop:
             self._run.save(output_dir)
 
     def _note_tokens(self, tokens: int, to_log: bool) -> None:
-        """Input tokens that the C++ loop has read so far. to_log: there were steps since the last log entry of the training."""
+        """Records the input tokens read so far. to_log: there were steps since the last log entry."""
 
 
 class CppRun:
@@ -106,7 +106,7 @@ class CppRun:
         engine = engine_of(base)
         assert engine is not None
         self.engine = engine
-        engine.keep(kept_by(base, training=True))  # which the arguments may leave as it is
+        engine.keep(kept_by(base, training=True))  # the default if the arguments set nothing
         hooks = {"event": self._on_event, "log_evaluate_save": self._log_evaluate_save}
         packed = any(len(row.lengths) > 1 for row in found)
         self.core = _C.Trainer(
@@ -123,7 +123,7 @@ class CppRun:
 
     def _take_what_was_chosen(self) -> None:
         trainer, chosen = self.trainer, json.loads(self.core.arguments())
-        trainer.args = copy.copy(trainer.args)  # the caller's own may be used again
+        trainer.args = copy.copy(trainer.args)  # the caller may use its own again
         for name in CHOSEN:
             if hasattr(trainer.args, name):
                 setattr(trainer.args, name, chosen[name])
@@ -138,7 +138,7 @@ class CppRun:
         loader = trainer.get_train_dataloader()
         epochs, updates, _, samples, _, _, max_steps = trainer.set_initial_training_values(trainer.args, loader)
         trainer._init_training_state(max_steps, updates, epochs, folder, self.trial)
-        trainer.model_wrapped = trainer.accelerator.prepare_model(trainer.model)  # evaluation runs in it
+        trainer.model_wrapped = trainer.accelerator.prepare_model(trainer.model)  # used by evaluation
         self._show(loader, max_steps)
         trainer.model.zero_grad()
         self.core.zero_grad()
@@ -158,12 +158,12 @@ class CppRun:
         finally:
             trainer._run = None
             trainer.is_in_train = False
-            del self.core  # which holds the hooks, and these the run
+            del self.core  # breaks the cycle: it holds the hooks, and they hold the run
             self.engine.forget_keep()
             self.engine.bring_embedding_back()
 
     def _show(self, loader: Any, max_steps: int) -> None:
-        """What callbacks are given: an optimizer and a scheduler that tell the learning rate, and the loader of the same batches."""
+        """Gives callbacks an optimizer and a scheduler that show the learning rate, and a loader of the same batches."""
         trainer, handler = self.trainer, self.trainer.callback_handler
         trainer.create_optimizer()
         trainer.create_scheduler(num_training_steps=max_steps)
@@ -172,9 +172,9 @@ class CppRun:
         handler.train_dataloader = loader
 
     def _sync(self) -> None:
-        """transformers' state, from C++'s."""
+        """Updates transformers' state from C++'s."""
         trainer, now = self.trainer, self.core.state()
-        if now["global_step"] > trainer.state.global_step:  # transformers counts epochs by steps, too
+        if now["global_step"] > trainer.state.global_step:  # as in transformers, the epoch changes only with a step
             trainer.state.epoch, trainer.state.global_step = now["epoch"], now["global_step"]
         if trainer.args.include_num_input_tokens_seen != "no":
             trainer.state.num_input_tokens_seen = now["num_input_tokens_seen"]
@@ -185,7 +185,7 @@ class CppRun:
 
     def _on_event(self, name: str, control: Any) -> None:
         trainer = self.trainer
-        if name == "train_end":  # told by _finalize_training, after the best model is loaded
+        if name == "train_end":  # _finalize_training sends it, after it has loaded the best model
             return
         if name == "train_begin":
             self._begin()
@@ -201,14 +201,14 @@ class CppRun:
         self._tell(control)
 
     def _begin(self) -> None:
-        """The counters of transformers' loop, which its logging reads. A resumed run goes on in the middle of a log interval."""
+        """Sets the counters that transformers' logging reads. A resumed run may continue within a log interval."""
         trainer, now = self.trainer, self.core.state()
         total, *_ = self.core.losses_since_log()
         self.flos = now["total_flos"]
         trainer._initial_num_input_tokens_seen = now["num_input_tokens_seen"]
         trainer._initial_global_step = now["global_step"]
         trainer._tr_loss = torch.zeros((), dtype=torch.float64)
-        trainer._total_loss_scalar = -total  # of steps that were another run's
+        trainer._total_loss_scalar = -total  # steps of the interrupted run
         trainer._globalstep_last_logged = now["global_step"]
 
     def _tell(self, control: Any) -> None:
@@ -224,8 +224,8 @@ class CppRun:
     def _check_rate(self) -> None:
         if any(group["lr"] != self._rate for group in self.trainer.optimizer.param_groups):
             raise ValueError(
-                "[Trainer] a callback has changed optimizer.param_groups, which the C++ loop does not read. Override create_scheduler, or pass "
-                "optimizers=(optimizer, scheduler), to steer the learning rate."
+                "[Trainer] a callback has changed optimizer.param_groups, which the C++ loop does not read. To set the learning rate, override "
+                "create_scheduler or pass optimizers=(optimizer, scheduler)."
             )
 
     def _log_evaluate_save(self, control: Any) -> None:
@@ -245,7 +245,7 @@ class CppRun:
         self._tell(control)
 
     def _take_losses(self) -> tuple[float, float]:
-        """What transformers' loop has added up since its last log entry. @returns the last gradient norm and learning rate."""
+        """Sets the loss sum since the last log entry. @returns the last gradient norm and learning rate."""
         trainer = self.trainer
         total, steps, norm, rate = self.core.losses_since_log()
         trainer._tr_loss.fill_(total)
@@ -258,17 +258,17 @@ class CppRun:
             self.core.forget_losses()
 
     def save(self, folder: str) -> None:
-        """C++'s part of a checkpoint."""
+        """Writes C++'s part of a checkpoint."""
         self._forget_logged()
         self.core.save_state(folder)
 
     def _leave_checkpoint(self) -> None:
-        """After Ctrl-C or a notebook's stop button: the whole steps so far are not lost."""
+        """Saves the completed steps after Ctrl-C or a notebook's stop button."""
         trainer = self.trainer
         self._sync()
         if trainer.state.global_step > 0:
             trainer._save_checkpoint(trainer.model, self.trial)
             _log.warning(
-                "[Trainer] stopped after step %d of %d, and saved a checkpoint; go on with train(resume_from_checkpoint=True).",
+                "[Trainer] stopped after step %d of %d and saved a checkpoint. Continue with train(resume_from_checkpoint=True).",
                 trainer.state.global_step, trainer.state.max_steps,
             )  # fmt: skip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engine: the C++ model behind a model of transformers, in the same memory."""
+"""Engine: the C++ model behind a transformers model, in the same memory."""
 
 import dataclasses
 import json
@@ -10,13 +10,13 @@ import torch
 
 _log = logging.getLogger("qlorapp")
 
-#: Where the linear layers are in a block, in the order of transformers' module tree.
+#: Paths of a block's linear layers, in the order of transformers' module tree.
 PROJECTIONS = tuple(f"self_attn.{name}_proj" for name in "qkvo") + tuple(f"mlp.{name}_proj" for name in ("gate", "up", "down"))
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A module of the tree as it was when the engine was attached."""
+    """A module of the tree at the time when the engine was attached."""
 
     path: str
     holder: dict[str, Any]
@@ -24,7 +24,7 @@ class Place:
     module: torch.nn.Module
     kind: type
     forward: Any
-    #: What stood at the object's own forward: nothing, or the engine's.
+    #: The forward in the object's dict: None, or the engine's.
     own_forward: Any
 
     @classmethod
@@ -37,7 +37,7 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Frozen:
-    """A parameter of the base: the object, and where its memory is."""
+    """A parameter of the base: the object, and the address of its memory."""
 
     path: str
     holder: dict[str, Any]
@@ -47,7 +47,7 @@ class Frozen:
 
 
 class AdapterLayer(NamedTuple):
-    """What PEFT's layer over one projection holds under one adapter's name."""
+    """One adapter's part of PEFT's layer over one projection."""
 
     path: str
     a: torch.nn.Parameter
@@ -59,21 +59,21 @@ class AdapterLayer(NamedTuple):
 
 @dataclasses.dataclass
 class Bound:
-    """An adapter that lives in the C++ model's arena."""
+    """An adapter in the C++ model's arena."""
 
     layers: list[AdapterLayer]
     pointers: list[int]
 
 
 class Engine:
-    """Computes what a pristine model of transformers computes. Built by attach(); shared storage, no copies.
+    """Computes the same as a pristine transformers model. attach() makes it. Storage is shared; nothing is copied.
 
-    Holds the C++ model, the module tree as it was built, and the adapters of PEFT that were moved into the arena.
+    Holds the C++ model, the original module tree, and PEFT's adapters that were moved into the arena.
     """
 
     def __init__(self, model: torch.nn.Module, core: Any) -> None:
         self.core = core
-        #: Set it to False to have transformers' forward compute, as to look for the cause of a difference.
+        #: False makes transformers' forward compute, to compare results.
         self.enabled = True
         self.places: list[Place] = []
         self.projections: list[Place] = []
@@ -89,20 +89,20 @@ class Engine:
             if parameter is not None
         ]
         self._bound: dict[str, Bound] = {}
-        #: Counts adapters that were moved in: their names in C++.
+        #: The number of adapters moved in so far; makes their names in C++.
         self._made = 0
         self._names: dict[str, str] = {}
         self._shown: list[AdapterLayer] = []
-        #: The name in C++ of the adapter that was shown last; empty: the base alone.
+        #: The name in C++ of the adapter shown last; empty: the base alone.
         self.shown = ""
-        #: A GPU computes a pass while the modules are looked at, as long as they were pristine the last time.
+        #: On a GPU a pass starts before the modules are checked, if they were pristine the last time.
         self.runs_ahead = core.device.type == "cuda"
         self.was_pristine = False
         self._keep = "everything"
         self._told: set[str] = set()
 
     def say_why(self, reason: str) -> None:
-        """Logs the first switch to transformers' forward for a reason."""
+        """Logs a switch to transformers' forward, once per reason."""
         if reason not in self._told:
             self._told.add(reason)
             _log.info(
@@ -112,9 +112,9 @@ class Engine:
     # --- adapters
 
     def show(self, name: str, layers: list[AdapterLayer] | None) -> None:
-        """Makes the adapter the active one, after moving PEFT's parameters into the arena if they are not there. None: the base alone.
+        """Activates the adapter, after moving PEFT's parameters into the arena if necessary. None: the base alone.
 
-        PEFT's Parameter objects stay; their memory becomes the arena's. Optimizers made before keep working.
+        PEFT's Parameter objects stay, with the arena's memory. Optimizers made earlier keep working.
         """
         self._shown = layers or []
         if layers is None:
@@ -130,7 +130,7 @@ class Engine:
             self.core.active_adapter = self.shown
 
     def active_parameters(self) -> list[torch.nn.Parameter]:
-        """Those of the adapter that was shown last; none without one."""
+        """The parameters of the adapter shown last."""
         return [parameter for layer in self._shown for parameter in (layer.a, layer.b)]
 
     @staticmethod
@@ -173,7 +173,7 @@ class Engine:
     # --- memory
 
     def follow(self) -> None:
-        """Makes the embedding's parameter share memory with C++'s table again, which embedding_on_host moves."""
+        """Shares memory with C++'s embedding table again, after embedding_on_host moved it."""
         table = self.core.embed_tokens
         for i, frozen in enumerate(self.base):
             if frozen.path == "model.embed_tokens.weight" and frozen.pointer != table.data_ptr():
@@ -181,24 +181,24 @@ class Engine:
                 self.base[i] = dataclasses.replace(frozen, pointer=table.data_ptr())
 
     def bring_embedding_back(self) -> None:
-        """To the device of the rest, where transformers' forward and model.device expect it."""
+        """Moves the embedding to the model's device, where transformers' forward expects it."""
         if self.core.embed_tokens.device != self.core.device:
             self.core.move_embedding(False)
             self.follow()
 
     def keep(self, keep: str) -> None:
-        """What each block keeps for backward: parse_segments' language (nn/keep.hpp)."""
+        """Sets the tensors that each block keeps for backward, in the syntax of parse_segments (nn/keep.hpp)."""
         if keep != self._keep:
             self.core.set_keep(keep)
             self._keep = keep
 
     def forget_keep(self) -> None:
-        """To be called when a C++ trainer has told the model what to keep: the next keep() tells it again."""
+        """Makes the next keep() set the model again. Call it after a C++ trainer has changed the setting."""
         self._keep = ""
 
 
 def _config_of(layers: list[AdapterLayer]) -> dict[str, Any]:
-    """The LoraConfig that makes slots of these shapes and scalings: one rank and alpha per layer."""
+    """The LoraConfig with these shapes and scalings: one rank and alpha per layer."""
     return {
         "r": layers[0].r,
         "lora_alpha": layers[0].scaling * layers[0].r,

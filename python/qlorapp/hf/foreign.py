@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of families that C++ does not know: loaded by transformers itself, with its linear layers in four bits over this library's
-operators."""
+"""Loads models of families that C++ does not know: by transformers, with four-bit linear layers over this library's operators."""
 
 import logging
 import pathlib
@@ -17,7 +16,7 @@ from .quantizer import METHOD, register, says_what_is_damaged
 
 _log = logging.getLogger("qlorapp")
 
-#: What of a config decides the numbers of a native family.
+#: The config keys that determine a native family's results.
 _READ_BY_CPP = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
     "hidden_act", "rms_norm_eps", "rope_parameters", "tie_word_embeddings",
@@ -25,24 +24,23 @@ _READ_BY_CPP = (
 
 
 def is_foreign(config: Any) -> bool:
-    """A causal language model that this library does not compute itself, one that reads images too among them.
+    """Whether transformers computes this causal language model. Models that also read images count.
 
-    @raises ValueError for an architecture that is neither native nor one of transformers' causal ones, with what there is.
+    @raises ValueError for an architecture that is neither native nor causal in transformers.
     """
     names = getattr(config, "architectures", None) or []
     if len(names) != 1 or names[0] in _C.native_architectures():
         return len(names) == 1 and beyond_native(config) != ""
     if getattr(config, "is_encoder_decoder", False) or not (names[0].endswith("ForCausalLM") or _auto_class(names[0])):
         raise ValueError(
-            f"[from_pretrained] architectures must name one of {', '.join(_C.native_architectures())}, which are computed here, or any "
-            f"…ForCausalLM or other causal model of transformers, which computes it over four-bit layers; got {names[0]}. Use transformers itself "
-            "for it."
+            f"[from_pretrained] architectures must name a causal model: {', '.join(_C.native_architectures())} (computed in C++) or another causal "
+            f"model of transformers (computed by transformers over four-bit layers); got {names[0]}. Load it with transformers."
         )
     return True
 
 
 def _auto_class(architecture: str) -> str:
-    """The Auto class of transformers that makes causal models of this architecture; empty without one."""
+    """transformers' Auto class for causal models of this architecture; empty if there is none."""
     for auto, names in (
         ("AutoModelForCausalLM", modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
         ("AutoModelForImageTextToText", modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
@@ -54,7 +52,7 @@ def _auto_class(architecture: str) -> str:
 
 
 def beyond_native(config: Any) -> str:
-    """What of a native architecture is not built here, and in transformers is; empty: nothing."""
+    """The part of a native architecture that only transformers computes; empty if there is none."""
     for key in ("attention_bias", "mlp_bias"):
         if getattr(config, key, False) is True:
             return f"{key}=True"
@@ -64,7 +62,7 @@ def beyond_native(config: Any) -> str:
 
 
 def changed(config: Any, folder: pathlib.Path) -> str:
-    """What of the config C++ would read otherwise from the folder, which it loads by its own config.json; empty: nothing."""
+    """The keys in which the config differs from the folder's config.json, which C++ reads; empty if there are none."""
     stored = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     names = [name for name in _READ_BY_CPP if getattr(config, name, None) != getattr(stored, name, None)]
     return ", ".join(f"{name}={getattr(config, name)!r}" for name in names)
@@ -80,9 +78,9 @@ def load(
     /,
     **more: Any,
 ) -> Any:
-    """transformers' model of the folder. Says once that it takes this way. more: options of transformers' from_pretrained.
+    """Loads transformers' model of the folder and logs that. more: options of transformers' from_pretrained.
 
-    auto: the Auto class that makes it, where that is not the checkpoint's own: its head is new then.
+    auto: the Auto class, if it differs from the checkpoint's own. The head is then new.
     """
     quantize = options is not None and options.load_in_4bit
     stored: Any = getattr(config, "quantization_config", None)
@@ -92,10 +90,10 @@ def load(
         raise ValueError(
             f"[from_pretrained] the folder is quantized already, by {method!r}. Leave out quantization_config, or start from float weights."
         )
-    if four_bit:  # in bitsandbytes' format: its codes are taken as they are
+    if four_bit:  # bitsandbytes' format: the codes are kept
         kind: Any = transformers.BitsAndBytesConfig  # it has no types
         fields = {**kind.from_dict(stored).to_dict(), "quant_method": METHOD}
-        del fields["load_in_4bit"]  # by this name transformers knows bitsandbytes' folders, before it looks at the method
+        del fields["load_in_4bit"]  # transformers tests this name for bitsandbytes before it reads the method
         register()
         more["config"] = more.get("config") or transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         more["config"].quantization_config = fields
@@ -113,18 +111,18 @@ def load(
         more["device_map"] = {"": device}
     with_report = more.pop("output_loading_info", False)
     of_text = {name: more.pop(name) for name in ("use_cache", "output_attentions") if name in more}
-    more["trust_remote_code"] = False  # without it transformers would ask on stdin
+    more["trust_remote_code"] = False  # otherwise transformers asks on stdin
     kind = getattr(transformers, auto or _auto_class(config.architectures[0]) or "AutoModelForCausalLM")
-    read: Any = kind.from_pretrained  # its types know one of the two results
+    read: Any = kind.from_pretrained  # its type covers one of the two results
     with says_what_is_damaged(folder):
         model, found = read(folder, dtype=dtype, output_loading_info=True, **more)
     missing = sorted(name for name in found["missing_keys"] if not auto or name.startswith(f"{model.base_model_prefix}."))
-    if missing:  # transformers would go on with random values
+    if missing:  # transformers would continue with random values
         raise _C.FormatError(
-            f"[from_pretrained] {folder} lacks {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}, which its config.json asks for. Is "
-            "config.json of another model?"
+            f"[from_pretrained] {folder} lacks {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}, which its config.json asks for. Check "
+            "that config.json belongs to this model."
         )
-    for name, value in of_text.items():  # a model that reads images has them in the config of its text part
+    for name, value in of_text.items():  # a model that reads images has them in its text config
         setattr(model.config.get_text_config(), name, value)
     if four_bit or quantize:
         _say_share(model)
@@ -132,9 +130,9 @@ def load(
 
 
 def _say_share(model: Any) -> None:
-    """How much of it is in four bits, as a warning where that is the smaller part.
+    """Logs the share of parameters in four bits; warns if it is less than half.
 
-    @raises ValueError where it is nothing: what was asked for would take four times the memory.
+    @raises ValueError if it is zero: the model would need four times the requested memory.
     """
     packed, total = elements_in_four_bits(model), count_parameters(model)
     kinds: dict[str, int] = {}
@@ -153,8 +151,8 @@ def _say_share(model: Any) -> None:
         _log.info("[from_pretrained] %.1f %% of the %s parameters are in four bits.", 100 * share, f"{total:,}")
         return
     _log.warning(
-        "[from_pretrained] only %.1f %% of the %s parameters are in four bits: what is no linear layer, or is in llm_int8_skip_modules, stays "
-        "in %s, most of it in %s. Reckon with that memory.",
+        "[from_pretrained] only %.1f %% of the %s parameters are in four bits: layers that are not linear, or are in llm_int8_skip_modules, "
+        "stay in %s. Largest: %s. Plan for that memory.",
         100 * share,
         f"{total:,}",
         str(model.dtype).removeprefix("torch."),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""model.forward of a model that has an engine: the engine's pass where it computes the same, else transformers'."""
+"""model.forward of a model with an engine: the engine's pass if it computes the same, else transformers'."""
 
 import functools
 import inspect
@@ -18,10 +18,10 @@ from .pristine import why_not
 
 
 class EngineForward:
-    """Stands at model.forward. Refers to modules weakly: a deleted model gives its memory back at once."""
+    """Replaces model.forward. Holds weak references, so a deleted model frees its memory at once."""
 
     def __init__(self, model: Any, engine: Engine | None, theirs: Any) -> None:
-        """theirs: the forward of the class, which is called where the engine does not compute."""
+        """theirs: the class's forward, called if the engine does not compute."""
         self._model = weakref.ref(model)
         self.engine = engine
         self.theirs = theirs
@@ -35,7 +35,7 @@ class EngineForward:
         return self._model()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "EngineForward":
-        """A copied model has weights of its own, which no C++ model holds: transformers computes it."""
+        """A copied model has its own weights and no engine: transformers computes it."""
         copied = memo.get(id(self._model()))
         return type(self)(copied if copied is not None else self._model(), None, self.theirs)
 
@@ -73,12 +73,12 @@ class EngineForward:
 def _served(
     engine: Engine, model: Any, compute: Callable[[], Any], undo: Callable[[], None] = lambda: None, below: str = ""
 ) -> Any:
-    """What compute() returns, for a pristine model; for another None, and the reason is logged.
+    """Returns compute()'s result for a pristine model. Otherwise logs the reason and returns None.
 
-    A GPU computes while the modules are looked at, if they were pristine the last time. undo() is called where that was for nothing.
+    On a GPU it starts before the modules are checked, if they were pristine the last time. If the check fails, undo() reverts it.
     """
     gradients, computed = torch.is_grad_enabled(), None
-    drops = model.training and engine.core.lora_dropout > 0  # random numbers that are drawn are gone
+    drops = model.training and engine.core.lora_dropout > 0  # drawn random numbers cannot be returned
     ahead, engine.was_pristine = engine.runs_ahead and engine.was_pristine and not drops, False
     try:
         with own_dtypes(engine.core.device):
@@ -102,9 +102,9 @@ def _served(
 
 
 class EngineBackbone(EngineForward):
-    """Stands at model.model.forward, which transformers' own forward calls, and TRL's loss over a fused head.
+    """Replaces model.model.forward, which transformers' forward and TRL's loss over a fused head call.
 
-    Refers to the engine weakly: the engine notes what stands here.
+    Holds a weak reference to the engine, because the engine holds this object.
     """
 
     def attach(self, engine: Engine) -> None:
@@ -120,7 +120,7 @@ class EngineBackbone(EngineForward):
         if engine is None or not engine.enabled or torch.compiler.is_compiling():
             return None
         if given.get("past_key_values") is not None or passes.wants_cache(model, given):
-            return None  # what transformers' own forward generates with
+            return None  # transformers' forward generates with a cache
         if reason := passes.beyond(engine, model, given):
             engine.say_why(reason)
             return None
@@ -133,15 +133,15 @@ class EngineBackbone(EngineForward):
 
 
 def engine_of(model: Any) -> Engine | None:
-    """The engine of a model of transformers, whatever stands at its forward; None where it has none."""
+    """The engine of a transformers model, or None. Independent of model.forward."""
     preparation = vars(model).get("_prepare_cache_for_generation")
     return preparation._engine if isinstance(preparation, _CachePreparation) else None
 
 
 def attach(model: Any, core: Any) -> Engine:
-    """Gives a model of transformers the engine that shares its memory: forward, and the cache of generate()."""
+    """Attaches an engine that shares the model's memory: forward, and the cache of generate()."""
     backbone = EngineBackbone(model, None, type(model.base_model).forward)
-    model.base_model.forward = backbone  # before the engine notes what stands where
+    model.base_model.forward = backbone  # before the engine records the module tree
     engine = Engine(model, core)
     backbone.attach(engine)
     model.forward = EngineForward(model, engine, type(model).forward)
@@ -150,7 +150,7 @@ def attach(model: Any, core: Any) -> Engine:
 
 
 class _CachePreparation:
-    """Stands at generate()'s preparation of the cache: the engine's where it will compute, else transformers'."""
+    """Replaces generate()'s cache preparation: the engine's cache if it will compute, else transformers'."""
 
     def __init__(self, model: Any, engine: Engine | None) -> None:
         self._model, self._engine = weakref.ref(model), engine
@@ -184,5 +184,5 @@ class _CachePreparation:
 
 def _engine_serves(engine: Engine, model: Any, model_kwargs: dict[str, Any]) -> bool:
     mask = model_kwargs.get("attention_mask")
-    left = mask is None or bool((mask[:, 1:] >= mask[:, :-1]).all())  # padding on the left alone
+    left = mask is None or bool((mask[:, 1:] >= mask[:, :-1]).all())  # left padding only
     return left and model_kwargs.get("inputs_embeds") is None and not why_not(engine, model, needs_gradients=False)

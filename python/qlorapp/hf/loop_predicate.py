@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the C++ loop computes what a trainer of transformers or TRL would: the one place that decides it."""
+"""Decides whether the C++ loop computes the same as transformers' or TRL's trainer."""
 
 import itertools
 import os
@@ -14,7 +14,7 @@ from .forward import EngineForward, engine_of
 from .rows import is_known
 from .training_arguments import for_cpp
 
-#: Methods that the C++ loop takes the place of. One that is overridden is called by transformers' loop alone.
+#: Methods that the C++ loop replaces. Only transformers' loop calls an overridden one.
 REPLACED = (
     "training_step", "compute_loss", "compute_loss_context_manager", "autocast_smart_context_manager", "get_batch_samples",
     "_get_num_items_in_batch", "_prepare_inputs", "_prepare_input", "_clip_grad_norm", "_get_grad_norm", "floating_point_ops",
@@ -28,16 +28,16 @@ _KNOWN = (
     "transformers.trainer", "trl.trainer.base_trainer", "trl.trainer.sft_trainer", f"{__package__}.cpp_loop", f"{__package__}.trainer",
     f"{__package__}.sft",
 )  # fmt: skip
-#: Arguments that the C++ loop does not know, where they are set.
+#: Arguments that the C++ loop does not support.
 _UNUSUAL = (
     "deepspeed", "fsdp", "torch_compile", "optim_args", "optim_target_modules", "use_liger_kernel", "debug", "parallelism_config",
 )  # fmt: skip
-#: What a run state of the C++ loop is saved as, and one of transformers'.
+#: The file of the C++ loop's run state, and of transformers'.
 RUN_STATE, OPTIMIZER = "run_state.json", "optimizer.pt"
 
 
 def why_not(trainer: Any, resume_from: str | None = None) -> str:
-    """Empty where the C++ loop may compute the run; else the reason, for people. The rows are still to be read."""
+    """The reason why the C++ loop cannot compute the run; empty if it can. Does not check the rows."""
     return (
         _overridden(trainer)
         or _asked_for(trainer)
@@ -65,7 +65,7 @@ def _overridden(trainer: Any) -> str:
 
 
 def _asked_for(trainer: Any) -> str:
-    """What was given to the trainer beside its arguments."""
+    """Options given to the trainer outside of its arguments."""
     own = [id(made) for made in (*trainer._shown, *trainer._made)]
     for name, value in {
         "optimizers": trainer.optimizer if id(trainer.optimizer) not in own else None,
@@ -78,14 +78,14 @@ def _asked_for(trainer: Any) -> str:
         if value is not None:
             return f"{name} was given"
     if getattr(trainer, "aux_loss_enabled", False):
-        return "the loss has a part of the router's"
+        return "the loss has a router term"
     if getattr(trainer.args, "loss_type", "nll") != "nll":
         return f"loss_type={trainer.args.loss_type!r}"
     return ""
 
 
 def _unusual_arguments(args: Any) -> str:
-    config = args.accelerator_config  # what divides batches among processes changes nothing for one
+    config = args.accelerator_config  # its options for several processes do not matter
     if not config.use_seedable_sampler:
         return "accelerator_config has use_seedable_sampler=False"
     if config.gradient_accumulation_kwargs:
@@ -94,7 +94,7 @@ def _unusual_arguments(args: Any) -> str:
         if value := getattr(args, name, None):
             return f"{name}={value}"
     if args.world_size > 1:
-        return f"{args.world_size} processes train together"
+        return f"{args.world_size} processes train"
     try:
         _C.check_training_arguments(for_cpp(args))
     except (ValueError, TypeError) as error:
@@ -120,7 +120,7 @@ def _model(trainer: Any) -> str:
     base = levels[-1]
     engine = engine_of(base)
     if engine is None:
-        return "the model has no engine: it is not of a family that C++ knows, or was not loaded by this library"
+        return "the model has no engine: C++ does not know its family, or this library did not load it"
     for level in levels:
         if any((level._forward_hooks, level._forward_pre_hooks, level._backward_hooks, level._backward_pre_hooks)):
             return f"{type(level).__name__} has hooks"
@@ -137,19 +137,19 @@ def _model(trainer: Any) -> str:
         return "no adapter is active"
     for name, parameter in model.named_parameters():
         if parameter.requires_grad != (id(parameter) in active):
-            return f"{name} is {'trained, too' if parameter.requires_grad else 'frozen'}"
+            return f"{name} is {'trainable' if parameter.requires_grad else 'frozen'}"
         if parameter.requires_grad and (parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)):
             return f"{name} has hooks"
     return ""
 
 
 def levels_of(model: Any) -> list[Any]:
-    """PEFT's model, its tuner and the model of transformers, or the last alone."""
+    """[PEFT's model, its tuner, transformers' model], or only the last."""
     return [model, model.base_model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
 
 
 def _is_own_forward(forward: Any) -> bool:
-    """None stands there, the engine, or TRL's head over the engine."""
+    """Whether the forward is the class's, the engine's, or TRL's head over the engine."""
     if forward is None or isinstance(forward, EngineForward):
         return True
     function = getattr(forward, "__func__", None)
@@ -173,7 +173,7 @@ def _checkpoint(folder: str | None) -> str:
 
 
 def refuse_half_a_checkpoint(folder: str | None, reason: str) -> None:
-    """transformers would begin anew with the optimizer and the schedule, and not say so.
+    """transformers would silently restart the optimizer and the schedule.
 
     @raises ValueError for a checkpoint of the C++ loop.
     """
@@ -181,6 +181,6 @@ def refuse_half_a_checkpoint(folder: str | None, reason: str) -> None:
         return
     raise ValueError(
         f"[Trainer] {folder} was written by the C++ loop, and transformers' loop runs this training: {reason}. It has no {OPTIMIZER} and no "
-        "scheduler.pt, which that loop needs. Train as the run that wrote it, or begin anew with its adapter: "
+        "scheduler.pt, which that loop needs. Train as the run that wrote it, or start a new run with its adapter: "
         "PeftModel.from_pretrained(model, checkpoint, is_trainable=True)."
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PEFT's LoRA layer over Linear4bit: PEFT's own but for merging, which rounds to four bits again and takes the exact codes back.
+"""PEFT's LoRA layer over Linear4bit. Only merging differs: it quantizes to four bits again, and unmerging restores the exact codes.
 
-Importing this module makes every such layer one, whoever makes it: PEFT's choice of layers for a base knows bitsandbytes' Linear4bit alone.
+Importing this module converts every such layer, because PEFT's dispatch knows only bitsandbytes' Linear4bit.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from ..nn import Linear4bit
 
 
 class Lora4bitLinear(Linear):
-    """merge() quantizes base plus update, as PEFT does over bitsandbytes' layers; unmerge() restores the very codes and scales."""
+    """merge() quantizes base plus update, as PEFT does over bitsandbytes' layers. unmerge() restores the exact codes and scales."""
 
     @torch.no_grad()
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
@@ -47,7 +47,7 @@ class Lora4bitLinear(Linear):
 
 
 def _over_linear4bit(parent: torch.nn.Module, name: str, module: Any) -> None:
-    """torch calls it for each module that becomes a child of another."""
+    """torch calls it for each module that is registered as a child."""
     if type(module) is Linear and isinstance(module.base_layer, Linear4bit):
         module.__class__ = Lora4bitLinear
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of TrainingArguments and SFTConfig that transformers and TRL have dropped, as what they are called now."""
+"""Maps dropped names of TrainingArguments and SFTConfig to the present names."""
 
 import os
 from typing import Any
 
 from .. import _C
 
-#: {older name: the name now}: the same value.
+#: {older name: present name}, with the same value.
 _RENAMED = {
     "evaluation_strategy": "eval_strategy",
     "no_cuda": "use_cpu",
@@ -19,15 +19,15 @@ _RENAMED = {
     "use_liger": "use_liger_kernel",
     "torchdynamo": "torch_compile_backend",
 }
-#: {older switch: (the name now, its value where the switch is on)}
+#: {older switch: (present name, its value if the switch is on)}
 _SWITCHES: dict[str, tuple[str, Any]] = {
     "group_by_length": ("train_sampling_strategy", "group_by_length"),
     "include_inputs_for_metrics": ("include_for_metrics", ["inputs"]),
     "adafactor": ("optim", "adafactor"),
 }
-#: {older name: why it changes nothing now}
+#: {older name: why it has no effect now}
 _WITHOUT_EFFECT = {
-    "overwrite_output_dir": "a new run writes into the folder, and overwrites what has the same name",
+    "overwrite_output_dir": "a new run writes into the folder and overwrites files of the same name",
     "include_tokens_per_second": "include_num_input_tokens_seen logs tokens per second",
     "save_safetensors": "every file of weights is safetensors",
     "use_legacy_prediction_loop": "there is one evaluation loop",
@@ -41,7 +41,7 @@ _WITHOUT_EFFECT = {
         ("tpu_num_cores", "fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap", "dispatch_batches", "split_batches"),
         "training runs in one process",
     ),
-    "use_mps_device": "the model is where it was loaded",
+    "use_mps_device": "the model stays on the device that it was loaded on",
     **dict.fromkeys(
         ("use_ipex", "jit_mode_eval", "past_index", "mp_parameters", "tpu_metrics_debug"), "transformers 5 has no such option"
     ),
@@ -50,7 +50,7 @@ _OFF = (None, False, "", 0, -1)
 
 
 def modern(where: str, known: set[str], options: dict[str, Any]) -> dict[str, Any]:
-    """Options under the names that `known` has. Each older name is logged once; what is neither is left to the dataclass.
+    """Options under the names in `known`. Logs each older name once. Leaves unknown names to the dataclass.
 
     @raises TypeError for an option that is given under two names.
     """
@@ -66,7 +66,7 @@ def modern(where: str, known: set[str], options: dict[str, Any]) -> dict[str, An
         else:
             new, value = _SWITCHES[name] if name in _SWITCHES else (_RENAMED[name], value)
             if name == "warmup_ratio" and given.get(new):
-                continue  # as in transformers 4: a number of steps goes before a share
+                continue  # as in transformers 4: a number of steps wins over a share
             if new in given and name != "warmup_ratio":
                 raise TypeError(f"[{where}] {name!r} and {new!r} are the same option. Give one of them.")
             _C.say_older_name(where, name, new)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' output of a causal model, with logits that are computed when they are first read."""
+"""transformers' output of a causal model, with logits computed on first use."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +9,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 
 class CausalLMOutput(CausalLMOutputWithPast):
-    """`loss` alone costs no logits: a training step of 2,048 tokens and 128,256 words would hold half a gigabyte of them.
+    """Reading only `loss` computes no logits, which are half a gigabyte at 2,048 tokens and a vocabulary of 128,256.
 
-    Everything but `loss` reads them: the attribute, the mapping, the tuple.
+    Any other access computes them: the attribute, the mapping, the tuple.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class CausalLMOutput(CausalLMOutputWithPast):
         if make is not None:
             self.logits = make()
             past = self.past_key_values
-            if past is not None:  # fields stand in their order
+            if past is not None:  # keeps the order of the fields
                 self.move_to_end("past_key_values")
 
     def __getattribute__(self, name: str) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers of transformers' models are put in four bits, and how many parameters that makes."""
+"""Finds the layers of transformers' models to quantize, and counts parameters."""
 
 import weakref
 from typing import Any
@@ -10,18 +10,18 @@ from ..nn import Linear4bit
 
 
 def is_plain_linear(module: torch.nn.Module) -> bool:
-    """Is its forward y = x·Wᵀ + bias and nothing else? Of a class of its own, as Falcon's, this is tried on small numbers.
+    """Whether its forward is exactly y = x·Wᵀ + bias. Other classes, as Falcon's, are tested on small numbers.
 
-    torch's own kind inside of MultiheadAttention is none: its weight is read, and its forward never called.
+    The layer inside torch's MultiheadAttention does not count: its weight is read, and its forward never called.
     """
     if not isinstance(module, torch.nn.Linear) or isinstance(module, torch.nn.modules.linear.NonDynamicallyQuantizableLinear):
         return False
     kind: Any = type(module)
     if kind is torch.nn.Linear:
         return True
-    small = kind.__new__(kind)  # without __init__, whose arguments are the class's own affair
+    small = kind.__new__(kind)  # without __init__, whose arguments are unknown
     torch.nn.Module.__init__(small)
-    values: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever transformers made the default while it loads
+    values: Any = {"dtype": torch.float32, "device": "cpu"}  # transformers changes the defaults while it loads
     small.in_features, small.out_features = 4, 3
     small.weight = torch.nn.Parameter(torch.arange(12, **values).view(3, 4))
     small.bias = None if module.bias is None else torch.nn.Parameter(torch.arange(3, **values))
@@ -40,7 +40,7 @@ def elements_in_four_bits(model: torch.nn.Module) -> dict[int, int]:
 
 
 def count_parameters(model: torch.nn.Module, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
-    """A four-bit weight counts its elements, a tied weight counts once."""
+    """The number of parameters. A four-bit weight counts its elements; a tied weight counts once."""
     packed = elements_in_four_bits(model)
     tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)} if exclude_embeddings else set()
     return sum(
@@ -51,12 +51,12 @@ def count_parameters(model: torch.nn.Module, only_trainable: bool = False, exclu
 
 
 def count_by_elements(model: torch.nn.Module) -> None:
-    """Gives transformers' model a num_parameters() that knows these layers; theirs knows bitsandbytes' alone."""
+    """Replaces num_parameters() by one that knows Linear4bit; transformers' knows only bitsandbytes'."""
     here = weakref.ref(model)  # a cycle would keep a deleted model in memory
 
     def num_parameters(only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
         model = here()
-        assert model is not None  # who calls holds it
+        assert model is not None  # the caller holds it
         return count_parameters(model, only_trainable, exclude_embeddings)
 
     theirs: Any = model

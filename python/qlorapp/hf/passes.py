@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine computes of a call of the model: a whole sequence with its loss, tokens behind a cache, or the hidden states alone."""
+"""The engine's passes: a whole sequence with its loss, tokens after a cache, or only the hidden states."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ _READ = {
 
 
 def beyond(engine: Engine, model: Any, given: dict[str, Any]) -> str:
-    """Why the engine does not compute a call like this, whatever the model; or empty."""
+    """The reason why the engine cannot compute this call, independent of the model's modules; empty if it can."""
     for name, value in given.items():
         if name not in _READ and value is not None and value is not False:
             return f"forward was given {name}"
@@ -38,10 +38,10 @@ def beyond(engine: Engine, model: Any, given: dict[str, Any]) -> str:
     ):
         return "past_key_values are transformers' own"
     if given.get("use_cache") and torch.is_grad_enabled():
-        return "a cache was asked for with gradients"
+        return "a cache was requested with gradients"
     config = model.config
     if config.output_hidden_states or config.output_attentions:
-        return "the config asks for hidden states or attentions"
+        return "the config requests hidden states or attentions"
     if given.get("labels") is not None and "_loss_function" in vars(model):
         return "loss_function was replaced"
     device = engine.core.device.type
@@ -53,13 +53,13 @@ def beyond(engine: Engine, model: Any, given: dict[str, Any]) -> str:
 
 
 def _uses_cache(model: Any, given: dict[str, Any]) -> bool:
-    """transformers' rule: the argument, else the config's."""
+    """transformers' rule: the argument, else the config."""
     use_cache = given.get("use_cache")
     return bool(getattr(model.config, "use_cache", True) if use_cache is None else use_cache)
 
 
 def wants_cache(model: Any, given: dict[str, Any]) -> bool:
-    """With gradients or labels a cache that is not asked for is never read: the engine makes none."""
+    """Whether the call returns a cache. With gradients or labels only an explicit request makes one."""
     if torch.is_grad_enabled():
         return False
     asked = given.get("use_cache") is not None
@@ -67,18 +67,16 @@ def wants_cache(model: Any, given: dict[str, Any]) -> bool:
 
 
 def hidden_states(engine: Engine, model: Any, given: dict[str, Any]) -> tuple[Any, torch.Tensor]:
-    """(batch without padding, hidden states (tokens, D) behind the last norm), on the autograd graph of PEFT's parameters."""
+    """(batch without padding, hidden states (tokens, D) after the last norm), on the autograd graph of PEFT's parameters."""
     core = engine.core
     ids, mask, labels = given["input_ids"], given.get("attention_mask"), given.get("labels")
     if mask is not None and mask.is_floating_point():
         mask = mask != 0
     batch = core.unpad(ids, mask, labels, given.get("position_ids"))
     if batch.ignored_padding_labels or batch.ignored_first_labels:
-        raise ValueError(
-            "labels stand on padding, or on a first token behind padding or another row, and transformers counts them"
-        )
+        raise ValueError("padding, or a first token after padding or another row, has labels, which transformers counts")
     if batch.row_count > ids.shape[0] and _uses_cache(model, given):
-        raise ValueError("position_ids begin again, and transformers keeps packed rows apart with use_cache=False alone")
+        raise ValueError("position_ids restart at 0, and transformers separates packed rows only with use_cache=False")
     if torch.is_grad_enabled():
         engine.keep(kept_by(model, model.training))
     drops = model.training and core.lora_dropout > 0
@@ -86,7 +84,7 @@ def hidden_states(engine: Engine, model: Any, given: dict[str, Any]) -> tuple[An
 
 
 def whole(engine: Engine, model: Any, given: dict[str, Any]) -> CausalLMOutput:
-    """A whole sequence: loss, and logits when they are read."""
+    """A whole sequence: the loss, and logits on first use."""
     core, labels = engine.core, given.get("labels")
     batch, hidden = hidden_states(engine, model, given)
     loss = None
@@ -95,7 +93,7 @@ def whole(engine: Engine, model: Any, given: dict[str, Any]) -> CausalLMOutput:
         count = batch.target_count if count is None else count
         total = core.loss_of(hidden, batch)
         loss = total / count if not isinstance(count, int) or count > 0 else total * float("nan")
-        if torch.is_grad_enabled() and not loss.requires_grad:  # scripts look for what fits before they add adapters
+        if torch.is_grad_enabled() and not loss.requires_grad:  # scripts probe batch sizes before they add adapters
             loss.requires_grad_().register_hook(_say_that_nothing_is_trained)
     keep = given.get("logits_to_keep", 0)
 
@@ -114,14 +112,14 @@ def _say_that_nothing_is_trained(gradient: torch.Tensor) -> None:
 
 
 def _logits_of(core: Any, hidden: torch.Tensor, keep: int | torch.Tensor) -> torch.Tensor:
-    """(B, kept, V) from (B, T, D): of the last `keep` positions, of all (0), or of those of an index."""
+    """(B, kept, V) from (B, T, D): for the last `keep` positions, all (0), or those of an index tensor."""
     kept = hidden[:, slice(-keep, None) if isinstance(keep, int) else keep, :]
     logits: torch.Tensor = core.logits(kept.flatten(0, -2))
     return logits.view(*kept.shape[:-1], logits.shape[-1])
 
 
 def kept_by(model: Any, training: bool) -> str:
-    """What transformers' checkpointing flags say of each block, for a step in training mode or not."""
+    """The keep policy of each block by transformers' checkpointing flags."""
     layers = model.model.layers
     flags = [training and getattr(layer, "gradient_checkpointing", False) for layer in layers]
     if len(set(flags)) <= 1:
@@ -131,18 +129,18 @@ def kept_by(model: Any, training: bool) -> str:
 
 @torch.no_grad()
 def cached(engine: Engine, model: Any, given: dict[str, Any]) -> CausalLMOutput:
-    """Tokens that follow those in the cache; the logits of what was asked for. No gradients."""
+    """Logits of tokens that follow those in the cache. No gradients."""
     core, ids = engine.core, given["input_ids"]
     past = given.get("past_key_values")
     cache = past if isinstance(past, EngineCache) else EngineCache(core, ids.shape[0], ids.shape[1])
     keep = given.get("logits_to_keep", 0)
     rows, columns = ids.shape
     if given.get("labels") is not None:
-        raise ValueError("labels beside a cache")
+        raise ValueError("labels together with a cache")
     if cache.held is None:
         padding = _left_padding(given.get("attention_mask"), rows, columns)
     elif rows != len(cache.padding):
-        raise ValueError("another number of rows than the cache has")
+        raise ValueError("the number of rows differs from the cache's")
     else:
         padding = [0] * rows
     last_only = columns == 1 or (isinstance(keep, int) and keep == 1)
@@ -164,7 +162,7 @@ def cached(engine: Engine, model: Any, given: dict[str, Any]) -> CausalLMOutput:
 
 
 def _left_padding(mask: torch.Tensor | None, rows: int, columns: int) -> list[int]:
-    """Padding in front of each row. @raises ValueError for padding elsewhere."""
+    """The left padding of each row. @raises ValueError for other padding."""
     if mask is None:
         return [0] * rows
     present = mask != 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the engine computes what the model's modules say: the one place that decides it.
+"""Decides whether the engine computes the same as the model's modules.
 
-A model is pristine while its module classes and their forwards are those that the engine was attached to, no hook is inside, the base is
-frozen and unchanged, and one adapter at most is active that C++ computes.
+A model is pristine if its module classes and forwards are unchanged since the engine was attached, no module has a hook, the base is frozen
+and unchanged, and at most one adapter is active, which C++ can compute.
 """
 
 from typing import Any
@@ -13,15 +13,15 @@ from peft.tuners.lora import Linear
 from .engine import AdapterLayer, Engine, Place
 from .lora4bit import Lora4bitLinear
 
-#: PEFT's layer, and ours over four bits. Children and parameters of modules are read from their dicts below: this runs in every pass,
-#: and torch's attribute access takes ten times as long.
+#: PEFT's layer, and ours over four bits. The code below reads children and parameters from the modules' dicts, because it runs in every
+#: pass and torch's attribute access is ten times slower.
 _KINDS: tuple[Any, ...] = (Linear, Lora4bitLinear)
 
 
 def why_not(engine: Engine, model: Any, needs_gradients: bool, below: str = "") -> str:
-    """Empty for a pristine model; the engine then has its adapter active. Else the reason, for people.
+    """The reason why the model is not pristine. Empty if it is; the engine's active adapter is then the model's.
 
-    below: the path of the only part that is to be computed; what stands beside it may be changed.
+    below: checks only modules under this path.
     """
     for place in engine.places:
         if place.path.startswith(below) and (reason := _changed(place)):
@@ -31,7 +31,7 @@ def why_not(engine: Engine, model: Any, needs_gradients: bool, below: str = "") 
             continue
         parameter = frozen.holder.get(frozen.name)
         if parameter is not frozen.parameter or parameter.data_ptr() != frozen.pointer:
-            return f"{frozen.path} has other memory than it was loaded into"
+            return f"the memory of {frozen.path} was replaced"
         if needs_gradients and parameter.requires_grad:
             return f"{frozen.path} is trainable"
     return _adapters(engine)
@@ -55,14 +55,14 @@ def _has_hooks(module: torch.nn.Module) -> bool:
 
 
 def _changes_nothing(hook: Any) -> bool:
-    """transformers' and PEFT's hooks that make an embedding's output require a gradient, or record outputs when asked to."""
+    """Whether it is a hook of transformers or PEFT that only sets requires_grad on an embedding's output, or records outputs."""
     origin, name = getattr(hook, "__module__", ""), getattr(hook, "__name__", "")
     asks_for_gradient = name.startswith("make_inputs_require_grad") and origin.startswith(("transformers.", "peft."))
     return asks_for_gradient or origin == "transformers.utils.output_capturing"
 
 
 def _adapters(engine: Engine) -> str:
-    """Empty, with the active adapter shown to C++; or why it cannot be."""
+    """Activates the model's adapter in C++. Returns the reason if it cannot, else empty."""
     name: str | None = None
     layers: list[AdapterLayer] = []
     disabled: bool | None = None
@@ -81,7 +81,7 @@ def _adapters(engine: Engine) -> str:
         if disabled is None:
             disabled = module.disable_adapters
         elif disabled != module.disable_adapters:
-            return "adapters are disabled in some layers alone"
+            return "adapters are disabled only in some layers"
         known = module._modules["lora_A"]._modules
         active = [one for one in module.active_adapters if one in known]
         if not active:
@@ -114,7 +114,7 @@ def _changed_below(place: Place) -> str:
 
 
 def _layer(path: str, module: Any, name: str) -> AdapterLayer | str:
-    """The adapter's part over one projection, or why C++ does not compute it."""
+    """The adapter's part over one projection, or the reason why C++ does not compute it."""
     children = module._modules
     parts: Any = [children[kind]._modules[name] for kind in ("lora_A", "lora_B", "lora_dropout")]
     linear_a, linear_b, dropout = parts

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quantizer that puts any model's linear layers in four bits while transformers loads it.
+"""The quantizer that stores any model's linear layers in four bits while transformers loads it.
 
-Registered at transformers' extension point under the name "qlorapp" when it is first needed. Weights are quantized one by one while they
-are read, or taken with their codes from a folder that bitsandbytes wrote.
+Registered at transformers' extension point as "qlorapp" on first use. It quantizes weights one by one while they are read, or keeps the
+codes of a folder that bitsandbytes wrote.
 """
 
 import contextlib
@@ -16,15 +16,15 @@ from ..nn import Linear4bit
 from .parameter_counts import count_by_elements, is_plain_linear
 
 METHOD = "qlorapp"
-#: What was wrong with the weights that are being read: transformers only prints it, and raises a line of its own.
+#: Errors in the weights being read. transformers only prints them and raises its own error.
 _damaged: list[_C.FormatError] = []
-#: The classes that are registered, once they are.
+#: The registered classes.
 _ours: list[type] = []
 
 
 @contextlib.contextmanager
 def says_what_is_damaged(folder: object) -> Iterator[None]:
-    """@raises FormatError with folder and tensor in place of transformers' RuntimeError, which names neither."""
+    """Converts transformers' RuntimeError. @raises FormatError that names folder and tensor."""
     _damaged.clear()
     try:
         yield
@@ -35,16 +35,16 @@ def says_what_is_damaged(folder: object) -> Iterator[None]:
 
 
 def quantizer_of(fields: dict[str, Any]) -> tuple[Any, Any]:
-    """(config, quantizer) of a model whose layers are in four bits already, for what transformers and PEFT ask of one."""
+    """(config, quantizer) of a model with four-bit layers, for transformers and PEFT."""
     config: Any = register()(**fields)
     kind: Any = _ours[1]
     return config, kind(config, pre_quantized=True)
 
 
 def register() -> type:
-    """The config class of the method; registers it and its quantizer at the first call.
+    """The method's config class. Registers it and its quantizer on the first call.
 
-    @raises ValueError where another package has taken the name.
+    @raises ValueError if another package has registered the name.
     """
     from transformers.core_model_loading import ConversionOps
     from transformers.pytorch_utils import Conv1D
@@ -64,24 +64,24 @@ def register() -> type:
     for known in there:
         if known is not None and known.__module__ != __name__:
             raise ValueError(
-                f"[from_pretrained] {known.__module__}.{known.__qualname__} is registered with transformers under the name {METHOD!r}, which is this "
-                "library's quantizer's. Leave out the import that registers it, or quantization_config, which loads the model in float."
+                f"[from_pretrained] {known.__module__}.{known.__qualname__} is registered with transformers as {METHOD!r}, the name of this library's "
+                "quantizer. Remove the import that registers it, or leave out quantization_config to load the model in float."
             )
     for mapping in (AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING):
-        mapping.pop(METHOD, None)  # of this module before it was loaded again, whose layers are of other classes
+        mapping.pop(METHOD, None)  # registered by this module before a reload, with other classes
 
     @register_quantization_config(METHOD)
     class QlorappConfig(QuantizationConfigMixin):
-        """bitsandbytes' fields, under another method."""
+        """bitsandbytes' fields, with another method."""
 
         def __init__(self, **fields: Any) -> None:
             for name, value in fields.items():
                 setattr(self, name, value)
             self.load_in_4bit = True
-            self.quant_method: Any = METHOD  # whatever the fields say
+            self.quant_method: Any = METHOD  # overrides the fields
 
         def to_dict(self) -> dict[str, Any]:
-            """As a folder's config.json has it: the weights beside it are in bitsandbytes' format."""
+            """The entry of config.json: saved weights have bitsandbytes' format."""
             return {**super().to_dict(), "quant_method": "bitsandbytes"}
 
     class Quantize(ConversionOps):
@@ -98,7 +98,7 @@ def register() -> type:
             return result
 
     class Read(ConversionOps):
-        """The tensors of a folder's weight, or what else has this name: a norm's weight, a table."""
+        """Reads a stored weight with its scales, or another tensor of this name: a norm's weight, a table."""
 
         def __init__(self, hf_quantizer: Any) -> None:
             self.hf_quantizer = hf_quantizer
@@ -110,9 +110,9 @@ def register() -> type:
             module, leaf = get_module_from_name(model, full_layer_name)
             if not isinstance(module, Linear4bit):
                 return {name: value.to(getattr(module, leaf).dtype) for name, value in tensors.items()}
-            layer: Any = module  # torch's types know no attributes of this kind
+            layer: Any = module  # torch's types lack the attribute
             layer._is_hf_initialized = True
-            if len(tensors) == 1:  # of a folder that says that it is quantized, in float after all
+            if len(tensors) == 1:  # a float weight in a folder marked as quantized
                 return {"weight": module.quantize(self.hf_quantizer.core, tensors["weight"])}
             try:
                 return {"weight": module.take(_C.QuantizedTensor.of_tensors(tensors, "weight", full_layer_name))}
@@ -123,7 +123,7 @@ def register() -> type:
     @register_quantizer(METHOD)
     class QlorappQuantizer(HfQuantizer):
         quantized_element_size = 0.5
-        serialized_names = {  # noqa: RUF012  (transformers' own form)
+        serialized_names = {  # noqa: RUF012  (transformers' form)
             "weight": [
                 "weight",
                 *(f"weight.{part}" for part in ("nested_absmax", "nested_quant_map", "quant_map", "absmax")),
@@ -133,7 +133,7 @@ def register() -> type:
 
         @property
         def core(self) -> _C.Quantizer:
-            """Made when it is used: transformers copies what holds a quantizer, one for each weight."""
+            """Made on each use, because transformers copies the object that holds it once per weight."""
             options: Any = self.quantization_config
             return _C.Quantizer(quant_type=options.bnb_4bit_quant_type, double_quant=options.bnb_4bit_use_double_quant)
 
@@ -161,7 +161,7 @@ def register() -> type:
             return {"deserialize": Read}
 
         def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-            """A save would run what was read backwards; here state_dict() has the tensors by the names that they are stored under."""
+            """Removes the conversions that a save would reverse: state_dict() already has the stored names."""
             known = getattr(model, "_weight_conversions", None) or []
             kept = [entry for entry in known if not any(isinstance(op, Read) for op in getattr(entry, "operations", ()))]
             model._weight_conversions = kept or None

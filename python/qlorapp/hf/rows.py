@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a data set as the trainer's own collator makes them, for C++: tokens, labels, and where packed rows lie."""
+"""Reads rows through the trainer's collator, for C++: tokens, labels, and the lengths of packed rows."""
 
 import dataclasses
 import itertools
@@ -9,19 +9,19 @@ from typing import Any
 import torch
 import transformers
 
-#: Collators of transformers that give a row the same tokens and labels alone as in a batch, every time. By identity: subclasses differ.
+#: transformers' collators that give a row the same tokens and labels alone and in a batch. Subclasses are excluded.
 _OF_TRANSFORMERS = (
     transformers.DefaultDataCollator, transformers.DataCollatorWithPadding, transformers.DataCollatorForLanguageModeling,
     transformers.DataCollatorForSeq2Seq, transformers.DataCollatorWithFlattening,
 )  # fmt: skip
-#: What batches may hold: read here, or repeated from position_ids.
+#: Keys of batches: read here, or derived from position_ids.
 _READ = {"input_ids", "labels", "attention_mask", "position_ids"}
 _REPEATED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "seq_lengths"}
 _IGNORED = -100
 
 
 class OtherRowsError(Exception):
-    """Rows that C++ does not read as transformers does; the reason, for people."""
+    """C++ would read the rows differently than transformers; the message is the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Row:
 
     input_ids: list[int]
     labels: list[int]
-    #: Of the rows that were packed into it; one: none were.
+    #: Lengths of the packed rows; a single length: not packed.
     lengths: list[int]
 
 
 def is_known(collator: Any) -> bool:
-    """Is it a collator whose rows can be made one at a time?"""
+    """Whether the collator can make rows one at a time."""
     kind = type(collator)
     if collator is transformers.default_data_collator or kind in _OF_TRANSFORMERS:
         return not getattr(collator, "mlm", False)
@@ -43,7 +43,7 @@ def is_known(collator: Any) -> bool:
 
 
 def read(dataset: Any, collate: Callable[[list[Any]], Any], batch_size: int) -> list[Row]:
-    """Every row of a data set. @raises OtherRowsError with the reason."""
+    """Reads every row of a data set. @raises OtherRowsError with the reason."""
     rows = []
     for i in range(len(dataset)):
         found = rows_in(collate([dataset[i]]))
@@ -56,7 +56,7 @@ def read(dataset: Any, collate: Callable[[list[Any]], Any], batch_size: int) -> 
 
 
 def _check_batching(dataset: Any, collate: Callable[[list[Any]], Any], rows: list[Row], batch_size: int) -> None:
-    """A batch of the longest rows and the shortest one must hold what they are alone: padding on the left makes other targets."""
+    """Checks that a batch of the longest and shortest rows equals them alone: left padding makes other targets."""
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].input_ids))
     first_counts = [i for i in order if rows[i].labels[0] != _IGNORED]
     some = list(dict.fromkeys([*first_counts[:1], *order[:1], *reversed(order[1:])]))[:batch_size]
@@ -65,11 +65,11 @@ def _check_batching(dataset: Any, collate: Callable[[list[Any]], Any], rows: lis
     except ValueError as error:
         raise OtherRowsError(f"the collator cannot put rows of different lengths into a batch: {error}") from None
     if _laid_out(together) != _laid_out([rows[i] for i in some]):
-        raise OtherRowsError("the collator makes other rows in a batch than one by one")
+        raise OtherRowsError("the collator makes different rows in a batch and one by one")
 
 
 def _laid_out(rows: list[Row]) -> tuple[list[int], list[int], list[int]]:
-    """All rows, one behind the other. What a row's first token predicts nothing for is left out of the labels."""
+    """All rows, end to end. Ignores the labels of first tokens, which nothing predicts."""
     ids, labels, lengths = [], [], []
     for row in rows:
         ids += row.input_ids
@@ -82,14 +82,14 @@ def _laid_out(rows: list[Row]) -> tuple[list[int], list[int], list[int]]:
 
 
 def rows_in(batch: Any) -> list[Row]:
-    """The rows of a collated batch. @raises OtherRowsError where transformers would count labels that C++ does not see."""
+    """The rows of a collated batch. @raises OtherRowsError if transformers would count labels that C++ does not see."""
     if unknown := sorted(set(batch.keys()) - _READ - _REPEATED):
         raise OtherRowsError(f"batches have {', '.join(unknown)}")
     if "labels" not in batch:
         raise OtherRowsError("batches have no labels")
     ids, labels = batch["input_ids"], batch["labels"]
     if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.shape != labels.shape:
-        raise OtherRowsError("input_ids and labels are not of one shape (B, T)")
+        raise OtherRowsError("input_ids and labels do not have the same shape (B, T)")
     mask = batch.get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else mask
     positions = batch.get("position_ids")
@@ -107,9 +107,7 @@ def _row(ids: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor, positions:
         raise OtherRowsError("an attention_mask has holes")
     outside = torch.cat([labels[:begin], labels[end:]])
     if bool((outside != _IGNORED).any()) or (begin > 0 and int(labels[begin]) != _IGNORED):
-        raise OtherRowsError(
-            "labels stand on padding, or on a first token behind padding. Mask them with -100, and pad on the right"
-        )
+        raise OtherRowsError("padding, or a first token after padding, has labels. Mask them with -100, and pad on the right")
     tokens, targets = ids[begin:end].tolist(), labels[begin:end].tolist()
     lengths = [len(tokens)] if positions is None else _lengths(positions[begin:end].tolist())
     for start in itertools.accumulate(lengths[:-1]):
@@ -119,7 +117,7 @@ def _row(ids: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor, positions:
 
 
 def _lengths(positions: list[int]) -> list[int]:
-    """Of the rows in a pack: each counts its tokens from 0."""
+    """The lengths of a pack's rows, from position_ids that count each row's tokens from 0."""
     starts = [i for i, position in enumerate(positions) if position == 0]
     lengths = [end - start for start, end in itertools.pairwise([*starts, len(positions)])]
     if [i for length in lengths for i in range(length)] != positions:

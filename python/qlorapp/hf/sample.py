@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first training row before the first step, with its trained part marked."""
+"""Shows the first training row before the first step, with its trained part marked."""
 
 import html
 import os
@@ -14,7 +14,7 @@ Parts = list[tuple[str, bool]]
 
 
 class FirstRow(transformers.TrainerCallback):
-    """Shows what the trainer's own data set and collator make of row 0: marked in a notebook, between « and » elsewhere."""
+    """Shows row 0 after the trainer's collator. The trained part is highlighted in a notebook, and between « and » elsewhere."""
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, processing_class: Any = None, train_dataloader: Any = None, **given: Any
@@ -25,7 +25,7 @@ class FirstRow(transformers.TrainerCallback):
         try:
             row = rows.rows_in(train_dataloader.collate_fn([dataset[0]]))[0]
         except rows.OtherRowsError:
-            return  # no row of tokens and labels
+            return  # the batch has no tokens and labels
         parts = parts_of(row.input_ids[: row.lengths[0]], row.labels, processing_class)
         if _in_notebook():
             from IPython.display import HTML, display
@@ -38,10 +38,10 @@ class FirstRow(transformers.TrainerCallback):
 
 
 def parts_of(ids: list[int], labels: list[int], tokenizer: Any) -> Parts:
-    """The text in runs: [(text, whether it is trained)]. Nothing predicts the first token."""
+    """The text in parts: [(text, whether it is trained)]. The first token is never trained."""
     trained = [i > 0 and labels[i] != -100 for i in range(len(ids))]
     parts: Parts = []
-    before = ""  # a decoder may treat the start of a text in a way of its own
+    before = ""  # a decoder may treat the start of a text differently
     for end in range(1, len(ids) + 1):
         if end == len(ids) or trained[end] != trained[end - 1]:
             whole = str(tokenizer.decode(ids[:end]))
@@ -51,7 +51,7 @@ def parts_of(ids: list[int], labels: list[int], tokenizer: Any) -> Parts:
 
 
 def _in_notebook() -> bool:
-    """Whether a Jupyter or Colab kernel runs this. IPython is not imported for the question."""
+    """Whether a Jupyter or Colab kernel runs this. Does not import IPython."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and "IPKernelApp" in getattr(shell, "config", {})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SFTTrainer: TRL's own over the C++ loop."""
+"""SFTTrainer: TRL's over the C++ loop."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ from .training_arguments import SFTConfig
 
 @contextlib.contextmanager
 def _adapters_in_float32(model: Any) -> Iterator[None]:
-    """TRL rounds the adapters of a four-bit model to bfloat16, in which small updates are lost: here it does not see the four bits."""
+    """Hides the four-bit flag from TRL, which would round adapters to bfloat16 and lose small updates."""
     base = levels_of(model)[-1]
     hidden = vars(base).pop("is_loaded_in_4bit", None)
     try:
@@ -31,8 +31,8 @@ def _adapters_in_float32(model: Any) -> Iterator[None]:
 class SFTTrainer(CppLoop, sft_trainer.SFTTrainer):  # type: ignore[misc]
     """TRL's SFTTrainer. Rows, templates, masks and packing are TRL's; train() runs in C++ as Trainer's does.
 
-    A model that is given by name is loaded by this library. Adapters stay in float32. The first row is shown before the first step, unless
-    disable_tqdm is set.
+    This library loads a model given by name. Adapters stay in float32. The first row is shown before the first step, unless disable_tqdm is
+    set.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SFTTrainer(CppLoop, sft_trainer.SFTTrainer):  # type: ignore[misc]
             self.add_callback(FirstRow())
 
     def _note_tokens(self, tokens: int, to_log: bool) -> None:
-        """TRL's log() reads them."""
+        """Stores the counts that TRL's log() reads."""
         self._total_train_tokens = tokens
         if to_log:
             self._metrics["train"]["num_tokens"] = [tokens]

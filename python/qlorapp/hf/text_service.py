@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizer and chat template of transformers behind a socket: what the qlorapp program asks for texts that it cannot read itself.
+"""Serves transformers' tokenizer and chat template to the qlorapp program over a socket.
 
-python text_service.py MODEL_FOLDER [CHAT_TEMPLATE_FILE], with the socket as standard input. One JSON object a line: {"do": …} is answered by
-{"ok": …} or {"error": "one line"}. Ranges are bytes of the text's UTF-8. It stands alone: the library is not loaded.
+python text_service.py MODEL_FOLDER [CHAT_TEMPLATE_FILE], with the socket as standard input. One JSON object per line: a request {"do": …},
+a reply {"ok": …} or {"error": "one line"}. Ranges count bytes of the text's UTF-8. It does not load the library.
 """
 
 import sys
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this folder: its modules are the package's, and others have such names
+    sys.path.pop(0)  # this folder's modules would hide others of the same name
 
 import copy
 import json
@@ -29,9 +29,9 @@ Range = tuple[int, int]
 def assistant_range(
     render: Callable[..., str], messages: list[dict[str, Any]], i: int, text: str, specials: Iterable[str]
 ) -> tuple[Range, bool] | None:
-    """Where in `text` the model has to produce message `i`: from where generation would begin to behind the end-of-turn token.
+    """The range of message `i` in `text`: from the start of generation through the end-of-turn token.
 
-    The conversation up to the message, with the header of an answer behind it, must be how the whole text begins: None otherwise.
+    None unless the conversation up to the message, with the header of an answer, is a prefix of the text.
     @returns the range in characters, and whether a special token ends it.
     """
     head = render(messages[:i], add_generation_prompt=True) if i else None
@@ -45,7 +45,7 @@ def assistant_range(
     if at < 0:
         return None
     end = at + len(str(content).strip())
-    rest = text[end:].lstrip()  # some templates keep the white space at the end of a content
+    rest = text[end:].lstrip()  # some templates keep trailing white space of the content
     special = max((token for token in specials if rest.startswith(token)), key=len, default=None)
     return ((len(head), end if special is None else len(text) - len(rest) + len(special)), special is not None)
 
@@ -53,7 +53,7 @@ def assistant_range(
 def _range_of_calls(
     render: Callable[..., str], messages: list[dict[str, Any]], i: int, text: str, specials: list[str], begin: int
 ) -> tuple[Range, bool] | None:
-    """A message with tool calls. Of another last call the text differs up to the end of the turn's own text, and not behind it."""
+    """The range of a message with tool calls. Changing the last call changes the text only up to the end of the turn."""
     other = copy.deepcopy(messages)
     call = other[i]["tool_calls"][-1]
     call = call.get("function") or call
@@ -118,7 +118,7 @@ class Service:
             return {"ids": self.tokenizer(text, add_special_tokens=special)["input_ids"], "ranges": []}
         encoded = self.tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
         ranges = [tuple(pair) for pair in encoded["offset_mapping"]]
-        for i in range(len(ranges) - 1, -1, -1):  # what is put behind the text has its place there
+        for i in range(len(ranges) - 1, -1, -1):  # tokens appended to the text have its end as their range
             if ranges[i] != (0, 0) or (i == 0 and text):
                 break
             ranges[i] = (len(text), len(text))
@@ -159,14 +159,14 @@ class Service:
             found = assistant_range(render, messages, i, text, special_tokens(self.tokenizer))
             if found is None:
                 raise ValueError(
-                    f"turn {i} of the assistant cannot be told in what this chat template renders. Put "
+                    f"the assistant's message {i} cannot be located in this chat template's text. Put "
                     "{% generation %} … {% endgeneration %} around the assistant's turn in the template."
                 )
             ranges.append(found[0])
         return ranges
 
     def _generated(self, messages: list[dict[str, Any]], tools: list[Any] | None, date: str) -> list[Range]:
-        """What the template's {% generation %} blocks wrote."""
+        """The ranges of the template's {% generation %} blocks."""
         encoded = self.tokenizer.apply_chat_template(
             messages, tools=tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, date_string=date,
             tokenizer_kwargs={"return_offsets_mapping": True},
@@ -183,7 +183,7 @@ class Service:
 
 
 def in_bytes(text: str, ranges: list[Range]) -> list[Range]:
-    """Ranges of characters as ranges of the bytes of UTF-8."""
+    """Converts ranges of characters to ranges of UTF-8 bytes."""
     if text.isascii():
         return ranges
     at = [0]
@@ -204,13 +204,13 @@ def serve(lines: Iterable[str], answer: Callable[[str], None], folder: str, temp
             request = json.loads(line)
             service = service or Service(folder, template_file)
             reply = {"ok": getattr(service, request.pop("do"))(**request)}
-        except Exception as error:  # every failure is the program's to report
+        except Exception as error:  # the program reports every failure
             reply = {"error": one_line(error)}
         answer(json.dumps(reply, ensure_ascii=False) + "\n")
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the program's; this ends with its input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program handles Ctrl-C; this process ends with its input
     channel = socket.socket(fileno=0)
     with channel.makefile("r", encoding="utf-8", newline="\n") as lines:
         serve(lines, lambda text: channel.sendall(text.encode()), *(sys.argv[1:] + [""])[:2])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainer: transformers' own over the C++ loop."""
+"""Trainer: transformers' over the C++ loop."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from .cpp_loop import CppLoop
 
 
 class Trainer(CppLoop, transformers.Trainer):  # type: ignore[misc]  # the mixin's methods take what theirs do
-    """transformers' Trainer. train() runs in C++ while nothing is overridden or asked for that the C++ loop does not compute.
+    """transformers' Trainer. train() runs in C++ if the C++ loop computes everything that the run needs.
 
-    Else transformers' loop runs, which is logged with the reason. Callbacks, logs, evaluation and checkpoints are transformers' both ways.
+    Otherwise transformers' loop runs, and the reason is logged. In both cases callbacks, logs, evaluation and checkpoints are transformers'.
     """
 
     def __init__(self, *args: Any, tokenizer: Any = None, **options: Any) -> None:
@@ -24,7 +24,7 @@ class Trainer(CppLoop, transformers.Trainer):  # type: ignore[misc]  # the mixin
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Any, Any, Any]:
-        """transformers' own, without the logits that it would make and throw away."""
+        """transformers' step, without computing logits that it would discard."""
         if not prediction_loss_only or inputs.get("labels") is None or self.label_names != ["labels"]:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         inputs = self._prepare_inputs(inputs)

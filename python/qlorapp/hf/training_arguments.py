@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TrainingArguments and SFTConfig: transformers' and TRL's own, with the options of the C++ loop as extra fields."""
+"""TrainingArguments and SFTConfig: transformers' and TRL's, with the options of the C++ loop as extra fields."""
 
 import dataclasses
 import functools
@@ -14,20 +14,20 @@ from .. import _C
 from ..config_json import plain
 from .older_names import modern
 
-#: Options of the C++ loop that neither transformers nor TRL has. Type, default and text come from C++'s field table.
+#: Options that only the C++ loop has. Type, default and help text come from C++'s field table.
 OWN = (
     "checkpoint_keep", "loss_chunk_rows", "mlp_tile_rows", "weight_workspace", "embedding_on_host", "memory_budget", "fp8", "cuda_graphs",
     "worst_case_first", "count_position_zero",
 )  # fmt: skip
 
-#: Options of transformers that decide what the C++ loop computes. What is around a step stays transformers'.
+#: transformers' options that the C++ loop computes. Options outside of a step stay with transformers.
 _OF_A_STEP = (
     "gradient_accumulation_steps", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps", "optim",
     "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "bf16", "fp16", "tf32", "torch_empty_cache_steps", "auto_find_batch_size",
     "train_sampling_strategy", "dataloader_drop_last", "seed", "data_seed", "full_determinism", "ignore_data_skip",
 )  # fmt: skip
 
-#: Fields that memory_budget and auto_find_batch_size decide.
+#: Fields that memory_budget and auto_find_batch_size set.
 CHOSEN = (
     "gradient_accumulation_steps",
     "checkpoint_keep",
@@ -39,7 +39,7 @@ CHOSEN = (
 
 
 def for_cpp(args: Any, batch_size: int | None = None) -> str:
-    """The JSON that the C++ trainer reads. Logging, evaluation and saving are left to transformers.
+    """The JSON that the C++ trainer reads. transformers logs, evaluates and saves.
 
     batch_size: rows of a micro-batch; None: per_device_train_batch_size.
     """
@@ -55,7 +55,7 @@ def for_cpp(args: Any, batch_size: int | None = None) -> str:
 
 
 def for_plan(args: Any) -> dict[str, Any]:
-    """The same for a plan, which asks for the length of rows and for evaluations, too."""
+    """The options of for_cpp with those that a plan also needs: the length of rows and the evaluations."""
     told: dict[str, Any] = json.loads(for_cpp(args))
     told["eval_strategy"] = plain(args.eval_strategy)
     told["per_device_eval_batch_size"] = args.per_device_eval_batch_size
@@ -68,9 +68,9 @@ _TYPES: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str}
 
 
 def _type(text: str) -> Any:
-    """The type that C++'s table spells: "int | None", "list[str] | str | None"."""
+    """The type of a name in C++'s table: "int | None", "list[str] | str | None"."""
     if text.endswith(" | None"):
-        return Optional[_type(text.removesuffix(" | None"))]  # noqa: UP045  (HfArgumentParser knows typing's unions best)
+        return Optional[_type(text.removesuffix(" | None"))]  # noqa: UP045  (for HfArgumentParser)
     if " | " in text:
         return Union[tuple(_type(part) for part in text.split(" | "))]  # noqa: UP007
     if text.startswith("list["):
@@ -79,12 +79,12 @@ def _type(text: str) -> Any:
 
 
 def _fields() -> list[tuple[str, Any, Any]]:
-    """dataclasses' triples of OWN, in the table's order."""
+    """(name, type, field) of OWN for make_dataclass, in the table's order."""
     made = []
     for name, kind, default, doc, *_ in _C.training_arguments_fields():
         if name not in OWN:
             continue
-        value, metadata = json.loads(default), {"help": doc.replace("%", "%%")}  # HfArgumentParser hands it to argparse
+        value, metadata = json.loads(default), {"help": doc.replace("%", "%%")}  # argparse expands %
         spec: Any = dataclasses.field(default=value, metadata=metadata)
         if isinstance(value, list):
             spec = dataclasses.field(default_factory=functools.partial(json.loads, default), metadata=metadata)
@@ -93,13 +93,13 @@ def _fields() -> list[tuple[str, Any, Any]]:
 
 
 def _with_own_options(name: str, base: type) -> type:
-    """A dataclass over transformers' or TRL's, with OWN and the older names."""
+    """A subclass of transformers' or TRL's dataclass with OWN and the older names."""
 
     def __post_init__(self: Any) -> None:
         if isinstance(self.checkpoint_keep, str):
             self.checkpoint_keep = [self.checkpoint_keep]
         if not torch.accelerator.is_available():
-            self.use_cpu = True  # without it transformers refuses bf16 here, which is TRL's default
+            self.use_cpu = True  # otherwise transformers raises for bf16, TRL's default
         base.__post_init__(self)  # type: ignore[attr-defined]
         _C.check_training_arguments(json.dumps({option: plain(getattr(self, option)) for option in OWN}))
 
