@@ -3,25 +3,9 @@ if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYP
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
 endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 11)
-  message(FATAL_ERROR "qlorapp needs g++ 11 or newer (C++20); ${CMAKE_CXX_COMPILER} is ${CMAKE_CXX_COMPILER_VERSION}. Use a newer one, in "
-                      "a fresh build folder (this one keeps its compiler):\n"
-                      "  cmake --fresh -DCMAKE_CXX_COMPILER=g++-11 -S ${CMAKE_SOURCE_DIR} -B ${CMAKE_BINARY_DIR}")
+  message(FATAL_ERROR "qlorapp needs g++ 11 or newer (C++20); ${CMAKE_CXX_COMPILER} is ${CMAKE_CXX_COMPILER_VERSION}. Use a newer one:\n"
+                      "  CXX=g++-11 cmake -S ${CMAKE_SOURCE_DIR} -B ${CMAKE_BINARY_DIR}")
 endif()
-# CMake looks at CXX in a new build folder only.
-if(QLORAPP_CONFIGURED_BEFORE AND PROJECT_IS_TOP_LEVEL AND DEFINED ENV{CXX})
-  separate_arguments(_wanted UNIX_COMMAND "$ENV{CXX}")
-  list(GET _wanted 0 _wanted)
-  find_program(_wanted_compiler NAMES "${_wanted}" NO_CACHE)
-  if(_wanted_compiler)
-    file(REAL_PATH "${_wanted_compiler}" _wanted_compiler)
-    file(REAL_PATH "${CMAKE_CXX_COMPILER}" _kept_compiler)
-    if(NOT _wanted_compiler STREQUAL _kept_compiler)
-      message(WARNING "CXX=$ENV{CXX} has no effect: this build folder keeps its compiler, ${CMAKE_CXX_COMPILER}. To change it:\n"
-                      "  cmake --fresh -DCMAKE_CXX_COMPILER=${_wanted} -S ${CMAKE_SOURCE_DIR} -B ${CMAKE_BINARY_DIR}")
-    endif()
-  endif()
-endif()
-
 find_program(QLORAPP_CCACHE ccache)
 if(PROJECT_IS_TOP_LEVEL AND QLORAPP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   # The sloppiness is what ccache documents for precompiled headers; the base directory lets two checkouts share a cache.

@@ -56,28 +56,18 @@ def test_pips_isolated_environment_is_told_the_option_that_it_lacks(tmp_path, ba
     assert code != 0 and "pip install --no-build-isolation ." in said
 
 
-def test_another_compiler_in_an_old_folder_is_said_and_the_command_that_changes_it_does(tmp_path):
-    first, second = shutil.which("g++"), shutil.which("clang++")
-    if not (first and second):
-        pytest.skip("needs g++ and clang++")
-    source = tmp_path / "source"  # the file that says it, without the minute that the whole project takes
+def test_another_compiler_in_an_old_folder_is_used(tmp_path):
+    first, second = shutil.which("g++"), tmp_path / "other-g++"
+    second.write_text(f'#!/bin/sh\nexec {first} "$@"\n')
+    second.chmod(0o755)
+    source = tmp_path / "source"  # what looks for the compiler, without the minute that the whole project takes
     source.mkdir()
     (source / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.25)\n"
-        + (ROOT / "CMakeLists.txt").read_text().split("project(")[0].split("\n", 1)[1]
+        (ROOT / "CMakeLists.txt").read_text().split("project(")[0].replace("include(cmake/", f"include({ROOT}/cmake/")
         + f"project(sample LANGUAGES CXX)\ninclude({ROOT}/cmake/BuildDefaults.cmake)\n"
-        + 'message(STATUS "built by ${CMAKE_CXX_COMPILER_ID}")\n'
+        + 'message(STATUS "built by ${CMAKE_CXX_COMPILER} of ${CMAKE_CXX_COMPILER_ID}")\n'
     )
     build = tmp_path / "build"
-    code, said = configure(build, source=source, CXX=first)
-    assert code == 0 and "has no effect" not in said and "built by GNU" in said
-    code, said = configure(build, source=source, CXX=first)
-    assert code == 0 and "has no effect" not in said
-    code, said = configure(build, source=source, CXX=second)
-    assert code == 0 and "built by GNU" in said
-    assert f"CXX={second} has no effect: this build folder keeps its compiler" in said
-    words = said[said.index("cmake --fresh") :].split()
-    advice = words[1 : words.index("-B") + 2]
-    assert advice == ["--fresh", f"-DCMAKE_CXX_COMPILER={second}", "-S", str(source), "-B", str(build)]
-    code, said = configure(build, *advice[:2], source=source, CXX=first)
-    assert code == 0 and "built by Clang" in said
+    for compiler in (first, first, str(second), str(second), first):
+        code, said = configure(build, source=source, CXX=compiler)
+        assert code == 0 and f"built by {compiler} of GNU" in said

@@ -223,7 +223,7 @@ def test_weights_that_are_no_linear_layers_are_said(tmp_path, caplog):
     share = (
         f"only {100 * packed / model.num_parameters():.1f} % of the {model.num_parameters():,} parameters are in four bits: "
     )
-    assert share in caplog.text and "stays in float32, most of it in model.layers.*.mlp.experts.gate_up_proj" in caplog.text
+    assert share in caplog.text and "stay in float32. Largest: model.layers.*.mlp.experts.gate_up_proj" in caplog.text
 
 
 def test_a_model_without_any_layer_in_four_bits_is_refused(tmp_path):
@@ -385,7 +385,7 @@ def test_a_quantizer_of_our_name_by_somebody_else_is_named(tmp_path, monkeypatch
                     patch.delitem(getattr(auto, name), "qlorapp", raising=False)
             patch.setitem(getattr(auto, taken), "qlorapp", Foreign)
             with pytest.raises(
-                ValueError, match=r"other_package.TheirQuantizer is registered .* 'qlorapp'.*Leave out the import"
+                ValueError, match=r"other_package.TheirQuantizer is registered .* 'qlorapp'.*Remove the import"
             ) as told:
                 ours(tmp_path)
             assert "\n" not in str(told.value) and getattr(auto, taken)["qlorapp"] is Foreign
