@@ -98,6 +98,7 @@ class Engine:
         #: On a GPU a pass starts before the modules are checked, if they were pristine the last time.
         self.runs_ahead = core.device.type == "cuda"
         self.was_pristine = False
+        self._glanced: Any = None
         self._keep = "everything"
         self._told: set[str] = set()
 
@@ -108,6 +109,22 @@ class Engine:
             _log.info(
                 "[forward] transformers' forward computes this model: %s. Results are the same; steps are slower.", reason
             )
+
+    def note_pristine(self, pristine: bool) -> None:
+        """Records the outcome of a check, which decides whether the next pass may run ahead of its own."""
+        self.was_pristine, self._glanced = pristine, self._glance()
+
+    def may_run_ahead(self) -> bool:
+        """Whether the next check will probably find what the last one found, as far as one adapted layer shows."""
+        return self.runs_ahead and self.was_pristine and self._glanced == self._glance()
+
+    def _glance(self) -> Any:
+        """The adapters of the first layer that has any. Trainers with a reference model turn them off in every other pass."""
+        for place in self.projections:
+            module: Any = place.holder.get(place.name)
+            if module is not place.module:
+                return module, getattr(module, "disable_adapters", None), tuple(getattr(module, "active_adapters", ()))
+        return None
 
     # --- adapters
 

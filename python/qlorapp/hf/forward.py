@@ -79,7 +79,8 @@ def _served(
     """
     gradients, computed = torch.is_grad_enabled(), None
     drops = model.training and engine.core.lora_dropout > 0  # drawn random numbers cannot be returned
-    ahead, engine.was_pristine = engine.runs_ahead and engine.was_pristine and not drops, False
+    ahead = engine.may_run_ahead() and not drops
+    engine.note_pristine(False)
     try:
         with own_dtypes(engine.core.device):
             if ahead:
@@ -95,7 +96,7 @@ def _served(
                 computed = compute()
     except ValueError as error:  # rows that C++ does not lay out: transformers does, or says what is wrong
         reason = str(error)
-    engine.was_pristine = not reason
+    engine.note_pristine(not reason)
     if reason:
         engine.say_why(reason)
     return computed
