@@ -122,7 +122,7 @@ def folder_of(
         hint = " Its .bin files are pickles, which are never read."
     raise FileNotFoundError(
         2,
-        f"[from_pretrained] {name!r} is no folder here, and in the Hugging Face cache {', '.join(lacks)} is not in {where}; "
+        f"[from_pretrained] {name!r} is not a local folder, and the Hugging Face cache lacks {', '.join(lacks)} in {where}; "
         f"{why}.{hint} Download it where there is a network (hf download {name}), or give a folder",
         name,
     )

@@ -169,7 +169,7 @@ def _core_of(model: Any, where: str = "plan") -> _C.CausalLM:
     reason = why_not(engine, base, needs_gradients=False) if engine is not None else "C++ does not know its family"
     if engine is None or reason:
         raise TypeError(
-            f"[{where}] {type(base).__name__} is computed by transformers, whose memory nobody can tell beforehand: {reason}. It works for "
+            f"[{where}] {type(base).__name__} is computed by transformers, whose memory cannot be planned: {reason}. It works for "
             + ", ".join(_C.native_architectures())
             + "; for others try batches in a loop that catches torch.cuda.OutOfMemoryError."
         )

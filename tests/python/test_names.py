@@ -101,6 +101,6 @@ def test_packages_outside_of_what_was_tested_are_named_with_the_range(caplog):
     hf._check(newest)
     assert not caplog.records
     hf._check({**newest, "peft": "99.0.0.dev1"})
-    assert "peft 99.0.0.dev1 is newer than what was tested (0.20 to" in caplog.text
+    assert "peft 99.0.0.dev1 is newer than the tested versions (0.20 to" in caplog.text
     with pytest.raises(ImportError, match=r"needs transformers 5\.22 to 5\.\d+; 4\.57\.1 is installed: pip install -U"):
         hf._check({**newest, "transformers": "4.57.1"})

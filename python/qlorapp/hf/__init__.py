@@ -21,7 +21,7 @@ def _check(versions: dict[str, str]) -> None:
             )
         if found > newest:
             logging.getLogger("qlorapp").warning(
-                "[import] %s %s is newer than what was tested (%s). If something breaks: pip install '%s==%s.*'.",
+                "[import] %s %s is newer than the tested versions (%s). If something breaks: pip install '%s==%s.*'.",
                 package, versions[package], tested, package, ".".join(map(str, newest)),
             )  # fmt: skip
 

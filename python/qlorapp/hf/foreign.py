@@ -101,7 +101,7 @@ def load(
         more["quantization_config"] = register()(**options.to_dict())
     why = beyond_native(config) or changed(config, folder) or ", ".join(sorted(set(more) - {"config", "quantization_config"}))
     _log.warning(
-        "[from_pretrained] %s%s: transformers' own code, %s. Natively, and faster, there are %s.",
+        "[from_pretrained] %s%s: transformers' own code, %s. C++ computes these, faster: %s.",
         config.architectures[0],
         f" with {why}" if why and config.architectures[0] in _C.native_architectures() else "",
         "with linear layers in four bits by this library" if four_bit or quantize else "as it is",
