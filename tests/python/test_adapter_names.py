@@ -89,7 +89,7 @@ def test_names_are_merged(hub, tmp_path):
 
 def test_what_is_missing_is_named(hub, tmp_path):
     _, files, cache = hub
-    with pytest.raises(FileNotFoundError, match=r"config\.json.* is not in .*me--ad"):
+    with pytest.raises(FileNotFoundError, match=r"lacks config\.json.* in .*me--ad"):
         qlorapp.AutoModelForCausalLM.from_pretrained(NAME)
     put(cache, NAME, {"adapter_config.json": files["adapter_config.json"]})
     with pytest.raises(FileNotFoundError, match=r"adapter_model\.safetensors is not in .*me--ad/snapshots/0123abcd"):
