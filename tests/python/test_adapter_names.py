@@ -92,5 +92,5 @@ def test_what_is_missing_is_named(hub, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"lacks config\.json.* in .*me--ad"):
         qlorapp.AutoModelForCausalLM.from_pretrained(NAME)
     put(cache, NAME, {"adapter_config.json": files["adapter_config.json"]})
-    with pytest.raises(FileNotFoundError, match=r"adapter_model\.safetensors is not in .*me--ad/snapshots/0123abcd"):
+    with pytest.raises(FileNotFoundError, match=r"lacks adapter_model\.safetensors in .*me--ad/snapshots/0123abcd"):
         qlorapp.merge(BASE, NAME, tmp_path / "out")
