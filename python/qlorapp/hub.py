@@ -122,8 +122,8 @@ def folder_of(
         hint = " Its .bin files are pickles, which are never read."
     raise FileNotFoundError(
         2,
-        f"[from_pretrained] {name!r} is not a local folder, and the Hugging Face cache lacks {', '.join(lacks)} in {where}; "
-        f"{why}.{hint} Download it where there is a network (hf download {name}), or give a folder",
+        f"[from_pretrained] {name!r} must be a local folder or in the Hugging Face cache; {where} has no {' and no '.join(lacks)} "
+        f"({why}).{hint} Download it where there is a network (hf download {name}), or give a folder",
         name,
     )
 

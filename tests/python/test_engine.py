@@ -237,6 +237,18 @@ class TestSwitch:
         with torch.no_grad():
             torch.testing.assert_close(compiled(**batch).loss, model(**batch).loss, rtol=1e-5, atol=1e-5)
 
+    def test_a_reference_pass_without_adapters_is_computed_once(self, folder, monkeypatch):
+        model, batch, computed = with_lora(load(folder)), ragged_batch(), []
+        plain = passes_of_the_engine.whole
+        monkeypatch.setattr(passes_of_the_engine, "whole", lambda *args: computed.append(plain(*args)) or computed[-1])
+        engine = base(model).forward.engine
+        engine.runs_ahead = True
+        for _ in range(3):
+            model(**batch)
+            with torch.no_grad(), model.disable_adapter():
+                model(**batch)
+        assert len(computed) == 6 and not reasons(model)
+
 
 @pytest.fixture
 def passes(monkeypatch):
@@ -351,18 +363,6 @@ class TestGenerate:
                 past = model(ids, use_cache=True).past_key_values
                 torch.testing.assert_close(adapted, model(ids[:, :1], past_key_values=past).logits)
         assert not torch.equal(adapted, base_alone)
-
-    def test_a_reference_pass_without_adapters_is_computed_once(self, folder, monkeypatch):
-        model, batch, computed = with_lora(load(folder)), ragged_batch(), []
-        plain = passes_of_the_engine.whole
-        monkeypatch.setattr(passes_of_the_engine, "whole", lambda *args: computed.append(plain(*args)) or computed[-1])
-        engine = base(model).forward.engine
-        engine.runs_ahead = True
-        for _ in range(3):
-            model(**batch)
-            with torch.no_grad(), model.disable_adapter():
-                model(**batch)
-        assert len(computed) == 6 and not reasons(model)
 
     def test_threads(self, folder):
         """Two texts at once do not mix: each has its own cache."""

@@ -320,10 +320,10 @@ def test_a_name_is_looked_up_where_huggingface_hub_would(cache, tmp_path, enviro
         (
             "nobody/nothing",
             None,
-            "lacks config.json, model.safetensors in {cache}/models--nobody--nothing/snapshots/<commit of main>",
+            "{cache}/models--nobody--nothing/snapshots/<commit of main> has no config.json and no model.safetensors",
         ),
-        (NAME, "model.safetensors.index.json", "lacks model.safetensors in {snapshot}"),
-        (NAME, "config.json", "lacks config.json in {snapshot}"),
+        (NAME, "model.safetensors.index.json", "{snapshot} has no model.safetensors"),
+        (NAME, "config.json", "{snapshot} has no config.json"),
     ],
 )
 def test_a_name_that_cannot_be_found_says_what_was_looked_for_and_where(cache, tmp_path, environment, name, damage, says):

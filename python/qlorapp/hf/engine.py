@@ -97,8 +97,8 @@ class Engine:
         self.shown = ""
         #: On a GPU a pass starts before the modules are checked, if they were pristine the last time.
         self.runs_ahead = core.device.type == "cuda"
-        self.was_pristine = False
-        self._glanced: Any = None
+        #: What a glance showed when a check last found the model pristine; None: the last check did not.
+        self._pristine: tuple[Any] | None = None
         self._keep = "everything"
         self._told: set[str] = set()
 
@@ -112,11 +112,11 @@ class Engine:
 
     def note_pristine(self, pristine: bool) -> None:
         """Records the outcome of a check, which decides whether the next pass may run ahead of its own."""
-        self.was_pristine, self._glanced = pristine, self._glance()
+        self._pristine = (self._glance(),) if pristine and self.runs_ahead else None
 
     def may_run_ahead(self) -> bool:
         """Whether the next check will probably find what the last one found, as far as one adapted layer shows."""
-        return self.runs_ahead and self.was_pristine and self._glanced == self._glance()
+        return self._pristine is not None and self._pristine == (self._glance(),)
 
     def _glance(self) -> Any:
         """The adapters of the first layer that has any. Trainers with a reference model turn them off in every other pass."""
