@@ -16,11 +16,11 @@
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "nn/model_weights.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/memory/measured_memory.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
-#include "qlorapp/nn/model_weights.hpp"
 #include "qlorapp/quant/quantizer.hpp"
 #include "qlorapp/train/step.hpp"
 #include "train_step_setting.hpp"

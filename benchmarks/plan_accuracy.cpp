@@ -17,10 +17,11 @@
 #include <string>
 #include <vector>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "nn/decoder.hpp"
+#include "ops/device_memory.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
 #include "qlorapp/memory/planner.hpp"
-#include "qlorapp/ops/device_memory.hpp"
 #include "qlorapp/train/plan_run.hpp"
 #include "qlorapp/train/step.hpp"
 #include "random_weights.hpp"
@@ -81,8 +82,7 @@ int64_t outside_torch() {
   return static_cast<int64_t>(total - free) - stats().reserved_bytes[0].current;
 }
 
-void measure(const std::string& model_name, const format::ModelConfig& config, const CausalLM::Weights& weights,
-             const Point& point) {
+void measure(const std::string& model_name, const format::ModelConfig& config, const DecoderWeights& weights, const Point& point) {
   CausalLM model(config, weights);
   LoraConfig lora;
   lora.r = point.rank;
@@ -104,8 +104,8 @@ void measure(const std::string& model_name, const format::ModelConfig& config, c
        {ops::MemoryPhase::kForward, ops::MemoryPhase::kLoss, ops::MemoryPhase::kBackward, ops::MemoryPhase::kOptimizer}) {
     planned = std::max(planned, plan.of(phase).allocated);
   }
-  const std::string name = concat(model_name, " ", point.batch, "x", point.length, " ", point.keep, " r", point.rank, " ",
-                                  point.optim, " ", point.dtype == at::kHalf ? "fp16" : "bf16");
+  const std::string name = message("{} {}x{} {} r{} {} {}", model_name, point.batch, point.length, point.keep, point.rank,
+                                   point.optim, point.dtype == at::kHalf ? "fp16" : "bf16");
   const size_t total = gpu->totalGlobalMem;
   if (static_cast<double>(plan.peak_reserved().count) > 0.95 * static_cast<double>(total)) {
     std::printf("{\"point\": \"%s\", \"skipped\": \"planned %.1f GiB\"}\n", name.c_str(),
@@ -165,7 +165,7 @@ int run(const std::vector<std::string>& arguments) {
     if (arguments[i] == "--models") models = arguments[i + 1];
     else if (arguments[i] == "--seconds") limit = std::stod(arguments[i + 1]);
     else if (arguments[i] == "--points") wanted = arguments[i + 1];
-    else throw ValueError(concat("there is no option ", arguments[i]));
+    else throw ValueError(message("there is no option {}", arguments[i]));
   }
   if (c10::cuda::device_count() == 0) {
     std::fprintf(stderr, "bench_plan_accuracy: no GPU here; nothing measured\n");
@@ -182,7 +182,7 @@ int run(const std::vector<std::string>& arguments) {
     if (models.find(model) == std::string::npos) continue;
     const format::ModelConfig config = bench::config_of(model);
     for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
-      CausalLM::Weights weights;
+      DecoderWeights weights;
       for (const Point& point : grid(model)) {
         if (point.dtype != dtype || point.keep.find(wanted) == std::string::npos) continue;
         if (late()) {

@@ -11,9 +11,10 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
 
+#include "nn/decoder.hpp"
+#include "nn/model_weights.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
-#include "qlorapp/nn/model_weights.hpp"
 
 namespace qlorapp::bench {
 
@@ -31,7 +32,7 @@ inline FrozenWeight random_codes(int64_t out, int64_t in) {
   return FrozenWeight(std::move(weight));
 }
 
-inline CausalLM::Weights random_weights(const format::ModelConfig& config, at::ScalarType dtype) {
+inline DecoderWeights random_weights(const format::ModelConfig& config, at::ScalarType dtype) {
   const auto options = at::TensorOptions().dtype(dtype).device(at::kCUDA);
   return make_weights(config,
                       {[&](const std::string&, const std::vector<int64_t>& shape) {

@@ -20,12 +20,12 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "ops/device_memory.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/io/load_model.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
-#include "qlorapp/ops/device_memory.hpp"
 #include "qlorapp/train/plan_run.hpp"
 #include "qlorapp/train/trainer.hpp"
 #include "train_step_setting.hpp"
@@ -94,7 +94,7 @@ int run(const std::string& folder, std::map<std::string, std::string> words) {
     settings.length = args.max_length;
     settings.optimizer_is_8bit = args.optimizer_is_8bit();
     args.per_device_train_batch_size = largest_batch(settings, memory_for(model.device()), 4096);
-    chosen = concat("batch ", args.per_device_train_batch_size);
+    chosen = message("batch {}", args.per_device_train_batch_size);
   }
   const int64_t rows = args.per_device_train_batch_size;
   args.validate();

@@ -46,12 +46,13 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "nn/decoder.hpp"
+#include "ops/device_memory.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
 #include "qlorapp/memory/budget.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
-#include "qlorapp/ops/device_memory.hpp"
 #include "qlorapp/quant/quantizer.hpp"
 #include "qlorapp/train/plan_run.hpp"
 #include "qlorapp/train/step.hpp"
@@ -69,7 +70,7 @@ CausalLM make_model(const format::ModelConfig& config, at::ScalarType dtype) {
   const auto linear = [&](int64_t out, int64_t in) { return FrozenWeight(quantizer.quantize(random(out, in))); };
   const int64_t d = config.hidden_size, i = config.intermediate_size;
   const int64_t q = config.num_attention_heads * config.head_dim, kv = config.num_key_value_heads * config.head_dim;
-  CausalLM::Weights weights;
+  DecoderWeights weights;
   weights.embed_tokens = random(config.vocab_size, d);
   weights.lm_head = config.tie_word_embeddings ? weights.embed_tokens : random(config.vocab_size, d);
   weights.norm = at::ones({d}, options);

@@ -8,8 +8,8 @@
 
 #include <ATen/ops/randint.h>
 
+#include "core/check.hpp"
 #include "qlorapp/adapters/lora_config.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/memory/known_models.hpp"
 #include "qlorapp/nn/batch.hpp"
@@ -22,7 +22,7 @@ inline format::ModelConfig config_of(const std::string& model) {
        {std::pair{"70b", "llama-3.1-70b"}, {"8b", "llama-3.1-8b"}, {"3b", "llama-3.2-3b"}, {"1b", "llama-3.2-1b"}}) {
     if (model == name) return find_model_config(known);
   }
-  throw ValueError(concat("MODEL must be 70b, 8b, 3b or 1b; got ", model));
+  throw ValueError(message("MODEL must be 70b, 8b, 3b or 1b; got {}", model));
 }
 
 /// On the GPU.
@@ -64,15 +64,16 @@ struct Setting {
     else if (name == "cap") cap = std::stod(value);
     else if (name == "budget") budget = value;
     else if (name == "effective_batch") effective_batch = std::stoll(value);
-    else throw ValueError(concat("no setting is called ", name));
+    else throw ValueError(message("no setting is called {}", name));
     return true;
   }
 
   /// What set() takes, for another process.
   [[nodiscard]] std::string words() const {
-    return concat("batch=", rows, " sequence=", length, " keep=", keep, " loss_chunk_rows=", memory.loss_chunk_rows,
-                  " mlp_tile_rows=", memory.mlp_tile_rows, " weight_workspace=", to_string(memory.weight_workspace),
-                  " embedding_on_host=", memory.embedding_on_host ? 1 : 0, " fp8=", float8 ? 1 : 0);
+    return message(
+        "batch={} sequence={} keep={} loss_chunk_rows={} mlp_tile_rows={} weight_workspace={} embedding_on_host={} fp8={}", rows,
+        length, keep, memory.loss_chunk_rows, memory.mlp_tile_rows, to_string(memory.weight_workspace),
+        memory.embedding_on_host ? 1 : 0, float8 ? 1 : 0);
   }
 };
 

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <charconv>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "core/nearest_name.hpp"
 #include "qlorapp/core/log.hpp"
-#include "qlorapp/core/nearest_name.hpp"
 
 namespace qlorapp::cli {
 namespace detail {
@@ -106,8 +106,8 @@ CommandOption& CommandLine::find(std::string_view name) {
   std::vector<std::string_view> known{"config"};
   for (const CommandOption& option : options_) known.push_back(option.name);
   for (const Alias& alias : aliases_) known.push_back(alias.alias);
-  throw ValueError(concat("[", name_, "] there is no option '--", name, "'.", did_you_mean(name, known), " See qlorapp ", name_,
-                          " --help-all."));
+  throw ValueError(
+      message("[{}] there is no option '--{}'.{} See qlorapp {} --help-all.", name_, name, did_you_mean(name, known), name_));
 }
 
 void CommandLine::unused(std::span<const UnusedOption> options) {
@@ -128,8 +128,8 @@ void CommandLine::unused(std::span<const UnusedOption> options) {
     option.set = [this, unused](const format::Json& value) {
       const bool off = value.is_null() || value == false || value == 0 || value == "" || value == "none" || value.empty();
       if (off || (!unused.neutral.empty() && value == format::Json::parse(unused.neutral))) return;
-      QLORAPP_CHECK_VALUE(!unused.refused, '[', name_, "] --", unused.name, " is not supported: ", unused.reason);
-      log_warning(concat('[', name_, "] --", unused.name, " has no effect: ", unused.reason));
+      QLORAPP_CHECK_VALUE(!unused.refused, "[{}] --{} is not supported: {}", name_, unused.name, unused.reason);
+      log_warning(message("[{}] --{} has no effect: {}", name_, unused.name, unused.reason));
     };
     options_.push_back(std::move(option));
   }
@@ -139,8 +139,8 @@ std::map<std::string, format::Json> CommandLine::read_line(const std::vector<std
   std::map<std::string, format::Json> values;
   std::map<std::string, std::string> spelled;
   for (size_t i = 0; i < words.size(); ++i) {
-    QLORAPP_CHECK_VALUE(words[i].starts_with("--"), "[", name_, "] '", words[i],
-                        "' is no option; options begin with --. See qlorapp ", name_, " --help.");
+    QLORAPP_CHECK_VALUE(words[i].starts_with("--"), "[{}] '{}' is not an option; options begin with --. See qlorapp {} --help.",
+                        name_, words[i], name_);
     const size_t equals = words[i].find('=');
     const std::string name = words[i].substr(2, equals == std::string::npos ? std::string::npos : equals - 2);
     const CommandOption& option = find(name);
@@ -151,17 +151,16 @@ std::map<std::string, format::Json> CommandLine::read_line(const std::vector<std
       text = words[++i];
     } else {
       const bool alone = option.is_switch || option.may_be_alone || option.name == "resume_from_checkpoint";
-      QLORAPP_CHECK_VALUE(alone, "[", name_, "] --", name, " needs a value.");
+      QLORAPP_CHECK_VALUE(alone, "[{}] --{} needs a value.", name_, name);
       text = "true";
     }
     const auto [earlier, first_time] = spelled.emplace(option.name, name);
-    QLORAPP_CHECK_VALUE(first_time || earlier->second != name, "[", name_, "] --", name, " is given twice.");
-    QLORAPP_CHECK_VALUE(first_time, "[", name_, "] --", earlier->second, " and --", name,
-                        " are the same option. Give one of them.");
+    QLORAPP_CHECK_VALUE(first_time || earlier->second != name, "[{}] --{} is given twice.", name_, name);
+    QLORAPP_CHECK_VALUE(first_time, "[{}] --{} and --{} are the same option. Give one of them.", name_, earlier->second, name);
     try {
       values.emplace(option.name, option.parse_text(text));
     } catch (const FormatError& error) {
-      throw ValueError(concat("[", name_, "] --", name, " must be JSON; got '", text, "': ", error.what()));
+      throw ValueError(message("[{}] --{} must be JSON; got '{}': {}", name_, name, text, error.what()));
     }
   }
   return values;
@@ -169,14 +168,14 @@ std::map<std::string, format::Json> CommandLine::read_line(const std::vector<std
 
 std::map<std::string, format::Json> CommandLine::read_config(const std::string& file) {
   const format::Json json = format::read_json_file(file);
-  QLORAPP_CHECK_FORMAT(json.is_object(), "[", name_, "] ", file, " must hold an object of options.");
+  QLORAPP_CHECK_FORMAT(json.is_object(), "[{}] {} must hold an object of options.", name_, file);
   std::map<std::string, format::Json> values;
   std::map<std::string, std::string> spelled;
   for (const auto& [key, value] : json.items()) {
     const std::string& name = find(key).name;
     const auto [earlier, first_time] = spelled.emplace(name, key);
-    QLORAPP_CHECK_VALUE(first_time, "[", name_, "] ", file, ": '", earlier->second, "' and '", key,
-                        "' are the same option. Give one of them.");
+    QLORAPP_CHECK_VALUE(first_time, "[{}] {}: '{}' and '{}' are the same option. Give one of them.", name_, file, earlier->second,
+                        key);
     values.emplace(name, value);
   }
   return values;
@@ -204,7 +203,7 @@ void CommandLine::parse(const std::vector<std::string>& arguments) {
   try {
     app.parse(reversed);
   } catch (const CLI::ParseError& error) {
-    throw ValueError(concat("[", name_, "] ", error.what(), ". See qlorapp ", name_, " --help."));
+    throw ValueError(message("[{}] {}. See qlorapp {} --help.", name_, error.what(), name_));
   }
   if (help || help_all) {
     print_help(help_all);
@@ -216,7 +215,7 @@ void CommandLine::parse(const std::vector<std::string>& arguments) {
   for (auto& [name, value] : on_line) given_[name] = std::move(value);
   for (const auto& [name, value] : given_) find_known(name)->set(value);
   for (const CommandOption& option : options_) {
-    QLORAPP_CHECK_VALUE(!option.required || given(option.name), "[", name_, "] --", option.name, " is needed: ", option.doc, ".");
+    QLORAPP_CHECK_VALUE(!option.required || given(option.name), "[{}] --{} is required: {}.", name_, option.name, option.doc);
   }
 }
 

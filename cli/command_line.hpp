@@ -16,9 +16,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "format/config_json.hpp"
 #include "qlorapp/core/field_table.hpp"
-#include "qlorapp/format/config_json.hpp"
 #include "unused_options.hpp"
 
 namespace qlorapp::cli {
@@ -114,8 +114,8 @@ class CommandLine {
     added.doc = std::move(doc);
     added.required = required;
     added.set = [name, &into](const format::Json& json) {
-      QLORAPP_CHECK_VALUE(format::detail::read(json, into), "[", name, "] must be ", format::detail::type_text<Value>(), "; got ",
-                          json.dump(), ".");
+      QLORAPP_CHECK_VALUE(format::detail::read(json, into), "[{}] must be {}; got {}.", name, format::detail::type_text<Value>(),
+                          json.dump());
     };
     options_.push_back(std::move(added));
   }

@@ -3,9 +3,9 @@
 #include <cstdio>
 
 #include "command.hpp"
+#include "core/check.hpp"
 #include "model_options.hpp"
 #include "progress.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/adapter.hpp"
@@ -21,15 +21,15 @@ int eval(const Arguments& arguments) {
   EvalOptions options;
   options.exact_match = true;
   CommandLine line("eval", "--model DIR --data FILE [--adapter DIR]",
-                   "Loss over held-out rows, and how many answers are right token by token.");
+                   "Computes the loss over held-out rows and the share of answers that match exactly.");
   model_options.add_loading_to(line);
   model_options.add_template_to(line);
-  line.option("data", data, "rows: FILE[,FILE …], as train reads them", true);
+  line.option("data", data, "rows: FILE[,FILE …], in the formats of train", true);
   row_options.add_to(line);
   line.option("adapter", adapter, "PEFT adapter folder; without it the base model is evaluated");
-  line.option("per_device_eval_batch_size", options.batch_size, "rows of a batch");
+  line.option("per_device_eval_batch_size", options.batch_size, "rows per batch");
   line.option("max_length", rows.max_length, "rows are cut to this many tokens");
-  line.option("completion_only_loss", rows.completion_only_loss, "score completions only; unset: where the rows have prompts");
+  line.option("completion_only_loss", rows.completion_only_loss, "score completions only; unset: if the rows have prompts");
   line.option("assistant_only_loss", rows.assistant_only_loss, "messages: score the assistant's turns only");
   line.group("Model", {"model", "adapter", "device", "dtype", "quant_type", "double_quant", "block_size", "load_in_4bit"});
   line.group("Data", {"data", "data_format", "dataset_text_field", "prompt_column", "completion_column", "messages_column",
@@ -37,14 +37,13 @@ int eval(const Arguments& arguments) {
   line.parse(arguments);
   row_options.apply_to(rows);
   model_options.validate();
-  QLORAPP_CHECK_VALUE(options.batch_size >= 1, "[per_device_eval_batch_size] must be an integer >= 1; got ", options.batch_size,
-                      ".");
+  QLORAPP_CHECK_VALUE(options.batch_size >= 1, "[per_device_eval_batch_size] must be an integer >= 1; got {}.", options.batch_size);
 
   const format::ModelConfig config = model_options.config();
   rows.model_vocab_size = config.vocab_size;
   const ComputeDtype computed = model_options.choose_dtype(config);
   log_info(
-      concat("model: ", model_options.model, ", ", model_options.storage_text(line, config), "; computes in ", computed.reason));
+      message("model: {}, {}; computes in {}", model_options.model, model_options.storage_text(line, config), computed.reason));
   FolderText tools = model_options.text_tools();
   const Dataset dataset = read_rows(data, rows, tools);
   CausalLM model = model_options.load(computed.dtype);
@@ -55,11 +54,12 @@ int eval(const Arguments& arguments) {
   int64_t done = 0;
   options.after_each_batch = [&] { bar.update(++done, batches); };
   const EvalResult result = evaluate(model, dataset.examples, options);
-  bar.line(concat("eval_loss ", result.token_weighted, "   (mean over ", result.target_tokens, " target tokens)"));
-  bar.line(concat("perplexity ", std::exp(result.token_weighted)));
+  bar.line(message("eval_loss {}   (mean over {} target tokens)", result.token_weighted, result.target_tokens));
+  bar.line(message("perplexity {}", std::exp(result.token_weighted)));
   if (result.prompted_rows > 0) {
-    bar.line(concat("exact_match ", static_cast<double>(result.exact_matches) / static_cast<double>(result.prompted_rows), "   (",
-                    result.exact_matches, " of ", result.prompted_rows, " answers)"));
+    bar.line(message("exact_match {}   ({} of {} answers)",
+                     static_cast<double>(result.exact_matches) / static_cast<double>(result.prompted_rows), result.exact_matches,
+                     result.prompted_rows));
   }
   return 0;
 }

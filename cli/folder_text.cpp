@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "format/folder.hpp"
 #include "qlorapp/core/log.hpp"
-#include "qlorapp/format/folder.hpp"
 
 namespace qlorapp::cli {
 
@@ -13,14 +13,12 @@ const Tokenizer* FolderText::native() {
   if (!tokenizer_opened_) {
     tokenizer_opened_ = true;
     if (!format::exists(format::path_in(folder_, "tokenizer.json"))) {
-      tokenizer_error_ = concat("[tokenizer] ", folder_,
-                                " has no tokenizer.json. Copy it from the model's page, or give rows of input_ids and labels.");
+      tokenizer_error_ = message(
+          "[tokenizer] {} has no tokenizer.json. Copy it from the model's page, or give rows of input_ids and labels.", folder_);
     } else {
       try {
         tokenizer_ = Tokenizer::from_folder(folder_);
-      } catch (const std::invalid_argument& error) { tokenizer_error_ = error.what(); } catch (const IoError& error) {
-        tokenizer_error_ = error.what();
-      }
+      } catch (const Error& error) { tokenizer_error_ = error.what(); }
     }
   }
   return tokenizer_ ? &*tokenizer_ : nullptr;
@@ -32,14 +30,15 @@ HfText& FolderText::through_transformers(const std::string& error) {
     const bool named = std::find(names.begin(), names.end(), chat_template_) != names.end();  // rendered here
     try {
       hf_ = HfText::start(folder_, named ? "" : chat_template_);
-    } catch (const std::invalid_argument& reason) { throw FormatError(concat(error, " (", reason.what(), ")")); }
+    } catch (const Error& reason) { throw FormatError(message("{} ({})", error, reason.what())); }
     if (!hf_) {
-      throw FormatError(concat(error, error.find("qlorapp[hf]") == std::string::npos
-                                          ? " Or install transformers (pip install \"qlorapp[hf]\") and run the qlorapp command of "
-                                            "the wheel, which reads it through that."
-                                          : ""));
+      throw FormatError(message("{}{}", error,
+                                error.find("qlorapp[hf]") == std::string::npos
+                                    ? " Or install transformers (pip install \"qlorapp[hf]\") and run the wheel's qlorapp command, "
+                                      "which reads it through transformers."
+                                    : ""));
     }
-    log_info(concat("read through transformers: ", error.substr(0, error.find(". "))));
+    log_info(message("read through transformers: {}", error.substr(0, error.find(". "))));
   }
   return *hf_;
 }
@@ -85,8 +84,9 @@ int64_t FolderText::id_limit() { return native() != nullptr ? tokenizer_->id_lim
 
 RenderedChat FolderText::render(std::span<const Message> messages, const ChatOptions& options) {
   if (chat_ && !chat_->knows_tools() && uses_tools(messages, options)) {
-    return through_transformers(concat("[chat_template] this spelling of ", chat_->name(),
-                                       " is known for conversations without tools; got some. Remove such rows."))
+    return through_transformers(message("[chat_template] this variant of {} supports only conversations without tools; got some "
+                                        "with tools. Remove these rows.",
+                                        chat_->name()))
         .render(messages, options);
   }
   return chat_ ? chat_->render(messages, options) : hf_->render(messages, options);

@@ -4,8 +4,8 @@
 #include <cstdio>
 
 #include "command.hpp"
+#include "core/check.hpp"
 #include "model_options.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/adapter.hpp"
@@ -19,35 +19,35 @@ int generate(const Arguments& arguments) {
   int64_t seed = 42;
   GenerateOptions options;
   CommandLine line("generate", "--model DIR --prompt TEXT [--adapter DIR]",
-                   "Continues a prompt, greedily unless told to sample. With a chat template the prompt is a user's turn.");
+                   "Continues a prompt; greedy unless --do_sample is given. With a chat template the prompt is a user turn.");
   model_options.add_loading_to(line);
   model_options.add_template_to(line);
-  line.option("prompt", prompt, "text", true);
+  line.option("prompt", prompt, "text to continue", true);
   line.option("adapter", adapter, "PEFT adapter folder");
-  line.option("system", system, "system message, where the model has a chat template");
-  line.option("raw", raw, "continue the text itself, without the chat template");
-  line.option("max_new_tokens", options.max_new_tokens, "tokens at most");
-  line.option("min_new_tokens", options.min_new_tokens, "tokens at least");
-  line.option("do_sample", options.sampling.do_sample, "draw tokens by their probability instead of taking the most probable");
+  line.option("system", system, "system message; requires a chat template");
+  line.option("raw", raw, "do not apply the chat template");
+  line.option("max_new_tokens", options.max_new_tokens, "maximum number of new tokens");
+  line.option("min_new_tokens", options.min_new_tokens, "minimum number of new tokens");
+  line.option("do_sample", options.sampling.do_sample, "sample tokens by their probability instead of choosing the most probable");
   line.option("temperature", options.sampling.temperature, "divides the logits; with do_sample");
-  line.option("top_k", options.sampling.top_k, "draw among this many tokens, 0: all; with do_sample");
-  line.option("top_p", options.sampling.top_p, "draw among the fewest tokens that reach this probability; with do_sample");
-  line.option("min_p", options.sampling.min_p, "draw among tokens with this share of the largest probability; with do_sample");
-  line.option("repetition_penalty", options.sampling.repetition_penalty,
-              "above 1: tokens that are there already become less probable");
-  line.option("seed", seed, "of the draws");
+  line.option("top_k", options.sampling.top_k, "sample among this many most probable tokens; 0: all; with do_sample");
+  line.option("top_p", options.sampling.top_p, "sample among the fewest tokens that reach this probability; with do_sample");
+  line.option("min_p", options.sampling.min_p,
+              "sample among tokens with at least this share of the largest probability; with do_sample");
+  line.option("repetition_penalty", options.sampling.repetition_penalty, "above 1: tokens that already occur become less probable");
+  line.option("seed", seed, "seed of the sampling");
   line.group("Model", {"model", "adapter", "device", "dtype", "quant_type", "double_quant", "block_size", "load_in_4bit"});
   line.group("Text", {"prompt", "system", "chat_template", "raw", "max_new_tokens", "min_new_tokens"});
-  line.group("Choice of tokens", {"do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"});
+  line.group("Sampling", {"do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"});
   line.parse(arguments);
   model_options.validate();
 
-  QLORAPP_CHECK_VALUE(seed >= 0, "[seed] must be an integer >= 0; got ", seed, ".");
+  QLORAPP_CHECK_VALUE(seed >= 0, "[seed] must be an integer >= 0; got {}.", seed);
   options.sampling.seed = static_cast<uint64_t>(seed);
   options.sampling.validate();
   const format::ModelConfig config = model_options.config();
   const ComputeDtype computed = model_options.choose_dtype(config);
-  if (computed.is_substitute) log_warning(concat("computes in ", computed.reason));  // stdout is the answer's
+  if (computed.is_substitute) log_warning(message("computes in {}", computed.reason));  // stdout is the answer's
   FolderText tools = model_options.text_tools();
   tools.require_tokenizer("--prompt");
   const bool chat = !raw && tools.has_template();

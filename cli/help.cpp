@@ -31,7 +31,7 @@ std::vector<std::string> wrapped(const std::string& text, size_t first, size_t w
 }
 
 std::string head_of(const CommandOption& option) {
-  return concat("  --", option.name, " ", option.type, option.default_text.empty() ? "" : "=", option.default_text);
+  return message("  --{} {}{}{}", option.name, option.type, option.default_text.empty() ? "" : "=", option.default_text);
 }
 
 std::string text_of(const CommandOption& option, const std::vector<Alias>& aliases) {
@@ -40,9 +40,9 @@ std::string text_of(const CommandOption& option, const std::vector<Alias>& alias
   std::string others;
   for (const Alias& alias : aliases) {
     if (alias.name == option.name && !alias.older && !alias.alias.starts_with('_'))
-      others += concat(others.empty() ? "" : ", ", "--", alias.alias);
+      others += message("{}--{}", others.empty() ? "" : ", ", alias.alias);
   }
-  return others.empty() ? text : concat(text, " (also ", others, ")");
+  return others.empty() ? text : message("{} (also {})", text, others);
 }
 
 void print_option(const CommandOption& option, const std::vector<Alias>& aliases, bool whole) {
@@ -64,7 +64,9 @@ void print_option(const CommandOption& option, const std::vector<Alias>& aliases
 
 void CommandLine::print_help(bool all) {
   std::printf("usage: qlorapp %s %s [options]\n%s\n", name_.c_str(), needs_.c_str(), summary_.c_str());
-  std::printf("--name VALUE or --name=VALUE; a BOOL may stand alone. --config FILE.json holds options; those on the line win.\n");
+  std::printf(
+      "--name VALUE or --name=VALUE; a BOOL without a value is true. --config FILE.json holds options; the command line overrides "
+      "them.\n");
   std::set<std::string> shown;
   const auto print = [&](const std::string& title, const std::vector<const CommandOption*>& options) {
     if (options.empty()) return;
@@ -78,7 +80,7 @@ void CommandLine::print_help(bool all) {
     std::vector<const CommandOption*> options;
     for (const std::string& name : group.names) {
       const CommandOption* const option = find_known(name);
-      if (option == nullptr) throw std::logic_error(concat("help groups '", name, "', which is no option of ", name_));
+      if (option == nullptr) throw std::logic_error(message("'{}' in a help group is not an option of {}", name, name_));
       options.push_back(option);
     }
     print(group.title, options);

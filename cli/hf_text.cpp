@@ -15,7 +15,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 #include "qlorapp/format/json.hpp"
 
 namespace qlorapp::cli {
@@ -24,7 +24,7 @@ namespace {
 using format::Json;
 
 [[noreturn]] void fail(const char* what, int number) {
-  throw IoError(concat("[transformers] the Python process ", what, ": ", std::strerror(number), ". Check QLORAPP_PYTHON."), number);
+  throw IoError(message("[transformers] the Python process {}: {}. Check QLORAPP_PYTHON.", what, std::strerror(number)), number);
 }
 
 pid_t spawn(const std::string& python, std::vector<std::string> arguments, int socket) {

@@ -9,10 +9,10 @@
 
 #include "command.hpp"
 #include "command_line.hpp"
+#include "core/check.hpp"
+#include "core/nearest_name.hpp"
 #include "progress.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
-#include "qlorapp/core/nearest_name.hpp"
 
 namespace {
 
@@ -24,9 +24,9 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"train", "fine-tune low-rank adapters on a 4-bit base", qlorapp::cli::train},
-    {"eval", "loss and exact matches on held-out rows", qlorapp::cli::eval},
+    {"eval", "compute loss and exact matches on held-out rows", qlorapp::cli::eval},
     {"generate", "continue a prompt", qlorapp::cli::generate},
-    {"plan", "memory and time of a run, before anything is loaded", qlorapp::cli::plan},
+    {"plan", "estimate memory and time of a run without loading the model", qlorapp::cli::plan},
     {"quantize", "write a bitsandbytes 4-bit checkpoint", qlorapp::cli::quantize},
     {"merge", "write base and adapter as one 16-bit checkpoint", qlorapp::cli::merge},
 };
@@ -64,8 +64,8 @@ int run(const std::vector<std::string>& arguments) {
     if (command.name == arguments[0]) return command.run({arguments.begin() + 1, arguments.end()});
     known.push_back(command.name);
   }
-  return refuse(qlorapp::concat("there is no command '", arguments[0], "'.", qlorapp::did_you_mean(arguments[0], known),
-                                " See qlorapp --help."));
+  return refuse(qlorapp::message("there is no command '{}'.{} See qlorapp --help.", arguments[0],
+                                 qlorapp::did_you_mean(arguments[0], known)));
 }
 
 }  // namespace
@@ -74,20 +74,18 @@ int main(int argc, char** argv) {
   qlorapp::set_log_sink([](qlorapp::LogLevel level, std::string_view line) {
     if (level == qlorapp::LogLevel::kDebug) return;
     if (level == qlorapp::LogLevel::kWarning) {
-      qlorapp::cli::print_line(stderr, qlorapp::concat("warning: ", line));
+      qlorapp::cli::print_line(stderr, qlorapp::message("warning: {}", line));
     } else {
       qlorapp::cli::print_line(stdout, line);
     }
   });
   try {
     return run({argv + 1, argv + argc});
-  } catch (const qlorapp::cli::HelpShown&) {
-    return 0;
-  } catch (const std::invalid_argument& error) {  // ValueError, TypeError, FormatError
+  } catch (const qlorapp::cli::HelpShown&) { return 0; } catch (const qlorapp::ValueError& error) {
     return refuse(error.what());
-  } catch (const qlorapp::IoError& error) { return refuse(error.what()); } catch (const c10::ValueError& error) {
-    return refuse(error.what_without_backtrace());
-  } catch (const c10::TypeError& error) { return refuse(error.what_without_backtrace()); } catch (const c10::Error& error) {
+  } catch (const qlorapp::TypeError& error) { return refuse(error.what()); } catch (const qlorapp::FormatError& error) {
+    return refuse(error.what());
+  } catch (const qlorapp::IoError& error) { return refuse(error.what()); } catch (const c10::Error& error) {
     std::fprintf(stderr, "error: %s\n", error.what_without_backtrace());
     return 1;
   } catch (const std::exception& error) {

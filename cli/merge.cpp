@@ -5,9 +5,9 @@
 #include <string>
 
 #include "command.hpp"
+#include "core/check.hpp"
 #include "model_options.hpp"
 #include "progress.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/core/units.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/device.hpp"
@@ -21,18 +21,18 @@ int merge(const Arguments& arguments) {
   std::string adapter, output, base, dtype, max_shard_size = "5GB";
   bool drift = false;
   CommandLine line("merge", "--model DIR --adapter DIR --output DIR",
-                   "Writes base and adapter as one checkpoint without adapter and quantization, one weight in memory at a time.");
+                   "Merges an adapter into its base and writes one unquantized checkpoint. Holds one weight in memory at a time.");
   model.add_to(line);
   line.option("adapter", adapter, "PEFT adapter folder", true);
   line.option("output", output, "new or empty folder", true);
   line.option("base", base,
-              "what the adapter is merged into: original, the checkpoint's own weights (the default where it has them), or "
-              "dequantized, what training saw: quantized by quant_type, double_quant and block_size, and back");
-  line.option("dtype", dtype, "of the written weights: bfloat16, float16 or float32; default that of the checkpoint");
-  line.option("max_shard_size", max_shard_size, "of a file of weights");
-  line.option("drift", drift,
-              "load both models, and say how far the logits of the written one are from those of the four-bit base with its "
-              "adapter; --device is for that");
+              "weights to merge into: original (the checkpoint's own; the default if it has them) or dequantized (those that "
+              "training used: quantized by quant_type, double_quant and block_size, and back)");
+  line.option("dtype", dtype, "dtype of the written weights: bfloat16, float16 or float32; default: the checkpoint's");
+  line.option("max_shard_size", max_shard_size, "largest size of a weight file");
+  line.option(
+      "drift", drift,
+      "load both models on --device and print how far the merged logits differ from those of the four-bit base with its adapter");
   line.parse(arguments);
 
   MergeOptions options;
@@ -42,8 +42,8 @@ int merge(const Arguments& arguments) {
   options.max_shard_size = parse_bytes("max_shard_size", max_shard_size);
   QLORAPP_CHECK_VALUE(drift || !line.given("device"), "[merge] --device needs --drift: weights are merged by the CPU.");
   for (const char* name : {"quant_type", "double_quant", "block_size"}) {
-    QLORAPP_CHECK_VALUE(drift || options.base == MergeBase::kDequantized || !line.given(name), "[merge] --", name,
-                        " needs --base dequantized, or --drift: original weights are not quantized.");
+    QLORAPP_CHECK_VALUE(drift || options.base == MergeBase::kDequantized || !line.given(name),
+                        "[merge] --{} needs --base dequantized, or --drift: original weights are not quantized.", name);
   }
   (void)model.config();  // a folder without a model is refused before rows are read
   const at::Device device = parse_device(model.device);
@@ -55,13 +55,13 @@ int merge(const Arguments& arguments) {
     merge_adapter(model.model, adapter, output, options);
     peak = {memory.peak()};
   }
-  bar.line(concat("merged checkpoint written to ", output));
+  bar.line(message("merged checkpoint written to {}", output));
   std::printf("peak memory of tensors: %s\n", to_string(peak).c_str());
   if (!drift) return 0;
   const LogitDrift found = measure_drift(model.model, adapter, output, options, device);
   std::printf(
-      "drift: logits differ by at most %.3g from those of the four-bit base with its adapter (of up to %.3g); the most probable "
-      "token is the same after %lld of %lld tokens\n",
+      "drift: logits differ by at most %.3g from those of the four-bit base with its adapter (largest logit: %.3g); the most "
+      "probable token is the same after %lld of %lld tokens\n",
       found.largest_change, found.largest_logit, static_cast<long long>(found.same_choice), static_cast<long long>(found.tokens));
   return 0;
 }

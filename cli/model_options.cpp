@@ -5,10 +5,10 @@
 #include <iterator>
 #include <utility>
 
+#include "core/check.hpp"
+#include "format/folder.hpp"
 #include "progress.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
-#include "qlorapp/format/folder.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/device.hpp"
 
@@ -27,10 +27,10 @@ bool looks_like_a_hub_name(const std::string& text) {
 }  // namespace
 
 void refuse_hub_name(const std::string& model, std::string_view files) {
-  QLORAPP_CHECK_VALUE(format::exists(model) || !looks_like_a_hub_name(model), "[model] there is no folder '", model,
-                      "'. If it is a model on the Hugging Face Hub, download it first: hf download ", model,
-                      files.empty() ? "" : " ", files, " --local-dir ", format::file_name(model), ", and give --model ",
-                      format::file_name(model), ".");
+  QLORAPP_CHECK_VALUE(format::exists(model) || !looks_like_a_hub_name(model),
+                      "[model] there is no folder '{}'. If it is a model on the Hugging Face Hub, download it first: hf download "
+                      "{}{}{} --local-dir {}, and give --model {}.",
+                      model, model, files.empty() ? "" : " ", files, format::file_name(model), format::file_name(model));
 }
 
 void ModelOptions::add_to(CommandLine& line) {
@@ -45,7 +45,7 @@ void ModelOptions::add_to(CommandLine& line) {
 
 void ModelOptions::add_loading_to(CommandLine& line) {
   add_to(line);
-  line.option("dtype", dtype, "what is computed in: float32, bfloat16, float16, or auto: the dtype of the checkpoint");
+  line.option("dtype", dtype, "compute dtype: float32, bfloat16, float16, or auto (the checkpoint's)");
   line.alias("bnb_4bit_compute_dtype", "dtype");
   line.fields(bnb);
   line.unused(unused_quantization_options());
@@ -64,11 +64,11 @@ format::ModelConfig ModelOptions::config() const {
 
 void ModelOptions::add_template_to(CommandLine& line) {
   line.option("chat_template", chat_template,
-              concat("of conversations, in place of the model's own: a .jinja file, or one of ", ChatTemplate::names()));
+              message("chat template to use instead of the model's: a .jinja file, or one of {}", joined(ChatTemplate::names())));
 }
 
 Quantizer::Options ModelOptions::quantization() const {
-  QLORAPP_CHECK_VALUE(quant_type == "nf4" || quant_type == "fp4", "[quant_type] must be nf4 or fp4; got '", quant_type, "'.");
+  QLORAPP_CHECK_VALUE(quant_type == "nf4" || quant_type == "fp4", "[quant_type] must be nf4 or fp4; got '{}'.", quant_type);
   Quantizer::Options options;
   options.quant_type = quant_type == "nf4" ? QuantType::kNf4 : QuantType::kFp4;
   options.double_quant = double_quant;
@@ -88,12 +88,12 @@ ComputeDtype ModelOptions::choose_dtype(const format::ModelConfig& config) const
 std::string ModelOptions::storage_text(const CommandLine& line, const format::ModelConfig& config) const {
   if (config.quantization) return "four bits, as the checkpoint stores them";
   if (!bnb.load_in_4bit) return "not quantized (--load_in_4bit false)";
-  std::string text = concat(quant_type == "nf4" ? "NF4" : "FP4", double_quant ? " with" : " without", " double quantization");
+  std::string text = message("{}{} double quantization", quant_type == "nf4" ? "NF4" : "FP4", double_quant ? " with" : " without");
   const format::BitsAndBytesConfig theirs;
   std::string other;
   if (quant_type != theirs.bnb_4bit_quant_type && !line.given("quant_type")) other = " --quant_type " + theirs.bnb_4bit_quant_type;
   if (double_quant != theirs.bnb_4bit_use_double_quant && !line.given("double_quant")) other += " --double_quant false";
-  if (!other.empty()) text += concat(" (the defaults of BitsAndBytesConfig are", other, ")");
+  if (!other.empty()) text += message(" (the defaults of BitsAndBytesConfig are{})", other);
   return text;
 }
 
@@ -111,7 +111,7 @@ CausalLM ModelOptions::load(at::ScalarType compute_dtype, bool embedding_on_host
 }
 
 void RowOptions::add_to(CommandLine& line) {
-  line.option("data_format", data_format, "auto (by the file's name), json, csv, tsv, text (a line is a row) or paragraphs");
+  line.option("data_format", data_format, "auto (by the file's name), json, csv, tsv, text (one row per line) or paragraphs");
   line.option("dataset_text_field", dataset_text_field, "column of texts");
   line.alias("text_column", "dataset_text_field");
   line.option("prompt_column", prompt_column, "column of prompts; unset: detected");
@@ -133,7 +133,7 @@ Dataset read_rows(const std::string& path, const DatasetOptions& options, Folder
   Dataset all;
   for (const std::string& file : files) {
     Dataset data = Dataset::read(file, options, tools);
-    log_info(concat(file, ": ", data.summary.line()));
+    log_info(message("{}: {}", file, data.summary.line()));
     for (const std::string& warning : data.summary.warnings()) log_warning(warning);
     if (all.examples.empty()) all = std::move(data);
     else std::move(data.examples.begin(), data.examples.end(), std::back_inserter(all.examples));
@@ -146,7 +146,7 @@ at::ScalarType parse_dtype(const std::string& given) {
   if (text == "float32" || text == "fp32") return at::kFloat;
   if (text == "bfloat16" || text == "bf16") return at::kBFloat16;
   if (text == "float16" || text == "fp16") return at::kHalf;
-  throw ValueError(concat("[dtype] must be float32, bfloat16 or float16; got '", given, "'."));
+  throw ValueError(message("[dtype] must be float32, bfloat16 or float16; got '{}'.", given));
 }
 
 }  // namespace qlorapp::cli

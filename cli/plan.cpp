@@ -12,15 +12,15 @@
 
 #include "command.hpp"
 #include "command_line.hpp"
+#include "core/check.hpp"
+#include "format/atomic_file.hpp"
+#include "format/config_json.hpp"
+#include "format/folder.hpp"
+#include "format/python_json.hpp"
+#include "io/linear_weight.hpp"
 #include "model_options.hpp"
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/format/atomic_file.hpp"
-#include "qlorapp/format/config_json.hpp"
-#include "qlorapp/format/folder.hpp"
-#include "qlorapp/format/python_json.hpp"
 #include "qlorapp/io/compute_dtype.hpp"
 #include "qlorapp/io/device.hpp"
-#include "qlorapp/io/linear_weight.hpp"
 #include "qlorapp/io/load_model.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
 #include "qlorapp/memory/known_models.hpp"
@@ -59,12 +59,12 @@ std::vector<std::string> split(const std::string& text, char at) {
 /// Nothing that is given is without effect.
 void check_combination(const CommandLine& line, const PlanOptions& options) {
   const int answers = (options.explained ? 1 : 0) + (options.compare_with.empty() ? 0 : 1) + (line.given("hours") ? 1 : 0);
-  QLORAPP_CHECK_VALUE(answers <= 1, "[plan] --explain, --compare and --hours are answers of their own. Give one of them.");
+  QLORAPP_CHECK_VALUE(answers <= 1, "[plan] --explain, --compare and --hours exclude each other. Give one of them.");
   const auto needs = [&](std::initializer_list<const char*> names, bool there, const char* what) {
-    for (const char* name : names) QLORAPP_CHECK_VALUE(there || !line.given(name), "[plan] --", name, " needs ", what, ".");
+    for (const char* name : names) QLORAPP_CHECK_VALUE(there || !line.given(name), "[plan] --{} needs {}.", name, what);
   };
   needs({"gpus", "dataset_rows", "avg_tokens", "effective_batch", "write_config", "data", "output"}, line.given("hours"),
-        "--hours: it is about a configuration for a deadline");
+        "--hours: it belongs to a configuration for a deadline");
   needs({"svg", "measure"}, answers == 0, "the plan of one run: leave --explain, --compare and --hours out");
   const bool by_memory = !options.gpu.empty() && std::isdigit(static_cast<unsigned char>(options.gpu.front())) != 0;
   const std::vector<std::string> compared = split(options.compare_with, ',');
@@ -72,63 +72,66 @@ void check_combination(const CommandLine& line, const PlanOptions& options) {
     return !one.empty() && std::isdigit(static_cast<unsigned char>(one.front())) != 0;
   });
   needs({"gpu_architecture", "gpu_bandwidth", "gpu_tflops"}, by_memory || compares_by_memory,
-        "a GPU that is given by its memory, as --gpu 20GiB: that of a known one is known");
+        "a GPU given by its memory, such as --gpu 20GiB; a named GPU has known rates");
   const bool is_card = options.gpu != "auto" && options.gpu != "cpu";
-  needs({"context"}, is_card || !options.compare_with.empty(), "a GPU by its name or its memory");
-  needs({"gpu"}, options.compare_with.empty(), "no --compare, which names its cards itself");
-  needs({"measure"}, !is_card, "the device that is here: leave --gpu out, or give cpu");
+  needs({"context"}, is_card || !options.compare_with.empty(), "a GPU given by its name or its memory");
+  needs({"gpu"}, options.compare_with.empty(), "a plan without --compare, which names its own GPUs");
+  needs({"measure"}, !is_card, "a device of this machine: leave --gpu out, or give cpu");
   const auto decides = [&](std::initializer_list<const char*> names, bool asked, const char* what) {
     for (const char* name : names)
-      QLORAPP_CHECK_VALUE(!asked || !line.given(name), "[plan] --", name, " must be left out of ", what, ".");
+      QLORAPP_CHECK_VALUE(!asked || !line.given(name), "[plan] --{} cannot be combined with {}.", name, what);
   };
   decides({"batch", "per_device_train_batch_size", "gradient_accumulation_steps", "max_steps", "memory_budget",
            "auto_find_batch_size", "gradient_checkpointing", "checkpoint_keep", "dtype", "bf16", "fp16"},
           line.given("hours"),
-          "--hours, which chooses the batch, what is kept, the precision and the epochs itself (--effective_batch "
-          "and --num_train_epochs say how much)");
-  decides({"load_in_4bit"}, line.given("hours"), "--hours, whose configuration is of a four-bit base");
+          "--hours, which chooses batch, checkpoint_keep, precision and epochs (give --effective_batch and --num_train_epochs "
+          "instead)");
+  decides({"load_in_4bit"}, line.given("hours"), "--hours, which plans a four-bit base");
   decides({"batch", "per_device_train_batch_size", "gradient_accumulation_steps"}, !options.compare_with.empty(),
-          "--compare, which names batch and accumulation itself, as T4:2x16");
+          "--compare, which sets batch and accumulation itself, as in T4:2x16");
   decides({"memory_budget"}, options.explained,
-          "--explain, which takes the run as it is; without it plan says what a budget chooses");
+          "--explain, which plans the run as given; without --explain, plan prints the settings that a budget chooses");
   decides({"auto_find_batch_size"}, options.explained || !options.compare_with.empty(),
-          "--explain and --compare, which take the batch as it is; without them it says what fits");
+          "--explain and --compare, which plan the batch as given; without them, plan prints the batch that fits");
   QLORAPP_CHECK_VALUE(!options.measured || format::is_regular_file(format::path_in(options.model, "config.json")),
-                      "[plan] --measure loads the model, so --model must be its folder; got '", options.model, "'.");
+                      "[plan] --measure loads the model, so --model must be its folder; got '{}'.", options.model);
 }
 
-PlanOptions parse(const Arguments& arguments) {
+PlanOptions parse_plan(const Arguments& arguments) {
   PlanOptions options;
   options.lora.target_modules = NamesOrPattern("all-linear");
-  CommandLine line("plan", "--model DIR [--gpu NAME]", "Says how much memory and time a run takes, before anything is loaded.");
+  CommandLine line("plan", "--model DIR [--gpu NAME]",
+                   "Prints the memory of a run, and its time with --explain, --compare or --hours, without loading the model.");
   line.option("model", options.model, "folder of a Hugging Face checkpoint, a config.json, or a known name such as llama-3-8b",
               true);
   line.option("gpu", options.gpu,
-              "T4, A10, RTX 4090, H200 …, an amount of memory such as 16GiB, cpu, or auto: the one that is here");
-  line.option("gpu_architecture", options.gpu_architecture, "of a GPU given by its memory: 75, 80, 86, 89, 90 …");
-  line.option("gpu_bandwidth", options.gpu_bandwidth, "GB/s of a GPU given by its memory");
+              "T4, A10, RTX 4090, H200 …, an amount of memory such as 16GiB, cpu, or auto (this machine's device)");
+  line.option("gpu_architecture", options.gpu_architecture, "architecture of a GPU given by its memory: 75, 80, 86, 89, 90 …");
+  line.option("gpu_bandwidth", options.gpu_bandwidth, "memory bandwidth in GB/s of a GPU given by its memory");
   line.option("gpu_tflops", options.gpu_tflops, "dense 16-bit TFLOP/s of a GPU given by its memory");
-  line.option("context", options.context,
-              "memory that the CUDA context takes beside torch's; default an allowance of 512MiB, and 801MiB on an H200, where it "
-              "was measured");
+  line.option(
+      "context", options.context,
+      "memory of the CUDA context, in addition to torch's; default: 801MiB on an H200 (measured), 512MiB on other GPUs (assumed)");
   line.option("batch", options.batch, "rows per micro-batch; the same as --per_device_train_batch_size");
   line.option("dtype", options.dtype,
-              "what the run computes in: auto (the checkpoint's), float32, bfloat16 or float16; the same as --bf16 and --fp16");
+              "compute dtype: auto (the checkpoint's), float32, bfloat16 or float16; the same as --bf16 and --fp16");
   line.option("seq", options.seq, "tokens of the longest row; the same as --max_length");
-  line.option("explain", options.explained, "step by step: what takes what, whether it fits, what to change first");
-  line.option("compare", options.compare_with, "ways to one effective batch, as T4:2x16,A10:8x4: speed, memory, quality");
-  line.option("gpus", options.gpus, "cards to estimate for; training runs on one");
-  line.option("hours", options.hours, "a configuration that ends in this time");
+  line.option("explain", options.explained, "explain step by step what uses memory, whether it fits, and what to change first");
+  line.option("compare", options.compare_with,
+              "compare speed, memory and quality of GPU:BATCHxACCUMULATION, such as T4:2x16,A10:8x4");
+  line.option("gpus", options.gpus, "GPUs to estimate for; training runs on one");
+  line.option("hours", options.hours, "print a configuration whose run ends within this many hours");
   line.option("dataset_rows", options.dataset_rows, "rows of the training data, for --hours");
-  line.option("avg_tokens", options.avg_tokens, "tokens of a row on average, for --hours");
-  line.option("effective_batch", options.effective_batch, "rows of an update over all cards, for --hours");
-  line.option("write_config", options.write_config, "with --hours: a file that qlorapp train --config takes");
-  line.option("data", options.data, "the training rows that the written configuration names");
-  line.option("output", options.output, "the folder that the written configuration names");
+  line.option("avg_tokens", options.avg_tokens, "average tokens per row, for --hours");
+  line.option("effective_batch", options.effective_batch, "rows per update over all GPUs, for --hours");
+  line.option("write_config", options.write_config,
+              "with --hours: write the configuration to this file, for qlorapp train --config");
+  line.option("data", options.data, "training rows named in the written configuration");
+  line.option("output", options.output, "output folder named in the written configuration");
   line.option("measure", options.measured,
-              "load the model, take one step, and say what both really took; with --svg drawn over the plan");
-  line.option("svg", options.svg, "a file for the planned timeline");
-  line.option("load_in_4bit", options.load_in_4bit, "false: linear layers stay dense");
+              "load the model, run one step and print both measured peaks; --svg draws them over the plan");
+  line.option("svg", options.svg, "write the planned timeline to this file");
+  line.option("load_in_4bit", options.load_in_4bit, "false: linear layers are not quantized");
   line.alias("output_dir", "output");
   line.fields(options.args);
   line.fields(options.lora);
@@ -136,7 +139,7 @@ PlanOptions parse(const Arguments& arguments) {
   line.unused(unused_lora_options());
   line.group("Model and card",
              {"model", "load_in_4bit", "dtype", "gpu", "gpu_architecture", "gpu_bandwidth", "gpu_tflops", "context"});
-  line.group("Answers", {"explain", "compare", "measure", "svg"});
+  line.group("Output", {"explain", "compare", "measure", "svg"});
   line.group("A configuration for a deadline",
              {"hours", "gpus", "dataset_rows", "avg_tokens", "effective_batch", "write_config", "data", "output"});
   line.group("Rows", {"batch", "seq", "packing"});
@@ -147,7 +150,7 @@ PlanOptions parse(const Arguments& arguments) {
       requested_dtype(line, options.args, options.dtype == "auto" ? std::nullopt : std::optional(parse_dtype(options.dtype)));
   check_combination(line, options);
   for (const auto& [name, value] : {std::pair{"batch", options.batch}, {"seq", options.seq}}) {
-    QLORAPP_CHECK_VALUE(value > 0 || !line.given(name), "[plan] --", name, " must be above 0; got ", value, ".");
+    QLORAPP_CHECK_VALUE(value > 0 || !line.given(name), "[plan] --{} must be above 0; got {}.", name, value);
   }
   if (options.batch > 0) options.args.per_device_train_batch_size = options.batch;
   if (options.seq > 0) options.args.max_length = options.seq;
@@ -167,10 +170,10 @@ Contender parse_contender(const std::string& text, const PlanOptions& options) {
   const auto number = [&](const std::string& digits) {
     const format::Json value = detail::value_of(digits, static_cast<const int64_t*>(nullptr));
     QLORAPP_CHECK_VALUE(value.is_number_integer() && value.get<int64_t>() > 0,
-                        "[compare] must be GPU:BATCHxACCUMULATION, such as T4:2x16; got '", text, "'.");
+                        "[compare] must be GPU:BATCHxACCUMULATION, such as T4:2x16; got '{}'.", text);
     return value.get<int64_t>();
   };
-  QLORAPP_CHECK_VALUE(sizes.size() == 2, "[compare] must be GPU:BATCHxACCUMULATION, such as T4:2x16; got '", text, "'.");
+  QLORAPP_CHECK_VALUE(sizes.size() == 2, "[compare] must be GPU:BATCHxACCUMULATION, such as T4:2x16; got '{}'.", text);
   return {named_gpu(halves[0], options), number(sizes[0]), number(sizes[1])};
 }
 
@@ -203,7 +206,8 @@ int plan_for_deadline(const PlanOptions& options, const format::ModelConfig& mod
     std::printf("written to %s\n", options.write_config.c_str());
   }
   if (!format::exists(options.model))
-    std::printf("%s is a shape that plans know: train with --model and the folder of your checkpoint.\n", options.model.c_str());
+    std::printf("%s is a known model name, not a folder. To train, give the folder of your checkpoint as --model.\n",
+                options.model.c_str());
   return 0;
 }
 
@@ -256,7 +260,7 @@ Probe measure(const PlanOptions& options, const PlanSettings& settings, const Me
 }  // namespace
 
 int plan(const Arguments& arguments) {
-  const PlanOptions options = parse(arguments);
+  const PlanOptions options = parse_plan(arguments);
   refuse_hub_name(options.model, "config.json");
   const format::ModelConfig model = find_model_config(options.model);
   DeviceAllowance allowance;
@@ -268,8 +272,7 @@ int plan(const Arguments& arguments) {
     for (const std::string& one : split(options.compare_with, ',')) contenders.push_back(parse_contender(one, options));
     // Of a card with every dtype: compare() replaces bfloat16 where one has none.
     set_precision(args, choose_compute_dtype(options.requested, model.dtype, at::kCUDA, kEveryDtype).dtype);
-    PlanSettings settings = plan_settings(model, options.lora, args);
-    settings.load_in_4bit = options.load_in_4bit;
+    const PlanSettings settings = plan_settings(model, options.lora, args, {.load_in_4bit = options.load_in_4bit});
     const std::string& budget = args.memory_budget;
     const bool bounded = !budget.empty() && budget != "auto";
     std::printf(
@@ -281,13 +284,12 @@ int plan(const Arguments& arguments) {
   const Place place = place_of(options, allowance);
   const ComputeDtype computed = choose_compute_dtype(options.requested, model.dtype, place.device.type, place.device.architecture);
   set_precision(args, computed.dtype);
-  PlanSettings settings = plan_settings(model, options.lora, args);
-  settings.load_in_4bit = options.load_in_4bit;
-  settings.device = place.device;
+  PlanSettings settings = plan_settings(model, options.lora, args, {.load_in_4bit = options.load_in_4bit, .device = place.device});
 
   if (options.has_hours || options.explained) {
-    QLORAPP_CHECK_VALUE(place.device.type == at::kCUDA,
-                        "[plan] --hours and --explain need --gpu: the name of a card, or its memory; there is none here.");
+    QLORAPP_CHECK_VALUE(
+        place.device.type == at::kCUDA,
+        "[plan] --hours and --explain need a GPU; this machine has none. Give --gpu: the name of a card, or its memory.");
     if (options.has_hours) return plan_for_deadline(options, model, place.rates, allowance);
     std::printf("%s.\n", computed_text(computed).c_str());
     std::printf("%s", explain(settings, place.rates, allowance).c_str());
@@ -305,9 +307,9 @@ int plan(const Arguments& arguments) {
   Probe probe;
   if (options.measured) probe = measure(options, settings, found);
   if (!options.svg.empty()) {
-    format::write_file_atomically(
-        options.svg, timeline_svg(found, concat(options.model, ", ", settings.batch, " x ", settings.length, " tokens"),
-                                  place.is_named ? std::optional(place.room) : std::nullopt, probe.moments));
+    format::write_file_atomically(options.svg,
+                                  timeline_svg(found, message("{}, {} x {} tokens", options.model, settings.batch, settings.length),
+                                               place.is_named ? std::optional(place.room) : std::nullopt, probe.moments));
     std::printf("timeline written to %s\n", options.svg.c_str());
   }
   return found.fits ? 0 : kDoesNotFit;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "command.hpp"
+#include "core/check.hpp"
 #include "model_options.hpp"
 #include "progress.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/format/model_config.hpp"
 
@@ -16,17 +16,17 @@ int quantize(const Arguments& arguments) {
   model.add_to(line);
   line.option("output", output, "new or empty folder", true);
   line.option("compute_dtype", compute_dtype, "bnb_4bit_compute_dtype of the written config: float32, bfloat16 or float16");
-  line.option("compat", compat, "bnb: bitsandbytes' own codes of the scales instead of the exactly nearest");
+  line.option("compat", compat, "bnb: encode the scales exactly as bitsandbytes does; none: use the nearest code");
   line.alias("bnb_4bit_compute_dtype", "compute_dtype");
   line.parse(arguments);
-  QLORAPP_CHECK_VALUE(compat == "none" || compat == "bnb", "[compat] must be none or bnb; got '", compat, "'.");
+  QLORAPP_CHECK_VALUE(compat == "none" || compat == "bnb", "[compat] must be none or bnb; got '{}'.", compat);
   Quantizer::Options options = model.quantization();
   if (compat == "bnb") options.compat = Compat::kBnb;
   (void)model.config();  // a folder without a model is refused before rows are read
   ProgressBar bar("quantizing");
   quantize_checkpoint(model.model, output, options, parse_dtype(compute_dtype),
                       [&](int64_t done, int64_t total) { bar.update(done, total); });
-  bar.line(concat("quantized checkpoint written to ", output));
+  bar.line(message("quantized checkpoint written to {}", output));
   return 0;
 }
 

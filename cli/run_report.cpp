@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <utility>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 namespace qlorapp::cli {
 namespace {

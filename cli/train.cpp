@@ -9,18 +9,19 @@
 #include <cstdio>
 
 #include "command.hpp"
+#include "core/check.hpp"
+#include "format/folder.hpp"
+#include "io/checkpoint_folder.hpp"
+#include "io/linear_weight.hpp"
 #include "model_options.hpp"
+#include "nn/decoder.hpp"
 #include "qlorapp/adapters/parameter_count.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/core/units.hpp"
-#include "qlorapp/format/folder.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/adapter.hpp"
-#include "qlorapp/io/checkpoint_folder.hpp"
 #include "qlorapp/io/compute_dtype.hpp"
 #include "qlorapp/io/device.hpp"
-#include "qlorapp/io/linear_weight.hpp"
 #include "qlorapp/train/plan_run.hpp"
 #include "qlorapp/train/trainer.hpp"
 #include "run_report.hpp"
@@ -64,7 +65,7 @@ struct Run {
 };
 
 /// All that can be wrong without a look at data and weights.
-Run parse(const Arguments& arguments) {
+Run parse_train(const Arguments& arguments) {
   Run run;
   TrainOptions& options = run.options;
   CommandLine line("train", "--model DIR --data FILE --output DIR",
@@ -75,11 +76,11 @@ Run parse(const Arguments& arguments) {
               true);
   line.option("output", options.output, "folder for the adapter, checkpoints and trainer_state.json", true);
   line.alias("output_dir", "output");
-  line.option("eval_data", options.eval_data, "rows to evaluate on, each epoch unless --eval_strategy says otherwise");
+  line.option("eval_data", options.eval_data, "rows to evaluate on, once per epoch unless --eval_strategy is given");
   options.rows.add_to(line);
-  line.option("init_adapter", options.init_adapter, "PEFT adapter folder to continue from; the options of its adapter are its own");
+  line.option("init_adapter", options.init_adapter, "PEFT adapter folder to continue from; its config sets the adapter options");
   line.option("assistant_only_loss", options.assistant_only_loss, "messages: train on the assistant's turns only");
-  line.option("dry_run", options.dry_run, "print what the run would take, over the given rows, and end before anything is loaded");
+  line.option("dry_run", options.dry_run, "print the memory plan for the given rows and exit without loading the model");
   line.fields(options.args);
   line.fields(options.lora);
   line.unused(unused_training_arguments());
@@ -94,9 +95,9 @@ Run parse(const Arguments& arguments) {
   options.model.validate();
   if (!options.eval_data.empty() && !line.given("eval_strategy")) options.args.eval_strategy = "epoch";
   const bool evaluates = options.args.eval_strategy != "no" || options.args.eval_on_start;
-  QLORAPP_CHECK_VALUE(!evaluates || !options.eval_data.empty(), "[train] ",
-                      options.args.eval_on_start ? "--eval_on_start" : concat("--eval_strategy ", options.args.eval_strategy),
-                      " needs rows to evaluate on. Give --eval_data FILE, or leave the option out.");
+  QLORAPP_CHECK_VALUE(!evaluates || !options.eval_data.empty(),
+                      "[train] {} needs rows to evaluate on. Give --eval_data FILE, or leave the option out.",
+                      options.args.eval_on_start ? "--eval_on_start" : message("--eval_strategy {}", options.args.eval_strategy));
   if (options.args.use_cpu) options.model.device = "cpu";
 
   run.config = options.model.config();
@@ -115,8 +116,10 @@ std::optional<std::string> checkpoint_to_resume(const TrainOptions& options) {
   if (!wanted || *wanted == "false") return std::nullopt;
   if (*wanted != "true") return wanted;
   const auto newest = latest_checkpoint(options.output);
-  QLORAPP_CHECK_VALUE(newest.has_value(), "[resume_from_checkpoint] there is no checkpoint in ", options.output,
-                      ". Leave the option out to begin anew, or name a checkpoint folder.");
+  QLORAPP_CHECK_VALUE(
+      newest.has_value(),
+      "[resume_from_checkpoint] there is no checkpoint in {}. Leave the option out to begin anew, or name a checkpoint folder.",
+      options.output);
   return newest;
 }
 
@@ -128,8 +131,9 @@ void check_output(const TrainOptions& options, bool resuming) {
                     !list_checkpoints(options.output).empty() ||
                     format::exists(format::path_in(options.output, "adapter_model.safetensors"));
   QLORAPP_CHECK_VALUE(
-      !used, "[output] ", options.output,
-      " holds another run. Name a new folder, go on with --resume_from_checkpoint, or give --overwrite_output_dir.");
+      !used,
+      "[output] {} holds another run. Name a new folder, go on with --resume_from_checkpoint, or give --overwrite_output_dir.",
+      options.output);
 }
 
 DatasetOptions dataset_options(const TrainOptions& options, int64_t vocab_size, bool packed) {
@@ -159,18 +163,19 @@ Bytes peak_memory() {
 /// The plan for the longest row of the data. Nothing is loaded. @returns whether it fits.
 bool print_plan(const TrainOptions& options, const format::ModelConfig& config, const Dataset& train_data,
                 const Dataset& eval_data) {
-  PlanSettings settings = plan_settings(config, options.lora, options.args);
-  settings.quantization = options.model.quantization();
-  settings.load_in_4bit = options.model.bnb.load_in_4bit;
-  if (options.model.bnb.llm_int8_skip_modules) settings.skip_modules = *options.model.bnb.llm_int8_skip_modules;
+  const at::Device device = parse_device(options.model.device);
+  PlanSettings settings =
+      plan_settings(config, options.lora, options.args,
+                    {.load_in_4bit = options.model.bnb.load_in_4bit,
+                     .quantization = options.model.quantization(),
+                     .skip_modules = options.model.bnb.llm_int8_skip_modules.value_or(std::vector<std::string>{}),
+                     .device = planned_device(device)});
   settings.length = 2;
   for (const Dataset* data : {&train_data, &eval_data}) {
     for (const Example& row : data->examples)
       settings.length = std::max(settings.length, static_cast<int64_t>(row.input_ids.size()));
   }
   if (eval_data.examples.empty()) settings.eval_batch = 0;
-  const at::Device device = parse_device(options.model.device);
-  settings.device = planned_device(device);
   const Bytes room = memory_for(device);  // once: what is free changes while one looks
   const FittedArguments fitted =
       fit_arguments(settings, options.args, rates_of(gpu_name(device), settings.device.architecture, {}), room);
@@ -183,19 +188,19 @@ bool print_plan(const TrainOptions& options, const format::ModelConfig& config, 
 
 std::string described(at::Device device) {
   const int threads = at::get_num_threads();
-  return device.is_cuda() ? gpu_name(device) : concat("a CPU with ", threads, threads == 1 ? " thread" : " threads");
+  return device.is_cuda() ? gpu_name(device) : message("a CPU with {}{}", threads, threads == 1 ? " thread" : " threads");
 }
 
 void say_what_runs(const Run& run) {
-  log_info(concat("model: ", run.options.model.model, ", ", millions(format::parameter_count(run.config)), " M parameters, ",
-                  run.storage));
-  log_info(concat("computes in ", run.computed.reason, ", on ", described(parse_device(run.options.model.device))));
+  log_info(message("model: {}, {} M parameters, {}", run.options.model.model, millions(format::parameter_count(run.config)),
+                   run.storage));
+  log_info(message("computes in {}, on {}", run.computed.reason, described(parse_device(run.options.model.device))));
 }
 
 }  // namespace
 
 int train(const Arguments& arguments) {
-  const Run run = parse(arguments);
+  const Run run = parse_train(arguments);
   const TrainOptions& options = run.options;
   const format::ModelConfig& config = run.config;
   const std::optional<std::string> resume_from = checkpoint_to_resume(options);
@@ -209,7 +214,7 @@ int train(const Arguments& arguments) {
   const Dataset train_data = read(options.data, options.args.packing);
   Dataset eval_data;
   if (!options.eval_data.empty()) eval_data = read(options.eval_data, options.args.eval_packing.value_or(options.args.packing));
-  if (tools.has_tokenizer()) log_info(concat("first row, «trained»: ", render_sample(train_data.examples.front(), tools)));
+  if (tools.has_tokenizer()) log_info(message("first row, «trained»: {}", render_sample(train_data.examples.front(), tools)));
 
   if (options.dry_run) return print_plan(options, config, train_data, eval_data) ? 0 : kDoesNotFit;
   // Under a budget the table goes to the host first: the smallest way to load. What is chosen then may bring it back.
@@ -222,22 +227,22 @@ int train(const Arguments& arguments) {
     load_adapter(model, options.init_adapter);
   }
   const ParameterCount count{model.arena().numel(), model.decoder().parameter_count() + model.arena().numel()};
-  log_info(concat(trainable_parameters_line(count), "; model in memory: ", to_string(model.decoder().weight_bytes())));
+  log_info(message("{}; model in memory: {}", trainable_parameters_line(count), to_string(model.decoder().weight_bytes())));
 
   remove_stale_checkpoints(options.output);
   RunReport report(options.args.logging_strategy, [] { return g_interrupted != 0; });
   Trainer trainer(model, options.args, train_data.examples, eval_data.examples, options.model.model, report.callbacks());
   report.watch(trainer);
-  log_info(concat(trainer.max_steps(), " steps of ", trainer.args().per_device_train_batch_size, " x ",
-                  trainer.args().gradient_accumulation_steps, " rows", resume_from ? " from " + *resume_from : std::string()));
+  log_info(message("{} steps of {} x {} rows{}", trainer.max_steps(), trainer.args().per_device_train_batch_size,
+                   trainer.args().gradient_accumulation_steps, resume_from ? " from " + *resume_from : std::string()));
   std::signal(SIGINT, on_interrupt);
   const TrainOutput output = trainer.train(resume_from);
   if (g_interrupted && output.global_step < trainer.max_steps()) {
-    report.line(concat("interrupted after step ", output.global_step, "; go on with --resume_from_checkpoint"));
+    report.line(message("interrupted after step {}; go on with --resume_from_checkpoint", output.global_step));
     return 130;
   }
   trainer.save_model(options.output);
-  log_info(concat("adapter written to ", options.output, "; peak memory ", to_string(peak_memory())));
+  log_info(message("adapter written to {}; peak memory {}", options.output, to_string(peak_memory())));
   return 0;
 }
 

@@ -6,10 +6,10 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "format/config_json.hpp"
+#include "format/folder.hpp"
 #include "qlorapp/format/adapter_config.hpp"
-#include "qlorapp/format/config_json.hpp"
-#include "qlorapp/format/folder.hpp"
 #include "qlorapp/io/compute_dtype.hpp"
 
 namespace qlorapp::cli {
@@ -34,15 +34,16 @@ std::optional<at::ScalarType> requested_dtype(const CommandLine& line, const Tra
   const bool given = args.bf16 || args.fp16 || line.given("bf16") || line.given("fp16");
   const at::ScalarType flagged = args.bf16 ? at::kBFloat16 : args.fp16 ? at::kHalf : at::kFloat;
   if (!given) return named;
-  QLORAPP_CHECK_VALUE(!named || *named == flagged, "[dtype] --dtype ", dtype_text(named.value_or(flagged)), " and ", flag,
-                      " ask for different dtypes. Give one of them.");
+  QLORAPP_CHECK_VALUE(!named || *named == flagged, "[dtype] --dtype {} and {} ask for different dtypes. Give one of them.",
+                      dtype_text(named.value_or(flagged)), flag);
   return flagged;
 }
 
 void set_precision(TrainingArguments& args, at::ScalarType dtype) {
-  QLORAPP_CHECK_VALUE(!args.fp8 || dtype == at::kBFloat16,
-                      "[fp8] --fp8 needs bfloat16 for the rest of the step; this run computes in ", dtype_text(dtype),
-                      ". Give --bf16, or leave --fp8 out.");
+  QLORAPP_CHECK_VALUE(
+      !args.fp8 || dtype == at::kBFloat16,
+      "[fp8] --fp8 needs bfloat16 for the rest of the step; this run computes in {}. Give --bf16, or leave --fp8 out.",
+      dtype_text(dtype));
   args.bf16 = dtype == at::kBFloat16;
   args.fp16 = dtype == at::kHalf;
 }
@@ -71,9 +72,10 @@ LoraConfig config_of_adapter(const CommandLine& line, const LoraConfig& asked, c
                                  (!adapted || (changed.rank_of(layer.name) == own.rank_of(layer.name) &&
                                                changed.scaling_of(layer.name) == own.scaling_of(layer.name)));
                         });
-    QLORAPP_CHECK_VALUE(agrees, "[init_adapter] ", name, " must be that of the adapter: ", folder, " has ", theirs[name].dump(),
-                        ", and ", ours[name].dump(),
-                        " was given. Leave the option out, or leave --init_adapter out for a new adapter.");
+    QLORAPP_CHECK_VALUE(agrees,
+                        "[init_adapter] {} must match the adapter: {} has {}; got {}. Leave the option out, or "
+                        "leave --init_adapter out for a new adapter.",
+                        name, folder, theirs[name].dump(), ours[name].dump());
   });
   return own;
 }
@@ -85,9 +87,10 @@ void refuse_several_processes() {
   const size_t first = size.find_first_not_of('0');
   QLORAPP_CHECK_VALUE(
       !is_number || first == std::string_view::npos || size.substr(first) == "1",
-      "[train] training runs in one process, on one device; WORLD_SIZE=", size, " says that a launcher started ", size,
-      ", and each would train the whole run into the same folder. Start one: qlorapp train …. For a larger batch raise "
-      "--gradient_accumulation_steps. If no launcher runs, unset WORLD_SIZE.");
+      "[train] training runs in one process, on one device; WORLD_SIZE={} says that a launcher started {} processes. Each would "
+      "train the whole run into the same folder. Start one: qlorapp train …. For a larger batch raise "
+      "--gradient_accumulation_steps. If no launcher runs, unset WORLD_SIZE.",
+      size, size);
 }
 
 }  // namespace qlorapp::cli

@@ -14,7 +14,13 @@ if(PROJECT_IS_TOP_LEVEL AND QLORAPP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
       CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${QLORAPP_CCACHE})
 endif()
 
-# Language level, flags and the include folder, as an interface that every layer links.
+# Torch's headers take longer to compile than most of our files, so files of one target are compiled together, eight at a time.
+option(QLORAPP_UNITY "Compile sources in batches; OFF compiles each alone, which is faster after a change to one" ON)
+function(qlorapp_unity target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${QLORAPP_UNITY} UNITY_BUILD_BATCH_SIZE 8)
+endfunction()
+
+# Language level, flags and the public headers, for everything that we compile.
 add_library(qlorapp_defaults INTERFACE)
 target_compile_features(qlorapp_defaults INTERFACE cxx_std_20)
 target_include_directories(qlorapp_defaults INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>)

@@ -11,6 +11,23 @@ function(qlorapp_headers target header hint)
 endfunction()
 
 qlorapp_headers(qlorapp_json nlohmann/json.hpp nlohmann-json3-dev)
+
+# fmt is torch's own copy, seen through a folder that shows nothing else of torch: torch-free layers format messages, too.
+if(NOT EXISTS "${qlorapp_torch_root}/include/fmt/base.h")
+  message(FATAL_ERROR "qlorapp needs fmt's headers, which torch 2.8 and newer brings; ${qlorapp_torch_root}/include/fmt has no base.h. "
+                      "Install torch from PyPI: pip install torch==2.11.0")
+endif()
+file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/fmt)
+file(CREATE_LINK "${qlorapp_torch_root}/include/fmt" ${PROJECT_BINARY_DIR}/fmt/fmt SYMBOLIC)
+add_library(qlorapp_fmt INTERFACE)
+target_include_directories(qlorapp_fmt SYSTEM INTERFACE $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/fmt>)
+target_compile_definitions(qlorapp_fmt INTERFACE FMT_HEADER_ONLY)
+
+# For what is compiled with the private headers, which stand beside their sources: "ops/norm.hpp" is src/ops/norm.hpp.
+add_library(qlorapp_inside INTERFACE)
+target_include_directories(qlorapp_inside INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>)
+target_link_libraries(qlorapp_inside INTERFACE qlorapp_defaults qlorapp_fmt)
+
 if(QLORAPP_BUILD_CLI)
   qlorapp_headers(qlorapp_cli11 CLI/CLI.hpp libcli11-dev)
 endif()

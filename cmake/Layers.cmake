@@ -1,4 +1,4 @@
-# qlorapp_layer(name SOURCES … USES … [TORCH]): one room of the house as an object library that links only downwards.
+# qlorapp_layer(name SOURCES … USES … [TORCH] [UNITY]): one room of the house as an object library that links only downwards.
 #
 # A layer without TORCH cannot see torch's headers at all. The objects end up in ONE shared library (operators register
 # themselves by static initializers, which a static archive would drop); tests of torch-free layers link the objects alone.
@@ -12,12 +12,16 @@ target_link_libraries(qlorapp_own_torch INTERFACE qlorapp_torch)
 target_compile_options(qlorapp_own_torch INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
 target_link_options(qlorapp_own_torch INTERFACE -fopenmp "LINKER:-rpath-link,${qlorapp_torch_root}/lib" "LINKER:--allow-shlib-undefined")
 
+# UNITY: its files are compiled in batches, so no two of them may give a private name two meanings.
 function(qlorapp_layer name)
-  cmake_parse_arguments(arg "TORCH" "" "SOURCES;USES" ${ARGN})
+  cmake_parse_arguments(arg "TORCH;UNITY" "" "SOURCES;USES" ${ARGN})
   set(target qlorapp_${name})
   add_library(${target} OBJECT ${arg_SOURCES})
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON)
-  target_link_libraries(${target} PUBLIC qlorapp_defaults)
+  if(arg_UNITY)
+    qlorapp_unity(${target})
+  endif()
+  target_link_libraries(${target} PUBLIC qlorapp_inside)
   foreach(used ${arg_USES})
     target_link_libraries(${target} PUBLIC qlorapp_${used})
   endforeach()
@@ -30,7 +34,7 @@ function(qlorapp_layer name)
       file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/pch.cpp CONTENT "")  # unlike WRITE, leaves an equal file alone
       add_library(qlorapp_pch OBJECT ${PROJECT_BINARY_DIR}/pch.cpp)
       set_target_properties(qlorapp_pch PROPERTIES POSITION_INDEPENDENT_CODE ON)
-      target_link_libraries(qlorapp_pch PUBLIC qlorapp_defaults qlorapp_own_torch)
+      target_link_libraries(qlorapp_pch PUBLIC qlorapp_inside qlorapp_own_torch)
       qlorapp_warnings(qlorapp_pch)
       target_precompile_headers(qlorapp_pch PRIVATE <ATen/ATen.h> <torch/library.h> <torch/csrc/autograd/custom_function.h>)
       target_precompile_headers(${target} REUSE_FROM qlorapp_pch)

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "adamw.hpp"
-#include "qlorapp/format/dynamic_map.hpp"
+#include "format/dynamic_map.hpp"
 
 namespace qlorapp::cuda {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "qlorapp/format/double_quant.hpp"
+#include "format/double_quant.hpp"
 #include "qlorapp/format/nf4.hpp"
 
 namespace qlorapp::cuda {

@@ -17,7 +17,7 @@ PYTHON_TESTS = ROOT / "tests" / "python"
 #: Tests of what has no tests of its own name.
 OF_FOLDER = {
     "cli": ["test_cli.py", "test_bad_input.py"], "python/src": ["test_stubs.py", "test_package.py", "test_engine.py"],
-    "scripts": ["test_scripts.py"], "docs": ["test_docs_snippets.py"],
+    "scripts": ["test_scripts.py", "test_notebook_install.py"], "docs": ["test_docs_snippets.py", "test_docs_site.py"],
 }  # fmt: skip
 
 

@@ -5,7 +5,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <qlorapp/core/units.hpp>
-#include <qlorapp/quant/quantized_tensor.hpp>
+#include <qlorapp/fwd.hpp>  // before the definitions, with which it must agree
+#include <qlorapp/qlorapp.hpp>
 
 #ifdef _OPENMP
 #error "linking qlorapp::qlorapp turned OpenMP on in its user's code"

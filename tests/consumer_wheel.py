@@ -39,7 +39,7 @@ def main() -> int:
     code = "import qlorapp, torch; print(qlorapp.__file__, qlorapp.__version__); torch.ops.qlorapp.quantize_4bit"
     printed = run(sys.executable, "-c", code, env=env, cwd=folder, stdout=subprocess.PIPE)
     assert printed.startswith(str(site)), printed
-    for needed in ("include/qlorapp/core/check.hpp", "lib/libqlorapp.so", "lib/cmake/qlorapp/qlorappConfig.cmake", "py.typed"):
+    for needed in ("include/qlorapp/qlorapp.hpp", "lib/libqlorapp.so", "lib/cmake/qlorapp/qlorappConfig.cmake", "py.typed"):
         assert (site / "qlorapp" / needed).exists(), f"the wheel lacks {needed}"
     if "--command" in sys.argv:
         usage = run(site / "bin" / "qlorapp", "--help", env=env, cwd=folder, stdout=subprocess.PIPE)

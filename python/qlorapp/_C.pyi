@@ -110,7 +110,7 @@ class CausalLM:
 class FormatError(ValueError): ...
 
 class GenerationCache:
-    """Keys and values per row; include/qlorapp/nn/generation_cache.hpp."""
+    """Keys and values per row; src/nn/generation_cache.hpp."""
     @property
     def lengths(self) -> list[int]: ...
     @property

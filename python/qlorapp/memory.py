@@ -14,7 +14,7 @@ from .precision import as_dtype
 
 #: find_max_batch_size: maximum rows; maximum tokens on a CPU; seconds of a step from which it is printed, and beyond which it is skipped.
 _ROWS, _CPU_TOKENS, _NOTICED, _LONGEST_STEP = 4096, 16384, 5.0, 30.0
-#: Out-of-memory errors without a type: torch's CPU allocator, pinned memory, cuBLAS. See include/qlorapp/ops/device_memory.hpp.
+#: Out-of-memory errors without a type: torch's CPU allocator, pinned memory, cuBLAS. See src/ops/device_memory.hpp.
 _NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 

@@ -3,12 +3,12 @@
 #include <nlohmann/json.hpp>
 
 #include "bind.hpp"
+#include "format/config_json.hpp"
 #include "qlorapp/adapters/lora_config.hpp"
 #include "qlorapp/adapters/parameter_count.hpp"
 #include "qlorapp/core/field_table.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/format/bits_and_bytes_config.hpp"
-#include "qlorapp/format/config_json.hpp"
 #include "qlorapp/train/precision.hpp"
 #include "qlorapp/train/schedule.hpp"
 #include "qlorapp/train/training_arguments.hpp"
@@ -25,19 +25,21 @@ std::string spelled(const FreeForm*) { return "dict | str | None"; }
 std::string spelled(const NamesOrPattern*) { return "list[str] | str | None"; }
 template <class Value>
 std::string spelled(const std::vector<Value>*) {
-  return concat("list[", spelled(static_cast<const Value*>(nullptr)), "]");
+  return message("list[{}]", spelled(static_cast<const Value*>(nullptr)));
 }
 template <class Value>
 std::string spelled(const std::map<std::string, Value>*) {
-  return concat("dict[str, ", spelled(static_cast<const Value*>(nullptr)), "]");
+  return message("dict[str, {}]", spelled(static_cast<const Value*>(nullptr)));
 }
 template <class Value>
 std::string spelled(const std::optional<Value>*) {
-  return concat(spelled(static_cast<const Value*>(nullptr)), " | None");
+  return message("{} | None", spelled(static_cast<const Value*>(nullptr)));
 }
 template <class First, class... Values>
 std::string spelled(const std::variant<First, Values...>*) {
-  return concat(spelled(static_cast<const First*>(nullptr)), concat(" | ", spelled(static_cast<const Values*>(nullptr)))...);
+  std::string text = spelled(static_cast<const First*>(nullptr));
+  ((text += " | " + spelled(static_cast<const Values*>(nullptr))), ...);
+  return text;
 }
 
 /// [(name, type, default as JSON, doc)]

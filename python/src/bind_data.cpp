@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows and packs.
 #include "bind.hpp"
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 #include "qlorapp/data/packing.hpp"
 
 namespace qlorapp::python {
 namespace {
 
-using Row = std::pair<std::vector<TokenId>, std::vector<TokenId>>;
+using IdsAndLabels = std::pair<std::vector<TokenId>, std::vector<TokenId>>;
 using Pack = std::tuple<std::vector<TokenId>, std::vector<TokenId>, std::vector<int64_t>>;
 
-std::vector<Pack> pack_rows(std::vector<Row> rows, int64_t max_length, const std::string& strategy) {
+std::vector<Pack> pack_rows(std::vector<IdsAndLabels> rows, int64_t max_length, const std::string& strategy) {
   std::vector<Example> examples;
   for (auto& [ids, labels] : rows) {
     examples.push_back({std::move(ids), std::move(labels), static_cast<int64_t>(examples.size()) + 1});
-    QLORAPP_CHECK_VALUE(examples.back().input_ids.size() == examples.back().labels.size(), "[pack] row ", examples.size() - 1,
-                        " has ", examples.back().input_ids.size(), " input_ids and ", examples.back().labels.size(),
-                        " labels. They must pair up.");
+    QLORAPP_CHECK_VALUE(examples.back().input_ids.size() == examples.back().labels.size(),
+                        "[pack] row {} has {} input_ids and {} labels. They must pair up.", examples.size() - 1,
+                        examples.back().input_ids.size(), examples.back().labels.size());
   }
   std::vector<Pack> packs;
   for (Example& example : pack(examples, max_length, packing_strategy(strategy)).examples) {

@@ -3,7 +3,7 @@
 #include <torch/csrc/Exceptions.h>
 
 #include "bind.hpp"
-#include "qlorapp/core/check.hpp"
+#include "qlorapp/core/error.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/train/grad_scaler.hpp"
 
@@ -21,9 +21,9 @@ void translate(std::exception_ptr error) {
     PyErr_SetString(PyExc_TypeError, e.what());
   } catch (const IoError& e) {  // Python picks FileNotFoundError, PermissionError … by the number
     PyErr_SetObject(PyExc_OSError, py::make_tuple(e.error_number(), e.what()).ptr());
-  } catch (const GradScalerAssertion& e) { PyErr_SetString(PyExc_AssertionError, e.what()); } catch (const GradScalerOrder& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-  } catch (const LossScaleExhausted& e) { PyErr_SetString(PyExc_RuntimeError, e.what()); } catch (python_error& e) {
+  } catch (const GradScalerAssertion& e) { PyErr_SetString(PyExc_AssertionError, e.what()); } catch (const OutOfMemoryError& e) {
+    PyErr_SetString(THPException_OutOfMemoryError, e.what());
+  } catch (const Error& e) { PyErr_SetString(PyExc_RuntimeError, e.what()); } catch (python_error& e) {
     e.restore();
   } catch (const c10::Error&) {  // IndexError, OutOfMemoryError …: as torch's own functions raise them
     torch::translate_exception_to_python(std::current_exception());

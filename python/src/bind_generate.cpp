@@ -4,9 +4,9 @@
 #include <numeric>
 
 #include "bind.hpp"
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "nn/generation_cache.hpp"
 #include "qlorapp/nn/generate.hpp"
-#include "qlorapp/nn/generation_cache.hpp"
 
 namespace qlorapp::python {
 namespace {
@@ -33,8 +33,8 @@ std::vector<std::vector<int64_t>> generate_rows(CausalLM& model, const std::vect
 /// Hidden states of tokens that follow those of the cache's rows: of each row's last one, or of all.
 at::Tensor forward_cached(CausalLM& model, GenerationCache& cache, const at::Tensor& tokens, const std::vector<int64_t>& counts,
                           bool every_token) {
-  QLORAPP_CHECK_VALUE(std::ssize(counts) == cache.row_count(), "[cache] counts must have one number per row, ", cache.row_count(),
-                      "; got ", counts.size(), ".");
+  QLORAPP_CHECK_VALUE(std::ssize(counts) == cache.row_count(), "[cache] counts must have one number per row, {}; got {}.",
+                      cache.row_count(), counts.size());
   std::vector<int64_t> rows(counts.size());
   std::iota(rows.begin(), rows.end(), int64_t{0});
   int64_t longest = 0;
@@ -49,7 +49,7 @@ void bind_generate(py::module_& m) {
   py::class_<SamplingOptions>(m, "SamplingOptions", "include/qlorapp/nn/sampling.hpp")
       .def(py::init(&sampling), py::kw_only(), py::arg("do_sample") = false, py::arg("temperature") = 1.0, py::arg("top_k") = 0,
            py::arg("top_p") = 1.0, py::arg("min_p") = 0.0, py::arg("repetition_penalty") = 1.0, py::arg("seed") = 0);
-  py::class_<GenerationCache>(m, "GenerationCache", "Keys and values per row; include/qlorapp/nn/generation_cache.hpp.")
+  py::class_<GenerationCache>(m, "GenerationCache", "Keys and values per row; src/nn/generation_cache.hpp.")
       .def_readonly("lengths", &GenerationCache::lengths)
       .def_readonly("capacity", &GenerationCache::capacity)
       .def(

@@ -2,15 +2,17 @@
 // CausalLM, its files and its batches.
 #include <nlohmann/json.hpp>
 
+#include "adapters/adapter_set.hpp"
 #include "bind.hpp"
+#include "nn/decoder.hpp"
 
 #include <ATen/core/grad_mode.h>
+#include "core/check.hpp"
+#include "format/config_json.hpp"
+#include "io/linear_weight.hpp"
 #include "lora_config_json.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/data/collate.hpp"
-#include "qlorapp/format/config_json.hpp"
 #include "qlorapp/io/adapter.hpp"
-#include "qlorapp/io/linear_weight.hpp"
 #include "qlorapp/io/load_model.hpp"
 #include "qlorapp/io/merge.hpp"
 #include "qlorapp/io/save_model.hpp"
@@ -84,8 +86,8 @@ py::list named_weights(const CausalLM& model) {
       const std::string& name = names[i * kProjectionCount + p];
       weight.quantized.defined() ? add(name, weight.quantized) : add(name, weight.dense);
     }
-    add(concat("model.layers.", i, ".input_layernorm"), weights.input_norm);
-    add(concat("model.layers.", i, ".post_attention_layernorm"), weights.post_attention_norm);
+    add(message("model.layers.{}.input_layernorm", i), weights.input_norm);
+    add(message("model.layers.{}.post_attention_layernorm", i), weights.post_attention_norm);
   }
   add("model.norm", model.decoder().norm_weight());
   add("lm_head", model.decoder().lm_head());
@@ -221,8 +223,11 @@ void bind_model(py::module_& m) {
                              [](const CausalLM& self) { return !self.adapters().empty() ? self.lora_config().lora_dropout : 0.0; })
       .def_property_readonly("device", &CausalLM::device)
       .def_property_readonly("dtype", &CausalLM::dtype)
-      .def("save_adapter", &save_adapter, py::arg("folder"), py::arg("base_model"), py::arg("name") = "", NoGil())
-      .def("load_adapter", &load_adapter, py::arg("folder"), py::arg("name") = kDefaultAdapter, NoGil())
+      .def("save_adapter",
+           py::overload_cast<const CausalLM&, const std::string&, const std::string&, const std::string&>(&save_adapter),
+           py::arg("folder"), py::arg("base_model"), py::arg("name") = "", NoGil())
+      .def("load_adapter", py::overload_cast<CausalLM&, const std::string&, const std::string&>(&load_adapter), py::arg("folder"),
+           py::arg("name") = kDefaultAdapter, NoGil())
       .def("save", &save, py::arg("source"), py::arg("output"), py::kw_only(), py::arg("storage") = "uint8",
            py::arg("skip_modules") = std::nullopt, py::arg("compute_dtype") = std::nullopt, NoGil(),
            "Writes the frozen base as a Hugging Face folder; include/qlorapp/io/save_model.hpp.");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // LoraLinear and the engine below CheckpointedBlock.
 #include "bind.hpp"
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 #include "qlorapp/nn/checkpointed_block.hpp"
 #include "qlorapp/nn/lora_linear.hpp"
 
@@ -40,8 +40,8 @@ std::unique_ptr<LoraLinear> make_lora_linear(const std::variant<QuantizedTensor,
 }
 
 LoraLinear::MergeInto merge_into(const std::string& word) {
-  QLORAPP_CHECK_VALUE(word == "dense" || word == "four_bit", "[lora_linear] merge must go into 'dense' or 'four_bit'; got '", word,
-                      "'.");
+  QLORAPP_CHECK_VALUE(word == "dense" || word == "four_bit", "[lora_linear] merge must go into 'dense' or 'four_bit'; got '{}'.",
+                      word);
   return word == "dense" ? LoraLinear::MergeInto::kDense : LoraLinear::MergeInto::kFourBit;
 }
 
@@ -56,7 +56,7 @@ void bind_nn(py::module_& m) {
            py::arg("use_rslora"), py::arg("gaussian_init"), py::arg("seed"), py::arg("bias") = std::nullopt)
       .def("forward", py::overload_cast<const at::Tensor&, bool>(&LoraLinear::forward, py::const_), py::arg("x"),
            py::arg("training"), NoGil())
-      .def("adopt_parameters", &LoraLinear::adopt_parameters, py::arg("a"), py::arg("b"))
+      .def("adopt_parameters", &LoraLinear::adopt_parameters, py::arg("a"), py::arg("b"), py::arg("magnitude") = at::Tensor())
       .def(
           "to", [](LoraLinear& self, const at::Device& device) { self.to(device); }, py::arg("device"), NoGil())
       .def(

@@ -3,10 +3,10 @@
 #include <nlohmann/json.hpp>
 
 #include "bind.hpp"
+#include "core/check.hpp"
+#include "format/config_json.hpp"
 #include "lora_config_json.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
-#include "qlorapp/format/config_json.hpp"
 #include "qlorapp/io/compute_dtype.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
@@ -67,14 +67,15 @@ std::shared_ptr<Planned> plan_configs(const std::string& model, const std::strin
                                       const std::string& quant_type, bool double_quant, std::vector<std::string> skip_modules) {
   const TrainingArguments args = arguments_from(args_json);
   const Place place = place_of(gpu);
-  PlanSettings settings = plan_settings(find_model_config(model), checked_lora_config(lora_json), args);
-  const ComputeDtype computed = choose_compute_dtype(requested, settings.model.dtype, place.device.type, place.device.architecture);
-  if (computed.is_substitute) log_info(concat("plan: the run computes in ", computed.reason));
-  settings.compute_dtype = computed.dtype;
-  settings.load_in_4bit = load_in_4bit;
-  settings.quantization = quantizer_options(quant_type, 64, double_quant, 256, "none");
-  settings.skip_modules = std::move(skip_modules);
-  settings.device = place.device;
+  const format::ModelConfig config = find_model_config(model);
+  const ComputeDtype computed = choose_compute_dtype(requested, config.dtype, place.device.type, place.device.architecture);
+  if (computed.is_substitute) log_info(message("plan: the run computes in {}", computed.reason));
+  const PlanSettings settings = plan_settings(config, checked_lora_config(lora_json), args,
+                                              {.load_in_4bit = load_in_4bit,
+                                               .quantization = quantizer_options(quant_type, 64, double_quant, 256, "none"),
+                                               .skip_modules = std::move(skip_modules),
+                                               .compute_dtype = computed.dtype,
+                                               .device = place.device});
   return planned(fit_arguments(settings, args, place.rates, place.room).settings, place.room);
 }
 

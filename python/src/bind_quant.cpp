@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // QuantizedTensor and Quantizer.
 #include "bind.hpp"
-#include "qlorapp/core/nearest_name.hpp"
-#include "qlorapp/io/linear_weight.hpp"
-#include "qlorapp/quant/linear.hpp"
+#include "core/nearest_name.hpp"
+#include "io/linear_weight.hpp"
 #include "qlorapp/quant/quantized_tensor.hpp"
 #include "qlorapp/quant/quantizer.hpp"
+#include "quant/linear.hpp"
 #include "quantizer_options.hpp"
 
 namespace qlorapp::python {
@@ -53,7 +53,7 @@ std::optional<at::Tensor> if_defined(const at::Tensor& tensor) { return tensor.d
 
 Quantizer::Options quantizer_options(const std::string& quant_type, int64_t block_size, bool double_quant,
                                      int64_t nested_block_size, const std::string& compat) {
-  QLORAPP_CHECK_VALUE(compat == "none" || compat == "bnb", "[quantizer] compat must be 'none' or 'bnb'; got '", compat, "'.");
+  QLORAPP_CHECK_VALUE(compat == "none" || compat == "bnb", "[quantizer] compat must be 'none' or 'bnb'; got '{}'.", compat);
   return {parse_quant_type(quant_type, "quantizer"), block_size, double_quant, nested_block_size,
           compat == "bnb" ? Compat::kBnb : Compat::kNone};
 }
@@ -86,9 +86,9 @@ void bind_quant(py::module_& m) {
                   "The weight whose named_tensors(name) these are, in memory of its own. where: for messages.\n\n"
                   "Raises FormatError where they do not fit together.")
       .def("__repr__", [](const QuantizedTensor& q) {
-        return concat("QuantizedTensor(shape=", q.shape, ", ", q.quant_type == QuantType::kNf4 ? "nf4" : "fp4",
-                      ", block_size=", q.block_size, ", double_quant=", q.double_quantized() ? "True" : "False", ", ",
-                      to_string(q.nbytes()), ")");
+        return message("QuantizedTensor(shape={}, {}, block_size={}, double_quant={}, {})", joined(q.shape),
+                       q.quant_type == QuantType::kNf4 ? "nf4" : "fp4", q.block_size, q.double_quantized() ? "True" : "False",
+                       to_string(q.nbytes()));
       });
 
   py::class_<Quantizer>(m, "Quantizer", kQuantizerDoc)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // GradScaler and Accumulator.
 #include "bind.hpp"
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 #include "qlorapp/train/accumulator.hpp"
 #include "qlorapp/train/grad_scaler.hpp"
 
@@ -36,7 +36,7 @@ py::tuple to_pickle(const GradScaler& scaler) {
 }
 
 GradScaler from_pickle(const py::tuple& saved) {
-  QLORAPP_CHECK_VALUE(saved.size() == 9, "[GradScaler] a pickled state must have 9 entries; got ", saved.size(), '.');
+  QLORAPP_CHECK_VALUE(saved.size() == 9, "[GradScaler] a pickled state must have 9 entries; got {}.", saved.size());
   GradScaler::Options options;
   options.device = saved[0].cast<at::Device>().type();
   options.enabled = saved[1].cast<bool>();

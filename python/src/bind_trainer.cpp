@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "bind.hpp"
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/format/config_json.hpp"
+#include "core/check.hpp"
+#include "format/config_json.hpp"
 #include "qlorapp/train/trainer.hpp"
 
 namespace qlorapp::python {
@@ -65,12 +65,12 @@ TrainerCallbacks callbacks_from(const py::dict& given) {
   return callbacks;
 }
 
-using Row = std::pair<std::vector<TokenId>, std::vector<TokenId>>;
+using TokenRow = std::pair<std::vector<TokenId>, std::vector<TokenId>>;
 
 /// @param row_lengths  of rows that are packs; empty, or one list for each row, empty for one that is not.
-std::vector<Example> examples_from(std::vector<Row> rows, std::vector<std::vector<int64_t>> row_lengths = {}) {
+std::vector<Example> examples_from(std::vector<TokenRow> rows, std::vector<std::vector<int64_t>> row_lengths = {}) {
   QLORAPP_CHECK_VALUE(row_lengths.empty() || row_lengths.size() == rows.size(),
-                      "[trainer] row_lengths must have one list for each of ", rows.size(), " rows; got ", row_lengths.size(), '.');
+                      "[trainer] row_lengths must have one list for each of {} rows; got {}.", rows.size(), row_lengths.size());
   row_lengths.resize(rows.size());
   std::vector<Example> examples;
   for (auto& [input_ids, labels] : rows) {
@@ -87,8 +87,9 @@ struct OwningTrainer {
 };
 
 std::unique_ptr<OwningTrainer> make_trainer(const std::shared_ptr<CausalLM>& model, const std::string& arguments_json,
-                                            std::vector<Row> train_rows, std::vector<Row> eval_rows, const std::string& base_model,
-                                            const py::dict& hooks, std::vector<std::vector<int64_t>> row_lengths) {
+                                            std::vector<TokenRow> train_rows, std::vector<TokenRow> eval_rows,
+                                            const std::string& base_model, const py::dict& hooks,
+                                            std::vector<std::vector<int64_t>> row_lengths) {
   TrainingArguments arguments;
   format::from_json(format::parse_json(arguments_json, "TrainingArguments"), arguments, "TrainingArguments");
   TrainerCallbacks callbacks = callbacks_from(hooks);

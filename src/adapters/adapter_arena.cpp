@@ -6,8 +6,8 @@
 
 #include <unordered_set>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/core/nearest_name.hpp"
+#include "core/check.hpp"
+#include "core/nearest_name.hpp"
 
 namespace qlorapp {
 
@@ -16,11 +16,10 @@ AdapterArena::AdapterArena(std::vector<std::pair<std::string, std::vector<int64_
   std::unordered_set<std::string> names;
   for (auto& [name, shape] : names_and_shapes) {
     QLORAPP_CHECK_VALUE(!name.empty(), "[adapter] every parameter must have a name; got an empty one.");
-    QLORAPP_CHECK_VALUE(names.insert(name).second, "[adapter] every parameter must have a name of its own; got '", name,
-                        "' twice.");
+    QLORAPP_CHECK_VALUE(names.insert(name).second, "[adapter] every parameter must have a name of its own; got '{}' twice.", name);
     int64_t numel = 1;
     for (const int64_t extent : shape) {
-      QLORAPP_CHECK_VALUE(extent >= 0, "[adapter] '", name, "' must have sizes >= 0; got ", shape, ".");
+      QLORAPP_CHECK_VALUE(extent >= 0, "[adapter] '{}' must have sizes >= 0; got {}.", name, joined(shape));
       numel *= extent;
     }
     entries_.push_back({std::move(name), std::move(shape), /*offset=*/-1, numel});
@@ -28,12 +27,12 @@ AdapterArena::AdapterArena(std::vector<std::pair<std::string, std::vector<int64_
   if (layout.empty()) {
     for (size_t i = 0; i < entries_.size(); ++i) layout.push_back(i);
   }
-  QLORAPP_CHECK_VALUE(layout.size() == entries_.size(), "[adapter] a layout must name each of ", entries_.size(),
-                      " parameters once; got ", layout.size(), ".");
+  QLORAPP_CHECK_VALUE(layout.size() == entries_.size(), "[adapter] a layout must name each of {} parameters once; got {}.",
+                      entries_.size(), layout.size());
   int64_t end = 0;
   for (const size_t i : layout) {
-    QLORAPP_CHECK_VALUE(i < entries_.size() && entries_[i].offset < 0, "[adapter] a layout must name each parameter once; got ", i,
-                        " again.");
+    QLORAPP_CHECK_VALUE(i < entries_.size() && entries_[i].offset < 0,
+                        "[adapter] a layout must name each parameter once; got {} again.", i);
     entries_[i].offset = end;
     end += (entries_[i].numel + kAlignment - 1) / kAlignment * kAlignment;
   }
@@ -61,7 +60,7 @@ int64_t AdapterArena::index_of(std::string_view name) const {
     if (entries_[i].name == name) return static_cast<int64_t>(i);
     known.push_back(entries_[i].name);
   }
-  throw ValueError(concat("[adapter] there is no parameter '", name, "'.", did_you_mean(name, known)));
+  throw ValueError(message("[adapter] there is no parameter '{}'.{}", name, did_you_mean(name, known)));
 }
 
 void AdapterArena::zero_grad() {
@@ -95,8 +94,9 @@ void AdapterArena::bind_values() {
     if (parameter.data_ptr() == slice.data_ptr() && parameter.scalar_type() == at::kFloat) continue;
     QLORAPP_CHECK_VALUE(
         parameter.sizes() == slice.sizes() && parameter.scalar_type() == at::kFloat && parameter.device() == slice.device(),
-        "[adapter] '", entry.name, "' must stay a float32 tensor of shape ", entry.shape,
-        " on the model's device; it was replaced by another kind. Copy values into it in place.");
+        "[adapter] '{}' must stay a float32 tensor of shape {} on the model's device; it was replaced by another kind. Copy values "
+        "into it in place.",
+        entry.name, joined(entry.shape));
     slice.copy_(parameter.detach());
     parameter.set_data(slice);
   }
@@ -106,8 +106,9 @@ void AdapterArena::adopt_parameter(int64_t i, const at::Tensor& parameter) {
   const at::Tensor& mine = parameters_[static_cast<size_t>(i)];
   QLORAPP_CHECK_VALUE(parameter.data_ptr() == mine.data_ptr() && parameter.sizes() == mine.sizes() &&
                           parameter.scalar_type() == at::kFloat && parameter.is_contiguous(),
-                      "[adapter] a parameter must keep the memory of the arena; '", entries_[static_cast<size_t>(i)].name,
-                      "' has other memory, shape or dtype. Copy values into it in place instead of replacing it.");
+                      "[adapter] a parameter must keep the memory of the arena; '{}' has other memory, shape or dtype. Copy values "
+                      "into it in place instead of replacing it.",
+                      entries_[static_cast<size_t>(i)].name);
   at::Tensor adopted = parameter;
   adopted.mutable_grad() = gradient(i);
   parameters_[static_cast<size_t>(i)] = adopted;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/adapters/adapter_init.hpp"
+#include "adapters/adapter_init.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -9,7 +9,8 @@
 #include <cmath>
 #include <tuple>
 
-#include "qlorapp/core/check.hpp"
+#include "adapters/adapter_set.hpp"
+#include "core/check.hpp"
 #include "qlorapp/quant/quantizer.hpp"
 
 namespace qlorapp {
@@ -98,9 +99,9 @@ FrozenWeight initialize_adapter_from_weight(const LoraAdapter& adapter, const Lo
   const at::ScalarType dtype = packed ? base.quantized.dtype : base.dense.scalar_type();
   const at::Device device = adapter.a.device();
   const int64_t rank = adapter.a.size(0);
-  QLORAPP_CHECK_VALUE(rank <= std::min(base.in_features(), base.out_features()), "[lora] a decomposition of ", module,
-                      " has at most ", std::min(base.in_features(), base.out_features()), " ranks; r is ", rank,
-                      ". Use a smaller r.");
+  QLORAPP_CHECK_VALUE(rank <= std::min(base.in_features(), base.out_features()),
+                      "[lora] a decomposition of {} has at most {} ranks; r is {}. Use a smaller r.", module,
+                      std::min(base.in_features(), base.out_features()), rank);
   const auto in_form = [&](const at::Tensor& dense) {
     return packed ? FrozenWeight(quantizer.quantize(dense.to(dtype))) : FrozenWeight(dense.to(dtype));
   };
@@ -115,9 +116,10 @@ FrozenWeight initialize_adapter_from_weight(const LoraAdapter& adapter, const Lo
   const uint64_t stream = stream_of(module, ".lora_A.weight", seed);
 
   if (config.init() == LoraInit::kLoftq) {
-    QLORAPP_CHECK_VALUE(
-        packed && weight.defined(), "[lora] init_lora_weights='loftq' needs the weight of ", module,
-        " as it was before it was quantized, and that in four bits. Load a 16-bit or 32-bit checkpoint with load_in_4bit.");
+    QLORAPP_CHECK_VALUE(packed && weight.defined(),
+                        "[lora] init_lora_weights='loftq' needs the weight of {} as it was before it was quantized, and that in "
+                        "four bits. Load a 16-bit or 32-bit checkpoint with load_in_4bit.",
+                        module);
     FrozenWeight kept = base;
     for (int64_t round = 0; round < config.loftq_rounds(); ++round) {
       if (round > 0) kept = in_form(whole - at::mm(adapter.b, adapter.a) * adapter.scaling);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/adapters/adapter_set.hpp"
+#include "adapters/adapter_set.hpp"
 
 namespace qlorapp {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/adapters/dora.hpp"
+#include "adapters/dora.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>

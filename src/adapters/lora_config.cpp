@@ -9,11 +9,11 @@
 
 #include <nlohmann/json.hpp>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "format/config_json.hpp"
+#include "format/printable.hpp"
+#include "format/python_json.hpp"
 #include "qlorapp/core/log.hpp"
-#include "qlorapp/format/config_json.hpp"
-#include "qlorapp/format/printable.hpp"
-#include "qlorapp/format/python_json.hpp"
 
 namespace qlorapp {
 namespace {
@@ -28,7 +28,7 @@ std::regex compiled(std::string_view option, const std::string& pattern) {
   try {
     return std::regex(pattern, std::regex::ECMAScript | std::regex::optimize);
   } catch (const std::regex_error& error) {
-    throw ValueError(concat("[LoraConfig] ", option, " must be a regular expression; got '", pattern, "' (", error.what(), ")."));
+    throw ValueError(message("[LoraConfig] {} must be a regular expression; got '{}' ({}).", option, pattern, error.what()));
   }
 }
 
@@ -70,7 +70,7 @@ std::optional<int64_t> layer_index(std::string_view name) {
 
 std::optional<int64_t> layer_index(std::string_view name, const std::vector<std::string>& patterns) {
   for (const std::string& pattern : patterns) {
-    const std::regex expression = compiled("layers_pattern", concat("(?:.*?\\.)??", pattern, "\\.(\\d+)\\."));
+    const std::regex expression = compiled("layers_pattern", message("(?:.*?\\.)??{}\\.(\\d+)\\.", pattern));
     std::match_results<std::string_view::const_iterator> found;
     if (std::regex_search(name.begin(), name.end(), found, expression, std::regex_constants::match_continuous)) {
       return number_in(found[found.size() - 1].str());  // the pattern may have groups of its own before it
@@ -84,9 +84,10 @@ Value value_for(std::string_view option, const std::map<std::string, Value>& pat
   const std::string* chosen = nullptr;
   Value value = otherwise;
   for (const auto& [key, own] : pattern) {
-    if (!match_whole(name, compiled(option, concat("(.*\\.)?(", key, ")")))) continue;
-    QLORAPP_CHECK_VALUE(chosen == nullptr || own == value, "[LoraConfig] ", option, " has two values for ", name, ": '", *chosen,
-                        "' says ", value, ", '", key, "' says ", own, ". Make one of them narrower.");
+    if (!match_whole(name, compiled(option, message("(.*\\.)?({})", key)))) continue;
+    QLORAPP_CHECK_VALUE(chosen == nullptr || own == value,
+                        "[LoraConfig] {} has two values for {}: '{}' says {}, '{}' says {}. Make one of them narrower.", option,
+                        name, *chosen, value, key, own);
     chosen = &key;
     value = own;
   }
@@ -124,17 +125,18 @@ void check_init(const LoraConfig& config) {
   if (!init) {
     const std::string& name = std::get<std::string>(config.init_lora_weights);
     for (const auto& [refused, reason] : kRefusedInits) {
-      QLORAPP_CHECK_VALUE(name != refused, "[LoraConfig] init_lora_weights='", name, "' is not supported: ", reason,
-                          ". Use true, 'orthogonal' or 'pissa'.");
+      QLORAPP_CHECK_VALUE(name != refused,
+                          "[LoraConfig] init_lora_weights='{}' is not supported: {}. Use true, 'orthogonal' or 'pissa'.", name,
+                          reason);
     }
     throw ValueError(
-        concat("[LoraConfig] init_lora_weights must be true, false, 'gaussian', 'orthogonal', 'loftq', 'pissa', "
-               "'pissa_niter_N' or 'olora'; got ",
-               format::printable(name), "."));
+        message("[LoraConfig] init_lora_weights must be true, false, 'gaussian', 'orthogonal', 'loftq', 'pissa', 'pissa_niter_N' "
+                "or 'olora'; got {}.",
+                format::printable(name)));
   }
   if (*init == LoraInit::kOrthogonal) {
     const auto even = [](int64_t rank) {
-      QLORAPP_CHECK_VALUE(rank % 2 == 0, "[LoraConfig] init_lora_weights='orthogonal' needs even ranks; got ", rank, ".");
+      QLORAPP_CHECK_VALUE(rank % 2 == 0, "[LoraConfig] init_lora_weights='orthogonal' needs even ranks; got {}.", rank);
     };
     even(config.r);
     for (const auto& [key, rank] : config.rank_pattern) even(rank);
@@ -150,7 +152,7 @@ void check_init(const LoraConfig& config) {
 
 void check_bias(const std::string& bias) {
   QLORAPP_CHECK_VALUE(bias == "none" || bias == "all" || bias == "lora_only",
-                      "[LoraConfig] bias must be 'none', 'all' or 'lora_only'; got ", format::printable(bias), ".");
+                      "[LoraConfig] bias must be 'none', 'all' or 'lora_only'; got {}.", format::printable(bias));
 }
 
 /// PEFT's rule for modules_to_save: a plain end, without a dot before it.
@@ -168,9 +170,9 @@ void LoraConfig::validate() const {
   check_init(*this);
   to_adapter_config(*this).check();  // r, lora_alpha, lora_dropout, the patterns' values
   check_bias(bias);
-  QLORAPP_CHECK_VALUE(peft_type == "LORA", "[LoraConfig] peft_type must be 'LORA'; got ", format::printable(peft_type), ".");
-  QLORAPP_CHECK_VALUE(!task_type || *task_type == "CAUSAL_LM", "[LoraConfig] task_type must be 'CAUSAL_LM'; got '",
-                      task_type.value_or(""), "'.");
+  QLORAPP_CHECK_VALUE(peft_type == "LORA", "[LoraConfig] peft_type must be 'LORA'; got {}.", format::printable(peft_type));
+  QLORAPP_CHECK_VALUE(!task_type || *task_type == "CAUSAL_LM", "[LoraConfig] task_type must be 'CAUSAL_LM'; got '{}'.",
+                      task_type.value_or(""));
   QLORAPP_CHECK_VALUE(!target_modules.pattern || !target_modules.pattern->empty(),
                       "[LoraConfig] target_modules must not be an empty string.");
   QLORAPP_CHECK_VALUE(
@@ -181,7 +183,7 @@ void LoraConfig::validate() const {
   QLORAPP_CHECK_VALUE(!layers_pattern || layers_pattern->empty() || layers_to_transform,
                       "[LoraConfig] When `layers_pattern` is specified, `layers_to_transform` must also be specified.");
   for (const int64_t layer : layers_to_transform.value_or(std::vector<int64_t>{})) {
-    QLORAPP_CHECK_VALUE(layer >= 0, "[LoraConfig] layers_to_transform must be indices from 0 up; got ", layer, '.');
+    QLORAPP_CHECK_VALUE(layer >= 0, "[LoraConfig] layers_to_transform must be indices from 0 up; got {}.", layer);
   }
   // Regular expressions are tried on a name, so that a broken one is found here and not in the middle of a model.
   if (target_modules.pattern && !is_all_linear(target_modules)) (void)compiled("target_modules", *target_modules.pattern);
@@ -246,21 +248,21 @@ std::optional<int64_t> LoraConfig::pissa_iterations() const {
 
 int64_t LoraConfig::loftq_rounds() const {
   const format::Json json = format::parse_json(loftq_config.json, "loftq_config");
-  QLORAPP_CHECK_VALUE(json.is_object(), "[LoraConfig] loftq_config must be an object; got ", loftq_config.json, ".");
+  QLORAPP_CHECK_VALUE(json.is_object(), "[LoraConfig] loftq_config must be an object; got {}.", loftq_config.json);
   int64_t rounds = 1;
   for (const auto& [key, value] : json.items()) {
-    QLORAPP_CHECK_VALUE(value.is_number_integer(), "[LoraConfig] loftq_config.", format::printable(key),
-                        " must be an integer; got ", value.dump(), ".");
+    QLORAPP_CHECK_VALUE(value.is_number_integer(), "[LoraConfig] loftq_config.{} must be an integer; got {}.",
+                        format::printable(key), value.dump());
     if (key == "loftq_iter") {
       rounds = value.get<int64_t>();
     } else if (key == "loftq_bits") {
-      QLORAPP_CHECK_VALUE(value == 4, "[LoraConfig] loftq_config.loftq_bits must be 4, as the base is; got ", value.dump(), ".");
+      QLORAPP_CHECK_VALUE(value == 4, "[LoraConfig] loftq_config.loftq_bits must be 4, as the base is; got {}.", value.dump());
     } else {
       throw ValueError(
-          concat("[LoraConfig] loftq_config has no key ", format::printable(key), ". It has loftq_bits and loftq_iter."));
+          message("[LoraConfig] loftq_config has no key {}. It has loftq_bits and loftq_iter.", format::printable(key)));
     }
   }
-  QLORAPP_CHECK_VALUE(rounds >= 1, "[LoraConfig] loftq_config.loftq_iter must be at least 1; got ", rounds, ".");
+  QLORAPP_CHECK_VALUE(rounds >= 1, "[LoraConfig] loftq_config.loftq_iter must be at least 1; got {}.", rounds);
   return rounds;
 }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/adapters/lora_projection.hpp"
+#include "adapters/lora_projection.hpp"
 
 #include <ATen/ATen.h>
 
+#include "adapters/dora.hpp"
+#include "ops/dropout.hpp"
+#include "ops/memory_tape.hpp"
 #include "products.hpp"
-#include "qlorapp/adapters/dora.hpp"
-#include "qlorapp/ops/dropout.hpp"
-#include "qlorapp/ops/memory_tape.hpp"
-#include "qlorapp/quant/linear.hpp"
+#include "quant/linear.hpp"
 
 namespace qlorapp {
 namespace {

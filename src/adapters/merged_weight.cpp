@@ -1,25 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/adapters/merged_weight.hpp"
+#include "adapters/merged_weight.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
 #include <utility>
 
+#include "ops/memory_tape.hpp"
 #include "products.hpp"
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/ops/memory_tape.hpp"
 
 namespace qlorapp {
-
-std::string_view to_string(MergeBase base) { return base == MergeBase::kOriginal ? "original" : "dequantized"; }
-
-MergeBase parse_merge_base(std::string_view text) {
-  for (const MergeBase base : {MergeBase::kOriginal, MergeBase::kDequantized}) {
-    if (text == to_string(base)) return base;
-  }
-  throw ValueError(concat("[merge] base must be original or dequantized; got '", text, "'."));
-}
 
 at::Tensor merged_weight(FrozenWeight weight, const LoraAdapter* adapter, const Quantizer* quantizer, at::ScalarType dtype) {
   const at::NoGradGuard no_grad;

@@ -4,8 +4,8 @@
 #include <array>
 #include <cstdio>
 
-#include "qlorapp/adapters/adapter_set.hpp"
-#include "qlorapp/core/check.hpp"
+#include "adapters/adapter_set.hpp"
+#include "core/check.hpp"
 
 namespace qlorapp {
 namespace {
@@ -38,8 +38,8 @@ std::string trainable_parameters_line(const ParameterCount& count) {
   const double percent = count.all == 0 ? 0.0 : 100.0 * static_cast<double>(count.trainable) / static_cast<double>(count.all);
   std::array<char, 32> share{};
   std::snprintf(share.data(), share.size(), "%.4f", percent);
-  return concat("trainable params: ", with_commas(count.trainable), " || all params: ", with_commas(count.all),
-                " || trainable%: ", std::string_view(share.data()));
+  return message("trainable params: {} || all params: {} || trainable%: {}", with_commas(count.trainable), with_commas(count.all),
+                 std::string_view(share.data()));
 }
 
 }  // namespace qlorapp

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/core/cpu_isa.hpp"
+#include "core/cpu_isa.hpp"
 
 #include <algorithm>
 #include <array>

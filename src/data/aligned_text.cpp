@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 #include "unicode.hpp"
 
 namespace qlorapp {
@@ -28,8 +28,9 @@ AlignedText::AlignedText(const Section& section) : text_(section.text), given_(s
 
 void AlignedText::require_length(std::size_t length) const {
   QLORAPP_CHECK_VALUE(length < kLongest && length <= kGrowth * (given_ + 256),
-                      "[tokenizer] the normalizer may make a text 16 times as long and shorter than 1 GiB; it makes ", length,
-                      " bytes of ", given_, ". Split the text into several rows, or check tokenizer.json.");
+                      "[tokenizer] a normalized text must be shorter than 1 GiB and at most 16 times as long as the text; got {} "
+                      "bytes from {}. Split the text into several rows, or check tokenizer.json.",
+                      length, given_);
 }
 
 void AlignedText::prepend(std::string_view prefix) {

@@ -7,7 +7,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 #include "token_decoder.hpp"
 #include "unicode.hpp"
 
@@ -83,9 +83,10 @@ BytePairModel::BytePairModel(const Vocabulary& vocabulary, const Merges& merges,
   std::unordered_set<int32_t> seen;
   std::string bytes;
   for (const auto& [token, id] : vocabulary) {
-    QLORAPP_CHECK_FORMAT(id >= 0 && seen.insert(id).second, "[", where,
-                         "] model.vocab must give each token its own id >= 0; token '", token, "' has ", id,
-                         ". Take the tokenizer.json of the model again.");
+    QLORAPP_CHECK_FORMAT(
+        id >= 0 && seen.insert(id).second,
+        "[{}] model.vocab must give each token its own id >= 0; token '{}' has {}. Copy tokenizer.json from the model again.",
+        where, token, id);
     token_ids_.emplace(token, id);
     if (options_.byte_level) {
       if (!bytes_of_token(token, bytes)) continue;
@@ -103,8 +104,9 @@ BytePairModel::BytePairModel(const Vocabulary& vocabulary, const Merges& merges,
   const bool complete = options_.byte_level && std::find(single_.begin(), single_.end(), -1) == single_.end();
   if (options_.unk_token && !complete) {
     const auto unk = token_ids_.find(*options_.unk_token);
-    QLORAPP_CHECK_FORMAT(unk != token_ids_.end(), "[", where, "] model.unk_token must be a token of model.vocab; got '",
-                         *options_.unk_token, "'. Take the tokenizer.json of the model again.");
+    QLORAPP_CHECK_FORMAT(unk != token_ids_.end(),
+                         "[{}] model.unk_token must be a token of model.vocab; got '{}'. Copy tokenizer.json from the model again.",
+                         where, *options_.unk_token);
     unk_ = unk->second;
   }
   read_merges(merges, where);
@@ -115,9 +117,10 @@ void BytePairModel::read_merges(const Merges& merges, const std::string& where) 
   for (std::size_t rank = 0; rank < merges.size(); ++rank) {
     const auto& [left, right] = merges[rank];
     const auto a = token_ids_.find(left), b = token_ids_.find(right), both = token_ids_.find(left + right);
-    QLORAPP_CHECK_FORMAT(a != token_ids_.end() && b != token_ids_.end() && both != token_ids_.end(), "[", where,
-                         "] model.merges must join known tokens into a known token; merge ", rank, " is '", left, "' + '", right,
-                         "'. Take the tokenizer.json of the model again.");
+    QLORAPP_CHECK_FORMAT(a != token_ids_.end() && b != token_ids_.end() && both != token_ids_.end(),
+                         "[{}] model.merges must join known tokens into a known token; merge {} is '{}' + '{}'. Copy "
+                         "tokenizer.json from the model again.",
+                         where, rank, left, right);
     merges_.insert_or_assign(pair_key(a->second, b->second), Merge{static_cast<uint32_t>(rank), both->second});
     if (left.empty() || right.empty()) continue;
     const std::string_view first = std::string_view(right).substr(0, unicode::length_at(right));
@@ -189,12 +192,13 @@ void BytePairModel::first_tokens(std::string_view piece, std::vector<PieceToken>
     // An open unknown token stays open across bytes and then stands behind them: so does Hugging Face's engine.
     if (options_.byte_fallback && fall_back(unit, out)) continue;
     QLORAPP_CHECK_VALUE(unk_ >= 0 || !options_.byte_level,
-                        "[tokenizer] every byte of the text must have a token; the vocabulary has none for byte ",
-                        static_cast<int>(static_cast<uint8_t>(unit[0])),
-                        ". Train the tokenizer with the full byte alphabet (ByteLevel.alphabet()).");
-    QLORAPP_CHECK_VALUE(unk_ >= 0, "[tokenizer] every character of the text must have a token; the vocabulary has none for '", unit,
-                        "', and neither tokens for its bytes nor an unknown token. Train the tokenizer with unk_token or "
-                        "byte_fallback.");
+                        "[tokenizer] every byte of the text must have a token; the vocabulary has none for byte {}. Train the "
+                        "tokenizer with the full byte alphabet (ByteLevel.alphabet()).",
+                        static_cast<int>(static_cast<uint8_t>(unit[0])));
+    QLORAPP_CHECK_VALUE(unk_ >= 0,
+                        "[tokenizer] every character of the text must have a token; the vocabulary has no token for '{}', no "
+                        "tokens for its bytes and no unknown token. Train the tokenizer with unk_token or byte_fallback.",
+                        unit);
     if (!options_.fuse_unk) end_unknown();
     unknown += static_cast<uint32_t>(length);
   }

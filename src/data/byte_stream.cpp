@@ -6,8 +6,8 @@
 #include <cstring>
 #include <utility>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/format/folder.hpp"
+#include "core/check.hpp"
+#include "format/folder.hpp"
 
 namespace qlorapp {
 namespace {
@@ -23,8 +23,10 @@ bool like_a_hub_name(const std::string& path) {
 std::string advice_for(int number, const std::string& path) {
   if (number == EISDIR) return "Name its files, separated by commas.";
   if (number == ENOENT && like_a_hub_name(path)) {
-    return concat("If it is a data set of the hub: datasets.load_dataset('", path,
-                  "', split='train').to_json('rows.jsonl') in Python makes a file of it.");
+    return message(
+        "If it is a dataset of the Hugging Face Hub, write it to a file in Python: datasets.load_dataset('{}', "
+        "split='train').to_json('rows.jsonl').",
+        path);
   }
   return "Check the path of the data.";
 }
@@ -35,7 +37,7 @@ ByteStream::ByteStream(const std::string& path) : path_(path), file_(path, std::
   const int opened = errno;
   const int number = format::is_folder(path) ? EISDIR : opened;
   if (!file_ || number == EISDIR) {
-    throw IoError(concat("[", path, "] cannot be read: ", std::strerror(number), ". ", advice_for(number, path)), number);
+    throw IoError(message("[{}] cannot be read: {}. {}", path, std::strerror(number), advice_for(number, path)), number);
   }
   if (front().starts_with("\x1F\x8B")) {
     packed_ = std::string(front());
@@ -53,7 +55,7 @@ std::size_t ByteStream::read_file(std::span<char> into) {
     return size;
   }
   file_.read(into.data(), static_cast<std::streamsize>(into.size()));
-  if (file_.bad()) throw IoError(concat("[", path_, "] cannot be read to its end. Check the disk."), EIO);
+  if (file_.bad()) throw IoError(message("[{}] cannot be read to its end. Check the disk.", path_), EIO);
   return static_cast<std::size_t>(file_.gcount());
 }
 

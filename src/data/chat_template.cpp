@@ -5,10 +5,10 @@
 
 #include "chat_form.hpp"
 #include "chat_writer.hpp"
+#include "core/check.hpp"
+#include "core/nearest_name.hpp"
+#include "format/folder.hpp"
 #include "json_reading.hpp"
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/core/nearest_name.hpp"
-#include "qlorapp/format/folder.hpp"
 #include "template_source.hpp"
 
 namespace qlorapp {
@@ -71,7 +71,7 @@ const std::vector<Known>& known_templates() {
 nlohmann::json object_in(const std::string& path) {
   if (!format::exists(path)) return nlohmann::json::object();
   nlohmann::json config = parse_json(read_file(path, kLargestConfig), path);
-  QLORAPP_CHECK_FORMAT(config.is_object(), "[", path, "] must be a JSON object; got ", kind_of(config), ". Check the file.");
+  QLORAPP_CHECK_FORMAT(config.is_object(), "[{}] must be a JSON object; got {}. Check the file.", path, kind_of(config));
   return config;
 }
 
@@ -88,8 +88,9 @@ std::optional<std::string> template_in(const nlohmann::json& config, const std::
       }
     }
   }
-  throw FormatError(concat("[", where, "] chat_template must be a string or a list with one named default; got ", kind_of(*entry),
-                           ". Take the file from the model again."));
+  throw FormatError(
+      message("[{}] chat_template must be a string or a list with one named default; got {}. Copy the file from the model again.",
+              where, kind_of(*entry)));
 }
 
 /// bos_token or eos_token; "" where no file names it.
@@ -105,8 +106,9 @@ std::string token_in(std::initializer_list<const nlohmann::json*> files, const c
 }
 
 void check_eos(const ChatForm& form, const std::string& eos, const std::string& where) {
-  QLORAPP_CHECK_FORMAT(!eos.empty() || (form.assistant.end != "{eos}" && form.ending != "{eos}"), "[", where,
-                       "] the chat template writes eos_token, which tokenizer_config.json does not name. Add it there.");
+  QLORAPP_CHECK_FORMAT(
+      !eos.empty() || (form.assistant.end != "{eos}" && form.ending != "{eos}"),
+      "[{}] tokenizer_config.json must name eos_token, because the chat template writes it; it does not. Add it there.", where);
 }
 
 struct FolderTokens {
@@ -164,18 +166,19 @@ ChatTemplate ChatTemplate::from_source(std::string_view jinja, std::string bos_t
       return out;
     }
   }
-  throw FormatError(concat("[", where, "] the chat template must be one of ", names(),
-                           "; got another one, and templates are compared ",
-                           "here, never run. Choose one with --chat_template NAME or FILE, or install transformers (pip install ",
-                           "\"qlorapp[hf]\"), through which the qlorapp command of the wheel renders any."));
+  throw FormatError(
+      message("[{}] the chat template must be one of {}; got another one. Templates are compared here, never run. Choose one with "
+              "--chat_template NAME or FILE, or install transformers (pip install \"qlorapp[hf]\"): the wheel's qlorapp command "
+              "then renders any template.",
+              where, joined(names())));
 }
 
 ChatTemplate ChatTemplate::named(std::string_view name, std::string bos_token, std::string eos_token) {
   for (const ChatForm& form : chat_forms()) {
     if (form.name == name) return {form, std::move(bos_token), std::move(eos_token)};
   }
-  throw ValueError(concat("[chat_template] must be one of ", names(), ", or the path of a .jinja file; got '", name, "'.",
-                          did_you_mean(name, names())));
+  throw ValueError(message("[chat_template] must be one of {}, or the path of a .jinja file; got '{}'.{}", joined(names()), name,
+                           did_you_mean(name, names())));
 }
 
 std::span<const std::string_view> ChatTemplate::names() { return chat_form_names(); }
@@ -189,9 +192,10 @@ std::string ChatTemplate::end_of_turn() const {
 RenderedChat ChatTemplate::render(std::span<const Message> messages, const ChatOptions& options) const {
   QLORAPP_CHECK_VALUE(!messages.empty(),
                       "[chat_template] a conversation must have a message; got none. Add one, or remove the row.");
-  QLORAPP_CHECK_VALUE(knows_tools_ || !uses_tools(messages, options), "[chat_template] this spelling of ", name(),
-                      " is known for conversations without tools; got some. Install transformers (pip install \"qlorapp[hf]\"), ",
-                      "through which the qlorapp command of the wheel renders them, or remove the row.");
+  QLORAPP_CHECK_VALUE(knows_tools_ || !uses_tools(messages, options),
+                      "[chat_template] this variant of {} supports only conversations without tools; the row has tools. Install "
+                      "transformers (pip install \"qlorapp[hf]\") and use the wheel's qlorapp command, or remove the row.",
+                      name());
   return write_chat(*form_, {bos_token_, eos_token_}, default_system_, messages, options);
 }
 

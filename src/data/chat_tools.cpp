@@ -3,9 +3,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "format/python_json.hpp"
 #include "qlorapp/format/json.hpp"
-#include "qlorapp/format/python_json.hpp"
 #include "template_sources.hpp"
 
 namespace qlorapp {
@@ -26,8 +26,8 @@ bool there(const Json& object, const char* key) { return object.contains(key) &&
 
 Json tools_of(const std::string& tools) {
   Json list = format::parse_json(tools, "chat_template", {.allow_big_integers = true});
-  QLORAPP_CHECK_VALUE(list.is_array(), "[chat_template] 'tools' must be a list of tools; got ", list.type_name(),
-                      ". Write one, or remove the key.");
+  QLORAPP_CHECK_VALUE(list.is_array(), "[chat_template] 'tools' must be a list of tools; got {}. Write a list, or remove the key.",
+                      list.type_name());
   return list;
 }
 
@@ -49,27 +49,28 @@ bool uses_tools(std::span<const Message> messages, const ChatOptions& options) {
 std::vector<ToolCall> tool_calls_of(const Message& message, ToolStyle style) {
   const Json rest = rest_of(message);
   QLORAPP_CHECK_VALUE(!there(rest, "function_call"),
-                      "[chat_template] calls of tools are read from 'tool_calls'; got 'function_call'. Write "
-                      "\"tool_calls\": [{\"function\": {\"name\", \"arguments\"}}].");
+                      "[chat_template] tool calls must be in 'tool_calls'; got 'function_call'. Write \"tool_calls\": "
+                      "[{{\"function\": {{\"name\", \"arguments\"}}}}].");
   if (!there(rest, "tool_calls")) return {};
-  QLORAPP_CHECK_VALUE(style != ToolStyle::kNone && !there(rest, "tools") && message.role == "assistant", "[chat_template] ",
+  QLORAPP_CHECK_VALUE(style != ToolStyle::kNone && !there(rest, "tools") && message.role == "assistant",
+                      "[chat_template] {}; a message of role '{}' has tool calls. Remove the row, or choose another template.",
                       message.role == "assistant" ? "this template does not write tool calls, so they would be lost"
-                                                  : "tool calls belong to the assistant",
-                      "; a message of '", message.role, "' has some. Remove the row, or choose another template.");
+                                                  : "only the assistant may call tools",
+                      message.role);
   const Json& list = rest["tool_calls"];
-  QLORAPP_CHECK_VALUE(list.is_array(), "[chat_template] 'tool_calls' must be a list; got ", list.type_name(), ". Correct the row.");
+  QLORAPP_CHECK_VALUE(list.is_array(), "[chat_template] 'tool_calls' must be a list; got {}. Correct the row.", list.type_name());
   std::vector<ToolCall> calls;
   for (const Json& entry : list) {
     const Json& call = entry.is_object() && there(entry, "function") ? entry["function"] : entry;
     QLORAPP_CHECK_VALUE(call.is_object() && call.contains("name") && call["name"].is_string() && call.contains("arguments"),
-                        "[chat_template] a tool call must have 'name' and 'arguments'; got ", to_json(call).substr(0, 80),
-                        ". Correct the row.");
+                        "[chat_template] a tool call must have 'name' and 'arguments'; got {}. Correct the row.",
+                        to_json(call).substr(0, 80));
     const Json& arguments = call["arguments"];
     const bool as_it_is = style == ToolStyle::kHermes3 && arguments.is_string();
     calls.push_back({call["name"].get<std::string>(), as_it_is ? arguments.get<std::string>() : to_json(arguments)});
   }
   QLORAPP_CHECK_VALUE(style != ToolStyle::kLlama31 || calls.size() == 1,
-                      "[chat_template] llama3.1 writes one tool call a message; got ", calls.size(), ". Split the message.");
+                      "[chat_template] llama3.1 writes one tool call per message; got {}. Split the message.", calls.size());
   return calls;
 }
 
@@ -81,19 +82,19 @@ std::string hermes_tools(const std::string& tools, bool behind) {
 }
 
 std::string llama31_tools(const std::string& tools) {
-  std::string out = concat(kLlama31Before, kLlama31Format);
+  std::string out = message("{}{}", kLlama31Before, kLlama31Format);
   for (const Json& tool : tools_of(tools)) out += to_json(tool, 4) + "\n\n";
   return out;
 }
 
 std::string written_calls(const std::vector<ToolCall>& calls, std::string_view content, ToolStyle style) {
   if (style == ToolStyle::kLlama31) {  // what else the message says is not written
-    return concat("{\"name\": \"", calls.front().name, "\", \"parameters\": ", calls.front().arguments, "}");
+    return message("{{\"name\": \"{}\", \"parameters\": {}}}", calls.front().name, calls.front().arguments);
   }
   std::string out(content);
   for (const ToolCall& call : calls) {
     if (!out.empty()) out += "\n";
-    out += concat("<tool_call>\n{\"name\": \"", call.name, "\", \"arguments\": ", call.arguments, "}\n</tool_call>");
+    out += message("<tool_call>\n{{\"name\": \"{}\", \"arguments\": {}}}\n</tool_call>", call.name, call.arguments);
   }
   return out;
 }

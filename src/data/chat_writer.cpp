@@ -5,8 +5,8 @@
 #include <array>
 
 #include "chat_tools.hpp"
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/core/nearest_name.hpp"
+#include "core/check.hpp"
+#include "core/nearest_name.hpp"
 #include "unicode.hpp"
 
 namespace qlorapp {
@@ -51,22 +51,29 @@ class Writer {
     for (std::size_t i = 0; i < messages_.size(); ++i) {
       const std::string& role = messages_[i].role;
       const auto known = std::find(kRoles.begin(), kRoles.begin() + static_cast<std::ptrdiff_t>(roles), role);
-      QLORAPP_CHECK_VALUE(known != kRoles.begin() + static_cast<std::ptrdiff_t>(roles), "[chat_template] a role must be one of ",
-                          std::span(kRoles).first(roles), " in ", form_.name, "; got '", role, "'. Rename it, or remove the row.",
-                          did_you_mean(role, kRoles));
-      QLORAPP_CHECK_VALUE(role != "system" || form_.system_place != SystemPlace::kRefused, "[chat_template] ", form_.name,
-                          " has no place for a system message. Put its text in front of the first user message.");
-      QLORAPP_CHECK_VALUE(role != "system" || i == 0 || !form_.one_system, "[chat_template] in ", form_.name,
-                          " a system message must be the first; message ", i, " is one too. Join it with the first.");
+      QLORAPP_CHECK_VALUE(known != kRoles.begin() + static_cast<std::ptrdiff_t>(roles),
+                          "[chat_template] a role must be one of {} in {}; got '{}'. Rename it, or remove the row.{}",
+                          joined(std::span(kRoles).first(roles)), form_.name, role, did_you_mean(role, kRoles));
+      QLORAPP_CHECK_VALUE(role != "system" || form_.system_place != SystemPlace::kRefused,
+                          "[chat_template] {} does not support a system message. Put its text before the first user message.",
+                          form_.name);
+      QLORAPP_CHECK_VALUE(
+          role != "system" || i == 0 || !form_.one_system,
+          "[chat_template] in {} only the first message may be a system message; message {} is one too. Join it with the first.",
+          form_.name, i);
       const bool users = (i - (system ? 1 : 0)) % 2 == 0;
-      QLORAPP_CHECK_VALUE(!form_.alternates || (system && i == 0) || role == (users ? "user" : "assistant"), "[chat_template] in ",
-                          form_.name, " user and assistant must alternate, the user first; message ", i, " is of '", role,
-                          "'. Join messages of one role, or remove the row.");
+      QLORAPP_CHECK_VALUE(!form_.alternates || (system && i == 0) || role == (users ? "user" : "assistant"),
+                          "[chat_template] in {} user and assistant must alternate, the user first; message {} has role '{}'. Join "
+                          "messages of one role, or remove the row.",
+                          form_.name, i, role);
     }
-    QLORAPP_CHECK_VALUE(form_.system_place == SystemPlace::kTurn || !system || messages_.size() > 1, "[chat_template] ", form_.name,
-                        " writes a system message with the user's; there is no message of the user. Add one, or remove the row.");
-    QLORAPP_CHECK_VALUE(options_.tools.empty() || form_.tools != ToolStyle::kNone, "[chat_template] ", form_.name,
-                        " does not write tools, so they would be lost. Remove 'tools', or choose another template.");
+    QLORAPP_CHECK_VALUE(form_.system_place == SystemPlace::kTurn || !system || messages_.size() > 1,
+                        "[chat_template] {} writes the system message into the first user message; the conversation has no user "
+                        "message. Add one, or remove the row.",
+                        form_.name);
+    QLORAPP_CHECK_VALUE(
+        options_.tools.empty() || form_.tools != ToolStyle::kNone,
+        "[chat_template] {} does not write tools, so they would be lost. Remove 'tools', or choose another template.", form_.name);
   }
 
   [[nodiscard]] std::string filled(std::string_view text, std::string_view role) const {
@@ -96,7 +103,7 @@ class Writer {
     const std::size_t begin = text.size();
     text += form.trim && own ? unicode::strip(content) : content;
     turn.content = {begin, own ? text.size() : begin};
-    text += concat(extra, filled(form.tail, role), filled(form.end, role));
+    text += message("{}{}{}", extra, filled(form.tail, role), filled(form.end, role));
     turn.end = text.size();
     text += filled(form.behind, role);
     return turn;
@@ -120,8 +127,8 @@ class Writer {
 
   void write_first_user_with_tools(std::size_t i) {
     QLORAPP_CHECK_VALUE(i < messages_.size() && messages_[i].role == "user",
-                        "[chat_template] llama3.1 writes tools into the first message of the user; the conversation ",
-                        i < messages_.size() ? "begins with '" + messages_[i].role + "'" : "has none", ". Correct the row.");
+                        "[chat_template] llama3.1 writes tools into the first user message; the conversation {}. Correct the row.",
+                        i < messages_.size() ? "begins with '" + messages_[i].role + "'" : "has none");
     const std::string before = llama31_tools(options_.tools), content(unicode::strip(messages_[i].content));
     Turn turn = write_turn(form_.user, "user", before + content, false);
     turn.content = {turn.begin + before.size(), turn.begin + before.size() + content.size()};
@@ -142,7 +149,7 @@ class Writer {
       const auto [thoughts, said] = form_.thinks ? answer(i) : Answer{"", message.content};
       const std::string text = calls.empty() ? said : written_calls(calls, said, form_.tools);
       const std::string_view shown = thoughts.empty() ? std::string_view(text) : without_newlines(text, false);
-      out_.turns.push_back(write_turn(form_.assistant, message.role, concat(thoughts, shown), calls.empty()));
+      out_.turns.push_back(write_turn(form_.assistant, message.role, qlorapp::message("{}{}", thoughts, shown), calls.empty()));
       return;
     }
     if (message.role == "user" && write_user_with_system(i)) return;
@@ -157,12 +164,12 @@ class Writer {
     if (form_.system_place == SystemPlace::kLastUser ? i + 1 != messages_.size() : i != 1) return false;
     const TurnForm& system = form_.system;
     const std::string& said = messages_[0].content;
-    const std::string before = concat(system.head, said, system.end);
+    const std::string before = message("{}{}{}", system.head, said, system.end);
     std::string_view content = messages_[i].content;
-    const std::string joined = concat(before, content);
+    const std::string joined = message("{}{}", before, content);
     const bool together = form_.system_place == SystemPlace::kJoined;
     if (form_.user.trim && !together) content = unicode::strip(content);
-    const std::string text = together ? std::string(unicode::strip(joined)) : concat(before, content);
+    const std::string text = together ? std::string(unicode::strip(joined)) : message("{}{}", before, content);
     Turn turn = write_turn(form_.user, "user", text, false);
     const std::size_t begin = turn.begin + system.head.size();
     const auto within = [&](std::size_t at) { return std::min(at, turn.begin + text.size()); };
@@ -209,7 +216,7 @@ class Writer {
       content = without_newlines(content.substr(content.rfind(kClose) + kClose.size()), false);
     }
     const bool shown = i > question && (i + 1 == messages_.size() || !thought.empty());
-    return {shown ? concat("<think>\n", without_newlines(thought, true), "\n</think>\n\n") : "", std::string(content)};
+    return {shown ? message("<think>\n{}\n</think>\n\n", without_newlines(thought, true)) : "", std::string(content)};
   }
 
   const ChatForm& form_;

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <vector>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 namespace qlorapp {
 namespace {
@@ -38,13 +38,15 @@ class BatchBuilder {
   /// Before anything is on a device, where a wrong id could only become NaN.
   void check_vocabulary(int64_t size) const {
     for (const int64_t token : tokens_) {
-      TORCH_CHECK_INDEX(token >= 0 && token < size, "[unpad] token ids must be from 0 to ", size - 1,
-                        ", the vocabulary's last; got ", token,
-                        ". Use the tokenizer of this model, or a model whose embeddings were resized for it.");
+      QLORAPP_CHECK_VALUE(token >= 0 && token < size,
+                          "[unpad] token ids must be from 0 to {}, the vocabulary's last; got {}. Use the tokenizer of this model, "
+                          "or a model whose embeddings were resized for it.",
+                          size - 1, token);
     }
     for (const int64_t target : targets_) {
-      TORCH_CHECK_INDEX(target == Batch::kIgnoredTarget || (target >= 0 && target < size), "[unpad] labels must be ",
-                        Batch::kIgnoredTarget, " (ignored) or from 0 to ", size - 1, ", the vocabulary's last; got ", target, ".");
+      QLORAPP_CHECK_VALUE(target == Batch::kIgnoredTarget || (target >= 0 && target < size),
+                          "[unpad] labels must be {} (ignored) or from 0 to {}, the vocabulary's last; got {}.",
+                          int64_t{Batch::kIgnoredTarget}, size - 1, target);
     }
   }
 
@@ -66,11 +68,11 @@ class BatchBuilder {
 
 /// @returns (B, T) int64 on the CPU. The caller keeps it while it reads.
 at::Tensor host_grid(const at::Tensor& grid, const at::Tensor& like, const char* name) {
-  QLORAPP_CHECK_TYPE(at::isIntegralType(grid.scalar_type(), true), "[unpad] ", name, " must be integers; got ",
-                     c10::toString(grid.scalar_type()), ". Convert it with .long().");
-  QLORAPP_CHECK_VALUE(grid.dim() == 2 && grid.sizes() == like.sizes(), "[unpad] ", name,
-                      " must have the shape (B, T) of input_ids, ", like.sizes().vec(), "; got ", grid.sizes().vec(),
-                      ". Pass tensors of one batch.");
+  QLORAPP_CHECK_TYPE(at::isIntegralType(grid.scalar_type(), true), "[unpad] {} must be integers; got {}. Convert it with .long().",
+                     name, c10::toString(grid.scalar_type()));
+  QLORAPP_CHECK_VALUE(grid.dim() == 2 && grid.sizes() == like.sizes(),
+                      "[unpad] {} must have the shape (B, T) of input_ids, {}; got {}. Pass tensors of one batch.", name,
+                      joined(like.sizes()), joined(grid.sizes()));
   return grid.to(at::kCPU, at::kLong).contiguous();
 }
 
@@ -80,19 +82,22 @@ Batch collate(std::span<const Example> examples, std::span<const int64_t> rows) 
   QLORAPP_CHECK_VALUE(!rows.empty(), "[collate] a batch must have a row; got none. Check the sampler.");
   int64_t total = 0;
   for (const int64_t row : rows) {
-    QLORAPP_CHECK_VALUE(row >= 0 && row < static_cast<int64_t>(examples.size()), "[collate] rows must be from 0 to ",
-                        static_cast<int64_t>(examples.size()) - 1, "; got ", row, ". Check the sampler.");
+    QLORAPP_CHECK_VALUE(row >= 0 && row < static_cast<int64_t>(examples.size()),
+                        "[collate] rows must be from 0 to {}; got {}. Check the sampler.",
+                        static_cast<int64_t>(examples.size()) - 1, row);
     const Example& example = examples[static_cast<std::size_t>(row)];
     QLORAPP_CHECK_VALUE(!example.input_ids.empty() && example.labels.size() == example.input_ids.size(),
-                        "[collate] a row must have a token and a label for each; row ", row, " has ", example.input_ids.size(),
-                        " and ", example.labels.size(), ". Put -100 where nothing is to be learned.");
+                        "[collate] a row must have tokens and one label per token; row {} has {} tokens and {} labels. Use label "
+                        "-100 for tokens that are not trained.",
+                        row, example.input_ids.size(), example.labels.size());
     total += static_cast<int64_t>(example.input_ids.size());
     if (example.row_lengths.empty()) continue;
     const bool whole =
         std::all_of(example.row_lengths.begin(), example.row_lengths.end(), [](int64_t length) { return length > 0; }) &&
         std::accumulate(example.row_lengths.begin(), example.row_lengths.end(), int64_t{0}) == std::ssize(example.input_ids);
-    QLORAPP_CHECK_VALUE(whole, "[collate] row_lengths must be at least 1 each and ", example.input_ids.size(), " together; row ",
-                        row, " has ", example.row_lengths, ". Give one length for each row of the pack.");
+    QLORAPP_CHECK_VALUE(
+        whole, "[collate] row_lengths must be at least 1 each and sum to {}; row {} has {}. Give one length per row of the pack.",
+        example.input_ids.size(), row, joined(example.row_lengths));
   }
   BatchBuilder builder(total);
   for (const int64_t row : rows) {
@@ -142,14 +147,14 @@ UnpaddedBatch unpad(const at::Tensor& input_ids, const at::Tensor& attention_mas
     int64_t begin = start, end = stop;
     while (begin < stop && present[begin] == 0) ++begin;
     while (end > begin && present[end - 1] == 0) --end;
-    QLORAPP_CHECK_VALUE(begin < end, "[unpad] a row must have a token; row ", row, " is padding only. Leave it out.");
+    QLORAPP_CHECK_VALUE(begin < end, "[unpad] a row must have a token; row {} is padding only. Leave it out.", row);
     int64_t on_padding = 0;
     for (int64_t i = start; i < stop; ++i) {
       const bool inside = i >= begin && i < end;
       QLORAPP_CHECK_VALUE(present[i] == (inside ? 1 : 0),
-                          "[unpad] attention_mask must be 1 for a row's tokens, which stand together, and 0 "
-                          "for padding on one side; row ",
-                          row, " has ", present[i], " at ", i - start, ". Masks with holes are not known here.");
+                          "[unpad] attention_mask must be 1 for a row's tokens, without gaps, and 0 for padding; row {} has {} at "
+                          "{}. Masks with gaps are not supported.",
+                          row, present[i], i - start);
       if (!inside && label[i] != Batch::kIgnoredTarget) ++on_padding;
     }
     // Where EOS is the padding, input_ids.ne(pad_token_id) hides the EOS that a row ends in, while its label asks to learn it. It is
@@ -164,8 +169,9 @@ UnpaddedBatch unpad(const at::Tensor& input_ids, const at::Tensor& attention_mas
       int64_t last = first + 1;
       while (last < end && (!position || position[last] == position[last - 1] + 1)) ++last;
       QLORAPP_CHECK_VALUE(last == end || !attention_mask.defined(),
-                          "[unpad] position_ids must count a row's tokens one by one beside an attention_mask; row ", row, " has ",
-                          position[last], " behind ", position[last - 1], ". Pack rows without a mask.");
+                          "[unpad] position_ids must grow by 1 per token if there is an attention_mask; row {} has {} after {}. "
+                          "Pack rows without a mask.",
+                          row, position[last], position[last - 1]);
       if (first > start && label[first] != Batch::kIgnoredTarget) ++out.ignored_first_labels;
       builder.add_row(
           last - first, [&](int64_t i) { return id[first + i]; }, [&](int64_t i) { return label[first + i]; });
@@ -179,8 +185,9 @@ UnpaddedBatch unpad(const at::Tensor& input_ids, const at::Tensor& attention_mas
 }
 
 at::Tensor UnpaddedBatch::pad(const at::Tensor& values, double fill) const {
-  QLORAPP_CHECK_VALUE(values.dim() > 0 && values.size(0) == indices.numel(), "[pad] values must have one row a token, ",
-                      indices.numel(), "; got shape ", values.sizes().vec(), ". Pass what was computed from this batch.");
+  QLORAPP_CHECK_VALUE(values.dim() > 0 && values.size(0) == indices.numel(),
+                      "[pad] values must have one row per token, {}; got shape {}. Pass what was computed from this batch.",
+                      indices.numel(), joined(values.sizes()));
   std::vector<int64_t> flat = values.sizes().vec(), grid = flat;
   flat[0] = rows * columns;
   grid.erase(grid.begin());

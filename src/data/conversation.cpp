@@ -5,7 +5,7 @@
 #include <string_view>
 #include <utility>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 namespace qlorapp {
 namespace {
@@ -35,16 +35,17 @@ bool is_empty(const Row& row, const char* key) {
 
 /// One call, or a list of calls, as [{"type": "function", "function": {"name", "arguments"}}].
 Row tool_calls_of(const std::string& text, const std::string& where) {
-  Row calls = parse_row(text, concat(where, ", 'function_call'"));
+  Row calls = parse_row(text, message("{}, 'function_call'", where));
   if (calls.is_object()) calls = Row::array({std::move(calls)});
-  QLORAPP_CHECK_FORMAT(calls.is_array() && !calls.empty(), "[", where,
-                       "] the value of a function_call must be JSON of a call or a list of "
-                       "calls; got ",
-                       kind_of(calls), ". Correct or remove the row.");
+  QLORAPP_CHECK_FORMAT(
+      calls.is_array() && !calls.empty(),
+      "[{}] the value of a function_call must be JSON of a call or a list of calls; got {}. Correct or remove the row.", where,
+      kind_of(calls));
   Row out = Row::array();
   for (Row& call : calls) {
-    QLORAPP_CHECK_FORMAT(call.is_object() && call.contains("name"), "[", where, "] a call must be {\"name\", \"arguments\"}; got ",
-                         call.is_object() ? "no name" : kind_of(call), ". Correct or remove the row.");
+    QLORAPP_CHECK_FORMAT(call.is_object() && call.contains("name"),
+                         "[{}] a call must be {{\"name\", \"arguments\"}}; got {}. Correct or remove the row.", where,
+                         call.is_object() ? "no name" : kind_of(call));
     Row entry = Row::object();
     entry["type"] = "function";
     entry["function"] = std::move(call);
@@ -60,10 +61,10 @@ Row from_sharegpt(const Row& entry, const std::string& where) {
   std::string known;
   for (const Speaker& one : kSpeakers) {
     if (one.from == from) speaker = &one;
-    known += concat(known.empty() ? "" : ", ", one.from);
+    known += message("{}{}", known.empty() ? "" : ", ", one.from);
   }
-  QLORAPP_CHECK_FORMAT(speaker != nullptr, "[", where, "] 'from' must be one of ", known, "; got '", from.substr(0, 80),
-                       "'. Correct or remove the row.");
+  QLORAPP_CHECK_FORMAT(speaker != nullptr, "[{}] 'from' must be one of {}; got '{}'. Correct or remove the row.", where, known,
+                       from.substr(0, 80));
   const std::string& value = require_text(entry, "value", where);
   Row out = Row::object();
   out["role"] = speaker->role;
@@ -90,11 +91,11 @@ bool is_sharegpt(const Row& value) { return is_conversation(value) && (value.is_
 
 Row canonical_messages(Row value, const std::string& name, const std::string& where) {
   if (value.is_object()) value = Row::array({std::move(value)});
-  QLORAPP_CHECK_FORMAT(value.is_array(), "[", where, "] '", name, "' must be a list; got ", kind_of(value),
-                       ". Correct or remove the row.");
+  QLORAPP_CHECK_FORMAT(value.is_array(), "[{}] '{}' must be a list; got {}. Correct or remove the row.", where, name,
+                       kind_of(value));
   for (Row& entry : value) {
-    QLORAPP_CHECK_FORMAT(entry.is_object(), "[", where, "] a message in '", name, "' must be a JSON object; got ", kind_of(entry),
-                         ". Correct or remove the row.");
+    QLORAPP_CHECK_FORMAT(entry.is_object(), "[{}] a message in '{}' must be a JSON object; got {}. Correct or remove the row.",
+                         where, name, kind_of(entry));
     entry = entry.contains("from") && !entry.contains("role") ? from_sharegpt(entry, where) : without_nulls(std::move(entry));
   }
   return value;
@@ -104,10 +105,10 @@ void take_tools(Row& row, bool sharegpt, Row& into, const std::string& where) {
   for (const char* key : {"tools", "functions"}) {
     if (is_empty(row, key)) continue;
     Row tools = std::move(row[key]);
-    if (tools.is_string()) tools = parse_row(tools.get_ref<const std::string&>(), concat(where, ", '", key, "'"));
+    if (tools.is_string()) tools = parse_row(tools.get_ref<const std::string&>(), message("{}, '{}'", where, key));
     if (tools.is_null()) continue;
-    QLORAPP_CHECK_FORMAT(tools.is_array(), "[", where, "] '", key, "' must be a list of tools; got ", kind_of(tools),
-                         ". Write a list, or remove the key.");
+    QLORAPP_CHECK_FORMAT(tools.is_array(), "[{}] '{}' must be a list of tools; got {}. Write a list, or remove the key.", where,
+                         key, kind_of(tools));
     for (Row& tool : tools) {
       if (!sharegpt || !tool.is_object() || !tool.contains("name") || tool.contains("function")) continue;
       Row wrapped = Row::object();

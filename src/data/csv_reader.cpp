@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "csv_reader.hpp"
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 #include "unicode.hpp"
 
 namespace qlorapp {
@@ -16,14 +16,14 @@ bool CsvReader::next(std::vector<std::string>& fields) {
   size_ = 0;
   fields.clear();
   for (bool more = true; more;) {
-    QLORAPP_CHECK_FORMAT(fields.size() < kMostFields, where(), "a row may have ", kMostFields,
-                         " fields; this one has more. Check the separators.");
+    QLORAPP_CHECK_FORMAT(fields.size() < kMostFields,
+                         "{}a row may have at most {} fields; this one has more. Check the separators.", where(), kMostFields);
     std::string& field = fields.emplace_back();
     if (bytes_.peek() == '"') read_quoted(field);
     else read_plain(field);
     const std::size_t bad = unicode::first_invalid_utf8(field);
-    QLORAPP_CHECK_FORMAT(bad == std::string::npos, where(), "a field must be UTF-8; byte ", bad, " of field ", fields.size(),
-                         " is not. Save the file as UTF-8.");
+    QLORAPP_CHECK_FORMAT(bad == std::string::npos, "{}a field must be UTF-8; byte {} of field {} is not. Save the file as UTF-8.",
+                         where(), bad, fields.size());
     more = bytes_.peek() == separator_;
     if (more) bytes_.take();
   }
@@ -35,7 +35,7 @@ void CsvReader::read_quoted(std::string& field) {
   bytes_.take();
   for (;;) {
     const int c = bytes_.take();
-    QLORAPP_CHECK_FORMAT(c >= 0, where(), "a quoted field must end with a quote; the file ends before. Close the quote.");
+    QLORAPP_CHECK_FORMAT(c >= 0, "{}a quoted field must end with a quote; the file ends before it. Close the quote.", where());
     if (c != '"') {
       append(field, c);
     } else if (bytes_.peek() == '"') {
@@ -45,9 +45,10 @@ void CsvReader::read_quoted(std::string& field) {
     }
   }
   const int behind = bytes_.peek();
-  QLORAPP_CHECK_FORMAT(behind == separator_ || ends_record(behind), where(),
-                       "a separator or the end of the line must follow a closing quote; got more text. Double the quotes inside a "
-                       "quoted field.");
+  QLORAPP_CHECK_FORMAT(
+      behind == separator_ || ends_record(behind),
+      "{}a separator or the end of the line must follow a closing quote; got more text. Double the quotes inside a quoted field.",
+      where());
 }
 
 void CsvReader::read_plain(std::string& field) {
@@ -56,8 +57,9 @@ void CsvReader::read_plain(std::string& field) {
 
 void CsvReader::append(std::string& field, int c) {
   field += static_cast<char>(c);
-  QLORAPP_CHECK_FORMAT(++size_ <= limit_, where(), "a row may have ", limit_,
-                       " bytes; this one has more. Close its quotes, or split it into several rows.");
+  QLORAPP_CHECK_FORMAT(++size_ <= limit_,
+                       "{}a row may have at most {} bytes; this one has more. Close its quotes, or split it into several rows.",
+                       where(), limit_);
 }
 
 void CsvReader::take_line_end() {
@@ -65,6 +67,6 @@ void CsvReader::take_line_end() {
   if (c == '\r' && bytes_.peek() == '\n') bytes_.take();
 }
 
-std::string CsvReader::where() const { return concat("[", bytes_.path(), ":", line_, "] "); }
+std::string CsvReader::where() const { return message("[{}:{}] ", bytes_.path(), line_); }
 
 }  // namespace qlorapp

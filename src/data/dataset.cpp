@@ -5,8 +5,8 @@
 #include <cmath>
 #include <utility>
 
+#include "core/check.hpp"
 #include "json_reading.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/data/text_tools.hpp"
 #include "row_encoder.hpp"
 #include "row_reader.hpp"
@@ -27,13 +27,13 @@ std::vector<std::string> unused_keys(const Row& row, const RowShape& shape) {
 std::string described(const std::string& shape, FileFormat format) {
   switch (format) {
     case FileFormat::kLines:
-      return "text, one a line";
+      return "text, one row per line";
     case FileFormat::kParagraphs:
       return "text, paragraphs between blank lines";
     case FileFormat::kCsv:
-      return concat(shape, ", from CSV");
+      return message("{}, from CSV", shape);
     case FileFormat::kTsv:
-      return concat(shape, ", from TSV");
+      return message("{}, from TSV", shape);
     default:
       return shape;
   }
@@ -91,7 +91,7 @@ FileFormat parse_file_format(std::string_view name) {
   if (name == "tsv") return FileFormat::kTsv;
   if (name == "text") return FileFormat::kLines;
   if (name == "paragraphs") return FileFormat::kParagraphs;
-  throw ValueError(concat("[data_format] must be auto, json, csv, tsv, text (a line is a row) or paragraphs; got '", name, "'."));
+  throw ValueError(message("[data_format] must be auto, json, csv, tsv, text (one row per line) or paragraphs; got '{}'.", name));
 }
 
 Dataset Dataset::read(const std::string& path, const DatasetOptions& options, const Tokenizer* tokenizer,
@@ -108,7 +108,7 @@ Dataset Dataset::read(const std::string& path, const DatasetOptions& options, Te
   const std::string& file = path;
 
   const RowFile read = for_each_row(path, options.file_format, options.text_field, [&](Row raw, int64_t line) {
-    const std::string where = concat(file, ":", line);
+    const std::string where = message("{}:{}", file, line);
     if (!shape) {
       shape = RowShape::detect(
           raw, options, [&] { return tools.has_template(); }, where);
@@ -117,8 +117,8 @@ Dataset Dataset::read(const std::string& path, const DatasetOptions& options, Te
       encoder.emplace(summary.format, options, tools, file);
       summary.eos_known = tools.has_tokenizer() && !tools.eos_ids().empty();
     }
-    QLORAPP_CHECK_FORMAT(raw.is_object(), "[", where, "] a row must be a JSON object; got ", kind_of(raw),
-                         ". Write one object a row.");
+    QLORAPP_CHECK_FORMAT(raw.is_object(), "[{}] a row must be a JSON object; got {}. Write one object per row.", where,
+                         kind_of(raw));
     const Row row = shape->canonical(std::move(raw), where);
     ++summary.rows;
     const int64_t straddling = encoder->straddling();
@@ -138,10 +138,11 @@ Dataset Dataset::read(const std::string& path, const DatasetOptions& options, Te
     out.examples.push_back(std::move(example));
   });
 
-  QLORAPP_CHECK_FORMAT(summary.rows > 0, "[", file, "] the data must have a row; it is empty. Check the path of the data.");
-  QLORAPP_CHECK_FORMAT(!out.examples.empty(), "[", file, "] a row must have something to learn; none of ", summary.rows,
-                       " has a label behind its first token. ", summary.truncated > 0 ? "Raise max_length, or s" : "S",
-                       "horten the prompts and check the labels.");
+  QLORAPP_CHECK_FORMAT(summary.rows > 0, "[{}] the data must have a row; it is empty. Check the path of the data.", file);
+  QLORAPP_CHECK_FORMAT(!out.examples.empty(),
+                       "[{}] a row must have a trained token; none of {} has a label after its first token. {}horten the prompts "
+                       "and check the labels.",
+                       file, summary.rows, summary.truncated > 0 ? "Raise max_length, or s" : "S");
   summary.blank_lines = read.blank_lines;
   summary.detected = described(shape->description(), read.format);
   summary.straddling = encoder->straddling();
@@ -154,15 +155,15 @@ Dataset Dataset::read(const std::string& path, const DatasetOptions& options, Te
 
 std::string DatasetSummary::line() const {
   const int64_t examples = rows - dropped;
-  std::string out = concat(examples, " rows of ", detected, ": ", tokens, " tokens, ", target_tokens, " trained; longest ", longest,
-                           " (line ", longest_line, ")");
-  if (truncated > 0) out += concat("; ", truncated, " cut");
-  if (dropped > 0) out += concat("; ", dropped, " left out with nothing to learn");
-  if (blank_lines > 0) out += concat("; ", blank_lines, " blank lines");
+  std::string out = message("{} rows of {}: {} tokens, {} trained; longest {} (line {})", examples, detected, tokens, target_tokens,
+                            longest, longest_line);
+  if (truncated > 0) out += message("; {} cut", truncated);
+  if (dropped > 0) out += message("; {} left out, without a trained token", dropped);
+  if (blank_lines > 0) out += message("; {} blank lines", blank_lines);
   if (eos_known)
-    out += concat("; ", std::round(1000.0 * static_cast<double>(ends_in_eos) / static_cast<double>(examples)) / 10.0,
-                  " % end in a trained EOS");
-  if (!ignored_keys.empty()) out += concat("; keys not used: ", ignored_keys);
+    out += message("; {} % end in a trained EOS",
+                   std::round(1000.0 * static_cast<double>(ends_in_eos) / static_cast<double>(examples)) / 10.0);
+  if (!ignored_keys.empty()) out += message("; keys not used: {}", joined(ignored_keys));
   return out;
 }
 
@@ -179,11 +180,12 @@ std::vector<std::string> DatasetSummary::warnings() const {
         "Add it to the tokenizer, or choose the template that belongs to the model.");
   }
   if (straddling > 0) {
-    out.push_back(concat(straddling, " tokens hold the end of a prompt and the start of what is trained (first in line ",
-                         first_straddling_line,
-                         "); they are trained. Move white space from the end of the prompt to the completion."));
+    out.push_back(
+        message("{} tokens span the end of a prompt and the start of the trained text (first in line {}). They are trained. Move "
+                "white space from the end of the prompt to the completion.",
+                straddling, first_straddling_line));
   }
-  if (truncated * 10 > rows) out.push_back(concat(truncated, " of ", rows, " rows were cut at max_length and lost their end."));
+  if (truncated * 10 > rows) out.push_back(message("{} of {} rows were cut at max_length and lost their end.", truncated, rows));
   return out;
 }
 
@@ -203,7 +205,7 @@ std::string render_sample(const Example& example, TextTools& tools) {
     while (same != whole.begin() && same != whole.end() && (static_cast<uint8_t>(*same) & 0xC0) == 0x80) --same;
     const std::string text(same, whole.end());
     before = std::move(whole);
-    out += trained(begin) ? concat("«", text, "»") : text;
+    out += trained(begin) ? message("«{}»", text) : text;
     begin = end;
   }
   return out;

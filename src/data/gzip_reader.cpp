@@ -5,7 +5,7 @@
 #include <array>
 #include <cstring>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 namespace qlorapp {
 namespace {
@@ -119,7 +119,7 @@ void GzipReader::read_member_header() {
   }
   if ((flags & kHeaderCrc) != 0) {
     const uint32_t expected = header_crc_ & 0xFFFF, low = next_byte();
-    if ((low | static_cast<uint32_t>(next_byte()) << 8) != expected) damaged("the header must have the CRC that it states");
+    if ((low | static_cast<uint32_t>(next_byte()) << 8) != expected) damaged("the header must match its CRC");
   }
   first_member_ = false;
   crc_ = 0;
@@ -204,11 +204,11 @@ void GzipReader::decode_symbols() {
       end_block();
       return;
     }
-    if (next - 257 >= kLengths.size()) damaged("a length must be one of 29");
+    if (next - 257 >= kLengths.size()) damaged("a length code must be one of 29");
     const Range length = kLengths[next - 257];
     const std::size_t bytes = length.base + bits(length.extra_bits);
     const uint32_t code = symbol(distances_);
-    if (code >= kDistances.size()) damaged("a distance must be one of 30");
+    if (code >= kDistances.size()) damaged("a distance code must be one of 30");
     copy_match(bytes, kDistances[code].base + bits(kDistances[code].extra_bits));
   }
 }
@@ -222,7 +222,7 @@ void GzipReader::check_trailer() {
   drop_to_byte();
   const uint32_t low = bits(16), crc = low | bits(16) << 16;
   const uint32_t low_size = bits(16), size = low_size | bits(16) << 16;
-  if (crc != crc_) damaged("the data must have the CRC that the file states");
+  if (crc != crc_) damaged("the data must match the CRC of the file");
   if (size != static_cast<uint32_t>(member_size_)) damaged("the data must be as long as the file states");
   state_ = State::kMember;
 }
@@ -238,7 +238,7 @@ bool GzipReader::at_end() {
 
 uint8_t GzipReader::next_byte() {
   if (available_ > 0) return static_cast<uint8_t>(bits(8));
-  if (at_end()) damaged("the file must be whole; it ends early");
+  if (at_end()) damaged("the file must be complete; it ends early");
   return static_cast<uint8_t>(in_[in_at_++]);
 }
 
@@ -264,7 +264,7 @@ void GzipReader::load_bits(int count) {
 
 uint32_t GzipReader::bits(int count) {
   load_bits(count);
-  if (available_ < count) damaged("the file must be whole; it ends early");
+  if (available_ < count) damaged("the file must be complete; it ends early");
   const auto value = static_cast<uint32_t>(accumulator_ & ((uint64_t{1} << count) - 1));
   accumulator_ >>= count;
   available_ -= count;
@@ -274,8 +274,8 @@ uint32_t GzipReader::bits(int count) {
 uint32_t GzipReader::symbol(const HuffmanTable& table) {
   load_bits(HuffmanTable::kMaxBits);
   const HuffmanTable::Entry entry = table[static_cast<uint32_t>(accumulator_)];
-  if (entry.length > available_) damaged("the file must be whole; it ends early");
-  if (entry.length == 0) damaged("a code must be one of its block's");
+  if (entry.length > available_) damaged("the file must be complete; it ends early");
+  if (entry.length == 0) damaged("a code must be in the table of its block");
   accumulator_ >>= entry.length;
   available_ -= entry.length;
   return entry.symbol;
@@ -288,8 +288,8 @@ void GzipReader::drop_to_byte() {
 }
 
 void GzipReader::damaged(const char* what) const {
-  throw FormatError(concat("[", path_, "] must be an undamaged gzip file: ", what, " (near byte ",
-                           read_before_ + in_at_ - static_cast<uint64_t>(available_ / 8), "). Download or compress it again."));
+  throw FormatError(message("[{}] must be an undamaged gzip file: {} (near byte {}). Download or compress it again.", path_, what,
+                            read_before_ + in_at_ - static_cast<uint64_t>(available_ / 8)));
 }
 
 }  // namespace qlorapp

@@ -5,8 +5,8 @@
 #include <unordered_set>
 #include <vector>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/format/file_reader.hpp"
+#include "core/check.hpp"
+#include "format/file_reader.hpp"
 #include "unicode.hpp"
 
 namespace qlorapp {
@@ -18,17 +18,20 @@ json parse(std::string_view text, const std::string& where, std::size_t most_key
   using Event = typename json::parse_event_t;
   const typename json::parser_callback_t watch = [&](int depth, Event event, json& parsed) {
     if (event == Event::object_start || event == Event::array_start) {
-      QLORAPP_CHECK_FORMAT(depth < kJsonDepth, "[", where, "] JSON may be nested ", kJsonDepth,
-                           " levels deep; this is deeper. Check what wrote the file.");
+      QLORAPP_CHECK_FORMAT(depth < kJsonDepth,
+                           "[{}] JSON may be nested at most {} levels deep; this is deeper. Check the program that wrote the file.",
+                           where, kJsonDepth);
     }
     if (event == Event::object_start) keys.emplace_back();
     if (event == Event::object_end) keys.pop_back();
     if (event == Event::key) {
       const auto& key = parsed.template get_ref<const std::string&>();
-      QLORAPP_CHECK_FORMAT(keys.back().insert(key).second, "[", where, "] a key may stand once in a JSON object; '", key,
-                           "' is there twice. Remove one of the two.");
-      QLORAPP_CHECK_FORMAT(keys.back().size() <= most_keys, "[", where, "] an object of a row may have ", most_keys,
-                           " keys; this one has more. Check what wrote the file.");
+      QLORAPP_CHECK_FORMAT(keys.back().insert(key).second,
+                           "[{}] a key must be unique in a JSON object; '{}' appears twice. Remove one.", where, key);
+      QLORAPP_CHECK_FORMAT(
+          keys.back().size() <= most_keys,
+          "[{}] an object of a row may have at most {} keys; this one has more. Check the program that wrote the file.", where,
+          most_keys);
     }
     return true;
   };
@@ -39,7 +42,7 @@ json parse(std::string_view text, const std::string& where, std::size_t most_key
     if (const auto end = reason.find("] "); end != std::string::npos) reason.erase(0, end + 2);
     std::string readable;  // the reason quotes what was read, which may be long or no UTF-8
     unicode::append_lossy(readable, std::string_view(reason).substr(0, 200));
-    throw FormatError(concat("[", where, "] must be valid JSON in UTF-8; ", readable, ". Check what wrote the file."));
+    throw FormatError(message("[{}] must be valid JSON in UTF-8; {}. Check the program that wrote the file.", where, readable));
   }
 }
 
@@ -80,17 +83,17 @@ std::vector<std::string> keys_of(const Row& row) {
 }
 
 const Row& require(const Row& row, const std::string& key, const std::string& where) {
-  QLORAPP_CHECK_FORMAT(row.is_object(), "[", where, "] a row must be a JSON object; got ", kind_of(row),
-                       ". Write one object a row.");
+  QLORAPP_CHECK_FORMAT(row.is_object(), "[{}] a row must be a JSON object; got {}. Write one object per row.", where, kind_of(row));
   const auto found = row.find(key);
-  QLORAPP_CHECK_FORMAT(found != row.end(), "[", where, "] a row must have key '", key,
-                       "', as the format of the first row says; got keys ", keys_of(row), ". Rename the key, or remove the row.");
+  QLORAPP_CHECK_FORMAT(found != row.end(),
+                       "[{}] a row must have key '{}', as the first row has; got keys {}. Rename the key, or remove the row.",
+                       where, key, joined(keys_of(row)));
   return *found;
 }
 
 const std::string& require_text(const Row& row, const std::string& key, const std::string& where) {
   const Row& value = require(row, key, where);
-  QLORAPP_CHECK_FORMAT(value.is_string(), "[", where, "] '", key, "' must be a string; got ", kind_of(value), ". ",
+  QLORAPP_CHECK_FORMAT(value.is_string(), "[{}] '{}' must be a string; got {}. {}", where, key, kind_of(value),
                        value.is_array() && key != "content" ? "Conversations go into 'messages'." : "Correct or remove the row.");
   return value.get_ref<const std::string&>();
 }

@@ -3,24 +3,22 @@
 
 #include <algorithm>
 
+#include "core/check.hpp"
 #include "json_reading.hpp"
-#include "qlorapp/core/check.hpp"
 
 namespace qlorapp {
 namespace {
 
-using json = Row;
-
-std::vector<TokenId> require_ids(const json& values, const char* key, bool may_ignore, const std::string& where) {
-  QLORAPP_CHECK_FORMAT(values.is_array(), "[", where, "] '", key, "' must be a list of whole numbers; got ", kind_of(values),
-                       ". Correct or remove the row.");
+std::vector<TokenId> require_ids(const Row& values, const char* key, bool may_ignore, const std::string& where) {
+  QLORAPP_CHECK_FORMAT(values.is_array(), "[{}] '{}' must be a list of whole numbers; got {}. Correct or remove the row.", where,
+                       key, kind_of(values));
   std::vector<TokenId> out;
   out.reserve(values.size());
-  for (const json& value : values) {
+  for (const Row& value : values) {
     const bool id = value.is_number_unsigned() && value.get<uint64_t>() < (uint64_t{1} << 31);
     const bool ignored = may_ignore && value.is_number_integer() && value == Example::kIgnored;
-    QLORAPP_CHECK_FORMAT(id || ignored, "[", where, "] '", key, "' must be a list of token ids", may_ignore ? " and -100" : "",
-                         "; got ", value.is_number() ? value.dump() : std::string(kind_of(value)), ". Correct or remove the row.");
+    QLORAPP_CHECK_FORMAT(id || ignored, "[{}] '{}' must be a list of token ids{}; got {}. Correct or remove the row.", where, key,
+                         may_ignore ? " and -100" : "", value.is_number() ? value.dump() : std::string(kind_of(value)));
     out.push_back(value.get<TokenId>());
   }
   return out;
@@ -31,22 +29,22 @@ std::size_t shared_beginning(std::string_view a, std::string_view b) {
   return static_cast<std::size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
 }
 
-bool is_there(const json& object, const char* key) {
+bool is_there(const Row& object, const char* key) {
   const auto found = object.find(key);
   return found != object.end() && !found->is_null() && !found->empty();
 }
 
 /// Keys that are null are no keys. A message with tool calls needs no content.
-Message message_of(const json& entry, const std::string& where) {
+Message parsed_message(const Row& entry, const std::string& where) {
   Message out{require_text(entry, "role", where), {}};
-  json rest = json::object();
+  Row rest = Row::object();
   for (const auto& [key, value] : entry.items()) {
     if (key != "role" && key != "content" && !value.is_null()) rest[key] = value;
   }
   const bool says_nothing = !entry.contains("content") || entry["content"].is_null();
-  QLORAPP_CHECK_FORMAT(!says_nothing || is_there(rest, "tool_calls"), "[", where,
-                       "] a message must have a 'content' or 'tool_calls'; got keys ", keys_of(entry),
-                       ". Correct or remove the row.");
+  QLORAPP_CHECK_FORMAT(!says_nothing || is_there(rest, "tool_calls"),
+                       "[{}] a message must have a 'content' or 'tool_calls'; got keys {}. Correct or remove the row.", where,
+                       joined(keys_of(entry)));
   if (!says_nothing) out.content = require_text(entry, "content", where);
   if (!rest.empty()) out.rest = rest.dump();
   return out;
@@ -58,19 +56,19 @@ RowEncoder::RowEncoder(RowFormat format, const DatasetOptions& options, TextTool
     : format_(format), options_(options), tools_(tools) {
   const bool prompt_messages = format == RowFormat::kPromptMessages, messages = format == RowFormat::kMessages || prompt_messages;
   const bool completion = format == RowFormat::kPromptCompletion || prompt_messages;
-  QLORAPP_CHECK_VALUE(options.max_length >= 0, "[max_length] must be 0 (no limit) or more; got ", options.max_length, ". Set it.");
-  QLORAPP_CHECK_VALUE(!options.assistant_only_loss || messages, "[assistant_only_loss] needs rows with 'messages'; ", file, " has ",
-                      to_string(format), ". Leave it unset.");
+  QLORAPP_CHECK_VALUE(options.max_length >= 0, "[max_length] must be at least 0; got {}. Use 0 for no limit.", options.max_length);
+  QLORAPP_CHECK_VALUE(!options.assistant_only_loss || messages,
+                      "[assistant_only_loss] needs rows with 'messages'; {} has {}. Leave it unset.", file, to_string(format));
   QLORAPP_CHECK_VALUE(!options.completion_only_loss.value_or(false) || messages || completion,
-                      "[completion_only_loss] needs rows with 'prompt' and 'completion' or 'messages'; ", file, " has ",
-                      to_string(format), ". Leave it unset.");
+                      "[completion_only_loss] needs rows with 'prompt' and 'completion' or 'messages'; {} has {}. Leave it unset.",
+                      file, to_string(format));
   if (format != RowFormat::kInputIds) tools.require_tokenizer(file);
   if (messages) tools.require_template(file);
   completion_only_ = options.completion_only_loss.value_or(completion);
   assistant_only_ = options.assistant_only_loss || (format == RowFormat::kMessages && completion_only_);
 }
 
-Example RowEncoder::encode(const json& row, const std::string& where) {
+Example RowEncoder::encode(const Row& row, const std::string& where) {
   Example out;
   switch (format_) {
     case RowFormat::kInputIds:
@@ -90,21 +88,23 @@ Example RowEncoder::encode(const json& row, const std::string& where) {
   const int64_t limit = options_.model_vocab_size > 0 ? options_.model_vocab_size : tools_.has_tokenizer() ? tools_.id_limit() : 0;
   for (const auto* ids : {&out.input_ids, &out.labels}) {
     for (const TokenId id : *ids) {
-      QLORAPP_CHECK_FORMAT(limit == 0 || id < limit, "[", where, "] token ids must be below the size of the vocabulary, ", limit,
-                           "; got ", id, ". Use the tokenizer that belongs to the model.");
+      QLORAPP_CHECK_FORMAT(
+          limit == 0 || id < limit,
+          "[{}] token ids must be below the size of the vocabulary, {}; got {}. Use the tokenizer that belongs to the model.",
+          where, limit, id);
     }
   }
   return out;
 }
 
-Example RowEncoder::encode_ids(const json& row, const std::string& where) const {
+Example RowEncoder::encode_ids(const Row& row, const std::string& where) const {
   Example out;
   out.input_ids = require_ids(require(row, "input_ids", where), "input_ids", false, where);
   if (const auto mask = row.find("attention_mask"); mask != row.end() && !mask->is_null()) {
     const bool whole = mask->is_array() && mask->size() == out.input_ids.size() &&
-                       std::all_of(mask->begin(), mask->end(), [](const json& m) { return m == 1; });
-    QLORAPP_CHECK_FORMAT(whole, "[", where,
-                         "] 'attention_mask' must be a 1 for each token; got another. Write rows without padding.");
+                       std::all_of(mask->begin(), mask->end(), [](const Row& m) { return m == 1; });
+    QLORAPP_CHECK_FORMAT(whole, "[{}] 'attention_mask' must be 1 for each token; got another value. Write rows without padding.",
+                         where);
   }
   const auto labels = row.find("labels");
   if (labels == row.end() || labels->is_null()) {
@@ -112,8 +112,9 @@ Example RowEncoder::encode_ids(const json& row, const std::string& where) const 
     return out;
   }
   out.labels = require_ids(*labels, "labels", true, where);
-  QLORAPP_CHECK_FORMAT(out.labels.size() == out.input_ids.size(), "[", where, "] 'labels' must be as long as 'input_ids'; got ",
-                       out.labels.size(), " and ", out.input_ids.size(), ". Put -100 where nothing is to be learned.");
+  QLORAPP_CHECK_FORMAT(out.labels.size() == out.input_ids.size(),
+                       "[{}] 'labels' must be as long as 'input_ids'; got {} and {}. Use -100 for tokens that are not trained.",
+                       where, out.labels.size(), out.input_ids.size());
   return out;
 }
 
@@ -121,7 +122,7 @@ Encoding RowEncoder::tokens_of(std::string_view text, bool add_special_tokens, c
   try {
     return tools_.encode(text, add_special_tokens);
   } catch (const ValueError& error) {
-    throw FormatError(concat("[", where, "] the row must be text for the tokenizer: ", error.what()));
+    throw FormatError(message("[{}] the tokenizer must accept the row: {}", where, error.what()));
   }
 }
 
@@ -132,7 +133,7 @@ void RowEncoder::append_eos(Example& out) {
   out.labels.push_back(*eos);
 }
 
-Example RowEncoder::encode_text(const json& row, const std::string& where) {
+Example RowEncoder::encode_text(const Row& row, const std::string& where) {
   Example out;
   out.input_ids = tokens_of(require_text(row, options_.text_field, where), true, where).ids;
   out.labels = out.input_ids;
@@ -140,7 +141,7 @@ Example RowEncoder::encode_text(const json& row, const std::string& where) {
   return out;
 }
 
-Example RowEncoder::encode_completion(const json& row, const std::string& where) {
+Example RowEncoder::encode_completion(const Row& row, const std::string& where) {
   const std::string& prompt = require_text(row, "prompt", where);
   const std::string text = prompt + require_text(row, "completion", where);
   const Encoding encoding = tokens_of(text, true, where);
@@ -155,18 +156,19 @@ Example RowEncoder::encode_completion(const json& row, const std::string& where)
   return out;
 }
 
-Example RowEncoder::encode_messages(const json& row, const std::string& where) {
+Example RowEncoder::encode_messages(const Row& row, const std::string& where) {
   const bool has_prompt = format_ == RowFormat::kPromptMessages;
-  json list = require(row, has_prompt ? "prompt" : "messages", where);
+  Row list = require(row, has_prompt ? "prompt" : "messages", where);
   const std::size_t prompt_size = list.size();
   if (has_prompt) list.insert(list.end(), row["completion"].begin(), row["completion"].end());
-  QLORAPP_CHECK_FORMAT(!is_there(row, "functions"), "[", where, "] tools are read from 'tools'; the row has 'functions'. Write ",
-                       "\"tools\": [{\"type\": \"function\", \"function\": …}].");
+  QLORAPP_CHECK_FORMAT(
+      !is_there(row, "functions"),
+      "[{}] tools must be in 'tools'; got 'functions'. Write \"tools\": [{{\"type\": \"function\", \"function\": …}}].", where);
   const ChatOptions options{.date_string = options_.date_string,
                             .tools = row.contains("tools") ? row["tools"].dump() : std::string(),
                             .turns = assistant_only_};
   std::vector<Message> messages;
-  for (const json& entry : list) messages.push_back(message_of(entry, where));
+  for (const Row& entry : list) messages.push_back(parsed_message(entry, where));
   RenderedChat chat;
   std::size_t prompt_end = 0;
   try {
@@ -177,8 +179,8 @@ Example RowEncoder::encode_messages(const json& row, const std::string& where) {
       begun.turns = false;
       prompt_end = shared_beginning(chat.text, tools_.render(std::span(messages).first(prompt_size), begun).text);
     }
-  } catch (const std::invalid_argument& error) {
-    throw FormatError(concat("[", where, "] the conversation must fit the template: ", error.what()));
+  } catch (const Error& error) {
+    throw FormatError(message("[{}] the conversation must fit the template: {}", where, error.what()));
   }
   const Encoding encoding = tokens_of(chat.text, false, where);
   if (!assistant_only_ && prompt_end == 0) return {encoding.ids, encoding.ids};
@@ -194,10 +196,10 @@ Example RowEncoder::encode_messages(const json& row, const std::string& where) {
 }
 
 void RowEncoder::label(const Encoding& encoding, const std::vector<TextRange>& trained, Example& out, const std::string& where) {
-  QLORAPP_CHECK_FORMAT(
-      encoding.ranges.size() == encoding.ids.size(), "[", where,
-      "] this tokenizer does not tell which characters a token has, so a part of a row cannot be trained. Train all "
-      "of it (--completion_only_loss false), or write rows with 'input_ids' and 'labels'.");
+  QLORAPP_CHECK_FORMAT(encoding.ranges.size() == encoding.ids.size(),
+                       "[{}] this tokenizer does not map tokens to characters, so only whole rows can be trained. Train whole rows "
+                       "(--completion_only_loss false), or write rows with 'input_ids' and 'labels'.",
+                       where);
   out.input_ids = encoding.ids;
   out.labels.assign(encoding.ids.size(), Example::kIgnored);
   std::size_t next = 0;

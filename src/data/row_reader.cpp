@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "byte_stream.hpp"
+#include "core/check.hpp"
 #include "csv_reader.hpp"
-#include "qlorapp/core/check.hpp"
 #include "unicode.hpp"
 
 namespace qlorapp {
@@ -26,13 +26,13 @@ struct Signature {
   std::string_view bytes, name, advice;
 };
 constexpr std::string_view kFromPython =
-    "In Python, SFTTrainer takes datasets.load_dataset(…) as it is; for the command, write it as rows: .to_json('rows.jsonl').";
+    "In Python, pass datasets.load_dataset(…) to SFTTrainer. For the command, write rows first: .to_json('rows.jsonl').";
 constexpr std::string_view kUnpack = "Unpack it, or compress it with gzip.";
 using namespace std::string_view_literals;
 constexpr std::array<Signature, 9> kOtherFiles{{
     {"\xFF\xFE"sv, "UTF-16", "Save the file as UTF-8."},
     {"\xFE\xFF"sv, "UTF-16", "Save the file as UTF-8."},
-    {"PAR1"sv, "a parquet file", kFromPython},
+    {"PAR1"sv, "a Parquet file", kFromPython},
     {"ARROW1"sv, "an Arrow file", kFromPython},
     {"PK\x03\x04"sv, "a zip archive (or a spreadsheet)", "Unpack it, or save the sheet as .csv."},
     {"\x28\xB5\x2F\xFD"sv, "a zstd file", kUnpack},
@@ -68,8 +68,8 @@ class RowReader {
 
   RowFile run() {
     for (const Signature& other : kOtherFiles) {
-      QLORAPP_CHECK_FORMAT(!bytes_.front().starts_with(other.bytes), "[", path_,
-                           "] rows must be JSON lines, a JSON array, CSV, TSV or text in UTF-8; got ", other.name, ". ",
+      QLORAPP_CHECK_FORMAT(!bytes_.front().starts_with(other.bytes),
+                           "[{}] rows must be JSON lines, a JSON array, CSV, TSV or text in UTF-8; got {}. {}", path_, other.name,
                            other.advice);
     }
     switch (read_.format) {
@@ -88,10 +88,11 @@ class RowReader {
   }
 
  private:
-  [[nodiscard]] std::string at(int64_t line) const { return concat(path_, ":", line); }
+  [[nodiscard]] std::string at(int64_t line) const { return message("{}:{}", path_, line); }
   void check_size(const std::string& row, int64_t line) const {
-    QLORAPP_CHECK_FORMAT(row.size() <= kLargestRow, "[", at(line), "] a row may have ", kLargestRow,
-                         " bytes; this one has more. Split it into several rows.");
+    QLORAPP_CHECK_FORMAT(row.size() <= kLargestRow,
+                         "[{}] a row may have at most {} bytes; this one has more. Split it into several rows.", at(line),
+                         kLargestRow);
   }
 
   // --- JSON
@@ -129,20 +130,20 @@ class RowReader {
 
   /// The first line must be a row: what people have instead of JSON lines is named.
   void explain_first(std::string_view row, std::string_view start, int64_t line) const {
-    QLORAPP_CHECK_FORMAT(
-        row.front() == '{' || !by_name_ || named_json(), "[", path_,
-        "] rows are read as JSON unless the name of the file ends in .csv, .tsv or .txt; this file does not begin with "
-        "{ or [. Rename it, or set --data_format.");
+    QLORAPP_CHECK_FORMAT(row.front() == '{' || !by_name_ || named_json(),
+                         "[{}] rows are read as JSON unless the name of the file ends in .csv, .tsv or .txt; this file does not "
+                         "begin with {{ or [. Rename it, or set --data_format.",
+                         path_);
     const std::size_t end = row.find_last_not_of(" \t\r");
     const std::optional<std::string_view> key = row[end] == '}' ? std::nullopt : wrapping_key(start);
-    QLORAPP_CHECK_FORMAT(
-        !key || *key == "messages" || *key == "conversations", "[", at(line),
-        "] a file of rows must be JSON lines or one array; this one is an object over several lines, with rows inside '", *key,
-        "'. Write that array alone: json.dump(json.load(open(…))['", *key, "'], …).");
-    QLORAPP_CHECK_FORMAT(
-        end > 0 || row[0] != '{', "[", at(line),
-        "] must be valid JSON: a row in one line, or an array of rows; got only '{'. Write each row in one line, or all in "
-        "[ ].");
+    QLORAPP_CHECK_FORMAT(!key || *key == "messages" || *key == "conversations",
+                         "[{}] a file of rows must be JSON lines or one array; this one is an object over several lines, with rows "
+                         "inside '{}'. Write that array alone: json.dump(json.load(open(…))['{}'], …).",
+                         at(line), *key, *key);
+    QLORAPP_CHECK_FORMAT(end > 0 || row[0] != '{',
+                         "[{}] must be valid JSON: one row per line, or an array of rows; got only '{{'. Write each row on one "
+                         "line, or all rows in [ ].",
+                         at(line));
   }
   [[nodiscard]] bool named_json() const {
     std::string_view name(path_);
@@ -161,8 +162,9 @@ class RowReader {
       int depth = 0;
       bool in_string = false;
       for (int c = bytes_.take();; c = bytes_.take()) {
-        QLORAPP_CHECK_FORMAT(c >= 0, "[", at(line), "] the array of rows must end with ]; the file ends before. ",
-                             "It may have been cut off: write it again.");
+        QLORAPP_CHECK_FORMAT(
+            c >= 0, "[{}] the array of rows must end with ]; the file ends before it. It may be truncated: write it again.",
+            at(line));
         if (depth == 0 && !in_string && (c == ',' || c == ']')) {
           closed = c == ']';
           break;
@@ -181,8 +183,9 @@ class RowReader {
       if (!(first && closed && row.empty())) visit_json(row, line);
     }
     skip_blanks();
-    QLORAPP_CHECK_FORMAT(bytes_.peek() < 0, "[", at(bytes_.line()),
-                         "] nothing may stand behind the array of rows. For one row a line, leave the brackets out.");
+    QLORAPP_CHECK_FORMAT(bytes_.peek() < 0,
+                         "[{}] nothing may follow the array of rows. For one row per line, leave the brackets out.",
+                         at(bytes_.line()));
   }
 
   void skip_blanks() {
@@ -197,9 +200,10 @@ class RowReader {
     std::vector<std::string> columns, fields;
     if (csv.next(columns)) check_header(columns, tabs, csv.line());
     while (csv.next(fields)) {
-      QLORAPP_CHECK_FORMAT(fields.size() == columns.size(), "[", at(csv.line()), "] a row must have ", columns.size(),
-                           " fields, as the header has; got ", fields.size(), ". Put fields that hold a ", tabs ? "tab" : "comma",
-                           " or a line end into quotes.");
+      QLORAPP_CHECK_FORMAT(
+          fields.size() == columns.size(),
+          "[{}] a row must have {} fields, as the header has; got {}. Quote fields that contain a {} or a line end.",
+          at(csv.line()), columns.size(), fields.size(), tabs ? "tab" : "comma");
       Row row = Row::object();
       for (std::size_t i = 0; i < fields.size(); ++i) row.emplace(columns[i], std::move(fields[i]));
       visit_(std::move(row), csv.line());
@@ -208,14 +212,16 @@ class RowReader {
   }
 
   void check_header(std::vector<std::string>& columns, bool tabs, int64_t line) const {
-    QLORAPP_CHECK_FORMAT(columns.size() > 1 || columns[0].find_first_of(tabs ? ",;" : "\t;") == std::string::npos, "[", at(line),
-                         "] columns must be separated by ", tabs ? "tabs" : "commas", "; the header is '", columns[0].substr(0, 80),
-                         "'. ", tabs ? "Name the file .csv." : "Save the file with commas, or, with tabs, name it .tsv.");
+    QLORAPP_CHECK_FORMAT(columns.size() > 1 || columns[0].find_first_of(tabs ? ",;" : "\t;") == std::string::npos,
+                         "[{}] columns must be separated by {}; the header is '{}'. {}", at(line), tabs ? "tabs" : "commas",
+                         columns[0].substr(0, 80),
+                         tabs ? "Name the file .csv." : "Separate columns by commas, or name a file with tabs .tsv.");
     std::set<std::string_view> seen;
     for (std::size_t i = 0; i < columns.size(); ++i) {
-      if (columns[i].empty()) columns[i] = concat("Unnamed: ", i);  // an index that pandas wrote; the name is pandas' own
-      QLORAPP_CHECK_FORMAT(seen.insert(columns[i]).second, "[", at(line), "] the header must name each column once; '",
-                           columns[i].substr(0, 80), "' is there twice. Rename one of the two.");
+      if (columns[i].empty()) columns[i] = message("Unnamed: {}", i);  // an index that pandas wrote; the name is pandas' own
+      QLORAPP_CHECK_FORMAT(seen.insert(columns[i]).second,
+                           "[{}] the header must name each column once; '{}' appears twice. Rename one.", at(line),
+                           columns[i].substr(0, 80));
     }
   }
 
@@ -248,11 +254,11 @@ class RowReader {
 
   void visit_text(const std::string& row, int64_t line) {
     const std::size_t bad = unicode::first_invalid_utf8(row);
-    QLORAPP_CHECK_FORMAT(bad == std::string::npos, "[", at(line), "] text must be UTF-8; byte ", bad,
-                         " of the row is not. Save the file as UTF-8.");
+    QLORAPP_CHECK_FORMAT(bad == std::string::npos, "[{}] text must be UTF-8; byte {} of the row is not. Save the file as UTF-8.",
+                         at(line), bad);
     QLORAPP_CHECK_FORMAT(
-        !first_text_ || !is_json_object(row), "[", at(line),
-        "] a .txt file is read as text; this row is a JSON object. Name the file .jsonl, or set --data_format json.");
+        !first_text_ || !is_json_object(row),
+        "[{}] a .txt file is read as text; this row is a JSON object. Name the file .jsonl, or set --data_format json.", at(line));
     first_text_ = false;
     Row object = Row::object();
     object.emplace(text_field_, row);

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "conversation.hpp"
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 namespace qlorapp {
 namespace {
@@ -29,24 +29,27 @@ bool is_truth_value(const Row& value) {
 }
 
 void refuse_preferences(const Row& row, const std::string& where) {
-  QLORAPP_CHECK_FORMAT(!has_all(row, {"chosen", "rejected"}), "[", where,
-                       "] rows must hold what the model is to write; 'chosen' and 'rejected' are preference data: train with TRL's "
+  QLORAPP_CHECK_FORMAT(!has_all(row, {"chosen", "rejected"}),
+                       "[{}] rows must have completions to train on; 'chosen' and 'rejected' are preference data: train with TRL's "
                        "DPOTrainer. To train on the chosen answers alone, name their column: --completion_column chosen, or "
-                       "--messages_column chosen if it holds whole conversations.");
+                       "--messages_column chosen if it holds whole conversations.",
+                       where);
   for (const char* label : {"label", "kto_tag"}) {
     const bool judged = has_all(row, {"prompt", "completion"}) || has(row, "messages") || has(row, "conversations") ||
                         std::string_view(label) == "kto_tag";
-    QLORAPP_CHECK_FORMAT(!judged || !has(row, label) || !is_truth_value(row[label]), "[", where,
-                         "] rows must hold what the model is to write; '", label,
-                         "' marks answers as wanted or not, which is preference data: train with TRL's KTOTrainer. To train on all "
-                         "answers, good or bad, remove the column.");
+    QLORAPP_CHECK_FORMAT(!judged || !has(row, label) || !is_truth_value(row[label]),
+                         "[{}] rows must have completions to train on; '{}' marks answers as good or bad, as preference data does: "
+                         "train with TRL's KTOTrainer. To train on all answers, good or bad, remove the column.",
+                         where, label);
   }
 }
 
 void refuse_images(const Row& row, const std::string& where) {
   for (const char* key : {"image", "images", "video", "videos", "audio", "audios"}) {
-    QLORAPP_CHECK_FORMAT(!has(row, key) || row[key].empty(), "[", where, "] rows must be text; got '", key,
-                         "'. Only causal language models on text are trained here. Remove the column if the text stands alone.");
+    QLORAPP_CHECK_FORMAT(
+        !has(row, key) || row[key].empty(),
+        "[{}] rows must be text; got '{}'. Only text models are supported. Remove the column if the text does not refer to it.",
+        where, key);
   }
 }
 
@@ -60,17 +63,18 @@ void refuse_images(const Row& row, const std::string& where) {
   }
   for (const auto& [key, value] : row.items()) {
     if (value.is_array() && is_conversation(value)) {
-      advice = concat("If the rows are inside '", key.substr(0, 64),
-                      "', write that array alone; if it is a conversation, name it: "
-                      "--messages_column ",
-                      key.substr(0, 64), ".");
+      advice =
+          message("If the rows are inside '{}', write that array alone; if it is a conversation, name it: --messages_column {}.",
+                  key.substr(0, 64), key.substr(0, 64));
       break;
     }
   }
-  std::string keys = concat(keys_of(row));
-  if (keys.size() > 200) keys = concat(keys.substr(0, 200), "…]");
-  throw FormatError(concat("[", where, "] a row must have 'text', 'prompt' and 'completion', 'messages', 'conversations', ",
-                           "'instruction' and 'output', 'question' and 'answer', or 'input_ids'; got keys ", keys, ". ", advice));
+  std::string keys = joined(keys_of(row));
+  if (keys.size() > 200) keys = message("{}…]", keys.substr(0, 200));
+  throw FormatError(
+      message("[{}] a row must have 'text', 'prompt' and 'completion', 'messages', 'conversations', 'instruction' and 'output', "
+              "'question' and 'answer', or 'input_ids'; got keys {}. {}",
+              where, keys, advice));
 }
 
 /// A string column that may be missing, null or empty.
@@ -78,7 +82,7 @@ std::string text_or_empty(const Row& row, const std::string& key, const std::str
   return key.empty() || !has(row, key) ? std::string() : require_text(row, key, where);
 }
 
-Row message(const char* role, std::string content) {
+Row message_of(const char* role, std::string content) {
   Row out = Row::object();
   out["role"] = role;
   out["content"] = std::move(content);
@@ -96,17 +100,15 @@ Row pair_of(Row prompt, Row completion) {
 
 RowShape RowShape::detect(const Row& row, const DatasetOptions& options, const std::function<bool()>& has_template,
                           const std::string& where) {
-  QLORAPP_CHECK_FORMAT(row.is_object(), "[", where, "] a row must be a JSON object; got ", kind_of(row),
-                       ". Write one object a row.");
+  QLORAPP_CHECK_FORMAT(row.is_object(), "[{}] a row must be a JSON object; got {}. Write one object per row.", where, kind_of(row));
   const bool names_text = options.text_field != "text", names_messages = !options.messages_field.empty(),
              names_pair = !options.prompt_field.empty() || !options.completion_field.empty();
-  QLORAPP_CHECK_VALUE(
-      names_text + names_messages + names_pair <= 1,
-      "[messages_column] name the columns of one shape: --messages_column, or --prompt_column and --completion_column, or "
-      "--dataset_text_field. Leave the others out.");
+  QLORAPP_CHECK_VALUE(names_text + names_messages + names_pair <= 1,
+                      "[messages_column] the columns must be of one format: --messages_column, or --prompt_column and "
+                      "--completion_column, or --dataset_text_field. Leave the others out.");
   const auto named = [&](const std::string& column, const char* option) {
-    QLORAPP_CHECK_FORMAT(has(row, column), "[", where, "] a row must have the column '", column, "' (--", option, "); got keys ",
-                         keys_of(row), ". Name one of these.");
+    QLORAPP_CHECK_FORMAT(has(row, column), "[{}] a row must have the column '{}' (--{}); got keys {}. Name one of these.", where,
+                         column, option, joined(keys_of(row)));
     return column;
   };
   if (names_messages) return messages(row, named(options.messages_field, "messages_column"));
@@ -116,7 +118,7 @@ RowShape RowShape::detect(const Row& row, const DatasetOptions& options, const s
     return prompt_completion(row, named(prompt, "prompt_column"), named(completion, "completion_column"), where);
   }
   if (names_text)
-    return {RowFormat::kText, concat("'", named(options.text_field, "dataset_text_field"), "' (text)"), {options.text_field}};
+    return {RowFormat::kText, message("'{}' (text)", named(options.text_field, "dataset_text_field")), {options.text_field}};
 
   if (has(row, "input_ids")) return {RowFormat::kInputIds, "input_ids", {"input_ids", "labels", "attention_mask"}};
   refuse_preferences(row, where);
@@ -134,9 +136,9 @@ RowShape RowShape::detect(const Row& row, const DatasetOptions& options, const s
 }
 
 RowShape RowShape::messages(const Row& row, const std::string& column) {
-  std::string description = column == "messages" ? column : concat("'", column, "' (messages)");
+  std::string description = column == "messages" ? column : message("'{}' (messages)", column);
   const bool sharegpt = is_sharegpt(row[column]);
-  if (sharegpt) description = concat("'", column, "' (ShareGPT's from and value, as messages)");
+  if (sharegpt) description = message("'{}' (ShareGPT's from and value, as messages)", column);
   RowShape shape(RowFormat::kMessages, std::move(description), {column, "tools", "functions"});
   shape.messages_ = column;
   shape.use_system(sharegpt || column == "conversations");
@@ -146,12 +148,12 @@ RowShape RowShape::messages(const Row& row, const std::string& column) {
 RowShape RowShape::prompt_completion(const Row& row, const std::string& prompt, const std::string& completion,
                                      const std::string& where) {
   const bool turns = is_conversation(row[prompt]), answered = is_conversation(row[completion]);
-  QLORAPP_CHECK_FORMAT(turns == answered, "[", where, "] '", prompt, "' and '", completion,
-                       "' must both be strings, or both lists of messages; got ", kind_of(row[prompt]), " and ",
-                       kind_of(row[completion]), ". Correct the rows.");
+  QLORAPP_CHECK_FORMAT(turns == answered,
+                       "[{}] '{}' and '{}' must both be strings, or both lists of messages; got {} and {}. Correct the rows.",
+                       where, prompt, completion, kind_of(row[prompt]), kind_of(row[completion]));
   std::string description = prompt == "prompt" && completion == "completion"
                                 ? std::string("prompt/completion")
-                                : concat("'", prompt, "' and '", completion, "' (prompt/completion)");
+                                : message("'{}' and '{}' (prompt/completion)", prompt, completion);
   if (turns) description += " messages";
   RowShape shape(turns ? RowFormat::kPromptMessages : RowFormat::kPromptCompletion, std::move(description), {prompt, completion});
   if (turns) shape.columns_.insert(shape.columns_.end(), {"tools", "functions"});
@@ -162,12 +164,11 @@ RowShape RowShape::prompt_completion(const Row& row, const std::string& prompt, 
 }
 
 RowShape RowShape::instruction(const Row& row, Instruction names, bool chat_template) {
-  std::string columns = concat("'", names.question, "'");
-  if (!names.context.empty() && has(row, names.context)) columns += concat(" with '", names.context, "'");
-  std::string description = concat(columns, " and '", names.answer, "' (",
-                                   chat_template ? "a user's and an assistant's turn of the chat template"
-                                                 : "in Alpaca's prompt text, because the model has no chat template",
-                                   ")");
+  std::string columns = message("'{}'", names.question);
+  if (!names.context.empty() && has(row, names.context)) columns += message(" with '{}'", names.context);
+  std::string description = message("{} and '{}' ({})", columns, names.answer,
+                                    chat_template ? "a user's and an assistant's turn of the chat template"
+                                                  : "in Alpaca's prompt text, because the model has no chat template");
   RowShape shape(chat_template ? RowFormat::kPromptMessages : RowFormat::kPromptCompletion, std::move(description),
                  {names.question, names.context, names.answer, "history"});
   shape.use_system(true);
@@ -205,8 +206,8 @@ Row RowShape::canonical(Row row, const std::string& where) const {
       Row prompt = canonical_messages(std::move(row[prompt_]), prompt_, where);
       Row completion = canonical_messages(std::move(row[completion_]), completion_, where);
       if (uses_system_) put_system(row, prompt, where);
-      QLORAPP_CHECK_FORMAT(!prompt.empty() && !completion.empty(), "[", where, "] '", prompt_, "' and '", completion_,
-                           "' must have a message each; got none. Remove the row.");
+      QLORAPP_CHECK_FORMAT(!prompt.empty() && !completion.empty(),
+                           "[{}] '{}' and '{}' must each have a message; got none. Remove the row.", where, prompt_, completion_);
       Row out = pair_of(std::move(prompt), std::move(completion));
       take_tools(row, false, out, where);
       return out;
@@ -221,24 +222,26 @@ Row RowShape::as_turns(Row& row, const std::string& where) const {
   if (has(row, "history")) {
     for (const Row& turn : row["history"]) {
       const bool pair = turn.is_array() && turn.size() == 2 && turn[0].is_string() && turn[1].is_string();
-      QLORAPP_CHECK_FORMAT(pair, "[", where, "] 'history' must be a list of [question, answer]; got ", kind_of(turn),
-                           " in it. Correct or remove the row.");
-      prompt.push_back(message("user", turn[0].get<std::string>()));
-      prompt.push_back(message("assistant", turn[1].get<std::string>()));
+      QLORAPP_CHECK_FORMAT(pair,
+                           "[{}] 'history' must be a list of [question, answer] pairs; got {} in it. Correct or remove the row.",
+                           where, kind_of(turn));
+      prompt.push_back(message_of("user", turn[0].get<std::string>()));
+      prompt.push_back(message_of("assistant", turn[1].get<std::string>()));
     }
   }
   std::string question = require_text(row, instruction_.question, where);
   const std::string context = text_or_empty(row, instruction_.context, where);
-  if (!context.empty()) question += concat(question.empty() ? "" : "\n", context);
-  prompt.push_back(message("user", std::move(question)));
+  if (!context.empty()) question += message("{}{}", question.empty() ? "" : "\n", context);
+  prompt.push_back(message_of("user", std::move(question)));
   put_system(row, prompt, where);
-  Row answer = message("assistant", require_text(row, instruction_.answer, where));
+  Row answer = message_of("assistant", require_text(row, instruction_.answer, where));
   return pair_of(std::move(prompt), Row::array({std::move(answer)}));
 }
 
 Row RowShape::as_alpaca_text(Row& row, const std::string& where) const {
-  QLORAPP_CHECK_FORMAT(!has(row, "history") || row["history"].empty(), "[", where,
-                       "] 'history' needs a chat template; the model has none. Remove the column, or use a model that has one.");
+  QLORAPP_CHECK_FORMAT(!has(row, "history") || row["history"].empty(),
+                       "[{}] 'history' needs a chat template; the model has none. Remove the column, or use a model that has one.",
+                       where);
   const std::string context = text_or_empty(row, instruction_.context, where);
   std::string prompt = text_or_empty(row, "system", where);
   if (prompt.empty()) {
@@ -247,8 +250,8 @@ Row RowShape::as_alpaca_text(Row& row, const std::string& where) const {
                  : "Below is an instruction that describes a task, paired with an input that provides further context. "
                    "Write a response that appropriately completes the request.";
   }
-  prompt += concat("\n\n### Instruction:\n", require_text(row, instruction_.question, where));
-  if (!context.empty()) prompt += concat("\n\n### Input:\n", context);
+  prompt += message("\n\n### Instruction:\n{}", require_text(row, instruction_.question, where));
+  if (!context.empty()) prompt += message("\n\n### Input:\n{}", context);
   prompt += "\n\n### Response:\n";
   static_cast<void>(require_text(row, instruction_.answer, where));
   return pair_of(std::move(prompt), std::move(row[instruction_.answer]));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/data/sampler.hpp"
+#include "data/sampler.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -9,8 +9,8 @@
 #include <numeric>
 #include <utility>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/core/nearest_name.hpp"
+#include "core/check.hpp"
+#include "core/nearest_name.hpp"
 
 namespace qlorapp {
 namespace {
@@ -47,13 +47,15 @@ SamplingStrategy sampling_strategy(std::string_view name) {
   for (std::size_t i = 0; i < kStrategies.size(); ++i) {
     if (name == kStrategies[i]) return static_cast<SamplingStrategy>(i);
   }
-  throw ValueError(concat("[train_sampling_strategy] must be one of ", kStrategies, "; got '", name, "'. Choose one of them.",
-                          did_you_mean(name, kStrategies)));
+  throw ValueError(message("[train_sampling_strategy] must be one of {}; got '{}'.{}", joined(kStrategies), name,
+                           did_you_mean(name, kStrategies)));
 }
 
 std::vector<int64_t> epoch_order(int64_t rows, int64_t epoch, const SamplerOptions& options) {
-  QLORAPP_CHECK_VALUE(rows > 0 && epoch >= 0, "[sampler] an order needs a row and an epoch from 0; got ", rows, " rows and epoch ",
-                      epoch, ". Check the data.");
+  QLORAPP_CHECK_VALUE(
+      rows > 0 && epoch >= 0,
+      "[sampler] an order needs at least one row and an epoch of at least 0; got {} rows and epoch {}. Check the data.", rows,
+      epoch);
   const auto seed = static_cast<int64_t>(static_cast<uint64_t>(options.seed) + static_cast<uint64_t>(epoch));
   switch (options.strategy) {
     case SamplingStrategy::kRandom:
@@ -65,8 +67,9 @@ std::vector<int64_t> epoch_order(int64_t rows, int64_t epoch, const SamplerOptio
     }
     case SamplingStrategy::kGroupByLength:
       QLORAPP_CHECK_VALUE(options.group_size > 0 && static_cast<int64_t>(options.lengths.size()) == rows,
-                          "[sampler] group_by_length needs the length of each of ", rows, " rows and a group size above 0; got ",
-                          options.lengths.size(), " lengths and size ", options.group_size, ". Pass both.");
+                          "[sampler] group_by_length needs the length of each of {} rows and a group size above 0; got {} lengths "
+                          "and size {}. Pass both.",
+                          rows, options.lengths.size(), options.group_size);
       return grouped(permutation(rows, seed), options);
   }
   return {};

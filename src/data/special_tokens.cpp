@@ -4,20 +4,20 @@
 #include <algorithm>
 #include <string>
 
+#include "core/check.hpp"
+#include "format/folder.hpp"
 #include "json_reading.hpp"
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/format/folder.hpp"
 
 namespace qlorapp {
 namespace {
 
 using nlohmann::json;
-constexpr size_t kLargestConfig = 64 << 20;
+constexpr size_t kLargestTokenFile = 64 << 20;
 
 json read_if_there(const std::string& path) {
   if (!format::exists(path)) return json::object();
-  json file = parse_json(read_file(path, kLargestConfig), path);
-  QLORAPP_CHECK_FORMAT(file.is_object(), "[", path, "] must be a JSON object; got ", kind_of(file), ". Check the file.");
+  json file = parse_json(read_file(path, kLargestTokenFile), path);
+  QLORAPP_CHECK_FORMAT(file.is_object(), "[{}] must be a JSON object; got {}. Check the file.", path, kind_of(file));
   return file;
 }
 
@@ -27,10 +27,11 @@ std::optional<TokenId> named(const json& file, const char* key, const std::strin
   if (entry == file.end() || entry->is_null()) return std::nullopt;
   const json* text = &*entry;
   if (text->is_object() && text->contains("content")) text = &(*text)["content"];
-  QLORAPP_CHECK_FORMAT(text->is_string(), "[", path, "] '", key, "' must be a string; got ", kind_of(*text), ". Check the file.");
+  QLORAPP_CHECK_FORMAT(text->is_string(), "[{}] '{}' must be a string; got {}. Check the file.", path, key, kind_of(*text));
   const auto id = tokenizer.token_to_id(text->get_ref<const std::string&>());
-  QLORAPP_CHECK_FORMAT(id.has_value(), "[", path, "] '", key, "' must be a token of tokenizer.json; '", text->get<std::string>(),
-                       "' is not. Take both files from the same model.");
+  QLORAPP_CHECK_FORMAT(id.has_value(),
+                       "[{}] '{}' must be a token of tokenizer.json; '{}' is not. Copy both files from the same model.", path, key,
+                       text->get<std::string>());
   return id;
 }
 

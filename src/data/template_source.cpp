@@ -13,8 +13,8 @@ namespace qlorapp {
 namespace {
 
 bool is_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
-bool is_blank(char c) { return c == ' ' || c == '\t'; }
-bool is_space(char c) { return is_blank(c) || c == '\n' || c == '\r'; }
+bool is_blank_in_line(char c) { return c == ' ' || c == '\t'; }
+bool is_space(char c) { return is_blank_in_line(c) || c == '\n' || c == '\r'; }
 
 /// One spelling of a string, from which the value can be read back.
 std::string spelled(std::string_view value) {
@@ -27,10 +27,10 @@ std::string spelled(std::string_view value) {
 }
 
 /// A token of an expression: a string in that spelling, a name or number, or punctuation.
-using Tokens = std::vector<std::string>;
+using TemplateTokens = std::vector<std::string>;
 
-std::optional<Tokens> tokens_of(std::string_view code) {
-  Tokens out;
+std::optional<TemplateTokens> tokens_of(std::string_view code) {
+  TemplateTokens out;
   for (std::size_t i = 0; i < code.size();) {
     const char c = code[i];
     if (is_space(c)) {
@@ -76,7 +76,7 @@ std::optional<Tokens> tokens_of(std::string_view code) {
     }
   }
   // x['name'] and x.name are one thing.
-  Tokens same;
+  TemplateTokens same;
   for (std::size_t i = 0; i < out.size(); ++i) {
     const bool key = i > 0 && i + 2 < out.size() && out[i] == "[" && out[i + 2] == "]" && out[i + 1].size() > 2 &&
                      out[i + 1][0] == '"' && (is_name(out[i - 1].back()) || out[i - 1] == "]") && out[i - 1][0] != '"' &&
@@ -93,14 +93,14 @@ std::optional<Tokens> tokens_of(std::string_view code) {
 }
 
 /// The tokens from `i` on are those, in order.
-bool are(const Tokens& tokens, std::size_t i, std::initializer_list<std::string_view> wanted) {
+bool are(const TemplateTokens& tokens, std::size_t i, std::initializer_list<std::string_view> wanted) {
   return i + wanted.size() <= tokens.size() &&
          std::equal(wanted.begin(), wanted.end(), tokens.begin() + static_cast<std::ptrdiff_t>(i));
 }
 
 /// x.strip() is x | trim, if (x) is if x, and the words of an exception do not matter.
-Tokens in_one_spelling(const Tokens& tokens) {
-  Tokens out;
+TemplateTokens in_one_spelling(const TemplateTokens& tokens) {
+  TemplateTokens out;
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     if (are(tokens, i, {".", "strip", "(", ")"})) {
       out.insert(out.end(), {"|", "trim"});
@@ -127,7 +127,7 @@ Tokens in_one_spelling(const Tokens& tokens) {
   return out;
 }
 
-std::string joined(const Tokens& tokens) {
+std::string joined_tokens(const TemplateTokens& tokens) {
   std::string out;
   for (const std::string& token : tokens) {
     if (!out.empty()) out += ' ';
@@ -137,11 +137,11 @@ std::string joined(const Tokens& tokens) {
 }
 
 /// An emitted sum is emitted term by term.
-void emit_terms(const Tokens& tokens, std::vector<std::string>& out) {
-  Tokens term;
+void emit_terms(const TemplateTokens& tokens, std::vector<std::string>& out) {
+  TemplateTokens term;
   int depth = 0;
   const auto flush = [&] {
-    out.push_back("emit " + joined(term));
+    out.push_back("emit " + joined_tokens(term));
     term.clear();
   };
   for (const std::string& token : tokens) {
@@ -209,7 +209,7 @@ std::string_view effective_text(std::string_view text, const Block* previous, co
     while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
   } else if (next.kind != '{') {  // lstrip_blocks
     std::size_t i = text.size();
-    while (i > 0 && is_blank(text[i - 1])) --i;
+    while (i > 0 && is_blank_in_line(text[i - 1])) --i;
     if (i > 0 ? text[i - 1] == '\n' : previous == nullptr) text = text.substr(0, i);
   }
   return text;
@@ -228,7 +228,7 @@ std::optional<Statements> all_statements(std::string_view source) {
       const auto tokens = tokens_of(block->code);
       if (!tokens || tokens->empty()) return std::nullopt;
       if (block->kind == '{') emit_terms(in_one_spelling(*tokens), out);
-      else out.push_back(joined(in_one_spelling(*tokens)));
+      else out.push_back(joined_tokens(in_one_spelling(*tokens)));
     }
     at = block->end;
     previous = block;

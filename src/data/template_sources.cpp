@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "template_sources.hpp"
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 namespace qlorapp::sources {
 
@@ -13,44 +13,44 @@ constexpr std::string_view kSystemFirst =
 
 /// Llama-2-chat.
 std::string llama2() {
-  return concat(R"({% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %})",
-                R"({% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %})",
-                R"({% set system_message = false %}{% endif %}{% for message in loop_messages %})", kAlternate,
-                R"({% if loop.index0 == 0 and system_message != false %})",
-                R"({% set content = '<<SYS>>\n' + system_message + '\n<</SYS>>\n\n' + message['content'] %})",
-                R"({% else %}{% set content = message['content'] %}{% endif %}{% if message['role'] == 'user' %})",
-                R"({{ bos_token + '[INST] ' + content | trim + ' [/INST]' }}{% elif message['role'] == 'assistant' %})",
-                R"({{ ' ' + content | trim + ' ' + eos_token }}{% endif %}{% endfor %})");
+  return together({R"({% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %})",
+                   R"({% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %})",
+                   R"({% set system_message = false %}{% endif %}{% for message in loop_messages %})", kAlternate,
+                   R"({% if loop.index0 == 0 and system_message != false %})",
+                   R"({% set content = '<<SYS>>\n' + system_message + '\n<</SYS>>\n\n' + message['content'] %})",
+                   R"({% else %}{% set content = message['content'] %}{% endif %}{% if message['role'] == 'user' %})",
+                   R"({{ bos_token + '[INST] ' + content | trim + ' [/INST]' }}{% elif message['role'] == 'assistant' %})",
+                   R"({{ ' ' + content | trim + ' ' + eos_token }}{% endif %}{% endfor %})"});
 }
 
 /// Mistral-7B-Instruct-v0.1 and v0.2 as first published; what follows an answer differs.
 std::string mistral_first(std::string_view behind) {
-  return concat("{{ bos_token }}{% for message in messages %}", kAlternate,
-                R"({% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }})",
-                R"({% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token)", behind,
-                R"( }}{% else %}{{ raise_exception('') }}{% endif %}{% endfor %})");
+  return together({"{{ bos_token }}{% for message in messages %}", kAlternate,
+                   R"({% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }})",
+                   R"({% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token)", behind,
+                   R"( }}{% else %}{{ raise_exception('') }}{% endif %}{% endfor %})"});
 }
 
 /// Their later templates ("v1"), with a system message.
 std::string mistral_v1() {
-  return concat(kSystemFirst, "{{ bos_token }}{% for message in loop_messages %}", kAlternate,
-                R"({% if message['role'] == 'user' %}{% if loop.first and system_message is defined %})",
-                R"({{ ' [INST] ' + system_message + '\n\n' + message['content'] + ' [/INST]' }})",
-                R"({% else %}{{ ' [INST] ' + message['content'] + ' [/INST]' }}{% endif %})",
-                R"({% elif message['role'] == 'assistant' %}{{ ' ' + message['content'] + eos_token }})",
-                R"({% else %}{{ raise_exception('') }}{% endif %}{% endfor %})");
+  return together({kSystemFirst, "{{ bos_token }}{% for message in loop_messages %}", kAlternate,
+                   R"({% if message['role'] == 'user' %}{% if loop.first and system_message is defined %})",
+                   R"({{ ' [INST] ' + system_message + '\n\n' + message['content'] + ' [/INST]' }})",
+                   R"({% else %}{{ ' [INST] ' + message['content'] + ' [/INST]' }}{% endif %})",
+                   R"({% elif message['role'] == 'assistant' %}{{ ' ' + message['content'] + eos_token }})",
+                   R"({% else %}{{ raise_exception('') }}{% endif %}{% endfor %})"});
 }
 
 /// Mistral-7B-Instruct-v0.3 ("v3") and Mistral-Nemo ("v3-tekken"), as far as a conversation without tools reaches.
 std::string mistral_v3(std::string_view inst, std::string_view answer) {
-  return concat(kSystemFirst, "{% set user_messages = loop_messages | selectattr('role', 'equalto', 'user') | list %}",
-                "{% set ns = namespace() %}{% set ns.index = 0 %}{% for message in loop_messages %}",
-                "{% if (message['role'] == 'user') != (ns.index % 2 == 0) %}{{ raise_exception('') }}{% endif %}",
-                "{% set ns.index = ns.index + 1 %}{% endfor %}{{ bos_token }}{% for message in loop_messages %}",
-                "{% if message['role'] == 'user' %}{% if loop.last and system_message is defined %}{{ '", inst,
-                R"(' + system_message + '\n\n' + message['content'] + '[/INST]' }}{% else %}{{ ')", inst,
-                "' + message['content'] + '[/INST]' }}{% endif %}{% elif message['role'] == 'assistant' %}{{ ", answer,
-                " + eos_token }}{% else %}{{ raise_exception('') }}{% endif %}{% endfor %}");
+  return together({kSystemFirst, "{% set user_messages = loop_messages | selectattr('role', 'equalto', 'user') | list %}",
+                   "{% set ns = namespace() %}{% set ns.index = 0 %}{% for message in loop_messages %}",
+                   "{% if (message['role'] == 'user') != (ns.index % 2 == 0) %}{{ raise_exception('') }}{% endif %}",
+                   "{% set ns.index = ns.index + 1 %}{% endfor %}{{ bos_token }}{% for message in loop_messages %}",
+                   "{% if message['role'] == 'user' %}{% if loop.last and system_message is defined %}{{ '", inst,
+                   R"(' + system_message + '\n\n' + message['content'] + '[/INST]' }}{% else %}{{ ')", inst,
+                   "' + message['content'] + '[/INST]' }}{% endif %}{% elif message['role'] == 'assistant' %}{{ ", answer,
+                   " + eos_token }}{% else %}{{ raise_exception('') }}{% endif %}{% endfor %}"});
 }
 
 constexpr std::string_view kGemmaRole =
@@ -59,23 +59,23 @@ constexpr std::string_view kGemmaPrompt = R"({% endfor %}{% if add_generation_pr
 
 /// Gemma 1 and 2.
 std::string gemma() {
-  return concat("{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('') }}{% endif %}",
-                "{% for message in messages %}", kAlternate, kGemmaRole,
-                R"({{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }})", kGemmaPrompt);
+  return together({"{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('') }}{% endif %}",
+                   "{% for message in messages %}", kAlternate, kGemmaRole,
+                   R"({{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }})", kGemmaPrompt});
 }
 
 /// Gemma 3; the messages of a row are strings.
 std::string gemma3() {
-  return concat("{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% if messages[0]['content'] is string %}",
-                R"({% set first_user_prefix = messages[0]['content'] + '\n\n' %}{% else %})",
-                R"({% set first_user_prefix = messages[0]['content'][0]['text'] + '\n\n' %}{% endif %})",
-                R"({% set loop_messages = messages[1:] %}{% else %}{% set first_user_prefix = "" %})",
-                "{% set loop_messages = messages %}{% endif %}{% for message in loop_messages %}", kAlternate, kGemmaRole,
-                R"({{ '<start_of_turn>' + role + '\n' + (first_user_prefix if loop.first else "") }})",
-                "{% if message['content'] is string %}{{ message['content'] | trim }}{% elif message['content'] is iterable %}",
-                "{% for item in message['content'] %}{% if item['type'] == 'image' %}{{ '<start_of_image>' }}",
-                "{% elif item['type'] == 'text' %}{{ item['text'] | trim }}{% endif %}{% endfor %}",
-                R"({% else %}{{ raise_exception('') }}{% endif %}{{ '<end_of_turn>\n' }})", kGemmaPrompt);
+  return together({"{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% if messages[0]['content'] is string %}",
+                   R"({% set first_user_prefix = messages[0]['content'] + '\n\n' %}{% else %})",
+                   R"({% set first_user_prefix = messages[0]['content'][0]['text'] + '\n\n' %}{% endif %})",
+                   R"({% set loop_messages = messages[1:] %}{% else %}{% set first_user_prefix = "" %})",
+                   "{% set loop_messages = messages %}{% endif %}{% for message in loop_messages %}", kAlternate, kGemmaRole,
+                   R"({{ '<start_of_turn>' + role + '\n' + (first_user_prefix if loop.first else "") }})",
+                   "{% if message['content'] is string %}{{ message['content'] | trim }}{% elif message['content'] is iterable %}",
+                   "{% for item in message['content'] %}{% if item['type'] == 'image' %}{{ '<start_of_image>' }}",
+                   "{% elif item['type'] == 'text' %}{{ item['text'] | trim }}{% endif %}{% endfor %}",
+                   R"({% else %}{{ raise_exception('') }}{% endif %}{{ '<end_of_turn>\n' }})", kGemmaPrompt});
 }
 
 /// One branch a role, as Phi-3 and Phi-4 write them; `before` and `behind` stand around the message in single quotes.
@@ -83,25 +83,26 @@ static std::string role_branches(std::string_view before, std::string_view middl
                                  std::string_view system_if, std::string_view after) {
   std::string out = "{% for message in messages %}{% ";
   for (const std::string_view role : {"system", "user", "assistant"}) {
-    out += concat(role == "system" ? "if" : "{% elif", " message['role'] == '", role, "'", role == "system" ? system_if : "",
-                  " %}{{ '", before, role, middle, "' + message['content'] + '", behind, "' }}");
+    out += together({role == "system" ? "if" : "{% elif", " message['role'] == '", role, "'", role == "system" ? system_if : "",
+                     " %}{{ '", before, role, middle, "' + message['content'] + '", behind, "' }}"});
   }
-  return out += concat("{% endif %}{% endfor %}", after);
+  return out += together({"{% endif %}{% endfor %}", after});
 }
 
 constexpr std::string_view kPhiEnd = R"({% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %})";
 std::string phi3(std::string_view system_if) { return role_branches("<|", "|>\\n", "<|end|>\\n", system_if, kPhiEnd); }
 /// Phi-3-medium, and the first Phi-3-mini: the header of an answer ends the user's turn, and system messages are lost.
 std::string phi3_pairs(bool with_bos) {
-  return concat(with_bos ? "{{ bos_token }}" : "",
-                R"({% for message in messages %}{% if message['role'] == 'user' %})"
-                R"({{ '<|user|>' + '\n' + message['content'] + '<|end|>' + '\n' + '<|assistant|>' + '\n' }})"
-                R"({% elif message['role'] == 'assistant' %}{{ message['content'] + '<|end|>' + '\n' }}{% endif %}{% endfor %})");
+  return together(
+      {with_bos ? "{{ bos_token }}" : "",
+       R"({% for message in messages %}{% if message['role'] == 'user' %})"
+       R"({{ '<|user|>' + '\n' + message['content'] + '<|end|>' + '\n' + '<|assistant|>' + '\n' }})"
+       R"({% elif message['role'] == 'assistant' %}{{ message['content'] + '<|end|>' + '\n' }}{% endif %}{% endfor %})"});
 }
 /// Phi-3-small.
 std::string phi3_small() {
-  return concat("{{ bos_token }}{% for message in messages %}",
-                R"({{ '<|' + message['role'] + '|>' + '\n' + message['content'] + '<|end|>\n' }}{% endfor %})", kPhiEnd);
+  return together({"{{ bos_token }}{% for message in messages %}",
+                   R"({{ '<|' + message['role'] + '|>' + '\n' + message['content'] + '<|end|>\n' }}{% endfor %})", kPhiEnd});
 }
 /// Phi-4-mini; the first branch is that of a system message with a list of tools.
 std::string phi4_mini() {
@@ -133,23 +134,23 @@ std::string zephyr() {
 constexpr std::string_view kAlpacaPrompt = R"({% endfor %}{% if add_generation_prompt %}{{ '### Response:\n' }}{% endif %})";
 /// Alpaca over several turns, without an introduction …
 std::string alpaca() {
-  return concat(
-      R"({% if messages[0]['role'] == 'system' %}{% set system_message = messages[0]['content'] | trim + '\n\n' %})",
-      "{% set messages = messages[1:] %}{% else %}{% set system_message = '' %}{% endif %}{{ bos_token + system_message }}",
-      "{% for message in messages %}", kAlternate,
-      R"({% if message['role'] == 'user' %}{{ '### Instruction:\n' + message['content'] | trim + '\n\n' }})",
-      R"({% elif message['role'] == 'assistant' %}{{ '### Response:\n' + message['content'] | trim + eos_token + '\n\n' }})",
-      "{% endif %}", kAlpacaPrompt);
+  return together(
+      {R"({% if messages[0]['role'] == 'system' %}{% set system_message = messages[0]['content'] | trim + '\n\n' %})",
+       "{% set messages = messages[1:] %}{% else %}{% set system_message = '' %}{% endif %}{{ bos_token + system_message }}",
+       "{% for message in messages %}", kAlternate,
+       R"({% if message['role'] == 'user' %}{{ '### Instruction:\n' + message['content'] | trim + '\n\n' }})",
+       R"({% elif message['role'] == 'assistant' %}{{ '### Response:\n' + message['content'] | trim + eos_token + '\n\n' }})",
+       "{% endif %}", kAlpacaPrompt});
 }
 /// … and with one that a system message replaces.
 std::string alpaca_introduced() {
-  return concat(
-      R"({{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] + '\n\n' }})",
-      R"({% set loop_messages = messages[1:] %}{% else %}{{ '{SYSTEM}\n\n' }}{% set loop_messages = messages %}{% endif %})",
-      R"({% for message in loop_messages %}{% if message['role'] == 'user' %})",
-      R"({{ '### Instruction:\n' + message['content'] + '\n\n' }}{% elif message['role'] == 'assistant' %})",
-      R"({{ '### Response:\n' + message['content'] + eos_token + '\n\n' }})", "{% else %}{{ raise_exception('') }}{% endif %}",
-      kAlpacaPrompt);
+  return together(
+      {R"({{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] + '\n\n' }})",
+       R"({% set loop_messages = messages[1:] %}{% else %}{{ '{SYSTEM}\n\n' }}{% set loop_messages = messages %}{% endif %})",
+       R"({% for message in loop_messages %}{% if message['role'] == 'user' %})",
+       R"({{ '### Instruction:\n' + message['content'] + '\n\n' }}{% elif message['role'] == 'assistant' %})",
+       R"({{ '### Response:\n' + message['content'] + eos_token + '\n\n' }})", "{% else %}{{ raise_exception('') }}{% endif %}",
+       kAlpacaPrompt});
 }
 
 /// Meta-Llama-3-Instruct.
@@ -164,9 +165,9 @@ constexpr std::string_view kChatMlDefault =
     R"({% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n{SYSTEM}<|im_end|>\n' }}{% endif %})";
 /// ChatML, and with the message that stands where a conversation begins without one (Qwen2, SmolLM2).
 std::string chatml(bool with_default) {
-  return concat("{% for message in messages %}", with_default ? kChatMlDefault : "",
-                R"({{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}{% endfor %})",
-                R"({% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %})");
+  return together({"{% for message in messages %}", with_default ? kChatMlDefault : "",
+                   R"({{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}{% endfor %})",
+                   R"({% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %})"});
 }
 
 }  // namespace qlorapp::sources

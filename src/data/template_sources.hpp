@@ -2,12 +2,20 @@
 /// The Jinja of the built-in templates as their models publish it, in one spelling; {SYSTEM} stands for any text. Torch-free.
 #pragma once
 
+#include <initializer_list>
 #include <string>
 #include <string_view>
 
 namespace qlorapp {
 
 namespace sources {
+
+/// One part behind the other. Jinja is full of braces, which a format would have to double.
+[[nodiscard]] inline std::string together(std::initializer_list<std::string_view> parts) {
+  std::string text;
+  for (const std::string_view part : parts) text += part;
+  return text;
+}
 
 [[nodiscard]] std::string llama2();
 [[nodiscard]] std::string mistral_first(std::string_view behind);

@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "qlorapp/data/text_tools.hpp"
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 namespace qlorapp {
 
 void GivenTextTools::require_tokenizer(const std::string& file) {
-  QLORAPP_CHECK_VALUE(tokenizer_ != nullptr, "[", file, "] rows of text need a tokenizer; the model ",
-                      "folder has none. Copy tokenizer.json there, or write rows with 'input_ids'.");
+  QLORAPP_CHECK_VALUE(
+      tokenizer_ != nullptr,
+      "[{}] rows of text need a tokenizer; the model folder has none. Copy tokenizer.json there, or write rows with 'input_ids'.",
+      file);
 }
 
 void GivenTextTools::require_template(const std::string& file) {
-  QLORAPP_CHECK_VALUE(chat_ != nullptr, "[", file, "] rows of messages need a chat template; the model has none. ",
-                      "Choose one by name (--chat_template): ", ChatTemplate::names(),
-                      "; or write rows with 'prompt' and 'completion'.");
+  QLORAPP_CHECK_VALUE(chat_ != nullptr,
+                      "[{}] rows of messages need a chat template; the model has none. Choose one by name (--chat_template): {}; "
+                      "or write rows with 'prompt' and 'completion'.",
+                      file, joined(ChatTemplate::names()));
 }
 
 Encoding GivenTextTools::encode(std::string_view text, bool add_special_tokens) {

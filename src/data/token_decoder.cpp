@@ -10,7 +10,7 @@
 namespace qlorapp {
 namespace {
 
-using Tokens = std::vector<std::string>;
+using Pieces = std::vector<std::string>;
 
 int hex_digit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
@@ -37,8 +37,8 @@ void strip_in(std::string& text, const DecodeStep& step) {
   text = std::string(rest);
 }
 
-Tokens bytes_to_text(Tokens tokens) {
-  Tokens out;
+Pieces bytes_to_text(Pieces tokens) {
+  Pieces out;
   std::string run;
   const auto end_run = [&] {
     if (run.empty()) return;
@@ -61,20 +61,20 @@ Tokens bytes_to_text(Tokens tokens) {
   return out;
 }
 
-std::string joined(const Tokens& tokens) {
+std::string joined_pieces(const Pieces& tokens) {
   std::string out;
   for (const std::string& token : tokens) out += token;
   return out;
 }
 
-std::string text_of_alphabet(const Tokens& tokens) {
+std::string text_of_alphabet(const Pieces& tokens) {
   std::string bytes, spelled, out;
   for (const std::string& token : tokens) bytes += bytes_of_token(token, spelled) ? spelled : token;
   unicode::append_lossy(out, bytes);
   return out;
 }
 
-Tokens apply(const DecodeStep& step, Tokens tokens) {
+Pieces apply(const DecodeStep& step, Pieces tokens) {
   switch (step.kind) {
     case DecodeStep::Kind::kByteLevel:
       return {text_of_alphabet(tokens)};
@@ -87,7 +87,7 @@ Tokens apply(const DecodeStep& step, Tokens tokens) {
     case DecodeStep::Kind::kByteFallback:
       return bytes_to_text(std::move(tokens));
     case DecodeStep::Kind::kFuse:
-      return {joined(tokens)};
+      return {joined_pieces(tokens)};
     case DecodeStep::Kind::kStrip:
       for (std::string& token : tokens) strip_in(token, step);
       return tokens;
@@ -111,7 +111,7 @@ std::string TokenDecoder::token_of(uint8_t byte) {
 
 std::string TokenDecoder::decode(std::vector<std::string> tokens) const {
   for (const DecodeStep& step : steps_) tokens = apply(step, std::move(tokens));
-  return joined(tokens);
+  return joined_pieces(tokens);
 }
 
 }  // namespace qlorapp

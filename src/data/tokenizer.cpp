@@ -7,9 +7,9 @@
 
 #include "added_tokens.hpp"
 #include "byte_pair.hpp"
+#include "core/check.hpp"
+#include "format/folder.hpp"
 #include "json_reading.hpp"
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/format/folder.hpp"
 #include "special_tokens.hpp"
 #include "tokenizer_json.hpp"
 #include "unicode.hpp"
@@ -65,8 +65,10 @@ struct Tokenizer::Tables {
     about.merges = {};
     for (const auto* ids : {&about.prefix_ids, &about.suffix_ids}) {
       for (const TokenId id : *ids) {
-        QLORAPP_CHECK_FORMAT(tokens.contains(id), "[", where, "] TemplateProcessing must put known tokens around the text; got id ",
-                             id, ". Take the tokenizer.json of the model again.");
+        QLORAPP_CHECK_FORMAT(
+            tokens.contains(id),
+            "[{}] TemplateProcessing must put known tokens around the text; got id {}. Copy tokenizer.json from the model again.",
+            where, id);
       }
     }
   }
@@ -88,9 +90,10 @@ struct Tokenizer::Tables {
     StringSet spellings;
     for (AddedToken& token : tokens_of_pass) {
       std::string spelling = normalized(token.content);
-      QLORAPP_CHECK_FORMAT(!spelling.empty() && spellings.insert(spelling).second, "[", where, "] added token '", token.content,
-                           "' must have a spelling of its own behind the normalizer; got '", spelling,
-                           "'. Take the tokenizer.json of the model again.");
+      QLORAPP_CHECK_FORMAT(!spelling.empty() && spellings.insert(spelling).second,
+                           "[{}] added token '{}' must have a unique spelling after the normalizer; got '{}'. Copy tokenizer.json "
+                           "from the model again.",
+                           where, token.content, spelling);
       token.content = std::move(spelling);
     }
     return tokens_of_pass;
@@ -155,17 +158,17 @@ struct Tokenizer::Tables {
 Tokenizer::Tokenizer(std::shared_ptr<const Tables> tables) : tables_(std::move(tables)) {}
 
 Tokenizer Tokenizer::from_json(std::string_view text, const std::string& where) {
-  QLORAPP_CHECK_FORMAT(text.size() <= kLargestTokenizerFile, "[", where, "] may have ", kLargestTokenizerFile, " bytes; it has ",
-                       text.size(), ". Check the file.");
+  QLORAPP_CHECK_FORMAT(text.size() <= kLargestTokenizerFile, "[{}] may have at most {} bytes; it has {}. Check the file.", where,
+                       kLargestTokenizerFile, text.size());
   return Tokenizer(std::make_shared<const Tables>(read_tokenizer_json(text, where), where));
 }
 
 Tokenizer Tokenizer::from_folder(const std::string& folder) {
   const std::string path = format::path_in(folder, "tokenizer.json");
   if (!format::exists(path)) {
-    throw IoError(concat("[", folder,
-                         "] must contain tokenizer.json; there is none. Copy the tokenizer files of the model here, "
-                         "or save them with tokenizer.save_pretrained()."),
+    throw IoError(message("[{}] must contain tokenizer.json; there is none. Copy the tokenizer files of the model here, or save "
+                          "them with tokenizer.save_pretrained().",
+                          folder),
                   ENOENT);
   }
   auto tables = std::make_shared<Tables>(read_tokenizer_json(read_file(path, kLargestTokenizerFile), path), path);
@@ -175,12 +178,12 @@ Tokenizer Tokenizer::from_folder(const std::string& folder) {
 }
 
 Encoding Tokenizer::encode_with_ranges(std::string_view text, bool add_special_tokens) const {
-  QLORAPP_CHECK_VALUE(text.size() < kLongestText, "[tokenizer] text must be shorter than 1 GiB; got ", text.size(),
-                      " bytes. Split it into several rows.");
+  QLORAPP_CHECK_VALUE(text.size() < kLongestText,
+                      "[tokenizer] text must be shorter than 1 GiB; got {} bytes. Split it into several rows.", text.size());
   const std::size_t invalid = unicode::first_invalid_utf8(text);
-  QLORAPP_CHECK_VALUE(invalid == std::string_view::npos, "[tokenizer] text must be well-formed UTF-8; got byte ",
-                      static_cast<int>(static_cast<uint8_t>(text[std::min(invalid, text.size() - 1)])), " at offset ", invalid,
-                      ". Save the text as UTF-8.");
+  QLORAPP_CHECK_VALUE(invalid == std::string_view::npos,
+                      "[tokenizer] text must be well-formed UTF-8; got byte {} at offset {}. Save the text as UTF-8.",
+                      static_cast<int>(static_cast<uint8_t>(text[std::min(invalid, text.size() - 1)])), invalid);
   Encoding out;
   if (add_special_tokens) {
     out.ids = tables_->about.prefix_ids;

@@ -8,8 +8,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "core/check.hpp"
 #include "json_reading.hpp"
-#include "qlorapp/core/check.hpp"
 
 namespace qlorapp {
 namespace {
@@ -39,7 +39,7 @@ class Reader : ComponentReader {
     read_post_processor(at(file, "post_processor"));
     out_.decoder = decoder(at(file, "decoder"));
     require(out_.decoder.byte_level || !out_.model.byte_level,
-            concat("decoder must be ByteLevel where the pre_tokenizer is; got ", type_of(at(file, "decoder"))));
+            message("decoder must be ByteLevel where the pre_tokenizer is; got {}", type_of(at(file, "decoder"))));
     require(!out_.decoder.byte_level || out_.model.byte_level,
             "pre_tokenizer must contain ByteLevel where the decoder is ByteLevel");
     return std::move(out_);
@@ -49,39 +49,39 @@ class Reader : ComponentReader {
   [[nodiscard]] int32_t id(const json& value, std::string_view name, std::string_view token = {}) const {
     const bool small = value.is_number_unsigned() && value.get<uint64_t>() < (uint64_t{1} << 31);
     if (!small) {
-      require(false, concat(name, token, " must be a whole number from 0 to 2147483647; got ",
-                            value.is_number() ? value.dump() : std::string(kind_of(value))));
+      require(false, message("{}{} must be a whole number from 0 to 2147483647; got {}", name, token,
+                             value.is_number() ? value.dump() : std::string(kind_of(value))));
     }
     return value.get<int32_t>();
   }
 
   void read_model(const json& model) {
-    require(model.is_object(), concat("model must be an object; got ", kind_of(model)));
+    require(model.is_object(), message("model must be an object; got {}", kind_of(model)));
     const json& type = at(model, "type");
-    require(type.is_null() || type == "BPE", concat("model must be BPE; got ", type_of(model)));
+    require(type.is_null() || type == "BPE", message("model must be BPE; got {}", type_of(model)));
     known_keys(model, "the model",
                {"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback",
                 "ignore_merges", "vocab", "merges"});
     const json& dropout = at(model, "dropout");
     require(dropout.is_null() || (dropout.is_number() && dropout.get<double>() == 0.0), "model.dropout must be null");
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
-      require(at(model, key).is_null() || at(model, key) == "", concat("model.", key, " must be null"));
+      require(at(model, key).is_null() || at(model, key) == "", message("model.{} must be null", key));
     }
     out_.model.ignore_merges = flag(model, "ignore_merges", false);
     out_.model.byte_fallback = flag(model, "byte_fallback", false);
     out_.model.fuse_unk = flag(model, "fuse_unk", false);
     if (const json& unk = at(model, "unk_token"); !unk.is_null()) {
-      require(unk.is_string(), concat("model.unk_token must be a string or null; got ", kind_of(unk)));
+      require(unk.is_string(), message("model.unk_token must be a string or null; got {}", kind_of(unk)));
       out_.model.unk_token = unk.get<std::string>();
     }
 
     const json& vocab = at(model, "vocab");
-    require(vocab.is_object() && !vocab.empty(), concat("model.vocab must be an object with tokens; got ", kind_of(vocab)));
+    require(vocab.is_object() && !vocab.empty(), message("model.vocab must be an object with tokens; got {}", kind_of(vocab)));
     out_.vocabulary.reserve(vocab.size());
     for (const auto& [token, value] : vocab.items()) out_.vocabulary.emplace_back(token, id(value, "the id of token ", token));
 
     const json& merges = at(model, "merges");
-    require(merges.is_array(), concat("model.merges must be an array; got ", kind_of(merges)));
+    require(merges.is_array(), message("model.merges must be an array; got {}", kind_of(merges)));
     out_.merges.reserve(merges.size());
     for (std::size_t i = 0; i < merges.size(); ++i) {
       // The first line of a merges.txt, which older files carry along.
@@ -95,24 +95,24 @@ class Reader : ComponentReader {
       const auto& text = value.get_ref<const std::string&>();
       const auto space = text.find(' ');
       if (space == std::string::npos || text.find(' ', space + 1) != std::string::npos) {
-        require(false, concat("merge ", rank, " must be two tokens with a space between; got '", text, "'"));
+        require(false, message("merge {} must be two tokens with a space between; got '{}'", rank, text));
       }
       return {text.substr(0, space), text.substr(space + 1)};
     }
     const bool pair = value.is_array() && value.size() == 2 && value[0].is_string() && value[1].is_string();
-    if (!pair) require(false, concat("merge ", rank, " must be a string or a pair of strings; got ", kind_of(value)));
+    if (!pair) require(false, message("merge {} must be a string or a pair of strings; got {}", rank, kind_of(value)));
     return {value[0].get<std::string>(), value[1].get<std::string>()};
   }
 
   void read_added(const json& added) {
-    require(added.is_null() || added.is_array(), concat("added_tokens must be an array; got ", kind_of(added)));
+    require(added.is_null() || added.is_array(), message("added_tokens must be an array; got {}", kind_of(added)));
     std::unordered_map<std::string_view, int32_t> known;
     int64_t next = 0;  // what the engine gives to a token that is not in the vocabulary
     for (const auto& [token, token_id] : out_.vocabulary) known.emplace(token, token_id);
     next = static_cast<int64_t>(known.size());
     std::unordered_set<std::string> contents;
     for (const json& entry : added) {
-      require(entry.is_object() && at(entry, "content").is_string(), "each of added_tokens must be an object with a content");
+      require(entry.is_object() && at(entry, "content").is_string(), "each of added_tokens must be an object with 'content'");
       known_keys(entry, "an added token", {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
       AddedToken token;
       token.content = at(entry, "content").get<std::string>();
@@ -124,13 +124,12 @@ class Reader : ComponentReader {
       token.normalized = flag(entry, "normalized", !token.special);
       require(
           !token.content.empty() && token.content.size() <= kLongestAddedToken,
-          concat("an added token must have 1 to ", kLongestAddedToken, " bytes; token ", token.id, " has ", token.content.size()));
-      require(contents.insert(token.content).second, concat("added token '", token.content, "' must stand once"));
+          message("an added token must have 1 to {} bytes; token {} has {}", kLongestAddedToken, token.id, token.content.size()));
+      require(contents.insert(token.content).second, message("added token '{}' must appear once", token.content));
       const auto in_vocabulary = known.find(token.content);
       const int64_t expected = in_vocabulary != known.end() ? in_vocabulary->second : next;
-      require(token.id == expected,
-              concat("added token '", token.content, "' must have the id that Hugging Face's tokenizers give it, ", expected,
-                     "; got ", token.id));
+      require(token.id == expected, message("added token '{}' must have the id that Hugging Face's tokenizers give it, {}; got {}",
+                                            token.content, expected, token.id));
       next = std::max<int64_t>(next, int64_t{token.id} + 1);
       out_.added.push_back(std::move(token));
     }
@@ -143,13 +142,14 @@ class Reader : ComponentReader {
       const json& parts = at(component, "processors");
       require(parts.is_array(), "post_processor.processors must be an array");
       for (const json& part : parts) {
-        require(type_of(part) != "Sequence", "a post_processor Sequence inside another is not known");
+        require(type_of(part) != "Sequence", "a post_processor Sequence inside another is not supported");
         read_post_processor(part);
       }
       return;
     }
-    require(type == "TemplateProcessing", concat("post_processor may be made of TemplateProcessing and ByteLevel; got ", type));
-    require(!saw_template_, "post_processor may contain one TemplateProcessing");
+    require(type == "TemplateProcessing",
+            message("post_processor may contain only TemplateProcessing and ByteLevel; got {}", type));
+    require(!saw_template_, "post_processor may contain at most one TemplateProcessing");
     saw_template_ = true;
     const json& single = at(component, "single");
     require(single.is_array(), "TemplateProcessing.single must be an array");
@@ -161,9 +161,9 @@ class Reader : ComponentReader {
         continue;
       }
       const json& name = at(at(part, "SpecialToken"), "id");
-      require(name.is_string(), "TemplateProcessing.single must be made of Sequence and SpecialToken");
+      require(name.is_string(), "TemplateProcessing.single may contain only Sequence and SpecialToken");
       const json& ids = at(at(at(component, "special_tokens"), name.get_ref<const std::string&>().c_str()), "ids");
-      require(ids.is_array(), concat("TemplateProcessing.special_tokens must give the ids of ", name.get<std::string>()));
+      require(ids.is_array(), message("TemplateProcessing.special_tokens must give the ids of {}", name.get<std::string>()));
       for (const json& value : ids)
         (saw_text ? out_.suffix_ids : out_.prefix_ids).push_back(id(value, "an id of TemplateProcessing"));
     }

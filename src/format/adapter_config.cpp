@@ -5,16 +5,16 @@
 #include <array>
 #include <cmath>
 
+#include "format/atomic_file.hpp"
+#include "format/file_reader.hpp"
+#include "format/python_json.hpp"
 #include "json_fields.hpp"
 #include "qlorapp/core/log.hpp"
-#include "qlorapp/format/atomic_file.hpp"
-#include "qlorapp/format/file_reader.hpp"
-#include "qlorapp/format/python_json.hpp"
 
 namespace qlorapp::format {
 namespace {
 
-constexpr size_t kMaxConfigBytes = size_t{16} << 20;
+constexpr size_t kMaxAdapterConfigBytes = size_t{16} << 20;
 constexpr const char* kFileName = "adapter_config.json";
 constexpr const char* kFingerprintKey = "qlorapp_base_fingerprint";
 
@@ -84,7 +84,7 @@ std::map<std::string, Value> read_pattern(JsonFields& fields, std::string_view k
   if (object == nullptr) return pattern;
   if (!object->is_object()) fields.fail(key, "must be an object", *object);
   for (const auto& [module, value] : object->items()) {
-    if (!accept(value)) fields.fail(concat(key, '.', printable(module)), rule, value);
+    if (!accept(value)) fields.fail(message("{}.{}", key, printable(module)), rule, value);
     pattern.emplace(module, value.template get<Value>());
   }
   return pattern;
@@ -95,27 +95,27 @@ std::map<std::string, Value> read_pattern(JsonFields& fields, std::string_view k
 void AdapterConfig::check() const {
   const auto is_alpha = [](double value) { return std::isfinite(value) && value > 0; };
   const auto is_rank = [](int64_t value) { return value >= 1 && value <= kMaxLoraRank; };
-  QLORAPP_CHECK_VALUE(is_rank(r), "[LoRA] r must be from 1 to ", kMaxLoraRank, "; got ", r, ". Common ranks are 8 to 64.");
-  QLORAPP_CHECK_VALUE(is_alpha(lora_alpha), "[LoRA] lora_alpha must be finite and above 0; got ", lora_alpha,
-                      ". Use 2 * r if in doubt.");
-  QLORAPP_CHECK_VALUE(lora_dropout >= 0 && lora_dropout < 1, "[LoRA] lora_dropout must be in [0, 1); got ", lora_dropout,
-                      ". Use 0 if in doubt.");
+  QLORAPP_CHECK_VALUE(is_rank(r), "[LoRA] r must be from 1 to {}; got {}. Common ranks are 8 to 64.", kMaxLoraRank, r);
+  QLORAPP_CHECK_VALUE(is_alpha(lora_alpha), "[LoRA] lora_alpha must be finite and above 0; got {}. Use 2 * r if in doubt.",
+                      lora_alpha);
+  QLORAPP_CHECK_VALUE(lora_dropout >= 0 && lora_dropout < 1, "[LoRA] lora_dropout must be in [0, 1); got {}. Use 0 if in doubt.",
+                      lora_dropout);
   QLORAPP_CHECK_VALUE(target_modules.empty() || !target_pattern,
                       "[LoRA] target_modules must be a list or a pattern; got both. Keep one.");
-  QLORAPP_CHECK_VALUE(is_init(init_lora_weights), "[LoRA] init_lora_weights must be one of ", kInits, "; got ",
-                      printable(init_lora_weights), ". Use true.");
+  QLORAPP_CHECK_VALUE(is_init(init_lora_weights), "[LoRA] init_lora_weights must be one of {}; got {}. Use true.", joined(kInits),
+                      printable(init_lora_weights));
   for (const auto& [module, rank] : rank_pattern) {
-    QLORAPP_CHECK_VALUE(is_rank(rank), "[LoRA] a rank in rank_pattern must be from 1 to ", kMaxLoraRank, "; ", printable(module),
-                        " has ", rank, '.');
+    QLORAPP_CHECK_VALUE(is_rank(rank), "[LoRA] a rank in rank_pattern must be from 1 to {}; {} has {}.", kMaxLoraRank,
+                        printable(module), rank);
   }
   for (const auto& [module, alpha] : alpha_pattern) {
-    QLORAPP_CHECK_VALUE(is_alpha(alpha), "[LoRA] an alpha in alpha_pattern must be finite and above 0; ", printable(module),
-                        " has ", alpha, '.');
+    QLORAPP_CHECK_VALUE(is_alpha(alpha), "[LoRA] an alpha in alpha_pattern must be finite and above 0; {} has {}.",
+                        printable(module), alpha);
   }
 }
 
 AdapterConfig parse_adapter_config(std::string_view text, std::string_view where) {
-  const Json json = parse_json(text, where, {.max_bytes = kMaxConfigBytes, .allow_big_integers = true});
+  const Json json = parse_json(text, where, {.max_bytes = kMaxAdapterConfigBytes, .allow_big_integers = true});
   JsonFields fields(json, std::string(where));
   if (const std::string type = fields.required_text("peft_type"); type != "LORA") {
     fields.fail("peft_type", "must be LORA", Json(type), "Use a LoRA adapter.");
@@ -130,7 +130,7 @@ AdapterConfig parse_adapter_config(std::string_view text, std::string_view where
   config.use_rslora = fields.boolean("use_rslora").value_or(false);
   read_targets(fields, config);
   config.rank_pattern = read_pattern<int64_t>(
-      fields, "rank_pattern", concat("must be an integer from 1 to ", kMaxLoraRank),
+      fields, "rank_pattern", message("must be an integer from 1 to {}", kMaxLoraRank),
       [](const Json& v) { return v.is_number_integer() && v.get<int64_t>() >= 1 && v.get<int64_t>() <= kMaxLoraRank; });
   config.alpha_pattern = read_pattern<double>(fields, "alpha_pattern", "must be a finite number above 0", [](const Json& v) {
     return v.is_number() && std::isfinite(v.get<double>()) && v.get<double>() > 0;
@@ -157,19 +157,19 @@ AdapterConfig parse_adapter_config(std::string_view text, std::string_view where
     const Json neutral = Json::parse(other.default_json);
     if (value == nullptr || *value == neutral) continue;
     if (!other.reason.empty())
-      fields.fail(other.key, concat("must be ", other.default_json, ": ", other.reason), *value,
+      fields.fail(other.key, message("must be {}: {}", other.default_json, other.reason), *value,
                   "Train or convert the adapter without it.");
     config.preserved.emplace(other.key, dump_python_json(*value));
   }
   const auto unknown = fields.remaining();
-  if (!unknown.empty()) log_warning_once(concat('[', where, "] unknown keys have no effect and are kept: ", listed(unknown), '.'));
+  if (!unknown.empty()) log_warning_once(message("[{}] unknown keys have no effect and are kept: {}.", where, listed(unknown)));
   for (const std::string& key : unknown) config.preserved.emplace(key, dump_python_json(json.at(key)));
   return config;
 }
 
 AdapterConfig load_adapter_config(const std::string& folder) {
   const FileReader file(folder + "/" + kFileName);
-  return parse_adapter_config(file.read_all(kMaxConfigBytes), file.path());
+  return parse_adapter_config(file.read_all(kMaxAdapterConfigBytes), file.path());
 }
 
 std::string adapter_config_json(const AdapterConfig& config) {

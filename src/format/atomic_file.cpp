@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/format/atomic_file.hpp"
+#include "format/atomic_file.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 namespace qlorapp::format {
 namespace {
@@ -19,15 +19,15 @@ namespace {
 /// Differs between processes and within one; a leftover of a killed process with the same id is stepped over.
 std::string temporary_name() {
   static std::atomic<uint64_t> counter{0};
-  return concat(".qlorapp-", static_cast<int64_t>(::getpid()), '-', counter.fetch_add(1), ".tmp");
+  return message(".qlorapp-{}-{}.tmp", static_cast<int64_t>(::getpid()), counter.fetch_add(1));
 }
 
 }  // namespace
 
 void AtomicFile::fail(std::string_view what, int error) const {
   const bool full = error == ENOSPC || error == EDQUOT;
-  throw IoError(concat('[', path_, "] ", what, "; ", std::strerror(error),
-                       full ? ". Free some space." : ". Check the path and its permissions."),
+  throw IoError(message("[{}] {}; {}{}", path_, what, std::strerror(error),
+                        full ? ". Free some space." : ". Check the path and its permissions."),
                 error);
 }
 
@@ -37,7 +37,7 @@ AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
   for (int attempt = 0; descriptor_ < 0; ++attempt) {
     temporary_ = folder_ + "/" + temporary_name();
     descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (descriptor_ < 0 && (errno != EEXIST || attempt == 1000)) fail("a file must be writable in its folder", errno);
+    if (descriptor_ < 0 && (errno != EEXIST || attempt == 1000)) fail("its folder must be writable", errno);
   }
   struct stat target {};
   if (::lstat(path_.c_str(), &target) == 0 && S_ISREG(target.st_mode)) {
@@ -55,7 +55,7 @@ void AtomicFile::reserve(int64_t bytes) {
   while (::fallocate(descriptor_, FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes)) != 0) {
     if (errno == EINTR) continue;
     if (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL || errno == ENODEV) return;
-    fail(concat("the file needs ", bytes, " bytes"), errno);
+    fail(message("the file needs {} bytes", bytes), errno);
   }
 }
 
@@ -75,7 +75,7 @@ void AtomicFile::commit() {
   }
   // Some network file systems report a failed write only here. After EINTR the descriptor is closed all the same.
   if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) fail("closing failed", errno);
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("the file must be replaceable", errno);
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("replacing the file failed", errno);
   temporary_.clear();
   const int folder = ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) fail("flushing its folder failed", errno);

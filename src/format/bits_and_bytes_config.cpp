@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <string_view>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/core/nearest_name.hpp"
+#include "core/check.hpp"
+#include "core/nearest_name.hpp"
 
 namespace qlorapp::format {
 namespace {
@@ -13,8 +13,8 @@ namespace {
 constexpr std::string_view kWhere = "BitsAndBytesConfig";
 
 void one_of(std::string_view name, const std::string& value, const std::vector<std::string_view>& known) {
-  QLORAPP_CHECK_VALUE(std::find(known.begin(), known.end(), value) != known.end(), '[', kWhere, "] ", name, " must be one of ",
-                      known, "; got '", value, "'.", did_you_mean(value, known));
+  QLORAPP_CHECK_VALUE(std::find(known.begin(), known.end(), value) != known.end(), "[{}] {} must be one of {}; got '{}'.{}", kWhere,
+                      name, joined(known), value, did_you_mean(value, known));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/format/checkpoint_index.hpp"
+#include "format/checkpoint_index.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -9,8 +9,8 @@
 #include <dirent.h>
 #include <sys/stat.h>
 
+#include "core/nearest_name.hpp"
 #include "json_fields.hpp"
-#include "qlorapp/core/nearest_name.hpp"
 
 namespace qlorapp::format {
 namespace {
@@ -50,14 +50,15 @@ std::optional<FileReader> open_if_there(const std::string& folder, const std::st
     }
     ::closedir(directory);
   }
-  const std::string rule = concat('[', folder, "] a model folder must hold ", kSingleFile, " or ", kIndexFile, "; ");
+  const std::string rule = message("[{}] a model folder must hold {} or {}; ", folder, kSingleFile, kIndexFile);
   if (!pickled.empty()) {
-    throw FormatError(concat(rule, "it holds ", printable(pickled),
-                             ", a pickled file that can run code when it is opened. Convert it "
-                             "once with transformers: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)."));
+    throw FormatError(
+        message("{}it holds {}, a pickled file that can run code when it is opened. Convert it once with transformers: "
+                "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder).",
+                rule, printable(pickled)));
   }
-  if (!gguf.empty()) throw FormatError(concat(rule, "it holds ", printable(gguf), ". Use the model's safetensors release."));
-  throw FormatError(concat(rule, "it holds neither. Check the path."));
+  if (!gguf.empty()) throw FormatError(message("{}it holds {}. Use the model's safetensors release.", rule, printable(gguf)));
+  throw FormatError(message("{}it holds neither. Check the path.", rule));
 }
 
 bool before(const TensorLocation& a, const TensorLocation& b) { return a.tensor->name < b.tensor->name; }
@@ -67,10 +68,10 @@ bool before(const TensorLocation& a, const TensorLocation& b) { return a.tensor-
 Checkpoint::Checkpoint(std::string folder) : folder_(std::move(folder)) {
   struct stat status {};
   if (::stat(folder_.c_str(), &status) != 0) {
-    throw IoError(concat('[', folder_, "] the model folder must exist; it does not. Check the path."), errno);
+    throw IoError(message("[{}] the model folder must exist; it does not. Check the path.", folder_), errno);
   }
-  QLORAPP_CHECK_FORMAT(S_ISDIR(status.st_mode), '[', folder_,
-                       "] a model must be a folder; got a file. Name the folder that holds it.");
+  QLORAPP_CHECK_FORMAT(S_ISDIR(status.st_mode), "[{}] a model must be a folder; got a file. Name the folder that holds it.",
+                       folder_);
   if (auto single = open_if_there(folder_, kSingleFile)) {
     files_.emplace_back(*std::move(single));
     for (const TensorEntry& tensor : files_.front().tensors()) tensors_.push_back({&files_.front(), &tensor});
@@ -88,24 +89,26 @@ void Checkpoint::open_index() {
   const Json json = parse_json(index->read_all(kMaxIndexBytes), where, {.max_bytes = kMaxIndexBytes, .max_depth = 4});
   JsonFields fields(json, where);
   const Json* map = fields.value("weight_map");
-  QLORAPP_CHECK_FORMAT(map != nullptr && map->is_object() && !map->empty(), '[', where,
-                       "] weight_map must name a shard for each tensor; it is missing or empty. Save the model again.");
+  QLORAPP_CHECK_FORMAT(map != nullptr && map->is_object() && !map->empty(),
+                       "[{}] weight_map must name a shard for each tensor; it is missing or empty. Save the model again.", where);
   std::vector<std::string> shards;
   for (const auto& [tensor, shard] : map->items()) {
-    QLORAPP_CHECK_FORMAT(shard.is_string() && is_shard_name(shard.get_ref<const std::string&>()), '[', where,
-                         "] a shard must be a plain file name [A-Za-z0-9._-]+.safetensors; tensor ", printable(tensor), " has ",
-                         shown(shard), ". Do not use this checkpoint.");
+    QLORAPP_CHECK_FORMAT(
+        shard.is_string() && is_shard_name(shard.get_ref<const std::string&>()),
+        "[{}] a shard must be a plain file name [A-Za-z0-9._-]+.safetensors; tensor {} has {}. Do not use this checkpoint.", where,
+        printable(tensor), shown(shard));
     shards.push_back(shard.get<std::string>());
   }
   std::sort(shards.begin(), shards.end());
   shards.erase(std::unique(shards.begin(), shards.end()), shards.end());
-  QLORAPP_CHECK_FORMAT(shards.size() <= kMaxShards, '[', where, "] a checkpoint may have ", kMaxShards, " shards; got ",
-                       shards.size(), '.');
+  QLORAPP_CHECK_FORMAT(shards.size() <= kMaxShards, "[{}] a checkpoint may have at most {} shards; got {}.", where, kMaxShards,
+                       shards.size());
   files_.reserve(shards.size());
   for (const std::string& shard : shards) {
     auto file = open_if_there(folder_, shard);
-    QLORAPP_CHECK_FORMAT(file.has_value(), '[', folder_, '/', shard, "] the shard must exist, because ", kIndexFile,
-                         " names it; it is missing. Download the checkpoint again.");
+    QLORAPP_CHECK_FORMAT(file.has_value(),
+                         "[{}/{}] the shard must exist, because {} names it; it is missing. Download the checkpoint again.",
+                         folder_, shard, kIndexFile);
     files_.emplace_back(*std::move(file));
   }
 
@@ -117,15 +120,16 @@ void Checkpoint::open_index() {
   const auto twice =
       std::adjacent_find(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.tensor->name == b.tensor->name; });
   if (twice != all.end()) {
-    throw FormatError(concat('[', folder_, "] a tensor must lie in one shard; ", printable(twice->tensor->name), " lies in ",
-                             twice->file->path(), " and ", (twice + 1)->file->path(), ". Save the model again."));
+    throw FormatError(message("[{}] a tensor must be in one shard; {} is in {} and {}. Save the model again.", folder_,
+                              printable(twice->tensor->name), twice->file->path(), (twice + 1)->file->path()));
   }
   for (const auto& [name, shard] : map->items()) {
     const auto file = std::lower_bound(shards.begin(), shards.end(), shard.get_ref<const std::string&>()) - shards.begin();
     const SafetensorsFile& holder = files_[static_cast<size_t>(file)];
     const TensorEntry* tensor = holder.find(name);
-    QLORAPP_CHECK_FORMAT(tensor != nullptr, '[', holder.path(), "] the shard must hold tensor ", printable(name), ", because ",
-                         kIndexFile, " says so; it does not. Download the checkpoint again.");
+    QLORAPP_CHECK_FORMAT(tensor != nullptr,
+                         "[{}] the shard must hold tensor {}, because {} says so; it does not. Download the checkpoint again.",
+                         holder.path(), printable(name), kIndexFile);
     tensors_.push_back({&holder, tensor});
   }
   std::sort(tensors_.begin(), tensors_.end(), before);
@@ -152,7 +156,7 @@ const TensorLocation& Checkpoint::at(std::string_view name) const {
     for (const TensorLocation& location : tensors_) known.push_back(location.tensor->name);
   }
   throw FormatError(
-      concat('[', folder_, "] the checkpoint must hold tensor ", printable(name), "; it does not.", did_you_mean(name, known)));
+      message("[{}] the checkpoint must hold tensor {}; it does not.{}", folder_, printable(name), did_you_mean(name, known)));
 }
 
 void Checkpoint::read(std::string_view name, int64_t offset, std::span<std::byte> into) const {

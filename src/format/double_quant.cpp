@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/format/double_quant.hpp"
+#include "format/double_quant.hpp"
 
 #include <algorithm>
 #include <array>

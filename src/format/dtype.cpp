@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 namespace qlorapp::format {
 namespace {
@@ -46,7 +46,8 @@ std::string_view torch_name(Dtype weight_dtype) {
   for (const auto& [dtype, spelling] : kWeightTypes) {
     if (dtype == weight_dtype) return spelling;
   }
-  throw ValueError(concat("[dtype] weights are float32, float16 or bfloat16; got ", dtype_name(weight_dtype), ". Convert them."));
+  throw ValueError(
+      message("[dtype] weights must be float32, float16 or bfloat16; got {}. Convert them.", dtype_name(weight_dtype)));
 }
 
 }  // namespace qlorapp::format

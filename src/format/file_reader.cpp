@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/format/file_reader.hpp"
+#include "format/file_reader.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -11,8 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/format/printable.hpp"
+#include "core/check.hpp"
+#include "format/printable.hpp"
 
 namespace qlorapp::format {
 namespace {
@@ -21,7 +21,7 @@ namespace {
 constexpr int kOpenFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
 
 [[noreturn]] void fail(const std::string& path, std::string_view rule, int error) {
-  throw IoError(concat('[', path, "] ", rule, "; ", std::strerror(error), ". Check the path and its permissions."), error);
+  throw IoError(message("[{}] {}; {}. Check the path and its permissions.", path, rule, std::strerror(error)), error);
 }
 
 int64_t modified(const struct stat& status) { return int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec; }
@@ -43,8 +43,8 @@ FileReader::FileReader(int descriptor, std::string path) : descriptor_(descripto
   if (failed != 0 || !S_ISREG(status.st_mode)) {
     ::close(std::exchange(descriptor_, -1));
     if (failed != 0) fail(path_, "the file must be readable", failed);
-    throw FormatError(concat('[', path_, "] must be a regular file; got a ", S_ISDIR(status.st_mode) ? "folder" : "pipe or device",
-                             ". Name the file itself."));
+    throw FormatError(message("[{}] must be a regular file; got a {}. Name the file itself.", path_,
+                              S_ISDIR(status.st_mode) ? "folder" : "pipe or device"));
   }
   size_ = status.st_size;
   modified_ = modified(status);
@@ -53,8 +53,8 @@ FileReader::FileReader(int descriptor, std::string path) : descriptor_(descripto
 FileReader FileReader::open_inside(const std::string& folder, const std::string& name) {
   const std::string path = folder + "/" + name;
   QLORAPP_CHECK_FORMAT(
-      !name.empty() && name != "." && name != ".." && name.find_first_of(std::string_view("/\0", 2)) == std::string::npos, '[',
-      folder, "] file names must not lead out of the folder; got ", printable(name), ". Do not use this checkpoint.");
+      !name.empty() && name != "." && name != ".." && name.find_first_of(std::string_view("/\0", 2)) == std::string::npos,
+      "[{}] file names must not lead out of the folder; got {}. Do not use this checkpoint.", folder, printable(name));
   const int directory = ::open(folder.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECTORY);
   if (directory < 0) fail(folder, "the folder must be readable", errno);
   int descriptor = ::openat(directory, name.c_str(), kOpenFlags | O_NOFOLLOW);
@@ -71,9 +71,10 @@ FileReader FileReader::open_inside(const std::string& folder, const std::string&
     }
   }
   ::close(directory);
-  QLORAPP_CHECK_FORMAT(!leads_out, '[', path,
-                       "] a link in a model folder must be the Hugging Face cache's ../../blobs/<hex>; it leads to ",
-                       printable(target), ". Copy the file into the folder.");
+  QLORAPP_CHECK_FORMAT(!leads_out,
+                       "[{}] a link in a model folder must be the Hugging Face cache's ../../blobs/<hex>; it points to {}. Copy "
+                       "the file into the folder.",
+                       path, printable(target));
   errno = error;
   return FileReader(descriptor, path);
 }
@@ -103,9 +104,8 @@ void FileReader::read_at(int64_t offset, std::span<std::byte> into) const {
     const ssize_t got = ::pread(descriptor_, into.data() + done, piece, static_cast<off_t>(offset) + static_cast<off_t>(done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail(path_, "reading failed", errno);
-    QLORAPP_CHECK_FORMAT(got > 0, '[', path_, "] the file must have ", offset + static_cast<int64_t>(into.size()),
-                         " bytes; it ends at ", offset + static_cast<int64_t>(done),
-                         ". It is truncated: copy or download it again.");
+    QLORAPP_CHECK_FORMAT(got > 0, "[{}] the file must have {} bytes; it ends at {}. It is truncated: copy or download it again.",
+                         path_, offset + static_cast<int64_t>(into.size()), offset + static_cast<int64_t>(done));
     done += static_cast<size_t>(got);
   }
 }
@@ -113,13 +113,13 @@ void FileReader::read_at(int64_t offset, std::span<std::byte> into) const {
 void FileReader::check_unchanged() const {
   struct stat status {};
   if (::fstat(descriptor_, &status) != 0) fail(path_, "the file must be readable", errno);
-  QLORAPP_CHECK_FORMAT(status.st_size == size_ && modified(status) == modified_, '[', path_,
-                       "] the file must not change while it is read; it did. Load it again once it is written.");
+  QLORAPP_CHECK_FORMAT(status.st_size == size_ && modified(status) == modified_,
+                       "[{}] the file must not change while it is read; it did. Load it again after it is written.", path_);
 }
 
 std::string FileReader::read_all(size_t max_bytes) const {
-  QLORAPP_CHECK_FORMAT(size_ <= static_cast<int64_t>(max_bytes), '[', path_, "] may have ", max_bytes, " bytes; got ", size_,
-                       ". This is not a file of this kind.");
+  QLORAPP_CHECK_FORMAT(size_ <= static_cast<int64_t>(max_bytes),
+                       "[{}] may have at most {} bytes; got {}. The file is of another kind.", path_, max_bytes, size_);
   std::string text(static_cast<size_t>(size_), '\0');
   read_at(0, std::as_writable_bytes(std::span(text)));
   return text;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/format/folder.hpp"
+#include "format/folder.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 namespace qlorapp::format {
 namespace {
@@ -39,7 +39,7 @@ std::string parent_of(const std::string& path) {
 }  // namespace
 
 std::string path_in(std::string_view folder, std::string_view name) {
-  return folder.empty() || folder.ends_with('/') ? concat(folder, name) : concat(folder, '/', name);
+  return folder.empty() || folder.ends_with('/') ? message("{}{}", folder, name) : message("{}/{}", folder, name);
 }
 
 std::string file_name(std::string_view path) { return std::string(path.substr(path.find_last_of('/') + 1)); }
@@ -73,26 +73,26 @@ void make_folders(std::string_view where, const std::string& path) {
   if (parent != path && !exists(parent)) make_folders(where, parent);
   if (::mkdir(path.c_str(), 0777) == 0 || (errno == EEXIST && is_folder(path))) return;
   const int error = errno;
-  throw IoError(concat('[', where, "] cannot make ", path, ": ", std::strerror(error), ". Name another folder."), error);
+  throw IoError(message("[{}] cannot make {}: {}. Name another folder.", where, path, std::strerror(error)), error);
 }
 
 void remove_folder(const std::string& path) { ::nftw(path.c_str(), remove_entry, 16, FTW_DEPTH | FTW_PHYS); }
 
 void check_output_folder(const std::string& folder) {
-  QLORAPP_CHECK_VALUE(!exists(folder) || is_folder(folder), "[output] ", folder, " is a file, not a folder. Name another.");
+  QLORAPP_CHECK_VALUE(!exists(folder) || is_folder(folder), "[output] {} is a file, not a folder. Name another.", folder);
   // The nearest folder that is there already is the one that has to let us in.
   std::string place = folder;
   while (!exists(place) && place != "/" && place != ".") place = parent_of(place);
   const int refused = !is_folder(place) ? ENOTDIR : ::access(place.c_str(), W_OK | X_OK) != 0 ? errno : 0;
   if (refused == 0) return;
-  throw IoError(concat("[output] cannot write to ", folder, ": ", place, ": ", std::strerror(refused), ". Name another folder."),
+  throw IoError(message("[output] cannot write to {}: {}: {}. Name another folder.", folder, place, std::strerror(refused)),
                 refused);
 }
 
 FreshFolder::FreshFolder(std::string folder) : folder_(std::move(folder)) {
   check_output_folder(folder_);
   existed_ = exists(folder_);
-  QLORAPP_CHECK_VALUE(names_in(folder_).empty(), "[output] ", folder_, " must be new or empty; it is not. Name another folder.");
+  QLORAPP_CHECK_VALUE(names_in(folder_).empty(), "[output] {} must be new or empty; it is not. Name another folder.", folder_);
 }
 
 FreshFolder::~FreshFolder() {

@@ -11,9 +11,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/check.hpp"
+#include "format/file_reader.hpp"
 #include "json_cursor.hpp"
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/format/file_reader.hpp"
 
 namespace qlorapp::format {
 namespace {
@@ -76,7 +76,7 @@ class Builder {
   bool number_integer(int64_t value) { return put(value); }
   bool number_unsigned(uint64_t value) {
     if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-      if (!limits_.allow_big_integers) fail("integers must fit in 64 bits with sign; got ", value);
+      if (!limits_.allow_big_integers) fail("integers must fit in a signed 64-bit integer; got {}", value);
       return put(value);
     }
     return put(static_cast<int64_t>(value));
@@ -86,7 +86,7 @@ class Builder {
       return put(nonfinite_[next_nonfinite_++].value);
     }
     if (!limits_.allow_big_integers && text.find_first_of(".eE") == std::string::npos) {
-      fail("integers must fit in 64 bits with sign; got ", text.substr(0, 40));
+      fail("integers must fit in a signed 64-bit integer; got {}", text.substr(0, 40));
     }
     return put(value);
   }
@@ -95,7 +95,7 @@ class Builder {
 
   bool start_object(size_t) { return open(Json::object()); }
   bool key(std::string& name) {
-    if (!keys_.back().insert(name).second) fail("keys must be unique within an object; got ", printable(name), " twice");
+    if (!keys_.back().insert(name).second) fail("keys must be unique within an object; got {} twice", printable(name));
     open_.back()->get_ref<Json::object_t&>().emplace_back(name, nullptr);
     return true;
   }
@@ -132,14 +132,15 @@ class Builder {
   }
   /// Pointers to open containers stay valid: a parent grows again only after its child was closed.
   bool open(Json&& container) {
-    if (open_.size() >= limits_.max_depth) fail("values may be nested ", limits_.max_depth, " deep; got deeper ones");
+    if (open_.size() >= limits_.max_depth) fail("values may be nested at most {} deep; got deeper ones", limits_.max_depth);
     open_.push_back(place(std::move(container)));
     keys_.emplace_back();
     return true;
   }
-  template <class... Parts>
-  [[noreturn]] void fail(const Parts&... parts) const {
-    throw FormatError(concat('[', where_, "] ", parts..., ", at byte ", position_, ". Write the file again."));
+  template <class... Args>
+  [[noreturn]] void fail(Format<Args...> text, Args&&... args) const {
+    throw FormatError(
+        message("[{}] {}, at byte {}. Write the file again.", where_, message(text, std::forward<Args>(args)...), position_));
   }
 
   std::string_view where_;
@@ -155,8 +156,8 @@ class Builder {
 }  // namespace
 
 Json parse_json(std::string_view text, std::string_view where, const JsonLimits& limits) {
-  QLORAPP_CHECK_FORMAT(text.size() <= limits.max_bytes, '[', where, "] JSON may have ", limits.max_bytes, " bytes; got ",
-                       text.size(), ". This is not a file of this kind.");
+  QLORAPP_CHECK_FORMAT(text.size() <= limits.max_bytes, "[{}] JSON may have at most {} bytes; got {}. The file is of another kind.",
+                       where, limits.max_bytes, text.size());
   refuse_bytes_outside_json(text, where);
   std::string rewritten;
   std::vector<NonfiniteLiteral> nonfinite;

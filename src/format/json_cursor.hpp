@@ -10,8 +10,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/format/printable.hpp"
+#include "core/check.hpp"
+#include "format/printable.hpp"
 
 namespace qlorapp::format {
 
@@ -54,10 +54,10 @@ class JsonCursor {
 /// Python's json refuses, would pass.
 inline void refuse_bytes_outside_json(std::string_view text, std::string_view where) {
   const size_t nul = text.find('\0');
-  QLORAPP_CHECK_FORMAT(nul == std::string_view::npos, '[', where, "] invalid JSON: a NUL byte, at byte ", nul,
-                       ". The file is damaged or of another kind.");
-  QLORAPP_CHECK_FORMAT(!text.starts_with("\xef\xbb\xbf"), '[', where,
-                       "] invalid JSON: a byte-order mark, at byte 0. Save the file as UTF-8 without one.");
+  QLORAPP_CHECK_FORMAT(nul == std::string_view::npos,
+                       "[{}] invalid JSON: a NUL byte, at byte {}. The file is damaged or of another kind.", where, nul);
+  QLORAPP_CHECK_FORMAT(!text.starts_with("\xef\xbb\xbf"),
+                       "[{}] invalid JSON: a byte-order mark, at byte 0. Save the file as UTF-8 without one.", where);
 }
 
 /// The parser's own complaint in one line of ours.
@@ -66,8 +66,8 @@ inline void refuse_bytes_outside_json(std::string_view text, std::string_view wh
   const size_t prefix = reason.find("] ");  // [json.exception.parse_error.101]
   if (prefix != std::string_view::npos) reason.remove_prefix(prefix + 2);
   const std::string shown = printable(reason, 240);
-  throw FormatError(concat('[', where, "] invalid JSON: ", std::string_view(shown).substr(1, shown.size() - 2), ", at byte ",
-                           position, ". The file is damaged or of another kind."));
+  throw FormatError(message("[{}] invalid JSON: {}, at byte {}. The file is damaged or of another kind.", where,
+                            std::string_view(shown).substr(1, shown.size() - 2), position));
 }
 
 }  // namespace qlorapp::format

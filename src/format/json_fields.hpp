@@ -14,9 +14,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "format/printable.hpp"
 #include "qlorapp/format/json.hpp"
-#include "qlorapp/format/printable.hpp"
 
 namespace qlorapp::format {
 
@@ -31,7 +31,7 @@ inline std::string listed(const std::vector<std::string>& keys) {
   constexpr size_t kMost = 10;
   std::string text;
   for (size_t i = 0; i < keys.size() && i < kMost; ++i) text += (i == 0 ? "" : ", ") + printable(keys[i]);
-  return keys.size() > kMost ? concat(text, " and ", keys.size() - kMost, " more") : text;
+  return keys.size() > kMost ? message("{} and {} more", text, keys.size() - kMost) : text;
 }
 
 /// Every getter marks its key as taken; an absent key and null are the same (std::nullopt), as they are for transformers.
@@ -40,9 +40,8 @@ class JsonFields {
   /// @param where   The file, for messages.  @param prefix  What stands before a key in messages, e.g. "rope_parameters.".
   JsonFields(const Json& object, std::string where, std::string prefix = "")
       : object_(object), where_(std::move(where)), prefix_(std::move(prefix)) {
-    QLORAPP_CHECK_FORMAT(object.is_object(), '[', where_, "] ",
-                         prefix_.empty() ? "the file" : prefix_.substr(0, prefix_.size() - 1), " must be a JSON object; got ",
-                         shown(object), ". Check the file.");
+    QLORAPP_CHECK_FORMAT(object.is_object(), "[{}] {} must be a JSON object; got {}. Check the file.", where_,
+                         prefix_.empty() ? "the file" : prefix_.substr(0, prefix_.size() - 1), shown(object));
   }
 
   [[nodiscard]] const std::string& where() const { return where_; }
@@ -58,7 +57,7 @@ class JsonFields {
     const Json* found = value(key);
     if (found == nullptr) return std::nullopt;
     if (!found->is_number_integer() || found->get<int64_t>() < least || found->get<int64_t>() > most) {
-      fail(key, concat("must be an integer from ", least, " to ", most), *found);
+      fail(key, message("must be an integer from {} to {}", least, most), *found);
     }
     return found->get<int64_t>();
   }
@@ -108,12 +107,12 @@ class JsonFields {
 
   [[noreturn]] void fail(std::string_view key, std::string_view rule, const Json& got,
                          std::string_view advice = "Check the file.") const {
-    throw FormatError(concat('[', where_, "] ", prefix_, key, ' ', rule, "; got ", shown(got), ". ", advice));
+    throw FormatError(message("[{}] {}{} {}; got {}. {}", where_, prefix_, key, rule, shown(got), advice));
   }
 
   template <class Value>
   Value required(std::string_view key, std::optional<Value>&& found) const {
-    QLORAPP_CHECK_FORMAT(found.has_value(), '[', where_, "] ", prefix_, key, " must be there; it is missing. Check the file.");
+    QLORAPP_CHECK_FORMAT(found.has_value(), "[{}] {}{} is required; it is missing. Check the file.", where_, prefix_, key);
     return *std::move(found);
   }
 

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <array>
 
+#include "format/file_reader.hpp"
 #include "json_fields.hpp"
 #include "qlorapp/core/log.hpp"
-#include "qlorapp/format/file_reader.hpp"
 
 namespace qlorapp::format {
 namespace {
@@ -75,11 +75,11 @@ constexpr RefusedKey kRefusedKeys[] = {
     {"resid_pdrop", 0, "dropout on hidden states is not supported"},
     {"embd_pdrop", 0, "dropout on embeddings is not supported"},
     {"pretraining_tp", 1, "only unsplit projections are supported"},
-    {"sliding_window", 0, "attention looks at all positions before"},
-    {"use_sliding_window", 0, "attention looks at all positions before"},
-    {"attention_chunk_size", 0, "attention looks at all positions before"},
-    {"partial_rotary_factor", 1, "rotary embeddings turn the whole head"},
-    {"original_max_position_embeddings", 0, "it belongs into the rope settings"},
+    {"sliding_window", 0, "attention covers all earlier positions"},
+    {"use_sliding_window", 0, "attention covers all earlier positions"},
+    {"attention_chunk_size", 0, "attention covers all earlier positions"},
+    {"partial_rotary_factor", 1, "rotary embeddings rotate the whole head"},
+    {"original_max_position_embeddings", 0, "it belongs in the rope settings"},
     {"no_rope_layers", 0, "every layer has rotary embeddings"},
     {"no_rope_layer_interval", 0, "every layer has rotary embeddings"},
     {"alibi", 0, "positions are rotary"},
@@ -119,16 +119,15 @@ const Family& family_of(JsonFields& fields) {
   const auto architectures = fields.texts("architectures");
   std::string known;
   for (const Family& family : families()) {
-    known += concat(known.empty() ? "" : ", ", family.architecture);
+    known += message("{}{}", known.empty() ? "" : ", ", family.architecture);
     const bool named = !architectures || (architectures->size() == 1 && architectures->front() == family.architecture);
     if ((architectures || type) && named && type.value_or(std::string(family.model_type)) == family.model_type) return family;
   }
   const std::string got = !architectures               ? printable(type.value_or("none"))
-                          : architectures->size() != 1 ? concat(architectures->size(), " of them")
+                          : architectures->size() != 1 ? message("{} of them", architectures->size())
                                                        : printable(architectures->front());
-  throw FormatError(concat('[', fields.where(), "] architectures must name one of ", known, "; got ", got,
-                           type && architectures ? " with model_type " + printable(*type) : "",
-                           ". Use a model of a known architecture."));
+  throw FormatError(message("[{}] architectures must name one of {}; got {}{}. Use a model of a known architecture.",
+                            fields.where(), known, got, type && architectures ? " with model_type " + printable(*type) : ""));
 }
 
 /// Merges the two shapes that transformers wrote over time; where both are there they must agree.
@@ -170,10 +169,12 @@ RopeSettings rope_of(JsonFields& fields, const Family& family, int64_t max_posit
     inner.fail("rope_type", "must be default or llama3", Json(type), "Use a model with one of these rotary embeddings.");
   }
   if (inner.number("partial_rotary_factor").value_or(1.0) != 1.0) {
-    inner.fail("partial_rotary_factor", "must be 1: rotary embeddings turn the whole head", settings->at("partial_rotary_factor"));
+    inner.fail("partial_rotary_factor", "must be 1: rotary embeddings rotate the whole head",
+               settings->at("partial_rotary_factor"));
   }
   const auto unknown = inner.remaining();
-  if (!unknown.empty()) inner.fail(unknown.front(), concat("must be absent with rope type ", type), settings->at(unknown.front()));
+  if (!unknown.empty())
+    inner.fail(unknown.front(), message("must be absent with rope type {}", type), settings->at(unknown.front()));
   return rope;
 }
 
@@ -181,8 +182,8 @@ RopeSettings rope_of(JsonFields& fields, const Family& family, int64_t max_posit
 void judge_other_keys(JsonFields& fields, const Family& family) {
   for (const std::string_view key : {"auto_map", "trust_remote_code", "custom_pipelines"}) {
     if (const Json* value = fields.value(key)) {
-      fields.fail(key, "must be absent: a file may not name code to run", *value,
-                  "Use a model of a known architecture without own code.");
+      fields.fail(key, "must be absent: code from a model folder is never run", *value,
+                  "Use a model of a known architecture without custom code.");
     }
   }
   if (const auto act = fields.text("hidden_act"); act && *act != "silu") {
@@ -199,7 +200,7 @@ void judge_other_keys(JsonFields& fields, const Family& family) {
   const auto refuse = [&](const RefusedKey& rule) {
     const Json* value = ignored_by_family(rule.key) ? nullptr : fields.value(rule.key);
     if (value != nullptr && !is_neutral(*value, rule.neutral)) {
-      fields.fail(rule.key, concat("is not supported: ", rule.reason), *value, "Use a model without it.");
+      fields.fail(rule.key, message("is not supported: {}", rule.reason), *value, "Use a model without it.");
     }
   };
   for (const RefusedKey& rule : family.refused_keys) refuse(rule);
@@ -210,7 +211,7 @@ void judge_other_keys(JsonFields& fields, const Family& family) {
                          std::find(std::begin(kIgnoredKeys), std::end(kIgnoredKeys), key) != std::end(kIgnoredKeys);
     if (!ignored) unknown.push_back(key);
   }
-  if (!unknown.empty()) log_warning_once(concat('[', fields.where(), "] unknown keys are ignored: ", listed(unknown), '.'));
+  if (!unknown.empty()) log_warning_once(message("[{}] unknown keys are ignored: {}.", fields.where(), listed(unknown)));
 }
 
 std::optional<Dtype> dtype_of(JsonFields& fields) {
@@ -241,7 +242,7 @@ std::vector<int64_t> eos_of(JsonFields& fields, int64_t vocabulary) {
   std::vector<int64_t> ids;
   for (const Json& id : *value) {
     if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= vocabulary) {
-      fields.fail("eos_token_id", concat("must hold ids from 0 to ", vocabulary - 1), *value);
+      fields.fail("eos_token_id", message("must hold ids from 0 to {}", vocabulary - 1), *value);
     }
     ids.push_back(id.get<int64_t>());
   }
@@ -265,19 +266,19 @@ ModelConfig parse_model_config(std::string_view text, std::string_view where) {
   config.max_position_embeddings =
       fields.integer("max_position_embeddings", 1, kMaxPositions).value_or(family.max_position_embeddings);
   if (config.num_attention_heads % config.num_key_value_heads != 0) {
-    fields.fail("num_key_value_heads", concat("must divide num_attention_heads, ", config.num_attention_heads),
+    fields.fail("num_key_value_heads", message("must divide num_attention_heads, {}", config.num_attention_heads),
                 Json(config.num_key_value_heads));
   }
   const auto head_dim = fields.integer("head_dim", 1, kMaxWidth);
   if (!head_dim && config.hidden_size % config.num_attention_heads != 0) {
-    fields.fail("num_attention_heads", concat("must divide hidden_size, ", config.hidden_size, ", where head_dim is absent"),
+    fields.fail("num_attention_heads", message("must divide hidden_size, {}, where head_dim is absent", config.hidden_size),
                 Json(config.num_attention_heads));
   }
   config.head_dim = head_dim.value_or(config.hidden_size / config.num_attention_heads);
   if (config.head_dim % 2 != 0)
-    fields.fail("head_dim", "must be even, because rotary embeddings turn pairs", Json(config.head_dim));
+    fields.fail("head_dim", "must be even, because rotary embeddings rotate pairs", Json(config.head_dim));
   if (config.num_attention_heads * config.head_dim > kMaxWidth) {
-    fields.fail("head_dim", concat("times num_attention_heads must be at most ", kMaxWidth), Json(config.head_dim));
+    fields.fail("head_dim", message("times num_attention_heads must be at most {}", kMaxWidth), Json(config.head_dim));
   }
   config.rms_norm_eps = fields.number("rms_norm_eps").value_or(family.rms_norm_eps);
   if (!(config.rms_norm_eps > 0 && config.rms_norm_eps < 1))

@@ -2,13 +2,13 @@
 #include <cmath>
 #include <numbers>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 #include "qlorapp/format/model_config.hpp"
 
 namespace qlorapp::format {
 namespace {
 
-std::string block_name(int64_t layer) { return concat("model.layers.", layer, '.'); }
+std::string block_name(int64_t layer) { return message("model.layers.{}.", layer); }
 
 }  // namespace
 

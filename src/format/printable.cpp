@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/format/printable.hpp"
+#include "format/printable.hpp"
 
 namespace qlorapp::format {
 

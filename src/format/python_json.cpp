@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/format/python_json.hpp"
+#include "format/python_json.hpp"
 
 #include <algorithm>
 #include <charconv>
@@ -9,8 +9,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/format/printable.hpp"
+#include "core/check.hpp"
+#include "format/printable.hpp"
 
 namespace qlorapp::format {
 namespace {
@@ -32,7 +32,7 @@ char32_t next_character(std::string_view text, size_t& at) {
   }
   valid = valid && !(length == 3 && (character < 0x800 || (character >= 0xd800 && character < 0xe000))) &&
           !(length == 4 && (character < 0x10000 || character > 0x10ffff));
-  QLORAPP_CHECK_VALUE(valid, "[json] strings must be UTF-8; got ", printable(text), ". Encode the text as UTF-8.");
+  QLORAPP_CHECK_VALUE(valid, "[json] strings must be UTF-8; got {}. Encode the text as UTF-8.", printable(text));
   at += length;
   return character;
 }
@@ -56,10 +56,10 @@ class Writer {
         out += value.get<bool>() ? "true" : "false";
         break;
       case Json::value_t::number_integer:
-        detail::append(out, value.get<int64_t>());
+        out += std::to_string(value.get<int64_t>());
         break;
       case Json::value_t::number_unsigned:
-        detail::append(out, value.get<uint64_t>());
+        out += std::to_string(value.get<uint64_t>());
         break;
       case Json::value_t::number_float:
         out += python_float_repr(value.get<double>());

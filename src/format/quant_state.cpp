@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/format/quant_state.hpp"
+#include "format/quant_state.hpp"
 
 #include <algorithm>
 #include <array>
@@ -7,8 +7,9 @@
 #include <numeric>
 #include <utility>
 
+#include "format/double_quant.hpp"
+#include "format/python_json.hpp"
 #include "json_fields.hpp"
-#include "qlorapp/format/python_json.hpp"
 
 namespace qlorapp::format {
 namespace {
@@ -18,7 +19,7 @@ constexpr int64_t kMaxJsonBytes = 64 * 1024;
 constexpr int64_t kCodeBookSize = 16, kDynamicMapSize = 256;
 constexpr int64_t kLeastBlock = 32, kMostBlock = 4096;
 
-std::string state_suffix(QuantType type) { return concat(kStatePrefix, "bitsandbytes__", bitsandbytes_name(type)); }
+std::string state_suffix(QuantType type) { return message("{}bitsandbytes__{}", kStatePrefix, bitsandbytes_name(type)); }
 
 bool is_block_size(int64_t size) { return size >= kLeastBlock && size <= kMostBlock && (size & (size - 1)) == 0; }
 
@@ -34,10 +35,10 @@ bool is_weight_shape(const std::vector<int64_t>& shape) {
 TensorLocation part(const Checkpoint& checkpoint, const std::string& name, Dtype dtype, int64_t count) {
   const TensorLocation& location = checkpoint.at(name);
   const TensorEntry& tensor = *location.tensor;
-  QLORAPP_CHECK_FORMAT(tensor.dtype == dtype && tensor.shape == std::vector<int64_t>{count}, '[', location.file->path(),
-                       "] tensor ", printable(name), " must be ", dtype_name(dtype), " [", count,
-                       "], by the shape and block size of its quant_state; got ", dtype_name(tensor.dtype), ' ', tensor.shape,
-                       ". Quantize the model again.");
+  QLORAPP_CHECK_FORMAT(
+      tensor.dtype == dtype && tensor.shape == std::vector<int64_t>{count},
+      "[{}] tensor {} must be {} [{}], by the shape and block size of its quant_state; got {} {}. Quantize the model again.",
+      location.file->path(), printable(name), dtype_name(dtype), count, dtype_name(tensor.dtype), joined(tensor.shape));
   return location;
 }
 
@@ -48,13 +49,13 @@ int64_t QuantState::numel() const { return std::accumulate(shape.begin(), shape.
 std::string_view bitsandbytes_name(QuantType type) { return type == QuantType::kNf4 ? "nf4" : "fp4"; }
 
 std::string quant_state_json(const QuantState& state) {
-  QLORAPP_CHECK_VALUE(is_weight_shape(state.shape), "[quant_state] shape must be one or more sizes >= 1; got ", state.shape,
-                      ". Check the weight.");
+  QLORAPP_CHECK_VALUE(is_weight_shape(state.shape), "[quant_state] shape must be one or more sizes >= 1; got {}. Check the weight.",
+                      joined(state.shape));
   QLORAPP_CHECK_VALUE(is_block_size(state.block_size) && is_block_size(state.nested_block_size),
-                      "[quant_state] block sizes must be powers of two from 32 to 4096; got ", state.block_size, " and ",
-                      state.nested_block_size, ". Use 64 and 256.");
-  QLORAPP_CHECK_VALUE(std::isfinite(state.nested_offset), "[quant_state] nested_offset must be finite; got ", state.nested_offset,
-                      ". Check the weight for NaN and Inf.");
+                      "[quant_state] block sizes must be powers of two from 32 to 4096; got {} and {}. Use 64 and 256.",
+                      state.block_size, state.nested_block_size);
+  QLORAPP_CHECK_VALUE(std::isfinite(state.nested_offset),
+                      "[quant_state] nested_offset must be finite; got {}. Check the weight for NaN and Inf.", state.nested_offset);
   Json json = Json::object();
   json["quant_type"] = bitsandbytes_name(state.quant_type);
   json["blocksize"] = state.block_size;
@@ -86,7 +87,7 @@ QuantState parse_quant_state(std::string_view text, std::string_view where) {
   if (!weight_dtype) fields.fail("dtype", "must be float32, float16 or bfloat16", Json(dtype));
   state.dtype = *weight_dtype;
   const Json* shape = fields.value("shape");
-  QLORAPP_CHECK_FORMAT(shape != nullptr, '[', where, "] shape must be there; it is missing. Quantize the model again.");
+  QLORAPP_CHECK_FORMAT(shape != nullptr, "[{}] shape is required; it is missing. Quantize the model again.", where);
   bool integers = shape->is_array();
   for (size_t i = 0; integers && i < shape->size(); ++i) integers = (*shape)[i].is_number_integer();
   if (integers) state.shape = shape->get<std::vector<int64_t>>();
@@ -103,8 +104,8 @@ QuantState parse_quant_state(std::string_view text, std::string_view where) {
     if (!std::isfinite(state.nested_offset)) fields.fail("nested_offset", "must fit in a float32", json["nested_offset"]);
   }
   const auto unknown = fields.remaining();
-  QLORAPP_CHECK_FORMAT(unknown.empty(), '[', where, "] a quant_state has no key ", printable(unknown.front()),
-                       ". Quantize the model again.");
+  QLORAPP_CHECK_FORMAT(unknown.empty(), "[{}] unknown key {} in a quant_state. Quantize the model again.", where,
+                       printable(unknown.front()));
   return state;
 }
 
@@ -122,33 +123,33 @@ std::vector<TensorSpec> quantized_tensor_specs(const std::string& weight, const 
 }
 
 bool is_quantized(const Checkpoint& checkpoint, const std::string& weight) {
-  return !checkpoint.with_prefix(concat(weight, '.', kStatePrefix)).empty();
+  return !checkpoint.with_prefix(message("{}.{}", weight, kStatePrefix)).empty();
 }
 
 QuantizedWeight find_quantized_weight(const Checkpoint& checkpoint, const std::string& weight) {
-  const auto states = checkpoint.with_prefix(concat(weight, '.', kStatePrefix));
-  QLORAPP_CHECK_FORMAT(states.size() == 1, '[', checkpoint.folder(), "] a four-bit weight must have one quant_state; ",
-                       printable(weight), " has ", states.size(), ". Quantize the model again.");
+  const auto states = checkpoint.with_prefix(message("{}.{}", weight, kStatePrefix));
+  QLORAPP_CHECK_FORMAT(states.size() == 1, "[{}] a four-bit weight must have one quant_state; {} has {}. Quantize the model again.",
+                       checkpoint.folder(), printable(weight), states.size());
   const TensorEntry& blob = *states[0].tensor;
-  const std::string where = concat(states[0].file->path(), ": ", printable(blob.name));
-  QLORAPP_CHECK_FORMAT(blob.dtype == Dtype::kU8 && blob.shape.size() == 1 && blob.nbytes <= kMaxJsonBytes, '[', where,
-                       "] a quant_state must be U8 with one dimension of at most ", kMaxJsonBytes, "; got ", dtype_name(blob.dtype),
-                       ' ', blob.shape, ". Quantize the model again.");
+  const std::string where = message("{}: {}", states[0].file->path(), printable(blob.name));
+  QLORAPP_CHECK_FORMAT(blob.dtype == Dtype::kU8 && blob.shape.size() == 1 && blob.nbytes <= kMaxJsonBytes,
+                       "[{}] a quant_state must be U8 with one dimension of at most {}; got {} {}. Quantize the model again.",
+                       where, kMaxJsonBytes, dtype_name(blob.dtype), joined(blob.shape));
   std::string json(static_cast<size_t>(blob.nbytes), '\0');
   states[0].file->read(blob, 0, std::as_writable_bytes(std::span(json)));
   QuantizedWeight found;
   found.state = parse_quant_state(json, where);
   const QuantState& state = found.state;
-  QLORAPP_CHECK_FORMAT(blob.name == concat(weight, '.', state_suffix(state.quant_type)), '[', where, "] its name must end in ",
-                       state_suffix(state.quant_type), ", because its quant_type is ", bitsandbytes_name(state.quant_type),
-                       ". Quantize the model again.");
+  QLORAPP_CHECK_FORMAT(blob.name == message("{}.{}", weight, state_suffix(state.quant_type)),
+                       "[{}] its name must end in {}, because its quant_type is {}. Quantize the model again.", where,
+                       state_suffix(state.quant_type), bitsandbytes_name(state.quant_type));
 
   // bnb_4bit_quant_storage may show the same bytes as another dtype, so the bytes count and not the elements.
   found.packed = checkpoint.at(weight);
   const TensorEntry& packed = *found.packed.tensor;
-  QLORAPP_CHECK_FORMAT(packed.nbytes == state.packed_bytes(), '[', found.packed.file->path(), "] tensor ", printable(weight),
-                       " must have ", state.packed_bytes(), " bytes, by the shape of its quant_state ", state.shape, "; got ",
-                       packed.nbytes, ". Quantize the model again.");
+  QLORAPP_CHECK_FORMAT(packed.nbytes == state.packed_bytes(),
+                       "[{}] tensor {} must have {} bytes, by the shape of its quant_state {}; got {}. Quantize the model again.",
+                       found.packed.file->path(), printable(weight), state.packed_bytes(), joined(state.shape), packed.nbytes);
   found.absmax = part(checkpoint, weight + ".absmax", state.double_quant ? Dtype::kU8 : Dtype::kF32, state.block_count());
   found.quant_map = part(checkpoint, weight + ".quant_map", Dtype::kF32, kCodeBookSize);
   if (state.double_quant) {
@@ -159,9 +160,8 @@ QuantizedWeight find_quantized_weight(const Checkpoint& checkpoint, const std::s
     const TensorEntry* tensor = location.tensor;
     const bool known = tensor == &blob || tensor == found.absmax.tensor || tensor == found.quant_map.tensor ||
                        tensor == found.nested_absmax.tensor || tensor == found.nested_quant_map.tensor;
-    QLORAPP_CHECK_FORMAT(known, '[', location.file->path(), "] tensor ", printable(tensor->name),
-                         " must not be there beside a quant_state", state.double_quant ? "" : " without double quantization",
-                         ". Quantize the model again.");
+    QLORAPP_CHECK_FORMAT(known, "[{}] tensor {} must not exist beside a quant_state{}. Quantize the model again.",
+                         location.file->path(), printable(tensor->name), state.double_quant ? "" : " without double quantization");
   }
   return found;
 }

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <array>
 
+#include "core/nearest_name.hpp"
+#include "format/python_json.hpp"
+#include "format/quant_state.hpp"
 #include "json_fields.hpp"
-#include "qlorapp/core/nearest_name.hpp"
-#include "qlorapp/format/python_json.hpp"
-#include "qlorapp/format/quant_state.hpp"
 
 namespace qlorapp::format {
 namespace {
@@ -38,14 +38,14 @@ QuantizationConfig parse_quantization_config(const Json& json, std::string_view 
   }
   for (const std::string_view key : {"load_in_8bit", "_load_in_8bit"}) {
     if (fields.boolean(key).value_or(false)) {
-      fields.fail(key, "must be false: eight-bit weights (LLM.int8) are another format", Json(true),
+      fields.fail(key, "must be false: eight-bit weights (LLM.int8) are not supported", Json(true),
                   "Use a four-bit checkpoint, or the unquantized model.");
     }
   }
   const auto four = fields.boolean("load_in_4bit"), private_four = fields.boolean("_load_in_4bit");
   QLORAPP_CHECK_FORMAT(
-      (four || private_four) && four.value_or(true) && private_four.value_or(true), '[', where,
-      "] quantization_config.load_in_4bit must be true; it is not. Use a four-bit checkpoint, or the unquantized model.");
+      (four || private_four) && four.value_or(true) && private_four.value_or(true),
+      "[{}] quantization_config.load_in_4bit must be true; it is not. Use a four-bit checkpoint, or the unquantized model.", where);
 
   QuantizationConfig config;
   const std::string type = fields.text("bnb_4bit_quant_type").value_or("fp4");  // transformers' defaults for absent keys
@@ -58,14 +58,14 @@ QuantizationConfig parse_quantization_config(const Json& json, std::string_view 
   config.compute_dtype = *compute_dtype;
   config.storage = fields.text("bnb_4bit_quant_storage").value_or("uint8");
   if (std::find(kStorages.begin(), kStorages.end(), config.storage) == kStorages.end()) {
-    fields.fail("bnb_4bit_quant_storage", concat("must be one of ", kStorages), Json(config.storage));
+    fields.fail("bnb_4bit_quant_storage", message("must be one of {}", joined(kStorages)), Json(config.storage));
   }
   config.skip_modules = fields.texts("llm_int8_skip_modules");
   config.enable_fp32_cpu_offload = fields.boolean("llm_int8_enable_fp32_cpu_offload").value_or(false);
   config.has_fp16_weight = fields.boolean("llm_int8_has_fp16_weight").value_or(false);
   config.threshold = fields.number("llm_int8_threshold").value_or(6.0);
   const auto unknown = fields.remaining();
-  QLORAPP_CHECK_FORMAT(unknown.empty(), '[', where, "] quantization_config has no key ", printable(unknown.front()), '.',
+  QLORAPP_CHECK_FORMAT(unknown.empty(), "[{}] unknown key {} in quantization_config.{}", where, printable(unknown.front()),
                        did_you_mean(unknown.front(), kKeys));
   return config;
 }
@@ -90,7 +90,7 @@ Json quantization_config_json(const QuantizationConfig& config) {
 
 std::string with_quantization_config(std::string_view config_json, std::string_view where, const QuantizationConfig& config) {
   Json json = parse_json(config_json, where, {.allow_nonfinite = true});
-  QLORAPP_CHECK_FORMAT(json.is_object(), '[', where, "] config.json must be a JSON object; got ", shown(json), ". Check the file.");
+  QLORAPP_CHECK_FORMAT(json.is_object(), "[{}] config.json must be a JSON object; got {}. Check the file.", where, shown(json));
   json["quantization_config"] = quantization_config_json(config);
   return dump_python_json(json, kConfigStyle) + "\n";
 }

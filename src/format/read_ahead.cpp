@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/format/read_ahead.hpp"
+#include "format/read_ahead.hpp"
 
 #include <algorithm>
 #include <system_error>
 #include <utility>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/format/printable.hpp"
+#include "core/check.hpp"
+#include "format/printable.hpp"
 
 namespace qlorapp::format {
 namespace {
@@ -34,9 +34,7 @@ void pack(std::span<const TensorLocation> tensors, size_t buffer_bytes, OnBatch&
 }  // namespace
 
 void read_piece(const TensorLocation& from, int64_t offset, std::span<std::byte> into) {
-  const auto in_tensor = [&](const char* what) {
-    return concat(what, " It was tensor ", printable(from.tensor->name), " that was read.");
-  };
+  const auto in_tensor = [&](const char* what) { return message("{} The tensor is {}.", what, printable(from.tensor->name)); };
   try {
     from.file->read(*from.tensor, offset, into);
   } catch (const FormatError& error) { throw FormatError(in_tensor(error.what())); } catch (const IoError& error) {
@@ -53,13 +51,13 @@ void check_unchanged(std::span<const TensorLocation> tensors) {
 
 ReadAhead::ReadAhead(std::vector<TensorLocation> tensors, std::vector<std::span<std::byte>> ring, int threads)
     : tensors_(std::move(tensors)), ring_(std::move(ring)) {
-  QLORAPP_CHECK_VALUE(!ring_.empty() && threads > 0, "[read_ahead] a buffer and a thread are needed; got ", ring_.size(), " and ",
-                      threads, ".");
+  QLORAPP_CHECK_VALUE(!ring_.empty() && threads > 0, "[read_ahead] at least one buffer and one thread are required; got {} and {}.",
+                      ring_.size(), threads);
   const size_t bytes = ring_.front().size();
   for (const std::span<std::byte> buffer : ring_) {
     QLORAPP_CHECK_VALUE(buffer.size() == bytes && bytes > 0 && bytes % kBufferStep == 0,
-                        "[read_ahead] buffers must be equally large, a multiple of ", kBufferStep, " bytes; got ", buffer.size(),
-                        " bytes.");
+                        "[read_ahead] buffers must have one size, a multiple of {} bytes; got {} bytes.", kBufferStep,
+                        buffer.size());
   }
   pack(
       tensors_, bytes, [&] { batches_.push_back({.first_piece = pieces_.size(), .buffer = 0, .done = false, .error = {}}); },
@@ -72,7 +70,7 @@ ReadAhead::ReadAhead(std::vector<TensorLocation> tensors, std::vector<std::span<
     for (size_t i = 0; i < wanted; ++i) threads_.emplace_back([this] { work(); });
   } catch (const std::system_error& error) {  // a limit on processes: fewer do it too
     if (threads_.empty())
-      throw IoError("[load] a thread to read with could not be started; raise the limit on processes.", error.code().value());
+      throw IoError("[load] cannot start a thread for reading. Raise the limit on processes.", error.code().value());
   }
 }
 

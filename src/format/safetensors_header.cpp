@@ -6,8 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "core/check.hpp"
 #include "json_cursor.hpp"
-#include "qlorapp/core/check.hpp"
 
 namespace qlorapp::format {
 namespace {
@@ -27,19 +27,19 @@ class HeaderReader {
   bool null() { unexpected("null"); }
   bool boolean(bool) { unexpected("a boolean"); }
   bool number_integer(int64_t) { unexpected("a negative number"); }
-  bool number_float(double, const std::string&) { unexpected("a number that is no 64-bit integer"); }
+  bool number_float(double, const std::string&) { unexpected("a number that is not a 64-bit integer"); }
   bool binary(std::vector<uint8_t>&) { return false; }
   bool number_unsigned(uint64_t value) {
     if (place_ != Place::kShape && place_ != Place::kOffsets) unexpected("a number");
-    if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) unexpected("a number that is no 64-bit integer");
+    if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) unexpected("a number that is not a 64-bit integer");
     const auto number = static_cast<int64_t>(value);
     TensorEntry& tensor = header_.tensors.back();
     if (place_ == Place::kShape) {
       if (tensor.shape.size() == kMaxTensorRank)
-        fail("a tensor may have ", kMaxTensorRank, " dimensions; ", printable(tensor.name), " has more");
+        fail("a tensor may have at most {} dimensions; {} has more", kMaxTensorRank, printable(tensor.name));
       tensor.shape.push_back(number);
     } else {
-      if (offsets_ == 2) fail("data_offsets must be two numbers; ", printable(tensor.name), " has more");
+      if (offsets_ == 2) fail("data_offsets must be two numbers; {} has more", printable(tensor.name));
       (offsets_++ == 0 ? tensor.offset : tensor.nbytes) = number;
     }
     return true;
@@ -52,7 +52,7 @@ class HeaderReader {
     }
     if (place_ != Place::kDtype) unexpected("a string");
     const auto dtype = dtype_from_name(value);
-    if (!dtype) fail("unknown dtype ", printable(value, 24), " of tensor ", printable(header_.tensors.back().name));
+    if (!dtype) fail("unknown dtype {} of tensor {}", printable(value, 24), printable(header_.tensors.back().name));
     header_.tensors.back().dtype = *dtype;
     place_ = Place::kTensor;
     return true;
@@ -82,13 +82,13 @@ class HeaderReader {
         if (name == "dtype") begin_field(has_dtype_, Place::kDtype, name);
         else if (name == "shape") begin_field(has_shape_, Place::kBeforeShape, name);
         else if (name == "data_offsets") begin_field(has_offsets_, Place::kBeforeOffsets, name);
-        else fail("unknown field ", printable(name), " of tensor ", printable(header_.tensors.back().name));
+        else fail("unknown field {} of tensor {}", printable(name), printable(header_.tensors.back().name));
     }
     return true;
   }
   bool end_object() {
     if (place_ == Place::kTensor && !(has_dtype_ && has_shape_ && has_offsets_)) {
-      fail("a tensor needs dtype, shape and data_offsets; ", printable(header_.tensors.back().name), " lacks one");
+      fail("a tensor needs dtype, shape and data_offsets; {} lacks one", printable(header_.tensors.back().name));
     }
     place_ = Place::kNames;
     return true;
@@ -103,40 +103,41 @@ class HeaderReader {
   }
   bool end_array() {
     if (place_ == Place::kOffsets && offsets_ != 2)
-      fail("data_offsets must be two numbers; ", printable(header_.tensors.back().name), " has fewer");
+      fail("data_offsets must be two numbers; {} has fewer", printable(header_.tensors.back().name));
     place_ = Place::kTensor;
     return true;
   }
   bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) {
     const bool utf8 = std::string_view(error.what()).find("UTF-8") != std::string_view::npos;
-    if (utf8) throw FormatError(concat('[', where_, "] invalid UTF-8 in header, at byte ", position, ". The file is damaged."));
+    if (utf8) throw FormatError(message("[{}] invalid UTF-8 in header, at byte {}. The file is damaged.", where_, position));
     std::string where(where_);
     fail_parse(where + "] [header", position, error);
   }
 
  private:
   void begin_name(std::string& name) {
-    if (name.size() > kMaxTensorNameBytes) fail("a tensor name may have ", kMaxTensorNameBytes, " bytes; got ", name.size());
+    if (name.size() > kMaxTensorNameBytes)
+      fail("a tensor name may have at most {} bytes; got {}", kMaxTensorNameBytes, name.size());
     next_is_metadata_ = name == kMetadataKey;
     if (next_is_metadata_) {
       if (std::exchange(seen_metadata_, true)) fail("the header must hold __metadata__ once; got it twice");
       return;
     }
-    if (header_.tensors.size() == kMaxTensors) fail("a file may hold ", kMaxTensors, " tensors; got more");
+    if (header_.tensors.size() == kMaxTensors) fail("a file may hold at most {} tensors; got more", kMaxTensors);
     header_.tensors.emplace_back().name = std::move(name);
   }
   void begin_field(bool& seen, Place place, std::string_view field) {
     if (std::exchange(seen, true))
-      fail("a field must appear once; tensor ", printable(header_.tensors.back().name), " has ", field, " twice");
+      fail("a field must appear once; tensor {} has {} twice", printable(header_.tensors.back().name), field);
     place_ = place;
   }
-  template <class... Parts>
-  [[noreturn]] void fail(const Parts&... parts) const {
-    throw FormatError(
-        concat('[', where_, "] invalid JSON in header: ", parts..., ", at byte ", position_, " of it. Write the file again."));
+  template <class... Args>
+  [[noreturn]] void fail(Format<Args...> text, Args&&... args) const {
+    throw FormatError(message("[{}] invalid JSON in header: {}, at byte {} of it. Write the file again.", where_,
+                              message(text, std::forward<Args>(args)...), position_));
   }
   [[noreturn]] void unexpected(std::string_view what) const {
-    fail("it must be {name: {dtype, shape, data_offsets}}; got ", what, " elsewhere");
+    fail("it must be {{name: {{dtype, shape, data_offsets}}}}; got {} elsewhere", what);
   }
 
   std::string_view where_;
@@ -177,26 +178,27 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_b
   int64_t expected = 0;
   for (TensorEntry& tensor : tensors) {
     const int64_t begin = tensor.offset, end = std::exchange(tensor.nbytes, 0);
-    QLORAPP_CHECK_FORMAT(begin == expected && end >= begin, '[', where, "] invalid offset for tensor ", printable(tensor.name),
-                         ": ranges must follow each other without hole or overlap; got [", begin, ", ", end, ") where ", expected,
-                         " is the next free byte. Write the file again.");
+    QLORAPP_CHECK_FORMAT(begin == expected && end >= begin,
+                         "[{}] invalid offset for tensor {}: ranges must follow each other without gap or overlap; got [{}, {}) "
+                         "where {} is the next free byte. Write the file again.",
+                         where, printable(tensor.name), begin, end, expected);
     int64_t bytes = 0;
     bool misaligned = false;
     const bool sized = tensor_bytes(tensor.dtype, tensor.shape, bytes, misaligned);
-    QLORAPP_CHECK_FORMAT(sized || misaligned, '[', where, "] the size of tensor ", printable(tensor.name),
-                         " overflows 64 bits. The header is damaged or hostile.");
-    QLORAPP_CHECK_FORMAT(sized, '[', where, "] tensor ", printable(tensor.name),
-                         " does not fill whole bytes. The header is damaged.");
-    QLORAPP_CHECK_FORMAT(end - begin == bytes, '[', where, "] invalid shape, data type, or offset for tensor ",
-                         printable(tensor.name), ": dtype ", dtype_name(tensor.dtype), " and shape ", tensor.shape, " need ", bytes,
-                         " bytes; the range has ", end - begin, ". The header is damaged.");
+    QLORAPP_CHECK_FORMAT(sized || misaligned, "[{}] the size of tensor {} overflows 64 bits. The header is damaged or hostile.",
+                         where, printable(tensor.name));
+    QLORAPP_CHECK_FORMAT(sized, "[{}] tensor {} does not fill whole bytes. The header is damaged.", where, printable(tensor.name));
+    QLORAPP_CHECK_FORMAT(end - begin == bytes,
+                         "[{}] invalid shape, data type, or offset for tensor {}: dtype {} and shape {} need {} bytes; the range "
+                         "has {}. The header is damaged.",
+                         where, printable(tensor.name), dtype_name(tensor.dtype), joined(tensor.shape), bytes, end - begin);
     tensor.nbytes = bytes;
     expected = end;
   }
   QLORAPP_CHECK_FORMAT(
-      expected == data_bytes, '[', where, "] incomplete metadata, file not fully covered: the tensors need ", expected,
-      " bytes; the file has ", data_bytes,
-      data_bytes < expected ? ". It is truncated: copy or download it again." : ". It has bytes behind its tensors.");
+      expected == data_bytes, "[{}] incomplete metadata, file not fully covered: the tensors need {} bytes; the file has {}{}",
+      where, expected, data_bytes,
+      data_bytes < expected ? ". It is truncated: copy or download it again." : ". It has bytes after its tensors.");
   return header;
 }
 

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "qlorapp/format/safetensors.hpp"
+#include "format/safetensors.hpp"
 
 namespace qlorapp::format {
 

@@ -3,13 +3,15 @@
 #pragma once
 
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
-#include "qlorapp/adapters/adapter_set.hpp"
+#include "format/safetensors.hpp"
 #include "qlorapp/adapters/lora_config.hpp"
 #include "qlorapp/format/adapter_config.hpp"
-#include "qlorapp/format/safetensors.hpp"
 
 namespace qlorapp {
 
@@ -29,8 +31,8 @@ struct AdapterFile {
 /// @param fingerprint  of the base at hand.  @throws ValueError if the adapter was trained on another one that it names.
 void check_fingerprint(const format::AdapterConfig& config, const std::string& folder, const std::string& fingerprint);
 
-/// That the file holds the tensors of the set, each of its shape, and no other. @throws FormatError naming the tensor.
-void check_names_and_shapes(const AdapterSet& set, const format::SafetensorsFile& file);
+/// That the file holds these tensors, each of its shape, and no other. @throws FormatError naming the tensor.
+void check_names_and_shapes(const std::vector<std::pair<std::string, at::Tensor>>& tensors, const format::SafetensorsFile& file);
 
 /// One of those tensors in float32. @throws FormatError naming it, if it is not floating or not finite.
 [[nodiscard]] at::Tensor read_value(const format::SafetensorsFile& file, const std::string& name);

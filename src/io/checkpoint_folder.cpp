@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/io/checkpoint_folder.hpp"
+#include "io/checkpoint_folder.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -11,8 +11,8 @@
 #include <cstdio>
 #include <cstring>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/format/folder.hpp"
+#include "core/check.hpp"
+#include "format/folder.hpp"
 
 namespace qlorapp {
 namespace {
@@ -25,7 +25,7 @@ constexpr std::string_view kTemporaryPrefix = ".tmp-checkpoint-";
 constexpr std::string_view kTrashPrefix = ".trash-checkpoint-";
 
 [[noreturn]] void fail(std::string_view what, const std::string& path, int error) {
-  throw IoError(concat("[checkpoint] cannot ", what, " ", path, ": ", std::strerror(error), "."), error);
+  throw IoError(message("[checkpoint] cannot {} {}: {}.", what, path, std::strerror(error)), error);
 }
 
 void rename(const std::string& from, const std::string& to, std::string_view what, const std::string& path) {
@@ -55,8 +55,8 @@ std::optional<int64_t> step_of(const std::string& name) {
 
 CheckpointWriter::CheckpointWriter(std::string output_dir, int64_t step) : output_dir_(std::move(output_dir)) {
   format::make_folders("checkpoint", output_dir_);
-  final_ = path_in(output_dir_, concat(kPrefix, step));
-  temporary_ = path_in(output_dir_, concat(kTemporaryPrefix, step, "-", ::getpid()));
+  final_ = path_in(output_dir_, message("{}{}", kPrefix, step));
+  temporary_ = path_in(output_dir_, message("{}{}-{}", kTemporaryPrefix, step, ::getpid()));
   remove_folder(temporary_);
   if (::mkdir(temporary_.c_str(), 0777) != 0) fail("make", temporary_, errno);
 }
@@ -70,7 +70,7 @@ std::string CheckpointWriter::commit() {
   sync_directory(temporary_);
   std::string trash;
   if (format::exists(final_)) {
-    trash = path_in(output_dir_, concat(kTrashPrefix, ::getpid()));
+    trash = path_in(output_dir_, message("{}{}", kTrashPrefix, ::getpid()));
     remove_folder(trash);
     rename(final_, trash, "replace", final_);
   }
@@ -107,7 +107,7 @@ void prune_checkpoints(const std::string& output_dir, int64_t limit, const std::
     const auto is_it = [&path = path](const std::string& kept) { return !kept.empty() && format::is_same_file(path, kept); };
     if (std::any_of(keep.begin(), keep.end(), is_it)) continue;
     // Out of sight in one step first: a removal that is cut short must not leave half a checkpoint under its name.
-    const std::string trash = path_in(output_dir, concat(kTrashPrefix, step, "-", ::getpid()));
+    const std::string trash = path_in(output_dir, message("{}{}-{}", kTrashPrefix, step, ::getpid()));
     rename(path, trash, "remove", path);
     remove_folder(trash);
     --excess;

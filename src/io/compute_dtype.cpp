@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "qlorapp/io/compute_dtype.hpp"
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "io/tensor_file.hpp"
 #include "qlorapp/io/device.hpp"
-#include "qlorapp/io/tensor_file.hpp"
 
 namespace qlorapp {
 
@@ -16,17 +16,16 @@ ComputeDtype choose_compute_dtype(std::optional<at::ScalarType> requested, std::
   const at::ScalarType usable = on_gpu ? usable_dtype(wanted, architecture) : wanted;
   if (usable != wanted) {
     return {usable,
-            concat(dtype_text(usable), ": ", requested ? "bfloat16 is requested" : "the checkpoint is bfloat16", ", and sm_",
-                   architecture, " has no bfloat16 arithmetic"),
+            message("{}: {}, and sm_{} has no bfloat16 arithmetic", dtype_text(usable),
+                    requested ? "bfloat16 is requested" : "the checkpoint is bfloat16", architecture),
             true};
   }
-  if (requested) return {usable, concat(dtype_text(usable), ", as requested"), false};
-  if (!stored) return {usable, concat(dtype_text(usable), ": config.json names no dtype"), false};
+  if (requested) return {usable, message("{}, as requested", dtype_text(usable)), false};
+  if (!stored) return {usable, message("{}: config.json names no dtype", dtype_text(usable)), false};
   if (!on_gpu && usable == at::kHalf) {
-    return {at::kFloat,
-            "float32: the checkpoint is float16, which a CPU computes in only with loss scaling; --bf16 halves the memory", true};
+    return {at::kFloat, "float32: the checkpoint is float16, which needs loss scaling on a CPU; --bf16 halves the memory", true};
   }
-  return {usable, concat(dtype_text(usable), ", the dtype of the checkpoint"), false};
+  return {usable, message("{}, the dtype of the checkpoint", dtype_text(usable)), false};
 }
 
 }  // namespace qlorapp

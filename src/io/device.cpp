@@ -9,9 +9,10 @@
 #include <cstring>
 #include <fstream>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "ops/device_memory.hpp"
+#include "ops/operator.hpp"
 #include "qlorapp/core/log.hpp"
-#include "qlorapp/ops/device_memory.hpp"
 
 namespace qlorapp {
 namespace {
@@ -26,7 +27,7 @@ Bytes kilobytes_in(const char* file, const char* name) {
   for (std::string line; std::getline(in, line);) {
     if (line.starts_with(name)) return Bytes{std::strtoll(line.c_str() + std::strlen(name), nullptr, 10) * 1024};
   }
-  throw IoError(concat(file, " does not say ", name, " Give the memory instead of auto."), ENOENT);
+  throw IoError(message("{} must have a line '{}'; it has none. Give the memory instead of auto.", file, name), ENOENT);
 }
 
 }  // namespace
@@ -42,25 +43,26 @@ at::Device parse_device(const std::string& text) {
       text.find_first_not_of("0123456789", 5) == std::string::npos) {
     index = std::stoll(text.substr(5));
   }
-  QLORAPP_CHECK_VALUE(index >= 0, "[device] must be auto, cpu, cuda or cuda:<number>; got '", text, "'.");
-  QLORAPP_CHECK_VALUE(
-      has_kernels(), "[device] this build has no kernels for a GPU; got '", text,
-      "'. Build with nvcc and a CUDA build of torch (-DQLORAPP_CUDA=ON says what is missing), or give --device cpu.");
+  QLORAPP_CHECK_VALUE(index >= 0, "[device] must be auto, cpu, cuda or cuda:<number>; got '{}'.", text);
+  QLORAPP_CHECK_VALUE(has_kernels(),
+                      "[device] this build has no kernels for a GPU; got '{}'. Build with nvcc and a CUDA build of torch "
+                      "(-DQLORAPP_CUDA=ON names the missing part), or give --device cpu.",
+                      text);
   const int64_t count = at::hasCUDA() ? static_cast<int64_t>(at::getNumGPUs()) : 0;
-  QLORAPP_CHECK_VALUE(index < count, "[device] there ", count == 1 ? "is 1 GPU" : concat("are ", count, " GPUs"), " here; got '",
-                      text, "'. Give --device cpu, or the number of one that is there.");
+  QLORAPP_CHECK_VALUE(index < count, "[device] this machine has {}; got '{}'. Give --device cpu, or the number of an existing GPU.",
+                      count == 1 ? "1 GPU" : message("{} GPUs", count), text);
   return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
 
 int64_t gpu_architecture(at::Device device) {
   if (!device.is_cuda() || !has_kernels()) return 0;
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("qlorapp::gpu_architecture", "").typed<int64_t(int64_t)>();
+  static const auto op = ops::Operator<int64_t(int64_t)>("qlorapp::gpu_architecture");
   return op.call(device.has_index() ? device.index() : -1);
 }
 
 std::string gpu_name(at::Device device) {
   if (!device.is_cuda() || !has_kernels()) return {};
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("qlorapp::gpu_name", "").typed<std::string(int64_t)>();
+  static const auto op = ops::Operator<std::string(int64_t)>("qlorapp::gpu_name");
   return op.call(device.has_index() ? device.index() : -1);
 }
 
@@ -77,7 +79,7 @@ at::ScalarType dtype_on(int64_t architecture, at::ScalarType wanted) {
   const at::ScalarType usable = usable_dtype(wanted, architecture);
   if (usable != wanted) {
     log_warning_once(
-        concat("this GPU (sm_", architecture, ") has no bfloat16 arithmetic: computing in float16, with loss scaling in training"));
+        message("this GPU (sm_{}) has no bfloat16 arithmetic: computing in float16, with loss scaling in training", architecture));
   }
   return usable;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/io/linear_weight.hpp"
+#include "io/linear_weight.hpp"
 
 #include <ATen/ATen.h>
 
@@ -8,10 +8,11 @@
 #include <optional>
 #include <utility>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/format/dynamic_map.hpp"
-#include "qlorapp/io/tensor_file.hpp"
-#include "qlorapp/quant/arrival.hpp"
+#include "core/check.hpp"
+#include "format/double_quant.hpp"
+#include "format/dynamic_map.hpp"
+#include "io/tensor_file.hpp"
+#include "quant/arrival.hpp"
 
 namespace qlorapp {
 namespace {
@@ -33,8 +34,9 @@ at::Tensor bytes_tensor(std::string_view text) {
 }
 
 void check_finite(const at::Tensor& scales, const format::TensorLocation& location) {
-  QLORAPP_CHECK_FORMAT(scales.isfinite().all().item<bool>(), "[load] ", location.file->path(), ": tensor '", location.tensor->name,
-                       "' must be finite; it holds inf or nan. The file is damaged; fetch it again.");
+  QLORAPP_CHECK_FORMAT(scales.isfinite().all().item<bool>(),
+                       "[load] {}: tensor '{}' must be finite; it holds inf or nan. The file is damaged; fetch it again.",
+                       location.file->path(), location.tensor->name);
 }
 
 }  // namespace
@@ -42,11 +44,12 @@ void check_finite(const at::Tensor& scales, const format::TensorLocation& locati
 format::TensorLocation find_checked(const format::Checkpoint& checkpoint, const std::string& name,
                                     const std::vector<int64_t>& shape) {
   const format::TensorLocation& location = checkpoint.at(name);
-  QLORAPP_CHECK_FORMAT(location.tensor->shape == shape, "[load] ", location.file->path(), ": tensor '", name, "' must have shape ",
-                       shape, " by config.json; got ", location.tensor->shape, ".");
+  QLORAPP_CHECK_FORMAT(location.tensor->shape == shape, "[load] {}: tensor '{}' must have shape {} by config.json; got {}.",
+                       location.file->path(), name, joined(shape), joined(location.tensor->shape));
   const at::ScalarType dtype = scalar_type_of(location.tensor->dtype, name);
-  QLORAPP_CHECK_FORMAT(at::isFloatingType(dtype) && c10::elementSize(dtype) >= 2, "[load] ", location.file->path(), ": tensor '",
-                       name, "' must be float32, float16 or bfloat16; got ", format::dtype_name(location.tensor->dtype), ".");
+  QLORAPP_CHECK_FORMAT(at::isFloatingType(dtype) && c10::elementSize(dtype) >= 2,
+                       "[load] {}: tensor '{}' must be float32, float16 or bfloat16; got {}.", location.file->path(), name,
+                       format::dtype_name(location.tensor->dtype));
   return location;
 }
 
@@ -55,22 +58,23 @@ QuantizedTensor stream_quantized(std::vector<StreamedTensor>& tensors, const for
                                  std::function<void()> done) {
   const format::QuantizedWeight found = format::find_quantized_weight(checkpoint, name);
   const std::string& path = found.packed.file->path();
-  QLORAPP_CHECK_FORMAT(found.state.shape == shape, "[load] ", path, ": tensor '", name, "' must have shape ", shape,
-                       " by config.json; its quant_state says ", found.state.shape, ".");
+  QLORAPP_CHECK_FORMAT(found.state.shape == shape,
+                       "[load] {}: tensor '{}' must have shape {} by config.json; its quant_state says {}.", path, name,
+                       joined(shape), joined(found.state.shape));
   QuantizedTensor weight = empty_quantized(
       shape, scalar_type_of(found.state.dtype, name),
       {found.state.quant_type, found.state.block_size, found.state.double_quant, found.state.nested_block_size}, device);
-  QLORAPP_CHECK_FORMAT(at::equal(read_tensor(found.quant_map), code_book(weight.quant_type)), "[load] ", path,
-                       ": the code book of '", name,
-                       "' is not the standard one of its quant_type; the weight cannot be read exactly.");
+  QLORAPP_CHECK_FORMAT(
+      at::equal(read_tensor(found.quant_map), code_book(weight.quant_type)),
+      "[load] {}: the code book of '{}' is not the standard one of its quant_type; the weight cannot be read exactly.", path, name);
   if (found.state.double_quant) {
     const at::Tensor nested_absmax = read_tensor(found.nested_absmax);
     check_finite(nested_absmax, found.nested_absmax);
     weight.nested_absmax.copy_(nested_absmax);
     weight.nested_offset.fill_(found.state.nested_offset);
-    QLORAPP_CHECK_FORMAT(at::equal(read_tensor(found.nested_quant_map), nested_code_book()), "[load] ", path,
-                         ": the nested code book of '", name,
-                         "' is not the standard dynamic map; the weight cannot be read exactly.");
+    QLORAPP_CHECK_FORMAT(
+        at::equal(read_tensor(found.nested_quant_map), nested_code_book()),
+        "[load] {}: the nested code book of '{}' is not the standard dynamic map; the weight cannot be read exactly.", path, name);
   }
   weight.check(name);
   const auto both = std::make_shared<int>(2);
@@ -107,7 +111,7 @@ std::vector<std::pair<std::string, at::Tensor>> quantized_tensors(const std::str
     tensors.emplace_back(name + ".nested_absmax", weight.nested_absmax);
     tensors.emplace_back(name + ".nested_quant_map", nested_code_book());
   }
-  tensors.emplace_back(concat(name, ".quant_state.bitsandbytes__", format::bitsandbytes_name(weight.quant_type)),
+  tensors.emplace_back(message("{}.quant_state.bitsandbytes__{}", name, format::bitsandbytes_name(weight.quant_type)),
                        bytes_tensor(format::quant_state_json(state)));
   return tensors;
 }
@@ -119,41 +123,44 @@ QuantizedTensor quantized_of_tensors(const std::map<std::string, at::Tensor>& te
   for (const auto& [key, tensor] : tensors) {
     if (key.starts_with(prefix)) states.push_back(&tensor);
   }
-  QLORAPP_CHECK_FORMAT(states.size() == 1, "[load] ", where, ": a four-bit weight must have one quant_state; it has ",
-                       states.size(), ". Quantize the model again.");
+  QLORAPP_CHECK_FORMAT(states.size() == 1,
+                       "[load] {}: a four-bit weight must have one quant_state; it has {}. Quantize the model again.", where,
+                       states.size());
   const at::Tensor blob = states[0]->cpu().contiguous();
-  QLORAPP_CHECK_FORMAT(blob.scalar_type() == at::kByte && blob.dim() == 1, "[load] ", where,
-                       ": a quant_state must be uint8 with one dimension. Quantize the model again.");
+  QLORAPP_CHECK_FORMAT(blob.scalar_type() == at::kByte && blob.dim() == 1,
+                       "[load] {}: a quant_state must be uint8 with one dimension. Quantize the model again.", where);
   const format::QuantState state =
       format::parse_quant_state({static_cast<const char*>(blob.const_data_ptr()), static_cast<size_t>(blob.numel())}, where);
   const auto part = [&](const std::string& suffix, at::ScalarType dtype, int64_t elements) {
     const auto found = tensors.find(name + suffix);
     QLORAPP_CHECK_FORMAT(found != tensors.end() && found->second.scalar_type() == dtype && found->second.numel() == elements,
-                         "[load] ", where, suffix, " must be there, ", at::toString(dtype), " with ", elements,
-                         " elements, by the quant_state. Quantize the model again.");
+                         "[load] {}{} must exist as {} with {} elements, by the quant_state. Quantize the model again.", where,
+                         suffix, at::toString(dtype), elements);
     return found->second.flatten();
   };
   const auto packed = tensors.find(name);
-  QLORAPP_CHECK_FORMAT(packed != tensors.end() && static_cast<int64_t>(packed->second.nbytes()) == state.packed_bytes(), "[load] ",
-                       where, " must have ", state.packed_bytes(), " bytes, by the shape of its quant_state ", state.shape,
-                       "; got ", packed == tensors.end() ? 0 : static_cast<int64_t>(packed->second.nbytes()),
-                       ". Quantize the model again.");
+  QLORAPP_CHECK_FORMAT(packed != tensors.end() && static_cast<int64_t>(packed->second.nbytes()) == state.packed_bytes(),
+                       "[load] {} must have {} bytes, by the shape of its quant_state {}; got {}. Quantize the model again.", where,
+                       state.packed_bytes(), joined(state.shape),
+                       packed == tensors.end() ? 0 : static_cast<int64_t>(packed->second.nbytes()));
   QuantizedTensor weight =
       empty_quantized(state.shape, scalar_type_of(state.dtype, where),
                       {state.quant_type, state.block_size, state.double_quant, state.nested_block_size}, packed->second.device());
-  QLORAPP_CHECK_FORMAT(at::equal(part(".quant_map", at::kFloat, int64_t{16}).cpu(), code_book(weight.quant_type)), "[load] ", where,
-                       ": its code book is not the standard one of its quant_type; the weight cannot be read exactly.");
+  QLORAPP_CHECK_FORMAT(at::equal(part(".quant_map", at::kFloat, int64_t{16}).cpu(), code_book(weight.quant_type)),
+                       "[load] {}: its code book is not the standard one of its quant_type; the weight cannot be read exactly.",
+                       where);
   const at::Tensor absmax = part(".absmax", state.double_quant ? at::kByte : at::kFloat, state.block_count());
   at::Tensor scales = absmax;
   if (state.double_quant) {
     scales = part(".nested_absmax", at::kFloat, state.nested_block_count());
     weight.nested_absmax.copy_(scales.view_as(weight.nested_absmax));
     weight.nested_offset.fill_(state.nested_offset);
-    QLORAPP_CHECK_FORMAT(at::equal(part(".nested_quant_map", at::kFloat, int64_t{256}).cpu(), nested_code_book()), "[load] ", where,
-                         ": its nested code book is not the standard dynamic map; the weight cannot be read exactly.");
+    QLORAPP_CHECK_FORMAT(at::equal(part(".nested_quant_map", at::kFloat, int64_t{256}).cpu(), nested_code_book()),
+                         "[load] {}: its nested code book is not the standard dynamic map; the weight cannot be read exactly.",
+                         where);
   }
-  QLORAPP_CHECK_FORMAT(scales.isfinite().all().item<bool>(), "[load] ", where,
-                       ": its scales must be finite; they hold inf or nan. The file is damaged; fetch it again.");
+  QLORAPP_CHECK_FORMAT(scales.isfinite().all().item<bool>(),
+                       "[load] {}: its scales must be finite; they hold inf or nan. The file is damaged; fetch it again.", where);
   // bnb_4bit_quant_storage may show the same bytes as another dtype.
   weight.packed.copy_(packed->second.contiguous().flatten().view(at::kByte).view_as(weight.packed));
   weight.absmax.copy_(absmax.view_as(weight.absmax));

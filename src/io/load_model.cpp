@@ -6,13 +6,14 @@
 #include <algorithm>
 #include <utility>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "io/linear_weight.hpp"
+#include "io/tensor_file.hpp"
+#include "io/tensor_stream.hpp"
+#include "nn/arriving_weights.hpp"
+#include "nn/decoder.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/io/device.hpp"
-#include "qlorapp/io/linear_weight.hpp"
-#include "qlorapp/io/tensor_file.hpp"
-#include "qlorapp/io/tensor_stream.hpp"
-#include "qlorapp/nn/arriving_weights.hpp"
 
 namespace qlorapp {
 namespace {
@@ -41,7 +42,7 @@ class Loader {
       };
       tensors_.push_back(streamed(checkpoint_.at(name), std::move(arrival)));
     };
-    CausalLM::Weights weights = arrange_weights(config_, options_, stored);
+    DecoderWeights weights = arrange_weights(config_, options_, stored);
     stream_tensors(std::exchange(tensors_, {}), options_.device);
     return CausalLM(config_, std::move(weights));
   }
@@ -59,9 +60,10 @@ class Loader {
       unknown.push_back(name);
     }
     if (unknown.empty()) return;
-    throw FormatError(concat("[load] ", checkpoint_.folder(), " holds ", unknown.size(), " tensor(s) that a ",
-                             config_.family->model_type, " model does not have, '", unknown.front(),
-                             "' for one. Biases and extra layers are not supported; is config.json of another model?"));
+    throw FormatError(
+        message("[load] {} holds {} tensor(s) that a {} model does not have, such as '{}'. Biases and extra layers are not "
+                "supported. Is config.json of another model?",
+                checkpoint_.folder(), unknown.size(), config_.family->model_type, unknown.front()));
   }
 
   void report() {

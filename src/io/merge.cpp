@@ -18,23 +18,25 @@
 #include <nlohmann/json.hpp>
 
 #include "adapter_file.hpp"
+#include "adapters/adapter_set.hpp"
+#include "adapters/merged_weight.hpp"
+#include "core/check.hpp"
+#include "format/atomic_file.hpp"
+#include "format/checkpoint_index.hpp"
+#include "format/folder.hpp"
+#include "format/python_json.hpp"
+#include "format/quant_state.hpp"
+#include "io/linear_weight.hpp"
+#include "io/tensor_file.hpp"
+#include "io/tensor_stream.hpp"
 #include "model_files.hpp"
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/format/atomic_file.hpp"
-#include "qlorapp/format/checkpoint_index.hpp"
-#include "qlorapp/format/folder.hpp"
+#include "nn/arriving_weights.hpp"
+#include "nn/base_fingerprint.hpp"
+#include "nn/model_weights.hpp"
+#include "ops/memory_tape.hpp"
 #include "qlorapp/format/json.hpp"
 #include "qlorapp/format/model_config.hpp"
-#include "qlorapp/format/python_json.hpp"
-#include "qlorapp/format/quant_state.hpp"
-#include "qlorapp/io/linear_weight.hpp"
-#include "qlorapp/io/tensor_file.hpp"
-#include "qlorapp/io/tensor_stream.hpp"
-#include "qlorapp/nn/arriving_weights.hpp"
-#include "qlorapp/nn/base_fingerprint.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
-#include "qlorapp/nn/model_weights.hpp"
-#include "qlorapp/ops/memory_tape.hpp"
 
 namespace qlorapp {
 namespace {
@@ -82,17 +84,15 @@ class Merger {
         skeleton_(skeleton(config_, adapter_.lora)),
         options_(options),
         quantizer_(options.quantization) {
-    check_names_and_shapes(skeleton_.adapters().active(), adapter_.file);
+    check_names_and_shapes(skeleton_.adapters().active().named_tensors(), adapter_.file);
     const auto linears = format::linear_layers(config_);
     const auto stored = std::find_if(linears.begin(), linears.end(), [&](const format::ModelParameter& linear) {
       return format::is_quantized(checkpoint_, linear.name + ".weight");
     });
     QLORAPP_CHECK_VALUE(stored == linears.end() || options.base != MergeBase::kOriginal,
-                        "[merge] base=original needs the weights as they "
-                        "were; ",
-                        model, " is stored in four bits (", stored->name,
-                        "). Give the model that it was quantized from, or "
-                        "base=dequantized.");
+                        "[merge] base=original needs the unquantized weights; {} is stored in four bits ({}). Give the model that "
+                        "it was quantized from, or base=dequantized.",
+                        model, stored->name);
     quantizes_ = stored == linears.end() && options.base == MergeBase::kDequantized;
     if (adapter_.config.base_fingerprint) check_fingerprint(adapter_.config, adapter, fingerprint_text(fingerprint(linears)));
     list_outputs(linears);
@@ -145,7 +145,7 @@ class Merger {
       outputs_.push_back(
           {std::string(kHead), shape, set.lm_head >= 0 ? saved(set.lm_head) : find_checked(checkpoint_, name, shape), nullptr});
     } else if (config_.tie_word_embeddings && set.lm_head >= 0) {
-      check_same_table(saved(set.embed_tokens), {&adapter_.file, &adapter_.file.at(concat(kPeftPrefix, kHead))});
+      check_same_table(saved(set.embed_tokens), {&adapter_.file, &adapter_.file.at(message("{}{}", kPeftPrefix, kHead))});
     }
     for (size_t i = 0; i < linears.size(); ++i) {
       const std::string name = linears[i].name + ".weight";
@@ -171,9 +171,10 @@ class Merger {
         return name == output.name || (name.starts_with(output.name) && name[output.name.size()] == '.');
       });
       const bool known = owner != outputs_.end() || name == kHead || name.ends_with("rotary_emb.inv_freq");
-      QLORAPP_CHECK_FORMAT(known, "[merge] ", location.file->path(), ": tensor '", name, "' is none that a ",
-                           config_.family->model_type, " model of ", config_.num_hidden_layers,
-                           " layers has, and would be lost. Is config.json of another model?");
+      QLORAPP_CHECK_FORMAT(
+          known,
+          "[merge] {}: tensor '{}' does not belong to a {} model of {} layers, and would be lost. Is config.json of another model?",
+          location.file->path(), name, config_.family->model_type, config_.num_hidden_layers);
     }
   }
 
@@ -183,8 +184,10 @@ class Merger {
     for (int64_t offset = 0; same && offset < a.tensor->nbytes; offset += static_cast<int64_t>(left.nbytes())) {
       same = at::equal(piece(a, offset, left), piece(b, offset, right));
     }
-    QLORAPP_CHECK_FORMAT(same, "[adapter] ", adapter_.file.path(), ": '", a.tensor->name, "' and '", b.tensor->name,
-                         "' differ, but adapter_config.json says that they are one table (ensure_weight_tying).");
+    QLORAPP_CHECK_FORMAT(
+        same,
+        "[adapter] {}: '{}' and '{}' must be equal, because adapter_config.json ties them (ensure_weight_tying); they differ.",
+        adapter_.file.path(), a.tensor->name, b.tensor->name);
   }
 
   [[nodiscard]] static at::Tensor buffer(const format::TensorEntry& entry) {
@@ -200,8 +203,10 @@ class Merger {
   }
 
   void check_values(const at::Tensor& values, const std::string& name, const std::string& path) const {
-    QLORAPP_CHECK_FORMAT(all_finite(values), "[merge] ", path, ": tensor '", name, "' must be finite in ", dtype_name_,
-                         "; it has inf or nan. Either the file is damaged, or its values need a wider dtype.");
+    QLORAPP_CHECK_FORMAT(all_finite(values),
+                         "[merge] {}: tensor '{}' must be finite in {}; it has inf or nan. Either the file is damaged, or its "
+                         "values need a wider dtype.",
+                         path, name, dtype_name_);
   }
 
   void copy(const Output& output, format::SafetensorsWriter& writer) const {
@@ -222,7 +227,7 @@ class Merger {
   }
 
   [[nodiscard]] LoraAdapter read_adapter(const std::string& module, const LoraAdapter& shapes) const {
-    const auto value = [&](const char* name) { return read_value(adapter_.file, concat(kPeftPrefix, module, name)); };
+    const auto value = [&](const char* name) { return read_value(adapter_.file, message("{}{}{}", kPeftPrefix, module, name)); };
     LoraAdapter adapter;
     adapter.a = value(".lora_A.weight");
     adapter.b = value(".lora_B.weight");
@@ -242,8 +247,8 @@ class Merger {
     try {
       merged = merged_weight(std::move(weight), adapter ? &*adapter : nullptr, will_be_quantized(module) ? &quantizer_ : nullptr,
                              dtype_);
-    } catch (const c10::Error& error) {  // an operator's refusal; its what() would end in a backtrace
-      throw FormatError(concat("[merge] tensor '", output.name, "' cannot be merged: ", error.what_without_backtrace()));
+    } catch (const Error& error) {
+      throw FormatError(message("[merge] tensor '{}' cannot be merged: {}", output.name, error.what()));
     }
     check_values(merged, output.name, checkpoint_.at(output.name).file->path());
     write_values(writer, merged);
@@ -323,10 +328,19 @@ class Merger {
 
 }  // namespace
 
+std::string_view to_string(MergeBase base) { return base == MergeBase::kOriginal ? "original" : "dequantized"; }
+
+MergeBase parse_merge_base(std::string_view text) {
+  for (const MergeBase base : {MergeBase::kOriginal, MergeBase::kDequantized}) {
+    if (text == to_string(base)) return base;
+  }
+  throw ValueError(message("[merge] base must be original or dequantized; got '{}'.", text));
+}
+
 void merge_adapter(const std::string& model, const std::string& adapter, const std::string& output, const MergeOptions& options) {
   const at::NoGradGuard no_grad;
-  QLORAPP_CHECK_VALUE(options.max_shard_size.count > 0, "[merge] max_shard_size must be above 0; got ",
-                      options.max_shard_size.count, ".");
+  QLORAPP_CHECK_VALUE(options.max_shard_size.count > 0, "[merge] max_shard_size must be above 0; got {}.",
+                      options.max_shard_size.count);
   format::FreshFolder fresh(output);
   ops::mark_phase(ops::MemoryPhase::kMerge);
   Merger(model, adapter, options).write(output);

@@ -3,9 +3,9 @@
 
 #include <cstddef>
 
-#include "qlorapp/format/atomic_file.hpp"
-#include "qlorapp/format/file_reader.hpp"
-#include "qlorapp/format/folder.hpp"
+#include "format/atomic_file.hpp"
+#include "format/file_reader.hpp"
+#include "format/folder.hpp"
 
 namespace qlorapp {
 namespace {

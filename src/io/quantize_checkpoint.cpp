@@ -4,15 +4,15 @@
 #include <algorithm>
 #include <map>
 
+#include "core/check.hpp"
+#include "format/atomic_file.hpp"
+#include "format/folder.hpp"
+#include "io/linear_weight.hpp"
+#include "io/tensor_file.hpp"
+#include "io/tensor_stream.hpp"
 #include "model_files.hpp"
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/format/atomic_file.hpp"
-#include "qlorapp/format/folder.hpp"
 #include "qlorapp/format/quantization_config.hpp"
-#include "qlorapp/io/linear_weight.hpp"
 #include "qlorapp/io/load_model.hpp"
-#include "qlorapp/io/tensor_file.hpp"
-#include "qlorapp/io/tensor_stream.hpp"
 
 namespace qlorapp {
 void quantize_checkpoint(const std::string& folder, const std::string& output, const Quantizer::Options& options,
@@ -22,8 +22,8 @@ void quantize_checkpoint(const std::string& folder, const std::string& output, c
   const format::ModelConfig config = format::load_model_config(folder);
   const auto linears = format::linear_layers(config);
   for (const auto& linear : linears) {
-    QLORAPP_CHECK_VALUE(!format::is_quantized(checkpoint, linear.name + ".weight"), "[quantize] ", folder,
-                        " is quantized already (", linear.name, "). Use it as it is.");
+    QLORAPP_CHECK_VALUE(!format::is_quantized(checkpoint, linear.name + ".weight"),
+                        "[quantize] {} is quantized already ({}). Use it as it is.", folder, linear.name);
   }
   // Names and dtypes are known beforehand, the length of a quant_state is not: its offset is a decimal number. So the quantized
   // parts (a quarter of the model) are held; everything else is copied file to file when its turn comes.

@@ -9,16 +9,17 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/check.hpp"
+#include "format/atomic_file.hpp"
+#include "format/checkpoint_index.hpp"
+#include "format/folder.hpp"
+#include "format/python_json.hpp"
+#include "io/linear_weight.hpp"
+#include "io/tensor_file.hpp"
 #include "model_files.hpp"
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/format/atomic_file.hpp"
-#include "qlorapp/format/checkpoint_index.hpp"
-#include "qlorapp/format/folder.hpp"
+#include "nn/decoder.hpp"
 #include "qlorapp/format/json.hpp"
-#include "qlorapp/format/python_json.hpp"
 #include "qlorapp/format/quantization_config.hpp"
-#include "qlorapp/io/linear_weight.hpp"
-#include "qlorapp/io/tensor_file.hpp"
 
 namespace qlorapp {
 namespace {
@@ -31,7 +32,7 @@ at::ScalarType storage_type(const std::string& name) {
   if (name == "float32") return at::kFloat;
   if (name == "float64") return at::kDouble;
   throw ValueError(
-      concat("[save] bnb_4bit_quant_storage must be uint8, int8, float16, bfloat16, float32 or float64; got '", name, "'."));
+      message("[save] bnb_4bit_quant_storage must be uint8, int8, float16, bfloat16, float32 or float64; got '{}'.", name));
 }
 
 /// The first quantized weight: all of a model are of one kind.
@@ -51,7 +52,7 @@ NamedTensors base_tensors(const CausalLM& model, at::ScalarType storage) {
   const std::vector<std::string> names = model.decoder().linear_names();
   for (size_t i = 0; i < model.blocks().size(); ++i) {
     const DecoderBlock::Weights& weights = model.blocks()[i].weights();
-    const std::string prefix = concat("model.layers.", i, ".");
+    const std::string prefix = message("model.layers.{}.", i);
     tensors.emplace_back(prefix + "input_layernorm.weight", weights.input_norm);
     tensors.emplace_back(prefix + "post_attention_layernorm.weight", weights.post_attention_norm);
     for (size_t p = 0; p < kProjectionCount; ++p) {
@@ -107,8 +108,8 @@ std::string with_dtype(const std::string& text, const std::string& path, at::Sca
 }  // namespace
 
 void save_model(const CausalLM& model, const std::string& source, const std::string& output, const SaveOptions& options) {
-  QLORAPP_CHECK_VALUE(!format::is_same_file(source, output), "[save] ", output,
-                      " is the folder that the model was loaded from. Name another.");
+  QLORAPP_CHECK_VALUE(!format::is_same_file(source, output),
+                      "[save] {} is the folder that the model was loaded from. Name another.", output);
   format::make_folders("save", output);
   const std::string config_path = format::path_in(source, "config.json");
   std::string config = with_dtype(read_text(config_path), config_path, model.dtype());
@@ -133,7 +134,7 @@ void save_model(const CausalLM& model, const std::string& source, const std::str
   if (files.size() > 1) format::write_file_atomically(format::path_in(output, index), read_text(format::path_in(source, index)));
   const std::string left = format::path_in(output, stale);
   if (std::remove(left.c_str()) != 0 && errno != ENOENT)
-    throw IoError(concat("[save] ", left, " of an earlier save must go, and cannot be removed. Name another folder."), errno);
+    throw IoError(message("[save] cannot remove {} of an earlier save. Name another folder.", left), errno);
   const std::string generation = format::path_in(source, "generation_config.json");
   if (format::is_regular_file(generation)) {
     format::write_file_atomically(format::path_in(output, "generation_config.json"), read_text(generation));

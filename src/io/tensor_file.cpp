@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/io/tensor_file.hpp"
+#include "io/tensor_file.hpp"
 
 #include <ATen/ATen.h>
 
 #include <map>
 #include <string_view>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 namespace qlorapp {
 namespace {
@@ -30,23 +30,22 @@ constexpr std::pair<Dtype, at::ScalarType> kTypes[] = {{Dtype::kBool, at::kBool}
                                                        {Dtype::kI64, at::kLong},
                                                        {Dtype::kU64, at::kUInt64}};
 
-std::span<std::byte> bytes_of(const at::Tensor& tensor) { return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()}; }
-
 }  // namespace
+
+std::span<std::byte> bytes_of(const at::Tensor& tensor) { return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()}; }
 
 at::ScalarType scalar_type_of(Dtype dtype, const std::string& tensor) {
   for (const auto& [ours, torchs] : kTypes) {
     if (ours == dtype) return torchs;
   }
-  throw FormatError(
-      concat("[safetensors] tensor '", tensor, "' has dtype ", format::dtype_name(dtype), ", which cannot be loaded here."));
+  throw FormatError(message("[safetensors] tensor '{}' has dtype {}, which is not supported.", tensor, format::dtype_name(dtype)));
 }
 
 Dtype format_dtype_of(at::ScalarType type) {
   for (const auto& [ours, torchs] : kTypes) {
     if (torchs == type) return ours;
   }
-  throw TypeError(concat("[safetensors] a tensor of type ", c10::toString(type), " cannot be written."));
+  throw TypeError(message("[safetensors] a tensor of type {} cannot be written.", c10::toString(type)));
 }
 
 at::Tensor read_tensor(const format::SafetensorsFile& file, const format::TensorEntry& entry) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/io/tensor_stream.hpp"
+#include "io/tensor_stream.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -20,18 +20,14 @@
 #include <thread>
 #include <utility>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/format/read_ahead.hpp"
-#include "qlorapp/io/tensor_file.hpp"
+#include "core/check.hpp"
+#include "format/read_ahead.hpp"
+#include "io/tensor_file.hpp"
 
 namespace qlorapp {
 namespace {
 
 using format::ReadAhead;
-
-std::span<std::byte> bytes_of(const at::Tensor& tensor) {
-  return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
-}
 
 at::Tensor flat_bytes(const at::Tensor& tensor) { return tensor.flatten().view(at::kByte); }
 
@@ -50,8 +46,8 @@ class Arrivals {
       const int64_t bytes = tensor.from.tensor->nbytes;
       QLORAPP_CHECK_VALUE(!tensor.to.defined() || (tensor.to.device() == device && tensor.to.is_contiguous() &&
                                                    static_cast<int64_t>(tensor.to.nbytes()) == bytes),
-                          "[load] the place of '", tensor.from.tensor->name, "' must be contiguous, on ", device.str(), " and of ",
-                          bytes, " bytes.");
+                          "[load] the destination of '{}' must be contiguous, on {} and of {} bytes.", tensor.from.tensor->name,
+                          device.str(), bytes);
       missing_.push_back(bytes);
       if (bytes > 0) continue;
       if (tensor.take) tensor.take(0, at::empty({0}, element_options(tensor, device)));

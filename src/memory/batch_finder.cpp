@@ -5,13 +5,14 @@
 
 #include <algorithm>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "nn/decoder.hpp"
 
 namespace qlorapp {
 
 int64_t largest_batch(PlanSettings settings, Bytes room, int64_t most) {
-  QLORAPP_CHECK_VALUE(most >= 1, "[find_max_batch_size] the largest batch to consider must be at least 1; got ", most, ".");
-  QLORAPP_CHECK_VALUE(room.count > 0, "[find_max_batch_size] the memory to fill must be above 0; got ", room.count, " bytes.");
+  QLORAPP_CHECK_VALUE(most >= 1, "[find_max_batch_size] the largest batch to consider must be at least 1; got {}.", most);
+  QLORAPP_CHECK_VALUE(room.count > 0, "[find_max_batch_size] the memory to fill must be above 0; got {} bytes.", room.count);
   const auto fits = [&](int64_t batch) {
     settings.batch = batch;
     return plan_memory(settings, room).fits;

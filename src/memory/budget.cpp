@@ -7,9 +7,10 @@
 #include <optional>
 #include <vector>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "nn/decoder.hpp"
+#include "nn/decoder_block.hpp"
 #include "qlorapp/memory/roofline.hpp"
-#include "qlorapp/nn/decoder_block.hpp"
 
 namespace qlorapp {
 namespace {
@@ -28,7 +29,7 @@ struct Mixture {
   [[nodiscard]] std::string text(int64_t blocks) const {
     if (count == 0) return std::string(to_string(lower));
     if (count == blocks) return std::string(to_string(upper));
-    return concat(to_string(lower), ",", to_string(upper), ":", count);
+    return message("{},{}:{}", to_string(lower), to_string(upper), count);
   }
 };
 
@@ -206,15 +207,16 @@ class Search {
 std::string memory_text(const MemorySettings& memory) {
   std::string text;
   if (memory.embedding_on_host) text += ", embedding on the host";
-  if (memory.loss_chunk_rows > 0) text += concat(", ", memory.loss_chunk_rows, " rows of logits at a time");
-  if (memory.weight_workspace != WeightWorkspace::kLayer) text += concat(", weight_workspace=", to_string(memory.weight_workspace));
-  if (memory.mlp_tile_rows > 0) text += concat(", MLP in tiles of ", memory.mlp_tile_rows, " rows");
+  if (memory.loss_chunk_rows > 0) text += message(", {} rows of logits at a time", memory.loss_chunk_rows);
+  if (memory.weight_workspace != WeightWorkspace::kLayer)
+    text += message(", weight_workspace={}", to_string(memory.weight_workspace));
+  if (memory.mlp_tile_rows > 0) text += message(", MLP in tiles of {} rows", memory.mlp_tile_rows);
   return text;
 }
 
 std::string describe(const Search& search, const Way& way) {
-  return concat("batch ", way.batch, " x ", search.settings_of(way).accumulation, ", keeping ", way.mixture.text(search.blocks()),
-                memory_text(way.memory));
+  return message("batch {} x {}, keeping {}{}", way.batch, search.settings_of(way).accumulation, way.mixture.text(search.blocks()),
+                 memory_text(way.memory));
 }
 
 [[noreturn]] void refuse(const Search& search, const PlanSettings& asked, const BudgetRequest& request) {
@@ -223,14 +225,16 @@ std::string describe(const Search& search, const Way& way) {
   const MemoryPlan plan = plan_memory(search.settings_of(least));
   const Bytes need = plan.training_peak(), load = plan.of(ops::MemoryPhase::kLoad).allocated;
   if (load > room && load > need) {
-    throw ValueError(concat("[", request.name, "] ", to_string(room), " are not enough: loading the model takes ", to_string(load),
-                            ", more than any step. Ways out: a larger ", request.name,
-                            ", or a checkpoint that is in four bits already."));
+    throw ValueError(
+        message("[{}] {} are not enough: loading the model needs {}, more than any step. Ways out: a larger {}, or a checkpoint "
+                "that is already in four bits.",
+                request.name, to_string(room), to_string(load), request.name));
   }
-  throw ValueError(concat("[", request.name, "] ", to_string(room), " are not enough: the smallest step of ", least.batch, " x ",
-                          asked.length, " tokens takes ", to_string(need), " at least",
-                          need > room ? concat(", ", to_string(need - room), " more") : std::string(", and some for the allocator"),
-                          ". Ways out: ", ways_out(search.settings_of(least), room), "."));
+  throw ValueError(
+      message("[{}] {} are not enough: the smallest step of {} x {} tokens needs at least {}{}. Ways out: {}.", request.name,
+              to_string(room), least.batch, asked.length, to_string(need),
+              need > room ? message(", {} more", to_string(need - room)) : std::string(", plus the allocator's overhead"),
+              ways_out(search.settings_of(least), room)));
 }
 
 }  // namespace
@@ -239,8 +243,8 @@ std::string ways_out(const PlanSettings& settings, Bytes room) {
   std::string ways;
   const auto add = [&](const std::string& name, const PlanSettings& changed) {
     const MemoryPlan found = plan_memory(changed);
-    ways += concat(ways.empty() ? "" : "; ", name, ": ", to_string(found.training_peak()),
-                   plan_memory(changed, room).fits ? ", fits" : "");
+    ways += message("{}{}: {}{}", ways.empty() ? "" : "; ", name, to_string(found.training_peak()),
+                    plan_memory(changed, room).fits ? ", fits" : "");
   };
   if (settings.batch > 1) {
     PlanSettings one = settings;
@@ -249,11 +253,11 @@ std::string ways_out(const PlanSettings& settings, Bytes room) {
   }
   PlanSettings shorter = settings;
   shorter.length = std::max<int64_t>(2, settings.length / 2);
-  add(concat("rows of ", shorter.length, " tokens"), shorter);
+  add(message("rows of {} tokens", shorter.length), shorter);
   if (settings.lora.r > 1) {
     PlanSettings lower = settings;
     lower.lora.r = settings.lora.r / 2;
-    add(concat("rank ", lower.lora.r), lower);
+    add(message("rank {}", lower.lora.r), lower);
   }
   return ways;
 }
@@ -261,14 +265,15 @@ std::string ways_out(const PlanSettings& settings, Bytes room) {
 std::string advice_for_one_row(PlanSettings settings, Bytes room) {
   settings.batch = settings.accumulation = 1;
   const Bytes need = plan_memory(settings).training_peak();
-  return concat(
-      "One row of ", settings.length, " tokens takes ", to_string(need), ", and there are ", to_string(room),
-      need > room ? concat(": ", to_string(need - room), " are missing") : std::string(", less what the allocator holds in pieces"),
-      ". Ways out: ", ways_out(settings, room), "; or memory_budget=auto, which buys memory with time.");
+  return message(
+      "One row of {} tokens needs {}; {} are available{}. Ways out: {}; or memory_budget=auto, which trades time for memory.",
+      settings.length, to_string(need), to_string(room),
+      need > room ? message(": {} are missing", to_string(need - room)) : std::string(", minus the allocator's fragmentation"),
+      ways_out(settings, room));
 }
 
 BudgetChoice fit_budget(const PlanSettings& settings, const Gpu& rates, const BudgetRequest& request) {
-  QLORAPP_CHECK_VALUE(request.room.count > 0, "[", request.name, "] must be above 0; got ", request.room.count, " bytes.");
+  QLORAPP_CHECK_VALUE(request.room.count > 0, "[{}] must be above 0; got {} bytes.", request.name, request.room.count);
   Search search(settings, rates, request);
   const std::optional<Way> found = search.best();
   if (!found) refuse(search, settings, request);
@@ -283,18 +288,17 @@ BudgetChoice fit_budget(const PlanSettings& settings, const Gpu& rates, const Bu
   free.mixture = {Keep::kEverything, Keep::kEverything, search.blocks()};
   const double unlimited = search.seconds(free);
   choice.way = describe(search, *found);
-  choice.text = concat("memory_budget ", to_string(request.room), ": ", choice.way, "; ", to_string(choice.plan.training_peak()),
-                       " in use at most, ",
-                       choice.seconds <= unlimited * 1.0005
-                           ? std::string("nothing is computed twice")
-                           : percent(choice.seconds / unlimited - 1) + " slower than with memory for everything");
+  choice.text = message(
+      "memory_budget {}: {}; {} in use at most, {}", to_string(request.room), choice.way, to_string(choice.plan.training_peak()),
+      choice.seconds <= unlimited * 1.0005 ? std::string("nothing is computed twice")
+                                           : percent(choice.seconds / unlimited - 1) + " slower than with memory for everything");
   const auto neighbor = [&](const char* word, int64_t more) {
     Way next = *found;
     next.mixture.count += more;
     if (next.mixture.count < 0 || next.mixture.count > search.blocks() || next.mixture.lower == next.mixture.upper) return;
     const Bytes need = search.need(next);
-    choice.text += concat("\n  ", word, ": ", describe(search, next), ", ", to_string(need), ", ",
-                          percent(search.seconds(next) / choice.seconds - 1), " in time");
+    choice.text += message("\n  {}: {}, {}, {} in time", word, describe(search, next), to_string(need),
+                           percent(search.seconds(next) / choice.seconds - 1));
   };
   neighbor("next faster", 1);
   neighbor("next smaller", -1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/memory/caching_allocator.hpp"
+#include "memory/caching_allocator.hpp"
 
 #include <algorithm>
 #include <cstddef>

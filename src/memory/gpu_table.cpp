@@ -8,9 +8,9 @@
 #include <cmath>
 #include <vector>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/core/nearest_name.hpp"
-#include "qlorapp/ops/device_memory.hpp"
+#include "core/check.hpp"
+#include "core/nearest_name.hpp"
+#include "ops/device_memory.hpp"
 
 namespace qlorapp {
 namespace {
@@ -126,20 +126,20 @@ Gpu find_gpu(std::string_view text, int64_t architecture, double bandwidth, doub
   for (const std::string_view name : names) {
     if (!wanted.empty() && folded(name).starts_with(wanted) &&
         std::isdigit(static_cast<unsigned char>(folded(name)[wanted.size()])) != 0)
-      sizes += concat(sizes.empty() ? " Which one: " : ", ", name);
+      sizes += message("{}{}", sizes.empty() ? " Which one: " : ", ", name);
   }
   const bool amount = !text.empty() && (std::isdigit(static_cast<unsigned char>(text.front())) != 0 || text.front() == '-');
-  QLORAPP_CHECK_VALUE(amount, "[gpu] must be one of ", names, ", or an amount of memory such as 16GiB; got '", text, "'.",
+  QLORAPP_CHECK_VALUE(amount, "[gpu] must be one of {}, or an amount of memory such as 16GiB; got '{}'.{}", joined(names), text,
                       sizes.empty() ? did_you_mean(text, names) : sizes + "?");
   QLORAPP_CHECK_VALUE(architecture == 0 || (architecture >= 75 && architecture <= 200),
-                      "[gpu_architecture] must be from 75 to 200, as 86; got ", architecture, ".");
+                      "[gpu_architecture] must be from 75 to 200, such as 86; got {}.", architecture);
   const auto rate = [](const char* name, double value, double unit) {
-    QLORAPP_CHECK_VALUE(std::isfinite(value) && value >= 0, "[", name, "] must be finite and >= 0; got ", value / unit, ".");
+    QLORAPP_CHECK_VALUE(std::isfinite(value) && value >= 0, "[{}] must be finite and >= 0; got {}.", name, value / unit);
   };
   rate("gpu_bandwidth", bandwidth, kGiga);
   rate("gpu_tflops", tensor_rate, kTera);
   const Bytes memory = parse_bytes("gpu", text);
-  QLORAPP_CHECK_VALUE(memory.count > 0, "[gpu] its memory must be above 0; got '", text, "'.");
+  QLORAPP_CHECK_VALUE(memory.count > 0, "[gpu] its memory must be above 0; got '{}'.", text);
   return {"",
           memory,
           architecture == 0 ? 80 : architecture,
@@ -187,9 +187,9 @@ Bytes parse_bytes(std::string_view what, std::string_view text) {
                                     {"TB", 1e12}}) {
     if (name.empty() ? unit.empty() : folded(unit) == folded(name)) scale = value;
   }
-  QLORAPP_CHECK_VALUE(error == std::errc{} && scale > 0, "[", what,
-                      "] must be an amount of memory such as 14GiB, 14.5GB or 800MiB; got '", text, "'.");
-  QLORAPP_CHECK_VALUE(number >= 0 && number * scale < 0x1p62, "[", what, "] must be from 0 to 2^62 bytes; got '", text, "'.");
+  QLORAPP_CHECK_VALUE(error == std::errc{} && scale > 0,
+                      "[{}] must be an amount of memory such as 14GiB, 14.5GB or 800MiB; got '{}'.", what, text);
+  QLORAPP_CHECK_VALUE(number >= 0 && number * scale < 0x1p62, "[{}] must be from 0 to 2^62 bytes; got '{}'.", what, text);
   return {static_cast<int64_t>(number * scale)};
 }
 

@@ -4,10 +4,10 @@
 #include <array>
 #include <cctype>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/core/nearest_name.hpp"
-#include "qlorapp/format/file_reader.hpp"
-#include "qlorapp/format/folder.hpp"
+#include "core/check.hpp"
+#include "core/nearest_name.hpp"
+#include "format/file_reader.hpp"
+#include "format/folder.hpp"
 
 namespace qlorapp {
 namespace {
@@ -43,16 +43,17 @@ format::ModelConfig find_model_config(const std::string& text) {
     if (lower(text) != kNames[i]) continue;
     const Shape& s = kShapes[i];
     return format::parse_model_config(
-        concat(R"({"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_act":"silu","hidden_size":)", s.hidden,
-               R"(,"intermediate_size":)", s.intermediate, R"(,"num_hidden_layers":)", s.layers, R"(,"num_attention_heads":)",
-               s.heads, R"(,"num_key_value_heads":)", s.kv_heads, R"(,"head_dim":)", s.head_dim, R"(,"vocab_size":)", s.vocabulary,
-               R"(,"max_position_embeddings":)", s.positions,
-               R"(,"rms_norm_eps":1e-05,"rope_theta":500000.0,"tie_word_embeddings":)", s.tied, R"(,"torch_dtype":"bfloat16"})"),
+        message(
+            R"({{"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_act":"silu","hidden_size":{},)"
+            R"("intermediate_size":{},"num_hidden_layers":{},"num_attention_heads":{},"num_key_value_heads":{},"head_dim":{},)"
+            R"("vocab_size":{},"max_position_embeddings":{},"rms_norm_eps":1e-05,"rope_theta":500000.0,"tie_word_embeddings":{},)"
+            R"("torch_dtype":"bfloat16"}})",
+            s.hidden, s.intermediate, s.layers, s.heads, s.kv_heads, s.head_dim, s.vocabulary, s.positions, s.tied),
         kNames[i]);
   }
   if (text.ends_with(".json")) return format::parse_model_config(format::FileReader(text).read_all(size_t{16} << 20), text);
-  QLORAPP_CHECK_VALUE(format::exists(text), "[model] must be a folder with a config.json, such a file, or one of ", kNames,
-                      "; got '", text, "'.", did_you_mean(lower(text), kNames));
+  QLORAPP_CHECK_VALUE(format::exists(text), "[model] must be a folder with a config.json, such a file, or one of {}; got '{}'.{}",
+                      joined(kNames), text, did_you_mean(lower(text), kNames));
   return format::load_model_config(text);
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "qlorapp/memory/measured_memory.hpp"
+#include "ops/memory_tape.hpp"
 
 namespace qlorapp {
 

@@ -22,10 +22,10 @@ std::string keep_text(const PlanSettings& settings) {
     ++count;
     const auto same = [&](const Segment& a, const Segment& b) { return a.keep == b.keep && a.end - a.begin == b.end - b.begin; };
     if (i + 1 < settings.segments.size() && same(settings.segments[i], settings.segments[i + 1])) continue;
-    text += concat(text.empty() ? "" : ", ", to_string(settings.segments[i].keep), " in ", static_cast<int64_t>(count),
-                   settings.segments[i].end - settings.segments[i].begin > 1
-                       ? concat(" segments of ", settings.segments[i].end - settings.segments[i].begin, " blocks")
-                       : std::string(" blocks"));
+    text += message("{}{} in {}{}", text.empty() ? "" : ", ", to_string(settings.segments[i].keep), static_cast<int64_t>(count),
+                    settings.segments[i].end - settings.segments[i].begin > 1
+                        ? message(" segments of {} blocks", settings.segments[i].end - settings.segments[i].begin)
+                        : std::string(" blocks"));
     count = 0;
   }
   return text;
@@ -38,7 +38,7 @@ struct Option {
 
 /// What can be changed without changing the effective batch, and then what changes the result: in the order in which it hurts.
 std::vector<Option> options_for(const PlanSettings& asked) {
-  std::vector<Option> options{{"as asked", asked}};
+  std::vector<Option> options{{"as requested", asked}};
   const int64_t blocks = asked.model.num_hidden_layers;
   const auto add = [&](std::string name, auto change) {
     Option option{std::move(name), asked};
@@ -52,20 +52,20 @@ std::vector<Option> options_for(const PlanSettings& asked) {
   add("inputs on the host", [&](PlanSettings& s) { s.segments = keep_in_each_block(blocks, Keep::kInputOnHost); });
   for (int64_t batch = asked.batch / 2; batch >= 1; batch /= 2) {
     if (asked.batch % batch != 0) continue;
-    add(concat("batch ", batch, " x ", asked.accumulation * (asked.batch / batch)), [&](PlanSettings& s) {
+    add(message("batch {} x {}", batch, asked.accumulation * (asked.batch / batch)), [&](PlanSettings& s) {
       s.batch = batch;
       s.accumulation = asked.accumulation * (asked.batch / batch);
     });
   }
   if (asked.batch > 1) {
-    add(concat("batch 1 x ", asked.accumulation * asked.batch, ", nothing recomputed"), [&](PlanSettings& s) {
+    add(message("batch 1 x {}, nothing recomputed", asked.accumulation * asked.batch), [&](PlanSettings& s) {
       s.batch = 1;
       s.accumulation = asked.accumulation * asked.batch;
       s.segments.clear();
     });
   }
-  if (asked.length >= 4) add(concat("length ", asked.length / 2), [&](PlanSettings& s) { s.length = asked.length / 2; });
-  if (asked.lora.r > 1) add(concat("rank ", asked.lora.r / 2), [&](PlanSettings& s) { s.lora.r = asked.lora.r / 2; });
+  if (asked.length >= 4) add(message("length {}", asked.length / 2), [&](PlanSettings& s) { s.length = asked.length / 2; });
+  if (asked.lora.r > 1) add(message("rank {}", asked.lora.r / 2), [&](PlanSettings& s) { s.lora.r = asked.lora.r / 2; });
   return options;
 }
 
@@ -80,17 +80,19 @@ std::string all_together(PlanSettings settings, Bytes room) {
   settings.memory.mlp_tile_rows = 1024;
   const MemoryPlan plan = plan_memory_in(settings, room);
   if (plan.fits) {
-    return concat(
-        "None of them alone is enough. Batch 1 with inputs and embedding on the host, 512 rows of logits, one workspace at a "
-        "time and the MLP in tiles takes ",
-        gib(plan.peak_reserved()), " and fits: memory_budget=auto finds the fastest such mixture.\n");
+    return message(
+        "No single change is enough. Batch 1 with inputs and embedding on the host, 512 rows of logits, one workspace at a time "
+        "and the MLP in tiles needs {} and fits. memory_budget=auto finds the fastest such mixture.\n",
+        gib(plan.peak_reserved()));
   }
   const MemoryParts& parts = plan.of(plan.fullest_of_training()).parts;
-  return concat(
-      "None of them is enough, nor are all that change no result together: they take ", gib(plan.peak_reserved()), ", of which ",
+  return message(
+      "No single change is enough. All changes that keep the result need {} together, of which {} are base, adapters and "
+      "optimizer; the card has {}. Use a shorter length, a smaller model or a larger card.\n",
+      gib(plan.peak_reserved()),
       gib(parts_of(parts, {MemoryUse::kCodes, MemoryUse::kScales, MemoryUse::kDense, MemoryUse::kAdapters, MemoryUse::kGradients,
                            MemoryUse::kOptimizer})),
-      " are base, adapters and optimizer, in ", gib(room), ". Take a shorter length, a smaller model or a larger card.\n");
+      gib(room));
 }
 
 /// "1.5 GiB + 0.2 GiB = 1.7 GiB".
@@ -99,15 +101,15 @@ std::string sum_text(const std::vector<Bytes>& terms) {
   Bytes total;
   for (const Bytes term : terms) {
     if (term.count == 0) continue;
-    text += concat(text.empty() ? "" : " + ", gib(term));
+    text += message("{}{}", text.empty() ? "" : " + ", gib(term));
     total += term;
   }
-  return concat(text, " = ", gib(total));
+  return message("{} = {}", text, gib(total));
 }
 
 std::string each(Bytes bytes, int64_t count) {
   const double size = static_cast<double>(bytes.count) / static_cast<double>(std::max<int64_t>(1, count));
-  return concat(fixed(size, size < 10 && size != std::floor(size) ? 3 : 0), size == 1 ? " byte" : " bytes");
+  return message("{}{}", fixed(size, size < 10 && size != std::floor(size) ? 3 : 0), size == 1 ? " byte" : " bytes");
 }
 
 /// What is there before the first token: parts with how they come about, and their sum.
@@ -116,16 +118,16 @@ std::string resident_text(const MemoryPlan& plan, const PlanSettings& settings) 
   const int64_t elements = 2 * part(parts, MemoryUse::kCodes).count, trained = plan.trainable_parameters;
   const int64_t dense = part(parts, MemoryUse::kDense).count / static_cast<int64_t>(c10::elementSize(settings.compute_dtype));
   const std::vector<std::pair<MemoryUse, std::string>> rows{
-      {MemoryUse::kCodes, concat(elements, " elements of linear layers x 1/2 byte")},
-      {MemoryUse::kScales, concat("the same x ", each(part(parts, MemoryUse::kScales), elements),
-                                  settings.quantization.double_quant ? ", themselves quantized" : "")},
-      {MemoryUse::kDense, concat(dense, " elements x ", c10::elementSize(settings.compute_dtype), " bytes")},
-      {MemoryUse::kAdapters, concat(trained, " parameters x 4 bytes, float32")},
-      {MemoryUse::kGradients, concat(trained, " parameters x 4 bytes, float32")},
+      {MemoryUse::kCodes, message("{} elements of linear layers x 1/2 byte", elements)},
+      {MemoryUse::kScales, message("the same x {}{}", each(part(parts, MemoryUse::kScales), elements),
+                                   settings.quantization.double_quant ? ", themselves quantized" : "")},
+      {MemoryUse::kDense, message("{} elements x {} bytes", dense, c10::elementSize(settings.compute_dtype))},
+      {MemoryUse::kAdapters, message("{} parameters x 4 bytes, float32", trained)},
+      {MemoryUse::kGradients, message("{} parameters x 4 bytes, float32", trained)},
       {MemoryUse::kOptimizer, plan.optimizer_on_host
-                                  ? std::string("a piece at a time: the moments are in host memory")
-                                  : concat(trained, " parameters x ", each(part(parts, MemoryUse::kOptimizer), trained))},
-      {MemoryUse::kLibrary, "cuBLAS takes it once"}};
+                                  ? std::string("one piece at a time; the moments are in host memory")
+                                  : message("{} parameters x {}", trained, each(part(parts, MemoryUse::kOptimizer), trained))},
+      {MemoryUse::kLibrary, "cuBLAS allocates it once"}};
   Table table;
   std::vector<Bytes> terms;
   for (const auto& [use, text] : rows) {
@@ -133,7 +135,7 @@ std::string resident_text(const MemoryPlan& plan, const PlanSettings& settings) 
     table.row({std::string(ops::to_string(use)), gib(part(parts, use)), text});
     terms.push_back(part(parts, use));
   }
-  return concat(table.text(), "  ", sum_text(terms), "\n");
+  return message("{}  {}\n", table.text(), sum_text(terms));
 }
 
 /// What a micro-batch adds at its fullest, and the way from there to what the card must have.
@@ -143,14 +145,14 @@ std::string micro_batch_text(const MemoryPlan& plan, const PlanSettings& setting
   const int64_t tokens = settings.batch * settings.length, blocks = settings.model.num_hidden_layers;
   const auto size = [&](MemoryUse use) { return part(parts, use); };
   const std::vector<std::pair<MemoryUse, std::string>> rows{
-      {MemoryUse::kBatch, concat("tokens, targets and positions of ", settings.accumulation,
-                                 settings.accumulation == 1 ? " micro-batch" : " micro-batches", ", rotary tables")},
-      {MemoryUse::kKept, concat(blocks, " blocks x ", tokens, " tokens x ", each(size(MemoryUse::kKept), blocks * tokens))},
+      {MemoryUse::kBatch, message("tokens, targets and positions of {}{}, rotary tables", settings.accumulation,
+                                  settings.accumulation == 1 ? " micro-batch" : " micro-batches")},
+      {MemoryUse::kKept, message("{} blocks x {} tokens x {}", blocks, tokens, each(size(MemoryUse::kKept), blocks * tokens))},
       {MemoryUse::kActivation,
-       concat(tokens, " tokens x ", each(size(MemoryUse::kActivation), tokens), ", of the block that is computed")},
+       message("{} tokens x {}, in the block being computed", tokens, each(size(MemoryUse::kActivation), tokens))},
       {MemoryUse::kDequantized, "one stack of weights in the compute dtype"},
-      {MemoryUse::kAttention, "what the attention kernel takes beside its results"},
-      {MemoryUse::kLogits, concat("a chunk of rows x ", settings.model.vocab_size, " words")},
+      {MemoryUse::kAttention, "workspace of the attention kernel"},
+      {MemoryUse::kLogits, message("a chunk of rows x {} vocabulary entries", settings.model.vocab_size)},
       {MemoryUse::kLoading, "buffers of the load"}};
   Table table;
   std::vector<Bytes> terms;
@@ -161,13 +163,13 @@ std::string micro_batch_text(const MemoryPlan& plan, const PlanSettings& setting
   }
   Bytes added;
   for (const Bytes term : terms) added += term;
-  std::string text = concat(table.text(), "  ", sum_text(terms), "\n\n");
-  text += concat("  Steps 1 and 2: ", sum_text({fullest.tensors - added, added}), " in use");
+  std::string text = message("{}  {}\n\n", table.text(), sum_text(terms));
+  text += message("  Steps 1 and 2: {} in use", sum_text({fullest.tensors - added, added}));
   if (fullest.allocated > fullest.tensors)
-    text += concat("; with the allocator's rounding of ", gib(fullest.allocated - fullest.tensors), ", ", gib(fullest.allocated),
-                   " are allocated");
+    text += message("; with the allocator's rounding of {}, {} are allocated", gib(fullest.allocated - fullest.tensors),
+                    gib(fullest.allocated));
   const Bytes cached = plan.peak_reserved() - fullest.allocated;
-  if (cached.count > 0) text += concat(".\n  Cached and fragmented at most: ", sum_text({fullest.allocated, cached}), " reserved");
+  if (cached.count > 0) text += message(".\n  Cached and fragmented at most: {} reserved", sum_text({fullest.allocated, cached}));
   return text + ".\n";
 }
 
@@ -178,19 +180,20 @@ std::string peer_text(const MemoryPlan& plan, const PlanSettings& settings, Byte
   const bool wide = settings.compute_dtype == at::kFloat;
   const bool keeps_all = settings.segments.empty();
   Table table;
-  table.row({concat("base, what is not in four bits in ", dtype_name(settings.compute_dtype)), gib(peer.base), "as in step 1"});
-  table.row({"embedding, head, norms in float32", gib(peer.prepared), "what prepare_model_for_kbit_training adds"});
+  table.row({message("base, with unquantized parts in {}", dtype_name(settings.compute_dtype)), gib(peer.base), "as in step 1"});
+  table.row({"embedding, head, norms in float32", gib(peer.prepared), "added by prepare_model_for_kbit_training"});
   table.row({"adapters, gradients, moments", gib(peer.adapters), "as in step 1"});
   table.row({"kept for backward", gib(peer.kept),
-             keeps_all ? "as here; theirs keep more of each block"
-                       : concat(settings.model.num_hidden_layers, " blocks x ", tokens, " tokens x ", settings.model.hidden_size,
-                                " x ", c10::elementSize(settings.compute_dtype), " bytes: the inputs")});
+             keeps_all ? "as in step 2; transformers keeps more of each block"
+                       : message("{} blocks x {} tokens x {} x {} bytes: the inputs", settings.model.num_hidden_layers, tokens,
+                                 settings.model.hidden_size, c10::elementSize(settings.compute_dtype))});
   table.row({"activations and a dequantized weight", gib(peer.working), "as in step 2"});
   table.row({"logits", gib(peer.logits),
-             concat(tokens, " x ", settings.model.vocab_size, " x ",
-                    wide ? "(4 bytes + 4 of their gradient)" : "(2 bytes + 4 of a float32 copy + 4 of its gradient)")});
-  return concat(table.text(), "  ", sum_text({peer.base, peer.prepared, peer.adapters, peer.kept, peer.working, peer.logits}),
-                keeps_all ? " at least" : "", ", in ", gib(room), ": ", peer.total() > room ? "does not fit" : "fits", ".\n");
+             message("{} x {} x {}", tokens, settings.model.vocab_size,
+                     wide ? "(4 bytes + 4 of their gradient)" : "(2 bytes + 4 of a float32 copy + 4 of its gradient)")});
+  return message("{}  {}{}, in {}: {}.\n", table.text(),
+                 sum_text({peer.base, peer.prepared, peer.adapters, peer.kept, peer.working, peer.logits}),
+                 keeps_all ? " at least" : "", gib(room), peer.total() > room ? "does not fit" : "fits");
 }
 
 }  // namespace
@@ -218,31 +221,30 @@ std::string explain(const PlanSettings& settings, const Gpu& gpu, const DeviceAl
   const MemoryPlan plan = plan_memory_in(settings, room);
   const bool fits = plan.fits;
   const int64_t tokens = settings.batch * settings.length;
-  std::string text =
-      concat("The configuration: ", fixed(static_cast<double>(plan.base_parameters) * 1e-9, 2), " G parameters on ", name_of(gpu),
-             " (", gib(gpu.memory), ", of which ", gib(allowance.on(gpu)), " allowed for the CUDA context), ", settings.batch,
-             settings.batch == 1 ? " row of " : " rows of ", settings.length, " tokens, accumulation ", settings.accumulation, ", ",
-             dtype_name(settings.compute_dtype), ", rank ", settings.lora.r, ", ", keep_text(settings), ".\n\n");
-  text += concat("Step 1. What is there before the first token.\n\n", resident_text(plan, settings), "\n");
-  text += concat("Step 2. What a micro-batch of ", settings.batch, " x ", settings.length, " = ", tokens,
-                 " tokens adds at its fullest moment, which is in ", ops::to_string(plan.fullest_of_training()), ".\n\n",
-                 micro_batch_text(plan, settings), "\n");
+  std::string text = message(
+      "The configuration: {} G parameters on {} ({}, of which {} are for the CUDA context), {}{}{} tokens, accumulation {}, "
+      "{}, rank {}, {}.\n\n",
+      fixed(static_cast<double>(plan.base_parameters) * 1e-9, 2), name_of(gpu), gib(gpu.memory), gib(allowance.on(gpu)),
+      settings.batch, settings.batch == 1 ? " row of " : " rows of ", settings.length, settings.accumulation,
+      dtype_name(settings.compute_dtype), settings.lora.r, keep_text(settings));
+  text += message("Step 1. Memory in use before the first token.\n\n{}\n", resident_text(plan, settings));
+  text += message("Step 2. Memory that a micro-batch of {} x {} = {} tokens adds at its peak, in {}.\n\n{}\n", settings.batch,
+                  settings.length, tokens, ops::to_string(plan.fullest_of_training()), micro_batch_text(plan, settings));
   text += "Step 3. The checklist.\n\n" + checklist(plan, settings) + "\n";
-  text += concat("Step 4. Does it fit? ", gib(plan.peak_reserved()), " of ", gib(room), ": ",
-                 fits ? concat("yes, ", gib(room - plan.peak_reserved()), " are left.")
-                      : concat("no, ", gib(plan.peak_reserved() - room), " are missing."),
-                 "\n\n");
-  text += concat("Step 5. What the same run takes in transformers, peft and bitsandbytes, where the loss holds all logits.\n\n",
-                 peer_text(plan, settings, room),
-                 "  Gradient accumulation costs nothing: micro-batches follow each other. The adapters cost least.\n\n");
-  text += "Step 6. What to change, what hurts least first. ";
+  text += message("Step 4. Does it fit? {} of {}: {}\n\n", gib(plan.peak_reserved()), gib(room),
+                  fits ? message("yes, {} are left.", gib(room - plan.peak_reserved()))
+                       : message("no, {} are missing.", gib(plan.peak_reserved() - room)));
+  text += message(
+      "Step 5. Memory of the same run in transformers, peft and bitsandbytes, where the loss holds all logits.\n\n{}  Gradient "
+      "accumulation needs no memory: micro-batches run one after another. The adapters need the least.\n\n",
+      peer_text(plan, settings, room));
+  text += "Step 6. What to change, least costly first. ";
   const bool timed = rates_are_known(settings, gpu);
   const StepTime time = timed ? step_time(settings, gpu, static_cast<double>(settings.length)) : StepTime{};
-  text += timed
-              ? concat("Time is of one optimizer step over the same rows; the estimate is ", evidence_text(time.evidence), ".\n\n")
-              : std::string(
-                    "Times are not known without this card's rates: --gpu_bandwidth, --gpu_tflops (dense 16-bit), and --bf16 "
-                    "or --fp16.\n\n");
+  text += timed ? message("Times are per optimizer step over the same rows; the estimate is {}.\n\n", evidence_text(time.evidence))
+                : std::string(
+                      "Times need this card's rates: give --gpu_bandwidth, --gpu_tflops (dense 16-bit), and --bf16 "
+                      "or --fp16.\n\n");
   Table table;
   table.row({"change", "reserved", "fits", "step"});
   std::string first;
@@ -252,19 +254,18 @@ std::string explain(const PlanSettings& settings, const Gpu& gpu, const DeviceAl
     std::string step = "-";
     if (base_time > 0) {
       const double seconds = optimizer_step_seconds(option.settings, gpu);
-      step = concat(duration(seconds), " (", fixed(100 * (seconds / base_time - 1), 0), " %)");
+      step = message("{} ({} %)", duration(seconds), fixed(100 * (seconds / base_time - 1), 0));
     }
     if (first.empty() && found.fits) first = option.name;
     table.row({option.name, gib(found.peak_reserved()), found.fits ? "yes" : "no", step});
   }
   text += table.text() + "\n";
-  text += fits            ? "So nothing has to change here: what ran out of memory elsewhere fits.\n"
+  text += fits            ? "No change is needed: the run fits.\n"
           : first.empty() ? all_together(settings, room)
-                          : concat("So first: ", first, ".\n");
+                          : message("Change first: {}.\n", first);
   text +=
-      "The customary order, batch, then length, then rank, is right about the last: rank buys least and costs quality. A "
-      "smaller batch with as "
-      "much more accumulation is the same computation; a shorter length throws data away.\n";
+      "The usual order is batch, length, rank. Rank belongs last: it saves the least and costs quality. A smaller batch with "
+      "proportionally more accumulation computes the same update. A shorter length discards data.\n";
   return text;
 }
 

@@ -7,10 +7,13 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/memory/caching_allocator.hpp"
+#include "core/check.hpp"
+#include "memory/caching_allocator.hpp"
+#include "nn/decoder.hpp"
+#include "nn/input_offload.hpp"
+#include "ops/adamw.hpp"
+#include "ops/memory_tape.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
-#include "qlorapp/ops/adamw.hpp"
 #include "rehearse_load.hpp"
 #include "rehearse_merge.hpp"
 
@@ -29,7 +32,7 @@ int64_t cublas_workspace(int64_t architecture) {
 
 void check(const PlanSettings& settings) {
   const auto positive = [](const char* name, int64_t value, int64_t least = 1) {
-    QLORAPP_CHECK_VALUE(value >= least, "[plan] ", name, " must be at least ", least, "; got ", value, ".");
+    QLORAPP_CHECK_VALUE(value >= least, "[plan] {} must be at least {}; got {}.", name, least, value);
   };
   positive("batch", settings.batch);
   positive("length", settings.length, 2);
@@ -39,19 +42,21 @@ void check(const PlanSettings& settings) {
   const int64_t widest =
       std::max({settings.model.vocab_size, 4 * settings.model.intermediate_size, 4 * settings.model.hidden_size});
   int64_t bytes = 0;
+  QLORAPP_CHECK_VALUE(!settings.float8 || settings.device.type != at::kCUDA || settings.device.architecture >= 89,
+                      "[plan] fp8 needs a GPU that multiplies eight bits: sm_89 (L4, RTX 40), sm_90 (H100) or newer; this one is "
+                      "sm_{}. Leave it out.",
+                      settings.device.architecture);
   QLORAPP_CHECK_VALUE(
-      !settings.float8 || settings.device.type != at::kCUDA || settings.device.architecture >= 89,
-      "[plan] fp8 needs a GPU that multiplies eight bits: sm_89 (L4, RTX 40), sm_90 (H100) or newer; this one is sm_",
-      settings.device.architecture, ". Leave it out.");
-  QLORAPP_CHECK_VALUE(!settings.float8 || settings.device.type != at::kCUDA || settings.compute_dtype == at::kBFloat16,
-                      "[plan] fp8 takes the rest of the step in bfloat16 on a GPU; got a plan in ",
-                      settings.compute_dtype == at::kHalf ? "float16" : "float32", ". Give bf16, or leave fp8 out.");
+      !settings.float8 || settings.device.type != at::kCUDA || settings.compute_dtype == at::kBFloat16,
+      "[plan] fp8 computes the rest of the step in bfloat16 on a GPU; got a plan in {}. Give bf16, or leave fp8 out.",
+      settings.compute_dtype == at::kHalf ? "float16" : "float32");
   for (const int64_t rows : {settings.batch, settings.eval_batch}) {
     const bool overflows = __builtin_mul_overflow(rows, settings.length, &bytes) || __builtin_mul_overflow(bytes, widest, &bytes) ||
                            __builtin_mul_overflow(bytes, settings.accumulation, &bytes) ||
                            __builtin_mul_overflow(bytes, 8 * settings.model.num_hidden_layers, &bytes);
-    QLORAPP_CHECK_VALUE(!overflows, "[plan] a batch of ", rows, " rows of ", settings.length, " tokens (times ",
-                        settings.accumulation, ") has more bytes than 64 bits can count. Give sizes that a machine could have.");
+    QLORAPP_CHECK_VALUE(!overflows,
+                        "[plan] the bytes of a batch must fit in 64 bits; got {} rows of {} tokens (times {}). Give smaller sizes.",
+                        rows, settings.length, settings.accumulation);
   }
   settings.lora.validate();
 }

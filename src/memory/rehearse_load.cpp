@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rehearse_load.hpp"
+#include "nn/decoder.hpp"
+#include "ops/memory_tape.hpp"
 
 #include <ATen/ATen.h>
 
@@ -8,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "qlorapp/nn/arriving_weights.hpp"
-#include "qlorapp/quant/arrival.hpp"
+#include "nn/arriving_weights.hpp"
+#include "quant/arrival.hpp"
 
 namespace qlorapp {
 namespace {
@@ -51,7 +53,7 @@ void stream(std::vector<Expected> tensors, at::ScalarType stored, const ops::Pla
   }
 }
 
-void label(MemoryTape& tape, const CausalLM::Weights& weights) {
+void label(MemoryTape& tape, const DecoderWeights& weights) {
   for (const at::Tensor* dense : {&weights.embed_tokens, &weights.lm_head, &weights.norm}) tape.label(*dense, MemoryUse::kDense);
   for (const DecoderBlock::Weights& block : weights.blocks) {
     tape.label(block.input_norm, MemoryUse::kDense);
@@ -111,10 +113,10 @@ CausalLM rehearse_load(const PlanSettings& settings, MemoryTape& tape) {
     const int64_t bytes = c10::multiply_integers(shape) * static_cast<int64_t>(c10::elementSize(stored));
     tensors.push_back({name, bytes, std::move(arrival)});
   };
-  CausalLM::Weights weights = arrange_weights(settings.model,
-                                              {settings.compute_dtype, settings.load_in_4bit, settings.quantization,
-                                               settings.skip_modules, kNowhere, settings.memory.embedding_on_host},
-                                              checkpoint);
+  DecoderWeights weights = arrange_weights(settings.model,
+                                           {settings.compute_dtype, settings.load_in_4bit, settings.quantization,
+                                            settings.skip_modules, kNowhere, settings.memory.embedding_on_host},
+                                           checkpoint);
   stream(std::move(tensors), stored, settings.device);
   label(tape, weights);
   return {settings.model, std::move(weights)};

@@ -4,9 +4,9 @@
 
 #include <string>
 
+#include "ops/memory_tape.hpp"
 #include "qlorapp/memory/planner.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
-#include "qlorapp/ops/memory_tape.hpp"
 
 namespace qlorapp {
 

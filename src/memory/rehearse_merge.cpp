@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "qlorapp/adapters/adapter_set.hpp"
-#include "qlorapp/adapters/merged_weight.hpp"
+#include "adapters/adapter_set.hpp"
+#include "adapters/merged_weight.hpp"
+#include "ops/memory_tape.hpp"
 #include "qlorapp/format/model_config.hpp"
-#include "qlorapp/ops/memory_tape.hpp"
-#include "qlorapp/quant/arrival.hpp"
+#include "quant/arrival.hpp"
 #include "rehearse_load.hpp"
 
 namespace qlorapp {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 #include "qlorapp/memory/gpu_table.hpp"
 #include "qlorapp/memory/planner.hpp"
 #include "qlorapp/memory/roofline.hpp"
@@ -74,7 +74,7 @@ inline bool rates_are_known(const PlanSettings& settings, const Gpu& gpu) {
 
 /// How certain times of this dtype on this card are.
 inline std::string evidence_text(Evidence evidence) {
-  return concat(to_string(evidence), ", +-", fixed(100 * uncertainty(evidence), 0), " %");
+  return message("{}, +-{} %", to_string(evidence), fixed(100 * uncertainty(evidence), 0));
 }
 
 inline std::string dtype_name(at::ScalarType dtype) {

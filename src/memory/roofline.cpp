@@ -5,7 +5,7 @@
 #include <cmath>
 #include <string>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 #include "qlorapp/format/model_config.hpp"
 
 namespace qlorapp {
@@ -65,9 +65,10 @@ double memory_settings_time(const PlanSettings& settings, double tokens, const W
 
 StepTime step_time(const PlanSettings& settings, const Gpu& gpu, double average_length) {
   const bool wide = settings.compute_dtype == at::kFloat && settings.device.type == at::kCUDA;
-  QLORAPP_CHECK_VALUE(gpu.bandwidth > 0 && gpu.tensor_rate > 0 && (!wide || gpu.float32_rate > 0),
-                      "[plan] time needs the rates of this GPU. Give --gpu_bandwidth (GB/s) and --gpu_tflops (dense 16-bit) with "
-                      "--bf16 or --fp16, or name a GPU of the table.");
+  QLORAPP_CHECK_VALUE(
+      gpu.bandwidth > 0 && gpu.tensor_rate > 0 && (!wide || gpu.float32_rate > 0),
+      "[plan] time estimates need this GPU's rates. Give --gpu_bandwidth (GB/s) and --gpu_tflops (dense 16-bit) with "
+      "--bf16 or --fp16, or name a GPU of the table.");
   const format::ModelConfig& model = settings.model;
   const double tokens = static_cast<double>(settings.batch) * average_length, layers = static_cast<double>(model.num_hidden_layers);
   double linear = 0, down = 0, mlp = 0, lora = 0, recomputed = 0, recomputed_attention = 0;

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 namespace qlorapp {
 namespace {
@@ -39,8 +39,7 @@ std::string escaped(std::string_view text) {
 }
 
 std::string text_at(double x, double y, std::string_view text, std::string_view anchor = "start", std::string_view more = "") {
-  return concat("<text x=\"", number(x), "\" y=\"", number(y), "\" text-anchor=\"", anchor, "\"", more, ">", escaped(text),
-                "</text>\n");
+  return message("<text x=\"{}\" y=\"{}\" text-anchor=\"{}\"{}>{}</text>\n", number(x), number(y), anchor, more, escaped(text));
 }
 
 }  // namespace
@@ -83,9 +82,10 @@ std::string timeline_svg(const MemoryPlan& plan, const std::string& title, std::
   const auto y_of = [&](double bytes) { return kHeight - kBottom - bytes * scale; };
   const auto x_of = [&](double index) { return kLeft + index / count * (kWidth - kLeft - kRight); };
 
-  std::string svg =
-      concat("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", number(kWidth), " ", number(kHeight),
-             "\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n");
+  std::string svg = message(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" font-family=\"sans-serif\" font-size=\"12\">\n<rect "
+      "width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
+      number(kWidth), number(kHeight));
   svg += text_at(kLeft, 22, title, "start", " font-size=\"15\" font-weight=\"bold\"");
   const double top = static_cast<double>(most) / unit;
   double step = std::pow(10, std::floor(std::log10(top)));
@@ -93,9 +93,9 @@ std::string timeline_svg(const MemoryPlan& plan, const std::string& title, std::
   else if (top / step < 5) step /= 2;
   for (double tick = 0; tick <= top * 1.02; tick += step) {
     const double y = y_of(tick * unit);
-    svg += concat("<line x1=\"", number(kLeft), "\" x2=\"", number(kWidth - kRight), "\" y1=\"", number(y), "\" y2=\"", number(y),
-                  "\" stroke=\"#dddddd\"/>\n");
-    svg += text_at(kLeft - 8, y + 4, concat(number(tick), " ", unit_name), "end");
+    svg += message("<line x1=\"{}\" x2=\"{}\" y1=\"{}\" y2=\"{}\" stroke=\"#dddddd\"/>\n", number(kLeft), number(kWidth - kRight),
+                   number(y), number(y));
+    svg += text_at(kLeft - 8, y + 4, message("{} {}", number(tick), unit_name), "end");
   }
 
   std::vector<double> below(plan.timeline.size(), 0);
@@ -107,17 +107,17 @@ std::string timeline_svg(const MemoryPlan& plan, const std::string& title, std::
       const auto bytes = static_cast<double>(plan.timeline[i].parts[use].count);
       widest = std::max(widest, bytes);
       const double x0 = x_of(static_cast<double>(i)), x1 = x_of(static_cast<double>(i) + 1);
-      back = concat(number(x1), ",", number(y_of(below[i])), " ", number(x0), ",", number(y_of(below[i])), " ") + back;
+      back = message("{},{} {},{} ", number(x1), number(y_of(below[i])), number(x0), number(y_of(below[i]))) + back;
       below[i] += bytes;
-      forth += concat(number(x0), ",", number(y_of(below[i])), " ", number(x1), ",", number(y_of(below[i])), " ");
+      forth += message("{},{} {},{} ", number(x0), number(y_of(below[i])), number(x1), number(y_of(below[i])));
     }
     if (widest == 0) continue;
     std::swap(forth, back);
-    svg += concat("<polygon fill=\"", kColors[use], "\" points=\"", back, forth, "\"/>\n");
-    svg += concat("<rect x=\"", number(kWidth - kRight + 14), "\" y=\"", number(legend - 10),
-                  "\" width=\"12\" height=\"12\" fill=\"", kColors[use], "\"/>\n");
+    svg += message("<polygon fill=\"{}\" points=\"{}{}\"/>\n", kColors[use], back, forth);
+    svg += message("<rect x=\"{}\" y=\"{}\" width=\"12\" height=\"12\" fill=\"{}\"/>\n", number(kWidth - kRight + 14),
+                   number(legend - 10), kColors[use]);
     svg += text_at(kWidth - kRight + 32, legend,
-                   concat(ops::to_string(static_cast<ops::MemoryUse>(use)), " ", number(widest / unit), " ", unit_name));
+                   message("{} {} {}", ops::to_string(static_cast<ops::MemoryUse>(use)), number(widest / unit), unit_name));
     legend += 20;
   }
 
@@ -126,28 +126,28 @@ std::string timeline_svg(const MemoryPlan& plan, const std::string& title, std::
     size_t end = i;
     while (end < plan.timeline.size() && plan.timeline[end].phase == plan.timeline[i].phase) ++end;
     const double x0 = x_of(static_cast<double>(i)), x1 = x_of(static_cast<double>(end));
-    svg += concat("<line x1=\"", number(x0), "\" x2=\"", number(x0), "\" y1=\"", number(kTop), "\" y2=\"",
-                  number(kHeight - kBottom + 6), "\" stroke=\"#555555\" stroke-dasharray=\"3 3\"/>\n");
+    svg += message("<line x1=\"{}\" x2=\"{}\" y1=\"{}\" y2=\"{}\" stroke=\"#555555\" stroke-dasharray=\"3 3\"/>\n", number(x0),
+                   number(x0), number(kTop), number(kHeight - kBottom + 6));
     if (x1 - x0 > 30) svg += text_at((x0 + x1) / 2, kHeight - kBottom + 20, ops::to_string(plan.timeline[i].phase), "middle");
   }
   if (budget) {
     const double y = y_of(static_cast<double>(budget->count));
-    svg += concat("<line x1=\"", number(kLeft), "\" x2=\"", number(kWidth - kRight), "\" y1=\"", number(y), "\" y2=\"", number(y),
-                  "\" stroke=\"#d1495b\" stroke-width=\"2\"/>\n",
-                  text_at(kWidth - kRight - 4, y - 5, concat("budget ", to_string(*budget)), "end"));
+    svg += message("<line x1=\"{}\" x2=\"{}\" y1=\"{}\" y2=\"{}\" stroke=\"#d1495b\" stroke-width=\"2\"/>\n{}", number(kLeft),
+                   number(kWidth - kRight), number(y), number(y),
+                   text_at(kWidth - kRight - 4, y - 5, message("budget {}", to_string(*budget)), "end"));
   }
   if (!curve.empty()) {
     std::string points;
     Bytes peak;
     for (const MeasuredPoint& point : curve) {
-      points += concat(number(x_of(point.at)), ",", number(y_of(static_cast<double>(point.most.count))), " ");
+      points += message("{},{} ", number(x_of(point.at)), number(y_of(static_cast<double>(point.most.count))));
       peak = std::max(peak, point.most);
     }
-    svg += concat("<polyline fill=\"none\" stroke=\"black\" stroke-width=\"1.5\" points=\"", points, "\"/>\n");
-    svg += concat("<line x1=\"", number(kWidth - kRight + 14), "\" x2=\"", number(kWidth - kRight + 26), "\" y1=\"",
-                  number(legend - 4), "\" y2=\"", number(legend - 4), "\" stroke=\"black\" stroke-width=\"1.5\"/>\n");
+    svg += message("<polyline fill=\"none\" stroke=\"black\" stroke-width=\"1.5\" points=\"{}\"/>\n", points);
+    svg += message("<line x1=\"{}\" x2=\"{}\" y1=\"{}\" y2=\"{}\" stroke=\"black\" stroke-width=\"1.5\"/>\n",
+                   number(kWidth - kRight + 14), number(kWidth - kRight + 26), number(legend - 4), number(legend - 4));
     svg += text_at(kWidth - kRight + 32, legend,
-                   concat("measured, ", number(static_cast<double>(peak.count) / unit), " ", unit_name, " at most"));
+                   message("measured, {} {} at most", number(static_cast<double>(peak.count) / unit), unit_name));
   }
   return svg + "</svg>\n";
 }

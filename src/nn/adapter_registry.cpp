@@ -7,18 +7,20 @@
 #include <set>
 #include <utility>
 
-#include "qlorapp/adapters/adapter_init.hpp"
-#include "qlorapp/adapters/dora.hpp"
-#include "qlorapp/core/check.hpp"
+#include "adapters/adapter_init.hpp"
+#include "adapters/adapter_set.hpp"
+#include "adapters/dora.hpp"
+#include "core/check.hpp"
+#include "core/nearest_name.hpp"
+#include "nn/decoder.hpp"
+#include "ops/embedding.hpp"
 #include "qlorapp/core/log.hpp"
-#include "qlorapp/core/nearest_name.hpp"
-#include "qlorapp/ops/embedding.hpp"
 
 namespace qlorapp {
 namespace {
 
 std::string parameter_name(std::string_view module, std::string_view parameter) {
-  return concat(kPeftPrefix, module, '.', parameter);
+  return message("{}{}.{}", kPeftPrefix, module, parameter);
 }
 
 bool decomposes_weight(const LoraConfig& config) {
@@ -44,43 +46,52 @@ std::vector<size_t> memory_layout(const AdapterSet& set) {
 
 }  // namespace
 
+AdapterRegistry::AdapterRegistry(std::shared_ptr<Decoder> decoder)
+    : decoder_(std::move(decoder)), none_(std::make_unique<AdapterSet>()) {}
+AdapterRegistry::AdapterRegistry(AdapterRegistry&&) noexcept = default;
+AdapterRegistry& AdapterRegistry::operator=(AdapterRegistry&&) noexcept = default;
+AdapterRegistry::~AdapterRegistry() = default;
+
 /// What the config asks for and this model does not have is refused or said, never dropped.
 void AdapterRegistry::check_targets(const LoraConfig& config) const {
   const std::vector<std::string> names = decoder_->linear_names();
   if (!config.targets_all_linear()) {
     for (const std::string_view table : {kEmbedTokens, kLmHead}) {
-      QLORAPP_CHECK_VALUE(!config.matches(table), "[lora] target_modules names ", table,
-                          ", which gets no low-rank adapter here. Train it in full: modules_to_save.");
+      QLORAPP_CHECK_VALUE(!config.matches(table),
+                          "[lora] target_modules names {}, which gets no low-rank adapter here. Train it in full: modules_to_save.",
+                          table);
     }
   }
   const std::vector<std::string_view> known{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
   const bool any = std::any_of(names.begin(), names.end(), [&](const std::string& name) { return config.matches(name); });
   for (const std::string& unmatched : any ? config.unmatched_targets(names) : std::vector<std::string>{}) {  // none: an error
     log_warning_once(
-        concat("[lora] target_modules names '", unmatched, "', which this model does not have.", did_you_mean(unmatched, known)));
+        message("[lora] target_modules names '{}', which this model does not have.{}", unmatched, did_you_mean(unmatched, known)));
   }
   for (const std::string& wanted : config.modules_to_save.value_or(std::vector<std::string>{})) {
     const auto is_end_of = [&](std::string_view module) { return !wanted.empty() && module.ends_with(wanted); };
     QLORAPP_CHECK_VALUE(is_end_of(kEmbedTokens) || is_end_of(kLmHead),
-                        "[lora] modules_to_save can hold embed_tokens and lm_head; got '", wanted,
-                        "'. Linear layers are frozen in four bits and get adapters (target_modules); norms stay frozen.");
+                        "[lora] modules_to_save can hold embed_tokens and lm_head; got '{}'. Linear layers are frozen in four bits "
+                        "and get adapters (target_modules); norms stay frozen.",
+                        wanted);
   }
   if (config.bias != "none")
-    log_warning_once(concat("[lora] bias='", config.bias, "' trains nothing: a ", decoder_->config().family->model_type,
-                            " model has no biases"));
+    log_warning_once(
+        message("[lora] bias='{}' trains nothing: a {} model has no biases", config.bias, decoder_->config().family->model_type));
 }
 
 void AdapterRegistry::add(const LoraConfig& config, uint64_t seed, const std::string& name, const WeightSource& source) {
-  QLORAPP_CHECK_VALUE(!sets_.contains(name), "[lora] the model has adapters named '", name,
-                      "' already; load or train those, delete them, or give another name.");
+  QLORAPP_CHECK_VALUE(!sets_.contains(name),
+                      "[lora] the model has adapters named '{}' already; load or train those, delete them, or give another name.",
+                      name);
   QLORAPP_CHECK_VALUE(!name.empty() && name.find('.') == std::string::npos && name.find('/') == std::string::npos,
-                      "[lora] an adapter's name must not be empty and hold no '.' or '/'; got '", name, "'.");
+                      "[lora] an adapter's name must not be empty and hold no '.' or '/'; got '{}'.", name);
   config.validate();
   check_targets(config);
   const bool decomposes = decomposes_weight(config);
   QLORAPP_CHECK_VALUE(!decomposes || sets_.empty(),
-                      "[lora] init_lora_weights that decomposes the base needs a model without adapters; it has ", this->names(),
-                      ".");
+                      "[lora] init_lora_weights that decomposes the base needs a model without adapters; it has {}.",
+                      joined(this->names()));
   const std::vector<std::string> names = decoder_->linear_names();
   std::vector<std::pair<std::string, std::vector<int64_t>>> parameters;
   const auto add = [&](std::string_view module, std::string_view parameter, std::vector<int64_t> shape) {
@@ -108,7 +119,7 @@ void AdapterRegistry::add(const LoraConfig& config, uint64_t seed, const std::st
   if (parameters.empty()) {
     std::set<std::string> suffixes;
     for (const std::string& linear : names) suffixes.insert(linear.substr(linear.rfind('.') + 1));
-    throw ValueError(concat("[lora] target_modules names no linear layer of this model; it has ", suffixes, "."));
+    throw ValueError(message("[lora] target_modules names no linear layer of this model; it has {}.", joined(suffixes)));
   }
   const bool tied = decoder_->config().tie_word_embeddings, embeds = config.saves(kEmbedTokens), heads = config.saves(kLmHead);
   const std::vector<int64_t> table = decoder_->embed_tokens().sizes().vec();
@@ -157,7 +168,7 @@ void AdapterRegistry::add(const LoraConfig& config, uint64_t seed, const std::st
     blocks[i / kProjectionCount].replace_projection(static_cast<Projection>(i % kProjectionCount), std::move(rest));
   }
   changed_base_ = changed_base_ || !changed.empty();
-  sets_.emplace(name, std::move(set));
+  sets_.emplace(name, std::make_unique<AdapterSet>(std::move(set)));
   if (active_.empty()) {
     active_ = name;
     show_active();
@@ -177,10 +188,10 @@ AdapterSet& AdapterRegistry::at(const std::string& name) {
 const AdapterSet& AdapterRegistry::at(const std::string& name) const {
   if (name.empty()) return active();
   const auto found = sets_.find(name);
-  if (found != sets_.end()) return found->second;
+  if (found != sets_.end()) return *found->second;
   const std::vector<std::string> known = names();
-  throw ValueError(concat("[lora] there are no adapters named '", name, "'; the model has ", known, ".",
-                          did_you_mean(name, std::vector<std::string_view>(known.begin(), known.end()))));
+  throw ValueError(message("[lora] there are no adapters named '{}'; the model has {}.{}", name, joined(known),
+                           did_you_mean(name, std::vector<std::string_view>(known.begin(), known.end()))));
 }
 
 void AdapterRegistry::activate(const std::string& name) {

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/nn/arriving_weights.hpp"
+#include "nn/arriving_weights.hpp"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "qlorapp/nn/model_weights.hpp"
-#include "qlorapp/ops/embedding.hpp"
-#include "qlorapp/ops/memory_tape.hpp"
+#include "nn/decoder.hpp"
+#include "nn/model_weights.hpp"
+#include "ops/embedding.hpp"
+#include "ops/memory_tape.hpp"
 
 namespace qlorapp {
 
-CausalLM::Weights arrange_weights(const format::ModelConfig& config, const WeightOptions& options,
-                                  const StoredWeights& checkpoint) {
+DecoderWeights arrange_weights(const format::ModelConfig& config, const WeightOptions& options, const StoredWeights& checkpoint) {
   const Quantizer quantizer(options.quantization);
   const auto dense = [&](const std::string& name, const std::vector<int64_t>& shape) {
     const at::ScalarType stored = checkpoint.dtype(name, shape);

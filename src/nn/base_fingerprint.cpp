@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/nn/base_fingerprint.hpp"
+#include "nn/base_fingerprint.hpp"
 
 #include <ATen/ATen.h>
 
 #include <cstring>
+#include "nn/decoder.hpp"
 
 namespace qlorapp {
 

@@ -3,14 +3,14 @@
 
 #include <ATen/ATen.h>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 namespace qlorapp {
 
 Batch Batch::of_equal_rows(const at::Tensor& tokens) {
   QLORAPP_CHECK_VALUE(tokens.dim() == 2 && tokens.scalar_type() == at::kLong && tokens.size(0) >= 1 && tokens.size(1) >= 2,
-                      "[batch] tokens must be (R, L) int64 with R >= 1 and L >= 2; got ", c10::toString(tokens.scalar_type()), " ",
-                      tokens.sizes().vec(), ".");
+                      "[batch] tokens must be (R, L) int64 with R >= 1 and L >= 2; got {} {}.", c10::toString(tokens.scalar_type()),
+                      joined(tokens.sizes()));
   const int64_t rows = tokens.size(0), length = tokens.size(1);
   at::Tensor targets = at::full_like(tokens, kIgnoredTarget);
   targets.narrow(1, 0, length - 1).copy_(tokens.narrow(1, 1, length - 1));

@@ -7,12 +7,16 @@
 #include <optional>
 #include <utility>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/nn/trained_head.hpp"
-#include "qlorapp/ops/cross_entropy.hpp"
-#include "qlorapp/ops/memory_tape.hpp"
-#include "qlorapp/ops/norm.hpp"
-#include "segments.hpp"
+#include "adapters/adapter_set.hpp"
+#include "core/check.hpp"
+#include "nn/decoder.hpp"
+#include "nn/saved.hpp"
+#include "nn/segments.hpp"
+#include "nn/step_context.hpp"
+#include "nn/trained_head.hpp"
+#include "ops/cross_entropy.hpp"
+#include "ops/memory_tape.hpp"
+#include "ops/norm.hpp"
 
 namespace qlorapp {
 namespace {
@@ -34,7 +38,7 @@ DecoderBlock::Gradients arena_gradients(const AdapterArena& arena, const std::ar
 
 }  // namespace
 
-CausalLM::CausalLM(format::ModelConfig config, Weights weights)
+CausalLM::CausalLM(format::ModelConfig config, DecoderWeights weights)
     : decoder_(std::make_shared<Decoder>(std::move(config), std::move(weights))), adapters_(decoder_), settings_(decoder_) {}
 
 LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step) {
@@ -117,5 +121,14 @@ at::Tensor CausalLM::loss_of(const at::Tensor& hidden, const Batch& batch) const
 }
 
 at::Tensor CausalLM::logits(const at::Tensor& hidden) const { return at::linear(hidden, adapters_.head()); }
+
+AdapterArena& CausalLM::arena() { return adapters_.active().arena; }
+const AdapterArena& CausalLM::arena() const { return adapters_.active().arena; }
+const LoraConfig& CausalLM::lora_config() const { return adapters_.active().config; }
+const format::ModelConfig& CausalLM::config() const { return decoder_->config(); }
+std::vector<DecoderBlock>& CausalLM::blocks() { return decoder_->blocks(); }
+const std::vector<DecoderBlock>& CausalLM::blocks() const { return std::as_const(*decoder_).blocks(); }
+at::Device CausalLM::device() const { return decoder_->device(); }
+at::ScalarType CausalLM::dtype() const { return decoder_->dtype(); }
 
 }  // namespace qlorapp

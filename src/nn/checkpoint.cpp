@@ -23,7 +23,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 namespace qlorapp {
 namespace {
@@ -34,6 +34,12 @@ using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 using Run = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
+
+/// @param text  makes the message, which is needed on failure only.
+template <class Text>
+void require(bool condition, const Text& text) {
+  if (!condition) throw Error(text());
+}
 
 /// States of the CPU generator and of the generators of the devices that hold an input.
 class RandomState {
@@ -233,11 +239,12 @@ class CheckpointNode : public Node {
   }
 
   variable_list apply(variable_list&& grads) override {
-    TORCH_CHECK(!at::GradMode::is_enabled(),
-                "[checkpoint] a gradient of a gradient (create_graph=True) cannot pass a checkpointed block. "
-                "Run the block itself for that.");
+    require(!at::GradMode::is_enabled(), [] {
+      return "[checkpoint] a gradient of a gradient (create_graph=True) cannot pass a checkpointed block. Run the block itself for "
+             "that.";
+    });
     const std::lock_guard lock(mutex_);
-    TORCH_CHECK(run_ != nullptr, torch::autograd::ERR_BACKWARD_TWICE);
+    require(run_ != nullptr, [] { return torch::autograd::ERR_BACKWARD_TWICE; });
     variable_list inputs;
     for (const SavedVariable& input : inputs_) inputs.push_back(input.unpack());
 
@@ -251,15 +258,20 @@ class CheckpointNode : public Node {
 
     edge_list roots, wanted;
     variable_list root_grads;
-    TORCH_CHECK(outputs.size() == grads.size(), "[checkpoint] the recompute returned ", outputs.size(), " tensors, the forward ",
-                grads.size(), ". ", kSameTwice);
+    require(outputs.size() == grads.size(), [&] {
+      return message("[checkpoint] the recompute returned {} tensors, the forward {}. {}", outputs.size(), grads.size(),
+                     kSameTwice);
+    });
     for (size_t i = 0; i < outputs.size(); ++i) {
       if (!grads[i].defined()) continue;
       const at::Tensor& output = outputs[i];
-      TORCH_CHECK(output.defined() && output.requires_grad(), "[checkpoint] output ", i,
-                  " of the recompute needs no gradient, that of the forward did. ", kSameTwice);
-      TORCH_CHECK(output.sizes() == grads[i].sizes(), "[checkpoint] output ", i, " of the recompute has shape ", output.sizes(),
-                  ", of the forward ", grads[i].sizes(), ". ", kSameTwice);
+      require(output.defined() && output.requires_grad(), [&] {
+        return message("[checkpoint] output {} of the recompute needs no gradient, that of the forward did. {}", i, kSameTwice);
+      });
+      require(output.sizes() == grads[i].sizes(), [&] {
+        return message("[checkpoint] output {} of the recompute has shape {}, of the forward {}. {}", i, joined(output.sizes()),
+                       joined(grads[i].sizes()), kSameTwice);
+      });
       roots.push_back(torch::autograd::impl::gradient_edge(output));
       root_grads.push_back(grads[i]);
     }
@@ -284,14 +296,20 @@ class CheckpointNode : public Node {
     for (const Edge& edge : leaving_) ends.emplace(edge, Edge());
     here.for_each_edge_out(outputs, [&](Edge& edge) {
       const auto known = ends.find(edge);
-      TORCH_CHECK(known != ends.end(), "[checkpoint] the recompute uses a tensor of shape ", shape_of(edge),
-                  " that requires a gradient and that the forward did not use. ", kSameTwice);
+      require(known != ends.end(), [&] {
+        return message(
+            "[checkpoint] the recompute uses a tensor of shape {} that requires a gradient and that the forward did not use. {}",
+            shape_of(edge), kSameTwice);
+      });
       if (!known->second.is_valid()) known->second = Edge(std::make_shared<GradientEnd>(edge), 0);
       edge = known->second;
     });
     for (const auto& [edge, end] : ends) {
-      TORCH_CHECK(end.is_valid(), "[checkpoint] the recompute does not use a tensor of shape ", shape_of(edge),
-                  " that requires a gradient and that the forward used. ", kSameTwice);
+      require(end.is_valid(), [&edge = edge] {
+        return message(
+            "[checkpoint] the recompute does not use a tensor of shape {} that requires a gradient and that the forward used. {}",
+            shape_of(edge), kSameTwice);
+      });
     }
     return ends;
   }
@@ -314,8 +332,9 @@ std::vector<at::Tensor> checkpoint_tensors(Run run, const std::vector<at::Tensor
   variable_list outputs = node->run_first(inputs);
   for (size_t i = 0; i < inputs.size(); ++i) {
     QLORAPP_CHECK_VALUE(version(inputs[i]) == versions[i],
-                        "[checkpoint] a block must leave its inputs as they are; it changed input ", i,
-                        " in place, and the recompute would begin with what it wrote. Write into a copy.");
+                        "[checkpoint] a block must leave its inputs as they are; it changed input {} in place, and the recompute "
+                        "would begin with what it wrote. Write into a copy.",
+                        i);
   }
   for (at::Tensor& output : outputs) {
     if (output.defined() && output.requires_grad()) {

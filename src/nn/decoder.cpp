@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/nn/decoder.hpp"
+#include "nn/decoder.hpp"
 
 #include <ATen/ATen.h>
 
 #include <array>
 #include <utility>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/ops/device_memory.hpp"
-#include "qlorapp/ops/embedding.hpp"
+#include "core/check.hpp"
+#include "ops/device_memory.hpp"
+#include "ops/embedding.hpp"
 
 namespace qlorapp {
 namespace {
@@ -24,17 +24,17 @@ DecoderBlock::Shape block_shape(const format::ModelConfig& config) {
 
 }  // namespace
 
-Decoder::Decoder(format::ModelConfig config, Weights weights)
+Decoder::Decoder(format::ModelConfig config, DecoderWeights weights)
     : config_(std::move(config)),
       embed_tokens_(std::move(weights.embed_tokens)),
       norm_(std::move(weights.norm)),
       lm_head_(std::move(weights.lm_head)) {
   const std::vector<int64_t> table{config_.vocab_size, config_.hidden_size};
   QLORAPP_CHECK_VALUE(embed_tokens_.sizes() == table && lm_head_.sizes() == table,
-                      "[causal_lm] embedding and head must be (vocab_size, hidden_size) = ", table, "; got ",
-                      embed_tokens_.sizes().vec(), " and ", lm_head_.sizes().vec(), ".");
-  QLORAPP_CHECK_VALUE(std::ssize(weights.blocks) == config_.num_hidden_layers, "[causal_lm] the config has ",
-                      config_.num_hidden_layers, " layers; got weights of ", weights.blocks.size(), ".");
+                      "[causal_lm] embedding and head must be (vocab_size, hidden_size) = {}; got {} and {}.", joined(table),
+                      joined(embed_tokens_.sizes()), joined(lm_head_.sizes()));
+  QLORAPP_CHECK_VALUE(std::ssize(weights.blocks) == config_.num_hidden_layers,
+                      "[causal_lm] the config has {} layers; got weights of {}.", config_.num_hidden_layers, weights.blocks.size());
   for (auto& block : weights.blocks) blocks_.emplace_back(block_shape(config_), std::move(block), std::ssize(blocks_));
   if (device().is_cpu() && dtype() != at::kFloat) ops::bound_primitive_cache();  // of dense layers, too
   const std::vector<float> frequencies = format::rope_inverse_frequencies(config_);
@@ -47,7 +47,7 @@ std::vector<std::string> Decoder::linear_names() const {
                                                                        "mlp.down_proj"};
   std::vector<std::string> names;
   for (size_t block = 0; block < blocks_.size(); ++block) {
-    for (const char* suffix : kSuffixes) names.push_back(concat("model.layers.", block, ".", suffix));
+    for (const char* suffix : kSuffixes) names.push_back(message("model.layers.{}.{}", block, suffix));
   }
   return names;
 }

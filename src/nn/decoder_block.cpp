@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/nn/decoder_block.hpp"
+#include "nn/decoder_block.hpp"
 
 #include <ATen/ATen.h>
 
@@ -7,13 +7,16 @@
 #include <cmath>
 #include <utility>
 
+#include "adapters/lora_projection.hpp"
 #include "columns.hpp"
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/nn/float8_stack.hpp"
-#include "qlorapp/ops/attention.hpp"
-#include "qlorapp/ops/norm.hpp"
-#include "qlorapp/ops/rope.hpp"
-#include "qlorapp/ops/swiglu.hpp"
+#include "core/check.hpp"
+#include "nn/float8_stack.hpp"
+#include "nn/saved.hpp"
+#include "nn/step_context.hpp"
+#include "ops/attention.hpp"
+#include "ops/norm.hpp"
+#include "ops/rope.hpp"
+#include "ops/swiglu.hpp"
 
 namespace qlorapp {
 namespace {
@@ -51,8 +54,8 @@ DecoderBlock::DecoderBlock(const Shape& shape, Weights weights, int64_t index)
   for (size_t i = 0; i < kProjectionCount; ++i) {
     const FrozenWeight& weight = weights_.projections[i];
     QLORAPP_CHECK_VALUE(weight.out_features() == expected[i].first && weight.in_features() == expected[i].second,
-                        "[decoder_block] projection ", i, " of block ", index, " must be (", expected[i].first, ", ",
-                        expected[i].second, "); got (", weight.out_features(), ", ", weight.in_features(), ").");
+                        "[decoder_block] projection {} of block {} must be ({}, {}); got ({}, {}).", i, index, expected[i].first,
+                        expected[i].second, weight.out_features(), weight.in_features());
   }
 }
 

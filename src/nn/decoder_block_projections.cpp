@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a block multiplies: projections that share an input as one (in 16 or in eight bits), or each on its own.
-#include "qlorapp/nn/decoder_block.hpp"
+#include "adapters/lora_projection.hpp"
+#include "nn/decoder_block.hpp"
+#include "nn/saved.hpp"
+#include "nn/step_context.hpp"
 
 #include <algorithm>
 #include <span>
@@ -9,8 +12,8 @@
 #include <ATen/ATen.h>
 
 #include "columns.hpp"
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/nn/float8_stack.hpp"
+#include "core/check.hpp"
+#include "nn/float8_stack.hpp"
 
 namespace qlorapp {
 
@@ -52,7 +55,7 @@ void DecoderBlock::set_float8(const at::Tensor& ones) {
     const std::string obstacle = Float8Stack::obstacle(weights);
     if (!obstacle.empty()) {
       float8_ = {};
-      throw ValueError(concat("[fp8] block ", index_, " cannot be multiplied in eight bits: ", obstacle, ". Leave fp8 out."));
+      throw ValueError(message("[fp8] block {} cannot be multiplied in eight bits: {}. Leave fp8 out.", index_, obstacle));
     }
     float8_[group.index] = {Float8Stack::weight_scale(weights), ones};
   }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/nn/float8_stack.hpp"
+#include "nn/float8_stack.hpp"
 
 #include <vector>
 
 #include <ATen/ATen.h>
 
 #include "../adapters/products.hpp"
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/ops/float8.hpp"
-#include "qlorapp/ops/lora_augment.hpp"
-#include "qlorapp/ops/memory_tape.hpp"
-#include "qlorapp/ops/quantize.hpp"
+#include "core/check.hpp"
+#include "ops/float8.hpp"
+#include "ops/lora_augment.hpp"
+#include "ops/memory_tape.hpp"
+#include "ops/quantize.hpp"
 
 namespace qlorapp {
 namespace {
@@ -35,7 +35,7 @@ std::string Float8Stack::obstacle(std::span<const FrozenWeight> weights) {
     const QuantizedTensor& own = weight.quantized;
     if (!own.defined()) return "a weight is not four-bit";
     if (own.shape[0] % ops::kFloat8WeightStep != 0 || own.shape[1] % ops::kFloat8WeightStep != 0) {
-      return concat("a weight is (", own.shape[0], ", ", own.shape[1], "), not multiples of ", ops::kFloat8WeightStep);
+      return message("a weight is ({}, {}), not multiples of {}", own.shape[0], own.shape[1], ops::kFloat8WeightStep);
     }
     if (own.block_size != first.block_size || own.quant_type != first.quant_type || own.block_size > own.shape[1] ||
         own.double_quantized() != first.double_quantized() || own.nested_block_size != first.nested_block_size) {

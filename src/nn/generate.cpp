@@ -8,8 +8,8 @@
 #include <numeric>
 #include <set>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/nn/generation_cache.hpp"
+#include "core/check.hpp"
+#include "nn/generation_cache.hpp"
 
 namespace qlorapp {
 namespace {
@@ -19,16 +19,16 @@ at::Tensor ids_on(at::Device device, const std::vector<int64_t>& ids) {
 }
 
 void check(const CausalLM& model, const std::vector<std::vector<int64_t>>& prompts, const GenerateOptions& options) {
-  QLORAPP_CHECK_VALUE(options.max_new_tokens >= 1, "[generate] max_new_tokens must be at least 1; got ", options.max_new_tokens,
-                      ".");
+  QLORAPP_CHECK_VALUE(options.max_new_tokens >= 1, "[generate] max_new_tokens must be at least 1; got {}.", options.max_new_tokens);
   options.sampling.validate();
   QLORAPP_CHECK_VALUE(!prompts.empty(), "[generate] there must be a prompt; got none.");
   const int64_t vocabulary = model.config().vocab_size;
   for (const std::vector<int64_t>& prompt : prompts) {
     QLORAPP_CHECK_VALUE(!prompt.empty(), "[generate] the prompt must hold at least one token; got none.");
     for (size_t i = 0; i < prompt.size(); ++i) {
-      QLORAPP_CHECK_VALUE(prompt[i] >= 0 && prompt[i] < vocabulary, "[generate] token ", i, " of the prompt must be in [0, ",
-                          vocabulary, "); got ", prompt[i], ". Does the tokenizer belong to the model?");
+      QLORAPP_CHECK_VALUE(prompt[i] >= 0 && prompt[i] < vocabulary,
+                          "[generate] token {} of the prompt must be in [0, {}); got {}. Does the tokenizer belong to the model?",
+                          i, vocabulary, prompt[i]);
     }
   }
 }

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/nn/generation_cache.hpp"
+#include "nn/generation_cache.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "nn/decoder.hpp"
+#include "nn/step_context.hpp"
+#include "ops/norm.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
-#include "qlorapp/ops/norm.hpp"
 
 namespace qlorapp {
 namespace {
@@ -35,7 +37,7 @@ void GenerationCache::reserve(int64_t wanted) {
 void GenerationCache::select_rows(std::span<const int64_t> rows) {
   std::vector<int64_t> chosen;
   for (const int64_t row : rows) {
-    QLORAPP_CHECK_VALUE(row >= 0 && row < row_count(), "[cache] rows must be from 0 to ", row_count() - 1, "; got ", row, ".");
+    QLORAPP_CHECK_VALUE(row >= 0 && row < row_count(), "[cache] rows must be from 0 to {}; got {}.", row_count() - 1, row);
     chosen.push_back(lengths[static_cast<size_t>(row)]);
   }
   const int64_t before = row_count();
@@ -48,8 +50,7 @@ void GenerationCache::select_rows(std::span<const int64_t> rows) {
 
 void GenerationCache::remove_last(int64_t count) {
   for (const int64_t length : lengths) {
-    QLORAPP_CHECK_VALUE(count >= 0 && count <= length, "[cache] cannot remove ", count, " positions from a row that has ", length,
-                        ".");
+    QLORAPP_CHECK_VALUE(count >= 0 && count <= length, "[cache] cannot remove {} positions from a row that has {}.", count, length);
   }
   for (int64_t& length : lengths) length -= count;
 }
@@ -74,8 +75,8 @@ at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<c
   CacheRows where;
   for (size_t i = 0; i < rows.size(); ++i) {
     int64_t& length = cache.lengths[static_cast<size_t>(rows[i])];
-    QLORAPP_CHECK_VALUE(length + counts[i] <= cache.capacity, "[generate] the cache holds ", cache.capacity, " positions a row; ",
-                        length + counts[i], " are needed.");
+    QLORAPP_CHECK_VALUE(length + counts[i] <= cache.capacity, "[generate] the cache holds {} positions a row; {} are needed.",
+                        cache.capacity, length + counts[i]);
     where.starts.push_back(rows[i] * cache.capacity);
     for (int64_t k = 0; k < counts[i]; ++k) {
       positions.push_back(length + k);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/nn/input_offload.hpp"
+#include "nn/input_offload.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -10,7 +10,7 @@
 #include <bit>
 #include <utility>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 namespace qlorapp {
 namespace {

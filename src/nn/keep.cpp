@@ -6,24 +6,26 @@
 #include <cmath>
 #include <optional>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/core/nearest_name.hpp"
+#include "core/check.hpp"
+#include "core/nearest_name.hpp"
+#include "nn/saved.hpp"
 
 namespace qlorapp {
 namespace {
 
-constexpr std::array<std::string_view, 4> kNames{"everything", "attention_only", "input_only", "input_on_host"};
+constexpr std::array<std::string_view, 4> kKeepNames{"everything", "attention_only", "input_only", "input_on_host"};
 
 Keep keep_named(std::string_view text, std::string_view also) {
-  for (size_t i = 0; i < kNames.size(); ++i) {
-    if (kNames[i] == text) return static_cast<Keep>(i);
+  for (size_t i = 0; i < kKeepNames.size(); ++i) {
+    if (kKeepNames[i] == text) return static_cast<Keep>(i);
   }
-  throw ValueError(concat("[keep] must be one of ", kNames, also, "; got '", text, "'.", did_you_mean(text, kNames)));
+  throw ValueError(
+      message("[keep] must be one of {}{}; got '{}'.{}", joined(kKeepNames), also, text, did_you_mean(text, kKeepNames)));
 }
 
 }  // namespace
 
-std::string_view to_string(Keep keep) { return kNames[static_cast<size_t>(keep)]; }
+std::string_view to_string(Keep keep) { return kKeepNames[static_cast<size_t>(keep)]; }
 
 Keep parse_keep(std::string_view text) { return keep_named(text, ""); }
 
@@ -64,8 +66,8 @@ std::vector<std::string_view> entries_of(std::string_view text) {
 int64_t number_in(std::string_view entry, std::string_view number, const char* rule) {
   int64_t count = 0;
   const auto [last, error] = std::from_chars(number.data(), number.data() + number.size(), count);
-  QLORAPP_CHECK_VALUE(error == std::errc() && last == number.data() + number.size() && count > 0, "[keep] '", entry,
-                      "': behind ':' comes a number of blocks, at least 1. Write ", rule, ".");
+  QLORAPP_CHECK_VALUE(error == std::errc() && last == number.data() + number.size() && count > 0,
+                      "[keep] '{}': behind ':' comes a number of blocks, at least 1. Write {}.", entry, rule);
   return count;
 }
 
@@ -83,22 +85,23 @@ std::optional<Spacing> parse_spacing(std::string_view text) {
   Spacing spacing;
   if (first != "sqrt") spacing.every = number_in(first, first.substr(kEvery.size()), "\"every:4\"");
   if (entries.size() > 1) spacing.keep = parse_keep(entries[1]);
-  QLORAPP_CHECK_VALUE(entries.size() <= 2 && (spacing.keep == Keep::kInputOnly || spacing.keep == Keep::kInputOnHost), "[keep] '",
-                      text, "': of several blocks the first one's input is kept, so behind ", first,
-                      " comes input_only, input_on_host or nothing. Write \"", first, ",input_on_host\".");
+  QLORAPP_CHECK_VALUE(entries.size() <= 2 && (spacing.keep == Keep::kInputOnly || spacing.keep == Keep::kInputOnHost),
+                      "[keep] '{}': of several blocks the first one's input is kept, so behind {} comes input_only, input_on_host "
+                      "or nothing. Write \"{},input_on_host\".",
+                      text, first, first);
   return spacing;
 }
 
-struct Run {
+struct NamedRun {
   Keep keep = Keep::kEverything;
   int64_t count = -1;  ///< -1: what is left.
 };
 
-std::vector<Run> parse_runs(std::string_view text) {
-  std::vector<Run> runs;
+std::vector<NamedRun> parse_runs(std::string_view text) {
+  std::vector<NamedRun> runs;
   int64_t rests = 0;
   for (std::string_view entry : entries_of(text)) {
-    Run run;
+    NamedRun run;
     if (const size_t colon = entry.find(':'); colon != std::string_view::npos) {
       run.count = number_in(entry, entry.substr(colon + 1), "\"input_only:20,everything:12\"");
       entry = entry.substr(0, colon);
@@ -110,11 +113,13 @@ std::vector<Run> parse_runs(std::string_view text) {
     runs.push_back(run);
   }
   if (rests == std::ssize(runs) && rests > 1) {  // one entry a block
-    for (Run& run : runs) run.count = 1;
+    for (NamedRun& run : runs) run.count = 1;
     return runs;
   }
-  QLORAPP_CHECK_VALUE(rests <= 1, "[keep] only one entry may be without a number of blocks (it takes those that are left); got '",
-                      text, "'. Write \"input_only:20,everything:12\".");
+  QLORAPP_CHECK_VALUE(rests <= 1,
+                      "[keep] only one entry may be without a number of blocks (it takes those that are left); got '{}'. Write "
+                      "\"input_only:20,everything:12\".",
+                      text);
   return runs;
 }
 
@@ -124,19 +129,20 @@ std::vector<Segment> parse_segments(std::string_view text, int64_t blocks) {
   if (const auto spacing = parse_spacing(text)) {
     return spacing->every > 0 ? checkpoint_every(blocks, spacing->every, spacing->keep) : checkpoint_sqrt(blocks, spacing->keep);
   }
-  const std::vector<Run> runs = parse_runs(text);
+  const std::vector<NamedRun> runs = parse_runs(text);
   int64_t named = 0;
   bool rest = false;
-  for (const Run& run : runs) {
+  for (const NamedRun& run : runs) {
     if (run.count < 0) rest = true;
     else if (run.count > blocks - named) named = blocks + 1;  // and stays there: sums of hostile numbers do not overflow
     else named += run.count;
   }
-  QLORAPP_CHECK_VALUE(rest ? named <= blocks : named == blocks, "[keep] '", text, "' must name the model's ", blocks,
-                      " blocks; it names ", named > blocks ? "more" : concat(named),
-                      ". Leave the number of one entry out: it takes the blocks that are left.");
+  QLORAPP_CHECK_VALUE(rest ? named <= blocks : named == blocks,
+                      "[keep] '{}' must name the model's {} blocks; it names {}. Leave the number of one entry out: it takes the "
+                      "blocks that are left.",
+                      text, blocks, named > blocks ? "more" : message("{}", named));
   std::vector<Segment> segments;
-  for (const Run& run : runs) {
+  for (const NamedRun& run : runs) {
     const int64_t count = run.count < 0 ? blocks - named : run.count;
     for (int64_t i = 0; i < count; ++i) segments.push_back({std::ssize(segments), std::ssize(segments) + 1, run.keep});
   }
@@ -154,11 +160,11 @@ std::vector<Segment> keep_in_each_block(int64_t blocks, Keep keep) {
 }
 
 std::vector<Segment> checkpoint_every(int64_t blocks, int64_t k, Keep keep) {
-  QLORAPP_CHECK_VALUE(k >= 1, "[checkpoint_every] the number of blocks a segment must be at least 1; got ", k, ".");
+  QLORAPP_CHECK_VALUE(k >= 1, "[checkpoint_every] the number of blocks a segment must be at least 1; got {}.", k);
   QLORAPP_CHECK_VALUE(
       keep == Keep::kInputOnly || keep == Keep::kInputOnHost,
-      "[checkpoint_every] of several blocks the first one's input is kept: keep must be input_only or input_on_host; got ",
-      to_string(keep), ".");
+      "[checkpoint_every] of several blocks the first one's input is kept: keep must be input_only or input_on_host; got {}.",
+      to_string(keep));
   std::vector<Segment> segments;
   for (int64_t begin = 0; begin < blocks; begin = segments.back().end)
     segments.push_back({begin, k < blocks - begin ? begin + k : blocks, keep});

@@ -10,9 +10,12 @@
 #include <mutex>
 #include <utility>
 
-#include "qlorapp/adapters/adapter_init.hpp"
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/ops/no_autocast.hpp"
+#include "adapters/adapter_init.hpp"
+#include "adapters/dora.hpp"
+#include "adapters/lora_projection.hpp"
+#include "adapters/merged_weight.hpp"
+#include "core/check.hpp"
+#include "ops/no_autocast.hpp"
 #include "qlorapp/quant/quantizer.hpp"
 
 namespace qlorapp {
@@ -25,19 +28,22 @@ using torch::autograd::variable_list;
 struct LoraLinearState : torch::CustomClassHolder {
   FrozenWeight weight;
   double scaling = 1, dropout = 0;
+  at::Tensor weight_norm_squared;
   std::optional<DropoutKey> key;
   bool has_adapter = true;
 
-  [[nodiscard]] LoraAdapter adapter(const at::Tensor& a, const at::Tensor& b) const { return {a, b, scaling, dropout}; }
+  [[nodiscard]] LoraAdapter adapter(const at::Tensor& a, const at::Tensor& b, const at::Tensor& magnitude) const {
+    return {a, b, scaling, dropout, magnitude, weight_norm_squared};
+  }
 };
 
 struct LoraLinearFunction : torch::autograd::Function<LoraLinearFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& a, const at::Tensor& b,
-                            const c10::intrusive_ptr<LoraLinearState>& state) {
+                            const at::Tensor& magnitude, const c10::intrusive_ptr<LoraLinearState>& state) {
     at::Tensor y = at::empty({x.size(0), state->weight.out_features()}, x.options());
-    const LoraAdapter adapter = state->adapter(a, b);
+    const LoraAdapter adapter = state->adapter(a, b, magnitude);
     at::Tensor u = lora_projection_forward(y, x, state->weight, state->has_adapter ? &adapter : nullptr, state->key);
-    ctx->save_for_backward({x, a, b, u});
+    ctx->save_for_backward({x, a, b, u, magnitude});
     ctx->saved_data["state"] = c10::IValue::make_capsule(state);
     return y;
   }
@@ -47,16 +53,18 @@ struct LoraLinearFunction : torch::autograd::Function<LoraLinearFunction> {
     const auto capsule = ctx->saved_data["state"].toCapsule();
     const auto& state = static_cast<const LoraLinearState&>(*capsule);
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &a = saved[1], &b = saved[2], &u = saved[3];
+    const at::Tensor &x = saved[0], &a = saved[1], &b = saved[2], &u = saved[3], &magnitude = saved[4];
     const at::Tensor dy = grads[0].contiguous();
-    const LoraAdapter adapter = state.adapter(a, b);
+    const LoraAdapter adapter = state.adapter(a, b, magnitude);
     LoraGradients gradients;
-    if (state.has_adapter) gradients = {at::zeros_like(a), at::zeros_like(b)};
+    if (state.has_adapter) {
+      gradients = {at::zeros_like(a), at::zeros_like(b), magnitude.defined() ? at::zeros_like(magnitude) : at::Tensor()};
+    }
     at::Tensor dx = ctx->needs_input_grad(0) ? at::empty_like(x) : at::Tensor();
     const LoraAdapter* const used = state.has_adapter ? &adapter : nullptr;
     const at::Tensor v = lora_projection_backward_input(dx.defined() ? &dx : nullptr, false, dy, state.weight, used, state.key);
     if (used) lora_projection_backward_adapter(dy, x, u, v, state.weight, *used, state.key, gradients);
-    return {dx, gradients.a, gradients.b, at::Tensor()};
+    return {dx, gradients.a, gradients.b, gradients.magnitude, at::Tensor()};
   }
 };
 
@@ -89,12 +97,13 @@ FrozenWeight checked_base(FrozenWeight base) {
                       "FrozenWeight(Quantizer().quantize(weight)) or FrozenWeight(weight).");
   const std::vector<int64_t> shape = q.defined() ? q.shape : base.dense.sizes().vec();
   QLORAPP_CHECK_VALUE(shape.size() == 2 && shape[0] >= 1 && shape[1] >= 1,
-                      "[lora_linear] base must have the shape (out, in), both at least 1; got ", shape, ".");
+                      "[lora_linear] base must have the shape (out, in), both at least 1; got {}.", joined(shape));
   if (q.defined()) {
     q.check("lora_linear");
   } else {
-    QLORAPP_CHECK_VALUE(at::isFloatingType(base.dense.scalar_type()), "[lora_linear] a dense base must be floating; got ",
-                        at::toString(base.dense.scalar_type()), ". Four-bit codes come as a QuantizedTensor.");
+    QLORAPP_CHECK_VALUE(at::isFloatingType(base.dense.scalar_type()),
+                        "[lora_linear] a dense base must be floating; got {}. Four-bit codes come as a QuantizedTensor.",
+                        at::toString(base.dense.scalar_type()));
   }
   for_each_tensor(base, make_own);
   return base;
@@ -102,27 +111,30 @@ FrozenWeight checked_base(FrozenWeight base) {
 
 at::Tensor checked_bias(at::Tensor bias, const FrozenWeight& base) {
   if (!bias.defined()) return bias;
-  QLORAPP_CHECK_VALUE(bias.dim() == 1 && bias.size(0) == base.out_features(), "[lora_linear] bias must have the shape [",
-                      base.out_features(), "]; got ", bias.sizes().vec(), ".");
-  QLORAPP_CHECK_VALUE(at::isFloatingType(bias.scalar_type()), "[lora_linear] bias must be floating; got ",
-                      at::toString(bias.scalar_type()), ".");
-  QLORAPP_CHECK_VALUE(bias.device() == device_of(base), "[lora_linear] bias must be on ", device_of(base).str(),
-                      ", where the base is; got ", bias.device().str(), ".");
+  QLORAPP_CHECK_VALUE(bias.dim() == 1 && bias.size(0) == base.out_features(),
+                      "[lora_linear] bias must have the shape [{}]; got {}.", base.out_features(), joined(bias.sizes()));
+  QLORAPP_CHECK_VALUE(at::isFloatingType(bias.scalar_type()), "[lora_linear] bias must be floating; got {}.",
+                      at::toString(bias.scalar_type()));
+  QLORAPP_CHECK_VALUE(bias.device() == device_of(base), "[lora_linear] bias must be on {}, where the base is; got {}.",
+                      device_of(base).str(), bias.device().str());
   make_own(bias);
   return bias;
 }
 
 void check_input(const at::Tensor& x, const FrozenWeight& weight) {
   QLORAPP_CHECK_VALUE(x.defined(), "[lora_linear] x must be a tensor; got an undefined one.");
-  QLORAPP_CHECK_VALUE(x.dim() >= 1 && x.size(-1) == weight.in_features(), "[lora_linear] the last dimension of x must be ",
-                      weight.in_features(), "; got a shape of ", x.sizes().vec(), ".");
-  QLORAPP_CHECK_VALUE(at::isFloatingType(x.scalar_type()), "[lora_linear] x must be floating; got ", at::toString(x.scalar_type()),
-                      ".");
-  QLORAPP_CHECK_VALUE(x.device() == device_of(weight), "[lora_linear] x must be on ", device_of(weight).str(),
-                      ", where the base is; got ", x.device().str(), ". Move x, or the layer with to(device).");
-  QLORAPP_CHECK_VALUE(weight.quantized.defined() || weight.dense.scalar_type() == x.scalar_type(),
-                      "[lora_linear] x must have the dtype of the dense weight, ", at::toString(weight.dense.scalar_type()),
-                      "; got ", at::toString(x.scalar_type()), ". Convert x, or a dense base with to(dtype).");
+  QLORAPP_CHECK_VALUE(x.dim() >= 1 && x.size(-1) == weight.in_features(),
+                      "[lora_linear] the last dimension of x must be {}; got a shape of {}.", weight.in_features(),
+                      joined(x.sizes()));
+  QLORAPP_CHECK_VALUE(at::isFloatingType(x.scalar_type()), "[lora_linear] x must be floating; got {}.",
+                      at::toString(x.scalar_type()));
+  QLORAPP_CHECK_VALUE(x.device() == device_of(weight),
+                      "[lora_linear] x must be on {}, where the base is; got {}. Move x, or the layer with to(device).",
+                      device_of(weight).str(), x.device().str());
+  QLORAPP_CHECK_VALUE(
+      weight.quantized.defined() || weight.dense.scalar_type() == x.scalar_type(),
+      "[lora_linear] x must have the dtype of the dense weight, {}; got {}. Convert x, or a dense base with to(dtype).",
+      at::toString(weight.dense.scalar_type()), at::toString(x.scalar_type()));
 }
 
 void move(at::Tensor& tensor, at::Device device) {
@@ -137,15 +149,20 @@ void move(at::Tensor& tensor, at::Device device) {
 
 LoraLinear::LoraLinear(FrozenWeight base, const Options& options, uint64_t seed, at::Tensor bias)
     : base_(checked_base(std::move(base))), bias_(checked_bias(std::move(bias), base_)) {
-  QLORAPP_CHECK_VALUE(options.r >= 1, "[lora_linear] r must be at least 1; got ", options.r, ".");
+  QLORAPP_CHECK_VALUE(options.r >= 1, "[lora_linear] r must be at least 1; got {}.", options.r);
   QLORAPP_CHECK_VALUE(std::isfinite(options.lora_alpha) && options.lora_alpha > 0,
-                      "[lora_linear] lora_alpha must be finite and positive; got ", options.lora_alpha, ".");
-  QLORAPP_CHECK_VALUE(options.lora_dropout >= 0 && options.lora_dropout < 1, "[lora_linear] lora_dropout must be in [0, 1); got ",
-                      options.lora_dropout, ".");
+                      "[lora_linear] lora_alpha must be finite and positive; got {}.", options.lora_alpha);
+  QLORAPP_CHECK_VALUE(options.lora_dropout >= 0 && options.lora_dropout < 1,
+                      "[lora_linear] lora_dropout must be in [0, 1); got {}.", options.lora_dropout);
   const auto options_of = at::TensorOptions().dtype(at::kFloat).device(device_of(base_));
   adapter_.a = at::empty({options.r, base_.in_features()}, options_of);
   adapter_.b = at::zeros({base_.out_features(), options.r}, options_of);
   initialize_lora_a(adapter_.a, options.gaussian_init, seed);
+  if (options.use_dora) {  // the magnitude begins at the norm of each row, as B is zero
+    adapter_.weight_norm_squared = squared_row_norms(base_);
+    adapter_.magnitude = adapter_.weight_norm_squared.sqrt();
+    adapter_.magnitude.set_requires_grad(true);
+  }
   adapter_.a.set_requires_grad(true);
   adapter_.b.set_requires_grad(true);
   const auto r = static_cast<double>(options.r);
@@ -153,45 +170,57 @@ LoraLinear::LoraLinear(FrozenWeight base, const Options& options, uint64_t seed,
   adapter_.dropout = options.lora_dropout;
 }
 
-void LoraLinear::adopt_parameters(const at::Tensor& a, const at::Tensor& b) {
+void LoraLinear::adopt_parameters(const at::Tensor& a, const at::Tensor& b, const at::Tensor& magnitude) {
   const auto same_kind = [](const at::Tensor& mine, const at::Tensor& other) {
+    if (!mine.defined() || !other.defined()) return mine.defined() == other.defined();
     return mine.sizes() == other.sizes() && mine.scalar_type() == other.scalar_type() && mine.device() == other.device();
   };
-  QLORAPP_CHECK_VALUE(same_kind(adapter_.a, a) && same_kind(adapter_.b, b),
-                      "[lora_linear] adopted parameters must have the shapes, dtype and device of a() and b().");
+  QLORAPP_CHECK_VALUE(same_kind(adapter_.a, a) && same_kind(adapter_.b, b) && same_kind(adapter_.magnitude, magnitude),
+                      "[lora_linear] adopted parameters must have the shapes, dtype and device of a(), b() and magnitude().");
   adapter_.a = a;
   adapter_.b = b;
+  adapter_.magnitude = magnitude;
 }
 
 std::vector<std::pair<std::string, at::Tensor>> LoraLinear::named_parameters(const std::string& prefix) const {
   const std::string start = prefix.empty() ? "" : prefix + ".";
-  return {{start + "lora_A.weight", adapter_.a}, {start + "lora_B.weight", adapter_.b}};
+  std::vector<std::pair<std::string, at::Tensor>> named{{start + "lora_A.weight", adapter_.a},
+                                                        {start + "lora_B.weight", adapter_.b}};
+  if (adapter_.magnitude.defined()) named.emplace_back(start + "lora_magnitude_vector", adapter_.magnitude);
+  return named;
+}
+
+std::vector<at::Tensor> LoraLinear::parameters() const {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : named_parameters()) tensors.push_back(tensor);
+  return tensors;
 }
 
 void LoraLinear::to(at::Device device) {
-  for (at::Tensor* const parameter : {&adapter_.a, &adapter_.b}) {
-    QLORAPP_CHECK_VALUE(parameter->device() == device || parameter->storage().nbytes() == parameter->nbytes(),
-                        "[lora_linear] A and B are parts of an arena, whose memory they must keep. Move the layer before "
-                        "adopt_parameters.");
+  for (const at::Tensor& parameter : parameters()) {
+    QLORAPP_CHECK_VALUE(
+        parameter.device() == device || parameter.storage().nbytes() == parameter.nbytes(),
+        "[lora_linear] A and B are parts of an arena, whose memory they must keep. Move the layer before adopt_parameters.");
   }
   const auto move_there = [device](at::Tensor& tensor) { move(tensor, device); };
   for_each_tensor(base_, move_there);
   if (merged_) for_each_tensor(*merged_, move_there);
-  for (at::Tensor* const tensor : {&bias_, &adapter_.a, &adapter_.b}) move_there(*tensor);
+  for (at::Tensor* const tensor : {&bias_, &adapter_.a, &adapter_.b, &adapter_.magnitude, &adapter_.weight_norm_squared})
+    move_there(*tensor);
 }
 
 void LoraLinear::to(at::ScalarType dtype) {
-  QLORAPP_CHECK_VALUE(at::isFloatingType(dtype), "[lora_linear] a weight must be floating; got ", at::toString(dtype), ".");
+  QLORAPP_CHECK_VALUE(at::isFloatingType(dtype), "[lora_linear] a weight must be floating; got {}.", at::toString(dtype));
   for (at::Tensor* const tensor : {&base_.dense, merged_ ? &merged_->dense : nullptr, &bias_}) {
     if (tensor != nullptr && tensor->defined()) tensor->set_data(tensor->to(dtype));
   }
 }
 
 at::Tensor LoraLinear::forward(const at::Tensor& x) const {
-  QLORAPP_CHECK_VALUE(adapter_.dropout == 0, "[lora_linear] a layer with lora_dropout must be told whether it trains; got ",
-                      adapter_.dropout,
-                      " and no mode. Call forward(x, training), or use LoraLinearModule, which follows train() "
-                      "and eval() of its torch::nn::Module.");
+  QLORAPP_CHECK_VALUE(adapter_.dropout == 0,
+                      "[lora_linear] a layer with lora_dropout must be told whether it trains; got {} and no mode. Call forward(x, "
+                      "training), or use LoraLinearModule, which follows train() and eval() of its torch::nn::Module.",
+                      adapter_.dropout);
   return forward(x, false);
 }
 
@@ -203,28 +232,29 @@ at::Tensor LoraLinear::forward(const at::Tensor& x, bool training) const {
   state->has_adapter = !merged_;
   state->scaling = adapter_.scaling;
   state->dropout = adapter_.dropout;
+  state->weight_norm_squared = adapter_.weight_norm_squared;
   if (training && adapter_.dropout > 0) state->key = DropoutKey{draw_key(), 0, 0};
   std::vector<int64_t> out_shape = x.sizes().vec();
   out_shape.back() = base_.out_features();
   const at::Tensor rows = x.reshape({-1, base_.in_features()}).contiguous();
-  at::Tensor y = LoraLinearFunction::apply(rows, adapter_.a, adapter_.b, state).view(out_shape);
+  at::Tensor y = LoraLinearFunction::apply(rows, adapter_.a, adapter_.b, adapter_.magnitude, state).view(out_shape);
   return bias_.defined() ? y + bias_.to(y.scalar_type()) : y;
 }
 
 void LoraLinear::merge(MergeInto into) {
   QLORAPP_CHECK_VALUE(!merged(), "[lora_linear] the layer is merged already; unmerge it first.");
+  const bool is_packed = base_.quantized.defined();
+  QLORAPP_CHECK_VALUE(into == MergeInto::kDense || is_packed,
+                      "[lora_linear] only a four-bit base can be merged into four bits; this base is dense. Merge into kDense, or "
+                      "quantize the weight first.");
   const at::NoGradGuard no_grad;
-  const Quantizer quantizer = base_.quantized.defined() ? Quantizer::like(base_.quantized) : Quantizer{};
-  const at::ScalarType dtype = base_.quantized.defined() ? base_.quantized.dtype : base_.dense.scalar_type();
-  at::Tensor sum = base_.quantized.defined() ? quantizer.dequantize(base_.quantized, at::kFloat) : base_.dense.to(at::kFloat);
-  sum.addmm_(adapter_.b, adapter_.a, 1, adapter_.scaling);
+  const at::ScalarType dtype = is_packed ? base_.quantized.dtype : base_.dense.scalar_type();
+  FrozenWeight weight = is_packed ? base_ : FrozenWeight(base_.dense.clone());  // which merged_weight() writes into
+  at::Tensor sum = merged_weight(std::move(weight), &adapter_, nullptr, dtype);
   QLORAPP_CHECK_VALUE(sum.isfinite().all().item<bool>(),
                       "[lora_linear] the merged weight is not finite; the adapter seems to be broken. Nothing was changed.");
-  if (into == MergeInto::kFourBit && base_.quantized.defined()) {
-    merged_ = FrozenWeight(quantizer.quantize(sum.to(dtype)));
-  } else {
-    merged_ = FrozenWeight(sum.to(dtype));
-  }
+  merged_ =
+      into == MergeInto::kFourBit ? FrozenWeight(Quantizer::like(base_.quantized).quantize(sum)) : FrozenWeight(std::move(sum));
 }
 
 void LoraLinear::unmerge() {

@@ -3,30 +3,33 @@
 
 #include <array>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/core/nearest_name.hpp"
+#include "core/check.hpp"
+#include "core/nearest_name.hpp"
 
 namespace qlorapp {
 namespace {
 
-constexpr std::array<std::string_view, 3> kNames{"layer", "stack", "projection"};
+constexpr std::array<std::string_view, 3> kWorkspaceNames{"layer", "stack", "projection"};
 
 }  // namespace
 
-std::string_view to_string(WeightWorkspace workspace) { return kNames[static_cast<size_t>(workspace)]; }
+std::string_view to_string(WeightWorkspace workspace) { return kWorkspaceNames[static_cast<size_t>(workspace)]; }
 
 WeightWorkspace parse_weight_workspace(std::string_view text) {
-  for (size_t i = 0; i < kNames.size(); ++i) {
-    if (kNames[i] == text) return static_cast<WeightWorkspace>(i);
+  for (size_t i = 0; i < kWorkspaceNames.size(); ++i) {
+    if (kWorkspaceNames[i] == text) return static_cast<WeightWorkspace>(i);
   }
-  throw ValueError(concat("[weight_workspace] must be one of ", kNames, "; got '", text, "'.", did_you_mean(text, kNames)));
+  throw ValueError(message("[weight_workspace] must be one of {}; got '{}'.{}", joined(kWorkspaceNames), text,
+                           did_you_mean(text, kWorkspaceNames)));
 }
 
 void MemorySettings::validate() const {
-  QLORAPP_CHECK_VALUE(loss_chunk_rows >= 0, "[memory] loss_chunk_rows must be a number of rows, or 0 for the device's own; got ",
-                      loss_chunk_rows, ".");
-  QLORAPP_CHECK_VALUE(mlp_tile_rows >= 0 && mlp_tile_rows % kTileStep == 0, "[memory] mlp_tile_rows must be a multiple of ",
-                      kTileStep, ", or 0 for all rows at once; got ", mlp_tile_rows, ". A GPU works best with 1024 or more.");
+  QLORAPP_CHECK_VALUE(loss_chunk_rows >= 0, "[memory] loss_chunk_rows must be a number of rows, or 0 for the device's own; got {}.",
+                      loss_chunk_rows);
+  QLORAPP_CHECK_VALUE(
+      mlp_tile_rows >= 0 && mlp_tile_rows % kTileStep == 0,
+      "[memory] mlp_tile_rows must be a multiple of {}, or 0 for all rows at once; got {}. A GPU works best with 1024 or more.",
+      kTileStep, mlp_tile_rows);
 }
 
 }  // namespace qlorapp

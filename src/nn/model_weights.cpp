@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/nn/model_weights.hpp"
+#include "nn/model_weights.hpp"
 
 #include <array>
 #include <string_view>
 #include <utility>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "nn/decoder.hpp"
 
 namespace qlorapp {
 namespace {
@@ -34,13 +35,13 @@ void make_block(DecoderBlock::Weights& weights, const format::ModelConfig& confi
 
 }  // namespace
 
-CausalLM::Weights make_weights(const format::ModelConfig& config, const WeightMaker& maker) {
-  CausalLM::Weights weights;
+DecoderWeights make_weights(const format::ModelConfig& config, const WeightMaker& maker) {
+  DecoderWeights weights;
   weights.embed_tokens = maker.dense("model.embed_tokens.weight", {config.vocab_size, config.hidden_size});
   weights.lm_head =
       config.tie_word_embeddings ? weights.embed_tokens : maker.dense("lm_head.weight", {config.vocab_size, config.hidden_size});
   weights.blocks.resize(static_cast<size_t>(config.num_hidden_layers));  // and never again: `into` keeps its place
-  for (size_t i = 0; i < weights.blocks.size(); ++i) make_block(weights.blocks[i], config, concat("model.layers.", i, "."), maker);
+  for (size_t i = 0; i < weights.blocks.size(); ++i) make_block(weights.blocks[i], config, message("model.layers.{}.", i), maker);
   weights.norm = maker.dense("model.norm.weight", {config.hidden_size});
   return weights;
 }

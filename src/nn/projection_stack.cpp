@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/nn/projection_stack.hpp"
+#include "nn/projection_stack.hpp"
 
 #include <vector>
 
 #include <ATen/ATen.h>
 
 #include "../adapters/products.hpp"
-#include "qlorapp/ops/lora_augment.hpp"
-#include "qlorapp/ops/memory_tape.hpp"
-#include "qlorapp/ops/quantize.hpp"
+#include "adapters/lora_projection.hpp"
+#include "ops/lora_augment.hpp"
+#include "ops/memory_tape.hpp"
+#include "ops/quantize.hpp"
 
 namespace qlorapp {
 namespace {

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <limits>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/core/philox.hpp"
+#include "core/check.hpp"
+#include "core/philox.hpp"
 
 namespace qlorapp {
 namespace {
@@ -47,15 +47,15 @@ void keep_min_p(at::Tensor& scores, double p) {
 void SamplingOptions::validate() const {
   constexpr std::string_view kWhere = "[generate] ";
   const auto share = [&](std::string_view name, double value) {
-    QLORAPP_CHECK_VALUE(value >= 0 && value <= 1, kWhere, name, " must be in [0, 1]; got ", value, ".");
+    QLORAPP_CHECK_VALUE(value >= 0 && value <= 1, "{}{} must be in [0, 1]; got {}.", kWhere, name, value);
   };
-  QLORAPP_CHECK_VALUE(std::isfinite(temperature) && temperature > 0, kWhere, "temperature must be > 0; got ", temperature,
-                      ". For the most probable token leave out do_sample.");
-  QLORAPP_CHECK_VALUE(top_k >= 0, kWhere, "top_k must be an integer >= 0 (0: all tokens); got ", top_k, ".");
+  QLORAPP_CHECK_VALUE(std::isfinite(temperature) && temperature > 0,
+                      "{}temperature must be > 0; got {}. For the most probable token leave out do_sample.", kWhere, temperature);
+  QLORAPP_CHECK_VALUE(top_k >= 0, "{}top_k must be an integer >= 0 (0: all tokens); got {}.", kWhere, top_k);
   share("top_p", top_p);
   share("min_p", min_p);
-  QLORAPP_CHECK_VALUE(std::isfinite(repetition_penalty) && repetition_penalty > 0, kWhere, "repetition_penalty must be > 0; got ",
-                      repetition_penalty, ".");
+  QLORAPP_CHECK_VALUE(std::isfinite(repetition_penalty) && repetition_penalty > 0, "{}repetition_penalty must be > 0; got {}.",
+                      kWhere, repetition_penalty);
 }
 
 at::Tensor warped_logits(const at::Tensor& logits, std::span<const at::Tensor> seen, std::span<const int64_t> blocked,

@@ -5,7 +5,9 @@
 
 #include <utility>
 
-#include "qlorapp/ops/no_autocast.hpp"
+#include "nn/saved.hpp"
+#include "nn/step_context.hpp"
+#include "ops/no_autocast.hpp"
 #include "segments.hpp"
 
 namespace qlorapp {

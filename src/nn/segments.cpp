@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "segments.hpp"
+#include "nn/decoder.hpp"
+#include "nn/saved.hpp"
+#include "nn/step_context.hpp"
 
 #include <ATen/ATen.h>
 

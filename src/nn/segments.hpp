@@ -7,9 +7,10 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "qlorapp/nn/decoder.hpp"
+#include "nn/decoder.hpp"
+#include "nn/saved.hpp"
+#include "nn/step_context.hpp"
 #include "qlorapp/nn/keep.hpp"
-#include "qlorapp/nn/step_context.hpp"
 
 namespace qlorapp {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/nn/step_context.hpp"
+#include "nn/step_context.hpp"
 
 #include <ATen/ATen.h>
 

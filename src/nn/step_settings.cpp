@@ -6,7 +6,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "nn/decoder.hpp"
+#include "nn/input_offload.hpp"
+#include "nn/step_context.hpp"
 
 namespace qlorapp {
 namespace {
@@ -18,17 +21,19 @@ constexpr int64_t kFewTokens = 64;
 StepSettings::StepSettings(std::shared_ptr<Decoder> decoder)
     : decoder_(std::move(decoder)), segments_(keep_in_each_block(std::ssize(decoder_->blocks()), Keep::kEverything)) {}
 
+bool StepSettings::float8() const { return decoder_->blocks().front().in_float8(); }
+
 void StepSettings::set_segments(std::vector<Segment> segments) {
   const size_t blocks = decoder_->blocks().size();
   int64_t next = 0;
   for (const Segment& segment : segments) {
     QLORAPP_CHECK_VALUE(segment.begin == next && segment.end > segment.begin,
-                        "[checkpointing] segments must follow each other and cover all blocks; one is [", segment.begin, ", ",
-                        segment.end, ") where ", next, " is next.");
+                        "[checkpointing] segments must follow each other and cover all blocks; one is [{}, {}) where {} is next.",
+                        segment.begin, segment.end, next);
     next = segment.end;
   }
-  QLORAPP_CHECK_VALUE(next == static_cast<int64_t>(blocks), "[checkpointing] segments must cover all ", blocks,
-                      " blocks; they end at ", next, ".");
+  QLORAPP_CHECK_VALUE(next == static_cast<int64_t>(blocks), "[checkpointing] segments must cover all {} blocks; they end at {}.",
+                      blocks, next);
   segments_ = std::move(segments);
   if (std::none_of(segments_.begin(), segments_.end(), [](const Segment& segment) { return segment.keep == Keep::kInputOnHost; })) {
     ring_.reset();
@@ -48,8 +53,9 @@ void StepSettings::set_float8(bool enabled) {
   if (enabled) {
     const at::Device device = decoder_->device();
     QLORAPP_CHECK_VALUE(!device.is_cuda() || decoder_->dtype() == at::kBFloat16,
-                        "[fp8] on a GPU the rest of the step is in bfloat16; the model computes in ",
-                        c10::toString(decoder_->dtype()), ". Load it with bnb_4bit_compute_dtype=bfloat16, or leave fp8 out.");
+                        "[fp8] on a GPU the rest of the step is in bfloat16; the model computes in {}. Load it with "
+                        "bnb_4bit_compute_dtype=bfloat16, or leave fp8 out.",
+                        c10::toString(decoder_->dtype()));
     const DecoderBlock::Shape& shape = decoder_->blocks().front().shape();
     const int64_t longest = std::max({shape.hidden, shape.qkv_width(), 2 * shape.intermediate, shape.attention_width()});
     ones = at::ones({longest}, at::TensorOptions().dtype(at::kFloat).device(device));
@@ -91,9 +97,10 @@ StepContext StepSettings::context(const Batch& batch, bool training, uint64_t se
                       .first_row = batch.first_token};
   for (const DecoderBlock& block : decoder_->blocks()) {
     QLORAPP_CHECK_VALUE(
-        !eight_bits || block.stacked(context), "[fp8] adapters of block ", block.index(),
-        " have dropout or DoRA, or weight_workspace is projection: then each weight is multiplied on its own, which "
-        "is not done in eight bits. Set lora_dropout=0, use_dora=False and another weight_workspace, or leave fp8 out.");
+        !eight_bits || block.stacked(context),
+        "[fp8] adapters of block {} have dropout or DoRA, or weight_workspace is projection: then each weight is multiplied on its "
+        "own, which is not done in eight bits. Set lora_dropout=0, use_dora=False and another weight_workspace, or leave fp8 out.",
+        block.index());
   }
   return context;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/nn/trained_head.hpp"
+#include "nn/trained_head.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -8,9 +8,9 @@
 #include <algorithm>
 
 #include "../adapters/products.hpp"
-#include "qlorapp/adapters/lora_projection.hpp"
-#include "qlorapp/ops/memory_tape.hpp"
-#include "qlorapp/ops/no_autocast.hpp"
+#include "adapters/lora_projection.hpp"
+#include "ops/memory_tape.hpp"
+#include "ops/no_autocast.hpp"
 
 namespace qlorapp {
 namespace {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/ops/adamw.hpp"
+#include "ops/adamw.hpp"
 
-#include <ATen/core/dispatch/Dispatcher.h>
+#include "ops/operator.hpp"
+
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -11,9 +12,8 @@ namespace qlorapp::ops {
 std::tuple<at::Tensor, at::Tensor, at::Tensor> gradient_norm(const at::Tensor& gradient,
                                                              const std::optional<at::Tensor>& inverse_scale, double max_norm) {
   static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("qlorapp::gradient_norm", "")
-          .typed<std::tuple<at::Tensor, at::Tensor, at::Tensor>(const at::Tensor&, const std::optional<at::Tensor>&, double)>();
+      Operator<std::tuple<at::Tensor, at::Tensor, at::Tensor>(const at::Tensor&, const std::optional<at::Tensor>&, double)>(
+          "qlorapp::gradient_norm");
   return op.call(gradient, inverse_scale, max_norm);
 }
 
@@ -29,10 +29,9 @@ std::vector<at::Tensor> adamw_moments(const at::Tensor& values, bool eight_bit) 
 void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& exp_avg, at::Tensor& exp_avg_sq, int64_t step, double lr,
             double beta1, double beta2, double eps, double weight_decay, const std::optional<at::Tensor>& multiplier,
             const std::optional<at::Tensor>& skip) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("qlorapp::adamw_", "")
-                             .typed<void(at::Tensor&, const at::Tensor&, at::Tensor&, at::Tensor&, int64_t, double, double, double,
-                                         double, double, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&)>();
+  static const auto op =
+      Operator<void(at::Tensor&, const at::Tensor&, at::Tensor&, at::Tensor&, int64_t, double, double, double, double, double,
+                    const std::optional<at::Tensor>&, const std::optional<at::Tensor>&)>("qlorapp::adamw_");
   op.call(parameter, gradient, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps, weight_decay, multiplier, skip);
 }
 
@@ -40,10 +39,9 @@ void adamw_8bit_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& 
                  at::Tensor& absmax2, int64_t step, double lr, double beta1, double beta2, double eps, double weight_decay,
                  const std::optional<at::Tensor>& multiplier, const std::optional<at::Tensor>& skip) {
   static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("qlorapp::adamw_8bit_", "")
-          .typed<void(at::Tensor&, const at::Tensor&, at::Tensor&, at::Tensor&, at::Tensor&, at::Tensor&, int64_t, double, double,
-                      double, double, double, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&)>();
+      Operator<void(at::Tensor&, const at::Tensor&, at::Tensor&, at::Tensor&, at::Tensor&, at::Tensor&, int64_t, double, double,
+                    double, double, double, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&)>(
+          "qlorapp::adamw_8bit_");
   op.call(parameter, gradient, state1, state2, absmax1, absmax2, step, lr, beta1, beta2, eps, weight_decay, multiplier, skip);
 }
 

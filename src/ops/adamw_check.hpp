@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "qlorapp/ops/adamw.hpp"
+#include "ops/adamw.hpp"
 
 namespace qlorapp::ops::detail {
 

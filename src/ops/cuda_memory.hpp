@@ -12,7 +12,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "qlorapp/ops/memory_tape.hpp"
+#include "ops/memory_tape.hpp"
 
 namespace qlorapp::ops {
 

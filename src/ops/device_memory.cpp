@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/ops/device_memory.hpp"
+#include "ops/device_memory.hpp"
+
+#include "qlorapp/core/error.hpp"
 
 #include <algorithm>
 #include <array>
@@ -54,6 +56,7 @@ bool uses_expandable_segments() {
 
 bool is_out_of_memory(const std::exception& error) {
   if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) return true;
+  if (dynamic_cast<const OutOfMemoryError*>(&error) != nullptr) return true;
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return true;
   // Torch's allocator for CPUs (c10/core/impl/alloc_cpu.cpp), the driver, which is asked directly for pinned memory and tables, and cuBLAS.
   static constexpr std::array<std::string_view, 3> kWords{"DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory",

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/ops/float8.hpp"
+#include "ops/float8.hpp"
 
 #include <string_view>
 
 #include <ATen/ATen.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 #include "float8_shapes.hpp"
 #include "four_bit_stack.hpp"
-#include "qlorapp/ops/quantize.hpp"
+#include "ops/operator.hpp"
+#include "ops/quantize.hpp"
 
 namespace qlorapp::ops {
 namespace {
@@ -71,20 +71,18 @@ void product_meta(at::Tensor& y, const at::Tensor& x, const at::Tensor& scale, c
 at::Tensor dequantize_4bit_float8(at::TensorList packed, at::TensorList absmax, at::TensorList nested_absmax,
                                   at::TensorList nested_offset, at::IntArrayRef rows, int64_t columns, int64_t block_size,
                                   int64_t nested_block_size, QuantType quant_type, const at::Tensor& weight_scale, bool transpose) {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("qlorapp::dequantize_4bit_float8", "").typed<DequantizeOp>();
+  static const auto op = Operator<DequantizeOp>("qlorapp::dequantize_4bit_float8");
   return op.call(packed, absmax, nested_absmax, nested_offset, rows, columns, block_size, nested_block_size, to_string(quant_type),
                  weight_scale, transpose);
 }
 
 Pair quantize_rows_float8(const at::Tensor& x, const std::optional<at::Tensor>& weight_scale) {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("qlorapp::quantize_rows_float8", "").typed<QuantizeRowsOp>();
+  static const auto op = Operator<QuantizeRowsOp>("qlorapp::quantize_rows_float8");
   return op.call(x, weight_scale);
 }
 
 void float8_product_out(at::Tensor& y, const at::Tensor& x, const at::Tensor& scale, const at::Tensor& w, const at::Tensor& ones) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("qlorapp::float8_product_out", "").typed<ProductOp>();
+  static const auto op = Operator<ProductOp>("qlorapp::float8_product_out");
   op.call(y, x, scale, w, ones);
 }
 

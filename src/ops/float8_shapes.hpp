@@ -8,7 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "four_bit_stack.hpp"
-#include "qlorapp/ops/float8.hpp"
+#include "ops/float8.hpp"
 
 namespace qlorapp::ops {
 

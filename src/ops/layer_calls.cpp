@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The typed calls of the layer operators: each looks its operator up once and goes through the dispatcher, so that device,
 // autograd and tracing are chosen by the arguments.
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
-#include "qlorapp/ops/attention.hpp"
-#include "qlorapp/ops/cross_entropy.hpp"
-#include "qlorapp/ops/embedding.hpp"
-#include "qlorapp/ops/norm.hpp"
-#include "qlorapp/ops/rope.hpp"
-#include "qlorapp/ops/swiglu.hpp"
+#include "ops/attention.hpp"
+#include "ops/cross_entropy.hpp"
+#include "ops/embedding.hpp"
+#include "ops/norm.hpp"
+#include "ops/operator.hpp"
+#include "ops/rope.hpp"
+#include "ops/swiglu.hpp"
 
 namespace qlorapp::ops {
 namespace {
@@ -20,8 +20,8 @@ using Two = std::tuple<Tensor, Tensor>;
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 
 template <class Signature>
-auto find(const char* name, const char* overload = "") {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).typed<Signature>();
+Operator<Signature> find(const char* name, const char* overload = "") {
+  return Operator<Signature>(name, overload);
 }
 
 }  // namespace

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/ops/lora_augment.hpp"
+#include "ops/lora_augment.hpp"
 
 #include <ATen/ATen.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 #include "four_bit_stack.hpp"
 #include "lora_augment_shapes.hpp"
-#include "qlorapp/ops/quantize.hpp"
+#include "ops/operator.hpp"
+#include "ops/quantize.hpp"
 
 namespace qlorapp::ops {
 namespace {
@@ -70,25 +70,21 @@ void dequantize_4bit_augmented_(at::Tensor& workspace, at::TensorList packed, at
                                 at::TensorList nested_offset, at::IntArrayRef rows, int64_t block_size, int64_t nested_block_size,
                                 QuantType quant_type, at::TensorList a, at::TensorList b, at::ArrayRef<double> scaling) {
   static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("qlorapp::dequantize_4bit_augmented_", "")
-          .typed<void(at::Tensor&, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::IntArrayRef, int64_t,
-                      int64_t, std::string_view, at::TensorList, at::TensorList, at::ArrayRef<double>)>();
+      Operator<void(at::Tensor&, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::IntArrayRef, int64_t, int64_t,
+                    std::string_view, at::TensorList, at::TensorList, at::ArrayRef<double>)>("qlorapp::dequantize_4bit_augmented_");
   op.call(workspace, packed, absmax, nested_absmax, nested_offset, rows, block_size, nested_block_size, to_string(quant_type), a, b,
           scaling);
 }
 
 void lora_augment_(at::Tensor& workspace, at::TensorList a, at::TensorList b, at::ArrayRef<double> scaling) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("qlorapp::lora_augment_", "")
-                             .typed<void(at::Tensor&, at::TensorList, at::TensorList, at::ArrayRef<double>)>();
+  static const auto op =
+      Operator<void(at::Tensor&, at::TensorList, at::TensorList, at::ArrayRef<double>)>("qlorapp::lora_augment_");
   op.call(workspace, a, b, scaling);
 }
 
 void lora_borders_(at::Tensor& right, at::Tensor& below, at::TensorList a, at::TensorList b, at::ArrayRef<double> scaling) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("qlorapp::lora_borders_", "")
-                             .typed<void(at::Tensor&, at::Tensor&, at::TensorList, at::TensorList, at::ArrayRef<double>)>();
+  static const auto op =
+      Operator<void(at::Tensor&, at::Tensor&, at::TensorList, at::TensorList, at::ArrayRef<double>)>("qlorapp::lora_borders_");
   op.call(right, below, a, b, scaling);
 }
 

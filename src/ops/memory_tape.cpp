@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/ops/memory_tape.hpp"
+#include "ops/memory_tape.hpp"
 
 #include <array>
 #include <memory>
@@ -8,7 +8,7 @@
 
 #include <c10/core/Allocator.h>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 namespace qlorapp::ops {
 namespace {

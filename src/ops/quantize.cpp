@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/ops/quantize.hpp"
+#include "ops/quantize.hpp"
 
 #include <string>
 #include <string_view>
 
-#include <ATen/core/dispatch/Dispatcher.h>
+#include "ops/operator.hpp"
 
 namespace qlorapp::ops {
 namespace {
@@ -14,8 +14,8 @@ using Quantize4bitOp = Pair(const at::Tensor&, int64_t, std::string_view);
 using QuantizeBlockwiseOp = Pair(const at::Tensor&, int64_t, bool);
 
 template <class Signature>
-auto find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+Operator<Signature> find(const char* name) {
+  return Operator<Signature>(name);
 }
 
 }  // namespace

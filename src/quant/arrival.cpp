@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/quant/arrival.hpp"
+#include "quant/arrival.hpp"
 
 #include <ATen/ATen.h>
 
@@ -8,8 +8,8 @@
 #include <thread>
 #include <utility>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/quant/piece_quantizer.hpp"
+#include "core/check.hpp"
+#include "quant/piece_quantizer.hpp"
 
 namespace qlorapp {
 
@@ -29,9 +29,7 @@ Arrival arrive_quantized(const std::string& name, const std::vector<int64_t>& sh
   const auto named = [name](const auto& work) {
     try {
       work();
-    } catch (const c10::Error& error) {  // an operator's refusal; its what() would end in a backtrace
-      throw FormatError(concat("[load] tensor '", name, "' cannot be quantized: ", error.what_without_backtrace()));
-    }
+    } catch (const Error& error) { throw FormatError(message("[load] tensor '{}' cannot be quantized: {}", name, error.what())); }
   };
   return {{},
           [pieces, named](int64_t first, const at::Tensor& piece) { named([&] { pieces->take(first, piece); }); },

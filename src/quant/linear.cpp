@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/quant/linear.hpp"
+#include "quant/linear.hpp"
 
 #include <optional>
 
-#include "qlorapp/ops/linear.hpp"
+#include "ops/linear.hpp"
 
 namespace qlorapp {
 namespace {

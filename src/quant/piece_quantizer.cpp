@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/quant/piece_quantizer.hpp"
+#include "quant/piece_quantizer.hpp"
 
 #include <ATen/ATen.h>
 
 #include <tuple>
 #include <utility>
 
+#include "core/check.hpp"
 #include "nest_scales.hpp"
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/ops/quantize.hpp"
+#include "ops/quantize.hpp"
 
 namespace qlorapp {
 namespace {
@@ -16,8 +16,9 @@ namespace {
 /// The operator knows the index in the piece only.
 [[noreturn]] void refuse_not_finite(const at::Tensor& piece, int64_t first) {
   const int64_t index = piece.isfinite().logical_not().nonzero()[0].item<int64_t>();
-  C10_THROW_ERROR(ValueError, c10::str("[quantize_4bit] weight must be finite; got ", piece[index].item<float>(), " at flat index ",
-                                       first + index, ". A checkpoint with such a value is damaged."));
+  throw ValueError(
+      message("[quantize_4bit] weight must be finite; got {} at flat index {}. A checkpoint with such a value is damaged.",
+              piece[index].item<float>(), first + index));
 }
 
 }  // namespace
@@ -36,14 +37,14 @@ void PieceQuantizer::take(int64_t first, const at::Tensor& piece) {
   const int64_t n = weight_.numel(), block = weight_.block_size;
   QLORAPP_CHECK_VALUE(
       first % block == 0 && (piece.numel() % block == 0 || first + piece.numel() == n) && first + piece.numel() <= n,
-      "[PieceQuantizer] a piece must be whole blocks of ", block, " of a weight of ", n, " elements; got ", piece.numel(),
-      " elements from ", first, " on.");
+      "[PieceQuantizer] a piece must be whole blocks of {} of a weight of {} elements; got {} elements from {} on.", block, n,
+      piece.numel(), first);
   const Quantizer::Options& options = quantizer_.options();
   at::Tensor packed, absmax;
   try {
     std::tie(packed, absmax) = options.compat == Compat::kBnb ? ops::quantize_4bit_bnb(piece, block, options.quant_type)
                                                               : ops::quantize_4bit(piece, block, options.quant_type);
-  } catch (const c10::ValueError&) {
+  } catch (const ValueError&) {
     if (first == 0 || piece.isfinite().all().item<bool>()) throw;
     refuse_not_finite(piece, first);
   }

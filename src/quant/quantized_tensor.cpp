@@ -3,7 +3,7 @@
 
 #include <ATen/ATen.h>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 namespace qlorapp {
 namespace {
@@ -11,12 +11,12 @@ namespace {
 /// One tensor of a weight against what shape and block sizes say.
 void check_part(const std::string& name, const char* part, const at::Tensor& tensor, at::ScalarType dtype, int64_t numel,
                 at::Device device) {
-  QLORAPP_CHECK_VALUE(tensor.defined(), "[", name, "] ", part, " is missing.");
-  QLORAPP_CHECK_VALUE(tensor.scalar_type() == dtype, "[", name, "] ", part, " must be ", at::toString(dtype), "; got ",
-                      at::toString(tensor.scalar_type()), ".");
-  QLORAPP_CHECK_VALUE(tensor.numel() == numel, "[", name, "] ", part, " must hold ", numel, " elements; got ", tensor.numel(), ".");
-  QLORAPP_CHECK_VALUE(tensor.device() == device, "[", name, "] ", part, " must be on ", device.str(), ", where packed is; got ",
-                      tensor.device().str(), ".");
+  QLORAPP_CHECK_VALUE(tensor.defined(), "[{}] {} is missing.", name, part);
+  QLORAPP_CHECK_VALUE(tensor.scalar_type() == dtype, "[{}] {} must be {}; got {}.", name, part, at::toString(dtype),
+                      at::toString(tensor.scalar_type()));
+  QLORAPP_CHECK_VALUE(tensor.numel() == numel, "[{}] {} must hold {} elements; got {}.", name, part, numel, tensor.numel());
+  QLORAPP_CHECK_VALUE(tensor.device() == device, "[{}] {} must be on {}, where packed is; got {}.", name, part, device.str(),
+                      tensor.device().str());
 }
 
 }  // namespace
@@ -49,23 +49,24 @@ QuantizedTensor QuantizedTensor::clone() const {
 }
 
 void QuantizedTensor::check(const std::string& name) const {
-  QLORAPP_CHECK_VALUE(is_block_size(block_size), "[", name, "] block_size must be one of ", kBlockSizes, "; got ", block_size, ".");
-  QLORAPP_CHECK_VALUE(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, "[", name,
-                      "] dtype must be float32, float16 or bfloat16; got ", at::toString(dtype), ".");
+  QLORAPP_CHECK_VALUE(is_block_size(block_size), "[{}] block_size must be one of {}; got {}.", name, joined(kBlockSizes),
+                      block_size);
+  QLORAPP_CHECK_VALUE(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16,
+                      "[{}] dtype must be float32, float16 or bfloat16; got {}.", name, at::toString(dtype));
   int64_t n = 1;
   for (const int64_t size : shape) {
-    QLORAPP_CHECK_VALUE(size >= 0 && !__builtin_mul_overflow(n, size, &n), "[", name,
-                        "] shape must be of sizes >= 0 with a product below 2^63; got ", shape, ".");
+    QLORAPP_CHECK_VALUE(size >= 0 && !__builtin_mul_overflow(n, size, &n),
+                        "[{}] shape must be of sizes >= 0 with a product below 2^63; got {}.", name, joined(shape));
   }
-  QLORAPP_CHECK_VALUE(packed.defined(), "[", name, "] packed is missing.");
+  QLORAPP_CHECK_VALUE(packed.defined(), "[{}] packed is missing.", name);
   const at::Device device = packed.device();
   check_part(name, "packed", packed, at::kByte, packed_bytes(n), device);
   const int64_t blocks = block_count(n, block_size);
   check_part(name, "absmax", absmax, double_quantized() ? at::kByte : at::kFloat, blocks, device);
-  QLORAPP_CHECK_VALUE(nested_absmax.defined() == nested_offset.defined(), "[", name,
-                      "] nested_absmax and nested_offset come together; got one of them.");
+  QLORAPP_CHECK_VALUE(nested_absmax.defined() == nested_offset.defined(),
+                      "[{}] nested_absmax and nested_offset come together; got one of them.", name);
   if (!double_quantized()) return;
-  QLORAPP_CHECK_VALUE(nested_block_size > 0, "[", name, "] nested_block_size must be above 0; got ", nested_block_size, ".");
+  QLORAPP_CHECK_VALUE(nested_block_size > 0, "[{}] nested_block_size must be above 0; got {}.", name, nested_block_size);
   check_part(name, "nested_absmax", nested_absmax, at::kFloat, block_count(blocks, nested_block_size), device);
   check_part(name, "nested_offset", nested_offset, at::kFloat, 1, device);
 }

@@ -5,17 +5,20 @@
 
 #include <ATen/ATen.h>
 
+#include "core/check.hpp"
+#include "format/double_quant.hpp"
 #include "nest_scales.hpp"
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/ops/quantize.hpp"
+#include "ops/quantize.hpp"
 
 namespace qlorapp {
 
+static_assert(Quantizer::Options{}.nested_block_size == kDefaultNestedBlockSize);
+
 Quantizer::Quantizer(const Options& options) : options_(options) {
-  QLORAPP_CHECK_VALUE(is_block_size(options.block_size), "[Quantizer] block_size must be one of ", kBlockSizes, "; got ",
-                      options.block_size, ".");
-  QLORAPP_CHECK_VALUE(options.nested_block_size > 0, "[Quantizer] nested_block_size must be above 0; got ",
-                      options.nested_block_size, ".");
+  QLORAPP_CHECK_VALUE(is_block_size(options.block_size), "[Quantizer] block_size must be one of {}; got {}.", joined(kBlockSizes),
+                      options.block_size);
+  QLORAPP_CHECK_VALUE(options.nested_block_size > 0, "[Quantizer] nested_block_size must be above 0; got {}.",
+                      options.nested_block_size);
 }
 
 void nest_scales(QuantizedTensor& weight, const Quantizer::Options& options) {

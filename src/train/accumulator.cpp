@@ -3,33 +3,33 @@
 
 #include <ATen/ATen.h>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 namespace qlorapp {
 namespace {
 
 int64_t over_ranks(int64_t count, const Accumulator::Options& options) {
   const int64_t total = options.sum_over_ranks ? options.sum_over_ranks(count) : count;
-  QLORAPP_CHECK_VALUE(total >= count, "[Accumulator] the count over all ranks must be at least this rank's ", count, "; got ",
-                      total, '.');
+  QLORAPP_CHECK_VALUE(total >= count, "[Accumulator] the count over all ranks must be at least this rank's {}; got {}.", count,
+                      total);
   return total;
 }
 
 void check_loss_sum(const at::Tensor& loss_sum) {
   QLORAPP_CHECK_VALUE(loss_sum.defined(), "[Accumulator] loss_sum must be a tensor; got an undefined one.");
   QLORAPP_CHECK_VALUE(loss_sum.numel() == 1,
-                      "[Accumulator] loss_sum must be one number, the sum over a micro-batch's targets; got a "
-                      "shape of ",
-                      loss_sum.sizes().vec(), ". Sum it (at::Reduction::Sum).");
-  QLORAPP_CHECK_VALUE(at::isFloatingType(loss_sum.scalar_type()), "[Accumulator] loss_sum must be floating; got ",
-                      at::toString(loss_sum.scalar_type()), ".");
+                      "[Accumulator] loss_sum must be one number, the sum over a micro-batch's targets; got a shape of {}. Sum it "
+                      "(at::Reduction::Sum).",
+                      joined(loss_sum.sizes()));
+  QLORAPP_CHECK_VALUE(at::isFloatingType(loss_sum.scalar_type()), "[Accumulator] loss_sum must be floating; got {}.",
+                      at::toString(loss_sum.scalar_type()));
 }
 
 }  // namespace
 
 Accumulator::Accumulator(std::span<const int64_t> target_counts, const Options& options) {
   for (const int64_t count : target_counts) {
-    QLORAPP_CHECK_VALUE(count >= 0, "[Accumulator] a target count must be >= 0; got ", count, '.');
+    QLORAPP_CHECK_VALUE(count >= 0, "[Accumulator] a target count must be >= 0; got {}.", count);
     tokens_ += count;
   }
   tokens_ = over_ranks(tokens_, options);
@@ -37,7 +37,7 @@ Accumulator::Accumulator(std::span<const int64_t> target_counts, const Options& 
 
 Accumulator::Accumulator(std::span<const Batch> window, const Options& options) {
   for (const Batch& batch : window) {
-    QLORAPP_CHECK_VALUE(batch.target_count >= 0, "[Accumulator] a target count must be >= 0; got ", batch.target_count, '.');
+    QLORAPP_CHECK_VALUE(batch.target_count >= 0, "[Accumulator] a target count must be >= 0; got {}.", batch.target_count);
     tokens_ += batch.target_count + (options.count_position_zero ? batch.first_label_count : 0);
   }
   tokens_ = over_ranks(tokens_, options);

@@ -7,10 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "qlorapp/core/check.hpp"
+#include "adapters/adapter_set.hpp"
+#include "core/check.hpp"
+#include "nn/decoder.hpp"
+#include "ops/adamw.hpp"
+#include "ops/memory_tape.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
-#include "qlorapp/ops/adamw.hpp"
-#include "qlorapp/ops/memory_tape.hpp"
 #include "qlorapp/train/clip.hpp"
 
 namespace qlorapp {
@@ -58,12 +60,11 @@ Bytes resident_bytes(const CausalLM& model) {
 
 Probe probe_step(CausalLM& model, const ProbeOptions& options) {
   QLORAPP_CHECK_VALUE(options.batch >= 1 && options.accumulation >= 1 && options.eval_batch >= 0,
-                      "[find_max_batch_size] the batch must be at least 1; got ", options.batch, ", accumulation ",
-                      options.accumulation, " and ", options.eval_batch, " rows in evaluation.");
-  QLORAPP_CHECK_VALUE(options.length >= 2, "[find_max_batch_size] max_seq_length must be at least 2; got ", options.length, ".");
-  QLORAPP_CHECK_VALUE(
-      !model.adapters().empty(),
-      "[find_max_batch_size] the model has no adapters. Add them first: they and their optimizer take memory, too.");
+                      "[find_max_batch_size] the batch must be at least 1; got {}, accumulation {} and {} rows in evaluation.",
+                      options.batch, options.accumulation, options.eval_batch);
+  QLORAPP_CHECK_VALUE(options.length >= 2, "[find_max_batch_size] max_seq_length must be at least 2; got {}.", options.length);
+  QLORAPP_CHECK_VALUE(!model.adapters().empty(),
+                      "[find_max_batch_size] the model has no adapters. Add them first: they and their optimizer use memory, too.");
   const at::NoGradGuard no_grad;
   const MeasuredMemory memory({model.device().type(), resident_bytes(model), options.records});
   const ZeroGradients zero{model.arena()};

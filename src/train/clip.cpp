@@ -7,8 +7,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/ops/adamw.hpp"
+#include "core/check.hpp"
+#include "ops/adamw.hpp"
 
 namespace qlorapp {
 
@@ -28,8 +28,8 @@ at::Tensor global_norm(const at::Tensor& flat, std::span<const int64_t> ends) {
   parts.reserve(ends.size());
   int64_t begin = 0;
   for (const int64_t end : ends) {
-    QLORAPP_CHECK_VALUE(begin <= end && end <= flat.numel(), "[global_norm] ends must rise and stay within ", flat.numel(),
-                        " elements; got ", end, " after ", begin, '.');
+    QLORAPP_CHECK_VALUE(begin <= end && end <= flat.numel(),
+                        "[global_norm] ends must rise and stay within {} elements; got {} after {}.", flat.numel(), end, begin);
     parts.push_back(flat.slice(0, begin, end));
     begin = end;
   }
@@ -37,7 +37,7 @@ at::Tensor global_norm(const at::Tensor& flat, std::span<const int64_t> ends) {
 }
 
 void clip_by_norm_(at::TensorList gradients, const at::Tensor& norm, double max_norm) {
-  QLORAPP_CHECK_VALUE(max_norm >= 0, "[clip_grad_norm_] max_norm must be >= 0; got ", max_norm, ". 0 turns clipping off.");
+  QLORAPP_CHECK_VALUE(max_norm >= 0, "[clip_grad_norm_] max_norm must be >= 0; got {}. 0 turns clipping off.", max_norm);
   if (max_norm == 0) return;
   const at::NoGradGuard no_grad;
   const at::Tensor coefficient = at::clamp_max(max_norm / (norm + 1e-6), 1.0);

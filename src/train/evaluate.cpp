@@ -9,10 +9,10 @@
 #include <limits>
 #include <span>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "ops/device_memory.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/data/collate.hpp"
-#include "qlorapp/ops/device_memory.hpp"
 
 namespace qlorapp {
 namespace {
@@ -81,8 +81,10 @@ Score score_of(CausalLM& model, std::span<const Example> rows, bool exact_match,
     } catch (const std::exception& error) {
       if (some.size() == 1 || !ops::is_out_of_memory(error)) throw;
       most = (some.size() + 1) / 2;
-      log_warning(concat("[evaluate] out of memory with ", some.size(), " rows at once (", first_line(error),
-                         "). From here on they are taken in parts of at most ", most, "; the loss is that of whole batches."));
+      log_warning(
+          message("[evaluate] out of memory with {} rows at once ({}). From here on batches are split into parts of at most {} "
+                  "rows. The loss stays that of whole batches.",
+                  some.size(), first_line(error), most));
     }
     ops::release_cached_memory(model.device());  // here: the exception may hold tensors
   }
@@ -93,7 +95,7 @@ Score score_of(CausalLM& model, std::span<const Example> rows, bool exact_match,
 
 EvalResult evaluate(CausalLM& model, const std::vector<Example>& rows, const EvalOptions& options) {
   QLORAPP_CHECK_VALUE(!rows.empty(), "[evaluate] the evaluation data hold no rows.");
-  QLORAPP_CHECK_VALUE(options.batch_size >= 1, "[evaluate] the batch size must be at least 1; got ", options.batch_size, ".");
+  QLORAPP_CHECK_VALUE(options.batch_size >= 1, "[evaluate] the batch size must be at least 1; got {}.", options.batch_size);
   const at::NoGradGuard no_grad;
   EvalResult result;
   double over_rows = 0, over_tokens = 0;
@@ -116,8 +118,8 @@ EvalResult evaluate(CausalLM& model, const std::vector<Example>& rows, const Eva
     if (options.after_each_batch) options.after_each_batch();
   }
   if (left_out > 0) {
-    log_warning(concat("[evaluate] ", left_out, " batches have a loss that is not finite",
-                       counted_rows > 0 ? "; they are left out of the mean." : ": all that there are."));
+    log_warning(message("[evaluate] {} batches have a loss that is not finite{}", left_out,
+                        counted_rows > 0 ? "; they are left out of the mean." : ", which is all of them."));
     if (counted_rows == 0) {
       result.mean_of_batches = result.token_weighted = std::numeric_limits<double>::quiet_NaN();
       return result;

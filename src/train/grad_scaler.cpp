@@ -8,7 +8,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 #include "qlorapp/core/log.hpp"
 
 namespace qlorapp {
@@ -46,9 +46,9 @@ GradScaler::GradScaler(const Options& options) : options_(options) {
   if (options_.growth_factor <= 1.0) throw GradScalerAssertion("The growth factor must be > 1.0.");
   if (options_.backoff_factor >= 1.0) throw GradScalerAssertion("The backoff factor must be < 1.0.");
   QLORAPP_CHECK_VALUE(options_.min_scale >= 0 && std::isfinite(options_.min_scale),
-                      "[GradScaler] min_scale must be finite and >= 0; got ", options_.min_scale, '.');
-  QLORAPP_CHECK_VALUE(options_.max_consecutive_skips >= 0, "[GradScaler] max_consecutive_skips must be >= 0; got ",
-                      options_.max_consecutive_skips, ". 0 is no limit.");
+                      "[GradScaler] min_scale must be finite and >= 0; got {}.", options_.min_scale);
+  QLORAPP_CHECK_VALUE(options_.max_consecutive_skips >= 0,
+                      "[GradScaler] max_consecutive_skips must be >= 0; got {}. 0 is no limit.", options_.max_consecutive_skips);
 }
 
 GradScaler::GradScaler(const GradScaler& other)
@@ -71,9 +71,10 @@ void GradScaler::check_serializable() const {
 
 void GradScaler::check_initialized(const char* function) const {
   if (scale_.defined()) return;
-  throw GradScalerAssertion(concat("Attempted ", function,
-                                   " but _scale is None.  This may indicate your script did not use "
-                                   "scaler.scale(loss or outputs) earlier in the iteration."));
+  throw GradScalerAssertion(
+      message("Attempted {} but _scale is None.  This may indicate your script did not use scaler.scale(loss or outputs) earlier "
+              "in the iteration.",
+              function));
 }
 
 void GradScaler::initialize_on(at::Device device) {
@@ -203,11 +204,11 @@ void GradScaler::count_skips() {
   }
   if (options_.max_consecutive_skips > 0 && consecutive_skips_ >= options_.max_consecutive_skips) {
     const int64_t skips = std::exchange(consecutive_skips_, 0);
-    throw LossScaleExhausted(concat("[GradScaler] ", skips,
-                                    " optimizer steps in a row found infinite or NaN gradients; the loss scale is down to ",
-                                    get_scale(),
-                                    ". Overflow ends after a few backoffs, so the loss or the weights are not finite themselves: "
-                                    "look for NaN in the loss, lower the learning rate, or train in bf16 or fp32."));
+    throw LossScaleExhausted(
+        message("[GradScaler] {} optimizer steps in a row found infinite or NaN gradients; the loss scale is down to {}. Overflow "
+                "ends after a few backoffs, so the loss or the weights are not finite themselves: look for NaN in the loss, lower "
+                "the learning rate, or train in bf16 or fp32.",
+                skips, get_scale()));
   }
 }
 

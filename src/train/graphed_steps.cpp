@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/train/graphed_steps.hpp"
+#include "train/graphed_steps.hpp"
 
 #include <ATen/ATen.h>
 
@@ -7,7 +7,10 @@
 #include <string>
 #include <utility>
 
-#include "qlorapp/core/check.hpp"
+#include "adapters/adapter_set.hpp"
+#include "core/check.hpp"
+#include "nn/decoder.hpp"
+#include "nn/input_offload.hpp"
 #include "qlorapp/core/log.hpp"
 
 namespace qlorapp {
@@ -44,8 +47,10 @@ LossSum GraphedSteps::record(Shape& shape, const Batch& batch, const at::Tensor&
     shapes_.erase(std::next(oldest).base());
   }
   if (++recorded_ == kMostRecordings) {
-    log_warning_once(concat("[trainer] cuda_graphs: row lengths have come in more than ", kMostRecordings,
-                            " combinations that repeat; no more of them are recorded. Pack or cut rows to one length."));
+    log_warning_once(
+        message("[trainer] cuda_graphs: more than {} combinations of row lengths repeat; no more of them are recorded. Pack or cut "
+                "rows to one length.",
+                kMostRecordings));
   }
   shape.batch = batch;
   for (at::Tensor* const tensor : {&shape.batch.tokens, &shape.batch.targets, &shape.batch.positions}) *tensor = tensor->clone();
@@ -65,7 +70,7 @@ LossSum GraphedSteps::record(Shape& shape, const Batch& batch, const at::Tensor&
   if (shape.graph == nullptr) {
     shape.refused = true;
     shape.loss.reset();
-    log_warning_once(concat("[trainer] cuda_graphs: a micro-step could not be recorded and is launched as before (", why, ")."));
+    log_warning_once(message("[trainer] cuda_graphs: a micro-step could not be recorded and runs without a graph ({}).", why));
   }
   return result;
 }

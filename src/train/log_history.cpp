@@ -6,7 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 namespace qlorapp {
 
@@ -22,9 +22,9 @@ double LogRecord::number(std::string_view key) const {
     if (name != key) continue;
     if (const auto* whole = std::get_if<int64_t>(&value)) return static_cast<double>(*whole);
     if (const auto* real = std::get_if<double>(&value)) return *real;
-    throw ValueError(concat("[log] '", key, "' is no number."));
+    throw ValueError(message("[log] '{}' is not a number.", key));
   }
-  throw ValueError(concat("[log] there is no '", key, "' in this record."));
+  throw ValueError(message("[log] there is no '{}' in this record.", key));
 }
 
 format::Json LogRecord::to_json() const {
@@ -38,8 +38,8 @@ format::Json LogRecord::to_json() const {
 LogRecord LogRecord::from_json(const format::Json& json, std::string_view where) {
   LogRecord record;
   for (const auto& [key, value] : json.items()) {
-    QLORAPP_CHECK_FORMAT(value.is_number() || value.is_string(), "[log] ", where, ": '", key,
-                         "' in log_history must be a number or a string; got ", value.type_name(), ".");
+    QLORAPP_CHECK_FORMAT(value.is_number() || value.is_string(),
+                         "[log] {}: '{}' in log_history must be a number or a string; got {}.", where, key, value.type_name());
     if (value.is_string()) {
       record.set(key, value.get<std::string>());
     } else if (value.is_number_integer()) {
@@ -57,7 +57,7 @@ std::string LogRecord::to_line() const {
     if (line.size() > 1) line += ", ";
     std::array<char, 32> buffer{};
     if (const auto* text = std::get_if<std::string>(&value)) {
-      line += concat("'", name, "': '", *text, "'");
+      line += message("'{}': '{}'", name, *text);
       continue;
     }
     if (const auto* real = std::get_if<double>(&value)) {
@@ -65,7 +65,7 @@ std::string LogRecord::to_line() const {
     } else {
       std::snprintf(buffer.data(), buffer.size(), "%lld", static_cast<long long>(std::get<int64_t>(value)));
     }
-    line += concat("'", name, "': ", std::string_view(buffer.data()));
+    line += message("'{}': {}", name, std::string_view(buffer.data()));
   }
   return line + "}";
 }

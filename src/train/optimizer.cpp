@@ -9,8 +9,9 @@
 #include <string_view>
 #include <utility>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/ops/adamw.hpp"
+#include "core/check.hpp"
+#include "ops/adamw.hpp"
+#include "train/paged_state.hpp"
 
 namespace qlorapp {
 

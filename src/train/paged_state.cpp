@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/train/paged_state.hpp"
+#include "train/paged_state.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 namespace qlorapp {
 namespace {
@@ -60,8 +60,8 @@ PagedState::PagedState(std::vector<at::Tensor> moments, int64_t elements)
   for (const at::Tensor& moment : moments_) {
     QLORAPP_CHECK_VALUE(!moment.is_cpu() && moment.device() == device_ && moment.dim() == 1 && elements % moment.numel() == 0 &&
                             kChunk % (elements / moment.numel()) == 0,
-                        "[paged_state] moments must be flat, on one GPU, and of sizes that divide ", elements, "; got ",
-                        moment.sizes().vec(), " on ", moment.device().str(), ".");
+                        "[paged_state] moments must be flat, on one GPU, and of sizes that divide {}; got {} on {}.", elements,
+                        joined(moment.sizes()), moment.device().str());
     bytes_ += Bytes{static_cast<int64_t>(moment.nbytes())};
   }
   ops::add_memory_relief(this);

@@ -9,12 +9,12 @@
 #include <cstdio>
 #include <optional>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "ops/device_memory.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
 #include "qlorapp/memory/budget.hpp"
 #include "qlorapp/memory/roofline.hpp"
-#include "qlorapp/ops/device_memory.hpp"
 
 namespace qlorapp {
 namespace {
@@ -27,18 +27,6 @@ std::string fixed(double value, int digits) {
 
 at::ScalarType compute_dtype(const TrainingArguments& args) {
   return args.bf16 ? at::kBFloat16 : args.fp16 ? at::kHalf : at::kFloat;
-}
-
-PlanSettings run_settings(const CausalLM& model, const TrainingArguments& args, int64_t longest, bool evaluates) {
-  PlanSettings settings = settings_of(model);
-  apply_arguments(settings, args);
-  settings.length = std::max<int64_t>(2, longest);
-  if (!evaluates) settings.eval_batch = 0;
-  // As the Trainer tells the model when it begins.
-  if (args.gradient_checkpointing) settings.segments = parse_segments(args.keep_text(), settings.model.num_hidden_layers);
-  if (args.memory() != MemorySettings{}) settings.memory = args.memory();
-  settings.device = planned_device(model.device());
-  return settings;
 }
 
 /// All adapters' gradients meet once an optimizer step; for the rest of it the cards do not wait for each other.
@@ -67,7 +55,10 @@ ops::PlannedDevice planned_device(at::Device device) {
   return planned;
 }
 
-void apply_arguments(PlanSettings& settings, const TrainingArguments& args) {
+namespace {
+
+/// What the arguments decide. The rest stays as it is.
+PlanSettings completed(PlanSettings settings, const TrainingArguments& args) {
   settings.batch = args.per_device_train_batch_size;
   settings.accumulation = args.gradient_accumulation_steps;
   settings.length = args.max_length;
@@ -76,16 +67,32 @@ void apply_arguments(PlanSettings& settings, const TrainingArguments& args) {
   settings.optimizer_is_paged = args.optimizer_is_paged();
   settings.deterministic = settings.deterministic || args.full_determinism;
   settings.float8 = args.fp8;
+  if (args.gradient_checkpointing) settings.segments = parse_segments(args.keep_text(), settings.model.num_hidden_layers);
+  if (args.memory() != MemorySettings{}) settings.memory = args.memory();
+  return settings;
 }
 
-PlanSettings plan_settings(const format::ModelConfig& model, const LoraConfig& lora, const TrainingArguments& args) {
-  PlanSettings settings;
-  settings.model = model;
-  settings.lora = lora;
-  settings.compute_dtype = compute_dtype(args);
-  apply_arguments(settings, args);
-  settings.memory = args.memory();
-  if (args.gradient_checkpointing) settings.segments = parse_segments(args.keep_text(), model.num_hidden_layers);
+}  // namespace
+
+PlanSettings plan_settings(const format::ModelConfig& model, const LoraConfig& lora, const TrainingArguments& args,
+                           const PlannedBase& base) {
+  return completed({.model = model,
+                    .lora = lora,
+                    .load_in_4bit = base.load_in_4bit,
+                    .quantization = base.quantization,
+                    .skip_modules = base.skip_modules,
+                    .compute_dtype = base.compute_dtype.value_or(compute_dtype(args)),
+                    .segments = {},
+                    .memory = {},
+                    .device = base.device},
+                   args);
+}
+
+PlanSettings plan_settings(const CausalLM& model, const TrainingArguments& args, int64_t longest, bool evaluates) {
+  PlanSettings settings = completed(settings_of(model), args);
+  settings.length = std::max<int64_t>(2, longest);
+  if (!evaluates) settings.eval_batch = 0;
+  settings.device = planned_device(model.device());
   return settings;
 }
 
@@ -95,8 +102,9 @@ namespace {
 int64_t effective_batch(const TrainingArguments& args) {
   int64_t rows = 0;
   QLORAPP_CHECK_VALUE(!__builtin_mul_overflow(args.per_device_train_batch_size, args.gradient_accumulation_steps, &rows),
-                      "[plan] per_device_train_batch_size x gradient_accumulation_steps must fit in 64 bits; got ",
-                      args.per_device_train_batch_size, " x ", args.gradient_accumulation_steps, ". Make one of them smaller.");
+                      "[plan] per_device_train_batch_size x gradient_accumulation_steps must fit in 64 bits; got {} x {}. Make one "
+                      "of them smaller.",
+                      args.per_device_train_batch_size, args.gradient_accumulation_steps);
   return rows;
 }
 
@@ -110,10 +118,10 @@ FittedArguments fit_batch(const PlanSettings& settings, const TrainingArguments&
     fitted.settings.batch = fitted.args.per_device_train_batch_size = batch;
     fitted.settings.accumulation = fitted.args.gradient_accumulation_steps = rows / batch;
     if (!plan_memory(fitted.settings, available).fits) continue;
-    fitted.text = concat("auto_find_batch_size: ", batch, " x ", rows / batch, " rows");
+    fitted.text = message("auto_find_batch_size: {} x {} rows", batch, rows / batch);
     return fitted;
   }
-  throw ValueError(concat("[auto_find_batch_size] not even one row fits. ", advice_for_one_row(settings, available)));
+  throw ValueError(message("[auto_find_batch_size] not even one row fits. {}", advice_for_one_row(settings, available)));
 }
 
 /// The fastest way to take an update of `rows` rows on one card, and how fast it is.
@@ -156,21 +164,25 @@ CardRun best_on_card(const format::ModelConfig& model, const LoraConfig& lora, c
 std::string assumptions(const Deadline& deadline, const Recommendation& best, const TrainingArguments& asked, const Gpu& gpu) {
   const auto whole = [](double value) { return fixed(value, value == std::floor(value) ? 0 : 2); };
   std::string text = "Assumed:\n";
-  const auto line = [&](const auto&... parts) { text += concat("  - ", parts..., "\n"); };
-  line(deadline.dataset_rows, " rows (--dataset_rows), ", deadline.average_tokens,
-       " tokens each on average (--avg_tokens), none above ", asked.max_length,
-       " (--seq). A conversation of several turns is one row.");
+  const auto line = [&]<class... Args>(Format<Args...> what, Args&&... args) {
+    text += "  - " + message(what, std::forward<Args>(args)...) + "\n";
+  };
   line(
-      "Rows are laid end to end without padding, so that time follows the average and memory the longest; --packing changes "
-      "neither.");
-  line(whole(best.epochs), " of ", whole(asked.num_train_epochs), " epochs asked for (--num_train_epochs), ",
-       best.epochs < asked.num_train_epochs ? "as many as surely end in time" : "which all end in time", "; ",
-       deadline.effective_batch, " rows per update (--effective_batch).");
-  line("Products at ", fixed(gpu.tensor_rate * gpu.sustained * 1e-12, 0), " TFLOP/s, ", fixed(100 * gpu.sustained, 0), " % of the ",
-       fixed(gpu.tensor_rate * 1e-12, 0), " published (", to_string(gpu.evidence), "); the card runs nothing else.");
-  line("Loading, evaluation and saving are not in the time.");
-  line("Quality is not estimated: rank ", best.lora.r,
-       " (--r), learning rate and epochs are yours to check on held-out rows (--eval_data).");
+      "{} rows (--dataset_rows), {} tokens each on average (--avg_tokens), at most {} (--seq). A conversation of several turns "
+      "is one row.",
+      deadline.dataset_rows, deadline.average_tokens, asked.max_length);
+  line(
+      "Rows are concatenated without padding. Time follows the average length, memory the longest row; --packing changes neither.");
+  line("{} of {} epochs (--num_train_epochs), {}; {} rows per update (--effective_batch).", whole(best.epochs),
+       whole(asked.num_train_epochs),
+       best.epochs < asked.num_train_epochs ? "as many as end in time at the slowest estimate" : "all of which end in time",
+       deadline.effective_batch);
+  line("Products at {} TFLOP/s, {} % of the {} published ({}); the card runs nothing else.",
+       fixed(gpu.tensor_rate * gpu.sustained * 1e-12, 0), fixed(100 * gpu.sustained, 0), fixed(gpu.tensor_rate * 1e-12, 0),
+       to_string(gpu.evidence));
+  line("The time excludes loading, evaluation and saving.");
+  line("Quality is not estimated: rank {} (--r), learning rate and epochs need a check on held-out rows (--eval_data).",
+       best.lora.r);
   return text;
 }
 
@@ -191,37 +203,41 @@ FittedArguments fit_arguments(const PlanSettings& settings, const TrainingArgume
 
 FittedArguments fit_arguments(const CausalLM& model, const TrainingArguments& args, int64_t longest, bool evaluates) {
   const at::Device device = model.device();
-  return fit_arguments(run_settings(model, args, longest, evaluates), args,
+  return fit_arguments(plan_settings(model, args, longest, evaluates), args,
                        rates_of(gpu_name(device), gpu_architecture(device), {}), memory_for(device));
 }
 
 std::string advice_when_full(const CausalLM& model, const TrainingArguments& args, int64_t longest) {
-  return advice_for_one_row(run_settings(model, args, longest, /*evaluates=*/false), memory_for(model.device()));
+  return advice_for_one_row(plan_settings(model, args, longest, /*evaluates=*/false), memory_for(model.device()));
 }
 
 std::string plan_line(const CausalLM& model, const TrainingArguments& args, int64_t longest, bool evaluates) {
-  const PlanSettings settings = run_settings(model, args, longest, evaluates);
+  const PlanSettings settings = plan_settings(model, args, longest, evaluates);
   return summary_line(plan_memory_in(settings, memory_for(model.device())), settings);
 }
 
 Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lora, const TrainingArguments& args, const Gpu& gpu,
                          const Deadline& deadline, const DeviceAllowance& allowance) {
   const auto positive = [](const char* name, double value) {
-    QLORAPP_CHECK_VALUE(std::isfinite(value) && value > 0, "[plan] ", name, " must be above 0; got ", value, ".");
+    QLORAPP_CHECK_VALUE(std::isfinite(value) && value > 0, "[plan] {} must be above 0; got {}.", name, value);
   };
   constexpr double kMostHours = 1e6;
-  QLORAPP_CHECK_VALUE(!(deadline.hours > kMostHours), "[plan] hours must be at most ", kMostHours, "; got ", deadline.hours, ".");
+  QLORAPP_CHECK_VALUE(!(deadline.hours > kMostHours), "[plan] hours must be at most {}; got {}.", kMostHours, deadline.hours);
   positive("hours", deadline.hours);
   positive("dataset_rows", static_cast<double>(deadline.dataset_rows));
   positive("avg_tokens", static_cast<double>(deadline.average_tokens));
   positive("gpus", static_cast<double>(deadline.gpus));
   positive("effective_batch", static_cast<double>(deadline.effective_batch));
-  QLORAPP_CHECK_VALUE(deadline.effective_batch >= deadline.gpus, "[plan] effective_batch must be at least a row a card, ",
-                      deadline.gpus, "; got ", deadline.effective_batch, ".");
-  QLORAPP_CHECK_VALUE(deadline.effective_batch % deadline.gpus == 0, "[plan] effective_batch must be a multiple of gpus, ",
-                      deadline.gpus, ", as each card takes the same number of rows; got ", deadline.effective_batch, ".");
-  QLORAPP_CHECK_VALUE(deadline.average_tokens <= args.max_length, "[plan] avg_tokens must be at most max_length, ", args.max_length,
-                      "; got ", deadline.average_tokens, ". Give --seq: the length that rows are cut to.");
+  QLORAPP_CHECK_VALUE(deadline.effective_batch >= deadline.gpus,
+                      "[plan] effective_batch must be at least one row per GPU, {}; got {}.", deadline.gpus,
+                      deadline.effective_batch);
+  QLORAPP_CHECK_VALUE(
+      deadline.effective_batch % deadline.gpus == 0,
+      "[plan] effective_batch must be a multiple of gpus, {}, because each GPU computes the same number of rows; got {}.",
+      deadline.gpus, deadline.effective_batch);
+  QLORAPP_CHECK_VALUE(deadline.average_tokens <= args.max_length,
+                      "[plan] avg_tokens must be at most max_length, {}; got {}. Give --seq: the length that rows are cut to.",
+                      args.max_length, deadline.average_tokens);
 
   const Bytes room = room_on(gpu, allowance);
   const double off = uncertainty(gpu.evidence);
@@ -238,29 +254,32 @@ Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lor
   best.epochs = epochs_in_time >= args.num_train_epochs ? args.num_train_epochs
                 : epochs_in_time >= 1                   ? std::floor(epochs_in_time)
                                                         : std::floor(epochs_in_time * 100) / 100;
-  QLORAPP_CHECK_VALUE(best.epochs > 0, "[plan] ", deadline.hours,
-                      " hours are not enough for a hundredth of an epoch, which takes about ", fixed(hours_an_epoch, 1),
-                      " h on one card. Give more hours, a faster card or fewer rows.");
+  QLORAPP_CHECK_VALUE(
+      best.epochs > 0,
+      "[plan] {} hours are not enough for a hundredth of an epoch; an epoch takes about {} h on one card. Give more "
+      "hours, a faster card or fewer rows.",
+      deadline.hours, fixed(hours_an_epoch, 1));
   best.args.num_train_epochs = best.epochs;
   best.hours = hours_an_epoch * best.epochs;
   best.hours_at_most = best.hours * (1 + off);
   const auto between = [&](double hours) {
-    return concat(fixed(hours, 1), " h, between ", fixed(hours * (1 - off), 1), " and ", fixed(hours * (1 + off), 1), " h (",
-                  to_string(gpu.evidence), ")");
+    return message("{} h, between {} and {} h ({})", fixed(hours, 1), fixed(hours * (1 - off), 1), fixed(hours * (1 + off), 1),
+                   to_string(gpu.evidence));
   };
-  best.text = concat(alone.way, ", on one GPU = ", deadline.effective_batch, " rows an update; ",
-                     best.args.fp16 ? "float16 with loss scaling (this card has no bfloat16)" : "bfloat16", ".\n",
-                     to_string(best.plan.peak_reserved()), " of ", to_string(room), " at ", args.max_length, " tokens a row.\n",
-                     fixed(hours_an_epoch, 1), " h an epoch, ", fixed(best.epochs, best.epochs < 1 ? 2 : 0),
-                     " epoch(s): ", between(best.hours), " of ",
-                     fixed(deadline.hours, deadline.hours == std::floor(deadline.hours) ? 0 : 2), " h.\n");
+  best.text = message(
+      "{}, on one GPU = {} rows per update; {}.\n{} of {} at {} tokens per row.\n{} h per epoch, {} epoch(s): {} of {} h.\n",
+      alone.way, deadline.effective_batch, best.args.fp16 ? "float16 with loss scaling (this card has no bfloat16)" : "bfloat16",
+      to_string(best.plan.peak_reserved()), to_string(room), args.max_length, fixed(hours_an_epoch, 1),
+      fixed(best.epochs, best.epochs < 1 ? 2 : 0), between(best.hours),
+      fixed(deadline.hours, deadline.hours == std::floor(deadline.hours) ? 0 : 2));
   if (deadline.gpus > 1) {
     const CardRun shared =
         best_on_card(model, lora, args, gpu, room, deadline.effective_batch / deadline.gpus, deadline.average_tokens);
     const double together = hours_of_epoch(shared.rows_a_second * static_cast<double>(deadline.gpus) * kScalingOfTwo);
-    best.text += concat("This is what qlorapp train can do today: it runs in one process on one GPU. Training on ", deadline.gpus,
-                        " GPUs is not supported yet; ", deadline.gpus, " of them would need about ", fixed(together, 1),
-                        " h an epoch. The configuration is for one GPU.\n");
+    best.text += message(
+        "qlorapp train runs in one process on one GPU. Training on {} GPUs is not supported yet; {} of them would need about {} h "
+        "per epoch. The configuration is for one GPU.\n",
+        deadline.gpus, deadline.gpus, fixed(together, 1));
   }
   best.text += assumptions(deadline, best, args, gpu);
   return best;

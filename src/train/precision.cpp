@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "qlorapp/train/precision.hpp"
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 namespace qlorapp {
 
@@ -20,9 +20,9 @@ std::string_view to_string(Precision precision) {
 std::string describe_mixed_precision(std::string_view gpu_name, Precision precision) {
   switch (precision) {
     case Precision::kBf16:
-      return concat(gpu_name, ": Using BF16 (best)");
+      return message("{}: Using BF16 (best)", gpu_name);
     case Precision::kFp16:
-      return concat(gpu_name, ": Using FP16 with loss scaling");
+      return message("{}: Using FP16 with loss scaling", gpu_name);
     case Precision::kFp32:
       break;
   }

@@ -7,8 +7,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/core/nearest_name.hpp"
+#include "core/check.hpp"
+#include "core/nearest_name.hpp"
 #include "qlorapp/format/json.hpp"
 
 namespace qlorapp {
@@ -90,16 +90,16 @@ class Settings {
   template <class Into>
   void number(const char* name, Into& into) {
     if (const Json* value = find(name)) {
-      QLORAPP_CHECK_VALUE(value->is_number() && std::isfinite(value->get<double>()), where(), name, " must be a number; got ",
-                          value->dump(), '.');
+      QLORAPP_CHECK_VALUE(value->is_number() && std::isfinite(value->get<double>()), "{}{} must be a number; got {}.", where(),
+                          name, value->dump());
       into = value->get<double>();
     }
   }
   template <class Into>
   void steps(const char* name, Into& into) {
     if (const Json* value = find(name)) {
-      QLORAPP_CHECK_VALUE(value->is_number_integer() && value->get<int64_t>() >= 0, where(), name,
-                          " must be a whole number from 0 up; got ", value->dump(), '.');
+      QLORAPP_CHECK_VALUE(value->is_number_integer() && value->get<int64_t>() >= 0, "{}{} must be an integer >= 0; got {}.",
+                          where(), name, value->dump());
       into = value->get<int64_t>();
     }
   }
@@ -107,17 +107,17 @@ class Settings {
     if (const Json* value = find(name)) {
       static const std::vector<std::string_view> kShapes{"linear", "cosine", "1-sqrt"};
       const auto at = std::find(kShapes.begin(), kShapes.end(), value->is_string() ? value->get<std::string>() : "");
-      QLORAPP_CHECK_VALUE(at != kShapes.end(), where(), name, " must be one of ", kShapes, "; got ", value->dump(), '.');
+      QLORAPP_CHECK_VALUE(at != kShapes.end(), "{}{} must be one of {}; got {}.", where(), name, joined(kShapes), value->dump());
       into = static_cast<RampShape>(at - kShapes.begin());
     }
   }
   void done() const {
     for (const auto& [key, value] : json_.items()) {
-      QLORAPP_CHECK_VALUE(std::find(known_.begin(), known_.end(), key) != known_.end(), where(), "there is no setting '", key,
-                          "'; ", type_, " has ", known_, '.', did_you_mean(key, known_));
+      QLORAPP_CHECK_VALUE(std::find(known_.begin(), known_.end(), key) != known_.end(), "{}there is no setting '{}'; {} has {}.{}",
+                          where(), key, type_, joined(known_), did_you_mean(key, known_));
     }
   }
-  [[nodiscard]] std::string where() const { return concat("[lr_scheduler_kwargs] ", type_, ": "); }
+  [[nodiscard]] std::string where() const { return message("[lr_scheduler_kwargs] {}: ", type_); }
 
  private:
   std::string_view type_;
@@ -144,7 +144,7 @@ const std::vector<std::string_view>& schedule_names() {
 ScheduleType schedule_type(std::string_view name) {
   const auto& names = schedule_names();
   const auto found = std::find(names.begin(), names.end(), name);
-  QLORAPP_CHECK_VALUE(found != names.end(), "[lr_scheduler_type] must be one of ", names, "; got '", name, "'.",
+  QLORAPP_CHECK_VALUE(found != names.end(), "[lr_scheduler_type] must be one of {}; got '{}'.{}", joined(names), name,
                       did_you_mean(name, names));
   return static_cast<ScheduleType>(found - names.begin());
 }
@@ -153,7 +153,7 @@ Schedule make_schedule(std::string_view type, const std::string& kwargs_json) {
   Json json = format::parse_json(kwargs_json, "lr_scheduler_kwargs");
   if (json.is_string()) json = format::parse_json(json.get<std::string>(), "lr_scheduler_kwargs");
   if (json.is_null()) json = Json::object();
-  QLORAPP_CHECK_VALUE(json.is_object(), "[lr_scheduler_kwargs] must be an object of settings; got ", json.dump(), '.');
+  QLORAPP_CHECK_VALUE(json.is_object(), "[lr_scheduler_kwargs] must be an object of settings; got {}.", json.dump());
   Schedule schedule;
   schedule.type = schedule_type(type);
   Settings settings(type, std::move(json));
@@ -183,8 +183,8 @@ Schedule make_schedule(std::string_view type, const std::string& kwargs_json) {
       settings.number("min_lr", schedule.min_rate);
       settings.number("min_lr_rate", share);
       if (schedule.type == kCosineWarmupWithMinLr) settings.number("warmup_lr_rate", schedule.warmup_share);
-      QLORAPP_CHECK_VALUE(share.has_value() != schedule.min_rate.has_value(), settings.where(),
-                          "give one of min_lr and min_lr_rate.");
+      QLORAPP_CHECK_VALUE(share.has_value() != schedule.min_rate.has_value(), "{}give one of min_lr and min_lr_rate.",
+                          settings.where());
       schedule.min_share = share.value_or(0);
       break;
     }
@@ -196,7 +196,7 @@ Schedule make_schedule(std::string_view type, const std::string& kwargs_json) {
       settings.shape("decay_type", schedule.decay_shape);
       settings.number("min_lr_ratio", schedule.min_share);
       settings.number("num_cycles", schedule.cycles);
-      QLORAPP_CHECK_VALUE(decay_steps.has_value(), settings.where(), "num_decay_steps is needed.");
+      QLORAPP_CHECK_VALUE(decay_steps.has_value(), "{}num_decay_steps is required.", settings.where());
       schedule.decay_steps = *decay_steps;
       break;
     }

@@ -8,12 +8,12 @@
 
 #include <nlohmann/json.hpp>
 
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/format/atomic_file.hpp"
-#include "qlorapp/format/config_json.hpp"
-#include "qlorapp/format/folder.hpp"
-#include "qlorapp/format/python_json.hpp"
-#include "qlorapp/io/tensor_file.hpp"
+#include "core/check.hpp"
+#include "format/atomic_file.hpp"
+#include "format/config_json.hpp"
+#include "format/folder.hpp"
+#include "format/python_json.hpp"
+#include "io/tensor_file.hpp"
 
 namespace qlorapp {
 namespace {
@@ -32,30 +32,29 @@ class Reader {
   template <class Integer>
   void integer(const char* key, Integer& into) const {
     const format::Json& value = find(key);
-    QLORAPP_CHECK_FORMAT(value.is_number_integer() && value.get<int64_t>() >= 0, "[resume] ", path_, ": '", key,
-                         "' must be a whole number from 0 up.");
+    QLORAPP_CHECK_FORMAT(value.is_number_integer() && value.get<int64_t>() >= 0, "[resume] {}: '{}' must be an integer >= 0.",
+                         path_, key);
     into = static_cast<Integer>(value.get<int64_t>());
   }
   void number(const char* key, double& into) const {
     const format::Json& value = find(key);
-    QLORAPP_CHECK_FORMAT(value.is_number(), "[resume] ", path_, ": '", key, "' must be a number.");
+    QLORAPP_CHECK_FORMAT(value.is_number(), "[resume] {}: '{}' must be a number.", path_, key);
     into = value.get<double>();
   }
   /// 64 bits as hexadecimal text: JSON's numbers are doubles to most readers.
   void bits(const char* key, uint64_t& into) const {
     const format::Json& value = find(key);
-    QLORAPP_CHECK_FORMAT(value.is_string(), "[resume] ", path_, ": '", key, "' must be a string of hexadecimal digits.");
+    QLORAPP_CHECK_FORMAT(value.is_string(), "[resume] {}: '{}' must be a string of hexadecimal digits.", path_, key);
     const auto text = value.get<std::string>();
     const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), into, 16);
-    QLORAPP_CHECK_FORMAT(error == std::errc{} && stop == text.data() + text.size(), "[resume] ", path_, ": '", key,
-                         "' must be a string of hexadecimal digits; got '", text, "'.");
+    QLORAPP_CHECK_FORMAT(error == std::errc{} && stop == text.data() + text.size(),
+                         "[resume] {}: '{}' must be a string of hexadecimal digits; got '{}'.", path_, key, text);
   }
 
  private:
   const format::Json& find(const char* key) const {
     const auto found = json_.find(key);
-    QLORAPP_CHECK_FORMAT(found != json_.end(), "[resume] ", path_, " lacks '", key,
-                         "'. The checkpoint is not one of this version.");
+    QLORAPP_CHECK_FORMAT(found != json_.end(), "[resume] {} lacks '{}'. The checkpoint is not one of this version.", path_, key);
     return *found;
   }
   format::Json json_;
@@ -98,14 +97,15 @@ void TrainState::load(const std::string& folder) {
   const Reader reader(format::read_json_file(path, {.allow_nonfinite = true}), path);
   int64_t schema = 0, optimizer_step = 0;
   reader.integer("schema", schema);
-  QLORAPP_CHECK_FORMAT(schema == kSchema, "[resume] ", path, " has schema ", schema, "; this version reads ", kSchema,
-                       ". Resume with the version that wrote it.");
+  QLORAPP_CHECK_FORMAT(schema == kSchema,
+                       "[resume] {} has schema {}; this version reads {}. Resume with the version that wrote it.", path, schema,
+                       kSchema);
   uint64_t fingerprint = 0;
   reader.bits("base_fingerprint", fingerprint);
-  QLORAPP_CHECK_FORMAT(
-      fingerprint == base_fingerprint, "[resume] ", path,
-      " belongs to another base model, or to this one quantized differently or in another precision (--bf16, --fp16). "
-      "Give the model and precision of that run.");
+  QLORAPP_CHECK_FORMAT(fingerprint == base_fingerprint,
+                       "[resume] {} belongs to another base model, or to this one quantized differently or in another precision "
+                       "(--bf16, --fp16). Give the model and precision of that run.",
+                       path);
   reader.integer("optimizer_step", optimizer_step);
   reader.bits("seed", seed);
   reader.integer("micro_step", micro_step);
@@ -124,9 +124,9 @@ void TrainState::load(const std::string& folder) {
   for (auto& [name, tensor] : optimizer.state_tensors()) {
     const format::TensorEntry& entry = file.at(name);
     const at::Tensor stored = read_tensor(file, entry);
-    QLORAPP_CHECK_FORMAT(stored.sizes() == tensor.sizes() && stored.scalar_type() == tensor.scalar_type(), "[resume] ", tensors,
-                         ": '", name, "' must have shape ", tensor.sizes().vec(), " for these adapters and this optim; got ",
-                         stored.sizes().vec(), ".");
+    QLORAPP_CHECK_FORMAT(stored.sizes() == tensor.sizes() && stored.scalar_type() == tensor.scalar_type(),
+                         "[resume] {}: '{}' must have shape {} for these adapters and this optim; got {}.", tensors, name,
+                         joined(tensor.sizes()), joined(stored.sizes()));
     tensor.copy_(stored);
   }
   optimizer.set_step_count(optimizer_step);

@@ -8,15 +8,26 @@
 #include <chrono>
 #include <cmath>
 
-#include "qlorapp/core/check.hpp"
+#include <nlohmann/json.hpp>
+
+#include "core/check.hpp"
+#include "format/atomic_file.hpp"
+#include "format/config_json.hpp"
+#include "format/folder.hpp"
+#include "format/python_json.hpp"
+#include "io/checkpoint_folder.hpp"
+#include "nn/base_fingerprint.hpp"
+#include "nn/decoder.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/data/packing.hpp"
+#include "qlorapp/io/adapter.hpp"
 #include "qlorapp/io/device.hpp"
-#include "qlorapp/nn/base_fingerprint.hpp"
-#include "qlorapp/ops/launch_graph.hpp"
 #include "qlorapp/train/evaluate.hpp"
 #include "qlorapp/train/plan_run.hpp"
 #include "speed.hpp"
+#include "train/trainer_state_json.hpp"
+#include "train/unread_losses.hpp"
+#include "train/window_runner.hpp"
 
 namespace qlorapp {
 namespace {
@@ -30,13 +41,16 @@ int64_t batch_count(size_t rows, int64_t batch_size, bool drop_last) {
 void check_vocabulary(const std::vector<Example>& rows, const char* name, int64_t size) {
   for (size_t row = 0; row < rows.size(); ++row) {
     for (const int64_t id : rows[row].input_ids) {
-      QLORAPP_CHECK_VALUE(id >= 0 && id < size, "[trainer] ", name, ": token ids must be from 0 to ", size - 1,
-                          ", the vocabulary's last; row ", row, " has ", id, ". Use the tokenizer of this model.");
+      QLORAPP_CHECK_VALUE(
+          id >= 0 && id < size,
+          "[trainer] {}: token ids must be from 0 to {}, the vocabulary's last; row {} has {}. Use the tokenizer of this model.",
+          name, size - 1, row, id);
     }
     for (const int64_t label : rows[row].labels) {
-      QLORAPP_CHECK_VALUE(label == Example::kIgnored || (label >= 0 && label < size), "[trainer] ", name, ": labels must be ",
-                          int64_t{Example::kIgnored}, " (ignored) or from 0 to ", size - 1, ", the vocabulary's last; row ", row,
-                          " has ", label, ". Use the tokenizer of this model.");
+      QLORAPP_CHECK_VALUE(label == Example::kIgnored || (label >= 0 && label < size),
+                          "[trainer] {}: labels must be {} (ignored) or from 0 to {}, the vocabulary's last; row {} has {}. Use "
+                          "the tokenizer of this model.",
+                          name, int64_t{Example::kIgnored}, size - 1, row, label);
     }
   }
 }
@@ -44,7 +58,7 @@ void check_vocabulary(const std::vector<Example>& rows, const char* name, int64_
 void pack_rows(std::vector<Example>& rows, const TrainingArguments& args, const char* name) {
   if (rows.empty()) return;
   Packed packed = pack(rows, args.max_length, packing_strategy(args.packing_strategy));
-  log_info(concat("[packing] ", name, ": ", packed.line(args.max_length)));
+  log_info(message("[packing] {}: {}", name, packed.line(args.max_length)));
   rows = std::move(packed.examples);
 }
 
@@ -82,8 +96,7 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
              scaler_options(device(), model.decoder().lm_head().scalar_type() == at::kHalf, args_)) {
   args_.validate();
   if (args_.optimizer_is_paged() && device().is_cpu()) {
-    log_warning_once(
-        concat("[trainer] optim=", args_.optim, ": on a CPU the state stays in its memory; the numbers are the same."));
+    log_warning_once(message("[trainer] optim={}: on a CPU the optimizer state is not paged; results are the same.", args_.optim));
   }
   if (args_.tf32) at::globalContext().setAllowTF32CuBLAS(*args_.tf32);
   state_.schedule = make_schedule(args_.lr_scheduler_type, args_.lr_scheduler_kwargs.json);
@@ -93,18 +106,19 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
   state_.seed = static_cast<uint64_t>(args_.seed);
   state_.base_fingerprint = base_fingerprint(*model_);
   set_up_model();
-  if (args_.cuda_graphs && !ops::has_launch_graphs(device())) {
-    log_warning_once("[trainer] cuda_graphs has no effect: it records steps on a GPU.");
-  } else if (args_.cuda_graphs) {
-    graphs_.emplace(*model_);
-  }
+  unread_ = std::make_unique<UnreadLosses>();
+  runner_ = std::make_unique<WindowRunner>(*model_, state_, args_, train_data_, !eval_data_.empty());
   if (!train_data_.empty()) {
     batches_per_epoch_ = batch_count(train_data_.size(), args_.per_device_train_batch_size, args_.dataloader_drop_last);
-    QLORAPP_CHECK_VALUE(batches_per_epoch_ > 0, "[trainer] dataloader_drop_last leaves nothing of ", train_data_.size(),
-                        " rows in batches of ", args_.per_device_train_batch_size, ".");
+    QLORAPP_CHECK_VALUE(
+        batches_per_epoch_ > 0,
+        "[trainer] dataloader_drop_last leaves no batch of {} rows in batches of {}. Leave it out, or use a smaller batch.",
+        train_data_.size(), args_.per_device_train_batch_size);
     count_steps();
   }
 }
+
+Trainer::~Trainer() = default;
 
 void Trainer::set_up_model() {
   check_vocabulary(train_data_, "train_dataset", model_->config().vocab_size);
@@ -116,11 +130,10 @@ void Trainer::set_up_model() {
     model_->settings().set_float8(false);  // another run may have set it
   } else {
     const int64_t architecture = gpu_architecture(device());
-    QLORAPP_CHECK_VALUE(
-        architecture == 0 || architecture >= 89,
-        "[trainer] fp8=True needs a GPU that multiplies eight bits: sm_89 (L4, RTX 40), sm_90 (H100) or newer; this one "
-        "is sm_",
-        architecture, ". Leave it out.");
+    QLORAPP_CHECK_VALUE(architecture == 0 || architecture >= 89,
+                        "[trainer] fp8=True needs a GPU that multiplies eight bits: sm_89 (L4, RTX 40), sm_90 (H100) or newer; "
+                        "this one is sm_{}. Leave it out.",
+                        architecture);
     model_->settings().set_float8(true);
   }
   const bool has_budget = !args_.memory_budget.empty();
@@ -193,6 +206,73 @@ LogRecord Trainer::metrics_of_eval_data() {
   metrics.set("eval_steps_per_second", rounded(static_cast<double>(batch_count(eval_data_.size(), size, false)) / seconds, 3));
   if (args_.log_num_tokens) metrics.set("eval_num_tokens", state_.tokens_seen);
   return metrics;
+}
+
+void Trainer::write_trainer_state(const std::string& folder) const {
+  qlorapp::write_trainer_state(folder, state_, args_, {epoch(), max_steps_, epochs_});
+}
+
+void Trainer::save_model(const std::string& folder) const {
+  save_adapter(*model_, folder, base_model_);
+  write_trainer_state(folder);
+}
+
+void Trainer::save_state(const std::string& folder) {
+  read_losses();
+  const DataCursor here = state_.cursor;
+  if (at_epoch_end_) state_.cursor = {here.epoch + 1, 0};  // what a resumed run has to do next
+  state_.save(folder);
+  state_.cursor = here;
+}
+
+void Trainer::save_checkpoint() {
+  read_losses();
+  CheckpointWriter writer(args_.output_dir, state_.global_step);
+  save_adapter(*model_, writer.folder(), base_model_);
+  if (!args_.save_only_model) save_state(writer.folder());
+  format::write_file_atomically(format::path_in(writer.folder(), "training_args.json"),
+                                format::dump_python_json(format::to_json(args_), format::kConfigStyle) + "\n");
+  if (state_.best_global_step) {
+    const std::string best = format::path_in(args_.output_dir, message("checkpoint-{}", *state_.best_global_step));
+    if (*state_.best_global_step == state_.global_step || format::is_folder(best)) state_.best_model_checkpoint = best;
+  }
+  write_trainer_state(writer.folder());
+  const std::string path = writer.commit();
+  if (args_.save_total_limit && *args_.save_total_limit > 0) {
+    prune_checkpoints(args_.output_dir, *args_.save_total_limit, {path, state_.best_model_checkpoint});
+  }
+  control_.should_save = false;
+  if (callbacks_.on_save) callbacks_.on_save(path, control_);
+}
+
+void Trainer::finish() {
+  const std::string& best = state_.best_model_checkpoint;
+  if (args_.load_best_model_at_end && !best.empty()) {
+    load_adapter(*model_, best);
+    log_info(message("[trainer] loaded the adapters of {}, {} {}", best, args_.best_metric_name(), *state_.best_metric));
+  }
+  event(TrainerEvent::kTrainEnd);
+}
+
+void Trainer::restore(const std::string& folder) {
+  QLORAPP_CHECK_FORMAT(format::exists(format::path_in(folder, "trainer_state.json")),
+                       "[resume] {} is not a checkpoint: it has no trainer_state.json. Give a checkpoint-<step> folder.", folder);
+  const bool of_transformers = format::exists(format::path_in(folder, "optimizer.pt"));
+  QLORAPP_CHECK_FORMAT(
+      format::exists(format::path_in(folder, "run_state.json")),
+      "[resume] {} has no run_state.json: {}. Begin anew with its adapter, or resume from a whole checkpoint.", folder,
+      of_transformers ? "it is a checkpoint of transformers' Trainer, whose optimizer.pt is a pickle file, which can run code"
+                      : "it holds only the model (save_only_model)");
+  if (!callbacks_.log_evaluate_save) {
+    load_adapter(*model_, folder);
+    read_trainer_history(folder, state_);
+  }
+  state_.load(folder);
+  QLORAPP_CHECK_FORMAT(
+      state_.cursor.batch <= batches_per_epoch_,
+      "[resume] {} is at batch {} of its epoch, and an epoch of this run has {}. Give the data and batch size of that run.", folder,
+      state_.cursor.batch, batches_per_epoch_);
+  if (args_.ignore_data_skip && state_.cursor.batch < batches_per_epoch_) state_.cursor.batch = 0;
 }
 
 }  // namespace qlorapp

@@ -7,9 +7,9 @@
 #include <span>
 #include <string_view>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "core/nearest_name.hpp"
 #include "qlorapp/core/log.hpp"
-#include "qlorapp/core/nearest_name.hpp"
 #include "qlorapp/memory/gpu_table.hpp"
 #include "qlorapp/nn/keep.hpp"
 #include "qlorapp/train/schedule.hpp"
@@ -20,24 +20,24 @@ namespace {
 constexpr std::string_view kWhere = "[TrainingArguments] ";
 
 void at_least(std::string_view name, int64_t value, int64_t least) {
-  QLORAPP_CHECK_VALUE(value >= least, kWhere, name, " must be an integer >= ", least, "; got ", value, '.');
+  QLORAPP_CHECK_VALUE(value >= least, "{}{} must be an integer >= {}; got {}.", kWhere, name, least, value);
 }
 
 void not_negative(std::string_view name, double value) {
-  QLORAPP_CHECK_VALUE(std::isfinite(value) && value >= 0, kWhere, name, " must be finite and >= 0; got ", value, '.');
+  QLORAPP_CHECK_VALUE(std::isfinite(value) && value >= 0, "{}{} must be finite and >= 0; got {}.", kWhere, name, value);
 }
 
 void positive(std::string_view name, double value) {
-  QLORAPP_CHECK_VALUE(std::isfinite(value) && value > 0, kWhere, name, " must be finite and > 0; got ", value, '.');
+  QLORAPP_CHECK_VALUE(std::isfinite(value) && value > 0, "{}{} must be finite and > 0; got {}.", kWhere, name, value);
 }
 
 void below_one(std::string_view name, double value) {
-  QLORAPP_CHECK_VALUE(value >= 0 && value < 1, kWhere, name, " must be in [0, 1); got ", value, '.');
+  QLORAPP_CHECK_VALUE(value >= 0 && value < 1, "{}{} must be in [0, 1); got {}.", kWhere, name, value);
 }
 
 void one_of(std::string_view name, std::string_view value, std::span<const std::string_view> known) {
-  QLORAPP_CHECK_VALUE(std::find(known.begin(), known.end(), value) != known.end(), kWhere, name, " must be one of ", known,
-                      "; got '", value, "'.", did_you_mean(value, known));
+  QLORAPP_CHECK_VALUE(std::find(known.begin(), known.end(), value) != known.end(), "{}{} must be one of {}; got '{}'.{}", kWhere,
+                      name, joined(known), value, did_you_mean(value, known));
 }
 
 std::string joined(const std::vector<std::string>& entries) {
@@ -49,36 +49,36 @@ std::string joined(const std::vector<std::string>& entries) {
 /// A number of steps, or below 1 a share of all.
 void interval(std::string_view name, double value) {
   positive(name, value);
-  QLORAPP_CHECK_VALUE(value < 1 || value == std::floor(value), kWhere, name, " must be an integer if bigger than 1; got ", value,
-                      '.');
+  QLORAPP_CHECK_VALUE(value < 1 || value == std::floor(value), "{}{} must be an integer if bigger than 1; got {}.", kWhere, name,
+                      value);
 }
 
 /// The settings fit the schedule, and end below the rate that they begin with.
 void check_schedule(const TrainingArguments& args) {
   const Schedule schedule = make_schedule(args.lr_scheduler_type, args.lr_scheduler_kwargs.json);
-  QLORAPP_CHECK_VALUE(schedule.type != ScheduleType::kPolynomial || args.learning_rate > schedule.end_rate, kWhere,
-                      "learning_rate must be above the lr_end of lr_scheduler_kwargs, ", schedule.end_rate, "; got ",
-                      args.learning_rate, '.');
+  QLORAPP_CHECK_VALUE(schedule.type != ScheduleType::kPolynomial || args.learning_rate > schedule.end_rate,
+                      "{}learning_rate must be above the lr_end of lr_scheduler_kwargs, {}; got {}.", kWhere, schedule.end_rate,
+                      args.learning_rate);
 }
 
 /// The checkpoint of the best evaluation can only be there if each evaluation that may be the best is followed by a save.
 void check_best_model(const TrainingArguments& args) {
   const bool saves_best = args.save_strategy == "best";
-  QLORAPP_CHECK_VALUE(!saves_best || args.eval_strategy != "no", kWhere,
-                      "save_strategy=best needs evaluations. Set eval_strategy to steps or epoch.");
-  QLORAPP_CHECK_VALUE(!saves_best || args.load_best_model_at_end || args.metric_for_best_model, kWhere,
-                      "save_strategy=best needs metric_for_best_model, which says what is best. Set it to loss, or to a metric of "
-                      "yours.");
+  QLORAPP_CHECK_VALUE(!saves_best || args.eval_strategy != "no",
+                      "{}save_strategy=best needs evaluations. Set eval_strategy to steps or epoch.", kWhere);
+  QLORAPP_CHECK_VALUE(!saves_best || args.load_best_model_at_end || args.metric_for_best_model,
+                      "{}save_strategy=best needs metric_for_best_model. Set it to loss, or to a metric of your own.", kWhere);
   if (!args.load_best_model_at_end || saves_best) return;
-  QLORAPP_CHECK_VALUE(args.eval_strategy == args.save_strategy && args.eval_strategy != "no", kWhere,
-                      "load_best_model_at_end needs eval_strategy and save_strategy to be the same, steps or epoch, or "
-                      "save_strategy=best; got ",
-                      args.eval_strategy, " and ", args.save_strategy, '.');
+  QLORAPP_CHECK_VALUE(args.eval_strategy == args.save_strategy && args.eval_strategy != "no",
+                      "{}load_best_model_at_end needs eval_strategy and save_strategy to be the same, steps or epoch, or "
+                      "save_strategy=best; got {} and {}.",
+                      kWhere, args.eval_strategy, args.save_strategy);
   if (args.eval_strategy != "steps") return;
   const double saves = args.save_steps, evals = args.eval_interval();
   const double times = saves / evals;
-  QLORAPP_CHECK_VALUE((saves < 1) == (evals < 1) && std::abs(times - std::round(times)) < 1e-6 && times > 0.5, kWhere,
-                      "load_best_model_at_end needs save_steps to be a multiple of eval_steps; got ", saves, " and ", evals, '.');
+  QLORAPP_CHECK_VALUE((saves < 1) == (evals < 1) && std::abs(times - std::round(times)) < 1e-6 && times > 0.5,
+                      "{}load_best_model_at_end needs save_steps to be a multiple of eval_steps; got {} and {}.", kWhere, saves,
+                      evals);
 }
 
 }  // namespace
@@ -103,39 +103,40 @@ void TrainingArguments::validate() const {
   static constexpr std::array<std::string_view, 4> kSaves{"no", "steps", "epoch", "best"};
   static constexpr std::array<std::string_view, 3> kSampling{"random", "sequential", "group_by_length"};
 
-  QLORAPP_CHECK_VALUE(!output_dir.empty(), kWhere, "output_dir must not be empty. Name a folder.");
+  QLORAPP_CHECK_VALUE(!output_dir.empty(), "{}output_dir must not be empty. Name a folder.", kWhere);
   at_least("per_device_train_batch_size", per_device_train_batch_size, 1);
   at_least("per_device_eval_batch_size", per_device_eval_batch_size, 1);
   at_least("gradient_accumulation_steps", gradient_accumulation_steps, 1);
-  QLORAPP_CHECK_VALUE(max_steps == -1 || max_steps > 0, kWhere, "max_steps must be > 0, or -1 to follow num_train_epochs; got ",
-                      max_steps, '.');
+  QLORAPP_CHECK_VALUE(max_steps == -1 || max_steps > 0, "{}max_steps must be > 0, or -1 to follow num_train_epochs; got {}.",
+                      kWhere, max_steps);
   if (max_steps < 0) positive("num_train_epochs", num_train_epochs);
   not_negative("learning_rate", learning_rate);
   one_of("lr_scheduler_type", lr_scheduler_type, schedule_names());
   check_schedule(*this);
   not_negative("warmup_steps", warmup_steps);
-  QLORAPP_CHECK_VALUE(warmup_ratio >= 0 && warmup_ratio <= 1, kWhere, "warmup_ratio must be in [0, 1]; got ", warmup_ratio, '.');
+  QLORAPP_CHECK_VALUE(warmup_ratio >= 0 && warmup_ratio <= 1, "{}warmup_ratio must be in [0, 1]; got {}.", kWhere, warmup_ratio);
   one_of("optim", optim, kOptimizers);
   not_negative("weight_decay", weight_decay);
   below_one("adam_beta1", adam_beta1);
   below_one("adam_beta2", adam_beta2);
   not_negative("adam_epsilon", adam_epsilon);
-  QLORAPP_CHECK_VALUE(!optimizer_is_8bit() || static_cast<float>(adam_epsilon) > 0, kWhere,
-                      "adam_epsilon must be > 0 with optim=", optim, ", because a stored second moment may round to 0; got ",
-                      adam_epsilon, '.');
+  QLORAPP_CHECK_VALUE(!optimizer_is_8bit() || static_cast<float>(adam_epsilon) > 0,
+                      "{}adam_epsilon must be > 0 with optim={}, because a stored second moment may round to 0; got {}.", kWhere,
+                      optim, adam_epsilon);
   not_negative("max_grad_norm", max_grad_norm);
-  QLORAPP_CHECK_VALUE(!(fp16 && bf16), kWhere, "At most one of fp16 and bf16 can be True, but not both.");
+  QLORAPP_CHECK_VALUE(!(fp16 && bf16), "{}At most one of fp16 and bf16 can be True, but not both.", kWhere);
   check_segments(joined(checkpoint_keep));
   memory().validate();
   if (!memory_budget.empty() && memory_budget != "auto") static_cast<void>(parse_bytes("memory_budget", memory_budget));
-  QLORAPP_CHECK_VALUE(!(fp8 && fp16), kWhere,
-                      "fp8=True takes the rest of the step in bfloat16; got fp16=True. Leave one of them out.");
+  QLORAPP_CHECK_VALUE(!(fp8 && fp16), "{}fp8=True computes the rest of the step in bfloat16; got fp16=True. Leave one of them out.",
+                      kWhere);
   QLORAPP_CHECK_VALUE(
-      !fp8 || memory().weight_workspace != WeightWorkspace::kProjection, kWhere,
-      "fp8=True multiplies projections that share an input as one; got weight_workspace=projection. Take layer or stack.");
-  QLORAPP_CHECK_VALUE(!cuda_graphs || (memory_budget.empty() && !auto_find_batch_size), kWhere,
-                      "cuda_graphs=True keeps the memory of each recorded micro-step, which the plan of memory_budget and "
-                      "auto_find_batch_size does not know. Leave it or them out.");
+      !fp8 || memory().weight_workspace != WeightWorkspace::kProjection,
+      "{}fp8=True multiplies projections that share an input as one; got weight_workspace=projection. Use layer or stack.", kWhere);
+  QLORAPP_CHECK_VALUE(!cuda_graphs || (memory_budget.empty() && !auto_find_batch_size),
+                      "{}cuda_graphs=True keeps the memory of each recorded micro-step, which memory_budget and "
+                      "auto_find_batch_size do not plan. Leave it or them out.",
+                      kWhere);
   at_least("max_length", max_length, 2);
   static constexpr std::array<std::string_view, 3> kPacking{"bfd", "bfd_split", "wrapped"};
   one_of("packing_strategy", packing_strategy, kPacking);
@@ -159,7 +160,7 @@ void TrainingArguments::validate() const {
   check_best_model(*this);
 
   if (lr_scheduler_type == "constant" && (warmup_steps > 0 || warmup_ratio > 0)) {
-    log_warning_once(concat(kWhere, "lr_scheduler_type=constant has no warm-up; use constant_with_warmup for one."));
+    log_warning_once(message("{}lr_scheduler_type=constant has no warm-up; use constant_with_warmup for one.", kWhere));
   }
 }
 

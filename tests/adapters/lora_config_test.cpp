@@ -5,7 +5,7 @@
 #include <string>
 
 #include "catch.hpp"
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 using namespace qlorapp;
 

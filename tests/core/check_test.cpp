@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 #include <array>
 #include <vector>
 
 #include "catch.hpp"
-#include "qlorapp/core/nearest_name.hpp"
+#include "core/nearest_name.hpp"
 #include "qlorapp/core/units.hpp"
 
 using namespace qlorapp;
@@ -17,10 +17,10 @@ TEST_CASE("a failed check throws its joined parts, a passed one evaluates none o
     evaluated = true;
     return "x";
   };
-  QLORAPP_CHECK_VALUE(true, part());
+  QLORAPP_CHECK_VALUE(true, "{}", part());
   REQUIRE_FALSE(evaluated);
   try {
-    QLORAPP_CHECK_VALUE(false, "[op] n must be in ", std::vector<int>{1, 2}, "; got ", 0.5, ' ', false);
+    QLORAPP_CHECK_VALUE(false, "[op] n must be in {}; got {} {}", joined(std::vector<int>{1, 2}), 0.5, false);
     FAIL("did not throw");
   } catch (const ValueError& error) { REQUIRE(std::string(error.what()) == "[op] n must be in [1, 2]; got 0.5 false"); }
 }

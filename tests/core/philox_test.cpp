@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/core/philox.hpp"
+#include "core/philox.hpp"
 
 #include "catch.hpp"
 

@@ -15,7 +15,7 @@ const std::vector<int64_t> kLengths{1, 3, 255, 256, 257, 1000, 70001};
 
 Matrix line(int64_t n, int64_t offset, bool filled) { return {Float::kFloat32, 1, n, {offset, 0}, filled}; }
 
-std::vector<uint8_t> codes(int64_t n) {
+std::vector<uint8_t> kernel_codes(int64_t n) {
   std::vector<uint8_t> all(static_cast<size_t>(n));
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint8_t>(i * 37);
   return all;
@@ -40,7 +40,7 @@ TEST_CASE("the norm of gradients and both AdamW kernels cover any length at any 
       const std::vector<float> zeros(static_cast<size_t>(n + offset));
       const Memory exp_avg(zeros), exp_avg_sq(zeros);
       const std::vector<float> scales(static_cast<size_t>((n + 255) / 256), 0.5F);
-      const Memory state1(codes(n + offset)), state2(codes(n + offset)), absmax1(scales), absmax2(scales);
+      const Memory state1(kernel_codes(n + offset)), state2(kernel_codes(n + offset)), absmax1(scales), absmax2(scales);
       for (const float skip : {0.0F, 1.0F}) {
         const Memory skips(std::vector<float>{skip});
         const std::vector<unsigned char> before = exp_avg.bytes();

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 namespace {
 

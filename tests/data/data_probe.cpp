@@ -9,9 +9,9 @@
 #include <string>
 
 #include "chat_form.hpp"
+#include "core/check.hpp"
 #include "gzip_reader.hpp"
 #include "pretokenize.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/data/chat_template.hpp"
 #include "qlorapp/data/dataset.hpp"
 #include "qlorapp/data/tokenizer.hpp"
@@ -137,7 +137,7 @@ json rows(const json& request) {
   json out = {{"rows", json::array()}, {"lines", json::array()}};
   std::optional<qlorapp::RowShape> shape;
   const auto visit = [&](qlorapp::Row row, int64_t line) {
-    const std::string where = qlorapp::concat(path, ":", line);
+    const std::string where = qlorapp::message("{}:{}", path, line);
     if (request.contains("chat")) {
       const auto has_template = [&] { return request["chat"].get<bool>(); };
       if (!shape) shape = qlorapp::RowShape::detect(row, options, has_template, where);

@@ -4,7 +4,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "qlorapp/data/sampler.hpp"
+#include "data/sampler.hpp"
 
 int main() {
   try {

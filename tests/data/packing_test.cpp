@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "nn/tiny_model.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/data/collate.hpp"
 
 using namespace qlorapp;

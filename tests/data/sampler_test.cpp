@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/data/sampler.hpp"
+#include "data/sampler.hpp"
 
 #include <algorithm>
 #include <numeric>
 #include <vector>
 
 #include "catch.hpp"
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 namespace {
 

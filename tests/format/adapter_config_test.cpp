@@ -5,8 +5,8 @@
 #include <string>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "format/expect_error.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
 
 using namespace qlorapp;
@@ -14,22 +14,22 @@ using namespace qlorapp::format;
 
 namespace {
 
-AdapterConfig parse(const std::string& fields) {
+AdapterConfig parse_config(const std::string& fields) {
   return parse_adapter_config(R"({"peft_type":"LORA")" + (fields.empty() ? "" : "," + fields) + "}", "adapter_config.json");
 }
 
-std::string refusal(const std::string& fields) {
-  return thrown<FormatError>([&] { (void)parse(fields); });
+std::string adapter_refusal(const std::string& fields) {
+  return thrown<FormatError>([&] { (void)parse_config(fields); });
 }
 
 }  // namespace
 
 TEST_CASE("an adapter config needs its type and nothing else", "[format][cpu]") {
-  const AdapterConfig config = parse("");
+  const AdapterConfig config = parse_config("");
   REQUIRE(config.r == 8);
   REQUIRE(config.lora_alpha == 8);
   REQUIRE(config.preserved.empty());
-  REQUIRE(has(thrown<FormatError>([] { (void)parse_adapter_config("{}", "f"); }), "peft_type must be there"));
+  REQUIRE(has(thrown<FormatError>([] { (void)parse_adapter_config("{}", "f"); }), "peft_type is required"));
   REQUIRE(has(thrown<FormatError>([] { (void)parse_adapter_config(R"({"peft_type":"IA3"})", "f"); }),
               "peft_type must be LORA; got \"IA3\""));
 }
@@ -71,16 +71,16 @@ TEST_CASE("an adapter that cannot be what it says is refused by its key", "[form
               {R"("base_model_name_or_path":3)", "must be a string"},
               {R"("r":8,"r":16)", "'r' twice"}};
   for (const auto& row : rows) {
-    INFO(row.fields << "\n" << refusal(row.fields));
-    REQUIRE(has(refusal(row.fields), row.reason));
+    INFO(row.fields << "\n" << adapter_refusal(row.fields));
+    REQUIRE(has(adapter_refusal(row.fields), row.reason));
   }
 }
 
 TEST_CASE("what nobody here knows is said, kept and written back", "[format][cpu]") {
   std::string said;
   set_log_sink([&](LogLevel, std::string_view line) { said += line; });
-  const AdapterConfig config =
-      parse(R"("zz_tomorrow":{"b":[1,2.5,null],"a":1e-5},"auto_mapping":{"base_model_class":"Tiny"},"qalora_group_size":32)");
+  const AdapterConfig config = parse_config(
+      R"("zz_tomorrow":{"b":[1,2.5,null],"a":1e-5},"auto_mapping":{"base_model_class":"Tiny"},"qalora_group_size":32)");
   set_log_sink({});
   REQUIRE(has(said, "'zz_tomorrow'"));
   REQUIRE_FALSE(has(said, "auto_mapping"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/format/atomic_file.hpp"
+#include "format/atomic_file.hpp"
 
 #include <cerrno>
 #include <csignal>
@@ -9,9 +9,9 @@
 #include <sys/stat.h>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "format/expect_error.hpp"
 #include "format/faulty_calls.hpp"
-#include "qlorapp/core/check.hpp"
 
 using namespace qlorapp;
 using namespace qlorapp::format;

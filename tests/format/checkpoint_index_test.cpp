@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/format/checkpoint_index.hpp"
+#include "format/checkpoint_index.hpp"
 
 #include <filesystem>
 #include <string>
 #include <vector>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "format/expect_error.hpp"
-#include "qlorapp/core/check.hpp"
 
 using namespace qlorapp;
 using namespace qlorapp::format;
@@ -25,7 +25,7 @@ void write_index(const TemporaryFolder& folder, const std::string& map) {
   (void)folder.write("model.safetensors.index.json", R"({"metadata":{"total_size":1},"weight_map":)" + map + "}");
 }
 
-std::string refusal(const TemporaryFolder& folder) {
+std::string index_refusal(const TemporaryFolder& folder) {
   return thrown<FormatError>([&] { Checkpoint checkpoint(folder.path()); });
 }
 
@@ -90,7 +90,7 @@ TEST_CASE("the Hugging Face cache's links are followed, one step and to a blob o
     fs::remove(cache / "snapshots/rev/model.safetensors");
     fs::create_symlink(target, cache / "snapshots/rev/model.safetensors");
     INFO(target);
-    REQUIRE(has(thrown<FormatError>([&] { Checkpoint checkpoint(cache / "snapshots/rev"); }), "it leads to"));
+    REQUIRE(has(thrown<FormatError>([&] { Checkpoint checkpoint(cache / "snapshots/rev"); }), "it points to"));
   }
 }
 
@@ -98,36 +98,36 @@ TEST_CASE("each way in which shards and index disagree has one clear error", "[f
   const TemporaryFolder folder;
   write_shard(folder / "1.safetensors", {"a", "b"});
   write_index(folder, R"({"a":"1.safetensors","c":"2.safetensors"})");
-  REQUIRE(has(refusal(folder), "2.safetensors] the shard must exist"));
+  REQUIRE(has(index_refusal(folder), "2.safetensors] the shard must exist"));
   write_shard(folder / "2.safetensors", {"d"});
-  REQUIRE(has(refusal(folder), "2.safetensors] the shard must hold tensor 'c'"));
+  REQUIRE(has(index_refusal(folder), "2.safetensors] the shard must hold tensor 'c'"));
   write_shard(folder / "2.safetensors", {"b", "c"});
-  REQUIRE(has(refusal(folder), "'b' lies in"));
+  REQUIRE(has(index_refusal(folder), "'b' is in"));
   write_shard(folder / "2.safetensors", {"c"});
-  REQUIRE(refusal(folder) == "nothing");
+  REQUIRE(index_refusal(folder) == "nothing");
   fs::resize_file(folder / "2.safetensors", fs::file_size(folder / "2.safetensors") - 1);
-  REQUIRE(has(refusal(folder), "2.safetensors] incomplete metadata"));
+  REQUIRE(has(index_refusal(folder), "2.safetensors] incomplete metadata"));
   for (const char* map : {"{}", "[]", "null", R"("x")"}) {
     write_index(folder, map);
-    REQUIRE(has(refusal(folder), "missing or empty"));
+    REQUIRE(has(index_refusal(folder), "missing or empty"));
   }
   write_index(folder, R"({"a":1})");
-  REQUIRE(has(refusal(folder), "plain file name"));
+  REQUIRE(has(index_refusal(folder), "plain file name"));
   write_index(folder, R"({"a":"1.safetensors","a":"2.safetensors"})");
-  REQUIRE(has(refusal(folder), "'a' twice"));
+  REQUIRE(has(index_refusal(folder), "'a' twice"));
   (void)folder.write("model.safetensors.index.json", "[]");
-  REQUIRE(has(refusal(folder), "must be a JSON object"));
+  REQUIRE(has(index_refusal(folder), "must be a JSON object"));
   (void)folder.write("model.safetensors.index.json", std::string(1000, '['));
-  REQUIRE(has(refusal(folder), "nested"));
+  REQUIRE(has(index_refusal(folder), "nested"));
 }
 
 TEST_CASE("pickled weights are refused with the way to convert them", "[format][cpu]") {
   for (const char* name : {"pytorch_model.bin", "consolidated.00.pth", "model.pt"}) {
     const TemporaryFolder folder;
-    REQUIRE(has(refusal(folder), "holds neither"));
+    REQUIRE(has(index_refusal(folder), "holds neither"));
     (void)folder.write(name, "PK\x03\x04");
-    REQUIRE(has(refusal(folder), name));
-    REQUIRE(has(refusal(folder), "save_pretrained"));
+    REQUIRE(has(index_refusal(folder), name));
+    REQUIRE(has(index_refusal(folder), "save_pretrained"));
   }
   const TemporaryFolder folder;
   REQUIRE(has(thrown<IoError>([&] { Checkpoint checkpoint(folder / "none"); }), "must exist"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/format/config_json.hpp"
+#include "format/config_json.hpp"
 
 #include <string>
 

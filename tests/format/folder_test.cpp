@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/format/folder.hpp"
+#include "format/folder.hpp"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "expect_error.hpp"
-#include "qlorapp/core/check.hpp"
 
 namespace format = qlorapp::format;
 using format::path_in;

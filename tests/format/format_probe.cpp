@@ -10,14 +10,14 @@
 
 #include <nlohmann/json.hpp>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "format/checkpoint_index.hpp"
+#include "format/python_json.hpp"
+#include "format/quant_state.hpp"
+#include "format/safetensors.hpp"
 #include "qlorapp/format/adapter_config.hpp"
-#include "qlorapp/format/checkpoint_index.hpp"
 #include "qlorapp/format/model_config.hpp"
-#include "qlorapp/format/python_json.hpp"
-#include "qlorapp/format/quant_state.hpp"
 #include "qlorapp/format/quantization_config.hpp"
-#include "qlorapp/format/safetensors.hpp"
 
 using namespace qlorapp;
 using namespace qlorapp::format;

@@ -8,17 +8,17 @@
 #include <nlohmann/json.hpp>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "format/expect_error.hpp"
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/format/printable.hpp"
-#include "qlorapp/format/python_json.hpp"
+#include "format/printable.hpp"
+#include "format/python_json.hpp"
 
 using namespace qlorapp;
 using namespace qlorapp::format;
 
 namespace {
 
-std::string refusal(std::string_view text, const JsonLimits& limits = {}) {
+std::string json_refusal(std::string_view text, const JsonLimits& limits = {}) {
   return thrown<FormatError>([&] { (void)parse_json(text, "file.json", limits); });
 }
 
@@ -43,31 +43,31 @@ TEST_CASE("what JSON readers disagree on is refused with the file's name and the
       {"[NaN]", "invalid JSON"},
       {"[Infinity]", "invalid JSON"},
       {"[1e999]", "number overflow"},
-      {"[9223372036854775808]", "64 bits"},
-      {"[-9223372036854775809]", "64 bits"},
-      {"[123456789012345678901234567890]", "64 bits"},
-      {std::string(65, '[') + std::string(65, ']'), "nested 64 deep"},
-      {std::string(100'000, '['), "nested 64 deep"},
+      {"[9223372036854775808]", "64-bit integer"},
+      {"[-9223372036854775809]", "64-bit integer"},
+      {"[123456789012345678901234567890]", "64-bit integer"},
+      {std::string(65, '[') + std::string(65, ']'), "nested at most 64 deep"},
+      {std::string(100'000, '['), "nested at most 64 deep"},
   };
   for (const auto& row : rows) {
     std::string text = row.text;
     if (row.reason == "NUL byte") text = std::string("{\"a\": 1}\0{}", 11);
     INFO(text.substr(0, 60));
-    REQUIRE(has(refusal(text), row.reason));
-    REQUIRE(has(refusal(text), "[file.json]"));
-    REQUIRE(has(refusal(text), "byte"));
+    REQUIRE(has(json_refusal(text), row.reason));
+    REQUIRE(has(json_refusal(text), "[file.json]"));
+    REQUIRE(has(json_refusal(text), "byte"));
   }
-  REQUIRE(has(refusal("[1, 2]", {.max_bytes = 5}), "5 bytes; got 6"));
-  REQUIRE(refusal(std::string(64, '[') + std::string(64, ']')) == "nothing");
+  REQUIRE(has(json_refusal("[1, 2]", {.max_bytes = 5}), "5 bytes; got 6"));
+  REQUIRE(json_refusal(std::string(64, '[') + std::string(64, ']')) == "nothing");
 }
 
 TEST_CASE("a hostile key can neither forge a line of the error nor fill the screen", "[format][cpu]") {
   const std::string key = "x\\n[other] fine\\u001b[2J" + std::string(5000, 'y');
-  const std::string message = refusal("{\"" + key + "\": 1, \"" + key + "\": 2}");
+  const std::string message = json_refusal("{\"" + key + "\": 1, \"" + key + "\": 2}");
   REQUIRE(message.find('\n') == std::string::npos);
   REQUIRE(message.find('\x1b') == std::string::npos);
   REQUIRE(message.size() < 400);
-  REQUIRE(refusal("[\"" + std::string(100'000, 'z') + "\x01\"]").size() < 500);
+  REQUIRE(json_refusal("[\"" + std::string(100'000, 'z') + "\x01\"]").size() < 500);
   REQUIRE(printable("a'\xff") == "'a'\\xff'");
 }
 
@@ -95,13 +95,13 @@ TEST_CASE("Python's NaN and Infinity are read where they are allowed and nowhere
   REQUIRE(std::isnan(parse_json("NaN", "f", allow).get<double>()));
   for (const char* text : {"[NaN1]", "[1NaN]", "[NaN.0]", "[-NaN]", "[+Infinity]", "[Infinityx]", "[--Infinity]"}) {
     INFO(text);
-    REQUIRE(has(refusal(text, allow), "invalid JSON"));
+    REQUIRE(has(json_refusal(text, allow), "invalid JSON"));
   }
 }
 
 TEST_CASE("an object of a hundred thousand keys is read in well under a second", "[format][cpu]") {
   std::string text = "{";
-  for (int i = 0; i < 100'000; ++i) text += concat(i == 0 ? "\"k" : ",\"k", i, "\":0");
+  for (int i = 0; i < 100'000; ++i) text += message("{}{}\":0", i == 0 ? "\"k" : ",\"k", i);
   const auto start = std::chrono::steady_clock::now();
   REQUIRE(parse_json(text + "}", "f").size() == 100'000);
   REQUIRE(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));

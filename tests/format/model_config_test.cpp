@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "format/expect_error.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/core/log.hpp"
 
 using namespace qlorapp;
@@ -106,8 +106,8 @@ TEST_CASE("what would change the result, or is no size of a model, is refused by
       {"{}", "got 'none'"},
       {config(R"("auto_map":{"AutoModel":"x.Y"})"), "auto_map must be absent"},
       {config(R"("trust_remote_code":true)"), "trust_remote_code must be absent"},
-      {config("", "hidden_size"), "hidden_size must be there"},
-      {config("", "vocab_size"), "vocab_size must be there"},
+      {config("", "hidden_size"), "hidden_size is required"},
+      {config("", "vocab_size"), "vocab_size is required"},
       {config(R"("hidden_size":0)"), "hidden_size must be an integer from 1"},
       {config(R"("hidden_size":-64)"), "hidden_size must be an integer"},
       {config(R"("hidden_size":64.0)"), "hidden_size must be an integer"},
@@ -116,7 +116,7 @@ TEST_CASE("what would change the result, or is no size of a model, is refused by
       {config(R"("hidden_size":1000000000000)"), "hidden_size must be an integer"},
       {config(R"("vocab_size":99999999999)"), "vocab_size must be"},
       {config(R"("num_hidden_layers":100000)"), "num_hidden_layers must be"},
-      {config(R"("intermediate_size":9223372036854775808)"), "64 bits"},
+      {config(R"("intermediate_size":9223372036854775808)"), "64-bit integer"},
       {config(R"("num_key_value_heads":3)"), "num_key_value_heads must divide num_attention_heads, 4; got 3"},
       {config(R"("num_attention_heads":3)"), "num_attention_heads must divide hidden_size, 64"},
       {config(R"("head_dim":15)"), "head_dim must be even"},
@@ -152,7 +152,7 @@ TEST_CASE("what would change the result, or is no size of a model, is refused by
       {config(R"("rope_parameters":{"rope_type":"default","attention_factor":2})"), "attention_factor must be absent"},
       {config(R"("rope_parameters":{"rope_type":"default","partial_rotary_factor":0.5})"), "partial_rotary_factor must be 1"},
       {config(R"("rope_parameters":{"full_attention":{"rope_type":"default"}})"), "full_attention must be absent"},
-      {config(R"("rope_scaling":{"rope_type":"llama3","factor":8.0})"), "low_freq_factor must be there"},
+      {config(R"("rope_scaling":{"rope_type":"llama3","factor":8.0})"), "low_freq_factor is required"},
       {config(R"("rope_scaling":{"rope_type":"llama3","factor":0.5,"low_freq_factor":1,"high_freq_factor":4})"),
        "factor must be at least 1"},
       {config(R"("rope_scaling":{"rope_type":"llama3","factor":8,"low_freq_factor":4,"high_freq_factor":4})"),
@@ -174,7 +174,7 @@ TEST_CASE("what would change the result, or is no size of a model, is refused by
       {config(R"("quantization_config":{"load_in_4bit":true,"llm_int8_skip_modules":[1]})"),
        "llm_int8_skip_modules must be a list of strings"},
       {config(R"("quantization_config":4)"), "quantization_config must be a JSON object"},
-      {std::string(10'000, '['), "nested 16 deep"},
+      {std::string(10'000, '['), "nested at most 16 deep"},
       {"[]", "must be a JSON object"},
   };
   for (const auto& row : rows) {
@@ -195,7 +195,7 @@ TEST_CASE("keys that change nothing pass in silence, unknown ones are said once,
   (void)parse(config(R"("a_key_of_tomorrow":2,"another":[])"));
   REQUIRE(warnings.lines == std::vector<std::string>{"[config.json] unknown keys are ignored: 'a_key_of_tomorrow', 'another'."});
   std::string many;
-  for (int i = 0; i < 5000; ++i) many += concat(i == 0 ? "\"" : ",\"", "key_", i, "\":0");
+  for (int i = 0; i < 5000; ++i) many += message("{}key_{}\":0", i == 0 ? "\"" : ",\"", i);
   (void)parse(config(many));
   REQUIRE(warnings.lines.size() == 2);
   REQUIRE(has(warnings.lines[1], "'key_9' and 4990 more."));

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "catch.hpp"
-#include "qlorapp/format/double_quant.hpp"
+#include "format/double_quant.hpp"
 #include "reference/four_bit.hpp"
 
 using namespace qlorapp;

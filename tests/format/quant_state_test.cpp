@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/format/quant_state.hpp"
+#include "format/quant_state.hpp"
+#include "format/double_quant.hpp"
 
 #include <functional>
 #include <string>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "format/expect_error.hpp"
-#include "qlorapp/core/check.hpp"
 
 using namespace qlorapp;
 using namespace qlorapp::format;
@@ -17,7 +18,7 @@ namespace {
 constexpr const char* kNested =
     R"({"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [64, 128], "nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.05220222473144531})";
 
-std::string refusal(const std::string& json) {
+std::string state_refusal(const std::string& json) {
   return thrown<FormatError>([&] { (void)parse_quant_state(json, "q_proj"); });
 }
 
@@ -65,21 +66,21 @@ TEST_CASE("a quant state that is not exactly one is refused by its key", "[forma
       {replaced(kNested, "[64, 128]", "[64.0, 128]"), "shape must be"},
       {replaced(kNested, "[64, 128]", "[4294967296, 4294967296]"), "shape must be"},
       {replaced(kNested, "[64, 128]", "[4611686018427387904]"), "shape must be"},
-      {replaced(kNested, "[64, 128]", "null"), "shape must be there"},
+      {replaced(kNested, "[64, 128]", "null"), "shape is required"},
       {replaced(kNested, "\"float32\"", "\"float16\""), "nested_dtype must be float32"},
       {replaced(kNested, "0.05220222473144531", "1e39"), "fit in a float32"},
       {replaced(kNested, "0.05220222473144531", "NaN"), "invalid JSON"},
       {replaced(kNested, "0.05220222473144531", "\"0\""), "finite number"},
-      {replaced(kNested, ", \"nested_offset\": 0.05220222473144531", ""), "nested_offset must be there"},
-      {replaced(kNested, "\"nested_blocksize\": 256, ", ""), "nested_blocksize must be there"},
-      {replaced(kNested, "}", ", \"code\": 1}"), "no key 'code'"},
+      {replaced(kNested, ", \"nested_offset\": 0.05220222473144531", ""), "nested_offset is required"},
+      {replaced(kNested, "\"nested_blocksize\": 256, ", ""), "nested_blocksize is required"},
+      {replaced(kNested, "}", ", \"code\": 1}"), "unknown key 'code'"},
       {replaced(kNested, "}", ", \"shape\": [1]}"), "'shape' twice"},
       {"[]", "must be a JSON object"},
-      {"{}", "quant_type must be there"},
+      {"{}", "quant_type is required"},
   };
   for (const auto& row : rows) {
-    INFO(row.json << "\n" << refusal(row.json));
-    REQUIRE(has(refusal(row.json), row.reason));
+    INFO(row.json << "\n" << state_refusal(row.json));
+    REQUIRE(has(state_refusal(row.json), row.reason));
   }
 }
 
@@ -131,7 +132,7 @@ TEST_CASE("the parts of a four-bit weight must have the sizes that its shape dem
       {[](auto& specs) {
          specs.push_back({"q.weight.extra", Dtype::kU8, {1}});
        },
-       "'q.weight.extra' must not be there"},
+       "'q.weight.extra' must not exist"},
   };
   for (const auto& row : rows) {
     INFO(outcome(row.change));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/format/read_ahead.hpp"
+#include "format/read_ahead.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "format/expect_error.hpp"
 #include "format/faulty_calls.hpp"
-#include "qlorapp/core/check.hpp"
 
 using namespace qlorapp;
 using namespace qlorapp::format;
@@ -32,13 +32,13 @@ struct Shards {
       std::vector<TensorSpec> specs;
       for (const int64_t size :
            {int64_t{0}, int64_t{1}, int64_t{300}, int64_t{16383}, int64_t{16384}, int64_t{16385}, int64_t{100'001}}) {
-        const std::string name = concat("tensor", shard, ".", size);
+        const std::string name = message("tensor{}.{}", shard, size);
         specs.push_back({name, Dtype::kU8, {size}});
         std::string& bytes = content[name];
         for (int64_t i = 0; i < size; ++i) bytes += static_cast<char>((state = state * 1664525 + 1013904223) >> 24);
-        map += concat(map.size() > 1 ? "," : "", "\"", name, "\":\"s", shard, ".safetensors\"");
+        map += message("{}\"{}\":\"s{}.safetensors\"", map.size() > 1 ? "," : "", name, shard);
       }
-      write_safetensors(folder / concat("s", shard, ".safetensors"), specs, {},
+      write_safetensors(folder / message("s{}.safetensors", shard), specs, {},
                         [&](const TensorEntry& entry) { return std::as_bytes(std::span(content[entry.name])); });
     }
     (void)folder.write("model.safetensors.index.json", R"({"weight_map":)" + map + "}}");
@@ -152,8 +152,8 @@ TEST_CASE("a ring that cannot work is refused", "[format][cpu]") {
   const Checkpoint checkpoint(shards.folder.path());
   Ring odd(1, kStep + 1), good(1, kStep);
   REQUIRE(has(thrown<ValueError>([&] { ReadAhead reader(all_of(checkpoint), odd.spans(), 1); }), "multiple of"));
-  REQUIRE(has(thrown<ValueError>([&] { ReadAhead reader(all_of(checkpoint), {}, 1); }), "a buffer and a thread"));
-  REQUIRE(has(thrown<ValueError>([&] { ReadAhead reader(all_of(checkpoint), good.spans(), 0); }), "a buffer and a thread"));
+  REQUIRE(has(thrown<ValueError>([&] { ReadAhead reader(all_of(checkpoint), {}, 1); }), "one buffer and one thread"));
+  REQUIRE(has(thrown<ValueError>([&] { ReadAhead reader(all_of(checkpoint), good.spans(), 0); }), "one buffer and one thread"));
   ReadAhead nothing({}, good.spans(), 2);
   REQUIRE(nothing.ready());
   REQUIRE_FALSE(nothing.next().has_value());

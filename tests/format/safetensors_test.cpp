@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The hostile corpus: every way in which a header can lie, each with the one message that fits it.
-#include "qlorapp/format/safetensors.hpp"
+#include "format/safetensors.hpp"
 
 #include <array>
 #include <cerrno>
@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "format/expect_error.hpp"
 #include "format/faulty_calls.hpp"
-#include "qlorapp/core/check.hpp"
 
 using namespace qlorapp;
 using namespace qlorapp::format;
@@ -33,7 +33,7 @@ std::string tensor(const std::string& name, const std::string& dtype, const std:
   return "\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}";
 }
 
-std::string refusal(const std::string& content) {
+std::string file_refusal(const std::string& content) {
   const TemporaryFolder folder;
   const std::string path = folder.write("hostile.safetensors", content);
   const std::string message = thrown<FormatError>([&] { SafetensorsFile file(path); });
@@ -120,7 +120,7 @@ TEST_CASE("each rule of the format has its own refusal", "[format][cpu]") {
       {"end beyond int64", file_of("{" + tensor("a", "F32", "[2]", "[0,18446744073709551615]") + "}", 8), "64-bit"},
       {"one byte missing", file_of("{" + good + "}", 7), "truncated"},
       {"all data missing", file_of("{" + good + "}", 0), "truncated"},
-      {"one byte behind", file_of("{" + good + "}", 9), "behind its tensors"},
+      {"one byte behind", file_of("{" + good + "}", 9), "after its tensors"},
       {"a second archive behind", file_of("{" + good + "}", 8) + "PK\x05\x06", "not fully covered"},
       {"long name", file_of("{" + tensor(std::string(4097, 'n'), "U8", "[0]", "[0,0]") + "}"), "4096 bytes"},
       {"rank 65",
@@ -140,7 +140,7 @@ TEST_CASE("each rule of the format has its own refusal", "[format][cpu]") {
        "64 dimensions"},
   };
   for (const auto& row : rows) {
-    const std::string message = refusal(row.content);
+    const std::string message = file_refusal(row.content);
     INFO(row.name << ": " << message);
     REQUIRE(message != "nothing");
     REQUIRE(has(message, row.reason));
@@ -152,7 +152,7 @@ TEST_CASE("each rule of the format has its own refusal", "[format][cpu]") {
 TEST_CASE("every byte flipped and every truncation of a small file is refused or leaves the same sizes", "[format][cpu]") {
   const std::string header = "{" + tensor("abc", "F16", "[2,3]", "[0,12]") + "}";
   const std::string content = file_of(header, 12);
-  for (size_t size = 0; size < content.size(); ++size) REQUIRE(refusal(content.substr(0, size)) != "nothing");
+  for (size_t size = 0; size < content.size(); ++size) REQUIRE(file_refusal(content.substr(0, size)) != "nothing");
   const TemporaryFolder folder;
   for (size_t i = 0; i < 8 + header.size(); ++i) {
     for (int bit = 0; bit < 8; ++bit) {
@@ -169,30 +169,30 @@ TEST_CASE("every byte flipped and every truncation of a small file is refused or
 }
 
 TEST_CASE("what the format allows is read: scalars, empty tensors, white space, all 22 dtypes", "[format][cpu]") {
-  REQUIRE(refusal(file_of("{}")) == "nothing");
-  REQUIRE(refusal(file_of("{}      ")) == "nothing");
-  REQUIRE(refusal(file_of(" \t\r\n{ } ")) == "nothing");
-  REQUIRE(refusal(file_of(R"({"__metadata__":{}})")) == "nothing");
-  REQUIRE(refusal(file_of("{" + tensor("s", "F32", "[]", "[0,4]") + "," + tensor("e", "I64", "[0,5]", "[4,4]") + "," +
-                              tensor("z", "I64", "[7,0]", "[4,4]") + "}",
-                          4)) == "nothing");
-  REQUIRE(refusal(file_of("{" + tensor("f4", "F4", "[2]", "[0,1]") + "," + tensor("f6", "F6_E3M2", "[4]", "[1,4]") + "}", 4)) ==
-          "nothing");
+  REQUIRE(file_refusal(file_of("{}")) == "nothing");
+  REQUIRE(file_refusal(file_of("{}      ")) == "nothing");
+  REQUIRE(file_refusal(file_of(" \t\r\n{ } ")) == "nothing");
+  REQUIRE(file_refusal(file_of(R"({"__metadata__":{}})")) == "nothing");
+  REQUIRE(file_refusal(file_of("{" + tensor("s", "F32", "[]", "[0,4]") + "," + tensor("e", "I64", "[0,5]", "[4,4]") + "," +
+                                   tensor("z", "I64", "[7,0]", "[4,4]") + "}",
+                               4)) == "nothing");
+  REQUIRE(file_refusal(file_of("{" + tensor("f4", "F4", "[2]", "[0,1]") + "," + tensor("f6", "F6_E3M2", "[4]", "[1,4]") + "}",
+                               4)) == "nothing");
   for (int i = 0; i < kDtypeCount; ++i) {
     const auto dtype = static_cast<Dtype>(i);
     REQUIRE(dtype_from_name(dtype_name(dtype)) == dtype);
     const std::string bytes = std::to_string(dtype_bits(dtype));
-    REQUIRE(refusal(file_of("{" + tensor("a", std::string(dtype_name(dtype)), "[8]", "[0," + bytes + "]") + "}",
-                            static_cast<size_t>(dtype_bits(dtype)))) == "nothing");
+    REQUIRE(file_refusal(file_of("{" + tensor("a", std::string(dtype_name(dtype)), "[8]", "[0," + bytes + "]") + "}",
+                                 static_cast<size_t>(dtype_bits(dtype)))) == "nothing");
   }
 }
 
 TEST_CASE("a million tensors are the most that a file may hold, and a hostile header is judged in seconds", "[format][cpu]") {
   std::string header = "{";
   for (int i = 0; i <= 1'000'000; ++i)
-    header += concat(i == 0 ? "\"" : ",\"", i, R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})");
+    header += message(R"({}{}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})", i == 0 ? "\"" : ",\"", i);
   const auto start = std::chrono::steady_clock::now();
-  REQUIRE(has(refusal(file_of(header + "}")), "1000000 tensors"));
+  REQUIRE(has(file_refusal(file_of(header + "}")), "1000000 tensors"));
   REQUIRE(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
 }
 

@@ -2,7 +2,7 @@
 #include "qlorapp/io/compute_dtype.hpp"
 
 #include "catch.hpp"
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 using namespace qlorapp;
 using format::Dtype;

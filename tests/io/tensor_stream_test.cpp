@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors from files to each device there is. Without a GPU its part says so and passes over.
-#include "qlorapp/io/tensor_stream.hpp"
+#include "io/tensor_stream.hpp"
 
 #include <ATen/ATen.h>
 #include <c10/core/CachingDeviceAllocator.h>
@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "format/expect_error.hpp"
-#include "qlorapp/core/check.hpp"
+#include "io/linear_weight.hpp"
+#include "io/tensor_file.hpp"
 #include "qlorapp/io/device.hpp"
-#include "qlorapp/io/linear_weight.hpp"
-#include "qlorapp/io/tensor_file.hpp"
 
 using namespace qlorapp;
 
@@ -131,7 +131,7 @@ TEST_CASE("what goes wrong while streaming reaches the caller, and nothing hangs
       weights.push_back({bad.at("other"), at::zeros({100'000}, device), {}, {}});
       const std::string message = thrown<FormatError>([&] { stream_tensors(std::move(weights), device, buffers); });
       REQUIRE(has(message, "tensor 'large.weight' cannot be quantized"));
-      REQUIRE(has(message, concat("flat index ", 299 * 704 + 1)));
+      REQUIRE(has(message, qlorapp::message("flat index {}", 299 * 704 + 1)));
       REQUIRE_FALSE(has(message, "Exception raised from"));
     }
   }
@@ -145,7 +145,7 @@ TEST_CASE("a GPU holds no more than the weights, two buffers and the scales of o
   const at::Device device(at::kCUDA, 0);
   const TemporaryFolder folder;
   NamedTensors tensors;
-  for (int i = 0; i < 4; ++i) tensors.emplace_back(concat("w", i), at::randn({4096, 4096}).to(at::kBFloat16));
+  for (int i = 0; i < 4; ++i) tensors.emplace_back(message("w{}", i), at::randn({4096, 4096}).to(at::kBFloat16));
   write_tensors(folder / "model.safetensors", tensors);
   const format::Checkpoint checkpoint(folder.path());
   auto* const allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(at::kCUDA));

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "format/expect_error.hpp"
 #include "memory/plan_settings.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/memory/roofline.hpp"
 
 using namespace qlorapp;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rules of torch's CUDA caching allocator, each by hand from its description.
-#include "qlorapp/memory/caching_allocator.hpp"
+#include "memory/caching_allocator.hpp"
 #include "catch.hpp"
 
 using qlorapp::CachingAllocator;

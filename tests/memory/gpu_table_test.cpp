@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "format/expect_error.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/memory/gpu_table.hpp"
 #include "qlorapp/memory/known_models.hpp"
 

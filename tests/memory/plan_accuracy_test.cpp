@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "nn/model_weights.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
 #include "qlorapp/memory/measured_memory.hpp"
 #include "qlorapp/memory/planner.hpp"
-#include "qlorapp/nn/model_weights.hpp"
 #include "qlorapp/train/step.hpp"
 
 using namespace qlorapp;
@@ -34,12 +34,11 @@ struct Case {
 
 format::ModelConfig config_of(const Case& c) {
   return format::parse_model_config(
-      concat(
-          R"({"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_act":"silu","hidden_size":)", c.width,
-          R"(,"intermediate_size":)", c.width * 5 / 2, R"(,"num_hidden_layers":4,"num_attention_heads":8,"num_key_value_heads":)",
-          c.grouped ? 2 : 8,
-          R"(,"head_dim":32,"vocab_size":2048,"max_position_embeddings":4096,"rms_norm_eps":1e-5,"torch_dtype":"float32","tie_word_embeddings":)",
-          c.tied, "}"),
+      message(R"({{"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_act":"silu","hidden_size":{},)"
+              R"("intermediate_size":{},"num_hidden_layers":4,"num_attention_heads":8,"num_key_value_heads":{},"head_dim":32,)"
+              R"("vocab_size":2048,"max_position_embeddings":4096,"rms_norm_eps":1e-5,"torch_dtype":"float32",)"
+              R"("tie_word_embeddings":{}}})",
+              c.width, c.width * 5 / 2, c.grouped ? 2 : 8, c.tied),
       "small");
 }
 
@@ -125,10 +124,11 @@ MemoryPlan planned(const Case& c) {
 }
 
 std::string name_of(const Case& c) {
-  return concat(to_string(c.keep), c.every > 1 ? concat(" every ", c.every) : std::string(), ", ", c.batch, " x ", c.length, ", r ",
-                c.rank, ", ", c10::toString(c.dtype), c.eight_bit ? ", 8-bit" : "", c.tied ? ", tied" : "",
-                c.grouped ? "" : ", ungrouped", c.dropout > 0 ? ", dropout" : "", c.saved.empty() ? "" : ", saving ",
-                c.saved.empty() ? "" : c.saved.front(), c.saved.size() > 1 ? " and more" : "");
+  return message("{}{}, {} x {}, r {}, {}{}{}{}{}{}{}{}", to_string(c.keep),
+                 c.every > 1 ? message(" every {}", c.every) : std::string(), c.batch, c.length, c.rank, c10::toString(c.dtype),
+                 c.eight_bit ? ", 8-bit" : "", c.tied ? ", tied" : "", c.grouped ? "" : ", ungrouped",
+                 c.dropout > 0 ? ", dropout" : "", c.saved.empty() ? "" : ", saving ", c.saved.empty() ? "" : c.saved.front(),
+                 c.saved.size() > 1 ? " and more" : "");
 }
 
 }  // namespace

@@ -8,11 +8,12 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "format/expect_error.hpp"
-#include "qlorapp/core/check.hpp"
+#include "io/tensor_file.hpp"
+#include "nn/decoder.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/io/load_model.hpp"
-#include "qlorapp/io/tensor_file.hpp"
 #include "qlorapp/memory/measured_memory.hpp"
 #include "qlorapp/memory/planner.hpp"
 #include "small_checkpoint.hpp"

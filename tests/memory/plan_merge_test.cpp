@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "format/expect_error.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/io/adapter.hpp"
 #include "qlorapp/io/load_model.hpp"
 #include "qlorapp/io/merge.hpp"
@@ -22,7 +22,7 @@ using namespace qlorapp;
 
 namespace {
 
-PlanSettings settings_of(const std::string& folder, const LoraConfig& lora) {
+PlanSettings merge_settings(const std::string& folder, const LoraConfig& lora) {
   PlanSettings settings;
   settings.model = format::load_model_config(folder);
   settings.lora = lora;
@@ -46,7 +46,7 @@ std::pair<Bytes, PhasePlan> merged(const std::string& folder, const LoraConfig& 
     measured = {memory.peak()};
     CHECK(memory.live() == 0);
   }
-  return {measured, plan_memory(settings_of(folder, lora)).of(ops::MemoryPhase::kMerge)};
+  return {measured, plan_memory(merge_settings(folder, lora)).of(ops::MemoryPhase::kMerge)};
 }
 
 void check_close(const std::pair<Bytes, PhasePlan>& found) {
@@ -57,7 +57,7 @@ void check_close(const std::pair<Bytes, PhasePlan>& found) {
   CHECK(sum(found.second.parts) == found.second.tensors);
 }
 
-LoraConfig lora_of(const char* targets) {
+LoraConfig merged_lora(const char* targets) {
   LoraConfig lora;
   lora.r = 16;
   lora.target_modules = NamesOrPattern(targets);
@@ -72,9 +72,9 @@ TEST_CASE("the plan of a merge is what a merge takes: the largest weight that ha
   INFO(name << (tied ? ", tied" : ""));
   const TemporaryFolder folder;
   write_small_checkpoint(folder, name, dtype, tied);
-  check_close(merged(folder.path(), lora_of("all-linear")));
-  check_close(merged(folder.path(), lora_of(".*k_proj")));
-  LoraConfig dora = lora_of("all-linear");
+  check_close(merged(folder.path(), merged_lora("all-linear")));
+  check_close(merged(folder.path(), merged_lora(".*k_proj")));
+  LoraConfig dora = merged_lora("all-linear");
   dora.use_dora = true;
   dora.r = 64;
   dora.rank_pattern = {{"up_proj", 128}};
@@ -85,15 +85,15 @@ TEST_CASE("the plan of a merge is what a merge takes: the largest weight that ha
     four_bit.double_quant = double_quant;
     quantize_checkpoint(folder.path(), quantized / "model", four_bit, at::kFloat);
     INFO("quantized before" << (double_quant ? ", twice" : ""));
-    check_close(merged(quantized / "model", lora_of("all-linear")));
+    check_close(merged(quantized / "model", merged_lora("all-linear")));
   }
 }
 
 TEST_CASE("a merge holds one weight whatever the model's size, and its bytes are in no peak of the run") {
   const TemporaryFolder folder;
   write_small_checkpoint(folder, "bfloat16", at::kBFloat16, false);
-  const LoraConfig lora = lora_of("all-linear");
-  PlanSettings settings = settings_of(folder.path(), lora);
+  const LoraConfig lora = merged_lora("all-linear");
+  PlanSettings settings = merge_settings(folder.path(), lora);
   const MemoryPlan plan = plan_memory(settings);
   const PhasePlan& merge = plan.of(ops::MemoryPhase::kMerge);
   // One of the MLP's weights in 16 bits and in float32, with its matrices.
@@ -104,9 +104,9 @@ TEST_CASE("a merge holds one weight whatever the model's size, and its bytes are
 
   settings.model.intermediate_size = 400'000;  // a merge that would be the fullest of all
   settings.model.num_hidden_layers = 1;
-  settings.lora = lora_of(".*q_proj");
+  settings.lora = merged_lora(".*q_proj");
   const MemoryPlan without = plan_memory(settings);
-  settings.lora = lora_of(".*(q|up)_proj");
+  settings.lora = merged_lora(".*(q|up)_proj");
   settings.load_in_4bit = true;
   const MemoryPlan with = plan_memory(settings);
   CHECK(with.of(ops::MemoryPhase::kMerge).allocated > with.peak_allocated());
@@ -121,7 +121,7 @@ TEST_CASE("a merge holds one weight whatever the model's size, and its bytes are
 TEST_CASE("tables say that a merge is of host memory and after the run") {
   const TemporaryFolder folder;
   write_small_checkpoint(folder, "bfloat16", at::kBFloat16, false);
-  const PlanSettings settings = settings_of(folder.path(), lora_of("all-linear"));
+  const PlanSettings settings = merge_settings(folder.path(), merged_lora("all-linear"));
   const MemoryPlan plan = plan_memory(settings);
   const std::string amount = to_string(plan.of(ops::MemoryPhase::kMerge).allocated);
   for (const std::string& table : {phase_table(plan), checklist(plan, settings)}) {

@@ -3,16 +3,16 @@
 #include <string>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "format/expect_error.hpp"
 #include "memory/plan_settings.hpp"
+#include "nn/decoder_block.hpp"
 #include "qlorapp/adapters/parameter_count.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
 #include "qlorapp/memory/plan_report.hpp"
 #include "qlorapp/memory/planner.hpp"
 #include "qlorapp/memory/roofline.hpp"
 #include "qlorapp/memory/timeline_svg.hpp"
-#include "qlorapp/nn/decoder_block.hpp"
 
 using namespace qlorapp;
 using Catch::Matchers::WithinRel;

@@ -8,17 +8,18 @@
 #include <tuple>
 #include <vector>
 
+#include "core/check.hpp"
+#include "format/atomic_file.hpp"
 #include "format/expect_error.hpp"
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/format/atomic_file.hpp"
-#include "qlorapp/io/tensor_file.hpp"
+#include "io/tensor_file.hpp"
 
 /// Of weights that take several of a loader's buffers, some that take less than one.
 inline std::string small_config(const char* dtype, bool tied) {
-  return qlorapp::concat(
-      R"({"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_act":"silu","hidden_size":512,"intermediate_size":1536,)",
-      R"("num_hidden_layers":3,"num_attention_heads":8,"num_key_value_heads":2,"vocab_size":4000,"max_position_embeddings":512,)",
-      R"("rms_norm_eps":1e-5,"torch_dtype":")", dtype, R"(","tie_word_embeddings":)", tied ? "true" : "false", "}");
+  return qlorapp::message(
+      R"({{"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_act":"silu","hidden_size":512,)"
+      R"("intermediate_size":1536,"num_hidden_layers":3,"num_attention_heads":8,"num_key_value_heads":2,"vocab_size":4000,)"
+      R"("max_position_embeddings":512,"rms_norm_eps":1e-5,"torch_dtype":"{}","tie_word_embeddings":{}}})",
+      dtype, tied ? "true" : "false");
 }
 
 inline void write_small_checkpoint(const TemporaryFolder& folder, const char* name, at::ScalarType dtype, bool tied) {
@@ -31,7 +32,7 @@ inline void write_small_checkpoint(const TemporaryFolder& folder, const char* na
   if (!tied) add("lm_head", {4000, 512});
   add("model.norm", {512});
   for (int i = 0; i < 3; ++i) {
-    const std::string layer = qlorapp::concat("model.layers.", i, ".");
+    const std::string layer = qlorapp::message("model.layers.{}.", i);
     add(layer + "input_layernorm", {512});
     add(layer + "post_attention_layernorm", {512});
     for (const auto& [module, out, in] : {std::tuple{"self_attn.q_proj", 512, 512},

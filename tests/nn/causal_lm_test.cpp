@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "qlorapp/nn/causal_lm.hpp"
-#include "qlorapp/nn/generation_cache.hpp"
+#include "nn/generation_cache.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "nn/tiny_model.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/nn/generate.hpp"
 
 using namespace qlorapp;

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 #include "qlorapp/nn/keep.hpp"
 
 using namespace qlorapp;

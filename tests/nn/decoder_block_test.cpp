@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/nn/decoder_block.hpp"
+#include "nn/decoder_block.hpp"
+#include "nn/input_offload.hpp"
+#include "nn/saved.hpp"
+#include "nn/step_context.hpp"
 
 #include <torch/csrc/autograd/autograd.h>
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/adapters/dora.hpp"
+#include "adapters/dora.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "adapters/lora_projection.hpp"
 #include "catch.hpp"
 #include "nn/tiny_block.hpp"
-#include "qlorapp/adapters/lora_projection.hpp"
-#include "qlorapp/ops/dropout.hpp"
+#include "ops/dropout.hpp"
 #include "qlorapp/quant/quantizer.hpp"
 
 using namespace qlorapp;
@@ -20,7 +20,7 @@ struct Layer {
   at::Tensor dense;  ///< The weight that the codes stand for, in double.
 };
 
-Layer make_layer(bool packed, double dropout, at::Device device = at::kCPU) {
+Layer make_dora_layer(bool packed, double dropout, at::Device device = at::kCPU) {
   at::manual_seed(3);
   const at::Tensor values = at::randn({40, 64}) / 8;
   Layer layer;
@@ -40,7 +40,7 @@ at::Tensor leaf(const at::Tensor& tensor) { return tensor.detach().cpu().to(at::
 
 TEST_CASE("the norm of DoRA is that of the dense sum of base and update, row by row", "[nn][cpu]") {
   for (const bool packed : {true, false}) {
-    const Layer layer = make_layer(packed, 0);
+    const Layer layer = make_dora_layer(packed, 0);
     const at::Tensor sum =
         layer.dense + at::mm(layer.adapter.b.to(at::kDouble), layer.adapter.a.to(at::kDouble)) * layer.adapter.scaling;
     REQUIRE(tiny::relative_error(dora_norm(layer.weight, layer.adapter), sum.norm(2, {1})) < 1e-6);
@@ -51,7 +51,7 @@ TEST_CASE("output and gradients of a DoRA projection equal autograd over the for
   const bool packed = GENERATE(true, false);
   const double dropout = GENERATE(0.0, 0.4);
   const at::Device device = GENERATE(from_range(tiny::devices()));
-  const Layer layer = make_layer(packed, dropout, device);
+  const Layer layer = make_dora_layer(packed, dropout, device);
   const LoraAdapter& adapter = layer.adapter;
   const at::Tensor x = at::randn({17, 64}).to(device), dy = at::randn({17, 40}).to(device);
   const DropoutKey key{5, 2, 1};

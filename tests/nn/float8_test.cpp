@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "core/check.hpp"
+#include "nn/decoder.hpp"
 #include "nn/tiny_model.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/io/device.hpp"
 
 using namespace qlorapp;
@@ -32,7 +33,7 @@ Batch make_batch(at::Device device, int64_t tokens = 96) {
 }
 
 /// The summed loss and the gradients of all adapters.
-std::pair<double, at::Tensor> step(CausalLM& model, const Batch& batch) {
+std::pair<double, at::Tensor> float8_step(CausalLM& model, const Batch& batch) {
   model.arena().zero_grad();
   const at::Tensor one = at::ones({}, at::TensorOptions().device(model.device()));
   const double loss = model.forward_backward(batch, one, 3, 9).loss.item<double>();
@@ -55,15 +56,15 @@ TEST_CASE("weights in eight bits change losses and gradients by as much as three
   CausalLM model = make_model(device);
   model.settings().set_segments(parse_segments(keep, 2));
   const Batch batch = make_batch(device);
-  const auto [loss, gradients] = step(model, batch);
+  const auto [loss, gradients] = float8_step(model, batch);
   model.settings().set_float8(true);
   REQUIRE(model.settings().float8());
-  const auto [loss8, gradients8] = step(model, batch);
+  const auto [loss8, gradients8] = float8_step(model, batch);
   INFO("loss " << loss << ", in eight bits " << loss8 << "; gradients apart by " << distance(gradients8, gradients));
   CHECK(std::abs(loss8 - loss) < 2e-2 * loss);
   CHECK(distance(gradients8, gradients) < 0.15);
   CHECK(distance(gradients8, gradients) > 1e-3);  // it is not 16 bits by another name
-  const auto [again, gradients_again] = step(model, batch);
+  const auto [again, gradients_again] = float8_step(model, batch);
   CHECK(again == loss8);
   CHECK(at::equal(gradients_again, gradients8));
   {
@@ -82,15 +83,15 @@ TEST_CASE("weights in eight bits change losses and gradients by as much as three
     DecoderBlock& block = model.blocks().front();
     block.replace_projection(Projection::kGate,
                              FrozenWeight(block.weights().projections[qlorapp::index(Projection::kGate)].quantized));
-    CHECK(at::equal(step(model, batch).second, gradients8));
+    CHECK(at::equal(float8_step(model, batch).second, gradients8));
   }
   const Batch small = make_batch(device, 48);  // few tokens: reading the weights is all, in 16 bits
-  const auto [few8, few_gradients8] = step(model, small);
+  const auto [few8, few_gradients8] = float8_step(model, small);
   model.settings().set_float8(false);
-  const auto [few, few_gradients] = step(model, small);
+  const auto [few, few_gradients] = float8_step(model, small);
   CHECK(few8 == few);
   CHECK(at::equal(few_gradients8, few_gradients));
-  const auto [back, gradients_back] = step(model, batch);
+  const auto [back, gradients_back] = float8_step(model, batch);
   CHECK(back == loss);
 }
 
@@ -105,9 +106,9 @@ TEST_CASE("a GPU is no farther from the CPU in eight bits than 32-bit activation
   CausalLM here = make_model(at::kCPU), there = make_model(devices().back()), wide = make_model(at::kCPU, 0, 128, at::kFloat);
   const bool in_float8 = GENERATE(false, true);
   for (CausalLM* model : {&here, &there, &wide}) model->settings().set_float8(in_float8);
-  const auto [loss, gradients] = step(here, make_batch(at::kCPU));
-  const auto [gpu_loss, gpu_gradients] = step(there, make_batch(devices().back()));
-  const auto [wide_loss, wide_gradients] = step(wide, make_batch(at::kCPU));
+  const auto [loss, gradients] = float8_step(here, make_batch(at::kCPU));
+  const auto [gpu_loss, gpu_gradients] = float8_step(there, make_batch(devices().back()));
+  const auto [wide_loss, wide_gradients] = float8_step(wide, make_batch(at::kCPU));
   INFO("eight bits " << in_float8 << ": loss " << loss << ", on the GPU " << gpu_loss << ", with wide activations " << wide_loss
                      << "; gradients apart by " << distance(gpu_gradients, gradients) << " and "
                      << distance(wide_gradients, gradients));
@@ -128,5 +129,5 @@ TEST_CASE("what cannot be multiplied in eight bits is refused by name", "[nn][cp
   REQUIRE_FALSE(mixed.blocks().front().in_float8());
   CausalLM dropping = make_model(at::kCPU, 0.1);
   dropping.settings().set_float8(true);
-  REQUIRE_THROWS_WITH(step(dropping, make_batch(at::kCPU)), Catch::Matchers::ContainsSubstring("lora_dropout=0"));
+  REQUIRE_THROWS_WITH(float8_step(dropping, make_batch(at::kCPU)), Catch::Matchers::ContainsSubstring("lora_dropout=0"));
 }

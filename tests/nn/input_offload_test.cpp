@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/nn/input_offload.hpp"
+#include "nn/input_offload.hpp"
+#include "nn/decoder.hpp"
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "nn/tiny_model.hpp"
-#include "qlorapp/core/check.hpp"
 
 using namespace qlorapp;
 
@@ -52,7 +53,7 @@ std::vector<Batch> batches_on(at::Device device, int64_t vocabulary) {
   return {ragged.to(device), shorter.to(device)};
 }
 
-Batch long_batch(at::Device device, int64_t vocabulary, int64_t rows, int64_t length) {
+Batch long_offload_batch(at::Device device, int64_t vocabulary, int64_t rows, int64_t length) {
   Batch batch;
   batch.tokens = at::randint(vocabulary, {rows * length}, at::kLong);
   batch.targets = at::randint(vocabulary, {rows * length}, at::kLong);
@@ -116,7 +117,7 @@ TEST_CASE("on a GPU inputs on the host free what they would keep, and nothing is
   constexpr int64_t kBlocks = 12;
   CausalLM model = tiny::make_model(at::kBFloat16, /*dropout=*/0, device, kBlocks);
   const int64_t rows = 4, length = 2048, tokens = rows * length;
-  const std::vector<Batch> window(2, long_batch(device, model.config().vocab_size, rows, length));
+  const std::vector<Batch> window(2, long_offload_batch(device, model.config().vocab_size, rows, length));
   auto* const allocator = c10::getDeviceAllocator(at::kCUDA);
   const auto peak = [&](Keep keep) {
     model.settings().set_segments(keep_in_each_block(kBlocks, keep));
@@ -162,7 +163,7 @@ TEST_CASE("a ring takes longer batches by growing and gives shorter ones what it
   model.settings().set_segments(keep_in_each_block(4, Keep::kInputOnHost));
   std::vector<int64_t> allocations;
   for (const int64_t length : {100, 400, 300, 100, 400}) {
-    train(model, {long_batch(device, model.config().vocab_size, 1, length)});
+    train(model, {long_offload_batch(device, model.config().vocab_size, 1, length)});
     allocations.push_back(model.settings().pinned_ring()->allocations());
   }
   REQUIRE(allocations == std::vector<int64_t>{3, 6, 6, 6, 6});

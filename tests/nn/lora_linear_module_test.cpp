@@ -9,8 +9,8 @@
 #include <sstream>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "qlorapp/adapters/adopt_parameters.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/nn/checkpointed_block.hpp"
 #include "qlorapp/quant/quantizer.hpp"

@@ -5,8 +5,8 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "nn/tiny_block.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/nn/checkpointed_block.hpp"
 
 using namespace qlorapp;
@@ -135,4 +135,41 @@ TEST_CASE("a layer is its own: base and bias are frozen, and converting it leave
   REQUIRE(layer.a().scalar_type() == at::kFloat);
   REQUIRE(weight.scalar_type() == at::kFloat);
   REQUIRE(bias.scalar_type() == at::kFloat);
+}
+
+TEST_CASE("with use_dora the output is scaled row by row to the magnitude, and gradients are those of the formula", "[nn][cpu]") {
+  at::manual_seed(4);
+  const at::Tensor weight = at::randn({12, 8}), x = at::randn({5, 8}).set_requires_grad(true), dy = at::randn({5, 12});
+  LoraLinear layer{FrozenWeight(weight), {.r = 3, .lora_alpha = 6, .use_dora = true}, 9};
+  CHECK(at::allclose(layer.forward(x), at::linear(x, weight), 1e-5, 1e-6));  // B is zero, so it begins as its base
+  layer.b().detach().normal_(0, 0.3);
+  layer.magnitude().detach().mul_(1.5);
+
+  const auto leaf = [](const at::Tensor& tensor) { return tensor.detach().to(at::kDouble).set_requires_grad(true); };
+  const at::Tensor xd = leaf(x), a = leaf(layer.a()), b = leaf(layer.b()), m = leaf(layer.magnitude());
+  const at::Tensor sum = weight.to(at::kDouble) + 2 * at::mm(b, a);
+  const at::Tensor expected = at::linear(xd, sum) * (m / at::linalg_vector_norm(sum.detach(), 2, at::IntArrayRef{1}));
+  const at::Tensor y = layer.forward(x);
+  CHECK(at::allclose(y.to(at::kDouble), expected, 1e-5, 1e-5));
+  y.backward(dy);
+  expected.backward(dy.to(at::kDouble));
+  const auto same = [](const at::Tensor& ours, const at::Tensor& theirs) {
+    return at::allclose(ours.grad().to(at::kDouble), theirs.grad(), 1e-4, 1e-4);
+  };
+  CHECK(same(x, xd));
+  CHECK(same(layer.a(), a));
+  CHECK(same(layer.b(), b));
+  CHECK(same(layer.magnitude(), m));
+
+  const at::Tensor before = layer.forward(x).detach();
+  layer.merge();
+  CHECK(at::allclose(layer.forward(x), before, 1e-4, 1e-5));
+  layer.unmerge();
+  CHECK(at::equal(layer.base().dense, weight));
+}
+
+TEST_CASE("a dense base is not merged into four bits", "[nn][cpu]") {
+  LoraLinear layer{FrozenWeight(at::randn({12, 8})), {.r = 3}, 9};
+  REQUIRE_THROWS_WITH(layer.merge(LoraLinear::MergeInto::kFourBit), Catch::Matchers::ContainsSubstring("this base is dense"));
+  REQUIRE_FALSE(layer.merged());
 }

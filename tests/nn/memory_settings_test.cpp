@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "qlorapp/nn/memory_settings.hpp"
+#include "adapters/lora_projection.hpp"
+#include "nn/decoder.hpp"
+#include "nn/saved.hpp"
+#include "nn/step_context.hpp"
 
 #include <torch/csrc/autograd/autograd.h>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "nn/tiny_model.hpp"
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/ops/dropout.hpp"
+#include "ops/dropout.hpp"
 
 using namespace qlorapp;
 
@@ -110,7 +114,7 @@ TEST_CASE("dropout of the rest of a tensor is the rest of the tensor's dropout",
     const at::Tensor rest = ops::seeded_dropout(x.narrow(0, begin, 12 - begin), 0.4, {7, 1, 2, static_cast<uint64_t>(begin * 6)});
     REQUIRE(at::equal(rest, whole.narrow(0, begin, 12 - begin)));
   }
-  REQUIRE_THROWS_AS(ops::seeded_dropout(x, 0.4, {7, 1, 2, 6}), c10::ValueError);
+  REQUIRE_THROWS_AS(ops::seeded_dropout(x, 0.4, {7, 1, 2, 6}), ValueError);
 }
 
 TEST_CASE("an embedding that waits in host memory leaves the GPU, unless the head is tied to it", "[nn][cpu]") {

@@ -4,8 +4,10 @@
 
 #include <ATen/ATen.h>
 
+#include "nn/decoder.hpp"
+#include "nn/decoder_block.hpp"
+#include "nn/step_context.hpp"
 #include "qlorapp/io/device.hpp"
-#include "qlorapp/nn/decoder_block.hpp"
 #include "qlorapp/quant/quantizer.hpp"
 #include "reference/decoder.hpp"
 

@@ -6,6 +6,8 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "nn/decoder.hpp"
+#include "nn/step_context.hpp"
 #include "nn/tiny_block.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
 
@@ -34,7 +36,7 @@ inline qlorapp::CausalLM make_model(at::ScalarType dtype, double dropout = 0, at
   at::manual_seed(5);
   const format::ModelConfig config = make_config(shape, layers);
   const int64_t d = shape.hidden, q = shape.attention_width(), kv = shape.kv_heads * shape.head_dim;
-  CausalLM::Weights weights;
+  DecoderWeights weights;
   weights.embed_tokens = at::randn({config.vocab_size, d}).to(dtype).to(device);
   weights.lm_head = (at::randn({config.vocab_size, d}) * 0.3).to(dtype).to(device);
   weights.norm = (at::rand({d}) + 0.5).to(dtype).to(device);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/nn/trained_head.hpp"
+#include "nn/trained_head.hpp"
+#include "adapters/adapter_set.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/ops/cross_entropy.hpp"
+#include "ops/cross_entropy.hpp"
 
 #include "catch.hpp"
 #include "tensors.hpp"
@@ -51,8 +51,8 @@ TEST_CASE("a target outside the vocabulary is named with its index", "[ops][cpu]
   try {
     ops::linear_cross_entropy(hidden, weight, at::tensor({0, 11}, at::kLong));
     FAIL("did not throw");
-  } catch (const c10::ValueError& error) {
-    REQUIRE_THAT(error.what_without_backtrace(), Catch::Matchers::ContainsSubstring("vocabulary size 11") &&
-                                                     Catch::Matchers::ContainsSubstring("got 11 at index 1"));
+  } catch (const ValueError& error) {
+    REQUIRE_THAT(error.what(), Catch::Matchers::ContainsSubstring("vocabulary size 11") &&
+                                   Catch::Matchers::ContainsSubstring("got 11 at index 1"));
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/ops/device_memory.hpp"
+#include "ops/device_memory.hpp"
 
 #include <cstdlib>
 #include <optional>

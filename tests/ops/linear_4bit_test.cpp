@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/ops/linear.hpp"
+#include "ops/linear.hpp"
 
 #include <ATen/ATen.h>
 
 #include "catch.hpp"
-#include "qlorapp/core/cpu_isa.hpp"
-#include "qlorapp/ops/quantize.hpp"
+#include "core/cpu_isa.hpp"
+#include "ops/quantize.hpp"
 
 using namespace qlorapp;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/ops/quantize.hpp"
+#include "ops/quantize.hpp"
 
 #include <ATen/ATen.h>
 
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "qlorapp/core/cpu_isa.hpp"
+#include "core/cpu_isa.hpp"
 #include "reference/four_bit.hpp"
 
 using namespace qlorapp;

@@ -57,7 +57,8 @@ def cells_of(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def run(path: pathlib.Path, parameters: dict[str, Any], kernel: Kernel) -> dict[str, Any]:
-    """The variables after the last cell. `parameters` replace assignments of the cell tagged "parameters"."""
+    """The variables of all cells, also those that a later cell deletes. `parameters` replace assignments of the cell tagged "parameters"."""
+    seen: dict[str, Any] = {}
     variables: dict[str, Any] = {"__name__": "__main__", "display": kernel.display}
     left = set(parameters)
     with kernel.running():
@@ -77,5 +78,6 @@ def run(path: pathlib.Path, parameters: dict[str, Any], kernel: Kernel) -> dict[
                 value = eval(compile(ast.Expression(last.value), str(path), "eval"), variables)
                 if value is not None and not hasattr(value, "_ipython_display_"):
                     kernel.display(value)
+            seen.update(variables)
     assert not left, f"no parameters of the notebook: {left}"
-    return variables
+    return seen

@@ -123,7 +123,7 @@ def test_on_a_four_bit_base_the_parts_are_of_the_float_weight_and_the_rest_is_qu
     again = plain(tmp_path / "rest")
     again.load_adapter(str(tmp_path / "adapter"))
     assert close(logits(again), logits(model))
-    with pytest.raises(ValueError, match="Load the base that was saved beside it"):
+    with pytest.raises(ValueError, match="Load the base that was saved with it"):
         plain(base).load_adapter(str(tmp_path / "adapter"))
 
 

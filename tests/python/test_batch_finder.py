@@ -43,7 +43,7 @@ def test_a_budget_that_nothing_fits_says_what_is_missing(here):
     model = loaded(here)
     with pytest.raises(
         MemoryError,
-        match=r"One row of 64 tokens takes [\d.]+ .iB, and there are 64.0 KiB: [\d.]+ .iB are missing. Ways out: rows of 32.*rank 4",
+        match=r"One row of 64 tokens needs [\d.]+ .iB; 64.0 KiB are available: [\d.]+ .iB are missing. Ways out: rows of 32.*rank 4",
     ):
         package.find_max_batch_size(model, max_seq_length=64, budget="64KiB")
     with pytest.raises(ValueError, match="budget"):

@@ -196,13 +196,13 @@ BAD = {
     "array cut off": (b'[{"text": "x"},\n{"text"', ":2] the array of rows must end with"),
     "array with a hole": (b'[{"text": "x"},,{"text": "y"}]', "must be valid JSON"),
     "array with a comma at its end": (b'[{"text": "x"},]', "must be valid JSON"),
-    "text behind an array": (b'[{"text": "x"}]\n{"text": "y"}', ":2] nothing may stand behind"),
+    "text behind an array": (b'[{"text": "x"}]\n{"text": "y"}', ":2] nothing may follow"),
     "ill-formed UTF-8": (GOOD + b'{"text": "\xff\xfe"}', ":2] must be valid JSON in UTF-8"),
     "raw NUL": (GOOD * 2 + b'{"text": "\0"}', ":3] must be valid JSON"),
     "lone surrogate": (b'{"text": "\\ud800"}', ":1] must be valid JSON"),
     "NaN": (b'{"input_ids": [NaN]}', ":1] must be valid JSON"),
-    "a key twice": (b'{"text": "a", "text": "b"}', "'text' is there twice"),
-    "deep nesting": (b'{"text": ' + b"[" * 200 + b"]" * 200 + b"}", "nested 64 levels"),
+    "a key twice": (b'{"text": "a", "text": "b"}', "'text' appears twice"),
+    "deep nesting": (b'{"text": ' + b"[" * 200 + b"]" * 200 + b"}", "nested at most 64 levels"),
     "other keys": (
         b'{"question": "x"}',
         r"'text', 'prompt' and 'completion', 'messages', .* or 'input_ids'; got keys \[question\]",
@@ -227,7 +227,7 @@ BAD = {
     "nothing to train": (b'{"input_ids": [1, 2], "labels": [-100, -100]}\n{"input_ids": [1]}', "none of 2 has a label"),
     "utf-16": ('{"text": "x"}'.encode("utf-16"), "got UTF-16"),
     "gzip": (b"\x1f\x8b\x08\x00", "must be an undamaged gzip file"),
-    "parquet": (b"PAR1....", "got a parquet file"),
+    "parquet": (b"PAR1....", "got a Parquet file"),
 }
 
 
@@ -254,7 +254,7 @@ def test_bad_rows_are_one_clear_error_with_their_line(data, name):
             "does not write tool calls, so they would be lost",
         ),
         ({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, "does not write tools, so they would be lost"),
-        ({"messages": [{"role": "user", "content": "x"}], "tools": {}, "functions": [{}]}, "the row has 'functions'"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": {}, "functions": [{}]}, "got 'functions'"),
         ({"messages": [{"role": "user", "content": "x"}], "tools": "[1"}, r"rows.jsonl:1, 'tools'\] must be valid JSON"),
         ({"messages": [{"role": "user", "content": "x"}], "tools": {"a": 1}}, "'tools' must be a list of tools; got an object"),
         (
@@ -313,7 +313,7 @@ def test_options_that_do_not_fit_the_rows_are_refused(data):
 def test_a_row_of_ten_megabytes_is_read_and_one_above_the_limit_is_named(data):
     got = data.read(json.dumps({"text": "ab " * 3_500_000}).encode(), max_length=16)
     assert got["truncated"] == 1 and got["tokens"] == 16
-    with pytest.raises(ProbeError, match=":2] a row may have 67108864 bytes"):
+    with pytest.raises(ProbeError, match=":2] a row may have at most 67108864 bytes"):
         data.read(GOOD + b'{"text": "' + b"a" * (65 << 20) + b'"}')
 
 

@@ -135,7 +135,7 @@ def sources() -> str:
     """All strings of the library in one, the parts of a literal that spans several lines joined."""
     files = [
         path
-        for folder, kinds in {"src": "cpp", "cli": "cpp", "python/qlorapp": "py", "cmake": "cmake", "include": "hpp"}.items()
+        for folder, kinds in {"src": "[ch]pp", "cli": "cpp", "python/qlorapp": "py", "cmake": "cmake", "include": "hpp"}.items()
         for path in sorted((ROOT / folder).rglob(f"*.{kinds}"))
     ]
     text = "\n".join(path.read_text(encoding="utf-8") for path in files)

@@ -301,7 +301,7 @@ def test_a_damaged_four_bit_folder_names_the_weight(folder, tmp_path):
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(
         qlorapp.FormatError,
-        match=rf"{re.escape(str(tmp_path))} is damaged: .*{re.escape(name.split('layers.')[-1])} must be there",
+        match=rf"{re.escape(str(tmp_path))} is damaged: .*{re.escape(name.split('layers.')[-1])} must exist",
     ):
         qlorapp.AutoModelForCausalLM.from_pretrained(tmp_path)
 

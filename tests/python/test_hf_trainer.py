@@ -429,7 +429,7 @@ def test_memory_is_cpps(folder, tmp_path, caplog):
             worst_case_first=True,
             gradient_checkpointing=True,
         )
-    assert in_cpp(trainer) and "the fullest micro-batch" in caplog.text
+    assert in_cpp(trainer) and "the largest micro-batch of the data" in caplog.text
     args = trainer.args
     assert args.per_device_train_batch_size * args.gradient_accumulation_steps == 12
     assert arguments(tmp_path).memory_budget == ""

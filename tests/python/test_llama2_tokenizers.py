@@ -153,26 +153,26 @@ def replace(pattern, content="b"):
 
 TWO = [llama2_tokenizers.added(900, "a b", normalized=True), llama2_tokenizers.added(901, "a▁b", normalized=True)]
 REFUSED = [
-    ("normalizer", {"type": "NFKC"}, "normalizer may be made of Sequence, Prepend, Replace and NFC; got NFKC"),
+    ("normalizer", {"type": "NFKC"}, "normalizer may contain only Sequence, Prepend, Replace and NFC; got NFKC"),
     ("normalizer", {"type": "Precompiled"}, "got Precompiled"),
     ("normalizer", {"prepend": "x"}, "got a component without a type"),
     ("normalizer", replace({"Regex": " {2,}"}), "normalizer Replace must have a String pattern; got the Regex \" \\{2,}\""),
     ("normalizer", replace({"String": ""}), "'String' of normalizer Replace must have 1 to 64 bytes; it has 0"),
     ("normalizer", replace({"String": "a"}, "b" * 65), "'content' of Replace must have 0 to 64 bytes; it has 65"),
-    ("normalizer", replace({"String": "a"}) | {"limit": 1}, "key 'limit' of Replace is not known"),
+    ("normalizer", replace({"String": "a"}) | {"limit": 1}, "key 'limit' of Replace is not supported"),
     ("normalizer", {"type": "Prepend"}, "Prepend must have the string 'prepend'; got null"),
     ("normalizer", {"type": "Sequence", "normalizers": [replace({"String": "a"})] * 33}, "array of at most 32 components"),
     ("normalizer", {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [replace({"String": "a"})] * 20}] * 2},
-     "normalizer may have 32 steps; it has more"),
+     "normalizer may have at most 32 steps; it has more"),
     ("pre_tokenizer", {"type": "Whitespace"}, "Split, Digits, Metaspace and ByteLevel; got Whitespace"),
     ("pre_tokenizer", {"type": "Metaspace", "replacement": "ab"}, "'replacement' of Metaspace must be one character; got 'ab'"),
     ("pre_tokenizer", {"type": "Metaspace", "replacement": MARK, "prepend_scheme": "last"}, "must be never, first or always"),
     ("pre_tokenizer", {"type": "Metaspace", "replacement": MARK, "add_prefix_space": False}, "must have prepend_scheme never"),
-    ("pre_tokenizer", {"type": "Sequence", "pretokenizers": [{"type": "Digits"}, llama2_tokenizers.metaspace()]}, "behind another"),
+    ("pre_tokenizer", {"type": "Sequence", "pretokenizers": [{"type": "Digits"}, llama2_tokenizers.metaspace()]}, "after another"),
     ("pre_tokenizer", {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}, 'got "Removed"'),
     ("pre_tokenizer", {"type": "Split", "pattern": {"String": "ab"}, "behavior": "Isolated", "invert": False}, "one character"),
     ("pre_tokenizer", {"type": "ByteLevel", "use_regex": False}, "byte_fallback must be false with ByteLevel"),
-    ("decoder", None, "decoder may be made of .*; got null"),
+    ("decoder", None, "decoder may contain only .*; got null"),
     ("decoder", {"type": "BPEDecoder"}, "ByteFallback, Fuse and Strip; got BPEDecoder"),
     ("decoder", {"type": "ByteLevel"}, "pre_tokenizer must contain ByteLevel where the decoder is"),
     ("decoder.decoders.3.content", "ab", "'content' of Strip must be one character; got 'ab'"),
@@ -193,7 +193,7 @@ def test_what_is_not_known_is_refused_by_name_with_the_ways_out(probe, path, val
     with pytest.raises(ProbeError, match=message) as error:
         probe.ask("from_json", text=json.dumps(changed(path, value)))
     assert str(error.value).startswith("[t.json] ")
-    if "Take the tokenizer.json of the model again" not in str(error.value):
+    if "Copy tokenizer.json from the model again" not in str(error.value):
         assert "Give rows of input_ids, tokenized in Python, or use the wheel's qlorapp command" in str(error.value)
 
 
@@ -202,14 +202,14 @@ def test_added_tokens_that_the_normalizer_makes_equal_are_refused(probe):
     described = llama2_tokenizers.llama2()
     next_id = len(described["model"]["vocab"])
     described["added_tokens"] = [dict(token, id=next_id + i) for i, token in enumerate(TWO)]
-    with pytest.raises(ProbeError, match="'a▁b' must have a spelling of its own behind the normalizer; got '▁a▁b'"):
+    with pytest.raises(ProbeError, match="'a▁b' must have a unique spelling after the normalizer; got '▁a▁b'"):
         probe.ask("from_json", text=json.dumps(described))
 
 
 def test_a_normalizer_cannot_make_a_text_grow_without_end(probe):
     steps = [replace({"String": "~"}, "~" * 64)] * 8
     probe.ask("from_json", text=json.dumps(changed("normalizer", {"type": "Sequence", "normalizers": steps})))
-    with pytest.raises(ProbeError, match="may make a text 16 times as long and shorter than 1 GiB"):
+    with pytest.raises(ProbeError, match="must be shorter than 1 GiB and at most 16 times as long as the text"):
         probe.encode(["~" * 1000])
 
 
@@ -217,7 +217,7 @@ def test_a_character_without_a_token_is_an_error_not_a_loss(probe):
     described = changed("model.unk_token", None, "without_bytes")
     probe.ask("from_json", text=json.dumps(described))
     assert probe.encode(["the"])[0]
-    with pytest.raises(ProbeError, match="every character of the text must have a token; the vocabulary has none for '☃'"):
+    with pytest.raises(ProbeError, match="every character of the text must have a token; the vocabulary has no token for '☃'"):
         probe.encode(["the ☃"])
 
 

@@ -7,6 +7,7 @@ import re
 import conftest
 import datasets
 import notebook_runner
+import peft
 import pytest
 import qlorapp
 import transformers
@@ -22,6 +23,12 @@ DATA = conftest.ROOT / "examples" / "data" / "train.jsonl"
 # --- the notebooks
 
 
+@pytest.fixture(autouse=True)
+def in_their_folder(monkeypatch):
+    """Jupyter starts a kernel there."""
+    monkeypatch.chdir(NOTEBOOKS)
+
+
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_a_notebook_is_made_for_colab_and_holds_no_output(path):
     notebook = json.loads(path.read_text(encoding="utf-8"))
@@ -29,8 +36,14 @@ def test_a_notebook_is_made_for_colab_and_holds_no_output(path):
     assert notebook["metadata"]["colab"]["gpuType"] == "T4" and notebook["metadata"]["kernelspec"]["name"] == "python3"
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
-    assert len(code[0]["source"]) == 1 and code[0]["source"][0].startswith("%pip install"), "one line installs"
+    assert "scripts/install_in_notebook.py" in "".join(code[0]["source"])  # test_notebook_install.py runs it
+    last = "".join(code[-1]["source"])
+    assert re.search(r"transformers\.AutoModel.*peft\.PeftModel\.from_pretrained\(.*generate|answer\(", last, re.DOTALL)
     assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
+
+
+def nn_modules_of_qlorapp(model):
+    return [module for module in model.modules() if type(module).__module__.startswith("qlorapp")]
 
 
 def test_the_quickstart_learns_its_task(tmp_path):
@@ -39,7 +52,9 @@ def test_the_quickstart_learns_its_task(tmp_path):
     cells = notebook_runner.run(NOTEBOOKS / "quickstart.ipynb", parameters, kernel)
     losses = [entry["loss"] for entry in cells["trainer"].state.log_history if "loss" in entry]
     assert in_cpp(cells["trainer"]) and losses[-1] < 0.3 * losses[0]
-    assert cells["right"] >= 3, kernel.printed.getvalue()
+    assert kernel.printed.getvalue().startswith(f"qlorapp {qlorapp.__version__} is installed already.\n"), "the first cell"
+    assert cells["right"] >= 3 and cells["right_in_peft"] >= 3, kernel.printed.getvalue()
+    assert type(cells["model"]) is peft.PeftModelForCausalLM and not nn_modules_of_qlorapp(cells["model"])
     assert re.search(r"<mark>Near the \w+ \w+ has a \w+\.&lt;\|eot_id\|&gt;</mark></pre>", kernel.displayed[0][0]), (
         "the first row"
     )
@@ -47,11 +62,14 @@ def test_the_quickstart_learns_its_task(tmp_path):
 
 
 def test_the_t4_recipe_runs_here_too(tmp_path):
+    pytest.importorskip("bitsandbytes")
     kernel = notebook_runner.Kernel()
     parameters = {"model_id": str(MODEL), "dataset_id": str(DATA), "output_dir": str(tmp_path), "max_steps": 3}
     cells = notebook_runner.run(NOTEBOOKS / "t4_8b.ipynb", parameters, kernel)
     assert in_cpp(cells["trainer"]) and cells["trainer"].state.global_step == 3
     assert "trainable params:" in kernel.printed.getvalue()
+    assert isinstance(cells["in_peft"], peft.PeftModel) and not nn_modules_of_qlorapp(cells["in_peft"])
+    assert any(type(module).__module__.startswith("bitsandbytes.") for module in cells["in_peft"].modules())
 
 
 @pytest.mark.parametrize("data", ["", str(DATA)], ids=["questions", "messages"])
@@ -61,6 +79,8 @@ def test_own_data_are_packed_and_evaluated(tmp_path, data):
     cells = notebook_runner.run(NOTEBOOKS / "bring_your_own_data.ipynb", parameters, kernel)
     assert in_cpp(cells["trainer"]) and [step for step, _ in cells["losses"]] == [4 if data else 20]
     assert kernel.displayed[0][0].count("<mark>") == 1, "one row of the pack"
+    assert isinstance(cells["in_peft"], peft.PeftModel) and not nn_modules_of_qlorapp(cells["in_peft"])
+    assert " → " in kernel.printed.getvalue().splitlines()[-1], kernel.printed.getvalue()
 
 
 # --- the first row

@@ -160,7 +160,7 @@ def test_the_configuration_for_a_deadline_trains(here):
     # What one process can run: all rows of an update on one card, in the time that one card needs.
     assert config["per_device_train_batch_size"] * config.get("gradient_accumulation_steps", 1) == 4
     first, *_, last = [line for line in result.stdout.splitlines() if line]
-    assert "on one GPU = 4 rows an update" in first and last == "written to config.json"
+    assert "on one GPU = 4 rows per update" in first and last == "written to config.json"
     assert "Training on 2 GPUs is not supported yet" in result.stdout
     assert config["fp16"] and "bf16" not in config  # a T4
     trained = qlorapp("train", "--config", "config.json", "--max_steps", 1, "--use_cpu", cwd=here)
@@ -287,7 +287,7 @@ def test_the_timeline_is_a_picture(here):
         (["--gpu", "T4", "--hours", "1", "--dataset_rows", "10", "--avg_tokens", "5000", "--seq", "512"], "avg_tokens"),
         (["--gpu", "16GiB", "--hours", "1", "--dataset_rows", "10", "--avg_tokens", "100"], "--gpu_bandwidth"),
         (["--gpu", "1GiB", "--gpu_bandwidth", "100", "--gpu_tflops", "10", "--hours", "1", "--dataset_rows", "10", "--avg_tokens", "100"], "[gpu] 486 MiB are not enough"),
-        (["--gpu", "400MiB"], "[gpu] of its memory, 400 MiB, nothing is left beside the CUDA context"),
+        (["--gpu", "400MiB"], "[gpu] memory must exceed the CUDA context; got 400 MiB of memory"),
         (["--gpu", "T4", "--context", "15GiB"], "[gpu]"),
         (["--gpu", "T4", "--measure"], "--measure"),
         (["--measure"], "its folder; got 'llama-3.2-1b'"),
@@ -298,18 +298,18 @@ def test_the_timeline_is_a_picture(here):
         (["--gpu", "T4", "--hours", "0"], "hours must be above 0; got 0"),
         (["--gpu", "T4", "--hours", "24", "--explain"], "Give one of them"),
         (["--gpu", "T4", "--explain", "--svg", "x.svg"], "--svg needs"),
-        (["--gpu", "T4", "--hours", "24", "--batch", "2"], "--batch must be left out of --hours"),
-        (["--gpu", "T4", "--hours", "24", "--max_steps", "9"], "--max_steps must be left out of --hours"),
-        (["--gpu", "T4", "--hours", "24", "--memory_budget", "8GiB"], "--memory_budget must be left out of --hours"),
-        (["--gpu", "T4", "--explain", "--memory_budget", "8GiB"], "--memory_budget must be left out of --explain"),
-        (["--compare", "T4:2x16,A10:8x4", "--auto_find_batch_size"], "--auto_find_batch_size must be left out of --explain and --compare"),
+        (["--gpu", "T4", "--hours", "24", "--batch", "2"], "--batch cannot be combined with --hours"),
+        (["--gpu", "T4", "--hours", "24", "--max_steps", "9"], "--max_steps cannot be combined with --hours"),
+        (["--gpu", "T4", "--hours", "24", "--memory_budget", "8GiB"], "--memory_budget cannot be combined with --hours"),
+        (["--gpu", "T4", "--explain", "--memory_budget", "8GiB"], "--memory_budget cannot be combined with --explain"),
+        (["--compare", "T4:2x16,A10:8x4", "--auto_find_batch_size"], "--auto_find_batch_size cannot be combined with --explain and --compare"),
         (["--compare", "T4:2x16,A10:8x4", "--memory_budget", "lots"], "[memory_budget]"),
         (["--gpu", "T4", "--dtype", "bfloat8"], "dtype"),
         (["--gpu", "T4", "--dtype", "float32", "--bf16"], "[dtype]"),
-        (["--gpu", "T4", "--hours", "24", "--dtype", "bfloat16"], "--dtype must be left out of --hours"),
-        (["--gpu", "T4", "--explain", "--auto_find_batch_size"], "--auto_find_batch_size must be left out of --explain"),
-        (["--compare", "T4:2x16,A10:8x4", "--batch", "2"], "--batch must be left out of --compare"),
-        (["--compare", "T4:2x16,A10:8x4", "--gradient_accumulation_steps", "2"], "left out of --compare"),
+        (["--gpu", "T4", "--hours", "24", "--dtype", "bfloat16"], "--dtype cannot be combined with --hours"),
+        (["--gpu", "T4", "--explain", "--auto_find_batch_size"], "--auto_find_batch_size cannot be combined with --explain"),
+        (["--compare", "T4:2x16,A10:8x4", "--batch", "2"], "--batch cannot be combined with --compare"),
+        (["--compare", "T4:2x16,A10:8x4", "--gradient_accumulation_steps", "2"], "cannot be combined with --compare"),
         (["--gpu", "T4", "--gpu_tflops", "33"], "--gpu_tflops needs a GPU that is given by its memory"),
         (["--gpu", "cpu", "--context", "1GiB"], "--context needs"),
         (["--gpu", "T4", "--compare", "T4:2x16,A10:8x4"], "--gpu needs no --compare"),
@@ -345,12 +345,12 @@ def test_comparisons_are_of_what_is_compared():
     run = ("plan", "--model", "llama-3-8b", "--bf16", "--seq", 2048, "--gradient_checkpointing", "--r", 16, "--compare")
     crossed = qlorapp(*run, "T4:8x4,A10:2x16").stdout
     assert (
-        "Which is faster: A10, 2 x 16" in crossed
+        "Speed: A10, 2 x 16 is faster" in crossed
         and "Memory: T4, 8 x 4 takes" in crossed
         and "-" not in re.findall(r"The difference, (\S+)", crossed)
     )
     twice = qlorapp(*run, "A10:2x16,A10:4x8").stdout
-    assert "It is one card" in twice and "The cards decide" not in twice and "One difference is left" not in twice
+    assert "Both use the same card" in twice and "comes from the cards" not in twice and "One difference remains" not in twice
     tight = qlorapp(*run, "T4:1x32,T4:32x1").stdout
     assert "Does not fit: T4, 32 x 1, by " in tight
 
@@ -439,7 +439,7 @@ def test_trls_config_says_the_length_of_rows(here):
 def test_a_budget_below_what_loading_takes_says_so(here):
     result = qlorapp("plan", "--model", "model", "--gpu", "cpu", "--seq", 40, "--memory_budget", "900KiB", cwd=here)
     assert result.returncode == 2
-    assert re.search(r"\[memory_budget\] 900 KiB are not enough: loading the model takes .* MiB", result.stderr), result.stderr
+    assert re.search(r"\[memory_budget\] 900 KiB are not enough: loading the model needs .* MiB", result.stderr), result.stderr
 
 
 def test_what_a_plan_does_not_count_is_said(here, caplog):

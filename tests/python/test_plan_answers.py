@@ -45,7 +45,7 @@ def test_a_comparison_plans_the_same_dtype_and_takes_a_budget():
     assert compared.returncode == 0, compared.stderr
     rows = [line for line in compared.stdout.splitlines() if line.startswith("  T4, 2 x 4") or line.startswith("  A10, 8 x 1")]
     assert "float16" in rows[0].split() and "bfloat16" in rows[1].split()
-    assert "as memory_budget would take them in 4.00 GiB:" in compared.stdout
+    assert "with the settings that memory_budget chooses in 4.00 GiB:" in compared.stdout
 
 
 def test_a_deadline_lists_what_it_assumes():

@@ -106,7 +106,7 @@ def test_gzip_headers_members_and_padding_are_read(probe):
         assert gunzip(probe, packed) == gzip.decompress(packed) == zlib_gunzip(packed)
     wrong_crc = bytearray(everything)
     wrong_crc[everything.index(b"a comment\0") + 10] ^= 1
-    with pytest.raises(ProbeError, match="the header must have the CRC"):
+    with pytest.raises(ProbeError, match="the header must match its CRC"):
         gunzip(probe, bytes(wrong_crc))
     with pytest.raises(ProbeError, match="reserved header flags"):
         gunzip(probe, member(b"x", 32, b""))
@@ -185,7 +185,7 @@ def test_a_gzip_file_that_is_cut_off_is_named(read):
 def test_a_row_is_bounded_in_a_gzip_file_too(read):
     bomb = gzip.compress(b'{"text": "' + b"a" * (65 << 20) + b'"}', 1)
     assert len(bomb) < 1 << 20
-    with pytest.raises(ProbeError, match=":1] a row may have 67108864 bytes"):
+    with pytest.raises(ProbeError, match=":1] a row may have at most 67108864 bytes"):
         read("bomb.jsonl.gz", bomb)
 
 
@@ -248,17 +248,17 @@ def test_the_unnamed_index_that_pandas_writes_has_pandas_name(read):
 BAD_CSV = {
     "a field too many": (
         b"a,b\n1,2,3\n",
-        r":2\] a row must have 2 fields, as the header has; got 3. Put fields that hold a comma",
+        r":2\] a row must have 2 fields, as the header has; got 3. Quote fields that contain a comma",
     ),
     "a field too few": (b"a,b\n1,2\n3\n", r":3\] a row must have 2 fields, as the header has; got 1"),
     "an open quote": (b'a,b\n1,"2\n3\n', r":2\] a quoted field must end with a quote"),
     "text behind a quote": (b'a,b\n1,"2"3\n', r":2\] a separator or the end of the line must follow a closing quote"),
-    "a column twice": (b"a,b,a\n1,2,3\n", r":1\] the header must name each column once; 'a' is there twice"),
+    "a column twice": (b"a,b,a\n1,2,3\n", r":1\] the header must name each column once; 'a' appears twice"),
     "semicolons": (b"question;answer\n1;2\n", r":1\] columns must be separated by commas; the header is 'question;answer'"),
-    "tabs": (b"question\tanswer\n1\t2\n", r":1\] columns must be separated by commas; .* with tabs, name it .tsv"),
+    "tabs": (b"question\tanswer\n1\t2\n", r":1\] columns must be separated by commas; .* name a file with tabs .tsv"),
     "no UTF-8": (b"a,b\n1,\xe9\n", r":2\] a field must be UTF-8; byte 0 of field 2 is not"),
-    "too many fields": (b"a,b\n" + b"," * 2000 + b"\n", r":2\] a row may have 1024 fields"),
-    "too large": (b'a,b\n1,"' + b"x" * (65 << 20), r":2\] a row may have 67108864 bytes"),
+    "too many fields": (b"a,b\n" + b"," * 2000 + b"\n", r":2\] a row may have at most 1024 fields"),
+    "too large": (b'a,b\n1,"' + b"x" * (65 << 20), r":2\] a row may have at most 67108864 bytes"),
 }
 
 
@@ -306,7 +306,7 @@ def test_the_format_of_a_file_can_be_given(read):
 
 
 OTHER = {
-    "parquet": (b"PAR1....", "got a parquet file. In Python, SFTTrainer takes datasets.load_dataset"),
+    "parquet": (b"PAR1....", "got a Parquet file. In Python, pass datasets.load_dataset"),
     "arrow": (b"ARROW1\0\0", "got an Arrow file"),
     "zip": (b"PK\x03\x04....", "got a zip archive"),
     "zstd": (b"\x28\xb5\x2f\xfd....", "got a zstd file. Unpack it, or compress it with gzip"),
@@ -321,7 +321,7 @@ OTHER = {
     "rows inside an object, less spread": (b'{"data": [\n{"text": "a"}\n]}', "rows inside 'data'. Write that array alone"),
     "one object over several lines": (
         b'{\n "text": "a"\n}\n',
-        r":1\] must be valid JSON: a row in one line, or an array of rows",
+        r":1\] must be valid JSON: one row per line, or an array of rows",
     ),
 }
 
@@ -345,5 +345,5 @@ def test_keys_keep_their_order(read, probe, tmp_path):
     raw = '{"z":1,"a":{"y":2,"b":[{"x":3,"c":null}]}}'
     (tmp_path / "t.jsonl").write_text(raw)
     assert probe.ask("rows", path=str(tmp_path / "t.jsonl"))["rows"] == [raw]
-    with pytest.raises(ProbeError, match="an object of a row may have 1024 keys"):
+    with pytest.raises(ProbeError, match="an object of a row may have at most 1024 keys"):
         read("t.jsonl", json.dumps({f"k{i}": i for i in range(1025)}).encode())

@@ -220,7 +220,7 @@ def test_columns_can_be_named(canonical):
     assert got == [{"prompt": [user("a")], "completion": [assistant("b")]}]
     with pytest.raises(ProbeError, match=r":1\] a row must have the column 'z' \(--completion_column\); got keys \[q, a, "):
         canonical([row], prompt_field="q", completion_field="z")
-    with pytest.raises(ProbeError, match="name the columns of one shape"):
+    with pytest.raises(ProbeError, match="the columns must be of one format"):
         canonical([row], prompt_field="q", messages_field="talk")
 
 
@@ -309,7 +309,7 @@ def test_bad_columns_are_one_clear_error(canonical, name):
 def test_every_row_is_held_to_the_first(canonical):
     first = {"question": "a", "answer": "b"}
     for row, message in [
-        ({"question": "a"}, r":2\] a row must have key 'answer', as the format of the first row says; got keys \[question\]"),
+        ({"question": "a"}, r":2\] a row must have key 'answer', as the first row has; got keys \[question\]"),
         ({"question": None, "answer": "b"}, r":2\] 'question' must be a string; got null"),
         ({"text": "x"}, r":2\] a row must have key 'question'"),
         ([], r":2\] a row must be a JSON object"),
@@ -420,7 +420,7 @@ def test_the_commands_read_every_kind_of_file_and_say_how(here):
     (evaluated,) = said(qlorapp("eval", "--model", "model", "--data", "a.csv.gz", cwd=here))
     assert "'question' and 'answer'" in evaluated and "from CSV" in evaluated
     (here / "t.txt").write_text("one\ntwo\n\nthree\n")
-    assert "3 rows of text, one a line: " in said(dry_run(here, "t.txt"))[0]
+    assert "3 rows of text, one row per line: " in said(dry_run(here, "t.txt"))[0]
     assert "2 rows of text, paragraphs between blank lines: " in said(dry_run(here, "t.txt", "--data_format", "paragraphs"))[0]
 
 
@@ -449,8 +449,8 @@ def test_the_commands_refuse_preferences_folders_and_parquet(here):
     (here / "p.jsonl").write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
     (here / "p.parquet").write_bytes(b"PAR1.......")
     for data, message in [
-        ("p.jsonl", "[p.jsonl:1] rows must hold what the model is to write; 'chosen' and 'rejected' are preference data"),
-        ("p.parquet", "got a parquet file. In Python, SFTTrainer takes datasets.load_dataset(…) as it is"),
+        ("p.jsonl", "[p.jsonl:1] rows must have completions to train on; 'chosen' and 'rejected' are preference data"),
+        ("p.parquet", "got a Parquet file. In Python, pass datasets.load_dataset(…) to SFTTrainer"),
         ("model", "Is a directory. Name its files, separated by commas."),
     ]:
         result = dry_run(here, data)

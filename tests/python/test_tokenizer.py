@@ -290,7 +290,7 @@ TOKEN = {
 TEMPLATE = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}], "pair": [], "special_tokens": {}}
 REFUSED = [
     ({"normalizer": {"type": "NFKC"}}, "Prepend, Replace and NFC; got NFKC"),
-    ({"pre_tokenizer": {"type": "Punctuation"}}, "made of Split, Digits, Metaspace and ByteLevel; got Punctuation"),
+    ({"pre_tokenizer": {"type": "Punctuation"}}, "contain only Split, Digits, Metaspace and ByteLevel; got Punctuation"),
     (
         {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}},
         "got \\(a\\+\\)\\+b",
@@ -299,7 +299,7 @@ REFUSED = [
     ({"post_processor": {"type": "RobertaProcessing"}}, "got RobertaProcessing"),
     ({"post_processor": dict(TEMPLATE, single=[])}, "must contain the text A"),
     ({"decoder": {"type": "Fuse"}}, "decoder must be ByteLevel where the pre_tokenizer is; got Fuse"),
-    ({"decoder": None}, "decoder may be made of .* got null"),
+    ({"decoder": None}, "decoder may contain only .* got null"),
     ({"model__type": "Unigram"}, "model must be BPE; got Unigram"),
     ({"model__byte_fallback": True}, "byte_fallback must be false with ByteLevel"),
     ({"model__dropout": 0.1}, "dropout must be null"),
@@ -311,11 +311,11 @@ REFUSED = [
     ({"model__vocab": {"a": 1.5}}, "whole number from 0"),
     ({"model__vocab": {"a": 0, "b": 0}}, "its own id"),
     ({"model__vocab": {}}, "an object with tokens"),
-    ({"model__new_thing": 1}, "key 'new_thing' of the model is not known"),
-    ({"new_thing": 1}, "key 'new_thing' of the file is not known"),
+    ({"model__new_thing": 1}, "key 'new_thing' of the model is not supported"),
+    ({"new_thing": 1}, "key 'new_thing' of the file is not supported"),
     ({"added_tokens": [dict(TOKEN, id=300)]}, "must have the id that Hugging Face's tokenizers give it, 258; got 300"),
     ({"added_tokens": [dict(TOKEN, content="")]}, "1 to 4096 bytes"),
-    ({"added_tokens": [TOKEN, dict(TOKEN, id=259)]}, "'<x>' must stand once"),
+    ({"added_tokens": [TOKEN, dict(TOKEN, id=259)]}, "'<x>' must appear once"),
 ]
 
 
@@ -331,8 +331,8 @@ def test_what_is_not_known_is_refused_by_name_with_advice(probe, changes, messag
     "text, message",
     [
         ("", "valid JSON"),
-        ("[" * 100000, "nested 64 levels"),
-        ('{"a":1,"a":2}', "'a' is there twice"),
+        ("[" * 100000, "nested at most 64 levels"),
+        ('{"a":1,"a":2}', "'a' appears twice"),
         ('{"version": NaN}', "valid JSON"),
         ('{"version": "\\ud800"}', "valid JSON"),
         ("[]", "must be a JSON object"),

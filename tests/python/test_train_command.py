@@ -69,7 +69,7 @@ def history(folder: pathlib.Path) -> list[dict]:
         ("model", ["--bf16"], "computes in bfloat16, as requested", (True, False)),
         ("model", ["--bnb_4bit_compute_dtype", "torch.bfloat16"], "computes in bfloat16, as requested", (True, False)),
         ("model", ["--dtype", "float16"], "computes in float16, as requested", (False, True)),
-        ("in_float16", [], "computes in float32: the checkpoint is float16, which a CPU", (False, False)),
+        ("in_float16", [], "computes in float32: the checkpoint is float16, which needs loss scaling on a CPU", (False, False)),
     ],
 )
 def test_a_run_computes_in_the_dtype_of_its_checkpoint_unless_told_otherwise(here, tmp_path, model, given, said, flags):

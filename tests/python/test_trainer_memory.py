@@ -92,5 +92,5 @@ def test_a_cpu_says_that_cuda_graphs_have_no_effect(folder, tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="qlorapp"):
         assert in_cpp(trained(qlorapp.Trainer, folder, tmp_path, max_steps=1, cuda_graphs=True))
     assert "cuda_graphs has no effect: it records steps on a GPU" in caplog.text
-    with pytest.raises(ValueError, match="which the plan of memory_budget and auto_find_batch_size does not know"):
+    with pytest.raises(ValueError, match="which memory_budget and auto_find_batch_size do not plan"):
         qlorapp.TrainingArguments(output_dir=str(tmp_path), cuda_graphs=True, memory_budget="auto")

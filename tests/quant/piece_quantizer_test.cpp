@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/quant/piece_quantizer.hpp"
+#include "quant/piece_quantizer.hpp"
 
 #include <ATen/ATen.h>
 
@@ -8,7 +8,7 @@
 #include <string>
 
 #include "catch.hpp"
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 using namespace qlorapp;
 
@@ -66,12 +66,12 @@ TEST_CASE("pieces give the very codes and scales of the whole", "[quant][cpu]") 
 TEST_CASE("what is not finite is named by its place in the whole weight", "[quant][cpu]") {
   at::Tensor weight = at::randn({64, 64});
   weight[50][3] = std::numeric_limits<float>::infinity();
-  const std::string where = concat("at flat index ", 50 * 64 + 3, ".");
+  const std::string where = message("at flat index {}.", 50 * 64 + 3);
   for (const int64_t step : {64, 1024, 4096}) {
     std::string message = "nothing";
     try {
       (void)in_pieces(Quantizer(), weight, step, false);
-    } catch (const c10::ValueError& error) { message = error.what_without_backtrace(); }
+    } catch (const ValueError& error) { message = error.what(); }
     REQUIRE(message.find(where) != std::string::npos);
     REQUIRE(message.find("got inf") != std::string::npos);
   }

@@ -7,8 +7,8 @@
 #include <limits>
 
 #include "catch.hpp"
-#include "qlorapp/core/check.hpp"
-#include "qlorapp/quant/linear.hpp"
+#include "core/check.hpp"
+#include "quant/linear.hpp"
 
 using namespace qlorapp;
 
@@ -77,7 +77,7 @@ TEST_CASE("zero blocks, empty weights and scalars survive the round trip", "[qua
 TEST_CASE("the default refuses what is not finite, compat follows bitsandbytes", "[quant][cpu]") {
   at::Tensor weight = at::ones({4, 64});
   weight[2][5] = std::numeric_limits<float>::quiet_NaN();
-  REQUIRE_THROWS_AS(Quantizer().quantize(weight), c10::ValueError);
+  REQUIRE_THROWS_AS(Quantizer().quantize(weight), ValueError);
   Quantizer::Options options;
   options.compat = Compat::kBnb;
   options.double_quant = false;

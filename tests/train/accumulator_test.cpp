@@ -9,7 +9,7 @@
 #include <ATen/ATen.h>
 
 #include "catch.hpp"
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 
 using namespace qlorapp;
 

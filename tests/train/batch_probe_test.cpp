@@ -8,8 +8,8 @@
 #include <map>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "nn/tiny_model.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
 #include "qlorapp/memory/timeline_svg.hpp"
 

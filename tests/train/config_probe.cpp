@@ -7,8 +7,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "format/config_json.hpp"
 #include "qlorapp/adapters/lora_config.hpp"
-#include "qlorapp/format/config_json.hpp"
 #include "qlorapp/train/training_arguments.hpp"
 
 int main() {

@@ -12,7 +12,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 #include "qlorapp/train/grad_scaler.hpp"
 
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Micro-steps that are replayed have the bits of those that are launched.
-#include "qlorapp/train/graphed_steps.hpp"
+#include "train/graphed_steps.hpp"
 
 #include <ATen/ATen.h>
 
@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "nn/tiny_model.hpp"
-#include "qlorapp/core/check.hpp"
+#include "ops/launch_graph.hpp"
 #include "qlorapp/io/device.hpp"
-#include "qlorapp/ops/launch_graph.hpp"
 #include "qlorapp/train/step.hpp"
 #include "qlorapp/train/trainer.hpp"
 
@@ -21,7 +21,7 @@ using namespace qlorapp;
 namespace {
 
 /// Rows of these lengths, with tokens of their own each time.
-Batch batch_of(const std::vector<int64_t>& lengths, int64_t vocabulary, at::Device device) {
+Batch graphed_batch(const std::vector<int64_t>& lengths, int64_t vocabulary, at::Device device) {
   Batch batch;
   std::vector<at::Tensor> positions;
   batch.row_starts = {0};
@@ -36,14 +36,14 @@ Batch batch_of(const std::vector<int64_t>& lengths, int64_t vocabulary, at::Devi
   return batch.to(device);
 }
 
-struct Run {
+struct GraphedRun {
   std::vector<double> losses;
   at::Tensor adapters;
   int64_t replayed = 0;
 };
 
 /// Sixteen steps over three shapes in turn.
-Run run(at::Device device, at::ScalarType dtype, bool graphed, double dropout = 0) {
+GraphedRun run(at::Device device, at::ScalarType dtype, bool graphed, double dropout = 0) {
   CausalLM model = tiny::make_model(dtype, dropout, device);
   model.settings().set_deterministic(true);
   TrainState state(model.arena(), {}, {});
@@ -52,11 +52,11 @@ Run run(at::Device device, at::ScalarType dtype, bool graphed, double dropout = 
   state.schedule.training_steps = 100;
   GraphedSteps graphs(model);
   at::manual_seed(3);
-  Run result;
+  GraphedRun result;
   const std::vector<std::vector<int64_t>> shapes{{40, 40}, {80}, {30, 11, 25}};
   for (size_t i = 0; i < 16; ++i) {
-    const std::vector<Batch> window{batch_of(shapes[i % 3], model.config().vocab_size, device),
-                                    batch_of(shapes[(i + 1) % 3], model.config().vocab_size, device)};
+    const std::vector<Batch> window{graphed_batch(shapes[i % 3], model.config().vocab_size, device),
+                                    graphed_batch(shapes[(i + 1) % 3], model.config().vocab_size, device)};
     const StepReport report = graphed ? train_step(graphs, state, std::span<const Batch>(window))
                                       : train_step(model, state, std::span<const Batch>(window));
     result.losses.push_back(report.mean_loss.item<double>());
@@ -69,7 +69,7 @@ Run run(at::Device device, at::ScalarType dtype, bool graphed, double dropout = 
 }  // namespace
 
 TEST_CASE("on a CPU nothing is recorded and nothing changes", "[train][cpu]") {
-  const Run plain = run(at::kCPU, at::kFloat, false), graphed = run(at::kCPU, at::kFloat, true);
+  const GraphedRun plain = run(at::kCPU, at::kFloat, false), graphed = run(at::kCPU, at::kFloat, true);
   CHECK(graphed.replayed == 0);
   CHECK(graphed.losses == plain.losses);
   CHECK(at::equal(graphed.adapters, plain.adapters));
@@ -82,12 +82,12 @@ TEST_CASE("on a GPU micro-steps of shapes that come again are replayed with the 
   }
   const at::ScalarType dtype = GENERATE(at::kHalf, at::kFloat);
   const at::Device device(at::kCUDA, 0);
-  const Run plain = run(device, dtype, false), graphed = run(device, dtype, true);
+  const GraphedRun plain = run(device, dtype, false), graphed = run(device, dtype, true);
   CHECK(graphed.replayed == 2 * 16 - 3 * GraphedSteps::kSeen);
   CHECK(graphed.losses == plain.losses);
   CHECK(at::equal(graphed.adapters, plain.adapters));
   // New masks each time cannot be recorded.
-  const Run dropped = run(device, dtype, true, /*dropout=*/0.2);
+  const GraphedRun dropped = run(device, dtype, true, /*dropout=*/0.2);
   CHECK(dropped.replayed == 0);
 }
 

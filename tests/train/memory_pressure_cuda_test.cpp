@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/ops/device_memory.hpp"
+#include "ops/device_memory.hpp"
+#include "train/paged_state.hpp"
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDACachingAllocator.h>

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "core/check.hpp"
 #include "qlorapp/adapters/adopt_parameters.hpp"
-#include "qlorapp/core/check.hpp"
 #include "qlorapp/nn/checkpointed_block.hpp"
 #include "qlorapp/nn/lora_linear.hpp"
 #include "qlorapp/quant/quantizer.hpp"

@@ -261,12 +261,12 @@ TEST_CASE("where whole micro-batches never fit, their parts do, and a row that d
   try {
     train(memory);
     FAIL("a row of 16 tokens cannot fit");
-  } catch (const c10::OutOfMemoryError& error) {
+  } catch (const OutOfMemoryError& error) {
     memory.counting = false;
     const std::string text = error.what();
     INFO(text);
     CHECK(text.find("with one row of 16 tokens") != std::string::npos);
-    const size_t need = text.find("One row of 16 tokens takes "), shorter = text.find("Ways out: rows of 8 tokens"),
+    const size_t need = text.find("One row of 16 tokens needs "), shorter = text.find("Ways out: rows of 8 tokens"),
                  lower = text.find("rank 2"), budget = text.find("memory_budget=auto");
     CHECK(budget != std::string::npos);
     CHECK((need < shorter && shorter < lower && lower < budget));

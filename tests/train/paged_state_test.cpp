@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/train/paged_state.hpp"
+#include "train/paged_state.hpp"
 
 #include <ATen/ATen.h>
 
@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "catch.hpp"
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/train/optimizer.hpp"

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
+#include "format/config_json.hpp"
 #include "qlorapp/core/log.hpp"
-#include "qlorapp/format/config_json.hpp"
 
 using namespace qlorapp;
 
@@ -24,7 +24,7 @@ TrainingArguments read(const std::string& text) {
 std::string error_of(const std::string& text) {
   try {
     read(text).validate();
-  } catch (const std::invalid_argument& error) { return error.what(); }
+  } catch (const Error& error) { return error.what(); }
   return "no error";
 }
 
@@ -86,7 +86,7 @@ TEST_CASE("each option outside its range is named with its rule and value", "[tr
        "no setting 'num_cycle'; cosine has [num_cycles]. Did you mean 'num_cycles'?"},
       {R"({"lr_scheduler_type":"cosine","lr_scheduler_kwargs":{"num_cycles":"x"}})", "num_cycles must be a number"},
       {R"({"lr_scheduler_type":"cosine_with_min_lr"})", "give one of min_lr and min_lr_rate."},
-      {R"({"lr_scheduler_type":"warmup_stable_decay"})", "num_decay_steps is needed."},
+      {R"({"lr_scheduler_type":"warmup_stable_decay"})", "num_decay_steps is required."},
       {R"({"lr_scheduler_type":"polynomial","learning_rate":1e-8})", "learning_rate must be above the lr_end"},
       {R"({"lr_scheduler_kwargs":[1]})", "must be an object of settings"},
       {R"({"torch_empty_cache_steps":0})", "torch_empty_cache_steps must be an integer >= 1"},

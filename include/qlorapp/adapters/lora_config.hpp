@@ -66,12 +66,11 @@ struct LoraConfig {
               "a list of module names or ends of names, \"all-linear\" (every linear layer but the output head), or one regular "
               "expression for the whole name; unset: q_proj and v_proj"},
         Field{"exclude_modules", &C::exclude_modules,
-              "modules to leave out of those: a list of names or ends, or one regular expression"},
+              "modules to exclude from target_modules: a list of names or ends of names, or one regular expression"},
         Field{"lora_alpha", &C::lora_alpha, "the update is scaled by lora_alpha / r; > 0"},
         Field{"lora_dropout", &C::lora_dropout, "share of the adapter's inputs that training zeroes; [0, 1)"},
         Field{"bias", &C::bias,
-              "which biases of the base train: none, all, or lora_only, those of layers with an adapter; the supported "
-              "families have none"},
+              "biases of the base to train: none, all, or lora_only (layers with an adapter); the supported families have none"},
         Field{"use_rslora", &C::use_rslora, "scale by lora_alpha / sqrt(r)"},
         Field{"modules_to_save", &C::modules_to_save,
               "modules to train in full, in float32, and to save with the adapter: embed_tokens, lm_head"},
@@ -80,27 +79,25 @@ struct LoraConfig {
               "= 0, both "
               "random; false: both random; \"loftq\": from the error of quantizing; \"pissa\", \"pissa_niter_N\", \"olora\": "
               "from the "
-              "weight itself, of which the base keeps the rest"},
+              "weight itself; the base keeps the rest"},
         Field{"layers_to_transform", &C::layers_to_transform, "only the layers with these indices; needs target_modules as a list"},
-        Field{"layers_pattern", &C::layers_pattern, "what stands before the index in module names, if it is not found by itself"},
-        Field{"rank_pattern", &C::rank_pattern, "ranks of their own: end of a module name, or regular expression for it → rank"},
-        Field{"alpha_pattern", &C::alpha_pattern,
-              "alphas of their own: end of a module name, or regular expression for it → alpha"},
+        Field{"layers_pattern", &C::layers_pattern, "name before the layer index in module names; unset: detected"},
+        Field{"rank_pattern", &C::rank_pattern, "ranks per module: end of a module name, or regular expression for it → rank"},
+        Field{"alpha_pattern", &C::alpha_pattern, "alphas per module: end of a module name, or regular expression for it → alpha"},
         Field{"loftq_config", &C::loftq_config,
-              "with init_lora_weights=\"loftq\": {\"loftq_iter\": rounds of quantizing and decomposing, 1 unless given; "
+              "with init_lora_weights=\"loftq\": {\"loftq_iter\": rounds of quantizing and decomposing, default 1; "
               "\"loftq_bits\": 4}"},
-        Field{"use_dora", &C::use_dora,
-              "weight-decomposed adapters: a trained magnitude for each row of the sum of base and update"},
+        Field{"use_dora", &C::use_dora, "weight-decomposed adapters: one learned magnitude per row of base plus update"},
         Field{"ensure_weight_tying", &C::ensure_weight_tying,
-              "with modules_to_save and a tied head: one table stays embedding and head; false trains the named one away from "
-              "the other"},
+              "with modules_to_save and a tied head: train embedding and head as one table; false: train a separate copy of the "
+              "named one"},
         Field{"task_type", &C::task_type, "CAUSAL_LM"},
         Field{"peft_type", &C::peft_type, "LORA"},
-        Field{"peft_version", &C::peft_version, "which PEFT wrote the file that the config was read from"},
+        Field{"peft_version", &C::peft_version, "PEFT version that wrote the config file"},
         Field{"base_model_name_or_path", &C::base_model_name_or_path,
-              "the base model of a config that was read; what is saved names the model that it was trained on"},
+              "base model named by the config file; a saved adapter names the model that it was trained on"},
         Field{"revision", &C::revision, "the base model's revision on the hub"},
-        Field{"inference_mode", &C::inference_mode, "the adapter is made frozen"}};
+        Field{"inference_mode", &C::inference_mode, "create the adapter frozen"}};
   }
   static constexpr std::array<Alias, 3> aliases() {
     return {Alias{"lora_r", "r"}, Alias{"alpha", "lora_alpha"}, Alias{"lora_target_modules", "target_modules"}};

@@ -92,7 +92,7 @@ struct Dataset {
 
   /// @param tokenizer  may be null for {"input_ids"} rows, whose EOS audit is then left out.
   /// @param chat       may be null when there are no messages.
-  /// @throws IoError; FormatError "[file:line] rule; got value. What to do."; ValueError for options that do not fit the rows.
+  /// @throws IoError, FormatError "[file:line] rule; got value. What to do."; ValueError for options that do not fit the rows.
   [[nodiscard]] static Dataset read(const std::string& path, const DatasetOptions& options, const Tokenizer* tokenizer,
                                     const ChatTemplate* chat);
 

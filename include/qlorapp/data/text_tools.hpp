@@ -23,7 +23,7 @@ class TextTools {
 
   /// Whether a tokenizer can be had without a word: for facts about rows that do not need one.
   [[nodiscard]] virtual bool has_tokenizer() = 0;
-  /// Whether the model has a chat template. @throws as require_template() for one that cannot be read.
+  /// Whether the model has a chat template. @throws FormatError as require_template(), for one that cannot be read.
   [[nodiscard]] virtual bool has_template() = 0;
   /// @param file  needs them; it stands in messages. @throws ValueError, FormatError or IoError where there is none.
   virtual void require_tokenizer(const std::string& file) = 0;

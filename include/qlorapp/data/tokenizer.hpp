@@ -51,7 +51,7 @@ class Tokenizer {
   /// From the text of a tokenizer.json; bos, eos and pad are then unknown. `where` stands in messages.
   [[nodiscard]] static Tokenizer from_json(std::string_view text, const std::string& where = "tokenizer.json");
 
-  /// @param add_special_tokens  puts the post-processor's tokens (Llama 2: <s>) around the text. Added tokens inside the text are
+  /// @param add_special_tokens  puts the post-processor's tokens (Llama 2: `<s>`) around the text. Added tokens inside the text are
   ///                            found either way.
   /// @throws ValueError for ill-formed UTF-8, naming the offset, for text of 1 GiB or more, and for what has no token where the
   ///         file has no unknown token.

@@ -25,15 +25,14 @@ struct BitsAndBytesConfig {
 
   static constexpr auto fields() {
     using C = BitsAndBytesConfig;
-    return FieldTable{
-        Field{"load_in_4bit", &C::load_in_4bit, "store the linear layers in four bits"},
-        Field{"llm_int8_skip_modules", &C::llm_int8_skip_modules,
-              "modules to leave in 16 bits, by name or end of a name; unset: the output head"},
-        Field{"bnb_4bit_compute_dtype", &C::bnb_4bit_compute_dtype,
-              "float32, float16 or bfloat16: what layers compute in where from_pretrained has no dtype; unset: as the "
-              "checkpoint"},
-        Field{"bnb_4bit_quant_type", &C::bnb_4bit_quant_type, "nf4 or fp4; QLoRA trains on nf4"},
-        Field{"bnb_4bit_use_double_quant", &C::bnb_4bit_use_double_quant, "store the scales in eight bits: 0.4 bit less a weight"}};
+    return FieldTable{Field{"load_in_4bit", &C::load_in_4bit, "store the linear layers in four bits"},
+                      Field{"llm_int8_skip_modules", &C::llm_int8_skip_modules,
+                            "modules to leave in 16 bits, by name or end of a name; unset: the output head"},
+                      Field{"bnb_4bit_compute_dtype", &C::bnb_4bit_compute_dtype,
+                            "float32, float16 or bfloat16: compute dtype if from_pretrained has no dtype; unset: the checkpoint's"},
+                      Field{"bnb_4bit_quant_type", &C::bnb_4bit_quant_type, "nf4 or fp4; QLoRA trains on nf4"},
+                      Field{"bnb_4bit_use_double_quant", &C::bnb_4bit_use_double_quant,
+                            "store the scales in eight bits; saves 0.4 bits per weight"}};
   }
   static constexpr std::array<Alias, 1> aliases() { return {Alias{"_load_in_4bit", "load_in_4bit"}}; }
 

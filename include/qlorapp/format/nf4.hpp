@@ -19,7 +19,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "qlorapp/core/check.hpp"
+#include "qlorapp/core/error.hpp"
 
 namespace qlorapp {
 
@@ -117,8 +117,8 @@ inline constexpr int64_t kDefaultBlockSize = 64;
 /// @throws ValueError unless the name is "nf4" or "fp4".
 [[nodiscard]] inline QuantType parse_quant_type(std::string_view name, std::string_view where) {
   if (name == "nf4") return QuantType::kNf4;
-  QLORAPP_CHECK_VALUE(name == "fp4", "[", where, "] quant_type must be nf4 or fp4; got ", name, ".");
-  return QuantType::kFp4;
+  if (name == "fp4") return QuantType::kFp4;
+  throw ValueError("[" + std::string(where) + "] quant_type must be nf4 or fp4; got " + std::string(name) + ".");
 }
 
 }  // namespace qlorapp

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "qlorapp/nn/causal_lm.hpp"
 
@@ -19,5 +21,17 @@ void save_adapter(const CausalLM& model, const std::string& folder, const std::s
 ///         (an adapter of another base), not finite; ValueError if the model has other adapters of that name, or another base
 ///         than the one that an initialization left when the adapter was trained.
 void load_adapter(CausalLM& model, const std::string& folder, const std::string& name = kDefaultAdapter);
+
+/// The same for a model of your own: adapters under the names of its modules, "block0.up.lora_A.weight", as adapter_parameters()
+/// (nn/inject.hpp) and LoraLinear::named_parameters return them.
+/// @param config  what the adapters were made with: it is written as adapter_config.json.
+/// @throws ValueError if there are none, or a value is not finite; IoError.
+void save_adapter(const std::vector<std::pair<std::string, at::Tensor>>& adapters, const LoraConfig& config,
+                  const std::string& folder, const std::string& base_model);
+
+/// Copies the values of a PEFT folder into adapters that are there already. All are checked before the first is copied.
+/// @returns the folder's config.
+/// @throws FormatError naming the file and the tensor that is missing, unknown, of another shape or not finite.
+LoraConfig load_adapter(const std::vector<std::pair<std::string, at::Tensor>>& adapters, const std::string& folder);
 
 }  // namespace qlorapp

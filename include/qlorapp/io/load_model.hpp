@@ -9,9 +9,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "qlorapp/nn/arriving_weights.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
-#include "qlorapp/quant/quantizer.hpp"
+#include "qlorapp/nn/weight_options.hpp"
 
 namespace qlorapp {
 
@@ -28,7 +27,7 @@ struct LoadOptions : WeightOptions {
 
 /// Reads a folder, quantizes its linear layers, and writes a folder that transformers and vLLM load as a bitsandbytes checkpoint:
 /// model.safetensors, config.json with quantization_config, tokenizer and generation files as they are.
-/// @throws as load_model; ValueError if `output` exists and is not empty, or the input is quantized already.
+/// @throws FormatError, IoError as load_model(). @throws ValueError if `output` exists and is not empty, or the input is quantized already.
 void quantize_checkpoint(const std::string& folder, const std::string& output, const Quantizer::Options& options,
                          at::ScalarType compute_dtype, const std::function<void(int64_t done, int64_t total)>& progress = {});
 

@@ -9,16 +9,27 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
-#include "qlorapp/adapters/merged_weight.hpp"
 #include "qlorapp/core/units.hpp"
 #include "qlorapp/quant/quantizer.hpp"
 
 namespace qlorapp {
+
+/// Which W an adapter is merged into.
+enum class MergeBase : uint8_t {
+  kOriginal,     ///< The checkpoint's own, which training saw through its quantization error only. PEFT's choice.
+  kDequantized,  ///< What training saw: quantized and dequantized. The merged model computes what base and adapter compute.
+};
+
+/// "original" or "dequantized".
+[[nodiscard]] std::string_view to_string(MergeBase base);
+/// @throws ValueError with both words.
+[[nodiscard]] MergeBase parse_merge_base(std::string_view text);
 
 struct MergeOptions {
   /// Unless given: the original weights where the checkpoint has them, else (it is stored in four bits) what they dequantize to.

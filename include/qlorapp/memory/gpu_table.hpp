@@ -20,7 +20,7 @@
 #include <string_view>
 
 #include "qlorapp/core/units.hpp"
-#include "qlorapp/ops/memory_tape.hpp"
+#include "qlorapp/ops/planned_device.hpp"
 
 namespace qlorapp {
 

@@ -13,7 +13,7 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include "qlorapp/core/units.hpp"
-#include "qlorapp/ops/memory_tape.hpp"
+#include "qlorapp/ops/planned_device.hpp"
 
 namespace qlorapp {
 

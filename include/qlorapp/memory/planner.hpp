@@ -23,7 +23,7 @@
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/nn/keep.hpp"
 #include "qlorapp/nn/memory_settings.hpp"
-#include "qlorapp/ops/memory_tape.hpp"
+#include "qlorapp/ops/planned_device.hpp"
 #include "qlorapp/quant/quantizer.hpp"
 
 namespace qlorapp {

@@ -8,17 +8,25 @@
 #include <string>
 #include <vector>
 
-#include "qlorapp/adapters/adapter_set.hpp"
-#include "qlorapp/nn/decoder.hpp"
+#include <ATen/core/Tensor.h>
+
+#include "qlorapp/adapters/lora_adapter.hpp"
+#include "qlorapp/adapters/lora_config.hpp"
 
 namespace qlorapp {
+
+struct AdapterSet;  // one adapter's config, arena and places in the model: src/adapters/adapter_set.hpp
+class Decoder;
 
 /// PEFT's name for an adapter that was given none.
 inline constexpr const char* kDefaultAdapter = "default";
 
 class AdapterRegistry {
  public:
-  explicit AdapterRegistry(std::shared_ptr<Decoder> decoder) : decoder_(std::move(decoder)) {}
+  explicit AdapterRegistry(std::shared_ptr<Decoder> decoder);
+  AdapterRegistry(AdapterRegistry&&) noexcept;
+  AdapterRegistry& operator=(AdapterRegistry&&) noexcept;
+  ~AdapterRegistry();
 
   /// Adds adapters to the linear layers that the config names, with values by its init_lora_weights and the seed. The first set
   /// becomes the active one; one that takes a part out of the base (PiSSA, OLoRA) must be the only one.
@@ -37,8 +45,8 @@ class AdapterRegistry {
   [[nodiscard]] const AdapterSet& at(const std::string& name) const;
 
   /// Of the active one; a set without parameters where there are no adapters.
-  [[nodiscard]] AdapterSet& active() { return active_.empty() ? none_ : sets_.at(active_); }
-  [[nodiscard]] const AdapterSet& active() const { return active_.empty() ? none_ : sets_.at(active_); }
+  [[nodiscard]] AdapterSet& active() { return active_.empty() ? *none_ : *sets_.at(active_); }
+  [[nodiscard]] const AdapterSet& active() const { return active_.empty() ? *none_ : *sets_.at(active_); }
   /// Empty where there are none.
   [[nodiscard]] const std::string& active_name() const { return active_; }
   void activate(const std::string& name);
@@ -65,8 +73,8 @@ class AdapterRegistry {
   void show_active();
 
   std::shared_ptr<Decoder> decoder_;
-  std::map<std::string, AdapterSet> sets_;
-  AdapterSet none_;
+  std::map<std::string, std::unique_ptr<AdapterSet>> sets_;
+  std::unique_ptr<AdapterSet> none_;
   std::string active_;
   bool enabled_ = true;
   bool changed_base_ = false;

@@ -2,11 +2,11 @@
 /// A Llama-shaped causal language model with a frozen base and trainable adapters:
 /// embedding → blocks → norm → chunked linear and cross-entropy. The logits of a training step never exist as a whole.
 ///
-///     decoder()   the frozen base (decoder.hpp)
+///     decoder()   the frozen base: weights, blocks, where they are and how large (src/nn/decoder.hpp)
 ///     adapters()  what is trained (adapter_registry.hpp)
 ///     settings()  what a step may keep and use (step_settings.hpp)
 ///
-/// Generation is in generation_cache.hpp.
+/// Generation is in generate.hpp.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,16 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "qlorapp/adapters/adapter_arena.hpp"
+#include "qlorapp/format/model_config.hpp"
 #include "qlorapp/nn/adapter_registry.hpp"
 #include "qlorapp/nn/batch.hpp"
-#include "qlorapp/nn/decoder.hpp"
 #include "qlorapp/nn/step_settings.hpp"
 
 namespace qlorapp {
+
+class DecoderBlock;
+struct DecoderWeights;
 
 /// Summed loss of a batch and the number of targets it is summed over.
 struct LossSum {
@@ -31,10 +35,8 @@ struct LossSum {
 
 class CausalLM {
  public:
-  using Weights = Decoder::Weights;
-
   /// @throws ValueError if a weight contradicts the config.
-  CausalLM(format::ModelConfig config, Weights weights);
+  CausalLM(format::ModelConfig config, DecoderWeights weights);
   CausalLM(CausalLM&&) = default;
   CausalLM& operator=(CausalLM&&) = default;
 
@@ -67,14 +69,14 @@ class CausalLM {
     adapters_.add(config, seed, name, source);
   }
   /// Of the active adapter.
-  [[nodiscard]] AdapterArena& arena() { return adapters_.active().arena; }
-  [[nodiscard]] const AdapterArena& arena() const { return adapters_.active().arena; }
-  [[nodiscard]] const LoraConfig& lora_config() const { return adapters_.active().config; }
-  [[nodiscard]] const format::ModelConfig& config() const { return decoder_->config(); }
-  [[nodiscard]] std::vector<DecoderBlock>& blocks() { return decoder_->blocks(); }
-  [[nodiscard]] const std::vector<DecoderBlock>& blocks() const { return std::as_const(*decoder_).blocks(); }
-  [[nodiscard]] at::Device device() const { return decoder_->device(); }
-  [[nodiscard]] at::ScalarType dtype() const { return decoder_->dtype(); }
+  [[nodiscard]] AdapterArena& arena();
+  [[nodiscard]] const AdapterArena& arena() const;
+  [[nodiscard]] const LoraConfig& lora_config() const;
+  [[nodiscard]] const format::ModelConfig& config() const;
+  [[nodiscard]] std::vector<DecoderBlock>& blocks();
+  [[nodiscard]] const std::vector<DecoderBlock>& blocks() const;
+  [[nodiscard]] at::Device device() const;
+  [[nodiscard]] at::ScalarType dtype() const;
 
  private:
   std::shared_ptr<Decoder> decoder_;  ///< Shared with its parts and with the graphs of losses.

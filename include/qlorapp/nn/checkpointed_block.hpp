@@ -29,7 +29,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "qlorapp/core/check.hpp"
+#include "qlorapp/core/error.hpp"
 
 namespace qlorapp {
 
@@ -142,7 +142,7 @@ class CheckpointedBlock {
   /// @throws ValueError if `block` is an empty pointer or holder.
   explicit CheckpointedBlock(Block block) : block_(std::make_shared<Block>(std::move(block))) {
     if constexpr (std::is_constructible_v<bool, Block&>) {
-      QLORAPP_CHECK_VALUE(static_cast<bool>(*block_), "[checkpoint] the block must exist; got an empty pointer.");
+      if (!*block_) throw ValueError("[checkpoint] the block must exist; got an empty pointer.");
     }
   }
 

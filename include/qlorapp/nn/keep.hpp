@@ -2,15 +2,9 @@
 /// What a block keeps between its forward and its backward pass, and how blocks are grouped into recomputed segments.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string_view>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
-
-#include "qlorapp/adapters/projection.hpp"
-#include "qlorapp/core/units.hpp"
 
 namespace qlorapp {
 
@@ -26,24 +20,6 @@ enum class Keep : uint8_t {
 [[nodiscard]] std::string_view to_string(Keep keep);
 /// @throws ValueError naming the nearest of everything, attention_only, input_only, input_on_host.
 [[nodiscard]] Keep parse_keep(std::string_view text);
-
-/// What one block keeps for one micro-batch. Undefined tensors are formed again by the block's backward pass.
-struct Saved {
-  at::Tensor x;             ///< (M, D) input of the block.
-  bool x_on_host = false;   ///< x is a copy in pinned host memory, to be had back from the StepContext's InputOffload.
-  at::Tensor qkv;           ///< (M, (H + 2·H_kv)·d), q and k already turned by RoPE.
-  at::Tensor attention;     ///< (M, H·d) before o_proj.
-  at::Tensor lse;           ///< (H, M) float32, log-sum-exp of the attention scores.
-  at::Tensor x2;            ///< (M, D) residual after attention.
-  at::Tensor rstd1, rstd2;  ///< (M) float32 of the two norms.
-  at::Tensor gate_up;       ///< (M, 2·I).
-  std::array<at::Tensor, kProjectionCount> u;  ///< (M, r) each: input times Aᵀ, where there is an adapter.
-
-  /// On the device that computes.
-  [[nodiscard]] Bytes nbytes() const;
-  /// In pinned host memory beside a GPU.
-  [[nodiscard]] Bytes host_nbytes() const;
-};
 
 /// Consecutive blocks [begin, end) that backward treats as one. Of a segment of several blocks only the input of the first is
 /// kept; backward runs its forward again, keeping everything inside the segment for that while.

@@ -3,6 +3,8 @@
 ///
 ///     y = x·Wᵀ (+ bias) + s·(drop(x)·Aᵀ)·Bᵀ        s = alpha / r, or alpha / sqrt(r) with use_rslora
 ///
+/// With use_dora the sum of base and update is scaled row by row to a trained magnitude (src/adapters/dora.hpp).
+///
 /// W stays packed: autograd saves the four-bit weight, never a dense one, and its backward forms dx = dy·W panel by panel.
 /// A (r, in) is drawn uniformly from ±1/sqrt(in) (kaiming_uniform with a = sqrt(5)) and B (out, r) begins at zero, as in PEFT,
 /// so that the layer begins as its base. Both are float32.
@@ -21,7 +23,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "qlorapp/adapters/lora_projection.hpp"
+#include "qlorapp/adapters/lora_adapter.hpp"
 
 namespace qlorapp {
 
@@ -33,12 +35,13 @@ class LoraLinear {
     double lora_dropout = 0;  ///< In [0, 1).
     bool use_rslora = false;
     bool gaussian_init = false;  ///< A normal with standard deviation 1/r instead of uniform.
+    bool use_dora = false;       ///< Trains a magnitude for each output, too. Synchronizes when the layer is made.
   };
 
   /// Where merge() writes the sum of base and update.
   enum class MergeInto {
     kDense,    ///< A dense weight in the dtype of the base: one rounding, and memory for it.
-    kFourBit,  ///< Four bits again: small, but quantized a second time.
+    kFourBit,  ///< Four bits again: small, but quantized a second time. A dense base has no four bits: it is refused.
   };
 
   /// @param base  (out, in), four-bit or dense, frozen.
@@ -59,19 +62,23 @@ class LoraLinear {
   /// Leaves that require grad.
   [[nodiscard]] const at::Tensor& a() const { return adapter_.a; }
   [[nodiscard]] const at::Tensor& b() const { return adapter_.b; }
-  [[nodiscard]] std::vector<at::Tensor> parameters() const { return {adapter_.a, adapter_.b}; }
-  /// PEFT's names behind a prefix: "up.lora_A.weight", "up.lora_B.weight"; without one "lora_A.weight", ….
+  /// (out) float32 with use_dora, else undefined.
+  [[nodiscard]] const at::Tensor& magnitude() const { return adapter_.magnitude; }
+  /// A, B and the magnitude if there is one.
+  [[nodiscard]] std::vector<at::Tensor> parameters() const;
+  /// PEFT's names behind a prefix: "up.lora_A.weight", "up.lora_B.weight", "up.lora_magnitude_vector"; without one "lora_A.weight", ….
   [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> named_parameters(const std::string& prefix = "") const;
-  /// Makes these (same shapes, dtype and device as a() and b()) the leaves: a binding's own tensor objects.
+  /// Makes these (same shapes, dtype and device as a(), b() and magnitude()) the leaves: a binding's own tensor objects.
   /// @throws ValueError if they differ in kind.
-  void adopt_parameters(const at::Tensor& a, const at::Tensor& b);
+  void adopt_parameters(const at::Tensor& a, const at::Tensor& b, const at::Tensor& magnitude = {});
+  [[nodiscard]] const LoraAdapter& adapter() const { return adapter_; }
   [[nodiscard]] double scaling() const { return adapter_.scaling; }
   [[nodiscard]] const FrozenWeight& base() const { return base_; }
 
   [[nodiscard]] const at::Tensor& bias() const { return bias_; }
   [[nodiscard]] double dropout() const { return adapter_.dropout; }
 
-  /// Moves base, bias, A and B (with their gradients) in place: every copy of this layer moves, and a() and b() stay the leaves.
+  /// Moves base, bias and parameters (with their gradients) in place: every copy of this layer moves, and a() and b() stay the leaves.
   /// @throws ValueError if A and B are parts of an arena: move the layer before adopt_parameters.
   void to(at::Device device);
   /// Converts a dense base and the bias in place. Four-bit codes have no dtype, and A and B stay float32.
@@ -79,7 +86,7 @@ class LoraLinear {
   void to(at::ScalarType dtype);
 
   /// Adds the update into the weight; forward then uses the sum alone. The base is kept aside untouched.
-  /// @throws ValueError if the layer is merged already, or the sum is not finite (nothing is changed then).
+  /// @throws ValueError if the layer is merged already, the sum is not finite, or kFourBit is asked of a dense base. Nothing is changed then.
   void merge(MergeInto into = MergeInto::kDense);
   /// Gives back the very codes and scales of the base. @throws ValueError if the layer is not merged.
   void unmerge();

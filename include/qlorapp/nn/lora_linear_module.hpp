@@ -4,6 +4,11 @@
 ///     LoraLinearModule up(FrozenWeight(Quantizer().quantize(weight)), LoraLinear::Options{.r = 16}, seed);
 ///     register_module("up", up);
 ///
+/// Or as a plain layer, whose "up.weight" and "up.bias" are loaded or trained like those of a torch::nn::Linear, until one call gives
+/// all such layers of a model a frozen base and adapters (nn/inject.hpp):
+///
+///     LoraLinearModule up(64, 256);
+///
 /// train(), eval(), to(device), named_parameters() ("up.lora_A.weight", "up.lora_B.weight", PEFT's names), torch::save and
 /// torch::load of the enclosing module reach it. The frozen base is registered as buffers, so a saved module holds every number
 /// that its output depends on.
@@ -13,6 +18,7 @@
 
 #include <cstdint>
 #include <iosfwd>
+#include <optional>
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
@@ -23,11 +29,22 @@ namespace qlorapp {
 
 class LoraLinearModuleImpl : public torch::nn::Module {
  public:
+  /// A plain layer, y = x·Wᵀ + bias: weight (out, in) and bias (out), float32, drawn as torch::nn::Linear draws them.
+  /// @throws ValueError unless both sizes are at least 1.
+  LoraLinearModuleImpl(int64_t in_features, int64_t out_features, bool bias = true);
   /// As LoraLinear's.
   LoraLinearModuleImpl(FrozenWeight base, const LoraLinear::Options& options, uint64_t seed, at::Tensor bias = {});
 
   /// @param x  (…, in).  @returns (…, out) in the dtype of x; dropout is on while is_training(). Does not synchronize.
-  [[nodiscard]] at::Tensor forward(const at::Tensor& x) { return layer_.forward(x, is_training()); }
+  [[nodiscard]] at::Tensor forward(const at::Tensor& x);
+
+  /// Whether this is a plain layer still.
+  [[nodiscard]] bool is_plain() const { return !layer_.has_value(); }
+  /// The trainable weight and bias of a plain layer; undefined afterwards.
+  [[nodiscard]] const at::Tensor& weight() const { return weight_; }
+  [[nodiscard]] const at::Tensor& bias() const { return bias_; }
+  /// Turns a plain layer into this one: "weight" and "bias" are no parameters any more. @throws ValueError unless is_plain().
+  void adapt(LoraLinear layer);
 
   /// Only a dense base and the bias have a dtype to convert: codes are bytes, and A and B stay float32.
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
@@ -38,12 +55,15 @@ class LoraLinearModuleImpl : public torch::nn::Module {
   void load(torch::serialize::InputArchive& archive) override;
   void pretty_print(std::ostream& stream) const override;
 
-  /// The layer: merge(), unmerge(), scaling(), a(), b(), base().
-  [[nodiscard]] LoraLinear& layer() { return layer_; }
-  [[nodiscard]] const LoraLinear& layer() const { return layer_; }
+  /// The layer: merge(), unmerge(), scaling(), a(), b(), base(). @throws ValueError if this is a plain one.
+  [[nodiscard]] LoraLinear& layer();
+  [[nodiscard]] const LoraLinear& layer() const;
 
  private:
-  LoraLinear layer_;
+  void hold_layer();
+
+  at::Tensor weight_, bias_;         ///< Of a plain layer.
+  std::optional<LoraLinear> layer_;  ///< Unset while plain.
   at::Tensor geometry_;  ///< int64: what a quantized base's numbers mean; as a buffer, so that a file of another kind is refused.
 };
 

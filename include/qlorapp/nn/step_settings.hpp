@@ -6,13 +6,15 @@
 #include <memory>
 #include <vector>
 
-#include "qlorapp/nn/batch.hpp"
-#include "qlorapp/nn/decoder.hpp"
 #include "qlorapp/nn/keep.hpp"
 #include "qlorapp/nn/memory_settings.hpp"
-#include "qlorapp/nn/step_context.hpp"
 
 namespace qlorapp {
+
+struct Batch;
+class Decoder;
+class PinnedRing;
+struct StepContext;
 
 class StepSettings {
  public:
@@ -38,7 +40,7 @@ class StepSettings {
   ///         micro-batch on a GPU older than sm_89, and where adapters do not allow it: with dropout, DoRA or
   ///         weight_workspace=projection.
   void set_float8(bool enabled);
-  [[nodiscard]] bool float8() const { return decoder_->blocks().front().in_float8(); }
+  [[nodiscard]] bool float8() const;
 
   /// Whether gradients have the same bits in every run on a GPU too, at the cost of a slower attention there. Off until set.
   void set_deterministic(bool deterministic) { deterministic_ = deterministic; }

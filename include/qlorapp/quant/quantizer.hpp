@@ -16,7 +16,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "qlorapp/format/double_quant.hpp"
 #include "qlorapp/quant/quantized_tensor.hpp"
 
 namespace qlorapp {
@@ -32,9 +31,9 @@ class Quantizer {
  public:
   struct Options {
     QuantType quant_type = QuantType::kNf4;
-    int64_t block_size = kDefaultBlockSize;               ///< Elements a scale: 32, 64, 128, … 4096.
-    bool double_quant = true;                             ///< Store the scales in eight bits: 4.127 instead of 4.5 bits an element.
-    int64_t nested_block_size = kDefaultNestedBlockSize;  ///< Scales a second-level scale; above 0.
+    int64_t block_size = kDefaultBlockSize;  ///< Elements a scale: 32, 64, 128, … 4096.
+    bool double_quant = true;                ///< Store the scales in eight bits: 4.127 instead of 4.5 bits an element.
+    int64_t nested_block_size = 256;         ///< Scales a second-level scale; above 0.
     Compat compat = Compat::kNone;
   };
 
@@ -48,7 +47,7 @@ class Quantizer {
   [[nodiscard]] const Options& options() const { return options_; }
 
   /// @param weight  any shape and strides; float32, float16 or bfloat16; finite. Not changed.
-  /// @throws c10::ValueError  naming the first element that is not finite (kNone; synchronizes). ValueError if it is undefined.
+  /// @throws ValueError  naming the first element that is not finite (kNone; synchronizes). ValueError if it is undefined.
   [[nodiscard]] QuantizedTensor quantize(const at::Tensor& weight) const;
 
   /// @param dtype  float32, float16, bfloat16 or float64; by default that of the weight that was quantized.

@@ -50,7 +50,7 @@ class Accumulator {
   /// @returns loss_sum / tokens() on the same graph; backward through it adds this micro-batch's part of the gradients.
   [[nodiscard]] at::Tensor weigh(const at::Tensor& loss_sum) const;
 
-  /// Notes a micro-batch's summed loss for mean_loss(), in double, on its device. @throws as weigh(). Does not synchronize.
+  /// Notes a micro-batch's summed loss for mean_loss(), in double, on its device. @throws ValueError as weigh(). Does not synchronize.
   void add(const at::Tensor& loss_sum);
 
   /// @returns (), float64: the noted losses / tokens(), 0 without targets. This rank's share: sum it over ranks for the mean of

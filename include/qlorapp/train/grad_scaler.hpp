@@ -7,31 +7,31 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <stdexcept>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include "qlorapp/core/error.hpp"
 #include "qlorapp/core/field_table.hpp"
 
 namespace qlorapp {
 
 /// A call that torch refuses with an assertion: nothing was scaled or unscaled before. Python: AssertionError.
-class GradScalerAssertion : public std::logic_error {
+class GradScalerAssertion : public Error {
  public:
-  using std::logic_error::logic_error;
+  using Error::Error;
 };
 
 /// Calls in the wrong order. Python: RuntimeError.
-class GradScalerOrder : public std::logic_error {
+class GradScalerOrder : public Error {
  public:
-  using std::logic_error::logic_error;
+  using Error::Error;
 };
 
 /// Options::max_consecutive_skips steps in a row found no finite gradients. Python: RuntimeError.
-class LossScaleExhausted : public std::runtime_error {
+class LossScaleExhausted : public Error {
  public:
-  using std::runtime_error::runtime_error;
+  using Error::Error;
 };
 
 /// fp16 has no positive value below 2^-24, so small gradients round to zero. The scaler multiplies the loss by S before
@@ -113,13 +113,13 @@ class GradScaler {
   /// Undefined when disabled. Does not synchronize. @throws GradScalerAssertion before scale().
   [[nodiscard]] at::Tensor inverse_scale() const;
   /// In place of unscale_() then: what was found when 1 / S was applied.
-  /// @param found_inf  float32 (), 0 if every unscaled gradient is finite.  @throws as unscale_().
+  /// @param found_inf  float32 (), 0 if every unscaled gradient is finite.  @throws GradScalerOrder as unscale_().
   void record(const at::Tensor& found_inf, OptimizerId optimizer = 0);
 
   /// Unscales `grads` unless unscale_() already has, then calls `take_step` unless something infinite was found.
   /// Synchronizes once a device: it reads one float.
   /// @returns true if the step was taken.
-  /// @throws as unscale_(), and GradScalerAssertion if no gradient was checked.
+  /// @throws GradScalerOrder as unscale_(). @throws GradScalerAssertion if no gradient was checked.
   template <std::invocable Step>
   bool step(Step&& take_step, at::TensorList grads = {}, OptimizerId optimizer = 0) {
     if (!options_.enabled) {

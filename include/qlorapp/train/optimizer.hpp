@@ -13,9 +13,10 @@
 
 #include "qlorapp/adapters/adapter_arena.hpp"
 #include "qlorapp/core/units.hpp"
-#include "qlorapp/train/paged_state.hpp"
 
 namespace qlorapp {
+
+class PagedState;
 
 /// Decoupled weight decay (Loshchilov & Hutter 2019, arXiv:1711.05101) with the moments in float32, in torch.optim.AdamW's order of
 /// roundings, or in eight bits by block (Dettmers et al. 2022, arXiv:2110.02861). Blocks never cross parameters: the arena aligns

@@ -16,11 +16,21 @@ namespace qlorapp {
 /// A device that is here, as a plan sees it.
 [[nodiscard]] ops::PlannedDevice planned_device(at::Device device);
 
-/// What an optimizer, a batch and a keep policy of TrainingArguments take. The device stays as it is: a CPU.
-[[nodiscard]] PlanSettings plan_settings(const format::ModelConfig& model, const LoraConfig& lora, const TrainingArguments& args);
+/// How the base of a planned run is stored, and where it computes.
+struct PlannedBase {
+  bool load_in_4bit = true;
+  Quantizer::Options quantization = {};
+  std::vector<std::string> skip_modules = {};                  ///< Linear layers left dense.
+  std::optional<at::ScalarType> compute_dtype = std::nullopt;  ///< Unset: as bf16 and fp16 of the arguments say.
+  ops::PlannedDevice device = {};                              ///< A CPU unless given.
+};
 
-/// The optimizer, batch, accumulation and evaluation of a run over a model that is there already.
-void apply_arguments(PlanSettings& settings, const TrainingArguments& args);
+/// All that the memory of a run depends on: of a model that is to be loaded. Rows have args.max_length tokens.
+[[nodiscard]] PlanSettings plan_settings(const format::ModelConfig& model, const LoraConfig& lora, const TrainingArguments& args,
+                                         const PlannedBase& base = {});
+/// The same of a model that is loaded, over rows of which the longest has `longest` tokens. What the arguments do not decide (what is kept,
+/// memory settings) is as the model has it. @param evaluates  the run has evaluation data.
+[[nodiscard]] PlanSettings plan_settings(const CausalLM& model, const TrainingArguments& args, int64_t longest, bool evaluates);
 
 /// What args.memory_budget or auto_find_batch_size chooses over rows of which the longest has `settings.length` tokens; args as
 /// they are where neither is set.

@@ -7,17 +7,15 @@
 /// the same bits on the CPU.
 #pragma once
 
-#include <functional>
-#include <limits>
+#include <memory>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "qlorapp/core/error.hpp"
 #include "qlorapp/data/dataset.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
-#include "qlorapp/train/graphed_steps.hpp"
 #include "qlorapp/train/log_history.hpp"
 #include "qlorapp/train/step_report.hpp"
 #include "qlorapp/train/train_state.hpp"
@@ -26,6 +24,9 @@
 
 namespace qlorapp {
 
+class UnreadLosses;
+class WindowRunner;
+
 struct TrainOutput {
   int64_t global_step = 0;
   double training_loss = 0;  ///< Mean of the steps' losses, over all steps of the run, resumed ones included.
@@ -33,9 +34,9 @@ struct TrainOutput {
 };
 
 /// Gradients that are not finite, without a scaler whose business they were. Python: RuntimeError.
-class TrainingDiverged : public std::runtime_error {
+class TrainingDiverged : public Error {
  public:
-  using std::runtime_error::runtime_error;
+  using Error::Error;
 };
 
 class Trainer {
@@ -47,6 +48,7 @@ class Trainer {
   /// @throws ValueError if an argument is out of range, or a token is outside the vocabulary.
   Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> train_data, std::vector<Example> eval_data,
           std::string base_model, TrainerCallbacks callbacks = {});
+  ~Trainer();
 
   /// @param resume_from  a checkpoint folder, or empty to begin anew.
   /// @throws ValueError without data; FormatError if the checkpoint does not belong to this model, data and arguments;
@@ -60,7 +62,7 @@ class Trainer {
 
   /// Adapter files into `folder`, and trainer_state.json beside them.
   void save_model(const std::string& folder) const;
-  /// output_dir/checkpoint-<global_step>, whole or not at all; prunes to save_total_limit.
+  /// `output_dir/checkpoint-<global_step>`, whole or not at all; prunes to save_total_limit.
   void save_checkpoint();
   void write_trainer_state(const std::string& folder) const;
   /// The part of a checkpoint that train(resume_from) needs beside the adapter: optimizer, scaler, cursor, counters.
@@ -83,18 +85,7 @@ class Trainer {
   [[nodiscard]] at::Device device() const { return model_->device(); }
   /// Tokens of the longest: with a batch of such rows a run is as full as it will ever be. max_length where rows come from elsewhere.
   [[nodiscard]] int64_t longest_row() const;
-  Window next_window(const std::vector<int64_t>& order) const;
-  [[nodiscard]] std::vector<Batch> batches_of(const Window& window) const;
-  /// The rows of each part of each micro-batch.
-  [[nodiscard]] std::vector<std::vector<std::vector<int64_t>>> parts_of(const Window& window) const;
-  [[nodiscard]] int64_t tokens_of(const std::vector<int64_t>& rows) const;
-  [[nodiscard]] int64_t row_tokens(int64_t row) const { return std::ssize(train_data_[static_cast<size_t>(row)].input_ids); }
-  StepReport run_step(const Window& window);
-  /// The fullest micro-batch that this data can give, once and for nothing: memory runs out here if it ever does.
-  void run_worst_case();
-  /// After an allocation failed: gives cached memory back and lets micro-batches be taken in smaller parts.
-  /// @param again  it failed before in this window.  @throws c10::OutOfMemoryError if no part can be smaller.
-  void make_room(const Window& window, const std::exception& error, bool again);
+  [[nodiscard]] Window next_window(const std::vector<int64_t>& order) const;
   void run_epoch();
   void event(TrainerEvent event);
   void flow_at_step_end();
@@ -108,7 +99,6 @@ class Trainer {
   [[nodiscard]] LogRecord metrics_of_eval_data();
   void log(LogRecord record, bool training);
   void restore(const std::string& folder);
-  void restore_history(const std::string& folder);
   [[nodiscard]] LogRecord summary(double seconds, int64_t first_step) const;
 
   CausalLM* model_;
@@ -121,17 +111,9 @@ class Trainer {
   TrainerControl control_;
   double started_ = 0;  ///< train() began, in seconds since the epoch.
   int64_t first_tokens_ = 0;
-  bool at_epoch_end_ = false;  ///< The epoch's last step is behind us and its end is under way.
-  bool said_diverged_ = false;
-  double last_loss_ = std::numeric_limits<double>::quiet_NaN();
-  int64_t most_tokens_ = 0;  ///< Of a part of a micro-batch, once memory ran out; 0: micro-batches are taken whole.
-  struct Unread {
-    at::Tensor loss, grad_norm;
-    int64_t step = 0;
-    bool skipped = false;  ///< By a scaler, whose business the norm was.
-  };
-  std::optional<GraphedSteps> graphs_;  ///< Where args.cuda_graphs asks for them.
-  std::vector<Unread> unread_;          ///< Steps since the last look: a GPU need not wait for the host to read each.
+  bool at_epoch_end_ = false;             ///< The epoch's last step is behind us and its end is under way.
+  std::unique_ptr<WindowRunner> runner_;  ///< Makes steps of windows (src/train/window_runner.hpp).
+  std::unique_ptr<UnreadLosses> unread_;  ///< Losses that are still on the device.
 };
 
 }  // namespace qlorapp

@@ -9,12 +9,12 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include "qlorapp/ops/attention.hpp"
-#include "qlorapp/ops/cross_entropy.hpp"
-#include "qlorapp/ops/no_autocast.hpp"
-#include "qlorapp/ops/norm.hpp"
-#include "qlorapp/ops/rope.hpp"
-#include "qlorapp/ops/swiglu.hpp"
+#include "ops/attention.hpp"
+#include "ops/cross_entropy.hpp"
+#include "ops/no_autocast.hpp"
+#include "ops/norm.hpp"
+#include "ops/rope.hpp"
+#include "ops/swiglu.hpp"
 
 namespace qlorapp::ops::autograd {
 namespace {

@@ -11,8 +11,8 @@
 #include <torch/library.h>
 
 #include "../quantize_arguments.hpp"
-#include "qlorapp/ops/linear.hpp"
-#include "qlorapp/ops/no_autocast.hpp"
+#include "ops/linear.hpp"
+#include "ops/no_autocast.hpp"
 
 namespace qlorapp::ops {
 namespace {

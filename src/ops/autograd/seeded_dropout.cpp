@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/ops/dropout.hpp"
+#include "ops/dropout.hpp"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>

@@ -11,7 +11,7 @@
 #include <torch/library.h>
 
 #include "../adamw_check.hpp"
-#include "qlorapp/format/dynamic_map.hpp"
+#include "format/dynamic_map.hpp"
 
 // The compiler makes one body per instruction set and the loader picks. What is fused is written as std::fma, which rounds once on every
 // CPU, and nothing else is contracted: all bodies give the same bits.

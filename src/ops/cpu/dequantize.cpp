@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include "../four_bit_stack.hpp"
+#include "format/dynamic_map.hpp"
 #include "four_bit_work.hpp"
 #include "large_output.hpp"
 

@@ -7,8 +7,8 @@
 
 #include <cstdint>
 
-#include "qlorapp/core/cpu_isa.hpp"
-#include "qlorapp/format/double_quant.hpp"
+#include "core/cpu_isa.hpp"
+#include "format/double_quant.hpp"
 #include "qlorapp/format/nf4.hpp"
 
 namespace qlorapp::ops::cpu {

@@ -10,7 +10,7 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 
-#include "qlorapp/ops/device_memory.hpp"
+#include "ops/device_memory.hpp"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

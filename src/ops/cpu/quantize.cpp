@@ -10,7 +10,7 @@
 #include <torch/library.h>
 
 #include "../quantize_arguments.hpp"
-#include "qlorapp/format/double_quant.hpp"
+#include "format/double_quant.hpp"
 #include "quantize_4bit_kernel.hpp"
 
 namespace qlorapp::ops {

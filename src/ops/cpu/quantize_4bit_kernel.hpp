@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "qlorapp/core/cpu_isa.hpp"
+#include "core/cpu_isa.hpp"
 #include "qlorapp/format/nf4.hpp"
 
 namespace qlorapp::ops::cpu {

@@ -4,7 +4,7 @@
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
-#include "qlorapp/core/philox.hpp"
+#include "core/philox.hpp"
 
 namespace qlorapp {
 namespace {

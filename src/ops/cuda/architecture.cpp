@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "qlorapp/ops/device_memory.hpp"
+#include "ops/device_memory.hpp"
 
 namespace qlorapp::ops {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/ops/device_memory.hpp"
+#include "ops/device_memory.hpp"
 
 #include <algorithm>
 
@@ -13,7 +13,7 @@
 #include <c10/core/AllocatorConfig.h>
 #endif
 
-#include "qlorapp/core/check.hpp"
+#include "core/check.hpp"
 #include "qlorapp/core/log.hpp"
 
 namespace qlorapp::ops {
@@ -62,7 +62,7 @@ std::string last_settings() {
 void prepare() {
   namespace allocator = c10::cuda::CUDACachingAllocator;
   const auto leave = [](const char* why) {
-    log_debug(concat("torch's CUDA allocator: its settings are left as they are (", why, ")"));
+    log_debug(message("torch's CUDA allocator: its settings are left as they are ({})", why));
   };
   if (detail::segments_by_environment()) return leave("PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF is set");
   if (!last_settings().empty()) return leave("the program has set some");

@@ -15,7 +15,7 @@
 #include "../float8_shapes.hpp"
 #include "dequantize.hpp"
 #include "launch.hpp"
-#include "qlorapp/ops/float8.hpp"
+#include "ops/float8.hpp"
 
 namespace qlorapp::ops {
 namespace {

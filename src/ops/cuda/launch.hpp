@@ -14,7 +14,7 @@
 
 #include "cuda/gemm_4bit.hpp"
 #include "cuda/types.hpp"
-#include "qlorapp/ops/device_memory.hpp"
+#include "ops/device_memory.hpp"
 
 namespace qlorapp::ops::gpu {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/ops/launch_graph.hpp"
+#include "ops/launch_graph.hpp"
 
 #include <exception>
 #include <map>

@@ -3,9 +3,9 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
+#include "core/philox.hpp"
 #include "cuda/dropout.hpp"
 #include "launch.hpp"
-#include "qlorapp/core/philox.hpp"
 
 namespace qlorapp::ops {
 namespace {

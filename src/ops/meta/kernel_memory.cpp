@@ -18,7 +18,7 @@
 #include "../cpu/gemm.hpp"
 #include "../cuda_memory.hpp"
 #include "../layer_shapes.hpp"
-#include "qlorapp/ops/memory_tape.hpp"
+#include "ops/memory_tape.hpp"
 
 namespace qlorapp::ops::meta {
 namespace {

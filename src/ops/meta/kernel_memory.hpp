@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include "ops/memory_tape.hpp"
 
 namespace qlorapp::ops::meta {
 

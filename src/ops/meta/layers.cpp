@@ -5,7 +5,7 @@
 
 #include "../layer_shapes.hpp"
 #include "kernel_memory.hpp"
-#include "qlorapp/ops/memory_tape.hpp"
+#include "ops/memory_tape.hpp"
 
 namespace qlorapp::ops {
 namespace {

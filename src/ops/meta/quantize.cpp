@@ -9,7 +9,7 @@
 #include "../four_bit_stack.hpp"
 #include "../quantize_arguments.hpp"
 #include "kernel_memory.hpp"
-#include "qlorapp/ops/memory_tape.hpp"
+#include "ops/memory_tape.hpp"
 
 namespace qlorapp::ops {
 namespace {

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+/// How the weights of a checkpoint are to be held.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "qlorapp/quant/quantizer.hpp"
+
+namespace qlorapp {
+
+struct WeightOptions {
+  at::ScalarType compute_dtype = at::kFloat;  ///< Of activations, norms, embeddings and head: float32, bfloat16 or float16.
+  bool load_in_4bit = true;                   ///< false keeps the linear layers dense in the compute dtype.
+  Quantizer::Options quantization;            ///< For a checkpoint that is not quantized yet.
+  std::vector<std::string> skip_modules;      ///< Linear layers left dense: full names or trailing parts ("down_proj").
+  at::Device device = at::kCPU;
+  /// The embedding table goes straight to pinned host memory (nn/memory_settings.hpp); nothing on a CPU and where the head is tied to
+  /// it.
+  bool embedding_on_host = false;
+};
+
+}  // namespace qlorapp

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a memory plan speaks of: the device it is made for, the uses of memory and the phases of a run.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include <c10/core/DeviceType.h>
+
+namespace qlorapp::ops {
+
+/// The device that a recording stands for.
+struct PlannedDevice {
+  c10::DeviceType type = c10::DeviceType::CPU;
+  int64_t architecture = 0;         ///< 75 for a T4, 90 for an H200; 0 for a CPU.
+  int64_t threads = 1;              ///< Of a CPU: some of its kernels have a buffer a thread.
+  int64_t multiprocessors = 0;      ///< Of a GPU: gradients of the same bits in every run are added up by as many as there are.
+  bool expandable_segments = true;  ///< Of torch's allocator on a GPU (ops/device_memory.hpp).
+};
+
+/// What memory is for. Code that takes memory says so where it is worth a row of its own; the rest is an activation.
+enum class MemoryUse : uint8_t {
+  kCodes,        ///< Four-bit codes of the base.
+  kScales,       ///< Scales of the codes' blocks, both levels.
+  kDense,        ///< Weights that are not quantized: embedding, head, norms.
+  kAdapters,     ///< float32 values of the adapters.
+  kGradients,    ///< The same for their gradients.
+  kOptimizer,    ///< Moments.
+  kLibrary,      ///< Workspaces that cuBLAS keeps.
+  kBatch,        ///< Tokens, targets, positions, rotary tables.
+  kKept,         ///< What forward leaves for backward.
+  kActivation,   ///< Inputs and outputs of operators while they are needed.
+  kDequantized,  ///< A weight, or a stack of them with their adapters, in the compute dtype.
+  kAttention,    ///< What an attention kernel takes beside its results.
+  kLogits,       ///< Rows of logits and what the loss needs beside them.
+  kLoading,      ///< What a checkpoint's weights come and go through: buffers of a load, a weight of a merge as it is stored.
+};
+constexpr size_t kMemoryUseCount = 14;
+[[nodiscard]] std::string_view to_string(MemoryUse use);
+
+/// Parts of a run, in the order of the first step. The last one comes after training, in host memory, and is a run of its own.
+enum class MemoryPhase : uint8_t { kLoad, kForward, kLoss, kBackward, kOptimizer, kEvaluation, kMerge };
+constexpr size_t kMemoryPhaseCount = 7;
+[[nodiscard]] std::string_view to_string(MemoryPhase phase);
+
+}  // namespace qlorapp::ops

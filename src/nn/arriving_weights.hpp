@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Which tensor of a checkpoint becomes which weight, and how: the one arrangement of those who load a model (io/load_model.hpp) and
+/// those who plan how much memory that takes (memory/planner.hpp).
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "nn/decoder.hpp"
+#include "qlorapp/nn/weight_options.hpp"
+#include "quant/arrival.hpp"
+
+namespace qlorapp {
+
+/// What a checkpoint is asked.
+struct StoredWeights {
+  /// Dtype of a dense tensor of this shape. @throws FormatError if there is none such.
+  std::function<at::ScalarType(const std::string& name, const std::vector<int64_t>& shape)> dtype;
+  /// Whether a weight is stored in four bits.
+  std::function<bool(const std::string& name)> is_quantized;
+  /// Brings such a one: complete when all has arrived.
+  std::function<QuantizedTensor(const std::string& name, const std::vector<int64_t>& shape)> bring_quantized;
+  /// Brings a dense one.
+  std::function<void(const std::string& name, const std::vector<int64_t>& shape, Arrival arrival)> bring;
+};
+
+/// Places for all weights, and orders for all tensors. Where weights are quantized as they come, their layers are empty until they have.
+/// Other layers of `weights.blocks` must not be added or moved out until then.
+[[nodiscard]] DecoderWeights arrange_weights(const format::ModelConfig& config, const WeightOptions& options,
+                                             const StoredWeights& checkpoint);
+
+/// Whether one of the names is the module's or its trailing part, cut at a dot.
+[[nodiscard]] bool names_module(const std::vector<std::string>& names, const std::string& module);
+
+}  // namespace qlorapp

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The frozen base of a Llama-shaped model: embedding, blocks, last norm and head, where they are and how large.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "nn/decoder_block.hpp"
+#include "nn/step_context.hpp"
+#include "ops/memory_tape.hpp"
+#include "qlorapp/core/units.hpp"
+#include "qlorapp/format/model_config.hpp"
+
+namespace qlorapp {
+
+struct DecoderWeights {
+  at::Tensor embed_tokens;  ///< (V, D), compute dtype.
+  at::Tensor norm;          ///< (D), compute dtype.
+  at::Tensor lm_head;       ///< (V, D); the same tensor as embed_tokens when the config ties them.
+  std::vector<DecoderBlock::Weights> blocks;
+};
+
+class Decoder {
+ public:
+  /// @throws ValueError if a weight contradicts the config.
+  Decoder(format::ModelConfig config, DecoderWeights weights);
+
+  [[nodiscard]] const format::ModelConfig& config() const { return config_; }
+  [[nodiscard]] std::vector<DecoderBlock>& blocks() { return blocks_; }
+  [[nodiscard]] const std::vector<DecoderBlock>& blocks() const { return blocks_; }
+  [[nodiscard]] const at::Tensor& embed_tokens() const { return embed_tokens_; }
+  [[nodiscard]] const at::Tensor& norm_weight() const { return norm_; }
+  [[nodiscard]] const at::Tensor& lm_head() const { return lm_head_; }
+  /// Grown to the longest row seen so far.
+  [[nodiscard]] RopeTable& rope() { return rope_; }
+  [[nodiscard]] const RopeTable& rope() const { return rope_; }
+
+  /// Of the blocks. The embedding may wait in host memory.
+  [[nodiscard]] at::Device device() const { return norm_.device(); }
+  /// Of activations, norms, embedding and head.
+  [[nodiscard]] at::ScalarType dtype() const { return embed_tokens_.scalar_type(); }
+  [[nodiscard]] bool on_gpu() const { return ops::computes_on_gpu(norm_); }
+
+  /// Elements; tied weights count once.
+  [[nodiscard]] int64_t parameter_count() const;
+  /// On the device; an embedding in host memory is not counted.
+  [[nodiscard]] Bytes weight_bytes() const;
+  /// Names of the linear layers in the order of the model, without prefix: "model.layers.0.self_attn.q_proj".
+  [[nodiscard]] std::vector<std::string> linear_names() const;
+
+  /// Moves the table between a GPU and pinned host memory; a tied table and a model on a CPU stay as they are. The tensor that
+  /// embed_tokens() returned before stays where it is, for as long as it is held.
+  void move_embedding(bool to_host);
+
+ private:
+  format::ModelConfig config_;
+  at::Tensor embed_tokens_, norm_, lm_head_;
+  std::vector<DecoderBlock> blocks_;
+  RopeTable rope_;
+};
+
+}  // namespace qlorapp

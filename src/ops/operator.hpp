@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Typed calls of registered operators, for the functions of this layer's headers.
+///
+/// A kernel refuses an argument with c10's errors, because torch.ops raises those as Python's ValueError and TypeError. A C++ caller
+/// gets the library's own (qlorapp/core/error.hpp): the call translates them.
+#pragma once
+
+#include <utility>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+namespace qlorapp::ops {
+
+/// In a handler: throws c10's ValueError and TypeError again as the library's, without torch's backtrace, and others as they are.
+[[noreturn]] void rethrow_operator_error();
+
+template <class Signature>
+class Operator;
+
+template <class Result, class... Arguments>
+class Operator<Result(Arguments...)> {
+ public:
+  explicit Operator(const char* name, const char* overload = "")
+      : handle_(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).template typed<Result(Arguments...)>()) {}
+
+  /// Through the dispatcher: device, autograd and tracing are chosen by the arguments.
+  Result call(Arguments... arguments) const {
+    try {
+      return handle_.call(std::forward<Arguments>(arguments)...);
+    } catch (const c10::Error&) { rethrow_operator_error(); }
+  }
+
+ private:
+  c10::TypedOperatorHandle<Result(Arguments...)> handle_;
+};
+
+}  // namespace qlorapp::ops

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+// The order of things in a run: epochs, steps, events, flags, and what a step's or an epoch's end brings.
+#include <ATen/ATen.h>
+#include <c10/core/CachingDeviceAllocator.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+#include "core/check.hpp"
+#include "data/sampler.hpp"
+#include "qlorapp/core/log.hpp"
+#include "qlorapp/train/plan_run.hpp"
+#include "qlorapp/train/trainer.hpp"
+#include "speed.hpp"
+#include "train/unread_losses.hpp"
+#include "train/window_runner.hpp"
+
+namespace qlorapp {
+namespace {
+
+double seconds_since_1970() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+
+/// With the strategy "steps": is this step an n-th one? n below one is a share of the run.
+bool is_due(const std::string& strategy, double every, int64_t step, int64_t max_steps) {
+  if (strategy != "steps") return false;
+  const int64_t interval = count_interval_steps(every, max_steps);
+  return interval > 0 && step % interval == 0;
+}
+
+SamplerOptions sampler_options(const TrainingArguments& args, const std::vector<Example>& rows) {
+  SamplerOptions options;
+  options.strategy = sampling_strategy(args.sampling());
+  options.seed = args.data_seed.value_or(args.seed);
+  options.group_size = args.per_device_train_batch_size * args.gradient_accumulation_steps;
+  if (options.strategy == SamplingStrategy::kGroupByLength) {
+    for (const Example& row : rows) options.lengths.push_back(std::ssize(row.input_ids));
+  }
+  return options;
+}
+
+}  // namespace
+
+void Trainer::event(TrainerEvent event) {
+  if (callbacks_.on_event) callbacks_.on_event(event, state_, control_);
+}
+
+TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
+  QLORAPP_CHECK_VALUE(batches_per_epoch_ > 0, "[trainer] the training data hold no rows.");
+  QLORAPP_CHECK_VALUE(
+      args_.eval_strategy == "no" || !eval_data_.empty(),
+      "[trainer] eval_strategy is {}, but there are no evaluation data. Give eval_dataset (--eval_data), or leave it \"no\".",
+      args_.eval_strategy);
+  QLORAPP_CHECK_VALUE(state_.arena == &model_->arena(),
+                      "[trainer] the active adapter must be the one that this trainer was made for. Activate that one again, or "
+                      "make a new trainer.");
+  struct Clear {  // however the run ends
+    WindowRunner& runner;
+    ~Clear() { runner.clear_graphs(); }
+  } const clear{*runner_};
+  if (resume_from) restore(*resume_from);
+  const auto begin = std::chrono::steady_clock::now();
+  started_ = seconds_since_1970();
+  const int64_t first_step = state_.global_step;
+  first_tokens_ = state_.tokens_seen;
+  control_ = {};
+  if (resume_from) {
+    unread_->clear();  // of a run that was interrupted: restore has its sums
+  } else {
+    read_losses();
+  }
+  log_info(plan_line(*model_, args_, longest_row(), !eval_data_.empty()));
+  if (args_.worst_case_first.value_or(!device().is_cpu())) runner_->run_worst_case();
+  event(TrainerEvent::kTrainBegin);
+  if (args_.eval_on_start) evaluate();
+  while (state_.global_step < max_steps_ && state_.cursor.epoch < epochs_ && !control_.should_training_stop) run_epoch();
+  read_losses();
+  if (args_.cuda_graphs) {
+    log_info(message("cuda_graphs: {} micro-steps of this trainer ran as one graph each", runner_->replayed()));
+  }
+  TrainOutput output{state_.global_step, state_.global_step > 0 ? state_.loss_sum / static_cast<double>(state_.global_step) : 0.0,
+                     summary(seconds_since(begin), first_step)};
+  log(output.metrics, false);
+  output.metrics.set("epoch", epoch());
+  if (args_.counts_input_tokens()) output.metrics.set("num_input_tokens_seen", state_.tokens_seen);
+  finish();
+  return output;
+}
+
+Window Trainer::next_window(const std::vector<int64_t>& order) const {
+  const int64_t begin = state_.cursor.batch, size = args_.per_device_train_batch_size;
+  Window window{state_.cursor.epoch, begin, std::min(args_.gradient_accumulation_steps, batches_per_epoch_ - begin), {}};
+  for (int64_t batch = begin; batch < begin + window.batches; ++batch) {
+    const auto first = order.begin() + batch * size;
+    window.rows.emplace_back(first, first + std::min<int64_t>(size, order.end() - first));
+  }
+  return window;
+}
+
+void Trainer::run_epoch() {
+  control_.should_epoch_stop = false;
+  const bool only_its_end = state_.cursor.batch >= batches_per_epoch_;  // resumed after the last step of an epoch
+  if (!only_its_end) event(TrainerEvent::kEpochBegin);
+  const std::vector<int64_t> order =
+      only_its_end ? std::vector<int64_t>()
+                   : epoch_order(std::ssize(train_data_), state_.cursor.epoch, sampler_options(args_, train_data_));
+  while (state_.cursor.batch < batches_per_epoch_ && state_.global_step < max_steps_ && !control_.should_training_stop &&
+         !control_.should_epoch_stop) {
+    const Window window = next_window(order);
+    control_.should_log = control_.should_evaluate = control_.should_save = false;
+    event(TrainerEvent::kStepBegin);
+    const StepReport report = runner_->run(window, {[this](TrainerEvent what) { event(what); }, callbacks_.poll});
+    state_.cursor.batch += window.batches;
+    after_step(report);
+  }
+  at_epoch_end_ = state_.cursor.batch >= batches_per_epoch_ || control_.should_epoch_stop;
+  flow_at_epoch_end();
+  event(TrainerEvent::kEpochEnd);
+  log_evaluate_save();
+  if (at_epoch_end_) state_.cursor = {state_.cursor.epoch + 1, 0};
+  at_epoch_end_ = false;
+}
+
+void Trainer::after_step(const StepReport& report) {
+  unread_->add(report, state_.global_step);
+  state_.last_learning_rate = report.learning_rate;
+  ++state_.steps_since_log;
+  state_.tokens_seen += report.input_tokens;
+  const int64_t base = model_->decoder().parameter_count() - model_->decoder().embed_tokens().numel();
+  const int64_t parameters = base + model_->arena().numel();
+  state_.total_flos += 6.0 * static_cast<double>(report.input_tokens) * static_cast<double>(parameters);
+  if (args_.torch_empty_cache_steps && state_.global_step % *args_.torch_empty_cache_steps == 0 && !device().is_cpu()) {
+    at::getDeviceAllocator(device().type())->emptyCache();
+  }
+  flow_at_step_end();
+  event(TrainerEvent::kStepEnd);
+  if (!device().is_cuda() || unread_->full()) read_losses();
+  log_evaluate_save();
+}
+
+void Trainer::flow_at_step_end() {
+  const int64_t step = state_.global_step;
+  const bool may_evaluate = args_.eval_strategy == "steps" && args_.eval_delay <= static_cast<double>(step);
+  if (is_due(args_.logging_strategy, args_.logging_steps, step, max_steps_) || (args_.logging_first_step && step == 1))
+    control_.should_log = true;
+  if (may_evaluate && is_due("steps", args_.eval_interval(), step, max_steps_)) control_.should_evaluate = true;
+  if (is_due(args_.save_strategy, args_.save_steps, step, max_steps_)) control_.should_save = true;
+  if (step < max_steps_) return;
+  // The last step is evaluated and saved too, or the end of a run could not be resumed from.
+  control_.should_training_stop = true;
+  if (may_evaluate) control_.should_evaluate = true;
+  if (args_.save_strategy == "steps") control_.should_save = true;
+}
+
+void Trainer::flow_at_epoch_end() {
+  if (args_.logging_strategy == "epoch") control_.should_log = true;
+  if (args_.eval_strategy == "epoch" && args_.eval_delay <= epoch()) control_.should_evaluate = true;
+  if (args_.save_strategy == "epoch") control_.should_save = true;
+}
+
+void Trainer::log_evaluate_save() {
+  if (callbacks_.log_evaluate_save) {
+    if (!control_.should_log && !control_.should_evaluate && !control_.should_save) return;
+    read_losses();
+    return callbacks_.log_evaluate_save(control_);
+  }
+  if (control_.should_log || control_.should_save) read_losses();
+  if (control_.should_log && state_.steps_since_log > 0) {
+    LogRecord record;
+    record.set("loss", state_.loss_since_log / static_cast<double>(state_.steps_since_log));
+    record.set("grad_norm", state_.last_grad_norm);
+    record.set("learning_rate", state_.last_learning_rate);
+    if (args_.log_num_tokens) record.set("num_tokens", state_.tokens_seen);
+    state_.loss_since_log = 0;
+    state_.steps_since_log = 0;
+    log(std::move(record), true);
+  }
+  if (control_.should_evaluate) run_evaluation();
+  if (control_.should_save) save_checkpoint();
+}
+
+void Trainer::run_evaluation() {
+  control_.should_evaluate = false;
+  if (eval_data_.empty()) return;
+  const LogRecord metrics = evaluate();
+  const bool is_best = note_best(metrics);
+  if (args_.save_strategy == "best") control_.should_save = is_best && state_.global_step > 0;
+}
+
+bool Trainer::note_best(const LogRecord& metrics) {
+  const std::string name = args_.best_metric_name();
+  if (name.empty()) return false;
+  if (!metrics.contains(name)) {
+    std::vector<std::string> there;
+    for (const auto& [key, value] : metrics.values()) there.push_back(key);
+    throw ValueError(
+        message("[trainer] metric_for_best_model: an evaluation has no '{}'; it has {}. Name one of them.", name, joined(there)));
+  }
+  const double value = metrics.number(name);
+  const bool better =
+      std::isfinite(value) &&
+      (!state_.best_metric || (args_.best_is_greatest() ? value > *state_.best_metric : value < *state_.best_metric));
+  if (!better) return false;
+  state_.best_metric = value;
+  if (args_.save_strategy != "no") state_.best_global_step = state_.global_step;
+  return true;
+}
+
+void Trainer::read_losses() { unread_->read_into(state_); }
+
+LogRecord Trainer::last_step() {
+  read_losses();
+  LogRecord record;
+  record.set("loss", unread_->last_loss());
+  record.set("grad_norm", state_.last_grad_norm);
+  record.set("learning_rate", state_.last_learning_rate);
+  record.set("epoch", epoch());
+  record.set("step", state_.global_step);
+  return record;
+}
+
+void Trainer::log(LogRecord record, bool training) {
+  if (callbacks_.log_evaluate_save) return;
+  record.set("epoch", epoch());
+  if (args_.counts_input_tokens()) {
+    record.set("num_input_tokens_seen", state_.tokens_seen);
+    if (training) {
+      const double seconds = seconds_since_1970() - started_;
+      record.set("train_runtime", rounded(seconds, 4));
+      record.set("train_tokens_per_second", rounded(static_cast<double>(state_.tokens_seen - first_tokens_) / seconds, 3));
+    }
+  }
+  record.set("step", state_.global_step);
+  state_.log_history.push_back(std::move(record));
+  control_.should_log = false;
+  if (callbacks_.on_log) callbacks_.on_log(state_.log_history.back(), control_);
+}
+
+LogRecord Trainer::summary(double seconds, int64_t first_step) const {
+  const auto steps = static_cast<double>(state_.global_step - first_step);
+  const double rows = steps * static_cast<double>(args_.per_device_train_batch_size * args_.gradient_accumulation_steps);
+  LogRecord metrics;
+  metrics.set("train_runtime", rounded(seconds, 4));
+  metrics.set("train_samples_per_second", rounded(rows / seconds, 3));
+  metrics.set("train_steps_per_second", rounded(steps / seconds, 3));
+  if (args_.include_tokens_per_second) {
+    metrics.set("train_tokens_per_second", rounded(static_cast<double>(state_.tokens_seen - first_tokens_) / seconds, 3));
+  }
+  metrics.set("total_flos", state_.total_flos);
+  metrics.set("train_loss", state_.global_step > 0 ? state_.loss_sum / static_cast<double>(state_.global_step) : 0.0);
+  return metrics;
+}
+
+}  // namespace qlorapp

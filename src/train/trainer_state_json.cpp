@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/trainer_state_json.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include "core/check.hpp"
+#include "format/atomic_file.hpp"
+#include "format/folder.hpp"
+#include "format/python_json.hpp"
+#include "qlorapp/core/log.hpp"
+#include "qlorapp/format/json.hpp"
+
+namespace qlorapp {
+
+void write_trainer_state(const std::string& folder, const TrainState& state, const TrainingArguments& args,
+                         const RunLength& length) {
+  using format::Json;
+  Json json = Json::object();
+  json["best_global_step"] = state.best_global_step ? Json(*state.best_global_step) : Json(nullptr);
+  json["best_metric"] = state.best_metric ? Json(*state.best_metric) : Json(nullptr);
+  json["best_model_checkpoint"] = state.best_model_checkpoint.empty() ? Json(nullptr) : Json(state.best_model_checkpoint);
+  json["epoch"] = length.epoch;
+  json["eval_steps"] = args.eval_interval();
+  json["global_step"] = state.global_step;
+  json["is_hyper_param_search"] = false;
+  json["is_local_process_zero"] = true;
+  json["is_world_process_zero"] = true;
+  json["log_history"] = Json::array();
+  for (const LogRecord& record : state.log_history) json["log_history"].push_back(record.to_json());
+  json["logging_steps"] = args.logging_steps;
+  json["max_steps"] = length.max_steps;
+  json["num_input_tokens_seen"] = state.tokens_seen;
+  json["num_train_epochs"] = length.epochs;
+  json["save_steps"] = args.save_steps;
+  json["stateful_callbacks"] = Json::object();
+  json["total_flos"] = state.total_flos;
+  json["train_batch_size"] = args.per_device_train_batch_size;
+  json["trial_name"] = nullptr;
+  json["trial_params"] = nullptr;
+  format::write_file_atomically(format::path_in(folder, "trainer_state.json"),
+                                format::dump_python_json(json, format::kConfigStyle) + "\n");
+}
+
+void read_trainer_history(const std::string& folder, TrainState& state) {
+  const std::string path = format::path_in(folder, "trainer_state.json");
+  const format::Json json = format::read_json_file(path, {.allow_nonfinite = true});
+  const auto history = json.find("log_history");
+  QLORAPP_CHECK_FORMAT(history != json.end() && history->is_array(), "[resume] {} must hold a list 'log_history'.", path);
+  state.log_history.clear();
+  for (const auto& entry : *history) state.log_history.push_back(LogRecord::from_json(entry, path));
+  if (const auto value = json.find("best_metric"); value != json.end() && value->is_number())
+    state.best_metric = value->get<double>();
+  if (const auto value = json.find("best_global_step"); value != json.end() && value->is_number_integer())
+    state.best_global_step = value->get<int64_t>();
+  if (const auto value = json.find("best_model_checkpoint"); value != json.end() && value->is_string()) {
+    state.best_model_checkpoint = value->get<std::string>();
+    if (!format::is_folder(state.best_model_checkpoint)) {
+      log_warning(message("[resume] the best checkpoint, {}, no longer exists.", state.best_model_checkpoint));
+      state.best_model_checkpoint.clear();
+    }
+  }
+  if (const auto value = json.find("total_flos"); value != json.end() && value->is_number())
+    state.total_flos = value->get<double>();
+}
+
+}  // namespace qlorapp

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/unread_losses.hpp"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <utility>
+
+#include "core/check.hpp"
+#include "qlorapp/core/log.hpp"
+#include "qlorapp/train/trainer.hpp"
+
+namespace qlorapp {
+
+void UnreadLosses::add(const StepReport& report, int64_t step) {
+  steps_.push_back({report.mean_loss, report.grad_norm, step, !report.stepped});
+}
+
+void UnreadLosses::read_into(TrainState& state) {
+  const std::vector<Step> steps = std::exchange(steps_, {});
+  for (const Step& step : steps) {
+    const auto loss = step.loss.item<double>();
+    constexpr double kLargest = 0x1p63;  // squares of larger gradients overflow in the moments
+    if (step.grad_norm.defined()) state.last_grad_norm = step.grad_norm.item<double>();
+    if (const double norm = step.grad_norm.defined() && !step.skipped ? state.last_grad_norm : 0.0; !(norm < kLargest)) {
+      throw TrainingDiverged(
+          message("[trainer] the norm of the gradients must be finite and below 9.2e18; got {} in step {}, whose loss is {}. A "
+                  "step whose gradients are not finite changes neither adapters nor moments, and nothing was saved since. Look at "
+                  "the rows of that step, lower the learning rate, or resume from the last checkpoint.",
+                  std::fabs(norm), step.number, std::fabs(loss)));
+    }
+    if (!std::isfinite(loss) && !warned_) {
+      warned_ = true;
+      log_warning(
+          "[trainer] the loss is no longer finite: training has diverged. Go back to a checkpoint and lower the learning rate.");
+    }
+    last_loss_ = loss;
+    state.loss_sum += loss;
+    state.loss_since_log += loss;
+  }
+}
+
+}  // namespace qlorapp

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/window_runner.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string_view>
+
+#include "core/check.hpp"
+#include "ops/device_memory.hpp"
+#include "ops/launch_graph.hpp"
+#include "qlorapp/core/log.hpp"
+#include "qlorapp/data/collate.hpp"
+#include "qlorapp/train/batch_probe.hpp"
+#include "qlorapp/train/plan_run.hpp"
+#include "qlorapp/train/step.hpp"
+
+namespace qlorapp {
+namespace {
+
+/// What a step has reached, over all attempts at it.
+struct Progress {
+  int64_t substeps_told = 0;  ///< Micro-batches whose end was told: a window that is taken again does not tell it again.
+  bool update_told = false;
+  enum class At : uint8_t {
+    kWindow,
+    kUpdate,
+    kEnd
+  } at = At::kWindow;        ///< Of this attempt. Behind the update it cannot be repeated.
+  bool in_callback = false;  ///< What fails there is the caller's, and not taken again.
+};
+
+/// The model as train_step sees it, which reports the step's inner events.
+struct Observed {
+  CausalLM& model;
+  GraphedSteps* graphs;  ///< Null: micro-steps are launched.
+  const std::function<void()>& poll;
+  const std::function<void(TrainerEvent)>& event;
+  Progress& progress;
+  int64_t begun = 0;
+
+  void tell(const auto& what, const auto&... arguments) const {
+    progress.in_callback = true;
+    what(arguments...);
+    progress.in_callback = false;
+  }
+  LossSum forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step) {
+    if (batch.first_token == 0 && begun++ > progress.substeps_told) {
+      ++progress.substeps_told;
+      tell(event, TrainerEvent::kSubstepEnd);
+    }
+    const LossSum loss = graphs != nullptr ? graphs->forward_backward(batch, grad_scale, seed, micro_step)
+                                           : model.forward_backward(batch, grad_scale, seed, micro_step);
+    if (poll) tell(poll);
+    return loss;
+  }
+  void before_optimizer_step() const {
+    if (!progress.update_told) tell(event, TrainerEvent::kPreOptimizerStep);
+    progress.update_told = true;
+    progress.at = Progress::At::kUpdate;
+  }
+  void after_optimizer_step() const {
+    progress.at = Progress::At::kEnd;
+    tell(event, TrainerEvent::kOptimizerStep);
+  }
+};
+
+}  // namespace
+
+WindowRunner::WindowRunner(CausalLM& model, TrainState& state, const TrainingArguments& args, const std::vector<Example>& rows,
+                           bool evaluates)
+    : model_(model), state_(state), args_(args), rows_(rows), evaluates_(evaluates) {
+  if (args.cuda_graphs && !ops::has_launch_graphs(model.device())) {
+    log_warning_once("[trainer] cuda_graphs has no effect: it records steps on a GPU.");
+  } else if (args.cuda_graphs) {
+    graphs_ = std::make_unique<GraphedSteps>(model);
+  }
+}
+
+void WindowRunner::clear_graphs() {
+  if (graphs_) graphs_->clear();
+}
+
+int64_t WindowRunner::tokens_of(const std::vector<int64_t>& rows) const {
+  int64_t tokens = 0;
+  for (const int64_t row : rows) tokens += row_tokens(row);
+  return tokens;
+}
+
+std::vector<std::vector<std::vector<int64_t>>> WindowRunner::parts_of(const Window& window) const {
+  std::vector<std::vector<std::vector<int64_t>>> result;
+  for (const std::vector<int64_t>& rows : window.rows) {
+    auto& parts = result.emplace_back(1);
+    for (const int64_t row : rows) {
+      const bool full = most_tokens_ > 0 && !parts.back().empty() && tokens_of(parts.back()) + row_tokens(row) > most_tokens_;
+      if (full) parts.emplace_back();
+      parts.back().push_back(row);
+    }
+  }
+  return result;
+}
+
+std::vector<Batch> WindowRunner::batches_of(const Window& window) const {
+  std::vector<Batch> batches;
+  for (const auto& parts : parts_of(window)) {
+    int64_t first_token = 0;
+    for (const std::vector<int64_t>& rows : parts) {
+      batches.push_back(collate(rows_, rows).to(model_.device()));
+      batches.back().first_token = first_token;
+      first_token += batches.back().token_count();
+    }
+  }
+  return batches;
+}
+
+void WindowRunner::run_worst_case() {
+  if (rows_.empty()) return;
+  std::vector<int64_t> rows(rows_.size());
+  std::iota(rows.begin(), rows.end(), int64_t{0});
+  const size_t batch = std::min(rows.size(), static_cast<size_t>(args_.per_device_train_batch_size));
+  std::partial_sort(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(batch), rows.end(),
+                    [&](int64_t a, int64_t b) { return row_tokens(a) > row_tokens(b); });
+  rows.resize(batch);
+  const Window window{state_.cursor.epoch, state_.cursor.batch, 1, {rows}};
+  for (bool again = false;; again = true) {
+    try {
+      for (const Batch& part : batches_of(window)) probe_micro_batch(model_, part);
+      break;
+    } catch (const std::exception& error) {
+      if (!ops::is_out_of_memory(error)) throw;
+      make_room(window, error, again);
+    }
+  }
+  log_info(
+      message("ran the largest micro-batch of the data: {} rows with {} tokens", static_cast<int64_t>(batch), tokens_of(rows)));
+}
+
+StepReport WindowRunner::run(const Window& window, const Observer& observer) {
+  const uint32_t before = state_.micro_step;
+  const auto abandon = [&] {
+    // The state is as it was before: a checkpoint of it continues with the same bits, and so does the window if it is taken
+    // again, as train_step clears the gradients first and dropout masks are a function of position.
+    state_.micro_step = before;
+    state_.scaler.abandon_step();
+  };
+  Progress progress;
+  bool update_failed = false;
+  for (bool again = false;; again = true) {
+    progress.at = Progress::At::kWindow;
+    try {
+      const std::vector<Batch> batches = batches_of(window);
+      Observed model{model_, graphs_.get(), observer.poll, observer.event, progress};
+      return train_step(model, state_, std::span<const Batch>(batches));
+    } catch (const std::exception& error) {
+      abandon();
+      if (progress.in_callback || progress.at == Progress::At::kEnd || !ops::is_out_of_memory(error)) throw;
+      if (progress.at == Progress::At::kWindow) {
+        make_room(window, error, again);
+        continue;
+      }
+      // An update takes its memory before it writes anything, so it has changed nothing, and smaller parts would not help it.
+      if (update_failed) throw;
+      update_failed = true;
+      log_warning(
+          message("[trainer] out of memory in the update of step {} ({}). Cached memory is released, and the step is retried once.",
+                  state_.global_step + 1, first_line(error)));
+      ops::release_cached_memory(model_.device());
+    } catch (...) {
+      abandon();
+      throw;
+    }
+  }
+}
+
+void WindowRunner::make_room(const Window& window, const std::exception& error, bool again) {
+  if (graphs_) graphs_->clear();
+  ops::release_cached_memory(model_.device());
+  int64_t fullest = 0, longest = 0;
+  for (const auto& parts : parts_of(window)) {
+    for (const std::vector<int64_t>& rows : parts) {
+      fullest = std::max(fullest, tokens_of(rows));
+      for (const int64_t row : rows) longest = std::max(longest, row_tokens(row));
+    }
+  }
+  const int64_t fewer = std::max(longest, (fullest + 1) / 2);
+  if (fewer < fullest) {
+    log_warning(
+        message("[trainer] out of memory in step {} with {} tokens at once ({}). From here on micro-batches are split into parts "
+                "of at most {} tokens. Effective batch, token weights and dropout masks stay the same.",
+                state_.global_step + 1, fullest, first_line(error), fewer));
+    most_tokens_ = fewer;
+    TrainingArguments parts = args_;
+    parts.per_device_train_batch_size = std::max<int64_t>(1, fewer / longest);
+    log_info(plan_line(model_, parts, longest, evaluates_));
+    return;
+  }
+  if (!again) return;  // one row at a time already: once more, as something else may have held the memory
+  throw OutOfMemoryError(message("[trainer] out of memory in step {} with one row of {} tokens. {} {}", state_.global_step + 1,
+                                 longest, advice_when_full(model_, args_, longest), first_line(error)));
+}
+
+}  // namespace qlorapp
