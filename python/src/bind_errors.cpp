@@ -10,7 +10,8 @@
 namespace qlorapp::python {
 namespace {
 
-PyObject* format_error = nullptr;  // lives as long as the process
+PyObject* format_error = nullptr;  // these live as long as the process
+PyObject* out_of_memory_error = nullptr;
 
 void translate(std::exception_ptr error) {
   try {
@@ -22,7 +23,7 @@ void translate(std::exception_ptr error) {
   } catch (const IoError& e) {  // Python picks FileNotFoundError, PermissionError … by the number
     PyErr_SetObject(PyExc_OSError, py::make_tuple(e.error_number(), e.what()).ptr());
   } catch (const GradScalerAssertion& e) { PyErr_SetString(PyExc_AssertionError, e.what()); } catch (const OutOfMemoryError& e) {
-    PyErr_SetString(THPException_OutOfMemoryError, e.what());
+    PyErr_SetString(out_of_memory_error, e.what());
   } catch (const Error& e) { PyErr_SetString(PyExc_RuntimeError, e.what()); } catch (python_error& e) {
     e.restore();
   } catch (const c10::Error&) {  // IndexError, OutOfMemoryError …: as torch's own functions raise them
@@ -49,6 +50,7 @@ void bind_errors(py::module_& m) {
   format_error = PyErr_NewExceptionWithDoc("qlorapp.FormatError", "A file that breaks its format; the message names it.",
                                            PyExc_ValueError, nullptr);
   m.attr("FormatError") = py::reinterpret_borrow<py::object>(format_error);
+  out_of_memory_error = py::module_::import("torch").attr("OutOfMemoryError").release().ptr();
   py::register_local_exception_translator(&translate);
   m.def("set_log_sink", &set_sink, py::arg("sink").none(true),
         "sink(level, line) receives every line, level being a number of logging's; None discards them.");

@@ -82,8 +82,6 @@ PlanSettings plan_settings(const format::ModelConfig& model, const LoraConfig& l
                     .quantization = base.quantization,
                     .skip_modules = base.skip_modules,
                     .compute_dtype = base.compute_dtype.value_or(compute_dtype(args)),
-                    .segments = {},
-                    .memory = {},
                     .device = base.device},
                    args);
 }

@@ -12,7 +12,7 @@
 
 using namespace qlorapp;
 
-TEST_CASE("the model's loss and adapter gradients equal autograd over a plain dense model", "[nn][cpu]") {
+TEST_CASE("the model's loss and adapter gradients equal those of a plain dense model in double precision", "[nn][cpu]") {
   CausalLM model = tiny::make_model(at::kFloat);
   const Batch batch = tiny::make_batch(model.config().vocab_size);
   const auto expected = tiny::reference_loss_and_gradients(model, batch);

@@ -69,7 +69,7 @@ TEST_CASE("tiles, loss chunks, workspaces and an embedding on the host change no
   REQUIRE(at::equal(step(model, batch).gradients, plain.gradients));
 }
 
-TEST_CASE("a tiled model's loss and gradients equal autograd over a plain dense model", "[nn][cpu]") {
+TEST_CASE("a tiled model's loss and gradients equal those of a plain dense model in double precision", "[nn][cpu]") {
   CausalLM model = tiny::make_model(at::kFloat);
   const Batch batch = tiny::make_batch(model.config().vocab_size);
   const auto expected = tiny::reference_loss_and_gradients(model, batch);

@@ -6,6 +6,7 @@
 
 #include "nn/decoder.hpp"
 #include "nn/decoder_block.hpp"
+#include "nn/eigen_tensors.hpp"
 #include "nn/step_context.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/quant/quantizer.hpp"
@@ -37,20 +38,26 @@ inline Both make_block(at::ScalarType dtype, std::array<bool, 7> targets = {true
   DecoderBlock::Weights weights;
   weights.input_norm = (at::rand({shape.hidden}) + 0.5).to(dtype);
   weights.post_attention_norm = (at::rand({shape.hidden}) + 0.5).to(dtype);
-  reference::Block dense{
-      shape.heads, shape.kv_heads, shape.head_dim, shape.rms_norm_eps, weights.input_norm, weights.post_attention_norm, {}, {}};
+  reference::Block dense{shape.heads,
+                         shape.kv_heads,
+                         shape.head_dim,
+                         shape.rms_norm_eps,
+                         tests::values(weights.input_norm),
+                         tests::values(weights.post_attention_norm),
+                         {},
+                         {}};
   const Quantizer quantizer;
   DecoderBlock::Adapters adapters;
   for (size_t i = 0; i < 7; ++i) {
     const auto [out, in] = sizes[i];
     const QuantizedTensor quantized = quantizer.quantize(at::randn({out, in}) / std::sqrt(static_cast<double>(in)));
-    dense.weights[i] = quantizer.dequantize(quantized, at::kFloat).to(dtype);
+    dense.weights[i] = matrix(quantizer.dequantize(quantized, at::kFloat).to(dtype));
     weights.projections[i] = FrozenWeight(quantized);
     if (!targets[i]) continue;
     const at::ScalarType adapter_dtype = dtype == at::kDouble ? at::kDouble : at::kFloat;
     at::Tensor a = (at::randn({rank, in}) * 0.1).to(adapter_dtype), b = (at::randn({out, rank}) * 0.1).to(adapter_dtype);
     adapters[i] = LoraAdapter{a, b, 2.0, dropout};
-    dense.lora[i] = {a.clone().requires_grad_(), b.clone().requires_grad_(), 2.0};
+    dense.lora[i] = {matrix(a), matrix(b), 2.0};
   }
   Both both{DecoderBlock(shape, std::move(weights), 0), std::move(dense)};
   both.ours.adapters() = std::move(adapters);
@@ -75,6 +82,11 @@ inline qlorapp::StepContext make_context(const std::vector<int64_t>& row_starts,
   context.row_starts = row_starts;
   context.seed = 11;
   return context;
+}
+
+/// The same rows for the oracle.
+inline reference::Rows reference_rows(const qlorapp::StepContext& context) {
+  return {tests::values(context.cos.cpu()), tests::values(context.sin.cpu()), context.row_starts};
 }
 
 /// The CPU, and a GPU where there is one.

@@ -4,7 +4,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include "nn/decoder.hpp"
 #include "nn/step_context.hpp"
@@ -80,34 +79,36 @@ inline qlorapp::Batch make_batch(int64_t vocabulary) {
 
 struct Expected {
   double loss;
-  std::vector<at::Tensor> gradients;  ///< In the order of the arena.
+  std::vector<reference::Matrix> gradients;  ///< In the order of the arena.
 };
 
 /// In double precision, over dense weights, logits whole.
 inline Expected reference_loss_and_gradients(const qlorapp::CausalLM& model, const qlorapp::Batch& batch) {
   using namespace qlorapp;
   const Quantizer quantizer;
-  std::vector<at::Tensor> leaves;
-  at::Tensor x = model.decoder().embed_tokens().to(at::kDouble).index_select(0, batch.tokens);
-  const StepContext context = make_context(batch.row_starts);
+  reference::Model dense{matrix(model.decoder().embed_tokens()),
+                         {},
+                         tests::values(model.decoder().norm_weight()),
+                         1e-5,
+                         matrix(model.decoder().lm_head())};
   for (const DecoderBlock& block : model.blocks()) {
-    reference::Block dense{
-        6, 2, 8, 1e-5, block.weights().input_norm.to(at::kDouble), block.weights().post_attention_norm.to(at::kDouble), {}, {}};
+    const DecoderBlock::Weights& weights = block.weights();
+    reference::Block& twin = dense.blocks.emplace_back(
+        reference::Block{6, 2, 8, 1e-5, tests::values(weights.input_norm), tests::values(weights.post_attention_norm), {}, {}});
     for (size_t i = 0; i < 7; ++i) {
-      dense.weights[i] = quantizer.dequantize(block.weights().projections[i].quantized, at::kFloat).to(at::kDouble);
-      if (const auto& adapter = block.adapters()[i]) {
-        dense.lora[i] = {adapter->a.detach().to(at::kDouble).requires_grad_(), adapter->b.detach().to(at::kDouble).requires_grad_(),
-                         adapter->scaling};
-        leaves.push_back(dense.lora[i].a);
-        leaves.push_back(dense.lora[i].b);
-      }
+      twin.weights[i] = matrix(quantizer.dequantize(weights.projections[i].quantized, at::kFloat));
+      if (const auto& adapter = block.adapters()[i]) twin.lora[i] = {matrix(adapter->a), matrix(adapter->b), adapter->scaling};
     }
-    x = reference::forward(dense, x, context.cos.to(at::kDouble), context.sin.to(at::kDouble), batch.row_starts);
   }
-  const at::Tensor logits = at::matmul(reference::rms_norm(x, model.decoder().norm_weight().to(at::kDouble), 1e-5),
-                                       model.decoder().lm_head().to(at::kDouble).t());
-  const at::Tensor loss = at::cross_entropy_loss(logits, batch.targets, {}, at::Reduction::Sum, -100);
-  return {loss.item<double>(), torch::autograd::grad({loss}, leaves)};
+  const reference::Rows rows = reference_rows(make_context(batch.row_starts));
+  const auto found = reference::loss_and_gradients(dense, integers(batch.tokens), integers(batch.targets), rows);
+  Expected expected{found.loss, {}};
+  for (const reference::BlockGradients& block : found.blocks) {
+    for (const auto& [a, b] : block.lora) {
+      if (a.size() > 0) expected.gradients.insert(expected.gradients.end(), {a, b});
+    }
+  }
+  return expected;
 }
 
 }  // namespace tiny

@@ -10,6 +10,7 @@
 
 #include "catch.hpp"
 #include "format/dynamic_map.hpp"
+#include "qlorapp/core/error.hpp"
 #include "reference/adamw_8bit_reference.hpp"
 
 using namespace qlorapp;
@@ -132,7 +133,7 @@ TEST_CASE("a gradient that is not finite is refused by index and changes nothing
   try {
     arena.step(gradient, 2, {});
     FAIL("did not throw");
-  } catch (const ValueError& error) { REQUIRE(std::string(error.what()).find("at flat index 777.") != std::string::npos); }
+  } catch (const qlorapp::ValueError& error) { REQUIRE(std::string(error.what()).find("at flat index 777.") != std::string::npos); }
   const std::vector<at::Tensor> after{arena.parameter, arena.state1, arena.state2, arena.absmax1, arena.absmax2};
   for (size_t i = 0; i < before.size(); ++i) REQUIRE(at::equal(before[i], after[i]));
 }
@@ -153,7 +154,7 @@ TEST_CASE("AdamW names the argument that breaks a rule", "[ops][cpu]") {
   const auto message = [&](auto&& call) -> std::string {
     try {
       call();
-    } catch (const ValueError& error) { return error.what(); }
+    } catch (const qlorapp::ValueError& error) { return error.what(); }
     return "";
   };
   using Catch::Matchers::ContainsSubstring;

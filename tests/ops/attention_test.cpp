@@ -2,6 +2,7 @@
 #include "ops/attention.hpp"
 
 #include "catch.hpp"
+#include "qlorapp/core/error.hpp"
 #include "tensors.hpp"
 
 using namespace qlorapp;
@@ -59,8 +60,10 @@ TEST_CASE("cached attention is the last queries of attention", "[ops][cpu]") {
   const auto tail = [&](const at::Tensor& x) { return at::cat({x.slice(0, 20, 90), x.slice(0, 90, 91), x.slice(0, 229, 231)}); };
   const at::Tensor got = ops::attention_with_cache(tail(q), k, v, {0, 70, 71, 73}, {0, 90, 91}, {90, 1, 140}, 0.25);
   REQUIRE(relative_error(got, values(tail(full))) < 1e-6);
-  REQUIRE_THROWS_AS(ops::attention_with_cache(tail(q), k, v, {0, 70, 71, 73}, {0, 90, 91}, {90, 1, 141}, 0.25), ValueError);
-  REQUIRE_THROWS_AS(ops::attention_with_cache(tail(q), k, v, {0, 70, 71, 73}, {0, 90, 91}, {69, 1, 140}, 0.25), ValueError);
+  REQUIRE_THROWS_AS(ops::attention_with_cache(tail(q), k, v, {0, 70, 71, 73}, {0, 90, 91}, {90, 1, 141}, 0.25),
+                    qlorapp::ValueError);
+  REQUIRE_THROWS_AS(ops::attention_with_cache(tail(q), k, v, {0, 70, 71, 73}, {0, 90, 91}, {69, 1, 140}, 0.25),
+                    qlorapp::ValueError);
 }
 
 TEST_CASE("an empty batch has an empty result", "[ops][cpu]") {

@@ -2,6 +2,7 @@
 #include "ops/cross_entropy.hpp"
 
 #include "catch.hpp"
+#include "qlorapp/core/error.hpp"
 #include "tensors.hpp"
 
 using namespace qlorapp;
@@ -51,7 +52,7 @@ TEST_CASE("a target outside the vocabulary is named with its index", "[ops][cpu]
   try {
     ops::linear_cross_entropy(hidden, weight, at::tensor({0, 11}, at::kLong));
     FAIL("did not throw");
-  } catch (const ValueError& error) {
+  } catch (const qlorapp::ValueError& error) {
     REQUIRE_THAT(error.what(), Catch::Matchers::ContainsSubstring("vocabulary size 11") &&
                                    Catch::Matchers::ContainsSubstring("got 11 at index 1"));
   }

@@ -2,6 +2,7 @@
 #include "ops/norm.hpp"
 
 #include "catch.hpp"
+#include "qlorapp/core/error.hpp"
 #include "tensors.hpp"
 
 using namespace qlorapp;
@@ -52,12 +53,12 @@ TEST_CASE("rms_norm reads rows that lie apart and any leading dimensions", "[ops
 
 TEST_CASE("rms_norm says what does not fit", "[ops][cpu]") {
   const at::Tensor x = randn({2, 8}, at::kFloat);
-  REQUIRE_THROWS_AS(ops::rms_norm(x, randn({7}, at::kFloat), 1e-5), ValueError);
-  REQUIRE_THROWS_AS(ops::rms_norm(x, randn({8}, at::kBFloat16), 1e-5), TypeError);
-  REQUIRE_THROWS_AS(ops::rms_norm(x.to(at::kLong), x.to(at::kLong), 1e-5), TypeError);
+  REQUIRE_THROWS_AS(ops::rms_norm(x, randn({7}, at::kFloat), 1e-5), qlorapp::ValueError);
+  REQUIRE_THROWS_AS(ops::rms_norm(x, randn({8}, at::kBFloat16), 1e-5), qlorapp::TypeError);
+  REQUIRE_THROWS_AS(ops::rms_norm(x.to(at::kLong), x.to(at::kLong), 1e-5), qlorapp::TypeError);
   at::Tensor transposed = randn({8, 2}, at::kFloat).t(), dy = x.clone(), dx = x.clone();
   const at::Tensor w = randn({8}, at::kFloat);
   const at::Tensor rstd = std::get<1>(ops::rms_norm(x, w, 1e-5));
-  REQUIRE_THROWS_AS(ops::rms_norm_backward_(transposed, dy, x, w, rstd), ValueError);
-  REQUIRE_THROWS_AS(ops::rms_norm_backward_(dx, transposed, x, w, rstd), ValueError);
+  REQUIRE_THROWS_AS(ops::rms_norm_backward_(transposed, dy, x, w, rstd), qlorapp::ValueError);
+  REQUIRE_THROWS_AS(ops::rms_norm_backward_(dx, transposed, x, w, rstd), qlorapp::ValueError);
 }

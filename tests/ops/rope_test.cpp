@@ -2,6 +2,7 @@
 #include "ops/rope.hpp"
 
 #include "catch.hpp"
+#include "qlorapp/core/error.hpp"
 #include "tensors.hpp"
 
 using namespace qlorapp;
@@ -38,7 +39,7 @@ TEST_CASE("rope_ turns q and k inside a packed projection and leaves v alone", "
 
 TEST_CASE("rope refuses positions outside its tables and tables of another head", "[ops][cpu]") {
   const at::Tensor x = randn({2, 1, 8}, at::kFloat), table = at::zeros({4, 4});
-  REQUIRE_THROWS_AS(ops::rope(x, table, table, at::tensor({0, 4}, at::kLong)), ValueError);
-  REQUIRE_THROWS_AS(ops::rope(x, table, table, at::tensor({-1, 0}, at::kLong)), ValueError);
-  REQUIRE_THROWS_AS(ops::rope(x, table.narrow(1, 0, 2), table.narrow(1, 0, 2), at::tensor({0, 1}, at::kLong)), ValueError);
+  REQUIRE_THROWS_AS(ops::rope(x, table, table, at::tensor({0, 4}, at::kLong)), qlorapp::ValueError);
+  REQUIRE_THROWS_AS(ops::rope(x, table, table, at::tensor({-1, 0}, at::kLong)), qlorapp::ValueError);
+  REQUIRE_THROWS_AS(ops::rope(x, table.narrow(1, 0, 2), table.narrow(1, 0, 2), at::tensor({0, 1}, at::kLong)), qlorapp::ValueError);
 }

@@ -2,6 +2,7 @@
 #include "ops/swiglu.hpp"
 
 #include "catch.hpp"
+#include "qlorapp/core/error.hpp"
 #include "tensors.hpp"
 
 using namespace qlorapp;
@@ -34,6 +35,6 @@ TEST_CASE("swiglu's exponential is within 2 ulp over the whole range of float", 
 TEST_CASE("swiglu reads a projection whose rows lie apart", "[ops][cpu]") {
   const at::Tensor packed = randn({4, 50}, at::kBFloat16), view = packed.narrow(1, 3, 40);
   REQUIRE(at::equal(ops::swiglu(view), ops::swiglu(view.contiguous())));
-  REQUIRE_THROWS_AS(ops::swiglu(packed.narrow(1, 0, 41)), ValueError);
-  REQUIRE_THROWS_AS(ops::swiglu_backward(packed, packed), ValueError);
+  REQUIRE_THROWS_AS(ops::swiglu(packed.narrow(1, 0, 41)), qlorapp::ValueError);
+  REQUIRE_THROWS_AS(ops::swiglu_backward(packed, packed), qlorapp::ValueError);
 }

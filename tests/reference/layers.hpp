@@ -2,7 +2,8 @@
 /// Llama's pieces and their derivatives in double precision, as plain as the formulas: the oracle of tests/ops. Row-major.
 #pragma once
 
-#include <algorithm>
+#include <Eigen/Core>
+
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -12,26 +13,28 @@
 namespace reference {
 
 using Values = std::vector<double>;
+using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-inline std::size_t at(int64_t row, int64_t column, int64_t width) { return static_cast<std::size_t>(row * width + column); }
+/// Values seen as a matrix of that width, without a copy.
+inline Eigen::Map<const Matrix> rows(const Values& x, int64_t width) {
+  return {x.data(), static_cast<int64_t>(x.size()) / width, width};
+}
+Eigen::Map<const Matrix> rows(Values&& x, int64_t width) = delete;  // whose memory is gone before the view
+inline Eigen::Map<Matrix> rows(Values& x, int64_t width) { return {x.data(), static_cast<int64_t>(x.size()) / width, width}; }
 
 /// y = x / sqrt(mean(x²) + eps) · w; and dx for a given dy.
 struct RmsNorm {
   Values y, dx;
 };
 inline RmsNorm rms_norm(const Values& x, const Values& w, const Values& dy, double eps) {
-  const auto n = static_cast<int64_t>(w.size()), rows = static_cast<int64_t>(x.size()) / n;
+  const auto n = static_cast<int64_t>(w.size());
+  const Eigen::RowVectorXd weight = rows(w, n);
+  const Eigen::VectorXd s = (rows(x, n).rowwise().squaredNorm().array() / static_cast<double>(n) + eps).rsqrt();
+  const Matrix normal = s.asDiagonal() * rows(x, n), d_normal = rows(dy, n) * weight.asDiagonal();
+  const Eigen::VectorXd mean = normal.cwiseProduct(d_normal).rowwise().mean();
   RmsNorm result{Values(x.size()), Values(x.size())};
-  for (int64_t r = 0; r < rows; ++r) {
-    double squares = 0, dot = 0;
-    for (int64_t i = 0; i < n; ++i) squares += x[at(r, i, n)] * x[at(r, i, n)];
-    const double s = 1 / std::sqrt(squares / static_cast<double>(n) + eps);
-    for (int64_t i = 0; i < n; ++i) dot += dy[at(r, i, n)] * w[at(0, i, n)] * x[at(r, i, n)];
-    for (int64_t i = 0; i < n; ++i) {
-      result.y[at(r, i, n)] = x[at(r, i, n)] * s * w[at(0, i, n)];
-      result.dx[at(r, i, n)] = s * dy[at(r, i, n)] * w[at(0, i, n)] - s * s * s * x[at(r, i, n)] * dot / static_cast<double>(n);
-    }
-  }
+  rows(result.y, n) = normal * weight.asDiagonal();
+  rows(result.dx, n) = s.asDiagonal() * (d_normal - mean.asDiagonal() * normal);
   return result;
 }
 
@@ -41,14 +44,10 @@ inline Values rope(const Values& x, int64_t heads, int64_t d, const Values& cos,
   Values y(x.size());
   const int64_t half = d / 2;
   for (int64_t m = 0; m < static_cast<int64_t>(positions.size()); ++m) {
-    for (int64_t h = 0; h < heads; ++h) {
-      for (int64_t i = 0; i < half; ++i) {
-        const double c = cos[at(positions[at(0, m, 0)], i, half)], s = direction * sin[at(positions[at(0, m, 0)], i, half)];
-        const double a = x[at(m * heads + h, i, d)], b = x[at(m * heads + h, i + half, d)];
-        y[at(m * heads + h, i, d)] = a * c - b * s;
-        y[at(m * heads + h, i + half, d)] = b * c + a * s;
-      }
-    }
+    const int64_t position = positions[static_cast<std::size_t>(m)];
+    const Eigen::RowVectorXd c = rows(cos, half).row(position), s = direction * rows(sin, half).row(position);
+    const Matrix in = rows(x, d).middleRows(m * heads, heads), a = in.leftCols(half), b = in.rightCols(half);
+    rows(y, d).middleRows(m * heads, heads) << a * c.asDiagonal() - b * s.asDiagonal(), b * c.asDiagonal() + a * s.asDiagonal();
   }
   return y;
 }
@@ -58,16 +57,12 @@ struct SwiGlu {
   Values h, d_gate_up;
 };
 inline SwiGlu swiglu(const Values& gate_up, const Values& dh, int64_t n) {
+  using Array = Eigen::Array<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+  const Array gate = rows(gate_up, 2 * n).leftCols(n), up = rows(gate_up, 2 * n).rightCols(n), d = rows(dh, n);
+  const Array s = (1 + (-gate).exp()).inverse();
   SwiGlu result{Values(dh.size()), Values(gate_up.size())};
-  for (int64_t r = 0; r < static_cast<int64_t>(dh.size()) / n; ++r) {
-    for (int64_t i = 0; i < n; ++i) {
-      const double g = gate_up[at(r, i, 2 * n)], u = gate_up[at(r, n + i, 2 * n)], d = dh[at(r, i, n)];
-      const double s = 1 / (1 + std::exp(-g));
-      result.h[at(r, i, n)] = g * s * u;
-      result.d_gate_up[at(r, i, 2 * n)] = d * u * (s + g * s * (1 - s));
-      result.d_gate_up[at(r, n + i, 2 * n)] = d * g * s;
-    }
-  }
+  rows(result.h, n) = gate * s * up;
+  rows(result.d_gate_up, 2 * n) << (d * up * (s + gate * s * (1 - s))).matrix(), (d * gate * s).matrix();
   return result;
 }
 
@@ -81,38 +76,26 @@ inline Attention attention(const Values& q, const Values& k, const Values& v, co
   Attention result{Values(q.size()), Values(static_cast<std::size_t>(heads * tokens)), Values(q.size()), Values(k.size()),
                    Values(v.size())};
   for (std::size_t r = 0; r + 1 < row_starts.size(); ++r) {
+    const int64_t first = row_starts[r], n = row_starts[r + 1] - first;
+    if (n == 0) continue;  // no highest score to find
     for (int64_t h = 0; h < heads; ++h) {
       const int64_t g = h / group;
-      for (int64_t i = row_starts[r]; i < row_starts[r + 1]; ++i) {
-        const int64_t first = row_starts[r], count = i - first + 1;
-        Values p(static_cast<std::size_t>(count)), dp(p.size());
-        double highest = -std::numeric_limits<double>::infinity(), total = 0, mean = 0;
-        for (int64_t j = 0; j < count; ++j) {
-          double dot = 0;
-          for (int64_t e = 0; e < d; ++e) dot += q[at(i * heads + h, e, d)] * k[at((first + j) * kv_heads + g, e, d)];
-          p[at(0, j, 0)] = dot * scale;
-          highest = std::max(highest, dot * scale);
-        }
-        for (double& value : p) total += (value = std::exp(value - highest));
-        result.lse[at(h, i, tokens)] = highest + std::log(total);
-        for (int64_t j = 0; j < count; ++j) {
-          p[at(0, j, 0)] /= total;
-          for (int64_t e = 0; e < d; ++e) {
-            const double dy = dout[at(i * heads + h, e, d)], value = v[at((first + j) * kv_heads + g, e, d)];
-            result.out[at(i * heads + h, e, d)] += p[at(0, j, 0)] * value;
-            result.dv[at((first + j) * kv_heads + g, e, d)] += p[at(0, j, 0)] * dy;
-            dp[at(0, j, 0)] += dy * value;
-          }
-          mean += p[at(0, j, 0)] * dp[at(0, j, 0)];
-        }
-        for (int64_t j = 0; j < count; ++j) {
-          const double ds = p[at(0, j, 0)] * (dp[at(0, j, 0)] - mean) * scale;
-          for (int64_t e = 0; e < d; ++e) {
-            result.dq[at(i * heads + h, e, d)] += ds * k[at((first + j) * kv_heads + g, e, d)];
-            result.dk[at((first + j) * kv_heads + g, e, d)] += ds * q[at(i * heads + h, e, d)];
-          }
-        }
-      }
+      const Matrix query = rows(q, heads * d).block(first, h * d, n, d), key = rows(k, kv_heads * d).block(first, g * d, n, d);
+      const Matrix value = rows(v, kv_heads * d).block(first, g * d, n, d), dy = rows(dout, heads * d).block(first, h * d, n, d);
+      Matrix p = scale * query * key.transpose();
+      p.triangularView<Eigen::StrictlyUpper>().setConstant(-std::numeric_limits<double>::infinity());
+      const Eigen::VectorXd highest = p.rowwise().maxCoeff();
+      p = (p.colwise() - highest).array().exp();
+      const Eigen::VectorXd total = p.rowwise().sum();
+      rows(result.lse, tokens).row(h).segment(first, n) = highest + total.array().log().matrix();
+      p.array().colwise() /= total.array();
+      rows(result.out, heads * d).block(first, h * d, n, d) = p * value;
+      rows(result.dv, kv_heads * d).block(first, g * d, n, d) += p.transpose() * dy;
+      const Matrix dp = dy * value.transpose();
+      const Eigen::VectorXd mean = p.cwiseProduct(dp).rowwise().sum();
+      const Matrix ds = scale * p.cwiseProduct(dp.colwise() - mean);
+      rows(result.dq, heads * d).block(first, h * d, n, d) = ds * key;
+      rows(result.dk, kv_heads * d).block(first, g * d, n, d) += ds.transpose() * query;
     }
   }
   return result;
@@ -125,25 +108,19 @@ struct CrossEntropy {
 };
 inline CrossEntropy linear_cross_entropy(const Values& hidden, const Values& weight, const std::vector<int64_t>& targets,
                                          int64_t width) {
-  const int64_t vocabulary = static_cast<int64_t>(weight.size()) / width;
+  const Matrix logits = rows(hidden, width) * rows(weight, width).transpose();
+  Matrix d_logits = Matrix::Zero(logits.rows(), logits.cols());
   CrossEntropy result{0, Values(hidden.size())};
-  for (int64_t m = 0; m < static_cast<int64_t>(targets.size()); ++m) {
+  for (int64_t m = 0; m < logits.rows(); ++m) {
     const int64_t target = targets[static_cast<std::size_t>(m)];
     if (target < 0) continue;
-    Values p(static_cast<std::size_t>(vocabulary));
-    double highest = -std::numeric_limits<double>::infinity(), total = 0;
-    for (int64_t c = 0; c < vocabulary; ++c) {
-      for (int64_t i = 0; i < width; ++i) p[at(0, c, 0)] += hidden[at(m, i, width)] * weight[at(c, i, width)];
-      highest = std::max(highest, p[at(0, c, 0)]);
-    }
-    result.loss -= p[at(0, target, 0)] - highest;
-    for (double& value : p) total += (value = std::exp(value - highest));
-    result.loss += std::log(total);
-    for (int64_t c = 0; c < vocabulary; ++c) {
-      const double d = p[at(0, c, 0)] / total - (c == target ? 1 : 0);
-      for (int64_t i = 0; i < width; ++i) result.d_hidden[at(m, i, width)] += d * weight[at(c, i, width)];
-    }
+    const double highest = logits.row(m).maxCoeff();
+    const Eigen::RowVectorXd p = (logits.row(m).array() - highest).exp();
+    result.loss += highest + std::log(p.sum()) - logits(m, target);
+    d_logits.row(m) = p / p.sum();
+    d_logits(m, target) -= 1;
   }
+  rows(result.d_hidden, width) = d_logits * rows(weight, width);
   return result;
 }
 

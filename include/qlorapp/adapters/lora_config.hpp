@@ -36,26 +36,26 @@ enum class LoraInit {
 
 struct LoraConfig {
   int64_t r = 8;
-  NamesOrPattern target_modules;
-  NamesOrPattern exclude_modules;
+  NamesOrPattern target_modules = {};
+  NamesOrPattern exclude_modules = {};
   double lora_alpha = 8;
   double lora_dropout = 0.0;
   std::string bias = "none";
   bool use_rslora = false;
-  std::optional<std::vector<std::string>> modules_to_save;
+  std::optional<std::vector<std::string>> modules_to_save = {};
   std::variant<bool, std::string> init_lora_weights = true;
-  std::optional<std::vector<int64_t>> layers_to_transform;
-  std::optional<std::vector<std::string>> layers_pattern;
-  std::map<std::string, int64_t> rank_pattern;
-  std::map<std::string, double> alpha_pattern;
+  std::optional<std::vector<int64_t>> layers_to_transform = {};
+  std::optional<std::vector<std::string>> layers_pattern = {};
+  std::map<std::string, int64_t> rank_pattern = {};
+  std::map<std::string, double> alpha_pattern = {};
   FreeForm loftq_config{"{}"};
   bool use_dora = false;
   bool ensure_weight_tying = false;
   std::optional<std::string> task_type = "CAUSAL_LM";
   std::string peft_type = "LORA";
-  std::optional<std::string> peft_version;
-  std::optional<std::string> base_model_name_or_path;
-  std::optional<std::string> revision;
+  std::optional<std::string> peft_version = {};
+  std::optional<std::string> base_model_name_or_path = {};
+  std::optional<std::string> revision = {};
   bool inference_mode = false;
 
   static constexpr auto fields() {

@@ -30,23 +30,23 @@ namespace qlorapp {
 
 /// All that memory depends on. A new knob of the step is one more line here and one in planner.cpp, where the model is told.
 struct PlanSettings {
-  format::ModelConfig model;
-  LoraConfig lora;
+  format::ModelConfig model = {};
+  LoraConfig lora = {};
   bool load_in_4bit = true;  ///< Of a checkpoint that is not quantized yet.
-  Quantizer::Options quantization;
-  std::vector<std::string> skip_modules;      ///< Linear layers left dense.
-  at::ScalarType compute_dtype = at::kFloat;  ///< Activations, norms, embedding, head.
-  int64_t batch = 1;                          ///< Rows of a micro-batch.
-  int64_t length = 1024;                      ///< Tokens of each: the longest row counts, all rows as long as it is the worst case.
-  int64_t accumulation = 1;                   ///< Micro-batches whose tokens wait on the device together.
-  int64_t eval_batch = 0;                     ///< Rows of a batch in evaluation; 0: there is none.
+  Quantizer::Options quantization = {};
+  std::vector<std::string> skip_modules = {};  ///< Linear layers left dense.
+  at::ScalarType compute_dtype = at::kFloat;   ///< Activations, norms, embedding, head.
+  int64_t batch = 1;                           ///< Rows of a micro-batch.
+  int64_t length = 1024;     ///< Tokens of each: the longest row counts, all rows as long as it is the worst case.
+  int64_t accumulation = 1;  ///< Micro-batches whose tokens wait on the device together.
+  int64_t eval_batch = 0;    ///< Rows of a batch in evaluation; 0: there is none.
   bool optimizer_is_8bit = false;
   bool optimizer_is_paged = false;  ///< Moments give way to the host where a step does not fit beside them (train/paged_state.hpp).
   bool deterministic = false;       ///< full_determinism: attention's backward pass adds up in one order, in more memory.
   bool float8 = false;              ///< Frozen weights are multiplied in eight bits.
-  std::vector<Segment> segments;    ///< What is kept; empty: everything.
-  MemorySettings memory;
-  ops::PlannedDevice device;
+  std::vector<Segment> segments = {};  ///< What is kept; empty: everything.
+  MemorySettings memory = {};
+  ops::PlannedDevice device = {};
 };
 
 using MemoryParts = std::array<Bytes, ops::kMemoryUseCount>;  ///< By MemoryUse.

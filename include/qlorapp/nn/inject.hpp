@@ -28,7 +28,7 @@ namespace qlorapp {
 
 struct InjectOptions {
   bool load_in_4bit = true;  ///< false leaves the weights dense, in their dtype.
-  Quantizer::Options quantization;
+  Quantizer::Options quantization = {};
 };
 
 /// Turns every plain LoraLinearModule of the model that the config targets into a frozen, quantized weight with an adapter, and freezes
