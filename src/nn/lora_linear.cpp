@@ -39,11 +39,11 @@ struct LoraLinearState : torch::CustomClassHolder {
 
 struct LoraLinearFunction : torch::autograd::Function<LoraLinearFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& a, const at::Tensor& b,
-                            const at::Tensor& magnitude, const c10::intrusive_ptr<LoraLinearState>& state) {
+                            const std::optional<at::Tensor>& magnitude, const c10::intrusive_ptr<LoraLinearState>& state) {
     at::Tensor y = at::empty({x.size(0), state->weight.out_features()}, x.options());
-    const LoraAdapter adapter = state->adapter(a, b, magnitude);
+    const LoraAdapter adapter = state->adapter(a, b, magnitude.value_or(at::Tensor()));
     at::Tensor u = lora_projection_forward(y, x, state->weight, state->has_adapter ? &adapter : nullptr, state->key);
-    ctx->save_for_backward({x, a, b, u, magnitude});
+    ctx->save_for_backward({x, a, b, u, magnitude.value_or(at::Tensor())});
     ctx->saved_data["state"] = c10::IValue::make_capsule(state);
     return y;
   }
@@ -237,7 +237,8 @@ at::Tensor LoraLinear::forward(const at::Tensor& x, bool training) const {
   std::vector<int64_t> out_shape = x.sizes().vec();
   out_shape.back() = base_.out_features();
   const at::Tensor rows = x.reshape({-1, base_.in_features()}).contiguous();
-  at::Tensor y = LoraLinearFunction::apply(rows, adapter_.a, adapter_.b, adapter_.magnitude, state).view(out_shape);
+  const std::optional<at::Tensor> magnitude = adapter_.magnitude.defined() ? std::optional(adapter_.magnitude) : std::nullopt;
+  at::Tensor y = LoraLinearFunction::apply(rows, adapter_.a, adapter_.b, magnitude, state).view(out_shape);
   return bias_.defined() ? y + bias_.to(y.scalar_type()) : y;
 }
 

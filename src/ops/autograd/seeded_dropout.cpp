@@ -5,11 +5,14 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "ops/operator.hpp"
+
 namespace qlorapp {
 namespace {
 
 using Schema = at::Tensor(const at::Tensor&, double, int64_t, int64_t, int64_t, int64_t);
 
+/// Within the operator: c10's errors stay.
 at::Tensor call(const at::Tensor& x, double p, int64_t seed, int64_t micro_step, int64_t site, int64_t first) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("qlorapp::seeded_dropout", "").typed<Schema>();
   return op.call(x, p, seed, micro_step, site, first);
@@ -46,7 +49,8 @@ at::Tensor seeded_dropout_autograd(const at::Tensor& x, double p, int64_t seed, 
 }  // namespace
 
 at::Tensor ops::seeded_dropout(const at::Tensor& x, double p, const DropoutKey& key) {
-  return call(x, p, static_cast<int64_t>(key.seed), key.micro_step, key.site, static_cast<int64_t>(key.first));
+  static const Operator<Schema> op("qlorapp::seeded_dropout");
+  return op.call(x, p, static_cast<int64_t>(key.seed), key.micro_step, key.site, static_cast<int64_t>(key.first));
 }
 
 }  // namespace qlorapp
