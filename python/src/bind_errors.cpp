@@ -50,7 +50,7 @@ void bind_errors(py::module_& m) {
   format_error = PyErr_NewExceptionWithDoc("qlorapp.FormatError", "A file that breaks its format; the message names it.",
                                            PyExc_ValueError, nullptr);
   m.attr("FormatError") = py::reinterpret_borrow<py::object>(format_error);
-  out_of_memory_error = py::module_::import("torch").attr("OutOfMemoryError").release().ptr();
+  out_of_memory_error = py::object(py::module_::import("torch").attr("OutOfMemoryError")).release().ptr();
   py::register_local_exception_translator(&translate);
   m.def("set_log_sink", &set_sink, py::arg("sink").none(true),
         "sink(level, line) receives every line, level being a number of logging's; None discards them.");
