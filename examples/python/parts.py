@@ -10,7 +10,7 @@ import torch
 torch.manual_seed(0)
 quantizer = qlorapp.Quantizer()  # NF4, blocks of 64, double quantization
 weights = [quantizer.quantize(torch.randn(256, 256) / 16) for _ in range(4)]
-print(weights[0], f"{8 * weights[0].nbytes / weights[0].numel():.3f} bits an element")
+print(weights[0], f"{8 * weights[0].nbytes / weights[0].numel():.3f} bits per element")
 
 # Adapters are ordinary parameters: any torch optimizer trains them. Move the model to its device before making the optimizer.
 blocks = [

@@ -56,7 +56,9 @@ void bind_nn(py::module_& m) {
            py::arg("use_rslora"), py::arg("gaussian_init"), py::arg("seed"), py::arg("bias") = std::nullopt)
       .def("forward", py::overload_cast<const at::Tensor&, bool>(&LoraLinear::forward, py::const_), py::arg("x"),
            py::arg("training"), NoGil())
-      .def("adopt_parameters", &LoraLinear::adopt_parameters, py::arg("a"), py::arg("b"), py::arg("magnitude") = at::Tensor())
+      .def(
+          "adopt_parameters", [](LoraLinear& self, const at::Tensor& a, const at::Tensor& b) { self.adopt_parameters(a, b); },
+          py::arg("a"), py::arg("b"))
       .def(
           "to", [](LoraLinear& self, const at::Device& device) { self.to(device); }, py::arg("device"), NoGil())
       .def(

@@ -12,6 +12,8 @@
 
 namespace tiny {
 
+namespace reference = qlorapp::reference;
+
 /// A matrix in double, from any device.
 inline reference::Matrix matrix(const at::Tensor& x) {
   TORCH_CHECK(x.dim() == 2, "an oracle takes matrices; got ", x.sizes());

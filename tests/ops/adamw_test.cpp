@@ -42,7 +42,7 @@ struct Arena {
 };
 
 template <class To, class From>
-std::vector<To> values(const at::Tensor& tensor) {
+std::vector<To> copied(const at::Tensor& tensor) {
   const From* data = tensor.const_data_ptr<From>();
   return {data, data + tensor.numel()};
 }
@@ -62,15 +62,15 @@ TEST_CASE("eight-bit AdamW stores the codes that a double-precision oracle store
     Arena arena(n);
     for (int64_t t = 1; t <= 20; ++t) {
       // One step from the same state: rounding differences must not add up on the oracle's side.
-      reference::Adam8bitState oracle{values<double, float>(arena.parameter), values<uint8_t, uint8_t>(arena.state1),
-                                      values<uint8_t, uint8_t>(arena.state2), values<double, float>(arena.absmax1),
-                                      values<double, float>(arena.absmax2)};
+      reference::Adam8bitState oracle{copied<double, float>(arena.parameter), copied<uint8_t, uint8_t>(arena.state1),
+                                      copied<uint8_t, uint8_t>(arena.state2), copied<double, float>(arena.absmax1),
+                                      copied<double, float>(arena.absmax2)};
       const at::Tensor gradient = gradient_like(n);
-      reference::adamw_8bit_step(oracle, values<double, float>(gradient), map1, map2, static_cast<double>(t), options.lr,
+      reference::adamw_8bit_step(oracle, copied<double, float>(gradient), map1, map2, static_cast<double>(t), options.lr,
                                  options.beta1, options.beta2, options.eps, options.weight_decay);
       arena.step(gradient, t, options);
-      const auto code1 = values<uint8_t, uint8_t>(arena.state1);
-      const auto code2 = values<uint8_t, uint8_t>(arena.state2);
+      const auto code1 = copied<uint8_t, uint8_t>(arena.state1);
+      const auto code2 = copied<uint8_t, uint8_t>(arena.state2);
       for (size_t i = 0; i < code1.size(); ++i) {
         different += (code1[i] != oracle.code1[i]) + (code2[i] != oracle.code2[i]);
         total += 2;
@@ -94,7 +94,7 @@ TEST_CASE("an entry of the map is stored as itself and a midpoint as the lower o
   for (size_t k = 0; k + 1 < map.size(); ++k) gradient.push_back((map[k] + map[k + 1]) / 2);
   gradient.push_back(1.0F);
   arena.step(at::tensor(gradient), 1, options);
-  const auto code = values<int, uint8_t>(arena.state1);
+  const auto code = copied<int, uint8_t>(arena.state1);
   for (size_t k = 0; k < map.size(); ++k) REQUIRE(code[k] == static_cast<int>(k));
   for (size_t k = 0; k + 1 < map.size(); ++k) {
     const double sum = static_cast<double>(map[k]) + static_cast<double>(map[k + 1]);

@@ -11,6 +11,8 @@
 
 namespace tests {
 
+namespace reference = qlorapp::reference;
+
 inline at::Tensor randn(std::initializer_list<int64_t> shape, at::ScalarType dtype, double scale = 1.0) {
   return (at::randn(at::IntArrayRef(shape), at::kDouble) * scale).to(dtype);
 }

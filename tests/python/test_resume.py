@@ -126,8 +126,8 @@ def test_true_takes_the_newest_checkpoint_of_the_output_folder(folder, whole, tm
         (["--quant_type", "fp4"], "quantized differently"),
         (["--optim", "adamw_8bit"], "optim"),
         (["--fp16", "true"], "belongs to another base model"),  # the base is held in the precision of the run
-        (["--resume_from_checkpoint", "{root}/model"], "no checkpoint"),
-        (["--resume_from_checkpoint", "{root}/absent"], "no checkpoint"),
+        (["--resume_from_checkpoint", "{root}/model"], "is not a checkpoint"),
+        (["--resume_from_checkpoint", "{root}/absent"], "is not a checkpoint"),
         (["--resume_from_checkpoint", "true"], "there is no checkpoint"),
     ],
     ids=["base", "width", "codes", "moments", "precision", "no checkpoint", "no folder", "none there"],

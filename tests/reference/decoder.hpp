@@ -11,7 +11,7 @@
 
 #include "reference/layers.hpp"
 
-namespace reference {
+namespace qlorapp::reference {
 
 struct Lora {
   Matrix a, b;  ///< (r, in), (out, r); empty where there is none.
@@ -170,4 +170,4 @@ inline LossAndGradients loss_and_gradients(const Model& model, const std::vector
   return result;
 }
 
-}  // namespace reference
+}  // namespace qlorapp::reference

@@ -10,7 +10,7 @@
 #include <limits>
 #include <vector>
 
-namespace reference {
+namespace qlorapp::reference {
 
 using Values = std::vector<double>;
 using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
@@ -124,4 +124,4 @@ inline CrossEntropy linear_cross_entropy(const Values& hidden, const Values& wei
   return result;
 }
 
-}  // namespace reference
+}  // namespace qlorapp::reference

@@ -49,7 +49,7 @@ FourBitWork four_bit_work(const FourBitArguments& weight, cpu::DenseType dense_t
 namespace {
 
 /// Elements that are worth a thread.
-constexpr int64_t kGrain = int64_t{1} << 15;
+constexpr int64_t kDequantizeGrain = int64_t{1} << 15;
 /// Results above this leave the caches anyway, and are written past them.
 constexpr int64_t kStreamBytes = int64_t{16} << 20;
 
@@ -63,7 +63,7 @@ at::Tensor dequantize(const char* op, const FourBitArguments& weight, at::Scalar
   const auto kernel = cpu::dequantize_4bit_kernel(cpu_isa());
   auto* const out = static_cast<std::byte*>(dense.mutable_data_ptr());
   const int64_t block = weight.block_size;
-  at::parallel_for(0, block_count(n, block), std::max<int64_t>(kGrain / block, 1), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, block_count(n, block), std::max<int64_t>(kDequantizeGrain / block, 1), [&](int64_t begin, int64_t end) {
     kernel(prepared.work, begin * block, std::min(end * block, n), out + begin * block * element);
   });
   return dense;
@@ -96,7 +96,7 @@ void dequantize_4bit_stack_(at::Tensor& out, at::TensorList packed, at::TensorLi
   for (size_t i = 0; i < stack.size(); ++i) {
     const FourBitStack::Entry entry = stack.entry(i, columns);
     const FourBitWork prepared = four_bit_work(entry.arguments(stack), dense_type_of(out.scalar_type()));
-    at::parallel_for(0, rows[i], std::max<int64_t>(kGrain / columns, 1), [&](int64_t begin, int64_t end) {
+    at::parallel_for(0, rows[i], std::max<int64_t>(kDequantizeGrain / columns, 1), [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row)
         kernel(prepared.work, row * columns, (row + 1) * columns, place + row * row_bytes);
     });
@@ -115,7 +115,7 @@ at::Tensor dequantize_blockwise(const at::Tensor& codes, const at::Tensor& absma
   const auto* const in = dense_codes.const_data_ptr<uint8_t>();
   const auto* const scale = scales.const_data_ptr<float>();
   auto* const out = values.mutable_data_ptr<float>();
-  at::parallel_for(0, block_count(n, block_size), std::max<int64_t>(kGrain / block_size, 1), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, block_count(n, block_size), std::max<int64_t>(kDequantizeGrain / block_size, 1), [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t stop = std::min((block + 1) * block_size, n);
       for (int64_t i = block * block_size; i < stop; ++i) out[i] = map[in[i]] * scale[block];

@@ -25,7 +25,7 @@ namespace {
 /// Large enough that a GEMM does not notice the cut (it packs x once a panel), small enough to stay in the caches.
 /// benchmarks/dequantize.py prints linear_4bit beside a dense GEMM.
 constexpr int64_t kPanelBytes = int64_t{4} << 20;
-constexpr int64_t kGrain = int64_t{1} << 15;
+constexpr int64_t kProductGrain = int64_t{1} << 15;
 
 /// One buffer a thread that calls, kept for its life.
 void* panel_buffer(size_t bytes) {
@@ -57,7 +57,7 @@ void for_row_panels(const cpu::Dequantize4bit& work, int64_t rows, int64_t colum
   auto* const buffer = static_cast<std::byte*>(panel_buffer(static_cast<size_t>(side * columns * element_size)));
   for (int64_t begin = 0; begin < rows; begin += side) {
     const int64_t count = std::min(side, rows - begin);
-    at::parallel_for(0, count, std::max<int64_t>(kGrain / columns, 1), [&](int64_t first, int64_t last) {
+    at::parallel_for(0, count, std::max<int64_t>(kProductGrain / columns, 1), [&](int64_t first, int64_t last) {
       kernel(work, (begin + first) * columns, (begin + last) * columns, buffer + first * columns * element_size);
     });
     use(at::from_blob(buffer, {count, columns}, options), begin, count);
@@ -74,7 +74,7 @@ void for_column_panels(const cpu::Dequantize4bit& work, int64_t rows, int64_t co
   auto* const buffer = static_cast<std::byte*>(panel_buffer(static_cast<size_t>(side * rows * element_size)));
   for (int64_t begin = 0; begin < columns; begin += side) {
     const int64_t count = std::min(side, columns - begin);
-    at::parallel_for(0, rows, std::max<int64_t>(kGrain / count, 1), [&](int64_t first, int64_t last) {
+    at::parallel_for(0, rows, std::max<int64_t>(kProductGrain / count, 1), [&](int64_t first, int64_t last) {
       for (int64_t row = first; row < last; ++row)
         kernel(work, row * columns + begin, row * columns + begin + count, buffer + row * count * element_size);
     });

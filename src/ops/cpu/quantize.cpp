@@ -19,7 +19,7 @@ namespace {
 using Pair = std::tuple<at::Tensor, at::Tensor>;
 
 /// Elements that are worth a thread.
-constexpr int64_t kGrain = int64_t{1} << 14;
+constexpr int64_t kQuantizeGrain = int64_t{1} << 14;
 
 void lower_to(std::atomic<int64_t>& smallest, int64_t value) {
   int64_t known = smallest.load();
@@ -62,7 +62,7 @@ Pair quantize_four_bits(const char* op, const at::Tensor& weight, int64_t block_
   work.absmax = absmax.mutable_data_ptr<float>();
   const auto kernel = cpu::quantize_4bit_kernel(cpu_isa());
   std::atomic<int64_t> first_bad{blocks};
-  at::parallel_for(0, blocks, std::max<int64_t>(kGrain / block_size, 1), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, blocks, std::max<int64_t>(kQuantizeGrain / block_size, 1), [&](int64_t begin, int64_t end) {
     const int64_t bad = kernel(work, begin, end);
     if (bad >= 0) lower_to(first_bad, bad);
   });
@@ -89,7 +89,7 @@ Pair quantize_eight_bits(const char* op, const at::Tensor& x, int64_t block_size
   auto* const out = codes.mutable_data_ptr<uint8_t>();
   auto* const scales = absmax.mutable_data_ptr<float>();
   std::atomic<int64_t> first_bad{blocks};
-  at::parallel_for(0, blocks, std::max<int64_t>(kGrain / 4 / block_size, 1), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, blocks, std::max<int64_t>(kQuantizeGrain / 4 / block_size, 1), [&](int64_t begin, int64_t end) {
     if (rounding == DynamicRounding::kNearest) {
       const float* const stop = in + std::min(end * block_size, n);
       const auto bad = std::find_if(in + begin * block_size, stop, [](float value) { return !std::isfinite(value); });

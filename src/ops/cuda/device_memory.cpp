@@ -87,7 +87,7 @@ bool is_expandable() {
 }
 
 constexpr detail::DeviceMemory kMemory{room_of, prepare, is_expandable};
-[[maybe_unused]] const bool told = (detail::set_device_memory(&kMemory), true);
+[[maybe_unused]] const bool memory_registered = (detail::set_device_memory(&kMemory), true);
 
 }  // namespace
 }  // namespace qlorapp::ops

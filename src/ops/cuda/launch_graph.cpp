@@ -113,7 +113,7 @@ std::unique_ptr<LaunchGraph> record(at::Device device, const std::function<void(
   return std::move(graph);
 }
 
-[[maybe_unused]] const bool told = (detail::set_recorder(record), true);
+[[maybe_unused]] const bool recorder_registered = (detail::set_recorder(record), true);
 
 }  // namespace
 }  // namespace qlorapp::ops

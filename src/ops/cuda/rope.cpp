@@ -12,7 +12,7 @@ namespace qlorapp::ops {
 namespace {
 
 /// The elements of a head lie together.
-at::Tensor dense_heads(const at::Tensor& x) { return x.stride(2) == 1 ? x : x.contiguous(); }
+at::Tensor unit_stride_heads(const at::Tensor& x) { return x.stride(2) == 1 ? x : x.contiguous(); }
 
 cuda::Heads heads_of(const at::Tensor& x) { return {x.const_data_ptr(), x.stride(0), x.stride(1), x.size(1)}; }
 
@@ -44,7 +44,7 @@ void rotate(std::string_view op, const at::Tensor& x, const at::Tensor& y, const
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, bool inverse) {
   check_rope("rope", x, cos, sin, positions);
   at::Tensor y = at::empty_like(x, at::MemoryFormat::Contiguous);
-  rotate("rope", dense_heads(x), y, cos, sin, positions, inverse);
+  rotate("rope", unit_stride_heads(x), y, cos, sin, positions, inverse);
   return y;
 }
 
@@ -64,7 +64,7 @@ void rope_backward_qkv_(at::Tensor& dqkv, const at::Tensor& dq_in, const at::Ten
   if (dqkv.numel() == 0) return;
   const at::Tensor out = as_written_rows(kOp, "dqkv", dqkv);
   const gpu::Launch launch(dqkv);
-  const at::Tensor dq = dense_heads(dq_in), dk = dense_heads(dk_in), dv = dense_heads(dv_in);
+  const at::Tensor dq = unit_stride_heads(dq_in), dk = unit_stride_heads(dk_in), dv = unit_stride_heads(dv_in);
   C10_CUDA_CHECK(cuda::rope_packed(type, heads_of(dq), heads_of(dk), heads_of(dv), out.mutable_data_ptr(), out.stride(0),
                                    tables.rotation(/*inverse=*/true), dq.size(0), dq.size(2) / 2, launch.stream()));
 }
