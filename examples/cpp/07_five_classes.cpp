@@ -84,7 +84,6 @@ int main() {
     for (const int64_t count : kMicroBatches) {
       const at::Tensor loss = loss_sum(begin, count);
       scaler.scale(accumulator.weigh(loss)).backward();  // 5. float16 gradients are scaled, or small ones would round to zero
-      accumulator.add(loss);
       begin += count;
     }
     scaler.step([&] { optimizer.step(/*learning_rate=*/1e-2); }, {arena.gradients()});  // unscales; skips an overflow

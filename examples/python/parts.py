@@ -29,7 +29,6 @@ for step in range(20):
     for rows, wanted in zip(x.split(sizes), target.split(sizes), strict=True):
         loss_sum = (model(rows) - wanted).square().mean(-1).sum()
         scaler.scale(accumulator.weigh(loss_sum)).backward()
-        accumulator.add(loss_sum)
     scaler.step(optimizer)
     scaler.update()
     if step % 5 == 0:

@@ -80,12 +80,15 @@ class CheckpointedBlock(torch.nn.Module):
 
     block: a torch.nn.Module or any callable. Gradients reach every tensor that it uses. Hooks and torch.autograd.grad work.
     parameters: documentation only; gradients do not depend on it.
+    keep_linear_outputs: also keep the outputs of the LoraLinear layers inside, of rows x out_features elements each. The recompute
+    then runs everything but their products. Changes no bit.
     Supports inputs without gradients, nesting, and several outputs.
     """
 
-    def __init__(self, block: Callable[..., Any], parameters: list[torch.Tensor] | None = None) -> None:
+    def __init__(self, block: Callable[..., Any], parameters: list[torch.Tensor] | None = None, *, keep_linear_outputs: bool = False) -> None:
         super().__init__()
         self.block: Any = block
+        self.keep_linear_outputs = keep_linear_outputs
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the block's result: a tensor, or a tuple of tensors."""
@@ -106,5 +109,5 @@ class CheckpointedBlock(torch.nn.Module):
         tensors = [values[slot] for slot in slots]
         for slot in slots:
             values[slot] = None  # only the graph keeps them, and can free them
-        outputs = _C.checkpoint(run, tensors)
+        outputs = _C.checkpoint(run, tensors, self.keep_linear_outputs)
         return outputs[0] if single else tuple(outputs)

@@ -24,10 +24,10 @@ std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> run_in_py
   };
 }
 
-std::vector<at::Tensor> checkpoint_python(py::function run, const MaybeTensors& inputs) {
+std::vector<at::Tensor> checkpoint_python(py::function run, const MaybeTensors& inputs, bool keep_linear_outputs) {
   const auto in_cpp = run_in_python(std::move(run));
   const py::gil_scoped_release no_gil;
-  return checkpoint_tensors(in_cpp, undefined_for_none(inputs));
+  return checkpoint_tensors(in_cpp, undefined_for_none(inputs), {.keep_linear_outputs = keep_linear_outputs});
 }
 
 std::unique_ptr<LoraLinear> make_lora_linear(const std::variant<QuantizedTensor, at::Tensor>& base, int64_t r, double lora_alpha,
@@ -48,7 +48,7 @@ LoraLinear::MergeInto merge_into(const std::string& word) {
 }  // namespace
 
 void bind_nn(py::module_& m) {
-  m.def("checkpoint", &checkpoint_python, py::arg("run"), py::arg("inputs"),
+  m.def("checkpoint", &checkpoint_python, py::arg("run"), py::arg("inputs"), py::arg("keep_linear_outputs") = false,
         "Outputs of run(*inputs), of which backward keeps the inputs only; include/qlorapp/nn/checkpointed_block.hpp.");
 
   py::class_<LoraLinear>(m, "LoraLinear", "include/qlorapp/nn/lora_linear.hpp")

@@ -61,7 +61,6 @@ batch, on rows of any length and on a last, partial window. A window without a t
     for batch in batches:
         loss_sum = torch.nn.functional.cross_entropy(logits_of(batch), batch.targets, reduction="sum")
         window.weigh(loss_sum).backward()
-        window.add(loss_sum)
     print(window.mean_loss().item())
 
 target_counts: the number of targets of each micro-batch, integers >= 0.
@@ -120,15 +119,15 @@ void bind_train(py::module_& m) {
       .def_property_readonly("weight", &Accumulator::weight, "1 / tokens as a float, or 0.0 without targets.")
       .def_property_readonly("tokens", &Accumulator::tokens, "Targets in the window, over all processes.")
       .def("weigh", &Accumulator::weigh, py::arg("loss_sum"),
-           "Returns loss_sum / tokens, on the same graph and device.\n\n"
-           "loss_sum: (), floating: a micro-batch's loss, summed over its targets. Does not synchronize.")
+           "Returns loss_sum / tokens, on the same graph and device, and counts the loss in mean_loss().\n\n"
+           "loss_sum: (), floating: a micro-batch's loss, summed over its targets. Does not synchronize.\n\n"
+           "Raises ValueError if the loss of every micro-batch of the window is counted already.")
       .def("add", &Accumulator::add, py::arg("loss_sum"),
-           "Adds a micro-batch's summed loss to mean_loss(), in float64 on its device.\n\nloss_sum: (), detached here. Does not "
-           "synchronize.")
+           "Counts a micro-batch's summed loss in mean_loss(), for a model that scales its gradients by weight itself.\n\n"
+           "loss_sum: (), floating, detached here; summed in float64 on its device. Does not synchronize.")
       .def("mean_loss", &Accumulator::mean_loss,
-           "Returns the added losses / tokens: () float64, 0 without targets.\n\nThis process's share: sum it over all processes. "
-           "Does "
-           "not synchronize.");
+           "Returns the losses / tokens: () float64, 0 without targets.\n\nThis process's share: sum it over all processes. "
+           "Does not synchronize. Raises ValueError if the loss of a micro-batch of the window is missing.");
 }
 
 }  // namespace qlorapp::python

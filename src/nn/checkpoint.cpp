@@ -20,12 +20,38 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "core/check.hpp"
+#include "nn/kept_outputs.hpp"
 
 namespace qlorapp {
+
+void KeptOutputs::store(const std::vector<at::Tensor>& outputs) {
+  std::vector<Output>& call = calls_.emplace_back();
+  for (const at::Tensor& output : outputs) {
+    call.push_back(output.defined() ? Output{output.detach(), output._version()} : Output{});
+  }
+}
+
+std::vector<at::Tensor> KeptOutputs::take() {
+  if (next_ == calls_.size()) return {};
+  std::vector<at::Tensor> outputs;
+  for (const Output& output : calls_[next_++]) {
+    if (output.tensor.defined() && output.tensor._version() != output.version) return {};
+    outputs.push_back(output.tensor.defined() ? output.tensor.detach() : at::Tensor());
+  }
+  return outputs;
+}
+
+KeptOutputs*& kept_outputs_here() {
+  static thread_local KeptOutputs* kept = nullptr;
+  return kept;
+}
+
 namespace {
 
 using torch::autograd::Edge;
@@ -139,6 +165,18 @@ class NoSavedTensorHooks {
   at::impl::SavedTensorDefaultHooksTLS before_;
 };
 
+/// For a scope, layers on this thread keep their outputs there; null: they keep none, also inside of a block that does.
+class KeepsOutputs {
+ public:
+  explicit KeepsOutputs(KeptOutputs* kept) : before_(std::exchange(kept_outputs_here(), kept)) {}
+  ~KeepsOutputs() { kept_outputs_here() = before_; }
+  KeepsOutputs(const KeepsOutputs&) = delete;
+  KeepsOutputs& operator=(const KeepsOutputs&) = delete;
+
+ private:
+  KeptOutputs* before_;
+};
+
 /// Tells the nodes that one run of a block makes on this thread from those that it finds.
 class NodesMadeHere {
  public:
@@ -212,7 +250,8 @@ constexpr const char* kSameTwice = "A checkpointed block must compute the same t
 /// The node of a checkpointed block: its edges are those that lead out of the block.
 class CheckpointNode : public Node {
  public:
-  CheckpointNode(Run run, const variable_list& inputs) : run_(std::move(run)), random_(inputs) {
+  CheckpointNode(Run run, const variable_list& inputs, const CheckpointOptions& options) : run_(std::move(run)), random_(inputs) {
+    if (options.keep_linear_outputs) kept_.emplace();
     for (const at::Tensor& input : inputs) inputs_.emplace_back(input, /*is_output=*/false);
   }
 
@@ -222,12 +261,14 @@ class CheckpointNode : public Node {
     const std::lock_guard lock(mutex_);
     run_ = nullptr;
     inputs_.clear();
+    kept_.reset();
   }
 
   /// The first run; `this` is not in the graph yet.
   variable_list run_first(const variable_list& inputs) {
     const NodesMadeHere here;
     const NoSavedTensorHooks no_hooks;
+    const KeepsOutputs keeps(kept());
     const Restored autocast(autocast_.without_cache(), autocast_);
     variable_list outputs = run_with_graph(run_, inputs, here);
     std::unordered_set<Edge> seen;
@@ -252,6 +293,8 @@ class CheckpointNode : public Node {
     const variable_list outputs = [&] {
       const Restored random(random_, RandomState(inputs));
       const Restored autocast(autocast_.without_cache(), AutocastState());
+      if (kept_) kept_->rewind();
+      const KeepsOutputs keeps(kept());
       return run_with_graph(run_, inputs, here);
     }();
     const std::unordered_map<Edge, Edge> ends = end_gradients(outputs, here);
@@ -314,8 +357,11 @@ class CheckpointNode : public Node {
     return ends;
   }
 
+  [[nodiscard]] KeptOutputs* kept() { return kept_ ? &*kept_ : nullptr; }
+
   Run run_;
   std::vector<SavedVariable> inputs_;
+  std::optional<KeptOutputs> kept_;
   RandomState random_;
   AutocastState autocast_;
   edge_list leaving_;  ///< As next_edges(), which a checkpoint around this one ends elsewhere in its recompute.
@@ -323,9 +369,9 @@ class CheckpointNode : public Node {
 
 }  // namespace
 
-std::vector<at::Tensor> checkpoint_tensors(Run run, const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> checkpoint_tensors(Run run, const std::vector<at::Tensor>& inputs, const CheckpointOptions& options) {
   if (!at::GradMode::is_enabled()) return run(inputs);
-  const std::shared_ptr<CheckpointNode> node(new CheckpointNode(std::move(run), inputs), torch::autograd::deleteNode);
+  const std::shared_ptr<CheckpointNode> node(new CheckpointNode(std::move(run), inputs, options), torch::autograd::deleteNode);
   const auto version = [](const at::Tensor& tensor) { return tensor.defined() && !tensor.is_inference() ? tensor._version() : 0; };
   std::vector<int64_t> versions;
   for (const at::Tensor& input : inputs) versions.push_back(version(input));

@@ -15,6 +15,7 @@
 #include "adapters/lora_projection.hpp"
 #include "adapters/merged_weight.hpp"
 #include "core/check.hpp"
+#include "nn/kept_outputs.hpp"
 #include "ops/no_autocast.hpp"
 #include "qlorapp/quant/quantizer.hpp"
 
@@ -40,12 +41,17 @@ struct LoraLinearState : torch::CustomClassHolder {
 struct LoraLinearFunction : torch::autograd::Function<LoraLinearFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& a, const at::Tensor& b,
                             const std::optional<at::Tensor>& magnitude, const c10::intrusive_ptr<LoraLinearState>& state) {
-    at::Tensor y = at::empty({x.size(0), state->weight.out_features()}, x.options());
-    const LoraAdapter adapter = state->adapter(a, b, magnitude.value_or(at::Tensor()));
-    at::Tensor u = lora_projection_forward(y, x, state->weight, state->has_adapter ? &adapter : nullptr, state->key);
-    ctx->save_for_backward({x, a, b, u, magnitude.value_or(at::Tensor())});
+    const auto compute = [&]() -> std::vector<at::Tensor> {
+      at::Tensor y = at::empty({x.size(0), state->weight.out_features()}, x.options());
+      const LoraAdapter adapter = state->adapter(a, b, magnitude.value_or(at::Tensor()));
+      at::Tensor u = lora_projection_forward(y, x, state->weight, state->has_adapter ? &adapter : nullptr, state->key);
+      return {std::move(y), std::move(u)};
+    };
+    KeptOutputs* const kept = kept_outputs_here();  // of the checkpointed block that calls this layer
+    std::vector<at::Tensor> outputs = kept ? kept->get(compute) : compute();
+    ctx->save_for_backward({x, a, b, outputs[1], magnitude.value_or(at::Tensor())});
     ctx->saved_data["state"] = c10::IValue::make_capsule(state);
-    return y;
+    return std::move(outputs[0]);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {

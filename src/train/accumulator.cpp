@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "qlorapp/train/accumulator.hpp"
 
+#include <iterator>
+
 #include <ATen/ATen.h>
 
 #include "core/check.hpp"
@@ -32,6 +34,7 @@ Accumulator::Accumulator(std::span<const int64_t> target_counts, const Options& 
     QLORAPP_CHECK_VALUE(count >= 0, "[Accumulator] a target count must be >= 0; got {}.", count);
     tokens_ += count;
   }
+  size_ = std::ssize(target_counts);
   tokens_ = over_ranks(tokens_, options);
 }
 
@@ -40,6 +43,7 @@ Accumulator::Accumulator(std::span<const Batch> window, const Options& options) 
     QLORAPP_CHECK_VALUE(batch.target_count >= 0, "[Accumulator] a target count must be >= 0; got {}.", batch.target_count);
     tokens_ += batch.target_count + (options.count_position_zero ? batch.first_label_count : 0);
   }
+  size_ = std::ssize(window);
   tokens_ = over_ranks(tokens_, options);
 }
 
@@ -47,18 +51,27 @@ at::Tensor Accumulator::weight_tensor(at::Device device) const {
   return at::full({}, weight(), at::TensorOptions().dtype(at::kFloat).device(device));
 }
 
-at::Tensor Accumulator::weigh(const at::Tensor& loss_sum) const {
-  check_loss_sum(loss_sum);
+at::Tensor Accumulator::weigh(const at::Tensor& loss_sum) {
+  add(loss_sum);
   return tokens_ == 0 ? loss_sum * 0.0 : loss_sum / static_cast<double>(tokens_);
 }
 
 void Accumulator::add(const at::Tensor& loss_sum) {
   check_loss_sum(loss_sum);
+  QLORAPP_CHECK_VALUE(added_ < size_,
+                      "[Accumulator] the window has {} micro-batches and the loss of each is counted already. Give each loss once, "
+                      "to weigh() or to add(), and make a new Accumulator for each window.",
+                      size_);
+  ++added_;
   const at::Tensor sum = loss_sum.detach().to(at::kDouble).reshape({});
   loss_sum_ = loss_sum_.defined() ? loss_sum_ + sum : sum;
 }
 
 at::Tensor Accumulator::mean_loss() const {
+  QLORAPP_CHECK_VALUE(added_ == size_,
+                      "[Accumulator] mean_loss() needs the loss of all {} micro-batches of the window; got {}. Give each to weigh() "
+                      "or add() first.",
+                      size_, added_);
   if (!loss_sum_.defined()) return at::zeros({}, at::kDouble);
   return tokens_ == 0 ? at::zeros_like(loss_sum_) : loss_sum_ / static_cast<double>(tokens_);
 }

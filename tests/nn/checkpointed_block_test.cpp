@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -11,11 +12,14 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "catch.hpp"
 #include "core/check.hpp"
 #include "qlorapp/nn/keep.hpp"
+#include "qlorapp/nn/lora_linear.hpp"
+#include "qlorapp/quant/quantizer.hpp"
 
 using namespace qlorapp;
 
@@ -341,6 +345,89 @@ TEST_CASE("a step's peak is that of its backward: the first run keeps its graph 
   REQUIRE(kept < 5 * 256 * 1024);  // four outputs, and nothing of the blocks
   torch::autograd::backward({y.sum()}, {});
   REQUIRE(forward_peak <= live->peak);
+}
+
+namespace {
+
+/// Two LoraLinear layers with dropout; the first one's output may be changed in place by what follows.
+struct TwoLayers {
+  std::shared_ptr<LoraLinear> first, second;
+  bool in_place = false;
+
+  static std::shared_ptr<LoraLinear> layer(int64_t out, int64_t in) {
+    const QuantizedTensor weight = Quantizer().quantize(at::randn({out, in}) * 0.1);
+    auto linear = std::make_shared<LoraLinear>(FrozenWeight(weight), LoraLinear::Options{.r = 4, .lora_dropout = 0.3}, 7);
+    const at::NoGradGuard no_grad;
+    linear->b().normal_();
+    return linear;
+  }
+  explicit TwoLayers(bool changes_in_place) : first(layer(128, 64)), second(layer(64, 128)), in_place(changes_in_place) {}
+
+  at::Tensor forward(const at::Tensor& x) const {
+    at::Tensor hidden = first->forward(x, true);
+    hidden = in_place ? hidden.relu_() : hidden.relu();
+    return second->forward(hidden, true) + x;
+  }
+};
+
+int products = 0;  // of a four-bit weight, counted by CountProducts
+
+/// Counts the forward products of four-bit weights on this thread.
+class CountProducts {
+ public:
+  CountProducts() {
+    products = 0;
+    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction& function) {
+                                           if (std::string(function.name()).starts_with("qlorapp::linear_4bit")) ++products;
+                                           return std::unique_ptr<at::ObserverContext>();
+                                         }).scopes({at::RecordScope::FUNCTION}));
+  }
+  ~CountProducts() { at::removeCallback(handle_); }
+  CountProducts(const CountProducts&) = delete;
+  CountProducts& operator=(const CountProducts&) = delete;
+
+ private:
+  at::CallbackHandle handle_;
+};
+
+}  // namespace
+
+TEST_CASE("kept outputs of LoraLinear layers spare the recompute their products and change no bit", "[nn][cpu]") {
+  const bool in_place = GENERATE(false, true);
+  TwoLayers block(in_place);
+  const at::Tensor x = at::randn({10, 64}).requires_grad_();
+  const std::vector<at::Tensor> wanted{x, block.first->a(), block.first->b(), block.second->a(), block.second->b()};
+  const auto run = [&](auto layers) {
+    const CountProducts count;
+    return std::pair(gradients(layers, x, wanted), products);
+  };
+  const auto [plain, plain_products] = run(block);
+  const auto [again, again_products] = run(CheckpointedBlock(block));
+  const auto [kept, kept_products] = run(CheckpointedBlock(block, {.keep_linear_outputs = true}));
+  REQUIRE(again_products == plain_products + 2);
+  REQUIRE(kept_products == plain_products + (in_place ? 1 : 0));  // an output that was changed is computed again
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    REQUIRE(at::equal(plain[i], again[i]));
+    REQUIRE(at::equal(plain[i], kept[i]));
+  }
+}
+
+TEST_CASE("a block that keeps outputs can run backward twice, nest, and frees what it kept", "[nn][cpu]") {
+  TwoLayers block(false);
+  const auto loss_of = [&](const at::Tensor& x) {
+    at::manual_seed(3);
+    const CheckpointedBlock inner(block, {.keep_linear_outputs = true});
+    return checkpoint([inner](const at::Tensor& rows) { return inner.forward(rows); }, x).square().sum();
+  };
+  const at::Tensor x = at::randn({6, 64}).requires_grad_();
+  const at::Tensor a = block.first->a();
+  at::manual_seed(3);
+  const at::Tensor plain = torch::autograd::grad({block.forward(x).square().sum()}, {a})[0];
+  const at::Tensor loss = loss_of(x);
+  const at::Tensor once = torch::autograd::grad({loss}, {a}, {}, /*retain_graph=*/true)[0];
+  const at::Tensor twice = torch::autograd::grad({loss}, {a})[0];
+  REQUIRE(at::equal(plain, once));
+  REQUIRE(at::equal(plain, twice));
 }
 
 TEST_CASE("schedules cover all blocks: each, every k-th, about the square root", "[nn][cpu]") {

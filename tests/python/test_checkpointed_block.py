@@ -192,3 +192,22 @@ def test_hooks_of_saved_tensors_see_the_inputs_alone():
     got, w.grad, x.grad = w.grad, None, None
     (x @ w).tanh().sum().backward()
     assert torch.equal(got, w.grad)
+
+
+def test_kept_outputs_of_lora_linear_layers_change_no_bit_and_spare_their_products():
+    torch.manual_seed(0)
+    layers = [qlorapp.LoraLinear(qlorapp.Quantizer().quantize(torch.randn(64, 64) / 8), r=4, lora_dropout=0.2) for _ in range(2)]
+    block = torch.nn.Sequential(layers[0], torch.nn.GELU(), layers[1])
+    torch.nn.init.normal_(layers[0].lora_B)
+    x = torch.randn(5, 64)
+
+    def run(module):
+        with torch.profiler.profile() as profile:
+            found = gradients(block, module, x)
+        return found, sum(event.count for event in profile.key_averages() if event.key.startswith("qlorapp::linear_4bit"))
+
+    (plain, products), (again, more), (kept, spared) = map(
+        run, [block, qlorapp.CheckpointedBlock(block), qlorapp.CheckpointedBlock(block, keep_linear_outputs=True)]
+    )
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(plain[1], again[1], kept[1], strict=True))
+    assert more == products + 2 and spared == products

@@ -66,7 +66,6 @@ Outcome accumulated(const std::vector<Batch>& window, at::ScalarType dtype) {
   for (const Batch& batch : window) {
     const at::Tensor loss_sum = model.loss_sum(batch);
     accumulator.weigh(loss_sum).backward();
-    accumulator.add(loss_sum);
   }
   return {accumulator.mean_loss().item<double>(), model.gradients()};
 }
@@ -129,7 +128,7 @@ TEST_CASE("a window without targets has weight 0 and adds exact zeros to the gra
   const Model model(at::kFloat);
   const at::Tensor loss_sum = model.loss_sum(window[0]);
   accumulator.weigh(loss_sum).backward();
-  accumulator.add(loss_sum);
+  accumulator.add(model.loss_sum(window[1]));
   REQUIRE(accumulator.mean_loss().item<double>() == 0.0);
   for (const at::Tensor& gradient : model.gradients()) REQUIRE((gradient == 0).all().item<bool>());
 }
@@ -152,6 +151,7 @@ TEST_CASE("the denominator is the count over all ranks, asked for once", "[train
   REQUIRE(accumulator.weight() == 1.0 / 20.0);
   REQUIRE(accumulator.weight_tensor(at::kCPU).item<float>() == 0.05F);
   accumulator.add(at::tensor(10.0));
+  accumulator.add(at::tensor(0.0));
   REQUIRE(accumulator.mean_loss().item<double>() == 0.5);
   REQUIRE_THROWS_AS(Accumulator(counts, {.count_position_zero = false, .sum_over_ranks = [](int64_t) { return int64_t{6}; }}),
                     ValueError);
@@ -164,4 +164,16 @@ TEST_CASE("a window's loss is summed in double, without the roundings of fp32", 
   Accumulator accumulator(counts);
   for (int i = 0; i < 1000; ++i) accumulator.add(at::tensor(16777216.0F + 2.0F * static_cast<float>(i % 2)));
   REQUIRE(accumulator.mean_loss().item<double>() == 16777217.0);
+}
+
+TEST_CASE("each micro-batch's loss is counted once: neither twice nor not at all", "[train][cpu]") {
+  const std::vector<int64_t> counts{3, 5};
+  Accumulator accumulator(counts);
+  const at::Tensor loss_sum = at::tensor(4.0);
+  REQUIRE(accumulator.weigh(loss_sum).item<double>() == 0.5);
+  REQUIRE_THROWS_WITH(accumulator.mean_loss(), Catch::Matchers::ContainsSubstring("needs the loss of all 2 micro-batches of the window; got 1"));
+  (void)accumulator.weigh(loss_sum);
+  REQUIRE(accumulator.mean_loss().item<double>() == 1.0);
+  REQUIRE_THROWS_WITH(accumulator.add(loss_sum), Catch::Matchers::ContainsSubstring("has 2 micro-batches and the loss of each is counted already"));
+  REQUIRE(accumulator.mean_loss().item<double>() == 1.0);
 }

@@ -13,6 +13,11 @@
 /// nothing trainable) the block simply runs. The first run builds the block's graph to see which tensors it uses, and drops it:
 /// a step's peak stays that of its backward.
 ///
+/// A block of LoraLinear layers can also keep their outputs, of rows × out_features elements each: its recompute then runs everything
+/// but their products, which are most of a transformer block's time.
+///
+///     CheckpointedBlock checked(block, {.keep_linear_outputs = true});
+///
 /// Rule: a block computes the same function twice and does not change its inputs; its side effects happen twice. Backward
 /// through backward (create_graph) is refused.
 /// Source: Chen et al. 2016, arXiv:1604.06174; semantics of torch.utils.checkpoint (non-reentrant) in torch 2.11.
@@ -33,13 +38,18 @@
 
 namespace qlorapp {
 
+struct CheckpointOptions {
+  bool keep_linear_outputs = false;  ///< Keeps the outputs of LoraLinear and LoraLinearModule inside the block. Changes no bit.
+};
+
 /// The untyped engine below checkpoint() and CheckpointedBlock. Does not synchronize.
 /// @param run     computes outputs from inputs; called once now and once in each backward, maybe on a thread of autograd.
 /// @param inputs  tensors (undefined ones allowed), saved for backward. What `run` captures beside them is kept as it is.
 /// @throws ValueError if `run` changed an input in place. In backward: c10::Error if the recompute uses other tensors or returns
 ///         other shapes than the first run.
 [[nodiscard]] std::vector<at::Tensor> checkpoint_tensors(std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> run,
-                                                         const std::vector<at::Tensor>& inputs);
+                                                         const std::vector<at::Tensor>& inputs,
+                                                         const CheckpointOptions& options = {});
 
 namespace detail {
 
@@ -101,7 +111,7 @@ constexpr size_t tensors_before(size_t end) {
 }
 
 template <class Block, class... Args>
-auto checkpoint_shared(std::shared_ptr<Block> block, const Args&... args) {
+auto checkpoint_shared(std::shared_ptr<Block> block, const CheckpointOptions& options, const Args&... args) {
   using Output = std::remove_cvref_t<decltype(run_block(*block, args...))>;
   std::vector<at::Tensor> inputs;
   // Tensors are kept by the graph alone, which can free them; every other argument by the closure.
@@ -128,7 +138,7 @@ auto checkpoint_shared(std::shared_ptr<Block> block, const Args&... args) {
     }
     (std::index_sequence_for<Args...>{});
   };
-  return from_tensors<Output>(checkpoint_tensors(std::move(run), inputs));
+  return from_tensors<Output>(checkpoint_tensors(std::move(run), inputs, options));
 }
 
 }  // namespace detail
@@ -140,7 +150,8 @@ template <class Block>
 class CheckpointedBlock {
  public:
   /// @throws ValueError if `block` is an empty pointer or holder.
-  explicit CheckpointedBlock(Block block) : block_(std::make_shared<Block>(std::move(block))) {
+  explicit CheckpointedBlock(Block block, const CheckpointOptions& options = {})
+      : block_(std::make_shared<Block>(std::move(block))), options_(options) {
     if constexpr (std::is_constructible_v<bool, Block&>) {
       if (!*block_) throw ValueError("[checkpoint] the block must exist; got an empty pointer.");
     }
@@ -150,7 +161,7 @@ class CheckpointedBlock {
   /// @returns what the block returns. Does not synchronize.
   template <class... Args>
   [[nodiscard]] auto forward(const Args&... args) const {
-    return detail::checkpoint_shared(block_, args...);
+    return detail::checkpoint_shared(block_, options_, args...);
   }
 
   [[nodiscard]] auto parameters() const requires requires(Block& block) { detail::block_of(block).parameters(); }
@@ -160,6 +171,7 @@ class CheckpointedBlock {
 
  private:
   std::shared_ptr<Block> block_;  // the graph holds it, too
+  CheckpointOptions options_;
 };
 
 /// Runs `block` on `args` once, checkpointed: torch.utils.checkpoint.checkpoint(block, *args).

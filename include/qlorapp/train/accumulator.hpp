@@ -21,6 +21,12 @@ namespace qlorapp {
 /// and k micro-batches give the loss and the gradients of one big batch, on ragged rows and on the last, partial window. A
 /// window without a single target has weight 0: it contributes nothing, and never 0/0.
 ///
+///     Accumulator accumulator(target_counts);                       // of every micro-batch of the window
+///     for (const Rows& rows : window) accumulator.weigh(loss_sum(rows)).backward();
+///     const at::Tensor loss = accumulator.mean_loss();
+///
+/// Each micro-batch's loss is given once: to weigh(), or to add() where the model scales its gradients by weight_tensor() itself.
+///
 /// Source: the definition; transformers calls the count `num_items_in_batch`. Lives for one window.
 class Accumulator {
  public:
@@ -47,14 +53,16 @@ class Accumulator {
   [[nodiscard]] at::Tensor weight_tensor(at::Device device) const;
 
   /// @param loss_sum  one floating number: a micro-batch's loss, summed over its targets. @throws ValueError if it is anything else.
+  ///        Also ValueError if the window has no micro-batch left.
   /// @returns loss_sum / tokens() on the same graph; backward through it adds this micro-batch's part of the gradients.
-  [[nodiscard]] at::Tensor weigh(const at::Tensor& loss_sum) const;
+  ///          Counts the loss in mean_loss(). Does not synchronize.
+  [[nodiscard]] at::Tensor weigh(const at::Tensor& loss_sum);
 
-  /// Notes a micro-batch's summed loss for mean_loss(), in double, on its device. @throws ValueError as weigh(). Does not synchronize.
+  /// Counts a micro-batch's summed loss in mean_loss(), in double, on its device. @throws ValueError as weigh(). Does not synchronize.
   void add(const at::Tensor& loss_sum);
 
-  /// @returns (), float64: the noted losses / tokens(), 0 without targets. This rank's share: sum it over ranks for the mean of
-  ///          all. Does not synchronize; reading it does.
+  /// @returns (), float64: the losses / tokens(), 0 without targets. This rank's share: sum it over ranks for the mean of
+  ///          all. Does not synchronize; reading it does. @throws ValueError if a micro-batch of the window is missing.
   [[nodiscard]] at::Tensor mean_loss() const;
 
   /// The denominator: targets in the window over all ranks.
@@ -62,6 +70,8 @@ class Accumulator {
 
  private:
   int64_t tokens_ = 0;
+  int64_t size_ = 0;     // micro-batches in the window
+  int64_t added_ = 0;    // and those whose loss is counted
   at::Tensor loss_sum_;  // () float64, undefined before the first add()
 };
 
