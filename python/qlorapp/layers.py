@@ -85,7 +85,9 @@ class CheckpointedBlock(torch.nn.Module):
     Supports inputs without gradients, nesting, and several outputs.
     """
 
-    def __init__(self, block: Callable[..., Any], parameters: list[torch.Tensor] | None = None, *, keep_linear_outputs: bool = False) -> None:
+    def __init__(
+        self, block: Callable[..., Any], parameters: list[torch.Tensor] | None = None, *, keep_linear_outputs: bool = False
+    ) -> None:
         super().__init__()
         self.block: Any = block
         self.keep_linear_outputs = keep_linear_outputs

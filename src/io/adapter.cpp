@@ -88,7 +88,9 @@ void save_adapter(const NamedTensors& adapters, const LoraConfig& config, const 
                   const std::string& base_model) {
   QLORAPP_CHECK_VALUE(!adapters.empty(), "[adapter] there are no adapters to save. Call inject() first.");
   for (const auto& [name, tensor] : adapters) QLORAPP_CHECK_VALUE(tensor.isfinite().all().item<bool>(), "{}", kNotFinite);
-  write_folder(with_prefix(adapters), to_adapter_config(config), folder, base_model);
+  format::AdapterConfig written = to_adapter_config(config);
+  written.task_type.reset();  // PEFT wraps a causal model only if it can generate
+  write_folder(with_prefix(adapters), std::move(written), folder, base_model);
 }
 
 LoraConfig load_adapter(const NamedTensors& adapters, const std::string& folder) {

@@ -38,8 +38,8 @@ void rms_norm_out(const Tensor& x, const Tensor& weight, double eps, Tensor& y, 
 
 void add_rms_norm_out(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, Tensor& sum, Tensor& y,
                       Tensor& rstd) {
-  static const auto op =
-      Operator<void(const Tensor&, const Tensor&, const Tensor&, double, Tensor&, Tensor&, Tensor&)>("qlorapp::add_rms_norm", "out");
+  static const auto op = Operator<void(const Tensor&, const Tensor&, const Tensor&, double, Tensor&, Tensor&, Tensor&)>(
+      "qlorapp::add_rms_norm", "out");
   op.call(x, residual, weight, eps, sum, y, rstd);
 }
 
@@ -72,7 +72,8 @@ Tensor rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight
 }
 
 void rms_norm_backward_(Tensor& dx, Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
-  static const auto op = Operator<void(Tensor&, Tensor&, const Tensor&, const Tensor&, const Tensor&)>("qlorapp::rms_norm_backward_");
+  static const auto op =
+      Operator<void(Tensor&, Tensor&, const Tensor&, const Tensor&, const Tensor&)>("qlorapp::rms_norm_backward_");
   op.call(dx, dy, x, weight, rstd);
 }
 
@@ -110,7 +111,7 @@ Two attention(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef
 Three attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
                          const Tensor& lse, at::IntArrayRef row_starts, double scale, bool deterministic) {
   static const auto op = Operator<Three(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                    at::IntArrayRef, double, bool)>("qlorapp::attention_backward");
+                                        at::IntArrayRef, double, bool)>("qlorapp::attention_backward");
   return op.call(dout, q, k, v, out, lse, row_starts, scale, deterministic);
 }
 

@@ -7,9 +7,28 @@
 
 #include <utility>
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 namespace qlorapp::ops {
+
+/// For a scope inside of an operator's kernel: errors of calls stay c10's, for whoever called the operator.
+class InsideKernel {
+ public:
+  InsideKernel();
+  ~InsideKernel();
+  InsideKernel(const InsideKernel&) = delete;
+  InsideKernel& operator=(const InsideKernel&) = delete;
+
+ private:
+  bool outer_;
+};
+
+/// In an autograd kernel: calls go to the kernels below autograd and below what counts a tensor's versions.
+struct BelowAutograd {
+  at::AutoDispatchBelowADInplaceOrView below;
+  InsideKernel inside;
+};
 
 /// In a handler: throws c10's ValueError and TypeError again as the library's, without torch's backtrace, and others as they are.
 [[noreturn]] void rethrow_operator_error();

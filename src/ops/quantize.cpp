@@ -37,8 +37,8 @@ at::Tensor dequantize_4bit_nested(const at::Tensor& packed, const at::Tensor& ab
                                   const at::Tensor& nested_offset, at::IntArrayRef shape, int64_t block_size,
                                   int64_t nested_block_size, QuantType quant_type, at::ScalarType dtype) {
   static const auto op =
-      Operator<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, at::IntArrayRef, int64_t, int64_t,
-                      std::string_view, at::ScalarType)>("qlorapp::dequantize_4bit_nested");
+      Operator<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, at::IntArrayRef, int64_t,
+                          int64_t, std::string_view, at::ScalarType)>("qlorapp::dequantize_4bit_nested");
   return op.call(packed, absmax, nested_absmax, nested_offset, shape, block_size, nested_block_size, to_string(quant_type), dtype);
 }
 
@@ -46,7 +46,7 @@ void dequantize_4bit_stack_(const at::Tensor& out, at::TensorList packed, at::Te
                             at::TensorList nested_offset, at::IntArrayRef rows, int64_t block_size, int64_t nested_block_size,
                             QuantType quant_type) {
   static const auto op = Operator<void(at::Tensor&, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::IntArrayRef,
-                                   int64_t, int64_t, std::string_view)>("qlorapp::dequantize_4bit_stack_");
+                                       int64_t, int64_t, std::string_view)>("qlorapp::dequantize_4bit_stack_");
   at::Tensor into = out;
   op.call(into, packed, absmax, nested_absmax, nested_offset, rows, block_size, nested_block_size, to_string(quant_type));
 }

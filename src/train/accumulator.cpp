@@ -68,10 +68,11 @@ void Accumulator::add(const at::Tensor& loss_sum) {
 }
 
 at::Tensor Accumulator::mean_loss() const {
-  QLORAPP_CHECK_VALUE(added_ == size_,
-                      "[Accumulator] mean_loss() needs the loss of all {} micro-batches of the window; got {}. Give each to weigh() "
-                      "or add() first.",
-                      size_, added_);
+  QLORAPP_CHECK_VALUE(
+      added_ == size_,
+      "[Accumulator] mean_loss() needs the loss of all {} micro-batches of the window; got {}. Give each to weigh() "
+      "or add() first.",
+      size_, added_);
   if (!loss_sum_.defined()) return at::zeros({}, at::kDouble);
   return tokens_ == 0 ? at::zeros_like(loss_sum_) : loss_sum_ / static_cast<double>(tokens_);
 }

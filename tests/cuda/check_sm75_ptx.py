@@ -21,7 +21,7 @@ INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.]*)\s", re.MULTILINE)
 
 def instructions(nvcc: str, source: pathlib.Path, folder: pathlib.Path) -> set[str]:
     out = folder / f"{source.stem}.ptx"
-    include = ["-I", ROOT / "include", "-I", ROOT]
+    include = ["-I", ROOT / "include", "-I", ROOT / "src", "-I", ROOT]
     subprocess.run([nvcc, "-ptx", "-arch=compute_75", "-std=c++20", *include, "-o", out, source], check=True)
     return set(INSTRUCTION.findall(out.read_text()))
 

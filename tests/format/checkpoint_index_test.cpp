@@ -69,7 +69,7 @@ TEST_CASE("an index cannot lead out of its folder", "[format][cpu]") {
   }
   fs::create_symlink("../outside.safetensors", folder / "model/link.safetensors");
   (void)folder.write("model/model.safetensors.index.json", R"({"weight_map":{"w":"link.safetensors"}})");
-  REQUIRE(has(thrown<FormatError>([&] { Checkpoint checkpoint(folder / "model"); }), "leads to '../outside.safetensors'"));
+  REQUIRE(has(thrown<FormatError>([&] { Checkpoint checkpoint(folder / "model"); }), "it points to '../outside.safetensors'"));
   fs::create_symlink(outside, folder / "model/model.safetensors");
   REQUIRE(has(thrown<FormatError>([&] { Checkpoint checkpoint(folder / "model"); }), "../../blobs/<hex>"));
 }

@@ -28,8 +28,14 @@ def build_dir() -> pathlib.Path:
     return BUILD
 
 
+@pytest.fixture
+def thorough(request) -> bool:
+    return request.config.getoption("--thorough")
+
+
 def pytest_addoption(parser):
     parser.addoption("--shard", help="I/N: of the files in alphabetical order, every N-th from the I-th on")
+    parser.addoption("--thorough", action="store_true", help="all random cases, for which ./dev test has no time")
 
 
 def pytest_ignore_collect(collection_path, config):

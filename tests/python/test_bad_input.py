@@ -224,8 +224,8 @@ OPTIONS = [
     Case("needed option is missing", ["train", "--model", "model", "--output", "out"], ["--data is required"]),
     Case("option given twice", [*TRAIN, "--seed", "1", "--seed", "2"], ["--seed is given twice"]),
     Case("option and its alias", [*TRAIN, "--r", "1", "--lora_r", "2"], ["--r and --lora_r are the same option"]),
-    Case("word that is no option", [*TRAIN, "extra"], ["'extra' is no option"]),
-    Case("one dash", [*TRAIN, "-x"], ["'-x' is no option"]),
+    Case("word that is no option", [*TRAIN, "extra"], ["'extra' is not an option"]),
+    Case("one dash", [*TRAIN, "-x"], ["'-x' is not an option"]),
     Case("word for an integer", [*TRAIN, "--r", "eight"], ["'r'", "integer", "eight"]),
     Case("fraction for an integer", [*TRAIN, "--r", "1.5"], ["'r'", "integer", "1.5"]),
     Case("integer that is too big", [*TRAIN, "--seed", "99999999999999999999"], ["'seed'", "integer"]),
@@ -323,7 +323,7 @@ OUTPUT = [
 
 RESUME = [
     Case("nothing to resume", [*TRAIN, "--resume_from_checkpoint"], ["resume_from_checkpoint", "out", "Leave the option out"]),
-    Case("no such checkpoint", [*TRAIN, "--resume_from_checkpoint", "nope"], ["nope", "no checkpoint"]),
+    Case("no such checkpoint", [*TRAIN, "--resume_from_checkpoint", "nope"], ["nope", "is not a checkpoint"]),
     Case("a model is no checkpoint", [*TRAIN, "--resume_from_checkpoint", "model"], ["model", "not a checkpoint", "checkpoint-"]),
     Case("checkpoint of another base", [*TRAIN, "--resume_from_checkpoint", "another_run/checkpoint-2"], ["another_run/checkpoint-2", "another base"]),
     Case("checkpoint of the base quantized otherwise", [*TRAIN, "--quant_type", "fp4", "--resume_from_checkpoint", "run/checkpoint-2"],

@@ -196,7 +196,9 @@ def test_hooks_of_saved_tensors_see_the_inputs_alone():
 
 def test_kept_outputs_of_lora_linear_layers_change_no_bit_and_spare_their_products():
     torch.manual_seed(0)
-    layers = [qlorapp.LoraLinear(qlorapp.Quantizer().quantize(torch.randn(64, 64) / 8), r=4, lora_dropout=0.2) for _ in range(2)]
+    layers = [
+        qlorapp.LoraLinear(qlorapp.Quantizer().quantize(torch.randn(64, 64) / 8), r=4, lora_dropout=0.2) for _ in range(2)
+    ]
     block = torch.nn.Sequential(layers[0], torch.nn.GELU(), layers[1])
     torch.nn.init.normal_(layers[0].lora_B)
     x = torch.randn(5, 64)

@@ -148,10 +148,10 @@ def sequence(rng):
     return lines
 
 
-def test_the_trace_is_torchs_over_100_000_random_sequences(build_dir):
+def test_the_trace_is_torchs_over_random_sequences(build_dir, thorough):
     rng = random.Random(20240607)
     torch.set_num_threads(1)
-    compare(build_dir, [line for _ in range(100_000) for line in sequence(rng)])
+    compare(build_dir, [line for _ in range(100_000 if thorough else 10_000) for line in sequence(rng)])
 
 
 def test_long_runs_reach_zero_infinity_and_the_default_interval(build_dir):

@@ -176,7 +176,7 @@ REFUSED = [
     ("decoder", {"type": "BPEDecoder"}, "ByteFallback, Fuse and Strip; got BPEDecoder"),
     ("decoder", {"type": "ByteLevel"}, "pre_tokenizer must contain ByteLevel where the decoder is"),
     ("decoder.decoders.3.content", "ab", "'content' of Strip must be one character; got 'ab'"),
-    ("decoder.decoders.3.start", -1, "'start' of Strip must be a whole number from 0"),
+    ("decoder.decoders.3.start", -1, "'start' of Strip must be a whole number of at least 0"),
     ("decoder.decoders.0.pattern", {"Regex": "a*"}, "decoder Replace must have a String pattern"),
     ("model.unk_token", "<none>", "model.unk_token must be a token of model.vocab; got '<none>'"),
     ("model.unk_token", 3, "model.unk_token must be a string or null; got a number"),

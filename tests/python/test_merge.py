@@ -266,7 +266,9 @@ def test_the_drift_is_that_of_the_logits(root, tmp_path, base, most):
         base,
     ]
     said = peer.run_cli("merge", *arguments, "--drift", "--device", "cpu").stdout
-    change, largest, same = map(float, re.search(r"at most (\S+) .*largest logit: ([\d.e+-]+)\).* after (\d+) of 32", said).groups())
+    change, largest, same = map(
+        float, re.search(r"at most (\S+) .*largest logit: ([\d.e+-]+)\).* after (\d+) of 32", said).groups()
+    )
     config = qlorapp.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
     before = qlorapp.AutoModelForCausalLM.from_pretrained(root / "float False", quantization_config=config, dtype=torch.float32)
     before = peft.PeftModel.from_pretrained(before, tmp_path / "adapter")

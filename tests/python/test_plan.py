@@ -310,9 +310,9 @@ def test_the_timeline_is_a_picture(here):
         (["--gpu", "T4", "--explain", "--auto_find_batch_size"], "--auto_find_batch_size cannot be combined with --explain"),
         (["--compare", "T4:2x16,A10:8x4", "--batch", "2"], "--batch cannot be combined with --compare"),
         (["--compare", "T4:2x16,A10:8x4", "--gradient_accumulation_steps", "2"], "cannot be combined with --compare"),
-        (["--gpu", "T4", "--gpu_tflops", "33"], "--gpu_tflops needs a GPU that is given by its memory"),
+        (["--gpu", "T4", "--gpu_tflops", "33"], "--gpu_tflops needs a GPU given by its memory"),
         (["--gpu", "cpu", "--context", "1GiB"], "--context needs"),
-        (["--gpu", "T4", "--compare", "T4:2x16,A10:8x4"], "--gpu needs no --compare"),
+        (["--gpu", "T4", "--compare", "T4:2x16,A10:8x4"], "--gpu needs a plan without --compare"),
         (["--compare", "T4:2x16,8GiB:2x16"], "--gpu_bandwidth"),
         (["--gpu", "T4", "--hours", "24", "--gpus", "4", "--effective_batch", "2", "--dataset_rows", "10", "--avg_tokens", "20"], "effective_batch"),
         (["--gpu", "T4", "--bf16", "--auto_find_batch_size", "--seq", "131072"], "[auto_find_batch_size] not even one row fits"),
@@ -346,7 +346,7 @@ def test_comparisons_are_of_what_is_compared():
     crossed = qlorapp(*run, "T4:8x4,A10:2x16").stdout
     assert (
         "Speed: A10, 2 x 16 is faster" in crossed
-        and "Memory: T4, 8 x 4 takes" in crossed
+        and "Memory: T4, 8 x 4 needs" in crossed
         and "-" not in re.findall(r"The difference, (\S+)", crossed)
     )
     twice = qlorapp(*run, "A10:2x16,A10:4x8").stdout

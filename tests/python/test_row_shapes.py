@@ -237,7 +237,7 @@ def test_the_same_rows_come_out_of_csv_and_json(canonical, tmp_path):
 
 
 CHOSEN = "'chosen' and 'rejected' are preference data: train with TRL's DPOTrainer"
-LABEL = "preference data: train with TRL's KTOTrainer"
+LABEL = "as preference data does: train with TRL's KTOTrainer"
 PREFERENCES = {
     "TRL": ({"prompt": "a", "chosen": "b", "rejected": "c"}, CHOSEN),
     "TRL, implicit prompt": ({"chosen": [user("a"), assistant("b")], "rejected": [user("a"), assistant("c")]}, CHOSEN),

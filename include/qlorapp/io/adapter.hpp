@@ -24,7 +24,8 @@ void load_adapter(CausalLM& model, const std::string& folder, const std::string&
 
 /// The same for a model of your own: adapters under the names of its modules, "block0.up.lora_A.weight", as adapter_parameters()
 /// (nn/inject.hpp) and LoraLinear::named_parameters return them.
-/// @param config  what the adapters were made with: it is written as adapter_config.json.
+/// @param config  what the adapters were made with: it is written as adapter_config.json, without its task_type, so that PEFT wraps a
+///                module of any kind.
 /// @throws ValueError if there are none, or a value is not finite; IoError.
 void save_adapter(const std::vector<std::pair<std::string, at::Tensor>>& adapters, const LoraConfig& config,
                   const std::string& folder, const std::string& base_model);

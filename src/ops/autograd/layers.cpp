@@ -13,6 +13,7 @@
 #include "ops/cross_entropy.hpp"
 #include "ops/no_autocast.hpp"
 #include "ops/norm.hpp"
+#include "ops/operator.hpp"
 #include "ops/rope.hpp"
 #include "ops/swiglu.hpp"
 
@@ -35,7 +36,7 @@ void check_frozen(std::string_view op, std::string_view what, const Tensor& weig
 
 struct RmsNorm : Function<RmsNorm> {
   static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, double eps) {
-    at::AutoDispatchBelowADInplaceOrView guard;
+    const BelowAutograd below;
     auto [y, rstd] = ops::rms_norm(x, weight, eps);
     ctx->mark_non_differentiable({rstd});
     ctx->save_for_backward({x, weight, rstd});
@@ -50,7 +51,7 @@ struct RmsNorm : Function<RmsNorm> {
 
 struct AddRmsNorm : Function<AddRmsNorm> {
   static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
-    at::AutoDispatchBelowADInplaceOrView guard;
+    const BelowAutograd below;
     auto [sum, y, rstd] = ops::add_rms_norm(x, residual, weight, eps);
     ctx->mark_non_differentiable({rstd});
     ctx->save_for_backward({sum, weight, rstd});
@@ -67,7 +68,7 @@ struct AddRmsNorm : Function<AddRmsNorm> {
 struct Rope : Function<Rope> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions,
                         bool inverse) {
-    at::AutoDispatchBelowADInplaceOrView guard;
+    const BelowAutograd below;
     ctx->save_for_backward({cos, sin, positions});
     ctx->saved_data["inverse"] = inverse;
     return ops::rope(x, cos, sin, positions, inverse);
@@ -82,7 +83,7 @@ struct Rope : Function<Rope> {
 
 struct SwiGlu : Function<SwiGlu> {
   static Tensor forward(AutogradContext* ctx, const Tensor& gate_up) {
-    at::AutoDispatchBelowADInplaceOrView guard;
+    const BelowAutograd below;
     ctx->save_for_backward({gate_up});
     return ops::swiglu(gate_up);
   }
@@ -95,7 +96,7 @@ struct SwiGlu : Function<SwiGlu> {
 struct Attention : Function<Attention> {
   static variable_list forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts,
                                double scale, bool deterministic) {
-    at::AutoDispatchBelowADInplaceOrView guard;
+    const BelowAutograd below;
     auto [out, lse] = ops::attention(q, k, v, row_starts, scale, deterministic);
     ctx->mark_non_differentiable({lse});
     ctx->save_for_backward({q, k, v, out, lse});
@@ -117,7 +118,7 @@ struct Attention : Function<Attention> {
 struct LinearCrossEntropy : Function<LinearCrossEntropy> {
   static variable_list forward(AutogradContext* ctx, const Tensor& hidden, const Tensor& weight, const Tensor& targets,
                                const std::optional<Tensor>& grad_scale, int64_t chunk_rows, int64_t target_count) {
-    at::AutoDispatchBelowADInplaceOrView guard;
+    const BelowAutograd below;
     auto [loss, gradient] = ops::linear_cross_entropy(hidden, weight, targets, grad_scale, true, chunk_rows, target_count);
     ctx->mark_non_differentiable({gradient});
     ctx->save_for_backward({gradient, grad_scale.value_or(Tensor())});
@@ -164,7 +165,7 @@ std::tuple<Tensor, Tensor> linear_cross_entropy(const Tensor& hidden, const Tens
                                                 int64_t target_count) {
   check_frozen("linear_cross_entropy", "the output head", weight);
   if (!wants_gradient(hidden)) {
-    at::AutoDispatchBelowADInplaceOrView guard;
+    const BelowAutograd below;
     return ops::linear_cross_entropy(hidden, weight, targets, grad_scale, need_gradient, chunk_rows, target_count);
   }
   const auto results = LinearCrossEntropy::apply(hidden, weight, targets, grad_scale, chunk_rows, target_count);
@@ -185,7 +186,7 @@ void count_write(const Written&... written) {
 
 void rms_norm_out(const Tensor& x, const Tensor& weight, double eps, Tensor& y, Tensor& rstd) {
   check_outside_autograd("rms_norm.out", x, weight, y, rstd);
-  at::AutoDispatchBelowADInplaceOrView guard;
+  const BelowAutograd below;
   ops::rms_norm_out(x, weight, eps, y, rstd);
   count_write(y, rstd);
 }
@@ -193,14 +194,14 @@ void rms_norm_out(const Tensor& x, const Tensor& weight, double eps, Tensor& y, 
 void add_rms_norm_out(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, Tensor& sum, Tensor& y,
                       Tensor& rstd) {
   check_outside_autograd("add_rms_norm.out", x, residual, weight, sum, y, rstd);
-  at::AutoDispatchBelowADInplaceOrView guard;
+  const BelowAutograd below;
   ops::add_rms_norm_out(x, residual, weight, eps, sum, y, rstd);
   count_write(sum, y, rstd);
 }
 
 void swiglu_out(const Tensor& gate_up, Tensor& h) {
   check_outside_autograd("swiglu.out", gate_up, h);
-  at::AutoDispatchBelowADInplaceOrView guard;
+  const BelowAutograd below;
   ops::swiglu_out(gate_up, h);
   count_write(h);
 }
@@ -208,28 +209,28 @@ void swiglu_out(const Tensor& gate_up, Tensor& h) {
 void rope_backward_qkv_(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos, const Tensor& sin,
                         const Tensor& positions) {
   check_outside_autograd("rope_backward_qkv_", dqkv, dq, dk, dv, cos, sin);
-  at::AutoDispatchBelowADInplaceOrView guard;
+  const BelowAutograd below;
   ops::rope_backward_qkv_(dqkv, dq, dk, dv, cos, sin, positions);
   count_write(dqkv);
 }
 
 void rms_norm_backward_(Tensor& dx, Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
   check_outside_autograd("rms_norm_backward_", dx, dy, x, weight, rstd);
-  at::AutoDispatchBelowADInplaceOrView guard;
+  const BelowAutograd below;
   ops::rms_norm_backward_(dx, dy, x, weight, rstd);
   count_write(dx);
 }
 
 void rope_(Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions, bool inverse) {
   check_outside_autograd("rope_", x, cos, sin);
-  at::AutoDispatchBelowADInplaceOrView guard;
+  const BelowAutograd below;
   ops::rope_(x, cos, sin, positions, inverse);
   count_write(x);
 }
 
 void swiglu_backward_(Tensor& dh, Tensor& gate_up) {
   check_outside_autograd("swiglu_backward_", dh, gate_up);
-  at::AutoDispatchBelowADInplaceOrView guard;
+  const BelowAutograd below;
   ops::swiglu_backward_(dh, gate_up);
   count_write(dh, gate_up);
 }

@@ -13,6 +13,7 @@
 #include "../quantize_arguments.hpp"
 #include "ops/linear.hpp"
 #include "ops/no_autocast.hpp"
+#include "ops/operator.hpp"
 
 namespace qlorapp::ops {
 namespace {
@@ -35,7 +36,7 @@ struct Linear4bit : torch::autograd::Function<Linear4bit> {
     context->saved_data["nested_block_size"] = nested_block_size;
     context->saved_data["nf4"] = type == QuantType::kNf4;
     context->saved_data["transpose"] = transpose;
-    const at::AutoDispatchBelowADInplaceOrView below;
+    const BelowAutograd below;
     return linear_4bit(x, packed, absmax, nested_absmax, nested_offset, shape, block_size, nested_block_size, type, transpose);
   }
 
@@ -69,7 +70,7 @@ void refuse_gradient(const char* op, const char* name, const at::Tensor& tensor)
 using Pair = std::tuple<at::Tensor, at::Tensor>;
 template <class... Arguments>
 auto below_autograd(const char* name, Arguments... arguments) {
-  const at::AutoDispatchBelowADInplaceOrView below;
+  const BelowAutograd below;
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Pair(Arguments...)>().call(arguments...);
 }
 
@@ -96,7 +97,8 @@ void linear_4bit_out_autograd(at::Tensor& y, const at::Tensor& x, const at::Tens
                               bool accumulate) {
   refuse_gradient("linear_4bit_out", "x", x);
   refuse_gradient("linear_4bit_out", "y", y);
-  const at::AutoDispatchBelowAutograd below;
+  const at::AutoDispatchBelowAutograd below;  // y was written: its version is counted next
+  const InsideKernel inside;
   linear_4bit_out(y, x, packed, absmax, nested_absmax, nested_offset, shape, block_size, nested_block_size,
                   checked_quant_type("linear_4bit_out", quant_type), transpose, accumulate);
 }

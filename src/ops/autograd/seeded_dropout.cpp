@@ -22,7 +22,7 @@ at::Tensor call(const at::Tensor& x, double p, int64_t seed, int64_t micro_step,
 struct SeededDropout : torch::autograd::Function<SeededDropout> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, double p, int64_t seed, int64_t micro_step,
                             int64_t site, int64_t first) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
+    const ops::BelowAutograd below;
     ctx->saved_data["p"] = p;
     ctx->saved_data["seed"] = seed;
     ctx->saved_data["micro_step"] = micro_step;

@@ -115,12 +115,13 @@ at::Tensor dequantize_blockwise(const at::Tensor& codes, const at::Tensor& absma
   const auto* const in = dense_codes.const_data_ptr<uint8_t>();
   const auto* const scale = scales.const_data_ptr<float>();
   auto* const out = values.mutable_data_ptr<float>();
-  at::parallel_for(0, block_count(n, block_size), std::max<int64_t>(kDequantizeGrain / block_size, 1), [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block) {
-      const int64_t stop = std::min((block + 1) * block_size, n);
-      for (int64_t i = block * block_size; i < stop; ++i) out[i] = map[in[i]] * scale[block];
-    }
-  });
+  at::parallel_for(0, block_count(n, block_size), std::max<int64_t>(kDequantizeGrain / block_size, 1),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t block = begin; block < end; ++block) {
+                       const int64_t stop = std::min((block + 1) * block_size, n);
+                       for (int64_t i = block * block_size; i < stop; ++i) out[i] = map[in[i]] * scale[block];
+                     }
+                   });
   return values.to(dtype);
 }
 
