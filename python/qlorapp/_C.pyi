@@ -16,7 +16,6 @@ class Accumulator:
         for batch in batches:
             loss_sum = torch.nn.functional.cross_entropy(logits_of(batch), batch.targets, reduction="sum")
             window.weigh(loss_sum).backward()
-            window.add(loss_sum)
         print(window.mean_loss().item())
 
     target_counts: the number of targets of each micro-batch, integers >= 0.
@@ -32,19 +31,21 @@ class Accumulator:
     def tokens(self) -> int:
         """Targets in the window, over all processes."""
     def weigh(self, loss_sum: torch.Tensor) -> torch.Tensor:
-        """Returns loss_sum / tokens, on the same graph and device.
+        """Returns loss_sum / tokens, on the same graph and device, and counts the loss in mean_loss().
 
         loss_sum: (), floating: a micro-batch's loss, summed over its targets. Does not synchronize.
+
+        Raises ValueError if the loss of every micro-batch of the window is counted already.
                 """
     def add(self, loss_sum: torch.Tensor) -> None:
-        """Adds a micro-batch's summed loss to mean_loss(), in float64 on its device.
+        """Counts a micro-batch's summed loss in mean_loss(), for a model that scales its gradients by weight itself.
 
-        loss_sum: (), detached here. Does not synchronize.
+        loss_sum: (), floating, detached here; summed in float64 on its device. Does not synchronize.
                 """
     def mean_loss(self) -> torch.Tensor:
-        """Returns the added losses / tokens: () float64, 0 without targets.
+        """Returns the losses / tokens: () float64, 0 without targets.
 
-        This process's share: sum it over all processes. Does not synchronize.
+        This process's share: sum it over all processes. Does not synchronize. Raises ValueError if the loss of a micro-batch of the window is missing.
                 """
 
 class CausalLM:
@@ -348,7 +349,7 @@ def bits_and_bytes_config_fields() -> list[typing.Any]:
 
 def check_training_arguments(json: str) -> None: ...
 
-def checkpoint(run: collections.abc.Callable[..., typing.Any], inputs: collections.abc.Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+def checkpoint(run: collections.abc.Callable[..., typing.Any], inputs: collections.abc.Sequence[torch.Tensor | None], keep_linear_outputs: bool=False) -> list[torch.Tensor]:
     """Outputs of run(*inputs), of which backward keeps the inputs only; include/qlorapp/nn/checkpointed_block.hpp."""
 
 def choose_tokens(logits: torch.Tensor, rows: collections.abc.Sequence[typing.SupportsInt], position: typing.SupportsInt, sampling: SamplingOptions) -> list[int]: ...

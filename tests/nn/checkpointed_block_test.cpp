@@ -401,11 +401,17 @@ TEST_CASE("kept outputs of LoraLinear layers spare the recompute their products 
     const CountProducts count;
     return std::pair(gradients(layers, x, wanted), products);
   };
+  const int one = [&] {  // an operator may call itself below autograd
+    const CountProducts count;
+    static_cast<void>(block.first->forward(x, true));
+    return products;
+  }();
+  REQUIRE(one > 0);
   const auto [plain, plain_products] = run(block);
   const auto [again, again_products] = run(CheckpointedBlock(block));
   const auto [kept, kept_products] = run(CheckpointedBlock(block, {.keep_linear_outputs = true}));
-  REQUIRE(again_products == plain_products + 2);
-  REQUIRE(kept_products == plain_products + (in_place ? 1 : 0));  // an output that was changed is computed again
+  REQUIRE(again_products == plain_products + 2 * one);
+  REQUIRE(kept_products == plain_products + (in_place ? one : 0));  // an output that was changed is computed again
   for (size_t i = 0; i < wanted.size(); ++i) {
     REQUIRE(at::equal(plain[i], again[i]));
     REQUIRE(at::equal(plain[i], kept[i]));
