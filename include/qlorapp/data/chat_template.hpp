@@ -80,7 +80,7 @@ class ChatTemplate {
   [[nodiscard]] bool knows_tools() const { return knows_tools_; }
 
   [[nodiscard]] std::string_view name() const;
-  /// What ends an assistant's turn: `<|eot_id|>`, `<|im_end|>`, `</s>` …
+  /// The token that ends an assistant's turn: `<|eot_id|>`, `<|im_end|>`, `</s>` …
   [[nodiscard]] std::string end_of_turn() const;
 
  private:

@@ -40,7 +40,7 @@ struct InjectOptions {
 std::vector<std::string> inject(torch::nn::Module& model, const LoraConfig& config, uint64_t seed,
                                 const InjectOptions& options = {});
 
-/// What PEFT saves of such a model: parameters of adapters and those that modules_to_save left trainable, under their names.
+/// The parameters that PEFT saves: those of adapters and those that modules_to_save left trainable, under their names.
 [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> adapter_parameters(const torch::nn::Module& model);
 
 }  // namespace qlorapp

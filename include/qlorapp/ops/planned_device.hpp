@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a memory plan speaks of: the device it is made for, the uses of memory and the phases of a run.
+/// Terms of a memory plan: the device it is made for, the uses of memory and the phases of a run.
 #pragma once
 
 #include <cstddef>
