@@ -26,7 +26,8 @@ constexpr std::string_view kEightBit = "it concerns eight-bit layers; layers are
 
 constexpr std::array kUnused{
     UnusedOption{"optim_args", "AdamW has no other options. Set adam_beta1, adam_beta2, adam_epsilon.", kRefused},
-    UnusedOption{"optim_target_modules", "it belongs to GaLore and APOLLO; the optimizer is AdamW. Name modules in target_modules.", kRefused},
+    UnusedOption{"optim_target_modules", "it belongs to GaLore and APOLLO; the optimizer is AdamW. Name modules in target_modules.",
+                 kRefused},
     UnusedOption{"adafactor", "AdamW is the optimizer. Set optim=adamw_8bit for small states.", kRefused},
     UnusedOption{"label_smoothing_factor", "it needs all logits, which the fused loss never holds. Leave it 0, or train in Python.",
                  kRefused},
