@@ -18,5 +18,7 @@ int quantize(const Arguments& arguments);
 int merge(const Arguments& arguments);
 int eval(const Arguments& arguments);
 int generate(const Arguments& arguments);
+int inspect(const Arguments& arguments);
+int verify_resume(const Arguments& arguments);
 
 }  // namespace qlorapp::cli

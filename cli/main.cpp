@@ -29,12 +29,14 @@ constexpr Command kCommands[] = {
     {"plan", "estimate memory and time of a run without loading the model", qlorapp::cli::plan},
     {"quantize", "write a bitsandbytes 4-bit checkpoint", qlorapp::cli::quantize},
     {"merge", "write base and adapter as one 16-bit checkpoint", qlorapp::cli::merge},
+    {"inspect", "verify a checkpoint, adapter or model folder", qlorapp::cli::inspect},
+    {"verify-resume", "show that resumed runs equal the run that was not interrupted", qlorapp::cli::verify_resume},
 };
 
 void print_usage(std::FILE* to) {
   std::fprintf(to, "usage: qlorapp COMMAND [options]     qlorapp COMMAND --help\n\n");
   for (const Command& command : kCommands) {
-    std::fprintf(to, "  %-10s %s\n", std::string(command.name).c_str(), std::string(command.summary).c_str());
+    std::fprintf(to, "  %-13s %s\n", std::string(command.name).c_str(), std::string(command.summary).c_str());
   }
 }
 

@@ -18,24 +18,17 @@ std::string loss_of(Trainer& trainer) {
 
 }  // namespace
 
-RunReport::RunReport(std::string logging_strategy, std::function<bool()> interrupted)
-    : strategy_(std::move(logging_strategy)), interrupted_(std::move(interrupted)) {}
-
 TrainerCallbacks RunReport::callbacks() {
   TrainerCallbacks result;
   result.on_log = [this](const LogRecord& record, TrainerControl&) { line(record.to_line()); };
   result.on_event = [this](TrainerEvent event, const TrainState& state, TrainerControl& control) {
     if (event == TrainerEvent::kStepEnd) after_step(state, control);
-    const bool ends_early = interrupted_() && state.global_step < state.schedule.training_steps;
-    if (event == TrainerEvent::kEpochEnd && ends_early)
-      control.should_log = control.should_evaluate = control.should_save = false;  // the checkpoint of that step is there
   };
   result.on_save = [this](const std::string& folder, TrainerControl&) { line("saved " + folder); };
   return result;
 }
 
 void RunReport::after_step(const TrainState& state, TrainerControl& control) {
-  if (interrupted_()) control.should_save = control.should_training_stop = true;
   const bool is_first = std::exchange(is_first_, false);
   const bool is_last = state.global_step == state.schedule.training_steps || control.should_training_stop;
   // With "epoch" the end of an epoch logs the last step by itself.

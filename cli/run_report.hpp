@@ -2,9 +2,9 @@
 /// Output of a run while it trains: log entries, saved checkpoints, and a bar with the loss.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "progress.hpp"
 #include "qlorapp/train/trainer.hpp"
@@ -15,8 +15,7 @@ namespace qlorapp::cli {
 /// out are not put into log_history, which stays transformers'.
 class RunReport {
  public:
-  /// @param interrupted  asked after each step: true ends the run with a checkpoint.
-  RunReport(std::string logging_strategy, std::function<bool()> interrupted);
+  explicit RunReport(std::string logging_strategy) : strategy_(std::move(logging_strategy)) {}
 
   /// For the trainer that watch() names before it trains.
   [[nodiscard]] TrainerCallbacks callbacks();
@@ -27,7 +26,6 @@ class RunReport {
   void after_step(const TrainState& state, TrainerControl& control);
 
   std::string strategy_;
-  std::function<bool()> interrupted_;
   Trainer* trainer_ = nullptr;
   bool is_first_ = true;
   ProgressBar bar_{"training"};

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <array>
-#include <csignal>
 #include <cstdio>
+#include <memory>
 
 #include "command.hpp"
 #include "core/check.hpp"
@@ -25,18 +25,11 @@
 #include "qlorapp/train/plan_run.hpp"
 #include "qlorapp/train/trainer.hpp"
 #include "run_report.hpp"
+#include "stop_signals.hpp"
 #include "training_options.hpp"
 
 namespace qlorapp::cli {
 namespace {
-
-volatile std::sig_atomic_t g_interrupted = 0;
-
-/// The first Ctrl-C asks for an end after this step, with a checkpoint; the second ends the process.
-void on_interrupt(int) {
-  g_interrupted = 1;
-  std::signal(SIGINT, SIG_DFL);
-}
 
 struct TrainOptions {
   ModelOptions model;
@@ -110,23 +103,26 @@ Run parse_train(const Arguments& arguments) {
   return run;
 }
 
-/// The checkpoint to go on from, if any. "true" is the newest in the output folder.
+/// The checkpoint to go on from, if any. "true" is the newest of the output folder's run.
 std::optional<std::string> checkpoint_to_resume(const TrainOptions& options) {
   const auto& wanted = options.args.resume_from_checkpoint;
   if (!wanted || *wanted == "false") return std::nullopt;
   if (*wanted != "true") return wanted;
-  const auto newest = latest_checkpoint(options.output);
+  const NewestCheckpoint newest = newest_checkpoint(options.output);
+  const std::string skipped = joined(newest.skipped);
   QLORAPP_CHECK_VALUE(
-      newest.has_value(),
-      "[resume_from_checkpoint] there is no checkpoint in {}. Leave the option out to begin anew, or name a checkpoint folder.",
-      options.output);
-  return newest;
+      newest.path.has_value(),
+      "[resume_from_checkpoint] there is no checkpoint to resume from in {}{}. Leave the option out to begin anew, or "
+      "name a checkpoint folder.",
+      options.output, skipped.empty() ? std::string() : message("; skipped: {}", skipped));
+  if (!skipped.empty()) log_warning(message("[resume] resuming from {}; skipped: {}.", *newest.path, skipped));
+  return newest.path;
 }
 
 /// Another run's work is never written over by accident.
-void check_output(const TrainOptions& options, bool resuming) {
-  format::check_output_folder(options.output);
-  if (resuming || options.args.overwrite_output_dir) return;
+void check_output(const TrainOptions& options) {
+  const auto& resumed = options.args.resume_from_checkpoint;
+  if ((resumed && *resumed != "false") || options.args.overwrite_output_dir) return;
   const bool used = format::exists(format::path_in(options.output, "trainer_state.json")) ||
                     !list_checkpoints(options.output).empty() ||
                     format::exists(format::path_in(options.output, "adapter_model.safetensors"));
@@ -203,8 +199,11 @@ int train(const Arguments& arguments) {
   const Run run = parse_train(arguments);
   const TrainOptions& options = run.options;
   const format::ModelConfig& config = run.config;
+  format::check_output_folder(options.output);
+  check_output(options);
+  // From here on no other run writes there, and what an interrupted one has left is in order.
+  const auto folder = options.dry_run ? nullptr : std::make_shared<RunFolder>(options.output);
   const std::optional<std::string> resume_from = checkpoint_to_resume(options);
-  check_output(options, resume_from.has_value());
   say_what_runs(run);
 
   FolderText tools = options.model.text_tools();
@@ -229,17 +228,21 @@ int train(const Arguments& arguments) {
   const ParameterCount count{model.arena().numel(), model.decoder().parameter_count() + model.arena().numel()};
   log_info(message("{}; model in memory: {}", trainable_parameters_line(count), to_string(model.decoder().weight_bytes())));
 
-  remove_stale_checkpoints(options.output);
-  RunReport report(options.args.logging_strategy, [] { return g_interrupted != 0; });
-  Trainer trainer(model, options.args, train_data.examples, eval_data.examples, options.model.model, report.callbacks());
+  const StopSignals signals;
+  RunReport report(options.args.logging_strategy);
+  TrainerCallbacks callbacks = report.callbacks();
+  callbacks.stop_now = [] { return StopSignals::received() != 0; };
+  Trainer trainer(model, options.args, train_data.examples, eval_data.examples, options.model.model, std::move(callbacks));
+  trainer.use_folder(folder);
   report.watch(trainer);
   log_info(message("{} steps of {} x {} rows{}", trainer.max_steps(), trainer.args().per_device_train_batch_size,
                    trainer.args().gradient_accumulation_steps, resume_from ? " from " + *resume_from : std::string()));
-  std::signal(SIGINT, on_interrupt);
   const TrainOutput output = trainer.train(resume_from);
-  if (g_interrupted && output.global_step < trainer.max_steps()) {
-    report.line(message("interrupted after step {}; go on with --resume_from_checkpoint", output.global_step));
-    return 130;
+  if (output.stopped) {
+    const int signal = StopSignals::received();
+    report.line(message("stopped by {} after step {} of {}; {}", StopSignals::name(signal), output.global_step, trainer.max_steps(),
+                        output.global_step > 0 ? "go on with --resume_from_checkpoint true" : "nothing was trained yet"));
+    return 128 + signal;
   }
   trainer.save_model(options.output);
   log_info(message("adapter written to {}; peak memory {}", options.output, to_string(peak_memory())));

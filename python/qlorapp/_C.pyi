@@ -108,6 +108,23 @@ class CausalLM:
     def save(self, source: str, output: str, *, storage: str='uint8', skip_modules: collections.abc.Sequence[str] | None=None, compute_dtype: torch.dtype | None=None) -> None:
         """Writes the frozen base as a Hugging Face folder; include/qlorapp/io/save_model.hpp."""
 
+class CheckpointWriter:
+    """A checkpoint under construction; it vanishes unless commit() is called."""
+    def __init__(self, run: RunFolder, step: typing.SupportsInt) -> None: ...
+    @property
+    def folder(self) -> str: ...
+    def commit(self) -> str:
+        """Its path."""
+    def discard(self) -> None: ...
+
+class FolderUpdate:
+    """src/format/folder_update.hpp: files that are replaced together."""
+    def __init__(self, folder: str, guard: str) -> None: ...
+    @property
+    def staging(self) -> str: ...
+    def commit(self) -> None: ...
+    def discard(self) -> None: ...
+
 class FormatError(ValueError): ...
 
 class GenerationCache:
@@ -273,6 +290,23 @@ class Quantizer:
         dtype: float32, float16, bfloat16 or float64; None: the dtype of the weight. Does not synchronize.
                 """
 
+class RunFolder:
+    """src/io/checkpoint_folder.hpp. Locked until close()."""
+    def __init__(self, path: str) -> None: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def is_new(self) -> bool: ...
+    def owns(self, checkpoint: str) -> bool:
+        """Whether a checkpoint is there and of this run."""
+    def begin(self) -> None: ...
+    def go_on_from(self, checkpoint: str, changed: bool=False) -> None: ...
+    def prune(self, limit: typing.SupportsInt, keep: collections.abc.Sequence[str]) -> None: ...
+    def close(self) -> None:
+        """Releases the lock. The folder cannot be used afterwards."""
+
 class SamplingOptions:
     """include/qlorapp/nn/sampling.hpp"""
     def __init__(self, *, do_sample: bool=False, temperature: typing.SupportsFloat=1.0, top_k: typing.SupportsInt=0, top_p: typing.SupportsFloat=1.0, min_p: typing.SupportsFloat=0.0, repetition_penalty: typing.SupportsFloat=1.0, seed: typing.SupportsInt=0) -> None: ...
@@ -283,7 +317,12 @@ class Trainer:
         """row_lengths: of training rows that are packs; include/qlorapp/data/dataset.hpp."""
     def train(self, resume_from: str | None=None) -> tuple[typing.Any, ...]:
         """(global_step, training_loss, metrics)"""
+    @property
+    def resumed_with_changes(self) -> bool:
+        """Data or options differ from those of the checkpoint that train() resumed from."""
     def state(self) -> dict[typing.Any, typing.Any]: ...
+    def use_folder(self, folder: RunFolder) -> None:
+        """train() belongs to the run of this locked folder, and leaves its report there."""
     def arguments(self) -> str:
         """JSON; memory_budget may have chosen some of them."""
     def save_state(self, folder: str) -> None:
@@ -347,6 +386,9 @@ def bits_and_bytes_config_aliases() -> dict[str, tuple[str, bool]]: ...
 def bits_and_bytes_config_fields() -> list[typing.Any]:
     """[(name, type, default as JSON, doc)]"""
 
+def check_checkpoint(checkpoint: str) -> None:
+    """Raises FormatError if a file is missing or was changed."""
+
 def check_training_arguments(json: str) -> None: ...
 
 def checkpoint(run: collections.abc.Callable[..., typing.Any], inputs: collections.abc.Sequence[torch.Tensor | None], keep_linear_outputs: bool=False) -> list[torch.Tensor]:
@@ -389,6 +431,9 @@ def mixed_precision(gpu: str, major: typing.SupportsInt, minor: typing.SupportsI
     """("bf16" or "fp16", the line that says so)"""
 
 def native_architectures() -> list[str]: ...
+
+def newest_checkpoint(output_dir: str) -> tuple[str | None, list[str]]:
+    """(path or None, newer ones that were skipped, each with the reason)"""
 
 def pack(rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], max_length: typing.SupportsInt, strategy: str='bfd') -> list[tuple[list[int], list[int], list[int]]]:
     """[(input_ids, labels)] → [(input_ids, labels, row_lengths)]; include/qlorapp/data/packing.hpp."""

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bind.hpp"
+#include "core/check.hpp"
 #include "format/config_json.hpp"
 #include "qlorapp/adapters/lora_config.hpp"
 #include "qlorapp/adapters/parameter_count.hpp"

@@ -31,6 +31,12 @@ void translate(std::exception_ptr error) {
   }
 }
 
+/// What a signal's handler raised while a line was logged, where nothing may be thrown. Never destroyed: Python may be gone by then.
+std::optional<py::error_already_set>& held_interrupt() {
+  static auto* const held = new std::optional<py::error_already_set>();
+  return *held;
+}
+
 /// As Python's logging numbers its levels.
 int level_number(LogLevel level) { return level == LogLevel::kWarning ? 30 : level == LogLevel::kInfo ? 20 : 10; }
 
@@ -40,11 +46,24 @@ void set_sink(const std::optional<std::function<void(int, std::string)>>& sink) 
     const py::gil_scoped_acquire gil;
     try {
       say(level_number(level), std::string(line));
-    } catch (py::error_already_set& e) { e.discard_as_unraisable("qlorapp's log"); }
+    } catch (py::error_already_set& e) {
+      if (e.matches(PyExc_KeyboardInterrupt) || e.matches(PyExc_SystemExit)) {
+        held_interrupt() = e;
+      } else {
+        e.discard_as_unraisable("qlorapp's log");
+      }
+    }
   });
 }
 
 }  // namespace
+
+void rethrow_interrupt() {
+  if (!held_interrupt()) return;
+  const py::error_already_set error = *held_interrupt();
+  held_interrupt().reset();
+  throw error;
+}
 
 void bind_errors(py::module_& m) {
   format_error = PyErr_NewExceptionWithDoc("qlorapp.FormatError", "A file that breaks its format; the message names it.",

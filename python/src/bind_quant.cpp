@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // QuantizedTensor and Quantizer.
 #include "bind.hpp"
+#include "core/check.hpp"
 #include "core/nearest_name.hpp"
 #include "io/linear_weight.hpp"
 #include "qlorapp/quant/quantized_tensor.hpp"

@@ -8,6 +8,7 @@
 #include "bind.hpp"
 #include "core/check.hpp"
 #include "format/config_json.hpp"
+#include "io/checkpoint_folder.hpp"
 #include "qlorapp/train/trainer.hpp"
 
 namespace qlorapp::python {
@@ -48,6 +49,7 @@ TrainerCallbacks callbacks_from(const py::dict& given) {
   TrainerCallbacks callbacks;
   callbacks.poll = [] {
     const py::gil_scoped_acquire gil;
+    rethrow_interrupt();
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   };
   if (hooks.has("event")) {
@@ -60,6 +62,12 @@ TrainerCallbacks callbacks_from(const py::dict& given) {
     callbacks.log_evaluate_save = [=](TrainerControl& control) {
       const py::gil_scoped_acquire gil;
       hooks("log_evaluate_save", by_reference(control));
+    };
+  }
+  if (hooks.has("rolled_back")) {
+    callbacks.on_rollback = [=](const std::string& folder) {
+      const py::gil_scoped_acquire gil;
+      hooks("rolled_back", folder);
     };
   }
   return callbacks;
@@ -140,7 +148,13 @@ void bind_trainer(py::module_& m) {
            py::arg("base_model"), py::arg("hooks"), py::arg("row_lengths") = std::vector<std::vector<int64_t>>(),
            "row_lengths: of training rows that are packs; include/qlorapp/data/dataset.hpp.")
       .def("train", &train, py::arg("resume_from") = std::nullopt, "(global_step, training_loss, metrics)")
+      .def_property_readonly(
+          "resumed_with_changes", [](const OwningTrainer& self) { return self.trainer.resumed_with_changes(); },
+          "Data or options differ from those of the checkpoint that train() resumed from.")
       .def("state", &state)
+      .def(
+          "use_folder", [](OwningTrainer& self, std::shared_ptr<RunFolder> folder) { self.trainer.use_folder(std::move(folder)); },
+          py::arg("folder"), "train() belongs to the run of this locked folder, and leaves its report there.")
       .def(
           "arguments", [](const OwningTrainer& self) { return format::to_json(self.trainer.args()).dump(); },
           "JSON; memory_budget may have chosen some of them.")

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "byte_stream.hpp"
 
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -13,6 +18,7 @@ namespace qlorapp {
 namespace {
 
 constexpr std::size_t kBlock = std::size_t{1} << 20;
+constexpr int kPipeWait = 10'000;  // milliseconds
 
 /// "org/name" of the hub: two words, no such file, no extension.
 bool like_a_hub_name(const std::string& path) {
@@ -33,12 +39,18 @@ std::string advice_for(int number, const std::string& path) {
 
 }  // namespace
 
-ByteStream::ByteStream(const std::string& path) : path_(path), file_(path, std::ios::binary), block_(kBlock, '\0') {
+ByteStream::ByteStream(const std::string& path)
+    // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+    : path_(path), file_{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)}, block_(kBlock, '\0') {
   const int opened = errno;
-  const int number = format::is_folder(path) ? EISDIR : opened;
-  if (!file_ || number == EISDIR) {
+  struct stat status {};
+  const bool is_open = file_.number >= 0 && ::fstat(file_.number, &status) == 0;
+  const int number = !is_open ? opened : S_ISDIR(status.st_mode) ? EISDIR : 0;
+  if (number != 0) {
     throw IoError(message("[{}] cannot be read: {}. {}", path, std::strerror(number), advice_for(number, path)), number);
   }
+  if (S_ISFIFO(status.st_mode)) await_writer();
+  (void)::fcntl(file_.number, F_SETFL, ::fcntl(file_.number, F_GETFL) & ~O_NONBLOCK);
   if (front().starts_with("\x1F\x8B")) {
     packed_ = std::string(front());
     at_ = size_;
@@ -47,16 +59,37 @@ ByteStream::ByteStream(const std::string& path) : path_(path), file_(path, std::
   if (front().starts_with("\xEF\xBB\xBF")) at_ += 3;
 }
 
+ByteStream::Descriptor::~Descriptor() {
+  if (number >= 0) ::close(number);
+}
+
+void ByteStream::await_writer() {
+  pollfd pipe{file_.number, POLLIN, 0};
+  int ready = 0;
+  while ((ready = ::poll(&pipe, 1, kPipeWait)) < 0 && errno == EINTR) continue;
+  if (ready > 0) return;
+  // 0: no process has it open for writing. EAGAIN: one has, and takes its time. A null read would not tell.
+  char first = 0;
+  const ssize_t got = ::read(file_.number, &first, 1);
+  if (got > 0) packed_.assign(1, first);
+  if (got > 0 || (got < 0 && errno == EAGAIN)) return;
+  throw IoError(message("[{}] is a pipe, and nothing was written into it for {} s. Start its writer first, or name a file.", path_,
+                        kPipeWait / 1000),
+                ETIMEDOUT);
+}
+
 std::size_t ByteStream::read_file(std::span<char> into) {
-  if (!packed_.empty()) {
-    const std::size_t size = std::min(into.size(), packed_.size());
-    std::memcpy(into.data(), packed_.data(), size);
-    packed_.erase(0, size);
-    return size;
+  std::size_t size = std::min(into.size(), packed_.size());
+  std::memcpy(into.data(), packed_.data(), size);
+  packed_.erase(0, size);
+  while (size < into.size()) {
+    const ssize_t got = ::read(file_.number, into.data() + size, into.size() - size);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw IoError(message("[{}] cannot be read to its end: {}. Check the disk.", path_, std::strerror(errno)), errno);
+    if (got == 0) break;
+    size += static_cast<std::size_t>(got);
   }
-  file_.read(into.data(), static_cast<std::streamsize>(into.size()));
-  if (file_.bad()) throw IoError(message("[{}] cannot be read to its end. Check the disk.", path_), EIO);
-  return static_cast<std::size_t>(file_.gcount());
+  return size;
 }
 
 std::string_view ByteStream::front() {

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <fstream>
 #include <memory>
 #include <span>
 #include <string>
@@ -16,7 +15,8 @@ namespace qlorapp {
 
 class ByteStream {
  public:
-  /// Opens the file and skips a UTF-8 byte order mark. @throws IoError; FormatError for a damaged gzip file.
+  /// Opens the file and skips a UTF-8 byte order mark. @throws IoError, also for a pipe without a writer; FormatError for a
+  /// damaged gzip file.
   explicit ByteStream(const std::string& path);
   ByteStream(const ByteStream&) = delete;
   ByteStream& operator=(const ByteStream&) = delete;
@@ -34,10 +34,15 @@ class ByteStream {
   [[nodiscard]] const std::string& path() const { return path_; }
 
  private:
+  struct Descriptor {
+    int number = -1;
+    ~Descriptor();
+  };
+  void await_writer();
   [[nodiscard]] std::size_t read_file(std::span<char> into);
 
   const std::string path_;
-  std::ifstream file_;
+  Descriptor file_;
   std::string block_;
   std::size_t at_ = 0, size_ = 0;
   std::string packed_;  ///< Of a gzip file: what was read to recognize it, until it is unpacked.

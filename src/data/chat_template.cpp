@@ -70,7 +70,7 @@ const std::vector<Known>& known_templates() {
 
 nlohmann::json object_in(const std::string& path) {
   if (!format::exists(path)) return nlohmann::json::object();
-  nlohmann::json config = parse_json(read_file(path, kLargestConfig), path);
+  nlohmann::json config = parse_json(read_file_inside(path, kLargestConfig), path);
   QLORAPP_CHECK_FORMAT(config.is_object(), "[{}] must be a JSON object; got {}. Check the file.", path, kind_of(config));
   return config;
 }
@@ -136,7 +136,8 @@ ChatTemplate::ChatTemplate(const ChatForm& form, std::string bos_token, std::str
 std::optional<ChatTemplate> ChatTemplate::from_folder(const std::string& folder) {
   const FolderTokens tokens = tokens_in(folder);
   const std::string jinja_path = format::path_in(folder, "chat_template.jinja");
-  if (format::exists(jinja_path)) return from_source(read_file(jinja_path, kLargestTemplate), tokens.bos, tokens.eos, jinja_path);
+  if (format::exists(jinja_path))
+    return from_source(read_file_inside(jinja_path, kLargestTemplate), tokens.bos, tokens.eos, jinja_path);
   const auto jinja = template_in(tokens.config, tokens.config_path);
   if (!jinja) return std::nullopt;
   return from_source(*jinja, tokens.bos, tokens.eos, tokens.config_path);

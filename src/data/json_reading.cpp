@@ -70,6 +70,9 @@ nlohmann::json parse_json(std::string_view text, const std::string& where) { ret
 Row parse_row(std::string_view text, const std::string& where) { return parse<Row>(text, where, kMostRowKeys); }
 
 std::string read_file(const std::string& path, size_t limit) { return format::FileReader(path).read_all(limit); }
+std::string read_file_inside(const std::string& path, size_t limit) {
+  return format::FileReader::open_inside(path).read_all(limit);
+}
 
 std::string_view kind_of(const nlohmann::json& value) { return kind(value); }
 std::string_view kind_of(const Row& value) { return kind(value); }

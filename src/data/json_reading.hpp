@@ -27,6 +27,8 @@ constexpr std::size_t kMostRowKeys = 1024;
 
 /// @throws IoError when the file cannot be read, FormatError when it has more than `limit` bytes.
 [[nodiscard]] std::string read_file(const std::string& path, size_t limit);
+/// The same for a file of a model's folder. @throws FormatError for a link that leads out of it, too.
+[[nodiscard]] std::string read_file_inside(const std::string& path, size_t limit);
 
 /// @returns "null", "a number", "a string", …: how an error names what it got.
 [[nodiscard]] std::string_view kind_of(const nlohmann::json& value);

@@ -16,7 +16,7 @@ constexpr size_t kLargestTokenFile = 64 << 20;
 
 json read_if_there(const std::string& path) {
   if (!format::exists(path)) return json::object();
-  json file = parse_json(read_file(path, kLargestTokenFile), path);
+  json file = parse_json(read_file_inside(path, kLargestTokenFile), path);
   QLORAPP_CHECK_FORMAT(file.is_object(), "[{}] must be a JSON object; got {}. Check the file.", path, kind_of(file));
   return file;
 }

@@ -171,7 +171,7 @@ Tokenizer Tokenizer::from_folder(const std::string& folder) {
                           folder),
                   ENOENT);
   }
-  auto tables = std::make_shared<Tables>(read_tokenizer_json(read_file(path, kLargestTokenizerFile), path), path);
+  auto tables = std::make_shared<Tables>(read_tokenizer_json(read_file_inside(path, kLargestTokenizerFile), path), path);
   Tokenizer tokenizer(tables);
   tables->special = read_special_tokens(folder, tokenizer);
   return tokenizer;

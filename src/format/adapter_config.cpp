@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 
+#include "core/nearest_name.hpp"
 #include "format/atomic_file.hpp"
 #include "format/file_reader.hpp"
 #include "format/python_json.hpp"
@@ -162,13 +163,34 @@ AdapterConfig parse_adapter_config(std::string_view text, std::string_view where
     config.preserved.emplace(other.key, dump_python_json(*value));
   }
   const auto unknown = fields.remaining();
+  for (const std::string& key : unknown) {
+    std::vector<std::string_view> known{"r",
+                                        "lora_alpha",
+                                        "lora_dropout",
+                                        "use_rslora",
+                                        "target_modules",
+                                        "rank_pattern",
+                                        "alpha_pattern",
+                                        "init_lora_weights",
+                                        "task_type",
+                                        "base_model_name_or_path",
+                                        "revision",
+                                        "inference_mode",
+                                        "peft_type",
+                                        "peft_version"};
+    for (const OtherKey& other : kOtherKeys) known.push_back(other.key);
+    const std::string meant = did_you_mean(key, known);
+    // One of PEFT's to come would have another name than those of today; a value under a misspelled one would be ignored.
+    QLORAPP_CHECK_FORMAT(meant.empty(), "[{}] {} is not a key of an adapter.{} Correct it, or remove it.", where, printable(key),
+                         meant);
+  }
   if (!unknown.empty()) log_warning_once(message("[{}] unknown keys have no effect and are kept: {}.", where, listed(unknown)));
   for (const std::string& key : unknown) config.preserved.emplace(key, dump_python_json(json.at(key)));
   return config;
 }
 
 AdapterConfig load_adapter_config(const std::string& folder) {
-  const FileReader file(folder + "/" + kFileName);
+  const FileReader file = FileReader::open_inside(folder, kFileName);
   return parse_adapter_config(file.read_all(kMaxAdapterConfigBytes), file.path());
 }
 

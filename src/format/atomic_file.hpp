@@ -3,7 +3,8 @@
 ///
 /// The bytes go to a temporary file in the same folder (O_EXCL, O_NOFOLLOW; mode 0666 less the umask, or that of the file it
 /// will replace); commit() flushes it to the disk, renames it over the target and flushes the folder, in this order. Until
-/// the rename the target is what it was before; without commit() the temporary file is removed.
+/// the rename the target is what it was before; without commit() the temporary file is removed. What a killed process left is removed
+/// by the next file that is written into the folder.
 ///
 /// Source: rename(2) is atomic within a file system; Pillai et al. 2014 (OSDI), "All file systems are not created equal",
 /// on why both flushes are needed.
@@ -43,6 +44,9 @@ class AtomicFile {
   std::string path_, folder_, temporary_;
   int descriptor_ = -1;
 };
+
+/// Removes temporary files of processes that are gone from a folder.
+void remove_left_files(const std::string& folder);
 
 /// Writes a small file at once. @throws IoError.
 void write_file_atomically(const std::string& path, std::string_view content);

@@ -13,6 +13,7 @@
 
 #include "core/check.hpp"
 #include "format/printable.hpp"
+#include "format/retry.hpp"
 
 namespace qlorapp::format {
 namespace {
@@ -34,7 +35,7 @@ bool is_cache_blob(std::string_view target) {
 
 }  // namespace
 
-FileReader::FileReader(const std::string& path) : FileReader(::open(path.c_str(), kOpenFlags), path) {}
+FileReader::FileReader(const std::string& path) : FileReader(retrying([&] { return ::open(path.c_str(), kOpenFlags); }), path) {}
 
 FileReader::FileReader(int descriptor, std::string path) : descriptor_(descriptor), path_(std::move(path)) {
   if (descriptor_ < 0) fail(path_, "the file must be readable", errno);
@@ -50,14 +51,20 @@ FileReader::FileReader(int descriptor, std::string path) : descriptor_(descripto
   modified_ = modified(status);
 }
 
+FileReader FileReader::open_inside(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return open_inside(".", path);
+  return open_inside(slash == 0 ? "/" : path.substr(0, slash), path.substr(slash + 1));
+}
+
 FileReader FileReader::open_inside(const std::string& folder, const std::string& name) {
   const std::string path = folder + "/" + name;
   QLORAPP_CHECK_FORMAT(
       !name.empty() && name != "." && name != ".." && name.find_first_of(std::string_view("/\0", 2)) == std::string::npos,
       "[{}] file names must not lead out of the folder; got {}. Do not use this checkpoint.", folder, printable(name));
-  const int directory = ::open(folder.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECTORY);
-  if (directory < 0) fail(folder, "the folder must be readable", errno);
-  int descriptor = ::openat(directory, name.c_str(), kOpenFlags | O_NOFOLLOW);
+  const int directory = retrying([&] { return ::open(folder.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECTORY); });
+  if (directory < 0) fail(path, "the file must be readable", errno);
+  int descriptor = retrying([&] { return ::openat(directory, name.c_str(), kOpenFlags | O_NOFOLLOW); });
   int error = errno;
   std::string target(4096, '\0');
   bool leads_out = false;
@@ -66,7 +73,7 @@ FileReader FileReader::open_inside(const std::string& folder, const std::string&
     target.resize(length < 0 ? 0 : static_cast<size_t>(length));
     leads_out = !is_cache_blob(target);
     if (!leads_out) {
-      descriptor = ::openat(directory, target.c_str(), kOpenFlags | O_NOFOLLOW);
+      descriptor = retrying([&] { return ::openat(directory, target.c_str(), kOpenFlags | O_NOFOLLOW); });
       error = errno;
     }
   }

@@ -20,6 +20,8 @@ class FileReader {
   /// which the Hugging Face cache stores a snapshot: ../../blobs/<hex digits>, where a regular file must be.
   /// @throws IoError, FormatError as above; FormatError for a link that leads elsewhere.
   [[nodiscard]] static FileReader open_inside(const std::string& folder, const std::string& name);
+  /// The same for the folder and the name that make a path.
+  [[nodiscard]] static FileReader open_inside(const std::string& path);
 
   FileReader(FileReader&& other) noexcept;
   FileReader& operator=(FileReader&& other) noexcept;

@@ -9,11 +9,14 @@
 #include <utility>
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <ftw.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/check.hpp"
+#include "format/folder_lock.hpp"
+#include "format/retry.hpp"
 
 namespace qlorapp::format {
 namespace {
@@ -23,9 +26,22 @@ mode_t kind_of(const std::string& path) {
   return ::stat(path.c_str(), &status) == 0 ? status.st_mode & S_IFMT : 0;
 }
 
-int remove_entry(const char* entry, const struct stat*, int, FTW*) { return std::remove(entry); }
-int remove_entry_inside(const char* entry, const struct stat*, int, FTW* place) {
-  return place->level == 0 ? 0 : std::remove(entry);
+int remove_entry(const char* entry, const struct stat*, int, FTW*) {
+  return retrying([&] { return std::remove(entry); });
+}
+
+/// The mark of a FreshFolder: its lock's file.
+constexpr std::string_view kUnfinished = ".qlorapp-unfinished";
+
+}  // namespace
+
+std::string path_in(std::string_view folder, std::string_view name) {
+  return folder.empty() || folder.ends_with('/') ? message("{}{}", folder, name) : message("{}/{}", folder, name);
+}
+
+std::string file_name(std::string_view path) {
+  path = path.substr(0, path.find_last_not_of('/') + 1);
+  return std::string(path.substr(path.find_last_of('/') + 1));
 }
 
 std::string parent_of(const std::string& path) {
@@ -35,14 +51,6 @@ std::string parent_of(const std::string& path) {
   const size_t end = path.find_last_not_of('/', slash);
   return end == std::string::npos ? "/" : path.substr(0, end + 1);
 }
-
-}  // namespace
-
-std::string path_in(std::string_view folder, std::string_view name) {
-  return folder.empty() || folder.ends_with('/') ? message("{}{}", folder, name) : message("{}/{}", folder, name);
-}
-
-std::string file_name(std::string_view path) { return std::string(path.substr(path.find_last_of('/') + 1)); }
 
 bool exists(const std::string& path) { return kind_of(path) != 0; }
 bool is_folder(const std::string& path) { return kind_of(path) == S_IFDIR; }
@@ -71,15 +79,35 @@ void make_folders(std::string_view where, const std::string& path) {
   if (is_folder(path)) return;
   const std::string parent = parent_of(path);
   if (parent != path && !exists(parent)) make_folders(where, parent);
-  if (::mkdir(path.c_str(), 0777) == 0 || (errno == EEXIST && is_folder(path))) return;
+  if (retrying([&] { return ::mkdir(path.c_str(), 0777); }) == 0 || (errno == EEXIST && is_folder(path))) return;
   const int error = errno;
   throw IoError(message("[{}] cannot make {}: {}. Name another folder.", where, path, std::strerror(error)), error);
 }
 
 void remove_folder(const std::string& path) { ::nftw(path.c_str(), remove_entry, 16, FTW_DEPTH | FTW_PHYS); }
 
+void flush(const std::string& path) {
+  const int descriptor = retrying([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
+  const int error = descriptor < 0 || retrying([&] { return ::fsync(descriptor); }) != 0 ? errno : 0;
+  if (descriptor >= 0) ::close(descriptor);
+  // EINVAL and EROFS: a file system that needs no flush
+  if (error != 0 && error != EINVAL && error != EROFS)
+    throw IoError(message("[output] {} cannot be flushed to the disk: {}.", path, std::strerror(error)), error);
+}
+
+void flush_tree(const std::string& folder) {
+  for (const std::string& name : names_in(folder)) {
+    const std::string path = path_in(folder, name);
+    is_folder(path) ? flush_tree(path) : flush(path);
+  }
+  flush(folder);
+}
+
 void check_output_folder(const std::string& folder) {
   QLORAPP_CHECK_VALUE(!exists(folder) || is_folder(folder), "[output] {} is a file, not a folder. Name another.", folder);
+  struct stat link {};
+  QLORAPP_CHECK_VALUE(exists(folder) || ::lstat(folder.c_str(), &link) != 0,
+                      "[output] {} is a link to a folder that does not exist. Make that folder, or name another.", folder);
   // The nearest folder that is there already is the one that has to let us in.
   std::string place = folder;
   while (!exists(place) && place != "/" && place != ".") place = parent_of(place);
@@ -92,13 +120,33 @@ void check_output_folder(const std::string& folder) {
 FreshFolder::FreshFolder(std::string folder) : folder_(std::move(folder)) {
   check_output_folder(folder_);
   existed_ = exists(folder_);
-  QLORAPP_CHECK_VALUE(names_in(folder_).empty(), "[output] {} must be new or empty; it is not. Name another folder.", folder_);
+  const auto check_empty = [&](bool may_be_left) {
+    const auto names = names_in(folder_);
+    const bool is_left = may_be_left && std::find(names.begin(), names.end(), kUnfinished) != names.end();
+    const bool is_empty = names.empty() || (names.size() == 1 && names.front() == kUnfinished);
+    QLORAPP_CHECK_VALUE(is_empty || is_left, "[output] {} must be new or empty; it is not. Name another folder.", folder_);
+  };
+  check_empty(true);
+  unfinished_ = std::make_unique<FolderLock>(folder_, kUnfinished);
+  check_empty(unfinished_->was_left());  // another program may have finished it meanwhile
+  for (const std::string& name : names_in(folder_)) {
+    if (name != kUnfinished) remove_folder(path_in(folder_, name));
+  }
+}
+
+void FreshFolder::keep() {
+  unfinished_->remove_file();
+  kept_ = true;
 }
 
 FreshFolder::~FreshFolder() {
-  if (kept_) return;
-  ::nftw(folder_.c_str(), remove_entry_inside, 16, FTW_DEPTH | FTW_PHYS);
-  if (!existed_) ::rmdir(folder_.c_str());
+  if (!kept_) {
+    for (const std::string& name : names_in(folder_)) {
+      if (name != kUnfinished) remove_folder(path_in(folder_, name));
+    }
+  }
+  unfinished_.reset();
+  if (!kept_ && !existed_) ::rmdir(folder_.c_str());
 }
 
 }  // namespace qlorapp::format

@@ -6,15 +6,20 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace qlorapp::format {
 
+class FolderLock;
+
 /// folder/name.
 [[nodiscard]] std::string path_in(std::string_view folder, std::string_view name);
-/// What comes after the last slash.
+/// The folder that a path lies in: "." and "/" where it ends.
+[[nodiscard]] std::string parent_of(const std::string& path);
+/// The last part of a path, without slashes behind it.
 [[nodiscard]] std::string file_name(std::string_view path);
 
 [[nodiscard]] bool exists(const std::string& path);
@@ -31,24 +36,31 @@ void make_folders(std::string_view where, const std::string& path);
 /// Removes a folder and all in it, as far as that goes; links are removed, not followed; what is not there is fine.
 void remove_folder(const std::string& path);
 
+/// Makes a file, or the entries of a folder, durable. What needs no flush is fine. @throws IoError.
+void flush(const std::string& path);
+/// The same for a folder and all in it.
+void flush_tree(const std::string& folder);
+
 /// Makes sure that `folder` is one, or can be made, and can be written into; leaves nothing behind.
-/// @throws ValueError for a file in its place; IoError if the system refuses.
+/// @throws ValueError for a file, or a link to nothing, in its place; IoError if the system refuses.
 void check_output_folder(const std::string& folder);
 
 /// A new or empty folder to fill. Unless keep() is called, what was put into it goes with the object, and the folder too if it
-/// was not there before: nothing half-written stays.
+/// was not there before: nothing half-written stays. What a killed program left in such a folder is removed by the next one.
 class FreshFolder {
  public:
-  /// @throws as check_output_folder; ValueError if the folder is not empty.
+  /// @throws as check_output_folder; ValueError if the folder is not empty; IoError if another program fills it.
   explicit FreshFolder(std::string folder);
   ~FreshFolder();
   FreshFolder(const FreshFolder&) = delete;
   FreshFolder& operator=(const FreshFolder&) = delete;
-  void keep() { kept_ = true; }
+  /// All is written. @throws IoError if the folder cannot be marked as finished: it is emptied then.
+  void keep();
 
  private:
   std::string folder_;
   bool existed_ = false, kept_ = false;
+  std::unique_ptr<FolderLock> unfinished_;  ///< Its file is the mark of a folder that is not finished.
 };
 
 }  // namespace qlorapp::format

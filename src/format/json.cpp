@@ -172,6 +172,10 @@ Json parse_json(std::string_view text, std::string_view where, const JsonLimits&
   return builder.take();
 }
 
+Json read_json_inside(const std::string& path, const JsonLimits& limits) {
+  return parse_json(FileReader::open_inside(path).read_all(limits.max_bytes), path, limits);
+}
+
 Json read_json_file(const std::string& path, const JsonLimits& limits) {
   return parse_json(FileReader(path).read_all(limits.max_bytes), path, limits);
 }

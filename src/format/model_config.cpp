@@ -296,7 +296,7 @@ ModelConfig parse_model_config(std::string_view text, std::string_view where) {
 }
 
 ModelConfig load_model_config(const std::string& folder) {
-  const FileReader file(folder + "/config.json");
+  const FileReader file = FileReader::open_inside(folder, "config.json");
   return parse_model_config(file.read_all(kMaxConfigBytes), file.path());
 }
 

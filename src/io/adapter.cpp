@@ -11,6 +11,7 @@
 #include "core/check.hpp"
 #include "format/atomic_file.hpp"
 #include "format/folder.hpp"
+#include "format/folder_update.hpp"
 #include "io/tensor_file.hpp"
 #include "nn/base_fingerprint.hpp"
 #include "qlorapp/core/log.hpp"
@@ -46,14 +47,23 @@ void copy_values(const NamedTensors& tensors, const format::SafetensorsFile& fil
   for (size_t i = 0; i < tensors.size(); ++i) tensors[i].second.detach().copy_(values[i]);
 }
 
+void write_files(const NamedTensors& tensors, const format::AdapterConfig& config, const std::string& folder) {
+  write_tensors(format::path_in(folder, kAdapterWeights), tensors);
+  format::write_file_atomically(format::path_in(folder, "README.md"), model_card(*config.base_model_name_or_path));
+  format::save_adapter_config(config, folder);  // last: without it a folder is no adapter
+}
+
 void write_folder(const NamedTensors& tensors, format::AdapterConfig config, const std::string& folder,
                   const std::string& base_model) {
-  format::make_folders("adapter", folder);
-  write_tensors(format::path_in(folder, kAdapterWeights), tensors);
   config.base_model_name_or_path = base_model;
   config.inference_mode = true;
-  format::write_file_atomically(format::path_in(folder, "README.md"), model_card(base_model));
-  format::save_adapter_config(config, folder);
+  format::make_folders("adapter", folder);
+  format::finish_update(folder, kAdapterConfig);
+  const auto has = [&](std::string_view name) { return format::exists(format::path_in(folder, name)); };
+  if (!has(kAdapterConfig) && !has(kAdapterWeights)) return write_files(tensors, config, folder);  // no old files to mix with
+  format::FolderUpdate update(folder, std::string(kAdapterConfig));
+  write_files(tensors, config, update.staging());
+  update.commit();
 }
 
 /// PEFT's names in a file.

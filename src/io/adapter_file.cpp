@@ -13,18 +13,20 @@
 #include "core/check.hpp"
 #include "core/nearest_name.hpp"
 #include "format/folder.hpp"
+#include "format/folder_update.hpp"
 #include "io/tensor_file.hpp"
 
 namespace qlorapp {
 
 AdapterFile open_adapter(const std::string& folder) {
+  format::finish_update(folder, kAdapterConfig);
   format::AdapterConfig config = format::load_adapter_config(folder);
   const std::string weights = format::path_in(folder, kAdapterWeights);
   QLORAPP_CHECK_FORMAT(format::exists(weights) || !format::exists(format::path_in(folder, "adapter_model.bin")),
                        "[adapter] {} must hold adapter_model.safetensors; it holds adapter_model.bin. That is a pickle, which can "
                        "run any code and is never read. If you trust it, load it in PEFT and save it again with save_pretrained().",
                        folder);
-  format::SafetensorsFile file(weights);
+  format::SafetensorsFile file(format::FileReader::open_inside(folder, std::string(kAdapterWeights)));
   LoraConfig lora = from_adapter_config(config);
   return {std::move(config), std::move(lora), std::move(file)};
 }

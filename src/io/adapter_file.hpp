@@ -16,6 +16,7 @@
 namespace qlorapp {
 
 inline constexpr std::string_view kAdapterWeights = "adapter_model.safetensors";
+inline constexpr std::string_view kAdapterConfig = "adapter_config.json";
 
 struct AdapterFile {
   format::AdapterConfig config;

@@ -2,17 +2,26 @@
 #include "io/checkpoint_folder.hpp"
 
 #include <fcntl.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <cstring>
 
+#include <nlohmann/json.hpp>
+
 #include "core/check.hpp"
+#include "format/atomic_file.hpp"
 #include "format/folder.hpp"
+#include "format/json_fields.hpp"
+#include "format/python_json.hpp"
+#include "format/retry.hpp"
+#include "qlorapp/core/log.hpp"
 
 namespace qlorapp {
 namespace {
@@ -22,62 +31,187 @@ using format::remove_folder;
 
 constexpr std::string_view kPrefix = "checkpoint-";
 constexpr std::string_view kTemporaryPrefix = ".tmp-checkpoint-";
-constexpr std::string_view kTrashPrefix = ".trash-checkpoint-";
+constexpr std::string_view kReplacedPrefix = ".replaced-checkpoint-";  // put back if its replacement is not there
+constexpr std::string_view kPrunedPrefix = ".pruned-checkpoint-";
+constexpr std::string_view kRunFile = "run.json";
 
 [[noreturn]] void fail(std::string_view what, const std::string& path, int error) {
   throw IoError(message("[checkpoint] cannot {} {}: {}.", what, path, std::strerror(error)), error);
 }
 
 void rename(const std::string& from, const std::string& to, std::string_view what, const std::string& path) {
-  if (std::rename(from.c_str(), to.c_str()) != 0) fail(what, path, errno);
+  if (format::retrying([&] { return std::rename(from.c_str(), to.c_str()); }) != 0) fail(what, path, errno);
 }
 
-/// Makes the entries of a directory durable.
-void sync_directory(const std::string& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0) fail("open", path, errno);
-  const int failed = ::fsync(descriptor) == 0 ? 0 : errno;
-  ::close(descriptor);
-  if (failed != 0 && failed != EINVAL) fail("flush", path, failed);  // EINVAL: a file system without directory sync
+/// Swaps two folders in one step. @returns false where the system or its file system cannot.
+bool swap_folders(const std::string& a, const std::string& b) {
+  const auto swap = [&] { return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE); };
+  if (format::retrying(swap) == 0) return true;
+  if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP) fail("replace", b, errno);
+  return false;
 }
 
-std::optional<int64_t> step_of(const std::string& name) {
+std::optional<int64_t> step_of(std::string_view name) {
   if (!name.starts_with(kPrefix)) return std::nullopt;
-  const char* const begin = name.data() + kPrefix.size();
-  const char* const end = name.data() + name.size();
+  name.remove_prefix(kPrefix.size());
   int64_t step = 0;
-  const auto [stop, error] = std::from_chars(begin, end, step);
-  if (error != std::errc{} || stop != end || begin == end || step < 0) return std::nullopt;
+  const auto [stop, error] = std::from_chars(name.data(), name.data() + name.size(), step);
+  if (error != std::errc{} || stop != name.data() + name.size() || name.empty() || step < 0) return std::nullopt;
   return step;
+}
+
+std::string random_id() {
+  std::array<uint8_t, 16> bytes{};
+  for (size_t have = 0; have < bytes.size();) {
+    const ssize_t got = ::getrandom(bytes.data() + have, bytes.size() - have, 0);
+    if (got > 0) have += static_cast<size_t>(got);
+    if (got < 0 && errno != EINTR) fail("draw an id for the run in", "/dev/urandom", errno);
+  }
+  std::string text;
+  for (const uint8_t byte : bytes) {
+    text += "0123456789abcdef"[byte >> 4];
+    text += "0123456789abcdef"[byte & 15];
+  }
+  return text;
+}
+
+struct RunFile {
+  std::string run_id;  ///< Of the run that began in a folder last; empty: none did.
+  std::string from;    ///< Checkpoint of this folder that it began from; empty: none.
+};
+
+RunFile read_run_file(const std::string& output_dir) {
+  const std::string path = path_in(output_dir, kRunFile);
+  if (!format::exists(path)) return {};
+  const format::Json json = format::read_json_inside(path, {.max_bytes = 1 << 16});
+  format::JsonFields fields(json, path);
+  return {fields.text("run_id").value_or(""), fields.text("from").value_or("")};
+}
+
+/// The run that wrote a checkpoint; empty: its manifest is missing or damaged.
+std::string run_of(const std::string& checkpoint) {
+  try {
+    return format::read_manifest(checkpoint).run_id;
+  } catch (const Error&) { return ""; }
+}
+
+/// Why a checkpoint cannot be resumed from; empty: it can.
+std::string defect(const std::string& checkpoint, const std::string& run_id, bool to_resume) {
+  try {
+    const format::Manifest manifest = format::read_manifest(checkpoint);
+    if (!run_id.empty() && manifest.run_id != run_id) return "of an earlier run";
+    if (const auto step = step_of(format::file_name(checkpoint)); step && *step != manifest.step)
+      return message("it holds the files of checkpoint-{}", manifest.step);
+    const auto has = [&](std::string_view name) {
+      return std::any_of(manifest.files.begin(), manifest.files.end(),
+                         [&](const format::ManifestFile& file) { return file.name == name; });
+    };
+    if (to_resume && !has("run_state.json") && !has("optimizer.pt")) return "it holds only the model";
+    const std::vector<std::string> lines = format::damage(checkpoint, manifest);
+    return lines.empty() ? "" : lines.front();
+  } catch (const Error& error) { return first_line(error); }
 }
 
 }  // namespace
 
-CheckpointWriter::CheckpointWriter(std::string output_dir, int64_t step) : output_dir_(std::move(output_dir)) {
-  format::make_folders("checkpoint", output_dir_);
-  final_ = path_in(output_dir_, message("{}{}", kPrefix, step));
-  temporary_ = path_in(output_dir_, message("{}{}-{}", kTemporaryPrefix, step, ::getpid()));
-  remove_folder(temporary_);
-  if (::mkdir(temporary_.c_str(), 0777) != 0) fail("make", temporary_, errno);
+RunFolder::RunFolder(std::string path) : path_(std::move(path)), lock_(std::in_place, path_) {
+  format::remove_left_files(path_);
+  for (const std::string& name : format::names_in(path_)) {
+    const std::string left = path_in(path_, name);
+    if (name.starts_with(kReplacedPrefix)) {
+      const std::string place = path_in(path_, message("{}{}", kPrefix, name.substr(kReplacedPrefix.size())));
+      if (!format::exists(place)) rename(left, place, "put back", place);
+    }
+    if (name.starts_with(kTemporaryPrefix) || name.starts_with(kReplacedPrefix) || name.starts_with(kPrunedPrefix))
+      remove_folder(left);
+  }
 }
 
-CheckpointWriter::~CheckpointWriter() {
-  if (committed_) return;
+void RunFolder::begin() {
+  run_id_ = random_id();
+  parent_.clear();
+  const auto earlier = list_checkpoints(path_);
+  if (!earlier.empty()) {
+    log_warning(
+        message("[checkpoint] {} holds checkpoints of an earlier run, up to {}. They stay, and --resume_from_checkpoint true does "
+                "not use them.",
+                path_, format::file_name(earlier.back().second)));
+  }
+  write_run_file("");
+}
+
+void RunFolder::go_on_from(const std::string& checkpoint, bool changed) {
+  const format::Manifest manifest = format::read_manifest(checkpoint);
+  run_id_ = manifest.run_id;
+  parent_ = format::file_name(checkpoint);
+  const auto is_newer = [&](const std::pair<int64_t, std::string>& other) {
+    return other.first > manifest.step && run_of(other.second) == run_id_;
+  };
+  const auto all = list_checkpoints(path_);
+  if (changed || std::any_of(all.begin(), all.end(), is_newer)) {
+    run_id_ = random_id();
+    write_run_file(format::is_same_file(path_in(path_, parent_), checkpoint) ? parent_ : "");
+  } else if (read_run_file(path_).run_id != run_id_) {
+    write_run_file("");
+  }
+}
+
+void RunFolder::write_run_file(const std::string& from) const {
+  const format::Json json{{"run_id", run_id_}, {"from", from}};
+  format::write_file_atomically(path_in(path_, kRunFile), format::dump_python_json(json, format::kConfigStyle) + "\n");
+}
+
+bool RunFolder::owns(const std::string& checkpoint) const { return run_of(checkpoint) == run_id_; }
+
+void RunFolder::prune(int64_t limit, const std::vector<std::string>& keep) const {
+  std::vector<std::pair<int64_t, std::string>> own;
+  for (auto& checkpoint : list_checkpoints(path_)) {
+    if (owns(checkpoint.second)) own.push_back(std::move(checkpoint));
+  }
+  int64_t excess = std::ssize(own) - limit;
+  for (const auto& [step, path] : own) {
+    if (excess <= 0) break;
+    const auto is_it = [&path = path](const std::string& kept) { return !kept.empty() && format::is_same_file(path, kept); };
+    if (std::any_of(keep.begin(), keep.end(), is_it)) continue;
+    // Out of sight in one step first: a removal that is cut short must not leave half a checkpoint under its name.
+    const std::string pruned = path_in(path_, message("{}{}", kPrunedPrefix, step));
+    rename(path, pruned, "remove", path);
+    remove_folder(pruned);
+    --excess;
+  }
+}
+
+CheckpointWriter::CheckpointWriter(RunFolder& run, int64_t step)
+    : run_(&run),
+      step_(step),
+      final_(path_in(run.path(), message("{}{}", kPrefix, step))),
+      temporary_(path_in(run.path(), message("{}{}", kTemporaryPrefix, step))) {
   remove_folder(temporary_);
+  if (format::retrying([&] { return ::mkdir(temporary_.c_str(), 0777); }) != 0) fail("make", temporary_, errno);
+}
+
+void CheckpointWriter::discard() {
+  if (!committed_) remove_folder(temporary_);
 }
 
 std::string CheckpointWriter::commit() {
-  sync_directory(temporary_);
-  std::string trash;
+  const format::Manifest manifest{"checkpoint", run_->run_id_, run_->parent_, step_, format::flush_and_describe(temporary_)};
+  format::write_file_atomically(path_in(temporary_, format::kManifestName), format::manifest_text(manifest));  // flushes the folder
+  std::string replaced;
   if (format::exists(final_)) {
-    trash = path_in(output_dir_, message("{}{}", kTrashPrefix, ::getpid()));
-    remove_folder(trash);
-    rename(final_, trash, "replace", final_);
+    replaced = temporary_;
+    if (!swap_folders(temporary_, final_)) {
+      replaced = path_in(run_->path(), message("{}{}", kReplacedPrefix, step_));
+      rename(final_, replaced, "replace", final_);
+      rename(temporary_, final_, "rename to", final_);
+    }
+  } else {
+    rename(temporary_, final_, "rename to", final_);
   }
-  rename(temporary_, final_, "rename to", final_);
   committed_ = true;
-  sync_directory(output_dir_);
-  if (!trash.empty()) remove_folder(trash);
+  format::flush(run_->path());
+  if (!replaced.empty()) remove_folder(replaced);
+  run_->parent_ = format::file_name(final_);
   return final_;
 }
 
@@ -91,33 +225,35 @@ std::vector<std::pair<int64_t, std::string>> list_checkpoints(const std::string&
   return found;
 }
 
-std::optional<std::string> latest_checkpoint(const std::string& output_dir) {
+NewestCheckpoint newest_checkpoint(const std::string& output_dir) {
+  const RunFile run = read_run_file(output_dir);
+  NewestCheckpoint found;
   const auto all = list_checkpoints(output_dir);
-  for (auto it = all.rbegin(); it != all.rend(); ++it) {
-    if (format::exists(path_in(it->second, "trainer_state.json"))) return it->second;
+  for (auto it = all.rbegin(); it != all.rend() && !found.path; ++it) {
+    const std::string why = defect(it->second, run.run_id, /*to_resume=*/true);
+    if (why.empty()) {
+      found.path = it->second;
+    } else if (run.from != format::file_name(it->second)) {
+      found.skipped.push_back(message("{} ({})", format::file_name(it->second), why));
+    }
   }
-  return std::nullopt;
+  if (found.path || !step_of(run.from)) return found;
+  const std::string from = path_in(output_dir, run.from), why = defect(from, "", /*to_resume=*/true);
+  if (why.empty()) {
+    found.path = from;
+  } else {
+    found.skipped.push_back(message("{} ({})", run.from, why));
+  }
+  return found;
 }
 
-void prune_checkpoints(const std::string& output_dir, int64_t limit, const std::vector<std::string>& keep) {
-  auto all = list_checkpoints(output_dir);
-  int64_t excess = std::ssize(all) - limit;
-  for (const auto& [step, path] : all) {
-    if (excess <= 0) break;
-    const auto is_it = [&path = path](const std::string& kept) { return !kept.empty() && format::is_same_file(path, kept); };
-    if (std::any_of(keep.begin(), keep.end(), is_it)) continue;
-    // Out of sight in one step first: a removal that is cut short must not leave half a checkpoint under its name.
-    const std::string trash = path_in(output_dir, message("{}{}-{}", kTrashPrefix, step, ::getpid()));
-    rename(path, trash, "remove", path);
-    remove_folder(trash);
-    --excess;
-  }
-}
-
-void remove_stale_checkpoints(const std::string& output_dir) {
-  for (const std::string& name : format::names_in(output_dir)) {
-    if (name.starts_with(kTemporaryPrefix) || name.starts_with(kTrashPrefix)) remove_folder(path_in(output_dir, name));
-  }
+void check_checkpoint(const std::string& checkpoint) {
+  const std::string why = defect(checkpoint, "", /*to_resume=*/false);
+  QLORAPP_CHECK_FORMAT(
+      why.empty(),
+      "[resume] {} is damaged: {}. Resume from an older checkpoint: --resume_from_checkpoint true finds the newest that is "
+      "whole.",
+      checkpoint, why);
 }
 
 }  // namespace qlorapp

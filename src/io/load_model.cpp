@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "io/finite.hpp"
 #include "io/linear_weight.hpp"
 #include "io/tensor_file.hpp"
 #include "io/tensor_stream.hpp"
@@ -44,6 +45,7 @@ class Loader {
     };
     DecoderWeights weights = arrange_weights(config_, options_, stored);
     stream_tensors(std::exchange(tensors_, {}), options_.device);
+    check_finite(weights);
     return CausalLM(config_, std::move(weights));
   }
 
@@ -64,6 +66,24 @@ class Loader {
         message("[load] {} holds {} tensor(s) that a {} model does not have, such as '{}'. Biases and extra layers are not "
                 "supported. Is config.json of another model?",
                 checkpoint_.folder(), unknown.size(), config_.family->model_type, unknown.front()));
+  }
+
+  /// Four-bit weights were looked at when they were quantized or read.
+  void check_finite(const DecoderWeights& weights) const {
+    const auto check = [&](const at::Tensor& tensor, const std::string& name) {
+      qlorapp::check_finite(tensor, checkpoint_.folder(), name);
+    };
+    check(weights.embed_tokens, "model.embed_tokens.weight");
+    if (!weights.lm_head.is_alias_of(weights.embed_tokens)) check(weights.lm_head, "lm_head.weight");
+    check(weights.norm, "model.norm.weight");
+    const std::vector<format::ModelParameter> linears = format::linear_layers(config_);
+    for (size_t block = 0; block < weights.blocks.size(); ++block) {
+      const std::string prefix = message("model.layers.{}.", block);
+      check(weights.blocks[block].input_norm, prefix + "input_layernorm.weight");
+      check(weights.blocks[block].post_attention_norm, prefix + "post_attention_layernorm.weight");
+      for (size_t i = 0; i < kProjectionCount; ++i)
+        check(weights.blocks[block].projections[i].dense, linears[block * kProjectionCount + i].name + ".weight");
+    }
   }
 
   void report() {

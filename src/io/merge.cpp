@@ -26,6 +26,7 @@
 #include "format/folder.hpp"
 #include "format/python_json.hpp"
 #include "format/quant_state.hpp"
+#include "io/finite.hpp"
 #include "io/linear_weight.hpp"
 #include "io/tensor_file.hpp"
 #include "io/tensor_stream.hpp"
@@ -54,11 +55,6 @@ CausalLM skeleton(const format::ModelConfig& config, const LoraConfig& lora) {
                             }}));
   model.add_adapters(lora, /*seed=*/0);
   return model;
-}
-
-bool all_finite(const at::Tensor& values) {
-  const auto [least, most] = at::aminmax(values);  // a nan is both; unlike isfinite() it makes no tensor of the same size
-  return least.isfinite().item<bool>() && most.isfinite().item<bool>();
 }
 
 void write_values(format::SafetensorsWriter& writer, const at::Tensor& values) {

@@ -20,7 +20,7 @@ bool belongs_to_model(const std::string& file) {
 
 }  // namespace
 
-std::string read_text(const std::string& path) { return format::FileReader(path).read_all(kLargestFile); }
+std::string read_text(const std::string& path) { return format::FileReader::open_inside(path).read_all(kLargestFile); }
 
 void copy_model_files(const std::string& from, const std::string& to) {
   for (const std::string& name : format::names_in(from)) {

@@ -6,7 +6,7 @@
 
 namespace qlorapp {
 
-/// The whole file, up to 1 GiB. @throws IoError, FormatError.
+/// The whole file, up to 1 GiB. @throws IoError; FormatError, also for a link that leads out of its folder.
 [[nodiscard]] std::string read_text(const std::string& path);
 
 /// Copies everything beside the weights and config.json that belongs to a model: tokenizer, templates, generation settings, license.

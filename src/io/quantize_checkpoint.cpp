@@ -7,6 +7,7 @@
 #include "core/check.hpp"
 #include "format/atomic_file.hpp"
 #include "format/folder.hpp"
+#include "io/finite.hpp"
 #include "io/linear_weight.hpp"
 #include "io/tensor_file.hpp"
 #include "io/tensor_stream.hpp"
@@ -62,6 +63,7 @@ void quantize_checkpoint(const std::string& folder, const std::string& output, c
   for (const format::TensorEntry& entry : writer.tensors()) {
     const auto found = by_name.find(entry.name);
     const at::Tensor tensor = found != by_name.end() ? found->second->contiguous() : read_tensor(checkpoint.at(entry.name));
+    if (found == by_name.end()) check_finite(tensor, folder, entry.name);
     if (tensor.numel() > 0) writer.write({static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()});
   }
   writer.finish();

@@ -2,75 +2,111 @@
 #include "nn/base_fingerprint.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <cstring>
+#include <functional>
+
+#include "core/mix.hpp"
 #include "nn/decoder.hpp"
 
 namespace qlorapp {
+namespace {
 
-/// FNV-1a over 64-bit words in four interleaved lanes: the multiplications of one lane hide behind those of the others.
-class FourBitFingerprint::Hash {
- public:
-  void add(const at::Tensor& tensor) {
-    if (!tensor.defined()) return;
-    for (const int64_t extent : tensor.sizes()) word(static_cast<uint64_t>(extent));
-    at::Tensor flat = tensor.detach().reshape({-1});
-    if (flat.nbytes() > kWhole) flat = flat.slice(0, 0, flat.numel(), kStride);
-    const at::Tensor plain = flat.contiguous().cpu();
-    const auto* bytes = static_cast<const unsigned char*>(plain.const_data_ptr());
-    const size_t size = plain.nbytes(), whole = size / 32 * 32;
-    for (size_t at = 0; at < whole; at += 32) {
-      uint64_t words[4];
-      std::memcpy(words, bytes + at, 32);
-      for (size_t i = 0; i < 4; ++i) lanes_[i] = (lanes_[i] ^ words[i]) * kPrime;
-    }
-    uint64_t tail[4] = {0, 0, 0, 0};
-    if (size > whole) std::memcpy(tail, bytes + whole, size - whole);
-    for (const uint64_t value : tail) word(value);
-  }
-  void word(uint64_t value) { lanes_[0] = (lanes_[0] ^ value) * kPrime; }
-  [[nodiscard]] uint64_t value() const {
-    uint64_t result = 0;
-    for (const uint64_t lane : lanes_) result = (result ^ lane ^ (lane >> 29)) * kPrime;
-    return result;
-  }
-
- private:
-  static constexpr uint64_t kPrime = 1099511628211ULL;
-  static constexpr size_t kWhole = size_t{1} << 20;  // the scales of all but the largest weights
-  static constexpr int64_t kStride = 61;             // prime, so that it visits every column
-  uint64_t lanes_[4] = {14695981039346656037ULL, 1469598103934665603ULL, 2166136261ULL, 16777619ULL};
-};
-
-FourBitFingerprint::FourBitFingerprint() : hash_(std::make_unique<Hash>()) {}
-FourBitFingerprint::~FourBitFingerprint() = default;
-
-void FourBitFingerprint::add(const QuantizedTensor& weight) {
-  hash_->add(weight.packed);
-  // Scales in eight bits go by the mean of a weight's scales, whose last bit depends on how a device adds up.
-  if (!weight.double_quantized()) hash_->add(weight.absmax);
-  for (const int64_t number : {weight.block_size, static_cast<int64_t>(weight.quant_type), int64_t{weight.double_quantized()}}) {
-    hash_->word(static_cast<uint64_t>(number));
-  }
+uint64_t host_sum(const at::Tensor& bytes) {
+  const auto* const begin = bytes.const_data_ptr<uint8_t>();
+  return at::parallel_reduce(
+      0, bytes.numel() / 8, int64_t{1} << 16, uint64_t{0},
+      [&](int64_t first, int64_t last, uint64_t sum) {
+        for (int64_t i = first; i < last; ++i) {
+          uint64_t word = 0;
+          std::memcpy(&word, begin + i * 8, 8);
+          sum += mixed(word ^ (static_cast<uint64_t>(i) * kMixPosition));
+        }
+        return sum;
+      },
+      std::plus<>());
 }
 
-uint64_t FourBitFingerprint::value() const { return hash_->value(); }
+/// The same by torch's operators, whose integers are signed and wrap around.
+uint64_t device_sum(const at::Tensor& bytes) {
+  constexpr int64_t kChunk = int64_t{1} << 22;  // words
+  const at::Tensor words = bytes.view(at::kLong);
+  const at::Tensor positions =
+      at::arange(std::min(kChunk, words.numel()), words.options()).mul_(static_cast<int64_t>(kMixPosition));
+  at::Tensor sum = at::zeros({}, words.options());
+  for (int64_t at = 0; at < words.numel(); at += kChunk) {
+    const int64_t count = std::min(kChunk, words.numel() - at);
+    at::Tensor chunk = positions.narrow(0, 0, count) + static_cast<int64_t>(static_cast<uint64_t>(at) * kMixPosition);
+    chunk.bitwise_xor_(words.narrow(0, at, count)).mul_(static_cast<int64_t>(kMixFirst));
+    chunk.bitwise_xor_(at::bitwise_right_shift(chunk, 32).bitwise_and_(int64_t{0xffffffff})).mul_(static_cast<int64_t>(kMixSecond));
+    sum += chunk.sum();
+  }
+  return static_cast<uint64_t>(sum.item<int64_t>());
+}
 
-uint64_t base_fingerprint(const CausalLM& model) {
-  FourBitFingerprint fingerprint;
-  FourBitFingerprint::Hash& hash = *fingerprint.hash_;
-  hash.add(model.decoder().embed_tokens());
-  if (!model.decoder().lm_head().is_alias_of(model.decoder().embed_tokens())) hash.add(model.decoder().lm_head());
-  hash.add(model.decoder().norm_weight());
+uint64_t tensor_sum(const at::Tensor& tensor) {
+  at::Tensor bytes = tensor.detach().contiguous().reshape({-1}).view(at::kByte);
+  if (bytes.storage_offset() % 8 != 0) bytes = bytes.clone();
+  const int64_t whole = bytes.numel() / 8 * 8;
+  uint64_t tail = 0;
+  if (whole < bytes.numel()) {
+    const at::Tensor rest = bytes.narrow(0, whole, bytes.numel() - whole).cpu();
+    std::memcpy(&tail, rest.const_data_ptr<uint8_t>(), static_cast<size_t>(rest.numel()));
+  }
+  const at::Tensor words = bytes.narrow(0, 0, whole);
+  const uint64_t sum = whole == 0 ? 0 : words.is_cpu() ? host_sum(words) : device_sum(words);
+  return sum + mixed(tail ^ (static_cast<uint64_t>(whole / 8) * kMixPosition));
+}
+
+/// Order counts from tensor to tensor.
+void fold(uint64_t& value, uint64_t next) { value = mixed(value + kMixPosition) ^ mixed(next); }
+
+void fold(uint64_t& value, const at::Tensor& tensor) {
+  if (!tensor.defined()) return fold(value, uint64_t{0});
+  for (const int64_t extent : tensor.sizes()) fold(value, static_cast<uint64_t>(extent));
+  fold(value, tensor_sum(tensor));
+}
+
+void fold_layout(uint64_t& value, const QuantizedTensor& weight) {
+  for (const int64_t number : {weight.block_size, static_cast<int64_t>(weight.quant_type), int64_t{weight.double_quantized()}})
+    fold(value, static_cast<uint64_t>(number));
+}
+
+}  // namespace
+
+void FourBitFingerprint::add(const QuantizedTensor& weight) {
+  fold(value_, weight.packed);
+  if (!weight.double_quantized()) fold(value_, weight.absmax);
+  fold_layout(value_, weight);
+}
+
+BaseFingerprint base_fingerprint(const CausalLM& model) {
+  BaseFingerprint result;
+  const auto add = [&](const at::Tensor& tensor) {
+    uint64_t one = 0;
+    fold(one, tensor);
+    fold(result.whole, one);
+    fold(result.without_scales, one);
+  };
+  add(model.decoder().embed_tokens());
+  if (!model.decoder().lm_head().is_alias_of(model.decoder().embed_tokens())) add(model.decoder().lm_head());
+  add(model.decoder().norm_weight());
   for (const DecoderBlock& block : model.blocks()) {
-    hash.add(block.weights().input_norm);
-    hash.add(block.weights().post_attention_norm);
+    add(block.weights().input_norm);
+    add(block.weights().post_attention_norm);
     for (const FrozenWeight& weight : block.weights().projections) {
-      hash.add(weight.dense);
-      if (weight.quantized.defined()) fingerprint.add(weight.quantized);
+      add(weight.dense);
+      if (!weight.quantized.defined()) continue;
+      add(weight.quantized.packed);
+      fold_layout(result.without_scales, weight.quantized);
+      fold_layout(result.whole, weight.quantized);
+      for (const at::Tensor* scales : {&weight.quantized.absmax, &weight.quantized.nested_absmax, &weight.quantized.nested_offset})
+        fold(result.whole, *scales);
     }
   }
-  return fingerprint.value();
+  return result;
 }
 
 uint64_t four_bit_fingerprint(const CausalLM& model) {

@@ -1,36 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A number that tells frozen bases apart, so that a run is never resumed on another one.
+/// Numbers that tell frozen bases apart, so that a run is never resumed on another one. Not cryptographic: they find mistakes, not attacks.
+///
+/// Every byte counts. A tensor's 64-bit words w[i] give the sum over i of mix(w[i] ^ i·K), modulo 2^64: mix is a bijection, so a change of
+/// one word always changes the sum, and the order in which a device adds up does not matter. On a GPU the sum is taken there.
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
 #include "qlorapp/nn/causal_lm.hpp"
 #include "qlorapp/quant/quantized_tensor.hpp"
 
 namespace qlorapp {
 
-/// 64 bits over the frozen weights and their shapes: codes and dense tensors, of up to 1 MiB whole and
-/// of larger ones each 61st byte or number, so that a run on 8B weights begins without reading 5 GB back from a GPU. The same
-/// on every device. Not cryptographic: it finds mistakes, not attacks. On a GPU it synchronizes.
-[[nodiscard]] uint64_t base_fingerprint(const CausalLM& model);
-/// The same over the four-bit weights alone, whatever the precision of the rest.
+struct BaseFingerprint {
+  uint64_t whole = 0;  ///< Of all frozen tensors and their shapes.
+  /// Of the same without the scales. Those of double quantization go by a mean, whose last bit depends on how a device adds up: a model
+  /// that was quantized while it was loaded on a GPU and on a CPU may differ in them, and in nothing else.
+  uint64_t without_scales = 0;
+
+  bool operator==(const BaseFingerprint&) const = default;
+};
+
+/// Synchronizes on a GPU, where it takes 64 MiB for a moment.
+[[nodiscard]] BaseFingerprint base_fingerprint(const CausalLM& model);
+/// Of the codes of the four-bit weights alone, and of scales that are not quantized.
 [[nodiscard]] uint64_t four_bit_fingerprint(const CausalLM& model);
 
 /// The same of weights that are never in memory together: they come one by one, in the order of the model.
 class FourBitFingerprint {
  public:
-  FourBitFingerprint();
-  ~FourBitFingerprint();
-  FourBitFingerprint(const FourBitFingerprint&) = delete;
-  FourBitFingerprint& operator=(const FourBitFingerprint&) = delete;
   void add(const QuantizedTensor& weight);
-  [[nodiscard]] uint64_t value() const;
+  [[nodiscard]] uint64_t value() const { return value_; }
 
  private:
-  class Hash;
-  std::unique_ptr<Hash> hash_;
-  friend uint64_t base_fingerprint(const CausalLM& model);
+  uint64_t value_ = 0;
 };
 
 }  // namespace qlorapp

@@ -214,6 +214,10 @@ std::string plan_line(const CausalLM& model, const TrainingArguments& args, int6
   return summary_line(plan_memory_in(settings, memory_for(model.device())), settings);
 }
 
+Bytes planned_peak(const CausalLM& model, const TrainingArguments& args, int64_t longest, bool evaluates) {
+  return plan_memory_in(plan_settings(model, args, longest, evaluates), memory_for(model.device())).training_peak();
+}
+
 Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lora, const TrainingArguments& args, const Gpu& gpu,
                          const Deadline& deadline, const DeviceAllowance& allowance) {
   const auto positive = [](const char* name, double value) {

@@ -22,12 +22,19 @@ constexpr std::string_view kOptimizerFile = "optimizer.safetensors";
 constexpr std::string_view kScalerFile = "scaler.json";
 constexpr std::string_view kRunStateFile = "run_state.json";
 constexpr int64_t kSchema =
-    3;  // 1: another order of the adapters in optimizer.safetensors; 2: an epoch's end was part of its last step
+    4;  // 1: another order of the adapters in optimizer.safetensors; 2: an epoch's end was part of its last step; 3: no data fingerprints
 
 /// Reads run_state.json key by key; each is required and of its type.
 class Reader {
  public:
-  Reader(format::Json json, std::string path) : json_(std::move(json)), path_(std::move(path)) {}
+  explicit Reader(const std::string& folder)
+      : path_(format::path_in(folder, kRunStateFile)), json_(format::read_json_inside(path_, {.allow_nonfinite = true})) {
+    int64_t schema = 0;
+    integer("schema", schema);
+    QLORAPP_CHECK_FORMAT(schema == kSchema,
+                         "[resume] {} has schema {}; this version reads {}. Resume with the version that wrote it.", path_, schema,
+                         kSchema);
+  }
 
   template <class Integer>
   void integer(const char* key, Integer& into) const {
@@ -41,14 +48,18 @@ class Reader {
     QLORAPP_CHECK_FORMAT(value.is_number(), "[resume] {}: '{}' must be a number.", path_, key);
     into = value.get<double>();
   }
+  void text(const char* key, std::string& into) const {
+    const format::Json& value = find(key);
+    QLORAPP_CHECK_FORMAT(value.is_string(), "[resume] {}: '{}' must be a string.", path_, key);
+    into = value.get<std::string>();
+  }
   /// 64 bits as hexadecimal text: JSON's numbers are doubles to most readers.
   void bits(const char* key, uint64_t& into) const {
-    const format::Json& value = find(key);
-    QLORAPP_CHECK_FORMAT(value.is_string(), "[resume] {}: '{}' must be a string of hexadecimal digits.", path_, key);
-    const auto text = value.get<std::string>();
-    const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), into, 16);
-    QLORAPP_CHECK_FORMAT(error == std::errc{} && stop == text.data() + text.size(),
-                         "[resume] {}: '{}' must be a string of hexadecimal digits; got '{}'.", path_, key, text);
+    std::string digits;
+    text(key, digits);
+    const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), into, 16);
+    QLORAPP_CHECK_FORMAT(error == std::errc{} && stop == digits.data() + digits.size(),
+                         "[resume] {}: '{}' must be a string of hexadecimal digits; got '{}'.", path_, key, digits);
   }
 
  private:
@@ -57,8 +68,8 @@ class Reader {
     QLORAPP_CHECK_FORMAT(found != json_.end(), "[resume] {} lacks '{}'. The checkpoint is not one of this version.", path_, key);
     return *found;
   }
-  format::Json json_;
   std::string path_;
+  format::Json json_;
 };
 
 std::string hexadecimal(uint64_t value) {
@@ -83,29 +94,41 @@ void TrainState::save(const std::string& folder) const {
   json["epoch"] = cursor.epoch;
   json["batch"] = cursor.batch;
   json["tokens_seen"] = tokens_seen;
+  json["skipped_steps"] = skipped_steps;
+  json["rollbacks"] = rollbacks;
   json["loss_sum"] = loss_sum;
   json["loss_since_log"] = loss_since_log;
   json["steps_since_log"] = steps_since_log;
   json["last_grad_norm"] = last_grad_norm;
   json["last_learning_rate"] = last_learning_rate;
-  json["base_fingerprint"] = hexadecimal(base_fingerprint);
+  json["owes_log"] = int{owes_log};
+  json["owes_evaluation"] = int{owes_evaluation};
+  json["owes_save"] = int{owes_save};
+  json["owes_epoch_end"] = int{owes_epoch_end};
+  json["lora_dropout"] = inputs.lora_dropout;
+  json["train_data"] = hexadecimal(inputs.train_data);
+  json["eval_data"] = hexadecimal(inputs.eval_data);
+  json["base_fingerprint"] = hexadecimal(inputs.base);
+  json["base_without_scales"] = hexadecimal(inputs.base_without_scales);
+  json["device"] = inputs.device;
   format::write_file_atomically(format::path_in(folder, kRunStateFile), format::dump_python_json(json, format::kConfigStyle));
 }
 
+RunInputs RunInputs::load(const std::string& folder) {
+  const Reader reader(folder);
+  RunInputs inputs;
+  reader.number("lora_dropout", inputs.lora_dropout);
+  reader.bits("train_data", inputs.train_data);
+  reader.bits("eval_data", inputs.eval_data);
+  reader.bits("base_fingerprint", inputs.base);
+  reader.bits("base_without_scales", inputs.base_without_scales);
+  reader.text("device", inputs.device);
+  return inputs;
+}
+
 void TrainState::load(const std::string& folder) {
-  const std::string path = format::path_in(folder, kRunStateFile);
-  const Reader reader(format::read_json_file(path, {.allow_nonfinite = true}), path);
-  int64_t schema = 0, optimizer_step = 0;
-  reader.integer("schema", schema);
-  QLORAPP_CHECK_FORMAT(schema == kSchema,
-                       "[resume] {} has schema {}; this version reads {}. Resume with the version that wrote it.", path, schema,
-                       kSchema);
-  uint64_t fingerprint = 0;
-  reader.bits("base_fingerprint", fingerprint);
-  QLORAPP_CHECK_FORMAT(fingerprint == base_fingerprint,
-                       "[resume] {} belongs to another base model, or to this one quantized differently or in another precision "
-                       "(--bf16, --fp16). Give the model and precision of that run.",
-                       path);
+  const Reader reader(folder);
+  int64_t optimizer_step = 0;
   reader.integer("optimizer_step", optimizer_step);
   reader.bits("seed", seed);
   reader.integer("micro_step", micro_step);
@@ -113,14 +136,20 @@ void TrainState::load(const std::string& folder) {
   reader.integer("epoch", cursor.epoch);
   reader.integer("batch", cursor.batch);
   reader.integer("tokens_seen", tokens_seen);
+  reader.integer("skipped_steps", skipped_steps);
+  reader.integer("rollbacks", rollbacks);
   reader.number("loss_sum", loss_sum);
   reader.number("loss_since_log", loss_since_log);
   reader.integer("steps_since_log", steps_since_log);
   reader.number("last_grad_norm", last_grad_norm);
   reader.number("last_learning_rate", last_learning_rate);
+  reader.integer("owes_log", owes_log);
+  reader.integer("owes_evaluation", owes_evaluation);
+  reader.integer("owes_save", owes_save);
+  reader.integer("owes_epoch_end", owes_epoch_end);
 
   const std::string tensors = format::path_in(folder, kOptimizerFile);
-  const format::SafetensorsFile file(tensors);
+  const format::SafetensorsFile file(format::FileReader::open_inside(tensors));
   for (auto& [name, tensor] : optimizer.state_tensors()) {
     const format::TensorEntry& entry = file.at(name);
     const at::Tensor stored = read_tensor(file, entry);
@@ -133,7 +162,7 @@ void TrainState::load(const std::string& folder) {
   if (scaler.is_enabled()) {
     const std::string scaler_path = format::path_in(folder, kScalerFile);
     GradScaler::State state;
-    format::from_json(format::read_json_file(scaler_path), state, scaler_path);
+    format::from_json(format::read_json_inside(scaler_path), state, scaler_path);
     scaler.load_state_dict(state);
   }
 }

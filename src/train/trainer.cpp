@@ -11,10 +11,9 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
-#include "format/atomic_file.hpp"
-#include "format/config_json.hpp"
 #include "format/folder.hpp"
-#include "format/python_json.hpp"
+#include "format/folder_update.hpp"
+#include "io/adapter_file.hpp"
 #include "io/checkpoint_folder.hpp"
 #include "nn/base_fingerprint.hpp"
 #include "nn/decoder.hpp"
@@ -25,6 +24,7 @@
 #include "qlorapp/train/evaluate.hpp"
 #include "qlorapp/train/plan_run.hpp"
 #include "speed.hpp"
+#include "train/run_inputs.hpp"
 #include "train/trainer_state_json.hpp"
 #include "train/unread_losses.hpp"
 #include "train/window_runner.hpp"
@@ -55,6 +55,15 @@ void check_vocabulary(const std::vector<Example>& rows, const char* name, int64_
   }
 }
 
+/// Rows whose last trained token ends a text.
+int64_t ending_in_eos(const std::vector<Example>& rows, const std::vector<int64_t>& eos) {
+  return std::count_if(rows.begin(), rows.end(), [&](const Example& row) {
+    const auto last =
+        std::find_if(row.labels.rbegin(), row.labels.rend(), [](int64_t label) { return label != Example::kIgnored; });
+    return last != row.labels.rend() && std::find(eos.begin(), eos.end(), *last) != eos.end();
+  });
+}
+
 void pack_rows(std::vector<Example>& rows, const TrainingArguments& args, const char* name) {
   if (rows.empty()) return;
   Packed packed = pack(rows, args.max_length, packing_strategy(args.packing_strategy));
@@ -71,14 +80,14 @@ AdamW::Options optimizer_options(const TrainingArguments& args) {
           args.optimizer_is_paged()};
 }
 
-/// torch's defaults, with a floor and an end: a run whose steps are all skipped is not training, and says so.
+/// torch's defaults, with a floor and an end: 17 skips in a row take the scale from 65536 below 1, where float16 has nothing left to gain.
 GradScaler::Options scaler_options(at::Device device, bool computes_in_half, const TrainingArguments& args) {
   GradScaler::Options options;
   options.device = device.type();
   // On a GPU without bf16, bf16 is float16 (io/device.hpp) and needs what float16 needs.
   options.enabled = args.fp16 || (device.is_cuda() && computes_in_half);
   options.min_scale = 1.0;
-  options.max_consecutive_skips = 50;
+  options.max_consecutive_skips = 17;
   return options;
 }
 
@@ -104,8 +113,14 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
   state_.max_grad_norm = args_.max_grad_norm;
   state_.count_position_zero = args_.count_position_zero;
   state_.seed = static_cast<uint64_t>(args_.seed);
-  state_.base_fingerprint = base_fingerprint(*model_);
   set_up_model();
+  const BaseFingerprint base = base_fingerprint(*model_);
+  state_.inputs = {data_fingerprint(train_data_),
+                   data_fingerprint(eval_data_),
+                   base.whole,
+                   base.without_scales,
+                   c10::DeviceTypeName(device().type(), /*lower_case=*/true),
+                   model_->lora_config().lora_dropout};
   unread_ = std::make_unique<UnreadLosses>();
   runner_ = std::make_unique<WindowRunner>(*model_, state_, args_, train_data_, !eval_data_.empty());
   if (!train_data_.empty()) {
@@ -123,6 +138,8 @@ Trainer::~Trainer() = default;
 void Trainer::set_up_model() {
   check_vocabulary(train_data_, "train_dataset", model_->config().vocab_size);
   check_vocabulary(eval_data_, "eval_dataset", model_->config().vocab_size);
+  rows_ = std::ssize(train_data_);
+  rows_ending_in_eos_ = ending_in_eos(train_data_, model_->config().eos_token_ids);
   if (args_.packing) pack_rows(train_data_, args_, "train_dataset");
   if (args_.eval_packing.value_or(args_.packing)) pack_rows(eval_data_, args_, "eval_dataset");
   if (args_.full_determinism) model_->settings().set_deterministic(true);
@@ -192,7 +209,7 @@ LogRecord Trainer::metrics_of_eval_data() {
   const auto begin = std::chrono::steady_clock::now();
   const int64_t size = args_.per_device_eval_batch_size;
   const auto after_each = [this] {
-    if (callbacks_.poll) callbacks_.poll();
+    poll();
     event(TrainerEvent::kPredictionStep);
   };
   const EvalResult loss =
@@ -213,33 +230,44 @@ void Trainer::write_trainer_state(const std::string& folder) const {
 }
 
 void Trainer::save_model(const std::string& folder) const {
-  save_adapter(*model_, folder, base_model_);
-  write_trainer_state(folder);
+  format::FolderUpdate update(folder, std::string(kAdapterConfig));
+  save_adapter(*model_, update.staging(), base_model_);
+  write_trainer_state(update.staging());
+  update.commit();
 }
 
 void Trainer::save_state(const std::string& folder) {
   read_losses();
   const DataCursor here = state_.cursor;
   if (at_epoch_end_) state_.cursor = {here.epoch + 1, 0};  // what a resumed run has to do next
+  state_.owes_epoch_end = !in_epoch_end_ && state_.global_step >= max_steps_;
   state_.save(folder);
   state_.cursor = here;
+  write_arguments(folder, args_);
+}
+
+RunFolder& Trainer::run_folder() {
+  if (!folder_) folder_ = std::make_shared<RunFolder>(args_.output_dir);
+  if (folder_->is_new()) origin_.empty() ? folder_->begin() : folder_->go_on_from(origin_, changed_);
+  return *folder_;
 }
 
 void Trainer::save_checkpoint() {
   read_losses();
-  CheckpointWriter writer(args_.output_dir, state_.global_step);
+  CheckpointWriter writer(run_folder(), state_.global_step);
   save_adapter(*model_, writer.folder(), base_model_);
-  if (!args_.save_only_model) save_state(writer.folder());
-  format::write_file_atomically(format::path_in(writer.folder(), "training_args.json"),
-                                format::dump_python_json(format::to_json(args_), format::kConfigStyle) + "\n");
+  // A run that was stopped is to be resumed, whatever else is saved of it.
+  args_.save_only_model && !stopped_ ? write_arguments(writer.folder(), args_) : save_state(writer.folder());
   if (state_.best_global_step) {
     const std::string best = format::path_in(args_.output_dir, message("checkpoint-{}", *state_.best_global_step));
-    if (*state_.best_global_step == state_.global_step || format::is_folder(best)) state_.best_model_checkpoint = best;
+    if (*state_.best_global_step == state_.global_step || folder_->owns(best)) state_.best_model_checkpoint = best;
   }
   write_trainer_state(writer.folder());
   const std::string path = writer.commit();
+  origin_ = path;
+  changed_ = false;
   if (args_.save_total_limit && *args_.save_total_limit > 0) {
-    prune_checkpoints(args_.output_dir, *args_.save_total_limit, {path, state_.best_model_checkpoint});
+    folder_->prune(*args_.save_total_limit, {path, state_.best_model_checkpoint});
   }
   control_.should_save = false;
   if (callbacks_.on_save) callbacks_.on_save(path, control_);
@@ -248,7 +276,7 @@ void Trainer::save_checkpoint() {
 void Trainer::finish() {
   const std::string& best = state_.best_model_checkpoint;
   if (args_.load_best_model_at_end && !best.empty()) {
-    load_adapter(*model_, best);
+    load_adapter(*model_, best, model_->adapters().active_name());
     log_info(message("[trainer] loaded the adapters of {}, {} {}", best, args_.best_metric_name(), *state_.best_metric));
   }
   event(TrainerEvent::kTrainEnd);
@@ -263,15 +291,19 @@ void Trainer::restore(const std::string& folder) {
       "[resume] {} has no run_state.json: {}. Begin anew with its adapter, or resume from a whole checkpoint.", folder,
       of_transformers ? "it is a checkpoint of transformers' Trainer, whose optimizer.pt is a pickle file, which can run code"
                       : "it holds only the model (save_only_model)");
+  check_checkpoint(folder);
+  const ChangedInputs changes = check_inputs(folder, args_, state_.inputs);
   if (!callbacks_.log_evaluate_save) {
-    load_adapter(*model_, folder);
+    load_adapter(*model_, folder, model_->adapters().active_name());
     read_trainer_history(folder, state_);
   }
   state_.load(folder);
-  QLORAPP_CHECK_FORMAT(
-      state_.cursor.batch <= batches_per_epoch_,
-      "[resume] {} is at batch {} of its epoch, and an epoch of this run has {}. Give the data and batch size of that run.", folder,
-      state_.cursor.batch, batches_per_epoch_);
+  const int64_t batches_before = batch_count(train_data_.size(), changes.micro_batch_size, args_.dataloader_drop_last);
+  state_.cursor.batch = state_.cursor.batch >= batches_before
+                            ? batches_per_epoch_
+                            : state_.cursor.batch * changes.micro_batch_size / args_.per_device_train_batch_size;
+  origin_ = folder;
+  changed_ = changes.any;
   if (args_.ignore_data_skip && state_.cursor.batch < batches_per_epoch_) state_.cursor.batch = 0;
 }
 

@@ -6,14 +6,19 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <exception>
 #include <utility>
 
 #include "core/check.hpp"
 #include "data/sampler.hpp"
+#include "format/folder.hpp"
+#include "io/checkpoint_folder.hpp"
+#include "nn/decoder.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/train/plan_run.hpp"
 #include "qlorapp/train/trainer.hpp"
 #include "speed.hpp"
+#include "train/run_report.hpp"
 #include "train/unread_losses.hpp"
 #include "train/window_runner.hpp"
 
@@ -40,7 +45,43 @@ SamplerOptions sampler_options(const TrainingArguments& args, const std::vector<
   return options;
 }
 
+/// Ends a run between micro-batches; not an error, so that nothing takes it for one.
+struct StopNow {};
+
 }  // namespace
+
+/// The end of a step or an epoch, whose flags are owed if an exception leaves it undone.
+class Trainer::Owed {
+ public:
+  explicit Owed(Trainer& trainer) : trainer_(trainer) {}
+  ~Owed() {
+    if (std::uncaught_exceptions() == before_) return;
+    trainer_.state_.owes_log = trainer_.control_.should_log;
+    trainer_.state_.owes_evaluation = trainer_.control_.should_evaluate;
+    trainer_.state_.owes_save = trainer_.control_.should_save;
+  }
+  Owed(const Owed&) = delete;
+  Owed& operator=(const Owed&) = delete;
+
+ private:
+  Trainer& trainer_;
+  int before_ = std::uncaught_exceptions();
+};
+
+void Trainer::poll() {
+  if (callbacks_.poll) callbacks_.poll();
+  if (is_training_ && callbacks_.stop_now && callbacks_.stop_now()) throw StopNow{};
+}
+
+/// Leaves a checkpoint of the steps that are whole.
+void Trainer::stop() {
+  stopped_ = true;
+  read_losses();
+  if (state_.global_step == 0) return;
+  const std::string own = format::path_in(args_.output_dir, message("checkpoint-{}", state_.global_step));
+  const bool is_saved = format::is_same_file(own, origin_) && !args_.save_only_model;
+  if (!is_saved || state_.owes_log || state_.owes_evaluation || state_.owes_save) save_checkpoint();
+}
 
 void Trainer::event(TrainerEvent event) {
   if (callbacks_.on_event) callbacks_.on_event(event, state_, control_);
@@ -55,14 +96,63 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
   QLORAPP_CHECK_VALUE(state_.arena == &model_->arena(),
                       "[trainer] the active adapter must be the one that this trainer was made for. Activate that one again, or "
                       "make a new trainer.");
-  struct Clear {  // however the run ends
-    WindowRunner& runner;
-    ~Clear() { runner.clear_graphs(); }
-  } const clear{*runner_};
-  if (resume_from) restore(*resume_from);
-  const auto begin = std::chrono::steady_clock::now();
+  const bool has_folder = folder_ != nullptr;
+  struct End {  // however the run ends
+    Trainer& trainer;
+    bool keeps_folder;
+    ~End() {
+      trainer.runner_->clear_graphs();
+      trainer.is_training_ = false;
+      if (!keeps_folder) trainer.folder_.reset();
+    }
+  } const end{*this, has_folder};
+  if (args_.save_strategy != "no" && !callbacks_.log_evaluate_save && !has_folder)
+    folder_ = std::make_shared<RunFolder>(args_.output_dir);  // before anything else: another run may hold it
+  resumed_from_ = resume_from.value_or("");
   started_ = seconds_since_1970();
-  const int64_t first_step = state_.global_step;
+  try {
+    TrainOutput output = run(resume_from);
+    report(stopped_ ? "stopped" : "finished", "");
+    return output;
+  } catch (const std::exception& error) {
+    report("failed", first_line(error));
+    throw;
+  }
+}
+
+/// What became of the run, beside its checkpoints. A run does not fail for want of it, and what it failed of is the news.
+void Trainer::report(const std::string& outcome, const std::string& error) const try {
+  if (!folder_ || folder_->is_new()) return;  // nothing is written, or the run was refused before it began
+  write_run_report(args_.output_dir,
+                   {.outcome = outcome,
+                    .error = error,
+                    .run_id = folder_->run_id(),
+                    .resumed_from = resumed_from_,
+                    .resumed_with_changes = resumed_with_changes_,
+                    .first_step = first_step_,
+                    .max_steps = max_steps_,
+                    .seconds = rounded(seconds_since_1970() - started_, 4),
+                    .rows = rows_,
+                    .rows_ending_in_eos = rows_ending_in_eos_,
+                    .longest_row = longest_row(),
+                    .evaluates = !eval_data_.empty()},
+                   *model_, state_, args_);
+} catch (const Error& failed) {
+  if (error.empty()) log_warning(message("[trainer] run_report.json was not written: {}", first_line(failed)));
+}
+
+TrainOutput Trainer::run(const std::optional<std::string>& resume_from) {
+  stopped_ = at_epoch_end_ = in_epoch_end_ = false;
+  if (resume_from) {
+    restore(*resume_from);
+  } else if (state_.global_step == 0) {
+    origin_.clear();
+    changed_ = false;
+  }
+  if (folder_) run_folder();
+  const auto begin = std::chrono::steady_clock::now();
+  first_step_ = state_.global_step;
+  resumed_with_changes_ = changed_;
   first_tokens_ = state_.tokens_seen;
   control_ = {};
   if (resume_from) {
@@ -73,19 +163,88 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
   log_info(plan_line(*model_, args_, longest_row(), !eval_data_.empty()));
   if (args_.worst_case_first.value_or(!device().is_cpu())) runner_->run_worst_case();
   event(TrainerEvent::kTrainBegin);
-  if (args_.eval_on_start) evaluate();
-  while (state_.global_step < max_steps_ && state_.cursor.epoch < epochs_ && !control_.should_training_stop) run_epoch();
-  read_losses();
+  is_training_ = true;
+  try {
+    if (args_.eval_on_start) evaluate();
+    for (bool again = true; again;) {
+      try {
+        again = false;
+        run_epochs();
+      } catch (const TrainingDiverged& error) {
+        again = roll_back(error);
+        if (!again) throw;
+      } catch (const LossScaleExhausted& error) {
+        again = roll_back(error);
+        if (!again) throw;
+      }
+    }
+  } catch (const StopNow&) { stop(); }
+  is_training_ = false;
   if (args_.cuda_graphs) {
     log_info(message("cuda_graphs: {} micro-steps of this trainer ran as one graph each", runner_->replayed()));
   }
+  if (state_.global_step > 0 && state_.optimizer.step_count() == 0) {
+    log_warning(
+        message("[trainer] the adapters did not change: all {} steps had gradients that are not finite in float16 and were "
+                "skipped. Train for longer (the loss scale is {} now), or in bf16 or fp32.",
+                state_.global_step, state_.scaler.get_scale()));
+  }
   TrainOutput output{state_.global_step, state_.global_step > 0 ? state_.loss_sum / static_cast<double>(state_.global_step) : 0.0,
-                     summary(seconds_since(begin), first_step)};
+                     summary(seconds_since(begin)), stopped_};
+  if (stopped_) return output;
   log(output.metrics, false);
   output.metrics.set("epoch", epoch());
   if (args_.counts_input_tokens()) output.metrics.set("num_input_tokens_seen", state_.tokens_seen);
   finish();
   return output;
+}
+
+/// From where the state is to the end of the run.
+void Trainer::run_epochs() {
+  if (state_.owes_log || state_.owes_evaluation || state_.owes_save) {
+    const Owed owed(*this);
+    control_.should_log = state_.owes_log;
+    control_.should_evaluate = state_.owes_evaluation;
+    control_.should_save = state_.owes_save;
+    log_evaluate_save();
+  }
+  if (state_.owes_epoch_end && state_.global_step >= max_steps_) end_epoch();  // its last step was saved, and then it was killed
+  while (state_.global_step < max_steps_ && state_.cursor.epoch < epochs_ && !control_.should_training_stop) run_epoch();
+  read_losses();
+}
+
+/// After a step that was not finite: weights, moments and counts become those of the newest checkpoint of this run, and the data go on where
+/// they are, so that the rows of that step do not come again. @returns false if that is not asked for, or was done too often.
+bool Trainer::roll_back(const Error& reason) {
+  constexpr int64_t kMost = 3;
+  if (args_.on_non_finite != "rollback") return false;
+  const std::string from = newest_checkpoint(args_.output_dir).path.value_or(origin_);
+  if (from.empty() || state_.rollbacks >= kMost) {
+    log_warning(from.empty()
+                    ? std::string("[trainer] there is no checkpoint to roll back to: save more often, or use on_non_finite=skip.")
+                    : message("[trainer] the run was rolled back {} times already: it ends.", state_.rollbacks));
+    return false;
+  }
+  const int64_t step = state_.global_step, rollbacks = state_.rollbacks, skipped = state_.skipped_steps;
+  const uint32_t micro_step = state_.micro_step;
+  DataCursor cursor = state_.cursor;
+  if (at_epoch_end_) cursor = {cursor.epoch + 1, 0};
+  at_epoch_end_ = in_epoch_end_ = false;
+  unread_->clear();
+  state_.best_metric.reset();
+  state_.best_global_step.reset();
+  state_.best_model_checkpoint.clear();
+  restore(from);
+  state_.cursor = cursor;
+  state_.micro_step = micro_step;
+  state_.rollbacks = rollbacks + 1;
+  state_.skipped_steps = skipped;
+  state_.owes_log = state_.owes_evaluation = state_.owes_save = state_.owes_epoch_end = false;
+  control_ = {};
+  if (callbacks_.on_rollback) callbacks_.on_rollback(from);
+  log_warning(message("[trainer] rolled back from step {} to {}; the data go on behind the rows of step {}. {}", step, from, step,
+                      first_line(reason)));
+  return true;
 }
 
 Window Trainer::next_window(const std::vector<int64_t>& order) const {
@@ -96,6 +255,30 @@ Window Trainer::next_window(const std::vector<int64_t>& order) const {
     window.rows.emplace_back(first, first + std::min<int64_t>(size, order.end() - first));
   }
   return window;
+}
+
+void Trainer::run_step(const Window& window) {
+  std::exception_ptr late;
+  const auto tell = [&](TrainerEvent what) {
+    if (what != TrainerEvent::kOptimizerStep) return event(what);
+    try {
+      event(what);
+    } catch (...) { late = std::current_exception(); }  // the update is made: the step is finished and counted first
+  };
+  StepReport report;
+  try {
+    report = runner_->run(window, {tell, [this] { poll(); }});
+  } catch (const LossScaleExhausted& error) {
+    throw LossScaleExhausted(message("{} {}", error.what(), runner_->diagnosis(window)));
+  }
+  state_.cursor.batch += window.batches;
+  count_step(report);
+  const Owed owed(*this);
+  flow_at_step_end();
+  if (late) std::rethrow_exception(late);
+  event(TrainerEvent::kStepEnd);
+  if (!device().is_cuda() || unread_->full()) read_losses();
+  log_evaluate_save();
 }
 
 void Trainer::run_epoch() {
@@ -110,19 +293,24 @@ void Trainer::run_epoch() {
     const Window window = next_window(order);
     control_.should_log = control_.should_evaluate = control_.should_save = false;
     event(TrainerEvent::kStepBegin);
-    const StepReport report = runner_->run(window, {[this](TrainerEvent what) { event(what); }, callbacks_.poll});
-    state_.cursor.batch += window.batches;
-    after_step(report);
+    run_step(window);
   }
+  end_epoch();
+}
+
+void Trainer::end_epoch() {
+  in_epoch_end_ = true;
+  state_.owes_epoch_end = false;
   at_epoch_end_ = state_.cursor.batch >= batches_per_epoch_ || control_.should_epoch_stop;
+  const Owed owed(*this);
   flow_at_epoch_end();
   event(TrainerEvent::kEpochEnd);
   log_evaluate_save();
   if (at_epoch_end_) state_.cursor = {state_.cursor.epoch + 1, 0};
-  at_epoch_end_ = false;
+  at_epoch_end_ = in_epoch_end_ = false;
 }
 
-void Trainer::after_step(const StepReport& report) {
+void Trainer::count_step(const StepReport& report) {
   unread_->add(report, state_.global_step);
   state_.last_learning_rate = report.learning_rate;
   ++state_.steps_since_log;
@@ -133,10 +321,6 @@ void Trainer::after_step(const StepReport& report) {
   if (args_.torch_empty_cache_steps && state_.global_step % *args_.torch_empty_cache_steps == 0 && !device().is_cpu()) {
     at::getDeviceAllocator(device().type())->emptyCache();
   }
-  flow_at_step_end();
-  event(TrainerEvent::kStepEnd);
-  if (!device().is_cuda() || unread_->full()) read_losses();
-  log_evaluate_save();
 }
 
 void Trainer::flow_at_step_end() {
@@ -160,6 +344,7 @@ void Trainer::flow_at_epoch_end() {
 }
 
 void Trainer::log_evaluate_save() {
+  state_.owes_log = state_.owes_evaluation = state_.owes_save = false;
   if (callbacks_.log_evaluate_save) {
     if (!control_.should_log && !control_.should_evaluate && !control_.should_save) return;
     read_losses();
@@ -181,9 +366,12 @@ void Trainer::log_evaluate_save() {
 }
 
 void Trainer::run_evaluation() {
-  control_.should_evaluate = false;
-  if (eval_data_.empty()) return;
+  if (eval_data_.empty()) {
+    control_.should_evaluate = false;
+    return;
+  }
   const LogRecord metrics = evaluate();
+  control_.should_evaluate = false;
   const bool is_best = note_best(metrics);
   if (args_.save_strategy == "best") control_.should_save = is_best && state_.global_step > 0;
 }
@@ -207,7 +395,7 @@ bool Trainer::note_best(const LogRecord& metrics) {
   return true;
 }
 
-void Trainer::read_losses() { unread_->read_into(state_); }
+void Trainer::read_losses() { unread_->read_into(state_, args_.on_non_finite == "skip"); }
 
 LogRecord Trainer::last_step() {
   read_losses();
@@ -237,8 +425,8 @@ void Trainer::log(LogRecord record, bool training) {
   if (callbacks_.on_log) callbacks_.on_log(state_.log_history.back(), control_);
 }
 
-LogRecord Trainer::summary(double seconds, int64_t first_step) const {
-  const auto steps = static_cast<double>(state_.global_step - first_step);
+LogRecord Trainer::summary(double seconds) const {
+  const auto steps = static_cast<double>(state_.global_step - first_step_);
   const double rows = steps * static_cast<double>(args_.per_device_train_batch_size * args_.gradient_accumulation_steps);
   LogRecord metrics;
   metrics.set("train_runtime", rounded(seconds, 4));

@@ -6,6 +6,7 @@
 #include "core/check.hpp"
 #include "format/atomic_file.hpp"
 #include "format/folder.hpp"
+#include "format/printable.hpp"
 #include "format/python_json.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/format/json.hpp"
@@ -43,7 +44,7 @@ void write_trainer_state(const std::string& folder, const TrainState& state, con
 
 void read_trainer_history(const std::string& folder, TrainState& state) {
   const std::string path = format::path_in(folder, "trainer_state.json");
-  const format::Json json = format::read_json_file(path, {.allow_nonfinite = true});
+  const format::Json json = format::read_json_inside(path, {.allow_nonfinite = true});
   const auto history = json.find("log_history");
   QLORAPP_CHECK_FORMAT(history != json.end() && history->is_array(), "[resume] {} must hold a list 'log_history'.", path);
   state.log_history.clear();
@@ -53,11 +54,12 @@ void read_trainer_history(const std::string& folder, TrainState& state) {
   if (const auto value = json.find("best_global_step"); value != json.end() && value->is_number_integer())
     state.best_global_step = value->get<int64_t>();
   if (const auto value = json.find("best_model_checkpoint"); value != json.end() && value->is_string()) {
-    state.best_model_checkpoint = value->get<std::string>();
-    if (!format::is_folder(state.best_model_checkpoint)) {
-      log_warning(message("[resume] the best checkpoint, {}, no longer exists.", state.best_model_checkpoint));
-      state.best_model_checkpoint.clear();
-    }
+    // By its name: the run may have been moved, and a file must not lead elsewhere.
+    const std::string name = format::file_name(value->get<std::string>());
+    const std::string best = format::path_in(format::parent_of(folder), name);
+    const bool is_there = name.starts_with("checkpoint-") && format::is_folder(best);
+    state.best_model_checkpoint = is_there ? best : "";
+    if (!is_there) log_warning(message("[resume] the best checkpoint, {}, is not beside {}.", format::printable(name), folder));
   }
   if (const auto value = json.find("total_flos"); value != json.end() && value->is_number())
     state.total_flos = value->get<double>();

@@ -21,7 +21,8 @@ struct RunLength {
 void write_trainer_state(const std::string& folder, const TrainState& state, const TrainingArguments& args,
                          const RunLength& length);
 
-/// Takes history, best metric and total_flos from a folder's file into the state. Warns if the best checkpoint is gone.
+/// Takes history, best metric and total_flos from a checkpoint's file into the state. The best checkpoint is looked for beside it, by its
+/// name; warns if it is gone.
 /// @throws FormatError naming the file and the key; IoError.
 void read_trainer_history(const std::string& folder, TrainState& state);
 

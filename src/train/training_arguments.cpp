@@ -141,6 +141,8 @@ void TrainingArguments::validate() const {
   static constexpr std::array<std::string_view, 3> kPacking{"bfd", "bfd_split", "wrapped"};
   one_of("packing_strategy", packing_strategy, kPacking);
   one_of("train_sampling_strategy", train_sampling_strategy, kSampling);
+  static constexpr std::array<std::string_view, 3> kPolicies{"raise", "skip", "rollback"};
+  one_of("on_non_finite", on_non_finite, kPolicies);
   if (torch_empty_cache_steps) at_least("torch_empty_cache_steps", *torch_empty_cache_steps, 1);
 
   one_of("logging_strategy", logging_strategy, kIntervals);

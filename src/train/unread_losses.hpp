@@ -21,8 +21,10 @@ class UnreadLosses {
   /// Forgets them: those of a run that was interrupted.
   void clear() { steps_.clear(); }
 
-  /// Adds them to the sums of the state. Synchronizes. @throws TrainingDiverged if a norm is not finite, or too large to be squared.
-  void read_into(TrainState& state);
+  /// Adds them to the sums of the state. Synchronizes.
+  /// @param skips  a step whose norm is not finite, or too large to be squared, is counted and left out of the sums.
+  /// @throws TrainingDiverged if there is such a step and `skips` is false, or if 17 of them follow each other.
+  void read_into(TrainState& state, bool skips);
   /// The last one that was read; NaN before the first.
   [[nodiscard]] double last_loss() const { return last_loss_; }
 
@@ -35,6 +37,7 @@ class UnreadLosses {
   };
   std::vector<Step> steps_;
   double last_loss_ = std::numeric_limits<double>::quiet_NaN();
+  int64_t in_a_row_ = 0;  ///< Steps left out since the last whole one.
   bool warned_ = false;
 };
 

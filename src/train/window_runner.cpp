@@ -15,6 +15,7 @@
 #include "qlorapp/train/batch_probe.hpp"
 #include "qlorapp/train/plan_run.hpp"
 #include "qlorapp/train/step.hpp"
+#include "train/diagnosis.hpp"
 
 namespace qlorapp {
 namespace {
@@ -171,6 +172,11 @@ StepReport WindowRunner::run(const Window& window, const Observer& observer) {
       throw;
     }
   }
+}
+
+std::string WindowRunner::diagnosis(const Window& window) {
+  const std::vector<Batch> batches = batches_of(window);
+  return first_non_finite(model_, batches, state_.seed, state_.micro_step);
 }
 
 void WindowRunner::make_room(const Window& window, const std::exception& error, bool again) {

@@ -9,6 +9,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "qlorapp/data/dataset.hpp"
@@ -40,6 +41,9 @@ class WindowRunner {
   /// Forward and backward of the largest micro-batch that the rows can give, without an update: memory runs out here if it ever does.
   /// @throws OutOfMemoryError as run().
   void run_worst_case();
+
+  /// Where the forward pass of a window stops being finite: a sentence (train/diagnosis.hpp).
+  [[nodiscard]] std::string diagnosis(const Window& window);
 
   /// Frees the recorded steps of cuda_graphs.
   void clear_graphs();

@@ -7,6 +7,7 @@ and for no others. `./dev test` runs both where there is a GPU.
 
 import os
 import pathlib
+import signal
 import sys
 
 GPU = os.environ.get("QLORAPP_TEST_GPU") == "1"
@@ -21,6 +22,11 @@ BUILD = pathlib.Path(os.environ.get("QLORAPP_BUILD_DIR", ROOT / "build" / "dev")
 
 sys.path.insert(0, str(BUILD / "python"))
 torch.ops.load_library(str(BUILD / "libqlorapp.so"))
+
+
+# A shell that starts the tests in the background ignores these, and so would the programs under test.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture

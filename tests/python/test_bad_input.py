@@ -329,16 +329,17 @@ RESUME = [
     Case("checkpoint of the base quantized otherwise", [*TRAIN, "--quant_type", "fp4", "--resume_from_checkpoint", "run/checkpoint-2"],
          ["run/checkpoint-2", "another base model, or to this one quantized differently"]),
     Case("checkpoint of another rank", [*TRAIN, "--r", "4", "--resume_from_checkpoint", "run/checkpoint-2"], ["run/checkpoint-2", "rank"]),
-    Case("checkpoint of another optimizer", [*TRAIN, "--optim", "adamw_8bit", "--resume_from_checkpoint", "run/checkpoint-2"], ["optimizer.safetensors"]),
+    Case("checkpoint of another optimizer", [*TRAIN, "--optim", "adamw_8bit", "--resume_from_checkpoint", "run/checkpoint-2"],
+         ["run/checkpoint-2", "optim adamw_torch_fused → adamw_8bit"]),
     Case("checkpoint without optimizer", [*TRAIN, "--resume_from_checkpoint", "run/checkpoint-2"], ["optimizer.safetensors"],
          remove("run/checkpoint-2/optimizer.safetensors")),
     Case("checkpoint whose optimizer is cut short", [*TRAIN, "--resume_from_checkpoint", "run/checkpoint-2"], ["optimizer.safetensors"],
          truncate("run/checkpoint-2/optimizer.safetensors", 3000)),
     Case("checkpoint without run_state.json", [*TRAIN, "--resume_from_checkpoint", "run/checkpoint-2"], ["run_state.json"],
          remove("run/checkpoint-2/run_state.json")),
-    Case("checkpoint with a broken run_state.json", [*TRAIN, "--resume_from_checkpoint", "run/checkpoint-2"], ["run_state.json", "global_step"],
+    Case("checkpoint with a broken run_state.json", [*TRAIN, "--resume_from_checkpoint", "run/checkpoint-2"], ["run_state.json: it has"],
          edit_json("run/checkpoint-2/run_state.json", global_step=-1)),
-    Case("checkpoint with a broken history", [*TRAIN, "--resume_from_checkpoint", "run/checkpoint-2"], ["trainer_state.json", "log_history"],
+    Case("checkpoint with a broken history", [*TRAIN, "--resume_from_checkpoint", "run/checkpoint-2"], ["trainer_state.json: it has"],
          edit_json("run/checkpoint-2/trainer_state.json", log_history=3)),
 ]  # fmt: skip
 
@@ -388,6 +389,8 @@ def test_read_only_disk_is_said_before_the_work_begins(here, command):
 def test_full_disk_while_training_leaves_no_half_of_anything(here, kib):
     """The adapter takes 15 KB, its optimizer 30 KB: the disk is full at another file each time."""
     result, left = in_small_disk([*DISK_TRAIN, "--r", "8"], here, kib)
+    # The report of the run does not fit either; that alone fails no run.
+    result.stderr = "".join(line for line in result.stderr.splitlines(keepends=True) if "run_report.json was not" not in line)
     check_refusal(result, ["disk/out", "No space left on device"])
     assert not [name for name in left if "tmp" in name or "trash" in name], left
     assert "disk/out/adapter_config.json" not in left  # without it no reader takes the folder for an adapter

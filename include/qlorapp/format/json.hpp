@@ -33,5 +33,7 @@ struct JsonLimits {
 
 /// Reads a whole file and parses it. @throws IoError if it cannot be read, FormatError as parse_json().
 [[nodiscard]] Json read_json_file(const std::string& path, const JsonLimits& limits = {});
+/// The same for a file of a folder that may come from anywhere. @throws FormatError for a link that leads out of the folder, too.
+[[nodiscard]] Json read_json_inside(const std::string& path, const JsonLimits& limits = {});
 
 }  // namespace qlorapp::format

@@ -10,7 +10,8 @@
 
 namespace qlorapp {
 
-/// Writes the model's adapters into `folder` (made if missing). Each file appears whole or not at all; PEFT loads the folder.
+/// Writes the model's adapters into `folder` (made if missing); PEFT loads it. All files appear together: after a crash at any moment the
+/// folder holds the old adapter or, once load_adapter() or save_adapter() is called on it again, the new one.
 /// @param base_model  what adapter_config.json names as the base: the folder or hub name that the user gave.
 /// @param name        of the adapter; the active one unless given.
 /// @throws ValueError if there are no adapters, or a value is not finite; IoError.

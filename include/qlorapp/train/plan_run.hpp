@@ -50,6 +50,9 @@ struct FittedArguments {
 /// tokens.
 [[nodiscard]] std::string plan_line(const CausalLM& model, const TrainingArguments& args, int64_t longest, bool evaluates);
 
+/// What plan_line() says that the run takes at most.
+[[nodiscard]] Bytes planned_peak(const CausalLM& model, const TrainingArguments& args, int64_t longest, bool evaluates);
+
 /// What a step of one row of `longest` tokens takes of what there is, and what would help.
 [[nodiscard]] std::string advice_when_full(const CausalLM& model, const TrainingArguments& args, int64_t longest);
 

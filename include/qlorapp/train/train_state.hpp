@@ -21,6 +21,18 @@ struct DataCursor {
   int64_t batch = 0;  ///< Micro-batches consumed of this one.
 };
 
+/// Fingerprints of what a run is made of; 0: none.
+struct RunInputs {
+  uint64_t train_data = 0, eval_data = 0;  ///< Of the rows and their order.
+  uint64_t base = 0;                       ///< Of the frozen weights.
+  uint64_t base_without_scales = 0;        ///< The scales of four-bit weights left out, which may depend on the kind of device.
+  std::string device;                      ///< "cpu", "cuda".
+  double lora_dropout = 0;
+
+  /// @param folder  a checkpoint.  @throws FormatError naming file and key.
+  [[nodiscard]] static RunInputs load(const std::string& folder);
+};
+
 struct TrainState {
   /// A run at its beginning. The arena must outlive it.
   TrainState(AdapterArena& of, const AdamW::Options& optimizer_options, const GradScaler::Options& scaler_options)
@@ -38,6 +50,8 @@ struct TrainState {
   int64_t global_step = 0;           ///< Optimizer steps, skipped ones included.
   DataCursor cursor;
   int64_t tokens_seen = 0;    ///< Input tokens.
+  int64_t skipped_steps = 0;  ///< Steps whose gradients were not finite, and that changed nothing.
+  int64_t rollbacks = 0;      ///< Returns to a checkpoint after such a step (TrainingArguments::on_non_finite).
   double loss_sum = 0;        ///< Of the mean losses of all steps; for train_loss.
   double loss_since_log = 0;  ///< The same since the last log entry.
   int64_t steps_since_log = 0;
@@ -47,11 +61,14 @@ struct TrainState {
   std::optional<double> best_metric;
   std::optional<int64_t> best_global_step;
   std::string best_model_checkpoint;  ///< Folder; empty: none.
-  uint64_t base_fingerprint = 0;      ///< Of the frozen weights.
+  RunInputs inputs;
+  /// What the end of the last step or epoch still owed when the run was stopped: a resumed run begins with it.
+  bool owes_log = false, owes_evaluation = false, owes_save = false;
+  bool owes_epoch_end = false;  ///< Behind the last step, with the end of its epoch still to come.
 
   /// optimizer.safetensors, scaler.json (with fp16) and run_state.json into a folder. Whole files or none.
   void save(const std::string& folder) const;
-  /// @throws FormatError naming file and key: something is missing, of another size, or of another base model.
+  /// All but `inputs`. @throws FormatError naming file and key: something is missing, or of another size.
   void load(const std::string& folder);
 };
 

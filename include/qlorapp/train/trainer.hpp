@@ -24,6 +24,7 @@
 
 namespace qlorapp {
 
+class RunFolder;
 class UnreadLosses;
 class WindowRunner;
 
@@ -31,6 +32,7 @@ struct TrainOutput {
   int64_t global_step = 0;
   double training_loss = 0;  ///< Mean of the steps' losses, over all steps of the run, resumed ones included.
   LogRecord metrics;         ///< train_runtime, train_samples_per_second, train_steps_per_second, total_flos, train_loss, epoch.
+  bool stopped = false;      ///< TrainerCallbacks::stop_now ended the run.
 };
 
 /// Gradients that are not finite, without a scaler whose business they were. Python: RuntimeError.
@@ -50,8 +52,11 @@ class Trainer {
           std::string base_model, TrainerCallbacks callbacks = {});
   ~Trainer();
 
+  /// Writes into args.output_dir as the only run: the folder is locked until train() returns, unless nothing is to be saved. However it
+  /// ends, run_report.json is left there (docs/formats/run_report.md).
   /// @param resume_from  a checkpoint folder, or empty to begin anew.
-  /// @throws ValueError without data; FormatError if the checkpoint does not belong to this model, data and arguments;
+  /// @throws ValueError without data; FormatError if the checkpoint is damaged, or is of another base model, or of other data and options
+  ///         than these (args.resume_with_changes allows those); IoError if another run writes into the folder;
   ///         TrainingDiverged if gradients are not finite: on a GPU that is noticed when losses are next read, at the latest before
   ///         a log entry, a checkpoint and the end.
   TrainOutput train(const std::optional<std::string>& resume_from = std::nullopt);
@@ -60,13 +65,15 @@ class Trainer {
   /// eval_samples_per_second, eval_steps_per_second of eval_data; logged and reported.
   LogRecord evaluate();
 
-  /// Adapter files into `folder`, and trainer_state.json beside them.
+  /// Adapter files into `folder`, and trainer_state.json beside them: all of them or, after a crash, none.
   void save_model(const std::string& folder) const;
   /// `output_dir/checkpoint-<global_step>`, whole or not at all; prunes to save_total_limit.
   void save_checkpoint();
   void write_trainer_state(const std::string& folder) const;
   /// The part of a checkpoint that train(resume_from) needs beside the adapter: optimizer, scaler, cursor, counters.
   void save_state(const std::string& folder);
+  /// Checkpoints go through this folder, which the caller has locked.
+  void use_folder(std::shared_ptr<RunFolder> folder) { folder_ = std::move(folder); }
 
   [[nodiscard]] const TrainState& state() const { return state_; }
   [[nodiscard]] TrainState& state() { return state_; }
@@ -75,11 +82,14 @@ class Trainer {
   [[nodiscard]] int64_t epochs() const { return epochs_; }
   /// Whole epochs and the share of the one under way.
   [[nodiscard]] double epoch() const;
+  /// Data or options that decide the numbers differ from those of the checkpoint that train() resumed from.
+  [[nodiscard]] bool resumed_with_changes() const { return resumed_with_changes_; }
   /// The last step as a log entry: its own loss, grad_norm, learning_rate, epoch and step. It is not put into the history. Before the first
   /// step the loss is NaN. Reads the losses that are due: on a GPU that synchronizes. @throws TrainingDiverged as train().
   [[nodiscard]] LogRecord last_step();
 
  private:
+  class Owed;
   void set_up_model();
   void count_steps();
   [[nodiscard]] at::Device device() const { return model_->device(); }
@@ -87,19 +97,28 @@ class Trainer {
   [[nodiscard]] int64_t longest_row() const;
   [[nodiscard]] Window next_window(const std::vector<int64_t>& order) const;
   void run_epoch();
+  void end_epoch();
+  void run_step(const Window& window);
   void event(TrainerEvent event);
   void flow_at_step_end();
   void flow_at_epoch_end();
-  void after_step(const StepReport& report);
+  void count_step(const StepReport& report);
   void log_evaluate_save();
   void run_evaluation();
   bool note_best(const LogRecord& metrics);
   void finish();
   void read_losses();
+  TrainOutput run(const std::optional<std::string>& resume_from);
+  void report(const std::string& outcome, const std::string& error) const;
+  void run_epochs();
+  bool roll_back(const Error& reason);
   [[nodiscard]] LogRecord metrics_of_eval_data();
   void log(LogRecord record, bool training);
   void restore(const std::string& folder);
-  [[nodiscard]] LogRecord summary(double seconds, int64_t first_step) const;
+  RunFolder& run_folder();
+  void poll();
+  void stop();
+  [[nodiscard]] LogRecord summary(double seconds) const;
 
   CausalLM* model_;
   TrainingArguments args_;
@@ -109,11 +128,17 @@ class Trainer {
   int64_t batches_per_epoch_ = 0, max_steps_ = 0, epochs_ = 0;
   TrainState state_;
   TrainerControl control_;
-  double started_ = 0;  ///< train() began, in seconds since the epoch.
-  int64_t first_tokens_ = 0;
-  bool at_epoch_end_ = false;             ///< The epoch's last step is behind us and its end is under way.
-  std::unique_ptr<WindowRunner> runner_;  ///< Makes steps of windows (src/train/window_runner.hpp).
-  std::unique_ptr<UnreadLosses> unread_;  ///< Losses that are still on the device.
+  double started_ = 0;                         ///< train() began, in seconds since the epoch.
+  int64_t first_tokens_ = 0, first_step_ = 0;  ///< When train() began.
+  bool at_epoch_end_ = false;                  ///< The epoch's last step is behind us and its end is under way.
+  bool in_epoch_end_ = false;                  ///< The flow of an epoch's end has begun, which may come before its last step.
+  bool is_training_ = false, stopped_ = false, changed_ = false, resumed_with_changes_ = false;
+  int64_t rows_ = 0, rows_ending_in_eos_ = 0;  ///< Of train_data, before they are packed.
+  std::string resumed_from_;                   ///< By train(); empty: nothing.
+  std::string origin_;                         ///< Checkpoint that the run goes on from, or its own last one; empty: it began here.
+  std::shared_ptr<RunFolder> folder_;          ///< Locked; null while nothing is written.
+  std::unique_ptr<WindowRunner> runner_;       ///< Makes steps of windows (src/train/window_runner.hpp).
+  std::unique_ptr<UnreadLosses> unread_;       ///< Losses that are still on the device.
 };
 
 }  // namespace qlorapp

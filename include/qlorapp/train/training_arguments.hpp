@@ -74,9 +74,11 @@ struct RunArguments {
   int64_t seed = 42;
   std::optional<int64_t> data_seed;
   bool full_determinism = false;
+  std::string on_non_finite = "raise";
   bool use_cpu = false;
   std::optional<std::string> resume_from_checkpoint;
   bool ignore_data_skip = false;
+  bool resume_with_changes = false;
 
   static constexpr auto fields() {
     using T = RunArguments;
@@ -150,9 +152,15 @@ struct RunArguments {
         Field{"seed", &T::seed, "seeds adapters, dropout and, without data_seed, the order of rows"},
         Field{"data_seed", &T::data_seed, "seeds the order of rows"},
         Field{"full_determinism", &T::full_determinism, "identical results in every run on a GPU too; attention is slower"},
+        Field{"on_non_finite", &T::on_non_finite,
+              "what follows a step whose gradients are not finite, other than float16's own: raise; skip (at most 16 in a row); or "
+              "rollback: continue from the last checkpoint, behind the rows of that step (at most 3 times)"},
         Field{"use_cpu", &T::use_cpu, "on the command line: train on the CPU even if a GPU is present"},
-        Field{"resume_from_checkpoint", &T::resume_from_checkpoint, "a checkpoint folder, or \"true\": the last one in output_dir"},
-        Field{"ignore_data_skip", &T::ignore_data_skip, "a resumed run restarts its epoch at the first batch"}};
+        Field{"resume_from_checkpoint", &T::resume_from_checkpoint,
+              "a checkpoint folder, or \"true\": the newest undamaged one of the run in output_dir"},
+        Field{"ignore_data_skip", &T::ignore_data_skip, "a resumed run restarts its epoch at the first batch"},
+        Field{"resume_with_changes", &T::resume_with_changes,
+              "resume although data or options that decide the numbers differ from those of the checkpoint"}};
   }
 };
 

@@ -4,6 +4,7 @@
 import copy
 import json
 import logging
+import os
 import time
 from typing import Any
 
@@ -13,6 +14,7 @@ import transformers
 from .. import _C, optim
 from ..precision import own_dtypes
 from . import loop_predicate, rows
+from .checkpoints import SafeCheckpoints, Terminated
 from .forward import engine_of
 from .passes import kept_by
 from .training_arguments import CHOSEN, for_cpp
@@ -28,7 +30,7 @@ _OPTIMIZERS = {
 _FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
 
 
-class CppLoop:
+class CppLoop(SafeCheckpoints):
     """A mixin before transformers' or TRL's Trainer. train() is theirs; the inner loop is C++'s if loop_predicate allows it."""
 
     #: The current run in C++.
@@ -101,13 +103,13 @@ class CppRun:
 
     def __init__(self, trainer: Any, found: list[rows.Row], trial: Any, ignore_keys: list[str] | None) -> None:
         self.trainer, self.trial, self.ignore_keys = trainer, trial, ignore_keys
-        self.flos, self.started = 0.0, 0.0
+        self.flos, self.started, self.begun = 0.0, 0.0, False
         base = loop_predicate.levels_of(trainer.model)[-1]
         engine = engine_of(base)
         assert engine is not None
         self.engine = engine
         engine.keep(kept_by(base, training=True))  # the default if the arguments set nothing
-        hooks = {"event": self._on_event, "log_evaluate_save": self._log_evaluate_save}
+        hooks = {"event": self._on_event, "log_evaluate_save": self._log_evaluate_save, "rolled_back": self._rolled_back}
         packed = any(len(row.lengths) > 1 for row in found)
         self.core = _C.Trainer(
             engine.core,
@@ -118,6 +120,8 @@ class CppRun:
             hooks,
             row_lengths=[row.lengths for row in found] if packed else [],
         )
+        if trainer._folder is not None:
+            self.core.use_folder(trainer._folder)
         if getattr(trainer.args, "memory_budget", "") or trainer.args.auto_find_batch_size:
             self._take_what_was_chosen()
 
@@ -152,7 +156,7 @@ class CppRun:
             self._sync()
             self._take_losses()
             return trainer._finalize_training(self.trial, samples, self.started)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Terminated):
             self._leave_checkpoint()
             raise
         finally:
@@ -192,7 +196,10 @@ class CppRun:
         self._sync()
         if name != "optimizer_step":  # transformers steps its scheduler after that
             self._show_rate()
-        trainer.control = getattr(trainer.callback_handler, f"on_{name}")(trainer.args, trainer.state, trainer.control)
+        try:
+            trainer.control = getattr(trainer.callback_handler, f"on_{name}")(trainer.args, trainer.state, trainer.control)
+        finally:  # what the end of a step asks for is owed by a run that is stopped in a callback
+            self._tell(control)
         self._check_rate()
         if name == "step_begin" and not trainer.model.training:
             trainer.model.train()
@@ -202,6 +209,7 @@ class CppRun:
 
     def _begin(self) -> None:
         """Sets the counters that transformers' logging reads. A resumed run may continue within a log interval."""
+        self.begun = True
         trainer, now = self.trainer, self.core.state()
         total, *_ = self.core.losses_since_log()
         self.flos = now["total_flos"]
@@ -210,6 +218,15 @@ class CppRun:
         trainer._tr_loss = torch.zeros((), dtype=torch.float64)
         trainer._total_loss_scalar = -total  # steps of the interrupted run
         trainer._globalstep_last_logged = now["global_step"]
+
+    def _rolled_back(self, folder: str) -> None:
+        """Returns transformers' state to that of a checkpoint, as C++ has done with its own."""
+        state = self.trainer.state
+        saved = transformers.TrainerState.load_from_json(os.path.join(folder, "trainer_state.json"))
+        for name in ("epoch", "global_step", "log_history", "best_metric", "best_global_step", "best_model_checkpoint"):
+            setattr(state, name, getattr(saved, name))
+        self.trainer._load_from_checkpoint(folder)
+        self._begin()
 
     def _tell(self, control: Any) -> None:
         for flag in _FLAGS:
@@ -230,19 +247,23 @@ class CppRun:
 
     def _log_evaluate_save(self, control: Any) -> None:
         trainer = self.trainer
+        for flag in _FLAGS:  # a resumed run may owe an evaluation
+            setattr(trainer.control, flag, getattr(control, flag))
         norm, rate = self._take_losses()
-        trainer._maybe_log_save_evaluate(
-            trainer._tr_loss,
-            norm,
-            trainer.model,
-            self.trial,
-            trainer.state.epoch,
-            self.ignore_keys,
-            self.started,
-            learning_rate=rate,
-        )
+        try:
+            trainer._maybe_log_save_evaluate(
+                trainer._tr_loss,
+                norm,
+                trainer.model,
+                self.trial,
+                trainer.state.epoch,
+                self.ignore_keys,
+                self.started,
+                learning_rate=rate,
+            )
+        finally:
+            self._tell(control)
         self._forget_logged()
-        self._tell(control)
 
     def _take_losses(self) -> tuple[float, float]:
         """Sets the loss sum since the last log entry. @returns the last gradient norm and learning rate."""
@@ -263,8 +284,10 @@ class CppRun:
         self.core.save_state(folder)
 
     def _leave_checkpoint(self) -> None:
-        """Saves the completed steps after Ctrl-C or a notebook's stop button."""
+        """Saves the completed steps after Ctrl-C, a notebook's stop button or SIGTERM."""
         trainer = self.trainer
+        if not self.begun:  # nothing was restored or trained yet
+            return
         self._sync()
         if trainer.state.global_step > 0:
             trainer._save_checkpoint(trainer.model, self.trial)

@@ -17,7 +17,7 @@ from .older_names import modern
 #: Options that only the C++ loop has. Type, default and help text come from C++'s field table.
 OWN = (
     "checkpoint_keep", "loss_chunk_rows", "mlp_tile_rows", "weight_workspace", "embedding_on_host", "memory_budget", "fp8", "cuda_graphs",
-    "worst_case_first", "count_position_zero",
+    "worst_case_first", "count_position_zero", "resume_with_changes", "on_non_finite",
 )  # fmt: skip
 
 #: transformers' options that the C++ loop computes. Options outside of a step stay with transformers.
@@ -45,6 +45,7 @@ def for_cpp(args: Any, batch_size: int | None = None) -> str:
     """
     told = {name: plain(getattr(args, name)) for name in (*_OF_A_STEP, *OWN) if hasattr(args, name)}
     told["per_device_train_batch_size"] = args.per_device_train_batch_size if batch_size is None else batch_size
+    told["output_dir"] = args.output_dir or "."
     told["max_grad_norm"] = args.max_grad_norm or 0.0
     told["gradient_checkpointing"] = bool(args.gradient_checkpointing)
     if getattr(args, "activation_offloading", False):  # TRL's

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints and adapters that are written as one, for transformers' and TRL's trainers."""
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import trainer_utils
+
+from .. import _C
+
+_log = logging.getLogger("qlorapp")
+_last: Any = trainer_utils.get_last_checkpoint  # it has no types
+
+
+class Terminated(SystemExit):
+    """SIGTERM during train()."""
+
+
+@contextlib.contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """While it lasts, SIGTERM raises Terminated(143) on the main thread, unless the program handles it."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def terminate(*_: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process
+        raise Terminated(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def replaced_together(folder: str | os.PathLike[str], guard: str) -> Iterator[str]:
+    """A folder for new files, which take their places in `folder` together at the end. After a crash the old ones or the new ones are there.
+
+    guard: the file without which readers refuse the folder.
+    """
+    update = _C.FolderUpdate(os.fspath(folder), guard)
+    try:
+        yield update.staging
+        update.commit()
+    finally:
+        update.discard()
+
+
+class SafeCheckpoints:
+    """A mixin before transformers' or TRL's Trainer: checkpoints appear whole, with a manifest, in a folder that one run writes into."""
+
+    #: Of the current train(); None: not locked.
+    _folder: Any = None
+    #: The checkpoint under construction.
+    _writer: Any = None
+    #: A checkpoint that the run continues from, or its own last one.
+    _origin: str | None = None
+    #: Folders to push once they are complete.
+    _to_push: list[str]
+
+    def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
+        """transformers' train(). True resumes from the newest undamaged checkpoint of the run in output_dir.
+
+        SIGTERM leaves a checkpoint, as Ctrl-C does, and exits with 143.
+        """
+        if self.args.world_size > 1:
+            return super().train(resume_from_checkpoint, *args, **options)  # type: ignore[misc]
+        try:
+            if str(getattr(self.args.save_strategy, "value", self.args.save_strategy)) != "no":
+                self._folder = _C.RunFolder(self.args.output_dir)
+            if resume_from_checkpoint is True:
+                resume_from_checkpoint = _newest(self.args.output_dir)
+            elif resume_from_checkpoint:
+                _check(str(resume_from_checkpoint))
+            self._origin = os.fspath(resume_from_checkpoint) if resume_from_checkpoint else None
+            if self._folder is not None and self._origin is None:
+                self._folder.begin()
+            with _sigterm_raises():
+                return super().train(resume_from_checkpoint, *args, **options)  # type: ignore[misc]
+        finally:
+            if self._folder is not None:
+                self._folder.close()
+            self._folder = None
+
+    def _join_run(self: Any, folder: Any) -> None:
+        """The run of a resumed checkpoint goes on, once it is known to fit."""
+        if not folder.is_new:
+            return
+        if self._origin and os.path.exists(os.path.join(self._origin, "MANIFEST.json")):
+            run = self._run
+            folder.go_on_from(self._origin, changed=run is not None and run.core.resumed_with_changes)
+        else:
+            folder.begin()
+
+    def _get_output_dir(self: Any, *args: Any, **options: Any) -> str:
+        if self._writer is not None:
+            return str(self._writer.folder)
+        return super()._get_output_dir(*args, **options)  # type: ignore[misc,no-any-return]
+
+    def _save_checkpoint(self: Any, *args: Any, **options: Any) -> None:
+        """transformers' method writes into a folder beside; the checkpoint in it gets a manifest and its place."""
+        run_dir = self._get_output_dir(trial=options.get("trial", args[1] if len(args) > 1 else None))
+        if self.args.world_size > 1 or self._writer is not None or not self.args.should_save:
+            super()._save_checkpoint(*args, **options)  # type: ignore[misc]
+            return
+        own_folder = self._folder if self._folder is not None and self._folder.path == run_dir else None
+        folder = own_folder or _C.RunFolder(run_dir)
+        self._join_run(folder)
+        name = f"checkpoint-{self.state.global_step}"
+        final = os.path.join(run_dir, name)
+        self._to_push = []
+        self._writer = writer = _C.CheckpointWriter(folder, self.state.global_step)
+        try:
+            super()._save_checkpoint(*args, **options)  # type: ignore[misc]
+            inner = os.path.join(writer.folder, name)
+            self._name_best(run_dir, folder)
+            self.state.save_to_json(os.path.join(inner, "trainer_state.json"))
+            for entry in os.listdir(inner):
+                os.rename(os.path.join(inner, entry), os.path.join(writer.folder, entry))
+            os.rmdir(inner)
+            self._origin = writer.commit()
+            if self.args.save_total_limit and self.args.save_total_limit > 0:
+                folder.prune(self.args.save_total_limit, [final, self.state.best_model_checkpoint or ""])
+        finally:
+            writer.discard()
+            self._writer = None
+            if own_folder is None:
+                folder.close()
+        for pushed in self._to_push:
+            super()._push_from_checkpoint(pushed)  # type: ignore[misc]
+
+    def _name_best(self: Any, run_dir: str, folder: Any) -> None:
+        """transformers looked for the best checkpoint in the folder of the one under construction."""
+        step = getattr(self.state, "best_global_step", None)
+        if not step:
+            return
+        best = os.path.join(run_dir, f"checkpoint-{step}")
+        if step == self.state.global_step or folder.owns(best):
+            self.state.best_model_checkpoint = best
+
+    def _finalize_training(self: Any, *args: Any, **options: Any) -> Any:
+        """transformers' method would remove all checkpoints of the folder but the best, those of earlier runs too."""
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            return super()._finalize_training(*args, **options)  # type: ignore[misc]
+        finally:
+            self.args.save_total_limit = limit
+            best = self.state.best_model_checkpoint
+            if self._folder is not None and not self._folder.is_new and limit == 1 and best:
+                self._folder.prune(1, [best])
+
+    def _push_from_checkpoint(self: Any, checkpoint_folder: str) -> None:
+        if self._writer is None:
+            super()._push_from_checkpoint(checkpoint_folder)  # type: ignore[misc]
+        else:
+            self._to_push.append(os.path.join(os.path.dirname(self._writer.folder), os.path.basename(checkpoint_folder)))
+
+    def save_model(self: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """transformers' method; the files take their places together."""
+        folder = self.args.output_dir if output_dir is None else output_dir
+        pushes = self.args.push_to_hub and not _internal_call
+        is_adapter = hasattr(
+            self.model, "peft_config"
+        )  # of a whole model transformers removes shards that the new one does not have
+        if not is_adapter or pushes or self._writer is not None or self.args.world_size > 1 or not self.args.should_save:
+            super().save_model(output_dir, _internal_call)  # type: ignore[misc]
+            return
+        with replaced_together(folder, "adapter_config.json") as staging:
+            card = os.path.join(folder, "README.md")
+            if os.path.isfile(card):  # PEFT and TRL add to it
+                shutil.copy(card, staging)
+            super().save_model(staging, _internal_call)  # type: ignore[misc]
+
+
+def _newest(output_dir: str) -> str:
+    found, skipped = _C.newest_checkpoint(output_dir)
+    if found is None and os.path.isdir(output_dir) and not os.path.exists(os.path.join(output_dir, "run.json")):
+        found = _last(output_dir)  # of a run that this library did not write
+        if found is not None:
+            _check(found)
+    if found is None:
+        raise ValueError(
+            f"No valid checkpoint found in output directory ({output_dir}). Skipped: {', '.join(skipped) or 'none'}."
+        )
+    if skipped:
+        _log.warning("[Trainer] resuming from %s; skipped: %s.", found, ", ".join(skipped))
+    return str(found)
+
+
+def _check(folder: str) -> None:
+    """Raises if a checkpoint of this library is damaged. One of transformers has nothing to check it against."""
+    if os.path.exists(os.path.join(folder, "MANIFEST.json")) or os.path.exists(os.path.join(folder, "run_state.json")):
+        _C.check_checkpoint(folder)
+    else:
+        _log.warning("[Trainer] %s has no MANIFEST.json, so its files cannot be verified: transformers wrote it.", folder)

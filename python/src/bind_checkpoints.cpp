@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Folders of runs, their checkpoints, and files that are replaced together.
+#include "bind.hpp"
+#include "format/folder_update.hpp"
+#include "io/checkpoint_folder.hpp"
+
+namespace qlorapp::python {
+
+void bind_checkpoints(py::module_& m) {
+  py::class_<RunFolder, std::shared_ptr<RunFolder>>(m, "RunFolder", "src/io/checkpoint_folder.hpp. Locked until close().")
+      .def(py::init<std::string>(), py::arg("path"), NoGil())
+      .def_property_readonly("path", &RunFolder::path)
+      .def_property_readonly("run_id", &RunFolder::run_id)
+      .def_property_readonly("is_new", &RunFolder::is_new)
+      .def("owns", &RunFolder::owns, py::arg("checkpoint"), "Whether a checkpoint is there and of this run.")
+      .def("begin", &RunFolder::begin)
+      .def("go_on_from", &RunFolder::go_on_from, py::arg("checkpoint"), py::arg("changed") = false)
+      .def("prune", &RunFolder::prune, py::arg("limit"), py::arg("keep"), NoGil())
+      .def("close", &RunFolder::close, "Releases the lock. The folder cannot be used afterwards.");
+
+  py::class_<CheckpointWriter>(m, "CheckpointWriter", "A checkpoint under construction; it vanishes unless commit() is called.")
+      .def(py::init<RunFolder&, int64_t>(), py::arg("run"), py::arg("step"), py::keep_alive<1, 2>())
+      .def_property_readonly("folder", &CheckpointWriter::folder)
+      .def("commit", &CheckpointWriter::commit, NoGil(), "Its path.")
+      .def("discard", &CheckpointWriter::discard);
+
+  m.def(
+      "newest_checkpoint",
+      [](const std::string& output_dir) {
+        NewestCheckpoint found = newest_checkpoint(output_dir);
+        return std::pair(std::move(found.path), std::move(found.skipped));
+      },
+      py::arg("output_dir"), NoGil(), "(path or None, newer ones that were skipped, each with the reason)");
+  m.def("check_checkpoint", &check_checkpoint, py::arg("checkpoint"), NoGil(),
+        "Raises FormatError if a file is missing or was changed.");
+
+  py::class_<format::FolderUpdate>(m, "FolderUpdate", "src/format/folder_update.hpp: files that are replaced together.")
+      .def(py::init<std::string, std::string>(), py::arg("folder"), py::arg("guard"))
+      .def_property_readonly("staging", &format::FolderUpdate::staging)
+      .def("commit", &format::FolderUpdate::commit, NoGil())
+      .def("discard", &format::FolderUpdate::discard);
+}
+
+}  // namespace qlorapp::python

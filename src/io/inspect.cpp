@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/io/inspect.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <optional>
+
+#include "adapter_file.hpp"
+#include "core/check.hpp"
+#include "format/checkpoint_index.hpp"
+#include "format/folder.hpp"
+#include "format/manifest.hpp"
+#include "format/quant_state.hpp"
+#include "io/checkpoint_folder.hpp"
+#include "io/finite.hpp"
+#include "io/linear_weight.hpp"
+#include "io/tensor_file.hpp"
+#include "qlorapp/core/units.hpp"
+#include "qlorapp/format/model_config.hpp"
+
+namespace qlorapp {
+namespace {
+
+constexpr int64_t kPiece = int64_t{1} << 20;  // elements read at a time
+
+bool has(const std::string& folder, std::string_view name) { return format::exists(format::path_in(folder, name)); }
+
+/// Runs a check whose failure is damage.
+template <class Check>
+void look(Inspection& found, const Check& check) {
+  try {
+    check();
+  } catch (const IoError& error) {
+    if (error.error_number() != ENOENT) throw;
+    found.damage.push_back(first_line(error));
+  } catch (const FormatError& error) { found.damage.push_back(first_line(error)); } catch (const ValueError& error) {
+    found.damage.push_back(first_line(error));
+  }
+}
+
+/// @returns bytes. Adds the tensors whose numbers are not finite.
+int64_t read_all(const format::SafetensorsFile& file, Inspection& found) {
+  int64_t bytes = 0;
+  for (const format::TensorEntry& entry : file.tensors()) {
+    const at::ScalarType type = scalar_type_of(entry.dtype, entry.name);
+    const auto width = static_cast<int64_t>(c10::elementSize(type));
+    at::Tensor piece = at::empty({kPiece}, at::TensorOptions().dtype(type));
+    int64_t numel = 1;
+    for (const int64_t extent : entry.shape) numel *= extent;
+    bool finite = true;
+    for (int64_t begin = 0; begin < numel; begin += kPiece) {
+      const at::Tensor part = piece.narrow(0, 0, std::min(kPiece, numel - begin));
+      file.read(entry, begin * width, bytes_of(part));
+      finite = finite && all_finite(part);
+    }
+    if (!finite) found.damage.push_back(message("{}: '{}' holds inf or nan", format::file_name(file.path()), entry.name));
+    bytes += numel * width;
+  }
+  return bytes;
+}
+
+std::string text(int64_t bytes) { return to_string(Bytes{bytes}); }
+
+/// Each lora_A and lora_B of the rank that the config asks for, and none alone.
+void check_pairs(const AdapterFile& adapter, Inspection& found) {
+  constexpr std::string_view kA = ".lora_A.weight", kB = ".lora_B.weight";
+  for (const format::TensorEntry& entry : adapter.file.tensors()) {
+    const bool is_a = entry.name.ends_with(kA);
+    if (!is_a && !entry.name.ends_with(kB)) continue;
+    const std::string module = entry.name.substr(0, entry.name.size() - kA.size());
+    std::string plain = module;
+    if (plain.starts_with(kPeftPrefix)) plain.erase(0, kPeftPrefix.size());
+    const int64_t rank = adapter.lora.rank_of(plain);
+    if (entry.shape.size() != 2 || entry.shape[is_a ? 0 : 1] != rank)
+      found.damage.push_back(message("{}: '{}' has shape {}; adapter_config.json gives it rank {}", kAdapterWeights, entry.name,
+                                     joined(entry.shape), rank));
+    if (adapter.file.find(module + std::string(is_a ? kB : kA)) == nullptr)
+      found.damage.push_back(message("{}: '{}' stands alone", kAdapterWeights, entry.name));
+  }
+}
+
+Inspection inspect_adapter(const std::string& folder) {
+  Inspection found{"adapter", {}, {}, {}};
+  if (has(folder, ".qlorapp-pending"))
+    found.facts.emplace_back("unfinished save", "the next program of this library that opens the folder completes it");
+  look(found, [&] {
+    const AdapterFile adapter = open_adapter(folder);
+    found.facts.emplace_back("base model", adapter.config.base_model_name_or_path.value_or("not named"));
+    found.facts.emplace_back("rank, alpha", message("{}, {}", adapter.lora.r, adapter.lora.lora_alpha));
+    found.facts.emplace_back("tensors", message("{}", std::ssize(adapter.file.tensors())));
+    found.facts.emplace_back("bytes", text(read_all(adapter.file, found)));
+    check_pairs(adapter, found);
+  });
+  found.loads_in = {"PeftModel.from_pretrained(base, folder)", "qlorapp eval, generate and merge --adapter",
+                    "qlorapp train --init_adapter"};
+  return found;
+}
+
+Inspection inspect_checkpoint(const std::string& folder) {
+  Inspection found{"checkpoint", {}, {}, {}};
+  look(found, [&] {
+    const format::Manifest manifest = format::read_manifest(folder);
+    found.facts.emplace_back("step", message("{}", manifest.step));
+    found.facts.emplace_back("run", manifest.run_id);
+    found.facts.emplace_back("continues", manifest.parent.empty() ? "nothing; it is the run's first" : manifest.parent);
+    int64_t bytes = 0;
+    for (const format::ManifestFile& file : manifest.files) bytes += file.size;
+    found.facts.emplace_back("files", message("{}, {}", std::ssize(manifest.files), text(bytes)));
+    found.damage = format::damage(folder, manifest);
+  });
+  const bool resumes = has(folder, "run_state.json");
+  if (resumes) found.loads_in.emplace_back("qlorapp train --resume_from_checkpoint and Trainer.train(resume_from_checkpoint=…)");
+  if (has(folder, kAdapterConfig)) {
+    const Inspection adapter = inspect_adapter(folder);
+    found.facts.insert(found.facts.end(), adapter.facts.begin(), adapter.facts.end());
+    if (found.damage.empty()) found.damage = adapter.damage;
+    found.loads_in.insert(found.loads_in.end(), adapter.loads_in.begin(), adapter.loads_in.end());
+  }
+  return found;
+}
+
+Inspection inspect_model(const std::string& folder) {
+  Inspection found{"model", {}, {}, {}};
+  std::optional<format::ModelConfig> config;
+  try {
+    config = format::load_model_config(folder);
+    found.facts.emplace_back("architecture", config->family->model_type);
+    found.facts.emplace_back("parameters", message("{}", format::parameter_count(*config)));
+  } catch (const Error& error) { found.facts.emplace_back("architecture", message("none of the engine's: {}", first_line(error))); }
+  look(found, [&] {
+    const format::Checkpoint checkpoint(folder);
+    int64_t bytes = 0;
+    for (const format::SafetensorsFile& file : checkpoint.files()) bytes += read_all(file, found);
+    found.facts.emplace_back("files", message("{}, {}", std::ssize(checkpoint.files()), text(bytes)));
+    if (!config) return;
+    std::vector<StreamedTensor> unread;
+    for (const format::ModelParameter& linear : format::linear_layers(*config)) {
+      const std::string name = linear.name + ".weight";
+      look(found, [&] {
+        if (!format::is_quantized(checkpoint, name)) return static_cast<void>(find_checked(checkpoint, name, linear.shape));
+        found.kind = "four-bit model";
+        static_cast<void>(stream_quantized(unread, checkpoint, name, linear.shape, at::kCPU, {}));
+      });
+    }
+    for (const format::ModelParameter& dense : format::dense_parameters(*config))
+      look(found, [&] { static_cast<void>(find_checked(checkpoint, dense.name, dense.shape)); });
+  });
+  found.loads_in = {config ? "qlorapp train, eval, generate, merge and quantize --model" : "AutoModelForCausalLM of this library",
+                    found.kind == "model" ? "transformers" : "transformers with bitsandbytes"};
+  return found;
+}
+
+Inspection inspect_run(const std::string& folder) {
+  Inspection found{"output folder of a run", {}, {}, {}};
+  for (const auto& [step, path] : list_checkpoints(folder)) {
+    const Inspection one = inspect_checkpoint(path);
+    const std::string name = format::file_name(path);
+    found.facts.emplace_back(name, one.damage.empty() ? "whole" : "damaged");
+    for (const std::string& line : one.damage) found.damage.push_back(message("{}: {}", name, line));
+  }
+  const NewestCheckpoint newest = newest_checkpoint(folder);
+  found.facts.emplace_back("--resume_from_checkpoint true",
+                           newest.path ? format::file_name(*newest.path) : "no checkpoint to resume from");
+  for (const std::string& line : newest.skipped) found.facts.emplace_back("skipped", line);
+  if (has(folder, kAdapterConfig)) {
+    const Inspection adapter = inspect_adapter(folder);
+    found.facts.emplace_back("adapter", adapter.damage.empty() ? "whole" : "damaged");
+    for (const std::string& line : adapter.damage) found.damage.push_back(message("adapter: {}", line));
+    found.loads_in = adapter.loads_in;
+  }
+  return found;
+}
+
+}  // namespace
+
+Inspection inspect(const std::string& folder) {
+  QLORAPP_CHECK_VALUE(format::is_folder(folder),
+                      "[inspect] {} must be a folder: a model, an adapter, a checkpoint or an output folder.", folder);
+  if (has(folder, format::kManifestName) || has(folder, "run_state.json")) return inspect_checkpoint(folder);
+  if (has(folder, "run.json") || !list_checkpoints(folder).empty()) return inspect_run(folder);
+  if (has(folder, "config.json")) return inspect_model(folder);
+  if (has(folder, kAdapterConfig) || has(folder, kAdapterWeights) || has(folder, ".qlorapp-pending"))
+    return inspect_adapter(folder);
+  throw ValueError(
+      message("[inspect] {} is no model, adapter, checkpoint or output folder: it has no config.json, adapter_config.json, "
+              "MANIFEST.json or run.json.",
+              folder));
+}
+
+}  // namespace qlorapp

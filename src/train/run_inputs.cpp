@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/run_inputs.hpp"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+#include "core/check.hpp"
+#include "core/mix.hpp"
+#include "format/atomic_file.hpp"
+#include "format/config_json.hpp"
+#include "format/folder.hpp"
+#include "format/python_json.hpp"
+#include "qlorapp/core/log.hpp"
+
+namespace qlorapp {
+namespace {
+
+constexpr std::string_view kArgumentsFile = "training_args.json";
+
+/// They decide the numbers of a step. What decides rows (max_length, packing, completion_only_loss) shows in the rows.
+constexpr std::array<std::string_view, 16> kDecisive{
+    "learning_rate", "lr_scheduler_type",   "lr_scheduler_kwargs",  "warmup_steps", "warmup_ratio",
+    "weight_decay",  "adam_beta1",          "adam_beta2",           "adam_epsilon", "max_grad_norm",
+    "fp8",           "count_position_zero", "dataloader_drop_last", "seed",         "bf16",
+    "fp16"};
+/// Compared in another way, or of this start alone.
+constexpr std::array<std::string_view, 13> kSkipped{"output_dir",
+                                                    "overwrite_output_dir",
+                                                    "resume_from_checkpoint",
+                                                    "ignore_data_skip",
+                                                    "per_device_train_batch_size",
+                                                    "gradient_accumulation_steps",
+                                                    "data_seed",
+                                                    "group_by_length",
+                                                    "train_sampling_strategy",
+                                                    "use_cpu",
+                                                    "resume_with_changes",
+                                                    "on_non_finite",
+                                                    "optim"};
+
+bool is_in(std::string_view name, const auto& names) { return std::find(names.begin(), names.end(), name) != names.end(); }
+
+/// "learning_rate 0.0002 → 0.0001".
+std::string change(std::string_view name, const std::string& before, const std::string& now) {
+  return message("{} {} → {}", name, before, now);
+}
+
+void append(std::string& list, const std::string& entry) { list += (list.empty() ? "" : ", ") + entry; }
+
+uint64_t row_sum(const Example& row) {
+  uint64_t sum = 0;
+  for (size_t i = 0; i < row.input_ids.size(); ++i) {
+    const uint64_t word =
+        (static_cast<uint64_t>(static_cast<uint32_t>(row.labels[i])) << 32) | static_cast<uint32_t>(row.input_ids[i]);
+    sum += mixed(word ^ (i * kMixPosition));
+  }
+  for (const int64_t length : row.row_lengths) sum = mixed(sum) + static_cast<uint64_t>(length);
+  return sum ^ row.input_ids.size();
+}
+
+}  // namespace
+
+uint64_t data_fingerprint(const std::vector<Example>& rows) {
+  uint64_t value = rows.size();
+  for (const Example& row : rows) value = mixed(value + kMixPosition) ^ mixed(row_sum(row));
+  return value;
+}
+
+void write_arguments(const std::string& folder, const TrainingArguments& args) {
+  format::write_file_atomically(format::path_in(folder, kArgumentsFile),
+                                format::dump_python_json(format::to_json(args), format::kConfigStyle) + "\n");
+}
+
+ChangedInputs check_inputs(const std::string& folder, const TrainingArguments& args, const RunInputs& inputs) {
+  const RunInputs saved = RunInputs::load(folder);
+  QLORAPP_CHECK_FORMAT(
+      inputs.base == saved.base || (inputs.device != saved.device && inputs.base_without_scales == saved.base_without_scales),
+      "[resume] {} belongs to another base model, or to this one quantized differently or in another precision "
+      "(--bf16, --fp16). Give the model and precision of that run.",
+      folder);
+  if (inputs.base != saved.base) log_info("[resume] the scales of the base differ in rounding from those of that run's device.");
+
+  const std::string path = format::path_in(folder, kArgumentsFile);
+  TrainingArguments before;
+  format::from_json(format::read_json_inside(path), before, path);
+  const format::Json was = format::to_json(before), is = format::to_json(args);
+  std::string decisive, others;
+  for (const auto& [name, value] : is.items()) {
+    if (value == was[name] || is_in(name, kSkipped)) continue;
+    append(is_in(name, kDecisive) ? decisive : others, change(name, was[name].dump(), value.dump()));
+  }
+  const auto rows = [](const TrainingArguments& a) {
+    return message("{} x {}", a.per_device_train_batch_size, a.gradient_accumulation_steps);
+  };
+  if (rows(before) != rows(args)) {
+    const bool equal = before.per_device_train_batch_size * before.gradient_accumulation_steps ==
+                       args.per_device_train_batch_size * args.gradient_accumulation_steps;
+    // A dropout mask belongs to a micro-batch; without one, only the rounding of sums depends on how rows are split.
+    append(equal && inputs.lora_dropout == 0 ? others : decisive,
+           change("per_device_train_batch_size x gradient_accumulation_steps", rows(before), rows(args)));
+  }
+  if (before.optimizer_is_8bit() != args.optimizer_is_8bit()) append(decisive, change("optim", before.optim, args.optim));
+  if (before.sampling() != args.sampling()) append(decisive, change("train_sampling_strategy", before.sampling(), args.sampling()));
+  const int64_t order_before = before.data_seed.value_or(before.seed), order = args.data_seed.value_or(args.seed);
+  if (order_before != order) append(decisive, change("data_seed", message("{}", order_before), message("{}", order)));
+  if (saved.lora_dropout != inputs.lora_dropout)
+    append(decisive, change("lora_dropout", message("{}", saved.lora_dropout), message("{}", inputs.lora_dropout)));
+  if (saved.train_data != inputs.train_data) append(decisive, "the training data (other rows, or another order of them)");
+  if (saved.eval_data != inputs.eval_data) append(others, "the evaluation data");
+  if (!others.empty()) log_info(message("[resume] other than in the run that wrote {}: {}.", folder, others));
+  QLORAPP_CHECK_FORMAT(decisive.empty() || args.resume_with_changes,
+                       "[resume] {} is of a run with other inputs: {}{}. Give those of that run, or resume_with_changes=True "
+                       "(--resume_with_changes) to continue with the new ones.",
+                       folder, decisive, others.empty() ? std::string() : message(" (also {})", others));
+  if (!decisive.empty()) log_warning(message("[resume] this run continues {} with other inputs: {}.", folder, decisive));
+  return {!decisive.empty(), before.per_device_train_batch_size};
+}
+
+}  // namespace qlorapp

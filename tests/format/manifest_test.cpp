@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checksums, manifests, locks, and files that are replaced together.
+#include "format/manifest.hpp"
+
+#include <cerrno>
+#include <csignal>
+#include <string>
+#include <string_view>
+
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "catch.hpp"
+#include "core/check.hpp"
+#include "format/checksum.hpp"
+#include "format/expect_error.hpp"
+#include "format/faulty_calls.hpp"
+#include "format/folder.hpp"
+#include "format/folder_lock.hpp"
+#include "format/folder_update.hpp"
+
+using namespace qlorapp;
+using namespace qlorapp::format;
+
+namespace {
+
+std::span<const std::byte> bytes(std::string_view text) { return std::as_bytes(std::span(text)); }
+
+std::string sha256(std::string_view text) {
+  Sha256 sum;
+  sum.update(bytes(text));
+  return sum.digest();
+}
+
+Manifest described(const TemporaryFolder& folder) {
+  return {"checkpoint", std::string(32, 'a'), "checkpoint-2", 4, flush_and_describe(folder.path())};
+}
+
+constexpr const char* kGuard = "config";
+
+}  // namespace
+
+TEST_CASE("checksums are those of the standards, however the bytes come", "[format][cpu]") {
+  REQUIRE(crc32c(bytes("123456789")) == 0xe3069283);  // RFC 3720's check value
+  REQUIRE(crc32c(bytes("")) == 0);
+  REQUIRE(sha256("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");  // FIPS 180-4's examples
+  REQUIRE(sha256("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  std::string text;
+  for (int i = 0; i < 1000; ++i) text += static_cast<char>(i * 7);
+  for (const size_t cut : {size_t{0}, size_t{1}, size_t{7}, size_t{63}, size_t{64}, size_t{65}, size_t{999}}) {
+    const std::string_view whole = text;
+    REQUIRE(crc32c(bytes(whole.substr(cut)), crc32c(bytes(whole.substr(0, cut)))) == crc32c(bytes(whole)));
+    Sha256 sum;
+    sum.update(bytes(whole.substr(0, cut)));
+    sum.update(bytes(whole.substr(cut)));
+    REQUIRE(sum.digest() == sha256(text));
+  }
+}
+
+TEST_CASE("a manifest finds each flipped bit of each file, of its own text too, and files that are missing or have another size",
+          "[format][cpu]") {
+  const TemporaryFolder folder;
+  (void)folder.write("a", "some content of a file");
+  (void)folder.write("below/b", std::string(5'000'000, 'x'));
+  (void)folder.write("empty", "");
+  const Manifest manifest = described(folder);
+  REQUIRE(manifest.files.size() == 3);
+  REQUIRE(manifest.files[1].name == "below/b");
+  REQUIRE(manifest.files[1].crc32c.size() == 2);  // of 4 MiB and the rest
+  const std::string text = manifest_text(manifest);
+  (void)folder.write("MANIFEST.json", text);
+  REQUIRE(damage(folder.path(), read_manifest(folder.path())).empty());
+
+  const std::string content = folder.read("a");
+  for (size_t bit = 0; bit < content.size() * 8; ++bit) {
+    std::string flipped = content;
+    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
+    (void)folder.write("a", flipped);
+    REQUIRE(damage(folder.path(), manifest) == std::vector<std::string>{"a: its bytes from 0 on were changed"});
+  }
+  (void)folder.write("a", content + "!");
+  REQUIRE(has(damage(folder.path(), manifest).at(0), "23 bytes and was written with 22"));
+  (void)folder.write("a", content);
+  std::string large = folder.read("below/b");
+  large[4'999'999] = 'y';
+  (void)folder.write("below/b", large);
+  REQUIRE(damage(folder.path(), manifest) == std::vector<std::string>{"below/b: its bytes from 4194304 on were changed"});
+  REQUIRE(::unlink((folder / "empty").c_str()) == 0);
+  REQUIRE(damage(folder.path(), manifest).back() == "empty: it is missing");
+
+  for (size_t bit = 0; bit < text.size() * 8; ++bit) {
+    std::string flipped = text;
+    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
+    REQUIRE(has(thrown<FormatError>([&] { (void)parse_manifest(flipped, "M"); }), "M"));
+  }
+}
+
+TEST_CASE("a manifest that names files outside of its folder, or is of a newer version, is refused", "[format][cpu]") {
+  const TemporaryFolder folder;
+  REQUIRE(has(thrown<FormatError>([&] { (void)read_manifest(folder.path()); }), "never finished"));
+  for (const char* name : {"../x", "/x", "a/../x", "a//b", ".", "MANIFEST.json", ""}) {
+    const Manifest manifest{"checkpoint", std::string(32, 'a'), "", 1, {{name, 0, std::string(64, '0'), {}}}};
+    REQUIRE(has(thrown<FormatError>([&] { (void)parse_manifest(manifest_text(manifest), "M"); }), "inside the folder"));
+  }
+  REQUIRE(has(thrown<FormatError>([&] { (void)parse_manifest(R"({"schema": 2})", "M"); }), "this version reads 1"));
+  REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
+  REQUIRE(has(thrown<FormatError>([&] { (void)flush_and_describe(folder.path()); }), "regular files only"));
+}
+
+TEST_CASE("a folder has one writer; a dead one's lock is taken over", "[format][cpu]") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "run";
+  {
+    const FolderLock lock(path);
+    REQUIRE_FALSE(lock.was_left());
+    const std::string refused = thrown<IoError>([&] { const FolderLock second(path); });
+    REQUIRE(has(refused, "in use by another run"));
+    REQUIRE(has(refused, message("process {}", static_cast<int64_t>(::getpid()))));
+  }
+  REQUIRE_FALSE(exists(path));  // it was made for the lock, and nothing was written into it
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const FolderLock lock(path);
+    ::kill(::getpid(), SIGKILL);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  REQUIRE(exists(path + "/.qlorapp.lock"));
+  REQUIRE(FolderLock(path).was_left());
+  REQUIRE_FALSE(exists(path + "/.qlorapp.lock"));
+}
+
+TEST_CASE("files are replaced together: after a failure of any call, all are the old ones or all become the new ones",
+          "[format][cpu]") {
+  int points = 0;
+  for (const char* call : {"rename", "fsync"}) {
+    for (int after = 0;; ++after) {
+      const TemporaryFolder folder;
+      (void)folder.write("config", "old config");
+      (void)folder.write("weights", "old weights");
+      (void)folder.write("other", "stays");
+      bool failed = false;
+      {
+        const WithFaultyCalls faults({.call = call, .error = EIO, .after = after});
+        try {
+          FolderUpdate update(folder.path(), kGuard);
+          for (const char* name : {"config", "weights", "new"}) {
+            const std::string path = path_in(update.staging(), name);
+            FILE* file = std::fopen(path.c_str(), "w");
+            (void)std::fputs("new", file);
+            (void)std::fclose(file);
+          }
+          update.commit();
+        } catch (const IoError&) { failed = true; }
+      }
+      INFO(call << " fails after " << after);
+      const bool mixed = folder.read("config") != "" && (folder.read("config") == "new") != (folder.read("weights") == "new");
+      REQUIRE_FALSE(mixed);  // for one who only reads
+      finish_update(folder.path(), kGuard);
+      const std::string version = folder.read("config");
+      REQUIRE((version == "new" || version == "old config"));
+      REQUIRE(folder.read("weights") == (version == "new" ? "new" : "old weights"));
+      REQUIRE(folder.read("other") == "stays");
+      REQUIRE(folder.entries() == (version == "new" ? 4 : 3));
+      if (!failed) {
+        REQUIRE(version == "new");
+        break;
+      }
+      ++points;
+    }
+  }
+  REQUIRE(points > 8);
+}

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps whose gradients are not finite: raise, skip, roll back; and the report that a run leaves."""
+
+import json
+
+import peer
+import pytest
+import qlorapp
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from test_nothing_lost import refused
+
+#: In the rows of step 6 alone. Its embedding is the only one with a value that the first projection multiplies by 3e38.
+POISON = 7
+ROWS, BAD, SAVED = 12, 6, 4
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    peer.write_llama(folder / "model", num_hidden_layers=1)
+    file = folder / "model" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.embed_tokens.weight"][:, 5] = 0
+    tensors["model.embed_tokens.weight"][POISON, 5] = 1
+    tensors["model.layers.0.self_attn.q_proj.weight"][:, 5] = 3e38
+    save_file(tensors, file, {"format": "pt"})
+    rows = []
+    for i in range(ROWS):
+        ids = [20 + i + k for k in range(8)]
+        if i + 1 == BAD:
+            ids[2] = POISON
+        rows.append({"input_ids": [*ids, 2], "labels": [*ids, 2 if i % 2 else -100]})
+    write(folder / "rows.jsonl", rows)
+    # What is left of them when a run goes back from step 6 to step 4.
+    write(folder / "left.jsonl", rows[:SAVED] + rows[BAD:])
+    return folder
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def train(root, out, data="rows.jsonl", **options):
+    values = {
+        "model": root / "model", "data": root / data, "output": out, "max_steps": ROWS, "save_steps": SAVED, "r": 4, "dtype": "float32",
+        "per_device_train_batch_size": 1, "train_sampling_strategy": "sequential", "lr_scheduler_type": "constant",
+        "learning_rate": 1e-2, "double_quant": "false", "load_in_4bit": "false", **options,
+    }  # fmt: skip
+    return peer.run_cli("train", *(word for name, value in values.items() for word in (f"--{name}", value)), check=False)
+
+
+def report(out):
+    return json.loads((out / "run_report.json").read_text())
+
+
+def test_a_step_that_is_not_finite_raises_by_default(root, tmp_path):
+    result = train(root, tmp_path)
+    assert result.returncode == 1 and f"in step {BAD}" in result.stderr
+    found = report(tmp_path)
+    assert found["outcome"] == "failed" and f"in step {BAD}" in found["error"] and found["skipped_steps"] == 1
+
+
+def test_skip_leaves_the_step_out(root, tmp_path):
+    result = train(root, tmp_path, on_non_finite="skip")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count(f"skipped step {BAD}:") == 1
+    found = report(tmp_path)
+    assert (found["outcome"], found["global_step"], found["skipped_steps"], found["rollbacks"]) == ("finished", ROWS, 1, 0)
+    assert all(value.isfinite().all() for value in load_file(tmp_path / "adapter_model.safetensors").values())
+    # A resumed run knows what its first part skipped.
+    result = train(root, tmp_path, on_non_finite="skip", resume_from_checkpoint=tmp_path / "checkpoint-8", max_steps=ROWS)
+    assert result.returncode == 0 and report(tmp_path)["skipped_steps"] == 1
+
+
+def test_skip_ends_when_no_step_is_finite_any_more(root, tmp_path):
+    rows = [json.loads(line) for line in (root / "rows.jsonl").read_text().splitlines()]
+    write(tmp_path / "bad.jsonl", [rows[BAD - 1]] * 20)
+    result = train(root, tmp_path / "out", tmp_path / "bad.jsonl", on_non_finite="skip", max_steps=20)
+    assert result.returncode == 1 and "in step 17, as in the 16 before it" in result.stderr
+
+
+def test_rollback_continues_from_the_last_checkpoint_behind_the_rows_of_the_step(root, tmp_path):
+    result = train(root, tmp_path / "out", on_non_finite="rollback")
+    assert result.returncode == 0, result.stderr
+    assert f"rolled back from step {BAD} to {tmp_path}/out/checkpoint-{SAVED}" in result.stderr
+    assert train(root, tmp_path / "left", "left.jsonl", max_steps=ROWS - 2).returncode == 0
+    ends = [load_file(tmp_path / name / "adapter_model.safetensors") for name in ("out", "left")]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[1])
+    found = report(tmp_path / "out")
+    assert (found["rollbacks"], found["skipped_steps"], found["global_step"]) == (1, 1, ROWS - 2)
+
+
+def test_rollback_without_a_checkpoint_says_so(root, tmp_path):
+    result = train(root, tmp_path, on_non_finite="rollback", save_steps=100)
+    assert result.returncode == 1 and "no checkpoint to roll back to" in result.stderr
+    assert "must be one of raise, skip, rollback" in refused(
+        "train", "--model", root / "model", "--data", root / "rows.jsonl", "--output", tmp_path / "b", "--on_non_finite", "stop"
+    ).replace("[", "").replace("]", "")
+
+
+def test_rollback_in_python_ends_as_in_the_command(root, tmp_path):
+    transformers.set_seed(1)
+    model = qlorapp.AutoModelForCausalLM.from_pretrained(root / "model", dtype=torch.float32)
+    model = qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+
+    def run(data, out, steps, **options):
+        args = qlorapp.TrainingArguments(
+            str(tmp_path / out), max_steps=steps, save_steps=SAVED, per_device_train_batch_size=1, report_to="none", disable_tqdm=True,
+            learning_rate=1e-2, lr_scheduler_type="constant", train_sampling_strategy="sequential", logging_strategy="no", use_cpu=True,
+            **options,
+        )  # fmt: skip
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.data.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)) * 0.1)
+        trainer = qlorapp.Trainer(
+            model, args, train_dataset=[json.loads(line) for line in (root / data).read_text().splitlines()]
+        )
+        trainer.train()
+        return trainer, {name: value.clone() for name, value in model.named_parameters() if "lora_" in name}
+
+    trainer, rolled_back = run("rows.jsonl", "out", ROWS, on_non_finite="rollback")
+    assert trainer.state.global_step == ROWS - 2 and report(tmp_path / "out")["rollbacks"] == 1
+    _, left = run("left.jsonl", "left", ROWS - 2)
+    assert all(torch.equal(rolled_back[name], left[name]) for name in left)
+
+
+def test_the_report_says_what_became_of_the_run(root, tmp_path):
+    write(tmp_path / "good.jsonl", [json.loads(line) for line in (root / "left.jsonl").read_text().splitlines()])
+    assert train(root, tmp_path / "out", tmp_path / "good.jsonl", max_steps=4).returncode == 0
+    found = report(tmp_path / "out")
+    assert found["rows"] == 10 and found["rows_ending_in_eos"] == 5 and found["input_tokens"] == 4 * 9
+    assert found["resumed_from"] is None and found["versions"] == {
+        "qlorapp": qlorapp.__version__,
+        "torch": torch.__version__.split("+")[0],
+    }
+    assert 0 < found["memory"]["planned_bytes"] < found["memory"]["process_peak_resident_bytes"]
+    assert train(root, tmp_path / "out", tmp_path / "good.jsonl", max_steps=6, resume_from_checkpoint="true").returncode == 0
+    again = report(tmp_path / "out")
+    assert again["run_id"] == found["run_id"] and again["resumed_from"].endswith("checkpoint-4") and again["first_step"] == 4
