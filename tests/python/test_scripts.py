@@ -77,13 +77,14 @@ def test_logits_and_loss_equal_transformers_in_float32(tmp_path, shape, v4):
 )
 def test_what_cpp_does_not_build_of_its_own_families_is_computed_by_transformers(tmp_path, caplog, said, more):
     pytest.importorskip("bitsandbytes")
-    write_checkpoint(tmp_path, **more)
+    write_checkpoint(tmp_path, intermediate_size=192, **more)  # bitsandbytes' CPU kernels need multiples of 64
     model = four_bit(tmp_path)
     assert f"LlamaForCausalLM with {said}: transformers' own code, with linear layers in four bits" in caplog.text
     reference = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, quantization_config=transformers.BitsAndBytesConfig(**NF4)
     )
-    torch.testing.assert_close(logits(model), logits(reference.eval()), rtol=1e-4, atol=1e-4)
+    reference.train()  # in evaluation mode bitsandbytes multiplies in bfloat16 on CPUs that can
+    torch.testing.assert_close(logits(model), logits(reference), rtol=1e-4, atol=1e-4)
 
 
 def test_an_eos_that_was_masked_as_padding_is_learned(folder):

@@ -23,7 +23,7 @@ SHAPES = {
 def write_checkpoint(folder, *, v4: bool = False, **extra):
     """A tiny Llama by transformers; v4: the rope settings as transformers 4 wrote them."""
     torch.manual_seed(3)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **extra))
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SIZES, **extra}))
     for parameter in model.parameters():  # the default deviation of 0.02 gives logits that are all alike
         if parameter.dim() == 2:
             torch.nn.init.normal_(parameter, std=0.15)
