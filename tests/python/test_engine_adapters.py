@@ -35,7 +35,7 @@ class TestBackbone:
             (hidden * weight).sum().backward()
             found.append([hidden.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
         assert not reasons(model) and len(found[0]) > 8
-        torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=2e-5)
+        torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=4e-5)  # sums of 51 products of about 1, in another order
 
     def test_a_changed_head_leaves_the_backbone_to_the_engine(self, folder):
         """transformers' forward calls it; so do losses of others over the head."""

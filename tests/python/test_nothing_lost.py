@@ -367,7 +367,7 @@ def test_a_killed_quantize_does_not_block_the_next(root, tmp_path):
     out = tmp_path / "out"
     words = [BUILD / "qlorapp", "quantize", "--model", tmp_path / "model", "--output", out]
     with subprocess.Popen(list(map(str, words))) as process:
-        while not out.exists():
+        while not (out.exists() and os.listdir(out)):
             time.sleep(0.001)
         process.kill()
     assert process.returncode == -signal.SIGKILL and os.listdir(out)
