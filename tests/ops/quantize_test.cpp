@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <limits>
+#include <tuple>
 #include <vector>
 
 #include "catch.hpp"
@@ -85,6 +86,22 @@ TEST_CASE("scalar, AVX2 and AVX-512 quantize to the same bits", "[ops][cpu]") {
             REQUIRE(same_bits(absmax, scalar_absmax));
           }
         }
+      }
+    }
+  }
+}
+
+TEST_CASE("a midpoint is quantized to the entry below it, in full and short blocks and in every instruction set", "[ops][cpu]") {
+  for (const QuantType type : {QuantType::kNf4, QuantType::kFp4}) {
+    std::vector<float> values{1.0F};  // absmax, so that the quotients are the values
+    for (const float midpoint : code_thresholds_of(type)) values.push_back(midpoint);
+    values.resize(32, -0.0F);
+    for (const int64_t n : {32, 16}) {
+      const at::Tensor weight = at::tensor(at::ArrayRef<float>(values.data(), static_cast<size_t>(n)));
+      for (const CpuIsa choice : {CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512}) {
+        const WithIsa isa(choice);
+        const at::Tensor packed = std::get<0>(ops::quantize_4bit(weight, 32, type));
+        for (int k = 0; k < 15; ++k) REQUIRE(code_at(packed, k + 1) == code_order_of(type)[static_cast<size_t>(k)]);
       }
     }
   }

@@ -163,6 +163,23 @@ def test_malformed_blocks_are_refused_as_zlib_refuses_them(probe):
     assert refused > 2000
 
 
+def one_match(distance_code):
+    """A member of the byte "a" and a match of three bytes behind it, in fixed codes (RFC 1951, 3.2.6)."""
+    codes = ["1", "10", f"{0x30 + ord('a'):08b}", f"{1:07b}", f"{distance_code:05b}", f"{0:07b}"]  # in the order of their bits
+    bits = "".join(codes)
+    packed = bytes(int(bits[i : i + 8][::-1], 2) for i in range(0, len(bits), 8))
+    return b"\x1f\x8b\x08" + bytes(7) + packed + zlib.crc32(b"aaaa").to_bytes(4, "little") + (4).to_bytes(4, "little")
+
+
+def test_a_match_begins_within_the_data_of_its_member(probe):
+    assert gunzip(probe, one_match(0)) == zlib_gunzip(one_match(0)) == b"aaaa"
+    for before in (b"", gzip.compress(b"bb", mtime=0)):
+        with pytest.raises(zlib.error, match="too far back"):
+            zlib_gunzip(before + one_match(1))
+        with pytest.raises(ProbeError, match="a match may not begin before the data"):
+            gunzip(probe, before + one_match(1))
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.jsonl", "rows.json.gz", "rows.csv.gz", "rows.txt.gz"])
 def test_a_gzip_file_is_known_by_its_first_bytes_and_its_kind_by_its_name(read, name):
     rows = [{"text": f"row {i} " + "x" * (i % 50)} for i in range(30_000)]

@@ -70,6 +70,9 @@ TEST_CASE("like() makes tensors of the same kind, and requantizing dequantized v
 TEST_CASE("zero blocks, empty weights and scalars survive the round trip", "[quant][cpu]") {
   const Quantizer quantizer;
   REQUIRE(quantizer.dequantize(quantizer.quantize(at::zeros({7, 33}))).abs().max().item<float>() == 0.0F);
+  Quantizer::Options plain;
+  plain.double_quant = false;
+  REQUIRE(Quantizer(plain).quantize(at::zeros({7, 33})).absmax.count_nonzero().item<int64_t>() == 0);  // of the short block, too
   REQUIRE(quantizer.dequantize(quantizer.quantize(at::empty({0, 33}))).sizes() == at::IntArrayRef({0, 33}));
   REQUIRE(quantizer.dequantize(quantizer.quantize(at::scalar_tensor(2.5F))).item<float>() == 2.5F);
 }

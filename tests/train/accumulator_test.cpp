@@ -127,7 +127,9 @@ TEST_CASE("a window without targets has weight 0 and adds exact zeros to the gra
   REQUIRE(accumulator.weight_tensor(at::kCPU).item<float>() == 0.0F);
   const Model model(at::kFloat);
   const at::Tensor loss_sum = model.loss_sum(window[0]);
-  accumulator.weigh(loss_sum).backward();
+  const at::Tensor weighed = accumulator.weigh(loss_sum);
+  REQUIRE(weighed.item<float>() == 0.0F);
+  weighed.backward();
   accumulator.add(model.loss_sum(window[1]));
   REQUIRE(accumulator.mean_loss().item<double>() == 0.0);
   for (const at::Tensor& gradient : model.gradients()) REQUIRE((gradient == 0).all().item<bool>());

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes of checkpoints: their files, their order on the disk, and what a resumed run gets back."""
+
+from mutant import cpp, py, within
+
+SAVE_FAILS = cpp("format", "when any call of a save fails")
+MANIFEST = cpp("format", "a manifest finds each flipped bit")
+OUTSIDE = cpp("format", "a manifest that names files outside")
+ONE_WRITER = cpp("format", "a folder has one writer")
+TOGETHER = cpp("format", "files are replaced together")
+RESTORED = cpp("train", "a state comes back from a checkpoint")
+REFUSED = cpp("train", "a run state of another version")
+INPUTS = cpp("train", "another base")
+FINGERPRINT = cpp("train", "each token")
+
+MUTANTS = [
+    *within(
+        "atomic_file",
+        "src/format/atomic_file.cpp",
+        (
+            "not_flushed",
+            '  if (retrying([&] { return ::fsync(descriptor_); }) != 0) fail("flushing to the disk failed", errno);\n',
+            "",
+            SAVE_FAILS,
+        ),
+        (
+            "renamed_before_the_flush",
+            """  if (retrying([&] { return ::fsync(descriptor_); }) != 0) fail("flushing to the disk failed", errno);
+  // Some network file systems report a failed write only here. After EINTR the descriptor is closed all the same.
+  if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) fail("closing failed", errno);
+  if (retrying([&] { return ::rename(temporary_.c_str(), path_.c_str()); }) != 0) fail("replacing the file failed", errno);
+""",
+            """  if (retrying([&] { return ::rename(temporary_.c_str(), path_.c_str()); }) != 0) fail("replacing the file failed", errno);
+  if (retrying([&] { return ::fsync(descriptor_); }) != 0) fail("flushing to the disk failed", errno);
+  // Some network file systems report a failed write only here. After EINTR the descriptor is closed all the same.
+  if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) fail("closing failed", errno);
+""",
+            SAVE_FAILS,
+        ),
+        (
+            "folder_not_flushed",
+            "  temporary_.clear();\n  flush(folder_);\n",
+            "  temporary_.clear();\n",
+            cpp("io", "a checkpoint gets its name after"),
+        ),
+        (
+            "interrupted_write_fails",
+            "    if (written < 0 && errno == EINTR) continue;\n",
+            "",
+            cpp("format", "interrupted and one-byte writes"),
+        ),
+        (
+            "short_write_is_whole",
+            "bytes.subspan(static_cast<size_t>(written))",
+            "bytes.subspan(bytes.size())",
+            cpp("format", "interrupted and one-byte writes"),
+        ),
+        ("temporary_left", "  if (!temporary_.empty()) ::unlink(temporary_.c_str());\n", "", SAVE_FAILS),
+        (
+            "mode_lost",
+            "    (void)::fchmod(descriptor_, target.st_mode & 0777);",
+            "    ",
+            cpp("format", "a written file has the umask's mode"),
+        ),
+    ),
+    *within(
+        "manifest",
+        "src/format/manifest.cpp",
+        ("checksum_not_compared", "} else if (found.sha256 != wanted.sha256) {", "} else if (found.size < 0) {", MANIFEST),
+        ("size_not_compared", "if (found.size != wanted.size) {", "if (found.size < wanted.size) {", MANIFEST),
+        ("seal_not_compared", "manifest_text(manifest) == text,", "true,", MANIFEST),
+        ("chunks_rounded_down", "(file.size + kManifestChunk - 1) / kManifestChunk", "file.size / kManifestChunk", MANIFEST),
+        ("parent_folder_accepted", 'part == "." || part == ".." ||', 'part == "." ||', OUTSIDE),
+        (
+            "newer_schema_accepted",
+            "QLORAPP_CHECK_FORMAT(schema == kSchema,",
+            "QLORAPP_CHECK_FORMAT(schema >= kSchema,",
+            OUTSIDE,
+        ),
+        (
+            "run_id_not_checked",
+            "is_hexadecimal(manifest.run_id, 32) && manifest.step >= 0",
+            "manifest.step >= 0",
+            py("test_hostile_files.py", "checkpoint", "tests/fuzz/judge"),
+        ),
+        (
+            "files_not_flushed",
+            "  flush_tree(folder);\n  return files;",
+            "  return files;",
+            cpp("io", "a checkpoint gets its name after"),
+        ),
+    ),
+    *within(
+        "lock",
+        "src/format/folder_lock.cpp",
+        ("shared", "::flock(descriptor_, LOCK_EX | LOCK_NB)", "::flock(descriptor_, LOCK_SH | LOCK_NB)", ONE_WRITER),
+        ("not_taken", "if (failed == EWOULDBLOCK) {", "if (failed == EACCES) {", ONE_WRITER),
+        ("dead_run_not_noticed", "    was_left_ = true;\n", "", ONE_WRITER),
+    ),
+    *within(
+        "folder_update",
+        "src/format/folder_update.cpp",
+        (
+            "guard_not_hidden",
+            "if (file_name(name) != guard || !exists(there)",
+            "if (!guard.empty() || !exists(there)",
+            TOGETHER,
+        ),
+        ("guard_renamed_first", "return file_name(name) != guard; });", "return file_name(name) == guard; });", TOGETHER),
+        ("litter_left", "  flush(folder);\n  remove_folder(pending);\n", "  flush(folder);\n", TOGETHER),
+        ("interrupted_one_forgotten", "  apply(pending, folder, guard);\n}\n\n}", "}\n\n}", TOGETHER),
+    ),
+    *within(
+        "checkpoint",
+        "src/io/checkpoint_folder.cpp",
+        (
+            "run_id_ignored",
+            "!run_id.empty() && manifest.run_id != run_id",
+            "!run_id.empty() && manifest.step < 0",
+            cpp("io", "a new run in an old folder"),
+        ),
+        (
+            "run_not_written",
+            '  write_run_file("");\n}\n\nvoid RunFolder::go_on_from',
+            "}\n\nvoid RunFolder::go_on_from",
+            cpp("io", "a new run in an old folder"),
+        ),
+        ("prunes_other_runs", "if (owns(checkpoint.second)) own", "own", cpp("io", "a new run in an old folder")),
+        ("keeps_one_more", "std::ssize(own) - limit;", "std::ssize(own) - limit - 1;", cpp("io", "a new run in an old folder")),
+        (
+            "damage_ignored",
+            'return lines.empty() ? "" : lines.front();',
+            'return "";',
+            cpp("io", "resuming takes the newest checkpoint"),
+        ),
+        (
+            "put_back_forgotten",
+            '      if (!format::exists(place)) rename(left, place, "put back", place);\n',
+            "",
+            cpp("io", "the next run puts back"),
+        ),
+        (
+            "fallback_loses_the_old_one",
+            '      rename(final_, replaced, "replace", final_);\n',
+            "      remove_folder(final_);\n",
+            cpp("io", "where folders cannot be exchanged"),
+        ),
+        (
+            "renamed_before_the_manifest",
+            """  format::write_file_atomically(path_in(temporary_, format::kManifestName), format::manifest_text(manifest));  // flushes the folder
+  std::string replaced;
+  if (format::exists(final_)) {
+    replaced = temporary_;
+    if (!swap_folders(temporary_, final_)) {
+      replaced = path_in(run_->path(), message("{}{}", kReplacedPrefix, step_));
+      rename(final_, replaced, "replace", final_);
+      rename(temporary_, final_, "rename to", final_);
+    }
+  } else {
+    rename(temporary_, final_, "rename to", final_);
+  }
+""",
+            """  std::string replaced;
+  if (format::exists(final_)) {
+    replaced = temporary_;
+    if (!swap_folders(temporary_, final_)) {
+      replaced = path_in(run_->path(), message("{}{}", kReplacedPrefix, step_));
+      rename(final_, replaced, "replace", final_);
+      rename(temporary_, final_, "rename to", final_);
+    }
+  } else {
+    rename(temporary_, final_, "rename to", final_);
+  }
+  format::write_file_atomically(path_in(final_, format::kManifestName), format::manifest_text(manifest));
+""",
+            cpp("io", "a checkpoint gets its name after"),
+        ),
+        ("name_not_flushed", "  format::flush(run_->path());\n", "", cpp("io", "a checkpoint gets its name after")),
+        (
+            "pruned_in_place",
+            '    rename(path, pruned, "remove", path);\n    remove_folder(pruned);\n',
+            "    remove_folder(path);\n",
+            cpp("io", "a checkpoint that is pruned"),
+        ),
+        (
+            "best_one_pruned",
+            "    if (std::any_of(keep.begin(), keep.end(), is_it)) continue;\n",
+            "",
+            cpp("io", "a checkpoint that is pruned"),
+        ),
+        (
+            "other_step_accepted",
+            "step && *step != manifest.step)",
+            "step && *step < 0)",
+            cpp("io", "a checkpoint that holds only the model"),
+        ),
+        (
+            "model_alone_accepted",
+            "if (to_resume && !has(",
+            "if (!to_resume && !has(",
+            cpp("io", "a checkpoint that holds only the model"),
+        ),
+        ("changes_ignored", "if (changed || std::any_of", "if (std::any_of", cpp("io", "a run that goes on with changes")),
+    ),
+    *within(
+        "train_state",
+        "src/train/train_state.cpp",
+        ("seed_not_restored", '  reader.bits("seed", seed);\n', "", RESTORED),
+        ("micro_step_not_restored", '  reader.integer("micro_step", micro_step);\n', "", RESTORED),
+        ("cursor_not_restored", '  reader.integer("batch", cursor.batch);\n', "", RESTORED),
+        ("moments_not_restored", "    tensor.copy_(stored);\n", "", RESTORED),
+        ("step_count_not_restored", "  optimizer.set_step_count(optimizer_step);\n", "", RESTORED),
+        ("loss_scale_not_restored", "    scaler.load_state_dict(state);\n", "", RESTORED),
+        ("what_is_owed_is_lost", '  json["owes_save"] = int{owes_save};\n', '  json["owes_save"] = 0;\n', RESTORED),
+        (
+            "older_schema_accepted",
+            "QLORAPP_CHECK_FORMAT(schema == kSchema,",
+            "QLORAPP_CHECK_FORMAT(schema <= kSchema,",
+            REFUSED,
+        ),
+        ("shape_not_compared", "stored.sizes() == tensor.sizes() && stored", "stored", REFUSED),
+        (
+            "negative_number_accepted",
+            "value.is_number_integer() && value.get<int64_t>() >= 0,",
+            "value.is_number_integer(),",
+            REFUSED,
+        ),
+        (
+            "rest_of_digits_ignored",
+            "error == std::errc{} && stop == digits.data() + digits.size(),",
+            "error == std::errc{},",
+            REFUSED,
+        ),
+    ),
+    *within(
+        "run_inputs",
+        "src/train/run_inputs.cpp",
+        ("positions_ignored", "mixed(word ^ (i * kMixPosition))", "mixed(word)", FINGERPRINT),
+        (
+            "order_of_rows_ignored",
+            "value = mixed(value + kMixPosition) ^ mixed(row_sum(row))",
+            "value ^= mixed(row_sum(row))",
+            FINGERPRINT,
+        ),
+        (
+            "lengths_in_packs_ignored",
+            "for (const int64_t length : row.row_lengths) sum = mixed(sum) + static_cast<uint64_t>(length);",
+            "",
+            FINGERPRINT,
+        ),
+        (
+            "scales_of_the_base_ignored",
+            "(inputs.device != saved.device && inputs.base_without_scales == saved.base_without_scales)",
+            "inputs.base_without_scales == saved.base_without_scales",
+            INPUTS,
+        ),
+        ("data_ignored", "if (saved.train_data != inputs.train_data) append", "if (saved.train_data == 0) append", INPUTS),
+        (
+            "split_counts_not_with_dropout",
+            "append(equal && inputs.lora_dropout == 0 ? others : decisive,",
+            "append(equal ? others : decisive,",
+            INPUTS,
+        ),
+    ),
+    *within(
+        "base_fingerprint",
+        "src/nn/base_fingerprint.cpp",
+        (
+            "scales_left_out",
+            "        fold(result.whole, *scales);\n",
+            "        static_cast<void>(scales);\n",
+            py("test_nothing_lost.py", "the_scales_of_the_base_count"),
+        ),
+    ),
+]
