@@ -11,6 +11,7 @@
 #include "command_line.hpp"
 #include "core/check.hpp"
 #include "core/nearest_name.hpp"
+#include "ops/device_memory.hpp"
 #include "progress.hpp"
 #include "qlorapp/core/log.hpp"
 
@@ -46,6 +47,22 @@ int refuse(std::string_view message) {
   message = message.substr(0, message.find('\n'));  // what torch puts behind its message is for programmers
   std::fprintf(stderr, "error: %.*s\n", static_cast<int>(message.size()), message.data());
   return 2;
+}
+
+/// The work went wrong on its way: exit code 1.
+int fail(const std::exception& error) {
+  const auto* const of_torch = dynamic_cast<const c10::Error*>(&error);
+  const std::string text = of_torch != nullptr ? of_torch->what_without_backtrace() : error.what();
+  const bool is_ours = dynamic_cast<const qlorapp::Error*>(&error) != nullptr;
+  if (!is_ours && qlorapp::ops::is_out_of_memory(error)) {
+    std::fprintf(stderr,
+                 "error: [memory] this process cannot have more memory (%s). End other programs, raise its limit (ulimit -v), or give "
+                 "--memory_budget auto or a smaller --per_device_train_batch_size.\n",
+                 qlorapp::first_line(error).c_str());
+  } else {
+    std::fprintf(stderr, "error: %s\n", text.c_str());
+  }
+  return 1;
 }
 
 int run(const std::vector<std::string>& arguments) {
@@ -87,11 +104,7 @@ int main(int argc, char** argv) {
     return refuse(error.what());
   } catch (const qlorapp::TypeError& error) { return refuse(error.what()); } catch (const qlorapp::FormatError& error) {
     return refuse(error.what());
-  } catch (const qlorapp::IoError& error) { return refuse(error.what()); } catch (const c10::Error& error) {
-    std::fprintf(stderr, "error: %s\n", error.what_without_backtrace());
-    return 1;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "error: %s\n", error.what());
-    return 1;
+  } catch (const qlorapp::IoError& error) { return refuse(error.what()); } catch (const std::exception& error) {
+    return fail(error);
   }
 }

@@ -101,10 +101,11 @@ int verify_resume(const Arguments& arguments) {
   line.parse(own);
   QLORAPP_CHECK_VALUE(steps >= 2, "[verify-resume] --steps must be an integer >= 2; got {}.", steps);
 
-  const format::FreshFolder folder(output);
-  const std::string log = format::path_in(output, "log.txt");
+  const format::FreshFolder scratch(output);
+  const std::string& folder = scratch.path();
+  const std::string log = format::path_in(folder, "log.txt");
   const auto run = [&](const std::string& name, int64_t resumed) {
-    const std::string to = format::path_in(output, name);
+    const std::string to = format::path_in(folder, name);
     Arguments options = others;
     for (const std::string& word :
          {std::string("--output"), to, std::string("--max_steps"), message("{}", steps), std::string("--save_strategy"),
@@ -112,7 +113,7 @@ int verify_resume(const Arguments& arguments) {
       options.push_back(word);
     if (resumed > 0) {
       options.emplace_back("--resume_from_checkpoint");
-      options.push_back(format::path_in(output, message("whole/checkpoint-{}", resumed)));
+      options.push_back(format::path_in(folder, message("whole/checkpoint-{}", resumed)));
     }
     train_fresh(options, log);
     return format::path_in(to, message("checkpoint-{}", steps));
@@ -122,7 +123,7 @@ int verify_resume(const Arguments& arguments) {
   for (int64_t step = 1; step < steps; ++step) {
     const std::string name = message("from-{}", step);
     const std::vector<std::string> different = differences(whole, run(name, step));
-    format::remove_folder(format::path_in(output, name));
+    format::remove_folder(format::path_in(folder, name));
     failed += different.empty() ? 0 : 1;
     std::printf("resumed after step %lld: %s\n", static_cast<long long>(step),
                 different.empty() ? "identical" : ("different: " + joined(different)).c_str());

@@ -16,6 +16,7 @@
 
 #include "core/check.hpp"
 #include "format/folder_lock.hpp"
+#include "format/folder_update.hpp"
 #include "format/retry.hpp"
 
 namespace qlorapp::format {
@@ -28,6 +29,13 @@ mode_t kind_of(const std::string& path) {
 
 int remove_entry(const char* entry, const struct stat*, int, FTW*) {
   return retrying([&] { return std::remove(entry); });
+}
+
+DIR* open_stream(const std::string& folder) {
+  for (;;) {
+    DIR* const stream = ::opendir(folder.c_str());
+    if (stream != nullptr || errno != EINTR) return stream;
+  }
 }
 
 /// The mark of a FreshFolder: its lock's file.
@@ -64,10 +72,19 @@ bool is_same_file(const std::string& a, const std::string& b) {
 }
 
 std::vector<std::string> names_in(const std::string& folder) {
+  const auto fail = [&](int error) {
+    throw IoError(message("[folder] cannot read {}: {}. Check its permissions.", folder, std::strerror(error)), error);
+  };
   std::vector<std::string> names;
-  const std::unique_ptr<DIR, int (*)(DIR*)> stream(::opendir(folder.c_str()), ::closedir);
-  if (!stream) return names;
-  while (const dirent* entry = ::readdir(stream.get())) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> stream(open_stream(folder), ::closedir);
+  if (!stream && (errno == ENOENT || errno == ENOTDIR)) return names;
+  if (!stream) fail(errno);
+  for (;;) {
+    errno = 0;
+    const dirent* const entry = ::readdir(stream.get());
+    if (entry == nullptr && errno == EINTR) continue;
+    if (entry == nullptr && errno != 0) fail(errno);
+    if (entry == nullptr) break;
     const std::string_view name = entry->d_name;
     if (name != "." && name != "..") names.emplace_back(name);
   }
@@ -75,11 +92,33 @@ std::vector<std::string> names_in(const std::string& folder) {
   return names;
 }
 
+bool is_name_inside(std::string_view name) {
+  constexpr size_t kLongest = 4096;
+  if (name.empty() || name.size() > kLongest) return false;
+  while (true) {
+    const size_t slash = name.find('/');
+    const std::string_view part = name.substr(0, slash);
+    if (part.empty() || part == "." || part == ".." || part.find('\0') != std::string_view::npos) return false;
+    if (slash == std::string_view::npos) return true;
+    name.remove_prefix(slash + 1);
+  }
+}
+
+bool is_plain_file(const std::string& folder, const std::string& name) {
+  for (size_t slash = name.find('/');; slash = name.find('/', slash + 1)) {
+    struct stat status {};
+    if (::lstat(path_in(folder, name.substr(0, slash)).c_str(), &status) != 0) return false;
+    if (slash == std::string::npos) return S_ISREG(status.st_mode);
+    if (!S_ISDIR(status.st_mode)) return false;
+  }
+}
+
 void make_folders(std::string_view where, const std::string& path) {
   if (is_folder(path)) return;
   const std::string parent = parent_of(path);
   if (parent != path && !exists(parent)) make_folders(where, parent);
-  if (retrying([&] { return ::mkdir(path.c_str(), 0777); }) == 0 || (errno == EEXIST && is_folder(path))) return;
+  if (retrying([&] { return ::mkdir(path.c_str(), 0777); }) == 0) return flush(parent);
+  if (errno == EEXIST && is_folder(path)) return;
   const int error = errno;
   throw IoError(message("[{}] cannot make {}: {}. Name another folder.", where, path, std::strerror(error)), error);
 }
@@ -90,8 +129,8 @@ void flush(const std::string& path) {
   const int descriptor = retrying([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
   const int error = descriptor < 0 || retrying([&] { return ::fsync(descriptor); }) != 0 ? errno : 0;
   if (descriptor >= 0) ::close(descriptor);
-  // EINVAL and EROFS: a file system that needs no flush
-  if (error != 0 && error != EINVAL && error != EROFS)
+  // EINVAL: a file system that needs no flush. EACCES: a folder that may be written into but not read.
+  if (error != 0 && error != EINVAL && error != EACCES)
     throw IoError(message("[output] {} cannot be flushed to the disk: {}.", path, std::strerror(error)), error);
 }
 
@@ -123,28 +162,45 @@ FreshFolder::FreshFolder(std::string folder) : folder_(std::move(folder)) {
   const auto check_empty = [&](bool may_be_left) {
     const auto names = names_in(folder_);
     const bool is_left = may_be_left && std::find(names.begin(), names.end(), kUnfinished) != names.end();
-    const bool is_empty = names.empty() || (names.size() == 1 && names.front() == kUnfinished);
+    const bool is_empty = std::all_of(names.begin(), names.end(), [](const auto& name) { return name.starts_with(".qlorapp-"); });
     QLORAPP_CHECK_VALUE(is_empty || is_left, "[output] {} must be new or empty; it is not. Name another folder.", folder_);
   };
   check_empty(true);
   unfinished_ = std::make_unique<FolderLock>(folder_, kUnfinished);
-  check_empty(unfinished_->was_left());  // another program may have finished it meanwhile
-  for (const std::string& name : names_in(folder_)) {
-    if (name != kUnfinished) remove_folder(path_in(folder_, name));
+  remove_left();
+  check_empty(false);  // files that an interrupted program did not write, or another has finished meanwhile
+  files_ = std::make_unique<FolderUpdate>(folder_, "config.json");
+}
+
+/// What a killed program had put into place. It names its files in the mark before it does.
+void FreshFolder::remove_left() const {
+  drop_update(folder_);
+  const std::string& text = unfinished_->left();
+  for (size_t begin = text.find('\n'), end = 0; begin < text.size(); begin = end) {
+    end = std::min(text.find('\n', ++begin), text.size());
+    const std::string name = text.substr(begin, end - begin);
+    if (is_name_inside(name) && is_plain_file(folder_, name)) (void)retrying([&] { return ::unlink(path_in(folder_, name).c_str()); });
   }
 }
 
+const std::string& FreshFolder::path() const { return files_->staging(); }
+
 void FreshFolder::keep() {
+  unfinished_->note(files_->files());
+  files_->commit();
   unfinished_->remove_file();
   kept_ = true;
 }
 
 FreshFolder::~FreshFolder() {
-  if (!kept_) {
-    for (const std::string& name : names_in(folder_)) {
-      if (name != kUnfinished) remove_folder(path_in(folder_, name));
-    }
+  if (!kept_ && files_) {
+    try {
+      const std::vector<std::string> names = unfinished_->noted();
+      drop_update(folder_);
+      for (const std::string& name : names) (void)retrying([&] { return ::unlink(path_in(folder_, name).c_str()); });
+    } catch (const Error&) {}  // the mark stays, and the next program tries again
   }
+  files_.reset();
   unfinished_.reset();
   if (!kept_ && !existed_) ::rmdir(folder_.c_str());
 }

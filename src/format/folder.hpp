@@ -14,6 +14,7 @@
 namespace qlorapp::format {
 
 class FolderLock;
+class FolderUpdate;
 
 /// folder/name.
 [[nodiscard]] std::string path_in(std::string_view folder, std::string_view name);
@@ -28,10 +29,16 @@ class FolderLock;
 /// The same file or folder under two names. False if either is missing.
 [[nodiscard]] bool is_same_file(const std::string& a, const std::string& b);
 
-/// The names in a folder without "." and "..", sorted; none if it cannot be read.
+/// The names in a folder without "." and "..", sorted; none if it does not exist. @throws IoError if it cannot be read: part of the names
+/// must never count as all of them.
 [[nodiscard]] std::vector<std::string> names_in(const std::string& folder);
 
-/// Makes a folder and those above it; what is there is fine. @throws IoError "[where] cannot make …".
+/// "a/b.json": parts that are plain names, so that the path stays inside a folder.
+[[nodiscard]] bool is_name_inside(std::string_view name);
+/// A regular file below the folder, with no link on the way. @param name  as is_name_inside() allows.
+[[nodiscard]] bool is_plain_file(const std::string& folder, const std::string& name);
+
+/// Makes a folder and those above it, durably; what is there is fine. @throws IoError "[where] cannot make …".
 void make_folders(std::string_view where, const std::string& path);
 /// Removes a folder and all in it, as far as that goes; links are removed, not followed; what is not there is fine.
 void remove_folder(const std::string& path);
@@ -45,8 +52,9 @@ void flush_tree(const std::string& folder);
 /// @throws ValueError for a file, or a link to nothing, in its place; IoError if the system refuses.
 void check_output_folder(const std::string& folder);
 
-/// A new or empty folder to fill. Unless keep() is called, what was put into it goes with the object, and the folder too if it
-/// was not there before: nothing half-written stays. What a killed program left in such a folder is removed by the next one.
+/// A new or empty folder to fill. The files are written beside and appear in it together (folder_update.hpp). Unless keep() is called, they
+/// go with the object, and the folder too if it was not there before. What a killed program left is removed by the next one; files that
+/// it did not write stay, and are a reason to refuse.
 class FreshFolder {
  public:
   /// @throws as check_output_folder; ValueError if the folder is not empty; IoError if another program fills it.
@@ -54,13 +62,18 @@ class FreshFolder {
   ~FreshFolder();
   FreshFolder(const FreshFolder&) = delete;
   FreshFolder& operator=(const FreshFolder&) = delete;
-  /// All is written. @throws IoError if the folder cannot be marked as finished: it is emptied then.
+  /// Where to write.
+  [[nodiscard]] const std::string& path() const;
+  /// All is written, and appears. @throws IoError.
   void keep();
 
  private:
+  void remove_left() const;
+
   std::string folder_;
   bool existed_ = false, kept_ = false;
   std::unique_ptr<FolderLock> unfinished_;  ///< Its file is the mark of a folder that is not finished.
+  std::unique_ptr<FolderUpdate> files_;
 };
 
 }  // namespace qlorapp::format

@@ -32,10 +32,17 @@ std::string holder() {
 }
 
 std::string content(int descriptor) {
-  std::array<char, 512> text{};
-  const ssize_t size = ::pread(descriptor, text.data(), text.size(), 0);
-  return size > 0 ? std::string(text.data(), static_cast<size_t>(size)) : std::string();
+  constexpr size_t kMost = size_t{1} << 20;
+  std::string text;
+  for (std::array<char, 4096> part{}; text.size() < kMost;) {
+    const ssize_t size = retrying([&] { return ::pread(descriptor, part.data(), part.size(), static_cast<off_t>(text.size())); });
+    if (size <= 0) break;
+    text.append(part.data(), static_cast<size_t>(size));
+  }
+  return text;
 }
+
+std::string first_line(const std::string& text) { return printable(text.substr(0, text.find('\n'))); }
 
 /// Whether the locked file is the one that has the name now, and not one that its holder has just removed.
 bool is_at(int descriptor, const std::string& path) {
@@ -58,7 +65,7 @@ FolderLock::FolderLock(const std::string& folder, std::string_view name) : folde
     }
     const int failed = retrying([&] { return ::flock(descriptor_, LOCK_EX | LOCK_NB); }) == 0 ? 0 : errno;
     if (failed == EWOULDBLOCK) {
-      const std::string who = printable(content(descriptor_));
+      const std::string who = first_line(content(descriptor_));
       ::close(descriptor_);
       throw IoError(message("[output] {} is in use by another run ({}). Wait for its end, or name another folder.", folder, who),
                     failed);
@@ -71,12 +78,24 @@ FolderLock::FolderLock(const std::string& folder, std::string_view name) : folde
     if (is_at(descriptor_, path_)) break;
     ::close(descriptor_);
   }
-  if (const std::string before = content(descriptor_); !before.empty()) {
-    was_left_ = true;
-    log_info(message("[output] {}: the run before this one ended without cleaning up ({}).", folder, printable(before)));
-  }
+  left_ = content(descriptor_);
+  if (was_left()) log_info(message("[output] {}: the run before this one ended without cleaning up ({}).", folder, first_line(left_)));
   const std::string text = holder();
   if (::ftruncate(descriptor_, 0) == 0) (void)!::pwrite(descriptor_, text.data(), text.size(), 0);  // for messages only
+}
+
+void FolderLock::note(const std::vector<std::string>& lines) {
+  noted_ = lines;
+  std::string text = holder();
+  for (const std::string& line : lines) text += '\n' + line;
+  size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t size = retrying([&] { return ::pwrite(descriptor_, text.data() + done, text.size() - done, static_cast<off_t>(done)); });
+    if (size <= 0) break;
+    done += static_cast<size_t>(size);
+  }
+  if (done < text.size() || retrying([&] { return ::fsync(descriptor_); }) != 0)
+    throw IoError(message("[output] cannot write {}: {}. Check the free space.", path_, std::strerror(errno)), errno);
 }
 
 void FolderLock::remove_file() {

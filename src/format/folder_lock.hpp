@@ -4,6 +4,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace qlorapp::format {
 
@@ -18,14 +19,21 @@ class FolderLock {
   /// Removes the file now, and makes that durable. @throws IoError: the lock is still held.
   void remove_file();
   /// A program that held the lock ended without removing its file: what it wrote may be unfinished.
-  [[nodiscard]] bool was_left() const { return was_left_; }
+  [[nodiscard]] bool was_left() const { return !left_.empty(); }
+  /// What that program wrote into the file: a line about itself, and those of note().
+  [[nodiscard]] const std::string& left() const { return left_; }
+  /// Adds lines to the file, durably. @throws IoError.
+  void note(const std::vector<std::string>& lines);
+  [[nodiscard]] const std::vector<std::string>& noted() const { return noted_; }
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
 
  private:
   std::string folder_, path_;
   int descriptor_ = -1;
-  bool was_left_ = false, made_folder_ = false;
+  bool made_folder_ = false;
+  std::string left_;
+  std::vector<std::string> noted_;
 };
 
 }  // namespace qlorapp::format

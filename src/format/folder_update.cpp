@@ -8,16 +8,18 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
-#include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "core/check.hpp"
+#include "format/atomic_file.hpp"
 #include "format/file_reader.hpp"
 #include "format/folder.hpp"
+#include "format/printable.hpp"
 #include "format/retry.hpp"
 #include "qlorapp/core/log.hpp"
 
@@ -26,7 +28,10 @@ namespace {
 
 constexpr std::string_view kPending = ".qlorapp-pending";
 constexpr std::string_view kStaging = ".qlorapp-update-";
-constexpr int64_t kMostCompared = int64_t{1} << 20;  // a guard is a small file
+constexpr std::string_view kFiles = ".qlorapp-files";    // the names of an update's files, one on each line; written last
+constexpr int64_t kMostCompared = int64_t{1} << 20;      // a guard is a small file
+constexpr int64_t kMostNames = int64_t{1} << 20;         // bytes
+constexpr size_t kMostFoldersDeep = 4;
 
 [[noreturn]] void cannot_write(const std::string& path, int error) {
   throw IoError(
@@ -34,9 +39,21 @@ constexpr int64_t kMostCompared = int64_t{1} << 20;  // a guard is a small file
       error);
 }
 
-bool is_pending(const std::string& path) {
+std::optional<struct stat> status_of(const std::string& path) {
   struct stat status {};
-  return ::lstat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+  return ::lstat(path.c_str(), &status) == 0 ? std::optional(status) : std::nullopt;
+}
+
+bool is_real_folder(const std::string& path) {
+  const auto status = status_of(path);
+  return status && S_ISDIR(status->st_mode);
+}
+
+int locked(const std::string& folder, int operation) {
+  const int descriptor = retrying([&] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW); });
+  if (descriptor < 0 || retrying([&] { return ::flock(descriptor, operation); }) == 0 || errno != EWOULDBLOCK) return descriptor;
+  ::close(descriptor);
+  return -1;
 }
 
 /// Only one process at a time moves the files of an update. Waits; on a file system without locks it does nothing.
@@ -62,54 +79,107 @@ bool is_equal(const std::string& a, const std::string& b) {
          first.read_all(kMostCompared) == second.read_all(kMostCompared);
 }
 
-void rename_over(const std::string& from, const std::string& to) {
-  // ENOENT: another process finishes the same update
-  if (retrying([&] { return std::rename(from.c_str(), to.c_str()); }) != 0 && errno != ENOENT) cannot_write(to, errno);
-}
-
-/// Files and folders below a folder, relative to it: folders before what is in them.
-void list(const std::string& root, const std::string& prefix, std::vector<std::string>& folders, std::vector<std::string>& files) {
+/// Files below a folder, relative to it.
+void list(const std::string& root, const std::string& prefix, size_t depth, std::vector<std::string>& files) {
+  QLORAPP_CHECK_VALUE(depth <= kMostFoldersDeep, "[output] folders may lie at most {} deep in {}.", kMostFoldersDeep, root);
   for (const std::string& entry : names_in(path_in(root, prefix))) {
     const std::string name = prefix + entry;
-    if (is_folder(path_in(root, name))) {
-      folders.push_back(name);
-      list(root, name + "/", folders, files);
-    } else {
-      files.push_back(name);
+    is_real_folder(path_in(root, name)) ? list(root, name + "/", depth + 1, files) : files.push_back(name);
+  }
+}
+
+/// An update that was committed and is not finished.
+class Pending {
+ public:
+  /// @throws FormatError unless this library wrote it.
+  explicit Pending(const std::string& folder) : folder_(folder), path_(path_in(folder, kPending)) {
+    const std::string names = path_in(path_, kFiles);
+    QLORAPP_CHECK_FORMAT(is_plain_file(path_, std::string(kFiles)),
+                         "[output] {} is no unfinished save of this library: it has no {}. Remove it.", path_, kFiles);
+    const std::string text = FileReader(names).read_all(kMostNames);
+    for (size_t begin = 0, end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+      files_.push_back(text.substr(begin, end - begin));
+      check(files_.back());
+    }
+    committed_ = status_of(names)->st_mtim;
+  }
+
+  [[nodiscard]] const std::vector<std::string>& files() const { return files_; }
+  [[nodiscard]] std::string from(const std::string& name) const { return path_in(path_, name); }
+  [[nodiscard]] std::string to(const std::string& name) const { return path_in(folder_, name); }
+
+  /// A file that another program saved after this update was committed. Empty: none.
+  [[nodiscard]] std::string saved_since() const {
+    for (const std::string& name : files_) {
+      const auto there = status_of(to(name));
+      const auto is_later = [](const timespec& a, const timespec& b) { return std::pair(a.tv_sec, a.tv_nsec) > std::pair(b.tv_sec, b.tv_nsec); };
+      if (there && is_later(there->st_mtim, committed_)) return name;
+    }
+    return "";
+  }
+
+  void apply(std::string_view guard) const {
+    std::vector<std::string> folders, files = files_;
+    for (const std::string& name : files) {
+      for (size_t slash = name.find('/'); slash != std::string::npos; slash = name.find('/', slash + 1)) {
+        folders.push_back(to(name.substr(0, slash)));
+        make_folders("output", folders.back());
+      }
+    }
+    std::stable_partition(files.begin(), files.end(), [&](const std::string& name) { return file_name(name) != guard; });
+    bool hides = false;
+    for (const std::string& name : files) {
+      if (file_name(name) != guard || !exists(to(name)) || !exists(from(name)) || is_equal(to(name), from(name))) continue;
+      if (retrying([&] { return ::unlink(to(name).c_str()); }) != 0 && errno != ENOENT) cannot_write(to(name), errno);
+      hides = true;
+    }
+    if (hides) flush_all(folders);
+    for (const std::string& name : files) {
+      // ENOENT: it is in its place already
+      if (retrying([&] { return std::rename(from(name).c_str(), to(name).c_str()); }) != 0 && errno != ENOENT)
+        cannot_write(to(name), errno);
+    }
+    flush_all(folders);
+    remove_folder(path_);
+  }
+
+  void remove() const { remove_folder(path_); }
+
+ private:
+  void check(const std::string& name) const {
+    QLORAPP_CHECK_FORMAT(is_name_inside(name), "[output] {}: '{}' must be the path of a file inside the folder. Remove {}.",
+                         path_in(path_, kFiles), printable(name), path_);
+    for (size_t slash = name.find('/'); slash != std::string::npos; slash = name.find('/', slash + 1)) {
+      for (const std::string& part : {from(name.substr(0, slash)), to(name.substr(0, slash))}) {
+        const auto status = status_of(part);
+        QLORAPP_CHECK_FORMAT(!status || S_ISDIR(status->st_mode), "[output] {} must be a folder, not a link or a file. Remove it.", part);
+      }
+    }
+    for (const std::string& path : {from(name), to(name)}) {
+      const auto status = status_of(path);
+      QLORAPP_CHECK_FORMAT(!status || S_ISREG(status->st_mode) || (S_ISLNK(status->st_mode) && path == to(name)),
+                           "[output] {} must be a regular file. Remove it.", path);
     }
   }
-}
-
-void apply(const std::string& pending, const std::string& folder, std::string_view guard) {
-  std::vector<std::string> folders, files;
-  list(pending, "", folders, files);
-  for (const std::string& name : folders) make_folders("output", path_in(folder, name));
-  std::stable_partition(files.begin(), files.end(), [&](const std::string& name) { return file_name(name) != guard; });
-  bool hides = false;
-  for (const std::string& name : files) {
-    const std::string there = path_in(folder, name);
-    if (file_name(name) != guard || !exists(there) || is_equal(there, path_in(pending, name))) continue;
-    if (retrying([&] { return ::unlink(there.c_str()); }) != 0 && errno != ENOENT) cannot_write(there, errno);
-    hides = true;
+  void flush_all(const std::vector<std::string>& folders) const {
+    for (const std::string& folder : folders) flush(folder);
+    flush(folder_);
   }
-  if (hides) {
-    flush(folder);
-    for (const std::string& name : folders) flush(path_in(folder, name));
-  }
-  for (const std::string& name : files) rename_over(path_in(pending, name), path_in(folder, name));
-  for (const std::string& name : folders) flush(path_in(folder, name));
-  flush(folder);
-  remove_folder(pending);
-}
 
-/// Unfinished updates of processes that are gone.
+  std::string folder_, path_;
+  std::vector<std::string> files_;
+  timespec committed_{};
+};
+
+/// Unfinished updates of processes that are gone: nobody holds their locks.
 void remove_left_updates(const std::string& folder) {
   for (const std::string& name : names_in(folder)) {
-    if (!name.starts_with(kStaging)) continue;
-    int process = 0;
-    const char* const digits = name.data() + kStaging.size();
-    if (std::from_chars(digits, name.data() + name.size(), process).ec != std::errc{} || process <= 0) continue;
-    if (process != ::getpid() && ::kill(process, 0) != 0 && errno == ESRCH) remove_folder(path_in(folder, name));
+    const std::string path = path_in(folder, name);
+    if (!name.starts_with(kStaging) || !is_real_folder(path)) continue;
+    const int lock = locked(path, LOCK_EX | LOCK_NB);
+    if (lock < 0) continue;
+    remove_folder(path);
+    ::close(lock);
   }
 }
 
@@ -118,33 +188,60 @@ void remove_left_updates(const std::string& folder) {
 FolderUpdate::FolderUpdate(std::string folder, std::string guard) : folder_(std::move(folder)), guard_(std::move(guard)) {
   make_folders("output", folder_);
   finish_update(folder_, guard_);
+  const Moving moving(folder_);  // so that no other removes the new one before it is locked
   remove_left_updates(folder_);
-  staging_ = path_in(folder_, message("{}{}", kStaging, static_cast<int64_t>(::getpid())));
-  remove_folder(staging_);
-  if (retrying([&] { return ::mkdir(staging_.c_str(), 0777); }) != 0) cannot_write(staging_, errno);
+  std::string path = path_in(folder_, message("{}XXXXXX", kStaging));
+  if (retrying([&] { return ::mkdtemp(path.data()) == nullptr ? -1 : 0; }) != 0) cannot_write(path, errno);
+  staging_ = path;
+  const mode_t mask = ::umask(0);
+  ::umask(mask);
+  (void)::chmod(path.c_str(), 0777 & ~mask);
+  lock_ = locked(staging_, LOCK_EX | LOCK_NB);
 }
 
-void FolderUpdate::discard() {
+void FolderUpdate::discard() noexcept {
   if (!staging_.empty()) remove_folder(std::exchange(staging_, {}));
+  if (lock_ >= 0) ::close(std::exchange(lock_, -1));
+}
+
+std::vector<std::string> FolderUpdate::files() const {
+  std::vector<std::string> files;
+  list(staging_, "", 1, files);
+  return files;
 }
 
 void FolderUpdate::commit() {
+  std::string names;
+  for (const std::string& name : files()) names += name + '\n';
+  write_file_atomically(path_in(staging_, kFiles), names);
   flush_tree(staging_);
   const Moving moving(folder_);
   const std::string pending = path_in(folder_, kPending);
   if (retrying([&] { return std::rename(staging_.c_str(), pending.c_str()); }) != 0) cannot_write(pending, errno);
   staging_.clear();
   flush(folder_);
-  apply(pending, folder_, guard_);
+  Pending(folder_).apply(guard_);
+  discard();
 }
 
 void finish_update(const std::string& folder, std::string_view guard) {
-  const std::string pending = path_in(folder, kPending);
-  if (!is_pending(pending)) return;
+  const std::string path = path_in(folder, kPending);
+  if (!is_real_folder(path)) return;
   const Moving moving(folder);
-  if (!is_pending(pending)) return;  // another process was first
+  if (!is_real_folder(path)) return;  // another process was first
+  const Pending pending(folder);
+  if (const std::string name = pending.saved_since(); !name.empty()) {
+    log_warning(message("[output] {}: an interrupted save is dropped, as '{}' was saved anew since.", folder, name));
+    pending.remove();
+    return;
+  }
   log_info(message("[output] {}: files of an interrupted save take their places.", folder));
-  apply(pending, folder, guard);
+  pending.apply(guard);
+}
+
+void drop_update(const std::string& folder) {
+  const Moving moving(folder);
+  remove_folder(path_in(folder, kPending));
 }
 
 }  // namespace qlorapp::format

@@ -2,16 +2,20 @@
 /// Files that take their places in a folder together: after a crash at any moment the folder holds all the old ones or, once
 /// finish_update() was called, all the new ones.
 ///
-///     write      into .qlorapp-update-<process> in the folder, flushed
-///     commit     rename of that to .qlorapp-pending: from here on the update will be finished
+///     write      into .qlorapp-update-<random> in the folder, which is locked
+///     commit     the names of the files are written beside them, all is flushed, and the whole is renamed to .qlorapp-pending: from here
+///                on the update will be finished
 ///     apply      a guard that differs is removed, so that other programs see an incomplete folder and not a mixture; files are renamed into
 ///                their places, guards last; .qlorapp-pending goes
+///
+/// A folder may come from a stranger. Only the named files are moved, from the folder into the folder, and no link is followed on the way.
 ///
 /// Source: redo logging; rename(2) is atomic within a file system.
 #pragma once
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace qlorapp::format {
 
@@ -27,17 +31,24 @@ class FolderUpdate {
 
   /// Where to write the new files, and folders of them.
   [[nodiscard]] const std::string& staging() const { return staging_; }
+  /// The new files, relative to the folder.
+  [[nodiscard]] std::vector<std::string> files() const;
   /// Flushes the new files and puts them into their places. Others in the folder stay. @throws IoError.
   void commit();
   /// The new files vanish. After commit() it does nothing.
-  void discard();
+  void discard() noexcept;
 
  private:
   std::string folder_, guard_, staging_;
+  int lock_ = -1;  ///< Of the staging folder: tells a live update from one that was left.
 };
 
 /// Puts the files of an interrupted update into their places; without one it does nothing. Readers of such folders call it first.
-/// @throws IoError if the system refuses.
+/// An update is dropped, with a warning, if one of its files was saved anew since.
+/// @throws IoError if the system refuses; FormatError if the update is none of this library's.
 void finish_update(const std::string& folder, std::string_view guard);
+
+/// Removes an interrupted update. Files of it that have taken their places stay.
+void drop_update(const std::string& folder);
 
 }  // namespace qlorapp::format

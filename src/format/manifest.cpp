@@ -39,18 +39,6 @@ bool is_hexadecimal(std::string_view text, size_t digits) {
   return text.size() == digits && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
-/// "a/b.json": parts that are plain names.
-bool is_inside(std::string_view name) {
-  if (name.empty() || name.size() > 4096 || name == kManifestName) return false;
-  while (true) {
-    const size_t slash = name.find('/');
-    const std::string_view part = name.substr(0, slash);
-    if (part.empty() || part == "." || part == ".." || part.find('\0') != std::string_view::npos) return false;
-    if (slash == std::string_view::npos) return true;
-    name.remove_prefix(slash + 1);
-  }
-}
-
 void list_files(const std::string& folder, const std::string& prefix, size_t depth, std::vector<std::string>& names) {
   QLORAPP_CHECK_FORMAT(depth <= kMostDepth, "[{}] folders may lie at most {} deep in a checkpoint.", folder, kMostDepth);
   for (const std::string& entry : names_in(folder)) {
@@ -63,16 +51,6 @@ void list_files(const std::string& folder, const std::string& prefix, size_t dep
       QLORAPP_CHECK_FORMAT(S_ISREG(status.st_mode), "[{}] a checkpoint holds regular files only. Remove it.", path);
       if (name != kManifestName) names.push_back(name);
     }
-  }
-}
-
-/// A regular file below the folder, with no link on the way.
-bool is_plain_file(const std::string& folder, const std::string& name) {
-  for (size_t slash = name.find('/');; slash = name.find('/', slash + 1)) {
-    struct stat status {};
-    if (::lstat(path_in(folder, name.substr(0, slash)).c_str(), &status) != 0) return false;
-    if (slash == std::string::npos) return S_ISREG(status.st_mode);
-    if (!S_ISDIR(status.st_mode)) return false;
   }
 }
 
@@ -111,7 +89,7 @@ std::string checksum(const std::string& text) {
 }
 
 ManifestFile parse_file(const std::string& name, const Json& json, const std::string& where) {
-  QLORAPP_CHECK_FORMAT(is_inside(name), "[{}] '{}' must be the path of a file inside the folder.", where, printable(name));
+  QLORAPP_CHECK_FORMAT(is_name_inside(name) && name != kManifestName, "[{}] '{}' must be the path of a file inside the folder.", where, printable(name));
   JsonFields fields(json, where, "files." + printable(name) + ".");
   ManifestFile file{name, fields.integer("size", 0, kMost).value_or(-1), fields.text("sha256").value_or(""), {}};
   const Json* const crc = fields.value("crc32c");

@@ -14,12 +14,27 @@
 #include "core/nearest_name.hpp"
 #include "format/folder.hpp"
 #include "format/folder_update.hpp"
+#include "format/manifest.hpp"
 #include "io/tensor_file.hpp"
 
 namespace qlorapp {
 
+namespace {
+
+/// An adapter in a checkpoint is read as it was written, or not at all.
+void check_against_manifest(const std::string& folder) {
+  if (!format::exists(format::path_in(folder, format::kManifestName))) return;
+  format::Manifest manifest = format::read_manifest(folder);
+  std::erase_if(manifest.files, [](const format::ManifestFile& file) { return file.name != kAdapterConfig && file.name != kAdapterWeights; });
+  const std::vector<std::string> damage = format::damage(folder, manifest);
+  QLORAPP_CHECK_FORMAT(damage.empty(), "[adapter] {} is damaged: {}. Use another checkpoint.", folder, joined(damage));
+}
+
+}  // namespace
+
 AdapterFile open_adapter(const std::string& folder) {
   format::finish_update(folder, kAdapterConfig);
+  check_against_manifest(folder);
   format::AdapterConfig config = format::load_adapter_config(folder);
   const std::string weights = format::path_in(folder, kAdapterWeights);
   QLORAPP_CHECK_FORMAT(format::exists(weights) || !format::exists(format::path_in(folder, "adapter_model.bin")),

@@ -78,6 +78,7 @@ std::string random_id() {
 struct RunFile {
   std::string run_id;  ///< Of the run that began in a folder last; empty: none did.
   std::string from;    ///< Checkpoint of this folder that it began from; empty: none.
+  std::string from_run;  ///< Which wrote that.
 };
 
 RunFile read_run_file(const std::string& output_dir) {
@@ -85,7 +86,7 @@ RunFile read_run_file(const std::string& output_dir) {
   if (!format::exists(path)) return {};
   const format::Json json = format::read_json_inside(path, {.max_bytes = 1 << 16});
   format::JsonFields fields(json, path);
-  return {fields.text("run_id").value_or(""), fields.text("from").value_or("")};
+  return {fields.text("run_id").value_or(""), fields.text("from").value_or(""), fields.text("from_run").value_or("")};
 }
 
 /// The run that wrote a checkpoint; empty: its manifest is missing or damaged.
@@ -133,11 +134,11 @@ void RunFolder::begin() {
   const auto earlier = list_checkpoints(path_);
   if (!earlier.empty()) {
     log_warning(
-        message("[checkpoint] {} holds checkpoints of an earlier run, up to {}. They stay, and --resume_from_checkpoint true does "
-                "not use them.",
+        message("[checkpoint] {} holds checkpoints of an earlier run, up to {}. --resume_from_checkpoint true does not use them; a "
+                "checkpoint of the same step takes the place of one.",
                 path_, format::file_name(earlier.back().second)));
   }
-  write_run_file("");
+  write_run_file("", "");
 }
 
 void RunFolder::go_on_from(const std::string& checkpoint, bool changed) {
@@ -150,14 +151,15 @@ void RunFolder::go_on_from(const std::string& checkpoint, bool changed) {
   const auto all = list_checkpoints(path_);
   if (changed || std::any_of(all.begin(), all.end(), is_newer)) {
     run_id_ = random_id();
-    write_run_file(format::is_same_file(path_in(path_, parent_), checkpoint) ? parent_ : "");
+    const bool is_here = format::is_same_file(path_in(path_, parent_), checkpoint);
+    write_run_file(is_here ? parent_ : "", is_here ? manifest.run_id : "");
   } else if (read_run_file(path_).run_id != run_id_) {
-    write_run_file("");
+    write_run_file("", "");
   }
 }
 
-void RunFolder::write_run_file(const std::string& from) const {
-  const format::Json json{{"run_id", run_id_}, {"from", from}};
+void RunFolder::write_run_file(const std::string& from, const std::string& from_run) const {
+  const format::Json json{{"run_id", run_id_}, {"from", from}, {"from_run", from_run}};
   format::write_file_atomically(path_in(path_, kRunFile), format::dump_python_json(json, format::kConfigStyle) + "\n");
 }
 
@@ -237,12 +239,18 @@ NewestCheckpoint newest_checkpoint(const std::string& output_dir) {
       found.skipped.push_back(message("{} ({})", format::file_name(it->second), why));
     }
   }
-  if (found.path || !step_of(run.from)) return found;
-  const std::string from = path_in(output_dir, run.from), why = defect(from, "", /*to_resume=*/true);
-  if (why.empty()) {
-    found.path = from;
-  } else {
-    found.skipped.push_back(message("{} ({})", run.from, why));
+  const std::optional<int64_t> begin = step_of(run.from);
+  if (found.path || !begin) return found;
+  // Nothing of this run is whole: the checkpoint that it began from, or an older one of the same run.
+  for (auto it = all.rbegin(); it != all.rend() && !found.path; ++it) {
+    if (it->first > *begin) continue;
+    const std::string why = defect(it->second, run.from_run, /*to_resume=*/true);
+    if (why.empty()) {
+      found.path = it->second;
+      std::erase_if(found.skipped, [&](const std::string& line) { return line.starts_with(format::file_name(it->second) + " "); });
+    } else if (it->first == *begin) {
+      found.skipped.push_back(message("{} ({})", run.from, why));
+    }
   }
   return found;
 }

@@ -44,7 +44,7 @@ class RunFolder {
 
  private:
   friend class CheckpointWriter;
-  void write_run_file(const std::string& from) const;
+  void write_run_file(const std::string& from, const std::string& from_run) const;
 
   std::string path_;
   std::optional<format::FolderLock> lock_;
@@ -82,8 +82,8 @@ struct NewestCheckpoint {
   std::optional<std::string> path;   ///< Of the folder's run, and undamaged.
   std::vector<std::string> skipped;  ///< Newer ones, each with the reason: "checkpoint-40 (…)".
 };
-/// The newest checkpoint of the run that the folder belongs to, or the one that this run began from. Reads every file of it, and of older ones
-/// as long as it finds damage.
+/// The newest checkpoint of the run that the folder belongs to; without one the checkpoint that this run began from, or an older one of that
+/// run. Reads every file of it, and of older ones as long as it finds damage.
 [[nodiscard]] NewestCheckpoint newest_checkpoint(const std::string& output_dir);
 
 /// @throws FormatError "[resume] …" naming each file that is missing or was changed, and an older checkpoint that is whole.

@@ -339,7 +339,7 @@ void merge_adapter(const std::string& model, const std::string& adapter, const s
                       options.max_shard_size.count);
   format::FreshFolder fresh(output);
   ops::mark_phase(ops::MemoryPhase::kMerge);
-  Merger(model, adapter, options).write(output);
+  Merger(model, adapter, options).write(fresh.path());
   fresh.keep();
 }
 

@@ -58,8 +58,7 @@ void quantize_checkpoint(const std::string& folder, const std::string& output, c
     specs.push_back({entry.name, entry.dtype, entry.shape});
   }
 
-  format::make_folders("quantize", output);
-  format::SafetensorsWriter writer(format::path_in(output, "model.safetensors"), std::move(specs), {{"format", "pt"}});
+  format::SafetensorsWriter writer(format::path_in(fresh.path(), "model.safetensors"), std::move(specs), {{"format", "pt"}});
   for (const format::TensorEntry& entry : writer.tensors()) {
     const auto found = by_name.find(entry.name);
     const at::Tensor tensor = found != by_name.end() ? found->second->contiguous() : read_tensor(checkpoint.at(entry.name));
@@ -68,14 +67,14 @@ void quantize_checkpoint(const std::string& folder, const std::string& output, c
   }
   writer.finish();
 
-  copy_model_files(folder, output);
+  copy_model_files(folder, fresh.path());
   format::QuantizationConfig quantization;
   quantization.quant_type = options.quant_type;
   quantization.double_quant = options.double_quant;
   quantization.compute_dtype = format_dtype_of(compute_dtype);
   const std::string config_path = format::path_in(folder, "config.json");
   // Last, because a folder without it is no model: an interrupted run leaves nothing that could be taken for one.
-  format::write_file_atomically(format::path_in(output, "config.json"),
+  format::write_file_atomically(format::path_in(fresh.path(), "config.json"),
                                 format::with_quantization_config(read_text(config_path), config_path, quantization));
   fresh.keep();
 }

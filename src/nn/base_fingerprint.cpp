@@ -29,6 +29,11 @@ uint64_t host_sum(const at::Tensor& bytes) {
       std::plus<>());
 }
 
+/// words ^= words >> bits, as of unsigned words.
+void fold_down_(at::Tensor& words, int64_t bits) {
+  words.bitwise_xor_(at::bitwise_right_shift(words, bits).bitwise_and_((int64_t{1} << (64 - bits)) - 1));
+}
+
 /// The same by torch's operators, whose integers are signed and wrap around.
 uint64_t device_sum(const at::Tensor& bytes) {
   constexpr int64_t kChunk = int64_t{1} << 22;  // words
@@ -39,14 +44,20 @@ uint64_t device_sum(const at::Tensor& bytes) {
   for (int64_t at = 0; at < words.numel(); at += kChunk) {
     const int64_t count = std::min(kChunk, words.numel() - at);
     at::Tensor chunk = positions.narrow(0, 0, count) + static_cast<int64_t>(static_cast<uint64_t>(at) * kMixPosition);
-    chunk.bitwise_xor_(words.narrow(0, at, count)).mul_(static_cast<int64_t>(kMixFirst));
-    chunk.bitwise_xor_(at::bitwise_right_shift(chunk, 32).bitwise_and_(int64_t{0xffffffff})).mul_(static_cast<int64_t>(kMixSecond));
+    chunk.bitwise_xor_(words.narrow(0, at, count));
+    fold_down_(chunk, 30);
+    chunk.mul_(static_cast<int64_t>(kMixFirst));
+    fold_down_(chunk, 27);
+    chunk.mul_(static_cast<int64_t>(kMixSecond));
+    fold_down_(chunk, 31);
     sum += chunk.sum();
   }
   return static_cast<uint64_t>(sum.item<int64_t>());
 }
 
-uint64_t tensor_sum(const at::Tensor& tensor) {
+}  // namespace
+
+uint64_t byte_sum(const at::Tensor& tensor, bool by_operators) {
   at::Tensor bytes = tensor.detach().contiguous().reshape({-1}).view(at::kByte);
   if (bytes.storage_offset() % 8 != 0) bytes = bytes.clone();
   const int64_t whole = bytes.numel() / 8 * 8;
@@ -56,9 +67,11 @@ uint64_t tensor_sum(const at::Tensor& tensor) {
     std::memcpy(&tail, rest.const_data_ptr<uint8_t>(), static_cast<size_t>(rest.numel()));
   }
   const at::Tensor words = bytes.narrow(0, 0, whole);
-  const uint64_t sum = whole == 0 ? 0 : words.is_cpu() ? host_sum(words) : device_sum(words);
+  const uint64_t sum = whole == 0 ? 0 : words.is_cpu() && !by_operators ? host_sum(words) : device_sum(words);
   return sum + mixed(tail ^ (static_cast<uint64_t>(whole / 8) * kMixPosition));
 }
+
+namespace {
 
 /// Order counts from tensor to tensor.
 void fold(uint64_t& value, uint64_t next) { value = mixed(value + kMixPosition) ^ mixed(next); }
@@ -66,7 +79,7 @@ void fold(uint64_t& value, uint64_t next) { value = mixed(value + kMixPosition) 
 void fold(uint64_t& value, const at::Tensor& tensor) {
   if (!tensor.defined()) return fold(value, uint64_t{0});
   for (const int64_t extent : tensor.sizes()) fold(value, static_cast<uint64_t>(extent));
-  fold(value, tensor_sum(tensor));
+  fold(value, byte_sum(tensor));
 }
 
 void fold_layout(uint64_t& value, const QuantizedTensor& weight) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Numbers that tell frozen bases apart, so that a run is never resumed on another one. Not cryptographic: they find mistakes, not attacks.
 ///
-/// Every byte counts. A tensor's 64-bit words w[i] give the sum over i of mix(w[i] ^ i·K), modulo 2^64: mix is a bijection, so a change of
-/// one word always changes the sum, and the order in which a device adds up does not matter. On a GPU the sum is taken there.
+/// Every byte counts. A tensor's 64-bit words w[i] give the sum over i of mix(w[i] ^ i·K), modulo 2^64. mix is a bijection, so a change of
+/// one word always changes the sum; changes of several go unnoticed once in 2^64. The order in which a device adds up does not matter.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,9 @@
 #include "qlorapp/quant/quantized_tensor.hpp"
 
 namespace qlorapp {
+
+/// The sum over the bytes of one tensor. @param by_operators  as on a GPU, also on a CPU.
+[[nodiscard]] uint64_t byte_sum(const at::Tensor& tensor, bool by_operators = false);
 
 struct BaseFingerprint {
   uint64_t whole = 0;  ///< Of all frozen tensors and their shapes.

@@ -240,7 +240,7 @@ void Trainer::save_state(const std::string& folder) {
   read_losses();
   const DataCursor here = state_.cursor;
   if (at_epoch_end_) state_.cursor = {here.epoch + 1, 0};  // what a resumed run has to do next
-  state_.owes_epoch_end = !in_epoch_end_ && state_.global_step >= max_steps_;
+  state_.owes_epoch_end = !in_epoch_end_ && is_complete();
   state_.save(folder);
   state_.cursor = here;
   write_arguments(folder, args_);

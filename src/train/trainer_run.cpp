@@ -137,7 +137,7 @@ void Trainer::report(const std::string& outcome, const std::string& error) const
                     .longest_row = longest_row(),
                     .evaluates = !eval_data_.empty()},
                    *model_, state_, args_);
-} catch (const Error& failed) {
+} catch (const std::exception& failed) {
   if (error.empty()) log_warning(message("[trainer] run_report.json was not written: {}", first_line(failed)));
 }
 
@@ -199,6 +199,11 @@ TrainOutput Trainer::run(const std::optional<std::string>& resume_from) {
   return output;
 }
 
+bool Trainer::is_complete() const {
+  const bool has_read_all = state_.cursor.epoch + 1 >= epochs_ && state_.cursor.batch >= batches_per_epoch_;
+  return state_.global_step >= max_steps_ || (state_.rollbacks > 0 && has_read_all);
+}
+
 /// From where the state is to the end of the run.
 void Trainer::run_epochs() {
   if (state_.owes_log || state_.owes_evaluation || state_.owes_save) {
@@ -208,8 +213,8 @@ void Trainer::run_epochs() {
     control_.should_save = state_.owes_save;
     log_evaluate_save();
   }
-  if (state_.owes_epoch_end && state_.global_step >= max_steps_) end_epoch();  // its last step was saved, and then it was killed
-  while (state_.global_step < max_steps_ && state_.cursor.epoch < epochs_ && !control_.should_training_stop) run_epoch();
+  if (state_.owes_epoch_end && is_complete()) end_epoch();  // its last step was saved, and then it was killed
+  while (!is_complete() && state_.cursor.epoch < epochs_ && !control_.should_training_stop) run_epoch();
   read_losses();
 }
 
@@ -269,7 +274,10 @@ void Trainer::run_step(const Window& window) {
   try {
     report = runner_->run(window, {tell, [this] { poll(); }});
   } catch (const LossScaleExhausted& error) {
-    throw LossScaleExhausted(message("{} {}", error.what(), runner_->diagnosis(window)));
+    const std::string why = message("{} {}", error.what(), runner_->diagnosis(window));
+    state_.cursor.batch += window.batches;  // where a rolled back run goes on
+    state_.micro_step += static_cast<uint32_t>(window.batches);
+    throw LossScaleExhausted(why);
   }
   state_.cursor.batch += window.batches;
   count_step(report);
@@ -330,7 +338,7 @@ void Trainer::flow_at_step_end() {
     control_.should_log = true;
   if (may_evaluate && is_due("steps", args_.eval_interval(), step, max_steps_)) control_.should_evaluate = true;
   if (is_due(args_.save_strategy, args_.save_steps, step, max_steps_)) control_.should_save = true;
-  if (step < max_steps_) return;
+  if (!is_complete()) return;
   // The last step is evaluated and saved too, or the end of a run could not be resumed from.
   control_.should_training_stop = true;
   if (may_evaluate) control_.should_evaluate = true;

@@ -42,8 +42,10 @@ class Scenario:
     #: The one after it, if a checkpoint of the run is there, and if none is.
     resumed: str
     anew: str
-    #: A folder under `made` that `out` is a copy of in the beginning.
+    #: A folder under `made` that `out` is a copy of in the beginning. Its checkpoints must never be missing.
     begins_as: str | None = None
+    #: More of the shim's settings, for the disturbed command.
+    more: tuple[tuple[str, str], ...] = ()
 
 
 SCENARIOS = {
@@ -57,6 +59,15 @@ SCENARIOS = {
             TRAIN + " --resume_from_checkpoint true",
             TRAIN + " --resume_from_checkpoint true",
             begins_as="trained",
+        ),
+        # The same where the file system cannot exchange two folders.
+        Scenario(
+            "retrain without exchange",
+            TRAIN + " --resume_from_checkpoint {out}/checkpoint-2",
+            TRAIN + " --resume_from_checkpoint true",
+            TRAIN + " --resume_from_checkpoint true",
+            begins_as="trained",
+            more=(("NOEXCHANGE", "1"),),
         ),
         Scenario(*["quantize", *["quantize --model {made}/model --output {out}"] * 3]),
         Scenario(*["merge", *["merge --model {made}/model --adapter {made}/trained --output {out}"] * 3]),
@@ -101,7 +112,7 @@ class Tried:
         self.scenario, self.made, self.work = scenario, made, work
         out = self._begin("whole")
         count = work / f"{scenario.name}.count"
-        done = run(scenario.command, made, out, COUNT=str(count))
+        done = run(scenario.command, made, out, COUNT=str(count), **dict(scenario.more))
         assert done.returncode == 0, done.stderr
         self.calls = int(count.read_text())
         self.wanted = contents(out)
@@ -119,7 +130,7 @@ class Tried:
     def check(self, call: int, action: str) -> None:
         """@raises Wrong."""
         out = self._begin(f"{call}-{action}")
-        first = run(self.scenario.command, self.made, out, AT=str(call), DO=action)
+        first = run(self.scenario.command, self.made, out, AT=str(call), DO=action, **dict(self.scenario.more))
         at = f"{self.scenario.name}, call {call} of {self.calls}, {action}"
         if action in HARMLESS and first.returncode != 0:
             raise Wrong(f"{at}: exit code {first.returncode}: {first.stderr}")
@@ -133,6 +144,8 @@ class Tried:
         for saved in re.findall(r"^saved .*/(.*)$", first.stdout, re.MULTILINE):
             if not re.search(rf"^  {saved} +whole$", found, re.MULTILINE):
                 raise Wrong(f"{at}: {saved} was saved and is not whole:\n{found}")
+        if self.scenario.begins_as:
+            self._check_old_ones(out, found, at)
         has_checkpoint = bool(found) and "no checkpoint to resume" not in found
         line = self.scenario.resumed if has_checkpoint else self.scenario.anew
         if contents(out) == self.wanted and self.scenario.name in ("quantize", "merge"):
@@ -146,6 +159,14 @@ class Tried:
             names = sorted(name for name in end.keys() | self.wanted.keys() if end.get(name) != self.wanted.get(name))
             raise Wrong(f"{at}: the next run ends with other {names}")
         shutil.rmtree(out)
+
+
+    def _check_old_ones(self, out: pathlib.Path, found: str, at: str) -> None:
+        """@raises Wrong unless each checkpoint of the beginning is there, old or new, or waits to be put back."""
+        for before in sorted((self.made / self.scenario.begins_as).glob("checkpoint-*")):
+            waits = self.scenario.more and (out / f".replaced-{before.name}" / "MANIFEST.json").is_file()
+            if not waits and not re.search(rf"^  {before.name} +whole$", found, re.MULTILINE):
+                raise Wrong(f"{at}: {before.name} was there and is not whole:\n{found}")
 
 
 def make_inputs(made: pathlib.Path) -> None:

@@ -5,16 +5,18 @@
 //   FAULT_COUNT=FILE     writes the number of calls at exit
 //   FAULT_AT=K           the K-th call does FAULT_DO: kill, short (a write moves one byte), or an errno's name: EIO, ENOSPC, …
 //                        ENOSPC and EROFS stay; the others come once
+//   FAULT_NOEXCHANGE=1   the file system cannot exchange two folders
 //   FAULT_RECORD=FOLDER  calls.tsv and data: what a simulation of power loss replays
 // fault_arm() does the same for a process that was forked: it starts the count anew.
 #include <cerrno>
 #include <csignal>
 #include <cstdarg>
 #include <cstdint>
-#include <cstdio>
+#include <cstdio>  // RENAME_EXCHANGE
 #include <cstdlib>
 #include <cstring>
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/syscall.h>
@@ -33,6 +35,7 @@ char root[4096];
 char count_file[4096];
 long fault_at = 0, calls = 0;
 char action[16];
+bool no_exchange = false;
 int record_log = -1, record_data = -1;
 long record_bytes = 0;
 
@@ -49,6 +52,7 @@ __attribute__((constructor)) void start() {
   copy(count_file, sizeof count_file, std::getenv("FAULT_COUNT"));
   copy(action, sizeof action, std::getenv("FAULT_DO"));
   if (const char* at = std::getenv("FAULT_AT")) fault_at = std::atol(at);
+  no_exchange = std::getenv("FAULT_NOEXCHANGE") != nullptr;
   if (const char* folder = std::getenv("FAULT_RECORD")) {
     char path[4200];
     std::snprintf(path, sizeof path, "%s/calls.tsv", folder);
@@ -95,10 +99,11 @@ Fault count(const char* name) {
   const bool stays = std::strcmp(action, "ENOSPC") == 0 || std::strcmp(action, "EROFS") == 0;
   if (calls != fault_at && !(stays && calls > fault_at)) return Fault::kNone;
   if (std::strcmp(action, "kill") == 0) raw(SYS_kill, raw(SYS_getpid, 0), SIGKILL);
-  if (std::strcmp(action, "short") == 0) return std::strcmp(name, "write") == 0 ? Fault::kShort : Fault::kNone;
+  const bool moves_bytes = std::strcmp(name, "write") == 0 || std::strcmp(name, "read") == 0;
+  if (std::strcmp(action, "short") == 0) return moves_bytes ? Fault::kShort : Fault::kNone;
   // What a full or read-only disk still lets happen.
   const bool frees = std::strcmp(name, "unlink") == 0 || std::strcmp(name, "rmdir") == 0 || std::strcmp(name, "close") == 0;
-  const bool reads = std::strcmp(name, "open for reading") == 0 || std::strcmp(name, "flock") == 0;
+  const bool reads = std::strcmp(name, "open for reading") == 0 || std::strcmp(name, "flock") == 0 || std::strcmp(name, "read") == 0;
   if (stays && (reads || (frees && std::strcmp(action, "ENOSPC") == 0) || std::strcmp(name, "close") == 0)) return Fault::kNone;
   for (const Errno& each : kErrnos) {
     if (std::strcmp(action, each.name) == 0) {
@@ -154,6 +159,10 @@ int on_file(const char* name, int file, const Call& call) {
 }
 
 int rename_counted(const char* from, const char* to, unsigned flags) {
+  if ((flags & RENAME_EXCHANGE) != 0 && no_exchange) {
+    errno = EINVAL;
+    return -1;
+  }
   char first[4096], second[4096];
   absolute(from, first, sizeof first);
   absolute(to, second, sizeof second);
@@ -239,6 +248,42 @@ int remove(const char* path) noexcept {
     const long result = raw(SYS_unlink, reinterpret_cast<long>(path));
     return result != 0 && errno == EISDIR ? raw(SYS_rmdir, reinterpret_cast<long>(path)) : result;
   });
+}
+DIR* opendir(const char* path) {
+  using Call = DIR* (*)(const char*);
+  static const auto next = reinterpret_cast<Call>(::dlsym(RTLD_NEXT, "opendir"));
+  char full[4096];
+  absolute(path, full, sizeof full);
+  if (below(full) && count("read") == Fault::kFail) return nullptr;
+  return next(path);
+}
+dirent* readdir(DIR* stream) {
+  using Call = dirent* (*)(DIR*);
+  static const auto next = reinterpret_cast<Call>(::dlsym(RTLD_NEXT, "readdir"));
+  char path[4096];
+  if (root[0] != '\0' && path_of(::dirfd(stream), path, sizeof path) && below(path) && count("read") == Fault::kFail) return nullptr;
+  return next(stream);
+}
+ssize_t pread_counted(int file, void* to, size_t size, off_t offset) {
+  char path[4096];
+  if (root[0] != '\0' && path_of(file, path, sizeof path) && below(path)) {
+    const Fault fault = count("read");
+    if (fault == Fault::kFail) return -1;
+    if (fault == Fault::kShort && size > 1) size = 1;
+  }
+  return raw(SYS_pread64, file, reinterpret_cast<long>(to), static_cast<long>(size), offset);
+}
+ssize_t pread(int file, void* to, size_t size, off_t offset) { return pread_counted(file, to, size, offset); }
+ssize_t pread64(int file, void* to, size_t size, off_t offset) { return pread_counted(file, to, size, offset); }
+ssize_t pwrite(int file, const void* from, size_t size, off_t offset) {
+  const auto call = [&] { return raw(SYS_pwrite64, file, reinterpret_cast<long>(from), static_cast<long>(size), offset); };
+  char path[4096];
+  if (root[0] != '\0' && path_of(file, path, sizeof path) && below(path)) {
+    const Fault fault = count("write");
+    if (fault == Fault::kFail) return -1;
+    if (fault == Fault::kShort && size > 1) size = 1;
+  }
+  return call();
 }
 int rename(const char* from, const char* to) noexcept { return rename_counted(from, to, 0); }
 int renameat2(int, const char* from, int, const char* to, unsigned flags) noexcept { return rename_counted(from, to, flags); }

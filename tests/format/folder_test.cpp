@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "format/folder.hpp"
 
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -52,24 +56,87 @@ TEST_CASE("a folder cannot be made below a file, and the error names it") {
   REQUIRE_FALSE(format::exists(path_in(folder.path(), "new")));
 }
 
+namespace {
+
+void write_into(const format::FreshFolder& folder, const std::string& name) {
+  std::FILE* file = std::fopen(path_in(folder.path(), name).c_str(), "w");
+  REQUIRE(file != nullptr);
+  REQUIRE(std::fputs("content", file) >= 0);
+  REQUIRE(std::fclose(file) == 0);
+}
+
+}  // namespace
+
+TEST_CASE("what a killed program left in a fresh folder goes, and files that came after it stay") {
+  const TemporaryFolder folder;
+  const std::string made = path_in(folder.path(), "made");
+  const auto killed = [&](bool committed) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      format::FreshFolder fresh(made);
+      std::FILE* file = std::fopen(path_in(fresh.path(), "config.json").c_str(), "w");
+      (void)std::fputs("half", file);
+      (void)std::fclose(file);
+      if (committed) {  // as a kill before the mark is removed leaves it
+        const std::string mark = path_in(made, ".qlorapp-unfinished"), aside = mark + "-aside";
+        if (::link(mark.c_str(), aside.c_str()) != 0) ::_exit(1);
+        fresh.keep();
+        if (::rename(aside.c_str(), mark.c_str()) != 0) ::_exit(1);
+      }
+      ::kill(::getpid(), SIGKILL);
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    REQUIRE(WIFSIGNALED(status));
+  };
+  for (const bool committed : {false, true}) {
+    killed(committed);
+    REQUIRE(format::exists(path_in(made, "config.json")) == committed);
+    format::FreshFolder fresh(made);
+    REQUIRE_FALSE(format::exists(path_in(made, "config.json")));
+  }
+  killed(false);
+  (void)folder.write("made/thesis.txt", "mine");
+  REQUIRE_THROWS_AS(format::FreshFolder(made), qlorapp::ValueError);
+  REQUIRE(folder.read("made/thesis.txt") == "mine");
+}
+
+TEST_CASE("a folder that cannot be read is no empty folder") {
+  const TemporaryFolder folder;
+  (void)folder.write("a", "");
+  REQUIRE(format::names_in(path_in(folder.path(), "missing")).empty());
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const rlimit few{0, before.rlim_max};
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &few) == 0);
+  bool refused = false;
+  try {
+    (void)format::names_in(folder.path());
+  } catch (const qlorapp::IoError&) { refused = true; }
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+  REQUIRE(refused);
+}
+
 TEST_CASE("a fresh folder that is not kept leaves nothing, and what was there before stays") {
   const TemporaryFolder folder;
   const std::string made = path_in(folder.path(), "made"), empty = path_in(folder.path(), "empty");
   REQUIRE(::mkdir(empty.c_str(), 0777) == 0);
   {
     const format::FreshFolder first(made), second(empty);
-    (void)folder.write("made/deep/file", "half");
-    (void)folder.write("empty/file", "half");
+    write_into(first, "file");
+    write_into(second, "file");
+    REQUIRE_THROWS_AS(format::FreshFolder(made), qlorapp::IoError);  // another program would be refused
   }
   REQUIRE_FALSE(format::exists(made));
   REQUIRE(format::names_in(empty).empty());
   REQUIRE(format::is_folder(empty));
   {
     format::FreshFolder kept(made);
-    (void)folder.write("made/file", "whole");
+    write_into(kept, "file");
+    REQUIRE_FALSE(format::exists(path_in(made, "file")));
     kept.keep();
   }
-  REQUIRE(format::is_regular_file(path_in(made, "file")));
+  REQUIRE(format::names_in(made) == std::vector<std::string>{"file"});
   REQUIRE_THROWS_AS(format::FreshFolder(made), qlorapp::ValueError);
   REQUIRE(format::is_regular_file(path_in(made, "file")));
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -171,4 +172,67 @@ TEST_CASE("files are replaced together: after a failure of any call, all are the
     }
   }
   REQUIRE(points > 8);
+}
+
+TEST_CASE("an unfinished save of a stranger moves nothing into or out of the folder", "[format][cpu]") {
+  const TemporaryFolder folder, outside;
+  (void)outside.write("key", "secret");
+  (void)folder.write("config", "old");
+  const std::string pending = folder / ".qlorapp-pending";
+  const auto refuses = [&] {
+    REQUIRE_THROWS_AS(finish_update(folder.path(), kGuard), FormatError);
+    REQUIRE(outside.read("key") == "secret");
+    REQUIRE(outside.entries() == 1);
+    REQUIRE(folder.read("config") == "old");
+    remove_folder(pending);
+  };
+  SECTION("it has no list of its files") {
+    (void)folder.write(".qlorapp-pending/config", "new");
+    refuses();
+  }
+  SECTION("a folder of it is a link") {
+    (void)folder.write(".qlorapp-pending/.qlorapp-files", "sub/key\n");
+    REQUIRE(::symlink(outside.path().c_str(), (pending + "/sub").c_str()) == 0);
+    refuses();
+  }
+  SECTION("a folder that it writes into is a link") {
+    (void)folder.write(".qlorapp-pending/.qlorapp-files", "sub/key\n");
+    (void)folder.write(".qlorapp-pending/sub/key", "theirs");
+    REQUIRE(::symlink(outside.path().c_str(), (folder / "sub").c_str()) == 0);
+    refuses();
+  }
+  SECTION("a name leads out") {
+    (void)folder.write(".qlorapp-pending/.qlorapp-files", "../key\n");
+    refuses();
+  }
+  SECTION("a file of it is a link") {
+    (void)folder.write(".qlorapp-pending/.qlorapp-files", "config\n");
+    REQUIRE(::symlink((outside / "key").c_str(), (pending + "/config").c_str()) == 0);
+    refuses();
+  }
+}
+
+TEST_CASE("an interrupted save gives way to a later one of another program", "[format][cpu]") {
+  const TemporaryFolder folder;
+  (void)folder.write(".qlorapp-pending/.qlorapp-files", "config\nweights\n");
+  (void)folder.write(".qlorapp-pending/weights", "interrupted");
+  (void)folder.write("config", "interrupted");  // this one had taken its place
+  const auto set_time = [](const std::string& path, time_t seconds) {
+    const timespec times[2] = {{seconds, 0}, {seconds, 0}};
+    REQUIRE(::utimensat(AT_FDCWD, path.c_str(), times, 0) == 0);
+  };
+  set_time(folder / ".qlorapp-pending/.qlorapp-files", 1000);
+  set_time(folder / "config", 999);
+  SECTION("none came") {
+    finish_update(folder.path(), kGuard);
+    REQUIRE(folder.read("weights") == "interrupted");
+  }
+  SECTION("one came") {
+    (void)folder.write("weights", "later");
+    (void)folder.write("config", "later");
+    set_time(folder / "weights", 1001);
+    finish_update(folder.path(), kGuard);
+    REQUIRE(folder.read("weights") == "later");
+  }
+  REQUIRE_FALSE(exists(folder / ".qlorapp-pending"));
 }

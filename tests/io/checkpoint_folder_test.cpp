@@ -126,3 +126,21 @@ TEST_CASE("a run that goes back to an older checkpoint gets an id of its own, an
   REQUIRE(format::file_name(newest_checkpoint(folder.path()).path.value_or("")) == "checkpoint-2");
   REQUIRE(folder.read("checkpoint-2/run_state.json") == "second");
 }
+
+TEST_CASE("a run whose beginning is damaged is resumed from an older checkpoint of the run before it", "[io][cpu]") {
+  const TemporaryFolder folder;
+  {
+    RunFolder run(folder.path());
+    run.begin();
+    for (const int64_t step : {1, 2, 3}) (void)save(run, step, "first");
+  }
+  {
+    RunFolder run(folder.path());
+    run.go_on_from(folder / "checkpoint-2", /*changed=*/true);
+  }
+  write(folder / "checkpoint-2/run_state.json", "FIRST");
+  const NewestCheckpoint newest = newest_checkpoint(folder.path());
+  REQUIRE(format::file_name(newest.path.value_or("")) == "checkpoint-1");
+  REQUIRE(newest.skipped == std::vector<std::string>{"checkpoint-3 (of an earlier run)",
+                                                     "checkpoint-2 (run_state.json: its bytes from 0 on were changed)"});
+}

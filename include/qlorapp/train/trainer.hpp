@@ -111,6 +111,8 @@ class Trainer {
   TrainOutput run(const std::optional<std::string>& resume_from);
   void report(const std::string& outcome, const std::string& error) const;
   void run_epochs();
+  /// The last step is behind us. A run that was rolled back has left rows out, and ends with its rows.
+  [[nodiscard]] bool is_complete() const;
   bool roll_back(const Error& reason);
   [[nodiscard]] LogRecord metrics_of_eval_data();
   void log(LogRecord record, bool training);
