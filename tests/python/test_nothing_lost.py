@@ -11,8 +11,11 @@ import time
 
 import peer
 import pytest
+import qlorapp
 import torch
+import transformers
 from conftest import BUILD
+from qlorapp import _C
 from safetensors.torch import load_file, save_file
 
 STEPS = 6
@@ -441,40 +444,59 @@ def test_inspect_says_what_a_folder_is_and_what_is_damaged(root, whole, tmp_path
 # --- Python's trainer
 
 PYTHON = """
-import json, sys, qlorapp, transformers
-root, out, resume = sys.argv[1:4]
+import json, os, sys, qlorapp, signal, torch, transformers
+root, out, resume, loop, options = sys.argv[1:6]
+signal.signal(signal.SIGINT, signal.default_int_handler)
 transformers.set_seed(1)
 model = qlorapp.AutoModelForCausalLM.from_pretrained(f"{root}/model")
 model = qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
-rows = [json.loads(line) for line in open(f"{root}/rows.jsonl")]
+options = json.loads(options)
+rows = [json.loads(line) for line in open(f"{root}/rows.jsonl")] * options.pop("repeat", 1)
 class Announce(transformers.TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         if state.global_step == 3:
             print("training", flush=True)
-args = qlorapp.TrainingArguments(
-    out, max_steps=150, save_steps=100, save_total_limit=1, per_device_train_batch_size=1, report_to="none", disable_tqdm=True,
-    learning_rate=1e-2, logging_strategy="no")
-trainer = qlorapp.Trainer(model, args, train_dataset=rows, callbacks=[Announce])
+    def on_prediction_step(self, args, state, control, **_):
+        print("evaluating", flush=True)
+class Trainer(qlorapp.Trainer):
+    if loop == "transformers":
+        def compute_loss(self, *args, **options):
+            return super().compute_loss(*args, **options)
+args = qlorapp.TrainingArguments(out, **{**dict(
+    max_steps=150, save_steps=100, save_total_limit=1, per_device_train_batch_size=1, report_to="none", disable_tqdm=True,
+    learning_rate=1e-2, logging_strategy="no"), **options})
+trainer = Trainer(model, args, train_dataset=rows, eval_dataset=rows * 100, callbacks=[Announce])
 trainer.train(resume_from_checkpoint=resume == "resume")
 trainer.save_model(out)
 """
 
 
-def python(root, out, resume="anew", stop=None):
+def start_python(root, out, resume="anew", loop="C++", **options):
     environment = {**os.environ, "PYTHONPATH": str(BUILD / "python"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", PYTHON, str(root), str(out), resume]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", PYTHON, str(root), str(out), resume, loop, json.dumps(options)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def python(root, out, resume="anew", stop=None, loop="C++", awaited="training", **options):
+    with start_python(root, out, resume, loop, **options) as process:
         if stop is not None:
-            assert process.stdout.readline() == "training\n", process.stderr.read()
+            while (line := process.stdout.readline()) != f"{awaited}\n":
+                assert line, process.stderr.read()
             process.send_signal(stop)
         _, errors = process.communicate(timeout=120)
     return process.returncode, errors
+
+
+def outcome(out):
+    found = json.loads((out / "run_report.json").read_text())
+    return found["outcome"], found["error"]
 
 
 def test_sigterm_in_python_leaves_a_checkpoint_from_which_the_run_ends_in_the_same_bytes(root, tmp_path):
     out = tmp_path / "out"
     code, errors = python(root, out, stop=signal.SIGTERM)
     assert code == 143, errors
+    assert outcome(out) == ("stopped", None)
     (checkpoint,) = out.glob("checkpoint-*")
     assert peer.run_cli("inspect", checkpoint).stdout.startswith(f"{checkpoint}: checkpoint, whole")
     assert not [name for name in os.listdir(out) if name.startswith(".")]
@@ -485,3 +507,158 @@ def test_sigterm_in_python_leaves_a_checkpoint_from_which_the_run_ends_in_the_sa
     code, errors = python(root, tmp_path / "whole")
     assert code == 0, errors
     assert weights(out) == weights(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_ends_transformers_loop_between_steps_with_a_checkpoint(root, tmp_path, how):
+    out = tmp_path / "out"
+    code, errors = python(root, out, stop=how, loop="transformers", save_only_model=True, logging_strategy="steps")
+    assert "transformers' loop runs this training" in errors
+    assert code == (-how if how == signal.SIGINT else 128 + how), errors  # Python ends itself so after KeyboardInterrupt
+    (checkpoint,) = out.glob("checkpoint-*")
+    step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"]
+    assert 3 <= step < 150 and f"stopped after step {step} of 150" in errors
+    assert peer.run_cli("inspect", checkpoint).stdout.startswith(f"{checkpoint}: checkpoint, whole")
+    assert outcome(out) == ("stopped", None)
+    if how != signal.SIGTERM:
+        return
+    code, errors = python(root, out, resume="resume", loop="transformers")
+    assert code == 0, errors
+    assert outcome(out) == ("finished", None)
+    code, errors = python(root, tmp_path / "whole", loop="transformers")
+    assert code == 0, errors
+    assert weights(out) == weights(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("loop", ["C++", "transformers"])
+def test_a_signal_in_an_evaluation_leaves_a_resumable_checkpoint_at_once(root, tmp_path, loop):
+    out, options = tmp_path / "out", {"eval_strategy": "steps", "eval_steps": 5, "per_device_eval_batch_size": 1}
+    code, errors = python(root, out, stop=signal.SIGHUP, loop=loop, awaited="evaluating", save_only_model=True, **options)
+    assert code == 129, errors
+    assert [path.name for path in out.glob("checkpoint-*")] == ["checkpoint-5"]
+    assert outcome(out) == ("stopped", None)
+    code, errors = python(root, out, resume="resume", loop=loop, max_steps=7, **options)
+    assert code == 0, errors
+
+
+def test_a_second_signal_ends_python_at_once(root, tmp_path):
+    with start_python(root, tmp_path, "anew", "transformers", gradient_accumulation_steps=100000, repeat=3000) as process:
+        while not (tmp_path / "run.json").exists():
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.05)
+        time.sleep(1.5)  # in the first step, which would last for minutes
+        process.terminate()
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(timeout=10) == -signal.SIGTERM
+
+
+def best_run(root, out, kind=qlorapp.Trainer, resume=None, callbacks=(), **options):
+    transformers.set_seed(1)
+    model = qlorapp.AutoModelForCausalLM.from_pretrained(root / "model")
+    model = qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    rows = [json.loads(line) for line in (root / "rows.jsonl").read_text().splitlines()]
+    given = {
+        "max_steps": 4, "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "use_cpu": True,
+        "per_device_train_batch_size": 1, "per_device_eval_batch_size": 1, "report_to": "none", "disable_tqdm": True, "learning_rate": 1e-2,
+        "logging_strategy": "no", **options,
+    }  # fmt: skip
+    trainer = kind(
+        model,
+        qlorapp.TrainingArguments(str(out), **given),
+        train_dataset=rows,
+        eval_dataset=rows[:4],
+        callbacks=list(callbacks),
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+class InTransformersLoop(qlorapp.Trainer):
+    def compute_loss(self, *args, **options):
+        return super().compute_loss(*args, **options)
+
+
+KINDS = [qlorapp.Trainer, InTransformersLoop]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_python_loads_the_best_checkpoint_of_the_resumed_one_s_folder_alone(root, tmp_path, kind):
+    """The state names another folder, whose adapter is valid; its manifest is that of a whole checkpoint."""
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    best_run(root, out, kind, metric_for_best_model="loss", greater_is_better=True)  # the best one is the first
+    shutil.copytree(out, elsewhere)
+    file = elsewhere / "checkpoint-2" / "adapter_model.safetensors"
+    save_file({name: torch.full_like(value, 7.0) for name, value in load_file(file).items()}, file, {"format": "pt"})
+    state = json.loads((out / "checkpoint-4" / "trainer_state.json").read_text())
+    for name in (str(elsewhere / "checkpoint-2"), str(elsewhere)):
+        state["best_model_checkpoint"] = name
+        (out / "checkpoint-4" / "trainer_state.json").write_text(json.dumps(state))
+        remake_manifest(out / "checkpoint-4")
+        trainer = best_run(root, out, kind, str(out / "checkpoint-4"), metric_for_best_model="loss", greater_is_better=True)
+        assert trainer.state.global_step == 4
+        assert trainer.state.best_model_checkpoint in (str(out / "checkpoint-2"), None)
+        assert all((value != 7.0).any() for name, value in trainer.model.named_parameters() if "lora_" in name)
+
+
+def remake_manifest(checkpoint):
+    """The manifest that a hostile writer makes."""
+    path = checkpoint / "MANIFEST.json"
+    manifest = json.loads(path.read_text())
+    folder = _C.RunFolder(str(checkpoint.parent))
+    folder.go_on_from(str(checkpoint.parent / "checkpoint-2"))
+    writer = _C.CheckpointWriter(folder, manifest["step"])
+    for file in checkpoint.iterdir():
+        if file.name != "MANIFEST.json":
+            shutil.copy(file, writer.folder)
+    writer.commit()
+    folder.close()
+    made = json.loads(path.read_text())
+    assert made["files"].keys() == manifest["files"].keys()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("harm", ["flip", "remove the manifest"])
+def test_python_refuses_to_load_a_damaged_best_checkpoint(root, tmp_path, kind, harm):
+    class Damages(transformers.TrainerCallback):
+        def on_save(self, args, state, control, **_):
+            if state.global_step == 4 and harm == "flip":
+                damage(tmp_path / "checkpoint-2", "adapter_model.safetensors", "flip")
+            elif state.global_step == 4:
+                (tmp_path / "checkpoint-2" / "MANIFEST.json").unlink()
+
+    options = {"metric_for_best_model": "loss", "greater_is_better": True}
+    with pytest.raises(qlorapp.FormatError, match=r"checkpoint-2.*checkpoint-4 or an earlier") as raised:
+        best_run(root, tmp_path, kind, callbacks=[Damages()], **options)
+    assert ("adapter_model.safetensors" if harm == "flip" else "MANIFEST.json") in str(raised.value)
+    assert outcome(tmp_path)[0] == "failed" and "load_best_model_at_end" in outcome(tmp_path)[1]
+
+
+@pytest.mark.parametrize(
+    "change, shown",
+    [
+        ({"learning_rate": 2e-2}, "learning_rate 0.01 → 0.02"),
+        ({"seed": 7}, "seed 42 → 7, data_seed 42 → 7"),
+        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps 1 → 2"),
+        ({"optim": "adamw_torch"}, 'optim "adamw_torch_fused" → "adamw_torch"'),
+        ("rows", "the training data (other rows, or another order of them)"),
+    ],
+)
+def test_changed_inputs_of_transformers_loop_are_refused_by_name(root, tmp_path, change, shown):
+    best_run(root, tmp_path, InTransformersLoop, max_steps=2)
+    options = {"max_steps": 4, **(change if change != "rows" else {})}
+    if change == "rows":
+        other = tmp_path / "other"
+        shutil.copytree(root, other, ignore=shutil.ignore_patterns("whole"))
+        lines = (root / "rows.jsonl").read_text().splitlines(keepends=True)
+        (other / "rows.jsonl").write_text("".join(lines[::-1]))
+        root = other
+    with pytest.raises(qlorapp.FormatError) as raised:
+        best_run(root, tmp_path, InTransformersLoop, True, **options)
+    assert shown in str(raised.value) and "resume_with_changes=True" in str(raised.value)
+    first = json.loads((tmp_path / "checkpoint-2" / "MANIFEST.json").read_text())["run_id"]
+    best_run(root, tmp_path, InTransformersLoop, True, resume_with_changes=True, **options)
+    found = json.loads((tmp_path / "run_report.json").read_text())
+    assert found["resumed_with_changes"] and found["run_id"] != first
+    assert (found["first_step"], found["global_step"], found["max_steps"], found["outcome"]) == (2, 4, 4, "finished")
