@@ -444,44 +444,31 @@ def test_inspect_says_what_a_folder_is_and_what_is_damaged(root, whole, tmp_path
 # --- Python's trainer
 
 PYTHON = """
-import json, os, sys, qlorapp, signal, torch, transformers
-root, out, resume, loop, options = sys.argv[1:6]
-signal.signal(signal.SIGINT, signal.default_int_handler)
+import json, sys, qlorapp, transformers
+root, out, resume = sys.argv[1:4]
 transformers.set_seed(1)
 model = qlorapp.AutoModelForCausalLM.from_pretrained(f"{root}/model")
 model = qlorapp.get_peft_model(model, qlorapp.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
-options = json.loads(options)
-rows = [json.loads(line) for line in open(f"{root}/rows.jsonl")] * options.pop("repeat", 1)
+rows = [json.loads(line) for line in open(f"{root}/rows.jsonl")]
 class Announce(transformers.TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         if state.global_step == 3:
             print("training", flush=True)
-    def on_prediction_step(self, args, state, control, **_):
-        print("evaluating", flush=True)
-class Trainer(qlorapp.Trainer):
-    if loop == "transformers":
-        def compute_loss(self, *args, **options):
-            return super().compute_loss(*args, **options)
-args = qlorapp.TrainingArguments(out, **{**dict(
-    max_steps=150, save_steps=100, save_total_limit=1, per_device_train_batch_size=1, report_to="none", disable_tqdm=True,
-    learning_rate=1e-2, logging_strategy="no"), **options})
-trainer = Trainer(model, args, train_dataset=rows, eval_dataset=rows * 100, callbacks=[Announce])
+args = qlorapp.TrainingArguments(
+    out, max_steps=150, save_steps=100, save_total_limit=1, per_device_train_batch_size=1, report_to="none", disable_tqdm=True,
+    learning_rate=1e-2, logging_strategy="no")
+trainer = qlorapp.Trainer(model, args, train_dataset=rows, callbacks=[Announce])
 trainer.train(resume_from_checkpoint=resume == "resume")
 trainer.save_model(out)
 """
 
 
-def start_python(root, out, resume="anew", loop="C++", **options):
+def python(root, out, resume="anew", stop=None):
     environment = {**os.environ, "PYTHONPATH": str(BUILD / "python"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", PYTHON, str(root), str(out), resume, loop, json.dumps(options)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def python(root, out, resume="anew", stop=None, loop="C++", awaited="training", **options):
-    with start_python(root, out, resume, loop, **options) as process:
+    command = [sys.executable, "-c", PYTHON, str(root), str(out), resume]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         if stop is not None:
-            while (line := process.stdout.readline()) != f"{awaited}\n":
-                assert line, process.stderr.read()
+            assert process.stdout.readline() == "training\n", process.stderr.read()
             process.send_signal(stop)
         _, errors = process.communicate(timeout=120)
     return process.returncode, errors
@@ -507,51 +494,6 @@ def test_sigterm_in_python_leaves_a_checkpoint_from_which_the_run_ends_in_the_sa
     code, errors = python(root, tmp_path / "whole")
     assert code == 0, errors
     assert weights(out) == weights(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_ends_transformers_loop_between_steps_with_a_checkpoint(root, tmp_path, how):
-    out = tmp_path / "out"
-    code, errors = python(root, out, stop=how, loop="transformers", save_only_model=True, logging_strategy="steps")
-    assert "transformers' loop runs this training" in errors
-    assert code == (-how if how == signal.SIGINT else 128 + how), errors  # Python ends itself so after KeyboardInterrupt
-    (checkpoint,) = out.glob("checkpoint-*")
-    step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"]
-    assert 3 <= step < 150 and f"stopped after step {step} of 150" in errors
-    assert peer.run_cli("inspect", checkpoint).stdout.startswith(f"{checkpoint}: checkpoint, whole")
-    assert outcome(out) == ("stopped", None)
-    if how != signal.SIGTERM:
-        return
-    code, errors = python(root, out, resume="resume", loop="transformers")
-    assert code == 0, errors
-    assert outcome(out) == ("finished", None)
-    code, errors = python(root, tmp_path / "whole", loop="transformers")
-    assert code == 0, errors
-    assert weights(out) == weights(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("loop", ["C++", "transformers"])
-def test_a_signal_in_an_evaluation_leaves_a_resumable_checkpoint_at_once(root, tmp_path, loop):
-    out, options = tmp_path / "out", {"eval_strategy": "steps", "eval_steps": 5, "per_device_eval_batch_size": 1}
-    code, errors = python(root, out, stop=signal.SIGHUP, loop=loop, awaited="evaluating", save_only_model=True, **options)
-    assert code == 129, errors
-    assert [path.name for path in out.glob("checkpoint-*")] == ["checkpoint-5"]
-    assert outcome(out) == ("stopped", None)
-    code, errors = python(root, out, resume="resume", loop=loop, max_steps=7, **options)
-    assert code == 0, errors
-
-
-def test_a_second_signal_ends_python_at_once(root, tmp_path):
-    with start_python(root, tmp_path, "anew", "transformers", gradient_accumulation_steps=100000, repeat=3000) as process:
-        while not (tmp_path / "run.json").exists():
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.05)
-        time.sleep(1.5)  # in the first step, which would last for minutes
-        process.terminate()
-        time.sleep(0.5)
-        assert process.poll() is None
-        process.terminate()
-        assert process.wait(timeout=10) == -signal.SIGTERM
 
 
 def best_run(root, out, kind=qlorapp.Trainer, resume=None, callbacks=(), **options):
@@ -581,6 +523,86 @@ class InTransformersLoop(qlorapp.Trainer):
 
 
 KINDS = [qlorapp.Trainer, InTransformersLoop]
+
+
+class Signals(transformers.TrainerCallback):
+    """Sends signals to this process in one event of a step."""
+
+    def __init__(self, event, step, *numbers):
+        self.step, self.numbers = step, numbers
+        setattr(self, event, self.send)
+
+    def send(self, args, state, control, **_):
+        numbers, self.numbers = (self.numbers, ()) if state.global_step == self.step else ((), self.numbers)
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            if number != signal.SIGINT:
+                assert signal.getsignal(number) is signal.SIG_DFL  # a second one ends the process
+
+
+PLAIN = {"max_steps": 6, "eval_strategy": "no", "load_best_model_at_end": False, "save_strategy": "no", "save_steps": 100}
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_ends_transformers_loop_behind_its_step_with_a_checkpoint(root, tmp_path, how):
+    out, options = tmp_path / "out", {**PLAIN, "gradient_accumulation_steps": 2, "save_strategy": "steps"}
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as raised:
+        sends = Signals("on_substep_end", 2, how)
+        best_run(root, out, InTransformersLoop, callbacks=[sends], save_only_model=True, logging_steps=1, **options)
+    assert raised.type is KeyboardInterrupt if how == signal.SIGINT else raised.value.code == 128 + how
+    assert signal.getsignal(how) is (signal.default_int_handler if how == signal.SIGINT else signal.SIG_DFL)
+    assert [path.name for path in out.glob("checkpoint-*")] == ["checkpoint-3"]
+    assert peer.run_cli("inspect", out / "checkpoint-3").stdout.startswith(f"{out / 'checkpoint-3'}: checkpoint, whole")
+    assert outcome(out) == ("stopped", None)
+    resumed = best_run(root, out, InTransformersLoop, True, **options)
+    assert outcome(out) == ("finished", None) and resumed.state.global_step == 6
+    whole = best_run(root, tmp_path / "whole", InTransformersLoop, **options)
+    resumed, whole = resumed.model.state_dict(), whole.model.state_dict()
+    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+
+
+def test_a_stop_is_saved_although_the_run_saves_nothing(root, tmp_path):
+    with pytest.raises(SystemExit):
+        best_run(root, tmp_path, InTransformersLoop, callbacks=[Signals("on_step_begin", 5, signal.SIGTERM)], **PLAIN)
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-6"]
+    assert best_run(root, tmp_path, InTransformersLoop, True, **PLAIN).state.global_step == 6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_signal_in_an_evaluation_leaves_a_resumable_checkpoint_at_once(root, tmp_path, kind):
+    predictions = []
+
+    class Counts(transformers.TrainerCallback):
+        def on_prediction_step(self, *_, **__):
+            predictions.append(1)
+
+    with pytest.raises(SystemExit) as raised:
+        sends = Signals("on_prediction_step", 2, signal.SIGHUP)
+        best_run(root, tmp_path, kind, callbacks=[Counts(), sends], save_only_model=True)
+    assert raised.value.code == 129 and len(predictions) == 1
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
+    assert outcome(tmp_path) == ("stopped", None)
+    best_run(root, tmp_path, kind, True)
+    assert outcome(tmp_path) == ("finished", None)
+
+
+def test_a_second_signal_acts_in_the_middle_of_the_step(root, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        sends = Signals("on_step_begin", 2, signal.SIGINT, signal.SIGINT)
+        best_run(root, tmp_path, InTransformersLoop, callbacks=[sends], **PLAIN)
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_signal_after_the_best_adapter_was_loaded_saves_no_mixture(root, tmp_path, kind):
+    """The optimizer is that of the last step, which was saved before."""
+    options = {"metric_for_best_model": "loss", "greater_is_better": True}  # the best one is the first
+    with pytest.raises(SystemExit):
+        best_run(root, tmp_path, kind, callbacks=[Signals("on_train_end", 4, signal.SIGTERM)], **options)
+    first, last = (weights(tmp_path / f"checkpoint-{step}") for step in (2, 4))
+    assert first != last
+    best_run(root, tmp_path / "whole", kind, **options)
+    assert last == weights(tmp_path / "whole" / "checkpoint-4")
 
 
 @pytest.mark.parametrize("kind", KINDS)
