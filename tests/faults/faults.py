@@ -3,11 +3,12 @@
 
     python tests/faults/faults.py [--points N] [--kills N] [--seconds T] [--seed S] [--jobs J] [SCENARIO …]
 
-Scenarios are the command's, and those of Python's Trainer and PEFT's save_pretrained (python_server.py). A point is a scenario, the number of a file call below its output folder, and what happens there (shim.cpp). After each point a run
-without faults follows in the same folder. It must succeed, end in the bytes of a run that nothing disturbed, and leave no litter; every checkpoint that
-the disturbed run said it had saved must have been there, and whole. Trainer.save_model never leaves a mixture of two adapters.
-save_pretrained is PEFT's and writes in place: the next one must make the adapter whole. Without --points all points are tried. A kill hits Python's trainer, and the runs that resume it,
-at random moments.
+Scenarios are the command's, and those of Python's Trainer and PEFT's save_pretrained (python_server.py). A point is a scenario, the number
+of a file call below its output folder, and what happens there (shim.cpp). After each point a run without faults follows in the same folder.
+It must succeed, end in the bytes of a run that nothing disturbed, and leave no litter; every checkpoint that the disturbed run said it had
+saved must have been there, and whole. Trainer.save_model never leaves a mixture of two adapters. save_pretrained is PEFT's and writes in
+place: the next one must make the adapter whole. Without --points all points are tried. A kill hits Python's trainer, and the runs that resume
+it, at random moments.
 """
 
 import argparse

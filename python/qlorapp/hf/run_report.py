@@ -51,9 +51,9 @@ def _of_process() -> dict[str, Any]:
 
         memory["process_peak_resident_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     device = "cpu"
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and (peak := torch.cuda.max_memory_allocated()) > 0:
         device = torch.cuda.get_device_name()
-        memory["device_peak_allocated_bytes"] = torch.cuda.max_memory_allocated()
+        memory["device_peak_allocated_bytes"] = peak
         memory["device_peak_reserved_bytes"] = torch.cuda.max_memory_reserved()
     versions = {"qlorapp": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
     return {"memory": memory, "device": device, "versions": versions}
