@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kills and fails the commands that write, at each of their file calls, and checks what the next run finds.
 
-    python tests/faults/faults.py [--points N] [--seconds T] [--seed S] [--jobs J] [SCENARIO …]
+    python tests/faults/faults.py [--points N] [--kills N] [--seconds T] [--seed S] [--jobs J] [SCENARIO …]
 
-A point is a scenario, the number of a file call below its output folder, and what happens there (shim.cpp). After each point a run
-without faults follows in the same folder. It must succeed, end in the bytes of a run that nothing disturbed, and leave no litter; every checkpoint that
-the disturbed run said it had saved must have been there, and whole. Without --points all points are tried.
+Scenarios are the command's, and those of Python's Trainer and PEFT's save_pretrained (python_server.py). A point is a scenario, the number
+of a file call below its output folder, and what happens there (shim.cpp). After each point a run without faults follows in the same folder.
+It must succeed, end in the bytes of a run that nothing disturbed, and leave no litter; every checkpoint that the disturbed run said it had
+saved must have been there, and whole. Trainer.save_model never leaves a mixture of two adapters. save_pretrained is PEFT's and writes in
+place: the next one must make the adapter whole. Without --points all points are tried. A kill hits Python's trainer, and the runs that resume
+it, at random moments.
 """
 
 import argparse
@@ -21,6 +24,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -75,6 +79,27 @@ SCENARIOS = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class PythonScenario:
+    name: str
+    #: For python_server.py.
+    what: str
+    begins_as: str | None = None
+
+
+PYTHON_SCENARIOS = {
+    each.name: each
+    for each in (
+        PythonScenario("trainer.train", "trainer.train"),
+        PythonScenario("trainer.retrain", "trainer.train", begins_as="python-trained"),
+        PythonScenario("trainer.save_model", "trainer.save_model"),
+        PythonScenario("trainer.save_model over another", "trainer.save_model", begins_as="python-old"),
+        PythonScenario("save_pretrained", "save_pretrained"),
+        PythonScenario("save_pretrained over another", "save_pretrained", begins_as="python-old"),
+    )
+}
+
+
 class Wrong(Exception):
     """A promise that was not kept."""
 
@@ -97,7 +122,7 @@ def run(line: str, made: pathlib.Path, out: pathlib.Path, **fault: str) -> subpr
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
     """All files, without what a clock or a generator of ids wrote."""
-    timed = ("trainer_state.json", "MANIFEST.json", "run.json", "training_args.json", "run_report.json")
+    timed = ("trainer_state.json", "MANIFEST.json", "run.json", "training_args.json", "training_args.bin", "run_report.json")
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -105,17 +130,52 @@ def contents(folder: pathlib.Path) -> dict[str, bytes]:
     }
 
 
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """What became of a disturbed run."""
+
+    code: int
+    error: str
+    #: Names of the checkpoints that it said it had saved.
+    saved: list[str]
+
+
 class Tried:
     """A scenario with its undisturbed result."""
+
+    harmless = HARMLESS
 
     def __init__(self, scenario: Scenario, made: pathlib.Path, work: pathlib.Path) -> None:
         self.scenario, self.made, self.work = scenario, made, work
         out = self._begin("whole")
-        count = work / f"{scenario.name}.count"
-        done = run(scenario.command, made, out, COUNT=str(count), **dict(scenario.more))
+        self.calls = self.count(out)
+        self.wanted = self.contents(out)
+
+    def contents(self, out: pathlib.Path) -> dict[str, bytes]:
+        """The files that a run promises."""
+        return contents(out)
+
+    def count(self, out: pathlib.Path) -> int:
+        """The file calls of an undisturbed run."""
+        count = self.work / f"{self.scenario.name}.count"
+        done = run(self.scenario.command, self.made, out, COUNT=str(count), **dict(self.scenario.more))
         assert done.returncode == 0, done.stderr
-        self.calls = int(count.read_text())
-        self.wanted = contents(out)
+        return int(count.read_text())
+
+    def disturbed(self, out: pathlib.Path, call: int, action: str) -> Ended:
+        done = run(self.scenario.command, self.made, out, AT=str(call), DO=action, **dict(self.scenario.more))
+        return Ended(done.returncode, done.stderr, re.findall(r"^saved .*/(.*)$", done.stdout, re.MULTILINE))
+
+    def again(self, out: pathlib.Path, has_checkpoint: bool) -> str:
+        """The next run. @returns why it failed."""
+        if self.contents(out) == self.wanted and self.scenario.name in ("quantize", "merge"):
+            return ""  # a folder that is finished is not written over
+        done = run(self.scenario.resumed if has_checkpoint else self.scenario.anew, self.made, out)
+        return "" if done.returncode == 0 else done.stderr or "no message"
+
+    def mixture(self, out: pathlib.Path) -> str:
+        """What a reader would find of two saves at once."""
+        return ""
 
     def _begin(self, name: str) -> pathlib.Path:
         out = self.work / f"{self.scenario.name} {name}".replace(" ", "-")
@@ -130,41 +190,128 @@ class Tried:
     def check(self, call: int, action: str) -> None:
         """@raises Wrong."""
         out = self._begin(f"{call}-{action}")
-        first = run(self.scenario.command, self.made, out, AT=str(call), DO=action, **dict(self.scenario.more))
+        first = self.disturbed(out, call, action)
         at = f"{self.scenario.name}, call {call} of {self.calls}, {action}"
-        if action in HARMLESS and first.returncode != 0:
-            raise Wrong(f"{at}: exit code {first.returncode}: {first.stderr}")
-        if first.returncode not in (0, 1, 2, -9):
-            raise Wrong(f"{at}: exit code {first.returncode}: {first.stderr}")
-        if first.returncode > 0 and len(first.stderr.strip().splitlines()) < 1:
+        if action in self.harmless and first.code != 0:
+            raise Wrong(f"{at}: exit code {first.code}: {first.error}")
+        if first.code not in (0, 1, 2, -9):
+            raise Wrong(f"{at}: exit code {first.code}: {first.error}")
+        if first.code > 0 and not first.error.strip():
             raise Wrong(f"{at}: failed without a word")
-        if first.returncode == 0 and contents(out) != self.wanted and action in HARMLESS:
+        if first.code == 0 and self.contents(out) != self.wanted and action in self.harmless:
             raise Wrong(f"{at}: another result")
-        found = run("inspect {out}", self.made, out).stdout if any(out.glob("checkpoint-*")) else ""
-        for saved in re.findall(r"^saved .*/(.*)$", first.stdout, re.MULTILINE):
-            if not re.search(rf"^  {saved} +whole$", found, re.MULTILINE):
-                raise Wrong(f"{at}: {saved} was saved and is not whole:\n{found}")
-        if self.scenario.begins_as:
-            self._check_old_ones(out, found, at)
-        has_checkpoint = bool(found) and "no checkpoint to resume" not in found
-        line = self.scenario.resumed if has_checkpoint else self.scenario.anew
-        if contents(out) == self.wanted and self.scenario.name in ("quantize", "merge"):
-            line = ""  # a folder that is finished is not written over
-        if line:
-            second = run(line, self.made, out)
-            if second.returncode != 0:
-                raise Wrong(f"{at}: the next run failed: {second.stderr}\n{sorted(os.listdir(out))}")
-        end = contents(out)
+        if mixed := self.mixture(out):
+            raise Wrong(f"{at}: {mixed}")
+        self._check_next(out, at, first.saved)
+
+    def _check_next(self, out: pathlib.Path, at: str, saved: list[str]) -> None:
+        has_checkpoint = self._check_saved(out, at, saved)
+        if error := self.again(out, has_checkpoint):
+            raise Wrong(f"{at}: the next run failed: {error}\n{sorted(os.listdir(out))}")
+        end = self.contents(out)
         if end != self.wanted:
             names = sorted(name for name in end.keys() | self.wanted.keys() if end.get(name) != self.wanted.get(name))
             raise Wrong(f"{at}: the next run ends with other {names}")
         shutil.rmtree(out)
 
+    def _check_saved(self, out: pathlib.Path, at: str, saved: list[str]) -> bool:
+        """Whether there is a checkpoint to resume from."""
+        found = run("inspect {out}", self.made, out).stdout if any(out.glob("checkpoint-*")) else ""
+        for name in saved:
+            if not re.search(rf"^  {name} +whole$", found, re.MULTILINE):
+                raise Wrong(f"{at}: {name} was saved and is not whole:\n{found}")
+        if self.scenario.begins_as:
+            self._check_old_ones(out, found, at)
+        return bool(found) and "no checkpoint to resume" not in found
+
+
+class PythonServer:
+    """python_server.py, which runs one request at a time."""
+
+    def __init__(self, made: pathlib.Path) -> None:
+        environment = os.environ | {
+            "LD_PRELOAD": str(shim()), "PYTHONPATH": str(BUILD / "python"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
+        }  # fmt: skip
+        command = [sys.executable, str(pathlib.Path(__file__).with_name("python_server.py")), str(made)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+        self.process, self.lock = subprocess.Popen(command, env=environment, **pipes), threading.Lock()
+
+    def ask(self, **request: object) -> dict:
+        with self.lock:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            return json.loads(self.process.stdout.readline())
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+
+
+class PythonTried(Tried):
+    """The same for a scenario of Python, which does not retry every call that a signal interrupts."""
+
+    harmless = ("short",)
+
+    def __init__(self, scenario: PythonScenario, made: pathlib.Path, work: pathlib.Path, server: PythonServer) -> None:
+        self.server = server
+        self.trains = scenario.what == "trainer.train"
+        super().__init__(scenario, made, work)
+
+    def _ask(self, out: pathlib.Path, **more: object) -> dict:
+        if self.scenario.begins_as == "python-trained":
+            more = {"resume": str(out / "checkpoint-2")} | more
+        return self.server.ask(what=self.scenario.what, out=str(out), **more)
+
+    def count(self, out: pathlib.Path) -> int:
+        done = self._ask(out)
+        assert done["code"] == 0, done["error"]
+        self.seconds = done["seconds"]
+        return done["calls"]
+
+    def disturbed(self, out: pathlib.Path, call: int, action: str) -> Ended:
+        done = self._ask(out, at=call, do=action)
+        return Ended(done["code"], done["error"], done["saved"])
+
+    def again(self, out: pathlib.Path, has_checkpoint: bool) -> str:
+        done = self._ask(out, **({"resume": has_checkpoint or None} if self.trains else {}))
+        return "" if done["code"] == 0 else done["error"] or "no message"
+
+    def contents(self, out: pathlib.Path) -> dict[str, bytes]:
+        """PEFT's save may leave a temporary file, and half a README.md, to which it adds. The next one makes the adapter whole."""
+        found = contents(out)
+        if self.scenario.what != "save_pretrained":
+            return found
+        return {name: content for name, content in found.items() if name.startswith("adapter_")}
+
+    def mixture(self, out: pathlib.Path) -> str:
+        files = ("adapter_config.json", "adapter_model.safetensors")
+        if self.scenario.what != "trainer.save_model" or not (out / files[0]).exists():
+            return ""
+        there = [(out / name).read_bytes() if (out / name).exists() else None for name in files]
+        whole = [[self.wanted.get(name) for name in files]]
+        if self.scenario.begins_as:
+            whole.append([(self.made / self.scenario.begins_as / name).read_bytes() for name in files])
+        return "" if there in whole else f"a mixture of two adapters: {sorted(os.listdir(out))}"
+
+    def kill(self, moments: random.Random) -> None:
+        """@raises Wrong."""
+        out, saved = self._begin(f"killed {moments.random()}"), []
+        kills = moments.randint(1, 3)
+        for kill in range(1, kills + 1):
+            at = f"{self.scenario.name}, kill {kill} of {kills}"
+            has_checkpoint = self._check_saved(out, at, saved)
+            after = moments.random() * self.seconds
+            done = self._ask(out, kill_after=after, **({"resume": True} if has_checkpoint else {}))
+            if done["code"] not in (0, -9):
+                raise Wrong(f"{at} after {after:.3f} s: exit code {done['code']}: {done['error']}")
+            saved = sorted({*saved, *done["saved"]})
+        self._check_next(out, at, saved)
+
 
     def _check_old_ones(self, out: pathlib.Path, found: str, at: str) -> None:
         """@raises Wrong unless each checkpoint of the beginning is there, old or new, or waits to be put back."""
         for before in sorted((self.made / self.scenario.begins_as).glob("checkpoint-*")):
-            waits = self.scenario.more and (out / f".replaced-{before.name}" / "MANIFEST.json").is_file()
+            waits = getattr(self.scenario, "more", ()) and (out / f".replaced-{before.name}" / "MANIFEST.json").is_file()
             if not waits and not re.search(rf"^  {before.name} +whole$", found, re.MULTILINE):
                 raise Wrong(f"{at}: {before.name} was there and is not whole:\n{found}")
 
@@ -179,48 +326,68 @@ def make_inputs(made: pathlib.Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def try_points(given: argparse.Namespace, work: pathlib.Path) -> tuple[int, int]:
-    """Prints what goes wrong. @returns the number of points, and of those that went wrong."""
+def tried(names: list[str], made: pathlib.Path, work: pathlib.Path) -> tuple[list[Tried], PythonServer | None]:
+    found = [Tried(SCENARIOS[name], made, work) for name in names if name in SCENARIOS]
+    pythons = [PYTHON_SCENARIOS[name] for name in names if name in PYTHON_SCENARIOS]
+    if not pythons:
+        return found, None
+    server = PythonServer(made)
+    for what, name, old in (("trainer.train", "python-trained", False), ("trainer.save_model", "python-old", True)):
+        done = server.ask(what=what, out=str(made / name), old=old)
+        assert done["code"] == 0, done["error"]
+    return found + [PythonTried(scenario, made, work, server) for scenario in pythons], server
+
+
+def try_points(given: argparse.Namespace, work: pathlib.Path) -> tuple[int, int, dict[str, int]]:
+    """Prints what goes wrong. @returns the number of points, of those that went wrong, and of points in each scenario."""
     end = time.monotonic() + given.seconds
     made = work / "made"
     made.mkdir()
     make_inputs(made)
-    tried = [Tried(SCENARIOS[name], made, work) for name in given.scenarios]
-    chosen = [point for each in tried for point in each.points()]
-    chosen = random.Random(given.seed).sample(chosen, min(len(chosen), given.points or len(chosen)))
+    scenarios, server = tried(given.scenarios, made, work)
+    moments = random.Random(given.seed)
+    chosen = [point for each in scenarios for point in each.points()]
+    chosen = moments.sample(chosen, min(len(chosen), len(chosen) if given.points is None else given.points))
+    trains = [each for each in scenarios if isinstance(each, PythonTried) and each.trains]
+    chosen += [(trains[i % len(trains)], 0, f"kill {moments.random()}") for i in range(given.kills if trains else 0)]
 
     def one(point: tuple[Tried, int, str]) -> str | None:
         if time.monotonic() > end:
             return None
+        each, call, action = point
         try:
-            point[0].check(*point[1:])
+            each.check(call, action) if call else each.kill(random.Random(action))
         except Wrong as wrong:
             return str(wrong)
         except subprocess.TimeoutExpired:
-            return f"{point[0].scenario.name}, call {point[1]}, {point[2]}: it hangs"
+            return f"{each.scenario.name}, call {call}, {action}: it hangs"
         return ""
 
-    count = wrong = 0
+    wrong, counts = 0, dict.fromkeys(given.scenarios, 0)
     with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
-        for text in pool.map(one, chosen):
-            count += text is not None
+        for point, text in zip(chosen, pool.map(one, chosen), strict=True):
+            counts[point[0].scenario.name] += text is not None
             if text:
                 wrong += 1
                 print(text, flush=True)
-    return count, wrong
+    if server is not None:
+        server.close()
+    return sum(counts.values()), wrong, counts
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenarios", nargs="*", default=list(SCENARIOS), metavar="SCENARIO", help=", ".join(SCENARIOS))
+    names = [*SCENARIOS, *PYTHON_SCENARIOS]
+    parser.add_argument("scenarios", nargs="*", default=names, metavar="SCENARIO", help=", ".join(names))
     parser.add_argument("--points", type=int, help="how many, at random; all unless given")
+    parser.add_argument("--kills", type=int, default=60, help="how many of Python's trainer, at random moments")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no point after so many")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
-        count, wrong = try_points(given, pathlib.Path(work))
-    print(json.dumps({"points": count, "wrong": wrong}))
+        count, wrong, counts = try_points(given, pathlib.Path(work))
+    print(json.dumps({"points": count, "wrong": wrong, "of": counts}))
     return 1 if wrong else 0
 
 

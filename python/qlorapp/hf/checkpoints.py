@@ -5,40 +5,19 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
-import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import transformers
 from transformers import trainer_utils
 
 from .. import _C
+from . import run_inputs, run_report
+from .stopping import StopSignals, Terminated
 
 _log = logging.getLogger("qlorapp")
 _last: Any = trainer_utils.get_last_checkpoint  # it has no types
-
-
-class Terminated(SystemExit):
-    """SIGTERM during train()."""
-
-
-@contextlib.contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """While it lasts, SIGTERM raises Terminated(143) on the main thread, unless the program handles it."""
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-
-    def terminate(*_: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process
-        raise Terminated(128 + signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
@@ -66,11 +45,17 @@ class SafeCheckpoints:
     _origin: str | None = None
     #: Folders to push once they are complete.
     _to_push: list[str]
+    #: Of the current train(); None: several processes train.
+    _stop: StopSignals | None = None
+    #: The model holds the adapter of the best checkpoint, and the optimizer is that of the last step.
+    _holds_best = False
+    #: Data or decisive options differ from those of the checkpoint that transformers' loop resumes from.
+    _changed = False
 
     def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
         """transformers' train(). True resumes from the newest undamaged checkpoint of the run in output_dir.
 
-        SIGTERM leaves a checkpoint, as Ctrl-C does, and exits with 143.
+        SIGTERM and SIGHUP leave a checkpoint, as Ctrl-C does, and exit with 143 and 129.
         """
         if self.args.world_size > 1:
             return super().train(resume_from_checkpoint, *args, **options)  # type: ignore[misc]
@@ -84,12 +69,42 @@ class SafeCheckpoints:
             self._origin = os.fspath(resume_from_checkpoint) if resume_from_checkpoint else None
             if self._folder is not None and self._origin is None:
                 self._folder.begin()
-            with _sigterm_raises():
+            with self._reported(), StopSignals() as self._stop:
                 return super().train(resume_from_checkpoint, *args, **options)  # type: ignore[misc]
         finally:
+            self._stop = None
             if self._folder is not None:
                 self._folder.close()
             self._folder = None
+
+    @contextlib.contextmanager
+    def _reported(self: Any) -> Iterator[None]:
+        """Leaves run_report.json behind what runs in it."""
+        started, resumed_from = time.time(), self._origin
+        self._holds_best = self._changed = False
+        self._initial_global_step, outcome, error = 0, "failed", None
+        try:
+            yield
+            outcome = "finished"
+        except BaseException as raised:
+            outcome, error = "stopped" if isinstance(raised, KeyboardInterrupt | Terminated) else "failed", raised
+            raise
+        finally:
+            if self._folder is not None and not self._folder.is_new:
+                of_loop = None if self._shown[0] is not None else self._of_loop(started, resumed_from)
+                run_report.write(self._folder, outcome, error, of_loop)
+
+    def _of_loop(self: Any, started: float, resumed_from: str | None) -> dict[str, Any]:
+        data = self.train_dataset
+        return {
+            "resumed_from": resumed_from,
+            "resumed_with_changes": self._changed,
+            "first_step": self._initial_global_step,
+            "global_step": self.state.global_step,
+            "max_steps": self.state.max_steps,
+            "train_runtime": round(time.time() - started, 4),
+            "rows": len(data) if hasattr(data, "__len__") else None,
+        }
 
     def _join_run(self: Any, folder: Any) -> None:
         """The run of a resumed checkpoint goes on, once it is known to fit."""
@@ -97,7 +112,7 @@ class SafeCheckpoints:
             return
         if self._origin and os.path.exists(os.path.join(self._origin, "MANIFEST.json")):
             run = self._run
-            folder.go_on_from(self._origin, changed=run is not None and run.core.resumed_with_changes)
+            folder.go_on_from(self._origin, changed=self._changed if run is None else run.core.resumed_with_changes)
         else:
             folder.begin()
 
@@ -122,6 +137,8 @@ class SafeCheckpoints:
         try:
             super()._save_checkpoint(*args, **options)  # type: ignore[misc]
             inner = os.path.join(writer.folder, name)
+            if self._run is None:
+                run_inputs.write(self, inner)
             self._name_best(run_dir, folder)
             self.state.save_to_json(os.path.join(inner, "trainer_state.json"))
             for entry in os.listdir(inner):
@@ -137,6 +154,54 @@ class SafeCheckpoints:
                 folder.close()
         for pushed in self._to_push:
             super()._push_from_checkpoint(pushed)  # type: ignore[misc]
+
+    def _leave_checkpoint(self: Any, trial: Any) -> None:
+        """Saves the completed steps of a run that was stopped. It is to be resumed, whatever else the arguments let checkpoints hold."""
+        if self.state.global_step == 0 or self._holds_best:
+            return
+        only_model, self.args.save_only_model = self.args.save_only_model, False
+        try:
+            self._save_checkpoint(self.model, trial)
+        finally:
+            self.args.save_only_model = only_model
+        _log.warning(
+            "[Trainer] stopped after step %d of %d and saved a checkpoint. Continue with train(resume_from_checkpoint=True).",
+            self.state.global_step, self.state.max_steps,
+        )  # fmt: skip
+
+    def _init_training_state(
+        self: Any, max_steps: int, updates: int, epochs: int, resume_from_checkpoint: str | None, trial: Any
+    ) -> Any:
+        """transformers' method. The best checkpoint is one beside the checkpoint that the run resumes from."""
+        result = super()._init_training_state(max_steps, updates, epochs, resume_from_checkpoint, trial)  # type: ignore[misc]
+        if resume_from_checkpoint and os.path.isfile(os.path.join(resume_from_checkpoint, "trainer_state.json")):
+            self._confine_best(resume_from_checkpoint)
+        return result
+
+    def _confine_best(self: Any, folder: str) -> None:
+        """Reads the best checkpoint of a checkpoint by its name. The run may have been moved, and a file must not lead elsewhere."""
+        saved = transformers.TrainerState.load_from_json(os.path.join(folder, "trainer_state.json")).best_model_checkpoint
+        name = os.path.basename(os.path.normpath(saved)) if isinstance(saved, str) and saved else ""
+        best = os.path.join(os.path.dirname(os.path.abspath(folder)), name)
+        is_there = name.startswith("checkpoint-") and os.path.isdir(best) and not os.path.islink(best)
+        self.state.best_model_checkpoint = best if is_there else None
+        if saved and not is_there:
+            _log.warning("[resume] the best checkpoint, %.200r, is not beside %s.", name, folder)
+
+    def _load_best_model(self: Any) -> None:
+        """transformers' method, for a checkpoint that is whole."""
+        best = self.state.best_model_checkpoint
+        if self.args.world_size == 1:
+            try:
+                _check(best, is_ours=(self.state.best_global_step or 0) > self._initial_global_step)
+            except ValueError as error:
+                last = f"checkpoint-{self.state.global_step}"
+                raise _C.FormatError(
+                    f"[Trainer] load_best_model_at_end cannot load the best adapter: {_reason(error)}. The training is complete: "
+                    f"load {last} or an earlier checkpoint with PeftModel.from_pretrained."
+                ) from None
+        super()._load_best_model()  # type: ignore[misc]
+        self._holds_best = True
 
     def _name_best(self: Any, run_dir: str, folder: Any) -> None:
         """transformers looked for the best checkpoint in the folder of the one under construction."""
@@ -196,9 +261,16 @@ def _newest(output_dir: str) -> str:
     return str(found)
 
 
-def _check(folder: str) -> None:
-    """Raises if a checkpoint of this library is damaged. One of transformers has nothing to check it against."""
-    if os.path.exists(os.path.join(folder, "MANIFEST.json")) or os.path.exists(os.path.join(folder, "run_state.json")):
+def _check(folder: str, is_ours: bool = False) -> None:
+    """Raises FormatError if a checkpoint of this library is damaged. One of transformers has nothing to check it against."""
+    if is_ours or any(
+        os.path.exists(os.path.join(folder, name)) for name in ("MANIFEST.json", "run_state.json", run_inputs.FILE)
+    ):
         _C.check_checkpoint(folder)
     else:
         _log.warning("[Trainer] %s has no MANIFEST.json, so its files cannot be verified: transformers wrote it.", folder)
+
+
+def _reason(error: ValueError) -> str:
+    """What check_checkpoint found, without its advice for a resume."""
+    return str(error).removeprefix("[resume] ").partition(". Resume from")[0]

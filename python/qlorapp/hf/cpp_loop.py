@@ -13,10 +13,11 @@ import transformers
 
 from .. import _C, optim
 from ..precision import own_dtypes
-from . import loop_predicate, rows
-from .checkpoints import SafeCheckpoints, Terminated
+from . import loop_predicate, rows, run_inputs
+from .checkpoints import SafeCheckpoints
 from .forward import engine_of
 from .passes import kept_by
+from .stopping import Terminated
 from .training_arguments import CHOSEN, for_cpp
 
 _log = logging.getLogger("qlorapp")
@@ -60,13 +61,48 @@ class CppLoop(SafeCheckpoints):
                 "[Trainer] transformers' loop runs this training: %s. Results are the same; steps are slower.",
                 reason.rstrip("."),
             )
+        self._changed = run_inputs.check(self, folder)
         self._drop(self._shown)
         had = (self.optimizer, self.lr_scheduler)
         try:
-            return super()._inner_training_loop(batch_size, **given)  # type: ignore[misc]
+            result = super()._inner_training_loop(batch_size, **given)  # type: ignore[misc]
+            if self._stop is not None and self._stop.received is not None:  # while the run was ended
+                self._leave_checkpoint(trial)
+                self._stop.act()
+            return result
         finally:
             if had == (None, None):
                 self._made = (self.optimizer, self.lr_scheduler)
+            if self._stop is not None:
+                self._stop.waits = False
+
+    def _run_epoch(self: Any, *args: Any, **options: Any) -> Any:
+        """transformers' method. A signal waits for the end of the step."""
+        if self.state.global_step >= self.state.max_steps:  # resumed at its end; transformers would train one more step
+            self.control.should_training_stop = True
+            return None
+        if self._stop is not None:
+            self._stop.waits = True
+        return super()._run_epoch(*args, **options)  # type: ignore[misc]
+
+    def _maybe_log_save_evaluate(
+        self: Any, tr_loss: Any, grad_norm: Any, model: Any, trial: Any, *args: Any, **options: Any
+    ) -> None:
+        """transformers' method. Between steps a signal ends transformers' loop with a checkpoint of the completed steps."""
+        stop = self._stop
+        if stop is None or self._run is not None:
+            super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **options)  # type: ignore[misc]
+            return
+        try:
+            stop.waits = False
+            if stop.received is not None:  # no time for an evaluation
+                self.control.should_evaluate = self.control.should_save = False
+            super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **options)  # type: ignore[misc]
+            stop.act()
+        except (KeyboardInterrupt, Terminated):
+            self._leave_checkpoint(trial)
+            raise
+        stop.waits = True
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -223,8 +259,9 @@ class CppRun:
         """Returns transformers' state to that of a checkpoint, as C++ has done with its own."""
         state = self.trainer.state
         saved = transformers.TrainerState.load_from_json(os.path.join(folder, "trainer_state.json"))
-        for name in ("epoch", "global_step", "log_history", "best_metric", "best_global_step", "best_model_checkpoint"):
+        for name in ("epoch", "global_step", "log_history", "best_metric", "best_global_step"):
             setattr(state, name, getattr(saved, name))
+        self.trainer._confine_best(folder)
         self.trainer._load_from_checkpoint(folder)
         self._begin()
 
@@ -284,14 +321,7 @@ class CppRun:
         self.core.save_state(folder)
 
     def _leave_checkpoint(self) -> None:
-        """Saves the completed steps after Ctrl-C, a notebook's stop button or SIGTERM."""
-        trainer = self.trainer
-        if not self.begun:  # nothing was restored or trained yet
-            return
-        self._sync()
-        if trainer.state.global_step > 0:
-            trainer._save_checkpoint(trainer.model, self.trial)
-            _log.warning(
-                "[Trainer] stopped after step %d of %d and saved a checkpoint. Continue with train(resume_from_checkpoint=True).",
-                trainer.state.global_step, trainer.state.max_steps,
-            )  # fmt: skip
+        """Saves the completed steps after Ctrl-C, a notebook's stop button or a signal."""
+        if self.begun:  # otherwise nothing was restored or trained yet
+            self._sync()
+            self.trainer._leave_checkpoint(self.trial)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options and rows of a run in transformers' loop, compared when it is resumed. The C++ loop compares its own (src/train/run_inputs.cpp)."""
+
+import hashlib
+import json
+import logging
+import os
+from typing import Any
+
+import datasets  # type: ignore[import-untyped]  # it has none
+
+from .. import _C
+from ..config_json import plain
+
+_log = logging.getLogger("qlorapp")
+FILE = "run_inputs.json"
+#: Of more rows, so many at equal distances are read.
+MOST_ROWS = 1 << 16
+#: They decide the numbers of a step. What decides rows (max_length, packing) shows in the rows.
+_DECISIVE = (
+    "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "optim", "optim_args", "weight_decay",
+    "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "label_smoothing_factor", "neftune_noise_alpha", "seed", "data_seed",
+    "bf16", "fp16", "dataloader_drop_last", "train_sampling_strategy", "per_device_train_batch_size", "gradient_accumulation_steps",
+)  # fmt: skip
+
+
+def write(trainer: Any, folder: str) -> None:
+    """Adds the file to a checkpoint under construction."""
+    with open(os.path.join(folder, FILE), "w", encoding="utf-8") as file:
+        json.dump(_of(trainer), file, indent=2)
+
+
+def check(trainer: Any, folder: str | None) -> bool:
+    """Whether data or decisive options differ from those of a checkpoint.
+
+    @raises FormatError if they do, unless args.resume_with_changes; and if the file is malformed.
+    """
+    path = os.path.join(folder or "", FILE)
+    if folder is None or not os.path.isfile(path):
+        return False
+    with open(path, encoding="utf-8") as file:
+        try:
+            before = json.load(file)
+        except ValueError as error:
+            raise _C.FormatError(f"[resume] {path} is not JSON: {error}. Resume from another checkpoint.") from None
+    if not isinstance(before, dict) or not isinstance(before.get("options"), dict):
+        raise _C.FormatError(f"[resume] {path} must hold an object 'options'. Resume from another checkpoint.")
+    now, was = _of(trainer), before["options"]
+    changes = [
+        f"{name} {json.dumps(was[name])} → {json.dumps(value)}"
+        for name, value in now["options"].items()
+        if name in was and was[name] != value
+    ]
+    if any(before.get(key) != now[key] for key in ("rows", "train_data")):
+        changes.append("the training data (other rows, or another order of them)")
+    if not changes:
+        return False
+    text = ", ".join(changes)
+    if not getattr(trainer.args, "resume_with_changes", False):
+        raise _C.FormatError(
+            f"[resume] {folder} is of a run with other inputs: {text}. Give those of that run, or resume_with_changes=True to "
+            "continue with the new ones."
+        )
+    _log.warning("[resume] this run continues %s with other inputs: %s.", folder, text)
+    return True
+
+
+def _of(trainer: Any) -> dict[str, Any]:
+    args, data = trainer.args, trainer.train_dataset
+    options = {name: plain(getattr(args, name)) for name in _DECISIVE if hasattr(args, name)}
+    options["per_device_train_batch_size"] = trainer._train_batch_size
+    options["data_seed"] = args.seed if args.data_seed is None else args.data_seed
+    return {
+        "options": json.loads(json.dumps(options, default=str)),
+        "rows": len(data) if hasattr(data, "__len__") else None,
+        "train_data": _fingerprint(data),
+    }
+
+
+def _fingerprint(data: Any) -> str | None:
+    """SHA-256 of the rows. None if reading one twice may give two results, or if it holds more than numbers and text."""
+    is_table = isinstance(data, datasets.Dataset) and data.format["type"] != "custom"
+    if not is_table and not isinstance(data, list | tuple):
+        return None
+    sha256 = hashlib.sha256()
+    try:
+        for i in range(0, len(data), -(-len(data) // MOST_ROWS) or 1):
+            sha256.update(json.dumps(data[i], sort_keys=True, default=lambda value: value.tolist()).encode() + b"\n")
+    except (AttributeError, TypeError):
+        return None
+    return sha256.hexdigest()

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""run_report.json (docs/formats/run_report.md) of a run in Python. C++ writes it for its loop; how train() ended is known here."""
+
+import json
+import logging
+import os
+import sys
+from typing import Any
+
+import torch
+import transformers
+
+from .. import _C, __version__
+
+_log = logging.getLogger("qlorapp")
+FILE = "run_report.json"
+
+
+def write(folder: Any, outcome: str, error: BaseException | None, of_loop: dict[str, Any] | None) -> None:
+    """Leaves the report in the run's folder. A run does not fail for want of it: an error is logged.
+
+    folder: the RunFolder. of_loop: what transformers' loop knows; None: the C++ loop ran and wrote the file, whose outcome is set.
+    """
+    path = os.path.join(folder.path, FILE)
+    lines = str(error).splitlines() if error is not None and outcome == "failed" else []
+    ending = {"outcome": outcome, "error": f"{type(error).__name__}: {lines[0]}" if lines else None}
+    try:
+        if of_loop is None:
+            with open(path, encoding="utf-8") as file:
+                report = json.load(file)
+            if report.get("run_id") != folder.run_id or report["outcome"] == outcome:
+                return
+            report.update(ending)
+        else:
+            report = {**ending, "run_id": folder.run_id, **of_loop, **_of_process()}
+        update = _C.FolderUpdate(folder.path, "adapter_config.json")
+        try:
+            with open(os.path.join(update.staging, FILE), "w", encoding="utf-8") as file:
+                file.write(json.dumps(report, indent=2) + "\n")
+            update.commit()
+        finally:
+            update.discard()
+    except (OSError, ValueError, KeyError) as failed:
+        _log.warning("[Trainer] %s was not written: %s", FILE, failed)
+
+
+def _of_process() -> dict[str, Any]:
+    memory: dict[str, int] = {}
+    if sys.platform != "win32":
+        import resource
+
+        memory["process_peak_resident_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    device = "cpu"
+    if torch.cuda.is_available() and (peak := torch.cuda.max_memory_allocated()) > 0:
+        device = torch.cuda.get_device_name()
+        memory["device_peak_allocated_bytes"] = peak
+        memory["device_peak_reserved_bytes"] = torch.cuda.max_memory_reserved()
+    versions = {"qlorapp": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
+    return {"memory": memory, "device": device, "versions": versions}
