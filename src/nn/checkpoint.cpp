@@ -148,7 +148,7 @@ struct Restored {
   State before;
 };
 
-/// For a scope, what autograd saves is not given to hooks from outside (save_on_cpu): it is dropped with the graph of the first run.
+/// For a scope, outer hooks (save_on_cpu) do not see the tensors that autograd saves: they are dropped with the graph of the first run.
 class NoSavedTensorHooks {
  public:
   NoSavedTensorHooks() : before_(at::SavedTensorDefaultHooks::get_tls_state()) {
@@ -206,7 +206,7 @@ class NodesMadeHere {
           visit(edge);
         }
       }
-      // A write into a view keeps the edges of what was written a second time (its first edge is another: that of the view).
+      // A write into a view holds the edges of its function twice (its own first edge is that of the view).
       if (auto* const write = dynamic_cast<torch::autograd::CopySlices*>(node); write != nullptr && write->fn != nullptr) {
         for (size_t i = 1; i < write->num_outputs(); ++i) write->fn->next_edges()[i] = write->next_edge(i);
       }
