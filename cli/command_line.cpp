@@ -36,7 +36,7 @@ Json value_of(const std::string& text, const int64_t*) {
 Json value_of(const std::string& text, const double*) { return number_of<double>(text); }
 Json value_of(const std::string& text, const std::string*) { return text; }
 
-/// "a,b" and ["a", "b"] are lists of names; what else holds a character that only expressions have is one expression;
+/// "a,b" and ["a", "b"] are lists of names; other text with a character that only expressions have is one expression;
 /// "all-linear" is a word.
 Json value_of(const std::string& text, const NamesOrPattern*) {
   if (std::optional<Json> list = json_list(text)) return *std::move(list);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Options of a command: Hugging Face names, dashes or underscores, `--config file.json` below what stands on the line.
+/// Options of a command: Hugging Face names, dashes or underscores, `--config file.json`, which the line overrides.
 ///
-/// `--help` shows what a group names, or the command's own options where there are no groups; `--help-all` shows every name that is
-/// understood. Types and defaults come from the values.
+/// `--help` shows the options of the groups, or the command's own if there are no groups; `--help-all` shows every accepted
+/// name. Types and defaults come from the values.
 #pragma once
 
 #include <deque>

@@ -35,7 +35,7 @@ class FolderText : public TextTools {
  private:
   /// The tokenizer of this library, if the folder has one that it knows.
   const Tokenizer* native();
-  /// transformers' in place of what this library refused with `error`. @throws `error` with the way out where there is none.
+  /// transformers' reader, where this library's refused with `error`. @throws `error` with the way out if there is none.
   HfText& through_transformers(const std::string& error);
 
   std::string folder_, chat_template_;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <set>
-#include <stdexcept>
 
 #include "command_line.hpp"
 
@@ -79,7 +78,7 @@ void CommandLine::print_help(bool all) {
     std::vector<const CommandOption*> options;
     for (const std::string& name : group.names) {
       const CommandOption* const option = find_known(name);
-      if (option == nullptr) throw std::logic_error(message("'{}' in a help group is not an option of {}", name, name_));
+      if (option == nullptr) throw Error(message("[{}] a help group must name options; got '{}'.", name_, name));
       options.push_back(option);
     }
     print(group.title, options);

@@ -35,7 +35,7 @@ pid_t spawn(const std::string& python, std::vector<std::string> arguments, int s
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, socket, STDIN_FILENO);          // requests and answers
-  posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);  // what libraries print is no answer
+  posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);  // libraries' output is not an answer
   pid_t process = 0;
   const int number = posix_spawn(&process, python.c_str(), &actions, nullptr, argv.data(), environ);
   posix_spawn_file_actions_destroy(&actions);

@@ -19,7 +19,7 @@ class HfText {
  public:
   /// @returns null without QLORAPP_PYTHON and QLORAPP_HF_TEXT (interpreter and script), which `python -m qlorapp` sets.
   /// @param chat_template  a .jinja file in place of the folder's; empty: none.
-  /// @throws ValueError with what Python says where transformers is missing or cannot read the folder.
+  /// @throws ValueError with Python's message if transformers is missing or cannot read the folder.
   static std::unique_ptr<HfText> start(const std::string& folder, const std::string& chat_template);
   ~HfText();
   HfText(const HfText&) = delete;

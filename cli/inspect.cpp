@@ -11,7 +11,7 @@ namespace qlorapp::cli {
 
 int inspect(const Arguments& arguments) {
   std::string path;
-  CommandLine line("inspect", "PATH", "Verifies a checkpoint, adapter or model folder, and prints what it is and what is damaged.");
+  CommandLine line("inspect", "PATH", "Verifies a checkpoint, adapter or model folder, and prints its kind and any damage.");
   line.option("path", path, "the folder", true);
   // The one thing that it needs may stand alone.
   Arguments named = arguments;

@@ -44,7 +44,7 @@ void print_usage(std::FILE* to) {
 /// One line for the user: what is wrong and what to do. Exit code 2: the command was not carried out because of what it was
 /// given.
 int refuse(std::string_view message) {
-  message = message.substr(0, message.find('\n'));  // what torch puts behind its message is for programmers
+  message = message.substr(0, message.find('\n'));  // without torch's backtrace
   std::fprintf(stderr, "error: %.*s\n", static_cast<int>(message.size()), message.data());
   return 2;
 }

@@ -66,7 +66,7 @@ struct RowOptions {
 /// @param path  one file, or several separated by commas, which may differ in format. The summary returned is the first one's.
 [[nodiscard]] Dataset read_rows(const std::string& path, const DatasetOptions& options, FolderText& tools);
 
-/// @param files  what the command reads of it; empty: all. @throws ValueError for "org/name" that is no folder, with the way to download it.
+/// @param files  the files that the command reads; empty: all. @throws ValueError for "org/name" that is no folder, with the way to download it.
 void refuse_hub_name(const std::string& model, std::string_view files = "");
 
 /// "float32", "bfloat16", "float16", their short forms and torch's ("torch.float32"). @throws ValueError with the list.

@@ -201,7 +201,7 @@ int train(const Arguments& arguments) {
   const format::ModelConfig& config = run.config;
   format::check_output_folder(options.output);
   check_output(options);
-  // From here on no other run writes there, and what an interrupted one has left is in order.
+  // From here on no other run writes there, and an interrupted run is recovered.
   const auto folder = options.dry_run ? nullptr : std::make_shared<RunFolder>(options.output);
   const std::optional<std::string> resume_from = checkpoint_to_resume(options);
   say_what_runs(run);

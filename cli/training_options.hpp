@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What train and plan share of the command line: which fields help shows under which heading, and the dtype that is asked for.
+/// Command line options that train and plan share: the headings of fields in help, and the requested dtype.
 #pragma once
 
 #include <optional>
@@ -17,7 +17,7 @@ namespace qlorapp::cli {
 /// Help's headings for the fields of TrainingArguments and LoraConfig.
 void group_training_fields(CommandLine& line);
 
-/// What --dtype, --bf16 and --fp16 ask for; nothing where none is given. --bf16 false asks for float32.
+/// The dtype of --dtype, --bf16 and --fp16; unset if none is given. --bf16 false asks for float32.
 /// @param named  --dtype. @throws ValueError if they differ.
 [[nodiscard]] std::optional<at::ScalarType> requested_dtype(const CommandLine& line, const TrainingArguments& args,
                                                             std::optional<at::ScalarType> named);

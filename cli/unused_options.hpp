@@ -11,8 +11,8 @@ namespace qlorapp::cli {
 struct UnusedOption {
   std::string_view name;
   std::string_view reason;
-  bool refused = false;           ///< The run would not be what was asked for; else it is the same run without it.
-  std::string_view neutral = "";  ///< A value, as JSON, that asks for what happens anyway; unset, false, 0 and "" always do.
+  bool refused = false;           ///< Raises, because the run would differ from the request; else ignored, because it would not.
+  std::string_view neutral = "";  ///< A value, as JSON, that changes nothing; unset, false, 0 and "" never do.
 };
 
 /// Every name that transformers has had since 4.46 and TrainingArguments (train/training_arguments.hpp) does not have.

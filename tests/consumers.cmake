@@ -20,7 +20,7 @@ set_tests_properties(consumer.find_package PROPERTIES FIXTURES_REQUIRED installe
 qlorapp_consumer(subdirectory -DQLORAPP_SOURCE_DIR=${PROJECT_SOURCE_DIR} -DCMAKE_BUILD_TYPE=None -DQLORAPP_CUDA=OFF -DQLORAPP_DEPS_DIR=${QLORAPP_DEPS_DIR})
 if(QLORAPP_CCACHE)
   set_tests_properties(consumer.subdirectory PROPERTIES ENVIRONMENT
-    "CMAKE_CXX_COMPILER_LAUNCHER=${QLORAPP_CCACHE};CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime")
+    "CMAKE_CXX_COMPILER_LAUNCHER=${QLORAPP_CCACHE};CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime;CCACHE_BASEDIR=${PROJECT_SOURCE_DIR};CCACHE_NOHASHDIR=1")
 endif()
 
 if(QLORAPP_BUILD_PYTHON)

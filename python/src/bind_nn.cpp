@@ -34,9 +34,11 @@ std::unique_ptr<LoraLinear> make_lora_linear(const std::variant<QuantizedTensor,
                                              double lora_dropout, bool use_rslora, bool gaussian_init, uint64_t seed,
                                              const std::optional<at::Tensor>& bias) {
   FrozenWeight weight = std::visit([](const auto& value) { return FrozenWeight(value); }, base);
-  return std::make_unique<LoraLinear>(std::move(weight),
-                                      LoraLinear::Options{r, lora_alpha, lora_dropout, use_rslora, gaussian_init}, seed,
-                                      bias.value_or(at::Tensor()));
+  return std::make_unique<LoraLinear>(
+      std::move(weight),
+      LoraLinear::Options{
+          .r = r, .lora_alpha = lora_alpha, .lora_dropout = lora_dropout, .use_rslora = use_rslora, .gaussian_init = gaussian_init},
+      seed, bias.value_or(at::Tensor()));
 }
 
 LoraLinear::MergeInto merge_into(const std::string& word) {

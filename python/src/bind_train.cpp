@@ -26,7 +26,7 @@ void load_state_dict(GradScaler& scaler, const py::dict& dict) {
   scaler.load_state_dict(state);
 }
 
-/// What a copy in another process is made of. The factors are beside the state because a disabled scaler has no state.
+/// The state of a copy in another process. The factors are beside the state because a disabled scaler has no state.
 py::tuple to_pickle(const GradScaler& scaler) {
   scaler.check_serializable();
   const GradScaler::Options& options = scaler.options();

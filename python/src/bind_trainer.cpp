@@ -24,7 +24,7 @@ py::dict to_dict(const LogRecord& record) {
   return result;
 }
 
-/// hooks: {"event": f(name, control), "log_evaluate_save": f(control)}: what is absent is not called.
+/// hooks: {"event": f(name, control), "log_evaluate_save": f(control)}; absent ones are not called.
 class Hooks {
  public:
   explicit Hooks(py::dict hooks)
@@ -116,7 +116,7 @@ py::tuple train(OwningTrainer& self, const std::optional<std::string>& resume_fr
   return py::make_tuple(output.global_step, output.training_loss, to_dict(output.metrics));
 }
 
-/// What changes from step to step; the history is asked for by itself.
+/// State that changes from step to step, without the history, which has its own function.
 py::dict state(const OwningTrainer& self) {
   const TrainState& run = self.trainer.state();
   py::dict result;

@@ -40,8 +40,7 @@ struct AdapterSet {
 
   /// Points `blocks` at the arena's parameters, which a binding may have replaced by its own tensor objects.
   void bind();
-  /// What a file of this adapter holds, under PEFT's names. A table that is embedding and head stands in it twice, as PEFT
-  /// writes it.
+  /// The tensors of this adapter's file, under PEFT's names. A table that is embedding and head is in it twice, as in PEFT's.
   [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> named_tensors() const;
 };
 

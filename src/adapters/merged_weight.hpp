@@ -3,7 +3,7 @@
 ///
 ///     W' = W + s·B·A                         with DoRA   W' = m / ‖W + s·B·A‖ ∘ (W + s·B·A), row by row
 ///
-/// formed in float32 and rounded once, as PEFT's merge_and_unload does unless it is told to be safe.
+/// formed in float32 and rounded once, as PEFT's merge_and_unload does without safe_merge.
 /// Run on tensors of the Meta device it takes what it takes on a CPU, so memory/planner.hpp asks this very function.
 /// Source: Hu et al. 2021, arXiv:2106.09685 §4.1; Liu et al. 2024, arXiv:2402.09353 §4.1; PEFT's tuners/lora/layer.py.
 #pragma once

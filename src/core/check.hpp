@@ -56,7 +56,7 @@ using Format = fmt::format_string<decltype(detail::shown(std::declval<Args&>()))
 /// fmt::format: arguments are numbers, bools, characters and text, and containers of those, which are shown as [a, b, c].
 template <class... Args>
 [[nodiscard]] std::string message(Format<Args...> text, Args&&... args) {
-  return detail::format_shown<decltype(detail::shown(args))...>(text, detail::shown(args)...);
+  return detail::format_shown<decltype(detail::shown(args))...>(text.get(), detail::shown(args)...);
 }
 
 /// "[a, b, c]" of a container.

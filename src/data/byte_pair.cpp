@@ -232,7 +232,7 @@ void BytePairModel::merge(std::string_view piece, std::vector<PieceToken>& out) 
     Symbol& left = symbols[top.position];
     if (left.bytes == 0 || left.next < 0) continue;
     Symbol& right = symbols[static_cast<std::size_t>(left.next)];
-    // The neighbors may have changed since; as in Hugging Face's engine, what counts is that the pair still gives this token.
+    // The neighbors may have changed since; as in Hugging Face's engine, the pair must still give this token.
     const Merge* now = find_merge(left.id, right.id);
     if (now == nullptr || now->id != top.id) continue;
     left.id = top.id;

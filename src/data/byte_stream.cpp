@@ -40,7 +40,7 @@ std::string advice_for(int number, const std::string& path) {
 }  // namespace
 
 ByteStream::ByteStream(const std::string& path)
-    // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+    // Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
     : path_(path), file_{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)}, block_(kBlock, '\0') {
   const int opened = errno;
   struct stat status {};

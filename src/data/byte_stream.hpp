@@ -24,7 +24,7 @@ class ByteStream {
   /// @returns the next byte without taking it, or -1 at the end.
   [[nodiscard]] int peek();
   int take();
-  /// Appends to `into` what stands before the next line feed, which is taken too. @returns false at the end of the file.
+  /// Appends the text before the next line feed to `into`, and skips the line feed. @returns false at the end of the file.
   /// Stops as soon as `into` is longer than `limit`.
   bool take_line(std::string& into, std::size_t limit);
   /// Bytes that were read ahead: empty only at the end of the file.
@@ -45,7 +45,7 @@ class ByteStream {
   Descriptor file_;
   std::string block_;
   std::size_t at_ = 0, size_ = 0;
-  std::string packed_;  ///< Of a gzip file: what was read to recognize it, until it is unpacked.
+  std::string packed_;  ///< Of a gzip file: the bytes that were read to recognize it, until they are unpacked.
   std::unique_ptr<GzipReader> gzip_;
   int64_t line_ = 1;
 };

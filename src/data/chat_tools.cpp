@@ -88,7 +88,7 @@ std::string llama31_tools(const std::string& tools) {
 }
 
 std::string written_calls(const std::vector<ToolCall>& calls, std::string_view content, ToolStyle style) {
-  if (style == ToolStyle::kLlama31) {  // what else the message says is not written
+  if (style == ToolStyle::kLlama31) {  // other text of the message is not written
     return message("{{\"name\": \"{}\", \"parameters\": {}}}", calls.front().name, calls.front().arguments);
   }
   std::string out(content);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Normalizer, pre-tokenizer and decoder of a tokenizer.json as checked descriptions. Torch-free.
 ///
-/// What is not listed here is refused by name, never approximated.
+/// Components not listed here are refused by name, never approximated.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace qlorapp {
 
 enum class PrependScheme { kNever, kFirst, kAlways };
 
-/// What Metaspace and ByteLevel(add_prefix_space=true) do to a stretch of text before it is cut: each space becomes `marker`, and
+/// The step of Metaspace and ByteLevel(add_prefix_space=true) before text is cut: each space becomes `marker`, and
 /// one is put in front where the stretch does not start with it.
 struct SpaceMarker {
   std::string marker;

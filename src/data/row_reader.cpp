@@ -128,7 +128,7 @@ class RowReader {
     }
   }
 
-  /// The first line must be a row: what people have instead of JSON lines is named.
+  /// The first line must be a row. The message names the usual other formats.
   void explain_first(std::string_view row, std::string_view start, int64_t line) const {
     QLORAPP_CHECK_FORMAT(row.front() == '{' || !by_name_ || named_json(),
                          "[{}] rows are read as JSON unless the name of the file ends in .csv, .tsv or .txt; this file does not "

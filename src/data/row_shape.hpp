@@ -32,7 +32,7 @@ class RowShape {
   [[nodiscard]] Row canonical(Row row, const std::string& where) const;
 
   [[nodiscard]] RowFormat format() const { return format_; }
-  /// For people: what the rows are, and how their columns are used if that is not plain.
+  /// For logs: the form of the rows, and the use of their columns if it is not obvious.
   [[nodiscard]] const std::string& description() const { return description_; }
   /// The columns that canonical() or the encoder looks at.
   [[nodiscard]] const std::vector<std::string>& columns() const { return columns_; }

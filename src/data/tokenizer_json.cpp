@@ -107,7 +107,7 @@ class Reader : ComponentReader {
   void read_added(const json& added) {
     require(added.is_null() || added.is_array(), message("added_tokens must be an array; got {}", kind_of(added)));
     std::unordered_map<std::string_view, int32_t> known;
-    int64_t next = 0;  // what the engine gives to a token that is not in the vocabulary
+    int64_t next = 0;  // the id that the engine gives to a token that is not in the vocabulary
     for (const auto& [token, token_id] : out_.vocabulary) known.emplace(token, token_id);
     next = static_cast<int64_t>(known.size());
     std::unordered_set<std::string> contents;

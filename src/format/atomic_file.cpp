@@ -62,7 +62,7 @@ AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
     descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (descriptor_ < 0 && errno != EINTR && (errno != EEXIST || attempt == 1000)) fail("its folder must be writable", errno);
   }
-  (void)::flock(descriptor_, LOCK_EX | LOCK_NB);  // says that somebody writes it
+  (void)::flock(descriptor_, LOCK_EX | LOCK_NB);  // marks it as being written
   struct stat target {};
   if (::lstat(path_.c_str(), &target) == 0 && S_ISREG(target.st_mode)) {
     (void)::fchmod(descriptor_, target.st_mode & 0777);  // a courtesy: who may read the old file may read the new one

@@ -3,8 +3,8 @@
 ///
 /// The bytes go to a temporary file in the same folder (O_EXCL, O_NOFOLLOW; mode 0666 less the umask, or that of the file it
 /// will replace); commit() flushes it to the disk, renames it over the target and flushes the folder, in this order. Until
-/// the rename the target is what it was before; without commit() the temporary file is removed. What a killed process left is removed
-/// by the next file that is written into the folder.
+/// the rename the target is unchanged; without commit() the temporary file is removed. The next file that is written into the folder
+/// removes the temporary files of killed processes.
 ///
 /// Source: rename(2) is atomic within a file system; Pillai et al. 2014 (OSDI), "All file systems are not created equal",
 /// on why both flushes are needed.

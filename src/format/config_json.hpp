@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// JSON from and to any config that has a field table (core/field_table.hpp).
 ///
-/// One key a field, in the order of the table. Reading is strict about what a person can get wrong: an unknown key is an error
-/// that suggests the nearest, a value of another type is an error that names the key, what is wanted and what is there, and
-/// a key given under two spellings is an error. Keys that are absent keep their value, so several sources can be laid over each
+/// One key per field, in the order of the table. Reading is strict: an unknown key is an error that suggests the nearest, a value
+/// of another type is an error that names the key, the wanted type and the value, and a key given under two spellings is an
+/// error. Keys that are absent keep their value, so several sources can be laid over each
 /// other. A number without a fraction is an integer whatever its spelling (1e3), and one value stands for a list of one.
 #pragma once
 
@@ -35,7 +35,7 @@ concept HasFieldTable = requires {
   Config::fields();
 };
 
-/// Logs once that a name is older, and what it is called now.
+/// Logs once that a name is older, and its present name.
 inline void say_older_name(std::string_view where, std::string_view alias, std::string_view name) {
   log_warning_once(message("[{}] {} is now called {}; both names work.", where, alias, name));
 }
@@ -208,7 +208,7 @@ std::string_view canonical_name(std::string_view key) {
 
 }  // namespace detail
 
-/// @returns an object with every field, in the order of the table; what is unset is null.
+/// @returns an object with every field, in the order of the table; unset fields are null.
 template <HasFieldTable Config>
 [[nodiscard]] Json to_json(const Config& config) {
   Json json = Json::object();

@@ -18,7 +18,7 @@
 namespace qlorapp::format {
 namespace {
 
-// Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+// Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
 constexpr int kOpenFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
 
 [[noreturn]] void fail(const std::string& path, std::string_view rule, int error) {

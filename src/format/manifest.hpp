@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// MANIFEST.json: what a checkpoint folder holds, written last. A folder whose files are those of its manifest is whole; one without
-/// a manifest is not.
+/// MANIFEST.json lists a checkpoint folder's files and is written last. A folder whose files are those of its manifest is complete; one
+/// without a manifest is not.
 ///
 ///     {"schema": 1, "kind": "checkpoint", "run_id": "<32 hex digits>", "step": 50, "parent": "checkpoint-40",
 ///      "files": {"optimizer.safetensors": {"size": 5, "sha256": "<64 hex digits>", "crc32c": ["1c291ca3"]}, …},

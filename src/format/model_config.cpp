@@ -178,7 +178,7 @@ RopeSettings rope_of(JsonFields& fields, const Family& family, int64_t max_posit
   return rope;
 }
 
-/// Refuses what changes the result, says what is unknown.
+/// Refuses keys that change the result, logs unknown ones.
 void judge_other_keys(JsonFields& fields, const Family& family) {
   for (const std::string_view key : {"auto_map", "trust_remote_code", "custom_pipelines"}) {
     if (const Json* value = fields.value(key)) {

@@ -55,7 +55,7 @@ class ReadAhead {
   /// @param threads   at least one.
   /// @throws ValueError for a size that is no multiple of kBufferStep, an empty ring, no threads.
   ReadAhead(std::vector<TensorLocation> tensors, std::vector<std::span<std::byte>> ring, int threads);
-  /// Stops and joins; what is being read at the moment is finished first.
+  /// Stops and joins, after the reads in progress.
   ~ReadAhead();
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;

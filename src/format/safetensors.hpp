@@ -35,7 +35,7 @@ inline constexpr size_t kMaxTensors = 1'000'000;
 inline constexpr size_t kMaxTensorNameBytes = 4096;
 inline constexpr size_t kMaxTensorRank = 64;
 
-/// What a tensor is, before it has a place.
+/// A tensor before it has a place in a file.
 struct TensorSpec {
   std::string name;
   Dtype dtype = Dtype::kF32;

@@ -192,7 +192,7 @@ class Search {
 
   /// Above this many tokens a larger micro-batch gains nothing on any card of the table.
   static constexpr int64_t kMostTokens = 32768;
-  /// What is not this much faster than what was found already is within the roofline's own error, and not looked at.
+  /// A smaller gain than this over the best choice is within the roofline's own error, and is skipped.
   static constexpr double kWorthIt = 0.99;
 
   const PlanSettings& asked_;

@@ -8,7 +8,7 @@
 ///                  expandable segments: two address ranges without end, one for requests up to 1 MiB and one for larger ones, of
 ///                  which pages of 2 MiB and 20 MiB are mapped at the lowest address where the request fits, beside what is free there
 ///
-/// The first is torch.cuda.memory_allocated, the second memory_reserved; what lies between is cache and fragmentation. Where the
+/// The first is torch.cuda.memory_allocated, the second memory_reserved; the difference is cache and fragmentation. Where the
 /// device has no room for another segment or page, all segments that are wholly free, or all pages, are given back to it, and it is
 /// asked once more. The rules are those of c10/cuda/CUDACachingAllocator.cpp in torch 2.11 with default settings and one stream.
 /// Knows no GPU, and no torch.
@@ -60,7 +60,7 @@ class CachingAllocator {
   void put(int64_t block);
   void take(int64_t block);
   void join(int64_t block, int64_t with);
-  /// What follows the first `size` bytes of a block that is in no pool becomes one of its own, in none either. @returns it.
+  /// Splits a block that is in no pool after `size` bytes. @returns the second part, in no pool either.
   int64_t split(int64_t block, int64_t size);
 
   /// These return a block that is in no pool, or -1.

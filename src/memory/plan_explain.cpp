@@ -238,7 +238,7 @@ std::string explain(const PlanSettings& settings, const Gpu& gpu, const DeviceAl
       "Step 5. Memory of the same run in transformers, peft and bitsandbytes, where the loss holds all logits.\n\n{}  Gradient "
       "accumulation needs no memory: micro-batches run one after another. The adapters need the least.\n\n",
       peer_text(plan, settings, room));
-  text += "Step 6. What to change, least costly first. ";
+  text += "Step 6. Changes, least costly first. ";
   const bool timed = rates_are_known(settings, gpu);
   const StepTime time = timed ? step_time(settings, gpu, static_cast<double>(settings.length)) : StepTime{};
   text += timed ? message("Times are per optimizer step over the same rows; the estimate is {}.\n\n", evidence_text(time.evidence))

@@ -102,7 +102,7 @@ class Rehearsal {
       const at::Tensor hidden = model.hidden_states(batch, /*training=*/false, 0, 0);
       static_cast<void>(model.loss_of(hidden, batch));
     }
-    events = tape.events().size();  // what is given back from here on is the end of the rehearsal
+    events = tape.events().size();  // memory freed from here on belongs to the end of the rehearsal
   }
 
   MemoryTape tape;

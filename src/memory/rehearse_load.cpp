@@ -26,7 +26,7 @@ struct Expected {
 };
 
 /// In pieces of a buffer's size, as io/tensor_stream.cpp brings them, one after the other. The order is that of names, in which
-/// checkpoints are written. Where several threads of a CPU quantize, what each has of a piece is not all there: 0.3 MiB a thread.
+/// checkpoints are written. Where several threads of a CPU quantize, each thread's temporary memory is not all counted: 0.3 MiB per thread.
 void stream(std::vector<Expected> tensors, at::ScalarType stored, const ops::PlannedDevice& device) {
   std::sort(tensors.begin(), tensors.end(), [](const Expected& a, const Expected& b) { return a.name < b.name; });
   const StreamBuffers buffers = StreamBuffers::of(device.type, static_cast<int>(device.threads));

@@ -15,7 +15,7 @@ constexpr at::DeviceType kNowhere = at::kMeta;
 
 /// Of the checkpoint's weights, bfloat16 where config.json does not say.
 [[nodiscard]] at::ScalarType stored_dtype(const format::ModelConfig& config);
-/// Left dense by whoever quantized the checkpoint: by a module's whole name or a part of it, cut at dots.
+/// Whether the checkpoint's config leaves it dense: by a module's whole name or a part of it, cut at dots.
 [[nodiscard]] bool was_skipped(const format::ModelConfig& config, const std::string& weight);
 
 /// Of a checkpoint that is quantized already. @pre settings.model.quantization.

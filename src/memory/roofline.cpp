@@ -30,11 +30,11 @@ AttentionRate attention_rate(int64_t architecture) {
 /// host-bound.
 constexpr double kLaunchesABlock = 90, kSecondsALaunch = 14e-6;
 
-/// What products in eight bits gain over those in 16, of the 2 that is published: that accounts for the steps of
+/// Speed of products in eight bits relative to 16, of the published 2: it explains the steps of
 /// docs/performance.md's table of them.
 constexpr double kFloat8Gain = 1.7;
 
-/// Of the published float32 rate, extrapolated from what products in 16 bits sustain.
+/// Of the published float32 rate, extrapolated from the sustained rate of products in 16 bits.
 constexpr double kFloat32Part = 0.67;
 
 /// Elements of the linear layers, of those that are computed again, and of the MLPs; seconds that an element's dequantization takes.

@@ -52,7 +52,7 @@ AdapterRegistry::AdapterRegistry(AdapterRegistry&&) noexcept = default;
 AdapterRegistry& AdapterRegistry::operator=(AdapterRegistry&&) noexcept = default;
 AdapterRegistry::~AdapterRegistry() = default;
 
-/// What the config asks for and this model does not have is refused or said, never dropped.
+/// Names in the config that this model does not have raise or log a warning; none is dropped silently.
 void AdapterRegistry::check_targets(const LoraConfig& config) const {
   const std::vector<std::string> names = decoder_->linear_names();
   if (!config.targets_all_linear()) {

@@ -15,13 +15,13 @@
 
 namespace qlorapp {
 
-/// What a checkpoint is asked.
+/// The interface of a checkpoint.
 struct StoredWeights {
   /// Dtype of a dense tensor of this shape. @throws FormatError if there is none such.
   std::function<at::ScalarType(const std::string& name, const std::vector<int64_t>& shape)> dtype;
   /// Whether a weight is stored in four bits.
   std::function<bool(const std::string& name)> is_quantized;
-  /// Brings such a one: complete when all has arrived.
+  /// Brings a quantized weight: complete when all has arrived.
   std::function<QuantizedTensor(const std::string& name, const std::vector<int64_t>& shape)> bring_quantized;
   /// Brings a dense one.
   std::function<void(const std::string& name, const std::vector<int64_t>& shape, Arrival arrival)> bring;

@@ -9,6 +9,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
+#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/tensor.h>
@@ -21,6 +22,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <type_traits>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -60,6 +62,16 @@ using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 using Run = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
+
+/// The owner of a node: a std::shared_ptr in torch 2.11, a c10::intrusive_ptr in 2.15.
+template <class T, class... Args>
+auto make_node(Args&&... args) {
+  if constexpr (std::is_same_v<decltype(Edge::function), std::shared_ptr<Node>>) {
+    return std::shared_ptr<T>(new T(std::forward<Args>(args)...), [](T* node) { deleteNode(node); });
+  } else {
+    return c10::make_intrusive<T>(std::forward<Args>(args)...);
+  }
+}
 
 /// @param text  makes the message, which is needed on failure only.
 template <class Text>
@@ -148,7 +160,7 @@ struct Restored {
   State before;
 };
 
-/// For a scope, what autograd saves is not given to hooks from outside (save_on_cpu): it is dropped with the graph of the first run.
+/// For a scope, outer hooks (save_on_cpu) do not see the tensors that autograd saves: they are dropped with the graph of the first run.
 class NoSavedTensorHooks {
  public:
   NoSavedTensorHooks() : before_(at::SavedTensorDefaultHooks::get_tls_state()) {
@@ -206,7 +218,7 @@ class NodesMadeHere {
           visit(edge);
         }
       }
-      // A write into a view keeps the edges of what was written a second time (its first edge is another: that of the view).
+      // A write into a view holds the edges of its function twice (its own first edge is that of the view).
       if (auto* const write = dynamic_cast<torch::autograd::CopySlices*>(node); write != nullptr && write->fn != nullptr) {
         for (size_t i = 1; i < write->num_outputs(); ++i) write->fn->next_edges()[i] = write->next_edge(i);
       }
@@ -225,7 +237,7 @@ variable_list run_with_graph(const Run& run, const variable_list& inputs, const 
   variable_list outputs = run(inputs);
   for (at::Tensor& output : outputs) {
     if (!output.defined() || !output.requires_grad()) continue;
-    const std::shared_ptr<Node>& node = output.grad_fn();
+    const auto node = output.grad_fn();
     if (node == nullptr || !here.include(*node)) output = output.view_as(output);
   }
   return outputs;
@@ -344,7 +356,7 @@ class CheckpointNode : public Node {
             "[checkpoint] the recompute uses a tensor of shape {} that requires a gradient and that the forward did not use. {}",
             shape_of(edge), kSameTwice);
       });
-      if (!known->second.is_valid()) known->second = Edge(std::make_shared<GradientEnd>(edge), 0);
+      if (!known->second.is_valid()) known->second = Edge(make_node<GradientEnd>(edge), 0);
       edge = known->second;
     });
     for (const auto& [edge, end] : ends) {
@@ -371,7 +383,7 @@ class CheckpointNode : public Node {
 
 std::vector<at::Tensor> checkpoint_tensors(Run run, const std::vector<at::Tensor>& inputs, const CheckpointOptions& options) {
   if (!at::GradMode::is_enabled()) return run(inputs);
-  const std::shared_ptr<CheckpointNode> node(new CheckpointNode(std::move(run), inputs, options), torch::autograd::deleteNode);
+  const auto node = make_node<CheckpointNode>(std::move(run), inputs, options);
   const auto version = [](const at::Tensor& tensor) { return tensor.defined() && !tensor.is_inference() ? tensor._version() : 0; };
   std::vector<int64_t> versions;
   for (const at::Tensor& input : inputs) versions.push_back(version(input));

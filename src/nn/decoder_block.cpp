@@ -26,7 +26,7 @@ at::Tensor as_heads(const at::Tensor& buffer, int64_t begin, int64_t heads, int6
   return columns(buffer, begin, heads * head_dim).unflatten(1, {heads, head_dim});
 }
 
-/// Whether nobody else can see what is written to `tensor`.
+/// Whether this is the only owner of `tensor` and of its memory.
 bool is_ours_alone(const at::Tensor& tensor) { return tensor.use_count() == 1 && tensor.storage().use_count() == 1; }
 
 /// An uninitialized matrix like `like`, in rows with room for the low-rank products behind them.
@@ -74,7 +74,7 @@ Wide DecoderBlock::backward_down(const Wide& dy, const StepContext& context, Sav
   const Inner v = project_back(kDown, &dh, dy, context, workspace);
   at::Tensor h;
   Wide dgate_up{saved.gate_up, 2 * width};
-  if (saved.gate_up.use_count() == 2) {  // nobody else will read it: one pass turns it into its gradient, and dh into h
+  if (saved.gate_up.use_count() == 2) {  // its last reader: one pass turns it into its gradient, and dh into h
     at::Tensor values = dgate_up.values();
     ops::swiglu_backward_(dh, values);
     h = std::move(dh);

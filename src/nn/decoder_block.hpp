@@ -85,11 +85,9 @@ class DecoderBlock {
   /// @returns (M, D). Does not synchronize.
   [[nodiscard]] at::Tensor forward(const at::Tensor& x, const StepContext& context, Saved* saved, Keep keep) const;
 
-  /// @param dy     (M, D), gradient of the output. Taken by value: where nobody else holds it, and the columns behind it
-  /// suffice, it is
-  ///               overwritten, else copied.
-  /// @param saved  what forward kept. Taken by value: tensors are freed as they are used, or when it is the last owner
-  /// overwritten.
+  /// @param dy     (M, D), gradient of the output. By value: overwritten if this is its only owner and it has enough spare columns,
+  ///               else copied.
+  /// @param saved  the result of forward. By value: tensors are freed as they are used, or overwritten by their last owner.
   /// @param gradients  the adapters' gradients are added here.
   /// @param need_dx    false for the first block: nothing below it is trained.
   /// @returns (M, D) gradient of x, undefined unless need_dx; with columns behind it that the block below can use.

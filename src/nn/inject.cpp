@@ -84,7 +84,7 @@ std::vector<std::string> inject(torch::nn::Module& model, const LoraConfig& conf
 }
 
 std::vector<std::pair<std::string, at::Tensor>> adapter_parameters(const torch::nn::Module& model) {
-  std::set<std::string> names;  // of adapters, also of those that somebody froze
+  std::set<std::string> names;  // of adapters, frozen ones included
   for (const auto& item : model.named_modules(/*name_prefix=*/std::string(), /*include_self=*/false)) {
     const auto* const layer = dynamic_cast<const LoraLinearModuleImpl*>(item.value().get());
     if (layer == nullptr || layer->is_plain()) continue;

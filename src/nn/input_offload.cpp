@@ -23,7 +23,7 @@ c10::Stream new_stream(at::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
 }
 
-/// A host tensor that a plan counts and nobody reads or writes.
+/// A host tensor that a plan counts; it is neither read nor written.
 at::Tensor no_memory(int64_t bytes) {
   static uint8_t nothing = 0;
   return at::from_blob(&nothing, {bytes}, at::TensorOptions().dtype(at::kByte));

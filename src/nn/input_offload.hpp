@@ -7,8 +7,8 @@
 /// At most two inputs are on the device then, and one where a block is widest.
 ///
 /// All copies run on one stream of their own, in order, so a slot of host memory can be used again as soon as its last copy is
-/// issued. What keeps the device's caching allocator from handing out memory under a copy: a device tensor that a copy reads or
-/// writes belongs to the stream of the computation, the copy begins after what is in that stream when it is issued, and that
+/// issued. The device's caching allocator never reuses memory under a copy: a device tensor that a copy reads or
+/// writes belongs to the stream of the computation, the copy begins after the work in that stream when it is issued, and that
 /// stream waits for the copy before the tensor is freed. So memory is used again in the order of the stream, and the peak does
 /// not depend on how far the host runs ahead, as it would with Tensor.record_stream. No call here waits on the host, but for
 /// the allocation of pinned memory, which the first step does.

@@ -117,7 +117,7 @@ std::vector<NamedRun> parse_runs(std::string_view text) {
     return runs;
   }
   QLORAPP_CHECK_VALUE(rests <= 1,
-                      "[keep] only one entry may be without a number of blocks (it takes those that are left); got '{}'. Write "
+                      "[keep] only one entry may omit its number of blocks (it covers the rest); got '{}'. Write "
                       "\"input_only:20,everything:12\".",
                       text);
   return runs;
@@ -138,8 +138,8 @@ std::vector<Segment> parse_segments(std::string_view text, int64_t blocks) {
     else named += run.count;
   }
   QLORAPP_CHECK_VALUE(rest ? named <= blocks : named == blocks,
-                      "[keep] '{}' must name the model's {} blocks; it names {}. Leave the number of one entry out: it takes the "
-                      "blocks that are left.",
+                      "[keep] '{}' must name the model's {} blocks; it names {}. Omit the number of one entry: it covers "
+                      "the rest.",
                       text, blocks, named > blocks ? "more" : message("{}", named));
   std::vector<Segment> segments;
   for (const NamedRun& run : runs) {

@@ -13,7 +13,7 @@ namespace qlorapp {
 
 class KeptOutputs {
  public:
-  /// @returns what `compute()` returns, or what it returned in the first run. An output that was changed in place since then is
+  /// @returns the outputs of `compute()`, or in a recompute those of the first run. An output that was changed in place since then is
   ///          computed again. Outputs have no graph.
   template <class Compute>
   std::vector<at::Tensor> get(const Compute& compute) {

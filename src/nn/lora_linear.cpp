@@ -224,7 +224,7 @@ void LoraLinear::to(at::ScalarType dtype) {
 
 at::Tensor LoraLinear::forward(const at::Tensor& x) const {
   QLORAPP_CHECK_VALUE(adapter_.dropout == 0,
-                      "[lora_linear] a layer with lora_dropout must be told whether it trains; got {} and no mode. Call forward(x, "
+                      "[lora_linear] a layer with lora_dropout requires a mode; got {} and none. Call forward(x, "
                       "training), or use LoraLinearModule, which follows train() and eval() of its torch::nn::Module.",
                       adapter_.dropout);
   return forward(x, false);

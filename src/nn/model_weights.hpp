@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// All weights of a model in the order in which they are made, whoever makes them: a checkpoint's reader, a generator of random
-/// ones, or a plan that has shapes alone.
+/// All weights of a model in the order of their creation. The source is a checkpoint's reader, a generator of random weights, or a
+/// plan that has shapes alone.
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,7 @@
 ///     workspace  [ W₁  s₁B₁  0    ]      forward    u = x·[A₁; A₂]ᵀ          y  = [x | u] · workspace[:N, :]ᵀ
 ///     (N+P, K+P) [ W₂  0     s₂B₂ ]      backward   v = dy·[s₁B₁ 0; 0 s₂B₂]   dx = [dy | v] · workspace[:, :K]
 ///                [ A₁             ]
-///                [ A₂             ]      P = the ranks' sum, rounded up to kRankStep; what is not named is zero
+///                [ A₂             ]      P = the ranks' sum, rounded up to kRankStep; other entries are zero
 ///
 /// u and v are written into spare columns behind x and dy, whose buffers are therefore Wide. This is how a GPU runs a block: one
 /// dequantization, one large product and one skinny one, instead of those of each projection and an extra pass over y and dx.

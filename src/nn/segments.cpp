@@ -14,7 +14,7 @@ namespace qlorapp {
 at::Tensor run_segment(const Decoder& decoder, const Segment& segment, const at::Tensor& x, const StepContext& context,
                        std::vector<Saved>* saved) {
   const std::vector<DecoderBlock>& blocks = decoder.blocks();
-  // What backward needs first stays where it is.
+  // Backward needs the last segment first, so it stays on the device.
   const bool to_host = segment.keep == Keep::kInputOnHost && segment.end < std::ssize(blocks);
   if (segment.end - segment.begin == 1) {
     const Keep keep = segment.keep == Keep::kInputOnHost && !to_host ? Keep::kInputOnly : segment.keep;

@@ -48,7 +48,7 @@ struct StepContext {
   /// @param site  a number that no other mask of the model shares: block * 16 + projection.
   /// @param width  of the input that is masked.
   [[nodiscard]] DropoutKey dropout_key(uint32_t site, int64_t width) const {
-    return {seed, micro_step, site, static_cast<uint64_t>(first_row * width)};
+    return {.seed = seed, .micro_step = micro_step, .site = site, .first = static_cast<uint64_t>(first_row * width)};
   }
 };
 

@@ -25,7 +25,7 @@ namespace qlorapp::ops {
 ///     g' = round(gradient · inverse_scale)        norm = ‖g'‖₂         found_inf = 1 if an element of g' is not finite, else 0
 ///     multiplier = inverse_scale · min(1, max_norm / (norm + 1e-6))        inverse_scale if max_norm is 0
 ///
-/// The gradient is not changed: give multiplier, and found_inf as `skip`, to the step. norm is what a log calls grad_norm. It is
+/// The gradient is not changed: give multiplier, and found_inf as `skip`, to the step. norm is the grad_norm of logs. It is
 /// one norm over the whole, added up in double across blocks; clip_grad_norm_ forms the norm of norms: the last bits differ.
 /// @param gradient  float32, contiguous, any number of elements.  @param max_norm  >= 0.
 /// @param inverse_scale  1 / S of the loss scale, float32 () on the gradient's device; 1 if absent.

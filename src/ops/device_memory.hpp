@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// How much memory a GPU has left, how torch's allocator lays it out, and who gives some back before more is taken.
+/// A GPU's free memory, the layout of torch's allocator, and callbacks that free memory before it allocates more.
 ///
-/// Expandable segments: what a card must have is what the allocator reserves, and in segments of fixed sizes a tenth of that is
+/// Expandable segments: a card must have the memory that the allocator reserves. With segments of fixed sizes a tenth of it is
 /// holes that fit no request. The library therefore sets expandable_segments:True when it first uses a GPU, unless the user has
 /// set PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF (to anything, the empty text included), the program has given torch settings
 /// of its own, the allocator is not torch's own, or the GPU cannot map memory (some virtual GPUs). Segments that exist stay
@@ -12,10 +12,10 @@
 ///
 /// What a relief may do there (torch 2.11, c10/cuda/CUDACachingAllocator.cpp, malloc and trigger_free_memory_callbacks): the
 /// callback runs on the requesting thread, under that device's allocator lock, with nothing of the allocator changed yet. The
-/// lock is recursive, so freeing device tensors is allowed, and what such callbacks are for (torch's own, cuda_ipc_collect,
+/// lock is recursive, so freeing device tensors is allowed; such callbacks exist for it (torch's own, cuda_ipc_collect,
 /// does it). Not allowed: waiting for a lock that another thread may hold while it allocates on the device (hence try, do not
-/// wait), and device allocations. While the current stream is being captured into a graph nobody is asked, as nothing may be
-/// moved then. The size of the request is not told.
+/// wait), and device allocations. While the current stream is being captured into a graph no relief is called, because
+/// nothing may move then. The size of the request is unknown.
 #pragma once
 
 #include <exception>
@@ -30,7 +30,7 @@ namespace qlorapp::ops {
 struct DeviceRoom {
   Bytes free;   ///< What the allocator may still take: free on the device, and below the cap of this process.
   Bytes total;  ///< Of the device, or the cap (torch.cuda.set_per_process_memory_fraction).
-  Bytes held;   ///< What the allocator has taken: in use, or cached.
+  Bytes held;   ///< Held by the allocator: in use, or cached.
 };
 
 /// @returns nothing for a CPU. Asks the driver; does not synchronize.
@@ -50,16 +50,16 @@ void prepare_device_memory();
 /// primitive, and torch exports no function for it. A user's value stays.
 void bound_primitive_cache();
 
-/// Whether an allocation failed: of a GPU's allocator (c10::OutOfMemoryError), of the C++ library, or of those that have only words for it
+/// Whether an allocation failed: of a GPU's allocator (c10::OutOfMemoryError), of the C++ library, or of those that state it in a message only
 /// (torch's for CPUs, the CUDA driver, cuBLAS).
 [[nodiscard]] bool is_out_of_memory(const std::exception& error);
 
-/// Gives what torch's allocator holds and nobody uses back to the device; nothing on a CPU.
+/// Returns the unused memory of torch's allocator to the device. Does nothing on a CPU.
 void release_cached_memory(at::Device device);
 
 class MemoryRelief {
  public:
-  /// Asked before more is taken from the device. The rules stand above.
+  /// Called before the allocator asks the device for more memory. The rules are above.
   /// @returns whether device memory was freed.
   virtual bool relieve(at::Device device, const DeviceRoom& room) noexcept = 0;
 
@@ -73,11 +73,11 @@ void remove_memory_relief(MemoryRelief* relief);
 
 namespace detail {
 
-/// What the code for a kind of GPU says of itself when the library is loaded.
+/// Registered by the code for a kind of GPU when the library is loaded.
 struct DeviceMemory {
   DeviceRoom (*room_of)(at::Device device);
   void (*prepare)();
-  bool (*is_expandable)();  ///< What the allocator does now.
+  bool (*is_expandable)();  ///< The allocator's present mode.
 };
 void set_device_memory(const DeviceMemory* memory);
 

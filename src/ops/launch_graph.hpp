@@ -23,14 +23,14 @@ class LaunchGraph {
 [[nodiscard]] bool has_launch_graphs(at::Device device);
 
 /// Runs `work` twice on a stream of its own: first for its results, which the current stream sees afterwards, then to record it,
-/// without any effect. Synchronizes, and gives memory that the first run has left in the allocator back.
-/// @param work  launches alone: nothing may wait for the device, and what it does on the host is not repeated by a replay.
+/// without any effect. Synchronizes, and returns the memory that the first run left in the allocator.
+/// @param work  launches alone. Nothing may wait for the device; a replay does not repeat work on the host.
 /// @returns null if the recording failed, with the reason in `why`; the results of the first run are there all the same.
 [[nodiscard]] std::unique_ptr<LaunchGraph> record_launches(at::Device device, const std::function<void()>& work, std::string* why);
 
 namespace detail {
 
-/// What the code for GPUs says of itself when the library is loaded.
+/// Registered by the code for GPUs when the library is loaded.
 using Recorder = std::unique_ptr<LaunchGraph> (*)(at::Device device, const std::function<void()>& work, std::string* why);
 void set_recorder(Recorder recorder);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the layer operators ask of their arguments, said once for CPU, CUDA and Meta. Symbolic sizes pass, so that the operators
+// Checks of the layer operators' arguments, written once for CPU, CUDA and Meta. Symbolic sizes pass, so that the operators
 // can be traced. Kernels behind these checks trust their arguments.
 #pragma once
 

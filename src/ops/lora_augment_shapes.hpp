@@ -12,7 +12,7 @@ struct AugmentShape {
   int64_t out = 0, in = 0, spare = 0;  ///< N, K, P.
 };
 
-/// What a and b say about themselves and each other, and where they must lie to be rounded into `like`. @returns N and K; P is the
+/// Checks the shapes, dtypes and devices of a and b against each other and against `like`. @returns N and K; P is the
 /// ranks' sum.
 inline AugmentShape check_adapters(const char* op, const at::Tensor& like, at::TensorList a, at::TensorList b,
                                    at::ArrayRef<double> scaling) {

@@ -74,8 +74,8 @@ class MemoryTape {
 /// The device of this thread's recording; null outside of one.
 [[nodiscard]] const PlannedDevice* planned_device();
 
-/// Whether what is computed with this tensor is computed by a GPU: it is there, or on Meta while a GPU is planned for. To be
-/// asked wherever code chooses another way for GPUs.
+/// Whether a GPU computes with this tensor: it is there, or on Meta while a GPU is planned for. Code that does something else on a
+/// GPU asks this.
 [[nodiscard]] bool computes_on_gpu(const at::Tensor& tensor);
 [[nodiscard]] bool computes_on_gpu(at::Device device);
 

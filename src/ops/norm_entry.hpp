@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the norms do on every device: check, make room for what is returned, and let the device write.
+// The norms' steps on every device: check, allocate the results, call the device's kernel.
 #pragma once
 
 #include <tuple>

@@ -23,7 +23,9 @@ void rethrow_operator_error() {
     throw;
   } catch (const c10::ValueError& error) { throw ValueError(error.what_without_backtrace()); } catch (const c10::TypeError& error) {
     throw TypeError(error.what_without_backtrace());
-  }
+  } catch (const KernelOutOfMemory& error) {
+    throw OutOfMemoryError(error.what_without_backtrace());
+  } catch (const KernelError& error) { throw Error(error.what_without_backtrace()); }
 }
 
 }  // namespace qlorapp::ops

@@ -9,10 +9,22 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/Exception.h>
 
 namespace qlorapp::ops {
 
-/// For a scope inside of an operator's kernel: errors of calls stay c10's, for whoever called the operator.
+/// Other failures of our kernels. Types of their own tell them from torch's c10::Error and c10::OutOfMemoryError, which stay as they
+/// are. Python: RuntimeError and torch.OutOfMemoryError.
+class KernelError : public c10::Error {
+ public:
+  using c10::Error::Error;
+};
+class KernelOutOfMemory : public c10::OutOfMemoryError {
+ public:
+  using c10::OutOfMemoryError::OutOfMemoryError;
+};
+
+/// For a scope inside of an operator's kernel: errors of calls stay c10's, and the outer call translates them.
 class InsideKernel {
  public:
   InsideKernel();
@@ -30,7 +42,8 @@ struct BelowAutograd {
   InsideKernel inside;
 };
 
-/// In a handler: throws c10's ValueError and TypeError again as the library's, without torch's backtrace, and others as they are.
+/// In a handler: throws c10's ValueError and TypeError and the two above again as the library's, without torch's backtrace, and
+/// others as they are.
 [[noreturn]] void rethrow_operator_error();
 
 template <class Signature>

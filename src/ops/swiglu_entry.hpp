@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What swiglu does on every device: check, make room for what is returned, and let the device write.
+// swiglu's steps on every device: check, allocate the result, call the device's kernel.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -17,7 +17,7 @@ Arrival arrive_dense(const at::Tensor& place, at::ScalarType stored, at::Device 
   if (place.scalar_type() == stored && place.device() == device) return {place, {}, {}};
   return {{},
           [flat = place.view({-1})](int64_t first, const at::Tensor& piece) {
-            if (piece.is_meta() && !flat.is_meta()) return;  // a plan's; the place is host memory that nobody has taken
+            if (piece.is_meta() && !flat.is_meta()) return;  // a plan's; its host memory is not allocated
             flat.narrow(0, first, piece.numel()).copy_(piece);
           },
           {}};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What becomes of a checkpoint's tensor on its way to memory, whoever brings it: io/tensor_stream.hpp brings its bytes, and
+/// Steps of a checkpoint's tensor on its way to memory. io/tensor_stream.hpp brings its bytes, and
 /// memory/planner.hpp its shape alone. So a plan of loading is made by the code that loads.
 #pragma once
 

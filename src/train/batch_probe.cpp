@@ -18,7 +18,7 @@
 namespace qlorapp {
 namespace {
 
-/// Gradients are nobody's when the probe ends, however it ends.
+/// Clears the gradients when the probe ends, also by an exception.
 struct ZeroGradients {
   AdapterArena& arena;
   ~ZeroGradients() { arena.zero_grad(); }

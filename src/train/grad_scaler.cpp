@@ -51,6 +51,8 @@ GradScaler::GradScaler(const Options& options) : options_(options) {
                       "[GradScaler] max_consecutive_skips must be >= 0; got {}. 0 is no limit.", options_.max_consecutive_skips);
 }
 
+GradScaler::GradScaler() : GradScaler(Options()) {}
+
 GradScaler::GradScaler(const GradScaler& other)
     : options_(other.options_),
       init_growth_tracker_(other.init_growth_tracker_),

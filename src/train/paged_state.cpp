@@ -19,7 +19,7 @@ using c10::impl::VirtualGuardImpl;
 
 c10::Stream current_stream(at::Device device) { return VirtualGuardImpl(device.type()).getStream(device); }
 
-/// Below this, what can move moves. The size of a request is not known beforehand; a step's largest is the logits of one chunk.
+/// Below this, state is moved to the host. The size of a request is not known beforehand; a step's largest is the logits of one chunk.
 Bytes little_room(const ops::DeviceRoom& room) {
   using namespace literals;
   return std::min(Bytes{room.total.count / 8}, 2_GiB);
@@ -27,7 +27,7 @@ Bytes little_room(const ops::DeviceRoom& room) {
 
 }  // namespace
 
-/// Whoever looks at the moments or moves them. A mutex would not do: the thread that steps is asked for relief itself when it
+/// Holds the right to read or move the moments. A mutex would deadlock: the thread that steps is asked for relief itself when it
 /// allocates.
 class PagedState::Busy {
  public:
@@ -116,7 +116,7 @@ void PagedState::step(const Update& update) {
     try {
       if (room && room->free - bytes_ >= little_room(*room) * 2) to_device();
     } catch (const c10::OutOfMemoryError&) {
-      // Somebody was faster: they stay.
+      // Another thread allocated first: they stay.
     }
   }
   if (!on_host_) return update(moments_, 0, elements_);

@@ -9,9 +9,9 @@
 /// managed. The update of a chunk is elementwise or by blocks that no chunk cuts, so where the moments are changes no bit of
 /// them.
 ///
-/// Moving out happens inside the allocator's free-memory callback (ops/device_memory.hpp says what is allowed there). That is
+/// Moving out happens inside the allocator's free-memory callback (ops/device_memory.hpp has its rules). That is
 /// safe because it allocates nothing on the device, takes no lock that it would have to wait for (moments that a step is using,
-/// or that somebody else holds a reference to, stay), and because the freed memory is used again in the order of the stream in
+/// or that have another owner, stay), and because the freed memory is used again in the order of the stream in
 /// which the copy runs; another stream gets it only through the driver or an event. The alternative, a flag that the next step
 /// reads, would come too late: the peak of a step is in its forward and backward passes.
 #pragma once
@@ -36,7 +36,7 @@ class PagedState final : ops::MemoryRelief {
   /// Elements of a parameter that a step on the host takes at a time.
   static constexpr int64_t kChunk = ops::kPagedMomentsChunk;
 
-  /// @param moments  on one GPU, one-dimensional, with nobody else holding them; their sizes divide `elements`.
+  /// @param moments  on one GPU, one-dimensional, without another owner; their sizes divide `elements`.
   PagedState(std::vector<at::Tensor> moments, int64_t elements);
   ~PagedState();
   PagedState(const PagedState&) = delete;
@@ -47,7 +47,7 @@ class PagedState final : ops::MemoryRelief {
   /// Calls update once for all, or chunk by chunk. Does not synchronize.
   void step(const Update& update);
 
-  /// The moments where they are; they stay there while somebody holds them. On the host: waits until what is in flight has
+  /// The moments where they are; they stay there while the result is held. On the host: waits until copies in flight have
   /// arrived.
   [[nodiscard]] std::vector<at::Tensor> tensors();
   [[nodiscard]] bool on_host() const { return on_host_; }

@@ -31,7 +31,7 @@ at::ScalarType compute_dtype(const TrainingArguments& args) {
 
 /// All adapters' gradients meet once an optimizer step; for the rest of it the cards do not wait for each other.
 constexpr double kScalingOfTwo = 0.97;
-/// Of a card that nobody has tried: plans may be 3 % under, and a day's run should not end for that.
+/// Of a card without a measurement: plans may be 3 % under, and a day's run should not end for that.
 constexpr double kSafePart = 0.95;
 
 /// What a budget chose, as the run's arguments.
@@ -57,7 +57,7 @@ ops::PlannedDevice planned_device(at::Device device) {
 
 namespace {
 
-/// What the arguments decide. The rest stays as it is.
+/// Sets the fields that the arguments decide. The others stay.
 PlanSettings completed(PlanSettings settings, const TrainingArguments& args) {
   settings.batch = args.per_device_train_batch_size;
   settings.accumulation = args.gradient_accumulation_steps;

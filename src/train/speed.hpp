@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// How long something took, and how transformers rounds what is said of it.
+/// Timing, with transformers' rounding of the logged figures.
 #pragma once
 
 #include <chrono>

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/cross_entropy.hpp"
 
+#include <torch/csrc/autograd/autograd.h>
+
 #include "catch.hpp"
 #include "qlorapp/core/error.hpp"
 #include "tensors.hpp"
@@ -56,4 +58,10 @@ TEST_CASE("a target outside the vocabulary is named with its index", "[ops][cpu]
     REQUIRE_THAT(error.what(), Catch::Matchers::ContainsSubstring("vocabulary size 11") &&
                                    Catch::Matchers::ContainsSubstring("got 11 at index 1"));
   }
+}
+
+TEST_CASE("a second derivative of linear_cross_entropy is refused with the library's Error", "[ops][cpu]") {
+  const at::Tensor hidden = randn({2, 8}, at::kFloat).requires_grad_(), weight = randn({11, 8}, at::kFloat);
+  const at::Tensor loss = std::get<0>(ops::linear_cross_entropy(hidden, weight, at::tensor({0, 10}, at::kLong)));
+  REQUIRE_THROWS_AS(torch::autograd::grad({loss}, {hidden}, {}, true, /*create_graph=*/true), qlorapp::Error);
 }

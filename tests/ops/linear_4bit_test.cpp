@@ -2,12 +2,41 @@
 #include "ops/linear.hpp"
 
 #include <ATen/ATen.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <fstream>
 
 #include "catch.hpp"
 #include "core/cpu_isa.hpp"
+#include "ops/operator.hpp"
 #include "ops/quantize.hpp"
+#include "qlorapp/core/error.hpp"
 
 using namespace qlorapp;
+
+namespace {
+
+/// For a scope, the process may map no more than `more` bytes beyond its present size.
+class AddressSpace {
+ public:
+  explicit AddressSpace(size_t more) {
+    size_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    ::getrlimit(RLIMIT_AS, &before_);
+    const rlimit now{pages * static_cast<size_t>(::sysconf(_SC_PAGESIZE)) + more, before_.rlim_max};
+    ::setrlimit(RLIMIT_AS, &now);
+  }
+  ~AddressSpace() { ::setrlimit(RLIMIT_AS, &before_); }
+  AddressSpace(const AddressSpace&) = delete;
+  AddressSpace& operator=(const AddressSpace&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+}  // namespace
 
 TEST_CASE("panels of a weight whose rows cut its blocks give the whole product, both ways and in every dtype", "[ops][cpu]") {
   at::manual_seed(5);
@@ -31,4 +60,35 @@ TEST_CASE("panels of a weight whose rows cut its blocks give the whole product, 
     }
     set_cpu_isa(best_cpu_isa());
   }
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they end the process when an allocation fails
+TEST_CASE("a panel that does not fit in memory raises OutOfMemoryError, and the next call works", "[ops][cpu]") {
+  const int64_t rows = 64, columns = int64_t{1} << 20;  // a panel of 256 MiB in fp32
+  const at::Tensor packed = at::zeros({rows * columns / 2, 1}, at::kByte), absmax = at::ones({rows * columns / 64});
+  const at::Tensor x = at::zeros({1, columns});
+  const auto product = [&] {
+    return ops::linear_4bit(x, packed, absmax, std::nullopt, std::nullopt, {rows, columns}, 64, 256, QuantType::kNf4, false);
+  };
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    const AddressSpace limit(size_t{100} << 20);
+    REQUIRE_THROWS_AS(product(), OutOfMemoryError);
+  }
+  REQUIRE(at::equal(product(), at::zeros({1, rows})));
+}
+#endif
+
+TEST_CASE("a C++ caller gets a kernel's failure as the library's, and torch's as torch's", "[ops][cpu]") {
+  const auto translated = [](const auto& error) {
+    try {
+      throw error;
+    } catch (const c10::Error&) { ops::rethrow_operator_error(); }
+  };
+  const c10::SourceLocation here{__func__, __FILE__, __LINE__};
+  REQUIRE_THROWS_AS(translated(ops::KernelError(here, "rule")), Error);
+  REQUIRE_THROWS_AS(translated(ops::KernelOutOfMemory(here, "rule")), OutOfMemoryError);
+  REQUIRE_THROWS_AS(translated(c10::ValueError(here, "rule")), ValueError);
+  REQUIRE_THROWS_AS(translated(c10::OutOfMemoryError(here, "rule")), c10::OutOfMemoryError);
+  const ops::InsideKernel inside;
+  REQUIRE_THROWS_AS(translated(ops::KernelError(here, "rule")), ops::KernelError);
 }

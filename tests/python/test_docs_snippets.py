@@ -24,6 +24,7 @@ PAGES = [
     "quickstart-cpp.md",
     "quickstart-python.md",
     "quickstart-notebook.md",
+    "sft.md",
     "migration.md",
     "troubleshooting.md",
     "lesson.md",

@@ -38,6 +38,13 @@ TEST_CASE("GradScaler's defaults are torch's", "[train][cpu]") {
   REQUIRE(field_names<GradScaler::State>()[4] == "_growth_tracker");
 }
 
+TEST_CASE("a GradScaler made without options is torch.amp.GradScaler(): for CUDA, and disabled without it", "[train][cpu]") {
+  GradScaler scaler;
+  REQUIRE(scaler.options().device == at::kCUDA);
+  REQUIRE(scaler.is_enabled() == at::hasCUDA());
+  REQUIRE(scaler.get_scale() == (at::hasCUDA() ? 65536.0 : 1.0));
+}
+
 TEST_CASE("GradScaler halves on overflow and leaves the step untaken; a finite step sees true magnitudes", "[train][cpu]") {
   GradScaler scaler(on_cpu());
   at::Tensor weight = at::ones({3}).requires_grad_();

@@ -63,7 +63,7 @@ TEST_CASE("each option outside its range is named with its rule and value", "[tr
       {R"({"fp16":true,"bf16":true})", "At most one of fp16 and bf16 can be True, but not both"},
       {R"({"checkpoint_keep":"input"})", "input_only"},
       {R"({"checkpoint_keep":"input_only:x,everything:2"})", "'input_only:x': behind ':' comes a number of blocks"},
-      {R"({"checkpoint_keep":["input_only","everything","everything:2"]})", "only one entry may be without a number"},
+      {R"({"checkpoint_keep":["input_only","everything","everything:2"]})", "only one entry may omit its number of blocks"},
       {R"({"loss_chunk_rows":-1})", "loss_chunk_rows must be a number of rows, or 0"},
       {R"({"mlp_tile_rows":6})", "mlp_tile_rows must be a multiple of 4"},
       {R"({"weight_workspace":"stacks"})",

@@ -3,7 +3,7 @@
 ///
 /// A flat arena lets the optimizer, the norm and the overflow check be a few passes over contiguous memory, and lets a
 /// hand-written backward add a gradient where the optimizer reads it. Every view begins at a multiple of 256 elements, so that
-/// the blocks of an 8-bit optimizer never cross parameters; what lies between two views is zero and stays zero.
+/// the blocks of an 8-bit optimizer never cross parameters; the elements between two views are zero and stay zero.
 #pragma once
 
 #include <cstdint>

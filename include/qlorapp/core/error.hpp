@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The errors of the library: one family, so that `catch (const qlorapp::Error&)` catches every one that the library throws.
 ///
-/// Grammar of a message: `[where] rule; got value. What to do.` — `where` is an operator, a file, an option or a key.
+/// Grammar of a message: `[where] rule; got value. What to do.` — `where`: an operator, a file, an option or a key.
 /// Arguments are checked once, where they enter. The library never prints an error and never exits.
 ///
 /// Errors of torch itself keep their type: a failed allocation inside torch is c10::OutOfMemoryError.

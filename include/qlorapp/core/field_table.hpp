@@ -29,7 +29,7 @@ Field(const char*, Value Config::*, const char*) -> Field<Config, Value>;
 struct Alias {
   std::string_view alias;
   std::string_view name;
-  bool older = false;  ///< It was the name once: using it is said, with the new name.
+  bool older = false;  ///< The former name: its use is logged, with the new name.
 };
 inline constexpr bool kOlder = true;
 

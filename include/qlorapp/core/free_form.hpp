@@ -2,7 +2,7 @@
 /// A config field that may hold any JSON value: an object of keyword arguments, a list, a string or nothing.
 ///
 /// transformers has such fields (lr_scheduler_kwargs, fsdp_config, debug …). The text keeps this header free of a JSON library;
-/// whoever uses the value parses and checks it (format/config_json.hpp reads and writes the field itself).
+/// its users parse and check the value (format/config_json.hpp reads and writes the field itself).
 #pragma once
 
 #include <string>

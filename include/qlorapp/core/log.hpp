@@ -20,7 +20,7 @@ void log_debug(std::string_view line);
 void log_info(std::string_view line);
 void log_warning(std::string_view line);
 
-/// As log_warning, but each distinct line is said once in a process.
+/// As log_warning, but logs each distinct line once per process.
 void log_warning_once(std::string_view line);
 
 }  // namespace qlorapp

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Which modules a setting is about: a list of names, or one pattern, or nothing said.
+/// The modules that a setting covers: a list of names, one pattern, or unset.
 #pragma once
 
 #include <initializer_list>
@@ -21,7 +21,7 @@ struct NamesOrPattern {
   NamesOrPattern(std::string text) : pattern(std::move(text)) {}
   NamesOrPattern(const char* text) : pattern(text) {}
 
-  /// Nothing was said.
+  /// Neither names nor a pattern.
   [[nodiscard]] bool empty() const { return names.empty() && !pattern; }
   friend bool operator==(const NamesOrPattern&, const NamesOrPattern&) = default;
 };

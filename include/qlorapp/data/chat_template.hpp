@@ -4,7 +4,7 @@
 /// A closed set, nothing is evaluated: a model's Jinja source is only compared with known ones. The comparison is by statement
 /// (white-space control, quotes, message['role'] / message.role, x.strip() / x | trim and the words of exceptions do not matter; for
 /// a conversation without tools neither do the branches that only tools reach), so a template that differs in one visible character
-/// is refused. Text equals transformers' apply_chat_template; what that raises is refused with the rule.
+/// is refused. Text equals that of transformers' apply_chat_template; where that raises, this refuses and names the rule.
 /// docs/sft.md lists the templates; src/data/chat_forms.cpp describes them.
 #pragma once
 

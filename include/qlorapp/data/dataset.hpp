@@ -62,10 +62,10 @@ struct DatasetOptions {
 enum class RowFormat { kInputIds, kMessages, kPromptCompletion, kPromptMessages, kText };
 [[nodiscard]] std::string_view to_string(RowFormat format);
 
-/// What was read, for people: nothing here is needed to train.
+/// A summary of the rows that were read, for logs. Training does not need it.
 struct DatasetSummary {
   RowFormat format = RowFormat::kText;
-  std::string detected;       ///< What the rows are and how their columns are used: "question and answer, as turns of …".
+  std::string detected;       ///< The form of the rows and the use of their columns: "question and answer, as turns of …".
   int64_t rows = 0;           ///< Rows in the file.
   int64_t blank_lines = 0;    ///< Lines without a row, passed over.
   int64_t tokens = 0;         ///< In the examples.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What rows of text ask of a tokenizer and a chat template, wherever these are: in this library or in another process. Torch-free.
+/// The interface of a tokenizer and a chat template to rows of text. Both may run in this library or in another process. Torch-free.
 #pragma once
 
 #include <optional>

@@ -59,7 +59,7 @@ class Tokenizer {
   [[nodiscard]] Encoding encode_with_ranges(std::string_view text, bool add_special_tokens = true) const;
 
   /// UTF-8; bytes that form no character become U+FFFD. Ids without a token are left out, as Hugging Face does. The start of a
-  /// text may be special (Llama 2 takes a space from it): decode a whole text, not its parts.
+  /// text may be special (Llama 2 removes a space from it): decode a whole text, not its parts.
   [[nodiscard]] std::string decode(std::span<const TokenId> ids, bool skip_special_tokens = false) const;
 
   /// As spelled in the file ("Ġthe", "<|eot_id|>").

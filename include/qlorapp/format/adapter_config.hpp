@@ -3,7 +3,7 @@
 ///
 /// Written with all keys that PEFT 0.21 writes, sorted, indented by two, byte for byte its file for the same values
 /// (target_modules sorted: PEFT writes a set in no stable order). Keys with a meaning here are fields; those that PEFT has and
-/// this library does not support are refused unless they say "off"; keys that nobody here knows are kept and written back.
+/// this library does not support are refused unless they say "off"; unknown keys are kept and written back.
 ///
 /// Source: PEFT 0.21.2 `LoraConfig`, `PeftConfigMixin.save_pretrained`; tests/python/test_adapter_config.py compares live.
 #pragma once

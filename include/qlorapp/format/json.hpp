@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Reads JSON from files that nobody vouches for: sizes are bounded, and what JSON readers disagree on is refused.
+/// Reads JSON from untrusted files. Sizes are bounded; constructs that JSON readers resolve differently are refused.
 ///
 /// Two readers that resolve a duplicate key differently see two different files, so a duplicate is an error at any level.
 /// So are a byte-order mark, a NUL byte, invalid UTF-8, a lone surrogate escape, text behind the value, comments, a number

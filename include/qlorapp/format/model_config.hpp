@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/// config.json of a Llama-shaped language model: what is needed to build it, and nothing that is not understood.
+/// config.json of a Llama-shaped language model: the settings that build it.
 ///
 /// Families are rows of one table, not classes. A key that changes the mathematics and is not supported is refused by name; a
-/// key that is known to change nothing is ignored; an unknown key is said once; a key that starts with '_' is private to
+/// key that is known to change nothing is ignored; an unknown key is logged once; a key that starts with '_' is private to
 /// transformers and ignored; a key that names code (auto_map, trust_remote_code) is refused. Both shapes of the rotary settings
 /// are read: transformers 4's `rope_theta` and `rope_scaling`, and 5's `rope_parameters`.
 ///

@@ -41,7 +41,7 @@ inline constexpr CodeBook kNf4CodeBook{-1.0F,         -0.6961928F, -0.52507305F,
 inline constexpr CodeBook kFp4CodeBook{0.0F, 0.0625F / 12,  8.0F / 12,  1.0F,  4.0F / 12,  0.5F,  2.0F / 12,  0.25F,
                                        0.0F, -0.0625F / 12, -8.0F / 12, -1.0F, -4.0F / 12, -0.5F, -2.0F / 12, -0.25F};
 
-/// Codes by ascending value. Of FP4's two zeros, code 0 comes first: it takes what is <= 0, code 8 what is above.
+/// Codes by ascending value. Of FP4's two zeros, code 0 comes first: it stands for values <= 0, code 8 for those above.
 inline constexpr std::array<uint8_t, 16> kNf4Order{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 inline constexpr std::array<uint8_t, 16> kFp4Order{11, 10, 13, 12, 15, 14, 9, 0, 8, 1, 6, 7, 4, 5, 2, 3};
 

@@ -18,15 +18,14 @@ namespace qlorapp {
 void save_adapter(const CausalLM& model, const std::string& folder, const std::string& base_model, const std::string& name = "");
 
 /// Adds the adapters of a PEFT folder under a name that the model does not have yet, or replaces the values of equal adapters.
-/// @throws FormatError naming the file and what is wrong: no adapter there, a tensor that is missing, unknown, of another shape
+/// @throws FormatError naming the file and the fault: no adapter there, a tensor that is missing, unknown, of another shape
 ///         (an adapter of another base), not finite; ValueError if the model has other adapters of that name, or another base
 ///         than the one that an initialization left when the adapter was trained.
 void load_adapter(CausalLM& model, const std::string& folder, const std::string& name = kDefaultAdapter);
 
 /// The same for a model of your own: adapters under the names of its modules, "block0.up.lora_A.weight", as adapter_parameters()
 /// (nn/inject.hpp) and LoraLinear::named_parameters return them.
-/// @param config  what the adapters were made with: it is written as adapter_config.json, without its task_type, so that PEFT wraps a
-///                module of any kind.
+/// @param config  of the adapters. It is written as adapter_config.json, without its task_type, so that PEFT wraps a module of any kind.
 /// @throws ValueError if there are none, or a value is not finite; IoError.
 void save_adapter(const std::vector<std::pair<std::string, at::Tensor>>& adapters, const LoraConfig& config,
                   const std::string& folder, const std::string& base_model);

@@ -24,8 +24,8 @@ namespace qlorapp {
 /// As its driver names it, "NVIDIA H200"; empty for the CPU.
 [[nodiscard]] std::string gpu_name(at::Device device);
 
-/// What this process may hold there: on a GPU what torch's allocator has taken and may still take, on a CPU what is resident and
-/// what the system calls available. Asks the driver or /proc. @throws IoError where /proc does not say.
+/// The memory that this process may hold there: on a GPU the bytes of torch's allocator and those still free, on a CPU the resident
+/// bytes and those that the system reports as available. Asks the driver or /proc. @throws IoError where /proc does not say.
 [[nodiscard]] Bytes memory_for(at::Device device);
 
 /// bfloat16 needs a GPU of architecture 80 (Ampere) or newer: an older one computes in float16 instead, with loss scaling.

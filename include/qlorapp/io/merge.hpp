@@ -23,7 +23,7 @@ namespace qlorapp {
 /// Which W an adapter is merged into.
 enum class MergeBase : uint8_t {
   kOriginal,     ///< The checkpoint's own, which training saw through its quantization error only. PEFT's choice.
-  kDequantized,  ///< What training saw: quantized and dequantized. The merged model computes what base and adapter compute.
+  kDequantized,  ///< Training's weights: quantized and dequantized. The merged model computes the same as base and adapter.
 };
 
 /// "original" or "dequantized".
@@ -36,7 +36,7 @@ struct MergeOptions {
   std::optional<MergeBase> base;
   /// Of the written weights: float32, bfloat16 or float16; unless given that of the checkpoint.
   std::optional<at::ScalarType> dtype;
-  /// What training quantized with; for MergeBase::kDequantized of a checkpoint that is not stored in four bits.
+  /// Training's options, for MergeBase::kDequantized of a checkpoint that is not stored in four bits.
   Quantizer::Options quantization;
   std::vector<std::string> skip_modules;                      ///< Linear layers that training left dense.
   Bytes max_shard_size{5'000'000'000};                        ///< Of a file of weights; one tensor may be larger.

@@ -13,7 +13,7 @@
 
 namespace qlorapp {
 
-/// What config.json says about the quantization, if the source folder was not quantized and the model is.
+/// The quantization_config that config.json gets if the model is quantized and its source folder was not.
 struct SaveOptions {
   std::string storage = "uint8";                         ///< bnb_4bit_quant_storage: the dtype that packed bytes are shown as.
   std::optional<std::vector<std::string>> skip_modules;  ///< llm_int8_skip_modules.

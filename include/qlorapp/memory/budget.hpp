@@ -19,7 +19,7 @@ struct BudgetRequest {
   Bytes room;                   ///< For all that torch reserves.
   int64_t effective_batch = 0;  ///< Rows of an optimizer step, whose divisors micro-batches may be; 0: the settings' batch.
   double average_length = 0;    ///< Of a row, in tokens, for the time; 0: the settings' length.
-  std::string_view name = "memory_budget";  ///< What errors call it.
+  std::string_view name = "memory_budget";  ///< Its name in errors.
 };
 
 struct BudgetChoice {
@@ -28,17 +28,17 @@ struct BudgetChoice {
   std::string keep;    ///< As TrainingArguments has it: "everything", "input_on_host,everything:12".
   double seconds = 0;  ///< Of an optimizer step, estimated.
   std::string way;     ///< "batch 1 x 16, keeping input_on_host,everything:15, embedding on the host".
-  std::string text;    ///< What was chosen, what it costs, and what comes next above and below. Three lines or less.
+  std::string text;    ///< The choice, its cost, and the next choices above and below. Three lines or less.
 };
 
 /// @param rates  of the device: they decide between ways that fit.
 /// @throws ValueError if nothing fits, with the bytes that are missing and the three cheapest ways out: batch, length, rank.
 [[nodiscard]] BudgetChoice fit_budget(const PlanSettings& settings, const Gpu& rates, const BudgetRequest& request);
 
-/// What a smaller batch, shorter rows and a lower rank would take, in this order, and whether it fits: "batch 1: 5.1 GiB, fits; …".
+/// Memory of a smaller batch, shorter rows and a lower rank, in this order, and whether it fits: "batch 1: 5.1 GiB, fits; …".
 [[nodiscard]] std::string ways_out(const PlanSettings& settings, Bytes room);
 
-/// "One row of 2048 tokens takes 9.1 GiB, and there are 8.0 GiB: 1.1 GiB are missing. Ways out: …", for who ran out of memory.
+/// "One row of 2048 tokens takes 9.1 GiB, and there are 8.0 GiB: 1.1 GiB are missing. Ways out: …", for a run that ran out of memory.
 [[nodiscard]] std::string advice_for_one_row(PlanSettings settings, Bytes room);
 
 }  // namespace qlorapp

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a plan knows of GPUs: one table. Memory is the least that CUDA was seen to report as the card's total (cudaMemGetInfo, in
+/// The GPUs that a plan knows, in one table. Memory is the least that CUDA was seen to report as the card's total (cudaMemGetInfo, in
 /// torch's errors "total capacity"), some hundred MiB less than nvidia-smi lists; gpu_table.cpp names the sources. A plan subtracts
 /// the CUDA context from that. Bandwidth, tensor rate (dense, 16-bit inputs, float32 sums), float32 rate and multiprocessors are the
 /// makers' published figures.
@@ -40,7 +40,7 @@ struct Gpu {
   int64_t multiprocessors = 0;
   double float32_rate = 0;  ///< Operations a second without tensor cores, which is how torch multiplies float32; 0: not known.
 
-  /// What a plan asks of it.
+  /// The figures that a plan uses.
   [[nodiscard]] ops::PlannedDevice device() const;
   /// What the CUDA context, driver and library code take on it, which torch does not count; it depends on the driver, too. Measured on
   /// an H200 (docs/plan-accuracy.md: 0.51 GiB at first, 0.78 with all libraries loaded), an allowance for all others.
@@ -52,7 +52,7 @@ struct Gpu {
 
 /// @param text  a name of the table in any case ("t4", "A100-80GB"), or an amount of memory ("16GiB", "24GB") of a card that is
 /// not in
-///              it; that has the given rates and architecture, or none, and then time cannot be told.
+///              it; that has the given rates and architecture, or none, and then no time is estimated.
 /// @throws ValueError naming the cards there are.
 [[nodiscard]] Gpu find_gpu(std::string_view text, int64_t architecture = 0, double bandwidth = 0, double tensor_rate = 0);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What `qlorapp plan` says: tables and answers in words, from plans and times alone. Text, for a terminal and for
+/// The output of `qlorapp plan`: tables and answers in words, from plans and times alone. Text, for a terminal and for
 /// docs/memory.md.
 #pragma once
 
@@ -13,29 +13,29 @@
 
 namespace qlorapp {
 
-/// What a device must have free beside torch's own memory.
+/// Memory of a device that torch must leave free.
 struct DeviceAllowance {
   /// CUDA context, driver and cuBLAS/cuDNN code on the card. benchmarks/plan_accuracy_cuda.py measures it, --context states it; none:
-  /// what the table of cards says.
+  /// the figure of the table of cards.
   std::optional<Bytes> context;
 
   [[nodiscard]] Bytes on(const Gpu& gpu) const { return context.value_or(gpu.context()); }
 };
 
-/// @returns what a card has for torch.  @throws ValueError if the allowance is all of it.
+/// @returns the memory that a card leaves to torch.  @throws ValueError if the allowance is all of it.
 [[nodiscard]] Bytes room_on(const Gpu& gpu, const DeviceAllowance& allowance);
 
 /// Phases and their fullest moments, by part.
 [[nodiscard]] std::string phase_table(const MemoryPlan& plan);
 
-/// "Memory Budget Checklist": the customary rows with the customary rules of thumb beside what they really are, and the rows
+/// "Memory Budget Checklist": the customary rows with the customary rules of thumb beside the planned sizes, and the rows
 /// that are usually missing.
 [[nodiscard]] std::string checklist(const MemoryPlan& plan, const PlanSettings& settings);
 
 /// "7.9 GiB of 14.5 GiB: fits".
 [[nodiscard]] std::string verdict(const MemoryPlan& plan, Bytes room);
 
-/// What the same run takes in transformers, peft and bitsandbytes, by the terms that can be told from here. Against their peaks in
+/// Memory of the same run in transformers, peft and bitsandbytes, by the terms that are known here. Against their peaks in
 /// docs/performance.md ("HF stack", checkpointing, without `prepared`, which those runs leave out) the sum is 3 % off at most
 /// (tests/memory/plan_report_test.cpp); where nothing is computed again it is a lower bound.
 struct PeerMemory {
@@ -50,7 +50,7 @@ struct PeerMemory {
 };
 [[nodiscard]] PeerMemory hugging_face_memory(const MemoryPlan& plan, const PlanSettings& settings);
 
-/// Step by step for one configuration that ran out of memory: what takes what, whether it fits here, and what to change first.
+/// Step by step for one configuration that ran out of memory: the parts of its memory, whether it fits here, and the first change to make.
 [[nodiscard]] std::string explain(const PlanSettings& settings, const Gpu& gpu, const DeviceAllowance& allowance);
 
 /// Two ways to the same effective batch on two cards: speed, memory, quality.
@@ -60,7 +60,7 @@ struct Contender {
 };
 /// The second table is of the fastest way to the same update on each card, as memory_budget finds it: it may keep more, and split
 /// the rows otherwise.
-/// @param settings  all but batch and accumulation; float16 is planned, and said so, where a card has no bfloat16.
+/// @param settings  all but batch and accumulation; for a card without bfloat16 the plan uses float16 and says so.
 /// @param budget    what the second table may use of each card; none: all of it.
 [[nodiscard]] std::string compare(const PlanSettings& settings, const std::vector<Contender>& contenders,
                                   const DeviceAllowance& allowance, std::optional<Bytes> budget = std::nullopt);

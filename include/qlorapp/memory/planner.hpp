@@ -7,7 +7,7 @@
 /// measurement. On top come the rules of torch's caching allocator (caching_allocator.hpp) and what is not torch's: the CUDA
 /// context, which is measured once on a machine and stated, never guessed.
 ///
-/// A plan takes some milliseconds a block; nothing of the model's size is allocated.
+/// A plan takes some milliseconds per block; nothing of the model's size is allocated.
 #pragma once
 
 #include <array>
@@ -28,7 +28,7 @@
 
 namespace qlorapp {
 
-/// All that memory depends on. A new knob of the step is one more line here and one in planner.cpp, where the model is told.
+/// All that memory depends on. A new setting of the step is one more line here and one in planner.cpp, which passes it to the model.
 struct PlanSettings {
   format::ModelConfig model = {};
   LoraConfig lora = {};
@@ -44,7 +44,7 @@ struct PlanSettings {
   bool optimizer_is_paged = false;  ///< Moments give way to the host where a step does not fit beside them (train/paged_state.hpp).
   bool deterministic = false;       ///< full_determinism: attention's backward pass adds up in one order, in more memory.
   bool float8 = false;              ///< Frozen weights are multiplied in eight bits.
-  std::vector<Segment> segments = {};  ///< What is kept; empty: everything.
+  std::vector<Segment> segments = {};  ///< Kept activations; empty: everything.
   MemorySettings memory = {};
   ops::PlannedDevice device = {};
 };
@@ -70,7 +70,7 @@ struct TimelinePoint {
 struct MemoryPlan {
   bool fits = true;                ///< In the room that was asked for.
   bool optimizer_on_host = false;  ///< Paged moments had to give way for that.
-  /// By MemoryPhase. The merge of the adapter (io/merge.hpp, as it is unless told otherwise) comes after the run and takes host memory:
+  /// By MemoryPhase. The merge of the adapter (io/merge.hpp, with its defaults) comes after the run and takes host memory:
   /// it is in no peak below, in no room, and not in the timeline.
   std::array<PhasePlan, ops::kMemoryPhaseCount> phases;
   std::vector<TimelinePoint> timeline;  ///< From the end of the load on; the fullest moments are all in it.
@@ -83,16 +83,15 @@ struct MemoryPlan {
   [[nodiscard]] ops::MemoryPhase fullest() const;
   [[nodiscard]] ops::MemoryPhase fullest_of_training() const;
   [[nodiscard]] Bytes peak_allocated() const { return of(fullest()).allocated; }
-  /// In use at the fullest moment of what training repeats.
+  /// In use at the fullest moment of the phases that training repeats.
   [[nodiscard]] Bytes training_peak() const { return of(fullest_of_training()).allocated; }
   [[nodiscard]] Bytes peak_reserved() const;
 };
 
 /// @throws ValueError naming the setting: a size that is not positive, a batch or length whose products leave 64 bits, adapters
-/// that
-///         match no layer, segments that do not cover the blocks.
-/// @param room  of torch's allocator on a GPU, of all tensors on a CPU; none: without end. Where it is short the allocator gives
-///              back what it has cached, so less may be reserved than where it is not. Paged moments wait on the host if it fits
+///         that match no layer, segments that do not cover the blocks.
+/// @param room  of torch's allocator on a GPU, of all tensors on a CPU; none: without end. Where it is short the allocator frees
+///              its cache, so less may be reserved than with more room. Paged moments wait on the host if it fits
 ///              only so. The plan ends where something does not fit.
 [[nodiscard]] MemoryPlan plan_memory(const PlanSettings& settings, std::optional<Bytes> room = std::nullopt);
 

@@ -29,7 +29,7 @@ class AdapterRegistry {
   ~AdapterRegistry();
 
   /// Adds adapters to the linear layers that the config names, with values by its init_lora_weights and the seed. The first set
-  /// becomes the active one; one that takes a part out of the base (PiSSA, OLoRA) must be the only one.
+  /// becomes the active one; one that subtracts a part from the base (PiSSA, OLoRA) must be the only one.
   /// @param source  weights from before quantization, for the initializations that decompose them.
   /// @throws ValueError if there are adapters of that name, the config matches no layer (naming those that exist), or it names a
   ///         module that cannot have what it asks for.

@@ -44,9 +44,9 @@ struct CheckpointOptions {
 
 /// The untyped engine below checkpoint() and CheckpointedBlock. Does not synchronize.
 /// @param run     computes outputs from inputs; called once now and once in each backward, maybe on a thread of autograd.
-/// @param inputs  tensors (undefined ones allowed), saved for backward. What `run` captures beside them is kept as it is.
-/// @throws ValueError if `run` changed an input in place. In backward: c10::Error if the recompute uses other tensors or returns
-///         other shapes than the first run.
+/// @param inputs  tensors (undefined ones allowed), saved for backward. Tensors that `run` captures are kept as they are.
+/// @throws ValueError if `run` changed an input in place. In backward: Error if the recompute uses other tensors or returns other
+///         shapes than the first run, if create_graph is set, or if the graph has been freed.
 [[nodiscard]] std::vector<at::Tensor> checkpoint_tensors(std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> run,
                                                          const std::vector<at::Tensor>& inputs,
                                                          const CheckpointOptions& options = {});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a block keeps between its forward and its backward pass, and how blocks are grouped into recomputed segments.
+/// Activations that a block keeps from its forward to its backward pass, and segments of blocks that are recomputed together.
 #pragma once
 
 #include <cstdint>
@@ -30,17 +30,17 @@ struct Segment {
 };
 
 /// One segment a block, from a policy or a mixture: "input_only", "input_on_host,everything:12", "input_only:20,everything:12". Runs of
-/// blocks from the first on; one of them may be without a number and takes the blocks that are left. Several names and no number at all:
+/// blocks from the first on; one of them may have no number and covers the other blocks. Several names and no number at all:
 /// one a block.
 ///
-/// Checkpointing as it is taught has names, too: "every:4" is checkpoint_every(blocks, 4), "sqrt" checkpoint_sqrt(blocks), and with
-/// ",input_on_host" behind them the inputs wait on the host. Every layer is "input_only", none "everything".
+/// Textbook schemes have names: "every:4" is checkpoint_every(blocks, 4), "sqrt" is checkpoint_sqrt(blocks). With ",input_on_host"
+/// after them the inputs are stored in host memory. Every layer is "input_only", none "everything".
 ///
-/// Keep more at the END: backward begins at the last block, so what that kept is freed first, and when the blocks come that compute again,
-/// whose backward needs the most room, it is gone.
+/// Keep more in the last blocks. Backward begins there, so their activations are freed before it reaches the blocks that compute again,
+/// and those need the most memory.
 /// @throws ValueError if a name is wrong, or the numbers do not add up to `blocks`.
 [[nodiscard]] std::vector<Segment> parse_segments(std::string_view text, int64_t blocks);
-/// What of that can be said without the model. @throws ValueError
+/// The checks of parse_segments that need no model. @throws ValueError
 void check_segments(std::string_view text);
 
 /// One segment a block, all with the same policy.

@@ -88,7 +88,7 @@ class LoraLinear {
   /// Adds the update into the weight; forward then uses the sum alone. The base is kept aside untouched.
   /// @throws ValueError if the layer is merged already, the sum is not finite, or kFourBit is asked of a dense base. Nothing is changed then.
   void merge(MergeInto into = MergeInto::kDense);
-  /// Gives back the very codes and scales of the base. @throws ValueError if the layer is not merged.
+  /// Restores the exact codes and scales of the base. @throws ValueError if the layer is not merged.
   void unmerge();
   [[nodiscard]] bool merged() const { return merged_.has_value(); }
 

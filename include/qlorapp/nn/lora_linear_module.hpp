@@ -51,7 +51,7 @@ class LoraLinearModuleImpl : public torch::nn::Module {
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
 
-  /// @throws ValueError if the layer is merged, or if what was read is not a weight of this layer's kind: the layer is unusable then.
+  /// @throws ValueError if the layer is merged, or if the archive holds a weight of another kind. The layer is unusable then.
   void load(torch::serialize::InputArchive& archive) override;
   void pretty_print(std::ostream& stream) const override;
 
@@ -64,7 +64,7 @@ class LoraLinearModuleImpl : public torch::nn::Module {
 
   at::Tensor weight_, bias_;         ///< Of a plain layer.
   std::optional<LoraLinear> layer_;  ///< Unset while plain.
-  at::Tensor geometry_;  ///< int64: what a quantized base's numbers mean; as a buffer, so that a file of another kind is refused.
+  at::Tensor geometry_;              ///< int64: shape and quantization of the base. A buffer, so that load() refuses another kind.
 };
 
 TORCH_MODULE(LoraLinearModule);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Where a training step buys memory with time, beside what its blocks keep (keep.hpp). None changes what is computed: losses
-/// are the same numbers, and gradients differ by no more than the order in which they are added up.
+/// Options that save a training step's memory and cost time, beside the choice of kept activations (keep.hpp). Losses stay equal.
+/// Gradients differ at most by the order in which they are added up.
 #pragma once
 
 #include <cstdint>

@@ -35,7 +35,7 @@ struct SamplingOptions {
   void validate() const;
 };
 
-/// What repetition_penalty and the warpers make of the logits; -inf for tokens that are out of the question.
+/// Logits after repetition_penalty and the warpers; -inf for excluded tokens.
 /// @param logits   (R, V), any float dtype. Not changed.
 /// @param seen     of each row, the tokens that are in it (int64, on the logits' device, each once); read with
 /// repetition_penalty.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a model's step may keep and use: what blocks keep for backward, where memory is bought with time, eight bits, equal bits.
+/// Settings of a model's step: activations kept for backward, memory options, fp8, determinism.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ class StepSettings {
   /// All blocks keep everything, in 16 bits or float32.
   explicit StepSettings(std::shared_ptr<Decoder> decoder);
 
-  /// What is kept for backward. @throws ValueError unless the segments cover the blocks in order.
+  /// Activations kept for backward. @throws ValueError unless the segments cover the blocks in order.
   void set_segments(std::vector<Segment> segments);
   [[nodiscard]] const std::vector<Segment>& segments() const { return segments_; }
   /// Host memory of segments with input_on_host; null where there are none, and on a CPU.

@@ -19,7 +19,7 @@ struct PlannedDevice {
   bool expandable_segments = true;  ///< Of torch's allocator on a GPU (ops/device_memory.hpp).
 };
 
-/// What memory is for. Code that takes memory says so where it is worth a row of its own; the rest is an activation.
+/// The purpose of memory, one row each in a plan. Code that allocates names its purpose; the default is an activation.
 enum class MemoryUse : uint8_t {
   kCodes,        ///< Four-bit codes of the base.
   kScales,       ///< Scales of the codes' blocks, both levels.
@@ -29,12 +29,12 @@ enum class MemoryUse : uint8_t {
   kOptimizer,    ///< Moments.
   kLibrary,      ///< Workspaces that cuBLAS keeps.
   kBatch,        ///< Tokens, targets, positions, rotary tables.
-  kKept,         ///< What forward leaves for backward.
+  kKept,         ///< Activations kept for backward.
   kActivation,   ///< Inputs and outputs of operators while they are needed.
   kDequantized,  ///< A weight, or a stack of them with their adapters, in the compute dtype.
-  kAttention,    ///< What an attention kernel takes beside its results.
-  kLogits,       ///< Rows of logits and what the loss needs beside them.
-  kLoading,      ///< What a checkpoint's weights come and go through: buffers of a load, a weight of a merge as it is stored.
+  kAttention,    ///< Temporary memory of an attention kernel.
+  kLogits,       ///< Rows of logits and temporary memory of the loss.
+  kLoading,      ///< Buffers that a load reads through; during a merge, a weight as its file stores it.
 };
 constexpr size_t kMemoryUseCount = 14;
 [[nodiscard]] std::string_view to_string(MemoryUse use);

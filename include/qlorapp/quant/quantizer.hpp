@@ -6,7 +6,7 @@
 ///     const at::Tensor back = quantizer.dequantize(q);         // in the dtype of weight
 ///
 /// Rules and layout are in format/nf4.hpp and format/double_quant.hpp. Codes and absmax equal those of bitsandbytes' build for
-/// the same device; Compat says what happens where that build's rule is unsound. Stateless after construction, so one Quantizer
+/// the same device; Compat chooses the rule where that build's is unsound. Stateless after construction, so one Quantizer
 /// may serve many threads. Deterministic; the offset of double quantization is at::mean of the scales, whose last bit depends
 /// on the number of threads (as the peer's does).
 #pragma once

@@ -33,7 +33,7 @@ struct Probe {
 [[nodiscard]] Probe probe_step(CausalLM& model, const ProbeOptions& options);
 
 /// The same of the step that was planned: what blocks keep, memory settings, determinism and eight bits are as in the settings for that
-/// long, whatever the model was told before.
+/// long, whatever its setting was before.
 [[nodiscard]] Probe probe_planned(CausalLM& model, const PlanSettings& settings, bool records);
 
 /// A model's weights and its adapters' values and gradients, on its device.

@@ -23,7 +23,7 @@ namespace qlorapp {
 [[nodiscard]] at::Tensor global_norm(at::TensorList gradients);
 
 /// The same over an arena: parameter k's gradient is flat[ends[k − 1] … ends[k]). Does not synchronize.
-/// @param flat  (n), fp32.  @param ends  rising, the last is at most n; what lies behind it is padding.
+/// @param flat  (n), fp32.  @param ends  rising, the last is at most n; elements after it are padding.
 [[nodiscard]] at::Tensor global_norm(const at::Tensor& flat, std::span<const int64_t> ends);
 
 /// Scales the gradients in place so that their norm is at most max_norm. Does not synchronize.
@@ -35,7 +35,7 @@ void clip_by_norm_(at::TensorList gradients, const at::Tensor& norm, double max_
 at::Tensor clip_grad_norm_(at::TensorList gradients, double max_norm);
 at::Tensor clip_grad_norm_(at::Tensor& flat, std::span<const int64_t> ends, double max_norm);
 
-/// What one look at an arena's gradients tells a step, which unscales and clips them as it reads them, or changes nothing.
+/// The result of one pass over an arena's gradients. The step unscales and clips them as it reads them, or changes nothing.
 /// float32 () each, on the arena's device.
 struct GradientNorm {
   at::Tensor norm;        ///< ‖g / S‖₂ before clipping: what `grad_norm` in a log means.

@@ -12,9 +12,9 @@
 namespace qlorapp {
 
 struct EvalOptions {
-  int64_t batch_size = 8;            ///< Rows, >= 1.
-  bool exact_match = false;          ///< Count the rows whose answer the model gives token by token.
-  bool leave_out_nonfinite = false;  ///< Batches whose loss is NaN or infinite do not count where another is finite; it is said.
+  int64_t batch_size = 8;                  ///< Rows, >= 1.
+  bool exact_match = false;                ///< Count the rows whose answer the model gives token by token.
+  bool leave_out_nonfinite = false;        ///< Skips batches whose loss is NaN or infinite if another is finite; logs a warning.
   std::function<void()> after_each_batch;  ///< May be empty.
 };
 

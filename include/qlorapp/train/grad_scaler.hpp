@@ -49,7 +49,7 @@ class LossScaleExhausted : public Error {
 /// optimizer's type; compose them in train/step.hpp. S is kept in float32 on the device of the first output that is scaled.
 /// Not thread-safe. Deterministic.
 ///
-/// Only what step() sees at unscale_() is checked: gradients that turn infinite later are stepped on, as in torch.
+/// Gradients are checked at unscale_(). Those that turn infinite later are not noticed, as in torch.
 ///
 /// Source: Micikevicius et al. 2018, arXiv:1710.03740 §3.2 (loss scaling). Names, rule, defaults, stages, errors and state
 /// are those of torch.amp.GradScaler; tests/python/test_grad_scaler.py holds both to the same trace.
@@ -88,6 +88,8 @@ class GradScaler {
 
   /// @throws GradScalerAssertion  if a factor is outside its range. ValueError naming one of our own options.
   explicit GradScaler(const Options& options);
+  /// With the default options, those of torch.amp.GradScaler().
+  GradScaler();
 
   /// A copy has its own S and streak: what either does later leaves the other alone.
   GradScaler(const GradScaler& other);
@@ -132,7 +134,7 @@ class GradScaler {
     return finite;
   }
 
-  /// Forgets what was found since the last update(): a step that failed is taken anew. S stays.
+  /// Discards the checks since the last update(), so that a failed step can be retried. S stays.
   void abandon_step() { optimizers_.clear(); }
 
   /// Applies the rule, or sets S to `new_scale`, and opens the next step. Does not synchronize.
@@ -151,7 +153,7 @@ class GradScaler {
   void set_backoff_factor(double factor) { options_.backoff_factor = factor; }
   void set_growth_interval(int64_t interval) { options_.growth_interval = interval; }
   [[nodiscard]] bool is_enabled() const { return options_.enabled; }
-  /// As constructed, with what the set_… functions and load_state_dict() changed since. init_scale is not S: get_scale() is.
+  /// The options given, as changed by the set_… functions and load_state_dict(). init_scale is not S: get_scale() is.
   [[nodiscard]] const Options& options() const { return options_; }
 
   /// Steps in a row that max_consecutive_skips has counted. state_dict() has torch's keys, and lacks it.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a run has logged, in the order in which it was, with transformers' keys.
+/// The logged lines of a run, in order, with transformers' keys.
 #pragma once
 
 #include <cstdint>

@@ -28,16 +28,16 @@ struct PlannedBase {
 /// All that the memory of a run depends on: of a model that is to be loaded. Rows have args.max_length tokens.
 [[nodiscard]] PlanSettings plan_settings(const format::ModelConfig& model, const LoraConfig& lora, const TrainingArguments& args,
                                          const PlannedBase& base = {});
-/// The same of a model that is loaded, over rows of which the longest has `longest` tokens. What the arguments do not decide (what is kept,
-/// memory settings) is as the model has it. @param evaluates  the run has evaluation data.
+/// The same of a model that is loaded, over rows of which the longest has `longest` tokens. Settings that the arguments leave open (kept
+/// activations, memory settings) are the model's. @param evaluates  the run has evaluation data.
 [[nodiscard]] PlanSettings plan_settings(const CausalLM& model, const TrainingArguments& args, int64_t longest, bool evaluates);
 
-/// What args.memory_budget or auto_find_batch_size chooses over rows of which the longest has `settings.length` tokens; args as
-/// they are where neither is set.
+/// The arguments that memory_budget or auto_find_batch_size chooses for rows of at most `settings.length` tokens; unchanged if neither
+/// is set.
 struct FittedArguments {
   TrainingArguments args;
   PlanSettings settings;  ///< The same for the planner.
-  std::string text;       ///< What was chosen and what it costs; empty where there is no budget.
+  std::string text;       ///< The choice and its cost; empty without a budget.
 };
 /// @param settings  of the model, with its device; batch, accumulation, segments and memory are chosen here.
 /// @throws ValueError if nothing fits, naming the cheapest ways out.
@@ -46,14 +46,14 @@ struct FittedArguments {
 /// The same for a model that is there, and the memory that is free where it is.
 [[nodiscard]] FittedArguments fit_arguments(const CausalLM& model, const TrainingArguments& args, int64_t longest, bool evaluates);
 
-/// What Trainer says when it begins: the plan of this model and these arguments over rows of which the longest has `longest`
+/// The line that Trainer logs when it begins: the plan of this model and these arguments over rows of which the longest has `longest`
 /// tokens.
 [[nodiscard]] std::string plan_line(const CausalLM& model, const TrainingArguments& args, int64_t longest, bool evaluates);
 
-/// What plan_line() says that the run takes at most.
+/// The peak that plan_line() states.
 [[nodiscard]] Bytes planned_peak(const CausalLM& model, const TrainingArguments& args, int64_t longest, bool evaluates);
 
-/// What a step of one row of `longest` tokens takes of what there is, and what would help.
+/// The memory of a step of one row of `longest` tokens beside the memory available, and settings that reduce it.
 [[nodiscard]] std::string advice_when_full(const CausalLM& model, const TrainingArguments& args, int64_t longest);
 
 struct Deadline {

@@ -61,7 +61,7 @@ struct Schedule {
   int64_t decay_steps = 0;
   RampShape warmup_shape = RampShape::kLinear, decay_shape = RampShape::kCosine;
 
-  /// @returns what the base rate is multiplied by in the step that follows `steps_taken` steps.
+  /// @returns the factor of the base rate in the step after `steps_taken` steps.
   [[nodiscard]] double factor(int64_t steps_taken, double base = 1.0) const;
   [[nodiscard]] double learning_rate(double base, int64_t steps_taken) const { return base * factor(steps_taken, base); }
 };

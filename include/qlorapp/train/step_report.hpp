@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What an optimizer step has to say.
+/// The result of an optimizer step.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace qlorapp {
 /// Tensors stay on the device; reading one synchronizes.
 struct StepReport {
   at::Tensor mean_loss;  ///< () floating: summed loss over the window's target tokens.
-  /// () floating, before clipping. Not finite: nothing was changed, whoever noticed. Undefined where nobody measured it.
+  /// () floating, before clipping. Not finite: the step changed nothing. Undefined if it was not computed.
   at::Tensor grad_norm;
   double learning_rate = 0;  ///< The one this step used.
   int64_t target_tokens = 0;

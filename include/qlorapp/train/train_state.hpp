@@ -21,7 +21,7 @@ struct DataCursor {
   int64_t batch = 0;  ///< Micro-batches consumed of this one.
 };
 
-/// Fingerprints of what a run is made of; 0: none.
+/// Fingerprints of a run's base, data and options; 0: none.
 struct RunInputs {
   uint64_t train_data = 0, eval_data = 0;  ///< Of the rows and their order.
   uint64_t base = 0;                       ///< Of the frozen weights.
@@ -62,7 +62,7 @@ struct TrainState {
   std::optional<int64_t> best_global_step;
   std::string best_model_checkpoint;  ///< Folder; empty: none.
   RunInputs inputs;
-  /// What the end of the last step or epoch still owed when the run was stopped: a resumed run begins with it.
+  /// Logging, evaluation and saving still due when the run was stopped: a resumed run begins with them.
   bool owes_log = false, owes_evaluation = false, owes_save = false;
   bool owes_epoch_end = false;  ///< Behind the last step, with the end of its epoch still to come.
 

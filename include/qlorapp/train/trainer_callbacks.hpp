@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a trainer tells its callers, what they may ask for, and what they may do in its place.
+/// A trainer's callbacks: events, the flags that a callback may set, and functions that replace a part of the loop.
 ///
 /// Events come in transformers' order: train_begin, (epoch_begin, (step_begin, substep_end …, pre_optimizer_step,
 /// optimizer_step, step_end, [log], [evaluate], [save]) …, epoch_end, [log], [evaluate], [save]) …, log, train_end. The default
 /// flow sets the flags of a step's or epoch's end before the event, so that a callback sees them and may change them; each flag
-/// is cleared when what it asks for is done, and those for logging, evaluation and saving when a step begins.
+/// is cleared when its request is done; those for logging, evaluation and saving also when a step begins.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace qlorapp {
 
 struct TrainState;  // train/train_state.hpp
 
-/// What a callback may ask for; read after each call.
+/// Requests of a callback; read after each call.
 struct TrainerControl {
   bool should_training_stop = false;
   bool should_epoch_stop = false;

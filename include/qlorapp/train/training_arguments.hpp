@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a run is told: of transformers' TrainingArguments, by name and meaning, what the loop and the command use, in one field table.
+/// The options of a run in one field table: those of transformers' TrainingArguments that the loop and the command use, under its names.
 ///
 /// A name that is not here is an unknown option; the command answers transformers' other names by itself (cli/unused_options.hpp). Older
-/// spellings (aliases) mean the same and are said once. Defaults are transformers' own; checkpoint_keep, the four memory options behind it
+/// spellings (aliases) mean the same and are logged once. Defaults are transformers' own; checkpoint_keep, the four memory options behind it
 /// (nn/keep.hpp, nn/memory_settings.hpp) and count_position_zero are ours, max_length, completion_only_loss and packing's are TRL's
 /// SFTConfig's.
 ///
@@ -26,7 +26,7 @@
 
 namespace qlorapp {
 
-/// What a step computes: batches, optimizer, schedule, precision, memory, data, seeds.
+/// Options of a step: batches, optimizer, schedule, precision, memory, data, seeds.
 struct RunArguments {
   std::string output_dir = "trainer_output";
   bool overwrite_output_dir = false;
@@ -225,14 +225,14 @@ struct TrainingArguments : RunArguments, LoggingArguments {
   }
 
   /// Looks at each value and at those that must fit together.
-  /// @throws ValueError naming the first option that is wrong, what it may be and what it is.
+  /// @throws ValueError naming the first wrong option, its rule and its value.
   void validate() const;
 
   /// @pre validate() has passed.
   [[nodiscard]] Precision precision() const { return bf16 ? Precision::kBf16 : fp16 ? Precision::kFp16 : Precision::kFp32; }
   [[nodiscard]] bool optimizer_is_8bit() const { return optim.ends_with("_8bit"); }
   [[nodiscard]] bool optimizer_is_paged() const { return optim.starts_with("paged_"); }
-  /// What parse_segments takes. "everything" without gradient_checkpointing.
+  /// The text that parse_segments() accepts. "everything" without gradient_checkpointing.
   [[nodiscard]] std::string keep_text() const;
   [[nodiscard]] MemorySettings memory() const;
   [[nodiscard]] double eval_interval() const { return eval_steps.value_or(0) > 0 ? *eval_steps : logging_steps; }

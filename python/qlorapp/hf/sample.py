@@ -31,7 +31,7 @@ class FirstRow(transformers.TrainerCallback):
             from IPython.display import HTML, display
 
             text = "".join(f"<mark>{html.escape(text)}</mark>" if trained else html.escape(text) for text, trained in parts)
-            display(HTML(f"<details open><summary>First row; what is marked is trained</summary><pre>{text}</pre></details>"))
+            display(HTML(f"<details open><summary>First row; marked text is trained</summary><pre>{text}</pre></details>"))
         else:
             text = "".join(f"«{text}»" if trained else text for text, trained in parts)
             print(f"first row, «trained»: {text}", flush=True)

@@ -16,6 +16,7 @@
 #include "ops/operator.hpp"
 #include "ops/rope.hpp"
 #include "ops/swiglu.hpp"
+#include "qlorapp/core/error.hpp"
 
 namespace qlorapp::ops::autograd {
 namespace {
@@ -127,8 +128,9 @@ struct LinearCrossEntropy : Function<LinearCrossEntropy> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const NoAutocast no_autocast;
     const auto saved = ctx->get_saved_variables();
-    TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(),
-                                "[linear_cross_entropy] has no second derivative; got create_graph=True. Differentiate once.");
+    if (at::GradMode::is_enabled()) {  // autograd's engine passes it on as it is
+      throw Error("[linear_cross_entropy] has no second derivative; got create_graph=True. Differentiate once.");
+    }
     const Tensor upstream = saved[1].defined() ? grads[0] / saved[1].reshape({}) : grads[0];
     Tensor gradient = at::empty_like(saved[0]);
     at::mul_out(gradient, saved[0], upstream.reshape({1}));  // one-dimensional: else it is rounded to 16 bits before the product

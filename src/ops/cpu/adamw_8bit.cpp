@@ -13,7 +13,7 @@
 #include "../adamw_check.hpp"
 #include "format/dynamic_map.hpp"
 
-// The compiler makes one body per instruction set and the loader picks. What is fused is written as std::fma, which rounds once on every
+// The compiler makes one body per instruction set and the loader picks. Fused products are written as std::fma, which rounds once on every
 // CPU, and nothing else is contracted: all bodies give the same bits.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define QLORAPP_PER_CPU __attribute__((target_clones("avx512f", "fma", "default")))

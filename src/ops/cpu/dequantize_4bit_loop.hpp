@@ -92,7 +92,7 @@ void dequantize_any(const Dequantize4bit& work, int64_t begin, int64_t end, void
   }
 }
 
-/// One element at a time; also what vector sets use for fp64, which is only there for gradient checks.
+/// One element at a time. Vector sets use it for fp64, too, which is only for gradient checks.
 template <class Out, Via via>
 struct ScalarLevels {
   static constexpr int64_t kStep = 2;

@@ -8,7 +8,9 @@
 #include <cstddef>
 #include <cstdlib>
 #include <memory>
+#include <string>
 #include <string_view>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -16,8 +18,10 @@
 
 #include "../linear_4bit_entry.hpp"
 #include "../quantize_arguments.hpp"
+#include "core/check.hpp"
 #include "four_bit_work.hpp"
 #include "gemm.hpp"
+#include "ops/operator.hpp"
 
 namespace qlorapp::ops {
 namespace {
@@ -37,7 +41,10 @@ void* panel_buffer(size_t bytes) {
   if (bytes > capacity) {
     capacity = (bytes + 4095) / 4096 * 4096;
     buffer.reset(std::aligned_alloc(4096, capacity));
-    TORCH_CHECK_WITH(OutOfMemoryError, buffer != nullptr, "[linear_4bit] no memory for a panel of ", capacity, " bytes.");
+    if (buffer == nullptr) {
+      const std::string text = message("[linear_4bit] no memory for a panel of {} bytes.", std::exchange(capacity, 0));
+      throw KernelOutOfMemory({__func__, __FILE__, __LINE__}, text);
+    }
   }
   return buffer.get();
 }

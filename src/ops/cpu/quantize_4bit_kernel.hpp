@@ -16,7 +16,7 @@ struct Encoder {
 };
 [[nodiscard]] const Encoder& four_bit_encoder(QuantType type);
 
-/// What a weight is made of.
+/// The dtype of a weight.
 enum class WeightType : uint8_t { kFloat32, kFloat16, kBFloat16 };
 
 struct Quantize4bit {

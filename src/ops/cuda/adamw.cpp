@@ -60,8 +60,8 @@ void adamw_cuda(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& e
 const cuda::DynamicMapTables* tables_on(c10::DeviceIndex device) {
   static std::mutex mutex;
   static std::array<void*, 64> tables{};
-  TORCH_CHECK(device >= 0 && static_cast<size_t>(device) < tables.size(), "[adamw_8bit_] device index must be below 64; got ",
-              static_cast<int>(device), ".");
+  TORCH_CHECK_VALUE(device >= 0 && static_cast<size_t>(device) < tables.size(), "[adamw_8bit_] device index must be below 64; got ",
+                    static_cast<int>(device), ".");
   const std::lock_guard lock(mutex);
   void*& found = tables[static_cast<size_t>(device)];
   if (found == nullptr) {

@@ -30,6 +30,7 @@
 #include "../cuda_memory.hpp"
 #include "../layer_shapes.hpp"
 #include "launch.hpp"
+#include "ops/operator.hpp"
 
 namespace qlorapp::ops {
 namespace {
@@ -65,9 +66,11 @@ const RowsOnDevice& rows_on_device(const RowLayout& layout, c10::Device device) 
     if (capturing && (captured.empty() || !captured.back().cu_seqlens.is_same(last.cu_seqlens))) captured.push_back(last);
     return last;
   }
-  TORCH_CHECK(!capturing,
-              "[attention] ragged rows must have been seen on this stream before a graph is captured. Run the micro-step once, "
-              "then capture it.");
+  if (capturing) {
+    throw KernelError({__func__, __FILE__, __LINE__},
+                      "[attention] ragged rows must have been seen on this stream before a graph is captured. Run the micro-step "
+                      "once, then capture it.");
+  }
   std::vector<int32_t> starts(layout.starts.size());
   TORCH_CHECK_VALUE(layout.starts.back() <= std::numeric_limits<int32_t>::max(),
                     "[attention] a batch of ragged rows must have fewer than 2^31 tokens; got ", layout.starts.back(),
@@ -157,7 +160,7 @@ struct Efficient {
     place = on_device.place;
   }
   [[nodiscard]] Tensor batch(const Tensor& x) const { return cu_seqlens ? x.unsqueeze(0) : x.unflatten(0, {rows, longest}); }
-  /// (rows, H, stride) of the kernel as our (H, M), and back; what pads it is infinite.
+  /// (rows, H, stride) of the kernel as our (H, M), and back; its padding is infinite.
   [[nodiscard]] Tensor statistic(const Tensor& lse) const {
     const int64_t heads = lse.size(1);
     if (!cu_seqlens) return lse.narrow(2, 0, longest).transpose(0, 1).reshape({heads, rows * longest});

@@ -50,7 +50,7 @@ bool can_map_memory() {
   return true;
 }
 
-/// What torch's allocator was last told, by the environment or by the program.
+/// The last settings of torch's allocator, from the environment or the program.
 std::string last_settings() {
 #if __has_include(<c10/core/AllocatorConfig.h>)
   return c10::CachingAllocator::getAllocatorSettings();

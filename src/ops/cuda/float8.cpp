@@ -28,7 +28,7 @@ at::Tensor dequantize_cuda(at::TensorList packed, at::TensorList absmax, at::Ten
                            std::string_view quant_type, const at::Tensor& weight_scale, bool transpose) {
   const FourBitStack stack{packed, absmax, nested_absmax, nested_offset, rows, block_size, nested_block_size, quant_type};
   const int64_t height = check_float8_weights(stack, columns, weight_scale);
-  TORCH_CHECK_VALUE(stack.size() <= cuda::kMaxFourBitSegments, "[dequantize_4bit_float8] takes up to ", cuda::kMaxFourBitSegments,
+  TORCH_CHECK_VALUE(stack.size() <= cuda::kMaxFourBitSegments, "[dequantize_4bit_float8] accepts up to ", cuda::kMaxFourBitSegments,
                     " weights at a time; got ", stack.size(), ".");
   const gpu::Launch launch(weight_scale);
   at::Tensor out =

@@ -93,7 +93,7 @@ std::unique_ptr<LaunchGraph> record(at::Device device, const std::function<void(
     try {
       work();
     } catch (...) {
-      stream.synchronize();  // whoever cleans up does so behind what was launched
+      stream.synchronize();  // so that cleaning up comes after the launches
       throw;
     }
     done.record(stream);
