@@ -224,6 +224,13 @@ class Tried:
             self._check_old_ones(out, found, at)
         return bool(found) and "no checkpoint to resume" not in found
 
+    def _check_old_ones(self, out: pathlib.Path, found: str, at: str) -> None:
+        """@raises Wrong unless each checkpoint of the beginning is there, old or new, or waits to be put back."""
+        for before in sorted((self.made / self.scenario.begins_as).glob("checkpoint-*")):
+            waits = getattr(self.scenario, "more", ()) and (out / f".replaced-{before.name}" / "MANIFEST.json").is_file()
+            if not waits and not re.search(rf"^  {before.name} +whole$", found, re.MULTILINE):
+                raise Wrong(f"{at}: {before.name} was there and is not whole:\n{found}")
+
 
 class PythonServer:
     """python_server.py, which runs one request at a time."""
@@ -306,14 +313,6 @@ class PythonTried(Tried):
                 raise Wrong(f"{at} after {after:.3f} s: exit code {done['code']}: {done['error']}")
             saved = sorted({*saved, *done["saved"]})
         self._check_next(out, at, saved)
-
-
-    def _check_old_ones(self, out: pathlib.Path, found: str, at: str) -> None:
-        """@raises Wrong unless each checkpoint of the beginning is there, old or new, or waits to be put back."""
-        for before in sorted((self.made / self.scenario.begins_as).glob("checkpoint-*")):
-            waits = getattr(self.scenario, "more", ()) and (out / f".replaced-{before.name}" / "MANIFEST.json").is_file()
-            if not waits and not re.search(rf"^  {before.name} +whole$", found, re.MULTILINE):
-                raise Wrong(f"{at}: {before.name} was there and is not whole:\n{found}")
 
 
 def make_inputs(made: pathlib.Path) -> None:
