@@ -8,6 +8,8 @@ MANIFEST = cpp("format", "a manifest finds each flipped bit")
 OUTSIDE = cpp("format", "a manifest that names files outside")
 ONE_WRITER = cpp("format", "a folder has one writer")
 TOGETHER = cpp("format", "files are replaced together")
+STRANGER = cpp("format", "an unfinished save of a stranger")
+LATER = cpp("format", "an interrupted save gives way")
 RESTORED = cpp("train", "a state comes back from a checkpoint")
 REFUSED = cpp("train", "a run state of another version")
 INPUTS = cpp("train", "another base")
@@ -70,7 +72,6 @@ MUTANTS = [
         ("size_not_compared", "if (found.size != wanted.size) {", "if (found.size < wanted.size) {", MANIFEST),
         ("seal_not_compared", "manifest_text(manifest) == text,", "true,", MANIFEST),
         ("chunks_rounded_down", "(file.size + kManifestChunk - 1) / kManifestChunk", "file.size / kManifestChunk", MANIFEST),
-        ("parent_folder_accepted", 'part == "." || part == ".." ||', 'part == "." ||', OUTSIDE),
         (
             "newer_schema_accepted",
             "QLORAPP_CHECK_FORMAT(schema == kSchema,",
@@ -95,20 +96,30 @@ MUTANTS = [
         "src/format/folder_lock.cpp",
         ("shared", "::flock(descriptor_, LOCK_EX | LOCK_NB)", "::flock(descriptor_, LOCK_SH | LOCK_NB)", ONE_WRITER),
         ("not_taken", "if (failed == EWOULDBLOCK) {", "if (failed == EACCES) {", ONE_WRITER),
-        ("dead_run_not_noticed", "    was_left_ = true;\n", "", ONE_WRITER),
+        ("dead_run_not_noticed", "  left_ = content(descriptor_);\n", "", ONE_WRITER),
     ),
     *within(
         "folder_update",
         "src/format/folder_update.cpp",
         (
             "guard_not_hidden",
-            "if (file_name(name) != guard || !exists(there)",
-            "if (!guard.empty() || !exists(there)",
+            "if (file_name(name) != guard || !exists(to(name))",
+            "if (!guard.empty() || !exists(to(name))",
             TOGETHER,
         ),
         ("guard_renamed_first", "return file_name(name) != guard; });", "return file_name(name) == guard; });", TOGETHER),
-        ("litter_left", "  flush(folder);\n  remove_folder(pending);\n", "  flush(folder);\n", TOGETHER),
-        ("interrupted_one_forgotten", "  apply(pending, folder, guard);\n}\n\n}", "}\n\n}", TOGETHER),
+        ("litter_left", "    flush_all(folders);\n    remove_folder(path_);\n", "    flush_all(folders);\n", TOGETHER),
+        ("interrupted_one_forgotten", "  pending.apply(guard);\n", "", TOGETHER),
+        ("link_followed", "!status || S_ISDIR(status->st_mode)", "!status || !path_.empty()", STRANGER),
+        ("strangers_update_done", "is_plain_file(path_, std::string(kFiles))", "exists(path_)", STRANGER),
+        ("later_save_overwritten", "if (there && is_later(there->st_mtim, committed_)) return name;", "(void)is_later;", LATER),
+    ),
+    *within(
+        "folder",
+        "src/format/folder.cpp",
+        ("parent_folder_accepted", 'part == "." || part == ".." ||', 'part == "." ||', STRANGER),
+        ("unread_is_empty", "  if (!stream) fail(errno);\n", "  if (!stream) return names;\n", cpp("format", "a folder that cannot be read")),
+        ("left_files_stay", "  remove_left();\n", "", cpp("format", "what a killed program left in a fresh folder")),
     ),
     *within(
         "checkpoint",
@@ -121,7 +132,7 @@ MUTANTS = [
         ),
         (
             "run_not_written",
-            '  write_run_file("");\n}\n\nvoid RunFolder::go_on_from',
+            '  write_run_file("", "");\n}\n\nvoid RunFolder::go_on_from',
             "}\n\nvoid RunFolder::go_on_from",
             cpp("io", "a new run in an old folder"),
         ),
