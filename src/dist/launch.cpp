@@ -43,7 +43,8 @@ Launch launch_of(const Variable& variable) {
   Launch launch;
   const Names* by = nullptr;
   for (const Names& each : kLaunchers) {
-    if (variable(each.size) == nullptr) continue;
+    const char* const size = variable(each.size);
+    if (size == nullptr || std::string_view(size).empty()) continue;
     by = &each;
     break;
   }
