@@ -60,7 +60,7 @@ class BackendCommunicator final : public Communicator {
   }
   void barrier() override {
     if (place_) {
-      place_->exchange({});
+      (void)place_->exchange({});
       return;
     }
     const at::Tensor one = at::ones({1}, at::TensorOptions().dtype(at::kLong).device(device_));

@@ -29,6 +29,19 @@ constexpr std::chrono::milliseconds kLook{500};
 MeetingPlace::MeetingPlace(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, std::chrono::milliseconds timeout)
     : store_(std::move(store)), rank_(rank), size_(size), timeout_(timeout) {}
 
+template <class Call>
+auto MeetingPlace::ask(const Call& call) {
+  try {
+    return call();
+  } catch (const c10::DistStoreError&) {
+    throw;  // a time-out
+  } catch (const c10::Error& error) {
+    is_gone_ = true;
+    throw IoError(message("[ranks] rank 0, or the launcher that keeps the store of the ranks, has ended: look at its output. {}", first_line(error)),
+                  ECONNRESET);
+  }
+}
+
 std::string MeetingPlace::key(int64_t round, int64_t rank, int64_t part) const { return message("{}/{}/{}", round, rank, part); }
 
 std::vector<Bytes8> MeetingPlace::exchange(const Bytes8& mine) {
@@ -40,13 +53,13 @@ std::vector<Bytes8> MeetingPlace::exchange(const Bytes8& mine) {
     Bytes8 value;
     if (part == 0) value.insert(value.end(), reinterpret_cast<const uint8_t*>(&parts), reinterpret_cast<const uint8_t*>(&parts + 1));
     value.insert(value.end(), mine.begin() + static_cast<std::ptrdiff_t>(begin), mine.begin() + static_cast<std::ptrdiff_t>(end));
-    store_->set(key(round, rank_, part), value);
+    ask([&] { store_->set(key(round, rank_, part), value); });
   }
   const auto end = std::chrono::steady_clock::now() + timeout_;
   std::vector<Bytes8> all;
   for (int64_t rank = 0; rank < size_; ++rank) all.push_back(rank == rank_ ? mine : read(round, rank, end));
   // Each other rank has come to this round, so it has read what was left in the one before.
-  for (int64_t part = 0; round > 0 && part < parts_before_; ++part) store_->deleteKey(key(round - 1, rank_, part));
+  for (int64_t part = 0; round > 0 && part < parts_before_; ++part) ask([&] { store_->deleteKey(key(round - 1, rank_, part)); });
   parts_before_ = parts;
   return all;
 }
@@ -57,7 +70,7 @@ Bytes8 MeetingPlace::read(int64_t round, int64_t rank, std::chrono::steady_clock
   for (int64_t part = 0; part < parts; ++part) {
     const std::string name = key(round, rank, part);
     wait_for(name, round, end);
-    const Bytes8 value = store_->get(name);
+    const Bytes8 value = ask([&] { return store_->get(name); });
     size_t begin = 0;
     if (part == 0) {
       QLORAPP_CHECK_VALUE(value.size() >= sizeof parts, "[ranks] rank {} left {} bytes in exchange {}; expected at least {}.", rank,
@@ -74,28 +87,21 @@ void MeetingPlace::wait_for(const std::string& key, int64_t round, std::chrono::
   for (;;) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
     try {
-      store_->wait({key}, std::clamp(left, std::chrono::milliseconds{1}, kLook));
+      ask([&] { store_->wait({key}, std::clamp(left, std::chrono::milliseconds{1}, kLook)); });
       return;
-    } catch (const c10::Error& error) {
-      if (left.count() <= 0) give_up(round);
-      bool failed = false;
-      try {
-        failed = store_->check({kFailure});
-      } catch (const c10::Error&) {
-        throw IoError(message("[ranks] the store of rank 0 is gone: rank 0 has ended. {}", first_line(error)), ECONNRESET);
-      }
-      if (failed) {
-        const Bytes8 why = store_->get(kFailure);
-        throw IoError(std::string(why.begin(), why.end()), ECONNABORTED);
-      }
+    } catch (const c10::DistStoreError&) {}  // not yet
+    if (ask([&] { return store_->check({kFailure}); })) {
+      const Bytes8 why = ask([&] { return store_->get(kFailure); });
+      throw IoError(std::string(why.begin(), why.end()), ECONNABORTED);
     }
+    if (left.count() <= 0) give_up(round);
   }
 }
 
 void MeetingPlace::give_up(int64_t round) {
   std::vector<int64_t> missing;
   for (int64_t rank = 0; rank < size_; ++rank) {
-    if (rank != rank_ && !store_->check({key(round, rank, 0)})) missing.push_back(rank);
+    if (rank != rank_ && !ask([&] { return store_->check({key(round, rank, 0)}); })) missing.push_back(rank);
   }
   const std::string why =
       message("[ranks] rank {} waited {} s for {} {}, which did not come{}. A rank has ended or hangs: look at its output. Give "
@@ -107,13 +113,15 @@ void MeetingPlace::give_up(int64_t round) {
 }
 
 void MeetingPlace::leave(bool last) noexcept {
-  constexpr std::chrono::seconds kLongest{20};
+  constexpr std::chrono::seconds kLongest{20}, kAfterFailure{5};  // of a rank that is dead there is nothing to wait for
+  if (is_gone_) return;
   try {
     store_->set(message("left/{}", rank_), Bytes8{1});
-    const auto end = std::chrono::steady_clock::now() + std::min<std::chrono::milliseconds>(timeout_, kLongest);
+    const auto longest = store_->check({kFailure}) ? kAfterFailure : kLongest;
+    const auto end = std::chrono::steady_clock::now() + std::min<std::chrono::milliseconds>(timeout_, longest);
     for (int64_t rank = 0; last && rank < size_; ++rank) {
       while (!store_->check({message("left/{}", rank)})) {
-        if (std::chrono::steady_clock::now() > end || store_->check({kFailure})) return;
+        if (std::chrono::steady_clock::now() > end) return;
         std::this_thread::sleep_for(std::chrono::milliseconds{10});
       }
     }
@@ -121,6 +129,7 @@ void MeetingPlace::leave(bool last) noexcept {
 }
 
 void MeetingPlace::report_failure(const std::string& why) {
+  if (is_gone_) return;
   try {
     if (!store_->check({kFailure})) store_->set(kFailure, Bytes8(why.begin(), why.end()));
   } catch (const c10::Error&) {}  // the store is gone with rank 0, and so is everyone who could read it
@@ -152,7 +161,7 @@ class StoreCommunicator final : public Communicator {
     if (rank() != from) values.copy_(tensor(all[static_cast<size_t>(from)], values).view(values.sizes()));
     return {};
   }
-  void barrier() override { place_.exchange({}); }
+  void barrier() override { (void)place_.exchange({}); }
   std::vector<std::string> gather(const std::string& text) override {
     std::vector<std::string> result;
     for (const auto& each : place_.exchange({text.begin(), text.end()})) result.emplace_back(each.begin(), each.end());

@@ -36,9 +36,13 @@ class MeetingPlace {
   [[nodiscard]] std::vector<uint8_t> read(int64_t round, int64_t rank, std::chrono::steady_clock::time_point end);
   void wait_for(const std::string& key, int64_t round, std::chrono::steady_clock::time_point end);
   [[noreturn]] void give_up(int64_t round);
+  /// What the store answers. @throws IoError if it is gone: its keeper has ended.
+  template <class Call>
+  auto ask(const Call& call);
 
   c10::intrusive_ptr<c10d::Store> store_;
   int64_t rank_, size_, round_ = 0;
+  bool is_gone_ = false;      ///< The store.
   int64_t parts_before_ = 0;  ///< Of what this rank left in the round before.
   std::chrono::milliseconds timeout_;
 };
