@@ -2,9 +2,12 @@
 #include <sys/resource.h>
 
 #include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <memory>
 
@@ -15,9 +18,11 @@
 #include "io/linear_weight.hpp"
 #include "model_options.hpp"
 #include "nn/decoder.hpp"
+#include "progress.hpp"
 #include "qlorapp/adapters/parameter_count.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/core/units.hpp"
+#include "qlorapp/dist/communicator.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/adapter.hpp"
 #include "qlorapp/io/compute_dtype.hpp"
@@ -38,6 +43,7 @@ struct TrainOptions {
   bool assistant_only_loss = false, dry_run = false;
   TrainingArguments args;
   LoraConfig lora;
+  Launch launch;  ///< Which of several processes this is.
 };
 
 void add_help_groups(CommandLine& line) {
@@ -56,6 +62,22 @@ struct Run {
   ComputeDtype computed;
   std::string storage;  ///< How the linear layers are stored.
 };
+
+/// Each process of a machine has its own GPU.
+std::string device_of_rank(const std::string& device, const Launch& launch) {
+  QLORAPP_CHECK_VALUE(!device.starts_with("cuda:"), "[device] each of {} processes has a GPU of its own, by LOCAL_RANK; got '{}'. Give --device cuda.",
+                      launch.size, device);
+  if (device == "cpu" || (device == "auto" && !has_gpu())) return "cpu";
+  return message("cuda:{}", launch.local_rank);
+}
+
+/// Rank 0 speaks for all. The others say what goes wrong.
+void speak_as(const Communicator& ranks) {
+  if (ranks.is_first()) return;
+  set_log_sink([rank = ranks.rank()](LogLevel level, std::string_view line) {
+    if (level == LogLevel::kWarning) print_line(stderr, message("warning: [rank {}] {}", rank, line));
+  });
+}
 
 /// All that can be wrong without a look at data and weights.
 Run parse_train(const Arguments& arguments) {
@@ -81,7 +103,7 @@ Run parse_train(const Arguments& arguments) {
   add_help_groups(line);
   line.parse(arguments);
 
-  refuse_several_processes();
+  options.launch = launch_of_environment();
   options.args.output_dir = options.output;
   options.args.validate();
   options.lora.validate();
@@ -92,6 +114,7 @@ Run parse_train(const Arguments& arguments) {
                       "[train] {} needs rows to evaluate on. Give --eval_data FILE, or leave the option out.",
                       options.args.eval_on_start ? "--eval_on_start" : message("--eval_strategy {}", options.args.eval_strategy));
   if (options.args.use_cpu) options.model.device = "cpu";
+  if (options.launch.size > 1) options.model.device = device_of_rank(options.model.device, options.launch);
 
   run.config = options.model.config();
   if (!options.init_adapter.empty()) options.lora = config_of_adapter(line, options.lora, options.init_adapter, run.config);
@@ -195,15 +218,20 @@ void say_what_runs(const Run& run) {
 
 }  // namespace
 
-int train(const Arguments& arguments) {
-  const Run run = parse_train(arguments);
+namespace {
+
+int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
   const TrainOptions& options = run.options;
   const format::ModelConfig& config = run.config;
-  format::check_output_folder(options.output);
-  check_output(options);
+  const bool writes = ranks->is_first() && !options.dry_run;
+  if (ranks->is_first()) {
+    format::check_output_folder(options.output);
+    check_output(options);
+  }
   // From here on no other run writes there, and an interrupted run is recovered.
-  const auto folder = options.dry_run ? nullptr : std::make_shared<RunFolder>(options.output);
-  const std::optional<std::string> resume_from = checkpoint_to_resume(options);
+  const auto folder = writes ? std::make_shared<RunFolder>(options.output) : nullptr;
+  const std::string found = text_of_first(*ranks, ranks->is_first() ? checkpoint_to_resume(options).value_or("") : std::string());
+  const std::optional<std::string> resume_from = found.empty() ? std::nullopt : std::optional(found);
   say_what_runs(run);
 
   FolderText tools = options.model.text_tools();
@@ -215,7 +243,10 @@ int train(const Arguments& arguments) {
   if (!options.eval_data.empty()) eval_data = read(options.eval_data, options.args.eval_packing.value_or(options.args.packing));
   if (tools.has_tokenizer()) log_info(message("first row, «trained»: {}", render_sample(train_data.examples.front(), tools)));
 
-  if (options.dry_run) return print_plan(options, config, train_data, eval_data) ? 0 : kDoesNotFit;
+  if (options.dry_run) {
+    if (!ranks->is_first()) return 0;
+    return print_plan(options, config, train_data, eval_data) ? 0 : kDoesNotFit;
+  }
   // Under a budget the table goes to the host first: the smallest way to load. What is chosen then may bring it back.
   const bool embedding_on_host = options.args.embedding_on_host || !options.args.memory_budget.empty();
   CausalLM model = options.model.load(run.computed.dtype, embedding_on_host);
@@ -230,23 +261,43 @@ int train(const Arguments& arguments) {
 
   const StopSignals signals;
   RunReport report(options.args.logging_strategy);
-  TrainerCallbacks callbacks = report.callbacks();
+  TrainerCallbacks callbacks = ranks->is_first() ? report.callbacks() : TrainerCallbacks();
   callbacks.stop_now = [] { return StopSignals::received() != 0; };
-  Trainer trainer(model, options.args, train_data.examples, eval_data.examples, options.model.model, std::move(callbacks));
-  trainer.use_folder(folder);
+  Trainer trainer(model, options.args, train_data.examples, eval_data.examples, options.model.model, std::move(callbacks), ranks);
+  if (folder) trainer.use_folder(folder);
   report.watch(trainer);
-  log_info(message("{} steps of {} x {} rows{}", trainer.max_steps(), trainer.args().per_device_train_batch_size,
-                   trainer.args().gradient_accumulation_steps, resume_from ? " from " + *resume_from : std::string()));
+  log_info(message("{} steps of {} x {} rows{}{}", trainer.max_steps(), trainer.args().per_device_train_batch_size,
+                   trainer.args().gradient_accumulation_steps,
+                   ranks->size() > 1 ? message(" on each of {} processes", ranks->size()) : std::string(),
+                   resume_from ? " from " + *resume_from : std::string()));
   const TrainOutput output = trainer.train(resume_from);
   if (output.stopped) {
-    const int signal = StopSignals::received();
-    report.line(message("stopped by {} after step {} of {}; {}", StopSignals::name(signal), output.global_step, trainer.max_steps(),
-                        output.global_step > 0 ? "go on with --resume_from_checkpoint true" : "nothing was trained yet"));
+    const int received = StopSignals::received(), signal = received != 0 ? received : SIGTERM;  // another process had it
+    if (ranks->is_first()) {
+      report.line(message("stopped by {} after step {} of {}; {}", StopSignals::name(signal), output.global_step, trainer.max_steps(),
+                          output.global_step > 0 ? "go on with --resume_from_checkpoint true" : "nothing was trained yet"));
+    }
     return 128 + signal;
   }
-  trainer.save_model(options.output);
+  if (ranks->is_first()) trainer.save_model(options.output);
   log_info(message("adapter written to {}; peak memory {}", options.output, to_string(peak_memory())));
   return 0;
+}
+
+}  // namespace
+
+int train(const Arguments& arguments) {
+  const Run run = parse_train(arguments);
+  const at::Device device = parse_device(run.options.model.device);
+  const c10::DeviceGuard this_gpu(device);  // what has no device of its own is on this rank's
+  const auto ranks = communicator_of(run.options.launch, device, std::chrono::seconds{run.options.args.ddp_timeout});
+  speak_as(*ranks);
+  try {
+    return train(run, ranks);
+  } catch (const std::exception& error) {
+    ranks->report_failure(first_line(error));
+    throw;
+  }
 }
 
 }  // namespace qlorapp::cli

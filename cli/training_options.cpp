@@ -80,17 +80,4 @@ LoraConfig config_of_adapter(const CommandLine& line, const LoraConfig& asked, c
   return own;
 }
 
-void refuse_several_processes() {
-  const char* const text = std::getenv("WORLD_SIZE");
-  const std::string_view size = text == nullptr ? "" : text;
-  const bool is_number = !size.empty() && size.find_first_not_of("0123456789") == std::string_view::npos;
-  const size_t first = size.find_first_not_of('0');
-  QLORAPP_CHECK_VALUE(
-      !is_number || first == std::string_view::npos || size.substr(first) == "1",
-      "[train] training runs in one process, on one device; WORLD_SIZE={} says that a launcher started {} processes. Each would "
-      "train the whole run into the same folder. Start one: qlorapp train …. For a larger batch raise "
-      "--gradient_accumulation_steps. If no launcher runs, unset WORLD_SIZE.",
-      size, size);
-}
-
 }  // namespace qlorapp::cli

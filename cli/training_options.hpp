@@ -31,7 +31,4 @@ void set_precision(TrainingArguments& args, at::ScalarType dtype);
 [[nodiscard]] LoraConfig config_of_adapter(const CommandLine& line, const LoraConfig& asked, const std::string& folder,
                                            const format::ModelConfig& model);
 
-/// @throws ValueError where a launcher started other processes like this one: each would train the whole run.
-void refuse_several_processes();
-
 }  // namespace qlorapp::cli

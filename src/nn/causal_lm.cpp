@@ -41,7 +41,8 @@ DecoderBlock::Gradients arena_gradients(const AdapterArena& arena, const std::ar
 CausalLM::CausalLM(format::ModelConfig config, DecoderWeights weights)
     : decoder_(std::make_shared<Decoder>(std::move(config), std::move(weights))), adapters_(decoder_), settings_(decoder_) {}
 
-LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step) {
+LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step,
+                                   const BlockDone& done) {
   check_batch(batch);
   QLORAPP_CHECK_VALUE(!adapters_.empty(), "[causal_lm] there is nothing to train; call add_adapters first.");
   const at::NoGradGuard no_grad;
@@ -82,6 +83,7 @@ LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_sc
     }
     dx = run_segment_back(decoder, segments[i], std::move(dx), context, std::move(saved[i]), gradients,
                           /*need_dx=*/i > 0 || table.defined());
+    if (done) done(segments[i].begin);
   }
   if (table.defined()) {  // deterministic on a GPU too, unlike index_add_
     at::Tensor gradient = set.arena.gradient(set.embed_tokens);

@@ -102,7 +102,9 @@ EvalResult evaluate(CausalLM& model, const std::vector<Example>& rows, const Eva
   int64_t counted_rows = 0, left_out = 0;
   const auto step = static_cast<size_t>(options.batch_size);
   size_t most = step;
-  for (size_t begin = 0; begin < rows.size(); begin += step) {
+  const auto rank = static_cast<size_t>(options.ranks ? options.ranks->rank() : 0);
+  const auto ranks = static_cast<size_t>(options.ranks ? options.ranks->size() : 1);
+  for (size_t begin = rank * step; begin < rows.size(); begin += ranks * step) {
     const size_t end = std::min(rows.size(), begin + step);
     const Score score = score_of(model, std::span(rows).subspan(begin, end - begin), options.exact_match, most);
     result.prompted_rows += score.prompted_rows;
@@ -116,6 +118,19 @@ EvalResult evaluate(CausalLM& model, const std::vector<Example>& rows, const Eva
       result.target_tokens += score.targets;
     }
     if (options.after_each_batch) options.after_each_batch();
+  }
+  if (options.ranks != nullptr && ranks > 1) {
+    const std::vector<int64_t> counts = sum_over(
+        *options.ranks, {result.prompted_rows, result.exact_matches, result.target_tokens, counted_rows, left_out});
+    result.prompted_rows = counts[0];
+    result.exact_matches = counts[1];
+    result.target_tokens = counts[2];
+    counted_rows = counts[3];
+    left_out = counts[4];
+    const at::Tensor sums = at::tensor({over_rows, over_tokens}, at::kDouble).to(model.device());
+    options.ranks->all_reduce(sums).wait();
+    over_rows = sums[0].item<double>();
+    over_tokens = sums[1].item<double>();
   }
   if (left_out > 0) {
     log_warning(message("[evaluate] {} batches have a loss that is not finite{}", left_out,

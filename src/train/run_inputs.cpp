@@ -21,11 +21,11 @@ namespace {
 constexpr std::string_view kArgumentsFile = "training_args.json";
 
 /// They decide the numbers of a step. What decides rows (max_length, packing, completion_only_loss) shows in the rows.
-constexpr std::array<std::string_view, 16> kDecisive{
+constexpr std::array<std::string_view, 17> kDecisive{
     "learning_rate", "lr_scheduler_type",   "lr_scheduler_kwargs",  "warmup_steps", "warmup_ratio",
     "weight_decay",  "adam_beta1",          "adam_beta2",           "adam_epsilon", "max_grad_norm",
     "fp8",           "count_position_zero", "dataloader_drop_last", "seed",         "bf16",
-    "fp16"};
+    "fp16",          "ddp_sum_in_bf16"};
 /// Compared in another way, or of this start alone.
 constexpr std::array<std::string_view, 13> kSkipped{"output_dir",
                                                     "overwrite_output_dir",
@@ -92,15 +92,17 @@ ChangedInputs check_inputs(const std::string& folder, const TrainingArguments& a
     if (value == was[name] || is_in(name, kSkipped)) continue;
     append(is_in(name, kDecisive) ? decisive : others, change(name, was[name].dump(), value.dump()));
   }
-  const auto rows = [](const TrainingArguments& a) {
-    return message("{} x {}", a.per_device_train_batch_size, a.gradient_accumulation_steps);
+  const auto rows = [](const TrainingArguments& a, int64_t ranks) {
+    return message("{} x {} x {}", a.per_device_train_batch_size, a.gradient_accumulation_steps, ranks);
   };
-  if (rows(before) != rows(args)) {
-    const bool equal = before.per_device_train_batch_size * before.gradient_accumulation_steps ==
-                       args.per_device_train_batch_size * args.gradient_accumulation_steps;
-    // A dropout mask belongs to a micro-batch; without one, only the rounding of sums depends on how rows are split.
-    append(equal && inputs.lora_dropout == 0 ? others : decisive,
-           change("per_device_train_batch_size x gradient_accumulation_steps", rows(before), rows(args)));
+  const std::string rows_before = rows(before, saved.ranks), rows_now = rows(args, inputs.ranks);
+  if (rows_before != rows_now) {
+    const bool equal = before.per_device_train_batch_size * before.gradient_accumulation_steps * saved.ranks ==
+                       args.per_device_train_batch_size * args.gradient_accumulation_steps * inputs.ranks;
+    // A dropout mask belongs to a micro-batch; with equal ones, only the rounding of sums depends on which process computes them.
+    const bool same_masks = inputs.lora_dropout == 0 || before.per_device_train_batch_size == args.per_device_train_batch_size;
+    append(equal && same_masks ? others : decisive,
+           change("per_device_train_batch_size x gradient_accumulation_steps x processes", rows_before, rows_now));
   }
   if (before.optimizer_is_8bit() != args.optimizer_is_8bit()) append(decisive, change("optim", before.optim, args.optim));
   if (before.sampling() != args.sampling()) append(decisive, change("train_sampling_strategy", before.sampling(), args.sampling()));

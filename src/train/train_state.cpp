@@ -22,7 +22,8 @@ constexpr std::string_view kOptimizerFile = "optimizer.safetensors";
 constexpr std::string_view kScalerFile = "scaler.json";
 constexpr std::string_view kRunStateFile = "run_state.json";
 constexpr int64_t kSchema =
-    4;  // 1: another order of the adapters in optimizer.safetensors; 2: an epoch's end was part of its last step; 3: no data fingerprints
+    5;  // 1: another order of the adapters in optimizer.safetensors; 2: an epoch's end was part of its last step; 3: no data fingerprints;
+        // 4: no number of ranks
 
 /// Reads run_state.json key by key; each is required and of its type.
 class Reader {
@@ -111,6 +112,7 @@ void TrainState::save(const std::string& folder) const {
   json["base_fingerprint"] = hexadecimal(inputs.base);
   json["base_without_scales"] = hexadecimal(inputs.base_without_scales);
   json["device"] = inputs.device;
+  json["ranks"] = inputs.ranks;
   format::write_file_atomically(format::path_in(folder, kRunStateFile), format::dump_python_json(json, format::kConfigStyle));
 }
 
@@ -123,6 +125,7 @@ RunInputs RunInputs::load(const std::string& folder) {
   reader.bits("base_fingerprint", inputs.base);
   reader.bits("base_without_scales", inputs.base_without_scales);
   reader.text("device", inputs.device);
+  reader.integer("ranks", inputs.ranks);
   return inputs;
 }
 

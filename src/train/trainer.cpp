@@ -94,7 +94,7 @@ GradScaler::Options scaler_options(at::Device device, bool computes_in_half, con
 }  // namespace
 
 Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> train_data, std::vector<Example> eval_data,
-                 std::string base_model, TrainerCallbacks callbacks)
+                 std::string base_model, TrainerCallbacks callbacks, std::shared_ptr<Communicator> ranks)
     : model_(&model),
       args_(std::move(args)),
       train_data_(std::move(train_data)),
@@ -104,6 +104,8 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
       state_(model.arena(), optimizer_options(args_),
              scaler_options(device(), model.decoder().lm_head().scalar_type() == at::kHalf, args_)) {
   args_.validate();
+  state_.ranks = ranks ? std::move(ranks) : single_process();
+  state_.sums_in_bf16 = args_.ddp_sum_in_bf16;
   if (args_.optimizer_is_paged() && device().is_cpu()) {
     log_warning_once(message("[trainer] optim={}: on a CPU the optimizer state is not paged; results are the same.", args_.optim));
   }
@@ -120,6 +122,7 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
                    base.whole,
                    base.without_scales,
                    c10::DeviceTypeName(device().type(), /*lower_case=*/true),
+                   rank_count(),
                    model_->lora_config().lora_dropout};
   unread_ = std::make_unique<UnreadLosses>();
   runner_ = std::make_unique<WindowRunner>(*model_, state_, args_, train_data_, !eval_data_.empty());
@@ -129,8 +132,30 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
         batches_per_epoch_ > 0,
         "[trainer] dataloader_drop_last leaves no batch of {} rows in batches of {}. Leave it out, or use a smaller batch.",
         train_data_.size(), args_.per_device_train_batch_size);
+    QLORAPP_CHECK_VALUE(batches_per_epoch_ >= rank_count(),
+                        "[ranks] an epoch must have a micro-batch for each of {} ranks; {} rows in batches of {} are {}. Start fewer "
+                        "processes, or use a smaller --per_device_train_batch_size.",
+                        rank_count(), train_data_.size(), args_.per_device_train_batch_size, batches_per_epoch_);
     count_steps();
   }
+  check_ranks();
+}
+
+/// Before the first step: what would make ranks compute different things, or wait for each other for ever.
+void Trainer::check_ranks() {
+  if (rank_count() == 1) return;
+  Communicator& ranks = *state_.ranks;
+  check_same_on_all(ranks, "version of qlorapp", QLORAPP_VERSION);
+  TrainingArguments compared = args_;
+  compared.output_dir.clear();  // may be another path to the same folder
+  compared.use_cpu = device().is_cpu();
+  check_same_on_all(ranks, "options", format::to_json(compared).dump());
+  check_same_on_all(ranks, "device type", state_.inputs.device);
+  check_same_on_all(ranks, "base model (fingerprint)", message("{:016x}", state_.inputs.base));
+  check_same_on_all(ranks, "training data (fingerprint)", message("{:016x}", state_.inputs.train_data));
+  check_same_on_all(ranks, "evaluation data (fingerprint)", message("{:016x}", state_.inputs.eval_data));
+  check_same_on_all(ranks, "adapter layout", message("{}", model_->arena().values().numel()));
+  ranks.broadcast(model_->arena().values(), 0).wait();
 }
 
 Trainer::~Trainer() = default;
@@ -158,6 +183,12 @@ void Trainer::set_up_model() {
     FittedArguments fitted = fit_arguments(*model_, args_, longest_row(), !eval_data_.empty());
     args_ = std::move(fitted.args);
     log_info(fitted.text);
+    if (rank_count() > 1) {  // free memory differs from GPU to GPU: what fits rank 0's is for all
+      const std::string chosen = text_of_first(*state_.ranks, format::to_json(args_).dump());
+      const std::string own_folder = args_.output_dir;
+      format::from_json(format::parse_json(chosen, "TrainingArguments"), args_, "TrainingArguments");
+      args_.output_dir = own_folder;
+    }
   }
   // What neither a budget nor the arguments decide stays as the model has it.
   StepSettings& settings = model_->settings();
@@ -181,10 +212,10 @@ int64_t Trainer::longest_row() const {
 }
 
 void Trainer::count_steps() {
-  const int64_t window = args_.gradient_accumulation_steps, an_epoch = (batches_per_epoch_ + window - 1) / window;
+  const int64_t window = args_.gradient_accumulation_steps * rank_count(), an_epoch = (batches_per_epoch_ + window - 1) / window;
   epochs_ =
       args_.max_steps > 0 ? (args_.max_steps + an_epoch - 1) / an_epoch : static_cast<int64_t>(std::ceil(args_.num_train_epochs));
-  max_steps_ = count_training_steps(batches_per_epoch_, args_.gradient_accumulation_steps, args_.num_train_epochs, args_.max_steps);
+  max_steps_ = count_training_steps(batches_per_epoch_, window, args_.num_train_epochs, args_.max_steps);
   state_.schedule.warmup_steps = count_warmup_steps(args_.warmup_steps, args_.warmup_ratio, max_steps_);
   state_.schedule.training_steps = max_steps_;
 }
@@ -213,7 +244,11 @@ LogRecord Trainer::metrics_of_eval_data() {
     event(TrainerEvent::kPredictionStep);
   };
   const EvalResult loss =
-      qlorapp::evaluate(*model_, eval_data_, {size, /*exact_match=*/false, args_.logging_nan_inf_filter, after_each});
+      qlorapp::evaluate(*model_, eval_data_,
+                        {.batch_size = size,
+                         .leave_out_nonfinite = args_.logging_nan_inf_filter,
+                         .after_each_batch = after_each,
+                         .ranks = state_.ranks.get()});
   const double seconds = seconds_since(begin);
   LogRecord metrics;
   metrics.set("eval_loss", loss.mean_of_batches);
@@ -226,7 +261,7 @@ LogRecord Trainer::metrics_of_eval_data() {
 }
 
 void Trainer::write_trainer_state(const std::string& folder) const {
-  qlorapp::write_trainer_state(folder, state_, args_, {epoch(), max_steps_, epochs_});
+  qlorapp::write_trainer_state(folder, state_, args_, {.epoch = epoch(), .max_steps = max_steps_, .epochs = epochs_});
 }
 
 void Trainer::save_model(const std::string& folder) const {
@@ -247,6 +282,7 @@ void Trainer::save_state(const std::string& folder) {
 }
 
 RunFolder& Trainer::run_folder() {
+  QLORAPP_CHECK_VALUE(is_first(), "[ranks] rank 0 writes the files of a run; this is rank {}.", state_.ranks->rank());
   if (!folder_) folder_ = std::make_shared<RunFolder>(args_.output_dir);
   if (folder_->is_new()) origin_.empty() ? folder_->begin() : folder_->go_on_from(origin_, changed_);
   return *folder_;
@@ -254,6 +290,14 @@ RunFolder& Trainer::run_folder() {
 
 void Trainer::save_checkpoint() {
   read_losses();
+  if (!is_first()) {
+    origin_ = format::path_in(args_.output_dir, message("checkpoint-{}", state_.global_step));
+    if (state_.best_global_step == state_.global_step) state_.best_model_checkpoint = origin_;
+    changed_ = false;
+    control_.should_save = false;
+    state_.ranks->barrier();  // what rank 0 has written is whole
+    return;
+  }
   CheckpointWriter writer(run_folder(), state_.global_step);
   save_adapter(*model_, writer.folder(), base_model_);
   // A run that was stopped is to be resumed, whatever else is saved of it.
@@ -270,6 +314,7 @@ void Trainer::save_checkpoint() {
     folder_->prune(*args_.save_total_limit, {path, state_.best_model_checkpoint});
   }
   control_.should_save = false;
+  state_.ranks->barrier();
   if (callbacks_.on_save) callbacks_.on_save(path, control_);
 }
 

@@ -34,11 +34,11 @@ bool is_due(const std::string& strategy, double every, int64_t step, int64_t max
   return interval > 0 && step % interval == 0;
 }
 
-SamplerOptions sampler_options(const TrainingArguments& args, const std::vector<Example>& rows) {
+SamplerOptions sampler_options(const TrainingArguments& args, const std::vector<Example>& rows, int64_t ranks) {
   SamplerOptions options;
   options.strategy = sampling_strategy(args.sampling());
   options.seed = args.data_seed.value_or(args.seed);
-  options.group_size = args.per_device_train_batch_size * args.gradient_accumulation_steps;
+  options.group_size = args.per_device_train_batch_size * args.gradient_accumulation_steps * ranks;
   if (options.strategy == SamplingStrategy::kGroupByLength) {
     for (const Example& row : rows) options.lengths.push_back(std::ssize(row.input_ids));
   }
@@ -70,7 +70,13 @@ class Trainer::Owed {
 
 void Trainer::poll() {
   if (callbacks_.poll) callbacks_.poll();
-  if (is_training_ && callbacks_.stop_now && callbacks_.stop_now()) throw StopNow{};
+  const bool is_alone = rank_count() == 1;  // several ranks stop between two steps, all at the same
+  if (is_alone && is_training_ && callbacks_.stop_now && callbacks_.stop_now()) throw StopNow{};
+}
+
+/// Several ranks ask each other before each step.
+void Trainer::check_stop() {
+  if (rank_count() > 1 && any_of(*state_.ranks, callbacks_.stop_now && callbacks_.stop_now())) throw StopNow{};
 }
 
 /// Leaves a checkpoint of the steps that are whole.
@@ -106,7 +112,7 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
       if (!keeps_folder) trainer.folder_.reset();
     }
   } const end{*this, has_folder};
-  if (args_.save_strategy != "no" && !callbacks_.log_evaluate_save && !has_folder)
+  if (args_.save_strategy != "no" && !callbacks_.log_evaluate_save && !has_folder && is_first())
     folder_ = std::make_shared<RunFolder>(args_.output_dir);  // before anything else: another run may hold it
   resumed_from_ = resume_from.value_or("");
   started_ = seconds_since_1970();
@@ -115,6 +121,7 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
     report(stopped_ ? "stopped" : "finished", "");
     return output;
   } catch (const std::exception& error) {
+    state_.ranks->report_failure(first_line(error));
     report("failed", first_line(error));
     throw;
   }
@@ -223,7 +230,8 @@ void Trainer::run_epochs() {
 bool Trainer::roll_back(const Error& reason) {
   constexpr int64_t kMost = 3;
   if (args_.on_non_finite != "rollback") return false;
-  const std::string from = newest_checkpoint(args_.output_dir).path.value_or(origin_);
+  const std::string from =
+      text_of_first(*state_.ranks, is_first() ? newest_checkpoint(args_.output_dir).path.value_or(origin_) : std::string());
   if (from.empty() || state_.rollbacks >= kMost) {
     log_warning(from.empty()
                     ? std::string("[trainer] there is no checkpoint to roll back to: save more often, or use on_non_finite=skip.")
@@ -254,7 +262,7 @@ bool Trainer::roll_back(const Error& reason) {
 
 Window Trainer::next_window(const std::vector<int64_t>& order) const {
   const int64_t begin = state_.cursor.batch, size = args_.per_device_train_batch_size;
-  Window window{state_.cursor.epoch, begin, std::min(args_.gradient_accumulation_steps, batches_per_epoch_ - begin), {}};
+  Window window{state_.cursor.epoch, begin, std::min(args_.gradient_accumulation_steps * rank_count(), batches_per_epoch_ - begin), {}};
   for (int64_t batch = begin; batch < begin + window.batches; ++batch) {
     const auto first = order.begin() + batch * size;
     window.rows.emplace_back(first, first + std::min<int64_t>(size, order.end() - first));
@@ -295,11 +303,12 @@ void Trainer::run_epoch() {
   if (!only_its_end) event(TrainerEvent::kEpochBegin);
   const std::vector<int64_t> order =
       only_its_end ? std::vector<int64_t>()
-                   : epoch_order(std::ssize(train_data_), state_.cursor.epoch, sampler_options(args_, train_data_));
+                   : epoch_order(std::ssize(train_data_), state_.cursor.epoch, sampler_options(args_, train_data_, rank_count()));
   while (state_.cursor.batch < batches_per_epoch_ && state_.global_step < max_steps_ && !control_.should_training_stop &&
          !control_.should_epoch_stop) {
     const Window window = next_window(order);
     control_.should_log = control_.should_evaluate = control_.should_save = false;
+    check_stop();
     event(TrainerEvent::kStepBegin);
     run_step(window);
   }
@@ -435,7 +444,8 @@ void Trainer::log(LogRecord record, bool training) {
 
 LogRecord Trainer::summary(double seconds) const {
   const auto steps = static_cast<double>(state_.global_step - first_step_);
-  const double rows = steps * static_cast<double>(args_.per_device_train_batch_size * args_.gradient_accumulation_steps);
+  const double rows =
+      steps * static_cast<double>(args_.per_device_train_batch_size * args_.gradient_accumulation_steps * rank_count());
   LogRecord metrics;
   metrics.set("train_runtime", rounded(seconds, 4));
   metrics.set("train_samples_per_second", rounded(rows / seconds, 3));

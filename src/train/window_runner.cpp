@@ -26,9 +26,10 @@ struct Progress {
   bool update_told = false;
   enum class At : uint8_t {
     kWindow,
+    kExchange,
     kUpdate,
     kEnd
-  } at = At::kWindow;        ///< Of this attempt. Behind the update it cannot be repeated.
+  } at = At::kWindow;        ///< Of this attempt. Behind the exchange of gradients, and behind the update, it cannot be repeated.
   bool in_callback = false;  ///< What fails there is the caller's, and not taken again.
 };
 
@@ -46,13 +47,18 @@ struct Observed {
     what(arguments...);
     progress.in_callback = false;
   }
-  LossSum forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step) {
+  LossSum forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step,
+                           const BlockDone& done) {
     if (batch.first_token == 0 && begun++ > progress.substeps_told) {
       ++progress.substeps_told;
       tell(event, TrainerEvent::kSubstepEnd);
     }
+    const BlockDone noted = !done ? done : [&](int64_t block) {
+      progress.at = Progress::At::kExchange;
+      done(block);
+    };
     const LossSum loss = graphs != nullptr ? graphs->forward_backward(batch, grad_scale, seed, micro_step)
-                                           : model.forward_backward(batch, grad_scale, seed, micro_step);
+                                           : model.forward_backward(batch, grad_scale, seed, micro_step, noted);
     if (poll) tell(poll);
     return loss;
   }
@@ -90,8 +96,11 @@ int64_t WindowRunner::tokens_of(const std::vector<int64_t>& rows) const {
 }
 
 std::vector<std::vector<std::vector<int64_t>>> WindowRunner::parts_of(const Window& window) const {
+  const auto rank = static_cast<size_t>(state_.ranks ? state_.ranks->rank() : 0);
+  const auto ranks = static_cast<size_t>(state_.ranks ? state_.ranks->size() : 1);
   std::vector<std::vector<std::vector<int64_t>>> result;
-  for (const std::vector<int64_t>& rows : window.rows) {
+  for (size_t batch = rank; batch < window.rows.size(); batch += ranks) {
+    const std::vector<int64_t>& rows = window.rows[batch];
     auto& parts = result.emplace_back(1);
     for (const int64_t row : rows) {
       const bool full = most_tokens_ > 0 && !parts.back().empty() && tokens_of(parts.back()) + row_tokens(row) > most_tokens_;
@@ -156,6 +165,7 @@ StepReport WindowRunner::run(const Window& window, const Observer& observer) {
     } catch (const std::exception& error) {
       abandon();
       if (progress.in_callback || progress.at == Progress::At::kEnd || !ops::is_out_of_memory(error)) throw;
+      if (progress.at != Progress::At::kWindow && state_.ranks && state_.ranks->size() > 1) throw;  // the others went on
       if (progress.at == Progress::At::kWindow) {
         make_room(window, error, again);
         continue;

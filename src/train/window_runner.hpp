@@ -2,7 +2,7 @@
 /// Runs the windows of a training run as optimizer steps: whole, or in parts once memory ran out.
 ///
 /// A part of a micro-batch shares its place in the run with the others, so weights of tokens, dropout masks and the effective batch do not
-/// change. Parts stay as small as they had to become.
+/// change. Parts stay as small as they had to become. Of several ranks each computes its share of the window, and has parts of its own.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +35,7 @@ class WindowRunner {
   WindowRunner(CausalLM& model, TrainState& state, const TrainingArguments& args, const std::vector<Example>& rows, bool evaluates);
 
   /// One optimizer step. A window that ran out of memory is taken again, in smaller parts; the state is as before until a step is whole.
+  /// With several ranks it is taken again only while no gradient has left this rank.
   /// @throws OutOfMemoryError if one row alone does not fit; whatever the observer throws.
   StepReport run(const Window& window, const Observer& observer);
 
@@ -51,7 +52,7 @@ class WindowRunner {
   [[nodiscard]] int64_t replayed() const { return graphs_ ? graphs_->replayed() : 0; }
 
  private:
-  /// The rows of each part of each micro-batch.
+  /// The rows of each part of each micro-batch of this rank.
   [[nodiscard]] std::vector<std::vector<std::vector<int64_t>>> parts_of(const Window& window) const;
   [[nodiscard]] std::vector<Batch> batches_of(const Window& window) const;
   [[nodiscard]] int64_t tokens_of(const std::vector<int64_t>& rows) const;

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,6 +34,9 @@ struct LossSum {
   int64_t targets = 0;  ///< Host; known from the batch.
 };
 
+/// Called in a backward pass when the gradients of block i and of the blocks behind it are whole, in stream order.
+using BlockDone = std::function<void(int64_t i)>;
+
 class CausalLM {
  public:
   /// @throws ValueError if a weight contradicts the config.
@@ -51,8 +55,10 @@ class CausalLM {
   /// @param batch       on the model's device, at least one token.
   /// @param grad_scale  () float32: factor on the gradient of the summed loss (loss scale over the window's target count).
   /// @param seed, micro_step  key of the dropout masks.
+  /// @param done  may be empty.
   /// @throws ValueError without adapters or tokens.
-  LossSum forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step);
+  LossSum forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step,
+                           const BlockDone& done = {});
 
   /// The summed loss on an autograd graph whose leaves are the arena's parameters. () float32.
   [[nodiscard]] at::Tensor loss(const Batch& batch, uint64_t seed, uint32_t micro_step);

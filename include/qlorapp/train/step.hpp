@@ -12,28 +12,37 @@
 #include "qlorapp/train/clip.hpp"         // global norm over the arena
 #include "qlorapp/train/grad_scaler.hpp"  // dynamic loss scaling for fp16
 #include "qlorapp/train/optimizer.hpp"    // AdamW, fp32 or 8-bit moments, one arena
+#include "qlorapp/train/shared_step.hpp"  // what the ranks of a run do together
 #include "qlorapp/train/step_report.hpp"  // what the step has to say
 #include "qlorapp/train/train_state.hpp"  // all that a resumed run needs
 
 namespace qlorapp {
 
-/// @param window  the micro-batches of one step, on the model's device; the last one of an epoch may be short.
-/// @tparam Model  forward_backward(batch, grad_scale, seed, micro_step) → LossSum adds its gradients to run.arena;
+/// @param window  the micro-batches of one step, on the model's device; the last one of an epoch may be short. With run.ranks: those of
+///                this rank, which may have none.
+/// @tparam Model  forward_backward(batch, grad_scale, seed, micro_step[, on_block_done]) → LossSum adds its gradients to run.arena;
 ///                before_optimizer_step() and after_optimizer_step(), if it has them, are called around the optimizer.
 template <class Model>
 StepReport train_step(Model& model, TrainState& run, std::span<const Batch> window) {
   run.arena->zero_grad();
-  Accumulator accumulator(window, {.count_position_zero = run.count_position_zero});  // counts the window's targets first
+  SharedStep shared(run.ranks.get(), window, run.sums_in_bf16);
+  Accumulator accumulator(window, {.count_position_zero = run.count_position_zero,  // counts the window's targets first
+                                   .sum_over_ranks = [&](int64_t targets) { return shared.meet(targets); }});
   const at::Tensor grad_scale = run.scaler.scale(accumulator.weight_tensor(run.arena->values().device()));  // loss scale / targets
 
-  int64_t input_tokens = 0;
   for (const Batch& batch : window) {
-    input_tokens += batch.token_count();
-    const uint32_t micro_step = batch.first_token == 0 ? run.micro_step++ : run.micro_step - 1;  // parts of one share it
-    accumulator.add(model.forward_backward(batch, grad_scale, run.seed, micro_step).loss);
+    const uint32_t micro_step = run.micro_step + static_cast<uint32_t>(shared.place_of(batch));  // parts of one share it
+    if constexpr (requires { model.forward_backward(batch, grad_scale, run.seed, micro_step, BlockDone()); }) {
+      const BlockDone done = shared.on_block_done(*run.arena, &batch == &window.back());
+      accumulator.add(model.forward_backward(batch, grad_scale, run.seed, micro_step, done).loss);
+    } else {
+      accumulator.add(model.forward_backward(batch, grad_scale, run.seed, micro_step).loss);
+    }
   }
+  run.micro_step += static_cast<uint32_t>(shared.counts().micro_batches);
 
   at::Tensor mean_loss = accumulator.mean_loss();  // here: nothing is allocated between the update and the end
+  shared.sum(*run.arena, mean_loss);
   const GradientNorm gradients = gradient_norm(*run.arena, run.scaler.inverse_scale(), run.max_grad_norm);  // of unscaled ones
   run.scaler.record(gradients.found_inf);
   const double rate = run.schedule.learning_rate(run.base_learning_rate, run.optimizer.step_count());
@@ -45,7 +54,12 @@ StepReport train_step(Model& model, TrainState& run, std::span<const Batch> wind
   run.scaler.update();
   ++run.global_step;  // counts skipped steps too, as transformers does; the schedule does not
 
-  return {std::move(mean_loss), gradients.norm, rate, accumulator.tokens(), input_tokens, stepped};
+  return {.mean_loss = std::move(mean_loss),
+          .grad_norm = gradients.norm,
+          .learning_rate = rate,
+          .target_tokens = accumulator.tokens(),
+          .input_tokens = shared.counts().input_tokens,
+          .stepped = stepped};
 }
 
 }  // namespace qlorapp

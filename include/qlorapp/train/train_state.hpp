@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "qlorapp/adapters/adapter_arena.hpp"
+#include "qlorapp/dist/communicator.hpp"
 #include "qlorapp/train/grad_scaler.hpp"
 #include "qlorapp/train/log_history.hpp"
 #include "qlorapp/train/optimizer.hpp"
@@ -18,7 +20,7 @@ namespace qlorapp {
 /// Where the run stands in its data. The order of an epoch is a function of seed and epoch; no generator state is needed.
 struct DataCursor {
   int64_t epoch = 0;  ///< Whole epochs behind us.
-  int64_t batch = 0;  ///< Micro-batches consumed of this one.
+  int64_t batch = 0;  ///< Micro-batches consumed of this one, by all ranks.
 };
 
 /// Fingerprints of a run's base, data and options; 0: none.
@@ -27,6 +29,7 @@ struct RunInputs {
   uint64_t base = 0;                       ///< Of the frozen weights.
   uint64_t base_without_scales = 0;        ///< The scales of four-bit weights left out, which may depend on the kind of device.
   std::string device;                      ///< "cpu", "cuda".
+  int64_t ranks = 1;                       ///< Processes that trained together.
   double lora_dropout = 0;
 
   /// @param folder  a checkpoint.  @throws FormatError naming file and key.
@@ -38,7 +41,9 @@ struct TrainState {
   TrainState(AdapterArena& of, const AdamW::Options& optimizer_options, const GradScaler::Options& scaler_options)
       : arena(&of), optimizer(of, optimizer_options), scaler(scaler_options) {}
 
-  AdapterArena* arena;  ///< Values and gradients; owned by the model.
+  AdapterArena* arena;                  ///< Values and gradients; owned by the model.
+  std::shared_ptr<Communicator> ranks;  ///< Null: one process.
+  bool sums_in_bf16 = false;            ///< Gradients of several ranks are summed in bfloat16.
   AdamW optimizer;
   GradScaler scaler;
   Schedule schedule;
@@ -46,7 +51,7 @@ struct TrainState {
   double max_grad_norm = 0;          ///< 0 does not clip.
   bool count_position_zero = false;  ///< Accumulator's switch for older transformers' count.
   uint64_t seed = 0;                 ///< Of dropout masks and data order.
-  uint32_t micro_step = 0;           ///< Micro-batches since the start of the run; part of the key of dropout masks.
+  uint32_t micro_step = 0;           ///< Micro-batches of all ranks since the start of the run; part of the key of dropout masks.
   int64_t global_step = 0;           ///< Optimizer steps, skipped ones included.
   DataCursor cursor;
   int64_t tokens_seen = 0;    ///< Input tokens.

@@ -15,6 +15,7 @@
 
 #include "qlorapp/core/error.hpp"
 #include "qlorapp/data/dataset.hpp"
+#include "qlorapp/dist/communicator.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
 #include "qlorapp/train/log_history.hpp"
 #include "qlorapp/train/step_report.hpp"
@@ -46,10 +47,13 @@ class Trainer {
   /// @param model       with adapters. It and the data must outlive the trainer.
   /// @param train_data  may be empty for a trainer that only evaluates.
   /// @param base_model  named in adapter_config.json.
+  /// @param ranks       that train together, each with the same arguments and data; null: one process. Each step has
+  ///                    gradient_accumulation_steps micro-batches of each rank. Rank 0 writes all files, and has the callbacks.
   /// With args.packing the rows are packed here (data/packing.hpp).
-  /// @throws ValueError if an argument is out of range, or a token is outside the vocabulary.
+  /// @throws ValueError if an argument is out of range, or a token is outside the vocabulary; on every rank if arguments, data, base or
+  ///         version of the ranks differ.
   Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> train_data, std::vector<Example> eval_data,
-          std::string base_model, TrainerCallbacks callbacks = {});
+          std::string base_model, TrainerCallbacks callbacks = {}, std::shared_ptr<Communicator> ranks = nullptr);
   ~Trainer();
 
   /// Writes into args.output_dir as the only run: the folder is locked until train() returns, unless nothing is to be saved. However it
@@ -91,6 +95,10 @@ class Trainer {
  private:
   class Owed;
   void set_up_model();
+  void check_ranks();
+  [[nodiscard]] int64_t rank_count() const { return state_.ranks->size(); }
+  [[nodiscard]] bool is_first() const { return state_.ranks->is_first(); }
+  void check_stop();
   void count_steps();
   [[nodiscard]] at::Device device() const { return model_->device(); }
   /// Tokens of the longest: with a batch of such rows a run is as full as it will ever be. max_length where rows come from elsewhere.

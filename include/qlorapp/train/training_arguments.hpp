@@ -79,6 +79,8 @@ struct RunArguments {
   std::optional<std::string> resume_from_checkpoint;
   bool ignore_data_skip = false;
   bool resume_with_changes = false;
+  int64_t ddp_timeout = 60;
+  bool ddp_sum_in_bf16 = false;
 
   static constexpr auto fields() {
     using T = RunArguments;
@@ -160,7 +162,10 @@ struct RunArguments {
               "a checkpoint folder, or \"true\": the newest undamaged one of the run in output_dir"},
         Field{"ignore_data_skip", &T::ignore_data_skip, "a resumed run restarts its epoch at the first batch"},
         Field{"resume_with_changes", &T::resume_with_changes,
-              "resume although data or options that decide the numbers differ from those of the checkpoint"}};
+              "resume although data or options that decide the numbers differ from those of the checkpoint"},
+        Field{"ddp_timeout", &T::ddp_timeout, "several processes: seconds that one waits for the others before the run ends"},
+        Field{"ddp_sum_in_bf16", &T::ddp_sum_in_bf16,
+              "several processes: sum gradients in bfloat16, which halves what they exchange and rounds to three digits"}};
   }
 };
 

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A backend of c10d (NCCL, Gloo, MPI, a user's own) as a Communicator.
+#pragma once
+
+#include <memory>
+
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include "dist/store_communicator.hpp"
+#include "qlorapp/dist/communicator.hpp"
+
+namespace qlorapp {
+
+/// @param device  that tensors are on.  @param place  for texts and failures; null: texts are exchanged as tensors.
+[[nodiscard]] std::shared_ptr<Communicator> communicator_over(c10::intrusive_ptr<c10d::Backend> backend, at::Device device,
+                                                              std::unique_ptr<MeetingPlace> place, bool keeps_store);
+
+}  // namespace qlorapp

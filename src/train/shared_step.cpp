@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "qlorapp/train/shared_step.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+#include <optional>
+#include <string_view>
+
+#include <ATen/ATen.h>
+
+#include "core/check.hpp"
+
+namespace qlorapp {
+namespace {
+
+/// The number behind "layers." in a parameter's name.
+std::optional<size_t> block_of(std::string_view name) {
+  constexpr std::string_view kBefore = "layers.";
+  const size_t at = name.find(kBefore);
+  if (at == std::string_view::npos) return std::nullopt;
+  const std::string_view digits = name.substr(at + kBefore.size());
+  size_t block = 0;
+  if (std::from_chars(digits.data(), digits.data() + digits.size(), block).ec != std::errc{}) return std::nullopt;
+  return block;
+}
+
+}  // namespace
+
+std::vector<int64_t> block_starts(const AdapterArena& arena) {
+  struct Range {
+    int64_t begin = std::numeric_limits<int64_t>::max(), end = 0;
+  };
+  std::vector<Range> blocks;
+  for (const AdapterArena::Entry& entry : arena.entries()) {
+    const std::optional<size_t> block = block_of(entry.name);
+    if (!block) continue;
+    if (blocks.size() <= *block) blocks.resize(*block + 1);
+    blocks[*block].begin = std::min(blocks[*block].begin, entry.offset);
+    blocks[*block].end = std::max(blocks[*block].end, entry.offset + entry.numel);
+  }
+  std::vector<int64_t> starts;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i].end == 0 || (i > 0 && blocks[i].begin < blocks[i - 1].end)) return {};
+    starts.push_back(blocks[i].begin);
+  }
+  // Trained tables get their last gradients when the backward pass ends, so they must stand before the blocks.
+  for (const AdapterArena::Entry& entry : arena.entries()) {
+    if (!starts.empty() && !block_of(entry.name) && entry.offset > starts.front()) return {};
+  }
+  return starts;
+}
+
+SharedStep::SharedStep(Communicator* ranks, std::span<const Batch> window, bool in_bf16)
+    : ranks_(ranks != nullptr && ranks->size() > 1 ? ranks : nullptr), in_bf16_(in_bf16) {
+  for (const Batch& batch : window) {
+    counts_.micro_batches += batch.first_token == 0 ? 1 : 0;
+    counts_.input_tokens += batch.token_count();
+  }
+}
+
+int64_t SharedStep::meet(int64_t targets) {
+  counts_.targets = targets;
+  if (ranks_ == nullptr) return targets;
+  const std::vector<int64_t> sums = sum_over(*ranks_, {counts_.targets, counts_.micro_batches, counts_.input_tokens});
+  counts_ = {.targets = sums[0], .micro_batches = sums[1], .input_tokens = sums[2]};
+  return counts_.targets;
+}
+
+int64_t SharedStep::place_of(const Batch& batch) {
+  if (batch.first_token == 0) ++begun_;
+  const int64_t mine = begun_ - 1;
+  return ranks_ == nullptr ? mine : mine * ranks_->size() + ranks_->rank();
+}
+
+std::function<void(int64_t)> SharedStep::on_block_done(const AdapterArena& arena, bool is_last) {
+  if (ranks_ == nullptr || !is_last || !arena.gradients().is_cuda()) return {};
+  first_elements_ = block_starts(arena);
+  if (first_elements_.empty()) return {};
+  return [this, &arena](int64_t block) { begin(arena, first_elements_[static_cast<size_t>(block)]); };
+}
+
+void SharedStep::begin(const AdapterArena& arena, int64_t first_element) {
+  const at::Tensor& all = arena.gradients();
+  const int64_t end = summed_from_ < 0 ? all.numel() : summed_from_;
+  summed_from_ = first_element;
+  if (first_element == end) return;
+  const at::Tensor slice = all.slice(0, first_element, end);
+  if (!in_bf16_) {
+    exchanges_.push_back(ranks_->all_reduce(slice));
+    return;
+  }
+  rounded_.emplace_back(slice, slice.to(at::kBFloat16));
+  exchanges_.push_back(ranks_->all_reduce(rounded_.back().second));
+}
+
+void SharedStep::sum(const AdapterArena& arena, at::Tensor& mean_loss) {
+  if (ranks_ == nullptr) return;
+  // Each rank makes the same exchanges, also one whose window was empty.
+  if (arena.gradients().is_cuda() && summed_from_ < 0) {
+    first_elements_ = block_starts(arena);
+    for (size_t block = first_elements_.size(); block-- > 0;) begin(arena, first_elements_[block]);
+  }
+  begin(arena, 0);
+  mean_loss = mean_loss.to(arena.gradients().device());
+  exchanges_.push_back(ranks_->all_reduce(mean_loss));
+  for (Exchange& exchange : exchanges_) exchange.wait();
+  for (auto& [slice, sum] : rounded_) slice.copy_(sum);
+}
+
+}  // namespace qlorapp
