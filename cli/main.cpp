@@ -55,10 +55,11 @@ int fail(const std::exception& error) {
   const std::string text = of_torch != nullptr ? of_torch->what_without_backtrace() : error.what();
   const bool is_ours = dynamic_cast<const qlorapp::Error*>(&error) != nullptr;
   if (!is_ours && qlorapp::ops::is_out_of_memory(error)) {
-    std::fprintf(stderr,
-                 "error: [memory] this process cannot have more memory (%s). End other programs, raise its limit (ulimit -v), or give "
-                 "--memory_budget auto or a smaller --per_device_train_batch_size.\n",
-                 qlorapp::first_line(error).c_str());
+    std::fprintf(
+        stderr,
+        "error: [memory] this process cannot have more memory (%s). End other programs, raise its limit (ulimit -v), or give "
+        "--memory_budget auto or a smaller --per_device_train_batch_size.\n",
+        qlorapp::first_line(error).c_str());
   } else {
     std::fprintf(stderr, "error: %s\n", text.c_str());
   }

@@ -119,7 +119,7 @@ PlanOptions parse_plan(const Arguments& arguments) {
   line.option("explain", options.explained, "explain step by step what uses memory, whether it fits, and what to change first");
   line.option("compare", options.compare_with,
               "compare speed, memory and quality of GPU:BATCHxACCUMULATION, such as T4:2x16,A10:8x4");
-  line.option("gpus", options.gpus, "GPUs to estimate for; training runs on one");
+  line.option("gpus", options.gpus, "GPUs of one machine, each with a process of its own");
   line.option("hours", options.hours, "print a configuration whose run ends within this many hours");
   line.option("dataset_rows", options.dataset_rows, "rows of the training data, for --hours");
   line.option("avg_tokens", options.avg_tokens, "average tokens per row, for --hours");

@@ -65,7 +65,8 @@ struct Run {
 
 /// Each process of a machine has its own GPU.
 std::string device_of_rank(const std::string& device, const Launch& launch) {
-  QLORAPP_CHECK_VALUE(!device.starts_with("cuda:"), "[device] each of {} processes has a GPU of its own, by LOCAL_RANK; got '{}'. Give --device cuda.",
+  QLORAPP_CHECK_VALUE(!device.starts_with("cuda:"),
+                      "[device] each of {} processes has a GPU of its own, by LOCAL_RANK; got '{}'. Give --device cuda.",
                       launch.size, device);
   if (device == "cpu" || (device == "auto" && !has_gpu())) return "cpu";
   return message("cuda:{}", launch.local_rank);
@@ -274,7 +275,8 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
   if (output.stopped) {
     const int received = StopSignals::received(), signal = received != 0 ? received : SIGTERM;  // another process had it
     if (ranks->is_first()) {
-      report.line(message("stopped by {} after step {} of {}; {}", StopSignals::name(signal), output.global_step, trainer.max_steps(),
+      report.line(message("stopped by {} after step {} of {}; {}", StopSignals::name(signal), output.global_step,
+                          trainer.max_steps(),
                           output.global_step > 0 ? "go on with --resume_from_checkpoint true" : "nothing was trained yet"));
     }
     return 128 + signal;

@@ -119,9 +119,10 @@ std::shared_ptr<Communicator> communicator_over(const std::string& group_name, a
   try {
     group = c10d::resolve_process_group(group_name);
   } catch (const c10::Error& error) {
-    throw ValueError(message("[ranks] a process group must exist; got the name '{}'. Call torch.distributed.init_process_group first, and pass "
-                             "its group_name. {}",
-                             group_name, first_line(error)));
+    throw ValueError(
+        message("[ranks] a process group must exist; got the name '{}'. Call torch.distributed.init_process_group first, and pass "
+                "its group_name. {}",
+                group_name, first_line(error)));
   }
   return communicator_over(group, device);
 }

@@ -46,8 +46,8 @@ c10::intrusive_ptr<c10d::Store> store_of(const Launch& launch, std::chrono::seco
   try {
     store = c10::make_intrusive<c10d::TCPStore>(launch.address, options);
   } catch (const std::exception& error) {
-    throw IoError(message("[ranks] rank {} of {} cannot reach the store at {}:{} (MASTER_ADDR, MASTER_PORT){}. {}", launch.rank, launch.size,
-                          launch.address, launch.port,
+    throw IoError(message("[ranks] rank {} of {} cannot reach the store at {}:{} (MASTER_ADDR, MASTER_PORT){}. {}", launch.rank,
+                          launch.size, launch.address, launch.port,
                           options.isServer ? ", which it has to open: is the port in use?" : ": rank 0 or its launcher is missing",
                           first_line(error)),
                   ECONNREFUSED);
@@ -90,8 +90,9 @@ std::vector<int64_t> sum_over(Communicator& ranks, std::vector<int64_t> values) 
   std::memcpy(text.data(), values.data(), text.size());
   std::fill(values.begin(), values.end(), int64_t{0});
   for (const std::string& each : ranks.gather(text)) {
-    QLORAPP_CHECK_VALUE(each.size() == text.size(), "[ranks] all ranks must make the same exchanges; got {} bytes here and {} on another rank.",
-                        text.size(), each.size());
+    QLORAPP_CHECK_VALUE(each.size() == text.size(),
+                        "[ranks] all ranks must make the same exchanges; got {} bytes here and {} on another rank.", text.size(),
+                        each.size());
     for (size_t i = 0; i < values.size(); ++i) {
       int64_t value = 0;
       std::memcpy(&value, each.data() + i * sizeof value, sizeof value);
@@ -111,8 +112,10 @@ void check_same_on_all(Communicator& ranks, const std::string& what, const std::
   for (size_t rank = 0; rank < all.size(); ++rank) ranks_of[all[rank]].push_back(static_cast<int64_t>(rank));
   if (ranks_of.size() == 1) return;
   std::string found;
-  for (const auto& [text, who] : ranks_of) found += message("{}{} on {} {}", found.empty() ? "" : "; ", text, who.size() == 1 ? "rank" : "ranks", joined(who));
-  throw ValueError(message("[ranks] all ranks must have the same {}; got {}. Start every rank with the same command, files and version.", what, found));
+  for (const auto& [text, who] : ranks_of)
+    found += message("{}{} on {} {}", found.empty() ? "" : "; ", text, who.size() == 1 ? "rank" : "ranks", joined(who));
+  throw ValueError(message(
+      "[ranks] all ranks must have the same {}; got {}. Start every rank with the same command, files and version.", what, found));
 }
 
 }  // namespace qlorapp

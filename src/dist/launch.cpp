@@ -24,14 +24,16 @@ constexpr Names kLaunchers[] = {
 
 int64_t number(const Variable& variable, const char* name, int64_t lowest, int64_t highest) {
   const char* const text = variable(name);
-  QLORAPP_CHECK_VALUE(text != nullptr, "[ranks] a launcher must set {}; it is missing. Start with torchrun --nproc-per-node N, or unset WORLD_SIZE to run one process.",
+  QLORAPP_CHECK_VALUE(text != nullptr,
+                      "[ranks] a launcher must set {}; it is missing. Start with torchrun --nproc-per-node N, or unset WORLD_SIZE "
+                      "to run one process.",
                       name);
   const std::string_view digits(text);
   int64_t value = 0;
   const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
   QLORAPP_CHECK_VALUE(error == std::errc{} && stop == digits.data() + digits.size() && value >= lowest && value <= highest,
-                      "[ranks] {} must be a number from {} to {}; got '{}'. The launcher sets it: torchrun --nproc-per-node N.", name, lowest,
-                      highest, digits);
+                      "[ranks] {} must be a number from {} to {}; got '{}'. The launcher sets it: torchrun --nproc-per-node N.",
+                      name, lowest, highest, digits);
   return value;
 }
 
@@ -59,8 +61,9 @@ Launch launch_of(const Variable& variable) {
   const char* const nodes = variable("SLURM_STEP_NUM_NODES");
   const bool is_one_node = !is_torchrun && (nodes == nullptr ? launch.launcher == "MPI" : std::string_view(nodes) == "1");
   QLORAPP_CHECK_VALUE(address != nullptr || is_one_node, "[ranks] MASTER_ADDR must name the machine of rank 0; it is missing. {}",
-                      is_torchrun ? "Start with torchrun, which sets it."
-                                  : "Set it before srun: export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)");
+                      is_torchrun
+                          ? "Start with torchrun, which sets it."
+                          : "Set it before srun: export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)");
   launch.address = address != nullptr ? address : "127.0.0.1";
   constexpr int64_t kPort = 29500;  // torch's default
   launch.port = is_torchrun || variable("MASTER_PORT") != nullptr ? number(variable, "MASTER_PORT", 1, 65535) : kPort;

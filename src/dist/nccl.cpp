@@ -20,7 +20,8 @@ c10::intrusive_ptr<c10d::Backend> nccl_backend([[maybe_unused]] const c10::intru
   return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, static_cast<int>(rank), static_cast<int>(size), std::move(options));
 #else
   throw ValueError(
-      "[ranks] this build has no NCCL, which several GPUs need. Build with a CUDA build of torch from PyPI, which brings nccl.h, or run "
+      "[ranks] this build has no NCCL, which several GPUs need. Build with a CUDA build of torch from PyPI, which brings nccl.h, "
+      "or run "
       "with --device cpu.");
 #endif
 }

@@ -15,7 +15,7 @@ class Store;
 namespace qlorapp {
 
 /// @throws ValueError in a build without NCCL.
-[[nodiscard]] c10::intrusive_ptr<c10d::Backend> nccl_backend(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t size,
-                                                             std::chrono::seconds timeout);
+[[nodiscard]] c10::intrusive_ptr<c10d::Backend> nccl_backend(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank,
+                                                             int64_t size, std::chrono::seconds timeout);
 
 }  // namespace qlorapp

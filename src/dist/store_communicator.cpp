@@ -37,7 +37,8 @@ auto MeetingPlace::ask(const Call& call) {
     throw;  // a time-out
   } catch (const c10::Error& error) {
     is_gone_ = true;
-    throw IoError(message("[ranks] rank 0, or the launcher that keeps the store of the ranks, has ended: look at its output. {}", first_line(error)),
+    throw IoError(message("[ranks] rank 0, or the launcher that keeps the store of the ranks, has ended: look at its output. {}",
+                          first_line(error)),
                   ECONNRESET);
   }
 }
@@ -51,7 +52,8 @@ std::vector<Bytes8> MeetingPlace::exchange(const Bytes8& mine) {
   for (int64_t part = parts; part-- > 0;) {
     const size_t begin = static_cast<size_t>(part) * kPart, end = std::min(mine.size(), begin + kPart);
     Bytes8 value;
-    if (part == 0) value.insert(value.end(), reinterpret_cast<const uint8_t*>(&parts), reinterpret_cast<const uint8_t*>(&parts + 1));
+    if (part == 0)
+      value.insert(value.end(), reinterpret_cast<const uint8_t*>(&parts), reinterpret_cast<const uint8_t*>(&parts + 1));
     value.insert(value.end(), mine.begin() + static_cast<std::ptrdiff_t>(begin), mine.begin() + static_cast<std::ptrdiff_t>(end));
     ask([&] { store_->set(key(round, rank_, part), value); });
   }
@@ -103,11 +105,11 @@ void MeetingPlace::give_up(int64_t round) {
   for (int64_t rank = 0; rank < size_; ++rank) {
     if (rank != rank_ && !ask([&] { return store_->check({key(round, rank, 0)}); })) missing.push_back(rank);
   }
-  const std::string why =
-      message("[ranks] rank {} waited {} s for {} {}, which did not come{}. A rank has ended or hangs: look at its output. Give "
-              "--ddp_timeout SECONDS if it is only slow.",
-              rank_, timeout_.count() / 1000, missing.size() == 1 ? "rank" : "ranks", missing.empty() ? "the others" : joined(missing),
-              round == 0 ? " to the start of the run" : "");
+  const std::string why = message(
+      "[ranks] rank {} waited {} s for {} {}, which did not come{}. A rank has ended or hangs: look at its output. Give "
+      "--ddp_timeout SECONDS if it is only slow.",
+      rank_, timeout_.count() / 1000, missing.size() == 1 ? "rank" : "ranks", missing.empty() ? "the others" : joined(missing),
+      round == 0 ? " to the start of the run" : "");
   report_failure(why);
   throw IoError(why, ETIMEDOUT);
 }
@@ -177,7 +179,8 @@ class StoreCommunicator final : public Communicator {
   }
   static at::Tensor tensor(const std::vector<uint8_t>& data, const at::Tensor& like) {
     QLORAPP_CHECK_VALUE(data.size() == like.nbytes(),
-                        "[ranks] a tensor must have the same size on all ranks; got {} bytes here and {} on another. Give all ranks the same options.",
+                        "[ranks] a tensor must have the same size on all ranks; got {} bytes here and {} on another. Give all "
+                        "ranks the same options.",
                         like.nbytes(), data.size());
     at::Tensor result = at::empty({like.numel()}, like.options().device(at::kCPU));
     if (!data.empty()) std::memcpy(result.mutable_data_ptr(), data.data(), data.size());

@@ -179,7 +179,8 @@ void FreshFolder::remove_left() const {
   for (size_t begin = text.find('\n'), end = 0; begin < text.size(); begin = end) {
     end = std::min(text.find('\n', ++begin), text.size());
     const std::string name = text.substr(begin, end - begin);
-    if (is_name_inside(name) && is_plain_file(folder_, name)) (void)retrying([&] { return ::unlink(path_in(folder_, name).c_str()); });
+    if (is_name_inside(name) && is_plain_file(folder_, name))
+      (void)retrying([&] { return ::unlink(path_in(folder_, name).c_str()); });
   }
 }
 

@@ -79,7 +79,8 @@ FolderLock::FolderLock(const std::string& folder, std::string_view name) : folde
     ::close(descriptor_);
   }
   left_ = content(descriptor_);
-  if (was_left()) log_info(message("[output] {}: the run before this one ended without cleaning up ({}).", folder, first_line(left_)));
+  if (was_left())
+    log_info(message("[output] {}: the run before this one ended without cleaning up ({}).", folder, first_line(left_)));
   const std::string text = holder();
   if (::ftruncate(descriptor_, 0) == 0) (void)!::pwrite(descriptor_, text.data(), text.size(), 0);  // for messages only
 }
@@ -90,7 +91,8 @@ void FolderLock::note(const std::vector<std::string>& lines) {
   for (const std::string& line : lines) text += '\n' + line;
   size_t done = 0;
   while (done < text.size()) {
-    const ssize_t size = retrying([&] { return ::pwrite(descriptor_, text.data() + done, text.size() - done, static_cast<off_t>(done)); });
+    const ssize_t size =
+        retrying([&] { return ::pwrite(descriptor_, text.data() + done, text.size() - done, static_cast<off_t>(done)); });
     if (size <= 0) break;
     done += static_cast<size_t>(size);
   }

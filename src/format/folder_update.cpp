@@ -28,9 +28,9 @@ namespace {
 
 constexpr std::string_view kPending = ".qlorapp-pending";
 constexpr std::string_view kStaging = ".qlorapp-update-";
-constexpr std::string_view kFiles = ".qlorapp-files";    // the names of an update's files, one on each line; written last
-constexpr int64_t kMostCompared = int64_t{1} << 20;      // a guard is a small file
-constexpr int64_t kMostNames = int64_t{1} << 20;         // bytes
+constexpr std::string_view kFiles = ".qlorapp-files";  // the names of an update's files, one on each line; written last
+constexpr int64_t kMostCompared = int64_t{1} << 20;    // a guard is a small file
+constexpr int64_t kMostNames = int64_t{1} << 20;       // bytes
 constexpr size_t kMostFoldersDeep = 4;
 
 [[noreturn]] void cannot_write(const std::string& path, int error) {
@@ -112,7 +112,9 @@ class Pending {
   [[nodiscard]] std::string saved_since() const {
     for (const std::string& name : files_) {
       const auto there = status_of(to(name));
-      const auto is_later = [](const timespec& a, const timespec& b) { return std::pair(a.tv_sec, a.tv_nsec) > std::pair(b.tv_sec, b.tv_nsec); };
+      const auto is_later = [](const timespec& a, const timespec& b) {
+        return std::pair(a.tv_sec, a.tv_nsec) > std::pair(b.tv_sec, b.tv_nsec);
+      };
       if (there && is_later(there->st_mtim, committed_)) return name;
     }
     return "";
@@ -152,7 +154,8 @@ class Pending {
     for (size_t slash = name.find('/'); slash != std::string::npos; slash = name.find('/', slash + 1)) {
       for (const std::string& part : {from(name.substr(0, slash)), to(name.substr(0, slash))}) {
         const auto status = status_of(part);
-        QLORAPP_CHECK_FORMAT(!status || S_ISDIR(status->st_mode), "[output] {} must be a folder, not a link or a file. Remove it.", part);
+        QLORAPP_CHECK_FORMAT(!status || S_ISDIR(status->st_mode), "[output] {} must be a folder, not a link or a file. Remove it.",
+                             part);
       }
     }
     for (const std::string& path : {from(name), to(name)}) {

@@ -89,7 +89,8 @@ std::string checksum(const std::string& text) {
 }
 
 ManifestFile parse_file(const std::string& name, const Json& json, const std::string& where) {
-  QLORAPP_CHECK_FORMAT(is_name_inside(name) && name != kManifestName, "[{}] '{}' must be the path of a file inside the folder.", where, printable(name));
+  QLORAPP_CHECK_FORMAT(is_name_inside(name) && name != kManifestName, "[{}] '{}' must be the path of a file inside the folder.",
+                       where, printable(name));
   JsonFields fields(json, where, "files." + printable(name) + ".");
   ManifestFile file{name, fields.integer("size", 0, kMost).value_or(-1), fields.text("sha256").value_or(""), {}};
   const Json* const crc = fields.value("crc32c");

@@ -25,7 +25,8 @@ namespace {
 void check_against_manifest(const std::string& folder) {
   if (!format::exists(format::path_in(folder, format::kManifestName))) return;
   format::Manifest manifest = format::read_manifest(folder);
-  std::erase_if(manifest.files, [](const format::ManifestFile& file) { return file.name != kAdapterConfig && file.name != kAdapterWeights; });
+  std::erase_if(manifest.files,
+                [](const format::ManifestFile& file) { return file.name != kAdapterConfig && file.name != kAdapterWeights; });
   const std::vector<std::string> damage = format::damage(folder, manifest);
   QLORAPP_CHECK_FORMAT(damage.empty(), "[adapter] {} is damaged: {}. Use another checkpoint.", folder, joined(damage));
 }

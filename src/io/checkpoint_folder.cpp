@@ -76,8 +76,8 @@ std::string random_id() {
 }
 
 struct RunFile {
-  std::string run_id;  ///< Of the run that began in a folder last; empty: none did.
-  std::string from;    ///< Checkpoint of this folder that it began from; empty: none.
+  std::string run_id;    ///< Of the run that began in a folder last; empty: none did.
+  std::string from;      ///< Checkpoint of this folder that it began from; empty: none.
   std::string from_run;  ///< Which wrote that.
 };
 

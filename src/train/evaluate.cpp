@@ -120,8 +120,8 @@ EvalResult evaluate(CausalLM& model, const std::vector<Example>& rows, const Eva
     if (options.after_each_batch) options.after_each_batch();
   }
   if (options.ranks != nullptr && ranks > 1) {
-    const std::vector<int64_t> counts = sum_over(
-        *options.ranks, {result.prompted_rows, result.exact_matches, result.target_tokens, counted_rows, left_out});
+    const std::vector<int64_t> counts =
+        sum_over(*options.ranks, {result.prompted_rows, result.exact_matches, result.target_tokens, counted_rows, left_out});
     result.prompted_rows = counts[0];
     result.exact_matches = counts[1];
     result.target_tokens = counts[2];

@@ -29,8 +29,8 @@ at::ScalarType compute_dtype(const TrainingArguments& args) {
   return args.bf16 ? at::kBFloat16 : args.fp16 ? at::kHalf : at::kFloat;
 }
 
-/// All adapters' gradients meet once an optimizer step; for the rest of it the cards do not wait for each other.
-constexpr double kScalingOfTwo = 0.97;
+/// All adapters' gradients are summed once per optimizer step; for the rest of it the cards do not wait for each other. Assumed, not measured.
+constexpr double kShareOfEachCard = 0.97;
 /// Of a card without a measurement: plans may be 3 % under, and a day's run should not end for that.
 constexpr double kSafePart = 0.95;
 
@@ -244,9 +244,11 @@ Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lor
   const Bytes room = room_on(gpu, allowance);
   const double off = uncertainty(gpu.evidence);
   const auto hours_of_epoch = [&](double rows_a_second) {
-    return static_cast<double>(deadline.dataset_rows) / rows_a_second / 3600;
+    const auto cards = static_cast<double>(deadline.gpus);
+    return static_cast<double>(deadline.dataset_rows) / (rows_a_second * (deadline.gpus > 1 ? cards * kShareOfEachCard : 1)) / 3600;
   };
-  const CardRun alone = best_on_card(model, lora, args, gpu, room, deadline.effective_batch, deadline.average_tokens);
+  const CardRun alone =
+      best_on_card(model, lora, args, gpu, room, deadline.effective_batch / deadline.gpus, deadline.average_tokens);
   Recommendation best;
   best.args = alone.args;
   best.lora = lora;
@@ -256,11 +258,11 @@ Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lor
   best.epochs = epochs_in_time >= args.num_train_epochs ? args.num_train_epochs
                 : epochs_in_time >= 1                   ? std::floor(epochs_in_time)
                                                         : std::floor(epochs_in_time * 100) / 100;
-  QLORAPP_CHECK_VALUE(
-      best.epochs > 0,
-      "[plan] {} hours are not enough for a hundredth of an epoch; an epoch takes about {} h on one card. Give more "
-      "hours, a faster card or fewer rows.",
-      deadline.hours, fixed(hours_an_epoch, 1));
+  QLORAPP_CHECK_VALUE(best.epochs > 0,
+                      "[plan] {} hours are not enough for a hundredth of an epoch; an epoch takes about {} h on {}. Give more "
+                      "hours, a faster card or fewer rows.",
+                      deadline.hours, fixed(hours_an_epoch, 1),
+                      deadline.gpus == 1 ? std::string("one card") : message("{} cards", deadline.gpus));
   best.args.num_train_epochs = best.epochs;
   best.hours = hours_an_epoch * best.epochs;
   best.hours_at_most = best.hours * (1 + off);
@@ -269,19 +271,17 @@ Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lor
                    to_string(gpu.evidence));
   };
   best.text = message(
-      "{}, on one GPU = {} rows per update; {}.\n{} of {} at {} tokens per row.\n{} h per epoch, {} epoch(s): {} of {} h.\n",
-      alone.way, deadline.effective_batch, best.args.fp16 ? "float16 with loss scaling (this card has no bfloat16)" : "bfloat16",
-      to_string(best.plan.peak_reserved()), to_string(room), args.max_length, fixed(hours_an_epoch, 1),
-      fixed(best.epochs, best.epochs < 1 ? 2 : 0), between(best.hours),
+      "{}, on {} = {} rows per update; {}.\n{} of {} at {} tokens per row.\n{} h per epoch, {} epoch(s): {} of {} h.\n", alone.way,
+      deadline.gpus == 1 ? std::string("one GPU") : message("each of {} GPUs", deadline.gpus), deadline.effective_batch,
+      best.args.fp16 ? "float16 with loss scaling (this card has no bfloat16)" : "bfloat16", to_string(best.plan.peak_reserved()),
+      to_string(room), args.max_length, fixed(hours_an_epoch, 1), fixed(best.epochs, best.epochs < 1 ? 2 : 0), between(best.hours),
       fixed(deadline.hours, deadline.hours == std::floor(deadline.hours) ? 0 : 2));
   if (deadline.gpus > 1) {
-    const CardRun shared =
-        best_on_card(model, lora, args, gpu, room, deadline.effective_batch / deadline.gpus, deadline.average_tokens);
-    const double together = hours_of_epoch(shared.rows_a_second * static_cast<double>(deadline.gpus) * kScalingOfTwo);
     best.text += message(
-        "qlorapp train runs in one process on one GPU. Training on {} GPUs is not supported yet; {} of them would need about {} h "
-        "per epoch. The configuration is for one GPU.\n",
-        deadline.gpus, deadline.gpus, fixed(together, 1));
+        "Start one process per GPU: torchrun --nproc-per-node {} --no-python qlorapp train --config FILE. Each GPU counts as {} % "
+        "of one "
+        "alone (assumed).\n",
+        deadline.gpus, fixed(kShareOfEachCard * 100, 0));
   }
   best.text += assumptions(deadline, best, args, gpu);
   return best;

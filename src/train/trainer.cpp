@@ -132,10 +132,11 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
         batches_per_epoch_ > 0,
         "[trainer] dataloader_drop_last leaves no batch of {} rows in batches of {}. Leave it out, or use a smaller batch.",
         train_data_.size(), args_.per_device_train_batch_size);
-    QLORAPP_CHECK_VALUE(batches_per_epoch_ >= rank_count(),
-                        "[ranks] an epoch must have a micro-batch for each of {} ranks; {} rows in batches of {} are {}. Start fewer "
-                        "processes, or use a smaller --per_device_train_batch_size.",
-                        rank_count(), train_data_.size(), args_.per_device_train_batch_size, batches_per_epoch_);
+    QLORAPP_CHECK_VALUE(
+        batches_per_epoch_ >= rank_count(),
+        "[ranks] an epoch must have a micro-batch for each of {} ranks; {} rows in batches of {} are {}. Start fewer "
+        "processes, or use a smaller --per_device_train_batch_size.",
+        rank_count(), train_data_.size(), args_.per_device_train_batch_size, batches_per_epoch_);
     count_steps();
   }
   check_ranks();
@@ -243,12 +244,11 @@ LogRecord Trainer::metrics_of_eval_data() {
     poll();
     event(TrainerEvent::kPredictionStep);
   };
-  const EvalResult loss =
-      qlorapp::evaluate(*model_, eval_data_,
-                        {.batch_size = size,
-                         .leave_out_nonfinite = args_.logging_nan_inf_filter,
-                         .after_each_batch = after_each,
-                         .ranks = state_.ranks.get()});
+  const EvalResult loss = qlorapp::evaluate(*model_, eval_data_,
+                                            {.batch_size = size,
+                                             .leave_out_nonfinite = args_.logging_nan_inf_filter,
+                                             .after_each_batch = after_each,
+                                             .ranks = state_.ranks.get()});
   const double seconds = seconds_since(begin);
   LogRecord metrics;
   metrics.set("eval_loss", loss.mean_of_batches);

@@ -262,7 +262,8 @@ bool Trainer::roll_back(const Error& reason) {
 
 Window Trainer::next_window(const std::vector<int64_t>& order) const {
   const int64_t begin = state_.cursor.batch, size = args_.per_device_train_batch_size;
-  Window window{state_.cursor.epoch, begin, std::min(args_.gradient_accumulation_steps * rank_count(), batches_per_epoch_ - begin), {}};
+  Window window{
+      state_.cursor.epoch, begin, std::min(args_.gradient_accumulation_steps * rank_count(), batches_per_epoch_ - begin), {}};
   for (int64_t batch = begin; batch < begin + window.batches; ++batch) {
     const auto first = order.begin() + batch * size;
     window.rows.emplace_back(first, first + std::min<int64_t>(size, order.end() - first));

@@ -53,9 +53,12 @@ std::string why(const std::exception_ptr& error) {
 TEST_CASE("each launcher's variables give rank, size and place", "[dist][cpu]") {
   REQUIRE(launched({}).size == 1);
   REQUIRE(launched({{"WORLD_SIZE", "1"}}).launcher.empty());
-  const std::map<std::string, std::string> torchrun{{"WORLD_SIZE", "4"},     {"RANK", "3"},
-                                                    {"LOCAL_RANK", "1"},     {"MASTER_ADDR", "node7"},
-                                                    {"MASTER_PORT", "4711"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+  const std::map<std::string, std::string> torchrun{{"WORLD_SIZE", "4"},
+                                                    {"RANK", "3"},
+                                                    {"LOCAL_RANK", "1"},
+                                                    {"MASTER_ADDR", "node7"},
+                                                    {"MASTER_PORT", "4711"},
+                                                    {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                                                     {"TORCHELASTIC_RESTART_COUNT", "2"}};
   Launch found = launched(torchrun);
   REQUIRE((found.rank == 3 && found.size == 4 && found.local_rank == 1 && found.launcher == "torchrun"));
@@ -80,7 +83,8 @@ TEST_CASE("each launcher's variables give rank, size and place", "[dist][cpu]") 
   REQUIRE(has(without("RANK", "4"), "RANK must be a number from 0 to 3; got '4'"));
   REQUIRE(has(without("WORLD_SIZE", "two"), "WORLD_SIZE must be a number from 1 to 65536; got 'two'"));
   REQUIRE(has(thrown<ValueError>([&] {
-                (void)launched({{"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_PROCID", "1"}, {"SLURM_LOCALID", "0"}, {"SLURM_STEP_NUM_NODES", "2"}});
+                (void)launched(
+                    {{"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_PROCID", "1"}, {"SLURM_LOCALID", "0"}, {"SLURM_STEP_NUM_NODES", "2"}});
               }),
               "MASTER_ADDR"));
 }
@@ -134,7 +138,11 @@ TEST_CASE("a tensor of many megabytes is summed, and nothing of past exchanges s
 
 TEST_CASE("a rank that does not come is named by all that wait for it", "[dist][cpu]") {
   const auto errors = in_ranks(
-      3, [](Communicator& ranks) { if (ranks.rank() != 1) ranks.barrier(); }, std::chrono::milliseconds{1500});
+      3,
+      [](Communicator& ranks) {
+        if (ranks.rank() != 1) ranks.barrier();
+      },
+      std::chrono::milliseconds{1500});
   REQUIRE_FALSE(errors[1]);
   for (const size_t rank : {0, 2}) {
     REQUIRE(has(why(errors[rank]), "rank [1], which did not come to the start of the run"));

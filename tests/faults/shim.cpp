@@ -103,7 +103,8 @@ Fault count(const char* name) {
   if (std::strcmp(action, "short") == 0) return moves_bytes ? Fault::kShort : Fault::kNone;
   // What a full or read-only disk still lets happen.
   const bool frees = std::strcmp(name, "unlink") == 0 || std::strcmp(name, "rmdir") == 0 || std::strcmp(name, "close") == 0;
-  const bool reads = std::strcmp(name, "open for reading") == 0 || std::strcmp(name, "flock") == 0 || std::strcmp(name, "read") == 0;
+  const bool reads =
+      std::strcmp(name, "open for reading") == 0 || std::strcmp(name, "flock") == 0 || std::strcmp(name, "read") == 0;
   if (stays && (reads || (frees && std::strcmp(action, "ENOSPC") == 0) || std::strcmp(name, "close") == 0)) return Fault::kNone;
   for (const Errno& each : kErrnos) {
     if (std::strcmp(action, each.name) == 0) {
@@ -261,7 +262,8 @@ dirent* readdir(DIR* stream) {
   using Call = dirent* (*)(DIR*);
   static const auto next = reinterpret_cast<Call>(::dlsym(RTLD_NEXT, "readdir"));
   char path[4096];
-  if (root[0] != '\0' && path_of(::dirfd(stream), path, sizeof path) && below(path) && count("read") == Fault::kFail) return nullptr;
+  if (root[0] != '\0' && path_of(::dirfd(stream), path, sizeof path) && below(path) && count("read") == Fault::kFail)
+    return nullptr;
   return next(stream);
 }
 ssize_t pread_counted(int file, void* to, size_t size, off_t offset) {

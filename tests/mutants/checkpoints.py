@@ -118,7 +118,12 @@ MUTANTS = [
         "folder",
         "src/format/folder.cpp",
         ("parent_folder_accepted", 'part == "." || part == ".." ||', 'part == "." ||', STRANGER),
-        ("unread_is_empty", "  if (!stream) fail(errno);\n", "  if (!stream) return names;\n", cpp("format", "a folder that cannot be read")),
+        (
+            "unread_is_empty",
+            "  if (!stream) fail(errno);\n",
+            "  if (!stream) return names;\n",
+            cpp("format", "a folder that cannot be read"),
+        ),
         ("left_files_stay", "  remove_left();\n", "", cpp("format", "what a killed program left in a fresh folder")),
     ),
     *within(
@@ -268,7 +273,7 @@ MUTANTS = [
         ("data_ignored", "if (saved.train_data != inputs.train_data) append", "if (saved.train_data == 0) append", INPUTS),
         (
             "split_counts_not_with_dropout",
-            "append(equal && inputs.lora_dropout == 0 ? others : decisive,",
+            "append(equal && same_masks ? others : decisive,",
             "append(equal ? others : decisive,",
             INPUTS,
         ),

@@ -34,7 +34,12 @@ def environment(**more: str) -> dict[str, str]:
 def torchrun(ranks: int, *words, check: bool = True, more: dict[str, str] | None = None) -> subprocess.CompletedProcess:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port", free_port()]
     result = subprocess.run(
-        [*map(str, launcher), *map(str, words)], env=environment(**(more or {})), capture_output=True, text=True, check=False, timeout=300
+        [*map(str, launcher), *map(str, words)],
+        env=environment(**(more or {})),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert not check or result.returncode == 0, result.stdout + result.stderr
     return result
@@ -48,9 +53,19 @@ class Alone:
     """One rank started by hand, as a launcher would."""
 
     def __init__(self, rank: int, size: int, port: int, *words) -> None:
-        place = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        place = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(size),
+            "LOCAL_RANK": str(rank),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
         self.process = subprocess.Popen(
-            [BUILD / "qlorapp", *map(str, words)], env=environment(**place), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [BUILD / "qlorapp", *map(str, words)],
+            env=environment(**place),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def end(self, timeout: float = 90) -> tuple[int, str, str]:
@@ -102,7 +117,11 @@ def assert_same_run(found: pathlib.Path, expected: pathlib.Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"lora_dropout": 0.2, "group_by_length": "true"}, {"packing": "true", "max_length": 48, "per_device_train_batch_size": 1}],
+    [
+        {},
+        {"lora_dropout": 0.2, "group_by_length": "true"},
+        {"packing": "true", "max_length": 48, "per_device_train_batch_size": 1},
+    ],
     ids=["plain", "dropout", "packed"],
 )
 def test_two_processes_train_what_one_trains_with_twice_the_accumulation(root, tmp_path, options):
@@ -137,7 +156,11 @@ def test_a_resumed_run_of_two_ends_in_the_same_bytes(root, tmp_path):
     command(2, *words(root, tmp_path / "whole", gradient_accumulation_steps=2, lora_dropout=0.1))
     resume = {"resume_from_checkpoint": tmp_path / "whole/checkpoint-2"}
     command(2, *words(root, tmp_path / "again", gradient_accumulation_steps=2, lora_dropout=0.1, **resume))
-    for name in ("adapter_model.safetensors", f"checkpoint-{STEPS}/optimizer.safetensors", f"checkpoint-{STEPS}/run_state.json"):
+    for name in (
+        "adapter_model.safetensors",
+        f"checkpoint-{STEPS}/optimizer.safetensors",
+        f"checkpoint-{STEPS}/run_state.json",
+    ):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
 
 
@@ -145,12 +168,28 @@ def test_a_resumed_run_of_two_ends_in_the_same_bytes(root, tmp_path):
 
 
 def long_run(root, out, **options) -> list:
-    options = {"max_steps": 100_000, "save_steps": 3, "eval_strategy": "no", "save_total_limit": 2, "logging_steps": 1000, **options}
+    options = {
+        "max_steps": 100_000,
+        "save_steps": 3,
+        "eval_strategy": "no",
+        "save_total_limit": 2,
+        "logging_steps": 1000,
+        **options,
+    }
     return words(root, out, **options)
 
 
 def start(ranks: int, *given) -> subprocess.Popen:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port", free_port(), "--no-python"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        ranks,
+        "--master-port",
+        free_port(),
+        "--no-python",
+    ]
     return subprocess.Popen(
         [*map(str, launcher), BUILD / "qlorapp", *map(str, given)], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, start_new_session=True,

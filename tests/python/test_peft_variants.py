@@ -174,7 +174,9 @@ def test_several_adapters_over_four_bits_are_those_over_bitsandbytes(folders, tm
         models.append(peft.PeftModel.from_pretrained(base, tmp_path / "0", adapter_name="first"))
         models[-1].load_adapter(tmp_path / "1", adapter_name="second")
         models[-1].add_weighted_adapter(["first", "second"], [0.7, 0.5], "both", combination_type="cat")
-        models[-1].train()  # PEFT's load_adapter sets evaluation mode, in which bitsandbytes multiplies in bfloat16 on CPUs that can
+        models[
+            -1
+        ].train()  # PEFT's load_adapter sets evaluation mode, in which bitsandbytes multiplies in bfloat16 on CPUs that can
     with torch.no_grad():
         for name in ("second", "first", "both"):
             for model in models:

@@ -157,15 +157,16 @@ def test_the_configuration_for_a_deadline_trains(here):
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     config = json.loads((here / "config.json").read_text())
-    # What one process can run: all rows of an update on one card, in the time that one card needs.
-    assert config["per_device_train_batch_size"] * config.get("gradient_accumulation_steps", 1) == 4
+    assert config["per_device_train_batch_size"] * config.get("gradient_accumulation_steps", 1) == 2  # on each of two
     first, *_, last = [line for line in result.stdout.splitlines() if line]
-    assert "on one GPU = 4 rows per update" in first and last == "written to config.json"
-    assert "Training on 2 GPUs is not supported yet" in result.stdout
+    assert "on each of 2 GPUs = 4 rows per update" in first and last == "written to config.json"
+    assert "torchrun --nproc-per-node 2 --no-python qlorapp train --config" in result.stdout
     assert config["fp16"] and "bf16" not in config  # a T4
-    trained = qlorapp("train", "--config", "config.json", "--max_steps", 1, "--use_cpu", cwd=here)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    command = [*launcher, conftest.BUILD / "qlorapp", "train", "--config", "config.json", "--max_steps", "1", "--use_cpu"]
+    trained = subprocess.run(list(map(str, command)), cwd=here, capture_output=True, text=True, check=False, timeout=300)
     assert trained.returncode == 0, trained.stderr
-    assert (here / "run" / "adapter_config.json").exists()
+    assert "on each of 2 processes" in trained.stdout and (here / "run" / "adapter_config.json").exists()
 
 
 def test_a_dry_run_plans_for_the_longest_row_and_trains_nothing(here):

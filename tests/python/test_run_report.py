@@ -92,7 +92,9 @@ def test_rollback_continues_from_the_last_checkpoint_behind_the_rows_of_the_step
     assert (found["rollbacks"], found["skipped_steps"], found["global_step"]) == (1, 1, ROWS - 2)
     assert (tmp_path / "out" / f"checkpoint-{ROWS - 2}").is_dir()  # the end of a run is saved, whichever step it is
     again = train(root, tmp_path / "out", on_non_finite="rollback", resume_from_checkpoint="true")
-    assert again.returncode == 0 and report(tmp_path / "out")["first_step"] == report(tmp_path / "out")["global_step"] == ROWS - 2
+    assert (
+        again.returncode == 0 and report(tmp_path / "out")["first_step"] == report(tmp_path / "out")["global_step"] == ROWS - 2
+    )
 
 
 def test_rollback_without_a_checkpoint_says_so(root, tmp_path):

@@ -130,8 +130,8 @@ TEST_CASE("a run state of another version or with a wrong value, and moments of 
   const std::string text = folder.read("run_state.json");
   const struct {
     const char *from, *to, *reason;
-  } rows[] = {{"\"schema\": 4", "\"schema\": 3", "has schema 3; this version reads 4"},
-              {"\"schema\": 4", "\"schema\": 5", "has schema 5; this version reads 4"},
+  } rows[] = {{"\"schema\": 5", "\"schema\": 4", "has schema 4; this version reads 5"},
+              {"\"schema\": 5", "\"schema\": 6", "has schema 6; this version reads 5"},
               {"\"micro_step\": 11", "\"micro_step\": -1", "'micro_step' must be an integer >= 0"},
               {"\"micro_step\": 11", "\"micro_step\": 1.5", "'micro_step' must be an integer >= 0"},
               {"\"batch\": 14", "\"batches\": 14", "lacks 'batch'"},

@@ -116,8 +116,9 @@ struct Launch {
 /// Ranks that share nothing but a store. For CPUs and small tensors: each rank reads what every other wrote. Sums are added in the
 /// order of the ranks, so all ranks get the same bits. @param keeps_store  the store ends with this process: the communicator's end waits
 /// for the other ranks'.
-[[nodiscard]] std::shared_ptr<Communicator> communicator_over(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t size,
-                                                              std::chrono::milliseconds timeout, bool keeps_store = false);
+[[nodiscard]] std::shared_ptr<Communicator> communicator_over(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank,
+                                                              int64_t size, std::chrono::milliseconds timeout,
+                                                              bool keeps_store = false);
 
 /// The sums over the ranks of each of some numbers of the hosts. The host waits for the other ranks'.
 [[nodiscard]] std::vector<int64_t> sum_over(Communicator& ranks, std::vector<int64_t> values);

@@ -17,7 +17,7 @@ struct EvalOptions {
   bool exact_match = false;                ///< Count the rows whose answer the model gives token by token.
   bool leave_out_nonfinite = false;        ///< Skips batches whose loss is NaN or infinite if another is finite; logs a warning.
   std::function<void()> after_each_batch;  ///< May be empty.
-  Communicator* ranks = nullptr;           ///< Share the batches and get the same result, with no row counted twice; null: one process.
+  Communicator* ranks = nullptr;  ///< Share the batches and get the same result, with no row counted twice; null: one process.
 };
 
 struct EvalResult {

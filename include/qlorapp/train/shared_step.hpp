@@ -55,9 +55,9 @@ class SharedStep {
   Communicator* ranks_;
   bool in_bf16_;
   Counts counts_;
-  int64_t begun_ = 0;                      ///< Micro-batches of this rank.
-  int64_t summed_from_ = -1;               ///< Elements from here on are being summed; -1: none.
-  std::vector<int64_t> first_elements_;    ///< Of each block's gradients, where blocks follow each other.
+  int64_t begun_ = 0;                    ///< Micro-batches of this rank.
+  int64_t summed_from_ = -1;             ///< Elements from here on are being summed; -1: none.
+  std::vector<int64_t> first_elements_;  ///< Of each block's gradients, where blocks follow each other.
   std::vector<Exchange> exchanges_;
   std::vector<std::pair<at::Tensor, at::Tensor>> rounded_;  ///< A slice and its sum in bfloat16.
 };

@@ -39,7 +39,7 @@ _WITHOUT_EFFECT = {
     **dict.fromkeys(("fp16_opt_level", "half_precision_backend", "fp16_backend"), "torch.amp is the only backend"),
     **dict.fromkeys(
         ("tpu_num_cores", "fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap", "dispatch_batches", "split_batches"),
-        "training runs in one process",
+        "no launcher of this library needs it",
     ),
     "use_mps_device": "the model stays on the device that it was loaded on",
     **dict.fromkeys(
