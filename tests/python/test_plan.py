@@ -6,6 +6,8 @@ import json
 import pathlib
 import re
 import shlex
+import subprocess
+import sys
 import xml.etree.ElementTree
 
 import conftest

@@ -2,6 +2,7 @@
 /// One optimizer step over an accumulation window. Read it top-down: each line is one header.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <utility>
 
@@ -32,8 +33,8 @@ StepReport train_step(Model& model, TrainState& run, std::span<const Batch> wind
 
   for (const Batch& batch : window) {
     const uint32_t micro_step = run.micro_step + static_cast<uint32_t>(shared.place_of(batch));  // parts of one share it
-    if constexpr (requires { model.forward_backward(batch, grad_scale, run.seed, micro_step, BlockDone()); }) {
-      const BlockDone done = shared.on_block_done(*run.arena, &batch == &window.back());
+    if constexpr (requires { model.forward_backward(batch, grad_scale, run.seed, micro_step, std::function<void(int64_t)>()); }) {
+      const auto done = shared.on_block_done(*run.arena, &batch == &window.back());  // several GPUs: sums begin block by block
       accumulator.add(model.forward_backward(batch, grad_scale, run.seed, micro_step, done).loss);
     } else {
       accumulator.add(model.forward_backward(batch, grad_scale, run.seed, micro_step).loss);
