@@ -22,8 +22,8 @@ constexpr std::string_view kOptimizerFile = "optimizer.safetensors";
 constexpr std::string_view kScalerFile = "scaler.json";
 constexpr std::string_view kRunStateFile = "run_state.json";
 constexpr int64_t kSchema =
-    5;  // 1: another order of the adapters in optimizer.safetensors; 2: an epoch's end was part of its last step; 3: no data fingerprints;
-        // 4: no number of ranks
+    5;  // 1: another order of the adapters in optimizer.safetensors; 2: an epoch's end was part of its last step; 3: no data
+        // fingerprints; 4: no number of ranks
 
 /// Reads run_state.json key by key; each is required and of its type.
 class Reader {

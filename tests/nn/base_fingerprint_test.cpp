@@ -38,7 +38,7 @@ TEST_CASE("each bit counts, also of a tensor of several MiB", "[nn][cpu]") {
 }
 
 TEST_CASE("changes of several weights do not cancel out", "[nn][cpu]") {
-  // A plain product moves a flip of the highest bit to one place: two such flips cancelled in half of all cases.
+  // A plain product moves a flip of the highest bit to one place: two such flips canceled in half of all cases.
   at::manual_seed(3);
   const at::Tensor tensor = noise(4096);
   const uint64_t whole = byte_sum(tensor);

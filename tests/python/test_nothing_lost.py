@@ -196,7 +196,7 @@ def test_changed_data_are_refused_and_may_be_allowed(root, whole, tmp_path):
         ("warmup_steps", 3, "warmup_steps 0.0 → 3.0"),
         ("seed", 7, "seed 42 → 7"),
         ("data_seed", 7, "data_seed 42 → 7"),
-        ("gradient_accumulation_steps", 1, "gradient_accumulation_steps 2 x 2 → 2 x 1"),
+        ("gradient_accumulation_steps", 1, "gradient_accumulation_steps x processes 2 x 2 x 1 → 2 x 1 x 1"),
         ("lora_dropout", 0.1, "lora_dropout 0 → 0.1"),
         ("adam_beta2", 0.99, "adam_beta2 0.999 → 0.99"),
         ("weight_decay", 0.1, "weight_decay 0.0 → 0.1"),

@@ -3,7 +3,7 @@
 ///
 /// A name that is not here is an unknown option; the command answers transformers' other names by itself (cli/unused_options.hpp). Older
 /// spellings (aliases) mean the same and are logged once. Defaults are transformers' own; checkpoint_keep, the four memory options behind it
-/// (nn/keep.hpp, nn/memory_settings.hpp) and count_position_zero are ours, max_length, completion_only_loss and packing's are TRL's
+/// (nn/keep.hpp, nn/memory_settings.hpp), count_position_zero and ddp_timeout's minute are ours, max_length, completion_only_loss and packing's are TRL's
 /// SFTConfig's.
 ///
 /// The table is written in two parts, one a topic, which this struct puts together; a config that has these options and more
