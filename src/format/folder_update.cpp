@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -174,6 +174,13 @@ class Pending {
   timespec committed_{};
 };
 
+/// All of an update is in place, and removing its folder was interrupted.
+bool is_emptied(const std::string& pending) {
+  std::vector<std::string> files;
+  list(pending, "", 1, files);
+  return files.empty();
+}
+
 /// Unfinished updates of processes that are gone: nobody holds their locks.
 void remove_left_updates(const std::string& folder) {
   for (const std::string& name : names_in(folder)) {
@@ -193,12 +200,11 @@ FolderUpdate::FolderUpdate(std::string folder, std::string guard) : folder_(std:
   finish_update(folder_, guard_);
   const Moving moving(folder_);  // so that no other removes the new one before it is locked
   remove_left_updates(folder_);
-  std::string path = path_in(folder_, message("{}XXXXXX", kStaging));
-  if (retrying([&] { return ::mkdtemp(path.data()) == nullptr ? -1 : 0; }) != 0) cannot_write(path, errno);
-  staging_ = path;
-  const mode_t mask = ::umask(0);
-  ::umask(mask);
-  (void)::chmod(path.c_str(), 0777 & ~mask);
+  for (std::random_device random;;) {
+    staging_ = path_in(folder_, message("{}{:08x}", kStaging, random()));
+    if (retrying([&] { return ::mkdir(staging_.c_str(), 0777); }) == 0) break;
+    if (errno != EEXIST) cannot_write(std::exchange(staging_, {}), errno);
+  }
   lock_ = locked(staging_, LOCK_EX | LOCK_NB);
 }
 
@@ -232,6 +238,7 @@ void finish_update(const std::string& folder, std::string_view guard) {
   if (!is_real_folder(path)) return;
   const Moving moving(folder);
   if (!is_real_folder(path)) return;  // another process was first
+  if (is_emptied(path)) return remove_folder(path);
   const Pending pending(folder);
   if (const std::string name = pending.saved_since(); !name.empty()) {
     log_warning(message("[output] {}: an interrupted save is dropped, as '{}' was saved anew since.", folder, name));

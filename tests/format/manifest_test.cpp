@@ -212,6 +212,16 @@ TEST_CASE("an unfinished save of a stranger moves nothing into or out of the fol
   }
 }
 
+TEST_CASE("an update whose files are in place is over, though its folder is still there", "[format][cpu]") {
+  const TemporaryFolder folder;
+  (void)folder.write("config", "new");
+  REQUIRE(::mkdir((folder / ".qlorapp-pending").c_str(), 0777) == 0);
+  REQUIRE(::mkdir((folder / ".qlorapp-pending/sub").c_str(), 0777) == 0);
+  finish_update(folder.path(), kGuard);
+  REQUIRE(folder.read("config") == "new");
+  REQUIRE(folder.entries() == 1);
+}
+
 TEST_CASE("an interrupted save gives way to a later one of another program", "[format][cpu]") {
   const TemporaryFolder folder;
   (void)folder.write(".qlorapp-pending/.qlorapp-files", "config\nweights\n");

@@ -18,6 +18,9 @@ VARIANTS = {
     "fp16 with dropout": ["--fp16", "true", "--lora_dropout", 0.1],
     "bf16, grouped by length": ["--bf16", "true", "--train_sampling_strategy", "group_by_length"],
     "eight-bit moments": ["--optim", "adamw_8bit", "--lora_dropout", 0.1],
+    "DoRA": ["--use_dora", "true", "--lora_dropout", 0.1],
+    "trained tables": ["--modules_to_save", "embed_tokens,lm_head"],
+    "packed": ["--packing", "true", "--max_length", 40, "--per_device_train_batch_size", 1],
     "two threads, cosine": ["--lr_scheduler_type", "cosine", "--lora_dropout", 0.1],
 }
 

@@ -204,7 +204,7 @@ TEST_CASE("another base, other data and decisive options are refused; the rest i
   REQUIRE(has(refusal([](TrainingArguments& args, RunInputs&) { args.learning_rate = 1; }), "learning_rate 5e-05 → 1.0"));
   REQUIRE(has(refusal([](TrainingArguments& args, RunInputs&) { args.optim = "adamw_8bit"; }), "optim"));
   REQUIRE(has(refusal([](TrainingArguments& args, RunInputs&) { args.data_seed = 43; }), "data_seed 42 → 43"));
-  REQUIRE(has(refusal([](TrainingArguments& args, RunInputs&) { args.gradient_accumulation_steps = 2; }), "8 x 1 → 8 x 2"));
+  REQUIRE(has(refusal([](TrainingArguments& args, RunInputs&) { args.gradient_accumulation_steps = 2; }), "8 x 1 x 1 → 8 x 2 x 1"));
   said.clear();
   const auto same_batch = [](TrainingArguments& args, RunInputs&) {
     args.per_device_train_batch_size = 4;
