@@ -211,7 +211,7 @@ TEST_CASE("another base, other data and decisive options are refused; the rest i
     args.gradient_accumulation_steps = 2;
   };
   REQUIRE(refusal(same_batch) == "nothing");
-  REQUIRE(has(said, "8 x 1 → 4 x 2"));
+  REQUIRE(has(said, "8 x 1 x 1 → 4 x 2 x 1"));
   REQUIRE(refusal([](TrainingArguments&, RunInputs& inputs) { inputs.eval_data = 1; }) == "nothing");
   REQUIRE(has(said, "the evaluation data"));
   REQUIRE(refusal([](TrainingArguments& args, RunInputs& inputs) {
@@ -222,7 +222,7 @@ TEST_CASE("another base, other data and decisive options are refused; the rest i
 
   before.state.inputs.lora_dropout = 0.5;  // a mask belongs to a micro-batch
   before.state.save(folder.path());
-  REQUIRE(has(refusal(same_batch), "8 x 1 → 4 x 2"));
+  REQUIRE(has(refusal(same_batch), "8 x 1 x 1 → 4 x 2 x 1"));
 }
 
 TEST_CASE("a loss is read once; steps that are not finite stay out of the sums, and 17 in a row end the run", "[train][cpu]") {
