@@ -2,6 +2,7 @@
 // Folders of runs, their checkpoints, and files that are replaced together.
 #include "bind.hpp"
 #include "format/folder_update.hpp"
+#include "io/background_commit.hpp"
 #include "io/checkpoint_folder.hpp"
 
 namespace qlorapp::python {
@@ -18,11 +19,19 @@ void bind_checkpoints(py::module_& m) {
       .def("prune", &RunFolder::prune, py::arg("limit"), py::arg("keep"), NoGil())
       .def("close", &RunFolder::close, "Releases the lock. The folder cannot be used afterwards.");
 
-  py::class_<CheckpointWriter>(m, "CheckpointWriter", "A checkpoint under construction; it vanishes unless commit() is called.")
+  py::class_<CheckpointWriter, std::shared_ptr<CheckpointWriter>>(
+      m, "CheckpointWriter", "A checkpoint under construction; it vanishes unless commit() is called.")
       .def(py::init<RunFolder&, int64_t>(), py::arg("run"), py::arg("step"), py::keep_alive<1, 2>())
       .def_property_readonly("folder", &CheckpointWriter::folder)
       .def("commit", &CheckpointWriter::commit, NoGil(), "Its path.")
       .def("discard", &CheckpointWriter::discard);
+
+  py::class_<BackgroundCommit>(m, "BackgroundCommit", "src/io/background_commit.hpp: one checkpoint at a time, on a thread.")
+      .def(py::init<>())
+      .def("start", &BackgroundCommit::start, py::arg("run"), py::arg("checkpoint"), py::arg("limit") = py::none(),
+           py::arg("keep") = std::vector<std::string>(), NoGil(), "Waits for the one before, whose error it raises.")
+      .def("wait", &BackgroundCommit::wait, NoGil(), "Its path, or None if there is none since the last call.")
+      .def("settle", &BackgroundCommit::settle, NoGil(), "Waits; an error is logged.");
 
   m.def(
       "newest_checkpoint",

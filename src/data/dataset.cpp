@@ -128,6 +128,8 @@ Dataset Dataset::read(const std::string& path, const DatasetOptions& options, Te
     if (const auto limit = static_cast<std::size_t>(options.max_length); limit != 0 && example.input_ids.size() > limit) {
       example.input_ids.resize(limit);
       example.labels.resize(limit);
+      example.input_ids.shrink_to_fit();
+      example.labels.shrink_to_fit();
       ++summary.truncated;
     }
     if (count_targets(example) == 0) {

@@ -1,49 +1,154 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "json_reading.hpp"
 
+#include <array>
+#include <bit>
 #include <cstdint>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "core/check.hpp"
 #include "format/file_reader.hpp"
+#include "format/json_cursor.hpp"
 #include "unicode.hpp"
 
 namespace qlorapp {
 namespace {
 
+struct Limits {
+  std::size_t keys = SIZE_MAX;    ///< Of an object.
+  std::size_t values = SIZE_MAX;  ///< In all.
+  bool packs = false;             ///< Lists of ids of the outermost object.
+};
+
+/// Builds a value of the parser's events.
 template <class json>
-json parse(std::string_view text, const std::string& where, std::size_t most_keys) {
-  std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
-  using Event = typename json::parse_event_t;
-  const typename json::parser_callback_t watch = [&](int depth, Event event, json& parsed) {
-    if (event == Event::object_start || event == Event::array_start) {
-      QLORAPP_CHECK_FORMAT(depth < kJsonDepth,
-                           "[{}] JSON may be nested at most {} levels deep; this is deeper. Check the program that wrote the file.",
-                           where, kJsonDepth);
-    }
-    if (event == Event::object_start) keys.emplace_back();
-    if (event == Event::object_end) keys.pop_back();
-    if (event == Event::key) {
-      const auto& key = parsed.template get_ref<const std::string&>();
-      QLORAPP_CHECK_FORMAT(keys.back().insert(key).second,
-                           "[{}] a key must be unique in a JSON object; '{}' appears twice. Remove one.", where, key);
-      QLORAPP_CHECK_FORMAT(
-          keys.back().size() <= most_keys,
-          "[{}] an object of a row may have at most {} keys; this one has more. Check the program that wrote the file.", where,
-          most_keys);
-    }
-    return true;
-  };
-  try {
-    return json::parse(text.begin(), text.end(), watch);
-  } catch (const typename json::exception& error) {
-    std::string reason = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: …"
-    if (const auto end = reason.find("] "); end != std::string::npos) reason.erase(0, end + 2);
-    std::string readable;  // the reason quotes what was read, which may be long or no UTF-8
-    unicode::append_lossy(readable, std::string_view(reason).substr(0, 200));
-    throw FormatError(message("[{}] must be valid JSON in UTF-8; {}. Check the program that wrote the file.", where, readable));
+class Builder {
+ public:
+  Builder(const std::string& where, Limits limits) : where_(where), limits_(limits) {}
+  ~Builder() { format::dismantle(root_); }
+  Builder(const Builder&) = delete;
+  Builder& operator=(const Builder&) = delete;
+
+  json take() { return std::move(root_); }
+
+  bool null() { return put(nullptr); }
+  bool boolean(bool value) { return put(value); }
+  bool number_integer(int64_t value) { return (is_packing_ && value >= INT32_MIN && pack(value)) || put(value); }
+  bool number_unsigned(uint64_t value) {
+    return (is_packing_ && value <= INT32_MAX && pack(static_cast<int64_t>(value))) || put(value);
   }
+  bool number_float(double value, const std::string&) { return put(value); }
+  bool string(std::string& value) { return put(std::move(value)); }
+  bool binary(std::vector<uint8_t>&) { return false; }
+
+  bool start_object(std::size_t) { return open(json::object()); }
+  bool key(std::string& name) {
+    QLORAPP_CHECK_FORMAT(keys_.back().insert(name).second,
+                         "[{}] a key must be unique in a JSON object; '{}' appears twice. Remove one.", where_, name);
+    QLORAPP_CHECK_FORMAT(keys_.back().size() <= limits_.keys,
+                         "[{}] an object of a row may have at most {} keys; this one has more. Check the program that wrote the "
+                         "file.",
+                         where_, limits_.keys);
+    holds_ids_ = limits_.packs && open_.size() == 1 && (name == "input_ids" || name == "labels" || name == "attention_mask");
+    key_ = std::move(name);
+    return true;
+  }
+  bool end_object() { return close(); }
+  bool start_array(std::size_t) {
+    if (holds_ids_ && open_.size() == 1 && !is_packing_) {
+      is_packing_ = true;
+      return true;
+    }
+    return open(json::array());
+  }
+  bool end_array() {
+    if (!is_packing_) return close();
+    is_packing_ = false;
+    packed_.shrink_to_fit();
+    return put(json::binary(std::move(packed_)));
+  }
+
+  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& error) {
+    std::string_view reason = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: …"
+    if (const auto end = reason.find("] "); end != std::string_view::npos) reason.remove_prefix(end + 2);
+    std::string readable;  // the reason quotes what was read, which may be long or no UTF-8
+    unicode::append_lossy(readable, reason.substr(0, 200));
+    throw FormatError(message("[{}] must be valid JSON in UTF-8; {}. Check the program that wrote the file.", where_, readable));
+  }
+
+ private:
+  bool pack(int64_t id) {
+    QLORAPP_CHECK_FORMAT(packed_.size() < kMostRowIds * sizeof(int32_t),
+                         "[{}] a row may have at most {} token ids; this one has more. Split it into several rows.", where_,
+                         kMostRowIds);
+    const auto bytes = std::bit_cast<std::array<uint8_t, 4>>(static_cast<int32_t>(id));
+    packed_.insert(packed_.end(), bytes.begin(), bytes.end());
+    return true;
+  }
+  /// The list holds something else: what it has so far becomes an ordinary one.
+  void unpack() {
+    is_packing_ = false;
+    const std::vector<uint8_t> packed = std::exchange(packed_, {});
+    open(json::array());
+    const PackedIds ids(packed);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      if (ids[i] < 0) put(int64_t{ids[i]});
+      else put(static_cast<uint64_t>(ids[i]));
+    }
+  }
+  /// Where a value goes: the root, the last key, or a new element.
+  json* place(json&& value) {
+    QLORAPP_CHECK_FORMAT(++values_ <= limits_.values,
+                         "[{}] a row may have at most {} values; this one has more. Split it into several rows.", where_,
+                         limits_.values);
+    if (open_.empty()) {
+      root_ = std::move(value);
+      return &root_;
+    }
+    json& parent = *open_.back();
+    json& slot = parent.is_object() ? parent[key_] : parent.template get_ref<typename json::array_t&>().emplace_back();
+    slot = std::move(value);
+    return &slot;
+  }
+  bool put(json&& value) {
+    if (is_packing_) unpack();
+    place(std::move(value));
+    return true;
+  }
+  /// Pointers to open containers stay valid: a parent grows again only after its child was closed.
+  bool open(json&& container) {
+    if (is_packing_) unpack();
+    QLORAPP_CHECK_FORMAT(open_.size() < kJsonDepth,
+                         "[{}] JSON may be nested at most {} levels deep; this is deeper. Check the program that wrote the file.",
+                         where_, kJsonDepth);
+    open_.push_back(place(std::move(container)));
+    keys_.emplace_back();
+    return true;
+  }
+  bool close() {
+    keys_.pop_back();
+    open_.pop_back();
+    return true;
+  }
+
+  const std::string& where_;
+  const Limits limits_;
+  std::size_t values_ = 0;
+  json root_;
+  std::vector<json*> open_;
+  std::vector<std::unordered_set<std::string>> keys_;  ///< Of the objects that are open.
+  std::string key_;                                    ///< The last one.
+  bool holds_ids_ = false, is_packing_ = false;
+  std::vector<uint8_t> packed_;
+};
+
+template <class json>
+json parse(std::string_view text, const std::string& where, Limits limits) {
+  Builder<json> builder(where, limits);
+  json::sax_parse(text.begin(), text.end(), &builder);
+  return builder.take();
 }
 
 template <class json>
@@ -54,6 +159,7 @@ std::string_view kind(const json& value) {
     case json::value_t::object:
       return "an object";
     case json::value_t::array:
+    case json::value_t::binary:  // ids
       return "an array";
     case json::value_t::string:
       return "a string";
@@ -66,8 +172,15 @@ std::string_view kind(const json& value) {
 
 }  // namespace
 
-nlohmann::json parse_json(std::string_view text, const std::string& where) { return parse<nlohmann::json>(text, where, SIZE_MAX); }
-Row parse_row(std::string_view text, const std::string& where) { return parse<Row>(text, where, kMostRowKeys); }
+nlohmann::json parse_json(std::string_view text, const std::string& where) { return parse<nlohmann::json>(text, where, {}); }
+Row parse_row(std::string_view text, const std::string& where, bool packs_ids) {
+  return parse<Row>(text, where, {kMostRowKeys, kMostRowValues, packs_ids});
+}
+
+std::optional<PackedIds> packed_ids(const Row& value) {
+  if (!value.is_binary()) return std::nullopt;
+  return PackedIds(value.get_binary());
+}
 
 std::string read_file(const std::string& path, size_t limit) { return format::FileReader(path).read_all(limit); }
 std::string read_file_inside(const std::string& path, size_t limit) {

@@ -4,6 +4,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,18 +16,39 @@
 
 namespace qlorapp {
 
-constexpr int kJsonDepth = 64;
+constexpr std::size_t kJsonDepth = 64;
 
 /// A row of a data set. Keys keep their order, which chat templates show where they write tools.
 using Row = nlohmann::ordered_json;
 /// Keys of an object in a row: looking one up is linear.
 constexpr std::size_t kMostRowKeys = 1024;
+/// Of a row. They bound what a line of 64 MiB takes in memory.
+constexpr std::size_t kMostRowValues = std::size_t{1} << 20, kMostRowIds = std::size_t{8} << 20;
+
+/// A row's list of ids that are below 2^31: four bytes each, where a JSON value has sixteen.
+class PackedIds {
+ public:
+  explicit PackedIds(std::span<const uint8_t> bytes) : bytes_(bytes) {}
+  [[nodiscard]] std::size_t size() const { return bytes_.size() / sizeof(int32_t); }
+  int32_t operator[](std::size_t i) const {
+    int32_t id = 0;
+    std::memcpy(&id, &bytes_[i * sizeof id], sizeof id);
+    return id;
+  }
+
+ private:
+  std::span<const uint8_t> bytes_;
+};
 
 /// @throws FormatError "[where] …" for malformed text, NaN, lone surrogates, deep nesting and doubled keys.
 [[nodiscard]] nlohmann::json parse_json(std::string_view text, const std::string& where);
 
-/// @throws as parse_json(); FormatError for an object with more than kMostRowKeys keys.
-[[nodiscard]] Row parse_row(std::string_view text, const std::string& where);
+/// @param packs_ids  'input_ids', 'labels' and 'attention_mask' of the row become PackedIds where they hold nothing but whole numbers
+///                   that fit.
+/// @throws as parse_json(); FormatError for an object with more than kMostRowKeys keys, more than kMostRowValues values or kMostRowIds ids.
+[[nodiscard]] Row parse_row(std::string_view text, const std::string& where, bool packs_ids = false);
+/// Absent unless parse_row() packed the list; valid as long as `value`.
+[[nodiscard]] std::optional<PackedIds> packed_ids(const Row& value);
 
 /// @throws IoError when the file cannot be read, FormatError when it has more than `limit` bytes.
 [[nodiscard]] std::string read_file(const std::string& path, size_t limit);

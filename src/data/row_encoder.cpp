@@ -2,6 +2,7 @@
 #include "row_encoder.hpp"
 
 #include <algorithm>
+#include <optional>
 
 #include "core/check.hpp"
 #include "json_reading.hpp"
@@ -10,18 +11,38 @@ namespace qlorapp {
 namespace {
 
 std::vector<TokenId> require_ids(const Row& values, const char* key, bool may_ignore, const std::string& where) {
-  QLORAPP_CHECK_FORMAT(values.is_array(), "[{}] '{}' must be a list of whole numbers; got {}. Correct or remove the row.", where,
-                       key, kind_of(values));
+  const std::optional<PackedIds> packed = packed_ids(values);
+  QLORAPP_CHECK_FORMAT(packed || values.is_array(), "[{}] '{}' must be a list of whole numbers; got {}. Correct or remove the row.",
+                       where, key, kind_of(values));
   std::vector<TokenId> out;
-  out.reserve(values.size());
+  out.reserve(packed ? packed->size() : values.size());
+  const auto refuse = [&](const std::string& got) {
+    throw FormatError(message("[{}] '{}' must be a list of token ids{}; got {}. Correct or remove the row.", where, key,
+                              may_ignore ? " and -100" : "", got));
+  };
+  for (std::size_t i = 0; packed && i < packed->size(); ++i) {
+    const int32_t id = (*packed)[i];
+    if (id < 0 && !(may_ignore && id == Example::kIgnored)) refuse(message("{}", id));
+    out.push_back(id);
+  }
+  if (packed) return out;
   for (const Row& value : values) {
-    const bool id = value.is_number_unsigned() && value.get<uint64_t>() < (uint64_t{1} << 31);
-    const bool ignored = may_ignore && value.is_number_integer() && value == Example::kIgnored;
-    QLORAPP_CHECK_FORMAT(id || ignored, "[{}] '{}' must be a list of token ids{}; got {}. Correct or remove the row.", where, key,
-                         may_ignore ? " and -100" : "", value.is_number() ? value.dump() : std::string(kind_of(value)));
+    const bool is_id = value.is_number_unsigned() && value.get<uint64_t>() < (uint64_t{1} << 31);
+    const bool is_ignored = may_ignore && value.is_number_integer() && value == Example::kIgnored;
+    if (!is_id && !is_ignored) refuse(value.is_number() ? value.dump() : std::string(kind_of(value)));
     out.push_back(value.get<TokenId>());
   }
   return out;
+}
+
+/// All ones, as many as tokens.
+bool is_whole_mask(const Row& mask, std::size_t tokens) {
+  if (const auto packed = packed_ids(mask)) {
+    bool ones = packed->size() == tokens;
+    for (std::size_t i = 0; ones && i < tokens; ++i) ones = (*packed)[i] == 1;
+    return ones;
+  }
+  return mask.is_array() && mask.size() == tokens && std::all_of(mask.begin(), mask.end(), [](const Row& m) { return m == 1; });
 }
 
 /// Bytes that both texts begin with.
@@ -101,10 +122,8 @@ Example RowEncoder::encode_ids(const Row& row, const std::string& where) const {
   Example out;
   out.input_ids = require_ids(require(row, "input_ids", where), "input_ids", false, where);
   if (const auto mask = row.find("attention_mask"); mask != row.end() && !mask->is_null()) {
-    const bool whole = mask->is_array() && mask->size() == out.input_ids.size() &&
-                       std::all_of(mask->begin(), mask->end(), [](const Row& m) { return m == 1; });
-    QLORAPP_CHECK_FORMAT(whole, "[{}] 'attention_mask' must be 1 for each token; got another value. Write rows without padding.",
-                         where);
+    QLORAPP_CHECK_FORMAT(is_whole_mask(*mask, out.input_ids.size()),
+                         "[{}] 'attention_mask' must be 1 for each token; got another value. Write rows without padding.", where);
   }
   const auto labels = row.find("labels");
   if (labels == row.end() || labels->is_null()) {

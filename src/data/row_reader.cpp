@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <new>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -66,7 +67,7 @@ class RowReader {
     read_.format = by_name_ ? format_of_name(path) : format;
   }
 
-  RowFile run() {
+  RowFile run() try {
     for (const Signature& other : kOtherFiles) {
       QLORAPP_CHECK_FORMAT(!bytes_.front().starts_with(other.bytes),
                            "[{}] rows must be JSON lines, a JSON array, CSV, TSV or text in UTF-8; got {}. {}", path_, other.name,
@@ -85,6 +86,11 @@ class RowReader {
         json();
     }
     return read_;
+  } catch (const std::bad_alloc&) {
+    throw OutOfMemoryError(message(
+        "[{}] there is not enough memory for the rows. Close other programs, raise the limit of this one (ulimit -v), or split the "
+        "file.",
+        at(bytes_.line())));
   }
 
  private:
@@ -108,7 +114,7 @@ class RowReader {
   }
 
   void visit_json(std::string& text, int64_t line) {
-    Row row = parse_row(text, at(line));
+    Row row = parse_row(text, at(line), /*packs_ids=*/true);
     if (text.capacity() > (std::size_t{1} << 20)) text = {};  // a large row is not held twice
     visit_(std::move(row), line);
   }

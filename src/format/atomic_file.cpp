@@ -94,12 +94,17 @@ void AtomicFile::write(std::span<const std::byte> bytes) {
 }
 
 void AtomicFile::commit() {
-  if (retrying([&] { return ::fsync(descriptor_); }) != 0) fail("flushing to the disk failed", errno);
+  const bool is_flushed_later = is_staging(folder_);
+  if (is_flushed_later) {
+    (void)::sync_file_range(descriptor_, 0, 0, SYNC_FILE_RANGE_WRITE);  // the disk may begin
+  } else if (retrying([&] { return ::fsync(descriptor_); }) != 0) {
+    fail("flushing to the disk failed", errno);
+  }
   // Some network file systems report a failed write only here. After EINTR the descriptor is closed all the same.
   if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) fail("closing failed", errno);
   if (retrying([&] { return ::rename(temporary_.c_str(), path_.c_str()); }) != 0) fail("replacing the file failed", errno);
   temporary_.clear();
-  flush(folder_);
+  if (!is_flushed_later) flush(folder_);
 }
 
 void write_file_atomically(const std::string& path, std::string_view content) {

@@ -4,7 +4,8 @@
 /// The bytes go to a temporary file in the same folder (O_EXCL, O_NOFOLLOW; mode 0666 less the umask, or that of the file it
 /// will replace); commit() flushes it to the disk, renames it over the target and flushes the folder, in this order. Until
 /// the rename the target is unchanged; without commit() the temporary file is removed. The next file that is written into the folder
-/// removes the temporary files of killed processes.
+/// removes the temporary files of killed processes. In a folder that is flushed as a whole before it is used (folder.hpp: is_staging) it
+/// flushes nothing.
 ///
 /// Source: rename(2) is atomic within a file system; Pillai et al. 2014 (OSDI), "All file systems are not created equal",
 /// on why both flushes are needed.

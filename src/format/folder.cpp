@@ -142,6 +142,16 @@ void flush_tree(const std::string& folder) {
   flush(folder);
 }
 
+bool is_staging(std::string_view folder) {
+  for (size_t begin = 0; begin < folder.size();) {
+    const size_t end = std::min(folder.find('/', begin), folder.size());
+    const std::string_view part = folder.substr(begin, end - begin);
+    if (part.starts_with(kUpdatePrefix) || part.starts_with(kCheckpointPrefix)) return true;
+    begin = end + 1;
+  }
+  return false;
+}
+
 void check_output_folder(const std::string& folder) {
   QLORAPP_CHECK_VALUE(!exists(folder) || is_folder(folder), "[output] {} is a file, not a folder. Name another.", folder);
   struct stat link {};

@@ -48,6 +48,11 @@ void flush(const std::string& path);
 /// The same for a folder and all in it.
 void flush_tree(const std::string& folder);
 
+/// Names of folders that are filled, flushed as a tree, and then renamed. What a killed program leaves in them is never read.
+inline constexpr std::string_view kUpdatePrefix = ".qlorapp-update-", kCheckpointPrefix = ".tmp-checkpoint-";
+/// The folder is one of these or lies in one: files in it need no flush of their own.
+[[nodiscard]] bool is_staging(std::string_view folder);
+
 /// Makes sure that `folder` is one, or can be made, and can be written into; leaves nothing behind.
 /// @throws ValueError for a file, or a link to nothing, in its place; IoError if the system refuses.
 void check_output_folder(const std::string& folder);

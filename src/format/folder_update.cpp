@@ -27,7 +27,6 @@ namespace qlorapp::format {
 namespace {
 
 constexpr std::string_view kPending = ".qlorapp-pending";
-constexpr std::string_view kStaging = ".qlorapp-update-";
 constexpr std::string_view kFiles = ".qlorapp-files";  // the names of an update's files, one on each line; written last
 constexpr int64_t kMostCompared = int64_t{1} << 20;    // a guard is a small file
 constexpr int64_t kMostNames = int64_t{1} << 20;       // bytes
@@ -185,7 +184,7 @@ bool is_emptied(const std::string& pending) {
 void remove_left_updates(const std::string& folder) {
   for (const std::string& name : names_in(folder)) {
     const std::string path = path_in(folder, name);
-    if (!name.starts_with(kStaging) || !is_real_folder(path)) continue;
+    if (!name.starts_with(kUpdatePrefix) || !is_real_folder(path)) continue;
     const int lock = locked(path, LOCK_EX | LOCK_NB);
     if (lock < 0) continue;
     remove_folder(path);
@@ -201,7 +200,7 @@ FolderUpdate::FolderUpdate(std::string folder, std::string guard) : folder_(std:
   const Moving moving(folder_);  // so that no other removes the new one before it is locked
   remove_left_updates(folder_);
   for (std::random_device random;;) {
-    staging_ = path_in(folder_, message("{}{:08x}", kStaging, random()));
+    staging_ = path_in(folder_, message("{}{:08x}", kUpdatePrefix, random()));
     if (retrying([&] { return ::mkdir(staging_.c_str(), 0777); }) == 0) break;
     if (errno != EEXIST) cannot_write(std::exchange(staging_, {}), errno);
   }

@@ -68,6 +68,9 @@ class Builder {
  public:
   Builder(std::string_view where, const JsonLimits& limits, std::vector<NonfiniteLiteral> nonfinite, const size_t& position)
       : where_(where), limits_(limits), nonfinite_(std::move(nonfinite)), position_(position) {}
+  ~Builder() { dismantle(root_); }
+  Builder(const Builder&) = delete;
+  Builder& operator=(const Builder&) = delete;
 
   Json take() { return std::move(root_); }
 

@@ -50,6 +50,17 @@ class JsonCursor {
   size_t* position_;
 };
 
+/// Empties a value without asking for memory. The library's own destructor asks for some, and ends the program if there is none.
+template <class json>
+void dismantle(json& value) {
+  if (value.is_array()) {
+    auto& list = value.template get_ref<typename json::array_t&>();
+    for (; !list.empty(); list.pop_back()) dismantle(list.back());
+  } else if (value.is_object()) {
+    for (auto& [key, each] : value.template get_ref<typename json::object_t&>()) dismantle(each);
+  }
+}
+
 /// The parser takes a NUL for the end of the text and skips a byte-order mark: bytes behind the first, and a file that
 /// Python's json refuses, would pass.
 inline void refuse_bytes_outside_json(std::string_view text, std::string_view where) {

@@ -30,7 +30,6 @@ using format::path_in;
 using format::remove_folder;
 
 constexpr std::string_view kPrefix = "checkpoint-";
-constexpr std::string_view kTemporaryPrefix = ".tmp-checkpoint-";
 constexpr std::string_view kReplacedPrefix = ".replaced-checkpoint-";  // put back if its replacement is not there
 constexpr std::string_view kPrunedPrefix = ".pruned-checkpoint-";
 constexpr std::string_view kRunFile = "run.json";
@@ -123,7 +122,7 @@ RunFolder::RunFolder(std::string path) : path_(std::move(path)), lock_(std::in_p
       const std::string place = path_in(path_, message("{}{}", kPrefix, name.substr(kReplacedPrefix.size())));
       if (!format::exists(place)) rename(left, place, "put back", place);
     }
-    if (name.starts_with(kTemporaryPrefix) || name.starts_with(kReplacedPrefix) || name.starts_with(kPrunedPrefix))
+    if (name.starts_with(format::kCheckpointPrefix) || name.starts_with(kReplacedPrefix) || name.starts_with(kPrunedPrefix))
       remove_folder(left);
   }
 }
@@ -187,7 +186,7 @@ CheckpointWriter::CheckpointWriter(RunFolder& run, int64_t step)
     : run_(&run),
       step_(step),
       final_(path_in(run.path(), message("{}{}", kPrefix, step))),
-      temporary_(path_in(run.path(), message("{}{}", kTemporaryPrefix, step))) {
+      temporary_(path_in(run.path(), message("{}{}", format::kCheckpointPrefix, step))) {
   remove_folder(temporary_);
   if (format::retrying([&] { return ::mkdir(temporary_.c_str(), 0777); }) != 0) fail("make", temporary_, errno);
 }
@@ -198,7 +197,10 @@ void CheckpointWriter::discard() {
 
 std::string CheckpointWriter::commit() {
   const format::Manifest manifest{"checkpoint", run_->run_id_, run_->parent_, step_, format::flush_and_describe(temporary_)};
-  format::write_file_atomically(path_in(temporary_, format::kManifestName), format::manifest_text(manifest));  // flushes the folder
+  const std::string manifest_file = path_in(temporary_, format::kManifestName);
+  format::write_file_atomically(manifest_file, format::manifest_text(manifest));
+  format::flush(manifest_file);
+  format::flush(temporary_);
   std::string replaced;
   if (format::exists(final_)) {
     replaced = temporary_;

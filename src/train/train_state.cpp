@@ -14,64 +14,13 @@
 #include "format/folder.hpp"
 #include "format/python_json.hpp"
 #include "io/tensor_file.hpp"
+#include "train/run_state_reader.hpp"
 
 namespace qlorapp {
 namespace {
 
 constexpr std::string_view kOptimizerFile = "optimizer.safetensors";
 constexpr std::string_view kScalerFile = "scaler.json";
-constexpr std::string_view kRunStateFile = "run_state.json";
-constexpr int64_t kSchema =
-    5;  // 1: another order of the adapters in optimizer.safetensors; 2: an epoch's end was part of its last step; 3: no data
-        // fingerprints; 4: no number of ranks
-
-/// Reads run_state.json key by key; each is required and of its type.
-class Reader {
- public:
-  explicit Reader(const std::string& folder)
-      : path_(format::path_in(folder, kRunStateFile)), json_(format::read_json_inside(path_, {.allow_nonfinite = true})) {
-    int64_t schema = 0;
-    integer("schema", schema);
-    QLORAPP_CHECK_FORMAT(schema == kSchema,
-                         "[resume] {} has schema {}; this version reads {}. Resume with the version that wrote it.", path_, schema,
-                         kSchema);
-  }
-
-  template <class Integer>
-  void integer(const char* key, Integer& into) const {
-    const format::Json& value = find(key);
-    QLORAPP_CHECK_FORMAT(value.is_number_integer() && value.get<int64_t>() >= 0, "[resume] {}: '{}' must be an integer >= 0.",
-                         path_, key);
-    into = static_cast<Integer>(value.get<int64_t>());
-  }
-  void number(const char* key, double& into) const {
-    const format::Json& value = find(key);
-    QLORAPP_CHECK_FORMAT(value.is_number(), "[resume] {}: '{}' must be a number.", path_, key);
-    into = value.get<double>();
-  }
-  void text(const char* key, std::string& into) const {
-    const format::Json& value = find(key);
-    QLORAPP_CHECK_FORMAT(value.is_string(), "[resume] {}: '{}' must be a string.", path_, key);
-    into = value.get<std::string>();
-  }
-  /// 64 bits as hexadecimal text: JSON's numbers are doubles to most readers.
-  void bits(const char* key, uint64_t& into) const {
-    std::string digits;
-    text(key, digits);
-    const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), into, 16);
-    QLORAPP_CHECK_FORMAT(error == std::errc{} && stop == digits.data() + digits.size(),
-                         "[resume] {}: '{}' must be a string of hexadecimal digits; got '{}'.", path_, key, digits);
-  }
-
- private:
-  const format::Json& find(const char* key) const {
-    const auto found = json_.find(key);
-    QLORAPP_CHECK_FORMAT(found != json_.end(), "[resume] {} lacks '{}'. The checkpoint is not one of this version.", path_, key);
-    return *found;
-  }
-  std::string path_;
-  format::Json json_;
-};
 
 std::string hexadecimal(uint64_t value) {
   char buffer[17];
@@ -87,7 +36,7 @@ void TrainState::save(const std::string& folder) const {
                                   format::dump_python_json(format::to_json(*scale), format::kConfigStyle));
   }
   format::Json json = format::Json::object();
-  json["schema"] = kSchema;
+  json["schema"] = kRunStateSchema;
   json["optimizer_step"] = optimizer.step_count();
   json["seed"] = hexadecimal(seed);
   json["micro_step"] = micro_step;
@@ -96,10 +45,12 @@ void TrainState::save(const std::string& folder) const {
   json["batch"] = cursor.batch;
   json["tokens_seen"] = tokens_seen;
   json["skipped_steps"] = skipped_steps;
+  json["skips_in_a_row"] = skips_in_a_row;
   json["rollbacks"] = rollbacks;
   json["loss_sum"] = loss_sum;
   json["loss_since_log"] = loss_since_log;
   json["steps_since_log"] = steps_since_log;
+  json["last_loss"] = last_loss;
   json["last_grad_norm"] = last_grad_norm;
   json["last_learning_rate"] = last_learning_rate;
   json["owes_log"] = int{owes_log};
@@ -117,7 +68,7 @@ void TrainState::save(const std::string& folder) const {
 }
 
 RunInputs RunInputs::load(const std::string& folder) {
-  const Reader reader(folder);
+  const RunStateReader reader(folder);
   RunInputs inputs;
   reader.number("lora_dropout", inputs.lora_dropout);
   reader.bits("train_data", inputs.train_data);
@@ -130,7 +81,7 @@ RunInputs RunInputs::load(const std::string& folder) {
 }
 
 void TrainState::load(const std::string& folder) {
-  const Reader reader(folder);
+  const RunStateReader reader(folder);
   int64_t optimizer_step = 0;
   reader.integer("optimizer_step", optimizer_step);
   reader.bits("seed", seed);
@@ -140,10 +91,12 @@ void TrainState::load(const std::string& folder) {
   reader.integer("batch", cursor.batch);
   reader.integer("tokens_seen", tokens_seen);
   reader.integer("skipped_steps", skipped_steps);
+  reader.integer("skips_in_a_row", skips_in_a_row);
   reader.integer("rollbacks", rollbacks);
   reader.number("loss_sum", loss_sum);
   reader.number("loss_since_log", loss_since_log);
   reader.integer("steps_since_log", steps_since_log);
+  reader.number("last_loss", last_loss);
   reader.number("last_grad_norm", last_grad_norm);
   reader.number("last_learning_rate", last_learning_rate);
   reader.integer("owes_log", owes_log);

@@ -14,6 +14,7 @@
 #include "format/folder.hpp"
 #include "format/folder_update.hpp"
 #include "io/adapter_file.hpp"
+#include "io/background_commit.hpp"
 #include "io/checkpoint_folder.hpp"
 #include "nn/base_fingerprint.hpp"
 #include "nn/decoder.hpp"
@@ -125,6 +126,7 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
                    rank_count(),
                    model_->lora_config().lora_dropout};
   unread_ = std::make_unique<UnreadLosses>();
+  saving_ = std::make_unique<BackgroundCommit>();
   runner_ = std::make_unique<WindowRunner>(*model_, state_, args_, train_data_, !eval_data_.empty());
   if (!train_data_.empty()) {
     batches_per_epoch_ = batch_count(train_data_.size(), args_.per_device_train_batch_size, args_.dataloader_drop_last);
@@ -289,33 +291,49 @@ RunFolder& Trainer::run_folder() {
 }
 
 void Trainer::save_checkpoint() {
+  begin_save();
+  finish_save();
+}
+
+void Trainer::begin_save() {
+  finish_save();
   read_losses();
-  if (!is_first()) {
-    origin_ = format::path_in(args_.output_dir, message("checkpoint-{}", state_.global_step));
-    if (state_.best_global_step == state_.global_step) state_.best_model_checkpoint = origin_;
-    changed_ = false;
-    control_.should_save = false;
-    state_.ranks->barrier();  // what rank 0 has written is whole
-    return;
+  is_saving_ = true;
+  const std::string path = format::path_in(args_.output_dir, message("checkpoint-{}", state_.global_step));
+  if (is_first()) {
+    write_checkpoint();
+  } else if (state_.best_global_step == state_.global_step) {
+    state_.best_model_checkpoint = path;
   }
-  CheckpointWriter writer(run_folder(), state_.global_step);
-  save_adapter(*model_, writer.folder(), base_model_);
+  control_.should_save = false;
+  origin_ = path;
+  changed_ = false;
+}
+
+void Trainer::write_checkpoint() {
+  const auto writer = std::make_shared<CheckpointWriter>(run_folder(), state_.global_step);
+  save_adapter(*model_, writer->folder(), base_model_);
   // A run that was stopped is to be resumed, whatever else is saved of it.
-  args_.save_only_model && !stopped_ ? write_arguments(writer.folder(), args_) : save_state(writer.folder());
+  args_.save_only_model && !stopped_ ? write_arguments(writer->folder(), args_) : save_state(writer->folder());
   if (state_.best_global_step) {
     const std::string best = format::path_in(args_.output_dir, message("checkpoint-{}", *state_.best_global_step));
     if (*state_.best_global_step == state_.global_step || folder_->owns(best)) state_.best_model_checkpoint = best;
   }
-  write_trainer_state(writer.folder());
-  const std::string path = writer.commit();
-  origin_ = path;
-  changed_ = false;
-  if (args_.save_total_limit && *args_.save_total_limit > 0) {
-    folder_->prune(*args_.save_total_limit, {path, state_.best_model_checkpoint});
-  }
-  control_.should_save = false;
-  state_.ranks->barrier();
-  if (callbacks_.on_save) callbacks_.on_save(path, control_);
+  write_trainer_state(writer->folder());
+  saving_->start(folder_, writer, args_.save_total_limit, {state_.best_model_checkpoint});
+}
+
+void Trainer::finish_save() {
+  if (!is_saving_) return;
+  is_saving_ = false;
+  const std::optional<std::string> path = saving_->wait();
+  state_.ranks->barrier();  // each may read it now
+  if (path && callbacks_.on_save) callbacks_.on_save(*path, control_);
+}
+
+void Trainer::tell_of_save() {
+  const std::optional<std::string> path = saving_->poll();
+  if (path && callbacks_.on_save) callbacks_.on_save(*path, control_);
 }
 
 void Trainer::finish() {

@@ -12,6 +12,7 @@
 #include "core/check.hpp"
 #include "data/sampler.hpp"
 #include "format/folder.hpp"
+#include "io/background_commit.hpp"
 #include "io/checkpoint_folder.hpp"
 #include "nn/decoder.hpp"
 #include "qlorapp/core/log.hpp"
@@ -82,6 +83,7 @@ void Trainer::check_stop() {
 /// Leaves a checkpoint of the steps that are whole.
 void Trainer::stop() {
   stopped_ = true;
+  finish_save();
   read_losses();
   if (state_.global_step == 0) return;
   const std::string own = format::path_in(args_.output_dir, message("checkpoint-{}", state_.global_step));
@@ -121,6 +123,8 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
     report(stopped_ ? "stopped" : "finished", "");
     return output;
   } catch (const std::exception& error) {
+    is_saving_ = false;
+    saving_->settle();  // the error may be another, and a checkpoint that is under way is worth having
     state_.ranks->report_failure(first_line(error));
     report("failed", first_line(error));
     throw;
@@ -187,6 +191,7 @@ TrainOutput Trainer::run(const std::optional<std::string>& resume_from) {
     }
   } catch (const StopNow&) { stop(); }
   is_training_ = false;
+  finish_save();
   if (args_.cuda_graphs) {
     log_info(message("cuda_graphs: {} micro-steps of this trainer ran as one graph each", runner_->replayed()));
   }
@@ -230,6 +235,7 @@ void Trainer::run_epochs() {
 bool Trainer::roll_back(const Error& reason) {
   constexpr int64_t kMost = 3;
   if (args_.on_non_finite != "rollback") return false;
+  finish_save();
   const std::string from =
       text_of_first(*state_.ranks, is_first() ? newest_checkpoint(args_.output_dir).path.value_or(origin_) : std::string());
   if (from.empty() || state_.rollbacks >= kMost) {
@@ -296,6 +302,7 @@ void Trainer::run_step(const Window& window) {
   event(TrainerEvent::kStepEnd);
   if (!device().is_cuda() || unread_->full()) read_losses();
   log_evaluate_save();
+  tell_of_save();
 }
 
 void Trainer::run_epoch() {
@@ -380,7 +387,7 @@ void Trainer::log_evaluate_save() {
     log(std::move(record), true);
   }
   if (control_.should_evaluate) run_evaluation();
-  if (control_.should_save) save_checkpoint();
+  if (control_.should_save) begin_save();
 }
 
 void Trainer::run_evaluation() {
@@ -418,7 +425,7 @@ void Trainer::read_losses() { unread_->read_into(state_, args_.on_non_finite == 
 LogRecord Trainer::last_step() {
   read_losses();
   LogRecord record;
-  record.set("loss", unread_->last_loss());
+  record.set("loss", state_.last_loss);
   record.set("grad_norm", state_.last_grad_norm);
   record.set("learning_rate", state_.last_learning_rate);
   record.set("epoch", epoch());

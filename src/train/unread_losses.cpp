@@ -27,7 +27,7 @@ void UnreadLosses::read_into(TrainState& state, bool skips) {
     const double norm = step.grad_norm.defined() && !step.skipped ? state.last_grad_norm : 0.0;
     if (!(norm < kLargest)) {
       ++state.skipped_steps;
-      if (!skips || ++in_a_row_ >= kMostInARow) {
+      if (!skips || ++state.skips_in_a_row >= kMostInARow) {
         throw TrainingDiverged(message(
             "[trainer] the norm of the gradients must be finite and below 9.2e18; got {} in step {}{}, whose loss is {}. A "
             "step whose gradients are not finite changes neither adapters nor moments, and nothing was saved since. Look at "
@@ -37,19 +37,19 @@ void UnreadLosses::read_into(TrainState& state, bool skips) {
       }
       log_warning(message("[trainer] skipped step {}: the norm of its gradients is {}, its loss {}.", step.number, std::fabs(norm),
                           std::fabs(loss)));
-      if (std::isfinite(last_loss_)) {  // as transformers' logging_nan_inf_filter
-        state.loss_sum += last_loss_;
-        state.loss_since_log += last_loss_;
+      if (std::isfinite(state.last_loss)) {  // as transformers' logging_nan_inf_filter
+        state.loss_sum += state.last_loss;
+        state.loss_since_log += state.last_loss;
       }
       continue;
     }
-    in_a_row_ = 0;
+    state.skips_in_a_row = 0;
     if (!std::isfinite(loss) && !warned_) {
       warned_ = true;
       log_warning(
           "[trainer] the loss is no longer finite: training has diverged. Go back to a checkpoint and lower the learning rate.");
     }
-    last_loss_ = loss;
+    state.last_loss = loss;
     state.loss_sum += loss;
     state.loss_since_log += loss;
   }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -25,8 +24,6 @@ class UnreadLosses {
   /// @param skips  a step whose norm is not finite, or too large to be squared, is counted and left out of the sums.
   /// @throws TrainingDiverged if there is such a step and `skips` is false, or if 17 of them follow each other.
   void read_into(TrainState& state, bool skips);
-  /// The last one that was read; NaN before the first.
-  [[nodiscard]] double last_loss() const { return last_loss_; }
 
  private:
   static constexpr size_t kMost = 256;
@@ -36,8 +33,6 @@ class UnreadLosses {
     bool skipped = false;  ///< By a scaler, whose business the norm was.
   };
   std::vector<Step> steps_;
-  double last_loss_ = std::numeric_limits<double>::quiet_NaN();
-  int64_t in_a_row_ = 0;  ///< Steps left out since the last whole one.
   bool warned_ = false;
 };
 

@@ -144,6 +144,12 @@ json rows(const json& request) {
       row = shape->canonical(std::move(row), where);
       out["shape"] = shape->description();
     }
+    for (auto& [key, value] : row.items()) {
+      const auto ids = qlorapp::packed_ids(value);
+      qlorapp::Row list = qlorapp::Row::array();
+      for (std::size_t i = 0; ids && i < ids->size(); ++i) list.push_back((*ids)[i]);
+      if (ids) value = std::move(list);
+    }
     out["rows"].push_back(row.dump());  // as text: the order of its keys counts
     out["lines"].push_back(line);
   };

@@ -70,6 +70,12 @@ def seeds() -> dict[str, list[bytes]]:
         {"schema": 1, "kind": "checkpoint", "run_id": "0" * 32, "step": 4, "parent": "", "files": {"run_state.json": file}}
     ).encode()
     run = b'{"run_id": "' + b"0" * 32 + b'", "from": "checkpoint-4"}'
+    counts = json.dumps(
+        {
+            "schema": 6, "epoch": 1, "batch": 3, "global_step": 40, "ranks": 1, "owes_save": 0, "micro_step": 80, "seed": "2a", "loss_sum": 61.25,
+            "device": "cuda",
+        }
+    ).encode()  # fmt: skip
     chat = b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
     rows = b"\n".join(
         [
@@ -91,6 +97,7 @@ def seeds() -> dict[str, list[bytes]]:
         "quant_state": [json.dumps(state).encode()],
         "manifest": [manifest],
         "run_folder": [b"\0".join([run, manifest, content])],
+        "run_state": [counts],
         "json": [config, rows.splitlines()[0], b'[1, -2.5e-3, true, null, "\\n", [[]], {"a": {}}]'],
         "tokenizer": [(MODEL / "tokenizer.json").read_bytes()],
         "template": templates,

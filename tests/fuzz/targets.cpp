@@ -33,6 +33,7 @@
 #include "qlorapp/format/adapter_config.hpp"
 #include "qlorapp/format/json.hpp"
 #include "qlorapp/format/model_config.hpp"
+#include "train/run_state_reader.hpp"
 
 namespace {
 
@@ -130,6 +131,22 @@ void run_folder(std::string_view input) {
   const NewestCheckpoint newest = newest_checkpoint(folder);
   expect(!newest.path || newest.skipped.empty(), "the only checkpoint is whole or skipped");
 }
+void run_state(std::string_view input) {
+  const RunStateReader reader(folder_with(input.substr(0, input.find('\0')), {"run_state.json"}));
+  bool flag = false;
+  uint32_t small = 0;
+  uint64_t bits = 0;
+  int64_t count = 0;
+  double number = 0;
+  std::string text;
+  for (const char* key : {"epoch", "batch", "global_step", "ranks"}) reader.integer(key, count);
+  expect(count >= 0, "a count is one");
+  reader.integer("owes_save", flag);
+  reader.integer("micro_step", small);
+  reader.bits("seed", bits);
+  reader.number("loss_sum", number);
+  reader.text("device", text);
+}
 void gzip(std::string_view input) {
   ByteStream stream(file_with(input));
   std::string line;
@@ -156,6 +173,7 @@ constexpr Target kTargets[] = {{"safetensors", safetensors},
                                {"quant_state", quant_state},
                                {"manifest", manifest},
                                {"run_folder", run_folder},
+                               {"run_state", run_state},
                                {"json", json},
                                {"tokenizer", tokenizer},
                                {"template", chat_template},

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The order of a checkpoint's system calls, and what is left when one of them fails.
-#include "io/checkpoint_folder.hpp"
-
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include <fcntl.h>
@@ -18,6 +21,8 @@
 #include "core/check.hpp"
 #include "format/expect_error.hpp"
 #include "format/folder.hpp"
+#include "io/background_commit.hpp"
+#include "io/checkpoint_folder.hpp"
 
 using namespace qlorapp;
 using format::path_in;
@@ -31,6 +36,7 @@ struct Calls {
   std::vector<std::string> made;
 };
 Calls calls;
+std::atomic<bool> holds_flushes = false;  ///< They wait until it is false again.
 
 class Recorded {
  public:
@@ -91,6 +97,7 @@ extern "C" {
 int rename(const char* from, const char* to) noexcept { return rename_recorded(from, to, 0); }
 int renameat2(int, const char* from, int, const char* to, unsigned flags) noexcept { return rename_recorded(from, to, flags); }
 int fsync(int file) {
+  while (holds_flushes) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (calls.recording) {
     std::array<char, 4096> path{};
     const std::string link = message("/proc/self/fd/{}", file);
@@ -112,8 +119,7 @@ TEST_CASE("a checkpoint gets its name after all of it is on the disk, and commit
     (void)writer.commit();
     const ptrdiff_t named = place_of("rename .tmp-checkpoint-4 checkpoint-4");
     for (const char* name : {"run_state.json", "optimizer.safetensors"}) REQUIRE(place_of(message("fsync {}", name)) < named);
-    const auto manifest = std::find_if(calls.made.begin(), calls.made.end(),
-                                       [](const std::string& call) { return call.ends_with(" MANIFEST.json"); });
+    const auto manifest = calls.made.begin() + place_of("fsync MANIFEST.json");
     REQUIRE(manifest - calls.made.begin() < named);
     // The entry of the manifest in its folder, too.
     REQUIRE(std::find(manifest, calls.made.begin() + named, "fsync .tmp-checkpoint-4") != calls.made.begin() + named);
@@ -121,6 +127,70 @@ TEST_CASE("a checkpoint gets its name after all of it is on the disk, and commit
     REQUIRE(calls.made.back() == "fsync " + parent);
     REQUIRE(place_of("fsync " + parent) > named);
   }
+}
+
+TEST_CASE("a run's file is on the disk before its folder has a checkpoint", "[io][cpu]") {
+  const TemporaryFolder folder;
+  RunFolder run(folder.path());
+  const Recorded recorded;
+  run.begin();
+  const auto named =
+      std::find_if(calls.made.begin(), calls.made.end(), [](const auto& call) { return call.ends_with(" run.json"); });
+  REQUIRE(named != calls.made.end());
+  REQUIRE(std::any_of(calls.made.begin(), named, [](const auto& call) { return call.starts_with("fsync .qlorapp-"); }));
+  REQUIRE(std::find(named, calls.made.end(), "fsync " + format::file_name(folder.path())) != calls.made.end());
+}
+
+namespace {
+
+std::shared_ptr<CheckpointWriter> written(RunFolder& run, int64_t step) {
+  auto writer = std::make_shared<CheckpointWriter>(run, step);
+  write_content(path_in(writer->folder(), "run_state.json"), "content");
+  return writer;
+}
+
+}  // namespace
+
+TEST_CASE("a checkpoint is committed and older ones are pruned while the program goes on", "[io][cpu]") {
+  const TemporaryFolder folder;
+  const auto run = std::make_shared<RunFolder>(folder.path());
+  run->begin();
+  for (const int64_t step : {1, 2}) save_step(*run, step, "content");
+  BackgroundCommit commit;
+  REQUIRE(commit.wait() == std::nullopt);
+  holds_flushes = true;
+  commit.start(run, written(*run, 3), /*limit=*/2, {folder / "checkpoint-1"});
+  REQUIRE(commit.poll() == std::nullopt);
+  REQUIRE(names_of(*run) == std::vector<std::string>{"checkpoint-1", "checkpoint-2"});
+  holds_flushes = false;
+  REQUIRE(commit.wait() == folder / "checkpoint-3");
+  REQUIRE(commit.poll() == std::nullopt);  // it was said
+  REQUIRE(names_of(*run) == std::vector<std::string>{"checkpoint-1", "checkpoint-3"});
+  check_checkpoint(folder / "checkpoint-3");
+  commit.start(run, written(*run, 4), std::nullopt, {});
+  commit.start(run, written(*run, 5), std::nullopt, {});  // waits for the one before
+  std::optional<std::string> path;
+  while (!path) path = commit.poll();
+  REQUIRE(path == folder / "checkpoint-5");
+  REQUIRE(names_of(*run).size() == 4);
+}
+
+TEST_CASE("what a commit in the background failed of is thrown once, and leaves nothing", "[io][cpu]") {
+  const TemporaryFolder folder;
+  const auto run = std::make_shared<RunFolder>(folder.path());
+  run->begin();
+  BackgroundCommit commit;
+  {
+    const Recorded recorded(true, /*renames=*/0);
+    commit.start(run, written(*run, 1), std::nullopt, {});
+    REQUIRE_THROWS_AS(commit.wait(), IoError);
+    commit.start(run, written(*run, 2), std::nullopt, {});
+    commit.settle();
+  }
+  REQUIRE(commit.wait() == std::nullopt);
+  REQUIRE(folder.entries() == 2);  // run.json and the lock
+  commit.start(run, written(*run, 2), std::nullopt, {});
+  REQUIRE(commit.wait() == folder / "checkpoint-2");
 }
 
 TEST_CASE("where folders cannot be exchanged, a checkpoint is moved aside, and is put back if its successor does not arrive",

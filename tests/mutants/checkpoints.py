@@ -21,19 +21,29 @@ MUTANTS = [
         "src/format/atomic_file.cpp",
         (
             "not_flushed",
-            '  if (retrying([&] { return ::fsync(descriptor_); }) != 0) fail("flushing to the disk failed", errno);\n',
-            "",
+            "} else if (retrying([&] { return ::fsync(descriptor_); }) != 0) {",
+            "} else if (false) {",
             SAVE_FAILS,
         ),
         (
             "renamed_before_the_flush",
-            """  if (retrying([&] { return ::fsync(descriptor_); }) != 0) fail("flushing to the disk failed", errno);
+            """  const bool is_flushed_later = is_staging(folder_);
+  if (is_flushed_later) {
+    (void)::sync_file_range(descriptor_, 0, 0, SYNC_FILE_RANGE_WRITE);  // the disk may begin
+  } else if (retrying([&] { return ::fsync(descriptor_); }) != 0) {
+    fail("flushing to the disk failed", errno);
+  }
   // Some network file systems report a failed write only here. After EINTR the descriptor is closed all the same.
   if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) fail("closing failed", errno);
   if (retrying([&] { return ::rename(temporary_.c_str(), path_.c_str()); }) != 0) fail("replacing the file failed", errno);
 """,
             """  if (retrying([&] { return ::rename(temporary_.c_str(), path_.c_str()); }) != 0) fail("replacing the file failed", errno);
-  if (retrying([&] { return ::fsync(descriptor_); }) != 0) fail("flushing to the disk failed", errno);
+  const bool is_flushed_later = is_staging(folder_);
+  if (is_flushed_later) {
+    (void)::sync_file_range(descriptor_, 0, 0, SYNC_FILE_RANGE_WRITE);  // the disk may begin
+  } else if (retrying([&] { return ::fsync(descriptor_); }) != 0) {
+    fail("flushing to the disk failed", errno);
+  }
   // Some network file systems report a failed write only here. After EINTR the descriptor is closed all the same.
   if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) fail("closing failed", errno);
 """,
@@ -41,9 +51,9 @@ MUTANTS = [
         ),
         (
             "folder_not_flushed",
-            "  temporary_.clear();\n  flush(folder_);\n",
-            "  temporary_.clear();\n",
-            cpp("io", "a checkpoint gets its name after"),
+            "  if (!is_flushed_later) flush(folder_);\n",
+            "",
+            cpp("io", "a run's file is on the disk"),
         ),
         (
             "interrupted_write_fails",
@@ -163,7 +173,10 @@ MUTANTS = [
         ),
         (
             "renamed_before_the_manifest",
-            """  format::write_file_atomically(path_in(temporary_, format::kManifestName), format::manifest_text(manifest));  // flushes the folder
+            """  const std::string manifest_file = path_in(temporary_, format::kManifestName);
+  format::write_file_atomically(manifest_file, format::manifest_text(manifest));
+  format::flush(manifest_file);
+  format::flush(temporary_);
   std::string replaced;
   if (format::exists(final_)) {
     replaced = temporary_;
@@ -191,6 +204,8 @@ MUTANTS = [
 """,
             cpp("io", "a checkpoint gets its name after"),
         ),
+        ("manifest_not_flushed", "  format::flush(manifest_file);\n", "", cpp("io", "a checkpoint gets its name after")),
+        ("manifest_entry_not_flushed", "  format::flush(temporary_);\n", "", cpp("io", "a checkpoint gets its name after")),
         ("name_not_flushed", "  format::flush(run_->path());\n", "", cpp("io", "a checkpoint gets its name after")),
         (
             "pruned_in_place",
@@ -223,24 +238,30 @@ MUTANTS = [
         "src/train/train_state.cpp",
         ("seed_not_restored", '  reader.bits("seed", seed);\n', "", RESTORED),
         ("micro_step_not_restored", '  reader.integer("micro_step", micro_step);\n', "", RESTORED),
+        ("skips_in_a_row_not_restored", '  reader.integer("skips_in_a_row", skips_in_a_row);\n', "", RESTORED),
         ("cursor_not_restored", '  reader.integer("batch", cursor.batch);\n', "", RESTORED),
         ("moments_not_restored", "    tensor.copy_(stored);\n", "", RESTORED),
         ("step_count_not_restored", "  optimizer.set_step_count(optimizer_step);\n", "", RESTORED),
         ("loss_scale_not_restored", "    scaler.load_state_dict(state);\n", "", RESTORED),
         ("what_is_owed_is_lost", '  json["owes_save"] = int{owes_save};\n', '  json["owes_save"] = 0;\n', RESTORED),
+        ("shape_not_compared", "stored.sizes() == tensor.sizes() && stored", "stored", REFUSED),
+    ),
+    *within(
+        "run_state_reader",
+        "src/train/run_state_reader.hpp",
         (
             "older_schema_accepted",
-            "QLORAPP_CHECK_FORMAT(schema == kSchema,",
-            "QLORAPP_CHECK_FORMAT(schema <= kSchema,",
+            "QLORAPP_CHECK_FORMAT(schema == kRunStateSchema,",
+            "QLORAPP_CHECK_FORMAT(schema <= kRunStateSchema,",
             REFUSED,
         ),
-        ("shape_not_compared", "stored.sizes() == tensor.sizes() && stored", "stored", REFUSED),
         (
             "negative_number_accepted",
-            "value.is_number_integer() && value.get<int64_t>() >= 0,",
-            "value.is_number_integer(),",
+            "value.get<int64_t>() >= 0 && value.get",
+            "value.get",
             REFUSED,
         ),
+        ("too_large_for_its_field", " && value.get<int64_t>() <= kMost,", ",", REFUSED),
         (
             "rest_of_digits_ignored",
             "error == std::errc{} && stop == digits.data() + digits.size(),",

@@ -13,6 +13,8 @@ STATE = cpp("format", "a quant state that is not exactly one")
 PARTS = cpp("format", "the parts of a four-bit weight")
 PROBE = "tests/data/data_probe"
 TOKENIZER = py("test_tokenizer.py", "what_is_not_known or hostile_json", PROBE)
+LARGE = py("test_large_rows.py", "at_most_200_mb and (short or numbers)", "tests/fuzz/judge")
+IDS = py("test_row_files.py", "lists_of_ids", PROBE)
 CSV = py("test_row_files.py", "bad_csv", PROBE)
 GZIP = py("test_row_files.py", "damaged_gzip or malformed_blocks", PROBE)
 
@@ -192,11 +194,20 @@ MUTANTS = [
         "src/data/json_reading.cpp",
         (
             "key_twice",
-            "QLORAPP_CHECK_FORMAT(keys.back().insert(key).second,",
-            "QLORAPP_CHECK_FORMAT(keys.back().insert(key).second || true,",
+            "QLORAPP_CHECK_FORMAT(keys_.back().insert(name).second,",
+            "QLORAPP_CHECK_FORMAT(keys_.back().insert(name).second || true,",
             TOKENIZER,
         ),
-        ("any_depth", "QLORAPP_CHECK_FORMAT(depth < kJsonDepth,", "QLORAPP_CHECK_FORMAT(depth >= 0,", TOKENIZER),
+        (
+            "any_depth",
+            "QLORAPP_CHECK_FORMAT(open_.size() < kJsonDepth,",
+            "QLORAPP_CHECK_FORMAT(open_.size() < 1000,",
+            TOKENIZER,
+        ),
+        ("any_number_of_values", "++values_ <= limits_.values,", "++values_ > 0,", LARGE),
+        ("any_number_of_ids", "packed_.size() < kMostRowIds * sizeof(int32_t),", "packed_.size() < SIZE_MAX,", LARGE),
+        ("ids_before_a_text_lost", "      else put(static_cast<uint64_t>(ids[i]));\n", "", IDS),
+        ("id_of_33_bits_cut", "is_packing_ && value <= INT32_MAX && pack", "is_packing_ && pack", IDS),
     ),
     *within(
         "rows",

@@ -194,8 +194,8 @@ MUTANTS = [
         "losses",
         "src/train/unread_losses.cpp",
         ("read_twice", "std::exchange(steps_, {})", "steps_", LOSSES),
-        ("one_bad_step_more", "++in_a_row_ >= kMostInARow", "++in_a_row_ > kMostInARow", LOSSES),
-        ("a_good_step_does_not_count", "    in_a_row_ = 0;\n", "", LOSSES),
-        ("raise_ignored", "!skips || ++in_a_row_", "++in_a_row_", LOSSES),
+        ("one_bad_step_more", "++state.skips_in_a_row >= kMostInARow", "++state.skips_in_a_row > kMostInARow", LOSSES),
+        ("a_good_step_does_not_count", "    state.skips_in_a_row = 0;\n", "", LOSSES),
+        ("raise_ignored", "!skips || ++state", "++state", LOSSES),
     ),
 ]

@@ -11,7 +11,7 @@ import time
 import peer
 import pytest
 import torch
-from conftest import BUILD
+from conftest import BUILD, ROOT
 from lost_runs import STEPS, damage, refused, root, train, weights, whole  # noqa: F401  (root and whole are fixtures)
 from safetensors.torch import load_file, save_file
 
@@ -205,6 +205,19 @@ def test_a_signal_leaves_a_checkpoint_from_which_the_run_ends_in_the_same_bytes(
     assert not [name for name in os.listdir(out) if name.startswith(".")]
 
 
+def test_a_second_signal_ends_the_process_at_once(root, tmp_path):
+    peer.write_llama(tmp_path / "model", hidden_size=512, intermediate_size=2048, num_hidden_layers=8)
+    peer.write_rows(tmp_path / "rows.jsonl", 300, seed=9)
+    options = {"model": tmp_path / "model", "data": tmp_path / "rows.jsonl", "per_device_train_batch_size": 64}
+    process = start(train(root, tmp_path / "out", **options), awaited="plan:")
+    time.sleep(0.2)  # the first micro-batch lasts seconds
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    rest, _ = process.communicate(timeout=5)
+    assert process.returncode == 130 and "stopped by" not in rest
+
+
 def test_a_closed_pipe_leaves_a_checkpoint(root, tmp_path):
     process = start(train(root, tmp_path / "out", max_steps=2000, logging_steps=1, save_strategy="no"), awaited="'loss'")
     process.stdout.close()
@@ -300,13 +313,17 @@ def test_a_base_that_is_not_finite_is_refused(root, tmp_path, name, value):
     model = tmp_path / "model"
     shutil.copytree(root / "model", model)
     save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    speaks = tmp_path / "model with a tokenizer"
+    shutil.copytree(model, speaks)
+    shutil.copy(ROOT / "examples" / "data" / "tiny-llama" / "tokenizer.json", speaks)
     for words in (
         ["eval", "--model", model, "--data", root / "rows.jsonl"],
         ["quantize", "--model", model, "--output", tmp_path / "out"],
+        ["generate", "--model", speaks, "--prompt", "a"],
         train(root, tmp_path / "out", model=model),
     ):
         error = refused(*words)
-        assert str(model) in error and name in error and "must be finite" in error
+        assert f"[{model}" in error and name in error and "must be finite" in error
     assert not (tmp_path / "out").exists()
 
 

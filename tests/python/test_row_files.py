@@ -34,6 +34,22 @@ def read(probe, tmp_path):
     return call
 
 
+def test_lists_of_ids_hold_what_json_says_whatever_is_in_them(read):
+    lists = [
+        [], [0], [1, 2, 3], [2**31 - 1, 0], [-(2**31), -100, 5], [2**31], [1, 2**31], [-(2**31) - 1], [1, -(2**33)], [2**63], [1, 2.5, 3],
+        [1, "a", 2], [1, None], [True, 1], [1, [2, [3]], 4], [[1], 2], [1, {"labels": [3, 4]}, 5], [{"a": 1}], [[]], [-1, -1.0, 1e5],
+    ]  # fmt: skip
+    rows = [{"input_ids": ids, "labels": ids[::-1], "other": ids} for ids in lists]
+    rows += [
+        {"row": {"labels": [1, 2]}},
+        {"input_ids": 7},
+        {"attention_mask": [1, 1.0], "text": "[1,2]"},
+        {"labels": {"a": [1, 2]}},
+    ]
+    got, _, _ = read("rows.jsonl", "\n".join(map(json.dumps, rows)).encode())
+    assert json.dumps(got) == json.dumps(rows)
+
+
 # --- gzip
 
 

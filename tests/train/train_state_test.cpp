@@ -47,6 +47,8 @@ void fill(TrainState& state) {
   state.tokens_seen = 15;
   state.skipped_steps = 16;
   state.rollbacks = 17;
+  state.skips_in_a_row = 28;
+  state.last_loss = 29.5;
   state.loss_sum = 18.5;
   state.loss_since_log = 19.5;
   state.steps_since_log = 20;
@@ -101,6 +103,8 @@ TEST_CASE("a state comes back from a checkpoint with each of its numbers, its mo
   REQUIRE(b.loss_sum == 18.5);
   REQUIRE(b.loss_since_log == 19.5);
   REQUIRE(b.steps_since_log == 20);
+  REQUIRE(b.skips_in_a_row == 28);
+  REQUIRE(b.last_loss == 29.5);
   REQUIRE(b.last_grad_norm == 21.5);
   REQUIRE(b.last_learning_rate == 22.5);
   REQUIRE((b.owes_log && b.owes_save));
@@ -130,10 +134,12 @@ TEST_CASE("a run state of another version or with a wrong value, and moments of 
   const std::string text = folder.read("run_state.json");
   const struct {
     const char *from, *to, *reason;
-  } rows[] = {{"\"schema\": 5", "\"schema\": 4", "has schema 4; this version reads 5"},
-              {"\"schema\": 5", "\"schema\": 6", "has schema 6; this version reads 5"},
-              {"\"micro_step\": 11", "\"micro_step\": -1", "'micro_step' must be an integer >= 0"},
-              {"\"micro_step\": 11", "\"micro_step\": 1.5", "'micro_step' must be an integer >= 0"},
+  } rows[] = {{"\"schema\": 6", "\"schema\": 5", "has schema 5; this version reads 6"},
+              {"\"schema\": 6", "\"schema\": 7", "has schema 7; this version reads 6"},
+              {"\"micro_step\": 11", "\"micro_step\": -1", "'micro_step' must be an integer from 0 to 4294967295; got '-1'"},
+              {"\"micro_step\": 11", "\"micro_step\": 1.5", "'micro_step' must be an integer from 0"},
+              {"\"micro_step\": 11", "\"micro_step\": 4294967296", "'micro_step' must be an integer from 0"},
+              {"\"owes_save\": 1", "\"owes_save\": 2", "'owes_save' must be an integer from 0 to 1; got '2'"},
               {"\"batch\": 14", "\"batches\": 14", "lacks 'batch'"},
               {"\"loss_sum\": 18.5", "\"loss_sum\": \"18.5\"", "'loss_sum' must be a number"},
               {"fedcba9876543210", "fedcba987654321x", "'seed' must be a string of hexadecimal digits"},
@@ -236,7 +242,7 @@ TEST_CASE("a loss is read once; steps that are not finite stay out of the sums, 
   REQUIRE(state.loss_sum == 4);
   REQUIRE(state.loss_since_log == 4);
   REQUIRE(state.last_grad_norm == 3);
-  REQUIRE(losses.last_loss() == 1.5);
+  REQUIRE(state.last_loss == 1.5);
 
   set_log_sink([](LogLevel, std::string_view) {});
   for (const double norm : {kNan, static_cast<double>(INFINITY), 0x1p63}) losses.add(report_of(kNan, norm), 3);

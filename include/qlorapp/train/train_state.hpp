@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -54,12 +55,14 @@ struct TrainState {
   uint32_t micro_step = 0;           ///< Micro-batches of all ranks since the start of the run; part of the key of dropout masks.
   int64_t global_step = 0;           ///< Optimizer steps, skipped ones included.
   DataCursor cursor;
-  int64_t tokens_seen = 0;    ///< Input tokens.
-  int64_t skipped_steps = 0;  ///< Steps whose gradients were not finite, and that changed nothing.
-  int64_t rollbacks = 0;      ///< Returns to a checkpoint after such a step (TrainingArguments::on_non_finite).
-  double loss_sum = 0;        ///< Of the mean losses of all steps; for train_loss.
-  double loss_since_log = 0;  ///< The same since the last log entry.
+  int64_t tokens_seen = 0;     ///< Input tokens.
+  int64_t skipped_steps = 0;   ///< Steps whose gradients were not finite, and that changed nothing.
+  int64_t skips_in_a_row = 0;  ///< Steps left out since the last whole one, without a loss scale, which has its own count.
+  int64_t rollbacks = 0;       ///< Returns to a checkpoint after such a step (TrainingArguments::on_non_finite).
+  double loss_sum = 0;         ///< Of the mean losses of all steps; for train_loss.
+  double loss_since_log = 0;   ///< The same since the last log entry.
   int64_t steps_since_log = 0;
+  double last_loss = std::numeric_limits<double>::quiet_NaN();  ///< Of the last whole step.
   std::vector<LogRecord> log_history;
   double last_grad_norm = 0, last_learning_rate = 0;  ///< Of the last step, for a log entry that an epoch's end still owes.
   double total_flos = 0;  ///< 6 · input tokens · parameters without embeddings, as transformers estimates it.

@@ -25,6 +25,7 @@
 
 namespace qlorapp {
 
+class BackgroundCommit;
 class RunFolder;
 class UnreadLosses;
 class WindowRunner;
@@ -71,7 +72,8 @@ class Trainer {
 
   /// Adapter files into `folder`, and trainer_state.json beside them: all of them or, after a crash, none.
   void save_model(const std::string& folder) const;
-  /// `output_dir/checkpoint-<global_step>`, whole or not at all; prunes to save_total_limit.
+  /// `output_dir/checkpoint-<global_step>`, whole or not at all; prunes to save_total_limit. Returns when it is on the disk; train() itself
+  /// goes on while a thread flushes, and waits before the next one and at its end.
   void save_checkpoint();
   void write_trainer_state(const std::string& folder) const;
   /// The part of a checkpoint that train(resume_from) needs beside the adapter: optimizer, scaler, cursor, counters.
@@ -126,6 +128,13 @@ class Trainer {
   void log(LogRecord record, bool training);
   void restore(const std::string& folder);
   RunFolder& run_folder();
+  /// Writes a checkpoint's files; a thread commits them.
+  void begin_save();
+  void write_checkpoint();
+  /// Waits for the checkpoint under way, if there is one: then it can be read on every rank.
+  void finish_save();
+  /// Calls on_save if it has become whole.
+  void tell_of_save();
   void poll();
   void stop();
   [[nodiscard]] LogRecord summary(double seconds) const;
@@ -142,12 +151,14 @@ class Trainer {
   int64_t first_tokens_ = 0, first_step_ = 0;  ///< When train() began.
   bool at_epoch_end_ = false;                  ///< The epoch's last step is behind us and its end is under way.
   bool in_epoch_end_ = false;                  ///< The flow of an epoch's end has begun, which may come before its last step.
+  bool is_saving_ = false;                     ///< A checkpoint is under way, on the first rank.
   bool is_training_ = false, stopped_ = false, changed_ = false, resumed_with_changes_ = false;
   int64_t rows_ = 0, rows_ending_in_eos_ = 0;  ///< Of train_data, before they are packed.
   std::string resumed_from_;                   ///< By train(); empty: nothing.
   std::string origin_;                         ///< Checkpoint that the run goes on from, or its own last one; empty: it began here.
   std::shared_ptr<RunFolder> folder_;          ///< Locked; null while nothing is written.
   std::unique_ptr<WindowRunner> runner_;       ///< Makes steps of windows (src/train/window_runner.hpp).
+  std::unique_ptr<BackgroundCommit> saving_;   ///< Waited for before the folder is given up.
   std::unique_ptr<UnreadLosses> unread_;       ///< Losses that are still on the device.
 };
 

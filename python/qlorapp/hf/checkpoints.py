@@ -41,6 +41,8 @@ class SafeCheckpoints:
     _folder: Any = None
     #: The checkpoint under construction.
     _writer: Any = None
+    #: The one of the current train() that a thread flushes and commits.
+    _commit: Any = None
     #: A checkpoint that the run continues from, or its own last one.
     _origin: str | None = None
     #: Folders to push once they are complete.
@@ -69,13 +71,40 @@ class SafeCheckpoints:
             self._origin = os.fspath(resume_from_checkpoint) if resume_from_checkpoint else None
             if self._folder is not None and self._origin is None:
                 self._folder.begin()
-            with self._reported(), StopSignals() as self._stop:
+            with self._reported(), self._committed_by_the_end(), StopSignals() as self._stop:
                 return super().train(resume_from_checkpoint, *args, **options)  # type: ignore[misc]
         finally:
             self._stop = None
             if self._folder is not None:
                 self._folder.close()
             self._folder = None
+
+    @contextlib.contextmanager
+    def _committed_by_the_end(self: Any) -> Iterator[None]:
+        """Commits checkpoints on a thread. Behind this the last one is on the disk."""
+        self._commit = commit = _C.BackgroundCommit()
+        try:
+            yield
+            commit.wait()
+        finally:
+            self._commit = None
+            commit.settle()  # the error that ends the run may be another
+
+    def _wait_for_commit(self: Any) -> None:
+        if self._commit is not None:
+            self._commit.wait()
+
+    def _may_go_on(self: Any) -> bool:
+        """Nobody but this library looks at a checkpoint before the next one."""
+        looks = any(type(each).on_save is not transformers.TrainerCallback.on_save for each in self.callback_handler.callbacks)
+        is_overridden = next(each for each in type(self).__mro__ if "_save_checkpoint" in vars(each)) is not SafeCheckpoints
+        return not (
+            self._commit is None
+            or looks
+            or is_overridden
+            or self._to_push
+            or getattr(self.args, "on_non_finite", "raise") == "rollback"
+        )
 
     @contextlib.contextmanager
     def _reported(self: Any) -> Iterator[None]:
@@ -127,13 +156,28 @@ class SafeCheckpoints:
         if self.args.world_size > 1 or self._writer is not None or not self.args.should_save:
             super()._save_checkpoint(*args, **options)  # type: ignore[misc]
             return
+        self._wait_for_commit()
         own_folder = self._folder if self._folder is not None and self._folder.path == run_dir else None
         folder = own_folder or _C.RunFolder(run_dir)
         self._join_run(folder)
         name = f"checkpoint-{self.state.global_step}"
-        final = os.path.join(run_dir, name)
         self._to_push = []
         self._writer = writer = _C.CheckpointWriter(folder, self.state.global_step)
+        try:
+            self._write_checkpoint(writer, name, run_dir, folder, *args, **options)
+            commit = self._commit or _C.BackgroundCommit()
+            commit.start(folder, writer, self.args.save_total_limit, [self.state.best_model_checkpoint or ""])
+            self._origin = os.path.join(run_dir, name)
+            if own_folder is None or not self._may_go_on():
+                commit.wait()
+        finally:
+            self._writer = None
+            if own_folder is None:
+                folder.close()
+        for pushed in self._to_push:
+            super()._push_from_checkpoint(pushed)  # type: ignore[misc]
+
+    def _write_checkpoint(self: Any, writer: Any, name: str, run_dir: str, folder: Any, *args: Any, **options: Any) -> None:
         try:
             super()._save_checkpoint(*args, **options)  # type: ignore[misc]
             inner = os.path.join(writer.folder, name)
@@ -144,16 +188,9 @@ class SafeCheckpoints:
             for entry in os.listdir(inner):
                 os.rename(os.path.join(inner, entry), os.path.join(writer.folder, entry))
             os.rmdir(inner)
-            self._origin = writer.commit()
-            if self.args.save_total_limit and self.args.save_total_limit > 0:
-                folder.prune(self.args.save_total_limit, [final, self.state.best_model_checkpoint or ""])
-        finally:
+        except BaseException:
             writer.discard()
-            self._writer = None
-            if own_folder is None:
-                folder.close()
-        for pushed in self._to_push:
-            super()._push_from_checkpoint(pushed)  # type: ignore[misc]
+            raise
 
     def _leave_checkpoint(self: Any, trial: Any) -> None:
         """Saves the completed steps of a run that was stopped. It is to be resumed, whatever else the arguments let checkpoints hold."""
@@ -162,6 +199,7 @@ class SafeCheckpoints:
         only_model, self.args.save_only_model = self.args.save_only_model, False
         try:
             self._save_checkpoint(self.model, trial)
+            self._wait_for_commit()
         finally:
             self.args.save_only_model = only_model
         _log.warning(
@@ -192,6 +230,7 @@ class SafeCheckpoints:
         """transformers' method, for a checkpoint that is whole."""
         best = self.state.best_model_checkpoint
         if self.args.world_size == 1:
+            self._wait_for_commit()
             try:
                 _check(best, is_ours=(self.state.best_global_step or 0) > self._initial_global_step)
             except ValueError as error:
@@ -219,6 +258,7 @@ class SafeCheckpoints:
             return super()._finalize_training(*args, **options)  # type: ignore[misc]
         finally:
             self.args.save_total_limit = limit
+            self._wait_for_commit()
             best = self.state.best_model_checkpoint
             if self._folder is not None and not self._folder.is_new and limit == 1 and best:
                 self._folder.prune(1, [best])
