@@ -30,6 +30,7 @@ void bind_checkpoints(py::module_& m) {
       .def(py::init<>())
       .def("start", &BackgroundCommit::start, py::arg("run"), py::arg("checkpoint"), py::arg("limit") = py::none(),
            py::arg("keep") = std::vector<std::string>(), NoGil(), "Waits for the one before, whose error it raises.")
+      .def("poll", &BackgroundCommit::poll, "Its path, if it has become whole since the last call.")
       .def("wait", &BackgroundCommit::wait, NoGil(), "Its path, or None if there is none since the last call.")
       .def("settle", &BackgroundCommit::settle, NoGil(), "Waits; an error is logged.");
 

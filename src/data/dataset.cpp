@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "format/json_cursor.hpp"
 #include "json_reading.hpp"
 #include "qlorapp/data/text_tools.hpp"
 #include "row_encoder.hpp"
@@ -109,6 +110,7 @@ Dataset Dataset::read(const std::string& path, const DatasetOptions& options, Te
 
   const RowFile read = for_each_row(path, options.file_format, options.text_field, [&](Row raw, int64_t line) {
     const std::string where = message("{}:{}", file, line);
+    const format::DismantledAtEnd raw_end(raw);
     if (!shape) {
       shape = RowShape::detect(
           raw, options, [&] { return tools.has_template(); }, where);
@@ -119,7 +121,8 @@ Dataset Dataset::read(const std::string& path, const DatasetOptions& options, Te
     }
     QLORAPP_CHECK_FORMAT(raw.is_object(), "[{}] a row must be a JSON object; got {}. Write one object per row.", where,
                          kind_of(raw));
-    const Row row = shape->canonical(std::move(raw), where);
+    Row row = shape->canonical(std::move(raw), where);
+    const format::DismantledAtEnd row_end(row);
     ++summary.rows;
     const int64_t straddling = encoder->straddling();
     Example example = encoder->encode(row, where);

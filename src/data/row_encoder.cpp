@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "core/check.hpp"
+#include "format/json_cursor.hpp"
 #include "json_reading.hpp"
 
 namespace qlorapp {
@@ -177,7 +178,9 @@ Example RowEncoder::encode_completion(const Row& row, const std::string& where) 
 
 Example RowEncoder::encode_messages(const Row& row, const std::string& where) {
   const bool has_prompt = format_ == RowFormat::kPromptMessages;
-  Row list = require(row, has_prompt ? "prompt" : "messages", where);
+  Row list = Row::array();
+  const format::DismantledAtEnd list_end(list);
+  list = require(row, has_prompt ? "prompt" : "messages", where);
   const std::size_t prompt_size = list.size();
   if (has_prompt) list.insert(list.end(), row["completion"].begin(), row["completion"].end());
   QLORAPP_CHECK_FORMAT(

@@ -9,6 +9,7 @@
 
 #include "conversation.hpp"
 #include "core/check.hpp"
+#include "format/json_cursor.hpp"
 
 namespace qlorapp {
 namespace {
@@ -182,6 +183,7 @@ void RowShape::use_system(bool used) {
 }
 
 Row RowShape::canonical(Row row, const std::string& where) const {
+  const format::DismantledAtEnd row_end(row);
   if (!instruction_.question.empty()) {
     return format_ == RowFormat::kPromptMessages ? as_turns(row, where) : as_alpaca_text(row, where);
   }

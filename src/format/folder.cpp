@@ -143,10 +143,14 @@ void flush_tree(const std::string& folder) {
 }
 
 bool is_staging(std::string_view folder) {
+  const auto is_one = [](std::string_view name, std::string_view prefix) {
+    return name.starts_with(prefix) && name.size() > prefix.size() &&
+           name.find_first_not_of("0123456789abcdef", prefix.size()) == std::string_view::npos;
+  };
   for (size_t begin = 0; begin < folder.size();) {
     const size_t end = std::min(folder.find('/', begin), folder.size());
-    const std::string_view part = folder.substr(begin, end - begin);
-    if (part.starts_with(kUpdatePrefix) || part.starts_with(kCheckpointPrefix)) return true;
+    const std::string_view name = folder.substr(begin, end - begin);
+    if (is_one(name, kUpdatePrefix) || is_one(name, kCheckpointPrefix)) return true;
     begin = end + 1;
   }
   return false;

@@ -48,7 +48,8 @@ void flush(const std::string& path);
 /// The same for a folder and all in it.
 void flush_tree(const std::string& folder);
 
-/// Names of folders that are filled, flushed as a tree, and then renamed. What a killed program leaves in them is never read.
+/// Names of folders that are filled, flushed as a tree, and then renamed; a number follows. What a killed program leaves in them is never
+/// read.
 inline constexpr std::string_view kUpdatePrefix = ".qlorapp-update-", kCheckpointPrefix = ".tmp-checkpoint-";
 /// The folder is one of these or lies in one: files in it need no flush of their own.
 [[nodiscard]] bool is_staging(std::string_view folder);

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <exception>
+#include <system_error>
 #include <utility>
 
 #include "core/check.hpp"
@@ -13,7 +14,7 @@ namespace qlorapp {
 void BackgroundCommit::start(std::shared_ptr<RunFolder> run, std::shared_ptr<CheckpointWriter> checkpoint,
                              std::optional<int64_t> limit, std::vector<std::string> keep) {
   wait();
-  path_ = std::async(std::launch::async, [run = std::move(run), checkpoint = std::move(checkpoint), limit, keep = std::move(keep)] {
+  const auto commit = [run = std::move(run), checkpoint = std::move(checkpoint), limit, keep = std::move(keep)] {
     try {
       std::string path = checkpoint->commit();
       if (limit && *limit > 0) {
@@ -26,11 +27,16 @@ void BackgroundCommit::start(std::shared_ptr<RunFolder> run, std::shared_ptr<Che
       checkpoint->discard();  // others may hold it
       throw;
     }
-  });
+  };
+  try {
+    path_ = std::async(std::launch::async, commit);
+  } catch (const std::system_error&) {  // no more threads may be made: then the caller waits
+    path_ = std::async(std::launch::deferred, commit);
+  }
 }
 
 std::optional<std::string> BackgroundCommit::poll() {
-  if (!path_.valid() || path_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return std::nullopt;
+  if (!path_.valid() || path_.wait_for(std::chrono::seconds(0)) == std::future_status::timeout) return std::nullopt;
   return path_.get();
 }
 
@@ -39,8 +45,9 @@ std::optional<std::string> BackgroundCommit::wait() {
   return path_.get();
 }
 
-void BackgroundCommit::settle() noexcept try { wait(); } catch (const std::exception& error) {
-  log_warning(message("[checkpoint] the last checkpoint was not saved: {}", error.what()));
+std::optional<std::string> BackgroundCommit::settle() noexcept try { return wait(); } catch (const std::exception& error) {
+  log_warning(message("[checkpoint] saving the last checkpoint failed: {}", error.what()));
+  return std::nullopt;
 }
 
 }  // namespace qlorapp

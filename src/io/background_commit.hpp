@@ -35,8 +35,8 @@ class BackgroundCommit {
   std::optional<std::string> poll();
   /// The same, when it has.
   std::optional<std::string> wait();
-  /// Waits; what it failed of is logged.
-  void settle() noexcept;
+  /// Waits; what it failed of is logged. @returns as wait(), and nothing if it failed.
+  std::optional<std::string> settle() noexcept;
 
  private:
   std::future<std::string> path_;

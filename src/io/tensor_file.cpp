@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <map>
 #include <string_view>
 
@@ -29,6 +30,19 @@ constexpr std::pair<Dtype, at::ScalarType> kTypes[] = {{Dtype::kBool, at::kBool}
                                                        {Dtype::kF64, at::kDouble},
                                                        {Dtype::kI64, at::kLong},
                                                        {Dtype::kU64, at::kUInt64}};
+
+/// In pieces through pinned memory, which a GPU writes several times faster than pageable memory. @param pinned  kept between calls.
+void write_from_gpu(format::SafetensorsWriter& writer, const at::Tensor& tensor, at::Tensor& pinned) {
+  constexpr int64_t kPiece = int64_t{16} << 20;
+  if (!pinned.defined()) pinned = at::empty({kPiece}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
+  const auto bytes = static_cast<int64_t>(tensor.nbytes());
+  const at::Tensor all = at::from_blob(tensor.data_ptr(), {bytes}, tensor.options().dtype(at::kByte));
+  for (int64_t at = 0; at < bytes; at += kPiece) {
+    const int64_t size = std::min(kPiece, bytes - at);
+    pinned.narrow(0, 0, size).copy_(all.narrow(0, at, size));
+    writer.write(bytes_of(pinned).first(static_cast<size_t>(size)));
+  }
+}
 
 }  // namespace
 
@@ -69,9 +83,12 @@ void write_tensors(const std::string& path, const NamedTensors& tensors, const f
     by_name[name] = &tensor;
   }
   format::SafetensorsWriter writer(path, std::move(specs), metadata);
+  at::Tensor pinned;
   for (const format::TensorEntry& entry : writer.tensors()) {
-    const at::Tensor plain = by_name.at(entry.name)->detach().cpu().contiguous();
-    if (plain.numel() > 0) writer.write(bytes_of(plain));
+    const at::Tensor plain = by_name.at(entry.name)->detach().contiguous();
+    if (plain.numel() == 0) continue;
+    if (plain.is_cuda()) write_from_gpu(writer, plain, pinned);
+    else writer.write(bytes_of(plain.cpu()));
   }
   writer.finish();
 }

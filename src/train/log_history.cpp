@@ -36,6 +36,7 @@ format::Json LogRecord::to_json() const {
 }
 
 LogRecord LogRecord::from_json(const format::Json& json, std::string_view where) {
+  QLORAPP_CHECK_FORMAT(json.is_object(), "[log] {}: an entry of log_history must be an object; got {}.", where, json.type_name());
   LogRecord record;
   for (const auto& [key, value] : json.items()) {
     QLORAPP_CHECK_FORMAT(value.is_number() || value.is_string(),

@@ -37,8 +37,8 @@ class RunStateReader {
 
   template <class Integer>
   void integer(const char* key, Integer& into) const {
-    constexpr int64_t kExact = int64_t{1} << 53;  // more than any count, and room for a product
-    constexpr auto kMost = std::is_same_v<Integer, int64_t> ? kExact : static_cast<int64_t>(std::numeric_limits<Integer>::max());
+    constexpr int64_t kLargest = int64_t{1} << 42;  // more than any count, and room for a product
+    constexpr auto kMost = std::is_same_v<Integer, int64_t> ? kLargest : static_cast<int64_t>(std::numeric_limits<Integer>::max());
     const format::Json& value = find(key);
     QLORAPP_CHECK_FORMAT(value.is_number_integer() && value.get<int64_t>() >= 0 && value.get<int64_t>() <= kMost,
                          "[resume] {}: '{}' must be an integer from 0 to {}; got {}.", path_, key, kMost,

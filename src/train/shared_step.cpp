@@ -51,8 +51,8 @@ std::vector<int64_t> block_starts(const AdapterArena& arena) {
   return starts;
 }
 
-SharedStep::SharedStep(Communicator* ranks, std::span<const Batch> window, bool in_bf16)
-    : ranks_(ranks != nullptr && ranks->size() > 1 ? ranks : nullptr), in_bf16_(in_bf16) {
+SharedStep::SharedStep(Communicator* ranks, std::span<const Batch> window, bool in_bf16, WindowCounts* met)
+    : ranks_(ranks != nullptr && ranks->size() > 1 ? ranks : nullptr), in_bf16_(in_bf16), met_(met) {
   for (const Batch& batch : window) {
     counts_.micro_batches += batch.first_token == 0 ? 1 : 0;
     counts_.input_tokens += batch.token_count();
@@ -62,8 +62,13 @@ SharedStep::SharedStep(Communicator* ranks, std::span<const Batch> window, bool 
 int64_t SharedStep::meet(int64_t targets) {
   counts_.targets = targets;
   if (ranks_ == nullptr) return targets;
+  if (met_ != nullptr && met_->targets >= 0) {  // the others do not come again
+    counts_ = *met_;
+    return counts_.targets;
+  }
   const std::vector<int64_t> sums = sum_over(*ranks_, {counts_.targets, counts_.micro_batches, counts_.input_tokens});
   counts_ = {.targets = sums[0], .micro_batches = sums[1], .input_tokens = sums[2]};
+  if (met_ != nullptr) *met_ = counts_;
   return counts_.targets;
 }
 

@@ -298,7 +298,6 @@ void Trainer::save_checkpoint() {
 void Trainer::begin_save() {
   finish_save();
   read_losses();
-  is_saving_ = true;
   const std::string path = format::path_in(args_.output_dir, message("checkpoint-{}", state_.global_step));
   if (is_first()) {
     write_checkpoint();
@@ -306,8 +305,7 @@ void Trainer::begin_save() {
     state_.best_model_checkpoint = path;
   }
   control_.should_save = false;
-  origin_ = path;
-  changed_ = false;
+  saving_to_ = path;
 }
 
 void Trainer::write_checkpoint() {
@@ -324,16 +322,24 @@ void Trainer::write_checkpoint() {
 }
 
 void Trainer::finish_save() {
-  if (!is_saving_) return;
-  is_saving_ = false;
-  const std::optional<std::string> path = saving_->wait();
+  if (saving_to_.empty()) return;
+  const std::string path = std::exchange(saving_to_, {});
+  const bool is_news = saving_->wait().has_value();
   state_.ranks->barrier();  // each may read it now
-  if (path && callbacks_.on_save) callbacks_.on_save(*path, control_);
+  note_saved(path);
+  if (is_news && callbacks_.on_save) callbacks_.on_save(path, control_);
 }
 
 void Trainer::tell_of_save() {
   const std::optional<std::string> path = saving_->poll();
-  if (path && callbacks_.on_save) callbacks_.on_save(*path, control_);
+  if (!path) return;
+  note_saved(*path);
+  if (callbacks_.on_save) callbacks_.on_save(*path, control_);
+}
+
+void Trainer::note_saved(const std::string& path) {
+  origin_ = path;
+  changed_ = false;
 }
 
 void Trainer::finish() {

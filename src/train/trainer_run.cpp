@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <exception>
+#include <iterator>
 #include <utility>
 
 #include "core/check.hpp"
@@ -75,19 +77,32 @@ void Trainer::poll() {
   if (is_alone && is_training_ && callbacks_.stop_now && callbacks_.stop_now()) throw StopNow{};
 }
 
-/// Several ranks ask each other before each step.
-void Trainer::check_stop() {
-  if (rank_count() > 1 && any_of(*state_.ranks, callbacks_.stop_now && callbacks_.stop_now())) throw StopNow{};
+void Trainer::agree() {
+  if (rank_count() == 1) return;
+  constexpr bool TrainerControl::* kFlags[] = {&TrainerControl::should_training_stop, &TrainerControl::should_epoch_stop,
+                                               &TrainerControl::should_save, &TrainerControl::should_evaluate,
+                                               &TrainerControl::should_log};
+  std::vector<int64_t> values{int64_t{callbacks_.stop_now && callbacks_.stop_now()}};
+  for (const auto flag : kFlags) values.push_back(int64_t{is_first() && control_.*flag});
+  values = sum_over(*state_.ranks, std::move(values));
+  for (size_t i = 0; i < std::size(kFlags); ++i) control_.*kFlags[i] = values[i + 1] > 0;
+  if (is_training_ && values[0] > 0) throw StopNow{};
 }
 
 /// Leaves a checkpoint of the steps that are whole.
 void Trainer::stop() {
   stopped_ = true;
-  finish_save();
+  if (rank_count() > 1) {
+    finish_save();
+  } else if (saving_to_.clear(); const auto path = saving_->settle()) {  // if that one failed, there is still this one
+    note_saved(*path);
+    if (callbacks_.on_save) callbacks_.on_save(*path, control_);
+  }
   read_losses();
   if (state_.global_step == 0) return;
   const std::string own = format::path_in(args_.output_dir, message("checkpoint-{}", state_.global_step));
-  const bool is_saved = format::is_same_file(own, origin_) && !args_.save_only_model;
+  const bool is_there = is_first() && format::is_same_file(own, origin_);  // other ranks may not see the folder
+  const bool is_saved = any_of(*state_.ranks, is_there) && !args_.save_only_model;
   if (!is_saved || state_.owes_log || state_.owes_evaluation || state_.owes_save) save_checkpoint();
 }
 
@@ -114,18 +129,18 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
       if (!keeps_folder) trainer.folder_.reset();
     }
   } const end{*this, has_folder};
-  if (args_.save_strategy != "no" && !callbacks_.log_evaluate_save && !has_folder && is_first())
-    folder_ = std::make_shared<RunFolder>(args_.output_dir);  // before anything else: another run may hold it
   resumed_from_ = resume_from.value_or("");
   started_ = seconds_since_1970();
   try {
+    if (args_.save_strategy != "no" && !callbacks_.log_evaluate_save && !has_folder && is_first())
+      folder_ = std::make_shared<RunFolder>(args_.output_dir);  // before anything else: another run may hold it
     TrainOutput output = run(resume_from);
     report(stopped_ ? "stopped" : "finished", "");
     return output;
   } catch (const std::exception& error) {
-    is_saving_ = false;
-    saving_->settle();  // the error may be another, and a checkpoint that is under way is worth having
     state_.ranks->report_failure(first_line(error));
+    saving_to_.clear();
+    if (const auto path = saving_->settle()) note_saved(*path);  // the error may be another, and this one is worth having
     report("failed", first_line(error));
     throw;
   }
@@ -176,7 +191,11 @@ TrainOutput Trainer::run(const std::optional<std::string>& resume_from) {
   event(TrainerEvent::kTrainBegin);
   is_training_ = true;
   try {
-    if (args_.eval_on_start) evaluate();
+    agree();
+    if (args_.eval_on_start) {
+      evaluate();
+      agree();
+    }
     for (bool again = true; again;) {
       try {
         again = false;
@@ -301,14 +320,18 @@ void Trainer::run_step(const Window& window) {
   if (late) std::rethrow_exception(late);
   event(TrainerEvent::kStepEnd);
   if (!device().is_cuda() || unread_->full()) read_losses();
-  log_evaluate_save();
   tell_of_save();
+  agree();
+  log_evaluate_save();
 }
 
 void Trainer::run_epoch() {
   control_.should_epoch_stop = false;
   const bool only_its_end = state_.cursor.batch >= batches_per_epoch_;  // resumed after the last step of an epoch
-  if (!only_its_end) event(TrainerEvent::kEpochBegin);
+  if (!only_its_end) {
+    event(TrainerEvent::kEpochBegin);
+    agree();
+  }
   const std::vector<int64_t> order =
       only_its_end ? std::vector<int64_t>()
                    : epoch_order(std::ssize(train_data_), state_.cursor.epoch, sampler_options(args_, train_data_, rank_count()));
@@ -316,7 +339,6 @@ void Trainer::run_epoch() {
          !control_.should_epoch_stop) {
     const Window window = next_window(order);
     control_.should_log = control_.should_evaluate = control_.should_save = false;
-    check_stop();
     event(TrainerEvent::kStepBegin);
     run_step(window);
   }
@@ -330,6 +352,7 @@ void Trainer::end_epoch() {
   const Owed owed(*this);
   flow_at_epoch_end();
   event(TrainerEvent::kEpochEnd);
+  agree();
   log_evaluate_save();
   if (at_epoch_end_) state_.cursor = {state_.cursor.epoch + 1, 0};
   at_epoch_end_ = in_epoch_end_ = false;
@@ -375,6 +398,7 @@ void Trainer::log_evaluate_save() {
     read_losses();
     return callbacks_.log_evaluate_save(control_);
   }
+  const bool has_work = control_.should_log || control_.should_evaluate || control_.should_save;
   if (control_.should_log || control_.should_save) read_losses();
   if (control_.should_log && state_.steps_since_log > 0) {
     LogRecord record;
@@ -388,6 +412,7 @@ void Trainer::log_evaluate_save() {
   }
   if (control_.should_evaluate) run_evaluation();
   if (control_.should_save) begin_save();
+  if (has_work) agree();  // on_log, on_evaluate and on_save may have asked for something
 }
 
 void Trainer::run_evaluation() {
@@ -410,7 +435,8 @@ bool Trainer::note_best(const LogRecord& metrics) {
     throw ValueError(
         message("[trainer] metric_for_best_model: an evaluation has no '{}'; it has {}. Name one of them.", name, joined(there)));
   }
-  const double value = metrics.number(name);
+  // Of rank 0, as a metric may be a time.
+  const double value = std::strtod(text_of_first(*state_.ranks, message("{:a}", metrics.number(name))).c_str(), nullptr);
   const bool better =
       std::isfinite(value) &&
       (!state_.best_metric || (args_.best_is_greatest() ? value > *state_.best_metric : value < *state_.best_metric));
@@ -423,7 +449,7 @@ bool Trainer::note_best(const LogRecord& metrics) {
 void Trainer::read_losses() { unread_->read_into(state_, args_.on_non_finite == "skip"); }
 
 LogRecord Trainer::last_step() {
-  read_losses();
+  if (rank_count() == 1) read_losses();  // else each rank must find at the same step that a loss is not finite
   LogRecord record;
   record.set("loss", state_.last_loss);
   record.set("grad_norm", state_.last_grad_norm);

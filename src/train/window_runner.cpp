@@ -29,7 +29,7 @@ struct Progress {
     kExchange,
     kUpdate,
     kEnd
-  } at = At::kWindow;        ///< Of this attempt. Behind the exchange of gradients, and behind the update, it cannot be repeated.
+  } at = At::kWindow;        ///< Of this attempt. Behind the exchange of several ranks' gradients, and behind the update, it cannot be repeated.
   bool in_callback = false;  ///< What fails there is the caller's, and not taken again.
 };
 
@@ -62,6 +62,7 @@ struct Observed {
     if (poll) tell(poll);
     return loss;
   }
+  void before_exchange() const { progress.at = Progress::At::kExchange; }
   void before_optimizer_step() const {
     if (!progress.update_told) tell(event, TrainerEvent::kPreOptimizerStep);
     progress.update_told = true;
@@ -155,6 +156,12 @@ StepReport WindowRunner::run(const Window& window, const Observer& observer) {
     state_.scaler.abandon_step();
   };
   Progress progress;
+  WindowCounts met;
+  struct Kept {  // for the attempts at this window only
+    TrainState& state;
+    ~Kept() { state.met = nullptr; }
+  } const kept{state_};
+  state_.met = &met;
   bool update_failed = false;
   for (bool again = false;; again = true) {
     progress.at = Progress::At::kWindow;
@@ -165,8 +172,9 @@ StepReport WindowRunner::run(const Window& window, const Observer& observer) {
     } catch (const std::exception& error) {
       abandon();
       if (progress.in_callback || progress.at == Progress::At::kEnd || !ops::is_out_of_memory(error)) throw;
-      if (progress.at != Progress::At::kWindow && state_.ranks && state_.ranks->size() > 1) throw;  // the others went on
-      if (progress.at == Progress::At::kWindow) {
+      const bool has_ranks = state_.ranks && state_.ranks->size() > 1;
+      if (has_ranks && progress.at != Progress::At::kWindow) throw;  // the others went on
+      if (progress.at != Progress::At::kUpdate) {
         make_room(window, error, again);
         continue;
       }

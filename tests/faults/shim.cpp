@@ -8,6 +8,7 @@
 //   FAULT_NOEXCHANGE=1   the file system cannot exchange two folders
 //   FAULT_RECORD=FOLDER  calls.tsv and data: what a simulation of power loss replays
 // fault_arm() does the same for a process that was forked: it starts the count anew.
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdarg>
@@ -33,7 +34,8 @@ constexpr Errno kErrnos[] = {{"EIO", EIO},       {"ENOSPC", ENOSPC}, {"EDQUOT", 
 
 char root[4096];
 char count_file[4096];
-long fault_at = 0, calls = 0;
+long fault_at = 0;
+std::atomic<long> calls = 0;  // the program may call from several threads
 char action[16];
 bool no_exchange = false;
 int record_log = -1, record_data = -1;
@@ -65,7 +67,7 @@ __attribute__((constructor)) void start() {
 __attribute__((destructor)) void finish() {
   if (count_file[0] == '\0') return;
   char text[32];
-  const int size = std::snprintf(text, sizeof text, "%ld\n", calls);
+  const int size = std::snprintf(text, sizeof text, "%ld\n", calls.load());
   const int file = open_raw(count_file, O_WRONLY | O_CREAT | O_TRUNC, 0666);
   raw(SYS_write, file, reinterpret_cast<long>(text), size);
   raw(SYS_close, file);
@@ -94,10 +96,10 @@ enum class Fault { kNone, kFail, kShort };
 
 /// Counts a call, and kills the process if its time has come. On kFail errno is set.
 Fault count(const char* name) {
-  ++calls;
+  const long call = ++calls;
   if (fault_at == 0 || action[0] == '\0') return Fault::kNone;
   const bool stays = std::strcmp(action, "ENOSPC") == 0 || std::strcmp(action, "EROFS") == 0;
-  if (calls != fault_at && !(stays && calls > fault_at)) return Fault::kNone;
+  if (call != fault_at && !(stays && call > fault_at)) return Fault::kNone;
   if (std::strcmp(action, "kill") == 0) raw(SYS_kill, raw(SYS_getpid, 0), SIGKILL);
   const bool moves_bytes = std::strcmp(name, "write") == 0 || std::strcmp(name, "read") == 0;
   if (std::strcmp(action, "short") == 0) return moves_bytes ? Fault::kShort : Fault::kNone;

@@ -3,6 +3,7 @@
 #include "qlorapp/train/shared_step.hpp"
 
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -109,6 +110,55 @@ TEST_CASE("ranks with ragged, packed and partial windows take the steps of one p
       REQUIRE(distance(each.values, one.values) <= 1e-5);
     }
   }
+}
+
+namespace {
+
+/// A model whose first micro-batch fails once.
+struct FailsOnce {
+  CausalLM& model;
+  bool& fails;
+  LossSum forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step) {
+    if (std::exchange(fails, false)) throw OutOfMemoryError("full");
+    return model.forward_backward(batch, grad_scale, seed, micro_step);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a rank that takes its window again does not meet the others again", "[train][cpu]") {
+  const std::vector<Example> rows = make_rows(4);
+  std::vector<CausalLM> models;
+  for (int i = 0; i < 2; ++i) models.push_back(tiny::make_model(at::kFloat, 0.0));
+  std::vector<at::Tensor> values(2);
+  std::vector<int64_t> attempts(2, 0);
+  on_ranks(2, [&](Communicator& ranks) {
+    const auto rank = static_cast<size_t>(ranks.rank());
+    GradScaler::Options scaling;
+    scaling.enabled = false;
+    TrainState state(models[rank].arena(), {}, scaling);
+    state.base_learning_rate = 1e-2;
+    state.schedule.type = ScheduleType::kConstant;
+    state.ranks = std::shared_ptr<Communicator>(&ranks, [](Communicator*) {});
+    bool fails = rank == 1;
+    FailsOnce model{models[rank], fails};
+    for (int64_t step = 0; step < 2; ++step) {
+      WindowCounts met;
+      state.met = &met;
+      const int64_t first = static_cast<int64_t>(rank);
+      const std::vector<Batch> window{collate(rows, std::vector<int64_t>{first}), collate(rows, std::vector<int64_t>{first + 2})};
+      for (bool again = true; again;) {
+        ++attempts[rank];
+        try {
+          again = false;
+          (void)train_step(model, state, std::span<const Batch>(window));
+        } catch (const OutOfMemoryError&) { again = true; }
+      }
+    }
+    values[rank] = models[rank].arena().values().clone();
+  });
+  REQUIRE(attempts == std::vector<int64_t>{2, 3});
+  REQUIRE(at::equal(values[0], values[1]));
 }
 
 TEST_CASE("gradients that are summed in bfloat16 are near those in float32", "[train][cpu]") {

@@ -21,24 +21,21 @@
 #include "qlorapp/adapters/adapter_arena.hpp"
 #include "qlorapp/dist/communicator.hpp"
 #include "qlorapp/nn/batch.hpp"
+#include "qlorapp/train/train_state.hpp"
 
 namespace qlorapp {
 
 class SharedStep {
  public:
-  /// What a window holds, over all ranks.
-  struct Counts {
-    int64_t targets = 0, micro_batches = 0, input_tokens = 0;
-  };
-
   /// @param ranks  null: one process.  @param window  this rank's micro-batches, in their order.  @param in_bf16  sums gradients in bfloat16:
   ///        half the bytes, and three digits.
-  SharedStep(Communicator* ranks, std::span<const Batch> window, bool in_bf16);
+  /// @param met     what an earlier attempt at this window has learned; gets what this one learns. Null: there is no other attempt.
+  SharedStep(Communicator* ranks, std::span<const Batch> window, bool in_bf16, WindowCounts* met = nullptr);
 
-  /// Meets the other ranks: the host waits for theirs, and no GPU does.
+  /// Meets the other ranks, once for a window: the host waits for theirs, and no GPU does.
   /// @param targets  of this rank's micro-batches.  @returns those of all ranks.
   int64_t meet(int64_t targets);
-  [[nodiscard]] const Counts& counts() const { return counts_; }
+  [[nodiscard]] const WindowCounts& counts() const { return counts_; }
 
   /// The number of this rank's next micro-batch within the window of all ranks; parts of one share it.
   [[nodiscard]] int64_t place_of(const Batch& batch);
@@ -54,7 +51,8 @@ class SharedStep {
 
   Communicator* ranks_;
   bool in_bf16_;
-  Counts counts_;
+  WindowCounts* met_;
+  WindowCounts counts_;
   int64_t begun_ = 0;                    ///< Micro-batches of this rank.
   int64_t summed_from_ = -1;             ///< Elements from here on are being summed; -1: none.
   std::vector<int64_t> first_elements_;  ///< Of each block's gradients, where blocks follow each other.

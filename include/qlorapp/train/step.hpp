@@ -22,11 +22,12 @@ namespace qlorapp {
 /// @param window  the micro-batches of one step, on the model's device; the last one of an epoch may be short. With run.ranks: those of
 ///                this rank, which may have none.
 /// @tparam Model  forward_backward(batch, grad_scale, seed, micro_step[, on_block_done]) → LossSum adds its gradients to run.arena;
-///                before_optimizer_step() and after_optimizer_step(), if it has them, are called around the optimizer.
+///                before_exchange() is called, if it has it, before gradients of several ranks are summed, and before_optimizer_step()
+///                and after_optimizer_step() around the optimizer.
 template <class Model>
 StepReport train_step(Model& model, TrainState& run, std::span<const Batch> window) {
   run.arena->zero_grad();
-  SharedStep shared(run.ranks.get(), window, run.sums_in_bf16);
+  SharedStep shared(run.ranks.get(), window, run.sums_in_bf16, run.met);
   Accumulator accumulator(window, {.count_position_zero = run.count_position_zero,  // counts the window's targets first
                                    .sum_over_ranks = [&](int64_t targets) { return shared.meet(targets); }});
   const at::Tensor grad_scale = run.scaler.scale(accumulator.weight_tensor(run.arena->values().device()));  // loss scale / targets
@@ -43,6 +44,7 @@ StepReport train_step(Model& model, TrainState& run, std::span<const Batch> wind
   run.micro_step += static_cast<uint32_t>(shared.counts().micro_batches);
 
   at::Tensor mean_loss = accumulator.mean_loss();  // here: nothing is allocated between the update and the end
+  if constexpr (requires { model.before_exchange(); }) model.before_exchange();
   shared.sum(*run.arena, mean_loss);
   const GradientNorm gradients = gradient_norm(*run.arena, run.scaler.inverse_scale(), run.max_grad_norm);  // of unscaled ones
   run.scaler.record(gradients.found_inf);

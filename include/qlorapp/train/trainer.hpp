@@ -100,7 +100,8 @@ class Trainer {
   void check_ranks();
   [[nodiscard]] int64_t rank_count() const { return state_.ranks->size(); }
   [[nodiscard]] bool is_first() const { return state_.ranks->is_first(); }
-  void check_stop();
+  /// With several ranks: all take the flags of rank 0, which has the callbacks, and stop together.
+  void agree();
   void count_steps();
   [[nodiscard]] at::Device device() const { return model_->device(); }
   /// Tokens of the longest: with a batch of such rows a run is as full as it will ever be. max_length where rows come from elsewhere.
@@ -135,6 +136,7 @@ class Trainer {
   void finish_save();
   /// Calls on_save if it has become whole.
   void tell_of_save();
+  void note_saved(const std::string& path);
   void poll();
   void stop();
   [[nodiscard]] LogRecord summary(double seconds) const;
@@ -151,7 +153,7 @@ class Trainer {
   int64_t first_tokens_ = 0, first_step_ = 0;  ///< When train() began.
   bool at_epoch_end_ = false;                  ///< The epoch's last step is behind us and its end is under way.
   bool in_epoch_end_ = false;                  ///< The flow of an epoch's end has begun, which may come before its last step.
-  bool is_saving_ = false;                     ///< A checkpoint is under way, on the first rank.
+  std::string saving_to_;                      ///< The checkpoint that the first rank commits, for all ranks; empty: none.
   bool is_training_ = false, stopped_ = false, changed_ = false, resumed_with_changes_ = false;
   int64_t rows_ = 0, rows_ending_in_eos_ = 0;  ///< Of train_data, before they are packed.
   std::string resumed_from_;                   ///< By train(); empty: nothing.

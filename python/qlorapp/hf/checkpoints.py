@@ -94,17 +94,20 @@ class SafeCheckpoints:
         if self._commit is not None:
             self._commit.wait()
 
+    def _maybe_log_save_evaluate(self: Any, *args: Any, **options: Any) -> None:
+        """transformers' method, at the end of a step. What committing a checkpoint failed of ends the run here."""
+        if self._commit is not None:
+            self._commit.poll()
+        super()._maybe_log_save_evaluate(*args, **options)  # type: ignore[misc]
+
     def _may_go_on(self: Any) -> bool:
         """Nobody but this library looks at a checkpoint before the next one."""
-        looks = any(type(each).on_save is not transformers.TrainerCallback.on_save for each in self.callback_handler.callbacks)
-        is_overridden = next(each for each in type(self).__mro__ if "_save_checkpoint" in vars(each)) is not SafeCheckpoints
-        return not (
-            self._commit is None
-            or looks
-            or is_overridden
-            or self._to_push
-            or getattr(self.args, "on_non_finite", "raise") == "rollback"
-        )
+        if self._commit is None or self._to_push or getattr(self.args, "on_non_finite", "raise") == "rollback":
+            return False
+        if not all(_is_ours(self, name) for name in ("_save_checkpoint", "_maybe_log_save_evaluate")):
+            return False
+        nothing = transformers.TrainerCallback.on_save
+        return all(getattr(each.on_save, "__func__", None) is nothing for each in self.callback_handler.callbacks)
 
     @contextlib.contextmanager
     def _reported(self: Any) -> Iterator[None]:
@@ -156,7 +159,11 @@ class SafeCheckpoints:
         if self.args.world_size > 1 or self._writer is not None or not self.args.should_save:
             super()._save_checkpoint(*args, **options)  # type: ignore[misc]
             return
-        self._wait_for_commit()
+        earlier: Exception | None = None
+        try:
+            self._wait_for_commit()
+        except Exception as error:  # the steps since then are worth a checkpoint
+            earlier = error
         own_folder = self._folder if self._folder is not None and self._folder.path == run_dir else None
         folder = own_folder or _C.RunFolder(run_dir)
         self._join_run(folder)
@@ -166,14 +173,20 @@ class SafeCheckpoints:
         try:
             self._write_checkpoint(writer, name, run_dir, folder, *args, **options)
             commit = self._commit or _C.BackgroundCommit()
-            commit.start(folder, writer, self.args.save_total_limit, [self.state.best_model_checkpoint or ""])
+            try:
+                commit.start(folder, writer, self.args.save_total_limit, [self.state.best_model_checkpoint or ""])
+            except Exception:
+                writer.discard()
+                raise
             self._origin = os.path.join(run_dir, name)
-            if own_folder is None or not self._may_go_on():
+            if own_folder is None or earlier or not self._may_go_on():
                 commit.wait()
         finally:
             self._writer = None
             if own_folder is None:
                 folder.close()
+        if earlier is not None:
+            raise earlier
         for pushed in self._to_push:
             super()._push_from_checkpoint(pushed)  # type: ignore[misc]
 
@@ -196,6 +209,8 @@ class SafeCheckpoints:
         """Saves the completed steps of a run that was stopped. It is to be resumed, whatever else the arguments let checkpoints hold."""
         if self.state.global_step == 0 or self._holds_best:
             return
+        if self._commit is not None:
+            self._commit.settle()
         only_model, self.args.save_only_model = self.args.save_only_model, False
         try:
             self._save_checkpoint(self.model, trial)
@@ -253,12 +268,12 @@ class SafeCheckpoints:
 
     def _finalize_training(self: Any, *args: Any, **options: Any) -> Any:
         """transformers' method would remove all checkpoints of the folder but the best, those of earlier runs too."""
+        self._wait_for_commit()  # callbacks may look at it
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             return super()._finalize_training(*args, **options)  # type: ignore[misc]
         finally:
             self.args.save_total_limit = limit
-            self._wait_for_commit()
             best = self.state.best_model_checkpoint
             if self._folder is not None and not self._folder.is_new and limit == 1 and best:
                 self._folder.prune(1, [best])
@@ -284,6 +299,12 @@ class SafeCheckpoints:
             if os.path.isfile(card):  # PEFT and TRL add to it
                 shutil.copy(card, staging)
             super().save_model(staging, _internal_call)  # type: ignore[misc]
+
+
+def _is_ours(trainer: Any, method: str) -> bool:
+    """Neither a subclass nor the program has replaced a method of this package."""
+    owner = next(each for each in type(trainer).__mro__ if method in vars(each))
+    return method not in vars(trainer) and owner.__module__.startswith("qlorapp.")
 
 
 def _newest(output_dir: str) -> str:

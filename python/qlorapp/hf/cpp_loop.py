@@ -229,6 +229,8 @@ class CppRun:
             return
         if name == "train_begin":
             self._begin()
+        if name == "step_end" and trainer._commit is not None:
+            trainer._commit.poll()  # what committing a checkpoint failed of ends the run here
         self._sync()
         if name != "optimizer_step":  # transformers steps its scheduler after that
             self._show_rate()
