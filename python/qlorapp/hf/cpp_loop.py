@@ -97,6 +97,8 @@ class CppLoop(SafeCheckpoints):
             stop.waits = False
             if stop.received is not None:  # no time for an evaluation
                 self.control.should_evaluate = self.control.should_save = False
+                if self._commit is not None:
+                    self._commit.settle()  # if it fails, these steps are saved all the same
             super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **options)  # type: ignore[misc]
             stop.act()
         except (KeyboardInterrupt, Terminated):
