@@ -48,6 +48,18 @@ class Accumulator:
         This process's share: sum it over all processes. Does not synchronize. Raises ValueError if the loss of a micro-batch of the window is missing.
                 """
 
+class BackgroundCommit:
+    """src/io/background_commit.hpp: one checkpoint at a time, on a thread."""
+    def __init__(self) -> None: ...
+    def start(self, run: RunFolder, checkpoint: CheckpointWriter, limit: typing.SupportsInt | None=None, keep: collections.abc.Sequence[str]=[]) -> None:
+        """Waits for the one before, whose error it raises."""
+    def poll(self) -> str | None:
+        """Its path, if it has become whole since the last call."""
+    def wait(self) -> str | None:
+        """Its path, or None if there is none since the last call."""
+    def settle(self) -> str | None:
+        """Waits; an error is logged."""
+
 class CausalLM:
     """include/qlorapp/nn/causal_lm.hpp"""
     def unpad(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None=None, labels: torch.Tensor | None=None, position_ids: torch.Tensor | None=None) -> UnpaddedBatch: ...

@@ -91,7 +91,8 @@ ChangedInputs check_inputs(const std::string& folder, const TrainingArguments& a
   } catch (const ValueError& error) { throw FormatError(message("[resume] {}: {}", path, error.what())); }
   constexpr int64_t kMostRows = int64_t{1} << 20;  // so that no product of counts overflows
   QLORAPP_CHECK_FORMAT(before.per_device_train_batch_size <= kMostRows && before.gradient_accumulation_steps <= kMostRows,
-                       "[resume] {}: per_device_train_batch_size and gradient_accumulation_steps may be at most {}.", path, kMostRows);
+                       "[resume] {}: per_device_train_batch_size and gradient_accumulation_steps may be at most {}.", path,
+                       kMostRows);
   const format::Json was = format::to_json(before), is = format::to_json(args);
   std::string decisive, others;
   for (const auto& [name, value] : is.items()) {

@@ -79,9 +79,9 @@ void Trainer::poll() {
 
 void Trainer::agree() {
   if (rank_count() == 1) return;
-  constexpr bool TrainerControl::* kFlags[] = {&TrainerControl::should_training_stop, &TrainerControl::should_epoch_stop,
-                                               &TrainerControl::should_save, &TrainerControl::should_evaluate,
-                                               &TrainerControl::should_log};
+  constexpr bool TrainerControl::*kFlags[] = {&TrainerControl::should_training_stop, &TrainerControl::should_epoch_stop,
+                                              &TrainerControl::should_save, &TrainerControl::should_evaluate,
+                                              &TrainerControl::should_log};
   std::vector<int64_t> values{int64_t{callbacks_.stop_now && callbacks_.stop_now()}};
   for (const auto flag : kFlags) values.push_back(int64_t{is_first() && control_.*flag});
   values = sum_over(*state_.ranks, std::move(values));

@@ -29,7 +29,7 @@ struct Progress {
     kExchange,
     kUpdate,
     kEnd
-  } at = At::kWindow;        ///< Of this attempt. Behind the exchange of several ranks' gradients, and behind the update, it cannot be repeated.
+  } at = At::kWindow;  ///< Of this attempt. Behind the exchange of several ranks' gradients, and behind the update, it cannot be repeated.
   bool in_callback = false;  ///< What fails there is the caller's, and not taken again.
 };
 

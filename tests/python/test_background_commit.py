@@ -31,7 +31,7 @@ def spoiling(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_commit_fails_of_ends_the_run_within_two_steps(root, tmp_path, kind):  # noqa: F811
+def test_what_a_commit_fails_of_ends_the_run_within_two_steps(root, tmp_path, kind):
     with pytest.raises(qlorapp.FormatError, match="pipe.* a checkpoint holds regular files only"):
         best_run(root, tmp_path, spoiling(kind), **OPTIONS)
     saved = [path.name for path in tmp_path.glob("checkpoint-*")]
@@ -43,7 +43,7 @@ def test_what_a_commit_fails_of_ends_the_run_within_two_steps(root, tmp_path, ki
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_is_stopped_behind_a_commit_that_failed_saves_its_steps(root, tmp_path, kind):  # noqa: F811
+def test_a_run_that_is_stopped_behind_a_commit_that_failed_saves_its_steps(root, tmp_path, kind):
     with pytest.raises(KeyboardInterrupt):
         best_run(root, tmp_path, spoiling(kind), callbacks=[Signals("on_step_begin", 2, signal.SIGINT)], **OPTIONS)
     (saved,) = tmp_path.glob("checkpoint-*")
@@ -66,7 +66,7 @@ class Looks(transformers.TrainerCallback):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_callbacks_find_the_checkpoint_whole(root, tmp_path, kind):  # noqa: F811
+def test_callbacks_find_the_checkpoint_whole(root, tmp_path, kind):
     at_save, at_end = Looks(tmp_path, "on_save"), Looks(tmp_path / "2", "on_train_end")
     best_run(root, tmp_path, kind, callbacks=[at_save], **{**OPTIONS, "max_steps": 6})
     assert at_save.seen == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
@@ -75,7 +75,7 @@ def test_callbacks_find_the_checkpoint_whole(root, tmp_path, kind):  # noqa: F81
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_method_that_a_program_replaced_finds_the_checkpoint_whole(root, tmp_path, kind):  # noqa: F811
+def test_a_method_that_a_program_replaced_finds_the_checkpoint_whole(root, tmp_path, kind):
     seen = []
 
     class Uploads(kind):

@@ -33,7 +33,7 @@ def seal(checkpoint: pathlib.Path) -> None:
 
 
 @pytest.fixture
-def changed(whole, tmp_path):  # noqa: F811
+def changed(whole, tmp_path):
     """changed(file, keys or text) → a sealed copy of checkpoint-2."""
 
     def call(file, change):
@@ -73,7 +73,7 @@ def changed(whole, tmp_path):  # noqa: F811
         ("adapter_config.json", {"r": 2}, "the model has other adapters"),
     ],
 )  # fmt: skip
-def test_numbers_that_no_run_wrote_are_refused(root, changed, tmp_path, file, change, shown):  # noqa: F811
+def test_numbers_that_no_run_wrote_are_refused(root, changed, tmp_path, file, change, shown):
     checkpoint = changed(file, change)
     error = refused(*train(root, tmp_path / "out", resume_from_checkpoint=checkpoint))
     assert shown in error
@@ -90,7 +90,7 @@ def test_numbers_that_no_run_wrote_are_refused(root, changed, tmp_path, file, ch
         ("adapter_model.safetensors", None, lambda tensor: tensor[:, :-1].contiguous(), "must have shape"),
     ],
 )
-def test_tensors_of_another_run_are_refused(root, whole, tmp_path, file, name, spoil, shown):  # noqa: F811
+def test_tensors_of_another_run_are_refused(root, whole, tmp_path, file, name, spoil, shown):
     checkpoint = tmp_path / "run" / "checkpoint-2"
     shutil.copytree(whole / "checkpoint-2", checkpoint)
     tensors = load_file(checkpoint / file)
@@ -103,7 +103,7 @@ def test_tensors_of_another_run_are_refused(root, whole, tmp_path, file, name, s
     assert shown in error and str(checkpoint) in error
 
 
-def test_the_best_checkpoint_of_a_stranger_leads_nowhere(root, changed, tmp_path):  # noqa: F811
+def test_the_best_checkpoint_of_a_stranger_leads_nowhere(root, changed, tmp_path):
     secret = tmp_path / "elsewhere" / "checkpoint-9"
     shutil.copytree(changed("trainer_state.json", {"best_model_checkpoint": str(secret), "best_global_step": 2}), secret)
     out = tmp_path / "out"

@@ -50,8 +50,9 @@ struct TrainState {
 
   AdapterArena* arena;                  ///< Values and gradients; owned by the model.
   std::shared_ptr<Communicator> ranks;  ///< Null: one process.
-  WindowCounts* met = nullptr;          ///< Where a window that is taken again keeps what the ranks have told each other of it; null: nowhere.
-  bool sums_in_bf16 = false;            ///< Gradients of several ranks are summed in bfloat16.
+  WindowCounts* met =
+      nullptr;  ///< Where a window that is taken again keeps what the ranks have told each other of it; null: nowhere.
+  bool sums_in_bf16 = false;  ///< Gradients of several ranks are summed in bfloat16.
   AdamW optimizer;
   GradScaler scaler;
   Schedule schedule;

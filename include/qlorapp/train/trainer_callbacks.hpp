@@ -18,7 +18,7 @@ namespace qlorapp {
 
 struct TrainState;  // train/train_state.hpp
 
-/// Requests of a callback; read after each call.
+/// Requests of a callback; read after each call. With several ranks those of rank 0 are for all.
 struct TrainerControl {
   bool should_training_stop = false;
   bool should_epoch_stop = false;
@@ -53,6 +53,7 @@ struct TrainerCallbacks {
   std::function<void(TrainerEvent event, const TrainState& state, TrainerControl& control)> on_event;
   std::function<void(const LogRecord& record, TrainerControl& control)> on_log;
   std::function<void(const LogRecord& metrics, TrainerControl& control)> on_evaluate;
+  /// When the checkpoint is whole and on the disk: at the end of a later step, and at the latest before the next one and before the end.
   std::function<void(const std::string& folder, TrainerControl& control)> on_save;
   /// After a return to this checkpoint (TrainingArguments::on_non_finite): moments and counts are those of it, and the adapters too unless
   /// log_evaluate_save is set: then they are loaded here.
