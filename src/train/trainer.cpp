@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
+#include "format/config_json.hpp"
 #include "format/folder.hpp"
 #include "format/folder_update.hpp"
 #include "io/adapter_file.hpp"

@@ -9,6 +9,8 @@
 
 #include "core/check.hpp"
 #include "core/nearest_name.hpp"
+#include "format/printable.hpp"
+#include "format/python_json.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/memory/gpu_table.hpp"
 #include "qlorapp/nn/keep.hpp"
@@ -104,6 +106,12 @@ void TrainingArguments::validate() const {
   static constexpr std::array<std::string_view, 3> kSampling{"random", "sequential", "group_by_length"};
 
   QLORAPP_CHECK_VALUE(!output_dir.empty(), "{}output_dir must not be empty. Name a folder.", kWhere);
+  try {
+    std::string ignored;
+    format::append_json_string(ignored, output_dir, /*ensure_ascii=*/true);
+  } catch (const ValueError&) {  // checkpoints name it
+    throw ValueError(message("{}output_dir must be UTF-8; got {}. Name another folder.", kWhere, format::printable(output_dir)));
+  }
   at_least("per_device_train_batch_size", per_device_train_batch_size, 1);
   at_least("per_device_eval_batch_size", per_device_eval_batch_size, 1);
   at_least("gradient_accumulation_steps", gradient_accumulation_steps, 1);

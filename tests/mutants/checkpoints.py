@@ -268,6 +268,7 @@ MUTANTS = [
             "error == std::errc{},",
             REFUSED,
         ),
+        units=("src/train/train_state.cpp",),
     ),
     *within(
         "run_inputs",

@@ -169,6 +169,24 @@ def test_a_second_signal_acts_in_the_middle_of_the_step(root, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_stops_early_at_the_same_step(root, tmp_path, kind):
+    """The patience that is used up is part of the checkpoint."""
+    options = {
+        "metric_for_best_model": "loss", "greater_is_better": True, "max_steps": 20, "restore_callback_states_from_checkpoint": True,
+    }  # fmt: skip
+
+    def run(out, *more, resume=None):
+        return best_run(root, out, kind, resume, callbacks=[transformers.EarlyStoppingCallback(3), *more], **options)
+
+    assert run(tmp_path / "whole").state.global_step == 8
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "out", Signals("on_step_begin", 4, signal.SIGINT))
+    assert run(tmp_path / "out", resume=True).state.global_step == 8
+    ours, theirs = (weights(folder / "checkpoint-8") for folder in (tmp_path / "out", tmp_path / "whole"))
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_signal_after_the_best_adapter_was_loaded_saves_no_mixture(root, tmp_path, kind):
     """The optimizer is that of the last step, which was saved before."""
     options = {"metric_for_best_model": "loss", "greater_is_better": True}  # the best one is the first

@@ -91,7 +91,7 @@ class CppLoop(SafeCheckpoints):
         """transformers' method. Between steps a signal ends transformers' loop with a checkpoint of the completed steps."""
         stop = self._stop
         if stop is None or self._run is not None:
-            super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **options)  # type: ignore[misc]
+            super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **options)
             return
         try:
             stop.waits = False
@@ -99,7 +99,7 @@ class CppLoop(SafeCheckpoints):
                 self.control.should_evaluate = self.control.should_save = False
                 if self._commit is not None:
                     self._commit.settle()  # if it fails, these steps are saved all the same
-            super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **options)  # type: ignore[misc]
+            super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **options)
             stop.act()
         except (KeyboardInterrupt, Terminated):
             self._leave_checkpoint(trial)
