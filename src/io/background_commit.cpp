@@ -6,10 +6,6 @@
 #include <system_error>
 #include <utility>
 
-#if defined(__GLIBC__)
-#include <malloc.h>
-#endif
-
 #include "core/check.hpp"
 #include "qlorapp/core/log.hpp"
 
@@ -26,9 +22,6 @@ void BackgroundCommit::start(std::shared_ptr<RunFolder> run, std::shared_ptr<Che
         kept.push_back(path);
         run->prune(*limit, kept);
       }
-#if defined(__GLIBC__)
-      (void)::malloc_trim(0);  // the text of a history that grows leaves holes, by which a process would grow over hours
-#endif
       return path;
     } catch (...) {
       checkpoint->discard();  // others may hold it
