@@ -4,13 +4,12 @@
 #include <array>
 #include <bit>
 #include <cstdint>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "core/check.hpp"
 #include "format/file_reader.hpp"
-#include "format/json_cursor.hpp"
+#include "format/json_tree.hpp"
 #include "unicode.hpp"
 
 namespace qlorapp {
@@ -27,11 +26,8 @@ template <class json>
 class Builder {
  public:
   Builder(const std::string& where, Limits limits) : where_(where), limits_(limits) {}
-  ~Builder() { format::dismantle(root_); }
-  Builder(const Builder&) = delete;
-  Builder& operator=(const Builder&) = delete;
 
-  json take() { return std::move(root_); }
+  json take() { return tree_.take(); }
 
   bool null() { return put(nullptr); }
   bool boolean(bool value) { return put(value); }
@@ -45,19 +41,18 @@ class Builder {
 
   bool start_object(std::size_t) { return open(json::object()); }
   bool key(std::string& name) {
-    QLORAPP_CHECK_FORMAT(keys_.back().insert(name).second,
-                         "[{}] a key must be unique in a JSON object; '{}' appears twice. Remove one.", where_, name);
-    QLORAPP_CHECK_FORMAT(keys_.back().size() <= limits_.keys,
+    QLORAPP_CHECK_FORMAT(tree_.add_key(name), "[{}] a key must be unique in a JSON object; '{}' appears twice. Remove one.", where_,
+                         name);
+    QLORAPP_CHECK_FORMAT(tree_.keys() <= limits_.keys,
                          "[{}] an object of a row may have at most {} keys; this one has more. Check the program that wrote the "
                          "file.",
                          where_, limits_.keys);
-    holds_ids_ = limits_.packs && open_.size() == 1 && (name == "input_ids" || name == "labels" || name == "attention_mask");
-    key_ = std::move(name);
+    holds_ids_ = limits_.packs && tree_.depth() == 1 && (name == "input_ids" || name == "labels" || name == "attention_mask");
     return true;
   }
   bool end_object() { return close(); }
   bool start_array(std::size_t) {
-    if (holds_ids_ && open_.size() == 1 && !is_packing_) {
+    if (holds_ids_ && tree_.depth() == 1 && !is_packing_) {
       is_packing_ = true;
       return true;
     }
@@ -98,48 +93,35 @@ class Builder {
       else put(static_cast<uint64_t>(ids[i]));
     }
   }
-  /// Where a value goes: the root, the last key, or a new element.
-  json* place(json&& value) {
+  void count() {
     QLORAPP_CHECK_FORMAT(++values_ <= limits_.values,
                          "[{}] a row may have at most {} values; this one has more. Split it into several rows.", where_,
                          limits_.values);
-    if (open_.empty()) {
-      root_ = std::move(value);
-      return &root_;
-    }
-    json& parent = *open_.back();
-    json& slot = parent.is_object() ? parent[key_] : parent.template get_ref<typename json::array_t&>().emplace_back();
-    slot = std::move(value);
-    return &slot;
   }
   bool put(json&& value) {
     if (is_packing_) unpack();
-    place(std::move(value));
+    count();
+    tree_.put(std::move(value));
     return true;
   }
-  /// Pointers to open containers stay valid: a parent grows again only after its child was closed.
   bool open(json&& container) {
     if (is_packing_) unpack();
-    QLORAPP_CHECK_FORMAT(open_.size() < kJsonDepth,
+    QLORAPP_CHECK_FORMAT(tree_.depth() < kJsonDepth,
                          "[{}] JSON may be nested at most {} levels deep; this is deeper. Check the program that wrote the file.",
                          where_, kJsonDepth);
-    open_.push_back(place(std::move(container)));
-    keys_.emplace_back();
+    count();
+    tree_.open(std::move(container));
     return true;
   }
   bool close() {
-    keys_.pop_back();
-    open_.pop_back();
+    tree_.close();
     return true;
   }
 
   const std::string& where_;
   const Limits limits_;
   std::size_t values_ = 0;
-  json root_;
-  std::vector<json*> open_;
-  std::vector<std::unordered_set<std::string>> keys_;  ///< Of the objects that are open.
-  std::string key_;                                    ///< The last one.
+  format::JsonTree<json> tree_;
   bool holds_ids_ = false, is_packing_ = false;
   std::vector<uint8_t> packed_;
 };

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "core/check.hpp"
-#include "format/json_cursor.hpp"
+#include "format/json_tree.hpp"
 #include "json_reading.hpp"
 
 namespace qlorapp {

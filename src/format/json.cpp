@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include "core/check.hpp"
 #include "format/file_reader.hpp"
 #include "json_cursor.hpp"
+#include "json_tree.hpp"
 
 namespace qlorapp::format {
 namespace {
@@ -62,17 +62,13 @@ std::vector<NonfiniteLiteral> take_nonfinite_literals(std::string& text) {
   return taken;
 }
 
-/// Builds the value while it is read. Keys go straight into the object's vector and their uniqueness into a set: the ordered
-/// map's own insertion compares with every key before it, which a hostile file would turn into hours.
+/// Builds the value while it is read.
 class Builder {
  public:
   Builder(std::string_view where, const JsonLimits& limits, std::vector<NonfiniteLiteral> nonfinite, const size_t& position)
       : where_(where), limits_(limits), nonfinite_(std::move(nonfinite)), position_(position) {}
-  ~Builder() { dismantle(root_); }
-  Builder(const Builder&) = delete;
-  Builder& operator=(const Builder&) = delete;
 
-  Json take() { return std::move(root_); }
+  Json take() { return tree_.take(); }
 
   bool null() { return put(nullptr); }
   bool boolean(bool value) { return put(value); }
@@ -98,13 +94,11 @@ class Builder {
 
   bool start_object(size_t) { return open(Json::object()); }
   bool key(std::string& name) {
-    if (!keys_.back().insert(name).second) fail("keys must be unique within an object; got {} twice", printable(name));
-    open_.back()->get_ref<Json::object_t&>().emplace_back(name, nullptr);
+    if (!tree_.add_key(name)) fail("keys must be unique within an object; got {} twice", printable(name));
     return true;
   }
   bool end_object() {
-    keys_.pop_back();
-    open_.pop_back();
+    tree_.close();
     return true;
   }
   bool start_array(size_t) { return open(Json::array()); }
@@ -115,29 +109,13 @@ class Builder {
   }
 
  private:
-  /// The place for the next value: the root, the last key's slot, or a new element.
-  Json* place(Json&& value) {
-    if (open_.empty()) {
-      root_ = std::move(value);
-      return &root_;
-    }
-    Json& parent = *open_.back();
-    if (parent.is_object()) {
-      Json& slot = parent.get_ref<Json::object_t&>().back().second;
-      slot = std::move(value);
-      return &slot;
-    }
-    return &parent.get_ref<Json::array_t&>().emplace_back(std::move(value));
-  }
   bool put(Json&& value) {
-    place(std::move(value));
+    tree_.put(std::move(value));
     return true;
   }
-  /// Pointers to open containers stay valid: a parent grows again only after its child was closed.
   bool open(Json&& container) {
-    if (open_.size() >= limits_.max_depth) fail("values may be nested at most {} deep; got deeper ones", limits_.max_depth);
-    open_.push_back(place(std::move(container)));
-    keys_.emplace_back();
+    if (tree_.depth() >= limits_.max_depth) fail("values may be nested at most {} deep; got deeper ones", limits_.max_depth);
+    tree_.open(std::move(container));
     return true;
   }
   template <class... Args>
@@ -151,9 +129,7 @@ class Builder {
   std::vector<NonfiniteLiteral> nonfinite_;
   size_t next_nonfinite_ = 0;
   const size_t& position_;
-  Json root_;
-  std::vector<Json*> open_;
-  std::vector<std::set<std::string>> keys_;
+  JsonTree<Json> tree_;
 };
 
 }  // namespace

@@ -50,32 +50,6 @@ class JsonCursor {
   size_t* position_;
 };
 
-/// Empties a value without asking for memory. The library's own destructor asks for some, and ends the program if there is none.
-template <class json>
-void dismantle(json& value) {
-  if (value.is_array()) {
-    auto& list = value.template get_ref<typename json::array_t&>();
-    for (; !list.empty(); list.pop_back()) dismantle(list.back());
-  } else if (value.is_object()) {
-    auto& object = value.template get_ref<typename json::object_t&>();
-    for (auto& [key, each] : object) dismantle(each);
-    object.clear();
-  }
-}
-
-/// Dismantles a value at the end of a block.
-template <class json>
-class DismantledAtEnd {
- public:
-  explicit DismantledAtEnd(json& value) : value_(value) {}
-  ~DismantledAtEnd() { dismantle(value_); }
-  DismantledAtEnd(const DismantledAtEnd&) = delete;
-  DismantledAtEnd& operator=(const DismantledAtEnd&) = delete;
-
- private:
-  json& value_;
-};
-
 /// The parser takes a NUL for the end of the text and skips a byte-order mark: bytes behind the first, and a file that
 /// Python's json refuses, would pass.
 inline void refuse_bytes_outside_json(std::string_view text, std::string_view where) {

@@ -89,10 +89,11 @@ ChangedInputs check_inputs(const std::string& folder, const TrainingArguments& a
   try {
     before.validate();
   } catch (const ValueError& error) { throw FormatError(message("[resume] {}: {}", path, error.what())); }
-  constexpr int64_t kMostRows = int64_t{1} << 20;  // so that no product of counts overflows
-  QLORAPP_CHECK_FORMAT(before.per_device_train_batch_size <= kMostRows && before.gradient_accumulation_steps <= kMostRows,
-                       "[resume] {}: per_device_train_batch_size and gradient_accumulation_steps may be at most {}.", path,
-                       kMostRows);
+  constexpr int64_t kMost = int64_t{1} << 20;  // so that no product of counts overflows
+  QLORAPP_CHECK_FORMAT(std::max({before.per_device_train_batch_size, before.gradient_accumulation_steps, saved.ranks}) <= kMost,
+                       "[resume] {}: per_device_train_batch_size, gradient_accumulation_steps and the number of ranks may be at "
+                       "most {}.",
+                       path, kMost);
   const format::Json was = format::to_json(before), is = format::to_json(args);
   std::string decisive, others;
   for (const auto& [name, value] : is.items()) {
@@ -104,10 +105,8 @@ ChangedInputs check_inputs(const std::string& folder, const TrainingArguments& a
   };
   const std::string rows_before = rows(before, saved.ranks), rows_now = rows(args, inputs.ranks);
   if (rows_before != rows_now) {
-    const auto rows_of_step = [](const TrainingArguments& a, int64_t ranks) {
-      return static_cast<double>(a.per_device_train_batch_size * a.gradient_accumulation_steps) * static_cast<double>(ranks);
-    };
-    const bool equal = rows_of_step(before, saved.ranks) == rows_of_step(args, inputs.ranks);
+    const bool equal = before.per_device_train_batch_size * before.gradient_accumulation_steps * saved.ranks ==
+                       args.per_device_train_batch_size * args.gradient_accumulation_steps * inputs.ranks;
     // A dropout mask belongs to a micro-batch; with equal ones, only the rounding of sums depends on which process computes them.
     const bool same_masks = inputs.lora_dropout == 0 || before.per_device_train_batch_size == args.per_device_train_batch_size;
     append(equal && same_masks ? others : decisive,

@@ -325,14 +325,13 @@ void Trainer::write_checkpoint() {
 void Trainer::finish_save() {
   if (saving_to_.empty()) return;
   const std::string path = std::exchange(saving_to_, {});
-  const bool is_news = saving_->wait().has_value();
+  const std::optional<std::string> news = saving_->wait();
   state_.ranks->barrier();  // each may read it now
   note_saved(path);
-  if (is_news && callbacks_.on_save) callbacks_.on_save(path, control_);
+  tell_of_save(news);
 }
 
-void Trainer::tell_of_save() {
-  const std::optional<std::string> path = saving_->poll();
+void Trainer::tell_of_save(const std::optional<std::string>& path) {
   if (!path) return;
   note_saved(*path);
   if (callbacks_.on_save) callbacks_.on_save(*path, control_);

@@ -94,9 +94,9 @@ void Trainer::stop() {
   stopped_ = true;
   if (rank_count() > 1) {
     finish_save();
-  } else if (saving_to_.clear(); const auto path = saving_->settle()) {  // if that one failed, there is still this one
-    note_saved(*path);
-    if (callbacks_.on_save) callbacks_.on_save(*path, control_);
+  } else {
+    saving_to_.clear();
+    tell_of_save(saving_->settle());  // if that one failed, there is still this one
   }
   read_losses();
   if (state_.global_step == 0) return;
@@ -320,7 +320,7 @@ void Trainer::run_step(const Window& window) {
   if (late) std::rethrow_exception(late);
   event(TrainerEvent::kStepEnd);
   if (!device().is_cuda() || unread_->full()) read_losses();
-  tell_of_save();
+  tell_of_save(saving_->poll());
   agree();
   log_evaluate_save();
 }

@@ -157,18 +157,13 @@ StepReport WindowRunner::run(const Window& window, const Observer& observer) {
   };
   Progress progress;
   WindowCounts met;
-  struct Kept {  // for the attempts at this window only
-    TrainState& state;
-    ~Kept() { state.met = nullptr; }
-  } const kept{state_};
-  state_.met = &met;
   bool update_failed = false;
   for (bool again = false;; again = true) {
     progress.at = Progress::At::kWindow;
     try {
       const std::vector<Batch> batches = batches_of(window);
       Observed model{model_, graphs_.get(), observer.poll, observer.event, progress};
-      return train_step(model, state_, std::span<const Batch>(batches));
+      return train_step(model, state_, std::span<const Batch>(batches), &met);
     } catch (const std::exception& error) {
       abandon();
       if (progress.in_callback || progress.at == Progress::At::kEnd || !ops::is_out_of_memory(error)) throw;

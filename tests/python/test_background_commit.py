@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python's trainers go on while a checkpoint is committed: what that fails of is said, and what looks at a checkpoint finds it whole."""
+"""Python's trainers go on while a thread commits a checkpoint: its errors are raised, and callbacks find the checkpoint whole."""
 
 import json
 import os
@@ -34,11 +34,10 @@ def spoiling(kind):
 def test_what_a_commit_fails_of_ends_the_run_within_two_steps(root, tmp_path, kind):
     with pytest.raises(qlorapp.FormatError, match="pipe.* a checkpoint holds regular files only"):
         best_run(root, tmp_path, spoiling(kind), **OPTIONS)
-    saved = [path.name for path in tmp_path.glob("checkpoint-*")]
-    assert saved in ([], ["checkpoint-4"])  # noticed at the end of step 3, or by the save behind step 4, which is made first
+    assert not list(tmp_path.glob("checkpoint-*"))
     assert outcome(tmp_path)[0] == "failed" and "regular files" in outcome(tmp_path)[1]
     assert not list(tmp_path.glob(".tmp-*"))
-    best_run(root, tmp_path, kind, bool(saved), **{**OPTIONS, "max_steps": 6})
+    best_run(root, tmp_path, kind, **{**OPTIONS, "max_steps": 6})
     assert outcome(tmp_path) == ("finished", None)
 
 

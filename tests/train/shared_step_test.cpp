@@ -144,14 +144,13 @@ TEST_CASE("a rank that takes its window again does not meet the others again", "
     FailsOnce model{models[rank], fails};
     for (int64_t step = 0; step < 2; ++step) {
       WindowCounts met;
-      state.met = &met;
       const int64_t first = static_cast<int64_t>(rank);
       const std::vector<Batch> window{collate(rows, std::vector<int64_t>{first}), collate(rows, std::vector<int64_t>{first + 2})};
       for (bool again = true; again;) {
         ++attempts[rank];
         try {
           again = false;
-          (void)train_step(model, state, std::span<const Batch>(window));
+          (void)train_step(model, state, std::span<const Batch>(window), &met);
         } catch (const OutOfMemoryError&) { again = true; }
       }
     }

@@ -21,9 +21,14 @@
 #include "qlorapp/adapters/adapter_arena.hpp"
 #include "qlorapp/dist/communicator.hpp"
 #include "qlorapp/nn/batch.hpp"
-#include "qlorapp/train/train_state.hpp"
 
 namespace qlorapp {
+
+/// Totals of a step over all ranks.
+struct WindowCounts {
+  int64_t targets = -1;  ///< Below 0: not known yet.
+  int64_t micro_batches = 0, input_tokens = 0;
+};
 
 class SharedStep {
  public:

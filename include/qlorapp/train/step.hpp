@@ -21,13 +21,14 @@ namespace qlorapp {
 
 /// @param window  the micro-batches of one step, on the model's device; the last one of an epoch may be short. With run.ranks: those of
 ///                this rank, which may have none.
+/// @param met     kept between attempts at one window, so that the other ranks are met once. Null: a window is not taken again.
 /// @tparam Model  forward_backward(batch, grad_scale, seed, micro_step[, on_block_done]) → LossSum adds its gradients to run.arena;
 ///                before_exchange() is called, if it has it, before gradients of several ranks are summed, and before_optimizer_step()
 ///                and after_optimizer_step() around the optimizer.
 template <class Model>
-StepReport train_step(Model& model, TrainState& run, std::span<const Batch> window) {
+StepReport train_step(Model& model, TrainState& run, std::span<const Batch> window, WindowCounts* met = nullptr) {
   run.arena->zero_grad();
-  SharedStep shared(run.ranks.get(), window, run.sums_in_bf16, run.met);
+  SharedStep shared(run.ranks.get(), window, run.sums_in_bf16, met);
   Accumulator accumulator(window, {.count_position_zero = run.count_position_zero,  // counts the window's targets first
                                    .sum_over_ranks = [&](int64_t targets) { return shared.meet(targets); }});
   const at::Tensor grad_scale = run.scaler.scale(accumulator.weight_tensor(run.arena->values().device()));  // loss scale / targets

@@ -37,12 +37,6 @@ struct RunInputs {
   [[nodiscard]] static RunInputs load(const std::string& folder);
 };
 
-/// What the windows of all ranks hold together.
-struct WindowCounts {
-  int64_t targets = -1;  ///< Below 0: not known yet.
-  int64_t micro_batches = 0, input_tokens = 0;
-};
-
 struct TrainState {
   /// A run at its beginning. The arena must outlive it.
   TrainState(AdapterArena& of, const AdamW::Options& optimizer_options, const GradScaler::Options& scaler_options)
@@ -50,9 +44,7 @@ struct TrainState {
 
   AdapterArena* arena;                  ///< Values and gradients; owned by the model.
   std::shared_ptr<Communicator> ranks;  ///< Null: one process.
-  WindowCounts* met =
-      nullptr;  ///< Where a window that is taken again keeps what the ranks have told each other of it; null: nowhere.
-  bool sums_in_bf16 = false;  ///< Gradients of several ranks are summed in bfloat16.
+  bool sums_in_bf16 = false;            ///< Gradients of several ranks are summed in bfloat16.
   AdamW optimizer;
   GradScaler scaler;
   Schedule schedule;

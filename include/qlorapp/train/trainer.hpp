@@ -134,8 +134,8 @@ class Trainer {
   void write_checkpoint();
   /// Waits for the checkpoint under way, if there is one: then it can be read on every rank.
   void finish_save();
-  /// Calls on_save if it has become whole.
-  void tell_of_save();
+  /// @param path  a checkpoint that has become whole; none: nothing happens.
+  void tell_of_save(const std::optional<std::string>& path);
   void note_saved(const std::string& path);
   void poll();
   void stop();

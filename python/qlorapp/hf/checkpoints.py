@@ -101,7 +101,7 @@ class SafeCheckpoints:
         super()._maybe_log_save_evaluate(*args, **options)  # type: ignore[misc]
 
     def _may_go_on(self: Any) -> bool:
-        """Nobody but this library looks at a checkpoint before the next one."""
+        """Whether a save may return before its commit: no callback, override or push to the hub reads the folder."""
         if self._commit is None or self._to_push or getattr(self.args, "on_non_finite", "raise") == "rollback":
             return False
         if not all(_is_ours(self, name) for name in ("_save_checkpoint", "_maybe_log_save_evaluate")):
@@ -159,11 +159,7 @@ class SafeCheckpoints:
         if self.args.world_size > 1 or self._writer is not None or not self.args.should_save:
             super()._save_checkpoint(*args, **options)  # type: ignore[misc]
             return
-        earlier: Exception | None = None
-        try:
-            self._wait_for_commit()
-        except Exception as error:  # the steps since then are worth a checkpoint
-            earlier = error
+        self._wait_for_commit()
         own_folder = self._folder if self._folder is not None and self._folder.path == run_dir else None
         folder = own_folder or _C.RunFolder(run_dir)
         self._join_run(folder)
@@ -179,14 +175,12 @@ class SafeCheckpoints:
                 writer.discard()
                 raise
             self._origin = os.path.join(run_dir, name)
-            if own_folder is None or earlier or not self._may_go_on():
+            if own_folder is None or not self._may_go_on():
                 commit.wait()
         finally:
             self._writer = None
             if own_folder is None:
                 folder.close()
-        if earlier is not None:
-            raise earlier
         for pushed in self._to_push:
             super()._push_from_checkpoint(pushed)  # type: ignore[misc]
 
