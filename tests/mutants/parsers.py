@@ -201,7 +201,7 @@ MUTANTS = [
         (
             "any_depth",
             "QLORAPP_CHECK_FORMAT(tree_.depth() < kJsonDepth,",
-            "QLORAPP_CHECK_FORMAT(tree_.depth() < 1000,",
+            "QLORAPP_CHECK_FORMAT(tree_.depth() <= kJsonDepth,",
             TOKENIZER,
         ),
         ("any_number_of_values", "++values_ <= limits_.values,", "++values_ > 0,", LARGE),

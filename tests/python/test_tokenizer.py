@@ -332,6 +332,8 @@ def test_what_is_not_known_is_refused_by_name_with_advice(probe, changes, messag
     [
         ("", "valid JSON"),
         ("[" * 100000, "nested at most 64 levels"),
+        ("[" * 65 + "]" * 65, "nested at most 64 levels"),
+        ("[" * 64 + "]" * 64, "must be a JSON object"),
         ('{"a":1,"a":2}', "'a' appears twice"),
         ('{"version": NaN}', "valid JSON"),
         ('{"version": "\\ud800"}', "valid JSON"),
