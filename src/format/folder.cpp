@@ -40,6 +40,7 @@ DIR* open_stream(const std::string& folder) {
 
 /// The mark of a FreshFolder: its lock's file.
 constexpr std::string_view kUnfinished = ".qlorapp-unfinished";
+constexpr std::string_view kFirstRead = "config.json";  // without it no reader accepts a model's folder
 
 }  // namespace
 
@@ -173,6 +174,8 @@ void check_output_folder(const std::string& folder) {
 FreshFolder::FreshFolder(std::string folder) : folder_(std::move(folder)) {
   check_output_folder(folder_);
   existed_ = exists(folder_);
+  if (existed_ && !exists(path_in(folder_, std::string(kUnfinished))))
+    finish_update(folder_, kFirstRead);  // complete but for its end
   const auto check_empty = [&](bool may_be_left) {
     const auto names = names_in(folder_);
     const bool is_left = may_be_left && std::find(names.begin(), names.end(), kUnfinished) != names.end();
@@ -183,7 +186,7 @@ FreshFolder::FreshFolder(std::string folder) : folder_(std::move(folder)) {
   unfinished_ = std::make_unique<FolderLock>(folder_, kUnfinished);
   remove_left();
   check_empty(false);  // files that an interrupted program did not write, or another has finished meanwhile
-  files_ = std::make_unique<FolderUpdate>(folder_, "config.json");
+  files_ = std::make_unique<FolderUpdate>(folder_, std::string(kFirstRead));
 }
 
 /// What a killed program had put into place. It names its files in the mark before it does.

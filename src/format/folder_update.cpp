@@ -43,6 +43,18 @@ std::optional<struct stat> status_of(const std::string& path) {
   return ::lstat(path.c_str(), &status) == 0 ? std::optional(status) : std::nullopt;
 }
 
+bool is_later(const timespec& a, const timespec& b) { return std::pair(a.tv_sec, a.tv_nsec) > std::pair(b.tv_sec, b.tv_nsec); }
+
+/// The list of an update must not look older than its files, which a clock may do that was set back while they were written.
+void make_latest(const std::string& list, const std::string& folder, const std::vector<std::string>& files) {
+  timespec latest = status_of(list).value().st_mtim;
+  for (const std::string& name : files) {
+    if (const auto file = status_of(path_in(folder, name)); file && is_later(file->st_mtim, latest)) latest = file->st_mtim;
+  }
+  const timespec times[2] = {latest, latest};
+  if (::utimensat(AT_FDCWD, list.c_str(), times, AT_SYMLINK_NOFOLLOW) != 0) cannot_write(list, errno);
+}
+
 bool is_real_folder(const std::string& path) {
   const auto status = status_of(path);
   return status && S_ISDIR(status->st_mode);
@@ -111,9 +123,6 @@ class Pending {
   [[nodiscard]] std::string saved_since() const {
     for (const std::string& name : files_) {
       const auto there = status_of(to(name));
-      const auto is_later = [](const timespec& a, const timespec& b) {
-        return std::pair(a.tv_sec, a.tv_nsec) > std::pair(b.tv_sec, b.tv_nsec);
-      };
       if (there && is_later(there->st_mtim, committed_)) return name;
     }
     return "";
@@ -219,9 +228,12 @@ std::vector<std::string> FolderUpdate::files() const {
 }
 
 void FolderUpdate::commit() {
+  const std::vector<std::string> written = files();
   std::string names;
-  for (const std::string& name : files()) names += name + '\n';
-  write_file_atomically(path_in(staging_, kFiles), names);
+  for (const std::string& name : written) names += name + '\n';
+  const std::string list = path_in(staging_, kFiles);
+  write_file_atomically(list, names);
+  make_latest(list, staging_, written);
   flush_tree(staging_);
   const Moving moving(folder_);
   const std::string pending = path_in(folder_, kPending);

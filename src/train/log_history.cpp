@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
+#include "format/python_json.hpp"
 
 namespace qlorapp {
 
@@ -50,6 +51,14 @@ LogRecord LogRecord::from_json(const format::Json& json, std::string_view where)
     }
   }
   return record;
+}
+
+void LogHistory::push_back(const LogRecord& record) {
+  if (!empty()) text_ += ',';
+  for (const char c : "\n" + format::dump_python_json(record.to_json(), format::kConfigStyle)) {
+    text_ += c;
+    if (c == '\n') text_ += "    ";  // no string of JSON holds a line feed
+  }
 }
 
 std::string LogRecord::to_line() const {

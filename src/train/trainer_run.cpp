@@ -471,9 +471,9 @@ void Trainer::log(LogRecord record, bool training) {
     }
   }
   record.set("step", state_.global_step);
-  state_.log_history.push_back(std::move(record));
+  state_.log_history.push_back(record);
   control_.should_log = false;
-  if (callbacks_.on_log) callbacks_.on_log(state_.log_history.back(), control_);
+  if (callbacks_.on_log) callbacks_.on_log(record, control_);
 }
 
 LogRecord Trainer::summary(double seconds) const {

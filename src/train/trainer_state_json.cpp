@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/trainer_state_json.hpp"
 
+#include <string>
+#include <string_view>
+
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
@@ -27,7 +30,6 @@ void write_trainer_state(const std::string& folder, const TrainState& state, con
   json["is_local_process_zero"] = true;
   json["is_world_process_zero"] = true;
   json["log_history"] = Json::array();
-  for (const LogRecord& record : state.log_history) json["log_history"].push_back(record.to_json());
   json["logging_steps"] = args.logging_steps;
   json["max_steps"] = length.max_steps;
   json["num_input_tokens_seen"] = state.tokens_seen;
@@ -38,8 +40,12 @@ void write_trainer_state(const std::string& folder, const TrainState& state, con
   json["train_batch_size"] = args.per_device_train_batch_size;
   json["trial_name"] = nullptr;
   json["trial_params"] = nullptr;
-  format::write_file_atomically(format::path_in(folder, "trainer_state.json"),
-                                format::dump_python_json(json, format::kConfigStyle) + "\n");
+  std::string text = format::dump_python_json(json, format::kConfigStyle) + "\n";
+  if (!state.log_history.empty()) {
+    constexpr std::string_view kEmpty = "\"log_history\": [";  // quotes within strings have a backslash: it is there once
+    text.insert(text.find(kEmpty) + kEmpty.size(), state.log_history.text() + "\n  ");
+  }
+  format::write_file_atomically(format::path_in(folder, "trainer_state.json"), text);
 }
 
 void read_trainer_history(const std::string& folder, TrainState& state) {

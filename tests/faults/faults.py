@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kills and fails the commands that write, at each of their file calls, and checks what the next run finds.
 
-    python tests/faults/faults.py [--points N] [--kills N] [--seconds T] [--seed S] [--jobs J] [SCENARIO …]
+    python tests/faults/faults.py [--points N] [--skip N] [--kills N] [--seconds T] [--seed S] [--jobs J] [SCENARIO …]
 
-Scenarios are the command's, and those of Python's Trainer and PEFT's save_pretrained (python_server.py). A point is a scenario, the number
+Scenarios are the command's, and those of Python's Trainer and save_pretrained (python_server.py). A point is a scenario, the number
 of a file call below its output folder, and what happens there (shim.cpp). After each point a run without faults follows in the same folder.
 It must succeed, end in the bytes of a run that nothing disturbed, and leave no litter; every checkpoint that the disturbed run said it had
-saved must have been there, and whole. Trainer.save_model never leaves a mixture of two adapters. save_pretrained is PEFT's and writes in
-place: the next one must make the adapter whole. Without --points all points are tried. A kill hits Python's trainer, and the runs that resume
+saved must have been there, and whole. Trainer.save_model and save_pretrained never leave a mixture of two adapters. Without --points all points are tried. A kill hits Python's trainer, and the runs that resume
 it, at random moments.
 """
 
@@ -121,12 +120,12 @@ def run(line: str, made: pathlib.Path, out: pathlib.Path, **fault: str) -> subpr
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
-    """All files, without what a clock or a generator of ids wrote."""
+    """All files and folders, without what a clock or a generator of ids wrote."""
     timed = ("trainer_state.json", "MANIFEST.json", "run.json", "training_args.json", "training_args.bin", "run_report.json")
     return {
-        str(path.relative_to(folder)): path.read_bytes()
+        str(path.relative_to(folder)): b"" if path.is_dir() else path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in timed
+        if path.name not in timed
     }
 
 
@@ -149,11 +148,7 @@ class Tried:
         self.scenario, self.made, self.work = scenario, made, work
         out = self._begin("whole")
         self.calls = self.count(out)
-        self.wanted = self.contents(out)
-
-    def contents(self, out: pathlib.Path) -> dict[str, bytes]:
-        """The files that a run promises."""
-        return contents(out)
+        self.wanted = contents(out)
 
     def count(self, out: pathlib.Path) -> int:
         """The file calls of an undisturbed run."""
@@ -168,10 +163,11 @@ class Tried:
 
     def again(self, out: pathlib.Path, has_checkpoint: bool) -> str:
         """The next run. @returns why it failed."""
-        if self.contents(out) == self.wanted and self.scenario.name in ("quantize", "merge"):
-            return ""  # a folder that is finished is not written over
         done = run(self.scenario.resumed if has_checkpoint else self.scenario.anew, self.made, out)
-        return "" if done.returncode == 0 else done.stderr or "no message"
+        is_refused = (
+            self.scenario.name in ("quantize", "merge") and contents(out) == self.wanted
+        )  # a finished folder is not written over
+        return "" if done.returncode == 0 or is_refused else done.stderr or "no message"
 
     def mixture(self, out: pathlib.Path) -> str:
         """What a reader would find of two saves at once."""
@@ -198,7 +194,7 @@ class Tried:
             raise Wrong(f"{at}: exit code {first.code}: {first.error}")
         if first.code > 0 and not first.error.strip():
             raise Wrong(f"{at}: failed without a word")
-        if first.code == 0 and self.contents(out) != self.wanted and action in self.harmless:
+        if first.code == 0 and contents(out) != self.wanted and action in self.harmless:
             raise Wrong(f"{at}: another result")
         if mixed := self.mixture(out):
             raise Wrong(f"{at}: {mixed}")
@@ -208,7 +204,7 @@ class Tried:
         has_checkpoint = self._check_saved(out, at, saved)
         if error := self.again(out, has_checkpoint):
             raise Wrong(f"{at}: the next run failed: {error}\n{sorted(os.listdir(out))}")
-        end = self.contents(out)
+        end = contents(out)
         if end != self.wanted:
             names = sorted(name for name in end.keys() | self.wanted.keys() if end.get(name) != self.wanted.get(name))
             raise Wrong(f"{at}: the next run ends with other {names}")
@@ -283,16 +279,9 @@ class PythonTried(Tried):
         done = self._ask(out, **({"resume": has_checkpoint or None} if self.trains else {}))
         return "" if done["code"] == 0 else done["error"] or "no message"
 
-    def contents(self, out: pathlib.Path) -> dict[str, bytes]:
-        """PEFT's save may leave a temporary file, and half a README.md, to which it adds. The next one makes the adapter whole."""
-        found = contents(out)
-        if self.scenario.what != "save_pretrained":
-            return found
-        return {name: content for name, content in found.items() if name.startswith("adapter_")}
-
     def mixture(self, out: pathlib.Path) -> str:
         files = ("adapter_config.json", "adapter_model.safetensors")
-        if self.scenario.what != "trainer.save_model" or not (out / files[0]).exists():
+        if self.trains or not (out / files[0]).exists():
             return ""
         there = [(out / name).read_bytes() if (out / name).exists() else None for name in files]
         whole = [[self.wanted.get(name) for name in files]]
@@ -346,7 +335,7 @@ def try_points(given: argparse.Namespace, work: pathlib.Path) -> tuple[int, int,
     scenarios, server = tried(given.scenarios, made, work)
     moments = random.Random(given.seed)
     chosen = [point for each in scenarios for point in each.points()]
-    chosen = moments.sample(chosen, min(len(chosen), len(chosen) if given.points is None else given.points))
+    chosen = moments.sample(chosen, len(chosen))[given.skip :][: given.points]
     trains = [each for each in scenarios if isinstance(each, PythonTried) and each.trains]
     chosen += [(trains[i % len(trains)], 0, f"kill {moments.random()}") for i in range(given.kills if trains else 0)]
 
@@ -380,6 +369,7 @@ def main() -> int:
     parser.add_argument("scenarios", nargs="*", default=names, metavar="SCENARIO", help=", ".join(names))
     parser.add_argument("--points", type=int, help="how many, at random; all unless given")
     parser.add_argument("--kills", type=int, default=60, help="how many of Python's trainer, at random moments")
+    parser.add_argument("--skip", type=int, default=0, help="so many of the points first; another run has tried them")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no point after so many")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())

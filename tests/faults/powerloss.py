@@ -3,10 +3,11 @@
 
     python tests/faults/powerloss.py [--states N] [--seed S] [--jobs J]
 
-shim.cpp records the calls of two runs: one that saves at each step and removes old checkpoints, and one that goes over the last
-steps again. A state is a prefix of the calls and a choice of what reached the disk. Flushed data and entries of flushed folders did. Of the rest any part may have: each
-entry of a folder by itself, a file's data not at all, in full, as a prefix, or as zeros of the same length. In each state the newest checkpoint must be
-whole and at least the last one that was committed, and weights and config of the final adapter must belong together.
+shim.cpp records the calls of two runs: one that saves at each step and removes old checkpoints, and a new one in the same folder. A state
+is a prefix of the calls and a choice of what reached the disk. Flushed data and entries of flushed folders did. Of the rest any part may
+have: each entry of a folder by itself, a file's data not at all, in full, as a prefix, or as zeros of the same length. In each state the
+newest checkpoint must be whole and at least the last one that was committed, and weights and config of the final adapter must belong
+together.
 
 Source: Pillai et al. 2014 (OSDI), "All file systems are not created equal".
 """
@@ -147,6 +148,8 @@ def build(trace: Trace, end: int, chance: random.Random, into: pathlib.Path) -> 
     def write(node: int, path: pathlib.Path) -> None:
         if not trace.nodes[node].is_folder:
             path.write_bytes(content(trace.nodes[node], end, chance))
+            written = max((call for call, _, _ in trace.nodes[node].writes if call <= end), default=0)
+            os.utime(path, (written, written))  # an unfinished update compares the times of files
             return
         path.mkdir()
         for name, child in folders.get(node, {}).items():

@@ -212,6 +212,29 @@ TEST_CASE("an unfinished save of a stranger moves nothing into or out of the fol
   }
 }
 
+TEST_CASE("a clock that is set back during a save does not make its files look like those of another", "[format][cpu]") {
+  const TemporaryFolder folder;
+  (void)folder.write("config", "old");
+  (void)folder.write("weights", "old");
+  {
+    const WithFaultyCalls faults({.call = "rename", .error = EIO, .after = 3});  // the list, the folder, one of the files
+    FolderUpdate update(folder.path(), kGuard);
+    for (const char* name : {"config", "weights", "more"}) {
+      const std::string path = path_in(update.staging(), name);
+      FILE* file = std::fopen(path.c_str(), "w");
+      (void)std::fputs("new", file);
+      (void)std::fclose(file);
+      const timespec later[2] = {{4'000'000'000, 0}, {4'000'000'000, 0}};
+      REQUIRE(::utimensat(AT_FDCWD, path.c_str(), later, 0) == 0);
+    }
+    REQUIRE_THROWS_AS(update.commit(), IoError);
+  }
+  REQUIRE(exists(folder / ".qlorapp-pending"));
+  REQUIRE((folder.read("weights") == "new" || exists(folder / "more")));
+  finish_update(folder.path(), kGuard);
+  for (const char* name : {"config", "weights", "more"}) REQUIRE(folder.read(name) == "new");
+}
+
 TEST_CASE("an update whose files are in place is over, though its folder is still there", "[format][cpu]") {
   const TemporaryFolder folder;
   (void)folder.write("config", "new");

@@ -122,7 +122,8 @@ MUTANTS = [
         ("interrupted_one_forgotten", "  pending.apply(guard);\n", "", TOGETHER),
         ("link_followed", "!status || S_ISDIR(status->st_mode)", "!status || !path_.empty()", STRANGER),
         ("strangers_update_done", "is_plain_file(path_, std::string(kFiles))", "exists(path_)", STRANGER),
-        ("later_save_overwritten", "if (there && is_later(there->st_mtim, committed_)) return name;", "(void)is_later;", LATER),
+        ("later_save_overwritten", "if (there && is_later(there->st_mtim, committed_)) return name;", "(void)there;", LATER),
+        ("time_of_the_list_kept", "  make_latest(list, staging_, written);\n", "", cpp("format", "a clock that is set back")),
     ),
     *within(
         "folder",

@@ -108,6 +108,28 @@ MUTANTS = [
         ),
     ),
     *within(
+        "ranks",
+        "src/train/trainer_run.cpp",
+        (
+            "flags_of_all",
+            "int64_t{is_first() && control_.*flag}",
+            "int64_t{control_.*flag}",
+            cpp("train", "the flags of the first rank's callbacks"),
+        ),
+        (
+            "flags_of_one",
+            "control_.*kFlags[i] = values[i + 1] > 0;",
+            "if (is_first()) control_.*kFlags[i] = values[i + 1] > 0;",
+            cpp("train", "the flags of the first rank's callbacks"),
+        ),
+        (
+            "own_stop",
+            "if (is_training_ && values[0] > 0) throw StopNow{};",
+            "if (is_training_ && callbacks_.stop_now && callbacks_.stop_now()) throw StopNow{};",
+            cpp("train", "a rank that is asked to stop"),
+        ),
+    ),
+    *within(
         "clip",
         "src/train/clip.cpp",
         (

@@ -41,4 +41,18 @@ class LogRecord {
   std::vector<std::pair<std::string, LogValue>> values_;
 };
 
+/// The entries of a run, as the text that trainer_state.json has. One string grows: small pieces that stay, between the large ones
+/// that a step frees, would make the heap grow with every entry, and a save would build a tree of all of them.
+class LogHistory {
+ public:
+  void push_back(const LogRecord& record);
+  /// Entries that are indented as in `"log_history": […]`, with commas between them.
+  [[nodiscard]] const std::string& text() const { return text_; }
+  [[nodiscard]] bool empty() const { return text_.empty(); }
+  void clear() { text_.clear(); }
+
+ private:
+  std::string text_;
+};
+
 }  // namespace qlorapp

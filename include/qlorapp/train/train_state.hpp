@@ -63,7 +63,7 @@ struct TrainState {
   double loss_since_log = 0;   ///< The same since the last log entry.
   int64_t steps_since_log = 0;
   double last_loss = std::numeric_limits<double>::quiet_NaN();  ///< Of the last whole step.
-  std::vector<LogRecord> log_history;
+  LogHistory log_history;
   double last_grad_norm = 0, last_learning_rate = 0;  ///< Of the last step, for a log entry that an epoch's end still owes.
   double total_flos = 0;  ///< 6 · input tokens · parameters without embeddings, as transformers estimates it.
   std::optional<double> best_metric;

@@ -18,6 +18,7 @@ from ..hub import adapter_folder, folder_of
 from ..nn import Linear4bit
 from ..precision import as_dtype
 from . import foreign, lora4bit  # noqa: F401  (PEFT's layers over Linear4bit)
+from .adapter_files import saves_together
 from .forward import attach
 from .parameter_counts import count_by_elements
 from .quantizer import METHOD, quantizer_of
@@ -177,6 +178,11 @@ class AutoPeftModelForCausalLM(peft.AutoPeftModelForCausalLM):
     """PEFT's class. Loads the base by this library's AutoModelForCausalLM."""
 
     _target_class: Any = AutoModelForCausalLM
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **options: Any) -> Any:
+        """PEFT's. save_pretrained of the model replaces the files of an older adapter together."""
+        return saves_together(super().from_pretrained(*args, **options))
 
 
 def _device_of(device_map: Any, quantized: bool) -> torch.device:

@@ -4,7 +4,6 @@
 import contextlib
 import logging
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,24 +13,11 @@ from transformers import trainer_utils
 
 from .. import _C
 from . import run_inputs, run_report
+from .adapter_files import replaced_together, saves_together
 from .stopping import StopSignals, Terminated
 
 _log = logging.getLogger("qlorapp")
 _last: Any = trainer_utils.get_last_checkpoint  # it has no types
-
-
-@contextlib.contextmanager
-def replaced_together(folder: str | os.PathLike[str], guard: str) -> Iterator[str]:
-    """A folder for new files, which take their places in `folder` together at the end. After a crash the old ones or the new ones are there.
-
-    guard: the file without which readers refuse the folder.
-    """
-    update = _C.FolderUpdate(os.fspath(folder), guard)
-    try:
-        yield update.staging
-        update.commit()
-    finally:
-        update.discard()
 
 
 class SafeCheckpoints:
@@ -53,6 +39,10 @@ class SafeCheckpoints:
     _holds_best = False
     #: Data or decisive options differ from those of the checkpoint that transformers' loop resumes from.
     _changed = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        saves_together(self.model)
 
     def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
         """transformers' train(). True resumes from the newest undamaged checkpoint of the run in output_dir.
@@ -288,10 +278,7 @@ class SafeCheckpoints:
         if not is_adapter or pushes or self._writer is not None or self.args.world_size > 1 or not self.args.should_save:
             super().save_model(output_dir, _internal_call)  # type: ignore[misc]
             return
-        with replaced_together(folder, "adapter_config.json") as staging:
-            card = os.path.join(folder, "README.md")
-            if os.path.isfile(card):  # PEFT and TRL add to it
-                shutil.copy(card, staging)
+        with replaced_together(folder, "README.md") as staging:  # PEFT and TRL add to it
             super().save_model(staging, _internal_call)  # type: ignore[misc]
 
 

@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""get_peft_model (PEFT's) and prepare_model_for_kbit_training."""
+"""get_peft_model and prepare_model_for_kbit_training."""
 
+import functools
 from typing import Any
 
-from peft import get_peft_model
+import peft
 
 from . import lora4bit  # noqa: F401  (registers the layers over Linear4bit)
+from .adapter_files import saves_together
 
-__all__ = ["get_peft_model", "prepare_model_for_kbit_training"]
+
+@functools.wraps(peft.get_peft_model)
+def get_peft_model(*args: Any, **options: Any) -> Any:
+    """PEFT's. save_pretrained of the model replaces the files of an older adapter together."""
+    return saves_together(peft.get_peft_model(*args, **options))
 
 
 def prepare_model_for_kbit_training(

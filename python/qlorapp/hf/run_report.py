@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import transformers
 
-from .. import _C, __version__
+from .. import __version__
+from .adapter_files import replaced_together
 
 _log = logging.getLogger("qlorapp")
 FILE = "run_report.json"
@@ -33,13 +34,8 @@ def write(folder: Any, outcome: str, error: BaseException | None, of_loop: dict[
             report.update(ending)
         else:
             report = {**ending, "run_id": folder.run_id, **of_loop, **_of_process()}
-        update = _C.FolderUpdate(folder.path, "adapter_config.json")
-        try:
-            with open(os.path.join(update.staging, FILE), "w", encoding="utf-8") as file:
-                file.write(json.dumps(report, indent=2) + "\n")
-            update.commit()
-        finally:
-            update.discard()
+        with replaced_together(folder.path) as staging, open(os.path.join(staging, FILE), "w", encoding="utf-8") as file:
+            file.write(json.dumps(report, indent=2) + "\n")
     except (OSError, ValueError, KeyError) as failed:
         _log.warning("[Trainer] %s was not written: %s", FILE, failed)
 
