@@ -2,13 +2,13 @@
 #include "adapters/dora.hpp"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include "adapters/lora_projection.hpp"
 #include "catch.hpp"
 #include "nn/tiny_block.hpp"
 #include "ops/dropout.hpp"
 #include "qlorapp/quant/quantizer.hpp"
+#include "reference/lora.hpp"
 
 using namespace qlorapp;
 
@@ -34,20 +34,24 @@ Layer make_dora_layer(bool packed, double dropout, at::Device device = at::kCPU)
   return layer;
 }
 
-at::Tensor leaf(const at::Tensor& tensor) { return tensor.detach().cpu().to(at::kDouble).requires_grad_(); }
+/// (n) as (1, n).
+reference::Matrix row(const at::Tensor& tensor) { return tiny::matrix(tensor.unsqueeze(0)); }
+
+reference::LoraLayer twin(const Layer& layer) {
+  const LoraAdapter& adapter = layer.adapter;
+  return {tiny::matrix(layer.dense), tiny::matrix(adapter.a), tiny::matrix(adapter.b), adapter.scaling, row(adapter.magnitude)};
+}
 
 }  // namespace
 
 TEST_CASE("the norm of DoRA is that of the dense sum of base and update, row by row", "[nn][cpu]") {
   for (const bool packed : {true, false}) {
     const Layer layer = make_dora_layer(packed, 0);
-    const at::Tensor sum =
-        layer.dense + at::mm(layer.adapter.b.to(at::kDouble), layer.adapter.a.to(at::kDouble)) * layer.adapter.scaling;
-    REQUIRE(tiny::relative_error(dora_norm(layer.weight, layer.adapter), sum.norm(2, {1})) < 1e-6);
+    REQUIRE(tiny::relative_error(dora_norm(layer.weight, layer.adapter).unsqueeze(0), twin(layer).norm()) < 1e-6);
   }
 }
 
-TEST_CASE("output and gradients of a DoRA projection equal autograd over the formula in double precision", "[nn][cpu]") {
+TEST_CASE("output and gradients of a DoRA projection equal the formula in double precision", "[nn][cpu]") {
   const bool packed = GENERATE(true, false);
   const double dropout = GENERATE(0.0, 0.4);
   const at::Device device = GENERATE(from_range(tiny::devices()));
@@ -56,31 +60,24 @@ TEST_CASE("output and gradients of a DoRA projection equal autograd over the for
   const at::Tensor x = at::randn({17, 64}).to(device), dy = at::randn({17, 40}).to(device);
   const DropoutKey key{5, 2, 1};
 
-  const at::Tensor a = leaf(adapter.a), b = leaf(adapter.b), m = leaf(adapter.magnitude), input = leaf(x);
-  const at::Tensor mask =
-      dropout > 0 ? ops::seeded_dropout(at::ones_like(x), dropout, key).cpu().to(at::kDouble) : at::ones_like(input.detach());
-  const at::Tensor dropped = input * mask;
-  const at::Tensor norm = (layer.dense + at::mm(b, a) * adapter.scaling).norm(2, {1}).detach();
-  const at::Tensor scale = m / norm;
-  const at::Tensor expected = at::mm(input, layer.dense.t()) + (scale - 1) * at::mm(dropped, layer.dense.t()) +
-                              scale * at::mm(at::mm(dropped, a.t()), b.t()) * adapter.scaling;
-  const auto wanted = torch::autograd::grad({expected}, {input, a, b, m}, {dy.cpu().to(at::kDouble)});
+  const at::Tensor mask = dropout > 0 ? ops::seeded_dropout(at::ones_like(x), dropout, key) : at::ones_like(x);
+  const reference::LoraPass wanted = reference::lora_pass(twin(layer), tiny::matrix(x), tiny::matrix(mask), tiny::matrix(dy));
 
   at::Tensor y = at::empty({17, 40}, x.options());
   const at::Tensor u = lora_projection_forward(y, x, layer.weight, &adapter, key);
-  REQUIRE(tiny::relative_error(y, expected) < 1e-6);
+  REQUIRE(tiny::relative_error(y, wanted.y) < 1e-6);
   LoraGradients gradients{at::zeros_like(adapter.a), at::zeros_like(adapter.b), at::zeros_like(adapter.magnitude)};
   at::Tensor dx = at::empty_like(x);
   const at::Tensor v = lora_projection_backward_input(&dx, false, dy, layer.weight, &adapter, key);
   lora_projection_backward_adapter(dy, x, u, v, layer.weight, adapter, key, gradients);
-  REQUIRE(tiny::relative_error(dx, wanted[0]) < 2e-6);
-  REQUIRE(tiny::relative_error(gradients.a, wanted[1]) < 2e-6);
-  REQUIRE(tiny::relative_error(gradients.b, wanted[2]) < 2e-6);
-  REQUIRE(tiny::relative_error(gradients.magnitude, wanted[3]) < 2e-6);
+  REQUIRE(tiny::relative_error(dx, wanted.dx) < 2e-6);
+  REQUIRE(tiny::relative_error(gradients.a, wanted.da) < 2e-6);
+  REQUIRE(tiny::relative_error(gradients.b, wanted.db) < 2e-6);
+  REQUIRE(tiny::relative_error(gradients.magnitude.unsqueeze(0), wanted.d_magnitude) < 2e-6);
   // Both halves add: a second pass doubles what is there.
   const at::Tensor before = dx.clone();
   const at::Tensor again = lora_projection_backward_input(&dx, true, dy, layer.weight, &adapter, key);
   lora_projection_backward_adapter(dy, x, u, again, layer.weight, adapter, key, gradients);
   REQUIRE(tiny::relative_error(dx, before * 2) < 1e-6);
-  REQUIRE(tiny::relative_error(gradients.magnitude, wanted[3] * 2) < 2e-6);
+  REQUIRE(tiny::relative_error(gradients.magnitude.unsqueeze(0), wanted.d_magnitude * 2) < 2e-6);
 }

@@ -101,16 +101,16 @@ inline Attention attention(const Values& q, const Values& k, const Values& v, co
   return result;
 }
 
-/// Σ −log softmax(h·Wᵀ)[target] over targets >= 0, and its gradient with respect to h.
+/// Σ −log softmax(h·Wᵀ)[target] over targets >= 0, and its gradients with respect to h and W.
 struct CrossEntropy {
   double loss = 0;
-  Values d_hidden;
+  Values d_hidden, d_weight;
 };
 inline CrossEntropy linear_cross_entropy(const Values& hidden, const Values& weight, const std::vector<int64_t>& targets,
                                          int64_t width) {
   const Matrix logits = rows(hidden, width) * rows(weight, width).transpose();
   Matrix d_logits = Matrix::Zero(logits.rows(), logits.cols());
-  CrossEntropy result{0, Values(hidden.size())};
+  CrossEntropy result{0, Values(hidden.size()), Values(weight.size())};
   for (int64_t m = 0; m < logits.rows(); ++m) {
     const int64_t target = targets[static_cast<std::size_t>(m)];
     if (target < 0) continue;
@@ -121,6 +121,7 @@ inline CrossEntropy linear_cross_entropy(const Values& hidden, const Values& wei
     d_logits(m, target) -= 1;
   }
   rows(result.d_hidden, width) = d_logits * rows(weight, width);
+  rows(result.d_weight, width) = d_logits.transpose() * rows(hidden, width);
   return result;
 }
 
