@@ -48,7 +48,12 @@ def test_pefts_arguments_keep_their_meaning(model, tmp_path):
     with pytest.raises(ValueError, match="should be a directory"):
         model.save_pretrained(tmp_path / "file")
     copied = copy.deepcopy(model)
-    assert copied.save_pretrained.__self__ is copied
+    with torch.no_grad():
+        next(p for name, p in copied.named_parameters() if "lora_B" in name).fill_(1)
+    for each, folder in ((model, tmp_path / "first"), (copied, tmp_path / "copy")):
+        each.save_pretrained(folder)
+    name = "adapter_model.safetensors"
+    assert (tmp_path / "first" / name).read_bytes() != (tmp_path / "copy" / name).read_bytes()
 
 
 def test_a_save_that_fails_leaves_the_old_adapter(model, tmp_path, monkeypatch):
@@ -65,9 +70,11 @@ def test_a_save_that_fails_leaves_the_old_adapter(model, tmp_path, monkeypatch):
         raise OSError("no space")
 
     monkeypatch.setattr(peft.PeftConfig, "save_pretrained", fail)  # the weights are written before it
-    with pytest.raises(OSError, match="no space"):
-        model.save_pretrained(out)
+    for folder in (out, tmp_path / "new"):
+        with pytest.raises(OSError, match="no space"):
+            model.save_pretrained(folder)
     assert files(out) == old
+    assert not (tmp_path / "new").exists()
     monkeypatch.undo()
     model.save_pretrained(out)
     assert json.loads((out / "adapter_config.json").read_text())["lora_alpha"] == 99

@@ -24,6 +24,7 @@ struct FrozenWeight {
 
   [[nodiscard]] int64_t out_features() const { return quantized.defined() ? quantized.shape[0] : dense.size(0); }
   [[nodiscard]] int64_t in_features() const { return quantized.defined() ? quantized.shape[1] : dense.size(1); }
+  /// Of the stored weight: codes and scales, or the dense tensor.
   [[nodiscard]] Bytes nbytes() const;
   /// y = x·Wᵀ. y (M, out) may be a column slice of a wider buffer.
   void forward_out(at::Tensor& y, const at::Tensor& x) const;

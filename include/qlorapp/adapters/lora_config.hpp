@@ -117,6 +117,7 @@ struct LoraConfig {
   /// @throws ValueError if two keys match it with different values (PEFT takes the first of the file).
   [[nodiscard]] int64_t rank_of(std::string_view module_name) const;
   [[nodiscard]] double alpha_of(std::string_view module_name) const;
+  /// alpha / r of it, or alpha / sqrt(r) with use_rslora: what the product B·A is multiplied by.
   [[nodiscard]] double scaling_of(std::string_view module_name) const;
 
   /// Is this module trained in full? By modules_to_save, with PEFT's rule: one of its names ends the module's.
@@ -127,6 +128,7 @@ struct LoraConfig {
   /// misspelling.
   [[nodiscard]] std::vector<std::string> unmatched_targets(const std::vector<std::string>& module_names) const;
 
+  /// init_lora_weights as an enumerator. validate() has refused other texts.
   [[nodiscard]] LoraInit init() const;
   /// N of "pissa_niter_N": power iterations of a randomized decomposition; none for the exact one.
   [[nodiscard]] std::optional<int64_t> pissa_iterations() const;

@@ -16,6 +16,7 @@ using LogSink = std::function<void(LogLevel, std::string_view)>;
 /// still sees warnings. Not for use while another thread logs.
 void set_log_sink(LogSink sink);
 
+/// One line to the sink, if its level is shown.
 void log_debug(std::string_view line);
 void log_info(std::string_view line);
 void log_warning(std::string_view line);

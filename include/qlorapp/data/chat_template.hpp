@@ -70,6 +70,7 @@ class ChatTemplate {
   /// @throws ValueError for a name that is none of names().
   [[nodiscard]] static ChatTemplate named(std::string_view name, std::string bos_token = "<|begin_of_text|>",
                                           std::string eos_token = "<|end_of_text|>");
+  /// Those that named() accepts.
   [[nodiscard]] static std::span<const std::string_view> names();
 
   /// @throws ValueError for a conversation that the template raises for or would lose a part of.
@@ -79,6 +80,7 @@ class ChatTemplate {
   /// A source that writes them in another way than the known one is known for conversations without them.
   [[nodiscard]] bool knows_tools() const { return knows_tools_; }
 
+  /// Its entry in names().
   [[nodiscard]] std::string_view name() const;
   /// The token that ends an assistant's turn: `<|eot_id|>`, `<|im_end|>`, `</s>` …
   [[nodiscard]] std::string end_of_turn() const;

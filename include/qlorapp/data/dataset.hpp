@@ -60,6 +60,7 @@ struct DatasetOptions {
 
 /// kPromptMessages: prompt and completion are lists of messages.
 enum class RowFormat { kInputIds, kMessages, kPromptCompletion, kPromptMessages, kText };
+/// The columns that make a row of it: "input_ids", "messages", "prompt/completion" …
 [[nodiscard]] std::string_view to_string(RowFormat format);
 
 /// A summary of the rows that were read, for logs. Training does not need it.

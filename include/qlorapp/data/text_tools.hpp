@@ -32,6 +32,7 @@ class TextTools {
   // With a tokenizer:
   /// @returns an Encoding whose ranges are empty where the tokenizer does not know them. @throws ValueError for text that it refuses.
   [[nodiscard]] virtual Encoding encode(std::string_view text, bool add_special_tokens) = 0;
+  /// As those of Tokenizer (tokenizer.hpp).
   [[nodiscard]] virtual std::string decode(std::span<const TokenId> ids, bool skip_special_tokens) = 0;
   [[nodiscard]] virtual std::optional<TokenId> token_to_id(std::string_view token) = 0;
   [[nodiscard]] virtual std::optional<TokenId> eos_id() = 0;

@@ -56,6 +56,7 @@ class Tokenizer {
   /// @throws ValueError for ill-formed UTF-8, naming the offset, for text of 1 GiB or more, and for what has no token where the
   ///         file has no unknown token.
   [[nodiscard]] std::vector<TokenId> encode(std::string_view text, bool add_special_tokens = true) const;
+  /// The same, with the bytes of the text that each token stands for.
   [[nodiscard]] Encoding encode_with_ranges(std::string_view text, bool add_special_tokens = true) const;
 
   /// UTF-8; bytes that form no character become U+FFFD. Ids without a token are left out, as Hugging Face does. The start of a
@@ -66,6 +67,7 @@ class Tokenizer {
   [[nodiscard]] std::optional<TokenId> token_to_id(std::string_view token) const;
   /// @returns nullopt for an id without a token.
   [[nodiscard]] std::optional<std::string> id_to_token(TokenId id) const;
+  /// Whether decode() leaves it out when special tokens are skipped.
   [[nodiscard]] bool is_special(TokenId id) const;
 
   /// Number of tokens, added ones included. The rows of the embedding may be more.
@@ -73,6 +75,7 @@ class Tokenizer {
   /// One more than the largest id: what an embedding must have at least.
   [[nodiscard]] int64_t id_limit() const;
 
+  /// nullopt: the model has none.
   [[nodiscard]] std::optional<TokenId> bos_id() const;
   [[nodiscard]] std::optional<TokenId> eos_id() const;
   [[nodiscard]] std::optional<TokenId> pad_id() const;

@@ -94,6 +94,7 @@ struct Launch {
 /// Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT (torchrun, accelerate), or Slurm's or MPI's variables.
 /// @param variable  as std::getenv.  @throws ValueError naming a variable that is missing or wrong.
 [[nodiscard]] Launch launch_of(const std::function<const char*(const char*)>& variable);
+/// The same of this process.
 [[nodiscard]] Launch launch_of_environment();
 
 /// One process: its exchanges change nothing.

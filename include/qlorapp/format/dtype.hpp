@@ -41,6 +41,7 @@ inline constexpr int kDtypeCount = 22;
 [[nodiscard]] std::string_view dtype_name(Dtype dtype);
 /// @returns bits an element: 4, 6, 8, 16, 32 or 64.
 [[nodiscard]] int64_t dtype_bits(Dtype dtype);
+/// The other direction of dtype_name(); nullopt for another spelling.
 [[nodiscard]] std::optional<Dtype> dtype_from_name(std::string_view name);
 
 /// The three types that weights of a language model come in, as torch and config.json spell them: float32, float16, bfloat16.

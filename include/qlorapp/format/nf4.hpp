@@ -65,9 +65,11 @@ constexpr bool are_midpoints(const CodeThresholds& thresholds, const CodeBook& b
 static_assert(detail::are_midpoints(kNf4Thresholds, kNf4CodeBook, kNf4Order), "NF4 thresholds are the fp32 midpoints");
 static_assert(detail::are_midpoints(kFp4Thresholds, kFp4CodeBook, kFp4Order), "FP4 thresholds are the fp32 midpoints");
 
+/// The values that the 16 codes stand for.
 [[nodiscard]] constexpr const CodeBook& code_book_of(QuantType type) {
   return type == QuantType::kNf4 ? kNf4CodeBook : kFp4CodeBook;
 }
+/// The midpoints between neighboring values, in ascending order.
 [[nodiscard]] constexpr const CodeThresholds& code_thresholds_of(QuantType type) {
   return type == QuantType::kNf4 ? kNf4Thresholds : kFp4Thresholds;
 }
@@ -98,6 +100,7 @@ static_assert(zero_code(QuantType::kNf4) == 7 && zero_code(QuantType::kFp4) == 0
 /// Elements that one scale covers.
 inline constexpr std::array<int64_t, 8> kBlockSizes{32, 64, 128, 256, 512, 1024, 2048, 4096};
 inline constexpr int64_t kDefaultBlockSize = 64;
+/// Whether kBlockSizes has it.
 [[nodiscard]] constexpr bool is_block_size(int64_t size) {
   for (const int64_t known : kBlockSizes)
     if (size == known) return true;

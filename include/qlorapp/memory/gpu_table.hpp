@@ -25,6 +25,7 @@
 namespace qlorapp {
 
 enum class Evidence : uint8_t { kMeasured, kReported, kExtrapolated };
+/// As a plan says it: "measured on this card", "from reported rates", "extrapolated".
 [[nodiscard]] std::string_view to_string(Evidence evidence);
 /// Half the width of what an estimate of time may be off by, as a part of it.
 [[nodiscard]] double uncertainty(Evidence evidence);
@@ -48,6 +49,7 @@ struct Gpu {
   [[nodiscard]] bool has_bf16() const { return architecture >= 80; }
 };
 
+/// All rows of the table.
 [[nodiscard]] std::span<const Gpu> known_gpus();
 
 /// @param text  a name of the table in any case ("t4", "A100-80GB"), or an amount of memory ("16GiB", "24GB") of a card that is

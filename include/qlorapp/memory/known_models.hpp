@@ -10,6 +10,7 @@
 
 namespace qlorapp {
 
+/// Models that a plan needs no folder for.
 [[nodiscard]] std::span<const std::string_view> known_model_names();
 
 /// @param text  a folder with a config.json, a config.json, or a known name in any case ("llama-3-8b").

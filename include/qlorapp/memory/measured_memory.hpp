@@ -41,6 +41,7 @@ class MeasuredMemory {
   /// In bytes.
   [[nodiscard]] int64_t live() const;
   [[nodiscard]] int64_t peak() const;
+  /// The peak is what is live now.
   void reset_peak();
   /// From the construction on, in order; empty unless options.records.
   [[nodiscard]] std::vector<Moment> moments() const;

@@ -50,6 +50,7 @@ struct PlanSettings {
 };
 
 using MemoryParts = std::array<Bytes, ops::kMemoryUseCount>;  ///< By MemoryUse.
+/// Over all uses.
 [[nodiscard]] Bytes sum(const MemoryParts& parts);
 
 /// The fullest moment of a phase.
@@ -85,6 +86,7 @@ struct MemoryPlan {
   [[nodiscard]] Bytes peak_allocated() const { return of(fullest()).allocated; }
   /// In use at the fullest moment of the phases that training repeats.
   [[nodiscard]] Bytes training_peak() const { return of(fullest_of_training()).allocated; }
+  /// What the caching allocator holds at the fullest phase: at least peak_allocated().
   [[nodiscard]] Bytes peak_reserved() const;
 };
 

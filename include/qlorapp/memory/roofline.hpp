@@ -24,6 +24,7 @@ struct StepTime {
   double optimizer = 0;                                      ///< Seconds of an optimizer step.
   Evidence evidence = Evidence::kExtrapolated;
 
+  /// Seconds.
   [[nodiscard]] double micro_batch() const {
     const double gpu = products + attention + memory;
     return gpu > host ? gpu : host;

@@ -23,6 +23,7 @@ inline constexpr const char* kDefaultAdapter = "default";
 
 class AdapterRegistry {
  public:
+  /// Without adapters: the base alone.
   explicit AdapterRegistry(std::shared_ptr<Decoder> decoder);
   AdapterRegistry(AdapterRegistry&&) noexcept;
   AdapterRegistry& operator=(AdapterRegistry&&) noexcept;
@@ -49,6 +50,7 @@ class AdapterRegistry {
   [[nodiscard]] const AdapterSet& active() const { return active_.empty() ? *none_ : *sets_.at(active_); }
   /// Empty where there are none.
   [[nodiscard]] const std::string& active_name() const { return active_; }
+  /// @throws ValueError as at().
   void activate(const std::string& name);
   /// Turns all adapters off (the base model) or on again.
   void enable(bool enabled);

@@ -17,6 +17,7 @@ enum class Keep : uint8_t {
                    ///< The model's last block keeps it on the device, as it is needed first. On a CPU it is kInputOnly.
 };
 
+/// The name that parse_keep() accepts.
 [[nodiscard]] std::string_view to_string(Keep keep);
 /// @throws ValueError naming the nearest of everything, attention_only, input_only, input_on_host.
 [[nodiscard]] Keep parse_keep(std::string_view text);

@@ -18,6 +18,7 @@ enum class WeightWorkspace : uint8_t {
                 ///< projection.
 };
 
+/// As the option weight_workspace spells it.
 [[nodiscard]] std::string_view to_string(WeightWorkspace workspace);
 /// @throws ValueError naming the nearest of layer, stack, projection.
 [[nodiscard]] WeightWorkspace parse_weight_workspace(std::string_view text);

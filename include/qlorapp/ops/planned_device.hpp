@@ -37,11 +37,13 @@ enum class MemoryUse : uint8_t {
   kLoading,      ///< Buffers that a load reads through; during a merge, a weight as its file stores it.
 };
 constexpr size_t kMemoryUseCount = 14;
+/// The name of a row in a plan.
 [[nodiscard]] std::string_view to_string(MemoryUse use);
 
 /// Parts of a run, in the order of the first step. The last one comes after training, in host memory, and is a run of its own.
 enum class MemoryPhase : uint8_t { kLoad, kForward, kLoss, kBackward, kOptimizer, kEvaluation, kMerge };
 constexpr size_t kMemoryPhaseCount = 7;
+/// The name of a column in a plan.
 [[nodiscard]] std::string_view to_string(MemoryPhase phase);
 
 }  // namespace qlorapp::ops

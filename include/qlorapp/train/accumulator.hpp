@@ -42,6 +42,7 @@ class Accumulator {
   /// @throws ValueError if a count is negative.
   explicit Accumulator(std::span<const int64_t> target_counts, const Options& options);
   explicit Accumulator(std::span<const int64_t> target_counts) : Accumulator(target_counts, Options{}) {}
+  /// Of the batches themselves.
   explicit Accumulator(std::span<const Batch> window, const Options& options);
   explicit Accumulator(std::span<const Batch> window) : Accumulator(window, Options{}) {}
 

@@ -33,6 +33,7 @@ void clip_by_norm_(at::TensorList gradients, const at::Tensor& norm, double max_
 
 /// Both together. @returns the norm before clipping, which is what `grad_norm` in a log means.
 at::Tensor clip_grad_norm_(at::TensorList gradients, double max_norm);
+/// Of gradients in one buffer; `ends` are where each parameter's ends.
 at::Tensor clip_grad_norm_(at::Tensor& flat, std::span<const int64_t> ends, double max_norm);
 
 /// The result of one pass over an arena's gradients. The step unscales and clips them as it reads them, or changes nothing.

@@ -50,6 +50,7 @@ class AdamW {
   /// Steps taken so far.
   [[nodiscard]] int64_t step_count() const { return steps_; }
   [[nodiscard]] const Options& options() const { return options_; }
+  /// Of both moments, wherever they are.
   [[nodiscard]] Bytes state_bytes() const;
 
   /// The moments, flat over the arena: exp_avg and exp_avg_sq, or state1, state2, absmax1 and absmax2. They share memory with the

@@ -75,6 +75,7 @@ class Trainer {
   /// `output_dir/checkpoint-<global_step>`, whole or not at all; prunes to save_total_limit. Returns when it is on the disk; train() itself
   /// goes on while a thread flushes, and waits before the next one and at its end.
   void save_checkpoint();
+  /// trainer_state.json alone.
   void write_trainer_state(const std::string& folder) const;
   /// The part of a checkpoint that train(resume_from) needs beside the adapter: optimizer, scaler, cursor, counters.
   void save_state(const std::string& folder);

@@ -239,6 +239,7 @@ struct TrainingArguments : RunArguments, LoggingArguments {
   [[nodiscard]] bool optimizer_is_paged() const { return optim.starts_with("paged_"); }
   /// The text that parse_segments() accepts. "everything" without gradient_checkpointing.
   [[nodiscard]] std::string keep_text() const;
+  /// The options of memory, parsed. @throws ValueError as their parsers.
   [[nodiscard]] MemorySettings memory() const;
   [[nodiscard]] double eval_interval() const { return eval_steps.value_or(0) > 0 ? *eval_steps : logging_steps; }
   /// train_sampling_strategy, or what its older form says.
@@ -247,6 +248,7 @@ struct TrainingArguments : RunArguments, LoggingArguments {
   [[nodiscard]] bool counts_input_tokens() const;
   /// The metric that decides which evaluation is the best, with its "eval_"; empty: none does.
   [[nodiscard]] std::string best_metric_name() const;
+  /// greater_is_better, or what transformers derives from the metric's name.
   [[nodiscard]] bool best_is_greatest() const;
 };
 

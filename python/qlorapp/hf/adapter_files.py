@@ -2,11 +2,10 @@
 """An adapter's files are replaced together."""
 
 import contextlib
-import functools
 import inspect
 import os
 import shutil
-import types
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +24,7 @@ def replaced_together(folder: str | os.PathLike[str], *copied: str) -> Iterator[
     adapter_config.json is missing while they are a mixture, so that readers refuse it. copied: names of old files that are in the new folder
     from the beginning, to be changed.
     """
+    existed = os.path.isdir(folder)
     update = _C.FolderUpdate(os.fspath(folder), "adapter_config.json")
     try:
         for name in copied:
@@ -34,23 +34,36 @@ def replaced_together(folder: str | os.PathLike[str], *copied: str) -> Iterator[
         update.commit()
     finally:
         update.discard()
+        if not existed:
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)  # empty: the save has failed
+
+
+class _Save:
+    """PEFT's save_pretrained of one model. Holds no reference to it, so that a deleted model is freed at once."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = weakref.ref(model)
+        self.__doc__ = type(model).save_pretrained.__doc__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Save, (self._model(),)  # that of a copied model saves the copy
+
+    def __call__(self, *args: Any, **options: Any) -> None:
+        model: Any = self._model()
+        theirs = type(model).save_pretrained
+        given = inspect.signature(theirs).bind(model, *args, **options)
+        folder = given.arguments["save_directory"]
+        is_part = os.path.basename(os.path.normpath(folder)).startswith(_UNDER_CONSTRUCTION)
+        if is_part or not given.arguments.get("is_main_process", True) or os.path.isfile(folder):
+            theirs(*given.args, **given.kwargs)
+            return
+        with replaced_together(folder, "README.md") as given.arguments["save_directory"]:  # PEFT adds to it
+            theirs(*given.args, **given.kwargs)
 
 
 def saves_together(model: Any) -> Any:
     """Makes save_pretrained of a PEFT model replace the files of an older adapter together. @returns the model."""
     if isinstance(model, peft.PeftModel) and "save_pretrained" not in vars(model):
-        model.save_pretrained = types.MethodType(_save_pretrained, model)  # type: ignore[method-assign]
+        model.save_pretrained = _Save(model)  # type: ignore[method-assign]
     return model
-
-
-@functools.wraps(peft.PeftModel.save_pretrained)
-def _save_pretrained(self: Any, *args: Any, **options: Any) -> None:
-    theirs = type(self).save_pretrained
-    given = inspect.signature(theirs).bind(self, *args, **options)
-    folder = given.arguments["save_directory"]
-    is_part = os.path.basename(os.path.normpath(folder)).startswith(_UNDER_CONSTRUCTION)
-    if is_part or not given.arguments.get("is_main_process", True) or os.path.isfile(folder):
-        theirs(*given.args, **given.kwargs)
-        return
-    with replaced_together(folder, "README.md") as given.arguments["save_directory"]:  # PEFT adds to it
-        theirs(*given.args, **given.kwargs)

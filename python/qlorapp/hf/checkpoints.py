@@ -40,7 +40,7 @@ class SafeCheckpoints:
     #: Data or decisive options differ from those of the checkpoint that transformers' loop resumes from.
     _changed = False
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self: Any, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         saves_together(self.model)
 

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The files of examples/data.
+#pragma once
+
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+
+/// @returns the path of a file or folder in examples/data, whatever folder the program runs in.
+inline std::string example_file(const std::string& name) {
+  namespace fs = std::filesystem;
+  // A cached object file may hold a relative __FILE__; the program itself lies in a build folder of the repository.
+  for (fs::path from : {fs::path(__FILE__), fs::canonical("/proc/self/exe")}) {
+    while (from.has_relative_path()) {
+      from = from.parent_path();
+      if (fs::exists(from / "examples/data" / name)) return (from / "examples/data" / name).string();
+    }
+  }
+  throw std::runtime_error("examples/data/" + name + " is not there");
+}
