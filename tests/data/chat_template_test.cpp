@@ -33,7 +33,7 @@ std::string chat_refusal(std::string_view name, std::span<const Message> message
   return thrown<ValueError>([&] { (void)chat_named(name).render(messages); });
 }
 
-/// What the model has to produce: the assistant's turns.
+/// The assistant's turns, which the model learns.
 std::vector<std::string> chat_answers(std::string_view name, std::span<const Message> messages) {
   std::vector<std::string> answers;
   const RenderedChat chat = chat_named(name).render(messages);

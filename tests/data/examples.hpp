@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-/// @returns the path of a file or folder in examples/data, whatever folder the program runs in.
+/// @returns the path of a file or folder in examples/data, from any working directory.
 inline std::string example_file(const std::string& name) {
   namespace fs = std::filesystem;
   // A cached object file may hold a relative __FILE__; the program itself lies in a build folder of the repository.

@@ -172,7 +172,7 @@ TEST_CASE("a file of another kind, or a damaged gzip file, is named", "[data][cp
   CHECK(has(thrown<IoError>([&] { (void)read_rows(folder / "none.jsonl"); }), folder / "none.jsonl"));
 }
 
-TEST_CASE("a file without rows is refused, whatever its kind", "[data][cpu]") {
+TEST_CASE("a file of any kind without rows is refused", "[data][cpu]") {
   const std::vector<std::pair<std::string, std::string>> files{{"a.jsonl", ""},       {"a.json", "[ ]"}, {"a.csv", ""},
                                                                {"a.csv", "text,b\n"}, {"a.tsv", "\n"},   {"a.txt", " \n\n"}};
   for (const auto& [name, content] : files) {

@@ -40,6 +40,15 @@ Manifest described(const TemporaryFolder& folder) {
 
 constexpr const char* kGuard = "config";
 
+/// @returns the path of a new file of the update.
+std::string write_new(const FolderUpdate& update, const char* name) {
+  std::string path = path_in(update.staging(), name);
+  FILE* file = std::fopen(path.c_str(), "w");
+  (void)std::fputs("new", file);
+  (void)std::fclose(file);
+  return path;
+}
+
 }  // namespace
 
 TEST_CASE("checksums are those of the standards, however the bytes come", "[format][cpu]") {
@@ -146,12 +155,7 @@ TEST_CASE("files are replaced together: after a failure of any call, all are the
         const WithFaultyCalls faults({.call = call, .error = EIO, .after = after});
         try {
           FolderUpdate update(folder.path(), kGuard);
-          for (const char* name : {"config", "weights", "new"}) {
-            const std::string path = path_in(update.staging(), name);
-            FILE* file = std::fopen(path.c_str(), "w");
-            (void)std::fputs("new", file);
-            (void)std::fclose(file);
-          }
+          for (const char* name : {"config", "weights", "new"}) (void)write_new(update, name);
           update.commit();
         } catch (const IoError&) { failed = true; }
       }
@@ -220,10 +224,7 @@ TEST_CASE("a clock that is set back during a save does not make its files look l
     const WithFaultyCalls faults({.call = "rename", .error = EIO, .after = 3});  // the list, the folder, one of the files
     FolderUpdate update(folder.path(), kGuard);
     for (const char* name : {"config", "weights", "more"}) {
-      const std::string path = path_in(update.staging(), name);
-      FILE* file = std::fopen(path.c_str(), "w");
-      (void)std::fputs("new", file);
-      (void)std::fclose(file);
+      const std::string path = write_new(update, name);
       const timespec later[2] = {{4'000'000'000, 0}, {4'000'000'000, 0}};
       REQUIRE(::utimensat(AT_FDCWD, path.c_str(), later, 0) == 0);
     }

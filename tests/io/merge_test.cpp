@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What merge_adapter writes beside W + s·B·A in double, and adapters that come back from their folder.
+/// merge_adapter against W + s·B·A in double, and adapters that are saved and loaded again.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
@@ -51,7 +51,7 @@ void write_folder_adapter(const std::string& folder, const LoraConfig& lora) {
   save_adapter(model, folder, "base");
 }
 
-/// What the merged weight has to be, in double.
+/// The exact merged weight, in double.
 reference::Matrix merged_reference(const at::Tensor& weight, const NamedTensors& adapter, const std::string& name) {
   const std::string module = "base_model.model." + name.substr(0, name.rfind('.'));
   std::map<std::string, at::Tensor> values(adapter.begin(), adapter.end());

@@ -48,7 +48,7 @@ struct PeerMemory {
 
   [[nodiscard]] Bytes total() const { return base + prepared + adapters + kept + working + logits; }
 };
-/// What transformers, PEFT and bitsandbytes would use for the same run, by their source.
+/// Memory of the same run with transformers, PEFT and bitsandbytes, derived from their source.
 [[nodiscard]] PeerMemory hugging_face_memory(const MemoryPlan& plan, const PlanSettings& settings);
 
 /// Step by step for one configuration that ran out of memory: the parts of its memory, whether it fits here, and the first change to make.

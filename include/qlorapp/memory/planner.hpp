@@ -86,7 +86,7 @@ struct MemoryPlan {
   [[nodiscard]] Bytes peak_allocated() const { return of(fullest()).allocated; }
   /// In use at the fullest moment of the phases that training repeats.
   [[nodiscard]] Bytes training_peak() const { return of(fullest_of_training()).allocated; }
-  /// What the caching allocator holds at the fullest phase: at least peak_allocated().
+  /// Bytes that the caching allocator holds in the fullest phase; at least peak_allocated().
   [[nodiscard]] Bytes peak_reserved() const;
 };
 

@@ -27,7 +27,7 @@ class LogRecord {
   [[nodiscard]] const std::vector<std::pair<std::string, LogValue>>& values() const { return values_; }
   /// @throws ValueError if there is no such key, or it holds a string.
   [[nodiscard]] double number(std::string_view key) const;
-  /// Whether there is such a key, whatever its value.
+  /// Whether there is such a key.
   [[nodiscard]] bool contains(std::string_view key) const;
 
   /// NaN and infinities are written as Python's json writes them, so that a diverged run can still be read.

@@ -12,7 +12,7 @@ from .adapter_files import saves_together
 
 @functools.wraps(peft.get_peft_model)
 def get_peft_model(*args: Any, **options: Any) -> Any:
-    """PEFT's. save_pretrained of the model replaces the files of an older adapter together."""
+    # PEFT's, with its documentation. save_pretrained of the model replaces the files of an older adapter together.
     return saves_together(peft.get_peft_model(*args, **options))
 
 
