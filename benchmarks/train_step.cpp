@@ -7,7 +7,7 @@
 //     MODEL 70b | 8b | 3b | 1b      DTYPE bf16 | fp16
 //     KEEP everything | attention_only | input_only | input_on_host, a mixture: input_on_host,everything:12, or every:4 | sqrt
 //     OPTIMIZER adamw_8bit | adamw | paged_adamw_8bit | paged_adamw_32bit
-//     NAME=VALUE  loss_chunk_rows, mlp_tile_rows, weight_workspace, embedding_on_host, fp8 (0 | 1): as in TrainingArguments;
+//     NAME=VALUE  loss_chunk_rows, mlp_tile_rows, weight_workspace, embedding_on_host, base_on_host, fp8 (0 | 1): as in TrainingArguments;
 //                 batch, sequence, keep: another value than the one above; cap: GiB that torch's allocator may hold, 0 none
 //     --deterministic  steps with and without gradients that have the same bits in every run, in turn: what that costs, and whether
 //              two runs of each from the same adapters end in the same bits. Nothing else is measured
@@ -18,7 +18,7 @@
 //              on kernels; "launches_a_layer" is those of a micro-step over the layers: head and loss are in it, the optimizer is not
 //     --names  the same, and each kernel's launches a step on standard error
 //     --serve  says {"ready": true}, then measures once for each line "SECONDS [NAME=VALUE …] [count]" that it reads, over as many
-//              steps as fill the time, 8 to 60. What a line sets holds from there on. "plan [NAME=VALUE …]" is answered with the
+//              steps as fill the time, 8 to 60 (3 of those that take more than a second). What a line sets holds from there on. "plan [NAME=VALUE …]" is answered with the
 //              peak that is planned, and nothing is set; "budget budget=14GiB effective_batch=4" with the setting that memory_budget
 //              chooses. Memory is given back in between, so that several such processes can take turns on one GPU
 // planned_gib is the peak by memory/planner.hpp, with the batches that wait beside the one that is trained on.
@@ -212,9 +212,15 @@ int run(std::vector<std::string> arguments) {
     c10::cuda::device_synchronize();
     constexpr int kSteps = 4;
     const auto begin = std::chrono::steady_clock::now();
-    for (int i = 0; i < kSteps; ++i) step();
+    const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
+    int done = 0;
+    do {  // a step of 70B takes seconds, and one of them shows how many
+      step();
+      ++done;
+      if (done == 1) c10::cuda::device_synchronize();
+    } while (done < kSteps && seconds() < 2);
     c10::cuda::device_synchronize();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / kSteps;
+    return seconds() / done;
   };
   const auto measure = [&](int64_t timed, bool counted) {
     c10::cuda::CUDACachingAllocator::resetPeakStats(c10::cuda::current_device());
@@ -388,7 +394,8 @@ int run(std::vector<std::string> arguments) {
         continue;
       }
       if (changed) apply();
-      measure(std::clamp<int64_t>(static_cast<int64_t>(std::stod(first) / warm_up()), 8, 60), counted);
+      const double each = warm_up();
+      measure(std::clamp<int64_t>(static_cast<int64_t>(std::stod(first) / each), each > 1 ? 3 : 8, 60), counted);
     } catch (const c10::OutOfMemoryError& error) {
       std::printf("{\"error\": \"out of memory\"}\n");
       std::fflush(stdout);

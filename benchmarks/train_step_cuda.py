@@ -56,7 +56,7 @@ ROWS = [
 
 
 #: Of bench_train_step: its own defaults, said because a setting holds until the next one, and those of --memory_first.
-DEFAULTS = "loss_chunk_rows=0 weight_workspace=layer mlp_tile_rows=0 embedding_on_host=0"
+DEFAULTS = "loss_chunk_rows=0 weight_workspace=layer mlp_tile_rows=0 embedding_on_host=0 base_on_host=0"
 MEMORY_FIRST = "loss_chunk_rows=512 weight_workspace=stack embedding_on_host=1"
 MEMORY_FIRST_SHORT = "loss_chunk_rows=256 weight_workspace=projection mlp_tile_rows=512 embedding_on_host=1"
 

@@ -60,6 +60,7 @@ struct Setting {
     else if (name == "mlp_tile_rows") memory.mlp_tile_rows = std::stoll(value);
     else if (name == "weight_workspace") memory.weight_workspace = parse_weight_workspace(value);
     else if (name == "embedding_on_host") memory.embedding_on_host = value != "0";
+    else if (name == "base_on_host") memory.base_on_host = value != "0";
     else if (name == "fp8") float8 = value != "0";
     else if (name == "cap") cap = std::stod(value);
     else if (name == "budget") budget = value;
@@ -71,9 +72,10 @@ struct Setting {
   /// What set() takes, for another process.
   [[nodiscard]] std::string words() const {
     return message(
-        "batch={} sequence={} keep={} loss_chunk_rows={} mlp_tile_rows={} weight_workspace={} embedding_on_host={} fp8={}", rows,
-        length, keep, memory.loss_chunk_rows, memory.mlp_tile_rows, to_string(memory.weight_workspace),
-        memory.embedding_on_host ? 1 : 0, float8 ? 1 : 0);
+        "batch={} sequence={} keep={} loss_chunk_rows={} mlp_tile_rows={} weight_workspace={} embedding_on_host={} base_on_host={} "
+        "fp8={}",
+        rows, length, keep, memory.loss_chunk_rows, memory.mlp_tile_rows, to_string(memory.weight_workspace),
+        memory.embedding_on_host ? 1 : 0, memory.base_on_host ? 1 : 0, float8 ? 1 : 0);
   }
 };
 

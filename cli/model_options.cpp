@@ -97,14 +97,15 @@ std::string ModelOptions::storage_text(const CommandLine& line, const format::Mo
   return text;
 }
 
-CausalLM ModelOptions::load(at::ScalarType compute_dtype, bool embedding_on_host) const {
+CausalLM ModelOptions::load(at::ScalarType compute_dtype, const MemorySettings& memory) const {
   LoadOptions options;
   options.device = parse_device(device);
   options.compute_dtype = compute_dtype;
   options.load_in_4bit = bnb.load_in_4bit;
   if (bnb.llm_int8_skip_modules) options.skip_modules = *bnb.llm_int8_skip_modules;
   options.quantization = quantization();
-  options.embedding_on_host = embedding_on_host;
+  options.embedding_on_host = memory.embedding_on_host;
+  options.base_on_host = memory.base_on_host;
   ProgressBar bar("loading");
   options.progress = [&](int64_t done, int64_t total) { bar.update(done, total); };
   return load_model(model, options);

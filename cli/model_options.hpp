@@ -14,6 +14,7 @@
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/compute_dtype.hpp"
 #include "qlorapp/io/load_model.hpp"
+#include "qlorapp/nn/memory_settings.hpp"
 
 namespace qlorapp::cli {
 
@@ -48,8 +49,8 @@ struct ModelOptions {
   /// "NF4 with double quantization, blocks of 64 …": how the linear layers are stored, and where the defaults are not BitsAndBytesConfig's.
   [[nodiscard]] std::string storage_text(const CommandLine& line, const format::ModelConfig& config) const;
   /// Loads with a progress line on a terminal.
-  /// @param embedding_on_host  WeightOptions::embedding_on_host.
-  [[nodiscard]] CausalLM load(at::ScalarType compute_dtype, bool embedding_on_host = false) const;
+  /// @param memory  says which weights go to the host.
+  [[nodiscard]] CausalLM load(at::ScalarType compute_dtype, const MemorySettings& memory = {}) const;
 };
 
 /// How files of rows are read and which of their columns are what: of each command with --data.

@@ -242,6 +242,7 @@ Probe measure(const PlanOptions& options, const PlanSettings& settings, const Me
   load.load_in_4bit = settings.load_in_4bit;
   load.quantization = settings.quantization;
   load.embedding_on_host = settings.memory.embedding_on_host;
+  load.base_on_host = settings.memory.base_on_host;
   std::optional<MeasuredMemory> loading(MeasuredMemory::Options{load.device.type(), {}, false});
   CausalLM model = load_model(options.model, load);
   const Bytes loaded{loading->peak()};
@@ -302,6 +303,7 @@ int plan(const Arguments& arguments) {
   std::printf("%s\n%s.\n%s\n%s\n", summary_line(found, settings).c_str(), computed_text(computed).c_str(),
               phase_table(found).c_str(), checklist(found, settings).c_str());
   if (found.pinned_host.count > 0) std::printf("pinned host memory: %s\n", to_string(found.pinned_host).c_str());
+  std::printf("%s", bus_text(settings, place.rates).c_str());
   const int64_t largest = largest_batch(settings, place.room, kMostRows);
   std::printf("%s; the largest batch that fits is %lld\n", verdict(found, place.room).c_str(), static_cast<long long>(largest));
   Probe probe;

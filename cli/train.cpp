@@ -249,8 +249,9 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
     return print_plan(options, config, train_data, eval_data) ? 0 : kDoesNotFit;
   }
   // Under a budget the table goes to the host first: the smallest way to load. What is chosen then may bring it back.
-  const bool embedding_on_host = options.args.embedding_on_host || !options.args.memory_budget.empty();
-  CausalLM model = options.model.load(run.computed.dtype, embedding_on_host);
+  MemorySettings memory = options.args.memory();
+  memory.embedding_on_host = memory.embedding_on_host || !options.args.memory_budget.empty();
+  CausalLM model = options.model.load(run.computed.dtype, memory);
   if (options.init_adapter.empty()) {
     model.add_adapters(options.lora, static_cast<uint64_t>(options.args.seed), kDefaultAdapter,
                        checkpoint_weights(options.model.model));
@@ -282,7 +283,7 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
     return 128 + signal;
   }
   if (ranks->is_first()) trainer.save_model(options.output);
-  log_info(message("adapter written to {}; peak memory {}", options.output, to_string(peak_memory())));
+  log_info(message("adapter written to {}; peak host memory {}", options.output, to_string(peak_memory())));
   return 0;
 }
 

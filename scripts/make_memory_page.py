@@ -35,6 +35,7 @@ STEPS = [
     ("+ `embedding_on_host`", {"embedding_on_host": True}),
     ("+ `mlp_tile_rows=1024`", {"mlp_tile_rows": 1024}),
     ("`weight_workspace=projection` instead", {"weight_workspace": "projection"}),
+    ("+ `base_on_host`", {"base_on_host": True}),
 ]
 
 
@@ -59,7 +60,7 @@ def table() -> str:
     for name, more in STEPS:
         options |= more
         lines.append(f"| {name} | " + " | ".join(f"{peak(*column, options):.2f}" for column in COLUMNS) + " |")
-    options["weight_workspace"] = "stack"
+    options |= {"weight_workspace": "stack", "base_on_host": False}
     short, long = (peak("llama-3.1-8b", 1, options, tokens) for tokens in (2048, 16384))
     slope = (long - short) * 2**30 / (16384 - 2048) / 1e3
     lines += [

@@ -83,13 +83,15 @@ class CausalLM:
     def zero_grad(self) -> None: ...
     def bind_gradients(self) -> None: ...
     def set_keep(self, keep: str) -> None: ...
-    def set_memory(self, *, loss_chunk_rows: typing.SupportsInt=0, mlp_tile_rows: typing.SupportsInt=0, weight_workspace: str='layer', embedding_on_host: bool=False) -> None:
+    def set_memory(self, *, loss_chunk_rows: typing.SupportsInt=0, mlp_tile_rows: typing.SupportsInt=0, weight_workspace: str='layer', embedding_on_host: bool=False, base_on_host: bool=False) -> None:
         """include/qlorapp/nn/memory_settings.hpp"""
     @property
     def embed_tokens(self) -> torch.Tensor:
         """The table, where it is now."""
     def move_embedding(self, to_host: bool) -> None:
         """The table alone, between GPU and pinned host memory; the other settings of memory stay."""
+    def move_blocks(self, to_host: bool) -> None:
+        """The blocks' frozen weights, between the device and host memory, also on a CPU."""
     @property
     def segments(self) -> list[tuple[int, int, str]]:
         """[(begin, end, what is kept)]"""
@@ -419,9 +421,12 @@ def forward_cached(model: CausalLM, cache: GenerationCache, tokens: torch.Tensor
 def generate(model: CausalLM, prompts: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]], *, max_new_tokens: typing.SupportsInt, min_new_tokens: typing.SupportsInt=0, eos_token_ids: collections.abc.Sequence[typing.SupportsInt]=[], sampling: SamplingOptions=..., on_token: collections.abc.Callable[..., typing.Any] | None=None) -> list[list[int]]:
     """The new tokens of each prompt; on_token(row, token) returning False ends a row."""
 
+def is_staging(folder: str) -> bool:
+    """Whether a FolderUpdate or CheckpointWriter fills this folder and commits it as a whole."""
+
 def largest_batch(model: CausalLM, length: typing.SupportsInt, room: typing.SupportsInt, most: typing.SupportsInt, *, optimizer_is_8bit: bool, evaluates: bool) -> int: ...
 
-def load_model(folder: str, *, compute_dtype: torch.dtype, load_in_4bit: bool=True, quant_type: str='nf4', block_size: typing.SupportsInt=64, double_quant: bool=True, nested_block_size: typing.SupportsInt=256, compat: str='none', skip_modules: collections.abc.Sequence[str]=[], device: torch.device=..., progress: collections.abc.Callable[[typing.SupportsInt, typing.SupportsInt], None] | None=None) -> CausalLM:
+def load_model(folder: str, *, compute_dtype: torch.dtype, load_in_4bit: bool=True, quant_type: str='nf4', block_size: typing.SupportsInt=64, double_quant: bool=True, nested_block_size: typing.SupportsInt=256, compat: str='none', skip_modules: collections.abc.Sequence[str]=[], device: torch.device=..., base_on_host: bool=False, progress: collections.abc.Callable[[typing.SupportsInt, typing.SupportsInt], None] | None=None) -> CausalLM:
     """A Hugging Face folder as a CausalLM; include/qlorapp/io/load_model.hpp."""
 
 def log_warning_once(line: str) -> None: ...

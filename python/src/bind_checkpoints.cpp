@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Folders of runs, their checkpoints, and files that are replaced together.
 #include "bind.hpp"
+#include "format/folder.hpp"
 #include "format/folder_update.hpp"
 #include "io/background_commit.hpp"
 #include "io/checkpoint_folder.hpp"
@@ -49,6 +50,8 @@ void bind_checkpoints(py::module_& m) {
       .def_property_readonly("staging", &format::FolderUpdate::staging)
       .def("commit", &format::FolderUpdate::commit, NoGil())
       .def("discard", &format::FolderUpdate::discard);
+  m.def("is_staging", &format::is_staging, py::arg("folder"),
+        "Whether a FolderUpdate or CheckpointWriter fills this folder and commits it as a whole.");
 }
 
 }  // namespace qlorapp::python

@@ -27,13 +27,14 @@ using Progress = std::function<void(int64_t, int64_t)>;
 std::shared_ptr<CausalLM> load(const std::string& folder, at::ScalarType compute_dtype, bool load_in_4bit,
                                const std::string& quant_type, int64_t block_size, bool double_quant, int64_t nested_block_size,
                                const std::string& compat, std::vector<std::string> skip_modules, at::Device device,
-                               const std::optional<Progress>& progress) {
+                               bool base_on_host, const std::optional<Progress>& progress) {
   LoadOptions options;
   options.compute_dtype = compute_dtype;
   options.load_in_4bit = load_in_4bit;
   options.quantization = quantizer_options(quant_type, block_size, double_quant, nested_block_size, compat);
   options.skip_modules = std::move(skip_modules);
   options.device = device;
+  options.base_on_host = base_on_host;
   if (progress) options.progress = *progress;
   return std::make_shared<CausalLM>(load_model(folder, options));
 }
@@ -176,12 +177,12 @@ void bind_model(py::module_& m) {
       .def(
           "set_memory",
           [](CausalLM& self, int64_t loss_chunk_rows, int64_t mlp_tile_rows, const std::string& weight_workspace,
-             bool embedding_on_host) {
+             bool embedding_on_host, bool base_on_host) {
             self.settings().set_memory(
-                {loss_chunk_rows, mlp_tile_rows, parse_weight_workspace(weight_workspace), embedding_on_host});
+                {loss_chunk_rows, mlp_tile_rows, parse_weight_workspace(weight_workspace), embedding_on_host, base_on_host});
           },
           py::kw_only(), py::arg("loss_chunk_rows") = 0, py::arg("mlp_tile_rows") = 0, py::arg("weight_workspace") = "layer",
-          py::arg("embedding_on_host") = false, NoGil(), "include/qlorapp/nn/memory_settings.hpp")
+          py::arg("embedding_on_host") = false, py::arg("base_on_host") = false, NoGil(), "include/qlorapp/nn/memory_settings.hpp")
       .def_property_readonly(
           "embed_tokens", [](const CausalLM& self) { return self.decoder().embed_tokens(); }, "The table, where it is now.")
       .def(
@@ -192,6 +193,9 @@ void bind_model(py::module_& m) {
             self.settings().set_memory(settings);
           },
           py::arg("to_host"), NoGil(), "The table alone, between GPU and pinned host memory; the other settings of memory stay.")
+      .def(
+          "move_blocks", [](CausalLM& self, bool to_host) { self.decoder().move_blocks(to_host); }, py::arg("to_host"), NoGil(),
+          "The blocks' frozen weights, between the device and host memory, also on a CPU.")
       .def_property_readonly("segments", &segments, "[(begin, end, what is kept)]")
       .def(
           "forward_backward",
@@ -235,7 +239,7 @@ void bind_model(py::module_& m) {
   m.def("load_model", &load, py::arg("folder"), py::kw_only(), py::arg("compute_dtype"), py::arg("load_in_4bit") = true,
         py::arg("quant_type") = "nf4", py::arg("block_size") = 64, py::arg("double_quant") = true,
         py::arg("nested_block_size") = 256, py::arg("compat") = "none", py::arg("skip_modules") = std::vector<std::string>{},
-        py::arg("device") = at::Device(at::kCPU), py::arg("progress") = std::nullopt, NoGil(),
+        py::arg("device") = at::Device(at::kCPU), py::arg("base_on_host") = false, py::arg("progress") = std::nullopt, NoGil(),
         "A Hugging Face folder as a CausalLM; include/qlorapp/io/load_model.hpp.");
   m.def("quantize_checkpoint", &quantize, py::arg("folder"), py::arg("output"), py::kw_only(), py::arg("compute_dtype"),
         py::arg("quant_type") = "nf4", py::arg("block_size") = 64, py::arg("double_quant") = true,

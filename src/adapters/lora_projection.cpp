@@ -43,6 +43,10 @@ Bytes FrozenWeight::nbytes() const {
   return quantized.defined() ? quantized.nbytes() : Bytes{static_cast<int64_t>(dense.nbytes())};
 }
 
+FrozenWeight FrozenWeight::to(at::Device device) const {
+  return quantized.defined() ? FrozenWeight(quantized.to(device)) : FrozenWeight(dense.to(device));
+}
+
 void FrozenWeight::forward_out(at::Tensor& y, const at::Tensor& x) const {
   if (quantized.defined()) {
     linear_4bit_out(y, x, quantized, /*transpose=*/false, /*accumulate=*/false);

@@ -141,7 +141,7 @@ Inspection inspect_model(const std::string& folder) {
       look(found, [&] {
         if (!format::is_quantized(checkpoint, name)) return static_cast<void>(find_checked(checkpoint, name, linear.shape));
         found.kind = "four-bit model";
-        static_cast<void>(stream_quantized(unread, checkpoint, name, linear.shape, at::kCPU, {}));
+        static_cast<void>(stream_quantized(unread, checkpoint, name, linear.shape));
       });
     }
     for (const format::ModelParameter& dense : format::dense_parameters(*config))

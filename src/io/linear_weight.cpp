@@ -53,17 +53,28 @@ format::TensorLocation find_checked(const format::Checkpoint& checkpoint, const 
   return location;
 }
 
+WeightForm stored_form(const format::Checkpoint& checkpoint, const std::string& name, const std::vector<int64_t>& shape) {
+  const format::QuantizedWeight found = format::find_quantized_weight(checkpoint, name);
+  QLORAPP_CHECK_FORMAT(found.state.shape == shape,
+                       "[load] {}: tensor '{}' must have shape {} by config.json; its quant_state says {}.",
+                       found.packed.file->path(), name, joined(shape), joined(found.state.shape));
+  return {
+      shape, scalar_type_of(found.state.dtype, name),
+      Quantizer::Options{found.state.quant_type, found.state.block_size, found.state.double_quant, found.state.nested_block_size}};
+}
+
 QuantizedTensor stream_quantized(std::vector<StreamedTensor>& tensors, const format::Checkpoint& checkpoint,
-                                 const std::string& name, const std::vector<int64_t>& shape, at::Device device,
-                                 std::function<void()> done) {
+                                 const std::string& name, const std::vector<int64_t>& shape) {
+  const WeightForm form = stored_form(checkpoint, name, shape);
+  QuantizedTensor weight = empty_quantized(shape, form.dtype, *form.four_bit, at::kCPU);
+  stream_quantized(tensors, checkpoint, name, weight, {});
+  return weight;
+}
+
+void stream_quantized(std::vector<StreamedTensor>& tensors, const format::Checkpoint& checkpoint, const std::string& name,
+                      const QuantizedTensor& weight, std::function<void()> done) {
   const format::QuantizedWeight found = format::find_quantized_weight(checkpoint, name);
   const std::string& path = found.packed.file->path();
-  QLORAPP_CHECK_FORMAT(found.state.shape == shape,
-                       "[load] {}: tensor '{}' must have shape {} by config.json; its quant_state says {}.", path, name,
-                       joined(shape), joined(found.state.shape));
-  QuantizedTensor weight = empty_quantized(
-      shape, scalar_type_of(found.state.dtype, name),
-      {found.state.quant_type, found.state.block_size, found.state.double_quant, found.state.nested_block_size}, device);
   QLORAPP_CHECK_FORMAT(
       at::equal(read_tensor(found.quant_map), code_book(weight.quant_type)),
       "[load] {}: the code book of '{}' is not the standard one of its quant_type; the weight cannot be read exactly.", path, name);
@@ -86,7 +97,6 @@ QuantizedTensor stream_quantized(std::vector<StreamedTensor>& tensors, const for
                        if (scales.scalar_type() == at::kFloat) check_finite(scales, location);
                        part();
                      }});
-  return weight;
 }
 
 void stream_and_quantize(std::vector<StreamedTensor>& tensors, const format::Checkpoint& checkpoint, const std::string& name,

@@ -15,6 +15,7 @@
 #include "format/checkpoint_index.hpp"
 #include "format/quant_state.hpp"
 #include "io/tensor_stream.hpp"
+#include "nn/block_weights.hpp"
 #include "qlorapp/quant/quantizer.hpp"
 
 namespace qlorapp {
@@ -24,14 +25,20 @@ namespace qlorapp {
 [[nodiscard]] format::TensorLocation find_checked(const format::Checkpoint& checkpoint, const std::string& name,
                                                   const std::vector<int64_t>& shape);
 
-/// A four-bit weight of the given shape on a device, with its very codes and scales: complete once stream_tensors has moved
-/// what is added to `tensors`, and then `done` is called.
-/// @throws FormatError as find_quantized_weight, or if a code book differs from the standard one, or a scale is not finite
-/// (those
-///         of a weight without double quantization are looked at when they are there).
+/// The form of a weight that is stored in four bits.
+/// @throws FormatError as find_quantized_weight, or if it has another shape.
+[[nodiscard]] WeightForm stored_form(const format::Checkpoint& checkpoint, const std::string& name,
+                                     const std::vector<int64_t>& shape);
+
+/// A four-bit weight with its very codes and scales, into places of its form: complete once stream_tensors has moved what is added to
+/// `tensors`, and then `done` is called.
+/// @throws FormatError as find_quantized_weight, or if a code book differs from the standard one, or a scale is not finite (those of a
+///         weight without double quantization are looked at when they are there).
+void stream_quantized(std::vector<StreamedTensor>& tensors, const format::Checkpoint& checkpoint, const std::string& name,
+                      const QuantizedTensor& places, std::function<void()> done);
+/// The same into memory of its own on the CPU. @throws FormatError as stored_form, too.
 [[nodiscard]] QuantizedTensor stream_quantized(std::vector<StreamedTensor>& tensors, const format::Checkpoint& checkpoint,
-                                               const std::string& name, const std::vector<int64_t>& shape, at::Device device,
-                                               std::function<void()> done);
+                                               const std::string& name, const std::vector<int64_t>& shape);
 
 /// A dense weight that is quantized as it comes; `done` gets the result.
 /// @throws FormatError as find_checked; later, through stream_tensors, with the name of the tensor in front of what the

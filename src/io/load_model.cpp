@@ -32,9 +32,11 @@ class Loader {
     stored.dtype = [&](const std::string& name, const std::vector<int64_t>& shape) {
       return scalar_type_of(find_checked(checkpoint_, name, shape).tensor->dtype, name);
     };
-    stored.is_quantized = [&](const std::string& name) { return format::is_quantized(checkpoint_, name); };
-    stored.bring_quantized = [&](const std::string& name, const std::vector<int64_t>& shape) {
-      return stream_quantized(tensors_, checkpoint_, name, shape, options_.device, [this] { report(); });
+    stored.four_bit_form = [&](const std::string& name, const std::vector<int64_t>& shape) {
+      return format::is_quantized(checkpoint_, name) ? std::optional(stored_form(checkpoint_, name, shape)) : std::nullopt;
+    };
+    stored.bring_quantized = [&](const std::string& name, const QuantizedTensor& places) {
+      stream_quantized(tensors_, checkpoint_, name, places, [this] { report(); });
     };
     stored.bring = [&](const std::string& name, const std::vector<int64_t>&, Arrival arrival) {
       arrival.done = [this, done = std::move(arrival.done)] {

@@ -217,7 +217,7 @@ class Merger {
 
   [[nodiscard]] QuantizedTensor read_quantized(const std::string& name, const std::vector<int64_t>& shape) const {
     std::vector<StreamedTensor> parts;
-    QuantizedTensor weight = stream_quantized(parts, checkpoint_, name, shape, at::kCPU, {});
+    QuantizedTensor weight = stream_quantized(parts, checkpoint_, name, shape);
     stream_tensors(std::move(parts), at::kCPU);
     return weight;
   }

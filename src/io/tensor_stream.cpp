@@ -44,10 +44,11 @@ class Arrivals {
     });
     for (StreamedTensor& tensor : tensors_) {
       const int64_t bytes = tensor.from.tensor->nbytes;
-      QLORAPP_CHECK_VALUE(!tensor.to.defined() || (tensor.to.device() == device && tensor.to.is_contiguous() &&
-                                                   static_cast<int64_t>(tensor.to.nbytes()) == bytes),
-                          "[load] the destination of '{}' must be contiguous, on {} and of {} bytes.", tensor.from.tensor->name,
-                          device.str(), bytes);
+      const bool is_there = tensor.to.defined() && (tensor.to.device() == device || tensor.to.is_cpu());
+      QLORAPP_CHECK_VALUE(
+          !tensor.to.defined() || (is_there && tensor.to.is_contiguous() && static_cast<int64_t>(tensor.to.nbytes()) == bytes),
+          "[load] the destination of '{}' must be contiguous, on {} or the host and of {} bytes.", tensor.from.tensor->name,
+          device.str(), bytes);
       missing_.push_back(bytes);
       if (bytes > 0) continue;
       if (tensor.take) tensor.take(0, at::empty({0}, element_options(tensor, device)));

@@ -50,6 +50,8 @@ std::vector<Option> options_for(const PlanSettings& asked) {
         [&](PlanSettings& s) { s.segments = keep_in_each_block(blocks, Keep::kInputOnly); });
   }
   add("inputs on the host", [&](PlanSettings& s) { s.segments = keep_in_each_block(blocks, Keep::kInputOnHost); });
+  if (!asked.memory.base_on_host)
+    add("frozen base on the host (base_on_host)", [](PlanSettings& s) { s.memory.base_on_host = true; });
   for (int64_t batch = asked.batch / 2; batch >= 1; batch /= 2) {
     if (asked.batch % batch != 0) continue;
     add(message("batch {} x {}", batch, asked.accumulation * (asked.batch / batch)), [&](PlanSettings& s) {
@@ -85,6 +87,15 @@ std::string all_together(PlanSettings settings, Bytes room) {
         "and the MLP in tiles needs {} and fits. memory_budget=auto finds the fastest such mixture.\n",
         gib(plan.peak_reserved()));
   }
+  PlanSettings on_host = settings;
+  on_host.memory.base_on_host = true;
+  if (const MemoryPlan least = plan_memory_in(on_host, room); least.fits) {
+    return message(
+        "No single change is enough. Batch 1 with inputs, embedding and base on the host, 512 rows of logits, one workspace at a "
+        "time "
+        "and the MLP in tiles needs {} and fits.\n",
+        gib(least.peak_reserved()));
+  }
   const MemoryParts& parts = plan.of(plan.fullest_of_training()).parts;
   return message(
       "No single change is enough. All changes that keep the result need {} together, of which {} are base, adapters and "
@@ -118,7 +129,8 @@ std::string resident_text(const MemoryPlan& plan, const PlanSettings& settings) 
   const int64_t elements = 2 * part(parts, MemoryUse::kCodes).count, trained = plan.trainable_parameters;
   const int64_t dense = part(parts, MemoryUse::kDense).count / static_cast<int64_t>(c10::elementSize(settings.compute_dtype));
   const std::vector<std::pair<MemoryUse, std::string>> rows{
-      {MemoryUse::kCodes, message("{} elements of linear layers x 1/2 byte", elements)},
+      {MemoryUse::kCodes, settings.memory.base_on_host ? std::string("two blocks of the base, which waits in host memory")
+                                                       : message("{} elements of linear layers x 1/2 byte", elements)},
       {MemoryUse::kScales, message("the same x {}{}", each(part(parts, MemoryUse::kScales), elements),
                                    settings.quantization.double_quant ? ", themselves quantized" : "")},
       {MemoryUse::kDense, message("{} elements x {} bytes", dense, c10::elementSize(settings.compute_dtype))},
@@ -199,6 +211,11 @@ std::string peer_text(const MemoryPlan& plan, const PlanSettings& settings, Byte
 }  // namespace
 
 PeerMemory hugging_face_memory(const MemoryPlan& plan, const PlanSettings& settings) {
+  if (settings.memory.base_on_host) {  // has no such option
+    PlanSettings resident = settings;
+    resident.memory.base_on_host = false;
+    return hugging_face_memory(plan_memory(resident), resident);
+  }
   const MemoryParts& parts = plan.of(plan.fullest_of_training()).parts;
   const auto element = static_cast<int64_t>(c10::elementSize(settings.compute_dtype));
   const int64_t tokens = settings.batch * settings.length, trained = plan.trainable_parameters;
@@ -245,6 +262,7 @@ std::string explain(const PlanSettings& settings, const Gpu& gpu, const DeviceAl
                 : std::string(
                       "Times need this card's rates: give --gpu_bandwidth, --gpu_tflops (dense 16-bit), and --bf16 "
                       "or --fp16.\n\n");
+  text += bus_text(settings, gpu);
   Table table;
   table.row({"change", "reserved", "fits", "step"});
   std::string first;

@@ -19,6 +19,17 @@ Bytes room_on(const Gpu& gpu, const DeviceAllowance& allowance) {
   return gpu.memory - context;
 }
 
+std::string bus_text(const PlanSettings& settings, const Gpu& gpu) {
+  if (!settings.memory.base_on_host || settings.device.type != at::kCUDA || !rates_are_known(settings, gpu)) return {};
+  const StepTime time = step_time(settings, gpu, static_cast<double>(settings.length));
+  return message("Base on the host: copying its blocks takes {} per micro-batch at {} GB/s, computing with them {}. {}.\n",
+                 duration(time.copies), fixed(gpu.host_rate() * 1e-9, 0), duration(time.computation()),
+                 time.waits() > 0.01 * time.computation()
+                     ? message("The bus is the limit: the GPU waits {}, {} % of the time; a larger batch waits less",
+                               duration(time.waits()), fixed(100 * time.waits() / time.micro_batch(), 0))
+                     : std::string("The copies run beside the computation and cost nothing"));
+}
+
 std::string phase_table(const MemoryPlan& plan) {
   Table table;
   table.row({"phase", "tensors", "allocated", "reserved", "fullest part"});

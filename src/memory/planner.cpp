@@ -73,6 +73,9 @@ class Rehearsal {
     model.settings().set_deterministic(settings_.deterministic);
     if (!model.decoder().embed_tokens().is_meta())
       pinned_host += Bytes{static_cast<int64_t>(model.decoder().embed_tokens().nbytes())};
+    for (const DecoderBlock& block : model.blocks()) {
+      if (block.weights().on_host.defined()) pinned_host += Bytes{static_cast<int64_t>(block.weights().on_host.nbytes())};
+    }
     ops::mark_phase(MemoryPhase::kForward);  // what is there before the first step counts with it
     loaded_events = tape.events().size();
     model.add_adapters(settings_.lora, 0);

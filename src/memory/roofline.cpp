@@ -44,7 +44,7 @@ struct Weights {
 
 /// What MemorySettings and inputs on the host cost beside the products.
 double memory_settings_time(const PlanSettings& settings, double tokens, const Weights& weights) {
-  constexpr double kBus = 25e9;  // bytes a second over PCIe, of 64 GB/s on an H200; half of that is a T4's
+  constexpr double kBus = 25e9;  // bytes per second that kernels read over PCIe, of 64 GB/s on an H200; half of that is a T4's
   const MemorySettings& memory = settings.memory;
   const double input = tokens * static_cast<double>(settings.model.hidden_size) * 2;
   double seconds = memory.embedding_on_host ? input / kBus : 0;
@@ -59,6 +59,15 @@ double memory_settings_time(const PlanSettings& settings, double tokens, const W
     seconds += (tiles - 1) * (8.0 / 3) * weights.mlp * weights.seconds * weights.recomputed / weights.linear;
   }
   return seconds;
+}
+
+/// Of the base's blocks in one micro-batch: forward all but the first two, backward all but the last two (nn/weight_stream.hpp).
+double copy_seconds(const PlanSettings& settings, const Gpu& gpu, double linear) {
+  if (!settings.memory.base_on_host || settings.device.type != at::kCUDA) return 0;
+  const double scales = settings.quantization.double_quant ? 1.0 : 4.0;  // bytes each
+  const double element = settings.load_in_4bit ? 0.5 + scales / static_cast<double>(settings.quantization.block_size) : 2.0;
+  const auto layers = static_cast<double>(settings.model.num_hidden_layers);
+  return linear * element * 2 * std::max(0.0, layers - 2) / layers / gpu.host_rate();
 }
 
 }  // namespace
@@ -124,6 +133,8 @@ StepTime step_time(const PlanSettings& settings, const Gpu& gpu, double average_
       bandwidth;
   time.memory += memory_settings_time(settings, tokens, {linear, recomputed, mlp, dequantized / bandwidth});
   time.host = layers * kLaunchesABlock * kSecondsALaunch;
+  time.copies = copy_seconds(settings, gpu, linear);
+  time.forward_share = 2 * linear / (4 * linear + 2 * recomputed);
   time.optimizer =
       lora * (settings.optimizer_is_8bit ? 24.0 : 36.0) / bandwidth;  // values, gradients (cleared, normed, read), moments
   return time;

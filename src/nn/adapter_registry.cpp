@@ -143,17 +143,19 @@ void AdapterRegistry::add(const LoraConfig& config, uint64_t seed, const std::st
     const size_t block = i / kProjectionCount, projection = i % kProjectionCount;
     const AdapterSet::Slot& slot = set.slots[block][projection];
     if (slot.a < 0) continue;
-    const FrozenWeight& weight = blocks[block].weights().projections[projection];
     LoraAdapter& adapter = *set.blocks[block][projection];
     if (decoder_->device().is_meta()) {  // a plan: shapes without values
       if (slot.magnitude >= 0) adapter.weight_norm_squared = at::empty_like(adapter.magnitude.detach());
       continue;
     }
+    const DecoderBlock::Weights& weights = blocks[block].weights();
+    FrozenWeight weight = weights.projections[projection];
+    if (decomposes || slot.magnitude >= 0) weight = weight.to(decoder_->device());
     if (decomposes) {
       FrozenWeight rest =
           initialize_adapter_from_weight(adapter, config, names[i], weight, source ? source(names[i]) : at::Tensor(), seed);
       const bool same = rest.quantized.defined() && rest.quantized.packed.is_same(weight.quantized.packed);
-      if (!same) changed.emplace_back(i, std::move(rest));
+      if (!same) changed.emplace_back(i, weights.on_host.defined() ? rest.to(at::kCPU) : std::move(rest));
     } else {
       initialize_adapter(adapter, config, names[i], seed);
     }

@@ -6,41 +6,111 @@
 #include <algorithm>
 #include <utility>
 
+#include "nn/block_weights.hpp"
 #include "nn/decoder.hpp"
 #include "nn/model_weights.hpp"
-#include "ops/embedding.hpp"
+#include "ops/device_memory.hpp"
 #include "ops/memory_tape.hpp"
 
 namespace qlorapp {
+namespace {
+
+/// Makes the places of weights, and orders what is to come there.
+class Arrangement {
+ public:
+  Arrangement(const format::ModelConfig& config, const WeightOptions& options, const StoredWeights& checkpoint)
+      : config_(config), options_(options), checkpoint_(checkpoint), quantizer_(options.quantization) {}
+
+  [[nodiscard]] at::Tensor dense(const std::string& name, const std::vector<int64_t>& shape) const {
+    const bool to_host = options_.embedding_on_host && !config_.tie_word_embeddings && name == "model.embed_tokens.weight" &&
+                         ops::computes_on_gpu(options_.device);
+    at::Tensor place = to_host ? ops::empty_on_host(shape, options_.compute_dtype, options_.device)
+                               : at::empty(shape, at::TensorOptions().dtype(options_.compute_dtype).device(options_.device));
+    bring_dense(name, place);
+    return place;
+  }
+
+  /// `weight` is empty until it comes, if it is quantized on its way.
+  void linear(FrozenWeight& weight, const std::string& module, const std::vector<int64_t>& shape) const {
+    const std::string name = module + ".weight";
+    if (is_quantized_here(module, shape)) {
+      bring_quantizing(name, shape, [&weight](QuantizedTensor quantized) { weight = FrozenWeight(std::move(quantized)); });
+      return;
+    }
+    weight = empty_weight(form_of(module, shape), [&](at::IntArrayRef sizes, at::ScalarType dtype) {
+      return at::empty(sizes, at::TensorOptions().dtype(dtype).device(options_.device));
+    });
+    weight.quantized.defined() ? checkpoint_.bring_quantized(name, weight.quantized) : bring_dense(name, weight.dense);
+  }
+
+  /// All projections of a block, into one piece of host memory.
+  void block_on_host(DecoderBlock::Weights& block, const std::array<std::string, kProjectionCount>& modules,
+                     const std::array<std::vector<int64_t>, kProjectionCount>& shapes) const {
+    BlockForms forms;
+    for (size_t i = 0; i < kProjectionCount; ++i) forms[i] = form_of(modules[i], shapes[i]);
+    block.on_host = ops::empty_on_host({bytes_in_one_piece(forms)}, at::kByte, options_.device);
+    block.projections = views_of(block.on_host, forms);
+    for (size_t i = 0; i < kProjectionCount; ++i) {
+      const std::string name = modules[i] + ".weight";
+      const FrozenWeight& places = block.projections[i];
+      if (is_quantized_here(modules[i], shapes[i])) {
+        bring_quantizing(name, shapes[i],
+                         [places](QuantizedTensor quantized) { copy_weight(places, FrozenWeight(std::move(quantized))); });
+      } else if (places.quantized.defined()) {
+        checkpoint_.bring_quantized(name, places.quantized);
+      } else {
+        bring_dense(name, places.dense);
+      }
+    }
+  }
+
+ private:
+  [[nodiscard]] bool is_quantized_here(const std::string& module, const std::vector<int64_t>& shape) const {
+    return options_.load_in_4bit && !config_.quantization.has_value() && !names_module(options_.skip_modules, module) &&
+           !checkpoint_.four_bit_form(module + ".weight", shape);
+  }
+
+  [[nodiscard]] WeightForm form_of(const std::string& module, const std::vector<int64_t>& shape) const {
+    const std::string name = module + ".weight";
+    if (is_quantized_here(module, shape)) return {shape, checkpoint_.dtype(name, shape), options_.quantization};
+    return checkpoint_.four_bit_form(name, shape).value_or(WeightForm{shape, options_.compute_dtype});
+  }
+
+  void bring_dense(const std::string& name, const at::Tensor& place) const {
+    const std::vector<int64_t> shape = place.sizes().vec();
+    checkpoint_.bring(name, shape, arrive_dense(place, checkpoint_.dtype(name, shape), options_.device));
+  }
+
+  void bring_quantizing(const std::string& name, const std::vector<int64_t>& shape,
+                        std::function<void(QuantizedTensor)> done) const {
+    checkpoint_.bring(name, shape, arrive_quantized(name, shape, checkpoint_.dtype(name, shape), quantizer_, std::move(done)));
+  }
+
+  const format::ModelConfig& config_;
+  const WeightOptions& options_;
+  const StoredWeights& checkpoint_;
+  Quantizer quantizer_;
+};
+
+}  // namespace
 
 DecoderWeights arrange_weights(const format::ModelConfig& config, const WeightOptions& options, const StoredWeights& checkpoint) {
-  const Quantizer quantizer(options.quantization);
-  const auto dense = [&](const std::string& name, const std::vector<int64_t>& shape) {
-    const at::ScalarType stored = checkpoint.dtype(name, shape);
-    at::Tensor place;
-    if (options.embedding_on_host && !config.tie_word_embeddings && name == "model.embed_tokens.weight" &&
-        ops::computes_on_gpu(options.device)) {
-      place = ops::empty_host_table(shape, options.compute_dtype, options.device);
-    } else {
-      place = at::empty(shape, at::TensorOptions().dtype(options.compute_dtype).device(options.device));
-    }
-    checkpoint.bring(name, shape, arrive_dense(place, stored, options.device));
-    return place;
-  };
-  const auto linear = [&](FrozenWeight& weight, const std::string& module, int64_t out, int64_t in) {
-    const std::string name = module + ".weight";
-    const std::vector<int64_t> shape{out, in};
-    if (checkpoint.is_quantized(name)) {
-      weight = FrozenWeight(checkpoint.bring_quantized(name, shape));
-    } else if (!options.load_in_4bit || config.quantization.has_value() || names_module(options.skip_modules, module)) {
-      weight = FrozenWeight(dense(name, shape));
-    } else {
-      checkpoint.bring(name, shape,
-                       arrive_quantized(name, shape, checkpoint.dtype(name, shape), quantizer,
-                                        [&weight](QuantizedTensor quantized) { weight = FrozenWeight(std::move(quantized)); }));
-    }
-  };
-  return make_weights(config, {dense, linear});
+  const Arrangement arrangement(config, options, checkpoint);
+  const bool to_host = options.base_on_host && ops::computes_on_gpu(options.device);
+  std::vector<std::pair<std::string, std::vector<int64_t>>> layers;  // of the host
+  DecoderWeights weights = make_weights(
+      config, {[&](const std::string& name, const std::vector<int64_t>& shape) { return arrangement.dense(name, shape); },
+               [&](FrozenWeight& weight, const std::string& module, int64_t out, int64_t in) {
+                 if (to_host) layers.emplace_back(module, std::vector<int64_t>{out, in});
+                 else arrangement.linear(weight, module, {out, in});
+               }});
+  for (size_t i = 0; i < layers.size(); i += kProjectionCount) {
+    std::array<std::string, kProjectionCount> modules;
+    std::array<std::vector<int64_t>, kProjectionCount> shapes;
+    for (size_t p = 0; p < kProjectionCount; ++p) std::tie(modules[p], shapes[p]) = layers[i + p];
+    arrangement.block_on_host(weights.blocks[i / kProjectionCount], modules, shapes);
+  }
+  return weights;
 }
 
 bool names_module(const std::vector<std::string>& names, const std::string& module) {

@@ -4,11 +4,13 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include "nn/block_weights.hpp"
 #include "nn/decoder.hpp"
 #include "qlorapp/nn/weight_options.hpp"
 #include "quant/arrival.hpp"
@@ -19,10 +21,10 @@ namespace qlorapp {
 struct StoredWeights {
   /// Dtype of a dense tensor of this shape. @throws FormatError if there is none such.
   std::function<at::ScalarType(const std::string& name, const std::vector<int64_t>& shape)> dtype;
-  /// Whether a weight is stored in four bits.
-  std::function<bool(const std::string& name)> is_quantized;
-  /// Brings a quantized weight: complete when all has arrived.
-  std::function<QuantizedTensor(const std::string& name, const std::vector<int64_t>& shape)> bring_quantized;
+  /// The form of a weight that is stored in four bits; none of a dense one.
+  std::function<std::optional<WeightForm>(const std::string& name, const std::vector<int64_t>& shape)> four_bit_form;
+  /// Brings a weight that is stored in four bits to its places: complete when all has arrived.
+  std::function<void(const std::string& name, const QuantizedTensor& places)> bring_quantized;
   /// Brings a dense one.
   std::function<void(const std::string& name, const std::vector<int64_t>& shape, Arrival arrival)> bring;
 };

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "nn/weight_stream.hpp"
 #include "ops/device_memory.hpp"
-#include "ops/embedding.hpp"
 
 namespace qlorapp {
 namespace {
@@ -38,6 +38,7 @@ Decoder::Decoder(format::ModelConfig config, DecoderWeights weights)
   for (auto& block : weights.blocks) blocks_.emplace_back(block_shape(config_), std::move(block), std::ssize(blocks_));
   if (device().is_cpu() && dtype() != at::kFloat) ops::bound_primitive_cache();  // of dense layers, too
   const std::vector<float> frequencies = format::rope_inverse_frequencies(config_);
+  if (!blocks_.empty() && blocks_.front().weights().on_host.defined()) move_blocks(/*to_host=*/true);
   rope_ = RopeTable(at::tensor(frequencies, at::TensorOptions().dtype(at::kFloat)).to(device()), 1.0);
 }
 
@@ -59,9 +60,18 @@ void Decoder::move_embedding(bool to_host) {
     embed_tokens_ = embed_tokens_.to(device());
     return;
   }
-  const at::Tensor table = ops::empty_host_table(embed_tokens_.sizes(), dtype(), device());
+  const at::Tensor table = ops::empty_on_host(embed_tokens_.sizes(), dtype(), device());
   if (!device().is_meta()) table.copy_(embed_tokens_);
   embed_tokens_ = table;
+}
+
+void Decoder::move_blocks(bool to_host) {
+  if (!to_host) stream_.reset();  // its places make room for what comes
+  for (DecoderBlock& block : blocks_) block.move_projections(to_host);
+  if (!to_host || stream_) return;
+  std::vector<WeightStream::Source> sources;
+  for (const DecoderBlock& block : blocks_) sources.push_back({block.weights().on_host, forms_of(block.weights().projections)});
+  stream_ = std::make_shared<WeightStream>(device(), std::move(sources));
 }
 
 int64_t Decoder::parameter_count() const {
@@ -80,8 +90,10 @@ Bytes Decoder::weight_bytes() const {
   if (!lm_head_.is_alias_of(embed_tokens_)) total += Bytes{static_cast<int64_t>(lm_head_.nbytes())};
   for (const DecoderBlock& block : blocks_) {
     total += Bytes{static_cast<int64_t>(block.weights().input_norm.nbytes() + block.weights().post_attention_norm.nbytes())};
+    if (block.weights().on_host.defined()) continue;
     for (const FrozenWeight& weight : block.weights().projections) total += weight.nbytes();
   }
+  if (stream_) total += stream_->device_bytes();
   return total;
 }
 

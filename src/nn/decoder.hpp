@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -38,7 +39,7 @@ class Decoder {
   [[nodiscard]] RopeTable& rope() { return rope_; }
   [[nodiscard]] const RopeTable& rope() const { return rope_; }
 
-  /// Of the blocks. The embedding may wait in host memory.
+  /// Of the computation. The embedding and the blocks' projections may wait in host memory.
   [[nodiscard]] at::Device device() const { return norm_.device(); }
   /// Of activations, norms, embedding and head.
   [[nodiscard]] at::ScalarType dtype() const { return embed_tokens_.scalar_type(); }
@@ -46,7 +47,7 @@ class Decoder {
 
   /// Elements; tied weights count once.
   [[nodiscard]] int64_t parameter_count() const;
-  /// On the device; an embedding in host memory is not counted.
+  /// On the device. What waits in host memory is not counted; the two places that its blocks pass through are.
   [[nodiscard]] Bytes weight_bytes() const;
   /// Names of the linear layers in the order of the model, without prefix: "model.layers.0.self_attn.q_proj".
   [[nodiscard]] std::vector<std::string> linear_names() const;
@@ -54,12 +55,17 @@ class Decoder {
   /// Moves the table between a GPU and pinned host memory; a tied table and a model on a CPU stay as they are. The tensor that
   /// embed_tokens() returned before stays where it is, for as long as it is held.
   void move_embedding(bool to_host);
+  /// Moves the blocks' projections between the device and host memory (nn/weight_stream.hpp).
+  void move_blocks(bool to_host);
+  /// Brings the projections of blocks that wait in host memory; null if they are on the device.
+  [[nodiscard]] const std::shared_ptr<WeightStream>& weight_stream() const { return stream_; }
 
  private:
   format::ModelConfig config_;
   at::Tensor embed_tokens_, norm_, lm_head_;
   std::vector<DecoderBlock> blocks_;
   RopeTable rope_;
+  std::shared_ptr<WeightStream> stream_;
 };
 
 }  // namespace qlorapp

@@ -68,7 +68,7 @@ Wide DecoderBlock::backward_down(const Wide& dy, const StepContext& context, Sav
   at::Tensor dh = at::empty({dy.buffer.size(0), width}, dy.buffer.options()), workspace;
   const bool eight_bits = stacked(context) && context.float8;
   if (stacked(context) && !eight_bits) {
-    workspace = cache != nullptr && cache->defined() ? *cache : stack(kDown).workspace(dh.scalar_type());
+    workspace = cache != nullptr && cache->defined() ? *cache : stack(kDown, context).workspace(dh.scalar_type());
     if (cache != nullptr) *cache = workspace;
   }
   const Inner v = project_back(kDown, &dh, dy, context, workspace);
@@ -87,8 +87,8 @@ Wide DecoderBlock::backward_down(const Wide& dy, const StepContext& context, Sav
   saved.gate_up.reset();
   if (own) {
     if (!saved.u[i].defined()) {
-      saved.u[i] = eight_bits            ? float8_stack(kDown).input_product(h)
-                   : workspace.defined() ? stack(kDown).input_product(h, workspace)
+      saved.u[i] = eight_bits            ? float8_stack(kDown, context).input_product(h)
+                   : workspace.defined() ? stack(kDown, context).input_product(h, workspace)
                                          : lora_input_product(h, *own, dropout(Projection::kDown, context));
     }
     add_gradients(kDown, dy, h, v, context, saved, gradients);

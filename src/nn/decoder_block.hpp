@@ -19,6 +19,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "adapters/lora_projection.hpp"
+#include "nn/block_weights.hpp"
 #include "nn/float8_stack.hpp"
 #include "nn/projection_stack.hpp"
 #include "nn/saved.hpp"
@@ -59,7 +60,8 @@ class DecoderBlock {
   struct Weights {
     at::Tensor input_norm;           ///< (D), compute dtype.
     at::Tensor post_attention_norm;  ///< (D), compute dtype.
-    std::array<FrozenWeight, kProjectionCount> projections;
+    BlockWeights projections;
+    at::Tensor on_host = {};  ///< uint8: the piece of host memory that the projections are views of, if they wait there.
   };
 
   /// @param index  of the block in its model; part of the dropout key.
@@ -72,6 +74,9 @@ class DecoderBlock {
   [[nodiscard]] const Weights& weights() const { return weights_; }
   /// Puts another weight of the same shape in a projection's place: what an initialization leaves of the base.
   void replace_projection(Projection projection, FrozenWeight weight);
+  /// Moves the projections into one piece of host memory, or to the device of the norms. While they are on the host of a GPU, the block
+  /// computes with StepContext::weights.
+  void move_projections(bool to_host);
   /// Makes the block ready for StepContext::float8.
   /// @param ones  float32 on the weights' device, as long as the longest side of any stack, all 1; undefined: in 16 bits again.
   /// @throws ValueError naming the block if its weights do not allow it; then nothing has changed but that it is off.
@@ -118,8 +123,10 @@ class DecoderBlock {
     at::Tensor qkv, o, gate_up, down;
   };
 
-  [[nodiscard]] ProjectionStack stack(const Group& group) const;
-  [[nodiscard]] Float8Stack float8_stack(const Group& group) const;
+  /// Where this context computes: fetched from the host, or where they are.
+  [[nodiscard]] const BlockWeights& projections(const StepContext& context) const;
+  [[nodiscard]] ProjectionStack stack(const Group& group, const StepContext& context) const;
+  [[nodiscard]] Float8Stack float8_stack(const Group& group, const StepContext& context) const;
   /// Columns that a matrix which these groups' products read or write carries behind its own. 0 unless stacked.
   [[nodiscard]] int64_t spare(const StepContext& context, std::initializer_list<Group> groups) const;
   /// s·dy·B of each projection of a group, in tensors of their own; undefined where they are in columns behind dy.

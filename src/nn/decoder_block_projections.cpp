@@ -14,6 +14,8 @@
 #include "columns.hpp"
 #include "core/check.hpp"
 #include "nn/float8_stack.hpp"
+#include "nn/weight_stream.hpp"
+#include "ops/device_memory.hpp"
 
 namespace qlorapp {
 
@@ -37,13 +39,17 @@ bool DecoderBlock::stacked(const StepContext& context) const {
   return true;
 }
 
-ProjectionStack DecoderBlock::stack(const Group& group) const {
-  return {std::span(weights_.projections).subspan(group.begin, group.count),
+const BlockWeights& DecoderBlock::projections(const StepContext& context) const {
+  return context.weights ? context.weights->at(index_, context.training) : weights_.projections;
+}
+
+ProjectionStack DecoderBlock::stack(const Group& group, const StepContext& context) const {
+  return {std::span(projections(context)).subspan(group.begin, group.count),
           std::span(adapters_).subspan(group.begin, group.count)};
 }
 
-Float8Stack DecoderBlock::float8_stack(const Group& group) const {
-  return {std::span(weights_.projections).subspan(group.begin, group.count), std::span(adapters_).subspan(group.begin, group.count),
+Float8Stack DecoderBlock::float8_stack(const Group& group, const StepContext& context) const {
+  return {std::span(projections(context)).subspan(group.begin, group.count), std::span(adapters_).subspan(group.begin, group.count),
           float8_[group.index]};
 }
 
@@ -51,7 +57,9 @@ void DecoderBlock::set_float8(const at::Tensor& ones) {
   float8_ = {};
   if (!ones.defined()) return;
   for (const Group& group : {kQkv, kO, kGateUp, kDown}) {
-    const auto weights = std::span<const FrozenWeight>(weights_.projections).subspan(group.begin, group.count);
+    std::vector<FrozenWeight> weights;
+    for (size_t i = group.begin; i < group.begin + group.count; ++i)
+      weights.push_back(weights_.projections[i].to(weights_.input_norm.device()));
     const std::string obstacle = Float8Stack::obstacle(weights);
     if (!obstacle.empty()) {
       float8_ = {};
@@ -62,14 +70,38 @@ void DecoderBlock::set_float8(const at::Tensor& ones) {
 }
 
 void DecoderBlock::replace_projection(Projection projection, FrozenWeight weight) {
-  weights_.projections[qlorapp::index(projection)] = std::move(weight);
+  FrozenWeight& own = weights_.projections[qlorapp::index(projection)];
+  weights_.on_host.defined() ? copy_weight(own, weight) : static_cast<void>(own = std::move(weight));
   if (const at::Tensor ones = float8_.front().ones; ones.defined()) set_float8(ones);
+}
+
+void DecoderBlock::move_projections(bool to_host) {
+  if (to_host == weights_.on_host.defined()) return;
+  const at::NoGradGuard no_grad;
+  const at::Device device = weights_.input_norm.device();
+  if (to_host) {
+    const BlockForms forms = forms_of(weights_.projections);
+    weights_.on_host = ops::empty_on_host({bytes_in_one_piece(forms)}, at::kByte, device);
+    BlockWeights moved = views_of(weights_.on_host, forms);
+    for (size_t i = 0; i < kProjectionCount; ++i) copy_weight(moved[i], weights_.projections[i]);
+    weights_.projections = std::move(moved);
+    return;
+  }
+  // In memory of its own on a CPU, too: nothing holds the piece any longer.
+  for (FrozenWeight& weight : weights_.projections) {
+    FrozenWeight moved = empty_weight(WeightForm::of(weight), [&](at::IntArrayRef shape, at::ScalarType dtype) {
+      return at::empty(shape, at::TensorOptions().dtype(dtype).device(device));
+    });
+    copy_weight(moved, weight);
+    weight = std::move(moved);
+  }
+  weights_.on_host.reset();
 }
 
 int64_t DecoderBlock::spare(const StepContext& context, std::initializer_list<Group> groups) const {
   int64_t most = 0;
   if (stacked(context)) {
-    for (const Group& group : groups) most = std::max(most, stack(group).spare());
+    for (const Group& group : groups) most = std::max(most, stack(group, context).spare());
   }
   return most;
 }
@@ -80,9 +112,9 @@ void DecoderBlock::project(const Group& group, at::Tensor y, const Wide& x, cons
   if (stacked(context)) {
     at::Tensor u;
     if (context.float8) {
-      u = float8_stack(group).forward(y, x.values());
+      u = float8_stack(group, context).forward(y, x.values());
     } else {
-      const ProjectionStack projections = stack(group);
+      const ProjectionStack projections = stack(group, context);
       const at::Tensor workspace = cache != nullptr && cache->defined() ? *cache : projections.workspace(y.scalar_type());
       u = projections.forward(y, x, workspace);
       if (u.defined() && saved != nullptr && x.spare() > 0) {
@@ -100,11 +132,11 @@ void DecoderBlock::project(const Group& group, at::Tensor y, const Wide& x, cons
     return;
   }
   const at::Tensor values = x.values();
+  const BlockWeights& weights = projections(context);
   for (size_t i = group.begin; i < group.begin + group.count; ++i) {
     const auto projection = static_cast<Projection>(i);
-    at::Tensor part = columns(y, column, weights_.projections[i].out_features());
-    at::Tensor u =
-        lora_projection_forward(part, values, weights_.projections[i], adapter(projection), dropout(projection, context));
+    at::Tensor part = columns(y, column, weights[i].out_features());
+    at::Tensor u = lora_projection_forward(part, values, weights[i], adapter(projection), dropout(projection, context));
     if (saved != nullptr) saved->u[i] = std::move(u);
     column += part.size(1);
   }
@@ -114,20 +146,21 @@ DecoderBlock::Inner DecoderBlock::project_back(const Group& group, at::Tensor* d
                                                const at::Tensor& workspace) const {
   Inner v;
   if (stacked(context) && context.float8) {
-    float8_stack(group).backward_input(dx, dy);
+    float8_stack(group, context).backward_input(dx, dy);
     return v;
   }
   if (stacked(context)) {
-    const ProjectionStack projections = stack(group);
+    const ProjectionStack projections = stack(group, context);
     projections.backward_input(dx, dy, workspace.defined() ? workspace : projections.workspace(dy.buffer.scalar_type()));
     return v;
   }
   int64_t column = 0;
+  const BlockWeights& weights = projections(context);
   for (size_t i = group.begin; i < group.begin + group.count; ++i) {
     const auto projection = static_cast<Projection>(i);
-    const at::Tensor part = columns(dy.buffer, column, weights_.projections[i].out_features());
-    v[i - group.begin] = lora_projection_backward_input(dx, /*accumulate=*/column > 0, part, weights_.projections[i],
-                                                        adapter(projection), dropout(projection, context));
+    const at::Tensor part = columns(dy.buffer, column, weights[i].out_features());
+    v[i - group.begin] = lora_projection_backward_input(dx, /*accumulate=*/column > 0, part, weights[i], adapter(projection),
+                                                        dropout(projection, context));
     column += part.size(1);
   }
   return v;
@@ -136,17 +169,19 @@ DecoderBlock::Inner DecoderBlock::project_back(const Group& group, at::Tensor* d
 void DecoderBlock::add_gradients(const Group& group, const Wide& dy, const at::Tensor& x, const Inner& v,
                                  const StepContext& context, const Saved& saved, const Gradients& gradients) const {
   if (stacked(context)) {
-    stack(group).backward_adapters(dy, x, std::span(saved.u).subspan(group.begin, group.count),
-                                   std::span(gradients).subspan(group.begin, group.count));
+    stack(group, context)
+        .backward_adapters(dy, x, std::span(saved.u).subspan(group.begin, group.count),
+                           std::span(gradients).subspan(group.begin, group.count));
     return;
   }
   int64_t column = 0;
+  const BlockWeights& weights = projections(context);
   for (size_t i = group.begin; i < group.begin + group.count; ++i) {
     const auto projection = static_cast<Projection>(i);
-    const at::Tensor part = columns(dy.buffer, column, weights_.projections[i].out_features());
+    const at::Tensor part = columns(dy.buffer, column, weights[i].out_features());
     if (const LoraAdapter* const own = adapter(projection)) {
-      lora_projection_backward_adapter(part, x, saved.u[i], v[i - group.begin], weights_.projections[i], *own,
-                                       dropout(projection, context), gradients[i]);
+      lora_projection_backward_adapter(part, x, saved.u[i], v[i - group.begin], weights[i], *own, dropout(projection, context),
+                                       gradients[i]);
     }
     column += part.size(1);
   }

@@ -99,6 +99,7 @@ at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<c
                             .training = false,
                             .deterministic = model.settings().deterministic(),
                             .offload = nullptr,
+                            .weights = decoder.weight_stream(),
                             .memory = {}};
   at::Tensor x = model.adapters().embed(tokens);
   for (size_t i = 0; i < decoder.blocks().size(); ++i) x = decoder.blocks()[i].forward_cached(x, context, where, cache.blocks[i]);

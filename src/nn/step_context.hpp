@@ -14,6 +14,8 @@
 
 namespace qlorapp {
 
+class WeightStream;
+
 /// Cosines and sines of the rotary embedding, float32 (positions, head_dim / 2), grown to the longest row seen so far.
 class RopeTable {
  public:
@@ -42,6 +44,7 @@ struct StepContext {
   bool deterministic = false;             ///< The same bits in every run, on a GPU too.
   bool float8 = false;                    ///< Stacked projections multiply their frozen weights in eight bits (float8_stack.hpp).
   std::shared_ptr<InputOffload> offload;  ///< Takes inputs that are kept on the host; null on a CPU and where none are.
+  std::shared_ptr<WeightStream> weights;  ///< Brings the blocks' frozen weights; null if they are on the device.
   MemorySettings memory;
   int64_t first_row = 0;  ///< Of the rows at hand among the micro-batch's: where a tile's part of a dropout mask begins.
 

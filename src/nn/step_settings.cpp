@@ -19,7 +19,9 @@ constexpr int64_t kFewTokens = 64;
 }  // namespace
 
 StepSettings::StepSettings(std::shared_ptr<Decoder> decoder)
-    : decoder_(std::move(decoder)), segments_(keep_in_each_block(std::ssize(decoder_->blocks()), Keep::kEverything)) {}
+    : decoder_(std::move(decoder)), segments_(keep_in_each_block(std::ssize(decoder_->blocks()), Keep::kEverything)) {
+  memory_.base_on_host = decoder_->weight_stream() != nullptr;
+}
 
 bool StepSettings::float8() const { return decoder_->blocks().front().in_float8(); }
 
@@ -46,6 +48,7 @@ void StepSettings::set_memory(const MemorySettings& settings) {
   settings.validate();
   memory_ = settings;
   decoder_->move_embedding(settings.embedding_on_host);
+  decoder_->move_blocks(settings.base_on_host && decoder_->on_gpu());
 }
 
 void StepSettings::set_float8(bool enabled) {
@@ -93,6 +96,7 @@ StepContext StepSettings::context(const Batch& batch, bool training, uint64_t se
                       .deterministic = deterministic_,
                       .float8 = eight_bits,
                       .offload = ring_ ? std::make_shared<InputOffload>(ring_) : nullptr,
+                      .weights = decoder_->weight_stream(),
                       .memory = memory_,
                       .first_row = batch.first_token};
   for (const DecoderBlock& block : decoder_->blocks()) {

@@ -14,8 +14,11 @@
 #include <string_view>
 #include <vector>
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
 
 namespace qlorapp::ops {
 namespace {
@@ -63,6 +66,15 @@ bool is_out_of_memory(const std::exception& error) {
                                                           "CUBLAS_STATUS_ALLOC_FAILED"};
   return std::any_of(kWords.begin(), kWords.end(),
                      [text = std::string_view(error.what())](std::string_view words) { return text.find(words) != text.npos; });
+}
+
+at::Tensor empty_on_host(at::IntArrayRef shape, at::ScalarType dtype, at::Device beside) {
+  const at::TensorOptions options = at::TensorOptions().dtype(dtype);
+  if (beside.is_meta()) return at::from_blob(nullptr, shape, options);
+  const detail::DeviceMemory* const memory = memory_of_gpu.load();
+  if (beside.is_cpu() || memory == nullptr) return at::empty(shape, options.pinned_memory(!beside.is_cpu()));
+  const auto bytes = static_cast<size_t>(c10::multiply_integers(shape)) * c10::elementSize(dtype);
+  return at::from_blob(memory->lock_host(bytes, beside), shape, memory->unlock_host, options);
 }
 
 void release_cached_memory(at::Device device) {

@@ -54,6 +54,11 @@ void bound_primitive_cache();
 /// (torch's for CPUs, the CUDA driver, cuBLAS).
 [[nodiscard]] bool is_out_of_memory(const std::exception& error);
 
+/// Host memory for a tensor that a GPU reads, page-locked, not filled. Torch's allocator of such memory rounds up to a power of two;
+/// this does not. Freeing it waits until the GPU is idle.
+/// @param beside  the GPU; Meta: a tensor without memory, for a plan; a CPU: ordinary memory.
+[[nodiscard]] at::Tensor empty_on_host(at::IntArrayRef shape, at::ScalarType dtype, at::Device beside);
+
 /// Returns the unused memory of torch's allocator to the device. Does nothing on a CPU.
 void release_cached_memory(at::Device device);
 
@@ -77,7 +82,9 @@ namespace detail {
 struct DeviceMemory {
   DeviceRoom (*room_of)(at::Device device);
   void (*prepare)();
-  bool (*is_expandable)();  ///< The allocator's present mode.
+  bool (*is_expandable)();                              ///< The allocator's present mode.
+  void* (*lock_host)(size_t bytes, at::Device device);  ///< Page-locked host memory.
+  void (*unlock_host)(void* memory);
 };
 void set_device_memory(const DeviceMemory* memory);
 

@@ -12,8 +12,4 @@ namespace qlorapp::ops {
 /// @throws c10::IndexError for a token outside the table on the CPU; on a GPU its row is NaN.
 [[nodiscard]] at::Tensor embedding(const at::Tensor& weight, const at::Tensor& tokens);
 
-/// Memory for such a table on the host, not filled.
-/// @param beside  the GPU that reads it; Meta: a tensor without memory, for a plan.
-[[nodiscard]] at::Tensor empty_host_table(at::IntArrayRef shape, at::ScalarType dtype, at::Device beside);
-
 }  // namespace qlorapp::ops

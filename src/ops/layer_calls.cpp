@@ -56,11 +56,6 @@ void swiglu_out(const Tensor& gate_up, Tensor& h) {
   op.call(gate_up, h);
 }
 
-Tensor empty_host_table(at::IntArrayRef shape, at::ScalarType dtype, at::Device beside) {
-  const auto options = at::TensorOptions().dtype(dtype);
-  return beside.is_meta() ? at::from_blob(nullptr, shape, options) : at::empty(shape, options.pinned_memory(true));
-}
-
 Tensor embedding(const Tensor& weight, const Tensor& tokens) {
   static const auto op = Operator<Tensor(const Tensor&, const Tensor&)>("qlorapp::embedding");
   return op.call(weight, tokens);

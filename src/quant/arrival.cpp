@@ -42,7 +42,13 @@ Arrival arrive_quantized(const std::string& name, const std::vector<int64_t>& sh
 
 QuantizedTensor empty_quantized(const std::vector<int64_t>& shape, at::ScalarType dtype, const Quantizer::Options& options,
                                 at::Device device) {
-  const auto bytes = at::TensorOptions().dtype(at::kByte).device(device), floats = bytes.dtype(at::kFloat);
+  return empty_quantized(shape, dtype, options, [&](at::IntArrayRef sizes, at::ScalarType type) {
+    return at::empty(sizes, at::TensorOptions().dtype(type).device(device));
+  });
+}
+
+QuantizedTensor empty_quantized(const std::vector<int64_t>& shape, at::ScalarType dtype, const Quantizer::Options& options,
+                                const PlaceMaker& place) {
   QuantizedTensor weight;
   weight.shape = shape;
   weight.dtype = dtype;
@@ -50,11 +56,11 @@ QuantizedTensor empty_quantized(const std::vector<int64_t>& shape, at::ScalarTyp
   weight.nested_block_size = options.nested_block_size;
   weight.quant_type = options.quant_type;
   const int64_t blocks = block_count(weight.numel(), options.block_size);
-  weight.packed = at::empty({packed_bytes(weight.numel()), 1}, bytes);
-  weight.absmax = at::empty({blocks}, options.double_quant ? bytes : floats);
+  weight.packed = place({packed_bytes(weight.numel()), 1}, at::kByte);
+  weight.absmax = place({blocks}, options.double_quant ? at::kByte : at::kFloat);
   if (options.double_quant) {
-    weight.nested_absmax = at::empty({block_count(blocks, options.nested_block_size)}, floats);
-    weight.nested_offset = at::empty({}, floats);
+    weight.nested_absmax = place({block_count(blocks, options.nested_block_size)}, at::kFloat);
+    weight.nested_offset = place({}, at::kFloat);
   }
   return weight;
 }

@@ -32,8 +32,13 @@ struct Arrival {
 [[nodiscard]] Arrival arrive_quantized(const std::string& name, const std::vector<int64_t>& shape, at::ScalarType stored,
                                        const Quantizer& quantizer, std::function<void(QuantizedTensor)> done);
 
+/// Memory for one tensor of a weight, not filled.
+using PlaceMaker = std::function<at::Tensor(at::IntArrayRef shape, at::ScalarType dtype)>;
+
 /// Places for a weight that is quantized already.
 /// @param dtype  of the weight before.
+[[nodiscard]] QuantizedTensor empty_quantized(const std::vector<int64_t>& shape, at::ScalarType dtype,
+                                              const Quantizer::Options& options, const PlaceMaker& place);
 [[nodiscard]] QuantizedTensor empty_quantized(const std::vector<int64_t>& shape, at::ScalarType dtype,
                                               const Quantizer::Options& options, at::Device device);
 

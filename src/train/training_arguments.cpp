@@ -145,6 +145,11 @@ void TrainingArguments::validate() const {
                       "{}cuda_graphs=True keeps the memory of each recorded micro-step, which memory_budget and "
                       "auto_find_batch_size do not plan. Leave it or them out.",
                       kWhere);
+  QLORAPP_CHECK_VALUE(
+      !(cuda_graphs && base_on_host),
+      "{}cuda_graphs=True records a micro-step alone, and base_on_host=True copies weights from one to the next. Leave "
+      "one of them out.",
+      kWhere);
   at_least("max_length", max_length, 2);
   static constexpr std::array<std::string_view, 3> kPacking{"bfd", "bfd_split", "wrapped"};
   one_of("packing_strategy", packing_strategy, kPacking);
@@ -177,7 +182,7 @@ void TrainingArguments::validate() const {
 std::string TrainingArguments::keep_text() const { return gradient_checkpointing ? joined(checkpoint_keep) : "everything"; }
 
 MemorySettings TrainingArguments::memory() const {
-  return {loss_chunk_rows, mlp_tile_rows, parse_weight_workspace(weight_workspace), embedding_on_host};
+  return {loss_chunk_rows, mlp_tile_rows, parse_weight_workspace(weight_workspace), embedding_on_host, base_on_host};
 }
 
 }  // namespace qlorapp

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "core/check.hpp"
+#include "nn/decoder.hpp"
 #include "ops/device_memory.hpp"
 #include "ops/launch_graph.hpp"
 #include "qlorapp/core/log.hpp"
@@ -81,6 +82,10 @@ WindowRunner::WindowRunner(CausalLM& model, TrainState& state, const TrainingArg
     : model_(model), state_(state), args_(args), rows_(rows), evaluates_(evaluates) {
   if (args.cuda_graphs && !ops::has_launch_graphs(model.device())) {
     log_warning_once("[trainer] cuda_graphs has no effect: it records steps on a GPU.");
+  } else if (args.cuda_graphs && model.decoder().weight_stream()) {
+    log_warning_once(
+        "[trainer] cuda_graphs has no effect: the base is in host memory, and copies of its blocks go on from one micro-step to "
+        "the next.");
   } else if (args.cuda_graphs) {
     graphs_ = std::make_unique<GraphedSteps>(model);
   }

@@ -31,14 +31,6 @@ std::string row_file_bytes(std::string_view hex) {
   return bytes;
 }
 
-/// The defaults but for one.
-template <class Value, class Given>
-DatasetOptions row_option(Value DatasetOptions::*option, Given value) {
-  DatasetOptions options;
-  options.*option = value;
-  return options;
-}
-
 const Tokenizer& row_tokenizer() {
   static const Tokenizer tokenizer = Tokenizer::from_folder(example_file("tiny-llama"));
   return tokenizer;
@@ -109,7 +101,7 @@ TEST_CASE("the same rows come from JSON lines, an array, CSV, TSV, text, paragra
   };
   for (const Kind& kind : kinds) {
     INFO(kind.name);
-    const Dataset data = rows_of(kind.name, kind.content, row_option(&DatasetOptions::file_format, kind.format));
+    const Dataset data = rows_of(kind.name, kind.content, {.file_format = kind.format});
     REQUIRE(data.examples.size() == 3);
     CHECK(data.summary.rows == 3);
     for (size_t i = 0; i < 3; ++i) {
@@ -123,8 +115,7 @@ TEST_CASE("the same rows come from JSON lines, an array, CSV, TSV, text, paragra
 }
 
 TEST_CASE("a paragraph keeps its line ends, and a quoted field of CSV its own", "[data][cpu]") {
-  const Dataset paragraphs =
-      rows_of("a.txt", "one\ntwo\n\nthree\n", row_option(&DatasetOptions::file_format, FileFormat::kParagraphs));
+  const Dataset paragraphs = rows_of("a.txt", "one\ntwo\n\nthree\n", {.file_format = FileFormat::kParagraphs});
   REQUIRE(paragraphs.examples.size() == 2);
   CHECK(render_sample(paragraphs.examples[0], row_tokenizer()) == "<|begin_of_text|>«one\ntwo<|end_of_text|>»");
   const Dataset records = rows_of("a.csv", "text,b\r\n\"one\r\ntwo\",1\r\nthree,2\r\n");
@@ -197,7 +188,7 @@ TEST_CASE("of several shapes in a row the first of the documented order counts, 
   const DatasetSummary named = read(columns, pair);
   CHECK(named.format == RowFormat::kPromptCompletion);
   CHECK(named.ignored_keys == std::vector<std::string>{"prompt", "messages"});
-  CHECK(read(columns + R"(, "body": "x y")", row_option(&DatasetOptions::text_field, "body")).format == RowFormat::kText);
+  CHECK(read(columns + R"(, "body": "x y")", {.text_field = "body"}).format == RowFormat::kText);
   const std::string error = row_refusal("rows.jsonl", R"({"prompt": "p", "chosen": "a", "rejected": "b"})");
   CHECK(has(error, "'chosen' and 'rejected' are preference data"));
 }
@@ -205,11 +196,9 @@ TEST_CASE("of several shapes in a row the first of the documented order counts, 
 TEST_CASE("prompts get no loss, and a completion ends with EOS", "[data][cpu]") {
   const std::string row = R"({"prompt": "The river", "completion": " runs."})";
   CHECK(marked_row(row) == "<|begin_of_text|>The river« runs.<|end_of_text|>»");
-  CHECK(marked_row(row, row_option(&DatasetOptions::append_eos, false)) == "<|begin_of_text|>The river« runs.»");
-  CHECK(marked_row(row, row_option(&DatasetOptions::completion_only_loss, false)) ==
-        "<|begin_of_text|>«The river runs.<|end_of_text|>»");
-  const Dataset cut = rows_of("rows.jsonl", row + "\n" + R"({"prompt": "a b c d e f g h", "completion": "i"})",
-                              row_option(&DatasetOptions::max_length, 6));
+  CHECK(marked_row(row, {.append_eos = false}) == "<|begin_of_text|>The river« runs.»");
+  CHECK(marked_row(row, {.completion_only_loss = false}) == "<|begin_of_text|>«The river runs.<|end_of_text|>»");
+  const Dataset cut = rows_of("rows.jsonl", row + "\n" + R"({"prompt": "a b c d e f g h", "completion": "i"})", {.max_length = 6});
   CHECK(cut.examples.size() == 1);
   CHECK(cut.summary.truncated == 2);
   CHECK(cut.summary.dropped == 1);  // nothing of its completion is left
@@ -221,7 +210,7 @@ TEST_CASE("loss on the assistant alone lies on its turns, the end of the turn in
   const std::string text =
       "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
       "«Hello!<|eot_id|>»<|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|>";
-  CHECK(marked_row(row, row_option(&DatasetOptions::assistant_only_loss, true)) == text);
+  CHECK(marked_row(row, {.assistant_only_loss = true}) == text);
 }
 
 TEST_CASE("an instruction becomes turns of the template, and Alpaca's text where there is none", "[data][cpu]") {

@@ -138,3 +138,41 @@ TEST_CASE("an embedding for the host goes there straight from the file, and noth
     CHECK(model.device().is_cuda());
   }
 }
+
+TEST_CASE("a base for the host goes there as it comes, with the bits of one that goes to the GPU", "[cuda]") {
+  if (!has_gpu()) {
+    WARN("no GPU here: nothing to keep it off");
+    return;
+  }
+  const TemporaryFolder folder;
+  write_small_checkpoint(folder, "bfloat16", at::kBFloat16, false);
+  quantize_checkpoint(folder.path(), folder / "quantized", {}, at::kBFloat16);
+  LoadOptions options;
+  options.device = parse_device("cuda");
+  options.compute_dtype = at::kBFloat16;
+  options.skip_modules = {"model.layers.1.self_attn.q_proj"};
+  for (const std::string& from : {folder.path(), folder / "quantized"}) {
+    options.base_on_host = false;
+    const CausalLM resident = load_model(from, options);
+    options.base_on_host = true;
+    const CausalLM host = load_model(from, options);
+    CHECK(host.settings().memory().base_on_host);
+    CHECK(host.device().is_cuda());
+    for (size_t i = 0; i < host.blocks().size(); ++i) {
+      for (size_t p = 0; p < kProjectionCount; ++p) {
+        const FrozenWeight& ours = host.blocks()[i].weights().projections[p];
+        const FrozenWeight there = resident.blocks()[i].weights().projections[p].to(at::kCPU);
+        CHECK(ours.quantized.defined() == there.quantized.defined());
+        if (ours.quantized.defined()) {
+          CHECK(ours.quantized.packed.is_pinned());
+          CHECK(at::equal(ours.quantized.packed, there.quantized.packed));
+          CHECK(at::equal(ours.quantized.absmax, there.quantized.absmax));
+          CHECK(at::equal(ours.quantized.nested_absmax, there.quantized.nested_absmax));
+          CHECK(at::equal(ours.quantized.nested_offset, there.quantized.nested_offset));
+        } else {
+          CHECK(at::equal(ours.dense, there.dense));
+        }
+      }
+    }
+  }
+}

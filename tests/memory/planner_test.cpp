@@ -90,6 +90,39 @@ TEST_CASE("each setting saves what it says") {
   CHECK(tensors(tiles, MemoryPhase::kBackward) < tensors(stack, MemoryPhase::kBackward));
 }
 
+TEST_CASE("a base on the host needs two of its blocks on the GPU, and says when the bus is the limit") {
+  PlanSettings settings = settings_for("llama-3.1-70b", Keep::kInputOnly);
+  const MemoryPlan resident = plan_memory(settings);
+  settings.memory.base_on_host = true;
+  const MemoryPlan host = plan_memory(settings);
+  const auto base = [](const MemoryPlan& plan) {
+    const MemoryParts& parts = plan.of(MemoryPhase::kBackward).parts;
+    return parts[static_cast<size_t>(ops::MemoryUse::kCodes)] + parts[static_cast<size_t>(ops::MemoryUse::kScales)];
+  };
+  // 80 blocks and their alignment to 256 bytes: 28 tensors each.
+  CHECK(std::abs(base(host).count * 40 - base(resident).count) <= 80 * 28 * 256);
+  CHECK(std::abs((host.pinned_host - base(resident)).count) <= 80 * 28 * 256);
+  const Bytes spared = base(resident) - base(host);
+  CHECK(resident.of(MemoryPhase::kBackward).tensors - host.of(MemoryPhase::kBackward).tensors == spared);
+  CHECK(host.training_peak() < Bytes{int64_t{24} << 30});
+  CHECK(resident.training_peak() > Bytes{int64_t{35} << 30});
+  CHECK(host.of(MemoryPhase::kLoad).tensors * 5 < resident.of(MemoryPhase::kLoad).tensors);
+
+  const Gpu t4 = find_gpu("T4"), h100 = find_gpu("H100");
+  settings.compute_dtype = at::kHalf;
+  const StepTime one_row = step_time(settings, h100, 128), many = step_time(settings, h100, 8192);
+  CHECK(one_row.copies > one_row.computation());
+  CHECK_THAT(one_row.micro_batch(), WithinRel(one_row.copies, 1e-9));
+  CHECK(many.waits() == 0);
+  CHECK(step_time(settings, t4, 128).copies > 2 * one_row.copies);
+  settings.length = 128;
+  CHECK(bus_text(settings, h100).find("The bus is the limit") != std::string::npos);
+  settings.length = 8192;
+  CHECK(bus_text(settings, h100).find("cost nothing") != std::string::npos);
+  settings.memory.base_on_host = false;
+  CHECK(bus_text(settings, h100).empty());
+}
+
 TEST_CASE("the smallest settings leave room below the low-memory goals") {
   const auto step = [](const char* model, int64_t length) {
     PlanSettings settings = settings_for(model, Keep::kInputOnHost);

@@ -49,13 +49,23 @@ class TestModel:
         assert not any(p.requires_grad for p in model.parameters()) and not model.training
         assert model.is_quantized and model.is_loaded_in_4bit
 
-    def test_its_weights_are_those_of_the_engine(self, folder):
-        model = load(folder)
+    def test_its_weights_are_those_of_the_engine(self, folder, model=None):
+        model = model or load(folder)
         core = base(model).forward.engine.core
         for path, weight in core.named_weights():
             shown = model.get_submodule(path).weight
             theirs = weight if isinstance(weight, torch.Tensor) else weight.packed
             assert shown.data_ptr() == theirs.data_ptr(), path
+
+    def test_layers_that_moved_to_the_host_are_followed(self, folder):
+        model = load(folder)
+        engine, before = base(model).forward.engine, {name: value.clone() for name, value in model.state_dict().items()}
+        for to_host in (True, False, True):
+            engine.core.move_blocks(to_host)
+            engine.follow()
+            self.test_its_weights_are_those_of_the_engine(folder, model)
+            assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        assert_same_pass(with_lora(model), ragged_batch())
 
     def test_without_quantization_it_is_the_checkpoint(self, folder):
         model, theirs = load(folder, four_bit=False), transformers.AutoModelForCausalLM.from_pretrained(folder)

@@ -8,6 +8,7 @@ import pytest
 import qlorapp
 import torch
 import transformers
+from qlorapp.hf.auto_model import _layers_on_host
 from qlorapp.hf.forward import engine_of
 from tiny_llama import folder, load  # noqa: F401  (folder is a fixture)
 
@@ -27,6 +28,29 @@ IDS = torch.arange(3, 27)[None]
 )
 def test_what_asks_for_nothing_leaves_the_engine(folder, options):
     assert engine_of(read(folder, **options)) is not None
+
+
+@pytest.mark.parametrize(
+    ("device_map", "rest", "on_host"),
+    [
+        ({"": 0, "model.layers": "cpu"}, {"": 0}, True),
+        ({"": "cuda:1", "model.layers.0": "cpu", "model.layers.1": "cpu"}, {"": "cuda:1"}, True),
+        ({"model.embed_tokens": 0, "model.norm": 0, "lm_head": 0, "model.layers": "cpu"},
+         {"model.embed_tokens": 0, "model.norm": 0, "lm_head": 0}, True),
+        ({"": "cpu", "model.layers": "cpu"}, {"": "cpu", "model.layers": "cpu"}, False),
+        ({"": 0, "model.layers.0": "cpu", "model.layers.1": 0}, {"": 0, "model.layers.0": "cpu", "model.layers.1": 0}, False),
+        ({"": 0}, {"": 0}, False),
+        ("auto", "auto", False),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_layers_on_the_cpu_beside_a_gpu_are_a_base_on_the_host(device_map, rest, on_host):
+    assert _layers_on_host(device_map) == (rest, on_host)
+
+
+def test_layers_on_the_host_are_for_what_cpp_computes(folder):
+    with pytest.raises(ValueError, match="device_map with layers on the CPU"):
+        read(folder, device_map={"": 0, "model.layers": "cpu"}, output_loading_info=True)
 
 
 def test_what_asks_for_something_is_transformers_own(folder, caplog):

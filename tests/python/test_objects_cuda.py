@@ -113,6 +113,14 @@ def test_an_embedding_on_the_host_leaves_the_gpu_and_changes_no_loss(folder, tmp
     assert after == "cuda"  # where scripts put what they generate from
 
 
+def test_a_base_on_the_host_leaves_the_gpu_and_changes_no_loss(folder, tmp_path, cuda):
+    watched(folder, tmp_path)
+    held, expected, _ = watched(folder, tmp_path)
+    less, found, after = watched(folder, tmp_path, base_on_host=True)
+    assert len(expected) == 3 and found == expected and max(less.allocated) < min(held.allocated)
+    assert after == "cuda"
+
+
 def test_the_cache_is_given_back_as_often_as_asked(folder, tmp_path, cuda):
     kept, *_ = watched(folder, tmp_path)
     emptied, *_ = watched(folder, tmp_path, torch_empty_cache_steps=1)

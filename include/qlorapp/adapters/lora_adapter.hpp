@@ -26,6 +26,8 @@ struct FrozenWeight {
   [[nodiscard]] int64_t in_features() const { return quantized.defined() ? quantized.shape[1] : dense.size(1); }
   /// Of the stored weight: codes and scales, or the dense tensor.
   [[nodiscard]] Bytes nbytes() const;
+  /// The same weight on another device. Copies only what is not there yet.
+  [[nodiscard]] FrozenWeight to(at::Device device) const;
   /// y = x·Wᵀ. y (M, out) may be a column slice of a wider buffer.
   void forward_out(at::Tensor& y, const at::Tensor& x) const;
   /// dx = dy·W, or dx += dy·W.

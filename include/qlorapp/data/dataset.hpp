@@ -45,17 +45,17 @@ enum class FileFormat { kByName, kJson, kCsv, kTsv, kLines, kParagraphs };
 [[nodiscard]] FileFormat parse_file_format(std::string_view name);
 
 struct DatasetOptions {
-  int64_t max_length = 1024;                 ///< Tokens a row may have; 0: no limit.
-  std::optional<bool> completion_only_loss;  ///< Prompts get no loss. Unset: true for prompt/completion, false for messages.
-  bool assistant_only_loss = false;          ///< Messages: only assistants' turns get loss, their end-of-turn token included.
-  bool append_eos = true;                    ///< Text and completions end with EOS.
+  int64_t max_length = 1024;                      ///< Tokens a row may have; 0: no limit.
+  std::optional<bool> completion_only_loss = {};  ///< Prompts get no loss. Unset: true for prompt/completion, false for messages.
+  bool assistant_only_loss = false;               ///< Messages: only assistants' turns get loss, their end-of-turn token included.
+  bool append_eos = true;                         ///< Text and completions end with EOS.
   FileFormat file_format = FileFormat::kByName;
-  std::string text_field = "text";  ///< The column of texts. Another name than "text" decides the shape; so do the next three.
-  std::string prompt_field;         ///< The column of prompts; empty: detected.
-  std::string completion_field;     ///< The column of completions; empty: detected.
-  std::string messages_field;       ///< The column of conversations; empty: detected.
-  int64_t model_vocab_size = 0;     ///< Ids must be below; 0: below the tokenizer's own limit.
-  std::optional<std::string> date_string;  ///< See ChatOptions.
+  std::string text_field = "text";    ///< The column of texts. Another name than "text" decides the shape; so do the next three.
+  std::string prompt_field = {};      ///< The column of prompts; empty: detected.
+  std::string completion_field = {};  ///< The column of completions; empty: detected.
+  std::string messages_field = {};    ///< The column of conversations; empty: detected.
+  int64_t model_vocab_size = 0;       ///< Ids must be below; 0: below the tokenizer's own limit.
+  std::optional<std::string> date_string = {};  ///< See ChatOptions.
 };
 
 /// kPromptMessages: prompt and completion are lists of messages.

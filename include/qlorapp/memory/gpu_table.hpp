@@ -47,6 +47,8 @@ struct Gpu {
   /// an H200 (docs/plan-accuracy.md: 0.51 GiB at first, 0.78 with all libraries loaded), an allowance for all others.
   [[nodiscard]] Bytes context() const;
   [[nodiscard]] bool has_bf16() const { return architecture >= 80; }
+  /// Bytes per second of copies from pinned host memory, by the PCIe generation of its architecture, in 16 lanes.
+  [[nodiscard]] double host_rate() const;
 };
 
 /// All rows of the table.

@@ -32,6 +32,9 @@ struct DeviceAllowance {
 /// that are usually missing.
 [[nodiscard]] std::string checklist(const MemoryPlan& plan, const PlanSettings& settings);
 
+/// Which limits the step of a base in host memory, its computation or the bus; empty for another base, and if the rates are not known.
+[[nodiscard]] std::string bus_text(const PlanSettings& settings, const Gpu& gpu);
+
 /// "7.9 GiB of 14.5 GiB: fits".
 [[nodiscard]] std::string verdict(const MemoryPlan& plan, Bytes room);
 

@@ -34,6 +34,9 @@ struct MemorySettings {
   /// The embedding table waits in pinned host memory and a GPU reads the batch's rows from there. Nothing where the head is
   /// tied to it (the head is a product on the GPU) and on a CPU.
   bool embedding_on_host = false;
+  /// The frozen projections of all blocks wait in pinned host memory. A GPU has two blocks of them at a time, the one it computes with and
+  /// the next, which is copied meanwhile. A step takes at least the time of those copies. Nothing on a CPU.
+  bool base_on_host = false;
 
   /// A dropout mask's generator makes four numbers a call, so tiles begin at multiples of four elements.
   static constexpr int64_t kTileStep = 4;

@@ -27,7 +27,7 @@ class StepSettings {
   /// Host memory of segments with input_on_host; null where there are none, and on a CPU.
   [[nodiscard]] const PinnedRing* pinned_ring() const { return ring_.get(); }
 
-  /// Takes effect with the next micro-batch; embedding_on_host moves the table at once (Decoder::move_embedding).
+  /// Takes effect with the next micro-batch; embedding_on_host and base_on_host move weights at once (Decoder).
   /// @throws ValueError if a setting is out of range.
   void set_memory(const MemorySettings& settings);
   [[nodiscard]] const MemorySettings& memory() const { return memory_; }

@@ -20,6 +20,8 @@ struct WeightOptions {
   /// The embedding table goes straight to pinned host memory (nn/memory_settings.hpp); nothing on a CPU and where the head is tied to
   /// it.
   bool embedding_on_host = false;
+  /// The linear layers' weights go to pinned host memory as they come (nn/memory_settings.hpp); nothing on a CPU.
+  bool base_on_host = false;
 };
 
 }  // namespace qlorapp

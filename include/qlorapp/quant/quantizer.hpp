@@ -35,6 +35,8 @@ class Quantizer {
     bool double_quant = true;                ///< Store the scales in eight bits: 4.127 instead of 4.5 bits an element.
     int64_t nested_block_size = 256;         ///< Scales a second-level scale; above 0.
     Compat compat = Compat::kNone;
+
+    friend bool operator==(const Options&, const Options&) = default;
   };
 
   Quantizer() = default;

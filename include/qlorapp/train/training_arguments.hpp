@@ -55,6 +55,7 @@ struct RunArguments {
   int64_t mlp_tile_rows = 0;
   std::string weight_workspace = "layer";
   bool embedding_on_host = false;
+  bool base_on_host = false;
   std::string memory_budget;
   bool fp8 = false;
   bool cuda_graphs = false;
@@ -122,6 +123,10 @@ struct RunArguments {
         Field{
             "embedding_on_host", &T::embedding_on_host,
             "keep the embedding table in pinned host memory, from which a GPU reads its rows; no effect if the head is tied to it"},
+        Field{"base_on_host", &T::base_on_host,
+              "keep the frozen linear layers in pinned host memory and copy each block to the GPU while the one before it "
+              "computes; false "
+              "leaves them where they were loaded"},
         Field{"memory_budget", &T::memory_budget,
               "an amount such as 14GiB, or auto for the free memory; chooses checkpoint_keep, the four options above and the "
               "micro-batch for the fastest step that fits; the effective batch stays the same"},

@@ -13,9 +13,6 @@ import peft
 
 from .. import _C
 
-#: Beginnings of the names of folders whose files take their places later, together.
-_UNDER_CONSTRUCTION = (".tmp-checkpoint-", ".qlorapp-update-")
-
 
 @contextlib.contextmanager
 def replaced_together(folder: str | os.PathLike[str], *copied: str) -> Iterator[str]:
@@ -54,8 +51,7 @@ class _Save:
         theirs = type(model).save_pretrained
         given = inspect.signature(theirs).bind(model, *args, **options)
         folder = given.arguments["save_directory"]
-        is_part = os.path.basename(os.path.normpath(folder)).startswith(_UNDER_CONSTRUCTION)
-        if is_part or not given.arguments.get("is_main_process", True) or os.path.isfile(folder):
+        if _C.is_staging(os.fspath(folder)) or not given.arguments.get("is_main_process", True) or os.path.isfile(folder):
             theirs(*given.args, **given.kwargs)
             return
         with replaced_together(folder, "README.md") as given.arguments["save_directory"]:  # PEFT adds to it

@@ -104,7 +104,8 @@ class AutoModelForCausalLM:
 
         Families that C++ knows have an engine (docs/architecture.md). Others run in transformers' code over the same layers.
         dtype (older: torch_dtype): of activations, norms, embeddings and head. Defaults to bnb_4bit_compute_dtype, then the checkpoint's.
-        device_map: one device. "auto" is the GPU if this build has kernels for it.
+        device_map: one device. "auto" is the GPU if this build has kernels for it. {"": 0, "model.layers": "cpu"} leaves the frozen layers in
+            host memory, from which the GPU copies each block while it computes the one before (base_on_host in docs/memory.md).
         options: the config's attributes, as in transformers.
         For an adapter's folder it loads the base and then the adapter, by PEFT.
 
@@ -131,6 +132,7 @@ class AutoModelForCausalLM:
         options = {name: value for name, value in options.items() if value is not None and (value or name not in _OFF)}
         quantized = _quantization(quantization_config, load_in_4bit)
         stored = getattr(config, "quantization_config", None)
+        device_map, base_on_host = _layers_on_host(device_map)
         device = _device_of(device_map, quantized.load_in_4bit or stored is not None)
         wanted = next((d for d in (dtype, torch_dtype) if d not in (None, "auto")), None)
         if wanted is None and quantized.bnb_4bit_compute_dtype != torch.float32:  # transformers' default for "not given"
@@ -139,6 +141,11 @@ class AutoModelForCausalLM:
         if options or cls._auto or foreign.is_foreign(config) or foreign.changed(config, folder):
             settled = quantized if quantized.load_in_4bit else None
             wanted = _C.dtype_on(str(device), wanted)
+            if base_on_host:
+                raise ValueError(
+                    "[from_pretrained] device_map with layers on the CPU and the rest on a GPU is for models that C++ computes, without other "
+                    "options of transformers. Put this model on one device."
+                )
             return foreign.load(folder, config, settled, wanted, device, cls._auto, config=config, **options)
         config.dtype = wanted
         config._name_or_path = os.fspath(pretrained_model_name_or_path)
@@ -149,6 +156,7 @@ class AutoModelForCausalLM:
                 compute_dtype=wanted,
                 load_in_4bit=quantized.load_in_4bit,
                 device=device,
+                base_on_host=base_on_host,
                 **quantizer_options.of(quantized),
             )
         if isinstance(stored, dict):
@@ -183,6 +191,17 @@ class AutoPeftModelForCausalLM(peft.AutoPeftModelForCausalLM):
     def from_pretrained(cls, *args: Any, **options: Any) -> Any:
         """PEFT's. save_pretrained of the model replaces the files of an older adapter together."""
         return saves_together(super().from_pretrained(*args, **options))
+
+
+def _layers_on_host(device_map: Any) -> tuple[Any, bool]:
+    """device_map without the entries of the decoder's layers, and whether these are to be on the CPU while the rest is not."""
+    if not isinstance(device_map, dict):
+        return device_map, False
+    layers = {str(place) for name, place in device_map.items() if name.startswith("model.layers")}
+    rest = {name: place for name, place in device_map.items() if not name.startswith("model.layers")}
+    if layers != {"cpu"} or not rest or "cpu" in map(str, rest.values()):
+        return device_map, False
+    return rest, True
 
 
 def _device_of(device_map: Any, quantized: bool) -> torch.device:

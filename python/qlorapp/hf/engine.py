@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .. import _C
+from ..nn import Params4bit
+
 _log = logging.getLogger("qlorapp")
 
 #: Paths of a block's linear layers, in the order of transformers' module tree.
@@ -190,12 +193,17 @@ class Engine:
     # --- memory
 
     def follow(self) -> None:
-        """Shares memory with C++'s embedding table again, after embedding_on_host moved it."""
-        table = self.core.embed_tokens
+        """Shares memory with C++'s weights again, after embedding_on_host or base_on_host moved them."""
+        weights = {f"{path}.weight": weight for path, weight in self.core.named_weights()}
         for i, frozen in enumerate(self.base):
-            if frozen.path == "model.embed_tokens.weight" and frozen.pointer != table.data_ptr():
-                frozen.parameter.data = table
-                self.base[i] = dataclasses.replace(frozen, pointer=table.data_ptr())
+            weight = weights.get(frozen.path)
+            values = weight.packed if isinstance(weight, _C.QuantizedTensor) else weight
+            if values is None or frozen.pointer == values.data_ptr():
+                continue
+            if isinstance(frozen.parameter, Params4bit) and frozen.parameter.module is not None:
+                frozen.parameter.module.quant_state = weight
+            frozen.parameter.data = values
+            self.base[i] = dataclasses.replace(frozen, pointer=values.data_ptr())
 
     def bring_embedding_back(self) -> None:
         """Moves the embedding to the model's device, where transformers' forward expects it."""

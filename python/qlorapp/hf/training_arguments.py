@@ -16,8 +16,8 @@ from .older_names import modern
 
 #: Options that only the C++ loop has. Type, default and help text come from C++'s field table.
 OWN = (
-    "checkpoint_keep", "loss_chunk_rows", "mlp_tile_rows", "weight_workspace", "embedding_on_host", "memory_budget", "fp8", "cuda_graphs",
-    "worst_case_first", "count_position_zero", "resume_with_changes", "on_non_finite",
+    "checkpoint_keep", "loss_chunk_rows", "mlp_tile_rows", "weight_workspace", "embedding_on_host", "base_on_host", "memory_budget", "fp8",
+    "cuda_graphs", "worst_case_first", "count_position_zero", "resume_with_changes", "on_non_finite",
 )  # fmt: skip
 
 #: transformers' options that the C++ loop computes. Options outside of a step stay with transformers.

@@ -86,7 +86,24 @@ bool is_expandable() {
   return set && c10::cuda::CUDACachingAllocator::get()->name() == "native";
 }
 
-constexpr detail::DeviceMemory kMemory{room_of, prepare, is_expandable};
+void* lock_host(size_t bytes, at::Device device) {
+  const c10::cuda::CUDAGuard guard(device);
+  void* memory = nullptr;
+  const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocDefault);
+  if (error == cudaErrorMemoryAllocation) {
+    static_cast<void>(cudaGetLastError());
+    throw OutOfMemoryError(message(
+        "[memory] the host must have {} more of memory that can be page-locked, for weights that wait there; it has not. Free "
+        "memory or raise its limit (ulimit -l, a container's), or leave out base_on_host and embedding_on_host.",
+        to_string(Bytes{static_cast<int64_t>(bytes)})));
+  }
+  C10_CUDA_CHECK(error);
+  return memory;
+}
+
+void unlock_host(void* memory) { C10_CUDA_CHECK_WARN(cudaFreeHost(memory)); }
+
+constexpr detail::DeviceMemory kMemory{room_of, prepare, is_expandable, lock_host, unlock_host};
 [[maybe_unused]] const bool memory_registered = (detail::set_device_memory(&kMemory), true);
 
 }  // namespace

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The frozen projections of a block in one piece of memory, so that one copy moves them.
+///
+///     bytes  [ q: packed absmax nested_absmax nested_offset | k: … | … | down: … ]      each tensor begins at a multiple of 256
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "adapters/projection.hpp"
+#include "qlorapp/adapters/lora_adapter.hpp"
+#include "quant/arrival.hpp"
+
+namespace qlorapp {
+
+using BlockWeights = std::array<FrozenWeight, kProjectionCount>;
+
+/// What decides how many bytes a frozen weight has, and what they mean.
+struct WeightForm {
+  std::vector<int64_t> shape;                    ///< (out, in).
+  at::ScalarType dtype = at::ScalarType::Float;  ///< Of a dense weight, or of a four-bit one before it was quantized.
+  std::optional<Quantizer::Options> four_bit = {};
+
+  [[nodiscard]] static WeightForm of(const FrozenWeight& weight);
+  friend bool operator==(const WeightForm&, const WeightForm&) = default;
+};
+using BlockForms = std::array<WeightForm, kProjectionCount>;
+
+[[nodiscard]] BlockForms forms_of(const BlockWeights& weights);
+/// Memory for a weight of this form, not filled.
+[[nodiscard]] FrozenWeight empty_weight(const WeightForm& form, const PlaceMaker& place);
+/// Length of the piece.
+[[nodiscard]] int64_t bytes_in_one_piece(const BlockForms& forms);
+/// Weights whose tensors are views of the piece. @param bytes  uint8, at least bytes_in_one_piece() of them.
+[[nodiscard]] BlockWeights views_of(const at::Tensor& bytes, const BlockForms& forms);
+/// Copies a weight of the same form into the tensors of another, which keep their places.
+void copy_weight(const FrozenWeight& to, const FrozenWeight& from);
+
+}  // namespace qlorapp

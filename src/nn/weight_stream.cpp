@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "nn/weight_stream.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "ops/memory_tape.hpp"
+
+namespace qlorapp {
+namespace {
+
+int64_t version_of(const at::Tensor& bytes) { return bytes.is_inference() ? 0 : static_cast<int64_t>(bytes._version()); }
+
+}  // namespace
+
+WeightStream::WeightStream(at::Device device, std::vector<Source> blocks) : device_(device), sources_(std::move(blocks)) {
+  const at::NoGradGuard no_grad;
+  int64_t longest = 0;
+  for (const Source& source : sources_) longest = std::max(longest, source.bytes.numel());
+  const ops::MemoryUseScope use(ops::MemoryUse::kCodes);
+  for (Place& place : places_) place.bytes = at::empty({longest}, at::TensorOptions().dtype(at::kByte).device(device_));
+  if (device_.is_cpu() || device_.is_meta()) return;
+  const c10::impl::VirtualGuardImpl guard(device_.type());
+  copies_ = guard.getStreamFromGlobalPool(device_);
+  forked_.emplace(device_.type());
+  for (Place& place : places_) place.arrived.emplace(device_.type());
+}
+
+WeightStream::~WeightStream() {
+  try {
+    if (copies_) copies_->synchronize();  // nobody may free the memory of a copy
+  } catch (const std::exception&) {
+    // The device is lost, and says so again at its next use.
+  }
+}
+
+Bytes WeightStream::device_bytes() const {
+  return Bytes{static_cast<int64_t>(places_[0].bytes.nbytes() + places_[1].bytes.nbytes())};
+}
+
+bool WeightStream::holds(const Place& place, int64_t block) const {
+  return place.block == block && place.version == version_of(sources_[static_cast<size_t>(block)].bytes);
+}
+
+int64_t WeightStream::after(int64_t block, int64_t before, bool training) const {
+  if (before == block + 1) return block - 1;
+  const bool is_last = block + 1 == std::ssize(sources_);
+  if (!is_last) return block + 1;
+  return training ? -1 : 0;
+}
+
+void WeightStream::load(Place& place, int64_t block) {
+  const Source& source = sources_[static_cast<size_t>(block)];
+  if (place.block < 0 || sources_[static_cast<size_t>(place.block)].forms != source.forms)
+    place.weights = views_of(place.bytes, source.forms);
+  place.block = block;
+  place.version = version_of(source.bytes);
+  ++copied_;
+  if (device_.is_meta()) return;
+  const at::Tensor to = place.bytes.narrow(0, 0, source.bytes.numel());
+  if (!copies_) {
+    to.copy_(source.bytes);
+    return;
+  }
+  forked_->record(*computation_);  // begins when the place's last reader is done
+  forked_->block(*copies_);
+  {
+    const c10::StreamGuard guard(*copies_);
+    to.copy_(source.bytes, /*non_blocking=*/true);
+  }
+  place.arrived->record(*copies_);
+}
+
+const BlockWeights& WeightStream::at(int64_t block, bool training) {
+  const at::NoGradGuard no_grad;
+  bool must_wait = false;
+  if (copies_) {
+    const c10::Stream stream = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
+    if (computation_ && *computation_ != stream) {  // one after the other: a copy waits for the latest stream only
+      forked_->record(*computation_);
+      forked_->block(stream);
+      must_wait = true;
+    }
+    computation_ = stream;
+  }
+  if (!holds(places_[current_], block)) {
+    const int64_t before = places_[current_].block;
+    current_ = 1 - current_;
+    if (!holds(places_[current_], block)) load(places_[current_], block);
+    if (copies_) places_[current_].arrived->block(*computation_);
+    Place& other = places_[1 - current_];
+    const int64_t next = after(block, before, training);
+    if (next >= 0 && next != block && !holds(other, next)) load(other, next);
+  } else if (must_wait) {
+    places_[current_].arrived->block(*computation_);
+  }
+  return places_[current_].weights;
+}
+
+}  // namespace qlorapp
