@@ -225,10 +225,11 @@ std::string describe(const Search& search, const Way& way) {
   const MemoryPlan plan = plan_memory(search.settings_of(least));
   const Bytes need = plan.training_peak(), load = plan.of(ops::MemoryPhase::kLoad).allocated;
   if (load > room && load > need) {
+    const bool gpu = asked.device.type == at::kCUDA && !asked.memory.base_on_host;
     throw ValueError(
-        message("[{}] {} are not enough: loading the model needs {}, more than any step. Ways out: a larger {}, or a checkpoint "
+        message("[{}] {} are not enough: loading the model needs {}, more than any step. Ways out: a larger {}, {}or a checkpoint "
                 "that is already in four bits.",
-                request.name, to_string(room), to_string(load), request.name));
+                request.name, to_string(room), to_string(load), request.name, gpu ? "base_on_host, " : ""));
   }
   throw ValueError(
       message("[{}] {} are not enough: the smallest step of {} x {} tokens needs at least {}{}. Ways out: {}.", request.name,
@@ -250,6 +251,11 @@ std::string ways_out(const PlanSettings& settings, Bytes room) {
     PlanSettings one = settings;
     one.batch = 1;
     add("batch 1", one);
+  }
+  if (settings.device.type == at::kCUDA && !settings.memory.base_on_host) {
+    PlanSettings on_host = settings;
+    on_host.memory.base_on_host = true;
+    add("base_on_host", on_host);
   }
   PlanSettings shorter = settings;
   shorter.length = std::max<int64_t>(2, settings.length / 2);

@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::string_view kArgumentsFile = "training_args.json";
 
-/// They decide the numbers of a step. What decides rows (max_length, packing, completion_only_loss) shows in the rows.
+/// They affect the results of a step. What decides rows (max_length, packing, completion_only_loss) shows in the rows.
 constexpr std::array<std::string_view, 17> kDecisive{
     "learning_rate", "lr_scheduler_type",   "lr_scheduler_kwargs",  "warmup_steps", "warmup_ratio",
     "weight_decay",  "adam_beta1",          "adam_beta2",           "adam_epsilon", "max_grad_norm",

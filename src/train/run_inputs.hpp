@@ -23,7 +23,7 @@ struct ChangedInputs {
   int64_t micro_batch_size = 0;  ///< Of the run that wrote the checkpoint: its cursor counts in it.
 };
 /// Compares a run with the one that wrote a checkpoint, and logs what differs.
-/// @throws FormatError for another base model; for other data and for options that decide the numbers unless args.resume_with_changes,
+/// @throws FormatError for another base model; for other data and for options that affect the results unless args.resume_with_changes,
 ///         naming each with its old and new value.
 ChangedInputs check_inputs(const std::string& folder, const TrainingArguments& args, const RunInputs& inputs);
 

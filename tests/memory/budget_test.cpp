@@ -81,7 +81,7 @@ TEST_CASE("more budget is never slower, and the text says what comes next") {
   }
 }
 
-TEST_CASE("a budget that nothing fits says how much is missing and what would help, batch, length and rank in this order") {
+TEST_CASE("a budget that nothing fits says how much is missing and what would help: batch, base, length and rank in this order") {
   const PlanSettings settings = run_of("llama-3.1-8b", "H200");
   const Gpu gpu = find_gpu("H200");
   try {
@@ -92,7 +92,10 @@ TEST_CASE("a budget that nothing fits says how much is missing and what would he
     INFO(text);
     const size_t batch = text.find("batch 1: "), length = text.find("rows of 1024 tokens: "), rank = text.find("rank 8: ");
     CHECK(text.find("more. Ways out: ") < batch);
-    CHECK(batch < length);
+    const size_t base = text.find("base_on_host: "), fits = text.find(", fits", base);
+    CHECK(batch < base);
+    CHECK(base < fits);
+    CHECK(fits < length);
     CHECK(length < rank);
     CHECK(rank != std::string::npos);
   }

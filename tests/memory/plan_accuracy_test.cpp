@@ -138,8 +138,10 @@ TEST_CASE("the plan is within 5 % of the measured peak, and never under by more 
   for (const Keep keep : {Keep::kEverything, Keep::kAttentionOnly, Keep::kInputOnly, Keep::kInputOnHost})
     cases.push_back({.keep = keep});
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-    for (const Keep keep : {Keep::kEverything, Keep::kInputOnly})
+    for (const Keep keep : {Keep::kEverything, Keep::kInputOnly}) {
+      if (dtype == at::kHalf && keep == Keep::kEverything) continue;  // slow on most CPUs
       cases.push_back({.keep = keep, .batch = 1, .length = 256, .dtype = dtype, .width = dtype == at::kFloat ? 256 : 1024});
+    }
   }
   cases.push_back({.batch = 8, .length = 64});
   cases.push_back({.keep = Keep::kInputOnly, .batch = 8, .length = 64, .dtype = at::kBFloat16, .width = 1024});

@@ -89,7 +89,7 @@ class Trainer {
   [[nodiscard]] int64_t epochs() const { return epochs_; }
   /// Whole epochs and the share of the one under way.
   [[nodiscard]] double epoch() const;
-  /// Data or options that decide the numbers differ from those of the checkpoint that train() resumed from.
+  /// Data or options that affect the results differ from those of the checkpoint that train() resumed from.
   [[nodiscard]] bool resumed_with_changes() const { return resumed_with_changes_; }
   /// The last step as a log entry: its own loss, grad_norm, learning_rate, epoch and step. It is not put into the history. Before the first
   /// step the loss is NaN. Reads the losses that are due: on a GPU that synchronizes. @throws TrainingDiverged as train().

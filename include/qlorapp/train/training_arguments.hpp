@@ -160,14 +160,15 @@ struct RunArguments {
         Field{"data_seed", &T::data_seed, "seeds the order of rows"},
         Field{"full_determinism", &T::full_determinism, "identical results in every run on a GPU too; attention is slower"},
         Field{"on_non_finite", &T::on_non_finite,
-              "what follows a step whose gradients are not finite, other than float16's own: raise; skip (at most 16 in a row); or "
+              "after a step whose gradients are not finite (in float16 the loss scale decides): raise, skip (at most 16 in a row), "
+              "or "
               "rollback: continue from the last checkpoint, behind the rows of that step (at most 3 times)"},
         Field{"use_cpu", &T::use_cpu, "on the command line: train on the CPU even if a GPU is present"},
         Field{"resume_from_checkpoint", &T::resume_from_checkpoint,
               "a checkpoint folder, or \"true\": the newest undamaged one of the run in output_dir"},
         Field{"ignore_data_skip", &T::ignore_data_skip, "a resumed run restarts its epoch at the first batch"},
         Field{"resume_with_changes", &T::resume_with_changes,
-              "resume although data or options that decide the numbers differ from those of the checkpoint"},
+              "resume although the data, or options that affect the results, differ from those of the checkpoint"},
         Field{"ddp_timeout", &T::ddp_timeout, "several processes: seconds that one waits for the others before the run ends"},
         Field{"ddp_sum_in_bf16", &T::ddp_sum_in_bf16,
               "several processes: sum gradients in bfloat16, which halves what they exchange and rounds to three digits"}};

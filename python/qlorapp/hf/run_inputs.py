@@ -16,7 +16,7 @@ _log = logging.getLogger("qlorapp")
 FILE = "run_inputs.json"
 #: Of more rows, so many at equal distances are read.
 MOST_ROWS = 1 << 16
-#: They decide the numbers of a step. What decides rows (max_length, packing) shows in the rows.
+#: They affect the results of a step. What decides rows (max_length, packing) shows in the rows.
 _DECISIVE = (
     "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "optim", "optim_args", "weight_decay",
     "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "label_smoothing_factor", "neftune_noise_alpha", "seed", "data_seed",
