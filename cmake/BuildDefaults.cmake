@@ -20,6 +20,11 @@ function(qlorapp_unity target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${QLORAPP_UNITY} UNITY_BUILD_BATCH_SIZE 8)
 endfunction()
 
+# What converts, parses and decides is compiled at a lower level than what computes: a fifth less time to compile, and no loop of it counts.
+function(qlorapp_optimize target level)
+  target_compile_options(${target} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O${level}>)
+endfunction()
+
 # Language level, flags and the public headers, for everything that we compile.
 add_library(qlorapp_defaults INTERFACE)
 target_compile_features(qlorapp_defaults INTERFACE cxx_std_20)
