@@ -91,7 +91,7 @@ class CausalLM:
     def move_embedding(self, to_host: bool) -> None:
         """The table alone, between GPU and pinned host memory; the other settings of memory stay."""
     def move_blocks(self, to_host: bool) -> None:
-        """The blocks' frozen weights, between the device and host memory, also on a CPU."""
+        """The blocks' frozen weights, between the device and host memory."""
     @property
     def segments(self) -> list[tuple[int, int, str]]:
         """[(begin, end, what is kept)]"""

@@ -105,11 +105,8 @@ class Linear4bit(torch.nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert self.quant_state is not None
-        weight = self.quant_state
-        if weight.device != x.device:  # base_on_host, in transformers' forward
-            weight = weight.to(x.device)
         with own_dtypes(x.device):
-            y: torch.Tensor = weight.linear(x)
+            y: torch.Tensor = self.quant_state.linear(x)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Linear4bit":

@@ -194,8 +194,14 @@ void bind_model(py::module_& m) {
           },
           py::arg("to_host"), NoGil(), "The table alone, between GPU and pinned host memory; the other settings of memory stay.")
       .def(
-          "move_blocks", [](CausalLM& self, bool to_host) { self.decoder().move_blocks(to_host); }, py::arg("to_host"), NoGil(),
-          "The blocks' frozen weights, between the device and host memory, also on a CPU.")
+          "move_blocks",
+          [](CausalLM& self, bool to_host) {
+            MemorySettings settings = self.settings().memory();
+            settings.base_on_host = to_host;
+            self.settings().set_memory(settings);
+            self.decoder().move_blocks(to_host);  // on a CPU, too, where the setting does nothing
+          },
+          py::arg("to_host"), NoGil(), "The blocks' frozen weights, between the device and host memory.")
       .def_property_readonly("segments", &segments, "[(begin, end, what is kept)]")
       .def(
           "forward_backward",

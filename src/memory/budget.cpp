@@ -207,6 +207,7 @@ class Search {
 std::string memory_text(const MemorySettings& memory) {
   std::string text;
   if (memory.embedding_on_host) text += ", embedding on the host";
+  if (memory.base_on_host) text += ", base on the host";
   if (memory.loss_chunk_rows > 0) text += message(", {} rows of logits at a time", memory.loss_chunk_rows);
   if (memory.weight_workspace != WeightWorkspace::kLayer)
     text += message(", weight_workspace={}", to_string(memory.weight_workspace));

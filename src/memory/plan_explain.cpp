@@ -89,18 +89,19 @@ std::string all_together(PlanSettings settings, Bytes room) {
   }
   PlanSettings on_host = settings;
   on_host.memory.base_on_host = true;
-  if (const MemoryPlan least = plan_memory_in(on_host, room); least.fits) {
+  const MemoryPlan least = plan_memory_in(on_host, room);
+  if (least.fits) {
     return message(
         "No single change is enough. Batch 1 with inputs, embedding and base on the host, 512 rows of logits, one workspace at a "
         "time "
         "and the MLP in tiles needs {} and fits.\n",
         gib(least.peak_reserved()));
   }
-  const MemoryParts& parts = plan.of(plan.fullest_of_training()).parts;
+  const MemoryParts& parts = least.of(least.fullest_of_training()).parts;
   return message(
       "No single change is enough. All changes that keep the result need {} together, of which {} are base, adapters and "
       "optimizer; the card has {}. Use a shorter length, a smaller model or a larger card.\n",
-      gib(plan.peak_reserved()),
+      gib(least.peak_reserved()),
       gib(parts_of(parts, {MemoryUse::kCodes, MemoryUse::kScales, MemoryUse::kDense, MemoryUse::kAdapters, MemoryUse::kGradients,
                            MemoryUse::kOptimizer})),
       gib(room));

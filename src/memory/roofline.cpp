@@ -61,13 +61,17 @@ double memory_settings_time(const PlanSettings& settings, double tokens, const W
   return seconds;
 }
 
-/// Of the base's blocks in one micro-batch: forward all but the first two, backward all but the last two (nn/weight_stream.hpp).
+/// Of the base's blocks in one micro-batch: forward all but the first two, backward all but the last two, and those of a segment of
+/// several blocks once more, whose forward pass runs again (nn/weight_stream.hpp).
 double copy_seconds(const PlanSettings& settings, const Gpu& gpu, double linear) {
   if (!settings.memory.base_on_host || settings.device.type != at::kCUDA) return 0;
   const double scales = settings.quantization.double_quant ? 1.0 : 4.0;  // bytes each
-  const double element = settings.load_in_4bit ? 0.5 + scales / static_cast<double>(settings.quantization.block_size) : 2.0;
-  const auto layers = static_cast<double>(settings.model.num_hidden_layers);
-  return linear * element * 2 * std::max(0.0, layers - 2) / layers / gpu.host_rate();
+  const double element = settings.load_in_4bit ? 0.5 + scales / static_cast<double>(settings.quantization.block_size)
+                                               : static_cast<double>(c10::elementSize(settings.compute_dtype));
+  const int64_t layers = settings.model.num_hidden_layers;
+  int64_t copies = 2 * std::max<int64_t>(0, layers - 2);
+  for (const Segment& segment : settings.segments) copies += segment.end - segment.begin > 1 ? segment.end - segment.begin : 0;
+  return linear * element * static_cast<double>(copies) / static_cast<double>(layers) / gpu.host_rate();
 }
 
 }  // namespace

@@ -22,6 +22,12 @@ DecoderBlock::Shape block_shape(const format::ModelConfig& config) {
           .rms_norm_eps = config.rms_norm_eps};
 }
 
+std::shared_ptr<WeightStream> stream_of(at::Device device, const std::vector<DecoderBlock::Weights>& blocks) {
+  std::vector<WeightStream::Source> sources;
+  for (const DecoderBlock::Weights& block : blocks) sources.push_back({block.on_host, forms_of(block.projections)});
+  return std::make_shared<WeightStream>(device, std::move(sources));
+}
+
 }  // namespace
 
 Decoder::Decoder(format::ModelConfig config, DecoderWeights weights)
@@ -35,10 +41,10 @@ Decoder::Decoder(format::ModelConfig config, DecoderWeights weights)
                       joined(embed_tokens_.sizes()), joined(lm_head_.sizes()));
   QLORAPP_CHECK_VALUE(std::ssize(weights.blocks) == config_.num_hidden_layers,
                       "[causal_lm] the config has {} layers; got weights of {}.", config_.num_hidden_layers, weights.blocks.size());
+  if (!weights.blocks.empty() && weights.blocks.front().on_host.defined()) stream_ = stream_of(device(), weights.blocks);
   for (auto& block : weights.blocks) blocks_.emplace_back(block_shape(config_), std::move(block), std::ssize(blocks_));
   if (device().is_cpu() && dtype() != at::kFloat) ops::bound_primitive_cache();  // of dense layers, too
   const std::vector<float> frequencies = format::rope_inverse_frequencies(config_);
-  if (!blocks_.empty() && blocks_.front().weights().on_host.defined()) move_blocks(/*to_host=*/true);
   rope_ = RopeTable(at::tensor(frequencies, at::TensorOptions().dtype(at::kFloat)).to(device()), 1.0);
 }
 
@@ -66,12 +72,12 @@ void Decoder::move_embedding(bool to_host) {
 }
 
 void Decoder::move_blocks(bool to_host) {
-  if (!to_host) stream_.reset();  // its places make room for what comes
-  for (DecoderBlock& block : blocks_) block.move_projections(to_host);
-  if (!to_host || stream_) return;
-  std::vector<WeightStream::Source> sources;
-  for (const DecoderBlock& block : blocks_) sources.push_back({block.weights().on_host, forms_of(block.weights().projections)});
-  stream_ = std::make_shared<WeightStream>(device(), std::move(sources));
+  if (to_host == (stream_ != nullptr)) return;
+  // All blocks are copied before one of them changes: whatever fails leaves the model as it is.
+  std::vector<DecoderBlock::Weights> moved;
+  for (const DecoderBlock& block : blocks_) moved.push_back(block.moved(to_host));
+  stream_ = to_host ? stream_of(device(), moved) : nullptr;
+  for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i].replace_weights(std::move(moved[i]));
 }
 
 int64_t Decoder::parameter_count() const {

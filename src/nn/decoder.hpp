@@ -55,7 +55,7 @@ class Decoder {
   /// Moves the table between a GPU and pinned host memory; a tied table and a model on a CPU stay as they are. The tensor that
   /// embed_tokens() returned before stays where it is, for as long as it is held.
   void move_embedding(bool to_host);
-  /// Moves the blocks' projections between the device and host memory (nn/weight_stream.hpp).
+  /// Moves the blocks' projections between the device and host memory (nn/weight_stream.hpp). A failure leaves them where they were.
   void move_blocks(bool to_host);
   /// Brings the projections of blocks that wait in host memory; null if they are on the device.
   [[nodiscard]] const std::shared_ptr<WeightStream>& weight_stream() const { return stream_; }

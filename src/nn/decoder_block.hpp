@@ -74,9 +74,10 @@ class DecoderBlock {
   [[nodiscard]] const Weights& weights() const { return weights_; }
   /// Puts another weight of the same shape in a projection's place: what an initialization leaves of the base.
   void replace_projection(Projection projection, FrozenWeight weight);
-  /// Moves the projections into one piece of host memory, or to the device of the norms. While they are on the host of a GPU, the block
-  /// computes with StepContext::weights.
-  void move_projections(bool to_host);
+  /// The weights with copies of the projections in one piece of host memory, or on the device of the norms, each in memory of its own. A
+  /// block whose projections are on the host of a GPU computes with StepContext::weights.
+  [[nodiscard]] Weights moved(bool to_host) const;
+  void replace_weights(Weights weights) noexcept { weights_ = std::move(weights); }
   /// Makes the block ready for StepContext::float8.
   /// @param ones  float32 on the weights' device, as long as the longest side of any stack, all 1; undefined: in 16 bits again.
   /// @throws ValueError naming the block if its weights do not allow it; then nothing has changed but that it is off.

@@ -75,27 +75,24 @@ void DecoderBlock::replace_projection(Projection projection, FrozenWeight weight
   if (const at::Tensor ones = float8_.front().ones; ones.defined()) set_float8(ones);
 }
 
-void DecoderBlock::move_projections(bool to_host) {
-  if (to_host == weights_.on_host.defined()) return;
+DecoderBlock::Weights DecoderBlock::moved(bool to_host) const {
   const at::NoGradGuard no_grad;
   const at::Device device = weights_.input_norm.device();
+  const BlockForms forms = forms_of(weights_.projections);
+  Weights result{weights_.input_norm, weights_.post_attention_norm, {}};
   if (to_host) {
-    const BlockForms forms = forms_of(weights_.projections);
-    weights_.on_host = ops::empty_on_host({bytes_in_one_piece(forms)}, at::kByte, device);
-    BlockWeights moved = views_of(weights_.on_host, forms);
-    for (size_t i = 0; i < kProjectionCount; ++i) copy_weight(moved[i], weights_.projections[i]);
-    weights_.projections = std::move(moved);
-    return;
+    result.on_host = ops::empty_on_host({bytes_in_one_piece(forms)}, at::kByte, device);
+    result.projections = views_of(result.on_host, forms);
   }
-  // In memory of its own on a CPU, too: nothing holds the piece any longer.
-  for (FrozenWeight& weight : weights_.projections) {
-    FrozenWeight moved = empty_weight(WeightForm::of(weight), [&](at::IntArrayRef shape, at::ScalarType dtype) {
-      return at::empty(shape, at::TensorOptions().dtype(dtype).device(device));
-    });
-    copy_weight(moved, weight);
-    weight = std::move(moved);
+  for (size_t i = 0; i < kProjectionCount; ++i) {
+    if (!to_host) {
+      result.projections[i] = empty_weight(forms[i], [&](at::IntArrayRef shape, at::ScalarType dtype) {
+        return at::empty(shape, at::TensorOptions().dtype(dtype).device(device));
+      });
+    }
+    copy_weight(result.projections[i], weights_.projections[i]);
   }
-  weights_.on_host.reset();
+  return result;
 }
 
 int64_t DecoderBlock::spare(const StepContext& context, std::initializer_list<Group> groups) const {

@@ -46,9 +46,9 @@ void StepSettings::set_segments(std::vector<Segment> segments) {
 
 void StepSettings::set_memory(const MemorySettings& settings) {
   settings.validate();
-  memory_ = settings;
-  decoder_->move_embedding(settings.embedding_on_host);
   decoder_->move_blocks(settings.base_on_host && decoder_->on_gpu());
+  decoder_->move_embedding(settings.embedding_on_host);
+  memory_ = settings;
 }
 
 void StepSettings::set_float8(bool enabled) {

@@ -33,7 +33,9 @@ WeightStream::WeightStream(at::Device device, std::vector<Source> blocks) : devi
 
 WeightStream::~WeightStream() {
   try {
-    if (copies_) copies_->synchronize();  // nobody may free the memory of a copy
+    if (copies_) copies_->synchronize();  // the memory of a copy must not be freed under it,
+    if (computation_)
+      computation_->synchronize();  // nor that of a kernel: the places belong to another stream than the caller's last
   } catch (const std::exception&) {
     // The device is lost, and says so again at its next use.
   }
@@ -58,22 +60,23 @@ void WeightStream::load(Place& place, int64_t block) {
   const Source& source = sources_[static_cast<size_t>(block)];
   if (place.block < 0 || sources_[static_cast<size_t>(place.block)].forms != source.forms)
     place.weights = views_of(place.bytes, source.forms);
+  place.block = -1;  // until all of it is on its way
+  const int64_t version = version_of(source.bytes);
+  if (!device_.is_meta()) {
+    const at::Tensor to = place.bytes.narrow(0, 0, source.bytes.numel());
+    if (copies_) {
+      forked_->record(*computation_);  // begins when the place's last reader is done
+      forked_->block(*copies_);
+      const c10::StreamGuard guard(*copies_);
+      to.copy_(source.bytes, /*non_blocking=*/true);
+      place.arrived->record(*copies_);
+    } else {
+      to.copy_(source.bytes);
+    }
+  }
   place.block = block;
-  place.version = version_of(source.bytes);
+  place.version = version;
   ++copied_;
-  if (device_.is_meta()) return;
-  const at::Tensor to = place.bytes.narrow(0, 0, source.bytes.numel());
-  if (!copies_) {
-    to.copy_(source.bytes);
-    return;
-  }
-  forked_->record(*computation_);  // begins when the place's last reader is done
-  forked_->block(*copies_);
-  {
-    const c10::StreamGuard guard(*copies_);
-    to.copy_(source.bytes, /*non_blocking=*/true);
-  }
-  place.arrived->record(*copies_);
 }
 
 const BlockWeights& WeightStream::at(int64_t block, bool training) {

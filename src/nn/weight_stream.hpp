@@ -24,12 +24,13 @@ namespace qlorapp {
 
 class WeightStream {
  public:
-  /// @param device  of the computation; a CPU copies at once; Meta copies nothing.
-  /// @param blocks  each block's weights in one piece of host memory (block_weights.hpp), in the order of the model. Kept.
+  /// A block's weights in one piece of host memory (block_weights.hpp).
   struct Source {
     at::Tensor bytes;
     BlockForms forms;
   };
+  /// @param device  of the computation; a CPU copies at once; Meta copies nothing.
+  /// @param blocks  in the order of the model. Kept.
   WeightStream(at::Device device, std::vector<Source> blocks);
   ~WeightStream();
   WeightStream(const WeightStream&) = delete;

@@ -44,6 +44,7 @@ void apply_choice(const BudgetChoice& choice, TrainingArguments& args) {
   args.mlp_tile_rows = choice.settings.memory.mlp_tile_rows;
   args.weight_workspace = to_string(choice.settings.memory.weight_workspace);
   args.embedding_on_host = choice.settings.memory.embedding_on_host;
+  args.base_on_host = choice.settings.memory.base_on_host;
 }
 
 }  // namespace
@@ -68,7 +69,7 @@ PlanSettings completed(PlanSettings settings, const TrainingArguments& args) {
   settings.deterministic = settings.deterministic || args.full_determinism;
   settings.float8 = args.fp8;
   if (args.gradient_checkpointing) settings.segments = parse_segments(args.keep_text(), settings.model.num_hidden_layers);
-  if (args.memory() != MemorySettings{}) settings.memory = args.memory();
+  if (args.memory() != MemorySettings{}) settings.memory = args.memory_over(settings.memory);
   return settings;
 }
 

@@ -199,12 +199,7 @@ void Trainer::set_up_model() {
   if (has_budget || args_.gradient_checkpointing) {
     settings.set_segments(parse_segments(args_.keep_text(), std::ssize(model_->blocks())));
   }
-  if (has_budget || args_.memory() != MemorySettings{}) {
-    MemorySettings memory = args_.memory();
-    memory.base_on_host =
-        memory.base_on_host || settings.memory().base_on_host;  // a base that was loaded there may not fit elsewhere
-    settings.set_memory(memory);
-  }
+  if (has_budget || args_.memory() != MemorySettings{}) settings.set_memory(args_.memory_over(settings.memory()));
   if (args_.embedding_on_host && model_->config().tie_word_embeddings) {
     log_warning_once(
         "[trainer] embedding_on_host has no effect: this model's head is its embedding table, and the head stays on the GPU.");

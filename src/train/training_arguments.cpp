@@ -147,8 +147,8 @@ void TrainingArguments::validate() const {
                       kWhere);
   QLORAPP_CHECK_VALUE(
       !(cuda_graphs && base_on_host),
-      "{}cuda_graphs=True records a micro-step alone, and base_on_host=True copies weights from one to the next. Leave "
-      "one of them out.",
+      "{}cuda_graphs=True must be without base_on_host, whose copies go on from one micro-step to the next; got both. Leave one of "
+      "them out.",
       kWhere);
   at_least("max_length", max_length, 2);
   static constexpr std::array<std::string_view, 3> kPacking{"bfd", "bfd_split", "wrapped"};
@@ -183,6 +183,12 @@ std::string TrainingArguments::keep_text() const { return gradient_checkpointing
 
 MemorySettings TrainingArguments::memory() const {
   return {loss_chunk_rows, mlp_tile_rows, parse_weight_workspace(weight_workspace), embedding_on_host, base_on_host};
+}
+
+MemorySettings TrainingArguments::memory_over(const MemorySettings& model) const {
+  MemorySettings settings = memory();
+  settings.base_on_host = settings.base_on_host || model.base_on_host;
+  return settings;
 }
 
 }  // namespace qlorapp

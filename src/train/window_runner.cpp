@@ -84,8 +84,7 @@ WindowRunner::WindowRunner(CausalLM& model, TrainState& state, const TrainingArg
     log_warning_once("[trainer] cuda_graphs has no effect: it records steps on a GPU.");
   } else if (args.cuda_graphs && model.decoder().weight_stream()) {
     log_warning_once(
-        "[trainer] cuda_graphs has no effect: the base is in host memory, and copies of its blocks go on from one micro-step to "
-        "the next.");
+        "[trainer] cuda_graphs has no effect: the base is in host memory, and its copies go on from one micro-step to the next.");
   } else if (args.cuda_graphs) {
     graphs_ = std::make_unique<GraphedSteps>(model);
   }

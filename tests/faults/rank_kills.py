@@ -78,7 +78,7 @@ class Pair:
         return [rank.returncode for rank in self.ranks]
 
     def saved(self) -> list[str]:
-        return re.findall(r"^saved .*/(.*)$", self.said[0][0], re.MULTILINE)
+        return re.findall(r"^saved .*/(checkpoint-\d+)\n", self.said[0][0], re.MULTILINE)
 
 
 class Chain:

@@ -118,7 +118,7 @@ TEST_CASE("a block's weights lie in one piece, and keep their bits on the way th
   DecoderBlock block = tiny::on(device, tiny::make_block(at::kFloat).ours);
   block.replace_projection(Projection::kUp, FrozenWeight(at::randn({88, 48}).to(device)));  // one that is not in four bits
   const BlockWeights before = block.weights().projections;
-  block.move_projections(true);
+  block.replace_weights(block.moved(/*to_host=*/true));
   const at::Tensor piece = block.weights().on_host;
   REQUIRE(piece.numel() == bytes_in_one_piece(forms_of(before)));
   for (size_t i = 0; i < kProjectionCount; ++i) {
@@ -129,7 +129,7 @@ TEST_CASE("a block's weights lie in one piece, and keep their bits on the way th
     REQUIRE(reinterpret_cast<uintptr_t>(first.const_data_ptr()) % 4 == 0);
     REQUIRE((static_cast<const char*>(first.const_data_ptr()) - static_cast<const char*>(piece.const_data_ptr())) % 256 == 0);
   }
-  block.move_projections(false);
+  block.replace_weights(block.moved(/*to_host=*/false));
   for (size_t i = 0; i < kProjectionCount; ++i) REQUIRE(same(block.weights().projections[i], before[i]));
   REQUIRE_FALSE(block.weights().on_host.defined());
 }

@@ -38,14 +38,26 @@ def test_what_asks_for_nothing_leaves_the_engine(folder, options):
         ({"model.embed_tokens": 0, "model.norm": 0, "lm_head": 0, "model.layers": "cpu"},
          {"model.embed_tokens": 0, "model.norm": 0, "lm_head": 0}, True),
         ({"": "cpu", "model.layers": "cpu"}, {"": "cpu", "model.layers": "cpu"}, False),
-        ({"": 0, "model.layers.0": "cpu", "model.layers.1": 0}, {"": 0, "model.layers.0": "cpu", "model.layers.1": 0}, False),
         ({"": 0}, {"": 0}, False),
         ("auto", "auto", False),
     ],
     ids=str,
 )  # fmt: skip
 def test_layers_on_the_cpu_beside_a_gpu_are_a_base_on_the_host(device_map, rest, on_host):
-    assert _layers_on_host(device_map) == (rest, on_host)
+    assert _layers_on_host(device_map, transformers.LlamaConfig(num_hidden_layers=2)) == (rest, on_host)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        {"model.layers.0": "cpu"},
+        {"model.layers.0": "cpu", "model.layers.1": 0},
+        {"model.layers.0": "cpu", "model.layers.2": "cpu"},
+    ],
+)
+def test_some_layers_on_the_cpu_are_refused(layers):
+    with pytest.raises(ValueError, match="device_map must leave all layers on the CPU, or none"):
+        _layers_on_host({"": 0, **layers}, transformers.LlamaConfig(num_hidden_layers=2))
 
 
 def test_layers_on_the_host_are_for_what_cpp_computes(folder):

@@ -123,13 +123,14 @@ struct RunArguments {
         Field{
             "embedding_on_host", &T::embedding_on_host,
             "keep the embedding table in pinned host memory, from which a GPU reads its rows; no effect if the head is tied to it"},
-        Field{"base_on_host", &T::base_on_host,
-              "keep the frozen linear layers in pinned host memory and copy each block to the GPU while the one before it "
-              "computes; false "
-              "leaves them where they were loaded"},
+        Field{
+            "base_on_host", &T::base_on_host,
+            "keep the frozen linear layers in pinned host memory and copy each block to the GPU while the one before it computes; "
+            "false leaves them where they are"},
         Field{"memory_budget", &T::memory_budget,
-              "an amount such as 14GiB, or auto for the free memory; chooses checkpoint_keep, the four options above and the "
-              "micro-batch for the fastest step that fits; the effective batch stays the same"},
+              "an amount such as 14GiB, or auto for the free memory; chooses checkpoint_keep, loss_chunk_rows, mlp_tile_rows, "
+              "weight_workspace, embedding_on_host and the micro-batch for the fastest step that fits; the effective batch stays "
+              "the same"},
         Field{"fp8", &T::fp8,
               "multiply the frozen weights in eight bits (e4m3, one scale per row); faster on sm_89 and newer, less exact; "
               "requires lora_dropout=0 and bf16"},
@@ -247,6 +248,8 @@ struct TrainingArguments : RunArguments, LoggingArguments {
   [[nodiscard]] std::string keep_text() const;
   /// The options of memory, parsed. @throws ValueError as their parsers.
   [[nodiscard]] MemorySettings memory() const;
+  /// The same for a model that has settings already: a base that waits on the host stays there, as it may not fit elsewhere.
+  [[nodiscard]] MemorySettings memory_over(const MemorySettings& model) const;
   [[nodiscard]] double eval_interval() const { return eval_steps.value_or(0) > 0 ? *eval_steps : logging_steps; }
   /// train_sampling_strategy, or what its older form says.
   [[nodiscard]] std::string sampling() const { return group_by_length ? "group_by_length" : train_sampling_strategy; }

@@ -132,7 +132,7 @@ class AutoModelForCausalLM:
         options = {name: value for name, value in options.items() if value is not None and (value or name not in _OFF)}
         quantized = _quantization(quantization_config, load_in_4bit)
         stored = getattr(config, "quantization_config", None)
-        device_map, base_on_host = _layers_on_host(device_map)
+        device_map, base_on_host = _layers_on_host(device_map, config)
         device = _device_of(device_map, quantized.load_in_4bit or stored is not None)
         wanted = next((d for d in (dtype, torch_dtype) if d not in (None, "auto")), None)
         if wanted is None and quantized.bnb_4bit_compute_dtype != torch.float32:  # transformers' default for "not given"
@@ -147,6 +147,10 @@ class AutoModelForCausalLM:
                     "options of transformers. Put this model on one device."
                 )
             return foreign.load(folder, config, settled, wanted, device, cls._auto, config=config, **options)
+        if base_on_host and not quantized.load_in_4bit and stored is None:
+            raise ValueError(
+                "[from_pretrained] device_map with layers on the CPU is for four-bit layers. Give quantization_config, or one device."
+            )
         config.dtype = wanted
         config._name_or_path = os.fspath(pretrained_model_name_or_path)
         with concurrent.futures.ThreadPoolExecutor(1) as beside:  # C++ stays on the main thread, for Ctrl-C
@@ -193,14 +197,20 @@ class AutoPeftModelForCausalLM(peft.AutoPeftModelForCausalLM):
         return saves_together(super().from_pretrained(*args, **options))
 
 
-def _layers_on_host(device_map: Any) -> tuple[Any, bool]:
+def _layers_on_host(device_map: Any, config: Any) -> tuple[Any, bool]:
     """device_map without the entries of the decoder's layers, and whether these are to be on the CPU while the rest is not."""
     if not isinstance(device_map, dict):
         return device_map, False
-    layers = {str(place) for name, place in device_map.items() if name.startswith("model.layers")}
-    rest = {name: place for name, place in device_map.items() if not name.startswith("model.layers")}
-    if layers != {"cpu"} or not rest or "cpu" in map(str, rest.values()):
+    layers = {name: str(place) for name, place in device_map.items() if name.startswith("model.layers")}
+    rest = {name: place for name, place in device_map.items() if name not in layers}
+    if "cpu" not in layers.values() or not rest or "cpu" in map(str, rest.values()):
         return device_map, False
+    every = {f"model.layers.{i}" for i in range(config.num_hidden_layers)}
+    if set(layers.values()) != {"cpu"} or ("model.layers" not in layers and set(layers) != every):
+        raise ValueError(
+            f"[from_pretrained] device_map must leave all layers on the CPU, or none; got {len(layers)} entries of layers for the "
+            f'{config.num_hidden_layers} of the model. Use {{"": 0, "model.layers": "cpu"}}.'
+        )
     return rest, True
 
 

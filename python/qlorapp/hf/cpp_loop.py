@@ -158,6 +158,7 @@ class CppRun:
             hooks,
             row_lengths=[row.lengths for row in found] if packed else [],
         )
+        engine.follow()  # the options may have moved weights
         if trainer._folder is not None:
             self.core.use_folder(trainer._folder)
         if getattr(trainer.args, "memory_budget", "") or trainer.args.auto_find_batch_size:
@@ -188,7 +189,6 @@ class CppRun:
         self.started = time.time()
         trainer._run = self
         try:
-            self.engine.follow()
             with own_dtypes(self.engine.core.device):
                 self.core.train(folder)
             self._sync()

@@ -198,7 +198,7 @@ class Engine:
         for i, frozen in enumerate(self.base):
             weight = weights.get(frozen.path)
             values = weight.packed if isinstance(weight, _C.QuantizedTensor) else weight
-            if values is None or frozen.pointer == values.data_ptr():
+            if values is None or frozen.pointer == values.data_ptr() == frozen.parameter.data_ptr():
                 continue
             if isinstance(frozen.parameter, Params4bit) and frozen.parameter.module is not None:
                 frozen.parameter.module.quant_state = weight
@@ -209,6 +209,13 @@ class Engine:
         """Moves the embedding to the model's device, where transformers' forward expects it."""
         if self.core.embed_tokens.device != self.core.device:
             self.core.move_embedding(False)
+            self.follow()
+
+    def bring_back(self) -> None:
+        """Moves all weights to the model's device, where transformers' forward expects them."""
+        self.bring_embedding_back()
+        if any(frozen.parameter.device != self.core.device for frozen in self.base):
+            self.core.move_blocks(False)
             self.follow()
 
     def keep(self, keep: str) -> None:

@@ -48,7 +48,7 @@ class EngineForward:
         computed = self._computed(model, given)
         if computed is None:
             if self.engine is not None:
-                self.engine.bring_embedding_back()
+                self.engine.bring_back()
             past = given.get("past_key_values")
             if isinstance(past, EngineCache):
                 given["past_key_values"] = past.as_dynamic(model.config)

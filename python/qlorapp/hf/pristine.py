@@ -89,7 +89,7 @@ def _adapters(engine: Engine) -> str:
         if len(active) > 1 or (name is not None and active[0] != name):
             return "several adapters are active"
         name = active[0]
-        if isinstance(layer := _layer(place.path, module, name), str):
+        if isinstance(layer := _layer(place.path, module, name, engine.core.device), str):
             return layer
         layers.append(layer)
     if disabled or not layers:
@@ -113,8 +113,8 @@ def _changed_below(place: Place) -> str:
     return f"{place.path} has hooks" if _has_hooks(base) else ""
 
 
-def _layer(path: str, module: Any, name: str) -> AdapterLayer | str:
-    """The adapter's part over one projection, or the reason why C++ does not compute it."""
+def _layer(path: str, module: Any, name: str, device: torch.device) -> AdapterLayer | str:
+    """The adapter's part over one projection, or the reason why C++ does not compute it. device: of the computation."""
     children = module._modules
     parts: Any = [children[kind]._modules[name] for kind in ("lora_A", "lora_B", "lora_dropout")]
     linear_a, linear_b, dropout = parts
@@ -136,7 +136,10 @@ def _layer(path: str, module: Any, name: str) -> AdapterLayer | str:
     if a.dtype != torch.float32 or b.dtype != torch.float32:
         return f"the adapter over {path} is not float32"
     here = children["base_layer"]._parameters["weight"].device
-    if a.device != here or b.device != here:
+    if a.device != b.device or a.device not in (
+        here,
+        device,
+    ):  # PEFT makes it where the base is; the engine moves it to its device
         return f"the adapter over {path} is on another device"
     rate = dropout.p if type(dropout) is torch.nn.Dropout else 0.0
     return AdapterLayer(path, a, b, a.shape[0], float(module.scaling[name]), rate)

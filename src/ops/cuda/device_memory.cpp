@@ -93,8 +93,8 @@ void* lock_host(size_t bytes, at::Device device) {
   if (error == cudaErrorMemoryAllocation) {
     static_cast<void>(cudaGetLastError());
     throw OutOfMemoryError(message(
-        "[memory] the host must have {} more of memory that can be page-locked, for weights that wait there; it has not. Free "
-        "memory or raise its limit (ulimit -l, a container's), or leave out base_on_host and embedding_on_host.",
+        "[memory] {} of host memory could not be page-locked for base_on_host or embedding_on_host. Free host memory, raise the "
+        "container's limit, or leave both out.",
         to_string(Bytes{static_cast<int64_t>(bytes)})));
   }
   C10_CUDA_CHECK(error);
