@@ -20,7 +20,7 @@ function(qlorapp_unity target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${QLORAPP_UNITY} UNITY_BUILD_BATCH_SIZE 8)
 endfunction()
 
-# What converts, parses and decides is compiled at a lower level than what computes: a fifth less time to compile, and no loop of it counts.
+# Bindings, command and layers without hot loops are compiled at a lower level than kernels, which takes 8 to 30 % less time per file.
 function(qlorapp_optimize target level)
   target_compile_options(${target} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O${level}>)
 endfunction()

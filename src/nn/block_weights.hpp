@@ -19,7 +19,7 @@ namespace qlorapp {
 
 using BlockWeights = std::array<FrozenWeight, kProjectionCount>;
 
-/// What decides how many bytes a frozen weight has, and what they mean.
+/// Shape, dtype and four-bit options of a frozen weight: they determine the layout of its bytes.
 struct WeightForm {
   std::vector<int64_t> shape;                    ///< (out, in).
   at::ScalarType dtype = at::ScalarType::Float;  ///< Of a dense weight, or of a four-bit one before it was quantized.

@@ -73,7 +73,7 @@ void Decoder::move_embedding(bool to_host) {
 
 void Decoder::move_blocks(bool to_host) {
   if (to_host == (stream_ != nullptr)) return;
-  // All blocks are copied before one of them changes: whatever fails leaves the model as it is.
+  // All blocks are copied before one of them changes, so a failure leaves the model as it is.
   std::vector<DecoderBlock::Weights> moved;
   for (const DecoderBlock& block : blocks_) moved.push_back(block.moved(to_host));
   stream_ = to_host ? stream_of(device(), moved) : nullptr;

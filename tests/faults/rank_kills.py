@@ -145,7 +145,7 @@ def main() -> int:
         begin = time.monotonic()
         whole = Pair(work / "made", work / "whole")
         if (codes := whole.end(300)) != [0, 0]:
-            print(f"the run that nobody kills ended with {codes}: {whole.said}")
+            print(f"the undisturbed run ended with {codes}: {whole.said}")
             return 1
         seconds, wanted = time.monotonic() - begin, contents(work / "whole")
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A model folder has the values that were stored, whoever wrote it, and its damage is named by file and tensor.
+/// A model folder loads with the values that were stored, for each program that writes such folders. Errors name the damaged file and tensor.
 #include <ATen/ATen.h>
 
 #include <cmath>
@@ -45,7 +45,7 @@ void check_same_codes(const CausalLM& model, const CausalLM& other) {
   });
 }
 
-/// What load_model says, in 16 and in 4 bits alike, of the folder with its tensors changed.
+/// The error of load_model for the folder with changed tensors; it must be the same in 16 and in four bits.
 std::string folder_refusal(const std::string& source, const std::function<void(std::map<std::string, at::Tensor>&)>& change) {
   const TemporaryFolder folder;
   auto tensors = folder_tensors(source);

@@ -91,6 +91,8 @@ class Engine:
             for name, parameter in module._parameters.items()
             if parameter is not None
         ]
+        self._blocks_on_host = False
+        self.follow()
         self._bound: dict[str, Bound] = {}
         #: The number of adapters moved in so far; makes their names in C++.
         self._made = 0
@@ -198,12 +200,13 @@ class Engine:
         for i, frozen in enumerate(self.base):
             weight = weights.get(frozen.path)
             values = weight.packed if isinstance(weight, _C.QuantizedTensor) else weight
-            if values is None or frozen.pointer == values.data_ptr() == frozen.parameter.data_ptr():
+            if values is None or frozen.pointer == values.data_ptr():
                 continue
             if isinstance(frozen.parameter, Params4bit) and frozen.parameter.module is not None:
                 frozen.parameter.module.quant_state = weight
             frozen.parameter.data = values
             self.base[i] = dataclasses.replace(frozen, pointer=values.data_ptr())
+        self._blocks_on_host = any(weight.device != self.core.device for path, weight in weights.items() if ".layers." in path)
 
     def bring_embedding_back(self) -> None:
         """Moves the embedding to the model's device, where transformers' forward expects it."""
@@ -214,7 +217,7 @@ class Engine:
     def bring_back(self) -> None:
         """Moves all weights to the model's device, where transformers' forward expects them."""
         self.bring_embedding_back()
-        if any(frozen.parameter.device != self.core.device for frozen in self.base):
+        if self._blocks_on_host:
             self.core.move_blocks(False)
             self.follow()
 

@@ -136,10 +136,7 @@ def _layer(path: str, module: Any, name: str, device: torch.device) -> AdapterLa
     if a.dtype != torch.float32 or b.dtype != torch.float32:
         return f"the adapter over {path} is not float32"
     here = children["base_layer"]._parameters["weight"].device
-    if a.device != b.device or a.device not in (
-        here,
-        device,
-    ):  # PEFT makes it where the base is; the engine moves it to its device
+    if a.device != b.device or a.device not in (here, device):  # PEFT makes it beside the base, the engine moves it
         return f"the adapter over {path} is on another device"
     rate = dropout.p if type(dropout) is torch.nn.Dropout else 0.0
     return AdapterLayer(path, a, b, a.shape[0], float(module.scaling[name]), rate)
