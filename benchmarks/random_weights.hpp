@@ -2,6 +2,7 @@
 /// Models of real shapes with random weights on the GPU, made in four bits directly: no dense weight is ever there.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
 
+#include "nn/block_weights.hpp"
 #include "nn/decoder.hpp"
 #include "nn/model_weights.hpp"
 #include "qlorapp/format/model_config.hpp"
@@ -39,6 +41,20 @@ inline DecoderWeights random_weights(const format::ModelConfig& config, at::Scal
                          return shape.size() == 1 ? at::ones(shape, options) : at::empty(shape, options).normal_(0, 0.02);
                        },
                        [](FrozenWeight& into, const std::string&, int64_t out, int64_t in) { into = random_codes(out, in); }});
+}
+
+/// Leaves each rank its part of every block (WeightOptions::divide_over). @pre all ranks have the same weights.
+inline void divide(DecoderWeights& weights, const std::shared_ptr<Communicator>& ranks) {
+  for (DecoderBlock::Weights& block : weights.blocks) {
+    const BlockForms forms = forms_of(block.projections);
+    const int64_t bytes = bytes_of_part(forms, ranks->size());
+    const at::Tensor piece = at::empty({ranks->size() * bytes}, at::TensorOptions().dtype(at::kByte).device(at::kCUDA));
+    const BlockWeights whole = views_of(piece, forms);
+    for (size_t i = 0; i < whole.size(); ++i) copy_weight(whole[i], block.projections[i]);
+    block.part = piece.narrow(0, ranks->rank() * bytes, bytes).clone();
+    block.projections = shapes_of(forms, at::kCUDA);
+  }
+  weights.ranks = ranks;
 }
 
 }  // namespace qlorapp::bench

@@ -146,12 +146,12 @@ def write_checkpoint(folder: pathlib.Path, shape: Shape, device: str = "cuda") -
     write_tokenizer(folder)
 
 
-def load_hf(checkpoint: str):
+def load_hf(checkpoint: str, gpu: int = 0):
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, device_map={"": 0}, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, device_map={"": gpu}, dtype=torch.bfloat16)
     model.config.use_cache = False
     return get_peft_model(
         model, LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules=LINEARS, task_type="CAUSAL_LM")

@@ -63,7 +63,11 @@ void check_combination(const CommandLine& line, const PlanOptions& options) {
   const auto needs = [&](std::initializer_list<const char*> names, bool there, const char* what) {
     for (const char* name : names) QLORAPP_CHECK_VALUE(there || !line.given(name), "[plan] --{} needs {}.", name, what);
   };
-  needs({"gpus", "dataset_rows", "avg_tokens", "effective_batch", "write_config", "data", "output"}, line.given("hours"),
+  const bool divides = options.args.base_sharding != "no";
+  needs({"gpus"}, line.given("hours") || divides, "--hours or --base_sharding full: otherwise a plan is of one process");
+  QLORAPP_CHECK_VALUE(!divides || options.gpus > 1, "[plan] --base_sharding full divides the base over several GPUs. Give --gpus.");
+  needs({"measure"}, !divides, "one process: leave --base_sharding out");
+  needs({"dataset_rows", "avg_tokens", "effective_batch", "write_config", "data", "output"}, line.given("hours"),
         "--hours: it belongs to a configuration for a deadline");
   needs({"svg", "measure"}, answers == 0, "the plan of one run: leave --explain, --compare and --hours out");
   const bool by_memory = !options.gpu.empty() && std::isdigit(static_cast<unsigned char>(options.gpu.front())) != 0;
@@ -119,7 +123,7 @@ PlanOptions parse_plan(const Arguments& arguments) {
   line.option("explain", options.explained, "explain step by step what uses memory, whether it fits, and what to change first");
   line.option("compare", options.compare_with,
               "compare speed, memory and quality of GPU:BATCHxACCUMULATION, such as T4:2x16,A10:8x4");
-  line.option("gpus", options.gpus, "GPUs of one machine, each with a process of its own");
+  line.option("gpus", options.gpus, "GPUs of one machine, each with a process of its own; for --hours and --base_sharding full");
   line.option("hours", options.hours, "print a configuration whose run ends within this many hours");
   line.option("dataset_rows", options.dataset_rows, "rows of the training data, for --hours");
   line.option("avg_tokens", options.avg_tokens, "average tokens per row, for --hours");
@@ -285,7 +289,8 @@ int plan(const Arguments& arguments) {
   const Place place = place_of(options, allowance);
   const ComputeDtype computed = choose_compute_dtype(options.requested, model.dtype, place.device.type, place.device.architecture);
   set_precision(args, computed.dtype);
-  PlanSettings settings = plan_settings(model, options.lora, args, {.load_in_4bit = options.load_in_4bit, .device = place.device});
+  PlanSettings settings = plan_settings(model, options.lora, args,
+                                        {.load_in_4bit = options.load_in_4bit, .device = place.device, .ranks = options.gpus});
 
   if (options.has_hours || options.explained) {
     QLORAPP_CHECK_VALUE(

@@ -115,6 +115,9 @@ Run parse_train(const Arguments& arguments) {
                       "[train] {} needs rows to evaluate on. Give --eval_data FILE, or leave the option out.",
                       options.args.eval_on_start ? "--eval_on_start" : message("--eval_strategy {}", options.args.eval_strategy));
   if (options.args.use_cpu) options.model.device = "cpu";
+  QLORAPP_CHECK_VALUE(options.args.base_sharding == "no" || options.launch.size > 1,
+                      "[ranks] --base_sharding full divides the base over several processes; this is one. Start them with torchrun "
+                      "--nproc-per-node N --no-python qlorapp train …, or leave the option out.");
   if (options.launch.size > 1) options.model.device = device_of_rank(options.model.device, options.launch);
 
   run.config = options.model.config();
@@ -180,22 +183,49 @@ Bytes peak_memory() {
   return {static_cast<int64_t>(usage.ru_maxrss) * 1024};
 }
 
-/// The plan for the longest row of the data. Nothing is loaded. @returns whether it fits.
-bool print_plan(const TrainOptions& options, const format::ModelConfig& config, const Dataset& train_data,
-                const Dataset& eval_data) {
+/// Of the longest row of the data. Nothing is loaded.
+PlanSettings settings_of_run(const TrainOptions& options, const format::ModelConfig& config, const Dataset& train_data,
+                             const Dataset& eval_data) {
   const at::Device device = parse_device(options.model.device);
   PlanSettings settings =
       plan_settings(config, options.lora, options.args,
                     {.load_in_4bit = options.model.bnb.load_in_4bit,
                      .quantization = options.model.quantization(),
                      .skip_modules = options.model.bnb.llm_int8_skip_modules.value_or(std::vector<std::string>{}),
-                     .device = planned_device(device)});
+                     .device = planned_device(device),
+                     .ranks = options.launch.size});
   settings.length = 2;
   for (const Dataset* data : {&train_data, &eval_data}) {
     for (const Example& row : data->examples)
       settings.length = std::max(settings.length, static_cast<int64_t>(row.input_ids.size()));
   }
   if (eval_data.examples.empty()) settings.eval_batch = 0;
+  return settings;
+}
+
+/// base_sharding. Under a budget that a whole base on each process does not fit, the base is divided.
+std::string chosen_sharding(const TrainOptions& options, const format::ModelConfig& config, const Dataset& train_data,
+                            const Dataset& eval_data, Communicator& ranks) {
+  if (options.args.memory_budget.empty() || options.args.base_sharding != "no" || ranks.size() == 1)
+    return options.args.base_sharding;
+  const at::Device device = parse_device(options.model.device);
+  const Gpu rates = rates_of(gpu_name(device), gpu_architecture(device), {});
+  const auto fits = [&](const char* sharding) {
+    TrainOptions asked = options;
+    asked.args.base_sharding = sharding;
+    try {
+      static_cast<void>(fit_arguments(settings_of_run(asked, config, train_data, eval_data), asked.args, rates, memory_for(device)));
+      return true;
+    } catch (const ValueError&) { return false; }  // which loading the model tells in full
+  };
+  return text_of_first(ranks, ranks.is_first() && !fits("no") && fits("full") ? "full" : "no");
+}
+
+/// The plan for the longest row of the data. @returns whether it fits.
+bool print_plan(const TrainOptions& options, const format::ModelConfig& config, const Dataset& train_data,
+                const Dataset& eval_data) {
+  const at::Device device = parse_device(options.model.device);
+  const PlanSettings settings = settings_of_run(options, config, train_data, eval_data);
   const Bytes room = memory_for(device);  // once: what is free changes while one looks
   const FittedArguments fitted =
       fit_arguments(settings, options.args, rates_of(gpu_name(device), settings.device.architecture, {}), room);
@@ -222,7 +252,7 @@ void say_what_runs(const Run& run) {
 namespace {
 
 int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
-  const TrainOptions& options = run.options;
+  TrainOptions options = run.options;
   const format::ModelConfig& config = run.config;
   const bool writes = ranks->is_first() && !options.dry_run;
   if (ranks->is_first()) {
@@ -244,6 +274,11 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
   if (!options.eval_data.empty()) eval_data = read(options.eval_data, options.args.eval_packing.value_or(options.args.packing));
   if (tools.has_tokenizer()) log_info(message("first row, «trained»: {}", render_sample(train_data.examples.front(), tools)));
 
+  if (const std::string sharding = chosen_sharding(options, config, train_data, eval_data, *ranks);
+      sharding != options.args.base_sharding) {
+    options.args.base_sharding = sharding;
+    log_info(message("memory_budget: the base is divided over {} processes (base_sharding=full)", ranks->size()));
+  }
   if (options.dry_run) {
     if (!ranks->is_first()) return 0;
     return print_plan(options, config, train_data, eval_data) ? 0 : kDoesNotFit;
@@ -251,7 +286,7 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
   // Under a budget the table goes to the host first: the smallest way to load. What is chosen then may bring it back.
   MemorySettings memory = options.args.memory();
   memory.embedding_on_host = memory.embedding_on_host || !options.args.memory_budget.empty();
-  CausalLM model = options.model.load(run.computed.dtype, memory);
+  CausalLM model = options.model.load(run.computed.dtype, memory, options.args.base_sharding == "full" ? ranks : nullptr);
   if (options.init_adapter.empty()) {
     model.add_adapters(options.lora, static_cast<uint64_t>(options.args.seed), kDefaultAdapter,
                        checkpoint_weights(options.model.model));

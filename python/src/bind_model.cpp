@@ -137,7 +137,7 @@ void bind_model(py::module_& m) {
           py::arg("lora_config_json"), py::arg("seed"), py::arg("name") = kDefaultAdapter, py::arg("weights") = std::nullopt,
           NoGil(), "`weights` names a folder with the weights as they were before quantization.")
       .def_property_readonly("has_adapters", [](const CausalLM& self) { return !self.adapters().empty(); })
-      .def_property_readonly("base_was_changed", [](const CausalLM& self) { return self.adapters().changed_base(); })
+      .def_property_readonly("base_was_changed", [](const CausalLM& self) { return self.adapters().changed_base().has_value(); })
       .def_property(
           "active_adapter", [](const CausalLM& self) { return self.adapters().active_name(); },
           [](CausalLM& self, const std::string& name) { self.adapters().activate(name); })

@@ -86,7 +86,7 @@ void save_adapter(const CausalLM& model, const std::string& folder, const std::s
   QLORAPP_CHECK_VALUE(set.arena.values().isfinite().all().item<bool>(), "{}", kNotFinite);
   format::AdapterConfig config = to_adapter_config(set.config);
   if (model.adapters().changed_base()) {
-    config.base_fingerprint = fingerprint_text(four_bit_fingerprint(model));
+    config.base_fingerprint = fingerprint_text(*model.adapters().changed_base());
     log_warning_once(
         "[adapter] the initialization changed the base weights. This adapter fits only this base. Save the base too, with the "
         "model's own save_pretrained, and load the adapter onto it.");
@@ -111,7 +111,7 @@ LoraConfig load_adapter(const NamedTensors& adapters, const std::string& folder)
 
 void load_adapter(CausalLM& model, const std::string& folder, const std::string& name) {
   const AdapterFile adapter = open_adapter(folder);
-  if (adapter.config.base_fingerprint) check_fingerprint(adapter.config, folder, fingerprint_text(four_bit_fingerprint(model)));
+  if (adapter.config.base_fingerprint) check_fingerprint(adapter.config, folder, fingerprint_text(four_bit_fingerprint(model.decoder())));
   const LoraConfig& lora = adapter.lora;
   const std::vector<std::string> names = model.adapters().names();
   const bool is_there = std::find(names.begin(), names.end(), name) != names.end();

@@ -36,9 +36,11 @@ class Loader {
       return format::is_quantized(checkpoint_, name) ? std::optional(stored_form(checkpoint_, name, shape)) : std::nullopt;
     };
     stored.bring_quantized = [&](const std::string& name, const QuantizedTensor& places) {
+      ++ordered_;
       stream_quantized(tensors_, checkpoint_, name, places, [this] { report(); });
     };
     stored.bring = [&](const std::string& name, const std::vector<int64_t>&, Arrival arrival) {
+      ++ordered_;
       arrival.done = [this, done = std::move(arrival.done)] {
         if (done) done();
         report();
@@ -48,6 +50,7 @@ class Loader {
     DecoderWeights weights = arrange_weights(config_, options_, stored);
     stream_tensors(std::exchange(tensors_, {}), options_.device);
     check_finite(weights);
+    keep_own_parts(weights);
     return CausalLM(config_, std::move(weights));
   }
 
@@ -83,21 +86,24 @@ class Loader {
       const std::string prefix = message("model.layers.{}.", block);
       check(weights.blocks[block].input_norm, prefix + "input_layernorm.weight");
       check(weights.blocks[block].post_attention_norm, prefix + "post_attention_layernorm.weight");
-      for (size_t i = 0; i < kProjectionCount; ++i)
-        check(weights.blocks[block].projections[i].dense, linears[block * kProjectionCount + i].name + ".weight");
+      for (size_t i = 0; i < kProjectionCount; ++i) {
+        const at::Tensor& dense = weights.blocks[block].projections[i].dense;
+        if (dense.defined() && dense.is_meta()) continue;  // another rank reads it
+        check(dense, linears[block * kProjectionCount + i].name + ".weight");
+      }
     }
   }
 
   void report() {
     ++done_;
-    if (options_.progress) options_.progress(done_, 2 + (config_.tie_word_embeddings ? 0 : 1) + config_.num_hidden_layers * 9);
+    if (options_.progress) options_.progress(done_, ordered_);
   }
 
   format::Checkpoint checkpoint_;
   format::ModelConfig config_;
   LoadOptions options_;
   std::vector<StreamedTensor> tensors_;
-  int64_t done_ = 0;
+  int64_t ordered_ = 0, done_ = 0;
 };
 
 }  // namespace

@@ -52,6 +52,7 @@ PlanSettings settings_of(const CausalLM& model) {
   settings.device.type = model.device().type();
   settings.device.threads = at::get_num_threads();
   settings.float8 = model.settings().float8();
+  if (model.decoder().ranks()) settings.base_shards = model.decoder().ranks()->size();
   return settings;
 }
 

@@ -226,7 +226,7 @@ std::string describe(const Search& search, const Way& way) {
   const MemoryPlan plan = plan_memory(search.settings_of(least));
   const Bytes need = plan.training_peak(), load = plan.of(ops::MemoryPhase::kLoad).allocated;
   if (load > room && load > need) {
-    const bool gpu = asked.device.type == at::kCUDA && !asked.memory.base_on_host;
+    const bool gpu = asked.device.type == at::kCUDA && !asked.memory.base_on_host && asked.base_shards == 1;
     throw ValueError(
         message("[{}] {} are not enough: loading the model needs {}, more than any step. Ways out: a larger {}, {}or a checkpoint "
                 "that is already in four bits.",
@@ -253,7 +253,7 @@ std::string ways_out(const PlanSettings& settings, Bytes room) {
     one.batch = 1;
     add("batch 1", one);
   }
-  if (settings.device.type == at::kCUDA && !settings.memory.base_on_host) {
+  if (settings.device.type == at::kCUDA && !settings.memory.base_on_host && settings.base_shards == 1) {
     PlanSettings on_host = settings;
     on_host.memory.base_on_host = true;
     add("base_on_host", on_host);

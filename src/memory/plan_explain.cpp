@@ -50,7 +50,7 @@ std::vector<Option> options_for(const PlanSettings& asked) {
         [&](PlanSettings& s) { s.segments = keep_in_each_block(blocks, Keep::kInputOnly); });
   }
   add("inputs on the host", [&](PlanSettings& s) { s.segments = keep_in_each_block(blocks, Keep::kInputOnHost); });
-  if (!asked.memory.base_on_host)
+  if (!asked.memory.base_on_host && asked.base_shards == 1)
     add("frozen base on the host (base_on_host)", [](PlanSettings& s) { s.memory.base_on_host = true; });
   for (int64_t batch = asked.batch / 2; batch >= 1; batch /= 2) {
     if (asked.batch % batch != 0) continue;
@@ -88,7 +88,7 @@ std::string all_together(PlanSettings settings, Bytes room) {
         gib(plan.peak_reserved()));
   }
   PlanSettings on_host = settings;
-  on_host.memory.base_on_host = true;
+  on_host.memory.base_on_host = settings.base_shards == 1;
   const MemoryPlan least = plan_memory_in(on_host, room);
   if (least.fits) {
     return message(
@@ -130,8 +130,10 @@ std::string resident_text(const MemoryPlan& plan, const PlanSettings& settings) 
   const int64_t elements = 2 * part(parts, MemoryUse::kCodes).count, trained = plan.trainable_parameters;
   const int64_t dense = part(parts, MemoryUse::kDense).count / static_cast<int64_t>(c10::elementSize(settings.compute_dtype));
   const std::vector<std::pair<MemoryUse, std::string>> rows{
-      {MemoryUse::kCodes, settings.memory.base_on_host ? std::string("two blocks of the base, which waits in host memory")
-                                                       : message("{} elements of linear layers x 1/2 byte", elements)},
+      {MemoryUse::kCodes,
+       settings.memory.base_on_host ? std::string("two blocks of the base, which waits in host memory")
+       : settings.base_shards > 1   ? message("1/{} of the base with its scales, and two whole blocks", settings.base_shards)
+                                    : message("{} elements of linear layers x 1/2 byte", elements)},
       {MemoryUse::kScales, message("the same x {}{}", each(part(parts, MemoryUse::kScales), elements),
                                    settings.quantization.double_quant ? ", themselves quantized" : "")},
       {MemoryUse::kDense, message("{} elements x {} bytes", dense, c10::elementSize(settings.compute_dtype))},
@@ -212,9 +214,10 @@ std::string peer_text(const MemoryPlan& plan, const PlanSettings& settings, Byte
 }  // namespace
 
 PeerMemory hugging_face_memory(const MemoryPlan& plan, const PlanSettings& settings) {
-  if (settings.memory.base_on_host) {  // has no such option
+  if (settings.memory.base_on_host || settings.base_shards > 1) {  // of its data parallel run, which has no such option
     PlanSettings resident = settings;
     resident.memory.base_on_host = false;
+    resident.base_shards = 1;
     return hugging_face_memory(plan_memory(resident), resident);
   }
   const MemoryParts& parts = plan.of(plan.fullest_of_training()).parts;

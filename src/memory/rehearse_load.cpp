@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "nn/arriving_weights.hpp"
+#include "qlorapp/dist/communicator.hpp"
 #include "quant/arrival.hpp"
 
 namespace qlorapp {
@@ -115,9 +116,10 @@ CausalLM rehearse_load(const PlanSettings& settings, MemoryTape& tape) {
   DecoderWeights weights =
       arrange_weights(settings.model,
                       {settings.compute_dtype, settings.load_in_4bit, settings.quantization, settings.skip_modules, kNowhere,
-                       settings.memory.embedding_on_host, settings.memory.base_on_host},
+                       settings.memory.embedding_on_host, settings.memory.base_on_host, planned_ranks(settings.base_shards)},
                       checkpoint);
   stream(std::move(tensors), stored, settings.device);
+  keep_own_parts(weights);
   label(tape, weights);
   return {settings.model, std::move(weights)};
 }

@@ -64,14 +64,18 @@ double memory_settings_time(const PlanSettings& settings, double tokens, const W
 /// Of the base's blocks in one micro-batch: forward all but the first two, backward all but the last two, and those of a segment of
 /// several blocks once more, whose forward pass runs again (nn/weight_stream.hpp).
 double copy_seconds(const PlanSettings& settings, const Gpu& gpu, double linear) {
-  if (!settings.memory.base_on_host || settings.device.type != at::kCUDA) return 0;
+  const bool on_host = settings.memory.base_on_host;
+  if ((!on_host && settings.base_shards == 1) || settings.device.type != at::kCUDA) return 0;
   const double scales = settings.quantization.double_quant ? 1.0 : 4.0;  // bytes each
   const double element = settings.load_in_4bit ? 0.5 + scales / static_cast<double>(settings.quantization.block_size)
                                                : static_cast<double>(c10::elementSize(settings.compute_dtype));
   const int64_t layers = settings.model.num_hidden_layers;
   int64_t copies = 2 * std::max<int64_t>(0, layers - 2);
   for (const Segment& segment : settings.segments) copies += segment.end - segment.begin > 1 ? segment.end - segment.begin : 0;
-  return linear * element * static_cast<double>(copies) / static_cast<double>(layers) / gpu.host_rate();
+  const double bytes = linear * element * static_cast<double>(copies) / static_cast<double>(layers);
+  if (on_host) return bytes / gpu.host_rate();
+  const auto ranks = static_cast<double>(settings.base_shards);
+  return bytes * (ranks - 1) / ranks / gpu.peer_rate();  // a rank has its own part
 }
 
 }  // namespace

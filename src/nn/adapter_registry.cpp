@@ -12,6 +12,7 @@
 #include "adapters/dora.hpp"
 #include "core/check.hpp"
 #include "core/nearest_name.hpp"
+#include "nn/base_fingerprint.hpp"
 #include "nn/decoder.hpp"
 #include "ops/embedding.hpp"
 #include "qlorapp/core/log.hpp"
@@ -150,12 +151,13 @@ void AdapterRegistry::add(const LoraConfig& config, uint64_t seed, const std::st
     }
     const DecoderBlock::Weights& weights = blocks[block].weights();
     FrozenWeight weight = weights.projections[projection];
-    if (decomposes || slot.magnitude >= 0) weight = weight.to(decoder_->device());
+    if (decomposes || slot.magnitude >= 0)
+      weight = decoder_->projections(static_cast<int64_t>(block))[projection].to(decoder_->device());
     if (decomposes) {
       FrozenWeight rest =
           initialize_adapter_from_weight(adapter, config, names[i], weight, source ? source(names[i]) : at::Tensor(), seed);
       const bool same = rest.quantized.defined() && rest.quantized.packed.is_same(weight.quantized.packed);
-      if (!same) changed.emplace_back(i, weights.on_host.defined() ? rest.to(at::kCPU) : std::move(rest));
+      if (!same) changed.emplace_back(i, decoder_->weight_stream() ? rest.to(at::kCPU) : std::move(rest));
     } else {
       initialize_adapter(adapter, config, names[i], seed);
     }
@@ -167,9 +169,10 @@ void AdapterRegistry::add(const LoraConfig& config, uint64_t seed, const std::st
   if (set.embed_tokens >= 0) set.arena.parameter(set.embed_tokens).detach().copy_(decoder_->embed_tokens());
   if (set.lm_head >= 0 && set.lm_head != set.embed_tokens) set.arena.parameter(set.lm_head).detach().copy_(decoder_->lm_head());
   for (auto& [i, rest] : changed) {
-    blocks[i / kProjectionCount].replace_projection(static_cast<Projection>(i % kProjectionCount), std::move(rest));
+    decoder_->replace_projection(static_cast<int64_t>(i / kProjectionCount), static_cast<Projection>(i % kProjectionCount),
+                                 std::move(rest));
   }
-  changed_base_ = changed_base_ || !changed.empty();
+  if (!changed.empty()) changed_base_ = four_bit_fingerprint(*decoder_);  // here: all ranks that hold parts are
   sets_.emplace(name, std::make_unique<AdapterSet>(std::move(set)));
   if (active_.empty()) {
     active_ = name;

@@ -4,13 +4,16 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
+#include "core/check.hpp"
 #include "nn/block_weights.hpp"
 #include "nn/decoder.hpp"
 #include "nn/model_weights.hpp"
 #include "ops/device_memory.hpp"
 #include "ops/memory_tape.hpp"
+#include "qlorapp/dist/communicator.hpp"
 
 namespace qlorapp {
 namespace {
@@ -43,13 +46,36 @@ class Arrangement {
     weight.quantized.defined() ? checkpoint_.bring_quantized(name, weight.quantized) : bring_dense(name, weight.dense);
   }
 
+  using Modules = std::array<std::string, kProjectionCount>;
+  using Shapes = std::array<std::vector<int64_t>, kProjectionCount>;
+
   /// All projections of a block, into one piece of host memory.
-  void block_on_host(DecoderBlock::Weights& block, const std::array<std::string, kProjectionCount>& modules,
-                     const std::array<std::vector<int64_t>, kProjectionCount>& shapes) const {
+  void block_on_host(DecoderBlock::Weights& block, const Modules& modules, const Shapes& shapes) const {
+    const BlockForms forms = forms_of(modules, shapes);
+    block.on_host = ops::empty_on_host({bytes_in_one_piece(forms)}, at::kByte, options_.device);
+    bring_piece(block, block.on_host, modules, shapes);
+  }
+
+  /// A block that ranks will hold parts of: one of them reads it, and has all of it for the while.
+  void divided_block(DecoderBlock::Weights& block, bool is_read_here, const Modules& modules, const Shapes& shapes) const {
+    const BlockForms forms = forms_of(modules, shapes);
+    block.projections = shapes_of(forms, options_.device);
+    if (!is_read_here) return;
+    const ops::MemoryUseScope use(ops::MemoryUse::kCodes);
+    const int64_t ranks = options_.divide_over->size();
+    block.part = at::empty({ranks * bytes_of_part(forms, ranks)}, at::TensorOptions().dtype(at::kByte).device(options_.device));
+    bring_piece(block, block.part, modules, shapes);
+  }
+
+ private:
+  [[nodiscard]] BlockForms forms_of(const Modules& modules, const Shapes& shapes) const {
     BlockForms forms;
     for (size_t i = 0; i < kProjectionCount; ++i) forms[i] = form_of(modules[i], shapes[i]);
-    block.on_host = ops::empty_on_host({bytes_in_one_piece(forms)}, at::kByte, options_.device);
-    block.projections = views_of(block.on_host, forms);
+    return forms;
+  }
+
+  void bring_piece(DecoderBlock::Weights& block, const at::Tensor& piece, const Modules& modules, const Shapes& shapes) const {
+    block.projections = views_of(piece, forms_of(modules, shapes));
     for (size_t i = 0; i < kProjectionCount; ++i) {
       const std::string name = modules[i] + ".weight";
       const FrozenWeight& places = block.projections[i];
@@ -64,7 +90,6 @@ class Arrangement {
     }
   }
 
- private:
   [[nodiscard]] bool is_quantized_here(const std::string& module, const std::vector<int64_t>& shape) const {
     return options_.load_in_4bit && !config_.quantization.has_value() && !names_module(options_.skip_modules, module) &&
            !checkpoint_.four_bit_form(module + ".weight", shape);
@@ -92,25 +117,58 @@ class Arrangement {
   Quantizer quantizer_;
 };
 
+/// Blocks are dealt out, so that each rank reads its share of the files.
+int64_t reader_of(int64_t block, const Communicator& ranks) { return block % ranks.size(); }
+
 }  // namespace
 
 DecoderWeights arrange_weights(const format::ModelConfig& config, const WeightOptions& options, const StoredWeights& checkpoint) {
   const Arrangement arrangement(config, options, checkpoint);
   const bool to_host = options.base_on_host && ops::computes_on_gpu(options.device);
-  std::vector<std::pair<std::string, std::vector<int64_t>>> layers;  // of the host
+  const std::shared_ptr<Communicator> ranks =
+      options.divide_over && options.divide_over->size() > 1 ? options.divide_over : nullptr;
+  QLORAPP_CHECK_VALUE(!(ranks && options.base_on_host),
+                      "[load] base_on_host must be without base_sharding; got both. Leave one of them out.");
+  std::vector<std::pair<std::string, std::vector<int64_t>>> layers;  // of blocks in one piece
   DecoderWeights weights = make_weights(
       config, {[&](const std::string& name, const std::vector<int64_t>& shape) { return arrangement.dense(name, shape); },
                [&](FrozenWeight& weight, const std::string& module, int64_t out, int64_t in) {
-                 if (to_host) layers.emplace_back(module, std::vector<int64_t>{out, in});
+                 if (to_host || ranks) layers.emplace_back(module, std::vector<int64_t>{out, in});
                  else arrangement.linear(weight, module, {out, in});
                }});
   for (size_t i = 0; i < layers.size(); i += kProjectionCount) {
-    std::array<std::string, kProjectionCount> modules;
-    std::array<std::vector<int64_t>, kProjectionCount> shapes;
+    Arrangement::Modules modules;
+    Arrangement::Shapes shapes;
     for (size_t p = 0; p < kProjectionCount; ++p) std::tie(modules[p], shapes[p]) = layers[i + p];
-    arrangement.block_on_host(weights.blocks[i / kProjectionCount], modules, shapes);
+    const size_t block = i / kProjectionCount;
+    if (ranks) {
+      const bool is_read_here = reader_of(static_cast<int64_t>(block), *ranks) == ranks->rank();
+      arrangement.divided_block(weights.blocks[block], is_read_here, modules, shapes);
+    } else {
+      arrangement.block_on_host(weights.blocks[block], modules, shapes);
+    }
   }
+  weights.ranks = ranks;
   return weights;
+}
+
+void keep_own_parts(DecoderWeights& weights) {
+  if (!weights.ranks) return;
+  const at::NoGradGuard no_grad;
+  const ops::MemoryUseScope use(ops::MemoryUse::kCodes);
+  Communicator& ranks = *weights.ranks;
+  const at::Device device = weights.norm.device();
+  ranks.barrier();  // of the hosts: a rank that could not read its share is named here, and no GPU waits for it
+  for (size_t i = 0; i < weights.blocks.size(); ++i) {
+    DecoderBlock::Weights& block = weights.blocks[i];
+    const BlockForms forms = forms_of(block.projections);
+    const int64_t bytes = bytes_of_part(forms, ranks.size());
+    const at::TensorOptions options = at::TensorOptions().dtype(at::kByte).device(device);
+    const at::Tensor piece = block.part.defined() ? std::exchange(block.part, {}) : at::empty({ranks.size() * bytes}, options);
+    block.projections = shapes_of(forms, device);
+    ranks.broadcast(piece, reader_of(static_cast<int64_t>(i), ranks)).wait();
+    block.part = at::empty({bytes}, options).copy_(piece.narrow(0, ranks.rank() * bytes, bytes));
+  }
 }
 
 bool names_module(const std::vector<std::string>& names, const std::string& module) {

@@ -109,7 +109,7 @@ BaseFingerprint base_fingerprint(const CausalLM& model) {
   for (const DecoderBlock& block : model.blocks()) {
     add(block.weights().input_norm);
     add(block.weights().post_attention_norm);
-    for (const FrozenWeight& weight : block.weights().projections) {
+    for (const FrozenWeight& weight : model.decoder().projections(block.index())) {
       add(weight.dense);
       if (!weight.quantized.defined()) continue;
       add(weight.quantized.packed);
@@ -122,10 +122,10 @@ BaseFingerprint base_fingerprint(const CausalLM& model) {
   return result;
 }
 
-uint64_t four_bit_fingerprint(const CausalLM& model) {
+uint64_t four_bit_fingerprint(const Decoder& decoder) {
   FourBitFingerprint fingerprint;
-  for (const DecoderBlock& block : model.blocks()) {
-    for (const FrozenWeight& weight : block.weights().projections) {
+  for (const DecoderBlock& block : decoder.blocks()) {
+    for (const FrozenWeight& weight : decoder.projections(block.index())) {
       if (weight.quantized.defined()) fingerprint.add(weight.quantized);
     }
   }

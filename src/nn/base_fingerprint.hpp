@@ -27,7 +27,7 @@ struct BaseFingerprint {
 /// Synchronizes on a GPU, where it takes 64 MiB for a moment.
 [[nodiscard]] BaseFingerprint base_fingerprint(const CausalLM& model);
 /// Of the codes of the four-bit weights alone, and of scales that are not quantized.
-[[nodiscard]] uint64_t four_bit_fingerprint(const CausalLM& model);
+[[nodiscard]] uint64_t four_bit_fingerprint(const Decoder& decoder);
 
 /// The same of weights that are never in memory together: they come one by one, in the order of the model.
 class FourBitFingerprint {

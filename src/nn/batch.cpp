@@ -23,6 +23,17 @@ Batch Batch::of_equal_rows(const at::Tensor& tokens) {
   return batch;
 }
 
+Batch Batch::filler(int64_t token) {
+  const at::TensorOptions options = at::TensorOptions().dtype(at::kLong);
+  Batch batch;
+  batch.tokens = at::full({1}, token, options);
+  batch.targets = at::full({1}, kIgnoredTarget, options);
+  batch.positions = at::zeros({1}, options);
+  batch.row_starts = {0, 1};
+  batch.is_filler = true;
+  return batch;
+}
+
 Batch Batch::to(at::Device device) const {
   // Towards the host a copy must have arrived before anybody reads it.
   const bool non_blocking = !device.is_cpu();

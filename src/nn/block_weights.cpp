@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "ops/device_memory.hpp"
 
 namespace qlorapp {
 namespace {
@@ -59,6 +60,19 @@ BlockWeights views_of(const at::Tensor& bytes, const BlockForms& forms) {
   BlockWeights weights;
   for (size_t i = 0; i < weights.size(); ++i) weights[i] = empty_weight(forms[i], std::ref(cutter));
   return weights;
+}
+
+int64_t bytes_of_part(const BlockForms& forms, int64_t ranks) {
+  const int64_t step = ranks * kAlignment;
+  return (bytes_in_one_piece(forms) + step - 1) / step * kAlignment;
+}
+
+BlockWeights shapes_of(const BlockForms& forms, at::Device device) {
+  const int64_t bytes = bytes_in_one_piece(forms);
+  // A plan counts what is made on Meta, and this is nothing.
+  return views_of(device.is_meta() ? ops::empty_on_host({bytes}, at::kByte, device)
+                                   : at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(at::kMeta)),
+                  forms);
 }
 
 void copy_weight(const FrozenWeight& to, const FrozenWeight& from) {

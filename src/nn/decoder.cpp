@@ -22,10 +22,12 @@ DecoderBlock::Shape block_shape(const format::ModelConfig& config) {
           .rms_norm_eps = config.rms_norm_eps};
 }
 
-std::shared_ptr<WeightStream> stream_of(at::Device device, const std::vector<DecoderBlock::Weights>& blocks) {
+std::shared_ptr<WeightStream> stream_of(at::Device device, const std::vector<DecoderBlock::Weights>& blocks,
+                                        const std::shared_ptr<Communicator>& ranks) {
   std::vector<WeightStream::Source> sources;
-  for (const DecoderBlock::Weights& block : blocks) sources.push_back({block.on_host, forms_of(block.projections)});
-  return std::make_shared<WeightStream>(device, std::move(sources));
+  for (const DecoderBlock::Weights& block : blocks)
+    sources.push_back({ranks ? block.part : block.on_host, forms_of(block.projections)});
+  return std::make_shared<WeightStream>(device, std::move(sources), ranks);
 }
 
 }  // namespace
@@ -34,14 +36,16 @@ Decoder::Decoder(format::ModelConfig config, DecoderWeights weights)
     : config_(std::move(config)),
       embed_tokens_(std::move(weights.embed_tokens)),
       norm_(std::move(weights.norm)),
-      lm_head_(std::move(weights.lm_head)) {
+      lm_head_(std::move(weights.lm_head)),
+      ranks_(std::move(weights.ranks)) {
   const std::vector<int64_t> table{config_.vocab_size, config_.hidden_size};
   QLORAPP_CHECK_VALUE(embed_tokens_.sizes() == table && lm_head_.sizes() == table,
                       "[causal_lm] embedding and head must be (vocab_size, hidden_size) = {}; got {} and {}.", joined(table),
                       joined(embed_tokens_.sizes()), joined(lm_head_.sizes()));
   QLORAPP_CHECK_VALUE(std::ssize(weights.blocks) == config_.num_hidden_layers,
                       "[causal_lm] the config has {} layers; got weights of {}.", config_.num_hidden_layers, weights.blocks.size());
-  if (!weights.blocks.empty() && weights.blocks.front().on_host.defined()) stream_ = stream_of(device(), weights.blocks);
+  const bool elsewhere = ranks_ || (!weights.blocks.empty() && weights.blocks.front().on_host.defined());
+  if (elsewhere) stream_ = stream_of(device(), weights.blocks, ranks_);
   for (auto& block : weights.blocks) blocks_.emplace_back(block_shape(config_), std::move(block), std::ssize(blocks_));
   if (device().is_cpu() && dtype() != at::kFloat) ops::bound_primitive_cache();  // of dense layers, too
   const std::vector<float> frequencies = format::rope_inverse_frequencies(config_);
@@ -72,12 +76,29 @@ void Decoder::move_embedding(bool to_host) {
 }
 
 void Decoder::move_blocks(bool to_host) {
-  if (to_host == (stream_ != nullptr)) return;
+  QLORAPP_CHECK_VALUE(!(to_host && ranks_), "[causal_lm] base_on_host must be without base_sharding; got both. Leave one of them out.");
+  if (to_host == blocks_on_host()) return;
   // All blocks are copied before one of them changes, so a failure leaves the model as it is.
   std::vector<DecoderBlock::Weights> moved;
   for (const DecoderBlock& block : blocks_) moved.push_back(block.moved(to_host));
-  stream_ = to_host ? stream_of(device(), moved) : nullptr;
+  stream_ = to_host ? stream_of(device(), moved, nullptr) : nullptr;
   for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i].replace_weights(std::move(moved[i]));
+}
+
+const BlockWeights& Decoder::projections(int64_t block) const {
+  return ranks_ ? stream_->at(block, /*training=*/false) : blocks_[static_cast<size_t>(block)].weights().projections;
+}
+
+void Decoder::replace_projection(int64_t block, Projection projection, FrozenWeight weight) {
+  DecoderBlock& own = blocks_[static_cast<size_t>(block)];
+  if (!ranks_) return own.replace_projection(projection, std::move(weight));
+  const at::NoGradGuard no_grad;
+  at::Tensor part = own.weights().part;
+  const at::Tensor piece = at::empty({ranks_->size() * part.numel()}, part.options());
+  ranks_->all_gather_into(piece, part).wait();
+  copy_weight(views_of(piece, forms_of(own.weights().projections))[index(projection)], weight);
+  part.copy_(piece.narrow(0, ranks_->rank() * part.numel(), part.numel()));
+  if (own.in_float8()) own.set_float8(own.float8_ones(), projections(block));
 }
 
 int64_t Decoder::parameter_count() const {
@@ -96,7 +117,8 @@ Bytes Decoder::weight_bytes() const {
   if (!lm_head_.is_alias_of(embed_tokens_)) total += Bytes{static_cast<int64_t>(lm_head_.nbytes())};
   for (const DecoderBlock& block : blocks_) {
     total += Bytes{static_cast<int64_t>(block.weights().input_norm.nbytes() + block.weights().post_attention_norm.nbytes())};
-    if (block.weights().on_host.defined()) continue;
+    if (block.weights().part.defined()) total += Bytes{static_cast<int64_t>(block.weights().part.nbytes())};
+    if (stream_) continue;
     for (const FrozenWeight& weight : block.weights().projections) total += weight.nbytes();
   }
   if (stream_) total += stream_->device_bytes();

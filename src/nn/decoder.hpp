@@ -13,6 +13,7 @@
 #include "nn/step_context.hpp"
 #include "ops/memory_tape.hpp"
 #include "qlorapp/core/units.hpp"
+#include "qlorapp/dist/communicator.hpp"
 #include "qlorapp/format/model_config.hpp"
 
 namespace qlorapp {
@@ -22,6 +23,7 @@ struct DecoderWeights {
   at::Tensor norm;          ///< (D), compute dtype.
   at::Tensor lm_head;       ///< (V, D); the same tensor as embed_tokens when the config ties them.
   std::vector<DecoderBlock::Weights> blocks;
+  std::shared_ptr<Communicator> ranks = {};  ///< That hold parts of the blocks' projections; null: each rank has all of them.
 };
 
 class Decoder {
@@ -56,15 +58,27 @@ class Decoder {
   /// embed_tokens() returned before stays where it is, for as long as it is held.
   void move_embedding(bool to_host);
   /// Moves the blocks' projections between the device and host memory (nn/weight_stream.hpp). A failure leaves them where they were.
+  /// @throws ValueError for `to_host` if ranks hold parts of them.
   void move_blocks(bool to_host);
-  /// Brings the projections of blocks that wait in host memory; null if they are on the device.
+  /// Brings the projections of blocks that wait in host memory or on other ranks; null if they are on the device.
   [[nodiscard]] const std::shared_ptr<WeightStream>& weight_stream() const { return stream_; }
+  [[nodiscard]] bool blocks_on_host() const { return stream_ && !ranks_; }
+  /// That hold parts of the projections; null if this process has all of them. Whatever reads projections is then an exchange: all ranks
+  /// call it, in the same order.
+  [[nodiscard]] const std::shared_ptr<Communicator>& ranks() const { return ranks_; }
+
+  /// A block's frozen projections, on the device or in host memory. Of parts on several ranks: gathered, and valid until another block's
+  /// are asked for.
+  [[nodiscard]] const BlockWeights& projections(int64_t block) const;
+  /// DecoderBlock::replace_projection(), also where ranks hold parts.
+  void replace_projection(int64_t block, Projection projection, FrozenWeight weight);
 
  private:
   format::ModelConfig config_;
   at::Tensor embed_tokens_, norm_, lm_head_;
   std::vector<DecoderBlock> blocks_;
   RopeTable rope_;
+  std::shared_ptr<Communicator> ranks_;
   std::shared_ptr<WeightStream> stream_;
 };
 

@@ -62,6 +62,8 @@ class DecoderBlock {
     at::Tensor post_attention_norm;  ///< (D), compute dtype.
     BlockWeights projections;
     at::Tensor on_host = {};  ///< uint8: the piece of host memory that the projections are views of, if they wait there.
+    /// uint8: this rank's part of the piece, if ranks hold parts; then the projections have shapes alone.
+    at::Tensor part = {};
   };
 
   /// @param index  of the block in its model; part of the dropout key.
@@ -72,7 +74,8 @@ class DecoderBlock {
   [[nodiscard]] const Adapters& adapters() const { return adapters_; }
   [[nodiscard]] const Shape& shape() const { return shape_; }
   [[nodiscard]] const Weights& weights() const { return weights_; }
-  /// Puts another weight of the same shape in a projection's place: what an initialization leaves of the base.
+  /// Puts another weight of the same shape in a projection's place: what an initialization leaves of the base. Decoder does it where
+  /// ranks hold parts.
   void replace_projection(Projection projection, FrozenWeight weight);
   /// The weights with copies of the projections in one piece of host memory, or on the device of the norms, each in memory of its own. A
   /// block whose projections are on the host of a GPU computes with StepContext::weights.
@@ -80,9 +83,12 @@ class DecoderBlock {
   void replace_weights(Weights weights) noexcept { weights_ = std::move(weights); }
   /// Makes the block ready for StepContext::float8.
   /// @param ones  float32 on the weights' device, as long as the longest side of any stack, all 1; undefined: in 16 bits again.
+  /// @param projections  its weights (Decoder::projections).
   /// @throws ValueError naming the block if its weights do not allow it; then nothing has changed but that it is off.
-  void set_float8(const at::Tensor& ones);
+  void set_float8(const at::Tensor& ones, const BlockWeights& projections);
   [[nodiscard]] bool in_float8() const { return float8_.front().weight.defined(); }
+  /// What set_float8() was given.
+  [[nodiscard]] const at::Tensor& float8_ones() const { return float8_.front().ones; }
   /// Whether projections that share an input are multiplied as one in this context.
   [[nodiscard]] bool stacked(const StepContext& context) const;
   [[nodiscard]] int64_t index() const { return index_; }

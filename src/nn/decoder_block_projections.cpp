@@ -53,13 +53,13 @@ Float8Stack DecoderBlock::float8_stack(const Group& group, const StepContext& co
           float8_[group.index]};
 }
 
-void DecoderBlock::set_float8(const at::Tensor& ones) {
+void DecoderBlock::set_float8(const at::Tensor& ones, const BlockWeights& projections) {
   float8_ = {};
   if (!ones.defined()) return;
   for (const Group& group : {kQkv, kO, kGateUp, kDown}) {
     std::vector<FrozenWeight> weights;
     for (size_t i = group.begin; i < group.begin + group.count; ++i)
-      weights.push_back(weights_.projections[i].to(weights_.input_norm.device()));
+      weights.push_back(projections[i].to(weights_.input_norm.device()));
     const std::string obstacle = Float8Stack::obstacle(weights);
     if (!obstacle.empty()) {
       float8_ = {};
@@ -72,7 +72,7 @@ void DecoderBlock::set_float8(const at::Tensor& ones) {
 void DecoderBlock::replace_projection(Projection projection, FrozenWeight weight) {
   FrozenWeight& own = weights_.projections[qlorapp::index(projection)];
   weights_.on_host.defined() ? copy_weight(own, weight) : static_cast<void>(own = std::move(weight));
-  if (const at::Tensor ones = float8_.front().ones; ones.defined()) set_float8(ones);
+  if (const at::Tensor ones = float8_.front().ones; ones.defined()) set_float8(ones, weights_.projections);
 }
 
 DecoderBlock::Weights DecoderBlock::moved(bool to_host) const {

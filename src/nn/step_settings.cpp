@@ -20,7 +20,7 @@ constexpr int64_t kFewTokens = 64;
 
 StepSettings::StepSettings(std::shared_ptr<Decoder> decoder)
     : decoder_(std::move(decoder)), segments_(keep_in_each_block(std::ssize(decoder_->blocks()), Keep::kEverything)) {
-  memory_.base_on_host = decoder_->weight_stream() != nullptr;
+  memory_.base_on_host = decoder_->blocks_on_host();
 }
 
 bool StepSettings::float8() const { return decoder_->blocks().front().in_float8(); }
@@ -64,9 +64,10 @@ void StepSettings::set_float8(bool enabled) {
     ones = at::ones({longest}, at::TensorOptions().dtype(at::kFloat).device(device));
   }
   try {
-    for (DecoderBlock& block : decoder_->blocks()) block.set_float8(ones);
+    for (DecoderBlock& block : decoder_->blocks())
+      block.set_float8(ones, enabled ? decoder_->projections(block.index()) : BlockWeights());
   } catch (...) {  // all or none
-    for (DecoderBlock& block : decoder_->blocks()) block.set_float8({});
+    for (DecoderBlock& block : decoder_->blocks()) block.set_float8({}, {});
     throw;
   }
 }

@@ -18,10 +18,12 @@ int64_t version_of(const at::Tensor& bytes) { return bytes.is_inference() ? 0 : 
 
 }  // namespace
 
-WeightStream::WeightStream(at::Device device, std::vector<Source> blocks) : device_(device), sources_(std::move(blocks)) {
+WeightStream::WeightStream(at::Device device, std::vector<Source> blocks, std::shared_ptr<Communicator> ranks)
+    : device_(device), sources_(std::move(blocks)), ranks_(std::move(ranks)) {
   const at::NoGradGuard no_grad;
+  const int64_t parts = ranks_ ? ranks_->size() : 1;
   int64_t longest = 0;
-  for (const Source& source : sources_) longest = std::max(longest, source.bytes.numel());
+  for (const Source& source : sources_) longest = std::max(longest, parts * source.bytes.numel());
   const ops::MemoryUseScope use(ops::MemoryUse::kCodes);
   for (Place& place : places_) place.bytes = at::empty({longest}, at::TensorOptions().dtype(at::kByte).device(device_));
   if (device_.is_cpu() || device_.is_meta()) return;
@@ -33,7 +35,7 @@ WeightStream::WeightStream(at::Device device, std::vector<Source> blocks) : devi
 
 WeightStream::~WeightStream() {
   try {
-    if (copies_) copies_->synchronize();  // the memory of a copy must not be freed under it,
+    if (copies_) copies_->synchronize();  // the memory of a copy must not be freed under it (c10d keeps that of an exchange itself),
     if (computation_)
       computation_->synchronize();  // nor that of a kernel: the places belong to another stream than the caller's last
   } catch (const std::exception&) {
@@ -62,21 +64,32 @@ void WeightStream::load(Place& place, int64_t block) {
     place.weights = views_of(place.bytes, source.forms);
   place.block = -1;  // until all of it is on its way
   const int64_t version = version_of(source.bytes);
-  if (!device_.is_meta()) {
-    const at::Tensor to = place.bytes.narrow(0, 0, source.bytes.numel());
-    if (copies_) {
-      forked_->record(*computation_);  // begins when the place's last reader is done
-      forked_->block(*copies_);
-      const c10::StreamGuard guard(*copies_);
-      to.copy_(source.bytes, /*non_blocking=*/true);
-      place.arrived->record(*copies_);
-    } else {
-      to.copy_(source.bytes);
-    }
+  if (copies_) {
+    forked_->record(*computation_);  // begins when the place's last reader is done
+    forked_->block(*copies_);
+    const c10::StreamGuard guard(*copies_);
+    fill(place, source.bytes);
+    place.arrived->record(*copies_);
+  } else if (!device_.is_meta()) {
+    fill(place, source.bytes);
   }
   place.block = block;
   place.version = version;
   ++copied_;
+}
+
+void WeightStream::fill(Place& place, const at::Tensor& bytes) {
+  if (ranks_) {
+    place.exchange = ranks_->all_gather_into(place.bytes.narrow(0, 0, ranks_->size() * bytes.numel()), bytes);
+  } else {
+    place.bytes.narrow(0, 0, bytes.numel()).copy_(bytes, /*non_blocking=*/copies_.has_value());
+  }
+}
+
+/// The current stream waits.
+void WeightStream::wait_for(Place& place) {
+  place.exchange.wait();
+  if (copies_) place.arrived->block(*computation_);
 }
 
 const BlockWeights& WeightStream::at(int64_t block, bool training) {
@@ -95,12 +108,12 @@ const BlockWeights& WeightStream::at(int64_t block, bool training) {
     const int64_t before = places_[current_].block;
     current_ = 1 - current_;
     if (!holds(places_[current_], block)) load(places_[current_], block);
-    if (copies_) places_[current_].arrived->block(*computation_);
+    wait_for(places_[current_]);
     Place& other = places_[1 - current_];
     const int64_t next = after(block, before, training);
     if (next >= 0 && next != block && !holds(other, next)) load(other, next);
   } else if (must_wait) {
-    places_[current_].arrived->block(*computation_);
+    wait_for(places_[current_]);
   }
   return places_[current_].weights;
 }

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Frozen weights that wait in host memory and pass through two places on the device, one block ahead of the computation.
+/// Frozen weights that wait elsewhere and pass through two places on the device, one block ahead of the computation. They wait in host
+/// memory, or in parts on the ranks of a run.
 ///
 ///     forward   block   0    1    2   …   L-1      backward   L-1  L-2  L-3  …   0      next micro-batch   0    1    2
 ///               copy    1    2    3   …                       -    L-3  L-4  …                             -    2    3
 ///
-/// A copy runs on a stream of its own while the block before it computes. At each turn both blocks are there, so a micro-batch copies
-/// 2·(L - 2) blocks. Copies bind the step where a block's bytes over the bus take longer than its products.
+/// A copy, or the exchange that gathers the parts, runs on a stream of its own while the block before it computes. At each turn both
+/// blocks are there, so a micro-batch copies 2·(L - 2) blocks. Copies bind the step where a block's bytes over the bus take longer than
+/// its products. Where ranks hold the parts, all of them must ask for the same blocks in the same order.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -19,19 +21,21 @@
 #include <c10/core/Stream.h>
 
 #include "nn/block_weights.hpp"
+#include "qlorapp/dist/communicator.hpp"
 
 namespace qlorapp {
 
 class WeightStream {
  public:
-  /// A block's weights in one piece of host memory (block_weights.hpp).
+  /// A block's weights (block_weights.hpp).
   struct Source {
-    at::Tensor bytes;
+    at::Tensor bytes;  ///< One piece of host memory, or this rank's part of it on the device.
     BlockForms forms;
   };
   /// @param device  of the computation; a CPU copies at once; Meta copies nothing.
   /// @param blocks  in the order of the model. Kept.
-  WeightStream(at::Device device, std::vector<Source> blocks);
+  /// @param ranks   hold the parts; null: the blocks are in host memory.
+  WeightStream(at::Device device, std::vector<Source> blocks, std::shared_ptr<Communicator> ranks = nullptr);
   ~WeightStream();
   WeightStream(const WeightStream&) = delete;
   WeightStream& operator=(const WeightStream&) = delete;
@@ -53,14 +57,18 @@ class WeightStream {
     int64_t version = 0;   ///< Of the source's memory when it was copied: adapters initialized from a weight change it.
     BlockWeights weights;  ///< Views of `bytes`.
     std::optional<c10::Event> arrived;
+    Exchange exchange;  ///< That gathers it, until it was waited for.
   };
 
   [[nodiscard]] bool holds(const Place& place, int64_t block) const;
   [[nodiscard]] int64_t after(int64_t block, int64_t before, bool training) const;
   void load(Place& place, int64_t block);
+  void fill(Place& place, const at::Tensor& bytes);
+  void wait_for(Place& place);
 
   at::Device device_;
   std::vector<Source> sources_;
+  std::shared_ptr<Communicator> ranks_;
   std::array<Place, 2> places_;
   size_t current_ = 0;  ///< The place whose weights were asked for last.
   int64_t copied_ = 0;

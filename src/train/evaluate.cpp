@@ -10,6 +10,7 @@
 #include <span>
 
 #include "core/check.hpp"
+#include "nn/decoder.hpp"
 #include "ops/device_memory.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/data/collate.hpp"
@@ -62,8 +63,9 @@ Score score_at_once(CausalLM& model, std::span<const Example> rows, bool exact_m
   const Batch batch = collate(rows).to(model.device());
   Score score;
   score.targets = batch.target_count;
-  if (batch.target_count == 0) return score;
+  if (batch.target_count == 0 && !model.decoder().ranks()) return score;
   const at::Tensor hidden = model.hidden_states(batch, /*training=*/false, 0, 0);
+  if (batch.target_count == 0) return score;
   score.loss = model.loss_of(hidden, batch).item<double>();
   if (exact_match) count_matches(batch, missed_targets(model, hidden, batch.targets), score);
   return score;
@@ -79,7 +81,7 @@ Score score_of(CausalLM& model, std::span<const Example> rows, bool exact_match,
       begin += some.size();
       continue;
     } catch (const std::exception& error) {
-      if (some.size() == 1 || !ops::is_out_of_memory(error)) throw;
+      if (some.size() == 1 || !ops::is_out_of_memory(error) || model.decoder().ranks()) throw;
       most = (some.size() + 1) / 2;
       log_warning(
           message("[evaluate] out of memory with {} rows at once ({}). From here on batches are split into parts of at most {} "
@@ -104,7 +106,14 @@ EvalResult evaluate(CausalLM& model, const std::vector<Example>& rows, const Eva
   size_t most = step;
   const auto rank = static_cast<size_t>(options.ranks ? options.ranks->rank() : 0);
   const auto ranks = static_cast<size_t>(options.ranks ? options.ranks->size() : 1);
-  for (size_t begin = rank * step; begin < rows.size(); begin += ranks * step) {
+  // Where the base is divided over the ranks, each gathers blocks as often as the others.
+  const size_t passes_end = model.decoder().ranks() ? (rows.size() + ranks * step - 1) / (ranks * step) * ranks * step : rows.size();
+  for (size_t begin = rank * step; begin < passes_end; begin += ranks * step) {
+    if (begin >= rows.size()) {
+      const Batch filler = Batch::filler(rows.front().input_ids.front()).to(model.device());
+      static_cast<void>(model.hidden_states(filler, /*training=*/false, 0, 0));
+      continue;
+    }
     const size_t end = std::min(rows.size(), begin + step);
     const Score score = score_of(model, std::span(rows).subspan(begin, end - begin), options.exact_match, most);
     result.prompted_rows += score.prompted_rows;

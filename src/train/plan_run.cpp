@@ -83,6 +83,7 @@ PlanSettings plan_settings(const format::ModelConfig& model, const LoraConfig& l
                     .quantization = base.quantization,
                     .skip_modules = base.skip_modules,
                     .compute_dtype = base.compute_dtype.value_or(compute_dtype(args)),
+                    .base_shards = args.base_sharding == "full" ? base.ranks : 1,
                     .device = base.device},
                    args);
 }
@@ -131,12 +132,13 @@ struct CardRun {
   double rows_a_second = 0;
 };
 
+/// @param ranks  over which args.base_sharding divides the base.
 CardRun best_on_card(const format::ModelConfig& model, const LoraConfig& lora, const TrainingArguments& args, const Gpu& gpu,
-                     Bytes room, int64_t rows, int64_t average_tokens) {
+                     Bytes room, int64_t rows, int64_t average_tokens, int64_t ranks) {
   CardRun run{args, {}, "", 0};
   run.args.bf16 = gpu.has_bf16();
   run.args.fp16 = !gpu.has_bf16();
-  PlanSettings settings = plan_settings(model, lora, run.args);
+  PlanSettings settings = plan_settings(model, lora, run.args, {.ranks = ranks});
   settings.segments.clear();
   settings.device = gpu.device();
   const bool evaluates = settings.eval_batch > 0;
@@ -248,8 +250,18 @@ Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lor
     const auto cards = static_cast<double>(deadline.gpus);
     return static_cast<double>(deadline.dataset_rows) / (rows_a_second * (deadline.gpus > 1 ? cards * kShareOfEachCard : 1)) / 3600;
   };
-  const CardRun alone =
-      best_on_card(model, lora, args, gpu, room, deadline.effective_batch / deadline.gpus, deadline.average_tokens);
+  const auto best_with = [&](const std::string& sharding) {
+    TrainingArguments own = args;
+    own.base_sharding = sharding;
+    return best_on_card(model, lora, own, gpu, room, deadline.effective_batch / deadline.gpus, deadline.average_tokens, deadline.gpus);
+  };
+  CardRun alone;
+  try {
+    alone = best_with(args.base_sharding);
+  } catch (const ValueError&) {
+    if (deadline.gpus == 1 || args.base_sharding != "no") throw;
+    alone = best_with("full");  // the whole base does not fit on each
+  }
   Recommendation best;
   best.args = alone.args;
   best.lora = lora;
@@ -277,6 +289,8 @@ Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lor
       best.args.fp16 ? "float16 with loss scaling (this card has no bfloat16)" : "bfloat16", to_string(best.plan.peak_reserved()),
       to_string(room), args.max_length, fixed(hours_an_epoch, 1), fixed(best.epochs, best.epochs < 1 ? 2 : 0), between(best.hours),
       fixed(deadline.hours, deadline.hours == std::floor(deadline.hours) ? 0 : 2));
+  if (best.args.base_sharding != "no")
+    best.text += message("The frozen base is divided over the {} GPUs (base_sharding).\n", deadline.gpus);
   if (deadline.gpus > 1) {
     best.text += message(
         "Start one process per GPU: torchrun --nproc-per-node {} --no-python qlorapp train --config FILE. Each GPU counts as {} % "

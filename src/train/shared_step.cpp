@@ -54,6 +54,7 @@ std::vector<int64_t> block_starts(const AdapterArena& arena) {
 SharedStep::SharedStep(Communicator* ranks, std::span<const Batch> window, bool in_bf16, WindowCounts* met)
     : ranks_(ranks != nullptr && ranks->size() > 1 ? ranks : nullptr), in_bf16_(in_bf16), met_(met) {
   for (const Batch& batch : window) {
+    if (batch.is_filler) continue;
     counts_.micro_batches += batch.first_token == 0 ? 1 : 0;
     counts_.input_tokens += batch.token_count();
   }
@@ -73,7 +74,7 @@ int64_t SharedStep::meet(int64_t targets) {
 }
 
 int64_t SharedStep::place_of(const Batch& batch) {
-  if (batch.first_token == 0) ++begun_;
+  if (batch.first_token == 0) ++begun_;  // a filler is the last
   const int64_t mine = begun_ - 1;
   return ranks_ == nullptr ? mine : mine * ranks_->size() + ranks_->rank();
 }

@@ -108,6 +108,11 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
   args_.validate();
   state_.ranks = ranks ? std::move(ranks) : single_process();
   state_.sums_in_bf16 = args_.ddp_sum_in_bf16;
+  const std::shared_ptr<Communicator>& holders = model.decoder().ranks();
+  QLORAPP_CHECK_VALUE(!holders || (holders->size() == rank_count() && holders->rank() == state_.ranks->rank()),
+                      "[ranks] a base that is divided over {} ranks is trained by all of them; this trainer has {}. Give it the "
+                      "communicator that the model was loaded with.",
+                      holders->size(), rank_count());
   if (args_.optimizer_is_paged() && device().is_cpu()) {
     log_warning_once(message("[trainer] optim={}: on a CPU the optimizer state is not paged; results are the same.", args_.optim));
   }

@@ -50,7 +50,7 @@ struct Observed {
   }
   LossSum forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step,
                            const BlockDone& done) {
-    if (batch.first_token == 0 && begun++ > progress.substeps_told) {
+    if (batch.first_token == 0 && !batch.is_filler && begun++ > progress.substeps_told) {
       ++progress.substeps_told;
       tell(event, TrainerEvent::kSubstepEnd);
     }
@@ -84,7 +84,8 @@ WindowRunner::WindowRunner(CausalLM& model, TrainState& state, const TrainingArg
     log_warning_once("[trainer] cuda_graphs has no effect: it records steps on a GPU.");
   } else if (args.cuda_graphs && model.decoder().weight_stream()) {
     log_warning_once(
-        "[trainer] cuda_graphs has no effect: the base is in host memory, and its copies go on from one micro-step to the next.");
+        "[trainer] cuda_graphs has no effect: the base is in host memory or divided over ranks, and its copies go on from one "
+        "micro-step to the next.");
   } else if (args.cuda_graphs) {
     graphs_ = std::make_unique<GraphedSteps>(model);
   }
@@ -126,6 +127,10 @@ std::vector<Batch> WindowRunner::batches_of(const Window& window) const {
       first_token += batches.back().token_count();
     }
   }
+  // Where the base is divided over the ranks, each gathers blocks as often as the others.
+  const size_t ranks = model_.decoder().ranks() ? static_cast<size_t>(state_.ranks->size()) : 1;
+  while (ranks > 1 && batches.size() * ranks < window.rows.size())
+    batches.push_back(Batch::filler(rows_.front().input_ids.front()).to(model_.device()));
   return batches;
 }
 
@@ -144,6 +149,7 @@ void WindowRunner::run_worst_case() {
       break;
     } catch (const std::exception& error) {
       if (!ops::is_out_of_memory(error)) throw;
+      refuse_if_divided(window, error);
       make_room(window, error, again);
     }
   }
@@ -174,6 +180,7 @@ StepReport WindowRunner::run(const Window& window, const Observer& observer) {
       const bool has_ranks = state_.ranks && state_.ranks->size() > 1;
       if (has_ranks && progress.at != Progress::At::kWindow) throw;  // the others went on
       if (progress.at != Progress::At::kUpdate) {
+        refuse_if_divided(window, error);
         make_room(window, error, again);
         continue;
       }
@@ -192,8 +199,25 @@ StepReport WindowRunner::run(const Window& window, const Observer& observer) {
 }
 
 std::string WindowRunner::diagnosis(const Window& window) {
+  if (model_.decoder().ranks()) return "The first layer that is not finite is not looked for with base_sharding.";
   const std::vector<Batch> batches = batches_of(window);
   return first_non_finite(model_, batches, state_.seed, state_.micro_step);
+}
+
+int64_t WindowRunner::longest_of(const Window& window) const {
+  int64_t longest = 0;
+  for (const auto& rows : window.rows) {
+    for (const int64_t row : rows) longest = std::max(longest, row_tokens(row));
+  }
+  return longest;
+}
+
+/// Smaller parts would gather blocks more often than the other ranks do.
+void WindowRunner::refuse_if_divided(const Window& window, const std::exception& error) const {
+  if (!model_.decoder().ranks()) return;
+  throw OutOfMemoryError(message(
+      "[trainer] out of memory in step {}. With base_sharding a micro-batch is not split into parts. {} {}",
+      state_.global_step + 1, advice_when_full(model_, args_, longest_of(window)), first_line(error)));
 }
 
 void WindowRunner::make_room(const Window& window, const std::exception& error, bool again) {

@@ -21,11 +21,11 @@ ALLOWED = {
     "ops": {"cuda", "format", "core"},
     "quant": {"ops", "format", "core"},
     "adapters": {"quant", "ops", "format", "core"},
-    "nn": {"adapters", "quant", "ops", "format", "core"},
-    "io": {"nn", "adapters", "quant", "ops", "format", "core"},
+    "dist": {"core"},
+    "nn": {"dist", "adapters", "quant", "ops", "format", "core"},
+    "io": {"nn", "dist", "adapters", "quant", "ops", "format", "core"},
     "data": {"nn", "adapters", "quant", "ops", "format", "core"},
-    "memory": {"nn", "adapters", "quant", "ops", "format", "core"},
-    "dist": {"nn", "adapters", "quant", "ops", "format", "core"},
+    "memory": {"nn", "dist", "adapters", "quant", "ops", "format", "core"},
 }
 ALLOWED["train"] = {"io", "data", "memory", "dist", "nn", "adapters", "quant", "ops", "format", "core"}
 ALLOWED["cli"] = ALLOWED["python"] = ALLOWED["train"] | {"train"}

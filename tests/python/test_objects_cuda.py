@@ -121,6 +121,27 @@ def test_a_base_on_the_host_leaves_the_gpu_and_changes_no_loss(folder, tmp_path,
     assert after == "cuda"
 
 
+def test_layers_that_a_device_map_leaves_on_the_host_compute_on_the_gpu(folder, tmp_path, cuda):
+    """The same bits before, in and after two trainers."""
+    ids = torch.arange(3, 19, device=cuda).view(2, 8)
+    found = {}
+    for place, device_map in (("gpu", {"": 0}), ("host", {"": 0, "model.layers": "cpu"})):
+        model = adapted(base_model(folder, device_map=device_map, dtype=torch.float32))
+        with torch.no_grad():
+            tensors = [model(ids).logits for _ in range(2)]
+        curves = []
+        for number in range(2):
+            options = {"max_steps": 3, "eval_strategy": "steps", "eval_steps": 2, "use_cpu": False}
+            more = {"eval_dataset": rows(5)}
+            trainer = trained(qlorapp.Trainer, folder, tmp_path / f"{place}-{number}", model=model, more=more, **options)
+            assert in_cpp(trainer)
+            curves.append(losses(trainer) + [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry])
+        tensors.append(trainer.model.generate(input_ids=ids, max_new_tokens=4))
+        found[place] = tensors, curves
+    assert found["host"][1] == found["gpu"][1] and len(found["gpu"][1][0]) > 3
+    assert all(torch.equal(mine, other) for mine, other in zip(found["host"][0], found["gpu"][0], strict=True))
+
+
 def test_the_cache_is_given_back_as_often_as_asked(folder, tmp_path, cuda):
     kept, *_ = watched(folder, tmp_path)
     emptied, *_ = watched(folder, tmp_path, torch_empty_cache_steps=1)

@@ -100,6 +100,9 @@ struct Launch {
 /// One process: its exchanges change nothing.
 [[nodiscard]] std::shared_ptr<Communicator> single_process();
 
+/// Rank 0 of so many that do not exist: for plans. Its exchanges do nothing.
+[[nodiscard]] std::shared_ptr<Communicator> planned_ranks(int64_t size);
+
 /// Meets the other ranks that `launch` speaks of: NCCL for a GPU, a TCPStore for a CPU.
 /// @param timeout  how long a rank waits for the others, here and in each exchange.
 /// @throws ValueError for a GPU without NCCL in this build; IoError naming the ranks that did not come in time.

@@ -6,7 +6,8 @@
 ///     attention  2·T·D a token and block forward, 5·T·D backward (causal), at the rate of the kernel that the GPU runs
 ///     memory     every dequantized weight written and read, every elementwise pass; over the bandwidth
 ///     host       launches; counts where the GPU is faster than they are
-///     copies     of a base in host memory, beside the rest: half of them forward, half backward; each pass waits for its half
+///     copies     of a base in host memory or in parts on several ranks, beside the rest: half of them forward, half backward; each
+///                pass waits for its half
 ///
 /// The parts are added up, because one stream runs them one after the other; the host's counts where it is longer. The
 /// fractions of the published rates come from docs/performance.md, all from one H200; nothing is known of other cards but what
@@ -23,7 +24,7 @@ namespace qlorapp {
 
 struct StepTime {
   double products = 0, attention = 0, memory = 0, host = 0;  ///< Seconds of one micro-batch.
-  double copies = 0;                                         ///< The same, of the blocks of base_on_host.
+  double copies = 0;                                         ///< The same, of the blocks of base_on_host or base_sharding.
   double forward_share = 0.5;                                ///< Of the computation.
   double optimizer = 0;                                      ///< Seconds of an optimizer step.
   Evidence evidence = Evidence::kExtrapolated;

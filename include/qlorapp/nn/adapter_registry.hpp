@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -59,8 +60,8 @@ class AdapterRegistry {
 
   /// AdapterArena::adopt_parameter, and points the block that uses it at the new tensor object.
   void adopt_parameter(int64_t i, const at::Tensor& parameter, const std::string& name = "");
-  /// Whether an initialization took a part out of the base: adapters then fit no other base than this one.
-  [[nodiscard]] bool changed_base() const { return changed_base_; }
+  /// The fingerprint of the base's codes after an initialization took a part out of it: adapters then fit no other base than this one.
+  [[nodiscard]] std::optional<uint64_t> changed_base() const { return changed_base_; }
 
   /// The float32 table that the active adapter trains in place of the frozen one; undefined where it trains none.
   [[nodiscard]] at::Tensor trained_embedding() const;
@@ -79,7 +80,7 @@ class AdapterRegistry {
   std::unique_ptr<AdapterSet> none_;
   std::string active_;
   bool enabled_ = true;
-  bool changed_base_ = false;
+  std::optional<uint64_t> changed_base_;
 };
 
 }  // namespace qlorapp

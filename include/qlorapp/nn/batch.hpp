@@ -21,6 +21,7 @@ struct Batch {
   int64_t target_count = 0;         ///< Number of targets that are not ignored, known on the host: no synchronization later.
   int64_t first_label_count = 0;    ///< Rows whose first token carries a label; nothing predicts it, so it is no target.
   int64_t first_token = 0;          ///< Tokens before it in a micro-batch that is taken in parts: they share dropout masks.
+  bool is_filler = false;           ///< Counts for nothing.
 
   [[nodiscard]] int64_t token_count() const { return row_starts.empty() ? 0 : row_starts.back(); }
   [[nodiscard]] int64_t row_count() const { return row_starts.empty() ? 0 : static_cast<int64_t>(row_starts.size()) - 1; }
@@ -28,6 +29,10 @@ struct Batch {
   /// Whole rows of one length: each position's target is the next token of its row.
   /// @param tokens  (R, L) int64, R >= 1 and L >= 2; the batch's tensors are on its device.
   [[nodiscard]] static Batch of_equal_rows(const at::Tensor& tokens);
+
+  /// One token without a target, on the CPU: what a rank computes that has fewer micro-batches than others, where all of them must ask
+  /// for the same weights (nn/weight_stream.hpp). Its gradients are 0.
+  [[nodiscard]] static Batch filler(int64_t token);
 
   /// @returns the same batch with its tensors on `device`. Synchronizes only as far as the copies do.
   [[nodiscard]] Batch to(at::Device device) const;

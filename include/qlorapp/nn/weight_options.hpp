@@ -2,6 +2,7 @@
 /// How the weights of a checkpoint are to be held.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,8 @@
 #include "qlorapp/quant/quantizer.hpp"
 
 namespace qlorapp {
+
+class Communicator;
 
 struct WeightOptions {
   at::ScalarType compute_dtype = at::kFloat;  ///< Of activations, norms, embeddings and head: float32, bfloat16 or float16.
@@ -22,6 +25,10 @@ struct WeightOptions {
   bool embedding_on_host = false;
   /// The linear layers' weights go to pinned host memory as they come (nn/memory_settings.hpp); nothing on a CPU.
   bool base_on_host = false;
+  /// The linear layers' weights are divided over these ranks: each holds a part of every block, and blocks are gathered one ahead of the
+  /// computation. Each rank reads its share of the checkpoint. From then on all ranks make the same calls in the same order. Null, or
+  /// one rank: this process has all of them. @throws ValueError with base_on_host.
+  std::shared_ptr<Communicator> divide_over = {};
 };
 
 }  // namespace qlorapp

@@ -56,6 +56,7 @@ struct RunArguments {
   std::string weight_workspace = "layer";
   bool embedding_on_host = false;
   bool base_on_host = false;
+  std::string base_sharding = "no";
   std::string memory_budget;
   bool fp8 = false;
   bool cuda_graphs = false;
@@ -127,6 +128,9 @@ struct RunArguments {
             "base_on_host", &T::base_on_host,
             "keep the frozen linear layers in pinned host memory and copy each block to the GPU while the one before it computes; "
             "false leaves them where they are"},
+        Field{"base_sharding", &T::base_sharding,
+              "no, or full: with several processes each holds a part of the frozen linear layers, and each block is gathered while "
+              "the one before it computes"},
         Field{"memory_budget", &T::memory_budget,
               "an amount such as 14GiB, or auto for the free memory; chooses checkpoint_keep, loss_chunk_rows, mlp_tile_rows, "
               "weight_workspace, embedding_on_host and the micro-batch for the fastest step that fits; the effective batch stays "

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares training on two GPUs of one machine with training on one, with the base whole on each GPU and divided over them.
+
+    python benchmarks/ranks_cuda.py [--build build/dev] [--runs 8b:4:1 1b:4:4 70b:4:1] [--low-memory 70b] [--cap 24] [--seconds 12] [--peers]
+
+A run is MODEL:BATCH:ACCUMULATION, per GPU. Random weights in NF4 with double quantization at Llama's real shapes, sequence 2048, r = 16 on all
+seven linear layers, 8-bit AdamW, bf16; each block keeps its input alone. For each run: one process with the whole base, then one process per
+GPU with the whole base on each and divided (base_sharding=full), in turn.
+
+--low-memory: batch 1 with the base divided, inputs and embedding on the host, 512 rows of logits, one workspace at a time, the MLP in tiles of
+1,024 rows, and torch's allocator capped at --cap GiB per GPU.
+
+--peers: each run (but 70b, whose checkpoint would have to be written first) with transformers + peft + bitsandbytes, too, on one GPU and under
+DistributedDataParallel.
+
+Prints tokens per second, "of N" (divided by N times one GPU's), "of whole" (divided by ours with the whole base on each GPU), and measured and planned peaks of a rank.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SMALLEST = ["embedding_on_host=1", "loss_chunk_rows=512", "weight_workspace=stack", "mlp_tile_rows=1024"]
+
+
+def measured(program: list[str], ranks: int, words: list[str]) -> list[dict]:
+    command = [*program, *words]
+    if ranks > 1:
+        with contextlib.closing(socket.socket()) as bound:
+            bound.bind(("127.0.0.1", 0))
+            port = bound.getsockname()[1]
+        launcher = ["torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port), "--no-python"]
+        command = [sys.executable, "-m", *launcher, *command]
+    environment = {**os.environ, "OMP_NUM_THREADS": "4"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode:
+        print(done.stderr[-3000:], file=sys.stderr, flush=True)
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "dev")
+    parser.add_argument("--runs", nargs="*", default=["8b:4:1", "1b:4:4", "70b:4:1"])
+    parser.add_argument("--low-memory", nargs="*", default=["70b"])
+    parser.add_argument("--cap", type=float, default=24)
+    parser.add_argument("--seconds", type=float, default=12)
+    parser.add_argument("--peers", action="store_true")
+    given = parser.parse_args()
+    program = [str(given.build / "benchmarks" / "bench_ranks")]
+    gpus = torch.cuda.device_count()
+    print(f"{gpus} x {torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
+    print(
+        f"{'run':<12} {'way':<12} {'ms':>9} {'tokens/s':>9} {'of N':>7} {'of whole':>9} {'peak GiB':>9} {'planned':>8} {'loss':>10}"
+    )
+
+    def row(run: str, found: dict, one: float = 0, whole: float = 0) -> None:
+        if "error" in found:
+            print(f"{run:<12} {found['way']:<12} {found['error']}", flush=True)
+            return
+        speed = found["tokens_per_second"]
+        of_n = f"{speed / (one * found['ranks']):.1%}" if one else "-"
+        of_whole = f"{speed / whole:.1%}" if whole else "-"
+        print(
+            f"{run:<12} {found['way'] + ' x' + str(found['ranks']):<12} {found['milliseconds']:>9.1f} {speed:>9.0f} {of_n:>7} {of_whole:>9} "
+            f"{found['peak_gib']:>9.3f} {found.get('planned_gib', math.nan):>8.3f} {found.get('loss', math.nan):>10.6f}",
+            flush=True,
+        )
+
+    for run in given.runs:
+        model, batch, accumulation = run.split(":")
+        words = [model, batch, "2048", "input_only", accumulation, str(given.seconds)]
+        one = whole = 0.0
+        for found in measured(program, 1, [*words, "whole"]):
+            one = found.get("tokens_per_second", 0)
+            row(run, found)
+        for found in measured(program, gpus, [*words, "whole", "divided"]):
+            row(run, found, one, whole)
+            whole = whole or found.get("tokens_per_second", 0)
+        if given.peers and model != "70b":
+            with tempfile.TemporaryDirectory() as folder:
+                here, checkpoint = ROOT / "benchmarks", f"{folder}/{model}"
+                subprocess.run([sys.executable, here / "train_step_peers.py", "checkpoint", model, checkpoint], check=True)
+                worker = [sys.executable, str(here / "ranks_peer.py")]
+                alone = 0.0
+                for ranks in (1, gpus):
+                    for found in measured(worker, ranks, [checkpoint, batch, "2048", accumulation, str(given.seconds)]):
+                        row(run, found, alone, whole if ranks == gpus else 0)
+                        alone = alone or found.get("tokens_per_second", 0)
+    for model in given.low_memory:
+        words = [model, "1", "2048", "input_on_host", "1", str(given.seconds), "divided", f"cap={given.cap}", *SMALLEST]
+        for found in measured(program, gpus, words):
+            row(f"{model} {given.cap:g} GiB", found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

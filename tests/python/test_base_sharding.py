@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A base that is divided over the processes trains the same bytes as one that each of them has whole."""
+
+import re
+import shutil
+
+import peer
+import pytest
+from test_data_parallel import Alone, command, free_port, history, words
+
+FULL = {"base_sharding": "full"}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("divided")
+    # Of two ranks one reads two blocks, the other one. fp8 needs widths that are multiples of 64.
+    peer.write_llama(folder / "model", num_hidden_layers=3, num_key_value_heads=4)
+    peer.write_rows(folder / "rows.jsonl", 22)
+    peer.write_rows(folder / "eval.jsonl", 7, seed=5)
+    return folder
+
+
+def assert_same_bytes(root, tmp_path, ranks: int, **options) -> None:
+    command(ranks, *words(root, tmp_path / "whole", **options))
+    command(ranks, *words(root, tmp_path / "divided", **options, **FULL))
+    mine, other = ((tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("divided", "whole"))
+    assert mine == other
+    losses = [[(entry.get("loss"), entry.get("eval_loss")) for entry in history(tmp_path / name)] for name in ("divided", "whole")]
+    assert losses[0] == losses[1]
+
+
+# Eleven micro-batches: two ranks have six and five of them, and the last window of four is partial. Evaluation has four batches.
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (2, {"gradient_accumulation_steps": 2, "per_device_eval_batch_size": 3}),
+        (4, {}),
+        (2, {"load_in_4bit": "false", "checkpoint_keep": "every:2", "gradient_checkpointing": "true"}),
+        (2, {"init_lora_weights": "pissa", "lora_dropout": 0.1, "double_quant": "false"}),
+        (3, {"use_dora": "true", "target_modules": "all-linear", "packing": "true", "max_length": 48}),
+        (2, {"fp8": "true", "dtype": "bfloat16", "eval_strategy": "no"}),
+    ],
+    ids=["uneven", "four", "dense", "pissa", "dora", "fp8"],
+)
+def test_the_adapter_is_that_of_a_base_that_is_whole(root, tmp_path, ranks, options):
+    assert_same_bytes(root, tmp_path, ranks, **options)
+
+
+def test_of_a_checkpoint_in_four_bits_too(root, tmp_path):
+    peer.run_cli("quantize", "--model", root / "model", "--output", tmp_path / "four")
+    shutil.copytree(root, tmp_path / "root")
+    shutil.rmtree(tmp_path / "root" / "model")
+    (tmp_path / "four").rename(tmp_path / "root" / "model")
+    assert_same_bytes(tmp_path / "root", tmp_path, 2, max_steps=3, eval_strategy="no")
+
+
+def test_a_run_continues_whether_or_not_the_base_is_divided(root, tmp_path):
+    command(2, *words(root, tmp_path / "run", **FULL))
+    first = (tmp_path / "run/adapter_model.safetensors").read_bytes()
+    resumed = command(2, *words(root, tmp_path / "run", resume_from_checkpoint=tmp_path / "run/checkpoint-2"))
+    assert "base_sharding" in resumed.stdout and (tmp_path / "run/adapter_model.safetensors").read_bytes() == first
+    command(2, *words(root, tmp_path / "run", resume_from_checkpoint=tmp_path / "run/checkpoint-4", **FULL))
+    assert (tmp_path / "run/adapter_model.safetensors").read_bytes() == first
+
+
+def test_each_rank_holds_its_part(root, tmp_path):
+    shutil.copytree(root, tmp_path / "root")
+    peer.write_llama(tmp_path / "root/model", num_hidden_layers=12)
+
+    def held(**options) -> float:
+        options = {"max_steps": 1, "overwrite_output_dir": "true", "eval_strategy": "no", "load_in_4bit": "false", **options}
+        done = command(2, *words(tmp_path / "root", tmp_path / "out", **options))
+        number, unit = re.search(r"model in memory: ([0-9.]+) (\w+)", done.stdout).groups()
+        return float(number) * {"KiB": 2**10, "MiB": 2**20}[unit]
+
+    block = 4 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 192)  # bytes
+    assert held() - held(**FULL) == pytest.approx((12 / 2 - 2) * block, rel=0.05)
+
+
+def test_a_budget_divides_a_base_that_does_not_fit_whole(root, tmp_path):
+    shutil.copytree(root, tmp_path / "root")
+    peer.write_llama(tmp_path / "root/model", num_hidden_layers=40)
+    options = {"max_steps": 2, "eval_strategy": "no", "load_in_4bit": "false", "target_modules": "q_proj"}
+
+    def run(*more, **budget):
+        return command(2, *words(tmp_path / "root", tmp_path / "out", **options, **budget), *more, check=False)
+
+    def least(**more) -> float:
+        number, unit = re.search(r"needs (?:at least )?([0-9.]+) (\w+)", run("--dry_run", memory_budget="1MiB", **more).stderr).groups()
+        return float(number) * {"KiB": 2**10, "MiB": 2**20}[unit]
+
+    whole, divided = least(), least(**FULL)
+    assert divided < 0.8 * whole
+    news = "memory_budget: the base is divided over 2 processes"
+    done = run(memory_budget=f"{int((whole + divided) / 2 / 1024)}KiB")
+    assert done.returncode == 0 and news in done.stdout
+    assert news not in run("--dry_run", memory_budget=f"{int(whole * 1.2 / 1024)}KiB").stdout
+
+
+def test_a_share_that_cannot_be_read_ends_all_ranks(root, tmp_path):
+    shutil.copytree(root / "model", tmp_path / "model")
+    weights = tmp_path / "model/model.safetensors"
+    given = words(root, tmp_path / "out", **FULL)
+    given[given.index(root / "model")] = tmp_path / "model"
+    port = free_port()
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    both = [Alone(0, 2, port, *words(root, tmp_path / "out", **FULL)), Alone(1, 2, port, *given)]
+    for alone in both:
+        code, _, err = alone.end()
+        assert code == 2 and "model.safetensors" in err, err
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"base_sharding": "half"}, "base_sharding must be"),
+        ({"base_on_host": "true", **FULL}, "base_sharding=full must be without base_on_host"),
+        ({"cuda_graphs": "true", **FULL}, "cuda_graphs=True must be without base_sharding"),
+        (FULL, "--base_sharding full divides the base over several processes; this is one"),
+    ],
+)
+def test_what_does_not_fit_is_refused(root, tmp_path, change, why):
+    done = peer.run_cli(*words(root, tmp_path / "out", **change), check=False)
+    assert done.returncode == 2 and why in done.stderr and not (tmp_path / "out").exists()
+
+
+def test_a_plan_counts_a_part_of_the_base_on_each_gpu():
+    def codes(*more) -> tuple[float, str]:
+        plan = peer.run_cli("plan", "--model", "llama-3.1-70b", "--gpu", "H100", "--batch", 1, "--seq", 512, *more).stdout
+        return float(re.search(r"codes ([0-9.]+)", plan)[1]), plan
+
+    whole, _ = codes()
+    half, plan = codes("--gpus", 2, "--base_sharding", "full")
+    assert half == pytest.approx(whole / 2 + 2 * whole / 80, rel=0.05)  # 80 blocks; scales come with the codes
+    assert "Base divided over 2 ranks" in plan and "received" in plan
+    for more, why in ((["--base_sharding", "full"], "Give --gpus"), (["--gpus", 2], "--gpus needs --hours or --base_sharding")):
+        done = peer.run_cli("plan", "--model", "llama-3.1-70b", "--gpu", "H100", *more, check=False)
+        assert done.returncode == 2 and why in done.stderr
