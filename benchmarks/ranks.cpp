@@ -60,8 +60,7 @@ void measure(const std::string& way, const std::string& model_name, const bench:
   model.settings().set_memory(setting.memory);
   at::manual_seed(static_cast<uint64_t>(1 + ranks->rank()));
   std::vector<Batch> window;
-  for (int64_t i = 0; i < accumulation; ++i)
-    window.push_back(bench::random_batch(setting.rows, setting.length, config.vocab_size));
+  for (int64_t i = 0; i < accumulation; ++i) window.push_back(bench::random_batch(setting.rows, setting.length, config.vocab_size));
   c10::cuda::device_synchronize();
   c10::cuda::CUDACachingAllocator::emptyCache();
   if (way == "divided") set_cap(setting.cap);
@@ -103,15 +102,16 @@ void measure(const std::string& way, const std::string& model_name, const bench:
     std::printf(
         "{\"way\": \"%s\", \"ranks\": %ld, \"milliseconds\": %.2f, \"low\": %.2f, \"high\": %.2f, \"tokens_per_second\": %.0f, "
         "\"peak_gib\": %.4f, \"planned_gib\": %.4f, \"reserved_gib\": %.3f, \"loss\": %.7f}\n",
-        way.c_str(), static_cast<long>(ranks->size()), times[1] * 1e3, times[0] * 1e3, times[2] * 1e3, tokens / times[1], peak, planned,
-        gib(stats.reserved_bytes[0].peak), loss);
+        way.c_str(), static_cast<long>(ranks->size()), times[1] * 1e3, times[0] * 1e3, times[2] * 1e3, tokens / times[1], peak,
+        planned, gib(stats.reserved_bytes[0].peak), loss);
     std::fflush(stdout);
   }
   set_cap(0);
 }
 
 int run(const std::vector<std::string>& arguments) {
-  QLORAPP_CHECK_VALUE(arguments.size() >= 6, "usage: bench_ranks MODEL BATCH SEQUENCE KEEP ACCUMULATION SECONDS [WAY …] [NAME=VALUE …]");
+  QLORAPP_CHECK_VALUE(arguments.size() >= 6,
+                      "usage: bench_ranks MODEL BATCH SEQUENCE KEEP ACCUMULATION SECONDS [WAY …] [NAME=VALUE …]");
   bench::Setting setting;
   setting.rows = std::stoll(arguments[1]);
   setting.length = std::stoll(arguments[2]);

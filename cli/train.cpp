@@ -214,7 +214,8 @@ std::string chosen_sharding(const TrainOptions& options, const format::ModelConf
     TrainOptions asked = options;
     asked.args.base_sharding = sharding;
     try {
-      static_cast<void>(fit_arguments(settings_of_run(asked, config, train_data, eval_data), asked.args, rates, memory_for(device)));
+      static_cast<void>(
+          fit_arguments(settings_of_run(asked, config, train_data, eval_data), asked.args, rates, memory_for(device)));
       return true;
     } catch (const ValueError&) { return false; }  // which loading the model tells in full
   };

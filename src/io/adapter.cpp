@@ -111,7 +111,8 @@ LoraConfig load_adapter(const NamedTensors& adapters, const std::string& folder)
 
 void load_adapter(CausalLM& model, const std::string& folder, const std::string& name) {
   const AdapterFile adapter = open_adapter(folder);
-  if (adapter.config.base_fingerprint) check_fingerprint(adapter.config, folder, fingerprint_text(four_bit_fingerprint(model.decoder())));
+  if (adapter.config.base_fingerprint)
+    check_fingerprint(adapter.config, folder, fingerprint_text(four_bit_fingerprint(model.decoder())));
   const LoraConfig& lora = adapter.lora;
   const std::vector<std::string> names = model.adapters().names();
   const bool is_there = std::find(names.begin(), names.end(), name) != names.end();

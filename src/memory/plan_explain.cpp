@@ -130,10 +130,10 @@ std::string resident_text(const MemoryPlan& plan, const PlanSettings& settings) 
   const int64_t elements = 2 * part(parts, MemoryUse::kCodes).count, trained = plan.trainable_parameters;
   const int64_t dense = part(parts, MemoryUse::kDense).count / static_cast<int64_t>(c10::elementSize(settings.compute_dtype));
   const std::vector<std::pair<MemoryUse, std::string>> rows{
-      {MemoryUse::kCodes,
-       settings.memory.base_on_host ? std::string("two blocks of the base, which waits in host memory")
-       : settings.base_shards > 1   ? message("1/{} of the base with its scales, and two whole blocks", settings.base_shards)
-                                    : message("{} elements of linear layers x 1/2 byte", elements)},
+      {MemoryUse::kCodes, settings.memory.base_on_host ? std::string("two blocks of the base, which waits in host memory")
+                          : settings.base_shards > 1
+                              ? message("1/{} of the base with its scales, and two whole blocks", settings.base_shards)
+                              : message("{} elements of linear layers x 1/2 byte", elements)},
       {MemoryUse::kScales, message("the same x {}{}", each(part(parts, MemoryUse::kScales), elements),
                                    settings.quantization.double_quant ? ", themselves quantized" : "")},
       {MemoryUse::kDense, message("{} elements x {} bytes", dense, c10::elementSize(settings.compute_dtype))},

@@ -24,14 +24,15 @@ std::string bus_text(const PlanSettings& settings, const Gpu& gpu) {
   if ((!on_host && settings.base_shards == 1) || settings.device.type != at::kCUDA || !rates_are_known(settings, gpu)) return {};
   const StepTime time = step_time(settings, gpu, static_cast<double>(settings.length));
   const double rate = on_host ? gpu.host_rate() : gpu.peer_rate();
-  return message("{}: {} per micro-batch take {} at {} GB/s, computing {}. {}.\n",
-                 on_host ? std::string("Base on the host") : message("Base divided over {} ranks", settings.base_shards),
-                 gib({static_cast<int64_t>(time.copies * rate)}) + (on_host ? " copied" : " received"), duration(time.copies),
-                 fixed(rate * 1e-9, 0), duration(time.computation()),
-                 time.waits() > 0.01 * time.computation()
-                     ? message("{} is the limit: the GPU waits {}, {} % of the time; a larger batch waits less", on_host ? "The bus" : "The exchange",
-                               duration(time.waits()), fixed(100 * time.waits() / time.micro_batch(), 0))
-                     : std::string("They run beside the computation and cost nothing"));
+  return message(
+      "{}: {} per micro-batch take {} at {} GB/s, computing {}. {}.\n",
+      on_host ? std::string("Base on the host") : message("Base divided over {} ranks", settings.base_shards),
+      gib({static_cast<int64_t>(time.copies * rate)}) + (on_host ? " copied" : " received"), duration(time.copies),
+      fixed(rate * 1e-9, 0), duration(time.computation()),
+      time.waits() > 0.01 * time.computation()
+          ? message("{} is the limit: the GPU waits {}, {} % of the time; a larger batch waits less",
+                    on_host ? "The bus" : "The exchange", duration(time.waits()), fixed(100 * time.waits() / time.micro_batch(), 0))
+          : std::string("They run beside the computation and cost nothing"));
 }
 
 std::string phase_table(const MemoryPlan& plan) {

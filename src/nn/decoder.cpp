@@ -76,7 +76,8 @@ void Decoder::move_embedding(bool to_host) {
 }
 
 void Decoder::move_blocks(bool to_host) {
-  QLORAPP_CHECK_VALUE(!(to_host && ranks_), "[causal_lm] base_on_host must be without base_sharding; got both. Leave one of them out.");
+  QLORAPP_CHECK_VALUE(!(to_host && ranks_),
+                      "[causal_lm] base_on_host must be without base_sharding; got both. Leave one of them out.");
   if (to_host == blocks_on_host()) return;
   // All blocks are copied before one of them changes, so a failure leaves the model as it is.
   std::vector<DecoderBlock::Weights> moved;

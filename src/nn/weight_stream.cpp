@@ -35,7 +35,8 @@ WeightStream::WeightStream(at::Device device, std::vector<Source> blocks, std::s
 
 WeightStream::~WeightStream() {
   try {
-    if (copies_) copies_->synchronize();  // the memory of a copy must not be freed under it (c10d keeps that of an exchange itself),
+    if (copies_)
+      copies_->synchronize();  // the memory of a copy must not be freed under it (c10d keeps that of an exchange itself),
     if (computation_)
       computation_->synchronize();  // nor that of a kernel: the places belong to another stream than the caller's last
   } catch (const std::exception&) {

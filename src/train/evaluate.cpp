@@ -107,7 +107,8 @@ EvalResult evaluate(CausalLM& model, const std::vector<Example>& rows, const Eva
   const auto rank = static_cast<size_t>(options.ranks ? options.ranks->rank() : 0);
   const auto ranks = static_cast<size_t>(options.ranks ? options.ranks->size() : 1);
   // Where the base is divided over the ranks, each gathers blocks as often as the others.
-  const size_t passes_end = model.decoder().ranks() ? (rows.size() + ranks * step - 1) / (ranks * step) * ranks * step : rows.size();
+  const size_t passes_end =
+      model.decoder().ranks() ? (rows.size() + ranks * step - 1) / (ranks * step) * ranks * step : rows.size();
   for (size_t begin = rank * step; begin < passes_end; begin += ranks * step) {
     if (begin >= rows.size()) {
       const Batch filler = Batch::filler(rows.front().input_ids.front()).to(model.device());

@@ -253,7 +253,8 @@ Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lor
   const auto best_with = [&](const std::string& sharding) {
     TrainingArguments own = args;
     own.base_sharding = sharding;
-    return best_on_card(model, lora, own, gpu, room, deadline.effective_batch / deadline.gpus, deadline.average_tokens, deadline.gpus);
+    return best_on_card(model, lora, own, gpu, room, deadline.effective_batch / deadline.gpus, deadline.average_tokens,
+                        deadline.gpus);
   };
   CardRun alone;
   try {

@@ -154,10 +154,11 @@ void TrainingArguments::validate() const {
   one_of("base_sharding", base_sharding, kSharding);
   QLORAPP_CHECK_VALUE(base_sharding == "no" || !base_on_host,
                       "{}base_sharding=full must be without base_on_host; got both. Leave one of them out.", kWhere);
-  QLORAPP_CHECK_VALUE(base_sharding == "no" || !cuda_graphs,
-                      "{}cuda_graphs=True must be without base_sharding, whose exchanges go on from one micro-step to the next; got "
-                      "both. Leave one of them out.",
-                      kWhere);
+  QLORAPP_CHECK_VALUE(
+      base_sharding == "no" || !cuda_graphs,
+      "{}cuda_graphs=True must be without base_sharding, whose exchanges go on from one micro-step to the next; got "
+      "both. Leave one of them out.",
+      kWhere);
   at_least("max_length", max_length, 2);
   static constexpr std::array<std::string_view, 3> kPacking{"bfd", "bfd_split", "wrapped"};
   one_of("packing_strategy", packing_strategy, kPacking);

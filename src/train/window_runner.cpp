@@ -215,9 +215,9 @@ int64_t WindowRunner::longest_of(const Window& window) const {
 /// Smaller parts would gather blocks more often than the other ranks do.
 void WindowRunner::refuse_if_divided(const Window& window, const std::exception& error) const {
   if (!model_.decoder().ranks()) return;
-  throw OutOfMemoryError(message(
-      "[trainer] out of memory in step {}. With base_sharding a micro-batch is not split into parts. {} {}",
-      state_.global_step + 1, advice_when_full(model_, args_, longest_of(window)), first_line(error)));
+  throw OutOfMemoryError(
+      message("[trainer] out of memory in step {}. With base_sharding a micro-batch is not split into parts. {} {}",
+              state_.global_step + 1, advice_when_full(model_, args_, longest_of(window)), first_line(error)));
 }
 
 void WindowRunner::make_room(const Window& window, const std::exception& error, bool again) {

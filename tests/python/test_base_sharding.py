@@ -26,7 +26,9 @@ def assert_same_bytes(root, tmp_path, ranks: int, **options) -> None:
     command(ranks, *words(root, tmp_path / "divided", **options, **FULL))
     mine, other = ((tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("divided", "whole"))
     assert mine == other
-    losses = [[(entry.get("loss"), entry.get("eval_loss")) for entry in history(tmp_path / name)] for name in ("divided", "whole")]
+    losses = [
+        [(entry.get("loss"), entry.get("eval_loss")) for entry in history(tmp_path / name)] for name in ("divided", "whole")
+    ]
     assert losses[0] == losses[1]
 
 
@@ -87,7 +89,9 @@ def test_a_budget_divides_a_base_that_does_not_fit_whole(root, tmp_path):
         return command(2, *words(tmp_path / "root", tmp_path / "out", **options, **budget), *more, check=False)
 
     def least(**more) -> float:
-        number, unit = re.search(r"needs (?:at least )?([0-9.]+) (\w+)", run("--dry_run", memory_budget="1MiB", **more).stderr).groups()
+        number, unit = re.search(
+            r"needs (?:at least )?([0-9.]+) (\w+)", run("--dry_run", memory_budget="1MiB", **more).stderr
+        ).groups()
         return float(number) * {"KiB": 2**10, "MiB": 2**20}[unit]
 
     whole, divided = least(), least(**FULL)

@@ -49,7 +49,8 @@ struct Gpu {
   [[nodiscard]] bool has_bf16() const { return architecture >= 80; }
   /// Bytes per second of copies from pinned host memory, by the PCIe generation of its architecture, in 16 lanes.
   [[nodiscard]] double host_rate() const;
-  /// Bytes per second that a GPU receives from others of its machine: NVLink of an H100 or H200 (measured), else that of host_rate().
+  /// Bytes per second that a GPU receives from others of its machine: assumed, a third of the 450 GB/s published for NVLink of sm_90,
+  /// else host_rate().
   [[nodiscard]] double peer_rate() const;
 };
 
