@@ -327,10 +327,10 @@ class SamplingOptions:
 
 class Trainer:
     """include/qlorapp/train/trainer.hpp"""
-    def __init__(self, model: CausalLM, arguments_json: str, train_rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], eval_rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], base_model: str, hooks: dict[typing.Any, typing.Any], row_lengths: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]]=[]) -> None:
-        """row_lengths: of training rows that are packs; include/qlorapp/data/dataset.hpp."""
+    def __init__(self, model: CausalLM, arguments_json: str, train_rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], eval_rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], base_model: str, hooks: dict[typing.Any, typing.Any], row_lengths: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]]=[], group: str='') -> None:
+        """row_lengths: of training rows that are packs; include/qlorapp/data/dataset.hpp. group: the name of a process group of torch.distributed whose ranks train together."""
     def train(self, resume_from: str | None=None) -> tuple[typing.Any, ...]:
-        """(global_step, training_loss, metrics)"""
+        """(global_step, training_loss, metrics, whether a stop_now hook ended it)"""
     @property
     def resumed_with_changes(self) -> bool:
         """Data or options differ from those of the checkpoint that train() resumed from."""

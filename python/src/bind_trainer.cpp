@@ -9,6 +9,7 @@
 #include "core/check.hpp"
 #include "format/config_json.hpp"
 #include "io/checkpoint_folder.hpp"
+#include "qlorapp/dist/communicator.hpp"
 #include "qlorapp/train/trainer.hpp"
 
 namespace qlorapp::python {
@@ -24,7 +25,8 @@ py::dict to_dict(const LogRecord& record) {
   return result;
 }
 
-/// hooks: {"event": f(name, control), "log_evaluate_save": f(control)}; absent ones are not called.
+/// hooks: {"event": f(name, control), "log_evaluate_save": f(control), "rolled_back": f(folder), "stop_now": f()}; absent ones are not
+/// called.
 class Hooks {
  public:
   explicit Hooks(py::dict hooks)
@@ -70,6 +72,12 @@ TrainerCallbacks callbacks_from(const py::dict& given) {
       hooks("rolled_back", folder);
     };
   }
+  if (hooks.has("stop_now")) {
+    callbacks.stop_now = [=] {
+      const py::gil_scoped_acquire gil;
+      return hooks("stop_now").cast<bool>();
+    };
+  }
   return callbacks;
 }
 
@@ -97,14 +105,15 @@ struct OwningTrainer {
 std::unique_ptr<OwningTrainer> make_trainer(const std::shared_ptr<CausalLM>& model, const std::string& arguments_json,
                                             std::vector<TokenRow> train_rows, std::vector<TokenRow> eval_rows,
                                             const std::string& base_model, const py::dict& hooks,
-                                            std::vector<std::vector<int64_t>> row_lengths) {
+                                            std::vector<std::vector<int64_t>> row_lengths, const std::string& group) {
   TrainingArguments arguments;
   format::from_json(format::parse_json(arguments_json, "TrainingArguments"), arguments, "TrainingArguments");
   TrainerCallbacks callbacks = callbacks_from(hooks);
   const py::gil_scoped_release no_gil;
-  return std::unique_ptr<OwningTrainer>(
-      new OwningTrainer{model, Trainer(*model, std::move(arguments), examples_from(std::move(train_rows), std::move(row_lengths)),
-                                       examples_from(std::move(eval_rows)), base_model, std::move(callbacks))});
+  std::shared_ptr<Communicator> ranks = group.empty() ? nullptr : communicator_over(group, model->device());
+  return std::unique_ptr<OwningTrainer>(new OwningTrainer{
+      model, Trainer(*model, std::move(arguments), examples_from(std::move(train_rows), std::move(row_lengths)),
+                     examples_from(std::move(eval_rows)), base_model, std::move(callbacks), std::move(ranks))});
 }
 
 py::tuple train(OwningTrainer& self, const std::optional<std::string>& resume_from) {
@@ -113,7 +122,7 @@ py::tuple train(OwningTrainer& self, const std::optional<std::string>& resume_fr
     const py::gil_scoped_release no_gil;
     output = self.trainer.train(resume_from);
   }
-  return py::make_tuple(output.global_step, output.training_loss, to_dict(output.metrics));
+  return py::make_tuple(output.global_step, output.training_loss, to_dict(output.metrics), output.stopped);
 }
 
 /// State that changes from step to step, without the history, which has its own function.
@@ -145,9 +154,10 @@ void bind_trainer(py::module_& m) {
 
   py::class_<OwningTrainer>(m, "Trainer", "include/qlorapp/train/trainer.hpp")
       .def(py::init(&make_trainer), py::arg("model"), py::arg("arguments_json"), py::arg("train_rows"), py::arg("eval_rows"),
-           py::arg("base_model"), py::arg("hooks"), py::arg("row_lengths") = std::vector<std::vector<int64_t>>(),
-           "row_lengths: of training rows that are packs; include/qlorapp/data/dataset.hpp.")
-      .def("train", &train, py::arg("resume_from") = std::nullopt, "(global_step, training_loss, metrics)")
+           py::arg("base_model"), py::arg("hooks"), py::arg("row_lengths") = std::vector<std::vector<int64_t>>(), py::arg("group") = "",
+           "row_lengths: of training rows that are packs; include/qlorapp/data/dataset.hpp. group: the name of a process group of "
+           "torch.distributed whose ranks train together.")
+      .def("train", &train, py::arg("resume_from") = std::nullopt, "(global_step, training_loss, metrics, whether a stop_now hook ended it)")
       .def_property_readonly(
           "resumed_with_changes", [](const OwningTrainer& self) { return self.trainer.resumed_with_changes(); },
           "Data or options differ from those of the checkpoint that train() resumed from.")

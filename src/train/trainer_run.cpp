@@ -92,6 +92,7 @@ void Trainer::agree() {
 /// Leaves a checkpoint of the steps that are whole.
 void Trainer::stop() {
   stopped_ = true;
+  if (callbacks_.log_evaluate_save) return read_losses();  // its owner saves
   if (rank_count() > 1) {
     finish_save();
   } else {

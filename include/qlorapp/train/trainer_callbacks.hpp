@@ -60,7 +60,8 @@ struct TrainerCallbacks {
   std::function<void(const std::string& folder)> on_rollback;
   /// Between micro-batches: the place to look for signals.
   std::function<void()> poll;
-  /// Asked at the same places: true ends the run at once. The step under way is dropped, the steps before it are saved as a checkpoint.
+  /// Asked at the same places, and with several ranks at the end of a step: true, on one rank, ends the run at once. The step under way is
+  /// dropped, the steps before it are saved as a checkpoint, unless log_evaluate_save is set: then its owner saves.
   std::function<bool()> stop_now;
 
   /// In the trainer's place: at a step's or an epoch's end, where a flag is set: logs, evaluates and saves, and clears the flags. The trainer then keeps no

@@ -4,7 +4,9 @@
 import contextlib
 import logging
 import os
+import tempfile
 import time
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,7 +35,7 @@ class SafeCheckpoints:
     _origin: str | None = None
     #: Folders to push once they are complete.
     _to_push: list[str]
-    #: Of the current train(); None: several processes train.
+    #: Of the current train(); None: several processes train in transformers' loop.
     _stop: StopSignals | None = None
     #: The model holds the adapter of the best checkpoint, and the optimizer is that of the last step.
     _holds_best = False
@@ -49,25 +51,39 @@ class SafeCheckpoints:
 
         SIGTERM and SIGHUP leave a checkpoint, as Ctrl-C does, and exit with 143 and 129.
         """
-        if self.args.world_size > 1:
-            return super().train(resume_from_checkpoint, *args, **options)  # type: ignore[misc]
-        try:
-            if str(getattr(self.args.save_strategy, "value", self.args.save_strategy)) != "no":
-                self._folder = _C.RunFolder(self.args.output_dir)
+        several = self.args.world_size > 1  # only the C++ loop locks the folder for them (CppRun)
+        with contextlib.nullcontext() if several else self._locked_folder():
             if resume_from_checkpoint is True:
                 resume_from_checkpoint = _newest(self.args.output_dir)
             elif resume_from_checkpoint:
                 _check(str(resume_from_checkpoint))
-            self._origin = os.fspath(resume_from_checkpoint) if resume_from_checkpoint else None
-            if self._folder is not None and self._origin is None:
-                self._folder.begin()
-            with self._reported(), self._committed_by_the_end(), StopSignals() as self._stop:
+            if several:
                 return super().train(resume_from_checkpoint, *args, **options)  # type: ignore[misc]
+            try:
+                with self._run_in_folder(resume_from_checkpoint), StopSignals() as self._stop:
+                    return super().train(resume_from_checkpoint, *args, **options)  # type: ignore[misc]
+            finally:
+                self._stop = None
+
+    @contextlib.contextmanager
+    def _locked_folder(self: Any) -> Iterator[None]:
+        """No other run writes into output_dir meanwhile."""
+        try:
+            if str(getattr(self.args.save_strategy, "value", self.args.save_strategy)) != "no":
+                self._folder = _C.RunFolder(self.args.output_dir)
+            yield
         finally:
-            self._stop = None
             if self._folder is not None:
                 self._folder.close()
             self._folder = None
+
+    @contextlib.contextmanager
+    def _run_in_folder(self: Any, resume_from: Any) -> Iterator[None]:
+        self._origin = os.fspath(resume_from) if resume_from else None
+        if self._folder is not None and self._origin is None:
+            self._folder.begin()
+        with self._reported(), self._committed_by_the_end():
+            yield
 
     @contextlib.contextmanager
     def _committed_by_the_end(self: Any) -> Iterator[None]:
@@ -146,7 +162,11 @@ class SafeCheckpoints:
     def _save_checkpoint(self: Any, *args: Any, **options: Any) -> None:
         """transformers' method writes into a folder beside; the checkpoint in it gets a manifest and its place."""
         run_dir = self._get_output_dir(trial=options.get("trial", args[1] if len(args) > 1 else None))
-        if self.args.world_size > 1 or self._writer is not None or not self.args.should_save:
+        if self.args.world_size > 1 and self._run is not None and not self.args.should_save:
+            self._save_nothing(run_dir, *args, **options)
+            return
+        in_transformers_loop = self.args.world_size > 1 and self._run is None
+        if in_transformers_loop or self._writer is not None or not self.args.should_save:
             super()._save_checkpoint(*args, **options)  # type: ignore[misc]
             return
         self._wait_for_commit()
@@ -173,6 +193,18 @@ class SafeCheckpoints:
                 folder.close()
         for pushed in self._to_push:
             super()._push_from_checkpoint(pushed)  # type: ignore[misc]
+
+    def _save_nothing(self: Any, run_dir: str, *args: Any, **options: Any) -> None:
+        """What process 0 asks the others for while it saves. Files that each process writes go into a folder that is removed."""
+        self._to_push = []
+        with tempfile.TemporaryDirectory() as aside:
+            self._writer = types.SimpleNamespace(folder=aside)
+            try:
+                super()._save_checkpoint(*args, **options)  # type: ignore[misc]
+            finally:
+                self._writer = None
+        if step := getattr(self.state, "best_global_step", None):
+            self.state.best_model_checkpoint = os.path.join(run_dir, f"checkpoint-{step}")
 
     def _write_checkpoint(self: Any, writer: Any, name: str, run_dir: str, folder: Any, *args: Any, **options: Any) -> None:
         try:
@@ -201,10 +233,11 @@ class SafeCheckpoints:
             self._wait_for_commit()
         finally:
             self.args.save_only_model = only_model
-        _log.warning(
-            "[Trainer] stopped after step %d of %d and saved a checkpoint. Continue with train(resume_from_checkpoint=True).",
-            self.state.global_step, self.state.max_steps,
-        )  # fmt: skip
+        if self.args.should_save:
+            _log.warning(
+                "[Trainer] stopped after step %d of %d and saved a checkpoint. Continue with train(resume_from_checkpoint=True).",
+                self.state.global_step, self.state.max_steps,
+            )  # fmt: skip
 
     def _init_training_state(
         self: Any, max_steps: int, updates: int, epochs: int, resume_from_checkpoint: str | None, trial: Any
@@ -228,8 +261,9 @@ class SafeCheckpoints:
     def _load_best_model(self: Any) -> None:
         """transformers' method, for a checkpoint that is whole."""
         best = self.state.best_model_checkpoint
-        if self.args.world_size == 1:
+        if self.args.world_size == 1 or self._run is not None:
             self._wait_for_commit()
+            self.accelerator.wait_for_everyone()
             try:
                 _check(best, is_ours=(self.state.best_global_step or 0) > self._initial_global_step)
             except ValueError as error:

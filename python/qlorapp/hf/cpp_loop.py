@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The C++ training loop under transformers' or TRL's Trainer. They prepare, log, evaluate, save and call back; C++ computes the steps."""
 
+import contextlib
 import copy
 import json
 import logging
 import os
+import signal
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,7 +20,7 @@ from . import loop_predicate, rows, run_inputs
 from .checkpoints import SafeCheckpoints
 from .forward import engine_of
 from .passes import kept_by
-from .stopping import Terminated
+from .stopping import StopSignals, Terminated
 from .training_arguments import CHOSEN, for_cpp
 
 _log = logging.getLogger("qlorapp")
@@ -147,7 +150,15 @@ class CppRun:
         assert engine is not None
         self.engine = engine
         engine.keep(kept_by(base, training=True))  # the default if the arguments set nothing
-        hooks = {"event": self._on_event, "log_evaluate_save": self._log_evaluate_save, "rolled_back": self._rolled_back}
+        self.ranks = trainer.args.world_size
+        world = torch.distributed.group.WORLD if self.ranks > 1 else None
+        hooks: dict[str, Any] = {
+            "event": self._on_event,
+            "log_evaluate_save": self._log_evaluate_save,
+            "rolled_back": self._rolled_back,
+        }
+        if self.ranks > 1:  # they stop together
+            hooks["stop_now"] = lambda: trainer._stop is not None and trainer._stop.received is not None
         packed = any(len(row.lengths) > 1 for row in found)
         self.core = _C.Trainer(
             engine.core,
@@ -157,6 +168,7 @@ class CppRun:
             base.name_or_path,
             hooks,
             row_lengths=[row.lengths for row in found] if packed else [],
+            group=world.group_name if world is not None else "",
         )
         engine.follow()  # the options may have moved weights
         if trainer._folder is not None:
@@ -181,7 +193,10 @@ class CppRun:
         loader = trainer.get_train_dataloader()
         epochs, updates, _, samples, _, _, max_steps = trainer.set_initial_training_values(trainer.args, loader)
         trainer._init_training_state(max_steps, updates, epochs, folder, self.trial)
-        trainer.model_wrapped = trainer.accelerator.prepare_model(trainer.model)  # used by evaluation
+        trainer.model_wrapped = trainer.accelerator.prepare_model(
+            trainer.model,
+            evaluation_mode=self.ranks > 1,  # C++ exchanges gradients, not DistributedDataParallel
+        )
         self._show(loader, max_steps)
         trainer.model.zero_grad()
         self.core.zero_grad()
@@ -189,13 +204,19 @@ class CppRun:
         self.started = time.time()
         trainer._run = self
         try:
-            with own_dtypes(self.engine.core.device):
-                self.core.train(folder)
-            self._sync()
-            self._take_losses()
-            return trainer._finalize_training(self.trial, samples, self.started)
+            with self._as_one_of_several(folder):
+                with own_dtypes(self.engine.core.device):
+                    *_, stopped = self.core.train(folder)
+                if stopped:
+                    self._leave_checkpoint()
+                    trainer._stop.act()
+                    raise Terminated(128 + signal.SIGTERM)  # another process was told to stop
+                self._sync()
+                self._take_losses()
+                return trainer._finalize_training(self.trial, samples, self.started)
         except (KeyboardInterrupt, Terminated):
-            self._leave_checkpoint()
+            if self.ranks == 1:
+                self._leave_checkpoint()
             raise
         finally:
             trainer._run = None
@@ -203,6 +224,26 @@ class CppRun:
             del self.core  # breaks the cycle: it holds the hooks, and they hold the run
             self.engine.forget_keep()
             self.engine.bring_embedding_back()
+
+    @contextlib.contextmanager
+    def _as_one_of_several(self, folder: str | None) -> Iterator[None]:
+        """What train() does for one process. Process 0 writes; a signal waits for the end of a step, where all of them stop."""
+        trainer = self.trainer
+        if self.ranks == 1:
+            yield
+            return
+        with contextlib.ExitStack() as stack:
+            if trainer.args.should_save:
+                stack.enter_context(trainer._locked_folder())
+                if trainer._folder is not None:
+                    self.core.use_folder(trainer._folder)
+                stack.enter_context(trainer._run_in_folder(folder))
+            trainer._stop = stack.enter_context(StopSignals())
+            trainer._stop.waits = True
+            try:
+                yield
+            finally:
+                trainer._stop = None
 
     def _show(self, loader: Any, max_steps: int) -> None:
         """Gives callbacks an optimizer and a scheduler that show the learning rate, and a loader of the same batches."""
@@ -220,7 +261,7 @@ class CppRun:
             trainer.state.epoch, trainer.state.global_step = now["epoch"], now["global_step"]
         if trainer.args.include_num_input_tokens_seen != "no":
             trainer.state.num_input_tokens_seen = now["num_input_tokens_seen"]
-        trainer.current_flos += now["total_flos"] - self.flos
+        trainer.current_flos += (now["total_flos"] - self.flos) / self.ranks  # which transformers adds up
         self.flos = now["total_flos"]
 
     # --- what C++ calls
@@ -255,7 +296,8 @@ class CppRun:
         self.flos = now["total_flos"]
         trainer._initial_num_input_tokens_seen = now["num_input_tokens_seen"]
         trainer._initial_global_step = now["global_step"]
-        trainer._tr_loss = torch.zeros((), dtype=torch.float64)
+        place = trainer.args.device if self.ranks > 1 else "cpu"  # where processes exchange it
+        trainer._tr_loss = torch.zeros((), dtype=torch.float64, device=place)
         trainer._total_loss_scalar = -total  # steps of the interrupted run
         trainer._globalstep_last_logged = now["global_step"]
 
@@ -322,6 +364,8 @@ class CppRun:
     def save(self, folder: str) -> None:
         """Writes C++'s part of a checkpoint."""
         self._forget_logged()
+        if not self.trainer.args.should_save:
+            return
         self.core.save_state(folder)
 
     def _leave_checkpoint(self) -> None:

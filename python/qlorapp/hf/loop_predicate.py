@@ -7,6 +7,7 @@ from typing import Any
 
 import datasets  # type: ignore[import-untyped]  # it has none
 import torch
+import transformers.training_args
 
 from .. import _C
 from . import pristine
@@ -93,8 +94,8 @@ def _unusual_arguments(args: Any) -> str:
     for name in _UNUSUAL:
         if value := getattr(args, name, None):
             return f"{name}={value}"
-    if args.world_size > 1:
-        return f"{args.world_size} processes train"
+    if args.world_size > 1 and args.parallel_mode != transformers.training_args.ParallelMode.DISTRIBUTED:
+        return f"{args.world_size} processes train without torch.distributed"
     try:
         _C.check_training_arguments(for_cpp(args))
     except (ValueError, TypeError) as error:

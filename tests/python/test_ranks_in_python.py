@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Python script under torchrun: the C++ loop trains with all its processes, in transformers' process group."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+from safetensors.torch import load_file
+from test_data_parallel import environment, free_port, is_whole, torchrun
+
+SCRIPT = """
+import json, os, sys
+sys.path.insert(0, {tests!r})
+import qlorapp, torch, transformers
+from tiny_trainer import TINY, in_cpp, made, rows
+class Slow(transformers.TrainerCallback):
+    def on_step_end(self, args, state, control, **others):
+        print("step", state.global_step, os.getpid(), os.environ.get("RANK", "0"), flush=True)
+options, out, own = json.loads(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+resume, slow, seed, lora = (own.get(name) for name in ("resume", "slow", "seed", "lora"))
+rank = int(os.environ.get("RANK", "0"))
+options = {{"max_steps": 6, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 3,
+           "per_device_eval_batch_size": 2, "include_num_input_tokens_seen": "all", "ddp_backend": "gloo" if "RANK" in os.environ else None, **options}}
+more = {{"eval_dataset": rows(8, seed=4), "callbacks": [Slow()] if slow else []}}
+data = rows(26, seed=9 + (rank if seed else 0))
+trainer = made(qlorapp.Trainer, str(TINY), out, more=more, data=data, lora=lora, **options)
+result = trainer.train(resume_from_checkpoint=resume)
+assert in_cpp(trainer)
+trainer.save_model(out)
+if trainer.is_world_process_zero():
+    names = ("eval_loss", "step", "loss", "learning_rate", "grad_norm", "num_input_tokens_seen", "total_flos")
+    history = [[entry.get(name) for name in names] for entry in trainer.state.log_history]
+    with open(os.path.join(out, "history.json"), "w") as file:
+        json.dump(history, file)
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    path = tmp_path_factory.mktemp("script") / "train.py"
+    path.write_text(SCRIPT.format(tests=str(ROOT / "tests/python")))
+    return path
+
+
+def run(script, ranks: int, out, options: dict, check: bool = True, **own) -> subprocess.CompletedProcess:
+    given = [json.dumps(options), out, json.dumps(own)]
+    if ranks > 1:
+        return torchrun(ranks, script, *given, check=check)
+    return subprocess.run([sys.executable, script, *map(str, given)], env=environment(), check=check, timeout=300)
+
+
+def results(out) -> tuple[list, dict]:
+    return json.loads((out / "history.json").read_text()), load_file(out / "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize("lora", [{}, {"lora_dropout": 0.2}], ids=["plain", "dropout"])
+def test_two_processes_train_what_one_trains_with_twice_the_accumulation(script, tmp_path, lora):
+    options = {} if lora else {"load_best_model_at_end": True, "save_steps": 3, "save_total_limit": 1}
+    run(script, 1, tmp_path / "one", {"gradient_accumulation_steps": 4, **options}, lora=lora)
+    done = run(script, 2, tmp_path / "two", {"gradient_accumulation_steps": 2, **options}, lora=lora)
+    left = [sorted(path.name for path in (tmp_path / each).glob("*")) for each in ("one", "two")]
+    assert left[0] == left[1] and is_whole(tmp_path / "two")
+    assert "transformers' loop runs" not in done.stderr
+    (mine, adapter), (other, reference) = results(tmp_path / "two"), results(tmp_path / "one")
+    assert len(mine) == len(other) > 7
+    for one, expected in zip(mine, other, strict=True):
+        assert [value is None for value in one] == [value is None for value in expected]
+        assert [v or 0 for v in one[1:]] == pytest.approx([v or 0 for v in expected[1:]], rel=1e-5, abs=1e-6)
+        # transformers weighs the batches that processes evaluate side by side by their tokens, and otherwise does not.
+        assert (one[0] or 0) == pytest.approx(expected[0] or 0, rel=2e-2)
+    for name, value in reference.items():
+        assert (adapter[name] - value).norm() <= 1e-5 * value.norm(), name
+
+
+def test_a_run_of_two_resumes_in_the_same_bytes(script, tmp_path):
+    options = {"gradient_accumulation_steps": 2}
+    run(script, 2, tmp_path / "whole", options, lora={"lora_dropout": 0.1})
+    first = (tmp_path / "whole/adapter_model.safetensors").read_bytes()
+    resume = str(tmp_path / "whole/checkpoint-2")
+    run(script, 2, tmp_path / "again", options, lora={"lora_dropout": 0.1}, resume=resume)
+    assert (tmp_path / "again/adapter_model.safetensors").read_bytes() == first
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_one_process_ends_all_with_a_checkpoint(script, tmp_path, rank):
+    given = [
+        json.dumps({"max_steps": 100_000, "save_steps": 50_000, "eval_strategy": "no"}),
+        tmp_path / "out",
+        json.dumps({"slow": True}),
+    ]
+    both = []
+    port = free_port()
+    for each in range(2):
+        place = {
+            "RANK": str(each),
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": str(each),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        both.append(
+            subprocess.Popen(
+                [sys.executable, script, *map(str, given)],
+                env=environment(**place),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    while not (line := both[rank].stdout.readline()).startswith("step 3 "):
+        assert line, both[rank].stderr.read()
+    os.kill(both[rank].pid, signal.SIGTERM)
+    ends = [process.communicate(timeout=90) for process in both]
+    assert [process.returncode for process in both] == [143, 143], ends
+    step = int(re.search(r"stopped after step (\d+) of 100000 and saved a checkpoint", ends[0][1])[1])
+    assert (tmp_path / "out" / f"checkpoint-{step}" / "run_state.json").is_file() and is_whole(tmp_path / "out")
+
+
+def test_processes_with_different_rows_are_refused(script, tmp_path):
+    done = run(script, 2, tmp_path / "out", {}, check=False, seed=True)
+    assert done.returncode != 0 and "all ranks must have the same training data" in done.stderr
+    assert not list((tmp_path / "out").glob("checkpoint-*"))
