@@ -2,6 +2,7 @@
 /// Models of real shapes with random weights on the GPU, made in four bits directly: no dense weight is ever there.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/zeros.h>
 
 #include "nn/block_weights.hpp"
 #include "nn/decoder.hpp"
@@ -43,7 +45,7 @@ inline DecoderWeights random_weights(const format::ModelConfig& config, at::Scal
                        [](FrozenWeight& into, const std::string&, int64_t out, int64_t in) { into = random_codes(out, in); }});
 }
 
-/// Leaves each rank its part of every block (WeightOptions::divide_over). @pre all ranks have the same weights.
+/// Leaves each rank its part of every block and table (WeightOptions::divide_over). @pre all ranks have the same weights.
 inline void divide(DecoderWeights& weights, const std::shared_ptr<Communicator>& ranks) {
   for (DecoderBlock::Weights& block : weights.blocks) {
     const BlockForms forms = forms_of(block.projections);
@@ -53,6 +55,13 @@ inline void divide(DecoderWeights& weights, const std::shared_ptr<Communicator>&
     for (size_t i = 0; i < whole.size(); ++i) copy_weight(whole[i], block.projections[i]);
     block.part = piece.narrow(0, ranks->rank() * bytes, bytes).clone();
     block.projections = shapes_of(forms, at::kCUDA);
+  }
+  for (at::Tensor* table : {&weights.embed_tokens, &weights.lm_head}) {
+    if (weights.lm_head.is_alias_of(weights.embed_tokens)) break;
+    const int64_t rows = rows_of_part(table->size(0), ranks->size()), begin = ranks->rank() * rows;
+    const at::Tensor own = table->narrow(0, begin, std::min(rows, table->size(0) - begin));
+    *table = at::zeros({rows, table->size(1)}, table->options());
+    table->narrow(0, 0, own.size(0)).copy_(own);
   }
   weights.ranks = ranks;
 }

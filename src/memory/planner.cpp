@@ -71,8 +71,7 @@ class Rehearsal {
     base_parameters = model.decoder().parameter_count();
     model.settings().set_memory(settings_.memory);
     model.settings().set_deterministic(settings_.deterministic);
-    if (!model.decoder().embed_tokens().is_meta())
-      pinned_host += Bytes{static_cast<int64_t>(model.decoder().embed_tokens().nbytes())};
+    if (model.decoder().embedding_on_host()) pinned_host += Bytes{static_cast<int64_t>(model.decoder().embed_tokens().nbytes())};
     for (const DecoderBlock& block : model.blocks()) {
       if (block.weights().on_host.defined()) pinned_host += Bytes{static_cast<int64_t>(block.weights().on_host.nbytes())};
     }

@@ -123,7 +123,7 @@ void AdapterRegistry::add(const LoraConfig& config, uint64_t seed, const std::st
     throw ValueError(message("[lora] target_modules names no linear layer of this model; it has {}.", joined(suffixes)));
   }
   const bool tied = decoder_->config().tie_word_embeddings, embeds = config.saves(kEmbedTokens), heads = config.saves(kLmHead);
-  const std::vector<int64_t> table = decoder_->embed_tokens().sizes().vec();
+  const std::vector<int64_t> table{decoder_->config().vocab_size, decoder_->config().hidden_size};
   if (tied && config.ensure_weight_tying && (embeds || heads)) {
     set.embed_tokens = set.lm_head = add(kEmbedTokens, "weight", table);
   } else {

@@ -18,17 +18,41 @@
 namespace qlorapp {
 namespace {
 
+/// Blocks and tables are dealt out, so that each rank reads its share of the files.
+int64_t reader_of(int64_t number, const Communicator& ranks) { return number % ranks.size(); }
+int64_t table_number(const std::string& name) { return name == "lm_head.weight" ? 1 : 0; }
+
+/// A tied table is the head, too: it is whole on each rank.
+bool is_divided(const format::ModelConfig& config, const std::string& name) {
+  return !config.tie_word_embeddings && (name == "lm_head.weight" || name == "model.embed_tokens.weight");
+}
+
 /// Makes the places of weights, and orders what is to come there.
 class Arrangement {
  public:
   Arrangement(const format::ModelConfig& config, const WeightOptions& options, const StoredWeights& checkpoint)
-      : config_(config), options_(options), checkpoint_(checkpoint), quantizer_(options.quantization) {}
+      : config_(config),
+        options_(options),
+        ranks_(options.divide_over && options.divide_over->size() > 1 ? options.divide_over : nullptr),
+        checkpoint_(checkpoint),
+        quantizer_(options.quantization) {}
+
+  /// That the blocks are divided over, or null.
+  [[nodiscard]] const std::shared_ptr<Communicator>& ranks() const { return ranks_; }
 
   [[nodiscard]] at::Tensor dense(const std::string& name, const std::vector<int64_t>& shape) const {
     const bool to_host = options_.embedding_on_host && !config_.tie_word_embeddings && name == "model.embed_tokens.weight" &&
                          ops::computes_on_gpu(options_.device);
-    at::Tensor place = to_host ? ops::empty_on_host(shape, options_.compute_dtype, options_.device)
-                               : at::empty(shape, at::TensorOptions().dtype(options_.compute_dtype).device(options_.device));
+    const at::TensorOptions options = at::TensorOptions().dtype(options_.compute_dtype).device(options_.device);
+    at::Tensor place;
+    if (to_host) {
+      place = ops::empty_on_host(shape, options_.compute_dtype, options_.device);
+    } else if (ranks_ && is_divided(config_, name)) {
+      if (reader_of(table_number(name), *ranks_) != ranks_->rank()) return at::empty({0, shape[1]}, options);
+      place = at::empty({ranks_->size() * rows_of_part(shape[0], ranks_->size()), shape[1]}, options).narrow(0, 0, shape[0]);
+    } else {
+      place = at::empty(shape, options);
+    }
     bring_dense(name, place);
     return place;
   }
@@ -62,7 +86,7 @@ class Arrangement {
     block.projections = shapes_of(forms, options_.device);
     if (!is_read_here) return;
     const ops::MemoryUseScope use(ops::MemoryUse::kCodes);
-    const int64_t ranks = options_.divide_over->size();
+    const int64_t ranks = ranks_->size();
     block.part = at::empty({ranks * bytes_of_part(forms, ranks)}, at::TensorOptions().dtype(at::kByte).device(options_.device));
     bring_piece(block, block.part, modules, shapes);
   }
@@ -113,20 +137,17 @@ class Arrangement {
 
   const format::ModelConfig& config_;
   const WeightOptions& options_;
+  std::shared_ptr<Communicator> ranks_;
   const StoredWeights& checkpoint_;
   Quantizer quantizer_;
 };
-
-/// Blocks are dealt out, so that each rank reads its share of the files.
-int64_t reader_of(int64_t block, const Communicator& ranks) { return block % ranks.size(); }
 
 }  // namespace
 
 DecoderWeights arrange_weights(const format::ModelConfig& config, const WeightOptions& options, const StoredWeights& checkpoint) {
   const Arrangement arrangement(config, options, checkpoint);
   const bool to_host = options.base_on_host && ops::computes_on_gpu(options.device);
-  const std::shared_ptr<Communicator> ranks =
-      options.divide_over && options.divide_over->size() > 1 ? options.divide_over : nullptr;
+  const std::shared_ptr<Communicator>& ranks = arrangement.ranks();
   QLORAPP_CHECK_VALUE(!(ranks && options.base_on_host),
                       "[load] base_on_host must be without base_sharding; got both. Leave one of them out.");
   std::vector<std::pair<std::string, std::vector<int64_t>>> layers;  // of blocks in one piece
@@ -152,13 +173,24 @@ DecoderWeights arrange_weights(const format::ModelConfig& config, const WeightOp
   return weights;
 }
 
-void keep_own_parts(DecoderWeights& weights) {
+void keep_own_parts(DecoderWeights& weights, const format::ModelConfig& config) {
   if (!weights.ranks) return;
   const at::NoGradGuard no_grad;
   const ops::MemoryUseScope use(ops::MemoryUse::kCodes);
   Communicator& ranks = *weights.ranks;
   const at::Device device = weights.norm.device();
   ranks.barrier();  // of the hosts: a rank that could not read its share is named here, and no GPU waits for it
+  for (at::Tensor* table : {&weights.embed_tokens, &weights.lm_head}) {
+    if (config.tie_word_embeddings || table->device() != device) continue;
+    const int64_t width = config.hidden_size, rows = rows_of_part(config.vocab_size, ranks.size());
+    const bool is_read_here = table->size(0) > 0;
+    const ops::MemoryUseScope dense(ops::MemoryUse::kDense);
+    const at::Tensor all = is_read_here ? table->as_strided({ranks.size() * rows, width}, {width, 1})
+                                        : at::empty({ranks.size() * rows, width}, table->options());
+    table->reset();
+    ranks.broadcast(all, reader_of(table == &weights.lm_head ? 1 : 0, ranks)).wait();
+    *table = at::empty({rows, width}, all.options()).copy_(all.narrow(0, ranks.rank() * rows, rows));
+  }
   for (size_t i = 0; i < weights.blocks.size(); ++i) {
     DecoderBlock::Weights& block = weights.blocks[i];
     const BlockForms forms = forms_of(block.projections);

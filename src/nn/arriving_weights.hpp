@@ -34,9 +34,9 @@ struct StoredWeights {
 [[nodiscard]] DecoderWeights arrange_weights(const format::ModelConfig& config, const WeightOptions& options,
                                              const StoredWeights& checkpoint);
 
-/// After all tensors of all ranks have arrived: each rank keeps its part of every block (WeightOptions::divide_over). Nothing where the
-/// weights are not divided. @throws IoError if another rank failed to load.
-void keep_own_parts(DecoderWeights& weights);
+/// After all tensors of all ranks have arrived: each rank keeps its part of every block and table (WeightOptions::divide_over). Nothing
+/// where the weights are not divided. @throws IoError if another rank failed to load.
+void keep_own_parts(DecoderWeights& weights, const format::ModelConfig& config);
 
 /// Whether one of the names is the module's or its trailing part, cut at a dot.
 [[nodiscard]] bool names_module(const std::vector<std::string>& names, const std::string& module);

@@ -104,7 +104,7 @@ BaseFingerprint base_fingerprint(const CausalLM& model) {
     fold(result.without_scales, one);
   };
   add(model.decoder().embed_tokens());
-  if (!model.decoder().lm_head().is_alias_of(model.decoder().embed_tokens())) add(model.decoder().lm_head());
+  if (!model.config().tie_word_embeddings) add(model.decoder().lm_head());
   add(model.decoder().norm_weight());
   for (const DecoderBlock& block : model.blocks()) {
     add(block.weights().input_norm);

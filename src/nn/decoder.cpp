@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -39,7 +40,9 @@ Decoder::Decoder(format::ModelConfig config, DecoderWeights weights)
       lm_head_(std::move(weights.lm_head)),
       ranks_(std::move(weights.ranks)) {
   const std::vector<int64_t> table{config_.vocab_size, config_.hidden_size};
-  QLORAPP_CHECK_VALUE(embed_tokens_.sizes() == table && lm_head_.sizes() == table,
+  const std::vector<int64_t> part{rows_of_part(config_.vocab_size, ranks_ ? ranks_->size() : 1), config_.hidden_size};
+  const auto fits = [&](const at::Tensor& rows) { return rows.sizes() == table || rows.sizes() == part; };
+  QLORAPP_CHECK_VALUE(fits(embed_tokens_) && fits(lm_head_),
                       "[causal_lm] embedding and head must be (vocab_size, hidden_size) = {}; got {} and {}.", joined(table),
                       joined(embed_tokens_.sizes()), joined(lm_head_.sizes()));
   QLORAPP_CHECK_VALUE(std::ssize(weights.blocks) == config_.num_hidden_layers,
@@ -64,15 +67,33 @@ std::vector<std::string> Decoder::linear_names() const {
 }
 
 void Decoder::move_embedding(bool to_host) {
-  const bool is_there = embed_tokens_.device() != device();
-  if (!on_gpu() || lm_head_.is_alias_of(embed_tokens_) || to_host == is_there) return;
+  if (!on_gpu() || lm_head_.is_alias_of(embed_tokens_) || to_host == embedding_on_host()) return;
   if (!to_host) {
-    embed_tokens_ = embed_tokens_.to(device());
+    embed_tokens_ = ranks_ ? own_part(embed_tokens_).to(device()) : embed_tokens_.to(device());
     return;
   }
-  const at::Tensor table = ops::empty_on_host(embed_tokens_.sizes(), dtype(), device());
-  if (!device().is_meta()) table.copy_(embed_tokens_);
+  const at::Tensor table = ops::empty_on_host({config_.vocab_size, config_.hidden_size}, dtype(), device());
+  const at::Tensor values = embed_tokens();
+  if (!device().is_meta()) table.copy_(values);
   embed_tokens_ = table;
+}
+
+/// For as long as it is used: exchanging a table takes a hundredth of a step, and the places of blocks are smaller.
+at::Tensor Decoder::whole(const at::Tensor& table) const {
+  if (!is_part(table)) return table;
+  const at::NoGradGuard no_grad;
+  const ops::MemoryUseScope use(ops::MemoryUse::kDense);
+  at::Tensor all = at::empty({ranks_->size() * table.size(0), table.size(1)}, table.options());
+  ranks_->all_gather_into(all, table).wait();
+  return all.narrow(0, 0, config_.vocab_size);
+}
+
+at::Tensor Decoder::own_part(const at::Tensor& table) const {
+  const int64_t rows = rows_of_part(table.size(0), ranks_->size()), begin = ranks_->rank() * rows;
+  at::Tensor part = at::zeros({rows, table.size(1)}, table.options());
+  const int64_t count = std::clamp(table.size(0) - begin, int64_t{0}, rows);
+  if (count > 0) part.narrow(0, 0, count).copy_(table.narrow(0, begin, count));
+  return part;
 }
 
 void Decoder::move_blocks(bool to_host) {
@@ -103,8 +124,9 @@ void Decoder::replace_projection(int64_t block, Projection projection, FrozenWei
 }
 
 int64_t Decoder::parameter_count() const {
-  int64_t total = embed_tokens_.numel() + norm_.numel();
-  if (!lm_head_.is_alias_of(embed_tokens_)) total += lm_head_.numel();
+  const int64_t table = config_.vocab_size * config_.hidden_size;
+  int64_t total = table + norm_.numel();
+  if (!lm_head_.is_alias_of(embed_tokens_)) total += table;
   for (const DecoderBlock& block : blocks_) {
     total += block.weights().input_norm.numel() + block.weights().post_attention_norm.numel();
     for (const FrozenWeight& weight : block.weights().projections) total += weight.out_features() * weight.in_features();

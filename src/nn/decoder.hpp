@@ -23,8 +23,13 @@ struct DecoderWeights {
   at::Tensor norm;          ///< (D), compute dtype.
   at::Tensor lm_head;       ///< (V, D); the same tensor as embed_tokens when the config ties them.
   std::vector<DecoderBlock::Weights> blocks;
-  std::shared_ptr<Communicator> ranks = {};  ///< That hold parts of the blocks' projections; null: each rank has all of them.
+  /// That hold parts of the blocks' projections, and rows_of_part() rows each of the tables that are not tied and not in host memory.
+  /// Null: each rank has all of them.
+  std::shared_ptr<Communicator> ranks = {};
 };
+
+/// Rows of a table that each rank holds; the last may end with unused ones.
+[[nodiscard]] inline int64_t rows_of_part(int64_t rows, int64_t ranks) { return (rows + ranks - 1) / ranks; }
 
 class Decoder {
  public:
@@ -34,9 +39,11 @@ class Decoder {
   [[nodiscard]] const format::ModelConfig& config() const { return config_; }
   [[nodiscard]] std::vector<DecoderBlock>& blocks() { return blocks_; }
   [[nodiscard]] const std::vector<DecoderBlock>& blocks() const { return blocks_; }
-  [[nodiscard]] const at::Tensor& embed_tokens() const { return embed_tokens_; }
+  /// (V, D). Of parts on several ranks: gathered.
+  [[nodiscard]] at::Tensor embed_tokens() const { return whole(embed_tokens_); }
   [[nodiscard]] const at::Tensor& norm_weight() const { return norm_; }
-  [[nodiscard]] const at::Tensor& lm_head() const { return lm_head_; }
+  [[nodiscard]] at::Tensor lm_head() const { return whole(lm_head_); }
+  [[nodiscard]] bool embedding_on_host() const { return embed_tokens_.device() != device(); }
   /// Grown to the longest row seen so far.
   [[nodiscard]] RopeTable& rope() { return rope_; }
   [[nodiscard]] const RopeTable& rope() const { return rope_; }
@@ -44,7 +51,7 @@ class Decoder {
   /// Of the computation. The embedding and the blocks' projections may wait in host memory.
   [[nodiscard]] at::Device device() const { return norm_.device(); }
   /// Of activations, norms, embedding and head.
-  [[nodiscard]] at::ScalarType dtype() const { return embed_tokens_.scalar_type(); }
+  [[nodiscard]] at::ScalarType dtype() const { return norm_.scalar_type(); }
   [[nodiscard]] bool on_gpu() const { return ops::computes_on_gpu(norm_); }
 
   /// Elements; tied weights count once.
@@ -63,8 +70,8 @@ class Decoder {
   /// Brings the projections of blocks that wait in host memory or on other ranks; null if they are on the device.
   [[nodiscard]] const std::shared_ptr<WeightStream>& weight_stream() const { return stream_; }
   [[nodiscard]] bool blocks_on_host() const { return stream_ && !ranks_; }
-  /// That hold parts of the projections; null if this process has all of them. Whatever reads projections is then an exchange: all ranks
-  /// call it, in the same order.
+  /// That hold parts of the base; null if this process has all of it. Whatever reads projections or tables is then an exchange: all
+  /// ranks call it, in the same order.
   [[nodiscard]] const std::shared_ptr<Communicator>& ranks() const { return ranks_; }
 
   /// A block's frozen projections, on the device or in host memory. Of parts on several ranks: gathered, and valid until another block's
@@ -74,8 +81,12 @@ class Decoder {
   void replace_projection(int64_t block, Projection projection, FrozenWeight weight);
 
  private:
+  [[nodiscard]] bool is_part(const at::Tensor& table) const { return ranks_ && table.size(0) != config_.vocab_size; }
+  [[nodiscard]] at::Tensor whole(const at::Tensor& table) const;
+  [[nodiscard]] at::Tensor own_part(const at::Tensor& table) const;
+
   format::ModelConfig config_;
-  at::Tensor embed_tokens_, norm_, lm_head_;
+  at::Tensor embed_tokens_, norm_, lm_head_;  ///< Tables, or this rank's rows of them.
   std::vector<DecoderBlock> blocks_;
   RopeTable rope_;
   std::shared_ptr<Communicator> ranks_;

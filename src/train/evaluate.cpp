@@ -64,9 +64,9 @@ Score score_at_once(CausalLM& model, std::span<const Example> rows, bool exact_m
   Score score;
   score.targets = batch.target_count;
   if (batch.target_count == 0 && !model.decoder().ranks()) return score;
-  const at::Tensor hidden = model.hidden_states(batch, /*training=*/false, 0, 0);
+  const at::Tensor hidden = model.hidden_states(batch, /*training=*/false, 0, 0), loss = model.loss_of(hidden, batch);
   if (batch.target_count == 0) return score;
-  score.loss = model.loss_of(hidden, batch).item<double>();
+  score.loss = loss.item<double>();
   if (exact_match) count_matches(batch, missed_targets(model, hidden, batch.targets), score);
   return score;
 }
@@ -98,6 +98,9 @@ Score score_of(CausalLM& model, std::span<const Example> rows, bool exact_match,
 EvalResult evaluate(CausalLM& model, const std::vector<Example>& rows, const EvalOptions& options) {
   QLORAPP_CHECK_VALUE(!rows.empty(), "[evaluate] the evaluation data hold no rows.");
   QLORAPP_CHECK_VALUE(options.batch_size >= 1, "[evaluate] the batch size must be at least 1; got {}.", options.batch_size);
+  QLORAPP_CHECK_VALUE(!(options.exact_match && model.decoder().ranks()),
+                      "[evaluate] exact_match is not computed with base_sharding: ranks would gather the head at different times. "
+                      "Evaluate the saved adapter with qlorapp eval.");
   const at::NoGradGuard no_grad;
   EvalResult result;
   double over_rows = 0, over_tokens = 0;
@@ -112,7 +115,7 @@ EvalResult evaluate(CausalLM& model, const std::vector<Example>& rows, const Eva
   for (size_t begin = rank * step; begin < passes_end; begin += ranks * step) {
     if (begin >= rows.size()) {
       const Batch filler = Batch::filler(rows.front().input_ids.front()).to(model.device());
-      static_cast<void>(model.hidden_states(filler, /*training=*/false, 0, 0));
+      static_cast<void>(model.loss_of(model.hidden_states(filler, /*training=*/false, 0, 0), filler));
       continue;
     }
     const size_t end = std::min(rows.size(), begin + step);

@@ -104,7 +104,7 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
       base_model_(std::move(base_model)),
       callbacks_(std::move(callbacks)),
       state_(model.arena(), optimizer_options(args_),
-             scaler_options(device(), model.decoder().lm_head().scalar_type() == at::kHalf, args_)) {
+             scaler_options(device(), model.dtype() == at::kHalf, args_)) {
   args_.validate();
   state_.ranks = ranks ? std::move(ranks) : single_process();
   state_.sums_in_bf16 = args_.ddp_sum_in_bf16;

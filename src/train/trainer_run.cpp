@@ -364,7 +364,7 @@ void Trainer::count_step(const StepReport& report) {
   state_.last_learning_rate = report.learning_rate;
   ++state_.steps_since_log;
   state_.tokens_seen += report.input_tokens;
-  const int64_t base = model_->decoder().parameter_count() - model_->decoder().embed_tokens().numel();
+  const int64_t base = model_->decoder().parameter_count() - model_->config().vocab_size * model_->config().hidden_size;
   const int64_t parameters = base + model_->arena().numel();
   state_.total_flos += 6.0 * static_cast<double>(report.input_tokens) * static_cast<double>(parameters);
   if (args_.torch_empty_cache_steps && state_.global_step % *args_.torch_empty_cache_steps == 0 && !device().is_cpu()) {
