@@ -111,9 +111,9 @@ std::unique_ptr<OwningTrainer> make_trainer(const std::shared_ptr<CausalLM>& mod
   TrainerCallbacks callbacks = callbacks_from(hooks);
   const py::gil_scoped_release no_gil;
   std::shared_ptr<Communicator> ranks = group.empty() ? nullptr : communicator_over(group, model->device());
-  return std::unique_ptr<OwningTrainer>(new OwningTrainer{
-      model, Trainer(*model, std::move(arguments), examples_from(std::move(train_rows), std::move(row_lengths)),
-                     examples_from(std::move(eval_rows)), base_model, std::move(callbacks), std::move(ranks))});
+  return std::unique_ptr<OwningTrainer>(
+      new OwningTrainer{model, Trainer(*model, std::move(arguments), examples_from(std::move(train_rows), std::move(row_lengths)),
+                                       examples_from(std::move(eval_rows)), base_model, std::move(callbacks), std::move(ranks))});
 }
 
 py::tuple train(OwningTrainer& self, const std::optional<std::string>& resume_from) {
@@ -154,10 +154,12 @@ void bind_trainer(py::module_& m) {
 
   py::class_<OwningTrainer>(m, "Trainer", "include/qlorapp/train/trainer.hpp")
       .def(py::init(&make_trainer), py::arg("model"), py::arg("arguments_json"), py::arg("train_rows"), py::arg("eval_rows"),
-           py::arg("base_model"), py::arg("hooks"), py::arg("row_lengths") = std::vector<std::vector<int64_t>>(), py::arg("group") = "",
+           py::arg("base_model"), py::arg("hooks"), py::arg("row_lengths") = std::vector<std::vector<int64_t>>(),
+           py::arg("group") = "",
            "row_lengths: of training rows that are packs; include/qlorapp/data/dataset.hpp. group: the name of a process group of "
            "torch.distributed whose ranks train together.")
-      .def("train", &train, py::arg("resume_from") = std::nullopt, "(global_step, training_loss, metrics, whether a stop_now hook ended it)")
+      .def("train", &train, py::arg("resume_from") = std::nullopt,
+           "(global_step, training_loss, metrics, whether a stop_now hook ended it)")
       .def_property_readonly(
           "resumed_with_changes", [](const OwningTrainer& self) { return self.trainer.resumed_with_changes(); },
           "Data or options differ from those of the checkpoint that train() resumed from.")

@@ -103,8 +103,7 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
       eval_data_(std::move(eval_data)),
       base_model_(std::move(base_model)),
       callbacks_(std::move(callbacks)),
-      state_(model.arena(), optimizer_options(args_),
-             scaler_options(device(), model.dtype() == at::kHalf, args_)) {
+      state_(model.arena(), optimizer_options(args_), scaler_options(device(), model.dtype() == at::kHalf, args_)) {
   args_.validate();
   state_.ranks = ranks ? std::move(ranks) : single_process();
   state_.sums_in_bf16 = args_.ddp_sum_in_bf16;

@@ -129,7 +129,7 @@ struct RunArguments {
             "keep the frozen linear layers in pinned host memory and copy each block to the GPU while the one before it computes; "
             "false leaves them where they are"},
         Field{"base_sharding", &T::base_sharding,
-              "no, or full: with several processes each holds a part of the frozen linear layers, and each block is gathered while "
+              "no, or full: with several processes each holds a part of the base, and each block is gathered while "
               "the one before it computes"},
         Field{"memory_budget", &T::memory_budget,
               "an amount such as 14GiB, or auto for the free memory; chooses checkpoint_keep, loss_chunk_rows, mlp_tile_rows, "
