@@ -195,9 +195,11 @@ PlanSettings settings_of_run(const TrainOptions& options, const format::ModelCon
                      .device = planned_device(device),
                      .ranks = options.launch.size});
   settings.length = 2;
-  for (const Dataset* data : {&train_data, &eval_data}) {
+  const bool packs = options.args.packing, packs_eval = options.args.eval_packing.value_or(packs);
+  for (const auto& [data, is_packed] : {std::pair{&train_data, packs}, {&eval_data, packs_eval}}) {
+    if (is_packed && !data->examples.empty()) settings.length = std::max(settings.length, options.args.max_length);
     for (const Example& row : data->examples)
-      settings.length = std::max(settings.length, static_cast<int64_t>(row.input_ids.size()));
+      if (!is_packed) settings.length = std::max(settings.length, static_cast<int64_t>(row.input_ids.size()));
   }
   if (eval_data.examples.empty()) settings.eval_batch = 0;
   return settings;
@@ -242,6 +244,20 @@ std::string described(at::Device device) {
   return device.is_cuda() ? gpu_name(device) : message("a CPU with {}{}", threads, threads == 1 ? " thread" : " threads");
 }
 
+/// Before anything is exchanged whose size depends on it. The trainer compares base and data.
+void check_ranks(const Run& run, Communicator& ranks) {
+  if (ranks.size() == 1) return;
+  TrainingArguments compared = run.options.args;
+  compared.output_dir.clear();  // may be another path to the same folder
+  compared.use_cpu = false;     // compared as the device type
+  check_same_on_all(ranks, "version of qlorapp", QLORAPP_VERSION);
+  check_same_on_all(ranks, "options", format::to_json(compared).dump());
+  check_same_on_all(ranks, "adapter options", format::to_json(run.options.lora).dump());
+  check_same_on_all(ranks, "base model (shape and storage)",
+                    message("{} layers of {} x {}, {} words, {}, {}", run.config.num_hidden_layers, run.config.hidden_size,
+                            run.config.intermediate_size, run.config.vocab_size, run.storage, c10::toString(run.computed.dtype)));
+}
+
 void say_what_runs(const Run& run) {
   log_info(message("model: {}, {} M parameters, {}", run.options.model.model, millions(format::parameter_count(run.config)),
                    run.storage));
@@ -264,6 +280,7 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
   const auto folder = writes ? std::make_shared<RunFolder>(options.output) : nullptr;
   const std::string found = text_of_first(*ranks, ranks->is_first() ? checkpoint_to_resume(options).value_or("") : std::string());
   const std::optional<std::string> resume_from = found.empty() ? std::nullopt : std::optional(found);
+  check_ranks(run, *ranks);
   say_what_runs(run);
 
   FolderText tools = options.model.text_tools();

@@ -72,6 +72,7 @@ void WeightStream::load(Place& place, int64_t block) {
     fill(place, source.bytes);
     place.arrived->record(*copies_);
   } else if (!device_.is_meta()) {
+    place.exchange.wait();  // of a prefetch that nothing has asked for
     fill(place, source.bytes);
   }
   place.block = block;

@@ -105,13 +105,12 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
       callbacks_(std::move(callbacks)),
       state_(model.arena(), optimizer_options(args_), scaler_options(device(), model.dtype() == at::kHalf, args_)) {
   args_.validate();
-  state_.ranks = ranks ? std::move(ranks) : single_process();
-  state_.sums_in_bf16 = args_.ddp_sum_in_bf16;
   const std::shared_ptr<Communicator>& holders = model.decoder().ranks();
-  QLORAPP_CHECK_VALUE(!holders || (holders->size() == rank_count() && holders->rank() == state_.ranks->rank()),
-                      "[ranks] a base that is divided over {} ranks is trained by all of them; this trainer has {}. Give it the "
-                      "communicator that the model was loaded with.",
-                      holders->size(), rank_count());
+  state_.ranks = ranks ? std::move(ranks) : holders ? holders : single_process();
+  state_.sums_in_bf16 = args_.ddp_sum_in_bf16;
+  QLORAPP_CHECK_VALUE(!holders || holders == state_.ranks,
+                      "[ranks] a base that is divided over ranks is trained with the communicator that it was loaded with; got another "
+                      "one. Give none, or that one: exchanges of two have no common order.");
   if (args_.optimizer_is_paged() && device().is_cpu()) {
     log_warning_once(message("[trainer] optim={}: on a CPU the optimizer state is not paged; results are the same.", args_.optim));
   }
@@ -378,6 +377,10 @@ void Trainer::restore(const std::string& folder) {
   origin_ = folder;
   changed_ = changes.any;
   if (args_.ignore_data_skip && state_.cursor.batch < batches_per_epoch_) state_.cursor.batch = 0;
+  if (rank_count() > 1) {
+    check_same_on_all(*state_.ranks, "checkpoint to resume from",
+                      message("step {}, epoch {}, batch {}", state_.global_step, state_.cursor.epoch, state_.cursor.batch));
+  }
 }
 
 }  // namespace qlorapp

@@ -397,7 +397,8 @@ void Trainer::log_evaluate_save() {
   if (callbacks_.log_evaluate_save) {
     if (!control_.should_log && !control_.should_evaluate && !control_.should_save) return;
     read_losses();
-    return callbacks_.log_evaluate_save(control_);
+    callbacks_.log_evaluate_save(control_);
+    return agree();  // on what was asked for meanwhile
   }
   const bool has_work = control_.should_log || control_.should_evaluate || control_.should_save;
   if (control_.should_log || control_.should_save) read_losses();

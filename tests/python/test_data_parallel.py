@@ -332,6 +332,8 @@ trainer.train()
 if trainer.is_world_process_zero():
     with open(os.path.join(out, "losses.json"), "w") as file:
         json.dump([entry["loss"] for entry in trainer.state.log_history if "loss" in entry], file)
+if torch.distributed.is_initialized():  # or a thread of torch's Gloo may abort the process when Python ends
+    torch.distributed.destroy_process_group()
 """
 
 

@@ -18,6 +18,9 @@ import json, os, sys
 sys.path.insert(0, {tests!r})
 import qlorapp, torch, transformers
 from tiny_trainer import TINY, in_cpp, made, rows
+def leave():  # or a thread of torch's Gloo may abort the process when Python ends
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 class Slow(transformers.TrainerCallback):
     def on_step_end(self, args, state, control, **others):
         print("step", state.global_step, os.getpid(), os.environ.get("RANK", "0"), flush=True)
@@ -29,7 +32,11 @@ options = {{"max_steps": 6, "per_device_train_batch_size": 2, "save_strategy": "
 more = {{"eval_dataset": rows(8, seed=4), "callbacks": [Slow()] if slow else []}}
 data = rows(26, seed=9 + (rank if seed else 0))
 trainer = made(qlorapp.Trainer, str(TINY), out, more=more, data=data, lora=lora, **options)
-result = trainer.train(resume_from_checkpoint=resume)
+try:
+    result = trainer.train(resume_from_checkpoint=resume)
+except BaseException:
+    leave()
+    raise
 assert in_cpp(trainer)
 trainer.save_model(out)
 if trainer.is_world_process_zero():
@@ -37,6 +44,7 @@ if trainer.is_world_process_zero():
     history = [[entry.get(name) for name in names] for entry in trainer.state.log_history]
     with open(os.path.join(out, "history.json"), "w") as file:
         json.dump(history, file)
+leave()
 """
 
 
@@ -119,6 +127,41 @@ def test_a_signal_to_one_process_ends_all_with_a_checkpoint(script, tmp_path, ra
     assert [process.returncode for process in both] == [143, 143], ends
     step = int(re.search(r"stopped after step (\d+) of 100000 and saved a checkpoint", ends[0][1])[1])
     assert (tmp_path / "out" / f"checkpoint-{step}" / "run_state.json").is_file() and is_whole(tmp_path / "out")
+
+
+STOPS = """
+class StopsInFirst(transformers.TrainerCallback):
+    def on_log(self, args, state, control, **others):
+        if state.is_world_process_zero and state.global_step == 3:
+            control.should_training_stop = True
+"""
+
+
+def test_a_flag_that_a_callback_of_process_0_sets_counts_in_all(script, tmp_path):
+    stops = tmp_path / "stops.py"
+    text = (
+        script.read_text()
+        .replace("class Slow(", STOPS + "class Slow(", 1)
+        .replace("[Slow()] if slow", "[StopsInFirst()] if slow", 1)
+    )
+    stops.write_text(text)
+    run(stops, 2, tmp_path / "out", {"eval_strategy": "no", "save_strategy": "no", "logging_steps": 1}, slow=True)
+    steps = [entry[1] for entry in results(tmp_path / "out")[0]]
+    assert max(steps) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"dataloader_drop_last": True}, "drops other batches"),
+        ({"accelerator_config": {"split_batches": True}}, "deals batches out"),
+    ],
+)
+def test_what_deals_batches_out_differently_runs_in_transformers_loop(script, tmp_path, options, why):
+    other = tmp_path / "other.py"
+    other.write_text(script.read_text().replace("assert in_cpp(trainer)", "assert not in_cpp(trainer)", 1))
+    done = run(other, 2, tmp_path / "out", {"max_steps": 2, "eval_strategy": "no", "save_strategy": "no", **options})
+    assert "transformers' loop runs this training" in done.stderr and why in done.stderr
 
 
 def test_processes_with_different_rows_are_refused(script, tmp_path):

@@ -10,6 +10,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+import torch.distributed
 import transformers
 from transformers import trainer_utils
 
@@ -58,6 +59,7 @@ class SafeCheckpoints:
             elif resume_from_checkpoint:
                 _check(str(resume_from_checkpoint))
             if several:
+                resume_from_checkpoint = _of_first(resume_from_checkpoint)
                 return super().train(resume_from_checkpoint, *args, **options)  # type: ignore[misc]
             try:
                 with self._run_in_folder(resume_from_checkpoint), StopSignals() as self._stop:
@@ -163,7 +165,8 @@ class SafeCheckpoints:
         """transformers' method writes into a folder beside; the checkpoint in it gets a manifest and its place."""
         run_dir = self._get_output_dir(trial=options.get("trial", args[1] if len(args) > 1 else None))
         if self.args.world_size > 1 and self._run is not None and not self.args.should_save:
-            self._save_nothing(run_dir, *args, **options)
+            self._save_nothing(*args, **options)
+            self._share_best()
             return
         in_transformers_loop = self.args.world_size > 1 and self._run is None
         if in_transformers_loop or self._writer is not None or not self.args.should_save:
@@ -191,10 +194,16 @@ class SafeCheckpoints:
             self._writer = None
             if own_folder is None:
                 folder.close()
+        if self.args.world_size > 1:
+            self._share_best()
         for pushed in self._to_push:
             super()._push_from_checkpoint(pushed)  # type: ignore[misc]
 
-    def _save_nothing(self: Any, run_dir: str, *args: Any, **options: Any) -> None:
+    def _share_best(self: Any) -> None:
+        """Process 0 knows which checkpoints belong to the run."""
+        self.state.best_model_checkpoint = _of_first(self.state.best_model_checkpoint)
+
+    def _save_nothing(self: Any, *args: Any, **options: Any) -> None:
         """What process 0 asks the others for while it saves. Files that each process writes go into a folder that is removed."""
         self._to_push = []
         with tempfile.TemporaryDirectory() as aside:
@@ -203,8 +212,6 @@ class SafeCheckpoints:
                 super()._save_checkpoint(*args, **options)  # type: ignore[misc]
             finally:
                 self._writer = None
-        if step := getattr(self.state, "best_global_step", None):
-            self.state.best_model_checkpoint = os.path.join(run_dir, f"checkpoint-{step}")
 
     def _write_checkpoint(self: Any, writer: Any, name: str, run_dir: str, folder: Any, *args: Any, **options: Any) -> None:
         try:
@@ -314,6 +321,14 @@ class SafeCheckpoints:
             return
         with replaced_together(folder, "README.md") as staging:  # PEFT and TRL add to it
             super().save_model(staging, _internal_call)  # type: ignore[misc]
+
+
+def _of_first(value: Any) -> Any:
+    """Process 0's."""
+    told = [value]
+    if torch.distributed.is_initialized():
+        torch.distributed.broadcast_object_list(told, src=0)
+    return told[0]
 
 
 def _is_ours(trainer: Any, method: str) -> bool:

@@ -213,7 +213,17 @@ class CppRun:
                     raise Terminated(128 + signal.SIGTERM)  # another process was told to stop
                 self._sync()
                 self._take_losses()
-                return trainer._finalize_training(self.trial, samples, self.started)
+                if self.ranks > 1:
+                    trainer._share_best()
+                result = trainer._finalize_training(self.trial, samples, self.started)
+                if self.ranks > 1:  # a signal after the last step
+                    received: list[Any] = [None] * self.ranks
+                    torch.distributed.all_gather_object(received, trainer._stop.received)
+                    if any(number is not None for number in received):
+                        self._leave_checkpoint()
+                        trainer._stop.act()
+                        raise Terminated(128 + signal.SIGTERM)
+                return result
         except (KeyboardInterrupt, Terminated):
             if self.ranks == 1:
                 self._leave_checkpoint()
@@ -232,6 +242,7 @@ class CppRun:
         if self.ranks == 1:
             yield
             return
+        trainer._holds_best = trainer._changed = False
         with contextlib.ExitStack() as stack:
             if trainer.args.should_save:
                 stack.enter_context(trainer._locked_folder())

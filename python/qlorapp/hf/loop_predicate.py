@@ -86,7 +86,7 @@ def _asked_for(trainer: Any) -> str:
 
 
 def _unusual_arguments(args: Any) -> str:
-    config = args.accelerator_config  # its options for several processes do not matter
+    config = args.accelerator_config
     if not config.use_seedable_sampler:
         return "accelerator_config has use_seedable_sampler=False"
     if config.gradient_accumulation_kwargs:
@@ -96,6 +96,10 @@ def _unusual_arguments(args: Any) -> str:
             return f"{name}={value}"
     if args.world_size > 1 and args.parallel_mode != transformers.training_args.ParallelMode.DISTRIBUTED:
         return f"{args.world_size} processes train without torch.distributed"
+    if args.world_size > 1 and args.dataloader_drop_last:
+        return "dataloader_drop_last=True drops other batches with several processes"
+    if args.world_size > 1 and (config.split_batches or config.dispatch_batches or not config.even_batches):
+        return "accelerator_config deals batches out in another way"
     try:
         _C.check_training_arguments(for_cpp(args))
     except (ValueError, TypeError) as error:
