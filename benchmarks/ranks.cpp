@@ -14,12 +14,12 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <ATen/cuda/CUDAContextLight.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 
 #include "core/check.hpp"
+#include "gpu_cap.hpp"
 #include "nn/decoder.hpp"
 #include "ops/device_memory.hpp"
 #include "qlorapp/dist/communicator.hpp"
@@ -36,12 +36,6 @@ using namespace qlorapp;
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
-void set_cap(double gib) {
-  const auto device = c10::cuda::current_device();
-  const double total = static_cast<double>(at::cuda::getDeviceProperties(device)->totalGlobalMem) / (1 << 30);
-  c10::cuda::CUDACachingAllocator::setMemoryFraction(gib > 0 ? std::min(gib / total, 1.0) : 1.0, device);
-}
 
 void measure(const std::string& way, const std::string& model_name, const bench::Setting& setting, int64_t accumulation,
              double seconds, const std::shared_ptr<Communicator>& ranks) {
@@ -63,7 +57,7 @@ void measure(const std::string& way, const std::string& model_name, const bench:
   for (int64_t i = 0; i < accumulation; ++i) window.push_back(bench::random_batch(setting.rows, setting.length, config.vocab_size));
   c10::cuda::device_synchronize();
   c10::cuda::CUDACachingAllocator::emptyCache();
-  if (way == "divided") set_cap(setting.cap);
+  if (way == "divided") bench::set_cap(setting.cap);
 
   at::Tensor first;
   const auto step = [&] {
@@ -106,7 +100,7 @@ void measure(const std::string& way, const std::string& model_name, const bench:
         planned, gib(stats.reserved_bytes[0].peak), loss);
     std::fflush(stdout);
   }
-  set_cap(0);
+  bench::set_cap(0);
 }
 
 int run(const std::vector<std::string>& arguments) {

@@ -37,7 +37,6 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -47,6 +46,7 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include "core/check.hpp"
+#include "gpu_cap.hpp"
 #include "nn/decoder.hpp"
 #include "ops/device_memory.hpp"
 #include "qlorapp/io/device.hpp"
@@ -122,12 +122,6 @@ Launches launches_of(Step&& step) {
   return launches;
 }
 
-void set_cap(double gib) {
-  const auto device = c10::cuda::current_device();
-  const double total = static_cast<double>(at::cuda::getDeviceProperties(device)->totalGlobalMem) / (1 << 30);
-  c10::cuda::CUDACachingAllocator::setMemoryFraction(gib > 0 ? std::min(gib / total, 1.0) : 1.0, device);
-}
-
 double quantile(const std::vector<double>& sorted, double share) {
   return sorted[static_cast<size_t>(share * static_cast<double>(sorted.size() - 1) + 0.5)];
 }
@@ -173,7 +167,7 @@ int run(std::vector<std::string> arguments) {
   std::vector<Batch> batches;
   constexpr int kBatches = 4;
   const auto apply = [&] {
-    set_cap(0);
+    bench::set_cap(0);
     model.settings().set_segments(parse_segments(setting.keep, config.num_hidden_layers));
     model.settings().set_memory(setting.memory);
     model.settings().set_float8(setting.float8);
@@ -181,7 +175,7 @@ int run(std::vector<std::string> arguments) {
     for (int i = 0; i < kBatches; ++i) batches.push_back(bench::random_batch(setting.rows, setting.length, config.vocab_size));
     c10::cuda::device_synchronize();
     c10::cuda::CUDACachingAllocator::emptyCache();
-    set_cap(setting.cap);
+    bench::set_cap(setting.cap);
   };
   const auto plan_settings = [&](const Setting& wanted) {
     PlanSettings plan = settings_of(model);

@@ -212,12 +212,12 @@ std::string chosen_sharding(const TrainOptions& options, const format::ModelConf
     return options.args.base_sharding;
   const at::Device device = parse_device(options.model.device);
   const Gpu rates = rates_of(gpu_name(device), gpu_architecture(device), {});
+  const Bytes room = memory_for(device);  // once: what is free changes while one looks
   const auto fits = [&](const char* sharding) {
     TrainOptions asked = options;
     asked.args.base_sharding = sharding;
     try {
-      static_cast<void>(
-          fit_arguments(settings_of_run(asked, config, train_data, eval_data), asked.args, rates, memory_for(device)));
+      static_cast<void>(fit_arguments(settings_of_run(asked, config, train_data, eval_data), asked.args, rates, room));
       return true;
     } catch (const ValueError&) { return false; }  // which loading the model tells in full
   };

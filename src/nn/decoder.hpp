@@ -70,8 +70,8 @@ class Decoder {
   /// Brings the projections of blocks that wait in host memory or on other ranks; null if they are on the device.
   [[nodiscard]] const std::shared_ptr<WeightStream>& weight_stream() const { return stream_; }
   [[nodiscard]] bool blocks_on_host() const { return stream_ && !ranks_; }
-  /// That hold parts of the base; null if this process has all of it. Whatever reads projections or tables is then an exchange: all
-  /// ranks call it, in the same order.
+  /// The ranks that hold parts of the base; null if this process has all of it. With parts, each read of projections or tables is an
+  /// exchange: all ranks make it, in the same order.
   [[nodiscard]] const std::shared_ptr<Communicator>& ranks() const { return ranks_; }
 
   /// A block's frozen projections, on the device or in host memory. Of parts on several ranks: gathered, and valid until another block's

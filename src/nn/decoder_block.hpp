@@ -87,7 +87,7 @@ class DecoderBlock {
   /// @throws ValueError naming the block if its weights do not allow it; then nothing has changed but that it is off.
   void set_float8(const at::Tensor& ones, const BlockWeights& projections);
   [[nodiscard]] bool in_float8() const { return float8_.front().weight.defined(); }
-  /// What set_float8() was given.
+  /// The `ones` of the last set_float8().
   [[nodiscard]] const at::Tensor& float8_ones() const { return float8_.front().ones; }
   /// Whether projections that share an input are multiplied as one in this context.
   [[nodiscard]] bool stacked(const StepContext& context) const;

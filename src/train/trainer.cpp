@@ -108,9 +108,10 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
   const std::shared_ptr<Communicator>& holders = model.decoder().ranks();
   state_.ranks = ranks ? std::move(ranks) : holders ? holders : single_process();
   state_.sums_in_bf16 = args_.ddp_sum_in_bf16;
-  QLORAPP_CHECK_VALUE(!holders || holders == state_.ranks,
-                      "[ranks] a base that is divided over ranks is trained with the communicator that it was loaded with; got another "
-                      "one. Give none, or that one: exchanges of two have no common order.");
+  QLORAPP_CHECK_VALUE(
+      !holders || holders == state_.ranks,
+      "[ranks] a base that is divided over ranks is trained with the communicator that it was loaded with; got another "
+      "one. Give none, or that one: exchanges of two have no common order.");
   if (args_.optimizer_is_paged() && device().is_cpu()) {
     log_warning_once(message("[trainer] optim={}: on a CPU the optimizer state is not paged; results are the same.", args_.optim));
   }

@@ -164,12 +164,12 @@ class SafeCheckpoints:
     def _save_checkpoint(self: Any, *args: Any, **options: Any) -> None:
         """transformers' method writes into a folder beside; the checkpoint in it gets a manifest and its place."""
         run_dir = self._get_output_dir(trial=options.get("trial", args[1] if len(args) > 1 else None))
-        if self.args.world_size > 1 and self._run is not None and not self.args.should_save:
+        several = self.args.world_size > 1
+        if several and self._run is not None and not self.args.should_save:
             self._save_nothing(*args, **options)
             self._share_best()
             return
-        in_transformers_loop = self.args.world_size > 1 and self._run is None
-        if in_transformers_loop or self._writer is not None or not self.args.should_save:
+        if (several and self._run is None) or self._writer is not None or not self.args.should_save:
             super()._save_checkpoint(*args, **options)  # type: ignore[misc]
             return
         self._wait_for_commit()
@@ -194,7 +194,7 @@ class SafeCheckpoints:
             self._writer = None
             if own_folder is None:
                 folder.close()
-        if self.args.world_size > 1:
+        if several:
             self._share_best()
         for pushed in self._to_push:
             super()._push_from_checkpoint(pushed)  # type: ignore[misc]

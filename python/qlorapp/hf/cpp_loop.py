@@ -208,9 +208,7 @@ class CppRun:
                 with own_dtypes(self.engine.core.device):
                     *_, stopped = self.core.train(folder)
                 if stopped:
-                    self._leave_checkpoint()
-                    trainer._stop.act()
-                    raise Terminated(128 + signal.SIGTERM)  # another process was told to stop
+                    self._stop_together()
                 self._sync()
                 self._take_losses()
                 if self.ranks > 1:
@@ -220,9 +218,7 @@ class CppRun:
                     received: list[Any] = [None] * self.ranks
                     torch.distributed.all_gather_object(received, trainer._stop.received)
                     if any(number is not None for number in received):
-                        self._leave_checkpoint()
-                        trainer._stop.act()
-                        raise Terminated(128 + signal.SIGTERM)
+                        self._stop_together()
                 return result
         except (KeyboardInterrupt, Terminated):
             if self.ranks == 1:
@@ -255,6 +251,12 @@ class CppRun:
                 yield
             finally:
                 trainer._stop = None
+
+    def _stop_together(self) -> None:
+        """Ends each of several processes alike, whichever of them got the signal."""
+        self._leave_checkpoint()
+        self.trainer._stop.act()
+        raise Terminated(128 + signal.SIGTERM)
 
     def _show(self, loader: Any, max_steps: int) -> None:
         """Gives callbacks an optimizer and a scheduler that show the learning rate, and a loader of the same batches."""
