@@ -3,12 +3,16 @@
 // each way. benchmarks/ranks_cuda.py runs it with one process and with two.
 //
 //   [torchrun --nproc-per-node N --no-python] bench_ranks MODEL BATCH SEQUENCE KEEP ACCUMULATION SECONDS [WAY …] [NAME=VALUE …]
-//     WAY  whole: each rank has the whole base.  divided: base_sharding=full.  Both if none is given.
-//     NAME=VALUE  as of bench_train_step; cap counts for "divided"
+//     WAY  whole: each rank has the whole base.  divided: base_sharding=full.  Both if none is given.  rate: no model; gathers pieces as long
+//          as a packed block of 8B and of 70B, and prints the bytes that a rank receives per second.
+//     NAME=VALUE  as of bench_train_step; cap counts for "divided".  trace=FILE: after the timed steps rank 0 records two more as a Chrome
+//                 trace. "x.json" becomes "x.divided.json".
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,14 +21,17 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
 
 #include "core/check.hpp"
 #include "gpu_cap.hpp"
+#include "nn/block_weights.hpp"
 #include "nn/decoder.hpp"
 #include "ops/device_memory.hpp"
 #include "qlorapp/dist/communicator.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
+#include "qlorapp/quant/quantizer.hpp"
 #include "qlorapp/train/plan_run.hpp"
 #include "qlorapp/train/step.hpp"
 #include "random_weights.hpp"
@@ -37,8 +44,55 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
+int64_t packed_bytes_of_part(const format::ModelConfig& config, int64_t ranks) {
+  const int64_t d = config.hidden_size, i = config.intermediate_size;
+  const int64_t q = config.num_attention_heads * config.head_dim, kv = config.num_key_value_heads * config.head_dim;
+  const auto form = [](int64_t out, int64_t in) { return WeightForm{{out, in}, at::kBFloat16, Quantizer::Options{}}; };
+  return bytes_of_part({form(q, d), form(kv, d), form(kv, d), form(d, q), form(i, d), form(i, d), form(d, i)}, ranks);
+}
+
+void measure_rate(const std::string& model_name, Communicator& ranks) {
+  const int64_t part = packed_bytes_of_part(bench::config_of(model_name), ranks.size());
+  const auto options = at::TensorOptions().dtype(at::kByte).device(at::kCUDA);
+  const at::Tensor mine = at::zeros({part}, options), all = at::empty({ranks.size() * part}, options);
+  constexpr int kWarmUp = 5, kTimed = 20;
+  std::vector<double> times;
+  for (int i = 0; i < kWarmUp + kTimed; ++i) {
+    c10::cuda::device_synchronize();
+    const auto begin = Clock::now();
+    ranks.all_gather_into(all, mine).wait();
+    c10::cuda::device_synchronize();
+    if (i >= kWarmUp) times.push_back(seconds_since(begin));
+  }
+  std::sort(times.begin(), times.end());
+  if (!ranks.is_first()) return;
+  const double median = (times[kTimed / 2 - 1] + times[kTimed / 2]) / 2;
+  std::printf("{\"way\": \"rate\", \"ranks\": %ld, \"megabytes\": %.1f, \"bytes_per_second\": %.0f}\n",
+              static_cast<long>(ranks.size()), static_cast<double>(all.numel()) * 1e-6,
+              static_cast<double>((ranks.size() - 1) * part) / median);
+  std::fflush(stdout);
+}
+
+/// Every rank runs the steps; rank 0 writes FILE with the way before its extension.
+template <class Step>
+void trace_steps(const std::string& file, const std::string& way, const Communicator& ranks, Step&& step) {
+  namespace impl = torch::profiler::impl;
+  namespace kineto = torch::autograd::profiler;
+  const impl::ProfilerConfig config(impl::ProfilerState::KINETO);
+  const std::set<impl::ActivityType> activities = {impl::ActivityType::CUDA};
+  if (ranks.is_first()) {
+    kineto::prepareProfiler(config, activities);
+    kineto::enableProfiler(config, activities);
+  }
+  for (int i = 0; i < 2; ++i) step();
+  c10::cuda::device_synchronize();
+  if (!ranks.is_first()) return;
+  const std::filesystem::path path(file);
+  kineto::disableProfiler()->save(std::filesystem::path(path).replace_extension("." + way + path.extension().string()).string());
+}
+
 void measure(const std::string& way, const std::string& model_name, const bench::Setting& setting, int64_t accumulation,
-             double seconds, const std::shared_ptr<Communicator>& ranks) {
+             double seconds, const std::string& trace, const std::shared_ptr<Communicator>& ranks) {
   at::manual_seed(0);  // the same weights on all ranks
   const format::ModelConfig config = bench::config_of(model_name);
   DecoderWeights weights = bench::random_weights(config, at::kBFloat16);
@@ -100,6 +154,7 @@ void measure(const std::string& way, const std::string& model_name, const bench:
         planned, gib(stats.reserved_bytes[0].peak), loss);
     std::fflush(stdout);
   }
+  if (!trace.empty()) trace_steps(trace, way, *ranks, step);
   bench::set_cap(0);
 }
 
@@ -111,8 +166,10 @@ int run(const std::vector<std::string>& arguments) {
   setting.length = std::stoll(arguments[2]);
   setting.keep = arguments[3];
   std::vector<std::string> ways;
+  std::string trace;
   for (size_t i = 6; i < arguments.size(); ++i) {
-    if (!setting.set(arguments[i])) ways.push_back(arguments[i]);
+    if (arguments[i].starts_with("trace=")) trace = arguments[i].substr(6);
+    else if (!setting.set(arguments[i])) ways.push_back(arguments[i]);
   }
   if (ways.empty()) ways = {"whole", "divided"};
   const Launch launch = launch_of_environment();
@@ -122,7 +179,11 @@ int run(const std::vector<std::string>& arguments) {
   const auto ranks = communicator_of(launch, device);
   for (const std::string& way : ways) {
     try {
-      measure(way, arguments[0], setting, std::stoll(arguments[4]), std::stod(arguments[5]), ranks);
+      if (way == "rate") {
+        for (const char* model : {"8b", "70b"}) measure_rate(model, *ranks);
+      } else {
+        measure(way, arguments[0], setting, std::stoll(arguments[4]), std::stod(arguments[5]), trace, ranks);
+      }
     } catch (const c10::OutOfMemoryError& error) {
       if (ranks->is_first()) std::printf("{\"way\": \"%s\", \"error\": \"out of memory\"}\n", way.c_str());
       ranks->report_failure("out of memory");

@@ -10,10 +10,15 @@ GPU with the whole base on each and divided (base_sharding=full), in turn.
 --low-memory: batch 1 with the base divided, inputs and embedding on the host, 512 rows of logits, one workspace at a time, the MLP in tiles of
 1,024 rows, and torch's allocator capped at --cap GiB per GPU.
 
---peers: each run (but 70b, whose checkpoint would have to be written first) with transformers + peft + bitsandbytes, too, on one GPU and under
-DistributedDataParallel.
+--peers: each run with transformers + peft + bitsandbytes, too: on one GPU and under DistributedDataParallel (but 70b, whose checkpoint would have
+to be written first), and with the base divided by FullyShardedDataParallel ("fsdp"). Also the runs of --low-memory under FSDP, with the same cap
+and, if that fails, without. A peer that fails gets a row with its error.
 
-Prints tokens per second, "of N" (divided by N times one GPU's), "of whole" (divided by ours with the whole base on each GPU), and measured and planned peaks of a rank.
+--trace FILE: rank 0 records two steps of each way of the first run on all GPUs: "x.json" becomes "x.whole.json" and "x.divided.json".
+scripts/make_overlap_picture.py draws them.
+
+Prints the bytes per second that a rank receives when packed blocks are gathered, then tokens per second, "of N" (divided by N times one GPU's),
+"of whole" (divided by ours with the whole base on each GPU), and measured and planned peaks of a rank.
 """
 
 import argparse
@@ -49,6 +54,13 @@ def measured(program: list[str], ranks: int, words: list[str]) -> list[dict]:
     return lines
 
 
+def measured_peer(way: str, ranks: int, words: list[str]) -> list[dict]:
+    """The lines of ranks_peer.py, or one line with the first error."""
+    lines = measured([sys.executable, str(ROOT / "benchmarks" / "ranks_peer.py"), way], ranks, words)
+    errors = [line for line in lines if "error" in line]
+    return errors[:1] or lines or [{"way": way, "error": "ended without a result"}]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "dev")
@@ -57,10 +69,19 @@ def main() -> int:
     parser.add_argument("--cap", type=float, default=24)
     parser.add_argument("--seconds", type=float, default=12)
     parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--trace", type=pathlib.Path)
     given = parser.parse_args()
     program = [str(given.build / "benchmarks" / "bench_ranks")]
+    if given.trace:
+        given.trace.parent.mkdir(parents=True, exist_ok=True)
     gpus = torch.cuda.device_count()
     print(f"{gpus} x {torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
+    if gpus > 1:
+        for found in measured(program, gpus, ["8b", "1", "2048", "input_only", "1", "1", "rate"]):
+            rate = found["bytes_per_second"] * 1e-9
+            print(
+                f"rate: each of {gpus} ranks receives {rate:.1f} GB/s when it gathers {found['megabytes']:.0f} MB", flush=True
+            )
     print(
         f"{'run':<12} {'way':<12} {'ms':>9} {'tokens/s':>9} {'of N':>7} {'of whole':>9} {'peak GiB':>9} {'planned':>8} {'loss':>10}"
     )
@@ -85,23 +106,36 @@ def main() -> int:
         for found in measured(program, 1, [*words, "whole"]):
             one = found.get("tokens_per_second", 0)
             row(run, found)
-        for found in measured(program, gpus, [*words, "whole", "divided"]):
+        traced = [f"trace={given.trace.resolve()}"] if given.trace and run == given.runs[0] else []
+        for found in measured(program, gpus, [*words, "whole", "divided", *traced]):
             row(run, found, one, whole)
             whole = whole or found.get("tokens_per_second", 0)
+        numbers = [batch, "2048", accumulation, str(given.seconds)]
         if given.peers and model != "70b":
             with tempfile.TemporaryDirectory() as folder:
-                here, checkpoint = ROOT / "benchmarks", f"{folder}/{model}"
-                subprocess.run([sys.executable, here / "train_step_peers.py", "checkpoint", model, checkpoint], check=True)
-                worker = [sys.executable, str(here / "ranks_peer.py")]
+                checkpoint = f"{folder}/{model}"
+                script = ROOT / "benchmarks" / "train_step_peers.py"
+                subprocess.run([sys.executable, script, "checkpoint", model, checkpoint], check=True)
                 alone = 0.0
                 for ranks in (1, gpus):
-                    for found in measured(worker, ranks, [checkpoint, batch, "2048", accumulation, str(given.seconds)]):
+                    for found in measured_peer("hf", ranks, [checkpoint, *numbers]):
                         row(run, found, alone, whole if ranks == gpus else 0)
                         alone = alone or found.get("tokens_per_second", 0)
+        if given.peers and gpus > 1:
+            for found in measured_peer("fsdp", gpus, [model, *numbers]):
+                row(run, found, 0, whole)
     for model in given.low_memory:
         words = [model, "1", "2048", "input_on_host", "1", str(given.seconds), "divided", f"cap={given.cap}", *SMALLEST]
         for found in measured(program, gpus, words):
             row(f"{model} {given.cap:g} GiB", found)
+        if given.peers and gpus > 1:
+            numbers = [model, "1", "2048", "1", str(given.seconds)]
+            capped = measured_peer("fsdp", gpus, [*numbers, str(given.cap)])
+            for found in capped:
+                row(f"{model} {given.cap:g} GiB", found)
+            if "error" in capped[0]:
+                for found in measured_peer("fsdp", gpus, numbers):
+                    row(f"{model} no cap", found)
     return 0
 
 

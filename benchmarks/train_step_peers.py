@@ -54,6 +54,7 @@ class Shape:
 
 
 SHAPES = {
+    "70b": Shape(8192, 28672, 80, 64, 128, False),
     "8b": Shape(4096, 14336, 32, 32, 128, False),
     "3b": Shape(3072, 8192, 28, 24, 128, True),
     "1b": Shape(2048, 8192, 16, 32, 64, True),
@@ -96,24 +97,30 @@ def write_tokenizer(folder: pathlib.Path) -> None:
     ).save_pretrained(folder)  # fmt: skip
 
 
+def llama_config(shape: Shape):
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        hidden_size=shape.hidden, intermediate_size=shape.intermediate, num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim, vocab_size=shape.vocabulary, tie_word_embeddings=shape.tied,
+        max_position_embeddings=131072, rms_norm_eps=1e-5, rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+        bos_token_id=128000, eos_token_id=128001, dtype="bfloat16", architectures=["LlamaForCausalLM"],
+    )  # fmt: skip
+
+
 def write_checkpoint(folder: pathlib.Path, shape: Shape, device: str = "cuda") -> None:
     """Writes a checkpoint with random weights in bitsandbytes' four-bit format, quantized on the peers' device."""
     import torch
     from bitsandbytes.functional import quantize_4bit
     from safetensors.torch import save_file
-    from transformers import BitsAndBytesConfig, LlamaConfig
+    from transformers import BitsAndBytesConfig
 
     folder.mkdir(parents=True)
     torch.manual_seed(0)
     quantization = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16
     )
-    config = LlamaConfig(
-        hidden_size=shape.hidden, intermediate_size=shape.intermediate, num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim, vocab_size=shape.vocabulary, tie_word_embeddings=shape.tied,
-        max_position_embeddings=131072, rms_norm_eps=1e-5, rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
-        bos_token_id=128000, eos_token_id=128001, dtype="bfloat16", architectures=["LlamaForCausalLM"],
-    )  # fmt: skip
+    config = llama_config(shape)
     config.quantization_config = quantization.to_dict()
     config.save_pretrained(folder)
 
