@@ -85,6 +85,8 @@ FolderLock::FolderLock(const std::string& folder, std::string_view name) : folde
   if (::ftruncate(descriptor_, 0) == 0) (void)!::pwrite(descriptor_, text.data(), text.size(), 0);  // for messages only
 }
 
+bool FolderLock::is_there() const { return is_at(descriptor_, path_); }
+
 void FolderLock::note(const std::vector<std::string>& lines) {
   noted_ = lines;
   std::string text = holder();

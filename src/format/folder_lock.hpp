@@ -16,6 +16,8 @@ class FolderLock {
   explicit FolderLock(const std::string& folder, std::string_view name = ".qlorapp.lock");
   /// Removes the file, and the folder if it was made here and nothing is in it.
   ~FolderLock();
+  /// Whether the folder still holds the file: nobody has removed or replaced it.
+  [[nodiscard]] bool is_there() const;
   /// Removes the file now, and makes that durable. @throws IoError: the lock is still held.
   void remove_file();
   /// A program that held the lock ended without removing its file: what it wrote may be unfinished.

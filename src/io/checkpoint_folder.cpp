@@ -196,6 +196,13 @@ void CheckpointWriter::discard() {
 }
 
 std::string CheckpointWriter::commit() {
+  if (!run_->lock_->is_there()) {  // and writing has made the folder again, without the run in it
+    remove_folder(temporary_);
+    (void)::rmdir(run_->path().c_str());
+    throw IoError(message("[output] {} was removed or replaced while the run wrote into it: {}. Start again with another folder.",
+                          run_->path(), std::strerror(ENOENT)),
+                  ENOENT);
+  }
   const format::Manifest manifest{"checkpoint", run_->run_id_, run_->parent_, step_, format::flush_and_describe(temporary_)};
   const std::string manifest_file = path_in(temporary_, format::kManifestName);
   format::write_file_atomically(manifest_file, format::manifest_text(manifest));

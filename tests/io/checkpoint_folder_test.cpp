@@ -2,6 +2,7 @@
 #include "io/checkpoint_folder.hpp"
 
 #include <cstdio>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -143,4 +144,18 @@ TEST_CASE("a run whose beginning is damaged is resumed from an older checkpoint 
   REQUIRE(format::file_name(newest.path.value_or("")) == "checkpoint-1");
   REQUIRE(newest.skipped == std::vector<std::string>{"checkpoint-3 (of an earlier run)",
                                                      "checkpoint-2 (run_state.json: its bytes from 0 on were changed)"});
+}
+
+TEST_CASE("a checkpoint does not make an output folder again that somebody has removed", "[io][cpu]") {
+  const TemporaryFolder folder;
+  const std::string out = path_in(folder.path(), "out");
+  RunFolder run(out);
+  run.begin();
+  (void)save(run, 1, "whole");
+  CheckpointWriter writer(run, 2);
+  std::filesystem::remove_all(out);
+  std::filesystem::create_directories(writer.folder());  // as an adapter's writer does
+  write(path_in(writer.folder(), "run_state.json"), "alone");
+  REQUIRE(has(thrown<IoError>([&] { (void)writer.commit(); }), "was removed or replaced while the run wrote into it"));
+  REQUIRE_FALSE(format::exists(out));
 }
