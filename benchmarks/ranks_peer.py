@@ -168,7 +168,7 @@ def main() -> None:
     except Exception as error:
         is_memory = isinstance(error, torch.OutOfMemoryError)
         said = "out of memory" if is_memory else (str(error).strip().splitlines() or [repr(error)])[-1]
-        print(json.dumps({"way": way, "error": said}), flush=True)
+        os.write(1, f"\n{json.dumps({'way': way, 'error': said})}\n".encode())  # whole, beside another rank's
         traceback.print_exc()
         os._exit(1)  # NCCL's end would wait for the other ranks
 

@@ -64,8 +64,8 @@ void check_combination(const CommandLine& line, const PlanOptions& options) {
     for (const char* name : names) QLORAPP_CHECK_VALUE(there || !line.given(name), "[plan] --{} needs {}.", name, what);
   };
   const bool divides = options.args.base_sharding != "no";
-  needs({"gpus"}, line.given("hours") || divides, "--hours or --base_sharding full: otherwise a plan is of one process");
-  QLORAPP_CHECK_VALUE(!divides || options.gpus > 1, "[plan] --base_sharding full divides the base over several GPUs. Give --gpus.");
+  needs({"gpus"}, line.given("hours") || divides, "--hours or --base_sharding: otherwise a plan is of one process");
+  QLORAPP_CHECK_VALUE(!divides || options.gpus > 1, "[plan] --base_sharding divides the base over several GPUs. Give --gpus.");
   needs({"measure"}, !divides, "one process: leave --base_sharding out");
   needs({"dataset_rows", "avg_tokens", "effective_batch", "write_config", "data", "output"}, line.given("hours"),
         "--hours: it belongs to a configuration for a deadline");
@@ -123,7 +123,7 @@ PlanOptions parse_plan(const Arguments& arguments) {
   line.option("explain", options.explained, "explain step by step what uses memory, whether it fits, and what to change first");
   line.option("compare", options.compare_with,
               "compare speed, memory and quality of GPU:BATCHxACCUMULATION, such as T4:2x16,A10:8x4");
-  line.option("gpus", options.gpus, "GPUs of one machine, each with a process of its own; for --hours and --base_sharding full");
+  line.option("gpus", options.gpus, "GPUs of one machine, each with a process of its own; for --hours and --base_sharding");
   line.option("hours", options.hours, "print a configuration whose run ends within this many hours");
   line.option("dataset_rows", options.dataset_rows, "rows of the training data, for --hours");
   line.option("avg_tokens", options.avg_tokens, "average tokens per row, for --hours");

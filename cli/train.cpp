@@ -43,7 +43,8 @@ struct TrainOptions {
   bool assistant_only_loss = false, dry_run = false;
   TrainingArguments args;
   LoraConfig lora;
-  Launch launch;  ///< Which of several processes this is.
+  Launch launch;        ///< Which of several processes this is.
+  int64_t holders = 1;  ///< Processes that the base would be divided over.
 };
 
 void add_help_groups(CommandLine& line) {
@@ -116,8 +117,9 @@ Run parse_train(const Arguments& arguments) {
                       options.args.eval_on_start ? "--eval_on_start" : message("--eval_strategy {}", options.args.eval_strategy));
   if (options.args.use_cpu) options.model.device = "cpu";
   QLORAPP_CHECK_VALUE(options.args.base_sharding == "no" || options.launch.size > 1,
-                      "[ranks] --base_sharding full divides the base over several processes; this is one. Start them with torchrun "
-                      "--nproc-per-node N --no-python qlorapp train …, or leave the option out.");
+                      "[ranks] --base_sharding {} divides the base over several processes; this is one. Start them with torchrun "
+                      "--nproc-per-node N --no-python qlorapp train …, or leave the option out.",
+                      options.args.base_sharding);
   if (options.launch.size > 1) options.model.device = device_of_rank(options.model.device, options.launch);
 
   run.config = options.model.config();
@@ -193,7 +195,7 @@ PlanSettings settings_of_run(const TrainOptions& options, const format::ModelCon
                      .quantization = options.model.quantization(),
                      .skip_modules = options.model.bnb.llm_int8_skip_modules.value_or(std::vector<std::string>{}),
                      .device = planned_device(device),
-                     .ranks = options.launch.size});
+                     .ranks = options.holders});
   settings.length = 2;
   const bool packs = options.args.packing, packs_eval = options.args.eval_packing.value_or(packs);
   for (const auto& [data, is_packed] : {std::pair{&train_data, packs}, {&eval_data, packs_eval}}) {
@@ -222,6 +224,11 @@ std::string chosen_sharding(const TrainOptions& options, const format::ModelConf
     } catch (const ValueError&) { return false; }  // which loading the model tells in full
   };
   return text_of_first(ranks, ranks.is_first() && !fits("no") && fits("full") ? "full" : "no");
+}
+
+/// The processes that the base is divided over.
+std::shared_ptr<Communicator> holders_of(const std::string& sharding, const std::shared_ptr<Communicator>& ranks) {
+  return sharding == "node" ? ranks_of_node(ranks) : ranks;
 }
 
 /// The plan for the longest row of the data. @returns whether it fits.
@@ -292,6 +299,8 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
   if (!options.eval_data.empty()) eval_data = read(options.eval_data, options.args.eval_packing.value_or(options.args.packing));
   if (tools.has_tokenizer()) log_info(message("first row, «trained»: {}", render_sample(train_data.examples.front(), tools)));
 
+  const std::shared_ptr<Communicator> holders = holders_of(options.args.base_sharding, ranks);
+  options.holders = holders->size();
   if (const std::string sharding = chosen_sharding(options, config, train_data, eval_data, *ranks);
       sharding != options.args.base_sharding) {
     options.args.base_sharding = sharding;
@@ -304,7 +313,7 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
   // Under a budget the table goes to the host first: the smallest way to load. What is chosen then may bring it back.
   MemorySettings memory = options.args.memory();
   memory.embedding_on_host = memory.embedding_on_host || !options.args.memory_budget.empty();
-  CausalLM model = options.model.load(run.computed.dtype, memory, options.args.base_sharding == "full" ? ranks : nullptr);
+  CausalLM model = options.model.load(run.computed.dtype, memory, options.args.base_sharding == "no" ? nullptr : holders);
   if (options.init_adapter.empty()) {
     model.add_adapters(options.lora, static_cast<uint64_t>(options.args.seed), kDefaultAdapter,
                        checkpoint_weights(options.model.model));
@@ -348,12 +357,7 @@ int train(const Arguments& arguments) {
   const c10::DeviceGuard this_gpu(device);  // what has no device of its own is on this rank's
   const auto ranks = communicator_of(run.options.launch, device, std::chrono::seconds{run.options.args.ddp_timeout});
   speak_as(*ranks);
-  try {
-    return train(run, ranks);
-  } catch (const std::exception& error) {
-    ranks->report_failure(first_line(error));
-    throw;
-  }
+  return reporting_failures(ranks.get(), [&] { return train(run, ranks); });
 }
 
 }  // namespace qlorapp::cli

@@ -10,6 +10,8 @@ import torch
 from . import _C
 from .precision import own_dtypes
 
+_META = torch.device("meta")
+
 
 class Params4bit(torch.nn.Parameter):
     """Packed codes, uint8 (n/2, 1). PEFT counts a parameter of this name as the two elements that each byte holds.
@@ -64,12 +66,27 @@ class Linear4bit(torch.nn.Linear):
         """Does nothing: take() sets the values."""
 
     @classmethod
-    def of(cls, weight: _C.QuantizedTensor) -> "Linear4bit":
-        """A layer without bias that shares the weight's memory."""
+    def of(cls, weight: _C.QuantizedTensor, device: torch.device) -> "Linear4bit":
+        """A layer without bias that shares the weight's memory. Of a weight on meta (base_sharding) it has the shapes alone, on device."""
         out_features, in_features = weight.shape
         layer = cls(in_features, out_features, bias=False)
-        layer.weight = layer.take(weight)
+        codes = weight.packed
+        if codes.is_meta:
+            codes = torch.zeros((1, 1), dtype=torch.uint8, device=device).expand(codes.shape)
+        layer.quant_state = weight
+        layer.weight = Params4bit(codes, module=layer)
         return layer
+
+    def _whole(self) -> _C.QuantizedTensor:
+        """@raises ValueError if this process has only a part of the weight."""
+        state = self.quant_state
+        assert state is not None
+        if state.device == _META:
+            raise ValueError(
+                "[Linear4bit] this weight is divided over processes (base_sharding), and only C++ computes with it: use a model that is pristine "
+                "but for one LoRA adapter, or load it without base_sharding."
+            )
+        return state
 
     def quantize(self, quantizer: _C.Quantizer, weight: torch.Tensor) -> torch.nn.Parameter:
         """Quantizes a checkpoint's float weight. Returns the parameter."""
@@ -95,8 +112,7 @@ class Linear4bit(torch.nn.Linear):
 
     def dequantize(self) -> torch.Tensor:
         """(out, in) in the dtype of the original weight. PEFT calls it for layers with `W_q` (DoRA needs the norm)."""
-        assert self.quant_state is not None
-        return _C.Quantizer().dequantize(self.quant_state)
+        return _C.Quantizer().dequantize(self._whole())
 
     @property
     def W_q(self) -> torch.Tensor:
@@ -104,14 +120,14 @@ class Linear4bit(torch.nn.Linear):
         return self.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        assert self.quant_state is not None
+        state = self._whole()
         with own_dtypes(x.device):
-            y: torch.Tensor = self.quant_state.linear(x)
+            y: torch.Tensor = state.linear(x)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Linear4bit":
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types for it
-        if self.quant_state is not None and self.weight.device != self.quant_state.device:
+        if self.quant_state is not None and self.quant_state.device not in (_META, self.weight.device):
             self.quant_state = self.quant_state.to(self.weight.device)
             self.weight.data = self.quant_state.packed
         return self
@@ -119,6 +135,9 @@ class Linear4bit(torch.nn.Linear):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         if self.quant_state is None:
             return super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.quant_state.device == _META:  # PEFT reads its own part of a state_dict
+            destination[prefix + "weight"] = self.quant_state.packed
+            return None
         destination.update(self.quant_state.named_tensors(prefix + "weight"))
         if self.bias is not None:
             destination[prefix + "bias"] = self.bias if keep_vars else self.bias.detach()

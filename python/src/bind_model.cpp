@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // CausalLM, its files and its batches.
+#include <limits>
+
 #include <nlohmann/json.hpp>
 
 #include "adapters/adapter_set.hpp"
@@ -7,11 +9,13 @@
 #include "nn/decoder.hpp"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
 #include "core/check.hpp"
 #include "format/config_json.hpp"
 #include "io/linear_weight.hpp"
 #include "lora_config_json.hpp"
 #include "qlorapp/data/collate.hpp"
+#include "qlorapp/dist/communicator.hpp"
 #include "qlorapp/io/adapter.hpp"
 #include "qlorapp/io/load_model.hpp"
 #include "qlorapp/io/merge.hpp"
@@ -27,7 +31,8 @@ using Progress = std::function<void(int64_t, int64_t)>;
 std::shared_ptr<CausalLM> load(const std::string& folder, at::ScalarType compute_dtype, bool load_in_4bit,
                                const std::string& quant_type, int64_t block_size, bool double_quant, int64_t nested_block_size,
                                const std::string& compat, std::vector<std::string> skip_modules, at::Device device,
-                               bool base_on_host, const std::optional<Progress>& progress) {
+                               bool base_on_host, const std::string& divide_over, bool of_node,
+                               const std::optional<Progress>& progress) {
   LoadOptions options;
   options.compute_dtype = compute_dtype;
   options.load_in_4bit = load_in_4bit;
@@ -35,8 +40,12 @@ std::shared_ptr<CausalLM> load(const std::string& folder, at::ScalarType compute
   options.skip_modules = std::move(skip_modules);
   options.device = device;
   options.base_on_host = base_on_host;
+  if (!divide_over.empty()) {
+    options.divide_over = communicator_over(divide_over, device);
+    if (of_node) options.divide_over = ranks_of_node(options.divide_over);
+  }
   if (progress) options.progress = *progress;
-  return std::make_shared<CausalLM>(load_model(folder, options));
+  return reporting_failures(options.divide_over.get(), [&] { return std::make_shared<CausalLM>(load_model(folder, options)); });
 }
 
 void quantize(const std::string& folder, const std::string& output, at::ScalarType compute_dtype, const std::string& quant_type,
@@ -74,24 +83,32 @@ UnpaddedBatch unpad_for(const CausalLM& model, const at::Tensor& input_ids, cons
   return unpadded;
 }
 
-/// [(module name, weight)] of everything frozen, in the order of the model.
+/// [(module name, weight)] of everything frozen, in the order of the model. Of a weight that this process has a part of: its shape on the
+/// model's device, with one element of memory; that of a four-bit one is on meta.
 py::list named_weights(const CausalLM& model) {
   py::list result;
+  const auto whole = [&](const at::Tensor& weight, int64_t rows, int64_t columns) {
+    if (!model.decoder().ranks() || (!weight.is_meta() && weight.size(0) == rows)) return weight;
+    const auto options = weight.options().device(model.device());
+    return at::full({1, 1}, std::numeric_limits<double>::quiet_NaN(), options).expand({rows, columns});
+  };
+  const auto table = [&](const at::Tensor& weight) { return whole(weight, model.config().vocab_size, model.config().hidden_size); };
   const auto add = [&](const std::string& name, const auto& weight) { result.append(py::make_tuple(name, weight)); };
   const std::vector<std::string> names = model.decoder().linear_names();
-  add("model.embed_tokens", model.decoder().embed_tokens());
+  add("model.embed_tokens", table(model.decoder().own_embed_tokens()));
   for (size_t i = 0; i < model.blocks().size(); ++i) {
     const DecoderBlock::Weights& weights = model.blocks()[i].weights();
     for (size_t p = 0; p < kProjectionCount; ++p) {
       const FrozenWeight& weight = weights.projections[p];
       const std::string& name = names[i * kProjectionCount + p];
-      weight.quantized.defined() ? add(name, weight.quantized) : add(name, weight.dense);
+      weight.quantized.defined() ? add(name, weight.quantized)
+                                 : add(name, whole(weight.dense, weight.dense.size(0), weight.dense.size(1)));
     }
     add(message("model.layers.{}.input_layernorm", i), weights.input_norm);
     add(message("model.layers.{}.post_attention_layernorm", i), weights.post_attention_norm);
   }
   add("model.norm", model.decoder().norm_weight());
-  add("lm_head", model.decoder().lm_head());
+  add("lm_head", table(model.decoder().own_lm_head()));
   return result;
 }
 
@@ -183,8 +200,19 @@ void bind_model(py::module_& m) {
           },
           py::kw_only(), py::arg("loss_chunk_rows") = 0, py::arg("mlp_tile_rows") = 0, py::arg("weight_workspace") = "layer",
           py::arg("embedding_on_host") = false, py::arg("base_on_host") = false, NoGil(), "include/qlorapp/nn/memory_settings.hpp")
+      .def(
+          "gathered_head", [](const CausalLM& self) { return self.decoder().lm_head(); }, NoGil(),
+          "(vocabulary, hidden). Of a divided base: an exchange.")
+      .def_property_readonly("embedding_on_host", [](const CausalLM& self) { return self.decoder().embedding_on_host(); })
+      .def(
+          "leave_ranks",
+          [](const CausalLM& self) {
+            if (self.decoder().ranks()) self.decoder().ranks()->close();
+          },
+          NoGil(), "Before Python ends: threads of a process group must not outlive it. The model computes no more.")
       .def_property_readonly(
-          "embed_tokens", [](const CausalLM& self) { return self.decoder().embed_tokens(); }, "The table, where it is now.")
+          "is_divided", [](const CausalLM& self) { return self.decoder().ranks() != nullptr; },
+          "Each of several processes has a part of the base: they make the same calls in the same order.")
       .def(
           "move_embedding",
           [](CausalLM& self, bool to_host) {
@@ -245,8 +273,10 @@ void bind_model(py::module_& m) {
   m.def("load_model", &load, py::arg("folder"), py::kw_only(), py::arg("compute_dtype"), py::arg("load_in_4bit") = true,
         py::arg("quant_type") = "nf4", py::arg("block_size") = 64, py::arg("double_quant") = true,
         py::arg("nested_block_size") = 256, py::arg("compat") = "none", py::arg("skip_modules") = std::vector<std::string>{},
-        py::arg("device") = at::Device(at::kCPU), py::arg("base_on_host") = false, py::arg("progress") = std::nullopt, NoGil(),
-        "A Hugging Face folder as a CausalLM; include/qlorapp/io/load_model.hpp.");
+        py::arg("device") = at::Device(at::kCPU), py::arg("base_on_host") = false, py::arg("divide_over") = "",
+        py::arg("of_node") = false, py::arg("progress") = std::nullopt, NoGil(),
+        "A Hugging Face folder as a CausalLM; include/qlorapp/io/load_model.hpp. divide_over: the name of a process group of "
+        "torch.distributed; of_node: over its processes on this machine.");
   m.def("quantize_checkpoint", &quantize, py::arg("folder"), py::arg("output"), py::kw_only(), py::arg("compute_dtype"),
         py::arg("quant_type") = "nf4", py::arg("block_size") = 64, py::arg("double_quant") = true,
         py::arg("nested_block_size") = 256, py::arg("compat") = "none", py::arg("progress") = std::nullopt, NoGil(),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trainer, whose callbacks take the GIL for as long as Python runs.
 #include <array>
+#include <chrono>
 
 #include <ATen/core/Tensor.h>
 #include <nlohmann/json.hpp>
@@ -9,6 +10,7 @@
 #include "core/check.hpp"
 #include "format/config_json.hpp"
 #include "io/checkpoint_folder.hpp"
+#include "nn/decoder.hpp"
 #include "qlorapp/dist/communicator.hpp"
 #include "qlorapp/train/trainer.hpp"
 
@@ -110,10 +112,20 @@ std::unique_ptr<OwningTrainer> make_trainer(const std::shared_ptr<CausalLM>& mod
   format::from_json(format::parse_json(arguments_json, "TrainingArguments"), arguments, "TrainingArguments");
   TrainerCallbacks callbacks = callbacks_from(hooks);
   const py::gil_scoped_release no_gil;
-  std::shared_ptr<Communicator> ranks = group.empty() ? nullptr : communicator_over(group, model->device());
-  return std::unique_ptr<OwningTrainer>(
-      new OwningTrainer{model, Trainer(*model, std::move(arguments), examples_from(std::move(train_rows), std::move(row_lengths)),
-                                       examples_from(std::move(eval_rows)), base_model, std::move(callbacks), std::move(ranks))});
+  std::shared_ptr<Communicator> ranks = nullptr;
+  if (const auto& holders = model->decoder().ranks()) {
+    ranks = holders->whole() ? holders->whole() : holders;
+  } else if (!group.empty()) {
+    ranks = communicator_over(group, model->device());
+  }
+  const std::chrono::seconds timeout{arguments.ddp_timeout};
+  if (ranks) ranks->set_timeout(timeout);
+  if (model->decoder().ranks()) model->decoder().ranks()->set_timeout(timeout);
+  return reporting_failures(ranks.get(), [&] {
+    return std::unique_ptr<OwningTrainer>(
+        new OwningTrainer{model, Trainer(*model, std::move(arguments), examples_from(std::move(train_rows), std::move(row_lengths)),
+                                         examples_from(std::move(eval_rows)), base_model, std::move(callbacks), ranks)});
+  });
 }
 
 py::tuple train(OwningTrainer& self, const std::optional<std::string>& resume_from) {

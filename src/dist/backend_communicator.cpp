@@ -1,66 +1,83 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dist/backend_communicator.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <exception>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
 #include <utility>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "core/check.hpp"
+#include "dist/nccl.hpp"
+#include "dist/stall_watch.hpp"
 
 namespace qlorapp {
 namespace {
 
-Exchange exchange_of(const c10::intrusive_ptr<c10d::Work>& work) {
-  return Exchange([work] {
-    try {
-      work->wait();
-    } catch (const c10::Error& error) {
-      throw IoError(message("[ranks] an exchange with the other ranks failed: {} A rank has ended or hangs: look at its output.",
-                            first_line(error)),
-                    ECONNRESET);
-    }
-  });
-}
-
 class BackendCommunicator final : public Communicator {
  public:
   BackendCommunicator(c10::intrusive_ptr<c10d::Backend> backend, at::Device device, std::unique_ptr<MeetingPlace> place,
-                      bool keeps_store)
+                      Leaving leaving)
       : Communicator(backend->getRank(), backend->getSize()),
         backend_(std::move(backend)),
         device_(device),
         place_(std::move(place)),
-        keeps_store_(keeps_store) {}
+        leaving_(leaving) {
+    if (place_) watch_.emplace(*place_, rank(), device, [this](const std::string& why) { end(why); });
+  }
   ~BackendCommunicator() override {
-    if (place_) place_->leave(keeps_store_);
+    release();
+    if (place_ && leaving_ != Leaving::kNever) place_->leave(leaving_ == Leaving::kAsLast);
+  }
+  void set_timeout(std::chrono::seconds timeout) override {
+    if (!backend_) return;
+    try {
+      backend_->setTimeout(timeout);
+    } catch (const std::exception&) {}  // a backend that has none
+    if (place_) place_->set_timeout(timeout);
+    if (watch_) watch_->set_timeout(timeout);
+    if (whole()) whole()->set_timeout(timeout);
+  }
+  void close() override {
+    release();
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = "[ranks] this process has left the others: it makes no more exchanges.";
+    }
+    if (whole()) whole()->close();
   }
 
   Exchange all_reduce(const at::Tensor& values) override {
     std::vector<at::Tensor> list{values};
-    return exchange_of(backend_->allreduce(list));
+    return begun([&] { return backend_->allreduce(list); });
   }
   Exchange all_gather_into(const at::Tensor& all, const at::Tensor& mine) override {
     at::Tensor out = all, in = mine;
-    return exchange_of(backend_->_allgather_base(out, in));
+    return begun([&] { return backend_->_allgather_base(out, in); });
   }
   Exchange reduce_scatter(const at::Tensor& mine, const at::Tensor& all) override {
     at::Tensor out = mine, in = all;
-    return exchange_of(backend_->_reduce_scatter_base(out, in));
+    return begun([&] { return backend_->_reduce_scatter_base(out, in); });
   }
   Exchange broadcast(const at::Tensor& values, int64_t from) override {
     std::vector<at::Tensor> list{values};
     c10d::BroadcastOptions options;
     options.rootRank = from;
-    return exchange_of(backend_->broadcast(list, options));
+    return begun([&] { return backend_->broadcast(list, options); });
   }
   void barrier() override {
     if (place_) {
-      (void)place_->exchange({});
+      (void)exchanged({});
       return;
     }
     const at::Tensor one = at::ones({1}, at::TensorOptions().dtype(at::kLong).device(device_));
@@ -71,7 +88,7 @@ class BackendCommunicator final : public Communicator {
   std::vector<std::string> gather(const std::string& text) override {
     std::vector<std::string> result;
     if (place_) {
-      for (const auto& each : place_->exchange({text.begin(), text.end()})) result.emplace_back(each.begin(), each.end());
+      for (const auto& each : exchanged({text.begin(), text.end()})) result.emplace_back(each.begin(), each.end());
       return result;
     }
     const auto options = at::TensorOptions().dtype(at::kLong).device(device_);
@@ -95,23 +112,121 @@ class BackendCommunicator final : public Communicator {
     if (place_) place_->report_failure(message("rank {}: {}", rank(), why));
   }
 
+  std::shared_ptr<Communicator> among(const std::vector<int64_t>& members) override {
+    QLORAPP_CHECK_VALUE(place_ != nullptr,
+                        "[ranks] base_sharding=node needs a process group with a store (torch.distributed.init_process_group makes "
+                        "one); this one has none. Use base_sharding=full.");
+    const int64_t mine = std::find(members.begin(), members.end(), rank()) - members.begin();
+    if (!device_.is_cuda()) return communicator_at(MeetingPlace(*place_, members), mine, /*keeps_store=*/false);
+    auto place = std::make_unique<MeetingPlace>(*place_, members);
+    const auto backend = nccl_backend(*place, mine);
+    return communicator_over(backend, device_, std::move(place), Leaving::kNever);
+  }
+
  private:
+  /// How long the message of a rank that ends is waited for.
+  static constexpr std::chrono::seconds kPatience{3};
+
+  Exchange begun(const std::function<c10::intrusive_ptr<c10d::Work>()>& begin) {
+    c10::intrusive_ptr<c10d::Work> work;
+    if (watch_) watch_->count();
+    blocking([&] { work = begin(); }, /*is_on_stream=*/false);  // a backend may meet the others first
+    return Exchange([this, work] { blocking([&] { work->wait(); }, device_.is_cuda()); });
+  }
+
+  void blocking(const std::function<void()>& call, bool is_on_stream) {
+    guarded([&] { watch_ ? watch_->during(call, is_on_stream) : call(); });
+  }
+
+  /// The backend, as long as nothing hangs in it: an end that waits for other ranks is none while an error is on its way.
+  void release() {
+    watch_.reset();
+    const bool is_own = leaving_ != Leaving::kNever || (whole() && device_.is_cuda());
+    if (is_own && backend_ && ended_.empty() && std::uncaught_exceptions() == 0) {
+      try {
+        backend_->shutdown();             // or torch warns of what it does itself
+      } catch (const std::exception&) {}  // another rank is gone already
+    }
+    backend_.reset();
+  }
+
+  std::vector<std::vector<uint8_t>> exchanged(const std::vector<uint8_t>& mine) {
+    refuse_after_end();
+    return place_->exchange(mine);
+  }
+
+  void guarded(const std::function<void()>& work) {
+    refuse_after_end();
+    try {
+      work();
+    } catch (const Error&) { throw; } catch (const std::exception& error) {  // of c10, or Gloo's own
+      refuse_after_end();
+      const std::string why = place_ ? place_->failure(kPatience) : std::string();
+      throw IoError(
+          why.empty()
+              ? message("[ranks] an exchange with the other ranks failed: {} A rank has ended or hangs: look at its output.",
+                        first_line(error))
+              : why,
+          ECONNRESET);
+    }
+  }
+
+  /// By the watch. What the devices compute from here on is of no value; the next exchange throws.
+  void end(const std::string& why) {
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = why;
+    }
+    backend_->abort();  // NCCL's kernels end, and with them what waits for them
+  }
+
+  void refuse_after_end() {
+    const std::lock_guard lock(mutex_);
+    if (!ended_.empty()) throw IoError(ended_, ETIMEDOUT);
+  }
+
   c10::intrusive_ptr<c10d::Backend> backend_;
   at::Device device_;
   std::unique_ptr<MeetingPlace> place_;
-  bool keeps_store_;
+  Leaving leaving_;
+  std::mutex mutex_;
+  std::string ended_;  ///< Why the watch has ended the exchanges.
+  std::optional<StallWatch> watch_;
 };
+
+/// How long the group's exchanges may take.
+std::chrono::milliseconds timeout_of(c10d::Backend& backend) {
+  constexpr std::chrono::minutes kTorchsDefault{30};
+  try {
+    return backend.getBackendOptions()->timeout;
+  } catch (const c10::Error&) { return kTorchsDefault; }  // a backend without options
+}
+
+/// Each communicator over a group has keys of its own: every rank makes the same ones, in the same order.
+int64_t number_of_next(const std::string& group) {
+  static std::mutex mutex;
+  static std::map<std::string, int64_t> made;
+  const std::lock_guard lock(mutex);
+  return made[group]++;
+}
 
 }  // namespace
 
 std::shared_ptr<Communicator> communicator_over(c10::intrusive_ptr<c10d::Backend> backend, at::Device device,
-                                                std::unique_ptr<MeetingPlace> place, bool keeps_store) {
-  return std::make_shared<BackendCommunicator>(std::move(backend), device, std::move(place), keeps_store);
+                                                std::unique_ptr<MeetingPlace> place, Leaving leaving) {
+  return std::make_shared<BackendCommunicator>(std::move(backend), device, std::move(place), leaving);
 }
 
 std::shared_ptr<Communicator> communicator_over(const c10::intrusive_ptr<c10d::ProcessGroup>& group, at::Device device) {
   QLORAPP_CHECK_VALUE(group.defined(), "[ranks] a process group must be given; got none.");
-  return communicator_over(group->getBackend(device.type()), device, nullptr, false);
+  const auto backend = group->getBackend(device.type());
+  std::unique_ptr<MeetingPlace> place;
+  if (const auto store = group->getStore()) {
+    const std::string name = message("qlorapp/{}/{}", group->getGroupName(), number_of_next(group->getGroupName()));
+    place = std::make_unique<MeetingPlace>(c10::make_intrusive<c10d::PrefixStore>(name, store), backend->getRank(),
+                                           backend->getSize(), timeout_of(*backend));
+  }
+  return communicator_over(backend, device, std::move(place), Leaving::kNever);
 }
 
 std::shared_ptr<Communicator> communicator_over(const std::string& group_name, at::Device device) {

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "qlorapp/dist/communicator.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -34,6 +37,7 @@ class SingleProcess final : public Communicator {
   Exchange broadcast(const at::Tensor&, int64_t) override { return {}; }
   void barrier() override {}
   std::vector<std::string> gather(const std::string& text) override { return {text}; }
+  std::shared_ptr<Communicator> among(const std::vector<int64_t>&) override { return single_process(); }
 };
 
 class PlannedRanks final : public Communicator {
@@ -47,6 +51,7 @@ class PlannedRanks final : public Communicator {
   std::vector<std::string> gather(const std::string& text) override {
     return std::vector<std::string>(static_cast<size_t>(size()), text);
   }
+  std::shared_ptr<Communicator> among(const std::vector<int64_t>& members) override { return planned_ranks(std::ssize(members)); }
 };
 
 c10::intrusive_ptr<c10d::Store> store_of(const Launch& launch, std::chrono::seconds timeout) {
@@ -68,10 +73,21 @@ c10::intrusive_ptr<c10d::Store> store_of(const Launch& launch, std::chrono::seco
   return c10::make_intrusive<c10d::PrefixStore>("qlorapp/" + launch.attempt, store);
 }
 
+std::string name_of_node() {
+  char name[256] = {};
+  (void)gethostname(name, sizeof name - 1);
+  std::string result = name;
+  for (const char* variable : {"GROUP_RANK", "SLURM_NODEID"}) {
+    if (const char* const number = std::getenv(variable)) result += message(" {}={}", variable, number);
+  }
+  return result;
+}
+
 }  // namespace
 
 Communicator::~Communicator() = default;
 void Communicator::report_failure(const std::string&) {}
+void report_failure_of(Communicator& ranks, const std::exception& error) { ranks.report_failure(first_line(error)); }
 
 std::shared_ptr<Communicator> single_process() { return std::make_shared<SingleProcess>(); }
 std::shared_ptr<Communicator> planned_ranks(int64_t size) { return std::make_shared<PlannedRanks>(size); }
@@ -85,8 +101,8 @@ std::shared_ptr<Communicator> communicator_of(const Launch& launch, at::Device d
   if (device.is_cuda()) {
     auto place = std::make_unique<MeetingPlace>(texts, launch.rank, launch.size, timeout);
     (void)place->exchange({});  // before NCCL, which cannot say who is missing
-    const auto nccl = nccl_backend(c10::make_intrusive<c10d::PrefixStore>("nccl", store), launch.rank, launch.size, timeout);
-    ranks = communicator_over(nccl, device, std::move(place), keeps_store);
+    const auto nccl = nccl_backend(*place, launch.rank);
+    ranks = communicator_over(nccl, device, std::move(place), keeps_store ? Leaving::kAsLast : Leaving::kTells);
   } else {
     ranks = communicator_over(texts, launch.rank, launch.size, timeout, keeps_store);
     ranks->barrier();
@@ -96,6 +112,25 @@ std::shared_ptr<Communicator> communicator_of(const Launch& launch, at::Device d
 
 std::shared_ptr<Communicator> communicator_from_environment(at::Device device, std::chrono::seconds timeout) {
   return communicator_of(launch_of_environment(), device, timeout);
+}
+
+std::shared_ptr<Communicator> ranks_of_node(const std::shared_ptr<Communicator>& ranks) {
+  const std::vector<std::string> nodes = ranks->gather(name_of_node());
+  for (size_t rank = 0; rank < nodes.size(); ++rank) {  // the same on all ranks
+    QLORAPP_CHECK_VALUE(
+        std::count(nodes.begin(), nodes.end(), nodes[rank]) > 1,
+        "[ranks] base_sharding=node divides the base over the processes of a machine; rank {} is alone on its own. Use full, "
+        "or leave the option out.",
+        static_cast<int64_t>(rank));
+  }
+  std::vector<int64_t> members;
+  for (size_t rank = 0; rank < nodes.size(); ++rank) {
+    if (nodes[rank] == nodes[static_cast<size_t>(ranks->rank())]) members.push_back(static_cast<int64_t>(rank));
+  }
+  if (std::ssize(members) == ranks->size()) return ranks;
+  std::shared_ptr<Communicator> result = ranks->among(members);
+  result->whole_ = ranks;
+  return result;
 }
 
 std::vector<int64_t> sum_over(Communicator& ranks, std::vector<int64_t> values) {

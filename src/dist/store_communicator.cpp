@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -20,14 +21,24 @@ using Bytes8 = std::vector<uint8_t>;
 
 /// A value of TCPStore has at most 8 MiB.
 constexpr size_t kPart = size_t{4} << 20;
-constexpr const char* kFailure = "failure";
-/// How often a rank that waits looks for a failure of another.
-constexpr std::chrono::milliseconds kLook{500};
+/// Between two looks of a rank that waits: from the first, twice as long each time. (Store::wait() writes a warning whenever it ends
+/// without the key.)
+constexpr std::chrono::microseconds kFirstLook{20}, kLongestLook{10'000};
 
 }  // namespace
 
 MeetingPlace::MeetingPlace(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, std::chrono::milliseconds timeout)
-    : store_(std::move(store)), rank_(rank), size_(size), timeout_(timeout) {}
+    : store_(std::move(store)), numbers_(static_cast<size_t>(size)), rank_(rank), size_(size), timeout_(timeout) {
+  std::iota(numbers_.begin(), numbers_.end(), int64_t{0});
+}
+
+MeetingPlace::MeetingPlace(const MeetingPlace& whole, std::vector<int64_t> members)
+    : store_(whole.store_),
+      prefix_(message("{}among {}/", whole.prefix_, members.front())),
+      numbers_(std::move(members)),
+      rank_(std::find(numbers_.begin(), numbers_.end(), whole.rank_) - numbers_.begin()),
+      size_(std::ssize(numbers_)),
+      timeout_(whole.timeout_) {}
 
 template <class Call>
 auto MeetingPlace::ask(const Call& call) {
@@ -43,9 +54,20 @@ auto MeetingPlace::ask(const Call& call) {
   }
 }
 
-std::string MeetingPlace::key(int64_t round, int64_t rank, int64_t part) const { return message("{}/{}/{}", round, rank, part); }
+std::string MeetingPlace::key(int64_t round, int64_t rank, int64_t part) const {
+  return message("{}{}/{}/{}", prefix_, round, rank, part);
+}
+
+void MeetingPlace::refuse_after_failure() const {
+  if (failed_.empty()) return;
+  throw IoError(
+      message("[ranks] these ranks have failed before, and their exchanges are out of step: {} Start the processes again.",
+              failed_),
+      ECONNABORTED);
+}
 
 std::vector<Bytes8> MeetingPlace::exchange(const Bytes8& mine) {
+  refuse_after_failure();
   const int64_t round = round_++;
   // The first part begins with the number of parts.
   const auto parts = static_cast<int64_t>(std::max<size_t>(1, (mine.size() + kPart - 1) / kPart));
@@ -86,30 +108,28 @@ Bytes8 MeetingPlace::read(int64_t round, int64_t rank, std::chrono::steady_clock
 }
 
 void MeetingPlace::wait_for(const std::string& key, int64_t round, std::chrono::steady_clock::time_point end) {
-  for (;;) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
-    try {
-      ask([&] { store_->wait({key}, std::clamp(left, std::chrono::milliseconds{1}, kLook)); });
-      return;
-    } catch (const c10::DistStoreError&) {}  // not yet
+  for (auto pause = kFirstLook; !ask([&] { return store_->check({key}); }); pause = std::min(2 * pause, kLongestLook)) {
     if (ask([&] { return store_->check({kFailure}); })) {
       const Bytes8 why = ask([&] { return store_->get(kFailure); });
-      throw IoError(std::string(why.begin(), why.end()), ECONNABORTED);
+      failed_.assign(why.begin(), why.end());
+      throw IoError(failed_, ECONNABORTED);
     }
-    if (left.count() <= 0) give_up(round);
+    if (std::chrono::steady_clock::now() >= end) give_up(round);
+    std::this_thread::sleep_for(pause);
   }
 }
 
 void MeetingPlace::give_up(int64_t round) {
   std::vector<int64_t> missing;
   for (int64_t rank = 0; rank < size_; ++rank) {
-    if (rank != rank_ && !ask([&] { return store_->check({key(round, rank, 0)}); })) missing.push_back(rank);
+    if (rank != rank_ && !ask([&] { return store_->check({key(round, rank, 0)}); }))
+      missing.push_back(numbers_[static_cast<size_t>(rank)]);
   }
   const std::string why = message(
-      "[ranks] rank {} waited {} s for {} {}, which did not come{}. A rank has ended or hangs: look at its output. Give "
-      "--ddp_timeout SECONDS if it is only slow.",
-      rank_, timeout_.count() / 1000, missing.size() == 1 ? "rank" : "ranks", missing.empty() ? "the others" : joined(missing),
-      round == 0 ? " to the start of the run" : "");
+      "[ranks] rank {} waited {} s for {} {}, which did not come{}. A rank has ended or hangs: look at its output. Raise "
+      "ddp_timeout if it is only slow.",
+      numbers_[static_cast<size_t>(rank_)], timeout_.count() / 1000, missing.size() == 1 ? "rank" : "ranks",
+      missing.empty() ? "the others" : joined(missing), round == 0 ? " to the start of the run" : "");
   report_failure(why);
   throw IoError(why, ETIMEDOUT);
 }
@@ -118,11 +138,11 @@ void MeetingPlace::leave(bool last) noexcept {
   constexpr std::chrono::seconds kLongest{20}, kAfterFailure{5};  // of a rank that is dead there is nothing to wait for
   if (is_gone_) return;
   try {
-    store_->set(message("left/{}", rank_), Bytes8{1});
+    store_->set(message("{}left/{}", prefix_, rank_), Bytes8{1});
     const auto longest = store_->check({kFailure}) ? kAfterFailure : kLongest;
     const auto end = std::chrono::steady_clock::now() + std::min<std::chrono::milliseconds>(timeout_, longest);
     for (int64_t rank = 0; last && rank < size_; ++rank) {
-      while (!store_->check({message("left/{}", rank)})) {
+      while (!store_->check({message("{}left/{}", prefix_, rank)})) {
         if (std::chrono::steady_clock::now() > end) return;
         std::this_thread::sleep_for(std::chrono::milliseconds{10});
       }
@@ -130,10 +150,23 @@ void MeetingPlace::leave(bool last) noexcept {
   } catch (...) {}  // the others are gone already
 }
 
+std::string MeetingPlace::failure(std::chrono::milliseconds patience) const noexcept {
+  try {
+    const auto end = std::chrono::steady_clock::now() + patience;
+    while (!store_->check({kFailure})) {
+      if (std::chrono::steady_clock::now() >= end) return {};
+      std::this_thread::sleep_for(kLongestLook);
+    }
+    const Bytes8 why = store_->get(kFailure);
+    return {why.begin(), why.end()};
+  } catch (const std::exception&) { return {}; }  // the store is gone
+}
+
 void MeetingPlace::report_failure(const std::string& why) {
+  if (failed_.empty()) failed_ = why;
   if (is_gone_) return;
   try {
-    if (!store_->check({kFailure})) store_->set(kFailure, Bytes8(why.begin(), why.end()));
+    (void)store_->compareSet(kFailure, Bytes8(), Bytes8(why.begin(), why.end()));  // the first stands
   } catch (const c10::Error&) {}  // the store is gone with rank 0, and so is everyone who could read it
 }
 
@@ -141,9 +174,8 @@ namespace {
 
 class StoreCommunicator final : public Communicator {
  public:
-  StoreCommunicator(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t size, std::chrono::milliseconds timeout,
-                    bool keeps_store)
-      : Communicator(rank, size), place_(store, rank, size, timeout), keeps_store_(keeps_store) {}
+  StoreCommunicator(int64_t rank, int64_t size, MeetingPlace place, bool keeps_store)
+      : Communicator(rank, size), place_(std::move(place)), keeps_store_(keeps_store) {}
   ~StoreCommunicator() override { place_.leave(keeps_store_); }
 
   Exchange all_reduce(const at::Tensor& values) override {
@@ -170,6 +202,17 @@ class StoreCommunicator final : public Communicator {
     return result;
   }
   void report_failure(const std::string& why) override { place_.report_failure(message("rank {}: {}", rank(), why)); }
+  void set_timeout(std::chrono::seconds timeout) override {
+    place_.set_timeout(timeout);
+    if (whole()) whole()->set_timeout(timeout);
+  }
+  std::shared_ptr<Communicator> among(const std::vector<int64_t>& members) override {
+    const int64_t mine = std::find(members.begin(), members.end(), rank()) - members.begin();
+    return communicator_at(MeetingPlace(place_, members), mine, /*keeps_store=*/false);
+  }
+  void close() override {
+    if (whole()) whole()->close();
+  }
 
  private:
   static std::vector<uint8_t> bytes(const at::Tensor& values) {
@@ -204,10 +247,15 @@ class StoreCommunicator final : public Communicator {
 
 }  // namespace
 
+std::shared_ptr<Communicator> communicator_at(MeetingPlace place, int64_t rank, bool keeps_store) {
+  const auto size = static_cast<int64_t>(place.numbers().size());
+  return std::make_shared<StoreCommunicator>(rank, size, std::move(place), keeps_store);
+}
+
 std::shared_ptr<Communicator> communicator_over(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t size,
                                                 std::chrono::milliseconds timeout, bool keeps_store) {
   QLORAPP_CHECK_VALUE(rank >= 0 && rank < size, "[ranks] a rank must be from 0 to {}; got {}.", size - 1, rank);
-  return std::make_shared<StoreCommunicator>(store, rank, size, timeout, keeps_store);
+  return communicator_at(MeetingPlace(store, rank, size, timeout), rank, keeps_store);
 }
 
 }  // namespace qlorapp

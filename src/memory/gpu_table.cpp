@@ -110,7 +110,7 @@ double uncertainty(Evidence evidence) {
 
 Bytes Gpu::context() const { return evidence == Evidence::kMeasured ? 801_MiB : 512_MiB; }
 
-double Gpu::peer_rate() const { return architecture == 90 ? 150e9 : host_rate(); }
+double Gpu::peer_rate() const { return architecture == 90 ? 200e9 : host_rate(); }
 
 double Gpu::host_rate() const {
   // Generation 3, 4 and 5: the share of 64 GB/s that was measured on an H100 (benchmarks/base_on_host_cuda.py: 54 GB/s), of 16, 32 and 64.

@@ -43,6 +43,9 @@ class Decoder {
   [[nodiscard]] at::Tensor embed_tokens() const { return whole(embed_tokens_); }
   [[nodiscard]] const at::Tensor& norm_weight() const { return norm_; }
   [[nodiscard]] at::Tensor lm_head() const { return whole(lm_head_); }
+  /// The tables, or this rank's rows of them: no exchange.
+  [[nodiscard]] const at::Tensor& own_embed_tokens() const { return embed_tokens_; }
+  [[nodiscard]] const at::Tensor& own_lm_head() const { return lm_head_; }
   [[nodiscard]] bool embedding_on_host() const { return embed_tokens_.device() != device(); }
   /// Grown to the longest row seen so far.
   [[nodiscard]] RopeTable& rope() { return rope_; }

@@ -83,7 +83,7 @@ PlanSettings plan_settings(const format::ModelConfig& model, const LoraConfig& l
                     .quantization = base.quantization,
                     .skip_modules = base.skip_modules,
                     .compute_dtype = base.compute_dtype.value_or(compute_dtype(args)),
-                    .base_shards = args.base_sharding == "full" ? base.ranks : 1,
+                    .base_shards = args.base_sharding == "no" ? 1 : base.ranks,
                     .device = base.device},
                    args);
 }

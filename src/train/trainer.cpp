@@ -104,12 +104,14 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
       base_model_(std::move(base_model)),
       callbacks_(std::move(callbacks)),
       state_(model.arena(), optimizer_options(args_), scaler_options(device(), model.dtype() == at::kHalf, args_)) {
-  args_.validate();
   const std::shared_ptr<Communicator>& holders = model.decoder().ranks();
-  state_.ranks = ranks ? std::move(ranks) : holders ? holders : single_process();
+  if (holders) args_.base_sharding = holders->whole() ? "node" : "full";  // as it was loaded
+  args_.validate();
+  const std::shared_ptr<Communicator>& all = holders && holders->whole() ? holders->whole() : holders;
+  state_.ranks = ranks ? std::move(ranks) : all ? all : single_process();
   state_.sums_in_bf16 = args_.ddp_sum_in_bf16;
   QLORAPP_CHECK_VALUE(
-      !holders || holders == state_.ranks,
+      !holders || all == state_.ranks,
       "[ranks] a base that is divided over ranks is trained with the communicator that it was loaded with; got another "
       "one. Give none, or that one: exchanges of two have no common order.");
   if (args_.optimizer_is_paged() && device().is_cpu()) {
@@ -382,6 +384,22 @@ void Trainer::restore(const std::string& folder) {
     check_same_on_all(*state_.ranks, "checkpoint to resume from",
                       message("step {}, epoch {}, batch {}", state_.global_step, state_.cursor.epoch, state_.cursor.batch));
   }
+}
+
+LogRecord Trainer::summary(double seconds) const {
+  const auto steps = static_cast<double>(state_.global_step - first_step_);
+  const double rows =
+      steps * static_cast<double>(args_.per_device_train_batch_size * args_.gradient_accumulation_steps * rank_count());
+  LogRecord metrics;
+  metrics.set("train_runtime", rounded(seconds, 4));
+  metrics.set("train_samples_per_second", rounded(rows / seconds, 3));
+  metrics.set("train_steps_per_second", rounded(steps / seconds, 3));
+  if (args_.include_tokens_per_second) {
+    metrics.set("train_tokens_per_second", rounded(static_cast<double>(state_.tokens_seen - first_tokens_) / seconds, 3));
+  }
+  metrics.set("total_flos", state_.total_flos);
+  metrics.set("train_loss", state_.global_step > 0 ? state_.loss_sum / static_cast<double>(state_.global_step) : 0.0);
+  return metrics;
 }
 
 }  // namespace qlorapp

@@ -73,8 +73,12 @@ class Trainer::Owed {
 
 void Trainer::poll() {
   if (callbacks_.poll) callbacks_.poll();
-  const bool is_alone = rank_count() == 1;  // several ranks stop between two steps, all at the same
+  const bool is_alone = rank_count() == 1;  // several ranks stop where they meet
   if (is_alone && is_training_ && callbacks_.stop_now && callbacks_.stop_now()) throw StopNow{};
+}
+
+void Trainer::stop_if_asked() {
+  if (any_of(*state_.ranks, callbacks_.stop_now && callbacks_.stop_now())) throw StopNow{};
 }
 
 void Trainer::agree() {
@@ -307,7 +311,9 @@ void Trainer::run_step(const Window& window) {
   };
   StepReport report;
   try {
-    report = runner_->run(window, {tell, [this] { poll(); }});
+    WindowRunner::Observer observer{tell, [this] { poll(); }};
+    if (rank_count() > 1) observer.meet = [this] { stop_if_asked(); };
+    report = runner_->run(window, observer);
   } catch (const LossScaleExhausted& error) {
     const std::string why = message("{} {}", error.what(), runner_->diagnosis(window));
     state_.cursor.batch += window.batches;  // where a rolled back run goes on
@@ -320,7 +326,11 @@ void Trainer::run_step(const Window& window) {
   flow_at_step_end();
   if (late) std::rethrow_exception(late);
   event(TrainerEvent::kStepEnd);
-  if (!device().is_cuda() || unread_->full()) read_losses();
+  if (!device().is_cuda() || unread_->full()) {
+    if (rank_count() > 1 && device().is_cuda())
+      state_.ranks->barrier();  // of the hosts: a rank that hangs is named, before a GPU waits for it
+    read_losses();
+  }
   tell_of_save(saving_->poll());
   agree();
   log_evaluate_save();
@@ -476,22 +486,6 @@ void Trainer::log(LogRecord record, bool training) {
   state_.log_history.push_back(record);
   control_.should_log = false;
   if (callbacks_.on_log) callbacks_.on_log(record, control_);
-}
-
-LogRecord Trainer::summary(double seconds) const {
-  const auto steps = static_cast<double>(state_.global_step - first_step_);
-  const double rows =
-      steps * static_cast<double>(args_.per_device_train_batch_size * args_.gradient_accumulation_steps * rank_count());
-  LogRecord metrics;
-  metrics.set("train_runtime", rounded(seconds, 4));
-  metrics.set("train_samples_per_second", rounded(rows / seconds, 3));
-  metrics.set("train_steps_per_second", rounded(steps / seconds, 3));
-  if (args_.include_tokens_per_second) {
-    metrics.set("train_tokens_per_second", rounded(static_cast<double>(state_.tokens_seen - first_tokens_) / seconds, 3));
-  }
-  metrics.set("total_flos", state_.total_flos);
-  metrics.set("train_loss", state_.global_step > 0 ? state_.loss_sum / static_cast<double>(state_.global_step) : 0.0);
-  return metrics;
 }
 
 }  // namespace qlorapp

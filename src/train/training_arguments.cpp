@@ -150,10 +150,10 @@ void TrainingArguments::validate() const {
       "{}cuda_graphs=True must be without base_on_host, whose copies go on from one micro-step to the next; got both. Leave one of "
       "them out.",
       kWhere);
-  static constexpr std::array<std::string_view, 2> kSharding{"no", "full"};
+  static constexpr std::array<std::string_view, 3> kSharding{"no", "full", "node"};
   one_of("base_sharding", base_sharding, kSharding);
   QLORAPP_CHECK_VALUE(base_sharding == "no" || !base_on_host,
-                      "{}base_sharding=full must be without base_on_host; got both. Leave one of them out.", kWhere);
+                      "{}base_sharding={} must be without base_on_host; got both. Leave one of them out.", kWhere, base_sharding);
   QLORAPP_CHECK_VALUE(
       base_sharding == "no" || !cuda_graphs,
       "{}cuda_graphs=True must be without base_sharding, whose exchanges go on from one micro-step to the next; got "

@@ -25,6 +25,7 @@ namespace {
 struct Progress {
   int64_t substeps_told = 0;  ///< Micro-batches whose end was told: a window that is taken again does not tell it again.
   bool update_told = false;
+  int64_t meetings = 0;  ///< Of the ranks, between micro-batches: as many on each, however often a window is taken.
   enum class At : uint8_t {
     kWindow,
     kExchange,
@@ -38,8 +39,8 @@ struct Progress {
 struct Observed {
   CausalLM& model;
   GraphedSteps* graphs;  ///< Null: micro-steps are launched.
-  const std::function<void()>& poll;
-  const std::function<void(TrainerEvent)>& event;
+  const WindowRunner::Observer& observer;
+  int64_t shared;  ///< Micro-batches that every rank has. Sums may begin in the last of them, and then all ranks go on.
   Progress& progress;
   int64_t begun = 0;
 
@@ -50,9 +51,16 @@ struct Observed {
   }
   LossSum forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step,
                            const BlockDone& done) {
-    if (batch.first_token == 0 && !batch.is_filler && begun++ > progress.substeps_told) {
-      ++progress.substeps_told;
-      tell(event, TrainerEvent::kSubstepEnd);
+    if (batch.first_token == 0 && !batch.is_filler) {
+      if (begun > progress.substeps_told) {
+        ++progress.substeps_told;
+        tell(observer.event, TrainerEvent::kSubstepEnd);
+      }
+      if (observer.meet && begun > progress.meetings && begun < shared) {
+        ++progress.meetings;
+        tell(observer.meet);
+      }
+      ++begun;
     }
     const BlockDone noted = !done ? done : [&](int64_t block) {
       progress.at = Progress::At::kExchange;
@@ -60,18 +68,18 @@ struct Observed {
     };
     const LossSum loss = graphs != nullptr ? graphs->forward_backward(batch, grad_scale, seed, micro_step)
                                            : model.forward_backward(batch, grad_scale, seed, micro_step, noted);
-    if (poll) tell(poll);
+    if (observer.poll) tell(observer.poll);
     return loss;
   }
   void before_exchange() const { progress.at = Progress::At::kExchange; }
   void before_optimizer_step() const {
-    if (!progress.update_told) tell(event, TrainerEvent::kPreOptimizerStep);
+    if (!progress.update_told) tell(observer.event, TrainerEvent::kPreOptimizerStep);
     progress.update_told = true;
     progress.at = Progress::At::kUpdate;
   }
   void after_optimizer_step() const {
     progress.at = Progress::At::kEnd;
-    tell(event, TrainerEvent::kOptimizerStep);
+    tell(observer.event, TrainerEvent::kOptimizerStep);
   }
 };
 
@@ -166,13 +174,14 @@ StepReport WindowRunner::run(const Window& window, const Observer& observer) {
     state_.scaler.abandon_step();
   };
   Progress progress;
+  const int64_t shared = window.batches / (state_.ranks ? state_.ranks->size() : 1);
   WindowCounts met;
   bool update_failed = false;
   for (bool again = false;; again = true) {
     progress.at = Progress::At::kWindow;
     try {
       const std::vector<Batch> batches = batches_of(window);
-      Observed model{model_, graphs_.get(), observer.poll, observer.event, progress};
+      Observed model{model_, graphs_.get(), observer, shared, progress};
       return train_step(model, state_, std::span<const Batch>(batches), &met);
     } catch (const std::exception& error) {
       abandon();

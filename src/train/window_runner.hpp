@@ -29,6 +29,8 @@ class WindowRunner {
   struct Observer {
     std::function<void(TrainerEvent)> event;
     std::function<void()> poll;  ///< After each micro-batch; may be empty.
+    /// With several ranks, between two micro-batches, at the same ones on each: may throw, on all ranks or on none.
+    std::function<void()> meet = {};
   };
 
   /// All must outlive it. @param evaluates  the run has evaluation data, which plans count with.

@@ -146,7 +146,7 @@ TEST_CASE("a rank that does not come is named by all that wait for it", "[dist][
   REQUIRE_FALSE(errors[1]);
   for (const size_t rank : {0, 2}) {
     REQUIRE(has(why(errors[rank]), "rank [1], which did not come to the start of the run"));
-    REQUIRE(has(why(errors[rank]), "--ddp_timeout"));
+    REQUIRE(has(why(errors[rank]), "Raise ddp_timeout"));
   }
 }
 

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A base that is divided over the processes trains the same bytes as one that each of them has whole."""
 
+import json
 import re
 import shutil
+import subprocess
+import sys
 
 import peer
 import pytest
-from test_data_parallel import Alone, command, free_port, history, words
+import qlorapp
+from conftest import BUILD, ROOT
+from test_data_parallel import Alone, command, environment, free_port, history, torchrun, words
 
 FULL = {"base_sharding": "full"}
 
@@ -66,6 +71,39 @@ def test_a_run_continues_whether_or_not_the_base_is_divided(root, tmp_path):
     assert (tmp_path / "run/adapter_model.safetensors").read_bytes() == first
 
 
+def test_on_two_machines_it_may_be_divided_over_the_ranks_of_each(root, tmp_path):
+    command(4, *words(root, tmp_path / "whole"))
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "2",
+        "--master-addr",
+        "127.0.0.1",
+    ]
+    launcher += ["--master-port", str(free_port()), "--no-python", BUILD / "qlorapp"]
+    given = words(root, tmp_path / "divided", base_sharding="node")
+    machines = [
+        subprocess.Popen(
+            list(map(str, [*launcher[:3], "--node-rank", node, *launcher[3:], *given])),
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for node in range(2)
+    ]
+    ends = [machine.communicate(timeout=200)[0] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], ends
+    mine, other = ((tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("divided", "whole"))
+    assert mine == other
+    half = command(2, *words(root, tmp_path / "two", max_steps=1, eval_strategy="no", **FULL)).stdout
+    assert re.search(r"model in memory: .*", half)[0] in ends[0]
+
+
 def test_each_rank_holds_its_part(root, tmp_path):
     shutil.copytree(root, tmp_path / "root")
     peer.write_llama(tmp_path / "root/model", num_hidden_layers=12)
@@ -122,6 +160,7 @@ def test_a_share_that_cannot_be_read_ends_all_ranks(root, tmp_path):
         ({"base_sharding": "half"}, "base_sharding must be"),
         ({"base_on_host": "true", **FULL}, "base_sharding=full must be without base_on_host"),
         ({"cuda_graphs": "true", **FULL}, "cuda_graphs=True must be without base_sharding"),
+        ({"base_sharding": "node"}, "--base_sharding node divides the base over several processes; this is one"),
         (FULL, "--base_sharding full divides the base over several processes; this is one"),
     ],
 )
@@ -142,3 +181,74 @@ def test_a_plan_counts_a_part_of_the_base_on_each_gpu():
     for more, why in ((["--base_sharding", "full"], "Give --gpus"), (["--gpus", 2], "--gpus needs --hours or --base_sharding")):
         done = peer.run_cli("plan", "--model", "llama-3.1-70b", "--gpu", "H100", *more, check=False)
         assert done.returncode == 2 and why in done.stderr
+
+
+# --- in Python
+
+SCRIPT = """
+import gc, json, os, sys
+sys.path.insert(0, {tests!r})
+import datasets, peft, pytest, qlorapp, torch
+from tiny_trainer import adapted, base_model, in_cpp, made, rows, tokenizer
+folder, out, sharding = sys.argv[1:4]
+options = {{"max_steps": 5, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 2,
+           "per_device_eval_batch_size": 2, "ddp_backend": "gloo", "save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True, **json.loads(sys.argv[5])}}
+base = base_model(folder, device_map="cpu", base_sharding=sharding)
+def refused(why, call, *given, **more):
+    with pytest.raises(ValueError, match=why):
+        call(*given, **more)
+if sharding != "no":
+    assert [base.num_parameters(), *base.model.embed_tokens.weight.shape] == json.loads(sys.argv[4])
+    ids = torch.tensor([[3, 4, 5]])
+    refused("does not generate", base.generate, ids)
+    refused("cannot be written", base.save_pretrained, out)
+    refused("forward was given output_hidden_states", base, ids, output_hidden_states=True)
+    refused("divided over processes", base.model.layers[0].mlp.up_proj, torch.zeros(1, 64))
+    refused("divided over processes", peft.get_peft_model, base, qlorapp.LoraConfig(use_dora=True, target_modules=["q_proj"]))
+    base = base_model(folder, device_map="cpu", base_sharding=sharding)
+model = adapted(base, lora_dropout=0.1)
+trainer = made(qlorapp.Trainer, folder, out, more={{"eval_dataset": rows(9, seed=4)}}, model=model, **options)
+trainer.train()
+assert in_cpp(trainer) != trainer.args.dataloader_drop_last
+if sharding != "no":
+    refused("divided over processes", model.merge_and_unload)
+trainer.save_model(out)
+model.eval()
+loss = model(input_ids=torch.tensor([[3, 4, 5, 6]]), labels=torch.tensor([[3, 4, 5, 6]])).loss
+sft = qlorapp.SFTTrainer(  # TRL multiplies by the head itself
+    adapted(base_model(folder, device_map="cpu", base_sharding=sharding)), train_dataset=datasets.Dataset.from_list(rows(20)),
+    args=qlorapp.SFTConfig(output_dir=out, max_steps=2, per_device_train_batch_size=2, ddp_backend="gloo", bf16=False, report_to="none",
+                           eval_strategy="steps", eval_steps=1, save_strategy="no", logging_steps=1, disable_tqdm=True, **json.loads(sys.argv[5])),
+    eval_dataset=datasets.Dataset.from_list(rows(9, seed=4)), processing_class=tokenizer())
+sft.train()
+assert in_cpp(sft) != sft.args.dataloader_drop_last
+trainer.state.log_history += sft.state.log_history
+if trainer.is_world_process_zero():
+    history = [(entry.get("loss"), entry.get("eval_loss")) for entry in trainer.state.log_history]
+    with open(os.path.join(out, "history.json"), "w") as file:
+        json.dump([history, float(loss)], file)
+del sft, trainer, model, base  # DistributedDataParallel holds the group
+gc.collect()
+torch.distributed.destroy_process_group()
+"""
+
+
+# transformers' loop trains when batches are dropped.
+@pytest.mark.parametrize("options", [{}, {"dataloader_drop_last": True}], ids=["cpp", "transformers"])
+def test_python_trains_over_a_divided_base(root, tmp_path, options):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(tests=str(ROOT / "tests/python")))
+    whole = qlorapp.AutoModelForCausalLM.from_pretrained(root / "model")
+    known = json.dumps([whole.num_parameters(), *whole.model.embed_tokens.weight.shape])
+    for sharding in ("no", "full"):
+        torchrun(2, script, root / "model", tmp_path / sharding, sharding, known, json.dumps(options))
+    losses = json.loads((tmp_path / "full/history.json").read_text())[0]
+    assert len(losses) > 12 and not any(value != value for pair in losses for value in pair)  # NaN
+    for name in ("adapter_model.safetensors", "history.json"):
+        assert (tmp_path / "full" / name).read_bytes() == (tmp_path / "no" / name).read_bytes()
+
+
+@pytest.mark.parametrize(("sharding", "why"), [("half", 'must be "no", "full" or "node"'), ("full", "this is one")])
+def test_python_refuses_what_cannot_be_divided(root, sharding, why):
+    with pytest.raises(ValueError, match=why):
+        qlorapp.AutoModelForCausalLM.from_pretrained(root / "model", load_in_4bit=True, base_sharding=sharding)

@@ -14,24 +14,40 @@ from safetensors.torch import load_file
 from test_data_parallel import environment, free_port, is_whole, torchrun
 
 SCRIPT = """
-import json, os, sys
+import gc, json, os, signal, sys, time
 sys.path.insert(0, {tests!r})
 import qlorapp, torch, transformers
-from tiny_trainer import TINY, in_cpp, made, rows
+from tiny_trainer import TINY, adapted, base_model, in_cpp, made, rows
 def leave():  # or a thread of torch's Gloo may abort the process when Python ends
+    globals().pop("trainer", None)  # DistributedDataParallel holds the group
+    gc.collect()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 class Slow(transformers.TrainerCallback):
     def on_step_end(self, args, state, control, **others):
         print("step", state.global_step, os.getpid(), os.environ.get("RANK", "0"), flush=True)
+class Ends(transformers.TrainerCallback):  # what happens to the last process in the second step, between two micro-batches, or at the end
+    def on_train_end(self, args, state, control, **others):
+        if own["ends"] == "late" and args.process_index == args.world_size - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+    def on_substep_end(self, args, state, control, **others):
+        if own["ends"] != "late" and state.global_step == 1 and args.process_index == args.world_size - 1:
+            if own["ends"] == "hang":
+                time.sleep(600)
+            os.kill(os.getpid(), signal.SIGSTOP if own["ends"] == "stop" else signal.SIGTERM)
 options, out, own = json.loads(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 resume, slow, seed, lora = (own.get(name) for name in ("resume", "slow", "seed", "lora"))
+folder = own.get("folder", str(TINY))
 rank = int(os.environ.get("RANK", "0"))
+resume = own.get("other", resume) if rank else resume
 options = {{"max_steps": 6, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 3,
            "per_device_eval_batch_size": 2, "include_num_input_tokens_seen": "all", "ddp_backend": "gloo" if "RANK" in os.environ else None, **options}}
-more = {{"eval_dataset": rows(8, seed=4), "callbacks": [Slow()] if slow else []}}
+more = {{"eval_dataset": rows(8, seed=4), "callbacks": [Slow()] if slow else [Ends()] if own.get("ends") else []}}
 data = rows(26, seed=9 + (rank if seed else 0))
-trainer = made(qlorapp.Trainer, str(TINY), out, more=more, data=data, lora=lora, **options)
+model = None
+if own.get("sharding", "no") != "no":
+    model = adapted(base_model(folder, device_map="cpu", base_sharding=own["sharding"]), **(lora or {{}}))
+trainer = made(qlorapp.Trainer, folder, out, more=more, data=data, lora=lora, model=model, **options)
 try:
     result = trainer.train(resume_from_checkpoint=resume)
 except BaseException:
@@ -62,6 +78,30 @@ def run(script, ranks: int, out, options: dict, check: bool = True, **own) -> su
     return subprocess.run([sys.executable, script, *map(str, given)], env=environment(), check=check, timeout=300)
 
 
+def by_hand(script, *given) -> list[subprocess.Popen]:
+    """Two processes without torchrun, which would end one because of the other."""
+    port = free_port()
+    both = []
+    for each in range(2):
+        place = {
+            "RANK": str(each),
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": str(each),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        both.append(
+            subprocess.Popen(
+                [sys.executable, script, *map(str, given)],
+                env=environment(**place),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    return both
+
+
 def results(out) -> tuple[list, dict]:
     return json.loads((out / "history.json").read_text()), load_file(out / "adapter_model.safetensors")
 
@@ -90,7 +130,7 @@ def test_a_run_of_two_resumes_in_the_same_bytes(script, tmp_path):
     run(script, 2, tmp_path / "whole", options, lora={"lora_dropout": 0.1})
     first = (tmp_path / "whole/adapter_model.safetensors").read_bytes()
     resume = str(tmp_path / "whole/checkpoint-2")
-    run(script, 2, tmp_path / "again", options, lora={"lora_dropout": 0.1}, resume=resume)
+    run(script, 2, tmp_path / "again", options, lora={"lora_dropout": 0.1}, resume=resume, other="/nowhere")
     assert (tmp_path / "again/adapter_model.safetensors").read_bytes() == first
 
 
@@ -101,25 +141,7 @@ def test_a_signal_to_one_process_ends_all_with_a_checkpoint(script, tmp_path, ra
         tmp_path / "out",
         json.dumps({"slow": True}),
     ]
-    both = []
-    port = free_port()
-    for each in range(2):
-        place = {
-            "RANK": str(each),
-            "WORLD_SIZE": "2",
-            "LOCAL_RANK": str(each),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
-        both.append(
-            subprocess.Popen(
-                [sys.executable, script, *map(str, given)],
-                env=environment(**place),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+    both = by_hand(script, *given)
     while not (line := both[rank].stdout.readline()).startswith("step 3 "):
         assert line, both[rank].stderr.read()
     os.kill(both[rank].pid, signal.SIGTERM)
@@ -127,6 +149,80 @@ def test_a_signal_to_one_process_ends_all_with_a_checkpoint(script, tmp_path, ra
     assert [process.returncode for process in both] == [143, 143], ends
     step = int(re.search(r"stopped after step (\d+) of 100000 and saved a checkpoint", ends[0][1])[1])
     assert (tmp_path / "out" / f"checkpoint-{step}" / "run_state.json").is_file() and is_whole(tmp_path / "out")
+
+
+@pytest.mark.parametrize("sharding", ["no", "full"])
+def test_a_signal_ends_all_between_two_micro_batches(script, tmp_path, sharding):
+    options = {
+        "gradient_accumulation_steps": 4,
+        "eval_strategy": "no",
+        "max_steps": 3,
+        "save_strategy": "steps",
+        "save_steps": 3,
+    }
+    own = {"lora": {"lora_dropout": 0.1}, "sharding": sharding}
+    run(script, 2, tmp_path / "whole", options, **own)
+    expected = (tmp_path / "whole/adapter_model.safetensors").read_bytes()
+    given = [json.dumps(options), tmp_path / "out", json.dumps({**own, "ends": "signal"})]
+    both = by_hand(script, *given)
+    ends = [process.communicate(timeout=90) for process in both]
+    assert [process.returncode for process in both] == [143, 143], ends
+    assert "stopped after step 1 of 3 and saved a checkpoint" in ends[0][1]
+    assert [path.name for path in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-1"] and is_whole(tmp_path / "out")
+    run(script, 2, tmp_path / "out", options, resume=str(tmp_path / "out/checkpoint-1"), **own)
+    assert (tmp_path / "out/adapter_model.safetensors").read_bytes() == expected
+
+
+def test_a_signal_after_the_last_step_ends_all(script, tmp_path):
+    options = {"eval_strategy": "no", "max_steps": 2, "save_strategy": "steps", "save_steps": 50}
+    both = by_hand(script, json.dumps(options), tmp_path / "out", json.dumps({"ends": "late"}))
+    ends = [process.communicate(timeout=90) for process in both]
+    assert [process.returncode for process in both] == [143, 143], ends
+    assert (tmp_path / "out/checkpoint-2/run_state.json").is_file() and is_whole(tmp_path / "out")
+
+
+@pytest.mark.parametrize(("ends", "sharding"), [("hang", "no"), ("stop", "full")])
+def test_a_process_that_hangs_is_named_by_the_others(script, tmp_path, ends, sharding):
+    options = {"gradient_accumulation_steps": 4, "eval_strategy": "no", "save_strategy": "no", "ddp_timeout": 15}
+    both = by_hand(script, json.dumps(options), tmp_path / "out", json.dumps({"ends": ends, "sharding": sharding}))
+    try:
+        _, err = both[0].communicate(timeout=90)
+        assert both[0].returncode == 1 and "for rank [1], which did not come" in err, err
+    finally:
+        both[1].kill()
+        both[1].communicate(timeout=90)
+
+
+def test_a_process_that_does_not_come_to_a_pass_is_named(tmp_path):
+    script = tmp_path / "pass.py"
+    script.write_text(f"""
+import datetime, os, sys, time
+sys.path.insert(0, {str(ROOT / "tests/python")!r})
+import torch
+from tiny_trainer import TINY, base_model
+torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=15))
+model = base_model(TINY, device_map="cpu", base_sharding="full")
+if os.environ["RANK"] == "1":
+    time.sleep(600)
+model(torch.tensor([[3, 4, 5]]))
+""")
+    both = by_hand(script)
+    try:
+        _, err = both[0].communicate(timeout=90)
+        assert both[0].returncode == 1 and "in an exchange for rank [1], which did not come to it" in err, err
+    finally:
+        both[1].kill()
+        both[1].communicate(timeout=90)
+
+
+def test_what_one_process_fails_of_ends_the_others(script, tmp_path):
+    fails = tmp_path / "fails.py"
+    fails.write_text(
+        script.read_text().replace("trainer = made(", "data[0]['input_ids'][0] += 10**6 * rank\ntrainer = made(", 1)
+    )
+    both = by_hand(fails, json.dumps({"ddp_timeout": 60}), tmp_path / "out", json.dumps({}))
+    ends = [process.communicate(timeout=55)[1] for process in both]
+    assert all("token ids must be from 0 to" in err for err in ends), ends
 
 
 STOPS = """

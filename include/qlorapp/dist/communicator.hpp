@@ -11,6 +11,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -29,7 +30,7 @@ class Store;
 
 namespace qlorapp {
 
-/// An exchange that was begun. Dropping it does not end it.
+/// An exchange that was begun. Dropping it does not end it. Its communicator must live until wait() returns.
 class Exchange {
  public:
   Exchange() = default;  ///< One that is over.
@@ -70,15 +71,33 @@ class Communicator {
   /// One text of each rank, in their order. Synchronizes.
   [[nodiscard]] virtual std::vector<std::string> gather(const std::string& text) = 0;
 
-  /// Tells the other ranks why this one ends, where there is a way: they end with the same message instead of waiting for it.
+  /// Tells the other ranks why this one ends, where there is a way: they end with the same message instead of waiting for it. No exchange
+  /// works after that.
   virtual void report_failure(const std::string& why);
+
+  /// How long this rank waits for the others from here on, also those that these are a part of. A program's own group gets it, too.
+  virtual void set_timeout(std::chrono::seconds) {}
+
+  /// Gives back what the exchanges need, threads and connections; from here on they throw. At the end of a program that keeps the object.
+  virtual void close() {}
+
+  /// The ranks that this one is a part of (ranks_of_node()); null: none.
+  [[nodiscard]] const std::shared_ptr<Communicator>& whole() const { return whole_; }
 
  protected:
   Communicator(int64_t rank, int64_t size) : rank_(rank), size_(size) {}
 
  private:
+  friend std::shared_ptr<Communicator> ranks_of_node(const std::shared_ptr<Communicator>& ranks);
+  /// A communicator of `members` alone, this rank among them. Each rank calls it at the same time, with its own members.
+  [[nodiscard]] virtual std::shared_ptr<Communicator> among(const std::vector<int64_t>& members) = 0;
+
   int64_t rank_, size_;
+  std::shared_ptr<Communicator> whole_;
 };
+
+/// report_failure() with the first line of what the error says.
+void report_failure_of(Communicator& ranks, const std::exception& error);
 
 /// Where a launcher says that this process stands.
 struct Launch {
@@ -103,6 +122,11 @@ struct Launch {
 /// Rank 0 of so many that do not exist: for plans. Its exchanges do nothing.
 [[nodiscard]] std::shared_ptr<Communicator> planned_ranks(int64_t size);
 
+/// Those of `ranks` that run on this machine, numbered in their order; `ranks` itself if that is all of them. Each rank makes the call.
+/// A machine is known by its name, and by GROUP_RANK (torchrun) or SLURM_NODEID.  @throws ValueError on all ranks if one is alone on its
+/// machine; where `ranks` are a program's own group without a store.
+[[nodiscard]] std::shared_ptr<Communicator> ranks_of_node(const std::shared_ptr<Communicator>& ranks);
+
 /// Meets the other ranks that `launch` speaks of: NCCL for a GPU, a TCPStore for a CPU.
 /// @param timeout  how long a rank waits for the others, here and in each exchange.
 /// @throws ValueError for a GPU without NCCL in this build; IoError naming the ranks that did not come in time.
@@ -111,7 +135,8 @@ struct Launch {
 [[nodiscard]] std::shared_ptr<Communicator> communicator_from_environment(
     at::Device device, std::chrono::seconds timeout = Communicator::kDefaultTimeout);
 
-/// A program's own process group (torch/csrc/distributed/c10d/ProcessGroup.hpp). @param device  that tensors will be on.
+/// A program's own process group (torch/csrc/distributed/c10d/ProcessGroup.hpp). Texts go through the group's store, if it has one, and
+/// ranks wait for each other as long as the group's timeout says. @param device  that tensors will be on.
 [[nodiscard]] std::shared_ptr<Communicator> communicator_over(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                                                               at::Device device);
 /// A group that Python made, by its name: torch.distributed.group.WORLD.group_name. @throws ValueError if there is none such.
@@ -123,6 +148,17 @@ struct Launch {
 [[nodiscard]] std::shared_ptr<Communicator> communicator_over(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank,
                                                               int64_t size, std::chrono::milliseconds timeout,
                                                               bool keeps_store = false);
+
+/// The result of `work`. What it throws is told to the other ranks first. @param ranks  null: there are no others.
+template <class Work>
+auto reporting_failures(Communicator* ranks, const Work& work) {
+  try {
+    return work();
+  } catch (const std::exception& error) {
+    if (ranks != nullptr) report_failure_of(*ranks, error);
+    throw;
+  }
+}
 
 /// The sums over the ranks of each of some numbers of the hosts. The host waits for the other ranks'.
 [[nodiscard]] std::vector<int64_t> sum_over(Communicator& ranks, std::vector<int64_t> values);

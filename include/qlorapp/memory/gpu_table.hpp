@@ -49,8 +49,8 @@ struct Gpu {
   [[nodiscard]] bool has_bf16() const { return architecture >= 80; }
   /// Bytes per second of copies from pinned host memory, by the PCIe generation of its architecture, in 16 lanes.
   [[nodiscard]] double host_rate() const;
-  /// Bytes per second that a GPU receives from others of its machine: assumed, a third of the 450 GB/s published for NVLink of sm_90,
-  /// else host_rate().
+  /// Bytes per second that a GPU receives from others of its machine. NVLink of sm_90: as measured on two H100 (benchmarks/ranks_cuda.py:
+  /// 188 to 210 GB/s for a block of 8B, 245 for one of 70B). Others: host_rate(), as if there were PCIe alone.
   [[nodiscard]] double peer_rate() const;
 };
 

@@ -139,6 +139,8 @@ class Trainer {
   void tell_of_save(const std::optional<std::string>& path);
   void note_saved(const std::string& path);
   void poll();
+  /// Ends the run on all ranks where one of them is asked to stop.
+  void stop_if_asked();
   void stop();
   [[nodiscard]] LogRecord summary(double seconds) const;
 

@@ -129,8 +129,9 @@ struct RunArguments {
             "keep the frozen linear layers in pinned host memory and copy each block to the GPU while the one before it computes; "
             "false leaves them where they are"},
         Field{"base_sharding", &T::base_sharding,
-              "no, or full: with several processes each holds a part of the base, and each block is gathered while "
-              "the one before it computes"},
+              "no, full or node: with several processes each holds a part of the base, and each block is gathered while the one "
+              "before it "
+              "computes; full divides it over all processes, node over those of each machine"},
         Field{"memory_budget", &T::memory_budget,
               "an amount such as 14GiB, or auto for the free memory; chooses checkpoint_keep, loss_chunk_rows, mlp_tile_rows, "
               "weight_workspace, embedding_on_host and the micro-batch for the fastest step that fits; the effective batch stays "

@@ -5,6 +5,7 @@ import concurrent.futures
 import logging
 import os
 import pathlib
+import weakref
 from typing import Any
 
 import peft
@@ -51,7 +52,7 @@ def build(folder: pathlib.Path, model: Any, core: Any, quantized: BitsAndBytesCo
     for path, weight in core.named_weights():
         parent, name = model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]
         if isinstance(weight, _C.QuantizedTensor):
-            setattr(parent, name, Linear4bit.of(weight))
+            setattr(parent, name, Linear4bit.of(weight, core.device))
             four_bit = True
         else:
             getattr(parent, name)._parameters["weight"] = torch.nn.Parameter(weight, requires_grad=True)
@@ -98,6 +99,7 @@ class AutoModelForCausalLM:
         cache_dir: str | os.PathLike[str] | None = None,
         subfolder: str | None = None,
         attn_implementation: str | None = None,
+        base_sharding: str = "no",
         **options: Any,
     ) -> Any:
         """Loads transformers' model in evaluation mode, with four-bit linear layers if quantization_config or the folder requests them.
@@ -106,6 +108,8 @@ class AutoModelForCausalLM:
         dtype (older: torch_dtype): of activations, norms, embeddings and head. Defaults to bnb_4bit_compute_dtype, then the checkpoint's.
         device_map: one device. "auto" is the GPU if this build has kernels for it. {"": 0, "model.layers": "cpu"} leaves the frozen layers in
             host memory, from which the GPU copies each block while it computes the one before (base_on_host in docs/memory.md).
+        base_sharding: "full" or "node" divides the frozen base over the processes of torchrun, all or those of each machine. The model is for
+            training: each process holds a part of every layer, and all make the same calls (docs/multi-gpu.md).
         options: the config's attributes, as in transformers.
         For an adapter's folder it loads the base and then the adapter, by PEFT.
 
@@ -117,7 +121,7 @@ class AutoModelForCausalLM:
         )
         if _is_adapter(folder):
             known = {"quantization_config": quantization_config, "dtype": dtype, "torch_dtype": torch_dtype, "device_map": device_map,
-                     "load_in_4bit": load_in_4bit, "config": config, "attn_implementation": attn_implementation}  # fmt: skip
+                     "load_in_4bit": load_in_4bit, "config": config, "attn_implementation": attn_implementation, "base_sharding": base_sharding}  # fmt: skip
             return cls._with_adapter(folder, {**hub, **known, **options})
         if not (folder / "config.json").is_file():
             raise FileNotFoundError(f"[from_pretrained] the model's folder must hold a config.json; {folder} has none.")
@@ -141,16 +145,17 @@ class AutoModelForCausalLM:
         if options or cls._auto or foreign.is_foreign(config) or foreign.changed(config, folder):
             settled = quantized if quantized.load_in_4bit else None
             wanted = _C.dtype_on(str(device), wanted)
-            if base_on_host:
+            if base_on_host or base_sharding != "no":
                 raise ValueError(
-                    "[from_pretrained] device_map with layers on the CPU and the rest on a GPU is for models that C++ computes, without other "
-                    "options of transformers. Put this model on one device."
+                    "[from_pretrained] base_sharding, and device_map with layers on the CPU and the rest on a GPU, are for models that C++ "
+                    "computes, without other options of transformers. Put this model on one device."
                 )
             return foreign.load(folder, config, settled, wanted, device, cls._auto, config=config, **options)
         if base_on_host and not quantized.load_in_4bit and stored is None:
             raise ValueError(
                 "[from_pretrained] device_map with layers on the CPU is for four-bit layers. Give quantization_config, or one device."
             )
+        group = _group_to_divide_over(base_sharding, device)
         config.dtype = wanted
         config._name_or_path = os.fspath(pretrained_model_name_or_path)
         with concurrent.futures.ThreadPoolExecutor(1) as beside:  # C++ stays on the main thread, for Ctrl-C
@@ -161,11 +166,17 @@ class AutoModelForCausalLM:
                 load_in_4bit=quantized.load_in_4bit,
                 device=device,
                 base_on_host=base_on_host,
+                divide_over=group,
+                of_node=base_sharding == "node",
                 **quantizer_options.of(quantized),
             )
         if isinstance(stored, dict):
             quantized = _CONFIG.from_dict(stored)
-        return build(folder, skeleton.result(), core, quantized)
+        model = build(folder, skeleton.result(), core, quantized)
+        if core.is_divided:
+            model.save_pretrained = _saves_adapters_alone(model)
+            weakref.finalize(model, core.leave_ranks)  # at the end of the program at the latest
+        return model
 
     @classmethod
     def _with_adapter(cls, folder: pathlib.Path, options: dict[str, Any]) -> Any:
@@ -214,8 +225,46 @@ def _layers_on_host(device_map: Any, config: Any) -> tuple[Any, bool]:
     return rest, True
 
 
+def _group_to_divide_over(base_sharding: str, device: torch.device) -> str:
+    """The name of the group of all processes, which is made if nobody has made it. "" for "no".
+
+    @raises ValueError if base_sharding is unknown or this process is alone.
+    """
+    if base_sharding == "no":
+        return ""
+    if base_sharding not in ("full", "node"):
+        raise ValueError(f'[from_pretrained] base_sharding must be "no", "full" or "node"; got {base_sharding!r}.')
+    if not torch.distributed.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        raise ValueError(
+            f"[from_pretrained] base_sharding={base_sharding!r} divides the base over several processes; this is one. Start the script with "
+            "torchrun --nproc-per-node N, or leave the option out."
+        )
+    world: Any = torch.distributed.group.WORLD
+    return str(world.group_name)
+
+
+def _saves_adapters_alone(model: Any) -> Any:
+    """save_pretrained() of a model whose base is divided: that of transformers if the model has adapters of its own, which it then writes."""
+    here = weakref.ref(model)
+
+    def save_pretrained(*args: Any, **options: Any) -> Any:
+        model: Any = here()
+        if not getattr(model, "_hf_peft_config_loaded", False):
+            raise ValueError(
+                "[save_pretrained] a base that is divided over processes (base_sharding) cannot be written as one model. Save the adapter: "
+                "get_peft_model(model, …).save_pretrained(folder)."
+            )
+        return type(model).save_pretrained(model, *args, **options)
+
+    return save_pretrained
+
+
 def _device_of(device_map: Any, quantized: bool) -> torch.device:
-    """The one device of device_map. "auto" is the current GPU if this build has kernels for it.
+    """The one device of device_map. "auto" is the GPU of LOCAL_RANK, or the current one, if this build has kernels for it.
 
     Default: "auto" for a four-bit model, as in transformers, and the CPU for any other.
     """
@@ -228,7 +277,14 @@ def _device_of(device_map: Any, quantized: bool) -> torch.device:
         device_map = "auto" if quantized else "cpu"
     usable = torch._C._dispatch_has_kernel_for_dispatch_key("qlorapp::dequantize_4bit", "CUDA") and torch.cuda.is_available()
     if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
-        return torch.device("cuda", torch.cuda.current_device()) if usable else torch.device("cpu")
+        if not usable:
+            return torch.device("cpu")
+        current, local = torch.cuda.current_device(), os.environ.get("LOCAL_RANK", "")
+        if (
+            current == 0 and local.isdigit() and int(local) < torch.cuda.device_count()
+        ):  # torchrun, and nothing has chosen a GPU yet
+            current = int(local)
+        return torch.device("cuda", current)
     device = torch.device("cuda", device_map) if isinstance(device_map, int) else torch.device(device_map)
     if device.type == "cuda" and not usable:
         why = "this build has no kernels for it" if torch.cuda.is_available() else "there is no GPU here"

@@ -66,6 +66,10 @@ class CppLoop(SafeCheckpoints):
             )
         self._changed = run_inputs.check(self, folder)
         self._drop(self._shown)
+        # DistributedDataParallel's own attribute: it need not send a base that each process has loaded, or has a part of.
+        self.model._ddp_params_and_buffers_to_ignore = [
+            name for name, p in self.model.named_parameters() if not p.requires_grad
+        ]
         had = (self.optimizer, self.lr_scheduler)
         try:
             result = super()._inner_training_loop(batch_size, **given)  # type: ignore[misc]
@@ -359,6 +363,7 @@ class CppRun:
             )
         finally:
             self._tell(control)
+            self.engine.take_head_back()  # after an evaluation
         self._forget_logged()
 
     def _take_losses(self) -> tuple[float, float]:

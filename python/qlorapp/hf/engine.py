@@ -108,7 +108,12 @@ class Engine:
         self._told: set[str] = set()
 
     def say_why(self, reason: str) -> None:
-        """Logs a switch to transformers' forward, once per reason."""
+        """Logs a switch to transformers' forward, once per reason. @raises ValueError if only C++ has the whole base."""
+        if self.core.is_divided:
+            raise ValueError(
+                f"[forward] a base that is divided over processes (base_sharding) computes in C++ alone, which does not do this: {reason}. Change "
+                "it, or load the model without base_sharding."
+            )
         if reason not in self._told:
             self._told.add(reason)
             _log.info(
@@ -196,6 +201,8 @@ class Engine:
 
     def follow(self) -> None:
         """Shares memory with C++'s weights again, after embedding_on_host or base_on_host moved them."""
+        if self.core.is_divided:  # no memory is shared
+            return
         weights = {f"{path}.weight": weight for path, weight in self.core.named_weights()}
         for i, frozen in enumerate(self.base):
             weight = weights.get(frozen.path)
@@ -210,16 +217,30 @@ class Engine:
 
     def bring_embedding_back(self) -> None:
         """Moves the embedding to the model's device, where transformers' forward expects it."""
-        if self.core.embed_tokens.device != self.core.device:
+        if self.core.embedding_on_host:
             self.core.move_embedding(False)
             self.follow()
 
     def bring_back(self) -> None:
         """Moves all weights to the model's device, where transformers' forward expects them."""
+        if self.core.is_divided:
+            self.say_why("the engine is off")
         self.bring_embedding_back()
         if self._blocks_on_host:
             self.core.move_blocks(False)
             self.follow()
+
+    def lend_head(self) -> None:
+        """Gathers the head of a divided base, for a caller that multiplies by its weight (TRL), until take_head_back()."""
+        if self.core.is_divided:
+            head = next(frozen for frozen in self.base if frozen.path == "lm_head.weight")
+            head.holder[head.name] = torch.nn.Parameter(self.core.gathered_head(), requires_grad=False)
+
+    def take_head_back(self) -> None:
+        """Ends lend_head(), which the next pass also does."""
+        if self.core.is_divided:
+            head = next(frozen for frozen in self.base if frozen.path == "lm_head.weight")
+            head.holder[head.name] = head.parameter
 
     def keep(self, keep: str) -> None:
         """Sets the tensors that each block keeps for backward, in the syntax of parse_segments (nn/keep.hpp)."""

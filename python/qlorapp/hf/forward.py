@@ -130,7 +130,10 @@ class EngineBackbone(EngineForward):
             batch, hidden = passes.hidden_states(engine, model, given)
             return BaseModelOutputWithPast(last_hidden_state=batch.pad(hidden))
 
-        return _served(engine, model, compute, below="model")
+        found = _served(engine, model, compute, below="model")
+        if found is not None:
+            engine.lend_head()
+        return found
 
 
 def engine_of(model: Any) -> Engine | None:
@@ -168,6 +171,11 @@ class _CachePreparation:
     ) -> Any:
         model: Any = self._model()
         engine = self._engine
+        if engine is not None and engine.core.is_divided:
+            raise ValueError(
+                "[generate] a base that is divided over processes (base_sharding) does not generate, as each process would have to make the same "
+                "steps. Load the model without base_sharding, and the adapter with PeftModel.from_pretrained."
+            )
         plain = generation_config.cache_implementation is None and generation_config.use_cache is not False
         if (
             engine is not None

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine's passes: a whole sequence with its loss, tokens after a cache, or only the hidden states."""
 
+import functools
 from typing import Any
 
 import torch
@@ -96,13 +97,16 @@ def whole(engine: Engine, model: Any, given: dict[str, Any]) -> CausalLMOutput:
         if torch.is_grad_enabled() and not loss.requires_grad:  # scripts probe batch sizes before they add adapters
             loss.requires_grad_().register_hook(_say_that_nothing_is_trained)
     keep = given.get("logits_to_keep", 0)
+    product = core.logits
+    if core.is_divided:  # exchanges are made in the pass, by all processes; reading an attribute is none
+        product = functools.partial(torch.nn.functional.linear, weight=core.gathered_head())
 
     def logits() -> torch.Tensor:
         with own_dtypes(core.device):
             if isinstance(keep, int) and keep == 0:
-                padded: torch.Tensor = batch.pad(core.logits(hidden))
+                padded: torch.Tensor = batch.pad(product(hidden))
                 return padded
-            return _logits_of(core, batch.pad(hidden), keep)
+            return _logits_of(product, batch.pad(hidden), keep)
 
     return CausalLMOutput(loss=loss, make_logits=logits)
 
@@ -111,10 +115,10 @@ def _say_that_nothing_is_trained(gradient: torch.Tensor) -> None:
     _C.log_warning_once("[backward] nothing of the model is trainable: there are no gradients. Add adapters: get_peft_model().")
 
 
-def _logits_of(core: Any, hidden: torch.Tensor, keep: int | torch.Tensor) -> torch.Tensor:
+def _logits_of(product: Any, hidden: torch.Tensor, keep: int | torch.Tensor) -> torch.Tensor:
     """(B, kept, V) from (B, T, D): for the last `keep` positions, all (0), or those of an index tensor."""
     kept = hidden[:, slice(-keep, None) if isinstance(keep, int) else keep, :]
-    logits: torch.Tensor = core.logits(kept.flatten(0, -2))
+    logits: torch.Tensor = product(kept.flatten(0, -2))
     return logits.view(*kept.shape[:-1], logits.shape[-1])
 
 
@@ -157,7 +161,7 @@ def cached(engine: Engine, model: Any, given: dict[str, Any]) -> CausalLMOutput:
         for row, pad in enumerate(padding):
             grid[row, pad:] = hidden[begin : begin + columns - pad]
             begin += columns - pad
-        logits = _logits_of(core, grid, keep)
+        logits = _logits_of(core.logits, grid, keep)
     return CausalLMOutput(logits=logits, past_key_values=cache)
 
 

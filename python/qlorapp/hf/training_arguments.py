@@ -17,7 +17,7 @@ from .older_names import modern
 #: Options that only the C++ loop has. Type, default and help text come from C++'s field table.
 OWN = (
     "checkpoint_keep", "loss_chunk_rows", "mlp_tile_rows", "weight_workspace", "embedding_on_host", "base_on_host", "memory_budget", "fp8",
-    "cuda_graphs", "worst_case_first", "count_position_zero", "resume_with_changes", "on_non_finite",
+    "cuda_graphs", "worst_case_first", "count_position_zero", "resume_with_changes", "on_non_finite", "ddp_sum_in_bf16",
 )  # fmt: skip
 
 #: transformers' options that the C++ loop computes. Options outside of a step stay with transformers.
@@ -25,6 +25,7 @@ _OF_A_STEP = (
     "gradient_accumulation_steps", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps", "optim",
     "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "bf16", "fp16", "tf32", "torch_empty_cache_steps", "auto_find_batch_size",
     "train_sampling_strategy", "dataloader_drop_last", "seed", "data_seed", "full_determinism", "ignore_data_skip",
+    "ddp_timeout",
 )  # fmt: skip
 
 #: Fields that memory_budget and auto_find_batch_size set.
