@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import json
 import pathlib
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ import time
 
 import torch
 from load_cuda import nbytes, row_of_tokens, tensors_of, write_checkpoint
+from ranks_cuda import free_port
 from train_step_peers import SHAPES, Shape
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -62,11 +62,8 @@ def peak_of(build: pathlib.Path, ranks: int, model: pathlib.Path, work: pathlib.
     """The highest sum over the ranks."""
     rows, program = work / "rows.jsonl", build.resolve() / "qlorapp"
     rows.write_text((json.dumps(row_of_tokens()) + "\n") * ranks)
-    with contextlib.closing(socket.socket()) as bound:
-        bound.bind(("127.0.0.1", 0))
-        port = bound.getsockname()[1]
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port), "--no-python",
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(free_port()), "--no-python",
         str(program), "train", "--model", str(model), "--data", str(rows), "--output", str(work / "adapter"),
         "--overwrite_output_dir", "true", "--base_sharding", "full", "--max_steps", "1", "--per_device_train_batch_size", "1",
         "--max_length", "2048", "--logging_steps", "1", "--save_strategy", "no", "--target_modules", "all-linear", "--lora_r", "16",

@@ -45,10 +45,11 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 int64_t packed_bytes_of_part(const format::ModelConfig& config, int64_t ranks) {
-  const int64_t d = config.hidden_size, i = config.intermediate_size;
-  const int64_t q = config.num_attention_heads * config.head_dim, kv = config.num_key_value_heads * config.head_dim;
-  const auto form = [](int64_t out, int64_t in) { return WeightForm{{out, in}, at::kBFloat16, Quantizer::Options{}}; };
-  return bytes_of_part({form(q, d), form(kv, d), form(kv, d), form(d, q), form(i, d), form(i, d), form(d, i)}, ranks);
+  BlockForms forms;
+  size_t i = 0;
+  for (const format::ModelParameter& layer : format::linear_layers(config))
+    forms[i++] = {layer.shape, at::kBFloat16, Quantizer::Options{}};
+  return bytes_of_part(forms, ranks);
 }
 
 void measure_rate(const std::string& model_name, Communicator& ranks) {

@@ -38,13 +38,16 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SMALLEST = ["embedding_on_host=1", "loss_chunk_rows=512", "weight_workspace=stack", "mlp_tile_rows=1024"]
 
 
+def free_port() -> int:
+    with contextlib.closing(socket.socket()) as bound:
+        bound.bind(("127.0.0.1", 0))
+        return bound.getsockname()[1]
+
+
 def measured(program: list[str], ranks: int, words: list[str]) -> list[dict]:
     command = [*program, *words]
     if ranks > 1:
-        with contextlib.closing(socket.socket()) as bound:
-            bound.bind(("127.0.0.1", 0))
-            port = bound.getsockname()[1]
-        launcher = ["torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port), "--no-python"]
+        launcher = ["torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(free_port()), "--no-python"]
         command = [sys.executable, "-m", *launcher, *command]
     environment = {**os.environ, "OMP_NUM_THREADS": "4"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

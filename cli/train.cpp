@@ -226,11 +226,6 @@ std::string chosen_sharding(const TrainOptions& options, const format::ModelConf
   return text_of_first(ranks, ranks.is_first() && !fits("no") && fits("full") ? "full" : "no");
 }
 
-/// The processes that the base is divided over.
-std::shared_ptr<Communicator> holders_of(const std::string& sharding, const std::shared_ptr<Communicator>& ranks) {
-  return sharding == "node" ? ranks_of_node(ranks) : ranks;
-}
-
 /// The plan for the longest row of the data. @returns whether it fits.
 bool print_plan(const TrainOptions& options, const format::ModelConfig& config, const Dataset& train_data,
                 const Dataset& eval_data) {
@@ -299,7 +294,7 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
   if (!options.eval_data.empty()) eval_data = read(options.eval_data, options.args.eval_packing.value_or(options.args.packing));
   if (tools.has_tokenizer()) log_info(message("first row, «trained»: {}", render_sample(train_data.examples.front(), tools)));
 
-  const std::shared_ptr<Communicator> holders = holders_of(options.args.base_sharding, ranks);
+  const std::shared_ptr<Communicator> holders = options.args.base_sharding == "node" ? ranks_of_node(ranks) : ranks;
   options.holders = holders->size();
   if (const std::string sharding = chosen_sharding(options, config, train_data, eval_data, *ranks);
       sharding != options.args.base_sharding) {

@@ -113,15 +113,11 @@ std::unique_ptr<OwningTrainer> make_trainer(const std::shared_ptr<CausalLM>& mod
   TrainerCallbacks callbacks = callbacks_from(hooks);
   const py::gil_scoped_release no_gil;
   std::shared_ptr<Communicator> ranks = nullptr;
-  if (const auto& holders = model->decoder().ranks()) {
-    ranks = holders->whole() ? holders->whole() : holders;
-  } else if (!group.empty()) {
-    ranks = communicator_over(group, model->device());
-  }
-  const std::chrono::seconds timeout{arguments.ddp_timeout};
-  if (ranks) ranks->set_timeout(timeout);
-  if (model->decoder().ranks()) model->decoder().ranks()->set_timeout(timeout);
-  return reporting_failures(ranks.get(), [&] {
+  const std::shared_ptr<Communicator>& holders = model->decoder().ranks();  // whose ranks the trainer uses then
+  if (!group.empty() && !holders) ranks = communicator_over(group, model->device());
+  Communicator* const all = holders ? holders.get() : ranks.get();
+  if (all != nullptr) all->set_timeout(std::chrono::seconds{arguments.ddp_timeout});
+  return reporting_failures(all, [&] {
     return std::unique_ptr<OwningTrainer>(
         new OwningTrainer{model, Trainer(*model, std::move(arguments), examples_from(std::move(train_rows), std::move(row_lengths)),
                                          examples_from(std::move(eval_rows)), base_model, std::move(callbacks), ranks)});

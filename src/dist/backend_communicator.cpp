@@ -109,7 +109,7 @@ class BackendCommunicator final : public Communicator {
   }
 
   void report_failure(const std::string& why) override {
-    if (place_) place_->report_failure(message("rank {}: {}", rank(), why));
+    if (place_) place_->report_failure(message("rank {}: {}", place_->number(), why));
   }
 
   std::shared_ptr<Communicator> among(const std::vector<int64_t>& members) override {
@@ -138,7 +138,7 @@ class BackendCommunicator final : public Communicator {
     guarded([&] { watch_ ? watch_->during(call, is_on_stream) : call(); });
   }
 
-  /// The backend, as long as nothing hangs in it: an end that waits for other ranks is none while an error is on its way.
+  /// Shuts a backend of its own down. Not while an error is thrown: shutting down may wait for the other ranks.
   void release() {
     watch_.reset();
     const bool is_own = leaving_ != Leaving::kNever || (whole() && device_.is_cuda());
@@ -171,7 +171,7 @@ class BackendCommunicator final : public Communicator {
     }
   }
 
-  /// By the watch. What the devices compute from here on is of no value; the next exchange throws.
+  /// Called by the watch. Results on the devices are invalid from here on; the next exchange throws.
   void end(const std::string& why) {
     {
       const std::lock_guard lock(mutex_);

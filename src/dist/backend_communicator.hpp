@@ -13,11 +13,11 @@
 
 namespace qlorapp {
 
-/// What the end of a communicator says to the others.
+/// How a communicator ends.
 enum class Leaving : uint8_t {
-  kNever,   ///< Nothing: the store is somebody else's.
-  kTells,   ///< That this rank makes no more exchanges.
-  kAsLast,  ///< The same, and waits for theirs, because the store ends with this process.
+  kNever,   ///< Sends nothing: the store belongs to the program.
+  kTells,   ///< Tells the others that this rank makes no more exchanges.
+  kAsLast,  ///< Also waits for the others, because the store ends with this process.
 };
 
 /// @param device  that tensors are on.  @param place  for texts and failures; null: texts are exchanged as tensors.

@@ -13,7 +13,7 @@
 namespace qlorapp {
 namespace {
 
-/// Before torch's own watchdog, which ends the process and names nobody.
+/// Shorter than torch's watchdog, which ends the process without naming a rank.
 std::chrono::milliseconds patience_of(std::chrono::milliseconds timeout) { return timeout * 9 / 10; }
 
 }  // namespace
@@ -126,7 +126,7 @@ std::string StallWatch::why(int64_t count, std::chrono::milliseconds waited) {
     reason += message("for {} {}, which did not come to it: look at {} output. Raise ddp_timeout if it is only slow.",
                       behind.size() == 1 ? "rank" : "ranks", joined(behind), behind.size() == 1 ? "its" : "their");
   }
-  // What another rank has found out before stands: all ranks end with one message.
+  // The first report wins, so that all ranks raise the same message.
   const std::vector<uint8_t> first =
       store_->compareSet(MeetingPlace::kFailure, std::vector<uint8_t>(), {reason.begin(), reason.end()});
   return {first.begin(), first.end()};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Finds out which rank hangs when a device waits for the others: a thread beside the one that computes, which may be blocked itself.
+/// Names the rank that hangs while the others wait for it. Uses a thread of its own, because the computing thread may be blocked.
 #pragma once
 
 #include <array>
@@ -21,8 +21,8 @@
 
 namespace qlorapp {
 
-/// Each rank counts the exchanges that it has begun, and leaves the count in the store while nothing changes. A rank that waits for one too
-/// long compares the counts: who has a lower one has not come to it.
+/// Each rank counts the exchanges that it has begun, and stores the count when it stops changing. A rank that waits too long compares the
+/// counts. A rank with a lower count has not reached the exchange.
 class StallWatch {
  public:
   /// @param end  called once, from the watch's thread, with a message that names the ranks; the failure has been reported to the others.

@@ -128,8 +128,8 @@ void MeetingPlace::give_up(int64_t round) {
   const std::string why = message(
       "[ranks] rank {} waited {} s for {} {}, which did not come{}. A rank has ended or hangs: look at its output. Raise "
       "ddp_timeout if it is only slow.",
-      numbers_[static_cast<size_t>(rank_)], timeout_.count() / 1000, missing.size() == 1 ? "rank" : "ranks",
-      missing.empty() ? "the others" : joined(missing), round == 0 ? " to the start of the run" : "");
+      number(), timeout_.count() / 1000, missing.size() == 1 ? "rank" : "ranks", missing.empty() ? "the others" : joined(missing),
+      round == 0 ? " to the start of the run" : "");
   report_failure(why);
   throw IoError(why, ETIMEDOUT);
 }
@@ -201,7 +201,7 @@ class StoreCommunicator final : public Communicator {
     for (const auto& each : place_.exchange({text.begin(), text.end()})) result.emplace_back(each.begin(), each.end());
     return result;
   }
-  void report_failure(const std::string& why) override { place_.report_failure(message("rank {}: {}", rank(), why)); }
+  void report_failure(const std::string& why) override { place_.report_failure(message("rank {}: {}", place_.number(), why)); }
   void set_timeout(std::chrono::seconds timeout) override {
     place_.set_timeout(timeout);
     if (whole()) whole()->set_timeout(timeout);

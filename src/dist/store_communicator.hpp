@@ -30,7 +30,7 @@ class MeetingPlace {
 
   /// Every other rank that waits, or will wait, ends with this.
   void report_failure(const std::string& why);
-  /// What a rank has reported, within `patience`. Empty: nothing.
+  /// Returns the reported failure, or "" if no rank reports one within `patience`.
   [[nodiscard]] std::string failure(std::chrono::milliseconds patience) const noexcept;
 
   /// This rank makes no more exchanges. @param last  it keeps the store: waits until all have left, or one has failed.
@@ -41,7 +41,9 @@ class MeetingPlace {
   [[nodiscard]] const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
   /// The number in the whole run of each rank that meets here.
   [[nodiscard]] const std::vector<int64_t>& numbers() const { return numbers_; }
-  /// Before each key of those who meet here.
+  /// This rank's number in the whole run.
+  [[nodiscard]] int64_t number() const { return numbers_[static_cast<size_t>(rank_)]; }
+  /// The start of each key of this place.
   [[nodiscard]] const std::string& prefix() const { return prefix_; }
 
   static constexpr const char* kFailure = "failure";

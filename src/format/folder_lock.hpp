@@ -16,7 +16,7 @@ class FolderLock {
   explicit FolderLock(const std::string& folder, std::string_view name = ".qlorapp.lock");
   /// Removes the file, and the folder if it was made here and nothing is in it.
   ~FolderLock();
-  /// Whether the folder still holds the file: nobody has removed or replaced it.
+  /// Returns whether the folder still contains this file, neither removed nor replaced.
   [[nodiscard]] bool is_there() const;
   /// Removes the file now, and makes that durable. @throws IoError: the lock is still held.
   void remove_file();

@@ -26,7 +26,7 @@ struct Watched {
   void begin(int exchanges) {
     for (int i = 0; i < exchanges; ++i) watch.count();
   }
-  /// What the watch says while this rank waits, or "" after twice the time.
+  /// Returns the watch's message to a rank that waits, or "" after twice the timeout.
   std::string waits() {
     auto found = ended.get_future();
     std::string why;

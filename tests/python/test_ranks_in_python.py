@@ -102,6 +102,17 @@ def by_hand(script, *given) -> list[subprocess.Popen]:
     return both
 
 
+def error_of_first(both: list[subprocess.Popen]) -> str:
+    """What process 0 fails with while process 1 hangs."""
+    try:
+        _, error = both[0].communicate(timeout=90)
+    finally:
+        both[1].kill()
+        both[1].communicate(timeout=90)
+    assert both[0].returncode == 1, error
+    return error
+
+
 def results(out) -> tuple[list, dict]:
     return json.loads((out / "history.json").read_text()), load_file(out / "adapter_model.safetensors")
 
@@ -185,12 +196,7 @@ def test_a_signal_after_the_last_step_ends_all(script, tmp_path):
 def test_a_process_that_hangs_is_named_by_the_others(script, tmp_path, ends, sharding):
     options = {"gradient_accumulation_steps": 4, "eval_strategy": "no", "save_strategy": "no", "ddp_timeout": 15}
     both = by_hand(script, json.dumps(options), tmp_path / "out", json.dumps({"ends": ends, "sharding": sharding}))
-    try:
-        _, err = both[0].communicate(timeout=90)
-        assert both[0].returncode == 1 and "for rank [1], which did not come" in err, err
-    finally:
-        both[1].kill()
-        both[1].communicate(timeout=90)
+    assert "for rank [1], which did not come" in error_of_first(both)
 
 
 def test_a_process_that_does_not_come_to_a_pass_is_named(tmp_path):
@@ -207,12 +213,7 @@ if os.environ["RANK"] == "1":
 model(torch.tensor([[3, 4, 5]]))
 """)
     both = by_hand(script)
-    try:
-        _, err = both[0].communicate(timeout=90)
-        assert both[0].returncode == 1 and "in an exchange for rank [1], which did not come to it" in err, err
-    finally:
-        both[1].kill()
-        both[1].communicate(timeout=90)
+    assert "in an exchange for rank [1], which did not come to it" in error_of_first(both)
 
 
 def test_what_one_process_fails_of_ends_the_others(script, tmp_path):

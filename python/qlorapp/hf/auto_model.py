@@ -226,7 +226,7 @@ def _layers_on_host(device_map: Any, config: Any) -> tuple[Any, bool]:
 
 
 def _group_to_divide_over(base_sharding: str, device: torch.device) -> str:
-    """The name of the group of all processes, which is made if nobody has made it. "" for "no".
+    """Returns the name of the default process group, after initializing the group if necessary. Returns "" for "no".
 
     @raises ValueError if base_sharding is unknown or this process is alone.
     """
@@ -248,7 +248,7 @@ def _group_to_divide_over(base_sharding: str, device: torch.device) -> str:
 
 
 def _saves_adapters_alone(model: Any) -> Any:
-    """save_pretrained() of a model whose base is divided: that of transformers if the model has adapters of its own, which it then writes."""
+    """Returns save_pretrained() for a divided base. It writes adapters of transformers' own, and raises if the model has none."""
     here = weakref.ref(model)
 
     def save_pretrained(*args: Any, **options: Any) -> Any:

@@ -91,6 +91,7 @@ class Engine:
             for name, parameter in module._parameters.items()
             if parameter is not None
         ]
+        self._head = next(frozen for frozen in self.base if frozen.path == "lm_head.weight")
         self._blocks_on_host = False
         self.follow()
         self._bound: dict[str, Bound] = {}
@@ -233,14 +234,12 @@ class Engine:
     def lend_head(self) -> None:
         """Gathers the head of a divided base, for a caller that multiplies by its weight (TRL), until take_head_back()."""
         if self.core.is_divided:
-            head = next(frozen for frozen in self.base if frozen.path == "lm_head.weight")
-            head.holder[head.name] = torch.nn.Parameter(self.core.gathered_head(), requires_grad=False)
+            self._head.holder[self._head.name] = torch.nn.Parameter(self.core.gathered_head(), requires_grad=False)
 
     def take_head_back(self) -> None:
         """Ends lend_head(), which the next pass also does."""
         if self.core.is_divided:
-            head = next(frozen for frozen in self.base if frozen.path == "lm_head.weight")
-            head.holder[head.name] = head.parameter
+            self._head.holder[self._head.name] = self._head.parameter
 
     def keep(self, keep: str) -> None:
         """Sets the tensors that each block keeps for backward, in the syntax of parse_segments (nn/keep.hpp)."""
