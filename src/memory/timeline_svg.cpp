@@ -3,13 +3,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <cstdio>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "core/check.hpp"
+#include "core/svg.hpp"
 
 namespace qlorapp {
 namespace {
@@ -19,28 +18,6 @@ constexpr double kWidth = 960, kHeight = 460, kLeft = 70, kRight = 230, kTop = 4
 constexpr std::array<std::string_view, ops::kMemoryUseCount> kColors{"#4e5d6c", "#6b7b8c", "#8c9aa8", "#2f6db3", "#5b93cf",
                                                                      "#8fb8e0", "#b9c2cb", "#c9d6c1", "#59a14f", "#f2b134",
                                                                      "#e07b39", "#b07aa1", "#d1495b", "#76b7b2"};
-
-std::string number(double value) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.1f", value);
-  return text.data();
-}
-
-std::string escaped(std::string_view text) {
-  std::string result;
-  for (const char c : text) {
-    if (c == '<') result += "&lt;";
-    else if (c == '>') result += "&gt;";
-    else if (c == '&') result += "&amp;";
-    else if (c == '"') result += "&quot;";
-    else if (static_cast<unsigned char>(c) >= 0x20) result += c;
-  }
-  return result;
-}
-
-std::string text_at(double x, double y, std::string_view text, std::string_view anchor = "start", std::string_view more = "") {
-  return message("<text x=\"{}\" y=\"{}\" text-anchor=\"{}\"{}>{}</text>\n", number(x), number(y), anchor, more, escaped(text));
-}
 
 }  // namespace
 
@@ -82,20 +59,14 @@ std::string timeline_svg(const MemoryPlan& plan, const std::string& title, std::
   const auto y_of = [&](double bytes) { return kHeight - kBottom - bytes * scale; };
   const auto x_of = [&](double index) { return kLeft + index / count * (kWidth - kLeft - kRight); };
 
-  std::string svg = message(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" font-family=\"sans-serif\" font-size=\"12\">\n<rect "
-      "width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
-      number(kWidth), number(kHeight));
-  svg += text_at(kLeft, 22, title, "start", " font-size=\"15\" font-weight=\"bold\"");
+  std::string picture = svg::begin(kWidth, kHeight);
+  picture += svg::text(kLeft, 22, title, "start", " font-size=\"15\" font-weight=\"bold\"");
   const double top = static_cast<double>(most) / unit;
-  double step = std::pow(10, std::floor(std::log10(top)));
-  if (top / step < 2.5) step /= 4;
-  else if (top / step < 5) step /= 2;
+  const double step = svg::tick_distance(top);
   for (double tick = 0; tick <= top * 1.02; tick += step) {
     const double y = y_of(tick * unit);
-    svg += message("<line x1=\"{}\" x2=\"{}\" y1=\"{}\" y2=\"{}\" stroke=\"#dddddd\"/>\n", number(kLeft), number(kWidth - kRight),
-                   number(y), number(y));
-    svg += text_at(kLeft - 8, y + 4, message("{} {}", number(tick), unit_name), "end");
+    picture += svg::line(kLeft, kWidth - kRight, y, y, "stroke=\"#dddddd\"");
+    picture += svg::text(kLeft - 8, y + 4, message("{} {}", svg::number(tick), unit_name), "end");
   }
 
   std::vector<double> below(plan.timeline.size(), 0);
@@ -107,17 +78,16 @@ std::string timeline_svg(const MemoryPlan& plan, const std::string& title, std::
       const auto bytes = static_cast<double>(plan.timeline[i].parts[use].count);
       widest = std::max(widest, bytes);
       const double x0 = x_of(static_cast<double>(i)), x1 = x_of(static_cast<double>(i) + 1);
-      back = message("{},{} {},{} ", number(x1), number(y_of(below[i])), number(x0), number(y_of(below[i]))) + back;
+      back = svg::point(x1, y_of(below[i])) + svg::point(x0, y_of(below[i])) + back;
       below[i] += bytes;
-      forth += message("{},{} {},{} ", number(x0), number(y_of(below[i])), number(x1), number(y_of(below[i])));
+      forth += svg::point(x0, y_of(below[i])) + svg::point(x1, y_of(below[i]));
     }
     if (widest == 0) continue;
-    std::swap(forth, back);
-    svg += message("<polygon fill=\"{}\" points=\"{}{}\"/>\n", kColors[use], back, forth);
-    svg += message("<rect x=\"{}\" y=\"{}\" width=\"12\" height=\"12\" fill=\"{}\"/>\n", number(kWidth - kRight + 14),
-                   number(legend - 10), kColors[use]);
-    svg += text_at(kWidth - kRight + 32, legend,
-                   message("{} {} {}", ops::to_string(static_cast<ops::MemoryUse>(use)), number(widest / unit), unit_name));
+    picture += svg::polygon(kColors[use], forth + back);
+    picture += svg::square(kWidth - kRight + 14, legend - 10, 12, kColors[use]);
+    picture +=
+        svg::text(kWidth - kRight + 32, legend,
+                  message("{} {} {}", ops::to_string(static_cast<ops::MemoryUse>(use)), svg::number(widest / unit), unit_name));
     legend += 20;
   }
 
@@ -126,30 +96,28 @@ std::string timeline_svg(const MemoryPlan& plan, const std::string& title, std::
     size_t end = i;
     while (end < plan.timeline.size() && plan.timeline[end].phase == plan.timeline[i].phase) ++end;
     const double x0 = x_of(static_cast<double>(i)), x1 = x_of(static_cast<double>(end));
-    svg += message("<line x1=\"{}\" x2=\"{}\" y1=\"{}\" y2=\"{}\" stroke=\"#555555\" stroke-dasharray=\"3 3\"/>\n", number(x0),
-                   number(x0), number(kTop), number(kHeight - kBottom + 6));
-    if (x1 - x0 > 30) svg += text_at((x0 + x1) / 2, kHeight - kBottom + 20, ops::to_string(plan.timeline[i].phase), "middle");
+    picture += svg::line(x0, x0, kTop, kHeight - kBottom + 6, "stroke=\"#555555\" stroke-dasharray=\"3 3\"");
+    if (x1 - x0 > 30) picture += svg::text((x0 + x1) / 2, kHeight - kBottom + 20, ops::to_string(plan.timeline[i].phase), "middle");
   }
   if (budget) {
     const double y = y_of(static_cast<double>(budget->count));
-    svg += message("<line x1=\"{}\" x2=\"{}\" y1=\"{}\" y2=\"{}\" stroke=\"#d1495b\" stroke-width=\"2\"/>\n{}", number(kLeft),
-                   number(kWidth - kRight), number(y), number(y),
-                   text_at(kWidth - kRight - 4, y - 5, message("budget {}", to_string(*budget)), "end"));
+    picture += svg::line(kLeft, kWidth - kRight, y, y, "stroke=\"#d1495b\" stroke-width=\"2\"");
+    picture += svg::text(kWidth - kRight - 4, y - 5, message("budget {}", to_string(*budget)), "end");
   }
   if (!curve.empty()) {
     std::string points;
     Bytes peak;
     for (const MeasuredPoint& point : curve) {
-      points += message("{},{} ", number(x_of(point.at)), number(y_of(static_cast<double>(point.most.count))));
+      points += svg::point(x_of(point.at), y_of(static_cast<double>(point.most.count)));
       peak = std::max(peak, point.most);
     }
-    svg += message("<polyline fill=\"none\" stroke=\"black\" stroke-width=\"1.5\" points=\"{}\"/>\n", points);
-    svg += message("<line x1=\"{}\" x2=\"{}\" y1=\"{}\" y2=\"{}\" stroke=\"black\" stroke-width=\"1.5\"/>\n",
-                   number(kWidth - kRight + 14), number(kWidth - kRight + 26), number(legend - 4), number(legend - 4));
-    svg += text_at(kWidth - kRight + 32, legend,
-                   message("measured, {} {} at most", number(static_cast<double>(peak.count) / unit), unit_name));
+    picture += svg::polyline("stroke=\"black\" stroke-width=\"1.5\"", points);
+    picture +=
+        svg::line(kWidth - kRight + 14, kWidth - kRight + 26, legend - 4, legend - 4, "stroke=\"black\" stroke-width=\"1.5\"");
+    picture += svg::text(kWidth - kRight + 32, legend,
+                         message("measured, {} {} at most", svg::number(static_cast<double>(peak.count) / unit), unit_name));
   }
-  return svg + "</svg>\n";
+  return picture.append(svg::kEnd);
 }
 
 }  // namespace qlorapp
