@@ -30,7 +30,7 @@
 #include "io/linear_weight.hpp"
 #include "io/tensor_file.hpp"
 #include "io/tensor_stream.hpp"
-#include "model_files.hpp"
+#include "merged_folder.hpp"
 #include "nn/arriving_weights.hpp"
 #include "nn/base_fingerprint.hpp"
 #include "nn/model_weights.hpp"
@@ -76,6 +76,7 @@ class Merger {
   Merger(const std::string& model, const std::string& adapter, const MergeOptions& options)
       : checkpoint_(model),
         config_(format::load_model_config(model)),
+        adapter_folder_(adapter),
         adapter_(open_adapter(adapter)),
         skeleton_(skeleton(config_, adapter_.lora)),
         options_(options),
@@ -102,9 +103,7 @@ class Merger {
     write_shards(output);
     for (const format::SafetensorsFile& file : checkpoint_.files()) file.check_unchanged();
     adapter_.file.check_unchanged();
-    copy_model_files(checkpoint_.folder(), output);
-    // Last, because a folder without it is no model: an interrupted run leaves nothing that could be taken for one.
-    format::write_file_atomically(format::path_in(output, "config.json"), merged_config());
+    write_files_beside_weights(checkpoint_.folder(), adapter_folder_, output, {dtype_name_, parts_tables_});
   }
 
  private:
@@ -299,18 +298,9 @@ class Merger {
                                   format::dump_python_json(index, format::kConfigStyle) + "\n");
   }
 
-  [[nodiscard]] std::string merged_config() const {
-    const std::string path = format::path_in(checkpoint_.folder(), "config.json");
-    format::Json json = format::parse_json(read_text(path), path, {.allow_nonfinite = true});
-    json.erase("quantization_config");
-    if (json.contains("torch_dtype")) json["torch_dtype"] = dtype_name_;
-    if (json.contains("dtype") || !json.contains("torch_dtype")) json["dtype"] = dtype_name_;
-    if (parts_tables_) json["tie_word_embeddings"] = false;
-    return format::dump_python_json(json, format::kConfigStyle) + "\n";
-  }
-
   format::Checkpoint checkpoint_;
   format::ModelConfig config_;
+  std::string adapter_folder_;
   AdapterFile adapter_;
   CausalLM skeleton_;
   const MergeOptions& options_;
