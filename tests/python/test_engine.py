@@ -23,7 +23,7 @@ from engine_checks import (  # noqa: F401  (folder is a fixture)
     with_lora,
 )
 from qlorapp.hf import passes as passes_of_the_engine
-from qlorapp.hf.cache import EngineCache
+from qlorapp.hf.cache import CACHE, EngineCache
 from tiny_llama import ragged_batch
 
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
@@ -317,6 +317,28 @@ class TestGenerate:
         assert torch.equal(
             model.generate(ids, max_new_tokens=10, eos_token_id=None, pad_token_id=0, prompt_lookup_num_tokens=3), plain
         )
+        helper = load(folder)  # drafts with a cache of its own
+        assert torch.equal(
+            model.generate(ids, max_new_tokens=10, eos_token_id=None, pad_token_id=0, assistant_model=helper), plain
+        )
+
+    def test_a_cache_of_generate_goes_on(self, folder, passes):
+        """In the output under transformers' name of it, and back as an argument."""
+        model, ids = load(folder), self.prompts()["input_ids"][:1]
+        options = {"eos_token_id": None, "pad_token_id": 0, "return_dict_in_generate": True}
+        whole = model.generate(ids, max_new_tokens=8, **options)
+        half = model.generate(ids, max_new_tokens=4, **options)
+        more = model.generate(half.sequences, max_new_tokens=4, **{CACHE: getattr(half, CACHE)}, **options)
+        assert torch.equal(more.sequences, whole.sequences) and passes["cached"] == 16 and not reasons(model)
+
+    def test_a_copied_or_rebuilt_output_keeps_the_cache(self, folder):
+        model, ids = load(folder), self.prompts()["input_ids"][:1]
+        with torch.no_grad():
+            output = model(ids, use_cache=True)
+        values, how = torch.utils._pytree.tree_flatten(output)
+        for again in (copy.copy(output), torch.utils._pytree.tree_unflatten(values, how), type(output)(dict(output))):
+            assert getattr(again, CACHE) is getattr(output, CACHE) and torch.equal(again.logits, output.logits)
+            assert list(again.keys()) == list(output.keys()) == ["logits", CACHE]
 
     def test_a_streamer_and_criteria(self, folder):
         model, ids = load(folder), self.prompts()["input_ids"][:1]

@@ -2,6 +2,7 @@
 """The names of the package: its own, those of transformers, PEFT and TRL as they are, and what is said where these are not installed."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import pytest
 import qlorapp
 import transformers
 import trl
-from conftest import BUILD
+from conftest import BUILD, ROOT
 
 
 def run(code):
@@ -94,13 +95,34 @@ def test_the_docstrings_of_the_classes_are_complete_by_themselves(name):
         assert not hasattr(kind, member) or len(getattr(kind, member).__doc__.splitlines()) >= 3, member
 
 
-def test_packages_outside_of_what_was_tested_are_named_with_the_range(caplog):
+def test_packages_outside_of_what_was_tested_are_named_in_one_line(caplog):
     from qlorapp import hf
 
     newest = {package: f"{major}.{minor}.3" for package, (_, (major, minor)) in hf.TESTED.items()}
     hf._check(newest)
     assert not caplog.records
-    hf._check({**newest, "peft": "99.0.0.dev1"})
-    assert "peft 99.0.0.dev1 is newer than the tested versions (0.20 to" in caplog.text
+    hf._check({**newest, "peft": "99.0.0.dev1", "trl": "98.1"})
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert "peft 99.0.0.dev1 (0.20 to" in line and "trl 98.1 (1.16 to" in line and "pip install 'peft==0." in line
     with pytest.raises(ImportError, match=r"needs transformers 5\.22 to 5\.\d+; 4\.57\.1 is installed: pip install -U"):
         hf._check({**newest, "transformers": "4.57.1"})
+
+
+def test_the_stated_range_is_the_one_that_is_tested():
+    """./dev versions installs these files."""
+    from qlorapp import hf
+
+    def pins(end):
+        lines = (ROOT / "requirements" / f"{end}.txt").read_text().splitlines()
+        return dict(line.split("==") for line in lines)
+
+    stated = re.search(r"^hf = \[(.*)\]", (ROOT / "pyproject.toml").read_text(), re.M)[1]
+    lowest = dict(re.findall(r'"([a-z]+)>=([0-9.]+)"', stated))
+    oldest, newest = pins("oldest"), pins("newest")
+    assert (
+        all((oldest[package] + ".").startswith(version + ".") for package, version in lowest.items())
+        and oldest.keys() == newest.keys()
+    )
+    for package, ends in hf.TESTED.items():
+        for end, pinned in zip(ends, (oldest, newest), strict=True):
+            assert pinned[package].startswith(".".join(map(str, end)) + "."), package

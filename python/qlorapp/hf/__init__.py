@@ -5,25 +5,29 @@ import importlib.metadata
 import logging
 
 #: {package: (oldest, newest) tested minor version}
-TESTED = {"transformers": ((5, 22), (5, 23)), "peft": ((0, 20), (0, 21)), "trl": ((1, 16), (1, 16))}
+TESTED = {"transformers": ((5, 22), (5, 24)), "peft": ((0, 20), (0, 21)), "trl": ((1, 16), (1, 16))}
 
 
 def _check(versions: dict[str, str]) -> None:
-    """Warns about a package newer than the tested versions. @raises ImportError for an older one."""
+    """Warns once about packages newer than the tested versions. @raises ImportError for an older one."""
+    newer, install = [], []
     for package, (oldest, newest) in TESTED.items():
-        major, minor, *_ = versions[package].split(".")
-        found = (int(major), int(minor))
-        tested = f"{'.'.join(map(str, oldest))} to {'.'.join(map(str, newest))}"
+        found = tuple(int(part) for part in versions[package].split(".")[:2])
+        first, last = (".".join(map(str, version)) for version in (oldest, newest))
         if found < oldest:
             raise ImportError(
-                f"qlorapp needs {package} {tested}; {versions[package]} is installed: pip install -U '{package}>={'.'.join(map(str, oldest))}'.",
+                f"qlorapp needs {package} {first} to {last}; {versions[package]} is installed: pip install -U '{package}>={first}'.",
                 name=package,
             )
         if found > newest:
-            logging.getLogger("qlorapp").warning(
-                "[import] %s %s is newer than the tested versions (%s). If something breaks: pip install '%s==%s.*'.",
-                package, versions[package], tested, package, ".".join(map(str, newest)),
-            )  # fmt: skip
+            newer.append(f"{package} {versions[package]} ({first} to {last})")
+            install.append(f"'{package}=={last}.*'")
+    if newer:
+        logging.getLogger("qlorapp").warning(
+            "[import] newer than the tested versions: %s. If something breaks: pip install %s.",
+            ", ".join(newer),
+            " ".join(install),
+        )
 
 
 _check({package: importlib.metadata.version(package) for package in TESTED})

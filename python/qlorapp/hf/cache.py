@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine's keys and values as a transformers cache."""
 
+import dataclasses
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, DynamicCache
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .. import _C
 
+#: The cache's name in forward's arguments and outputs: "cache" since transformers 5.24.
+CACHE = next(field.name for field in dataclasses.fields(CausalLMOutputWithPast) if field.name in ("cache", "past_key_values"))
+
 
 class EngineCache(Cache):
-    """`past_key_values` while the engine computes: rows without padding, in C++.
+    """generate()'s cache while the engine computes: rows without padding, in C++.
 
     generate() reorders, repeats, selects and crops it as any cache. transformers' forward cannot read it; as_dynamic() converts it.
     """
@@ -38,6 +43,10 @@ class EngineCache(Cache):
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         return -1
+
+    @property
+    def is_linear(self) -> list[bool]:
+        return [False]  # of no layers transformers would conclude that all are linear, and pass the whole prompt again
 
     @property
     def is_compileable(self) -> bool:

@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from ..precision import own_dtypes
 from . import passes
-from .cache import EngineCache
+from .cache import CACHE, EngineCache
 from .engine import Engine
 from .pristine import why_not
 
@@ -45,13 +45,15 @@ class EngineForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         model: Any = self._model()
         given = dict(zip(self._names, args, strict=False)) | kwargs
+        if "past_key_values" in given:  # the older name
+            given.setdefault(CACHE, given.pop("past_key_values"))
         computed = self._computed(model, given)
         if computed is None:
             if self.engine is not None:
                 self.engine.bring_back()
-            past = given.get("past_key_values")
+            past = given.get(CACHE)
             if isinstance(past, EngineCache):
-                given["past_key_values"] = past.as_dynamic(model.config)
+                given[CACHE] = past.as_dynamic(model.config)
             return self.theirs(self._module, **given)
         return computed if given.get("return_dict") in (None, True) else computed.to_tuple()
 
@@ -62,7 +64,7 @@ class EngineForward:
         if reason := passes.beyond(engine, model, given):
             engine.say_why(reason)
             return None
-        past = given.get("past_key_values")
+        past = given.get(CACHE)
         if not isinstance(past, EngineCache):
             pass_over = passes.cached if passes.wants_cache(model, given) else passes.whole
             return _served(engine, model, lambda: pass_over(engine, model, given))
@@ -120,7 +122,7 @@ class EngineBackbone(EngineForward):
         engine: Engine | None = vars(self).get("_engine", lambda: None)()
         if engine is None or not engine.enabled or torch.compiler.is_compiling():
             return None
-        if given.get("past_key_values") is not None or passes.wants_cache(model, given):
+        if given.get(CACHE) is not None or passes.wants_cache(model, given):
             return None  # transformers' forward generates with a cache
         if reason := passes.beyond(engine, model, given):
             engine.say_why(reason)
@@ -181,11 +183,11 @@ class _CachePreparation:
             engine is not None
             and engine.enabled
             and plain
-            and model_kwargs.get("past_key_values") is None
+            and model_kwargs.get(CACHE) is None
             and _engine_serves(engine, model, model_kwargs)
         ):
             rows = max(generation_config.num_beams, generation_config.num_return_sequences) * batch_size
-            model_kwargs["past_key_values"] = EngineCache(engine.core, rows, length + 1)
+            model_kwargs[CACHE] = EngineCache(engine.core, rows, length + 1)
             return None
         prepare: Callable[..., Any] = type(model)._prepare_cache_for_generation
         return prepare(model, generation_config, model_kwargs, generation_mode, batch_size, length)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from .cache import CACHE
+
 
 class CausalLMOutput(CausalLMOutputWithPast):
     """Reading only `loss` computes no logits, which are half a gigabyte at 2,048 tokens and a vocabulary of 128,256.
@@ -14,27 +16,17 @@ class CausalLMOutput(CausalLMOutputWithPast):
     Any other access computes them: the attribute, the mapping, the tuple.
     """
 
-    def __init__(
-        self,
-        loss: Any = None,
-        logits: torch.Tensor | None = None,
-        past_key_values: Any = None,
-        hidden_states: Any = None,
-        attentions: Any = None,
-        *,
-        make_logits: Callable[[], torch.Tensor] | None = None,
-    ) -> None:
+    def __init__(self, *args: Any, make_logits: Callable[[], torch.Tensor] | None = None, **fields: Any) -> None:
         self.__dict__["_make_logits"] = None
-        super().__init__(loss, logits, past_key_values, hidden_states, attentions)
+        super().__init__(*args, **fields)
         self.__dict__["_make_logits"] = make_logits
 
     def _settle(self) -> None:
         make, self.__dict__["_make_logits"] = self.__dict__["_make_logits"], None
         if make is not None:
             self.logits = make()
-            past = self.past_key_values
-            if past is not None:  # keeps the order of the fields
-                self.move_to_end("past_key_values")
+            if getattr(self, CACHE) is not None:  # keeps the order of the fields
+                self.move_to_end(CACHE)
 
     def __getattribute__(self, name: str) -> Any:
         if name == "logits" and object.__getattribute__(self, "__dict__").get("_make_logits") is not None:

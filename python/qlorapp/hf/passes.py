@@ -9,13 +9,13 @@ import torch
 from .. import _C
 from ..layers import seed_from_torch
 from ..precision import own_dtypes
-from .cache import EngineCache
+from .cache import CACHE, EngineCache
 from .engine import Engine
 from .output import CausalLMOutput
 
 #: Arguments that the engine reads; the others of transformers' forward must be absent, None or False.
 _READ = {
-    "input_ids", "attention_mask", "position_ids", "labels", "num_items_in_batch", "use_cache", "past_key_values", "logits_to_keep",
+    "input_ids", "attention_mask", "position_ids", "labels", "num_items_in_batch", "use_cache", CACHE, "logits_to_keep",
     "return_dict", "cache_position",
 }  # fmt: skip
 
@@ -31,13 +31,13 @@ def beyond(engine: Engine, model: Any, given: dict[str, Any]) -> str:
     mask = given.get("attention_mask")
     if mask is not None and (not isinstance(mask, torch.Tensor) or mask.dim() != 2):
         return "attention_mask is not (B, T)"
-    past = given.get("past_key_values")
+    past = given.get(CACHE)
     if (
         past is not None
         and not isinstance(past, EngineCache)
         and (not hasattr(past, "get_seq_length") or past.get_seq_length() > 0)
     ):
-        return "past_key_values are transformers' own"
+        return "the cache is transformers' own"
     if given.get("use_cache") and torch.is_grad_enabled():
         return "a cache was requested with gradients"
     config = model.config
@@ -135,7 +135,7 @@ def kept_by(model: Any, training: bool) -> str:
 def cached(engine: Engine, model: Any, given: dict[str, Any]) -> CausalLMOutput:
     """Logits of tokens that follow those in the cache. No gradients."""
     core, ids = engine.core, given["input_ids"]
-    past = given.get("past_key_values")
+    past = given.get(CACHE)
     cache = past if isinstance(past, EngineCache) else EngineCache(core, ids.shape[0], ids.shape[1])
     keep = given.get("logits_to_keep", 0)
     rows, columns = ids.shape
@@ -162,7 +162,7 @@ def cached(engine: Engine, model: Any, given: dict[str, Any]) -> CausalLMOutput:
             grid[row, pad:] = hidden[begin : begin + columns - pad]
             begin += columns - pad
         logits = _logits_of(core.logits, grid, keep)
-    return CausalLMOutput(logits=logits, past_key_values=cache)
+    return CausalLMOutput(None, logits, cache)
 
 
 def _left_padding(mask: torch.Tensor | None, rows: int, columns: int) -> list[int]:
