@@ -7,6 +7,7 @@
 
 #include "core/check.hpp"
 #include "format/folder.hpp"
+#include "format/model_folder.hpp"
 #include "progress.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/format/model_config.hpp"
@@ -59,7 +60,7 @@ void ModelOptions::validate() const {
 
 format::ModelConfig ModelOptions::config() const {
   refuse_hub_name(model);
-  return format::load_model_config(model);
+  return format::settled_config(model);
 }
 
 void ModelOptions::add_template_to(CommandLine& line) {

@@ -37,7 +37,7 @@ struct ModelOptions {
   /// After parse(). @throws ValueError naming the option.
   void validate() const;
 
-  /// @throws ValueError with the way to download it, for a name on the hub; FormatError and IoError as format::load_model_config.
+  /// @throws ValueError with the way to download it, for a name on the hub; FormatError and IoError as format::settled_config.
   [[nodiscard]] format::ModelConfig config() const;
   /// --chat_template, for commands that read conversations.
   void add_template_to(CommandLine& line);

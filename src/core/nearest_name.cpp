@@ -33,10 +33,10 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
-std::string_view nearest_name(std::string_view name, std::span<const std::string_view> known) {
+std::string_view nearest_name(std::string_view name, std::span<const std::string_view> known, std::optional<size_t> most) {
   const std::string wanted = folded(name);
   std::string_view best;
-  size_t best_distance = wanted.size() / 3 + 2;
+  size_t best_distance = most.value_or(wanted.size() / 3 + 1) + 1;
   for (const std::string_view candidate : known) {
     const size_t distance = edit_distance(wanted, folded(candidate));
     if (distance < best_distance) {
@@ -47,8 +47,8 @@ std::string_view nearest_name(std::string_view name, std::span<const std::string
   return best;
 }
 
-std::string did_you_mean(std::string_view name, std::span<const std::string_view> known) {
-  const std::string_view best = nearest_name(name, known);
+std::string did_you_mean(std::string_view name, std::span<const std::string_view> known, std::optional<size_t> most) {
+  const std::string_view best = nearest_name(name, known, most);
   return best.empty() ? std::string() : " Did you mean '" + std::string(best) + "'?";
 }
 

@@ -159,6 +159,17 @@ const TensorLocation& Checkpoint::at(std::string_view name) const {
       message("[{}] the checkpoint must hold tensor {}; it does not.{}", folder_, printable(name), did_you_mean(name, known)));
 }
 
+void Checkpoint::rename(std::string_view from, std::string to) {
+  QLORAPP_CHECK_FORMAT(find(to) == nullptr, "[{}] a tensor must be there once; {} and {} are the same one. Save the model again.",
+                       folder_, printable(from), printable(to));
+  TensorLocation location = at(from);
+  renamed_.push_back(std::make_unique<TensorEntry>(*location.tensor));
+  renamed_.back()->name = std::move(to);
+  std::erase_if(tensors_, [&](const TensorLocation& other) { return other.tensor == location.tensor; });
+  location.tensor = renamed_.back().get();
+  tensors_.insert(std::upper_bound(tensors_.begin(), tensors_.end(), location, before), location);
+}
+
 void Checkpoint::read(std::string_view name, int64_t offset, std::span<std::byte> into) const {
   const TensorLocation& location = at(name);
   location.file->read(*location.tensor, offset, into);

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -43,6 +44,10 @@ class Checkpoint {
   /// @throws FormatError naming the folder, with the nearest name it has.
   [[nodiscard]] const TensorLocation& at(std::string_view name) const;
 
+  /// Finds a tensor under another name from here on; the file stays as it is. Locations of it that were handed out keep the old name.
+  /// @throws FormatError if there is no tensor `from`, or one of the name `to`.
+  void rename(std::string_view from, std::string to);
+
   /// Reads into.size() bytes of a tensor, from its byte `offset` on. @throws as SafetensorsFile::read.
   void read(std::string_view name, int64_t offset, std::span<std::byte> into) const;
 
@@ -52,6 +57,7 @@ class Checkpoint {
   std::string folder_;
   std::vector<SafetensorsFile> files_;
   std::vector<TensorLocation> tensors_;
+  std::vector<std::unique_ptr<TensorEntry>> renamed_;
 };
 
 }  // namespace qlorapp::format

@@ -6,128 +6,39 @@
 
 #include "format/file_reader.hpp"
 #include "json_fields.hpp"
-#include "qlorapp/core/log.hpp"
+#include "model_config_keys.hpp"
 
 namespace qlorapp::format {
 namespace {
 
+constexpr const char* kOriginalLength = "original_max_position_embeddings";
 constexpr size_t kMaxConfigBytes = size_t{16} << 20;
 
 /// Bounds far beyond any model, so that products of two sizes stay within 64 bits.
 constexpr int64_t kMaxWidth = int64_t{1} << 24, kMaxLayers = 10'000, kMaxHeads = int64_t{1} << 16,
                   kMaxVocabulary = int64_t{1} << 31, kMaxPositions = int64_t{1} << 40;
 
-/// Say something about training, generation, bookkeeping or the head's labels; nothing about the forward pass.
-constexpr std::string_view kIgnoredKeys[] = {"use_cache",
-                                             "initializer_range",
-                                             "transformers_version",
-                                             "return_dict",
-                                             "output_attentions",
-                                             "output_hidden_states",
-                                             "torchscript",
-                                             "use_bfloat16",
-                                             "id2label",
-                                             "label2id",
-                                             "problem_type",
-                                             "task_specific_params",
-                                             "tokenizer_class",
-                                             "prefix",
-                                             "finetuning_task",
-                                             "chunk_size_feed_forward",
-                                             "sep_token_id",
-                                             "decoder_start_token_id",
-                                             "forced_bos_token_id",
-                                             "forced_eos_token_id",
-                                             "max_length",
-                                             "min_length",
-                                             "do_sample",
-                                             "early_stopping",
-                                             "num_beams",
-                                             "num_beam_groups",
-                                             "diversity_penalty",
-                                             "temperature",
-                                             "top_k",
-                                             "top_p",
-                                             "typical_p",
-                                             "repetition_penalty",
-                                             "length_penalty",
-                                             "no_repeat_ngram_size",
-                                             "encoder_no_repeat_ngram_size",
-                                             "bad_words_ids",
-                                             "num_return_sequences",
-                                             "output_scores",
-                                             "return_dict_in_generate",
-                                             "remove_invalid_values",
-                                             "exponential_decay_length_penalty",
-                                             "suppress_tokens",
-                                             "begin_suppress_tokens",
-                                             "unsloth_fixed",
-                                             "unsloth_version",
-                                             "model_name",
-                                             "name_or_path"};
-
-/// Known in some model to change the result; no family of the table supports them.
-constexpr RefusedKey kRefusedKeys[] = {
-    {"attention_bias", 0, "biases of the attention projections are not supported"},
-    {"mlp_bias", 0, "biases of the MLP are not supported"},
-    {"attention_dropout", 0, "dropout on attention weights is not supported"},
-    {"hidden_dropout", 0, "dropout on hidden states is not supported"},
-    {"resid_pdrop", 0, "dropout on hidden states is not supported"},
-    {"embd_pdrop", 0, "dropout on embeddings is not supported"},
-    {"pretraining_tp", 1, "only unsplit projections are supported"},
-    {"sliding_window", 0, "attention covers all earlier positions"},
-    {"use_sliding_window", 0, "attention covers all earlier positions"},
-    {"attention_chunk_size", 0, "attention covers all earlier positions"},
-    {"partial_rotary_factor", 1, "rotary embeddings rotate the whole head"},
-    {"original_max_position_embeddings", 0, "it belongs in the rope settings"},
-    {"no_rope_layers", 0, "every layer has rotary embeddings"},
-    {"no_rope_layer_interval", 0, "every layer has rotary embeddings"},
-    {"alibi", 0, "positions are rotary"},
-    {"final_logit_softcapping", 0, "logits are not capped"},
-    {"attn_logit_softcapping", 0, "attention scores are not capped"},
-    {"query_pre_attn_scalar", 0, "attention scores are scaled by 1 / sqrt(head_dim)"},
-    {"attention_multiplier", 0, "attention scores are scaled by 1 / sqrt(head_dim)"},
-    {"embedding_multiplier", 1, "embeddings are not scaled"},
-    {"scale_emb", 1, "embeddings are not scaled"},
-    {"residual_multiplier", 1, "residuals are not scaled"},
-    {"scale_depth", 0, "residuals are not scaled"},
-    {"logits_scaling", 1, "logits are not scaled"},
-    {"logit_scale", 1, "logits are not scaled"},
-    {"use_qk_norm", 0, "queries and keys are not normalized"},
-    {"qk_layernorm", 0, "queries and keys are not normalized"},
-    {"num_experts", 0, "mixtures of experts are not supported"},
-    {"num_local_experts", 0, "mixtures of experts are not supported"},
-    {"n_routed_experts", 0, "mixtures of experts are not supported"},
-    {"is_encoder_decoder", 0, "the model must be a decoder"},
-    {"add_cross_attention", 0, "the model must be a decoder"},
-    {"tie_encoder_decoder", 0, "the model must be a decoder"},
-    {"pruned_heads", 0, "every layer has all heads"},
-    {"per_layer_config", 0, "all layers have one shape"},
-    {"text_config", 0, "the model must be text only"},
-    {"vision_config", 0, "the model must be text only"},
-    {"compression_config", 0, "only bitsandbytes four-bit checkpoints are supported"},
-};
-
-bool is_neutral(const Json& value, double neutral) {
-  if (value.is_boolean()) return !value.get<bool>();
-  if (value.is_number()) return value.get<double>() == neutral;
-  return (value.is_array() || value.is_object()) && value.empty();
+/// Whether one of the architectures is the family's, or its model without a head ("LlamaModel").
+bool names_family(const std::vector<std::string>& architectures, const Family& family) {
+  const std::string_view whole = family.architecture;
+  const std::string body = message("{}Model", whole.substr(0, whole.find("ForCausalLM")));
+  return std::any_of(architectures.begin(), architectures.end(), [&](const auto& name) { return name == whole || name == body; });
 }
 
+/// By model_type, as transformers chooses. Other architectures beside the family's have no effect.
 const Family& family_of(JsonFields& fields) {
   const auto type = fields.text("model_type");
   const auto architectures = fields.texts("architectures");
   std::string known;
   for (const Family& family : families()) {
     known += message("{}{}", known.empty() ? "" : ", ", family.architecture);
-    const bool named = !architectures || (architectures->size() == 1 && architectures->front() == family.architecture);
+    const bool named = !architectures || (type && architectures->empty()) || names_family(*architectures, family);
     if ((architectures || type) && named && type.value_or(std::string(family.model_type)) == family.model_type) return family;
   }
-  const std::string got = !architectures               ? printable(type.value_or("none"))
-                          : architectures->size() != 1 ? message("{} of them", architectures->size())
-                                                       : printable(architectures->front());
+  const std::string got = architectures && !architectures->empty() ? listed(*architectures) : printable(type.value_or("none"));
+  const bool tells_both = type && architectures && !architectures->empty();
   throw FormatError(message("[{}] architectures must name one of {}; got {}{}. Use a model of a known architecture.",
-                            fields.where(), known, got, type && architectures ? " with model_type " + printable(*type) : ""));
+                            fields.where(), known, got, tells_both ? " with model_type " + printable(*type) : ""));
 }
 
 /// Merges the two shapes that transformers wrote over time; where both are there they must agree.
@@ -159,12 +70,15 @@ RopeSettings rope_of(JsonFields& fields, const Family& family, int64_t max_posit
     rope.factor = inner.required_number("factor");
     rope.low_freq_factor = inner.required_number("low_freq_factor");
     rope.high_freq_factor = inner.required_number("high_freq_factor");
-    rope.original_max_position_embeddings =
-        inner.integer("original_max_position_embeddings", 1, kMaxPositions).value_or(max_positions);
+    const auto outside = fields.integer(kOriginalLength, 1, kMaxPositions),
+               inside = inner.integer(kOriginalLength, 1, kMaxPositions);
+    rope.original_max_position_embeddings = outside ? *outside : inside.value_or(max_positions);  // transformers' order
     if (!(rope.factor >= 1)) inner.fail("factor", "must be at least 1", Json(rope.factor));
     if (!(rope.low_freq_factor > 0)) inner.fail("low_freq_factor", "must be above 0", Json(rope.low_freq_factor));
     if (!(rope.high_freq_factor > rope.low_freq_factor))
       inner.fail("high_freq_factor", "must be above low_freq_factor", Json(rope.high_freq_factor));
+  } else if (type == "linear" && inner.required_number("factor") == 1) {
+    rope.type = RopeSettings::Type::kDefault;  // positions are divided by one
   } else if (type != "default") {
     inner.fail("rope_type", "must be default or llama3", Json(type), "Use a model with one of these rotary embeddings.");
   }
@@ -178,47 +92,12 @@ RopeSettings rope_of(JsonFields& fields, const Family& family, int64_t max_posit
   return rope;
 }
 
-/// Refuses keys that change the result, logs unknown ones.
-void judge_other_keys(JsonFields& fields, const Family& family) {
-  for (const std::string_view key : {"auto_map", "trust_remote_code", "custom_pipelines"}) {
-    if (const Json* value = fields.value(key)) {
-      fields.fail(key, "must be absent: code from a model folder is never run", *value,
-                  "Use a model of a known architecture without custom code.");
-    }
-  }
-  if (const auto act = fields.text("hidden_act"); act && *act != "silu") {
-    fields.fail("hidden_act", "must be silu", Json(*act), "Use a model of a known architecture.");
-  }
-  if (const auto types = fields.texts("layer_types")) {
-    for (const std::string& type : *types) {
-      if (type != "full_attention") fields.fail("layer_types", "must be full_attention in every layer", Json(type));
-    }
-  }
-  const auto ignored_by_family = [&](std::string_view key) {
-    return std::find(family.ignored_keys.begin(), family.ignored_keys.end(), key) != family.ignored_keys.end();
-  };
-  const auto refuse = [&](const RefusedKey& rule) {
-    const Json* value = ignored_by_family(rule.key) ? nullptr : fields.value(rule.key);
-    if (value != nullptr && !is_neutral(*value, rule.neutral)) {
-      fields.fail(rule.key, message("is not supported: {}", rule.reason), *value, "Use a model without it.");
-    }
-  };
-  for (const RefusedKey& rule : family.refused_keys) refuse(rule);
-  for (const RefusedKey& rule : kRefusedKeys) refuse(rule);
-  std::vector<std::string> unknown;
-  for (const std::string& key : fields.remaining()) {
-    const bool ignored = key.starts_with('_') || ignored_by_family(key) ||
-                         std::find(std::begin(kIgnoredKeys), std::end(kIgnoredKeys), key) != std::end(kIgnoredKeys);
-    if (!ignored) unknown.push_back(key);
-  }
-  if (!unknown.empty()) log_warning_once(message("[{}] unknown keys are ignored: {}.", fields.where(), listed(unknown)));
-}
-
 std::optional<Dtype> dtype_of(JsonFields& fields) {
   std::optional<Dtype> dtype;
   for (const std::string_view key : {"torch_dtype", "dtype"}) {
-    const auto name = fields.text(key);
-    if (!name) continue;
+    auto name = fields.text(key);
+    if (!name || *name == "auto") continue;
+    if (name->starts_with("torch.")) name->erase(0, 6);
     const auto found = weight_dtype_from_torch_name(*name);
     if (!found) fields.fail(key, "must be float32, float16 or bfloat16", Json(*name), "Convert the model.");
     if (dtype && *dtype != *found) fields.fail(key, "must not contradict torch_dtype", Json(*name), "Keep one of them.");

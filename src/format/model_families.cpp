@@ -6,6 +6,10 @@
 namespace qlorapp::format {
 namespace {
 
+/// transformers' Llama does not read them. original_max_position_embeddings counts with rope type llama3.
+constexpr std::array<std::string_view, 5> kUnreadByLlama{"pretraining_tp", "resid_pdrop", "embd_pdrop", "hidden_dropout",
+                                                         "original_max_position_embeddings"};
+
 // Llama 2, 3, 3.1, 3.2, 3.3, and the many models published under its architecture.
 constexpr std::array<Family, 1> kFamilies{{{.architecture = "LlamaForCausalLM",
                                             .model_type = "llama",
@@ -13,7 +17,7 @@ constexpr std::array<Family, 1> kFamilies{{{.architecture = "LlamaForCausalLM",
                                             .rms_norm_eps = 1e-6,
                                             .rope_theta = 10000.0,
                                             .max_position_embeddings = 2048,
-                                            .ignored_keys = {},
+                                            .ignored_keys = kUnreadByLlama,
                                             .refused_keys = {}}}};
 
 }  // namespace

@@ -2,7 +2,10 @@
 #include <cmath>
 #include <numbers>
 
+#include <nlohmann/json.hpp>
+
 #include "core/check.hpp"
+#include "qlorapp/format/json.hpp"
 #include "qlorapp/format/model_config.hpp"
 
 namespace qlorapp::format {
@@ -11,6 +14,29 @@ namespace {
 std::string block_name(int64_t layer) { return message("model.layers.{}.", layer); }
 
 }  // namespace
+
+std::vector<std::pair<std::string, std::string>> computed_fields(const ModelConfig& config) {
+  const auto text = [](const auto& value) { return Json(value).dump(); };
+  const RopeSettings& rope = config.rope;
+  const bool scaled = rope.type == RopeSettings::Type::kLlama3;
+  const auto if_scaled = [&](const auto& value) { return scaled ? text(value) : std::string("null"); };
+  return {{"model_type", text(std::string(config.family->model_type))},
+          {"hidden_size", text(config.hidden_size)},
+          {"intermediate_size", text(config.intermediate_size)},
+          {"num_hidden_layers", text(config.num_hidden_layers)},
+          {"num_attention_heads", text(config.num_attention_heads)},
+          {"num_key_value_heads", text(config.num_key_value_heads)},
+          {"head_dim", text(config.head_dim)},
+          {"vocab_size", text(config.vocab_size)},
+          {"rms_norm_eps", text(config.rms_norm_eps)},
+          {"tie_word_embeddings", text(config.tie_word_embeddings)},
+          {"rope_type", text(scaled ? "llama3" : "default")},
+          {"rope_theta", text(rope.theta)},
+          {"rope_factor", if_scaled(rope.factor)},
+          {"rope_low_freq_factor", if_scaled(rope.low_freq_factor)},
+          {"rope_high_freq_factor", if_scaled(rope.high_freq_factor)},
+          {"rope_original_max_position_embeddings", if_scaled(rope.original_max_position_embeddings)}};
+}
 
 std::vector<ModelParameter> linear_layers(const ModelConfig& config) {
   const int64_t hidden = config.hidden_size, inner = config.intermediate_size;

@@ -12,6 +12,7 @@
 #include "format/checkpoint_index.hpp"
 #include "format/folder.hpp"
 #include "format/manifest.hpp"
+#include "format/model_folder.hpp"
 #include "format/quant_state.hpp"
 #include "io/checkpoint_folder.hpp"
 #include "io/finite.hpp"
@@ -127,14 +128,16 @@ Inspection inspect_model(const std::string& folder) {
   try {
     config = format::load_model_config(folder);
     found.facts.emplace_back("architecture", config->family->model_type);
-    found.facts.emplace_back("parameters", message("{}", format::parameter_count(*config)));
   } catch (const Error& error) { found.facts.emplace_back("architecture", message("none of the engine's: {}", first_line(error))); }
   look(found, [&] {
-    const format::Checkpoint checkpoint(folder);
+    const format::Checkpoint files(folder);
     int64_t bytes = 0;
-    for (const format::SafetensorsFile& file : checkpoint.files()) bytes += read_all(file, found);
-    found.facts.emplace_back("files", message("{}, {}", std::ssize(checkpoint.files()), text(bytes)));
+    for (const format::SafetensorsFile& file : files.files()) bytes += read_all(file, found);
+    found.facts.emplace_back("files", message("{}, {}", std::ssize(files.files()), text(bytes)));
     if (!config) return;
+    const format::ModelFolder model = format::open_model_folder(folder);
+    const format::Checkpoint& checkpoint = model.checkpoint;
+    found.facts.emplace_back("parameters", message("{}", format::parameter_count(model.config)));
     std::vector<StreamedTensor> unread;
     for (const format::ModelParameter& linear : format::linear_layers(*config)) {
       const std::string name = linear.name + ".weight";
@@ -144,7 +147,7 @@ Inspection inspect_model(const std::string& folder) {
         static_cast<void>(stream_quantized(unread, checkpoint, name, linear.shape));
       });
     }
-    for (const format::ModelParameter& dense : format::dense_parameters(*config))
+    for (const format::ModelParameter& dense : format::dense_parameters(model.config))
       look(found, [&] { static_cast<void>(find_checked(checkpoint, dense.name, dense.shape)); });
   });
   found.loads_in = {config ? "qlorapp train, eval, generate, merge and quantize --model" : "AutoModelForCausalLM of this library",

@@ -11,6 +11,7 @@
 #include "core/check.hpp"
 #include "format/double_quant.hpp"
 #include "format/dynamic_map.hpp"
+#include "format/model_folder.hpp"
 #include "io/tensor_file.hpp"
 #include "quant/arrival.hpp"
 
@@ -179,12 +180,13 @@ QuantizedTensor quantized_of_tensors(const std::map<std::string, at::Tensor>& te
 }
 
 WeightSource checkpoint_weights(std::string folder) {
-  auto opened = std::make_shared<std::optional<format::Checkpoint>>();
+  auto opened = std::make_shared<std::optional<format::ModelFolder>>();
   return [opened, folder = std::move(folder)](const std::string& module) -> at::Tensor {
-    if (!*opened) opened->emplace(folder);
+    if (!*opened) opened->emplace(format::open_model_folder(folder));
+    const format::Checkpoint& checkpoint = (*opened)->checkpoint;
     const std::string name = module + ".weight";
-    if (format::is_quantized(**opened, name)) return {};
-    return read_tensor((*opened)->at(name));
+    if (format::is_quantized(checkpoint, name)) return {};
+    return read_tensor(checkpoint.at(name));
   };
 }
 

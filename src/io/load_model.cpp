@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "format/model_folder.hpp"
 #include "io/finite.hpp"
 #include "io/linear_weight.hpp"
 #include "io/tensor_file.hpp"
@@ -22,9 +23,8 @@ namespace {
 class Loader {
  public:
   Loader(const std::string& folder, const LoadOptions& options)
-      : checkpoint_(folder), config_(format::load_model_config(folder)), options_(options) {
+      : model_(format::open_model_folder(folder)), checkpoint_(model_.checkpoint), config_(model_.config), options_(options) {
     options_.compute_dtype = dtype_on(gpu_architecture(options.device), options.compute_dtype);
-    check_only_known_tensors();
   }
 
   CausalLM load() {
@@ -55,24 +55,6 @@ class Loader {
   }
 
  private:
-  /// A tensor that no layer takes is said, not dropped in silence: it may be the sign of another architecture.
-  void check_only_known_tensors() const {
-    std::vector<std::string> unknown;
-    for (const format::TensorLocation& location : checkpoint_.tensors()) {
-      const std::string& name = location.tensor->name;
-      const bool head = name == "lm_head.weight" || name.starts_with("lm_head.weight.");
-      if (head || name.starts_with("model.embed_tokens.") || name == "model.norm.weight" || name.ends_with("rotary_emb.inv_freq"))
-        continue;
-      if (name.starts_with("model.layers.") && (name.find(".weight") != std::string::npos)) continue;
-      unknown.push_back(name);
-    }
-    if (unknown.empty()) return;
-    throw FormatError(
-        message("[load] {} holds {} tensor(s) that a {} model does not have, such as '{}'. Biases and extra layers are not "
-                "supported. Is config.json of another model?",
-                checkpoint_.folder(), unknown.size(), config_.family->model_type, unknown.front()));
-  }
-
   /// Four-bit weights were looked at when they were quantized or read.
   void check_finite(const DecoderWeights& weights) const {
     const auto check = [&](const at::Tensor& tensor, const std::string& name) {
@@ -99,8 +81,9 @@ class Loader {
     if (options_.progress) options_.progress(done_, ordered_);
   }
 
-  format::Checkpoint checkpoint_;
-  format::ModelConfig config_;
+  format::ModelFolder model_;
+  const format::Checkpoint& checkpoint_;
+  const format::ModelConfig& config_;
   LoadOptions options_;
   std::vector<StreamedTensor> tensors_;
   int64_t ordered_ = 0, done_ = 0;

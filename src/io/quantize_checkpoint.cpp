@@ -7,6 +7,7 @@
 #include "core/check.hpp"
 #include "format/atomic_file.hpp"
 #include "format/folder.hpp"
+#include "format/model_folder.hpp"
 #include "io/finite.hpp"
 #include "io/linear_weight.hpp"
 #include "io/tensor_file.hpp"
@@ -19,8 +20,7 @@ namespace qlorapp {
 void quantize_checkpoint(const std::string& folder, const std::string& output, const Quantizer::Options& options,
                          at::ScalarType compute_dtype, const std::function<void(int64_t, int64_t)>& progress) {
   format::FreshFolder fresh(output);
-  const format::Checkpoint checkpoint(folder);
-  const format::ModelConfig config = format::load_model_config(folder);
+  const auto [config, checkpoint] = format::open_model_folder(folder);
   const auto linears = format::linear_layers(config);
   for (const auto& linear : linears) {
     QLORAPP_CHECK_VALUE(!format::is_quantized(checkpoint, linear.name + ".weight"),
@@ -54,7 +54,7 @@ void quantize_checkpoint(const std::string& folder, const std::string& output, c
   for (const format::TensorLocation& location : checkpoint.tensors()) {
     const format::TensorEntry& entry = *location.tensor;
     if (std::binary_search(consumed.begin(), consumed.end(), entry.name)) continue;
-    if (config.tie_word_embeddings && entry.name == "lm_head.weight") continue;
+    if (config.tie_word_embeddings && entry.name == format::kHeadTable) continue;
     specs.push_back({entry.name, entry.dtype, entry.shape});
   }
 
@@ -74,8 +74,10 @@ void quantize_checkpoint(const std::string& folder, const std::string& output, c
   quantization.compute_dtype = format_dtype_of(compute_dtype);
   const std::string config_path = format::path_in(folder, "config.json");
   // Last, because a folder without it is no model: an interrupted run leaves nothing that could be taken for one.
-  format::write_file_atomically(format::path_in(fresh.path(), "config.json"),
-                                format::with_quantization_config(read_text(config_path), config_path, quantization));
+  format::write_file_atomically(
+      format::path_in(fresh.path(), "config.json"),
+      format::with_quantization_config(format::with_tables_of(config, read_text(config_path), config_path), config_path,
+                                       quantization));
   fresh.keep();
 }
 

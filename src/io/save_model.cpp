@@ -13,6 +13,7 @@
 #include "format/atomic_file.hpp"
 #include "format/checkpoint_index.hpp"
 #include "format/folder.hpp"
+#include "format/model_folder.hpp"
 #include "format/python_json.hpp"
 #include "io/linear_weight.hpp"
 #include "io/tensor_file.hpp"
@@ -116,7 +117,8 @@ void save_model(const CausalLM& model, const std::string& source, const std::str
                       "[save] {} is the folder that the model was loaded from. Name another.", output);
   format::make_folders("save", output);
   const std::string config_path = format::path_in(source, "config.json");
-  std::string config = with_dtype(read_text(config_path), config_path, model.dtype());
+  std::string config =
+      with_dtype(format::with_tables_of(model.config(), read_text(config_path), config_path), config_path, model.dtype());
   const format::Json json = format::parse_json(config, config_path, {.allow_nonfinite = true});
   const QuantizedTensor* const quantized = first_quantized(model);
   std::string storage = options.storage;

@@ -8,6 +8,7 @@
 #include "core/nearest_name.hpp"
 #include "format/file_reader.hpp"
 #include "format/folder.hpp"
+#include "format/model_folder.hpp"
 
 namespace qlorapp {
 namespace {
@@ -54,7 +55,7 @@ format::ModelConfig find_model_config(const std::string& text) {
   if (text.ends_with(".json")) return format::parse_model_config(format::FileReader(text).read_all(size_t{16} << 20), text);
   QLORAPP_CHECK_VALUE(format::exists(text), "[model] must be a folder with a config.json, such a file, or one of {}; got '{}'.{}",
                       joined(kNames), text, did_you_mean(lower(text), kNames));
-  return format::load_model_config(text);
+  return format::settled_config(text);
 }
 
 }  // namespace qlorapp

@@ -12,6 +12,7 @@
 #include "format/atomic_file.hpp"
 #include "format/config_json.hpp"
 #include "format/folder.hpp"
+#include "format/json_fields.hpp"
 #include "format/python_json.hpp"
 #include "qlorapp/core/log.hpp"
 
@@ -50,6 +51,28 @@ std::string change(std::string_view name, const std::string& before, const std::
 
 void append(std::string& list, const std::string& entry) { list += (list.empty() ? "" : ", ") + entry; }
 
+/// A base whose config.json computes something else from the same weights is another base.
+void check_base_config(const std::string& folder, const RunInputs& saved, const RunInputs& inputs) {
+  std::string changes, unknown;
+  for (const auto& [name, value] : inputs.base_config) {
+    const auto before = std::find_if(saved.base_config.begin(), saved.base_config.end(),
+                                     [&name = name](const auto& field) { return field.first == name; });
+    if (before == saved.base_config.end()) {
+      append(unknown, name);
+      continue;
+    }
+    const format::Json was = format::parse_json(before->second, folder);
+    if (was != format::parse_json(value, folder)) append(changes, change(name, format::shown(was), value));
+  }
+  QLORAPP_CHECK_FORMAT(
+      changes.empty(),
+      "[resume] {} belongs to a base whose config.json computes something else: {}. Give the config.json of that run.", folder,
+      changes);
+  if (!unknown.empty())
+    log_warning(message("[resume] {} does not say these fields of its base's config.json, which could not be compared: {}.", folder,
+                        unknown));
+}
+
 uint64_t row_sum(const Example& row) {
   uint64_t sum = 0;
   for (size_t i = 0; i < row.input_ids.size(); ++i) {
@@ -81,6 +104,7 @@ ChangedInputs check_inputs(const std::string& folder, const TrainingArguments& a
       "[resume] {} belongs to another base model, or to this one quantized differently or in another precision "
       "(--bf16, --fp16). Give the model and precision of that run.",
       folder);
+  check_base_config(folder, saved, inputs);
   if (inputs.base != saved.base) log_info("[resume] the scales of the base differ in rounding from those of that run's device.");
 
   const std::string path = format::path_in(folder, kArgumentsFile);

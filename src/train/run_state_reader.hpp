@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -54,6 +56,17 @@ class RunStateReader {
     const format::Json& value = find(key);
     QLORAPP_CHECK_FORMAT(value.is_string(), "[resume] {}: '{}' must be a string.", path_, key);
     into = value.get<std::string>();
+  }
+  /// An object of values that are no objects, each as JSON; empty if the key is missing.
+  void values(const char* key, std::vector<std::pair<std::string, std::string>>& into) const {
+    into.clear();
+    const auto found = json_.find(key);
+    if (found == json_.end()) return;
+    QLORAPP_CHECK_FORMAT(found->is_object(), "[resume] {}: '{}' must be an object.", path_, key);
+    for (const auto& [name, value] : found->items()) {
+      QLORAPP_CHECK_FORMAT(!value.is_structured(), "[resume] {}: '{}' must hold numbers, strings, booleans or null.", path_, key);
+      into.emplace_back(name, value.dump(-1, ' ', true));
+    }
   }
   /// 64 bits as hexadecimal text: JSON's numbers are doubles to most readers.
   void bits(const char* key, uint64_t& into) const {

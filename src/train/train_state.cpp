@@ -62,6 +62,8 @@ void TrainState::save(const std::string& folder) const {
   json["eval_data"] = hexadecimal(inputs.eval_data);
   json["base_fingerprint"] = hexadecimal(inputs.base);
   json["base_without_scales"] = hexadecimal(inputs.base_without_scales);
+  json["base_config"] = format::Json::object();
+  for (const auto& [name, value] : inputs.base_config) json["base_config"][name] = format::parse_json(value, name);
   json["device"] = inputs.device;
   json["ranks"] = inputs.ranks;
   format::write_file_atomically(format::path_in(folder, kRunStateFile), format::dump_python_json(json, format::kConfigStyle));
@@ -75,6 +77,7 @@ RunInputs RunInputs::load(const std::string& folder) {
   reader.bits("eval_data", inputs.eval_data);
   reader.bits("base_fingerprint", inputs.base);
   reader.bits("base_without_scales", inputs.base_without_scales);
+  reader.values("base_config", inputs.base_config);
   reader.text("device", inputs.device);
   reader.integer("ranks", inputs.ranks);
   return inputs;

@@ -21,6 +21,7 @@
 #include "nn/decoder.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/data/packing.hpp"
+#include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/adapter.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/train/evaluate.hpp"
@@ -129,6 +130,7 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
                    data_fingerprint(eval_data_),
                    base.whole,
                    base.without_scales,
+                   format::computed_fields(model_->config()),
                    c10::DeviceTypeName(device().type(), /*lower_case=*/true),
                    rank_count(),
                    model_->lora_config().lora_dropout};
@@ -162,6 +164,9 @@ void Trainer::check_ranks() {
   check_same_on_all(ranks, "options", format::to_json(compared).dump());
   check_same_on_all(ranks, "device type", state_.inputs.device);
   check_same_on_all(ranks, "base model (fingerprint)", message("{:016x}", state_.inputs.base));
+  std::string fields;
+  for (const auto& [name, value] : state_.inputs.base_config) fields += message("{} {}; ", name, value);
+  check_same_on_all(ranks, "config.json of the base", fields);
   check_same_on_all(ranks, "training data (fingerprint)", message("{:016x}", state_.inputs.train_data));
   check_same_on_all(ranks, "evaluation data (fingerprint)", message("{:016x}", state_.inputs.eval_data));
   check_same_on_all(ranks, "adapter layout", message("{}", model_->arena().values().numel()));

@@ -98,9 +98,10 @@ TEST_CASE("what would change the result, or is no size of a model, is refused by
   } rows[] = {
       {config(R"("architectures":["MambaForCausalLM"],"model_type":"mamba")"),
        "one of LlamaForCausalLM; got 'MambaForCausalLM' with model_type 'mamba'"},
-      {config(R"("architectures":["LlamaModel"])"), "got 'LlamaModel'"},
-      {config(R"("architectures":["LlamaForCausalLM","X"])"), "2 of them"},
-      {config(R"("architectures":[])"), "0 of them"},
+      {config(R"("architectures":["LlamaForSequenceClassification"])"), "got 'LlamaForSequenceClassification' with model_type"},
+      {config(R"("architectures":["MistralForCausalLM","X"])"), "got 'MistralForCausalLM', 'X' with model_type"},
+      {config(R"("architectures":["LlamaForCausalLM","X"],"model_type":"qwen2")"), "model_type 'qwen2'"},
+      {config(R"("architectures":[])", "model_type"), "got 'none'"},
       {config(R"("architectures":"LlamaForCausalLM")"), "architectures must be a list of strings"},
       {config(R"("model_type":"qwen2")"), "model_type 'qwen2'"},
       {"{}", "got 'none'"},
@@ -129,14 +130,26 @@ TEST_CASE("what would change the result, or is no size of a model, is refused by
       {config(R"("attention_bias":true)"), "attention_bias is not supported: biases"},
       {config(R"("mlp_bias":true)"), "mlp_bias is not supported"},
       {config(R"("attention_dropout":0.1)"), "attention_dropout is not supported"},
-      {config(R"("pretraining_tp":2)"), "pretraining_tp is not supported"},
       {config(R"("sliding_window":4096)"), "sliding_window is not supported"},
+      {config(R"("sliding_window":4096,"use_sliding_window":true)"), "sliding_window is not supported"},
+      {config(R"("use_sliding_window":true)"), "use_sliding_window is not supported"},
       {config(R"("layer_types":["sliding_attention"])"), "layer_types must be full_attention"},
       {config(R"("final_logit_softcapping":30.0)"), "final_logit_softcapping is not supported"},
       {config(R"("partial_rotary_factor":0.5)"), "partial_rotary_factor is not supported"},
       {config(R"("num_local_experts":8)"), "num_local_experts is not supported"},
       {config(R"("is_encoder_decoder":true)"), "is_encoder_decoder is not supported"},
       {config(R"("torch_dtype":"float64")"), "torch_dtype must be float32"},
+      {config(R"("dtype":"torch.int8")"), "dtype must be float32"},
+      {config(R"("dtype":"torch.")"), "dtype must be float32"},
+      {config(R"("rms_norm_esp":1e-5)"), "Did you mean 'rms_norm_eps'?"},
+      {config(R"("rope_parammters":{"rope_theta":5e5,"rope_type":"default"})"), "Did you mean 'rope_parameters'?"},
+      {config(R"("rope_thets":5e5)"), "Did you mean 'rope_theta'?"},
+      {config(R"("num_key_value_head":2)"), "Did you mean 'num_key_value_heads'?"},
+      {config(R"("tie_words_embeddings":true)"), "Did you mean 'tie_word_embeddings'?"},
+      {config(R"("head-dim":8)"), "Did you mean 'head_dim'?"},
+      {config(R"("atention_bias":true)"), "Did you mean 'attention_bias'?"},
+      {config(R"("quantisation_config":{"load_in_4bit":true})"), "Did you mean 'quantization_config'?"},
+      {config(R"("eos_tokens_id":2)"), "Did you mean 'eos_token_id'?"},
       {config(R"("torch_dtype":"float32","dtype":"float16")"), "must not contradict"},
       {config(R"("bos_token_id":96)"), "bos_token_id must be an integer from -1 to 95"},
       {config(R"("eos_token_id":[2,96])"), "eos_token_id must hold ids from 0 to 95"},
@@ -199,6 +212,53 @@ TEST_CASE("keys that change nothing pass in silence, unknown ones are said once,
   (void)parse(config(many));
   REQUIRE(warnings.lines.size() == 2);
   REQUIRE(has(warnings.lines[1], "'key_9' and 4990 more."));
+}
+
+TEST_CASE("what transformers' Llama does not read does not stop a load, and says nothing", "[format][cpu]") {
+  const Warnings warnings;
+  for (const char* more :
+       {R"("pretraining_tp":2)", R"("sliding_window":4096,"use_sliding_window":false,"max_window_layers":1)",
+        R"("sliding_window":4096,"layer_types":["full_attention","full_attention"])",
+        R"("resid_pdrop":0.1,"embd_pdrop":0.1,"hidden_dropout":0.1)", R"("hidden_act":"swish")",
+        R"("original_max_position_embeddings":16)", R"("rope_scaling":{"type":"linear","factor":1.0})", R"("dtype":"auto")",
+        R"("architectures":["LlamaModel"])", R"("architectures":["X","LlamaForCausalLM"])", R"("architectures":[])",
+        R"("is_decoder":true,"boi_token_id":1,"unk_token_id":0)", R"("rope_parammters":null)"}) {
+    INFO(more);
+    REQUIRE(computed_fields(parse(config(more))) == computed_fields(parse(config())));
+    REQUIRE_FALSE(parse(config(more)).dtype.has_value());
+  }
+  REQUIRE(warnings.lines == std::vector<std::string>{"[config.json] unknown keys are ignored: 'rope_parammters'."});
+  REQUIRE(parse(config(R"("dtype":"torch.bfloat16")")).dtype == Dtype::kBF16);
+  REQUIRE(parse(config(R"("torch_dtype":"torch.float16","dtype":"float16")")).dtype == Dtype::kF16);
+  REQUIRE(parse(config(R"("torch_dtype":"auto","dtype":"float16")")).dtype == Dtype::kF16);
+}
+
+TEST_CASE("each field that enters the computation is one of computed_fields", "[format][cpu]") {
+  const std::string llama3 =
+      R"("rope_parameters":{"rope_type":"llama3","rope_theta":5e5,"factor":8,"low_freq_factor":1,"high_freq_factor":4,"original_max_position_embeddings":)";
+  const std::pair<std::string, std::string> pairs[] = {
+      {"", R"("rms_norm_eps":1e-5)"},
+      {"", R"("rope_theta":20000)"},
+      {"", R"("tie_word_embeddings":true)"},
+      {"", R"("num_attention_heads":8)"},
+      {"", R"("num_key_value_heads":2)"},
+      {"", R"("head_dim":32)"},
+      {"", R"("hidden_size":128)"},
+      {"", R"("intermediate_size":100)"},
+      {"", R"("num_hidden_layers":3)"},
+      {"", R"("vocab_size":97)"},
+      {llama3 + "8192}", llama3 + "4096}"},
+      {llama3 + "8192}", R"("rope_theta":5e5)"},
+      {llama3 + "8192}", llama3 + R"(8192},"original_max_position_embeddings":100)"},
+  };
+  for (const auto& [before, after] : pairs) {
+    INFO(after);
+    const auto was = computed_fields(parse(config(before))), is = computed_fields(parse(config(after)));
+    REQUIRE(was.size() == is.size());
+    REQUIRE(was != is);
+  }
+  REQUIRE(computed_fields(parse(config(R"("rms_norm_eps":1e-6,"bos_token_id":1,"dtype":"float16")"))) ==
+          computed_fields(parse(config(R"("eos_token_id":2,"max_position_embeddings":64)"))));
 }
 
 TEST_CASE("the parameters of Llama-3.2-1B are those that PEFT counts", "[format][cpu]") {

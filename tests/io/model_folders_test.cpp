@@ -12,10 +12,13 @@
 
 #include "catch.hpp"
 #include "core/check.hpp"
+#include "format/atomic_file.hpp"
 #include "format/expect_error.hpp"
+#include "format/model_folder.hpp"
 #include "io/small_folders.hpp"
 #include "io/tensor_file.hpp"
 #include "nn/decoder.hpp"
+#include "qlorapp/core/log.hpp"
 #include "qlorapp/io/load_model.hpp"
 #include "qlorapp/io/save_model.hpp"
 #include "reference/four_bit.hpp"
@@ -130,6 +133,101 @@ TEST_CASE("a tensor that is missing, of another shape or of integers is named wi
   CHECK(has(whole, "tensor 'model.norm.weight' must be float32, float16 or bfloat16; got I32"));
   const std::string bias = "model.layers.0.self_attn.q_proj.bias";
   CHECK(has(folder_refusal(base, [&](auto& tensors) { tensors[bias] = at::zeros({512}); }), "holds 1 tensor(s)"));
+}
+
+namespace {
+
+constexpr const char *kEmbedding = "model.embed_tokens.weight", *kHead = "lm_head.weight";
+
+/// The base folder's body under a config that ties the tables, with the tensors changed.
+void write_tied(const TemporaryFolder& folder, const std::function<void(std::map<std::string, at::Tensor>&)>& change) {
+  auto tensors = folder_tensors(base_folder().path());
+  change(tensors);
+  write_tensors(folder / "model.safetensors", {tensors.begin(), tensors.end()});
+  format::write_file_atomically(folder / "config.json", small_config("bfloat16", /*tied=*/true));
+}
+
+}  // namespace
+
+TEST_CASE("a tied config beside two tables that differ uses both, and every writer keeps both", "[io][cpu]") {
+  std::vector<std::string> lines;
+  const TemporaryFolder folder, saved, quantized;
+  write_tied(folder, [](auto&) {});
+  set_log_sink([&](LogLevel, std::string_view line) { lines.emplace_back(line); });
+  CausalLM model = folder_model(folder.path(), /*in_4bit=*/false), untied = folder_model(base_folder().path(), false);
+  set_log_sink({});
+  REQUIRE(lines.size() == 1);
+  CHECK(has(lines[0], "model.embed_tokens.weight and lm_head.weight differ"));
+  CHECK(at::equal(folder_logits(model), folder_logits(untied)));
+  save_model(model, folder.path(), saved.path());
+  quantize_checkpoint(folder.path(), quantized / "model", {}, at::kBFloat16);
+  CausalLM in_4bit = folder_model(base_folder().path(), true), again = folder_model(saved.path(), true);
+  CausalLM read = folder_model(quantized / "model", true);
+  CHECK(at::equal(folder_logits(again), folder_logits(in_4bit)));
+  CHECK(at::equal(folder_logits(read), folder_logits(in_4bit)));
+  CHECK(has(saved.read("config.json"), "\"tie_word_embeddings\": false"));
+  CHECK(has(quantized.read("model/config.json"), "\"tie_word_embeddings\": false"));
+  CHECK(format::computed_fields(format::settled_config(folder.path())) == format::computed_fields(model.config()));
+}
+
+TEST_CASE("a table that is stored twice is one, and one that is stored as the head alone is it", "[io][cpu]") {
+  const TemporaryFolder plain, twice, head, quantized;
+  write_tied(plain, [](auto& tensors) { tensors.erase(kHead); });
+  write_tied(twice, [](auto& tensors) { tensors[kHead] = tensors[kEmbedding].clone(); });
+  write_tied(head, [](auto& tensors) {
+    tensors[kHead] = tensors[kEmbedding];
+    tensors.erase(kEmbedding);
+  });
+  CausalLM wanted = folder_model(plain.path(), true);
+  for (const TemporaryFolder* folder : {&twice, &head}) {
+    CausalLM model = folder_model(folder->path(), true);
+    CHECK(model.config().tie_word_embeddings);
+    CHECK(at::equal(folder_logits(model), folder_logits(wanted)));
+  }
+  quantize_checkpoint(head.path(), quantized / "model", {}, at::kBFloat16);
+  quantize_checkpoint(plain.path(), quantized / "plain", {}, at::kBFloat16);
+  CHECK(quantized.read("model/model.safetensors") == quantized.read("plain/model.safetensors"));
+}
+
+TEST_CASE("files of a model without its head are read; without a tied table the missing head is named", "[io][cpu]") {
+  const auto without_prefix = [](std::map<std::string, at::Tensor>& tensors) {
+    std::map<std::string, at::Tensor> plain;
+    for (const auto& [name, tensor] : tensors)
+      if (name != kHead) plain[name.substr(6)] = tensor;
+    tensors = std::move(plain);
+  };
+  const TemporaryFolder tied, body;
+  write_tied(tied, [](auto& tensors) { tensors.erase(kHead); });
+  write_tied(body, without_prefix);
+  CausalLM model = folder_model(body.path(), true), wanted = folder_model(tied.path(), true);
+  CHECK(at::equal(folder_logits(model), folder_logits(wanted)));
+  CHECK(has(folder_refusal(base_folder().path(), without_prefix), "must hold tensor 'lm_head.weight'"));
+}
+
+TEST_CASE("a tensor that the config's model does not have is refused by name, with the way out", "[io][cpu]") {
+  const std::string base = base_folder().path();
+  const auto with = [&](const std::string& name) {
+    return folder_refusal(base, [&](auto& tensors) { tensors[name] = at::ones({64}); });
+  };
+  const std::string layer = with("model.layers.3.input_layernorm.weight");
+  CHECK(has(layer, "behind the 3 that config.json gives the model, up to layer 3: 'model.layers.3.input_layernorm.weight'"));
+  CHECK(has(layer, "Set num_hidden_layers to the checkpoint's, 4"));
+  for (const char* name :
+       {"model.layers.0.self_attn.q_norm.weight", "model.layers.2.pre_feedforward_layernorm.weight",
+        "model.layers.1.mlp.experts.0.up_proj.weight", "model.layers.1.self_attn.q_proj.weight.absmax", "lm_head.bias",
+        "model.embed_positions.weight", "model.layers.x.input_layernorm.weight", "score.weight"}) {
+    INFO(name);
+    const std::string refused = with(name);
+    CHECK(has(refused, "holds 1 tensor(s) that a llama model does not have, such as '" + std::string(name) + "'"));
+    CHECK(has(refused, "model.safetensors"));
+    CHECK(has(refused, "Use the config.json that belongs to this checkpoint"));
+  }
+  const TemporaryFolder folder;
+  auto tensors = folder_tensors(base);
+  tensors["model.layers.1.self_attn.rotary_emb.inv_freq"] = at::ones({32});
+  write_tensors(folder / "model.safetensors", {tensors.begin(), tensors.end()});
+  std::filesystem::copy_file(base + "/config.json", folder / "config.json");
+  CHECK_NOTHROW(folder_model(folder.path(), true));
 }
 
 TEST_CASE("a value that is not finite is found in every kind of weight", "[io][cpu]") {

@@ -58,6 +58,9 @@ def changed(whole, tmp_path):
         ("run_state.json", {"loss_sum": "0"}, "'loss_sum' must be a number"),
         ("run_state.json", {"base_fingerprint": "0"}, "another base model"),
         ("run_state.json", {"train_data": "0"}, "the training data"),
+        ("run_state.json", {"base_config": []}, "'base_config' must be an object"),
+        ("run_state.json", {"base_config": {"rms_norm_eps": {}}}, "'base_config' must hold numbers"),
+        ("run_state.json", {"base_config": {"rms_norm_eps": "x\n[resume] forged"}}, r'rms_norm_eps "x\n[resume] forged" → '),
         ("run_state.json", "[]", "lacks 'schema'"),
         ("run_state.json", '{"schema": ' * 5000, "nested at most"),
         ("training_args.json", {"per_device_train_batch_size": 0}, "per_device_train_batch_size must be"),
@@ -77,7 +80,13 @@ def test_numbers_that_no_run_wrote_are_refused(root, changed, tmp_path, file, ch
     checkpoint = changed(file, change)
     error = refused(*train(root, tmp_path / "out", resume_from_checkpoint=checkpoint))
     assert shown in error
-    assert "another base" in error or "other adapters" in error or "training data" in error or str(checkpoint / file) in error
+    assert (
+        "another base" in error
+        or "a base whose config.json" in error
+        or "other adapters" in error
+        or "training data" in error
+        or str(checkpoint / file) in error
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,3 +119,36 @@ def test_the_best_checkpoint_of_a_stranger_leads_nowhere(root, changed, tmp_path
     result = peer.run_cli(*train(root, out, resume_from_checkpoint=tmp_path / "run" / "checkpoint-2"))
     assert "the best checkpoint, 'checkpoint-9', is not beside" in result.stderr
     assert json.loads((out / "trainer_state.json").read_text())["best_model_checkpoint"] is None
+
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "keys, shown",
+    [
+        ({"rms_norm_eps": 0.02}, "rms_norm_eps 1e-"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 30000.0}}, "rope_theta 10000.0 → 30000.0"),
+        ({"rope_parameters": LLAMA3}, 'rope_type "default" → "llama3", rope_factor null → 8.0'),
+    ],
+)
+def test_a_base_whose_config_computes_something_else_is_refused_by_field(root, whole, tmp_path, keys, shown):
+    base = tmp_path / "model"
+    shutil.copytree(root / "model", base)
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, **keys}))
+    error = refused(*train(root, tmp_path / "out", model=base, resume_from_checkpoint=whole / "checkpoint-2"))
+    assert "computes something else: " in error and shown in error
+
+
+def test_a_checkpoint_without_its_base_s_config_is_resumed_and_says_so(root, changed, whole, tmp_path):
+    checkpoint = changed("run_state.json", {})
+    state = json.loads((checkpoint / "run_state.json").read_text())
+    del state["base_config"]
+    (checkpoint / "run_state.json").write_text(json.dumps(state))
+    seal(checkpoint)
+    result = peer.run_cli(*train(root, tmp_path / "out", resume_from_checkpoint=checkpoint))
+    said = [line for line in result.stderr.splitlines() if "could not be compared" in line]
+    assert len(said) == 1 and "rms_norm_eps" in said[0] and "rope_theta" in said[0] and str(checkpoint) in said[0]
+    assert (tmp_path / "out" / "adapter_model.safetensors").read_bytes() == (whole / "adapter_model.safetensors").read_bytes()

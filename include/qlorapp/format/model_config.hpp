@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// config.json of a Llama-shaped language model: the settings that build it.
 ///
-/// Families are rows of one table, not classes. A key that changes the mathematics and is not supported is refused by name; a
-/// key that is known to change nothing is ignored; an unknown key is logged once; a key that starts with '_' is private to
-/// transformers and ignored; a key that names code (auto_map, trust_remote_code) is refused. Both shapes of the rotary settings
+/// Families are rows of one table, not classes. A key that changes the mathematics and is not supported is refused by name, as is one
+/// that misspells a key that is read; a key that is known to change nothing is ignored; an unknown key is logged once; a key that
+/// starts with '_' is private to transformers and ignored; a key that names code (auto_map, trust_remote_code) is refused. Both shapes of the rotary settings
 /// are read: transformers 4's `rope_theta` and `rope_scaling`, and 5's `rope_parameters`.
 ///
 /// Source: transformers 5.23 `LlamaConfig`, `modeling_rope_utils`.
@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "qlorapp/format/dtype.hpp"
@@ -79,6 +80,10 @@ struct ModelConfig {
 
 /// Reads folder/config.json. @throws IoError, FormatError.
 [[nodiscard]] ModelConfig load_model_config(const std::string& folder);
+
+/// Every field that enters the computation, by its name in config.json (those of the rope settings: "rope_…"), with its value as JSON.
+/// Fields that a rope type does not read are null. Two configs that agree in them compute the same from the same weights.
+[[nodiscard]] std::vector<std::pair<std::string, std::string>> computed_fields(const ModelConfig& config);
 
 /// A parameter by its Hugging Face name, e.g. "model.layers.0.self_attn.q_proj.weight", with its shape.
 struct ModelParameter {

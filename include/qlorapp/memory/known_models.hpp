@@ -13,7 +13,7 @@ namespace qlorapp {
 /// Models that a plan needs no folder for.
 [[nodiscard]] std::span<const std::string_view> known_model_names();
 
-/// @param text  a folder with a config.json, a config.json, or a known name in any case ("llama-3-8b").
+/// @param text  a folder with a config.json, whose weights are looked at if they are there (format/model_folder.hpp), a config.json, or a known name in any case ("llama-3-8b").
 /// @throws ValueError naming those there are if it is none of them; IoError, FormatError as load_model_config.
 [[nodiscard]] format::ModelConfig find_model_config(const std::string& text);
 

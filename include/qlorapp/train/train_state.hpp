@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "qlorapp/adapters/adapter_arena.hpp"
@@ -29,8 +30,10 @@ struct RunInputs {
   uint64_t train_data = 0, eval_data = 0;  ///< Of the rows and their order.
   uint64_t base = 0;                       ///< Of the frozen weights.
   uint64_t base_without_scales = 0;        ///< The scales of four-bit weights left out, which may depend on the kind of device.
-  std::string device;                      ///< "cpu", "cuda".
-  int64_t ranks = 1;                       ///< Processes that trained together.
+  /// Fields of the base's config.json that enter the computation, as JSON. Empty in checkpoints of older versions.
+  std::vector<std::pair<std::string, std::string>> base_config;
+  std::string device;  ///< "cpu", "cuda".
+  int64_t ranks = 1;   ///< Processes that trained together.
   double lora_dropout = 0;
 
   /// @param folder  a checkpoint.  @throws FormatError naming file and key.

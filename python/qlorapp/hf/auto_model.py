@@ -60,8 +60,10 @@ def build(folder: pathlib.Path, model: Any, core: Any, quantized: BitsAndBytesCo
         if any(buffer.is_meta for buffer in module.buffers(recurse=False)):  # computed from the config, stored nowhere
             parent, name = model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]
             setattr(parent, name, type(module)(config=config).to(core.device))
-    if config.tie_word_embeddings:
+    if core.tied:
         model.tie_weights()
+    else:
+        model.all_tied_weights_keys.pop("lm_head.weight", None)  # as transformers, for files with two tables
     if four_bit:
         model.requires_grad_(False)
         model.is_loaded_in_4bit = model.is_quantized = True
@@ -128,9 +130,7 @@ class AutoModelForCausalLM:
         for name in _NO_EFFECT & set(options):
             del options[name]
         if config is None:
-            config, options = transformers.AutoConfig.from_pretrained(
-                folder, trust_remote_code=False, return_unused_kwargs=True, attn_implementation=attn_implementation, **options
-            )
+            config, options = foreign.config_of(folder, attn_implementation=attn_implementation, **options)
         elif not isinstance(config, transformers.PreTrainedConfig):
             raise TypeError(f"[from_pretrained] config must be a config of transformers; got {type(config).__name__}.")
         options = {name: value for name, value in options.items() if value is not None and (value or name not in _OFF)}

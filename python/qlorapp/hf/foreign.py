@@ -11,6 +11,7 @@ import transformers
 from transformers.models.auto import modeling_auto
 
 from .. import _C
+from ..precision import as_dtype
 from .parameter_counts import count_parameters, elements_in_four_bits
 from .quantizer import METHOD, register, says_what_is_damaged
 
@@ -28,9 +29,9 @@ def is_foreign(config: Any) -> bool:
 
     @raises ValueError for an architecture that is neither native nor causal in transformers.
     """
-    names = getattr(config, "architectures", None) or []
-    if len(names) != 1 or names[0] in _C.native_architectures():
-        return len(names) == 1 and beyond_native(config) != ""
+    names, native = getattr(config, "architectures", None) or [], _C.native_architectures()
+    if not names or any(name in native or f"{name.removesuffix('Model')}ForCausalLM" in native for name in names):
+        return beyond_native(config) != ""
     if getattr(config, "is_encoder_decoder", False) or not (names[0].endswith("ForCausalLM") or _auto_class(names[0])):
         raise ValueError(
             f"[from_pretrained] architectures must name a causal model: {', '.join(_C.native_architectures())} (computed in C++) or another causal "
@@ -61,9 +62,24 @@ def beyond_native(config: Any) -> str:
     return f"rope_type={kind!r}" if kind in ("linear", "dynamic", "yarn", "longrope") else ""
 
 
+def config_of(folder: pathlib.Path, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """transformers' config of a folder, and the options that it does not know. Its dtype may be "auto", or begin with "torch."."""
+    raw, _ = transformers.PreTrainedConfig.get_config_dict(folder)
+    stored = raw.get("dtype") or raw.get("torch_dtype")
+    odd = isinstance(stored, str) and (stored == "auto" or stored.startswith("torch."))
+    if odd:  # transformers reads config.json's dtype only as torch's attribute
+        options["dtype"] = torch.float32
+    config, rest = transformers.AutoConfig.from_pretrained(
+        folder, trust_remote_code=False, return_unused_kwargs=True, **options
+    )
+    if odd:
+        config.dtype = None if stored == "auto" else as_dtype(stored, "dtype")
+    return config, rest
+
+
 def changed(config: Any, folder: pathlib.Path) -> str:
     """The keys in which the config differs from the folder's config.json, which C++ reads; empty if there are none."""
-    stored = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    stored, _ = config_of(folder)
     names = [name for name in _READ_BY_CPP if getattr(config, name, None) != getattr(stored, name, None)]
     return ", ".join(f"{name}={getattr(config, name)!r}" for name in names)
 
@@ -95,7 +111,7 @@ def load(
         fields = {**kind.from_dict(stored).to_dict(), "quant_method": METHOD}
         del fields["load_in_4bit"]  # transformers tests this name for bitsandbytes before it reads the method
         register()
-        more["config"] = more.get("config") or transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        more["config"] = more.get("config") or config_of(folder)[0]
         more["config"].quantization_config = fields
     elif options is not None and quantize:  # an explicit None would be an error in transformers
         more["quantization_config"] = register()(**options.to_dict())

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The keys of config.json that parse_model_config does not read.
+#pragma once
+
+#include "json_fields.hpp"
+#include "qlorapp/format/model_config.hpp"
+
+namespace qlorapp::format {
+
+/// Refuses those that change the result or name code, and those that misspell a key that matters. Logs others once.
+/// @throws FormatError naming the key.
+void judge_other_keys(JsonFields& fields, const Family& family);
+
+}  // namespace qlorapp::format

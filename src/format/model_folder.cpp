@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "format/model_folder.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "core/check.hpp"
+#include "format/folder.hpp"
+#include "format/printable.hpp"
+#include "format/python_json.hpp"
+#include "format/quant_state.hpp"
+#include "qlorapp/core/log.hpp"
+#include "qlorapp/format/json.hpp"
+
+namespace qlorapp::format {
+namespace {
+
+constexpr std::string_view kBody = "model.", kLayers = "model.layers.";
+
+/// Puts "model." in front of the names of a file without a head.
+void complete_names(Checkpoint& checkpoint) {
+  if (checkpoint.find(kEmbeddingTable) != nullptr || checkpoint.find(kEmbeddingTable.substr(kBody.size())) == nullptr) return;
+  std::vector<std::string> names;
+  for (const TensorLocation& location : checkpoint.tensors()) {
+    const std::string& name = location.tensor->name;
+    if (!name.starts_with(kBody) && !name.starts_with("lm_head.")) names.push_back(name);
+  }
+  for (const std::string& name : names) checkpoint.rename(name, message("{}{}", kBody, name));
+}
+
+void settle_tables(ModelFolder& model) {
+  Checkpoint& checkpoint = model.checkpoint;
+  const TensorLocation* const head = checkpoint.find(kHeadTable);
+  if (!model.config.tie_word_embeddings || head == nullptr) return;
+  if (checkpoint.find(kEmbeddingTable) == nullptr) return checkpoint.rename(kHeadTable, std::string(kEmbeddingTable));
+  if (!has_two_tables(checkpoint)) return;
+  model.config.tie_word_embeddings = false;
+  log_warning_once(
+      message("[{}] config.json says tie_word_embeddings, but {} and {} differ. Both are used, as in transformers. Set "
+              "tie_word_embeddings to false in config.json: other programs may drop one of them.",
+              head->file->path(), kEmbeddingTable, kHeadTable));
+}
+
+/// The number in "model.layers.<number>.…"; -1 for another name.
+int64_t layer_of(std::string_view name) {
+  if (!name.starts_with(kLayers)) return -1;
+  name.remove_prefix(kLayers.size());
+  int64_t layer = -1;
+  const auto [stop, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
+  return error == std::errc{} && stop != name.data() + name.size() && *stop == '.' ? layer : -1;
+}
+
+[[noreturn]] void refuse(const ModelFolder& model, const std::vector<TensorLocation>& unknown) {
+  const std::string file = unknown.front().file->path(), name = printable(unknown.front().tensor->name);
+  const int64_t layers = model.config.num_hidden_layers;
+  int64_t last = -1;
+  for (const TensorLocation& location : unknown) last = std::max(last, layer_of(location.tensor->name));
+  if (last >= layers) {
+    throw FormatError(
+        message("[load] {} holds {} tensor(s) of layers behind the {} that config.json gives the model, up to layer {}: {} is one. "
+                "transformers lists them as unexpected and leaves them out. Set num_hidden_layers to the checkpoint's, {}, or "
+                "use the checkpoint that belongs to this config.json.",
+                file, unknown.size(), layers, last, name, last + 1));
+  }
+  throw FormatError(
+      message("[load] {} holds {} tensor(s) that a {} model does not have, such as {}. transformers lists them as unexpected and "
+              "leaves them out. Use the config.json that belongs to this checkpoint, or save the model without them.",
+              file, unknown.size(), model.config.family->model_type, name));
+}
+
+void check_tensors(const ModelFolder& model) {
+  std::set<std::string, std::less<>> dense, linear;
+  for (ModelParameter& parameter : dense_parameters(model.config)) dense.insert(std::move(parameter.name));
+  for (const ModelParameter& layer : linear_layers(model.config)) linear.insert(layer.name + ".weight");
+  if (model.config.tie_word_embeddings) dense.emplace(kHeadTable);
+  const auto is_part = [&](std::string_view name) {  // of a weight in four bits
+    const size_t weight = name.find(".weight.");
+    if (weight == std::string_view::npos) return false;
+    const auto owner = linear.find(name.substr(0, weight + std::string_view(".weight").size()));
+    return owner != linear.end() && is_quantized(model.checkpoint, *owner);
+  };
+  std::vector<TensorLocation> unknown;
+  for (const TensorLocation& location : model.checkpoint.tensors()) {
+    const std::string_view name = location.tensor->name;
+    if (dense.contains(name) || linear.contains(name) || is_part(name) || name.ends_with("rotary_emb.inv_freq")) continue;
+    unknown.push_back(location);
+  }
+  if (!unknown.empty()) refuse(model, unknown);
+}
+
+}  // namespace
+
+bool has_two_tables(const Checkpoint& checkpoint) {
+  const TensorLocation *const embedding = checkpoint.find(kEmbeddingTable), *const head = checkpoint.find(kHeadTable);
+  if (embedding == nullptr || head == nullptr) return false;
+  if (embedding->tensor->dtype != head->tensor->dtype || embedding->tensor->shape != head->tensor->shape) return true;
+  constexpr int64_t kPiece = int64_t{4} << 20;
+  std::vector<std::byte> left, right;
+  for (int64_t at = 0; at < embedding->tensor->nbytes; at += kPiece) {
+    const auto size = static_cast<size_t>(std::min(kPiece, embedding->tensor->nbytes - at));
+    left.resize(size);
+    right.resize(size);
+    embedding->file->read(*embedding->tensor, at, left);
+    head->file->read(*head->tensor, at, right);
+    if (left != right) return true;
+  }
+  return false;
+}
+
+ModelFolder open_model_folder(const std::string& folder) {
+  ModelFolder model{load_model_config(folder), Checkpoint(folder)};
+  complete_names(model.checkpoint);
+  settle_tables(model);
+  check_tensors(model);
+  return model;
+}
+
+ModelConfig settled_config(const std::string& folder) {
+  const auto has = [&](const char* name) { return exists(path_in(folder, name)); };
+  if (!has("model.safetensors") && !has("model.safetensors.index.json")) return load_model_config(folder);
+  return open_model_folder(folder).config;
+}
+
+std::string with_tables_of(const ModelConfig& config, std::string text, const std::string& path) {
+  Json json = parse_json(text, path, {.allow_nonfinite = true});
+  const auto found = json.find("tie_word_embeddings");
+  const bool says_tied = found == json.end() ? config.family->tie_word_embeddings : *found == true;
+  if (config.tie_word_embeddings || !says_tied) return text;
+  json["tie_word_embeddings"] = false;
+  return dump_python_json(json, kConfigStyle) + "\n";
+}
+
+}  // namespace qlorapp::format

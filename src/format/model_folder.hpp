@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A model folder as config.json and the tensors beside it settle it together: the one rule of all that read weights.
+///
+///     tables   tie_word_embeddings with both tables in the files: one table if their bytes are equal, otherwise two, with one warning.
+///              With lm_head.weight alone: that is the table, read under the embedding's name.
+///     names    files of the model without its head (LlamaModel) have no "model." in front; they are read with it.
+///     tensors  each belongs to a parameter of the config, or the folder is refused by the name of one that does not. Rotary frequencies
+///              that older programs stored are computed from config.json and not read.
+///
+/// Source: transformers 5.23 `PreTrainedModel.tie_weights` and `_adjust_missing_and_unexpected_keys`, which lists other tensors as unexpected.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "format/checkpoint_index.hpp"
+#include "qlorapp/format/model_config.hpp"
+
+namespace qlorapp::format {
+
+inline constexpr std::string_view kEmbeddingTable = "model.embed_tokens.weight", kHeadTable = "lm_head.weight";
+
+struct ModelFolder {
+  ModelConfig config;  ///< tie_word_embeddings is false if the files hold two tables that differ.
+  Checkpoint checkpoint;
+};
+
+/// @throws IoError, FormatError as load_model_config and Checkpoint; FormatError naming file and tensor for one that the model lacks.
+[[nodiscard]] ModelFolder open_model_folder(const std::string& folder);
+
+/// The config of open_model_folder; of a folder without weights, config.json's. @throws as these.
+[[nodiscard]] ModelConfig settled_config(const std::string& folder);
+
+/// Whether the files hold both tables and these differ in dtype, shape or bytes. @throws IoError, FormatError if they cannot be read.
+[[nodiscard]] bool has_two_tables(const Checkpoint& checkpoint);
+
+/// config.json with tie_word_embeddings as `config` has it, for a folder that gets the same weights; the very text if it says so already.
+/// @param path  names the text in messages. @throws FormatError.
+[[nodiscard]] std::string with_tables_of(const ModelConfig& config, std::string text, const std::string& path);
+
+}  // namespace qlorapp::format
