@@ -13,12 +13,14 @@ constexpr std::string_view kReports =
 constexpr std::string_view kPython = "it concerns Python's Trainer only.";
 constexpr std::string_view kInMemory = "rows are tokenized once and stay in memory.";
 constexpr std::string_view kNoGraph = "blocks are hand-written C++; there is no graph to compile. Leave it out.";
-constexpr std::string_view kNothingToShard = "a four-bit base and its adapters fit one GPU; nothing is sharded. Leave it out.";
-constexpr std::string_view kNoWrapper = "the model is not wrapped in DistributedDataParallel.";
+constexpr std::string_view kSharded =
+    "--base_sharding full divides the four-bit base over the processes of torchrun; adapters are whole on each. Use that instead.";
+constexpr std::string_view kNoWrapper =
+    "the processes exchange gradients without DistributedDataParallel. --ddp_timeout and --ddp_sum_in_bf16 are what can be set.";
 constexpr std::string_view kNoAccelerate = "the loop does not use accelerate; batches are never split or dispatched.";
 constexpr std::string_view kFused = "fused kernels are always used.";
 constexpr std::string_view kDevices = "kernels exist for CPUs and NVIDIA GPUs only. Leave it out.";
-constexpr std::string_view kOneProcess = "one process trains.";
+constexpr std::string_view kFirstRank = "rank 0 alone logs and writes, for the processes of all machines.";
 constexpr std::string_view kDtype = "kernels compute in 16 bits without it.";
 constexpr std::string_view kEvalDtype = "evaluation computes in the dtype that the model was loaded in.";
 
@@ -66,10 +68,10 @@ constexpr std::array kUnused{
     UnusedOption{"jit_mode_eval", kNoGraph, kRefused},
     UnusedOption{"use_legacy_prediction_loop", "there is one evaluation loop."},
     UnusedOption{"save_safetensors", "adapters are written as safetensors.", false, "true"},
-    UnusedOption{"save_on_each_node", kOneProcess},
-    UnusedOption{"log_level_replica", kOneProcess},
-    UnusedOption{"log_on_each_node", kOneProcess},
-    UnusedOption{"eval_use_gather_object", kOneProcess},
+    UnusedOption{"save_on_each_node", kFirstRank},
+    UnusedOption{"log_level_replica", kFirstRank},
+    UnusedOption{"log_on_each_node", kFirstRank},
+    UnusedOption{"eval_use_gather_object", "the processes of an evaluation exchange sums of losses, no objects."},
     UnusedOption{"dataloader_num_workers", kInMemory},
     UnusedOption{"dataloader_pin_memory", kInMemory},
     UnusedOption{"dataloader_persistent_workers", kInMemory},
@@ -91,16 +93,23 @@ constexpr std::array kUnused{
     UnusedOption{"ddp_bucket_cap_mb", kNoWrapper},
     UnusedOption{"ddp_broadcast_buffers", kNoWrapper},
     UnusedOption{"ddp_static_graph", kNoWrapper},
-    UnusedOption{"fsdp", kNothingToShard, kRefused},
-    UnusedOption{"fsdp_config", kNothingToShard, kRefused},
-    UnusedOption{"fsdp_min_num_params", kNothingToShard, kRefused},
-    UnusedOption{"fsdp_transformer_layer_cls_to_wrap", kNothingToShard, kRefused},
-    UnusedOption{"deepspeed", kNothingToShard, kRefused},
-    UnusedOption{"parallelism_config", kNothingToShard, kRefused},
+    UnusedOption{"fsdp", kSharded, kRefused},
+    UnusedOption{"fsdp_config", kSharded, kRefused},
+    UnusedOption{"fsdp_min_num_params", kSharded, kRefused},
+    UnusedOption{"fsdp_transformer_layer_cls_to_wrap", kSharded, kRefused},
+    UnusedOption{"deepspeed",
+                 "--base_sharding full divides the four-bit base over the processes of torchrun; --base_on_host and "
+                 "--optim paged_adamw_8bit use host memory. Use those instead.",
+                 kRefused},
+    UnusedOption{"parallelism_config",
+                 "the processes of torchrun share each batch, and the base with --base_sharding full; rows and layers are never "
+                 "split. Use that instead.",
+                 kRefused},
     UnusedOption{"accelerator_config", kNoAccelerate},
     UnusedOption{"dispatch_batches", kNoAccelerate},
     UnusedOption{"split_batches", kNoAccelerate},
-    UnusedOption{"mp_parameters", "it belongs to SageMaker; one process trains. Leave it out.", kRefused},
+    UnusedOption{"mp_parameters", "it belongs to SageMaker. Start the command with torchrun and use --base_sharding full.",
+                 kRefused},
     UnusedOption{"ray_scope", "there is no hyper-parameter search."},
     UnusedOption{"report_to", kReports, false, R"("none")"},
     UnusedOption{"logging_dir", kReports},
@@ -143,7 +152,7 @@ constexpr std::array kUnusedOfAdapters{
     UnusedOption{"qalora_group_size", "it belongs to use_qalora; the base is in bitsandbytes' format.", false, "16"},
     UnusedOption{"monteclora_config", "an adapter has one value per weight, no distribution. Leave it unset.", kRefused},
     UnusedOption{"layer_replication", "a model has exactly the layers of its config. Leave it unset.", kRefused},
-    UnusedOption{"runtime_config", "everything is on one device."},
+    UnusedOption{"runtime_config", "adapters are initialized on the device that trains them."},
     UnusedOption{"lora_bias", "the supported families have no biases to merge it into. Leave it false.", kRefused},
     UnusedOption{"target_parameters", "the supported families have linear layers only: name them in target_modules.", kRefused},
     UnusedOption{"use_bdlora", "block-diagonal adapters are for inference on several devices. Leave it unset.", kRefused},
@@ -157,7 +166,8 @@ constexpr std::array kUnusedOfLayers{
     UnusedOption{"_load_in_8bit", "layers are stored in four bits. Use --load_in_4bit.", kRefused},
     UnusedOption{"llm_int8_threshold", kEightBit},
     UnusedOption{"llm_int8_has_fp16_weight", kEightBit},
-    UnusedOption{"llm_int8_enable_fp32_cpu_offload", "the model is on one device; nothing is offloaded."},
+    UnusedOption{"llm_int8_enable_fp32_cpu_offload",
+                 "it concerns eight-bit layers. --base_on_host keeps four-bit layers in host memory."},
     UnusedOption{"bnb_4bit_quant_storage", "packed weights are always stored as uint8; their bytes are the same.", false,
                  R"("uint8")"},
     UnusedOption{"quant_method", "four-bit weights are in bitsandbytes' format.", false, R"("bitsandbytes")"},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// AdamW over a flat arena on the GPU, with moments in float or in eight bits: the rule of include/qlorapp/ops/adamw.hpp.
+/// AdamW over a flat arena on the GPU, with moments in float or in eight bits: the rule of src/ops/adamw.hpp.
 ///
 /// Roundings. float: those of torch.optim.AdamW(foreach=False, fused=False) on a CPU with FMA, where torch contracts lerp and
 /// addcmul but not addcdiv; so the moments are bit-equal to the CPU operator on such a machine, but for tail elements (modulo
@@ -54,7 +54,7 @@ struct DynamicMapTables {
   double signed_midpoint[257], unsigned_midpoint[257];
 };
 
-/// Fills the tables from include/qlorapp/format/dynamic_map.hpp. On the host.
+/// Fills the tables from src/format/dynamic_map.hpp. On the host.
 void fill(DynamicMapTables& tables);
 
 /// parameter, gradient float (n); state1, state2 uint8 (n); absmax1, absmax2 float (⌈n / 256⌉).

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The pieces of chunked linear cross-entropy on the GPU (include/qlorapp/ops/cross_entropy.hpp): everything but its GEMMs.
+/// The pieces of chunked linear cross-entropy on the GPU (src/ops/cross_entropy.hpp): everything but its GEMMs.
 ///
 /// A row of logits is read from memory once: the largest value and the sum of exponentials form as it passes, it stays on the
 /// multiprocessors, and its gradient is written over it. Up to 512 KiB stay in the registers of up to eight blocks that form a

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Dropout from a counter (include/qlorapp/core/philox.hpp) on the GPU: the mask and the values of the CPU operator, bit for
+/// Dropout from a counter (src/core/philox.hpp) on the GPU: the mask and the values of the CPU operator, bit for
 /// bit. The generator is written once more here, on registers: std::array's members are not device functions.
 #pragma once
 

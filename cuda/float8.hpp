@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Operands of products in eight bits (e4m3: 4 exponent and 3 mantissa bits, up to 448): see include/qlorapp/ops/float8.hpp.
+/// Operands of products in eight bits (e4m3: 4 exponent and 3 mantissa bits, up to 448): see src/ops/float8.hpp.
 #pragma once
 
 #include <driver_types.h>

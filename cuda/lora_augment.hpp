@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The adapters of stacked projections beside and under their dequantized weights: see include/qlorapp/ops/lora_augment.hpp.
+/// The adapters of stacked projections beside and under their dequantized weights: see src/ops/lora_augment.hpp.
 #pragma once
 
 #include <cstdint>

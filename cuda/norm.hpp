@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// RMS normalization on the GPU: the rule, the rounding points and the names of include/qlorapp/ops/norm.hpp.
+/// RMS normalization on the GPU: the rule, the rounding points and the names of src/ops/norm.hpp.
 ///
 /// A row is read once, kept in registers while its sum forms, and written. Rows lie any distance apart (strides in elements),
 /// so that y may be the first columns of a wider GEMM input. 16-byte accesses where base, stride and width allow them; any

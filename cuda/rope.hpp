@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Rotary position embedding on the GPU: the rule and rounding points of include/qlorapp/ops/rope.hpp, bit-equal to the CPU.
+/// Rotary position embedding on the GPU: the rule and rounding points of src/ops/rope.hpp, bit-equal to the CPU.
 ///
 /// A block a token: its cosines and sines are read once and serve every head. Positions are trusted.
 #pragma once

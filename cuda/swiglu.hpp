@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The gated activation of Llama's MLP on the GPU: the rule and rounding points of include/qlorapp/ops/swiglu.hpp.
+/// The gated activation of Llama's MLP on the GPU: the rule and rounding points of src/ops/swiglu.hpp.
 ///
 /// Against the CPU operator: float is bit-equal (the same polynomial for e^x, the same roundings). In 16 bits e^x and the
 /// division are the GPU's fast ones, some 4 float ulp off, so that memory and not arithmetic is the limit; a result differs

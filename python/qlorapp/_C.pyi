@@ -422,7 +422,7 @@ def count_parameters(config_json: str, lora_config_json: str) -> tuple[typing.An
 def dtype_on(device: str, wanted: torch.dtype) -> torch.dtype: ...
 
 def forward_cached(model: CausalLM, cache: GenerationCache, tokens: torch.Tensor, counts: collections.abc.Sequence[typing.SupportsInt], every_token: bool=False) -> torch.Tensor:
-    """CausalLM::forward_cached over all rows; the cache grows as needed."""
+    """A forward pass over all rows that appends to the cache, which grows as needed."""
 
 def generate(model: CausalLM, prompts: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]], *, max_new_tokens: typing.SupportsInt, min_new_tokens: typing.SupportsInt=0, eos_token_ids: collections.abc.Sequence[typing.SupportsInt]=[], sampling: SamplingOptions=..., on_token: collections.abc.Callable[..., typing.Any] | None=None) -> list[list[int]]:
     """The new tokens of each prompt; on_token(row, token) returning False ends a row."""

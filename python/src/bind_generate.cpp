@@ -68,7 +68,7 @@ void bind_generate(py::module_& m) {
       "make_cache", [](const CausalLM& model, int64_t rows, int64_t capacity) { return make_cache(model, rows, capacity); },
       py::arg("model"), py::arg("rows"), py::arg("capacity"), NoGil());
   m.def("forward_cached", &forward_cached, py::arg("model"), py::arg("cache"), py::arg("tokens"), py::arg("counts"),
-        py::arg("every_token") = false, NoGil(), "CausalLM::forward_cached over all rows; the cache grows as needed.");
+        py::arg("every_token") = false, NoGil(), "A forward pass over all rows that appends to the cache, which grows as needed.");
   m.def("generate", &generate_rows, py::arg("model"), py::arg("prompts"), py::kw_only(), py::arg("max_new_tokens"),
         py::arg("min_new_tokens") = 0, py::arg("eos_token_ids") = std::vector<int64_t>{}, py::arg("sampling") = SamplingOptions{},
         py::arg("on_token") = std::nullopt, "The new tokens of each prompt; on_token(row, token) returning False ends a row.");

@@ -165,6 +165,7 @@ Tokenizer Tokenizer::from_json(std::string_view text, const std::string& where) 
 
 Tokenizer Tokenizer::from_folder(const std::string& folder) {
   const std::string path = format::path_in(folder, "tokenizer.json");
+  if (!format::exists(folder)) throw IoError(message("[tokenizer] '{}' must be a model's folder; there is none.", folder), ENOENT);
   if (!format::exists(path)) {
     throw IoError(message("[{}] must contain tokenizer.json; there is none. Copy the tokenizer files of the model here, or save "
                           "them with tokenizer.save_pretrained().",

@@ -110,10 +110,6 @@ std::shared_ptr<Communicator> communicator_of(const Launch& launch, at::Device d
   return ranks;
 }
 
-std::shared_ptr<Communicator> communicator_from_environment(at::Device device, std::chrono::seconds timeout) {
-  return communicator_of(launch_of_environment(), device, timeout);
-}
-
 std::shared_ptr<Communicator> ranks_of_node(const std::shared_ptr<Communicator>& ranks) {
   const std::vector<std::string> nodes = ranks->gather(name_of_node());
   for (size_t rank = 0; rank < nodes.size(); ++rank) {  // the same on all ranks

@@ -135,7 +135,7 @@ void save_model(const CausalLM& model, const std::string& source, const std::str
   }
   const Files files = files_like(source, base_tensors(model, storage_type(storage)));
   for (const auto& [name, tensors] : files) write_tensors(format::path_in(output, name), tensors);
-  // What an earlier save has left of the other kind would be read in place of this one.
+  // Removes an older single file or index: readers would prefer it.
   const std::string index = "model.safetensors.index.json", stale = files.size() > 1 ? "model.safetensors" : index;
   if (files.size() > 1) format::write_file_atomically(format::path_in(output, index), read_text(format::path_in(source, index)));
   const std::string left = format::path_in(output, stale);

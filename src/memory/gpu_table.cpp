@@ -119,8 +119,6 @@ double Gpu::host_rate() const {
 
 ops::PlannedDevice Gpu::device() const { return {at::kCUDA, architecture, 1, multiprocessors, ops::uses_expandable_segments()}; }
 
-std::span<const Gpu> known_gpus() { return kGpus; }
-
 Gpu find_gpu(std::string_view text, int64_t architecture, double bandwidth, double tensor_rate) {
   const std::string wanted = folded(text);
   std::vector<std::string_view> names;

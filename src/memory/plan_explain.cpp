@@ -36,7 +36,7 @@ struct Option {
   PlanSettings settings;
 };
 
-/// What can be changed without changing the effective batch, and then what changes the result: in the order in which it hurts.
+/// Options that keep the effective batch first, then those that change the result, mildest first.
 std::vector<Option> options_for(const PlanSettings& asked) {
   std::vector<Option> options{{"as requested", asked}};
   const int64_t blocks = asked.model.num_hidden_layers;

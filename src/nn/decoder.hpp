@@ -23,8 +23,8 @@ struct DecoderWeights {
   at::Tensor norm;          ///< (D), compute dtype.
   at::Tensor lm_head;       ///< (V, D); the same tensor as embed_tokens when the config ties them.
   std::vector<DecoderBlock::Weights> blocks;
-  /// That hold parts of the blocks' projections, and rows_of_part() rows each of the tables that are not tied and not in host memory.
-  /// Null: each rank has all of them.
+  /// Ranks that share the base: each holds a slice of every projection, and rows_of_part() rows of each untied table on the device.
+  /// Null: this rank holds all of them.
   std::shared_ptr<Communicator> ranks = {};
 };
 

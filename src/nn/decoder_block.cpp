@@ -339,11 +339,6 @@ Bytes DecoderBlock::kept_bytes(const Shape& shape, int64_t tokens, Keep keep, at
   return input + attention + Bytes{tokens * elements * element + 2 * tokens * 4};                         // and two rstd
 }
 
-Bytes DecoderBlock::kept_host_bytes(const Shape& shape, int64_t tokens, Keep keep, at::ScalarType dtype) {
-  if (keep != Keep::kInputOnHost) return {};
-  return Bytes{tokens * shape.hidden * static_cast<int64_t>(c10::elementSize(dtype))};
-}
-
 Bytes DecoderBlock::kept_bytes(int64_t tokens, Keep keep, at::ScalarType dtype, bool stacked) const {
   std::array<int64_t, kProjectionCount> ranks{};
   for (size_t i = 0; i < kProjectionCount; ++i) ranks[i] = adapters_[i] ? adapters_[i]->a.size(0) : 0;

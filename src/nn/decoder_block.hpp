@@ -74,8 +74,8 @@ class DecoderBlock {
   [[nodiscard]] const Adapters& adapters() const { return adapters_; }
   [[nodiscard]] const Shape& shape() const { return shape_; }
   [[nodiscard]] const Weights& weights() const { return weights_; }
-  /// Puts another weight of the same shape in a projection's place: what an initialization leaves of the base. Decoder does it where
-  /// ranks hold parts.
+  /// Replaces a projection's weight, of the same shape, after PiSSA, OLoRA or LoftQ changed it. For a sharded base call
+  /// Decoder::replace_projection.
   void replace_projection(Projection projection, FrozenWeight weight);
   /// The weights with copies of the projections in one piece of host memory, or on the device of the norms, each in memory of its own. A
   /// block whose projections are on the host of a GPU computes with StepContext::weights.
@@ -109,14 +109,11 @@ class DecoderBlock {
   [[nodiscard]] at::Tensor forward_cached(const at::Tensor& x, const StepContext& context, const CacheRows& rows,
                                           KeyValueCache& cache) const;
 
-  /// Bytes that forward keeps for `tokens` tokens, from the table of shapes that describes what is kept: a plan can ask before
-  /// anything exists. `stacked` as in StepContext. Bytes of the device: none with input_on_host, whose input is elsewhere, on a GPU;
-  /// on a CPU device and host are the same memory, and kept_host_bytes is what it keeps.
+  /// Device bytes that forward keeps for `tokens` tokens, by formula: a plan can ask before anything exists. `stacked` as in
+  /// StepContext. None with input_on_host, whose input is in host memory.
   [[nodiscard]] static Bytes kept_bytes(const Shape& shape, int64_t tokens, Keep keep, at::ScalarType dtype,
                                         std::span<const int64_t, kProjectionCount> ranks, bool stacked = false);
   [[nodiscard]] Bytes kept_bytes(int64_t tokens, Keep keep, at::ScalarType dtype, bool stacked = false) const;
-  /// The same for host memory beside a GPU: the input with input_on_host, else nothing. (The ring rounds up to a power of two.)
-  [[nodiscard]] static Bytes kept_host_bytes(const Shape& shape, int64_t tokens, Keep keep, at::ScalarType dtype);
 
  private:
   /// Projections that share an input.

@@ -13,14 +13,14 @@ namespace qlorapp {
 
 /// What one block keeps for one micro-batch. Undefined tensors are formed again by the block's backward pass.
 struct Saved {
-  at::Tensor x;             ///< (M, D) input of the block.
-  bool x_on_host = false;   ///< x is a copy in pinned host memory, to be had back from the StepContext's InputOffload.
-  at::Tensor qkv;           ///< (M, (H + 2·H_kv)·d), q and k already turned by RoPE.
-  at::Tensor attention;     ///< (M, H·d) before o_proj.
-  at::Tensor lse;           ///< (H, M) float32, log-sum-exp of the attention scores.
-  at::Tensor x2;            ///< (M, D) residual after attention.
-  at::Tensor rstd1, rstd2;  ///< (M) float32 of the two norms.
-  at::Tensor gate_up;       ///< (M, 2·I).
+  at::Tensor x;                                ///< (M, D) input of the block.
+  bool x_on_host = false;                      ///< x is a copy in pinned host memory, restored by StepContext::offload.
+  at::Tensor qkv;                              ///< (M, (H + 2·H_kv)·d), q and k already turned by RoPE.
+  at::Tensor attention;                        ///< (M, H·d) before o_proj.
+  at::Tensor lse;                              ///< (H, M) float32, log-sum-exp of the attention scores.
+  at::Tensor x2;                               ///< (M, D) residual after attention.
+  at::Tensor rstd1, rstd2;                     ///< (M) float32 of the two norms.
+  at::Tensor gate_up;                          ///< (M, 2·I).
   std::array<at::Tensor, kProjectionCount> u;  ///< (M, r) each: input times Aᵀ, where there is an adapter.
 
   /// On the device that computes.

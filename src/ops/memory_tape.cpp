@@ -100,14 +100,10 @@ int64_t MemoryTape::begin(int64_t bytes) {
   const auto allocation = static_cast<int64_t>(allocations_.size());
   allocations_.push_back({bytes, use_, phase_});
   events_.push_back({allocation, true, phase_});
-  live_ += bytes;
   return allocation;
 }
 
-void MemoryTape::end(int64_t allocation) {
-  events_.push_back({allocation, false, phase_});
-  live_ -= allocations_[static_cast<size_t>(allocation)].bytes;
-}
+void MemoryTape::end(int64_t allocation) { events_.push_back({allocation, false, phase_}); }
 
 void MemoryTape::label(const at::Tensor& tensor, MemoryUse use) {
   if (!tensor.defined() || !tensor.is_meta()) return;

@@ -51,7 +51,6 @@ class MemoryTape {
 
   [[nodiscard]] const std::vector<Allocation>& allocations() const { return allocations_; }
   [[nodiscard]] const std::vector<Event>& events() const { return events_; }
-  [[nodiscard]] int64_t live_bytes() const { return live_; }
 
   /// Labels the memory of a tensor after the fact. Nothing for one that this tape has not seen.
   void label(const at::Tensor& tensor, MemoryUse use);
@@ -66,7 +65,6 @@ class MemoryTape {
   friend void mark_phase(MemoryPhase phase);
   std::vector<Allocation> allocations_;
   std::vector<Event> events_;
-  int64_t live_ = 0;
   MemoryUse use_ = MemoryUse::kActivation;
   MemoryPhase phase_ = MemoryPhase::kLoad;
 };

@@ -59,8 +59,8 @@ at::Tensor Accumulator::weigh(const at::Tensor& loss_sum) {
 void Accumulator::add(const at::Tensor& loss_sum) {
   check_loss_sum(loss_sum);
   QLORAPP_CHECK_VALUE(added_ < size_,
-                      "[Accumulator] the window has {} micro-batches and the loss of each is counted already. Give each loss once, "
-                      "to weigh() or to add(), and make a new Accumulator for each window.",
+                      "[Accumulator] each micro-batch of the window must give one loss; got one more than its {}. Call weigh() or "
+                      "add() once per micro-batch, and make a new Accumulator for each window.",
                       size_);
   ++added_;
   const at::Tensor sum = loss_sum.detach().to(at::kDouble).reshape({});
@@ -70,9 +70,8 @@ void Accumulator::add(const at::Tensor& loss_sum) {
 at::Tensor Accumulator::mean_loss() const {
   QLORAPP_CHECK_VALUE(
       added_ == size_,
-      "[Accumulator] mean_loss() needs the loss of all {} micro-batches of the window; got {}. Give each to weigh() "
-      "or add() first.",
-      size_, added_);
+      "[Accumulator] mean_loss() needs one loss per micro-batch of the window; got {} of {}. Give each to weigh() or add() first.",
+      added_, size_);
   if (!loss_sum_.defined()) return at::zeros({}, at::kDouble);
   return tokens_ == 0 ? at::zeros_like(loss_sum_) : loss_sum_ / static_cast<double>(tokens_);
 }

@@ -151,7 +151,7 @@ TrainOutput Trainer::train(const std::optional<std::string>& resume_from) {
   }
 }
 
-/// What became of the run, beside its checkpoints. A run does not fail for want of it, and what it failed of is the news.
+/// Writes run_report.json. An error here is logged; it never hides the error that ended the run.
 void Trainer::report(const std::string& outcome, const std::string& error) const try {
   if (!folder_ || folder_->is_new()) return;  // nothing is written, or the run was refused before it began
   write_run_report(args_.output_dir,

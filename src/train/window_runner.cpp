@@ -23,9 +23,9 @@ namespace {
 
 /// What a step has reached, over all attempts at it.
 struct Progress {
-  int64_t substeps_told = 0;  ///< Micro-batches whose end was told: a window that is taken again does not tell it again.
+  int64_t substeps_told = 0;  ///< Micro-batches whose end was reported; a retried window does not report it again.
   bool update_told = false;
-  int64_t meetings = 0;  ///< Of the ranks, between micro-batches: as many on each, however often a window is taken.
+  int64_t meetings = 0;  ///< Rendezvous between micro-batches so far; equal on all ranks, also after a retry.
   enum class At : uint8_t {
     kWindow,
     kExchange,

@@ -159,8 +159,12 @@ TEST_CASE("a tokenizer.json with something unknown or contradictory is refused b
   CHECK(has(thrown<FormatError>(broken), "folder/tokenizer.json"));
 }
 
-TEST_CASE("a folder without tokenizer.json, or whose eos_token is not a token, is refused by name", "[data][cpu]") {
+TEST_CASE("a folder that is absent or has no tokenizer.json, or whose eos_token is not a token, is refused by name",
+          "[data][cpu]") {
   const TemporaryFolder folder;
+  const std::string absent = folder.path() + "/lamp";
+  CHECK(has(thrown<IoError>([&] { (void)Tokenizer::from_folder(absent); }),
+            "'" + absent + "' must be a model's folder; there is none"));
   CHECK(
       has(thrown<IoError>([&] { (void)Tokenizer::from_folder(folder.path()); }), folder.path() + "] must contain tokenizer.json"));
   (void)folder.write("tokenizer.json", byte_level_tokenizer().dump());

@@ -96,9 +96,7 @@ def check_includes(name: pathlib.PurePath, text: str, root: pathlib.Path) -> lis
         if layer is None:
             continue
         if include == "filesystem":
-            errors.append(
-                "includes <filesystem>, of which torch's wheels export a foreign copy; take qlorapp/format/folder.hpp"
-            )
+            errors.append("includes <filesystem>, of which torch's wheels export a foreign copy; take format/folder.hpp")
         if layer in TORCH_FREE and TORCH.match(include):
             errors.append(f"includes <{include}>, but {layer} is torch-free")
         target = target_of(include, name, root)

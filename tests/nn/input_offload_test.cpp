@@ -132,7 +132,6 @@ TEST_CASE("on a GPU inputs on the host free what they would keep, and nothing is
   };
   const int64_t on_device = peak(Keep::kInputOnly), on_host = peak(Keep::kInputOnHost);
   const int64_t input = model.blocks()[0].kept_bytes(tokens, Keep::kInputOnly, at::kBFloat16).count;
-  REQUIRE(DecoderBlock::kept_host_bytes(model.blocks()[0].shape(), tokens, Keep::kInputOnHost, at::kBFloat16).count == input);
   // The last block's input stays. In a block this small the widest point is not the MLP but attention's backward pass, during
   // which one more input is being loaded, and blocks differ by less than an input.
   const int64_t fallen = on_device - on_host;

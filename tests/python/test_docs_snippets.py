@@ -116,6 +116,13 @@ def test_a_quoted_file_has_these_lines(page):
             assert fence["text"] in (ROOT / path).read_text(encoding="utf-8"), path
 
 
+def test_the_umbrella_header_has_every_class_of_the_table():
+    umbrella = (ROOT / "include/qlorapp/qlorapp.hpp").read_text(encoding="utf-8")
+    table = re.findall(r"`include/(qlorapp/[\w/]+\.hpp)`", text_of("quickstart-cpp.md").split("## A model folder in")[0])
+    assert len(set(table)) >= 6
+    assert [header for header in table if f'#include "{header}"' not in umbrella] == []
+
+
 def slug(heading: str) -> str:
     """A heading's anchor, as GitHub makes it."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")

@@ -9,10 +9,12 @@ import json
 import logging
 import os
 import pathlib
+import re
 
 import pytest
 import qlorapp
 import transformers
+from tiny_run import qlorapp as command
 
 NAMES = json.loads((pathlib.Path(__file__).parent / "option_names.json").read_text())
 
@@ -64,3 +66,30 @@ def test_arguments_are_replaced_and_written_with_the_options_of_the_cpp_loop(tmp
     assert (again.max_steps, again.memory_budget, again.checkpoint_keep) == (4, "2GiB", ["attention_only"])
     written = json.loads(again.to_json_string())
     assert written["memory_budget"] == "2GiB" and written["checkpoint_keep"] == ["attention_only"]
+
+
+# --- the command
+
+
+def test_what_divides_a_model_elsewhere_is_refused_with_an_option_that_divides_it_here():
+    """Each refusal names options of this command that it uses, and base_sharding makes a process smaller by what it divides."""
+    unused, used = unused_and_used(command("train", "--help-all").stdout)
+    elsewhere = [name for name in unused if re.search("fsdp|deepspeed|parallel|^mp_", name)]
+    assert {"fsdp", "fsdp_config", "deepspeed", "parallelism_config", "mp_parameters"} <= set(elsewhere)
+    for name in elsewhere:
+        done = command("train", "--model", "m", "--data", "d", "--output", "o", f"--{name}", "1")
+        assert done.returncode == 2 and f"--{name} is not supported" in done.stderr
+        named = set(re.findall(r"--(\w+)", done.stderr)) - {name}
+        assert "base_sharding" in named and named <= used, done.stderr
+    plan = ("plan", "--model", "llama-3-8b", "--gpu", "24GiB", "--batch", "1", "--seq", "512")
+    whole, half = (peak(command(*plan, *more).stdout) for more in ((), ("--gpus", "2", "--base_sharding", "full")))
+    assert whole - half > 1.5  # of 3.4 GiB in four bits, and of two tables of 1 GiB
+
+
+def unused_and_used(text: str) -> tuple[set[str], set[str]]:
+    used, unused = re.split(r"^Accepted without effect", text, flags=re.MULTILINE)
+    return tuple(set(re.findall(r"^  --(\w+)", part, re.MULTILINE)) for part in (unused, used))
+
+
+def peak(text: str) -> float:
+    return float(re.search(r"([0-9.]+) GiB", text)[1])

@@ -26,6 +26,8 @@ def snippets(language: str) -> list[str]:
 ANSWER = "Near the mill Mia has a kite."
 #: Behind the snippet: the answers to questions that were never trained.
 HELD_OUT = """
+import json
+
 held_out = [json.loads(line)["messages"] for line in open("examples/data/eval.jsonl")]
 answers = [generate(chat[:-1], max_new_tokens=24)[0]["generated_text"][-1] for chat in held_out]
 print("held out:", sum(answer == chat[-1] for answer, chat in zip(answers, held_out)), "of", len(held_out))
@@ -75,9 +77,12 @@ def test_the_c_plus_plus_snippet_compiles(here):
 
 def test_the_command_lines_run_and_answer_right(here):
     lines = "".join(snippets("sh")).replace("\\\n", " ").splitlines()
-    train, generate = [shlex.split(line) for line in lines if line.startswith("qlorapp ")]
-    run([conftest.BUILD / "qlorapp", *train[1:]], here)
-    assert run([conftest.BUILD / "qlorapp", *generate[1:]], here).strip().endswith(ANSWER)
+    commands = [shlex.split(line)[1:] for line in lines if line.startswith("qlorapp ")]
+    plan, train, generate = commands
+    assert (plan[0], train[0], generate[0]) == ("plan", "train", "generate")
+    assert re.search(r"[0-9.]+ h per epoch", run([conftest.BUILD / "qlorapp", *plan], here))
+    run([conftest.BUILD / "qlorapp", *train], here)
+    assert run([conftest.BUILD / "qlorapp", *generate], here).strip().endswith(ANSWER)
     assert f"`{ANSWER}`" in README
 
 
@@ -98,6 +103,20 @@ def test_the_page_of_options_is_what_its_script_makes():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == module.page()
+
+
+def test_its_figures_are_those_of_the_page_of_measurements():
+    """The ratios of the first screen are those of the table's first row, which are the medians of docs/performance.md."""
+    rows = [re.findall(r"([\d,]+) tok/s", line) for line in README.splitlines() if line.startswith("| ")]
+    speeds = [[int(value.replace(",", "")) for value in row] for row in rows if row]
+    ours, unsloth, stack = speeds[0]
+    said = re.search(r"\*\*([\d.]+) times the tokens/s of unsloth, ([\d.]+) times", README)
+    assert (float(said[1]), float(said[2])) == (round(ours / unsloth, 2), round(ours / stack, 2))
+    written = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    figures = set(re.findall(r"[\d,.]*\d", written))
+    table = README[README.index("## Measured") : README.index("One NVIDIA H200")]
+    found = [value for value in re.findall(r"([\d,.]+) (?:tok/s|s\b|MiB)", table)]
+    assert len(found) > 20 and [value for value in found if value not in figures] == []
 
 
 def test_the_demo_model_has_the_size_that_is_said():

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Answers one JSON request a line, for tests/python/test_training_arguments.py and test_lora_config.py:
+// Answers one JSON request a line, for tests/python/test_lora_config.py and its neighbors:
 //   {"defaults": true}                        both configs as they begin
 //   {"lora": {…}, "names": ["…"]}             which modules match, with rank, alpha and scaling; or {"error": "…"}
 #include <iostream>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The ranks of a run: processes that train one model together, each with its own device and its own copy of the adapters.
 ///
-///     const auto ranks = communicator_from_environment(device);          // torchrun, accelerate, srun, mpirun; or one process
+///     const auto ranks = communicator_of(launch_of_environment(), device);  // torchrun, accelerate, srun, mpirun; or one process
 ///     ranks->all_reduce(model.arena().gradients()).wait();
 ///
 /// Every rank makes the same calls in the same order. Tensors are dense, contiguous and of the same shape and dtype on all ranks.
@@ -132,8 +132,6 @@ struct Launch {
 /// @throws ValueError for a GPU without NCCL in this build; IoError naming the ranks that did not come in time.
 [[nodiscard]] std::shared_ptr<Communicator> communicator_of(const Launch& launch, at::Device device,
                                                             std::chrono::seconds timeout = Communicator::kDefaultTimeout);
-[[nodiscard]] std::shared_ptr<Communicator> communicator_from_environment(
-    at::Device device, std::chrono::seconds timeout = Communicator::kDefaultTimeout);
 
 /// A program's own process group (torch/csrc/distributed/c10d/ProcessGroup.hpp). Texts go through the group's store, if it has one, and
 /// ranks wait for each other as long as the group's timeout says. @param device  that tensors will be on.

@@ -15,7 +15,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 
@@ -53,9 +52,6 @@ struct Gpu {
   /// 188 to 210 GB/s for a block of 8B, 245 for one of 70B). Others: host_rate(), as if there were PCIe alone.
   [[nodiscard]] double peer_rate() const;
 };
-
-/// All rows of the table.
-[[nodiscard]] std::span<const Gpu> known_gpus();
 
 /// @param text  a name of the table in any case ("t4", "A100-80GB"), or an amount of memory ("16GiB", "24GB") of a card that is
 /// not in

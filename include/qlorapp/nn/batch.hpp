@@ -20,7 +20,7 @@ struct Batch {
   std::vector<int64_t> row_starts;  ///< R + 1 entries: row r is [row_starts[r], row_starts[r + 1]). Rows never see each other.
   int64_t target_count = 0;         ///< Number of targets that are not ignored, known on the host: no synchronization later.
   int64_t first_label_count = 0;    ///< Rows whose first token carries a label; nothing predicts it, so it is no target.
-  int64_t first_token = 0;          ///< Tokens before it in a micro-batch that is taken in parts: they share dropout masks.
+  int64_t first_token = 0;          ///< For a part of a split micro-batch: tokens before it. Parts share one dropout mask.
   bool is_filler = false;           ///< Counts for nothing.
 
   [[nodiscard]] int64_t token_count() const { return row_starts.empty() ? 0 : row_starts.back(); }

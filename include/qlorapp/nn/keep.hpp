@@ -13,8 +13,8 @@ enum class Keep : uint8_t {
   kEverything,     ///< All that backward cannot cheaply form again: no GEMM is repeated.
   kAttentionOnly,  ///< The input and the attention output: D + H·d. Attention itself is not repeated.
   kInputOnly,      ///< The input alone: D. The rest of the block, but for down_proj, is computed again.
-  kInputOnHost,    ///< The same, and on a GPU the input waits in pinned host memory (input_offload.hpp): nothing of the device's.
-                   ///< The model's last block keeps it on the device, as it is needed first. On a CPU it is kInputOnly.
+  kInputOnHost,  ///< The input, stored in pinned host memory (input_offload.hpp); uses no device memory. The model's last block keeps
+                 ///< it on the device, because it is needed first. On a CPU: kInputOnly.
 };
 
 /// The name that parse_keep() accepts.

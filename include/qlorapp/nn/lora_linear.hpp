@@ -9,8 +9,8 @@
 /// A (r, in) is drawn uniformly from ±1/sqrt(in) (kaiming_uniform with a = sqrt(5)) and B (out, r) begins at zero, as in PEFT,
 /// so that the layer begins as its base. Both are float32.
 ///
-/// A value, without a training mode: who calls it says whether it trains. In a torch::nn::Module, whose train(), eval() and to()
-/// are to reach it, use LoraLinearModule (nn/lora_linear_module.hpp).
+/// A plain value. It has no training mode; the caller passes `training`. In a torch::nn::Module use LoraLinearModule
+/// (nn/lora_linear_module.hpp), which train(), eval() and to() reach.
 ///
 /// Source: Hu et al. 2021, arXiv:2106.09685; Kalajdzievski 2023, arXiv:2312.03732 (rsLoRA); init of PEFT's tuners/lora/layer.py.
 #pragma once

@@ -20,10 +20,10 @@
 
 namespace qlorapp {
 
-/// Whose edges.
+/// Behavior where bitsandbytes' own is unsound.
 enum class Compat : uint8_t {
   kNone,  ///< Nested codes are exactly nearest, a block of zeros has code 7 and absmax 0, NaN and infinity are refused.
-  /// As bitsandbytes: its nested codes, and its course with NaN, infinity and a short last block of zeros.
+  /// As bitsandbytes: its nested codes, and its results for NaN, infinity and a short last block of zeros.
   kBnb,
 };
 

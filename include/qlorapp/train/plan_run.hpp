@@ -44,7 +44,7 @@ struct FittedArguments {
 /// @throws ValueError if nothing fits, naming the cheapest ways out.
 [[nodiscard]] FittedArguments fit_arguments(const PlanSettings& settings, const TrainingArguments& args, const Gpu& rates,
                                             Bytes available);
-/// The same for a model that is there, and the memory that is free where it is.
+/// For a loaded model and its device's free memory.
 [[nodiscard]] FittedArguments fit_arguments(const CausalLM& model, const TrainingArguments& args, int64_t longest, bool evaluates);
 
 /// The line that Trainer logs when it begins: the plan of this model and these arguments over rows of which the longest has `longest`
@@ -61,7 +61,7 @@ struct Deadline {
   int64_t dataset_rows = 0;
   int64_t average_tokens = 0;
   double hours = 0;
-  int64_t gpus = 1;  ///< Above 1: the text also estimates them together. The configuration is always for one, as training is.
+  int64_t gpus = 1;  ///< Above 1: the configuration is that of each of so many processes, one per GPU.
   int64_t effective_batch = 32;
 };
 
@@ -69,7 +69,7 @@ struct Recommendation {
   TrainingArguments args;
   LoraConfig lora;
   MemoryPlan plan;
-  double hours = 0;          ///< Expected, on one GPU.
+  double hours = 0;          ///< Expected, on all GPUs.
   double hours_at_most = 0;  ///< With the uncertainty of the rates.
   double epochs = 0;
   std::string text;  ///< Why.

@@ -30,9 +30,6 @@ struct ComputeCapability {
   return gpu >= ComputeCapability{8, 0} ? Precision::kBf16 : Precision::kFp16;
 }
 
-/// The format of a machine without a GPU: fp32, whose arithmetic every CPU has.
-[[nodiscard]] constexpr Precision mixed_precision_without_gpu() { return Precision::kFp32; }
-
 /// @returns "Tesla T4: Using FP16 with loss scaling" or "<name>: Using BF16 (best)"; empty for fp32, which needs no words.
 [[nodiscard]] std::string describe_mixed_precision(std::string_view gpu_name, Precision precision);
 

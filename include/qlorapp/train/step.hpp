@@ -14,14 +14,14 @@
 #include "qlorapp/train/grad_scaler.hpp"  // dynamic loss scaling for fp16
 #include "qlorapp/train/optimizer.hpp"    // AdamW, fp32 or 8-bit moments, one arena
 #include "qlorapp/train/shared_step.hpp"  // what the ranks of a run do together
-#include "qlorapp/train/step_report.hpp"  // what the step has to say
+#include "qlorapp/train/step_report.hpp"  // what the step measured
 #include "qlorapp/train/train_state.hpp"  // all that a resumed run needs
 
 namespace qlorapp {
 
 /// @param window  the micro-batches of one step, on the model's device; the last one of an epoch may be short. With run.ranks: those of
 ///                this rank, which may have none.
-/// @param met     kept between attempts at one window, so that the other ranks are met once. Null: a window is not taken again.
+/// @param met     totals learned from the other ranks. Pass the same object when you retry a window, so that they are asked once. Null: no retry.
 /// @tparam Model  forward_backward(batch, grad_scale, seed, micro_step[, on_block_done]) → LossSum adds its gradients to run.arena;
 ///                before_exchange() is called, if it has it, before gradients of several ranks are summed, and before_optimizer_step()
 ///                and after_optimizer_step() around the optimizer.

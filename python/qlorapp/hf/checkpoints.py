@@ -103,7 +103,7 @@ class SafeCheckpoints:
             self._commit.wait()
 
     def _maybe_log_save_evaluate(self: Any, *args: Any, **options: Any) -> None:
-        """transformers' method, at the end of a step. What committing a checkpoint failed of ends the run here."""
+        """transformers' method, at the end of a step. Raises the error of a failed background commit."""
         if self._commit is not None:
             self._commit.poll()
         super()._maybe_log_save_evaluate(*args, **options)  # type: ignore[misc]
