@@ -469,7 +469,7 @@ def plan_model(model: CausalLM, args_json: str) -> MemoryPlan: ...
 
 def probe_step(model: CausalLM, batch: typing.SupportsInt, length: typing.SupportsInt, *, optimizer_is_8bit: bool) -> int: ...
 
-def quantize_checkpoint(folder: str, output: str, *, compute_dtype: torch.dtype, quant_type: str='nf4', block_size: typing.SupportsInt=64, double_quant: bool=True, nested_block_size: typing.SupportsInt=256, compat: str='none', progress: collections.abc.Callable[[typing.SupportsInt, typing.SupportsInt], None] | None=None) -> None:
+def quantize_checkpoint(folder: str, output: str, *, compute_dtype: torch.dtype=..., quant_type: str='nf4', block_size: typing.SupportsInt=64, double_quant: bool=True, nested_block_size: typing.SupportsInt=256, compat: str='none', progress: collections.abc.Callable[[typing.SupportsInt, typing.SupportsInt], None] | None=None) -> None:
     """Writes a folder that transformers loads as a bitsandbytes checkpoint; include/qlorapp/io/load_model.hpp."""
 
 def say_older_name(where: str, alias: str, name: str) -> None:

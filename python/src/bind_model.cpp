@@ -277,9 +277,10 @@ void bind_model(py::module_& m) {
         py::arg("of_node") = false, py::arg("progress") = std::nullopt, NoGil(),
         "A Hugging Face folder as a CausalLM; include/qlorapp/io/load_model.hpp. divide_over: the name of a process group of "
         "torch.distributed; of_node: over its processes on this machine.");
-  m.def("quantize_checkpoint", &quantize, py::arg("folder"), py::arg("output"), py::kw_only(), py::arg("compute_dtype"),
-        py::arg("quant_type") = "nf4", py::arg("block_size") = 64, py::arg("double_quant") = true,
-        py::arg("nested_block_size") = 256, py::arg("compat") = "none", py::arg("progress") = std::nullopt, NoGil(),
+  m.def("quantize_checkpoint", &quantize, py::arg("folder"), py::arg("output"), py::kw_only(),
+        py::arg("compute_dtype") = at::kBFloat16, py::arg("quant_type") = "nf4", py::arg("block_size") = 64,
+        py::arg("double_quant") = true, py::arg("nested_block_size") = 256, py::arg("compat") = "none",
+        py::arg("progress") = std::nullopt, NoGil(),
         "Writes a folder that transformers loads as a bitsandbytes checkpoint; include/qlorapp/io/load_model.hpp.");
   m.def("merge", &merge, py::arg("model"), py::arg("adapter"), py::arg("output"), py::kw_only(), py::arg("base") = std::nullopt,
         py::arg("dtype") = std::nullopt, py::arg("quant_type") = "nf4", py::arg("block_size") = 64, py::arg("double_quant") = true,

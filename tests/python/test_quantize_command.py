@@ -124,3 +124,13 @@ def test_a_quantized_folder_is_not_quantized_again_and_nothing_is_written_over(t
     assert over.returncode == 2 and "new or empty" in over.stderr
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["quantization_config"]["load_in_4bit"] is True
     assert transformers.AutoConfig.from_pretrained(tmp_path / "ours").quantization_config["quant_method"] == "bitsandbytes"
+
+
+def test_python_writes_the_commands_bytes_with_the_commands_defaults(tmp_path):
+    import qlorapp
+
+    peer.write_llama(tmp_path / "float", dtype=torch.float32)
+    peer.run_cli("quantize", "--model", tmp_path / "float", "--output", tmp_path / "command")
+    qlorapp.quantize_checkpoint(str(tmp_path / "float"), str(tmp_path / "python"))
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "python" / name).read_bytes() == (tmp_path / "command" / name).read_bytes(), name
