@@ -224,18 +224,19 @@ std::string computed_text(const ComputeDtype& computed) { return "The run comput
 struct Place {
   ops::PlannedDevice device;
   Gpu rates;
-  Bytes room;             ///< For torch.
-  bool is_named = false;  ///< A card that need not be here.
+  Bytes room;  ///< For torch.
+  std::string card;
 };
 
 Place place_of(const PlanOptions& options, const DeviceAllowance& allowance) {
   if (options.gpu != "auto" && options.gpu != "cpu") {
     const Gpu gpu = named_gpu(options.gpu, options);
-    return {gpu.device(), gpu, room_on(gpu, allowance), true};
+    return {gpu.device(), gpu, room_on(gpu, allowance), gpu.name.empty() ? options.gpu : std::string(gpu.name)};
   }
   const at::Device device = parse_device(options.gpu);
   const Bytes room = memory_for(device);
-  return {planned_device(device), rates_of(gpu_name(device), gpu_architecture(device), room), room, false};
+  const std::string name = gpu_name(device);
+  return {planned_device(device), rates_of(name, gpu_architecture(device), room), room, name.empty() ? "a CPU" : name};
 }
 
 /// Loads the model and takes one step, and says what both really took.
@@ -314,9 +315,9 @@ int plan(const Arguments& arguments) {
   Probe probe;
   if (options.measured) probe = measure(options, settings, found);
   if (!options.svg.empty()) {
-    format::write_file_atomically(options.svg,
-                                  timeline_svg(found, message("{}, {} x {} tokens", options.model, settings.batch, settings.length),
-                                               place.is_named ? std::optional(place.room) : std::nullopt, probe.moments));
+    format::write_file_atomically(
+        options.svg, timeline_svg(found, timeline_title(options.model, settings, place.card),
+                                  place.device.type == at::kCUDA ? std::optional(place.room) : std::nullopt, probe.moments));
     std::printf("timeline written to %s\n", options.svg.c_str());
   }
   return found.fits ? 0 : kDoesNotFit;

@@ -33,8 +33,8 @@ void RunReport::after_step(const TrainState& state, TrainerControl& control) {
   const bool is_last = state.global_step == state.schedule.training_steps || control.should_training_stop;
   // With "epoch" the end of an epoch logs the last step by itself.
   const bool is_shown = (is_first && strategy_ != "no") || (is_last && strategy_ == "steps");
+  bar_.update(state.global_step, state.schedule.training_steps, [&] { return loss_of(*trainer_); });  // a line draws it again
   if (is_shown && !control.should_log) line(trainer_->last_step().to_line());
-  bar_.update(state.global_step, state.schedule.training_steps, [&] { return loss_of(*trainer_); });
 }
 
 }  // namespace qlorapp::cli

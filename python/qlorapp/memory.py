@@ -21,8 +21,8 @@ _NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUDA error: out of 
 class MemoryPlan:
     """The planned memory of a run: peak_allocated and peak_reserved in bytes, phases, checklist. Prints one line; a notebook draws it."""
 
-    def __init__(self, planned: _C.MemoryPlan, title: str) -> None:
-        self._planned, self._title = planned, title
+    def __init__(self, planned: _C.MemoryPlan, model: str = "") -> None:
+        self._planned, self._model = planned, model
 
     @property
     def peak_allocated(self) -> int:
@@ -63,20 +63,15 @@ class MemoryPlan:
         return self._planned.measured
 
     def svg(self, path: str | os.PathLike[str] | None = None, *, budget: int | str | None = None) -> str:
-        """The stacked timeline of one step, with the measurement if there is one. Writes it to path if given."""
-        text = self._planned.svg(self._title, _bytes("budget", budget))
+        """The stacked timeline of one step, with the measurement if there is one. Writes it to path if given.
+
+        budget: drawn as the limit. Defaults to the memory that torch can allocate on the card.
+        """
+        text = self._planned.svg(self._model, _bytes("budget", budget))
         if path is not None:
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
         return text
-
-    def png(self, path: str | os.PathLike[str], *, budget: int | str | None = None, dpi: int = 150) -> None:
-        """The same picture as a PNG, drawn by matplotlib (qlorapp[plot])."""
-        from .plots import draw_timeline
-
-        draw_timeline(
-            path, self._title, self._planned.curve(), self._planned.measured_curve(), _bytes("budget", budget), dpi=dpi
-        )
 
     def _repr_svg_(self) -> str:
         return self.svg()
@@ -118,7 +113,7 @@ def plan(
     ):  # fmt: skip
         if value is not None:
             options[field] = _size(name, value)
-    length = options.setdefault("max_length", 1024)
+    options.setdefault("max_length", 1024)
     if isinstance(model, (_C.CausalLM, torch.nn.Module)):
         core = _core_of(model)
         planned = _C.plan_model(core, json.dumps(options))
@@ -127,7 +122,7 @@ def plan(
                 planned.measure(core)
             finally:
                 _follow(model)
-        return MemoryPlan(planned, f"{planned.batch} x {length} tokens")
+        return MemoryPlan(planned)
     if measure:
         raise ValueError(
             f"[plan] measure=True requires a loaded model; got {os.fspath(model)!r}. Load it, or leave measure out."
@@ -143,7 +138,7 @@ def plan(
         load_in_4bit=quantization_config is None or quantization_config.load_in_4bit,
         **quantizer_options.of(quantization_config),
     )
-    return MemoryPlan(planned, f"{os.fspath(model)}, {planned.batch} x {length} tokens")
+    return MemoryPlan(planned, os.fspath(model))
 
 
 def _options_of(args: Any) -> dict[str, Any]:

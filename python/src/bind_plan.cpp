@@ -24,13 +24,18 @@ namespace {
 struct Planned {
   PlanSettings settings;
   MemoryPlan plan;
+  std::string card;
+  Bytes room;   ///< Of the card.
   Probe probe;  ///< Of a step that was taken; empty until then.
 };
 
-/// @param room  of a card; none: without end.
-std::shared_ptr<Planned> planned(const PlanSettings& settings, std::optional<Bytes> room = std::nullopt) {
-  if (room) return std::make_shared<Planned>(Planned{settings, plan_memory_in(settings, *room), {}});
-  return std::make_shared<Planned>(Planned{settings, plan_memory(settings), {}});
+std::shared_ptr<Planned> planned(const PlanSettings& settings, const std::string& card, Bytes room) {
+  return std::make_shared<Planned>(Planned{settings, plan_memory_in(settings, room), card, room, {}});
+}
+
+std::string card_of(at::Device device) {
+  const std::string name = gpu_name(device);
+  return name.empty() ? "a CPU" : name;
 }
 
 LoraConfig checked_lora_config(const std::string& json) {
@@ -50,16 +55,17 @@ struct Place {
   ops::PlannedDevice device;
   Gpu rates;
   Bytes room;
+  std::string card;
 };
 
 /// @param gpu  a card of the table, its memory, "cpu", or "auto": the one that is here.
 Place place_of(const std::string& gpu) {
   if (gpu != "cpu" && gpu != "auto") {
     const Gpu card = find_gpu(gpu);
-    return {card.device(), card, room_on(card, {})};
+    return {card.device(), card, room_on(card, {}), card.name.empty() ? gpu : std::string(card.name)};
   }
   const at::Device device = parse_device(gpu);
-  return {planned_device(device), rates_of(gpu_name(device), gpu_architecture(device), {}), memory_for(device)};
+  return {planned_device(device), rates_of(gpu_name(device), gpu_architecture(device), {}), memory_for(device), card_of(device)};
 }
 
 std::shared_ptr<Planned> plan_configs(const std::string& model, const std::string& lora_json, const std::string& args_json,
@@ -76,7 +82,7 @@ std::shared_ptr<Planned> plan_configs(const std::string& model, const std::strin
                                                .skip_modules = std::move(skip_modules),
                                                .compute_dtype = computed.dtype,
                                                .device = place.device});
-  return planned(fit_arguments(settings, args, place.rates, place.room).settings, place.room);
+  return planned(fit_arguments(settings, args, place.rates, place.room).settings, place.card, place.room);
 }
 
 PlanSettings settings_for(const CausalLM& model, int64_t batch, int64_t length, bool optimizer_is_8bit, bool evaluates) {
@@ -93,7 +99,7 @@ PlanSettings settings_for(const CausalLM& model, int64_t batch, int64_t length, 
 std::shared_ptr<Planned> plan_loaded(const CausalLM& model, const std::string& args_json) {
   const TrainingArguments args = arguments_from(args_json);
   const Bytes room = memory_for(model.device());
-  return planned(fit_arguments(model, args, args.max_length, args.eval_strategy != "no").settings, room);
+  return planned(fit_arguments(model, args, args.max_length, args.eval_strategy != "no").settings, card_of(model.device()), room);
 }
 
 std::map<std::string, int64_t> by_name(const MemoryParts& parts) {
@@ -135,29 +141,13 @@ void bind_plan(py::module_& m) {
           "measure", [](Planned& self, CausalLM& model) { self.probe = probe_planned(model, self.settings, /*records=*/true); },
           py::arg("model"), NoGil())
       .def(
-          "curve",
-          [](const Planned& self) {
-            std::vector<std::pair<std::string, std::map<std::string, int64_t>>> points;
-            for (const TimelinePoint& point : self.plan.timeline)
-              points.emplace_back(ops::to_string(point.phase), by_name(point.parts));
-            return points;
-          },
-          "[(phase, {part: bytes})]")
-      .def(
-          "measured_curve",
-          [](const Planned& self) {
-            std::vector<std::pair<double, int64_t>> points;
-            for (const MeasuredPoint& point : measured_curve(self.plan, self.probe.moments))
-              points.emplace_back(point.at, point.most.count);
-            return points;
-          },
-          "[(where in curve(), bytes)]")
-      .def(
           "svg",
-          [](const Planned& self, const std::string& title, std::optional<int64_t> budget) {
-            return timeline_svg(self.plan, title, budget ? std::optional(Bytes{*budget}) : std::nullopt, self.probe.moments);
+          [](const Planned& self, const std::string& model, std::optional<int64_t> budget) {
+            std::optional<Bytes> limit = budget ? std::optional(Bytes{*budget}) : std::nullopt;
+            if (!limit && self.settings.device.type == at::kCUDA) limit = self.room;
+            return timeline_svg(self.plan, timeline_title(model, self.settings, self.card), limit, self.probe.moments);
           },
-          py::arg("title") = "planned memory", py::arg("budget") = std::nullopt);
+          py::arg("model") = "", py::arg("budget") = std::nullopt);
 
   m.def("plan_memory", &plan_configs, py::arg("model"), py::arg("lora_config_json"), py::arg("args_json"), py::kw_only(),
         py::arg("gpu"), py::arg("requested_dtype").none(true), py::arg("load_in_4bit"), py::arg("quant_type"),

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cctype>
+#include <string_view>
 
 #include "core/check.hpp"
 #include "core/nearest_name.hpp"
@@ -36,8 +37,6 @@ std::string lower(std::string_view text) {
 }
 
 }  // namespace
-
-std::span<const std::string_view> known_model_names() { return kNames; }
 
 format::ModelConfig find_model_config(const std::string& text) {
   for (size_t i = 0; i < kNames.size(); ++i) {

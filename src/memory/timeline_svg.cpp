@@ -9,6 +9,7 @@
 
 #include "core/check.hpp"
 #include "core/svg.hpp"
+#include "memory/report_text.hpp"
 
 namespace qlorapp {
 namespace {
@@ -45,14 +46,21 @@ std::vector<MeasuredPoint> measured_curve(const MemoryPlan& plan, std::span<cons
   return curve;
 }
 
-std::string timeline_svg(const MemoryPlan& plan, const std::string& title, std::optional<Bytes> budget,
+std::string timeline_title(std::string_view model, const PlanSettings& settings, std::string_view card) {
+  return message("{}{}{} x {} tokens in {}, on {}", model, model.empty() ? "" : ", ", settings.batch, settings.length,
+                 report::dtype_name(settings.compute_dtype), card);
+}
+
+std::string timeline_svg(const MemoryPlan& plan, const std::string& title, std::optional<Bytes> limit,
                          std::span<const MeasuredMemory::Moment> measured) {
   QLORAPP_CHECK_VALUE(!plan.timeline.empty(), "[timeline_svg] the plan has no timeline.");
   const auto count = static_cast<double>(plan.timeline.size());
-  int64_t most = budget ? budget->count : 1;
+  int64_t most = 1;
   for (const TimelinePoint& point : plan.timeline) most = std::max(most, sum(point.parts).count);
   const std::vector<MeasuredPoint> curve = measured_curve(plan, measured);
   for (const MeasuredPoint& point : curve) most = std::max(most, point.most.count);
+  const bool is_far = limit && limit->count > 3 * most;  // its line would flatten the picture
+  if (limit && !is_far) most = std::max(most, limit->count);
   const double unit = most >= (int64_t{1} << 30) ? 0x1p30 : 0x1p20;
   const std::string_view unit_name = unit == 0x1p30 ? "GiB" : "MiB";
   const double scale = (kHeight - kTop - kBottom) / (static_cast<double>(most) * 1.04);
@@ -61,6 +69,7 @@ std::string timeline_svg(const MemoryPlan& plan, const std::string& title, std::
 
   std::string picture = svg::begin(kWidth, kHeight);
   picture += svg::text(kLeft, 22, title, "start", " font-size=\"15\" font-weight=\"bold\"");
+  picture += svg::text(8, kTop - 10, message("{} allocated", unit_name));
   const double top = static_cast<double>(most) / unit;
   const double step = svg::tick_distance(top);
   for (double tick = 0; tick <= top * 1.02; tick += step) {
@@ -99,10 +108,11 @@ std::string timeline_svg(const MemoryPlan& plan, const std::string& title, std::
     picture += svg::line(x0, x0, kTop, kHeight - kBottom + 6, "stroke=\"#555555\" stroke-dasharray=\"3 3\"");
     if (x1 - x0 > 30) picture += svg::text((x0 + x1) / 2, kHeight - kBottom + 20, ops::to_string(plan.timeline[i].phase), "middle");
   }
-  if (budget) {
-    const double y = y_of(static_cast<double>(budget->count));
-    picture += svg::line(kLeft, kWidth - kRight, y, y, "stroke=\"#d1495b\" stroke-width=\"2\"");
-    picture += svg::text(kWidth - kRight - 4, y - 5, message("budget {}", to_string(*budget)), "end");
+  if (limit) {
+    const double y = is_far ? kTop : y_of(static_cast<double>(limit->count));
+    if (!is_far) picture += svg::line(kLeft, kWidth - kRight, y, y, "stroke=\"#d1495b\" stroke-width=\"2\"");
+    picture += svg::text(kWidth - kRight - 4, y - 5, message("limit {}{}", to_string(*limit), is_far ? ", above this picture" : ""),
+                         "end");
   }
   if (!curve.empty()) {
     std::string points;

@@ -251,10 +251,12 @@ TEST_CASE("the picture is one SVG with every part and phase in it") {
                                                      {MemoryPhase::kBackward, Bytes{int64_t{2} << 30}}};
   const std::string svg = timeline_svg(plan, "a <b> & c", Bytes{int64_t{4} << 30}, measured);
   for (const char* wanted : {"<svg ", "</svg>", "a &lt;b&gt; &amp; c", "forward", "backward", "evaluation", "4-bit codes", "logits",
-                             "budget 4.00 GiB", "measured, 3.0 GiB at most"}) {
+                             "limit 4.00 GiB<", "GiB allocated", "measured, 3.0 GiB at most"}) {
     INFO(wanted);
     CHECK(has(svg, wanted));
   }
+  CHECK(has(timeline_svg(plan, "", Bytes{int64_t{400} << 30}), "limit 400 GiB, above this picture"));
+  CHECK(timeline_title("a", settings, "T4") == message("a, {} x {} tokens in bfloat16, on T4", settings.batch, settings.length));
   CHECK_FALSE(has(svg, "<script"));
   CHECK_FALSE(has(svg, "nan"));
   Bytes most;

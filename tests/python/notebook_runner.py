@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the cells of a notebook without Jupyter: a stand-in for IPython's kernel that keeps what is displayed.
 
-It knows what the notebooks here use: display, HTML and handles that are updated, the value of a cell's last line, `%pip` and `!` lines
+It knows what the notebooks here use: display, HTML, pictures and handles that are updated, the value of a cell's last line, `%pip` and `!` lines
 (left out), and the parameters cell, whose values may be replaced.
 """
 
@@ -28,15 +28,17 @@ class Kernel:
         self.printed = io.StringIO()
 
     def display(self, value: Any, display_id: Any = None) -> Any:
-        versions = [getattr(value, "data", str(value))]
+        draw = getattr(value, "_repr_svg_", None)
+        versions = [draw() if draw else getattr(value, "data", str(value))]
         self.displayed.append(versions)
         return types.SimpleNamespace(update=lambda new: versions.append(getattr(new, "data", str(new)))) if display_id else None
 
     @contextlib.contextmanager
     def running(self):
-        shell = types.SimpleNamespace(config={"IPKernelApp": {}})
+        events = types.SimpleNamespace(register=lambda *_: None)  # matplotlib draws figures there
+        shell = types.SimpleNamespace(config={"IPKernelApp": {}}, events=events)
         ipython, module = types.ModuleType("IPython"), types.ModuleType("IPython.display")
-        ipython.get_ipython = lambda: shell
+        ipython.get_ipython, ipython.version_info = (lambda: shell), (9, 0)
         ipython.display = module
         module.display, module.HTML = self.display, HTML
         before = {name: sys.modules.get(name) for name in ("IPython", "IPython.display")}

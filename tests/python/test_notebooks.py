@@ -6,10 +6,12 @@ import re
 
 import conftest
 import datasets
+import matplotlib.pyplot as plt
 import notebook_runner
 import peft
 import pytest
 import qlorapp
+import torch
 import transformers
 from qlorapp.hf.sample import FirstRow, parts_of
 from qlorapp.hf.sft import SFTTrainer  # before there is a kernel: transformers asks for one when it is imported
@@ -42,6 +44,36 @@ def test_a_notebook_is_made_for_colab_and_holds_no_output(path):
     assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
 
 
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_the_gpu_is_looked_at_before_anything_is_downloaded_and_the_plan_is_drawn_before_the_training(path):
+    cells = [cell["source"] for cell in notebook_runner.cells_of(path) if cell["cell_type"] == "code"]
+
+    def first(words: str) -> int:
+        return next(i for i, cell in enumerate(cells) if any(words in line for line in cell))
+
+    assert first("torch.cuda.is_available()") < min(
+        first("load_dataset(" if path.stem == "t4_8b" else "model_id,"), first("SFTTrainer(")
+    )
+    assert first("qlorapp.plan(") < first("trainer.train()") < first("plt.plot(")
+
+
+def test_the_8b_recipe_ends_at_once_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match="No GPU"):
+        notebook_runner.run(NOTEBOOKS / "t4_8b.ipynb", {"model_id": "none", "dataset_id": "none"}, notebook_runner.Kernel())
+
+
+def pictures(kernel: notebook_runner.Kernel) -> list[str]:
+    return [versions[-1] for versions in kernel.displayed if versions[-1].startswith("<svg")]
+
+
+def drawn() -> list[list[float]]:
+    """The heights of each line of the last plot; the next notebook begins with an empty one."""
+    heights = [list(line.get_ydata()) for line in plt.gca().lines]
+    plt.close("all")
+    return heights
+
+
 def nn_modules_of_qlorapp(model):
     return [module for module in model.modules() if type(module).__module__.startswith("qlorapp")]
 
@@ -55,19 +87,26 @@ def test_the_quickstart_learns_its_task(tmp_path):
     assert kernel.printed.getvalue().startswith(f"qlorapp {qlorapp.__version__} is installed already.\n"), "the first cell"
     assert cells["right"] >= 3 and cells["right_in_peft"] >= 3, kernel.printed.getvalue()
     assert type(cells["model"]) is peft.PeftModelForCausalLM and not nn_modules_of_qlorapp(cells["model"])
-    assert re.search(r"<mark>Near the \w+ \w+ has a \w+\.&lt;\|eot_id\|&gt;</mark></pre>", kernel.displayed[0][0]), (
-        "the first row"
-    )
+    assert len(pictures(kernel)) == 1 and drawn() == [losses]
+    shown = [versions[0] for versions in kernel.displayed if "<mark>" in versions[0]]
+    assert len(shown) == 1, "the first row"
+    assert re.search(r"<mark>Near the \w+ \w+ has a \w+\.&lt;\|eot_id\|&gt;</mark></pre>", shown[0])
     assert (tmp_path / "adapter_model.safetensors").is_file()
 
 
 def test_the_t4_recipe_runs_here_too(tmp_path):
     pytest.importorskip("bitsandbytes")
     kernel = notebook_runner.Kernel()
-    parameters = {"model_id": str(MODEL), "dataset_id": str(DATA), "output_dir": str(tmp_path), "max_steps": 3}
+    parameters = {
+        "model_id": str(MODEL), "planned_model": str(MODEL), "needs_gpu": False, "dataset_id": str(DATA), "output_dir": str(tmp_path),
+        "max_steps": 3,
+    }  # fmt: skip
     cells = notebook_runner.run(NOTEBOOKS / "t4_8b.ipynb", parameters, kernel)
     assert in_cpp(cells["trainer"]) and cells["trainer"].state.global_step == 3
     assert "trainable params:" in kernel.printed.getvalue()
+    (picture,) = pictures(kernel)
+    assert "limit 14.1 GiB" in picture and "float16" in picture, "the limit of a T4, and its dtype"
+    assert len(drawn()[0]) == 3
     assert isinstance(cells["in_peft"], peft.PeftModel) and not nn_modules_of_qlorapp(cells["in_peft"])
     assert any(type(module).__module__.startswith("bitsandbytes.") for module in cells["in_peft"].modules())
 
@@ -77,8 +116,11 @@ def test_own_data_are_packed_and_evaluated(tmp_path, data):
     kernel = notebook_runner.Kernel()
     parameters = {"model_id": str(MODEL), "data_file": data, "output_dir": str(tmp_path), "max_steps": 4 if data else 20}
     cells = notebook_runner.run(NOTEBOOKS / "bring_your_own_data.ipynb", parameters, kernel)
-    assert in_cpp(cells["trainer"]) and [step for step, _ in cells["losses"]] == [4 if data else 20]
-    assert kernel.displayed[0][0].count("<mark>") == 1, "one row of the pack"
+    assert in_cpp(cells["trainer"]) and [step for step, _ in cells["evaluations"]] == [4 if data else 20]
+    assert len(pictures(kernel)) == 1 and drawn()[-1] == [loss for _, loss in cells["evaluations"]]
+    assert [versions[0].count("<mark>") for versions in kernel.displayed if "<mark>" in versions[0]] == [1], (
+        "one row of the pack"
+    )
     assert isinstance(cells["in_peft"], peft.PeftModel) and not nn_modules_of_qlorapp(cells["in_peft"])
     assert " → " in kernel.printed.getvalue().splitlines()[-1], kernel.printed.getvalue()
 

@@ -86,9 +86,19 @@ def test_what_divides_a_model_elsewhere_is_refused_with_an_option_that_divides_i
     assert whole - half > 1.5  # of 3.4 GiB in four bits, and of two tables of 1 GiB
 
 
+def test_the_page_of_migration_names_options_that_the_command_uses():
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "migration.md").read_text(encoding="utf-8")
+    section = text[text.index("## From axolotl") : text.index("## On the command line")]
+    cells = [line.split("|")[-2] for line in section.splitlines() if line.startswith("| `")] + [section.splitlines()[-2]]
+    named = set(re.findall(r"`(\w+)(?:: [\w-]+)?`", "".join(cells)))
+    _, used = unused_and_used(command("train", "--help-all").stdout)
+    assert len(named) > 20 and named - used - {"messages", "prompt", "completion"} == set()
+
+
 def unused_and_used(text: str) -> tuple[set[str], set[str]]:
     used, unused = re.split(r"^Accepted without effect", text, flags=re.MULTILINE)
-    return tuple(set(re.findall(r"^  --(\w+)", part, re.MULTILINE)) for part in (unused, used))
+    heads = ("\n".join(re.findall(r"^  --.*", part, re.MULTILINE)) for part in (unused, used))
+    return tuple(set(re.findall(r"--(\w+)", head)) for head in heads)  # also of other names of an option
 
 
 def peak(text: str) -> float:

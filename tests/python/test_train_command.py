@@ -196,6 +196,8 @@ def test_the_bar_shows_the_loss_and_no_line_shares_its_own(here, tmp_path):
     bars = re.findall(r"training \[[#.]{30}\] (\d+)/6, loss (\d+\.\d+), ", text)
     assert bars and bars[-1][0] == "6"
     assert float(bars[-1][1]) == pytest.approx(losses_in(text)[-1][1])
+    counts = [int(bar or line) for bar, line in re.findall(r"\] (\d+)/6, loss|'loss': .*'step': (\d+)\}", text)]
+    assert counts == sorted(counts), "a bar behind the line of a later step"
     lines = as_a_person_sees_it(text)
     assert [line for line in lines if "training [" in line or "loading [" in line] == []
     assert [line for line in lines if line.startswith("adapter written to ")] == [lines[-2]] and lines[-1] == ""
