@@ -103,7 +103,6 @@ MUTANTS = [
             CONFIG,
         ),
         ("eos_beyond_vocabulary", "id.get<int64_t>() >= vocabulary", "id.get<int64_t>() > vocabulary", CONFIG),
-        ("code_in_the_folder", '{"auto_map", "trust_remote_code", ', '{"trust_remote_code", ', CONFIG),
         (
             "equal_frequencies",
             "rope.high_freq_factor > rope.low_freq_factor",
@@ -111,6 +110,11 @@ MUTANTS = [
             CONFIG,
         ),
         ("eps_of_0", "config.rms_norm_eps > 0 && ", "config.rms_norm_eps >= 0 && ", CONFIG),
+    ),
+    *within(
+        "config_keys",
+        "src/format/model_config_keys.cpp",
+        ("code_in_the_folder", '{"auto_map", "trust_remote_code", ', '{"trust_remote_code", ', CONFIG),
     ),
     *within(
         "quantization_config",
