@@ -46,10 +46,24 @@ from .precision import get_mixed_precision_dtype  # noqa: E402
 
 if _TYPE_CHECKING:
     from .hf.auto_model import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoPeftModelForCausalLM
-    from .hf.peft_model import get_peft_model, prepare_model_for_kbit_training
+    from .hf.peft_model import get_peft_config, get_peft_model, prepare_model_for_kbit_training
     from .hf.sft import SFTTrainer
     from .hf.trainer import Trainer
     from .hf.training_arguments import SFTConfig, TrainingArguments
+
+#: {a name that scripts import from unsloth: what to use}
+_OF_UNSLOTH = {
+    **dict.fromkeys(
+        ("FastLanguageModel", "FastModel", "FastVisionModel", "FastTextModel", "FastLlamaModel"),
+        "AutoModelForCausalLM.from_pretrained, AutoTokenizer.from_pretrained and get_peft_model",
+    ),
+    "UnslothTrainer": "SFTTrainer",
+    "UnslothTrainingArguments": "SFTConfig",
+    "is_bfloat16_supported": "get_mixed_precision_dtype",
+    "get_chat_template": "tokenizer.chat_template",
+    "standardize_sharegpt": "rows of messages",
+    "train_on_responses_only": "rows of prompt and completion, or SFTConfig(assistant_only_loss=True)",
+}
 
 #: {name: its module in qlorapp.hf}
 _OF_HUGGING_FACE = {
@@ -60,6 +74,7 @@ _OF_HUGGING_FACE = {
     "SFTTrainer": "sft",
     "Trainer": "trainer",
     "TrainingArguments": "training_arguments",
+    "get_peft_config": "peft_model",
     "get_peft_model": "peft_model",
     "prepare_model_for_kbit_training": "peft_model",
 }
@@ -84,6 +99,7 @@ __all__ = [
     "__version__",
     "find_max_batch_size",
     "get_mixed_precision_dtype",
+    "get_peft_config",
     "get_peft_model",
     "load_model",
     "merge",
@@ -98,10 +114,12 @@ __all__ = [
 def __getattr__(name: str) -> _Any:
     """Loads a Hugging Face name on first use: ours if there is one, else the name of transformers, PEFT or TRL.
 
-    @raises ImportError if its package is not installed; AttributeError for other names.
+    @raises ImportError if its package is not installed, or if it is a name of unsloth; AttributeError for other names.
     """
     if name.startswith("_"):
         raise AttributeError(f"module 'qlorapp' has no attribute {name!r}")
+    if name in _OF_UNSLOTH:
+        raise ImportError(f'[qlorapp] {name} is a name of unsloth. Use {_OF_UNSLOTH[name]}: docs/migration.md, "From unsloth".')
     try:
         if name in _OF_HUGGING_FACE:
             found = getattr(_importlib.import_module(f".hf.{_OF_HUGGING_FACE[name]}", __name__), name)

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from . import _C, quantizer_options
-from .hub import adapter_folder, folder_of
+from .hub import folder_of
 from .precision import as_dtype
 
 
@@ -38,8 +38,8 @@ def merge(
     if quantization_config is not None and base != "dequantized":
         raise ValueError("[merge] quantization_config needs base='dequantized': original weights are not quantized.")
     _C.merge(
-        os.fspath(folder_of(os.fspath(model))),
-        os.fspath(adapter_folder(adapter)),
+        os.fspath(folder_of(model)),
+        os.fspath(folder_of(adapter, wanted="adapter")),
         os.fspath(output),
         base=base,
         dtype=None if dtype is None else as_dtype(dtype, "dtype"),

@@ -163,8 +163,4 @@ class Linear4bit(torch.nn.Linear):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, four bits"
 
 
-class Linear8bitLt:
-    """A name that scripts import beside Linear4bit. No layer has this class: weights have four bits or are not quantized."""
-
-
-__all__ = ["Linear4bit", "Linear8bitLt", "Params4bit"]
+__all__ = ["Linear4bit", "Params4bit"]

@@ -89,7 +89,7 @@ def test_names_are_merged(hub, tmp_path):
 
 def test_what_is_missing_is_named(hub, tmp_path):
     _, files, cache = hub
-    with pytest.raises(FileNotFoundError, match=r"me--ad.* has no config\.json"):
+    with pytest.raises(FileNotFoundError, match=r"me/ad.*Cannot find an appropriate cached snapshot"):
         qlorapp.AutoModelForCausalLM.from_pretrained(NAME)
     put(cache, NAME, {"adapter_config.json": files["adapter_config.json"]})
     with pytest.raises(FileNotFoundError, match=r"me--ad/snapshots/0123abcd has no adapter_model\.safetensors"):

@@ -15,7 +15,7 @@ from transformers import BitsAndBytesConfig
 from transformers.initialization import no_init_weights
 
 from .. import _C, quantizer_options
-from ..hub import adapter_folder, folder_of
+from ..hub import folder_of
 from ..nn import Linear4bit
 from ..precision import as_dtype
 from . import foreign, lora4bit  # noqa: F401  (PEFT's layers over Linear4bit)
@@ -70,11 +70,11 @@ def build(folder: pathlib.Path, model: Any, core: Any, quantized: BitsAndBytesCo
         model.config.quantization_config, model.hf_quantizer = quantizer_of((quantized or _CONFIG(load_in_4bit=True)).to_dict())
         model.quantization_method = METHOD
         count_by_elements(model)
-    model.hf_device_map = {"": core.device}
     if (folder / "generation_config.json").is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     model.eval()
-    attach(model, core)
+    if attach(model, core).is_spread:
+        model.hf_device_map = {"": core.device}  # trainers then leave the weights where they are
     return model
 
 
@@ -83,6 +83,8 @@ class AutoModelForCausalLM:
 
     #: transformers' Auto class, if it differs from the checkpoint's own.
     _auto = ""
+    #: Of float weights whose dtype is not given; None: the checkpoint's.
+    _dtype: Any = None
 
     @classmethod
     def from_pretrained(
@@ -141,6 +143,8 @@ class AutoModelForCausalLM:
         wanted = next((d for d in (dtype, torch_dtype) if d not in (None, "auto")), None)
         if wanted is None and quantized.bnb_4bit_compute_dtype != torch.float32:  # transformers' default for "not given"
             wanted = quantized.bnb_4bit_compute_dtype
+        if wanted is None and "auto" not in (dtype, torch_dtype) and not quantized.load_in_4bit and stored is None:
+            wanted = cls._dtype
         wanted = as_dtype(wanted or config.dtype or torch.float32, "dtype")
         if options or cls._auto or foreign.is_foreign(config) or foreign.changed(config, folder):
             settled = quantized if quantized.load_in_4bit else None
@@ -177,6 +181,12 @@ class AutoModelForCausalLM:
             model.save_pretrained = _saves_adapters_alone(model)
             weakref.finalize(model, core.leave_ranks)  # at the end of the program at the latest
         return model
+
+    @classmethod
+    def from_config(cls, config: Any, **options: Any) -> Any:
+        """transformers' function: a model with new weights, which transformers computes. Code of a repository never runs."""
+        kind: Any = getattr(transformers, cls._auto or "AutoModelForCausalLM")
+        return kind.from_config(config, **{**options, "trust_remote_code": False})
 
     @classmethod
     def _with_adapter(cls, folder: pathlib.Path, options: dict[str, Any]) -> Any:
@@ -306,7 +316,7 @@ def _model_or_adapter(name: str, **hub: Any) -> pathlib.Path:
         return folder_of(name, **hub)
     except FileNotFoundError:
         try:
-            return adapter_folder(name, **hub)
+            return folder_of(name, wanted="adapter", **hub)
         except FileNotFoundError:
             pass
         raise  # the error about the model

@@ -13,17 +13,20 @@ from typing import Any
 
 import torch
 import transformers
+from transformers import trainer_pt_utils
 
 from .. import _C, optim
 from ..precision import own_dtypes
 from . import loop_predicate, rows, run_inputs
 from .checkpoints import SafeCheckpoints
 from .forward import engine_of
-from .passes import kept_by
+from .passes import kept_by, why_padding_counts
 from .stopping import StopSignals, Terminated
 from .training_arguments import CHOSEN, for_cpp
 
 _log = logging.getLogger("qlorapp")
+_log_of_theirs = logging.getLogger("transformers.trainer")
+_count: Any = trainer_pt_utils.get_model_param_count  # it has no types
 #: The optimizers of transformers' loop for bitsandbytes' names of `optim`.
 _OPTIMIZERS = {
     "adamw_8bit": optim.AdamW8bit,
@@ -113,6 +116,23 @@ class CppLoop(SafeCheckpoints):
             raise
         stop.waits = True
 
+    def _move_model_to_device(self: Any, model: Any, device: torch.device) -> None:
+        """transformers' method, for models without an engine. C++ computes where the model was loaded."""
+        engine = engine_of(loop_predicate.levels_of(model)[-1])
+        if engine is None:
+            super()._move_model_to_device(model, device)  # type: ignore[misc]
+        elif engine.core.device.type != device.type:
+            _log.warning(
+                "[Trainer] the model stays on %s, where it was loaded, and args ask for %s. Load it there: device_map=%r.",
+                engine.core.device, device, device.type,
+            )  # fmt: skip
+
+    def compute_loss(self: Any, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        """transformers' or TRL's method. Padding with labels is computed by transformers."""
+        engine = engine_of(loop_predicate.levels_of(self.model)[-1])
+        with contextlib.nullcontext() if engine is None else engine.off_if(why_padding_counts(inputs)):
+            return super().compute_loss(model, inputs, *args, **options)  # type: ignore[misc]
+
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, dict[str, Any]]:
         """transformers' choice, with this library's AdamW for bitsandbytes' names."""
@@ -195,13 +215,14 @@ class CppRun:
         trainer._drop(trainer._shown)
         trainer._drop(trainer._made)
         loader = trainer.get_train_dataloader()
-        epochs, updates, _, samples, _, _, max_steps = trainer.set_initial_training_values(trainer.args, loader)
+        epochs, updates, examples, samples, total, _, max_steps = trainer.set_initial_training_values(trainer.args, loader)
         trainer._init_training_state(max_steps, updates, epochs, folder, self.trial)
         trainer.model_wrapped = trainer.accelerator.prepare_model(
             trainer.model,
             evaluation_mode=self.ranks > 1,  # C++ exchanges gradients, not DistributedDataParallel
         )
         self._show(loader, max_steps)
+        self._say_what_begins(examples, epochs, updates, total, max_steps)
         trainer.model.zero_grad()
         self.core.zero_grad()
         self.engine.forget_keep()
@@ -234,6 +255,22 @@ class CppRun:
             del self.core  # breaks the cycle: it holds the hooks, and they hold the run
             self.engine.forget_keep()
             self.engine.bring_embedding_back()
+
+    def _say_what_begins(self, examples: int, epochs: int, updates: int, total: int, max_steps: int) -> None:
+        """The lines of transformers' loop."""
+        trainer, args = self.trainer, self.trainer.args
+        _log_of_theirs.info("***** Running training *****")
+        for name, value in {
+            "Num examples": examples,
+            "Num Epochs": epochs,
+            "Num update steps per epoch": updates,
+            "Instantaneous batch size per device": args.per_device_train_batch_size,
+            "Total train batch size (w. parallel, distributed & accumulation)": total,
+            "Gradient Accumulation steps": args.gradient_accumulation_steps,
+            "Total optimization steps": max_steps,
+            "Number of trainable parameters": _count(trainer.model, trainable_only=True),
+        }.items():
+            _log_of_theirs.info(f"  {name} = {value:,}")
 
     @contextlib.contextmanager
     def _as_one_of_several(self, folder: str | None) -> Iterator[None]:

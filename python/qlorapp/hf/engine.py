@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engine: the C++ model behind a transformers model, in the same memory."""
 
+import contextlib
 import dataclasses
 import json
 import logging
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -108,6 +110,11 @@ class Engine:
         self._keep = "everything"
         self._told: set[str] = set()
 
+    @property
+    def is_spread(self) -> bool:
+        """Whether weights wait on the host, or on other processes."""
+        return self._blocks_on_host or bool(self.core.is_divided)
+
     def say_why(self, reason: str) -> None:
         """Logs a switch to transformers' forward, once per reason. @raises ValueError if only C++ has the whole base."""
         if self.core.is_divided:
@@ -120,6 +127,18 @@ class Engine:
             _log.info(
                 "[forward] transformers' forward computes this model: %s. Results are the same; steps are slower.", reason
             )
+
+    @contextlib.contextmanager
+    def off_if(self, reason: str) -> Iterator[None]:
+        """Makes transformers' code compute inside, if there is a reason, which is logged."""
+        before = self.enabled
+        if reason and before:
+            self.say_why(reason)
+            self.enabled = False
+        try:
+            yield
+        finally:
+            self.enabled = before
 
     def note_pristine(self, pristine: bool) -> None:
         """Records the outcome of a check, which decides whether the next pass may run ahead of its own."""

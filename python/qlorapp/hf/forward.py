@@ -5,6 +5,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -54,7 +55,8 @@ class EngineForward:
             past = given.get(CACHE)
             if isinstance(past, EngineCache):
                 given[CACHE] = past.as_dynamic(model.config)
-            return self.theirs(self._module, **given)
+            with nullcontext() if self.engine is None else self.engine.off_if(passes.why_padding_counts(given)):
+                return self.theirs(self._module, **given)
         return computed if given.get("return_dict") in (None, True) else computed.to_tuple()
 
     def _computed(self, model: Any, given: dict[str, Any]) -> Any:

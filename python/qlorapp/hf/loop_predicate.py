@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides whether the C++ loop computes the same as transformers' or TRL's trainer."""
 
-import itertools
 import os
 from typing import Any
 
@@ -12,7 +11,7 @@ import transformers.training_args
 from .. import _C
 from . import pristine
 from .forward import EngineForward, engine_of
-from .rows import is_known
+from .rows import is_indexed, is_known
 from .training_arguments import for_cpp
 
 #: Methods that the C++ loop replaces. Only transformers' loop calls an overridden one.
@@ -109,8 +108,7 @@ def _unusual_arguments(args: Any) -> str:
 
 def _data(trainer: Any) -> str:
     data = trainer.train_dataset
-    indexed = hasattr(data, "__len__") and hasattr(data, "__getitem__")
-    if not indexed or isinstance(data, torch.utils.data.IterableDataset):
+    if not is_indexed(data):
         return "the data set has no length, or cannot be read by index"
     if isinstance(data, datasets.Dataset) and data.format["type"] == "custom":
         return "the data set transforms its rows as they are read"
@@ -129,7 +127,10 @@ def _model(trainer: Any) -> str:
     for level in levels:
         if any((level._forward_hooks, level._forward_pre_hooks, level._backward_hooks, level._backward_pre_hooks)):
             return f"{type(level).__name__} has hooks"
-        if not _is_own_forward(vars(level).get("forward")) and not hasattr(level, "_original_forward"):  # accelerate's autocast
+        forward = vars(level).get("forward")
+        if (
+            forward is not None and not _is_own_forward(forward) and not hasattr(level, "_original_forward")
+        ):  # accelerate's autocast
             return f"the forward of {type(level).__name__} was replaced"
     if reason := pristine.why_not(engine, base, needs_gradients=True):
         return reason
@@ -154,16 +155,11 @@ def levels_of(model: Any) -> list[Any]:
 
 
 def _is_own_forward(forward: Any) -> bool:
-    """Whether the forward is the class's, the engine's, or TRL's head over the engine."""
-    if forward is None or isinstance(forward, EngineForward):
-        return True
-    function = getattr(forward, "__func__", None)
-    return function is not None and any(
-        isinstance(held, EngineForward)
-        for cell in itertools.chain(function.__closure__ or ())
-        if getattr(function.__code__, "co_name", "") == "_fused_forward"
-        for held in [cell.cell_contents]
-    )
+    """Whether the forward is the engine's, or TRL's head over it. Each trainer of TRL puts one over that of the trainer before."""
+    function: Any = getattr(forward, "__func__", None)
+    if getattr(getattr(function, "__code__", None), "co_name", "") != "_fused_forward":
+        return isinstance(forward, EngineForward)
+    return any(_is_own_forward(cell.cell_contents) for cell in function.__closure__ or ())
 
 
 def _checkpoint(folder: str | None) -> str:

@@ -67,6 +67,16 @@ def wants_cache(model: Any, given: dict[str, Any]) -> bool:
     return _uses_cache(model, given) and (asked or (given.get("labels") is None and not model.training))
 
 
+def why_padding_counts(given: Any) -> str:
+    """The reason why the engine, which computes no padding, cannot compute this loss; empty if it can."""
+    mask, labels = given.get("attention_mask"), given.get("labels")
+    if not (
+        isinstance(mask, torch.Tensor) and isinstance(labels, torch.Tensor) and mask.shape == labels.shape and mask.dim() == 2
+    ):
+        return ""
+    return "labels are predicted from padding" if ((mask[:, :-1] == 0) & (labels[:, 1:] != -100)).any() else ""
+
+
 def hidden_states(engine: Engine, model: Any, given: dict[str, Any]) -> tuple[Any, torch.Tensor]:
     """(batch without padding, hidden states (tokens, D) after the last norm), on the autograd graph of PEFT's parameters."""
     core = engine.core

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""get_peft_model and prepare_model_for_kbit_training."""
+"""get_peft_model, get_peft_config and prepare_model_for_kbit_training."""
 
 import functools
 from typing import Any
 
 import peft
+import trl
 
 from . import lora4bit  # noqa: F401  (registers the layers over Linear4bit)
 from .adapter_files import saves_together
@@ -14,6 +15,11 @@ from .adapter_files import saves_together
 def get_peft_model(*args: Any, **options: Any) -> Any:
     # PEFT's, with its documentation. save_pretrained of the model replaces the files of an older adapter together.
     return saves_together(peft.get_peft_model(*args, **options))
+
+
+def get_peft_config(given: Any) -> Any:
+    """PEFT's function of this name for a dict, TRL's for a ModelConfig."""
+    return (peft if isinstance(given, dict) else trl).get_peft_config(given)
 
 
 def prepare_model_for_kbit_training(

@@ -3,11 +3,13 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import datasets  # type: ignore[import-untyped]  # it has none
 import torch
 import transformers
+from trl.trainer import sft_trainer
 
 #: transformers' collators that give a row the same tokens and labels alone and in a batch. Subclasses are excluded.
 _OF_TRANSFORMERS = (
@@ -34,12 +36,40 @@ class Row:
     lengths: list[int]
 
 
+def is_indexed(data: Any) -> bool:
+    """Whether rows can be read by their number. A streamed data set has a __getitem__ for columns."""
+    is_stream = isinstance(data, (torch.utils.data.IterableDataset, datasets.IterableDataset))
+    return hasattr(data, "__len__") and hasattr(data, "__getitem__") and not is_stream
+
+
+@dataclasses.dataclass(frozen=True)
+class OfOneLength:
+    """A trainer's default collator, for rows of any length: those with a label per token are padded on the right, by TRL's collator."""
+
+    theirs: Callable[[list[Any]], Any]
+    pad_id: int
+
+    def __call__(self, rows: list[Any]) -> Any:
+        whole = all(isinstance(row, Mapping) and _READ >= row.keys() >= {"input_ids", "labels"} for row in rows)
+        if (
+            not whole
+            or len({len(row["input_ids"]) for row in rows}) == 1
+            or any(0 in row.get("attention_mask", ()) for row in rows)
+        ):
+            return self.theirs(rows)
+        return sft_trainer.DataCollatorForLanguageModeling(self.pad_id)(
+            [{name: list(row[name]) for name in ("input_ids", "labels")} for row in rows]
+        )
+
+
 def is_known(collator: Any) -> bool:
     """Whether the collator can make rows one at a time."""
+    if isinstance(collator, OfOneLength):
+        collator = collator.theirs
     kind = type(collator)
     if collator is transformers.default_data_collator or kind in _OF_TRANSFORMERS:
         return not getattr(collator, "mlm", False)
-    return (kind.__module__, kind.__name__) == ("trl.trainer.sft_trainer", "DataCollatorForLanguageModeling")
+    return kind is sft_trainer.DataCollatorForLanguageModeling
 
 
 def read(dataset: Any, collate: Callable[[list[Any]], Any], batch_size: int) -> list[Row]:

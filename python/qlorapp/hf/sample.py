@@ -20,7 +20,7 @@ class FirstRow(transformers.TrainerCallback):
         self, args: Any, state: Any, control: Any, processing_class: Any = None, train_dataloader: Any = None, **given: Any
     ) -> None:
         dataset: Any = getattr(train_dataloader, "dataset", None)
-        if not (state.is_world_process_zero and hasattr(dataset, "__getitem__") and hasattr(processing_class, "decode")):
+        if not (state.is_world_process_zero and rows.is_indexed(dataset) and hasattr(processing_class, "decode")):
             return
         try:
             row = rows.rows_in(train_dataloader.collate_fn([dataset[0]]))[0]

@@ -3,15 +3,17 @@
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
-import transformers
+import torch
 from trl.trainer import sft_config, sft_trainer
 
 from .auto_model import AutoModelForCausalLM
 from .cpp_loop import CppLoop
 from .loop_predicate import levels_of
+from .older_names import modern
 from .sample import FirstRow
 from .training_arguments import SFTConfig
 
@@ -28,23 +30,38 @@ def _adapters_in_float32(model: Any) -> Iterator[None]:
             base.is_loaded_in_4bit = hidden
 
 
+class _ByName(AutoModelForCausalLM):
+    """As TRL loads a model by name: float weights in float32."""
+
+    _dtype = torch.float32
+
+
+_OWN_ARGUMENTS = set(inspect.signature(sft_trainer.SFTTrainer.__init__).parameters)
+
+
 class SFTTrainer(CppLoop, sft_trainer.SFTTrainer):  # type: ignore[misc]
     """TRL's SFTTrainer. Rows, templates, masks and packing are TRL's; train() runs in C++ as Trainer's does.
 
     This library loads a model given by name. Adapters stay in float32. The first row is shown before the first step, unless disable_tqdm is
-    set.
+    set or the data set is streamed.
     """
 
     def __init__(
         self, model: Any, args: Any = None, *more: Any, peft_config: Any = None, tokenizer: Any = None, **options: Any
     ) -> None:
-        """TRL's arguments. tokenizer: the older name of processing_class."""
-        if isinstance(args, transformers.TrainingArguments) and not isinstance(args, sft_config.SFTConfig):
-            args = SFTConfig(**{field.name: getattr(args, field.name) for field in dataclasses.fields(args) if field.init})
+        """TRL's arguments, and those of its older versions: tokenizer is processing_class, options of SFTConfig are put into args."""
+        of_args = {name: options.pop(name) for name in set(options) - _OWN_ARGUMENTS}
+        is_config = isinstance(args, sft_config.SFTConfig)
+        if of_args or (args is not None and not is_config):
+            of_args = modern("SFTTrainer", {field.name for field in dataclasses.fields(SFTConfig)}, of_args)
+            fields = [] if args is None or is_config else dataclasses.fields(args)
+            given = {field.name: getattr(args, field.name) for field in fields if field.init}
+            args = dataclasses.replace(args, **of_args) if is_config else SFTConfig(**{**given, **of_args})
         if isinstance(model, str):
             load = dict(getattr(args, "model_init_kwargs", None) or {})
             load.setdefault("quantization_config", options.pop("quantization_config", None))
-            model = AutoModelForCausalLM.from_pretrained(model, **load)
+            load.setdefault("device_map", "cpu" if getattr(args, "use_cpu", False) else "auto")  # as TRL
+            model = _ByName.from_pretrained(model, **load)
         if tokenizer is not None:
             options.setdefault("processing_class", tokenizer)
         if peft_config is not None:

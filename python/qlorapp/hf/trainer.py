@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trainer: transformers' over the C++ loop."""
 
+import inspect
 from typing import Any
 
 import torch
 import transformers
 
 from .cpp_loop import CppLoop
+from .rows import OfOneLength
 
 
 class Trainer(CppLoop, transformers.Trainer):  # type: ignore[misc]  # the mixin's methods take what theirs do
@@ -16,10 +18,12 @@ class Trainer(CppLoop, transformers.Trainer):  # type: ignore[misc]  # the mixin
     """
 
     def __init__(self, *args: Any, tokenizer: Any = None, **options: Any) -> None:
-        """transformers' arguments. tokenizer: the older name of processing_class."""
+        """transformers' arguments. tokenizer: the older name of processing_class. Without a data_collator, labels are padded, too."""
         if tokenizer is not None:
             options.setdefault("processing_class", tokenizer)
         super().__init__(*args, **options)
+        if inspect.signature(transformers.Trainer.__init__).bind(self, *args, **options).arguments.get("data_collator") is None:
+            self.data_collator = OfOneLength(self.data_collator, getattr(self.processing_class, "pad_token_id", None) or 0)
 
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
