@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.amp.GradScaler's interface over the C++ state machine."""
 
-import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,7 +13,7 @@ def _gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor | None]:
     return [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
 
 
-class GradScaler:
+class GradScaler(_C.GradScaler):
     """Dynamic loss scaling with torch's names, rule, defaults, stages, errors and state.
 
     Between scale() and update() comes one step() per optimizer. update() multiplies the scale by backoff_factor if a gradient was infinite
@@ -23,7 +22,8 @@ class GradScaler:
     Two options are additions and off by default. `min_scale` is the lower bound of the scale. After `max_consecutive_skips` skipped steps in
     a row update() raises RuntimeError with a diagnosis.
 
-    Can be pickled and copied between update() and the next unscale_() or step(), as torch's. A copy shares nothing with the original.
+    state_dict() has torch's keys; states load in both directions. Can be pickled and copied between update() and the next unscale_() or
+    step(), as torch's: within a step it raises AssertionError. A copy shares nothing with the original.
     Raises AssertionError for a factor outside its range. Warns and is disabled for device="cuda" without CUDA.
     """
 
@@ -39,38 +39,33 @@ class GradScaler:
         min_scale: float = 0.0,
         max_consecutive_skips: int = 0,
     ) -> None:
-        self._core = _C.GradScaler(
-            torch.device(device),
-            init_scale,
-            growth_factor,
-            backoff_factor,
-            growth_interval,
-            enabled,
-            min_scale,
-            max_consecutive_skips,
-        )
+        factors = (init_scale, growth_factor, backoff_factor)
+        super().__init__(torch.device(device), *factors, growth_interval, enabled, min_scale, max_consecutive_skips)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """@raises AssertionError within a step: the findings of unscale_() or step() cannot be copied."""
-        return {**vars(self), "_core": copy.copy(self._core)}
+    def __getstate__(self) -> tuple[Any, ...]:
+        return super().__getstate__(), vars(self)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        super().__setstate__(state[0])
+        vars(self).update(state[1])
 
     def scale(self, outputs: Any) -> Any:
         """Multiplies a tensor, or an iterable of tensors, by the scale."""
         if not self.is_enabled():
             return outputs
         if isinstance(outputs, torch.Tensor):
-            return self._core.scale(outputs)
+            return super().scale(outputs)
         if not isinstance(outputs, Iterable):
             raise ValueError("outputs must be a Tensor or an iterable of Tensors")
         scaled = (self.scale(output) for output in outputs)
         return type(outputs)(scaled) if isinstance(outputs, (list, tuple)) else scaled
 
-    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:  # type: ignore[override]  # C++ sees gradients
         """Divides the gradients of the optimizer's parameters by the scale, in place."""
         if self.is_enabled():
-            self._core.unscale_(_gradients(optimizer), id(optimizer), False)
+            super().unscale_(_gradients(optimizer), id(optimizer), False)
 
-    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Calls optimizer.step(*args, **kwargs) unless a gradient is infinite or NaN. Returns its result, or None."""
         if not self.is_enabled():
             return optimizer.step(*args, **kwargs)
@@ -82,45 +77,14 @@ class GradScaler:
             nonlocal returned
             returned = optimizer.step(*args, **kwargs)
 
-        self._core.step(take_step, _gradients(optimizer), id(optimizer))
+        super().step(take_step, _gradients(optimizer), id(optimizer))
         return returned
 
-    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:  # type: ignore[override]
         """Grows or shrinks the scale by the results of the steps, or sets it to new_scale."""
         if not self.is_enabled():
             return
         if isinstance(new_scale, torch.Tensor):
-            self._core.update_from(new_scale)
+            super().update_from(new_scale)
         else:
-            self._core.update(new_scale)
-
-    def get_scale(self) -> float:
-        return self._core.get_scale()
-
-    def get_growth_factor(self) -> float:
-        return self._core.get_growth_factor()
-
-    def set_growth_factor(self, new_factor: float) -> None:
-        self._core.set_growth_factor(new_factor)
-
-    def get_backoff_factor(self) -> float:
-        return self._core.get_backoff_factor()
-
-    def set_backoff_factor(self, new_factor: float) -> None:
-        self._core.set_backoff_factor(new_factor)
-
-    def get_growth_interval(self) -> int:
-        return self._core.get_growth_interval()
-
-    def set_growth_interval(self, new_interval: int) -> None:
-        self._core.set_growth_interval(new_interval)
-
-    def is_enabled(self) -> bool:
-        return self._core.is_enabled()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Has torch's keys; states load in both directions."""
-        return self._core.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._core.load_state_dict(state_dict)
+            super().update(new_scale)

@@ -19,48 +19,31 @@ _NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUDA error: out of 
 
 
 class MemoryPlan:
-    """The planned memory of a run: peak_allocated and peak_reserved in bytes, phases, checklist. Prints one line; a notebook draws it."""
+    """The planned memory of a run, in bytes. Prints one line; a notebook draws it.
+
+    peak_allocated, peak_reserved: the values that torch.cuda.max_memory_allocated and max_memory_reserved will have, without the context.
+    fits: whether the plan fits the card; without a named card, the memory available to torch. pinned_host: beside a GPU.
+    phases: per phase (load, forward, loss, backward, optimizer step, evaluation) tensors, allocated, reserved and parts at the peak; merge:
+        the host memory of qlorapp.merge, after the run.
+    checklist: a table of rules of thumb beside the planned sizes.
+    measured: the peak in use in a measured step with evaluation, plan(model, measure=True), or None.
+    """
+
+    peak_allocated: int
+    peak_reserved: int
+    pinned_host: int
+    fits: bool
+    phases: dict[str, dict[str, Any]]
+    checklist: str
+    measured: int | None
 
     def __init__(self, planned: _C.MemoryPlan, model: str = "") -> None:
         self._planned, self._model = planned, model
 
-    @property
-    def peak_allocated(self) -> int:
-        """The value that torch.cuda.max_memory_allocated will have."""
-        return self._planned.peak_allocated
-
-    @property
-    def peak_reserved(self) -> int:
-        """The value that torch.cuda.max_memory_reserved will have; without the CUDA context."""
-        return self._planned.peak_reserved
-
-    @property
-    def fits(self) -> bool:
-        """Whether the plan fits the card. Without a named card: the memory available to torch."""
-        return self._planned.fits
-
-    @property
-    def pinned_host(self) -> int:
-        """Pinned host memory beside a GPU."""
-        return self._planned.pinned_host
-
-    @property
-    def phases(self) -> dict[str, dict[str, Any]]:
-        """Per phase (load, forward, loss, backward, optimizer step, evaluation): tensors, allocated, reserved, parts at the peak.
-
-        merge: the host memory of qlorapp.merge, after the run.
-        """
-        return self._planned.phases
-
-    @property
-    def checklist(self) -> str:
-        """A table of rules of thumb beside the planned sizes."""
-        return self._planned.checklist
-
-    @property
-    def measured(self) -> int | None:
-        """Peak bytes in use in a measured step with evaluation: plan(model, measure=True)."""
-        return self._planned.measured
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._planned, name)
 
     def svg(self, path: str | os.PathLike[str] | None = None, *, budget: int | str | None = None) -> str:
         """The stacked timeline of one step, with the measurement if there is one. Writes it to path if given.

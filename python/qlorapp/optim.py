@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""8-bit AdamW as a torch optimizer, with bitsandbytes' layout and names."""
+"""AdamW as torch optimizers with bitsandbytes' layout and names: moments in eight bits, and moments that leave a full GPU."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -7,20 +7,25 @@ from typing import Any
 
 import torch
 
+from . import _C
+
 _OPS = torch.ops.qlorapp
 _BLOCK = 256
-#: bitsandbytes keeps smaller parameters in float32.
-_SMALLEST = 4096
+#: As in bitsandbytes: smaller parameters keep float32 moments; smaller ones are not paged.
+_SMALLEST, _SMALLEST_PAGED = 4096, 100_000
 #: The key of a parameter's tensors in bitsandbytes' state dict.
 _WRAPPED = "__bnb_optimizer_quant_state__"
+_MOMENTS = ("state1", "state2", "absmax1", "absmax2")
 
 
 class AdamW8bit(torch.optim.Optimizer):
     """AdamW (Loshchilov & Hutter 2019) with moments in eight bits, in blocks of 256 (Dettmers et al. 2022, arXiv:2110.02861).
 
-    Parameters and gradients are float32. The state has bitsandbytes' names and values: state1, state2, qmap1, qmap2, absmax1, absmax2.
-    Parameters below 4,096 elements have only state1 and state2, in float32.
+    The state has bitsandbytes' names and values: state1, state2, qmap1, qmap2, absmax1, absmax2. Parameters below min_8bit_size elements,
+    and those of in_float32, have only state1 and state2, in float32. Parameters of 16 bits are updated in float32 and rounded once.
     """
+
+    _eight_bit, _paged = True, False
 
     def __init__(
         self,
@@ -30,10 +35,14 @@ class AdamW8bit(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         min_8bit_size: int = _SMALLEST,
-        **ignored: Any,
+        *,
+        in_float32: Iterable[torch.Tensor] = (),
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self._min_8bit_size = min_8bit_size
+        self._in_float32 = {id(parameter) for parameter in in_float32}
+        #: Moments that C++ holds, in the order of _MOMENTS.
+        self._pages: dict[torch.Tensor, _C.PagedState] = {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -51,20 +60,27 @@ class AdamW8bit(torch.optim.Optimizer):
         state = self.state[parameter]
         if not state:
             self._begin(parameter, state)
+            self._page(parameter, state)
         state["step"] += 1
         assert parameter.grad is not None
-        values, gradient = parameter.view(-1), parameter.grad.contiguous().view(-1)
+        values, gradient = parameter.float().view(-1), parameter.grad.float().contiguous().view(-1)
         numbers = (state["step"], group["lr"], *group["betas"], group["eps"], group["weight_decay"])
-        moments = [state[name].view(-1) for name in ("state1", "state2")]
-        if "absmax1" in state:
-            _OPS.adamw_8bit_(values, gradient, *moments, state["absmax1"], state["absmax2"], *numbers)
+
+        def update(moments: list[torch.Tensor], begin: int, count: int) -> None:
+            of = slice(begin, begin + count)
+            (_OPS.adamw_8bit_ if len(moments) == 4 else _OPS.adamw_)(values[of], gradient[of], *moments, *numbers)
+
+        if parameter in self._pages:
+            self._pages[parameter].step(update)
         else:
-            _OPS.adamw_(values, gradient, *moments, *numbers)
+            update([state[name].view(-1) for name in _MOMENTS if name in state], 0, values.numel())
+        if parameter.dtype != torch.float32:
+            parameter.copy_(values.view_as(parameter))
 
     def _begin(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
         state["step"] = 0
-        if parameter.numel() < self._min_8bit_size:
-            state["state1"], state["state2"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        if not self._eight_bit or parameter.numel() < self._min_8bit_size or id(parameter) in self._in_float32:
+            state["state1"], state["state2"] = (torch.zeros_like(parameter, dtype=torch.float32) for _ in range(2))
             return
         blocks = -(-parameter.numel() // _BLOCK)
         state["state1"] = torch.full_like(parameter, 127, dtype=torch.uint8)  # the signed map's zero
@@ -74,31 +90,54 @@ class AdamW8bit(torch.optim.Optimizer):
             state[f"qmap{i}"] = _OPS.dequantize_blockwise(codes, one, _BLOCK, signed)
             state[f"absmax{i}"] = torch.zeros(blocks, dtype=torch.float32, device=parameter.device)
 
+    def _page(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+        """Hands the moments of a large parameter on a GPU to C++, if they are paged."""
+        self._pages.pop(parameter, None)
+        count = parameter.numel()
+        if self._paged and parameter.is_cuda and count >= _SMALLEST_PAGED and count % _BLOCK == 0:
+            self._pages[parameter] = _C.PagedState([state.pop(name) for name in _MOMENTS if name in state], count)
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
     def state_dict(self) -> dict[str, Any]:
         """Has bitsandbytes' layout."""
         given = super().state_dict()
-        given["state"] = {
-            index: {"step": state["step"], _WRAPPED: {name: value for name, value in state.items() if name != "step"}}
-            for index, state in given["state"].items()
-        }
+        parameters = self._parameters()
+        for index, state in given["state"].items():
+            held = {name: value for name, value in state.items() if name != "step"}
+            if (parameter := parameters[index]) in self._pages:
+                for name, value in zip(_MOMENTS, self._pages[parameter].tensors(), strict=False):
+                    held[name] = value.view_as(parameter) if name.startswith("state") else value
+            given["state"][index] = {"step": state["step"], _WRAPPED: held}
         return given
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Copies a state dict of this class, or of bitsandbytes' AdamW8bit over the same parameters."""
+        """Copies a state dict of this class, or of bitsandbytes' AdamW over the same parameters."""
         states = {
             index: {name: value for name, value in {**state, **state.get(_WRAPPED, {})}.items() if name != _WRAPPED}
             for index, state in copy.deepcopy(state_dict["state"]).items()
         }
         super().load_state_dict({**state_dict, "state": states})
-        for index, parameter in enumerate(p for group in self.param_groups for p in group["params"]):
-            for name in ("state1", "state2"):  # torch casts them to the parameter's dtype
-                if index in states:
-                    self.state[parameter][name] = states[index][name].to(parameter.device)
+        for index, parameter in enumerate(self._parameters()):
+            if index in states:
+                for name in set(states[index]) - {"step"}:  # torch casts them to the parameter's dtype
+                    self.state[parameter][name] = states[index].pop(name).to(parameter.device)
+                self._page(parameter, self.state[parameter])
 
 
 class PagedAdamW8bit(AdamW8bit):
-    """AdamW8bit under bitsandbytes' name for paged states. In transformers' loop the states stay on the parameters' device."""
+    """AdamW8bit whose moments give way to the host while the GPU is full, for parameters of 100,000 elements or more."""
+
+    _paged = True
+
+
+class PagedAdamW32bit(PagedAdamW8bit):
+    """AdamW with float32 moments that give way to the host while the GPU is full."""
+
+    _eight_bit = False
 
 
 #: bitsandbytes' names of AdamW in 32 bits.
-AdamW = AdamW32bit = PagedAdamW = PagedAdamW32bit = torch.optim.AdamW
+AdamW = AdamW32bit = torch.optim.AdamW
+PagedAdamW = PagedAdamW32bit

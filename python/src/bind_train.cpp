@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// GradScaler and Accumulator.
+// GradScaler, Accumulator and the pages of an optimizer's state.
+#include <ATen/core/LegacyTypeDispatch.h>
+
 #include "bind.hpp"
 #include "core/check.hpp"
 #include "qlorapp/train/accumulator.hpp"
 #include "qlorapp/train/grad_scaler.hpp"
+#include "train/paged_state.hpp"
 
 namespace qlorapp::python {
 namespace {
@@ -49,6 +52,15 @@ GradScaler from_pickle(const py::tuple& saved) {
   scaler.set_consecutive_skips(saved[7].cast<int64_t>());
   load_state_dict(scaler, saved[8].cast<py::dict>());
   return scaler;
+}
+
+/// Tensors of their own over the same memory. A tracked view keeps its base, and a tensor that Python has seen keeps a second owner: PagedState
+/// would take both for somebody who uses the memory.
+std::vector<at::Tensor> flat_aliases(const std::vector<at::Tensor>& moments) {
+  const at::AutoDispatchBelowADInplaceOrView untracked;
+  std::vector<at::Tensor> flat;
+  for (const at::Tensor& moment : moments) flat.push_back(moment.view({-1}));
+  return flat;
 }
 
 constexpr const char* kAccumulatorDoc = R"(The denominator of a window of micro-batches.
@@ -110,6 +122,24 @@ void bind_train(py::module_& m) {
       .def("state_dict", &state_dict)
       .def("load_state_dict", &load_state_dict, py::arg("state_dict"))
       .def(py::pickle(&to_pickle, &from_pickle));
+
+  py::class_<PagedState>(m, "PagedState",
+                         "Moments of `elements` parameters that leave a full GPU for the host: src/train/paged_state.hpp")
+      .def(py::init([](const std::vector<at::Tensor>& moments, int64_t elements) {
+             return std::make_unique<PagedState>(flat_aliases(moments), elements);
+           }),
+           py::arg("moments"), py::arg("elements"))
+      .def(
+          "step",
+          [](PagedState& self, const py::function& update) {
+            self.step([&](std::vector<at::Tensor>& moments, int64_t begin, int64_t count) {
+              update(flat_aliases(moments), begin, count);
+            });
+          },
+          py::arg("update"), "Calls update(moments, begin, count) with moments on the GPU, which it changes in place.")
+      .def("tensors", [](PagedState& self) { return flat_aliases(self.tensors()); })
+      .def("move_to_host", &PagedState::move_to_host)
+      .def_property_readonly("on_host", &PagedState::on_host);
 
   py::class_<Accumulator>(m, "Accumulator", kAccumulatorDoc)
       .def(py::init([](const std::vector<int64_t>& target_counts, std::optional<std::function<int64_t(int64_t)>> sum_over_ranks) {

@@ -208,3 +208,40 @@ def test_nothing_waits_for_the_device():
         everything()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", ["PagedAdamW32bit", "PagedAdamW8bit"])
+def test_paged_moments_of_a_torch_optimizer_give_the_same_bits_on_the_host(name):
+    from qlorapp import optim
+
+    class Unpaged(getattr(optim, name)):
+        _paged = False
+
+    def parameters():
+        generator = torch.Generator().manual_seed(3)
+        return [
+            torch.nn.Parameter(torch.randn(shape, generator=generator).cuda())
+            for shape in ((3000, 3072), (300, 20), (512, 512))
+        ]
+
+    paged, plain, later = parameters(), parameters(), parameters()
+    one, other = getattr(optim, name)(paged, lr=1e-2), Unpaged(plain, lr=1e-2)
+    for step in range(6):
+        generator = torch.Generator().manual_seed(step)
+        for a, b in zip(paged, plain, strict=True):
+            a.grad = b.grad = torch.randn(a.shape, generator=generator).cuda()
+        one.step()
+        other.step()
+        if step in (1, 3):
+            assert all(page.move_to_host() and page.on_host for page in one._pages.values())
+    assert len(one._pages) == 2 and not other._pages and same(paged, plain)
+    loaded = getattr(optim, name)(later, lr=1e-2)
+    loaded.load_state_dict(one.state_dict())
+    assert len(loaded._pages) == 2
+    for index, state in other.state_dict()["state"].items():
+        for again in (one, loaded):
+            held = again.state_dict()["state"][index]
+            assert held["step"] == state["step"]
+            key = "__bnb_optimizer_quant_state__"
+            assert held[key].keys() == state[key].keys()
+            assert all(torch.equal(held[key][n].cpu(), value.cpu()) for n, value in state[key].items())

@@ -7,7 +7,7 @@ import pytest
 import qlorapp
 import torch
 import transformers
-from qlorapp.optim import AdamW8bit, PagedAdamW8bit
+from qlorapp.optim import AdamW8bit, PagedAdamW8bit, PagedAdamW32bit
 from tiny_llama import folder  # noqa: F401  (a fixture)
 from tiny_trainer import in_cpp, losses, trained
 
@@ -86,3 +86,48 @@ def test_transformers_loop_needs_no_bitsandbytes(folder, tmp_path, monkeypatch):
     assert in_cpp(cpp) and not in_cpp(own) and isinstance(own.optimizer.optimizer, PagedAdamW8bit)
     torch.testing.assert_close(torch.tensor(losses(cpp)), torch.tensor(losses(own)), rtol=0, atol=1e-3)
     assert transformers.Trainer.training_step is qlorapp.Trainer.training_step
+
+
+@pytest.mark.parametrize("optim", ["adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit"])
+def test_the_state_of_each_parameter_has_the_dtype_that_bitsandbytes_gives_it(folder, tmp_path, optim):
+    """Embeddings and small parameters keep float32."""
+    pytest.importorskip("bitsandbytes")
+    kinds = []
+    for kind in (qlorapp.Trainer, transformers.Trainer):
+        lora = {"modules_to_save": ["embed_tokens"], "target_modules": ["q_proj", "down_proj"], "r": 32}
+        trainer = trained(kind, folder, tmp_path, lora=lora, optim=optim, max_steps=1)
+        assert kind is transformers.Trainer or not in_cpp(trainer)
+        state = trainer.optimizer.optimizer.state
+        kinds.append({
+            name: [state[p][moment].dtype for moment in ("state1", "state2")] for name, p in trainer.model.named_parameters() if p in state
+        })  # fmt: skip
+    assert kinds[0] == kinds[1]
+    (table,) = (dtypes for name, dtypes in kinds[0].items() if "embed_tokens" in name)
+    assert table == [torch.float32] * 2
+    assert any(torch.uint8 in dtypes for dtypes in kinds[0].values()) == (optim != "paged_adamw_32bit")
+
+
+@pytest.mark.parametrize("kind", [AdamW8bit, PagedAdamW32bit])
+def test_parameters_of_16_bits_are_computed_in_float32_and_rounded_once(kind):
+    half = [torch.nn.Parameter(p.detach().bfloat16()) for p in parameters()]
+    whole = [torch.nn.Parameter(p.detach().float()) for p in half]
+    generator = torch.Generator().manual_seed(4)
+    for one, other in zip(whole, half, strict=True):
+        other.grad = torch.randn(other.shape, generator=generator).bfloat16()
+        one.grad = other.grad.float()
+    kind(whole, lr=1e-2).step()
+    kind(half, lr=1e-2).step()
+    assert all(torch.equal(one.bfloat16(), other) for one, other in zip(whole, half, strict=True))
+
+
+def test_adamw_in_32_bits_is_torchs():
+    mine, others = parameters(), parameters()
+    run(PagedAdamW32bit(mine, lr=1e-2, weight_decay=0.1), mine, 5)
+    run(torch.optim.AdamW(others, lr=1e-2, weight_decay=0.1, foreach=False), others, 5)
+    assert all(torch.equal(one, other) for one, other in zip(mine, others, strict=True))
+
+
+@pytest.mark.parametrize("given", [{"is_paged": True}, {"optim_bits": 8}, {"amsgrad": True}])
+def test_what_it_does_not_do_is_refused(given):
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        AdamW8bit(parameters(), **given)

@@ -139,10 +139,12 @@ class CppLoop(SafeCheckpoints):
         name = str(getattr(args.optim, "value", args.optim))
         if name not in _OPTIMIZERS:
             return transformers.Trainer.get_optimizer_cls_and_kwargs(args, model)
+        tables = [m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)] if model is not None else []
         return _OPTIMIZERS[name], {
             "lr": args.learning_rate,
             "betas": (args.adam_beta1, args.adam_beta2),
             "eps": args.adam_epsilon,
+            "in_float32": tables,  # as transformers tells bitsandbytes
         }
 
     def _drop(self: Any, own: tuple[Any, Any]) -> None:
@@ -219,6 +221,7 @@ class CppRun:
         trainer._init_training_state(max_steps, updates, epochs, folder, self.trial)
         trainer.model_wrapped = trainer.accelerator.prepare_model(
             trainer.model,
+            device_placement=False,  # weights may wait on the host
             evaluation_mode=self.ranks > 1,  # C++ exchanges gradients, not DistributedDataParallel
         )
         self._show(loader, max_steps)
