@@ -30,6 +30,8 @@ def train(options: list[str], out: pathlib.Path, steps: int, save: list[str]) ->
     words = [
         BUILD / "qlorapp",
         "train",
+        "--defaults",
+        "trainer",
         *options,
         "--output",
         out,

@@ -75,6 +75,8 @@ def main() -> int:
                 command = [
                     str(args.program.resolve()),
                     "train",
+                    "--defaults",
+                    "trainer",
                     "--model",
                     str(args.model.resolve()),
                     "--data",

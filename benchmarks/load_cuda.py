@@ -245,7 +245,7 @@ class Bench:
         self.systems = {
             "bench_load": lambda model: [str(build / "benchmarks" / "bench_load"), model, str(SEQUENCE)],
             "qlorapp train": lambda model: [
-                str(build / "qlorapp"), "train", "--model", model, "--data", str(self.rows), "--output", str(folder / "adapter"),
+                str(build / "qlorapp"), "train", "--defaults", "trainer", "--model", model, "--data", str(self.rows), "--output", str(folder / "adapter"),
                 "--overwrite_output_dir", "true", "--max_steps", "1", "--per_device_train_batch_size", "1", "--max_length", str(SEQUENCE),
                 "--logging_steps", "1", "--save_strategy", "no", "--target_modules", "all-linear", "--r", "16", "--lora_alpha", "32",
                 "--lora_dropout", "0", "--optim", "adamw_8bit", "--bf16", "true", "--gradient_checkpointing", "false", "--device", "cuda",

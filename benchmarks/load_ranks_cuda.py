@@ -64,7 +64,7 @@ def peak_of(build: pathlib.Path, ranks: int, model: pathlib.Path, work: pathlib.
     rows.write_text((json.dumps(row_of_tokens()) + "\n") * ranks)
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(free_port()), "--no-python",
-        str(program), "train", "--model", str(model), "--data", str(rows), "--output", str(work / "adapter"),
+        str(program), "train", "--defaults", "trainer", "--model", str(model), "--data", str(rows), "--output", str(work / "adapter"),
         "--overwrite_output_dir", "true", "--base_sharding", "full", "--max_steps", "1", "--per_device_train_batch_size", "1",
         "--max_length", "2048", "--logging_steps", "1", "--save_strategy", "no", "--target_modules", "all-linear", "--lora_r", "16",
         "--optim", "adamw_8bit", "--bf16", "true", "--device", "cuda",

@@ -60,6 +60,8 @@ def main() -> None:
             words = [
                 BUILD / "qlorapp",
                 "train",
+                "--defaults",
+                "trainer",
                 "--model",
                 given.model,
                 "--data",

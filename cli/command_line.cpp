@@ -6,11 +6,21 @@
 #include <algorithm>
 #include <charconv>
 
+#include "config_file.hpp"
 #include "core/check.hpp"
 #include "core/nearest_name.hpp"
+#include "format/printable.hpp"
+#include "other_names.hpp"
 #include "qlorapp/core/log.hpp"
 
 namespace qlorapp::cli {
+namespace {
+
+/// Whether a word can be one of several names or numbers; an expression or JSON is alone.
+bool is_name(std::string_view word) { return word.find_first_of("*+?()[]{}|^$\\\"") == std::string_view::npos; }
+
+}  // namespace
+
 namespace detail {
 
 Json value_of(const std::string& text, const bool*) {
@@ -40,7 +50,7 @@ Json value_of(const std::string& text, const std::string*) { return text; }
 /// "all-linear" is a word.
 Json value_of(const std::string& text, const NamesOrPattern*) {
   if (std::optional<Json> list = json_list(text)) return *std::move(list);
-  if (text == "all-linear" || text.find_first_of("*+?()[]{}|^$\\") != std::string::npos) return text;
+  if (text == "all-linear" || !is_name(text)) return text;
   return split_at_commas(text);
 }
 /// JSON where it is some, nothing for none, else a word.
@@ -76,7 +86,8 @@ std::vector<std::string> split_at_commas(const std::string& text) {
   size_t begin = 0;
   while (begin <= text.size()) {
     const size_t end = std::min(text.find(',', begin), text.size());
-    if (end > begin) parts.push_back(text.substr(begin, end - begin));
+    const size_t first = text.find_first_not_of(" \t\n", begin);
+    if (first < end) parts.push_back(text.substr(first, text.find_last_not_of(" \t\n", end - 1) + 1 - first));
     begin = end + 1;
   }
   return parts;
@@ -103,11 +114,28 @@ CommandOption& CommandLine::find(std::string_view name) {
     if (alias.alias == name && alias.older) format::say_older_name(name_, alias.alias, alias.name);
   }
   if (CommandOption* const option = find_known(name)) return *option;
+  throw ValueError(message("[{}] there is no option '--{}'.{} See qlorapp {} --help-all.", name_, name, suggestion(name), name_));
+}
+
+std::string CommandLine::suggestion(std::string_view name) {
+  for (const OtherName& other : other_names()) {
+    if (other.theirs != name) continue;
+    if (!other.advice.empty()) return message(" {}", other.advice);
+    if (find_known(other.ours) != nullptr) return message(" It is --{} here.", other.ours);
+  }
+  constexpr size_t kTooShort = 2;  // nearly any name is as near to one of two letters
   std::vector<std::string_view> known{"config"};
-  for (const CommandOption& option : options_) known.push_back(option.name);
+  for (const CommandOption& option : options_) {
+    if (option.name.size() > kTooShort) known.push_back(option.name);
+  }
   for (const Alias& alias : aliases_) known.push_back(alias.alias);
-  throw ValueError(
-      message("[{}] there is no option '--{}'.{} See qlorapp {} --help-all.", name_, name, did_you_mean(name, known), name_));
+  return name.size() > kTooShort ? did_you_mean(name, known) : std::string();
+}
+
+std::set<std::string> CommandLine::given() const {
+  std::set<std::string> names;
+  for (const auto& [name, value] : given_) names.insert(name);
+  return names;
 }
 
 void CommandLine::unused(std::span<const UnusedOption> options) {
@@ -138,9 +166,10 @@ void CommandLine::unused(std::span<const UnusedOption> options) {
 std::map<std::string, format::Json> CommandLine::read_line(const std::vector<std::string>& words) {
   std::map<std::string, format::Json> values;
   std::map<std::string, std::string> spelled;
+  std::string before;  // the option whose value was read last
   for (size_t i = 0; i < words.size(); ++i) {
-    QLORAPP_CHECK_VALUE(words[i].starts_with("--"), "[{}] '{}' is not an option; options begin with --. See qlorapp {} --help.",
-                        name_, words[i], name_);
+    QLORAPP_CHECK_VALUE(words[i].starts_with("--"), "[{}] '{}' is not an option{}; options begin with --. See qlorapp {} --help.",
+                        name_, words[i], before.empty() ? "" : message(", and --{} has one value", before), name_);
     const size_t equals = words[i].find('=');
     const std::string name = words[i].substr(2, equals == std::string::npos ? std::string::npos : equals - 2);
     const CommandOption& option = find(name);
@@ -149,11 +178,21 @@ std::map<std::string, format::Json> CommandLine::read_line(const std::vector<std
       text = words[i].substr(equals + 1);
     } else if (i + 1 < words.size() && !words[i + 1].starts_with("--")) {
       text = words[++i];
+      if (option.is_list) {
+        for (const char* between = text.ends_with(',') ? "" : ","; i + 1 < words.size() && !words[i + 1].starts_with("--");
+             between = ",") {
+          QLORAPP_CHECK_VALUE(is_name(text) && is_name(words[i + 1]),
+                              "[{}] --{} must be names or numbers, or one expression; got '{}' after '{}'.", name_, name,
+                              words[i + 1], text);
+          text += between + words[++i];
+        }
+      }
     } else {
       const bool alone = option.is_switch || option.may_be_alone || option.name == "resume_from_checkpoint";
       QLORAPP_CHECK_VALUE(alone, "[{}] --{} needs a value.", name_, name);
       text = "true";
     }
+    before = name;
     const auto [earlier, first_time] = spelled.emplace(option.name, name);
     QLORAPP_CHECK_VALUE(first_time || earlier->second != name, "[{}] --{} is given twice.", name_, name);
     QLORAPP_CHECK_VALUE(first_time, "[{}] --{} and --{} are the same option. Give one of them.", name_, earlier->second, name);
@@ -167,18 +206,33 @@ std::map<std::string, format::Json> CommandLine::read_line(const std::vector<std
 }
 
 std::map<std::string, format::Json> CommandLine::read_config(const std::string& file) {
-  const format::Json json = format::read_json_file(file);
-  QLORAPP_CHECK_FORMAT(json.is_object(), "[{}] {} must hold an object of options.", name_, file);
+  const std::vector<ConfigEntry> entries = read_config_file(file, name_);
   std::map<std::string, format::Json> values;
   std::map<std::string, std::string> spelled;
-  for (const auto& [key, value] : json.items()) {
-    const std::string& name = find(key).name;
-    const auto [earlier, first_time] = spelled.emplace(name, key);
+  for (const ConfigEntry& entry : entries) {
+    if (entry.key.starts_with("//")) continue;  // a comment
+    if (find_known(entry.key) == nullptr) refuse_keys(entries, entry);
+    const CommandOption& option = find(entry.key);
+    const auto [earlier, first_time] = spelled.emplace(option.name, entry.key);
     QLORAPP_CHECK_VALUE(first_time, "[{}] {}: '{}' and '{}' are the same option. Give one of them.", name_, file, earlier->second,
-                        key);
-    values.emplace(name, value);
+                        entry.key);
+    values.emplace(option.name, entry.value_for(option));
   }
   return values;
+}
+
+void CommandLine::refuse_keys(const std::vector<ConfigEntry>& entries, const ConfigEntry& first) {
+  std::string others;
+  for (const ConfigEntry& entry : entries) {
+    if (&entry == &first || find_known(entry.key) != nullptr) continue;
+    others += (others.empty() ? "" : ", ") + format::printable(entry.key, 60);
+  }
+  try {
+    static_cast<void>(find(first.key));
+  } catch (const ValueError& error) {
+    throw ValueError(message("{} It stands in {}.{}", error.what(), first.place,
+                             others.empty() ? std::string() : message(" Other keys there that are no options: {}.", others)));
+  }
 }
 
 void CommandLine::parse(const std::vector<std::string>& arguments) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Options of a command: Hugging Face names, dashes or underscores, `--config file.json`, which the line overrides.
+/// Options of a command: Hugging Face names, dashes or underscores, `--config FILE` (JSON or YAML), which the line overrides.
+/// Keys of the file that begin with // are comments.
 ///
 /// `--help` shows the options of the groups, or the command's own if there are no groups; `--help-all` shows every accepted
 /// name. Types and defaults come from the values.
@@ -9,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,6 +27,8 @@ namespace qlorapp::cli {
 
 /// Thrown by parse() when help was asked for and printed.
 struct HelpShown {};
+
+struct ConfigEntry;  // config_file.hpp
 
 namespace detail {
 
@@ -71,6 +75,22 @@ std::string default_text(const Json& value);
 template <class Value>
 constexpr bool is_switch = std::is_same_v<Value, bool> || std::is_same_v<Value, std::optional<bool>>;
 
+/// Whether several words on the command line may be its value, as TRL's parser reads them.
+inline bool is_list(const NamesOrPattern*) { return true; }
+template <class Value>
+bool is_list(const Value*) {
+  return false;
+}
+template <class Value>
+bool is_list(const std::vector<Value>*) {
+  return true;
+}
+template <class Value>
+bool is_list(const std::optional<std::vector<Value>>*) {
+  return true;
+}
+
+/// The parts, without the spaces around them. Empty ones are left out.
 std::vector<std::string> split_at_commas(const std::string& text);
 /// The list that a text like ["a", "b"] is, if it is one.
 std::optional<Json> json_list(const std::string& text);
@@ -94,6 +114,7 @@ struct CommandOption {
   std::string name, doc, type, default_text;
   bool is_switch = false, required = false;
   bool is_field = false;      ///< Of a field table.
+  bool is_list = false;       ///< Words that follow belong to it, up to the next option.
   bool may_be_alone = false;  ///< On the line without a value, which then is true.
   bool is_unused = false, is_refused = false;
   std::string reason = {};  ///< Why it is.
@@ -153,6 +174,8 @@ class CommandLine {
   void parse(const std::vector<std::string>& arguments);
   /// Whether an option was given, on the line or in the config file.
   [[nodiscard]] bool given(std::string_view name) const { return given_.contains(std::string(name)); }
+  /// The names of all that were given.
+  [[nodiscard]] std::set<std::string> given() const;
 
  private:
   struct Group {
@@ -166,6 +189,7 @@ class CommandLine {
     option.type = detail::type_word(&value);
     option.default_text = detail::default_text(format::detail::write(value));
     option.is_switch = detail::is_switch<Value>;
+    option.is_list = detail::is_list(&value);
     option.parse_text = [](const std::string& text) { return detail::value_of(text, static_cast<const Value*>(nullptr)); };
     return option;
   }
@@ -174,9 +198,13 @@ class CommandLine {
   [[nodiscard]] CommandOption* find_known(std::string_view name);
   /// The same; warns about an older name. @throws ValueError with the nearest name.
   [[nodiscard]] CommandOption& find(std::string_view name);
+  /// " It is --learning_rate here.", " Did you mean …?" or nothing.
+  [[nodiscard]] std::string suggestion(std::string_view name);
   /// Values given on the line, by option; `spelled` collects the names used.
   [[nodiscard]] std::map<std::string, format::Json> read_line(const std::vector<std::string>& words);
   [[nodiscard]] std::map<std::string, format::Json> read_config(const std::string& file);
+  /// @throws ValueError for `first`, which is no option, naming its place and the other keys that are none.
+  void refuse_keys(const std::vector<ConfigEntry>& entries, const ConfigEntry& first);
   /// @param all  options without effect and refused ones too, with whole texts.
   void print_help(bool all);
 

@@ -30,21 +30,24 @@ int eval(const Arguments& arguments) {
   line.option("per_device_eval_batch_size", options.batch_size, "rows per batch");
   line.option("max_length", rows.max_length, "rows are cut to this many tokens");
   line.option("completion_only_loss", rows.completion_only_loss, "score completions only; unset: if the rows have prompts");
-  line.option("assistant_only_loss", rows.assistant_only_loss, "messages: score the assistant's turns only");
+  line.option("assistant_only_loss", rows.assistant_only_loss,
+              "messages: score the assistant's turns only; unset: where they can be found");
   line.group("Model", {"model", "adapter", "device", "dtype", "quant_type", "double_quant", "block_size", "load_in_4bit"});
   line.group("Data", {"data", "data_format", "dataset_text_field", "prompt_column", "completion_column", "messages_column",
                       "chat_template", "max_length", "completion_only_loss", "assistant_only_loss", "per_device_eval_batch_size"});
   line.parse(arguments);
   row_options.apply_to(rows);
   model_options.validate();
+  rows.prefer_assistant_only = !line.given("assistant_only_loss");
   QLORAPP_CHECK_VALUE(options.batch_size >= 1, "[per_device_eval_batch_size] must be an integer >= 1; got {}.", options.batch_size);
 
   const format::ModelConfig config = model_options.config();
-  rows.model_vocab_size = config.vocab_size;
+  check_adapter_folder("adapter", adapter);
+  rows.model_vocab_size = adapter.empty() ? config.vocab_size : adapter_vocab_size(adapter, config.vocab_size);
   const ComputeDtype computed = model_options.choose_dtype(config);
   log_info(
       message("model: {}, {}; computes in {}", model_options.model, model_options.storage_text(line, config), computed.reason));
-  FolderText tools = model_options.text_tools();
+  FolderText tools = model_options.text_tools(adapter);
   const Dataset dataset = read_rows(data, rows, tools);
   CausalLM model = model_options.load(computed.dtype);
   if (!adapter.empty()) load_adapter(model, adapter);

@@ -4,21 +4,30 @@
 #include <algorithm>
 
 #include "core/check.hpp"
+#include "data/unsupported.hpp"
 #include "format/folder.hpp"
 #include "qlorapp/core/log.hpp"
 
 namespace qlorapp::cli {
 
+TextFiles FolderText::files() const {
+  return TextFiles(folder_, chat_template_.empty() ? std::nullopt : std::optional(ChatTemplate::source(chat_template_)));
+}
+
+bool FolderText::names_template() const { return !chat_template_.empty() || ChatTemplate::is_in(folder_); }
+
 const Tokenizer* FolderText::native() {
   if (!tokenizer_opened_) {
     tokenizer_opened_ = true;
-    if (!format::exists(format::path_in(folder_, "tokenizer.json"))) {
+    if (!format::has_entry(folder_, "tokenizer.json")) {
       tokenizer_error_ = message(
           "[tokenizer] {} has no tokenizer.json. Copy it from the model's page, or give rows of input_ids and labels.", folder_);
     } else {
       try {
-        tokenizer_ = Tokenizer::from_folder(folder_);
-      } catch (const Error& error) { tokenizer_error_ = error.what(); }
+        tokenizer_ = Tokenizer::from_folder(folder_, model_);
+      } catch (const UnsupportedError& error) { tokenizer_error_ = error.what(); } catch (const Error&) {
+        tokenizer_damage_ = std::current_exception();
+      }
     }
   }
   return tokenizer_ ? &*tokenizer_ : nullptr;
@@ -29,7 +38,7 @@ HfText& FolderText::through_transformers(const std::string& error) {
     const auto names = ChatTemplate::names();
     const bool named = std::find(names.begin(), names.end(), chat_template_) != names.end();  // rendered here
     try {
-      hf_ = HfText::start(folder_, named ? "" : chat_template_);
+      hf_ = HfText::start(folder_, model_, named ? "" : chat_template_);
     } catch (const Error& reason) { throw FormatError(message("{} ({})", error, reason.what())); }
     if (!hf_) {
       throw FormatError(message("{}{}", error,
@@ -46,7 +55,9 @@ HfText& FolderText::through_transformers(const std::string& error) {
 bool FolderText::has_tokenizer() { return native() != nullptr || (hf_ && !tokenizer_error_.empty()); }
 
 void FolderText::require_tokenizer(const std::string&) {
-  if (native() == nullptr) (void)through_transformers(tokenizer_error_);
+  if (native() != nullptr) return;
+  if (tokenizer_damage_) std::rethrow_exception(tokenizer_damage_);
+  (void)through_transformers(tokenizer_error_);
 }
 
 bool FolderText::has_template() {
@@ -54,7 +65,7 @@ bool FolderText::has_template() {
     try {
       if (!chat_template_.empty()) chat_ = ChatTemplate::choose(chat_template_, folder_);
       else chat_ = ChatTemplate::from_folder(folder_);
-    } catch (const FormatError& error) { hf_renders_ = through_transformers(error.what()).has_template(); }
+    } catch (const UnsupportedError& error) { hf_renders_ = through_transformers(error.what()).has_template(); }
     template_opened_ = true;
   }
   return chat_.has_value() || hf_renders_;
@@ -66,6 +77,11 @@ void FolderText::require_template(const std::string& file) {
 
 Encoding FolderText::encode(std::string_view text, bool add_special_tokens) {
   return native() != nullptr ? tokenizer_->encode_with_ranges(text, add_special_tokens) : hf_->encode(text, add_special_tokens);
+}
+
+Encoding FolderText::encode_beginning(std::string_view text, bool add_special_tokens, std::size_t most) {
+  return native() != nullptr ? tokenizer_->encode_with_ranges(text, add_special_tokens, most)
+                             : TextTools::encode_beginning(text, add_special_tokens, most);
 }
 
 std::string FolderText::decode(std::span<const TokenId> ids, bool skip_special_tokens) {
@@ -91,6 +107,8 @@ RenderedChat FolderText::render(std::span<const Message> messages, const ChatOpt
   }
   return chat_ ? chat_->render(messages, options) : hf_->render(messages, options);
 }
+
+bool FolderText::reads_key(std::string_view key) { return chat_ ? chat_->reads_key(key) : hf_->reads_key(key); }
 
 std::optional<std::string> FolderText::end_of_turn() { return chat_ ? std::optional(chat_->end_of_turn()) : std::nullopt; }
 

@@ -63,8 +63,7 @@ void print_option(const CommandOption& option, const std::vector<Alias>& aliases
 
 void CommandLine::print_help(bool all) {
   std::printf("usage: qlorapp %s %s [options]\n%s\n", name_.c_str(), needs_.c_str(), summary_.c_str());
-  std::printf(
-      "--name VALUE or --name=VALUE; a BOOL alone is true. --config FILE.json holds options, which the command line overrides.\n");
+  std::printf("--name VALUE or --name=VALUE; a BOOL alone is true. --config FILE holds options (JSON, or YAML by its name).\n");
   std::set<std::string> shown;
   const auto print = [&](const std::string& title, const std::vector<const CommandOption*>& options) {
     if (options.empty()) return;

@@ -2,6 +2,7 @@
 #include "hf_text.hpp"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <spawn.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -9,14 +10,20 @@
 
 #include <array>
 #include <cerrno>
+#include <charconv>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
+#include <optional>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
+#include "data/template_source.hpp"
 #include "qlorapp/format/json.hpp"
+#include "text_copy.hpp"
 
 namespace qlorapp::cli {
 namespace {
@@ -43,6 +50,25 @@ pid_t spawn(const std::string& python, std::vector<std::string> arguments, int s
   return process;
 }
 
+constexpr double kSecondsPerMiB = 10;
+/// A process that neither computes nor answers is given up, too.
+constexpr double kIdleFactor = 10;
+
+double most_seconds() {
+  const char* const given = std::getenv("QLORAPP_TEXT_SECONDS");
+  if (given == nullptr || *given == '\0') return 60;
+  const std::string_view text(given);
+  double seconds = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  QLORAPP_CHECK_VALUE(error == std::errc{} && end == text.data() + text.size() && seconds > 0,
+                      "[QLORAPP_TEXT_SECONDS] must be a number above 0; got '{}'.", text);
+  return seconds;
+}
+
+void replace_all(std::string& text, std::string_view from, std::string_view to) {
+  for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size()) text.replace(at, from.size(), to);
+}
+
 /// Characters of `ranges` are bytes.
 std::vector<TextRange> ranges_of(const Json& list) {
   std::vector<TextRange> out;
@@ -52,15 +78,18 @@ std::vector<TextRange> ranges_of(const Json& list) {
 
 }  // namespace
 
-std::unique_ptr<HfText> HfText::start(const std::string& folder, const std::string& chat_template) {
+std::unique_ptr<HfText> HfText::start(const std::string& folder, const std::string& model, const std::string& chat_template) {
   const char* python = std::getenv("QLORAPP_PYTHON");
   const char* script = std::getenv("QLORAPP_HF_TEXT");
   if (python == nullptr || script == nullptr || *python == '\0' || *script == '\0') return nullptr;
+  const TextCopy copy(folder);
+  std::optional<TextCopy> model_copy;  // of an adapter's base, whose config chooses the tokenizer's class
+  if (model != folder) model_copy.emplace(model);
   std::array<int, 2> ends{};
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) fail("cannot be reached", errno);
   pid_t process = 0;
   try {
-    process = spawn(python, {script, folder, chat_template}, ends[1]);
+    process = spawn(python, {script, copy.path(), model_copy ? model_copy->path() : copy.path(), chat_template}, ends[1]);
   } catch (...) {
     close(ends[0]);
     close(ends[1]);
@@ -68,8 +97,17 @@ std::unique_ptr<HfText> HfText::start(const std::string& folder, const std::stri
   }
   close(ends[1]);
   std::unique_ptr<HfText> out(new HfText(ends[0], process));
-  const Json facts = out->ask({{"do", "open"}});
-  out->has_template_ = facts.at("template").get<bool>();
+  Json facts;
+  try {
+    facts = out->ask({{"do", "open"}});
+  } catch (const ValueError& error) {
+    std::string text = error.what();
+    replace_all(text, copy.path(), folder);
+    if (model_copy) replace_all(text, model_copy->path(), model);
+    throw ValueError(text);
+  }
+  out->has_template_ = !facts.at("template").is_null();
+  if (out->has_template_) out->template_ = facts.at("template").get<std::string>();
   out->eos_ids_ = facts.at("eos_ids").get<std::vector<TokenId>>();
   if (!facts.at("eos_id").is_null()) out->eos_id_ = facts.at("eos_id").get<TokenId>();
   out->id_limit_ = facts.at("id_limit").get<int64_t>();
@@ -101,6 +139,8 @@ RenderedChat HfText::render(std::span<const Message> messages, const ChatOptions
   Json list = Json::array();
   for (const Message& message : messages) {
     Json entry{{"role", message.role}, {"content", message.content}};
+    if (!message.parts.empty()) entry["content"] = Json::array();
+    for (const std::string& part : message.parts) entry["content"].push_back({{"type", "text"}, {"text", part}});
     if (!message.rest.empty()) entry.update(Json::parse(message.rest));
     list.push_back(std::move(entry));
   }
@@ -109,10 +149,14 @@ RenderedChat HfText::render(std::span<const Message> messages, const ChatOptions
   request["date"] = options.date_string.value_or(std::string(kDefaultDate));
   request["turns"] = options.turns;
   const Json answer = ask(request);
-  RenderedChat out{answer.at("text").get<std::string>(), {}};
-  for (const TextRange& range : ranges_of(answer.at("turns"))) out.turns.push_back({"assistant", range, range.begin, range.end});
+  RenderedChat out{answer.at("text").get<std::string>(), {}, /*rewrites=*/true};
+  for (const TextRange& range : ranges_of(answer.at("turns"))) {
+    out.turns.push_back({"assistant", range, range.begin, range.end, messages.size() - 1});
+  }
   return out;
 }
+
+bool HfText::reads_key(std::string_view key) const { return names_key(template_, key); }
 
 Json HfText::ask(const Json& request) {
   std::string line;
@@ -120,7 +164,7 @@ Json HfText::ask(const Json& request) {
     line = request.dump();
   } catch (const Json::type_error&) { throw ValueError("[transformers] text must be UTF-8; got other bytes. Convert it."); }
   send_line(line + "\n");
-  const Json answer = Json::parse(receive_line());
+  const Json answer = Json::parse(receive_line(most_seconds() + kSecondsPerMiB * static_cast<double>(line.size() >> 20)));
   if (answer.contains("error")) throw ValueError(answer["error"].get<std::string>());
   return answer.at("ok");
 }
@@ -134,9 +178,34 @@ void HfText::send_line(const std::string& line) {
   }
 }
 
-std::string HfText::receive_line() {
+double HfText::cpu_seconds() const {
+  clockid_t clock{};
+  timespec used{};
+  if (::clock_getcpuclockid(process_, &clock) != 0 || ::clock_gettime(clock, &used) != 0) return 0;  // it has ended
+  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
+}
+
+void HfText::await_answer(double seconds, double until) {
+  constexpr int kLook = 250;  // milliseconds. Looks are counted and not the time, which goes on while both are stopped.
+  pollfd answer{socket_, POLLIN, 0};
+  for (double waited = 0;; waited += 1e-3 * kLook) {
+    const int ready = ::poll(&answer, 1, kLook);
+    if (ready > 0) return;
+    if (ready < 0 && errno != EINTR) fail("cannot be heard", errno);
+    if (cpu_seconds() <= until && waited <= seconds * kIdleFactor) continue;
+    (void)::kill(process_, SIGKILL);
+    throw ValueError(
+        message("[transformers] tokenizer and chat template may take {:.0f} s of CPU time for one row; they took more, and were "
+                "stopped. Is "
+                "there a loop without an end in the template? Give another with --chat_template, or set QLORAPP_TEXT_SECONDS.",
+                seconds));
+  }
+}
+
+std::string HfText::receive_line(double seconds) {
   std::array<char, 1 << 16> block;
   std::size_t searched = 0;
+  const double until = cpu_seconds() + seconds;
   for (;;) {
     const auto end = received_.find('\n', searched);
     if (end != std::string::npos) {
@@ -145,6 +214,7 @@ std::string HfText::receive_line() {
       return line;
     }
     searched = received_.size();
+    await_answer(seconds, until);
     const ssize_t bytes = recv(socket_, block.data(), block.size(), 0);
     if (bytes < 0 && errno == EINTR) continue;
     if (bytes <= 0) fail("has ended", bytes < 0 ? errno : ECHILD);

@@ -14,18 +14,22 @@
 
 namespace qlorapp::cli {
 
-/// One request, one answer, over a socket; the process ends with this object.
+/// One request, one answer, over a socket; the process ends with this object, and with the thread that made it. A request may use
+/// QLORAPP_TEXT_SECONDS (default: 60) of CPU time, and 10 more for each MiB of text. Then the process is killed.
 class HfText {
  public:
   /// @returns null without QLORAPP_PYTHON and QLORAPP_HF_TEXT (interpreter and script), which `python -m qlorapp` sets.
+  /// @param model  the folder of the model that the tokenizer belongs to.
   /// @param chat_template  a .jinja file in place of the folder's; empty: none.
-  /// @throws ValueError with Python's message if transformers is missing or cannot read the folder.
-  static std::unique_ptr<HfText> start(const std::string& folder, const std::string& chat_template);
+  /// transformers reads a copy of the folders' files (text_copy.hpp).
+  /// @throws ValueError with Python's message if transformers is missing or cannot read the folder; as TextCopy.
+  static std::unique_ptr<HfText> start(const std::string& folder, const std::string& model, const std::string& chat_template);
   ~HfText();
   HfText(const HfText&) = delete;
   HfText& operator=(const HfText&) = delete;
 
   [[nodiscard]] bool has_template() const { return has_template_; }
+  [[nodiscard]] bool reads_key(std::string_view key) const;
   [[nodiscard]] const std::vector<TokenId>& eos_ids() const { return eos_ids_; }
   [[nodiscard]] std::optional<TokenId> eos_id() const { return eos_id_; }
   [[nodiscard]] int64_t id_limit() const { return id_limit_; }
@@ -37,15 +41,19 @@ class HfText {
 
  private:
   HfText(int socket, pid_t process) : socket_(socket), process_(process) {}
-  /// @throws ValueError with the answer's error; IoError when the process has ended.
+  /// @throws ValueError with the answer's error, or if it takes too long; IoError when the process has ended.
   nlohmann::ordered_json ask(const nlohmann::ordered_json& request);
   void send_line(const std::string& line);
-  std::string receive_line();
+  std::string receive_line(double seconds);
+  /// Returns once the socket can be read. @throws ValueError after `until` seconds of the process's CPU time; it is killed.
+  void await_answer(double seconds, double until);
+  [[nodiscard]] double cpu_seconds() const;  ///< Of the process.
 
   int socket_;
   pid_t process_;
   std::string received_;
   bool has_template_ = false;
+  std::string template_;  ///< Its source.
   std::vector<TokenId> eos_ids_;
   std::optional<TokenId> eos_id_;
   int64_t id_limit_ = 0;

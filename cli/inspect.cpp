@@ -6,6 +6,7 @@
 
 #include "command.hpp"
 #include "command_line.hpp"
+#include "progress.hpp"
 
 namespace qlorapp::cli {
 
@@ -18,12 +19,16 @@ int inspect(const Arguments& arguments) {
   if (!named.empty() && !named.front().starts_with('-')) named.insert(named.begin(), "--path");
   line.parse(named);
   const Inspection found = qlorapp::inspect(path);
-  std::printf("%s: %s, %s\n", path.c_str(), found.kind.c_str(), found.damage.empty() ? "whole" : "DAMAGED");
+  print_line(stdout, message("{}: {}, {}", path, found.kind,
+                             !found.damage.empty() ? "DAMAGED"
+                             : found.is_verified   ? "whole"
+                                                   : "no damage found, not verifiable"));
   size_t width = 0;
   for (const auto& [name, value] : found.facts) width = std::max(width, name.size());
-  for (const auto& [name, value] : found.facts) std::printf("  %-*s  %s\n", static_cast<int>(width), name.c_str(), value.c_str());
-  for (const std::string& each : found.loads_in) std::printf("  loads in: %s\n", each.c_str());
-  for (const std::string& each : found.damage) std::printf("  damaged: %s\n", each.c_str());
+  for (const auto& [name, value] : found.facts)
+    print_line(stdout, message("  {}{}  {}", name, std::string(width - name.size(), ' '), value));
+  for (const std::string& each : found.loads_in) print_line(stdout, message("  loads in: {}", each));
+  for (const std::string& each : found.damage) print_line(stdout, message("  damaged: {}", each));
   return found.damage.empty() ? 0 : 1;
 }
 

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <c10/util/Exception.h>
+#include <fcntl.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <string>
 #include <string_view>
@@ -10,6 +13,7 @@
 #include "command.hpp"
 #include "command_line.hpp"
 #include "core/check.hpp"
+#include "core/escaped.hpp"
 #include "core/nearest_name.hpp"
 #include "ops/device_memory.hpp"
 #include "progress.hpp"
@@ -39,14 +43,39 @@ void print_usage(std::FILE* to) {
   for (const Command& command : kCommands) {
     std::fprintf(to, "  %-13s %s\n", std::string(command.name).c_str(), std::string(command.summary).c_str());
   }
+  std::fprintf(
+      to,
+      "\nexit code: 0 done; 1 failed; 2 refused, nothing was done; 3 plan: the run does not fit; 4 train: the system stopped the "
+      "run\n(a full disk), and --resume_from_checkpoint true goes on; 128 + signal: stopped, with a checkpoint\n");
+}
+
+int report(std::string_view error, int code) {
+  error = error.substr(0, error.find("\nException raised from"));  // without torch's backtrace
+  qlorapp::cli::print_line(stderr, "error: " + qlorapp::escaped_line(error));
+  return code;
 }
 
 /// One line for the user: what is wrong and what to do. Exit code 2: the command was not carried out because of what it was
 /// given.
-int refuse(std::string_view message) {
-  message = message.substr(0, message.find('\n'));  // without torch's backtrace
-  std::fprintf(stderr, "error: %.*s\n", static_cast<int>(message.size()), message.data());
-  return 2;
+int refuse(std::string_view message) { return report(message, 2); }
+
+/// A result that did not reach its reader is none.
+int with_output_checked(int code) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  const int error = errno;
+  const int failed = report(
+      qlorapp::message("[stdout] cannot be written{}. Lines of the output are lost; files that the command names are written.",
+                       error == 0 ? "" : qlorapp::message(": {}", std::strerror(error))),
+      1);
+  return code == 0 ? failed : code;
+}
+
+/// Without one of the three streams, the next file that is opened would get its number, and the lines that are printed. Reading from stdin
+/// and writing to stdout and stderr then fails.
+void open_standard_streams() {
+  for (int stream = 0; stream < 3; ++stream) {
+    if (::fcntl(stream, F_GETFD) < 0) (void)::open("/dev/null", stream == 0 ? O_WRONLY : O_RDONLY);
+  }
 }
 
 /// The work went wrong on its way: exit code 1.
@@ -61,7 +90,7 @@ int fail(const std::exception& error) {
         "--memory_budget auto or a smaller --per_device_train_batch_size.\n",
         qlorapp::first_line(error).c_str());
   } else {
-    std::fprintf(stderr, "error: %s\n", text.c_str());
+    qlorapp::cli::print_line(stderr, "error: " + text);
   }
   return 1;
 }
@@ -91,6 +120,7 @@ int run(const std::vector<std::string>& arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  open_standard_streams();
   qlorapp::set_log_sink([](qlorapp::LogLevel level, std::string_view line) {
     if (level == qlorapp::LogLevel::kDebug) return;
     if (level == qlorapp::LogLevel::kWarning) {
@@ -100,12 +130,12 @@ int main(int argc, char** argv) {
     }
   });
   try {
-    return run({argv + 1, argv + argc});
-  } catch (const qlorapp::cli::HelpShown&) { return 0; } catch (const qlorapp::ValueError& error) {
+    return with_output_checked(run({argv + 1, argv + argc}));
+  } catch (const qlorapp::cli::HelpShown&) { return with_output_checked(0); } catch (const qlorapp::cli::BegunRunFailed& error) {
+    return report(error.what(), error.code());
+  } catch (const qlorapp::ValueError& error) { return refuse(error.what()); } catch (const qlorapp::TypeError& error) {
     return refuse(error.what());
-  } catch (const qlorapp::TypeError& error) { return refuse(error.what()); } catch (const qlorapp::FormatError& error) {
+  } catch (const qlorapp::FormatError& error) { return refuse(error.what()); } catch (const qlorapp::IoError& error) {
     return refuse(error.what());
-  } catch (const qlorapp::IoError& error) { return refuse(error.what()); } catch (const std::exception& error) {
-    return fail(error);
-  }
+  } catch (const std::exception& error) { return fail(error); }
 }

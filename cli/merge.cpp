@@ -9,7 +9,6 @@
 #include "model_options.hpp"
 #include "progress.hpp"
 #include "qlorapp/core/units.hpp"
-#include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/memory/gpu_table.hpp"
 #include "qlorapp/memory/measured_memory.hpp"
@@ -21,7 +20,8 @@ int merge(const Arguments& arguments) {
   std::string adapter, output, base, dtype, max_shard_size = "5GB";
   bool drift = false;
   CommandLine line("merge", "--model DIR --adapter DIR --output DIR",
-                   "Merges an adapter into its base and writes one unquantized checkpoint. Holds one weight in memory at a time.");
+                   "Merges an adapter into its base, of any family, and writes one unquantized checkpoint.\nHolds one weight in "
+                   "memory at a time.");
   model.add_to(line);
   line.option("adapter", adapter, "PEFT adapter folder", true);
   line.option("output", output, "new or empty folder", true);
@@ -45,7 +45,9 @@ int merge(const Arguments& arguments) {
     QLORAPP_CHECK_VALUE(drift || options.base == MergeBase::kDequantized || !line.given(name),
                         "[merge] --{} needs --base dequantized, or --drift: original weights are not quantized.", name);
   }
-  (void)model.config();  // a folder without a model is refused before rows are read
+  refuse_hub_name(model.model);
+  check_model_folder(model.model);
+  check_adapter_folder("adapter", adapter);
   const at::Device device = parse_device(model.device);
   ProgressBar bar("merging");
   options.progress = [&](int64_t done, int64_t total) { bar.update(done, total); };

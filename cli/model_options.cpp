@@ -7,9 +7,12 @@
 
 #include "core/check.hpp"
 #include "format/folder.hpp"
+#include "format/folder_update.hpp"
 #include "format/model_folder.hpp"
+#include "io/adapter_file.hpp"
 #include "progress.hpp"
 #include "qlorapp/core/log.hpp"
+#include "qlorapp/format/adapter_config.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/io/device.hpp"
 
@@ -32,6 +35,27 @@ void refuse_hub_name(const std::string& model, std::string_view files) {
                       "[model] there is no folder '{}'. If it is a model on the Hugging Face Hub, download it first: hf download "
                       "{}{}{} --local-dir {}, and give --model {}.",
                       model, model, files.empty() ? "" : " ", files, format::file_name(model), format::file_name(model));
+}
+
+void check_model_folder(const std::string& model) {
+  const auto holds = [&](const char* file) { return format::exists(format::path_in(model, file)); };
+  if (holds("config.json") || !holds("adapter_config.json")) return;
+  std::string base;
+  try {
+    base = format::load_adapter_config(model).base_model_name_or_path.value_or("");
+  } catch (const Error&) {  // a damaged one is an adapter, too
+  }
+  throw ValueError(
+      message("[model] {} holds an adapter, not a model{}. Give its base as --model, and the adapter as --adapter (train: "
+              "--init_adapter).",
+              model, base.empty() ? std::string() : message("; its base is {}", base)));
+}
+
+void check_adapter_folder(std::string_view option, const std::string& adapter) {
+  const auto holds = [&](const char* file) { return format::exists(format::path_in(adapter, file)); };
+  QLORAPP_CHECK_VALUE(adapter.empty() || holds("adapter_config.json") || !holds("config.json"),
+                      "[{}] {} holds a model, not an adapter. Give it as --model, and the folder that train wrote as --{}.", option,
+                      adapter, option);
 }
 
 void ModelOptions::add_to(CommandLine& line) {
@@ -60,12 +84,21 @@ void ModelOptions::validate() const {
 
 format::ModelConfig ModelOptions::config() const {
   refuse_hub_name(model);
+  check_model_folder(model);
   return format::settled_config(model);
 }
 
 void ModelOptions::add_template_to(CommandLine& line) {
   line.option("chat_template", chat_template,
               message("chat template to use instead of the model's: a .jinja file, or one of {}", joined(ChatTemplate::names())));
+}
+
+FolderText ModelOptions::text_tools(const std::string& adapter) const {
+  if (adapter.empty()) return {model, model, chat_template};
+  format::finish_update(adapter, kAdapterConfig);
+  if (TextFiles::has_tokenizer(adapter)) return {adapter, model, chat_template};
+  const std::string own = format::path_in(adapter, "chat_template.jinja");
+  return {model, model, chat_template.empty() && format::exists(own) ? own : chat_template};
 }
 
 Quantizer::Options ModelOptions::quantization() const {
@@ -131,12 +164,31 @@ void RowOptions::apply_to(DatasetOptions& rows) const {
   rows.messages_field = messages_column;
 }
 
+namespace {
+
+/// Where turns were preferred and cannot be found, whole rows.
+Dataset read_file(const std::string& file, const DatasetOptions& options, FolderText& tools) {
+  if (!options.prefer_assistant_only) return Dataset::read(file, options, tools);
+  try {
+    return Dataset::read(file, options, tools);
+  } catch (const FormatError& error) {
+    DatasetOptions whole = options;
+    whole.prefer_assistant_only = false;
+    Dataset data = Dataset::read(file, whole, tools);  // or what is wrong with the file itself
+    log_warning(
+        message("{}: whole rows are trained, prompts too, because the assistant's turns cannot be found: {}", file, error.what()));
+    return data;
+  }
+}
+
+}  // namespace
+
 Dataset read_rows(const std::string& path, const DatasetOptions& options, FolderText& tools) {
   std::vector<std::string> files = {path};
   if (path.find(',') != std::string::npos && !format::exists(path)) files = detail::split_at_commas(path);
   Dataset all;
   for (const std::string& file : files) {
-    Dataset data = Dataset::read(file, options, tools);
+    Dataset data = read_file(file, options, tools);
     log_info(message("{}: {}", file, data.summary.line()));
     for (const std::string& warning : data.summary.warnings()) log_warning(warning);
     if (all.examples.empty()) all = std::move(data);

@@ -41,7 +41,8 @@ struct ModelOptions {
   [[nodiscard]] format::ModelConfig config() const;
   /// --chat_template, for commands that read conversations.
   void add_template_to(CommandLine& line);
-  [[nodiscard]] FolderText text_tools() const { return {model, chat_template}; }
+  /// @param adapter  a folder whose tokenizer and template are used if it has them; empty: none. @throws IoError as finish_update.
+  [[nodiscard]] FolderText text_tools(const std::string& adapter = "") const;
   [[nodiscard]] Quantizer::Options quantization() const;
   /// --dtype. Nothing for auto.
   [[nodiscard]] std::optional<at::ScalarType> requested_dtype() const;
@@ -65,12 +66,17 @@ struct RowOptions {
   void apply_to(DatasetOptions& rows) const;
 };
 
-/// Reads rows, logs their summary and warnings. Rows of input_ids need neither tokenizer nor template.
+/// Reads rows, logs their summary and warnings, and where options.prefer_assistant_only fails reads whole rows. Rows of input_ids need neither tokenizer nor template.
 /// @param path  one file, or several separated by commas, which may differ in format. The summary returned is the first one's.
 [[nodiscard]] Dataset read_rows(const std::string& path, const DatasetOptions& options, FolderText& tools);
 
 /// @param files  the files that the command reads; empty: all. @throws ValueError for "org/name" that is no folder, with the way to download it.
 void refuse_hub_name(const std::string& model, std::string_view files = "");
+
+/// @throws ValueError for a folder that holds the other of the two, with what to give in its place.
+void check_model_folder(const std::string& model);
+/// @param option  its name: "adapter". @param adapter  empty: none is given.
+void check_adapter_folder(std::string_view option, const std::string& adapter);
 
 /// "float32", "bfloat16", "float16", their short forms and torch's ("torch.float32"). @throws ValueError with the list.
 [[nodiscard]] at::ScalarType parse_dtype(const std::string& given);

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cstdio>
 #include <initializer_list>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "command.hpp"
+#include "command_defaults.hpp"
 #include "command_line.hpp"
 #include "core/check.hpp"
 #include "format/atomic_file.hpp"
@@ -19,6 +22,7 @@
 #include "format/python_json.hpp"
 #include "io/linear_weight.hpp"
 #include "model_options.hpp"
+#include "progress.hpp"
 #include "qlorapp/io/compute_dtype.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/io/load_model.hpp"
@@ -45,6 +49,8 @@ struct PlanOptions {
   std::optional<at::ScalarType> requested;  ///< Of --dtype, --bf16 and --fp16.
   TrainingArguments args;
   LoraConfig lora;
+  CommandDefaults defaults;
+  std::set<std::string> names_given;  ///< On the line or in its config file.
 };
 
 std::vector<std::string> split(const std::string& text, char at) {
@@ -67,7 +73,7 @@ void check_combination(const CommandLine& line, const PlanOptions& options) {
   needs({"gpus"}, line.given("hours") || divides, "--hours or --base_sharding: otherwise a plan is of one process");
   QLORAPP_CHECK_VALUE(!divides || options.gpus > 1, "[plan] --base_sharding divides the base over several GPUs. Give --gpus.");
   needs({"measure"}, !divides, "one process: leave --base_sharding out");
-  needs({"dataset_rows", "avg_tokens", "effective_batch", "write_config", "data", "output"}, line.given("hours"),
+  needs({"avg_tokens", "effective_batch", "write_config", "data", "output"}, line.given("hours"),
         "--hours: it belongs to a configuration for a deadline");
   needs({"svg", "measure"}, answers == 0, "the plan of one run: leave --explain, --compare and --hours out");
   const bool by_memory = !options.gpu.empty() && std::isdigit(static_cast<unsigned char>(options.gpu.front())) != 0;
@@ -103,7 +109,6 @@ void check_combination(const CommandLine& line, const PlanOptions& options) {
 
 PlanOptions parse_plan(const Arguments& arguments) {
   PlanOptions options;
-  options.lora.target_modules = NamesOrPattern("all-linear");
   CommandLine line("plan", "--model DIR [--gpu NAME]",
                    "Prints the memory of a run, and its time with --explain, --compare or --hours, without loading the model.");
   line.option("model", options.model, "folder of a Hugging Face checkpoint, a config.json, or a known name such as llama-3-8b",
@@ -125,7 +130,7 @@ PlanOptions parse_plan(const Arguments& arguments) {
               "compare speed, memory and quality of GPU:BATCHxACCUMULATION, such as T4:2x16,A10:8x4");
   line.option("gpus", options.gpus, "GPUs of one machine, each with a process of its own; for --hours and --base_sharding");
   line.option("hours", options.hours, "print a configuration whose run ends within this many hours");
-  line.option("dataset_rows", options.dataset_rows, "rows of the training data, for --hours");
+  line.option("dataset_rows", options.dataset_rows, "rows of the training data: fewer than 16 per update for few rows");
   line.option("avg_tokens", options.avg_tokens, "average tokens per row, for --hours");
   line.option("effective_batch", options.effective_batch, "rows per update over all GPUs, for --hours");
   line.option("write_config", options.write_config,
@@ -137,12 +142,13 @@ PlanOptions parse_plan(const Arguments& arguments) {
   line.option("svg", options.svg, "write the planned timeline to this file");
   line.option("load_in_4bit", options.load_in_4bit, "false: linear layers are not quantized");
   line.alias("output_dir", "output");
+  options.defaults.add_to(line, options.args, options.lora);
   line.fields(options.args);
   line.fields(options.lora);
   line.unused(unused_training_arguments());
   line.unused(unused_lora_options());
   line.group("Model and card",
-             {"model", "load_in_4bit", "dtype", "gpu", "gpu_architecture", "gpu_bandwidth", "gpu_tflops", "context"});
+             {"model", "defaults", "load_in_4bit", "dtype", "gpu", "gpu_architecture", "gpu_bandwidth", "gpu_tflops", "context"});
   line.group("Output", {"explain", "compare", "measure", "svg"});
   line.group("A configuration for a deadline",
              {"hours", "gpus", "dataset_rows", "avg_tokens", "effective_batch", "write_config", "data", "output"});
@@ -150,6 +156,8 @@ PlanOptions parse_plan(const Arguments& arguments) {
   group_training_fields(line);
   line.parse(arguments);
   options.has_hours = line.given("hours");
+  options.names_given = line.given();
+  if (line.given("seq")) options.names_given.emplace("max_length");
   options.requested =
       requested_dtype(line, options.args, options.dtype == "auto" ? std::nullopt : std::optional(parse_dtype(options.dtype)));
   check_combination(line, options);
@@ -157,6 +165,10 @@ PlanOptions parse_plan(const Arguments& arguments) {
     QLORAPP_CHECK_VALUE(value > 0 || !line.given(name), "[plan] --{} must be above 0; got {}.", name, value);
   }
   if (options.batch > 0) options.args.per_device_train_batch_size = options.batch;
+  const bool chooses_batch = line.given("batch") || options.has_hours || !options.compare_with.empty();
+  if (chooses_batch) options.defaults.count_as_given("per_device_train_batch_size");
+  options.defaults.settle(line, options.args, options.lora);
+  options.defaults.set_rows(options.args, options.dataset_rows, options.gpus);
   if (options.seq > 0) options.args.max_length = options.seq;
   options.args.validate();
   options.lora.validate();
@@ -181,12 +193,57 @@ Contender parse_contender(const std::string& text, const PlanOptions& options) {
   return {named_gpu(halves[0], options), number(sizes[0]), number(sizes[1])};
 }
 
-/// What differs from the defaults, so that the file says what was decided.
+/// They decide the result or the memory of a run even at their defaults, which may be others in a later version.
+constexpr std::array<std::string_view, 22> kAlwaysWritten{"per_device_train_batch_size",
+                                                          "gradient_accumulation_steps",
+                                                          "gradient_checkpointing",
+                                                          "num_train_epochs",
+                                                          "max_length",
+                                                          "learning_rate",
+                                                          "lr_scheduler_type",
+                                                          "warmup_ratio",
+                                                          "optim",
+                                                          "weight_decay",
+                                                          "max_grad_norm",
+                                                          "packing",
+                                                          "seed",
+                                                          "logging_steps",
+                                                          "save_strategy",
+                                                          "save_steps",
+                                                          "eval_strategy",
+                                                          "r",
+                                                          "lora_alpha",
+                                                          "lora_dropout",
+                                                          "target_modules",
+                                                          "use_rslora"};
+/// Chosen for the card and the deadline.
+constexpr std::array<std::string_view, 14> kPlanned{"per_device_train_batch_size",
+                                                    "per_device_eval_batch_size",
+                                                    "gradient_accumulation_steps",
+                                                    "gradient_checkpointing",
+                                                    "checkpoint_keep",
+                                                    "loss_chunk_rows",
+                                                    "mlp_tile_rows",
+                                                    "weight_workspace",
+                                                    "embedding_on_host",
+                                                    "base_on_host",
+                                                    "base_sharding",
+                                                    "bf16",
+                                                    "fp16",
+                                                    "num_train_epochs"};
+
+/// The values of a run in two parts: given or planned, and assumed.
 template <class Config>
-void put_changes(const Config& config, format::Json& into) {
+void put_values(const Config& config, const IsGiven& given, format::Json& decided, format::Json& assumed) {
   const format::Json values = format::to_json(config), defaults = format::to_json(Config{});
+  const auto is_in = [](std::string_view name, const auto& names) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
   for (const auto& [key, value] : values.items()) {
-    if (value != defaults[key] && key != "output_dir") into[key] = value;
+    if (key == "output_dir" || key == "memory_budget") continue;
+    if (value == defaults[key] && !given(key) && !is_in(key, kAlwaysWritten)) continue;
+    if (key == "assistant_only_loss" && !given(key)) continue;  // train: where rows have turns
+    (given(key) || is_in(key, kPlanned) ? decided : assumed)[key] = value;
   }
 }
 
@@ -195,23 +252,30 @@ int plan_for_deadline(const PlanOptions& options, const format::ModelConfig& mod
   const Recommendation found =
       recommend(model, options.lora, options.args, gpu,
                 {options.dataset_rows, options.avg_tokens, options.hours, options.gpus, options.effective_batch}, allowance);
-  std::printf("%s", found.text.c_str());
+  print_text(stdout, found.text);
   format::Json json = format::Json::object();
   json["model"] = options.model;
   json["data"] = options.data;
   json["output"] = options.output;
-  put_changes(found.args, json);
-  put_changes(found.lora, json);
-  const std::string text = format::dump_python_json(json, format::kConfigStyle) + "\n";
+  format::Json assumed = format::Json::object();
+  const IsGiven given = [&](std::string_view name) { return options.names_given.contains(std::string(name)); };
+  put_values(found.args, given, json, assumed);
+  put_values(found.lora, given, json, assumed);
+  json["// assumed"] =
+      "the values below were not given and are defaults; check them on held-out rows (--eval_data). Of messages the assistant's "
+      "turns "
+      "are trained, of prompts and completions the completions.";
+  json.update(assumed);
+  const std::string text = format::dump_python_json(json, {.indent = 2}) + "\n";  // in this order
   if (options.write_config.empty()) {
-    std::printf("%s", text.c_str());
+    print_text(stdout, text);
   } else {
     format::write_file_atomically(options.write_config, text);
-    std::printf("written to %s\n", options.write_config.c_str());
+    print_line(stdout, message("written to {}", options.write_config));
   }
   if (!format::exists(options.model))
-    std::printf("%s is a known model name, not a folder. To train, give the folder of your checkpoint as --model.\n",
-                options.model.c_str());
+    print_line(stdout, message("{} is a known model name, not a folder. To train, give the folder of your checkpoint as --model.",
+                               options.model));
   return 0;
 }
 
@@ -266,9 +330,11 @@ Probe measure(const PlanOptions& options, const PlanSettings& settings, const Me
 }  // namespace
 
 int plan(const Arguments& arguments) {
-  const PlanOptions options = parse_plan(arguments);
+  PlanOptions options = parse_plan(arguments);
   refuse_hub_name(options.model, "config.json");
+  check_model_folder(options.model);
   const format::ModelConfig model = find_model_config(options.model);
+  options.defaults.settle_targets(options.lora, model);
   DeviceAllowance allowance;
   if (!options.context.empty()) allowance.context = parse_bytes("context", options.context);
   TrainingArguments args = options.args;
@@ -298,13 +364,21 @@ int plan(const Arguments& arguments) {
         place.device.type == at::kCUDA,
         "[plan] --hours and --explain need a GPU; this machine has none. Give --gpu: the name of a card, or its memory.");
     if (options.has_hours) return plan_for_deadline(options, model, place.rates, allowance);
-    std::printf("%s.\n", computed_text(computed).c_str());
-    std::printf("%s", explain(settings, place.rates, allowance).c_str());
-    return 0;
+  }
+  if (options.defaults.turns_checkpointing_on(args, settings, place.room)) {
+    args.gradient_checkpointing = true;
+    settings.segments = parse_segments(args.keep_text(), model.num_hidden_layers);
+    std::printf("gradient_checkpointing is on: %lld x %lld tokens do not fit without it\n\n",
+                static_cast<long long>(settings.batch), static_cast<long long>(settings.length));
   }
   const FittedArguments fitted = fit_arguments(settings, args, place.rates, place.room);
   settings = fitted.settings;
   if (!fitted.text.empty()) std::printf("%s\n\n", fitted.text.c_str());
+  if (options.explained) {
+    std::printf("%s.\n", computed_text(computed).c_str());
+    std::printf("%s", explain(settings, place.rates, allowance).c_str());
+    return 0;
+  }
   const MemoryPlan found = plan_memory_in(settings, place.room);
   std::printf("%s\n%s.\n%s\n%s\n", summary_line(found, settings).c_str(), computed_text(computed).c_str(),
               phase_table(found).c_str(), checklist(found, settings).c_str());
@@ -318,7 +392,7 @@ int plan(const Arguments& arguments) {
     format::write_file_atomically(
         options.svg, timeline_svg(found, timeline_title(options.model, settings, place.card),
                                   place.device.type == at::kCUDA ? std::optional(place.room) : std::nullopt, probe.moments));
-    std::printf("timeline written to %s\n", options.svg.c_str());
+    print_line(stdout, message("timeline written to {}", options.svg));
   }
   return found.fits ? 0 : kDoesNotFit;
 }

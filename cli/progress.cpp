@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/escaped.hpp"
+
 namespace qlorapp::cli {
 namespace {
 
@@ -44,10 +46,10 @@ void ProgressBar::draw() {
   const double seconds = std::chrono::duration<double>(Clock::now() - begin_).count();
   const double left = done_ > 0 ? seconds / static_cast<double>(done_) * static_cast<double>(total_ - done_) : 0.0;
   // \033[K: what a longer line has left behind.
-  std::fprintf(stderr, "\r%s [%s%s] %lld/%lld%s%s, %.0f s, %.0f s left\033[K", label_.c_str(),
+  std::fprintf(stderr, "\r%s [%s%s] %lld/%lld%s%s, %.0f s, %.0f s left\033[K", escaped_line(label_).c_str(),
                std::string(static_cast<size_t>(filled), '#').c_str(),
                std::string(static_cast<size_t>(kWidth - filled), '.').c_str(), static_cast<long long>(done_),
-               static_cast<long long>(total_), note_.empty() ? "" : ", ", note_.c_str(), seconds, left);
+               static_cast<long long>(total_), note_.empty() ? "" : ", ", escaped_line(note_).c_str(), seconds, left);
   std::fflush(stderr);
   drawn_ = true;
 }
@@ -59,11 +61,17 @@ void ProgressBar::clear() {
   drawn_ = false;
 }
 
+void print_text(std::FILE* to, std::string_view text) {
+  const std::string shown = escaped(text);
+  std::fwrite(shown.data(), 1, shown.size(), to);
+}
+
 void print_line(std::FILE* to, std::string_view text) {
   ProgressBar* const bar = current_bar;
   const bool was_drawn = bar != nullptr && bar->drawn_;
   if (bar != nullptr) bar->clear();
-  std::fprintf(to, "%.*s\n", static_cast<int>(text.size()), text.data());
+  print_text(to, text);
+  std::fputc('\n', to);
   std::fflush(to);
   if (was_drawn && bar->done_ < bar->total_) bar->draw();
 }

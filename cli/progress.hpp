@@ -37,7 +37,9 @@ class ProgressBar {
   std::chrono::steady_clock::time_point begin_, last_;
 };
 
-/// A whole line, never on the line of a bar.
+/// A whole line, never on the line of a bar, with control characters escaped (core/escaped.hpp).
 void print_line(std::FILE* to, std::string_view text);
+/// The same for lines with their ends, where no bar is.
+void print_text(std::FILE* to, std::string_view text);
 
 }  // namespace qlorapp::cli

@@ -12,7 +12,9 @@
 #include <memory>
 
 #include "command.hpp"
+#include "command_defaults.hpp"
 #include "core/check.hpp"
+#include "data/split_rows.hpp"
 #include "format/folder.hpp"
 #include "io/checkpoint_folder.hpp"
 #include "io/linear_weight.hpp"
@@ -31,6 +33,7 @@
 #include "qlorapp/train/trainer.hpp"
 #include "run_report.hpp"
 #include "stop_signals.hpp"
+#include "train/loss_trend.hpp"
 #include "training_options.hpp"
 
 namespace qlorapp::cli {
@@ -40,21 +43,24 @@ struct TrainOptions {
   ModelOptions model;
   RowOptions rows;
   std::string data, output, eval_data, init_adapter;
-  bool assistant_only_loss = false, dry_run = false;
+  bool dry_run = false;
   TrainingArguments args;
   LoraConfig lora;
+  CommandDefaults defaults;
   Launch launch;        ///< Which of several processes this is.
   int64_t holders = 1;  ///< Processes that the base would be divided over.
 };
 
 void add_help_groups(CommandLine& line) {
-  line.group("Model", {"model", "device", "dtype", "quant_type", "double_quant", "load_in_4bit"});
-  line.group("Data", {"data", "eval_data", "data_format", "dataset_text_field", "prompt_column", "completion_column",
-                      "messages_column", "chat_template", "max_length", "packing", "completion_only_loss", "assistant_only_loss"});
+  line.group("Model", {"model", "defaults", "device", "dtype", "quant_type", "double_quant", "load_in_4bit"});
+  line.group("Data",
+             {"data", "eval_data", "data_format", "dataset_text_field", "prompt_column", "completion_column", "messages_column",
+              "chat_template", "val_size", "max_length", "packing", "completion_only_loss", "assistant_only_loss"});
   line.group("Output", {"output", "overwrite_output_dir", "resume_from_checkpoint", "init_adapter", "dry_run"});
   group_training_fields(line);
-  line.group("Logging, evaluation, checkpoints", {"logging_steps", "eval_strategy", "eval_steps", "per_device_eval_batch_size",
-                                                  "save_strategy", "save_steps", "save_total_limit", "load_best_model_at_end"});
+  line.group("Logging, evaluation, checkpoints",
+             {"logging_steps", "eval_strategy", "eval_steps", "per_device_eval_batch_size", "save_strategy", "save_steps",
+              "save_total_limit", "load_best_model_at_end", "early_stopping_patience"});
 }
 
 struct Run {
@@ -81,6 +87,19 @@ void speak_as(const Communicator& ranks) {
   });
 }
 
+void check_val_size(const TrainOptions& options) {
+  const TrainingArguments& args = options.args;
+  if (args.val_size == 0) return;
+  QLORAPP_CHECK_VALUE(
+      options.eval_data.empty(),
+      "[train] --val_size takes the rows to evaluate on from --data, and --eval_data names others. Give one of them.");
+  QLORAPP_CHECK_VALUE(!args.packing || args.packing_strategy == "bfd" || args.eval_packing.value_or(true),
+                      "[train] --val_size with --packing_strategy {} needs packed evaluation rows, as they are not cut one by one; "
+                      "got --eval_packing "
+                      "false. Leave that out, or use --eval_data.",
+                      args.packing_strategy);
+}
+
 /// All that can be wrong without a look at data and weights.
 Run parse_train(const Arguments& arguments) {
   Run run;
@@ -96,8 +115,8 @@ Run parse_train(const Arguments& arguments) {
   line.option("eval_data", options.eval_data, "rows to evaluate on, once per epoch unless --eval_strategy is given");
   options.rows.add_to(line);
   line.option("init_adapter", options.init_adapter, "PEFT adapter folder to continue from; its config sets the adapter options");
-  line.option("assistant_only_loss", options.assistant_only_loss, "messages: train on the assistant's turns only");
   line.option("dry_run", options.dry_run, "print the memory plan for the given rows and exit without loading the model");
+  options.defaults.add_to(line, options.args, options.lora);
   line.fields(options.args);
   line.fields(options.lora);
   line.unused(unused_training_arguments());
@@ -107,13 +126,16 @@ Run parse_train(const Arguments& arguments) {
 
   options.launch = launch_of_environment();
   options.args.output_dir = options.output;
+  const bool has_eval_rows = !options.eval_data.empty() || options.args.val_size > 0;
+  if (has_eval_rows && !line.given("eval_strategy")) options.args.eval_strategy = "epoch";
+  options.defaults.settle(line, options.args, options.lora);
   options.args.validate();
   options.lora.validate();
   options.model.validate();
-  if (!options.eval_data.empty() && !line.given("eval_strategy")) options.args.eval_strategy = "epoch";
+  check_val_size(options);
   const bool evaluates = options.args.eval_strategy != "no" || options.args.eval_on_start;
-  QLORAPP_CHECK_VALUE(!evaluates || !options.eval_data.empty(),
-                      "[train] {} needs rows to evaluate on. Give --eval_data FILE, or leave the option out.",
+  QLORAPP_CHECK_VALUE(!evaluates || has_eval_rows,
+                      "[train] {} needs rows to evaluate on. Give --eval_data FILE or --val_size N, or leave the option out.",
                       options.args.eval_on_start ? "--eval_on_start" : message("--eval_strategy {}", options.args.eval_strategy));
   if (options.args.use_cpu) options.model.device = "cpu";
   QLORAPP_CHECK_VALUE(options.args.base_sharding == "no" || options.launch.size > 1,
@@ -123,6 +145,8 @@ Run parse_train(const Arguments& arguments) {
   if (options.launch.size > 1) options.model.device = device_of_rank(options.model.device, options.launch);
 
   run.config = options.model.config();
+  check_adapter_folder("init_adapter", options.init_adapter);
+  options.defaults.settle_targets(options.lora, run.config);
   if (!options.init_adapter.empty()) options.lora = config_of_adapter(line, options.lora, options.init_adapter, run.config);
   const at::Device device = parse_device(options.model.device);
   run.computed = choose_compute_dtype(requested_dtype(line, options.args, options.model.requested_dtype()), run.config.dtype,
@@ -138,7 +162,7 @@ std::optional<std::string> checkpoint_to_resume(const TrainOptions& options) {
   if (!wanted || *wanted == "false") return std::nullopt;
   if (*wanted != "true") return wanted;
   const NewestCheckpoint newest = newest_checkpoint(options.output);
-  const std::string skipped = joined(newest.skipped);
+  const std::string skipped = newest.skipped.empty() ? std::string() : joined(newest.skipped);
   QLORAPP_CHECK_VALUE(
       newest.path.has_value(),
       "[resume_from_checkpoint] there is no checkpoint to resume from in {}{}. Leave the option out to begin anew, or "
@@ -166,7 +190,9 @@ DatasetOptions dataset_options(const TrainOptions& options, int64_t vocab_size, 
   // The strategies that lose nothing cut rows themselves (data/packing.hpp).
   rows.max_length = packed && options.args.packing_strategy != "bfd" ? 0 : options.args.max_length;
   rows.completion_only_loss = options.args.completion_only_loss;
-  rows.assistant_only_loss = options.assistant_only_loss;
+  const bool asks = options.defaults.is_given()("assistant_only_loss");
+  rows.assistant_only_loss = asks && options.args.assistant_only_loss;
+  rows.prefer_assistant_only = !asks && options.args.assistant_only_loss;
   rows.model_vocab_size = vocab_size;
   options.rows.apply_to(rows);
   return rows;
@@ -183,6 +209,17 @@ Bytes peak_memory() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return {static_cast<int64_t>(usage.ru_maxrss) * 1024};
+}
+
+/// The peak, and what of it the plan counts.
+std::string peak_text(Bytes before_loading, const Trainer& trainer, at::Device device) {
+  const Bytes peak = peak_memory();
+  const std::string parts = device.is_cpu() ? message("{} more to load and train, of which the plan counts at most {}",
+                                                      to_string(peak - before_loading), to_string(trainer.planned_memory()))
+                                            : message("{} after that; the plan counts the GPU's memory, at most {}",
+                                                      to_string(peak - before_loading), to_string(trainer.planned_memory()));
+  return message("{}: {} before the model was loaded (program, libraries, rows), {}", to_string(peak), to_string(before_loading),
+                 parts);
 }
 
 /// Of the longest row of the data. Nothing is loaded.
@@ -226,6 +263,25 @@ std::string chosen_sharding(const TrainOptions& options, const format::ModelConf
   return text_of_first(ranks, ranks.is_first() && !fits("no") && fits("full") ? "full" : "no");
 }
 
+/// Strings that no template renders.
+bool is_raw_text(RowFormat format) { return format == RowFormat::kText || format == RowFormat::kPromptCompletion; }
+/// Rows of an epoch, as batches count them. @param data  before packing.
+int64_t rows_of(const Dataset& data, const TrainingArguments& args) {
+  if (!args.packing) return std::ssize(data.examples);
+  int64_t tokens = 0;
+  for (const Example& row : data.examples) tokens += std::ssize(row.input_ids);
+  return tokens / args.max_length + 1;
+}
+
+/// gradient_checkpointing where it was left open and a step needs it. Free memory differs from GPU to GPU: the first rank's decides.
+void turn_checkpointing_on(TrainOptions& options, const PlanSettings& settings, Communicator& ranks) {
+  const bool needed = ranks.is_first() && options.defaults.turns_checkpointing_on(options.args, settings,
+                                                                                  memory_for(parse_device(options.model.device)));
+  if (text_of_first(ranks, needed ? "on" : "").empty()) return;
+  options.args.gradient_checkpointing = true;
+  log_info(message("gradient_checkpointing is on: {} x {} tokens do not fit without it", settings.batch, settings.length));
+}
+
 /// The plan for the longest row of the data. @returns whether it fits.
 bool print_plan(const TrainOptions& options, const format::ModelConfig& config, const Dataset& train_data,
                 const Dataset& eval_data) {
@@ -234,10 +290,10 @@ bool print_plan(const TrainOptions& options, const format::ModelConfig& config, 
   const Bytes room = memory_for(device);  // once: what is free changes while one looks
   const FittedArguments fitted =
       fit_arguments(settings, options.args, rates_of(gpu_name(device), settings.device.architecture, {}), room);
-  if (!fitted.text.empty()) std::printf("%s\n\n", fitted.text.c_str());
+  if (!fitted.text.empty()) print_text(stdout, fitted.text + "\n\n");
   const MemoryPlan plan = plan_memory_in(fitted.settings, room);
-  std::printf("%s\n%s\n%s\n%s\n", summary_line(plan, fitted.settings).c_str(), phase_table(plan).c_str(),
-              checklist(plan, fitted.settings).c_str(), verdict(plan, room).c_str());
+  print_text(stdout, message("{}\n{}\n{}\n{}\n", summary_line(plan, fitted.settings), phase_table(plan),
+                             checklist(plan, fitted.settings), verdict(plan, room)));
   return plan.fits;
 }
 
@@ -247,14 +303,14 @@ std::string described(at::Device device) {
 }
 
 /// Before anything is exchanged whose size depends on it. The trainer compares base and data.
-void check_ranks(const Run& run, Communicator& ranks) {
+void check_ranks(const Run& run, const TrainOptions& options, Communicator& ranks) {
   if (ranks.size() == 1) return;
-  TrainingArguments compared = run.options.args;
+  TrainingArguments compared = options.args;
   compared.output_dir.clear();  // may be another path to the same folder
   compared.use_cpu = false;     // compared as the device type
   check_same_on_all(ranks, "version of qlorapp", QLORAPP_VERSION);
   check_same_on_all(ranks, "options", format::to_json(compared).dump());
-  check_same_on_all(ranks, "adapter options", format::to_json(run.options.lora).dump());
+  check_same_on_all(ranks, "adapter options", format::to_json(options.lora).dump());
   check_same_on_all(ranks, "base model (shape and storage)",
                     message("{} layers of {} x {}, {} words, {}, {}", run.config.num_hidden_layers, run.config.hidden_size,
                             run.config.intermediate_size, run.config.vocab_size, run.storage, c10::toString(run.computed.dtype)));
@@ -266,9 +322,27 @@ void say_what_runs(const Run& run) {
   log_info(message("computes in {}, on {}", run.computed.reason, described(parse_device(run.options.model.device))));
 }
 
-}  // namespace
-
-namespace {
+/// Calls `work`. An error that says that nothing was done says otherwise after the first step.
+template <class Work>
+auto until_stopped(const std::string& output, const RunReport& report, const Work& work) {
+  const auto fail = [&](const Error& error, bool by_system) {
+    bool goes_on = false;
+    try {
+      goes_on = by_system && newest_checkpoint(output).path.has_value();
+    } catch (const Error&) {}  // the folder cannot be read either
+    throw BegunRunFailed(goes_on ? message("{} Then go on with --resume_from_checkpoint true.", error.what()) : error.what(),
+                         goes_on ? kCanGoOn : 1);
+  };
+  try {
+    return work();
+  } catch (const IoError& error) {
+    if (report.has_stepped()) fail(error, true);
+    throw;
+  } catch (const OutOfMemoryError&) { throw; } catch (const Error& error) {
+    if (report.has_stepped()) fail(error, false);
+    throw;
+  }
+}
 
 int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
   TrainOptions options = run.options;
@@ -282,16 +356,29 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
   const auto folder = writes ? std::make_shared<RunFolder>(options.output) : nullptr;
   const std::string found = text_of_first(*ranks, ranks->is_first() ? checkpoint_to_resume(options).value_or("") : std::string());
   const std::optional<std::string> resume_from = found.empty() ? std::nullopt : std::optional(found);
-  check_ranks(run, *ranks);
+  if (resume_from) options.defaults.follow_checkpoint(*resume_from, options.args, options.lora);
+  check_ranks(run, options, *ranks);
   say_what_runs(run);
 
-  FolderText tools = options.model.text_tools();
+  FolderText tools = options.model.text_tools(options.init_adapter);
+  TextFiles text = tools.files();  // before anything is trained: those that the rows are made with
   const auto read = [&](const std::string& path, bool packed) {
     return read_rows(path, dataset_options(options, config.vocab_size, packed), tools);
   };
-  const Dataset train_data = read(options.data, options.args.packing);
+  Dataset train_data = read(options.data, options.args.packing);
   Dataset eval_data;
   if (!options.eval_data.empty()) eval_data = read(options.eval_data, options.args.eval_packing.value_or(options.args.packing));
+  if (options.args.val_size > 0) {
+    const size_t rows = train_data.examples.size();
+    const int64_t seed = options.args.data_seed.value_or(options.args.seed);
+    eval_data.examples = split_off(train_data.examples, options.args.val_size, seed);
+    log_info(message("val_size: {} of {} rows are evaluated and not trained (chosen by seed {})", eval_data.examples.size(), rows,
+                     seed));
+  }
+  if (is_raw_text(train_data.summary.format) && tools.names_template()) {
+    log_info("rows are trained as they are, without the chat template; generate applies it unless --raw is given");
+  }
+  options.defaults.set_rows(options.args, rows_of(train_data, options.args), ranks->size());
   if (tools.has_tokenizer()) log_info(message("first row, «trained»: {}", render_sample(train_data.examples.front(), tools)));
 
   const std::shared_ptr<Communicator> holders = options.args.base_sharding == "node" ? ranks_of_node(ranks) : ranks;
@@ -301,10 +388,16 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
     options.args.base_sharding = sharding;
     log_info(message("memory_budget: the base is divided over {} processes (base_sharding=full)", ranks->size()));
   }
+  turn_checkpointing_on(options, settings_of_run(options, config, train_data, eval_data), *ranks);
+  const std::string defaults = options.defaults.line(options.args, options.lora, options.init_adapter.empty());
+  if (!defaults.empty()) log_info(defaults);
   if (options.dry_run) {
     if (!ranks->is_first()) return 0;
     return print_plan(options, config, train_data, eval_data) ? 0 : kDoesNotFit;
   }
+  if (const std::string line = learning_rate_line(options.args.learning_rate, format::parameter_count(config)); !line.empty())
+    log_info(line);
+  const Bytes before_loading = peak_memory();
   // Under a budget the table goes to the host first: the smallest way to load. What is chosen then may bring it back.
   MemorySettings memory = options.args.memory();
   memory.embedding_on_host = memory.embedding_on_host || !options.args.memory_budget.empty();
@@ -324,12 +417,13 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
   callbacks.stop_now = [] { return StopSignals::received() != 0; };
   Trainer trainer(model, options.args, train_data.examples, eval_data.examples, options.model.model, std::move(callbacks), ranks);
   if (folder) trainer.use_folder(folder);
+  trainer.use_text(std::move(text));
   report.watch(trainer);
   log_info(message("{} steps of {} x {} rows{}{}", trainer.max_steps(), trainer.args().per_device_train_batch_size,
                    trainer.args().gradient_accumulation_steps,
                    ranks->size() > 1 ? message(" on each of {} processes", ranks->size()) : std::string(),
                    resume_from ? " from " + *resume_from : std::string()));
-  const TrainOutput output = trainer.train(resume_from);
+  const TrainOutput output = until_stopped(options.output, report, [&] { return trainer.train(resume_from); });
   if (output.stopped) {
     const int received = StopSignals::received(), signal = received != 0 ? received : SIGTERM;  // another process had it
     if (ranks->is_first()) {
@@ -339,8 +433,10 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
     }
     return 128 + signal;
   }
-  if (ranks->is_first()) trainer.save_model(options.output);
-  log_info(message("adapter written to {}; peak host memory {}", options.output, to_string(peak_memory())));
+  if (ranks->is_first()) until_stopped(options.output, report, [&] { trainer.save_model(options.output); });
+  log_info(
+      message("adapter written to {}; peak host memory {}", options.output, peak_text(before_loading, trainer, model.device())));
+  if (const std::string line = trainer.trend(); !line.empty() && ranks->is_first()) log_warning(line);
   return 0;
 }
 

@@ -9,7 +9,9 @@
 #include "core/check.hpp"
 #include "format/config_json.hpp"
 #include "format/folder.hpp"
+#include "io/adapter_file.hpp"
 #include "qlorapp/format/adapter_config.hpp"
+#include "qlorapp/io/adapter.hpp"
 #include "qlorapp/io/compute_dtype.hpp"
 
 namespace qlorapp::cli {
@@ -52,7 +54,12 @@ LoraConfig config_of_adapter(const CommandLine& line, const LoraConfig& asked, c
                              const format::ModelConfig& model) {
   /// What a file says about itself, not about the adapter.
   constexpr std::array<std::string_view, 4> kOfTheFile{"peft_version", "base_model_name_or_path", "revision", "inference_mode"};
-  const LoraConfig own = from_adapter_config(format::load_adapter_config(folder));
+  const LoraConfig own = as_config_asks(folder, [&] { return from_adapter_config(format::load_adapter_config(folder)); });
+  QLORAPP_CHECK_VALUE(
+      !brings_tables(folder, model.vocab_size),
+      "[init_adapter] {} holds tables of its own (new tokens, or save_embedding_layers), which training does not save. "
+      "Merge it: qlorapp merge --model BASE --adapter ADAPTER --output OUTPUT; then train the merged model.",
+      folder);
   const std::vector<format::ModelParameter> layers = format::linear_layers(model);
   const format::Json theirs = format::to_json(own), ours = format::to_json(asked);
   for_each_field<LoraConfig>([&](const auto& field) {

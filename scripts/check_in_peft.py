@@ -7,9 +7,11 @@
 import argparse
 import importlib.util
 import json
+import logging
 import pathlib
 import re
 import sys
+import warnings
 
 TOLERANCE = 5e-4  # relative; 0.2 % of the codes of the scales differ by one (docs/adr/0005)
 
@@ -46,11 +48,16 @@ def main() -> int:
         print(f"no eval_loss in {args.report}", file=sys.stderr)
         return 1
 
+    # The others' notes are not about this check: a kernel that bitsandbytes could download, a name that PEFT still uses.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, message="`is_gradient_checkpointing` is deprecated")
     import torch
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, logging
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+    from transformers.utils import logging as of_transformers
 
-    logging.set_verbosity_error()
+    of_transformers.set_verbosity_error()
+    of_transformers.disable_progress_bar()
     config = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",

@@ -25,13 +25,20 @@ step and is not listed moves `train()` to transformers' loop ([architecture.md](
 COMMAND = """
 ## On the command line
 
-These are the options of `qlorapp train` and of the file given by `--config` (`--learning_rate` or `--learning-rate`). Names, meanings and defaults follow
-transformers, TRL, PEFT and bitsandbytes. By default the command stores linear layers as NF4 with double quantization and computes in the dtype of the
+These are the options of `qlorapp train` and of the file given by `--config` (`--learning_rate` or `--learning-rate`). Options on the line override the file.
+It is JSON, or YAML if its name ends in `.yaml` or `.yml`: mappings, lists, one-line values, quotes and comments. Each value has the type of its option, so `1e-4`,
+`no`, `on` and `null` mean what they mean in configs of transformers. Anchors, tags, text over several lines, several documents, tabs and duplicate keys are errors that
+name line and column ([ADR 27](adr/0027-own-yaml-reader.md)). Names and meanings follow transformers, TRL, PEFT and bitsandbytes.
+
+The command has defaults of its own for adapters on a 4-bit base ([sft.md](sft.md#defaults-of-the-command)); the tables
+mark them, and `--defaults trainer` replaces them with the value in brackets. A list is separated by commas or spaces. In the file, a key that begins with `//` is
+a comment. By default the command stores linear layers as NF4 with double quantization and computes in the dtype of the
 checkpoint. The first lines of a run log both.
 
 `qlorapp train --help-all` lists the other names of transformers, PEFT and bitsandbytes: those without effect, and those that raise an error with the reason. Any
-other name is an error that suggests the nearest option.
+other name is an error that suggests the nearest option, or the name here of another trainer's option.
 """
+COMMAND_DEFAULTS = json.loads(_C.command_defaults())
 TABLES = {
     "TrainingArguments": (_C.training_arguments_fields, _C.training_arguments_aliases),
     "LoraConfig": (_C.lora_config_fields, _C.lora_config_aliases),
@@ -59,12 +66,17 @@ def python_options() -> list[str]:
     return lines
 
 
+def default_of(option: str, default: str) -> str:
+    plain = f"`{cell(json.dumps(json.loads(default)))}`"
+    return f"**`{json.dumps(COMMAND_DEFAULTS[option])}`** ({plain})" if option in COMMAND_DEFAULTS else plain
+
+
 def page() -> str:
     parts = [HEAD, *python_options(), COMMAND]
     for name, (fields, aliases) in TABLES.items():
         parts.append(f"### {name}\n\n| option | type | default | |\n|---|---|---|---|")
         for option, kind, default, doc in fields():
-            parts.append(f"| `{option}` | {cell(kind)} | `{cell(json.dumps(json.loads(default)))}` | {cell(doc)} |")
+            parts.append(f"| `{option}` | {cell(kind)} | {default_of(option, default)} | {cell(doc)} |")
         parts.append(f"\nOther spellings: {names({alias: field for alias, (field, _) in aliases().items()})}.\n")
     return "\n".join(parts).rstrip() + "\n"
 

@@ -124,6 +124,8 @@ class CausalLM:
     @property
     def dtype(self) -> torch.dtype: ...
     def save_adapter(self, folder: str, base_model: str, name: str='') -> None: ...
+    def adapter_base_text(self) -> str:
+        """What stands in qlorapp_base.json beside an adapter of this base; src/io/adapter_base.hpp."""
     def load_adapter(self, folder: str, name: str='default') -> None: ...
     def save(self, source: str, output: str, *, storage: str='uint8', skip_modules: collections.abc.Sequence[str] | None=None, compute_dtype: torch.dtype | None=None) -> None:
         """Writes the frozen base as a Hugging Face folder; include/qlorapp/io/save_model.hpp."""
@@ -339,8 +341,8 @@ class SamplingOptions:
 
 class Trainer:
     """include/qlorapp/train/trainer.hpp"""
-    def __init__(self, model: CausalLM, arguments_json: str, train_rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], eval_rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], base_model: str, hooks: dict[typing.Any, typing.Any], row_lengths: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]]=[], group: str='') -> None:
-        """row_lengths: of training rows that are packs; include/qlorapp/data/dataset.hpp. group: the name of a process group of torch.distributed whose ranks train together."""
+    def __init__(self, model: CausalLM, arguments_json: str, train_rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], eval_rows: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], base_model: str, hooks: dict[typing.Any, typing.Any], row_lengths: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]]=[], group: str='', blank_tokens: collections.abc.Sequence[typing.SupportsInt]=[]) -> None:
+        """row_lengths: of training rows that are packs; include/qlorapp/data/dataset.hpp. group: the name of a process group of torch.distributed whose ranks train together. blank_tokens: last tokens of rows that are white space."""
     def train(self, resume_from: str | None=None) -> tuple[typing.Any, ...]:
         """(global_step, training_loss, metrics, whether a stop_now hook ended it)"""
     @property
@@ -422,6 +424,9 @@ def checkpoint(run: collections.abc.Callable[..., typing.Any], inputs: collectio
 
 def choose_tokens(logits: torch.Tensor, rows: collections.abc.Sequence[typing.SupportsInt], position: typing.SupportsInt, sampling: SamplingOptions) -> list[int]: ...
 
+def command_defaults() -> str:
+    """JSON: the defaults of the command that differ from these tables"""
+
 def count_parameters(config_json: str, lora_config_json: str) -> tuple[typing.Any, ...]:
     """(trainable, all), from the configs alone."""
 
@@ -494,3 +499,6 @@ def training_arguments_fields() -> list[typing.Any]:
 def warmup_steps(warmup_steps: typing.SupportsFloat, warmup_ratio: typing.SupportsFloat, training_steps: typing.SupportsInt) -> int: ...
 
 def warped_logits(logits: torch.Tensor, seen: collections.abc.Sequence[torch.Tensor], blocked: collections.abc.Sequence[typing.SupportsInt], sampling: SamplingOptions) -> torch.Tensor: ...
+
+def write_loss_svg(folder: str, log_history: str) -> None:
+    """loss.svg of transformers' log_history, as JSON."""

@@ -23,7 +23,7 @@ def merge(
     max_shard_size: int | str = "5GB",
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Writes a folder without adapter and quantization that transformers loads. Holds one weight in memory at a time.
+    """Writes a folder of any family without adapter and quantization. Holds one weight in memory at a time.
 
     model, adapter: folders or hub names. output: a new or empty folder.
     base: "original" merges into the checkpoint's own weights. "dequantized" merges into the weights that training used: quantized by

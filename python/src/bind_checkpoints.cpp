@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Folders of runs, their checkpoints, and files that are replaced together.
+#include <nlohmann/json.hpp>
+
 #include "bind.hpp"
 #include "format/folder.hpp"
 #include "format/folder_update.hpp"
 #include "io/background_commit.hpp"
 #include "io/checkpoint_folder.hpp"
+#include "train/loss_svg.hpp"
 
 namespace qlorapp::python {
 
@@ -44,6 +47,13 @@ void bind_checkpoints(py::module_& m) {
       py::arg("output_dir"), NoGil(), "(path or None, newer ones that were skipped, each with the reason)");
   m.def("check_checkpoint", &check_checkpoint, py::arg("checkpoint"), NoGil(),
         "Raises FormatError if a file is missing or was changed.");
+
+  m.def(
+      "write_loss_svg",
+      [](const std::string& folder, const std::string& log_history) {
+        write_loss_svg(folder, format::parse_json(log_history, "log_history", {.allow_nonfinite = true}));
+      },
+      py::arg("folder"), py::arg("log_history"), NoGil(), "loss.svg of transformers' log_history, as JSON.");
 
   py::class_<format::FolderUpdate>(m, "FolderUpdate", "src/format/folder_update.hpp: files that are replaced together.")
       .def(py::init<std::string, std::string>(), py::arg("folder"), py::arg("guard"))

@@ -13,6 +13,7 @@
 #include "qlorapp/train/precision.hpp"
 #include "qlorapp/train/schedule.hpp"
 #include "qlorapp/train/training_arguments.hpp"
+#include "train/qlora_defaults.hpp"
 
 namespace qlorapp::python {
 namespace {
@@ -85,6 +86,9 @@ void bind_config(py::module_& m) {
   m.def("bits_and_bytes_config_fields", &fields<format::BitsAndBytesConfig>, "[(name, type, default as JSON, doc)]");
   m.def("bits_and_bytes_config_aliases", &aliases<format::BitsAndBytesConfig>);
   m.def("training_arguments_fields", &fields<TrainingArguments>, "[(name, type, default as JSON, doc)]");
+  m.def(
+      "command_defaults", [] { return qlora_defaults().dump(); },
+      "JSON: the defaults of the command that differ from these tables");
   m.def("training_arguments_aliases", &aliases<TrainingArguments>);
   m.def(
       "check_training_arguments", [](const std::string& json) { check<TrainingArguments>(json, "TrainingArguments"); },

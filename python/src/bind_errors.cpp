@@ -3,6 +3,7 @@
 #include <torch/csrc/Exceptions.h>
 
 #include "bind.hpp"
+#include "core/escaped.hpp"
 #include "qlorapp/core/error.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/train/grad_scaler.hpp"
@@ -16,15 +17,17 @@ PyObject* out_of_memory_error = nullptr;
 void translate(std::exception_ptr error) {
   try {
     if (error) std::rethrow_exception(error);
-  } catch (const FormatError& e) { PyErr_SetString(format_error, e.what()); } catch (const ValueError& e) {
-    PyErr_SetString(PyExc_ValueError, e.what());
+  } catch (const FormatError& e) { PyErr_SetString(format_error, escaped(e.what()).c_str()); } catch (const ValueError& e) {
+    PyErr_SetString(PyExc_ValueError, escaped(e.what()).c_str());
   } catch (const TypeError& e) {
-    PyErr_SetString(PyExc_TypeError, e.what());
+    PyErr_SetString(PyExc_TypeError, escaped(e.what()).c_str());
   } catch (const IoError& e) {  // Python picks FileNotFoundError, PermissionError … by the number
-    PyErr_SetObject(PyExc_OSError, py::make_tuple(e.error_number(), e.what()).ptr());
-  } catch (const GradScalerAssertion& e) { PyErr_SetString(PyExc_AssertionError, e.what()); } catch (const OutOfMemoryError& e) {
-    PyErr_SetString(out_of_memory_error, e.what());
-  } catch (const Error& e) { PyErr_SetString(PyExc_RuntimeError, e.what()); } catch (python_error& e) {
+    PyErr_SetObject(PyExc_OSError, py::make_tuple(e.error_number(), escaped(e.what())).ptr());
+  } catch (const GradScalerAssertion& e) {
+    PyErr_SetString(PyExc_AssertionError, escaped(e.what()).c_str());
+  } catch (const OutOfMemoryError& e) { PyErr_SetString(out_of_memory_error, escaped(e.what()).c_str()); } catch (const Error& e) {
+    PyErr_SetString(PyExc_RuntimeError, escaped(e.what()).c_str());
+  } catch (python_error& e) {
     e.restore();
   } catch (const c10::Error&) {  // IndexError, OutOfMemoryError …: as torch's own functions raise them
     torch::translate_exception_to_python(std::current_exception());

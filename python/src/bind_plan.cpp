@@ -17,6 +17,7 @@
 #include "qlorapp/train/batch_probe.hpp"
 #include "qlorapp/train/plan_run.hpp"
 #include "quantizer_options.hpp"
+#include "train/qlora_defaults.hpp"
 
 namespace qlorapp::python {
 namespace {
@@ -37,6 +38,9 @@ std::string card_of(at::Device device) {
   const std::string name = gpu_name(device);
   return name.empty() ? "a CPU" : name;
 }
+
+/// lora_config=None.
+constexpr std::string_view kNoConfig = "{}";
 
 LoraConfig checked_lora_config(const std::string& json) {
   LoraConfig config = lora_config_from(json);
@@ -71,17 +75,30 @@ Place place_of(const std::string& gpu) {
 std::shared_ptr<Planned> plan_configs(const std::string& model, const std::string& lora_json, const std::string& args_json,
                                       const std::string& gpu, std::optional<at::ScalarType> requested, bool load_in_4bit,
                                       const std::string& quant_type, bool double_quant, std::vector<std::string> skip_modules) {
-  const TrainingArguments args = arguments_from(args_json);
+  const format::Json given_args = format::parse_json(args_json, "TrainingArguments");
+  const IsGiven given = [&](std::string_view name) { return given_args.contains(name); };
+  TrainingArguments args;
+  LoraConfig lora;
+  set_qlora_defaults(args);
+  set_qlora_defaults(lora);
+  format::from_json(given_args, args, "TrainingArguments");
+  settle_qlora_defaults(args, lora, given);
+  args.validate();
+  if (lora_json != kNoConfig) lora = checked_lora_config(lora_json);
   const Place place = place_of(gpu);
   const format::ModelConfig config = find_model_config(model);
   const ComputeDtype computed = choose_compute_dtype(requested, config.dtype, place.device.type, place.device.architecture);
   if (computed.is_substitute) log_info(message("plan: the run computes in {}", computed.reason));
-  const PlanSettings settings = plan_settings(config, checked_lora_config(lora_json), args,
-                                              {.load_in_4bit = load_in_4bit,
-                                               .quantization = quantizer_options(quant_type, 64, double_quant, 256, "none"),
-                                               .skip_modules = std::move(skip_modules),
-                                               .compute_dtype = computed.dtype,
-                                               .device = place.device});
+  PlanSettings settings = plan_settings(config, lora, args,
+                                        {.load_in_4bit = load_in_4bit,
+                                         .quantization = quantizer_options(quant_type, 64, double_quant, 256, "none"),
+                                         .skip_modules = std::move(skip_modules),
+                                         .compute_dtype = computed.dtype,
+                                         .device = place.device});
+  if (needs_checkpointing(args, settings, given, place.room)) {
+    args.gradient_checkpointing = true;
+    settings.segments = parse_segments(args.keep_text(), config.num_hidden_layers);
+  }
   return planned(fit_arguments(settings, args, place.rates, place.room).settings, place.card, place.room);
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trainer, whose callbacks take the GIL for as long as Python runs.
+#include <algorithm>
 #include <array>
 #include <chrono>
 
@@ -98,6 +99,13 @@ std::vector<Example> examples_from(std::vector<TokenRow> rows, std::vector<std::
   return examples;
 }
 
+/// @param blank  the last tokens of rows that are white space.
+void note_eos(std::vector<Example>& examples, const std::vector<int64_t>& eos, const std::vector<TokenId>& blank) {
+  const std::vector<TokenId> ends(eos.begin(), eos.end());
+  const auto is_blank = [&](TokenId id) { return std::find(blank.begin(), blank.end(), id) != blank.end(); };
+  for (Example& example : examples) example.ends_in_eos = ends_in_trained_eos(example, ends, is_blank);
+}
+
 /// The trainer and the model that it refers to.
 struct OwningTrainer {
   std::shared_ptr<CausalLM> model;
@@ -107,7 +115,8 @@ struct OwningTrainer {
 std::unique_ptr<OwningTrainer> make_trainer(const std::shared_ptr<CausalLM>& model, const std::string& arguments_json,
                                             std::vector<TokenRow> train_rows, std::vector<TokenRow> eval_rows,
                                             const std::string& base_model, const py::dict& hooks,
-                                            std::vector<std::vector<int64_t>> row_lengths, const std::string& group) {
+                                            std::vector<std::vector<int64_t>> row_lengths, const std::string& group,
+                                            const std::vector<TokenId>& blank_tokens) {
   TrainingArguments arguments;
   format::from_json(format::parse_json(arguments_json, "TrainingArguments"), arguments, "TrainingArguments");
   TrainerCallbacks callbacks = callbacks_from(hooks);
@@ -117,10 +126,12 @@ std::unique_ptr<OwningTrainer> make_trainer(const std::shared_ptr<CausalLM>& mod
   if (!group.empty() && !holders) ranks = communicator_over(group, model->device());
   Communicator* const all = holders ? holders.get() : ranks.get();
   if (all != nullptr) all->set_timeout(std::chrono::seconds{arguments.ddp_timeout});
+  std::vector<Example> train_data = examples_from(std::move(train_rows), std::move(row_lengths));
+  note_eos(train_data, model->config().eos_token_ids, blank_tokens);
   return reporting_failures(all, [&] {
     return std::unique_ptr<OwningTrainer>(
-        new OwningTrainer{model, Trainer(*model, std::move(arguments), examples_from(std::move(train_rows), std::move(row_lengths)),
-                                         examples_from(std::move(eval_rows)), base_model, std::move(callbacks), ranks)});
+        new OwningTrainer{model, Trainer(*model, std::move(arguments), std::move(train_data), examples_from(std::move(eval_rows)),
+                                         base_model, std::move(callbacks), ranks)});
   });
 }
 
@@ -163,9 +174,9 @@ void bind_trainer(py::module_& m) {
   py::class_<OwningTrainer>(m, "Trainer", "include/qlorapp/train/trainer.hpp")
       .def(py::init(&make_trainer), py::arg("model"), py::arg("arguments_json"), py::arg("train_rows"), py::arg("eval_rows"),
            py::arg("base_model"), py::arg("hooks"), py::arg("row_lengths") = std::vector<std::vector<int64_t>>(),
-           py::arg("group") = "",
+           py::arg("group") = "", py::arg("blank_tokens") = std::vector<TokenId>(),
            "row_lengths: of training rows that are packs; include/qlorapp/data/dataset.hpp. group: the name of a process group of "
-           "torch.distributed whose ranks train together.")
+           "torch.distributed whose ranks train together. blank_tokens: last tokens of rows that are white space.")
       .def("train", &train, py::arg("resume_from") = std::nullopt,
            "(global_step, training_loss, metrics, whether a stop_now hook ended it)")
       .def_property_readonly(

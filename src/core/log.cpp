@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "core/escaped.hpp"
+
 namespace qlorapp {
 namespace {
 
@@ -19,7 +21,7 @@ LogSink& sink() {
 }
 
 void say(LogLevel level, std::string_view line) {
-  if (sink()) sink()(level, line);
+  if (sink()) sink()(level, level == LogLevel::kWarning ? escaped_line(line) : escaped(line));
 }
 
 }  // namespace

@@ -45,6 +45,10 @@ std::string line(double x1, double x2, double y1, double y2, std::string_view st
   return message("<line x1=\"{}\" x2=\"{}\" y1=\"{}\" y2=\"{}\" {}/>\n", number(x1), number(x2), number(y1), number(y2), style);
 }
 
+std::string dot(double x, double y, double radius, std::string_view fill) {
+  return message("<circle cx=\"{}\" cy=\"{}\" r=\"{}\" fill=\"{}\"/>\n", number(x), number(y), number(radius), fill);
+}
+
 std::string square(double x, double y, double side, std::string_view fill) {
   const std::string length = message("{}", side);
   return message("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"{}\"/>\n", number(x), number(y), length, length, fill);

@@ -23,6 +23,8 @@ inline constexpr std::string_view kEnd = "</svg>\n";
 /// @param style  attributes: stroke and its width, such as stroke="black".
 [[nodiscard]] std::string line(double x1, double x2, double y1, double y2, std::string_view style);
 
+[[nodiscard]] std::string dot(double x, double y, double radius, std::string_view fill);
+
 /// A filled square: the key of a legend.
 [[nodiscard]] std::string square(double x, double y, double side, std::string_view fill);
 

@@ -52,7 +52,8 @@ const AddedToken* AddedTokenFinder::longest_at(std::string_view text) const {
   return longest;
 }
 
-void AddedTokenFinder::find(std::string_view text, std::size_t begin, std::size_t end, std::vector<Stretch>& out) const {
+void AddedTokenFinder::find(std::string_view text, std::size_t begin, std::size_t end, bool splits_special, std::size_t most,
+                            std::vector<Stretch>& out) const {
   const std::string_view whole = text.substr(begin, end - begin);
   std::size_t emitted = 0;  // everything before has been appended
   for (std::size_t i = 0; i < whole.size();) {
@@ -63,6 +64,7 @@ void AddedTokenFinder::find(std::string_view text, std::size_t begin, std::size_
     }
     std::size_t from = i, to = i + token->content.size();
     i = to;
+    if (token->special && splits_special) continue;
     if (token->single_word && (ends_with(whole.substr(0, from), unicode::kWord) || starts_with(whole.substr(to), unicode::kWord))) {
       continue;
     }
@@ -76,6 +78,7 @@ void AddedTokenFinder::find(std::string_view text, std::size_t begin, std::size_
     if (emitted < from) out.push_back({begin + emitted, begin + from, -1});
     out.push_back({begin + from, begin + to, token->id});
     emitted = to;
+    if (out.size() >= most) return;
   }
   if (emitted != whole.size()) out.push_back({begin + emitted, end, -1});
 }

@@ -32,8 +32,10 @@ class AddedTokenFinder {
   /// @param tokens  those of one pass; kept by value.
   explicit AddedTokenFinder(std::vector<AddedToken> tokens);
 
-  /// Appends the stretches of text[begin, end), looked at as if it were the whole text.
-  void find(std::string_view text, std::size_t begin, std::size_t end, std::vector<Stretch>& out) const;
+  /// Appends the stretches of text[begin, end), looked at as if it were the whole text. Stops behind the token that makes it `most`.
+  /// @param splits_special  special tokens are text like any other.
+  void find(std::string_view text, std::size_t begin, std::size_t end, bool splits_special, std::size_t most,
+            std::vector<Stretch>& out) const;
 
  private:
   /// @returns the longest token that starts at the front of `text`, or nullptr.

@@ -109,13 +109,18 @@ int ByteStream::take() {
   const int c = peek();
   if (c >= 0) {
     ++at_;
-    line_ += c == '\n' ? 1 : 0;
+    column_ += (c & 0xC0) == 0x80 ? 0 : 1;
+    if (c == '\n') {
+      ++line_;
+      column_ = 1;
+    }
   }
   return c;
 }
 
 bool ByteStream::take_line(std::string& into, std::size_t limit) {
   bool any = false;
+  column_ = 1;
   for (std::string_view next = front(); !next.empty() && into.size() <= limit; next = front()) {
     any = true;
     const std::size_t end = next.find('\n');

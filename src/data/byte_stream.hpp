@@ -31,6 +31,8 @@ class ByteStream {
   [[nodiscard]] std::string_view front();
   /// The line of the next byte, from 1.
   [[nodiscard]] int64_t line() const { return line_; }
+  /// Its column in characters, from 1, counted from the last line feed or call of take_line().
+  [[nodiscard]] int64_t column() const { return column_; }
   [[nodiscard]] const std::string& path() const { return path_; }
 
  private:
@@ -47,7 +49,7 @@ class ByteStream {
   std::size_t at_ = 0, size_ = 0;
   std::string packed_;  ///< Of a gzip file: the bytes that were read to recognize it, until they are unpacked.
   std::unique_ptr<GzipReader> gzip_;
-  int64_t line_ = 1;
+  int64_t line_ = 1, column_ = 1;
 };
 
 }  // namespace qlorapp

@@ -53,7 +53,8 @@ struct ChatForm {
   bool one_system = false;  ///< A later system message makes the template raise.
   bool any_role = false;    ///< Other roles are written as the user's, with {role}.
   bool skips_empty_system = false;
-  bool thinks = false;  ///< Qwen3: the last answers hold their thoughts, earlier ones lose them.
+  bool thinks = false;       ///< Qwen3: the last answers hold their thoughts, earlier ones lose them.
+  bool trims_parts = false;  ///< A content that is a list of texts: each is trimmed, and nothing stands between them.
   ToolStyle tools = ToolStyle::kNone;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "qlorapp/data/chat_template.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "chat_form.hpp"
@@ -9,13 +10,17 @@
 #include "core/nearest_name.hpp"
 #include "format/folder.hpp"
 #include "json_reading.hpp"
+#include "special_tokens.hpp"
 #include "template_source.hpp"
+#include "unicode.hpp"
+#include "unsupported.hpp"
 
 namespace qlorapp {
 namespace {
 
-constexpr size_t kLargestTemplate = 64 << 10;
-constexpr size_t kLargestConfig = 64 << 20;
+constexpr size_t kLargestTemplate = 64 << 10;  // a larger one is none that is known here
+constexpr size_t kLargestTemplateFile = 4 << 20;
+constexpr size_t kLargestSource = 16 << 20;  // of templates that transformers renders
 constexpr std::string_view kHole = "{SYSTEM}";
 
 /// The text that stands for the hole of a statement, without its escapes; "" for equal statements without one.
@@ -68,13 +73,6 @@ const std::vector<Known>& known_templates() {
   return known;
 }
 
-nlohmann::json object_in(const std::string& path) {
-  if (!format::exists(path)) return nlohmann::json::object();
-  nlohmann::json config = parse_json(read_file_inside(path, kLargestConfig), path);
-  QLORAPP_CHECK_FORMAT(config.is_object(), "[{}] must be a JSON object; got {}. Check the file.", path, kind_of(config));
-  return config;
-}
-
 /// chat_template of tokenizer_config.json: a string, or a list of named ones of which "default" counts.
 std::optional<std::string> template_in(const nlohmann::json& config, const std::string& where) {
   const auto entry = config.find("chat_template");
@@ -94,15 +92,12 @@ std::optional<std::string> template_in(const nlohmann::json& config, const std::
 }
 
 /// bos_token or eos_token; "" where no file names it.
-std::string token_in(std::initializer_list<const nlohmann::json*> files, const char* key) {
-  for (const nlohmann::json* file : files) {
-    const auto entry = file->find(key);
-    if (entry == file->end()) continue;
-    if (entry->is_string()) return entry->get<std::string>();
-    if (entry->is_object() && entry->contains("content") && (*entry)["content"].is_string())
-      return (*entry)["content"].get<std::string>();
-  }
-  return {};
+std::string token_in(const nlohmann::json& config, const char* key) {
+  const auto entry = config.find(key);
+  if (entry == config.end()) return {};
+  if (entry->is_string()) return entry->get<std::string>();
+  const bool has_content = entry->is_object() && entry->contains("content") && (*entry)["content"].is_string();
+  return has_content ? (*entry)["content"].get<std::string>() : std::string();
 }
 
 void check_eos(const ChatForm& form, const std::string& eos, const std::string& where) {
@@ -112,17 +107,14 @@ void check_eos(const ChatForm& form, const std::string& eos, const std::string& 
 }
 
 struct FolderTokens {
-  nlohmann::json config;
-  std::string config_path, bos, eos;
+  TokenizerConfig config;
+  std::string bos, eos;
 };
 
 FolderTokens tokens_in(const std::string& folder) {
-  FolderTokens out;
-  out.config_path = format::path_in(folder, "tokenizer_config.json");
-  out.config = object_in(out.config_path);
-  const nlohmann::json map = object_in(format::path_in(folder, "special_tokens_map.json"));
-  out.bos = token_in({&out.config, &map}, "bos_token");
-  out.eos = token_in({&out.config, &map}, "eos_token");
+  FolderTokens out{read_tokenizer_config(folder), {}, {}};
+  out.bos = token_in(out.config.values, "bos_token");
+  out.eos = token_in(out.config.values, "eos_token");
   return out;
 }
 
@@ -136,19 +128,50 @@ ChatTemplate::ChatTemplate(const ChatForm& form, std::string bos_token, std::str
 std::optional<ChatTemplate> ChatTemplate::from_folder(const std::string& folder) {
   const FolderTokens tokens = tokens_in(folder);
   const std::string jinja_path = format::path_in(folder, "chat_template.jinja");
-  if (format::exists(jinja_path))
-    return from_source(read_file_inside(jinja_path, kLargestTemplate), tokens.bos, tokens.eos, jinja_path);
-  const auto jinja = template_in(tokens.config, tokens.config_path);
+  if (format::has_entry(folder, "chat_template.jinja"))
+    return from_source(read_file_inside(jinja_path, kLargestTemplateFile), tokens.bos, tokens.eos, jinja_path);
+  const auto jinja = template_in(tokens.config.values, tokens.config.path);
   if (!jinja) return std::nullopt;
-  return from_source(*jinja, tokens.bos, tokens.eos, tokens.config_path);
+  return from_source(*jinja, tokens.bos, tokens.eos, tokens.config.path);
+}
+
+namespace {
+
+bool is_file(const std::string& name_or_file) {
+  return name_or_file.ends_with(".jinja") || name_or_file.find('/') != std::string::npos;
+}
+
+const ChatForm& form_of(std::string_view name) {
+  for (const ChatForm& form : chat_forms()) {
+    if (form.name == name) return form;
+  }
+  throw ValueError(message("[chat_template] must be one of {}, or the path of a .jinja file; got '{}'.{}",
+                           joined(ChatTemplate::names()), name, did_you_mean(name, ChatTemplate::names())));
+}
+
+}  // namespace
+
+std::string ChatTemplate::source(const std::string& name_or_file) {
+  if (is_file(name_or_file)) return read_file(name_or_file, kLargestSource);
+  const ChatForm& form = form_of(name_or_file);
+  std::string jinja = form.sources.front();
+  for (size_t at = jinja.find(kHole); at != std::string::npos; at = jinja.find(kHole, at))
+    jinja.replace(at, kHole.size(), form.default_system.value_or(""));
+  return jinja;
+}
+
+bool ChatTemplate::is_in(const std::string& folder) {
+  if (format::has_entry(folder, "chat_template.jinja")) return true;
+  const TokenizerConfig config = read_tokenizer_config(folder);
+  return template_in(config.values, config.path).has_value();
 }
 
 ChatTemplate ChatTemplate::choose(const std::string& name_or_file, const std::string& folder) {
   const FolderTokens tokens = tokens_in(folder);
-  const bool file = name_or_file.ends_with(".jinja") || name_or_file.find('/') != std::string::npos;
-  if (file) return from_source(read_file(name_or_file, kLargestTemplate), tokens.bos, tokens.eos, name_or_file);
+  if (is_file(name_or_file))
+    return from_source(read_file(name_or_file, kLargestTemplateFile), tokens.bos, tokens.eos, name_or_file);
   ChatTemplate out = named(name_or_file, tokens.bos, tokens.eos);
-  check_eos(*out.form_, tokens.eos, tokens.config_path);
+  check_eos(*out.form_, tokens.eos, tokens.config.path);
   return out;
 }
 
@@ -167,7 +190,7 @@ ChatTemplate ChatTemplate::from_source(std::string_view jinja, std::string bos_t
       return out;
     }
   }
-  throw FormatError(
+  throw UnsupportedError(
       message("[{}] the chat template must be one of {}; got another one. Templates are compared here, never run. Choose one with "
               "--chat_template NAME or FILE, or install transformers (pip install \"qlorapp[hf]\"): the wheel's qlorapp command "
               "then renders any template.",
@@ -175,14 +198,18 @@ ChatTemplate ChatTemplate::from_source(std::string_view jinja, std::string bos_t
 }
 
 ChatTemplate ChatTemplate::named(std::string_view name, std::string bos_token, std::string eos_token) {
-  for (const ChatForm& form : chat_forms()) {
-    if (form.name == name) return {form, std::move(bos_token), std::move(eos_token)};
-  }
-  throw ValueError(message("[chat_template] must be one of {}, or the path of a .jinja file; got '{}'.{}", joined(names()), name,
-                           did_you_mean(name, names())));
+  return {form_of(name), std::move(bos_token), std::move(eos_token)};
 }
 
 std::span<const std::string_view> ChatTemplate::names() { return chat_form_names(); }
+
+bool ChatTemplate::reads_key(std::string_view key) const { return names_key(form_->sources.front(), key); }
+
+std::string joined_parts(std::span<const std::string> parts) {
+  std::string out;
+  for (std::size_t i = 0; i < parts.size(); ++i) out += (i > 0 ? "\n" : "") + parts[i];
+  return out;
+}
 
 std::string_view ChatTemplate::name() const { return form_->name; }
 
@@ -197,6 +224,16 @@ RenderedChat ChatTemplate::render(std::span<const Message> messages, const ChatO
                       "[chat_template] this variant of {} supports only conversations without tools; the row has tools. Install "
                       "transformers (pip install \"qlorapp[hf]\") and use the wheel's qlorapp command, or remove the row.",
                       name());
+  std::vector<Message> trimmed;
+  if (form_->trims_parts && std::any_of(messages.begin(), messages.end(), [](const Message& m) { return !m.parts.empty(); })) {
+    trimmed.assign(messages.begin(), messages.end());
+    for (Message& message : trimmed) {
+      if (message.parts.empty() || message.role == "system") continue;
+      message.content.clear();
+      for (const std::string& part : message.parts) message.content += unicode::strip(part);
+    }
+    messages = trimmed;
+  }
   return write_chat(*form_, {bos_token_, eos_token_}, default_system_, messages, options);
 }
 

@@ -36,6 +36,7 @@ class Writer {
     if (form_.tools == ToolStyle::kLlama31 && !options_.tools.empty()) write_first_user_with_tools(i++);
     for (; i < messages_.size(); ++i) write_message(i);
     out_.text += filled(options_.add_generation_prompt ? form_.prompt : form_.ending, "");
+    out_.rewrites = form_.thinks || form_.system_place == SystemPlace::kLastUser;
     return std::move(out_);
   }
 
@@ -52,8 +53,10 @@ class Writer {
       const std::string& role = messages_[i].role;
       const auto known = std::find(kRoles.begin(), kRoles.begin() + static_cast<std::ptrdiff_t>(roles), role);
       QLORAPP_CHECK_VALUE(known != kRoles.begin() + static_cast<std::ptrdiff_t>(roles),
-                          "[chat_template] a role must be one of {} in {}; got '{}'. Rename it, or remove the row.{}",
-                          joined(std::span(kRoles).first(roles)), form_.name, role, did_you_mean(role, kRoles));
+                          "[chat_template] a role must be one of {} in {}; got '{}'. {}, or remove the row.{}",
+                          joined(std::span(kRoles).first(roles)), form_.name, role,
+                          role == "tool" ? "Choose a template that writes results of tools" : "Rename it",
+                          did_you_mean(role, std::span(kRoles).first(roles)));
       QLORAPP_CHECK_VALUE(role != "system" || form_.system_place != SystemPlace::kRefused,
                           "[chat_template] {} does not support a system message. Put its text before the first user message.",
                           form_.name);
@@ -109,6 +112,11 @@ class Writer {
     return turn;
   }
 
+  void put(Turn turn, std::size_t message) {
+    turn.message = message;
+    out_.turns.push_back(std::move(turn));
+  }
+
   /// @returns the index of the first message that is still to be written.
   std::size_t begin_with_system(const std::optional<std::string>& default_system) {
     const bool given = messages_[0].role == "system",
@@ -120,7 +128,7 @@ class Writer {
     const bool left_out = form_.skips_empty_system && content.empty();
     if ((any || !tools.empty()) && !left_out) {
       const Turn turn = write_turn(form_.system, "system", content, true, tools);
-      if (given) out_.turns.push_back(turn);
+      if (given) put(turn, 0);
     }
     return given ? 1 : 0;
   }
@@ -132,7 +140,7 @@ class Writer {
     const std::string before = llama31_tools(options_.tools), content(unicode::strip(messages_[i].content));
     Turn turn = write_turn(form_.user, "user", before + content, false);
     turn.content = {turn.begin + before.size(), turn.begin + before.size() + content.size()};
-    out_.turns.push_back(turn);
+    put(turn, i);
   }
 
   void write_message(std::size_t i) {
@@ -141,7 +149,7 @@ class Writer {
     if (message.role == "tool" || message.role == "ipython") {
       if (form_.tools == ToolStyle::kHermes || form_.tools == ToolStyle::kHermes3) return write_hermes_result(i);
       if (form_.tools == ToolStyle::kLlama31) {
-        out_.turns.push_back(write_turn(form_.user, "ipython", json_text(message.content), false));
+        put(write_turn(form_.user, "ipython", json_text(message.content), false), i);
         return;
       }
     }
@@ -149,19 +157,20 @@ class Writer {
       const auto [thoughts, said] = form_.thinks ? answer(i) : Answer{"", message.content};
       const std::string text = calls.empty() ? said : written_calls(calls, said, form_.tools);
       const std::string_view shown = thoughts.empty() ? std::string_view(text) : without_newlines(text, false);
-      out_.turns.push_back(write_turn(form_.assistant, message.role, qlorapp::message("{}{}", thoughts, shown), calls.empty()));
+      put(write_turn(form_.assistant, message.role, qlorapp::message("{}{}", thoughts, shown), calls.empty()), i);
       return;
     }
     if (message.role == "user" && write_user_with_system(i)) return;
     const bool system = message.role == "system" && !form_.any_role;
     if (system && form_.skips_empty_system && message.content.empty()) return;
-    out_.turns.push_back(write_turn(system ? form_.system : form_.user, message.role, message.content, true));
+    put(write_turn(system ? form_.system : form_.user, message.role, message.content, true), i);
   }
 
   /// The user's message that holds the system message too, if this is the one.
   bool write_user_with_system(std::size_t i) {
     if (messages_[0].role != "system" || form_.system_place == SystemPlace::kTurn) return false;
-    if (form_.system_place == SystemPlace::kLastUser ? i + 1 != messages_.size() : i != 1) return false;
+    const std::size_t answers = options_.served && messages_.back().role == "assistant" ? 1 : 0;
+    if (form_.system_place == SystemPlace::kLastUser ? i + 1 + answers != messages_.size() : i != 1) return false;
     const TurnForm& system = form_.system;
     const std::string& said = messages_[0].content;
     const std::string before = message("{}{}{}", system.head, said, system.end);
@@ -173,9 +182,9 @@ class Writer {
     Turn turn = write_turn(form_.user, "user", text, false);
     const std::size_t begin = turn.begin + system.head.size();
     const auto within = [&](std::size_t at) { return std::min(at, turn.begin + text.size()); };
-    out_.turns.push_back({"system", {begin, begin + said.size()}, begin, begin + said.size()});
+    put({"system", {begin, begin + said.size()}, begin, begin + said.size()}, 0);
     turn.content = {within(turn.begin + before.size()), within(turn.begin + before.size() + content.size())};
-    out_.turns.push_back(turn);
+    put(turn, i);
     return true;
   }
 
@@ -190,7 +199,7 @@ class Writer {
     const TextRange content{begin, text.size()};
     text += "\n</tool_response>";
     if (!is_result(i + 1)) text += "<|im_end|>\n";
-    out_.turns.push_back({"tool", content, begin, text.size()});
+    put({"tool", content, begin, text.size()}, i);
   }
 
   /// Qwen3: behind the last question an answer stands with its thoughts, in front of it without.

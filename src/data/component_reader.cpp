@@ -6,6 +6,7 @@
 #include "core/check.hpp"
 #include "json_reading.hpp"
 #include "unicode.hpp"
+#include "unsupported.hpp"
 
 namespace qlorapp {
 namespace {
@@ -16,11 +17,16 @@ constexpr std::size_t kLongestPattern = 64;  // of a pattern and of what replace
 constexpr std::size_t kMostSteps = 32;
 constexpr std::string_view kAdvice =
     "Give rows of input_ids, tokenized in Python, or use the wheel's qlorapp command with transformers installed.";
+constexpr std::string_view kCopyAgain = "Copy tokenizer.json from the model again, or give rows of input_ids, tokenized in Python.";
 
 }  // namespace
 
 void ComponentReader::require(bool condition, const std::string& rule) const {
-  QLORAPP_CHECK_FORMAT(condition, "[{}] {}. {}", where_, rule, kAdvice);
+  QLORAPP_CHECK_FORMAT(condition, "[{}] {}. {}", where_, rule, kCopyAgain);
+}
+
+void ComponentReader::support(bool condition, const std::string& rule) const {
+  if (!condition) throw UnsupportedError(message("[{}] {}. {}", where_, rule, kAdvice));
 }
 
 const json& ComponentReader::at(const json& object, const char* key) {
@@ -38,7 +44,7 @@ std::string ComponentReader::type_of(const json& component) {
 
 void ComponentReader::known_keys(const json& object, std::string_view name, std::initializer_list<std::string_view> known) const {
   for (const auto& [key, value] : object.items()) {
-    require(std::find(known.begin(), known.end(), key) != known.end(), message("key '{}' of {} is not supported", key, name));
+    support(std::find(known.begin(), known.end(), key) != known.end(), message("key '{}' of {} is not supported", key, name));
   }
 }
 
@@ -53,14 +59,14 @@ std::string ComponentReader::text(const json& object, const char* key, std::stri
   const json& value = at(object, key);
   require(value.is_string(), message("{} must have the string '{}'; got {}", name, key, kind_of(value)));
   const auto& out = value.get_ref<const std::string&>();
-  require(out.size() <= kLongestPattern && (may_be_empty || !out.empty()),
+  support(out.size() <= kLongestPattern && (may_be_empty || !out.empty()),
           message("'{}' of {} must have {} to {} bytes; it has {}", key, name, may_be_empty ? 0 : 1, kLongestPattern, out.size()));
   return out;
 }
 
 std::string ComponentReader::character(const json& object, const char* key, std::string_view name) const {
   std::string out = text(object, key, name, false);
-  require(unicode::length_at(out) == out.size(), message("'{}' of {} must be one character; got '{}'", key, name, out));
+  support(unicode::length_at(out) == out.size(), message("'{}' of {} must be one character; got '{}'", key, name, out));
   return out;
 }
 
@@ -74,14 +80,14 @@ std::size_t ComponentReader::count(const json& object, const char* key, std::str
 std::string ComponentReader::literal(const json& component, std::string_view name) const {
   const json& pattern = at(component, "pattern");
   const json& regex = at(pattern, "Regex");
-  require(regex.is_null(), message("{} must have a String pattern; got the Regex {}", name, regex.dump().substr(0, 200)));
+  support(regex.is_null(), message("{} must have a String pattern; got the Regex {}", name, regex.dump().substr(0, 200)));
   return text(pattern, "String", name, false);
 }
 
 const json& ComponentReader::parts(const json& sequence, const char* key, std::string_view name) const {
   const json& out = at(sequence, key);
-  require(out.is_array() && out.size() <= kMostSteps,
-          message("{}.{} must be an array of at most {} components", name, key, kMostSteps));
+  require(out.is_array(), message("{}.{} must be an array", name, key));
+  support(out.size() <= kMostSteps, message("{}.{} must be an array of at most {} components", name, key, kMostSteps));
   return out;
 }
 
@@ -107,9 +113,9 @@ void ComponentReader::add_normalizer(const json& component, std::vector<TextStep
     known_keys(component, "NFC", {"type"});
     out.push_back({TextStep::Kind::kNfc, {}, {}});
   } else {
-    require(false, message("normalizer may contain only Sequence, Prepend, Replace and NFC; got {}", type));
+    support(false, message("normalizer may contain only Sequence, Prepend, Replace and NFC; got {}", type));
   }
-  require(out.size() <= kMostSteps, message("normalizer may have at most {} steps; it has more", kMostSteps));
+  support(out.size() <= kMostSteps, message("normalizer may have at most {} steps; it has more", kMostSteps));
 }
 
 PreTokenizer ComponentReader::pre_tokenizer(const json& component) const {
@@ -126,11 +132,11 @@ PreTokenizer ComponentReader::pre_tokenizer(const json& component) const {
 
 void ComponentReader::add_pre_tokenizer(const json& component, PreTokenizer& out) const {
   const std::string type = type_of(component);
-  require(!out.byte_level, message("no pre_tokenizer may follow ByteLevel; got {}", type));
+  support(!out.byte_level, message("no pre_tokenizer may follow ByteLevel; got {}", type));
   if (type == "Split") return add_split(component, out);
   if (type == "Metaspace") return add_metaspace(component, out);
   if (type == "ByteLevel") return add_byte_level(component, out);
-  require(type == "Digits", message("pre_tokenizer may contain only Split, Digits, Metaspace and ByteLevel; got {}", type));
+  support(type == "Digits", message("pre_tokenizer may contain only Split, Digits, Metaspace and ByteLevel; got {}", type));
   known_keys(component, "Digits", {"type", "individual_digits"});
   out.splits.push_back({flag(component, "individual_digits", false) ? Split::kIndividualDigits : Split::kContiguousDigits});
 }
@@ -139,7 +145,7 @@ void ComponentReader::add_byte_level(const json& component, PreTokenizer& out) c
   known_keys(component, "ByteLevel", {"type", "add_prefix_space", "trim_offsets", "use_regex"});
   out.byte_level = true;
   if (flag(component, "add_prefix_space", true)) {
-    require(out.splits.empty() && !out.marker, "ByteLevel(add_prefix_space=true) after another pre_tokenizer is not supported");
+    support(out.splits.empty() && !out.marker, "ByteLevel(add_prefix_space=true) after another pre_tokenizer is not supported");
     out.marker = {" ", PrependScheme::kAlways};
   }
   if (flag(component, "use_regex", true)) out.splits.push_back({Split::kGpt2});
@@ -150,13 +156,13 @@ PrependScheme ComponentReader::prepend_scheme(const json& metaspace) const {
   const bool prefix = flag(metaspace, "add_prefix_space", true);
   require(scheme.is_null() || scheme == "never" || scheme == "first" || scheme == "always",
           message("Metaspace.prepend_scheme must be never, first or always; got {}", scheme.dump().substr(0, 200)));
-  require(prefix || scheme == "never", "Metaspace(add_prefix_space=false) must have prepend_scheme never");
+  support(prefix || scheme == "never", "Metaspace(add_prefix_space=false) must have prepend_scheme never");
   return scheme == "never" ? PrependScheme::kNever : scheme == "first" ? PrependScheme::kFirst : PrependScheme::kAlways;
 }
 
 void ComponentReader::add_metaspace(const json& component, PreTokenizer& out) const {
   known_keys(component, "Metaspace", {"type", "replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep"});
-  require(out.splits.empty() && !out.marker, "Metaspace after another pre_tokenizer is not supported");
+  support(out.splits.empty() && !out.marker, "Metaspace after another pre_tokenizer is not supported");
   const std::string marker = character(component, "replacement", "Metaspace");
   out.marker = {marker, prepend_scheme(component)};
   if (flag(component, "split", true)) out.splits.push_back({Split::kBeforeDelimiter, unicode::decode(marker)[0].value});
@@ -164,24 +170,24 @@ void ComponentReader::add_metaspace(const json& component, PreTokenizer& out) co
 
 void ComponentReader::add_split(const json& component, PreTokenizer& out) const {
   known_keys(component, "Split", {"type", "pattern", "behavior", "invert"});
-  require(!flag(component, "invert", false), "Split must not be inverted");
+  support(!flag(component, "invert", false), "Split must not be inverted");
   const json& behavior = at(component, "behavior");
   const json& regex = at(at(component, "pattern"), "Regex");
   if (regex.is_null()) {
     const uint32_t delimiter = unicode::decode(character(at(component, "pattern"), "String", "the pattern of Split"))[0].value;
     if (behavior == "MergedWithPrevious") return out.splits.push_back({Split::kAfterDelimiter, delimiter});
     if (behavior == "MergedWithNext") return out.splits.push_back({Split::kBeforeDelimiter, delimiter});
-    require(behavior == "Isolated",
+    support(behavior == "Isolated",
             message("Split on a character must have behavior MergedWithPrevious, MergedWithNext or Isolated; got {}",
                     behavior.dump().substr(0, 200)));
     return out.splits.push_back({Split::kAroundDelimiter, delimiter});
   }
   require(regex.is_string(), "the pattern of Split must be a String or a Regex");
-  require(behavior == "Isolated", message("Split on a Regex must have behavior Isolated; got {}", behavior.dump().substr(0, 200)));
+  support(behavior == "Isolated", message("Split on a Regex must have behavior Isolated; got {}", behavior.dump().substr(0, 200)));
   for (const Split split : {Split::kLlama3, Split::kQwen2, Split::kGpt2}) {
     if (regex == pattern_of(split)) return out.splits.push_back({split});
   }
-  require(false,
+  support(false,
           message("Split supports the patterns of Llama 3, Qwen 2 and GPT-2; got {}", regex.get<std::string>().substr(0, 200)));
 }
 
@@ -219,10 +225,10 @@ void ComponentReader::add_decoder(const json& component, std::vector<DecodeStep>
     const std::size_t dropped = prepend_scheme(component) == PrependScheme::kNever ? 0 : 1;
     out.push_back({Kind::kMetaspace, character(component, "replacement", "Metaspace"), {}, dropped});
   } else {
-    require(false, message("decoder may contain only Sequence, ByteLevel, Metaspace, Replace, ByteFallback, Fuse and Strip; got {}",
+    support(false, message("decoder may contain only Sequence, ByteLevel, Metaspace, Replace, ByteFallback, Fuse and Strip; got {}",
                            type));
   }
-  require(out.size() <= kMostSteps, message("decoder may have at most {} steps; it has more", kMostSteps));
+  support(out.size() <= kMostSteps, message("decoder may have at most {} steps; it has more", kMostSteps));
 }
 
 }  // namespace qlorapp

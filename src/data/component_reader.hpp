@@ -49,8 +49,10 @@ class ComponentReader {
   [[nodiscard]] PreTokenizer pre_tokenizer(const json& component) const;
   [[nodiscard]] DecoderDescription decoder(const json& component) const;
 
-  /// @throws FormatError "[file] rule. Ways out."
+  /// For what every reader refuses. @throws FormatError "[file] rule. Ways out."
   void require(bool condition, const std::string& rule) const;
+  /// For what this library does not know. @throws UnsupportedError with the same text.
+  void support(bool condition, const std::string& rule) const;
   void known_keys(const json& object, std::string_view name, std::initializer_list<std::string_view> known) const;
   [[nodiscard]] bool flag(const json& object, const char* key, bool fallback) const;
   /// @returns object[key], or null where there is none.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "unicode.hpp"
 
 namespace qlorapp {
 namespace {
@@ -31,6 +32,24 @@ bool is_empty(const Row& row, const char* key) {
   const auto found = row.find(key);
   return found == row.end() || found->is_null() || (found->is_string() && found->get_ref<const std::string&>().empty()) ||
          (found->is_structured() && found->empty());
+}
+
+/// OpenAI's rows hold the arguments of a call as JSON text. Servers pass the object to templates.
+void decode_arguments(Row& message_row, const std::string& where) {
+  const auto calls = message_row.find("tool_calls");
+  if (calls == message_row.end() || !calls->is_array()) return;
+  for (Row& entry : *calls) {
+    Row& call = entry.is_object() && entry.contains("function") ? entry["function"] : entry;
+    if (!call.is_object() || !call.contains("arguments") || !call["arguments"].is_string()) continue;
+    const std::string text = call["arguments"].get<std::string>();
+    Row arguments = unicode::strip(text).empty() ? Row::object() : parse_row(text, message("{}, 'arguments'", where));
+    QLORAPP_CHECK_FORMAT(
+        arguments.is_object(),
+        "[{}] the arguments of a tool call must be a JSON object, or the text of one; got the text of {}. Correct or "
+        "remove the row.",
+        where, kind_of(arguments));
+    call["arguments"] = std::move(arguments);
+  }
 }
 
 /// One call, or a list of calls, as [{"type": "function", "function": {"name", "arguments"}}].
@@ -97,6 +116,7 @@ Row canonical_messages(Row value, const std::string& name, const std::string& wh
     QLORAPP_CHECK_FORMAT(entry.is_object(), "[{}] a message in '{}' must be a JSON object; got {}. Correct or remove the row.",
                          where, name, kind_of(entry));
     entry = entry.contains("from") && !entry.contains("role") ? from_sharegpt(entry, where) : without_nulls(std::move(entry));
+    decode_arguments(entry, where);
   }
   return value;
 }

@@ -17,6 +17,8 @@
 namespace qlorapp {
 namespace {
 
+constexpr int64_t kMostRows = int64_t{1} << 24;  // tiny ones, too, take memory for vectors
+
 std::vector<std::string> unused_keys(const Row& row, const RowShape& shape) {
   std::vector<std::string> out = keys_of(row);
   const auto& used = shape.columns();
@@ -45,18 +47,8 @@ int64_t count_targets(const Example& example) {
   return std::count_if(example.labels.begin() + 1, example.labels.end(), [](TokenId label) { return label != Example::kIgnored; });
 }
 
-/// Whether the row ends with a token that is trained and ends a generation; white space may follow it, as in ChatML.
-bool ends_in_trained_eos(const Example& example, TextTools& tools) {
-  const auto& ends = tools.eos_ids();
-  for (std::size_t i = example.input_ids.size(); i-- > 0;) {
-    const TokenId id = example.input_ids[i];
-    if (std::find(ends.begin(), ends.end(), id) != ends.end()) return i > 0 && example.labels[i] != Example::kIgnored;
-    if (!unicode::strip(tools.decode(std::vector{id}, false)).empty()) return false;
-  }
-  return false;
-}
-
-void count(const Example& example, TextTools& tools, DatasetSummary& summary) {
+/// Counts an example, and finds out whether it ends in EOS.
+void count(Example& example, TextTools& tools, DatasetSummary& summary) {
   const auto length = static_cast<int64_t>(example.input_ids.size());
   summary.tokens += length;
   summary.target_tokens += count_targets(example);
@@ -64,10 +56,22 @@ void count(const Example& example, TextTools& tools, DatasetSummary& summary) {
     summary.longest = length;
     summary.longest_line = example.line;
   }
-  if (summary.eos_known && ends_in_trained_eos(example, tools)) ++summary.ends_in_eos;
+  if (!summary.eos_known) return;
+  const auto is_blank = [&](TokenId id) { return unicode::strip(tools.decode(std::vector{id}, false)).empty(); };
+  example.ends_in_eos = ends_in_trained_eos(example, tools.eos_ids(), is_blank);
+  if (*example.ends_in_eos) ++summary.ends_in_eos;
 }
 
 }  // namespace
+
+bool ends_in_trained_eos(const Example& example, std::span<const TokenId> ends, const std::function<bool(TokenId)>& is_blank) {
+  for (std::size_t i = example.input_ids.size(); i-- > 0;) {
+    const TokenId id = example.input_ids[i];
+    if (std::find(ends.begin(), ends.end(), id) != ends.end()) return i > 0 && example.labels[i] != Example::kIgnored;
+    if (!is_blank || !is_blank(id)) return false;
+  }
+  return false;
+}
 
 std::string_view to_string(RowFormat format) {
   switch (format) {
@@ -110,6 +114,10 @@ Dataset Dataset::read(const std::string& path, const DatasetOptions& options, Te
 
   const RowFile read = for_each_row(path, options.file_format, options.text_field, [&](Row raw, int64_t line) {
     const std::string where = message("{}:{}", file, line);
+    QLORAPP_CHECK_FORMAT(
+        summary.rows < kMostRows,
+        "[{}] a file may have at most {} rows; this one has more. Put several texts into one row, or split the file.", where,
+        kMostRows);
     const format::DismantledAtEnd raw_end(raw);
     if (!shape) {
       shape = RowShape::detect(
@@ -124,23 +132,36 @@ Dataset Dataset::read(const std::string& path, const DatasetOptions& options, Te
     Row row = shape->canonical(std::move(raw), where);
     const format::DismantledAtEnd row_end(row);
     ++summary.rows;
-    const int64_t straddling = encoder->straddling();
-    Example example = encoder->encode(row, where);
-    example.line = line;
-    if (encoder->straddling() != straddling && summary.first_straddling_line == 0) summary.first_straddling_line = line;
-    if (const auto limit = static_cast<std::size_t>(options.max_length); limit != 0 && example.input_ids.size() > limit) {
-      example.input_ids.resize(limit);
-      example.labels.resize(limit);
-      example.input_ids.shrink_to_fit();
-      example.labels.shrink_to_fit();
-      ++summary.truncated;
+    const EncodedRows& counts = encoder->counts();
+    const auto of_this_row = [&](int64_t count, int64_t& first) {
+      if (count > 0 && first == 0) first = line;
+    };
+    const int64_t empty = counts.empty_answers;
+    std::vector<Example> examples = encoder->encode(row, where);
+    of_this_row(counts.straddling, summary.first_straddling_line);
+    of_this_row(counts.rewritten, summary.first_rewritten_line);
+    const std::size_t before = out.examples.size();
+    for (Example& example : examples) {
+      example.line = line;
+      if (const auto limit = static_cast<std::size_t>(options.max_length); limit != 0 && example.input_ids.size() > limit) {
+        example.input_ids.resize(limit);
+        example.labels.resize(limit);
+        example.input_ids.shrink_to_fit();
+        example.labels.shrink_to_fit();
+        ++summary.truncated;
+      }
+      if (count_targets(example) == 0) continue;
+      count(example, tools, summary);
+      out.examples.push_back(std::move(example));
     }
-    if (count_targets(example) == 0) {
-      ++summary.dropped;
-      return;
+    const std::size_t kept = out.examples.size() - before;
+    if (kept == 0) ++summary.dropped;
+    else summary.empty_answers += counts.empty_answers - empty;
+    of_this_row(summary.empty_answers, summary.first_empty_line);
+    if (examples.size() > 1) {
+      ++summary.split_rows;
+      summary.split_examples += static_cast<int64_t>(kept);
     }
-    count(example, tools, summary);
-    out.examples.push_back(std::move(example));
   });
 
   QLORAPP_CHECK_FORMAT(summary.rows > 0, "[{}] the data must have a row; it is empty. Check the path of the data.", file);
@@ -150,7 +171,16 @@ Dataset Dataset::read(const std::string& path, const DatasetOptions& options, Te
                        file, summary.rows, summary.truncated > 0 ? "Raise max_length, or s" : "S");
   summary.blank_lines = read.blank_lines;
   summary.detected = described(shape->description(), read.format);
-  summary.straddling = encoder->straddling();
+  const EncodedRows& counts = encoder->counts();
+  summary.examples = std::ssize(out.examples);
+  summary.straddling = counts.straddling;
+  summary.flagged_rows = counts.flagged;
+  summary.misplaced_flags = counts.misplaced_flags;
+  summary.flags.assign(counts.flags.begin(), counts.flags.end());
+  summary.rewritten_rows = counts.rewritten;
+  summary.ignored_message_keys.assign(counts.unused_message_keys.begin(), counts.unused_message_keys.end());
+  summary.others_train_all =
+      summary.format == RowFormat::kMessages && !options.assistant_only_loss && !options.completion_only_loss.value_or(false);
   if (summary.format == RowFormat::kMessages || summary.format == RowFormat::kPromptMessages) {
     const auto end = tools.end_of_turn();
     summary.end_of_turn_is_one_token = !end || tools.token_to_id(*end).has_value();
@@ -159,9 +189,13 @@ Dataset Dataset::read(const std::string& path, const DatasetOptions& options, Te
 }
 
 std::string DatasetSummary::line() const {
-  const int64_t examples = rows - dropped;
-  std::string out = message("{} rows of {}: {} tokens, {} trained; longest {} (line {})", examples, detected, tokens, target_tokens,
-                            longest, longest_line);
+  std::string out = message("{} rows of {}: {} tokens, {} trained; longest {} (line {})", rows - dropped, detected, tokens,
+                            target_tokens, longest, longest_line);
+  if (split_rows > 0) {
+    out += message(
+        "; {} rows became {} samples, each answer with what is served before it, because the template rewrites earlier turns",
+        split_rows, split_examples);
+  }
   if (truncated > 0) out += message("; {} cut", truncated);
   if (dropped > 0) out += message("; {} left out, without a trained token", dropped);
   if (blank_lines > 0) out += message("; {} blank lines", blank_lines);
@@ -169,6 +203,7 @@ std::string DatasetSummary::line() const {
     out += message("; {} % end in a trained EOS",
                    std::round(1000.0 * static_cast<double>(ends_in_eos) / static_cast<double>(examples)) / 10.0);
   if (!ignored_keys.empty()) out += message("; keys not used: {}", joined(ignored_keys));
+  if (!ignored_message_keys.empty()) out += message("; keys of messages not used: {}", joined(ignored_message_keys));
   return out;
 }
 
@@ -190,7 +225,39 @@ std::vector<std::string> DatasetSummary::warnings() const {
                 "white space from the end of the prompt to the completion.",
                 straddling, first_straddling_line));
   }
-  if (truncated * 10 > rows) out.push_back(message("{} of {} rows were cut at max_length and lost their end.", truncated, rows));
+  if (empty_answers > 0) {
+    out.push_back(
+        message("{} of {} rows have an empty answer or text (first in line {}): they train the model to say nothing. "
+                "Fill them in, or remove them.",
+                empty_answers, rows, first_empty_line));
+  }
+  if (rewritten_rows > 0) {
+    out.push_back(message(
+        "{} of {} rows lose text (first in line {}): the template leaves out thoughts of earlier answers, or a system message, "
+        "where other messages follow. Train each answer as it is served: --assistant_only_loss.",
+        rewritten_rows, rows, first_rewritten_line));
+  }
+  if (flagged_rows > 0) {
+    out.push_back(
+        message("In {} rows flags of messages {} decide what is trained: the assistant's messages that they do not leave "
+                "out. Remove the keys to train without them.",
+                flagged_rows, joined(flags)));
+  }
+  if (misplaced_flags > 0) {
+    out.push_back(
+        message("{} messages of other roles than the assistant have a flag that calls them trained; only the assistant's are "
+                "trained.",
+                misplaced_flags));
+  }
+  if (others_train_all && flagged_rows > 0 && flagged_rows < rows) {
+    out.push_back(
+        message("{} of {} rows have flags, and train the assistant's messages that are not masked; the others train all "
+                "tokens. Train the assistant's messages of all rows: --assistant_only_loss.",
+                flagged_rows, rows));
+  }
+  if (truncated * 10 > std::max(rows, examples)) {
+    out.push_back(message("{} of {} rows were cut at max_length and lost their end.", truncated, std::max(rows, examples)));
+  }
   return out;
 }
 

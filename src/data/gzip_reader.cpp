@@ -10,8 +10,9 @@
 namespace qlorapp {
 namespace {
 
-constexpr std::size_t kWindow = 32768;  // how far back a match may reach
-constexpr std::size_t kChunk = 65536;   // produced before it is handed out
+constexpr uint64_t kMostTimes = 200, kHarmless = uint64_t{16} << 20;  // deflate reaches 1032
+constexpr std::size_t kWindow = 32768;                                // how far back a match may reach
+constexpr std::size_t kChunk = 65536;                                 // produced before it is handed out
 constexpr std::size_t kLongestMatch = 258;
 constexpr uint32_t kEndOfBlock = 256;
 constexpr uint8_t kFirstMagic = 0x1F, kSecondMagic = 0x8B, kDeflate = 8;
@@ -61,6 +62,13 @@ std::size_t GzipReader::read(std::span<char> into) {
     std::memmove(out_.data(), out_.data() + out_end_ - kept, kept);
     given_ = out_end_ = kept;
     while (out_end_ - given_ < kChunk && state_ != State::kEnd) step();
+    unpacked_ += out_end_ - given_;
+    if (unpacked_ > kHarmless && unpacked_ / kMostTimes > read_before_ + in_at_) {
+      throw FormatError(
+          message("[{}] a gzip file may unpack to {} times its bytes; these {} became {}. If you trust it, unpack it with "
+                  "gunzip.",
+                  path_, kMostTimes, read_before_ + in_at_, unpacked_));
+    }
   }
   const std::size_t size = std::min(into.size(), out_end_ - given_);
   std::memcpy(into.data(), out_.data() + given_, size);

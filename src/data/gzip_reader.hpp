@@ -14,7 +14,7 @@
 namespace qlorapp {
 
 /// Decompresses one gzip file of one or more members. Trusts nothing in it: lengths, codes, distances, CRC-32 and size are
-/// checked. Memory is fixed, 300 KB, whatever the file holds.
+/// checked. Memory is fixed, 300 KB, whatever the file holds; a file that unpacks to more than 16 MiB and 200 times its own bytes is refused.
 class GzipReader {
  public:
   /// Fills a span with compressed bytes. @returns how many; 0 at the end.
@@ -64,6 +64,7 @@ class GzipReader {
   std::size_t stored_left_ = 0;
   HuffmanTable literals_, distances_;
   uint32_t crc_ = 0, header_crc_ = 0;
+  uint64_t unpacked_ = 0;     ///< Bytes in all.
   uint64_t member_size_ = 0;  ///< Bytes of the member up to the current step.
   std::size_t step_begin_ = 0;
 };

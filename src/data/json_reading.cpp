@@ -25,7 +25,8 @@ struct Limits {
 template <class json>
 class Builder {
  public:
-  Builder(const std::string& where, Limits limits) : where_(where), limits_(limits) {}
+  Builder(std::string_view text, const std::string& where, Limits limits, TextPlace begin)
+      : text_(text), where_(where), limits_(limits), begin_(begin) {}
 
   json take() { return tree_.take(); }
 
@@ -65,15 +66,25 @@ class Builder {
     return put(json::binary(std::move(packed_)));
   }
 
-  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& error) {
+  bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception& error) {
     std::string_view reason = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: …"
-    if (const auto end = reason.find("] "); end != std::string_view::npos) reason.remove_prefix(end + 2);
+    if (const auto end = reason.find(": "); end != std::string_view::npos) reason.remove_prefix(end + 2);
     std::string readable;  // the reason quotes what was read, which may be long or no UTF-8
     unicode::append_lossy(readable, reason.substr(0, 200));
-    throw FormatError(message("[{}] must be valid JSON in UTF-8; {}. Check the program that wrote the file.", where_, readable));
+    const TextPlace at = place_of(position > 0 ? position - 1 : 0);
+    throw FormatError(message("[{}] must be valid JSON in UTF-8; line {}, column {}: {}. Check the program that wrote the file.",
+                              where_, at.line, at.column, readable));
   }
 
  private:
+  [[nodiscard]] TextPlace place_of(std::size_t byte) const {
+    TextPlace at = begin_;
+    for (const char c : text_.substr(0, byte)) {
+      at.column += (static_cast<uint8_t>(c) & 0xC0) == 0x80 ? 0 : 1;
+      if (c == '\n') at = {at.line + 1, 1};
+    }
+    return at;
+  }
   bool pack(int64_t id) {
     QLORAPP_CHECK_FORMAT(packed_.size() < kMostRowIds * sizeof(int32_t),
                          "[{}] a row may have at most {} token ids; this one has more. Split it into several rows.", where_,
@@ -118,8 +129,10 @@ class Builder {
     return true;
   }
 
+  const std::string_view text_;
   const std::string& where_;
   const Limits limits_;
+  const TextPlace begin_;
   std::size_t values_ = 0;
   format::JsonTree<json> tree_;
   bool holds_ids_ = false, is_packing_ = false;
@@ -127,8 +140,8 @@ class Builder {
 };
 
 template <class json>
-json parse(std::string_view text, const std::string& where, Limits limits) {
-  Builder<json> builder(where, limits);
+json parse(std::string_view text, const std::string& where, Limits limits, TextPlace begin = {}) {
+  Builder<json> builder(text, where, limits, begin);
   json::sax_parse(text.begin(), text.end(), &builder);
   return builder.take();
 }
@@ -155,8 +168,8 @@ std::string_view kind(const json& value) {
 }  // namespace
 
 nlohmann::json parse_json(std::string_view text, const std::string& where) { return parse<nlohmann::json>(text, where, {}); }
-Row parse_row(std::string_view text, const std::string& where, bool packs_ids) {
-  return parse<Row>(text, where, {kMostRowKeys, kMostRowValues, packs_ids});
+Row parse_row(std::string_view text, const std::string& where, bool packs_ids, TextPlace begin) {
+  return parse<Row>(text, where, {kMostRowKeys, kMostRowValues, packs_ids}, begin);
 }
 
 std::optional<PackedIds> packed_ids(const Row& value) {

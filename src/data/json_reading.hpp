@@ -25,6 +25,11 @@ constexpr std::size_t kMostRowKeys = 1024;
 /// Of a row. They bound what a line of 64 MiB takes in memory.
 constexpr std::size_t kMostRowValues = std::size_t{1} << 20, kMostRowIds = std::size_t{8} << 20;
 
+/// Where a text begins in its file, from 1; columns are characters.
+struct TextPlace {
+  int64_t line = 1, column = 1;
+};
+
 /// A row's list of ids that are below 2^31: four bytes each, where a JSON value has sixteen.
 class PackedIds {
  public:
@@ -45,8 +50,9 @@ class PackedIds {
 
 /// @param packs_ids  'input_ids', 'labels' and 'attention_mask' of the row become PackedIds where they hold nothing but whole numbers
 ///                   that fit.
+/// @param begin      stands in the message about malformed text, which names line and column of the file.
 /// @throws as parse_json(); FormatError for an object with more than kMostRowKeys keys, more than kMostRowValues values or kMostRowIds ids.
-[[nodiscard]] Row parse_row(std::string_view text, const std::string& where, bool packs_ids = false);
+[[nodiscard]] Row parse_row(std::string_view text, const std::string& where, bool packs_ids = false, TextPlace begin = {});
 /// Absent unless parse_row() packed the list; valid as long as `value`.
 [[nodiscard]] std::optional<PackedIds> packed_ids(const Row& value);
 

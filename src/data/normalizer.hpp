@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "aligned_text.hpp"
@@ -25,7 +26,8 @@ class Normalizer {
   Normalizer() = default;
   explicit Normalizer(std::vector<TextStep> steps) : steps_(std::move(steps)) {}
 
-  [[nodiscard]] bool empty() const { return steps_.empty(); }
+  /// Whether the text comes out as it is, at a glance: true is certain.
+  [[nodiscard]] bool keeps(std::string_view text) const;
   /// @throws ValueError where a hostile normalizer makes the text too long.
   [[nodiscard]] AlignedText apply(const Section& section) const;
 

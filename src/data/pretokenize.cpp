@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "pretokenize.hpp"
 
+#include <algorithm>
+
 namespace qlorapp {
 namespace {
 
@@ -151,6 +153,72 @@ void split_pieces(SplitStep step, const std::vector<unicode::CodePoint>& text, P
     out.push_back({i, end});
     i = end;
   }
+}
+
+namespace {
+
+bool is_pattern(const SplitStep& step) { return !pattern_of(step.split).empty(); }
+
+constexpr std::size_t kAhead = 4;  // a pattern looks fewer characters ahead, but for runs of white space
+
+/// Behind the last character of the window that is no white space. The pieces of a run that reaches the end may change.
+std::size_t end_of_words(const std::vector<CodePoint>& text) {
+  std::size_t end = text.size();
+  while (end > 0 && (text[end - 1].classes & kSpace) != 0) --end;
+  return end;
+}
+
+/// The pieces of a pattern that nothing behind the window can change. A match begins where the one before ended, so another window may begin
+/// behind them.
+void settled_pieces(const SplitStep& step, const std::vector<CodePoint>& text, std::vector<Piece>& out) {
+  const std::size_t words = end_of_words(text);
+  const Scanner scanner(text, {0, text.size()});
+  out.clear();
+  for (std::size_t i = 0; i < text.size();) {
+    const std::size_t end = next_piece(step, scanner, i);
+    if (end + kAhead > text.size() || end >= words) break;
+    out.push_back({i, end});
+    i = end;
+  }
+}
+
+/// The last place where a letter ends: each pattern cuts there, also in the pieces of other splits.
+std::size_t last_end_of_letters(const std::vector<CodePoint>& text) {
+  for (std::size_t i = std::min(end_of_words(text), text.size() - std::min(text.size(), kAhead)); i-- > 1;) {
+    if ((text[i - 1].classes & kLetter) != 0 && (text[i].classes & kLetter) == 0) return i;
+  }
+  return 0;
+}
+
+/// Splits the pieces by the steps from `first` on, which look at the piece alone.
+void split_further(const std::vector<SplitStep>& steps, std::size_t first, const std::vector<CodePoint>& text,
+                   std::vector<Piece>& pieces) {
+  std::vector<Piece> finer;
+  for (std::size_t k = first; k < steps.size(); ++k) {
+    finer.clear();
+    for (const Piece piece : pieces) split_pieces(steps[k], text, piece, finer);
+    pieces.swap(finer);
+  }
+}
+
+}  // namespace
+
+std::size_t split_window(const std::vector<SplitStep>& steps, const std::vector<CodePoint>& text, bool is_end,
+                         std::vector<Piece>& out) {
+  const bool has_pattern = std::any_of(steps.begin(), steps.end(), is_pattern);
+  if (!is_end && has_pattern && is_pattern(steps[0])) {
+    settled_pieces(steps[0], text, out);
+    const std::size_t end = out.empty() ? 0 : out.back().end;
+    split_further(steps, 1, text, out);
+    return end;
+  }
+  const std::size_t end = is_end || !has_pattern ? text.size() : last_end_of_letters(text);
+  out.assign(end == 0 ? 0 : 1, {0, end});
+  split_further(steps, 0, text, out);
+  if (is_end || has_pattern) return end;
+  const std::size_t last = out.back().begin;  // the last piece may go on
+  out.pop_back();
+  return last;
 }
 
 }  // namespace qlorapp

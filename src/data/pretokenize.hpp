@@ -43,5 +43,9 @@ struct Piece {
 /// Appends the pieces of text[begin, end), which cover it without gaps. Look-ahead ends at `end`, as it does in a piece that an
 /// earlier split has cut out.
 void split_pieces(SplitStep step, const std::vector<unicode::CodePoint>& text, Piece range, std::vector<Piece>& out);
+/// The same by all steps, one behind the other, for a text that goes on behind `text`: the pieces that do not depend on what follows, so that
+/// a long text is split a window at a time. @returns the index behind the last of them, where the next window begins; 0: the window is too short.
+[[nodiscard]] std::size_t split_window(const std::vector<SplitStep>& steps, const std::vector<unicode::CodePoint>& text,
+                                       bool is_end, std::vector<Piece>& out);
 
 }  // namespace qlorapp

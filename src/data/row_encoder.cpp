@@ -3,10 +3,14 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
+
+#include "answers.hpp"
 
 #include "core/check.hpp"
 #include "format/json_tree.hpp"
 #include "json_reading.hpp"
+#include "unicode.hpp"
 
 namespace qlorapp {
 namespace {
@@ -56,20 +60,26 @@ bool is_there(const Row& object, const char* key) {
   return found != object.end() && !found->is_null() && !found->empty();
 }
 
-/// Keys that are null are no keys. A message with tool calls needs no content.
-Message parsed_message(const Row& entry, const std::string& where) {
-  Message out{require_text(entry, "role", where), {}};
-  Row rest = Row::object();
-  for (const auto& [key, value] : entry.items()) {
-    if (key != "role" && key != "content" && !value.is_null()) rest[key] = value;
-  }
-  const bool says_nothing = !entry.contains("content") || entry["content"].is_null();
-  QLORAPP_CHECK_FORMAT(!says_nothing || is_there(rest, "tool_calls"),
-                       "[{}] a message must have a 'content' or 'tool_calls'; got keys {}. Correct or remove the row.", where,
-                       joined(keys_of(entry)));
-  if (!says_nothing) out.content = require_text(entry, "content", where);
-  if (!rest.empty()) out.rest = rest.dump();
-  return out;
+constexpr std::size_t kMostUnusedKeys = 16;
+constexpr const char* kReasoning = "reasoning_content";
+
+bool is_empty_answer(const Message& message) {
+  return message.role == "assistant" && message.rest.empty() && unicode::strip(message.content).empty();
+}
+
+std::string way_out(const ChatPart& part, bool reads_reasoning) {
+  constexpr std::string_view kOther = "Remove it, or choose another template (--chat_template).";
+  if (!holds_thoughts(part.what)) return std::string(kOther);
+  if (reads_reasoning && part.what != kReasoning) return message("Name the key '{}'.", kReasoning);
+  return message("Put it into 'content' between <think> and </think>. {}", kOther);
+}
+
+/// The first characters of a text as a JSON string.
+std::string excerpt(std::string_view text) {
+  constexpr std::size_t kMost = 40;
+  std::size_t end = std::min(text.size(), kMost);
+  while (end < text.size() && (static_cast<uint8_t>(text[end]) & 0xC0) == 0x80) --end;
+  return Row(std::string(text.substr(0, end)) + (end < text.size() ? "…" : "")).dump();
 }
 
 }  // namespace
@@ -86,35 +96,39 @@ RowEncoder::RowEncoder(RowFormat format, const DatasetOptions& options, TextTool
                       file, to_string(format));
   if (format != RowFormat::kInputIds) tools.require_tokenizer(file);
   if (messages) tools.require_template(file);
+  most_ = options.max_length > 0 ? static_cast<std::size_t>(options.max_length) + 1 : kMostRowIds + 1;  // more are cut off
   completion_only_ = options.completion_only_loss.value_or(completion);
-  assistant_only_ = options.assistant_only_loss || (format == RowFormat::kMessages && completion_only_);
+  const bool prefers = options.prefer_assistant_only && options.completion_only_loss.value_or(true);
+  assistant_only_ = options.assistant_only_loss || (format == RowFormat::kMessages && (completion_only_ || prefers));
 }
 
-Example RowEncoder::encode(const Row& row, const std::string& where) {
-  Example out;
+std::vector<Example> RowEncoder::encode(const Row& row, const std::string& where) {
+  std::vector<Example> out;
   switch (format_) {
     case RowFormat::kInputIds:
-      out = encode_ids(row, where);
+      out.push_back(encode_ids(row, where));
       break;
     case RowFormat::kMessages:
     case RowFormat::kPromptMessages:
       out = encode_messages(row, where);
       break;
     case RowFormat::kPromptCompletion:
-      out = encode_completion(row, where);
+      out.push_back(encode_completion(row, where));
       break;
     case RowFormat::kText:
-      out = encode_text(row, where);
+      out.push_back(encode_text(row, where));
       break;
   }
   const int64_t limit = options_.model_vocab_size > 0 ? options_.model_vocab_size : tools_.has_tokenizer() ? tools_.id_limit() : 0;
-  for (const auto* ids : {&out.input_ids, &out.labels}) {
-    for (const TokenId id : *ids) {
-      QLORAPP_CHECK_FORMAT(
-          limit == 0 || id < limit,
-          "[{}] token ids must be below the size of the vocabulary, {}; got {}. Use the tokenizer that belongs to the model.",
-          where, limit, id);
-    }
+  const auto check = [&](TokenId id) {
+    QLORAPP_CHECK_FORMAT(
+        limit == 0 || id < limit,
+        "[{}] token ids must be below the size of the vocabulary, {}; got {}. Use the tokenizer that belongs to the model.", where,
+        limit, id);
+  };
+  for (const Example& example : out) {
+    std::for_each(example.input_ids.begin(), example.input_ids.end(), check);
+    std::for_each(example.labels.begin(), example.labels.end(), check);
   }
   return out;
 }
@@ -140,7 +154,11 @@ Example RowEncoder::encode_ids(const Row& row, const std::string& where) const {
 
 Encoding RowEncoder::tokens_of(std::string_view text, bool add_special_tokens, const std::string& where) {
   try {
-    return tools_.encode(text, add_special_tokens);
+    Encoding encoding = tools_.encode_beginning(text, add_special_tokens, most_);
+    QLORAPP_CHECK_FORMAT(options_.max_length != 0 || encoding.ids.size() <= kMostRowIds,
+                         "[{}] a row may have at most {} tokens; this one has more. Split it into several rows.", where,
+                         kMostRowIds);
+    return encoding;
   } catch (const ValueError& error) {
     throw FormatError(message("[{}] the tokenizer must accept the row: {}", where, error.what()));
   }
@@ -155,7 +173,9 @@ void RowEncoder::append_eos(Example& out) {
 
 Example RowEncoder::encode_text(const Row& row, const std::string& where) {
   Example out;
-  out.input_ids = tokens_of(require_text(row, options_.text_field, where), true, where).ids;
+  const std::string& text = require_text(row, options_.text_field, where);
+  counts_.empty_answers += unicode::strip(text).empty() ? 1 : 0;
+  out.input_ids = tokens_of(text, true, where).ids;
   out.labels = out.input_ids;
   append_eos(out);
   return out;
@@ -163,7 +183,9 @@ Example RowEncoder::encode_text(const Row& row, const std::string& where) {
 
 Example RowEncoder::encode_completion(const Row& row, const std::string& where) {
   const std::string& prompt = require_text(row, "prompt", where);
-  const std::string text = prompt + require_text(row, "completion", where);
+  const std::string& completion = require_text(row, "completion", where);
+  counts_.empty_answers += unicode::strip(completion).empty() ? 1 : 0;
+  const std::string text = prompt + completion;
   const Encoding encoding = tokens_of(text, true, where);
   Example out;
   if (completion_only_) label(encoding, {{prompt.size(), text.size()}}, out, where);
@@ -176,7 +198,25 @@ Example RowEncoder::encode_completion(const Row& row, const std::string& where) 
   return out;
 }
 
-Example RowEncoder::encode_messages(const Row& row, const std::string& where) {
+std::vector<RowMessage> RowEncoder::messages_of(const Row& list, const std::string& where) {
+  std::vector<RowMessage> out;
+  bool flagged = false;
+  for (const Row& entry : list) {
+    const RowMessage& read = out.emplace_back(read_message(entry, where));
+    flagged = flagged || read.trained.has_value();
+    if (!read.flag.empty()) counts_.flags.insert(read.flag);
+    if (read.trained.value_or(false) && read.message.role != "assistant") ++counts_.misplaced_flags;
+    if (read.message.rest.empty() || counts_.unused_message_keys.size() >= kMostUnusedKeys) continue;
+    const Row rest = parse_row(read.message.rest, where);
+    for (const auto& [key, value] : rest.items()) {
+      if (key != "tool_calls" && !value.empty() && !tools_.reads_key(key)) counts_.unused_message_keys.insert(key);
+    }
+  }
+  counts_.flagged += flagged ? 1 : 0;
+  return out;
+}
+
+std::vector<Example> RowEncoder::encode_messages(const Row& row, const std::string& where) {
   const bool has_prompt = format_ == RowFormat::kPromptMessages;
   Row list = Row::array();
   const format::DismantledAtEnd list_end(list);
@@ -186,35 +226,96 @@ Example RowEncoder::encode_messages(const Row& row, const std::string& where) {
   QLORAPP_CHECK_FORMAT(
       !is_there(row, "functions"),
       "[{}] tools must be in 'tools'; got 'functions'. Write \"tools\": [{{\"type\": \"function\", \"function\": …}}].", where);
-  const ChatOptions options{.date_string = options_.date_string,
-                            .tools = row.contains("tools") ? row["tools"].dump() : std::string(),
-                            .turns = assistant_only_};
+  QLORAPP_CHECK_FORMAT(!list.empty(), "[{}] a conversation must have a message; got none. Add one, or remove the row.", where);
+  std::vector<RowMessage> read = messages_of(list, where);
+  list = Row::array();  // a conversation may be large
+  const std::size_t begin = has_prompt && completion_only_ ? prompt_size : 0;
+  bool by_turn = assistant_only_, empty = false;
   std::vector<Message> messages;
-  for (const Row& entry : list) messages.push_back(parsed_message(entry, where));
-  RenderedChat chat;
-  std::size_t prompt_end = 0;
+  std::vector<bool> wanted;
+  for (RowMessage& one : read) {
+    by_turn = by_turn || one.trained.has_value();
+    const bool speaks = messages.size() >= begin && one.message.role == "assistant" && one.trained.value_or(true);
+    empty = empty || (speaks && is_empty_answer(one.message));
+    wanted.push_back(speaks);
+    messages.push_back(std::move(one.message));
+  }
+  counts_.empty_answers += empty ? 1 : 0;
+
+  ChatOptions options{.date_string = options_.date_string,
+                      .tools = row.contains("tools") ? row["tools"].dump() : std::string(),
+                      .turns = false,
+                      .served = begin > 0 && messages.back().role == "assistant"};
+  std::vector<TrainedText> texts;
   try {
-    chat = tools_.render(messages, options);
-    if (has_prompt && completion_only_) {  // TRL's rule: the prompt ends where generation would begin
-      ChatOptions begun = options;
-      begun.add_generation_prompt = true;
-      begun.turns = false;
-      prompt_end = shared_beginning(chat.text, tools_.render(std::span(messages).first(prompt_size), begun).text);
+    if (by_turn) {
+      texts = trained_texts(tools_, messages, wanted, options);
+    } else {
+      std::string text = tools_.render(messages, options).text;
+      std::size_t prompt_end = 0;
+      if (begin > 0) {  // TRL's rule: the prompt ends where generation would begin
+        ChatOptions begun = options;
+        begun.add_generation_prompt = true;
+        prompt_end = shared_beginning(text, tools_.render(std::span(messages).first(prompt_size), begun).text);
+      }
+      const TextRange all{prompt_end, text.size()};
+      texts.push_back({std::move(text), {all}, messages.size()});
     }
   } catch (const Error& error) {
     throw FormatError(message("[{}] the conversation must fit the template: {}", where, error.what()));
   }
-  const Encoding encoding = tokens_of(chat.text, false, where);
-  if (!assistant_only_ && prompt_end == 0) return {encoding.ids, encoding.ids};
-  std::vector<TextRange> trained;
-  if (!assistant_only_) trained.push_back({prompt_end, chat.text.size()});
-  for (const Turn& turn : chat.turns) {
-    const bool speaks = turn.role == "assistant" && turn.begin >= prompt_end;
-    if (assistant_only_ && speaks) trained.push_back({turn.begin, turn.end});
+  std::vector<std::size_t> sizes;
+  for (const TrainedText& text : texts) sizes.push_back(text.messages);
+  check_written(messages, options, sizes, by_turn ? messages.size() : begin, where);
+
+  std::vector<Example> out;
+  for (const TrainedText& text : texts) {
+    const Encoding encoding = tokens_of(text.text, false, where);
+    Example& example = out.emplace_back();
+    if (!by_turn && text.trained.front().begin == 0) example = {encoding.ids, encoding.ids};
+    else label(encoding, text.trained, example, where);
   }
-  Example out;
-  label(encoding, trained, out, where);
   return out;
+}
+
+void RowEncoder::check_written(std::span<const Message> messages, const ChatOptions& options, const std::vector<std::size_t>& texts,
+                               std::size_t trained, const std::string& where) {
+  MarkedChat marked(messages, options.tools);
+  ChatOptions with_marks = options;
+  with_marks.tools = marked.tools();
+  with_marks.turns = false;
+  const auto render = [&](std::size_t count, bool begins) -> std::string {
+    ChatOptions asked = with_marks;
+    asked.add_generation_prompt = begins;
+    asked.served = !begins && (with_marks.served || trained == messages.size()) && messages[count - 1].role == "assistant";
+    try {
+      return tools_.render(marked.messages().first(count), asked).text;
+    } catch (const ValueError&) { return {}; }  // the template looks at what has a mark now, or does not write so few messages
+  };
+  std::size_t held = 0;
+  for (const std::size_t count : texts) {
+    const std::string text = render(count, false);
+    if (text.empty()) return;
+    marked.look(text);
+    held = std::max(held, count);
+  }
+  bool rewritten = false;
+  for (std::size_t i = 0; i < marked.parts().size(); ++i) {
+    const ChatPart& part = marked.parts()[i];
+    if (part.written || (part.message >= held && part.message < messages.size())) continue;
+    std::size_t last = held;  // the last answer behind the part
+    while (last > 0 && messages[last - 1].role != "assistant") --last;
+    const bool in_message = part.message < messages.size();
+    const bool as_last = in_message && marked.holds(render(part.message + 1, false), i);
+    if (as_last || (last > 1 && marked.holds(render(last - 1, true), i))) {
+      rewritten = rewritten || (in_message && part.message >= trained);
+      continue;
+    }
+    throw FormatError(message("[{}] the chat template must write all text of a conversation; it leaves out {} {}{}. {}", where,
+                              part.what, excerpt(part.text), in_message ? message(" of message {}", part.message) : std::string(),
+                              way_out(part, tools_.reads_key(kReasoning))));
+  }
+  counts_.rewritten += rewritten ? 1 : 0;
 }
 
 void RowEncoder::label(const Encoding& encoding, const std::vector<TextRange>& trained, Example& out, const std::string& where) {
@@ -231,7 +332,7 @@ void RowEncoder::label(const Encoding& encoding, const std::vector<TextRange>& t
     if (next == trained.size()) break;
     if (token.end <= trained[next].begin) continue;  // also the empty ranges of tokens that the post-processor puts in front
     out.labels[i] = encoding.ids[i];
-    if (token.begin < trained[next].begin || token.end > trained[next].end) ++straddling_;
+    if (token.begin < trained[next].begin || token.end > trained[next].end) ++counts_.straddling;
   }
 }
 

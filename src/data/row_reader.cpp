@@ -113,24 +113,24 @@ class RowReader {
     else lines();
   }
 
-  void visit_json(std::string& text, int64_t line) {
-    Row row = parse_row(text, at(line), /*packs_ids=*/true);
+  void visit_json(std::string& text, TextPlace begin) {
+    Row row = parse_row(text, at(begin.line), /*packs_ids=*/true, begin);
     if (text.capacity() > (std::size_t{1} << 20)) text = {};  // a large row is not held twice
-    visit_(std::move(row), line);
+    visit_(std::move(row), begin.line);
   }
 
   void lines() {
     const std::string start(bytes_.front().substr(0, 256));  // for the message about rows inside an object
-    const int64_t first = bytes_.line();
+    const TextPlace first = place();
     std::string row;
-    for (int64_t line = first; row.clear(), bytes_.take_line(row, kLargestRow); line = bytes_.line()) {
-      check_size(row, line);
+    for (TextPlace begin = first; row.clear(), bytes_.take_line(row, kLargestRow); begin = place()) {
+      check_size(row, begin.line);
       if (is_blank(row)) {
         ++read_.blank_lines;
         continue;
       }
-      if (line == first) explain_first(row, start, line);
-      visit_json(row, line);
+      if (begin.line == first.line) explain_first(row, start, begin.line);
+      visit_json(row, begin);
     }
   }
 
@@ -161,16 +161,18 @@ class RowReader {
   void array() {
     bytes_.take();
     std::string row;
+    TextPlace comma;
     for (bool first = true, closed = false; !closed; first = false) {
       skip_blanks();
-      const int64_t line = bytes_.line();
+      const TextPlace begin = place();
+      TextPlace here = begin;
       row.clear();
       int depth = 0;
       bool in_string = false;
-      for (int c = bytes_.take();; c = bytes_.take()) {
+      for (int c = bytes_.take();; here = place(), c = bytes_.take()) {
         QLORAPP_CHECK_FORMAT(
             c >= 0, "[{}] the array of rows must end with ]; the file ends before it. It may be truncated: write it again.",
-            at(line));
+            at(begin.line));
         if (depth == 0 && !in_string && (c == ',' || c == ']')) {
           closed = c == ']';
           break;
@@ -184,15 +186,25 @@ class RowReader {
           depth += c == '{' || c == '[' ? 1 : c == '}' || c == ']' ? -1 : 0;
         }
         row += static_cast<char>(c);
-        check_size(row, line);
+        check_size(row, begin.line);
       }
-      if (!(first && closed && row.empty())) visit_json(row, line);
+      const bool is_empty_array = first && closed && row.empty();
+      if (row.empty() && !is_empty_array) refuse_comma(closed ? comma : here, closed ? "behind" : "in front of");
+      comma = here;
+      if (!row.empty()) visit_json(row, begin);
     }
     skip_blanks();
     QLORAPP_CHECK_FORMAT(bytes_.peek() < 0,
                          "[{}] nothing may follow the array of rows. For one row per line, leave the brackets out.",
                          at(bytes_.line()));
   }
+
+  [[noreturn]] void refuse_comma(TextPlace comma, const char* side) const {
+    throw FormatError(message("[{}] must be valid JSON; line {}, column {}: there is no row {} the comma. Remove the comma.",
+                              at(comma.line), comma.line, comma.column, side));
+  }
+
+  [[nodiscard]] TextPlace place() const { return {bytes_.line(), bytes_.column()}; }
 
   void skip_blanks() {
     while (bytes_.peek() >= 0 && is_blank(static_cast<char>(bytes_.peek()))) bytes_.take();

@@ -22,23 +22,39 @@ bool has_all(const Row& row, std::initializer_list<std::string_view> keys) {
   return std::all_of(keys.begin(), keys.end(), [&](std::string_view key) { return has(row, key); });
 }
 
-/// A boolean, or the word for one as a .csv has it.
-bool is_truth_value(const Row& value) {
-  static constexpr std::array<std::string_view, 4> kWords{"True", "False", "true", "false"};
-  return value.is_boolean() ||
-         (value.is_string() && std::find(kWords.begin(), kWords.end(), value.get_ref<const std::string&>()) != kWords.end());
+/// Columns that are a question, what belongs to it, and its answer.
+struct InstructionNames {
+  std::string_view question, context, answer;
+};
+constexpr std::array<InstructionNames, 4> kInstructions{{{"instruction", "input", "output"},
+                                                         {"instruction", "context", "response"},
+                                                         {"question", "context", "answer"},
+                                                         {"query", "", "response"}}};
+
+/// Whether a value calls an answer good or bad: a boolean, 0, 1 or -1, or a word for it.
+bool is_judgement(const Row& value) {
+  static constexpr std::array<std::string_view, 28> kWords{
+      "true",     "false",    "0",         "1",           "-1",        "yes",         "no",       "good",     "bad",  "positive",
+      "negative", "correct",  "incorrect", "right",       "wrong",     "chosen",      "rejected", "accepted", "like", "dislike",
+      "liked",    "disliked", "desirable", "undesirable", "thumbs_up", "thumbs_down", "upvote",   "downvote"};
+  if (value.is_number()) return value == 0 || value == 1 || value == -1;
+  if (!value.is_string()) return value.is_boolean();
+  const std::string& word = value.get_ref<const std::string&>();
+  return std::any_of(kWords.begin(), kWords.end(), [&](std::string_view known) {
+    return std::equal(known.begin(), known.end(), word.begin(), word.end(),
+                      [](char a, char b) { return a == (b >= 'A' && b <= 'Z' ? b + 32 : b); });
+  });
 }
 
-void refuse_preferences(const Row& row, const std::string& where) {
+void refuse_preferences(const Row& row, bool has_answer, const std::string& where) {
   QLORAPP_CHECK_FORMAT(!has_all(row, {"chosen", "rejected"}),
                        "[{}] rows must have completions to train on; 'chosen' and 'rejected' are preference data: train with TRL's "
                        "DPOTrainer. To train on the chosen answers alone, name their column: --completion_column chosen, or "
                        "--messages_column chosen if it holds whole conversations.",
                        where);
   for (const char* label : {"label", "kto_tag"}) {
-    const bool judged = has_all(row, {"prompt", "completion"}) || has(row, "messages") || has(row, "conversations") ||
-                        std::string_view(label) == "kto_tag";
-    QLORAPP_CHECK_FORMAT(!judged || !has(row, label) || !is_truth_value(row[label]),
+    const bool judged = has_answer || std::string_view(label) == "kto_tag";
+    QLORAPP_CHECK_FORMAT(!judged || !has(row, label) || !is_judgement(row[label]),
                          "[{}] rows must have completions to train on; '{}' marks answers as good or bad, as preference data does: "
                          "train with TRL's KTOTrainer. To train on all answers, good or bad, remove the column.",
                          where, label);
@@ -112,26 +128,39 @@ RowShape RowShape::detect(const Row& row, const DatasetOptions& options, const s
                          column, option, joined(keys_of(row)));
     return column;
   };
+  const auto named_columns = [](const InstructionNames& names) {
+    return Instruction{std::string(names.question), std::string(names.context), std::string(names.answer)};
+  };
   if (names_messages) return messages(row, named(options.messages_field, "messages_column"));
   if (names_pair) {
     const std::string prompt = options.prompt_field.empty() ? "prompt" : options.prompt_field;
     const std::string completion = options.completion_field.empty() ? "completion" : options.completion_field;
-    return prompt_completion(row, named(prompt, "prompt_column"), named(completion, "completion_column"), where);
+    static_cast<void>(named(prompt, "prompt_column"));
+    static_cast<void>(named(completion, "completion_column"));
+    const auto known = std::find_if(std::begin(kInstructions), std::end(kInstructions),
+                                    [&](const auto& names) { return names.question == prompt && names.answer == completion; });
+    if (known != std::end(kInstructions)) return instruction(row, named_columns(*known), has_template());
+    const bool strings = row[prompt].is_string() && row[completion].is_string();
+    const bool raw = prompt == "prompt" || completion == "completion";  // TRL's names of texts that are trained as they are
+    if (strings && !raw && has_template()) return instruction(row, {prompt, "", completion}, true);
+    return prompt_completion(row, prompt, completion, where);
   }
   if (names_text)
     return {RowFormat::kText, message("'{}' (text)", named(options.text_field, "dataset_text_field")), {options.text_field}};
 
   if (has(row, "input_ids")) return {RowFormat::kInputIds, "input_ids", {"input_ids", "labels", "attention_mask"}};
-  refuse_preferences(row, where);
+  const auto is_there = [&](const InstructionNames& names) { return has_all(row, {names.question, names.answer}); };
+  const bool has_answer = has_all(row, {"prompt", "completion"}) || has(row, "messages") || has(row, "conversations") ||
+                          std::any_of(kInstructions.begin(), kInstructions.end(), is_there);
+  refuse_preferences(row, has_answer, where);
   refuse_images(row, where);
   for (const char* column : {"messages", "conversations"}) {
     if (has(row, column)) return messages(row, column);
   }
   if (has_all(row, {"prompt", "completion"})) return prompt_completion(row, "prompt", "completion", where);
   if (has(row, "text")) return {RowFormat::kText, "text", {"text"}};
-  for (const Instruction& names : {Instruction{"instruction", "input", "output"}, Instruction{"instruction", "context", "response"},
-                                   Instruction{"question", "context", "answer"}, Instruction{"query", "", "response"}}) {
-    if (has_all(row, {names.question, names.answer})) return instruction(row, names, has_template());
+  for (const auto& names : kInstructions) {
+    if (is_there(names)) return instruction(row, named_columns(names), has_template());
   }
   unknown_shape(row, where);
 }

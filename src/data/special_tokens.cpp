@@ -14,8 +14,9 @@ namespace {
 using nlohmann::json;
 constexpr size_t kLargestTokenFile = 64 << 20;
 
-json read_if_there(const std::string& path) {
-  if (!format::exists(path)) return json::object();
+json read_if_there(const std::string& folder, const char* name) {
+  if (!format::has_entry(folder, name)) return json::object();
+  const std::string path = format::path_in(folder, name);
   json file = parse_json(read_file_inside(path, kLargestTokenFile), path);
   QLORAPP_CHECK_FORMAT(file.is_object(), "[{}] must be a JSON object; got {}. Check the file.", path, kind_of(file));
   return file;
@@ -54,21 +55,31 @@ std::vector<TokenId> numbered(const json& file, const char* key, const Tokenizer
 
 }  // namespace
 
-SpecialTokens read_special_tokens(const std::string& folder, const Tokenizer& tokenizer) {
-  const std::string config_path = format::path_in(folder, "tokenizer_config.json"),
-                    map_path = format::path_in(folder, "special_tokens_map.json");
-  const json config = read_if_there(config_path), map = read_if_there(map_path);
-  const json model = read_if_there(format::path_in(folder, "config.json"));
-  const json generation = read_if_there(format::path_in(folder, "generation_config.json"));
+TokenizerConfig read_tokenizer_config(const std::string& folder) {
+  TokenizerConfig out;
+  out.path = format::path_in(folder, "tokenizer_config.json");
+  out.values = read_if_there(folder, "tokenizer_config.json");
+  out.map = json::object();
+  if (out.values.contains("added_tokens_decoder")) return out;
+  out.map_path = format::path_in(folder, "special_tokens_map.json");
+  out.map = read_if_there(folder, "special_tokens_map.json");
+  out.values.update(out.map);
+  return out;
+}
+
+SpecialTokens read_special_tokens(const std::string& folder, const std::string& model_folder, const Tokenizer& tokenizer) {
+  const TokenizerConfig config = read_tokenizer_config(folder);
+  const json model = read_if_there(model_folder, "config.json");
+  const json generation = read_if_there(model_folder, "generation_config.json");
   const auto pick = [&](const char* name, const char* number) {
-    if (const auto id = named(config, name, config_path, tokenizer)) return id;
-    if (const auto id = named(map, name, map_path, tokenizer)) return id;
+    if (const auto id = named(config.values, name, config.file_of(name), tokenizer)) return id;
     for (const json* file : {&generation, &model}) {
       if (const auto ids = numbered(*file, number, tokenizer); !ids.empty()) return std::optional(ids.front());
     }
     return std::optional<TokenId>();
   };
   SpecialTokens out{pick("bos_token", "bos_token_id"), pick("eos_token", "eos_token_id"), pick("pad_token", "pad_token_id"), {}};
+  out.split = config.values.value("split_special_tokens", json(false)) == true;
   const auto add = [&](TokenId id) {
     if (std::find(out.all_eos.begin(), out.all_eos.end(), id) == out.all_eos.end()) out.all_eos.push_back(id);
   };

@@ -251,6 +251,14 @@ Statements merged(const Statements& statements) {
 
 }  // namespace
 
+bool names_key(std::string_view jinja, std::string_view key) {
+  for (std::size_t at = jinja.find(key); at != std::string_view::npos; at = jinja.find(key, at + 1)) {
+    const char before = at > 0 ? jinja[at - 1] : ' ', behind = at + key.size() < jinja.size() ? jinja[at + key.size()] : ' ';
+    if (before == '.' ? !is_name(behind) : (before == '\'' || before == '"') && behind == before) return true;
+  }
+  return false;
+}
+
 std::optional<TemplateStatements> template_statements(std::string_view jinja) {
   auto all = all_statements(jinja);
   if (all) all = without_builtin_tools(std::move(*all));

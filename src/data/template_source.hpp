@@ -22,4 +22,7 @@ struct TemplateStatements {
 /// @returns nullopt for source that is no Jinja or does not nest.
 [[nodiscard]] std::optional<TemplateStatements> template_statements(std::string_view jinja);
 
+/// Whether a template names a key, as message.key or message['key'] do.
+[[nodiscard]] bool names_key(std::string_view jinja, std::string_view key);
+
 }  // namespace qlorapp

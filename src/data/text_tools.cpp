@@ -23,6 +23,17 @@ Encoding GivenTextTools::encode(std::string_view text, bool add_special_tokens) 
   return tokenizer_->encode_with_ranges(text, add_special_tokens);
 }
 
+Encoding TextTools::encode_beginning(std::string_view text, bool add_special_tokens, std::size_t most) {
+  Encoding all = encode(text, add_special_tokens);
+  if (all.ids.size() > most) all.ids.resize(most);
+  if (all.ranges.size() > most) all.ranges.resize(most);
+  return all;
+}
+
+Encoding GivenTextTools::encode_beginning(std::string_view text, bool add_special_tokens, std::size_t most) {
+  return tokenizer_->encode_with_ranges(text, add_special_tokens, most);
+}
+
 std::string GivenTextTools::decode(std::span<const TokenId> ids, bool skip_special_tokens) {
   return tokenizer_->decode(ids, skip_special_tokens);
 }
@@ -38,6 +49,8 @@ int64_t GivenTextTools::id_limit() { return tokenizer_->id_limit(); }
 RenderedChat GivenTextTools::render(std::span<const Message> messages, const ChatOptions& options) {
   return chat_->render(messages, options);
 }
+
+bool GivenTextTools::reads_key(std::string_view key) { return chat_->reads_key(key); }
 
 std::optional<std::string> GivenTextTools::end_of_turn() { return chat_->end_of_turn(); }
 

@@ -13,12 +13,16 @@
 #include "special_tokens.hpp"
 #include "tokenizer_json.hpp"
 #include "unicode.hpp"
+#include "unsupported.hpp"
 
 namespace qlorapp {
 namespace {
 
 constexpr size_t kLargestTokenizerFile = 64 << 20;
 constexpr std::size_t kLongestText = std::size_t{1} << 30;
+constexpr std::size_t kSplitWindow = std::size_t{1} << 19;     // bytes that are split at a time
+constexpr std::size_t kLongestPiece = std::size_t{2} << 20;    // its merges take many bytes for each
+constexpr std::size_t kLongestChanged = std::size_t{8} << 20;  // so do the origins of its bytes
 
 /// U+2581, with which SentencePiece and its heirs spell a space.
 constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
@@ -90,28 +94,36 @@ struct Tokenizer::Tables {
     StringSet spellings;
     for (AddedToken& token : tokens_of_pass) {
       std::string spelling = normalized(token.content);
-      QLORAPP_CHECK_FORMAT(!spelling.empty() && spellings.insert(spelling).second,
-                           "[{}] added token '{}' must have a unique spelling after the normalizer; got '{}'. Copy tokenizer.json "
-                           "from the model again.",
-                           where, token.content, spelling);
+      if (spelling.empty() || !spellings.insert(spelling).second) {
+        throw UnsupportedError(message(
+            "[{}] added token '{}' must have a unique spelling after the normalizer; got '{}'. Copy tokenizer.json from the model "
+            "again.",
+            where, token.content, spelling));
+      }
       token.content = std::move(spelling);
     }
     return tokens_of_pass;
   }
 
   /// Appends the tokens of what is between the added tokens of the first pass.
-  void encode_section(const Section& given, Encoding& out) const {
-    if (about.normalizer.empty()) return find_normalized(given, out);
+  void encode_section(const Section& given, std::size_t most, Encoding& out) const {
+    if (about.normalizer.keeps(given.text)) return find_normalized(given, most, out);
+    QLORAPP_CHECK_VALUE(
+        given.text.size() <= kLongestChanged,
+        "[tokenizer] text that the normalizer changes may have at most {} bytes in one row; got {}. Split it into several "
+        "rows.",
+        kLongestChanged, given.text.size());
     const AlignedText changed = about.normalizer.apply(given);
-    find_normalized(changed.section(), out);
+    find_normalized(changed.section(), most, out);
   }
 
-  void find_normalized(const Section& section, Encoding& out) const {
+  void find_normalized(const Section& section, std::size_t most, Encoding& out) const {
     std::vector<Stretch> stretches;
-    second_pass.find(section.text, 0, section.text.size(), stretches);
+    second_pass.find(section.text, 0, section.text.size(), special.split, most, stretches);
     for (const Stretch& stretch : stretches) {
+      if (out.ids.size() >= most) return;
       if (stretch.id < 0) {
-        encode_stretch(section.part(stretch.begin, stretch.end), out);
+        encode_stretch(section.part(stretch.begin, stretch.end), most, out);
       } else {
         out.ids.push_back(stretch.id);
         out.ranges.push_back(section.range(stretch.begin, stretch.end));
@@ -120,38 +132,60 @@ struct Tokenizer::Tables {
   }
 
   /// Appends the tokens of a stretch that contains no added token and is not empty.
-  void encode_stretch(const Section& stretch, Encoding& out) const {
+  void encode_stretch(const Section& stretch, std::size_t most, Encoding& out) const {
     const auto& marker = about.pre_tokenizer.marker;
     const bool changes = marker && (marker->marker != " " || stretch.text.front() != ' ');
-    if (!changes) return encode_marked(stretch, out);
+    if (!changes) return encode_marked(stretch, most, out);
+    QLORAPP_CHECK_VALUE(
+        stretch.text.size() <= kLongestChanged,
+        "[tokenizer] text whose spaces the pre_tokenizer marks may have at most {} bytes in one row; got {}. Split it into "
+        "several rows.",
+        kLongestChanged, stretch.text.size());
     AlignedText marked(stretch);
     marked.replace(" ", marker->marker);
     const bool here =
         marker->prepend == PrependScheme::kAlways || (marker->prepend == PrependScheme::kFirst && stretch.range(0, 1).begin == 0);
     if (here && !marked.section().text.starts_with(marker->marker)) marked.prepend(marker->marker);
-    encode_marked(marked.section(), out);
+    encode_marked(marked.section(), most, out);
   }
 
-  void encode_marked(const Section& stretch, Encoding& out) const {
-    const std::vector<unicode::CodePoint> decoded = unicode::decode(stretch.text);
-    std::vector<Piece> pieces{{0, decoded.size()}}, finer;
-    for (const SplitStep& split : about.pre_tokenizer.splits) {
-      finer.clear();
-      for (const Piece piece : pieces) split_pieces(split, decoded, piece, finer);
-      pieces.swap(finer);
-    }
-    const auto offset = [&](std::size_t i) { return i < decoded.size() ? std::size_t{decoded[i].offset} : stretch.text.size(); };
+  /// A window at a time: a long text is never decoded as a whole.
+  void encode_marked(const Section& stretch, std::size_t most, Encoding& out) const {
+    std::vector<Piece> pieces;
     std::vector<PieceToken> of_piece;
-    for (const Piece piece : pieces) {
-      of_piece.clear();
-      std::size_t at = offset(piece.begin);
-      model.encode(stretch.text.substr(at, offset(piece.end) - at), of_piece);
-      for (const PieceToken token : of_piece) {
-        out.ids.push_back(token.id);
-        out.ranges.push_back(stretch.range(at, at + token.bytes));
-        at += token.bytes;
+    std::size_t size = kSplitWindow;
+    for (std::size_t begin = 0; begin < stretch.text.size() && out.ids.size() < most;) {
+      std::size_t end = std::min(begin + size, stretch.text.size());
+      while (end < stretch.text.size() && (static_cast<uint8_t>(stretch.text[end]) & 0xC0) == 0x80) ++end;
+      const bool is_end = end == stretch.text.size();
+      const std::string_view window = stretch.text.substr(begin, end - begin);
+      const std::vector<unicode::CodePoint> decoded = unicode::decode(window);
+      const std::size_t done = split_window(about.pre_tokenizer.splits, decoded, is_end, pieces);
+      const auto offset = [&](std::size_t i) { return i < decoded.size() ? std::size_t{decoded[i].offset} : window.size(); };
+      for (const Piece piece : pieces) {
+        if (done == 0 || out.ids.size() >= most) break;
+        of_piece.clear();
+        std::size_t at = offset(piece.begin);
+        check_piece(offset(piece.end) - at);
+        model.encode(window.substr(at, offset(piece.end) - at), of_piece);
+        for (const PieceToken token : of_piece) {
+          out.ids.push_back(token.id);
+          out.ranges.push_back(stretch.range(begin + at, begin + at + token.bytes));
+          at += token.bytes;
+        }
       }
+      if (done == 0) check_piece(size);  // it is longer than the window
+      size = done == 0 ? size * 2 : kSplitWindow;
+      begin += done == 0 ? 0 : offset(done);
     }
+  }
+
+  static void check_piece(std::size_t bytes) {
+    QLORAPP_CHECK_VALUE(
+        bytes <= kLongestPiece,
+        "[tokenizer] a part of a text that the pre_tokenizer does not divide may have at most {} bytes; this one has more. "
+        "Split the row.",
+        kLongestPiece);
   }
 };
 
@@ -163,10 +197,10 @@ Tokenizer Tokenizer::from_json(std::string_view text, const std::string& where) 
   return Tokenizer(std::make_shared<const Tables>(read_tokenizer_json(text, where), where));
 }
 
-Tokenizer Tokenizer::from_folder(const std::string& folder) {
+Tokenizer Tokenizer::from_folder(const std::string& folder, const std::string& model_folder) {
   const std::string path = format::path_in(folder, "tokenizer.json");
   if (!format::exists(folder)) throw IoError(message("[tokenizer] '{}' must be a model's folder; there is none.", folder), ENOENT);
-  if (!format::exists(path)) {
+  if (!format::has_entry(folder, "tokenizer.json")) {
     throw IoError(message("[{}] must contain tokenizer.json; there is none. Copy the tokenizer files of the model here, or save "
                           "them with tokenizer.save_pretrained().",
                           folder),
@@ -174,11 +208,11 @@ Tokenizer Tokenizer::from_folder(const std::string& folder) {
   }
   auto tables = std::make_shared<Tables>(read_tokenizer_json(read_file_inside(path, kLargestTokenizerFile), path), path);
   Tokenizer tokenizer(tables);
-  tables->special = read_special_tokens(folder, tokenizer);
+  tables->special = read_special_tokens(folder, model_folder.empty() ? folder : model_folder, tokenizer);
   return tokenizer;
 }
 
-Encoding Tokenizer::encode_with_ranges(std::string_view text, bool add_special_tokens) const {
+Encoding Tokenizer::encode_with_ranges(std::string_view text, bool add_special_tokens, std::size_t most) const {
   QLORAPP_CHECK_VALUE(text.size() < kLongestText,
                       "[tokenizer] text must be shorter than 1 GiB; got {} bytes. Split it into several rows.", text.size());
   const std::size_t invalid = unicode::first_invalid_utf8(text);
@@ -191,10 +225,11 @@ Encoding Tokenizer::encode_with_ranges(std::string_view text, bool add_special_t
     out.ranges.assign(out.ids.size(), TextRange{0, 0});
   }
   std::vector<Stretch> stretches;
-  tables_->first_pass.find(text, 0, text.size(), stretches);
+  tables_->first_pass.find(text, 0, text.size(), tables_->special.split, most, stretches);
   for (const Stretch& stretch : stretches) {
+    if (out.ids.size() >= most) break;
     if (stretch.id < 0) {
-      tables_->encode_section({text.substr(stretch.begin, stretch.end - stretch.begin), nullptr, stretch.begin}, out);
+      tables_->encode_section({text.substr(stretch.begin, stretch.end - stretch.begin), nullptr, stretch.begin}, most, out);
     } else {
       out.ids.push_back(stretch.id);
       out.ranges.push_back({stretch.begin, stretch.end});
@@ -204,6 +239,10 @@ Encoding Tokenizer::encode_with_ranges(std::string_view text, bool add_special_t
     const auto& suffix = tables_->about.suffix_ids;
     out.ids.insert(out.ids.end(), suffix.begin(), suffix.end());
     out.ranges.resize(out.ids.size(), TextRange{text.size(), text.size()});
+  }
+  if (out.ids.size() > most) {
+    out.ids.resize(most);
+    out.ranges.resize(most);
   }
   return out;
 }

@@ -34,13 +34,13 @@ class Reader : ComponentReader {
     read_added(at(file, "added_tokens"));
     out_.pre_tokenizer = pre_tokenizer(at(file, "pre_tokenizer"));
     out_.model.byte_level = out_.pre_tokenizer.byte_level;
-    require(!out_.model.byte_level || !out_.model.byte_fallback,
+    support(!out_.model.byte_level || !out_.model.byte_fallback,
             "model.byte_fallback must be false with ByteLevel: every byte has a token of its own there");
     read_post_processor(at(file, "post_processor"));
     out_.decoder = decoder(at(file, "decoder"));
-    require(out_.decoder.byte_level || !out_.model.byte_level,
+    support(out_.decoder.byte_level || !out_.model.byte_level,
             message("decoder must be ByteLevel where the pre_tokenizer is; got {}", type_of(at(file, "decoder"))));
-    require(!out_.decoder.byte_level || out_.model.byte_level,
+    support(!out_.decoder.byte_level || out_.model.byte_level,
             "pre_tokenizer must contain ByteLevel where the decoder is ByteLevel");
     return std::move(out_);
   }
@@ -58,14 +58,14 @@ class Reader : ComponentReader {
   void read_model(const json& model) {
     require(model.is_object(), message("model must be an object; got {}", kind_of(model)));
     const json& type = at(model, "type");
-    require(type.is_null() || type == "BPE", message("model must be BPE; got {}", type_of(model)));
+    support(type.is_null() || type == "BPE", message("model must be BPE; got {}", type_of(model)));
     known_keys(model, "the model",
                {"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback",
                 "ignore_merges", "vocab", "merges"});
     const json& dropout = at(model, "dropout");
-    require(dropout.is_null() || (dropout.is_number() && dropout.get<double>() == 0.0), "model.dropout must be null");
+    support(dropout.is_null() || (dropout.is_number() && dropout.get<double>() == 0.0), "model.dropout must be null");
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
-      require(at(model, key).is_null() || at(model, key) == "", message("model.{} must be null", key));
+      support(at(model, key).is_null() || at(model, key) == "", message("model.{} must be null", key));
     }
     out_.model.ignore_merges = flag(model, "ignore_merges", false);
     out_.model.byte_fallback = flag(model, "byte_fallback", false);
@@ -125,10 +125,10 @@ class Reader : ComponentReader {
       require(
           !token.content.empty() && token.content.size() <= kLongestAddedToken,
           message("an added token must have 1 to {} bytes; token {} has {}", kLongestAddedToken, token.id, token.content.size()));
-      require(contents.insert(token.content).second, message("added token '{}' must appear once", token.content));
+      support(contents.insert(token.content).second, message("added token '{}' must appear once", token.content));
       const auto in_vocabulary = known.find(token.content);
       const int64_t expected = in_vocabulary != known.end() ? in_vocabulary->second : next;
-      require(token.id == expected, message("added token '{}' must have the id that Hugging Face's tokenizers give it, {}; got {}",
+      support(token.id == expected, message("added token '{}' must have the id that Hugging Face's tokenizers give it, {}; got {}",
                                             token.content, expected, token.id));
       next = std::max<int64_t>(next, int64_t{token.id} + 1);
       out_.added.push_back(std::move(token));
@@ -142,21 +142,21 @@ class Reader : ComponentReader {
       const json& parts = at(component, "processors");
       require(parts.is_array(), "post_processor.processors must be an array");
       for (const json& part : parts) {
-        require(type_of(part) != "Sequence", "a post_processor Sequence inside another is not supported");
+        support(type_of(part) != "Sequence", "a post_processor Sequence inside another is not supported");
         read_post_processor(part);
       }
       return;
     }
-    require(type == "TemplateProcessing",
+    support(type == "TemplateProcessing",
             message("post_processor may contain only TemplateProcessing and ByteLevel; got {}", type));
-    require(!saw_template_, "post_processor may contain at most one TemplateProcessing");
+    support(!saw_template_, "post_processor may contain at most one TemplateProcessing");
     saw_template_ = true;
     const json& single = at(component, "single");
     require(single.is_array(), "TemplateProcessing.single must be an array");
     bool saw_text = false;
     for (const json& part : single) {
       if (const json& sequence = at(part, "Sequence"); !sequence.is_null()) {
-        require(!saw_text && at(sequence, "id") == "A", "TemplateProcessing.single must contain the text A once");
+        support(!saw_text && at(sequence, "id") == "A", "TemplateProcessing.single must contain the text A once");
         saw_text = true;
         continue;
       }
@@ -167,7 +167,7 @@ class Reader : ComponentReader {
       for (const json& value : ids)
         (saw_text ? out_.suffix_ids : out_.prefix_ids).push_back(id(value, "an id of TemplateProcessing"));
     }
-    require(saw_text, "TemplateProcessing.single must contain the text A");
+    support(saw_text, "TemplateProcessing.single must contain the text A");
   }
 
   TokenizerDescription out_;

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/nearest_name.hpp"
+#include "format/adapter_use.hpp"
 #include "format/atomic_file.hpp"
 #include "format/file_reader.hpp"
 #include "format/python_json.hpp"
@@ -24,6 +25,7 @@ constexpr const char* kFingerprintKey = "qlorapp_base_fingerprint";
 /// (exclude_modules, layers_pattern, layers_to_transform, bias, modules_to_save, use_dora, ensure_weight_tying).
 struct OtherKey {
   std::string_view key, default_json, reason;
+  bool merges = false;  ///< Merging computes it (io/merge.hpp).
 };
 constexpr OtherKey kOtherKeys[] = {
     {"alora_invocation_tokens", "null", "activated LoRA is not supported"},
@@ -34,13 +36,13 @@ constexpr OtherKey kOtherKeys[] = {
     {"ensure_weight_tying", "false", ""},
     {"eva_config", "null", ""},
     {"exclude_modules", "null", ""},
-    {"fan_in_fan_out", "false", "weights must be stored as (out, in)"},
+    {"fan_in_fan_out", "false", "weights must be stored as (out, in)", true},
     {"kasa_config", "null", "KaSA is not supported"},
     {"layer_replication", "null", "replicated layers are not supported"},
     {"layers_pattern", "null", ""},
     {"layers_to_transform", "null", ""},
     {"loftq_config", "{}", "LoftQ changes the base weights"},
-    {"lora_bias", "false", "a bias on lora_B is not supported"},
+    {"lora_bias", "false", "a bias on lora_B is not supported", true},
     {"lora_ga_config", "null", "LoRA-GA changes the base weights"},
     {"megatron_config", "null", "Megatron's layers are not supported"},
     {"megatron_core", "\"megatron.core\"", ""},
@@ -91,6 +93,17 @@ std::map<std::string, Value> read_pattern(JsonFields& fields, std::string_view k
   return pattern;
 }
 
+void check_not_mlx(const Json& json, std::string_view where) {
+  QLORAPP_CHECK_FORMAT(
+      json.contains("peft_type") || !(json.contains("lora_parameters") || json.contains("fine_tune_type")),
+      "[{}] is an adapter of mlx-lm, whose names and layouts are not PEFT's. Fuse it with mlx_lm.fuse --model BASE "
+      "--adapter-path ADAPTER --save-path OUTPUT, and use the fused model.",
+      where);
+}
+
+/// A key that is off cannot change a result, whatever it is.
+bool is_off(const Json& value) { return value.is_null() || value == Json(false); }
+
 }  // namespace
 
 void AdapterConfig::check() const {
@@ -115,9 +128,10 @@ void AdapterConfig::check() const {
   }
 }
 
-AdapterConfig parse_adapter_config(std::string_view text, std::string_view where) {
+AdapterConfig parse_adapter_config(std::string_view text, std::string_view where, AdapterUse use) {
   const Json json = parse_json(text, where, {.max_bytes = kMaxAdapterConfigBytes, .allow_big_integers = true});
   JsonFields fields(json, std::string(where));
+  check_not_mlx(json, where);
   if (const std::string type = fields.required_text("peft_type"); type != "LORA") {
     fields.fail("peft_type", "must be LORA", Json(type), "Use a LoRA adapter.");
   }
@@ -157,12 +171,16 @@ AdapterConfig parse_adapter_config(std::string_view text, std::string_view where
     const Json* value = fields.value(other.key);
     const Json neutral = Json::parse(other.default_json);
     if (value == nullptr || *value == neutral) continue;
-    if (!other.reason.empty())
+    const bool names_nothing = neutral.is_null() && value->is_array() && value->empty();  // as PEFT writes target_parameters
+    if (!other.reason.empty() && !names_nothing && !(other.merges && use == AdapterUse::kMerge))
       fields.fail(other.key, message("must be {}: {}", other.default_json, other.reason), *value,
-                  "Train or convert the adapter without it.");
+                  other.merges                ? "Merge it with qlorapp merge and use the merged model, or train without it."
+                  : use == AdapterUse::kMerge ? kMergeInPython
+                                              : "Train or convert the adapter without it.");
     config.preserved.emplace(other.key, dump_python_json(*value));
   }
-  const auto unknown = fields.remaining();
+  std::vector<std::string> unknown, off;
+  for (const std::string& key : fields.remaining()) (is_off(json.at(key)) ? off : unknown).push_back(key);
   for (const std::string& key : unknown) {
     std::vector<std::string_view> known{"r",
                                         "lora_alpha",
@@ -185,13 +203,22 @@ AdapterConfig parse_adapter_config(std::string_view text, std::string_view where
                          meant);
   }
   if (!unknown.empty()) log_warning_once(message("[{}] unknown keys have no effect and are kept: {}.", where, listed(unknown)));
+  std::sort(off.begin(), off.end());
+  if (!off.empty()) log_warning_once(message("[{}] unknown keys that are null or false are ignored: {}.", where, listed(off)));
+  unknown.insert(unknown.end(), off.begin(), off.end());
   for (const std::string& key : unknown) config.preserved.emplace(key, dump_python_json(json.at(key)));
   return config;
 }
 
-AdapterConfig load_adapter_config(const std::string& folder) {
+AdapterConfig parse_adapter_config(std::string_view text, std::string_view where) {
+  return parse_adapter_config(text, where, AdapterUse::kCompute);
+}
+
+AdapterConfig load_adapter_config(const std::string& folder) { return load_adapter_config(folder, AdapterUse::kCompute); }
+
+AdapterConfig load_adapter_config(const std::string& folder, AdapterUse use) {
   const FileReader file = FileReader::open_inside(folder, kFileName);
-  return parse_adapter_config(file.read_all(kMaxAdapterConfigBytes), file.path());
+  return parse_adapter_config(file.read_all(kMaxAdapterConfigBytes), file.path(), use);
 }
 
 std::string adapter_config_json(const AdapterConfig& config) {

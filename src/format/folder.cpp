@@ -65,6 +65,11 @@ bool exists(const std::string& path) { return kind_of(path) != 0; }
 bool is_folder(const std::string& path) { return kind_of(path) == S_IFDIR; }
 bool is_regular_file(const std::string& path) { return kind_of(path) == S_IFREG; }
 
+bool has_entry(const std::string& folder, std::string_view name) {
+  struct stat status {};
+  return ::lstat(path_in(folder, name).c_str(), &status) == 0;
+}
+
 bool is_same_file(const std::string& a, const std::string& b) {
   struct stat first {
   }, second{};
@@ -90,6 +95,23 @@ std::vector<std::string> names_in(const std::string& folder) {
     if (name != "." && name != "..") names.emplace_back(name);
   }
   std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::string name_list(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += name + '\0';
+  return text;
+}
+
+std::vector<std::string> names_of_list(std::string_view text) {
+  const char end = text.find('\0') == std::string_view::npos ? '\n' : '\0';
+  std::vector<std::string> names;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t stop = std::min(text.find(end, begin), text.size());
+    names.emplace_back(text.substr(begin, stop - begin));
+    begin = stop + 1;
+  }
   return names;
 }
 
@@ -193,9 +215,8 @@ FreshFolder::FreshFolder(std::string folder) : folder_(std::move(folder)) {
 void FreshFolder::remove_left() const {
   drop_update(folder_);
   const std::string& text = unfinished_->left();
-  for (size_t begin = text.find('\n'), end = 0; begin < text.size(); begin = end) {
-    end = std::min(text.find('\n', ++begin), text.size());
-    const std::string name = text.substr(begin, end - begin);
+  const size_t holder = std::min(text.find('\n'), text.size());
+  for (const std::string& name : names_of_list(std::string_view(text).substr(std::min(holder + 1, text.size())))) {
     if (is_name_inside(name) && is_plain_file(folder_, name))
       (void)retrying([&] { return ::unlink(path_in(folder_, name).c_str()); });
   }
@@ -204,6 +225,7 @@ void FreshFolder::remove_left() const {
 const std::string& FreshFolder::path() const { return files_->staging(); }
 
 void FreshFolder::keep() {
+  files_->seal();
   unfinished_->note(files_->files());
   files_->commit();
   unfinished_->remove_file();

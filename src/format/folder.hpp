@@ -26,12 +26,18 @@ class FolderUpdate;
 [[nodiscard]] bool exists(const std::string& path);
 [[nodiscard]] bool is_folder(const std::string& path);
 [[nodiscard]] bool is_regular_file(const std::string& path);
+/// A name in a folder, also that of a link to nothing.
+[[nodiscard]] bool has_entry(const std::string& folder, std::string_view name);
 /// The same file or folder under two names. False if either is missing.
 [[nodiscard]] bool is_same_file(const std::string& a, const std::string& b);
 
 /// The names in a folder without "." and "..", sorted; none if it does not exist. @throws IoError if it cannot be read: part of the names
 /// must never count as all of them.
 [[nodiscard]] std::vector<std::string> names_in(const std::string& folder);
+
+/// Names in a file of ours: each ends with NUL, which no name contains. An older list has one on each line.
+[[nodiscard]] std::string name_list(const std::vector<std::string>& names);
+[[nodiscard]] std::vector<std::string> names_of_list(std::string_view text);
 
 /// "a/b.json": parts that are plain names, so that the path stays inside a folder.
 [[nodiscard]] bool is_name_inside(std::string_view name);

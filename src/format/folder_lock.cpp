@@ -87,10 +87,9 @@ FolderLock::FolderLock(const std::string& folder, std::string_view name) : folde
 
 bool FolderLock::is_there() const { return is_at(descriptor_, path_); }
 
-void FolderLock::note(const std::vector<std::string>& lines) {
-  noted_ = lines;
-  std::string text = holder();
-  for (const std::string& line : lines) text += '\n' + line;
+void FolderLock::note(const std::vector<std::string>& names) {
+  noted_ = names;
+  const std::string text = holder() + '\n' + name_list(names);
   size_t done = 0;
   while (done < text.size()) {
     const ssize_t size =

@@ -22,10 +22,10 @@ class FolderLock {
   void remove_file();
   /// A program that held the lock ended without removing its file: what it wrote may be unfinished.
   [[nodiscard]] bool was_left() const { return !left_.empty(); }
-  /// What that program wrote into the file: a line about itself, and those of note().
+  /// What that program wrote into the file: a line about itself, and the names of note().
   [[nodiscard]] const std::string& left() const { return left_; }
-  /// Adds lines to the file, durably. @throws IoError.
-  void note(const std::vector<std::string>& lines);
+  /// Adds names to the file, durably: name_list(), behind the line. @throws IoError.
+  void note(const std::vector<std::string>& names);
   [[nodiscard]] const std::vector<std::string>& noted() const { return noted_; }
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;

@@ -19,6 +19,7 @@
 #include "format/atomic_file.hpp"
 #include "format/file_reader.hpp"
 #include "format/folder.hpp"
+#include "format/manifest.hpp"
 #include "format/printable.hpp"
 #include "format/retry.hpp"
 #include "qlorapp/core/log.hpp"
@@ -27,7 +28,7 @@ namespace qlorapp::format {
 namespace {
 
 constexpr std::string_view kPending = ".qlorapp-pending";
-constexpr std::string_view kFiles = ".qlorapp-files";  // the names of an update's files, one on each line; written last
+constexpr std::string_view kFiles = ".qlorapp-files";  // the names of an update's files; written last
 constexpr int64_t kMostCompared = int64_t{1} << 20;    // a guard is a small file
 constexpr int64_t kMostNames = int64_t{1} << 20;       // bytes
 constexpr size_t kMostFoldersDeep = 4;
@@ -108,10 +109,8 @@ class Pending {
     QLORAPP_CHECK_FORMAT(is_plain_file(path_, std::string(kFiles)),
                          "[output] {} is no unfinished save of this library: it has no {}. Remove it.", path_, kFiles);
     const std::string text = FileReader(names).read_all(kMostNames);
-    for (size_t begin = 0, end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
-      files_.push_back(text.substr(begin, end - begin));
-      check(files_.back());
-    }
+    files_ = names_of_list(text);
+    for (const std::string& name : files_) check(name);
     committed_ = status_of(names)->st_mtim;
   }
 
@@ -157,7 +156,7 @@ class Pending {
 
  private:
   void check(const std::string& name) const {
-    QLORAPP_CHECK_FORMAT(is_name_inside(name), "[output] {}: '{}' must be the path of a file inside the folder. Remove {}.",
+    QLORAPP_CHECK_FORMAT(is_name_inside(name), "[output] {}: {} must be the path of a file inside the folder. Remove {}.",
                          path_in(path_, kFiles), printable(name), path_);
     for (size_t slash = name.find('/'); slash != std::string::npos; slash = name.find('/', slash + 1)) {
       for (const std::string& part : {from(name.substr(0, slash)), to(name.substr(0, slash))}) {
@@ -227,12 +226,17 @@ std::vector<std::string> FolderUpdate::files() const {
   return files;
 }
 
+void FolderUpdate::seal() {
+  sealed_ = true;
+  if (const auto manifest = output_manifest(folder_, staging_, files()))
+    write_file_atomically(path_in(staging_, kManifestName), *manifest);
+}
+
 void FolderUpdate::commit() {
+  if (!sealed_) seal();
   const std::vector<std::string> written = files();
-  std::string names;
-  for (const std::string& name : written) names += name + '\n';
   const std::string list = path_in(staging_, kFiles);
-  write_file_atomically(list, names);
+  write_file_atomically(list, name_list(written));
   make_latest(list, staging_, written);
   flush_tree(staging_);
   const Moving moving(folder_);

@@ -33,6 +33,9 @@ class FolderUpdate {
   [[nodiscard]] const std::string& staging() const { return staging_; }
   /// The new files, relative to the folder.
   [[nodiscard]] std::vector<std::string> files() const;
+  /// Adds the new files to the folder's manifest (manifest.hpp), which is one of them then. commit() does it where it was not called.
+  /// @throws IoError.
+  void seal();
   /// Flushes the new files and puts them into their places. Others in the folder stay. @throws IoError.
   void commit();
   /// The new files vanish. After commit() it does nothing.
@@ -40,6 +43,7 @@ class FolderUpdate {
 
  private:
   std::string folder_, guard_, staging_;
+  bool sealed_ = false;
   int lock_ = -1;  ///< Of the staging folder: tells a live update from one that was left.
 };
 

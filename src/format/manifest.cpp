@@ -76,6 +76,7 @@ Json to_json(const Manifest& manifest) {
     for (const uint32_t value : file.crc32c) crc.push_back(hexadecimal(value));
     files[file.name] = {{"size", file.size}, {"sha256", file.sha256}, {"crc32c", std::move(crc)}};
   }
+  if (manifest.kind == kOutputKind) return {{"schema", kSchema}, {"kind", manifest.kind}, {"files", std::move(files)}};
   return {{"schema", kSchema},     {"kind", manifest.kind},     {"run_id", manifest.run_id},
           {"step", manifest.step}, {"parent", manifest.parent}, {"files", std::move(files)}};
 }
@@ -89,7 +90,7 @@ std::string checksum(const std::string& text) {
 }
 
 ManifestFile parse_file(const std::string& name, const Json& json, const std::string& where) {
-  QLORAPP_CHECK_FORMAT(is_name_inside(name) && name != kManifestName, "[{}] '{}' must be the path of a file inside the folder.",
+  QLORAPP_CHECK_FORMAT(is_name_inside(name) && name != kManifestName, "[{}] {} must be the path of a file inside the folder.",
                        where, printable(name));
   JsonFields fields(json, where, "files." + printable(name) + ".");
   ManifestFile file{name, fields.integer("size", 0, kMost).value_or(-1), fields.text("sha256").value_or(""), {}};
@@ -125,6 +126,35 @@ std::string manifest_text(const Manifest& manifest) {
   return dump_python_json(json, kStyle) + "\n";
 }
 
+std::optional<std::string> output_manifest(const std::string& folder, const std::string& from,
+                                           const std::vector<std::string>& names) {
+  Manifest manifest{std::string(kOutputKind), {}, {}, 0, {}};
+  if (has_entry(folder, kManifestName)) {
+    try {
+      Manifest old = read_manifest(folder);
+      if (old.kind != kOutputKind) return std::nullopt;
+      manifest.files = std::move(old.files);
+    } catch (const FormatError&) {}  // damaged: what it says is lost
+  }
+  const auto is_text = [](const std::string& name) {
+    try {
+      std::string written;
+      append_json_string(written, name, true);
+      return true;
+    } catch (const ValueError&) { return false; }
+  };
+  for (const std::string& name : names) {
+    std::erase_if(manifest.files, [&](const ManifestFile& file) { return file.name == name; });
+    if (name != kManifestName && is_text(name)) manifest.files.push_back(describe(from, name));
+  }
+  std::erase_if(manifest.files, [&](const ManifestFile& file) {
+    return std::find(names.begin(), names.end(), file.name) == names.end() && !has_entry(folder, file.name);
+  });
+  std::sort(manifest.files.begin(), manifest.files.end(),
+            [](const ManifestFile& a, const ManifestFile& b) { return a.name < b.name; });
+  return manifest_text(manifest);
+}
+
 Manifest parse_manifest(std::string_view text, const std::string& where) {
   const Json json = parse_json(text, where, {.max_bytes = kMostBytes, .max_depth = 4});
   JsonFields fields(json, where);
@@ -136,7 +166,10 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
                     fields.text("parent").value_or(""),
                     fields.integer("step", 0, kMost).value_or(-1),
                     {}};
-  QLORAPP_CHECK_FORMAT(is_hexadecimal(manifest.run_id, 32) && manifest.step >= 0, "[{}] must have a run_id and a step.", where);
+  const bool is_output = manifest.kind == kOutputKind;
+  if (is_output) manifest.step = 0;
+  QLORAPP_CHECK_FORMAT(is_output || (is_hexadecimal(manifest.run_id, 32) && manifest.step >= 0),
+                       "[{}] must have a run_id and a step.", where);
   const Json* const files = fields.value("files");
   QLORAPP_CHECK_FORMAT(files != nullptr && files->is_object(), "[{}] must have an object 'files'.", where);
   for (const auto& [name, file] : files->items()) manifest.files.push_back(parse_file(name, file, where));

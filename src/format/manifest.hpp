@@ -6,10 +6,14 @@
 ///      "files": {"optimizer.safetensors": {"size": 5, "sha256": "<64 hex digits>", "crc32c": ["1c291ca3"]}, …},
 ///      "sha256": "<of this text without this key>"}
 ///
+/// The manifest of another folder (adapter, four-bit or merged model) has kind "output" and no run_id, step and parent. A user may change and
+/// add files there.
+///
 /// CRC-32C is of each 4 MiB, so that a message can say where a file is damaged. The last key finds a change of the manifest itself.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,6 +21,7 @@
 namespace qlorapp::format {
 
 inline constexpr std::string_view kManifestName = "MANIFEST.json";
+inline constexpr std::string_view kCheckpointKind = "checkpoint", kOutputKind = "output";
 inline constexpr int64_t kManifestChunk = int64_t{4} << 20;
 
 struct ManifestFile {
@@ -27,8 +32,8 @@ struct ManifestFile {
 };
 
 struct Manifest {
-  std::string kind;    ///< "checkpoint".
-  std::string run_id;  ///< Of the run that wrote it: 32 hexadecimal digits.
+  std::string kind;    ///< kCheckpointKind or kOutputKind.
+  std::string run_id;  ///< Of the run that wrote a checkpoint: 32 hexadecimal digits.
   std::string parent;  ///< Name of the checkpoint before it in that run; empty: it is the first.
   int64_t step = 0;
   std::vector<ManifestFile> files;  ///< In order of names.
@@ -39,6 +44,11 @@ struct Manifest {
 [[nodiscard]] std::vector<ManifestFile> flush_and_describe(const std::string& folder);
 
 [[nodiscard]] std::string manifest_text(const Manifest& manifest);
+/// The manifest of an output folder after files were added to it: of these files as they are in `from`, and what the folder's manifest says of
+/// its others. Names that are no UTF-8 are left out. @returns none if the folder is a checkpoint, which nothing may be added to.
+[[nodiscard]] std::optional<std::string> output_manifest(const std::string& folder, const std::string& from,
+                                                         const std::vector<std::string>& names);
+
 /// @param where  Names the text in errors: the path of its file. @throws FormatError: it was changed, or is of a newer version.
 [[nodiscard]] Manifest parse_manifest(std::string_view text, const std::string& where);
 /// @throws FormatError as parse_manifest(), or if there is none; IoError.

@@ -5,6 +5,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <set>
 
 #include "adapter_file.hpp"
 #include "adapters/adapter_set.hpp"
@@ -12,10 +14,12 @@
 #include "format/atomic_file.hpp"
 #include "format/folder.hpp"
 #include "format/folder_update.hpp"
+#include "io/adapter_base.hpp"
 #include "io/tensor_file.hpp"
 #include "nn/base_fingerprint.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/format/adapter_config.hpp"
+#include "saved_tables.hpp"
 
 namespace qlorapp {
 namespace {
@@ -30,9 +34,9 @@ std::string model_card(const std::string& base_model) {
       base_model, base_model, base_model);
 }
 
-/// All are checked before the first is copied.
-void copy_values(const NamedTensors& tensors, const format::SafetensorsFile& file) {
-  check_names_and_shapes(tensors, file);
+/// All are checked before the first is copied. @param others  names in the file that are not the adapter's.
+void copy_values(const NamedTensors& tensors, const format::SafetensorsFile& file, const std::set<std::string>& others = {}) {
+  check_names_and_shapes(tensors, file, others);
   std::vector<at::Tensor> values;
   for (const auto& [name, tensor] : tensors) values.push_back(read_value(file, name));
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -47,23 +51,25 @@ void copy_values(const NamedTensors& tensors, const format::SafetensorsFile& fil
   for (size_t i = 0; i < tensors.size(); ++i) tensors[i].second.detach().copy_(values[i]);
 }
 
-void write_files(const NamedTensors& tensors, const format::AdapterConfig& config, const std::string& folder) {
+void write_files(const NamedTensors& tensors, const format::AdapterConfig& config, const std::string& base,
+                 const std::string& folder) {
   write_tensors(format::path_in(folder, kAdapterWeights), tensors);
+  if (!base.empty()) format::write_file_atomically(format::path_in(folder, kAdapterBase), base);
   format::write_file_atomically(format::path_in(folder, "README.md"), model_card(*config.base_model_name_or_path));
   format::save_adapter_config(config, folder);  // last: without it a folder is no adapter
 }
 
-void write_folder(const NamedTensors& tensors, format::AdapterConfig config, const std::string& folder,
+/// @param base  adapter_base_text(), or empty.
+void write_folder(const NamedTensors& tensors, format::AdapterConfig config, const std::string& base, const std::string& folder,
                   const std::string& base_model) {
   config.base_model_name_or_path = base_model;
   config.inference_mode = true;
-  format::make_folders("adapter", folder);
-  format::finish_update(folder, kAdapterConfig);
-  const auto has = [&](std::string_view name) { return format::exists(format::path_in(folder, name)); };
-  if (!has(kAdapterConfig) && !has(kAdapterWeights)) return write_files(tensors, config, folder);  // no old files to mix with
+  if (format::is_staging(folder)) return write_files(tensors, config, base, folder);  // committed as a whole
   format::FolderUpdate update(folder, std::string(kAdapterConfig));
-  write_files(tensors, config, update.staging());
+  write_files(tensors, config, base, update.staging());
   update.commit();
+  const std::string old = format::path_in(folder, kAdapterBase);
+  if (base.empty() && std::remove(old.c_str()) == 0) format::flush(folder);  // an earlier adapter's
 }
 
 /// PEFT's names in a file.
@@ -91,7 +97,10 @@ void save_adapter(const CausalLM& model, const std::string& folder, const std::s
         "[adapter] the initialization changed the base weights. This adapter fits only this base. Save the base too, with the "
         "model's own save_pretrained, and load the adapter onto it.");
   }
-  write_folder(set.named_tensors(), std::move(config), folder, base_model);
+  // A checkpoint does without: its run_state.json has a fingerprint, and is written often.
+  const bool is_checkpoint = format::file_name(folder).starts_with(format::kCheckpointPrefix);
+  const std::string base = adapter_base_text(model, /*with_fingerprint=*/!is_checkpoint);
+  write_folder(set.named_tensors(), std::move(config), base, folder, base_model);
 }
 
 void save_adapter(const NamedTensors& adapters, const LoraConfig& config, const std::string& folder,
@@ -100,7 +109,7 @@ void save_adapter(const NamedTensors& adapters, const LoraConfig& config, const 
   for (const auto& [name, tensor] : adapters) QLORAPP_CHECK_VALUE(tensor.isfinite().all().item<bool>(), "{}", kNotFinite);
   format::AdapterConfig written = to_adapter_config(config);
   written.task_type.reset();  // PEFT wraps a causal model only if it can generate
-  write_folder(with_prefix(adapters), std::move(written), folder, base_model);
+  write_folder(with_prefix(adapters), std::move(written), "", folder, base_model);
 }
 
 LoraConfig load_adapter(const NamedTensors& adapters, const std::string& folder) {
@@ -113,19 +122,22 @@ void load_adapter(CausalLM& model, const std::string& folder, const std::string&
   const AdapterFile adapter = open_adapter(folder);
   if (adapter.config.base_fingerprint)
     check_fingerprint(adapter.config, folder, fingerprint_text(four_bit_fingerprint(model.decoder())));
+  check_computes(adapter);
+  if (adapter.is_as_written) check_adapter_base(folder, model);
   const LoraConfig& lora = adapter.lora;
   const std::vector<std::string> names = model.adapters().names();
   const bool is_there = std::find(names.begin(), names.end(), name) != names.end();
+  const std::set<std::string> others = adopt_saved_tables(model, adapter);
   if (is_there) {
     QLORAPP_CHECK_VALUE(model.adapters().at(name).config.same_shape(lora),
                         "[adapter] the model has other adapters than {} (rank, targets or scaling differ). Load the base model "
                         "again, or give another adapter_name.",
                         folder);
   } else {
-    model.add_adapters(lora, /*seed=*/0, name);
+    as_config_asks(folder, [&] { model.add_adapters(lora, /*seed=*/0, name); });
   }
   try {
-    copy_values(model.adapters().at(name).named_tensors(), adapter.file);
+    copy_values(model.adapters().at(name).named_tensors(), adapter.file, others);
   } catch (...) {
     if (!is_there) model.adapters().remove(name);
     throw;

@@ -16,35 +16,55 @@
 #include "format/folder_update.hpp"
 #include "format/manifest.hpp"
 #include "io/tensor_file.hpp"
+#include "qlorapp/core/log.hpp"
+#include "qlorapp/io/text_files.hpp"
 
 namespace qlorapp {
 
 namespace {
 
-/// An adapter in a checkpoint is read as it was written, or not at all.
-void check_against_manifest(const std::string& folder) {
-  if (!format::exists(format::path_in(folder, format::kManifestName))) return;
-  format::Manifest manifest = format::read_manifest(folder);
-  std::erase_if(manifest.files,
-                [](const format::ManifestFile& file) { return file.name != kAdapterConfig && file.name != kAdapterWeights; });
-  const std::vector<std::string> damage = format::damage(folder, manifest);
+/// An adapter in a checkpoint is read as it was written, or not at all. In another folder a program that knows no manifest may have saved new
+/// weights. @returns whether the files are those of the manifest; true without one.
+bool check_against_manifest(const std::string& folder) {
+  if (!format::has_entry(folder, format::kManifestName)) return true;
+  std::vector<std::string> damage;
+  try {
+    format::Manifest manifest = format::read_manifest(folder);
+    const bool is_output = manifest.kind == format::kOutputKind;
+    std::erase_if(manifest.files, [&](const format::ManifestFile& file) {
+      return (file.name != kAdapterConfig || is_output) && file.name != kAdapterWeights &&
+             (is_output || !TextFiles::is_one(file.name));
+    });
+    damage = format::damage(folder, manifest);
+    if (is_output && !damage.empty()) {
+      log_warning_once(message(
+          "[adapter] {}: {} (MANIFEST.json). Either the file is damaged, or another program saved it; then remove MANIFEST.json.",
+          folder, damage.front()));
+      return false;
+    }
+  } catch (const FormatError& error) {
+    if (format::file_name(folder).starts_with("checkpoint-")) throw;
+    log_warning_once(message("[adapter] {}", error.what()));
+    return false;
+  }
   QLORAPP_CHECK_FORMAT(damage.empty(), "[adapter] {} is damaged: {}. Use another checkpoint.", folder, joined(damage));
+  return true;
 }
 
 }  // namespace
 
-AdapterFile open_adapter(const std::string& folder) {
+AdapterFile open_adapter(const std::string& folder, format::AdapterUse use) {
   format::finish_update(folder, kAdapterConfig);
-  check_against_manifest(folder);
-  format::AdapterConfig config = format::load_adapter_config(folder);
+  const bool is_as_written = check_against_manifest(folder);
+  format::AdapterConfig config = format::load_adapter_config(folder, use);
   const std::string weights = format::path_in(folder, kAdapterWeights);
   QLORAPP_CHECK_FORMAT(format::exists(weights) || !format::exists(format::path_in(folder, "adapter_model.bin")),
                        "[adapter] {} must hold adapter_model.safetensors; it holds adapter_model.bin. That is a pickle, which can "
                        "run any code and is never read. If you trust it, load it in PEFT and save it again with save_pretrained().",
                        folder);
   format::SafetensorsFile file(format::FileReader::open_inside(folder, std::string(kAdapterWeights)));
-  LoraConfig lora = from_adapter_config(config);
-  return {std::move(config), std::move(lora), std::move(file)};
+  LoraConfig lora = as_config_asks(folder, [&] { return from_adapter_config(config); });
+  return {std::move(config), std::move(lora), std::move(file), is_as_written};
 }
 
 std::string fingerprint_text(uint64_t fingerprint) {
@@ -60,7 +80,7 @@ void check_fingerprint(const format::AdapterConfig& config, const std::string& f
                       folder);
 }
 
-void check_names_and_shapes(const NamedTensors& tensors, const format::SafetensorsFile& file) {
+void check_names_and_shapes(const NamedTensors& tensors, const format::SafetensorsFile& file, const std::set<std::string>& others) {
   std::set<std::string_view> wanted;
   std::vector<std::string_view> known;
   for (const auto& [name, tensor] : tensors) {
@@ -68,7 +88,7 @@ void check_names_and_shapes(const NamedTensors& tensors, const format::Safetenso
     known.push_back(name);
   }
   for (const format::TensorEntry& entry : file.tensors()) {
-    QLORAPP_CHECK_FORMAT(wanted.contains(entry.name),
+    QLORAPP_CHECK_FORMAT(wanted.contains(entry.name) || others.contains(entry.name),
                          "[adapter] {} holds '{}', which does not fit this model and adapter_config.json.{} Is it the adapter of "
                          "another base model?",
                          file.path(), entry.name, did_you_mean(entry.name, known));

@@ -100,13 +100,15 @@ std::string defect(const std::string& checkpoint, const std::string& run_id, boo
   try {
     const format::Manifest manifest = format::read_manifest(checkpoint);
     if (!run_id.empty() && manifest.run_id != run_id) return "of an earlier run";
-    if (const auto step = step_of(format::file_name(checkpoint)); step && *step != manifest.step)
+    // transformers' trainer saved it: the manifest is that of the adapter alone.
+    const bool is_output = manifest.kind == format::kOutputKind;
+    if (const auto step = step_of(format::file_name(checkpoint)); step && !is_output && *step != manifest.step)
       return message("it holds the files of checkpoint-{}", manifest.step);
     const auto has = [&](std::string_view name) {
       return std::any_of(manifest.files.begin(), manifest.files.end(),
                          [&](const format::ManifestFile& file) { return file.name == name; });
     };
-    if (to_resume && !has("run_state.json") && !has("optimizer.pt")) return "it holds only the model";
+    if (to_resume && !is_output && !has("run_state.json") && !has("optimizer.pt")) return "it holds only the model";
     const std::vector<std::string> lines = format::damage(checkpoint, manifest);
     return lines.empty() ? "" : lines.front();
   } catch (const Error& error) { return first_line(error); }
@@ -167,7 +169,13 @@ bool RunFolder::owns(const std::string& checkpoint) const { return run_of(checkp
 void RunFolder::prune(int64_t limit, const std::vector<std::string>& keep) const {
   std::vector<std::pair<int64_t, std::string>> own;
   for (auto& checkpoint : list_checkpoints(path_)) {
-    if (owns(checkpoint.second)) own.push_back(std::move(checkpoint));
+    const std::string run = run_of(checkpoint.second);
+    if (run == run_id_) own.push_back(std::move(checkpoint));
+    else if (run.empty())
+      log_warning_once(
+          message("[checkpoint] {} has no manifest that can be read, so save_total_limit does not remove it. Remove it "
+                  "yourself.",
+                  checkpoint.second));
   }
   int64_t excess = std::ssize(own) - limit;
   for (const auto& [step, path] : own) {
@@ -176,8 +184,12 @@ void RunFolder::prune(int64_t limit, const std::vector<std::string>& keep) const
     if (std::any_of(keep.begin(), keep.end(), is_it)) continue;
     // Out of sight in one step first: a removal that is cut short must not leave half a checkpoint under its name.
     const std::string pruned = path_in(path_, message("{}{}", kPrunedPrefix, step));
-    rename(path, pruned, "remove", path);
-    remove_folder(pruned);
+    if (format::retrying([&] { return std::rename(path.c_str(), pruned.c_str()); }) != 0) {
+      log_warning(message("[checkpoint] {} is beyond save_total_limit and cannot be removed: {}. The next save tries again.", path,
+                          std::strerror(errno)));
+    } else {
+      remove_folder(pruned);
+    }
     --excess;
   }
 }
@@ -265,7 +277,8 @@ NewestCheckpoint newest_checkpoint(const std::string& output_dir) {
 }
 
 void check_checkpoint(const std::string& checkpoint) {
-  const std::string why = defect(checkpoint, "", /*to_resume=*/false);
+  std::string why = defect(checkpoint, "", /*to_resume=*/false);
+  if (why.ends_with('.')) why.pop_back();
   QLORAPP_CHECK_FORMAT(
       why.empty(),
       "[resume] {} is damaged: {}. Resume from an older checkpoint: --resume_from_checkpoint true finds the newest that is "

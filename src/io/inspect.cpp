@@ -20,6 +20,7 @@
 #include "io/tensor_file.hpp"
 #include "qlorapp/core/units.hpp"
 #include "qlorapp/format/model_config.hpp"
+#include "saved_tables.hpp"
 
 namespace qlorapp {
 namespace {
@@ -82,20 +83,87 @@ void check_pairs(const AdapterFile& adapter, Inspection& found) {
   }
 }
 
+/// Does the engine compute the base that the adapter names? None if its folder is not at hand.
+std::optional<bool> has_known_base(const AdapterFile& adapter) {
+  const std::string base = adapter.config.base_model_name_or_path.value_or("");
+  if (base.empty() || !format::is_regular_file(format::path_in(base, "config.json"))) return std::nullopt;
+  try {
+    static_cast<void>(format::load_model_config(base));
+    return true;
+  } catch (const Error&) { return false; }
+}
+
+/// The programs that load an adapter: all of them merge it; computing it beside its base takes a known base and known parts.
+std::vector<std::string> loaders_of(const std::string& folder, const AdapterFile& adapter) {
+  std::vector<std::string> loads_in{"PeftModel.from_pretrained(base, folder)"};
+  bool computes = true;
+  try {
+    check_computes(open_adapter(folder));
+  } catch (const Error&) { computes = false; }
+  const std::optional<bool> known = has_known_base(adapter);
+  if (!computes || known == false) {
+    loads_in.emplace_back("qlorapp merge --adapter");
+    return loads_in;
+  }
+  std::string condition;
+  if (!known) {
+    std::vector<std::string> architectures;
+    for (const format::Family& family : format::families()) architectures.emplace_back(family.architecture);
+    condition = message(", if the base is of {}", joined(architectures));
+  }
+  if (!condition.empty()) loads_in.emplace_back("qlorapp merge --adapter");
+  loads_in.push_back(message("qlorapp eval, generate{} --adapter{}", known ? " and merge" : "", condition));
+  loads_in.push_back(message("qlorapp train --init_adapter{}", condition));
+  return loads_in;
+}
+
+constexpr const char *kChecksums = "checksums", *kChanged = "changed since", *kUnknown = "without checksums";
+
+/// An output's files beside its manifest.
+void compare_with_manifest(const std::string& folder, Inspection& found) {
+  if (!has(folder, format::kManifestName)) {
+    found.facts.emplace_back(kChecksums, "none: there is no MANIFEST.json, so a changed weight is not found");
+    return;
+  }
+  look(found, [&] {
+    format::Manifest manifest = format::read_manifest(folder);
+    if (manifest.kind != format::kOutputKind) return;
+    const auto is_weights = [](const std::string& name) { return name.ends_with(".safetensors"); };
+    std::vector<std::string> edited, unknown;
+    for (const std::string& name : format::names_in(folder)) {
+      const auto is_it = [&](const format::ManifestFile& file) { return file.name == name; };
+      if (is_weights(name) && std::none_of(manifest.files.begin(), manifest.files.end(), is_it)) unknown.push_back(name);
+    }
+    const size_t damage_before = found.damage.size();
+    for (format::ManifestFile& file : manifest.files) {
+      const std::string name = file.name;
+      const std::vector<std::string> lines = format::damage(folder, {manifest.kind, {}, {}, 0, {std::move(file)}});
+      if (lines.empty()) continue;
+      if (is_weights(name))
+        found.damage.push_back(message("{} (MANIFEST.json); damaged, or saved by another program", lines.front()));
+      else edited.push_back(name);
+    }
+    found.facts.emplace_back(kChecksums, message("{} files of MANIFEST.json", manifest.files.size()));
+    if (!edited.empty()) found.facts.emplace_back(kChanged, joined(edited));
+    if (!unknown.empty()) found.facts.emplace_back(kUnknown, joined(unknown));
+    found.is_verified = unknown.empty() && found.damage.size() == damage_before;
+  });
+}
+
 Inspection inspect_adapter(const std::string& folder) {
   Inspection found{"adapter", {}, {}, {}};
   if (has(folder, ".qlorapp-pending"))
     found.facts.emplace_back("unfinished save", "the next program of this library that opens the folder completes it");
   look(found, [&] {
-    const AdapterFile adapter = open_adapter(folder);
+    const AdapterFile adapter = open_adapter(folder, format::AdapterUse::kMerge);
     found.facts.emplace_back("base model", adapter.config.base_model_name_or_path.value_or("not named"));
     found.facts.emplace_back("rank, alpha", message("{}, {}", adapter.lora.r, adapter.lora.lora_alpha));
     found.facts.emplace_back("tensors", message("{}", std::ssize(adapter.file.tensors())));
     found.facts.emplace_back("bytes", text(read_all(adapter.file, found)));
     check_pairs(adapter, found);
+    found.loads_in = loaders_of(folder, adapter);
   });
-  found.loads_in = {"PeftModel.from_pretrained(base, folder)", "qlorapp eval, generate and merge --adapter",
-                    "qlorapp train --init_adapter"};
+  compare_with_manifest(folder, found);
   return found;
 }
 
@@ -110,6 +178,7 @@ Inspection inspect_checkpoint(const std::string& folder) {
     for (const format::ManifestFile& file : manifest.files) bytes += file.size;
     found.facts.emplace_back("files", message("{}, {}", std::ssize(manifest.files), text(bytes)));
     found.damage = format::damage(folder, manifest);
+    found.is_verified = true;
   });
   const bool resumes = has(folder, "run_state.json");
   if (resumes) found.loads_in.emplace_back("qlorapp train --resume_from_checkpoint and Trainer.train(resume_from_checkpoint=…)");
@@ -150,13 +219,15 @@ Inspection inspect_model(const std::string& folder) {
     for (const format::ModelParameter& dense : format::dense_parameters(model.config))
       look(found, [&] { static_cast<void>(find_checked(checkpoint, dense.name, dense.shape)); });
   });
-  found.loads_in = {config ? "qlorapp train, eval, generate, merge and quantize --model" : "AutoModelForCausalLM of this library",
+  compare_with_manifest(folder, found);
+  found.loads_in = {config ? "qlorapp train, eval, generate, merge and quantize --model"
+                           : "qlorapp merge --model, and AutoModelForCausalLM of this library",
                     found.kind == "model" ? "transformers" : "transformers with bitsandbytes"};
   return found;
 }
 
 Inspection inspect_run(const std::string& folder) {
-  Inspection found{"output folder of a run", {}, {}, {}};
+  Inspection found{"output folder of a run", {}, {}, {}, true};
   for (const auto& [step, path] : list_checkpoints(folder)) {
     const Inspection one = inspect_checkpoint(path);
     const std::string name = format::file_name(path);
@@ -169,11 +240,24 @@ Inspection inspect_run(const std::string& folder) {
   for (const std::string& line : newest.skipped) found.facts.emplace_back("skipped", line);
   if (has(folder, kAdapterConfig)) {
     const Inspection adapter = inspect_adapter(folder);
-    found.facts.emplace_back("adapter", adapter.damage.empty() ? "whole" : "damaged");
+    found.facts.emplace_back("adapter", !adapter.damage.empty() ? "damaged" : adapter.is_verified ? "whole" : "not verifiable");
     for (const std::string& line : adapter.damage) found.damage.push_back(message("adapter: {}", line));
+    for (const auto& fact : adapter.facts) {
+      if (fact.first == kChecksums || fact.first == kChanged || fact.first == kUnknown) found.facts.push_back(fact);
+    }
     found.loads_in = adapter.loads_in;
+    found.is_verified = adapter.is_verified;
   }
   return found;
+}
+
+/// By its name or its manifest. Without either, an output whose manifest is damaged.
+bool is_checkpoint(const std::string& folder) {
+  if (has(folder, "run_state.json") || format::file_name(folder).starts_with("checkpoint-")) return true;
+  if (!has(folder, format::kManifestName)) return false;
+  try {
+    return format::read_manifest(folder).kind != format::kOutputKind;
+  } catch (const Error&) { return !has(folder, kAdapterConfig) && !has(folder, "config.json"); }
 }
 
 }  // namespace
@@ -181,7 +265,7 @@ Inspection inspect_run(const std::string& folder) {
 Inspection inspect(const std::string& folder) {
   QLORAPP_CHECK_VALUE(format::is_folder(folder),
                       "[inspect] {} must be a folder: a model, an adapter, a checkpoint or an output folder.", folder);
-  if (has(folder, format::kManifestName) || has(folder, "run_state.json")) return inspect_checkpoint(folder);
+  if (is_checkpoint(folder)) return inspect_checkpoint(folder);
   if (has(folder, "run.json") || !list_checkpoints(folder).empty()) return inspect_run(folder);
   if (has(folder, "config.json")) return inspect_model(folder);
   if (has(folder, kAdapterConfig) || has(folder, kAdapterWeights) || has(folder, ".qlorapp-pending"))

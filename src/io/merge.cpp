@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -18,7 +19,7 @@
 #include <nlohmann/json.hpp>
 
 #include "adapter_file.hpp"
-#include "adapters/adapter_set.hpp"
+#include "adapter_tensors.hpp"
 #include "adapters/merged_weight.hpp"
 #include "core/check.hpp"
 #include "format/atomic_file.hpp"
@@ -26,76 +27,58 @@
 #include "format/folder.hpp"
 #include "format/python_json.hpp"
 #include "format/quant_state.hpp"
+#include "io/adapter_base.hpp"
 #include "io/finite.hpp"
 #include "io/linear_weight.hpp"
 #include "io/tensor_file.hpp"
 #include "io/tensor_stream.hpp"
+#include "merge_tensors.hpp"
 #include "merged_folder.hpp"
 #include "nn/arriving_weights.hpp"
 #include "nn/base_fingerprint.hpp"
-#include "nn/model_weights.hpp"
 #include "ops/memory_tape.hpp"
 #include "qlorapp/format/json.hpp"
 #include "qlorapp/format/model_config.hpp"
-#include "qlorapp/nn/causal_lm.hpp"
 
 namespace qlorapp {
 namespace {
-
-constexpr std::string_view kEmbedding = "model.embed_tokens.weight", kHead = "lm_head.weight";
-
-/// The adapter where it belongs, without memory: names, shapes and scalings of each layer, by the rules of those who train it.
-CausalLM skeleton(const format::ModelConfig& config, const LoraConfig& lora) {
-  const at::TensorOptions nowhere = at::TensorOptions().dtype(at::kFloat).device(at::kMeta);
-  CausalLM model(
-      config,
-      make_weights(config, {[&](const std::string&, const std::vector<int64_t>& shape) { return at::empty(shape, nowhere); },
-                            [&](FrozenWeight& into, const std::string&, int64_t out, int64_t in) {
-                              into = FrozenWeight(at::empty({out, in}, nowhere));
-                            }}));
-  model.add_adapters(lora, /*seed=*/0);
-  return model;
-}
 
 void write_values(format::SafetensorsWriter& writer, const at::Tensor& values) {
   writer.write({static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
 }
 
-/// One tensor of the new checkpoint.
-struct Output {
-  std::string name;
-  std::vector<int64_t> shape;
-  format::TensorLocation copied;         ///< From where, if it goes as it is; null for a merged weight.
-  const LoraAdapter* adapter = nullptr;  ///< Of a merged weight: its scaling; null where there is only something to dequantize.
-
-  [[nodiscard]] int64_t numel() const { return c10::multiply_integers(shape); }
-};
-
 class Merger {
  public:
   Merger(const std::string& model, const std::string& adapter, const MergeOptions& options)
       : checkpoint_(model),
-        config_(format::load_model_config(model)),
+        config_(read_base_config(model)),
         adapter_folder_(adapter),
-        adapter_(open_adapter(adapter)),
-        skeleton_(skeleton(config_, adapter_.lora)),
+        adapter_(open_adapter(adapter, format::AdapterUse::kMerge)),
+        parts_(adapter_tensors(adapter_)),
         options_(options),
         quantizer_(options.quantization) {
-    check_names_and_shapes(skeleton_.adapters().active().named_tensors(), adapter_.file);
-    const auto linears = format::linear_layers(config_);
-    const auto stored = std::find_if(linears.begin(), linears.end(), [&](const format::ModelParameter& linear) {
-      return format::is_quantized(checkpoint_, linear.name + ".weight");
+    QLORAPP_CHECK_FORMAT(
+        parts_.modules.empty() || std::any_of(parts_.modules.begin(), parts_.modules.end(),
+                                              [&](const auto& part) { return adapter_.lora.matches(part.first); }),
+        "[{}] target_modules must name the layers of the adapter's weights; it names none of them, such as '{}'. Is "
+        "it the config of another adapter?",
+        format::path_in(adapter, kAdapterConfig), parts_.modules.begin()->first);
+    if (adapter_.is_as_written) check_adapter_base(adapter, checkpoint_);
+    const auto stored = std::find_if(checkpoint_.tensors().begin(), checkpoint_.tensors().end(), [&](const auto& location) {
+      return format::is_quantized(checkpoint_, location.tensor->name);
     });
-    QLORAPP_CHECK_VALUE(stored == linears.end() || options.base != MergeBase::kOriginal,
+    const bool has_codes = stored != checkpoint_.tensors().end();
+    QLORAPP_CHECK_VALUE(!has_codes || options.base != MergeBase::kOriginal,
                         "[merge] base=original needs the unquantized weights; {} is stored in four bits ({}). Give the model that "
                         "it was quantized from, or base=dequantized.",
-                        model, stored->name);
-    quantizes_ = stored == linears.end() && options.base == MergeBase::kDequantized;
-    if (adapter_.config.base_fingerprint) check_fingerprint(adapter_.config, adapter, fingerprint_text(fingerprint(linears)));
-    list_outputs(linears);
-    check_nothing_is_left_out();
-    dtype_ = options.dtype ? *options.dtype : stored_dtype();
-    dtype_name_ = format::torch_name(format_dtype_of(dtype_));
+                        model, stored->tensor->name);
+    if (adapter_.config.base_fingerprint) check_fingerprint(adapter_.config, adapter, fingerprint_text(fingerprint(model)));
+    std::optional<format::Dtype> dtype;
+    if (options.dtype) dtype = format_dtype_of(*options.dtype);
+    result_ = merged_tensors(checkpoint_, config_, adapter_, parts_, dtype,
+                             [this](const auto& a, const auto& b) { return have_same_values(a, b); });
+    dtype_name_ = format::torch_name(dtype.value_or(main_dtype()));
+    if (!has_codes && options.base == MergeBase::kDequantized) quantize_first(model);
   }
 
   void write(const std::string& output) {
@@ -103,90 +86,51 @@ class Merger {
     write_shards(output);
     for (const format::SafetensorsFile& file : checkpoint_.files()) file.check_unchanged();
     adapter_.file.check_unchanged();
-    write_files_beside_weights(checkpoint_.folder(), adapter_folder_, output, {dtype_name_, parts_tables_});
+    write_files_beside_weights(checkpoint_.folder(), adapter_folder_, output,
+                               {dtype_name_, result_.separates_head, result_.vocab_size});
   }
 
  private:
-  [[nodiscard]] at::ScalarType stored_dtype() const {
-    const format::Dtype dtype = config_.dtype.value_or(checkpoint_.at(kEmbedding).tensor->dtype);
-    return scalar_type_of(dtype, std::string(kEmbedding));
+  /// The config's, or else that of the largest tensor.
+  [[nodiscard]] format::Dtype main_dtype() const {
+    if (config_.dtype) return *config_.dtype;
+    const MergedTensor* largest = nullptr;
+    for (const MergedTensor& tensor : result_.tensors) {
+      const bool named = is_wide_float(tensor.dtype) && tensor.dtype != format::Dtype::kF64;
+      if (named && (largest == nullptr || tensor.numel() > largest->numel())) largest = &tensor;
+    }
+    return largest == nullptr ? format::Dtype::kF32 : largest->dtype;
   }
 
   /// Of the codes as they are stored; a base whose codes are still to be made is another than the one that the adapter names.
-  [[nodiscard]] uint64_t fingerprint(const std::vector<format::ModelParameter>& linears) const {
+  [[nodiscard]] uint64_t fingerprint(const std::string& model) const {
     FourBitFingerprint fingerprint;
-    for (const format::ModelParameter& linear : linears) {
+    for (const format::ModelParameter& linear : format::linear_layers(format::load_model_config(model))) {
       if (format::is_quantized(checkpoint_, linear.name + ".weight"))
         fingerprint.add(read_quantized(linear.name + ".weight", linear.shape));
     }
     return fingerprint.value();
   }
 
-  void list_outputs(const std::vector<format::ModelParameter>& linears) {
-    const AdapterSet& set = skeleton_.adapters().active();
-    const auto saved = [&](int64_t entry) {
-      return format::TensorLocation{&adapter_.file, &adapter_.file.at(set.arena.entries()[static_cast<size_t>(entry)].name)};
-    };
-    parts_tables_ = config_.tie_word_embeddings && set.embed_tokens != set.lm_head;
-    for (const format::ModelParameter& dense : format::dense_parameters(config_)) {
-      Output output{dense.name, dense.shape, find_checked(checkpoint_, dense.name, dense.shape), nullptr};
-      if (dense.name == kEmbedding && set.embed_tokens >= 0) output.copied = saved(set.embed_tokens);
-      if (dense.name == kHead && set.lm_head >= 0) output.copied = saved(set.lm_head);
-      outputs_.push_back(std::move(output));
+  /// Marks the layers that training quantized, which only a known family tells.
+  void quantize_first(const std::string& model) {
+    std::optional<format::ModelConfig> config;
+    try {
+      config = format::load_model_config(model);
+    } catch (const FormatError& error) {
+      throw ValueError(
+          message("[merge] base=dequantized of unquantized weights needs a model that this library computes: {} Merge into "
+                  "base=original, or give the four-bit checkpoint that training used (save_pretrained of its model).",
+                  error.what()));
     }
-    if (parts_tables_) {
-      const std::vector<int64_t> shape{config_.vocab_size, config_.hidden_size};
-      const std::string name(kEmbedding);
-      outputs_.push_back(
-          {std::string(kHead), shape, set.lm_head >= 0 ? saved(set.lm_head) : find_checked(checkpoint_, name, shape), nullptr});
-    } else if (config_.tie_word_embeddings && set.lm_head >= 0) {
-      check_same_table(saved(set.embed_tokens), {&adapter_.file, &adapter_.file.at(message("{}{}", kPeftPrefix, kHead))});
+    std::set<std::string> linears;
+    for (const format::ModelParameter& linear : format::linear_layers(*config)) {
+      if (!names_module(options_.skip_modules, linear.name)) linears.insert(linear.name + ".weight");
     }
-    for (size_t i = 0; i < linears.size(); ++i) {
-      const std::string name = linears[i].name + ".weight";
-      const auto& adapter = set.blocks[i / kProjectionCount][i % kProjectionCount];
-      Output output{name, linears[i].shape, {}, adapter ? &*adapter : nullptr};
-      const bool is_quantized = format::is_quantized(checkpoint_, name);
-      if (!is_quantized) output.copied = find_checked(checkpoint_, name, linears[i].shape);
-      if (adapter || is_quantized || will_be_quantized(linears[i].name)) output.copied = {};
-      outputs_.push_back(std::move(output));
-    }
-    std::sort(outputs_.begin(), outputs_.end(), [](const Output& a, const Output& b) { return a.name < b.name; });
+    for (MergedTensor& tensor : result_.tensors) tensor.quantized_first = linears.contains(tensor.name);
   }
 
-  [[nodiscard]] bool will_be_quantized(const std::string& module) const {
-    return quantizes_ && !names_module(options_.skip_modules, module);
-  }
-
-  /// A tensor that no layer takes may be the sign of another architecture.
-  void check_nothing_is_left_out() const {
-    for (const format::TensorLocation& location : checkpoint_.tensors()) {
-      const std::string& name = location.tensor->name;
-      const auto owner = std::find_if(outputs_.begin(), outputs_.end(), [&](const Output& output) {
-        return name == output.name || (name.starts_with(output.name) && name[output.name.size()] == '.');
-      });
-      const bool known = owner != outputs_.end() || name == kHead || name.ends_with("rotary_emb.inv_freq");
-      QLORAPP_CHECK_FORMAT(
-          known,
-          "[merge] {}: tensor '{}' does not belong to a {} model of {} layers, and would be lost. Is config.json of another model?",
-          location.file->path(), name, config_.family->model_type, config_.num_hidden_layers);
-    }
-  }
-
-  void check_same_table(const format::TensorLocation& a, const format::TensorLocation& b) const {
-    bool same = a.tensor->dtype == b.tensor->dtype;
-    at::Tensor left = buffer(*a.tensor), right = buffer(*b.tensor);
-    for (int64_t offset = 0; same && offset < a.tensor->nbytes; offset += static_cast<int64_t>(left.nbytes())) {
-      same = at::equal(piece(a, offset, left), piece(b, offset, right));
-    }
-    QLORAPP_CHECK_FORMAT(
-        same,
-        "[adapter] {}: '{}' and '{}' must be equal, because adapter_config.json ties them (ensure_weight_tying); they differ.",
-        adapter_.file.path(), a.tensor->name, b.tensor->name);
-  }
-
-  [[nodiscard]] static at::Tensor buffer(const format::TensorEntry& entry) {
-    const at::ScalarType type = scalar_type_of(entry.dtype, entry.name);
+  [[nodiscard]] static at::Tensor buffer(at::ScalarType type) {
     return at::empty({kMergeBufferBytes / static_cast<int64_t>(c10::elementSize(type))}, at::TensorOptions().dtype(type));
   }
 
@@ -197,19 +141,34 @@ class Merger {
     return buffer.narrow(0, 0, bytes / static_cast<int64_t>(buffer.element_size()));
   }
 
-  void check_values(const at::Tensor& values, const std::string& name, const std::string& path) const {
+  [[nodiscard]] static bool have_same_values(const format::TensorLocation& a, const format::TensorLocation& b) {
+    bool same = a.tensor->dtype == b.tensor->dtype && a.tensor->shape == b.tensor->shape;
+    if (!same) return false;
+    const at::Tensor both = buffer(at::kByte), left = both.narrow(0, 0, both.numel() / 2),
+                     right = both.narrow(0, left.numel(), left.numel());
+    for (int64_t offset = 0; same && offset < a.tensor->nbytes; offset += static_cast<int64_t>(left.nbytes())) {
+      same = at::equal(piece(a, offset, left), piece(b, offset, right));
+    }
+    return same;
+  }
+
+  static void check_values(const at::Tensor& values, const std::string& name, const std::string& path) {
     QLORAPP_CHECK_FORMAT(all_finite(values),
                          "[merge] {}: tensor '{}' must be finite in {}; it has inf or nan. Either the file is damaged, or its "
                          "values need a wider dtype.",
-                         path, name, dtype_name_);
+                         path, name, format::torch_name(format_dtype_of(values.scalar_type())));
   }
 
-  void copy(const Output& output, format::SafetensorsWriter& writer) const {
-    const format::TensorEntry& entry = *output.copied.tensor;
-    const at::Tensor stored = buffer(entry);
+  void copy(const MergedTensor& output, format::SafetensorsWriter& writer) const {
+    const format::TensorEntry& entry = *output.from.tensor;
+    const bool converts = is_wide_float(entry.dtype) && entry.dtype != format::Dtype::kF64;
+    const at::Tensor stored = buffer(converts ? scalar_type_of(entry.dtype, entry.name) : at::kByte);
     for (int64_t offset = 0; offset < entry.nbytes; offset += static_cast<int64_t>(stored.nbytes())) {
-      const at::Tensor values = piece(output.copied, offset, stored).to(dtype_);
-      check_values(values, entry.name, output.copied.file->path());
+      at::Tensor values = piece(output.from, offset, stored);
+      if (converts) {
+        values = values.to(scalar_type_of(output.dtype, output.name));
+        check_values(values, entry.name, output.from.file->path());
+      }
       write_values(writer, values);
     }
   }
@@ -221,40 +180,59 @@ class Merger {
     return weight;
   }
 
-  [[nodiscard]] LoraAdapter read_adapter(const std::string& module, const LoraAdapter& shapes) const {
-    const auto value = [&](const char* name) { return read_value(adapter_.file, message("{}{}{}", kPeftPrefix, module, name)); };
+  [[nodiscard]] LoraAdapter read_adapter(const MergedTensor& output) const {
+    const AdaptedModule& lora = *output.lora;
     LoraAdapter adapter;
-    adapter.a = value(".lora_A.weight");
-    adapter.b = value(".lora_B.weight");
-    adapter.scaling = shapes.scaling;
-    if (shapes.magnitude.defined()) adapter.magnitude = value(".lora_magnitude_vector");
+    adapter.a = read_value(adapter_.file, lora.a->name);
+    adapter.b = read_value(adapter_.file, lora.b->name);
+    adapter.scaling = adapter_.lora.scaling_of(output.module);
+    if (lora.magnitude != nullptr) adapter.magnitude = read_value(adapter_.file, lora.magnitude->name);
     return adapter;
   }
 
-  void merge(const Output& output, format::SafetensorsWriter& writer) const {
-    const std::string module = output.name.substr(0, output.name.rfind('.'));
+  [[nodiscard]] at::Tensor merged(const MergedTensor& output, at::ScalarType dtype) const {
+    if (output.added_bias != nullptr) {
+      const at::Tensor added = read_value(adapter_.file, output.added_bias->name);
+      return read_tensor(output.from).to(at::kFloat).add_(added, adapter_.lora.scaling_of(output.module)).to(dtype);
+    }
     std::optional<LoraAdapter> adapter;
-    if (output.adapter != nullptr) adapter = read_adapter(module, *output.adapter);
-    const bool is_quantized = format::is_quantized(checkpoint_, output.name);
-    FrozenWeight weight = is_quantized ? FrozenWeight(read_quantized(output.name, output.shape))
-                                       : FrozenWeight(read_tensor(find_checked(checkpoint_, output.name, output.shape)));
-    at::Tensor merged;
+    if (output.lora != nullptr) adapter = read_adapter(output);
+    const Quantizer* const quantizer = output.quantized_first ? &quantizer_ : nullptr;
+    if (output.from.tensor == nullptr)
+      return merged_weight(FrozenWeight(read_quantized(output.name, output.shape)), adapter ? &*adapter : nullptr, quantizer,
+                           dtype);
+    at::Tensor weight = read_tensor(find_checked(output));
+    if (!output.transposed) return merged_weight(FrozenWeight(std::move(weight)), adapter ? &*adapter : nullptr, quantizer, dtype);
+    weight = weight.t();
+    return merged_weight(FrozenWeight(std::move(weight)), &*adapter, quantizer, dtype).t().contiguous();
+  }
+
+  static const format::TensorLocation& find_checked(const MergedTensor& output) {
+    QLORAPP_CHECK_FORMAT(is_wide_float(output.from.tensor->dtype),
+                         "[merge] {}: tensor '{}' must be float32, float16 or bfloat16; got {}.", output.from.file->path(),
+                         output.from.tensor->name, format::dtype_name(output.from.tensor->dtype));
+    return output.from;
+  }
+
+  void merge(const MergedTensor& output, format::SafetensorsWriter& writer) const {
+    at::Tensor values;
     try {
-      merged = merged_weight(std::move(weight), adapter ? &*adapter : nullptr, will_be_quantized(module) ? &quantizer_ : nullptr,
-                             dtype_);
+      values = merged(output, scalar_type_of(output.dtype, output.name));
+    } catch (const IoError&) { throw; } catch (const FormatError&) {
+      throw;
     } catch (const Error& error) {
       throw FormatError(message("[merge] tensor '{}' cannot be merged: {}", output.name, error.what()));
     }
-    check_values(merged, output.name, checkpoint_.at(output.name).file->path());
-    write_values(writer, merged);
+    check_values(values, output.name, output.from.file == nullptr ? checkpoint_.folder() : output.from.file->path());
+    write_values(writer, values);
   }
 
   /// In the order of names, each as full as it may be.
-  [[nodiscard]] std::vector<std::vector<const Output*>> shards() const {
-    std::vector<std::vector<const Output*>> shards(1);
+  [[nodiscard]] std::vector<std::vector<const MergedTensor*>> shards() const {
+    std::vector<std::vector<const MergedTensor*>> shards(1);
     int64_t size = 0;
-    for (const Output& output : outputs_) {
-      const int64_t bytes = output.numel() * static_cast<int64_t>(c10::elementSize(dtype_));
+    for (const MergedTensor& output : result_.tensors) {
+      const int64_t bytes = output.nbytes();
       if (!shards.back().empty() && size + bytes > options_.max_shard_size.count) {
         shards.emplace_back();
         size = 0;
@@ -268,48 +246,45 @@ class Merger {
   void write_shards(const std::string& folder) const {
     const auto shards = this->shards();
     format::Json weight_map = format::Json::object();
-    int64_t parameters = 0, done = 0;
+    int64_t parameters = 0, bytes = 0, done = 0;
     for (size_t i = 0; i < shards.size(); ++i) {
       std::array<char, 64> name{};
       std::snprintf(name.data(), name.size(), "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
       const std::string file = shards.size() == 1 ? "model.safetensors" : name.data();
       std::vector<format::TensorSpec> specs;
-      std::map<std::string_view, const Output*> by_name;
-      for (const Output* output : shards[i]) {
-        specs.push_back({output->name, format_dtype_of(dtype_), output->shape});
+      std::map<std::string_view, const MergedTensor*> by_name;
+      for (const MergedTensor* output : shards[i]) {
+        specs.push_back({output->name, output->dtype, output->shape});
         by_name[output->name] = output;
         weight_map[output->name] = file;
         parameters += output->numel();
+        bytes += output->nbytes();
       }
       format::SafetensorsWriter writer(format::path_in(folder, file), std::move(specs), {{"format", "pt"}});
       for (const format::TensorEntry& entry : writer.tensors()) {
-        const Output& output = *by_name.at(entry.name);
-        output.copied.tensor != nullptr ? copy(output, writer) : merge(output, writer);
-        if (options_.progress) options_.progress(++done, std::ssize(outputs_));
+        const MergedTensor& output = *by_name.at(entry.name);
+        output.is_copied() ? copy(output, writer) : merge(output, writer);
+        if (options_.progress) options_.progress(++done, std::ssize(result_.tensors));
       }
       writer.finish();
     }
     if (shards.size() == 1) return;
     format::Json index = format::Json::object();
-    index["metadata"] = {{"total_parameters", parameters},
-                         {"total_size", parameters * static_cast<int64_t>(c10::elementSize(dtype_))}};
+    index["metadata"] = {{"total_parameters", parameters}, {"total_size", bytes}};
     index["weight_map"] = std::move(weight_map);
     format::write_file_atomically(format::path_in(folder, "model.safetensors.index.json"),
                                   format::dump_python_json(index, format::kConfigStyle) + "\n");
   }
 
   format::Checkpoint checkpoint_;
-  format::ModelConfig config_;
+  BaseConfig config_;
   std::string adapter_folder_;
   AdapterFile adapter_;
-  CausalLM skeleton_;
+  AdapterTensors parts_;
   const MergeOptions& options_;
   Quantizer quantizer_;
-  std::vector<Output> outputs_;
-  at::ScalarType dtype_ = at::kFloat;
+  MergedTensors result_;
   std::string dtype_name_;
-  bool quantizes_ = false;     ///< First, as training did.
-  bool parts_tables_ = false;  ///< A tied head has become a tensor of its own.
 };
 
 }  // namespace

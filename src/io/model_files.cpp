@@ -6,6 +6,8 @@
 #include "format/atomic_file.hpp"
 #include "format/file_reader.hpp"
 #include "format/folder.hpp"
+#include "format/manifest.hpp"
+#include "io/adapter_base.hpp"
 
 namespace qlorapp {
 namespace {
@@ -13,6 +15,7 @@ namespace {
 constexpr size_t kLargestFile = size_t{1} << 30;
 
 bool belongs_to_model(const std::string& file) {
+  if (file == format::kManifestName || file == kAdapterBase) return false;
   return (file.ends_with(".json") && file != "config.json" && !file.ends_with(".safetensors.index.json")) ||
          file.ends_with(".jinja") || file.ends_with(".model") || file == "merges.txt" || file.starts_with("LICENSE") ||
          file.starts_with("USE_POLICY");

@@ -13,6 +13,7 @@
 #include "format/atomic_file.hpp"
 #include "format/checkpoint_index.hpp"
 #include "format/folder.hpp"
+#include "format/manifest.hpp"
 #include "format/model_folder.hpp"
 #include "format/python_json.hpp"
 #include "io/linear_weight.hpp"
@@ -133,20 +134,35 @@ void save_model(const CausalLM& model, const std::string& source, const std::str
     quantization.skip_modules = options.skip_modules;
     config = format::with_quantization_config(config, config_path, quantization);
   }
+  const bool has_manifest = !format::is_staging(output);  // a folder that is committed as a whole gets its own
+  const std::string manifest_path = format::path_in(output, format::kManifestName);
+  if (has_manifest && std::remove(manifest_path.c_str()) != 0 && errno != ENOENT)  // of an earlier save
+    throw IoError(message("[save] cannot remove {} of an earlier save. Name another folder.", manifest_path), errno);
+  std::vector<std::string> names;
   const Files files = files_like(source, base_tensors(model, storage_type(storage)));
-  for (const auto& [name, tensors] : files) write_tensors(format::path_in(output, name), tensors);
+  for (const auto& [name, tensors] : files) {
+    write_tensors(format::path_in(output, name), tensors);
+    names.push_back(name);
+  }
   // Removes an older single file or index: readers would prefer it.
   const std::string index = "model.safetensors.index.json", stale = files.size() > 1 ? "model.safetensors" : index;
-  if (files.size() > 1) format::write_file_atomically(format::path_in(output, index), read_text(format::path_in(source, index)));
+  if (files.size() > 1) {
+    format::write_file_atomically(format::path_in(output, index), read_text(format::path_in(source, index)));
+    names.push_back(index);
+  }
   const std::string left = format::path_in(output, stale);
   if (std::remove(left.c_str()) != 0 && errno != ENOENT)
     throw IoError(message("[save] cannot remove {} of an earlier save. Name another folder.", left), errno);
   const std::string generation = format::path_in(source, "generation_config.json");
   if (format::is_regular_file(generation)) {
     format::write_file_atomically(format::path_in(output, "generation_config.json"), read_text(generation));
+    names.emplace_back("generation_config.json");
   }
   // Last, because a folder without it is no model.
   format::write_file_atomically(format::path_in(output, "config.json"), config);
+  names.emplace_back("config.json");
+  if (!has_manifest) return;
+  if (const auto manifest = format::output_manifest(output, output, names)) format::write_file_atomically(manifest_path, *manifest);
 }
 
 }  // namespace qlorapp

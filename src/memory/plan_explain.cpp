@@ -196,7 +196,8 @@ std::string peer_text(const MemoryPlan& plan, const PlanSettings& settings, Byte
   const bool keeps_all = settings.segments.empty();
   Table table;
   table.row({message("base, with unquantized parts in {}", dtype_name(settings.compute_dtype)), gib(peer.base), "as in step 1"});
-  table.row({"embedding, head, norms in float32", gib(peer.prepared), "added by prepare_model_for_kbit_training"});
+  if (peer.prepared.count > 0)
+    table.row({"embedding, head, norms in float32", gib(peer.prepared), "only if prepare_model_for_kbit_training is called"});
   table.row({"adapters, gradients, moments", gib(peer.adapters), "as in step 1"});
   table.row({"kept for backward", gib(peer.kept),
              keeps_all ? "as in step 2; transformers keeps more of each block"
@@ -206,9 +207,13 @@ std::string peer_text(const MemoryPlan& plan, const PlanSettings& settings, Byte
   table.row({"logits", gib(peer.logits),
              message("{} x {} x {}", tokens, settings.model.vocab_size,
                      wide ? "(4 bytes + 4 of their gradient)" : "(2 bytes + 4 of a float32 copy + 4 of its gradient)")});
-  return message("{}  {}{}, in {}: {}.\n", table.text(),
-                 sum_text({peer.base, peer.prepared, peer.adapters, peer.kept, peer.working, peer.logits}),
-                 keeps_all ? " at least" : "", gib(room), peer.total() > room ? "does not fit" : "fits");
+  const auto verdict = [&](Bytes total) { return total > room ? "does not fit" : "fits"; };
+  const std::string without = message("{}{}, in {}: {}", sum_text({peer.base, peer.adapters, peer.kept, peer.working, peer.logits}),
+                                      keeps_all ? " at least" : "", gib(room), verdict(peer.total() - peer.prepared));
+  if (peer.prepared.count == 0) return message("{}  {}.\n", table.text(), without);
+  return message("{}  {}.\n  With prepare_model_for_kbit_training, which a script may call or not: {}{}: {}.\n", table.text(),
+                 without, sum_text({peer.total() - peer.prepared, peer.prepared}), keeps_all ? " at least" : "",
+                 verdict(peer.total()));
 }
 
 }  // namespace

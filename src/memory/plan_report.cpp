@@ -108,13 +108,16 @@ std::string summary_line(const MemoryPlan& plan, const PlanSettings& settings) {
   const MemoryPhase phase = plan.fullest_of_training();
   const PhasePlan& fullest = plan.of(phase);
   const MemoryParts& parts = fullest.parts;
+  const bool recomputes = std::any_of(settings.segments.begin(), settings.segments.end(),
+                                      [](const Segment& segment) { return segment.keep != Keep::kEverything; });
   return message(
-      "plan: {} at most in {}, in {} (base {}, adapters with gradients and optimizer {}, kept for backward {}, logits {}, other "
-      "{}) for {} x {} tokens",
+      "plan: {} at most in {}, in {} (base {}, adapters with gradients and optimizer {}, kept for backward {}{}, logits {}, "
+      "other {}) for {} x {} tokens",
       to_string(fullest.allocated), dtype_name(settings.compute_dtype), ops::to_string(phase),
       to_string(parts_of(parts, {MemoryUse::kCodes, MemoryUse::kScales, MemoryUse::kDense})),
       to_string(parts_of(parts, {MemoryUse::kAdapters, MemoryUse::kGradients, MemoryUse::kOptimizer})),
-      to_string(part(parts, MemoryUse::kKept)), to_string(part(parts, MemoryUse::kLogits)),
+      to_string(part(parts, MemoryUse::kKept)), recomputes ? "" : " without checkpointing",
+      to_string(part(parts, MemoryUse::kLogits)),
       to_string(fullest.allocated - sum(parts) +
                 parts_of(parts, {MemoryUse::kLibrary, MemoryUse::kBatch, MemoryUse::kActivation, MemoryUse::kDequantized,
                                  MemoryUse::kAttention})),

@@ -66,6 +66,20 @@ std::vector<std::string> Decoder::linear_names() const {
   return names;
 }
 
+void Decoder::replace_tables(at::Tensor embed_tokens, at::Tensor lm_head) {
+  QLORAPP_CHECK_VALUE(!ranks_,
+                      "[causal_lm] tables of a base that is divided over ranks (base_sharding) cannot be replaced. Load the "
+                      "whole base.");
+  QLORAPP_CHECK_VALUE(
+      embed_tokens.sizes() == lm_head.sizes() && embed_tokens.dim() == 2 && embed_tokens.size(1) == config_.hidden_size,
+      "[causal_lm] embedding and head must be (vocab_size, {}); got {} and {}.", config_.hidden_size, joined(embed_tokens.sizes()),
+      joined(lm_head.sizes()));
+  config_.vocab_size = embed_tokens.size(0);
+  config_.tie_word_embeddings = lm_head.is_alias_of(embed_tokens);
+  embed_tokens_ = std::move(embed_tokens);
+  lm_head_ = std::move(lm_head);
+}
+
 void Decoder::move_embedding(bool to_host) {
   if (!on_gpu() || lm_head_.is_alias_of(embed_tokens_) || to_host == embedding_on_host()) return;
   if (!to_host) {

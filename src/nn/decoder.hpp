@@ -64,6 +64,9 @@ class Decoder {
   /// Names of the linear layers in the order of the model, without prefix: "model.layers.0.self_attn.q_proj".
   [[nodiscard]] std::vector<std::string> linear_names() const;
 
+  /// Other tables of the same dtype and width, (V', D); the vocabulary becomes theirs. Give one tensor twice for a tied table.
+  /// @throws ValueError if ranks hold parts of them.
+  void replace_tables(at::Tensor embed_tokens, at::Tensor lm_head);
   /// Moves the table between a GPU and pinned host memory; a tied table and a model on a CPU stay as they are. The tensor that
   /// embed_tokens() returned before stays where it is, for as long as it is held.
   void move_embedding(bool to_host);

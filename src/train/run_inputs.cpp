@@ -22,11 +22,24 @@ namespace {
 constexpr std::string_view kArgumentsFile = "training_args.json";
 
 /// They affect the results of a step. What decides rows (max_length, packing, completion_only_loss) shows in the rows.
-constexpr std::array<std::string_view, 17> kDecisive{
-    "learning_rate", "lr_scheduler_type",   "lr_scheduler_kwargs",  "warmup_steps", "warmup_ratio",
-    "weight_decay",  "adam_beta1",          "adam_beta2",           "adam_epsilon", "max_grad_norm",
-    "fp8",           "count_position_zero", "dataloader_drop_last", "seed",         "bf16",
-    "fp16",          "ddp_sum_in_bf16"};
+constexpr std::array<std::string_view, 18> kDecisive{"learning_rate",
+                                                     "lr_scheduler_type",
+                                                     "lr_scheduler_kwargs",
+                                                     "warmup_steps",
+                                                     "warmup_ratio",
+                                                     "weight_decay",
+                                                     "adam_beta1",
+                                                     "adam_beta2",
+                                                     "adam_epsilon",
+                                                     "max_grad_norm",
+                                                     "fp8",
+                                                     "count_position_zero",
+                                                     "dataloader_drop_last",
+                                                     "seed",
+                                                     "bf16",
+                                                     "fp16",
+                                                     "ddp_sum_in_bf16",
+                                                     "val_size"};
 /// Compared in another way, or of this start alone.
 constexpr std::array<std::string_view, 13> kSkipped{"output_dir",
                                                     "overwrite_output_dir",
@@ -97,7 +110,18 @@ void write_arguments(const std::string& folder, const TrainingArguments& args) {
                                 format::dump_python_json(format::to_json(args), format::kConfigStyle) + "\n");
 }
 
-ChangedInputs check_inputs(const std::string& folder, const TrainingArguments& args, const RunInputs& inputs) {
+TrainingArguments read_arguments(const std::string& folder) {
+  const std::string path = format::path_in(folder, kArgumentsFile);
+  TrainingArguments args;
+  format::from_json(format::read_json_inside(path), args, path);
+  try {
+    args.validate();
+  } catch (const ValueError& error) { throw FormatError(message("[resume] {}: {}", path, error.what())); }
+  return args;
+}
+
+ChangedInputs check_inputs(const std::string& folder, const TrainingArguments& args, const RunInputs& inputs,
+                           const std::vector<std::string>& other_text) {
   const RunInputs saved = RunInputs::load(folder);
   QLORAPP_CHECK_FORMAT(
       inputs.base == saved.base || (inputs.device != saved.device && inputs.base_without_scales == saved.base_without_scales),
@@ -108,11 +132,7 @@ ChangedInputs check_inputs(const std::string& folder, const TrainingArguments& a
   if (inputs.base != saved.base) log_info("[resume] the scales of the base differ in rounding from those of that run's device.");
 
   const std::string path = format::path_in(folder, kArgumentsFile);
-  TrainingArguments before;
-  format::from_json(format::read_json_inside(path), before, path);
-  try {
-    before.validate();
-  } catch (const ValueError& error) { throw FormatError(message("[resume] {}: {}", path, error.what())); }
+  const TrainingArguments before = read_arguments(folder);
   constexpr int64_t kMost = int64_t{1} << 20;  // so that no product of counts overflows
   QLORAPP_CHECK_FORMAT(std::max({before.per_device_train_batch_size, before.gradient_accumulation_steps, saved.ranks}) <= kMost,
                        "[resume] {}: per_device_train_batch_size, gradient_accumulation_steps and the number of ranks may be at "
@@ -143,6 +163,7 @@ ChangedInputs check_inputs(const std::string& folder, const TrainingArguments& a
   if (saved.lora_dropout != inputs.lora_dropout)
     append(decisive, change("lora_dropout", message("{}", saved.lora_dropout), message("{}", inputs.lora_dropout)));
   if (saved.train_data != inputs.train_data) append(decisive, "the training data (other rows, or another order of them)");
+  for (const std::string& file : other_text) append(saved.train_data != inputs.train_data ? decisive : others, file);
   if (saved.eval_data != inputs.eval_data) append(others, "the evaluation data");
   if (!others.empty()) log_info(message("[resume] other than in the run that wrote {}: {}.", folder, others));
   QLORAPP_CHECK_FORMAT(decisive.empty() || args.resume_with_changes,

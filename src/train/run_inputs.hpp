@@ -18,6 +18,9 @@ namespace qlorapp {
 /// training_args.json of a checkpoint. @throws IoError.
 void write_arguments(const std::string& folder, const TrainingArguments& args);
 
+/// @throws IoError, FormatError: missing, or not of a run.
+[[nodiscard]] TrainingArguments read_arguments(const std::string& folder);
+
 struct ChangedInputs {
   bool any = false;              ///< Something that decides the numbers; args.resume_with_changes allowed it.
   int64_t micro_batch_size = 0;  ///< Of the run that wrote the checkpoint: its cursor counts in it.
@@ -25,6 +28,8 @@ struct ChangedInputs {
 /// Compares a run with the one that wrote a checkpoint, and logs what differs.
 /// @throws FormatError for another base model; for other data and for options that affect the results unless args.resume_with_changes,
 ///         naming each with its old and new value.
-ChangedInputs check_inputs(const std::string& folder, const TrainingArguments& args, const RunInputs& inputs);
+/// @param other_text  files of tokenizer and template that differ from the checkpoint's. They decide the numbers through the rows alone.
+ChangedInputs check_inputs(const std::string& folder, const TrainingArguments& args, const RunInputs& inputs,
+                           const std::vector<std::string>& other_text = {});
 
 }  // namespace qlorapp

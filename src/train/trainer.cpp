@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 
 #include <nlohmann/json.hpp>
 
@@ -27,6 +28,8 @@
 #include "qlorapp/train/evaluate.hpp"
 #include "qlorapp/train/plan_run.hpp"
 #include "speed.hpp"
+#include "train/early_stopping.hpp"
+#include "train/loss_trend.hpp"
 #include "train/run_inputs.hpp"
 #include "train/trainer_state_json.hpp"
 #include "train/unread_losses.hpp"
@@ -58,13 +61,11 @@ void check_vocabulary(const std::vector<Example>& rows, const char* name, int64_
   }
 }
 
-/// Rows whose last trained token ends a text.
+/// Without a tokenizer, which would have told, no token is known as white space.
 int64_t ending_in_eos(const std::vector<Example>& rows, const std::vector<int64_t>& eos) {
-  return std::count_if(rows.begin(), rows.end(), [&](const Example& row) {
-    const auto last =
-        std::find_if(row.labels.rbegin(), row.labels.rend(), [](int64_t label) { return label != Example::kIgnored; });
-    return last != row.labels.rend() && std::find(eos.begin(), eos.end(), *last) != eos.end();
-  });
+  const std::vector<TokenId> ends(eos.begin(), eos.end());
+  return std::count_if(rows.begin(), rows.end(),
+                       [&](const Example& row) { return row.ends_in_eos ? *row.ends_in_eos : ends_in_trained_eos(row, ends, {}); });
 }
 
 void pack_rows(std::vector<Example>& rows, const TrainingArguments& args, const char* name) {
@@ -135,6 +136,7 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
                    rank_count(),
                    model_->lora_config().lora_dropout};
   unread_ = std::make_unique<UnreadLosses>();
+  trend_ = std::make_unique<LossTrend>();
   saving_ = std::make_unique<BackgroundCommit>();
   runner_ = std::make_unique<WindowRunner>(*model_, state_, args_, train_data_, !eval_data_.empty());
   if (!train_data_.empty()) {
@@ -174,6 +176,10 @@ void Trainer::check_ranks() {
 }
 
 Trainer::~Trainer() = default;
+
+Bytes Trainer::planned_memory() const { return planned_peak(*model_, args_, longest_row(), !eval_data_.empty()); }
+
+std::string Trainer::trend() const { return trend_line(*trend_, args_.learning_rate); }
 
 void Trainer::set_up_model() {
   check_vocabulary(train_data_, "train_dataset", model_->config().vocab_size);
@@ -248,7 +254,41 @@ LogRecord Trainer::evaluate() {
   metrics.set("epoch", epoch());
   control_.should_evaluate = false;
   if (callbacks_.on_evaluate) callbacks_.on_evaluate(metrics, control_);
+  if (is_training_ && args_.early_stopping_patience) stop_if_no_better(metrics);
   return metrics;
+}
+
+double Trainer::metric_of(const LogRecord& metrics) const {
+  const std::string name = args_.best_metric_name();
+  if (!metrics.contains(name)) {
+    std::vector<std::string> there;
+    for (const auto& [key, value] : metrics.values()) there.push_back(key);
+    throw ValueError(
+        message("[trainer] metric_for_best_model: an evaluation has no '{}'; it has {}. Name one of them.", name, joined(there)));
+  }
+  // Of rank 0, as a metric may be a time.
+  return std::strtod(text_of_first(*state_.ranks, message("{:a}", metrics.number(name))).c_str(), nullptr);
+}
+
+void Trainer::stop_if_no_better(const LogRecord& metrics) {
+  count_evaluation(args_, metric_of(metrics), state_);
+  if (!stops_early(args_, state_)) return;
+  control_.should_training_stop = true;
+  log_info(message("[trainer] early stopping at step {}: {} did not improve in {} evaluations; the best is {:.4g}.",
+                   state_.global_step, args_.best_metric_name(), state_.evaluations_without_gain, state_.best_metric.value_or(0)));
+}
+
+bool Trainer::note_best(const LogRecord& metrics) {
+  const std::string name = args_.best_metric_name();
+  if (name.empty()) return false;
+  const double value = metric_of(metrics);
+  const bool better =
+      std::isfinite(value) &&
+      (!state_.best_metric || (args_.best_is_greatest() ? value > *state_.best_metric : value < *state_.best_metric));
+  if (!better) return false;
+  state_.best_metric = value;
+  if (args_.save_strategy != "no") state_.best_global_step = state_.global_step;
+  return true;
 }
 
 LogRecord Trainer::metrics_of_eval_data() {
@@ -282,14 +322,17 @@ void Trainer::save_model(const std::string& folder) const {
   format::FolderUpdate update(folder, std::string(kAdapterConfig));
   save_adapter(*model_, update.staging(), base_model_);
   write_trainer_state(update.staging());
+  const bool has_text = text_ && !format::is_same_file(folder, base_model_);  // the base keeps its own
+  if (has_text) text_->write(update.staging());
   update.commit();
+  if (has_text) text_->remove_others(folder);
 }
 
 void Trainer::save_state(const std::string& folder) {
   read_losses();
   const DataCursor here = state_.cursor;
   if (at_epoch_end_) state_.cursor = {here.epoch + 1, 0};  // what a resumed run has to do next
-  state_.owes_epoch_end = !in_epoch_end_ && is_complete();
+  state_.owes_epoch_end = !in_epoch_end_ && (is_complete() || stops_early(args_, state_));
   state_.save(folder);
   state_.cursor = here;
   write_arguments(folder, args_);
@@ -323,6 +366,7 @@ void Trainer::begin_save() {
 void Trainer::write_checkpoint() {
   const auto writer = std::make_shared<CheckpointWriter>(run_folder(), state_.global_step);
   save_adapter(*model_, writer->folder(), base_model_);
+  if (text_) text_->write(writer->folder());
   // A run that was stopped is to be resumed, whatever else is saved of it.
   args_.save_only_model && !stopped_ ? write_arguments(writer->folder(), args_) : save_state(writer->folder());
   if (state_.best_global_step) {
@@ -372,7 +416,9 @@ void Trainer::restore(const std::string& folder) {
       of_transformers ? "it is a checkpoint of transformers' Trainer, whose optimizer.pt is a pickle file, which can run code"
                       : "it holds only the model (save_only_model)");
   check_checkpoint(folder);
-  const ChangedInputs changes = check_inputs(folder, args_, state_.inputs);
+  const bool compares_text = text_ && !TextFiles(folder).empty();
+  const ChangedInputs changes =
+      check_inputs(folder, args_, state_.inputs, compares_text ? text_->other_than(folder) : std::vector<std::string>());
   if (!callbacks_.log_evaluate_save) {
     load_adapter(*model_, folder, model_->adapters().active_name());
     read_trainer_history(folder, state_);

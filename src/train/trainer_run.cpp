@@ -6,10 +6,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <exception>
 #include <iterator>
 #include <utility>
+
+#include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
 #include "data/sampler.hpp"
@@ -18,9 +19,13 @@
 #include "io/checkpoint_folder.hpp"
 #include "nn/decoder.hpp"
 #include "qlorapp/core/log.hpp"
+#include "qlorapp/format/json.hpp"
 #include "qlorapp/train/plan_run.hpp"
 #include "qlorapp/train/trainer.hpp"
 #include "speed.hpp"
+#include "train/early_stopping.hpp"
+#include "train/loss_svg.hpp"
+#include "train/loss_trend.hpp"
 #include "train/run_report.hpp"
 #include "train/unread_losses.hpp"
 #include "train/window_runner.hpp"
@@ -168,8 +173,11 @@ void Trainer::report(const std::string& outcome, const std::string& error) const
                     .longest_row = longest_row(),
                     .evaluates = !eval_data_.empty()},
                    *model_, state_, args_);
+  if (callbacks_.log_evaluate_save) return;  // its owner has the history
+  write_loss_svg(args_.output_dir,
+                 format::parse_json("[" + state_.log_history.text() + "]", "log_history", {.allow_nonfinite = true}));
 } catch (const std::exception& failed) {
-  if (error.empty()) log_warning(message("[trainer] run_report.json was not written: {}", first_line(failed)));
+  if (error.empty()) log_warning(message("[trainer] run_report.json or loss.svg was not written: {}", first_line(failed)));
 }
 
 TrainOutput Trainer::run(const std::optional<std::string>& resume_from) {
@@ -186,6 +194,8 @@ TrainOutput Trainer::run(const std::optional<std::string>& resume_from) {
   resumed_with_changes_ = changed_;
   first_tokens_ = state_.tokens_seen;
   control_ = {};
+  control_.should_training_stop = stops_early(args_, state_);  // resumed from its last checkpoint
+  trend_->clear();
   if (resume_from) {
     unread_->clear();  // of a run that was interrupted: restore has its sums
   } else {
@@ -249,7 +259,8 @@ void Trainer::run_epochs() {
     control_.should_save = state_.owes_save;
     log_evaluate_save();
   }
-  if (state_.owes_epoch_end && is_complete()) end_epoch();  // its last step was saved, and then it was killed
+  if (state_.owes_epoch_end && (is_complete() || control_.should_training_stop))
+    end_epoch();  // its last step was saved, and then it was killed
   while (!is_complete() && state_.cursor.epoch < epochs_ && !control_.should_training_stop) run_epoch();
   read_losses();
 }
@@ -438,27 +449,7 @@ void Trainer::run_evaluation() {
   if (args_.save_strategy == "best") control_.should_save = is_best && state_.global_step > 0;
 }
 
-bool Trainer::note_best(const LogRecord& metrics) {
-  const std::string name = args_.best_metric_name();
-  if (name.empty()) return false;
-  if (!metrics.contains(name)) {
-    std::vector<std::string> there;
-    for (const auto& [key, value] : metrics.values()) there.push_back(key);
-    throw ValueError(
-        message("[trainer] metric_for_best_model: an evaluation has no '{}'; it has {}. Name one of them.", name, joined(there)));
-  }
-  // Of rank 0, as a metric may be a time.
-  const double value = std::strtod(text_of_first(*state_.ranks, message("{:a}", metrics.number(name))).c_str(), nullptr);
-  const bool better =
-      std::isfinite(value) &&
-      (!state_.best_metric || (args_.best_is_greatest() ? value > *state_.best_metric : value < *state_.best_metric));
-  if (!better) return false;
-  state_.best_metric = value;
-  if (args_.save_strategy != "no") state_.best_global_step = state_.global_step;
-  return true;
-}
-
-void Trainer::read_losses() { unread_->read_into(state_, args_.on_non_finite == "skip"); }
+void Trainer::read_losses() { unread_->read_into(state_, args_.on_non_finite == "skip", *trend_); }
 
 LogRecord Trainer::last_step() {
   if (rank_count() == 1) read_losses();  // else each rank must find at the same step that a loss is not finite

@@ -15,6 +15,23 @@
 #include "qlorapp/format/json.hpp"
 
 namespace qlorapp {
+namespace {
+
+/// As transformers names its callback and its counter.
+constexpr const char *kEarlyStopping = "EarlyStoppingCallback", *kCounter = "early_stopping_patience_counter";
+
+/// 0 where the run had no early stopping.
+int64_t counter_of(const format::Json& json, const std::string& path) {
+  const format::Json::json_pointer place(message("/stateful_callbacks/{}/attributes/{}", kEarlyStopping, kCounter));
+  if (!json.contains(place)) return 0;
+  const format::Json& value = json.at(place);
+  constexpr int64_t kLargest = int64_t{1} << 42;
+  QLORAPP_CHECK_FORMAT(value.is_number_integer() && value.get<int64_t>() >= 0 && value.get<int64_t>() <= kLargest,
+                       "[resume] {}: '{}' must be an integer from 0 to {}.", path, kCounter, kLargest);
+  return value.get<int64_t>();
+}
+
+}  // namespace
 
 void write_trainer_state(const std::string& folder, const TrainState& state, const TrainingArguments& args,
                          const RunLength& length) {
@@ -36,6 +53,12 @@ void write_trainer_state(const std::string& folder, const TrainState& state, con
   json["num_train_epochs"] = length.epochs;
   json["save_steps"] = args.save_steps;
   json["stateful_callbacks"] = Json::object();
+  if (args.early_stopping_patience) {
+    json["stateful_callbacks"][kEarlyStopping] = {
+        {"args",
+         {{"early_stopping_patience", *args.early_stopping_patience}, {"early_stopping_threshold", args.early_stopping_threshold}}},
+        {"attributes", {{kCounter, state.evaluations_without_gain}}}};
+  }
   json["total_flos"] = state.total_flos;
   json["train_batch_size"] = args.per_device_train_batch_size;
   json["trial_name"] = nullptr;
@@ -54,6 +77,7 @@ void read_trainer_history(const std::string& folder, TrainState& state) {
   const auto history = json.find("log_history");
   QLORAPP_CHECK_FORMAT(history != json.end() && history->is_array(), "[resume] {} must hold a list 'log_history'.", path);
   state.log_history.clear();
+  state.evaluations_without_gain = counter_of(json, path);
   for (const auto& entry : *history) state.log_history.push_back(LogRecord::from_json(entry, path));
   if (const auto value = json.find("best_metric"); value != json.end() && value->is_number())
     state.best_metric = value->get<double>();

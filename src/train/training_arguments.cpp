@@ -83,6 +83,28 @@ void check_best_model(const TrainingArguments& args) {
                       evals);
 }
 
+/// As transformers' EarlyStoppingCallback, which is given to a trainer.
+void check_early_stopping(const TrainingArguments& args) {
+  not_negative("early_stopping_threshold", args.early_stopping_threshold);
+  if (!args.early_stopping_patience) {
+    QLORAPP_CHECK_VALUE(args.early_stopping_threshold == 0,
+                        "{}early_stopping_threshold={} needs early_stopping_patience. Give both.", kWhere,
+                        args.early_stopping_threshold);
+    return;
+  }
+  at_least("early_stopping_patience", *args.early_stopping_patience, 1);
+  QLORAPP_CHECK_VALUE(args.eval_strategy != "no",
+                      "{}early_stopping_patience needs evaluations. Set eval_strategy to steps or epoch.", kWhere);
+  QLORAPP_CHECK_VALUE(!args.best_metric_name().empty(),
+                      "{}early_stopping_patience needs metric_for_best_model, or load_best_model_at_end, whose metric is the loss.",
+                      kWhere);
+  if (!args.load_best_model_at_end) {
+    log_warning_once(message(
+        "{}early_stopping_patience without load_best_model_at_end: the adapters at the end are the last ones, not the best.",
+        kWhere));
+  }
+}
+
 }  // namespace
 
 bool TrainingArguments::counts_input_tokens() const {
@@ -159,6 +181,8 @@ void TrainingArguments::validate() const {
       "{}cuda_graphs=True must be without base_sharding, whose exchanges go on from one micro-step to the next; got "
       "both. Leave one of them out.",
       kWhere);
+  QLORAPP_CHECK_VALUE(std::isfinite(val_size) && val_size >= 0 && (val_size < 1 || val_size == std::floor(val_size)),
+                      "{}val_size must be a number of rows, or a share below 1; got {}.", kWhere, val_size);
   at_least("max_length", max_length, 2);
   static constexpr std::array<std::string_view, 3> kPacking{"bfd", "bfd_split", "wrapped"};
   one_of("packing_strategy", packing_strategy, kPacking);
@@ -182,6 +206,7 @@ void TrainingArguments::validate() const {
     one_of("include_num_input_tokens_seen", *word, kCounts);
   }
   check_best_model(*this);
+  check_early_stopping(*this);
 
   if (lr_scheduler_type == "constant" && (warmup_steps > 0 || warmup_ratio > 0)) {
     log_warning_once(message("{}lr_scheduler_type=constant has no warm-up; use constant_with_warmup for one.", kWhere));

@@ -16,7 +16,7 @@ void UnreadLosses::add(const StepReport& report, int64_t step) {
   steps_.push_back({report.mean_loss, report.grad_norm, step, !report.stepped});
 }
 
-void UnreadLosses::read_into(TrainState& state, bool skips) {
+void UnreadLosses::read_into(TrainState& state, bool skips, LossTrend& trend) {
   constexpr int64_t kMostInARow = 17;  // as with a loss scale (trainer.cpp)
   const std::vector<Step> steps = std::exchange(steps_, {});
   for (const Step& step : steps) {
@@ -50,6 +50,7 @@ void UnreadLosses::read_into(TrainState& state, bool skips) {
           "[trainer] the loss is no longer finite: training has diverged. Go back to a checkpoint and lower the learning rate.");
     }
     state.last_loss = loss;
+    trend.add(loss, step.number, state.schedule.training_steps);
     state.loss_sum += loss;
     state.loss_since_log += loss;
   }

@@ -9,6 +9,7 @@
 
 #include "qlorapp/train/step_report.hpp"
 #include "qlorapp/train/train_state.hpp"
+#include "train/loss_trend.hpp"
 
 namespace qlorapp {
 
@@ -23,7 +24,8 @@ class UnreadLosses {
   /// Adds them to the sums of the state. Synchronizes.
   /// @param skips  a step whose norm is not finite, or too large to be squared, is counted and left out of the sums.
   /// @throws TrainingDiverged if there is such a step and `skips` is false, or if 17 of them follow each other.
-  void read_into(TrainState& state, bool skips);
+  /// @param trend  gets each loss.
+  void read_into(TrainState& state, bool skips, LossTrend& trend);
 
  private:
   static constexpr size_t kMost = 256;

@@ -166,6 +166,8 @@ class Probe {
     if (command == "gunzip") return gunzip(request);
     if (command == "rows") return rows(request);
     if (command == "templates") return templates();
+    if (command == "template_source") return qlorapp::ChatTemplate::source(request["name"].get<std::string>());
+    if (command == "template_names") return qlorapp::ChatTemplate::names();
     if (command == "load") {
       tokenizer_ = qlorapp::Tokenizer::from_folder(request["folder"].get<std::string>());
       return {{"vocab_size", tokenizer_->vocab_size()}, {"id_limit", tokenizer_->id_limit()},
@@ -209,6 +211,8 @@ class Probe {
     if (command == "dataset") {
       std::optional<qlorapp::ChatTemplate> chat;
       if (request.contains("chat")) chat = qlorapp::ChatTemplate::named(request["chat"].get<std::string>());
+      if (request.contains("chat_source"))
+        chat = qlorapp::ChatTemplate::from_source(request["chat_source"].get<std::string>(), "<s!>", "</e!>", "t.jinja");
       const bool use_tokenizer = tokenizer_ && request.value("tokenizer", true);
       const auto data = qlorapp::Dataset::read(request["path"].get<std::string>(), options_of(request),
                                                use_tokenizer ? &*tokenizer_ : nullptr, chat ? &*chat : nullptr);
@@ -233,6 +237,10 @@ class Probe {
               {"truncated", s.truncated},
               {"dropped", s.dropped},
               {"ends_in_eos", s.ends_in_eos},
+              {"empty_answers", s.empty_answers},
+              {"split_rows", s.split_rows},
+              {"flagged_rows", s.flagged_rows},
+              {"rewritten_rows", s.rewritten_rows},
               {"straddling", s.straddling}};
     }
     if (command == "token") return or_null(tokenizer_->token_to_id(request["token"].get<std::string>()));

@@ -190,8 +190,10 @@ class Tried:
         at = f"{self.scenario.name}, call {call} of {self.calls}, {action}"
         if action in self.harmless and first.code != 0:
             raise Wrong(f"{at}: exit code {first.code}: {first.error}")
-        if first.code not in (0, 1, 2, -9):
+        if first.code not in (0, 1, 2, 4, -9):
             raise Wrong(f"{at}: exit code {first.code}: {first.error}")
+        if (first.code == 2 and first.saved) or (first.code == 4 and not list(out.glob("checkpoint-*"))):
+            raise Wrong(f"{at}: exit code {first.code} with {first.saved} saved: {first.error}")
         if first.code > 0 and not first.error.strip():
             raise Wrong(f"{at}: failed without a word")
         if first.code == 0 and contents(out) != self.wanted and action in self.harmless:

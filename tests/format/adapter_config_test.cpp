@@ -6,6 +6,7 @@
 
 #include "catch.hpp"
 #include "core/check.hpp"
+#include "format/adapter_use.hpp"
 #include "format/expect_error.hpp"
 #include "qlorapp/core/log.hpp"
 
@@ -89,6 +90,32 @@ TEST_CASE("what nobody here knows is said, kept and written back", "[format][cpu
   REQUIRE(has(text, "\"base_model_class\": \"Tiny\""));
   REQUIRE(has(text, "\"qalora_group_size\": 32"));
   REQUIRE(adapter_config_json(parse_adapter_config(text, "f")) == text);
+}
+
+TEST_CASE("an unknown key that is null or false is ignored whatever it is called, any other value is not", "[format][cpu]") {
+  std::string said;
+  set_log_sink([&](LogLevel, std::string_view line) { said += line; });
+  const AdapterConfig config = parse_config(R"("use_dorra":false,"arrow_config_2":null)");
+  set_log_sink({});
+  CHECK(has(said, "null or false are ignored: 'arrow_config_2', 'use_dorra'"));
+  CHECK(has(adapter_config_json(config), "\"use_dorra\": false"));
+  for (const char* value : {"true", "0", "\"\"", "[]"})
+    CHECK(has(adapter_refusal(message("\"use_dorra\":{}", value)), "Did you mean 'use_dora'?"));
+}
+
+TEST_CASE("an adapter is merged with more than it is computed with", "[format][cpu]") {
+  const auto parse = [](const std::string& fields, AdapterUse use) {
+    return parse_adapter_config(message(R"({{"peft_type":"LORA",{}}})", fields), "f", use);
+  };
+  for (const char* key : {"lora_bias", "fan_in_fan_out"}) {
+    const std::string fields = message("\"{}\":true", key);
+    CHECK(parse(fields, AdapterUse::kMerge).preserved.at(key) == "true");
+    CHECK(has(thrown<FormatError>([&] { (void)parse(fields, AdapterUse::kCompute); }), "Merge it with qlorapp merge"));
+  }
+  CHECK(
+      has(thrown<FormatError>([&] { (void)parse(R"("target_parameters":["experts"])", AdapterUse::kMerge); }), "merge_and_unload"));
+  CHECK(
+      has(thrown<FormatError>([] { (void)parse_adapter_config(R"({"lora_parameters":{"rank":8}})", "f"); }), "adapter of mlx-lm"));
 }
 
 TEST_CASE("a config is checked before it is written, and written whole", "[format][cpu]") {

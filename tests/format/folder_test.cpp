@@ -136,10 +136,10 @@ TEST_CASE("a fresh folder that is not kept leaves nothing, and what was there be
     REQUIRE_FALSE(format::exists(path_in(made, "file")));
     kept.keep();
   }
-  REQUIRE(format::names_in(made) == std::vector<std::string>{"file"});
+  REQUIRE(format::names_in(made) == std::vector<std::string>{"MANIFEST.json", "file"});
   (void)folder.write("made/.qlorapp-pending/.qlorapp-files", "file\n");  // all is in place; removing this had failed
   REQUIRE_THROWS_AS(format::FreshFolder(made), qlorapp::ValueError);
-  REQUIRE(format::names_in(made) == std::vector<std::string>{"file"});
+  REQUIRE(format::names_in(made) == std::vector<std::string>{"MANIFEST.json", "file"});
 }
 
 TEST_CASE("two names of one folder are the same file") {

@@ -15,6 +15,7 @@
 #include "format/python_json.hpp"
 #include "format/quant_state.hpp"
 #include "format/safetensors.hpp"
+#include "format/yaml.hpp"
 #include "qlorapp/format/adapter_config.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/format/quantization_config.hpp"
@@ -65,6 +66,32 @@ void python_json(const std::string& in) {
       }
     }
   }
+}
+
+/// Scalars as text.
+Json structure(const YamlNode& node) {
+  if (node.is_scalar()) return node.text;
+  Json json = node.kind == YamlNode::Kind::kList ? Json::array() : Json::object();
+  for (size_t i = 0; i < node.items.size(); ++i) {
+    if (json.is_array()) json.push_back(structure(node.items[i]));
+    else json.get_ref<Json::object_t&>().emplace_back(node.keys[i].text, structure(node.items[i]));
+  }
+  return json;
+}
+
+/// `in` holds a list of texts. For each [structure, values], or the refusal of either in its place.
+void yaml(const std::string& in) {
+  Json results = Json::array();
+  for (const Json& text : parse_json(content(in), in)) {
+    Json result = Json::array();
+    try {
+      const YamlNode node = parse_yaml(text.get<std::string>(), "f.yaml");
+      result.push_back(structure(node));
+      result.push_back(untyped_json(node, "f.yaml"));
+    } catch (const FormatError& error) { result.push_back({{"refused", error.what()}}); }
+    results.push_back(result);
+  }
+  std::cout << dump_python_json(results) << '\n';
 }
 
 Json shapes(const std::vector<ModelParameter>& parameters) {
@@ -119,6 +146,7 @@ int run(const std::vector<std::string>& args) {
   if (is("safetensors-copy", 2)) safetensors_copy(args[1], args[2]);
   else if (is("safetensors-verdicts", 0)) safetensors_verdicts();
   else if (is("python-json", 1)) python_json(args[1]);
+  else if (is("yaml", 1)) yaml(args[1]);
   else if (is("model-config", 1)) model_config(args[1]);
   else if (is("quant-state", 1)) quant_state(args[1]);
   else if (is("quantization-config", 2))

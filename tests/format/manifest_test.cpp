@@ -167,7 +167,8 @@ TEST_CASE("files are replaced together: after a failure of any call, all are the
       REQUIRE((version == "new" || version == "old config"));
       REQUIRE(folder.read("weights") == (version == "new" ? "new" : "old weights"));
       REQUIRE(folder.read("other") == "stays");
-      REQUIRE(folder.entries() == (version == "new" ? 4 : 3));
+      REQUIRE(folder.entries() == (version == "new" ? 5 : 3));
+      if (version == "new") REQUIRE(damage(folder.path(), read_manifest(folder.path())).empty());
       if (!failed) {
         REQUIRE(version == "new");
         break;
@@ -221,7 +222,8 @@ TEST_CASE("a clock that is set back during a save does not make its files look l
   (void)folder.write("config", "old");
   (void)folder.write("weights", "old");
   {
-    const WithFaultyCalls faults({.call = "rename", .error = EIO, .after = 3});  // the list, the folder, one of the files
+    const WithFaultyCalls faults(
+        {.call = "rename", .error = EIO, .after = 5});  // the manifest, the list, the folder, two of the files
     FolderUpdate update(folder.path(), kGuard);
     for (const char* name : {"config", "weights", "more"}) {
       const std::string path = write_new(update, name);
@@ -269,4 +271,49 @@ TEST_CASE("an interrupted save gives way to a later one of another program", "[f
     REQUIRE(folder.read("weights") == "later");
   }
   REQUIRE_FALSE(exists(folder / ".qlorapp-pending"));
+}
+
+TEST_CASE("an output's manifest has its new files as they are and its others as they were; a checkpoint gets none",
+          "[format][cpu]") {
+  const TemporaryFolder folder;
+  (void)folder.write("first", "1");
+  (void)folder.write("second", "2");
+  const auto updated = [&](const std::vector<std::string>& names) {
+    (void)folder.write("MANIFEST.json", output_manifest(folder.path(), folder.path(), names).value());
+    return read_manifest(folder.path());
+  };
+  REQUIRE(updated({"first", "second"}).kind == "output");
+  (void)folder.write("second", "two");
+  (void)folder.write("third\nline", "3");
+  REQUIRE(damage(folder.path(), read_manifest(folder.path())) ==
+          std::vector<std::string>{"second: it has 3 bytes and was written with 1"});
+  const Manifest manifest = updated({"second", "third\nline", std::string("no\xff text")});
+  REQUIRE(damage(folder.path(), manifest).empty());
+  std::vector<std::string> names;
+  for (const ManifestFile& file : manifest.files) names.push_back(file.name);
+  REQUIRE(names == std::vector<std::string>{"first", "second", "third\nline"});
+  REQUIRE(::unlink((folder / "first").c_str()) == 0);
+  REQUIRE(updated({"second"}).files.size() == 2);
+  std::string text = folder.read("MANIFEST.json");
+  (void)folder.write("MANIFEST.json", text.replace(text.find("output"), 1, "O"));  // no longer what it was sealed as
+  REQUIRE(updated({"second"}).files.size() == 1);
+  (void)folder.write("MANIFEST.json", manifest_text(described(folder)));
+  REQUIRE_FALSE(output_manifest(folder.path(), folder.path(), {"second"}));
+}
+
+TEST_CASE("names with line ends are files of an update; a list of lines of an older version is finished", "[format][cpu]") {
+  const TemporaryFolder folder;
+  {
+    FolderUpdate update(folder.path(), kGuard);
+    for (const char* name : {"two\nlines", "config"}) (void)write_new(update, name);
+    update.commit();
+  }
+  REQUIRE(folder.read("two\nlines") == "new");
+  (void)folder.write(".qlorapp-pending/.qlorapp-files", "weights\nconfig\n");
+  (void)folder.write(".qlorapp-pending/weights", "older");
+  (void)folder.write(".qlorapp-pending/config", "older");
+  finish_update(folder.path(), kGuard);
+  REQUIRE(folder.read("weights") == "older");
+  REQUIRE(folder.read("config") == "older");
+  REQUIRE(names_of_list(name_list({"a\nb", "c"})) == std::vector<std::string>{"a\nb", "c"});
 }

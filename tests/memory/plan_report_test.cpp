@@ -25,6 +25,20 @@ TEST_CASE("what the Hugging Face stack takes is the sum of its terms, as measure
   }
 }
 
+TEST_CASE("an explanation judges the Hugging Face stack with and without its preparation") {
+  PlanSettings settings = settings_for("llama-3-8b", "T4");
+  settings.segments = keep_in_each_block(settings.model.num_hidden_layers, Keep::kInputOnly);
+  settings.compute_dtype = at::kHalf;
+  settings.batch = 2;  // docs/performance.md measured 12.54 GiB without
+  const PeerMemory peer = hugging_face_memory(plan_memory_in(settings, room_on(find_gpu("T4"), {})), settings);
+  const auto gib = [](Bytes bytes) { return message("{:.2f} GiB", static_cast<double>(bytes.count) / 0x1p30); };
+  const std::string text = explain(settings, find_gpu("T4"), {});
+  CHECK_THAT(text, ContainsSubstring("= " + gib(peer.total() - peer.prepared) + ", in 14.06 GiB: fits.\n"));
+  CHECK_THAT(text, ContainsSubstring("= " + gib(peer.total()) + ": does not fit.\n"));
+  settings.compute_dtype = at::kFloat;  // nothing is converted
+  CHECK(explain(settings, find_gpu("T4"), {}).find("prepare_model_for_kbit_training") == std::string::npos);
+}
+
 TEST_CASE("what a peer would take does not depend on what is kept on the host here") {
   PlanSettings settings = settings_for("llama-3.1-8b", Keep::kInputOnly);
   const Bytes plain = hugging_face_memory(plan_memory(settings), settings).base;

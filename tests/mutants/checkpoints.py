@@ -293,6 +293,12 @@ MUTANTS = [
             "inputs.base_without_scales == saved.base_without_scales",
             INPUTS,
         ),
+        (
+            "config_of_the_base_ignored",
+            "  check_base_config(folder, saved, inputs);\n",
+            "",
+            py("test_stranger_checkpoints.py", "config_computes_something_else"),
+        ),
         ("data_ignored", "if (saved.train_data != inputs.train_data) append", "if (saved.train_data == 0) append", INPUTS),
         (
             "split_counts_not_with_dropout",

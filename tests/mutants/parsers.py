@@ -115,6 +115,31 @@ MUTANTS = [
         "config_keys",
         "src/format/model_config_keys.cpp",
         ("code_in_the_folder", '{"auto_map", "trust_remote_code", ', '{"trust_remote_code", ', CONFIG),
+        ("windows_that_are_used", "(uses_window != nullptr && is_neutral(*uses_window, 0))", "uses_window != nullptr", CONFIG),
+        ("misspelled", 'fields.value(key) == nullptr ? "" : misspelled(key, family)', '""', CONFIG),
+    ),
+    *within(
+        "model_folder",
+        "src/format/model_folder.cpp",
+        ("unknown_tensors", "if (!unknown.empty()) refuse(model, unknown);", "", cpp("io", "a tensor that the config's model")),
+        ("two_tables", "  model.config.tie_word_embeddings = false;\n", "", cpp("io", "a tied config beside two tables")),
+        (
+            "head_alone",
+            "if (checkpoint.find(kEmbeddingTable) == nullptr) return",
+            "if (false) return",
+            cpp("io", "a table that is stored twice"),
+        ),
+    ),
+    *within(
+        "text_files",
+        "src/io/text_files.cpp",
+        ("two_templates", 'json.erase("chat_template") == 0', "json.empty()", cpp("io", "a chosen template is the only one")),
+        (
+            "templates_beside",
+            "if (chat_template && is_template(name)) continue;",
+            "",
+            cpp("io", "a chosen template is the only one"),
+        ),
     ),
     *within(
         "quantization_config",
@@ -143,7 +168,7 @@ MUTANTS = [
         ),
         (
             "transposed_weights",
-            '{"fan_in_fan_out", "false", "weights must be stored as (out, in)"}',
+            '{"fan_in_fan_out", "false", "weights must be stored as (out, in)", true}',
             '{"fan_in_fan_out", "false", ""}',
             ADAPTER,
         ),
@@ -234,6 +259,32 @@ MUTANTS = [
             "    QLORAPP_CHECK_FORMAT(bytes_.peek() < 0,\n",
             "    QLORAPP_CHECK_FORMAT(bytes_.peek() < 256,\n",
             py("test_data.py", "behind", PROBE),
+        ),
+    ),
+    *within(
+        "conversations",
+        "src/data/row_encoder.cpp",
+        (
+            "masked_turns_trained",
+            "one.trained.value_or(true);",
+            "!read.empty();",
+            py("test_trained_turns.py", "an_answer_that_is_marked", PROBE),
+        ),
+        (
+            "lost_text_passes",
+            "    if (part.written || ",
+            "    if (part.written || part.message < messages.size() || ",
+            py("test_trained_turns.py", "never_writes", PROBE),
+        ),
+    ),
+    *within(
+        "answers",
+        "src/data/answers.cpp",
+        (
+            "earlier_turns_as_they_were_rewritten",
+            "return text.size() >= answer.end && std::hash",
+            "return text.size() >= answer.end || std::hash",
+            py("test_trained_turns.py", "as_it_is_served", PROBE),
         ),
     ),
     *within(

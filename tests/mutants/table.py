@@ -4,6 +4,7 @@
 import checkpoints
 import parsers
 import quantizer
+import safety
 import scaling
 
-MUTANTS = [*quantizer.MUTANTS, *scaling.MUTANTS, *checkpoints.MUTANTS, *parsers.MUTANTS]
+MUTANTS = [*quantizer.MUTANTS, *scaling.MUTANTS, *checkpoints.MUTANTS, *parsers.MUTANTS, *safety.MUTANTS]

@@ -7,7 +7,7 @@ import pytest
 STEPS = 6
 BASE = {
     "--max_steps": STEPS, "--save_steps": 2, "--per_device_train_batch_size": 2, "--gradient_accumulation_steps": 2, "--r": 4,
-    "--learning_rate": 1e-2,
+    "--learning_rate": 1e-2, "--defaults": "trainer",
 }  # fmt: skip
 
 

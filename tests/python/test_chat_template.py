@@ -104,6 +104,21 @@ def test_every_built_in_template_writes_what_its_own_source_writes(probe):
     assert min(rendered.values()) > 20, rendered
 
 
+def test_the_source_of_a_name_is_rendered_by_transformers_as_the_name_is_here(probe):
+    for name in probe.ask("template_names"):
+        source, compared = probe.ask("template_source", name=name), 0
+        assert "{SYSTEM}" not in source
+        for messages in conversations():
+            got = compare(probe, source, messages, True, date="1 Jan 2030")
+            if not got:
+                continue
+            ours = probe.ask("render", name=name, messages=messages, prompt=True, date="1 Jan 2030")
+            text = bytes.fromhex(ours["text"]).decode().replace("<|begin_of_text|>", "<s!>").replace("<|end_of_text|>", "</e!>")
+            assert text == bytes.fromhex(got["text"]).decode() and got["name"] == name
+            compared += 1
+        assert compared > 5, name
+
+
 def test_what_an_assistant_has_to_produce_is_where_generation_would_begin_and_its_turn_ends(probe):
     ends = {"</e!>", "<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>"}
     seen = set()

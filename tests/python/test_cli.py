@@ -24,7 +24,13 @@ def here(tmp_path_factory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("cli")
     write_model(folder / "model")
     write_rows(folder / "rows.jsonl")
-    options = {"per-device-train-batch-size": 2, "num_train_epochs": 3, "logging_steps": 1, "learning-rate": 0.01}
+    options = {
+        "defaults": "trainer",
+        "per-device-train-batch-size": 2,
+        "num_train_epochs": 3,
+        "logging_steps": 1,
+        "learning-rate": 0.01,
+    }
     arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
     result = train(folder, "run", *arguments, "--eval_data", "rows.jsonl", "--target_modules", "all-linear")
     (folder / "stdout").write_text(result.stdout)
@@ -83,6 +89,7 @@ CONFIGS = [package._C.training_arguments_fields, package._C.lora_config_fields, 
 OWN_NAMES = {"output_dir": "output", "bnb_4bit_quant_type": "quant_type", "bnb_4bit_use_double_quant": "double_quant",
              "bnb_4bit_compute_dtype": "dtype"}  # fmt: skip
 # The command's own: it stores in four bits unless told otherwise.
+QLORA = json.loads(package._C.command_defaults())
 OWN_DEFAULTS = {"load_in_4bit": "true"}
 
 
@@ -109,7 +116,7 @@ def test_all_of_the_help_of_train_names_every_field_with_type_and_default():
             continue
         said_kind, said_default, _ = options[field]
         assert said_kind == kinds.get(kind.removesuffix(" | None"), said_kind), field
-        wanted = OWN_DEFAULTS.get(field, as_typed(default))
+        wanted = OWN_DEFAULTS.get(field, as_typed(json.dumps(QLORA[field]) if field in QLORA else default))
         assert said_default == wanted or float(said_default) == float(wanted), field
 
 
@@ -232,6 +239,57 @@ def test_a_config_file_stands_below_the_line(here):
     assert (adapter["r"], adapter["target_modules"]) == (4, ["q_proj"])
 
 
+def test_a_yaml_file_is_read_by_the_types_of_the_options(here):
+    (here / "config.yaml").write_text(
+        "# as for transformers\nmax_steps: 1\nlearning_rate: 1e-4\nbf16: No\nlogging_first_step: on\neval_strategy: no\nsave_total_limit: null\n"
+        "lr_scheduler_type: cosine_with_restarts\nlr_scheduler_kwargs: {num_cycles: 2}\nr: 4\ntarget_modules:\n  - q_proj\n  - 'v_proj'\n"
+        "rank_pattern:\n  q_proj: 2\ngradient_checkpointing: true\ncheckpoint_keep: [input_only:1, everything]\noptim: adamw_torch\n"
+    )
+    train(here, "from_yaml", "--config", "config.yaml", "--learning_rate", "0.25")
+    arguments, adapter = arguments_of(here / "from_yaml"), adapter_of(here / "from_yaml")
+    assert (arguments["max_steps"], arguments["learning_rate"], arguments["bf16"], arguments["logging_first_step"]) == (
+        1,
+        0.25,
+        False,
+        True,
+    )
+    assert (arguments["eval_strategy"], arguments["save_total_limit"], arguments["lr_scheduler_kwargs"]) == (
+        "no",
+        None,
+        {"num_cycles": 2},
+    )
+    assert arguments["checkpoint_keep"] == ["input_only:1", "everything"]
+    assert (adapter["r"], adapter["target_modules"], adapter["rank_pattern"]) == (4, ["q_proj", "v_proj"], {"q_proj": 2})
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("learning_rate: fast\n", "'learning_rate' must be a number; got string '\"fast\"'"),
+        ("learning_rate: '0.1'\n", "'learning_rate' must be a number; got string"),
+        ("seed: 010\n", "'seed' must be an integer; got string '\"010\"'"),
+        ("bf16: maybe\n", "'bf16' must be true or false"),
+        ("optim: ~\n", "'optim' must be a string; got null"),
+        ("r: [1, 2]\n", "'r' must be an integer; got array"),
+        ("seed: 1\nseed: 2\n", "config.yml] line 2, column 1: the key 'seed' is there already."),
+        ("r: &x 8\n", "config.yml] line 1, column 4: anchors are not read"),
+        ("alpha: 8\nlora_alpha: 16\n", "'alpha' and 'lora_alpha' are the same option"),
+        ("- r\n", "must hold a mapping of options"),
+        (
+            "base_model: NousResearch/Llama-3.2-1B\ndatasets:\n  - path: teknium/GPT4-LLM-Cleaned\n    type: alpaca\nmax_sequence: 2048\nlora_r: 16\n",
+            "config.yml, line 1. Other keys there that are no options: 'datasets', 'max_sequence'.",
+        ),
+        ("max_lenght: 7\n", "Did you mean '"),
+    ],
+)
+def test_what_is_wrong_in_a_yaml_file_is_named(tmp_path, text, said):
+    (tmp_path / "config.yml").write_text(text)
+    result = qlorapp(
+        "train", "--config", tmp_path / "config.yml", "--model", "absent", "--data", "rows.jsonl", "--output", tmp_path / "out"
+    )
+    assert result.returncode != 0 and said in result.stderr
+
+
 @pytest.mark.parametrize(
     "given, expected", [([], True), (["true"], True), (["1"], True), (["false"], False), (["no"], False), (["False"], False)]
 )
@@ -339,6 +397,7 @@ def test_exact_match_counts_answers_learned_by_heart(here, tmp_path):
     write_rows(tmp_path / "one.jsonl", ROWS[:1])
     command = ["--model", "model", "--data", tmp_path / "one.jsonl"]
     options = ["--max_steps", "60", "--learning_rate", "0.02", "--target_modules", "all-linear", "--save_strategy", "no"]
+    options += ["--defaults", "trainer"]
     assert qlorapp("train", *command, "--output", tmp_path / "out", *options, cwd=here).returncode == 0
     assert "exact_match 0 " in qlorapp("eval", *command, cwd=here).stdout
     assert "exact_match 1 " in qlorapp("eval", *command, "--adapter", tmp_path / "out", cwd=here).stdout

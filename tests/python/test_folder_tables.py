@@ -127,3 +127,19 @@ def test_what_would_be_another_model_in_silence_is_refused_everywhere(variant, t
         assert result.returncode == 2 and shown in result.stderr and str(folder) in result.stderr, (words, result.stderr)
     with pytest.raises(qlorapp.FormatError, match=re.escape(shown)):
         qlorapp.AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_the_loop_under_python_does_not_resume_on_a_base_that_computes_something_else(variant, tmp_path):
+    folder = variant("model")
+
+    def trainer():
+        model = qlorapp.AutoModelForCausalLM.from_pretrained(folder, load_in_4bit=True)
+        model = qlorapp.get_peft_model(model, qlorapp.LoraConfig(task_type="CAUSAL_LM"))
+        args = qlorapp.TrainingArguments(tmp_path / "out", max_steps=2, save_steps=1, report_to=[], use_cpu=True)
+        return qlorapp.Trainer(model, args, train_dataset=[{"input_ids": ROW, "labels": ROW}] * 4)
+
+    trainer().train()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 3e-3}))
+    with pytest.raises(qlorapp.FormatError, match=r"rms_norm_eps 1e-05 → 0\.003"):
+        trainer().train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-1"))

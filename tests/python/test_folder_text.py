@@ -83,7 +83,7 @@ def train(run, model, rows, tmp_path, *options):
 
 def sample_of(result):
     assert result.returncode == 0, result.stderr
-    return result.stdout.split("first row, «trained»: ")[1].split("\ntrainable params: ")[0]
+    return result.stdout.split("first row, «trained»: ")[1].split("\ntrainable params: ")[0].split("\ndefaults (")[0]
 
 
 def closed_up(text):
@@ -109,7 +109,7 @@ def test_rows_that_need_no_template_train_beside_an_unknown_one(model, tmp_path,
 
 def test_rows_of_tokens_train_beside_an_unknown_tokenizer_without_facts_that_need_it(unusual, tmp_path):
     for run in (qlorapp, through_python):
-        result = train(run, unusual, [{"input_ids": [1, 2, 3, 4]}] * 2, tmp_path)
+        result = train(run, unusual, [{"input_ids": [1, 2, 3, 4]}] * 2, tmp_path, "--defaults", "trainer")
         assert result.returncode == 0, result.stderr
         assert "«trained»" not in result.stdout and "EOS" not in result.stdout and "transformers" not in result.stdout
 
@@ -206,6 +206,53 @@ def test_tool_calls_are_trained_through_transformers_too(unusual, tmp_path):
     row = {"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": None, "tool_calls": [call]}]}
     result = train(through_python, unusual, [row], tmp_path, "--assistant_only_loss")
     assert "weather" in sample_of(result).split("«")[1]
+
+
+#: Thoughts stand in the last answer alone, as in Qwen3.
+FORGETFUL = UNUSUAL.replace(
+    "{{ m.content }}",
+    "{% if m.reasoning_content and loop.last %}{{ ' ! ' + m.reasoning_content + ' = ' }}{% endif %}{{ m.content }}",
+)
+
+
+def test_through_transformers_each_answer_is_trained_as_it_is_served_and_flags_mask(unusual, tmp_path):
+    file = tmp_path / "forgetful.jinja"
+    file.write_text(FORGETFUL)
+    user, part = {"role": "user", "content": "one"}, [{"type": "text", "text": "two"}]
+    chat = [user, {"role": "assistant", "content": part, "reasoning_content": "weather", "id": 3}, user,
+            {"role": "assistant", "content": "one", "reasoning_content": "zone"}]  # fmt: skip
+    masked = [user, chat[1] | {"weight": 0}, user, chat[3]]
+    more = ["--assistant_only_loss", "--dry_run", "--chat_template", file]
+    result = train(through_python, unusual, [{"messages": chat}, {"messages": masked}], tmp_path, *more)
+    said = result.stdout + result.stderr
+    assert (
+        "1 rows became 2 samples" in said
+        and "In 1 rows flags of messages [weight] decide" in said
+        and "keys of messages not used: [id]" in said
+    )
+    assert re.search(r"« ?! weather = two<end>»", closed_up(said)), said
+    whole = train(
+        through_python, unusual, [{"messages": chat}], tmp_path, "--dry_run", "--defaults", "trainer", "--chat_template", file
+    )
+    assert "1 of 1 rows lose text (first in line 1)" in whole.stdout + whole.stderr
+
+
+@pytest.mark.parametrize(
+    "message, lost",
+    [
+        ({"content": "two", "tool_calls": [{"function": {"name": "weather", "arguments": {"zone": "one"}}}]}, 'content "two"'),
+        ({"content": "two", "reasoning_content": "one"}, 'reasoning_content "one"'),
+    ],
+    ids=["beside a call", "thoughts"],
+)
+def test_text_that_any_template_leaves_out_is_refused(unusual, tmp_path, message, lost):
+    row = {"messages": [{"role": "user", "content": "one"}, {"role": "assistant"} | message]}
+    result = train(through_python, unusual, [CHAT, row], tmp_path, "--assistant_only_loss")
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
+    assert (
+        f"rows.jsonl:2] the chat template must write all text of a conversation; it leaves out {lost} of message 1."
+        in result.stderr
+    )
 
 
 def test_what_transformers_refuses_is_one_line_with_the_row(unusual, tmp_path):

@@ -105,7 +105,7 @@ class TestSameRun:
         assert_same_run(mine, theirs)
         assert mine.state.best_global_step == theirs.state.best_global_step == 2
         left = [{*os.listdir(tmp_path / kind.__module__)} for kind in (qlorapp.Trainer, transformers.Trainer)]
-        assert left[0] == left[1] | {"run.json", "run_report.json"}
+        assert left[0] == left[1] | {"run.json", "run_report.json", "loss.svg"}
 
     def test_several_data_sets_and_metrics(self, folder, tmp_path):
         def metrics(prediction):
@@ -156,6 +156,7 @@ class TestSameRun:
             "run_state.json",
             "training_args.json",
             "MANIFEST.json",
+            "qlorapp_base.json",
         }
         assert (mine / "adapter_config.json").read_text() == (theirs / "adapter_config.json").read_text()
 

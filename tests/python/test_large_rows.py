@@ -5,6 +5,7 @@ import json
 import pathlib
 import resource
 import subprocess
+import zlib
 
 import pytest
 from conftest import BUILD
@@ -16,7 +17,7 @@ SMALL = '{"text": "a b"}'
 
 
 def filled(begin: str, each: str, end: str) -> str:
-    return begin + each * ((SIZE - len(begin) - len(end)) // len(each) - 1) + each.rstrip(" ,") + end
+    return begin + each * ((SIZE - len(begin) - len(end)) // len(each.encode()) - 1) + each.rstrip(" ,") + end
 
 
 #: (line, a part of the error; empty: it is accepted). Ids of a large vocabulary have five digits and a comma; spaces make up for small ones.
@@ -77,6 +78,54 @@ def test_a_line_of_50_mb_takes_at_most_200_mb(tmp_path, name):
     assert code == 0
     assert refusal in answer["text"] and bool(refusal) == bool(answer["error"]), answer["text"][:300]
     assert answer["peak"] - judge(small)[1]["peak"] <= 200 << 10
+
+
+#: Texts of 50 MB, which are tokenized up to max_length.
+TEXTS = {
+    "words": (lambda: filled('{"text": "', "several words of text, 12 ", '"}'), ""),
+    "digits": (lambda: filled('{"text": "', "0123456789", '"}'), ""),
+    "no spaces": (lambda: filled('{"text": "', "\u6f22\u5b57\u3002", '"}'), ""),
+    "line ends": (lambda: filled('{"text": "a', "\\n", '"}'), "at most 2097152 bytes"),
+    "one word": (lambda: filled('{"text": "', "word", '"}'), "at most 2097152 bytes"),
+    "special tokens": (lambda: filled('{"text": "', "<|eot_id|>", '"}'), ""),
+    "a completion": (lambda: filled('{"prompt": "a", "completion": "', "several words of text, 12 ", '"}'), ""),
+    "a message": (
+        lambda: filled('{"messages": [{"role": "user", "content": "', "words ", '"}, {"role": "assistant", "content": "b"}]}'),
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_of_50_mb_takes_at_most_500_mb(tmp_path, name):
+    path = tmp_path / "rows.jsonl"
+    make, refusal = TEXTS[name]
+    path.write_text(make() + "\n" + SMALL + "\n" if name in ("words", "digits") else make() + "\n")
+    code, answer = judge(path)
+    assert code == 0
+    if not (name == "a message" and "trained token" in answer["text"]):  # its answer is cut off
+        assert refusal in answer["text"] and bool(refusal) == bool(answer["error"]), answer["text"][:300]
+    assert answer["peak"] <= 500 << 10
+
+
+def packed(line, rows, level):
+    deflate = zlib.compressobj(level, zlib.DEFLATED, 31)
+    return b"".join(deflate.compress(line * 100_000) for _ in range(rows // 100_000)) + deflate.flush()
+
+
+def test_tiny_rows_by_the_million_are_refused_early(tmp_path):
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(packed(b'{"text": "a"}\n', 70_000_000, 9))
+    assert path.stat().st_size < 3 * MB
+    code, answer = judge(path)
+    assert code == 0 and answer["error"] == "FormatError" and "200 times its bytes" in answer["text"], answer["text"][:300]
+    assert answer["peak"] <= 500 << 10
+
+
+def test_a_file_of_equal_rows_is_no_bomb(tmp_path):
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(packed(b'{"input_ids": [1, 2]}\n', 600_000, 9))
+    assert judge(path)[1]["error"] == ""
 
 
 @pytest.mark.parametrize("name", ["ids and labels", "objects"])

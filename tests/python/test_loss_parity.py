@@ -106,7 +106,7 @@ def our_curve(setting, name, *options) -> Curve:
     root, _ = setting
     out = root / name
     peer.run_cli(
-        "train", "--model", root / "codes", "--data", root / "rows.jsonl", "--output", out,
+        "train", "--defaults", "trainer", "--model", root / "codes", "--data", root / "rows.jsonl", "--output", out,
         "--init_adapter", root / "adapter",
         "--max_steps", STEPS, "--per_device_train_batch_size", BATCH, "--gradient_accumulation_steps", WINDOW,
         "--learning_rate", LEARNING_RATE, "--warmup_steps", WARMUP, "--weight_decay", DECAY, "--max_grad_norm", CLIP,

@@ -153,7 +153,7 @@ def our_run(setting, name: str, precision: Precision, plan: Plan = TINY, *option
     root, _ = setting
     out = root / name
     peer.run_cli(
-        "train", "--model", root / "codes", "--data", root / "rows.jsonl", "--output", out, "--device", "cuda",
+        "train", "--defaults", "trainer", "--model", root / "codes", "--data", root / "rows.jsonl", "--output", out, "--device", "cuda",
         "--init_adapter", root / "adapter",
         "--max_steps", plan.steps, "--per_device_train_batch_size", plan.batch, "--gradient_accumulation_steps", plan.window,
         "--learning_rate", plan.learning_rate, "--warmup_steps", WARMUP, "--weight_decay", DECAY, "--max_grad_norm", CLIP,

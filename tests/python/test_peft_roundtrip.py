@@ -150,7 +150,18 @@ def test_an_adapter_that_does_not_fit_its_config_is_refused(codes, tmp_path, cha
 def test_training_goes_on_from_pefts_adapter(codes, tmp_path):
     peer.write_rows(tmp_path / "rows.jsonl", 8)
     theirs_saved(codes, tmp_path / "theirs", r=4, use_rslora=True, rank_pattern={"q_proj": 2})
-    arguments = ["--model", codes, "--data", tmp_path / "rows.jsonl", "--init_adapter", tmp_path / "theirs", "--max_steps", 1]
+    arguments = [
+        "--model",
+        codes,
+        "--data",
+        tmp_path / "rows.jsonl",
+        "--init_adapter",
+        tmp_path / "theirs",
+        "--max_steps",
+        1,
+        "--defaults",
+        "trainer",
+    ]
     peer.run_cli("train", *arguments, "--output", tmp_path / "still", "--learning_rate", 0)
     still, theirs = (their_logits(codes, tmp_path / side) for side in ("still", "theirs"))
     assert torch.equal(still, theirs)

@@ -18,12 +18,13 @@ from tiny_run import qlorapp
 )
 def test_the_dtype_that_is_planned_is_named_with_its_reason(gpu, asked, dtype, reason):
     """As train chooses it: what is asked for, else the checkpoint's; float16 where the card has no bfloat16."""
-    said = qlorapp("plan", "--model", "llama-3.2-1b", "--gpu", gpu, "--seq", 64, *asked)
+    common = ["plan", "--model", "llama-3.2-1b", "--gpu", gpu, "--batch", 8, "--seq", 64]
+    said = qlorapp(*common, *asked)
     assert said.returncode == 0, said.stderr
     lines = said.stdout.splitlines()
     assert lines[0].startswith("plan: ") and f" at most in {dtype}, in " in lines[0]
     assert lines[1] == f"The run computes in {reason}."
-    explained = qlorapp("plan", "--model", "llama-3.2-1b", "--gpu", gpu, "--seq", 64, "--explain", *asked)
+    explained = qlorapp(*common, "--explain", *asked)
     assert explained.stdout.splitlines()[0] == f"The run computes in {reason}."
 
 

@@ -40,7 +40,7 @@ def command(root, out, *options):
         "--model": root / "model", "--data": root / "rows.jsonl", "--eval_data": root / "eval.jsonl", "--output": out,
         "--eval_strategy": "steps", "--eval_steps": 4, "--logging_steps": 3, "--max_steps": STEPS, "--warmup_steps": 3,
         "--per_device_train_batch_size": 2, "--gradient_accumulation_steps": 2, "--learning_rate": 1e-2, "--weight_decay": 0.01,
-        "--r": 8, "--target_modules": "all-linear", **dict(zip(options[::2], options[1::2], strict=True)),
+        "--r": 8, "--target_modules": "all-linear", "--defaults": "trainer", **dict(zip(options[::2], options[1::2], strict=True)),
     }  # fmt: skip
     return ["train", *(word for pair in values.items() for word in pair)]
 

@@ -206,11 +206,17 @@ def test_without_a_chat_template_instructions_are_in_alpacas_prompt_text(canonic
 
 def test_columns_can_be_named(canonical):
     row = {"q": "a", "a": "b", "talk": [user("u"), assistant("v")], "body": "t", "text": "x", "prompt": "p"}
+    turns = [{"prompt": [user("a")], "completion": [assistant("b")]}]
     assert canonical([row], prompt_field="q", completion_field="a") == (
+        turns,
+        "'q' and 'a' (a user's and an assistant's turn of the chat template)",
+    )
+    assert canonical([row], prompt_field="q", completion_field="a", chat=False) == (
         [{"prompt": "a", "completion": "b"}],
         "'q' and 'a' (prompt/completion)",
     )
     assert canonical([row], completion_field="a")[0] == [{"prompt": "p", "completion": "b"}]
+    assert canonical([{**row, "completion": "c"}], prompt_field="q")[0] == [{"prompt": "a", "completion": "c"}]
     assert canonical([row], messages_field="talk") == ([{"messages": row["talk"]}], "'talk' (messages)")
     assert canonical([row], text_field="body") == ([row], "'body' (text)")
     preference = {"prompt": "p", "chosen": "b", "rejected": "c"}
@@ -222,6 +228,25 @@ def test_columns_can_be_named(canonical):
         canonical([row], prompt_field="q", completion_field="z")
     with pytest.raises(ProbeError, match="the columns must be of one format"):
         canonical([row], prompt_field="q", messages_field="talk")
+
+
+@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"instruction": "Add.", "input": "1 2", "output": "3"},
+        {"instruction": "Add.", "context": "1 2", "response": "3", "system": "Be brief."},
+        {"question": "1+2?", "answer": "3"},
+        {"query": "1+2?", "response": "3"},
+        {"prompt": "1+2=", "completion": "3"},
+        {"prompt": [user("1+2?")], "completion": [assistant("3")]},
+    ],
+)
+def test_columns_named_by_option_are_those_that_are_detected(canonical, row, chat):
+    prompt, completion = (next(n for n in names if n in row) for names in (
+        ("instruction", "question", "query", "prompt"), ("output", "response", "answer", "completion")
+    ))  # fmt: skip
+    assert canonical([row], prompt_field=prompt, completion_field=completion, chat=chat) == canonical([row], chat=chat)
 
 
 def test_the_same_rows_come_out_of_csv_and_json(canonical, tmp_path):
@@ -253,6 +278,12 @@ PREFERENCES = {
     "with messages": ({"messages": [user("a")], "chosen": "b", "rejected": "c"}, CHOSEN),
     "KTO": ({"prompt": "a", "completion": "b", "label": True}, LABEL),
     "KTO as messages": ({"messages": [user("a"), assistant("b")], "label": False}, LABEL),
+    "a number": ({"prompt": "a", "completion": "b", "label": 0}, LABEL),
+    "a fraction of whole value": ({"messages": [user("a"), assistant("b")], "label": 1.0}, LABEL),
+    "minus one": ({"instruction": "a", "output": "b", "label": -1}, LABEL),
+    "a word": ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "label": "Bad"}, LABEL),
+    "a digit as text": ({"question": "a", "answer": "b", "label": "1"}, LABEL),
+    "a thumb": ({"query": "a", "response": "b", "label": "thumbs_down"}, LABEL),
     "LLaMA-Factory's KTO": ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "kto_tag": True}, LABEL),
 }  # fmt: skip
 
@@ -266,6 +297,8 @@ def test_preference_data_is_refused_by_that_name(canonical, name):
 
 def test_a_label_that_is_no_preference_is_no_obstacle(canonical):
     assert canonical([{"text": "a", "label": 1}])[0] == [{"text": "a", "label": 1}]
+    for label in (2, 0.5, "sports", "", [1], None):
+        assert canonical([{"prompt": "a", "completion": "b", "label": label}])[0] == [{"prompt": "a", "completion": "b"}]
     with pytest.raises(ProbeError, match=LABEL):
         canonical("prompt,completion,label\na,b,True\n", name="rows.csv")
 

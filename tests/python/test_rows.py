@@ -148,7 +148,10 @@ def test_tool_calls_are_what_the_assistant_says_in_both_languages(model, probe, 
         theirs = in_python(model, tokenizer, [WITH_CALLS], tmp_path, **options)
         ours = in_cpp(probe, tokenizer, [WITH_CALLS], tmp_path, name.replace("_", "."), **options)
         assert options or learned(ours) == learned(theirs)
-        for _, labels in (*ours, *theirs):
-            said = tokenizer.decode([label for label in labels if label != -100])
+        for encoded in (
+            ours,
+            theirs,
+        ):  # Qwen3 begins an answer that is the last with thoughts: each is a sample of its own here
+            said = "".join(tokenizer.decode([label for label in labels if label != -100]) for _, labels in encoded)
             assert call in said and said.rstrip().endswith("Near the tower.<|im_end|>")
             assert not options or "Where is the kite?" not in said

@@ -138,7 +138,7 @@ def losses_in(text: str) -> list[tuple[int, float]]:
 
 
 def test_the_first_and_the_last_step_are_printed_and_not_kept(here, tmp_path):
-    # Six steps of one row: logging_steps is 500 unless given.
+    # Six steps of one row: logging_steps is 10 unless given.
     common = ["--max_steps", 6, "--per_device_train_batch_size", 1, "--save_strategy", "no"]
     every = trained(here, tmp_path / "every", *common, "--logging_steps", 1)
     wanted = losses_in(every)
@@ -243,6 +243,8 @@ def test_every_module_that_may_be_saved_is_trained(here, tmp_path, model, module
         1,
         "--per_device_train_batch_size",
         6,
+        "--defaults",
+        "trainer",
         *options,
     ]
     printed = trained(here, tmp_path / "out", "--max_steps", 4, *given, model=model)

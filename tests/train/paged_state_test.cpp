@@ -42,13 +42,13 @@ void require_equal(const AdamW& a, const AdamW& b) {
   }
 }
 
-struct TemporaryFolder {
+struct StateFolder {
   std::string path;
-  TemporaryFolder() {
+  StateFolder() {
     std::string pattern = (std::filesystem::temp_directory_path() / "qlorapp_XXXXXX").string();
     path = mkdtemp(pattern.data());
   }
-  ~TemporaryFolder() { std::filesystem::remove_all(path); }
+  ~StateFolder() { std::filesystem::remove_all(path); }
 };
 
 }  // namespace
@@ -129,7 +129,7 @@ TEST_CASE("a run resumes the same from paged and unpaged moments, on the host or
   TrainState state(arena, paged, scaler);
   step(arena, state.optimizer, 1);
   if (host) state.optimizer.paged_state()->move_to_host();
-  const TemporaryFolder folder;
+  const StateFolder folder;
   state.save(folder.path);
 
   TrainState plain(other_arena, options, scaler), again(third_arena, paged, scaler);

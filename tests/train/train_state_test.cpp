@@ -58,7 +58,13 @@ void fill(TrainState& state) {
   state.optimizer.set_step_count(23);
   for (auto& [name, tensor] : state.optimizer.state_tensors()) tensor.copy_(at::rand(tensor.sizes()));
   state.scaler.load_state_dict(GradScaler::State{.scale = 8, .growth_tracker = 5});
-  state.inputs = {.train_data = 24, .eval_data = 25, .base = 26, .base_without_scales = 27, .device = "cpu", .lora_dropout = 0.5};
+  state.inputs = {.train_data = 24,
+                  .eval_data = 25,
+                  .base = 26,
+                  .base_without_scales = 27,
+                  .base_config = {},
+                  .device = "cpu",
+                  .lora_dropout = 0.5};
 }
 
 std::string changed(std::string text, const std::string& from, const std::string& to) {
@@ -235,10 +241,11 @@ TEST_CASE("a loss is read once; steps that are not finite stay out of the sums, 
   Kept kept;
   TrainState& state = kept.state;
   UnreadLosses losses;
+  LossTrend trend;
   losses.add(report_of(2.5, 1), 1);
   losses.add(report_of(1.5, 3), 2);
-  losses.read_into(state, /*skips=*/true);
-  losses.read_into(state, true);
+  losses.read_into(state, /*skips=*/true, trend);
+  losses.read_into(state, true, trend);
   REQUIRE(state.loss_sum == 4);
   REQUIRE(state.loss_since_log == 4);
   REQUIRE(state.last_grad_norm == 3);
@@ -246,18 +253,18 @@ TEST_CASE("a loss is read once; steps that are not finite stay out of the sums, 
 
   set_log_sink([](LogLevel, std::string_view) {});
   for (const double norm : {kNan, static_cast<double>(INFINITY), 0x1p63}) losses.add(report_of(kNan, norm), 3);
-  losses.read_into(state, true);
+  losses.read_into(state, true, trend);
   REQUIRE(state.skipped_steps == 3);
   REQUIRE(state.loss_sum == 4 + 3 * 1.5);  // the last loss in place of each, as transformers has it
   losses.add(report_of(0.5, 1), 6);
   for (int64_t step = 7; step < 7 + 16; ++step) losses.add(report_of(kNan, kNan), step);
-  losses.read_into(state, true);
+  losses.read_into(state, true, trend);
   REQUIRE(state.skipped_steps == 3 + 16);
   losses.add(report_of(kNan, kNan), 23);
-  REQUIRE_THROWS_AS(losses.read_into(state, true), TrainingDiverged);
+  REQUIRE_THROWS_AS(losses.read_into(state, true, trend), TrainingDiverged);
   UnreadLosses strict;
   strict.add(report_of(1, kNan), 1);
   Kept fresh;  // no streak behind it
-  REQUIRE_THROWS_AS(strict.read_into(fresh.state, /*skips=*/false), TrainingDiverged);
+  REQUIRE_THROWS_AS(strict.read_into(fresh.state, /*skips=*/false, trend), TrainingDiverged);
   set_log_sink({});
 }

@@ -122,6 +122,40 @@ TEST_CASE("a resumed run ends in the same bits", "[train][cpu]") {
   CHECK(logged_in(parts / "checkpoint-6") == logged_in(whole / "checkpoint-6"));
 }
 
+TEST_CASE("early stopping ends all ranks alike, and a run that is resumed with it ends in the same bits", "[train][cpu]") {
+  const auto stopping = [](const TemporaryFolder& folder) {
+    TrainingArguments args = trainer_args(folder.path());
+    args.gradient_accumulation_steps = 1;
+    args.max_steps = 16;
+    args.learning_rate = 0;  // no evaluation is better than the first
+    args.eval_strategy = args.save_strategy = "steps";
+    args.eval_steps = args.save_steps = 2;
+    args.load_best_model_at_end = true;
+    args.early_stopping_patience = 2;
+    return args;
+  };
+  const TemporaryFolder whole, parts, ranked;
+  const TrainerRun run = run_trainer(stopping(whole));
+  CHECK(run.output.global_step == 6);
+  CHECK(run.evaluated == std::vector<int64_t>{2, 4, 6});
+  CHECK_FALSE(run.output.stopped);
+  const auto stop_at_5 = [](int64_t step) { return step == 5; };
+  CHECK(run_trainer(stopping(parts), {}, stop_at_5).output.stopped);
+  const TrainerRun second = run_trainer(stopping(parts), {}, {}, parts / "checkpoint-5");
+  CHECK(second.output.global_step == 6);
+  CHECK(second.evaluated == std::vector<int64_t>{6});
+  CHECK(at::equal(second.values, run.values));
+  CHECK(run_trainer(stopping(whole), {}, {}, whole / "checkpoint-6").output.global_step == 6);  // its end was there already
+  TrainingArguments patient = stopping(whole);
+  patient.early_stopping_patience = 4;
+  CHECK(run_trainer(patient, {}, {}, whole / "checkpoint-6").output.global_step == 10);
+  std::vector<TrainerRun> runs(2);
+  on_ranks(2, [&](Communicator& ranks) {
+    runs[static_cast<size_t>(ranks.rank())] = run_trainer(stopping(ranked), {}, {}, std::nullopt, &ranks);
+  });
+  for (const TrainerRun& each : runs) CHECK(each.output.global_step == 6);
+}
+
 TEST_CASE("the flags of the first rank's callbacks are for all ranks, and those of the others for none", "[train][cpu]") {
   const TemporaryFolder folder;
   TrainingArguments args = trainer_args(folder.path());

@@ -9,7 +9,8 @@ namespace qlorapp {
 
 enum class LogLevel { kDebug, kInfo, kWarning };
 
-/// Receives one line without a newline. May be called from the thread that trains; must not throw.
+/// Receives one line without a newline at its end; a sample of the data may have some inside. Control characters are escaped (\x1b), because
+/// a line may quote a file. May be called from the thread that trains; must not throw.
 using LogSink = std::function<void(LogLevel, std::string_view)>;
 
 /// Replaces the sink; an empty one discards. The default writes to stderr, all but kDebug, so that a program that installs none

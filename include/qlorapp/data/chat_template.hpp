@@ -22,19 +22,27 @@ struct Message {
   std::string role;       ///< system, user, assistant; tool or ipython where the template writes them.
   std::string content;    ///< UTF-8.
   std::string rest = {};  ///< The other keys (tool_calls, reasoning_content …) as a JSON object in their order; empty: none.
+  /// Of a content that is a list of texts: these; `content` is joined_parts() of them.
+  std::vector<std::string> parts = {};
 };
+
+/// The texts with a line feed between them, which is how servers pass a list of texts to a template that accepts strings only.
+[[nodiscard]] std::string joined_parts(std::span<const std::string> parts);
 
 /// Where one message stands in the rendered text.
 struct Turn {
   std::string role;
-  TextRange content;      ///< The message itself. Empty where tool calls are all there is.
-  std::size_t begin = 0;  ///< Where generation begins: an assistant's [begin, end) is what the model has to produce …
-  std::size_t end = 0;    ///< … and where it ends, behind the end-of-turn token.
+  TextRange content;        ///< The message itself. Empty where tool calls are all there is.
+  std::size_t begin = 0;    ///< Where generation begins: an assistant's [begin, end) is what the model has to produce …
+  std::size_t end = 0;      ///< … and where it ends, behind the end-of-turn token.
+  std::size_t message = 0;  ///< Index of the message.
 };
 
 struct RenderedChat {
   std::string text;         ///< To be encoded with add_special_tokens = false: it has its own.
-  std::vector<Turn> turns;  ///< One a message, of those that are written.
+  std::vector<Turn> turns;  ///< One per message, of those that are written; if `rewrites`, perhaps the last message's alone.
+  /// Whether the template may write a turn in another way when other messages follow it: Qwen3 removes the thoughts of earlier answers.
+  bool rewrites = false;
 };
 
 struct ChatOptions {
@@ -45,6 +53,9 @@ struct ChatOptions {
   std::optional<std::string> date_string = std::nullopt;
   std::string tools = {};  ///< A JSON array of tools; empty: none.
   bool turns = true;       ///< RenderedChat::turns may be left empty otherwise.
+  /// The last message, an answer, stands behind the text that generation begins with, where the template knows a difference: Mistral
+  /// writes the system message only if the user speaks last.
+  bool served = false;
 };
 
 inline constexpr std::string_view kDefaultDate = "26 Jul 2024";
@@ -63,6 +74,11 @@ class ChatTemplate {
   /// @throws ValueError for a name that is none, with the list; IoError; FormatError as from_folder.
   [[nodiscard]] static ChatTemplate choose(const std::string& name_or_file, const std::string& folder);
 
+  /// The Jinja that choose() compares or stands for. @throws as choose(), but for a file that is no known template.
+  [[nodiscard]] static std::string source(const std::string& name_or_file);
+  /// Whether a folder has a template of its own, known or not. @throws FormatError, IoError if a file cannot be read.
+  [[nodiscard]] static bool is_in(const std::string& folder);
+
   /// @throws FormatError "[where] …" as from_folder.
   [[nodiscard]] static ChatTemplate from_source(std::string_view jinja, std::string bos_token, std::string eos_token,
                                                 const std::string& where);
@@ -79,6 +95,9 @@ class ChatTemplate {
   /// Whether tools, tool calls and their results are known to be rendered as the source would.
   /// A source that writes them in another way than the known one is known for conversations without them.
   [[nodiscard]] bool knows_tools() const { return knows_tools_; }
+
+  /// Whether it looks at this key of a message.
+  [[nodiscard]] bool reads_key(std::string_view key) const;
 
   /// Its entry in names().
   [[nodiscard]] std::string_view name() const;

@@ -32,6 +32,8 @@ class TextTools {
   // With a tokenizer:
   /// @returns an Encoding whose ranges are empty where the tokenizer does not know them. @throws ValueError for text that it refuses.
   [[nodiscard]] virtual Encoding encode(std::string_view text, bool add_special_tokens) = 0;
+  /// The first `most` tokens of the same. Here all are made, and cut.
+  [[nodiscard]] virtual Encoding encode_beginning(std::string_view text, bool add_special_tokens, std::size_t most);
   /// As those of Tokenizer (tokenizer.hpp).
   [[nodiscard]] virtual std::string decode(std::span<const TokenId> ids, bool skip_special_tokens) = 0;
   [[nodiscard]] virtual std::optional<TokenId> token_to_id(std::string_view token) = 0;
@@ -43,6 +45,8 @@ class TextTools {
   // With a template:
   /// @throws ValueError for a conversation that the template refuses.
   [[nodiscard]] virtual RenderedChat render(std::span<const Message> messages, const ChatOptions& options) = 0;
+  /// Whether it looks at this key of a message.
+  [[nodiscard]] virtual bool reads_key(std::string_view key) = 0;
   /// nullopt: unknown.
   [[nodiscard]] virtual std::optional<std::string> end_of_turn() = 0;
 };
@@ -57,12 +61,14 @@ class GivenTextTools : public TextTools {
   void require_tokenizer(const std::string& file) override;
   void require_template(const std::string& file) override;
   [[nodiscard]] Encoding encode(std::string_view text, bool add_special_tokens) override;
+  [[nodiscard]] Encoding encode_beginning(std::string_view text, bool add_special_tokens, std::size_t most) override;
   [[nodiscard]] std::string decode(std::span<const TokenId> ids, bool skip_special_tokens) override;
   [[nodiscard]] std::optional<TokenId> token_to_id(std::string_view token) override;
   [[nodiscard]] std::optional<TokenId> eos_id() override;
   [[nodiscard]] const std::vector<TokenId>& eos_ids() override;
   [[nodiscard]] int64_t id_limit() override;
   [[nodiscard]] RenderedChat render(std::span<const Message> messages, const ChatOptions& options) override;
+  [[nodiscard]] bool reads_key(std::string_view key) override;
   [[nodiscard]] std::optional<std::string> end_of_turn() override;
 
  private:

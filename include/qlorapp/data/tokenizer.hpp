@@ -45,8 +45,9 @@ class Tokenizer {
  public:
   /// Reads tokenizer.json (at most 64 MB) and, where they exist, tokenizer_config.json, special_tokens_map.json, config.json
   /// and generation_config.json, which name the special tokens.
+  /// @param model_folder  the model that the tokenizer of an adapter's folder belongs to: the last two files stand there.
   /// @throws IoError, FormatError with the file and the component at fault.
-  [[nodiscard]] static Tokenizer from_folder(const std::string& folder);
+  [[nodiscard]] static Tokenizer from_folder(const std::string& folder, const std::string& model_folder = "");
 
   /// From the text of a tokenizer.json; bos, eos and pad are then unknown. `where` stands in messages.
   [[nodiscard]] static Tokenizer from_json(std::string_view text, const std::string& where = "tokenizer.json");
@@ -57,7 +58,11 @@ class Tokenizer {
   ///         file has no unknown token.
   [[nodiscard]] std::vector<TokenId> encode(std::string_view text, bool add_special_tokens = true) const;
   /// The same, with the bytes of the text that each token stands for.
-  [[nodiscard]] Encoding encode_with_ranges(std::string_view text, bool add_special_tokens = true) const;
+  /// @param most  tokens are returned: the first ones. The text behind them is not looked at.
+  /// @throws ValueError also for a part of the text that the pre-tokenizer does not divide and that has more than 2 MiB, and for text of
+  ///         more than 8 MiB that the normalizer changes: both take many bytes of memory for each.
+  [[nodiscard]] Encoding encode_with_ranges(std::string_view text, bool add_special_tokens = true,
+                                            std::size_t most = SIZE_MAX) const;
 
   /// UTF-8; bytes that form no character become U+FFFD. Ids without a token are left out, as Hugging Face does. The start of a
   /// text may be special (Llama 2 removes a space from it): decode a whole text, not its parts.

@@ -2,6 +2,7 @@
 /// Adapters as PEFT stores them: adapter_model.safetensors and adapter_config.json. docs/formats/adapter.md.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,11 +18,17 @@ namespace qlorapp {
 /// @throws ValueError if there are no adapters, or a value is not finite; IoError.
 void save_adapter(const CausalLM& model, const std::string& folder, const std::string& base_model, const std::string& name = "");
 
-/// Adds the adapters of a PEFT folder under a name that the model does not have yet, or replaces the values of equal adapters.
+/// Adds the adapters of a PEFT folder under a name that the model does not have yet, or replaces the values of equal adapters. Tables that
+/// the folder holds beside them (resized for new tokens, or saved along) become the model's.
 /// @throws FormatError naming the file and the fault: no adapter there, a tensor that is missing, unknown, of another shape
 ///         (an adapter of another base), not finite; ValueError if the model has other adapters of that name, or another base
 ///         than the one that an initialization left when the adapter was trained.
 void load_adapter(CausalLM& model, const std::string& folder, const std::string& name = kDefaultAdapter);
+
+/// The vocabulary of a base of `vocab_size` tokens with this adapter: the rows of the tables in its folder, if it holds any.
+[[nodiscard]] int64_t adapter_vocab_size(const std::string& folder, int64_t vocab_size);
+/// Does the folder hold tables that load_adapter() makes the model's? save_adapter() does not write them.
+[[nodiscard]] bool brings_tables(const std::string& folder, int64_t vocab_size);
 
 /// The same for a model of your own: adapters under the names of its modules, "block0.up.lora_A.weight", as adapter_parameters()
 /// (nn/inject.hpp) and LoraLinear::named_parameters return them.

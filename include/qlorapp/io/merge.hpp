@@ -34,7 +34,7 @@ enum class MergeBase : uint8_t {
 struct MergeOptions {
   /// Unless given: the original weights where the checkpoint has them, else (it is stored in four bits) what they dequantize to.
   std::optional<MergeBase> base;
-  /// Of the written weights: float32, bfloat16 or float16; unless given that of the checkpoint.
+  /// Of the written weights: float32, bfloat16 or float16; unless given each tensor's own, and config.json's for weights in four bits.
   std::optional<at::ScalarType> dtype;
   /// Training's options, for MergeBase::kDequantized of a checkpoint that is not stored in four bits.
   Quantizer::Options quantization;
@@ -43,13 +43,15 @@ struct MergeOptions {
   std::function<void(int64_t done, int64_t total)> progress;  ///< Called after each tensor. May be empty.
 };
 
-/// Reads a Hugging Face folder, dense or stored in four bits, and a PEFT folder, and writes a dense Hugging Face folder: safetensors in
-/// shards with their index, config.json without quantization_config, tokenizer and generation files as they are. It appears whole or not
-/// at all. LoRA with its patterns, rsLoRA, DoRA and modules_to_save are merged. A tied head that modules_to_save has parted from its
-/// embedding is written as a tensor of its own, with tie_word_embeddings false. An adapter that began from the error of quantizing
+/// Reads a Hugging Face folder of any family, dense or stored in four bits, and a PEFT folder, and writes a dense Hugging Face folder:
+/// safetensors in shards with their index, config.json without quantization_config, tokenizer and generation files as they are. It appears
+/// whole or not at all. LoRA with its patterns, rsLoRA, DoRA, lora_bias, matrices on embedding and head, modules_to_save and resized tables
+/// are merged, by names and shapes (docs/formats/adapter.md); other tensors are copied. A tied head that an adapter has parted from its
+/// embedding is written as a tensor of its own, with tie_word_embeddings false; so is one that a config.json with true denies. An adapter that began from the error of quantizing
 /// (init_lora_weights="loftq") belongs to MergeBase::kDequantized, which adapter_config.json does not say.
-/// @throws ValueError if `output` is not empty, the base asked for is not there, or the adapter belongs to another; FormatError, IoError
-///         naming file and tensor: as load_model and load_adapter, or a merged value that dtype cannot hold. Nothing is left behind.
+/// @throws ValueError if `output` is not empty, the base asked for is not there (MergeBase::kDequantized of a float base needs a family that
+///         the engine computes), or the adapter belongs to another; FormatError, IoError naming file and tensor: as load_adapter, experts in
+///         one tensor, a name that fits two tensors, a merged value that dtype cannot hold. Nothing is left behind.
 void merge_adapter(const std::string& model, const std::string& adapter, const std::string& output,
                    const MergeOptions& options = {});
 

@@ -71,7 +71,8 @@ struct TrainState {
   double total_flos = 0;  ///< 6 · input tokens · parameters without embeddings, as transformers estimates it.
   std::optional<double> best_metric;
   std::optional<int64_t> best_global_step;
-  std::string best_model_checkpoint;  ///< Folder; empty: none.
+  std::string best_model_checkpoint;     ///< Folder; empty: none.
+  int64_t evaluations_without_gain = 0;  ///< In a row; what early_stopping_patience bounds. Kept in trainer_state.json.
   RunInputs inputs;
   /// Logging, evaluation and saving still due when the run was stopped: a resumed run begins with them.
   bool owes_log = false, owes_evaluation = false, owes_save = false;

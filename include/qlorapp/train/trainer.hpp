@@ -14,8 +14,10 @@
 #include <vector>
 
 #include "qlorapp/core/error.hpp"
+#include "qlorapp/core/units.hpp"
 #include "qlorapp/data/dataset.hpp"
 #include "qlorapp/dist/communicator.hpp"
+#include "qlorapp/io/text_files.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
 #include "qlorapp/train/log_history.hpp"
 #include "qlorapp/train/step_report.hpp"
@@ -26,6 +28,7 @@
 namespace qlorapp {
 
 class BackgroundCommit;
+class LossTrend;
 class RunFolder;
 class UnreadLosses;
 class WindowRunner;
@@ -81,6 +84,8 @@ class Trainer {
   void save_state(const std::string& folder);
   /// Checkpoints go through this folder, which the caller has locked.
   void use_folder(std::shared_ptr<RunFolder> folder) { folder_ = std::move(folder); }
+  /// What the rows were made with: written beside every adapter, and compared with a checkpoint's on resume.
+  void use_text(TextFiles text) { text_ = std::move(text); }
 
   [[nodiscard]] const TrainState& state() const { return state_; }
   [[nodiscard]] TrainState& state() { return state_; }
@@ -94,6 +99,11 @@ class Trainer {
   /// The last step as a log entry: its own loss, grad_norm, learning_rate, epoch and step. It is not put into the history. Before the first
   /// step the loss is NaN. Reads the losses that are due: on a GPU that synchronizes. @throws TrainingDiverged as train().
   [[nodiscard]] LogRecord last_step();
+  /// The peak that was planned: of the GPU's memory, or on a CPU of weights and steps.
+  [[nodiscard]] Bytes planned_memory() const;
+  /// A line with what to try if the loss of the last train() did not fall; empty if it fell or the run was too short to tell
+  /// (src/train/loss_trend.hpp has the rule).
+  [[nodiscard]] std::string trend() const;
 
  private:
   class Owed;
@@ -118,6 +128,9 @@ class Trainer {
   void log_evaluate_save();
   void run_evaluation();
   bool note_best(const LogRecord& metrics);
+  /// The value of metric_for_best_model, the same on all ranks. @throws ValueError if there is none.
+  [[nodiscard]] double metric_of(const LogRecord& metrics) const;
+  void stop_if_no_better(const LogRecord& metrics);
   void finish();
   void read_losses();
   TrainOutput run(const std::optional<std::string>& resume_from);
@@ -148,6 +161,7 @@ class Trainer {
   TrainingArguments args_;
   std::vector<Example> train_data_, eval_data_;
   std::string base_model_;
+  std::optional<TextFiles> text_;  ///< Unset: the program's own matter.
   TrainerCallbacks callbacks_;
   int64_t batches_per_epoch_ = 0, max_steps_ = 0, epochs_ = 0;
   TrainState state_;
@@ -164,6 +178,7 @@ class Trainer {
   std::shared_ptr<RunFolder> folder_;          ///< Locked; null while nothing is written.
   std::unique_ptr<WindowRunner> runner_;       ///< Makes steps of windows (src/train/window_runner.hpp).
   std::unique_ptr<BackgroundCommit> saving_;   ///< Waited for before the folder is given up.
+  std::unique_ptr<LossTrend> trend_;           ///< Of the losses of this train().
   std::unique_ptr<UnreadLosses> unread_;       ///< Losses that are still on the device.
 };
 

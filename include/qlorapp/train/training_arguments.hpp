@@ -3,7 +3,7 @@
 ///
 /// A name that is not here is an unknown option; the command answers transformers' other names by itself (cli/unused_options.hpp). Older
 /// spellings (aliases) mean the same and are logged once. Defaults are transformers' own; checkpoint_keep, the four memory options behind it
-/// (nn/keep.hpp, nn/memory_settings.hpp), count_position_zero and ddp_timeout's minute are ours, max_length, completion_only_loss and packing's are TRL's
+/// (nn/keep.hpp, nn/memory_settings.hpp), count_position_zero and ddp_timeout's minute are ours, max_length, completion_only_loss, assistant_only_loss and packing's are TRL's
 /// SFTConfig's.
 ///
 /// The table is written in two parts, one a topic, which this struct puts together; a config that has these options and more
@@ -64,8 +64,10 @@ struct RunArguments {
   bool auto_find_batch_size = false;
   std::optional<bool> worst_case_first;
   bool count_position_zero = false;
+  double val_size = 0;
   int64_t max_length = 1024;
   std::optional<bool> completion_only_loss;
+  bool assistant_only_loss = false;
   bool packing = false;
   std::string packing_strategy = "bfd";
   std::optional<bool> eval_packing;
@@ -151,8 +153,13 @@ struct RunArguments {
               "shows at the start; unset: true on a GPU"},
         Field{"count_position_zero", &T::count_position_zero,
               "divide the loss by transformers' older count, which includes the first token of each row"},
+        Field{"val_size", &T::val_size,
+              "on the command line: rows of the data to evaluate on instead of training on them: a number, or below 1 a share, "
+              "rounded up; "
+              "which ones is decided by data_seed, or seed"},
         Field{"max_length", &T::max_length, "rows are cut to this many tokens"},
         Field{"completion_only_loss", &T::completion_only_loss, "train on completions only; unset: if the data have prompts"},
+        Field{"assistant_only_loss", &T::assistant_only_loss, "messages: train on the assistant's turns only"},
         Field{"packing", &T::packing, "pack several short rows into one of up to max_length tokens; attention does not cross rows"},
         Field{"packing_strategy", &T::packing_strategy,
               "bfd (best fit; long rows lose their end), bfd_split (long rows are cut into pieces) or wrapped (cut every "
@@ -200,6 +207,8 @@ struct LoggingArguments {
   bool load_best_model_at_end = false;
   std::optional<std::string> metric_for_best_model;
   std::optional<bool> greater_is_better;
+  std::optional<int64_t> early_stopping_patience;
+  double early_stopping_threshold = 0;
 
   static constexpr auto fields() {
     using T = LoggingArguments;
@@ -226,7 +235,12 @@ struct LoggingArguments {
         Field{"metric_for_best_model", &T::metric_for_best_model,
               "evaluation metric that selects the best model; unset with load_best_model_at_end: loss"},
         Field{"greater_is_better", &T::greater_is_better,
-              "a higher metric_for_best_model is better; unset: true unless its name ends in loss"}};
+              "a higher metric_for_best_model is better; unset: true unless its name ends in loss"},
+        Field{"early_stopping_patience", &T::early_stopping_patience,
+              "on the command line: end the run after so many evaluations in a row that do not improve metric_for_best_model; "
+              "unset: never"},
+        Field{"early_stopping_threshold", &T::early_stopping_threshold,
+              "with early_stopping_patience: an improvement must be larger than this"}};
   }
 };
 

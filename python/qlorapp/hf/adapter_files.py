@@ -12,6 +12,7 @@ from typing import Any
 import peft
 
 from .. import _C
+from .forward import engine_of
 
 
 @contextlib.contextmanager
@@ -54,8 +55,23 @@ class _Save:
         if _C.is_staging(os.fspath(folder)) or not given.arguments.get("is_main_process", True) or os.path.isfile(folder):
             theirs(*given.args, **given.kwargs)
             return
+        names = given.arguments.get("selected_adapters") or list(model.peft_config)
+        for name in names:
+            if os.path.isabs(name):  # torch allows no dot in it
+                raise ValueError(
+                    f"[save_pretrained] the name of an adapter is a folder in {folder}; got {name!r}. Rename the adapter."
+                )
         with replaced_together(folder, "README.md") as given.arguments["save_directory"]:  # PEFT adds to it
             theirs(*given.args, **given.kwargs)
+            engine = engine_of(model.get_base_model())
+            text = engine.core.adapter_base_text() if engine is not None else ""
+            for name in names if text else ():
+                place = os.path.join(given.arguments["save_directory"], "" if name == "default" else name)
+                with contextlib.suppress(FileNotFoundError), open(os.path.join(place, "qlorapp_base.json"), "w") as file:
+                    file.write(text)
+        if not text:  # of an earlier adapter
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(os.path.join(folder, "qlorapp_base.json"))
 
 
 def saves_together(model: Any) -> Any:

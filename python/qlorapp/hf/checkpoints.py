@@ -132,7 +132,7 @@ class SafeCheckpoints:
         finally:
             if self._folder is not None and not self._folder.is_new:
                 of_loop = None if self._shown[0] is not None else self._of_loop(started, resumed_from)
-                run_report.write(self._folder, outcome, error, of_loop)
+                run_report.write(self._folder, outcome, error, of_loop, self.state.log_history)
 
     def _of_loop(self: Any, started: float, resumed_from: str | None) -> dict[str, Any]:
         data = self.train_dataset

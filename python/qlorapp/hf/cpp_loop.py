@@ -195,6 +195,7 @@ class CppRun:
             hooks,
             row_lengths=[row.lengths for row in found] if packed else [],
             group=world.group_name if world is not None else "",
+            blank_tokens=rows.blank_tokens(trainer.processing_class, found),
         )
         engine.follow()  # the options may have moved weights
         if trainer._folder is not None:

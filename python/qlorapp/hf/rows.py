@@ -111,6 +111,13 @@ def _laid_out(rows: list[Row]) -> tuple[list[int], list[int], list[int]]:
     return ids, labels, lengths
 
 
+def blank_tokens(tokenizer: Any, rows: list[Row]) -> list[int]:
+    """The rows' last tokens that are white space, as ChatML's behind EOS."""
+    decode = getattr(tokenizer, "decode", None)
+    last = {row.input_ids[-1] for row in rows}
+    return [token for token in last if decode and not str(decode([token])).strip()]
+
+
 def rows_in(batch: Any) -> list[Row]:
     """The rows of a collated batch. @raises OtherRowsError if transformers would count labels that C++ does not see."""
     if unknown := sorted(set(batch.keys()) - _READ - _REPEATED):

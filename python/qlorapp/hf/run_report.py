@@ -10,22 +10,24 @@ from typing import Any
 import torch
 import transformers
 
-from .. import __version__
+from .. import _C, __version__
 from .adapter_files import replaced_together
 
 _log = logging.getLogger("qlorapp")
 FILE = "run_report.json"
 
 
-def write(folder: Any, outcome: str, error: BaseException | None, of_loop: dict[str, Any] | None) -> None:
-    """Leaves the report in the run's folder. A run does not fail for want of it: an error is logged.
+def write(folder: Any, outcome: str, error: BaseException | None, of_loop: dict[str, Any] | None, history: list[Any]) -> None:
+    """Leaves the report and loss.svg in the run's folder. A run does not fail for want of it: an error is logged.
 
     folder: the RunFolder. of_loop: what transformers' loop knows; None: the C++ loop ran and wrote the file, whose outcome is set.
+    history: transformers' log_history.
     """
     path = os.path.join(folder.path, FILE)
     lines = str(error).splitlines() if error is not None and outcome == "failed" else []
     ending = {"outcome": outcome, "error": f"{type(error).__name__}: {lines[0]}" if lines else None}
     try:
+        _C.write_loss_svg(folder.path, json.dumps(history, default=str))
         if of_loop is None:
             with open(path, encoding="utf-8") as file:
                 report = json.load(file)
@@ -36,7 +38,7 @@ def write(folder: Any, outcome: str, error: BaseException | None, of_loop: dict[
             report = {**ending, "run_id": folder.run_id, **of_loop, **_of_process()}
         with replaced_together(folder.path) as staging, open(os.path.join(staging, FILE), "w", encoding="utf-8") as file:
             file.write(json.dumps(report, indent=2) + "\n")
-    except (OSError, ValueError, KeyError) as failed:
+    except (OSError, ValueError, KeyError, _C.FormatError) as failed:
         _log.warning("[Trainer] %s was not written: %s", FILE, failed)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serves transformers' tokenizer and chat template to the qlorapp program over a socket.
 
-python text_service.py MODEL_FOLDER [CHAT_TEMPLATE_FILE], with the socket as standard input. One JSON object per line: a request {"do": …},
+python text_service.py TOKENIZER_FOLDER MODEL_FOLDER [CHAT_TEMPLATE_FILE], with the socket as standard input. One JSON object per line: a request {"do": …},
 a reply {"ok": …} or {"error": "one line"}. Ranges count bytes of the text's UTF-8. It does not load the library.
 """
 
@@ -10,7 +10,9 @@ import sys
 if __name__ == "__main__":
     sys.path.pop(0)  # this folder's modules would hide others of the same name
 
+import contextlib
 import copy
+import ctypes
 import json
 import os
 import re
@@ -41,10 +43,12 @@ def assistant_range(
     content = message.get("content")
     if message.get("tool_calls"):
         return _range_of_calls(render, messages, i, text, specials, len(head))
-    at = text.find(content.strip(), len(head)) if isinstance(content, str) else -1
-    if at < 0:
-        return None
-    end = at + len(str(content).strip())
+    end = len(head)
+    for said in [content or ""] if not isinstance(content, list) else [part["text"] for part in content]:
+        said = said.rpartition("</think>")[2].strip()  # a template may write thoughts in another way
+        if (at := text.find(said, end)) < 0:
+            return None
+        end = at + len(said)
     rest = text[end:].lstrip()  # some templates keep trailing white space of the content
     special = max((token for token in specials if rest.startswith(token)), key=len, default=None)
     return ((len(head), end if special is None else len(text) - len(rest) + len(special)), special is not None)
@@ -79,15 +83,23 @@ def special_tokens(tokenizer: Any) -> list[str]:
 
 
 class Service:
-    def __init__(self, folder: str, template_file: str) -> None:
+    def __init__(self, folder: str, model: str, template_file: str) -> None:
         try:
             import transformers
         except ImportError as error:
             raise ValueError(f'transformers is not installed ({error}): pip install "qlorapp[hf]"') from None
         quiet: Any = transformers.utils.logging  # it has no types
         quiet.set_verbosity_error()
-        self.folder = folder
-        self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self.folder = model
+        options: dict[str, Any] = {}
+        if os.path.realpath(folder) != os.path.realpath(model):  # an adapter's: the model's config chooses the class
+            with contextlib.suppress(AttributeError, KeyError, OSError, ValueError):
+                options["config"] = transformers.AutoConfig.from_pretrained(
+                    model, local_files_only=True, trust_remote_code=False
+                )
+        self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **options
+        )
         if template_file:
             with open(template_file, encoding="utf-8") as file:
                 self.tokenizer.chat_template = file.read()
@@ -99,7 +111,7 @@ class Service:
             *(id for name in ("generation_config.json", "config.json") for id in self._ends_in(name)),
         ]
         return {
-            "template": bool(tokenizer.chat_template),
+            "template": str(tokenizer.chat_template) if tokenizer.chat_template else None,
             "eos_id": tokenizer.eos_token_id,
             "eos_ids": list(dict.fromkeys(id for id in ends if id is not None)),
             "id_limit": 1 + max(tokenizer.get_vocab().values()),
@@ -137,32 +149,30 @@ class Service:
         def render(some: list[dict[str, Any]], **more: Any) -> str:
             return str(self.tokenizer.apply_chat_template(some, tools=tools, tokenize=False, date_string=date, **more))
 
+        if not writes_lists(render, messages):
+            messages = [m | {"content": "\n".join(texts_of(m))} if isinstance(m.get("content"), list) else m for m in messages]
         text = render(messages, add_generation_prompt=prompt)
-        for message in messages:
-            for call in message.get("tool_calls") or []:
-                name = (call.get("function") or call).get("name")
-                if name and name not in text:
-                    raise ValueError(f"the chat template does not write tool calls, so {name!r} would be lost. Remove the row.")
-        ranges = self._turns(render, messages, text, tools, date) if turns else []
+        answers = turns and messages[-1].get("role") == "assistant"
+        ranges = self._answer(render, messages, text, tools, date) if answers else []
         return {"text": text, "turns": in_bytes(text, ranges)}
 
-    def _turns(
+    def _answer(
         self, render: Callable[..., str], messages: list[dict[str, Any]], text: str, tools: list[Any] | None, date: str
     ) -> list[Range]:
-        template = self.tokenizer.chat_template
+        """The ranges of the last message."""
+        template, last = self.tokenizer.chat_template, len(messages) - 1
         if isinstance(template, str) and GENERATION.search(template):
-            return self._generated(messages, tools, date)
-        ranges = []
-        for i, message in enumerate(messages):
-            if message.get("role") != "assistant":
-                continue
-            found = assistant_range(render, messages, i, text, special_tokens(self.tokenizer))
-            if found is None:
-                raise ValueError(
-                    f"the assistant's message {i} cannot be located in this chat template's text. Put "
-                    "{% generation %} … {% endgeneration %} around the assistant's turn in the template."
-                )
-            ranges.append(found[0])
+            head = render(messages[:last], add_generation_prompt=True) if last else ""
+            begin = len(os.path.commonprefix([head, text]))
+            ranges = [(max(left, begin), right) for left, right in self._generated(messages, tools, date) if right > begin]
+        else:
+            found = assistant_range(render, messages, last, text, special_tokens(self.tokenizer))
+            ranges = [found[0]] if found else []
+        if not ranges:
+            raise ValueError(
+                f"the assistant's message {last} cannot be located in this chat template's text. Put "
+                "{% generation %} … {% endgeneration %} around the assistant's turn in the template."
+            )
         return ranges
 
     def _generated(self, messages: list[dict[str, Any]], tools: list[Any] | None, date: str) -> list[Range]:
@@ -182,6 +192,23 @@ class Service:
         return ranges
 
 
+def texts_of(message: dict[str, Any]) -> list[str]:
+    return [part["text"] for part in message["content"]]
+
+
+def writes_lists(render: Callable[..., str], messages: list[dict[str, Any]]) -> bool:
+    """Whether the template writes the texts of contents that are lists, and not the lists. True if there are none."""
+    lists = [message for message in messages if isinstance(message.get("content"), list)]
+    if not lists:
+        return True
+    try:
+        text = render(messages)
+    except Exception:  # it accepts strings only
+        return False
+    written = all(said.strip() in text for message in lists for said in texts_of(message))
+    return written and "'type': 'text'" not in text and '"type": "text"' not in text
+
+
 def in_bytes(text: str, ranges: list[Range]) -> list[Range]:
     """Converts ranges of characters to ranges of UTF-8 bytes."""
     if text.isascii():
@@ -197,12 +224,12 @@ def one_line(error: BaseException) -> str:
     return f"[transformers] {text[:500] or type(error).__name__}"
 
 
-def serve(lines: Iterable[str], answer: Callable[[str], None], folder: str, template_file: str) -> None:
+def serve(lines: Iterable[str], answer: Callable[[str], None], folder: str, model: str, template_file: str) -> None:
     service = None
     for line in lines:
         try:
             request = json.loads(line)
-            service = service or Service(folder, template_file)
+            service = service or Service(folder, model, template_file)
             reply = {"ok": getattr(service, request.pop("do"))(**request)}
         except Exception as error:  # the program reports every failure
             reply = {"error": one_line(error)}
@@ -211,9 +238,11 @@ def serve(lines: Iterable[str], answer: Callable[[str], None], folder: str, temp
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program handles Ctrl-C; this process ends with its input
-    channel = socket.socket(fileno=0)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with the program while it renders, too
+    channel = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a library that asks a question finds no answer there
     with channel.makefile("r", encoding="utf-8", newline="\n") as lines:
-        serve(lines, lambda text: channel.sendall(text.encode()), *(sys.argv[1:] + [""])[:2])
+        serve(lines, lambda text: channel.sendall(text.encode()), *(sys.argv[1:] + [""])[:3])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+/// --defaults of train and plan: a practitioner's values or transformers' and PEFT's, what was given in place of them, and what a
+/// checkpoint decides (train/qlora_defaults.hpp).
+#pragma once
+
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "command_line.hpp"
+#include "qlorapp/adapters/lora_config.hpp"
+#include "qlorapp/format/model_config.hpp"
+#include "qlorapp/memory/planner.hpp"
+#include "qlorapp/train/training_arguments.hpp"
+#include "train/qlora_defaults.hpp"
+
+namespace qlorapp::cli {
+
+class CommandDefaults {
+ public:
+  /// Adds --defaults, and sets the values that help shows. Before the fields of `args` and `lora` are added.
+  void add_to(CommandLine& line, TrainingArguments& args, LoraConfig& lora);
+  /// After line.parse(): what was not given fits what was. @throws ValueError for another word than qlora or trainer.
+  void settle(const CommandLine& line, TrainingArguments& args, LoraConfig& lora);
+  /// Counts an option as given that another one stands for.
+  void count_as_given(std::string_view name) { given_.emplace(name); }
+
+  [[nodiscard]] bool are_qlora() const { return kind_ == "qlora"; }
+  [[nodiscard]] IsGiven is_given() const {
+    return [this](std::string_view name) { return given_.contains(std::string(name)); };
+  }
+  /// With layers_to_transform: the names of this model's linear layers.
+  void settle_targets(LoraConfig& lora, const format::ModelConfig& model) const;
+  /// A resumed run goes on with the values of its checkpoint, whatever the defaults are now, unless they are given. Logs those that differ.
+  /// A checkpoint that cannot be read changes nothing: resuming from it reports the damage.
+  void follow_checkpoint(const std::string& folder, TrainingArguments& args, LoraConfig& lora);
+  /// The micro-batch for so many rows, and checkpointing where a step does not fit without it.
+  void set_rows(TrainingArguments& args, int64_t rows, int64_t ranks) const;
+  /// @returns whether a step needs gradient_checkpointing, which was left open.
+  [[nodiscard]] bool turns_checkpointing_on(const TrainingArguments& args, const PlanSettings& settings, Bytes room) const;
+
+  /// "defaults: learning_rate 0.0002, …": those in use. @param adapts  whether the adapter's are.
+  [[nodiscard]] std::string line(const TrainingArguments& args, const LoraConfig& lora, bool adapts) const;
+
+ private:
+  std::string kind_ = "qlora";
+  std::set<std::string> given_;
+};
+
+}  // namespace qlorapp::cli

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "text_copy.hpp"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "core/check.hpp"
+#include "format/file_reader.hpp"
+#include "format/folder.hpp"
+#include "format/python_json.hpp"
+#include "qlorapp/format/json.hpp"
+
+namespace qlorapp::cli {
+namespace {
+
+using format::path_in;
+
+constexpr int64_t kLargestFile = int64_t{256} << 20;  // no tokenizer is larger
+constexpr std::string_view kTemplates = "additional_chat_templates", kConfig = "tokenizer_config.json";
+
+/// By the names that transformers' tokenizers give their files.
+bool belongs_to_text(std::string_view name) {
+  constexpr std::array<std::string_view, 9> kEndings{".json", ".jinja",    ".model",     ".vocab",   ".spm",
+                                                     ".bpe",  ".tiktoken", "merges.txt", "vocab.txt"};
+  return name.starts_with("tokenizer.") ||
+         (!name.ends_with(".index.json") &&
+          std::any_of(kEndings.begin(), kEndings.end(), [&](std::string_view ending) { return name.ends_with(ending); }));
+}
+
+/// The key names files, and one of them lies elsewhere.
+bool leads_out(std::string_view key, const format::Json& value) {
+  const auto is_path = [](const format::Json& name) {
+    return name.is_string() && !format::is_name_inside(name.get_ref<const std::string&>());
+  };
+  if (!key.ends_with("_file") && !key.ends_with("_files")) return false;
+  return is_path(value) || (value.is_structured() && std::any_of(value.begin(), value.end(), is_path));
+}
+
+std::string without_paths(const std::string& text, const std::string& path) {
+  format::Json config = format::parse_json(text, path, {.allow_nonfinite = true, .allow_big_integers = true});
+  if (!config.is_object()) return text;
+  std::vector<std::string> paths;
+  for (const auto& [key, value] : config.items()) {
+    if (leads_out(key, value)) paths.push_back(key);
+  }
+  for (const std::string& key : paths) config.erase(key);
+  return paths.empty() ? text : format::dump_python_json(config, {.indent = 2}) + "\n";
+}
+
+/// The Hugging Face cache links a file of a subfolder to ../../../blobs/<hex>.
+format::FileReader open(const std::string& folder, const std::string& below, const std::string& name) {
+  constexpr std::string_view kBlobs = "../../../blobs/";
+  const std::string inside = below.empty() ? folder : path_in(folder, below);
+  std::string target(4096, '\0');
+  const ssize_t length = below.empty() ? -1 : ::readlink(path_in(inside, name).c_str(), target.data(), target.size());
+  target.resize(length < 0 ? 0 : static_cast<size_t>(length));
+  const std::string blob = target.starts_with(kBlobs) ? target.substr(kBlobs.size()) : std::string();
+  if (blob.empty() || blob.find_first_not_of("0123456789abcdef") != std::string::npos)
+    return format::FileReader::open_inside(inside, name);
+  return format::FileReader::open_inside(path_in(folder, "../../blobs"), blob);
+}
+
+void copy(const std::string& folder, const std::string& below, const std::string& name, const std::string& to) {
+  const format::FileReader file = open(folder, below, name);
+  if (file.size() > kLargestFile) return;
+  const std::string text = file.read_all(static_cast<size_t>(kLargestFile));
+  const bool is_config = below.empty() && name == kConfig;
+  const std::string path = path_in(below.empty() ? to : path_in(to, below), name);
+  std::ofstream out(path, std::ios::binary);
+  out << (is_config ? without_paths(text, file.path()) : text);
+  if (!out.flush()) throw IoError(message("[transformers] cannot write {}: {}. Set TMPDIR.", path, std::strerror(ENOSPC)), ENOSPC);
+}
+
+}  // namespace
+
+TextCopy::TextCopy(const std::string& folder) {
+  const char* const temporary = std::getenv("TMPDIR");
+  std::string made = path_in(temporary == nullptr || *temporary == '\0' ? "/tmp" : temporary, "qlorapp-text-XXXXXX");
+  if (::mkdtemp(made.data()) == nullptr) {
+    const int error = errno;
+    throw IoError(message("[transformers] cannot make a folder {}: {}. Set TMPDIR.", made, std::strerror(error)), error);
+  }
+  path_ = made;
+  try {
+    for (const std::string& name : format::names_in(folder)) {
+      if (belongs_to_text(name)) copy(folder, "", name, path_);
+    }
+    struct stat status {};
+    const std::string templates = path_in(folder, kTemplates);
+    if (::lstat(templates.c_str(), &status) != 0) return;
+    QLORAPP_CHECK_FORMAT(S_ISDIR(status.st_mode), "[{}] must be a folder, not a link or a file. Remove it.", templates);
+    format::make_folders("transformers", path_in(path_, kTemplates));
+    for (const std::string& name : format::names_in(templates)) {
+      if (name.ends_with(".jinja")) copy(folder, std::string(kTemplates), name, path_);
+    }
+  } catch (...) {
+    format::remove_folder(path_);
+    throw;
+  }
+}
+
+TextCopy::~TextCopy() { format::remove_folder(path_); }
+
+}  // namespace qlorapp::cli

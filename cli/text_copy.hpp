@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A private copy of the files of a model folder that transformers opens for tokenizer and chat template.
+#pragma once
+
+#include <string>
+
+namespace qlorapp::cli {
+
+/// transformers follows links, and opens files that a config names. It gets a folder without both: regular files, read without following
+/// links (format::FileReader::open_inside), and a tokenizer_config.json without names of other files. Weights are not copied.
+class TextCopy {
+ public:
+  /// @throws FormatError for a link that leads out of the folder, a pipe, or a tokenizer_config.json that is no JSON; IoError.
+  explicit TextCopy(const std::string& folder);
+  ~TextCopy();
+  TextCopy(const TextCopy&) = delete;
+  TextCopy& operator=(const TextCopy&) = delete;
+
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace qlorapp::cli
