@@ -15,18 +15,22 @@ namespace qlorapp::cli {
 namespace {
 
 /// What a checkpoint decides beside the defaults themselves: what memory_budget, auto_find_batch_size and a plan chose.
-constexpr std::array<std::string_view, 8> kChosenByPlan{"gradient_accumulation_steps",
+constexpr std::array<std::string_view, 9> kChosenByPlan{"gradient_accumulation_steps",
                                                         "gradient_checkpointing",
                                                         "checkpoint_keep",
                                                         "loss_chunk_rows",
                                                         "mlp_tile_rows",
                                                         "weight_workspace",
                                                         "embedding_on_host",
-                                                        "base_on_host"};
+                                                        "base_on_host",
+                                                        "base_sharding"};
 
 /// Takes the values of `from` that are no option of this command line. @returns "r 8, lora_alpha 8": those that change.
 template <class Config>
-std::string follow(Config& config, const Config& from, const IsGiven& given) {
+std::string follow(Config& config, Config from, const IsGiven& given, int64_t ranks) {
+  if constexpr (requires { from.base_sharding; }) {
+    if (ranks == 1) from.base_sharding = config.base_sharding;  // one process holds the whole base
+  }
   const format::Json theirs = format::to_json(from), defaults = qlora_defaults();
   format::Json own = format::to_json(config);
   std::string changes;
@@ -62,7 +66,7 @@ void CommandDefaults::settle_targets(LoraConfig& lora, const format::ModelConfig
   if (are_qlora()) settle_target_modules(lora, model, is_given());
 }
 
-void CommandDefaults::follow_checkpoint(const std::string& folder, TrainingArguments& args, LoraConfig& lora) {
+void CommandDefaults::follow_checkpoint(const std::string& folder, TrainingArguments& args, LoraConfig& lora, int64_t ranks) {
   if (!are_qlora()) return;
   TrainingArguments before;
   LoraConfig adapter;
@@ -76,8 +80,8 @@ void CommandDefaults::follow_checkpoint(const std::string& folder, TrainingArgum
     followed.memory_budget.clear();
   }
   LoraConfig followed_adapter = lora;
-  std::string changes = follow(followed, before, is_given());
-  const std::string of_adapter = follow(followed_adapter, adapter, is_given());
+  std::string changes = follow(followed, before, is_given(), ranks);
+  const std::string of_adapter = follow(followed_adapter, adapter, is_given(), ranks);
   changes += (changes.empty() || of_adapter.empty() ? "" : ", ") + of_adapter;
   if (!changes.empty()) log_info(message("resume: as in {}: {}", folder, changes));
   args = std::move(followed);
@@ -93,6 +97,21 @@ void CommandDefaults::set_rows(TrainingArguments& args, int64_t rows, int64_t ra
 
 bool CommandDefaults::turns_checkpointing_on(const TrainingArguments& args, const PlanSettings& settings, Bytes room) const {
   return are_qlora() && needs_checkpointing(args, settings, is_given(), room);
+}
+
+FittedArguments CommandDefaults::fit(const PlanSettings& settings, const TrainingArguments& args, const Gpu& rates,
+                                     Bytes room) const {
+  try {
+    return fit_arguments(settings, args, rates, room);
+  } catch (const ValueError& error) {
+    if (!are_qlora() || given_.contains("memory_budget")) throw;
+    FittedArguments smallest{args, settings, error.what()};
+    smallest.args.memory_budget.clear();
+    smallest.args.gradient_checkpointing = true;
+    smallest.args.per_device_train_batch_size = smallest.settings.batch = 1;
+    smallest.settings.segments = parse_segments(smallest.args.keep_text(), settings.model.num_hidden_layers);
+    return smallest;
+  }
 }
 
 std::string CommandDefaults::line(const TrainingArguments& args, const LoraConfig& lora, bool adapts) const {

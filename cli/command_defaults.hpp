@@ -11,6 +11,7 @@
 #include "qlorapp/adapters/lora_config.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/memory/planner.hpp"
+#include "qlorapp/train/plan_run.hpp"
 #include "qlorapp/train/training_arguments.hpp"
 #include "train/qlora_defaults.hpp"
 
@@ -33,11 +34,16 @@ class CommandDefaults {
   void settle_targets(LoraConfig& lora, const format::ModelConfig& model) const;
   /// A resumed run goes on with the values of its checkpoint, whatever the defaults are now, unless they are given. Logs those that differ.
   /// A checkpoint that cannot be read changes nothing: resuming from it reports the damage.
-  void follow_checkpoint(const std::string& folder, TrainingArguments& args, LoraConfig& lora);
+  /// @param ranks  processes of the run: only several divide the base.
+  void follow_checkpoint(const std::string& folder, TrainingArguments& args, LoraConfig& lora, int64_t ranks);
   /// The micro-batch for so many rows, and checkpointing where a step does not fit without it.
   void set_rows(TrainingArguments& args, int64_t rows, int64_t ranks) const;
   /// @returns whether a step needs gradient_checkpointing, which was left open.
   [[nodiscard]] bool turns_checkpointing_on(const TrainingArguments& args, const PlanSettings& settings, Bytes room) const;
+
+  /// fit_arguments(). If nothing fits the budget that is the default: one row with gradient_checkpointing, and the error as `text`.
+  /// @throws ValueError if nothing fits a given budget.
+  [[nodiscard]] FittedArguments fit(const PlanSettings& settings, const TrainingArguments& args, const Gpu& rates, Bytes room) const;
 
   /// "defaults: learning_rate 0.0002, …": those in use. @param adapts  whether the adapter's are.
   [[nodiscard]] std::string line(const TrainingArguments& args, const LoraConfig& lora, bool adapts) const;

@@ -159,6 +159,7 @@ RenderedChat HfText::render(std::span<const Message> messages, const ChatOptions
 bool HfText::reads_key(std::string_view key) const { return names_key(template_, key); }
 
 Json HfText::ask(const Json& request) {
+  if (!stopped_.empty()) throw ValueError(stopped_);
   std::string line;
   try {
     line = request.dump();
@@ -194,11 +195,11 @@ void HfText::await_answer(double seconds, double until) {
     if (ready < 0 && errno != EINTR) fail("cannot be heard", errno);
     if (cpu_seconds() <= until && waited <= seconds * kIdleFactor) continue;
     (void)::kill(process_, SIGKILL);
-    throw ValueError(
-        message("[transformers] tokenizer and chat template may take {:.0f} s of CPU time for one row; they took more, and were "
-                "stopped. Is "
-                "there a loop without an end in the template? Give another with --chat_template, or set QLORAPP_TEXT_SECONDS.",
-                seconds));
+    stopped_ = message(
+        "[transformers] tokenizer and chat template may take {:.0f} s of CPU time for one row; they took more, and were stopped. Is "
+        "there a loop without an end in the template? Give another with --chat_template, or set QLORAPP_TEXT_SECONDS.",
+        seconds);
+    throw ValueError(stopped_);
   }
 }
 

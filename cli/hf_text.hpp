@@ -52,6 +52,7 @@ class HfText {
   int socket_;
   pid_t process_;
   std::string received_;
+  std::string stopped_;  ///< Why the process was killed: the answer to every further request.
   bool has_template_ = false;
   std::string template_;  ///< Its source.
   std::vector<TokenId> eos_ids_;

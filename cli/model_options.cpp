@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "format/file_reader.hpp"
 #include "format/folder.hpp"
 #include "format/folder_update.hpp"
 #include "format/model_folder.hpp"
@@ -97,8 +98,10 @@ FolderText ModelOptions::text_tools(const std::string& adapter) const {
   if (adapter.empty()) return {model, model, chat_template};
   format::finish_update(adapter, kAdapterConfig);
   if (TextFiles::has_tokenizer(adapter)) return {adapter, model, chat_template};
+  if (!chat_template.empty() || !format::has_entry(adapter, "chat_template.jinja")) return {model, model, chat_template};
   const std::string own = format::path_in(adapter, "chat_template.jinja");
-  return {model, model, chat_template.empty() && format::exists(own) ? own : chat_template};
+  static_cast<void>(format::FileReader::open_inside(own));  // refuses a link: what a user names by --chat_template may be one
+  return {model, model, own};
 }
 
 Quantizer::Options ModelOptions::quantization() const {
@@ -187,10 +190,13 @@ Dataset read_rows(const std::string& path, const DatasetOptions& options, Folder
   std::vector<std::string> files = {path};
   if (path.find(',') != std::string::npos && !format::exists(path)) files = detail::split_at_commas(path);
   Dataset all;
+  int64_t rows = 0;
   for (const std::string& file : files) {
     Dataset data = read_file(file, options, tools);
     log_info(message("{}: {}", file, data.summary.line()));
     for (const std::string& warning : data.summary.warnings()) log_warning(warning);
+    for (Example& example : data.examples) example.row += rows;
+    rows += data.summary.rows;
     if (all.examples.empty()) all = std::move(data);
     else std::move(data.examples.begin(), data.examples.end(), std::back_inserter(all.examples));
   }

@@ -371,7 +371,7 @@ int plan(const Arguments& arguments) {
     std::printf("gradient_checkpointing is on: %lld x %lld tokens do not fit without it\n\n",
                 static_cast<long long>(settings.batch), static_cast<long long>(settings.length));
   }
-  const FittedArguments fitted = fit_arguments(settings, args, place.rates, place.room);
+  const FittedArguments fitted = options.defaults.fit(settings, args, place.rates, place.room);
   settings = fitted.settings;
   if (!fitted.text.empty()) std::printf("%s\n\n", fitted.text.c_str());
   if (options.explained) {

@@ -21,8 +21,6 @@ class RunReport {
   [[nodiscard]] TrainerCallbacks callbacks();
   void watch(Trainer& trainer) { trainer_ = &trainer; }
   void line(std::string_view text) { bar_.line(text); }
-  /// A step of this run is complete.
-  [[nodiscard]] bool has_stepped() const { return !is_first_; }
 
  private:
   void after_step(const TrainState& state, TrainerControl& control);

@@ -52,9 +52,9 @@ struct TrainOptions {
 };
 
 void add_help_groups(CommandLine& line) {
-  line.group("Model", {"model", "defaults", "device", "dtype", "quant_type", "double_quant", "load_in_4bit"});
+  line.group("Model", {"model", "defaults", "device", "dtype", "load_in_4bit"});
   line.group("Data",
-             {"data", "eval_data", "data_format", "dataset_text_field", "prompt_column", "completion_column", "messages_column",
+             {"data", "eval_data", "data_format", "dataset_text_field", "prompt_column", "completion_column",
               "chat_template", "val_size", "max_length", "packing", "completion_only_loss", "assistant_only_loss"});
   line.group("Output", {"output", "overwrite_output_dir", "resume_from_checkpoint", "init_adapter", "dry_run"});
   group_training_fields(line);
@@ -289,7 +289,7 @@ bool print_plan(const TrainOptions& options, const format::ModelConfig& config, 
   const PlanSettings settings = settings_of_run(options, config, train_data, eval_data);
   const Bytes room = memory_for(device);  // once: what is free changes while one looks
   const FittedArguments fitted =
-      fit_arguments(settings, options.args, rates_of(gpu_name(device), settings.device.architecture, {}), room);
+      options.defaults.fit(settings, options.args, rates_of(gpu_name(device), settings.device.architecture, {}), room);
   if (!fitted.text.empty()) print_text(stdout, fitted.text + "\n\n");
   const MemoryPlan plan = plan_memory_in(fitted.settings, room);
   print_text(stdout, message("{}\n{}\n{}\n{}\n", summary_line(plan, fitted.settings), phase_table(plan),
@@ -324,7 +324,9 @@ void say_what_runs(const Run& run) {
 
 /// Calls `work`. An error that says that nothing was done says otherwise after the first step.
 template <class Work>
-auto until_stopped(const std::string& output, const RunReport& report, const Work& work) {
+auto until_stopped(const std::string& output, const Trainer& trainer, const Work& work) {
+  const int64_t steps_before = trainer.state().global_step;
+  const auto has_stepped = [&] { return trainer.state().global_step > steps_before; };
   const auto fail = [&](const Error& error, bool by_system) {
     bool goes_on = false;
     try {
@@ -336,10 +338,10 @@ auto until_stopped(const std::string& output, const RunReport& report, const Wor
   try {
     return work();
   } catch (const IoError& error) {
-    if (report.has_stepped()) fail(error, true);
+    if (has_stepped()) fail(error, true);
     throw;
   } catch (const OutOfMemoryError&) { throw; } catch (const Error& error) {
-    if (report.has_stepped()) fail(error, false);
+    if (has_stepped()) fail(error, false);
     throw;
   }
 }
@@ -356,7 +358,7 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
   const auto folder = writes ? std::make_shared<RunFolder>(options.output) : nullptr;
   const std::string found = text_of_first(*ranks, ranks->is_first() ? checkpoint_to_resume(options).value_or("") : std::string());
   const std::optional<std::string> resume_from = found.empty() ? std::nullopt : std::optional(found);
-  if (resume_from) options.defaults.follow_checkpoint(*resume_from, options.args, options.lora);
+  if (resume_from) options.defaults.follow_checkpoint(*resume_from, options.args, options.lora, ranks->size());
   check_ranks(run, options, *ranks);
   say_what_runs(run);
 
@@ -423,7 +425,7 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
                    trainer.args().gradient_accumulation_steps,
                    ranks->size() > 1 ? message(" on each of {} processes", ranks->size()) : std::string(),
                    resume_from ? " from " + *resume_from : std::string()));
-  const TrainOutput output = until_stopped(options.output, report, [&] { return trainer.train(resume_from); });
+  const TrainOutput output = until_stopped(options.output, trainer, [&] { return trainer.train(resume_from); });
   if (output.stopped) {
     const int received = StopSignals::received(), signal = received != 0 ? received : SIGTERM;  // another process had it
     if (ranks->is_first()) {
@@ -433,7 +435,7 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
     }
     return 128 + signal;
   }
-  if (ranks->is_first()) until_stopped(options.output, report, [&] { trainer.save_model(options.output); });
+  if (ranks->is_first()) until_stopped(options.output, trainer, [&] { trainer.save_model(options.output); });
   log_info(
       message("adapter written to {}; peak host memory {}", options.output, peak_text(before_loading, trainer, model.device())));
   if (const std::string line = trainer.trend(); !line.empty() && ranks->is_first()) log_warning(line);

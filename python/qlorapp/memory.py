@@ -82,7 +82,8 @@ def plan(
     model: a folder with a config.json, such a file, a known name ("llama-3-8b"), or a loaded model with adapters.
     gpu: a card ("T4", "A10", "H200" …), an amount of memory, "cpu", or "auto" for this machine.
     args: planned as Trainer(model, args) would run them: optimizer, accumulation, checkpointing, memory_budget, auto_find_batch_size,
-    evaluation. Options that args leave unset come from the loaded model's own settings.
+    evaluation. Options that args leave unset come from the loaded model's own settings. Of a model by name, args that are not given have
+    the defaults of the `qlorapp` command, as has a lora_config that is not given.
     batch, max_seq_length: override args.per_device_train_batch_size and args.max_length.
     dtype: the compute dtype. Defaults to args.bf16 or args.fp16, then to the checkpoint's. A card without bfloat16 uses float16, which is
     logged. The plan's line names the dtype.

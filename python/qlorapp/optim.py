@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """AdamW as torch optimizers with bitsandbytes' layout and names: moments in eight bits, and moments that leave a full GPU."""
 
+import collections
 import copy
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -96,6 +97,24 @@ class AdamW8bit(torch.optim.Optimizer):
         count = parameter.numel()
         if self._paged and parameter.is_cuda and count >= _SMALLEST_PAGED and count % _BLOCK == 0:
             self._pages[parameter] = _C.PagedState([state.pop(name) for name in _MOMENTS if name in state], count)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: the moments that C++ holds become tensors again."""
+        states = {parameter: dict(state) for parameter, state in self.state.items()}
+        for parameter, pages in self._pages.items():
+            states[parameter].update(zip(_MOMENTS, pages.tensors(), strict=False))
+        kept = [parameter for parameter in self._parameters() if id(parameter) in self._in_float32]
+        return {**super().__getstate__(), "state": collections.defaultdict(dict, states), "kept": (self._min_8bit_size, kept)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        kept = state.pop("kept", None)
+        super().__setstate__(state)
+        if kept is None:  # load_state_dict() comes here, too
+            return
+        self._min_8bit_size, self._pages = kept[0], {}
+        self._in_float32 = {id(parameter) for parameter in kept[1]}
+        for parameter, held in self.state.items():
+            self._page(parameter, held)
 
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self.param_groups for parameter in group["params"]]

@@ -58,6 +58,7 @@ void bind_checkpoints(py::module_& m) {
   py::class_<format::FolderUpdate>(m, "FolderUpdate", "src/format/folder_update.hpp: files that are replaced together.")
       .def(py::init<std::string, std::string>(), py::arg("folder"), py::arg("guard"))
       .def_property_readonly("staging", &format::FolderUpdate::staging)
+      .def("retire", &format::FolderUpdate::retire, py::arg("name"))
       .def("commit", &format::FolderUpdate::commit, NoGil())
       .def("discard", &format::FolderUpdate::discard);
   m.def("is_staging", &format::is_staging, py::arg("folder"),

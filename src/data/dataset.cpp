@@ -143,6 +143,7 @@ Dataset Dataset::read(const std::string& path, const DatasetOptions& options, Te
     const std::size_t before = out.examples.size();
     for (Example& example : examples) {
       example.line = line;
+      example.row = summary.rows - 1;
       if (const auto limit = static_cast<std::size_t>(options.max_length); limit != 0 && example.input_ids.size() > limit) {
         example.input_ids.resize(limit);
         example.labels.resize(limit);

@@ -13,7 +13,7 @@ std::vector<Example> split_off(std::vector<Example>& rows, double size, int64_t 
   std::vector<size_t> row_of(rows.size());  // a row of the file may be several examples, which stay together
   size_t count_of_rows = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
-    const bool continues = i > 0 && rows[i].line > 0 && rows[i].line == rows[i - 1].line;
+    const bool continues = i > 0 && rows[i].row == rows[i - 1].row;
     row_of[i] = continues ? count_of_rows - 1 : count_of_rows++;
   }
   const auto all = static_cast<double>(count_of_rows);

@@ -226,9 +226,19 @@ std::vector<std::string> FolderUpdate::files() const {
   return files;
 }
 
+void FolderUpdate::retire(const std::string& name) {
+  if (!has_entry(folder_, kManifestName)) return;
+  try {
+    const Manifest manifest = read_manifest(folder_);
+    const auto is_it = [&](const ManifestFile& file) { return file.name == name; };
+    const bool is_own = manifest.kind == kOutputKind && std::any_of(manifest.files.begin(), manifest.files.end(), is_it);
+    if (is_own && is_plain_file(folder_, name)) retired_.push_back(name);
+  } catch (const FormatError&) {}  // a damaged manifest names nothing
+}
+
 void FolderUpdate::seal() {
   sealed_ = true;
-  if (const auto manifest = output_manifest(folder_, staging_, files()))
+  if (const auto manifest = output_manifest(folder_, staging_, files(), retired_))
     write_file_atomically(path_in(staging_, kManifestName), *manifest);
 }
 
@@ -245,6 +255,10 @@ void FolderUpdate::commit() {
   staging_.clear();
   flush(folder_);
   Pending(folder_).apply(guard_);
+  for (const std::string& name : std::exchange(retired_, {})) {
+    const std::string path = path_in(folder_, name);
+    if (retrying([&] { return ::unlink(path.c_str()); }) != 0 && errno != ENOENT) cannot_write(path, errno);
+  }
   discard();
 }
 

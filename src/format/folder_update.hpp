@@ -33,16 +33,19 @@ class FolderUpdate {
   [[nodiscard]] const std::string& staging() const { return staging_; }
   /// The new files, relative to the folder.
   [[nodiscard]] std::vector<std::string> files() const;
+  /// Removes this file of the folder with commit(), if an earlier update put it there (the folder's manifest names it). Before seal().
+  void retire(const std::string& name);
   /// Adds the new files to the folder's manifest (manifest.hpp), which is one of them then. commit() does it where it was not called.
   /// @throws IoError.
   void seal();
-  /// Flushes the new files and puts them into their places. Others in the folder stay. @throws IoError.
+  /// Flushes the new files and puts them into their places. Others in the folder stay, but for those of retire(). @throws IoError.
   void commit();
   /// The new files vanish. After commit() it does nothing.
   void discard() noexcept;
 
  private:
   std::string folder_, guard_, staging_;
+  std::vector<std::string> retired_;
   bool sealed_ = false;
   int lock_ = -1;  ///< Of the staging folder: tells a live update from one that was left.
 };

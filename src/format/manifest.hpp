@@ -45,9 +45,10 @@ struct Manifest {
 
 [[nodiscard]] std::string manifest_text(const Manifest& manifest);
 /// The manifest of an output folder after files were added to it: of these files as they are in `from`, and what the folder's manifest says of
-/// its others. Names that are no UTF-8 are left out. @returns none if the folder is a checkpoint, which nothing may be added to.
+/// its others but `retired`. Names that are no UTF-8 are left out. @returns none if the folder is a checkpoint, which nothing may be added to.
 [[nodiscard]] std::optional<std::string> output_manifest(const std::string& folder, const std::string& from,
-                                                         const std::vector<std::string>& names);
+                                                         const std::vector<std::string>& names,
+                                                         const std::vector<std::string>& retired = {});
 
 /// @param where  Names the text in errors: the path of its file. @throws FormatError: it was changed, or is of a newer version.
 [[nodiscard]] Manifest parse_manifest(std::string_view text, const std::string& where);

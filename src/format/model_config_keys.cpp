@@ -137,8 +137,21 @@ bool is_neutral(const Json& value, double neutral) {
   return (value.is_array() || value.is_object()) && value.empty();
 }
 
+/// "eot_token_id" and "sep_token" are keys of other programs, "eso_token_id" is a slip: it has the letters of a key that is read.
+bool names_a_token(std::string_view key) {
+  if (!key.ends_with("_token") && !key.ends_with("_token_id") && !key.ends_with("_token_ids")) return false;
+  const auto letters = [](std::string_view text) {
+    std::string sorted(text);
+    std::sort(sorted.begin(), sorted.end());
+    return sorted;
+  };
+  return std::none_of(std::begin(kReadKeys), std::end(kReadKeys),
+                      [&](std::string_view known) { return letters(known) == letters(key); });
+}
+
 /// The key that was probably meant. Other programs' keys are many: only what two slips of a hand explain counts.
 std::string misspelled(std::string_view key, const Family& family) {
+  if (names_a_token(key)) return "";
   std::vector<std::string_view> known(std::begin(kReadKeys), std::end(kReadKeys));
   for (const RefusedKey& rule : family.refused_keys) known.push_back(rule.key);
   for (const RefusedKey& rule : kRefusedKeys) known.push_back(rule.key);

@@ -17,6 +17,7 @@
 #include "io/adapter_base.hpp"
 #include "io/tensor_file.hpp"
 #include "nn/base_fingerprint.hpp"
+#include "nn/decoder.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/format/adapter_config.hpp"
 #include "saved_tables.hpp"
@@ -67,9 +68,8 @@ void write_folder(const NamedTensors& tensors, format::AdapterConfig config, con
   if (format::is_staging(folder)) return write_files(tensors, config, base, folder);  // committed as a whole
   format::FolderUpdate update(folder, std::string(kAdapterConfig));
   write_files(tensors, config, base, update.staging());
+  if (base.empty()) update.retire(std::string(kAdapterBase));
   update.commit();
-  const std::string old = format::path_in(folder, kAdapterBase);
-  if (base.empty() && std::remove(old.c_str()) == 0) format::flush(folder);  // an earlier adapter's
 }
 
 /// PEFT's names in a file.
@@ -97,10 +97,7 @@ void save_adapter(const CausalLM& model, const std::string& folder, const std::s
         "[adapter] the initialization changed the base weights. This adapter fits only this base. Save the base too, with the "
         "model's own save_pretrained, and load the adapter onto it.");
   }
-  // A checkpoint does without: its run_state.json has a fingerprint, and is written often.
-  const bool is_checkpoint = format::file_name(folder).starts_with(format::kCheckpointPrefix);
-  const std::string base = adapter_base_text(model, /*with_fingerprint=*/!is_checkpoint);
-  write_folder(set.named_tensors(), std::move(config), base, folder, base_model);
+  write_folder(set.named_tensors(), std::move(config), adapter_base_text(model, folder), folder, base_model);
 }
 
 void save_adapter(const NamedTensors& adapters, const LoraConfig& config, const std::string& folder,
@@ -127,19 +124,22 @@ void load_adapter(CausalLM& model, const std::string& folder, const std::string&
   const LoraConfig& lora = adapter.lora;
   const std::vector<std::string> names = model.adapters().names();
   const bool is_there = std::find(names.begin(), names.end(), name) != names.end();
-  const std::set<std::string> others = adopt_saved_tables(model, adapter);
-  if (is_there) {
-    QLORAPP_CHECK_VALUE(model.adapters().at(name).config.same_shape(lora),
-                        "[adapter] the model has other adapters than {} (rank, targets or scaling differ). Load the base model "
-                        "again, or give another adapter_name.",
-                        folder);
-  } else {
-    as_config_asks(folder, [&] { model.add_adapters(lora, /*seed=*/0, name); });
-  }
+  QLORAPP_CHECK_VALUE(!is_there || model.adapters().at(name).config.same_shape(lora),
+                      "[adapter] the model has other adapters than {} (rank, targets or scaling differ). Load the base model "
+                      "again, or give another adapter_name.",
+                      folder);
+  Decoder& decoder = model.decoder();
+  const at::Tensor embed_tokens = decoder.own_embed_tokens(), lm_head = decoder.own_lm_head();
+  bool added = false;
   try {
+    const std::set<std::string> others = adopt_saved_tables(model, adapter);
+    if (!is_there) as_config_asks(folder, [&] { model.add_adapters(lora, /*seed=*/0, name); });
+    added = !is_there;
     copy_values(model.adapters().at(name).named_tensors(), adapter.file, others);
-  } catch (...) {
-    if (!is_there) model.adapters().remove(name);
+  } catch (...) {  // the model is as it was
+    if (added) model.adapters().remove(name);
+    if (!decoder.own_embed_tokens().is_same(embed_tokens) || !decoder.own_lm_head().is_same(lm_head))
+      decoder.replace_tables(embed_tokens, lm_head);
     throw;
   }
 }

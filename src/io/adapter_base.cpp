@@ -133,7 +133,7 @@ bool check_sample(const std::string& folder, const AdapterBase& base, const Read
 
 }  // namespace
 
-std::string adapter_base_text(const CausalLM& model, bool with_fingerprint) {
+std::string adapter_base_text(const CausalLM& model, const std::string& folder) {
   if (model.decoder().ranks()) return "";  // each holds a part
   const auto tensors = plain_tensors(model);
   format::Json sample = format::Json::array();
@@ -147,7 +147,8 @@ std::string adapter_base_text(const CausalLM& model, bool with_fingerprint) {
     add(i % 2 == 0 ? "model.norm.weight" : name, 0, i * width / kOfNorms);
   }
   format::Json json{{"schema", kSchema}, {"storage", storage_of(model)}};
-  if (with_fingerprint) json["fingerprint"] = fingerprint_of(model);
+  // A checkpoint does without: its run_state.json has a fingerprint, and is written often.
+  if (!format::file_name(folder).starts_with(format::kCheckpointPrefix)) json["fingerprint"] = fingerprint_of(model);
   json["sample"] = std::move(sample);
   return format::dump_python_json(json, {.indent = 1}) + "\n";
 }

@@ -22,8 +22,9 @@ namespace qlorapp {
 
 inline constexpr std::string_view kAdapterBase = "qlorapp_base.json";
 
-/// The file's text; empty for a base that is divided over ranks. @param with_fingerprint  reads the whole base; without it, 48 numbers.
-[[nodiscard]] std::string adapter_base_text(const CausalLM& model, bool with_fingerprint);
+/// The file's text; empty for a base that is divided over ranks. @param folder  of the adapter. The fingerprint, for which the whole base is
+/// read, is left out of a checkpoint under construction.
+[[nodiscard]] std::string adapter_base_text(const CausalLM& model, const std::string& folder);
 
 /// Logs one warning if the adapter in `folder` names another base than this one. Without the file it does nothing.
 /// @throws FormatError for a file that is none of this library's.

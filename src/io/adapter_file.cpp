@@ -43,7 +43,7 @@ bool check_against_manifest(const std::string& folder) {
       return false;
     }
   } catch (const FormatError& error) {
-    if (format::file_name(folder).starts_with("checkpoint-")) throw;
+    if (format::has_entry(folder, "run_state.json") || format::file_name(folder).starts_with("checkpoint-")) throw;
     log_warning_once(message("[adapter] {}", error.what()));
     return false;
   }

@@ -88,11 +88,11 @@ RunFile read_run_file(const std::string& output_dir) {
   return {fields.text("run_id").value_or(""), fields.text("from").value_or(""), fields.text("from_run").value_or("")};
 }
 
-/// The run that wrote a checkpoint; empty: its manifest is missing or damaged.
-std::string run_of(const std::string& checkpoint) {
+/// The run that wrote a checkpoint. Empty: transformers' trainer wrote it. None: its manifest is missing or damaged.
+std::optional<std::string> run_of(const std::string& checkpoint) {
   try {
     return format::read_manifest(checkpoint).run_id;
-  } catch (const Error&) { return ""; }
+  } catch (const Error&) { return std::nullopt; }
 }
 
 /// Why a checkpoint cannot be resumed from; empty: it can.
@@ -144,6 +144,7 @@ void RunFolder::begin() {
 
 void RunFolder::go_on_from(const std::string& checkpoint, bool changed) {
   const format::Manifest manifest = format::read_manifest(checkpoint);
+  if (manifest.kind == format::kOutputKind) return begin();  // transformers' trainer wrote it, for no run
   run_id_ = manifest.run_id;
   parent_ = format::file_name(checkpoint);
   const auto is_newer = [&](const std::pair<int64_t, std::string>& other) {
@@ -169,9 +170,9 @@ bool RunFolder::owns(const std::string& checkpoint) const { return run_of(checkp
 void RunFolder::prune(int64_t limit, const std::vector<std::string>& keep) const {
   std::vector<std::pair<int64_t, std::string>> own;
   for (auto& checkpoint : list_checkpoints(path_)) {
-    const std::string run = run_of(checkpoint.second);
+    const std::optional<std::string> run = run_of(checkpoint.second);
     if (run == run_id_) own.push_back(std::move(checkpoint));
-    else if (run.empty())
+    else if (!run)
       log_warning_once(
           message("[checkpoint] {} has no manifest that can be read, so save_total_limit does not remove it. Remove it "
                   "yourself.",

@@ -39,6 +39,7 @@
 #include "ops/memory_tape.hpp"
 #include "qlorapp/format/json.hpp"
 #include "qlorapp/format/model_config.hpp"
+#include "stored_names.hpp"
 
 namespace qlorapp {
 namespace {
@@ -72,6 +73,11 @@ class Merger {
                         "[merge] base=original needs the unquantized weights; {} is stored in four bits ({}). Give the model that "
                         "it was quantized from, or base=dequantized.",
                         model, stored->tensor->name);
+    const auto turned = adapter_.config.preserved.find("fan_in_fan_out");
+    QLORAPP_CHECK_VALUE(!has_codes || turned == adapter_.config.preserved.end() || turned->second != "true",
+                        "[merge] layers that are stored as (in, out) (fan_in_fan_out, Conv1D) must be in 16 or 32 bits; {} holds them "
+                        "in four, transposed. {}",
+                        model, format::kMergeInPython);
     if (adapter_.config.base_fingerprint) check_fingerprint(adapter_.config, adapter, fingerprint_text(fingerprint(model)));
     std::optional<format::Dtype> dtype;
     if (options.dtype) dtype = format_dtype_of(*options.dtype);
@@ -102,12 +108,23 @@ class Merger {
     return largest == nullptr ? format::Dtype::kF32 : largest->dtype;
   }
 
+  /// Of a layer's weight: files of a model without its head have no "model." in front.
+  [[nodiscard]] std::string stored_name(const format::ModelParameter& linear) const {
+    std::string name = linear.name + std::string(kWeightSuffix);
+    const std::string headless = name.substr(std::string_view("model.").size());
+    const auto has = [&](const std::string& each) { return checkpoint_.find(each) != nullptr || format::is_quantized(checkpoint_, each); };
+    if (!has(name) && has(headless)) name = headless;
+    QLORAPP_CHECK_FORMAT(has(name), "[merge] {} must hold '{}', as its config.json says. Use the whole checkpoint.",
+                         checkpoint_.folder(), name);
+    return name;
+  }
+
   /// Of the codes as they are stored; a base whose codes are still to be made is another than the one that the adapter names.
   [[nodiscard]] uint64_t fingerprint(const std::string& model) const {
     FourBitFingerprint fingerprint;
     for (const format::ModelParameter& linear : format::linear_layers(format::load_model_config(model))) {
-      if (format::is_quantized(checkpoint_, linear.name + ".weight"))
-        fingerprint.add(read_quantized(linear.name + ".weight", linear.shape));
+      const std::string name = stored_name(linear);
+      if (format::is_quantized(checkpoint_, name)) fingerprint.add(read_quantized(name, linear.shape));
     }
     return fingerprint.value();
   }
@@ -125,7 +142,7 @@ class Merger {
     }
     std::set<std::string> linears;
     for (const format::ModelParameter& linear : format::linear_layers(*config)) {
-      if (!names_module(options_.skip_modules, linear.name)) linears.insert(linear.name + ".weight");
+      if (!names_module(options_.skip_modules, linear.name)) linears.insert(stored_name(linear));
     }
     for (MergedTensor& tensor : result_.tensors) tensor.quantized_first = linears.contains(tensor.name);
   }
@@ -161,7 +178,7 @@ class Merger {
 
   void copy(const MergedTensor& output, format::SafetensorsWriter& writer) const {
     const format::TensorEntry& entry = *output.from.tensor;
-    const bool converts = is_wide_float(entry.dtype) && entry.dtype != format::Dtype::kF64;
+    const bool converts = is_wide_float(entry.dtype) && (entry.dtype != format::Dtype::kF64 || output.dtype != entry.dtype);
     const at::Tensor stored = buffer(converts ? scalar_type_of(entry.dtype, entry.name) : at::kByte);
     for (int64_t offset = 0; offset < entry.nbytes; offset += static_cast<int64_t>(stored.nbytes())) {
       at::Tensor values = piece(output.from, offset, stored);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "merged_folder.hpp"
 
+#include <cerrno>
+#include <cstdio>
 #include <string_view>
 
 #include <nlohmann/json.hpp>
@@ -84,7 +86,12 @@ void write_files_beside_weights(const std::string& base, const std::string& adap
   copy_model_files(base, output);
   const TextFiles text(adapter);  // what the adapter was trained with
   text.write(output);
-  if (TextFiles::has_tokenizer(adapter)) text.remove_others(output, /*vocabularies=*/false);
+  if (TextFiles::has_tokenizer(adapter)) {
+    for (const std::string& name : text.others_in(output, /*vocabularies=*/false)) {
+      const std::string path = format::path_in(output, name);
+      if (std::remove(path.c_str()) != 0) throw IoError(message("[merge] cannot remove {}.", path), errno);
+    }
+  }
   format::write_file_atomically(format::path_in(output, "config.json"), merged_config(base, config));
 }
 

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstdio>
 #include <iterator>
 
 #include <nlohmann/json.hpp>
@@ -92,22 +90,18 @@ void TextFiles::write(const std::string& folder) const {
   }
 }
 
-void TextFiles::remove_others(const std::string& folder, bool vocabularies) const {
-  for (const std::string& name : names_of(folder)) {
+std::vector<std::string> TextFiles::others_in(const std::string& folder, bool vocabularies) const {
+  std::vector<std::string> others = names_of(folder);
+  std::erase_if(others, [&](const std::string& name) {
     const bool says_something = is_template(name) || name == kConfig || name == kBeside[0] || name == kBeside[1];
-    if (!vocabularies && !says_something) continue;
-    if (std::any_of(files_.begin(), files_.end(), [&](const auto& file) { return file.first == name; })) continue;
-    const std::string path = format::path_in(folder, name);
-    if (std::remove(path.c_str()) != 0 && errno != ENOENT)
-      throw IoError(message("[output] cannot remove {} of an earlier adapter. Name another folder.", path), errno);
-  }
+    return (!vocabularies && !says_something) ||
+           std::any_of(files_.begin(), files_.end(), [&](const auto& file) { return file.first == name; });
+  });
+  return others;
 }
 
 std::vector<std::string> TextFiles::other_than(const std::string& folder) const {
-  std::vector<std::string> others = names_of(folder);
-  std::erase_if(others, [&](const std::string& name) {
-    return std::any_of(files_.begin(), files_.end(), [&](const auto& file) { return file.first == name; });
-  });
+  std::vector<std::string> others = others_in(folder);
   for (const auto& [name, bytes] : files_) {
     const std::string path = format::path_in(folder, name);
     if (!format::is_regular_file(path) || read_text(path) != bytes) others.push_back(name);

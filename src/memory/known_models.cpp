@@ -7,6 +7,7 @@
 
 #include "core/check.hpp"
 #include "core/nearest_name.hpp"
+#include "format/checkpoint_index.hpp"
 #include "format/file_reader.hpp"
 #include "format/folder.hpp"
 #include "format/model_folder.hpp"
@@ -54,6 +55,9 @@ format::ModelConfig find_model_config(const std::string& text) {
   if (text.ends_with(".json")) return format::parse_model_config(format::FileReader(text).read_all(size_t{16} << 20), text);
   QLORAPP_CHECK_VALUE(format::exists(text), "[model] must be a folder with a config.json, such a file, or one of {}; got '{}'.{}",
                       joined(kNames), text, did_you_mean(lower(text), kNames));
+  try {
+    static_cast<void>(format::Checkpoint(text));
+  } catch (const Error&) { return format::load_model_config(text); }  // weights that are not here, or not all, are planned as config.json says
   return format::settled_config(text);
 }
 

@@ -322,10 +322,11 @@ void Trainer::save_model(const std::string& folder) const {
   format::FolderUpdate update(folder, std::string(kAdapterConfig));
   save_adapter(*model_, update.staging(), base_model_);
   write_trainer_state(update.staging());
-  const bool has_text = text_ && !format::is_same_file(folder, base_model_);  // the base keeps its own
-  if (has_text) text_->write(update.staging());
+  if (text_ && !format::exists(format::path_in(folder, "config.json"))) {  // a model keeps its own
+    text_->write(update.staging());
+    for (const std::string& name : text_->others_in(folder)) update.retire(name);
+  }
   update.commit();
-  if (has_text) text_->remove_others(folder);
 }
 
 void Trainer::save_state(const std::string& folder) {

@@ -317,3 +317,23 @@ TEST_CASE("names with line ends are files of an update; a list of lines of an ol
   REQUIRE(folder.read("config") == "older");
   REQUIRE(names_of_list(name_list({"a\nb", "c"})) == std::vector<std::string>{"a\nb", "c"});
 }
+
+TEST_CASE("a retired file goes with the next update if an earlier one put it there, and is not in the manifest", "[format][cpu]") {
+  const TemporaryFolder folder;
+  {
+    FolderUpdate update(folder.path(), kGuard);
+    for (const char* name : {kGuard, "old", "kept"}) (void)write_new(update, name);
+    update.commit();
+  }
+  (void)folder.write("mine", "of the user");
+  FolderUpdate update(folder.path(), kGuard);
+  (void)write_new(update, kGuard);
+  for (const char* name : {"old", "mine", "never"}) update.retire(name);
+  REQUIRE(exists(folder / "old"));
+  update.commit();
+  REQUIRE_FALSE(exists(folder / "old"));
+  REQUIRE(exists(folder / "mine"));
+  const Manifest manifest = read_manifest(folder.path());
+  REQUIRE(manifest.files.size() == 2);
+  REQUIRE(damage(folder.path(), manifest).empty());
+}

@@ -142,6 +142,7 @@ TEST_CASE("what would change the result, or is no size of a model, is refused by
       {config(R"("dtype":"torch.int8")"), "dtype must be float32"},
       {config(R"("dtype":"torch.")"), "dtype must be float32"},
       {config(R"("rms_norm_esp":1e-5)"), "Did you mean 'rms_norm_eps'?"},
+      {config(R"("eso_token_id":2)"), "Did you mean 'eos_token_id'?"},
       {config(R"("rope_parammters":{"rope_theta":5e5,"rope_type":"default"})"), "Did you mean 'rope_parameters'?"},
       {config(R"("rope_thets":5e5)"), "Did you mean 'rope_theta'?"},
       {config(R"("num_key_value_head":2)"), "Did you mean 'num_key_value_heads'?"},
@@ -195,6 +196,13 @@ TEST_CASE("what would change the result, or is no size of a model, is refused by
     REQUIRE(has(refusal(row.text), row.reason));
     REQUIRE(has(refusal(row.text), "[config.json]"));
   }
+}
+
+TEST_CASE("tokens that other programs name are unknown keys and no slips", "[format][cpu]") {
+  const Warnings warnings;
+  (void)parse(config(R"("eot_token_id":5,"eod_token_id":6,"eos_token":"</s>","sos_token":"<s>")"));
+  REQUIRE(warnings.lines.size() == 1);
+  REQUIRE(has(warnings.lines.front(), "unknown keys are ignored: "));
 }
 
 TEST_CASE("keys that change nothing pass in silence, unknown ones are said once, private ones are ignored", "[format][cpu]") {

@@ -70,21 +70,17 @@ TEST_CASE("a chosen template is the only one of its result", "[io][cpu]") {
         std::vector<std::string>{"additional_chat_templates/rag.jinja", "chat_template.jinja", "tokenizer_config.json"});
 }
 
-TEST_CASE("files of an earlier adapter go, and what is no text stays", "[io][cpu]") {
-  const TemporaryFolder model, adapter, merged;
+TEST_CASE("the files of other texts are named, and what is no text is none", "[io][cpu]") {
+  const TemporaryFolder model, adapter;
   write_model(adapter);
-  write_model(merged);
   (void)model.write("tokenizer.json", "new");
   const TextFiles text(model.path());
-  text.write(adapter.path());
-  text.remove_others(adapter.path());
-  CHECK(format::names_in(adapter.path()) == std::vector<std::string>{"README.md", "additional_chat_templates", "config.json",
-                                                                     "generation_config.json", "model.safetensors",
-                                                                     "preprocessor_config.json", "tokenizer.json"});
-  CHECK(adapter.read("tokenizer.json") == "new");
-  text.remove_others(merged.path(), /*vocabularies=*/false);
-  CHECK(format::exists(merged / "merges.txt"));
-  CHECK_FALSE(format::exists(merged / "special_tokens_map.json"));
+  CHECK(text.others_in(adapter.path()) ==
+        std::vector<std::string>{"additional_chat_templates/rag.jinja", "chat_template.jinja", "merges.txt", "qwen.tiktoken",
+                                 "special_tokens_map.json", "tokenizer_config.json"});
+  CHECK(text.others_in(adapter.path(), /*vocabularies=*/false) ==
+        std::vector<std::string>{"additional_chat_templates/rag.jinja", "chat_template.jinja", "special_tokens_map.json",
+                                 "tokenizer_config.json"});
 }
 
 TEST_CASE("a link that leads out of the folder is not followed", "[io][cpu]") {

@@ -119,3 +119,17 @@ def test_the_command_generates_with_new_tokens(tmp_path):
                         "--max_new_tokens", "12", "--load_in_4bit", "false", "--dtype", "float32").stdout  # fmt: skip
     known = [token for token in expected.tolist() if token < len(tokenizer)]
     assert said.strip() == tokenizer.decode(known, skip_special_tokens=True).strip()
+
+
+def test_an_adapter_that_does_not_load_leaves_the_model_as_it_was(tmp_path):
+    peer.write_llama(tmp_path / "base")
+    with_tables(tmp_path / "base", 131, {}).save_pretrained(tmp_path / "adapter")
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if "lora_B" in name)
+    save_file({**tensors, name: tensors[name][:-1].contiguous()}, path)
+    core = qlorapp._C.load_model(str(tmp_path / "base"), compute_dtype=torch.float32)
+    head, rows = core.gathered_head().clone(), core.vocab_size
+    with pytest.raises(ValueError, match="must have shape"):
+        core.load_adapter(str(tmp_path / "adapter"))
+    assert (core.vocab_size, core.has_adapters) == (rows, False) and torch.equal(core.gathered_head(), head)

@@ -212,3 +212,46 @@ def test_what_ends_an_answer_is_still_what_the_base_says(root, chosen, tmp_path)
     rows = write_rows(tmp_path / "ids.jsonl", [{"input_ids": [30, 31, 32, other]}])
     for words in ([], ["--adapter", chosen]):
         assert "100 % end in a trained EOS" in said(qlorapp("eval", "--model", base, "--data", rows, *words))
+
+
+# --- what is not the run's
+
+
+def test_a_link_for_an_adapters_template_is_refused(root, chosen, tmp_path):
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copy(chosen / name, adapter)
+    (tmp_path / "secret.txt").write_text("S3CRET {{ messages }}")
+    (adapter / "chat_template.jinja").symlink_to("../secret.txt")
+    common = ["--model", root / "plain", "--data", root / "chat.jsonl"]
+    for words in (
+        ["train", *common, "--output", tmp_path / "out", *TRAIN[:-4], "--init_adapter", adapter],
+        ["eval", *common, "--adapter", adapter],
+    ):
+        for run in (qlorapp, through_python):
+            result = run(*words)
+            assert result.returncode == 2 and "a link in a model folder" in result.stderr, result.stderr
+            assert "S3CRET" not in result.stdout + result.stderr
+    assert not (tmp_path / "out" / "chat_template.jinja").exists()
+
+
+def test_files_that_a_user_keeps_in_the_output_folder_stay(root, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    kept = {"vocab.txt": "a", "merges.txt": "b c", "spiece.model": "d", "added_tokens.json": "{}"}
+    for name, text in kept.items():
+        (out / name).write_text(text)
+    train(root, out, "--chat_template", "chatml")
+    assert (out / "chat_template.jinja").exists()
+    train(root, out, "--overwrite_output_dir", data="raw.jsonl")  # without a template: that of the earlier run goes
+    assert not (out / "chat_template.jinja").exists() and {name: (out / name).read_text() for name in kept} == kept
+    inspected = qlorapp("inspect", out)
+    assert inspected.returncode == 0 and "changed since" not in inspected.stdout and "DAMAGED" not in inspected.stdout
+
+
+def test_a_model_that_is_the_output_folder_keeps_its_tokenizer(root, tmp_path):
+    other = shutil.copytree(root / "listed", tmp_path / "other")
+    before = {path.name: path.read_bytes() for path in other.iterdir()}
+    train(root, other, "--chat_template", "chatml")
+    assert {name: (other / name).read_bytes() for name in before} == before and (other / "adapter_model.safetensors").exists()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """AdamW8bit as a torch optimizer: bitsandbytes' rule and state dict, and transformers' loop with optim=adamw_8bit."""
 
+import copy
+import pickle
 import sys
 
 import pytest
@@ -59,6 +61,22 @@ def test_states_go_both_ways():
     assert back.state[again[0]]["state1"].dtype == torch.uint8 and back.state[again[1]]["state1"].dtype == torch.float32
 
 
+@pytest.mark.parametrize("through", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["deepcopy", "pickle"])
+def test_a_copy_goes_on_with_the_same_bits(through):
+    mine = parameters()
+    own = AdamW8bit(mine, lr=1e-2, in_float32=mine[:1])
+    run(own, mine, 5)
+    other, copies = through((own, mine))
+    copies.append(torch.nn.Parameter(torch.zeros(64, 96)))  # new ones begin as in the first
+    other.add_param_group({"params": copies[-1:]})
+    run(own, mine, 3, seed=5)
+    run(other, copies[:3], 3, seed=5)
+    assert all(torch.equal(*pair) for pair in zip(mine, copies, strict=False))
+    run(other, copies[3:], 1)
+    assert [other.state[one]["state1"].dtype for one in copies] == [torch.float32, torch.float32, torch.uint8, torch.uint8]
+    assert other.state_dict()["state"].keys() == {0, 1, 2, 3}
+
+
 def test_a_loaded_state_goes_on_with_the_same_bits():
     mine, again = parameters(), parameters()
     own = AdamW8bit(mine, lr=1e-2)
@@ -66,11 +84,11 @@ def test_a_loaded_state_goes_on_with_the_same_bits():
     other = AdamW8bit(again, lr=1e-2)
     other.load_state_dict(own.state_dict())
     with torch.no_grad():
-        for one, copy in zip(mine, again, strict=True):
-            copy.copy_(one)
+        for one, other_one in zip(mine, again, strict=True):
+            other_one.copy_(one)
     run(own, mine, 3, seed=5)
     run(other, again, 3, seed=5)
-    assert all(torch.equal(one, copy) for one, copy in zip(mine, again, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(mine, again, strict=True))
 
 
 def test_transformers_loop_needs_no_bitsandbytes(folder, tmp_path, monkeypatch):

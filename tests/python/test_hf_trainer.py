@@ -155,8 +155,6 @@ class TestSameRun:
             "optimizer.safetensors",
             "run_state.json",
             "training_args.json",
-            "MANIFEST.json",
-            "qlorapp_base.json",
         }
         assert (mine / "adapter_config.json").read_text() == (theirs / "adapter_config.json").read_text()
 

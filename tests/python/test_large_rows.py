@@ -91,7 +91,7 @@ TEXTS = {
     "a completion": (lambda: filled('{"prompt": "a", "completion": "', "several words of text, 12 ", '"}'), ""),
     "a message": (
         lambda: filled('{"messages": [{"role": "user", "content": "', "words ", '"}, {"role": "assistant", "content": "b"}]}'),
-        "",
+        "trained token",  # the answer is cut off
     ),
 }
 
@@ -103,8 +103,7 @@ def test_a_text_of_50_mb_takes_at_most_500_mb(tmp_path, name):
     path.write_text(make() + "\n" + SMALL + "\n" if name in ("words", "digits") else make() + "\n")
     code, answer = judge(path)
     assert code == 0
-    if not (name == "a message" and "trained token" in answer["text"]):  # its answer is cut off
-        assert refusal in answer["text"] and bool(refusal) == bool(answer["error"]), answer["text"][:300]
+    assert refusal in answer["text"] and bool(refusal) == bool(answer["error"]), answer["text"][:300]
     assert answer["peak"] <= 500 << 10
 
 

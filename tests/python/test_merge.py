@@ -306,3 +306,42 @@ def test_an_option_without_effect_is_refused(root, tmp_path):
     }.items():
         refusal = peer.run_cli(*arguments, *option.split(), check=False)
         assert refusal.returncode == 2 and message in refusal.stderr
+
+
+def test_a_base_without_its_head_is_quantized_first_too(root, tmp_path):
+    adapter = tmp_path / "adapter"
+    trained(plain(root / "float True"), target_modules=["q_proj", "up_proj"]).save_pretrained(adapter)
+    headless = tmp_path / "headless"
+    headless.mkdir()
+    shutil.copy(root / "float True" / "config.json", headless)
+    save_file({name.removeprefix("model."): t for name, t in tensors_of(root / "float True").items()}, headless / "model.safetensors")
+    for base in ("original", "dequantized"):
+        qlorapp.merge(root / "float True", adapter, tmp_path / base, base=base)
+        qlorapp.merge(headless, adapter, tmp_path / f"{base} headless", base=base)
+        expected = {name.removeprefix("model."): t for name, t in tensors_of(tmp_path / base).items()}
+        found = tensors_of(tmp_path / f"{base} headless")
+        assert found.keys() == expected.keys() and all(torch.equal(found[name], t) for name, t in expected.items())
+    assert any(not torch.equal(a, tensors_of(tmp_path / "original")[n]) for n, a in tensors_of(tmp_path / "dequantized").items())
+
+
+def test_a_buffer_in_float64_gets_the_dtype_that_is_asked_for(root, tmp_path):
+    adapter = tmp_path / "adapter"
+    trained(plain(root / "float True"), target_modules=["q_proj"]).save_pretrained(adapter)
+    base = tmp_path / "base"
+    base.mkdir()
+    shutil.copy(root / "float True" / "config.json", base)
+    tensors = tensors_of(root / "float True")
+    save_file({**tensors, "model.norm.weight": tensors["model.norm.weight"].double()}, base / "model.safetensors")
+    qlorapp.merge(base, adapter, tmp_path / "merged", dtype="bfloat16")
+    merged = tensors_of(tmp_path / "merged")
+    assert {tensor.dtype for tensor in merged.values()} == {torch.bfloat16}
+    assert torch.equal(merged["model.norm.weight"], tensors["model.norm.weight"].bfloat16())
+
+
+def test_stored_transposes_in_four_bits_are_refused(root, tmp_path):
+    adapter = tmp_path / "adapter"
+    trained(plain(root / "float True"), target_modules=["q_proj"]).save_pretrained(adapter)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps({**config, "fan_in_fan_out": True}))
+    with pytest.raises(ValueError, match=r"fan_in_fan_out.*merge_and_unload"):
+        qlorapp.merge(root / "codes True", adapter, tmp_path / "merged")

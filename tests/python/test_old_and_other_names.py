@@ -132,7 +132,8 @@ def test_a_name_of_unsloth_says_what_replaces_it(name):
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-def test_every_trainer_over_one_model_trains_in_cpp(tmp_path, bf16, caplog):
+def test_every_trainer_over_one_model_trains_in_cpp(tmp_path, bf16, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     one = adapted(base_model(TINY, dtype=torch.bfloat16 if bf16 else torch.float32))
     args = qlorapp.SFTConfig(tmp_path, bf16=bf16, dataset_text_field="written", **FEW)
     for _ in range(3):
@@ -195,6 +196,19 @@ def test_other_rows_are_collated_as_by_transformers(tmp_path):
     ]
     with pytest.raises(ValueError, match="expected sequence of length"):
         trainer.data_collator(padded)  # whose padding is unknown
+    packed = [{**row, "position_ids": [0, 1, *range(len(row["input_ids"]) - 2)]} for row in uneven()]
+    with pytest.raises(ValueError, match="expected sequence of length"):
+        trainer.data_collator(packed)  # two rows in each, which padding would join
+
+
+def test_rows_with_one_label_are_padded_by_the_tokenizer(tmp_path):
+    more = {"data_collator": None, "processing_class": tokenizer()}
+    rows = [{"input_ids": ids, "attention_mask": [1] * len(ids), "labels": len(ids)} for ids in ([5, 6, 7], [8])]
+    mine, theirs = (
+        made(kind, TINY, tmp_path, data=uneven(), more=more).data_collator([dict(row) for row in rows])
+        for kind in (qlorapp.Trainer, transformers.Trainer)
+    )
+    assert mine["labels"].tolist() == [3, 1] and {k: v.tolist() for k, v in mine.items()} == {k: v.tolist() for k, v in theirs.items()}
 
 
 # --- labels on padding
@@ -250,9 +264,9 @@ def test_a_trainer_whose_padding_has_labels_has_transformers_loss(tmp_path, kind
 # --- what is logged
 
 
-def test_the_cpp_loop_logs_what_transformers_logs_at_the_beginning(tmp_path, caplog):
+def test_the_cpp_loop_logs_what_transformers_logs_at_the_beginning(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     names = []
-    logging.getLogger("transformers").propagate = True
     for kind in (qlorapp.Trainer, transformers.Trainer):
         caplog.clear()
         with caplog.at_level(logging.INFO, "transformers"):
@@ -260,5 +274,4 @@ def test_the_cpp_loop_logs_what_transformers_logs_at_the_beginning(tmp_path, cap
         lines = [record.getMessage() for record in caplog.records]
         begin = lines.index("***** Running training *****")
         names.append([line for line in lines[begin:] if line.startswith("  ")][:8])
-    logging.getLogger("transformers").propagate = False
     assert names[0] == names[1] and len(names[0]) == 8

@@ -197,3 +197,43 @@ def test_a_broken_name_of_the_base_is_refused_by_file(made, tmp_path, text):
     folder = copied(made / "adapter", tmp_path)
     (folder / "qlorapp_base.json").write_text(text)
     assert f"{folder}/qlorapp_base.json]" in run("eval", made, "--adapter", folder, code=2).stderr
+
+
+def test_an_adapter_in_the_hugging_face_cache_is_whole_and_knows_its_base(bases, tmp_path):
+    snapshot, blobs = tmp_path / "hub/snapshots/1", tmp_path / "hub/blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for i, file in enumerate(sorted((bases / "adapter").iterdir())):
+        if file.is_file():
+            shutil.copy(file, blobs / f"{i:040x}")
+            (snapshot / file.name).symlink_to(f"../../blobs/{i:040x}")
+    assert "whole" in inspected(snapshot, 0).splitlines()[0]
+    assert not run("eval", bases, "--adapter", snapshot).stderr
+    assert OTHER_BASE in run("eval", bases, "--adapter", snapshot, model="sibling").stderr
+    (snapshot / "adapter_model.safetensors").unlink()
+    (tmp_path / "elsewhere").write_bytes((bases / "adapter" / "adapter_model.safetensors").read_bytes())
+    (snapshot / "adapter_model.safetensors").symlink_to(tmp_path / "elsewhere")
+    assert "a link" in inspected(snapshot, 1)
+
+
+def test_a_damaged_checkpoint_is_not_read_under_another_name_either(made, tmp_path):
+    run("train", made, "--output", tmp_path / "out", "--max_steps", 2, "--save_steps", 1, "--r", 4)
+    best = shutil.copytree(tmp_path / "out/checkpoint-2", tmp_path / "best")
+    assert not run("eval", made, "--adapter", best).stderr
+    flip(best / "adapter_model.safetensors")
+    assert "is damaged" in run("eval", made, "--adapter", best, code=2).stderr
+    manifest = best / "MANIFEST.json"
+    manifest.write_text(manifest.read_text().replace('"size": ', '"size": 1', 1))
+    assert "was changed after it was written" in run("eval", made, "--adapter", best, code=2).stderr
+
+
+def test_what_transformers_trainer_writes_in_an_adapter_again_has_no_old_base(made, tmp_path):
+    """A folder that had a described base and gets an adapter without one."""
+    folder = copied(made / "adapter", tmp_path)
+    plain = LlamaForCausalLM.from_pretrained(made / "model")
+    config = package.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    model = package.get_peft_model(plain, config)
+    model.save_pretrained(folder)
+    assert not (folder / "qlorapp_base.json").exists()
+    out = inspected(folder, 0)
+    assert "whole" in out.splitlines()[0] and "qlorapp_base.json" not in out

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a plan names beside its numbers: the dtype with its reason, ways of a comparison within a budget, a deadline's assumptions."""
 
+import json
+
 import pytest
 import qlorapp as package
+from conftest import ROOT
 from tiny_run import qlorapp
 
 
@@ -65,3 +68,23 @@ def test_a_deadline_lists_what_it_assumes():
         "Quality is not estimated: rank 8",
     ):
         assert wanted in assumed, wanted
+
+
+@pytest.mark.parametrize("words", [[], ["--explain"], ["--seq", "512"]], ids=str)
+def test_a_model_that_does_not_fit_is_planned_all_the_same(words):
+    said = qlorapp("plan", "--model", "llama-3.1-70b", "--gpu", "T4", *words)
+    assert "are not enough" in said.stdout and said.returncode == (0 if words == ["--explain"] else 3), said.stderr
+    assert ("prepare_model_for_kbit_training" if words == ["--explain"] else "does not fit") in said.stdout
+    asked = qlorapp("plan", "--model", "llama-3.1-70b", "--gpu", "T4", "--memory_budget", "14GiB")
+    assert asked.returncode == 2 and "are not enough" in asked.stderr
+
+
+@pytest.mark.parametrize("weights", [None, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"])
+def test_a_folder_without_its_weights_is_planned_by_its_config(tmp_path, weights):
+    (tmp_path / "config.json").write_text((ROOT / "examples/data/tiny-llama/config.json").read_text())
+    index = {"metadata": {}, "weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    if weights is not None:
+        (tmp_path / "model-00001-of-00001.safetensors").write_text(weights)
+    said = qlorapp("plan", "--model", tmp_path, "--gpu", "T4")
+    assert said.returncode == 0 and "fits" in said.stdout, said.stderr

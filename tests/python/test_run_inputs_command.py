@@ -63,6 +63,22 @@ def test_val_size_trains_on_the_rest_of_a_seeded_permutation(here):
     assert again.returncode == 0, again.stderr
 
 
+def test_rows_on_one_line_of_a_json_array_are_rows(here):
+    """As json.dump writes them; and of several files, whose lines have the same numbers."""
+    common = ("--seed", 7, "--max_steps", 1, "--logging_steps", 1)
+    (here / "array.json").write_text(json.dumps(ROWS))
+    (here / "a.json").write_text(json.dumps(ROWS[:9]))
+    (here / "b.json").write_text(json.dumps(ROWS[9:]))
+    found = []
+    for i, data in enumerate(("rows.jsonl", "array.json", "a.json,b.json")):
+        done = qlorapp(
+            "train", "--model", "model", "--data", data, "--output", f"of{i}", "--val_size", "0.25", *common, cwd=here
+        )  # fmt: skip
+        assert "val_size: 5 of 20 rows" in done.stdout + done.stderr, done.stderr
+        found.append([entry.get("loss", entry.get("eval_loss")) for entry in history(here / f"of{i}")])
+    assert found[0] == found[1] == found[2]
+
+
 @pytest.mark.parametrize(
     "given, said",
     [

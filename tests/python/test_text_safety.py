@@ -104,29 +104,18 @@ def test_a_refusal_of_safety_or_damage_is_final(model, tmp_path, name):
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("key", ["fast_tokenizer_files", "tokenizer_file", "vocab_file", "chat_template_file"])
-def test_a_config_that_names_a_file_elsewhere_opens_none(model, tmp_path, key):
+def test_a_config_that_names_files_elsewhere_opens_none(model, tmp_path):
     there = outside(tmp_path, "tokenizer.0.1.json", (model / "tokenizer.json").read_text())
     config = json.loads((model / "tokenizer_config.json").read_text())
-    names = [f"../outside/{there.name}"]
-    (model / "tokenizer_config.json").write_text(json.dumps({**config, key: names if key.endswith("s") else str(there)}))
+    names = dict.fromkeys(("tokenizer_file", "vocab_file", "chat_template_file"), str(there))
+    names["fast_tokenizer_files"] = [f"../outside/{there.name}"]
+    (model / "tokenizer_config.json").write_text(json.dumps({**config, **names}))
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
     trace = tmp_path / "trace"
     data = write_rows(tmp_path / "rows.jsonl", [CHAT] * 2)
-    command = [
-        "strace",
-        "-f",
-        "-qq",
-        "-e",
-        "trace=open,openat,readlink",
-        "-o",
-        str(trace),
-        sys.executable,
-        "-m",
-        "qlorapp",
-        "train",
-    ]
+    command = ["strace", "--seccomp-bpf", "-f", "-qq", "-e", "trace=open,openat,readlink", "-o", str(trace)]
+    command += [sys.executable, "-m", "qlorapp", "train"]
     done = subprocess.run(
         [*command, "--model", model, "--data", data, "--output", tmp_path / "o", *TRAIN], capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(conftest.BUILD / "python")}, timeout=600,

@@ -37,11 +37,12 @@ struct Example {
   static constexpr TokenId kIgnored = -100;
   std::vector<TokenId> input_ids;
   std::vector<TokenId> labels;  ///< As long as input_ids; an id or kIgnored.
-  int64_t line = 0;             ///< Where the row starts in its file, from 1. Several examples may be of one row.
+  int64_t line = 0;             ///< Where the row starts in its file, from 1. Several rows may be in one line.
   /// Of a pack (data/packing.hpp): the lengths of its rows, in order. Empty: one row.
   std::vector<int64_t> row_lengths = {};
   /// ends_in_trained_eos(), where the tokenizer was at hand.
   std::optional<bool> ends_in_eos = std::nullopt;
+  int64_t row = 0;  ///< Number of the row among those that were read. Several examples may be of one row.
 };
 
 /// Whether the last token that is not white space is trained and ends a generation. ChatML ends a turn with a line feed behind the token.

@@ -30,9 +30,9 @@ class TextFiles {
   [[nodiscard]] bool empty() const { return files_.empty(); }
   /// Writes whole files. @throws IoError.
   void write(const std::string& folder) const;
-  /// Removes a folder's files of such names that are none of these. @param vocabularies  false keeps vocabularies and merges, which say
+  /// The names of a folder's files of text that are none of these. @param vocabularies  false leaves out vocabularies and merges, which say
   /// nothing against others. @throws IoError.
-  void remove_others(const std::string& folder, bool vocabularies = true) const;
+  [[nodiscard]] std::vector<std::string> others_in(const std::string& folder, bool vocabularies = true) const;
   /// The names whose bytes in the folder are others, or that only one side has.
   [[nodiscard]] std::vector<std::string> other_than(const std::string& folder) const;
 

@@ -91,7 +91,8 @@ struct RunArguments {
     return FieldTable{
         Field{"output_dir", &T::output_dir, "folder for the adapter, checkpoints and trainer_state.json"},
         Field{"overwrite_output_dir", &T::overwrite_output_dir, "on the command line: write into a folder that holds another run"},
-        Field{"per_device_train_batch_size", &T::per_device_train_batch_size, "rows per micro-batch"},
+        Field{"per_device_train_batch_size", &T::per_device_train_batch_size,
+              "rows per micro-batch; the default of the command is rows per update"},
         Field{"per_device_eval_batch_size", &T::per_device_eval_batch_size, "rows per batch in evaluation"},
         Field{"gradient_accumulation_steps", &T::gradient_accumulation_steps, "micro-batches per optimizer step"},
         Field{"num_train_epochs", &T::num_train_epochs, "passes over the data; may be a fraction"},

@@ -6,7 +6,7 @@ import inspect
 import os
 import shutil
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import peft
@@ -14,13 +14,15 @@ import peft
 from .. import _C
 from .forward import engine_of
 
+_BASE = "qlorapp_base.json"
+
 
 @contextlib.contextmanager
-def replaced_together(folder: str | os.PathLike[str], *copied: str) -> Iterator[str]:
+def replaced_together(folder: str | os.PathLike[str], *copied: str, retired: Iterable[str] = ()) -> Iterator[str]:
     """A folder for new files, which take their places in `folder` together at the end. After a crash the old ones or the new ones are there.
 
     adapter_config.json is missing while they are a mixture, so that readers refuse it. copied: names of old files that are in the new folder
-    from the beginning, to be changed.
+    from the beginning, to be changed. retired: names of files of an older save that go, unless the new folder has them.
     """
     existed = os.path.isdir(folder)
     update = _C.FolderUpdate(os.fspath(folder), "adapter_config.json")
@@ -29,12 +31,32 @@ def replaced_together(folder: str | os.PathLike[str], *copied: str) -> Iterator[
             if os.path.isfile(old := os.path.join(folder, name)):
                 shutil.copy(old, update.staging)
         yield update.staging
+        for name in retired:
+            if not os.path.exists(os.path.join(update.staging, name)):
+                update.retire(name)
         update.commit()
     finally:
         update.discard()
         if not existed:
             with contextlib.suppress(OSError):
                 os.rmdir(folder)  # empty: the save has failed
+
+
+@contextlib.contextmanager
+def replaced_adapter(folder: str | os.PathLike[str]) -> Iterator[str]:
+    """replaced_together() for the files of an adapter. PEFT and TRL add to README.md."""
+    with replaced_together(folder, "README.md", retired=[_BASE]) as staging:
+        yield staging
+
+
+def _describe_base(model: Any, folder: str, names: Iterable[str]) -> None:
+    """Writes the description of the base beside each adapter (docs/formats/adapter.md)."""
+    engine = engine_of(model.get_base_model())
+    text = engine.core.adapter_base_text(folder) if engine is not None else ""
+    for name in names if text else ():
+        place = os.path.join(folder, "" if name == "default" else name)
+        with contextlib.suppress(FileNotFoundError), open(os.path.join(place, _BASE), "w") as file:
+            file.write(text)
 
 
 class _Save:
@@ -49,29 +71,31 @@ class _Save:
 
     def __call__(self, *args: Any, **options: Any) -> None:
         model: Any = self._model()
+        if model is None:
+            raise ReferenceError(
+                "[save_pretrained] the model must be there until it is saved; it is deleted. Hold it: model = get_peft_model(…); "
+                "model.save_pretrained(folder)."
+            )
         theirs = type(model).save_pretrained
         given = inspect.signature(theirs).bind(model, *args, **options)
         folder = given.arguments["save_directory"]
-        if _C.is_staging(os.fspath(folder)) or not given.arguments.get("is_main_process", True) or os.path.isfile(folder):
+        if not given.arguments.get("is_main_process", True) or os.path.isfile(folder):
             theirs(*given.args, **given.kwargs)
             return
         names = given.arguments.get("selected_adapters") or list(model.peft_config)
+        if _C.is_staging(os.fspath(folder)):
+            theirs(*given.args, **given.kwargs)
+            _describe_base(model, os.fspath(folder), names)
+            return
         for name in names:
             if os.path.isabs(name):  # torch allows no dot in it
                 raise ValueError(
                     f"[save_pretrained] the name of an adapter is a folder in {folder}; got {name!r}. Rename the adapter."
                 )
-        with replaced_together(folder, "README.md") as given.arguments["save_directory"]:  # PEFT adds to it
+        with replaced_adapter(folder) as staging:
+            given.arguments["save_directory"] = staging
             theirs(*given.args, **given.kwargs)
-            engine = engine_of(model.get_base_model())
-            text = engine.core.adapter_base_text() if engine is not None else ""
-            for name in names if text else ():
-                place = os.path.join(given.arguments["save_directory"], "" if name == "default" else name)
-                with contextlib.suppress(FileNotFoundError), open(os.path.join(place, "qlorapp_base.json"), "w") as file:
-                    file.write(text)
-        if not text:  # of an earlier adapter
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(os.path.join(folder, "qlorapp_base.json"))
+            _describe_base(model, staging, names)
 
 
 def saves_together(model: Any) -> Any:

@@ -16,7 +16,7 @@ from transformers import trainer_utils
 
 from .. import _C
 from . import run_inputs, run_report
-from .adapter_files import replaced_together, saves_together
+from .adapter_files import replaced_adapter, saves_together
 from .stopping import StopSignals, Terminated
 
 _log = logging.getLogger("qlorapp")
@@ -319,7 +319,7 @@ class SafeCheckpoints:
         if not is_adapter or pushes or self._writer is not None or self.args.world_size > 1 or not self.args.should_save:
             super().save_model(output_dir, _internal_call)  # type: ignore[misc]
             return
-        with replaced_together(folder, "README.md") as staging:  # PEFT and TRL add to it
+        with replaced_adapter(folder) as staging:
             super().save_model(staging, _internal_call)  # type: ignore[misc]
 
 

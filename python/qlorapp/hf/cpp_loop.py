@@ -117,13 +117,13 @@ class CppLoop(SafeCheckpoints):
         stop.waits = True
 
     def _move_model_to_device(self: Any, model: Any, device: torch.device) -> None:
-        """transformers' method, for models without an engine. C++ computes where the model was loaded."""
+        """transformers' method, for models without an engine. The C++ loop computes where the model was loaded."""
         engine = engine_of(loop_predicate.levels_of(model)[-1])
         if engine is None:
             super()._move_model_to_device(model, device)  # type: ignore[misc]
         elif engine.core.device.type != device.type:
             _log.warning(
-                "[Trainer] the model stays on %s, where it was loaded, and args ask for %s. Load it there: device_map=%r.",
+                "[Trainer] the C++ loop computes on %s, where the model was loaded, and args ask for %s. Load it there: device_map=%r.",
                 engine.core.device, device, device.type,
             )  # fmt: skip
 

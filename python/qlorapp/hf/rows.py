@@ -3,7 +3,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import datasets  # type: ignore[import-untyped]  # it has none
@@ -44,22 +44,29 @@ def is_indexed(data: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class OfOneLength:
-    """A trainer's default collator, for rows of any length: those with a label per token are padded on the right, by TRL's collator."""
+    """A trainer's default collator, for rows of any length: those with a label per token are padded on the right, by TRL's collator.
+
+    Other rows go to `theirs`: those with one label, with position_ids (of packed rows), or padded already.
+    """
 
     theirs: Callable[[list[Any]], Any]
     pad_id: int
 
     def __call__(self, rows: list[Any]) -> Any:
-        whole = all(isinstance(row, Mapping) and _READ >= row.keys() >= {"input_ids", "labels"} for row in rows)
-        if (
-            not whole
-            or len({len(row["input_ids"]) for row in rows}) == 1
-            or any(0 in row.get("attention_mask", ()) for row in rows)
-        ):
+        if not all(map(_has_label_per_token, rows)) or len({len(row["input_ids"]) for row in rows}) == 1:
             return self.theirs(rows)
         return sft_trainer.DataCollatorForLanguageModeling(self.pad_id)(
             [{name: list(row[name]) for name in ("input_ids", "labels")} for row in rows]
         )
+
+
+def _has_label_per_token(row: Any) -> bool:
+    if not isinstance(row, Mapping) or not _READ - {"position_ids"} >= row.keys() >= {"input_ids", "labels"}:
+        return False
+    labels = row["labels"]
+    if not isinstance(labels, Sequence) and getattr(labels, "ndim", 0) != 1:
+        return False
+    return len(labels) == len(row["input_ids"]) and 0 not in row.get("attention_mask", ())
 
 
 def is_known(collator: Any) -> bool:

@@ -18,16 +18,19 @@ FILE = "run_report.json"
 
 
 def write(folder: Any, outcome: str, error: BaseException | None, of_loop: dict[str, Any] | None, history: list[Any]) -> None:
-    """Leaves the report and loss.svg in the run's folder. A run does not fail for want of it: an error is logged.
+    """Leaves the report and loss.svg in the run's folder. A run does not fail without them: an error is logged.
 
     folder: the RunFolder. of_loop: what transformers' loop knows; None: the C++ loop ran and wrote the file, whose outcome is set.
     history: transformers' log_history.
     """
+    try:
+        _C.write_loss_svg(folder.path, json.dumps(history, default=str))
+    except (OSError, ValueError, _C.FormatError) as failed:
+        _log.warning("[Trainer] loss.svg was not written: %s", failed)
     path = os.path.join(folder.path, FILE)
     lines = str(error).splitlines() if error is not None and outcome == "failed" else []
     ending = {"outcome": outcome, "error": f"{type(error).__name__}: {lines[0]}" if lines else None}
     try:
-        _C.write_loss_svg(folder.path, json.dumps(history, default=str))
         if of_loop is None:
             with open(path, encoding="utf-8") as file:
                 report = json.load(file)
