@@ -101,15 +101,19 @@ bool CommandDefaults::turns_checkpointing_on(const TrainingArguments& args, cons
 
 FittedArguments CommandDefaults::fit(const PlanSettings& settings, const TrainingArguments& args, const Gpu& rates,
                                      Bytes room) const {
-  try {
+  if (!are_qlora() || given_.contains("memory_budget") || args.memory_budget.empty())
     return fit_arguments(settings, args, rates, room);
+  try {
+    // An amount of memory has no rates. What is fastest is chosen by those of a small card then.
+    const bool has_rates = rates.bandwidth > 0 && rates.tensor_rate > 0;
+    return fit_arguments(settings, args, has_rates ? rates : rates_of("another card", settings.device.architecture, room), room);
   } catch (const ValueError& error) {
-    if (!are_qlora() || given_.contains("memory_budget")) throw;
     FittedArguments smallest{args, settings, error.what()};
     smallest.args.memory_budget.clear();
     smallest.args.gradient_checkpointing = true;
     smallest.args.per_device_train_batch_size = smallest.settings.batch = 1;
     smallest.settings.segments = parse_segments(smallest.args.keep_text(), settings.model.num_hidden_layers);
+    if (plan_memory(smallest.settings, room).fits) throw;  // it is about something else
     return smallest;
   }
 }

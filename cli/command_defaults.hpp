@@ -43,7 +43,8 @@ class CommandDefaults {
 
   /// fit_arguments(). If nothing fits the budget that is the default: one row with gradient_checkpointing, and the error as `text`.
   /// @throws ValueError if nothing fits a given budget.
-  [[nodiscard]] FittedArguments fit(const PlanSettings& settings, const TrainingArguments& args, const Gpu& rates, Bytes room) const;
+  [[nodiscard]] FittedArguments fit(const PlanSettings& settings, const TrainingArguments& args, const Gpu& rates,
+                                    Bytes room) const;
 
   /// "defaults: learning_rate 0.0002, …": those in use. @param adapts  whether the adapter's are.
   [[nodiscard]] std::string line(const TrainingArguments& args, const LoraConfig& lora, bool adapts) const;

@@ -196,7 +196,8 @@ void HfText::await_answer(double seconds, double until) {
     if (cpu_seconds() <= until && waited <= seconds * kIdleFactor) continue;
     (void)::kill(process_, SIGKILL);
     stopped_ = message(
-        "[transformers] tokenizer and chat template may take {:.0f} s of CPU time for one row; they took more, and were stopped. Is "
+        "[transformers] tokenizer and chat template may take {:.0f} s of CPU time for one row; they took more, and were stopped. "
+        "Is "
         "there a loop without an end in the template? Give another with --chat_template, or set QLORAPP_TEXT_SECONDS.",
         seconds);
     throw ValueError(stopped_);

@@ -53,9 +53,8 @@ struct TrainOptions {
 
 void add_help_groups(CommandLine& line) {
   line.group("Model", {"model", "defaults", "device", "dtype", "load_in_4bit"});
-  line.group("Data",
-             {"data", "eval_data", "data_format", "dataset_text_field", "prompt_column", "completion_column",
-              "chat_template", "val_size", "max_length", "packing", "completion_only_loss", "assistant_only_loss"});
+  line.group("Data", {"data", "eval_data", "data_format", "dataset_text_field", "prompt_column", "completion_column",
+                      "chat_template", "val_size", "max_length", "packing", "completion_only_loss", "assistant_only_loss"});
   line.group("Output", {"output", "overwrite_output_dir", "resume_from_checkpoint", "init_adapter", "dry_run"});
   group_training_fields(line);
   line.group("Logging, evaluation, checkpoints",
@@ -322,11 +321,9 @@ void say_what_runs(const Run& run) {
   log_info(message("computes in {}, on {}", run.computed.reason, described(parse_device(run.options.model.device))));
 }
 
-/// Calls `work`. An error that says that nothing was done says otherwise after the first step.
+/// Calls `work`. An error that says that nothing was done says otherwise if this run has taken a step.
 template <class Work>
-auto until_stopped(const std::string& output, const Trainer& trainer, const Work& work) {
-  const int64_t steps_before = trainer.state().global_step;
-  const auto has_stepped = [&] { return trainer.state().global_step > steps_before; };
+auto until_stopped(const std::string& output, const bool& has_stepped, const Work& work) {
   const auto fail = [&](const Error& error, bool by_system) {
     bool goes_on = false;
     try {
@@ -338,10 +335,10 @@ auto until_stopped(const std::string& output, const Trainer& trainer, const Work
   try {
     return work();
   } catch (const IoError& error) {
-    if (has_stepped()) fail(error, true);
+    if (has_stepped) fail(error, true);
     throw;
   } catch (const OutOfMemoryError&) { throw; } catch (const Error& error) {
-    if (has_stepped()) fail(error, false);
+    if (has_stepped) fail(error, false);
     throw;
   }
 }
@@ -416,6 +413,12 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
   const StopSignals signals;
   RunReport report(options.args.logging_strategy);
   TrainerCallbacks callbacks = ranks->is_first() ? report.callbacks() : TrainerCallbacks();
+  bool has_stepped = false;  // on this rank, too
+  callbacks.on_event = [&has_stepped, told = std::move(callbacks.on_event)](TrainerEvent event, const TrainState& state,
+                                                                            TrainerControl& control) {
+    has_stepped = has_stepped || event == TrainerEvent::kStepEnd;
+    if (told) told(event, state, control);
+  };
   callbacks.stop_now = [] { return StopSignals::received() != 0; };
   Trainer trainer(model, options.args, train_data.examples, eval_data.examples, options.model.model, std::move(callbacks), ranks);
   if (folder) trainer.use_folder(folder);
@@ -425,7 +428,7 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
                    trainer.args().gradient_accumulation_steps,
                    ranks->size() > 1 ? message(" on each of {} processes", ranks->size()) : std::string(),
                    resume_from ? " from " + *resume_from : std::string()));
-  const TrainOutput output = until_stopped(options.output, trainer, [&] { return trainer.train(resume_from); });
+  const TrainOutput output = until_stopped(options.output, has_stepped, [&] { return trainer.train(resume_from); });
   if (output.stopped) {
     const int received = StopSignals::received(), signal = received != 0 ? received : SIGTERM;  // another process had it
     if (ranks->is_first()) {
@@ -435,7 +438,7 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
     }
     return 128 + signal;
   }
-  if (ranks->is_first()) until_stopped(options.output, trainer, [&] { trainer.save_model(options.output); });
+  if (ranks->is_first()) until_stopped(options.output, has_stepped, [&] { trainer.save_model(options.output); });
   log_info(
       message("adapter written to {}; peak host memory {}", options.output, peak_text(before_loading, trainer, model.device())));
   if (const std::string line = trainer.trend(); !line.empty() && ranks->is_first()) log_warning(line);

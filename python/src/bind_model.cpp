@@ -265,9 +265,8 @@ void bind_model(py::module_& m) {
       .def("save_adapter",
            py::overload_cast<const CausalLM&, const std::string&, const std::string&, const std::string&>(&save_adapter),
            py::arg("folder"), py::arg("base_model"), py::arg("name") = "", NoGil())
-      .def(
-          "adapter_base_text", &adapter_base_text, py::arg("folder"), NoGil(),
-          "What stands in qlorapp_base.json beside an adapter of this base in this folder; src/io/adapter_base.hpp.")
+      .def("adapter_base_text", &adapter_base_text, py::arg("folder"), NoGil(),
+           "What stands in qlorapp_base.json beside an adapter of this base in this folder; src/io/adapter_base.hpp.")
       .def("load_adapter", py::overload_cast<CausalLM&, const std::string&, const std::string&>(&load_adapter), py::arg("folder"),
            py::arg("name") = kDefaultAdapter, NoGil())
       .def("save", &save, py::arg("source"), py::arg("output"), py::kw_only(), py::arg("storage") = "uint8",

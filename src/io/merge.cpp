@@ -74,10 +74,11 @@ class Merger {
                         "it was quantized from, or base=dequantized.",
                         model, stored->tensor->name);
     const auto turned = adapter_.config.preserved.find("fan_in_fan_out");
-    QLORAPP_CHECK_VALUE(!has_codes || turned == adapter_.config.preserved.end() || turned->second != "true",
-                        "[merge] layers that are stored as (in, out) (fan_in_fan_out, Conv1D) must be in 16 or 32 bits; {} holds them "
-                        "in four, transposed. {}",
-                        model, format::kMergeInPython);
+    QLORAPP_CHECK_VALUE(
+        !has_codes || turned == adapter_.config.preserved.end() || turned->second != "true",
+        "[merge] layers that are stored as (in, out) (fan_in_fan_out, Conv1D) must be in 16 or 32 bits; {} holds them "
+        "in four, transposed. {}",
+        model, format::kMergeInPython);
     if (adapter_.config.base_fingerprint) check_fingerprint(adapter_.config, adapter, fingerprint_text(fingerprint(model)));
     std::optional<format::Dtype> dtype;
     if (options.dtype) dtype = format_dtype_of(*options.dtype);
@@ -112,7 +113,9 @@ class Merger {
   [[nodiscard]] std::string stored_name(const format::ModelParameter& linear) const {
     std::string name = linear.name + std::string(kWeightSuffix);
     const std::string headless = name.substr(std::string_view("model.").size());
-    const auto has = [&](const std::string& each) { return checkpoint_.find(each) != nullptr || format::is_quantized(checkpoint_, each); };
+    const auto has = [&](const std::string& each) {
+      return checkpoint_.find(each) != nullptr || format::is_quantized(checkpoint_, each);
+    };
     if (!has(name) && has(headless)) name = headless;
     QLORAPP_CHECK_FORMAT(has(name), "[merge] {} must hold '{}', as its config.json says. Use the whole checkpoint.",
                          checkpoint_.folder(), name);

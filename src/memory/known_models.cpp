@@ -57,7 +57,9 @@ format::ModelConfig find_model_config(const std::string& text) {
                       joined(kNames), text, did_you_mean(lower(text), kNames));
   try {
     static_cast<void>(format::Checkpoint(text));
-  } catch (const Error&) { return format::load_model_config(text); }  // weights that are not here, or not all, are planned as config.json says
+  } catch (const Error&) {
+    return format::load_model_config(text);
+  }  // weights that are not here, or not all, are planned as config.json says
   return format::settled_config(text);
 }
 

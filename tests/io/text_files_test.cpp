@@ -75,9 +75,9 @@ TEST_CASE("the files of other texts are named, and what is no text is none", "[i
   write_model(adapter);
   (void)model.write("tokenizer.json", "new");
   const TextFiles text(model.path());
-  CHECK(text.others_in(adapter.path()) ==
-        std::vector<std::string>{"additional_chat_templates/rag.jinja", "chat_template.jinja", "merges.txt", "qwen.tiktoken",
-                                 "special_tokens_map.json", "tokenizer_config.json"});
+  CHECK(text.others_in(adapter.path()) == std::vector<std::string>{"additional_chat_templates/rag.jinja", "chat_template.jinja",
+                                                                   "merges.txt", "qwen.tiktoken", "special_tokens_map.json",
+                                                                   "tokenizer_config.json"});
   CHECK(text.others_in(adapter.path(), /*vocabularies=*/false) ==
         std::vector<std::string>{"additional_chat_templates/rag.jinja", "chat_template.jinja", "special_tokens_map.json",
                                  "tokenizer_config.json"});

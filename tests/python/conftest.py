@@ -19,6 +19,8 @@ import torch  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("QLORAPP_BUILD_DIR", ROOT / "build" / "dev"))
+#: `python -m qlorapp` without importing the package, which the program does not need.
+MODULE = [sys.executable, str(BUILD / "python" / "qlorapp" / "__main__.py")]
 
 sys.path.insert(0, str(BUILD / "python"))
 torch.ops.load_library(str(BUILD / "libqlorapp.so"))

@@ -69,7 +69,7 @@ def said(result):
 
 def through_python(*words):
     return subprocess.run(
-        [sys.executable, "-m", "qlorapp", *map(str, words)], capture_output=True, text=True, check=False, timeout=300,
+        [*conftest.MODULE, *map(str, words)], capture_output=True, text=True, check=False, timeout=300,
         env={**os.environ, "PYTHONPATH": str(conftest.BUILD / "python"), "OMP_NUM_THREADS": "2"},
     )  # fmt: skip
 

@@ -259,7 +259,7 @@ def test_rank_0_dies_and_the_others_end(root, tmp_path):
     wait_for_checkpoint(tmp_path / "out")
     both[0].process.kill()
     code, _, err = both[1].end()
-    assert code == 2 and "rank 0" in err
+    assert code == 4 and "rank 0" in err and "--resume_from_checkpoint true" in err
     both[0].end()
     peer.run_cli(*words(root, tmp_path / "out", max_steps=1, resume_from_checkpoint="true", gradient_accumulation_steps=2))
     assert is_whole(tmp_path / "out") and not [name for name in os.listdir(tmp_path / "out") if name.startswith(".")]

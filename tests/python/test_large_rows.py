@@ -91,7 +91,7 @@ TEXTS = {
     "a completion": (lambda: filled('{"prompt": "a", "completion": "', "several words of text, 12 ", '"}'), ""),
     "a message": (
         lambda: filled('{"messages": [{"role": "user", "content": "', "words ", '"}, {"role": "assistant", "content": "b"}]}'),
-        "trained token",  # the answer is cut off
+        "",
     ),
 }
 

@@ -314,14 +314,18 @@ def test_a_base_without_its_head_is_quantized_first_too(root, tmp_path):
     headless = tmp_path / "headless"
     headless.mkdir()
     shutil.copy(root / "float True" / "config.json", headless)
-    save_file({name.removeprefix("model."): t for name, t in tensors_of(root / "float True").items()}, headless / "model.safetensors")
+    save_file(
+        {name.removeprefix("model."): t for name, t in tensors_of(root / "float True").items()}, headless / "model.safetensors"
+    )
     for base in ("original", "dequantized"):
         qlorapp.merge(root / "float True", adapter, tmp_path / base, base=base)
         qlorapp.merge(headless, adapter, tmp_path / f"{base} headless", base=base)
         expected = {name.removeprefix("model."): t for name, t in tensors_of(tmp_path / base).items()}
         found = tensors_of(tmp_path / f"{base} headless")
         assert found.keys() == expected.keys() and all(torch.equal(found[name], t) for name, t in expected.items())
-    assert any(not torch.equal(a, tensors_of(tmp_path / "original")[n]) for n, a in tensors_of(tmp_path / "dequantized").items())
+    assert any(
+        not torch.equal(a, tensors_of(tmp_path / "original")[n]) for n, a in tensors_of(tmp_path / "dequantized").items()
+    )
 
 
 def test_a_buffer_in_float64_gets_the_dtype_that_is_asked_for(root, tmp_path):

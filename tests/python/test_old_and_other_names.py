@@ -208,7 +208,9 @@ def test_rows_with_one_label_are_padded_by_the_tokenizer(tmp_path):
         made(kind, TINY, tmp_path, data=uneven(), more=more).data_collator([dict(row) for row in rows])
         for kind in (qlorapp.Trainer, transformers.Trainer)
     )
-    assert mine["labels"].tolist() == [3, 1] and {k: v.tolist() for k, v in mine.items()} == {k: v.tolist() for k, v in theirs.items()}
+    assert mine["labels"].tolist() == [3, 1] and {k: v.tolist() for k, v in mine.items()} == {
+        k: v.tolist() for k, v in theirs.items()
+    }
 
 
 # --- labels on padding

@@ -70,12 +70,17 @@ def test_a_deadline_lists_what_it_assumes():
         assert wanted in assumed, wanted
 
 
+def test_an_amount_of_memory_is_planned_by_the_defaults_too():
+    said = qlorapp("plan", "--model", "llama-3.2-1b", "--gpu", "24GiB")
+    assert said.returncode == 0 and "memory_budget 23.5 GiB" in said.stdout and " fits" in said.stdout, said.stderr
+
+
 @pytest.mark.parametrize("words", [[], ["--explain"], ["--seq", "512"]], ids=str)
 def test_a_model_that_does_not_fit_is_planned_all_the_same(words):
-    said = qlorapp("plan", "--model", "llama-3.1-70b", "--gpu", "T4", *words)
+    said = qlorapp("plan", "--model", "llama-3.2-3b", "--gpu", "2GiB", *words)
     assert "are not enough" in said.stdout and said.returncode == (0 if words == ["--explain"] else 3), said.stderr
     assert ("prepare_model_for_kbit_training" if words == ["--explain"] else "does not fit") in said.stdout
-    asked = qlorapp("plan", "--model", "llama-3.1-70b", "--gpu", "T4", "--memory_budget", "14GiB")
+    asked = qlorapp("plan", "--model", "llama-3.2-3b", "--gpu", "T4", "--memory_budget", "1GiB")
     assert asked.returncode == 2 and "are not enough" in asked.stderr
 
 

@@ -7,7 +7,6 @@ import pathlib
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import conftest
@@ -115,7 +114,7 @@ def test_a_config_that_names_files_elsewhere_opens_none(model, tmp_path):
     trace = tmp_path / "trace"
     data = write_rows(tmp_path / "rows.jsonl", [CHAT] * 2)
     command = ["strace", "--seccomp-bpf", "-f", "-qq", "-e", "trace=open,openat,readlink", "-o", str(trace)]
-    command += [sys.executable, "-m", "qlorapp", "train"]
+    command += [*conftest.MODULE, "train"]
     done = subprocess.run(
         [*command, "--model", model, "--data", data, "--output", tmp_path / "o", *TRAIN], capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(conftest.BUILD / "python")}, timeout=600,
@@ -192,7 +191,7 @@ def test_the_service_ends_with_the_command_while_it_renders(model, tmp_path, sen
     data = write_rows(tmp_path / "rows.jsonl", [CHAT] * 2)
     (tmp_path / "temporary").mkdir()
     run = subprocess.Popen(
-        [sys.executable, "-m", "qlorapp", "train", "--model", model, "--data", data, "--output", tmp_path / "o", *TRAIN],
+        [*conftest.MODULE, "train", "--model", model, "--data", data, "--output", tmp_path / "o", *TRAIN],
         env={**os.environ, "PYTHONPATH": str(conftest.BUILD / "python"), "TMPDIR": str(tmp_path / "temporary")},
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip

@@ -116,14 +116,25 @@ class CppLoop(SafeCheckpoints):
             raise
         stop.waits = True
 
+    def create_accelerator_and_postprocess(self: Any) -> None:
+        """transformers' method. accelerate, too, leaves a model with an engine where it is: a copy would share no memory with C++."""
+        super().create_accelerator_and_postprocess()  # type: ignore[misc]
+        prepare = self.accelerator.prepare_model
+
+        def in_place(model: Any, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
+            has_engine = engine_of(loop_predicate.levels_of(model)[-1]) is not None
+            return prepare(model, False if has_engine else device_placement, evaluation_mode)
+
+        self.accelerator.prepare_model = in_place
+
     def _move_model_to_device(self: Any, model: Any, device: torch.device) -> None:
-        """transformers' method, for models without an engine. The C++ loop computes where the model was loaded."""
+        """transformers' method, for models without an engine. Others stay where they were loaded."""
         engine = engine_of(loop_predicate.levels_of(model)[-1])
         if engine is None:
             super()._move_model_to_device(model, device)  # type: ignore[misc]
         elif engine.core.device.type != device.type:
             _log.warning(
-                "[Trainer] the C++ loop computes on %s, where the model was loaded, and args ask for %s. Load it there: device_map=%r.",
+                "[Trainer] the model stays on %s, where it was loaded, and args ask for %s. Load it there: device_map=%r.",
                 engine.core.device, device, device.type,
             )  # fmt: skip
 
