@@ -152,7 +152,7 @@ MUTANTS = [
             "}\n\nvoid RunFolder::go_on_from",
             cpp("io", "a new run in an old folder"),
         ),
-        ("prunes_other_runs", "if (owns(checkpoint.second)) own", "own", cpp("io", "a new run in an old folder")),
+        ("prunes_other_runs", "if (run == run_id_) own", "if (run || !run) own", cpp("io", "a new run in an old folder")),
         ("keeps_one_more", "std::ssize(own) - limit;", "std::ssize(own) - limit - 1;", cpp("io", "a new run in an old folder")),
         (
             "damage_ignored",
@@ -210,8 +210,8 @@ MUTANTS = [
         ("name_not_flushed", "  format::flush(run_->path());\n", "", cpp("io", "a checkpoint gets its name after")),
         (
             "pruned_in_place",
-            '    rename(path, pruned, "remove", path);\n    remove_folder(pruned);\n',
-            "    remove_folder(path);\n",
+            "    if (format::retrying([&] { return std::rename(path.c_str(), pruned.c_str()); }) != 0) {",
+            "    if (remove_folder(path); format::retrying([&] { return std::rename(path.c_str(), pruned.c_str()); }) != 0) {",
             cpp("io", "a checkpoint that is pruned"),
         ),
         (
@@ -222,14 +222,14 @@ MUTANTS = [
         ),
         (
             "other_step_accepted",
-            "step && *step != manifest.step)",
-            "step && *step < 0)",
+            "step && !is_output && *step != manifest.step)",
+            "step && !is_output && *step < 0)",
             cpp("io", "a checkpoint that holds only the model"),
         ),
         (
             "model_alone_accepted",
-            "if (to_resume && !has(",
-            "if (!to_resume && !has(",
+            "if (to_resume && !is_output && !has(",
+            "if (!to_resume && !is_output && !has(",
             cpp("io", "a checkpoint that holds only the model"),
         ),
         ("changes_ignored", "if (changed || std::any_of", "if (std::any_of", cpp("io", "a run that goes on with changes")),
