@@ -47,7 +47,7 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 int64_t packed_bytes_of_part(const format::ModelConfig& config, int64_t ranks) {
   BlockForms forms;
   size_t i = 0;
-  for (const format::ModelParameter& layer : format::linear_layers(config))
+  for (const format::Parameter& layer : format::parameters(config, format::Role::kLinear))
     forms[i++] = {layer.shape, at::kBFloat16, Quantizer::Options{}};
   return bytes_of_part(forms, ranks);
 }

@@ -48,6 +48,7 @@
 #include "core/check.hpp"
 #include "gpu_cap.hpp"
 #include "nn/decoder.hpp"
+#include "nn/model_weights.hpp"
 #include "ops/device_memory.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
@@ -67,19 +68,12 @@ CausalLM make_model(const format::ModelConfig& config, at::ScalarType dtype) {
   const auto options = at::TensorOptions().dtype(dtype).device(at::kCUDA);
   const auto random = [&](int64_t out, int64_t in) { return at::randn({out, in}, options).mul_(0.02); };
   const Quantizer quantizer;
-  const auto linear = [&](int64_t out, int64_t in) { return FrozenWeight(quantizer.quantize(random(out, in))); };
-  const int64_t d = config.hidden_size, i = config.intermediate_size;
-  const int64_t q = config.num_attention_heads * config.head_dim, kv = config.num_key_value_heads * config.head_dim;
-  DecoderWeights weights;
-  weights.embed_tokens = random(config.vocab_size, d);
-  weights.lm_head = config.tie_word_embeddings ? weights.embed_tokens : random(config.vocab_size, d);
-  weights.norm = at::ones({d}, options);
-  for (int64_t block = 0; block < config.num_hidden_layers; ++block) {
-    weights.blocks.push_back(
-        {at::ones({d}, options),
-         at::ones({d}, options),
-         {linear(q, d), linear(kv, d), linear(kv, d), linear(d, q), linear(i, d), linear(i, d), linear(d, i)}});
-  }
+  DecoderWeights weights = make_weights(config, {[&](const std::string&, const std::vector<int64_t>& shape) {
+                                                   return shape.size() == 1 ? at::ones(shape, options) : random(shape[0], shape[1]);
+                                                 },
+                                                 [&](FrozenWeight& into, const std::string&, int64_t out, int64_t in) {
+                                                   into = FrozenWeight(quantizer.quantize(random(out, in)));
+                                                 }});
   return CausalLM(config, std::move(weights));
 }
 

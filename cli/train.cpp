@@ -26,6 +26,7 @@
 #include "qlorapp/core/units.hpp"
 #include "qlorapp/dist/communicator.hpp"
 #include "qlorapp/format/model_config.hpp"
+#include "qlorapp/format/model_layout.hpp"
 #include "qlorapp/io/adapter.hpp"
 #include "qlorapp/io/compute_dtype.hpp"
 #include "qlorapp/io/device.hpp"

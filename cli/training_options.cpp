@@ -11,6 +11,7 @@
 #include "format/folder.hpp"
 #include "io/adapter_file.hpp"
 #include "qlorapp/format/adapter_config.hpp"
+#include "qlorapp/format/model_layout.hpp"
 #include "qlorapp/io/adapter.hpp"
 #include "qlorapp/io/compute_dtype.hpp"
 
@@ -60,7 +61,7 @@ LoraConfig config_of_adapter(const CommandLine& line, const LoraConfig& asked, c
       "[init_adapter] {} holds tables of its own (new tokens, or save_embedding_layers), which training does not save. "
       "Merge it: qlorapp merge --model BASE --adapter ADAPTER --output OUTPUT; then train the merged model.",
       folder);
-  const std::vector<format::ModelParameter> layers = format::linear_layers(model);
+  const std::vector<format::Parameter> layers = format::parameters(model, format::Role::kLinear);
   const format::Json theirs = format::to_json(own), ours = format::to_json(asked);
   for_each_field<LoraConfig>([&](const auto& field) {
     const std::string name(field.name);
@@ -73,11 +74,11 @@ LoraConfig config_of_adapter(const CommandLine& line, const LoraConfig& asked, c
     constexpr std::array<std::string_view, 6> kChoosing{"target_modules", "exclude_modules", "layers_to_transform",
                                                         "layers_pattern", "rank_pattern",    "alpha_pattern"};
     const bool chooses = std::find(kChoosing.begin(), kChoosing.end(), field.name) != kChoosing.end();
-    const bool agrees = chooses && std::all_of(layers.begin(), layers.end(), [&](const format::ModelParameter& layer) {
-                          const bool adapted = own.matches(layer.name);
-                          return changed.matches(layer.name) == adapted &&
-                                 (!adapted || (changed.rank_of(layer.name) == own.rank_of(layer.name) &&
-                                               changed.scaling_of(layer.name) == own.scaling_of(layer.name)));
+    const bool agrees = chooses && std::all_of(layers.begin(), layers.end(), [&](const format::Parameter& layer) {
+                          const bool adapted = own.matches(layer.module);
+                          return changed.matches(layer.module) == adapted &&
+                                 (!adapted || (changed.rank_of(layer.module) == own.rank_of(layer.module) &&
+                                               changed.scaling_of(layer.module) == own.scaling_of(layer.module)));
                         });
     QLORAPP_CHECK_VALUE(agrees,
                         "[init_adapter] {} must match the adapter: {} has {}; got {}. Leave the option out, or "

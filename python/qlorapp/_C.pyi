@@ -109,6 +109,8 @@ class CausalLM:
         """The summed loss, on the graph of `hidden`."""
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
     def weight_bytes(self) -> int: ...
+    def linear_names(self) -> list[str]:
+        """Paths of the linear layers in the module tree, in the order of the model."""
     def named_weights(self) -> list[typing.Any]:
         """[(module name, tensor or QuantizedTensor)] of the frozen base."""
     @property

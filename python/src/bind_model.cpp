@@ -95,21 +95,19 @@ py::list named_weights(const CausalLM& model) {
   };
   const auto table = [&](const at::Tensor& weight) { return whole(weight, model.config().vocab_size, model.config().hidden_size); };
   const auto add = [&](const std::string& name, const auto& weight) { result.append(py::make_tuple(name, weight)); };
-  const std::vector<std::string> names = model.decoder().linear_names();
-  add("model.embed_tokens", table(model.decoder().own_embed_tokens()));
-  for (size_t i = 0; i < model.blocks().size(); ++i) {
-    const DecoderBlock::Weights& weights = model.blocks()[i].weights();
-    for (size_t p = 0; p < kProjectionCount; ++p) {
-      const FrozenWeight& weight = weights.projections[p];
-      const std::string& name = names[i * kProjectionCount + p];
-      weight.quantized.defined() ? add(name, weight.quantized)
-                                 : add(name, whole(weight.dense, weight.dense.size(0), weight.dense.size(1)));
+  const Decoder& decoder = model.decoder();
+  for (const format::Parameter& parameter : decoder.parameters()) {
+    if (parameter.role == format::Role::kNorm) {
+      add(parameter.module, decoder.own_dense(parameter));
+    } else if (parameter.role != format::Role::kLinear) {
+      add(parameter.module, table(decoder.own_dense(parameter)));
+    } else if (const FrozenWeight& weight = decoder.own_linear(parameter); weight.quantized.defined()) {
+      add(parameter.module, weight.quantized);
+    } else {
+      add(parameter.module, whole(weight.dense, weight.dense.size(0), weight.dense.size(1)));
     }
-    add(message("model.layers.{}.input_layernorm", i), weights.input_norm);
-    add(message("model.layers.{}.post_attention_layernorm", i), weights.post_attention_norm);
   }
-  add("model.norm", model.decoder().norm_weight());
-  add("lm_head", table(model.decoder().own_lm_head()));
+  if (model.config().tie_word_embeddings) add("lm_head", table(decoder.own_lm_head()));  // a module, too
   return result;
 }
 
@@ -254,6 +252,14 @@ void bind_model(py::module_& m) {
           py::arg("hidden"), py::arg("batch"), NoGil(), "The summed loss, on the graph of `hidden`.")
       .def("logits", &CausalLM::logits, py::arg("hidden"), NoGil())
       .def("weight_bytes", [](const CausalLM& self) { return self.decoder().weight_bytes().count; })
+      .def(
+          "linear_names",
+          [](const CausalLM& self) {
+            std::vector<std::string> names;
+            for (format::Parameter& linear : self.decoder().linear_layers()) names.push_back(std::move(linear.module));
+            return names;
+          },
+          "Paths of the linear layers in the module tree, in the order of the model.")
       .def("named_weights", &named_weights, "[(module name, tensor or QuantizedTensor)] of the frozen base.")
       .def_property_readonly("tied", [](const CausalLM& self) { return self.config().tie_word_embeddings; })
       .def_property_readonly("vocab_size", [](const CausalLM& self) { return self.config().vocab_size; })

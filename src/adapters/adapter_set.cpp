@@ -5,7 +5,7 @@ namespace qlorapp {
 
 void AdapterSet::bind() {
   for (size_t block = 0; block < slots.size(); ++block) {
-    for (size_t i = 0; i < kProjectionCount; ++i) {
+    for (size_t i = 0; i < slots[block].size(); ++i) {
       const Slot& slot = slots[block][i];
       if (slot.a < 0) continue;
       LoraAdapter& adapter = *blocks[block][i];

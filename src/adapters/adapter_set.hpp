@@ -5,7 +5,6 @@
 /// entries of the arena like A and B, whole and in float32; a table that a tied head shares (ensure_weight_tying) is one entry.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -15,7 +14,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "adapters/projection.hpp"
 #include "qlorapp/adapters/adapter_arena.hpp"
 #include "qlorapp/adapters/lora_adapter.hpp"
 #include "qlorapp/adapters/lora_config.hpp"
@@ -34,9 +32,9 @@ struct AdapterSet {
   };
   LoraConfig config;
   AdapterArena arena;
-  std::vector<std::array<Slot, kProjectionCount>> slots;                         ///< Of each block.
-  std::vector<std::array<std::optional<LoraAdapter>, kProjectionCount>> blocks;  ///< As the blocks use them.
-  int64_t embed_tokens = -1, lm_head = -1;                                       ///< Equal where one table is both.
+  std::vector<std::vector<Slot>> slots;                         ///< Of each block's linear layers.
+  std::vector<std::vector<std::optional<LoraAdapter>>> blocks;  ///< As the blocks use them.
+  int64_t embed_tokens = -1, lm_head = -1;                      ///< Equal where one table is both.
 
   /// Points `blocks` at the arena's parameters, which a binding may have replaced by its own tensor objects.
   void bind();

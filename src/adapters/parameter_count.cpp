@@ -6,6 +6,7 @@
 
 #include "adapters/adapter_set.hpp"
 #include "core/check.hpp"
+#include "qlorapp/format/model_layout.hpp"
 
 namespace qlorapp {
 namespace {
@@ -22,9 +23,9 @@ std::string with_commas(int64_t number) {
 ParameterCount count_parameters(const format::ModelConfig& model, const LoraConfig& lora) {
   lora.validate();
   ParameterCount count{0, format::parameter_count(model)};
-  for (const format::ModelParameter& layer : format::linear_layers(model)) {
-    if (!lora.matches(layer.name)) continue;
-    count.trainable += lora.rank_of(layer.name) * (layer.shape[0] + layer.shape[1]) + (lora.use_dora ? layer.shape[0] : 0);
+  for (const format::Parameter& layer : format::parameters(model, format::Role::kLinear)) {
+    if (!lora.matches(layer.module)) continue;
+    count.trainable += lora.rank_of(layer.module) * (layer.shape[0] + layer.shape[1]) + (lora.use_dora ? layer.shape[0] : 0);
   }
   QLORAPP_CHECK_VALUE(count.trainable > 0, "[lora] target_modules names no linear layer of this model.");
   const int64_t tables = static_cast<int64_t>(lora.saves(kEmbedTokens)) + static_cast<int64_t>(lora.saves(kLmHead));

@@ -7,9 +7,8 @@
 
 namespace qlorapp {
 
-/// In the order of the model's parameters.
+/// Slots of format::parameters() (Role::kLinear).
 enum class Projection : uint8_t { kQ, kK, kV, kO, kGate, kUp, kDown };
-constexpr size_t kProjectionCount = 7;
 constexpr size_t index(Projection projection) { return static_cast<size_t>(projection); }
 
 }  // namespace qlorapp

@@ -75,8 +75,8 @@ int64_t layer_of(std::string_view name) {
 
 void check_tensors(const ModelFolder& model) {
   std::set<std::string, std::less<>> dense, linear;
-  for (ModelParameter& parameter : dense_parameters(model.config)) dense.insert(std::move(parameter.name));
-  for (const ModelParameter& layer : linear_layers(model.config)) linear.insert(layer.name + ".weight");
+  for (const Parameter& parameter : parameters(model.config))
+    (parameter.role == Role::kLinear ? linear : dense).insert(parameter.weight());
   if (model.config.tie_word_embeddings) dense.emplace(kHeadTable);
   const auto is_part = [&](std::string_view name) {  // of a weight in four bits
     const size_t weight = name.find(".weight.");

@@ -14,7 +14,7 @@
 #include <string_view>
 
 #include "format/checkpoint_index.hpp"
-#include "qlorapp/format/model_config.hpp"
+#include "qlorapp/format/model_layout.hpp"
 
 namespace qlorapp::format {
 

@@ -44,10 +44,10 @@ using ReadNumber = std::function<std::optional<double>(const Sampled& place)>;
 
 /// Tensors that are never quantized, by their names in a checkpoint.
 std::map<std::string, at::Tensor, std::less<>> plain_tensors(const CausalLM& model) {
-  std::map<std::string, at::Tensor, std::less<>> tensors{{"model.embed_tokens.weight", model.decoder().embed_tokens()},
-                                                         {"model.norm.weight", model.decoder().norm_weight()}};
-  for (size_t i = 0; i < model.blocks().size(); ++i)
-    tensors[message("model.layers.{}.input_layernorm.weight", i)] = model.blocks()[i].weights().input_norm;
+  std::map<std::string, at::Tensor, std::less<>> tensors;
+  for (const format::Parameter& parameter : model.decoder().parameters()) {
+    if (parameter.role != format::Role::kLinear) tensors[parameter.weight()] = model.decoder().dense(parameter);
+  }
   return tensors;
 }
 

@@ -19,7 +19,7 @@
 #include "io/linear_weight.hpp"
 #include "io/tensor_file.hpp"
 #include "qlorapp/core/units.hpp"
-#include "qlorapp/format/model_config.hpp"
+#include "qlorapp/format/model_layout.hpp"
 #include "saved_tables.hpp"
 
 namespace qlorapp {
@@ -208,16 +208,15 @@ Inspection inspect_model(const std::string& folder) {
     const format::Checkpoint& checkpoint = model.checkpoint;
     found.facts.emplace_back("parameters", message("{}", format::parameter_count(model.config)));
     std::vector<StreamedTensor> unread;
-    for (const format::ModelParameter& linear : format::linear_layers(*config)) {
-      const std::string name = linear.name + ".weight";
+    for (const format::Parameter& parameter : format::parameters(model.config)) {
+      const std::string name = parameter.weight();
       look(found, [&] {
-        if (!format::is_quantized(checkpoint, name)) return static_cast<void>(find_checked(checkpoint, name, linear.shape));
+        if (parameter.role != format::Role::kLinear || !format::is_quantized(checkpoint, name))
+          return static_cast<void>(find_checked(checkpoint, name, parameter.shape));
         found.kind = "four-bit model";
-        static_cast<void>(stream_quantized(unread, checkpoint, name, linear.shape));
+        static_cast<void>(stream_quantized(unread, checkpoint, name, parameter.shape));
       });
     }
-    for (const format::ModelParameter& dense : format::dense_parameters(model.config))
-      look(found, [&] { static_cast<void>(find_checked(checkpoint, dense.name, dense.shape)); });
   });
   compare_with_manifest(folder, found);
   found.loads_in = {config ? "qlorapp train, eval, generate, merge and quantize --model"

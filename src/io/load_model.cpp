@@ -57,22 +57,11 @@ class Loader {
  private:
   /// Four-bit weights were looked at when they were quantized or read.
   void check_finite(const DecoderWeights& weights) const {
-    const auto check = [&](const at::Tensor& tensor, const std::string& name) {
-      qlorapp::check_finite(tensor, checkpoint_.folder(), name);
-    };
-    check(weights.embed_tokens, "model.embed_tokens.weight");
-    if (!weights.lm_head.is_alias_of(weights.embed_tokens)) check(weights.lm_head, "lm_head.weight");
-    check(weights.norm, "model.norm.weight");
-    const std::vector<format::ModelParameter> linears = format::linear_layers(config_);
-    for (size_t block = 0; block < weights.blocks.size(); ++block) {
-      const std::string prefix = message("model.layers.{}.", block);
-      check(weights.blocks[block].input_norm, prefix + "input_layernorm.weight");
-      check(weights.blocks[block].post_attention_norm, prefix + "post_attention_layernorm.weight");
-      for (size_t i = 0; i < kProjectionCount; ++i) {
-        const at::Tensor& dense = weights.blocks[block].projections[i].dense;
-        if (dense.defined() && dense.is_meta()) continue;  // another rank reads it
-        check(dense, linears[block * kProjectionCount + i].name + ".weight");
-      }
+    for (const format::Parameter& parameter : format::parameters(config_)) {
+      const bool is_linear = parameter.role == format::Role::kLinear;
+      const at::Tensor& dense = is_linear ? weights.linear(parameter).dense : weights.dense(parameter);
+      if (is_linear && dense.defined() && dense.is_meta()) continue;  // another rank reads it
+      qlorapp::check_finite(dense, checkpoint_.folder(), parameter.weight());
     }
   }
 

@@ -38,7 +38,7 @@
 #include "nn/base_fingerprint.hpp"
 #include "ops/memory_tape.hpp"
 #include "qlorapp/format/json.hpp"
-#include "qlorapp/format/model_config.hpp"
+#include "qlorapp/format/model_layout.hpp"
 #include "stored_names.hpp"
 
 namespace qlorapp {
@@ -110,8 +110,8 @@ class Merger {
   }
 
   /// Of a layer's weight: files of a model without its head have no "model." in front.
-  [[nodiscard]] std::string stored_name(const format::ModelParameter& linear) const {
-    std::string name = linear.name + std::string(kWeightSuffix);
+  [[nodiscard]] std::string stored_name(const format::Parameter& linear) const {
+    std::string name = linear.weight();
     const std::string headless = name.substr(std::string_view("model.").size());
     const auto has = [&](const std::string& each) {
       return checkpoint_.find(each) != nullptr || format::is_quantized(checkpoint_, each);
@@ -125,7 +125,7 @@ class Merger {
   /// Of the codes as they are stored; a base whose codes are still to be made is another than the one that the adapter names.
   [[nodiscard]] uint64_t fingerprint(const std::string& model) const {
     FourBitFingerprint fingerprint;
-    for (const format::ModelParameter& linear : format::linear_layers(format::load_model_config(model))) {
+    for (const format::Parameter& linear : format::parameters(format::load_model_config(model), format::Role::kLinear)) {
       const std::string name = stored_name(linear);
       if (format::is_quantized(checkpoint_, name)) fingerprint.add(read_quantized(name, linear.shape));
     }
@@ -144,8 +144,8 @@ class Merger {
                   error.what()));
     }
     std::set<std::string> linears;
-    for (const format::ModelParameter& linear : format::linear_layers(*config)) {
-      if (!names_module(options_.skip_modules, linear.name)) linears.insert(stored_name(linear));
+    for (const format::Parameter& linear : format::parameters(*config, format::Role::kLinear)) {
+      if (!names_module(options_.skip_modules, linear.module)) linears.insert(stored_name(linear));
     }
     for (MergedTensor& tensor : result_.tensors) tensor.quantized_first = linears.contains(tensor.name);
   }

@@ -13,6 +13,7 @@
 #include "io/tensor_file.hpp"
 #include "io/tensor_stream.hpp"
 #include "model_files.hpp"
+#include "qlorapp/format/model_layout.hpp"
 #include "qlorapp/format/quantization_config.hpp"
 #include "qlorapp/io/load_model.hpp"
 
@@ -21,10 +22,10 @@ void quantize_checkpoint(const std::string& folder, const std::string& output, c
                          at::ScalarType compute_dtype, const std::function<void(int64_t, int64_t)>& progress) {
   format::FreshFolder fresh(output);
   const auto [config, checkpoint] = format::open_model_folder(folder);
-  const auto linears = format::linear_layers(config);
+  const auto linears = format::parameters(config, format::Role::kLinear);
   for (const auto& linear : linears) {
-    QLORAPP_CHECK_VALUE(!format::is_quantized(checkpoint, linear.name + ".weight"),
-                        "[quantize] {} is quantized already ({}). Use it as it is.", folder, linear.name);
+    QLORAPP_CHECK_VALUE(!format::is_quantized(checkpoint, linear.weight()),
+                        "[quantize] {} is quantized already ({}). Use it as it is.", folder, linear.module);
   }
   // Names and dtypes are known beforehand, the length of a quant_state is not: its offset is a decimal number. So the quantized
   // parts (a quarter of the model) are held; everything else is copied file to file when its turn comes.
@@ -35,7 +36,7 @@ void quantize_checkpoint(const std::string& folder, const std::string& output, c
   std::vector<std::string> consumed;
   std::vector<StreamedTensor> streamed;
   for (const auto& linear : linears) {
-    consumed.push_back(linear.name + ".weight");
+    consumed.push_back(linear.weight());
     const auto keep = [&, name = consumed.back()](const QuantizedTensor& weight) {
       for (auto& part : quantized_tensors(name, weight)) quantized.push_back(std::move(part));
       if (progress) progress(++done, total);

@@ -48,26 +48,18 @@ const QuantizedTensor* first_quantized(const CausalLM& model) {
 }
 
 NamedTensors base_tensors(const CausalLM& model, at::ScalarType storage) {
-  NamedTensors tensors{{"model.embed_tokens.weight", model.decoder().embed_tokens()},
-                       {"model.norm.weight", model.decoder().norm_weight()}};
-  if (!model.config().tie_word_embeddings) tensors.emplace_back("lm_head.weight", model.decoder().lm_head());
-  const std::vector<std::string> names = model.decoder().linear_names();
-  for (size_t i = 0; i < model.blocks().size(); ++i) {
-    const DecoderBlock::Weights& weights = model.blocks()[i].weights();
-    const std::string prefix = message("model.layers.{}.", i);
-    tensors.emplace_back(prefix + "input_layernorm.weight", weights.input_norm);
-    tensors.emplace_back(prefix + "post_attention_layernorm.weight", weights.post_attention_norm);
-    for (size_t p = 0; p < kProjectionCount; ++p) {
-      const FrozenWeight& weight = weights.projections[p];
-      const std::string name = names[i * kProjectionCount + p] + ".weight";
-      if (!weight.quantized.defined()) {
-        tensors.emplace_back(name, weight.dense);
-        continue;
-      }
-      for (auto& [part, tensor] : quantized_tensors(name, weight.quantized)) {
-        const bool packed = part == name && storage != at::kByte;
-        tensors.emplace_back(part, packed ? tensor.reshape({-1}).view(storage).reshape({-1, 1}) : tensor);
-      }
+  NamedTensors tensors;
+  const Decoder& decoder = model.decoder();
+  for (const format::Parameter& parameter : decoder.parameters()) {
+    const std::string name = parameter.weight();
+    const bool is_linear = parameter.role == format::Role::kLinear;
+    if (!is_linear || !decoder.own_linear(parameter).quantized.defined()) {
+      tensors.emplace_back(name, is_linear ? decoder.own_linear(parameter).dense : decoder.dense(parameter));
+      continue;
+    }
+    for (auto& [part, tensor] : quantized_tensors(name, decoder.own_linear(parameter).quantized)) {
+      const bool packed = part == name && storage != at::kByte;
+      tensors.emplace_back(part, packed ? tensor.reshape({-1}).view(storage).reshape({-1, 1}) : tensor);
     }
   }
   return tensors;

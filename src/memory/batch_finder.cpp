@@ -38,17 +38,16 @@ PlanSettings settings_of(const CausalLM& model) {
   settings.memory = model.settings().memory();
   settings.deterministic = model.settings().deterministic();
   settings.load_in_4bit = false;
-  for (size_t i = 0; i < kProjectionCount && !model.blocks().empty(); ++i) {
-    const QuantizedTensor& weight = model.blocks().front().weights().projections[i].quantized;
-    if (!weight.defined()) continue;
-    settings.load_in_4bit = true;
-    settings.quantization = Quantizer::like(weight).options();
+  for (const format::Parameter& linear : model.decoder().linear_layers()) {
+    const QuantizedTensor& weight = model.decoder().own_linear(linear).quantized;
+    if (!weight.defined()) {
+      settings.skip_modules.push_back(linear.module);
+    } else if (linear.layer == 0) {
+      settings.load_in_4bit = true;
+      settings.quantization = Quantizer::like(weight).options();
+    }
   }
-  const std::vector<std::string> names = model.decoder().linear_names();
-  for (size_t i = 0; i < names.size() && settings.load_in_4bit; ++i) {
-    const FrozenWeight& weight = model.blocks()[i / kProjectionCount].weights().projections[i % kProjectionCount];
-    if (!weight.quantized.defined()) settings.skip_modules.push_back(names[i]);
-  }
+  if (!settings.load_in_4bit) settings.skip_modules.clear();
   settings.device.type = model.device().type();
   settings.device.threads = at::get_num_threads();
   settings.float8 = model.settings().float8();

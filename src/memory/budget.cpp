@@ -167,7 +167,8 @@ class Search {
     const format::ModelConfig& model = asked_.model;
     const DecoderBlock::Shape shape{model.hidden_size,         model.intermediate_size, model.num_attention_heads,
                                     model.num_key_value_heads, model.head_dim,          model.rms_norm_eps};
-    std::array<int64_t, kProjectionCount> ranks{};  // adapters keep a little more: the bound is on the safe side
+    const std::vector<int64_t> ranks(
+        format::slots(model, format::Role::kLinear));  // adapters keep a little more: the bound is on the safe side
     return DecoderBlock::kept_bytes(shape, way.batch * asked_.length, keep, asked_.compute_dtype, ranks,
                                     asked_.device.type == at::kCUDA);
   }

@@ -13,7 +13,7 @@
 #include "adapters/adapter_set.hpp"
 #include "adapters/merged_weight.hpp"
 #include "ops/memory_tape.hpp"
-#include "qlorapp/format/model_config.hpp"
+#include "qlorapp/format/model_layout.hpp"
 #include "quant/arrival.hpp"
 #include "rehearse_load.hpp"
 
@@ -41,9 +41,9 @@ void merge_all(const PlanSettings& settings) {
   const format::ModelConfig& model = settings.model;
   const at::ScalarType dtype = stored_dtype(model);
   std::set<std::tuple<std::vector<int64_t>, int64_t, bool>> done;
-  for (const format::ModelParameter& linear : format::linear_layers(model)) {
-    const bool is_quantized = model.quantization && !was_skipped(model, linear.name + ".weight");
-    const int64_t rank = settings.lora.matches(linear.name) ? settings.lora.rank_of(linear.name) : 0;
+  for (const format::Parameter& linear : format::parameters(model, format::Role::kLinear)) {
+    const bool is_quantized = model.quantization && !was_skipped(model, linear.weight());
+    const int64_t rank = settings.lora.matches(linear.module) ? settings.lora.rank_of(linear.module) : 0;
     if ((rank == 0 && !is_quantized) || !done.emplace(linear.shape, rank, is_quantized).second) continue;
     LoraAdapter adapter;
     if (rank > 0) {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "core/check.hpp"
-#include "qlorapp/format/model_config.hpp"
+#include "qlorapp/format/model_layout.hpp"
 
 namespace qlorapp {
 namespace {
@@ -89,13 +89,13 @@ StepTime step_time(const PlanSettings& settings, const Gpu& gpu, double average_
   const format::ModelConfig& model = settings.model;
   const double tokens = static_cast<double>(settings.batch) * average_length, layers = static_cast<double>(model.num_hidden_layers);
   double linear = 0, down = 0, mlp = 0, lora = 0, recomputed = 0, recomputed_attention = 0;
-  for (const format::ModelParameter& layer : format::linear_layers(model)) {
+  for (const format::Parameter& layer : format::parameters(model, format::Role::kLinear)) {
     const double elements = static_cast<double>(layer.shape[0]) * static_cast<double>(layer.shape[1]);
     linear += elements;
-    if (layer.name.ends_with("down_proj")) down += elements;
-    if (layer.name.find(".mlp.") != std::string::npos) mlp += elements;
-    if (settings.lora.matches(layer.name))
-      lora += static_cast<double>(settings.lora.rank_of(layer.name) * (layer.shape[0] + layer.shape[1]));
+    if (layer.module.ends_with("down_proj")) down += elements;
+    if (layer.module.find(".mlp.") != std::string::npos) mlp += elements;
+    if (settings.lora.matches(layer.module))
+      lora += static_cast<double>(settings.lora.rank_of(layer.module) * (layer.shape[0] + layer.shape[1]));
   }
   for (const Segment& segment : settings.segments) {
     const double part = static_cast<double>(segment.end - segment.begin) / layers;

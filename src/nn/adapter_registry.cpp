@@ -55,7 +55,8 @@ AdapterRegistry::~AdapterRegistry() = default;
 
 /// Names in the config that this model does not have raise or log a warning; none is dropped silently.
 void AdapterRegistry::check_targets(const LoraConfig& config) const {
-  const std::vector<std::string> names = decoder_->linear_names();
+  std::vector<std::string> names;
+  for (format::Parameter& linear : decoder_->linear_layers()) names.push_back(std::move(linear.module));
   if (!config.targets_all_linear()) {
     for (const std::string_view table : {kEmbedTokens, kLmHead}) {
       QLORAPP_CHECK_VALUE(!config.matches(table),
@@ -63,7 +64,8 @@ void AdapterRegistry::check_targets(const LoraConfig& config) const {
                           table);
     }
   }
-  const std::vector<std::string_view> known{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+  const std::vector<std::string> words = format::linear_words(decoder_->config());
+  const std::vector<std::string_view> known(words.begin(), words.end());
   const bool any = std::any_of(names.begin(), names.end(), [&](const std::string& name) { return config.matches(name); });
   for (const std::string& unmatched : any ? config.unmatched_targets(names) : std::vector<std::string>{}) {  // none: an error
     log_warning_once(
@@ -93,7 +95,7 @@ void AdapterRegistry::add(const LoraConfig& config, uint64_t seed, const std::st
   QLORAPP_CHECK_VALUE(!decomposes || sets_.empty(),
                       "[lora] init_lora_weights that decomposes the base needs a model without adapters; it has {}.",
                       joined(this->names()));
-  const std::vector<std::string> names = decoder_->linear_names();
+  const std::vector<format::Parameter> linears = decoder_->linear_layers();
   std::vector<std::pair<std::string, std::vector<int64_t>>> parameters;
   const auto add = [&](std::string_view module, std::string_view parameter, std::vector<int64_t> shape) {
     parameters.emplace_back(parameter_name(module, parameter), std::move(shape));
@@ -102,25 +104,26 @@ void AdapterRegistry::add(const LoraConfig& config, uint64_t seed, const std::st
   AdapterSet set;
   set.config = config;
   std::vector<DecoderBlock>& blocks = decoder_->blocks();
-  set.slots.resize(blocks.size());
-  set.blocks.resize(blocks.size());
-  for (size_t i = 0; i < names.size(); ++i) {
-    if (!config.matches(names[i])) continue;
-    const size_t block = i / kProjectionCount, projection = i % kProjectionCount;
-    const FrozenWeight& weight = blocks[block].weights().projections[projection];
-    const int64_t rank = config.rank_of(names[i]);
-    AdapterSet::Slot& slot = set.slots[block][projection];
-    slot.a = add(names[i], "lora_A.weight", {rank, weight.in_features()});
-    slot.b = add(names[i], "lora_B.weight", {weight.out_features(), rank});
-    if (config.use_dora) slot.magnitude = add(names[i], "lora_magnitude_vector", {weight.out_features()});
-    LoraAdapter& adapter = set.blocks[block][projection].emplace();
-    adapter.scaling = config.scaling_of(names[i]);
+  for (const DecoderBlock& block : blocks) {
+    set.slots.emplace_back(block.weights().projections.size());
+    set.blocks.emplace_back(block.weights().projections.size());
+  }
+  for (const format::Parameter& linear : linears) {
+    if (!config.matches(linear.module)) continue;
+    const auto block = static_cast<size_t>(linear.layer);
+    const int64_t rank = config.rank_of(linear.module), out = linear.shape[0], in = linear.shape[1];
+    AdapterSet::Slot& slot = set.slots[block][linear.slot];
+    slot.a = add(linear.module, "lora_A.weight", {rank, in});
+    slot.b = add(linear.module, "lora_B.weight", {out, rank});
+    if (config.use_dora) slot.magnitude = add(linear.module, "lora_magnitude_vector", {out});
+    LoraAdapter& adapter = set.blocks[block][linear.slot].emplace();
+    adapter.scaling = config.scaling_of(linear.module);
     adapter.dropout = config.lora_dropout;
   }
   if (parameters.empty()) {
-    std::set<std::string> suffixes;
-    for (const std::string& linear : names) suffixes.insert(linear.substr(linear.rfind('.') + 1));
-    throw ValueError(message("[lora] target_modules names no linear layer of this model; it has {}.", joined(suffixes)));
+    const std::vector<std::string> words = format::linear_words(decoder_->config());
+    throw ValueError(message("[lora] target_modules names no linear layer of this model; it has {}.",
+                             joined(std::set<std::string>(words.begin(), words.end()))));
   }
   const bool tied = decoder_->config().tie_word_embeddings, embeds = config.saves(kEmbedTokens), heads = config.saves(kLmHead);
   const std::vector<int64_t> table{decoder_->config().vocab_size, decoder_->config().hidden_size};
@@ -139,27 +142,25 @@ void AdapterRegistry::add(const LoraConfig& config, uint64_t seed, const std::st
   set.arena = AdapterArena(std::move(parameters), decoder_->device(), memory_layout(set));
   set.bind();
 
-  std::vector<std::pair<size_t, FrozenWeight>> changed;
-  for (size_t i = 0; i < names.size(); ++i) {
-    const size_t block = i / kProjectionCount, projection = i % kProjectionCount;
-    const AdapterSet::Slot& slot = set.slots[block][projection];
+  std::vector<std::pair<const format::Parameter*, FrozenWeight>> changed;
+  for (const format::Parameter& linear : linears) {
+    const auto block = static_cast<size_t>(linear.layer);
+    const AdapterSet::Slot& slot = set.slots[block][linear.slot];
     if (slot.a < 0) continue;
-    LoraAdapter& adapter = *set.blocks[block][projection];
+    LoraAdapter& adapter = *set.blocks[block][linear.slot];
     if (decoder_->device().is_meta()) {  // a plan: shapes without values
       if (slot.magnitude >= 0) adapter.weight_norm_squared = at::empty_like(adapter.magnitude.detach());
       continue;
     }
-    const DecoderBlock::Weights& weights = blocks[block].weights();
-    FrozenWeight weight = weights.projections[projection];
-    if (decomposes || slot.magnitude >= 0)
-      weight = decoder_->projections(static_cast<int64_t>(block))[projection].to(decoder_->device());
+    FrozenWeight weight = decoder_->own_linear(linear);
+    if (decomposes || slot.magnitude >= 0) weight = decoder_->linear(linear).to(decoder_->device());
     if (decomposes) {
-      FrozenWeight rest =
-          initialize_adapter_from_weight(adapter, config, names[i], weight, source ? source(names[i]) : at::Tensor(), seed);
+      FrozenWeight rest = initialize_adapter_from_weight(adapter, config, linear.module, weight,
+                                                         source ? source(linear.module) : at::Tensor(), seed);
       const bool same = rest.quantized.defined() && rest.quantized.packed.is_same(weight.quantized.packed);
-      if (!same) changed.emplace_back(i, decoder_->weight_stream() ? rest.to(at::kCPU) : std::move(rest));
+      if (!same) changed.emplace_back(&linear, decoder_->weight_stream() ? rest.to(at::kCPU) : std::move(rest));
     } else {
-      initialize_adapter(adapter, config, names[i], seed);
+      initialize_adapter(adapter, config, linear.module, seed);
     }
     if (slot.magnitude < 0) continue;
     adapter.weight_norm_squared = squared_row_norms(weight);
@@ -168,10 +169,8 @@ void AdapterRegistry::add(const LoraConfig& config, uint64_t seed, const std::st
   const at::NoGradGuard no_grad;
   if (set.embed_tokens >= 0) set.arena.parameter(set.embed_tokens).detach().copy_(decoder_->embed_tokens());
   if (set.lm_head >= 0 && set.lm_head != set.embed_tokens) set.arena.parameter(set.lm_head).detach().copy_(decoder_->lm_head());
-  for (auto& [i, rest] : changed) {
-    decoder_->replace_projection(static_cast<int64_t>(i / kProjectionCount), static_cast<Projection>(i % kProjectionCount),
-                                 std::move(rest));
-  }
+  for (auto& [linear, rest] : changed)
+    decoder_->replace_projection(linear->layer, static_cast<Projection>(linear->slot), std::move(rest));
   if (!changed.empty()) changed_base_ = four_bit_fingerprint(*decoder_);  // here: all ranks that hold parts are
   sets_.emplace(name, std::make_unique<AdapterSet>(std::move(set)));
   if (active_.empty()) {
@@ -229,7 +228,8 @@ void AdapterRegistry::show_active() {
   const AdapterSet& set = active();
   std::vector<DecoderBlock>& blocks = decoder_->blocks();
   for (size_t block = 0; block < blocks.size(); ++block) {
-    blocks[block].adapters() = in_use() ? set.blocks[block] : DecoderBlock::Adapters{};
+    DecoderBlock::Adapters& adapters = blocks[block].adapters();
+    adapters = in_use() ? set.blocks[block] : DecoderBlock::Adapters(adapters.size());
   }
 }
 

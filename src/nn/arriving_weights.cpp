@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <tuple>
 #include <utility>
 
 #include "core/check.hpp"
@@ -70,41 +69,40 @@ class Arrangement {
     weight.quantized.defined() ? checkpoint_.bring_quantized(name, weight.quantized) : bring_dense(name, weight.dense);
   }
 
-  using Modules = std::array<std::string, kProjectionCount>;
-  using Shapes = std::array<std::vector<int64_t>, kProjectionCount>;
+  using Linears = std::vector<format::Parameter>;
 
-  /// All projections of a block, into one piece of host memory.
-  void block_on_host(DecoderBlock::Weights& block, const Modules& modules, const Shapes& shapes) const {
-    const BlockForms forms = forms_of(modules, shapes);
+  /// All linear layers of a block, into one piece of host memory.
+  void block_on_host(DecoderBlock::Weights& block, const Linears& linears) const {
+    const BlockForms forms = forms_of(linears);
     block.on_host = ops::empty_on_host({bytes_in_one_piece(forms)}, at::kByte, options_.device);
-    bring_piece(block, block.on_host, modules, shapes);
+    bring_piece(block, block.on_host, linears);
   }
 
   /// A block that ranks will hold parts of: one of them reads it, and has all of it for the while.
-  void divided_block(DecoderBlock::Weights& block, bool is_read_here, const Modules& modules, const Shapes& shapes) const {
-    const BlockForms forms = forms_of(modules, shapes);
+  void divided_block(DecoderBlock::Weights& block, bool is_read_here, const Linears& linears) const {
+    const BlockForms forms = forms_of(linears);
     block.projections = shapes_of(forms, options_.device);
     if (!is_read_here) return;
     const ops::MemoryUseScope use(ops::MemoryUse::kCodes);
     const int64_t ranks = ranks_->size();
     block.part = at::empty({ranks * bytes_of_part(forms, ranks)}, at::TensorOptions().dtype(at::kByte).device(options_.device));
-    bring_piece(block, block.part, modules, shapes);
+    bring_piece(block, block.part, linears);
   }
 
  private:
-  [[nodiscard]] BlockForms forms_of(const Modules& modules, const Shapes& shapes) const {
+  [[nodiscard]] BlockForms forms_of(const Linears& linears) const {
     BlockForms forms;
-    for (size_t i = 0; i < kProjectionCount; ++i) forms[i] = form_of(modules[i], shapes[i]);
+    for (const format::Parameter& linear : linears) forms.push_back(form_of(linear.module, linear.shape));
     return forms;
   }
 
-  void bring_piece(DecoderBlock::Weights& block, const at::Tensor& piece, const Modules& modules, const Shapes& shapes) const {
-    block.projections = views_of(piece, forms_of(modules, shapes));
-    for (size_t i = 0; i < kProjectionCount; ++i) {
-      const std::string name = modules[i] + ".weight";
-      const FrozenWeight& places = block.projections[i];
-      if (is_quantized_here(modules[i], shapes[i])) {
-        bring_quantizing(name, shapes[i],
+  void bring_piece(DecoderBlock::Weights& block, const at::Tensor& piece, const Linears& linears) const {
+    block.projections = views_of(piece, forms_of(linears));
+    for (const format::Parameter& linear : linears) {
+      const std::string name = linear.weight();
+      const FrozenWeight& places = block.projections[linear.slot];
+      if (is_quantized_here(linear.module, linear.shape)) {
+        bring_quantizing(name, linear.shape,
                          [places](QuantizedTensor quantized) { copy_weight(places, FrozenWeight(std::move(quantized))); });
       } else if (places.quantized.defined()) {
         checkpoint_.bring_quantized(name, places.quantized);
@@ -150,24 +148,21 @@ DecoderWeights arrange_weights(const format::ModelConfig& config, const WeightOp
   const std::shared_ptr<Communicator>& ranks = arrangement.ranks();
   QLORAPP_CHECK_VALUE(!(ranks && options.base_on_host),
                       "[load] base_on_host must be without base_sharding; got both. Leave one of them out.");
-  std::vector<std::pair<std::string, std::vector<int64_t>>> layers;  // of blocks in one piece
+  const bool in_pieces = to_host || ranks;
   DecoderWeights weights = make_weights(
       config, {[&](const std::string& name, const std::vector<int64_t>& shape) { return arrangement.dense(name, shape); },
                [&](FrozenWeight& weight, const std::string& module, int64_t out, int64_t in) {
-                 if (to_host || ranks) layers.emplace_back(module, std::vector<int64_t>{out, in});
-                 else arrangement.linear(weight, module, {out, in});
+                 if (!in_pieces) arrangement.linear(weight, module, {out, in});
                }});
-  for (size_t i = 0; i < layers.size(); i += kProjectionCount) {
-    Arrangement::Modules modules;
-    Arrangement::Shapes shapes;
-    for (size_t p = 0; p < kProjectionCount; ++p) std::tie(modules[p], shapes[p]) = layers[i + p];
-    const size_t block = i / kProjectionCount;
-    if (ranks) {
-      const bool is_read_here = reader_of(static_cast<int64_t>(block), *ranks) == ranks->rank();
-      arrangement.divided_block(weights.blocks[block], is_read_here, modules, shapes);
-    } else {
-      arrangement.block_on_host(weights.blocks[block], modules, shapes);
-    }
+  std::vector<Arrangement::Linears> blocks(in_pieces ? weights.blocks.size() : 0);
+  if (in_pieces) {
+    for (format::Parameter& linear : format::parameters(config, format::Role::kLinear))
+      blocks[static_cast<size_t>(linear.layer)].push_back(std::move(linear));
+  }
+  for (size_t block = 0; block < blocks.size(); ++block) {
+    const bool is_read_here = ranks && reader_of(static_cast<int64_t>(block), *ranks) == ranks->rank();
+    if (ranks) arrangement.divided_block(weights.blocks[block], is_read_here, blocks[block]);
+    else arrangement.block_on_host(weights.blocks[block], blocks[block]);
   }
   weights.ranks = ranks;
   return weights;

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "core/check.hpp"
@@ -40,7 +41,7 @@ WeightForm WeightForm::of(const FrozenWeight& weight) {
 
 BlockForms forms_of(const BlockWeights& weights) {
   BlockForms forms;
-  std::transform(weights.begin(), weights.end(), forms.begin(), &WeightForm::of);
+  std::transform(weights.begin(), weights.end(), std::back_inserter(forms), &WeightForm::of);
   return forms;
 }
 
@@ -58,7 +59,7 @@ int64_t bytes_in_one_piece(const BlockForms& forms) {
 BlockWeights views_of(const at::Tensor& bytes, const BlockForms& forms) {
   Cutter cutter(bytes);
   BlockWeights weights;
-  for (size_t i = 0; i < weights.size(); ++i) weights[i] = empty_weight(forms[i], std::ref(cutter));
+  for (const WeightForm& form : forms) weights.push_back(empty_weight(form, std::ref(cutter)));
   return weights;
 }
 

@@ -1,23 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The frozen projections of a block in one piece of memory, so that one copy moves them, or one exchange gathers their parts.
+/// The frozen linear layers of a block in one piece of memory, so that one copy moves them, or one exchange gathers their parts.
 ///
 ///     bytes  [ q: packed absmax nested_absmax nested_offset | k: … | … | down: … ]      each tensor begins at a multiple of 256
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
-#include "adapters/projection.hpp"
 #include "qlorapp/adapters/lora_adapter.hpp"
 #include "quant/arrival.hpp"
 
 namespace qlorapp {
 
-using BlockWeights = std::array<FrozenWeight, kProjectionCount>;
+using BlockWeights = std::vector<FrozenWeight>;
 
 /// Shape, dtype and four-bit options of a frozen weight: they determine the layout of its bytes.
 struct WeightForm {
@@ -28,7 +26,7 @@ struct WeightForm {
   [[nodiscard]] static WeightForm of(const FrozenWeight& weight);
   friend bool operator==(const WeightForm&, const WeightForm&) = default;
 };
-using BlockForms = std::array<WeightForm, kProjectionCount>;
+using BlockForms = std::vector<WeightForm>;
 
 [[nodiscard]] BlockForms forms_of(const BlockWeights& weights);
 /// Memory for a weight of this form, not filled.

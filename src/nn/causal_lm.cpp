@@ -26,9 +26,9 @@ void check_batch(const Batch& batch) {
 }
 
 /// Where gradients of a block's adapters go when they go into the arena.
-DecoderBlock::Gradients arena_gradients(const AdapterArena& arena, const std::array<AdapterSet::Slot, kProjectionCount>& slots) {
-  DecoderBlock::Gradients gradients;
-  for (size_t i = 0; i < kProjectionCount; ++i) {
+DecoderBlock::Gradients arena_gradients(const AdapterArena& arena, const std::vector<AdapterSet::Slot>& slots) {
+  DecoderBlock::Gradients gradients(slots.size());
+  for (size_t i = 0; i < slots.size(); ++i) {
     if (slots[i].a < 0) continue;
     gradients[i] = {arena.gradient(slots[i].a), arena.gradient(slots[i].b),
                     slots[i].magnitude >= 0 ? arena.gradient(slots[i].magnitude) : at::Tensor()};

@@ -31,7 +31,29 @@ std::shared_ptr<WeightStream> stream_of(at::Device device, const std::vector<Dec
   return std::make_shared<WeightStream>(device, std::move(sources), ranks);
 }
 
+/// Of the blocks: the tables may be a rank's rows.
+void check_shapes(const format::ModelConfig& config, const DecoderWeights& weights) {
+  for (const format::Parameter& parameter : format::parameters(config)) {
+    if (parameter.layer < 0) continue;
+    const DecoderBlock::Weights& block = weights.blocks[static_cast<size_t>(parameter.layer)];
+    const bool is_linear = parameter.role == format::Role::kLinear;
+    const size_t there = is_linear ? block.projections.size() : block.norms.size();
+    const std::vector<int64_t> found =
+        parameter.slot >= there ? std::vector<int64_t>{}
+        : is_linear ? std::vector{block.projections[parameter.slot].out_features(), block.projections[parameter.slot].in_features()}
+                    : block.norms[parameter.slot].sizes().vec();
+    QLORAPP_CHECK_VALUE(found == parameter.shape, "[causal_lm] the weight of {} must be {}; got {}.", parameter.module,
+                        joined(parameter.shape), joined(found));
+  }
+}
+
 }  // namespace
+
+at::Tensor& DecoderWeights::dense(const format::Parameter& parameter) {
+  if (parameter.role == format::Role::kEmbedding) return embed_tokens;
+  if (parameter.role == format::Role::kHead) return lm_head;
+  return parameter.layer < 0 ? norm : blocks[static_cast<size_t>(parameter.layer)].norms[parameter.slot];
+}
 
 Decoder::Decoder(format::ModelConfig config, DecoderWeights weights)
     : config_(std::move(config)),
@@ -49,21 +71,17 @@ Decoder::Decoder(format::ModelConfig config, DecoderWeights weights)
                       "[causal_lm] the config has {} layers; got weights of {}.", config_.num_hidden_layers, weights.blocks.size());
   const bool elsewhere = ranks_ || (!weights.blocks.empty() && weights.blocks.front().on_host.defined());
   if (elsewhere) stream_ = stream_of(device(), weights.blocks, ranks_);
+  check_shapes(config_, weights);
   for (auto& block : weights.blocks) blocks_.emplace_back(block_shape(config_), std::move(block), std::ssize(blocks_));
   if (device().is_cpu() && dtype() != at::kFloat) ops::bound_primitive_cache();  // of dense layers, too
   const std::vector<float> frequencies = format::rope_inverse_frequencies(config_);
   rope_ = RopeTable(at::tensor(frequencies, at::TensorOptions().dtype(at::kFloat)).to(device()), 1.0);
 }
 
-std::vector<std::string> Decoder::linear_names() const {
-  static constexpr std::array<const char*, kProjectionCount> kSuffixes{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-                                                                       "self_attn.o_proj", "mlp.gate_proj",    "mlp.up_proj",
-                                                                       "mlp.down_proj"};
-  std::vector<std::string> names;
-  for (size_t block = 0; block < blocks_.size(); ++block) {
-    for (const char* suffix : kSuffixes) names.push_back(message("model.layers.{}.{}", block, suffix));
-  }
-  return names;
+const at::Tensor& Decoder::own_dense(const format::Parameter& parameter) const {
+  if (parameter.role == format::Role::kEmbedding) return embed_tokens_;
+  if (parameter.role == format::Role::kHead) return lm_head_;
+  return parameter.layer < 0 ? norm_ : blocks_[static_cast<size_t>(parameter.layer)].weights().norms[parameter.slot];
 }
 
 void Decoder::replace_tables(at::Tensor embed_tokens, at::Tensor lm_head) {
@@ -137,23 +155,14 @@ void Decoder::replace_projection(int64_t block, Projection projection, FrozenWei
   if (own.in_float8()) own.set_float8(own.float8_ones(), projections(block));
 }
 
-int64_t Decoder::parameter_count() const {
-  const int64_t table = config_.vocab_size * config_.hidden_size;
-  int64_t total = table + norm_.numel();
-  if (!lm_head_.is_alias_of(embed_tokens_)) total += table;
-  for (const DecoderBlock& block : blocks_) {
-    total += block.weights().input_norm.numel() + block.weights().post_attention_norm.numel();
-    for (const FrozenWeight& weight : block.weights().projections) total += weight.out_features() * weight.in_features();
-  }
-  return total;
-}
+int64_t Decoder::parameter_count() const { return format::parameter_count(config_); }
 
 Bytes Decoder::weight_bytes() const {
   Bytes total{static_cast<int64_t>(norm_.nbytes())};
   if (embed_tokens_.device() == device()) total += Bytes{static_cast<int64_t>(embed_tokens_.nbytes())};
   if (!lm_head_.is_alias_of(embed_tokens_)) total += Bytes{static_cast<int64_t>(lm_head_.nbytes())};
   for (const DecoderBlock& block : blocks_) {
-    total += Bytes{static_cast<int64_t>(block.weights().input_norm.nbytes() + block.weights().post_attention_norm.nbytes())};
+    for (const at::Tensor& norm : block.weights().norms) total += Bytes{static_cast<int64_t>(norm.nbytes())};
     if (block.weights().part.defined()) total += Bytes{static_cast<int64_t>(block.weights().part.nbytes())};
     if (stream_) continue;
     for (const FrozenWeight& weight : block.weights().projections) total += weight.nbytes();

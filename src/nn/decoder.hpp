@@ -14,11 +14,20 @@
 #include "ops/memory_tape.hpp"
 #include "qlorapp/core/units.hpp"
 #include "qlorapp/dist/communicator.hpp"
-#include "qlorapp/format/model_config.hpp"
+#include "qlorapp/format/model_layout.hpp"
 
 namespace qlorapp {
 
 struct DecoderWeights {
+  /// Where an embedding, head or norm is.
+  [[nodiscard]] at::Tensor& dense(const format::Parameter& parameter);
+  [[nodiscard]] const at::Tensor& dense(const format::Parameter& parameter) const {
+    return const_cast<DecoderWeights&>(*this).dense(parameter);  // which changes nothing
+  }
+  [[nodiscard]] const FrozenWeight& linear(const format::Parameter& parameter) const {
+    return blocks[static_cast<size_t>(parameter.layer)].projections[parameter.slot];
+  }
+
   at::Tensor embed_tokens;  ///< (V, D), compute dtype.
   at::Tensor norm;          ///< (D), compute dtype.
   at::Tensor lm_head;       ///< (V, D); the same tensor as embed_tokens when the config ties them.
@@ -61,8 +70,21 @@ class Decoder {
   [[nodiscard]] int64_t parameter_count() const;
   /// On the device. What waits in host memory is not counted; the two places that its blocks pass through are.
   [[nodiscard]] Bytes weight_bytes() const;
-  /// Names of the linear layers in the order of the model, without prefix: "model.layers.0.self_attn.q_proj".
-  [[nodiscard]] std::vector<std::string> linear_names() const;
+  /// The list of what it consists of, for its vocabulary and tables as they are now.
+  [[nodiscard]] std::vector<format::Parameter> parameters() const { return format::parameters(config_); }
+  [[nodiscard]] std::vector<format::Parameter> linear_layers() const { return format::parameters(config_, format::Role::kLinear); }
+  /// The value of a norm; of a table, this rank's rows (own_embed_tokens()). No exchange.
+  [[nodiscard]] const at::Tensor& own_dense(const format::Parameter& parameter) const;
+  /// The same; a table of parts on several ranks: gathered.
+  [[nodiscard]] at::Tensor dense(const format::Parameter& parameter) const { return whole(own_dense(parameter)); }
+  /// The weight of a linear layer where this process has it. On several ranks: its shape alone.
+  [[nodiscard]] const FrozenWeight& own_linear(const format::Parameter& parameter) const {
+    return blocks_[static_cast<size_t>(parameter.layer)].weights().projections[parameter.slot];
+  }
+  /// The same, as projections().
+  [[nodiscard]] const FrozenWeight& linear(const format::Parameter& parameter) const {
+    return projections(parameter.layer)[parameter.slot];
+  }
 
   /// Other tables of the same dtype and width, (V', D); the vocabulary becomes theirs. Give one tensor twice for a tied table.
   /// @throws ValueError if ranks hold parts of them.

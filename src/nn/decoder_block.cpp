@@ -43,21 +43,7 @@ double attention_scale(const DecoderBlock::Shape& shape) { return 1.0 / std::sqr
 }  // namespace
 
 DecoderBlock::DecoderBlock(const Shape& shape, Weights weights, int64_t index)
-    : shape_(shape), weights_(std::move(weights)), index_(index) {
-  const std::array<std::pair<int64_t, int64_t>, kProjectionCount> expected{{{shape.attention_width(), shape.hidden},
-                                                                            {shape.kv_heads * shape.head_dim, shape.hidden},
-                                                                            {shape.kv_heads * shape.head_dim, shape.hidden},
-                                                                            {shape.hidden, shape.attention_width()},
-                                                                            {shape.intermediate, shape.hidden},
-                                                                            {shape.intermediate, shape.hidden},
-                                                                            {shape.hidden, shape.intermediate}}};
-  for (size_t i = 0; i < kProjectionCount; ++i) {
-    const FrozenWeight& weight = weights_.projections[i];
-    QLORAPP_CHECK_VALUE(weight.out_features() == expected[i].first && weight.in_features() == expected[i].second,
-                        "[decoder_block] projection {} of block {} must be ({}, {}); got ({}, {}).", i, index, expected[i].first,
-                        expected[i].second, weight.out_features(), weight.in_features());
-  }
-}
+    : shape_(shape), weights_(std::move(weights)), adapters_(weights_.projections.size()), index_(index) {}
 
 /// From dy to the gradient of gate|up, with the gradients of down's adapter on the way.
 Wide DecoderBlock::backward_down(const Wide& dy, const StepContext& context, Saved& saved, const Gradients& gradients,
@@ -112,7 +98,7 @@ at::Tensor DecoderBlock::attend(const StepContext& context, Saved& saved, bool f
     Wide n1 = wide(tokens, shape_.hidden, spare(context, {kQkv}), saved.x);
     saved.rstd1 = at::empty({tokens}, statistic_options(saved.x));
     at::Tensor values = n1.values();
-    ops::rms_norm_out(saved.x, weights_.input_norm, shape_.rms_norm_eps, values, saved.rstd1);
+    ops::rms_norm_out(saved.x, weights_.norms[kInputNorm], shape_.rms_norm_eps, values, saved.rstd1);
     saved.qkv = project_qkv(n1, context, low_rank, cache ? &cache->qkv : nullptr);
   }
   if (!saved.attention.defined()) {
@@ -142,7 +128,7 @@ void DecoderBlock::compute_until_gate_up(const StepContext& context, Saved& save
   saved.rstd2 = at::empty_like(saved.rstd1);
   const Wide n2 = wide(o.size(0), shape_.hidden, spare(context, {kGateUp}), saved.x);
   at::Tensor values = n2.values();
-  ops::add_rms_norm_out(o, saved.x, weights_.post_attention_norm, shape_.rms_norm_eps, saved.x2, values, saved.rstd2);
+  ops::add_rms_norm_out(o, saved.x, weights_.norms[kPostAttentionNorm], shape_.rms_norm_eps, saved.x2, values, saved.rstd2);
   compute_gate_up(n2, context, saved, for_backward, cache);
 }
 
@@ -151,6 +137,7 @@ at::Tensor DecoderBlock::forward(const at::Tensor& x, const StepContext& context
   if (saved != nullptr && keep == Keep::kInputOnHost && context.offload) to_host.emplace(*context.offload, x, index_);
   const bool keep_all = saved != nullptr && keep == Keep::kEverything;
   Saved all;
+  all.u.resize(adapters_.size());
   all.x = x;
   at::Tensor y;
   if (!keep_all && tiled(context, x.size(0))) {
@@ -187,7 +174,7 @@ void DecoderBlock::backward_mlp(const Wide& residual, const StepContext& context
   at::Tensor dn2 = at::empty({residual.buffer.size(0), shape_.hidden}, residual.buffer.options()), dresidual = residual.values();
   const Inner v = project_back(kGateUp, &dn2, dgate_up, context, workspaces.gate_up);
   if (!keep_workspaces) workspaces.gate_up.reset();
-  ops::rms_norm_backward_(dresidual, dn2, saved.x2, weights_.post_attention_norm, saved.rstd2);
+  ops::rms_norm_backward_(dresidual, dn2, saved.x2, weights_.norms[kPostAttentionNorm], saved.rstd2);
   const at::Tensor& n2 = dn2;
   add_gradients(kGateUp, dgate_up, n2, v, context, saved, gradients);
 }
@@ -209,11 +196,12 @@ void DecoderBlock::for_each_tile(const StepContext& context, int64_t tokens, Use
 /// A tile's MLP up to gate|up, from its rows of x2.
 Saved DecoderBlock::compute_tile(const at::Tensor& x2, const StepContext& context, bool for_backward, Workspaces* cache) const {
   Saved tile;
+  tile.u.resize(adapters_.size());
   tile.x2 = x2;
   tile.rstd2 = at::empty({x2.size(0)}, statistic_options(x2));
   const Wide n2 = wide(x2.size(0), shape_.hidden, spare(context, {kGateUp}), x2);
   at::Tensor values = n2.values();
-  ops::rms_norm_out(x2, weights_.post_attention_norm, shape_.rms_norm_eps, values, tile.rstd2);
+  ops::rms_norm_out(x2, weights_.norms[kPostAttentionNorm], shape_.rms_norm_eps, values, tile.rstd2);
   compute_gate_up(n2, context, tile, for_backward, cache);
   return tile;
 }
@@ -237,6 +225,7 @@ at::Tensor DecoderBlock::mlp_in_tiles(const at::Tensor& x2, const StepContext& c
 }
 
 Wide DecoderBlock::backward(Wide dy, const StepContext& context, Saved saved, const Gradients& gradients, bool need_dx) const {
+  saved.u.resize(adapters_.size());
   // Asked of the tensor, not of x_on_host: hooks on saved tensors may have moved it.
   if (context.offload && saved.x.device() != dy.buffer.device()) saved.x = context.offload->load(saved.x, index_);
   const bool in_tiles = !saved.gate_up.defined() && tiled(context, dy.buffer.size(0));
@@ -292,10 +281,10 @@ Wide DecoderBlock::backward(Wide dy, const StepContext& context, Saved saved, co
   const Inner v = project_back(kQkv, need_dx ? &dn1 : nullptr, dqkv, context, workspaces.qkv);
   workspaces.qkv.reset();
   if (need_dx) {
-    ops::rms_norm_backward_(dresidual, dn1, saved.x, weights_.input_norm, saved.rstd1);
+    ops::rms_norm_backward_(dresidual, dn1, saved.x, weights_.norms[kInputNorm], saved.rstd1);
   } else {
     at::Tensor rstd = at::empty_like(saved.rstd1);  // the one that was saved may be an autograd graph's
-    ops::rms_norm_out(saved.x, weights_.input_norm, shape_.rms_norm_eps, dn1, rstd);
+    ops::rms_norm_out(saved.x, weights_.norms[kInputNorm], shape_.rms_norm_eps, dn1, rstd);
   }
   const at::Tensor& n1 = dn1;  // either way
   add_gradients(kQkv, dqkv, n1, v, context, saved, gradients);
@@ -305,7 +294,7 @@ Wide DecoderBlock::backward(Wide dy, const StepContext& context, Saved saved, co
 at::Tensor DecoderBlock::forward_cached(const at::Tensor& x, const StepContext& context, const CacheRows& rows,
                                         KeyValueCache& cache) const {
   const int64_t d = shape_.head_dim, q = shape_.attention_width(), kv = shape_.kv_heads * d, tokens = x.size(0);
-  const at::Tensor n1 = std::get<0>(ops::rms_norm(x, weights_.input_norm, shape_.rms_norm_eps));
+  const at::Tensor n1 = std::get<0>(ops::rms_norm(x, weights_.norms[kInputNorm], shape_.rms_norm_eps));
   const at::Tensor qkv = project_qkv({n1, shape_.hidden}, context, nullptr);
   cache.keys.index_copy_(0, rows.slots, as_heads(qkv, q, shape_.kv_heads, d));
   cache.values.index_copy_(0, rows.slots, as_heads(qkv, q + kv, shape_.kv_heads, d));
@@ -313,7 +302,7 @@ at::Tensor DecoderBlock::forward_cached(const at::Tensor& x, const StepContext& 
                                                         context.row_starts, rows.starts, rows.lengths, attention_scale(shape_));
   at::Tensor o = at::empty_like(x);
   project(kO, o, {attended.reshape({tokens, q}), q}, context, nullptr);
-  auto [x2, n2, rstd2] = ops::add_rms_norm(o, x, weights_.post_attention_norm, shape_.rms_norm_eps);
+  auto [x2, n2, rstd2] = ops::add_rms_norm(o, x, weights_.norms[kPostAttentionNorm], shape_.rms_norm_eps);
   at::Tensor gate_up = at::empty({tokens, 2 * shape_.intermediate}, x.options());
   project(kGateUp, gate_up, {n2, shape_.hidden}, context, nullptr);
   at::Tensor y = at::empty_like(x);
@@ -321,8 +310,8 @@ at::Tensor DecoderBlock::forward_cached(const at::Tensor& x, const StepContext& 
   return y.add_(x2);
 }
 
-Bytes DecoderBlock::kept_bytes(const Shape& shape, int64_t tokens, Keep keep, at::ScalarType dtype,
-                               std::span<const int64_t, kProjectionCount> ranks, bool stacked) {
+Bytes DecoderBlock::kept_bytes(const Shape& shape, int64_t tokens, Keep keep, at::ScalarType dtype, std::span<const int64_t> ranks,
+                               bool stacked) {
   const auto element = static_cast<int64_t>(c10::elementSize(dtype));
   const Bytes input{tokens * shape.hidden * element};
   if (keep == Keep::kInputOnly) return input;
@@ -340,8 +329,8 @@ Bytes DecoderBlock::kept_bytes(const Shape& shape, int64_t tokens, Keep keep, at
 }
 
 Bytes DecoderBlock::kept_bytes(int64_t tokens, Keep keep, at::ScalarType dtype, bool stacked) const {
-  std::array<int64_t, kProjectionCount> ranks{};
-  for (size_t i = 0; i < kProjectionCount; ++i) ranks[i] = adapters_[i] ? adapters_[i]->a.size(0) : 0;
+  std::vector<int64_t> ranks;
+  for (const auto& adapter : adapters_) ranks.push_back(adapter ? adapter->a.size(0) : 0);
   return kept_bytes(shape_, tokens, keep, dtype, ranks, stacked);
 }
 

@@ -19,6 +19,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "adapters/lora_projection.hpp"
+#include "adapters/projection.hpp"
 #include "nn/block_weights.hpp"
 #include "nn/float8_stack.hpp"
 #include "nn/projection_stack.hpp"
@@ -54,20 +55,20 @@ class DecoderBlock {
     [[nodiscard]] int64_t attention_width() const { return heads * head_dim; }
     [[nodiscard]] int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
   };
-  using Adapters = std::array<std::optional<LoraAdapter>, kProjectionCount>;
-  using Gradients = std::array<LoraGradients, kProjectionCount>;
+  /// Of each linear layer.
+  using Adapters = std::vector<std::optional<LoraAdapter>>;
+  using Gradients = std::vector<LoraGradients>;
 
+  /// By the slots of format::parameters().
   struct Weights {
-    at::Tensor input_norm;           ///< (D), compute dtype.
-    at::Tensor post_attention_norm;  ///< (D), compute dtype.
+    std::vector<at::Tensor> norms;  ///< (D) each, compute dtype.
     BlockWeights projections;
     at::Tensor on_host = {};  ///< uint8: the piece of host memory that the projections are views of, if they wait there.
     /// uint8: this rank's part of the piece, if ranks hold parts; then the projections have shapes alone.
     at::Tensor part = {};
   };
 
-  /// @param index  of the block in its model; part of the dropout key.
-  /// @throws ValueError if a weight's shape contradicts `shape`.
+  /// @param weights  of the shapes of format::parameters().  @param index  of the block in its model; part of the dropout key.
   DecoderBlock(const Shape& shape, Weights weights, int64_t index);
 
   Adapters& adapters() { return adapters_; }
@@ -112,7 +113,7 @@ class DecoderBlock {
   /// Device bytes that forward keeps for `tokens` tokens, by formula: a plan can ask before anything exists. `stacked` as in
   /// StepContext. None with input_on_host, whose input is in host memory.
   [[nodiscard]] static Bytes kept_bytes(const Shape& shape, int64_t tokens, Keep keep, at::ScalarType dtype,
-                                        std::span<const int64_t, kProjectionCount> ranks, bool stacked = false);
+                                        std::span<const int64_t> ranks, bool stacked = false);
   [[nodiscard]] Bytes kept_bytes(int64_t tokens, Keep keep, at::ScalarType dtype, bool stacked = false) const;
 
  private:
@@ -121,6 +122,7 @@ class DecoderBlock {
     size_t index;  ///< Of the group.
     size_t begin, count;
   };
+  static constexpr size_t kInputNorm = 0, kPostAttentionNorm = 1;
   static constexpr Group kQkv{0, 0, 3}, kO{1, 3, 1}, kGateUp{2, 4, 2}, kDown{3, 6, 1};
   /// Workspaces that a recompute has filled and the backward pass after it reads, or that tiles share; undefined where there are none.
   struct Workspaces {
@@ -155,6 +157,7 @@ class DecoderBlock {
   template <class Use>
   static void for_each_tile(const StepContext& context, int64_t tokens, Use&& use);
 
+  [[nodiscard]] at::Device device() const { return weights_.norms.front().device(); }  ///< Of the computation.
   [[nodiscard]] const LoraAdapter* adapter(Projection projection) const;
   [[nodiscard]] std::optional<DropoutKey> dropout(Projection projection, const StepContext& context) const;
   [[nodiscard]] Wide backward_down(const Wide& dy, const StepContext& context, Saved& saved, const Gradients& gradients,

@@ -58,8 +58,7 @@ void DecoderBlock::set_float8(const at::Tensor& ones, const BlockWeights& projec
   if (!ones.defined()) return;
   for (const Group& group : {kQkv, kO, kGateUp, kDown}) {
     std::vector<FrozenWeight> weights;
-    for (size_t i = group.begin; i < group.begin + group.count; ++i)
-      weights.push_back(projections[i].to(weights_.input_norm.device()));
+    for (size_t i = group.begin; i < group.begin + group.count; ++i) weights.push_back(projections[i].to(device()));
     const std::string obstacle = Float8Stack::obstacle(weights);
     if (!obstacle.empty()) {
       float8_ = {};
@@ -77,18 +76,17 @@ void DecoderBlock::replace_projection(Projection projection, FrozenWeight weight
 
 DecoderBlock::Weights DecoderBlock::moved(bool to_host) const {
   const at::NoGradGuard no_grad;
-  const at::Device device = weights_.input_norm.device();
   const BlockForms forms = forms_of(weights_.projections);
-  Weights result{weights_.input_norm, weights_.post_attention_norm, {}};
+  Weights result{weights_.norms, {}};
   if (to_host) {
-    result.on_host = ops::empty_on_host({bytes_in_one_piece(forms)}, at::kByte, device);
+    result.on_host = ops::empty_on_host({bytes_in_one_piece(forms)}, at::kByte, device());
     result.projections = views_of(result.on_host, forms);
   }
-  for (size_t i = 0; i < kProjectionCount; ++i) {
+  for (size_t i = 0; i < forms.size(); ++i) {
     if (!to_host) {
-      result.projections[i] = empty_weight(forms[i], [&](at::IntArrayRef shape, at::ScalarType dtype) {
-        return at::empty(shape, at::TensorOptions().dtype(dtype).device(device));
-      });
+      result.projections.push_back(empty_weight(forms[i], [&](at::IntArrayRef shape, at::ScalarType dtype) {
+        return at::empty(shape, at::TensorOptions().dtype(dtype).device(device()));
+      }));
     }
     copy_weight(result.projections[i], weights_.projections[i]);
   }

@@ -24,6 +24,8 @@ struct SegmentState : torch::CustomClassHolder {
   std::vector<DecoderBlock::Adapters> adapters;  ///< Of the forward pass: others may be active when backward comes.
 };
 
+size_t linears_of(const SegmentState& state) { return state.adapters.front().size(); }
+
 /// Gives the segment's blocks the adapters of its forward pass, and takes them back.
 class AdaptersOfForward {
  public:
@@ -42,18 +44,21 @@ class AdaptersOfForward {
   std::vector<DecoderBlock::Adapters> others_;
 };
 
-constexpr size_t kTensorsOfSaved = 8 + kProjectionCount;
+/// @param linears  of a block.
+size_t tensors_of_saved(size_t linears) { return 8 + linears; }
 
-void append(variable_list& list, Saved saved) {
+void append(variable_list& list, Saved saved, size_t linears) {
   for (at::Tensor* tensor :
        {&saved.x, &saved.qkv, &saved.attention, &saved.lse, &saved.x2, &saved.rstd1, &saved.rstd2, &saved.gate_up}) {
     list.push_back(std::move(*tensor));
   }
+  saved.u.resize(linears);
   for (at::Tensor& u : saved.u) list.push_back(std::move(u));
 }
 
-Saved take(const variable_list& list, size_t first) {
+Saved take(const variable_list& list, size_t first, size_t linears) {
   Saved saved;
+  saved.u.resize(linears);
   size_t next = first;
   for (at::Tensor* tensor :
        {&saved.x, &saved.qkv, &saved.attention, &saved.lse, &saved.x2, &saved.rstd1, &saved.rstd2, &saved.gate_up}) {
@@ -71,7 +76,7 @@ struct SegmentFunction : torch::autograd::Function<SegmentFunction> {
     std::vector<Saved> saved;
     at::Tensor y = run_segment(*state->decoder, state->segment, x, *state->context, &saved);
     variable_list list;
-    for (Saved& one : saved) append(list, std::move(one));
+    for (Saved& one : saved) append(list, std::move(one), linears_of(*state));
     ctx->save_for_backward(std::move(list));
     ctx->saved_data["state"] = c10::IValue::make_capsule(state);
     return y;
@@ -85,13 +90,14 @@ struct SegmentFunction : torch::autograd::Function<SegmentFunction> {
     const AdaptersOfForward adapters_of_forward(state);
     const variable_list list = ctx->get_saved_variables();
     std::vector<Saved> saved;
-    for (size_t i = 0; i < list.size(); i += kTensorsOfSaved) saved.push_back(take(list, i));
+    const size_t linears = linears_of(state);
+    for (size_t i = 0; i < list.size(); i += tensors_of_saved(linears)) saved.push_back(take(list, i, linears));
 
     variable_list result(1);
     std::vector<DecoderBlock::Gradients> gradients;
     for (const DecoderBlock::Adapters& adapters : state.adapters) {
-      DecoderBlock::Gradients& own = gradients.emplace_back();
-      for (size_t p = 0; p < kProjectionCount; ++p) {
+      DecoderBlock::Gradients& own = gradients.emplace_back(adapters.size());
+      for (size_t p = 0; p < adapters.size(); ++p) {
         if (!adapters[p]) continue;
         own[p] = {at::zeros_like(adapters[p]->a), at::zeros_like(adapters[p]->b)};
         result.push_back(own[p].a);

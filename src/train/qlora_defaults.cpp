@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "format/config_json.hpp"
+#include "qlorapp/format/model_layout.hpp"
 
 namespace qlorapp {
 namespace {
@@ -94,12 +95,7 @@ void settle_qlora_defaults(TrainingArguments& args, LoraConfig& lora, const IsGi
 
 void settle_target_modules(LoraConfig& lora, const format::ModelConfig& model, const IsGiven& given) {
   if (!needs_names(given)) return;
-  std::vector<std::string> names;
-  for (const format::ModelParameter& layer : format::linear_layers(model)) {
-    const std::string name = layer.name.substr(layer.name.rfind('.') + 1);
-    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
-  }
-  lora.target_modules = NamesOrPattern(std::move(names));
+  lora.target_modules = NamesOrPattern(format::linear_words(model));
 }
 
 void set_rows_per_update(TrainingArguments& args, const IsGiven& given, int64_t rows, int64_t ranks) {

@@ -17,7 +17,7 @@
 #include "format/safetensors.hpp"
 #include "format/yaml.hpp"
 #include "qlorapp/format/adapter_config.hpp"
-#include "qlorapp/format/model_config.hpp"
+#include "qlorapp/format/model_layout.hpp"
 #include "qlorapp/format/quantization_config.hpp"
 
 using namespace qlorapp;
@@ -94,9 +94,12 @@ void yaml(const std::string& in) {
   std::cout << dump_python_json(results) << '\n';
 }
 
-Json shapes(const std::vector<ModelParameter>& parameters) {
+/// Of the linear layers, or of all others.
+Json shapes(const ModelConfig& config, bool linear) {
   Json json = Json::object();
-  for (const ModelParameter& parameter : parameters) json[parameter.name] = parameter.shape;
+  for (const Parameter& parameter : parameters(config)) {
+    if ((parameter.role == Role::kLinear) == linear) json[linear ? parameter.module : parameter.weight()] = parameter.shape;
+  }
   return json;
 }
 
@@ -116,8 +119,8 @@ void model_config(const std::string& folder) {
                {"eos_token_id", config.eos_token_ids},
                {"rope_type", llama3 ? "llama3" : "default"},
                {"rope_theta", config.rope.theta},
-               {"linear_layers", shapes(linear_layers(config))},
-               {"dense_parameters", shapes(dense_parameters(config))},
+               {"linear_layers", shapes(config, true)},
+               {"dense_parameters", shapes(config, false)},
                {"parameter_count", parameter_count(config)},
                {"inverse_frequencies", rope_inverse_frequencies(config)}};
   json["dtype"] = config.dtype ? Json(torch_name(*config.dtype)) : Json(nullptr);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/format/model_config.hpp"
+#include "qlorapp/format/model_layout.hpp"
 
 #include <string>
 #include <vector>
@@ -274,11 +274,11 @@ TEST_CASE("the parameters of Llama-3.2-1B are those that PEFT counts", "[format]
       parse(R"({"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":2048,"intermediate_size":8192,
     "num_hidden_layers":16,"num_attention_heads":32,"num_key_value_heads":8,"head_dim":64,"vocab_size":128256,"tie_word_embeddings":true})");
   REQUIRE(parameter_count(model) == 1'235'814'400);
-  const auto layers = linear_layers(model);
+  const auto layers = parameters(model, Role::kLinear);
   REQUIRE(layers.size() == 16 * 7);
-  REQUIRE(layers[8].name == "model.layers.1.self_attn.k_proj");
+  REQUIRE(layers[8].module == "model.layers.1.self_attn.k_proj");
   REQUIRE(layers[8].shape == std::vector<int64_t>{512, 2048});
-  REQUIRE(layers[13].name == "model.layers.1.mlp.down_proj");
+  REQUIRE(layers[13].module == "model.layers.1.mlp.down_proj");
   REQUIRE(layers[13].shape == std::vector<int64_t>{2048, 8192});
 }
 

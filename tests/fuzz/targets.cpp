@@ -33,6 +33,7 @@
 #include "qlorapp/format/adapter_config.hpp"
 #include "qlorapp/format/json.hpp"
 #include "qlorapp/format/model_config.hpp"
+#include "qlorapp/format/model_layout.hpp"
 #include "train/run_state_reader.hpp"
 
 namespace {

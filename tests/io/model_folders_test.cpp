@@ -30,9 +30,7 @@ namespace {
 
 /// Calls visit(name, weight) for each linear layer.
 void each_weight(const CausalLM& model, const std::function<void(const std::string&, const FrozenWeight&)>& visit) {
-  const std::vector<std::string> names = model.decoder().linear_names();
-  for (size_t i = 0; i < names.size(); ++i)
-    visit(names[i] + ".weight", model.blocks()[i / kProjectionCount].weights().projections[i % kProjectionCount]);
+  for (const format::Parameter& linear : model.decoder().linear_layers()) visit(linear.weight(), model.decoder().linear(linear));
 }
 
 void check_same_codes(const CausalLM& model, const CausalLM& other) {

@@ -7,6 +7,7 @@
 #include "catch.hpp"
 #include "core/check.hpp"
 #include "format/expect_error.hpp"
+#include "qlorapp/format/model_layout.hpp"
 #include "qlorapp/memory/gpu_table.hpp"
 #include "qlorapp/memory/known_models.hpp"
 

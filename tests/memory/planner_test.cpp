@@ -8,6 +8,7 @@
 #include "memory/plan_settings.hpp"
 #include "nn/decoder_block.hpp"
 #include "qlorapp/adapters/parameter_count.hpp"
+#include "qlorapp/format/model_layout.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
 #include "qlorapp/memory/plan_report.hpp"
 #include "qlorapp/memory/planner.hpp"
@@ -29,7 +30,7 @@ TEST_CASE("what never changes is what the shapes say") {
   const PlanSettings settings = settings_for("llama-3.2-1b");
   const MemoryPlan plan = plan_memory(settings);
   int64_t linear = 0;
-  for (const auto& layer : format::linear_layers(settings.model)) linear += layer.shape[0] * layer.shape[1];
+  for (const auto& layer : format::parameters(settings.model, format::Role::kLinear)) linear += layer.shape[0] * layer.shape[1];
   const auto backward = [&](MemoryUse use) { return part(plan, MemoryPhase::kBackward, use).count; };
   CHECK(backward(MemoryUse::kCodes) == linear / 2);
   // A byte in 64 elements, four in 16,384, and a mean of four a layer.
@@ -46,7 +47,7 @@ TEST_CASE("what is kept is what DecoderBlock's own table says, for every policy"
     const PlanSettings settings = settings_for("llama-3.2-1b", keep);
     const MemoryPlan plan = plan_memory(settings);
     const DecoderBlock::Shape shape{2048, 8192, 32, 8, 64, 1e-5};
-    const std::array<int64_t, kProjectionCount> ranks{16, 16, 16, 16, 16, 16, 16};
+    const std::vector<int64_t> ranks(7, 16);
     Bytes kept = DecoderBlock::kept_bytes(shape, 2048, keep, at::kBFloat16, ranks, /*stacked=*/true) * 16;
     kept += Bytes{2048 * 2048 * 2};  // and what the last norm reads
     CHECK(part(plan, MemoryPhase::kLoss, MemoryUse::kKept) >= kept);

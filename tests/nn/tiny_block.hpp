@@ -36,23 +36,22 @@ inline Both make_block(at::ScalarType dtype, std::array<bool, 7> targets = {true
                                                           {shape.intermediate, shape.hidden},
                                                           {shape.hidden, shape.intermediate}}};
   DecoderBlock::Weights weights;
-  weights.input_norm = (at::rand({shape.hidden}) + 0.5).to(dtype);
-  weights.post_attention_norm = (at::rand({shape.hidden}) + 0.5).to(dtype);
+  for (int i = 0; i < 2; ++i) weights.norms.push_back((at::rand({shape.hidden}) + 0.5).to(dtype));
   reference::Block dense{shape.heads,
                          shape.kv_heads,
                          shape.head_dim,
                          shape.rms_norm_eps,
-                         tests::values(weights.input_norm),
-                         tests::values(weights.post_attention_norm),
+                         tests::values(weights.norms[0]),
+                         tests::values(weights.norms[1]),
                          {},
                          {}};
   const Quantizer quantizer;
-  DecoderBlock::Adapters adapters;
+  DecoderBlock::Adapters adapters(7);
   for (size_t i = 0; i < 7; ++i) {
     const auto [out, in] = sizes[i];
     const QuantizedTensor quantized = quantizer.quantize(at::randn({out, in}) / std::sqrt(static_cast<double>(in)));
     dense.weights[i] = matrix(quantizer.dequantize(quantized, at::kFloat).to(dtype));
-    weights.projections[i] = FrozenWeight(quantized);
+    weights.projections.emplace_back(quantized);
     if (!targets[i]) continue;
     const at::ScalarType adapter_dtype = dtype == at::kDouble ? at::kDouble : at::kFloat;
     at::Tensor a = (at::randn({rank, in}) * 0.1).to(adapter_dtype), b = (at::randn({out, rank}) * 0.1).to(adapter_dtype);
@@ -99,8 +98,7 @@ inline std::vector<at::Device> devices() {
 inline qlorapp::DecoderBlock on(at::Device device, const qlorapp::DecoderBlock& block) {
   using namespace qlorapp;
   DecoderBlock::Weights weights = block.weights();
-  weights.input_norm = weights.input_norm.to(device);
-  weights.post_attention_norm = weights.post_attention_norm.to(device);
+  for (at::Tensor& norm : weights.norms) norm = norm.to(device);
   for (FrozenWeight& weight : weights.projections) weight = FrozenWeight(weight.quantized.to(device));
   DecoderBlock moved(block.shape(), std::move(weights), block.index());
   moved.adapters() = block.adapters();
@@ -116,7 +114,7 @@ inline qlorapp::StepContext on(at::Device device, qlorapp::StepContext context) 
 }
 
 inline qlorapp::DecoderBlock::Gradients zero_gradients(const qlorapp::DecoderBlock& block) {
-  qlorapp::DecoderBlock::Gradients gradients;
+  qlorapp::DecoderBlock::Gradients gradients(block.adapters().size());
   for (size_t i = 0; i < 7; ++i) {
     if (const auto& adapter = block.adapters()[i]) gradients[i] = {at::zeros_like(adapter->a), at::zeros_like(adapter->b)};
   }

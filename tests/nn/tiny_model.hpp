@@ -44,11 +44,10 @@ inline qlorapp::CausalLM make_model(at::ScalarType dtype, double dropout = 0, at
   const Quantizer quantizer;
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
     DecoderBlock::Weights block;
-    block.input_norm = (at::rand({d}) + 0.5).to(dtype).to(device);
-    block.post_attention_norm = (at::rand({d}) + 0.5).to(dtype).to(device);
+    for (int n = 0; n < 2; ++n) block.norms.push_back((at::rand({d}) + 0.5).to(dtype).to(device));
     for (size_t p = 0; p < 7; ++p) {
       const auto [out, in] = sizes[p];
-      block.projections[p] = FrozenWeight(quantizer.quantize(at::randn({out, in}) / std::sqrt(static_cast<double>(in))).to(device));
+      block.projections.emplace_back(quantizer.quantize(at::randn({out, in}) / std::sqrt(static_cast<double>(in))).to(device));
     }
     weights.blocks.push_back(std::move(block));
   }
@@ -94,14 +93,14 @@ inline Expected reference_loss_and_gradients(const qlorapp::CausalLM& model, con
   for (const DecoderBlock& block : model.blocks()) {
     const DecoderBlock::Weights& weights = block.weights();
     reference::Block& twin = dense.blocks.emplace_back(
-        reference::Block{6, 2, 8, 1e-5, tests::values(weights.input_norm), tests::values(weights.post_attention_norm), {}, {}});
+        reference::Block{6, 2, 8, 1e-5, tests::values(weights.norms[0]), tests::values(weights.norms[1]), {}, {}});
     for (size_t i = 0; i < 7; ++i) {
       twin.weights[i] = matrix(quantizer.dequantize(weights.projections[i].quantized, at::kFloat));
       if (const auto& adapter = block.adapters()[i]) twin.lora[i] = {matrix(adapter->a), matrix(adapter->b), adapter->scaling};
     }
   }
   const reference::Rows rows = reference_rows(make_context(batch.row_starts));
-  const auto found = reference::loss_and_gradients(dense, integers(batch.tokens), integers(batch.targets), rows);
+  const auto found = reference::loss_and_gradients(dense, integers(batch.tokens), integers(batch.targets), {rows});
   Expected expected{found.loss, {}};
   for (const reference::BlockGradients& block : found.blocks) {
     for (const auto& [a, b] : block.lora) {

@@ -121,7 +121,7 @@ TEST_CASE("a block's weights lie in one piece, and keep their bits on the way th
   block.replace_weights(block.moved(/*to_host=*/true));
   const at::Tensor piece = block.weights().on_host;
   REQUIRE(piece.numel() == bytes_in_one_piece(forms_of(before)));
-  for (size_t i = 0; i < kProjectionCount; ++i) {
+  for (size_t i = 0; i < before.size(); ++i) {
     const FrozenWeight& weight = block.weights().projections[i];
     REQUIRE(same(weight, before[i]));
     const at::Tensor& first = weight.quantized.defined() ? weight.quantized.packed : weight.dense;
@@ -130,7 +130,7 @@ TEST_CASE("a block's weights lie in one piece, and keep their bits on the way th
     REQUIRE((static_cast<const char*>(first.const_data_ptr()) - static_cast<const char*>(piece.const_data_ptr())) % 256 == 0);
   }
   block.replace_weights(block.moved(/*to_host=*/false));
-  for (size_t i = 0; i < kProjectionCount; ++i) REQUIRE(same(block.weights().projections[i], before[i]));
+  for (size_t i = 0; i < before.size(); ++i) REQUIRE(same(block.weights().projections[i], before[i]));
   REQUIRE_FALSE(block.weights().on_host.defined());
 }
 

@@ -101,6 +101,7 @@ TEST_CASE("values that depend on others follow those that are given", "[train][c
 
 TEST_CASE("layers_to_transform gets all linear layers by name", "[train][cpu]") {
   format::ModelConfig model;
+  model.family = &format::families().front();
   model.num_hidden_layers = 2;
   model.hidden_size = 8;
   model.intermediate_size = 16;

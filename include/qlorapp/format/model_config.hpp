@@ -11,38 +11,16 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "qlorapp/format/dtype.hpp"
+#include "qlorapp/format/family.hpp"
 #include "qlorapp/format/quantization_config.hpp"
 
 namespace qlorapp::format {
-
-/// A key whose every other value than null, false, "empty" and `neutral` changes the result.
-struct RefusedKey {
-  std::string_view key;
-  double neutral;
-  std::string_view reason;
-};
-
-/// One row a family. The defaults are those of its transformers config class, for keys that a file leaves out.
-struct Family {
-  std::string_view architecture;  ///< Entry of "architectures".
-  std::string_view model_type;
-  bool tie_word_embeddings;
-  double rms_norm_eps;
-  double rope_theta;
-  int64_t max_position_embeddings;
-  std::span<const std::string_view> ignored_keys;  ///< On top of those that change nothing in any family.
-  std::span<const RefusedKey> refused_keys;        ///< On top of those that no family here supports.
-};
-
-/// The table.
-[[nodiscard]] std::span<const Family> families();
 
 struct RopeSettings {
   enum class Type { kDefault, kLlama3 };
@@ -84,22 +62,6 @@ struct ModelConfig {
 /// Every field that enters the computation, by its name in config.json (those of the rope settings: "rope_…"), with its value as JSON.
 /// Fields that a rope type does not read are null. Two configs that agree in them compute the same from the same weights.
 [[nodiscard]] std::vector<std::pair<std::string, std::string>> computed_fields(const ModelConfig& config);
-
-/// A parameter by its Hugging Face name, e.g. "model.layers.0.self_attn.q_proj.weight", with its shape.
-struct ModelParameter {
-  std::string name;
-  std::vector<int64_t> shape;
-};
-
-/// The layers that QLoRA quantizes, in the order of the forward pass, as module names (no ".weight") with shape (out, in):
-/// q, k, v, o, gate, up and down of each block. Not the head.
-[[nodiscard]] std::vector<ModelParameter> linear_layers(const ModelConfig& config);
-
-/// Everything else that a checkpoint of this model holds: embedding, norms, and the head unless it is tied to the embedding.
-[[nodiscard]] std::vector<ModelParameter> dense_parameters(const ModelConfig& config);
-
-/// Number of parameters; a tied head counts once.
-[[nodiscard]] int64_t parameter_count(const ModelConfig& config);
 
 /// The angle by which each pair of a head's elements turns from one position to the next: head_dim / 2 values,
 ///     default   f_i = theta^(-2i / head_dim)

@@ -15,9 +15,6 @@ from ..nn import Params4bit
 
 _log = logging.getLogger("qlorapp")
 
-#: Paths of a block's linear layers, in the order of transformers' module tree.
-PROJECTIONS = tuple(f"self_attn.{name}_proj" for name in "qkvo") + tuple(f"mlp.{name}_proj" for name in ("gate", "up", "down"))
-
 
 @dataclasses.dataclass(frozen=True)
 class Place:
@@ -82,11 +79,11 @@ class Engine:
         self.enabled = True
         self.places: list[Place] = []
         self.projections: list[Place] = []
+        linear = set(core.linear_names())
         for path, module in model.named_modules():
             for name in module._modules:
                 place = Place.of(f"{path}.{name}" if path else name, module)
-                is_projection = place.path.startswith("model.layers.") and place.path.split(".", 3)[-1] in PROJECTIONS
-                (self.projections if is_projection else self.places).append(place)
+                (self.projections if place.path in linear else self.places).append(place)
         self.base = [
             Frozen(f"{path}.{name}" if path else name, module._parameters, name, parameter, parameter.data_ptr())
             for path, module in model.named_modules()

@@ -1,19 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
+// What of a config enters the computation.
 #include <cmath>
 #include <numbers>
 
 #include <nlohmann/json.hpp>
 
-#include "core/check.hpp"
 #include "qlorapp/format/json.hpp"
 #include "qlorapp/format/model_config.hpp"
 
 namespace qlorapp::format {
-namespace {
-
-std::string block_name(int64_t layer) { return message("model.layers.{}.", layer); }
-
-}  // namespace
 
 std::vector<std::pair<std::string, std::string>> computed_fields(const ModelConfig& config) {
   const auto text = [](const auto& value) { return Json(value).dump(); };
@@ -36,49 +31,6 @@ std::vector<std::pair<std::string, std::string>> computed_fields(const ModelConf
           {"rope_low_freq_factor", if_scaled(rope.low_freq_factor)},
           {"rope_high_freq_factor", if_scaled(rope.high_freq_factor)},
           {"rope_original_max_position_embeddings", if_scaled(rope.original_max_position_embeddings)}};
-}
-
-std::vector<ModelParameter> linear_layers(const ModelConfig& config) {
-  const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
-  const int64_t queries = config.num_attention_heads * config.head_dim, keys = config.num_key_value_heads * config.head_dim;
-  std::vector<ModelParameter> layers;
-  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    const std::string block = block_name(layer);
-    layers.push_back({block + "self_attn.q_proj", {queries, hidden}});
-    layers.push_back({block + "self_attn.k_proj", {keys, hidden}});
-    layers.push_back({block + "self_attn.v_proj", {keys, hidden}});
-    layers.push_back({block + "self_attn.o_proj", {hidden, queries}});
-    layers.push_back({block + "mlp.gate_proj", {inner, hidden}});
-    layers.push_back({block + "mlp.up_proj", {inner, hidden}});
-    layers.push_back({block + "mlp.down_proj", {hidden, inner}});
-  }
-  return layers;
-}
-
-std::vector<ModelParameter> dense_parameters(const ModelConfig& config) {
-  std::vector<ModelParameter> parameters{{"model.embed_tokens.weight", {config.vocab_size, config.hidden_size}}};
-  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    parameters.push_back({block_name(layer) + "input_layernorm.weight", {config.hidden_size}});
-    parameters.push_back({block_name(layer) + "post_attention_layernorm.weight", {config.hidden_size}});
-  }
-  parameters.push_back({"model.norm.weight", {config.hidden_size}});
-  if (!config.tie_word_embeddings) parameters.push_back({"lm_head.weight", {config.vocab_size, config.hidden_size}});
-  return parameters;
-}
-
-int64_t parameter_count(const ModelConfig& config) {
-  int64_t count = 0;  // the bounds keep each product below 2^55
-  const auto add = [&](const std::vector<ModelParameter>& parameters) {
-    for (const ModelParameter& parameter : parameters) {
-      int64_t numel = 1;
-      for (const int64_t size : parameter.shape) numel *= size;
-      QLORAPP_CHECK_VALUE(!__builtin_add_overflow(count, numel, &count),
-                          "[model] the number of parameters must be below 2^63; it is not.");
-    }
-  };
-  add(linear_layers(config));
-  add(dense_parameters(config));
-  return count;
 }
 
 std::vector<float> rope_inverse_frequencies(const ModelConfig& config) {

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a model consists of: the one list of its parameters, made of its family's row. Loading, checks, quantization, saving, merging, fingerprints, plans, counts and
+/// adapter names are loops over it. Torch-free.
+///
+/// Source: the module tree of transformers' model of the family.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "qlorapp/format/family.hpp"
+#include "qlorapp/format/model_config.hpp"
+
+namespace qlorapp::format {
+
+struct Parameter {
+  std::string module;          ///< Path in the module tree: "model.layers.0.self_attn.q_proj".
+  std::vector<int64_t> shape;  ///< Of the weight: (out, in) of a linear layer, (rows, width) of a table, (width) of a norm.
+  Role role = Role::kLinear;
+  int64_t layer = -1;  ///< The block that it belongs to; -1: none.
+  size_t slot = 0;     ///< Its place among the parameters of its role in its block.
+
+  /// Its name in a checkpoint.
+  [[nodiscard]] std::string weight() const { return module + ".weight"; }
+  [[nodiscard]] int64_t numel() const;
+};
+
+/// Every parameter: the tables, then block by block norms and linear layers in the order of the forward pass, then the last norm. A head that is
+/// tied to the embedding is none.
+[[nodiscard]] std::vector<Parameter> parameters(const ModelConfig& config);
+
+/// Those of one role, in the same order.
+[[nodiscard]] std::vector<Parameter> parameters(const ModelConfig& config, Role role);
+
+/// How many of a role one block has.
+[[nodiscard]] size_t slots(const ModelConfig& config, Role role);
+
+/// The last words of the linear layers' names, "q_proj" first: what target_modules may name.
+[[nodiscard]] std::vector<std::string> linear_words(const ModelConfig& config);
+
+/// Elements of all parameters. @throws ValueError from 2^63 on.
+[[nodiscard]] int64_t parameter_count(const ModelConfig& config);
+
+}  // namespace qlorapp::format
