@@ -8,6 +8,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include <cmath>
+#include <utility>
+#include <vector>
 
 #include "catch.hpp"
 #include "nn/tiny_block.hpp"
@@ -36,6 +38,47 @@ Run run(const DecoderBlock& block, const StepContext& context, const at::Tensor&
 
 const std::vector<int64_t> kRows{0, 5, 6, 17};
 
+struct Option {
+  const char* name;
+  void (*set)(reference::Block&);
+};
+
+reference::Values random_values(int64_t n) { return tests::values(at::rand({n}, at::kDouble) + 0.5); }
+
+/// What families other than Llama do, one after the other, and what one of them does together.
+const std::vector<Option>& options() {
+  using reference::Block;
+  static const std::vector<Option> all{
+      {"Llama", [](Block&) {}},
+      {"1 + weight", [](Block& b) { b.one_plus = true; }},
+      {"biases",
+       [](Block& b) {
+         for (size_t i = 0; i < 7; ++i) b.bias[i] = random_values(b.weights[i].rows());
+       }},
+      {"norms of heads", [](Block& b) { b.q_norm = random_values(b.head_dim), b.k_norm = random_values(b.head_dim); }},
+      {"norms behind the parts", [](Block& b) { b.after_attention = random_values(48), b.after_mlp = random_values(48); }},
+      {"norms behind the parts alone",
+       [](Block& b) {
+         b.after_attention = std::exchange(b.input_norm, {});
+         b.after_mlp = std::exchange(b.post_attention_norm, {});
+       }},
+      {"scales", [](Block& b) { b.attention_scale = 0.11, b.residual_factor = 0.7; }},
+      {"window", [](Block& b) { b.window = 3; }},
+      {"interleaved pairs", [](Block& b) { b.rotary.interleaved = true; }},
+      {"half of the pairs", [](Block& b) { b.rotary.width = b.head_dim / 2; }},
+      {"tanh-GELU", [](Block& b) { b.activation = reference::Activation::kGeluTanh; }},
+      {"Gemma 3's",
+       [](Block& b) {
+         b.one_plus = true;
+         b.q_norm = random_values(b.head_dim), b.k_norm = random_values(b.head_dim);
+         b.after_attention = random_values(48), b.after_mlp = random_values(48);
+         b.attention_scale = 0.11, b.window = 4;
+         b.activation = reference::Activation::kGeluTanh;
+       }},
+  };
+  return all;
+}
+
 /// Where inputs go that are kept on the host; a CPU has no such place.
 std::shared_ptr<InputOffload> offload_of(at::Device device) {
   return device.is_cpu() ? nullptr : std::make_shared<InputOffload>(std::make_shared<PinnedRing>(device));
@@ -47,6 +90,9 @@ TEST_CASE("the gradients of the plain dense block are the slopes of its output",
   const std::array<bool, 7> targets = GENERATE(std::array<bool, 7>{true, true, true, true, true, true, true},
                                                std::array<bool, 7>{true, false, false, true, false, true, false});
   reference::Block block = tiny::make_block(at::kDouble, targets).reference;
+  const auto [name, option] = GENERATE(from_range(options()));
+  CAPTURE(name);
+  option(block);
   const reference::Rows rows = tiny::reference_rows(tiny::make_context(kRows));
   reference::Matrix x = tiny::matrix(at::randn({17, 48}, at::kDouble));
   const reference::Matrix dy = tiny::matrix(at::randn({17, 48}, at::kDouble));
@@ -69,6 +115,39 @@ TEST_CASE("the gradients of the plain dense block are the slopes of its output",
     if (!targets[i]) continue;
     require_slope(block.lora[i].a, gradients.lora[i].a);
     require_slope(block.lora[i].b, gradients.lora[i].b);
+  }
+}
+
+TEST_CASE("the gradients of the plain dense model are the slopes of its loss", "[nn][cpu]") {
+  const auto logits = GENERATE(reference::Logits{}, reference::Logits{0.5, 0}, reference::Logits{2, 3});
+  reference::Model model{tiny::matrix(at::randn({31, 48}, at::kDouble)),
+                         {},
+                         random_values(48),
+                         1e-5,
+                         tiny::matrix(at::randn({31, 48}, at::kDouble) * 0.3),
+                         /*one_plus=*/true,
+                         /*embedding_factor=*/1.7,
+                         logits};
+  for (int i = 0; i < 2; ++i) model.blocks.push_back(tiny::make_block(at::kDouble).reference);
+  std::vector<reference::Rows> rows(2, tiny::reference_rows(tiny::make_context(kRows)));
+  std::swap(rows[1].cos, rows[1].sin);  // another table: turned by a quarter less
+  const std::vector<int64_t> tokens = tiny::integers(at::randint(31, {17}, at::kLong));
+  std::vector<int64_t> targets = tiny::integers(at::randint(31, {17}, at::kLong));
+  targets[2] = targets[9] = -100;
+  const auto gradients = reference::loss_and_gradients(model, tokens, targets, rows);
+  for (size_t block = 0; block < 2; ++block) {
+    for (size_t i = 0; i < 7; ++i) {
+      reference::Matrix& place = model.blocks[block].lora[i].b;
+      const reference::Matrix middle = place, direction = tiny::matrix(at::randn({place.rows(), place.cols()}, at::kDouble));
+      const auto at_distance = [&](double distance) {
+        place = middle + distance * direction;
+        return reference::loss_and_gradients(model, tokens, targets, rows).loss;
+      };
+      const double slope = (at_distance(1e-5) - at_distance(-1e-5)) / 2e-5;
+      place = middle;
+      const reference::Matrix& gradient = gradients.blocks[block].lora[i].b;
+      REQUIRE(std::abs(slope - gradient.cwiseProduct(direction).sum()) < 1e-6 * gradient.norm() * direction.norm());
+    }
   }
 }
 
