@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "command_defaults.hpp"
 
-#include <array>
 #include <optional>
 
 #include "core/check.hpp"
@@ -13,17 +12,6 @@
 
 namespace qlorapp::cli {
 namespace {
-
-/// What a checkpoint decides beside the defaults themselves: what memory_budget, auto_find_batch_size and a plan chose.
-constexpr std::array<std::string_view, 9> kChosenByPlan{"gradient_accumulation_steps",
-                                                        "gradient_checkpointing",
-                                                        "checkpoint_keep",
-                                                        "loss_chunk_rows",
-                                                        "mlp_tile_rows",
-                                                        "weight_workspace",
-                                                        "embedding_on_host",
-                                                        "base_on_host",
-                                                        "base_sharding"};
 
 /// Takes the values of `from` that are no option of this command line. @returns "r 8, lora_alpha 8": those that change.
 template <class Config>
@@ -86,7 +74,7 @@ void CommandDefaults::follow_checkpoint(const std::string& folder, TrainingArgum
   if (!changes.empty()) log_info(message("resume: as in {}: {}", folder, changes));
   args = std::move(followed);
   lora = std::move(followed_adapter);
-  // What the checkpoint decided is as good as given.
+  // Nothing below may change these: the checkpoint decides them.
   for (const char* name : {"per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing"})
     given_.emplace(name);
 }

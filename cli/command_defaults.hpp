@@ -3,6 +3,7 @@
 /// checkpoint decides (train/qlora_defaults.hpp).
 #pragma once
 
+#include <array>
 #include <set>
 #include <string>
 #include <string_view>
@@ -16,6 +17,17 @@
 #include "train/qlora_defaults.hpp"
 
 namespace qlorapp::cli {
+
+/// Options that memory_budget, auto_find_batch_size or a plan chooses. A checkpoint decides them for a resumed run.
+inline constexpr std::array<std::string_view, 9> kChosenByPlan{"gradient_accumulation_steps",
+                                                               "gradient_checkpointing",
+                                                               "checkpoint_keep",
+                                                               "loss_chunk_rows",
+                                                               "mlp_tile_rows",
+                                                               "weight_workspace",
+                                                               "embedding_on_host",
+                                                               "base_on_host",
+                                                               "base_sharding"};
 
 class CommandDefaults {
  public:
@@ -32,7 +44,7 @@ class CommandDefaults {
   }
   /// With layers_to_transform: the names of this model's linear layers.
   void settle_targets(LoraConfig& lora, const format::ModelConfig& model) const;
-  /// A resumed run goes on with the values of its checkpoint, whatever the defaults are now, unless they are given. Logs those that differ.
+  /// Takes the values that are not given from the checkpoint that a run resumes from, even if a default has changed. Logs those that differ.
   /// A checkpoint that cannot be read changes nothing: resuming from it reports the damage.
   /// @param ranks  processes of the run: only several divide the base.
   void follow_checkpoint(const std::string& folder, TrainingArguments& args, LoraConfig& lora, int64_t ranks);

@@ -21,7 +21,7 @@ struct ConfigEntry {
   format::YamlNode node;  ///< Of YAML.
   bool is_yaml = false;
 
-  /// What the value means for this option. YAML's text without quotes is read as on the command line, by the option's type: `1e-4` is a number
+  /// Reads the value by the option's type. YAML's text without quotes is read as on the command line: `1e-4` is a number
   /// for a rate and text for a name, `no` is false for a switch and "no" for a strategy. A missing value, ~ and null are null.
   /// @throws FormatError naming the place.
   [[nodiscard]] format::Json value_for(const CommandOption& option) const;

@@ -216,21 +216,9 @@ constexpr std::array<std::string_view, 22> kAlwaysWritten{"per_device_train_batc
                                                           "lora_dropout",
                                                           "target_modules",
                                                           "use_rslora"};
-/// Chosen for the card and the deadline.
-constexpr std::array<std::string_view, 14> kPlanned{"per_device_train_batch_size",
-                                                    "per_device_eval_batch_size",
-                                                    "gradient_accumulation_steps",
-                                                    "gradient_checkpointing",
-                                                    "checkpoint_keep",
-                                                    "loss_chunk_rows",
-                                                    "mlp_tile_rows",
-                                                    "weight_workspace",
-                                                    "embedding_on_host",
-                                                    "base_on_host",
-                                                    "base_sharding",
-                                                    "bf16",
-                                                    "fp16",
-                                                    "num_train_epochs"};
+/// Chosen for the card and the deadline, beside kChosenByPlan.
+constexpr std::array<std::string_view, 5> kPlanned{"per_device_train_batch_size", "per_device_eval_batch_size", "bf16", "fp16",
+                                                   "num_train_epochs"};
 
 /// The values of a run in two parts: given or planned, and assumed.
 template <class Config>
@@ -243,7 +231,7 @@ void put_values(const Config& config, const IsGiven& given, format::Json& decide
     if (key == "output_dir" || key == "memory_budget") continue;
     if (value == defaults[key] && !given(key) && !is_in(key, kAlwaysWritten)) continue;
     if (key == "assistant_only_loss" && !given(key)) continue;  // train: where rows have turns
-    (given(key) || is_in(key, kPlanned) ? decided : assumed)[key] = value;
+    (given(key) || is_in(key, kPlanned) || is_in(key, kChosenByPlan) ? decided : assumed)[key] = value;
   }
 }
 

@@ -10,7 +10,7 @@
 
 namespace qlorapp::format {
 
-/// What a parameter is for. QLoRA quantizes those of kLinear.
+/// Use of a parameter. QLoRA quantizes kLinear.
 enum class Role : uint8_t { kEmbedding, kNorm, kLinear, kHead };
 
 /// Extents that a config gives: hidden_size, heads * head_dim, kv_heads * head_dim, intermediate_size.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a model consists of: the one list of its parameters, made of its family's row. Loading, checks, quantization, saving, merging, fingerprints, plans, counts and
-/// adapter names are loops over it. Torch-free.
+/// The parameters of a model, listed once from its family's row. Loading, checks, quantization, saving, merging, fingerprints, plans, counts
+/// and adapter names loop over this list. Torch-free.
 ///
 /// Source: the module tree of transformers' model of the family.
 #pragma once
