@@ -47,9 +47,11 @@ FrozenWeight FrozenWeight::to(at::Device device) const {
   return quantized.defined() ? FrozenWeight(quantized.to(device)) : FrozenWeight(dense.to(device));
 }
 
-void FrozenWeight::forward_out(at::Tensor& y, const at::Tensor& x) const {
+void FrozenWeight::forward_out(at::Tensor& y, const at::Tensor& x, bool accumulate) const {
   if (quantized.defined()) {
-    linear_4bit_out(y, x, quantized, /*transpose=*/false, /*accumulate=*/false);
+    linear_4bit_out(y, x, quantized, /*transpose=*/false, accumulate);
+  } else if (accumulate) {
+    add_product(y, x, dense.t());
   } else {
     product_into(y, x, dense.t());
   }
@@ -70,11 +72,14 @@ at::Tensor lora_input_product(const at::Tensor& x, const LoraAdapter& adapter, c
 }
 
 at::Tensor lora_projection_forward(at::Tensor& y, const at::Tensor& x, const FrozenWeight& weight, const LoraAdapter* adapter,
-                                   const std::optional<DropoutKey>& dropout) {
-  weight.forward_out(y, x);
+                                   const std::optional<DropoutKey>& dropout, const at::Tensor& bias) {
+  const bool scaled = adapter != nullptr && adapter->magnitude.defined();
+  const bool begins_as_bias = bias.defined() && !scaled;
+  if (begins_as_bias && !y.is_meta()) y.copy_(bias.expand_as(y));
+  weight.forward_out(y, x, begins_as_bias);
   if (adapter == nullptr) return {};
   const at::Tensor b = in_dtype(adapter->b, x.scalar_type());
-  if (!adapter->magnitude.defined()) {
+  if (!scaled) {
     at::Tensor u = lora_input_product(x, *adapter, dropout);
     add_product(y, u, b.t(), adapter->scaling);
     return u;
@@ -85,11 +90,13 @@ at::Tensor lora_projection_forward(at::Tensor& y, const at::Tensor& x, const Fro
   if (!drops(*adapter, dropout)) {
     add_product(y, u, b.t(), adapter->scaling);
     y.mul_(scale);
+    if (bias.defined()) y.add_(bias);
     return u;
   }
   at::Tensor base = at::empty({x.size(0), weight.out_features()}, x.options());
   weight.forward_out(base, input);
   y.add_(base * (scale - 1)).add_(at::mm(u, b.t()) * (scale * adapter->scaling));
+  if (bias.defined()) y.add_(bias);
   return u;
 }
 

@@ -37,9 +37,9 @@ struct LoraGradients {
 void add_transposed_product(const at::Tensor& gradient, const at::Tensor& left, const at::Tensor& right, double scale);
 
 /// Writes y; returns u, (M, r) in the dtype of x, for the backward pass. Without an adapter u is undefined.
-/// @param y  (M, out), may be a column slice. Does not synchronize.
+/// @param y  (M, out), may be a column slice. Does not synchronize.  @param bias  (out), frozen; a magnitude does not scale it.
 at::Tensor lora_projection_forward(at::Tensor& y, const at::Tensor& x, const FrozenWeight& weight, const LoraAdapter* adapter,
-                                   const std::optional<DropoutKey>& dropout);
+                                   const std::optional<DropoutKey>& dropout, const at::Tensor& bias = {});
 
 /// u alone: drop(x)·Aᵀ in the dtype of x. What a recompute that stops before the projection still needs.
 [[nodiscard]] at::Tensor lora_input_product(const at::Tensor& x, const LoraAdapter& adapter,

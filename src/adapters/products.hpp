@@ -8,9 +8,10 @@
 
 namespace qlorapp {
 
-/// y = a · b.
-inline void product_into(at::Tensor& y, const at::Tensor& a, const at::Tensor& b) {
-  if (!y.is_meta()) at::mm_out(y, a, b);
+/// y = a · b, plus a bias for each column if there is one.
+inline void product_into(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias = {}) {
+  if (y.is_meta()) return;
+  bias.defined() ? at::addmm_out(y, bias, a, b) : at::mm_out(y, a, b);
 }
 
 /// y += alpha · a · b.

@@ -10,27 +10,45 @@
 
 namespace qlorapp::format {
 
+namespace {
+
+/// Keys that runs did not record before the engine computed them: absent and false are the same.
+bool is_newer(std::string_view key) { return key == "attention_bias" || key == "mlp_bias"; }
+
+}  // namespace
+
 std::vector<std::pair<std::string, std::string>> computed_fields(const ModelConfig& config) {
   const auto text = [](const auto& value) { return Json(value).dump(); };
+  std::vector<std::pair<std::string, std::string>> all{{"model_type", text(std::string(config.family->model_type))}};
+  for (const ConfigField& field : config_fields()) {
+    if (field.key == "max_position_embeddings") continue;  // unless llama3 scales from it, which its own field says
+    const std::string value = std::visit([&](auto member) { return text(config.*member); }, field.member);
+    if (!is_newer(field.key) || value != "false") all.emplace_back(field.key, value);
+  }
   const RopeSettings& rope = config.rope;
   const bool scaled = rope.type == RopeSettings::Type::kLlama3;
   const auto if_scaled = [&](const auto& value) { return scaled ? text(value) : std::string("null"); };
-  return {{"model_type", text(std::string(config.family->model_type))},
-          {"hidden_size", text(config.hidden_size)},
-          {"intermediate_size", text(config.intermediate_size)},
-          {"num_hidden_layers", text(config.num_hidden_layers)},
-          {"num_attention_heads", text(config.num_attention_heads)},
-          {"num_key_value_heads", text(config.num_key_value_heads)},
-          {"head_dim", text(config.head_dim)},
-          {"vocab_size", text(config.vocab_size)},
-          {"rms_norm_eps", text(config.rms_norm_eps)},
-          {"tie_word_embeddings", text(config.tie_word_embeddings)},
-          {"rope_type", text(scaled ? "llama3" : "default")},
-          {"rope_theta", text(rope.theta)},
-          {"rope_factor", if_scaled(rope.factor)},
-          {"rope_low_freq_factor", if_scaled(rope.low_freq_factor)},
-          {"rope_high_freq_factor", if_scaled(rope.high_freq_factor)},
-          {"rope_original_max_position_embeddings", if_scaled(rope.original_max_position_embeddings)}};
+  all.insert(all.end(), {{"rope_type", text(scaled ? "llama3" : "default")},
+                         {"rope_theta", text(rope.theta)},
+                         {"rope_factor", if_scaled(rope.factor)},
+                         {"rope_low_freq_factor", if_scaled(rope.low_freq_factor)},
+                         {"rope_high_freq_factor", if_scaled(rope.high_freq_factor)},
+                         {"rope_original_max_position_embeddings", if_scaled(rope.original_max_position_embeddings)}});
+  if (!config.layers.empty()) {
+    Json windows = Json::array();
+    for (const LayerOptions& layer : config.layers) windows.push_back(layer.window);
+    all.emplace_back("windows", windows.dump());
+  }
+  return all;
+}
+
+std::vector<std::string> computed_keys() {
+  std::vector<std::string> keys{"hidden_act",  "rope_parameters", "rope_scaling",       "rope_theta",
+                                "layer_types", "sliding_window",  "use_sliding_window", "max_window_layers"};
+  for (const ConfigField& field : config_fields()) {
+    if (field.key != "max_position_embeddings") keys.emplace_back(field.key);
+  }
+  return keys;
 }
 
 std::vector<float> rope_inverse_frequencies(const ModelConfig& config) {

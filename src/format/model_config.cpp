@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "format/file_reader.hpp"
 #include "json_fields.hpp"
@@ -13,6 +14,7 @@ namespace {
 
 constexpr const char* kOriginalLength = "original_max_position_embeddings";
 constexpr size_t kMaxConfigBytes = size_t{16} << 20;
+constexpr const char *kFull = "full_attention", *kSliding = "sliding_attention";
 
 /// Bounds far beyond any model, so that products of two sizes stay within 64 bits.
 constexpr int64_t kMaxWidth = int64_t{1} << 24, kMaxLayers = 10'000, kMaxHeads = int64_t{1} << 16,
@@ -42,7 +44,7 @@ const Family& family_of(JsonFields& fields) {
 }
 
 /// Merges the two shapes that transformers wrote over time; where both are there they must agree.
-RopeSettings rope_of(JsonFields& fields, const Family& family, int64_t max_positions) {
+RopeSettings rope_of(JsonFields& fields, double default_theta, int64_t max_positions) {
   RopeSettings rope;
   const Json* scaling = fields.value("rope_scaling");
   const Json* parameters = fields.value("rope_parameters");
@@ -58,7 +60,7 @@ RopeSettings rope_of(JsonFields& fields, const Family& family, int64_t max_posit
   if (outer_theta && inner_theta && *outer_theta != *inner_theta) {
     fields.fail("rope_theta", "must not contradict the rope settings", Json(*outer_theta), "Keep one of them.");
   }
-  rope.theta = inner_theta ? *inner_theta : outer_theta.value_or(family.rope_theta);
+  rope.theta = inner_theta ? *inner_theta : outer_theta.value_or(default_theta);
   if (!(rope.theta > 0)) fields.fail("rope_theta", "must be above 0", Json(rope.theta));
 
   const auto new_type = inner.text("rope_type"), old_type = inner.text("type");
@@ -128,49 +130,118 @@ std::vector<int64_t> eos_of(JsonFields& fields, int64_t vocabulary) {
   return ids;
 }
 
-}  // namespace
+void read(ModelConfig& config, JsonFields& fields, const ConfigField& field) {
+  const auto found = [&](auto value) {
+    if (field.required) value = fields.required(field.key, std::move(value));
+    return value;
+  };
+  if (const auto* const integer = std::get_if<int64_t ModelConfig::*>(&field.member)) {
+    const auto value = found(fields.integer(field.key, static_cast<int64_t>(field.least), static_cast<int64_t>(field.most)));
+    if (value) config.** integer = *value;
+  } else if (const auto* const number = std::get_if<double ModelConfig::*>(&field.member)) {
+    const auto value = found(fields.number(field.key));
+    if (value && !(*value > field.least && *value < field.most))
+      fields.fail(field.key, message("must be between {} and {}", field.least, field.most), Json(*value));
+    if (value) config.** number = *value;
+  } else if (const auto value = found(fields.boolean(field.key))) {
+    config.*std::get<bool ModelConfig::*>(field.member) = *value;
+  }
+}
 
-ModelConfig parse_model_config(std::string_view text, std::string_view where) {
-  const Json json = parse_json(text, where, {.max_bytes = kMaxConfigBytes, .max_depth = 16});
-  JsonFields fields(json, std::string(where));
-  ModelConfig config;
-  config.family = &family_of(fields);
-  const Family& family = *config.family;
-  config.hidden_size = fields.required_integer("hidden_size", 1, kMaxWidth);
-  config.intermediate_size = fields.required_integer("intermediate_size", 1, kMaxWidth);
-  config.num_hidden_layers = fields.required_integer("num_hidden_layers", 1, kMaxLayers);
-  config.num_attention_heads = fields.required_integer("num_attention_heads", 1, kMaxHeads);
-  config.num_key_value_heads = fields.integer("num_key_value_heads", 1, kMaxHeads).value_or(config.num_attention_heads);
-  config.vocab_size = fields.required_integer("vocab_size", 1, kMaxVocabulary);
-  config.max_position_embeddings =
-      fields.integer("max_position_embeddings", 1, kMaxPositions).value_or(family.max_position_embeddings);
+/// What a config leaves out and its other keys say; and what no single key can tell.
+void settle_heads(ModelConfig& config, JsonFields& fields) {
+  if (config.num_key_value_heads == 0) config.num_key_value_heads = config.num_attention_heads;
   if (config.num_attention_heads % config.num_key_value_heads != 0) {
     fields.fail("num_key_value_heads", message("must divide num_attention_heads, {}", config.num_attention_heads),
                 Json(config.num_key_value_heads));
   }
-  const auto head_dim = fields.integer("head_dim", 1, kMaxWidth);
-  if (!head_dim && config.hidden_size % config.num_attention_heads != 0) {
+  if (config.head_dim == 0 && config.hidden_size % config.num_attention_heads != 0) {
     fields.fail("num_attention_heads", message("must divide hidden_size, {}, where head_dim is absent", config.hidden_size),
                 Json(config.num_attention_heads));
   }
-  config.head_dim = head_dim.value_or(config.hidden_size / config.num_attention_heads);
+  if (config.head_dim == 0) config.head_dim = config.hidden_size / config.num_attention_heads;
   if (config.head_dim % 2 != 0)
     fields.fail("head_dim", "must be even, because rotary embeddings rotate pairs", Json(config.head_dim));
   if (config.num_attention_heads * config.head_dim > kMaxWidth) {
     fields.fail("head_dim", message("times num_attention_heads must be at most {}", kMaxWidth), Json(config.head_dim));
   }
-  config.rms_norm_eps = fields.number("rms_norm_eps").value_or(family.rms_norm_eps);
-  if (!(config.rms_norm_eps > 0 && config.rms_norm_eps < 1))
-    fields.fail("rms_norm_eps", "must be between 0 and 1", Json(config.rms_norm_eps));
-  config.tie_word_embeddings = fields.boolean("tie_word_embeddings").value_or(family.tie_word_embeddings);
-  config.rope = rope_of(fields, family, config.max_position_embeddings);
+}
+
+/// By layer_types, or else by the family's rule; empty if every layer attends to all earlier positions.
+std::vector<LayerOptions> layers_of(const ModelConfig& config, JsonFields& fields) {
+  const int64_t window = fields.integer("sliding_window", 0, kMaxPositions).value_or(0);
+  const bool uses = fields.boolean("use_sliding_window").value_or(config.family->window_rule == WindowRule::kAll);
+  const int64_t first = config.family->window_rule == WindowRule::kAll
+                            ? 0
+                            : fields.integer("max_window_layers", 0, kMaxLayers).value_or(config.num_hidden_layers);
+  const auto types = fields.texts("layer_types");
+  if (types && std::ssize(*types) != config.num_hidden_layers) {
+    fields.fail("layer_types", message("must have an entry for each of the {} layers", config.num_hidden_layers),
+                Json(types->size()));
+  }
+  std::vector<LayerOptions> layers(static_cast<size_t>(config.num_hidden_layers));
+  bool slides = false;
+  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+    const std::string type = types ? (*types)[static_cast<size_t>(i)] : uses && window > 0 && i >= first ? kSliding : kFull;
+    if (type != kFull && type != kSliding) fields.fail("layer_types", message("must be {} or {}", kFull, kSliding), Json(type));
+    if (type == kFull) continue;
+    if (window == 0 || !uses) fields.fail("layer_types", "needs a sliding_window that is in use", Json(type));
+    layers[static_cast<size_t>(i)].window = window;
+    slides = true;
+  }
+  return slides ? layers : std::vector<LayerOptions>{};
+}
+
+}  // namespace
+
+std::span<const ConfigField> config_fields() {
+  static constexpr std::array<ConfigField, 12> kFields{{
+      {"hidden_size", &ModelConfig::hidden_size, 1, kMaxWidth, true, "width of the residual stream"},
+      {"intermediate_size", &ModelConfig::intermediate_size, 1, kMaxWidth, true, "width of the MLP"},
+      {"num_hidden_layers", &ModelConfig::num_hidden_layers, 1, kMaxLayers, true, "blocks"},
+      {"num_attention_heads", &ModelConfig::num_attention_heads, 1, kMaxHeads, true, "query heads"},
+      {"num_key_value_heads", &ModelConfig::num_key_value_heads, 1, kMaxHeads, false,
+       "key and value heads; absent: as many as query heads"},
+      {"head_dim", &ModelConfig::head_dim, 1, kMaxWidth, false, "width of a head; absent: hidden_size / num_attention_heads"},
+      {"vocab_size", &ModelConfig::vocab_size, 1, kMaxVocabulary, true, "rows of the embedding table"},
+      {"max_position_embeddings", &ModelConfig::max_position_embeddings, 1, kMaxPositions, false,
+       "positions of the pretraining; computes nothing, except as the length that llama3 scales from"},
+      {"rms_norm_eps", &ModelConfig::rms_norm_eps, 0, 1, false, "added to the mean square before its root"},
+      {"tie_word_embeddings", &ModelConfig::tie_word_embeddings, 0, 1, false, "the head is the embedding table"},
+      {"attention_bias", &ModelConfig::attention_bias, 0, 1, false, "q, k, v and o have biases"},
+      {"mlp_bias", &ModelConfig::mlp_bias, 0, 1, false, "gate, up and down have biases"},
+  }};
+  return kFields;
+}
+
+ModelConfig parse_model_config(std::string_view text, std::string_view where) {
+  Json json = parse_json(text, where, {.max_bytes = kMaxConfigBytes, .max_depth = 16});
+  ModelConfig config;
+  double default_theta = 0;
+  if (json.is_object()) {
+    JsonFields named(json, std::string(where));
+    config.family = &family_of(named);
+    const Json defaults = parse_json(config.family->defaults, config.family->model_type);
+    for (const auto& [key, value] : defaults.items()) {
+      const auto found = json.find(key);
+      const bool says_none = key == "sliding_window" && found != json.end();  // by null
+      if (key == "rope_theta") default_theta = value.get<double>();           // a file says it in one of three places
+      else if (!says_none && (found == json.end() || found->is_null())) json[key] = value;
+    }
+  }
+  JsonFields fields(json, std::string(where));
+  family_of(fields);
+  for (const ConfigField& field : config_fields()) read(config, fields, field);
+  settle_heads(config, fields);
+  config.rope = rope_of(fields, default_theta, config.max_position_embeddings);
+  if (config.family->window_rule != WindowRule::kNone) config.layers = layers_of(config, fields);
   config.bos_token_id = token_id(fields, "bos_token_id", config.vocab_size);
   config.pad_token_id = token_id(fields, "pad_token_id", config.vocab_size);
   config.eos_token_ids = eos_of(fields, config.vocab_size);
   config.dtype = dtype_of(fields);
   if (const Json* quantization = fields.value("quantization_config"))
     config.quantization = parse_quantization_config(*quantization, where);
-  judge_other_keys(fields, family);
+  judge_other_keys(fields, *config.family);
   return config;
 }
 

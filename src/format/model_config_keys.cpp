@@ -106,30 +106,16 @@ constexpr RefusedKey kRefusedKeys[] = {
     {"compression_config", 0, "only bitsandbytes four-bit checkpoints are supported"},
 };
 
-/// Read by parse_model_config, together with kRefusedKeys: a value under a name that is nearly one of these would have no effect.
-constexpr std::string_view kReadKeys[] = {"model_type",
-                                          "architectures",
-                                          "hidden_size",
-                                          "intermediate_size",
-                                          "num_hidden_layers",
-                                          "num_attention_heads",
-                                          "num_key_value_heads",
-                                          "head_dim",
-                                          "vocab_size",
-                                          "hidden_act",
-                                          "max_position_embeddings",
-                                          "rms_norm_eps",
-                                          "rope_theta",
-                                          "rope_scaling",
-                                          "rope_parameters",
-                                          "tie_word_embeddings",
-                                          "eos_token_id",
-                                          "quantization_config",
-                                          "torch_dtype",
-                                          "layer_types",
-                                          "sliding_window",
-                                          "auto_map",
-                                          "trust_remote_code"};
+/// Read by parse_model_config, together with its field table and kRefusedKeys: a value under a name that is nearly one of these would have no effect.
+constexpr std::string_view kReadKeys[] = {"model_type",      "architectures", "hidden_act",          "rope_theta",  "rope_scaling",
+                                          "rope_parameters", "eos_token_id",  "quantization_config", "torch_dtype", "layer_types",
+                                          "sliding_window",  "auto_map",      "trust_remote_code"};
+
+std::vector<std::string_view> known_keys() {
+  std::vector<std::string_view> known(std::begin(kReadKeys), std::end(kReadKeys));
+  for (const ConfigField& field : config_fields()) known.push_back(field.key);
+  return known;
+}
 
 bool is_neutral(const Json& value, double neutral) {
   if (value.is_boolean()) return !value.get<bool>();
@@ -145,31 +131,29 @@ bool names_a_token(std::string_view key) {
     std::sort(sorted.begin(), sorted.end());
     return sorted;
   };
-  return std::none_of(std::begin(kReadKeys), std::end(kReadKeys),
-                      [&](std::string_view known) { return letters(known) == letters(key); });
+  const std::vector<std::string_view> known = known_keys();
+  return std::none_of(known.begin(), known.end(), [&](std::string_view name) { return letters(name) == letters(key); });
 }
 
 /// The key that was probably meant. Other programs' keys are many: only what two slips of a hand explain counts.
-std::string misspelled(std::string_view key, const Family& family) {
+std::string misspelled(std::string_view key) {
   if (names_a_token(key)) return "";
-  std::vector<std::string_view> known(std::begin(kReadKeys), std::end(kReadKeys));
-  for (const RefusedKey& rule : family.refused_keys) known.push_back(rule.key);
+  std::vector<std::string_view> known = known_keys();
   for (const RefusedKey& rule : kRefusedKeys) known.push_back(rule.key);
   return did_you_mean(key, known, key.size() < 8 ? 1 : 2);
 }
 
-}  // namespace
+/// Two names of one function each.
+void check_activation(JsonFields& fields, const Family& family) {
+  const bool silu = family.activation == Activation::kSilu;
+  const auto act = fields.text("hidden_act");
+  if (!act || (silu ? *act == "silu" || *act == "swish" : act->starts_with("gelu"))) return;
+  fields.fail("hidden_act", message("must be {}", silu ? "silu" : "gelu_pytorch_tanh"), Json(*act),
+              "Use a model of a known architecture.");
+}
 
-void judge_other_keys(JsonFields& fields, const Family& family) {
-  for (const std::string_view key : {"auto_map", "trust_remote_code", "custom_pipelines"}) {
-    if (const Json* value = fields.value(key)) {
-      fields.fail(key, "must be absent: code from a model folder is never run", *value,
-                  "Use a model of a known architecture without custom code.");
-    }
-  }
-  if (const auto act = fields.text("hidden_act"); act && *act != "silu" && *act != "swish") {  // two names of one function
-    fields.fail("hidden_act", "must be silu", Json(*act), "Use a model of a known architecture.");
-  }
+/// For a family whose layers attend to all earlier positions.
+void refuse_windows(JsonFields& fields) {
   const auto types = fields.texts("layer_types");
   if (types) {
     for (const std::string& type : *types) {
@@ -183,23 +167,38 @@ void judge_other_keys(JsonFields& fields, const Family& family) {
     fields.fail("sliding_window", "is not supported: attention covers all earlier positions", *window,
                 "Use a model without it. If its layers have no window, add \"use_sliding_window\": false.");
   }
+}
+
+}  // namespace
+
+void judge_other_keys(JsonFields& fields, const Family& family) {
+  for (const std::string_view key : {"auto_map", "trust_remote_code", "custom_pipelines"}) {
+    if (const Json* value = fields.value(key)) {
+      fields.fail(key, "must be absent: code from a model folder is never run", *value,
+                  "Use a model of a known architecture without custom code.");
+    }
+  }
+  check_activation(fields, family);
+  if (family.window_rule == WindowRule::kNone) refuse_windows(fields);
   const auto ignored_by_family = [&](std::string_view key) {
     return std::find(family.ignored_keys.begin(), family.ignored_keys.end(), key) != family.ignored_keys.end();
   };
+  const auto is_accepted = [&](std::string_view key) {
+    return std::find(family.accepted_keys.begin(), family.accepted_keys.end(), key) != family.accepted_keys.end();
+  };
   const auto refuse = [&](const RefusedKey& rule) {
-    const Json* value = ignored_by_family(rule.key) ? nullptr : fields.value(rule.key);
+    const Json* value = ignored_by_family(rule.key) || is_accepted(rule.key) ? nullptr : fields.value(rule.key);
     if (value != nullptr && !is_neutral(*value, rule.neutral)) {
       fields.fail(rule.key, message("is not supported: {}", rule.reason), *value, "Use a model without it.");
     }
   };
-  for (const RefusedKey& rule : family.refused_keys) refuse(rule);
   for (const RefusedKey& rule : kRefusedKeys) refuse(rule);
   std::vector<std::string> unknown;
   for (const std::string& key : fields.remaining()) {
     const bool ignored = key.starts_with('_') || ignored_by_family(key) ||
                          std::find(std::begin(kIgnoredKeys), std::end(kIgnoredKeys), key) != std::end(kIgnoredKeys);
     if (ignored) continue;
-    const std::string meant = fields.value(key) == nullptr ? "" : misspelled(key, family);
+    const std::string meant = fields.value(key) == nullptr ? "" : misspelled(key);
     QLORAPP_CHECK_FORMAT(meant.empty(), "[{}] {} is not a key of a model.{} Correct it, or remove it: its value has no effect.",
                          fields.where(), printable(key), meant);
     unknown.push_back(key);

@@ -76,7 +76,7 @@ int64_t layer_of(std::string_view name) {
 void check_tensors(const ModelFolder& model) {
   std::set<std::string, std::less<>> dense, linear;
   for (const Parameter& parameter : parameters(model.config))
-    (parameter.role == Role::kLinear ? linear : dense).insert(parameter.weight());
+    (parameter.role == Role::kLinear ? linear : dense).insert(parameter.name());
   if (model.config.tie_word_embeddings) dense.emplace(kHeadTable);
   const auto is_part = [&](std::string_view name) {  // of a weight in four bits
     const size_t weight = name.find(".weight.");
@@ -129,7 +129,8 @@ ModelConfig settled_config(const std::string& folder) {
 std::string with_tables_of(const ModelConfig& config, std::string text, const std::string& path) {
   Json json = parse_json(text, path, {.allow_nonfinite = true});
   const auto found = json.find("tie_word_embeddings");
-  const bool says_tied = found == json.end() ? config.family->tie_word_embeddings : *found == true;
+  const bool says_tied =
+      (found == json.end() ? parse_json(config.family->defaults, path).value("tie_word_embeddings", false) : *found == true);
   if (config.tie_word_embeddings || !says_tied) return text;
   json["tie_word_embeddings"] = false;
   return dump_python_json(json, kConfigStyle) + "\n";

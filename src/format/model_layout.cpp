@@ -2,8 +2,6 @@
 #include "qlorapp/format/model_layout.hpp"
 
 #include <algorithm>
-#include <map>
-#include <span>
 #include <utility>
 
 #include "core/check.hpp"
@@ -15,14 +13,34 @@ int64_t extent(const ModelConfig& config, Size size) {
   switch (size) {
     case Size::kHidden:
       return config.hidden_size;
+    case Size::kHead:
+      return config.head_dim;
     case Size::kQueries:
       return config.num_attention_heads * config.head_dim;
     case Size::kKeys:
       return config.num_key_value_heads * config.head_dim;
+    case Size::kAllHeads:
+      return (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim;
     case Size::kInner:
       return config.intermediate_size;
+    case Size::kTwoInner:
+      return 2 * config.intermediate_size;
   }
   throw Error("[model] a size without a meaning");
+}
+
+bool has_bias(const ModelConfig& config, const LinearRow& row) {
+  switch (row.bias) {
+    case Bias::kNone:
+      return false;
+    case Bias::kAlways:
+      return true;
+    case Bias::kAttentionBias:
+      return config.attention_bias;
+    case Bias::kMlpBias:
+      return config.mlp_bias;
+  }
+  throw Error("[model] a bias without a meaning");
 }
 
 }  // namespace
@@ -35,15 +53,20 @@ int64_t Parameter::numel() const {
 
 std::vector<Parameter> parameters(const ModelConfig& config) {
   const std::vector<int64_t> table{config.vocab_size, config.hidden_size};
+  const Family& family = *config.family;
   std::vector<Parameter> all{{"model.embed_tokens", table, Role::kEmbedding}};
   if (!config.tie_word_embeddings) all.push_back({"lm_head", table, Role::kHead});
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    std::map<Role, size_t> slots;
-    for (const BlockRow& row : config.family->block) {
-      std::vector<int64_t> shape{extent(config, row.out)};
-      if (row.role == Role::kLinear) shape.push_back(extent(config, row.in));
-      all.push_back({message("model.layers.{}.{}", layer, row.path), std::move(shape), row.role, layer, slots[row.role]++});
+    size_t slot = 0;
+    const auto add = [&](std::string_view path, std::vector<int64_t> shape, Role role) {
+      all.push_back({message("model.layers.{}.{}", layer, path), std::move(shape), role, layer, slot++});
+    };
+    for (const NormRow& row : family.norms) add(row.path, {extent(config, row.width)}, Role::kNorm);
+    for (const LinearRow& row : family.linears) {
+      if (has_bias(config, row)) add(row.path, {extent(config, row.out)}, Role::kBias);
     }
+    slot = 0;
+    for (const LinearRow& row : family.linears) add(row.path, {extent(config, row.out), extent(config, row.in)}, Role::kLinear);
   }
   all.push_back({"model.norm", {config.hidden_size}, Role::kNorm});
   return all;
@@ -55,16 +78,16 @@ std::vector<Parameter> parameters(const ModelConfig& config, Role role) {
   return some;
 }
 
-size_t slots(const ModelConfig& config, Role role) {
-  const std::span<const BlockRow> rows = config.family->block;
-  return static_cast<size_t>(std::count_if(rows.begin(), rows.end(), [&](const BlockRow& row) { return row.role == role; }));
+std::vector<std::optional<size_t>> bias_slots(const ModelConfig& config) {
+  size_t next = config.family->norms.size();
+  std::vector<std::optional<size_t>> slots;
+  for (const LinearRow& row : config.family->linears) slots.push_back(has_bias(config, row) ? std::optional(next++) : std::nullopt);
+  return slots;
 }
 
 std::vector<std::string> linear_words(const ModelConfig& config) {
   std::vector<std::string> words;
-  for (const BlockRow& row : config.family->block) {
-    if (row.role == Role::kLinear) words.emplace_back(row.path.substr(row.path.rfind('.') + 1));
-  }
+  for (const LinearRow& row : config.family->linears) words.emplace_back(row.path.substr(row.path.rfind('.') + 1));
   return words;
 }
 

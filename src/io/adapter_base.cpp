@@ -46,7 +46,7 @@ using ReadNumber = std::function<std::optional<double>(const Sampled& place)>;
 std::map<std::string, at::Tensor, std::less<>> plain_tensors(const CausalLM& model) {
   std::map<std::string, at::Tensor, std::less<>> tensors;
   for (const format::Parameter& parameter : model.decoder().parameters()) {
-    if (parameter.role != format::Role::kLinear) tensors[parameter.weight()] = model.decoder().dense(parameter);
+    if (parameter.role != format::Role::kLinear) tensors[parameter.name()] = model.decoder().dense(parameter);
   }
   return tensors;
 }

@@ -209,7 +209,7 @@ Inspection inspect_model(const std::string& folder) {
     found.facts.emplace_back("parameters", message("{}", format::parameter_count(model.config)));
     std::vector<StreamedTensor> unread;
     for (const format::Parameter& parameter : format::parameters(model.config)) {
-      const std::string name = parameter.weight();
+      const std::string name = parameter.name();
       look(found, [&] {
         if (parameter.role != format::Role::kLinear || !format::is_quantized(checkpoint, name))
           return static_cast<void>(find_checked(checkpoint, name, parameter.shape));

@@ -61,7 +61,7 @@ class Loader {
       const bool is_linear = parameter.role == format::Role::kLinear;
       const at::Tensor& dense = is_linear ? weights.linear(parameter).dense : weights.dense(parameter);
       if (is_linear && dense.defined() && dense.is_meta()) continue;  // another rank reads it
-      qlorapp::check_finite(dense, checkpoint_.folder(), parameter.weight());
+      qlorapp::check_finite(dense, checkpoint_.folder(), parameter.name());
     }
   }
 

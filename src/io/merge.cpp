@@ -111,7 +111,7 @@ class Merger {
 
   /// Of a layer's weight: files of a model without its head have no "model." in front.
   [[nodiscard]] std::string stored_name(const format::Parameter& linear) const {
-    std::string name = linear.weight();
+    std::string name = linear.name();
     const std::string headless = name.substr(std::string_view("model.").size());
     const auto has = [&](const std::string& each) {
       return checkpoint_.find(each) != nullptr || format::is_quantized(checkpoint_, each);

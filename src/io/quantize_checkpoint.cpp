@@ -24,7 +24,7 @@ void quantize_checkpoint(const std::string& folder, const std::string& output, c
   const auto [config, checkpoint] = format::open_model_folder(folder);
   const auto linears = format::parameters(config, format::Role::kLinear);
   for (const auto& linear : linears) {
-    QLORAPP_CHECK_VALUE(!format::is_quantized(checkpoint, linear.weight()),
+    QLORAPP_CHECK_VALUE(!format::is_quantized(checkpoint, linear.name()),
                         "[quantize] {} is quantized already ({}). Use it as it is.", folder, linear.module);
   }
   // Names and dtypes are known beforehand, the length of a quant_state is not: its offset is a decimal number. So the quantized
@@ -36,7 +36,7 @@ void quantize_checkpoint(const std::string& folder, const std::string& output, c
   std::vector<std::string> consumed;
   std::vector<StreamedTensor> streamed;
   for (const auto& linear : linears) {
-    consumed.push_back(linear.weight());
+    consumed.push_back(linear.name());
     const auto keep = [&, name = consumed.back()](const QuantizedTensor& weight) {
       for (auto& part : quantized_tensors(name, weight)) quantized.push_back(std::move(part));
       if (progress) progress(++done, total);

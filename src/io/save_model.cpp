@@ -51,7 +51,7 @@ NamedTensors base_tensors(const CausalLM& model, at::ScalarType storage) {
   NamedTensors tensors;
   const Decoder& decoder = model.decoder();
   for (const format::Parameter& parameter : decoder.parameters()) {
-    const std::string name = parameter.weight();
+    const std::string name = parameter.name();
     const bool is_linear = parameter.role == format::Role::kLinear;
     if (!is_linear || !decoder.own_linear(parameter).quantized.defined()) {
       tensors.emplace_back(name, is_linear ? decoder.own_linear(parameter).dense : decoder.dense(parameter));

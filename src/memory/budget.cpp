@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "core/check.hpp"
+#include "nn/block/decoder_block.hpp"
 #include "nn/decoder.hpp"
-#include "nn/decoder_block.hpp"
 #include "qlorapp/memory/roofline.hpp"
 
 namespace qlorapp {
@@ -164,12 +164,8 @@ class Search {
   }
 
   [[nodiscard]] Bytes kept(const Way& way, Keep keep) const {
-    const format::ModelConfig& model = asked_.model;
-    const DecoderBlock::Shape shape{model.hidden_size,         model.intermediate_size, model.num_attention_heads,
-                                    model.num_key_value_heads, model.head_dim,          model.rms_norm_eps};
-    const std::vector<int64_t> ranks(
-        format::slots(model, format::Role::kLinear));  // adapters keep a little more: the bound is on the safe side
-    return DecoderBlock::kept_bytes(shape, way.batch * asked_.length, keep, asked_.compute_dtype, ranks,
+    // Adapters keep a little more: the bound is on the safe side.
+    return DecoderBlock::kept_bytes(asked_.model, way.batch * asked_.length, keep, asked_.compute_dtype,
                                     asked_.device.type == at::kCUDA);
   }
 

@@ -57,7 +57,7 @@ void stream(std::vector<Expected> tensors, at::ScalarType stored, const ops::Pla
 void label(MemoryTape& tape, const DecoderWeights& weights) {
   for (const at::Tensor* dense : {&weights.embed_tokens, &weights.lm_head, &weights.norm}) tape.label(*dense, MemoryUse::kDense);
   for (const DecoderBlock::Weights& block : weights.blocks) {
-    for (const at::Tensor& norm : block.norms) tape.label(norm, MemoryUse::kDense);
+    for (const at::Tensor& norm : block.dense) tape.label(norm, MemoryUse::kDense);
     for (const FrozenWeight& weight : block.projections) {
       tape.label(weight.dense, MemoryUse::kDense);
       tape.label(weight.quantized.packed, MemoryUse::kCodes);

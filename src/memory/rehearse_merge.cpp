@@ -42,7 +42,7 @@ void merge_all(const PlanSettings& settings) {
   const at::ScalarType dtype = stored_dtype(model);
   std::set<std::tuple<std::vector<int64_t>, int64_t, bool>> done;
   for (const format::Parameter& linear : format::parameters(model, format::Role::kLinear)) {
-    const bool is_quantized = model.quantization && !was_skipped(model, linear.weight());
+    const bool is_quantized = model.quantization && !was_skipped(model, linear.name());
     const int64_t rank = settings.lora.matches(linear.module) ? settings.lora.rank_of(linear.module) : 0;
     if ((rank == 0 && !is_quantized) || !done.emplace(linear.shape, rank, is_quantized).second) continue;
     LoraAdapter adapter;

@@ -99,7 +99,7 @@ class Arrangement {
   void bring_piece(DecoderBlock::Weights& block, const at::Tensor& piece, const Linears& linears) const {
     block.projections = views_of(piece, forms_of(linears));
     for (const format::Parameter& linear : linears) {
-      const std::string name = linear.weight();
+      const std::string name = linear.name();
       const FrozenWeight& places = block.projections[linear.slot];
       if (is_quantized_here(linear.module, linear.shape)) {
         bring_quantizing(name, linear.shape,

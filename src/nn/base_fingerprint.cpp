@@ -107,7 +107,7 @@ BaseFingerprint base_fingerprint(const CausalLM& model) {
   if (!model.config().tie_word_embeddings) add(model.decoder().lm_head());
   add(model.decoder().norm_weight());
   for (const DecoderBlock& block : model.blocks()) {
-    for (const at::Tensor& norm : block.weights().norms) add(norm);
+    for (const at::Tensor& norm : block.weights().dense) add(norm);
     for (const FrozenWeight& weight : model.decoder().projections(block.index())) {
       add(weight.dense);
       if (!weight.quantized.defined()) continue;

@@ -14,15 +14,6 @@
 namespace qlorapp {
 namespace {
 
-DecoderBlock::Shape block_shape(const format::ModelConfig& config) {
-  return {.hidden = config.hidden_size,
-          .intermediate = config.intermediate_size,
-          .heads = config.num_attention_heads,
-          .kv_heads = config.num_key_value_heads,
-          .head_dim = config.head_dim,
-          .rms_norm_eps = config.rms_norm_eps};
-}
-
 std::shared_ptr<WeightStream> stream_of(at::Device device, const std::vector<DecoderBlock::Weights>& blocks,
                                         const std::shared_ptr<Communicator>& ranks) {
   std::vector<WeightStream::Source> sources;
@@ -37,11 +28,11 @@ void check_shapes(const format::ModelConfig& config, const DecoderWeights& weigh
     if (parameter.layer < 0) continue;
     const DecoderBlock::Weights& block = weights.blocks[static_cast<size_t>(parameter.layer)];
     const bool is_linear = parameter.role == format::Role::kLinear;
-    const size_t there = is_linear ? block.projections.size() : block.norms.size();
+    const size_t there = is_linear ? block.projections.size() : block.dense.size();
     const std::vector<int64_t> found =
         parameter.slot >= there ? std::vector<int64_t>{}
         : is_linear ? std::vector{block.projections[parameter.slot].out_features(), block.projections[parameter.slot].in_features()}
-                    : block.norms[parameter.slot].sizes().vec();
+                    : block.dense[parameter.slot].sizes().vec();
     QLORAPP_CHECK_VALUE(found == parameter.shape, "[causal_lm] the weight of {} must be {}; got {}.", parameter.module,
                         joined(parameter.shape), joined(found));
   }
@@ -52,7 +43,7 @@ void check_shapes(const format::ModelConfig& config, const DecoderWeights& weigh
 at::Tensor& DecoderWeights::dense(const format::Parameter& parameter) {
   if (parameter.role == format::Role::kEmbedding) return embed_tokens;
   if (parameter.role == format::Role::kHead) return lm_head;
-  return parameter.layer < 0 ? norm : blocks[static_cast<size_t>(parameter.layer)].norms[parameter.slot];
+  return parameter.layer < 0 ? norm : blocks[static_cast<size_t>(parameter.layer)].dense[parameter.slot];
 }
 
 Decoder::Decoder(format::ModelConfig config, DecoderWeights weights)
@@ -72,7 +63,8 @@ Decoder::Decoder(format::ModelConfig config, DecoderWeights weights)
   const bool elsewhere = ranks_ || (!weights.blocks.empty() && weights.blocks.front().on_host.defined());
   if (elsewhere) stream_ = stream_of(device(), weights.blocks, ranks_);
   check_shapes(config_, weights);
-  for (auto& block : weights.blocks) blocks_.emplace_back(block_shape(config_), std::move(block), std::ssize(blocks_));
+  for (auto& block : weights.blocks)
+    blocks_.emplace_back(BlockShape::of(config_, std::ssize(blocks_)), std::move(block), std::ssize(blocks_));
   if (device().is_cpu() && dtype() != at::kFloat) ops::bound_primitive_cache();  // of dense layers, too
   const std::vector<float> frequencies = format::rope_inverse_frequencies(config_);
   rope_ = RopeTable(at::tensor(frequencies, at::TensorOptions().dtype(at::kFloat)).to(device()), 1.0);
@@ -81,7 +73,7 @@ Decoder::Decoder(format::ModelConfig config, DecoderWeights weights)
 const at::Tensor& Decoder::own_dense(const format::Parameter& parameter) const {
   if (parameter.role == format::Role::kEmbedding) return embed_tokens_;
   if (parameter.role == format::Role::kHead) return lm_head_;
-  return parameter.layer < 0 ? norm_ : blocks_[static_cast<size_t>(parameter.layer)].weights().norms[parameter.slot];
+  return parameter.layer < 0 ? norm_ : blocks_[static_cast<size_t>(parameter.layer)].weights().dense[parameter.slot];
 }
 
 void Decoder::replace_tables(at::Tensor embed_tokens, at::Tensor lm_head) {
@@ -162,7 +154,7 @@ Bytes Decoder::weight_bytes() const {
   if (embed_tokens_.device() == device()) total += Bytes{static_cast<int64_t>(embed_tokens_.nbytes())};
   if (!lm_head_.is_alias_of(embed_tokens_)) total += Bytes{static_cast<int64_t>(lm_head_.nbytes())};
   for (const DecoderBlock& block : blocks_) {
-    for (const at::Tensor& norm : block.weights().norms) total += Bytes{static_cast<int64_t>(norm.nbytes())};
+    for (const at::Tensor& norm : block.weights().dense) total += Bytes{static_cast<int64_t>(norm.nbytes())};
     if (block.weights().part.defined()) total += Bytes{static_cast<int64_t>(block.weights().part.nbytes())};
     if (stream_) continue;
     for (const FrozenWeight& weight : block.weights().projections) total += weight.nbytes();

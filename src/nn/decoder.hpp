@@ -9,7 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "nn/decoder_block.hpp"
+#include "nn/block/decoder_block.hpp"
 #include "nn/step_context.hpp"
 #include "ops/memory_tape.hpp"
 #include "qlorapp/core/units.hpp"

@@ -102,7 +102,10 @@ at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<c
                             .weights = decoder.weight_stream(),
                             .memory = {}};
   at::Tensor x = model.adapters().embed(tokens);
-  for (size_t i = 0; i < decoder.blocks().size(); ++i) x = decoder.blocks()[i].forward_cached(x, context, where, cache.blocks[i]);
+  for (size_t i = 0; i < decoder.blocks().size(); ++i) {
+    const BlockCache of_block{where, cache.blocks[i]};
+    x = decoder.blocks()[i].forward(x, context, nullptr, Keep::kInputOnly, &of_block);
+  }
   if (!every_token && tokens.size(0) > std::ssize(rows)) x = x.index_select(0, on_device(last));
   return std::get<0>(ops::rms_norm(x, decoder.norm_weight(), model.config().rms_norm_eps));
 }

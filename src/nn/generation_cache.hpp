@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "nn/decoder_block.hpp"
+#include "nn/block/decoder_block.hpp"
 
 namespace qlorapp {
 

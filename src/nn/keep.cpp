@@ -31,17 +31,15 @@ Keep parse_keep(std::string_view text) { return keep_named(text, ""); }
 
 Bytes Saved::nbytes() const {
   Bytes total;
-  const auto add = [&](const at::Tensor& tensor) {
-    if (tensor.defined()) total += Bytes{static_cast<int64_t>(tensor.nbytes())};
-  };
-  if (!x_on_host) add(x);
-  for (const at::Tensor* tensor : {&qkv, &attention, &lse, &x2, &rstd1, &rstd2, &gate_up}) add(*tensor);
-  const at::Tensor* before = nullptr;
-  for (const at::Tensor& tensor : u) {  // those of a stack share their memory, which may be wider than they are
-    if (!tensor.defined()) continue;
-    if (before == nullptr || !tensor.is_alias_of(*before)) total += Bytes{static_cast<int64_t>(tensor.storage().nbytes())};
-    before = &tensor;
-  }
+  std::vector<const void*> counted;  // storages: what shares one may be narrower than it
+  Saved copy = *this;
+  copy.for_each([&](const at::Tensor& tensor) {
+    if (!tensor.defined() || (x_on_host && tensor.is_same(x))) return;
+    const void* const storage = tensor.storage().unsafeGetStorageImpl();
+    if (std::find(counted.begin(), counted.end(), storage) != counted.end()) return;
+    counted.push_back(storage);
+    total += Bytes{static_cast<int64_t>(tensor.storage().nbytes())};
+  });
   return total;
 }
 

@@ -9,12 +9,12 @@ DecoderWeights make_weights(const format::ModelConfig& config, const WeightMaker
   DecoderWeights weights;
   weights.blocks.resize(static_cast<size_t>(config.num_hidden_layers));
   for (DecoderBlock::Weights& block : weights.blocks) {  // and never again: `into` keeps its place
-    block.norms.resize(format::slots(config, format::Role::kNorm));
-    block.projections.resize(format::slots(config, format::Role::kLinear));
+    block.projections.resize(config.family->linears.size());
   }
   for (const format::Parameter& parameter : format::parameters(config)) {
     if (parameter.role != format::Role::kLinear) {
-      weights.dense(parameter) = maker.dense(parameter.weight(), parameter.shape);
+      if (parameter.layer >= 0) weights.blocks[static_cast<size_t>(parameter.layer)].dense.resize(parameter.slot + 1);
+      weights.dense(parameter) = maker.dense(parameter.name(), parameter.shape);
       continue;
     }
     FrozenWeight& into = weights.blocks[static_cast<size_t>(parameter.layer)].projections[parameter.slot];

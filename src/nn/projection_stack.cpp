@@ -89,21 +89,21 @@ at::Tensor ProjectionStack::workspace(at::ScalarType dtype) const {
   return buffer;
 }
 
-at::Tensor ProjectionStack::forward(at::Tensor& y, const Wide& x, const at::Tensor& workspace) const {
+at::Tensor ProjectionStack::forward(at::Tensor& y, const Wide& x, const at::Tensor& workspace, const at::Tensor& bias) const {
   const at::Tensor values = x.values();
   if (spare_ == 0) {
-    product_into(y, values, workspace.t());
+    product_into(y, values, workspace.t(), bias);
     return {};
   }
   const at::Tensor a = workspace.narrow(0, out_, spare_).narrow(1, 0, in_), rows = workspace.narrow(0, 0, out_);
   if (x.spare() >= spare_) {
     at::Tensor u = x.buffer.narrow(1, in_, spare_);
     product_into(u, values, a.t());
-    product_into(y, x.buffer.narrow(1, 0, in_ + spare_), rows.t());
+    product_into(y, x.buffer.narrow(1, 0, in_ + spare_), rows.t(), bias);
     return u;
   }
   const at::Tensor u = at::mm(values, a.t());
-  product_into(y, values, rows.narrow(1, 0, in_).t());
+  product_into(y, values, rows.narrow(1, 0, in_).t(), bias);
   add_product(y, u, rows.narrow(1, in_, spare_).t());
   return u;
 }

@@ -52,9 +52,10 @@ class ProjectionStack {
   /// Dequantizes and puts the adapters beside. @returns (N + P, K + P) in `dtype`.
   [[nodiscard]] at::Tensor workspace(at::ScalarType dtype) const;
 
-  /// y = x·Wᵀ + s·u·Bᵀ. @param y  (M, N).  @param x  (M, K) with spare() columns or with none; then u goes into a tensor of its own.
+  /// y = x·Wᵀ + s·u·Bᵀ + bias. @param y  (M, N).  @param x  (M, K) with spare() columns or with none; then u goes into a tensor of its own.
+  /// @param bias  (N), or undefined. It is added within the product.
   /// @returns u, (M, P), a view of x's spare columns where it has them; undefined without adapters.
-  at::Tensor forward(at::Tensor& y, const Wide& x, const at::Tensor& workspace) const;
+  at::Tensor forward(at::Tensor& y, const Wide& x, const at::Tensor& workspace, const at::Tensor& bias = {}) const;
   /// u alone, (M, rank): what a recompute that stops before the projection still needs.
   [[nodiscard]] at::Tensor input_product(const at::Tensor& x, const at::Tensor& workspace) const;
   /// v into the spare columns of dy, and dx = dy·W + v·A unless dx is null.

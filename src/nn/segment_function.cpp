@@ -22,9 +22,8 @@ struct SegmentState : torch::CustomClassHolder {
   Segment segment;
   std::shared_ptr<const StepContext> context;
   std::vector<DecoderBlock::Adapters> adapters;  ///< Of the forward pass: others may be active when backward comes.
+  std::vector<Saved> saved;                      ///< Without its tensors, which the graph has.
 };
-
-size_t linears_of(const SegmentState& state) { return state.adapters.front().size(); }
 
 /// Gives the segment's blocks the adapters of its forward pass, and takes them back.
 class AdaptersOfForward {
@@ -44,30 +43,6 @@ class AdaptersOfForward {
   std::vector<DecoderBlock::Adapters> others_;
 };
 
-/// @param linears  of a block.
-size_t tensors_of_saved(size_t linears) { return 8 + linears; }
-
-void append(variable_list& list, Saved saved, size_t linears) {
-  for (at::Tensor* tensor :
-       {&saved.x, &saved.qkv, &saved.attention, &saved.lse, &saved.x2, &saved.rstd1, &saved.rstd2, &saved.gate_up}) {
-    list.push_back(std::move(*tensor));
-  }
-  saved.u.resize(linears);
-  for (at::Tensor& u : saved.u) list.push_back(std::move(u));
-}
-
-Saved take(const variable_list& list, size_t first, size_t linears) {
-  Saved saved;
-  saved.u.resize(linears);
-  size_t next = first;
-  for (at::Tensor* tensor :
-       {&saved.x, &saved.qkv, &saved.attention, &saved.lse, &saved.x2, &saved.rstd1, &saved.rstd2, &saved.gate_up}) {
-    *tensor = list[next++];
-  }
-  for (at::Tensor& u : saved.u) u = list[next++];
-  return saved;
-}
-
 }  // namespace
 
 struct SegmentFunction : torch::autograd::Function<SegmentFunction> {
@@ -76,7 +51,10 @@ struct SegmentFunction : torch::autograd::Function<SegmentFunction> {
     std::vector<Saved> saved;
     at::Tensor y = run_segment(*state->decoder, state->segment, x, *state->context, &saved);
     variable_list list;
-    for (Saved& one : saved) append(list, std::move(one), linears_of(*state));
+    for (Saved& one : saved) {
+      one.for_each([&](at::Tensor& tensor) { list.push_back(std::exchange(tensor, {})); });
+    }
+    state->saved = std::move(saved);
     ctx->save_for_backward(std::move(list));
     ctx->saved_data["state"] = c10::IValue::make_capsule(state);
     return y;
@@ -89,9 +67,11 @@ struct SegmentFunction : torch::autograd::Function<SegmentFunction> {
     const auto& state = static_cast<const SegmentState&>(*capsule);
     const AdaptersOfForward adapters_of_forward(state);
     const variable_list list = ctx->get_saved_variables();
-    std::vector<Saved> saved;
-    const size_t linears = linears_of(state);
-    for (size_t i = 0; i < list.size(); i += tensors_of_saved(linears)) saved.push_back(take(list, i, linears));
+    std::vector<Saved> saved = state.saved;
+    size_t next = 0;
+    for (Saved& one : saved) {
+      one.for_each([&](at::Tensor& tensor) { tensor = list[next++]; });
+    }
 
     variable_list result(1);
     std::vector<DecoderBlock::Gradients> gradients;

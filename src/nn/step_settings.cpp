@@ -10,6 +10,7 @@
 #include "nn/decoder.hpp"
 #include "nn/input_offload.hpp"
 #include "nn/step_context.hpp"
+#include "qlorapp/nn/batch.hpp"
 
 namespace qlorapp {
 namespace {

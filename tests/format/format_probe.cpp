@@ -98,7 +98,7 @@ void yaml(const std::string& in) {
 Json shapes(const ModelConfig& config, bool linear) {
   Json json = Json::object();
   for (const Parameter& parameter : parameters(config)) {
-    if ((parameter.role == Role::kLinear) == linear) json[linear ? parameter.module : parameter.weight()] = parameter.shape;
+    if ((parameter.role == Role::kLinear) == linear) json[linear ? parameter.module : parameter.name()] = parameter.shape;
   }
   return json;
 }

@@ -30,7 +30,7 @@ namespace {
 
 /// Calls visit(name, weight) for each linear layer.
 void each_weight(const CausalLM& model, const std::function<void(const std::string&, const FrozenWeight&)>& visit) {
-  for (const format::Parameter& linear : model.decoder().linear_layers()) visit(linear.weight(), model.decoder().linear(linear));
+  for (const format::Parameter& linear : model.decoder().linear_layers()) visit(linear.name(), model.decoder().linear(linear));
 }
 
 void check_same_codes(const CausalLM& model, const CausalLM& other) {

@@ -6,7 +6,7 @@
 #include "core/check.hpp"
 #include "format/expect_error.hpp"
 #include "memory/plan_settings.hpp"
-#include "nn/decoder_block.hpp"
+#include "nn/block/decoder_block.hpp"
 #include "qlorapp/adapters/parameter_count.hpp"
 #include "qlorapp/format/model_layout.hpp"
 #include "qlorapp/memory/batch_finder.hpp"
@@ -42,16 +42,14 @@ TEST_CASE("what never changes is what the shapes say") {
   CHECK(backward(MemoryUse::kOptimizer) == 2 * plan.trainable_parameters + 8 * plan.trainable_parameters / 256);
 }
 
-TEST_CASE("what is kept is what DecoderBlock's own table says, for every policy") {
+TEST_CASE("what is kept is what a block keeps on its own, for every policy, and low-rank products") {
   for (const Keep keep : {Keep::kEverything, Keep::kAttentionOnly, Keep::kInputOnly}) {
     const PlanSettings settings = settings_for("llama-3.2-1b", keep);
     const MemoryPlan plan = plan_memory(settings);
-    const DecoderBlock::Shape shape{2048, 8192, 32, 8, 64, 1e-5};
-    const std::vector<int64_t> ranks(7, 16);
-    Bytes kept = DecoderBlock::kept_bytes(shape, 2048, keep, at::kBFloat16, ranks, /*stacked=*/true) * 16;
+    Bytes kept = DecoderBlock::kept_bytes(settings.model, 2048, keep, at::kBFloat16, /*stacked=*/true) * 16;
     kept += Bytes{2048 * 2048 * 2};  // and what the last norm reads
     CHECK(part(plan, MemoryPhase::kLoss, MemoryUse::kKept) >= kept);
-    // The products u of a stack are one tensor with room for its padding.
+    // The products u of a stack are one tensor with room for its padding; here without adapters.
     CHECK(part(plan, MemoryPhase::kLoss, MemoryUse::kKept).count * 50 <= kept.count * 51);
   }
 }

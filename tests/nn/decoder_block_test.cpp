@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "nn/decoder_block.hpp"
+#include "nn/block/decoder_block.hpp"
 #include "nn/input_offload.hpp"
 #include "nn/saved.hpp"
 #include "nn/step_context.hpp"
@@ -281,7 +281,8 @@ TEST_CASE("a cache fed token by token gives what the whole row gives", "[nn][cpu
     step.positions = at::arange(begin, begin + count, at::kLong);
     step.row_starts = {0, count};
     const CacheRows rows{{0}, {begin + count}, step.positions};
-    parts.push_back(block.forward_cached(x.narrow(0, begin, count), step, rows, cache));
+    const BlockCache of_block{rows, cache};
+    parts.push_back(block.forward(x.narrow(0, begin, count), step, nullptr, Keep::kInputOnly, &of_block));
   }
   REQUIRE(tiny::relative_error(at::cat(parts), whole) < 1e-6);
 }

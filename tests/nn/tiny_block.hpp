@@ -4,8 +4,8 @@
 
 #include <ATen/ATen.h>
 
+#include "nn/block/decoder_block.hpp"
 #include "nn/decoder.hpp"
-#include "nn/decoder_block.hpp"
 #include "nn/eigen_tensors.hpp"
 #include "nn/step_context.hpp"
 #include "qlorapp/io/device.hpp"
@@ -14,7 +14,7 @@
 
 namespace tiny {
 
-inline constexpr qlorapp::DecoderBlock::Shape kShape{
+inline const qlorapp::DecoderBlock::Shape kShape{
     .hidden = 48, .intermediate = 88, .heads = 6, .kv_heads = 2, .head_dim = 8, .rms_norm_eps = 1e-5};
 
 struct Both {
@@ -36,13 +36,13 @@ inline Both make_block(at::ScalarType dtype, std::array<bool, 7> targets = {true
                                                           {shape.intermediate, shape.hidden},
                                                           {shape.hidden, shape.intermediate}}};
   DecoderBlock::Weights weights;
-  for (int i = 0; i < 2; ++i) weights.norms.push_back((at::rand({shape.hidden}) + 0.5).to(dtype));
+  for (int i = 0; i < 2; ++i) weights.dense.push_back((at::rand({shape.hidden}) + 0.5).to(dtype));
   reference::Block dense{shape.heads,
                          shape.kv_heads,
                          shape.head_dim,
                          shape.rms_norm_eps,
-                         tests::values(weights.norms[0]),
-                         tests::values(weights.norms[1]),
+                         tests::values(weights.dense[0]),
+                         tests::values(weights.dense[1]),
                          {},
                          {}};
   const Quantizer quantizer;
@@ -98,7 +98,7 @@ inline std::vector<at::Device> devices() {
 inline qlorapp::DecoderBlock on(at::Device device, const qlorapp::DecoderBlock& block) {
   using namespace qlorapp;
   DecoderBlock::Weights weights = block.weights();
-  for (at::Tensor& norm : weights.norms) norm = norm.to(device);
+  for (at::Tensor& norm : weights.dense) norm = norm.to(device);
   for (FrozenWeight& weight : weights.projections) weight = FrozenWeight(weight.quantized.to(device));
   DecoderBlock moved(block.shape(), std::move(weights), block.index());
   moved.adapters() = block.adapters();

@@ -44,7 +44,7 @@ inline qlorapp::CausalLM make_model(at::ScalarType dtype, double dropout = 0, at
   const Quantizer quantizer;
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
     DecoderBlock::Weights block;
-    for (int n = 0; n < 2; ++n) block.norms.push_back((at::rand({d}) + 0.5).to(dtype).to(device));
+    for (int n = 0; n < 2; ++n) block.dense.push_back((at::rand({d}) + 0.5).to(dtype).to(device));
     for (size_t p = 0; p < 7; ++p) {
       const auto [out, in] = sizes[p];
       block.projections.emplace_back(quantizer.quantize(at::randn({out, in}) / std::sqrt(static_cast<double>(in))).to(device));
@@ -93,7 +93,7 @@ inline Expected reference_loss_and_gradients(const qlorapp::CausalLM& model, con
   for (const DecoderBlock& block : model.blocks()) {
     const DecoderBlock::Weights& weights = block.weights();
     reference::Block& twin = dense.blocks.emplace_back(
-        reference::Block{6, 2, 8, 1e-5, tests::values(weights.norms[0]), tests::values(weights.norms[1]), {}, {}});
+        reference::Block{6, 2, 8, 1e-5, tests::values(weights.dense[0]), tests::values(weights.dense[1]), {}, {}});
     for (size_t i = 0; i < 7; ++i) {
       twin.weights[i] = matrix(quantizer.dequantize(weights.projections[i].quantized, at::kFloat));
       if (const auto& adapter = block.adapters()[i]) twin.lora[i] = {matrix(adapter->a), matrix(adapter->b), adapter->scaling};

@@ -28,8 +28,8 @@ struct FrozenWeight {
   [[nodiscard]] Bytes nbytes() const;
   /// The same weight on another device. Copies only what is not there yet.
   [[nodiscard]] FrozenWeight to(at::Device device) const;
-  /// y = x·Wᵀ. y (M, out) may be a column slice of a wider buffer.
-  void forward_out(at::Tensor& y, const at::Tensor& x) const;
+  /// y = x·Wᵀ, or y += that. y (M, out) may be a column slice of a wider buffer.
+  void forward_out(at::Tensor& y, const at::Tensor& x, bool accumulate = false) const;
   /// dx = dy·W, or dx += dy·W.
   void backward_out(at::Tensor& dx, const at::Tensor& dy, bool accumulate) const;
 };

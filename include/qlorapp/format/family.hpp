@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A model family is a row of one table: what its config files leave out, which keys it reads, and what a block consists of. Torch-free.
+/// A model family is a row of one table: what its config files leave out, which keys it reads, what a block consists of and how it computes.
+/// Torch-free.
 ///
 /// Source: transformers 5.23, the config class and the modeling file of each family.
 #pragma once
@@ -11,18 +12,44 @@
 namespace qlorapp::format {
 
 /// Use of a parameter. QLoRA quantizes kLinear.
-enum class Role : uint8_t { kEmbedding, kNorm, kLinear, kHead };
+enum class Role : uint8_t { kEmbedding, kNorm, kBias, kLinear, kHead };
 
-/// Extents that a config gives: hidden_size, heads * head_dim, kv_heads * head_dim, intermediate_size.
-enum class Size : uint8_t { kHidden, kQueries, kKeys, kInner };
+/// Extents that a config gives: hidden_size, head_dim, heads * head_dim, kv_heads * head_dim, queries with keys and values, intermediate_size, and
+/// twice that.
+enum class Size : uint8_t { kHidden, kHead, kQueries, kKeys, kAllHeads, kInner, kTwoInner };
 
-/// A parameter of every block.
-struct BlockRow {
+/// Where a norm acts: before or behind one of the block's parts, or on each query and key head before it turns.
+enum class Site : uint8_t { kBeforeAttention, kAfterAttention, kBeforeMlp, kAfterMlp, kQuery, kKey };
+
+/// Linear layers that share an input and are multiplied as one, in the order of the forward pass.
+enum class Group : uint8_t { kQkv, kO, kGateUp, kDown };
+inline constexpr size_t kGroups = 4;
+
+/// Whether a linear layer has a bias: never, always, or by the config key of this name.
+enum class Bias : uint8_t { kNone, kAlways, kAttentionBias, kMlpBias };
+
+struct NormRow {
   std::string_view path;  ///< Behind "model.layers.N.".
-  Role role;
-  Size out;
-  Size in = Size::kHidden;  ///< A norm has none.
+  Site site;
+  Size width = Size::kHidden;
 };
+
+struct LinearRow {
+  std::string_view path;
+  Group group;
+  Size out, in;
+  Bias bias = Bias::kNone;
+};
+
+/// y = round(round(x / rms(x)) * w), round(x / rms(x) * w), or round(x / rms(x) * (1 + w)); `round` to the compute dtype.
+enum class NormRule : uint8_t { kRoundTwice, kRoundOnce, kOnePlus };
+
+/// Of the gate: silu, or GELU in its form with tanh.
+enum class Activation : uint8_t { kSilu, kGeluTanh };
+
+/// Which layers have the config's sliding_window, where layer_types does not say it: none; from max_window_layers on, if use_sliding_window is
+/// true; all.
+enum class WindowRule : uint8_t { kNone, kFromMaxWindowLayers, kAll };
 
 /// A key whose every other value than null, false, "empty" and `neutral` changes the result.
 struct RefusedKey {
@@ -31,17 +58,19 @@ struct RefusedKey {
   std::string_view reason;
 };
 
-/// The defaults are those of the family's config class in transformers, for keys that a file leaves out.
 struct Family {
   std::string_view architecture;  ///< Entry of "architectures".
   std::string_view model_type;
-  std::span<const BlockRow> block;  ///< Norms, then linear layers, each in the order of the forward pass.
-  bool tie_word_embeddings;
-  double rms_norm_eps;
-  double rope_theta;
-  int64_t max_position_embeddings;
-  std::span<const std::string_view> ignored_keys;  ///< On top of those that change nothing in any family.
-  std::span<const RefusedKey> refused_keys;        ///< On top of those that no family here supports.
+  std::span<const NormRow> norms;
+  std::span<const LinearRow> linears;  ///< Group after group.
+  NormRule norm_rule = NormRule::kRoundTwice;
+  Activation activation = Activation::kSilu;
+  WindowRule window_rule = WindowRule::kNone;
+  /// JSON under the keys of config.json: what transformers' config class assumes where a file has no such key.
+  std::string_view defaults = "{}";
+  std::span<const std::string_view> accepted_keys =
+      {};  ///< Those that no other family computes (model_config_keys.cpp), and this one does.
+  std::span<const std::string_view> ignored_keys = {};  ///< On top of those that change nothing in any family.
 };
 
 /// The table.

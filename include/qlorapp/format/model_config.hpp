@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// config.json of a Llama-shaped language model: the settings that build it.
+/// config.json of a language model: the settings that build it.
 ///
 /// Families are rows of one table, not classes. A key that changes the mathematics and is not supported is refused by name, as is one
 /// that misspells a key that is read; a key that is known to change nothing is ignored; an unknown key is logged once; a key that
@@ -11,9 +11,11 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "qlorapp/format/dtype.hpp"
@@ -34,6 +36,13 @@ struct RopeSettings {
   int64_t original_max_position_embeddings = 0;
 };
 
+/// What layers of one model may differ in.
+struct LayerOptions {
+  int64_t window = 0;  ///< A query sees the last so many keys, its own among them; 0: all.
+
+  friend bool operator==(const LayerOptions&, const LayerOptions&) = default;
+};
+
 struct ModelConfig {
   const Family* family = nullptr;
   int64_t hidden_size = 0;
@@ -46,12 +55,33 @@ struct ModelConfig {
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 0;
   bool tie_word_embeddings = false;
+  bool attention_bias = false, mlp_bias = false;
   RopeSettings rope;
+  std::vector<LayerOptions> layers;  ///< Of each layer; empty: all have the defaults.
   std::optional<int64_t> bos_token_id, pad_token_id;
   std::vector<int64_t> eos_token_ids;              ///< Any of them ends a text.
   std::optional<Dtype> dtype;                      ///< Of the stored weights: F32, F16 or BF16.
   std::optional<QuantizationConfig> quantization;  ///< The checkpoint's linear layers are stored in four bits.
+
+  [[nodiscard]] LayerOptions layer(int64_t index) const {
+    return layers.empty() ? LayerOptions{} : layers[static_cast<size_t>(index)];
+  }
 };
+
+/// A scalar key of config.json.
+struct ConfigField {
+  std::string_view key;
+  std::variant<int64_t ModelConfig::*, double ModelConfig::*, bool ModelConfig::*> member;
+  double least = 0, most = 1;  ///< Of a number; one that is not an integer lies between them.
+  bool required = false;       ///< By every family; else one of the config, of the family's defaults, or derived from others.
+  std::string_view doc;
+};
+
+/// The table: reading, bounds, docs and computed_fields() loop over it.
+[[nodiscard]] std::span<const ConfigField> config_fields();
+
+/// The keys of config.json that determine the result, those that are no scalars among them.
+[[nodiscard]] std::vector<std::string> computed_keys();
 
 /// @param where  Names the text in messages.  @throws FormatError naming the key.
 [[nodiscard]] ModelConfig parse_model_config(std::string_view json, std::string_view where);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,25 +17,25 @@ namespace qlorapp::format {
 
 struct Parameter {
   std::string module;          ///< Path in the module tree: "model.layers.0.self_attn.q_proj".
-  std::vector<int64_t> shape;  ///< Of the weight: (out, in) of a linear layer, (rows, width) of a table, (width) of a norm.
+  std::vector<int64_t> shape;  ///< (out, in) of a linear layer, (rows, width) of a table, (width) of a norm, (out) of a bias.
   Role role = Role::kLinear;
   int64_t layer = -1;  ///< The block that it belongs to; -1: none.
-  size_t slot = 0;     ///< Its place among the parameters of its role in its block.
+  size_t slot = 0;     ///< Its place among its block's linear layers, or among the block's norms and biases.
 
   /// Its name in a checkpoint.
-  [[nodiscard]] std::string weight() const { return module + ".weight"; }
+  [[nodiscard]] std::string name() const { return module + (role == Role::kBias ? ".bias" : ".weight"); }
   [[nodiscard]] int64_t numel() const;
 };
 
-/// Every parameter: the tables, then block by block norms and linear layers in the order of the forward pass, then the last norm. A head that is
+/// Every parameter: the tables, then block by block norms, biases and linear layers in the order of the family's row, then the last norm. A head that is
 /// tied to the embedding is none.
 [[nodiscard]] std::vector<Parameter> parameters(const ModelConfig& config);
 
 /// Those of one role, in the same order.
 [[nodiscard]] std::vector<Parameter> parameters(const ModelConfig& config, Role role);
 
-/// How many of a role one block has.
-[[nodiscard]] size_t slots(const ModelConfig& config, Role role);
+/// For each linear layer of a block the slot of its bias.
+[[nodiscard]] std::vector<std::optional<size_t>> bias_slots(const ModelConfig& config);
 
 /// The last words of the linear layers' names, "q_proj" first: what target_modules may name.
 [[nodiscard]] std::vector<std::string> linear_words(const ModelConfig& config);

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "nn/block/projection_group.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ATen.h>
+
+#include "adapters/lora_projection.hpp"
+#include "nn/block/columns.hpp"
+
+namespace qlorapp {
+
+ProjectionGroup::ProjectionGroup(const BlockData& data, format::Group group) : data_(data), group_(group) {
+  const std::vector<format::Group>& all = data.shape.linears;
+  begin_ = static_cast<size_t>(std::find(all.begin(), all.end(), group) - all.begin());
+  count_ = static_cast<size_t>(std::count(all.begin(), all.end(), group));
+}
+
+std::span<const FrozenWeight> ProjectionGroup::weights(const StepContext& context) const {
+  return std::span(data_.projections(context)).subspan(begin_, count_);
+}
+
+std::span<const std::optional<LoraAdapter>> ProjectionGroup::adapters() const {
+  return std::span(data_.adapters).subspan(begin_, count_);
+}
+
+const LoraAdapter* ProjectionGroup::adapter(size_t i) const {
+  const auto& found = data_.adapters[begin_ + i];
+  return found ? &*found : nullptr;
+}
+
+bool ProjectionGroup::has_adapter() const {
+  return std::any_of(adapters().begin(), adapters().end(), [](const auto& adapter) { return adapter.has_value(); });
+}
+
+bool ProjectionGroup::has_inputs(std::span<const at::Tensor> u) const {
+  for (size_t i = 0; i < count_; ++i) {
+    if (adapter(i) != nullptr && !u[i].defined()) return false;
+  }
+  return true;
+}
+
+std::optional<DropoutKey> ProjectionGroup::dropout(size_t i, const StepContext& context) const {
+  if (!context.training) return std::nullopt;
+  const auto slot = static_cast<int64_t>(begin_ + i);
+  return context.dropout_key(static_cast<uint32_t>(data_.index * 16 + slot), data_.weights.projections[begin_ + i].in_features());
+}
+
+ProjectionStack ProjectionGroup::stack(const StepContext& context) const { return {weights(context), adapters()}; }
+
+Float8Stack ProjectionGroup::float8_stack(const StepContext& context) const {
+  return {weights(context), adapters(), data_.float8[static_cast<size_t>(group_)]};
+}
+
+int64_t ProjectionGroup::spare(const StepContext& context) const { return data_.stacked(context) ? stack(context).spare() : 0; }
+
+at::Tensor ProjectionGroup::workspace(const StepContext& context, at::ScalarType dtype) const {
+  return data_.stacked(context) && !context.float8 ? stack(context).workspace(dtype) : at::Tensor();
+}
+
+void ProjectionGroup::project(at::Tensor y, const Wide& x, const StepContext& context, std::span<at::Tensor> u,
+                              at::Tensor* workspace) const {
+  int64_t column = 0;
+  if (data_.stacked(context)) {
+    at::Tensor products;
+    if (context.float8) {
+      products = float8_stack(context).forward(y, x.values());
+      if (bias().defined()) y.add_(bias());
+    } else {
+      const ProjectionStack all = stack(context);
+      const at::Tensor dense = workspace != nullptr && workspace->defined() ? *workspace : all.workspace(y.scalar_type());
+      products = all.forward(y, x, dense, bias());
+      if (products.defined() && !u.empty() && x.spare() > 0) {
+        products = products.narrow(1, 0, all.rank()).contiguous();  // out of the columns behind x, which is not kept
+      }
+      if (workspace != nullptr) *workspace = dense;
+    }
+    for (size_t i = 0; products.defined() && i < u.size(); ++i) {
+      if (adapter(i) == nullptr) continue;
+      u[i] = products.narrow(1, column, adapter(i)->a.size(0));
+      column += adapter(i)->a.size(0);
+    }
+    return;
+  }
+  const at::Tensor values = x.values();
+  const std::span<const FrozenWeight> all = weights(context);
+  for (size_t i = 0; i < count_; ++i) {
+    at::Tensor part = columns(y, column, all[i].out_features());
+    const at::Tensor own = bias().defined() ? bias().narrow(0, column, part.size(1)) : at::Tensor();
+    at::Tensor product = lora_projection_forward(part, values, all[i], adapter(i), dropout(i, context), own);
+    if (!u.empty()) u[i] = std::move(product);
+    column += part.size(1);
+  }
+}
+
+void ProjectionGroup::form_inputs(const at::Tensor& x, const StepContext& context, std::span<at::Tensor> u,
+                                  const at::Tensor& workspace) const {
+  if (data_.stacked(context)) {
+    const at::Tensor all = context.float8 ? float8_stack(context).input_product(x) : stack(context).input_product(x, workspace);
+    int64_t column = 0;
+    for (size_t i = 0; i < count_; ++i) {
+      if (adapter(i) == nullptr) continue;
+      u[i] = all.narrow(1, column, adapter(i)->a.size(0));
+      column += adapter(i)->a.size(0);
+    }
+    return;
+  }
+  for (size_t i = 0; i < count_; ++i) {
+    if (adapter(i) != nullptr) u[i] = lora_input_product(x, *adapter(i), dropout(i, context));
+  }
+}
+
+ProjectionGroup::Inner ProjectionGroup::project_back(at::Tensor* dx, const Wide& dy, const StepContext& context,
+                                                     const at::Tensor& workspace) const {
+  Inner v(count_);
+  if (data_.stacked(context) && context.float8) {
+    float8_stack(context).backward_input(dx, dy);
+    return v;
+  }
+  if (data_.stacked(context)) {
+    const ProjectionStack all = stack(context);
+    all.backward_input(dx, dy, workspace.defined() ? workspace : all.workspace(dy.buffer.scalar_type()));
+    return v;
+  }
+  int64_t column = 0;
+  const std::span<const FrozenWeight> all = weights(context);
+  for (size_t i = 0; i < count_; ++i) {
+    const at::Tensor part = columns(dy.buffer, column, all[i].out_features());
+    v[i] = lora_projection_backward_input(dx, /*accumulate=*/column > 0, part, all[i], adapter(i), dropout(i, context));
+    column += part.size(1);
+  }
+  return v;
+}
+
+void ProjectionGroup::add_gradients(const Wide& dy, const at::Tensor& x, const Inner& v, const StepContext& context,
+                                    std::span<const at::Tensor> u, std::span<const LoraGradients> gradients) const {
+  if (data_.stacked(context)) {
+    stack(context).backward_adapters(dy, x, u, gradients.subspan(begin_, count_));
+    return;
+  }
+  int64_t column = 0;
+  const std::span<const FrozenWeight> all = weights(context);
+  for (size_t i = 0; i < count_; ++i) {
+    const at::Tensor part = columns(dy.buffer, column, all[i].out_features());
+    if (const LoraAdapter* const own = adapter(i)) {
+      lora_projection_backward_adapter(part, x, u[i], v[i], all[i], *own, dropout(i, context), gradients[begin_ + i]);
+    }
+    column += part.size(1);
+  }
+}
+
+}  // namespace qlorapp
