@@ -129,16 +129,16 @@ def layers(report, tokens, dtype, shape):
     line(f"rope_ {tokens}x{turned}x{d}", 2 * tokens * turned * d * e, rope)
     line(f"rope_backward_qkv_ {tokens}x{width}", 2 * tokens * width * e, rope_backward)
 
-    def swiglu(_):
+    def gated_activation(_):
         x, h = new(tokens, 2 * intermediate), new(tokens, intermediate + 16)[:, :intermediate]
-        return lambda: ops.swiglu.out(x, h=h)
+        return lambda: ops.gated_activation.out(x, h=h)
 
-    def swiglu_backward(_):
+    def gated_activation_backward(_):
         x, dh = new(tokens, 2 * intermediate + 32)[:, : 2 * intermediate], new(tokens, intermediate)
-        return lambda: ops.swiglu_backward_(dh, x)
+        return lambda: ops.gated_activation_backward_(dh, x)
 
-    line(f"swiglu {tokens}x{intermediate}", 3 * tokens * intermediate * e, swiglu)
-    line(f"swiglu_backward_ {tokens}x{intermediate}", 6 * tokens * intermediate * e, swiglu_backward)
+    line(f"gated_activation {tokens}x{intermediate}", 3 * tokens * intermediate * e, gated_activation)
+    line(f"gated_activation_backward_ {tokens}x{intermediate}", 6 * tokens * intermediate * e, gated_activation_backward)
 
     def dropout(_):
         x = new(tokens, hidden)

@@ -66,6 +66,30 @@ struct Arguments {
   const float* grad_scale;
   int64_t vocabulary;
   int kept;  // packs of a row that shared memory holds: row_kernel
+  float logit_factor, logit_cap;
+};
+
+/// What products become, and by what a gradient is multiplied on its way back. kPlain: nothing.
+template <bool kPlain>
+struct Shape {
+  float factor, cap;
+
+  __device__ float value(float z) const {
+    if constexpr (kPlain) return z;
+    else return cap == 0.0F ? z * factor : cap * tanhf(z * factor / cap);
+  }
+  __device__ float slope(float value) const {
+    if constexpr (kPlain) return 1.0F;
+    const float t = cap == 0.0F ? 0.0F : value / cap;
+    return factor * (1.0F - t * t);
+  }
+  template <int n>
+  __device__ void apply(float (&values)[n]) const {
+    if constexpr (!kPlain) {
+#pragma unroll
+      for (int j = 0; j < n; ++j) values[j] = value(values[j]);
+    }
+  }
 };
 
 template <class T>
@@ -74,19 +98,25 @@ __device__ inline float loss_of(const Online<T>& row, float at_target) {
 }
 
 /// (softmax − onehot)·scale of a row whose maximum and sum are known.
-template <class T>
+template <class T, bool kPlain>
 struct RowGradient {
   float m, factor, at_target;
   int target;
+  Shape<kPlain> shape;
 
-  __device__ RowGradient(const Online<T>& row, float logit_of_target, int64_t target, const float* grad_scale)
-      : m{row.m}, target{static_cast<int>(target)} {
+  __device__ RowGradient(const Online<T>& row, float logit_of_target, int64_t target, const float* grad_scale, Shape<kPlain> shape)
+      : m{row.m}, target{static_cast<int>(target)}, shape{shape} {
     const float scale = grad_scale == nullptr ? 1.0F : *grad_scale;
     const float inverse = 1.0F / row.sum;
     factor = inverse * scale;
     at_target = (Exponential<T>::of_difference(logit_of_target, m) * inverse - 1.0F) * scale;
+    if constexpr (!kPlain) at_target *= shape.slope(logit_of_target);
   }
-  __device__ float off_target(float logit) const { return Exponential<T>::of_difference(logit, m) * factor; }
+  __device__ float off_target(float product) const {
+    const float logit = shape.value(product), gradient = Exponential<T>::of_difference(logit, m) * factor;
+    if constexpr (kPlain) return gradient;
+    else return gradient * shape.slope(logit);
+  }
   __device__ void store(T* logits, int i, uint4 raw) const {  // the pack i of the row
     constexpr int n = kPack<T>;
     float values[n];
@@ -99,8 +129,8 @@ struct RowGradient {
     }
     store_pack(logits + static_cast<int64_t>(i) * n, values);
   }
-  __device__ void store_one(T* logits, int i, float logit) const {
-    logits[i] = narrow<T>(i == target ? at_target : off_target(logit));
+  __device__ void store_one(T* logits, int i, float product) const {
+    logits[i] = narrow<T>(i == target ? at_target : off_target(product));
   }
 };
 
@@ -135,7 +165,7 @@ constexpr int kMostSharers = 8;    // what every GPU with clusters takes
 
 /// A row in the registers of the blocks that share it: all of it is on its way at once, and while one row waits for its sum,
 /// another that the multiprocessor holds moves.
-template <class T, bool gradient>
+template <class T, bool gradient, bool kPlain>
 __global__ void __launch_bounds__(kHeldThreads, 3) held_row_kernel(const Arguments<T> a) {
   constexpr int n = kPack<T>;
   constexpr int kWarps = kHeldThreads / 32;
@@ -158,7 +188,8 @@ __global__ void __launch_bounds__(kHeldThreads, 3) held_row_kernel(const Argumen
     return;
   }
   Sharers::arrive();  // no block writes into another's memory before that has begun
-  const float at_target = widen(logits[target]);
+  const Shape<kPlain> shape{a.logit_factor, a.logit_cap};
+  const float at_target = shape.value(widen(logits[target]));
   uint4 held[kHeldPacks];
 #pragma unroll
   for (int j = 0; j < kHeldPacks; ++j) {
@@ -170,9 +201,10 @@ __global__ void __launch_bounds__(kHeldThreads, 3) held_row_kernel(const Argumen
     if (first + j * step >= packs) continue;
     float values[n];
     unpack<T>(held[j], values);
+    shape.apply(values);
     mine.add(values);
   }
-  if (has_odd) mine.add({widen(logits[odd])});
+  if (has_odd) mine.add({shape.value(widen(logits[odd]))});
   const float warp_m = across_warp<Max>(mine.m);
   const float warp_sum = across_warp<Sum>(mine.sum * Exponential<T>::of_maxima(mine.m, warp_m));
   const int lane = thread % 32, warps = threads / 32;
@@ -187,7 +219,7 @@ __global__ void __launch_bounds__(kHeldThreads, 3) held_row_kernel(const Argumen
   row.sum = across_warp<Sum>(row.sum);
   if (rank == 0 && thread == 0) a.losses[row_index] = loss_of(row, at_target);
   if constexpr (gradient) {
-    const RowGradient<T> result{row, at_target, target, a.grad_scale};
+    const RowGradient<T, kPlain> result{row, at_target, target, a.grad_scale, shape};
     int again = first;
     asm volatile("" : "+r"(again));  // addresses are formed once more rather than kept: registers are what holds the row
 #pragma unroll
@@ -200,7 +232,7 @@ __global__ void __launch_bounds__(kHeldThreads, 3) held_row_kernel(const Argumen
 
 /// One block a row, for what registers do not hold and for odd alignments. kWhole: 16 bytes at a time, most of which stay in
 /// shared memory, the last few elements of an odd vocabulary one by one.
-template <class T, bool gradient, bool kWhole>
+template <class T, bool gradient, bool kWhole, bool kPlain>
 __global__ void __launch_bounds__(kThreads, 1) row_kernel(const Arguments<T> a) {
   extern __shared__ uint4 kept[];
   constexpr int n = kPack<T>;
@@ -218,7 +250,8 @@ __global__ void __launch_bounds__(kThreads, 1) row_kernel(const Arguments<T> a) 
     }
     return;
   }
-  const float at_target = widen(logits[target]);  // before anything is written: see the barriers of across_block
+  const Shape<kPlain> shape{a.logit_factor, a.logit_cap};
+  const float at_target = shape.value(widen(logits[target]));  // before anything is written: see the barriers of across_block
   Online<T> mine;
   for (int base = thread; base < packs; base += kFlight * kThreads) {
     uint4 raw[kFlight];
@@ -234,16 +267,17 @@ __global__ void __launch_bounds__(kThreads, 1) row_kernel(const Arguments<T> a) 
       if (i < a.kept) kept[i] = raw[f];
       float values[n];
       unpack<T>(raw[f], values);
+      shape.apply(values);
       mine.add(values);
     }
   }
-  for (int i = odd; i < a.vocabulary; i += kThreads) mine.add({widen(logits[i])});
+  for (int i = odd; i < a.vocabulary; i += kThreads) mine.add({shape.value(widen(logits[i]))});
   Online<T> row;
   row.m = across_block<Max>(mine.m, -FLT_MAX);
   row.sum = across_block<Sum>(mine.sum * Exponential<T>::of_maxima(mine.m, row.m), 0.0F);
   if (thread == 0) a.losses[blockIdx.x] = loss_of(row, at_target);
   if constexpr (gradient) {
-    const RowGradient<T> result{row, at_target, target, a.grad_scale};
+    const RowGradient<T, kPlain> result{row, at_target, target, a.grad_scale, shape};
     for (int base = thread; base < packs; base += kFlight * kThreads) {
       uint4 raw[kFlight];
 #pragma unroll
@@ -280,7 +314,7 @@ struct ClusterLaunch {
 };
 
 /// How many blocks share a row in their registers; 0 if it is to stay out of them.
-template <class T, bool gradient>
+template <class T, bool gradient, bool kPlain>
 int sharers_of_row(int64_t vocabulary) {
   constexpr int64_t kBlock = int64_t{kHeldPacks} * kHeldThreads;
   const int64_t blocks = (vocabulary / kPack<T> + kBlock - 1) / kBlock;
@@ -288,7 +322,7 @@ int sharers_of_row(int64_t vocabulary) {
   if (blocks > kMostSharers) return 0;
   static std::atomic<signed char> known[64];
   const bool clusters = once_a_device(known, [] {
-    void (*const kernel)(Arguments<T>) = held_row_kernel<T, gradient>;
+    void (*const kernel)(Arguments<T>) = held_row_kernel<T, gradient, kPlain>;
     ClusterLaunch largest(kMostSharers, kMostSharers, kHeldThreads, nullptr);
     int resident = 0;
     return has_code_of_sm90(reinterpret_cast<const void*>(kernel)) &&
@@ -297,20 +331,20 @@ int sharers_of_row(int64_t vocabulary) {
   return clusters ? static_cast<int>(blocks) : 0;
 }
 
-template <class T, bool gradient>
+template <class T, bool gradient, bool kPlain>
 cudaError_t launch_held(const Arguments<T>& a, int sharers, int64_t rows, Stream stream) {
   const auto packs = static_cast<int>(a.vocabulary / kPack<T>), held = sharers * kHeldPacks;
   const int threads = ((packs + held - 1) / held + 31) / 32 * 32;
   const ClusterLaunch launch(sharers, rows * sharers, threads, stream);
-  return cudaLaunchKernelEx(&launch.config, held_row_kernel<T, gradient>, a);
+  return cudaLaunchKernelEx(&launch.config, held_row_kernel<T, gradient, kPlain>, a);
 }
 
-template <class T, bool gradient, bool kWhole>
+template <class T, bool gradient, bool kWhole, bool kPlain>
 cudaError_t launch(Arguments<T> a, int64_t rows, Stream stream) {
   size_t shared = 0;
   if constexpr (kWhole) {
-    if (const int sharers = sharers_of_row<T, gradient>(a.vocabulary); sharers > 0)
-      return launch_held<T, gradient>(a, sharers, rows, stream);
+    if (const int sharers = sharers_of_row<T, gradient, kPlain>(a.vocabulary); sharers > 0)
+      return launch_held<T, gradient, kPlain>(a, sharers, rows, stream);
   }
   if (gradient && kWhole) {  // the loss alone reads a row once
     int device = 0, limit = 0;
@@ -320,11 +354,11 @@ cudaError_t launch(Arguments<T> a, int64_t rows, Stream stream) {
     constexpr int kStatic = 1024;  // across_block's own, and what the driver reserves
     a.kept = static_cast<int>(std::min<int64_t>(a.vocabulary / kPack<T>, (limit - 2 * kStatic) / 16));
     shared = static_cast<size_t>(a.kept) * 16;
-    const auto error = cudaFuncSetAttribute(row_kernel<T, gradient, kWhole>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    const auto error = cudaFuncSetAttribute(row_kernel<T, gradient, kWhole, kPlain>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             static_cast<int>(shared));
     if (error != cudaSuccess) return error;
   }
-  row_kernel<T, gradient, kWhole><<<static_cast<unsigned>(rows), kThreads, shared, stream>>>(a);
+  row_kernel<T, gradient, kWhole, kPlain><<<static_cast<unsigned>(rows), kThreads, shared, stream>>>(a);
   return cudaGetLastError();
 }
 
@@ -366,13 +400,17 @@ __global__ void compact_kernel(const int64_t* targets, int64_t rows, int64_t cou
 }  // namespace
 
 cudaError_t cross_entropy(Float type, void* logits, int64_t stride, const int64_t* targets, float* losses, const float* grad_scale,
-                          bool gradient, int64_t rows, int64_t vocabulary, Stream stream) {
+                          bool gradient, int64_t rows, int64_t vocabulary, float logit_factor, float logit_cap, Stream stream) {
   if (rows == 0) return cudaSuccess;
   return with_type(type, [&]<class T>(T) {
-    const Arguments<T> a{static_cast<T*>(logits), stride, targets, losses, grad_scale, vocabulary, 0};
+    const Arguments<T> a{static_cast<T*>(logits), stride, targets, losses, grad_scale, vocabulary, 0, logit_factor, logit_cap};
     const bool whole = aligned(a.logits, stride) && vocabulary >= kPack<T>;
-    if (gradient) return whole ? launch<T, true, true>(a, rows, stream) : launch<T, true, false>(a, rows, stream);
-    return whole ? launch<T, false, true>(a, rows, stream) : launch<T, false, false>(a, rows, stream);
+    const auto with = [&]<bool kPlain>() {
+      if (gradient) return whole ? launch<T, true, true, kPlain>(a, rows, stream) : launch<T, true, false, kPlain>(a, rows, stream);
+      return whole ? launch<T, false, true, kPlain>(a, rows, stream) : launch<T, false, false, kPlain>(a, rows, stream);
+    };
+    const bool plain = logit_factor == 1.0F && logit_cap == 0.0F;
+    return plain ? with.template operator()<true>() : with.template operator()<false>();
   });
 }
 

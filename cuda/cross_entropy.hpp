@@ -21,8 +21,10 @@ namespace qlorapp::cuda {
 /// is read from grad_scale (float on the device; null is 1). A row with a negative target gives loss 0 and gradient 0. One
 /// whose target is not below `vocabulary` gives loss NaN and gradient 0: nothing here can throw.
 /// @param stride  elements from one row of logits to the next.
+/// @param logit_factor, logit_cap  what stands in `logits` is a product: a logit is z · factor, and then cap · tanh(z / cap) unless cap is
+///        0. Gradients are those of the products.
 cudaError_t cross_entropy(Float type, void* logits, int64_t stride, const int64_t* targets, float* losses, const float* grad_scale,
-                          bool gradient, int64_t rows, int64_t vocabulary, Stream stream);
+                          bool gradient, int64_t rows, int64_t vocabulary, float logit_factor, float logit_cap, Stream stream);
 
 /// *total = Σ losses, added up in double in one fixed order.
 cudaError_t sum_losses(const float* losses, int64_t rows, float* total, Stream stream);

@@ -15,6 +15,7 @@ struct ForwardArguments {
   int64_t x_stride, residual_stride, sum_stride, y_stride;
   int64_t width;
   float eps;
+  float plus;  // 1 where the weight is what is added to 1
 };
 
 template <class T>
@@ -24,15 +25,23 @@ struct BackwardArguments {
   const float* rstd;
   int64_t dy_stride, x_stride, dx_stride, y_stride;
   int64_t width;
+  float plus;
 };
 
 __device__ inline float rstd_of(float squares, int64_t width, float eps) {
   return __frcp_rn(__fsqrt_rn(__fadd_rn(__fdiv_rn(squares, static_cast<float>(width)), eps)));
 }
 
-template <class T>
-__device__ inline float normalized(float x, float rstd, float weight) {
-  return __fmul_rn(rounded<T>(__fmul_rn(x, rstd)), weight);
+/// kOnce: y is rounded once; else before the product, too.
+template <class T, bool kOnce>
+__device__ inline float normalized(float x, float rstd, float weight, float plus) {
+  if constexpr (kOnce) return __fmul_rn(__fmul_rn(x, rstd), __fadd_rn(weight, plus));
+  else return __fmul_rn(rounded<T>(__fmul_rn(x, rstd)), weight);
+}
+template <class T, bool kOnce>
+__device__ inline float weighted(float dy, float weight, float plus) {
+  if constexpr (kOnce) return __fmul_rn(dy, __fadd_rn(weight, plus));
+  else return rounded<T>(__fmul_rn(dy, weight));
 }
 
 /// mean(g·x)·rstd³, the slope of the correction along x.
@@ -57,7 +66,7 @@ constexpr int kMostThreads = kPacks == 1   ? 128
                                            : 512;
 
 /// A block a row; each thread keeps kPacks times 16 bytes of it.
-template <class T, int kPacks, bool add>
+template <class T, int kPacks, bool add, bool kOnce>
 __global__ void __launch_bounds__(kMostThreads<kPacks>) forward_kernel(const ForwardArguments<T> a) {
   constexpr int n = kPack<T>;
   const int64_t row = blockIdx.x;
@@ -100,13 +109,13 @@ __global__ void __launch_bounds__(kMostThreads<kPacks>) forward_kernel(const For
     unpack<T>(kept[p], x);
     unpack<T>(weight[p], w);
 #pragma unroll
-    for (int j = 0; j < n; ++j) x[j] = normalized<T>(x[j], rstd, w[j]);
+    for (int j = 0; j < n; ++j) x[j] = normalized<T, kOnce>(x[j], rstd, w[j], a.plus);
     store_pack(a.y + row * a.y_stride + i * n, x);
   }
 }
 
 /// Any width and alignment; a thread meets the same elements in both passes.
-template <class T, bool add>
+template <class T, bool add, bool kOnce>
 __global__ void forward_any_kernel(const ForwardArguments<T> a) {
   const int64_t row = blockIdx.x;
   const T* source = a.x + row * a.x_stride;
@@ -124,10 +133,10 @@ __global__ void forward_any_kernel(const ForwardArguments<T> a) {
   if (threadIdx.x == 0) a.rstd[row] = rstd;
   const T* again = add ? a.sum + row * a.sum_stride : source;
   for (int64_t i = threadIdx.x; i < a.width; i += blockDim.x)
-    a.y[row * a.y_stride + i] = narrow<T>(normalized<T>(widen(again[i]), rstd, widen(a.weight[i])));
+    a.y[row * a.y_stride + i] = narrow<T>(normalized<T, kOnce>(widen(again[i]), rstd, widen(a.weight[i]), a.plus));
 }
 
-template <class T, int kPacks, bool accumulate>
+template <class T, int kPacks, bool accumulate, bool kOnce>
 __global__ void __launch_bounds__(kMostThreads<kPacks>) backward_kernel(const BackwardArguments<T> a) {
   constexpr int n = kPack<T>;
   const int64_t row = blockIdx.x;
@@ -152,9 +161,11 @@ __global__ void __launch_bounds__(kMostThreads<kPacks>) backward_kernel(const Ba
     unpack<T>(kept[p], x);
     load_pack(a.weight + i * n, w);
 #pragma unroll
-    for (int j = 0; j < n; ++j) g[j] = __fmul_rn(g[j], w[j]);
-    raw[p] = pack<T>(g);  // rounds
-    unpack<T>(raw[p], g);
+    for (int j = 0; j < n; ++j) g[j] = kOnce ? weighted<T, kOnce>(g[j], w[j], a.plus) : __fmul_rn(g[j], w[j]);
+    if constexpr (!kOnce) {
+      raw[p] = pack<T>(g);  // rounds
+      unpack<T>(raw[p], g);
+    }
 #pragma unroll
     for (int j = 0; j < n; ++j) dot = fmaf(g[j], x[j], dot);
   }
@@ -165,6 +176,12 @@ __global__ void __launch_bounds__(kMostThreads<kPacks>) backward_kernel(const Ba
     if (i >= packs) continue;
     float g[n], x[n], d[n];
     unpack<T>(raw[p], g);
+    if constexpr (kOnce) {  // in more digits than raw has room for
+      float w[n];
+      load_pack(a.weight + i * n, w);
+#pragma unroll
+      for (int j = 0; j < n; ++j) g[j] = weighted<T, kOnce>(g[j], w[j], a.plus);
+    }
     unpack<T>(kept[p], x);
     if constexpr (accumulate) unpack<T>(before[p], d);
 #pragma unroll
@@ -174,13 +191,13 @@ __global__ void __launch_bounds__(kMostThreads<kPacks>) backward_kernel(const Ba
       float w[n];
       load_pack(a.weight + i * n, w);
 #pragma unroll
-      for (int j = 0; j < n; ++j) x[j] = normalized<T>(x[j], rstd, w[j]);
+      for (int j = 0; j < n; ++j) x[j] = normalized<T, kOnce>(x[j], rstd, w[j], a.plus);
       store_pack(a.y + row * a.y_stride + i * n, x);
     }
   }
 }
 
-template <class T, bool accumulate>
+template <class T, bool accumulate, bool kOnce>
 __global__ void backward_any_kernel(const BackwardArguments<T> a) {
   const int64_t row = blockIdx.x;
   const float rstd = a.rstd[row];
@@ -188,12 +205,12 @@ __global__ void backward_any_kernel(const BackwardArguments<T> a) {
   T* dx = a.dx + row * a.dx_stride;
   float dot = 0;
   for (int64_t i = threadIdx.x; i < a.width; i += blockDim.x)
-    dot = fmaf(rounded<T>(__fmul_rn(widen(dy[i]), widen(a.weight[i]))), widen(x[i]), dot);
+    dot = fmaf(weighted<T, kOnce>(widen(dy[i]), widen(a.weight[i]), a.plus), widen(x[i]), dot);
   const float slope = slope_of(across_block<Sum>(dot, 0.0F), a.width, rstd);
   for (int64_t i = threadIdx.x; i < a.width; i += blockDim.x) {
-    const float g = rounded<T>(__fmul_rn(widen(dy[i]), widen(a.weight[i])));
+    const float g = weighted<T, kOnce>(widen(dy[i]), widen(a.weight[i]), a.plus);
     dx[i] = narrow<T>(gradient<T, accumulate>(g, widen(x[i]), rstd, slope, accumulate ? widen(dx[i]) : 0.0F));
-    if constexpr (accumulate) a.y[row * a.y_stride + i] = narrow<T>(normalized<T>(widen(x[i]), rstd, widen(a.weight[i])));
+    if constexpr (accumulate) a.y[row * a.y_stride + i] = narrow<T>(normalized<T, kOnce>(widen(x[i]), rstd, widen(a.weight[i]), a.plus));
   }
 }
 
@@ -206,7 +223,7 @@ Plan plan_of(int64_t packs) {
   return {each, static_cast<int>((threads + 31) / 32 * 32)};
 }
 
-template <class T, bool add>
+template <class T, bool add, bool kOnce>
 cudaError_t forward(const ForwardArguments<T>& a, int64_t rows, Stream stream) {
   if (rows == 0 || a.width == 0) return cudaSuccess;
   const auto grid = static_cast<unsigned>(rows);
@@ -214,14 +231,14 @@ cudaError_t forward(const ForwardArguments<T>& a, int64_t rows, Stream stream) {
                      (!add || (aligned(a.residual, a.residual_stride) && aligned(a.sum, a.sum_stride)));
   const Plan plan = whole ? plan_of(a.width / kPack<T>) : Plan{0, 0};
   const auto threads = static_cast<unsigned>(plan.threads);
-  if (plan.packs == 1) forward_kernel<T, 1, add><<<grid, threads, 0, stream>>>(a);
-  else if (plan.packs == 2) forward_kernel<T, 2, add><<<grid, threads, 0, stream>>>(a);
-  else if (plan.packs == 4) forward_kernel<T, 4, add><<<grid, threads, 0, stream>>>(a);
-  else forward_any_kernel<T, add><<<grid, kAnyThreads, 0, stream>>>(a);
+  if (plan.packs == 1) forward_kernel<T, 1, add, kOnce><<<grid, threads, 0, stream>>>(a);
+  else if (plan.packs == 2) forward_kernel<T, 2, add, kOnce><<<grid, threads, 0, stream>>>(a);
+  else if (plan.packs == 4) forward_kernel<T, 4, add, kOnce><<<grid, threads, 0, stream>>>(a);
+  else forward_any_kernel<T, add, kOnce><<<grid, kAnyThreads, 0, stream>>>(a);
   return cudaGetLastError();
 }
 
-template <class T, bool accumulate>
+template <class T, bool accumulate, bool kOnce>
 cudaError_t backward(const BackwardArguments<T>& a, int64_t rows, Stream stream) {
   if (rows == 0 || a.width == 0) return cudaSuccess;
   const auto grid = static_cast<unsigned>(rows);
@@ -229,36 +246,50 @@ cudaError_t backward(const BackwardArguments<T>& a, int64_t rows, Stream stream)
                      aligned(a.dx, a.dx_stride) && (!accumulate || aligned(a.y, a.y_stride));
   const Plan plan = whole ? plan_of(a.width / kPack<T>) : Plan{0, 0};
   const auto threads = static_cast<unsigned>(plan.threads);
-  if (plan.packs == 1) backward_kernel<T, 1, accumulate><<<grid, threads, 0, stream>>>(a);
-  else if (plan.packs == 2) backward_kernel<T, 2, accumulate><<<grid, threads, 0, stream>>>(a);
-  else if (plan.packs == 4) backward_kernel<T, 4, accumulate><<<grid, threads, 0, stream>>>(a);
-  else backward_any_kernel<T, accumulate><<<grid, kAnyThreads, 0, stream>>>(a);
+  if (plan.packs == 1) backward_kernel<T, 1, accumulate, kOnce><<<grid, threads, 0, stream>>>(a);
+  else if (plan.packs == 2) backward_kernel<T, 2, accumulate, kOnce><<<grid, threads, 0, stream>>>(a);
+  else if (plan.packs == 4) backward_kernel<T, 4, accumulate, kOnce><<<grid, threads, 0, stream>>>(a);
+  else backward_any_kernel<T, accumulate, kOnce><<<grid, kAnyThreads, 0, stream>>>(a);
   return cudaGetLastError();
 }
+
+float plus_of(NormRule rule) { return rule == NormRule::kOnePlus ? 1.0F : 0.0F; }
 
 }  // namespace
 
 cudaError_t rms_norm(Float type, Rows x, const void* weight, WrittenRows y, float* rstd, int64_t rows, int64_t width, float eps,
-                     Stream stream) {
+                     NormRule rule, Stream stream) {
   return with_type(type, [&]<class T>(T) {
-    return forward<T, false>({static_cast<const T*>(x.data), nullptr, static_cast<const T*>(weight), nullptr,
-                              static_cast<T*>(y.data), rstd, x.stride, 0, 0, y.stride, width, eps},
-                             rows, stream);
+    const ForwardArguments<T> a{static_cast<const T*>(x.data), nullptr, static_cast<const T*>(weight), nullptr,
+                                static_cast<T*>(y.data),       rstd,    x.stride,                      0,
+                                0,                             y.stride, width,                        eps,
+                                plus_of(rule)};
+    return rule == NormRule::kRoundTwice ? forward<T, false, false>(a, rows, stream) : forward<T, false, true>(a, rows, stream);
   });
 }
 
 cudaError_t add_rms_norm(Float type, Rows x, Rows residual, const void* weight, WrittenRows sum, WrittenRows y, float* rstd,
-                         int64_t rows, int64_t width, float eps, Stream stream) {
+                         int64_t rows, int64_t width, float eps, NormRule rule, Stream stream) {
   return with_type(type, [&]<class T>(T) {
-    return forward<T, true>(
-        {static_cast<const T*>(x.data), static_cast<const T*>(residual.data), static_cast<const T*>(weight),
-         static_cast<T*>(sum.data), static_cast<T*>(y.data), rstd, x.stride, residual.stride, sum.stride, y.stride, width, eps},
-        rows, stream);
+    const ForwardArguments<T> a{static_cast<const T*>(x.data),
+                                static_cast<const T*>(residual.data),
+                                static_cast<const T*>(weight),
+                                static_cast<T*>(sum.data),
+                                static_cast<T*>(y.data),
+                                rstd,
+                                x.stride,
+                                residual.stride,
+                                sum.stride,
+                                y.stride,
+                                width,
+                                eps,
+                                plus_of(rule)};
+    return rule == NormRule::kRoundTwice ? forward<T, true, false>(a, rows, stream) : forward<T, true, true>(a, rows, stream);
   });
 }
 
 cudaError_t rms_norm_backward(Float type, Rows dy, Rows x, const void* weight, const float* rstd, WrittenRows dx, WrittenRows y,
-                              bool accumulate, int64_t rows, int64_t width, Stream stream) {
+                              bool accumulate, int64_t rows, int64_t width, NormRule rule, Stream stream) {
   return with_type(type, [&]<class T>(T) {
     const BackwardArguments<T> a{static_cast<const T*>(dy.data),
                                  static_cast<const T*>(x.data),
@@ -270,8 +301,11 @@ cudaError_t rms_norm_backward(Float type, Rows dy, Rows x, const void* weight, c
                                  x.stride,
                                  dx.stride,
                                  y.stride,
-                                 width};
-    return accumulate ? backward<T, true>(a, rows, stream) : backward<T, false>(a, rows, stream);
+                                 width,
+                                 plus_of(rule)};
+    if (rule == NormRule::kRoundTwice)
+      return accumulate ? backward<T, true, false>(a, rows, stream) : backward<T, false, false>(a, rows, stream);
+    return accumulate ? backward<T, true, true>(a, rows, stream) : backward<T, false, true>(a, rows, stream);
   });
 }
 

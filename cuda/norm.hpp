@@ -14,9 +14,12 @@
 
 #include <driver_types.h>
 
+#include "qlorapp/format/family.hpp"
 #include "types.hpp"
 
 namespace qlorapp::cuda {
+
+using format::NormRule;
 
 /// A matrix of rows of `width` elements each; `stride` elements from one row to the next.
 struct Rows {
@@ -30,14 +33,14 @@ struct WrittenRows {
 
 /// y = rms_norm(x), rstd (rows) float.
 cudaError_t rms_norm(Float type, Rows x, const void* weight, WrittenRows y, float* rstd, int64_t rows, int64_t width, float eps,
-                     Stream stream);
+                     NormRule rule, Stream stream);
 
 /// sum = x + residual, y = rms_norm(sum). `sum` may be x or residual.
 cudaError_t add_rms_norm(Float type, Rows x, Rows residual, const void* weight, WrittenRows sum, WrittenRows y, float* rstd,
-                         int64_t rows, int64_t width, float eps, Stream stream);
+                         int64_t rows, int64_t width, float eps, NormRule rule, Stream stream);
 
 /// dx = gradient; with `accumulate` dx += gradient, and y becomes what rms_norm wrote (y may be dy; else it is not looked at).
 cudaError_t rms_norm_backward(Float type, Rows dy, Rows x, const void* weight, const float* rstd, WrittenRows dx, WrittenRows y,
-                              bool accumulate, int64_t rows, int64_t width, Stream stream);
+                              bool accumulate, int64_t rows, int64_t width, NormRule rule, Stream stream);
 
 }  // namespace qlorapp::cuda

@@ -23,6 +23,13 @@ constexpr std::array<std::string_view, 2> kBiasKeys{"attention_bias", "mlp_bias"
 constexpr std::array<std::string_view, 5> kUnreadByLlama{"pretraining_tp", "resid_pdrop", "embd_pdrop", "hidden_dropout",
                                                          "original_max_position_embeddings"};
 
+constexpr std::array<NormRow, 4> kQwen3Norms{{{"input_layernorm", kBeforeAttention},
+                                              {"post_attention_layernorm", kBeforeMlp},
+                                              {"self_attn.q_norm", kQuery, kHead},
+                                              {"self_attn.k_norm", kKey, kHead}}};
+constexpr std::array<std::string_view, 5> kQwenKeys{"attention_bias", "use_sliding_window", "sliding_window", "max_window_layers",
+                                                    "layer_types"};
+
 constexpr std::array kFamilies{
     // Llama 2, 3, 3.1, 3.2, 3.3, and the many models published under its architecture.
     Family{.architecture = "LlamaForCausalLM",
@@ -32,6 +39,15 @@ constexpr std::array kFamilies{
            .defaults = R"({"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 2048})",
            .accepted_keys = kBiasKeys,
            .ignored_keys = kUnreadByLlama},
+    // Qwen3 0.6B to 32B, the 2507 models, and R1's distillation into 8B.
+    Family{.architecture = "Qwen3ForCausalLM",
+           .model_type = "qwen3",
+           .norms = kQwen3Norms,
+           .linears = kLlamaLinears,
+           .window_rule = WindowRule::kFromMaxWindowLayers,
+           .defaults = R"({"head_dim": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 32768,
+                           "sliding_window": 4096, "max_window_layers": 28, "use_sliding_window": false})",
+           .accepted_keys = kQwenKeys},
 };
 
 /// A block's groups are all there, in their order, and one norm acts at a site at most.

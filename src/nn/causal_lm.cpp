@@ -59,7 +59,7 @@ LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_sc
   at::Tensor loss;
   Wide dx;
   {
-    auto [normed, rstd] = ops::rms_norm(x, decoder_->norm_weight(), config().rms_norm_eps);
+    auto [normed, rstd] = decoder_->last_norm(x);
     at::Tensor dnormed;
     if (adapters_.trained_head().defined()) {
       HeadPass pass = trained_head_pass(normed, adapters_.head(), batch.targets, grad_scale, set.arena.gradient(set.lm_head),
@@ -71,7 +71,7 @@ LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_sc
                                                           /*need_gradient=*/true, settings_.loss_chunk_rows(), batch.target_count);
     }
     normed.reset();
-    dx = {ops::rms_norm_backward(dnormed, x, decoder.norm_weight(), rstd), config().hidden_size};
+    dx = {ops::rms_norm_backward(dnormed, x, decoder.norm_weight(), rstd, config().family->norm_rule), config().hidden_size};
   }
   x.reset();
   ops::mark_phase(ops::MemoryPhase::kBackward);
@@ -101,7 +101,7 @@ at::Tensor CausalLM::hidden_states(const Batch& batch, bool training, uint64_t s
   for (const Segment& segment : settings_.segments()) {
     x = graph ? run_segment_autograd(decoder_, segment, x, context) : run_segment(*decoder_, segment, x, *context, nullptr);
   }
-  return std::get<0>(ops::rms_norm(x, decoder_->norm_weight(), config().rms_norm_eps));
+  return std::get<0>(decoder_->last_norm(x));
 }
 
 at::Tensor CausalLM::loss(const Batch& batch, uint64_t seed, uint32_t micro_step) {

@@ -10,6 +10,7 @@
 #include "core/check.hpp"
 #include "nn/weight_stream.hpp"
 #include "ops/device_memory.hpp"
+#include "ops/norm.hpp"
 
 namespace qlorapp {
 namespace {
@@ -74,6 +75,10 @@ const at::Tensor& Decoder::own_dense(const format::Parameter& parameter) const {
   if (parameter.role == format::Role::kEmbedding) return embed_tokens_;
   if (parameter.role == format::Role::kHead) return lm_head_;
   return parameter.layer < 0 ? norm_ : blocks_[static_cast<size_t>(parameter.layer)].weights().dense[parameter.slot];
+}
+
+std::tuple<at::Tensor, at::Tensor> Decoder::last_norm(const at::Tensor& x) const {
+  return ops::rms_norm(x, norm_, config_.rms_norm_eps, config_.family->norm_rule);
 }
 
 void Decoder::replace_tables(at::Tensor embed_tokens, at::Tensor lm_head) {

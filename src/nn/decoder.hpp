@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -52,6 +53,8 @@ class Decoder {
   [[nodiscard]] at::Tensor embed_tokens() const { return whole(embed_tokens_); }
   [[nodiscard]] const at::Tensor& norm_weight() const { return norm_; }
   [[nodiscard]] at::Tensor lm_head() const { return whole(lm_head_); }
+  /// What the head reads, and the norm's statistic: (y, rstd) of x (M, D).
+  [[nodiscard]] std::tuple<at::Tensor, at::Tensor> last_norm(const at::Tensor& x) const;
   /// The tables, or this rank's rows of them: no exchange.
   [[nodiscard]] const at::Tensor& own_embed_tokens() const { return embed_tokens_; }
   [[nodiscard]] const at::Tensor& own_lm_head() const { return lm_head_; }

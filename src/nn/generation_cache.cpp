@@ -9,7 +9,6 @@
 #include "core/check.hpp"
 #include "nn/decoder.hpp"
 #include "nn/step_context.hpp"
-#include "ops/norm.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
 
 namespace qlorapp {
@@ -107,7 +106,7 @@ at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<c
     x = decoder.blocks()[i].forward(x, context, nullptr, Keep::kInputOnly, &of_block);
   }
   if (!every_token && tokens.size(0) > std::ssize(rows)) x = x.index_select(0, on_device(last));
-  return std::get<0>(ops::rms_norm(x, decoder.norm_weight(), model.config().rms_norm_eps));
+  return std::get<0>(decoder.last_norm(x));
 }
 
 }  // namespace qlorapp

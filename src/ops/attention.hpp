@@ -3,6 +3,8 @@
 ///
 ///     out[i, h] = Σ_j softmax_j(scale · q[i, h]·k[j, h / (H / H_kv)]) · v[j, h / (H / H_kv)],   j <= i in the row of i
 ///
+/// With a window only the last `window` of these j count, i among them; 0: all.
+///
 /// q is (M, H, d); k and v are (M, H_kv, d), H a multiple of H_kv; one dtype. Row r holds tokens [row_starts[r], row_starts[r +
 /// 1]); row_starts begins with 0 and ends with M, and rows never see each other. Views with strides (q, k, v of one packed
 /// projection) are read in place if the elements of a head lie together.
@@ -23,18 +25,18 @@ namespace qlorapp::ops {
 /// that do not,
 ///        as torch.use_deterministic_algorithms(True) does. Both passes must be asked alike. The CPU has no others.
 std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                             at::IntArrayRef row_starts, double scale, bool deterministic = false);
+                                             at::IntArrayRef row_starts, double scale, bool deterministic = false, int64_t window = 0);
 
 /// (dq, dk, dv), contiguous, in the shapes of q, k, v.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                                                                   const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
                                                                   at::IntArrayRef row_starts, double scale,
-                                                                  bool deterministic = false);
+                                                                  bool deterministic = false, int64_t window = 0);
 
 /// Generation: the queries of row r, [row_starts[r], row_starts[r + 1]) of q, are its LAST positions, and its keys, theirs
 /// included, are [cache_starts[r], cache_starts[r] + cache_lengths[r]) of k and v, so that a row may keep spare capacity behind
 /// its keys. Returns out (M_q, H, d), contiguous. No gradient.
 at::Tensor attention_with_cache(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, at::IntArrayRef row_starts,
-                                at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale);
+                                at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale, int64_t window = 0);
 
 }  // namespace qlorapp::ops

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The output projection and its cross-entropy in one, a chunk of rows at a time: the logits never exist as a whole.
 ///
-///     loss_sum = Σ_{m: targets[m] >= 0} −log softmax(round(hidden[m]·weightᵀ))[targets[m]]
+///     loss_sum = Σ_{m: targets[m] >= 0} −log softmax(logit(round(hidden[m]·weightᵀ)))[targets[m]]
 ///     grad_hidden[m] = round((softmax − onehot)·grad_scale)·weight      (0 where ignored)
 ///
 /// hidden (M, D) and the frozen weight (V, D) share one dtype; targets int64 (M), already shifted, negative to ignore a row.
@@ -16,6 +16,8 @@
 #include <tuple>
 
 #include <ATen/core/Tensor.h>
+
+#include "ops/logit_rule.hpp"
 
 namespace qlorapp::ops {
 
@@ -33,6 +35,6 @@ std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden
                                                         const at::Tensor& targets,
                                                         const std::optional<at::Tensor>& grad_scale = std::nullopt,
                                                         bool need_gradient = true, int64_t chunk_rows = 512,
-                                                        int64_t target_count = -1);
+                                                        int64_t target_count = -1, LogitRule logits = {});
 
 }  // namespace qlorapp::ops

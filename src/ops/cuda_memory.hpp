@@ -38,12 +38,15 @@ enum class AttentionKernel { kCudnn, kFlash, kEfficient };
 
 /// The choice depends on shapes, dtype and GPU only, so that forward and backward agree.
 /// @param architecture  75, 80, 90 …  @param deterministic  sums in one order, which cuDNN does not promise.
-inline AttentionKernel attention_kernel(const at::Tensor& q, const RowLayout& layout, int64_t architecture, bool deterministic) {
+/// @param window  cuDNN's kernel has none; one that is as long as the rows is none.
+inline AttentionKernel attention_kernel(const at::Tensor& q, const RowLayout& layout, int64_t architecture, bool deterministic,
+                                        int64_t window) {
   const int64_t d = q.size(2), major = architecture / 10;
   if (q.scalar_type() == at::kFloat || major < 8 || d % 8 != 0 || d > 256) return AttentionKernel::kEfficient;
   // cuDNN builds a plan for every new shape, some 50 ms; short rows have many shapes and nothing to gain.
   constexpr int64_t kShortest = 256;
-  const bool cudnn = !deterministic && (major == 9 || major == 10) && layout.equal && layout.longest >= kShortest && d <= 128;
+  const bool windowed = window > 0 && window < layout.longest;
+  const bool cudnn = !deterministic && !windowed && (major == 9 || major == 10) && layout.equal && layout.longest >= kShortest && d <= 128;
   return cudnn ? AttentionKernel::kCudnn : AttentionKernel::kFlash;
 }
 

@@ -10,7 +10,7 @@
 #include "ops/norm.hpp"
 #include "ops/operator.hpp"
 #include "ops/rope.hpp"
-#include "ops/swiglu.hpp"
+#include "ops/gated_activation.hpp"
 
 namespace qlorapp::ops {
 namespace {
@@ -19,28 +19,31 @@ using at::Tensor;
 using Two = std::tuple<Tensor, Tensor>;
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 
+int64_t number(NormRule rule) { return static_cast<int64_t>(rule); }
+int64_t number(Activation act) { return static_cast<int64_t>(act); }
+
 }  // namespace
 
-Two rms_norm(const Tensor& x, const Tensor& weight, double eps) {
-  static const auto op = Operator<Two(const Tensor&, const Tensor&, double)>("qlorapp::rms_norm");
-  return op.call(x, weight, eps);
+Two rms_norm(const Tensor& x, const Tensor& weight, double eps, NormRule rule) {
+  static const auto op = Operator<Two(const Tensor&, const Tensor&, double, int64_t)>("qlorapp::rms_norm");
+  return op.call(x, weight, eps, number(rule));
 }
 
-Three add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
-  static const auto op = Operator<Three(const Tensor&, const Tensor&, const Tensor&, double)>("qlorapp::add_rms_norm");
-  return op.call(x, residual, weight, eps);
+Three add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, NormRule rule) {
+  static const auto op = Operator<Three(const Tensor&, const Tensor&, const Tensor&, double, int64_t)>("qlorapp::add_rms_norm");
+  return op.call(x, residual, weight, eps, number(rule));
 }
 
-void rms_norm_out(const Tensor& x, const Tensor& weight, double eps, Tensor& y, Tensor& rstd) {
-  static const auto op = Operator<void(const Tensor&, const Tensor&, double, Tensor&, Tensor&)>("qlorapp::rms_norm", "out");
-  op.call(x, weight, eps, y, rstd);
+void rms_norm_out(const Tensor& x, const Tensor& weight, double eps, Tensor& y, Tensor& rstd, NormRule rule) {
+  static const auto op = Operator<void(const Tensor&, const Tensor&, double, int64_t, Tensor&, Tensor&)>("qlorapp::rms_norm", "out");
+  op.call(x, weight, eps, number(rule), y, rstd);
 }
 
 void add_rms_norm_out(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, Tensor& sum, Tensor& y,
-                      Tensor& rstd) {
-  static const auto op = Operator<void(const Tensor&, const Tensor&, const Tensor&, double, Tensor&, Tensor&, Tensor&)>(
+                      Tensor& rstd, NormRule rule) {
+  static const auto op = Operator<void(const Tensor&, const Tensor&, const Tensor&, double, int64_t, Tensor&, Tensor&, Tensor&)>(
       "qlorapp::add_rms_norm", "out");
-  op.call(x, residual, weight, eps, sum, y, rstd);
+  op.call(x, residual, weight, eps, number(rule), sum, y, rstd);
 }
 
 void rope_backward_qkv_(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos, const Tensor& sin,
@@ -51,9 +54,9 @@ void rope_backward_qkv_(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const 
   op.call(dqkv, dq, dk, dv, cos, sin, positions);
 }
 
-void swiglu_out(const Tensor& gate_up, Tensor& h) {
-  static const auto op = Operator<void(const Tensor&, Tensor&)>("qlorapp::swiglu", "out");
-  op.call(gate_up, h);
+void gated_activation_out(const Tensor& gate_up, Tensor& h, Activation act) {
+  static const auto op = Operator<void(const Tensor&, int64_t, Tensor&)>("qlorapp::gated_activation", "out");
+  op.call(gate_up, number(act), h);
 }
 
 Tensor embedding(const Tensor& weight, const Tensor& tokens) {
@@ -61,15 +64,16 @@ Tensor embedding(const Tensor& weight, const Tensor& tokens) {
   return op.call(weight, tokens);
 }
 
-Tensor rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
-  static const auto op = Operator<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&)>("qlorapp::rms_norm_backward");
-  return op.call(dy, x, weight, rstd);
+Tensor rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd, NormRule rule) {
+  static const auto op =
+      Operator<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t)>("qlorapp::rms_norm_backward");
+  return op.call(dy, x, weight, rstd, number(rule));
 }
 
-void rms_norm_backward_(Tensor& dx, Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
+void rms_norm_backward_(Tensor& dx, Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd, NormRule rule) {
   static const auto op =
-      Operator<void(Tensor&, Tensor&, const Tensor&, const Tensor&, const Tensor&)>("qlorapp::rms_norm_backward_");
-  op.call(dx, dy, x, weight, rstd);
+      Operator<void(Tensor&, Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t)>("qlorapp::rms_norm_backward_");
+  op.call(dx, dy, x, weight, rstd, number(rule));
 }
 
 Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions, bool inverse) {
@@ -82,48 +86,63 @@ void rope_(Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positi
   op.call(x, cos, sin, positions, inverse);
 }
 
-Tensor swiglu(const Tensor& gate_up) {
-  static const auto op = Operator<Tensor(const Tensor&)>("qlorapp::swiglu");
-  return op.call(gate_up);
+Tensor rms_norm_rope(const Tensor& x, const Tensor& q_weight, const Tensor& k_weight, int64_t q_heads, double eps, const Tensor& cos,
+                     const Tensor& sin, const Tensor& positions, NormRule rule) {
+  static const auto op = Operator<Tensor(const Tensor&, const Tensor&, const Tensor&, int64_t, double, const Tensor&, const Tensor&,
+                                         const Tensor&, int64_t)>("qlorapp::rms_norm_rope");
+  return op.call(x, q_weight, k_weight, q_heads, eps, cos, sin, positions, number(rule));
 }
 
-Tensor swiglu_backward(const Tensor& dh, const Tensor& gate_up) {
-  static const auto op = Operator<Tensor(const Tensor&, const Tensor&)>("qlorapp::swiglu_backward");
-  return op.call(dh, gate_up);
-}
-
-void swiglu_backward_(Tensor& dh, Tensor& gate_up) {
-  static const auto op = Operator<void(Tensor&, Tensor&)>("qlorapp::swiglu_backward_");
-  op.call(dh, gate_up);
-}
-
-Two attention(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts, double scale, bool deterministic) {
+void rms_norm_rope_backward_qkv_(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& x,
+                                 const Tensor& q_weight, const Tensor& k_weight, double eps, const Tensor& cos, const Tensor& sin,
+                                 const Tensor& positions, NormRule rule) {
   static const auto op =
-      Operator<Two(const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef, double, bool)>("qlorapp::attention");
-  return op.call(q, k, v, row_starts, scale, deterministic);
+      Operator<void(Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, double,
+                    const Tensor&, const Tensor&, const Tensor&, int64_t)>("qlorapp::rms_norm_rope_backward_qkv_");
+  op.call(dqkv, dq, dk, dv, x, q_weight, k_weight, eps, cos, sin, positions, number(rule));
+}
+
+Tensor gated_activation(const Tensor& gate_up, Activation act) {
+  static const auto op = Operator<Tensor(const Tensor&, int64_t)>("qlorapp::gated_activation");
+  return op.call(gate_up, number(act));
+}
+
+Tensor gated_activation_backward(const Tensor& dh, const Tensor& gate_up, Activation act) {
+  static const auto op = Operator<Tensor(const Tensor&, const Tensor&, int64_t)>("qlorapp::gated_activation_backward");
+  return op.call(dh, gate_up, number(act));
+}
+
+void gated_activation_backward_(Tensor& dh, Tensor& gate_up, Activation act) {
+  static const auto op = Operator<void(Tensor&, Tensor&, int64_t)>("qlorapp::gated_activation_backward_");
+  op.call(dh, gate_up, number(act));
+}
+
+Two attention(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts, double scale, bool deterministic,
+              int64_t window) {
+  static const auto op =
+      Operator<Two(const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef, double, bool, int64_t)>("qlorapp::attention");
+  return op.call(q, k, v, row_starts, scale, deterministic, window);
 }
 
 Three attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                         const Tensor& lse, at::IntArrayRef row_starts, double scale, bool deterministic) {
+                         const Tensor& lse, at::IntArrayRef row_starts, double scale, bool deterministic, int64_t window) {
   static const auto op = Operator<Three(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                        at::IntArrayRef, double, bool)>("qlorapp::attention_backward");
-  return op.call(dout, q, k, v, out, lse, row_starts, scale, deterministic);
+                                        at::IntArrayRef, double, bool, int64_t)>("qlorapp::attention_backward");
+  return op.call(dout, q, k, v, out, lse, row_starts, scale, deterministic, window);
 }
 
 Tensor attention_with_cache(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts,
-                            at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale) {
-  static const auto op =
-      Operator<Tensor(const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, double)>(
-          "qlorapp::attention_with_cache");
-  return op.call(q, k, v, row_starts, cache_starts, cache_lengths, scale);
+                            at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale, int64_t window) {
+  static const auto op = Operator<Tensor(const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef,
+                                         at::IntArrayRef, double, int64_t)>("qlorapp::attention_with_cache");
+  return op.call(q, k, v, row_starts, cache_starts, cache_lengths, scale, window);
 }
 
 Two linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets, const std::optional<Tensor>& grad_scale,
-                         bool need_gradient, int64_t chunk_rows, int64_t target_count) {
-  static const auto op =
-      Operator<Two(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, bool, int64_t, int64_t)>(
-          "qlorapp::linear_cross_entropy");
-  return op.call(hidden, weight, targets, grad_scale, need_gradient, chunk_rows, target_count);
+                         bool need_gradient, int64_t chunk_rows, int64_t target_count, LogitRule logits) {
+  static const auto op = Operator<Two(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, bool, int64_t,
+                                      int64_t, double, double)>("qlorapp::linear_cross_entropy");
+  return op.call(hidden, weight, targets, grad_scale, need_gradient, chunk_rows, target_count, logits.factor, logits.cap);
 }
 
 }  // namespace qlorapp::ops

@@ -9,7 +9,13 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
 
+#include "ops/logit_rule.hpp"
+#include "qlorapp/format/family.hpp"
+
 namespace qlorapp::ops {
+
+using format::Activation;
+using format::NormRule;
 
 /// float32, bfloat16, float16, and float64 for gradcheck.
 inline void check_floating(std::string_view op, std::string_view name, const at::Tensor& x) {
@@ -98,14 +104,53 @@ inline void check_rope_backward_qkv(std::string_view op, const at::Tensor& dqkv,
                     ". Pass the columns of the packed projection.");
 }
 
-inline void check_swiglu(std::string_view op, const at::Tensor& gate_up) {
+inline NormRule norm_rule(int64_t number) {
+  TORCH_CHECK_VALUE(number >= 0 && number <= static_cast<int64_t>(NormRule::kOnePlus), "[rms_norm] rule must be 0, 1 or 2; got ",
+                    number, ". 0 is Llama's.");
+  return static_cast<NormRule>(number);
+}
+
+inline Activation activation(int64_t number) {
+  TORCH_CHECK_VALUE(number == 0 || number == 1, "[gated_activation] act must be 0 (silu) or 1 (GELU with tanh); got ", number,
+                    ". 0 is Llama's.");
+  return static_cast<Activation>(number);
+}
+
+inline LogitRule logit_rule(double factor, double cap) {
+  TORCH_CHECK_VALUE(factor > 0 && cap >= 0, "[linear_cross_entropy] logit_factor must be above 0 and logit_cap at least 0; got ",
+                    factor, " and ", cap, ". 1 and 0 leave logits as they are.");
+  return {factor, cap};
+}
+
+inline void check_rms_norm_rope(std::string_view op, const at::Tensor& x, const at::Tensor& q_weight, const at::Tensor& k_weight,
+                                int64_t q_heads, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions) {
+  check_rope(op, x, cos, sin, positions);
+  for (const at::Tensor* weight : {&q_weight, &k_weight}) check_rms_norm(op, x, *weight);
+  TORCH_CHECK_VALUE(q_heads >= 0 && x.sym_size(1) >= q_heads, "[", op, "] q_heads must be from 0 to the number of heads, ",
+                    x.sym_size(1), "; got ", q_heads, ". Pass how many heads q_weight is for.");
+}
+
+inline void check_rms_norm_rope_backward(std::string_view op, const at::Tensor& dqkv, const at::Tensor& dq, const at::Tensor& dk,
+                                         const at::Tensor& dv, const at::Tensor& x, const at::Tensor& q_weight,
+                                         const at::Tensor& k_weight, const at::Tensor& cos, const at::Tensor& sin,
+                                         const at::Tensor& positions) {
+  check_rope_backward_qkv(op, dqkv, dq, dk, dv, cos, sin, positions);
+  check_alike(op, "x", x, "dq", dq);
+  TORCH_CHECK_VALUE(x.dim() == 3 && x.sym_size(0) == dq.sym_size(0) && x.sym_size(1) == dq.sym_size(1) + dk.sym_size(1) &&
+                        x.sym_size(2) == dq.sym_size(2),
+                    "[", op, "] x must be (M, H + H_kv, d), what rms_norm_rope was given; got ", x.sym_sizes(), " for dq ",
+                    dq.sym_sizes(), " and dk ", dk.sym_sizes(), ". Keep the projection as it was.");
+  for (const at::Tensor* weight : {&q_weight, &k_weight}) check_rms_norm(op, x, *weight);
+}
+
+inline void check_gated_activation(std::string_view op, const at::Tensor& gate_up) {
   check_floating(op, "gate_up", gate_up);
   TORCH_CHECK_VALUE(gate_up.dim() >= 1 && gate_up.sym_size(-1) > 0 && gate_up.sym_size(-1) % 2 == 0, "[", op,
                     "] gate_up must be (…, 2·I), gate first; got ", gate_up.sym_sizes(), ". Concatenate gate and up.");
 }
 
-inline void check_swiglu_out(std::string_view op, const at::Tensor& gate_up, const at::Tensor& h) {
-  check_swiglu(op, gate_up);
+inline void check_gated_activation_out(std::string_view op, const at::Tensor& gate_up, const at::Tensor& h) {
+  check_gated_activation(op, gate_up);
   check_alike(op, "h", h, "gate_up", gate_up);
   auto want = gate_up.sym_sizes().vec();
   want.back() = want.back() / 2;
@@ -113,14 +158,14 @@ inline void check_swiglu_out(std::string_view op, const at::Tensor& gate_up, con
                     h.sym_sizes(), ". Pass half the width of gate_up.");
 }
 
-inline void check_swiglu_backward(std::string_view op, const at::Tensor& dh, const at::Tensor& gate_up) {
-  check_swiglu(op, gate_up);
+inline void check_gated_activation_backward(std::string_view op, const at::Tensor& dh, const at::Tensor& gate_up) {
+  check_gated_activation(op, gate_up);
   check_alike(op, "dh", dh, "gate_up", gate_up);
   const auto leading = gate_up.sym_sizes().slice(0, gate_up.sym_sizes().size() - 1);
   TORCH_CHECK_VALUE(dh.dim() == gate_up.dim() && dh.sym_sizes().slice(0, leading.size()) == leading &&
                         dh.sym_size(-1) * 2 == gate_up.sym_size(-1),
                     "[", op, "] dh must be (…, I) for gate_up (…, 2·I); got ", dh.sym_sizes(), " and ", gate_up.sym_sizes(),
-                    ". Pass the gradient of swiglu's output.");
+                    ". Pass the gradient of gated_activation's output.");
 }
 
 /// q (M_q, H, d); k and v (M_k, H_kv, d); H a multiple of H_kv.

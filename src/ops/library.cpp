@@ -60,45 +60,59 @@ TORCH_LIBRARY(qlorapp, m) {
 
   // Llama's pieces, with transformers' rounding points. rstd float32 (M). All gradients are to activations: weights are frozen.
   // A trailing underscore writes its marked arguments and returns nothing; autograd refuses those, hand-written blocks call them.
-  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor y, Tensor rstd)");
-  m.def("rms_norm.out(Tensor x, Tensor weight, float eps, *, Tensor(a!) y, Tensor(b!) rstd) -> ()");  // rows of y may lie apart
-  m.def("rms_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor rstd) -> Tensor");
+  // rule: 0 rounds before and after the product with the weight, 1 only after it, 2 too and multiplies by 1 + weight (format::NormRule).
+  m.def("rms_norm(Tensor x, Tensor weight, float eps, int rule=0) -> (Tensor y, Tensor rstd)");
+  m.def("rms_norm.out(Tensor x, Tensor weight, float eps, int rule=0, *, Tensor(a!) y, Tensor(b!) rstd) -> ()");  // rows of y may lie apart
+  m.def("rms_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor rstd, int rule=0) -> Tensor");
   // dx += gradient; dy becomes y, which the gradients of the adapters behind the norm read.
-  m.def("rms_norm_backward_(Tensor(a!) dx, Tensor(b!) dy, Tensor x, Tensor weight, Tensor rstd) -> ()");
-  m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor sum, Tensor y, Tensor rstd)");
+  m.def("rms_norm_backward_(Tensor(a!) dx, Tensor(b!) dy, Tensor x, Tensor weight, Tensor rstd, int rule=0) -> ()");
+  m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, int rule=0) -> (Tensor sum, Tensor y, Tensor rstd)");
   m.def(
-      "add_rms_norm.out(Tensor x, Tensor residual, Tensor weight, float eps, *, Tensor(a!) sum, Tensor(b!) y, Tensor(c!) rstd) "
+      "add_rms_norm.out(Tensor x, Tensor residual, Tensor weight, float eps, int rule=0, *, Tensor(a!) sum, Tensor(b!) y, "
+      "Tensor(c!) rstd) "
       "-> ()");
   // x (M, H, head_dim); cos, sin float32 (positions, head_dim / 2); positions int64 (M). `inverse` turns the other way (backward).
   m.def("rope(Tensor x, Tensor cos, Tensor sin, Tensor positions, bool inverse=False) -> Tensor");
   m.def("rope_(Tensor(a!) x, Tensor cos, Tensor sin, Tensor positions, bool inverse=False) -> ()");
   // dqkv (M, (H + 2·H_kv)·d), rows any distance apart, becomes [dq turned back | dk turned back | dv].
   m.def("rope_backward_qkv_(Tensor(a!) dqkv, Tensor dq, Tensor dk, Tensor dv, Tensor cos, Tensor sin, Tensor positions) -> ()");
-  // gate_up (M, 2·I), gate first → (M, I). swiglu_backward_: gate_up becomes its gradient, dh becomes swiglu(gate_up).
-  m.def("swiglu(Tensor gate_up) -> Tensor");
-  m.def("swiglu.out(Tensor gate_up, *, Tensor(a!) h) -> ()");
-  m.def("swiglu_backward(Tensor dh, Tensor gate_up) -> Tensor");
-  m.def("swiglu_backward_(Tensor(a!) dh, Tensor(b!) gate_up) -> ()");
-  // Causal attention within each row [row_starts[r], row_starts[r+1]); q (M, H, d), k and v (M, H_kv, d); lse float32 (H, M).
-  // deterministic: gradients with the same bits in every run, on a GPU too; the same for both passes.
+  // The first q_heads heads of x normed by q_weight, the others by k_weight, both (d), then turned: (M, H, d), contiguous.
   m.def(
-      "attention(Tensor q, Tensor k, Tensor v, int[] row_starts, float scale, bool deterministic=False) "
-      "-> (Tensor out, Tensor lse)");
+      "rms_norm_rope(Tensor x, Tensor q_weight, Tensor k_weight, int q_heads, float eps, Tensor cos, Tensor sin, Tensor positions, "
+      "int rule=0) -> Tensor");
+  // rope_backward_qkv_ and, behind it, the norms' backward pass at x, (M, H + H_kv, d), the input of rms_norm_rope.
+  m.def(
+      "rms_norm_rope_backward_qkv_(Tensor(a!) dqkv, Tensor dq, Tensor dk, Tensor dv, Tensor x, Tensor q_weight, Tensor k_weight, "
+      "float eps, Tensor cos, Tensor sin, Tensor positions, int rule=0) -> ()");
+  // gate_up (M, 2·I), gate first → (M, I); act 0 is silu, 1 GELU with tanh (format::Activation). gated_activation_backward_: gate_up
+  // becomes its gradient, dh becomes gated_activation(gate_up).
+  m.def("gated_activation(Tensor gate_up, int act=0) -> Tensor");
+  m.def("gated_activation.out(Tensor gate_up, int act=0, *, Tensor(a!) h) -> ()");
+  m.def("gated_activation_backward(Tensor dh, Tensor gate_up, int act=0) -> Tensor");
+  m.def("gated_activation_backward_(Tensor(a!) dh, Tensor(b!) gate_up, int act=0) -> ()");
+  // Causal attention within each row [row_starts[r], row_starts[r+1]); q (M, H, d), k and v (M, H_kv, d); lse float32 (H, M).
+  // deterministic: gradients with the same bits in every run, on a GPU too. window: a query sees the last so many keys, its own among
+  // them; 0: all. Both the same for both passes.
+  m.def(
+      "attention(Tensor q, Tensor k, Tensor v, int[] row_starts, float scale, bool deterministic=False, "
+      "int window=0) -> (Tensor out, Tensor lse)");
   m.def(
       "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int[] row_starts, float scale, "
-      "bool deterministic=False) -> (Tensor dq, Tensor dk, Tensor dv)");
+      "bool deterministic=False, int window=0) -> (Tensor dq, Tensor dk, Tensor dv)");
   // Queries of row r are the last of the keys [cache_starts[r], cache_starts[r] + cache_lengths[r]) of k and v. No gradient.
   m.def(
-      "attention_with_cache(Tensor q, Tensor k, Tensor v, int[] row_starts, int[] cache_starts, int[] cache_lengths, float scale) "
-      "-> Tensor");
+      "attention_with_cache(Tensor q, Tensor k, Tensor v, int[] row_starts, int[] cache_starts, int[] cache_lengths, float scale, "
+      "int window=0) -> Tensor");
   // weight (V, D), tokens int64 (M) → (M, D): rows of the frozen table.
   m.def("embedding(Tensor weight, Tensor tokens) -> Tensor");
   // Summed loss over rows with a target >= 0, float32 (); gradient of that sum times grad_scale (float32 (), default 1), shape and
   // dtype of hidden, formed chunk_rows rows at a time so that the logits never exist as a whole. Empty unless need_gradient.
   // target_count: how many targets are >= 0, if the caller knows; a GPU then leaves the other rows out without asking.
+  // Logits are z = logit_factor · product, then cap · tanh(z / cap) if there is a logit_cap.
   m.def(
       "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets, Tensor? grad_scale=None, bool need_gradient=True, "
-      "int chunk_rows=512, int target_count=-1) -> (Tensor loss_sum, Tensor grad_hidden)");
+      "int chunk_rows=512, int target_count=-1, float logit_factor=1.0, float logit_cap=0.0) "
+      "-> (Tensor loss_sum, Tensor grad_hidden)");
 
   // x · mask / (1 - p); the mask is a pure function of (seed, micro_step, site, element index): core/philox.hpp.
   m.def("seeded_dropout(Tensor x, float p, int seed, int micro_step, int site, int first=0) -> Tensor");

@@ -14,6 +14,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ops/norm.hpp"
+
 namespace qlorapp::ops {
 
 /// A contiguous tensor. Differentiable in x. x may be strided; elements of a head together, else it is copied.
@@ -28,5 +30,19 @@ void rope_(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const at
 /// dqkv: (M, (H + 2·H_kv)·d), overwritten; its rows may lie any distance apart. Outside autograd.
 void rope_backward_qkv_(at::Tensor& dqkv, const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& cos,
                         const at::Tensor& sin, const at::Tensor& positions);
+
+/// Heads that are normalized before they turn (Qwen3, Gemma 3): rope(rms_norm(head)), each with the rounding points of its own.
+/// @param x  (M, H, d), may be strided.  @param q_weight, k_weight  (d) of the first q_heads heads, and of the others.
+/// @returns (M, H, d), contiguous. Differentiable in x.
+at::Tensor rms_norm_rope(const at::Tensor& x, const at::Tensor& q_weight, const at::Tensor& k_weight, int64_t q_heads, double eps,
+                         const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions,
+                         NormRule rule = NormRule::kRoundTwice);
+
+/// rope_backward_qkv_ and the norms' backward pass behind it, which forms their statistic again. Outside autograd.
+/// @param x  (M, H + H_kv, d), what rms_norm_rope was given.
+void rms_norm_rope_backward_qkv_(at::Tensor& dqkv, const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv,
+                                 const at::Tensor& x, const at::Tensor& q_weight, const at::Tensor& k_weight, double eps,
+                                 const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions,
+                                 NormRule rule = NormRule::kRoundTwice);
 
 }  // namespace qlorapp::ops

@@ -6,7 +6,7 @@
 #include "cuda/norm.hpp"
 #include "cuda/rope.hpp"
 #include "cuda/rows.hpp"
-#include "cuda/swiglu.hpp"
+#include "cuda/gated_activation.hpp"
 #include "device_matrix.hpp"
 
 using namespace kernels;
@@ -38,35 +38,37 @@ cuda::WrittenRows written(const Matrix& matrix) { return {matrix.data(), matrix.
 
 TEST_CASE("norms write their rows and nothing else, at any width and alignment", "[cuda]") {
   if (no_gpu()) return;
-  at_every_edge(kWidths, [](Float type, const Layout& layout, int64_t rows, int64_t width) {
+  const auto rule = GENERATE(cuda::NormRule::kRoundTwice, cuda::NormRule::kOnePlus);
+  at_every_edge(kWidths, [&](Float type, const Layout& layout, int64_t rows, int64_t width) {
     const Matrix x(type, rows, width, layout, true), residual(type, rows, width, layout, true),
         weight(type, 1, width, {0, 0}, true);
     const Matrix y(type, rows, width, layout, false), sum(type, rows, width, layout, false),
         rstd(Float::kFloat32, 1, rows, {0, 0}, false);
-    check(cuda::rms_norm(type, read(x), weight.data(), written(y), rstd.as<float>(), rows, width, 1e-5F, nullptr));
+    check(cuda::rms_norm(type, read(x), weight.data(), written(y), rstd.as<float>(), rows, width, 1e-5F, rule, nullptr));
     check(cuda::add_rms_norm(type, read(x), read(residual), weight.data(), written(sum), written(y), rstd.as<float>(), rows, width,
-                             1e-5F, nullptr));
+                             1e-5F, rule, nullptr));
     REQUIRE(y.wrote_only_its_rows());
     REQUIRE(sum.wrote_only_its_rows());
     const Matrix dx(type, rows, width, layout, false);
-    check(cuda::rms_norm_backward(type, read(x), read(sum), weight.data(), rstd.as<float>(), written(dx), {}, false, rows, width,
+    check(cuda::rms_norm_backward(type, read(x), read(sum), weight.data(), rstd.as<float>(), written(dx), {}, false, rows, width, rule,
                                   nullptr));
     check(cuda::rms_norm_backward(type, read(y), read(sum), weight.data(), rstd.as<float>(), written(dx), written(y), true, rows,
-                                  width, nullptr));
+                                  width, rule, nullptr));
     REQUIRE(dx.wrote_only_its_rows());
     REQUIRE(y.wrote_only_its_rows());
   });
 }
 
-TEST_CASE("swiglu and its backward write their rows and nothing else", "[cuda]") {
+TEST_CASE("gated_activation and its backward write their rows and nothing else", "[cuda]") {
   if (no_gpu()) return;
-  at_every_edge({1, 7, 8, 64, 2056, 14344}, [](Float type, const Layout& layout, int64_t rows, int64_t width) {
+  const auto act = GENERATE(cuda::Activation::kSilu, cuda::Activation::kGeluTanh);
+  at_every_edge({1, 7, 8, 64, 2056, 14344}, [&](Float type, const Layout& layout, int64_t rows, int64_t width) {
     const Matrix gate_up(type, rows, 2 * width, layout, true), h(type, rows, width, layout, false),
         gradient(type, rows, 2 * width, layout, false);
-    check(cuda::swiglu(type, gate_up.data(), gate_up.stride(), h.data(), h.stride(), rows, width, nullptr));
+    check(cuda::gated_activation(type, gate_up.data(), gate_up.stride(), h.data(), h.stride(), rows, width, act, nullptr));
     for (const bool keep_h : {false, true}) {
-      check(cuda::swiglu_backward(type, h.data(), h.stride(), gate_up.data(), gate_up.stride(), gradient.data(), gradient.stride(),
-                                  keep_h, rows, width, nullptr));
+      check(cuda::gated_activation_backward(type, h.data(), h.stride(), gate_up.data(), gate_up.stride(), gradient.data(), gradient.stride(),
+                                  keep_h, rows, width, act, nullptr));
     }
     REQUIRE(h.wrote_only_its_rows());
     REQUIRE(gradient.wrote_only_its_rows());
@@ -112,13 +114,14 @@ TEST_CASE("rows are gathered and scattered, and indices outside leave the memory
 
 TEST_CASE("cross-entropy reads and writes the logits of its rows, for targets of all kinds", "[cuda]") {
   if (no_gpu()) return;
-  at_every_edge({1, 7, 8, 1000, 32003}, [](Float type, const Layout& layout, int64_t rows, int64_t vocabulary) {
+  const float cap = GENERATE(0.0F, 30.0F);
+  at_every_edge({1, 7, 8, 1000, 32003}, [&](Float type, const Layout& layout, int64_t rows, int64_t vocabulary) {
     const Memory targets(std::vector<int64_t>{vocabulary - 1, -100, vocabulary}), scale(std::vector<float>{0.5F});
     const Matrix losses(Float::kFloat32, 1, rows, {0, 0}, false), total(Float::kFloat32, 1, 1, {0, 0}, false);
     for (const bool gradient : {false, true}) {
       const Matrix logits(type, rows, vocabulary, layout, true);
       check(cuda::cross_entropy(type, logits.data(), logits.stride(), targets.at<int64_t>(), losses.as<float>(), scale.at<float>(),
-                                gradient, rows, vocabulary, nullptr));
+                                gradient, rows, vocabulary, 1.0F, cap, nullptr));
     }
     check(cuda::sum_losses(losses.as<float>(), rows, total.as<float>(), nullptr));
   });
@@ -159,7 +162,7 @@ CrossEntropy cross_entropy_of(Float type, int64_t vocabulary, const Layout& layo
   const auto run = [&](bool gradient, cudaStream_t stream) {
     check_launch(cudaMemcpy2DAsync(logits.data(), pitch, dense.at(), width, width, kRows, cudaMemcpyDeviceToDevice, stream));
     check_launch(cuda::cross_entropy(type, logits.data(), logits.stride(), targets.at<int64_t>(), losses.as<float>(),
-                                     gradient ? scale.at<float>() : nullptr, gradient, kRows, vocabulary, stream));
+                                     gradient ? scale.at<float>() : nullptr, gradient, kRows, vocabulary, 1.0F, 0.0F, stream));
     check_launch(cudaMemcpy2DAsync(result.at(), width, logits.data(), pitch, width, kRows, cudaMemcpyDeviceToDevice, stream));
   };
   CrossEntropy of;

@@ -17,6 +17,36 @@ namespace tiny {
 inline const qlorapp::DecoderBlock::Shape kShape{
     .hidden = 48, .intermediate = 88, .heads = 6, .kv_heads = 2, .head_dim = 8, .rms_norm_eps = 1e-5};
 
+/// The block's shape with what the reference's options say, and the tensors that those add, behind the norms.
+inline qlorapp::DecoderBlock::Shape shape_of(const reference::Block& block, qlorapp::DecoderBlock::Shape shape,
+                                             std::vector<at::Tensor>& dense, at::ScalarType dtype) {
+  using qlorapp::format::Site;
+  dense.clear();
+  shape.norms.clear();
+  const auto add = [&](const reference::Values& values) {
+    dense.push_back(at::tensor(at::ArrayRef<double>(values), at::kDouble).to(dtype));
+  };
+  const std::vector<std::pair<Site, const reference::Values*>> norms{
+      {Site::kBeforeAttention, &block.input_norm},     {Site::kBeforeMlp, &block.post_attention_norm},
+      {Site::kAfterAttention, &block.after_attention}, {Site::kAfterMlp, &block.after_mlp},
+      {Site::kQuery, &block.q_norm},                   {Site::kKey, &block.k_norm}};
+  for (const auto& [site, values] : norms) {
+    if (values->empty()) continue;
+    shape.norms.push_back(site);
+    add(*values);
+  }
+  shape.biases.assign(7, std::nullopt);
+  for (size_t i = 0; i < 7; ++i) {
+    if (block.bias[i].empty()) continue;
+    shape.biases[i] = dense.size();
+    add(block.bias[i]);
+  }
+  if (block.one_plus) shape.norm_rule = qlorapp::format::NormRule::kOnePlus;
+  if (block.activation == reference::Activation::kGeluTanh) shape.activation = qlorapp::format::Activation::kGeluTanh;
+  shape.layer.window = block.window;
+  return shape;
+}
+
 struct Both {
   qlorapp::DecoderBlock ours;
   reference::Block reference;
@@ -24,7 +54,8 @@ struct Both {
 
 /// @param targets  which of the seven projections get an adapter.
 inline Both make_block(at::ScalarType dtype, std::array<bool, 7> targets = {true, true, true, true, true, true, true},
-                       int64_t rank = 4, double dropout = 0, const qlorapp::DecoderBlock::Shape& shape = kShape) {
+                       int64_t rank = 4, double dropout = 0, const qlorapp::DecoderBlock::Shape& shape = kShape,
+                       void (*option)(reference::Block&) = nullptr) {
   using namespace qlorapp;
   at::manual_seed(7);
   const int64_t q = shape.attention_width(), kv = shape.kv_heads * shape.head_dim;
@@ -58,7 +89,9 @@ inline Both make_block(at::ScalarType dtype, std::array<bool, 7> targets = {true
     adapters[i] = LoraAdapter{a, b, 2.0, dropout};
     dense.lora[i] = {matrix(a), matrix(b), 2.0};
   }
-  Both both{DecoderBlock(shape, std::move(weights), 0), std::move(dense)};
+  if (option != nullptr) option(dense);
+  const DecoderBlock::Shape own = shape_of(dense, shape, weights.dense, dtype);
+  Both both{DecoderBlock(own, std::move(weights), 0), std::move(dense)};
   both.ours.adapters() = std::move(adapters);
   return both;
 }
@@ -98,7 +131,7 @@ inline std::vector<at::Device> devices() {
 inline qlorapp::DecoderBlock on(at::Device device, const qlorapp::DecoderBlock& block) {
   using namespace qlorapp;
   DecoderBlock::Weights weights = block.weights();
-  for (at::Tensor& norm : weights.dense) norm = norm.to(device);
+  for (at::Tensor& dense : weights.dense) dense = dense.to(device);
   for (FrozenWeight& weight : weights.projections) weight = FrozenWeight(weight.quantized.to(device));
   DecoderBlock moved(block.shape(), std::move(weights), block.index());
   moved.adapters() = block.adapters();

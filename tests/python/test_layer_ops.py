@@ -80,7 +80,7 @@ def op_cases(dtype, grad):
     yield ops.add_rms_norm.default, (x, randn(5, 24, dtype=dtype, seed=9, requires_grad=grad), w, 1e-5), {}
     yield ops.rope.default, (heads, cos, sin, positions), {}
     yield ops.rope.default, (heads, cos, sin, positions, True), {}
-    yield ops.swiglu.default, (x,), {}
+    yield ops.gated_activation.default, (x,), {}
     yield ops.attention.default, attention_arguments(dtype, grad), {}
     yield ops.attention.default, attention_arguments(dtype, grad, kv_heads=4, row_starts=(0, 4, 8)), {}
     yield ops.linear_cross_entropy.default, (x, head, targets, None, True, 2), {}
@@ -96,14 +96,14 @@ def op_cases(dtype, grad):
         (plain, randn(5, 24, dtype=dtype, seed=9), w, 1e-5),
         {"sum": plain.clone(), "y": plain.clone(), "rstd": torch.empty(5)},
     )
-    yield ops.swiglu.out, (plain,), {"h": torch.empty(5, 12, dtype=dtype)}
+    yield ops.gated_activation.out, (plain,), {"h": torch.empty(5, 12, dtype=dtype)}
     yield ops.rope_backward_qkv_.default, (qkv, q, k, v, cos, sin, torch.arange(9)), {}
     yield ops.linear_cross_entropy.default, (x, head, targets, None, False, 2), {}
     yield ops.rms_norm_backward.default, (randn(5, 24, dtype=dtype), plain, w, rstd), {}
     yield ops.rms_norm_backward_.default, (dx, randn(5, 24, dtype=dtype), plain, w, rstd), {}
     yield ops.rope_.default, (turned, cos, sin, positions), {}
-    yield ops.swiglu_backward.default, (half, plain), {}
-    yield ops.swiglu_backward_.default, (dh, gate_up), {}
+    yield ops.gated_activation_backward.default, (half, plain), {}
+    yield ops.gated_activation_backward_.default, (dh, gate_up), {}
     yield ops.attention_backward.default, (torch.ones_like(q), q, k, v, out, lse, starts, scale), {}
     yield ops.attention_with_cache.default, (q[:3], k, v, [0, 2, 3], [0, 5], [4, 3], scale), {}
 
@@ -131,7 +131,7 @@ def test_gradcheck_in_double_precision():
     positions = torch.tensor([0, 8, 3, 3, 1])
     for inverse in (False, True):
         assert torch.autograd.gradcheck(lambda x, inverse=inverse: ops.rope(x, cos, sin, positions, inverse), (heads,))
-    assert torch.autograd.gradcheck(ops.swiglu, (randn(3, 10, dtype=d, requires_grad=True),))
+    assert torch.autograd.gradcheck(ops.gated_activation, (randn(3, 10, dtype=d, requires_grad=True),))
     for heads, kv_heads, starts in ((2, 1, (0, 5)), (2, 2, (0, 1, 3, 4)), (4, 2, (0, 0, 1, 4)), (2, 2, (0, 2, 4))):
         q, k, v, rows, scale = attention_arguments(d, True, heads, kv_heads, 4, starts)
         assert torch.autograd.gradcheck(
@@ -178,8 +178,8 @@ def test_writing_operators_refuse_autograd_and_count_the_write():
 
 def test_a_second_derivative_is_refused_by_name():
     x = randn(3, 8, requires_grad=True)
-    (gradient,) = torch.autograd.grad(ops.swiglu(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="swiglu_backward"):
+    (gradient,) = torch.autograd.grad(ops.gated_activation(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="gated_activation_backward"):
         gradient.sum().backward()
 
 
@@ -261,12 +261,12 @@ def test_rope_names_a_position_outside_the_tables():
 
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_swiglu_is_transformers(dtype):
+def test_gated_activation_is_transformers(dtype):
     gate, up = (4 * randn(33, 129, seed=1)).to(dtype), randn(33, 129, dtype=dtype, seed=2)
     g, u = gate.clone().requires_grad_(), up.clone().requires_grad_()
     want = F.silu(g) * u
     stacked = torch.cat([gate, up], -1).requires_grad_()
-    h = ops.swiglu(stacked)
+    h = ops.gated_activation(stacked)
     limit = 4 if dtype == torch.float32 else 2 if h.is_cuda else 1
     assert ulps(h, want) <= limit
     assert (h != want).double().mean() < (0.6 if dtype == torch.float32 else 0.002)
@@ -276,14 +276,14 @@ def test_swiglu_is_transformers(dtype):
     tolerance = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}[dtype]
     torch.testing.assert_close(stacked.grad, torch.cat([g.grad, u.grad], -1), rtol=tolerance, atol=tolerance)
     both, d = torch.cat([gate, up], -1), dh.clone()
-    ops.swiglu_backward_(d, both)
+    ops.gated_activation_backward_(d, both)
     assert torch.equal(both, stacked.grad) and torch.equal(d, h)
 
 
 @pytest.mark.usefixtures("device")
-def test_swiglu_at_the_ends_of_the_range():
+def test_gated_activation_at_the_ends_of_the_range():
     gate = torch.tensor([-math.inf, -200.0, -104.5, -88.0, -0.0, 0.0, 88.0, 200.0, 3e38, math.nan])
-    got = ops.swiglu(torch.cat([gate, torch.ones(10)])[None])[0]
+    got = ops.gated_activation(torch.cat([gate, torch.ones(10)])[None])[0]
     want = F.silu(gate)
     assert torch.equal(got.isnan(), want.isnan())
     finite = ~want.isnan()

@@ -29,13 +29,13 @@ def test_results_may_be_the_first_columns_of_a_wider_buffer(dtype):
     want = ops.add_rms_norm(x, residual, w, 1e-5)
     assert torch.equal(total, want[0]) and torch.equal(y[:, :width], want[1]) and torch.equal(rstd, want[2])
     h = wide(width // 2)
-    ops.swiglu.out(x, h=h[:, : width // 2])
-    assert torch.equal(h[:, : width // 2], ops.swiglu(x)) and (h[:, width // 2 :] == 7).all()
+    ops.gated_activation.out(x, h=h[:, : width // 2])
+    assert torch.equal(h[:, : width // 2], ops.gated_activation(x)) and (h[:, width // 2 :] == 7).all()
     both, dh = wide(width), randn(5, width // 2, dtype=dtype, seed=4)
     both[:, :width] = x
-    want = ops.swiglu_backward(dh, x)
-    ops.swiglu_backward_(dh, both[:, :width])
-    assert torch.equal(both[:, :width], want) and torch.equal(dh, ops.swiglu(x)) and (both[:, width:] == 7).all()
+    want = ops.gated_activation_backward(dh, x)
+    ops.gated_activation_backward_(dh, both[:, :width])
+    assert torch.equal(both[:, :width], want) and torch.equal(dh, ops.gated_activation(x)) and (both[:, width:] == 7).all()
 
 
 @pytest.mark.usefixtures("device")

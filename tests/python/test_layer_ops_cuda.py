@@ -125,24 +125,24 @@ def test_rope_is_bit_equal(dtype, head_dim, heads, inverse):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("spare", [0, 16, 1])
 @pytest.mark.parametrize("width", [1, 7, 8, 1000, 8192, 14336])
-def test_swiglu_and_its_backward(dtype, width, spare):
+def test_gated_activation_and_its_backward(dtype, width, spare):
     rows = 19
     gate_up, dh = 3 * randn(rows, 2 * width), randn(rows, width, dtype=dtype, seed=1)
     gate_up = gate_up.to(dtype)
     g, d = strided(gate_up, spare), strided(dh, spare)
-    h, want = ops.swiglu(g), ops.swiglu(gate_up)
+    h, want = ops.gated_activation(g), ops.gated_activation(gate_up)
     if dtype == torch.float32:
         assert torch.equal(h.cpu(), want)
     else:
         close(h, want, 0.005)
-    got, want = ops.swiglu_backward(d, g), ops.swiglu_backward(dh, gate_up)
+    got, want = ops.gated_activation_backward(d, g), ops.gated_activation_backward(dh, gate_up)
     if dtype == torch.float32:
         assert torch.equal(got.cpu(), want)
     else:  # beside the zero of silu' the result is a small difference
         unit = {torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
         assert ((got.cpu().double() - want.double()).abs() <= 4 * unit * want.double().abs() + 1e-6).all()
         assert (got.cpu() != want).double().mean() <= 0.005
-    ops.swiglu_backward_(d, g)
+    ops.gated_activation_backward_(d, g)
     assert torch.equal(g, got) and torch.equal(d, h)
 
 
@@ -222,8 +222,8 @@ def test_float64_is_refused_by_name():
     x = torch.randn(3, 8, dtype=torch.float64, device="cuda")
     with pytest.raises(TypeError, match=r"\[rms_norm\] on a GPU the dtype must be .* got Double"):
         ops.rms_norm(x, x[0], 1e-5)
-    with pytest.raises(TypeError, match=r"\[swiglu\] on a GPU"):
-        ops.swiglu(x)
+    with pytest.raises(TypeError, match=r"\[gated_activation\] on a GPU"):
+        ops.gated_activation(x)
 
 
 # --- attention at training shapes ----------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ inline std::pair<double, double> activated(double g, Activation activation) {
 struct SwiGlu {
   Values h, d_gate_up;
 };
-inline SwiGlu swiglu(const Values& gate_up, const Values& dh, int64_t n, Activation activation = Activation::kSilu) {
+inline SwiGlu gated_activation(const Values& gate_up, const Values& dh, int64_t n, Activation activation = Activation::kSilu) {
   SwiGlu result{Values(dh.size()), Values(gate_up.size())};
   const Matrix both = rows(gate_up, 2 * n), d = rows(dh, n);
   for (int64_t m = 0; m < both.rows(); ++m) {

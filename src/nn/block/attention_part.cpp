@@ -22,11 +22,17 @@ at::Tensor as_heads(const at::Tensor& buffer, int64_t begin, int64_t heads, int6
 
 AttentionPart::AttentionPart(const BlockData& data) : BlockPart(data, {format::Group::kQkv, format::Group::kO}), data_(data) {}
 
-AttentionPart::Heads AttentionPart::heads_of(const at::Tensor& qkv) const {
+AttentionPart::Heads AttentionPart::heads_of(const at::Tensor& qkv, bool turn, const StepContext& context) const {
   const BlockShape& shape = data_.shape;
-  const int64_t q = shape.attention_width(), kv = shape.kv_heads * shape.head_dim;
-  return {as_heads(qkv, 0, shape.heads, shape.head_dim), as_heads(qkv, q, shape.kv_heads, shape.head_dim),
-          as_heads(qkv, q + kv, shape.kv_heads, shape.head_dim)};
+  at::Tensor turned = as_heads(qkv, 0, shape.heads + shape.kv_heads, shape.head_dim);
+  if (norms_heads()) {
+    turned = ops::rms_norm_rope(turned, data_.norm(format::Site::kQuery), data_.norm(format::Site::kKey), shape.heads,
+                                shape.rms_norm_eps, context.cos, context.sin, context.positions, shape.norm_rule);
+  } else if (turn) {
+    ops::rope_(turned, context.cos, context.sin, context.positions);
+  }
+  const at::Tensor v = as_heads(qkv, (shape.heads + shape.kv_heads) * shape.head_dim, shape.kv_heads, shape.head_dim);
+  return {turned.narrow(1, 0, shape.heads), turned.narrow(1, shape.heads, shape.kv_heads), v};
 }
 
 double AttentionPart::scale() const { return 1.0 / std::sqrt(static_cast<double>(data_.shape.head_dim)); }
@@ -51,21 +57,20 @@ at::Tensor AttentionPart::forward(Wide n, const Call& call, at::Tensor into) con
   at::Tensor qkv = at::empty({tokens, shape.qkv_width()}, options);
   input().project(qkv, n, context, u_of(input()), workspace(format::Group::kQkv));
   n = {};
-  at::Tensor turned = as_heads(qkv, 0, shape.heads + shape.kv_heads, shape.head_dim);
-  ops::rope_(turned, context.cos, context.sin, context.positions);
-  turned.reset();
   at::Tensor& attended = call.saved.tensors[kAttended];
-  if (call.cache != nullptr) {
+  if (const bool needed = call.cache != nullptr || !attended.defined(); !needed) {
+    if (!norms_heads()) static_cast<void>(heads_of(qkv, /*turn=*/true, context));  // for backward
+  } else if (const Heads heads = heads_of(qkv, /*turn=*/true, context); call.cache != nullptr) {
     const auto& [rows, entries] = *call.cache;
-    const Heads heads = heads_of(qkv);
     entries.keys.index_copy_(0, rows.slots, heads.k);
     entries.values.index_copy_(0, rows.slots, heads.v);
     attended =
-        ops::attention_with_cache(heads.q, entries.keys, entries.values, context.row_starts, rows.starts, rows.lengths, scale())
+        ops::attention_with_cache(heads.q, entries.keys, entries.values, context.row_starts, rows.starts, rows.lengths, scale(),
+                                         shape.layer.window)
             .reshape({tokens, q});
-  } else if (!attended.defined()) {
-    const Heads heads = heads_of(qkv);
-    auto [out, lse] = ops::attention(heads.q, heads.k, heads.v, context.row_starts, scale(), context.deterministic);
+  } else {
+    auto [out, lse] =
+        ops::attention(heads.q, heads.k, heads.v, context.row_starts, scale(), context.deterministic, shape.layer.window);
     attended = out.reshape({tokens, q});
     call.saved.tensors[kLse] = std::move(lse);
   }
@@ -90,16 +95,25 @@ BlockPart::Pending AttentionPart::backward(const Wide& dy, at::Tensor& dn, const
   output().add_gradients(dy, attended, v_of_o, context, of(output(), std::as_const(call.saved)), call.gradients);
   Pending pending;
   {
-    const Heads heads = heads_of(qkv);
+    Heads heads = heads_of(qkv, /*turn=*/false, context);
     const auto by_head = [&](const at::Tensor& x) { return x.unflatten(1, {shape.heads, shape.head_dim}); };
     const auto [dq, dk, dv] = ops::attention_backward(by_head(dattended), heads.q, heads.k, heads.v, by_head(attended),
-                                                      call.saved.tensors[kLse], context.row_starts, scale(), context.deterministic);
+                                                      call.saved.tensors[kLse], context.row_starts, scale(), context.deterministic,
+                                                      shape.layer.window);
+    heads = {};
     dattended.reset();
-    qkv.reset();
+    if (!norms_heads()) qkv.reset();
     attended.reset();
     pending.dy = wide(tokens, shape.qkv_width(), input_spare(context), options);
     at::Tensor packed = pending.dy.values();
-    ops::rope_backward_qkv_(packed, dq, dk, dv, context.cos, context.sin, context.positions);
+    if (norms_heads()) {
+      ops::rms_norm_rope_backward_qkv_(packed, dq, dk, dv, as_heads(qkv, 0, shape.heads + shape.kv_heads, shape.head_dim),
+                                       data_.norm(format::Site::kQuery), data_.norm(format::Site::kKey), shape.rms_norm_eps,
+                                       context.cos, context.sin, context.positions, shape.norm_rule);
+      qkv.reset();
+    } else {
+      ops::rope_backward_qkv_(packed, dq, dk, dv, context.cos, context.sin, context.positions);
+    }
   }
   if (call.prefetch) context.offload->prefetch(data_.index - 1);
   dn = at::empty({tokens, shape.hidden}, options);

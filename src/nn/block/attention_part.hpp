@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Causal attention of a block, over an optional cache:
 ///
-///     q, k, v = n·Wᵀ (+ bias, + LoRA)      RoPE on q and k      y = attention(q, k, v)·W_oᵀ (+ bias, + LoRA)
+///     q, k, v = n·Wᵀ (+ bias, + LoRA)      norm of each head (where the family has one) and RoPE on q and k
+///     y = attention(q, k, v)·W_oᵀ (+ bias, + LoRA)
 #pragma once
 
 #include "nn/block/block_part.hpp"
@@ -19,14 +20,17 @@ class AttentionPart final : public BlockPart {
   [[nodiscard]] PartSaved attention_of(PartSaved saved) const;
 
  private:
-  /// Of PartSaved::tensors: (M, (H + 2·H_kv)·d), q and k already turned; (M, H·d) before o_proj; (H, M) log-sum-exp of the scores.
+  /// Of PartSaved::tensors: (M, (H + 2·H_kv)·d), q and k already turned, or as they were before their norms; (M, H·d) before o_proj; (H, M)
+  /// log-sum-exp of the scores.
   enum Kept : size_t { kQkv, kAttended, kLse, kCount };
   struct Heads {
     at::Tensor q, k, v;  ///< (M, H, d), (M, H_kv, d) twice; views.
   };
 
   [[nodiscard]] size_t kept() const override { return kCount; }
-  [[nodiscard]] Heads heads_of(const at::Tensor& qkv) const;
+  /// As attention sees them. Turns q and k in place (`turn`), or forms those of normed heads.
+  [[nodiscard]] Heads heads_of(const at::Tensor& qkv, bool turn, const StepContext& context) const;
+  [[nodiscard]] bool norms_heads() const { return data_.shape.norm_at(format::Site::kQuery).has_value(); }
   [[nodiscard]] double scale() const;
 
   const BlockData& data_;

@@ -103,11 +103,11 @@ Wide DecoderBlock::normed(const Branch& branch, at::Tensor& x, const at::Tensor&
   Wide n = wide(tokens, width, branch.part.input_spare(context), x.options());
   at::Tensor values = n.values();
   if (!residual.defined()) {
-    ops::rms_norm_out(x, weight, shape().rms_norm_eps, values, saved.rstd_before);
+    ops::rms_norm_out(x, weight, shape().rms_norm_eps, values, saved.rstd_before, shape().norm_rule);
     return n;
   }
   at::Tensor into = sum;
-  ops::add_rms_norm_out(x, residual, weight, shape().rms_norm_eps, into, values, saved.rstd_before);
+  ops::add_rms_norm_out(x, residual, weight, shape().rms_norm_eps, into, values, saved.rstd_before, shape().norm_rule);
   x = std::move(into);
   return n;
 }
@@ -118,7 +118,7 @@ at::Tensor DecoderBlock::through(const Branch& branch, Wide n, const BlockPart::
   const at::Tensor y = branch.part.forward(std::move(n), call, {});
   if (!into.defined()) into = at::empty_like(y);
   at::Tensor rstd = at::empty({y.size(0)}, statistic_options(y));
-  ops::rms_norm_out(y, weight, shape().rms_norm_eps, into, rstd);
+  ops::rms_norm_out(y, weight, shape().rms_norm_eps, into, rstd, shape().norm_rule);
   if (call.pass != Pass::kForward) {
     call.saved.output = y;
     call.saved.rstd_after = std::move(rstd);
@@ -197,7 +197,7 @@ void DecoderBlock::back_through(const Branch& branch, const Wide& residual, cons
   Wide dy = residual;
   if (const at::Tensor weight = data_->norm(branch.after); weight.defined()) {
     dy = wide(x.size(0), shape().hidden, branch.part.output_spare(call.context), x.options());
-    dy.values().copy_(ops::rms_norm_backward(dresidual, call.saved.output, weight, call.saved.rstd_after));
+    dy.values().copy_(ops::rms_norm_backward(dresidual, call.saved.output, weight, call.saved.rstd_after, shape().norm_rule));
     call.saved.output.reset();
   }
   const BlockPart::Pending pending = branch.part.backward(dy, dn, call);
@@ -206,10 +206,10 @@ void DecoderBlock::back_through(const Branch& branch, const Wide& residual, cons
     if (call.need_dn) dresidual.add_(dn);
     n = x;
   } else if (call.need_dn) {
-    ops::rms_norm_backward_(dresidual, dn, x, weight, call.saved.rstd_before);
+    ops::rms_norm_backward_(dresidual, dn, x, weight, call.saved.rstd_before, shape().norm_rule);
   } else {
     at::Tensor rstd = at::empty_like(call.saved.rstd_before);  // the one that was saved may be an autograd graph's
-    ops::rms_norm_out(x, weight, shape().rms_norm_eps, dn, rstd);
+    ops::rms_norm_out(x, weight, shape().rms_norm_eps, dn, rstd, shape().norm_rule);
   }
   branch.part.add_input_gradients(pending, n, call.context, call.saved, call.gradients);
 }

@@ -6,7 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "nn/block/columns.hpp"
-#include "ops/swiglu.hpp"
+#include "ops/gated_activation.hpp"
 
 namespace qlorapp {
 
@@ -32,7 +32,7 @@ at::Tensor GatedMlpPart::forward(Wide n, const Call& call, at::Tensor into) cons
   if (!into.defined()) into = at::empty({tokens, data_.shape.hidden}, options);
   const Wide h = wide(tokens, width, output_spare(context), options);
   at::Tensor values = h.values();
-  ops::swiglu_out(columns(buffer, 0, 2 * width), values);
+  ops::gated_activation_out(columns(buffer, 0, 2 * width), values, data_.shape.activation);
   if (!keeps) buffer.reset();
   output().project(into, h, context, u_of(output()), workspace(format::Group::kDown));
   return into;
@@ -52,13 +52,13 @@ Wide GatedMlpPart::backward_down(const Wide& dy, const BackwardCall& call) const
   Wide dgate_up{kept, 2 * width};
   if (kept.use_count() == 2) {  // its last reader: one pass turns it into its gradient, and dh into h
     at::Tensor values = dgate_up.values();
-    ops::swiglu_backward_(dh, values);
+    ops::gated_activation_backward_(dh, values, data_.shape.activation);
     h = std::move(dh);
   } else {
     const at::Tensor gate_up = dgate_up.values();
     dgate_up.buffer = at::empty_like(kept);
-    dgate_up.values().copy_(ops::swiglu_backward(dh, gate_up));
-    if (output().has_adapter()) h = ops::swiglu(gate_up);
+    dgate_up.values().copy_(ops::gated_activation_backward(dh, gate_up, data_.shape.activation));
+    if (output().has_adapter()) h = ops::gated_activation(gate_up, data_.shape.activation);
   }
   kept.reset();
   if (!output().has_adapter()) return dgate_up;

@@ -4,6 +4,11 @@
 // The kernel wants (batch, heads, T, d) with as many heads in k and v as in q, in any strides. Grouped heads cost no copy: a
 // row is presented as batch = H_kv, heads = H / H_kv, with stride 0 over the heads of k and v. Without grouping the batch
 // stands for consecutive rows of equal length. Its output has the memory order of q, so that a single row is returned as it is.
+//
+// The kernel has no window. Of a row that is longer than one, a panel of queries after the other goes through with the keys that any of
+// them sees, and a mask of (panel, keys).
+#include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -11,6 +16,7 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
 #include "../layer_shapes.hpp"
@@ -76,15 +82,78 @@ Heads heads_of(const at::Tensor& q, const at::Tensor& k) { return {k.size(1), q.
 /// The kernel reads any strides but needs the elements of a head together.
 at::Tensor dense_heads(const at::Tensor& x) { return x.stride(2) == 1 ? x : x.contiguous(); }
 
+/// Queries [begin, begin + count) of a row, and the keys that they see.
+struct Panel {
+  int64_t begin, count, first_key;
+
+  [[nodiscard]] Run queries(const Run& row) const { return {row.start + begin, 1, count}; }
+  [[nodiscard]] Run keys(const Run& row) const { return {row.start + first_key, 1, begin + count - first_key}; }
+};
+
+bool slides(int64_t window, int64_t length) { return window > 0 && window < length; }
+
+std::vector<Panel> panels_of(const Run& row, int64_t window) {
+  const int64_t step = std::clamp<int64_t>(window, 32, 512);
+  std::vector<Panel> panels;
+  for (int64_t begin = 0; begin < row.length; begin += step)
+    panels.push_back({begin, std::min(step, row.length - begin), std::max<int64_t>(0, begin - window + 1)});
+  return panels;
+}
+
+/// (queries, keys): 0 where a query sees a key, else minus infinity. The last key is the last query's own.
+at::Tensor mask_of(int64_t queries, int64_t keys, int64_t window, const at::TensorOptions& options) {
+  const at::Tensor later = at::full({queries, keys}, -INFINITY, options).triu_(keys - queries + 1);
+  return window > 0 ? later + at::full({queries, keys}, -INFINITY, options).tril_(keys - queries - window) : later;
+}
+
+void attend_in_panels(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Heads& heads, const Run& row, double scale,
+                      int64_t window, const at::Tensor& out, const at::Tensor& lse) {
+  for (const Panel& panel : panels_of(row, window)) {
+    const Run asked = panel.queries(row), seen = panel.keys(row);
+    const auto [part, statistic] = at::_scaled_dot_product_flash_attention_for_cpu(
+        heads.queries(q, asked), heads.keys(k, seen), heads.keys(v, seen), 0.0, false,
+        mask_of(asked.length, seen.length, window, q.options()), scale);
+    heads.statistic(lse, asked).copy_(statistic);
+    out.narrow(0, asked.start, asked.length).copy_(heads.packed(part, asked));
+  }
+}
+
+/// One row's gradients into dq, dk and dv, whose sums over the panels are formed in `compute`.
+void attend_back_in_panels(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const at::Tensor& out, const at::Tensor& lse, const Heads& heads, const Run& row, double scale,
+                           int64_t window, at::ScalarType compute, const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv) {
+  const auto of_row = [&](const at::Tensor& x) { return x.narrow(0, row.start, row.length).to(compute); };
+  const at::Tensor grad = of_row(dout), query = of_row(q), key = of_row(k), value = of_row(v), attended = of_row(out);
+  const at::Tensor dkey = at::zeros_like(key, at::MemoryFormat::Contiguous), dvalue = at::zeros_like(dkey);
+  const Run local{0, 1, row.length};
+  for (const Panel& panel : panels_of(row, window)) {
+    const Run asked = panel.queries(local), seen = panel.keys(local);
+    const auto [gq, gk, gv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+        heads.queries(grad, asked), heads.queries(query, asked), heads.keys(key, seen), heads.keys(value, seen),
+        heads.queries(attended, asked), heads.statistic(lse, panel.queries(row)), 0.0, false,
+        mask_of(asked.length, seen.length, window, query.options()), scale);
+    dq.narrow(0, row.start + asked.start, asked.length).copy_(heads.packed(gq, asked));
+    dkey.narrow(0, seen.start, seen.length).add_(heads.packed_keys(gk, seen));
+    dvalue.narrow(0, seen.start, seen.length).add_(heads.packed_keys(gv, seen));
+  }
+  dk.narrow(0, row.start, row.length).copy_(dkey);
+  dv.narrow(0, row.start, row.length).copy_(dvalue);
+}
+
 std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
-                                             at::IntArrayRef row_starts, double scale, bool /*deterministic: it always is*/) {
+                                             at::IntArrayRef row_starts, double scale, bool /*deterministic: it always is*/,
+                                             int64_t window) {
   check_attention("attention", q_in, k_in, v_in, row_starts);
   const at::Tensor q = dense_heads(q_in), k = dense_heads(k_in), v = dense_heads(v_in);
   const Heads heads = heads_of(q, k);
-  const auto runs = runs_of(row_starts, heads.group > 1);
+  const auto runs = runs_of(row_starts, heads.group > 1 || window > 0);
   at::Tensor lse = at::empty({q.size(1), q.size(0)}, q.options().dtype(accumulate_type(q)));
-  at::Tensor out = runs.size() == 1 ? at::Tensor() : at::empty(q.sizes(), q.options());
+  at::Tensor out = runs.size() == 1 && window == 0 ? at::Tensor() : at::empty(q.sizes(), q.options());
   for (const Run& run : runs) {
+    if (slides(window, run.length)) {
+      attend_in_panels(q, k, v, heads, run, scale, window, out, lse);
+      continue;
+    }
     const auto [part, statistic] = at::_scaled_dot_product_flash_attention_for_cpu(
         heads.queries(q, run), heads.keys(k, run), heads.keys(v, run), 0.0, true, std::nullopt, scale);
     heads.statistic(lse, run).copy_(statistic);
@@ -102,7 +171,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tens
                                                                   const at::Tensor& k_in, const at::Tensor& v_in,
                                                                   const at::Tensor& out_in, const at::Tensor& lse,
                                                                   at::IntArrayRef row_starts, double scale,
-                                                                  bool /*deterministic*/) {
+                                                                  bool /*deterministic*/, int64_t window) {
   check_attention_backward("attention_backward", dout_in, q_in, k_in, v_in, out_in, lse, row_starts);
   at::Tensor dq = at::empty(q_in.sizes(), q_in.options()), dk = at::empty(k_in.sizes(), k_in.options()),
              dv = at::empty(v_in.sizes(), v_in.options());
@@ -111,7 +180,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tens
   const Heads heads = heads_of(q, k);
   // In 16 bits the kernel's backward is slower than its float32 one, tenfold for float16; a run at a time is converted instead.
   const at::ScalarType compute = accumulate_type(q);
-  for (const Run& run : runs_of(row_starts, heads.group > 1)) {
+  for (const Run& run : runs_of(row_starts, heads.group > 1 || window > 0)) {
+    if (slides(window, run.length)) {
+      attend_back_in_panels(dout, q, k, v, out, lse, heads, run, scale, window, compute, dq, dk, dv);
+      continue;
+    }
     const auto converted = [&](const at::Tensor& x) {
       return x.scalar_type() == compute ? x : x.narrow(0, run.start, run.tokens()).to(compute);
     };
@@ -129,7 +202,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tens
 }
 
 at::Tensor attention_with_cache(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, at::IntArrayRef row_starts,
-                                at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale) {
+                                at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale, int64_t window) {
   check_attention_with_cache("attention_with_cache", q_in, k_in, v_in, row_starts, cache_starts, cache_lengths);
   const at::Tensor q = dense_heads(q_in), k = dense_heads(k_in), v = dense_heads(v_in);
   const Heads heads = heads_of(q, k);
@@ -138,16 +211,16 @@ at::Tensor attention_with_cache(const at::Tensor& q_in, const at::Tensor& k_in, 
   for (size_t r = 0; r < cache_starts.size(); ++r) {
     const int64_t queries = row_starts[r + 1] - row_starts[r];
     const int64_t earlier = cache_lengths[r] - queries;  // keys that every query of the row sees
-    const int64_t step = earlier == 0 ? queries : kQueries;
+    const bool masked = earlier > 0 || slides(window, cache_lengths[r]);
+    const int64_t step = masked ? kQueries : queries;
     for (int64_t begin = 0; begin < queries; begin += step) {
       const int64_t count = std::min(step, queries - begin);
-      const Run asked{row_starts[r] + begin, 1, count}, seen{cache_starts[r], 1, earlier + begin + count};
+      const int64_t first = window > 0 ? std::max<int64_t>(0, earlier + begin - window + 1) : 0;
+      const Run asked{row_starts[r] + begin, 1, count}, seen{cache_starts[r] + first, 1, earlier + begin + count - first};
       std::optional<at::Tensor> mask;
-      if (count > 1 && earlier > 0) {
-        mask = at::full({count, seen.length}, -INFINITY, q.options()).triu_(seen.length - count + 1);
-      }
+      if (count > 1 && masked) mask = mask_of(count, seen.length, window, q.options());
       const at::Tensor part = std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
-          heads.queries(q, asked), heads.keys(k, seen), heads.keys(v, seen), 0.0, earlier == 0, mask, scale));
+          heads.queries(q, asked), heads.keys(k, seen), heads.keys(v, seen), 0.0, !masked, mask, scale));
       out.narrow(0, asked.start, count).copy_(heads.packed(part, asked));
     }
   }

@@ -22,15 +22,23 @@ using simd::accumulate_t;
 using simd::narrow;
 using simd::widen;
 
+/// cap·tanh(z·factor / cap) = cap·(1 − 2 / (1 + e^(2·z·factor / cap))).
+template <class A>
+A shaped(A z, A factor, A cap) {
+  return cap == 0 ? z * factor : cap * (A{1} - A{2} / (A{1} + simd::exp(z * factor * (A{2} / cap))));
+}
+
 /// −log softmax(logits)[target] of one row, in the accumulate type. With `gradient`, (softmax − onehot)·scale replaces the
 /// logits. `row` holds n elements of scratch: the widened logits, then their exponentials.
-template <class T, bool gradient>
-double row_loss(T* logits, accumulate_t<T>* row, int64_t n, int64_t target, accumulate_t<T> scale) {
+/// @tparam plain  logits are the products as they are.
+template <class T, bool gradient, bool plain>
+double row_loss(T* logits, accumulate_t<T>* row, int64_t n, int64_t target, accumulate_t<T> scale, accumulate_t<T> factor,
+                accumulate_t<T> cap) {
   using A = accumulate_t<T>;
   A highest = -INFINITY;
 #pragma omp simd reduction(max : highest)
   for (int64_t i = 0; i < n; ++i) {
-    row[i] = widen(logits[i]);
+    row[i] = plain ? widen(logits[i]) : shaped<A>(widen(logits[i]), factor, cap);
     highest = row[i] > highest ? row[i] : highest;
   }
   const A at_target = row[target];
@@ -48,16 +56,21 @@ double row_loss(T* logits, accumulate_t<T>* row, int64_t n, int64_t target, accu
   if constexpr (gradient) {
     const A inverse = static_cast<A>(1.0 / total);
     const A of_target = (row[target] * inverse - A{1}) * scale;
+    const auto slope_at = [&](int64_t i) {
+      const A t = cap == 0 ? A{0} : shaped<A>(widen(logits[i]), factor, cap) / cap;
+      return plain ? A{1} : factor * (A{1} - t * t);
+    };
+    const A slope_of_target = slope_at(target);
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) logits[i] = narrow<T>(row[i] * inverse * scale);
-    logits[target] = narrow<T>(of_target);
+    for (int64_t i = 0; i < n; ++i) logits[i] = narrow<T>(plain ? row[i] * inverse * scale : row[i] * inverse * scale * slope_at(i));
+    logits[target] = narrow<T>(of_target * slope_of_target);
   }
   return std::log(total) + static_cast<double>(highest) - static_cast<double>(at_target);
 }
 
 /// Losses of a chunk into `losses`; its logits become their gradient if that is asked for.
-template <bool gradient>
-void chunk_loss(const at::Tensor& logits, const int64_t* targets, double* losses, double scale) {
+template <bool gradient, bool plain>
+void chunk_loss(const at::Tensor& logits, const int64_t* targets, double* losses, double scale, LogitRule rule) {
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, logits.scalar_type(), "linear_cross_entropy", [&] {
     using A = accumulate_t<scalar_t>;
     auto* p = logits.mutable_data_ptr<scalar_t>();
@@ -66,7 +79,8 @@ void chunk_loss(const at::Tensor& logits, const int64_t* targets, double* losses
       std::vector<A> scratch(static_cast<size_t>(n));
       simd::vectorized([&, row = scratch.data()] {
         for (int64_t r = begin; r < end; ++r) {
-          losses[r] = row_loss<scalar_t, gradient>(p + r * n, row, n, targets[r], static_cast<A>(scale));
+          losses[r] = row_loss<scalar_t, gradient, plain>(p + r * n, row, n, targets[r], static_cast<A>(scale),
+                                                          static_cast<A>(rule.factor), static_cast<A>(rule.cap));
         }
       });
     });
@@ -75,8 +89,9 @@ void chunk_loss(const at::Tensor& logits, const int64_t* targets, double* losses
 
 std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                                         const at::Tensor& targets, const std::optional<at::Tensor>& grad_scale,
-                                                        bool need_gradient, int64_t chunk_rows, int64_t target_count) {
+                                                        bool need_gradient, int64_t chunk_rows, int64_t target_count, double factor, double cap) {
   check_linear_cross_entropy("linear_cross_entropy", hidden, weight, targets, grad_scale, chunk_rows);
+  const LogitRule rule = logit_rule(factor, cap);
   const int64_t vocabulary = weight.size(0), all_rows = hidden.size(0);
 
   // Only rows with a target are computed.
@@ -111,11 +126,13 @@ std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden
     const at::Tensor h = everything ? hidden.narrow(0, begin, size) : at::index_select(hidden, 0, chunk_index);
     const at::Tensor logits = logits_buffer.narrow(0, 0, size);
     cpu::multiply_transposed(logits, h, weight);
-    if (!need_gradient) {
-      chunk_loss<false>(logits, labels.data() + begin, losses.data() + begin, scale);
-      continue;
-    }
-    chunk_loss<true>(logits, labels.data() + begin, losses.data() + begin, scale);
+    const auto form = [&](auto gradient_wanted, auto plain) {
+      chunk_loss<gradient_wanted, plain>(logits, labels.data() + begin, losses.data() + begin, scale, rule);
+    };
+    using std::bool_constant;
+    if (need_gradient) rule.is_plain() ? form(bool_constant<true>(), bool_constant<true>()) : form(bool_constant<true>(), bool_constant<false>());
+    else rule.is_plain() ? form(bool_constant<false>(), bool_constant<true>()) : form(bool_constant<false>(), bool_constant<false>());
+    if (!need_gradient) continue;
     if (everything) {
       cpu::multiply(gradient.narrow(0, begin, size), logits, weight);
     } else {

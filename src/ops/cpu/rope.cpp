@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include "../layer_shapes.hpp"
+#include "norm_rows.hpp"
 #include "rows.hpp"
 
 namespace qlorapp::ops {
@@ -53,10 +54,13 @@ void rotate_all(const at::Tensor& x, const at::Tensor& y, const at::Tensor& cos,
   });
 }
 
+/// The elements of a head lie together.
+at::Tensor unit_stride_heads(const at::Tensor& x) { return x.stride(2) == 1 ? x : x.contiguous(); }
+
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, bool inverse) {
   check_rope("rope", x, cos, sin, positions);
   at::Tensor y = at::empty_like(x, at::MemoryFormat::Contiguous);
-  rotate_all(x.stride(2) == 1 ? x : x.contiguous(), y, cos, sin, positions, inverse);
+  rotate_all(unit_stride_heads(x), y, cos, sin, positions, inverse);
   return y;
 }
 
@@ -73,11 +77,55 @@ void rope_backward_qkv_(at::Tensor& dqkv, const at::Tensor& dq, const at::Tensor
   const int64_t heads = dq.size(1), kv_heads = dk.size(1), d = dq.size(2);
   const at::Tensor all = cpu::as_written_rows("rope_backward_qkv_", "dqkv", dqkv).unflatten(1, {heads + 2 * kv_heads, d});
   const auto turned_into = [&](int64_t begin, const at::Tensor& from) {
-    rotate_all(from.stride(2) == 1 ? from : from.contiguous(), all.narrow(1, begin, from.size(1)), cos, sin, positions, true);
+    rotate_all(unit_stride_heads(from), all.narrow(1, begin, from.size(1)), cos, sin, positions, true);
   };
   turned_into(0, dq);
   turned_into(heads, dk);
   all.narrow(1, heads + kv_heads, kv_heads).copy_(dv);
+}
+
+at::Tensor rms_norm_rope(const at::Tensor& x_in, const at::Tensor& q_weight, const at::Tensor& k_weight, int64_t q_heads, double eps,
+                         const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, int64_t rule) {
+  check_rms_norm_rope("rms_norm_rope", x_in, q_weight, k_weight, q_heads, cos, sin, positions);
+  const at::Tensor x = unit_stride_heads(x_in), wq = q_weight.contiguous(), wk = k_weight.contiguous();
+  at::Tensor y = at::empty_like(x_in, at::MemoryFormat::Contiguous);
+  if (x.numel() == 0) return y;
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, x.scalar_type(), "rms_norm_rope", [&] {
+    const auto *px = x.const_data_ptr<scalar_t>(), *pq = wq.const_data_ptr<scalar_t>(), *pk = wk.const_data_ptr<scalar_t>();
+    auto* py = y.mutable_data_ptr<scalar_t>();
+    const int64_t heads = x.size(1), d = x.size(2), xm = x.stride(0), xh = x.stride(1);
+    cpu::with_rule(norm_rule(rule), [&]<NormRule known>() {
+      cpu::for_rows(x.size(0), heads * d, [=](int64_t m) {
+        for (int64_t h = 0; h < heads; ++h)
+          cpu::normalize_row<known>(px + m * xm + h * xh, h < q_heads ? pq : pk, py + (m * heads + h) * d, d, eps);
+      });
+    });
+  });
+  rotate_all(y, y, cos, sin, positions, false);
+  return y;
+}
+
+void rms_norm_rope_backward_qkv_(at::Tensor& dqkv, const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv,
+                                 const at::Tensor& x_in, const at::Tensor& q_weight, const at::Tensor& k_weight, double eps,
+                                 const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, int64_t rule) {
+  check_rms_norm_rope_backward("rms_norm_rope_backward_qkv_", dqkv, dq, dk, dv, x_in, q_weight, k_weight, cos, sin, positions);
+  rope_backward_qkv_(dqkv, dq, dk, dv, cos, sin, positions);
+  if (x_in.numel() == 0) return;
+  const at::Tensor x = unit_stride_heads(x_in), wq = q_weight.contiguous(), wk = k_weight.contiguous();
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, x.scalar_type(), "rms_norm_rope_backward_qkv_", [&] {
+    const auto *px = x.const_data_ptr<scalar_t>(), *pq = wq.const_data_ptr<scalar_t>(), *pk = wk.const_data_ptr<scalar_t>();
+    auto* pd = dqkv.mutable_data_ptr<scalar_t>();
+    const int64_t heads = x.size(1), q_heads = dq.size(1), d = x.size(2), xm = x.stride(0), xh = x.stride(1), dm = dqkv.stride(0);
+    cpu::with_rule(norm_rule(rule), [&]<NormRule known>() {
+      cpu::for_rows(x.size(0), heads * d, [=](int64_t m) {
+        for (int64_t h = 0; h < heads; ++h) {
+          const scalar_t* const own = px + m * xm + h * xh;
+          scalar_t* const place = pd + m * dm + h * d;
+          cpu::normalize_row_backward<known, false>(place, own, h < q_heads ? pq : pk, cpu::rstd_of_row(own, d, eps), place, d);
+        }
+      });
+    });
+  });
 }
 
 }  // namespace
@@ -86,6 +134,8 @@ TORCH_LIBRARY_IMPL(qlorapp, CPU, m) {
   m.impl("rope", rope);
   m.impl("rope_", rope_);
   m.impl("rope_backward_qkv_", rope_backward_qkv_);
+  m.impl("rms_norm_rope", rms_norm_rope);
+  m.impl("rms_norm_rope_backward_qkv_", rms_norm_rope_backward_qkv_);
 }
 
 }  // namespace qlorapp::ops

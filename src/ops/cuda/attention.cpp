@@ -113,10 +113,10 @@ class Deterministic {
   bool wanted_, algorithms_, warn_only_, fill_;
 };
 
-Kernel choose(const Tensor& q, const RowLayout& layout, bool deterministic) {
+Kernel choose(const Tensor& q, const RowLayout& layout, bool deterministic, int64_t window) {
   // A build for an older GPU takes that GPU's way on a newer one, too: so the T4's can be tested.
   const cudaDeviceProp* const gpu = at::cuda::getCurrentDeviceProperties();
-  return attention_kernel(q, layout, std::min(gpu->major * 10 + gpu->minor, gpu::code_architecture()), deterministic);
+  return attention_kernel(q, layout, std::min(gpu->major * 10 + gpu->minor, gpu::code_architecture()), deterministic, window);
 }
 
 /// The elements of a head lie together, and every head begins at 16 bytes.
@@ -144,6 +144,17 @@ Tensor summed(const Tensor& x, int64_t kv_heads) {
 
 /// A random state that no kernel reads, because nothing is dropped; operators still check that it is on the device.
 Tensor no_random_state(const Tensor& q) { return at::empty({}, q.options().dtype(at::kLong)); }
+
+/// What kernels take for a window: keys before the query for flash, keys in all for efficient.
+struct Window {
+  std::optional<int64_t> left, size;
+
+  explicit Window(int64_t window, int64_t longest) {
+    if (window <= 0 || window >= longest) return;  // then it is none
+    left = window - 1;
+    size = window;
+  }
+};
 
 constexpr int64_t kCausalFromStart = 1, kCausalToEnd = 2;  // custom_mask_type of the efficient kernel
 
@@ -176,7 +187,7 @@ struct Efficient {
 };
 
 std::tuple<Tensor, Tensor> attention(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, at::IntArrayRef row_starts,
-                                     double scale, bool deterministic) {
+                                     double scale, bool deterministic, int64_t window) {
   check_attention("attention", q_in, k_in, v_in, row_starts);
   gpu::float_type("attention", q_in);
   const gpu::Launch launch(q_in);
@@ -184,7 +195,8 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q_in, const Tensor& k_in, con
   const int64_t tokens = q.size(0), heads = q.size(1);
   if (tokens == 0) return {at::empty(q.sizes(), q.options()), at::empty({heads, 0}, q.options().dtype(at::kFloat))};
   const RowLayout layout(row_starts);
-  switch (choose(q, layout, is_deterministic(deterministic))) {
+  const Window slide(window, layout.longest);
+  switch (choose(q, layout, is_deterministic(deterministic), window)) {
     case Kernel::kCudnn: {
       const auto result = at::_scaled_dot_product_cudnn_attention(
           heads_first(q, layout), heads_first(k, layout), heads_first(v, layout), std::nullopt, /*compute_log_sumexp=*/true, 0.0,
@@ -195,12 +207,12 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q_in, const Tensor& k_in, con
     case Kernel::kFlash: {
       if (layout.equal) {
         const auto result = at::_flash_attention_forward(batched(q, layout), batched(k, layout), batched(v, layout), std::nullopt,
-                                                         std::nullopt, layout.longest, layout.longest, 0.0, true, false, scale);
+                                                         std::nullopt, layout.longest, layout.longest, 0.0, true, false, scale, slide.left);
         return {std::get<0>(result).reshape(q.sizes()), std::get<1>(result).transpose(0, 1).reshape({heads, tokens})};
       }
       const Tensor cu_seqlens = rows_on_device(layout, q.device()).cu_seqlens;
       const auto result =
-          at::_flash_attention_forward(q, k, v, cu_seqlens, cu_seqlens, layout.longest, layout.longest, 0.0, true, false, scale);
+          at::_flash_attention_forward(q, k, v, cu_seqlens, cu_seqlens, layout.longest, layout.longest, 0.0, true, false, scale, slide.left);
       return {std::get<0>(result), std::get<1>(result)};  // the statistic of ragged rows is (H, M) already
     }
     case Kernel::kEfficient:
@@ -209,13 +221,14 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q_in, const Tensor& k_in, con
   const Efficient efficient(q, layout);
   const auto result = at::_efficient_attention_forward(
       efficient.batch(q), efficient.batch(expanded(k, heads)), efficient.batch(expanded(v, heads)), std::nullopt,
-      efficient.cu_seqlens, efficient.cu_seqlens, layout.longest, layout.longest, 0.0, kCausalFromStart, true, scale);
+      efficient.cu_seqlens, efficient.cu_seqlens, layout.longest, layout.longest, 0.0, kCausalFromStart, true, scale,
+      std::nullopt, slide.size);
   return {std::get<0>(result).reshape(q.sizes()), efficient.statistic(std::get<1>(result))};
 }
 
 std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout_in, const Tensor& q_in, const Tensor& k_in,
                                                       const Tensor& v_in, const Tensor& out_in, const Tensor& lse,
-                                                      at::IntArrayRef row_starts, double scale, bool deterministic) {
+                                                      at::IntArrayRef row_starts, double scale, bool deterministic, int64_t window) {
   check_attention_backward("attention_backward", dout_in, q_in, k_in, v_in, out_in, lse, row_starts);
   gpu::float_type("attention_backward", q_in);
   const gpu::Launch launch(q_in);
@@ -225,7 +238,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout_in, con
   const RowLayout layout(row_starts);
   const int64_t heads = q.size(1);
   const Deterministic order(is_deterministic(deterministic));
-  switch (choose(q, layout, is_deterministic(deterministic))) {
+  const Window slide(window, layout.longest);
+  switch (choose(q, layout, is_deterministic(deterministic), window)) {
     case Kernel::kCudnn: {
       const Tensor statistic =
           lse.contiguous().view({heads, layout.rows, layout.longest}).transpose(0, 1).contiguous().unsqueeze(-1);
@@ -240,12 +254,12 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout_in, con
         const Tensor statistic = lse.contiguous().view({heads, layout.rows, layout.longest}).transpose(0, 1).contiguous();
         const auto [dq, dk, dv] = at::_flash_attention_backward(
             batched(dout, layout), batched(q, layout), batched(k, layout), batched(v, layout), batched(out, layout), statistic,
-            Tensor(), Tensor(), layout.longest, layout.longest, 0.0, true, no_random_state(q), no_random_state(q), scale);
+            Tensor(), Tensor(), layout.longest, layout.longest, 0.0, true, no_random_state(q), no_random_state(q), scale, slide.left);
         return {dq.reshape(q.sizes()), dk.reshape(k.sizes()), dv.reshape(v.sizes())};
       }
       const Tensor cu_seqlens = rows_on_device(layout, q.device()).cu_seqlens;
       return at::_flash_attention_backward(dout, q, k, v, out, lse.contiguous(), cu_seqlens, cu_seqlens, layout.longest,
-                                           layout.longest, 0.0, true, no_random_state(q), no_random_state(q), scale);
+                                           layout.longest, 0.0, true, no_random_state(q), no_random_state(q), scale, slide.left);
     }
     case Kernel::kEfficient:
       break;
@@ -254,34 +268,38 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout_in, con
   const auto [dq, dk, dv, bias] = at::_efficient_attention_backward(
       efficient.batch(dout), efficient.batch(q), efficient.batch(expanded(k, heads)), efficient.batch(expanded(v, heads)),
       std::nullopt, efficient.batch(out), efficient.cu_seqlens, efficient.cu_seqlens, layout.longest, layout.longest,
-      efficient.padded(lse.contiguous()), 0.0, no_random_state(q), no_random_state(q), kCausalFromStart, false, scale);
+      efficient.padded(lse.contiguous()), 0.0, no_random_state(q), no_random_state(q), kCausalFromStart, false, scale, std::nullopt, slide.size);
   return {dq.reshape(q.sizes()), summed(dk.reshape({k.size(0), heads, k.size(2)}), k.size(1)),
           summed(dv.reshape({v.size(0), heads, v.size(2)}), v.size(1))};
 }
 
 /// A row at a time: generation has one, or few.
 Tensor attention_with_cache(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, at::IntArrayRef row_starts,
-                            at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale) {
+                            at::IntArrayRef cache_starts, at::IntArrayRef cache_lengths, double scale, int64_t window) {
   check_attention_with_cache("attention_with_cache", q_in, k_in, v_in, row_starts, cache_starts, cache_lengths);
   gpu::float_type("attention_with_cache", q_in);
   const gpu::Launch launch(q_in);
   const Tensor q = dense_heads(q_in), k = dense_heads(k_in), v = dense_heads(v_in);
-  const bool flash = choose(q, RowLayout({0, 1}), false) == Kernel::kFlash;
+  const bool flash = choose(q, RowLayout({0, 1}), false, 0) == Kernel::kFlash;
   std::vector<Tensor> parts;
   for (size_t r = 0; r < cache_starts.size(); ++r) {
-    const int64_t queries = row_starts[r + 1] - row_starts[r], keys = cache_lengths[r];
+    const int64_t queries = row_starts[r + 1] - row_starts[r];
     if (queries == 0) continue;
+    const int64_t first = window > 0 ? std::max<int64_t>(0, cache_lengths[r] - queries - window + 1) : 0;  // that any query sees
+    const int64_t keys = cache_lengths[r] - first;
+    const Window slide(window, keys);
     const Tensor asked = q.narrow(0, row_starts[r], queries).unsqueeze(0);
-    Tensor key = k.narrow(0, cache_starts[r], keys), value = v.narrow(0, cache_starts[r], keys);
+    Tensor key = k.narrow(0, cache_starts[r] + first, keys), value = v.narrow(0, cache_starts[r] + first, keys);
     if (flash) {
       parts.push_back(std::get<0>(at::_flash_attention_forward(asked, key.unsqueeze(0), value.unsqueeze(0), std::nullopt,
-                                                               std::nullopt, queries, keys, 0.0, queries > 1, false, scale))
+                                                               std::nullopt, queries, keys, 0.0, queries > 1, false, scale, slide.left))
                           .squeeze(0));
     } else {
       key = expanded(key, q.size(1)), value = expanded(value, q.size(1));
       parts.push_back(
           std::get<0>(at::_efficient_attention_forward(asked, key.unsqueeze(0), value.unsqueeze(0), std::nullopt, std::nullopt,
-                                                       std::nullopt, queries, keys, 0.0, kCausalToEnd, false, scale))
+                                                       std::nullopt, queries, keys, 0.0, kCausalToEnd, false, scale, std::nullopt,
+                                                       slide.size))
               .squeeze(0));
     }
   }

@@ -18,10 +18,11 @@ namespace {
 
 std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden_in, const at::Tensor& weight,
                                                         const at::Tensor& targets, const std::optional<at::Tensor>& grad_scale,
-                                                        bool need_gradient, int64_t chunk_rows, int64_t target_count) {
+                                                        bool need_gradient, int64_t chunk_rows, int64_t target_count, double factor, double cap) {
   constexpr std::string_view kOp = "linear_cross_entropy";
   check_linear_cross_entropy(kOp, hidden_in, weight, targets, grad_scale, chunk_rows);
   gpu::check_device(kOp, "targets", targets, hidden_in);
+  const LogitRule rule = logit_rule(factor, cap);
   const cuda::Float type = gpu::float_type(kOp, hidden_in);
   const int64_t all_rows = hidden_in.size(0), width = hidden_in.size(1), vocabulary = weight.size(0);
   TORCH_CHECK_VALUE(target_count <= all_rows, "[linear_cross_entropy] target_count must be at most the number of rows, ", all_rows,
@@ -56,7 +57,7 @@ std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden
     at::mm_out(logits, rows, weight.t());
     C10_CUDA_CHECK(cuda::cross_entropy(type, logits.mutable_data_ptr(), padded, labels.const_data_ptr<int64_t>() + begin,
                                        losses.mutable_data_ptr<float>() + begin, scale_data, need_gradient, size, vocabulary,
-                                       launch.stream()));
+                                       static_cast<float>(rule.factor), static_cast<float>(rule.cap), launch.stream()));
     if (!need_gradient) continue;
     at::Tensor target = everything ? gradient.narrow(0, begin, size) : rows;
     at::mm_out(target, logits, weight);

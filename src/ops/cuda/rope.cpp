@@ -5,6 +5,7 @@
 
 #include "../layer_shapes.hpp"
 #include "../row_views.hpp"
+#include "cuda/norm_rope.hpp"
 #include "cuda/rope.hpp"
 #include "launch.hpp"
 
@@ -69,12 +70,57 @@ void rope_backward_qkv_(at::Tensor& dqkv, const at::Tensor& dq_in, const at::Ten
                                    tables.rotation(/*inverse=*/true), dq.size(0), dq.size(2) / 2, launch.stream()));
 }
 
+/// The two norms as kernels read them.
+struct HeadNorms {
+  at::Tensor q, k;
+  cuda::HeadNorm norm;
+
+  HeadNorms(std::string_view op, const at::Tensor& x, const at::Tensor& q_weight, const at::Tensor& k_weight, int64_t q_heads,
+            double eps, int64_t rule)
+      : q(q_weight.contiguous()), k(k_weight.contiguous()) {
+    TORCH_CHECK_VALUE(x.size(2) <= 512, "[", op, "] heads may be 512 wide on a GPU; got ", x.size(2), ". Norm and turn them apart.");
+    norm = {q.const_data_ptr(), k.const_data_ptr(), q_heads, static_cast<float>(eps), norm_rule(rule)};
+  }
+};
+
+at::Tensor rms_norm_rope(const at::Tensor& x_in, const at::Tensor& q_weight, const at::Tensor& k_weight, int64_t q_heads, double eps,
+                         const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, int64_t rule) {
+  constexpr std::string_view kOp = "rms_norm_rope";
+  check_rms_norm_rope(kOp, x_in, q_weight, k_weight, q_heads, cos, sin, positions);
+  const cuda::Float type = gpu::float_type(kOp, x_in);
+  const Tables tables(kOp, x_in, cos, sin, positions);
+  at::Tensor y = at::empty_like(x_in, at::MemoryFormat::Contiguous);
+  if (x_in.numel() == 0) return y;
+  const gpu::Launch launch(x_in);
+  const at::Tensor x = unit_stride_heads(x_in);
+  const HeadNorms norms(kOp, x, q_weight, k_weight, q_heads, eps, rule);
+  C10_CUDA_CHECK(cuda::rms_norm_rope(type, heads_of(x), y.mutable_data_ptr(), norms.norm, tables.rotation(false), x.size(0),
+                                     x.size(2) / 2, launch.stream()));
+  return y;
+}
+
+void rms_norm_rope_backward_qkv_(at::Tensor& dqkv, const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv,
+                                 const at::Tensor& x_in, const at::Tensor& q_weight, const at::Tensor& k_weight, double eps,
+                                 const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, int64_t rule) {
+  constexpr std::string_view kOp = "rms_norm_rope_backward_qkv_";
+  check_rms_norm_rope_backward(kOp, dqkv, dq, dk, dv, x_in, q_weight, k_weight, cos, sin, positions);
+  rope_backward_qkv_(dqkv, dq, dk, dv, cos, sin, positions);
+  if (x_in.numel() == 0) return;
+  const gpu::Launch launch(x_in);
+  const at::Tensor x = unit_stride_heads(x_in), out = as_written_rows(kOp, "dqkv", dqkv);
+  const HeadNorms norms(kOp, x, q_weight, k_weight, dq.size(1), eps, rule);
+  C10_CUDA_CHECK(cuda::head_norm_backward(gpu::float_type(kOp, x), heads_of(x), out.mutable_data_ptr(), out.stride(0), norms.norm,
+                                          x.size(0), x.size(2) / 2, launch.stream()));
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(qlorapp, CUDA, m) {
   m.impl("rope", rope);
   m.impl("rope_", rope_);
   m.impl("rope_backward_qkv_", rope_backward_qkv_);
+  m.impl("rms_norm_rope", rms_norm_rope);
+  m.impl("rms_norm_rope_backward_qkv_", rms_norm_rope_backward_qkv_);
 }
 
 }  // namespace qlorapp::ops

@@ -133,23 +133,23 @@ Scratch gpu_attention_backward(const Shape& shape, AttentionKernel kernel, int64
 
 }  // namespace
 
-Scratch attention_scratch(const Tensor& q, const Tensor& k, at::IntArrayRef row_starts, bool deterministic) {
+Scratch attention_scratch(const Tensor& q, const Tensor& k, at::IntArrayRef row_starts, bool deterministic, int64_t window) {
   const PlannedDevice* const device = planned_device();
   if (device == nullptr || q.size(0) == 0) return {};
   const MemoryUseScope use(MemoryUse::kAttention);
   const Shape shape(q, k, row_starts);
   if (device->type == at::kCPU) return cpu_attention(shape, device->threads);
-  return gpu_attention(shape, attention_kernel(q, shape.layout, device->architecture, is_deterministic(deterministic)));
+  return gpu_attention(shape, attention_kernel(q, shape.layout, device->architecture, is_deterministic(deterministic), window));
 }
 
-Scratch attention_backward_scratch(const Tensor& q, const Tensor& k, at::IntArrayRef row_starts, bool deterministic) {
+Scratch attention_backward_scratch(const Tensor& q, const Tensor& k, at::IntArrayRef row_starts, bool deterministic, int64_t window) {
   const PlannedDevice* const device = planned_device();
   if (device == nullptr || q.size(0) == 0) return {};
   const MemoryUseScope use(MemoryUse::kAttention);
   const Shape shape(q, k, row_starts);
   if (device->type == at::kCPU) return cpu_attention_backward(shape, device->threads);
   const bool ordered = is_deterministic(deterministic);
-  return gpu_attention_backward(shape, attention_kernel(q, shape.layout, device->architecture, ordered),
+  return gpu_attention_backward(shape, attention_kernel(q, shape.layout, device->architecture, ordered, window),
                                 sums_of_dq(shape, *device, ordered));
 }
 

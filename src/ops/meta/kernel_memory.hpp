@@ -13,9 +13,10 @@ namespace qlorapp::ops::meta {
 using Scratch = std::vector<at::Tensor>;
 
 /// @param q  (M, H, d).  @param k  (M, H_kv, d).
-[[nodiscard]] Scratch attention_scratch(const at::Tensor& q, const at::Tensor& k, at::IntArrayRef row_starts, bool deterministic);
+[[nodiscard]] Scratch attention_scratch(const at::Tensor& q, const at::Tensor& k, at::IntArrayRef row_starts, bool deterministic,
+                                        int64_t window);
 [[nodiscard]] Scratch attention_backward_scratch(const at::Tensor& q, const at::Tensor& k, at::IntArrayRef row_starts,
-                                                 bool deterministic);
+                                                 bool deterministic, int64_t window);
 
 /// @param x  (tokens, in), @param weight  of `rows` × `columns` elements.
 [[nodiscard]] Scratch linear_4bit_scratch(const at::Tensor& y, const at::Tensor& x, int64_t rows, int64_t columns, bool accumulate);
