@@ -26,7 +26,7 @@ import traceback
 import bitsandbytes
 import torch
 import torch.distributed
-from train_step_peers import LINEARS, SHAPES, Shape, llama_config, load_hf
+from train_step_peers import LINEARS, SHAPES, Shape, config_of, load_hf
 
 
 def random_model(shape: Shape, device: torch.device):
@@ -35,7 +35,7 @@ def random_model(shape: Shape, device: torch.device):
     from transformers import LlamaForCausalLM
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    config = llama_config(shape)
+    config = config_of(shape)
     config.use_cache = False
     with torch.device("meta"):
         model = LlamaForCausalLM(config).to(torch.bfloat16)

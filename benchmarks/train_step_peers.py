@@ -28,6 +28,7 @@ class Shape:
     tied: bool
     kv_heads: int = 8
     vocabulary: int = 128256
+    family: str = "Llama"
 
     def linears(self) -> dict[str, tuple[int, int]]:
         wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
@@ -58,6 +59,7 @@ SHAPES = {
     "8b": Shape(4096, 14336, 32, 32, 128, False),
     "3b": Shape(3072, 8192, 28, 24, 128, True),
     "1b": Shape(2048, 8192, 16, 32, 64, True),
+    "qwen3-8b": Shape(4096, 12288, 36, 32, 128, False, vocabulary=151936, family="Qwen3"),
 }
 
 
@@ -97,14 +99,14 @@ def write_tokenizer(folder: pathlib.Path) -> None:
     ).save_pretrained(folder)  # fmt: skip
 
 
-def llama_config(shape: Shape):
-    from transformers import LlamaConfig
+def config_of(shape: Shape):
+    import transformers
 
-    return LlamaConfig(
+    return getattr(transformers, f"{shape.family}Config")(
         hidden_size=shape.hidden, intermediate_size=shape.intermediate, num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim, vocab_size=shape.vocabulary, tie_word_embeddings=shape.tied,
         max_position_embeddings=131072, rms_norm_eps=1e-5, rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
-        bos_token_id=128000, eos_token_id=128001, dtype="bfloat16", architectures=["LlamaForCausalLM"],
+        bos_token_id=128000, eos_token_id=128001, dtype="bfloat16", architectures=[f"{shape.family}ForCausalLM"],
     )  # fmt: skip
 
 
@@ -120,7 +122,7 @@ def write_checkpoint(folder: pathlib.Path, shape: Shape, device: str = "cuda") -
     quantization = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16
     )
-    config = llama_config(shape)
+    config = config_of(shape)
     config.quantization_config = quantization.to_dict()
     config.save_pretrained(folder)
 
@@ -143,6 +145,8 @@ def write_checkpoint(folder: pathlib.Path, shape: Shape, device: str = "cuda") -
     for layer in range(shape.layers):
         prefix = f"model.layers.{layer}."
         tensors = {prefix + "input_layernorm.weight": ones, prefix + "post_attention_layernorm.weight": ones.clone()}
+        if shape.family == "Qwen3":
+            tensors |= {f"{prefix}self_attn.{name}_norm.weight": ones[: shape.head_dim].clone() for name in "qk"}
         for name, (out, inner) in shape.linears().items():
             packed, state = quantize_4bit(random(out, inner), blocksize=64, compress_statistics=True, quant_type="nf4")
             tensors[f"{prefix}{name}.weight"] = packed

@@ -22,7 +22,7 @@ inline format::ModelConfig config_of(const std::string& model) {
        {std::pair{"70b", "llama-3.1-70b"}, {"8b", "llama-3.1-8b"}, {"3b", "llama-3.2-3b"}, {"1b", "llama-3.2-1b"}}) {
     if (model == name) return find_model_config(known);
   }
-  throw ValueError(message("MODEL must be 70b, 8b, 3b or 1b; got {}", model));
+  return find_model_config(model);
 }
 
 /// On the GPU.

@@ -10,156 +10,222 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kMostEach = 8;  // elements of each half that a lane keeps: heads up to 512 wide
 
+/// Heads of a tensor.
+template <class T>
+struct Part {
+  const T* data;
+  int64_t token_stride, head_stride;
+
+  explicit Part(const Heads& x) : data(static_cast<const T*>(x.data)), token_stride(x.token_stride), head_stride(x.head_stride) {}
+  __device__ const T* of(int64_t token, int head) const { return data + token * token_stride + head * head_stride; }
+  /// Whether n neighbors can be read at once.
+  [[nodiscard]] bool in_step(int n) const {
+    return reinterpret_cast<uintptr_t>(data) % (n * sizeof(T)) == 0 && token_stride % n == 0 && head_stride % n == 0;
+  }
+};
+
 template <class T>
 struct Arguments {
-  const T* x;
-  int64_t x_token_stride, x_head_stride;
+  Part<T> x, dq, dk, dv;  // the gradients: of a backward pass
   T* y;
   int64_t y_token_stride;
   const T *q_weight, *k_weight;
   const float *cos, *sin;
   const int64_t* position;
-  int heads, q_heads, half;
+  int q_heads, heads, v_heads, half;  // heads: of q and k
   float eps, plus;
 };
 
+/// kOnce: a normed element is rounded once, and plus is what is added to its weight; else before the product, too.
 template <class T, bool kOnce>
 __device__ inline float normalized(float x, float rstd, float weight, float plus) {
-  if constexpr (kOnce) return __fmul_rn(__fmul_rn(x, rstd), __fadd_rn(weight, plus));
+  if constexpr (kOnce) return rounded<T>(__fmul_rn(__fmul_rn(x, rstd), __fadd_rn(weight, plus)));
   else return rounded<T>(__fmul_rn(rounded<T>(__fmul_rn(x, rstd)), weight));
 }
-
-/// n neighbors a lane in each half, or n elements 32 apart where a half has no 32·n.
-template <int n, bool kTogether>
-__device__ inline int place_of(int j) {
-  const int lane = static_cast<int>(threadIdx.x);
-  return kTogether ? lane * n + j : lane + 32 * j;
+template <class T, bool kOnce>
+__device__ inline float weighted(float d, float weight, float plus) {
+  if constexpr (kOnce) return __fmul_rn(d, __fadd_rn(weight, plus));
+  else return rounded<T>(__fmul_rn(d, weight));
 }
+
+/// The two halves of a head, spread over a warp: n neighbors of each a lane, or n elements 32 apart where those are not to be had.
+template <class T, int n, bool kTogether>
+struct Halves {
+  float low[n], high[n];
+
+  __device__ static int place(int j) {
+    const int lane = static_cast<int>(threadIdx.x);
+    return kTogether ? lane * n + j : lane + 32 * j;
+  }
+  template <class Source>
+  __device__ static void read(const Source* source, int half, float (&values)[n]) {
+    if constexpr (kTogether) {
+      struct alignas(sizeof(Source) * n) Neighbors {
+        Source values[n];
+      };
+      const Neighbors all = *reinterpret_cast<const Neighbors*>(source + place(0));
+#pragma unroll
+      for (int j = 0; j < n; ++j) values[j] = widen(all.values[j]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < n; ++j) values[j] = place(j) < half ? widen(source[place(j)]) : 0.0F;
+    }
+  }
+  __device__ static void write(T* target, int half, const float (&values)[n]) {
+    if constexpr (kTogether) {
+      struct alignas(sizeof(T) * n) Neighbors {
+        T values[n];
+      };
+      Neighbors all;
+#pragma unroll
+      for (int j = 0; j < n; ++j) all.values[j] = narrow<T>(values[j]);
+      *reinterpret_cast<Neighbors*>(target + place(0)) = all;
+    } else {
+#pragma unroll
+      for (int j = 0; j < n; ++j) {
+        if (place(j) < half) target[place(j)] = narrow<T>(values[j]);
+      }
+    }
+  }
+  __device__ void load(const T* head, int half) {
+    read(head, half, low);
+    read(head + half, half, high);
+  }
+  __device__ void store(T* head, int half) const {
+    write(head, half, low);
+    write(head + half, half, high);
+  }
+  /// Σ low·other.low + high·other.high over the warp.
+  __device__ float dot(const Halves& other) const {
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < n; ++j) sum = fmaf(high[j], other.high[j], fmaf(low[j], other.low[j], sum));
+    return across_warp<Sum>(sum);
+  }
+  /// By the angles whose cosines and sines, rounded to T, are `low` and `high` of `angles`. @param direction  -1: back.
+  __device__ void turn(const Halves& angles, float direction) {
+#pragma unroll
+    for (int j = 0; j < n; ++j) {
+      const float c = angles.low[j], s = direction * angles.high[j];
+      const float y1 = __fsub_rn(rounded<T>(__fmul_rn(low[j], c)), rounded<T>(__fmul_rn(high[j], s)));
+      const float y2 = __fadd_rn(rounded<T>(__fmul_rn(high[j], c)), rounded<T>(__fmul_rn(low[j], s)));
+      low[j] = rounded<T>(y1);
+      high[j] = rounded<T>(y2);
+    }
+  }
+};
 
 template <class T, int n, bool kTogether>
-__device__ inline void load(const T* source, int half, float (&low)[n], float (&high)[n]) {
+__device__ inline Halves<T, n, kTogether> angles_of(const Arguments<T>& a, int64_t token) {
+  using Angles = Halves<T, n, kTogether>;
+  Angles angles;
+  const int64_t row = a.position[token] * a.half;
+  Angles::read(a.cos + row, a.half, angles.low);
+  Angles::read(a.sin + row, a.half, angles.high);
 #pragma unroll
   for (int j = 0; j < n; ++j) {
-    const int i = place_of<n, kTogether>(j);
-    const bool there = kTogether || i < half;
-    low[j] = there ? widen(source[i]) : 0.0F;
-    high[j] = there ? widen(source[i + half]) : 0.0F;
+    angles.low[j] = rounded<T>(angles.low[j]);
+    angles.high[j] = rounded<T>(angles.high[j]);
   }
+  return angles;
 }
 
-template <int n>
-__device__ inline float rstd_of(const float (&low)[n], const float (&high)[n], int half, float eps) {
-  float squares = 0;
-#pragma unroll
-  for (int j = 0; j < n; ++j) squares = fmaf(high[j], high[j], fmaf(low[j], low[j], squares));
-  squares = across_warp<Sum>(squares);
+__device__ inline float rstd_of(float squares, int half, float eps) {
   return __frcp_rn(__fsqrt_rn(__fadd_rn(__fdiv_rn(squares, static_cast<float>(2 * half)), eps)));
 }
 
-/// A block a token, blockDim (32, kWarps).
+/// A block a token, a warp a head at a time: blockDim (32, kWarps).
 template <class T, int n, bool kTogether, bool kOnce>
 __global__ void forward_kernel(const Arguments<T> a) {
-  const int64_t token = blockIdx.x, row = a.position[token] * a.half;
-  float c[n], s[n];
-#pragma unroll
-  for (int j = 0; j < n; ++j) {
-    const int i = place_of<n, kTogether>(j);
-    const bool there = kTogether || i < a.half;
-    c[j] = there ? rounded<T>(a.cos[row + i]) : 0.0F;
-    s[j] = there ? rounded<T>(a.sin[row + i]) : 0.0F;
-  }
+  const int64_t token = blockIdx.x;
+  const auto angles = angles_of<T, n, kTogether>(a, token);
   for (int head = static_cast<int>(threadIdx.y); head < a.heads; head += kWarps) {
-    const T* const weight = head < a.q_heads ? a.q_weight : a.k_weight;
-    float low[n], high[n], w_low[n], w_high[n];
-    load<T, n, kTogether>(a.x + token * a.x_token_stride + head * a.x_head_stride, a.half, low, high);
-    load<T, n, kTogether>(weight, a.half, w_low, w_high);
-    const float rstd = rstd_of(low, high, a.half, a.eps);
-    T* const y = a.y + token * a.y_token_stride + static_cast<int64_t>(head) * 2 * a.half;
+    Halves<T, n, kTogether> x, w;
+    x.load(a.x.of(token, head), a.half);
+    w.load(head < a.q_heads ? a.q_weight : a.k_weight, a.half);
+    const float rstd = rstd_of(x.dot(x), a.half, a.eps);
 #pragma unroll
     for (int j = 0; j < n; ++j) {
-      const int i = place_of<n, kTogether>(j);
-      if (!kTogether && i >= a.half) continue;
-      const float x1 = rounded<T>(normalized<T, kOnce>(low[j], rstd, w_low[j], a.plus));
-      const float x2 = rounded<T>(normalized<T, kOnce>(high[j], rstd, w_high[j], a.plus));
-      y[i] = narrow<T>(__fsub_rn(rounded<T>(__fmul_rn(x1, c[j])), rounded<T>(__fmul_rn(x2, s[j]))));
-      y[i + a.half] = narrow<T>(__fadd_rn(rounded<T>(__fmul_rn(x2, c[j])), rounded<T>(__fmul_rn(x1, s[j]))));
+      x.low[j] = normalized<T, kOnce>(x.low[j], rstd, w.low[j], a.plus);
+      x.high[j] = normalized<T, kOnce>(x.high[j], rstd, w.high[j], a.plus);
     }
+    x.turn(angles, 1.0F);
+    x.store(a.y + token * a.y_token_stride + static_cast<int64_t>(head) * 2 * a.half, a.half);
   }
 }
 
 template <class T, int n, bool kTogether, bool kOnce>
 __global__ void backward_kernel(const Arguments<T> a) {
   const int64_t token = blockIdx.x;
-  const auto weighted = [&](float d, float w) {
-    if constexpr (kOnce) return __fmul_rn(d, __fadd_rn(w, a.plus));
-    else return rounded<T>(__fmul_rn(d, w));
-  };
-  for (int head = static_cast<int>(threadIdx.y); head < a.heads; head += kWarps) {
-    const T* const weight = head < a.q_heads ? a.q_weight : a.k_weight;
-    T* const d = a.y + token * a.y_token_stride + static_cast<int64_t>(head) * 2 * a.half;
-    float low[n], high[n], w_low[n], w_high[n], d_low[n], d_high[n];
-    load<T, n, kTogether>(a.x + token * a.x_token_stride + head * a.x_head_stride, a.half, low, high);
-    load<T, n, kTogether>(weight, a.half, w_low, w_high);
-    load<T, n, kTogether>(d, a.half, d_low, d_high);
-    const float rstd = rstd_of(low, high, a.half, a.eps);
-    float dot = 0;
+  const auto angles = angles_of<T, n, kTogether>(a, token);
+  for (int head = static_cast<int>(threadIdx.y); head < a.heads + a.v_heads; head += kWarps) {
+    T* const out = a.y + token * a.y_token_stride + static_cast<int64_t>(head) * 2 * a.half;
+    Halves<T, n, kTogether> d, x, w;
+    if (head >= a.heads) {
+      d.load(a.dv.of(token, head - a.heads), a.half);
+      d.store(out, a.half);
+      continue;
+    }
+    const bool is_query = head < a.q_heads;
+    d.load(is_query ? a.dq.of(token, head) : a.dk.of(token, head - a.q_heads), a.half);
+    x.load(a.x.of(token, head), a.half);
+    w.load(is_query ? a.q_weight : a.k_weight, a.half);
+    d.turn(angles, -1.0F);
+    const float rstd = rstd_of(x.dot(x), a.half, a.eps);
 #pragma unroll
     for (int j = 0; j < n; ++j) {
-      d_low[j] = weighted(d_low[j], w_low[j]);
-      d_high[j] = weighted(d_high[j], w_high[j]);
-      dot = fmaf(d_high[j], high[j], fmaf(d_low[j], low[j], dot));
+      d.low[j] = weighted<T, kOnce>(d.low[j], w.low[j], a.plus);
+      d.high[j] = weighted<T, kOnce>(d.high[j], w.high[j], a.plus);
     }
-    dot = across_warp<Sum>(dot);
-    const float slope =
-        __fmul_rn(__fmul_rn(__fmul_rn(__fdiv_rn(dot, static_cast<float>(2 * a.half)), rstd), rstd), rstd);
+    const float mean = __fdiv_rn(d.dot(x), static_cast<float>(2 * a.half));
+    const float slope = __fmul_rn(__fmul_rn(__fmul_rn(mean, rstd), rstd), rstd);
 #pragma unroll
     for (int j = 0; j < n; ++j) {
-      const int i = place_of<n, kTogether>(j);
-      if (!kTogether && i >= a.half) continue;
-      d[i] = narrow<T>(__fsub_rn(__fmul_rn(d_low[j], rstd), __fmul_rn(slope, low[j])));
-      d[i + a.half] = narrow<T>(__fsub_rn(__fmul_rn(d_high[j], rstd), __fmul_rn(slope, high[j])));
+      d.low[j] = __fsub_rn(__fmul_rn(d.low[j], rstd), __fmul_rn(slope, x.low[j]));
+      d.high[j] = __fsub_rn(__fmul_rn(d.high[j], rstd), __fmul_rn(slope, x.high[j]));
     }
+    d.store(out, a.half);
   }
 }
 
-/// f.operator()<n, kTogether>() for the width of a head.
-template <class F>
-cudaError_t with_width(int64_t half, const F& f) {
-  switch (half) {
-    case 32:
-      return f.template operator()<1, true>();
-    case 64:
-      return f.template operator()<2, true>();
-    case 128:
-      return f.template operator()<4, true>();
-    default:
-      return half <= 32 * kMostEach ? f.template operator()<kMostEach, false>() : cudaErrorInvalidValue;
+template <class T, int n, bool kTogether, bool backward>
+void start(const Arguments<T>& a, bool once, int64_t tokens, Stream stream) {
+  const dim3 block(32, kWarps);
+  const auto grid = static_cast<unsigned>(tokens);
+  if constexpr (backward) {
+    if (once) backward_kernel<T, n, kTogether, true><<<grid, block, 0, stream>>>(a);
+    else backward_kernel<T, n, kTogether, false><<<grid, block, 0, stream>>>(a);
+  } else {
+    if (once) forward_kernel<T, n, kTogether, true><<<grid, block, 0, stream>>>(a);
+    else forward_kernel<T, n, kTogether, false><<<grid, block, 0, stream>>>(a);
   }
 }
 
 template <class T, bool backward>
 cudaError_t launch(const Arguments<T>& a, NormRule rule, int64_t tokens, Stream stream) {
   if (tokens == 0 || a.heads == 0 || a.half == 0) return cudaSuccess;
-  const dim3 block(32, kWarps);
-  const auto grid = static_cast<unsigned>(tokens);
-  return with_width(a.half, [&]<int n, bool kTogether>() {
-    const bool once = rule != NormRule::kRoundTwice;
-    if constexpr (backward) {
-      if (once) backward_kernel<T, n, kTogether, true><<<grid, block, 0, stream>>>(a);
-      else backward_kernel<T, n, kTogether, false><<<grid, block, 0, stream>>>(a);
-    } else {
-      if (once) forward_kernel<T, n, kTogether, true><<<grid, block, 0, stream>>>(a);
-      else forward_kernel<T, n, kTogether, false><<<grid, block, 0, stream>>>(a);
-    }
-    return cudaGetLastError();
-  });
+  if (a.half > 32 * kMostEach) return cudaErrorInvalidValue;
+  const bool once = rule != NormRule::kRoundTwice;
+  const auto in_step = [&](int n) {
+    const auto fits = [&](const void* data, size_t size) { return reinterpret_cast<uintptr_t>(data) % (n * size) == 0; };
+    return a.half == 32 * n && a.x.in_step(n) && a.dq.in_step(n) && a.dk.in_step(n) && a.dv.in_step(n) && fits(a.y, sizeof(T)) &&
+           a.y_token_stride % n == 0 && fits(a.q_weight, sizeof(T)) && fits(a.k_weight, sizeof(T)) && fits(a.cos, sizeof(float)) &&
+           fits(a.sin, sizeof(float));
+  };
+  if (in_step(1)) start<T, 1, true, backward>(a, once, tokens, stream);
+  else if (in_step(2)) start<T, 2, true, backward>(a, once, tokens, stream);
+  else if (in_step(4)) start<T, 4, true, backward>(a, once, tokens, stream);
+  else start<T, kMostEach, false, backward>(a, once, tokens, stream);
+  return cudaGetLastError();
 }
 
 template <class T>
-Arguments<T> arguments_of(const Heads& x, void* y, int64_t y_token_stride, const HeadNorm& norm, const Rotation& r, int64_t half) {
-  return {static_cast<const T*>(x.data),
-          x.token_stride,
-          x.head_stride,
+Arguments<T> arguments_of(const Heads& x, const Heads& dq, const Heads& dk, const Heads& dv, void* y, int64_t y_token_stride,
+                          const HeadNorm& norm, const Rotation& r, int64_t half) {
+  return {Part<T>(x),
+          Part<T>(dq),
+          Part<T>(dk),
+          Part<T>(dv),
           static_cast<T*>(y),
           y_token_stride,
           static_cast<const T*>(norm.q_weight),
@@ -167,8 +233,9 @@ Arguments<T> arguments_of(const Heads& x, void* y, int64_t y_token_stride, const
           r.cos,
           r.sin,
           r.position,
-          static_cast<int>(x.heads),
           static_cast<int>(norm.q_heads),
+          static_cast<int>(x.heads),
+          static_cast<int>(dv.heads),
           static_cast<int>(half),
           norm.eps,
           norm.rule == NormRule::kOnePlus ? 1.0F : 0.0F};
@@ -179,14 +246,14 @@ Arguments<T> arguments_of(const Heads& x, void* y, int64_t y_token_stride, const
 cudaError_t rms_norm_rope(Float type, Heads x, void* y, HeadNorm norm, Rotation rotation, int64_t tokens, int64_t half,
                           Stream stream) {
   return with_type(type, [&]<class T>(T) {
-    return launch<T, false>(arguments_of<T>(x, y, x.heads * 2 * half, norm, rotation, half), norm.rule, tokens, stream);
+    return launch<T, false>(arguments_of<T>(x, {}, {}, {}, y, x.heads * 2 * half, norm, rotation, half), norm.rule, tokens, stream);
   });
 }
 
-cudaError_t head_norm_backward(Float type, Heads x, void* d, int64_t d_stride, HeadNorm norm, int64_t tokens, int64_t half,
-                               Stream stream) {
+cudaError_t rms_norm_rope_backward(Float type, Heads dq, Heads dk, Heads dv, Heads x, void* out, int64_t out_stride, HeadNorm norm,
+                                   Rotation rotation, int64_t tokens, int64_t half, Stream stream) {
   return with_type(type, [&]<class T>(T) {
-    return launch<T, true>(arguments_of<T>(x, d, d_stride, norm, {}, half), norm.rule, tokens, stream);
+    return launch<T, true>(arguments_of<T>(x, dq, dk, dv, out, out_stride, norm, rotation, half), norm.rule, tokens, stream);
   });
 }
 

@@ -25,8 +25,9 @@ struct HeadNorm {
 /// y = turned normed x; y (tokens, heads, 2·half), contiguous. half <= 256.
 cudaError_t rms_norm_rope(Float type, Heads x, void* y, HeadNorm norm, Rotation rotation, int64_t tokens, int64_t half, Stream stream);
 
-/// In place: the gradient of normed heads, which has been turned back, becomes that of x. @param d  (tokens, heads, 2·half).
-cudaError_t head_norm_backward(Float type, Heads x, void* d, int64_t d_stride, HeadNorm norm, int64_t tokens, int64_t half,
-                               Stream stream);
+/// out[m] = [N(R(dq[m])) | N(R(dk[m])) | dv[m]], rows out_stride elements apart: R turns back by `rotation`, N is the backward pass of the
+/// norm at x, (tokens, q and k heads, 2·half).
+cudaError_t rms_norm_rope_backward(Float type, Heads dq, Heads dk, Heads dv, Heads x, void* out, int64_t out_stride, HeadNorm norm,
+                                   Rotation rotation, int64_t tokens, int64_t half, Stream stream);
 
 }  // namespace qlorapp::cuda

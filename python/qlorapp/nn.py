@@ -66,10 +66,11 @@ class Linear4bit(torch.nn.Linear):
         """Does nothing: take() sets the values."""
 
     @classmethod
-    def of(cls, weight: _C.QuantizedTensor, device: torch.device) -> "Linear4bit":
-        """A layer without bias that shares the weight's memory. Of a weight on meta (base_sharding) it has the shapes alone, on device."""
+    def of(cls, weight: _C.QuantizedTensor, device: torch.device, bias: torch.nn.Parameter | None = None) -> "Linear4bit":
+        """A layer that shares the memory of weight and bias. Of a weight on meta (base_sharding) it has the shapes alone, on device."""
         out_features, in_features = weight.shape
         layer = cls(in_features, out_features, bias=False)
+        layer.bias = bias
         codes = weight.packed
         if codes.is_meta:
             codes = torch.zeros((1, 1), dtype=torch.uint8, device=device).expand(codes.shape)

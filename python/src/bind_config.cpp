@@ -98,6 +98,7 @@ void bind_config(py::module_& m) {
     for (const format::Family& family : format::families()) names.emplace_back(family.architecture);
     return names;
   });
+  m.def("config_keys", &format::computed_keys, "The keys of config.json that determine a native family's results.");
   m.def("warmup_steps", &count_warmup_steps, py::arg("warmup_steps"), py::arg("warmup_ratio"), py::arg("training_steps"));
   m.def(
       "say_older_name",

@@ -84,7 +84,7 @@ UnpaddedBatch unpad_for(const CausalLM& model, const at::Tensor& input_ids, cons
   return unpadded;
 }
 
-/// [(module name, weight)] of everything frozen, in the order of the model. Of a weight that this process has a part of: its shape on the
+/// [(tensor name, weight)] of everything frozen, in the order of the model. Of a weight that this process has a part of: its shape on the
 /// model's device, with one element of memory; that of a four-bit one is on meta.
 py::list named_weights(const CausalLM& model) {
   py::list result;
@@ -97,17 +97,17 @@ py::list named_weights(const CausalLM& model) {
   const auto add = [&](const std::string& name, const auto& weight) { result.append(py::make_tuple(name, weight)); };
   const Decoder& decoder = model.decoder();
   for (const format::Parameter& parameter : decoder.parameters()) {
-    if (parameter.role == format::Role::kNorm) {
-      add(parameter.module, decoder.own_dense(parameter));
+    if (parameter.role == format::Role::kEmbedding || parameter.role == format::Role::kHead) {
+      add(parameter.name(), table(decoder.own_dense(parameter)));
     } else if (parameter.role != format::Role::kLinear) {
-      add(parameter.module, table(decoder.own_dense(parameter)));
+      add(parameter.name(), decoder.own_dense(parameter));
     } else if (const FrozenWeight& weight = decoder.own_linear(parameter); weight.quantized.defined()) {
-      add(parameter.module, weight.quantized);
+      add(parameter.name(), weight.quantized);
     } else {
-      add(parameter.module, whole(weight.dense, weight.dense.size(0), weight.dense.size(1)));
+      add(parameter.name(), whole(weight.dense, weight.dense.size(0), weight.dense.size(1)));
     }
   }
-  if (model.config().tie_word_embeddings) add("lm_head", table(decoder.own_lm_head()));  // a module, too
+  if (model.config().tie_word_embeddings) add("lm_head.weight", table(decoder.own_lm_head()));  // a module, too
   return result;
 }
 
@@ -260,7 +260,7 @@ void bind_model(py::module_& m) {
             return names;
           },
           "Paths of the linear layers in the module tree, in the order of the model.")
-      .def("named_weights", &named_weights, "[(module name, tensor or QuantizedTensor)] of the frozen base.")
+      .def("named_weights", &named_weights, "[(name in a checkpoint, tensor or QuantizedTensor)] of the frozen base.")
       .def_property_readonly("tied", [](const CausalLM& self) { return self.config().tie_word_embeddings; })
       .def_property_readonly("vocab_size", [](const CausalLM& self) { return self.config().vocab_size; })
       .def_property_readonly("eos_token_ids", [](const CausalLM& self) { return self.config().eos_token_ids; })

@@ -14,16 +14,18 @@ from conftest import BUILD
 VOCAB = 128
 
 
-def write_llama(folder: pathlib.Path, *, dtype: torch.dtype = torch.float32, seed: int = 1, **config) -> None:
-    """A float checkpoint. Widths are multiples of 64, where bitsandbytes' CPU kernels are right."""
+def write_llama(folder: pathlib.Path, *, dtype: torch.dtype = torch.float32, seed: int = 1, family: str = "Llama", **config) -> None:
+    """A float checkpoint. Widths are multiples of 64, where bitsandbytes' CPU kernels are right. Another family has lively norms and biases."""
     sizes = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4,
              "num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": 256,
              "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
     torch.manual_seed(seed)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**sizes, **config}))
+    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**{**sizes, **config}))
     for parameter in model.parameters():  # transformers' deviation of 0.02 gives logits that are all alike
         if parameter.dim() == 2:
             torch.nn.init.normal_(parameter, std=0.12)
+        elif family != "Llama" or config.get("attention_bias"):
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
     model.to(dtype).save_pretrained(folder)
 
 
@@ -34,12 +36,13 @@ def load_4bit(
 
     In training mode, and to be left there: in evaluation mode bitsandbytes multiplies in bfloat16 on CPUs that can.
     """
-    holds_codes = "quantization_config" in json.loads((folder / "config.json").read_text())
+    stored = json.loads((folder / "config.json").read_text())
+    holds_codes, kind = "quantization_config" in stored, getattr(transformers, stored["architectures"][0])
     wanted = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True,
               "bnb_4bit_compute_dtype": dtype}  # fmt: skip
     config = None if holds_codes and not options else transformers.BitsAndBytesConfig(**{**wanted, **options})
     place = {} if device == "cpu" else {"device_map": {"": device}}
-    model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=dtype, quantization_config=config, **place)
+    model = kind.from_pretrained(folder, dtype=dtype, quantization_config=config, **place)
     if config is None:  # the dtype that the codes are multiplied in is a matter of the run, not of the file
         for module in model.modules():
             if hasattr(module, "compute_dtype"):

@@ -36,7 +36,7 @@ def adapted(folder, four_bit=True, **options):
 
 
 def stored(model):
-    return dict(model.named_weights())[MODULE]
+    return dict(model.named_weights())[f"{MODULE}.weight"]
 
 
 def parts(model):

@@ -181,7 +181,7 @@ MODEL = [
     *of_all("no config.json", ["config.json", "No such file"], remove("model/config.json")),
     *of_all("config.json is no JSON", ["config.json", "JSON"], write("model/config.json", '{"model_type": "llama",')),
     *of_all("unknown architecture", ["mamba"], edit_json("model/config.json", model_type="mamba", architectures=["MambaForCausalLM"]), merges=True),
-    *of_all("unsupported key", ["attention_bias", "not supported"], edit_json("model/config.json", attention_bias=True), merges=True),
+    *of_all("unsupported key", ["attn_logit_softcapping", "not supported"], edit_json("model/config.json", attn_logit_softcapping=50.0), merges=True),
     *of_all("code of its own", ["auto_map"], edit_json("model/config.json", auto_map={"AutoModelForCausalLM": "modeling.Model"}), merges=True),
     *of_all("key of the wrong type", ["hidden_size"], edit_json("model/config.json", hidden_size="big"), merges=True),
     *of_all("another layer count", ["model.layers.2"], edit_json("model/config.json", num_hidden_layers=3), merges=True),

@@ -53,7 +53,7 @@ class TestModel:
         model = model or load(folder)
         core = base(model).forward.engine.core
         for path, weight in core.named_weights():
-            shown = model.get_submodule(path).weight
+            shown = model.get_parameter(path)
             theirs = weight if isinstance(weight, torch.Tensor) else weight.packed
             assert shown.data_ptr() == theirs.data_ptr(), path
 

@@ -78,11 +78,18 @@ def op_cases(dtype, grad):
     yield ops.rms_norm.default, (x, w, 1e-5), {}
     yield ops.rms_norm.default, (heads, randn(8, dtype=dtype), 1e-5), {}
     yield ops.add_rms_norm.default, (x, randn(5, 24, dtype=dtype, seed=9, requires_grad=grad), w, 1e-5), {}
+    for rule in (1, 2):
+        yield ops.rms_norm.default, (x, w, 1e-5, rule), {}
+        yield ops.add_rms_norm.default, (x, randn(5, 24, dtype=dtype, seed=9, requires_grad=grad), w, 1e-5, rule), {}
+    yield ops.rms_norm_rope.default, (heads, randn(8, dtype=dtype), randn(8, dtype=dtype, seed=3), 2, 1e-5, cos, sin, positions, 2), {}
     yield ops.rope.default, (heads, cos, sin, positions), {}
     yield ops.rope.default, (heads, cos, sin, positions, True), {}
     yield ops.gated_activation.default, (x,), {}
+    yield ops.gated_activation.default, (x, 1), {}
     yield ops.attention.default, attention_arguments(dtype, grad), {}
     yield ops.attention.default, attention_arguments(dtype, grad, kv_heads=4, row_starts=(0, 4, 8)), {}
+    yield ops.attention.default, (*attention_arguments(dtype, grad), False, 2), {}
+    yield ops.linear_cross_entropy.default, (x, head, targets, None, True, 2, -1, 0.5, 3.0), {}
     yield ops.linear_cross_entropy.default, (x, head, targets, None, True, 2), {}
     yield ops.linear_cross_entropy.default, (x, head, targets, torch.tensor(8.0)), {}
     if grad:
@@ -98,6 +105,8 @@ def op_cases(dtype, grad):
     )
     yield ops.gated_activation.out, (plain,), {"h": torch.empty(5, 12, dtype=dtype)}
     yield ops.rope_backward_qkv_.default, (qkv, q, k, v, cos, sin, torch.arange(9)), {}
+    turns = randn(8, dtype=dtype), randn(8, dtype=dtype, seed=3), 1e-5, cos, sin, torch.arange(9)
+    yield ops.rms_norm_rope_backward_qkv_.default, (qkv, q, k, v, randn(9, 6, 8, dtype=dtype), *turns, 2), {}
     yield ops.linear_cross_entropy.default, (x, head, targets, None, False, 2), {}
     yield ops.rms_norm_backward.default, (randn(5, 24, dtype=dtype), plain, w, rstd), {}
     yield ops.rms_norm_backward_.default, (dx, randn(5, 24, dtype=dtype), plain, w, rstd), {}
@@ -131,11 +140,19 @@ def test_gradcheck_in_double_precision():
     positions = torch.tensor([0, 8, 3, 3, 1])
     for inverse in (False, True):
         assert torch.autograd.gradcheck(lambda x, inverse=inverse: ops.rope(x, cos, sin, positions, inverse), (heads,))
-    assert torch.autograd.gradcheck(ops.gated_activation, (randn(3, 10, dtype=d, requires_grad=True),))
+    for rule in (1, 2):
+        assert torch.autograd.gradcheck(lambda x, rule=rule: ops.rms_norm(x, w, 1e-5, rule)[0], (x,))
+    two = randn(8, dtype=d), randn(8, dtype=d, seed=3)
+    assert torch.autograd.gradcheck(lambda x: ops.rms_norm_rope(x, *two, 2, 1e-5, cos, sin, positions, 2), (heads,))
+    for act in (0, 1):
+        assert torch.autograd.gradcheck(lambda x, act=act: ops.gated_activation(x, act), (randn(3, 10, dtype=d, requires_grad=True),))
     for heads, kv_heads, starts in ((2, 1, (0, 5)), (2, 2, (0, 1, 3, 4)), (4, 2, (0, 0, 1, 4)), (2, 2, (0, 2, 4))):
         q, k, v, rows, scale = attention_arguments(d, True, heads, kv_heads, 4, starts)
         assert torch.autograd.gradcheck(
             lambda q, k, v, rows=rows, scale=scale: ops.attention(q, k, v, rows, scale)[0], (q, k, v)
+        )
+        assert torch.autograd.gradcheck(
+            lambda q, k, v, rows=rows, scale=scale: ops.attention(q, k, v, rows, scale, False, 2)[0], (q, k, v)
         )
     head = randn(9, 7, dtype=d, seed=3)
     targets = torch.tensor([8, -100, 0, 3, -1])
@@ -143,6 +160,10 @@ def test_gradcheck_in_double_precision():
         assert torch.autograd.gradcheck(
             lambda h, scale=scale: ops.linear_cross_entropy(h, head, targets, scale, True, 2)[0], (x,)
         )
+        for rule in ((0.5, 0.0), (1.0, 2.0), (2.0, 3.0)):
+            assert torch.autograd.gradcheck(
+                lambda h, scale=scale, rule=rule: ops.linear_cross_entropy(h, head, targets, scale, True, 2, -1, *rule)[0], (x,)
+            )
 
 
 def test_weights_that_want_a_gradient_are_refused():

@@ -45,11 +45,18 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module")
-def setting(tmp_path_factory):
+#: Of each native family, and what is special in it: windows shorter than the rows, biases.
+FAMILIES = {
+    "Llama": {},
+    "Qwen3": {"family": "Qwen3", "head_dim": 32, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def setting(request, tmp_path_factory):
     """Float checkpoint → the peer's codes as a folder, the peer's first adapter as a folder, rows."""
     root = tmp_path_factory.mktemp("parity")
-    peer.write_llama(root / "float")
+    peer.write_llama(root / "float", **FAMILIES[request.param])
     model = peer.load_4bit(root / "float")
     model.save_pretrained(root / "codes")
     peer.add_adapters(model).save_pretrained(root / "adapter")

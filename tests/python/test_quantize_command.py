@@ -76,7 +76,7 @@ def test_we_load_the_peers_folder_with_its_codes(folders):
     ours = qlorapp.AutoModelForCausalLM.from_pretrained(root / "theirs", dtype=torch.float32)
     for name, weight in qlorapp.load_model(str(root / "theirs"), compute_dtype=torch.float32).named_weights():
         if isinstance(weight, qlorapp.QuantizedTensor):
-            packed = tensors_of(root / "theirs")[0][f"{name}.weight"]
+            packed = tensors_of(root / "theirs")[0][name]
             assert torch.equal(weight.packed.flatten(), packed.flatten()), name
     if dtype == torch.float32:
         theirs = peer.load_4bit(root / "theirs", dtype)

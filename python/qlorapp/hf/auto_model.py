@@ -50,12 +50,14 @@ def build(folder: pathlib.Path, model: Any, core: Any, quantized: BitsAndBytesCo
     """
     config, four_bit = model.config, False
     for path, weight in core.named_weights():
-        parent, name = model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]
+        owner, _, kind = path.rpartition(".")
+        module = model.get_submodule(owner)
         if isinstance(weight, _C.QuantizedTensor):
-            setattr(parent, name, Linear4bit.of(weight, core.device))
+            parent, _, name = owner.rpartition(".")
+            setattr(model.get_submodule(parent), name, Linear4bit.of(weight, core.device, module.bias))
             four_bit = True
         else:
-            getattr(parent, name)._parameters["weight"] = torch.nn.Parameter(weight, requires_grad=True)
+            module._parameters[kind] = torch.nn.Parameter(weight, requires_grad=True)
     for path, module in list(model.named_modules()):
         if any(buffer.is_meta for buffer in module.buffers(recurse=False)):  # computed from the config, stored nowhere
             parent, name = model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]

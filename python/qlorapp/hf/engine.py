@@ -220,7 +220,7 @@ class Engine:
         """Shares memory with C++'s weights again, after embedding_on_host or base_on_host moved them."""
         if self.core.is_divided:  # no memory is shared
             return
-        weights = {f"{path}.weight": weight for path, weight in self.core.named_weights()}
+        weights = dict(self.core.named_weights())
         for i, frozen in enumerate(self.base):
             weight = weights.get(frozen.path)
             values = weight.packed if isinstance(weight, _C.QuantizedTensor) else weight

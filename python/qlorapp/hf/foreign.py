@@ -17,12 +17,6 @@ from .quantizer import METHOD, register, says_what_is_damaged
 
 _log = logging.getLogger("qlorapp")
 
-#: The config keys that determine a native family's results.
-_READ_BY_CPP = (
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
-    "hidden_act", "rms_norm_eps", "rope_parameters", "tie_word_embeddings",
-)  # fmt: skip
-
 
 def is_foreign(config: Any) -> bool:
     """Whether transformers computes this causal language model. Models that also read images count.
@@ -54,9 +48,6 @@ def _auto_class(architecture: str) -> str:
 
 def beyond_native(config: Any) -> str:
     """The part of a native architecture that only transformers computes; empty if there is none."""
-    for key in ("attention_bias", "mlp_bias"):
-        if getattr(config, key, False) is True:
-            return f"{key}=True"
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
     return f"rope_type={kind!r}" if kind in ("linear", "dynamic", "yarn", "longrope") else ""
@@ -80,7 +71,7 @@ def config_of(folder: pathlib.Path, **options: Any) -> tuple[Any, dict[str, Any]
 def changed(config: Any, folder: pathlib.Path) -> str:
     """The keys in which the config differs from the folder's config.json, which C++ reads; empty if there are none."""
     stored, _ = config_of(folder)
-    names = [name for name in _READ_BY_CPP if getattr(config, name, None) != getattr(stored, name, None)]
+    names = [name for name in _C.config_keys() if getattr(config, name, None) != getattr(stored, name, None)]
     return ", ".join(f"{name}={getattr(config, name)!r}" for name in names)
 
 

@@ -99,18 +99,22 @@ at::Tensor rms_norm_rope(const at::Tensor& x_in, const at::Tensor& q_weight, con
   return y;
 }
 
-void rms_norm_rope_backward_qkv_(at::Tensor& dqkv, const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv,
+void rms_norm_rope_backward_qkv_(at::Tensor& dqkv, const at::Tensor& dq_in, const at::Tensor& dk_in, const at::Tensor& dv_in,
                                  const at::Tensor& x_in, const at::Tensor& q_weight, const at::Tensor& k_weight, double eps,
                                  const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, int64_t rule) {
   constexpr std::string_view kOp = "rms_norm_rope_backward_qkv_";
-  check_rms_norm_rope_backward(kOp, dqkv, dq, dk, dv, x_in, q_weight, k_weight, cos, sin, positions);
-  rope_backward_qkv_(dqkv, dq, dk, dv, cos, sin, positions);
-  if (x_in.numel() == 0) return;
-  const gpu::Launch launch(x_in);
-  const at::Tensor x = unit_stride_heads(x_in), out = as_written_rows(kOp, "dqkv", dqkv);
+  check_rms_norm_rope_backward(kOp, dqkv, dq_in, dk_in, dv_in, x_in, q_weight, k_weight, cos, sin, positions);
+  const cuda::Float type = gpu::float_type(kOp, dqkv);
+  const Tables tables(kOp, dqkv, cos, sin, positions);
+  if (dqkv.numel() == 0) return;
+  const at::Tensor out = as_written_rows(kOp, "dqkv", dqkv);
+  const gpu::Launch launch(dqkv);
+  const at::Tensor dq = unit_stride_heads(dq_in), dk = unit_stride_heads(dk_in), dv = unit_stride_heads(dv_in);
+  const at::Tensor x = unit_stride_heads(x_in);
   const HeadNorms norms(kOp, x, q_weight, k_weight, dq.size(1), eps, rule);
-  C10_CUDA_CHECK(cuda::head_norm_backward(gpu::float_type(kOp, x), heads_of(x), out.mutable_data_ptr(), out.stride(0), norms.norm,
-                                          x.size(0), x.size(2) / 2, launch.stream()));
+  C10_CUDA_CHECK(cuda::rms_norm_rope_backward(type, heads_of(dq), heads_of(dk), heads_of(dv), heads_of(x), out.mutable_data_ptr(),
+                                              out.stride(0), norms.norm, tables.rotation(/*inverse=*/false), x.size(0), x.size(2) / 2,
+                                              launch.stream()));
 }
 
 }  // namespace

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each family that C++ computes, beside transformers and PEFT: checkpoints that transformers wrote, with random but lively weights."""
+
+import peer
+import pytest
+import torch
+import transformers
+
+pytest.importorskip("bitsandbytes")
+import peft
+import qlorapp
+from engine_checks import assert_same_pass, base, with_lora
+from qlorapp import _C
+from safetensors.torch import load_file
+
+#: Rows are longer than the windows.
+FAMILIES = {
+    "Llama": {},
+    "Llama with biases": {"attention_bias": True, "mlp_bias": True},
+    "Qwen3": {"family": "Qwen3", "head_dim": 32},
+    "Qwen3, tied, with biases": {"family": "Qwen3", "head_dim": 16, "attention_bias": True, "tie_word_embeddings": True},
+    "Qwen3 with windows": {
+        "family": "Qwen3", "head_dim": 32, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1,
+    },
+    "Qwen3 with windows by layer_types": {
+        "family": "Qwen3", "head_dim": 32, "use_sliding_window": True, "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+}  # fmt: skip
+
+
+def test_every_native_family_is_here():
+    assert {f"{case.get('family', 'Llama')}ForCausalLM" for case in FAMILIES.values()} == set(_C.native_architectures())
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def root(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("family")
+    peer.write_llama(path / "float", **FAMILIES[request.param])
+    peer.write_rows(path / "rows.jsonl", 24)
+    return path
+
+
+def batch():
+    """Two rows, one of them padded."""
+    ids = torch.arange(3, 51).view(2, 24)
+    mask = torch.ones_like(ids)
+    mask[1, 17:] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+def relative(ours, theirs):
+    return (torch.linalg.vector_norm(ours.double() - theirs.double()) / torch.linalg.vector_norm(theirs.double())).item()
+
+
+@pytest.mark.parametrize("four_bit", [False, True])
+def test_loss_logits_and_gradients_are_those_of_transformers_and_peft(root, four_bit):
+    options = {"quantization_config": qlorapp.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")} if four_bit else {}
+    model = qlorapp.AutoModelForCausalLM.from_pretrained(root / "float", dtype=torch.float32, **options)
+    assert hasattr(base(model).forward, "engine"), "C++ does not compute it"
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(root / "float", dtype=torch.float32).eval()
+    if not four_bit:
+        with torch.no_grad():
+            ours, expected = (m(**batch()).logits[batch()["attention_mask"] == 1] for m in (model, theirs))
+        assert relative(ours, expected) <= 1e-5
+    assert_same_pass(with_lora(model), batch())
+
+
+def test_every_way_to_keep_activations_trains_the_same_bits(root):
+    def adapter(name, *options):
+        peer.run_cli(
+            "train", "--model", root / "float", "--data", root / "rows.jsonl", "--output", root / name, "--max_steps", 4, "--dtype", "float32",
+            "--lora_dropout", 0.1, "--learning_rate", 1e-3, "--save_strategy", "no", "--seed", 1, "--per_device_train_batch_size", 3, *options,
+        )  # fmt: skip
+        return load_file(root / name / "adapter_model.safetensors")
+
+    everything = adapter("everything", "--checkpoint_keep", "everything")
+    for keep in ("attention_only", "input_only", "every:2", "input_only:1,everything"):
+        other = adapter(keep.replace(":", "-"), "--gradient_checkpointing", "true", "--checkpoint_keep", keep)
+        assert all(torch.equal(everything[name], tensor) for name, tensor in other.items()), keep
+    tiles = adapter("tiles", "--gradient_checkpointing", "true", "--checkpoint_keep", "input_only", "--mlp_tile_rows", 16)
+    for name, tensor in tiles.items():  # a sum over rows, tile by tile
+        torch.testing.assert_close(tensor, everything[name], rtol=2e-4, atol=1e-6)
+
+
+def test_a_cache_gives_the_tokens_of_transformers(root):
+    ours = qlorapp.AutoModelForCausalLM.from_pretrained(root / "float", dtype=torch.float32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(root / "float", dtype=torch.float32).eval()
+    prompts = torch.arange(3, 19).view(2, 8)
+    wanted = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    assert ours.generate(prompts, **wanted).tolist() == theirs.generate(prompts, **wanted).tolist()
+
+
+def test_a_folder_in_four_bits_goes_both_ways(root):
+    peer.run_cli("quantize", "--model", root / "float", "--output", root / "ours")
+    peer.load_4bit(root / "float").save_pretrained(root / "theirs")
+    for name in ("ours", "theirs"):
+        model = qlorapp.AutoModelForCausalLM.from_pretrained(root / name, dtype=torch.float32)
+        present = batch()["attention_mask"] == 1
+        with torch.no_grad():
+            ours, expected = (m(**batch()).logits[present] for m in (model, peer.load_4bit(root / name)))
+        assert relative(ours, expected) <= 1e-5, name
+
+
+def test_merging_is_pefts(root):
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(root / "float", dtype=torch.float32)
+    theirs = peer.add_adapters(theirs)
+    theirs.save_pretrained(root / "adapter")
+    peer.run_cli("merge", "--model", root / "float", "--adapter", root / "adapter", "--output", root / "merged", "--dtype", "float32")
+    merged = transformers.AutoModelForCausalLM.from_pretrained(root / "merged", dtype=torch.float32).state_dict()
+    for name, tensor in theirs.merge_and_unload().state_dict().items():
+        torch.testing.assert_close(merged[name], tensor, rtol=1e-6, atol=1e-6)
+    ours = qlorapp.AutoModelForCausalLM.from_pretrained(root / "float", dtype=torch.float32)
+    ours = peft.PeftModel.from_pretrained(ours, root / "adapter")
+    again = qlorapp.AutoModelForCausalLM.from_pretrained(root / "merged", dtype=torch.float32)
+    with torch.no_grad():
+        assert relative(ours(**batch()).logits, again(**batch()).logits) <= 1e-5
