@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures training steps on a GPU at Llama's real shapes: qlorapp, unsloth, and transformers + peft + bitsandbytes.
+"""Measures training steps on a GPU at real shapes of Llama and Qwen3: qlorapp, unsloth, and transformers + peft + bitsandbytes.
 
     python benchmarks/train_step_cuda.py [--build build/dev] [--rows 8b:2x2048 1b] [--peers unsloth hf] [--rounds 2] [--seconds 3] [--memory_first]
 
@@ -52,6 +52,8 @@ ROWS = [
     Row("1b", 2, 2048, "input_on_host", "unsloth", (True,)),
     Row("1b", 8, 2048, "input_on_host", "unsloth", (True,)),
     Row("1b", 2, 512, "input_only", "unsloth", (True,)),
+    Row("qwen3-8b", 2, 2048, "everything", False),
+    Row("qwen3-8b", 2, 2048, "input_on_host", "unsloth"),
 ]
 
 
