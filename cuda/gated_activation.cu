@@ -176,8 +176,9 @@ cudaError_t gated_activation(Float type, const void* gate_up, int64_t gate_up_st
   });
 }
 
-cudaError_t gated_activation_backward(Float type, void* dh, int64_t dh_stride, const void* gate_up, int64_t gate_up_stride, void* d_gate_up,
-                            int64_t d_gate_up_stride, bool keep_h, int64_t rows, int64_t width, Activation act, Stream stream) {
+cudaError_t gated_activation_backward(Float type, void* dh, int64_t dh_stride, const void* gate_up, int64_t gate_up_stride,
+                                      void* d_gate_up, int64_t d_gate_up_stride, bool keep_h, int64_t rows, int64_t width,
+                                      Activation act, Stream stream) {
   if (rows == 0 || width == 0) return cudaSuccess;
   return with_type(type, [&]<class T>(T) {
     const Arguments<T> a{static_cast<T*>(dh),

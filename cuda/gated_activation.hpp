@@ -23,7 +23,8 @@ cudaError_t gated_activation(Float type, const void* gate_up, int64_t gate_up_st
                              int64_t width, Activation act, Stream stream);
 
 /// d_gate_up from dh; may lie over gate_up. With `keep_h`, dh becomes h.
-cudaError_t gated_activation_backward(Float type, void* dh, int64_t dh_stride, const void* gate_up, int64_t gate_up_stride, void* d_gate_up,
-                            int64_t d_gate_up_stride, bool keep_h, int64_t rows, int64_t width, Activation act, Stream stream);
+cudaError_t gated_activation_backward(Float type, void* dh, int64_t dh_stride, const void* gate_up, int64_t gate_up_stride,
+                                      void* d_gate_up, int64_t d_gate_up_stride, bool keep_h, int64_t rows, int64_t width,
+                                      Activation act, Stream stream);
 
 }  // namespace qlorapp::cuda

@@ -210,7 +210,8 @@ __global__ void backward_any_kernel(const BackwardArguments<T> a) {
   for (int64_t i = threadIdx.x; i < a.width; i += blockDim.x) {
     const float g = weighted<T, kOnce>(widen(dy[i]), widen(a.weight[i]), a.plus);
     dx[i] = narrow<T>(gradient<T, accumulate>(g, widen(x[i]), rstd, slope, accumulate ? widen(dx[i]) : 0.0F));
-    if constexpr (accumulate) a.y[row * a.y_stride + i] = narrow<T>(normalized<T, kOnce>(widen(x[i]), rstd, widen(a.weight[i]), a.plus));
+    if constexpr (accumulate)
+      a.y[row * a.y_stride + i] = narrow<T>(normalized<T, kOnce>(widen(x[i]), rstd, widen(a.weight[i]), a.plus));
   }
 }
 
@@ -260,9 +261,18 @@ float plus_of(NormRule rule) { return rule == NormRule::kOnePlus ? 1.0F : 0.0F; 
 cudaError_t rms_norm(Float type, Rows x, const void* weight, WrittenRows y, float* rstd, int64_t rows, int64_t width, float eps,
                      NormRule rule, Stream stream) {
   return with_type(type, [&]<class T>(T) {
-    const ForwardArguments<T> a{static_cast<const T*>(x.data), nullptr, static_cast<const T*>(weight), nullptr,
-                                static_cast<T*>(y.data),       rstd,    x.stride,                      0,
-                                0,                             y.stride, width,                        eps,
+    const ForwardArguments<T> a{static_cast<const T*>(x.data),
+                                nullptr,
+                                static_cast<const T*>(weight),
+                                nullptr,
+                                static_cast<T*>(y.data),
+                                rstd,
+                                x.stride,
+                                0,
+                                0,
+                                y.stride,
+                                width,
+                                eps,
                                 plus_of(rule)};
     return rule == NormRule::kRoundTwice ? forward<T, false, false>(a, rows, stream) : forward<T, false, true>(a, rows, stream);
   });

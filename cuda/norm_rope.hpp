@@ -23,7 +23,8 @@ struct HeadNorm {
 };
 
 /// y = turned normed x; y (tokens, heads, 2·half), contiguous. half <= 256.
-cudaError_t rms_norm_rope(Float type, Heads x, void* y, HeadNorm norm, Rotation rotation, int64_t tokens, int64_t half, Stream stream);
+cudaError_t rms_norm_rope(Float type, Heads x, void* y, HeadNorm norm, Rotation rotation, int64_t tokens, int64_t half,
+                          Stream stream);
 
 /// out[m] = [N(R(dq[m])) | N(R(dk[m])) | dv[m]], rows out_stride elements apart: R turns back by `rotation`, N is the backward pass of the
 /// norm at x, (tokens, q and k heads, 2·half).

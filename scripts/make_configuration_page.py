@@ -78,6 +78,14 @@ def page() -> str:
         for option, kind, default, doc in fields():
             parts.append(f"| `{option}` | {cell(kind)} | {default_of(option, default)} | {cell(doc)} |")
         parts.append(f"\nOther spellings: {names({alias: field for alias, (field, _) in aliases().items()})}.\n")
+    parts.append("## In the config.json of a model\n")
+    parts.append(
+        "The scalar keys that C++ reads; [formats/model.md](formats/model.md) has the others. A missing key has the default of transformers'"
+    )
+    parts.append("config class of the family.\n\n| key | type | | |\n|---|---|---|---|")
+    for key, kind, least, most, required, doc in _C.config_fields():
+        span = {"int": f"{least:.0f} to {most:.0f}", "float": f"between {least:g} and {most:g}", "bool": ""}[kind]
+        parts.append(f"| `{key}` | {kind} | {span}{', required' if required else ''} | {doc} |")
     return "\n".join(parts).rstrip() + "\n"
 
 

@@ -112,7 +112,7 @@ class CausalLM:
     def linear_names(self) -> list[str]:
         """Paths of the linear layers in the module tree, in the order of the model."""
     def named_weights(self) -> list[typing.Any]:
-        """[(module name, tensor or QuantizedTensor)] of the frozen base."""
+        """[(name in a checkpoint, tensor or QuantizedTensor)] of the frozen base."""
     @property
     def tied(self) -> bool: ...
     @property
@@ -429,6 +429,12 @@ def choose_tokens(logits: torch.Tensor, rows: collections.abc.Sequence[typing.Su
 
 def command_defaults() -> str:
     """JSON: the defaults of the command that differ from these tables"""
+
+def config_fields() -> list[tuple[str, str, float, float, bool, str]]:
+    """[(key of config.json, type, least, most, whether it is required, doc)]"""
+
+def config_keys() -> list[str]:
+    """The keys of config.json that determine a native family's results."""
 
 def count_parameters(config_json: str, lora_config_json: str) -> tuple[typing.Any, ...]:
     """(trainable, all), from the configs alone."""

@@ -70,7 +70,7 @@ class Linear4bit(torch.nn.Linear):
         """A layer that shares the memory of weight and bias. Of a weight on meta (base_sharding) it has the shapes alone, on device."""
         out_features, in_features = weight.shape
         layer = cls(in_features, out_features, bias=False)
-        layer.bias = bias
+        layer.register_parameter("bias", bias)
         codes = weight.packed
         if codes.is_meta:
             codes = torch.zeros((1, 1), dtype=torch.uint8, device=device).expand(codes.shape)

@@ -98,6 +98,17 @@ void bind_config(py::module_& m) {
     for (const format::Family& family : format::families()) names.emplace_back(family.architecture);
     return names;
   });
+  m.def(
+      "config_fields",
+      [] {
+        std::vector<std::tuple<std::string, std::string, double, double, bool, std::string>> fields;
+        for (const format::ConfigField& field : format::config_fields()) {
+          constexpr std::array<const char*, 3> kTypes{"int", "float", "bool"};
+          fields.emplace_back(field.key, kTypes[field.member.index()], field.least, field.most, field.required, field.doc);
+        }
+        return fields;
+      },
+      "[(key of config.json, type, least, most, whether it is required, doc)]");
   m.def("config_keys", &format::computed_keys, "The keys of config.json that determine a native family's results.");
   m.def("warmup_steps", &count_warmup_steps, py::arg("warmup_steps"), py::arg("warmup_ratio"), py::arg("training_steps"));
   m.def(

@@ -5,6 +5,7 @@
 #include <array>
 #include <utility>
 
+#include "core/nearest_name.hpp"
 #include "format/file_reader.hpp"
 #include "json_fields.hpp"
 #include "model_config_keys.hpp"
@@ -39,8 +40,14 @@ const Family& family_of(JsonFields& fields) {
   }
   const std::string got = architectures && !architectures->empty() ? listed(*architectures) : printable(type.value_or("none"));
   const bool tells_both = type && architectures && !architectures->empty();
-  throw FormatError(message("[{}] architectures must name one of {}; got {}{}. Use a model of a known architecture.",
-                            fields.where(), known, got, tells_both ? " with model_type " + printable(*type) : ""));
+  std::vector<std::string_view> names;
+  for (const Family& family : families()) names.push_back(family.architecture);
+  const std::string first = architectures && !architectures->empty() ? architectures->front() : "";
+  throw FormatError(
+      message("[{}] architectures must name one of {}; got {}{}.{} Python's AutoModelForCausalLM trains other architectures in "
+              "transformers' "
+              "code, over linear layers in four bits.",
+              fields.where(), known, got, tells_both ? " with model_type " + printable(*type) : "", did_you_mean(first, names)));
 }
 
 /// Merges the two shapes that transformers wrote over time; where both are there they must agree.

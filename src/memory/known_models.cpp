@@ -24,11 +24,12 @@ struct Known {
 };
 constexpr auto llama(std::string_view name, int64_t hidden, int64_t intermediate, int64_t layers, int64_t heads, int64_t kv_heads,
                      int64_t head_dim, int64_t vocabulary, int64_t positions, bool tied) {
-  return Known{name,     "llama",  "LlamaForCausalLM", hidden, intermediate, layers,  heads,
-               kv_heads, head_dim, vocabulary,         positions, tied,      "1e-05", "500000.0"};
+  return Known{name,     "llama",  "LlamaForCausalLM", hidden,    intermediate, layers,  heads,
+               kv_heads, head_dim, vocabulary,         positions, tied,         "1e-05", "500000.0"};
 }
 constexpr auto qwen3(std::string_view name, int64_t hidden, int64_t intermediate, int64_t layers, int64_t heads, bool tied) {
-  return Known{name, "qwen3", "Qwen3ForCausalLM", hidden, intermediate, layers, heads, 8, 128, 151936, 40960, tied, "1e-06", "1000000.0"};
+  return Known{name, "qwen3", "Qwen3ForCausalLM", hidden, intermediate, layers, heads, 8, 128, 151936, 40960,
+               tied, "1e-06", "1000000.0"};
 }
 constexpr std::array kKnown{llama("llama-3.2-1b", 2048, 8192, 16, 32, 8, 64, 128256, 131072, true),
                             llama("llama-3.2-3b", 3072, 8192, 28, 24, 8, 128, 128256, 131072, true),

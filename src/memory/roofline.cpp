@@ -92,8 +92,9 @@ StepTime step_time(const PlanSettings& settings, const Gpu& gpu, double average_
   for (const format::Parameter& layer : format::parameters(model, format::Role::kLinear)) {
     const double elements = static_cast<double>(layer.shape[0]) * static_cast<double>(layer.shape[1]);
     linear += elements;
-    if (layer.module.ends_with("down_proj")) down += elements;
-    if (layer.module.find(".mlp.") != std::string::npos) mlp += elements;
+    const format::Group group = model.family->linears[layer.slot].group;
+    if (group == format::Group::kDown) down += elements;
+    if (group == format::Group::kDown || group == format::Group::kGateUp) mlp += elements;
     if (settings.lora.matches(layer.module))
       lora += static_cast<double>(settings.lora.rank_of(layer.module) * (layer.shape[0] + layer.shape[1]));
   }

@@ -79,8 +79,8 @@ void AdapterRegistry::check_targets(const LoraConfig& config) const {
                         wanted);
   }
   if (config.bias != "none")
-    log_warning_once(
-        message("[lora] bias='{}' trains nothing: a {} model has no biases", config.bias, decoder_->config().family->model_type));
+    log_warning_once(message("[lora] bias='{}' trains nothing here: biases of a {} model, if it has any, stay frozen", config.bias,
+                             decoder_->config().family->model_type));
 }
 
 void AdapterRegistry::add(const LoraConfig& config, uint64_t seed, const std::string& name, const WeightSource& source) {

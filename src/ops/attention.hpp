@@ -25,7 +25,8 @@ namespace qlorapp::ops {
 /// that do not,
 ///        as torch.use_deterministic_algorithms(True) does. Both passes must be asked alike. The CPU has no others.
 std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                             at::IntArrayRef row_starts, double scale, bool deterministic = false, int64_t window = 0);
+                                             at::IntArrayRef row_starts, double scale, bool deterministic = false,
+                                             int64_t window = 0);
 
 /// (dq, dk, dv), contiguous, in the shapes of q, k, v.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,

@@ -46,7 +46,8 @@ inline AttentionKernel attention_kernel(const at::Tensor& q, const RowLayout& la
   // cuDNN builds a plan for every new shape, some 50 ms; short rows have many shapes and nothing to gain.
   constexpr int64_t kShortest = 256;
   const bool windowed = window > 0 && window < layout.longest;
-  const bool cudnn = !deterministic && !windowed && (major == 9 || major == 10) && layout.equal && layout.longest >= kShortest && d <= 128;
+  const bool cudnn =
+      !deterministic && !windowed && (major == 9 || major == 10) && layout.equal && layout.longest >= kShortest && d <= 128;
   return cudnn ? AttentionKernel::kCudnn : AttentionKernel::kFlash;
 }
 

@@ -7,10 +7,10 @@
 #include "ops/attention.hpp"
 #include "ops/cross_entropy.hpp"
 #include "ops/embedding.hpp"
+#include "ops/gated_activation.hpp"
 #include "ops/norm.hpp"
 #include "ops/operator.hpp"
 #include "ops/rope.hpp"
-#include "ops/gated_activation.hpp"
 
 namespace qlorapp::ops {
 namespace {
@@ -35,7 +35,8 @@ Three add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight
 }
 
 void rms_norm_out(const Tensor& x, const Tensor& weight, double eps, Tensor& y, Tensor& rstd, NormRule rule) {
-  static const auto op = Operator<void(const Tensor&, const Tensor&, double, int64_t, Tensor&, Tensor&)>("qlorapp::rms_norm", "out");
+  static const auto op =
+      Operator<void(const Tensor&, const Tensor&, double, int64_t, Tensor&, Tensor&)>("qlorapp::rms_norm", "out");
   op.call(x, weight, eps, number(rule), y, rstd);
 }
 
@@ -86,8 +87,8 @@ void rope_(Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positi
   op.call(x, cos, sin, positions, inverse);
 }
 
-Tensor rms_norm_rope(const Tensor& x, const Tensor& q_weight, const Tensor& k_weight, int64_t q_heads, double eps, const Tensor& cos,
-                     const Tensor& sin, const Tensor& positions, NormRule rule) {
+Tensor rms_norm_rope(const Tensor& x, const Tensor& q_weight, const Tensor& k_weight, int64_t q_heads, double eps,
+                     const Tensor& cos, const Tensor& sin, const Tensor& positions, NormRule rule) {
   static const auto op = Operator<Tensor(const Tensor&, const Tensor&, const Tensor&, int64_t, double, const Tensor&, const Tensor&,
                                          const Tensor&, int64_t)>("qlorapp::rms_norm_rope");
   return op.call(x, q_weight, k_weight, q_heads, eps, cos, sin, positions, number(rule));

@@ -62,7 +62,8 @@ TORCH_LIBRARY(qlorapp, m) {
   // A trailing underscore writes its marked arguments and returns nothing; autograd refuses those, hand-written blocks call them.
   // rule: 0 rounds before and after the product with the weight, 1 only after it, 2 too and multiplies by 1 + weight (format::NormRule).
   m.def("rms_norm(Tensor x, Tensor weight, float eps, int rule=0) -> (Tensor y, Tensor rstd)");
-  m.def("rms_norm.out(Tensor x, Tensor weight, float eps, int rule=0, *, Tensor(a!) y, Tensor(b!) rstd) -> ()");  // rows of y may lie apart
+  m.def(
+      "rms_norm.out(Tensor x, Tensor weight, float eps, int rule=0, *, Tensor(a!) y, Tensor(b!) rstd) -> ()");  // rows of y may lie apart
   m.def("rms_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor rstd, int rule=0) -> Tensor");
   // dx += gradient; dy becomes y, which the gradients of the adapters behind the norm read.
   m.def("rms_norm_backward_(Tensor(a!) dx, Tensor(b!) dy, Tensor x, Tensor weight, Tensor rstd, int rule=0) -> ()");

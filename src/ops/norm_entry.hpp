@@ -36,16 +36,16 @@ struct NormEntry {
     Device::normalize(x, weight, eps, norm_rule(rule), y, rstd);
   }
 
-  static std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight,
-                                                         double eps, int64_t rule) {
+  static std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
+                                                         int64_t rule) {
     check_rms_norm("add_rms_norm", x, weight);
     check_same_shape("add_rms_norm", "residual", residual, "x", x);
     Tensor sum = at::empty_like(x, at::MemoryFormat::Contiguous), y = at::empty_like(sum), rstd = empty_statistic(x);
     Device::add_and_normalize(x, residual, weight, eps, norm_rule(rule), sum, y, rstd);
     return {sum, y, rstd};
   }
-  static void add_rms_norm_out(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, int64_t rule, Tensor& sum, Tensor& y,
-                               Tensor& rstd) {
+  static void add_rms_norm_out(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, int64_t rule, Tensor& sum,
+                               Tensor& y, Tensor& rstd) {
     check_rms_norm("add_rms_norm", x, weight);
     check_same_shape("add_rms_norm", "residual", residual, "x", x);
     check_same_shape("add_rms_norm", "sum", sum, "x", x);

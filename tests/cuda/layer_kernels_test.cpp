@@ -3,10 +3,10 @@
 // elsewhere (tests/python/test_layer_ops_cuda.py); here compute-sanitizer looks on.
 #include "cuda/cross_entropy.hpp"
 #include "cuda/dropout.hpp"
+#include "cuda/gated_activation.hpp"
 #include "cuda/norm.hpp"
 #include "cuda/rope.hpp"
 #include "cuda/rows.hpp"
-#include "cuda/gated_activation.hpp"
 #include "device_matrix.hpp"
 
 using namespace kernels;
@@ -50,8 +50,8 @@ TEST_CASE("norms write their rows and nothing else, at any width and alignment",
     REQUIRE(y.wrote_only_its_rows());
     REQUIRE(sum.wrote_only_its_rows());
     const Matrix dx(type, rows, width, layout, false);
-    check(cuda::rms_norm_backward(type, read(x), read(sum), weight.data(), rstd.as<float>(), written(dx), {}, false, rows, width, rule,
-                                  nullptr));
+    check(cuda::rms_norm_backward(type, read(x), read(sum), weight.data(), rstd.as<float>(), written(dx), {}, false, rows, width,
+                                  rule, nullptr));
     check(cuda::rms_norm_backward(type, read(y), read(sum), weight.data(), rstd.as<float>(), written(dx), written(y), true, rows,
                                   width, rule, nullptr));
     REQUIRE(dx.wrote_only_its_rows());
@@ -67,8 +67,8 @@ TEST_CASE("gated_activation and its backward write their rows and nothing else",
         gradient(type, rows, 2 * width, layout, false);
     check(cuda::gated_activation(type, gate_up.data(), gate_up.stride(), h.data(), h.stride(), rows, width, act, nullptr));
     for (const bool keep_h : {false, true}) {
-      check(cuda::gated_activation_backward(type, h.data(), h.stride(), gate_up.data(), gate_up.stride(), gradient.data(), gradient.stride(),
-                                  keep_h, rows, width, act, nullptr));
+      check(cuda::gated_activation_backward(type, h.data(), h.stride(), gate_up.data(), gate_up.stride(), gradient.data(),
+                                            gradient.stride(), keep_h, rows, width, act, nullptr));
     }
     REQUIRE(h.wrote_only_its_rows());
     REQUIRE(gradient.wrote_only_its_rows());

@@ -97,7 +97,9 @@ TEST_CASE("what would change the result, or is no size of a model, is refused by
     std::string text, reason;
   } rows[] = {
       {config(R"("architectures":["MambaForCausalLM"],"model_type":"mamba")"),
-       "one of LlamaForCausalLM, Qwen3ForCausalLM; got 'MambaForCausalLM' with model_type 'mamba'"},
+       "one of LlamaForCausalLM, Qwen3ForCausalLM; got 'MambaForCausalLM' with model_type 'mamba'. Did you mean "
+       "'LlamaForCausalLM'? Python's AutoModelForCausalLM"},
+      {config(R"("architectures":["Qwen2ForCausalLM"],"model_type":"qwen2")"), "Did you mean 'Qwen3ForCausalLM'?"},
       {config(R"("architectures":["LlamaForSequenceClassification"])"), "got 'LlamaForSequenceClassification' with model_type"},
       {config(R"("architectures":["MistralForCausalLM","X"])"), "got 'MistralForCausalLM', 'X' with model_type"},
       {config(R"("architectures":["LlamaForCausalLM","X"],"model_type":"qwen2")"), "model_type 'qwen2'"},

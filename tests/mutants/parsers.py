@@ -109,14 +109,14 @@ MUTANTS = [
             "rope.high_freq_factor >= rope.low_freq_factor",
             CONFIG,
         ),
-        ("eps_of_0", "config.rms_norm_eps > 0 && ", "config.rms_norm_eps >= 0 && ", CONFIG),
+        ("eps_of_0", "*value > field.least && ", "*value >= field.least && ", CONFIG),
     ),
     *within(
         "config_keys",
         "src/format/model_config_keys.cpp",
         ("code_in_the_folder", '{"auto_map", "trust_remote_code", ', '{"trust_remote_code", ', CONFIG),
         ("windows_that_are_used", "(uses_window != nullptr && is_neutral(*uses_window, 0))", "uses_window != nullptr", CONFIG),
-        ("misspelled", 'fields.value(key) == nullptr ? "" : misspelled(key, family)', '""', CONFIG),
+        ("misspelled", 'fields.value(key) == nullptr ? "" : misspelled(key)', '""', CONFIG),
     ),
     *within(
         "model_folder",

@@ -26,10 +26,12 @@ inline qlorapp::DecoderBlock::Shape shape_of(const reference::Block& block, qlor
   const auto add = [&](const reference::Values& values) {
     dense.push_back(at::tensor(at::ArrayRef<double>(values), at::kDouble).to(dtype));
   };
-  const std::vector<std::pair<Site, const reference::Values*>> norms{
-      {Site::kBeforeAttention, &block.input_norm},     {Site::kBeforeMlp, &block.post_attention_norm},
-      {Site::kAfterAttention, &block.after_attention}, {Site::kAfterMlp, &block.after_mlp},
-      {Site::kQuery, &block.q_norm},                   {Site::kKey, &block.k_norm}};
+  const std::vector<std::pair<Site, const reference::Values*>> norms{{Site::kBeforeAttention, &block.input_norm},
+                                                                     {Site::kBeforeMlp, &block.post_attention_norm},
+                                                                     {Site::kAfterAttention, &block.after_attention},
+                                                                     {Site::kAfterMlp, &block.after_mlp},
+                                                                     {Site::kQuery, &block.q_norm},
+                                                                     {Site::kKey, &block.k_norm}};
   for (const auto& [site, values] : norms) {
     if (values->empty()) continue;
     shape.norms.push_back(site);

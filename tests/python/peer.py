@@ -14,7 +14,9 @@ from conftest import BUILD
 VOCAB = 128
 
 
-def write_llama(folder: pathlib.Path, *, dtype: torch.dtype = torch.float32, seed: int = 1, family: str = "Llama", **config) -> None:
+def write_llama(
+    folder: pathlib.Path, *, dtype: torch.dtype = torch.float32, seed: int = 1, family: str = "Llama", **config
+) -> None:
     """A float checkpoint. Widths are multiples of 64, where bitsandbytes' CPU kernels are right. Another family has lively norms and biases."""
     sizes = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4,
              "num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": 256,

@@ -55,7 +55,9 @@ def relative(ours, theirs):
 
 @pytest.mark.parametrize("four_bit", [False, True])
 def test_loss_logits_and_gradients_are_those_of_transformers_and_peft(root, four_bit):
-    options = {"quantization_config": qlorapp.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")} if four_bit else {}
+    options = (
+        {"quantization_config": qlorapp.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")} if four_bit else {}
+    )
     model = qlorapp.AutoModelForCausalLM.from_pretrained(root / "float", dtype=torch.float32, **options)
     assert hasattr(base(model).forward, "engine"), "C++ does not compute it"
     theirs = transformers.AutoModelForCausalLM.from_pretrained(root / "float", dtype=torch.float32).eval()
@@ -106,7 +108,9 @@ def test_merging_is_pefts(root):
     theirs = transformers.AutoModelForCausalLM.from_pretrained(root / "float", dtype=torch.float32)
     theirs = peer.add_adapters(theirs)
     theirs.save_pretrained(root / "adapter")
-    peer.run_cli("merge", "--model", root / "float", "--adapter", root / "adapter", "--output", root / "merged", "--dtype", "float32")
+    peer.run_cli(
+        "merge", "--model", root / "float", "--adapter", root / "adapter", "--output", root / "merged", "--dtype", "float32"
+    )
     merged = transformers.AutoModelForCausalLM.from_pretrained(root / "merged", dtype=torch.float32).state_dict()
     for name, tensor in theirs.merge_and_unload().state_dict().items():
         torch.testing.assert_close(merged[name], tensor, rtol=1e-6, atol=1e-6)

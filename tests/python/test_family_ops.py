@@ -118,7 +118,11 @@ def window_mask(row_starts, window):
 @pytest.mark.parametrize("window", [1, 2, 40, 149, 150, 4096])
 def test_a_query_sees_the_window_and_no_more(dtype, kv_heads, row_starts, window):
     heads, head_dim, tokens = 4, 64, row_starts[-1]
-    q, k, v = randn(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype).view(tokens, -1, head_dim).split([heads, kv_heads, kv_heads], 1)
+    q, k, v = (
+        randn(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+        .view(tokens, -1, head_dim)
+        .split([heads, kv_heads, kv_heads], 1)
+    )
     dout = randn(tokens, heads, head_dim, dtype=dtype, seed=2)
     scale = 0.11
     out, lse = ops.attention(q, k, v, list(row_starts), scale, False, window)

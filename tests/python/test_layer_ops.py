@@ -81,7 +81,11 @@ def op_cases(dtype, grad):
     for rule in (1, 2):
         yield ops.rms_norm.default, (x, w, 1e-5, rule), {}
         yield ops.add_rms_norm.default, (x, randn(5, 24, dtype=dtype, seed=9, requires_grad=grad), w, 1e-5, rule), {}
-    yield ops.rms_norm_rope.default, (heads, randn(8, dtype=dtype), randn(8, dtype=dtype, seed=3), 2, 1e-5, cos, sin, positions, 2), {}
+    yield (
+        ops.rms_norm_rope.default,
+        (heads, randn(8, dtype=dtype), randn(8, dtype=dtype, seed=3), 2, 1e-5, cos, sin, positions, 2),
+        {},
+    )
     yield ops.rope.default, (heads, cos, sin, positions), {}
     yield ops.rope.default, (heads, cos, sin, positions, True), {}
     yield ops.gated_activation.default, (x,), {}
@@ -145,7 +149,9 @@ def test_gradcheck_in_double_precision():
     two = randn(8, dtype=d), randn(8, dtype=d, seed=3)
     assert torch.autograd.gradcheck(lambda x: ops.rms_norm_rope(x, *two, 2, 1e-5, cos, sin, positions, 2), (heads,))
     for act in (0, 1):
-        assert torch.autograd.gradcheck(lambda x, act=act: ops.gated_activation(x, act), (randn(3, 10, dtype=d, requires_grad=True),))
+        assert torch.autograd.gradcheck(
+            lambda x, act=act: ops.gated_activation(x, act), (randn(3, 10, dtype=d, requires_grad=True),)
+        )
     for heads, kv_heads, starts in ((2, 1, (0, 5)), (2, 2, (0, 1, 3, 4)), (4, 2, (0, 0, 1, 4)), (2, 2, (0, 2, 4))):
         q, k, v, rows, scale = attention_arguments(d, True, heads, kv_heads, 4, starts)
         assert torch.autograd.gradcheck(

@@ -122,7 +122,8 @@ inline Activations activations(const Block& block, const Matrix& x, const Rows& 
   a.gate_up.resize(x.rows(), 2 * intermediate);
   a.gate_up << linear(block, 4, a.normed2), linear(block, 5, a.normed2);
   const Values h =
-      gated_activation(values(a.gate_up), Values(static_cast<std::size_t>(x.rows() * intermediate)), intermediate, block.activation).h;
+      gated_activation(values(a.gate_up), Values(static_cast<std::size_t>(x.rows() * intermediate)), intermediate, block.activation)
+          .h;
   a.h = rows(h, intermediate);
   a.down = linear(block, 6, a.h);
   a.y = a.x2 + block.residual_factor * norm_of(block, block.after_mlp).forward(a.down);
@@ -169,7 +170,8 @@ inline BlockGradients backward(const Block& block, const Matrix& x, const Rows& 
     return norm_back(raw, norm, rows(turned, heads * d));
   };
   const Matrix d_down = norm_back(a.down, block.after_mlp, block.residual_factor * dy);
-  const Values d_gate_up = gated_activation(values(a.gate_up), values(back(6, a.h, d_down)), intermediate, block.activation).d_gate_up;
+  const Values d_gate_up =
+      gated_activation(values(a.gate_up), values(back(6, a.h, d_down)), intermediate, block.activation).d_gate_up;
   const Matrix d_gate = rows(d_gate_up, 2 * intermediate).leftCols(intermediate);
   const Matrix d_up = rows(d_gate_up, 2 * intermediate).rightCols(intermediate);
   const Matrix dx2 = dy + norm_back(a.x2, block.post_attention_norm, back(4, a.normed2, d_gate) + back(5, a.normed2, d_up));

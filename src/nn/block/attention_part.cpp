@@ -64,10 +64,9 @@ at::Tensor AttentionPart::forward(Wide n, const Call& call, at::Tensor into) con
     const auto& [rows, entries] = *call.cache;
     entries.keys.index_copy_(0, rows.slots, heads.k);
     entries.values.index_copy_(0, rows.slots, heads.v);
-    attended =
-        ops::attention_with_cache(heads.q, entries.keys, entries.values, context.row_starts, rows.starts, rows.lengths, scale(),
-                                         shape.layer.window)
-            .reshape({tokens, q});
+    attended = ops::attention_with_cache(heads.q, entries.keys, entries.values, context.row_starts, rows.starts, rows.lengths,
+                                         scale(), shape.layer.window)
+                   .reshape({tokens, q});
   } else {
     auto [out, lse] =
         ops::attention(heads.q, heads.k, heads.v, context.row_starts, scale(), context.deterministic, shape.layer.window);
@@ -97,9 +96,9 @@ BlockPart::Pending AttentionPart::backward(const Wide& dy, at::Tensor& dn, const
   {
     Heads heads = heads_of(qkv, /*turn=*/false, context);
     const auto by_head = [&](const at::Tensor& x) { return x.unflatten(1, {shape.heads, shape.head_dim}); };
-    const auto [dq, dk, dv] = ops::attention_backward(by_head(dattended), heads.q, heads.k, heads.v, by_head(attended),
-                                                      call.saved.tensors[kLse], context.row_starts, scale(), context.deterministic,
-                                                      shape.layer.window);
+    const auto [dq, dk, dv] =
+        ops::attention_backward(by_head(dattended), heads.q, heads.k, heads.v, by_head(attended), call.saved.tensors[kLse],
+                                context.row_starts, scale(), context.deterministic, shape.layer.window);
     heads = {};
     dattended.reset();
     if (!norms_heads()) qkv.reset();

@@ -12,11 +12,11 @@
 #include "../layer_shapes.hpp"
 #include "ops/attention.hpp"
 #include "ops/cross_entropy.hpp"
+#include "ops/gated_activation.hpp"
 #include "ops/no_autocast.hpp"
 #include "ops/norm.hpp"
 #include "ops/operator.hpp"
 #include "ops/rope.hpp"
-#include "ops/gated_activation.hpp"
 #include "qlorapp/core/error.hpp"
 
 namespace qlorapp::ops::autograd {
@@ -123,7 +123,8 @@ struct GatedActivation : Function<GatedActivation> {
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const NoAutocast no_autocast;
-    return {ops::gated_activation_backward(grads[0], ctx->get_saved_variables()[0], activation(ctx->saved_data["act"].toInt())), Variable()};
+    return {ops::gated_activation_backward(grads[0], ctx->get_saved_variables()[0], activation(ctx->saved_data["act"].toInt())),
+            Variable()};
   }
 };
 
@@ -180,7 +181,8 @@ std::tuple<Tensor, Tensor> rms_norm(const Tensor& x, const Tensor& weight, doubl
   return {results[0], results[1]};
 }
 
-std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, int64_t rule) {
+std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
+                                                int64_t rule) {
   check_frozen("add_rms_norm", "the norm's weight", weight);
   const auto results = AddRmsNorm::apply(x, residual, weight, eps, rule);
   return {results[0], results[1], results[2]};
@@ -190,8 +192,8 @@ Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor&
   return Rope::apply(x, cos, sin, positions, inverse);
 }
 
-Tensor rms_norm_rope(const Tensor& x, const Tensor& q_weight, const Tensor& k_weight, int64_t q_heads, double eps, const Tensor& cos,
-                     const Tensor& sin, const Tensor& positions, int64_t rule) {
+Tensor rms_norm_rope(const Tensor& x, const Tensor& q_weight, const Tensor& k_weight, int64_t q_heads, double eps,
+                     const Tensor& cos, const Tensor& sin, const Tensor& positions, int64_t rule) {
   for (const Tensor* weight : {&q_weight, &k_weight}) check_frozen("rms_norm_rope", "the norm's weight", *weight);
   return RmsNormRope::apply(x, q_weight, k_weight, q_heads, eps, cos, sin, positions, rule);
 }
@@ -235,8 +237,8 @@ void rms_norm_out(const Tensor& x, const Tensor& weight, double eps, int64_t rul
   count_write(y, rstd);
 }
 
-void add_rms_norm_out(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, int64_t rule, Tensor& sum, Tensor& y,
-                      Tensor& rstd) {
+void add_rms_norm_out(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, int64_t rule, Tensor& sum,
+                      Tensor& y, Tensor& rstd) {
   check_outside_autograd("add_rms_norm.out", x, residual, weight, sum, y, rstd);
   const BelowAutograd below;
   ops::add_rms_norm_out(x, residual, weight, eps, sum, y, rstd, norm_rule(rule));

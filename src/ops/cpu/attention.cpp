@@ -106,13 +106,13 @@ at::Tensor mask_of(int64_t queries, int64_t keys, int64_t window, const at::Tens
   return window > 0 ? later + at::full({queries, keys}, -INFINITY, options).tril_(keys - queries - window) : later;
 }
 
-void attend_in_panels(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Heads& heads, const Run& row, double scale,
-                      int64_t window, const at::Tensor& out, const at::Tensor& lse) {
+void attend_in_panels(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Heads& heads, const Run& row,
+                      double scale, int64_t window, const at::Tensor& out, const at::Tensor& lse) {
   for (const Panel& panel : panels_of(row, window)) {
     const Run asked = panel.queries(row), seen = panel.keys(row);
-    const auto [part, statistic] = at::_scaled_dot_product_flash_attention_for_cpu(
-        heads.queries(q, asked), heads.keys(k, seen), heads.keys(v, seen), 0.0, false,
-        mask_of(asked.length, seen.length, window, q.options()), scale);
+    const auto [part, statistic] =
+        at::_scaled_dot_product_flash_attention_for_cpu(heads.queries(q, asked), heads.keys(k, seen), heads.keys(v, seen), 0.0,
+                                                        false, mask_of(asked.length, seen.length, window, q.options()), scale);
     heads.statistic(lse, asked).copy_(statistic);
     out.narrow(0, asked.start, asked.length).copy_(heads.packed(part, asked));
   }
@@ -121,7 +121,8 @@ void attend_in_panels(const at::Tensor& q, const at::Tensor& k, const at::Tensor
 /// One row's gradients into dq, dk and dv, whose sums over the panels are formed in `compute`.
 void attend_back_in_panels(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const at::Tensor& out, const at::Tensor& lse, const Heads& heads, const Run& row, double scale,
-                           int64_t window, at::ScalarType compute, const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv) {
+                           int64_t window, at::ScalarType compute, const at::Tensor& dq, const at::Tensor& dk,
+                           const at::Tensor& dv) {
   const auto of_row = [&](const at::Tensor& x) { return x.narrow(0, row.start, row.length).to(compute); };
   const at::Tensor grad = of_row(dout), query = of_row(q), key = of_row(k), value = of_row(v), attended = of_row(out);
   const at::Tensor dkey = at::zeros_like(key, at::MemoryFormat::Contiguous), dvalue = at::zeros_like(dkey);
@@ -170,8 +171,8 @@ std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q_in, const at::T
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tensor& dout_in, const at::Tensor& q_in,
                                                                   const at::Tensor& k_in, const at::Tensor& v_in,
                                                                   const at::Tensor& out_in, const at::Tensor& lse,
-                                                                  at::IntArrayRef row_starts, double scale,
-                                                                  bool /*deterministic*/, int64_t window) {
+                                                                  at::IntArrayRef row_starts, double scale, bool /*deterministic*/,
+                                                                  int64_t window) {
   check_attention_backward("attention_backward", dout_in, q_in, k_in, v_in, out_in, lse, row_starts);
   at::Tensor dq = at::empty(q_in.sizes(), q_in.options()), dk = at::empty(k_in.sizes(), k_in.options()),
              dv = at::empty(v_in.sizes(), v_in.options());

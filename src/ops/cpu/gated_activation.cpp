@@ -65,9 +65,8 @@ struct GatedActivation {
       auto* ph = out.mutable_data_ptr<scalar_t>();
       const int64_t n = in.size(1) / 2, stride = in.stride(0), h_stride = out.stride(0);
       with_activation(act, [&]<Activation known>() {
-        cpu::for_rows(in.size(0), n, [=](int64_t row) {
-          activate_row<known>(p + row * stride, p + row * stride + n, ph + row * h_stride, n);
-        });
+        cpu::for_rows(in.size(0), n,
+                      [=](int64_t row) { activate_row<known>(p + row * stride, p + row * stride + n, ph + row * h_stride, n); });
       });
     });
   }

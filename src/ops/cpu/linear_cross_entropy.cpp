@@ -62,7 +62,8 @@ double row_loss(T* logits, accumulate_t<T>* row, int64_t n, int64_t target, accu
     };
     const A slope_of_target = slope_at(target);
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) logits[i] = narrow<T>(plain ? row[i] * inverse * scale : row[i] * inverse * scale * slope_at(i));
+    for (int64_t i = 0; i < n; ++i)
+      logits[i] = narrow<T>(plain ? row[i] * inverse * scale : row[i] * inverse * scale * slope_at(i));
     logits[target] = narrow<T>(of_target * slope_of_target);
   }
   return std::log(total) + static_cast<double>(highest) - static_cast<double>(at_target);
@@ -89,7 +90,8 @@ void chunk_loss(const at::Tensor& logits, const int64_t* targets, double* losses
 
 std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                                         const at::Tensor& targets, const std::optional<at::Tensor>& grad_scale,
-                                                        bool need_gradient, int64_t chunk_rows, int64_t target_count, double factor, double cap) {
+                                                        bool need_gradient, int64_t chunk_rows, int64_t target_count, double factor,
+                                                        double cap) {
   check_linear_cross_entropy("linear_cross_entropy", hidden, weight, targets, grad_scale, chunk_rows);
   const LogitRule rule = logit_rule(factor, cap);
   const int64_t vocabulary = weight.size(0), all_rows = hidden.size(0);
@@ -130,8 +132,10 @@ std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden
       chunk_loss<gradient_wanted, plain>(logits, labels.data() + begin, losses.data() + begin, scale, rule);
     };
     using std::bool_constant;
-    if (need_gradient) rule.is_plain() ? form(bool_constant<true>(), bool_constant<true>()) : form(bool_constant<true>(), bool_constant<false>());
-    else rule.is_plain() ? form(bool_constant<false>(), bool_constant<true>()) : form(bool_constant<false>(), bool_constant<false>());
+    if (need_gradient)
+      rule.is_plain() ? form(bool_constant<true>(), bool_constant<true>()) : form(bool_constant<true>(), bool_constant<false>());
+    else
+      rule.is_plain() ? form(bool_constant<false>(), bool_constant<true>()) : form(bool_constant<false>(), bool_constant<false>());
     if (!need_gradient) continue;
     if (everything) {
       cpu::multiply(gradient.narrow(0, begin, size), logits, weight);

@@ -68,7 +68,8 @@ accumulate_t<T> normalize_row(const T* x, const T* weight, T* y, int64_t n, doub
 template <NormRule rule, bool add, class T>
 void normalize_row_backward(const T* dy, const T* x, const T* weight, accumulate_t<T> rstd, T* dx, int64_t n) {
   using A = accumulate_t<T>;
-  const double dot = blocked_sum<A>(n, [&](int64_t i) { return inner<rule, T>(widen(dy[i]) * factor_of<rule>(weight[i])) * widen(x[i]); });
+  const double dot =
+      blocked_sum<A>(n, [&](int64_t i) { return inner<rule, T>(widen(dy[i]) * factor_of<rule>(weight[i])) * widen(x[i]); });
   const A slope = static_cast<A>(dot / static_cast<double>(n)) * rstd * rstd * rstd;
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {

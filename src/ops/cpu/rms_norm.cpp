@@ -21,8 +21,8 @@ void add_row(const T* a, const T* b, T* sum, int64_t n) {
 }
 
 struct Norm {
-  static void normalize(const at::Tensor& x, const at::Tensor& weight, double eps, NormRule rule,
-                        const at::Tensor& y, const at::Tensor& rstd) {
+  static void normalize(const at::Tensor& x, const at::Tensor& weight, double eps, NormRule rule, const at::Tensor& y,
+                        const at::Tensor& rstd) {
     if (x.numel() == 0) return;
     const at::Tensor in = cpu::as_rows(x), out = cpu::as_written_rows("rms_norm", "y", y);
     const at::Tensor w = weight.contiguous();

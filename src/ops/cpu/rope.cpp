@@ -84,8 +84,8 @@ void rope_backward_qkv_(at::Tensor& dqkv, const at::Tensor& dq, const at::Tensor
   all.narrow(1, heads + kv_heads, kv_heads).copy_(dv);
 }
 
-at::Tensor rms_norm_rope(const at::Tensor& x_in, const at::Tensor& q_weight, const at::Tensor& k_weight, int64_t q_heads, double eps,
-                         const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, int64_t rule) {
+at::Tensor rms_norm_rope(const at::Tensor& x_in, const at::Tensor& q_weight, const at::Tensor& k_weight, int64_t q_heads,
+                         double eps, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, int64_t rule) {
   check_rms_norm_rope("rms_norm_rope", x_in, q_weight, k_weight, q_heads, cos, sin, positions);
   const at::Tensor x = unit_stride_heads(x_in), wq = q_weight.contiguous(), wk = k_weight.contiguous();
   at::Tensor y = at::empty_like(x_in, at::MemoryFormat::Contiguous);

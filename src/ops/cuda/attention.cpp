@@ -206,29 +206,31 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q_in, const Tensor& k_in, con
     }
     case Kernel::kFlash: {
       if (layout.equal) {
-        const auto result = at::_flash_attention_forward(batched(q, layout), batched(k, layout), batched(v, layout), std::nullopt,
-                                                         std::nullopt, layout.longest, layout.longest, 0.0, true, false, scale, slide.left);
+        const auto result =
+            at::_flash_attention_forward(batched(q, layout), batched(k, layout), batched(v, layout), std::nullopt, std::nullopt,
+                                         layout.longest, layout.longest, 0.0, true, false, scale, slide.left);
         return {std::get<0>(result).reshape(q.sizes()), std::get<1>(result).transpose(0, 1).reshape({heads, tokens})};
       }
       const Tensor cu_seqlens = rows_on_device(layout, q.device()).cu_seqlens;
-      const auto result =
-          at::_flash_attention_forward(q, k, v, cu_seqlens, cu_seqlens, layout.longest, layout.longest, 0.0, true, false, scale, slide.left);
+      const auto result = at::_flash_attention_forward(q, k, v, cu_seqlens, cu_seqlens, layout.longest, layout.longest, 0.0, true,
+                                                       false, scale, slide.left);
       return {std::get<0>(result), std::get<1>(result)};  // the statistic of ragged rows is (H, M) already
     }
     case Kernel::kEfficient:
       break;
   }
   const Efficient efficient(q, layout);
-  const auto result = at::_efficient_attention_forward(
-      efficient.batch(q), efficient.batch(expanded(k, heads)), efficient.batch(expanded(v, heads)), std::nullopt,
-      efficient.cu_seqlens, efficient.cu_seqlens, layout.longest, layout.longest, 0.0, kCausalFromStart, true, scale,
-      std::nullopt, slide.size);
+  const auto result =
+      at::_efficient_attention_forward(efficient.batch(q), efficient.batch(expanded(k, heads)), efficient.batch(expanded(v, heads)),
+                                       std::nullopt, efficient.cu_seqlens, efficient.cu_seqlens, layout.longest, layout.longest,
+                                       0.0, kCausalFromStart, true, scale, std::nullopt, slide.size);
   return {std::get<0>(result).reshape(q.sizes()), efficient.statistic(std::get<1>(result))};
 }
 
 std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout_in, const Tensor& q_in, const Tensor& k_in,
                                                       const Tensor& v_in, const Tensor& out_in, const Tensor& lse,
-                                                      at::IntArrayRef row_starts, double scale, bool deterministic, int64_t window) {
+                                                      at::IntArrayRef row_starts, double scale, bool deterministic,
+                                                      int64_t window) {
   check_attention_backward("attention_backward", dout_in, q_in, k_in, v_in, out_in, lse, row_starts);
   gpu::float_type("attention_backward", q_in);
   const gpu::Launch launch(q_in);
@@ -252,9 +254,10 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout_in, con
     case Kernel::kFlash: {
       if (layout.equal) {
         const Tensor statistic = lse.contiguous().view({heads, layout.rows, layout.longest}).transpose(0, 1).contiguous();
-        const auto [dq, dk, dv] = at::_flash_attention_backward(
-            batched(dout, layout), batched(q, layout), batched(k, layout), batched(v, layout), batched(out, layout), statistic,
-            Tensor(), Tensor(), layout.longest, layout.longest, 0.0, true, no_random_state(q), no_random_state(q), scale, slide.left);
+        const auto [dq, dk, dv] =
+            at::_flash_attention_backward(batched(dout, layout), batched(q, layout), batched(k, layout), batched(v, layout),
+                                          batched(out, layout), statistic, Tensor(), Tensor(), layout.longest, layout.longest, 0.0,
+                                          true, no_random_state(q), no_random_state(q), scale, slide.left);
         return {dq.reshape(q.sizes()), dk.reshape(k.sizes()), dv.reshape(v.sizes())};
       }
       const Tensor cu_seqlens = rows_on_device(layout, q.device()).cu_seqlens;
@@ -268,7 +271,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor& dout_in, con
   const auto [dq, dk, dv, bias] = at::_efficient_attention_backward(
       efficient.batch(dout), efficient.batch(q), efficient.batch(expanded(k, heads)), efficient.batch(expanded(v, heads)),
       std::nullopt, efficient.batch(out), efficient.cu_seqlens, efficient.cu_seqlens, layout.longest, layout.longest,
-      efficient.padded(lse.contiguous()), 0.0, no_random_state(q), no_random_state(q), kCausalFromStart, false, scale, std::nullopt, slide.size);
+      efficient.padded(lse.contiguous()), 0.0, no_random_state(q), no_random_state(q), kCausalFromStart, false, scale, std::nullopt,
+      slide.size);
   return {dq.reshape(q.sizes()), summed(dk.reshape({k.size(0), heads, k.size(2)}), k.size(1)),
           summed(dv.reshape({v.size(0), heads, v.size(2)}), v.size(1))};
 }
@@ -291,16 +295,16 @@ Tensor attention_with_cache(const Tensor& q_in, const Tensor& k_in, const Tensor
     const Tensor asked = q.narrow(0, row_starts[r], queries).unsqueeze(0);
     Tensor key = k.narrow(0, cache_starts[r] + first, keys), value = v.narrow(0, cache_starts[r] + first, keys);
     if (flash) {
-      parts.push_back(std::get<0>(at::_flash_attention_forward(asked, key.unsqueeze(0), value.unsqueeze(0), std::nullopt,
-                                                               std::nullopt, queries, keys, 0.0, queries > 1, false, scale, slide.left))
-                          .squeeze(0));
+      parts.push_back(
+          std::get<0>(at::_flash_attention_forward(asked, key.unsqueeze(0), value.unsqueeze(0), std::nullopt, std::nullopt, queries,
+                                                   keys, 0.0, queries > 1, false, scale, slide.left))
+              .squeeze(0));
     } else {
       key = expanded(key, q.size(1)), value = expanded(value, q.size(1));
-      parts.push_back(
-          std::get<0>(at::_efficient_attention_forward(asked, key.unsqueeze(0), value.unsqueeze(0), std::nullopt, std::nullopt,
-                                                       std::nullopt, queries, keys, 0.0, kCausalToEnd, false, scale, std::nullopt,
-                                                       slide.size))
-              .squeeze(0));
+      parts.push_back(std::get<0>(at::_efficient_attention_forward(asked, key.unsqueeze(0), value.unsqueeze(0), std::nullopt,
+                                                                   std::nullopt, std::nullopt, queries, keys, 0.0, kCausalToEnd,
+                                                                   false, scale, std::nullopt, slide.size))
+                          .squeeze(0));
     }
   }
   if (parts.size() == 1) return parts.front();

@@ -18,7 +18,8 @@ namespace {
 
 std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& hidden_in, const at::Tensor& weight,
                                                         const at::Tensor& targets, const std::optional<at::Tensor>& grad_scale,
-                                                        bool need_gradient, int64_t chunk_rows, int64_t target_count, double factor, double cap) {
+                                                        bool need_gradient, int64_t chunk_rows, int64_t target_count, double factor,
+                                                        double cap) {
   constexpr std::string_view kOp = "linear_cross_entropy";
   check_linear_cross_entropy(kOp, hidden_in, weight, targets, grad_scale, chunk_rows);
   gpu::check_device(kOp, "targets", targets, hidden_in);

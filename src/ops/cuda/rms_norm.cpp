@@ -14,8 +14,8 @@ cuda::Rows read(const at::Tensor& rows) { return {rows.const_data_ptr(), rows.st
 cuda::WrittenRows written(const at::Tensor& rows) { return {rows.mutable_data_ptr(), rows.stride(0)}; }
 
 struct Norm {
-  static void normalize(const at::Tensor& x, const at::Tensor& weight, double eps, NormRule rule,
-                        const at::Tensor& y, const at::Tensor& rstd) {
+  static void normalize(const at::Tensor& x, const at::Tensor& weight, double eps, NormRule rule, const at::Tensor& y,
+                        const at::Tensor& rstd) {
     const cuda::Float type = gpu::float_type("rms_norm", x);
     if (x.numel() == 0) return;
     const gpu::Launch launch(x);
@@ -32,8 +32,8 @@ struct Norm {
     const at::Tensor in = as_rows(x), other = as_rows(residual), w = weight.contiguous();
     const at::Tensor total = as_written_rows("add_rms_norm", "sum", sum), out = as_written_rows("add_rms_norm", "y", y);
     C10_CUDA_CHECK(cuda::add_rms_norm(type, read(in), read(other), w.const_data_ptr(), written(total), written(out),
-                                      rstd.mutable_data_ptr<float>(), in.size(0), in.size(1), static_cast<float>(eps),
-                                      rule, launch.stream()));
+                                      rstd.mutable_data_ptr<float>(), in.size(0), in.size(1), static_cast<float>(eps), rule,
+                                      launch.stream()));
   }
 
   /// @param accumulate  dx += the gradient, and dy becomes y.

@@ -78,13 +78,14 @@ struct HeadNorms {
   HeadNorms(std::string_view op, const at::Tensor& x, const at::Tensor& q_weight, const at::Tensor& k_weight, int64_t q_heads,
             double eps, int64_t rule)
       : q(q_weight.contiguous()), k(k_weight.contiguous()) {
-    TORCH_CHECK_VALUE(x.size(2) <= 512, "[", op, "] heads may be 512 wide on a GPU; got ", x.size(2), ". Norm and turn them apart.");
+    TORCH_CHECK_VALUE(x.size(2) <= 512, "[", op, "] heads may be 512 wide on a GPU; got ", x.size(2),
+                      ". Norm and turn them apart.");
     norm = {q.const_data_ptr(), k.const_data_ptr(), q_heads, static_cast<float>(eps), norm_rule(rule)};
   }
 };
 
-at::Tensor rms_norm_rope(const at::Tensor& x_in, const at::Tensor& q_weight, const at::Tensor& k_weight, int64_t q_heads, double eps,
-                         const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, int64_t rule) {
+at::Tensor rms_norm_rope(const at::Tensor& x_in, const at::Tensor& q_weight, const at::Tensor& k_weight, int64_t q_heads,
+                         double eps, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, int64_t rule) {
   constexpr std::string_view kOp = "rms_norm_rope";
   check_rms_norm_rope(kOp, x_in, q_weight, k_weight, q_heads, cos, sin, positions);
   const cuda::Float type = gpu::float_type(kOp, x_in);
@@ -113,8 +114,8 @@ void rms_norm_rope_backward_qkv_(at::Tensor& dqkv, const at::Tensor& dq_in, cons
   const at::Tensor x = unit_stride_heads(x_in);
   const HeadNorms norms(kOp, x, q_weight, k_weight, dq.size(1), eps, rule);
   C10_CUDA_CHECK(cuda::rms_norm_rope_backward(type, heads_of(dq), heads_of(dk), heads_of(dv), heads_of(x), out.mutable_data_ptr(),
-                                              out.stride(0), norms.norm, tables.rotation(/*inverse=*/false), x.size(0), x.size(2) / 2,
-                                              launch.stream()));
+                                              out.stride(0), norms.norm, tables.rotation(/*inverse=*/false), x.size(0),
+                                              x.size(2) / 2, launch.stream()));
 }
 
 }  // namespace

@@ -142,7 +142,8 @@ Scratch attention_scratch(const Tensor& q, const Tensor& k, at::IntArrayRef row_
   return gpu_attention(shape, attention_kernel(q, shape.layout, device->architecture, is_deterministic(deterministic), window));
 }
 
-Scratch attention_backward_scratch(const Tensor& q, const Tensor& k, at::IntArrayRef row_starts, bool deterministic, int64_t window) {
+Scratch attention_backward_scratch(const Tensor& q, const Tensor& k, at::IntArrayRef row_starts, bool deterministic,
+                                   int64_t window) {
   const PlannedDevice* const device = planned_device();
   if (device == nullptr || q.size(0) == 0) return {};
   const MemoryUseScope use(MemoryUse::kAttention);

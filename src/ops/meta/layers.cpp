@@ -45,7 +45,8 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& r
   return {empty(x.sym_sizes(), x), empty(x.sym_sizes(), x), empty_statistic(x)};
 }
 
-void add_rms_norm_out(const Tensor& x, const Tensor& residual, const Tensor& weight, double, int64_t, Tensor& sum, Tensor& y, Tensor& rstd) {
+void add_rms_norm_out(const Tensor& x, const Tensor& residual, const Tensor& weight, double, int64_t, Tensor& sum, Tensor& y,
+                      Tensor& rstd) {
   check_rms_norm("add_rms_norm", x, weight);
   check_same_shape("add_rms_norm", "residual", residual, "x", x);
   check_same_shape("add_rms_norm", "sum", sum, "x", x);
@@ -92,12 +93,15 @@ Tensor gated_activation_backward(const Tensor& dh, const Tensor& gate_up, int64_
   return empty(gate_up.sym_sizes(), gate_up);
 }
 
-void gated_activation_backward_(Tensor& dh, Tensor& gate_up, int64_t) { check_gated_activation_backward("gated_activation_backward_", dh, gate_up); }
+void gated_activation_backward_(Tensor& dh, Tensor& gate_up, int64_t) {
+  check_gated_activation_backward("gated_activation_backward_", dh, gate_up);
+}
 
 std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef row_starts, double,
                                      bool deterministic, int64_t window) {
   check_attention("attention", q, k, v, row_starts);
-  const meta::Scratch scratch = planned_device() ? meta::attention_scratch(q, k, row_starts, deterministic, window) : meta::Scratch();
+  const meta::Scratch scratch =
+      planned_device() ? meta::attention_scratch(q, k, row_starts, deterministic, window) : meta::Scratch();
   return {empty(q.sym_sizes(), q), empty({q.sym_size(1), q.sym_size(0)}, q, accumulate_type(q))};
 }
 
