@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include <ATen/Context.h>
 #include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
@@ -19,7 +20,11 @@
 namespace qlorapp::ops {
 namespace {
 
+/// torch makes its allocator with the first tensor on a GPU, and asks of it fail before.
+void make_allocator() { at::globalContext().lazyInitDevice(at::kCUDA); }
+
 DeviceRoom room_of(at::Device device) {
+  make_allocator();
   prepare_device_memory();
   const c10::cuda::CUDAGuard guard(device);
   size_t free = 0, total = 0;
@@ -43,6 +48,7 @@ class FreeMemory final : public c10::FreeMemoryCallback {
 /// device and goes into the allocator's cache.
 bool can_map_memory() {
   namespace allocator = c10::cuda::CUDACachingAllocator;
+  make_allocator();
   try {
     allocator::raw_delete(allocator::raw_alloc(1));
   } catch (const c10::OutOfMemoryError&) {  // the GPU is full, and could
