@@ -5,6 +5,7 @@
 #include "cuda/dropout.hpp"
 #include "cuda/gated_activation.hpp"
 #include "cuda/norm.hpp"
+#include "cuda/norm_rope.hpp"
 #include "cuda/rope.hpp"
 #include "cuda/rows.hpp"
 #include "device_matrix.hpp"
@@ -91,6 +92,27 @@ TEST_CASE("rope turns heads in place and gathers three gradients, and touches no
       check(cuda::rope_packed(type, {x.data(), x.stride(), d, kHeads}, {k.data(), k.stride(), d, 1}, {k.data(), k.stride(), d, 1},
                               packed.data(), packed.stride(), rotation, tokens, half, nullptr));
     }
+    REQUIRE(y.wrote_only_its_rows());
+    REQUIRE(packed.wrote_only_its_rows());
+  });
+}
+
+TEST_CASE("heads are normed and turned, and their gradients gathered, and nothing beside them is touched", "[cuda]") {
+  if (no_gpu()) return;
+  constexpr int64_t kPositions = 5, kHeads = 3, kQueries = 2;
+  const auto rule = GENERATE(cuda::NormRule::kRoundTwice, cuda::NormRule::kOnePlus);
+  at_every_edge({1, 3, 32, 64, 100, 128, 256}, [&](Float type, const Layout& layout, int64_t tokens, int64_t half) {
+    const int64_t d = 2 * half;
+    const Matrix tables(Float::kFloat32, 2 * kPositions, half, {0, 0}, true), weight(type, 2, d, {0, 0}, true);
+    const Memory position(std::vector<int64_t>{4, 0, 2});
+    const Matrix x(type, tokens, kHeads * d, layout, true), k(type, tokens, d, layout, true),
+        y(type, tokens, kHeads * d, {layout.offset, 0}, false), packed(type, tokens, 4 * d, layout, false);
+    const cuda::Rotation rotation{tables.as<float>(), tables.as<float>() + kPositions * half, position.at<int64_t>(), false};
+    const cuda::HeadNorm norm{weight.data(), weight.data(), kQueries, 1e-5F, rule};
+    const cuda::Heads heads{x.data(), x.stride(), d, kHeads}, q{x.data(), x.stride(), d, kQueries}, one{k.data(), k.stride(), d, 1};
+    check(cuda::rms_norm_rope(type, heads, y.data(), norm, rotation, tokens, half, nullptr));
+    check(cuda::rms_norm_rope_backward(type, q, one, one, heads, packed.data(), packed.stride(), norm, rotation, tokens, half,
+                                       nullptr));
     REQUIRE(y.wrote_only_its_rows());
     REQUIRE(packed.wrote_only_its_rows());
   });
