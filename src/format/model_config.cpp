@@ -231,8 +231,9 @@ ModelConfig parse_model_config(std::string_view text, std::string_view where) {
     const Json defaults = parse_json(config.family->defaults, config.family->model_type);
     for (const auto& [key, value] : defaults.items()) {
       const auto found = json.find(key);
-      const bool says_none = key == "sliding_window" && found != json.end();  // by null
-      if (key == "rope_theta") default_theta = value.get<double>();           // a file says it in one of three places
+      // By null: no window, and as many heads as there are queries.
+      const bool says_none = (key == "sliding_window" || key == "num_key_value_heads") && found != json.end();
+      if (key == "rope_theta") default_theta = value.get<double>();  // a file says it in one of three places
       else if (!says_none && (found == json.end() || found->is_null())) json[key] = value;
     }
   }

@@ -40,14 +40,16 @@ constexpr std::array kFamilies{
            .accepted_keys = kBiasKeys,
            .ignored_keys = kUnreadByLlama},
     // Qwen3 0.6B to 32B, the 2507 models, and R1's distillation into 8B.
-    Family{.architecture = "Qwen3ForCausalLM",
-           .model_type = "qwen3",
-           .norms = kQwen3Norms,
-           .linears = kLlamaLinears,
-           .window_rule = WindowRule::kFromMaxWindowLayers,
-           .defaults = R"({"head_dim": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 32768,
+    Family{
+        .architecture = "Qwen3ForCausalLM",
+        .model_type = "qwen3",
+        .norms = kQwen3Norms,
+        .linears = kLlamaLinears,
+        .window_rule = WindowRule::kFromMaxWindowLayers,
+        .defaults =
+            R"({"num_key_value_heads": 32, "head_dim": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 32768,
                            "sliding_window": 4096, "max_window_layers": 28, "use_sliding_window": false})",
-           .accepted_keys = kQwenKeys},
+        .accepted_keys = kQwenKeys},
 };
 
 /// A block's groups are all there, in their order, and one norm acts at a site at most.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The frozen base of a Llama-shaped model: embedding, blocks, last norm and head, where they are and how large.
+/// The frozen base of a model: embedding, blocks, last norm and head, where they are and how large.
 #pragma once
 
 #include <cstdint>

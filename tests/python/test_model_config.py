@@ -7,6 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -49,6 +50,21 @@ def test_sizes_names_and_shapes_are_those_of_the_model_that_transformers_builds(
     dense = {name: list(p.shape) for name, p in model.named_parameters() if name.removesuffix(".weight") not in linears}
     assert ours["dense_parameters"] == dense
     assert ours["parameter_count"] == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+@pytest.mark.parametrize("more", [{}, {"num_key_value_heads": None}])
+def test_what_a_file_leaves_out_is_what_the_class_of_the_family_assumes(build_dir, tmp_path, family, more):
+    kind = getattr(transformers, f"{family}Config")
+    sizes = {**SIZES, "hidden_size": 128, "num_attention_heads": 64}
+    written = {"architectures": [f"{family}ForCausalLM"], "model_type": kind.model_type, **sizes, **more}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    ours, theirs = read(build_dir, tmp_path), kind.from_pretrained(tmp_path)
+    for key in ("num_key_value_heads", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings"):
+        assert ours[key] == getattr(theirs, key), key
+    assert ours["rope_theta"] == theirs.rope_parameters["rope_theta"]
+    if theirs.head_dim is not None:  # a class that has none derives it in the model
+        assert ours["head_dim"] == theirs.head_dim
 
 
 ROPES = [

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A Llama-shaped causal language model with a frozen base and trainable adapters:
+/// A causal language model of a native family (format/family.hpp) with a frozen base and trainable adapters:
 /// embedding → blocks → norm → chunked linear and cross-entropy. The logits of a training step never exist as a whole.
 ///
 ///     decoder()   the frozen base: weights, blocks, where they are and how large (src/nn/decoder.hpp)

@@ -58,20 +58,22 @@ at::Tensor AttentionPart::forward(Wide n, const Call& call, at::Tensor into) con
   input().project(qkv, n, context, u_of(input()), workspace(format::Group::kQkv));
   n = {};
   at::Tensor& attended = call.saved.tensors[kAttended];
-  if (const bool needed = call.cache != nullptr || !attended.defined(); !needed) {
-    if (!norms_heads()) static_cast<void>(heads_of(qkv, /*turn=*/true, context));  // for backward
-  } else if (const Heads heads = heads_of(qkv, /*turn=*/true, context); call.cache != nullptr) {
-    const auto& [rows, entries] = *call.cache;
-    entries.keys.index_copy_(0, rows.slots, heads.k);
-    entries.values.index_copy_(0, rows.slots, heads.v);
-    attended = ops::attention_with_cache(heads.q, entries.keys, entries.values, context.row_starts, rows.starts, rows.lengths,
-                                         scale(), shape.layer.window)
-                   .reshape({tokens, q});
-  } else {
-    auto [out, lse] =
-        ops::attention(heads.q, heads.k, heads.v, context.row_starts, scale(), context.deterministic, shape.layer.window);
-    attended = out.reshape({tokens, q});
-    call.saved.tensors[kLse] = std::move(lse);
+  const bool is_kept = call.cache == nullptr && attended.defined();  // by Keep::kAttentionOnly
+  if (!is_kept || !norms_heads()) {                                  // normed heads are formed again by backward
+    const Heads heads = heads_of(qkv, /*turn=*/true, context);
+    if (call.cache != nullptr) {
+      const auto& [rows, entries] = *call.cache;
+      entries.keys.index_copy_(0, rows.slots, heads.k);
+      entries.values.index_copy_(0, rows.slots, heads.v);
+      attended = ops::attention_with_cache(heads.q, entries.keys, entries.values, context.row_starts, rows.starts, rows.lengths,
+                                           scale(), shape.layer.window)
+                     .reshape({tokens, q});
+    } else if (!is_kept) {
+      auto [out, lse] =
+          ops::attention(heads.q, heads.k, heads.v, context.row_starts, scale(), context.deterministic, shape.layer.window);
+      attended = out.reshape({tokens, q});
+      call.saved.tensors[kLse] = std::move(lse);
+    }
   }
   if (keeps) call.saved.tensors[kQkv] = std::move(qkv);
   qkv.reset();

@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <functional>
 #include <utility>
 
 #include "core/check.hpp"
@@ -98,7 +97,7 @@ Wide DecoderBlock::normed(const Branch& branch, at::Tensor& x, const at::Tensor&
     if (residual.defined()) x = x + residual;
     return {x, width};
   }
-  const at::Tensor sum = residual.defined() ? at::empty_like(residual) : at::Tensor();
+  at::Tensor sum = residual.defined() ? at::empty_like(residual) : at::Tensor();
   saved.rstd_before = at::empty({tokens}, statistic_options(x));
   Wide n = wide(tokens, width, branch.part.input_spare(context), x.options());
   at::Tensor values = n.values();
@@ -106,9 +105,8 @@ Wide DecoderBlock::normed(const Branch& branch, at::Tensor& x, const at::Tensor&
     ops::rms_norm_out(x, weight, shape().rms_norm_eps, values, saved.rstd_before, shape().norm_rule);
     return n;
   }
-  at::Tensor into = sum;
-  ops::add_rms_norm_out(x, residual, weight, shape().rms_norm_eps, into, values, saved.rstd_before, shape().norm_rule);
-  x = std::move(into);
+  ops::add_rms_norm_out(x, residual, weight, shape().rms_norm_eps, sum, values, saved.rstd_before, shape().norm_rule);
+  x = std::move(sum);
   return n;
 }
 
