@@ -69,7 +69,7 @@ struct Arguments {
   float logit_factor, logit_cap;
 };
 
-/// What products become, and by what a gradient is multiplied on its way back. kPlain: nothing.
+/// Maps a product to its logit (value), and gives the derivative there (slope). kPlain: logits are the products.
 template <bool kPlain>
 struct Shape {
   float factor, cap;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What of a config enters the computation.
+// The fields of a config that affect results, and the rotary frequencies that it gives.
 #include <cmath>
 #include <numbers>
 

@@ -45,8 +45,7 @@ const Family& family_of(JsonFields& fields) {
   const std::string first = architectures && !architectures->empty() ? architectures->front() : "";
   throw FormatError(
       message("[{}] architectures must name one of {}; got {}{}.{} Python's AutoModelForCausalLM trains other architectures in "
-              "transformers' "
-              "code, over linear layers in four bits.",
+              "transformers' code, over linear layers in four bits.",
               fields.where(), known, got, tells_both ? " with model_type " + printable(*type) : "", did_you_mean(first, names)));
 }
 
@@ -155,7 +154,7 @@ void read(ModelConfig& config, JsonFields& fields, const ConfigField& field) {
   }
 }
 
-/// What a config leaves out and its other keys say; and what no single key can tell.
+/// Derives the counts and widths of heads that a file leaves out, and checks them against each other.
 void settle_heads(ModelConfig& config, JsonFields& fields) {
   if (config.num_key_value_heads == 0) config.num_key_value_heads = config.num_attention_heads;
   if (config.num_attention_heads % config.num_key_value_heads != 0) {
@@ -238,7 +237,7 @@ ModelConfig parse_model_config(std::string_view text, std::string_view where) {
     }
   }
   JsonFields fields(json, std::string(where));
-  family_of(fields);
+  family_of(fields);  // its keys are read
   for (const ConfigField& field : config_fields()) read(config, fields, field);
   settle_heads(config, fields);
   config.rope = rope_of(fields, default_theta, config.max_position_embeddings);

@@ -129,6 +129,8 @@ TEST_CASE("what would change the result, or is no size of a model, is refused by
       {config(R"("rms_norm_eps":NaN)"), "invalid JSON"},
       {config(R"("rms_norm_eps":"1e-5")"), "rms_norm_eps must be a finite number"},
       {config(R"("hidden_act":"gelu")"), "hidden_act must be silu"},
+      {config(R"("architectures":["Qwen3ForCausalLM"],"model_type":"qwen3","num_key_value_heads":2,"mlp_bias":true)"),
+       "mlp_bias is not supported: biases"},
       {config(R"("attention_dropout":0.1)"), "attention_dropout is not supported"},
       {config(R"("sliding_window":4096)"), "sliding_window is not supported"},
       {config(R"("sliding_window":4096,"use_sliding_window":true)"), "sliding_window is not supported"},

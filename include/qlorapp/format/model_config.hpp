@@ -36,7 +36,7 @@ struct RopeSettings {
   int64_t original_max_position_embeddings = 0;
 };
 
-/// What layers of one model may differ in.
+/// Options of one layer.
 struct LayerOptions {
   int64_t window = 0;  ///< A query sees the last so many keys, its own among them; 0: all.
 

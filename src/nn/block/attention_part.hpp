@@ -16,7 +16,7 @@ class AttentionPart final : public BlockPart {
   [[nodiscard]] at::Tensor forward(Wide n, const Call& call, at::Tensor into) const override;
   [[nodiscard]] Pending backward(const Wide& dy, at::Tensor& dn, const BackwardCall& call) const override;
   [[nodiscard]] bool is_tokenwise() const override { return false; }
-  /// What Keep::kAttentionOnly keeps of `saved`.
+  /// The tensors of `saved` that Keep::kAttentionOnly keeps.
   [[nodiscard]] PartSaved attention_of(PartSaved saved) const;
 
  private:

@@ -40,7 +40,7 @@ struct BlockCache {
   KeyValueCache& entries;
 };
 
-/// What a pass is for.
+/// Purpose of a forward pass.
 enum class Pass : uint8_t {
   kForward,    ///< Nothing is kept for backward, but what is cheap to name and may be asked for (Keep::kAttentionOnly).
   kKeep,       ///< Everything that backward needs is kept.
@@ -73,7 +73,7 @@ class BlockPart {
   /// @returns y (M, D); undefined if a recompute stopped before it.
   [[nodiscard]] virtual at::Tensor forward(Wide n, const Call& call, at::Tensor into = {}) const = 0;
 
-  /// What backward leaves for the layers that read n.
+  /// Gradients that add_input_gradients() still needs.
   struct Pending {
     Wide dy;
     ProjectionGroup::Inner v;

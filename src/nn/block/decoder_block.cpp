@@ -35,10 +35,8 @@ DecoderBlock::DecoderBlock(const Shape& shape, Weights weights, int64_t index)
       attention_(std::make_unique<AttentionPart>(*data_)),
       mlp_(std::make_unique<GatedMlpPart>(*data_)) {}
 
-DecoderBlock::Branch DecoderBlock::attention() const {
-  return {*attention_, Site::kBeforeAttention, Site::kAfterAttention, &Saved::attention};
-}
-DecoderBlock::Branch DecoderBlock::mlp() const { return {*mlp_, Site::kBeforeMlp, Site::kAfterMlp, &Saved::mlp}; }
+DecoderBlock::Branch DecoderBlock::attention() const { return {*attention_, Site::kBeforeAttention, Site::kAfterAttention}; }
+DecoderBlock::Branch DecoderBlock::mlp() const { return {*mlp_, Site::kBeforeMlp, Site::kAfterMlp}; }
 
 void DecoderBlock::set_float8(const at::Tensor& ones, const BlockWeights& projections) {
   data_->float8 = {};

@@ -84,11 +84,10 @@ class DecoderBlock {
                                         bool stacked = false);
 
  private:
-  /// One of the two parts, the norms around it, and what it keeps.
+  /// One of the two parts, and the norms around it.
   struct Branch {
     const BlockPart& part;
     format::Site before, after;
-    PartSaved Saved::*saved;
   };
   [[nodiscard]] Branch attention() const;
   [[nodiscard]] Branch mlp() const;

@@ -74,7 +74,6 @@ BlockPart::Pending GatedMlpPart::backward(const Wide& dy, at::Tensor& dn, const 
   at::Tensor& workspace = call.workspaces[static_cast<size_t>(format::Group::kGateUp)];
   pending.v = input().project_back(call.need_dn ? &dn : nullptr, pending.dy, call.context, workspace);
   if (!call.keep_workspaces) workspace.reset();
-  if (call.prefetch) call.context.offload->prefetch(data_.index - 1);
   return pending;
 }
 
