@@ -25,7 +25,8 @@ struct Arguments {
   const float *cos, *sin;
   const int64_t* position;
   float direction;
-  int half;
+  int half, head_dim;
+  bool interleaved;
 };
 
 template <class T>
@@ -99,29 +100,38 @@ __global__ void rope_kernel(const Arguments<T> a) {
       store_raw(target + a.half, high[f]);
     }
   }
+  const int rest = (a.head_dim - 2 * a.half) / n;  // packs of a head that do not turn
+  if (rest == 0 || a.y == a.segment[0].data) return;
+  for (int i = static_cast<int>(threadIdx.x); i < a.heads * rest; i += static_cast<int>(blockDim.x)) {
+    const int head = i / rest, from = 2 * a.half + i % rest * n;
+    store_raw(a.y + token * a.y_token_stride + head * a.y_head_stride + from, load_raw(source_of(a, token, head) + from));
+  }
 }
 
-/// Any head size and alignment.
+/// Any pairs, head size and alignment.
 template <class T>
 __global__ void rope_any_kernel(const Arguments<T> a) {
   const int64_t token = blockIdx.x;
   const int64_t row = a.position[token] * a.half;
-  for (int i = static_cast<int>(threadIdx.x); i < a.heads * a.half; i += static_cast<int>(blockDim.x)) {
-    const int head = i / a.half, at = i % a.half;
-    const T* source = source_of(a, token, head) + at;
-    float x1 = widen(source[0]), x2 = widen(source[a.half]);
-    if (head < a.turned) turn<T>(x1, x2, rounded<T>(a.cos[row + at]), rounded<T>(a.sin[row + at] * a.direction));
-    T* target = a.y + token * a.y_token_stride + head * a.y_head_stride + at;
-    target[0] = narrow<T>(x1);
-    target[a.half] = narrow<T>(x2);
+  const int pairs = a.head_dim / 2;
+  for (int i = static_cast<int>(threadIdx.x); i < a.heads * pairs; i += static_cast<int>(blockDim.x)) {
+    const int head = i / pairs, at = i % pairs;
+    const bool turns = at < a.half, by_halves = turns && !a.interleaved;
+    const int first = by_halves ? at : 2 * at, second = by_halves ? at + a.half : first + 1;
+    const T* source = source_of(a, token, head);
+    float x1 = widen(source[first]), x2 = widen(source[second]);
+    if (turns && head < a.turned) turn<T>(x1, x2, rounded<T>(a.cos[row + at]), rounded<T>(a.sin[row + at] * a.direction));
+    T* target = a.y + token * a.y_token_stride + head * a.y_head_stride;
+    target[first] = narrow<T>(x1);
+    target[second] = narrow<T>(x2);
   }
 }
 
 template <class T>
 cudaError_t launch(const Arguments<T>& a, int64_t tokens, Stream stream) {
-  if (tokens == 0 || a.heads == 0 || a.half == 0) return cudaSuccess;
+  if (tokens == 0 || a.heads == 0 || a.head_dim == 0) return cudaSuccess;
   constexpr int kThreads = 256;
-  bool whole = a.half % kPack<T> == 0 && a.half / kPack<T> <= kThreads && aligned(a.y, a.y_token_stride) &&
+  bool whole = !a.interleaved && a.half > 0 && a.half % kPack<T> == 0 && a.head_dim % kPack<T> == 0 && a.half / kPack<T> <= kThreads && aligned(a.y, a.y_token_stride) &&
                aligned(a.y, a.y_head_stride) && aligned(a.cos) && aligned(a.sin);
   const int counts[3] = {a.first, a.second - a.first, a.heads - a.second};
   for (int i = 0; i < 3; ++i) {
@@ -147,7 +157,7 @@ Segment<T> segment_of(const Heads& x) {
 }  // namespace
 
 cudaError_t rope(Float type, Heads x, void* y, int64_t y_token_stride, int64_t y_head_stride, Rotation r, int64_t tokens,
-                 int64_t half, Stream stream) {
+                 int64_t head_dim, Stream stream) {
   return with_type(type, [&]<class T>(T) {
     const int heads = static_cast<int>(x.heads);
     return launch<T>({{segment_of<T>(x), {}, {}},
@@ -162,13 +172,15 @@ cudaError_t rope(Float type, Heads x, void* y, int64_t y_token_stride, int64_t y
                       r.sin,
                       r.position,
                       r.inverse ? -1.0F : 1.0F,
-                      static_cast<int>(half)},
+                      static_cast<int>(r.half),
+                      static_cast<int>(head_dim),
+                      r.interleaved},
                      tokens, stream);
   });
 }
 
 cudaError_t rope_packed(Float type, Heads q, Heads k, Heads v, void* out, int64_t out_stride, Rotation r, int64_t tokens,
-                        int64_t half, Stream stream) {
+                        int64_t head_dim, Stream stream) {
   return with_type(type, [&]<class T>(T) {
     const int first = static_cast<int>(q.heads), second = first + static_cast<int>(k.heads);
     return launch<T>({{segment_of<T>(q), segment_of<T>(k), segment_of<T>(v)},
@@ -178,12 +190,14 @@ cudaError_t rope_packed(Float type, Heads q, Heads k, Heads v, void* out, int64_
                       second,
                       static_cast<T*>(out),
                       out_stride,
-                      2 * half,
+                      head_dim,
                       r.cos,
                       r.sin,
                       r.position,
                       r.inverse ? -1.0F : 1.0F,
-                      static_cast<int>(half)},
+                      static_cast<int>(r.half),
+                      static_cast<int>(head_dim),
+                      r.interleaved},
                      tokens, stream);
   });
 }

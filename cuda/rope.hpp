@@ -18,21 +18,23 @@ struct Heads {
   int64_t token_stride, head_stride, heads;
 };
 
-/// cos, sin: float (positions, half); position: int64 (tokens).
+/// cos, sin: float (positions, half); position: int64 (tokens). The first 2·half elements of a head turn, in pairs from its two halves, or of
+/// neighbors.
 struct Rotation {
   const float *cos, *sin;
   const int64_t* position;
-  bool inverse;
+  int64_t half;
+  bool inverse, interleaved;
 };
 
 /// y = rotated x; y may be x itself, in the same strides.
 cudaError_t rope(Float type, Heads x, void* y, int64_t y_token_stride, int64_t y_head_stride, Rotation rotation, int64_t tokens,
-                 int64_t half, Stream stream);
+                 int64_t head_dim, Stream stream);
 
 /// Gathers three gradients into the packed layout of their projection, q and k turned by `rotation` on the way:
 ///     out[m] = [R(q[m]) | R(k[m]) | v[m]],  rows out_stride elements apart.
 /// Attention's backward pass returns dq, dk and dv apart; this is RoPE's backward pass and their concatenation in one.
 cudaError_t rope_packed(Float type, Heads q, Heads k, Heads v, void* out, int64_t out_stride, Rotation rotation, int64_t tokens,
-                        int64_t half, Stream stream);
+                        int64_t head_dim, Stream stream);
 
 }  // namespace qlorapp::cuda

@@ -109,6 +109,17 @@ void bind_config(py::module_& m) {
         return fields;
       },
       "[(key of config.json, type, least, most, whether it is required, doc)]");
+  m.def(
+      "why_unsupported",
+      [](const std::string& config_json) -> std::string {
+        try {
+          static_cast<void>(format::parse_model_config(config_json, "config.json"));
+        } catch (const format::UnsupportedModel& error) {
+          return error.what();
+        } catch (const Error&) {}  // which loading tells
+        return "";
+      },
+      py::arg("config_json"), "The line that refuses a sound config that the engine does not compute; empty if there is none.");
   m.def("config_keys", &format::computed_keys, "The keys of config.json that determine a native family's results.");
   m.def("warmup_steps", &count_warmup_steps, py::arg("warmup_steps"), py::arg("warmup_ratio"), py::arg("training_steps"));
   m.def(

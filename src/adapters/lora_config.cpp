@@ -18,9 +18,8 @@
 namespace qlorapp {
 namespace {
 
-/// PEFT's choice for Llama, Mistral, Gemma and Qwen.
 const std::vector<std::string>& default_targets() {
-  static const std::vector<std::string> targets{"q_proj", "v_proj"};
+  static const std::vector<std::string> targets(format::kUsualTargets.begin(), format::kUsualTargets.end());
   return targets;
 }
 
@@ -264,6 +263,13 @@ int64_t LoraConfig::loftq_rounds() const {
   }
   QLORAPP_CHECK_VALUE(rounds >= 1, "[LoraConfig] loftq_config.loftq_iter must be at least 1; got {}.", rounds);
   return rounds;
+}
+
+LoraConfig LoraConfig::for_model(const format::ModelConfig& model) const {
+  LoraConfig own = *this;
+  const auto targets = model.family->lora_targets;
+  if (own.target_modules.empty()) own.target_modules.names.assign(targets.begin(), targets.end());
+  return own;
 }
 
 bool LoraConfig::same_shape(const LoraConfig& other) const {

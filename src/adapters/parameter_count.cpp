@@ -20,8 +20,9 @@ std::string with_commas(int64_t number) {
 
 }  // namespace
 
-ParameterCount count_parameters(const format::ModelConfig& model, const LoraConfig& lora) {
-  lora.validate();
+ParameterCount count_parameters(const format::ModelConfig& model, const LoraConfig& given) {
+  given.validate();
+  const LoraConfig lora = given.for_model(model);
   ParameterCount count{0, format::parameter_count(model)};
   for (const format::Parameter& layer : format::parameters(model, format::Role::kLinear)) {
     if (!lora.matches(layer.module)) continue;

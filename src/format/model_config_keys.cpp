@@ -60,12 +60,15 @@ constexpr std::string_view kIgnoredKeys[] = {"use_cache",
                                              "model_name",
                                              "name_or_path",
                                              "is_decoder",
-                                             "max_window_layers",
                                              "boi_token_id",
                                              "eoi_token_id",
                                              "image_token_id",
                                              "mask_token_id",
-                                             "unk_token_id"};
+                                             "unk_token_id",
+                                             "cache_implementation",
+                                             "max_window_layers",
+                                             "no_rope_layer_interval",
+                                             "sliding_window_pattern"};
 
 /// Known in some model to change the result; no family of the table supports them.
 constexpr RefusedKey kRefusedKeys[] = {
@@ -75,11 +78,14 @@ constexpr RefusedKey kRefusedKeys[] = {
     {"hidden_dropout", 0, "dropout on hidden states is not supported"},
     {"resid_pdrop", 0, "dropout on hidden states is not supported"},
     {"embd_pdrop", 0, "dropout on embeddings is not supported"},
+    {"attention_out_bias", 0, "biases of the attention projections are not supported"},
+    {"use_bias", 0, "biases are not supported"},
+    {"residual_dropout", 0, "dropout on hidden states is not supported"},
+    {"use_bidirectional_attention", 0, "attention is causal"},
     {"use_sliding_window", 0, "attention covers all earlier positions"},
     {"attention_chunk_size", 0, "attention covers all earlier positions"},
     {"partial_rotary_factor", 1, "rotary embeddings rotate the whole head"},
     {"no_rope_layers", 0, "every layer has rotary embeddings"},
-    {"no_rope_layer_interval", 0, "every layer has rotary embeddings"},
     {"alibi", 0, "positions are rotary"},
     {"final_logit_softcapping", 0, "logits are not capped"},
     {"attn_logit_softcapping", 0, "attention scores are not capped"},
@@ -107,9 +113,23 @@ constexpr RefusedKey kRefusedKeys[] = {
 };
 
 /// Read by parse_model_config, together with its field table and kRefusedKeys: a value under a name that is nearly one of these would have no effect.
-constexpr std::string_view kReadKeys[] = {"model_type",      "architectures", "hidden_act",          "rope_theta",  "rope_scaling",
-                                          "rope_parameters", "eos_token_id",  "quantization_config", "torch_dtype", "layer_types",
-                                          "sliding_window",  "auto_map",      "trust_remote_code"};
+constexpr std::string_view kReadKeys[] = {"model_type",
+                                          "architectures",
+                                          "hidden_act",
+                                          "hidden_activation",
+                                          "rope_theta",
+                                          "rope_local_base_freq",
+                                          "rope_scaling",
+                                          "rope_parameters",
+                                          "position_embedding_type",
+                                          "eos_token_id",
+                                          "quantization_config",
+                                          "torch_dtype",
+                                          "layer_types",
+                                          "sliding_window",
+                                          "shared_intermediate_size",
+                                          "auto_map",
+                                          "trust_remote_code"};
 
 std::vector<std::string_view> known_keys() {
   std::vector<std::string_view> known(std::begin(kReadKeys), std::end(kReadKeys));
@@ -139,6 +159,7 @@ bool names_a_token(std::string_view key) {
 std::string misspelled(std::string_view key) {
   if (names_a_token(key)) return "";
   std::vector<std::string_view> known = known_keys();
+  if (std::find(known.begin(), known.end(), key) != known.end()) return "";  // of another family
   for (const RefusedKey& rule : kRefusedKeys) known.push_back(rule.key);
   return did_you_mean(key, known, key.size() < 8 ? 1 : 2);
 }
@@ -146,30 +167,37 @@ std::string misspelled(std::string_view key) {
 /// Two names of one function each.
 void check_activation(JsonFields& fields, const Family& family) {
   const bool silu = family.activation == Activation::kSilu;
-  const auto act = fields.text("hidden_act");
-  if (!act || (silu ? *act == "silu" || *act == "swish" : act->starts_with("gelu"))) return;
-  fields.fail("hidden_act", message("must be {}", silu ? "silu" : "gelu_pytorch_tanh"), Json(*act),
-              "Use a model of a known architecture.");
+  for (const char* key : {"hidden_act", "hidden_activation"}) {
+    const auto act = fields.text(key);
+    // "gelu" in Gemma's files means its form with tanh, as transformers reads it.
+    if (!act || (silu ? *act == "silu" || *act == "swish" : *act == "gelu" || *act == "gelu_pytorch_tanh")) continue;
+    refuse(fields, family, key, message("must be {}", silu ? "silu" : "gelu_pytorch_tanh"), Json(*act));
+  }
 }
 
 /// For a family whose layers attend to all earlier positions.
-void refuse_windows(JsonFields& fields) {
+void refuse_windows(JsonFields& fields, const Family& family) {
   const auto types = fields.texts("layer_types");
   if (types) {
     for (const std::string& type : *types) {
-      if (type != "full_attention") fields.fail("layer_types", "must be full_attention in every layer", Json(type));
+      if (type != "full_attention") refuse(fields, family, "layer_types", "must be full_attention in every layer", Json(type));
     }
   }
   const Json* const uses_window = fields.value("use_sliding_window");
   const Json* const window = fields.value("sliding_window");
   const bool has_no_window = types.has_value() || (uses_window != nullptr && is_neutral(*uses_window, 0));
   if (window != nullptr && !is_neutral(*window, 0) && !has_no_window) {
-    fields.fail("sliding_window", "is not supported: attention covers all earlier positions", *window,
-                "Use a model without it. If its layers have no window, add \"use_sliding_window\": false.");
+    refuse(fields, family, "sliding_window",
+           "is not supported: attention covers all earlier positions, which \"use_sliding_window\": false says, too", *window);
   }
 }
 
 }  // namespace
+
+void refuse(const JsonFields& fields, const Family& family, std::string_view key, std::string_view rule, const Json& got) {
+  throw UnsupportedModel(message("[{}] {} {} in a model of type {}; got {}. Python's AutoModelForCausalLM trains it in transformers' code.",
+                                 fields.where(), key, rule, family.model_type, shown(got)));
+}
 
 void judge_other_keys(JsonFields& fields, const Family& family) {
   for (const std::string_view key : {"auto_map", "trust_remote_code", "custom_pipelines"}) {
@@ -179,20 +207,21 @@ void judge_other_keys(JsonFields& fields, const Family& family) {
     }
   }
   check_activation(fields, family);
-  if (family.window_rule == WindowRule::kNone) refuse_windows(fields);
+  if (family.window_rule == WindowRule::kNone) refuse_windows(fields, family);
   const auto ignored_by_family = [&](std::string_view key) {
     return std::find(family.ignored_keys.begin(), family.ignored_keys.end(), key) != family.ignored_keys.end();
   };
-  const auto is_accepted = [&](std::string_view key) {
-    return std::find(family.accepted_keys.begin(), family.accepted_keys.end(), key) != family.accepted_keys.end();
+  const auto is_unapplied = [&](std::string_view key) {
+    return std::find(family.unapplied_keys.begin(), family.unapplied_keys.end(), key) != family.unapplied_keys.end();
   };
-  const auto refuse = [&](const RefusedKey& rule) {
-    const Json* value = ignored_by_family(rule.key) || is_accepted(rule.key) ? nullptr : fields.value(rule.key);
-    if (value != nullptr && !is_neutral(*value, rule.neutral)) {
-      fields.fail(rule.key, message("is not supported: {}", rule.reason), *value, "Use a model without it.");
-    }
+  const auto judge = [&](const RefusedKey& rule) {
+    const Json* value = ignored_by_family(rule.key) || accepts(family, rule.key) ? nullptr : fields.value(rule.key);
+    if (value == nullptr || is_neutral(*value, rule.neutral)) return;
+    if (!is_unapplied(rule.key)) refuse(fields, family, rule.key, message("is not supported: {}", rule.reason), *value);
+    log_warning_once(message("[{}] {} {} is not applied: adapters are trained without it, and have lora_dropout.", fields.where(), rule.key,
+                             shown(*value)));
   };
-  for (const RefusedKey& rule : kRefusedKeys) refuse(rule);
+  for (const RefusedKey& rule : kRefusedKeys) judge(rule);
   std::vector<std::string> unknown;
   for (const std::string& key : fields.remaining()) {
     const bool ignored = key.starts_with('_') || ignored_by_family(key) ||

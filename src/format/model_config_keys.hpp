@@ -11,4 +11,7 @@ namespace qlorapp::format {
 /// @throws FormatError naming the key.
 void judge_other_keys(JsonFields& fields, const Family& family);
 
+/// Throws UnsupportedModel: the family's row does not compute what the key asks for.
+[[noreturn]] void refuse(const JsonFields& fields, const Family& family, std::string_view key, std::string_view rule, const Json& got);
+
 }  // namespace qlorapp::format

@@ -37,6 +37,10 @@ bool has_bias(const ModelConfig& config, const LinearRow& row) {
       return true;
     case Bias::kAttentionBias:
       return config.attention_bias;
+    case Bias::kAttentionOutBias:
+      return config.attention_out_bias;
+    case Bias::kUseBias:
+      return config.use_bias;
     case Bias::kMlpBias:
       return config.mlp_bias;
   }

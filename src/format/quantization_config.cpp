@@ -12,7 +12,7 @@
 namespace qlorapp::format {
 namespace {
 
-constexpr std::array<std::string_view, 13> kKeys{"_load_in_4bit",
+constexpr std::array<std::string_view, 13> kKnownKeys{"_load_in_4bit",
                                                  "_load_in_8bit",
                                                  "bnb_4bit_compute_dtype",
                                                  "bnb_4bit_quant_storage",
@@ -66,7 +66,7 @@ QuantizationConfig parse_quantization_config(const Json& json, std::string_view 
   config.threshold = fields.number("llm_int8_threshold").value_or(6.0);
   const auto unknown = fields.remaining();
   QLORAPP_CHECK_FORMAT(unknown.empty(), "[{}] unknown key {} in quantization_config.{}", where, printable(unknown.front()),
-                       did_you_mean(unknown.front(), kKeys));
+                       did_you_mean(unknown.front(), kKnownKeys));
   return config;
 }
 

@@ -141,11 +141,13 @@ std::string adapter_base_text(const CausalLM& model, const std::string& folder) 
     if (const auto value = number_of(tensors.at(name), {name, row, column, 0})) sample.push_back({name, row, column, *value});
   };
   const int64_t words = model.config().vocab_size, width = model.config().hidden_size, layers = model.config().num_hidden_layers;
-  for (int64_t i = 0; i < kOfTable; ++i) add("model.embed_tokens.weight", i * words / kOfTable, i * 37 % width);
-  for (int64_t i = 0; i < kOfNorms; ++i) {
-    const std::string name = message("model.layers.{}.input_layernorm.weight", i * layers / kOfNorms);
-    add(i % 2 == 0 ? "model.norm.weight" : name, 0, i * width / kOfNorms);
-  }
+  const std::vector<format::Parameter> norms = format::parameters(model.config(), format::Role::kNorm);
+  const auto norm_of_layer = [&](int64_t layer) {  // the first; -1: the last norm
+    return std::find_if(norms.begin(), norms.end(), [&](const format::Parameter& norm) { return norm.layer == layer; })->name();
+  };
+  const std::string table = format::parameters(model.config(), format::Role::kEmbedding).front().name();
+  for (int64_t i = 0; i < kOfTable; ++i) add(table, i * words / kOfTable, i * 37 % width);
+  for (int64_t i = 0; i < kOfNorms; ++i) add(norm_of_layer(i % 2 == 0 ? -1 : i * layers / kOfNorms), 0, i * width / kOfNorms);
   format::Json json{{"schema", kSchema}, {"storage", storage_of(model)}};
   // A checkpoint does without: its run_state.json has a fingerprint, and is written often.
   if (!format::file_name(folder).starts_with(format::kCheckpointPrefix)) json["fingerprint"] = fingerprint_of(model);

@@ -83,13 +83,14 @@ void AdapterRegistry::check_targets(const LoraConfig& config) const {
                              decoder_->config().family->model_type));
 }
 
-void AdapterRegistry::add(const LoraConfig& config, uint64_t seed, const std::string& name, const WeightSource& source) {
+void AdapterRegistry::add(const LoraConfig& given, uint64_t seed, const std::string& name, const WeightSource& source) {
   QLORAPP_CHECK_VALUE(!sets_.contains(name),
                       "[lora] the model has adapters named '{}' already; load or train those, delete them, or give another name.",
                       name);
   QLORAPP_CHECK_VALUE(!name.empty() && name.find('.') == std::string::npos && name.find('/') == std::string::npos,
                       "[lora] an adapter's name must not be empty and hold no '.' or '/'; got '{}'.", name);
-  config.validate();
+  given.validate();
+  const LoraConfig config = given.for_model(decoder_->config());
   check_targets(config);
   const bool decomposes = decomposes_weight(config);
   QLORAPP_CHECK_VALUE(!decomposes || sets_.empty(),
@@ -245,11 +246,15 @@ at::Tensor AdapterRegistry::trained_head() const {
 
 at::Tensor AdapterRegistry::embed(const at::Tensor& tokens) const {
   const at::Tensor table = trained_embedding();
-  if (!table.defined()) return ops::embedding(decoder_->embed_tokens(), tokens);
+  const double factor = decoder_->embedding_factor();
+  if (!table.defined()) {
+    at::Tensor own = ops::embedding(decoder_->embed_tokens(), tokens);
+    return factor == 1 ? own : own.mul_(factor);
+  }
   // A plan's tensors: not every operator has a Meta kernel in C++.
   const at::Tensor rows =
       table.is_meta() ? at::empty({tokens.size(0), table.size(1)}, table.options()) : at::embedding(table, tokens);
-  return rows.to(decoder_->dtype());
+  return factor == 1 ? rows.to(decoder_->dtype()) : rows.to(decoder_->dtype()) * factor;
 }
 
 at::Tensor AdapterRegistry::head() const {

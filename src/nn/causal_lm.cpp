@@ -62,13 +62,14 @@ LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_sc
     auto [normed, rstd] = decoder_->last_norm(x);
     at::Tensor dnormed;
     if (adapters_.trained_head().defined()) {
-      HeadPass pass = trained_head_pass(normed, adapters_.head(), batch.targets, grad_scale, set.arena.gradient(set.lm_head),
-                                        batch.target_count);
+      HeadPass pass = trained_head_pass(normed, adapters_.head(), batch.targets, decoder.logit_rule(), grad_scale,
+                                        set.arena.gradient(set.lm_head), batch.target_count);
       loss = std::move(pass.loss);
       dnormed = std::move(pass.grad_hidden);
     } else {
       std::tie(loss, dnormed) = ops::linear_cross_entropy(normed, decoder.lm_head(), batch.targets, grad_scale,
-                                                          /*need_gradient=*/true, settings_.loss_chunk_rows(), batch.target_count);
+                                                          /*need_gradient=*/true, settings_.loss_chunk_rows(), batch.target_count,
+                                                          decoder.logit_rule());
     }
     normed.reset();
     dx = {ops::rms_norm_backward(dnormed, x, decoder.norm_weight(), rstd, config().family->norm_rule), config().hidden_size};
@@ -87,7 +88,8 @@ LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_sc
   }
   if (table.defined()) {  // deterministic on a GPU too, unlike index_add_
     at::Tensor gradient = set.arena.gradient(set.embed_tokens);
-    const at::Tensor rows = dx.values().to(gradient.scalar_type());
+    at::Tensor rows = dx.values().to(gradient.scalar_type());
+    if (const double factor = decoder.embedding_factor(); factor != 1) rows = rows * factor;
     if (!table.is_meta()) gradient.index_put_({batch.tokens}, rows, /*accumulate=*/true);
   }
   return {loss, batch.target_count};
@@ -111,18 +113,23 @@ at::Tensor CausalLM::loss(const Batch& batch, uint64_t seed, uint32_t micro_step
 at::Tensor CausalLM::loss_of(const at::Tensor& hidden, const Batch& batch) const {
   const at::Tensor master = adapters_.trained_head();
   if (master.defined() && at::GradMode::is_enabled() && (hidden.requires_grad() || master.requires_grad())) {
-    return trained_head_loss(hidden, master, batch.targets);
+    return trained_head_loss(hidden, master, batch.targets, decoder_->logit_rule());
   }
   if (master.defined()) {
     const at::Tensor own = adapters_.head().detach();
     return std::get<0>(ops::linear_cross_entropy(hidden, own, batch.targets, std::nullopt, false, settings_.loss_chunk_rows(),
-                                                 batch.target_count));
+                                                 batch.target_count, decoder_->logit_rule()));
   }
   return std::get<0>(ops::linear_cross_entropy(hidden, decoder_->lm_head(), batch.targets, std::nullopt, hidden.requires_grad(),
-                                               settings_.loss_chunk_rows(), batch.target_count));
+                                               settings_.loss_chunk_rows(), batch.target_count, decoder_->logit_rule()));
 }
 
-at::Tensor CausalLM::logits(const at::Tensor& hidden) const { return at::linear(hidden, adapters_.head()); }
+at::Tensor CausalLM::logits(const at::Tensor& hidden) const {
+  const auto [factor, cap] = decoder_->logit_rule();
+  at::Tensor logits = at::linear(hidden, adapters_.head());
+  if (factor != 1) logits = logits * factor;
+  return cap == 0 ? logits : (logits / cap).tanh() * cap;
+}
 
 AdapterArena& CausalLM::arena() { return adapters_.active().arena; }
 const AdapterArena& CausalLM::arena() const { return adapters_.active().arena; }

@@ -67,8 +67,10 @@ Decoder::Decoder(format::ModelConfig config, DecoderWeights weights)
   for (auto& block : weights.blocks)
     blocks_.emplace_back(BlockShape::of(config_, std::ssize(blocks_)), std::move(block), std::ssize(blocks_));
   if (device().is_cpu() && dtype() != at::kFloat) ops::bound_primitive_cache();  // of dense layers, too
-  const std::vector<float> frequencies = format::rope_inverse_frequencies(config_);
-  rope_ = RopeTable(at::tensor(frequencies, at::TensorOptions().dtype(at::kFloat)).to(device()), 1.0);
+  rope_ = RopeTables(config_.ropes, device());
+  embedding_factor_ = config_.embedding_factor();
+  // transformers rounds Gemma's factor to the dtype of the table, Granite's not.
+  if (config_.family->scales_embedding) embedding_factor_ = at::scalar_tensor(embedding_factor_, dtype()).item<double>();
 }
 
 const at::Tensor& Decoder::own_dense(const format::Parameter& parameter) const {

@@ -12,6 +12,7 @@
 
 #include "nn/block/decoder_block.hpp"
 #include "nn/step_context.hpp"
+#include "ops/logit_rule.hpp"
 #include "ops/memory_tape.hpp"
 #include "qlorapp/core/units.hpp"
 #include "qlorapp/dist/communicator.hpp"
@@ -55,13 +56,15 @@ class Decoder {
   [[nodiscard]] at::Tensor lm_head() const { return whole(lm_head_); }
   /// What the head reads, and the norm's statistic: (y, rstd) of x (M, D).
   [[nodiscard]] std::tuple<at::Tensor, at::Tensor> last_norm(const at::Tensor& x) const;
+  /// Of a token's embedding, as the dtype has it.
+  [[nodiscard]] double embedding_factor() const { return embedding_factor_; }
+  [[nodiscard]] ops::LogitRule logit_rule() const { return {1 / config_.logits_scaling, config_.final_logit_softcapping}; }
   /// The tables, or this rank's rows of them: no exchange.
   [[nodiscard]] const at::Tensor& own_embed_tokens() const { return embed_tokens_; }
   [[nodiscard]] const at::Tensor& own_lm_head() const { return lm_head_; }
   [[nodiscard]] bool embedding_on_host() const { return embed_tokens_.device() != device(); }
   /// Grown to the longest row seen so far.
-  [[nodiscard]] RopeTable& rope() { return rope_; }
-  [[nodiscard]] const RopeTable& rope() const { return rope_; }
+  [[nodiscard]] RopeTables& rope() { return rope_; }
 
   /// Of the computation. The embedding and the blocks' projections may wait in host memory.
   [[nodiscard]] at::Device device() const { return norm_.device(); }
@@ -119,7 +122,8 @@ class Decoder {
   format::ModelConfig config_;
   at::Tensor embed_tokens_, norm_, lm_head_;  ///< Tables, or this rank's rows of them.
   std::vector<DecoderBlock> blocks_;
-  RopeTable rope_;
+  double embedding_factor_ = 1;
+  RopeTables rope_;
   std::shared_ptr<Communicator> ranks_;
   std::shared_ptr<WeightStream> stream_;
 };

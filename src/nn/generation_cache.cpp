@@ -82,7 +82,6 @@ at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<c
       slots.push_back(where.starts.back() + length + k);
     }
     length += counts[i];
-    decoder.rope().reserve(length);
     where.lengths.push_back(length);
     row_starts.push_back(row_starts.back() + counts[i]);
     last.push_back(row_starts.back() - 1);
@@ -91,8 +90,7 @@ at::Tensor forward_cached(CausalLM& model, const at::Tensor& tokens, std::span<c
     return at::tensor(values, at::TensorOptions().dtype(at::kLong)).to(model.device());
   };
   where.slots = on_device(slots);
-  const StepContext context{.cos = decoder.rope().cos(),
-                            .sin = decoder.rope().sin(),
+  const StepContext context{.rotations = decoder.rope().reserve(std::ranges::max(where.lengths)),
                             .positions = on_device(positions),
                             .row_starts = row_starts,
                             .training = false,

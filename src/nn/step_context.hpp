@@ -10,31 +10,45 @@
 
 #include "core/philox.hpp"
 #include "nn/input_offload.hpp"
+#include "qlorapp/format/rope.hpp"
 #include "qlorapp/nn/memory_settings.hpp"
 
 namespace qlorapp {
 
 class WeightStream;
 
-/// Cosines and sines of the rotary embedding, float32 (positions, head_dim / 2), grown to the longest row seen so far.
-class RopeTable {
+/// How the heads of some layers turn: float32 (positions, width / 2), the factor of attention multiplied in.
+struct Rotation {
+  at::Tensor cos, sin;
+  at::Tensor query_scale;  ///< float32 (positions): a factor of queries; undefined: none.
+};
+
+/// The rotations of a model, each grown to the longest row seen so far.
+class RopeTables {
  public:
-  RopeTable() = default;
-  /// @param inverse_frequencies  (head_dim / 2) float32, after the scaling rule of the config.
-  /// @param attention_scale      factor on both tables; 1 for the default and llama3 rules.
-  RopeTable(at::Tensor inverse_frequencies, double attention_scale);
-  /// Makes the tables cover positions [0, length). Allocates only when they must grow.
-  void reserve(int64_t length);
-  [[nodiscard]] const at::Tensor& cos() const { return cos_; }
-  [[nodiscard]] const at::Tensor& sin() const { return sin_; }
+  RopeTables() = default;
+  RopeTables(const std::vector<format::RopeSettings>& ropes, at::Device device);
+  /// For a batch whose longest row has this length, in the order of ModelConfig::ropes. Allocates only where a table must grow, or was of
+  /// another length and depends on it.
+  const std::vector<Rotation>& reserve(int64_t length);
+  /// Of the last reserve().
+  [[nodiscard]] const std::vector<Rotation>& last() const { return last_; }
 
  private:
-  at::Tensor inverse_frequencies_, cos_, sin_;
-  double attention_scale_ = 1.0;
+  struct Table {
+    format::RopeSettings rope;
+    Rotation rotation;
+    int64_t length = 0;  ///< That the frequencies were taken for; 0: any that is not long for them.
+  };
+  void fill(Table& table, int64_t length, int64_t positions) const;
+
+  std::vector<Table> tables_;
+  std::vector<Rotation> last_;
+  at::Device device_ = at::kCPU;
 };
 
 struct StepContext {
-  at::Tensor cos, sin;                    ///< float32 (positions, head_dim / 2).
+  std::vector<Rotation> rotations;        ///< By ModelConfig::ropes.
   at::Tensor positions;                   ///< (M) int64.
   std::vector<int64_t> row_starts;        ///< R + 1; attention never crosses a row.
   uint64_t seed = 0;                      ///< Key of the run's dropout masks.

@@ -83,12 +83,9 @@ StepContext StepSettings::context(const Batch& batch, bool training, uint64_t se
   for (size_t row = 0; row + 1 < batch.row_starts.size(); ++row) {
     longest = std::max(longest, batch.row_starts[row + 1] - batch.row_starts[row]);
   }
-  RopeTable& rope = decoder_->rope();
-  rope.reserve(longest);
   // A GPU multiplies projections that share an input as one, unless there are so few tokens that reading the weights is all.
   const bool eight_bits = training && float8() && batch.token_count() > kFewTokens;
-  StepContext context{.cos = rope.cos(),
-                      .sin = rope.sin(),
+  StepContext context{.rotations = decoder_->rope().reserve(longest),
                       .positions = batch.positions,
                       .row_starts = batch.row_starts,
                       .seed = seed,

@@ -22,9 +22,10 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct TrainedHead : torch::autograd::Function<TrainedHead> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& master, const at::Tensor& targets) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& master, const at::Tensor& targets,
+                            double factor, double cap) {
     at::Tensor head_gradient = at::zeros_like(master);
-    HeadPass pass = trained_head_pass(hidden, master.to(hidden.scalar_type()), targets, std::nullopt, head_gradient);
+    HeadPass pass = trained_head_pass(hidden, master.to(hidden.scalar_type()), targets, {factor, cap}, std::nullopt, head_gradient);
     ctx->save_for_backward({pass.grad_hidden, head_gradient});
     return pass.loss;
   }
@@ -35,7 +36,7 @@ struct TrainedHead : torch::autograd::Function<TrainedHead> {
     const at::Tensor upstream = grads[0].reshape({1});  // one-dimensional: else it is rounded to 16 bits before the product
     at::Tensor dhidden = at::empty_like(saved[0]);
     at::mul_out(dhidden, saved[0], upstream);
-    return {dhidden, saved[1] * upstream, at::Tensor()};
+    return {dhidden, saved[1] * upstream, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -46,7 +47,7 @@ bool is_planned_for_cpu(const at::Tensor& tensor) {
 }  // namespace
 
 HeadPass trained_head_pass(const at::Tensor& hidden_in, const at::Tensor& head, const at::Tensor& targets_in,
-                           const std::optional<at::Tensor>& grad_scale, const at::Tensor& head_gradient, int64_t target_count) {
+                           ops::LogitRule logits, const std::optional<at::Tensor>& grad_scale, const at::Tensor& head_gradient, int64_t target_count) {
   const at::NoGradGuard no_grad;
   at::Tensor rows, hidden = hidden_in.detach().contiguous(), targets = targets_in;
   if (hidden.is_cpu()) {
@@ -66,12 +67,21 @@ HeadPass trained_head_pass(const at::Tensor& hidden_in, const at::Tensor& head, 
     at::Tensor weight = target.ge(0).to(wide);
     const at::Tensor index = target.clamp_min(0).unsqueeze(1);
     // Not logsumexp: it has no Meta kernel in C++, and a plan runs this code on Meta tensors.
-    at::Tensor log_probabilities = at::_log_softmax(at::mm(h, head.t()).to(wide), 1, /*half_to_float=*/false);
+    at::Tensor z = at::mm(h, head.t()), slope;
+    if (logits.factor != 1) z.mul_(logits.factor);
+    if (logits.cap != 0) {
+      const at::Tensor capped = z.div_(logits.cap).tanh_();
+      slope = 1 - capped.to(wide).square();
+      z = capped * logits.cap;
+    }
+    at::Tensor log_probabilities = at::_log_softmax(z.to(wide), 1, /*half_to_float=*/false);
+    z.reset();
     total.sub_((log_probabilities.gather(1, index).squeeze(1) * weight).sum(at::kDouble));
     if (grad_scale && grad_scale->defined()) weight.mul_(grad_scale->to(wide));
     at::Tensor gradient = log_probabilities.exp_();
     gradient.scatter_add_(1, index, at::full_like(index, -1, gradient.options()));
-    const at::Tensor dlogits = gradient.mul_(weight.unsqueeze(1)).to(h.scalar_type());
+    if (slope.defined()) gradient.mul_(slope);
+    const at::Tensor dlogits = gradient.mul_(weight.unsqueeze(1).mul_(logits.factor)).to(h.scalar_type());
     at::Tensor dh = grad_hidden.narrow(0, begin, size);
     product_into(dh, dlogits, head);
     add_transposed_product(head_gradient, dlogits, h, 1.0);
@@ -80,8 +90,8 @@ HeadPass trained_head_pass(const at::Tensor& hidden_in, const at::Tensor& head, 
   return {total.to(wide), grad_hidden};
 }
 
-at::Tensor trained_head_loss(const at::Tensor& hidden, const at::Tensor& master, const at::Tensor& targets) {
-  return TrainedHead::apply(hidden, master, targets);
+at::Tensor trained_head_loss(const at::Tensor& hidden, const at::Tensor& master, const at::Tensor& targets, ops::LogitRule logits) {
+  return TrainedHead::apply(hidden, master, targets, logits.factor, logits.cap);
 }
 
 }  // namespace qlorapp

@@ -48,11 +48,11 @@ void add_rms_norm_out(const Tensor& x, const Tensor& residual, const Tensor& wei
 }
 
 void rope_backward_qkv_(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos, const Tensor& sin,
-                        const Tensor& positions) {
+                        const Tensor& positions, bool interleaved) {
   static const auto op =
-      Operator<void(Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&)>(
+      Operator<void(Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, bool)>(
           "qlorapp::rope_backward_qkv_");
-  op.call(dqkv, dq, dk, dv, cos, sin, positions);
+  op.call(dqkv, dq, dk, dv, cos, sin, positions, interleaved);
 }
 
 void gated_activation_out(const Tensor& gate_up, Tensor& h, Activation act) {
@@ -77,14 +77,14 @@ void rms_norm_backward_(Tensor& dx, Tensor& dy, const Tensor& x, const Tensor& w
   op.call(dx, dy, x, weight, rstd, number(rule));
 }
 
-Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions, bool inverse) {
-  static const auto op = Operator<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, bool)>("qlorapp::rope");
-  return op.call(x, cos, sin, positions, inverse);
+Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions, bool inverse, bool interleaved) {
+  static const auto op = Operator<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, bool, bool)>("qlorapp::rope");
+  return op.call(x, cos, sin, positions, inverse, interleaved);
 }
 
-void rope_(Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions, bool inverse) {
-  static const auto op = Operator<void(Tensor&, const Tensor&, const Tensor&, const Tensor&, bool)>("qlorapp::rope_");
-  op.call(x, cos, sin, positions, inverse);
+void rope_(Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions, bool inverse, bool interleaved) {
+  static const auto op = Operator<void(Tensor&, const Tensor&, const Tensor&, const Tensor&, bool, bool)>("qlorapp::rope_");
+  op.call(x, cos, sin, positions, inverse, interleaved);
 }
 
 Tensor rms_norm_rope(const Tensor& x, const Tensor& q_weight, const Tensor& k_weight, int64_t q_heads, double eps,

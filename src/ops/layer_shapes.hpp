@@ -80,8 +80,8 @@ inline void check_rope(std::string_view op, const at::Tensor& x, const at::Tenso
   TORCH_CHECK_TYPE(cos.scalar_type() == at::kFloat && sin.scalar_type() == at::kFloat && positions.scalar_type() == at::kLong, "[",
                    op, "] cos and sin must be float32 and positions int64; got ", cos.scalar_type(), ", ", sin.scalar_type(), ", ",
                    positions.scalar_type(), ". Convert them.");
-  TORCH_CHECK_VALUE(cos.dim() == 2 && sin.sym_sizes() == cos.sym_sizes() && cos.sym_size(1) * 2 == x.sym_size(2), "[", op,
-                    "] cos and sin must be (positions, head_dim / 2); got ", cos.sym_sizes(), " and ", sin.sym_sizes(), " for x ",
+  TORCH_CHECK_VALUE(cos.dim() == 2 && sin.sym_sizes() == cos.sym_sizes() && cos.sym_size(1) * 2 <= x.sym_size(2), "[", op,
+                    "] cos and sin must be (positions, head_dim / 2), or narrower; got ", cos.sym_sizes(), " and ", sin.sym_sizes(), " for x ",
                     x.sym_sizes(), ". Build the tables for this head_dim.");
   TORCH_CHECK_VALUE(positions.dim() == 1 && positions.sym_size(0) == x.sym_size(0), "[", op, "] positions must be (M); got ",
                     positions.sym_sizes(), " for x ", x.sym_sizes(), ". Pass one position a token.");
@@ -102,6 +102,11 @@ inline void check_rope_backward_qkv(std::string_view op, const at::Tensor& dqkv,
   TORCH_CHECK_VALUE(dqkv.dim() == 2 && dqkv.sym_size(0) == dq.sym_size(0) && dqkv.sym_size(1) == width, "[", op, "] dqkv must be (",
                     dq.sym_size(0), ", ", width, "), rows any distance apart; got ", dqkv.sym_sizes(),
                     ". Pass the columns of the packed projection.");
+}
+
+inline void check_whole_heads(std::string_view op, const at::Tensor& x, const at::Tensor& cos) {
+  TORCH_CHECK_VALUE(cos.sym_size(1) * 2 == x.sym_size(2), "[", op, "] cos and sin must be (positions, head_dim / 2); got ",
+                    cos.sym_sizes(), " for x ", x.sym_sizes(), ". Norm and turn heads apart where a part of each turns.");
 }
 
 inline NormRule norm_rule(int64_t number) {
@@ -125,6 +130,7 @@ inline LogitRule logit_rule(double factor, double cap) {
 inline void check_rms_norm_rope(std::string_view op, const at::Tensor& x, const at::Tensor& q_weight, const at::Tensor& k_weight,
                                 int64_t q_heads, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions) {
   check_rope(op, x, cos, sin, positions);
+  check_whole_heads(op, x, cos);
   for (const at::Tensor* weight : {&q_weight, &k_weight}) check_rms_norm(op, x, *weight);
   TORCH_CHECK_VALUE(q_heads >= 0 && x.sym_size(1) >= q_heads, "[", op, "] q_heads must be from 0 to the number of heads, ",
                     x.sym_size(1), "; got ", q_heads, ". Pass how many heads q_weight is for.");
@@ -135,6 +141,7 @@ inline void check_rms_norm_rope_backward(std::string_view op, const at::Tensor& 
                                          const at::Tensor& k_weight, const at::Tensor& cos, const at::Tensor& sin,
                                          const at::Tensor& positions) {
   check_rope_backward_qkv(op, dqkv, dq, dk, dv, cos, sin, positions);
+  check_whole_heads(op, dq, cos);
   check_alike(op, "x", x, "dq", dq);
   TORCH_CHECK_VALUE(x.dim() == 3 && x.sym_size(0) == dq.sym_size(0) && x.sym_size(1) == dq.sym_size(1) + dk.sym_size(1) &&
                         x.sym_size(2) == dq.sym_size(2),

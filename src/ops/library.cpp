@@ -72,12 +72,16 @@ TORCH_LIBRARY(qlorapp, m) {
       "add_rms_norm.out(Tensor x, Tensor residual, Tensor weight, float eps, int rule=0, *, Tensor(a!) sum, Tensor(b!) y, "
       "Tensor(c!) rstd) "
       "-> ()");
-  // x (M, H, head_dim); cos, sin float32 (positions, head_dim / 2); positions int64 (M). `inverse` turns the other way (backward).
-  m.def("rope(Tensor x, Tensor cos, Tensor sin, Tensor positions, bool inverse=False) -> Tensor");
-  m.def("rope_(Tensor(a!) x, Tensor cos, Tensor sin, Tensor positions, bool inverse=False) -> ()");
+  // x (M, H, head_dim); cos, sin float32 (positions, width / 2), of the elements that turn: the first `width` of a head, in pairs from its
+  // two halves, or of neighbors (interleaved); positions int64 (M). `inverse` turns the other way (backward).
+  m.def("rope(Tensor x, Tensor cos, Tensor sin, Tensor positions, bool inverse=False, bool interleaved=False) -> Tensor");
+  m.def("rope_(Tensor(a!) x, Tensor cos, Tensor sin, Tensor positions, bool inverse=False, bool interleaved=False) -> ()");
   // dqkv (M, (H + 2·H_kv)·d), rows any distance apart, becomes [dq turned back | dk turned back | dv].
-  m.def("rope_backward_qkv_(Tensor(a!) dqkv, Tensor dq, Tensor dk, Tensor dv, Tensor cos, Tensor sin, Tensor positions) -> ()");
-  // The first q_heads heads of x normed by q_weight, the others by k_weight, both (d), then turned: (M, H, d), contiguous.
+  m.def(
+      "rope_backward_qkv_(Tensor(a!) dqkv, Tensor dq, Tensor dk, Tensor dv, Tensor cos, Tensor sin, Tensor positions, "
+      "bool interleaved=False) -> ()");
+  // The first q_heads heads of x normed by q_weight, the others by k_weight, both (d), then turned as a whole by their halves: (M, H, d),
+  // contiguous.
   m.def(
       "rms_norm_rope(Tensor x, Tensor q_weight, Tensor k_weight, int q_heads, float eps, Tensor cos, Tensor sin, Tensor positions, "
       "int rule=0) -> Tensor");

@@ -65,8 +65,7 @@ LossSum GraphedSteps::record(Shape& shape, const Batch& batch, const at::Tensor&
         if (!result.loss.defined()) result = std::move(sum);
       },
       &why);
-  shape.cos = model_.decoder().rope().cos();
-  shape.sin = model_.decoder().rope().sin();
+  shape.rotations = model_.decoder().rope().last();
   if (shape.graph == nullptr) {
     shape.refused = true;
     shape.loss.reset();

@@ -13,6 +13,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "nn/step_context.hpp"
 #include "ops/launch_graph.hpp"
 #include "qlorapp/nn/batch.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
@@ -51,7 +52,8 @@ class GraphedSteps {
     int64_t seen = 0;
     bool refused = false;                   ///< It could not be recorded.
     Batch batch;                            ///< What the graph reads.
-    at::Tensor grad_scale, loss, cos, sin;  ///< Of them the rotary tables, which the model may replace by longer ones.
+    at::Tensor grad_scale, loss;
+    std::vector<Rotation> rotations;        ///< Of it, too: the model may replace its tables by longer ones.
     std::unique_ptr<ops::LaunchGraph> graph;
   };
   [[nodiscard]] bool can_record(const Batch& batch) const;

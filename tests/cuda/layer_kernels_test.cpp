@@ -86,11 +86,14 @@ TEST_CASE("rope turns heads in place and gathers three gradients, and touches no
     const Matrix x(type, tokens, kHeads * d, layout, true), y(type, tokens, kHeads * d, layout, false),
         packed(type, tokens, 5 * d, layout, false);
     for (const bool inverse : {false, true}) {
-      const cuda::Rotation rotation{tables.as<float>(), tables.as<float>() + kPositions * half, position.at<int64_t>(), inverse};
-      check(cuda::rope(type, {x.data(), x.stride(), d, kHeads}, y.data(), y.stride(), d, rotation, tokens, half, nullptr));
-      const Matrix k(type, tokens, d, layout, true);
-      check(cuda::rope_packed(type, {x.data(), x.stride(), d, kHeads}, {k.data(), k.stride(), d, 1}, {k.data(), k.stride(), d, 1},
-                              packed.data(), packed.stride(), rotation, tokens, half, nullptr));
+      for (const int64_t turned : {half, half / 2, int64_t{0}}) {
+        const cuda::Rotation rotation{
+            tables.as<float>(), tables.as<float>() + kPositions * turned, position.at<int64_t>(), turned, inverse, inverse};
+        check(cuda::rope(type, {x.data(), x.stride(), d, kHeads}, y.data(), y.stride(), d, rotation, tokens, d, nullptr));
+        const Matrix k(type, tokens, d, layout, true);
+        check(cuda::rope_packed(type, {x.data(), x.stride(), d, kHeads}, {k.data(), k.stride(), d, 1}, {k.data(), k.stride(), d, 1},
+                                packed.data(), packed.stride(), rotation, tokens, d, nullptr));
+      }
     }
     REQUIRE(y.wrote_only_its_rows());
     REQUIRE(packed.wrote_only_its_rows());
@@ -107,7 +110,8 @@ TEST_CASE("heads are normed and turned, and their gradients gathered, and nothin
     const Memory position(std::vector<int64_t>{4, 0, 2});
     const Matrix x(type, tokens, kHeads * d, layout, true), k(type, tokens, d, layout, true),
         y(type, tokens, kHeads * d, {layout.offset, 0}, false), packed(type, tokens, 4 * d, layout, false);
-    const cuda::Rotation rotation{tables.as<float>(), tables.as<float>() + kPositions * half, position.at<int64_t>(), false};
+    const cuda::Rotation rotation{
+        tables.as<float>(), tables.as<float>() + kPositions * half, position.at<int64_t>(), half, false, false};
     const cuda::HeadNorm norm{weight.data(), weight.data(), kQueries, 1e-5F, rule};
     const cuda::Heads heads{x.data(), x.stride(), d, kHeads}, q{x.data(), x.stride(), d, kQueries}, one{k.data(), k.stride(), d, 1};
     check(cuda::rms_norm_rope(type, heads, y.data(), norm, rotation, tokens, half, nullptr));

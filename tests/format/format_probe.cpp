@@ -103,9 +103,10 @@ Json shapes(const ModelConfig& config, bool linear) {
   return json;
 }
 
-void model_config(const std::string& folder) {
+/// @param length  of the longest row, for the rotary frequencies.
+void model_config(const std::string& folder, int64_t length) {
   const ModelConfig config = load_model_config(folder);
-  const bool llama3 = config.rope.type == RopeSettings::Type::kLlama3;
+  const RopeSettings& rope = config.ropes.front();
   Json json = {{"hidden_size", config.hidden_size},
                {"intermediate_size", config.intermediate_size},
                {"num_hidden_layers", config.num_hidden_layers},
@@ -117,12 +118,15 @@ void model_config(const std::string& folder) {
                {"rms_norm_eps", config.rms_norm_eps},
                {"tie_word_embeddings", config.tie_word_embeddings},
                {"eos_token_id", config.eos_token_ids},
-               {"rope_type", llama3 ? "llama3" : "default"},
-               {"rope_theta", config.rope.theta},
+               {"rope_type", to_string(rope.type)},
+               {"rope_theta", rope.theta},
                {"linear_layers", shapes(config, true)},
                {"dense_parameters", shapes(config, false)},
                {"parameter_count", parameter_count(config)},
-               {"inverse_frequencies", rope_inverse_frequencies(config)}};
+               {"attention_factor", rope.attention_factor},
+               {"inverse_frequencies", rope_inverse_frequencies(rope, length)},
+               {"fields", Json::object()}};
+  for (const auto& [key, value] : computed_fields(config)) json["fields"][key] = Json::parse(value);
   json["dtype"] = config.dtype ? Json(torch_name(*config.dtype)) : Json(nullptr);
   json["quantization"] = config.quantization ? quantization_config_json(*config.quantization) : Json(nullptr);
   std::cout << dump_python_json(json) << '\n';
@@ -150,7 +154,7 @@ int run(const std::vector<std::string>& args) {
   else if (is("safetensors-verdicts", 0)) safetensors_verdicts();
   else if (is("python-json", 1)) python_json(args[1]);
   else if (is("yaml", 1)) yaml(args[1]);
-  else if (is("model-config", 1)) model_config(args[1]);
+  else if (is("model-config", 2)) model_config(args[1], std::stoll(args[2]));
   else if (is("quant-state", 1)) quant_state(args[1]);
   else if (is("quantization-config", 2))
     std::cout << with_quantization_config(content(args[1]), args[1],

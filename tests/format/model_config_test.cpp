@@ -55,8 +55,8 @@ TEST_CASE("what a Llama's config leaves out has the defaults of its family", "[f
   REQUIRE(model.rms_norm_eps == 1e-6);
   REQUIRE(model.max_position_embeddings == 2048);
   REQUIRE_FALSE(model.tie_word_embeddings);
-  REQUIRE(model.rope.type == RopeSettings::Type::kDefault);
-  REQUIRE(model.rope.theta == 10000.0);
+  REQUIRE(model.ropes.front().type == RopeSettings::Type::kDefault);
+  REQUIRE(model.ropes.front().theta == 10000.0);
   REQUIRE_FALSE(model.dtype.has_value());
   REQUIRE_FALSE(model.quantization.has_value());
   REQUIRE(model.eos_token_ids.empty());
@@ -70,7 +70,7 @@ TEST_CASE("the rope settings of transformers 4 and 5 mean the same", "[format][c
                                   R"("rope_theta":500000.0,"rope_scaling":{"type":"llama3",)" + inner + "}",
                                   R"("rope_theta":500000.0,"rope_scaling":{"type":"llama3","rope_type":"llama3",)" + inner + "}",
                                   R"("rope_parameters":{"rope_type":"llama3","rope_theta":500000.0,)" + inner + "}"}) {
-    const RopeSettings rope = parse(config(more)).rope;
+    const RopeSettings rope = parse(config(more)).ropes.front();
     REQUIRE(rope.type == RopeSettings::Type::kLlama3);
     REQUIRE(rope.theta == 500000.0);
     REQUIRE(rope.factor == 8.0);
@@ -78,8 +78,8 @@ TEST_CASE("the rope settings of transformers 4 and 5 mean the same", "[format][c
     REQUIRE(rope.high_freq_factor == 4.0);
     REQUIRE(rope.original_max_position_embeddings == 8192);
   }
-  REQUIRE(parse(config(R"("rope_theta":1000000,"rope_scaling":null)")).rope.theta == 1e6);
-  REQUIRE(parse(config(R"("rope_parameters":{"rope_theta":5e5,"rope_type":"default"})")).rope.theta == 5e5);
+  REQUIRE(parse(config(R"("rope_theta":1000000,"rope_scaling":null)")).ropes.front().theta == 1e6);
+  REQUIRE(parse(config(R"("rope_parameters":{"rope_theta":5e5,"rope_type":"default"})")).ropes.front().theta == 5e5);
 }
 
 TEST_CASE("token ids may be one, several or none", "[format][cpu]") {
@@ -97,9 +97,9 @@ TEST_CASE("what would change the result, or is no size of a model, is refused by
     std::string text, reason;
   } rows[] = {
       {config(R"("architectures":["MambaForCausalLM"],"model_type":"mamba")"),
-       "one of LlamaForCausalLM, Qwen3ForCausalLM; got 'MambaForCausalLM' with model_type 'mamba'. Did you mean "
-       "'LlamaForCausalLM'? Python's AutoModelForCausalLM"},
-      {config(R"("architectures":["Qwen2ForCausalLM"],"model_type":"qwen2")"), "Did you mean 'Qwen3ForCausalLM'?"},
+       "HeliumForCausalLM; got 'MambaForCausalLM' with model_type 'mamba'. Did you mean 'LlamaForCausalLM'? Python's "
+       "AutoModelForCausalLM"},
+      {config(R"("architectures":["Qwen3MoeForCausalLM"],"model_type":"qwen3_moe")"), "Did you mean 'Qwen3ForCausalLM'?"},
       {config(R"("architectures":["LlamaForSequenceClassification"])"), "got 'LlamaForSequenceClassification' with model_type"},
       {config(R"("architectures":["MistralForCausalLM","X"])"), "got 'MistralForCausalLM', 'X' with model_type"},
       {config(R"("architectures":["LlamaForCausalLM","X"],"model_type":"qwen2")"), "model_type 'qwen2'"},
@@ -158,8 +158,11 @@ TEST_CASE("what would change the result, or is no size of a model, is refused by
       {config(R"("eos_token_id":[2,96])"), "eos_token_id must hold ids from 0 to 95"},
       {config(R"("eos_token_id":"2")"), "eos_token_id must be an integer"},
       {config(R"("rope_theta":0)"), "rope_theta must be above 0"},
-      {config(R"("rope_scaling":{"type":"linear","factor":2.0})"), "rope_type must be default or llama3; got \"linear\""},
-      {config(R"("rope_scaling":{"rope_type":"yarn","factor":2.0})"), "yarn"},
+      {config(R"("rope_scaling":{"type":"su","factor":2.0})"), "rope_type must be default, linear, dynamic, llama3, yarn or longrope; got \"su\""},
+      {config(R"("rope_scaling":{"type":"linear"})"), "factor is required"},
+      {config(R"("rope_scaling":{"rope_type":"yarn","factor":0.5})"), "factor must be at least 1"},
+      {config(R"("rope_scaling":{"rope_type":"longrope","short_factor":[1,2],"long_factor":[1,2]})"), "short_factor must be 8 numbers above 0"},
+      {config(R"("rope_scaling":{"rope_type":"longrope","short_factor":[1,1,1,1,1,1,1,0]})"), "short_factor must be 8 numbers above 0"},
       {config(R"("rope_scaling":[1])"), "rope_scaling must be a JSON object"},
       {config(R"("rope_scaling":{"rope_type":"default","type":"llama3"})"), "must not contradict"},
       {config(R"("rope_theta":1e4,"rope_parameters":{"rope_theta":5e5,"rope_type":"default"})"), "must not contradict"},
@@ -285,11 +288,11 @@ TEST_CASE("the parameters of Llama-3.2-1B are those that PEFT counts", "[format]
 }
 
 TEST_CASE("a head's rotary frequencies fall from one to nearly 1 / theta; llama3 slows long waves by its factor", "[format][cpu]") {
-  const auto plain = rope_inverse_frequencies(parse(config(R"("rope_theta":500000.0,"head_dim":64)")));
+  const auto plain = rope_inverse_frequencies(parse(config(R"("rope_theta":500000.0,"head_dim":64)")).ropes.front());
   REQUIRE(plain.size() == 32);
   REQUIRE(plain[0] == 1.0F);
   const auto scaled = rope_inverse_frequencies(parse(config(
-      R"("head_dim":64,"rope_theta":500000.0,"rope_scaling":{"rope_type":"llama3","factor":32.0,"low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":8192})")));
+      R"("head_dim":64,"rope_theta":500000.0,"rope_scaling":{"rope_type":"llama3","factor":32.0,"low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":8192})")).ropes.front());
   REQUIRE(scaled[0] == plain[0]);
   REQUIRE(scaled[31] == plain[31] / 32.0F);
   for (size_t i = 1; i < scaled.size(); ++i) REQUIRE(scaled[i] < scaled[i - 1]);

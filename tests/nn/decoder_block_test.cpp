@@ -41,7 +41,6 @@ const std::vector<int64_t> kRows{0, 5, 6, 17};
 struct Option {
   const char* name;
   void (*set)(reference::Block&);
-  bool is_ours = true;  ///< Whether the engine computes it.
 };
 
 reference::Values random_values(int64_t n) { return tests::values(at::rand({n}, at::kDouble) + 0.5); }
@@ -63,10 +62,22 @@ const std::vector<Option>& options() {
          b.after_attention = std::exchange(b.input_norm, {});
          b.after_mlp = std::exchange(b.post_attention_norm, {});
        }},
-      {"scales", [](Block& b) { b.attention_scale = 0.11, b.residual_factor = 0.7; }, false},
+      {"scales", [](Block& b) { b.attention_scale = 0.11, b.residual_factor = 0.7; }},
       {"window", [](Block& b) { b.window = 3; }},
-      {"interleaved pairs", [](Block& b) { b.rotary.interleaved = true; }, false},
-      {"half of the pairs", [](Block& b) { b.rotary.width = b.head_dim / 2; }, false},
+      {"interleaved pairs", [](Block& b) { b.rotary.interleaved = true; }},
+      {"half of the pairs", [](Block& b) { b.rotary.width = b.head_dim / 2; }},
+      {"norms of all heads as one", [](Block& b) { b.q_norm = random_values(48), b.k_norm = random_values(16); }},
+      {"norms of turned heads",
+       [](Block& b) {
+         b.turns_before_norm = true;
+         b.q_norm = random_values(b.head_dim), b.k_norm = random_values(b.head_dim);
+       }},
+      {"GLM-4's",
+       [](Block& b) {
+         b.rotary = {b.head_dim / 2, true};
+         b.after_attention = random_values(48), b.after_mlp = random_values(48);
+         for (size_t i = 0; i < 3; ++i) b.bias[i] = random_values(b.weights[i].rows());
+       }},
       {"tanh-GELU", [](Block& b) { b.activation = reference::Activation::kGeluTanh; }},
       {"Gemma 3's",
        [](Block& b) {
@@ -91,10 +102,10 @@ TEST_CASE("the gradients of the plain dense block are the slopes of its output",
   const std::array<bool, 7> targets = GENERATE(std::array<bool, 7>{true, true, true, true, true, true, true},
                                                std::array<bool, 7>{true, false, false, true, false, true, false});
   reference::Block block = tiny::make_block(at::kDouble, targets).reference;
-  const auto [name, option, is_ours] = GENERATE(from_range(options()));
+  const auto [name, option] = GENERATE(from_range(options()));
   CAPTURE(name);
   option(block);
-  const reference::Rows rows = tiny::reference_rows(tiny::make_context(kRows));
+  const reference::Rows rows = tiny::reference_rows(tiny::make_context(kRows, tiny::kShape, block.rotary.width));
   reference::Matrix x = tiny::matrix(at::randn({17, 48}, at::kDouble));
   const reference::Matrix dy = tiny::matrix(at::randn({17, 48}, at::kDouble));
   const auto gradients = reference::backward(block, x, rows, dy);
@@ -153,8 +164,7 @@ TEST_CASE("the gradients of the plain dense model are the slopes of its loss", "
 }
 
 TEST_CASE("a block's output and gradients equal those of a plain dense block in double precision", "[nn][cpu]") {
-  const auto [name, option, is_ours] = GENERATE(from_range(options()));
-  if (!is_ours) return;
+  const auto [name, option] = GENERATE(from_range(options()));
   const at::ScalarType dtype = GENERATE(at::kDouble, at::kFloat);
   const double tolerance = dtype == at::kDouble ? 1e-10 : 5e-6;
   const Keep keep = GENERATE(Keep::kEverything, Keep::kAttentionOnly, Keep::kInputOnly);
@@ -165,7 +175,7 @@ TEST_CASE("a block's output and gradients equal those of a plain dense block in 
   const bool stacked = GENERATE(false, true), in_tiles = GENERATE(false, true);
   if ((device.is_cuda() || stacked) && dtype == at::kDouble) return;  // which kernels for GPUs and stacks do not take
   auto [block, dense] = tiny::make_block(dtype, targets, 4, 0, tiny::kShape, option);
-  StepContext context = tiny::make_context(kRows);
+  StepContext context = tiny::make_context(kRows, tiny::kShape, dense.rotary.width);
   context.stacked = stacked;
   context.memory.mlp_tile_rows = in_tiles ? 7 : 0;
   const at::Tensor x = at::randn({17, 48}, dtype), dy = at::randn({17, 48}, dtype);
@@ -215,8 +225,7 @@ TEST_CASE("keeping less changes no bit of output or gradient, with dropout or in
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16, at::kHalf);
   const at::Device device = GENERATE(from_range(tiny::devices()));
   const bool stacked = GENERATE(false, true);
-  const auto [name, option, is_ours] = GENERATE(from_range(options()));
-  if (!is_ours) return;
+  const auto [name, option] = GENERATE(from_range(options()));
   CAPTURE(name);
   const auto both =
       tiny::make_block(dtype, {true, true, true, true, true, true, true}, 4, stacked ? 0.0 : 0.3, tiny::kShape, option);
@@ -242,8 +251,7 @@ TEST_CASE("keeping less changes no bit of output or gradient, with dropout or in
 TEST_CASE("kept_bytes says what forward keeps, to the byte", "[nn][cpu]") {
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
   const Keep keep = GENERATE(Keep::kEverything, Keep::kAttentionOnly, Keep::kInputOnly);
-  const auto [name, option, is_ours] = GENERATE(from_range(options()));
-  if (!is_ours) return;
+  const auto [name, option] = GENERATE(from_range(options()));
   CAPTURE(name);
   auto [block, dense] = tiny::make_block(dtype, {true, true, false, true, true, false, true}, 4, 0, tiny::kShape, option);
   StepContext context = tiny::make_context(kRows);
@@ -281,8 +289,7 @@ TEST_CASE("dropout changes with the micro-step and vanishes in evaluation", "[nn
 }
 
 TEST_CASE("a cache fed token by token gives what the whole row gives", "[nn][cpu]") {
-  const auto [name, option, is_ours] = GENERATE(from_range(options()));
-  if (!is_ours) return;
+  const auto [name, option] = GENERATE(from_range(options()));
   CAPTURE(name);
   auto [block, dense] = tiny::make_block(at::kFloat, {true, true, true, true, true, true, true}, 4, 0, tiny::kShape, option);
   StepContext context = tiny::make_context({0, 9});

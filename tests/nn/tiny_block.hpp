@@ -45,6 +45,10 @@ inline qlorapp::DecoderBlock::Shape shape_of(const reference::Block& block, qlor
   }
   if (block.one_plus) shape.norm_rule = qlorapp::format::NormRule::kOnePlus;
   if (block.activation == reference::Activation::kGeluTanh) shape.activation = qlorapp::format::Activation::kGeluTanh;
+  shape.attention_scale = block.attention_scale;
+  shape.residual_factor = block.residual_factor;
+  shape.interleaved = block.rotary.interleaved;
+  shape.turns_before_norm = block.turns_before_norm;
   shape.layer.window = block.window;
   return shape;
 }
@@ -98,20 +102,22 @@ inline Both make_block(at::ScalarType dtype, std::array<bool, 7> targets = {true
   return both;
 }
 
+/// @param width  elements of a head that turn; 0: all. Behind the rotation comes one that turns nothing.
 inline qlorapp::StepContext make_context(const std::vector<int64_t>& row_starts,
-                                         const qlorapp::DecoderBlock::Shape& shape = kShape) {
+                                         const qlorapp::DecoderBlock::Shape& shape = kShape, int64_t width = 0) {
+  using qlorapp::format::RopeSettings;
   qlorapp::StepContext context;
-  const at::Tensor exponents = at::arange(0, shape.head_dim, 2, at::kFloat) / static_cast<double>(shape.head_dim);
-  qlorapp::RopeTable table(1.0 / at::pow(10000.0, exponents), 1.0);
+  RopeSettings own, still;
+  own.width = width == 0 ? shape.head_dim : width;
+  still.type = RopeSettings::Type::kNone, still.width = shape.head_dim;
+  qlorapp::RopeTables tables({own, still}, at::kCPU);
   std::vector<at::Tensor> positions;
   int64_t longest = 0;
   for (size_t r = 0; r + 1 < row_starts.size(); ++r) {
     positions.push_back(at::arange(row_starts[r + 1] - row_starts[r], at::kLong));
     longest = std::max(longest, row_starts[r + 1] - row_starts[r]);
   }
-  table.reserve(longest);
-  context.cos = table.cos();
-  context.sin = table.sin();
+  context.rotations = tables.reserve(longest);
   context.positions = at::cat(positions);
   context.row_starts = row_starts;
   context.seed = 11;
@@ -120,7 +126,8 @@ inline qlorapp::StepContext make_context(const std::vector<int64_t>& row_starts,
 
 /// The same rows for the oracle.
 inline reference::Rows reference_rows(const qlorapp::StepContext& context) {
-  return {tests::values(context.cos.cpu()), tests::values(context.sin.cpu()), context.row_starts};
+  const qlorapp::Rotation& rotation = context.rotations.front();
+  return {tests::values(rotation.cos.cpu()), tests::values(rotation.sin.cpu()), context.row_starts};
 }
 
 /// The CPU, and a GPU where there is one.
@@ -144,7 +151,11 @@ inline qlorapp::DecoderBlock on(at::Device device, const qlorapp::DecoderBlock& 
 }
 
 inline qlorapp::StepContext on(at::Device device, qlorapp::StepContext context) {
-  for (at::Tensor* tensor : {&context.cos, &context.sin, &context.positions}) *tensor = tensor->to(device);
+  for (qlorapp::Rotation& rotation : context.rotations) {
+    rotation.cos = rotation.cos.to(device);
+    rotation.sin = rotation.sin.to(device);
+  }
+  context.positions = context.positions.to(device);
   return context;
 }
 

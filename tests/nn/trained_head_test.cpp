@@ -26,13 +26,13 @@ TEST_CASE("a trained head's loss and gradients equal those of whole logits in do
 
   const at::Tensor on_hidden = hidden.to(device), on_head = head.to(device), on_targets = targets.to(device);
   at::Tensor head_gradient = at::ones_like(on_head);  // added to
-  const HeadPass pass = trained_head_pass(on_hidden, on_head, on_targets, at::full({}, 0.5, on_head.options()), head_gradient);
+  const HeadPass pass = trained_head_pass(on_hidden, on_head, on_targets, {}, at::full({}, 0.5, on_head.options()), head_gradient);
   REQUIRE(std::abs(pass.loss.item<double>() - wanted.loss) < 1e-5 * wanted.loss);
   REQUIRE(tiny::relative_error(pass.grad_hidden, d_hidden * 0.5) < 2e-6);
   REQUIRE(tiny::relative_error(head_gradient - 1, d_head * 0.5) < 2e-6);
 
   const at::Tensor leaf_h = on_hidden.clone().requires_grad_(), leaf_w = on_head.clone().requires_grad_();
-  const auto got = torch::autograd::grad({trained_head_loss(leaf_h, leaf_w, on_targets) * 3}, {leaf_h, leaf_w});
+  const auto got = torch::autograd::grad({trained_head_loss(leaf_h, leaf_w, on_targets, {}) * 3}, {leaf_h, leaf_w});
   REQUIRE(tiny::relative_error(got[0], d_hidden * 3) < 2e-6);
   REQUIRE(tiny::relative_error(got[1], d_head * 3) < 2e-6);
 }

@@ -22,7 +22,8 @@ def write_llama(
              "num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": 256,
              "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**{**sizes, **config}))
+    kind = getattr(transformers, f"{family}ForCausalLM")
+    model = kind(kind.config_class(**{**sizes, **config}))
     for parameter in model.parameters():  # transformers' deviation of 0.02 gives logits that are all alike
         if parameter.dim() == 2:
             torch.nn.init.normal_(parameter, std=0.12)

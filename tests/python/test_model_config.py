@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from qlorapp import _C
 from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -21,8 +22,9 @@ def run(build_dir, *args) -> subprocess.CompletedProcess:
     )
 
 
-def read(build_dir, folder) -> dict:
-    result = run(build_dir, "model-config", folder)
+def read(build_dir, folder, length=0) -> dict:
+    """length: of a batch's longest row, which rotary frequencies may depend on."""
+    result = run(build_dir, "model-config", folder, length)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
@@ -52,19 +54,36 @@ def test_sizes_names_and_shapes_are_those_of_the_model_that_transformers_builds(
     assert ours["parameter_count"] == sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+@pytest.mark.parametrize("architecture", _C.native_architectures())
 @pytest.mark.parametrize("more", [{}, {"num_key_value_heads": None}])
-def test_what_a_file_leaves_out_is_what_the_class_of_the_family_assumes(build_dir, tmp_path, family, more):
-    kind = getattr(transformers, f"{family}Config")
+def test_what_a_file_leaves_out_is_what_the_class_of_the_family_assumes(build_dir, tmp_path, architecture, more):
+    kind = getattr(transformers, architecture).config_class
     sizes = {**SIZES, "hidden_size": 128, "num_attention_heads": 64}
-    written = {"architectures": [f"{family}ForCausalLM"], "model_type": kind.model_type, **sizes, **more}
-    (tmp_path / "config.json").write_text(json.dumps(written))
+    if kind.model_type == "granitemoehybrid":  # the class alone has Mamba layers and experts, which have no row
+        sizes |= {"layer_types": ["full_attention"] * 2, "num_local_experts": 0}
+    if kind.model_type == "seed_oss":  # which would be dropout
+        sizes |= {"attention_dropout": 0.0, "residual_dropout": 0.0}
+    if kind.model_type == "gemma3_text":
+        del sizes["vocab_size"]  # wrappers leave it out
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": [architecture], "model_type": kind.model_type, **sizes, **more})
+    )
     ours, theirs = read(build_dir, tmp_path), kind.from_pretrained(tmp_path)
-    for key in ("num_key_value_heads", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings"):
+    for key in ("vocab_size", "num_key_value_heads", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings"):
         assert ours[key] == getattr(theirs, key), key
-    assert ours["rope_theta"] == theirs.rope_parameters["rope_theta"]
-    if theirs.head_dim is not None:  # a class that has none derives it in the model
+    rope = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
+    assert (ours["rope_type"], ours["rope_theta"]) == (rope["rope_type"], rope["rope_theta"])
+    if getattr(theirs, "head_dim", None) is not None:  # a class that has none derives it in the model
         assert ours["head_dim"] == theirs.head_dim
+    fields = ours["fields"]
+    for key, _type, _least, _most, _required, _doc in _C.config_fields():
+        if hasattr(theirs, key) and key in fields:
+            assert fields[key] == getattr(theirs, key), key
+    assert fields.get("attention_multiplier", 0) == getattr(theirs, "attention_multiplier", 0)
+    window = getattr(theirs, "sliding_window", None) or 0
+    types = getattr(theirs, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * 2
+    wanted = [window if kind == "sliding_attention" else 0 for kind in types]
+    assert fields.get("windows", [0, 0]) == wanted
 
 
 ROPES = [
@@ -95,7 +114,15 @@ ROPES = [
         "high_freq_factor": 3.3,
         "original_max_position_embeddings": 64,
     },
-]
+    {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+    {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32768},
+    {"rope_type": "yarn", "rope_theta": 15e4, "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False, "beta_fast": 16.0},
+    {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384, "mscale": 1.0, "mscale_all_dim": 1.0},
+    {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64, "mscale": 0.7, "mscale_all_dim": 1.3},
+    {"rope_type": "yarn", "rope_theta": 1e4, "factor": None, "original_max_position_embeddings": 4096, "attention_factor": 1.25},
+    {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 4096},
+]  # fmt: skip
 
 
 def spacing(a, b) -> int:
@@ -108,29 +135,29 @@ def spacing(a, b) -> int:
 @pytest.mark.parametrize("head_dim", [2, 16, 64, 80, 96, 128, 256])
 @pytest.mark.parametrize("version", [4, 5])
 def test_rotary_frequencies_are_those_of_transformers(build_dir, tmp_path, rope, head_dim, version):
+    rope, kind = dict(rope), rope["rope_type"]
+    if kind == "longrope":
+        rope |= {f"{name}_factor": [1.0 + i * step for i in range(head_dim // 2)] for name, step in (("short", 0.1), ("long", 0.7))}
+    if kind == "dynamic" and head_dim == 2:
+        pytest.skip("its exponent divides by head_dim - 2")
     config = LlamaConfig(**SIZES, head_dim=head_dim, max_position_embeddings=131072, rope_parameters=dict(rope))
     stored = config.to_dict() | {"architectures": ["LlamaForCausalLM"]}
     if version == 4:
         stored.pop("rope_parameters")
         stored["rope_theta"] = rope["rope_theta"]
-        stored["rope_scaling"] = (
-            None if rope["rope_type"] == "default" else {k: v for k, v in rope.items() if k != "rope_theta"}
-        )
+        stored["rope_scaling"] = None if kind == "default" else {k: v for k, v in rope.items() if k != "rope_theta"}
     (tmp_path / "config.json").write_text(json.dumps(stored))
-    compute = (
-        LlamaRotaryEmbedding.compute_default_rope_parameters
-        if rope["rope_type"] == "default"
-        else ROPE_INIT_FUNCTIONS["llama3"]
-    )
-    reference, attention_factor = compute(config, device=torch.device("cpu"))
-    assert attention_factor == 1.0
-    ours = read(build_dir, tmp_path)
-    assert ours["rope_type"] == rope["rope_type"] and ours["rope_theta"] == rope["rope_theta"]
-    assert len(ours["inverse_frequencies"]) == head_dim // 2
-    # The blend of llama3 subtracts nearly equal numbers and divides by the factor, which magnifies the one ulp of the power.
-    assert spacing(ours["inverse_frequencies"], reference.numpy()) <= 2 * rope.get("factor", 1)
+    compute = LlamaRotaryEmbedding.compute_default_rope_parameters if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
+    for length in (0, 200_000) if kind in ("dynamic", "longrope") else (0,):
+        reference, attention_factor = compute(config, device=torch.device("cpu"), seq_len=length or None)
+        ours = read(build_dir, tmp_path, length)
+        assert ours["attention_factor"] == pytest.approx(attention_factor, rel=1e-15)
+        assert ours["rope_type"] == kind and ours["rope_theta"] == rope["rope_theta"]
+        assert len(ours["inverse_frequencies"]) == head_dim // 2
+        # Blends subtract nearly equal numbers and divide by the factor, which magnifies the one ulp of the power.
+        assert spacing(ours["inverse_frequencies"], reference.numpy()) <= 2 * (rope.get("factor") or 32)
     # and transformers itself reads the same file to the same frequencies
-    again, _ = compute(LlamaConfig.from_pretrained(tmp_path), device=torch.device("cpu"))
+    again, _ = compute(LlamaConfig.from_pretrained(tmp_path), device=torch.device("cpu"), seq_len=length or None)
     assert torch.equal(reference, again)
 
 

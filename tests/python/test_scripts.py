@@ -69,9 +69,10 @@ def test_logits_and_loss_equal_transformers_in_float32(tmp_path, shape, v4):
 
 
 def test_what_cpp_does_not_build_of_its_own_families_is_computed_by_transformers(tmp_path, caplog):
-    write_checkpoint(tmp_path, rope_parameters={"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4})
+    write_checkpoint(tmp_path, attention_dropout=0.1)
     model = four_bit(tmp_path)
-    assert "LlamaForCausalLM with rope_type='yarn': transformers' own code, with linear layers in four bits" in caplog.text
+    assert "LlamaForCausalLM (attention_dropout is not supported: dropout on attention weights" in caplog.text
+    assert "transformers' own code, with linear layers in four bits" in caplog.text
     reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     for name, layer in model.named_modules():
         if isinstance(layer, Linear4bit):

@@ -29,13 +29,14 @@ struct Block {
   std::array<Matrix, 7> weights;           ///< q, k, v, o, gate, up, down; dense (out, in).
   std::array<Lora, 7> lora;
   std::array<Values, 7> bias = {};              ///< (out); empty: none.
-  Values q_norm = {}, k_norm = {};              ///< (d), of each head before RoPE; empty: none.
+  Values q_norm = {}, k_norm = {};              ///< Before RoPE: (d), of each head, or (H·d), of all as one; empty: none.
   Values after_attention = {}, after_mlp = {};  ///< Norms of what the parts add to the residual; empty: none.
   bool one_plus = false;                        ///< Norms multiply by 1 + weight.
   double attention_scale = 0;                   ///< 0: d^(-1/2).
   double residual_factor = 1;                   ///< Of what the parts add.
   int64_t window = 0;                           ///< As attention().
   Rotary rotary = {};
+  bool turns_before_norm = false;               ///< Of q and k.
   Activation activation = Activation::kSilu;
 };
 
@@ -104,7 +105,12 @@ inline Activations activations(const Block& block, const Matrix& x, const Rows& 
   const std::vector<int64_t> positions = layout.positions();
   Activations a;
   const auto turned = [&](const Matrix& raw, const Values& norm, int64_t heads) {
-    return rope(values(norm_of(block, norm).forward(raw)), heads, d, layout.cos, layout.sin, positions, 1, block.rotary);
+    const auto turn = [&](const Matrix& q) { return rope(values(q), heads, d, layout.cos, layout.sin, positions, 1, block.rotary); };
+    if (block.turns_before_norm) {
+      const Values early = turn(raw);
+      return values(norm_of(block, norm).forward(rows(early, raw.cols())));
+    }
+    return turn(norm_of(block, norm).forward(raw));
   };
   a.normed = norm_of(block, block.input_norm).forward(x);
   a.raw_q = linear(block, 0, a.normed);
@@ -166,7 +172,15 @@ inline BlockGradients backward(const Block& block, const Matrix& x, const Rows& 
     return norm_of(block, weight).backward(input, gradient);
   };
   const auto turn_back = [&](const Values& gradient, const Matrix& raw, const Values& norm, int64_t heads) -> Matrix {
-    const Values turned = rope(gradient, heads, d, layout.cos, layout.sin, positions, -1, block.rotary);
+    const auto turn = [&](const Values& q, double direction) {
+      return rope(q, heads, d, layout.cos, layout.sin, positions, direction, block.rotary);
+    };
+    if (block.turns_before_norm) {
+      const Values turned = turn(values(raw), 1), dnormed = values(norm_back(rows(turned, heads * d), norm, rows(gradient, heads * d)));
+      const Values back_again = turn(dnormed, -1);
+      return rows(back_again, heads * d);
+    }
+    const Values turned = turn(gradient, -1);
     return norm_back(raw, norm, rows(turned, heads * d));
   };
   const Matrix d_down = norm_back(a.down, block.after_mlp, block.residual_factor * dy);

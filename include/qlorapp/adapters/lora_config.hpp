@@ -20,6 +20,7 @@
 #include "qlorapp/core/free_form.hpp"
 #include "qlorapp/core/names_or_pattern.hpp"
 #include "qlorapp/format/adapter_config.hpp"
+#include "qlorapp/format/model_config.hpp"
 
 namespace qlorapp {
 
@@ -64,7 +65,7 @@ struct LoraConfig {
         Field{"r", &C::r, "rank of the update; 1 … 65536"},
         Field{"target_modules", &C::target_modules,
               "a list of module names or ends of names, \"all-linear\" (every linear layer but the output head), or one regular "
-              "expression for the whole name; unset: q_proj and v_proj"},
+              "expression for the whole name; unset: those of the model's family, q_proj and v_proj in most"},
         Field{"exclude_modules", &C::exclude_modules,
               "modules to exclude from target_modules: a list of names or ends of names, or one regular expression"},
         Field{"lora_alpha", &C::lora_alpha, "the update is scaled by lora_alpha / r; > 0"},
@@ -134,6 +135,9 @@ struct LoraConfig {
   [[nodiscard]] std::optional<int64_t> pissa_iterations() const;
   /// loftq_iter.
   [[nodiscard]] int64_t loftq_rounds() const;
+
+  /// This config with the target_modules of the model's family, where it names none.
+  [[nodiscard]] LoraConfig for_model(const format::ModelConfig& model) const;
 
   /// Do both make the same adapters: targets, ranks and scalings? Dropout and initialization do not count.
   [[nodiscard]] bool same_shape(const LoraConfig& other) const;

@@ -5,6 +5,7 @@
 /// Source: transformers 5.23, the config class and the modeling file of each family.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -14,19 +15,20 @@ namespace qlorapp::format {
 /// Use of a parameter. QLoRA quantizes kLinear.
 enum class Role : uint8_t { kEmbedding, kNorm, kBias, kLinear, kHead };
 
-/// Extents that a config gives: hidden_size, head_dim, heads * head_dim, kv_heads * head_dim, queries with keys and values, intermediate_size, and
-/// twice that.
+/// Extents that a config gives: hidden_size, head_dim, heads * head_dim, kv_heads * head_dim, queries with keys and values, intermediate_size,
+/// and twice that.
 enum class Size : uint8_t { kHidden, kHead, kQueries, kKeys, kAllHeads, kInner, kTwoInner };
 
-/// Where a norm acts: before or behind one of the block's parts, or on each query and key head before it turns.
+/// Where a norm acts: before or behind one of the block's parts, or on queries and keys, each head alone or all heads of a token as one.
 enum class Site : uint8_t { kBeforeAttention, kAfterAttention, kBeforeMlp, kAfterMlp, kQuery, kKey };
 
-/// Linear layers that share an input and are multiplied as one, in the order of the forward pass.
+/// Linear layers that share an input and are multiplied as one, in the order of the forward pass. A layer that holds several (Phi-3's
+/// qkv_proj) is the group's only one.
 enum class Group : uint8_t { kQkv, kO, kGateUp, kDown };
 inline constexpr size_t kGroups = 4;
 
 /// Whether a linear layer has a bias: never, always, or by the config key of this name.
-enum class Bias : uint8_t { kNone, kAlways, kAttentionBias, kMlpBias };
+enum class Bias : uint8_t { kNone, kAlways, kAttentionBias, kAttentionOutBias, kMlpBias, kUseBias };
 
 struct NormRow {
   std::string_view path;  ///< Behind "model.layers.N.".
@@ -48,8 +50,12 @@ enum class NormRule : uint8_t { kRoundTwice, kRoundOnce, kOnePlus };
 enum class Activation : uint8_t { kSilu, kGeluTanh };
 
 /// Which layers have the config's sliding_window, where layer_types does not say it: none; from max_window_layers on, if use_sliding_window is
-/// true; all.
-enum class WindowRule : uint8_t { kNone, kFromMaxWindowLayers, kAll };
+/// true; all; all but each sliding_window_pattern-th; those without rotary embeddings, if use_sliding_window is true.
+enum class WindowRule : uint8_t { kNone, kFromMaxWindowLayers, kAll, kPattern, kNoRopeLayers };
+
+/// Which layers turn their heads by which rotary settings: all by one; those with a window by settings of their own; all but some that
+/// no_rope_layers or no_rope_layer_interval names; those with a window alone, if there is a window; all, if position_embedding_type is rope.
+enum class RopeRule : uint8_t { kOne, kByLayerType, kNoRopeLayers, kSlidingOnly, kIfNamed };
 
 /// A key whose every other value than null, false, "empty" and `neutral` changes the result.
 struct RefusedKey {
@@ -57,6 +63,9 @@ struct RefusedKey {
   double neutral;
   std::string_view reason;
 };
+
+/// PEFT's choice for most families.
+inline constexpr auto kUsualTargets = std::to_array<std::string_view>({"q_proj", "v_proj"});
 
 struct Family {
   std::string_view architecture;  ///< Entry of "architectures".
@@ -66,12 +75,27 @@ struct Family {
   NormRule norm_rule = NormRule::kRoundTwice;
   Activation activation = Activation::kSilu;
   WindowRule window_rule = WindowRule::kNone;
+  RopeRule rope_rule = RopeRule::kOne;
+  bool interleaved = false;        ///< Neighbors form the pairs that turn, not the halves of a head.
+  bool turns_before_norm = false;  ///< Of normed queries and keys.
+  bool scales_embedding = false;   ///< By sqrt(hidden_size).
   /// JSON under the keys of config.json: what transformers' config class assumes where a file has no such key.
   std::string_view defaults = "{}";
   std::span<const std::string_view> accepted_keys =
       {};  ///< Those that no other family computes (model_config_keys.cpp), and this one does.
   std::span<const std::string_view> ignored_keys = {};  ///< On top of those that change nothing in any family.
+  std::span<const std::string_view> unapplied_keys = {};  ///< Change training in transformers, and are left out here with a word in the log.
+  std::span<const std::string_view> lora_targets = kUsualTargets;  ///< Where a LoraConfig names none.
+  std::string_view width_key = "intermediate_size";     ///< The key that says the width of the MLP.
 };
+
+/// Whether the family computes a key that others refuse.
+[[nodiscard]] constexpr bool accepts(const Family& family, std::string_view key) {
+  for (const std::string_view accepted : family.accepted_keys) {
+    if (accepted == key) return true;
+  }
+  return false;
+}
 
 /// The table.
 [[nodiscard]] std::span<const Family> families();

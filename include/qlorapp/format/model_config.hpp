@@ -6,7 +6,7 @@
 /// starts with '_' is private to transformers and ignored; a key that names code (auto_map, trust_remote_code) is refused. Both shapes of the rotary settings
 /// are read: transformers 4's `rope_theta` and `rope_scaling`, and 5's `rope_parameters`.
 ///
-/// Source: transformers 5.23 `LlamaConfig`, `modeling_rope_utils`.
+/// Source: transformers 5.23, the config class of each family.
 #pragma once
 
 #include <cstdint>
@@ -18,27 +18,24 @@
 #include <variant>
 #include <vector>
 
+#include "qlorapp/core/error.hpp"
 #include "qlorapp/format/dtype.hpp"
 #include "qlorapp/format/family.hpp"
 #include "qlorapp/format/quantization_config.hpp"
+#include "qlorapp/format/rope.hpp"
 
 namespace qlorapp::format {
 
-struct RopeSettings {
-  enum class Type { kDefault, kLlama3 };
-  Type type = Type::kDefault;
-  double theta = 10000.0;
-  /// kLlama3 only. Waves longer than original / low_freq_factor are slowed by `factor`, shorter than original /
-  /// high_freq_factor are kept, those between are blended.
-  double factor = 1.0;
-  double low_freq_factor = 1.0;
-  double high_freq_factor = 4.0;
-  int64_t original_max_position_embeddings = 0;
+/// A config that is sound and asks for what the family's row does not compute. Python trains such a model in transformers' code.
+class UnsupportedModel : public FormatError {
+ public:
+  using FormatError::FormatError;
 };
 
 /// Options of one layer.
 struct LayerOptions {
   int64_t window = 0;  ///< A query sees the last so many keys, its own among them; 0: all.
+  size_t rope = 0;     ///< Of ModelConfig::ropes, the one that turns this layer's heads.
 
   friend bool operator==(const LayerOptions&, const LayerOptions&) = default;
 };
@@ -55,8 +52,11 @@ struct ModelConfig {
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 0;
   bool tie_word_embeddings = false;
-  bool attention_bias = false, mlp_bias = false;
-  RopeSettings rope;
+  bool attention_bias = false, attention_out_bias = false, mlp_bias = false, use_bias = false;
+  double query_pre_attn_scalar = 0, attention_multiplier = 0;  ///< Of the scores; 0: absent.
+  double embedding_multiplier = 1, residual_multiplier = 1, logits_scaling = 1;
+  double final_logit_softcapping = 0;  ///< 0: none.
+  std::vector<RopeSettings> ropes{{}};
   std::vector<LayerOptions> layers;  ///< Of each layer; empty: all have the defaults.
   std::optional<int64_t> bos_token_id, pad_token_id;
   std::vector<int64_t> eos_token_ids;              ///< Any of them ends a text.
@@ -66,6 +66,10 @@ struct ModelConfig {
   [[nodiscard]] LayerOptions layer(int64_t index) const {
     return layers.empty() ? LayerOptions{} : layers[static_cast<size_t>(index)];
   }
+  /// Of queries' products with keys: 1 / sqrt(head_dim), or as a key says.
+  [[nodiscard]] double attention_scale() const;
+  /// Of a token's embedding, to be rounded to the dtype of the table: embedding_multiplier, or sqrt(hidden_size) by the family's row.
+  [[nodiscard]] double embedding_factor() const;
 };
 
 /// A scalar key of config.json.
@@ -75,6 +79,9 @@ struct ConfigField {
   double least = 0, most = 1;  ///< Of a number; one that is not an integer lies between them.
   bool required = false;       ///< By every family; else one of the config, of the family's defaults, or derived from others.
   std::string_view doc;
+  /// Whether runs record the value for a comparison at resume: always, only where it differs from ModelConfig's (fields that were added
+  /// later), or never (it computes nothing).
+  enum class Record : uint8_t { kAlways, kIfSet, kNever } record = Record::kAlways;
 };
 
 /// The table: reading, bounds, docs and computed_fields() loop over it.
@@ -83,7 +90,7 @@ struct ConfigField {
 /// The keys of config.json that determine the result, those that are no scalars among them.
 [[nodiscard]] std::vector<std::string> computed_keys();
 
-/// @param where  Names the text in messages.  @throws FormatError naming the key.
+/// @param where  Names the text in messages.  @throws FormatError naming the key; UnsupportedModel, which is one, naming key and family.
 [[nodiscard]] ModelConfig parse_model_config(std::string_view json, std::string_view where);
 
 /// Reads folder/config.json. @throws IoError, FormatError.
@@ -92,13 +99,5 @@ struct ConfigField {
 /// Every field that enters the computation, by its name in config.json (those of the rope settings: "rope_…"), with its value as JSON.
 /// Fields that a rope type does not read are null. Two configs that agree in them compute the same from the same weights.
 [[nodiscard]] std::vector<std::pair<std::string, std::string>> computed_fields(const ModelConfig& config);
-
-/// The angle by which each pair of a head's elements turns from one position to the next: head_dim / 2 values,
-///     default   f_i = theta^(-2i / head_dim)
-///     llama3    λ_i = 2π / f_i;  f_i, f_i / factor, or between them (see RopeSettings)
-/// computed in float32 in the order of transformers' operations. theta^x is rounded from double here; torch's vectorized power
-/// is off by up to one ulp. So most values are transformers' bits, the others within 2 ulp, and within 2 * factor ulp between
-/// the two wavelengths of llama3, where the blend subtracts nearly equal numbers.
-[[nodiscard]] std::vector<float> rope_inverse_frequencies(const ModelConfig& config);
 
 }  // namespace qlorapp::format

@@ -58,10 +58,14 @@ def build(folder: pathlib.Path, model: Any, core: Any, quantized: BitsAndBytesCo
             four_bit = True
         else:
             module._parameters[kind] = torch.nn.Parameter(weight, requires_grad=True)
-    for path, module in list(model.named_modules()):
-        if any(buffer.is_meta for buffer in module.buffers(recurse=False)):  # computed from the config, stored nowhere
-            parent, name = model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]
-            setattr(parent, name, type(module)(config=config).to(core.device))
+    for module in model.modules():
+        computed = [name for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta]
+        for name in computed:  # from the config, stored nowhere
+            module._buffers[name] = torch.empty_like(module._buffers[name], device=core.device)
+        for parameter in module.parameters(recurse=False) if computed else ():
+            parameter._is_hf_initialized = True  # transformers' function then leaves it
+        if computed:
+            model._init_weights(module)
     if core.tied:
         model.tie_weights()
     else:

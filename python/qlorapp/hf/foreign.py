@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads models of families that C++ does not know: by transformers, with four-bit linear layers over this library's operators."""
 
+import json
 import logging
 import pathlib
 import re
@@ -48,9 +49,8 @@ def _auto_class(architecture: str) -> str:
 
 def beyond_native(config: Any) -> str:
     """The part of a native architecture that only transformers computes; empty if there is none."""
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
-    return f"rope_type={kind!r}" if kind in ("linear", "dynamic", "yarn", "longrope") else ""
+    line = _C.why_unsupported(json.dumps(config.to_dict(), default=str))
+    return line.removeprefix("[config.json] ").partition(". Python's")[0]
 
 
 def config_of(folder: pathlib.Path, **options: Any) -> tuple[Any, dict[str, Any]]:
@@ -106,11 +106,12 @@ def load(
         more["config"].quantization_config = fields
     elif options is not None and quantize:  # an explicit None would be an error in transformers
         more["quantization_config"] = register()(**options.to_dict())
-    why = beyond_native(config) or changed(config, folder) or ", ".join(sorted(set(more) - {"config", "quantization_config"}))
+    beyond, asked = beyond_native(config), changed(config, folder) or ", ".join(sorted(set(more) - {"config", "quantization_config"}))
+    why = f" ({beyond})" if beyond else f" with {asked}" if asked else ""
     _log.warning(
         "[from_pretrained] %s%s: transformers' own code, %s. C++ computes these, faster: %s.",
         config.architectures[0],
-        f" with {why}" if why and config.architectures[0] in _C.native_architectures() else "",
+        why if config.architectures[0] in _C.native_architectures() else "",
         "with linear layers in four bits by this library" if four_bit or quantize else "as it is",
         ", ".join(_C.native_architectures()),
     )

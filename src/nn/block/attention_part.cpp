@@ -8,6 +8,7 @@
 
 #include "nn/block/columns.hpp"
 #include "ops/attention.hpp"
+#include "ops/norm.hpp"
 #include "ops/rope.hpp"
 
 namespace qlorapp {
@@ -24,18 +25,73 @@ AttentionPart::AttentionPart(const BlockData& data) : BlockPart(data, {format::G
 
 AttentionPart::Heads AttentionPart::heads_of(const at::Tensor& qkv, bool turn, const StepContext& context) const {
   const BlockShape& shape = data_.shape;
-  at::Tensor turned = as_heads(qkv, 0, shape.heads + shape.kv_heads, shape.head_dim);
-  if (norms_heads()) {
-    turned = ops::rms_norm_rope(turned, data_.norm(format::Site::kQuery), data_.norm(format::Site::kKey), shape.heads,
-                                shape.rms_norm_eps, context.cos, context.sin, context.positions, shape.norm_rule);
-  } else if (turn) {
-    ops::rope_(turned, context.cos, context.sin, context.positions);
+  const int64_t tokens = qkv.size(0), q = shape.attention_width(), k = shape.kv_heads * shape.head_dim;
+  const at::Tensor v = as_heads(qkv, q + k, shape.kv_heads, shape.head_dim);
+  const at::Tensor q_weight = data_.norm(format::Site::kQuery), k_weight = data_.norm(format::Site::kKey);
+  const Rotation &own = rotation(context), &still = context.rotations.back();
+  at::Tensor both = as_heads(qkv, 0, shape.heads + shape.kv_heads, shape.head_dim);
+  Heads heads;
+  const auto turn_all = [&] { ops::rope_(both, own.cos, own.sin, context.positions, /*inverse=*/false, shape.interleaved); };
+  const auto norm_each = [&](const Rotation& by) {
+    return ops::rms_norm_rope(both, q_weight, k_weight, shape.heads, shape.rms_norm_eps, by.cos, by.sin, context.positions,
+                              shape.norm_rule);
+  };
+  if (norms_whole()) {
+    const at::Tensor normed = at::empty({tokens, q + k}, qkv.options());
+    const auto statistic = [&] { return at::empty({tokens}, qkv.options().dtype(qkv.scalar_type() == at::kDouble ? at::kDouble : at::kFloat)); };
+    heads.q_rstd = statistic(), heads.k_rstd = statistic();
+    at::Tensor normed_q = columns(normed, 0, q), normed_k = columns(normed, q, k);
+    ops::rms_norm_out(columns(qkv, 0, q), q_weight, shape.rms_norm_eps, normed_q, heads.q_rstd, shape.norm_rule);
+    ops::rms_norm_out(columns(qkv, q, k), k_weight, shape.rms_norm_eps, normed_k, heads.k_rstd, shape.norm_rule);
+    both = normed.unflatten(1, {shape.heads + shape.kv_heads, shape.head_dim});
+    turn_all();
+  } else if (norms() && !shape.turns_before_norm) {
+    both = norm_each(own);
+  } else {
+    if (turn) turn_all();
+    if (norms()) both = norm_each(still);
   }
-  const at::Tensor v = as_heads(qkv, (shape.heads + shape.kv_heads) * shape.head_dim, shape.kv_heads, shape.head_dim);
-  return {turned.narrow(1, 0, shape.heads), turned.narrow(1, shape.heads, shape.kv_heads), v};
+  heads.q = both.narrow(1, 0, shape.heads), heads.k = both.narrow(1, shape.heads, shape.kv_heads), heads.v = v;
+  if (own.query_scale.defined() && (turn || norms())) heads.q.mul_(query_scale(own, context, qkv.scalar_type()));
+  return heads;
 }
 
-double AttentionPart::scale() const { return 1.0 / std::sqrt(static_cast<double>(data_.shape.head_dim)); }
+at::Tensor AttentionPart::query_scale(const Rotation& rotation, const StepContext& context, at::ScalarType dtype) {
+  return rotation.query_scale.index_select(0, context.positions).to(dtype).view({-1, 1, 1});
+}
+
+void AttentionPart::heads_back(const at::Tensor& packed, const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv,
+                               const at::Tensor& qkv, const Heads& heads, const StepContext& context) const {
+  const BlockShape& shape = data_.shape;
+  const int64_t q = shape.attention_width(), k = shape.kv_heads * shape.head_dim;
+  const at::Tensor q_weight = data_.norm(format::Site::kQuery), k_weight = data_.norm(format::Site::kKey);
+  const Rotation &own = rotation(context), &still = context.rotations.back();
+  at::Tensor all = packed;
+  if (own.query_scale.defined()) dq.mul_(query_scale(own, context, dq.scalar_type()));
+  const auto norm_each_back = [&](const Rotation& by) {
+    ops::rms_norm_rope_backward_qkv_(all, dq, dk, dv, as_heads(qkv, 0, shape.heads + shape.kv_heads, shape.head_dim), q_weight, k_weight,
+                                     shape.rms_norm_eps, by.cos, by.sin, context.positions, shape.norm_rule);
+  };
+  if (norms() && shape.turns_before_norm) {
+    norm_each_back(still);
+    at::Tensor both = as_heads(packed, 0, shape.heads + shape.kv_heads, shape.head_dim);
+    return ops::rope_(both, own.cos, own.sin, context.positions, /*inverse=*/true, shape.interleaved);
+  }
+  if (norms() && !norms_whole()) return norm_each_back(own);
+  ops::rope_backward_qkv_(all, dq, dk, dv, own.cos, own.sin, context.positions, shape.interleaved);
+  if (!norms_whole()) return;
+  const auto norm_back = [&](int64_t begin, int64_t width, const at::Tensor& weight, const at::Tensor& rstd) {
+    const at::Tensor gradient = columns(packed, begin, width);
+    gradient.copy_(ops::rms_norm_backward(gradient, columns(qkv, begin, width), weight, rstd, shape.norm_rule));
+  };
+  norm_back(0, q, q_weight, heads.q_rstd);
+  norm_back(q, k, k_weight, heads.k_rstd);
+}
+
+double AttentionPart::scale() const {
+  const BlockShape& shape = data_.shape;
+  return shape.attention_scale > 0 ? shape.attention_scale : 1.0 / std::sqrt(static_cast<double>(shape.head_dim));
+}
 
 PartSaved AttentionPart::attention_of(PartSaved saved) const {
   PartSaved kept;
@@ -59,7 +115,7 @@ at::Tensor AttentionPart::forward(Wide n, const Call& call, at::Tensor into) con
   n = {};
   at::Tensor& attended = call.saved.tensors[kAttended];
   const bool is_kept = call.cache == nullptr && attended.defined();  // by Keep::kAttentionOnly
-  if (!is_kept || !norms_heads()) {                                  // normed heads are formed again by backward
+  if (!is_kept || turns_in_place()) {                                // other heads are formed again by backward
     const Heads heads = heads_of(qkv, /*turn=*/true, context);
     if (call.cache != nullptr) {
       const auto& [rows, entries] = *call.cache;
@@ -101,20 +157,13 @@ BlockPart::Pending AttentionPart::backward(const Wide& dy, at::Tensor& dn, const
     const auto [dq, dk, dv] =
         ops::attention_backward(by_head(dattended), heads.q, heads.k, heads.v, by_head(attended), call.saved.tensors[kLse],
                                 context.row_starts, scale(), context.deterministic, shape.layer.window);
-    heads = {};
+    heads.q.reset(), heads.k.reset(), heads.v.reset();
     dattended.reset();
-    if (!norms_heads()) qkv.reset();
+    if (!norms()) qkv.reset();
     attended.reset();
     pending.dy = wide(tokens, shape.qkv_width(), input_spare(context), options);
-    at::Tensor packed = pending.dy.values();
-    if (norms_heads()) {
-      ops::rms_norm_rope_backward_qkv_(packed, dq, dk, dv, as_heads(qkv, 0, shape.heads + shape.kv_heads, shape.head_dim),
-                                       data_.norm(format::Site::kQuery), data_.norm(format::Site::kKey), shape.rms_norm_eps,
-                                       context.cos, context.sin, context.positions, shape.norm_rule);
-      qkv.reset();
-    } else {
-      ops::rope_backward_qkv_(packed, dq, dk, dv, context.cos, context.sin, context.positions);
-    }
+    heads_back(pending.dy.values(), dq, dk, dv, qkv, heads, context);
+    qkv.reset();
   }
   if (call.prefetch) context.offload->prefetch(data_.index - 1);
   dn = at::empty({tokens, shape.hidden}, options);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Causal attention of a block, over an optional cache:
 ///
-///     q, k, v = n·Wᵀ (+ bias, + LoRA)      norm of each head (where the family has one) and RoPE on q and k
+///     q, k, v = n·Wᵀ (+ bias, + LoRA)      norm (where the family has one) and RoPE on q and k, in the family's order
 ///     y = attention(q, k, v)·W_oᵀ (+ bias, + LoRA)
 #pragma once
 
@@ -24,14 +24,24 @@ class AttentionPart final : public BlockPart {
   /// log-sum-exp of the scores.
   enum Kept : size_t { kQkv, kAttended, kLse, kCount };
   struct Heads {
-    at::Tensor q, k, v;  ///< (M, H, d), (M, H_kv, d) twice; views.
+    at::Tensor q, k, v;          ///< (M, H, d), (M, H_kv, d) twice; views.
+    at::Tensor q_rstd, k_rstd;   ///< (M) of norms over all heads of a token; else undefined.
   };
 
   [[nodiscard]] size_t kept() const override { return kCount; }
-  /// As attention sees them. Turns q and k in place (`turn`), or forms those of normed heads.
+  /// As attention sees them: q and k turned in place (`turn`: now, else they are), where they are not normed afterwards, or formed anew.
   [[nodiscard]] Heads heads_of(const at::Tensor& qkv, bool turn, const StepContext& context) const;
-  [[nodiscard]] bool norms_heads() const { return data_.shape.norm_at(format::Site::kQuery).has_value(); }
+  /// The way back: [dq | dk | dv] as the gradient of `qkv`. @param heads  of heads_of().
+  void heads_back(const at::Tensor& packed, const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& qkv,
+                  const Heads& heads, const StepContext& context) const;
+  [[nodiscard]] bool norms() const { return data_.shape.norm_at(format::Site::kQuery).has_value(); }
+  /// All heads of a token as one.
+  [[nodiscard]] bool norms_whole() const { return norms() && data_.norm(format::Site::kQuery).numel() != data_.shape.head_dim; }
+  [[nodiscard]] bool turns_in_place() const { return !norms() || data_.shape.turns_before_norm; }
+  [[nodiscard]] const Rotation& rotation(const StepContext& context) const { return context.rotations[data_.shape.layer.rope]; }
   [[nodiscard]] double scale() const;
+  /// (M, 1, 1).
+  [[nodiscard]] static at::Tensor query_scale(const Rotation& rotation, const StepContext& context, at::ScalarType dtype);
 
   const BlockData& data_;
 };

@@ -20,6 +20,10 @@ BlockShape BlockShape::of(const format::ModelConfig& config, int64_t index) {
                    .biases = format::bias_slots(config),
                    .norm_rule = family.norm_rule,
                    .activation = family.activation,
+                   .attention_scale = config.attention_scale(),
+                   .residual_factor = config.residual_multiplier,
+                   .interleaved = family.interleaved,
+                   .turns_before_norm = family.turns_before_norm,
                    .layer = config.layer(index)};
   for (const format::NormRow& row : family.norms) shape.norms.push_back(row.site);
   for (const format::LinearRow& row : family.linears) shape.linears.push_back(row.group);

@@ -24,6 +24,10 @@ struct BlockShape {
   std::vector<std::optional<size_t>> biases = {};  ///< For each linear layer its bias' slot, behind the norms; empty: none has one.
   format::NormRule norm_rule = format::NormRule::kRoundTwice;
   format::Activation activation = format::Activation::kSilu;
+  double attention_scale = 0;      ///< Of scores; 0: 1 / sqrt(head_dim).
+  double residual_factor = 1;      ///< Of what a part adds to the residual stream.
+  bool interleaved = false;        ///< Neighbors of a head turn together, not its halves.
+  bool turns_before_norm = false;  ///< Of normed queries and keys. The last rotation of the context is then one that turns nothing.
   format::LayerOptions layer = {};
 
   /// Of a layer of the config.

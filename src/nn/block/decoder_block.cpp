@@ -110,7 +110,11 @@ Wide DecoderBlock::normed(const Branch& branch, at::Tensor& x, const at::Tensor&
 
 at::Tensor DecoderBlock::through(const Branch& branch, Wide n, const BlockPart::Call& call, at::Tensor into) const {
   const at::Tensor weight = data_->norm(branch.after);
-  if (!weight.defined()) return branch.part.forward(std::move(n), call, std::move(into));
+  const double factor = shape().residual_factor;
+  if (!weight.defined()) {
+    at::Tensor y = branch.part.forward(std::move(n), call, std::move(into));
+    return y.defined() && factor != 1 ? y.mul_(factor) : y;
+  }
   const at::Tensor y = branch.part.forward(std::move(n), call, {});
   if (!into.defined()) into = at::empty_like(y);
   at::Tensor rstd = at::empty({y.size(0)}, statistic_options(y));
@@ -119,7 +123,7 @@ at::Tensor DecoderBlock::through(const Branch& branch, Wide n, const BlockPart::
     call.saved.output = y;
     call.saved.rstd_after = std::move(rstd);
   }
-  return into;
+  return factor != 1 ? into.mul_(factor) : into;
 }
 
 at::Tensor DecoderBlock::forward(const at::Tensor& x, const StepContext& context, Saved* saved, Keep keep,
@@ -191,10 +195,17 @@ void DecoderBlock::back_through(const Branch& branch, const Wide& residual, cons
                                 const BlockPart::BackwardCall& call) const {
   at::Tensor dresidual = residual.values(), dn;
   Wide dy = residual;
-  if (const at::Tensor weight = data_->norm(branch.after); weight.defined()) {
+  const at::Tensor after = data_->norm(branch.after);
+  if (const double factor = shape().residual_factor; after.defined() || factor != 1) {
     dy = wide(x.size(0), shape().hidden, branch.part.output_spare(call.context), x.options());
-    dy.values().copy_(ops::rms_norm_backward(dresidual, call.saved.output, weight, call.saved.rstd_after, shape().norm_rule));
-    call.saved.output.reset();
+    at::Tensor values = dy.values();
+    if (after.defined()) {
+      values.copy_(ops::rms_norm_backward(dresidual, call.saved.output, after, call.saved.rstd_after, shape().norm_rule));
+      call.saved.output.reset();
+    } else {
+      values.copy_(dresidual);
+    }
+    if (factor != 1) values.mul_(factor);
   }
   const BlockPart::Pending pending = branch.part.backward(dy, dn, call);
   at::Tensor n = dn;
@@ -285,8 +296,8 @@ Bytes DecoderBlock::kept_bytes(int64_t tokens, Keep keep, at::ScalarType dtype, 
     if (const auto& own = adapters()[i])
       block.adapters()[i] = LoraAdapter{at::empty(own->a.sizes(), wide_options), at::empty(own->b.sizes(), wide_options), 1.0, 0.0};
   }
-  StepContext context{.cos = at::empty({tokens, shape().head_dim / 2}, wide_options),
-                      .sin = at::empty({tokens, shape().head_dim / 2}, wide_options),
+  const at::Tensor angles = at::empty({tokens, shape().head_dim / 2}, wide_options);
+  StepContext context{.rotations = std::vector<Rotation>(shape().layer.rope + 1, {angles, angles, {}}),
                       .positions = at::empty({tokens}, options.dtype(at::kLong)),
                       .row_starts = {0, tokens},
                       .stacked = stacked,

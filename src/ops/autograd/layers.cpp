@@ -74,17 +74,19 @@ struct AddRmsNorm : Function<AddRmsNorm> {
 
 struct Rope : Function<Rope> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions,
-                        bool inverse) {
+                        bool inverse, bool interleaved) {
     const BelowAutograd below;
     ctx->save_for_backward({cos, sin, positions});
     ctx->saved_data["inverse"] = inverse;
-    return ops::rope(x, cos, sin, positions, inverse);
+    ctx->saved_data["interleaved"] = interleaved;
+    return ops::rope(x, cos, sin, positions, inverse, interleaved);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const NoAutocast no_autocast;
     const auto saved = ctx->get_saved_variables();
-    const bool inverse = ctx->saved_data["inverse"].toBool();
-    return {ops::rope(grads[0], saved[0], saved[1], saved[2], !inverse), Variable(), Variable(), Variable(), Variable()};
+    const bool inverse = ctx->saved_data["inverse"].toBool(), interleaved = ctx->saved_data["interleaved"].toBool();
+    const Tensor dx = ops::rope(grads[0], saved[0], saved[1], saved[2], !inverse, interleaved);
+    return {dx, Variable(), Variable(), Variable(), Variable(), Variable()};
   }
 };
 
@@ -188,8 +190,8 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& r
   return {results[0], results[1], results[2]};
 }
 
-Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions, bool inverse) {
-  return Rope::apply(x, cos, sin, positions, inverse);
+Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions, bool inverse, bool interleaved) {
+  return Rope::apply(x, cos, sin, positions, inverse, interleaved);
 }
 
 Tensor rms_norm_rope(const Tensor& x, const Tensor& q_weight, const Tensor& k_weight, int64_t q_heads, double eps,
@@ -253,10 +255,10 @@ void gated_activation_out(const Tensor& gate_up, int64_t act, Tensor& h) {
 }
 
 void rope_backward_qkv_(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos, const Tensor& sin,
-                        const Tensor& positions) {
+                        const Tensor& positions, bool interleaved) {
   check_outside_autograd("rope_backward_qkv_", dqkv, dq, dk, dv, cos, sin);
   const BelowAutograd below;
-  ops::rope_backward_qkv_(dqkv, dq, dk, dv, cos, sin, positions);
+  ops::rope_backward_qkv_(dqkv, dq, dk, dv, cos, sin, positions, interleaved);
   count_write(dqkv);
 }
 
@@ -276,10 +278,10 @@ void rms_norm_backward_(Tensor& dx, Tensor& dy, const Tensor& x, const Tensor& w
   count_write(dx);
 }
 
-void rope_(Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions, bool inverse) {
+void rope_(Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions, bool inverse, bool interleaved) {
   check_outside_autograd("rope_", x, cos, sin);
   const BelowAutograd below;
-  ops::rope_(x, cos, sin, positions, inverse);
+  ops::rope_(x, cos, sin, positions, inverse, interleaved);
   count_write(x);
 }
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include <ATen/Dispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
@@ -17,24 +19,25 @@ using simd::rounded;
 using simd::widen;
 
 /// One head of one token; `y` may be `x`. `direction` is 1, or -1 to turn back.
-template <class T>
+template <bool interleaved, class T>
 void rotate(const T* x, T* y, const float* cos, const float* sin, float direction, int64_t half) {
   using A = accumulate_t<T>;
 #pragma omp simd
   for (int64_t i = 0; i < half; ++i) {
     const A c = rounded<T>(static_cast<A>(cos[i]));
     const A s = rounded<T>(static_cast<A>(sin[i] * direction));
-    const A x1 = widen(x[i]), x2 = widen(x[i + half]);
-    y[i] = narrow<T>(rounded<T>(x1 * c) - rounded<T>(x2 * s));
-    y[i + half] = narrow<T>(rounded<T>(x2 * c) + rounded<T>(x1 * s));
+    const int64_t first = interleaved ? 2 * i : i, second = interleaved ? first + 1 : i + half;
+    const A x1 = widen(x[first]), x2 = widen(x[second]);
+    y[first] = narrow<T>(rounded<T>(x1 * c) - rounded<T>(x2 * s));
+    y[second] = narrow<T>(rounded<T>(x2 * c) + rounded<T>(x1 * s));
   }
 }
 
 void rotate_all(const at::Tensor& x, const at::Tensor& y, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions,
-                bool inverse) {
+                bool inverse, bool interleaved = false) {
   const at::Tensor c = cos.contiguous(), s = sin.contiguous(), p = positions.contiguous();
   const auto* position = p.const_data_ptr<int64_t>();
-  const int64_t tokens = x.size(0), heads = x.size(1), half = x.size(2) / 2, table = c.size(0);
+  const int64_t tokens = x.size(0), heads = x.size(1), width = x.size(2), half = c.size(1), table = c.size(0);
   for (int64_t m = 0; m < tokens; ++m) {
     TORCH_CHECK_VALUE(position[m] >= 0 && position[m] < table, "[rope] positions must lie in [0, ", table,
                       "), the rows of cos and sin; got ", position[m], " at token ", m, ". Build tables for the longest sequence.");
@@ -47,9 +50,16 @@ void rotate_all(const at::Tensor& x, const at::Tensor& y, const at::Tensor& cos,
     const auto* ps = s.const_data_ptr<float>();
     const int64_t xm = x.stride(0), xh = x.stride(1), ym = y.stride(0), yh = y.stride(1);
     const float direction = inverse ? -1.0f : 1.0f;
-    cpu::for_rows(tokens, heads * half * 2, [=](int64_t m) {
-      const int64_t row = position[m] * half;
-      for (int64_t h = 0; h < heads; ++h) rotate(px + m * xm + h * xh, py + m * ym + h * yh, pc + row, ps + row, direction, half);
+    const bool copies = px != py && 2 * half < width;
+    cpu::for_rows(tokens, heads * width, [=](int64_t m) {
+      const float *const row_c = pc + position[m] * half, *const row_s = ps + position[m] * half;
+      for (int64_t h = 0; h < heads; ++h) {
+        const scalar_t* const from = px + m * xm + h * xh;
+        scalar_t* const to = py + m * ym + h * yh;
+        if (interleaved) rotate<true>(from, to, row_c, row_s, direction, half);
+        else rotate<false>(from, to, row_c, row_s, direction, half);
+        if (copies) std::copy(from + 2 * half, from + width, to + 2 * half);
+      }
     });
   });
 }
@@ -57,27 +67,28 @@ void rotate_all(const at::Tensor& x, const at::Tensor& y, const at::Tensor& cos,
 /// The elements of a head lie together.
 at::Tensor unit_stride_heads(const at::Tensor& x) { return x.stride(2) == 1 ? x : x.contiguous(); }
 
-at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, bool inverse) {
+at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, bool inverse,
+                bool interleaved) {
   check_rope("rope", x, cos, sin, positions);
   at::Tensor y = at::empty_like(x, at::MemoryFormat::Contiguous);
-  rotate_all(unit_stride_heads(x), y, cos, sin, positions, inverse);
+  rotate_all(unit_stride_heads(x), y, cos, sin, positions, inverse, interleaved);
   return y;
 }
 
-void rope_(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, bool inverse) {
+void rope_(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, bool inverse, bool interleaved) {
   check_rope("rope_", x, cos, sin, positions);
   TORCH_CHECK_VALUE(x.stride(2) == 1, "[rope_] each head of x must be contiguous, because it is written; got strides ", x.strides(),
                     ". Use rope, or a contiguous tensor.");
-  rotate_all(x, x, cos, sin, positions, inverse);
+  rotate_all(x, x, cos, sin, positions, inverse, interleaved);
 }
 
 void rope_backward_qkv_(at::Tensor& dqkv, const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv, const at::Tensor& cos,
-                        const at::Tensor& sin, const at::Tensor& positions) {
+                        const at::Tensor& sin, const at::Tensor& positions, bool interleaved) {
   check_rope_backward_qkv("rope_backward_qkv_", dqkv, dq, dk, dv, cos, sin, positions);
   const int64_t heads = dq.size(1), kv_heads = dk.size(1), d = dq.size(2);
   const at::Tensor all = cpu::as_written_rows("rope_backward_qkv_", "dqkv", dqkv).unflatten(1, {heads + 2 * kv_heads, d});
   const auto turned_into = [&](int64_t begin, const at::Tensor& from) {
-    rotate_all(unit_stride_heads(from), all.narrow(1, begin, from.size(1)), cos, sin, positions, true);
+    rotate_all(unit_stride_heads(from), all.narrow(1, begin, from.size(1)), cos, sin, positions, true, interleaved);
   };
   turned_into(0, dq);
   turned_into(heads, dk);
@@ -109,7 +120,7 @@ void rms_norm_rope_backward_qkv_(at::Tensor& dqkv, const at::Tensor& dq, const a
                                  const at::Tensor& x_in, const at::Tensor& q_weight, const at::Tensor& k_weight, double eps,
                                  const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, int64_t rule) {
   check_rms_norm_rope_backward("rms_norm_rope_backward_qkv_", dqkv, dq, dk, dv, x_in, q_weight, k_weight, cos, sin, positions);
-  rope_backward_qkv_(dqkv, dq, dk, dv, cos, sin, positions);
+  rope_backward_qkv_(dqkv, dq, dk, dv, cos, sin, positions, /*interleaved=*/false);
   if (x_in.numel() == 0) return;
   const at::Tensor x = unit_stride_heads(x_in), wq = q_weight.contiguous(), wk = k_weight.contiguous();
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, x.scalar_type(), "rms_norm_rope_backward_qkv_", [&] {

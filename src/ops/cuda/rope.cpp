@@ -27,37 +27,39 @@ struct Tables {
     gpu::check_device(op, "sin", sin, x);
     gpu::check_device(op, "positions", positions, x);
   }
-  [[nodiscard]] cuda::Rotation rotation(bool inverse) const {
-    return {cos.const_data_ptr<float>(), sin.const_data_ptr<float>(), positions.const_data_ptr<int64_t>(), inverse};
+  [[nodiscard]] cuda::Rotation rotation(bool inverse, bool interleaved = false) const {
+    return {cos.const_data_ptr<float>(), sin.const_data_ptr<float>(), positions.const_data_ptr<int64_t>(), cos.size(1), inverse,
+            interleaved};
   }
 };
 
 void rotate(std::string_view op, const at::Tensor& x, const at::Tensor& y, const at::Tensor& cos, const at::Tensor& sin,
-            const at::Tensor& positions, bool inverse) {
+            const at::Tensor& positions, bool inverse, bool interleaved) {
   const cuda::Float type = gpu::float_type(op, x);
   const Tables tables(op, x, cos, sin, positions);
   if (x.numel() == 0) return;
   const gpu::Launch launch(x);
-  C10_CUDA_CHECK(cuda::rope(type, heads_of(x), y.mutable_data_ptr(), y.stride(0), y.stride(1), tables.rotation(inverse), x.size(0),
-                            x.size(2) / 2, launch.stream()));
+  C10_CUDA_CHECK(cuda::rope(type, heads_of(x), y.mutable_data_ptr(), y.stride(0), y.stride(1),
+                            tables.rotation(inverse, interleaved), x.size(0), x.size(2), launch.stream()));
 }
 
-at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, bool inverse) {
+at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, bool inverse,
+                bool interleaved) {
   check_rope("rope", x, cos, sin, positions);
   at::Tensor y = at::empty_like(x, at::MemoryFormat::Contiguous);
-  rotate("rope", unit_stride_heads(x), y, cos, sin, positions, inverse);
+  rotate("rope", unit_stride_heads(x), y, cos, sin, positions, inverse, interleaved);
   return y;
 }
 
-void rope_(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, bool inverse) {
+void rope_(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, bool inverse, bool interleaved) {
   check_rope("rope_", x, cos, sin, positions);
   TORCH_CHECK_VALUE(x.stride(2) == 1, "[rope_] each head of x must be contiguous, because it is written; got strides ", x.strides(),
                     ". Use rope, or a contiguous tensor.");
-  rotate("rope_", x, x, cos, sin, positions, inverse);
+  rotate("rope_", x, x, cos, sin, positions, inverse, interleaved);
 }
 
 void rope_backward_qkv_(at::Tensor& dqkv, const at::Tensor& dq_in, const at::Tensor& dk_in, const at::Tensor& dv_in,
-                        const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions) {
+                        const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, bool interleaved) {
   constexpr std::string_view kOp = "rope_backward_qkv_";
   check_rope_backward_qkv(kOp, dqkv, dq_in, dk_in, dv_in, cos, sin, positions);
   const cuda::Float type = gpu::float_type(kOp, dqkv);
@@ -67,7 +69,7 @@ void rope_backward_qkv_(at::Tensor& dqkv, const at::Tensor& dq_in, const at::Ten
   const gpu::Launch launch(dqkv);
   const at::Tensor dq = unit_stride_heads(dq_in), dk = unit_stride_heads(dk_in), dv = unit_stride_heads(dv_in);
   C10_CUDA_CHECK(cuda::rope_packed(type, heads_of(dq), heads_of(dk), heads_of(dv), out.mutable_data_ptr(), out.stride(0),
-                                   tables.rotation(/*inverse=*/true), dq.size(0), dq.size(2) / 2, launch.stream()));
+                                   tables.rotation(/*inverse=*/true, interleaved), dq.size(0), dq.size(2), launch.stream()));
 }
 
 /// The two norms as kernels read them.

@@ -53,17 +53,17 @@ void add_rms_norm_out(const Tensor& x, const Tensor& residual, const Tensor& wei
   check_rms_norm_out("add_rms_norm", x, y, rstd);
 }
 
-Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions, bool) {
+Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions, bool, bool) {
   check_rope("rope", x, cos, sin, positions);
   return empty(x.sym_sizes(), x);
 }
 
-void rope_(Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions, bool) {
+void rope_(Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& positions, bool, bool) {
   check_rope("rope_", x, cos, sin, positions);
 }
 
 void rope_backward_qkv_(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos, const Tensor& sin,
-                        const Tensor& positions) {
+                        const Tensor& positions, bool) {
   check_rope_backward_qkv("rope_backward_qkv_", dqkv, dq, dk, dv, cos, sin, positions);
 }
 
