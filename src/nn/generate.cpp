@@ -43,6 +43,14 @@ std::vector<int64_t> blocked_now(const CausalLM& model, const GenerateOptions& o
   return blocked;
 }
 
+/// Whether the cache's keys turned by other angles than those of rows of this length do (longrope). They are then formed again, as transformers
+/// does for Phi-3.
+bool outgrows(const format::ModelConfig& config, int64_t before, int64_t now) {
+  return std::any_of(config.ropes.begin(), config.ropes.end(), [&](const format::RopeSettings& rope) {
+    return rope.type == format::RopeSettings::Type::kLongRope && is_long_for(rope, before) != is_long_for(rope, now);
+  });
+}
+
 }  // namespace
 
 std::vector<std::vector<int64_t>> generate(CausalLM& model, const std::vector<std::vector<int64_t>>& prompts,
@@ -62,7 +70,23 @@ std::vector<std::vector<int64_t>> generate(CausalLM& model, const std::vector<st
     if (penalized) seen[row].insert(prompts[row].begin(), prompts[row].end());
   }
   GenerationCache cache = make_cache(model, std::ssize(prompts), longest + options.max_new_tokens);
+  int64_t before = 0;  // positions of the longest row
   for (int64_t position = 0; position < options.max_new_tokens && !rows.empty(); ++position) {
+    const auto length = [&](int64_t row) {
+      return std::ssize(prompts[static_cast<size_t>(row)]) + std::ssize(generated[static_cast<size_t>(row)]);
+    };
+    const int64_t now = length(*std::max_element(rows.begin(), rows.end(), [&](auto a, auto b) { return length(a) < length(b); }));
+    if (position > 0 && outgrows(model.config(), before, now)) {
+      tokens.clear();
+      for (size_t i = 0; i < rows.size(); ++i) {
+        const auto row = static_cast<size_t>(rows[i]);
+        tokens.insert(tokens.end(), prompts[row].begin(), prompts[row].end());
+        tokens.insert(tokens.end(), generated[row].begin(), generated[row].end());
+        counts[i] = length(rows[i]);
+        cache.lengths[row] = 0;
+      }
+    }
+    before = now;
     const at::Tensor logits = model.logits(forward_cached(model, ids_on(model.device(), tokens), rows, counts, cache));
     std::vector<at::Tensor> seen_ids;
     for (const int64_t row : rows) {

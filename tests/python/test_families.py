@@ -9,9 +9,8 @@ import transformers
 pytest.importorskip("bitsandbytes")
 import peft
 import qlorapp
-from engine_checks import assert_same_pass, base, with_lora
+from engine_checks import assert_same_pass, base, losses_and_gradients, with_lora
 from qlorapp import _C
-from safetensors.torch import load_file
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 BY_TYPE = {"sliding_window": 6, "layer_types": [SLIDING, FULL, SLIDING]}
@@ -83,7 +82,6 @@ def test_every_native_family_is_here():
 def root(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("family")
     peer.write_llama(path / "float", **FAMILIES[request.param])
-    peer.write_rows(path / "rows.jsonl", 24)
     return path
 
 
@@ -114,20 +112,26 @@ def test_loss_logits_and_gradients_are_those_of_transformers_and_peft(root, four
     assert_same_pass(with_lora(model), batch())
 
 
-def test_every_way_to_keep_activations_trains_the_same_bits(root):
-    def adapter(name, *options):
-        peer.run_cli(
-            "train", "--model", root / "float", "--data", root / "rows.jsonl", "--output", root / name, "--max_steps", 4, "--dtype", "float32",
-            "--lora_dropout", 0.1, "--learning_rate", 1e-3, "--save_strategy", "no", "--seed", 1, "--per_device_train_batch_size", 3, *options,
-        )  # fmt: skip
-        return load_file(root / name / "adapter_model.safetensors")
+def test_every_way_to_keep_activations_gives_the_same_bits(root, monkeypatch):
+    options = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    model = qlorapp.AutoModelForCausalLM.from_pretrained(
+        root / "float", dtype=torch.float32, quantization_config=qlorapp.BitsAndBytesConfig(**options)
+    )
+    model = with_lora(model, lora_dropout=0.1).train()
+    engine = base(model).forward.engine
+    monkeypatch.setattr(engine, "keep", lambda keep: None)  # which transformers' flags choose otherwise
 
-    everything = adapter("everything", "--checkpoint_keep", "everything")
+    def gradients(keep, tile_rows=0):
+        engine.core.set_keep(keep)
+        engine.core.set_memory(mlp_tile_rows=tile_rows)
+        torch.manual_seed(3)
+        return losses_and_gradients(model, batch())[2]
+
+    everything = gradients("everything")
     for keep in ("attention_only", "input_only", "every:2", "input_only:1,everything"):
-        other = adapter(keep.replace(":", "-"), "--gradient_checkpointing", "true", "--checkpoint_keep", keep)
+        other = gradients(keep)
         assert all(torch.equal(everything[name], tensor) for name, tensor in other.items()), keep
-    tiles = adapter("tiles", "--gradient_checkpointing", "true", "--checkpoint_keep", "input_only", "--mlp_tile_rows", 16)
-    for name, tensor in tiles.items():  # a sum over rows, tile by tile
+    for name, tensor in gradients("input_only", 16).items():  # a sum over rows, tile by tile
         torch.testing.assert_close(tensor, everything[name], rtol=2e-4, atol=1e-6)
 
 
@@ -165,3 +169,33 @@ def test_merging_is_pefts(root):
     again = qlorapp.AutoModelForCausalLM.from_pretrained(root / "merged", dtype=torch.float32)
     with torch.no_grad():
         assert relative(ours(**batch()).logits, again(**batch()).logits) <= 1e-5
+
+
+STEPS, RATE = 20, 2e-3
+#: One case of each architecture.
+FIRST = list({case.get("family", "Llama"): name for name, case in reversed(FAMILIES.items())}.values())
+
+
+@pytest.mark.parametrize("root", FIRST, indirect=True)
+def test_twenty_steps_are_those_of_transformers_peft_and_bitsandbytes(root):
+    model = peer.load_4bit(root / "float")
+    model.save_pretrained(root / "codes")
+    model = peer.add_adapters(model)
+    model.save_pretrained(root / "first")
+    rows = peer.write_rows(root / "rows.jsonl", 3 * STEPS)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=RATE, weight_decay=0.0)
+    expected = []
+    for step in range(STEPS):
+        loss = model(**peer.collate(rows[3 * step : 3 * step + 3])).loss
+        loss.backward()
+        expected.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    peer.run_cli(
+        "train", "--defaults", "trainer", "--model", root / "codes", "--data", root / "rows.jsonl", "--output", root / "run",
+        "--init_adapter", root / "first", "--max_steps", STEPS, "--per_device_train_batch_size", 3, "--learning_rate", RATE,
+        "--weight_decay", 0, "--max_grad_norm", 0, "--lr_scheduler_type", "constant", "--train_sampling_strategy", "sequential",
+        "--logging_steps", 1, "--save_strategy", "no", "--dtype", "float32",
+    )  # fmt: skip
+    losses = [entry["loss"] for entry in peer.history(root / "run")]
+    assert losses == pytest.approx(expected, abs=1e-5)

@@ -35,6 +35,9 @@ class EngineCache(Cache):
             self.held = _C.make_cache(self._core, len(counts), max(self._capacity, max(counts)))
         return _C.forward_cached(self._core, self.held, input_ids, counts, every_token)
 
+    def __bool__(self) -> bool:
+        return True  # whoever asks means a cache at all; its length is of layers, which it has none of
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.columns
 

@@ -57,7 +57,9 @@ AttentionPart::Heads AttentionPart::heads_of(const at::Tensor& qkv, bool turn, c
 }
 
 at::Tensor AttentionPart::query_scale(const Rotation& rotation, const StepContext& context, at::ScalarType dtype) {
-  return rotation.query_scale.index_select(0, context.positions).to(dtype).view({-1, 1, 1});
+  const at::Tensor& of = rotation.query_scale;  // a plan's has no values, and index_select no Meta kernel in C++
+  const at::Tensor here = of.is_meta() ? at::empty(context.positions.sizes(), of.options()) : of.index_select(0, context.positions);
+  return here.to(dtype).view({-1, 1, 1});
 }
 
 void AttentionPart::heads_back(const at::Tensor& packed, const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv,
