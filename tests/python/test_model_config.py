@@ -4,6 +4,7 @@
 import json
 import subprocess
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -58,7 +59,7 @@ def test_sizes_names_and_shapes_are_those_of_the_model_that_transformers_builds(
 @pytest.mark.parametrize("more", [{}, {"num_key_value_heads": None}])
 def test_what_a_file_leaves_out_is_what_the_class_of_the_family_assumes(build_dir, tmp_path, architecture, more):
     kind = getattr(transformers, architecture).config_class
-    sizes = {**SIZES, "hidden_size": 128, "num_attention_heads": 64}
+    sizes = {**SIZES, "hidden_size": 640, "num_attention_heads": 320}  # which each default of num_key_value_heads divides
     if kind.model_type == "granitemoehybrid":  # the class alone has Mamba layers and experts, which have no row
         sizes |= {"layer_types": ["full_attention"] * 2, "num_local_experts": 0}
     if kind.model_type == "seed_oss":  # which would be dropout
@@ -68,7 +69,11 @@ def test_what_a_file_leaves_out_is_what_the_class_of_the_family_assumes(build_di
     (tmp_path / "config.json").write_text(
         json.dumps({"architectures": [architecture], "model_type": kind.model_type, **sizes, **more})
     )
-    ours, theirs = read(build_dir, tmp_path), kind.from_pretrained(tmp_path)
+    try:
+        theirs = kind.from_pretrained(tmp_path)
+    except huggingface_hub.errors.StrictDataclassFieldValidationError:
+        pytest.skip("null is no value of the class")
+    ours = read(build_dir, tmp_path)
     for key in ("vocab_size", "num_key_value_heads", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings"):
         assert ours[key] == getattr(theirs, key), key
     rope = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
@@ -77,8 +82,9 @@ def test_what_a_file_leaves_out_is_what_the_class_of_the_family_assumes(build_di
         assert ours["head_dim"] == theirs.head_dim
     fields = ours["fields"]
     for key, _type, _least, _most, _required, _doc in _C.config_fields():
-        if hasattr(theirs, key) and key in fields:
-            assert fields[key] == getattr(theirs, key), key
+        name = "shared_intermediate_size" if key == "intermediate_size" and hasattr(theirs, "shared_intermediate_size") else key
+        if getattr(theirs, name, None) is not None and key in fields:
+            assert fields[key] == getattr(theirs, name), key
     assert fields.get("attention_multiplier", 0) == getattr(theirs, "attention_multiplier", 0)
     window = getattr(theirs, "sliding_window", None) or 0
     types = getattr(theirs, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * 2
