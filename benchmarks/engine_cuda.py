@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 
-from load_cuda import LINEARS, ROOT, write_checkpoint
+from load_cuda import ROOT, write_checkpoint
 from train_step_peers import SHAPES
 
 NEW_TOKENS, PROMPT, SEQUENCE = 128, 64, 2048
@@ -119,7 +119,7 @@ def training_lines(options: argparse.Namespace, folder: pathlib.Path, vocabulary
     rates: dict[str, list[float]] = {"Trainer": [], "C++": []}
     for i in range(2):
         model = qlorapp.AutoModelForCausalLM.from_pretrained(folder, quantization_config=four_bit, device_map="cuda")
-        lora = peft.LoraConfig(r=16, lora_alpha=32, target_modules=list(LINEARS), task_type="CAUSAL_LM")
+        lora = peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
         ids = torch.randint(5, vocabulary - 300, (steps, SEQUENCE)).tolist()
         rows = [{"input_ids": row, "labels": row} for row in ids]
         with tempfile.TemporaryDirectory() as output:
@@ -175,7 +175,7 @@ def main() -> None:
         four_bit = qlorapp.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
         )
-        config = peft.LoraConfig(r=16, lora_alpha=32, target_modules=list(LINEARS), task_type="CAUSAL_LM")
+        config = peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
 
         def load_core():
             return _C.load_model(str(folder), compute_dtype=torch.bfloat16, double_quant=False, device=torch.device("cuda"))

@@ -33,7 +33,7 @@ import sys
 import tempfile
 import time
 
-from train_step_peers import LINEARS, SHAPES, Shape, load_unsloth, write_tokenizer
+from train_step_peers import SHAPES, Shape, load_unsloth, write_tokenizer
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SHARD_BYTES = 5 * 10**9
@@ -122,7 +122,7 @@ def write_checkpoint(folder: pathlib.Path, shape: Shape, *, with_tokenizer: bool
         json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map})
     )
     if with_tokenizer:
-        write_tokenizer(folder)
+        write_tokenizer(folder, shape)
     (folder / "config.json").write_text(json.dumps(config_of(shape)))
 
 
@@ -171,7 +171,7 @@ def run_peer(folder: str) -> None:
         options = {}  # the folder says it
     else:
         options = {"quantization_config": quantization}
-    lora = peft.LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules=LINEARS, task_type="CAUSAL_LM")
+    lora = peft.LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
     model = timed_load(
         lambda: transformers.AutoModelForCausalLM.from_pretrained(folder, device_map={"": 0}, dtype=torch.bfloat16, **options),
         lambda model: peft.get_peft_model(model, lora),

@@ -26,7 +26,7 @@ import traceback
 import bitsandbytes
 import torch
 import torch.distributed
-from train_step_peers import LINEARS, SHAPES, Shape, config_of, load_hf
+from train_step_peers import SHAPES, Shape, config_of, load_hf
 
 
 def random_model(shape: Shape, device: torch.device):
@@ -68,7 +68,7 @@ def random_model(shape: Shape, device: torch.device):
     model.tie_weights()
     model.model.rotary_emb = LlamaRotaryEmbedding(config).to(device)
     model.is_loaded_in_4bit = True  # else peft does not accept Linear4bit
-    lora = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules=LINEARS, task_type="CAUSAL_LM")
+    lora = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
     return get_peft_model(model, lora, autocast_adapter_dtype=False)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures training steps on a GPU at real shapes of Llama and Qwen3: qlorapp, unsloth, and transformers + peft + bitsandbytes.
+"""Measures training steps on a GPU at real shapes of several families: qlorapp, unsloth, and transformers + peft + bitsandbytes.
 
     python benchmarks/train_step_cuda.py [--build build/dev] [--rows 8b:2x2048 1b] [--peers unsloth hf] [--rounds 2] [--seconds 3] [--memory_first]
 
@@ -52,8 +52,11 @@ ROWS = [
     Row("1b", 2, 2048, "input_on_host", "unsloth", (True,)),
     Row("1b", 8, 2048, "input_on_host", "unsloth", (True,)),
     Row("1b", 2, 512, "input_only", "unsloth", (True,)),
-    Row("qwen3-8b", 2, 2048, "everything", False),
-    Row("qwen3-8b", 2, 2048, "input_on_host", "unsloth"),
+    *(
+        row
+        for model in ("qwen3-8b", "qwen3-0.6b", "qwen2.5-7b", "mistral-7b", "gemma-3-4b", "gemma-3-1b", "phi-4-mini")
+        for row in (Row(model, 2, 2048, "everything", False), Row(model, 2, 2048, "input_on_host", "unsloth"))
+    ),
 ]
 
 

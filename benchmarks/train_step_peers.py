@@ -15,8 +15,6 @@ import statistics
 import sys
 import time
 
-LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
@@ -29,8 +27,10 @@ class Shape:
     kv_heads: int = 8
     vocabulary: int = 128256
     family: str = "Llama"
+    more: dict = dataclasses.field(default_factory=dict, hash=False)  #: Further options of the family's config.
 
     def linears(self) -> dict[str, tuple[int, int]]:
+        """Of a Llama's block."""
         wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return {
             "self_attn.q_proj": (wide, self.hidden), "self_attn.k_proj": (narrow, self.hidden), "self_attn.v_proj": (narrow, self.hidden),
@@ -50,7 +50,7 @@ class Shape:
 
     def operations(self, sequence: int) -> float:
         """Floating-point operations per token: products forward and for the input's gradient, causal attention 1 + 2.5."""
-        products = self.layers * sum(out * inner for out, inner in self.linears().values()) + self.vocabulary * self.hidden
+        products = self.layers * sum(out * inner for out, inner in self.stacked()) + self.vocabulary * self.hidden
         return 4 * products + 7 * self.layers * sequence * self.heads * self.head_dim
 
 
@@ -59,7 +59,13 @@ SHAPES = {
     "8b": Shape(4096, 14336, 32, 32, 128, False),
     "3b": Shape(3072, 8192, 28, 24, 128, True),
     "1b": Shape(2048, 8192, 16, 32, 64, True),
-    "qwen3-8b": Shape(4096, 12288, 36, 32, 128, False, vocabulary=151936, family="Qwen3"),
+    "qwen3-8b": Shape(4096, 12288, 36, 32, 128, False, 8, 151936, "Qwen3"),
+    "qwen3-0.6b": Shape(1024, 3072, 28, 16, 128, True, 8, 151936, "Qwen3"),
+    "qwen2.5-7b": Shape(3584, 18944, 28, 28, 128, False, 4, 152064, "Qwen2"),
+    "mistral-7b": Shape(4096, 14336, 32, 32, 128, False, 8, 32768, "Mistral", {"sliding_window": None}),
+    "gemma-3-4b": Shape(2560, 10240, 34, 8, 256, True, 4, 262208, "Gemma3", {"sliding_window": 1024}),
+    "gemma-3-1b": Shape(1152, 6912, 26, 4, 256, True, 1, 262144, "Gemma3", {"sliding_window": 512}),
+    "phi-4-mini": Shape(3072, 8192, 32, 24, 128, True, 8, 200064, "Phi3", {"partial_rotary_factor": 0.75, "pad_token_id": None}),
 }
 
 
@@ -82,13 +88,18 @@ def reply(**fields) -> None:
     print(json.dumps(fields), flush=True)
 
 
-def write_tokenizer(folder: pathlib.Path) -> None:
-    """Writes bytes, fillers up to Llama 3's 128,000, and its special tokens at their ids, so no embedding is resized."""
+def words_of(shape: Shape) -> int:
+    """Words of the tokenizer, behind which its special tokens begin: Llama 3's 128,000, or what the vocabulary has room for."""
+    return min(128000, shape.vocabulary - 256)
+
+
+def write_tokenizer(folder: pathlib.Path, shape: Shape) -> None:
+    """Writes bytes, fillers, and special tokens, all within the vocabulary, so no embedding is resized."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = letters + [f"<filler {i}>" for i in range(len(letters), 128000)]
+    words = letters + [f"<filler {i}>" for i in range(len(letters), words_of(shape))]
     tokenizer = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[]))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     special = ["<|begin_of_text|>", "<|end_of_text|>", "<|reserved 0|>", "<|reserved 1|>", "<|finetune_right_pad_id|>"]
@@ -102,17 +113,29 @@ def write_tokenizer(folder: pathlib.Path) -> None:
 def config_of(shape: Shape):
     import transformers
 
-    return getattr(transformers, f"{shape.family}Config")(
-        hidden_size=shape.hidden, intermediate_size=shape.intermediate, num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim, vocab_size=shape.vocabulary, tie_word_embeddings=shape.tied,
-        max_position_embeddings=131072, rms_norm_eps=1e-5, rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
-        bos_token_id=128000, eos_token_id=128001, dtype="bfloat16", architectures=[f"{shape.family}ForCausalLM"],
-    )  # fmt: skip
+    architecture, words = f"{shape.family}ForCausalLM", words_of(shape)
+    options = {
+        "hidden_size": shape.hidden, "intermediate_size": shape.intermediate, "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim,
+        "vocab_size": shape.vocabulary, "tie_word_embeddings": shape.tied, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+        "bos_token_id": words, "eos_token_id": words + 1, "dtype": "bfloat16", "architectures": [architecture],
+    }  # fmt: skip
+    if shape.family != "Gemma3":  # which has settings of its own for each type of layer
+        options["rope_parameters"] = {"rope_type": "default", "rope_theta": 500000.0}
+    return getattr(transformers, architecture).config_class(**{**options, **shape.more})
+
+
+def linears_of(model) -> dict:
+    """The linear layers of the blocks."""
+    import torch
+
+    return {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and ".layers." in name}
 
 
 def write_checkpoint(folder: pathlib.Path, shape: Shape, device: str = "cuda") -> None:
     """Writes a checkpoint with random weights in bitsandbytes' four-bit format, quantized on the peers' device."""
     import torch
+    import transformers
     from bitsandbytes.functional import quantize_4bit
     from safetensors.torch import save_file
     from transformers import BitsAndBytesConfig
@@ -137,24 +160,28 @@ def write_checkpoint(folder: pathlib.Path, shape: Shape, device: str = "cuda") -
         total += sum(tensor.nbytes for tensor in tensors.values())
         index.update(dict.fromkeys(tensors, name))
 
-    ones = torch.ones(shape.hidden, device=device, dtype=torch.bfloat16)
-    ends = {"model.embed_tokens.weight": random(shape.vocabulary, shape.hidden), "model.norm.weight": ones}
+    with torch.device("meta"):
+        model = getattr(transformers, config.architectures[0])(config)
+    linears = linears_of(model)
+    ends, layers = {}, {}
+    for name, parameter in model.named_parameters():
+        _, found, rest = name.partition(".layers.")
+        tensors = layers.setdefault(int(rest.partition(".")[0]), {}) if found else ends
+        owner = name.removesuffix(".weight")
+        if owner in linears:
+            packed, state = quantize_4bit(random(*parameter.shape), blocksize=64, compress_statistics=True, quant_type="nf4")
+            tensors[name] = packed.cpu()
+            tensors.update({f"{name}.{key}": value.cpu() for key, value in state.as_dict(packed=True).items()})
+        else:
+            tensors[name] = torch.ones(parameter.shape, dtype=torch.bfloat16) if parameter.dim() == 1 else random(*parameter.shape)
     if not shape.tied:
         ends["lm_head.weight"] = random(shape.vocabulary, shape.hidden)
     save("ends.safetensors", ends)
-    for layer in range(shape.layers):
-        prefix = f"model.layers.{layer}."
-        tensors = {prefix + "input_layernorm.weight": ones, prefix + "post_attention_layernorm.weight": ones.clone()}
-        if shape.family == "Qwen3":
-            tensors |= {f"{prefix}self_attn.{name}_norm.weight": ones[: shape.head_dim].clone() for name in "qk"}
-        for name, (out, inner) in shape.linears().items():
-            packed, state = quantize_4bit(random(out, inner), blocksize=64, compress_statistics=True, quant_type="nf4")
-            tensors[f"{prefix}{name}.weight"] = packed
-            tensors.update({f"{prefix}{name}.weight.{key}": value for key, value in state.as_dict(packed=True).items()})
+    for layer, tensors in layers.items():
         save(f"layer-{layer:02}.safetensors", tensors)
     contents = {"metadata": {"total_size": total}, "weight_map": index}
     (folder / "model.safetensors.index.json").write_text(json.dumps(contents))
-    write_tokenizer(folder)
+    write_tokenizer(folder, shape)
 
 
 def load_hf(checkpoint: str, gpu: int = 0):
@@ -165,7 +192,7 @@ def load_hf(checkpoint: str, gpu: int = 0):
     model = AutoModelForCausalLM.from_pretrained(checkpoint, device_map={"": gpu}, dtype=torch.bfloat16)
     model.config.use_cache = False
     return get_peft_model(
-        model, LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules=LINEARS, task_type="CAUSAL_LM")
+        model, LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
     )
 
 
@@ -177,8 +204,9 @@ def load_unsloth(checkpoint: str, checkpointing: bool | str, sequence: int):
         checkpoint, max_seq_length=sequence, dtype=torch.bfloat16, load_in_4bit=True, device_map={"": 0}, local_files_only=True,
         use_gradient_checkpointing=checkpointing,
     )  # fmt: skip
+    names = sorted({name.rpartition(".")[2] for name in linears_of(model)})
     model = FastLanguageModel.get_peft_model(
-        model, r=16, lora_alpha=32, lora_dropout=0, bias="none", target_modules=LINEARS, use_gradient_checkpointing=checkpointing,
+        model, r=16, lora_alpha=32, lora_dropout=0, bias="none", target_modules=names, use_gradient_checkpointing=checkpointing,
         max_seq_length=sequence, random_state=1,
     )  # fmt: skip
     FastLanguageModel.for_training(model, use_gradient_checkpointing=checkpointing)
@@ -247,7 +275,7 @@ def serve_peer(system: str) -> None:
         """layers: the number of first layers that are checkpointed, if not all (HF stack)."""
         nonlocal tokens
         torch.manual_seed(1)
-        tokens = torch.randint(0, 128000, (batch, sequence), device="cuda")
+        tokens = torch.randint(0, words_of(SHAPES[row.model]), (batch, sequence), device="cuda")
         if system == "hf":
             if checkpointing:
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

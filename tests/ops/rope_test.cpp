@@ -13,14 +13,17 @@ TEST_CASE("rope turns the halves of each head by the angle of its position", "[o
   const auto dtype = GENERATE(at::kDouble, at::kFloat, at::kBFloat16, at::kHalf);
   const int64_t heads = GENERATE(1, 3), d = GENERATE(2, 8, 16, 64, 128);
   const std::vector<int64_t> positions{0, 1, 2, 3, 0, 1, 20};
-  const at::Tensor angles = at::rand({21, d / 2}, at::kFloat) * 6.28, cos = angles.cos(), sin = angles.sin();
+  const bool interleaved = GENERATE(false, true);
+  const int64_t width = GENERATE_REF(from_range(d > 2 ? std::vector<int64_t>{d, d / 2, 0} : std::vector<int64_t>{d}));
+  const reference::Rotary rotary{width, interleaved};
+  const at::Tensor angles = at::rand({21, width / 2}, at::kFloat) * 6.28, cos = angles.cos(), sin = angles.sin();
   const at::Tensor index = at::tensor(positions), x = randn({7, heads, d}, dtype);
   for (const bool inverse : {false, true}) {
-    const auto want = reference::rope(values(x), heads, d, values(cos), values(sin), positions, inverse ? -1 : 1);
-    const at::Tensor y = ops::rope(x, cos, sin, index, inverse);
+    const auto want = reference::rope(values(x), heads, d, values(cos), values(sin), positions, inverse ? -1 : 1, rotary);
+    const at::Tensor y = ops::rope(x, cos, sin, index, inverse, interleaved);
     REQUIRE(relative_error(y, want) < tolerance(dtype));
     at::Tensor in_place = x.clone();
-    ops::rope_(in_place, cos, sin, index, inverse);
+    ops::rope_(in_place, cos, sin, index, inverse, interleaved);
     REQUIRE(at::equal(in_place, y));
   }
 }
@@ -41,5 +44,8 @@ TEST_CASE("rope refuses positions outside its tables and tables of another head"
   const at::Tensor x = randn({2, 1, 8}, at::kFloat), table = at::zeros({4, 4});
   REQUIRE_THROWS_AS(ops::rope(x, table, table, at::tensor({0, 4}, at::kLong)), qlorapp::ValueError);
   REQUIRE_THROWS_AS(ops::rope(x, table, table, at::tensor({-1, 0}, at::kLong)), qlorapp::ValueError);
-  REQUIRE_THROWS_AS(ops::rope(x, table.narrow(1, 0, 2), table.narrow(1, 0, 2), at::tensor({0, 1}, at::kLong)), qlorapp::ValueError);
+  const at::Tensor wide = at::zeros({4, 5});
+  REQUIRE_THROWS_AS(ops::rope(x, wide, wide, at::tensor({0, 1}, at::kLong)), qlorapp::ValueError);
+  const at::Tensor half = at::zeros({4, 2}), weight = at::ones({8});  // a part of a head turns; normed ones turn as a whole
+  REQUIRE_THROWS_AS(ops::rms_norm_rope(x, weight, weight, 1, 1e-5, half, half, at::tensor({0, 1}, at::kLong)), qlorapp::ValueError);
 }
