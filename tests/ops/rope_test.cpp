@@ -14,7 +14,7 @@ TEST_CASE("rope turns the halves of each head by the angle of its position", "[o
   const int64_t heads = GENERATE(1, 3), d = GENERATE(2, 8, 16, 64, 128);
   const std::vector<int64_t> positions{0, 1, 2, 3, 0, 1, 20};
   const bool interleaved = GENERATE(false, true);
-  const int64_t width = GENERATE_REF(from_range(d > 2 ? std::vector<int64_t>{d, d / 2, 0} : std::vector<int64_t>{d}));
+  const int64_t width = GENERATE_REF(from_range(d > 2 ? std::vector<int64_t>{d, d / 2} : std::vector<int64_t>{d}));
   const reference::Rotary rotary{width, interleaved};
   const at::Tensor angles = at::rand({21, width / 2}, at::kFloat) * 6.28, cos = angles.cos(), sin = angles.sin();
   const at::Tensor index = at::tensor(positions), x = randn({7, heads, d}, dtype);
@@ -26,6 +26,11 @@ TEST_CASE("rope turns the halves of each head by the angle of its position", "[o
     ops::rope_(in_place, cos, sin, index, inverse, interleaved);
     REQUIRE(at::equal(in_place, y));
   }
+}
+
+TEST_CASE("rope with empty tables turns nothing", "[ops][cpu]") {
+  const at::Tensor x = randn({3, 2, 8}, at::kFloat), none = at::empty({4, 0});
+  REQUIRE(at::equal(ops::rope(x, none, none, at::arange(3)), x));
 }
 
 TEST_CASE("rope_ turns q and k inside a packed projection and leaves v alone", "[ops][cpu]") {
