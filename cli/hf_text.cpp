@@ -22,7 +22,7 @@
 
 #include "core/check.hpp"
 #include "data/template_source.hpp"
-#include "qlorapp/format/json.hpp"
+#include "qlorapp/json/json.hpp"
 #include "text_copy.hpp"
 
 namespace qlorapp::cli {

@@ -8,7 +8,7 @@
 #include "chat_writer.hpp"
 #include "core/check.hpp"
 #include "core/nearest_name.hpp"
-#include "format/folder.hpp"
+#include "files/folder.hpp"
 #include "json_reading.hpp"
 #include "special_tokens.hpp"
 #include "template_source.hpp"
@@ -127,8 +127,8 @@ ChatTemplate::ChatTemplate(const ChatForm& form, std::string bos_token, std::str
 
 std::optional<ChatTemplate> ChatTemplate::from_folder(const std::string& folder) {
   const FolderTokens tokens = tokens_in(folder);
-  const std::string jinja_path = format::path_in(folder, "chat_template.jinja");
-  if (format::has_entry(folder, "chat_template.jinja"))
+  const std::string jinja_path = files::path_in(folder, "chat_template.jinja");
+  if (files::has_entry(folder, "chat_template.jinja"))
     return from_source(read_file_inside(jinja_path, kLargestTemplateFile), tokens.bos, tokens.eos, jinja_path);
   const auto jinja = template_in(tokens.config.values, tokens.config.path);
   if (!jinja) return std::nullopt;
@@ -161,7 +161,7 @@ std::string ChatTemplate::source(const std::string& name_or_file) {
 }
 
 bool ChatTemplate::is_in(const std::string& folder) {
-  if (format::has_entry(folder, "chat_template.jinja")) return true;
+  if (files::has_entry(folder, "chat_template.jinja")) return true;
   const TokenizerConfig config = read_tokenizer_config(folder);
   return template_in(config.values, config.path).has_value();
 }

@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
-#include "format/python_json.hpp"
-#include "qlorapp/format/json.hpp"
+#include "json/python_json.hpp"
+#include "qlorapp/json/json.hpp"
 #include "template_sources.hpp"
 
 namespace qlorapp {

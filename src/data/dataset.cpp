@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/check.hpp"
-#include "format/json_tree.hpp"
+#include "json/json_tree.hpp"
 #include "json_reading.hpp"
 #include "qlorapp/data/text_tools.hpp"
 #include "row_encoder.hpp"

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "core/check.hpp"
-#include "format/file_reader.hpp"
-#include "format/json_tree.hpp"
+#include "files/file_reader.hpp"
+#include "json/json_tree.hpp"
 #include "unicode.hpp"
 
 namespace qlorapp {
@@ -177,10 +177,8 @@ std::optional<PackedIds> packed_ids(const Row& value) {
   return PackedIds(value.get_binary());
 }
 
-std::string read_file(const std::string& path, size_t limit) { return format::FileReader(path).read_all(limit); }
-std::string read_file_inside(const std::string& path, size_t limit) {
-  return format::FileReader::open_inside(path).read_all(limit);
-}
+std::string read_file(const std::string& path, size_t limit) { return files::FileReader(path).read_all(limit); }
+std::string read_file_inside(const std::string& path, size_t limit) { return files::FileReader::open_inside(path).read_all(limit); }
 
 std::string_view kind_of(const nlohmann::json& value) { return kind(value); }
 std::string_view kind_of(const Row& value) { return kind(value); }

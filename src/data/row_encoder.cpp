@@ -8,7 +8,7 @@
 #include "answers.hpp"
 
 #include "core/check.hpp"
-#include "format/json_tree.hpp"
+#include "json/json_tree.hpp"
 #include "json_reading.hpp"
 #include "unicode.hpp"
 

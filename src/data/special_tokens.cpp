@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/check.hpp"
-#include "format/folder.hpp"
+#include "files/folder.hpp"
 #include "json_reading.hpp"
 
 namespace qlorapp {
@@ -15,8 +15,8 @@ using nlohmann::json;
 constexpr size_t kLargestTokenFile = 64 << 20;
 
 json read_if_there(const std::string& folder, const char* name) {
-  if (!format::has_entry(folder, name)) return json::object();
-  const std::string path = format::path_in(folder, name);
+  if (!files::has_entry(folder, name)) return json::object();
+  const std::string path = files::path_in(folder, name);
   json file = parse_json(read_file_inside(path, kLargestTokenFile), path);
   QLORAPP_CHECK_FORMAT(file.is_object(), "[{}] must be a JSON object; got {}. Check the file.", path, kind_of(file));
   return file;
@@ -57,11 +57,11 @@ std::vector<TokenId> numbered(const json& file, const char* key, const Tokenizer
 
 TokenizerConfig read_tokenizer_config(const std::string& folder) {
   TokenizerConfig out;
-  out.path = format::path_in(folder, "tokenizer_config.json");
+  out.path = files::path_in(folder, "tokenizer_config.json");
   out.values = read_if_there(folder, "tokenizer_config.json");
   out.map = json::object();
   if (out.values.contains("added_tokens_decoder")) return out;
-  out.map_path = format::path_in(folder, "special_tokens_map.json");
+  out.map_path = files::path_in(folder, "special_tokens_map.json");
   out.map = read_if_there(folder, "special_tokens_map.json");
   out.values.update(out.map);
   return out;

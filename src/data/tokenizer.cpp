@@ -8,7 +8,7 @@
 #include "added_tokens.hpp"
 #include "byte_pair.hpp"
 #include "core/check.hpp"
-#include "format/folder.hpp"
+#include "files/folder.hpp"
 #include "json_reading.hpp"
 #include "special_tokens.hpp"
 #include "tokenizer_json.hpp"
@@ -198,9 +198,9 @@ Tokenizer Tokenizer::from_json(std::string_view text, const std::string& where) 
 }
 
 Tokenizer Tokenizer::from_folder(const std::string& folder, const std::string& model_folder) {
-  const std::string path = format::path_in(folder, "tokenizer.json");
-  if (!format::exists(folder)) throw IoError(message("[tokenizer] '{}' must be a model's folder; there is none.", folder), ENOENT);
-  if (!format::has_entry(folder, "tokenizer.json")) {
+  const std::string path = files::path_in(folder, "tokenizer.json");
+  if (!files::exists(folder)) throw IoError(message("[tokenizer] '{}' must be a model's folder; there is none.", folder), ENOENT);
+  if (!files::has_entry(folder, "tokenizer.json")) {
     throw IoError(message("[{}] must contain tokenizer.json; there is none. Copy the tokenizer files of the model here, or save "
                           "them with tokenizer.save_pretrained().",
                           folder),

@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 
 #include "core/nearest_name.hpp"
-#include "json_fields.hpp"
+#include "json/json_fields.hpp"
 
 namespace qlorapp::format {
 namespace {
@@ -28,9 +28,9 @@ bool is_shard_name(std::string_view name) {
 }
 
 /// Opens a file of the folder, or nothing if there is none of that name.
-std::optional<FileReader> open_if_there(const std::string& folder, const std::string& name) {
+std::optional<files::FileReader> open_if_there(const std::string& folder, const std::string& name) {
   try {
-    return FileReader::open_inside(folder, name);
+    return files::FileReader::open_inside(folder, name);
   } catch (const IoError& error) {
     if (error.error_number() == ENOENT) return std::nullopt;
     throw;
@@ -82,7 +82,7 @@ Checkpoint::Checkpoint(std::string folder) : folder_(std::move(folder)) {
 }
 
 void Checkpoint::open_index() {
-  const std::optional<FileReader> index = open_if_there(folder_, kIndexFile);
+  const std::optional<files::FileReader> index = open_if_there(folder_, kIndexFile);
   if (!index) fail_without_safetensors(folder_);
   constexpr size_t kMaxIndexBytes = size_t{128} << 20;
   const std::string& where = index->path();

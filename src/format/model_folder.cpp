@@ -10,12 +10,12 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
-#include "format/folder.hpp"
-#include "format/printable.hpp"
-#include "format/python_json.hpp"
+#include "core/printable.hpp"
+#include "files/folder.hpp"
 #include "format/quant_state.hpp"
+#include "json/python_json.hpp"
 #include "qlorapp/core/log.hpp"
-#include "qlorapp/format/json.hpp"
+#include "qlorapp/json/json.hpp"
 
 namespace qlorapp::format {
 namespace {
@@ -121,7 +121,7 @@ ModelFolder open_model_folder(const std::string& folder) {
 }
 
 ModelConfig settled_config(const std::string& folder) {
-  const auto has = [&](const char* name) { return exists(path_in(folder, name)); };
+  const auto has = [&](const char* name) { return files::exists(files::path_in(folder, name)); };
   if (!has("model.safetensors") && !has("model.safetensors.index.json")) return load_model_config(folder);
   return open_model_folder(folder).config;
 }

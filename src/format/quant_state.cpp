@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "format/double_quant.hpp"
-#include "format/python_json.hpp"
-#include "json_fields.hpp"
+#include "json/json_fields.hpp"
+#include "json/python_json.hpp"
 
 namespace qlorapp::format {
 namespace {

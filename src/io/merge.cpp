@@ -22,23 +22,23 @@
 #include "adapter_tensors.hpp"
 #include "adapters/merged_weight.hpp"
 #include "core/check.hpp"
-#include "format/atomic_file.hpp"
+#include "files/atomic_file.hpp"
+#include "files/folder.hpp"
 #include "format/checkpoint_index.hpp"
-#include "format/folder.hpp"
-#include "format/python_json.hpp"
 #include "format/quant_state.hpp"
 #include "io/adapter_base.hpp"
 #include "io/finite.hpp"
 #include "io/linear_weight.hpp"
 #include "io/tensor_file.hpp"
 #include "io/tensor_stream.hpp"
+#include "json/python_json.hpp"
 #include "merge_tensors.hpp"
 #include "merged_folder.hpp"
 #include "nn/arriving_weights.hpp"
 #include "nn/base_fingerprint.hpp"
 #include "ops/memory_tape.hpp"
-#include "qlorapp/format/json.hpp"
 #include "qlorapp/format/model_layout.hpp"
+#include "qlorapp/json/json.hpp"
 #include "stored_names.hpp"
 
 namespace qlorapp {
@@ -63,7 +63,7 @@ class Merger {
                                               [&](const auto& part) { return adapter_.lora.matches(part.first); }),
         "[{}] target_modules must name the layers of the adapter's weights; it names none of them, such as '{}'. Is "
         "it the config of another adapter?",
-        format::path_in(adapter, kAdapterConfig), parts_.modules.begin()->first);
+        files::path_in(adapter, kAdapterConfig), parts_.modules.begin()->first);
     if (adapter_.is_as_written) check_adapter_base(adapter, checkpoint_);
     const auto stored = std::find_if(checkpoint_.tensors().begin(), checkpoint_.tensors().end(), [&](const auto& location) {
       return format::is_quantized(checkpoint_, location.tensor->name);
@@ -89,7 +89,7 @@ class Merger {
   }
 
   void write(const std::string& output) {
-    format::make_folders("merge", output);
+    files::make_folders("merge", output);
     write_shards(output);
     for (const format::SafetensorsFile& file : checkpoint_.files()) file.check_unchanged();
     adapter_.file.check_unchanged();
@@ -280,7 +280,7 @@ class Merger {
         parameters += output->numel();
         bytes += output->nbytes();
       }
-      format::SafetensorsWriter writer(format::path_in(folder, file), std::move(specs), {{"format", "pt"}});
+      format::SafetensorsWriter writer(files::path_in(folder, file), std::move(specs), {{"format", "pt"}});
       for (const format::TensorEntry& entry : writer.tensors()) {
         const MergedTensor& output = *by_name.at(entry.name);
         output.is_copied() ? copy(output, writer) : merge(output, writer);
@@ -292,8 +292,8 @@ class Merger {
     format::Json index = format::Json::object();
     index["metadata"] = {{"total_parameters", parameters}, {"total_size", bytes}};
     index["weight_map"] = std::move(weight_map);
-    format::write_file_atomically(format::path_in(folder, "model.safetensors.index.json"),
-                                  format::dump_python_json(index, format::kConfigStyle) + "\n");
+    files::write_file_atomically(files::path_in(folder, "model.safetensors.index.json"),
+                                 format::dump_python_json(index, format::kConfigStyle) + "\n");
   }
 
   format::Checkpoint checkpoint_;
@@ -322,7 +322,7 @@ void merge_adapter(const std::string& model, const std::string& adapter, const s
   const at::NoGradGuard no_grad;
   QLORAPP_CHECK_VALUE(options.max_shard_size.count > 0, "[merge] max_shard_size must be above 0; got {}.",
                       options.max_shard_size.count);
-  format::FreshFolder fresh(output);
+  files::FreshFolder fresh(output);
   ops::mark_phase(ops::MemoryPhase::kMerge);
   Merger(model, adapter, options).write(fresh.path());
   fresh.keep();

@@ -7,9 +7,9 @@
 
 #include "core/check.hpp"
 #include "core/nearest_name.hpp"
+#include "files/file_reader.hpp"
+#include "files/folder.hpp"
 #include "format/checkpoint_index.hpp"
-#include "format/file_reader.hpp"
-#include "format/folder.hpp"
 #include "format/model_folder.hpp"
 
 namespace qlorapp {
@@ -99,8 +99,8 @@ format::ModelConfig find_model_config(const std::string& text) {
             known.vocabulary, known.positions, known.eps, known.theta, known.tied, known.more),
         known.name);
   }
-  if (text.ends_with(".json")) return format::parse_model_config(format::FileReader(text).read_all(size_t{16} << 20), text);
-  QLORAPP_CHECK_VALUE(format::exists(text), "[model] must be a folder with a config.json, such a file, or one of {}; got '{}'.{}",
+  if (text.ends_with(".json")) return format::parse_model_config(files::FileReader(text).read_all(size_t{16} << 20), text);
+  QLORAPP_CHECK_VALUE(files::exists(text), "[model] must be a folder with a config.json, such a file, or one of {}; got '{}'.{}",
                       joined(kNames), text, did_you_mean(lower(text), kNames));
   try {
     static_cast<void>(format::Checkpoint(text));

@@ -12,10 +12,10 @@
 
 #include "core/check.hpp"
 #include "format/checkpoint_index.hpp"
-#include "format/python_json.hpp"
 #include "format/quant_state.hpp"
 #include "format/safetensors.hpp"
 #include "format/yaml.hpp"
+#include "json/python_json.hpp"
 #include "qlorapp/format/adapter_config.hpp"
 #include "qlorapp/format/model_layout.hpp"
 #include "qlorapp/format/quantization_config.hpp"

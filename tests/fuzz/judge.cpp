@@ -26,9 +26,9 @@
 
 #include "core/check.hpp"
 #include "data/json_reading.hpp"
+#include "files/folder.hpp"
+#include "files/manifest.hpp"
 #include "format/checkpoint_index.hpp"
-#include "format/folder.hpp"
-#include "format/manifest.hpp"
 #include "format/quant_state.hpp"
 #include "format/safetensors.hpp"
 #include "io/checkpoint_folder.hpp"

@@ -18,6 +18,8 @@ def test_includes_of_this_tree_go_one_way():
     ("file", "include", "rule"),
     [
         ("include/qlorapp/core/a.hpp", '"qlorapp/format/nf4.hpp"', "an arrow from core to format goes up"),
+        ("src/json/a.cpp", '"qlorapp/format/nf4.hpp"', "an arrow from json to format goes up"),
+        ("src/files/a.cpp", '"qlorapp/format/nf4.hpp"', "an arrow from files to format goes up"),
         ("include/qlorapp/format/a.hpp", '"qlorapp/ops/quantize.hpp"', "an arrow from format to ops goes up"),
         ("src/nn/a.cpp", '"qlorapp/train/trainer.hpp"', "an arrow from nn to train goes up"),
         ("src/nn/a.cpp", '"qlorapp/data/dataset.hpp"', "an arrow from nn to data goes up"),

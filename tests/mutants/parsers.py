@@ -4,7 +4,7 @@
 from mutant import cpp, py, within
 
 HEADER = cpp("format", "each rule of the format has its own refusal")
-DISAGREE = cpp("format", "what JSON readers disagree on")
+DISAGREE = cpp("json", "what JSON readers disagree on")
 LEADS_OUT = cpp("format", "an index cannot lead out")
 SHARDS = cpp("format", "each way in which shards and index disagree")
 CONFIG = cpp("format", "what would change the result")
@@ -55,18 +55,18 @@ MUTANTS = [
     ),
     *within(
         "json",
-        "src/format/json.cpp",
+        "src/json/json.cpp",
         ("key_twice", "if (!tree_.add_key(name)) fail", "if (!tree_.add_key(name) && name.empty()) fail", DISAGREE),
         ("one_level_deeper", "tree_.depth() >= limits_.max_depth", "tree_.depth() > limits_.max_depth", DISAGREE),
         ("one_byte_longer", "text.size() <= limits.max_bytes", "text.size() <= limits.max_bytes + 1", DISAGREE),
         ("integer_of_64_bits", "if (!limits_.allow_big_integers) fail", "if (limits_.allow_big_integers) fail", DISAGREE),
-        ("nan_in_a_number", "(i > 0 && !separates(text[i - 1])) || ", "", cpp("format", "Python's NaN and Infinity")),
+        ("nan_in_a_number", "(i > 0 && !separates(text[i - 1])) || ", "", cpp("json", "Python's NaN and Infinity")),
     ),
     *within(
         "json_text",
-        "src/format/json_cursor.hpp",
+        "src/json/json_cursor.hpp",
         ("nul", "QLORAPP_CHECK_FORMAT(nul == std::string_view::npos,", "QLORAPP_CHECK_FORMAT(nul == nul,", DISAGREE),
-        units=("src/format/json.cpp", "src/format/safetensors_header.cpp"),
+        units=("src/json/json.cpp",),
     ),
     *within(
         "index",
@@ -78,7 +78,7 @@ MUTANTS = [
     ),
     *within(
         "file_reader",
-        "src/format/file_reader.cpp",
+        "src/files/file_reader.cpp",
         ("follows_links", "name.c_str(), kOpenFlags | O_NOFOLLOW)", "name.c_str(), kOpenFlags)", LEADS_OUT),
         (
             "blob_of_any_name",

@@ -4,7 +4,7 @@
 from mutant import cpp, py, within
 
 ESCAPED = cpp("core", "a control character of any kind")
-OUTPUT = cpp("format", "an output's manifest has")
+OUTPUT = cpp("files", "an output's manifest has")
 WINDOWS = cpp("data", "a text has the same pieces")
 BASES = py("test_output_manifests.py", "another_base or linear_layers or any_form")
 
@@ -28,14 +28,14 @@ MUTANTS = [
     ),
     *within(
         "output",
-        "src/format/manifest.cpp",
+        "src/files/manifest.cpp",
         ("forgets_others", "manifest.files = std::move(old.files);", "", OUTPUT),
         ("of_a_checkpoint", "if (old.kind != kOutputKind) return std::nullopt;", "", OUTPUT),
     ),
     *within(
         "names",
-        "src/format/folder.cpp",
-        ("lines", "text += name + '\\0';", "text += name + '\\n';", cpp("format", "names with line ends")),
+        "src/files/folder.cpp",
+        ("lines", "text += name + '\\0';", "text += name + '\\n';", cpp("files", "names with line ends")),
     ),
     *within(
         "window",
