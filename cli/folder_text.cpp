@@ -4,9 +4,9 @@
 #include <algorithm>
 
 #include "core/check.hpp"
-#include "data/unsupported.hpp"
 #include "files/folder.hpp"
 #include "qlorapp/core/log.hpp"
+#include "text/unsupported.hpp"
 
 namespace qlorapp::cli {
 

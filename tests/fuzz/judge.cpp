@@ -25,19 +25,19 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
-#include "data/json_reading.hpp"
 #include "files/folder.hpp"
 #include "files/manifest.hpp"
 #include "format/checkpoint_index.hpp"
 #include "format/quant_state.hpp"
 #include "format/safetensors.hpp"
 #include "io/checkpoint_folder.hpp"
-#include "qlorapp/data/chat_template.hpp"
 #include "qlorapp/data/dataset.hpp"
-#include "qlorapp/data/text_tools.hpp"
-#include "qlorapp/data/tokenizer.hpp"
 #include "qlorapp/format/adapter_config.hpp"
 #include "qlorapp/format/model_config.hpp"
+#include "qlorapp/text/chat_template.hpp"
+#include "qlorapp/text/text_tools.hpp"
+#include "qlorapp/text/tokenizer.hpp"
+#include "text/json_reading.hpp"
 
 namespace {
 

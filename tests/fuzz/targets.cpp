@@ -18,10 +18,7 @@
 
 #include "core/check.hpp"
 #include "data/byte_stream.hpp"
-#include "data/json_reading.hpp"
 #include "data/row_reader.hpp"
-#include "data/template_source.hpp"
-#include "data/tokenizer_json.hpp"
 #include "files/checksum.hpp"
 #include "files/manifest.hpp"
 #include "format/checkpoint_index.hpp"
@@ -34,6 +31,9 @@
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/format/model_layout.hpp"
 #include "qlorapp/json/json.hpp"
+#include "text/json_reading.hpp"
+#include "text/template_source.hpp"
+#include "text/tokenizer_json.hpp"
 #include "train/run_state_reader.hpp"
 
 namespace {

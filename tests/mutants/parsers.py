@@ -201,7 +201,7 @@ MUTANTS = [
     ),
     *within(
         "tokenizer",
-        "src/data/tokenizer_json.cpp",
+        "src/text/tokenizer_json.cpp",
         (
             "merge_of_three",
             "space == std::string::npos || text.find(' ', space + 1) != std::string::npos",
@@ -220,7 +220,7 @@ MUTANTS = [
     ),
     *within(
         "json_rows",
-        "src/data/json_reading.cpp",
+        "src/text/json_reading.cpp",
         (
             "key_twice",
             "QLORAPP_CHECK_FORMAT(tree_.add_key(name),",

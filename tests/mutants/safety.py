@@ -5,7 +5,7 @@ from mutant import cpp, py, within
 
 ESCAPED = cpp("core", "a control character of any kind")
 OUTPUT = cpp("files", "an output's manifest has")
-WINDOWS = cpp("data", "a text has the same pieces")
+WINDOWS = cpp("text", "a text has the same pieces")
 BASES = py("test_output_manifests.py", "another_base or linear_layers or any_form")
 
 MUTANTS = [
@@ -39,7 +39,7 @@ MUTANTS = [
     ),
     *within(
         "window",
-        "src/data/pretokenize.cpp",
+        "src/text/pretokenize.cpp",
         ("run", "end + kAhead > text.size() || end >= words", "end + kAhead > text.size()", WINDOWS),
         ("letters", "is_end || !has_pattern ? text.size() : last_end_of_letters(text)", "text.size()", WINDOWS),
         ("last_piece", "  out.pop_back();\n", "", WINDOWS),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Ids and texts of two small tokenizers, worked out by hand, and of the one in examples/data.
-#include "qlorapp/data/tokenizer.hpp"
+#include "qlorapp/text/tokenizer.hpp"
 
 #include <string>
 #include <string_view>
@@ -9,9 +9,9 @@
 
 #include "catch.hpp"
 #include "core/check.hpp"
-#include "data/examples.hpp"
-#include "data/small_tokenizers.hpp"
 #include "format/expect_error.hpp"
+#include "text/examples.hpp"
+#include "text/small_tokenizers.hpp"
 
 using namespace qlorapp;
 using tiny::byte_level_tokenizer, tiny::character_tokenizer, tiny::json;
@@ -42,7 +42,7 @@ std::string refusal_of(const json& file) {
 
 }  // namespace
 
-TEST_CASE("merges are made in the order of their ranks, the leftmost first", "[data][cpu]") {
+TEST_CASE("merges are made in the order of their ranks, the leftmost first", "[text][cpu]") {
   const Tokenizer tokenizer = tokenizer_of(byte_level_tokenizer());
   CHECK(plain_ids(tokenizer, "hello") == Ids{259});  // he l l o, he ll o, hell o, hello
   CHECK(plain_ids(tokenizer, "hello hello") == Ids{259, 260});
@@ -54,7 +54,7 @@ TEST_CASE("merges are made in the order of their ranks, the leftmost first", "[d
   CHECK(plain_ids(tokenizer, "").empty());
 }
 
-TEST_CASE("a piece of the pre-tokenizer does not merge with the next", "[data][cpu]") {
+TEST_CASE("a piece of the pre-tokenizer does not merge with the next", "[text][cpu]") {
   json file = byte_level_tokenizer();
   CHECK(plain_ids(tokenizer_of(file), "he ll") == Ids{256, ' ', 257});
   CHECK(plain_ids(tokenizer_of(file), "he1llo") == Ids{256, '1', 257, 'o'});
@@ -69,7 +69,7 @@ TEST_CASE("a piece of the pre-tokenizer does not merge with the next", "[data][c
   CHECK(plain_ids(tokenizer_of(file), "l's") == Ids{263, 's'});
 }
 
-TEST_CASE("a token of a part of a character decodes to the character with its other parts, and to U+FFFD without", "[data][cpu]") {
+TEST_CASE("a token of a part of a character decodes to the character with its other parts, and to U+FFFD without", "[text][cpu]") {
   const Tokenizer tokenizer = tokenizer_of(byte_level_tokenizer());
   CHECK(plain_ids(tokenizer, kGrinning) == Ids{262, 0x98, 0x80});
   CHECK(tokenizer.decode(Ids{262, 0x98, 0x80}) == kGrinning);
@@ -79,14 +79,14 @@ TEST_CASE("a token of a part of a character decodes to the character with its ot
   CHECK(tokenizer.decode(Ids{259, 9999, -1, 260}) == "hello hello");  // ids without a token are left out
 }
 
-TEST_CASE("each token knows the bytes of the text that it stands for", "[data][cpu]") {
+TEST_CASE("each token knows the bytes of the text that it stands for", "[text][cpu]") {
   const Tokenizer tokenizer = tokenizer_of(byte_level_tokenizer());
   const Encoding found = tokenizer.encode_with_ranges(std::string("hello ") + kGrinning + "</s>");
   CHECK(found.ids == Ids{263, 259, ' ', 262, 0x98, 0x80, 264, 264});
   CHECK(byte_ranges(found) == Ranges{{0, 0}, {0, 5}, {5, 6}, {6, 8}, {8, 9}, {9, 10}, {10, 14}, {14, 14}});
 }
 
-TEST_CASE("added tokens are found in text, and special ones are left out on demand", "[data][cpu]") {
+TEST_CASE("added tokens are found in text, and special ones are left out on demand", "[text][cpu]") {
   const Tokenizer tokenizer = tokenizer_of(byte_level_tokenizer());
   const Ids ids = plain_ids(tokenizer, "hello</s>hello[tool] hello");
   CHECK(ids == Ids{259, 264, 259, 265, 260});
@@ -103,7 +103,7 @@ TEST_CASE("added tokens are found in text, and special ones are left out on dema
   CHECK(tokenizer.vocab_size() == 267);
 }
 
-TEST_CASE("characters without a token become the tokens of their bytes", "[data][cpu]") {
+TEST_CASE("characters without a token become the tokens of their bytes", "[text][cpu]") {
   const Tokenizer tokenizer = tokenizer_of(character_tokenizer());
   CHECK(tokenizer.encode("hi hi") == Ids{1, 263, 263, 2});
   CHECK(plain_ids(tokenizer, "hié") == Ids{263, 264});
@@ -116,7 +116,7 @@ TEST_CASE("characters without a token become the tokens of their bytes", "[data]
   CHECK(tokenizer.decode(Ids{263, 3 + 0xE6, 3 + 0xBC}) == std::string("hi") + kReplacement + kReplacement);
 }
 
-TEST_CASE("without byte fallback unknown characters share one unknown token, if the file says so", "[data][cpu]") {
+TEST_CASE("without byte fallback unknown characters share one unknown token, if the file says so", "[text][cpu]") {
   json file = character_tokenizer();
   file["model"]["byte_fallback"] = false;
   const std::string text = std::string("hi") + kHan + kHan + "h";
@@ -129,13 +129,13 @@ TEST_CASE("without byte fallback unknown characters share one unknown token, if 
   CHECK(has(thrown<ValueError>([&] { (void)tokenizer_of(file).encode(text); }), "has no token for '" + std::string(kHan) + "'"));
 }
 
-TEST_CASE("text that is not UTF-8 is refused by the offset of its first bad byte", "[data][cpu]") {
+TEST_CASE("text that is not UTF-8 is refused by the offset of its first bad byte", "[text][cpu]") {
   const Tokenizer tokenizer = tokenizer_of(byte_level_tokenizer());
   CHECK(has(thrown<ValueError>([&] { (void)tokenizer.encode("hello \xFF"); }), "got byte 255 at offset 6"));
   CHECK(has(thrown<ValueError>([&] { (void)tokenizer.encode("\xF0\x9F"); }), "at offset 0"));
 }
 
-TEST_CASE("a tokenizer.json with something unknown or contradictory is refused by file and key", "[data][cpu]") {
+TEST_CASE("a tokenizer.json with something unknown or contradictory is refused by file and key", "[text][cpu]") {
   const json good = byte_level_tokenizer();
   const auto refused = [&](const char* path, const json& value, std::string_view rule) {
     json file = good;
@@ -160,7 +160,7 @@ TEST_CASE("a tokenizer.json with something unknown or contradictory is refused b
 }
 
 TEST_CASE("a folder that is absent or has no tokenizer.json, or whose eos_token is not a token, is refused by name",
-          "[data][cpu]") {
+          "[text][cpu]") {
   const TemporaryFolder folder;
   const std::string absent = folder.path() + "/lamp";
   CHECK(has(thrown<IoError>([&] { (void)Tokenizer::from_folder(absent); }),
@@ -179,7 +179,7 @@ TEST_CASE("a folder that is absent or has no tokenizer.json, or whose eos_token 
   CHECK(has(thrown<FormatError>([&] { (void)Tokenizer::from_folder(folder.path()); }), config + "] 'eos_token' must be a token"));
 }
 
-TEST_CASE("the tokenizer of examples/data gives each text back, and each token its own id", "[data][cpu]") {
+TEST_CASE("the tokenizer of examples/data gives each text back, and each token its own id", "[text][cpu]") {
   const Tokenizer tokenizer = Tokenizer::from_folder(example_file("tiny-llama"));
   CHECK(tokenizer.bos_id() == 694);
   CHECK(tokenizer.eos_ids() == Ids{695, 698});

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "qlorapp/data/tokenizer.hpp"
+#include "qlorapp/text/tokenizer.hpp"
 
 namespace qlorapp {
 

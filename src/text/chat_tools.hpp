@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "chat_form.hpp"
-#include "qlorapp/data/chat_template.hpp"
+#include "qlorapp/text/chat_template.hpp"
 
 namespace qlorapp {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/data/tokenizer.hpp"
+#include "qlorapp/text/tokenizer.hpp"
 
 #include <algorithm>
 #include <unordered_map>

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "data/pretokenize.hpp"
-#include "data/unicode.hpp"
+#include "text/pretokenize.hpp"
+#include "text/unicode.hpp"
 
 using namespace qlorapp;
 
@@ -49,7 +49,7 @@ Ends by_windows(const std::vector<SplitStep>& steps, const std::string& text, st
 
 }  // namespace
 
-TEST_CASE("a text has the same pieces however many windows it is split in", "[data][cpu]") {
+TEST_CASE("a text has the same pieces however many windows it is split in", "[text][cpu]") {
   const std::vector<std::vector<SplitStep>> splits{
       {{Split::kLlama3}},
       {{Split::kQwen2}},

@@ -8,7 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "qlorapp/data/tokenizer.hpp"
+#include "qlorapp/text/tokenizer.hpp"
 
 namespace qlorapp {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/data/text_tools.hpp"
+#include "qlorapp/text/text_tools.hpp"
 
 #include "core/check.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The text of a conversation in the built-in templates, and where its messages lie in it.
-#include "qlorapp/data/chat_template.hpp"
+#include "qlorapp/text/chat_template.hpp"
 
 #include <algorithm>
 #include <optional>
@@ -11,8 +11,8 @@
 
 #include "catch.hpp"
 #include "core/check.hpp"
-#include "data/examples.hpp"
 #include "format/expect_error.hpp"
+#include "text/examples.hpp"
 
 using namespace qlorapp;
 
@@ -45,7 +45,7 @@ std::vector<std::string> chat_answers(std::string_view name, std::span<const Mes
 
 }  // namespace
 
-TEST_CASE("llama3 writes each message trimmed, between its header and <|eot_id|>", "[data][cpu]") {
+TEST_CASE("llama3 writes each message trimmed, between its header and <|eot_id|>", "[text][cpu]") {
   CHECK(chat_text("llama3", kTalk) ==
         "<s><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
         "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
@@ -56,7 +56,7 @@ TEST_CASE("llama3 writes each message trimmed, between its header and <|eot_id|>
   CHECK(chat_named("llama3").end_of_turn() == "<|eot_id|>");
 }
 
-TEST_CASE("chatml writes messages as they are, and the line feed behind a turn is not the model's", "[data][cpu]") {
+TEST_CASE("chatml writes messages as they are, and the line feed behind a turn is not the model's", "[text][cpu]") {
   CHECK(chat_text("chatml", kTalk) ==
         "<|im_start|>system\n Be brief. <|im_end|>\n<|im_start|>user\n Hi <|im_end|>\n"
         "<|im_start|>assistant\n Hello! <|im_end|>\n<|im_start|>user\nBye<|im_end|>\n"
@@ -64,7 +64,7 @@ TEST_CASE("chatml writes messages as they are, and the line feed behind a turn i
   CHECK(chat_answers("chatml", kTalk) == std::vector<std::string>{" Hello! <|im_end|>", "See you.<|im_end|>"});
 }
 
-TEST_CASE("llama2 writes the system message into the first user message, and spaces around an answer", "[data][cpu]") {
+TEST_CASE("llama2 writes the system message into the first user message, and spaces around an answer", "[text][cpu]") {
   CHECK(chat_text("llama2", kTalk) ==
         "<s>[INST] <<SYS>>\n Be brief. \n<</SYS>>\n\n Hi [/INST] Hello! </s><s>[INST] Bye [/INST] See you. </s>");
   CHECK(chat_answers("llama2", kTalk) == std::vector<std::string>{" Hello! </s>", " See you. </s>"});
@@ -77,13 +77,13 @@ TEST_CASE("llama2 writes the system message into the first user message, and spa
   CHECK(chat.text.substr(answer.begin, answer.end - answer.begin) == "Hello!");
 }
 
-TEST_CASE("mistral-v3 writes the system message into the last message, and only if that is the user's", "[data][cpu]") {
+TEST_CASE("mistral-v3 writes the system message into the last message, and only if that is the user's", "[text][cpu]") {
   CHECK(chat_text("mistral-v3-tekken", std::span(kTalk).first(4)) ==
         "<s>[INST] Hi [/INST] Hello! </s>[INST] Be brief. \n\nBye[/INST]");
   CHECK(chat_text("mistral-v3-tekken", kTalk) == "<s>[INST] Hi [/INST] Hello! </s>[INST]Bye[/INST]See you.</s>");
 }
 
-TEST_CASE("a template with a system message of its own writes it only where none is given", "[data][cpu]") {
+TEST_CASE("a template with a system message of its own writes it only where none is given", "[text][cpu]") {
   const std::vector<Message> hi{{"user", "Hi"}}, told{{"system", ""}, {"user", "Hi"}};
   const std::string rest = "<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n";
   CHECK(chat_text("qwen2.5", hi) ==
@@ -92,13 +92,13 @@ TEST_CASE("a template with a system message of its own writes it only where none
   CHECK(chat_named("qwen2.5").render(hi).turns.size() == 1);
 }
 
-TEST_CASE("the date of llama3.1 is the templates' own unless another one is given", "[data][cpu]") {
+TEST_CASE("the date of llama3.1 is the templates' own unless another one is given", "[text][cpu]") {
   const std::vector<Message> hi{{"user", "Hi"}};
   CHECK(has(chat_text("llama3.1", hi), "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n<|eot_id|>"));
   CHECK(has(chat_text("llama3.1", hi, {.date_string = "01 Jan 2026"}), "Today Date: 01 Jan 2026\n\n<|eot_id|>"));
 }
 
-TEST_CASE("qwen3 drops the thoughts of answers before the last question and keeps those behind it", "[data][cpu]") {
+TEST_CASE("qwen3 drops the thoughts of answers before the last question and keeps those behind it", "[text][cpu]") {
   const std::vector<Message> talk{{"user", "1+1"},
                                   {"assistant", "<think>\nadd\n</think>\n\n2"},
                                   {"user", "2+2"},
@@ -106,7 +106,7 @@ TEST_CASE("qwen3 drops the thoughts of answers before the last question and keep
   CHECK(chat_answers("qwen3", talk) == std::vector<std::string>{"2<|im_end|>", "<think>\ndouble\n</think>\n\n4<|im_end|>"});
 }
 
-TEST_CASE("an answer begins where generation would begin, and ends with the end of the turn, in every template", "[data][cpu]") {
+TEST_CASE("an answer begins where generation would begin, and ends with the end of the turn, in every template", "[text][cpu]") {
   const std::span<const Message> talk = talk_without_system();
   REQUIRE(ChatTemplate::names().size() >= 15);
   for (const std::string_view name : ChatTemplate::names()) {
@@ -126,7 +126,7 @@ TEST_CASE("an answer begins where generation would begin, and ends with the end 
   }
 }
 
-TEST_CASE("a role that the template does not know is refused by name, with the nearest one", "[data][cpu]") {
+TEST_CASE("a role that the template does not know is refused by name, with the nearest one", "[text][cpu]") {
   const std::vector<Message> typo{{"user", "Hi"}, {"asistant", "Hello!"}};
   const std::string error = chat_refusal("phi4", typo);
   CHECK(has(error, "[chat_template] a role must be one of [system, user, assistant] in phi4; got 'asistant'"));
@@ -136,7 +136,7 @@ TEST_CASE("a role that the template does not know is refused by name, with the n
   CHECK(has(chat_text("llama3", result), "<|start_header_id|>tool<|end_header_id|>\n\n42<|eot_id|>"));
 }
 
-TEST_CASE("a conversation that the template would raise for is refused by the number of the message", "[data][cpu]") {
+TEST_CASE("a conversation that the template would raise for is refused by the number of the message", "[text][cpu]") {
   const std::vector<Message> twice{{"user", "Hi"}, {"user", "Hello?"}};
   for (const char* name : {"llama2", "mistral", "gemma", "alpaca"}) {
     CHECK(has(chat_refusal(name, twice), "user and assistant must alternate, the user first; message 1 has role 'user'"));
@@ -148,7 +148,7 @@ TEST_CASE("a conversation that the template would raise for is refused by the nu
   CHECK(has(thrown<ValueError>(with_tools), "zephyr does not write tools, so they would be lost"));
 }
 
-TEST_CASE("a template is known by its statements and refused if it differs in one character", "[data][cpu]") {
+TEST_CASE("a template is known by its statements and refused if it differs in one character", "[text][cpu]") {
   const std::string source =
       "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}"
       "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
@@ -163,7 +163,7 @@ TEST_CASE("a template is known by its statements and refused if it differs in on
   CHECK(has(error, "[folder/chat_template.jinja] the chat template must be one of ["));
 }
 
-TEST_CASE("a folder's template is read with its tokens; a name that is none of the list is refused", "[data][cpu]") {
+TEST_CASE("a folder's template is read with its tokens; a name that is none of the list is refused", "[text][cpu]") {
   const std::optional<ChatTemplate> found = ChatTemplate::from_folder(example_file("tiny-llama"));
   REQUIRE(found.has_value());
   CHECK(found->name() == "llama3");

@@ -5,7 +5,7 @@
 /// (white-space control, quotes, message['role'] / message.role, x.strip() / x | trim and the words of exceptions do not matter; for
 /// a conversation without tools neither do the branches that only tools reach), so a template that differs in one visible character
 /// is refused. Text equals that of transformers' apply_chat_template; where that raises, this refuses and names the rule.
-/// docs/sft.md lists the templates; src/data/chat_forms.cpp describes them.
+/// docs/sft.md lists the templates; src/text/chat_forms.cpp describes them.
 #pragma once
 
 #include <optional>
@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "qlorapp/data/tokenizer.hpp"
+#include "qlorapp/text/tokenizer.hpp"
 
 namespace qlorapp {
 

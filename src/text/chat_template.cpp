@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "qlorapp/data/chat_template.hpp"
+#include "qlorapp/text/chat_template.hpp"
 
 #include <algorithm>
 #include <utility>
