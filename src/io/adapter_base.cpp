@@ -173,11 +173,11 @@ void check_adapter_base(const std::string& folder, const CausalLM& model) {
       folder));
 }
 
-void check_adapter_base(const std::string& folder, const format::Checkpoint& checkpoint) {
+void check_adapter_base(const std::string& folder, const format::TensorFiles& files) {
   const std::optional<AdapterBase> base = read_adapter_base(folder);
   if (!base) return;
   (void)check_sample(folder, *base, [&](const Sampled& place) -> std::optional<double> {
-    const format::TensorLocation* const found = checkpoint.find(place.name);
+    const format::TensorLocation* const found = files.find(place.name);
     return found == nullptr ? std::nullopt : number_of(*found, place);
   });
 }

@@ -11,9 +11,9 @@
 #include "core/check.hpp"
 #include "files/folder.hpp"
 #include "files/manifest.hpp"
-#include "format/checkpoint_index.hpp"
 #include "format/model_folder.hpp"
 #include "format/quant_state.hpp"
+#include "format/tensor_files.hpp"
 #include "io/checkpoint_folder.hpp"
 #include "io/finite.hpp"
 #include "io/linear_weight.hpp"
@@ -199,22 +199,22 @@ Inspection inspect_model(const std::string& folder) {
     found.facts.emplace_back("architecture", config->family->model_type);
   } catch (const Error& error) { found.facts.emplace_back("architecture", message("none of the engine's: {}", first_line(error))); }
   look(found, [&] {
-    const format::Checkpoint files(folder);
+    const format::TensorFiles files(folder);
     int64_t bytes = 0;
     for (const format::SafetensorsFile& file : files.files()) bytes += read_all(file, found);
     found.facts.emplace_back("files", message("{}, {}", std::ssize(files.files()), text(bytes)));
     if (!config) return;
     const format::ModelFolder model = format::open_model_folder(folder);
-    const format::Checkpoint& checkpoint = model.checkpoint;
+    const format::TensorFiles& tensors = model.tensors;
     found.facts.emplace_back("parameters", message("{}", format::parameter_count(model.config)));
     std::vector<StreamedTensor> unread;
     for (const format::Parameter& parameter : format::parameters(model.config)) {
       const std::string name = parameter.name();
       look(found, [&] {
-        if (parameter.role != format::Role::kLinear || !format::is_quantized(checkpoint, name))
-          return static_cast<void>(find_checked(checkpoint, name, parameter.shape));
+        if (parameter.role != format::Role::kLinear || !format::is_quantized(tensors, name))
+          return static_cast<void>(find_checked(tensors, name, parameter.shape));
         found.kind = "four-bit model";
-        static_cast<void>(stream_quantized(unread, checkpoint, name, parameter.shape));
+        static_cast<void>(stream_quantized(unread, tensors, name, parameter.shape));
       });
     }
   });

@@ -21,11 +21,11 @@ namespace qlorapp {
 void quantize_checkpoint(const std::string& folder, const std::string& output, const Quantizer::Options& options,
                          at::ScalarType compute_dtype, const std::function<void(int64_t, int64_t)>& progress) {
   files::FreshFolder fresh(output);
-  const auto [config, checkpoint] = format::open_model_folder(folder);
+  const auto [config, files] = format::open_model_folder(folder);
   const auto linears = format::parameters(config, format::Role::kLinear);
   for (const auto& linear : linears) {
-    QLORAPP_CHECK_VALUE(!format::is_quantized(checkpoint, linear.name()),
-                        "[quantize] {} is quantized already ({}). Use it as it is.", folder, linear.module);
+    QLORAPP_CHECK_VALUE(!format::is_quantized(files, linear.name()), "[quantize] {} is quantized already ({}). Use it as it is.",
+                        folder, linear.module);
   }
   // Names and dtypes are known beforehand, the length of a quant_state is not: its offset is a decimal number. So the quantized
   // parts (a quarter of the model) are held; everything else is copied file to file when its turn comes.
@@ -41,7 +41,7 @@ void quantize_checkpoint(const std::string& folder, const std::string& output, c
       for (auto& part : quantized_tensors(name, weight)) quantized.push_back(std::move(part));
       if (progress) progress(++done, total);
     };
-    stream_and_quantize(streamed, checkpoint, consumed.back(), linear.shape, quantizer, keep);
+    stream_and_quantize(streamed, files, consumed.back(), linear.shape, quantizer, keep);
   }
   stream_tensors(std::move(streamed), at::kCPU);
   std::sort(consumed.begin(), consumed.end());
@@ -52,7 +52,7 @@ void quantize_checkpoint(const std::string& folder, const std::string& output, c
     specs.push_back({name, format_dtype_of(tensor.scalar_type()), tensor.sizes().vec()});
     by_name[name] = &tensor;
   }
-  for (const format::TensorLocation& location : checkpoint.tensors()) {
+  for (const format::TensorLocation& location : files.tensors()) {
     const format::TensorEntry& entry = *location.tensor;
     if (std::binary_search(consumed.begin(), consumed.end(), entry.name)) continue;
     if (config.tie_word_embeddings && entry.name == format::kHeadTable) continue;
@@ -62,7 +62,7 @@ void quantize_checkpoint(const std::string& folder, const std::string& output, c
   format::SafetensorsWriter writer(files::path_in(fresh.path(), "model.safetensors"), std::move(specs), {{"format", "pt"}});
   for (const format::TensorEntry& entry : writer.tensors()) {
     const auto found = by_name.find(entry.name);
-    const at::Tensor tensor = found != by_name.end() ? found->second->contiguous() : read_tensor(checkpoint.at(entry.name));
+    const at::Tensor tensor = found != by_name.end() ? found->second->contiguous() : read_tensor(files.at(entry.name));
     if (found == by_name.end()) check_finite(tensor, folder, entry.name);
     if (tensor.numel() > 0) writer.write({static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()});
   }

@@ -13,8 +13,8 @@
 #include "files/atomic_file.hpp"
 #include "files/folder.hpp"
 #include "files/manifest.hpp"
-#include "format/checkpoint_index.hpp"
 #include "format/model_folder.hpp"
+#include "format/tensor_files.hpp"
 #include "io/linear_weight.hpp"
 #include "io/tensor_file.hpp"
 #include "json/python_json.hpp"
@@ -69,18 +69,18 @@ using Files = std::vector<std::pair<std::string, NamedTensors>>;
 
 /// One file, or the shards of a source that has these very tensors in several.
 Files files_like(const std::string& source, NamedTensors tensors) {
-  const format::Checkpoint checkpoint(source);
-  const auto has = [&](const auto& tensor) { return checkpoint.find(tensor.first) != nullptr; };
+  const format::TensorFiles stored(source);
+  const auto has = [&](const auto& tensor) { return stored.find(tensor.first) != nullptr; };
   Files files;
-  if (checkpoint.files().size() == 1 || checkpoint.tensors().size() != tensors.size() ||
+  if (stored.files().size() == 1 || stored.tensors().size() != tensors.size() ||
       !std::all_of(tensors.begin(), tensors.end(), has)) {
     files.emplace_back("model.safetensors", std::move(tensors));
     return files;
   }
-  for (const format::SafetensorsFile& file : checkpoint.files()) {
+  for (const format::SafetensorsFile& file : stored.files()) {
     files.emplace_back(file.path().substr(file.path().find_last_of('/') + 1), NamedTensors());
     for (auto& tensor : tensors) {
-      if (checkpoint.find(tensor.first)->file == &file) files.back().second.push_back(tensor);
+      if (stored.find(tensor.first)->file == &file) files.back().second.push_back(tensor);
     }
   }
   return files;

@@ -9,8 +9,8 @@
 #include "core/nearest_name.hpp"
 #include "files/file_reader.hpp"
 #include "files/folder.hpp"
-#include "format/checkpoint_index.hpp"
 #include "format/model_folder.hpp"
+#include "format/tensor_files.hpp"
 
 namespace qlorapp {
 namespace {
@@ -103,7 +103,7 @@ format::ModelConfig find_model_config(const std::string& text) {
   QLORAPP_CHECK_VALUE(files::exists(text), "[model] must be a folder with a config.json, such a file, or one of {}; got '{}'.{}",
                       joined(kNames), text, did_you_mean(lower(text), kNames));
   try {
-    static_cast<void>(format::Checkpoint(text));
+    static_cast<void>(format::TensorFiles(text));
   } catch (const Error&) {
     return format::load_model_config(text);
   }  // weights that are not here, or not all, are planned as config.json says

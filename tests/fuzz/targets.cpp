@@ -21,10 +21,10 @@
 #include "data/row_reader.hpp"
 #include "files/checksum.hpp"
 #include "files/manifest.hpp"
-#include "format/checkpoint_index.hpp"
 #include "format/quant_state.hpp"
 #include "format/safetensors.hpp"
 #include "format/safetensors_header.hpp"
+#include "format/tensor_files.hpp"
 #include "io/checkpoint_folder.hpp"
 #include "json/python_json.hpp"
 #include "qlorapp/format/adapter_config.hpp"
@@ -120,7 +120,7 @@ void index(std::string_view input) {
   const std::string folder = folder_with(input.substr(0, input.find('\0')), {"model.safetensors.index.json"});
   static const int written = write_file(folder + "/model-1.safetensors", shard);
   (void)written;
-  const format::Checkpoint checkpoint(folder);
+  const format::TensorFiles files(folder);
 }
 /// run.json, a manifest and the run's state, each as it comes from the disk.
 void run_folder(std::string_view input) {

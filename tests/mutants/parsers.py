@@ -70,7 +70,7 @@ MUTANTS = [
     ),
     *within(
         "index",
-        "src/format/checkpoint_index.cpp",
+        "src/format/tensor_files.cpp",
         ("long_shard_name", " || name.size() > 255) return", ") return", LEADS_OUT),
         ("slash_in_a_shard", "c == '.' || c == '_' || c == '-';", "c == '.' || c == '_' || c == '-' || c == '/';", LEADS_OUT),
         ("tensor_in_two_shards", "if (twice != all.end()) {", "if (twice != all.end() && files_.empty()) {", SHARDS),
@@ -125,7 +125,7 @@ MUTANTS = [
         ("two_tables", "  model.config.tie_word_embeddings = false;\n", "", cpp("io", "a tied config beside two tables")),
         (
             "head_alone",
-            "if (checkpoint.find(kEmbeddingTable) == nullptr) return",
+            "if (files.find(kEmbeddingTable) == nullptr) return",
             "if (false) return",
             cpp("io", "a table that is stored twice"),
         ),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "format/checkpoint_index.hpp"
+#include "format/tensor_files.hpp"
 
 #include <filesystem>
 #include <string>
@@ -26,7 +26,7 @@ void write_index(const TemporaryFolder& folder, const std::string& map) {
 }
 
 std::string index_refusal(const TemporaryFolder& folder) {
-  return thrown<FormatError>([&] { Checkpoint checkpoint(folder.path()); });
+  return thrown<FormatError>([&] { TensorFiles files(folder.path()); });
 }
 
 }  // namespace
@@ -40,17 +40,17 @@ TEST_CASE("a single file and a sharded checkpoint give the same tensors by name"
       sharded,
       R"({"b":"model-00001-of-00002.safetensors","a.y":"model-00001-of-00002.safetensors","a.x":"model-00002-of-00002.safetensors"})");
   for (const TemporaryFolder* folder : {&single, &sharded}) {
-    Checkpoint first(folder->path());
-    const Checkpoint checkpoint = std::move(first);
+    TensorFiles first(folder->path());
+    const TensorFiles files = std::move(first);
     std::string names, prefixed, content(3, ' ');
-    for (const TensorLocation& location : checkpoint.tensors()) names += location.tensor->name + " ";
-    for (const TensorLocation& location : checkpoint.with_prefix("a.")) prefixed += location.tensor->name + " ";
+    for (const TensorLocation& location : files.tensors()) names += location.tensor->name + " ";
+    for (const TensorLocation& location : files.with_prefix("a.")) prefixed += location.tensor->name + " ";
     REQUIRE(names == "a.x a.y b ");
     REQUIRE(prefixed == "a.x a.y ");
-    checkpoint.read("a.y", 0, std::as_writable_bytes(std::span(content)));
+    files.read("a.y", 0, std::as_writable_bytes(std::span(content)));
     REQUIRE(content == "a.y");
-    REQUIRE(checkpoint.find("unlisted") == nullptr);
-    REQUIRE(has(thrown<FormatError>([&] { (void)checkpoint.at("a.z"); }), "Did you mean 'a."));
+    REQUIRE(files.find("unlisted") == nullptr);
+    REQUIRE(has(thrown<FormatError>([&] { (void)files.at("a.z"); }), "Did you mean 'a."));
   }
 }
 
@@ -65,13 +65,13 @@ TEST_CASE("an index cannot lead out of its folder", "[format][cpu]") {
            "x.safetensors\\n", std::string(300, 'x') + ".safetensors"}) {
     (void)folder.write("model/model.safetensors.index.json", R"({"weight_map":{"w":")" + shard + "\"}}");
     INFO(shard);
-    REQUIRE(has(thrown<FormatError>([&] { Checkpoint checkpoint(folder / "model"); }), "plain file name"));
+    REQUIRE(has(thrown<FormatError>([&] { TensorFiles files(folder / "model"); }), "plain file name"));
   }
   fs::create_symlink("../outside.safetensors", folder / "model/link.safetensors");
   (void)folder.write("model/model.safetensors.index.json", R"({"weight_map":{"w":"link.safetensors"}})");
-  REQUIRE(has(thrown<FormatError>([&] { Checkpoint checkpoint(folder / "model"); }), "it points to '../outside.safetensors'"));
+  REQUIRE(has(thrown<FormatError>([&] { TensorFiles files(folder / "model"); }), "it points to '../outside.safetensors'"));
   fs::create_symlink(outside, folder / "model/model.safetensors");
-  REQUIRE(has(thrown<FormatError>([&] { Checkpoint checkpoint(folder / "model"); }), "../../blobs/<hex>"));
+  REQUIRE(has(thrown<FormatError>([&] { TensorFiles files(folder / "model"); }), "../../blobs/<hex>"));
 }
 
 TEST_CASE("the Hugging Face cache's links are followed, one step and to a blob only", "[format][cpu]") {
@@ -81,16 +81,16 @@ TEST_CASE("the Hugging Face cache's links are followed, one step and to a blob o
   fs::create_directories(cache / "blobs");
   write_shard(cache / ("blobs/" + blob), {"w"});
   fs::create_symlink("../../blobs/" + blob, cache / "snapshots/rev/model.safetensors");
-  REQUIRE(Checkpoint(cache / "snapshots/rev").find("w") != nullptr);
+  REQUIRE(TensorFiles(cache / "snapshots/rev").find("w") != nullptr);
   fs::rename(cache / ("blobs/" + blob), cache / "secret");
   fs::create_symlink("../secret", cache / ("blobs/" + blob));
-  REQUIRE(has(thrown<IoError>([&] { Checkpoint checkpoint(cache / "snapshots/rev"); }), "symbolic links"));
+  REQUIRE(has(thrown<IoError>([&] { TensorFiles files(cache / "snapshots/rev"); }), "symbolic links"));
   for (const std::string target :
        {"../../blobs/", "../../blobs/../secret", "../../blobs/ABC", "../../blobs/a/b", "../../../blobs/ab"}) {
     fs::remove(cache / "snapshots/rev/model.safetensors");
     fs::create_symlink(target, cache / "snapshots/rev/model.safetensors");
     INFO(target);
-    REQUIRE(has(thrown<FormatError>([&] { Checkpoint checkpoint(cache / "snapshots/rev"); }), "it points to"));
+    REQUIRE(has(thrown<FormatError>([&] { TensorFiles files(cache / "snapshots/rev"); }), "it points to"));
   }
 }
 
@@ -130,6 +130,6 @@ TEST_CASE("pickled weights are refused with the way to convert them", "[format][
     REQUIRE(has(index_refusal(folder), "save_pretrained"));
   }
   const TemporaryFolder folder;
-  REQUIRE(has(thrown<IoError>([&] { Checkpoint checkpoint(folder / "none"); }), "must exist"));
-  REQUIRE(has(thrown<FormatError>([&] { Checkpoint checkpoint(folder.write("file", "")); }), "must be a folder"));
+  REQUIRE(has(thrown<IoError>([&] { TensorFiles files(folder / "none"); }), "must exist"));
+  REQUIRE(has(thrown<FormatError>([&] { TensorFiles files(folder.write("file", "")); }), "must be a folder"));
 }

@@ -25,12 +25,12 @@ struct TensorLocation {
   const TensorEntry* tensor = nullptr;
 };
 
-/// All files stay open. Reading is const and thread-safe. Locations live as long as the Checkpoint, moved or not.
-class Checkpoint {
+/// All files stay open. Reading is const and thread-safe. Locations live as long as the TensorFiles, moved or not.
+class TensorFiles {
  public:
   /// @throws FormatError, IoError: no such folder; no safetensors in it; a shard that is missing, truncated or not where it
   ///         must be; a tensor that its shard lacks; a tensor in two shards.
-  explicit Checkpoint(std::string folder);
+  explicit TensorFiles(std::string folder);
 
   [[nodiscard]] const std::string& folder() const noexcept { return folder_; }
   [[nodiscard]] const std::vector<SafetensorsFile>& files() const noexcept { return files_; }

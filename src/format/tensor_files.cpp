@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "format/checkpoint_index.hpp"
+#include "format/tensor_files.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -65,7 +65,7 @@ bool before(const TensorLocation& a, const TensorLocation& b) { return a.tensor-
 
 }  // namespace
 
-Checkpoint::Checkpoint(std::string folder) : folder_(std::move(folder)) {
+TensorFiles::TensorFiles(std::string folder) : folder_(std::move(folder)) {
   struct stat status {};
   if (::stat(folder_.c_str(), &status) != 0) {
     throw IoError(message("[{}] the model folder must exist; it does not. Check the path.", folder_), errno);
@@ -81,7 +81,7 @@ Checkpoint::Checkpoint(std::string folder) : folder_(std::move(folder)) {
   }
 }
 
-void Checkpoint::open_index() {
+void TensorFiles::open_index() {
   const std::optional<files::FileReader> index = open_if_there(folder_, kIndexFile);
   if (!index) fail_without_safetensors(folder_);
   constexpr size_t kMaxIndexBytes = size_t{128} << 20;
@@ -135,7 +135,7 @@ void Checkpoint::open_index() {
   std::sort(tensors_.begin(), tensors_.end(), before);
 }
 
-std::span<const TensorLocation> Checkpoint::with_prefix(std::string_view prefix) const {
+std::span<const TensorLocation> TensorFiles::with_prefix(std::string_view prefix) const {
   const auto first = std::lower_bound(tensors_.begin(), tensors_.end(), prefix,
                                       [](const auto& t, std::string_view p) { return t.tensor->name < p; });
   auto last = first;
@@ -143,13 +143,13 @@ std::span<const TensorLocation> Checkpoint::with_prefix(std::string_view prefix)
   return {first, last};
 }
 
-const TensorLocation* Checkpoint::find(std::string_view name) const {
+const TensorLocation* TensorFiles::find(std::string_view name) const {
   const auto found = std::lower_bound(tensors_.begin(), tensors_.end(), name,
                                       [](const auto& t, std::string_view n) { return t.tensor->name < n; });
   return found != tensors_.end() && found->tensor->name == name ? &*found : nullptr;
 }
 
-const TensorLocation& Checkpoint::at(std::string_view name) const {
+const TensorLocation& TensorFiles::at(std::string_view name) const {
   if (const TensorLocation* location = find(name)) return *location;
   std::vector<std::string_view> known;
   if (tensors_.size() <= 10'000) {
@@ -159,7 +159,7 @@ const TensorLocation& Checkpoint::at(std::string_view name) const {
       message("[{}] the checkpoint must hold tensor {}; it does not.{}", folder_, printable(name), did_you_mean(name, known)));
 }
 
-void Checkpoint::rename(std::string_view from, std::string to) {
+void TensorFiles::rename(std::string_view from, std::string to) {
   QLORAPP_CHECK_FORMAT(find(to) == nullptr, "[{}] a tensor must be there once; {} and {} are the same one. Save the model again.",
                        folder_, printable(from), printable(to));
   TensorLocation location = at(from);
@@ -170,7 +170,7 @@ void Checkpoint::rename(std::string_view from, std::string to) {
   tensors_.insert(std::upper_bound(tensors_.begin(), tensors_.end(), location, before), location);
 }
 
-void Checkpoint::read(std::string_view name, int64_t offset, std::span<std::byte> into) const {
+void TensorFiles::read(std::string_view name, int64_t offset, std::span<std::byte> into) const {
   const TensorLocation& location = at(name);
   location.file->read(*location.tensor, offset, into);
 }
