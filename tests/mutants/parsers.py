@@ -103,13 +103,17 @@ MUTANTS = [
             CONFIG,
         ),
         ("eos_beyond_vocabulary", "id.get<int64_t>() >= vocabulary", "id.get<int64_t>() > vocabulary", CONFIG),
+        ("eps_of_0", "*value > field.least && ", "*value >= field.least && ", CONFIG),
+    ),
+    *within(
+        "config",
+        "src/format/layer_options.cpp",
         (
             "equal_frequencies",
             "rope.high_freq_factor > rope.low_freq_factor",
             "rope.high_freq_factor >= rope.low_freq_factor",
             CONFIG,
         ),
-        ("eps_of_0", "*value > field.least && ", "*value >= field.least && ", CONFIG),
     ),
     *within(
         "config_keys",
