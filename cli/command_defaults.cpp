@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "core/check.hpp"
+#include "files/folder.hpp"
 #include "format/config_json.hpp"
-#include "format/folder.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/format/adapter_config.hpp"
 #include "train/run_inputs.hpp"

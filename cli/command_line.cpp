@@ -9,7 +9,7 @@
 #include "config_file.hpp"
 #include "core/check.hpp"
 #include "core/nearest_name.hpp"
-#include "format/printable.hpp"
+#include "core/printable.hpp"
 #include "other_names.hpp"
 #include "qlorapp/core/log.hpp"
 
@@ -225,7 +225,7 @@ void CommandLine::refuse_keys(const std::vector<ConfigEntry>& entries, const Con
   std::string others;
   for (const ConfigEntry& entry : entries) {
     if (&entry == &first || find_known(entry.key) != nullptr) continue;
-    others += (others.empty() ? "" : ", ") + format::printable(entry.key, 60);
+    others += (others.empty() ? "" : ", ") + printable(entry.key, 60);
   }
   try {
     static_cast<void>(find(first.key));

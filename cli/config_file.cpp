@@ -7,7 +7,8 @@
 
 #include "command_line.hpp"
 #include "core/check.hpp"
-#include "format/file_reader.hpp"
+#include "files/file_reader.hpp"
+#include "files/json_file.hpp"
 
 namespace qlorapp::cli {
 namespace {
@@ -60,14 +61,14 @@ Json ConfigEntry::value_for(const CommandOption& option) const {
 std::vector<ConfigEntry> read_config_file(const std::string& file, const std::string& command) {
   std::vector<ConfigEntry> entries;
   if (!file.ends_with(".yaml") && !file.ends_with(".yml")) {
-    const Json json = format::read_json_file(file);
+    const Json json = files::read_json_file(file);
     QLORAPP_CHECK_FORMAT(json.is_object(), "[{}] {} must hold an object of options.", command, file);
     for (const auto& [key, value] : json.items())
       entries.push_back({.key = key, .file = file, .place = file, .value = value, .node = {}});
     return entries;
   }
   constexpr size_t kMost = size_t{128} << 20;  // parse_yaml has its own limit and names it
-  YamlNode root = format::parse_yaml(format::FileReader(file).read_all(kMost), file);
+  YamlNode root = format::parse_yaml(files::FileReader(file).read_all(kMost), file);
   if (root.is_null()) return entries;
   QLORAPP_CHECK_FORMAT(root.kind == YamlNode::Kind::kMapping, "[{}] {} must hold a mapping of options, option: value.", command,
                        file);

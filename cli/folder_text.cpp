@@ -4,9 +4,9 @@
 #include <algorithm>
 
 #include "core/check.hpp"
-#include "data/unsupported.hpp"
-#include "format/folder.hpp"
+#include "files/folder.hpp"
 #include "qlorapp/core/log.hpp"
+#include "text/unsupported.hpp"
 
 namespace qlorapp::cli {
 
@@ -19,7 +19,7 @@ bool FolderText::names_template() const { return !chat_template_.empty() || Chat
 const Tokenizer* FolderText::native() {
   if (!tokenizer_opened_) {
     tokenizer_opened_ = true;
-    if (!format::has_entry(folder_, "tokenizer.json")) {
+    if (!files::has_entry(folder_, "tokenizer.json")) {
       tokenizer_error_ = message(
           "[tokenizer] {} has no tokenizer.json. Copy it from the model's page, or give rows of input_ids and labels.", folder_);
     } else {

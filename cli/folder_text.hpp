@@ -9,8 +9,8 @@
 #include <string>
 
 #include "hf_text.hpp"
-#include "qlorapp/data/text_tools.hpp"
 #include "qlorapp/io/text_files.hpp"
+#include "qlorapp/text/text_tools.hpp"
 
 namespace qlorapp::cli {
 

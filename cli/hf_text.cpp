@@ -21,8 +21,8 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
-#include "data/template_source.hpp"
-#include "qlorapp/format/json.hpp"
+#include "qlorapp/json/json.hpp"
+#include "text/template_source.hpp"
 #include "text_copy.hpp"
 
 namespace qlorapp::cli {

@@ -10,7 +10,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "qlorapp/data/text_tools.hpp"
+#include "qlorapp/text/text_tools.hpp"
 
 namespace qlorapp::cli {
 

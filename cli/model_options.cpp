@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "core/check.hpp"
-#include "format/file_reader.hpp"
-#include "format/folder.hpp"
-#include "format/folder_update.hpp"
+#include "files/file_reader.hpp"
+#include "files/folder.hpp"
+#include "files/folder_update.hpp"
 #include "format/model_folder.hpp"
 #include "io/adapter_file.hpp"
 #include "progress.hpp"
@@ -32,14 +32,14 @@ bool looks_like_a_hub_name(const std::string& text) {
 }  // namespace
 
 void refuse_hub_name(const std::string& model, std::string_view files) {
-  QLORAPP_CHECK_VALUE(format::exists(model) || !looks_like_a_hub_name(model),
+  QLORAPP_CHECK_VALUE(files::exists(model) || !looks_like_a_hub_name(model),
                       "[model] there is no folder '{}'. If it is a model on the Hugging Face Hub, download it first: hf download "
                       "{}{}{} --local-dir {}, and give --model {}.",
-                      model, model, files.empty() ? "" : " ", files, format::file_name(model), format::file_name(model));
+                      model, model, files.empty() ? "" : " ", files, files::file_name(model), files::file_name(model));
 }
 
 void check_model_folder(const std::string& model) {
-  const auto holds = [&](const char* file) { return format::exists(format::path_in(model, file)); };
+  const auto holds = [&](const char* file) { return files::exists(files::path_in(model, file)); };
   if (holds("config.json") || !holds("adapter_config.json")) return;
   std::string base;
   try {
@@ -53,7 +53,7 @@ void check_model_folder(const std::string& model) {
 }
 
 void check_adapter_folder(std::string_view option, const std::string& adapter) {
-  const auto holds = [&](const char* file) { return format::exists(format::path_in(adapter, file)); };
+  const auto holds = [&](const char* file) { return files::exists(files::path_in(adapter, file)); };
   QLORAPP_CHECK_VALUE(adapter.empty() || holds("adapter_config.json") || !holds("config.json"),
                       "[{}] {} holds a model, not an adapter. Give it as --model, and the folder that train wrote as --{}.", option,
                       adapter, option);
@@ -96,11 +96,11 @@ void ModelOptions::add_template_to(CommandLine& line) {
 
 FolderText ModelOptions::text_tools(const std::string& adapter) const {
   if (adapter.empty()) return {model, model, chat_template};
-  format::finish_update(adapter, kAdapterConfig);
+  files::finish_update(adapter, kAdapterConfig);
   if (TextFiles::has_tokenizer(adapter)) return {adapter, model, chat_template};
-  if (!chat_template.empty() || !format::has_entry(adapter, "chat_template.jinja")) return {model, model, chat_template};
-  const std::string own = format::path_in(adapter, "chat_template.jinja");
-  static_cast<void>(format::FileReader::open_inside(own));  // refuses a link: what a user names by --chat_template may be one
+  if (!chat_template.empty() || !files::has_entry(adapter, "chat_template.jinja")) return {model, model, chat_template};
+  const std::string own = files::path_in(adapter, "chat_template.jinja");
+  static_cast<void>(files::FileReader::open_inside(own));  // refuses a link: what a user names by --chat_template may be one
   return {model, model, own};
 }
 
@@ -188,7 +188,7 @@ Dataset read_file(const std::string& file, const DatasetOptions& options, Folder
 
 Dataset read_rows(const std::string& path, const DatasetOptions& options, FolderText& tools) {
   std::vector<std::string> files = {path};
-  if (path.find(',') != std::string::npos && !format::exists(path)) files = detail::split_at_commas(path);
+  if (path.find(',') != std::string::npos && !files::exists(path)) files = detail::split_at_commas(path);
   Dataset all;
   int64_t rows = 0;
   for (const std::string& file : files) {

@@ -16,11 +16,11 @@
 #include "command_defaults.hpp"
 #include "command_line.hpp"
 #include "core/check.hpp"
-#include "format/atomic_file.hpp"
+#include "files/atomic_file.hpp"
+#include "files/folder.hpp"
 #include "format/config_json.hpp"
-#include "format/folder.hpp"
-#include "format/python_json.hpp"
 #include "io/linear_weight.hpp"
+#include "json/python_json.hpp"
 #include "model_options.hpp"
 #include "progress.hpp"
 #include "qlorapp/io/compute_dtype.hpp"
@@ -103,7 +103,7 @@ void check_combination(const CommandLine& line, const PlanOptions& options) {
           "--explain, which plans the run as given; without --explain, plan prints the settings that a budget chooses");
   decides({"auto_find_batch_size"}, options.explained || !options.compare_with.empty(),
           "--explain and --compare, which plan the batch as given; without them, plan prints the batch that fits");
-  QLORAPP_CHECK_VALUE(!options.measured || format::is_regular_file(format::path_in(options.model, "config.json")),
+  QLORAPP_CHECK_VALUE(!options.measured || files::is_regular_file(files::path_in(options.model, "config.json")),
                       "[plan] --measure loads the model, so --model must be its folder; got '{}'.", options.model);
 }
 
@@ -258,10 +258,10 @@ int plan_for_deadline(const PlanOptions& options, const format::ModelConfig& mod
   if (options.write_config.empty()) {
     print_text(stdout, text);
   } else {
-    format::write_file_atomically(options.write_config, text);
+    files::write_file_atomically(options.write_config, text);
     print_line(stdout, message("written to {}", options.write_config));
   }
-  if (!format::exists(options.model))
+  if (!files::exists(options.model))
     print_line(stdout, message("{} is a known model name, not a folder. To train, give the folder of your checkpoint as --model.",
                                options.model));
   return 0;
@@ -377,7 +377,7 @@ int plan(const Arguments& arguments) {
   Probe probe;
   if (options.measured) probe = measure(options, settings, found);
   if (!options.svg.empty()) {
-    format::write_file_atomically(
+    files::write_file_atomically(
         options.svg, timeline_svg(found, timeline_title(options.model, settings, place.card),
                                   place.device.type == at::kCUDA ? std::optional(place.room) : std::nullopt, probe.moments));
     print_line(stdout, message("timeline written to {}", options.svg));

@@ -16,15 +16,15 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
-#include "format/file_reader.hpp"
-#include "format/folder.hpp"
-#include "format/python_json.hpp"
-#include "qlorapp/format/json.hpp"
+#include "files/file_reader.hpp"
+#include "files/folder.hpp"
+#include "json/python_json.hpp"
+#include "qlorapp/json/json.hpp"
 
 namespace qlorapp::cli {
 namespace {
 
-using format::path_in;
+using files::path_in;
 
 constexpr int64_t kLargestFile = int64_t{256} << 20;  // no tokenizer is larger
 constexpr std::string_view kTemplates = "additional_chat_templates", kConfig = "tokenizer_config.json";
@@ -41,7 +41,7 @@ bool belongs_to_text(std::string_view name) {
 /// The key names files, and one of them lies elsewhere.
 bool leads_out(std::string_view key, const format::Json& value) {
   const auto is_path = [](const format::Json& name) {
-    return name.is_string() && !format::is_name_inside(name.get_ref<const std::string&>());
+    return name.is_string() && !files::is_name_inside(name.get_ref<const std::string&>());
   };
   if (!key.ends_with("_file") && !key.ends_with("_files")) return false;
   return is_path(value) || (value.is_structured() && std::any_of(value.begin(), value.end(), is_path));
@@ -59,7 +59,7 @@ std::string without_paths(const std::string& text, const std::string& path) {
 }
 
 /// The Hugging Face cache links a file of a subfolder to ../../../blobs/<hex>.
-format::FileReader open(const std::string& folder, const std::string& below, const std::string& name) {
+files::FileReader open(const std::string& folder, const std::string& below, const std::string& name) {
   constexpr std::string_view kBlobs = "../../../blobs/";
   const std::string inside = below.empty() ? folder : path_in(folder, below);
   std::string target(4096, '\0');
@@ -67,12 +67,12 @@ format::FileReader open(const std::string& folder, const std::string& below, con
   target.resize(length < 0 ? 0 : static_cast<size_t>(length));
   const std::string blob = target.starts_with(kBlobs) ? target.substr(kBlobs.size()) : std::string();
   if (blob.empty() || blob.find_first_not_of("0123456789abcdef") != std::string::npos)
-    return format::FileReader::open_inside(inside, name);
-  return format::FileReader::open_inside(path_in(folder, "../../blobs"), blob);
+    return files::FileReader::open_inside(inside, name);
+  return files::FileReader::open_inside(path_in(folder, "../../blobs"), blob);
 }
 
 void copy(const std::string& folder, const std::string& below, const std::string& name, const std::string& to) {
-  const format::FileReader file = open(folder, below, name);
+  const files::FileReader file = open(folder, below, name);
   if (file.size() > kLargestFile) return;
   const std::string text = file.read_all(static_cast<size_t>(kLargestFile));
   const bool is_config = below.empty() && name == kConfig;
@@ -93,23 +93,23 @@ TextCopy::TextCopy(const std::string& folder) {
   }
   path_ = made;
   try {
-    for (const std::string& name : format::names_in(folder)) {
+    for (const std::string& name : files::names_in(folder)) {
       if (belongs_to_text(name)) copy(folder, "", name, path_);
     }
     struct stat status {};
     const std::string templates = path_in(folder, kTemplates);
     if (::lstat(templates.c_str(), &status) != 0) return;
     QLORAPP_CHECK_FORMAT(S_ISDIR(status.st_mode), "[{}] must be a folder, not a link or a file. Remove it.", templates);
-    format::make_folders("transformers", path_in(path_, kTemplates));
-    for (const std::string& name : format::names_in(templates)) {
+    files::make_folders("transformers", path_in(path_, kTemplates));
+    for (const std::string& name : files::names_in(templates)) {
       if (name.ends_with(".jinja")) copy(folder, std::string(kTemplates), name, path_);
     }
   } catch (...) {
-    format::remove_folder(path_);
+    files::remove_folder(path_);
     throw;
   }
 }
 
-TextCopy::~TextCopy() { format::remove_folder(path_); }
+TextCopy::~TextCopy() { files::remove_folder(path_); }
 
 }  // namespace qlorapp::cli

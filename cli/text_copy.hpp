@@ -7,7 +7,7 @@
 namespace qlorapp::cli {
 
 /// transformers follows links, and opens files that a config names. It gets a folder without both: regular files, read without following
-/// links (format::FileReader::open_inside), and a tokenizer_config.json without names of other files. Weights are not copied.
+/// links (files::FileReader::open_inside), and a tokenizer_config.json without names of other files. Weights are not copied.
 class TextCopy {
  public:
   /// @throws FormatError for a link that leads out of the folder, a pipe, or a tokenizer_config.json that is no JSON; IoError.

@@ -15,7 +15,7 @@
 #include "command_defaults.hpp"
 #include "core/check.hpp"
 #include "data/split_rows.hpp"
-#include "format/folder.hpp"
+#include "files/folder.hpp"
 #include "io/checkpoint_folder.hpp"
 #include "io/linear_weight.hpp"
 #include "model_options.hpp"
@@ -176,9 +176,9 @@ std::optional<std::string> checkpoint_to_resume(const TrainOptions& options) {
 void check_output(const TrainOptions& options) {
   const auto& resumed = options.args.resume_from_checkpoint;
   if ((resumed && *resumed != "false") || options.args.overwrite_output_dir) return;
-  const bool used = format::exists(format::path_in(options.output, "trainer_state.json")) ||
+  const bool used = files::exists(files::path_in(options.output, "trainer_state.json")) ||
                     !list_checkpoints(options.output).empty() ||
-                    format::exists(format::path_in(options.output, "adapter_model.safetensors"));
+                    files::exists(files::path_in(options.output, "adapter_model.safetensors"));
   QLORAPP_CHECK_VALUE(
       !used,
       "[output] {} holds another run. Name a new folder, go on with --resume_from_checkpoint, or give --overwrite_output_dir.",
@@ -349,7 +349,7 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
   const format::ModelConfig& config = run.config;
   const bool writes = ranks->is_first() && !options.dry_run;
   if (ranks->is_first()) {
-    format::check_output_folder(options.output);
+    files::check_output_folder(options.output);
     check_output(options);
   }
   // From here on no other run writes there, and an interrupted run is recovered.

@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "core/check.hpp"
+#include "files/folder.hpp"
 #include "format/config_json.hpp"
-#include "format/folder.hpp"
 #include "io/adapter_file.hpp"
 #include "qlorapp/format/adapter_config.hpp"
 #include "qlorapp/format/model_layout.hpp"

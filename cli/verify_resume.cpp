@@ -12,10 +12,10 @@
 #include "command.hpp"
 #include "command_line.hpp"
 #include "core/check.hpp"
-#include "format/file_reader.hpp"
-#include "format/folder.hpp"
-#include "format/manifest.hpp"
-#include "format/retry.hpp"
+#include "files/file_reader.hpp"
+#include "files/folder.hpp"
+#include "files/manifest.hpp"
+#include "files/retry.hpp"
 
 extern char** environ;  // NOLINT(readability-redundant-declaration)
 
@@ -36,7 +36,7 @@ std::string name_of(std::string_view argument) {
 
 std::string tail(const std::string& path) {
   constexpr int64_t kMost = 600;
-  const format::FileReader file(path);
+  const files::FileReader file(path);
   const int64_t size = std::min(kMost, file.size());
   std::string text(static_cast<size_t>(size), '\0');
   file.read_at(file.size() - size, std::as_writable_bytes(std::span(text)));
@@ -59,17 +59,17 @@ void train_fresh(const Arguments& options, const std::string& log) {
   ::posix_spawn_file_actions_destroy(&actions);
   if (failed != 0) throw IoError(message("[verify-resume] cannot start qlorapp train: {}.", std::strerror(failed)), failed);
   int status = 0;
-  (void)format::retrying([&] { return ::waitpid(child, &status, 0); });
+  (void)files::retrying([&] { return ::waitpid(child, &status, 0); });
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) throw Error(message("[verify-resume] qlorapp train failed:\n{}", tail(log)));
 }
 
 /// Files that differ between two checkpoints. trainer_state.json and training_args.json name folders, times and speeds.
 std::vector<std::string> differences(const std::string& a, const std::string& b) {
-  const format::Manifest first = format::read_manifest(a), second = format::read_manifest(b);
+  const files::Manifest first = files::read_manifest(a), second = files::read_manifest(b);
   std::vector<std::string> names;
-  for (const format::ManifestFile& file : first.files) {
+  for (const files::ManifestFile& file : first.files) {
     if (file.name == "trainer_state.json" || file.name == "training_args.json") continue;
-    const auto is_it = [&](const format::ManifestFile& other) { return other.name == file.name && other.sha256 == file.sha256; };
+    const auto is_it = [&](const files::ManifestFile& other) { return other.name == file.name && other.sha256 == file.sha256; };
     if (std::none_of(second.files.begin(), second.files.end(), is_it)) names.push_back(file.name);
   }
   return names;
@@ -101,11 +101,11 @@ int verify_resume(const Arguments& arguments) {
   line.parse(own);
   QLORAPP_CHECK_VALUE(steps >= 2, "[verify-resume] --steps must be an integer >= 2; got {}.", steps);
 
-  const format::FreshFolder scratch(output);
+  const files::FreshFolder scratch(output);
   const std::string& folder = scratch.path();
-  const std::string log = format::path_in(folder, "log.txt");
+  const std::string log = files::path_in(folder, "log.txt");
   const auto run = [&](const std::string& name, int64_t resumed) {
-    const std::string to = format::path_in(folder, name);
+    const std::string to = files::path_in(folder, name);
     Arguments options = others;
     for (const std::string& word :
          {std::string("--output"), to, std::string("--max_steps"), message("{}", steps), std::string("--save_strategy"),
@@ -113,17 +113,17 @@ int verify_resume(const Arguments& arguments) {
       options.push_back(word);
     if (resumed > 0) {
       options.emplace_back("--resume_from_checkpoint");
-      options.push_back(format::path_in(folder, message("whole/checkpoint-{}", resumed)));
+      options.push_back(files::path_in(folder, message("whole/checkpoint-{}", resumed)));
     }
     train_fresh(options, log);
-    return format::path_in(to, message("checkpoint-{}", steps));
+    return files::path_in(to, message("checkpoint-{}", steps));
   };
   const std::string whole = run("whole", 0);
   int64_t failed = 0;
   for (int64_t step = 1; step < steps; ++step) {
     const std::string name = message("from-{}", step);
     const std::vector<std::string> different = differences(whole, run(name, step));
-    format::remove_folder(format::path_in(folder, name));
+    files::remove_folder(files::path_in(folder, name));
     failed += different.empty() ? 0 : 1;
     std::printf("resumed after step %lld: %s\n", static_cast<long long>(step),
                 different.empty() ? "identical" : ("different: " + joined(different)).c_str());

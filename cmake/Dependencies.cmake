@@ -10,7 +10,7 @@ function(qlorapp_headers target header hint)
   target_include_directories(${target} SYSTEM INTERFACE $<BUILD_INTERFACE:${${variable}}>)
 endfunction()
 
-qlorapp_headers(qlorapp_json nlohmann/json.hpp nlohmann-json3-dev)
+qlorapp_headers(qlorapp_nlohmann nlohmann/json.hpp nlohmann-json3-dev)
 
 # fmt is torch's own copy, seen through a folder that shows nothing else of torch: torch-free layers format messages, too.
 if(NOT EXISTS "${qlorapp_torch_root}/include/fmt/base.h")

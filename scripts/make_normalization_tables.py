@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes src/data/normalization_tables.cpp for the NFC of the installed `tokenizers` package.
+"""Writes src/text/normalization_tables.cpp for the NFC of the installed `tokenizers` package.
 
 Its NFC has an older Unicode version than Python's. Assigned decompositions and combining classes never change, so the values come from
 Python, and the package's engine decides which of them exist.
@@ -15,7 +15,7 @@ import unicodedata
 import tokenizers
 from tokenizers import normalizers
 
-OUTPUT = pathlib.Path(__file__).resolve().parents[1] / "src" / "data" / "normalization_tables.cpp"
+OUTPUT = pathlib.Path(__file__).resolve().parents[1] / "src" / "text" / "normalization_tables.cpp"
 CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 HANGUL = range(0xAC00, 0xD7A4)
 NFC, NFD = normalizers.NFC(), normalizers.NFD()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes src/data/unicode_tables.cpp from the regex engines inside the installed `tokenizers` package.
+"""Writes src/text/unicode_tables.cpp from the regex engines inside the installed `tokenizers` package.
 
 Byte-level BPE splits text with \\p{L}, \\p{N} and \\s, its added tokens look at \\w, and Digits asks Rust's is_numeric. The set that
 these match depends on the Unicode version of each engine, and the versions differ inside one package. So the script asks the engines,
@@ -15,7 +15,7 @@ import sys
 import tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-OUTPUT = pathlib.Path(__file__).resolve().parents[1] / "src" / "data" / "unicode_tables.cpp"
+OUTPUT = pathlib.Path(__file__).resolve().parents[1] / "src" / "text" / "unicode_tables.cpp"
 CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 LETTER, NUMBER, SPACE, WORD, NUMERIC = 1, 2, 4, 8, 16
 

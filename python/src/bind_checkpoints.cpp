@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "bind.hpp"
-#include "format/folder.hpp"
-#include "format/folder_update.hpp"
+#include "files/folder.hpp"
+#include "files/folder_update.hpp"
 #include "io/background_commit.hpp"
 #include "io/checkpoint_folder.hpp"
 #include "train/loss_svg.hpp"
@@ -55,13 +55,13 @@ void bind_checkpoints(py::module_& m) {
       },
       py::arg("folder"), py::arg("log_history"), NoGil(), "loss.svg of transformers' log_history, as JSON.");
 
-  py::class_<format::FolderUpdate>(m, "FolderUpdate", "src/format/folder_update.hpp: files that are replaced together.")
+  py::class_<files::FolderUpdate>(m, "FolderUpdate", "src/files/folder_update.hpp: files that are replaced together.")
       .def(py::init<std::string, std::string>(), py::arg("folder"), py::arg("guard"))
-      .def_property_readonly("staging", &format::FolderUpdate::staging)
-      .def("retire", &format::FolderUpdate::retire, py::arg("name"))
-      .def("commit", &format::FolderUpdate::commit, NoGil())
-      .def("discard", &format::FolderUpdate::discard);
-  m.def("is_staging", &format::is_staging, py::arg("folder"),
+      .def_property_readonly("staging", &files::FolderUpdate::staging)
+      .def("retire", &files::FolderUpdate::retire, py::arg("name"))
+      .def("commit", &files::FolderUpdate::commit, NoGil())
+      .def("discard", &files::FolderUpdate::discard);
+  m.def("is_staging", &files::is_staging, py::arg("folder"),
         "Whether a FolderUpdate or CheckpointWriter fills this folder and commits it as a whole.");
 }
 

@@ -10,9 +10,9 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
+#include "core/printable.hpp"
 #include "format/config_json.hpp"
-#include "format/printable.hpp"
-#include "format/python_json.hpp"
+#include "json/python_json.hpp"
 #include "qlorapp/core/log.hpp"
 
 namespace qlorapp {
@@ -131,7 +131,7 @@ void check_init(const LoraConfig& config) {
     throw ValueError(
         message("[LoraConfig] init_lora_weights must be true, false, 'gaussian', 'orthogonal', 'loftq', 'pissa', 'pissa_niter_N' "
                 "or 'olora'; got {}.",
-                format::printable(name)));
+                printable(name)));
   }
   if (*init == LoraInit::kOrthogonal) {
     const auto even = [](int64_t rank) {
@@ -151,7 +151,7 @@ void check_init(const LoraConfig& config) {
 
 void check_bias(const std::string& bias) {
   QLORAPP_CHECK_VALUE(bias == "none" || bias == "all" || bias == "lora_only",
-                      "[LoraConfig] bias must be 'none', 'all' or 'lora_only'; got {}.", format::printable(bias));
+                      "[LoraConfig] bias must be 'none', 'all' or 'lora_only'; got {}.", printable(bias));
 }
 
 /// PEFT's rule for modules_to_save: a plain end, without a dot before it.
@@ -169,7 +169,7 @@ void LoraConfig::validate() const {
   check_init(*this);
   to_adapter_config(*this).check();  // r, lora_alpha, lora_dropout, the patterns' values
   check_bias(bias);
-  QLORAPP_CHECK_VALUE(peft_type == "LORA", "[LoraConfig] peft_type must be 'LORA'; got {}.", format::printable(peft_type));
+  QLORAPP_CHECK_VALUE(peft_type == "LORA", "[LoraConfig] peft_type must be 'LORA'; got {}.", printable(peft_type));
   QLORAPP_CHECK_VALUE(!task_type || *task_type == "CAUSAL_LM", "[LoraConfig] task_type must be 'CAUSAL_LM'; got '{}'.",
                       task_type.value_or(""));
   QLORAPP_CHECK_VALUE(!target_modules.pattern || !target_modules.pattern->empty(),
@@ -250,15 +250,14 @@ int64_t LoraConfig::loftq_rounds() const {
   QLORAPP_CHECK_VALUE(json.is_object(), "[LoraConfig] loftq_config must be an object; got {}.", loftq_config.json);
   int64_t rounds = 1;
   for (const auto& [key, value] : json.items()) {
-    QLORAPP_CHECK_VALUE(value.is_number_integer(), "[LoraConfig] loftq_config.{} must be an integer; got {}.",
-                        format::printable(key), value.dump());
+    QLORAPP_CHECK_VALUE(value.is_number_integer(), "[LoraConfig] loftq_config.{} must be an integer; got {}.", printable(key),
+                        value.dump());
     if (key == "loftq_iter") {
       rounds = value.get<int64_t>();
     } else if (key == "loftq_bits") {
       QLORAPP_CHECK_VALUE(value == 4, "[LoraConfig] loftq_config.loftq_bits must be 4, as the base is; got {}.", value.dump());
     } else {
-      throw ValueError(
-          message("[LoraConfig] loftq_config has no key {}. It has loftq_bits and loftq_iter.", format::printable(key)));
+      throw ValueError(message("[LoraConfig] loftq_config has no key {}. It has loftq_bits and loftq_iter.", printable(key)));
     }
   }
   QLORAPP_CHECK_VALUE(rounds >= 1, "[LoraConfig] loftq_config.loftq_iter must be at least 1; got {}.", rounds);

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "qlorapp/data/text_tools.hpp"
+#include "qlorapp/text/text_tools.hpp"
 
 namespace qlorapp {
 

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "core/check.hpp"
-#include "format/folder.hpp"
+#include "files/folder.hpp"
 
 namespace qlorapp {
 namespace {
@@ -23,7 +23,7 @@ constexpr int kPipeWait = 10'000;  // milliseconds
 /// "org/name" of the hub: two words, no such file, no extension.
 bool like_a_hub_name(const std::string& path) {
   return !path.starts_with('/') && !path.starts_with('.') && std::count(path.begin(), path.end(), '/') == 1 &&
-         format::file_name(path).find('.') == std::string::npos;
+         files::file_name(path).find('.') == std::string::npos;
 }
 
 std::string advice_for(int number, const std::string& path) {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/check.hpp"
-#include "unicode.hpp"
+#include "text/unicode.hpp"
 
 namespace qlorapp {
 namespace {

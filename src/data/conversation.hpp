@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "json_reading.hpp"
+#include "text/json_reading.hpp"
 
 namespace qlorapp {
 

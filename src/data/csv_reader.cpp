@@ -2,7 +2,7 @@
 #include "csv_reader.hpp"
 
 #include "core/check.hpp"
-#include "unicode.hpp"
+#include "text/unicode.hpp"
 
 namespace qlorapp {
 

@@ -6,13 +6,13 @@
 #include <utility>
 
 #include "core/check.hpp"
-#include "format/json_tree.hpp"
-#include "json_reading.hpp"
-#include "qlorapp/data/text_tools.hpp"
+#include "json/json_tree.hpp"
+#include "qlorapp/text/text_tools.hpp"
 #include "row_encoder.hpp"
 #include "row_reader.hpp"
 #include "row_shape.hpp"
-#include "unicode.hpp"
+#include "text/json_reading.hpp"
+#include "text/unicode.hpp"
 
 namespace qlorapp {
 namespace {

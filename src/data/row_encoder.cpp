@@ -8,9 +8,9 @@
 #include "answers.hpp"
 
 #include "core/check.hpp"
-#include "format/json_tree.hpp"
-#include "json_reading.hpp"
-#include "unicode.hpp"
+#include "json/json_tree.hpp"
+#include "text/json_reading.hpp"
+#include "text/unicode.hpp"
 
 namespace qlorapp {
 namespace {

@@ -8,10 +8,10 @@
 #include <string_view>
 #include <vector>
 
-#include "json_reading.hpp"
 #include "qlorapp/data/dataset.hpp"
-#include "qlorapp/data/text_tools.hpp"
+#include "qlorapp/text/text_tools.hpp"
 #include "row_message.hpp"
+#include "text/json_reading.hpp"
 #include "written_parts.hpp"
 
 namespace qlorapp {

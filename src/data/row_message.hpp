@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
-#include "json_reading.hpp"
-#include "qlorapp/data/chat_template.hpp"
+#include "qlorapp/text/chat_template.hpp"
+#include "text/json_reading.hpp"
 
 namespace qlorapp {
 

@@ -13,7 +13,7 @@
 #include "byte_stream.hpp"
 #include "core/check.hpp"
 #include "csv_reader.hpp"
-#include "unicode.hpp"
+#include "text/unicode.hpp"
 
 namespace qlorapp {
 namespace {

@@ -6,8 +6,8 @@
 #include <functional>
 #include <string>
 
-#include "json_reading.hpp"
 #include "qlorapp/data/dataset.hpp"
+#include "text/json_reading.hpp"
 
 namespace qlorapp {
 

@@ -9,7 +9,7 @@
 
 #include "conversation.hpp"
 #include "core/check.hpp"
-#include "format/json_tree.hpp"
+#include "json/json_tree.hpp"
 
 namespace qlorapp {
 namespace {

@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "json_reading.hpp"
 #include "qlorapp/data/dataset.hpp"
+#include "text/json_reading.hpp"
 
 namespace qlorapp {
 

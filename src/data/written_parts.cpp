@@ -10,7 +10,7 @@
 
 #include "core/check.hpp"
 #include "row_message.hpp"
-#include "unicode.hpp"
+#include "text/unicode.hpp"
 
 namespace qlorapp {
 namespace {

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "qlorapp/data/chat_template.hpp"
+#include "qlorapp/text/chat_template.hpp"
 
 namespace qlorapp {
 

@@ -6,11 +6,11 @@
 #include <cmath>
 
 #include "core/nearest_name.hpp"
+#include "files/atomic_file.hpp"
+#include "files/file_reader.hpp"
 #include "format/adapter_use.hpp"
-#include "format/atomic_file.hpp"
-#include "format/file_reader.hpp"
-#include "format/python_json.hpp"
-#include "json_fields.hpp"
+#include "json/json_fields.hpp"
+#include "json/python_json.hpp"
 #include "qlorapp/core/log.hpp"
 
 namespace qlorapp::format {
@@ -217,7 +217,7 @@ AdapterConfig parse_adapter_config(std::string_view text, std::string_view where
 AdapterConfig load_adapter_config(const std::string& folder) { return load_adapter_config(folder, AdapterUse::kCompute); }
 
 AdapterConfig load_adapter_config(const std::string& folder, AdapterUse use) {
-  const FileReader file = FileReader::open_inside(folder, kFileName);
+  const files::FileReader file = files::FileReader::open_inside(folder, kFileName);
   return parse_adapter_config(file.read_all(kMaxAdapterConfigBytes), file.path(), use);
 }
 
@@ -251,7 +251,7 @@ std::string adapter_config_json(const AdapterConfig& config) {
 }
 
 void save_adapter_config(const AdapterConfig& config, const std::string& folder) {
-  write_file_atomically(folder + "/" + kFileName, adapter_config_json(config));
+  files::write_file_atomically(folder + "/" + kFileName, adapter_config_json(config));
 }
 
 }  // namespace qlorapp::format

@@ -2,8 +2,8 @@
 // The fields of a config that affect results.
 #include <nlohmann/json.hpp>
 
-#include "qlorapp/format/json.hpp"
 #include "qlorapp/format/model_config.hpp"
+#include "qlorapp/json/json.hpp"
 
 namespace qlorapp::format {
 namespace {

@@ -21,12 +21,12 @@
 
 #include "core/check.hpp"
 #include "core/nearest_name.hpp"
-#include "format/printable.hpp"
+#include "core/printable.hpp"
 #include "qlorapp/core/field_table.hpp"
 #include "qlorapp/core/free_form.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/core/names_or_pattern.hpp"
-#include "qlorapp/format/json.hpp"
+#include "qlorapp/json/json.hpp"
 
 namespace qlorapp::format {
 

@@ -2,7 +2,7 @@
 /// What config.json says of each layer: windows and rotary settings.
 #pragma once
 
-#include "json_fields.hpp"
+#include "json/json_fields.hpp"
 #include "qlorapp/format/model_config.hpp"
 
 namespace qlorapp::format {

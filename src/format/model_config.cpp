@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "core/nearest_name.hpp"
-#include "format/file_reader.hpp"
-#include "json_fields.hpp"
+#include "files/file_reader.hpp"
+#include "json/json_fields.hpp"
 #include "layer_options.hpp"
 #include "model_config_keys.hpp"
 
@@ -141,17 +141,21 @@ std::span<const ConfigField> config_fields() {
        "positions of the pretraining; computes nothing, except as the length that a rope type scales from", kNever},
       {"rms_norm_eps", &M::rms_norm_eps, 0, 1, false, "added to the mean square before its root"},
       {"tie_word_embeddings", &M::tie_word_embeddings, 0, 1, false, "the head is the embedding table"},
-      {"attention_bias", &M::attention_bias, 0, 1, false, "the attention's linear layers have biases, o_proj by the family's row", kIfSet},
+      {"attention_bias", &M::attention_bias, 0, 1, false, "the attention's linear layers have biases, o_proj by the family's row",
+       kIfSet},
       {"attention_out_bias", &M::attention_out_bias, 0, 1, false, "o_proj has a bias", kIfSet},
       {"mlp_bias", &M::mlp_bias, 0, 1, false, "gate, up and down have biases", kIfSet},
       {"use_bias", &M::use_bias, 0, 1, false, "all linear layers have biases", kIfSet},
-      {"query_pre_attn_scalar", &M::query_pre_attn_scalar, 0, kMaxFactor, false, "scores are divided by its root, not by head_dim's", kIfSet},
-      {"attention_multiplier", &M::attention_multiplier, 0, kMaxFactor, false, "scores are multiplied by it, not by 1 / sqrt(head_dim)",
-       kIfSet},
+      {"query_pre_attn_scalar", &M::query_pre_attn_scalar, 0, kMaxFactor, false,
+       "scores are divided by its root, not by head_dim's", kIfSet},
+      {"attention_multiplier", &M::attention_multiplier, 0, kMaxFactor, false,
+       "scores are multiplied by it, not by 1 / sqrt(head_dim)", kIfSet},
       {"embedding_multiplier", &M::embedding_multiplier, 0, kMaxFactor, false, "factor of the embeddings", kIfSet},
-      {"residual_multiplier", &M::residual_multiplier, 0, kMaxFactor, false, "factor of what a part adds to the residual stream", kIfSet},
+      {"residual_multiplier", &M::residual_multiplier, 0, kMaxFactor, false, "factor of what a part adds to the residual stream",
+       kIfSet},
       {"logits_scaling", &M::logits_scaling, 0, kMaxFactor, false, "divisor of the logits", kIfSet},
-      {"final_logit_softcapping", &M::final_logit_softcapping, 0, kMaxFactor, false, "logits become cap * tanh(logits / cap)", kIfSet},
+      {"final_logit_softcapping", &M::final_logit_softcapping, 0, kMaxFactor, false, "logits become cap * tanh(logits / cap)",
+       kIfSet},
   });
   return kFields;
 }
@@ -169,7 +173,7 @@ ModelConfig parse_model_config(std::string_view text, std::string_view where) {
       // By null: no window, and as many heads as there are queries.
       const bool says_none = (key == "sliding_window" || key == "num_key_value_heads") && found != json.end();
       if (key == "rope_parameters" && json.contains("rope_scaling")) continue;  // of an older file
-      if (key == "rope_theta") default_theta = value.get<double>();  // a file says it in one of three places
+      if (key == "rope_theta") default_theta = value.get<double>();             // a file says it in one of three places
       else if (!says_none && (found == json.end() || found->is_null())) json[key] = value;
     }
   }
@@ -198,7 +202,7 @@ double ModelConfig::embedding_factor() const {
 }
 
 ModelConfig load_model_config(const std::string& folder) {
-  const FileReader file = FileReader::open_inside(folder, "config.json");
+  const files::FileReader file = files::FileReader::open_inside(folder, "config.json");
   return parse_model_config(file.read_all(kMaxConfigBytes), file.path());
 }
 

@@ -2,7 +2,7 @@
 /// The keys of config.json that parse_model_config does not read.
 #pragma once
 
-#include "json_fields.hpp"
+#include "json/json_fields.hpp"
 #include "qlorapp/format/model_config.hpp"
 
 namespace qlorapp::format {

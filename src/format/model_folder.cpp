@@ -10,12 +10,12 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
-#include "format/folder.hpp"
-#include "format/printable.hpp"
-#include "format/python_json.hpp"
+#include "core/printable.hpp"
+#include "files/folder.hpp"
 #include "format/quant_state.hpp"
+#include "json/python_json.hpp"
 #include "qlorapp/core/log.hpp"
-#include "qlorapp/format/json.hpp"
+#include "qlorapp/json/json.hpp"
 
 namespace qlorapp::format {
 namespace {
@@ -23,22 +23,22 @@ namespace {
 constexpr std::string_view kBody = "model.", kLayers = "model.layers.";
 
 /// Puts "model." in front of the names of a file without a head.
-void complete_names(Checkpoint& checkpoint) {
-  if (checkpoint.find(kEmbeddingTable) != nullptr || checkpoint.find(kEmbeddingTable.substr(kBody.size())) == nullptr) return;
+void complete_names(TensorFiles& files) {
+  if (files.find(kEmbeddingTable) != nullptr || files.find(kEmbeddingTable.substr(kBody.size())) == nullptr) return;
   std::vector<std::string> names;
-  for (const TensorLocation& location : checkpoint.tensors()) {
+  for (const TensorLocation& location : files.tensors()) {
     const std::string& name = location.tensor->name;
     if (!name.starts_with(kBody) && !name.starts_with("lm_head.")) names.push_back(name);
   }
-  for (const std::string& name : names) checkpoint.rename(name, message("{}{}", kBody, name));
+  for (const std::string& name : names) files.rename(name, message("{}{}", kBody, name));
 }
 
 void settle_tables(ModelFolder& model) {
-  Checkpoint& checkpoint = model.checkpoint;
-  const TensorLocation* const head = checkpoint.find(kHeadTable);
+  TensorFiles& files = model.tensors;
+  const TensorLocation* const head = files.find(kHeadTable);
   if (!model.config.tie_word_embeddings || head == nullptr) return;
-  if (checkpoint.find(kEmbeddingTable) == nullptr) return checkpoint.rename(kHeadTable, std::string(kEmbeddingTable));
-  if (!has_two_tables(checkpoint)) return;
+  if (files.find(kEmbeddingTable) == nullptr) return files.rename(kHeadTable, std::string(kEmbeddingTable));
+  if (!has_two_tables(files)) return;
   model.config.tie_word_embeddings = false;
   log_warning_once(
       message("[{}] config.json says tie_word_embeddings, but {} and {} differ. Both are used, as in transformers. Set "
@@ -82,10 +82,10 @@ void check_tensors(const ModelFolder& model) {
     const size_t weight = name.find(".weight.");
     if (weight == std::string_view::npos) return false;
     const auto owner = linear.find(name.substr(0, weight + std::string_view(".weight").size()));
-    return owner != linear.end() && is_quantized(model.checkpoint, *owner);
+    return owner != linear.end() && is_quantized(model.tensors, *owner);
   };
   std::vector<TensorLocation> unknown;
-  for (const TensorLocation& location : model.checkpoint.tensors()) {
+  for (const TensorLocation& location : model.tensors.tensors()) {
     const std::string_view name = location.tensor->name;
     if (dense.contains(name) || linear.contains(name) || is_part(name) || name.ends_with("rotary_emb.inv_freq")) continue;
     unknown.push_back(location);
@@ -95,8 +95,8 @@ void check_tensors(const ModelFolder& model) {
 
 }  // namespace
 
-bool has_two_tables(const Checkpoint& checkpoint) {
-  const TensorLocation *const embedding = checkpoint.find(kEmbeddingTable), *const head = checkpoint.find(kHeadTable);
+bool has_two_tables(const TensorFiles& files) {
+  const TensorLocation *const embedding = files.find(kEmbeddingTable), *const head = files.find(kHeadTable);
   if (embedding == nullptr || head == nullptr) return false;
   if (embedding->tensor->dtype != head->tensor->dtype || embedding->tensor->shape != head->tensor->shape) return true;
   constexpr int64_t kPiece = int64_t{4} << 20;
@@ -113,15 +113,15 @@ bool has_two_tables(const Checkpoint& checkpoint) {
 }
 
 ModelFolder open_model_folder(const std::string& folder) {
-  ModelFolder model{load_model_config(folder), Checkpoint(folder)};
-  complete_names(model.checkpoint);
+  ModelFolder model{load_model_config(folder), TensorFiles(folder)};
+  complete_names(model.tensors);
   settle_tables(model);
   check_tensors(model);
   return model;
 }
 
 ModelConfig settled_config(const std::string& folder) {
-  const auto has = [&](const char* name) { return exists(path_in(folder, name)); };
+  const auto has = [&](const char* name) { return files::exists(files::path_in(folder, name)); };
   if (!has("model.safetensors") && !has("model.safetensors.index.json")) return load_model_config(folder);
   return open_model_folder(folder).config;
 }

@@ -13,7 +13,7 @@
 #include <string>
 #include <string_view>
 
-#include "format/checkpoint_index.hpp"
+#include "format/tensor_files.hpp"
 #include "qlorapp/format/model_layout.hpp"
 
 namespace qlorapp::format {
@@ -22,17 +22,17 @@ inline constexpr std::string_view kEmbeddingTable = "model.embed_tokens.weight",
 
 struct ModelFolder {
   ModelConfig config;  ///< tie_word_embeddings is false if the files hold two tables that differ.
-  Checkpoint checkpoint;
+  TensorFiles tensors;
 };
 
-/// @throws IoError, FormatError as load_model_config and Checkpoint; FormatError naming file and tensor for one that the model lacks.
+/// @throws IoError, FormatError as load_model_config and TensorFiles; FormatError naming file and tensor for one that the model lacks.
 [[nodiscard]] ModelFolder open_model_folder(const std::string& folder);
 
 /// The config of open_model_folder; of a folder without weights, config.json's. @throws as these.
 [[nodiscard]] ModelConfig settled_config(const std::string& folder);
 
 /// Whether the files hold both tables and these differ in dtype, shape or bytes. @throws IoError, FormatError if they cannot be read.
-[[nodiscard]] bool has_two_tables(const Checkpoint& checkpoint);
+[[nodiscard]] bool has_two_tables(const TensorFiles& files);
 
 /// config.json with tie_word_embeddings as `config` has it, for a folder that gets the same weights; the very text if it says so already.
 /// @param path  names the text in messages. @throws FormatError.

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "format/double_quant.hpp"
-#include "format/python_json.hpp"
-#include "json_fields.hpp"
+#include "json/json_fields.hpp"
+#include "json/python_json.hpp"
 
 namespace qlorapp::format {
 namespace {
@@ -32,8 +32,8 @@ bool is_weight_shape(const std::vector<int64_t>& shape) {
   return !shape.empty() && shape.size() <= kMaxTensorRank && numel < (int64_t{1} << 56);
 }
 
-TensorLocation part(const Checkpoint& checkpoint, const std::string& name, Dtype dtype, int64_t count) {
-  const TensorLocation& location = checkpoint.at(name);
+TensorLocation part(const TensorFiles& files, const std::string& name, Dtype dtype, int64_t count) {
+  const TensorLocation& location = files.at(name);
   const TensorEntry& tensor = *location.tensor;
   QLORAPP_CHECK_FORMAT(
       tensor.dtype == dtype && tensor.shape == std::vector<int64_t>{count},
@@ -122,14 +122,14 @@ std::vector<TensorSpec> quantized_tensor_specs(const std::string& weight, const 
   return specs;
 }
 
-bool is_quantized(const Checkpoint& checkpoint, const std::string& weight) {
-  return !checkpoint.with_prefix(message("{}.{}", weight, kStatePrefix)).empty();
+bool is_quantized(const TensorFiles& files, const std::string& weight) {
+  return !files.with_prefix(message("{}.{}", weight, kStatePrefix)).empty();
 }
 
-QuantizedWeight find_quantized_weight(const Checkpoint& checkpoint, const std::string& weight) {
-  const auto states = checkpoint.with_prefix(message("{}.{}", weight, kStatePrefix));
+QuantizedWeight find_quantized_weight(const TensorFiles& files, const std::string& weight) {
+  const auto states = files.with_prefix(message("{}.{}", weight, kStatePrefix));
   QLORAPP_CHECK_FORMAT(states.size() == 1, "[{}] a four-bit weight must have one quant_state; {} has {}. Quantize the model again.",
-                       checkpoint.folder(), printable(weight), states.size());
+                       files.folder(), printable(weight), states.size());
   const TensorEntry& blob = *states[0].tensor;
   const std::string where = message("{}: {}", states[0].file->path(), printable(blob.name));
   QLORAPP_CHECK_FORMAT(blob.dtype == Dtype::kU8 && blob.shape.size() == 1 && blob.nbytes <= kMaxJsonBytes,
@@ -145,18 +145,18 @@ QuantizedWeight find_quantized_weight(const Checkpoint& checkpoint, const std::s
                        state_suffix(state.quant_type), bitsandbytes_name(state.quant_type));
 
   // bnb_4bit_quant_storage may show the same bytes as another dtype, so the bytes count and not the elements.
-  found.packed = checkpoint.at(weight);
+  found.packed = files.at(weight);
   const TensorEntry& packed = *found.packed.tensor;
   QLORAPP_CHECK_FORMAT(packed.nbytes == state.packed_bytes(),
                        "[{}] tensor {} must have {} bytes, by the shape of its quant_state {}; got {}. Quantize the model again.",
                        found.packed.file->path(), printable(weight), state.packed_bytes(), joined(state.shape), packed.nbytes);
-  found.absmax = part(checkpoint, weight + ".absmax", state.double_quant ? Dtype::kU8 : Dtype::kF32, state.block_count());
-  found.quant_map = part(checkpoint, weight + ".quant_map", Dtype::kF32, kCodeBookSize);
+  found.absmax = part(files, weight + ".absmax", state.double_quant ? Dtype::kU8 : Dtype::kF32, state.block_count());
+  found.quant_map = part(files, weight + ".quant_map", Dtype::kF32, kCodeBookSize);
   if (state.double_quant) {
-    found.nested_absmax = part(checkpoint, weight + ".nested_absmax", Dtype::kF32, state.nested_block_count());
-    found.nested_quant_map = part(checkpoint, weight + ".nested_quant_map", Dtype::kF32, kDynamicMapSize);
+    found.nested_absmax = part(files, weight + ".nested_absmax", Dtype::kF32, state.nested_block_count());
+    found.nested_quant_map = part(files, weight + ".nested_quant_map", Dtype::kF32, kDynamicMapSize);
   }
-  for (const TensorLocation& location : checkpoint.with_prefix(weight + ".")) {
+  for (const TensorLocation& location : files.with_prefix(weight + ".")) {
     const TensorEntry* tensor = location.tensor;
     const bool known = tensor == &blob || tensor == found.absmax.tensor || tensor == found.quant_map.tensor ||
                        tensor == found.nested_absmax.tensor || tensor == found.nested_quant_map.tensor;

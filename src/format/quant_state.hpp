@@ -20,8 +20,8 @@
 #include <string_view>
 #include <vector>
 
-#include "format/checkpoint_index.hpp"
 #include "format/double_quant.hpp"
+#include "format/tensor_files.hpp"
 #include "qlorapp/format/nf4.hpp"
 
 namespace qlorapp::format {
@@ -61,11 +61,11 @@ struct QuantizedWeight {
 };
 
 /// @returns whether the weight is stored in four bits, that is, has a quant_state.
-[[nodiscard]] bool is_quantized(const Checkpoint& checkpoint, const std::string& weight);
+[[nodiscard]] bool is_quantized(const TensorFiles& files, const std::string& weight);
 
 /// Finds and checks all parts; reads only the JSON.
 /// @throws FormatError naming the tensor: no or more than one quant_state, an unknown suffix or key, a part that is missing,
 ///         too short, too long or of another dtype.
-[[nodiscard]] QuantizedWeight find_quantized_weight(const Checkpoint& checkpoint, const std::string& weight);
+[[nodiscard]] QuantizedWeight find_quantized_weight(const TensorFiles& files, const std::string& weight);
 
 }  // namespace qlorapp::format

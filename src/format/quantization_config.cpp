@@ -5,9 +5,9 @@
 #include <array>
 
 #include "core/nearest_name.hpp"
-#include "format/python_json.hpp"
 #include "format/quant_state.hpp"
-#include "json_fields.hpp"
+#include "json/json_fields.hpp"
+#include "json/python_json.hpp"
 
 namespace qlorapp::format {
 namespace {

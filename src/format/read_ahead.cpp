@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/check.hpp"
-#include "format/printable.hpp"
+#include "core/printable.hpp"
 
 namespace qlorapp::format {
 namespace {

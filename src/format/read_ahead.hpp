@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "format/checkpoint_index.hpp"
+#include "format/tensor_files.hpp"
 
 namespace qlorapp::format {
 

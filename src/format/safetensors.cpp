@@ -8,8 +8,8 @@
 
 #include "core/check.hpp"
 #include "core/nearest_name.hpp"
-#include "format/printable.hpp"
-#include "format/python_json.hpp"
+#include "core/printable.hpp"
+#include "json/python_json.hpp"
 #include "safetensors_header.hpp"
 
 namespace qlorapp::format {
@@ -89,9 +89,9 @@ int64_t checked_total(const std::vector<TensorEntry>& tensors) {
 
 int64_t TensorEntry::numel() const { return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()); }
 
-SafetensorsFile::SafetensorsFile(const std::string& path) : SafetensorsFile(FileReader(path)) {}
+SafetensorsFile::SafetensorsFile(const std::string& path) : SafetensorsFile(files::FileReader(path)) {}
 
-SafetensorsFile::SafetensorsFile(FileReader reader) : reader_(std::move(reader)) {
+SafetensorsFile::SafetensorsFile(files::FileReader reader) : reader_(std::move(reader)) {
   const std::string& where = reader_.path();
   const int64_t size = reader_.size();
   QLORAPP_CHECK_FORMAT(

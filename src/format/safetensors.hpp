@@ -24,8 +24,8 @@
 #include <string_view>
 #include <vector>
 
-#include "format/atomic_file.hpp"
-#include "format/file_reader.hpp"
+#include "files/atomic_file.hpp"
+#include "files/file_reader.hpp"
 #include "qlorapp/format/dtype.hpp"
 
 namespace qlorapp::format {
@@ -62,7 +62,7 @@ class SafetensorsFile {
  public:
   /// @throws IoError, FormatError naming file, rule and tensor.
   explicit SafetensorsFile(const std::string& path);
-  explicit SafetensorsFile(FileReader reader);
+  explicit SafetensorsFile(files::FileReader reader);
 
   [[nodiscard]] const std::string& path() const noexcept { return reader_.path(); }
   /// In the order of their bytes in the file.
@@ -83,7 +83,7 @@ class SafetensorsFile {
   void check_unchanged() const { reader_.check_unchanged(); }
 
  private:
-  FileReader reader_;
+  files::FileReader reader_;
   std::vector<TensorEntry> tensors_;
   std::vector<uint32_t> by_name_;  ///< Indices into tensors_, sorted by name.
   Metadata metadata_;
@@ -108,7 +108,7 @@ class SafetensorsWriter {
  private:
   std::vector<TensorEntry> tensors_;
   int64_t remaining_ = 0;
-  AtomicFile file_;
+  files::AtomicFile file_;
 };
 
 /// Writes all tensors; `bytes_of` is asked for each one's bytes (its whole content) when its turn comes, and what it returned

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/check.hpp"
-#include "json_cursor.hpp"
+#include "json/json_cursor.hpp"
 
 namespace qlorapp::format {
 namespace {

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
-#include "format/printable.hpp"
+#include "core/printable.hpp"
 #include "format/yaml_text.hpp"
 
 namespace qlorapp::format {

@@ -11,9 +11,9 @@
 #include "adapter_file.hpp"
 #include "adapters/adapter_set.hpp"
 #include "core/check.hpp"
-#include "format/atomic_file.hpp"
-#include "format/folder.hpp"
-#include "format/folder_update.hpp"
+#include "files/atomic_file.hpp"
+#include "files/folder.hpp"
+#include "files/folder_update.hpp"
 #include "io/adapter_base.hpp"
 #include "io/tensor_file.hpp"
 #include "nn/base_fingerprint.hpp"
@@ -54,9 +54,9 @@ void copy_values(const NamedTensors& tensors, const format::SafetensorsFile& fil
 
 void write_files(const NamedTensors& tensors, const format::AdapterConfig& config, const std::string& base,
                  const std::string& folder) {
-  write_tensors(format::path_in(folder, kAdapterWeights), tensors);
-  if (!base.empty()) format::write_file_atomically(format::path_in(folder, kAdapterBase), base);
-  format::write_file_atomically(format::path_in(folder, "README.md"), model_card(*config.base_model_name_or_path));
+  write_tensors(files::path_in(folder, kAdapterWeights), tensors);
+  if (!base.empty()) files::write_file_atomically(files::path_in(folder, kAdapterBase), base);
+  files::write_file_atomically(files::path_in(folder, "README.md"), model_card(*config.base_model_name_or_path));
   format::save_adapter_config(config, folder);  // last: without it a folder is no adapter
 }
 
@@ -65,8 +65,8 @@ void write_folder(const NamedTensors& tensors, format::AdapterConfig config, con
                   const std::string& base_model) {
   config.base_model_name_or_path = base_model;
   config.inference_mode = true;
-  if (format::is_staging(folder)) return write_files(tensors, config, base, folder);  // committed as a whole
-  format::FolderUpdate update(folder, std::string(kAdapterConfig));
+  if (files::is_staging(folder)) return write_files(tensors, config, base, folder);  // committed as a whole
+  files::FolderUpdate update(folder, std::string(kAdapterConfig));
   write_files(tensors, config, base, update.staging());
   if (base.empty()) update.retire(std::string(kAdapterBase));
   update.commit();

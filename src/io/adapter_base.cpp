@@ -11,10 +11,11 @@
 
 #include "adapter_file.hpp"
 #include "core/check.hpp"
-#include "format/folder.hpp"
-#include "format/json_fields.hpp"
-#include "format/python_json.hpp"
+#include "files/folder.hpp"
+#include "files/json_file.hpp"
 #include "io/tensor_file.hpp"
+#include "json/json_fields.hpp"
+#include "json/python_json.hpp"
 #include "nn/base_fingerprint.hpp"
 #include "nn/decoder.hpp"
 #include "qlorapp/core/log.hpp"
@@ -85,9 +86,9 @@ std::string storage_of(const CausalLM& model) {
 std::string fingerprint_of(const CausalLM& model) { return fingerprint_text(base_fingerprint(model).without_scales); }
 
 std::optional<AdapterBase> read_adapter_base(const std::string& folder) {
-  if (!format::has_entry(folder, kAdapterBase)) return std::nullopt;
-  const std::string path = format::path_in(folder, kAdapterBase);
-  const format::Json json = format::read_json_inside(path, {.max_bytes = 1 << 20});
+  if (!files::has_entry(folder, kAdapterBase)) return std::nullopt;
+  const std::string path = files::path_in(folder, kAdapterBase);
+  const format::Json json = files::read_json_inside(path, {.max_bytes = 1 << 20});
   format::JsonFields fields(json, path);
   AdapterBase base{fields.text("storage").value_or(""), fields.text("fingerprint").value_or(""), {}};
   const format::Json* const sample = fields.value("sample");
@@ -150,7 +151,7 @@ std::string adapter_base_text(const CausalLM& model, const std::string& folder) 
   for (int64_t i = 0; i < kOfNorms; ++i) add(norm_of_layer(i % 2 == 0 ? -1 : i * layers / kOfNorms), 0, i * width / kOfNorms);
   format::Json json{{"schema", kSchema}, {"storage", storage_of(model)}};
   // A checkpoint does without: its run_state.json has a fingerprint, and is written often.
-  if (!format::file_name(folder).starts_with(format::kCheckpointPrefix)) json["fingerprint"] = fingerprint_of(model);
+  if (!files::file_name(folder).starts_with(files::kCheckpointPrefix)) json["fingerprint"] = fingerprint_of(model);
   json["sample"] = std::move(sample);
   return format::dump_python_json(json, {.indent = 1}) + "\n";
 }
@@ -172,11 +173,11 @@ void check_adapter_base(const std::string& folder, const CausalLM& model) {
       folder));
 }
 
-void check_adapter_base(const std::string& folder, const format::Checkpoint& checkpoint) {
+void check_adapter_base(const std::string& folder, const format::TensorFiles& files) {
   const std::optional<AdapterBase> base = read_adapter_base(folder);
   if (!base) return;
   (void)check_sample(folder, *base, [&](const Sampled& place) -> std::optional<double> {
-    const format::TensorLocation* const found = checkpoint.find(place.name);
+    const format::TensorLocation* const found = files.find(place.name);
     return found == nullptr ? std::nullopt : number_of(*found, place);
   });
 }

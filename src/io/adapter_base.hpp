@@ -15,7 +15,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "format/checkpoint_index.hpp"
+#include "format/tensor_files.hpp"
 #include "qlorapp/nn/causal_lm.hpp"
 
 namespace qlorapp {
@@ -30,6 +30,6 @@ inline constexpr std::string_view kAdapterBase = "qlorapp_base.json";
 /// @throws FormatError for a file that is none of this library's.
 void check_adapter_base(const std::string& folder, const CausalLM& model);
 /// The same for a base in its folder; the sample alone is compared.
-void check_adapter_base(const std::string& folder, const format::Checkpoint& base);
+void check_adapter_base(const std::string& folder, const format::TensorFiles& base);
 
 }  // namespace qlorapp

@@ -12,9 +12,9 @@
 
 #include "core/check.hpp"
 #include "core/nearest_name.hpp"
-#include "format/folder.hpp"
-#include "format/folder_update.hpp"
-#include "format/manifest.hpp"
+#include "files/folder.hpp"
+#include "files/folder_update.hpp"
+#include "files/manifest.hpp"
 #include "io/tensor_file.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/io/text_files.hpp"
@@ -26,16 +26,16 @@ namespace {
 /// An adapter in a checkpoint is read as it was written, or not at all. In another folder a program that knows no manifest may have saved new
 /// weights. @returns whether the files are those of the manifest; true without one.
 bool check_against_manifest(const std::string& folder) {
-  if (!format::has_entry(folder, format::kManifestName)) return true;
+  if (!files::has_entry(folder, files::kManifestName)) return true;
   std::vector<std::string> damage;
   try {
-    format::Manifest manifest = format::read_manifest(folder);
-    const bool is_output = manifest.kind == format::kOutputKind;
-    std::erase_if(manifest.files, [&](const format::ManifestFile& file) {
+    files::Manifest manifest = files::read_manifest(folder);
+    const bool is_output = manifest.kind == files::kOutputKind;
+    std::erase_if(manifest.files, [&](const files::ManifestFile& file) {
       return (file.name != kAdapterConfig || is_output) && file.name != kAdapterWeights &&
              (is_output || !TextFiles::is_one(file.name));
     });
-    damage = format::damage(folder, manifest);
+    damage = files::damage(folder, manifest);
     if (is_output && !damage.empty()) {
       log_warning_once(message(
           "[adapter] {}: {} (MANIFEST.json). Either the file is damaged, or another program saved it; then remove MANIFEST.json.",
@@ -43,7 +43,7 @@ bool check_against_manifest(const std::string& folder) {
       return false;
     }
   } catch (const FormatError& error) {
-    if (format::has_entry(folder, "run_state.json") || format::file_name(folder).starts_with("checkpoint-")) throw;
+    if (files::has_entry(folder, "run_state.json") || files::file_name(folder).starts_with("checkpoint-")) throw;
     log_warning_once(message("[adapter] {}", error.what()));
     return false;
   }
@@ -54,15 +54,15 @@ bool check_against_manifest(const std::string& folder) {
 }  // namespace
 
 AdapterFile open_adapter(const std::string& folder, format::AdapterUse use) {
-  format::finish_update(folder, kAdapterConfig);
+  files::finish_update(folder, kAdapterConfig);
   const bool is_as_written = check_against_manifest(folder);
   format::AdapterConfig config = format::load_adapter_config(folder, use);
-  const std::string weights = format::path_in(folder, kAdapterWeights);
-  QLORAPP_CHECK_FORMAT(format::exists(weights) || !format::exists(format::path_in(folder, "adapter_model.bin")),
+  const std::string weights = files::path_in(folder, kAdapterWeights);
+  QLORAPP_CHECK_FORMAT(files::exists(weights) || !files::exists(files::path_in(folder, "adapter_model.bin")),
                        "[adapter] {} must hold adapter_model.safetensors; it holds adapter_model.bin. That is a pickle, which can "
                        "run any code and is never read. If you trust it, load it in PEFT and save it again with save_pretrained().",
                        folder);
-  format::SafetensorsFile file(format::FileReader::open_inside(folder, std::string(kAdapterWeights)));
+  format::SafetensorsFile file(files::FileReader::open_inside(folder, std::string(kAdapterWeights)));
   LoraConfig lora = as_config_asks(folder, [&] { return from_adapter_config(config); });
   return {std::move(config), std::move(lora), std::move(file), is_as_written};
 }

@@ -11,8 +11,8 @@
 #include <ATen/core/Tensor.h>
 
 #include "core/check.hpp"
+#include "files/folder.hpp"
 #include "format/adapter_use.hpp"
-#include "format/folder.hpp"
 #include "format/safetensors.hpp"
 #include "qlorapp/adapters/lora_config.hpp"
 #include "qlorapp/format/adapter_config.hpp"
@@ -37,9 +37,7 @@ template <class Work>
 decltype(auto) as_config_asks(const std::string& folder, const Work& work) {
   try {
     return work();
-  } catch (const ValueError& error) {
-    throw FormatError(message("[{}] {}", format::path_in(folder, kAdapterConfig), error.what()));
-  }
+  } catch (const ValueError& error) { throw FormatError(message("[{}] {}", files::path_in(folder, kAdapterConfig), error.what())); }
 }
 
 /// The 16 digits of a fingerprint in adapter_config.json.

@@ -16,18 +16,19 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
-#include "format/atomic_file.hpp"
-#include "format/folder.hpp"
-#include "format/json_fields.hpp"
-#include "format/python_json.hpp"
-#include "format/retry.hpp"
+#include "files/atomic_file.hpp"
+#include "files/folder.hpp"
+#include "files/json_file.hpp"
+#include "files/retry.hpp"
+#include "json/json_fields.hpp"
+#include "json/python_json.hpp"
 #include "qlorapp/core/log.hpp"
 
 namespace qlorapp {
 namespace {
 
-using format::path_in;
-using format::remove_folder;
+using files::path_in;
+using files::remove_folder;
 
 constexpr std::string_view kPrefix = "checkpoint-";
 constexpr std::string_view kReplacedPrefix = ".replaced-checkpoint-";  // put back if its replacement is not there
@@ -39,13 +40,13 @@ constexpr std::string_view kRunFile = "run.json";
 }
 
 void rename(const std::string& from, const std::string& to, std::string_view what, const std::string& path) {
-  if (format::retrying([&] { return std::rename(from.c_str(), to.c_str()); }) != 0) fail(what, path, errno);
+  if (files::retrying([&] { return std::rename(from.c_str(), to.c_str()); }) != 0) fail(what, path, errno);
 }
 
 /// Swaps two folders in one step. @returns false where the system or its file system cannot.
 bool swap_folders(const std::string& a, const std::string& b) {
   const auto swap = [&] { return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE); };
-  if (format::retrying(swap) == 0) return true;
+  if (files::retrying(swap) == 0) return true;
   if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP) fail("replace", b, errno);
   return false;
 }
@@ -82,8 +83,8 @@ struct RunFile {
 
 RunFile read_run_file(const std::string& output_dir) {
   const std::string path = path_in(output_dir, kRunFile);
-  if (!format::exists(path)) return {};
-  const format::Json json = format::read_json_inside(path, {.max_bytes = 1 << 16});
+  if (!files::exists(path)) return {};
+  const format::Json json = files::read_json_inside(path, {.max_bytes = 1 << 16});
   format::JsonFields fields(json, path);
   return {fields.text("run_id").value_or(""), fields.text("from").value_or(""), fields.text("from_run").value_or("")};
 }
@@ -91,25 +92,25 @@ RunFile read_run_file(const std::string& output_dir) {
 /// The run that wrote a checkpoint. Empty: transformers' trainer wrote it. None: its manifest is missing or damaged.
 std::optional<std::string> run_of(const std::string& checkpoint) {
   try {
-    return format::read_manifest(checkpoint).run_id;
+    return files::read_manifest(checkpoint).run_id;
   } catch (const Error&) { return std::nullopt; }
 }
 
 /// Why a checkpoint cannot be resumed from; empty: it can.
 std::string defect(const std::string& checkpoint, const std::string& run_id, bool to_resume) {
   try {
-    const format::Manifest manifest = format::read_manifest(checkpoint);
+    const files::Manifest manifest = files::read_manifest(checkpoint);
     if (!run_id.empty() && manifest.run_id != run_id) return "of an earlier run";
     // transformers' trainer saved it: the manifest is that of the adapter alone.
-    const bool is_output = manifest.kind == format::kOutputKind;
-    if (const auto step = step_of(format::file_name(checkpoint)); step && !is_output && *step != manifest.step)
+    const bool is_output = manifest.kind == files::kOutputKind;
+    if (const auto step = step_of(files::file_name(checkpoint)); step && !is_output && *step != manifest.step)
       return message("it holds the files of checkpoint-{}", manifest.step);
     const auto has = [&](std::string_view name) {
       return std::any_of(manifest.files.begin(), manifest.files.end(),
-                         [&](const format::ManifestFile& file) { return file.name == name; });
+                         [&](const files::ManifestFile& file) { return file.name == name; });
     };
     if (to_resume && !is_output && !has("run_state.json") && !has("optimizer.pt")) return "it holds only the model";
-    const std::vector<std::string> lines = format::damage(checkpoint, manifest);
+    const std::vector<std::string> lines = files::damage(checkpoint, manifest);
     return lines.empty() ? "" : lines.front();
   } catch (const Error& error) { return first_line(error); }
 }
@@ -117,14 +118,14 @@ std::string defect(const std::string& checkpoint, const std::string& run_id, boo
 }  // namespace
 
 RunFolder::RunFolder(std::string path) : path_(std::move(path)), lock_(std::in_place, path_) {
-  format::remove_left_files(path_);
-  for (const std::string& name : format::names_in(path_)) {
+  files::remove_left_files(path_);
+  for (const std::string& name : files::names_in(path_)) {
     const std::string left = path_in(path_, name);
     if (name.starts_with(kReplacedPrefix)) {
       const std::string place = path_in(path_, message("{}{}", kPrefix, name.substr(kReplacedPrefix.size())));
-      if (!format::exists(place)) rename(left, place, "put back", place);
+      if (!files::exists(place)) rename(left, place, "put back", place);
     }
-    if (name.starts_with(format::kCheckpointPrefix) || name.starts_with(kReplacedPrefix) || name.starts_with(kPrunedPrefix))
+    if (name.starts_with(files::kCheckpointPrefix) || name.starts_with(kReplacedPrefix) || name.starts_with(kPrunedPrefix))
       remove_folder(left);
   }
 }
@@ -137,23 +138,23 @@ void RunFolder::begin() {
     log_warning(
         message("[checkpoint] {} holds checkpoints of an earlier run, up to {}. --resume_from_checkpoint true does not use them; a "
                 "checkpoint of the same step takes the place of one.",
-                path_, format::file_name(earlier.back().second)));
+                path_, files::file_name(earlier.back().second)));
   }
   write_run_file("", "");
 }
 
 void RunFolder::go_on_from(const std::string& checkpoint, bool changed) {
-  const format::Manifest manifest = format::read_manifest(checkpoint);
-  if (manifest.kind == format::kOutputKind) return begin();  // transformers' trainer wrote it, for no run
+  const files::Manifest manifest = files::read_manifest(checkpoint);
+  if (manifest.kind == files::kOutputKind) return begin();  // transformers' trainer wrote it, for no run
   run_id_ = manifest.run_id;
-  parent_ = format::file_name(checkpoint);
+  parent_ = files::file_name(checkpoint);
   const auto is_newer = [&](const std::pair<int64_t, std::string>& other) {
     return other.first > manifest.step && run_of(other.second) == run_id_;
   };
   const auto all = list_checkpoints(path_);
   if (changed || std::any_of(all.begin(), all.end(), is_newer)) {
     run_id_ = random_id();
-    const bool is_here = format::is_same_file(path_in(path_, parent_), checkpoint);
+    const bool is_here = files::is_same_file(path_in(path_, parent_), checkpoint);
     write_run_file(is_here ? parent_ : "", is_here ? manifest.run_id : "");
   } else if (read_run_file(path_).run_id != run_id_) {
     write_run_file("", "");
@@ -162,7 +163,7 @@ void RunFolder::go_on_from(const std::string& checkpoint, bool changed) {
 
 void RunFolder::write_run_file(const std::string& from, const std::string& from_run) const {
   const format::Json json{{"run_id", run_id_}, {"from", from}, {"from_run", from_run}};
-  format::write_file_atomically(path_in(path_, kRunFile), format::dump_python_json(json, format::kConfigStyle) + "\n");
+  files::write_file_atomically(path_in(path_, kRunFile), format::dump_python_json(json, format::kConfigStyle) + "\n");
 }
 
 bool RunFolder::owns(const std::string& checkpoint) const { return run_of(checkpoint) == run_id_; }
@@ -181,11 +182,11 @@ void RunFolder::prune(int64_t limit, const std::vector<std::string>& keep) const
   int64_t excess = std::ssize(own) - limit;
   for (const auto& [step, path] : own) {
     if (excess <= 0) break;
-    const auto is_it = [&path = path](const std::string& kept) { return !kept.empty() && format::is_same_file(path, kept); };
+    const auto is_it = [&path = path](const std::string& kept) { return !kept.empty() && files::is_same_file(path, kept); };
     if (std::any_of(keep.begin(), keep.end(), is_it)) continue;
     // Out of sight in one step first: a removal that is cut short must not leave half a checkpoint under its name.
     const std::string pruned = path_in(path_, message("{}{}", kPrunedPrefix, step));
-    if (format::retrying([&] { return std::rename(path.c_str(), pruned.c_str()); }) != 0) {
+    if (files::retrying([&] { return std::rename(path.c_str(), pruned.c_str()); }) != 0) {
       log_warning(message("[checkpoint] {} is beyond save_total_limit and cannot be removed: {}. The next save tries again.", path,
                           std::strerror(errno)));
     } else {
@@ -199,9 +200,9 @@ CheckpointWriter::CheckpointWriter(RunFolder& run, int64_t step)
     : run_(&run),
       step_(step),
       final_(path_in(run.path(), message("{}{}", kPrefix, step))),
-      temporary_(path_in(run.path(), message("{}{}", format::kCheckpointPrefix, step))) {
+      temporary_(path_in(run.path(), message("{}{}", files::kCheckpointPrefix, step))) {
   remove_folder(temporary_);
-  if (format::retrying([&] { return ::mkdir(temporary_.c_str(), 0777); }) != 0) fail("make", temporary_, errno);
+  if (files::retrying([&] { return ::mkdir(temporary_.c_str(), 0777); }) != 0) fail("make", temporary_, errno);
 }
 
 void CheckpointWriter::discard() {
@@ -216,13 +217,13 @@ std::string CheckpointWriter::commit() {
                           run_->path(), std::strerror(ENOENT)),
                   ENOENT);
   }
-  const format::Manifest manifest{"checkpoint", run_->run_id_, run_->parent_, step_, format::flush_and_describe(temporary_)};
-  const std::string manifest_file = path_in(temporary_, format::kManifestName);
-  format::write_file_atomically(manifest_file, format::manifest_text(manifest));
-  format::flush(manifest_file);
-  format::flush(temporary_);
+  const files::Manifest manifest{"checkpoint", run_->run_id_, run_->parent_, step_, files::flush_and_describe(temporary_)};
+  const std::string manifest_file = path_in(temporary_, files::kManifestName);
+  files::write_file_atomically(manifest_file, files::manifest_text(manifest));
+  files::flush(manifest_file);
+  files::flush(temporary_);
   std::string replaced;
-  if (format::exists(final_)) {
+  if (files::exists(final_)) {
     replaced = temporary_;
     if (!swap_folders(temporary_, final_)) {
       replaced = path_in(run_->path(), message("{}{}", kReplacedPrefix, step_));
@@ -233,17 +234,17 @@ std::string CheckpointWriter::commit() {
     rename(temporary_, final_, "rename to", final_);
   }
   committed_ = true;
-  format::flush(run_->path());
+  files::flush(run_->path());
   if (!replaced.empty()) remove_folder(replaced);
-  run_->parent_ = format::file_name(final_);
+  run_->parent_ = files::file_name(final_);
   return final_;
 }
 
 std::vector<std::pair<int64_t, std::string>> list_checkpoints(const std::string& output_dir) {
   std::vector<std::pair<int64_t, std::string>> found;
-  for (const std::string& name : format::names_in(output_dir)) {
+  for (const std::string& name : files::names_in(output_dir)) {
     std::string path = path_in(output_dir, name);
-    if (const auto step = step_of(name); step && format::is_folder(path)) found.emplace_back(*step, std::move(path));
+    if (const auto step = step_of(name); step && files::is_folder(path)) found.emplace_back(*step, std::move(path));
   }
   std::sort(found.begin(), found.end());
   return found;
@@ -257,8 +258,8 @@ NewestCheckpoint newest_checkpoint(const std::string& output_dir) {
     const std::string why = defect(it->second, run.run_id, /*to_resume=*/true);
     if (why.empty()) {
       found.path = it->second;
-    } else if (run.from != format::file_name(it->second)) {
-      found.skipped.push_back(message("{} ({})", format::file_name(it->second), why));
+    } else if (run.from != files::file_name(it->second)) {
+      found.skipped.push_back(message("{} ({})", files::file_name(it->second), why));
     }
   }
   const std::optional<int64_t> begin = step_of(run.from);
@@ -269,7 +270,7 @@ NewestCheckpoint newest_checkpoint(const std::string& output_dir) {
     const std::string why = defect(it->second, run.from_run, /*to_resume=*/true);
     if (why.empty()) {
       found.path = it->second;
-      std::erase_if(found.skipped, [&](const std::string& line) { return line.starts_with(format::file_name(it->second) + " "); });
+      std::erase_if(found.skipped, [&](const std::string& line) { return line.starts_with(files::file_name(it->second) + " "); });
     } else if (it->first == *begin) {
       found.skipped.push_back(message("{} ({})", run.from, why));
     }

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "format/folder_lock.hpp"
-#include "format/manifest.hpp"
+#include "files/folder_lock.hpp"
+#include "files/manifest.hpp"
 
 namespace qlorapp {
 
@@ -47,7 +47,7 @@ class RunFolder {
   void write_run_file(const std::string& from, const std::string& from_run) const;
 
   std::string path_;
-  std::optional<format::FolderLock> lock_;
+  std::optional<files::FolderLock> lock_;
   std::string run_id_, parent_;
 };
 

@@ -9,11 +9,11 @@
 
 #include "adapter_file.hpp"
 #include "core/check.hpp"
-#include "format/checkpoint_index.hpp"
-#include "format/folder.hpp"
-#include "format/manifest.hpp"
+#include "files/folder.hpp"
+#include "files/manifest.hpp"
 #include "format/model_folder.hpp"
 #include "format/quant_state.hpp"
+#include "format/tensor_files.hpp"
 #include "io/checkpoint_folder.hpp"
 #include "io/finite.hpp"
 #include "io/linear_weight.hpp"
@@ -27,7 +27,7 @@ namespace {
 
 constexpr int64_t kPiece = int64_t{1} << 20;  // elements read at a time
 
-bool has(const std::string& folder, std::string_view name) { return format::exists(format::path_in(folder, name)); }
+bool has(const std::string& folder, std::string_view name) { return files::exists(files::path_in(folder, name)); }
 
 /// Runs a check whose failure is damage.
 template <class Check>
@@ -57,7 +57,7 @@ int64_t read_all(const format::SafetensorsFile& file, Inspection& found) {
       file.read(entry, begin * width, bytes_of(part));
       finite = finite && all_finite(part);
     }
-    if (!finite) found.damage.push_back(message("{}: '{}' holds inf or nan", format::file_name(file.path()), entry.name));
+    if (!finite) found.damage.push_back(message("{}: '{}' holds inf or nan", files::file_name(file.path()), entry.name));
     bytes += numel * width;
   }
   return bytes;
@@ -86,7 +86,7 @@ void check_pairs(const AdapterFile& adapter, Inspection& found) {
 /// Does the engine compute the base that the adapter names? None if its folder is not at hand.
 std::optional<bool> has_known_base(const AdapterFile& adapter) {
   const std::string base = adapter.config.base_model_name_or_path.value_or("");
-  if (base.empty() || !format::is_regular_file(format::path_in(base, "config.json"))) return std::nullopt;
+  if (base.empty() || !files::is_regular_file(files::path_in(base, "config.json"))) return std::nullopt;
   try {
     static_cast<void>(format::load_model_config(base));
     return true;
@@ -121,23 +121,23 @@ constexpr const char *kChecksums = "checksums", *kChanged = "changed since", *kU
 
 /// An output's files beside its manifest.
 void compare_with_manifest(const std::string& folder, Inspection& found) {
-  if (!has(folder, format::kManifestName)) {
+  if (!has(folder, files::kManifestName)) {
     found.facts.emplace_back(kChecksums, "none: there is no MANIFEST.json, so a changed weight is not found");
     return;
   }
   look(found, [&] {
-    format::Manifest manifest = format::read_manifest(folder);
-    if (manifest.kind != format::kOutputKind) return;
+    files::Manifest manifest = files::read_manifest(folder);
+    if (manifest.kind != files::kOutputKind) return;
     const auto is_weights = [](const std::string& name) { return name.ends_with(".safetensors"); };
     std::vector<std::string> edited, unknown;
-    for (const std::string& name : format::names_in(folder)) {
-      const auto is_it = [&](const format::ManifestFile& file) { return file.name == name; };
+    for (const std::string& name : files::names_in(folder)) {
+      const auto is_it = [&](const files::ManifestFile& file) { return file.name == name; };
       if (is_weights(name) && std::none_of(manifest.files.begin(), manifest.files.end(), is_it)) unknown.push_back(name);
     }
     const size_t damage_before = found.damage.size();
-    for (format::ManifestFile& file : manifest.files) {
+    for (files::ManifestFile& file : manifest.files) {
       const std::string name = file.name;
-      const std::vector<std::string> lines = format::damage(folder, {manifest.kind, {}, {}, 0, {std::move(file)}});
+      const std::vector<std::string> lines = files::damage(folder, {manifest.kind, {}, {}, 0, {std::move(file)}});
       if (lines.empty()) continue;
       if (is_weights(name))
         found.damage.push_back(message("{} (MANIFEST.json); damaged, or saved by another program", lines.front()));
@@ -170,14 +170,14 @@ Inspection inspect_adapter(const std::string& folder) {
 Inspection inspect_checkpoint(const std::string& folder) {
   Inspection found{"checkpoint", {}, {}, {}};
   look(found, [&] {
-    const format::Manifest manifest = format::read_manifest(folder);
+    const files::Manifest manifest = files::read_manifest(folder);
     found.facts.emplace_back("step", message("{}", manifest.step));
     found.facts.emplace_back("run", manifest.run_id);
     found.facts.emplace_back("continues", manifest.parent.empty() ? "nothing; it is the run's first" : manifest.parent);
     int64_t bytes = 0;
-    for (const format::ManifestFile& file : manifest.files) bytes += file.size;
+    for (const files::ManifestFile& file : manifest.files) bytes += file.size;
     found.facts.emplace_back("files", message("{}, {}", std::ssize(manifest.files), text(bytes)));
-    found.damage = format::damage(folder, manifest);
+    found.damage = files::damage(folder, manifest);
     found.is_verified = true;
   });
   const bool resumes = has(folder, "run_state.json");
@@ -199,22 +199,22 @@ Inspection inspect_model(const std::string& folder) {
     found.facts.emplace_back("architecture", config->family->model_type);
   } catch (const Error& error) { found.facts.emplace_back("architecture", message("none of the engine's: {}", first_line(error))); }
   look(found, [&] {
-    const format::Checkpoint files(folder);
+    const format::TensorFiles files(folder);
     int64_t bytes = 0;
     for (const format::SafetensorsFile& file : files.files()) bytes += read_all(file, found);
     found.facts.emplace_back("files", message("{}, {}", std::ssize(files.files()), text(bytes)));
     if (!config) return;
     const format::ModelFolder model = format::open_model_folder(folder);
-    const format::Checkpoint& checkpoint = model.checkpoint;
+    const format::TensorFiles& tensors = model.tensors;
     found.facts.emplace_back("parameters", message("{}", format::parameter_count(model.config)));
     std::vector<StreamedTensor> unread;
     for (const format::Parameter& parameter : format::parameters(model.config)) {
       const std::string name = parameter.name();
       look(found, [&] {
-        if (parameter.role != format::Role::kLinear || !format::is_quantized(checkpoint, name))
-          return static_cast<void>(find_checked(checkpoint, name, parameter.shape));
+        if (parameter.role != format::Role::kLinear || !format::is_quantized(tensors, name))
+          return static_cast<void>(find_checked(tensors, name, parameter.shape));
         found.kind = "four-bit model";
-        static_cast<void>(stream_quantized(unread, checkpoint, name, parameter.shape));
+        static_cast<void>(stream_quantized(unread, tensors, name, parameter.shape));
       });
     }
   });
@@ -229,13 +229,13 @@ Inspection inspect_run(const std::string& folder) {
   Inspection found{"output folder of a run", {}, {}, {}, true};
   for (const auto& [step, path] : list_checkpoints(folder)) {
     const Inspection one = inspect_checkpoint(path);
-    const std::string name = format::file_name(path);
+    const std::string name = files::file_name(path);
     found.facts.emplace_back(name, one.damage.empty() ? "whole" : "damaged");
     for (const std::string& line : one.damage) found.damage.push_back(message("{}: {}", name, line));
   }
   const NewestCheckpoint newest = newest_checkpoint(folder);
   found.facts.emplace_back("--resume_from_checkpoint true",
-                           newest.path ? format::file_name(*newest.path) : "no checkpoint to resume from");
+                           newest.path ? files::file_name(*newest.path) : "no checkpoint to resume from");
   for (const std::string& line : newest.skipped) found.facts.emplace_back("skipped", line);
   if (has(folder, kAdapterConfig)) {
     const Inspection adapter = inspect_adapter(folder);
@@ -252,17 +252,17 @@ Inspection inspect_run(const std::string& folder) {
 
 /// By its name or its manifest. Without either, an output whose manifest is damaged.
 bool is_checkpoint(const std::string& folder) {
-  if (has(folder, "run_state.json") || format::file_name(folder).starts_with("checkpoint-")) return true;
-  if (!has(folder, format::kManifestName)) return false;
+  if (has(folder, "run_state.json") || files::file_name(folder).starts_with("checkpoint-")) return true;
+  if (!has(folder, files::kManifestName)) return false;
   try {
-    return format::read_manifest(folder).kind != format::kOutputKind;
+    return files::read_manifest(folder).kind != files::kOutputKind;
   } catch (const Error&) { return !has(folder, kAdapterConfig) && !has(folder, "config.json"); }
 }
 
 }  // namespace
 
 Inspection inspect(const std::string& folder) {
-  QLORAPP_CHECK_VALUE(format::is_folder(folder),
+  QLORAPP_CHECK_VALUE(files::is_folder(folder),
                       "[inspect] {} must be a folder: a model, an adapter, a checkpoint or an output folder.", folder);
   if (is_checkpoint(folder)) return inspect_checkpoint(folder);
   if (has(folder, "run.json") || !list_checkpoints(folder).empty()) return inspect_run(folder);

@@ -42,9 +42,8 @@ void check_finite(const at::Tensor& scales, const format::TensorLocation& locati
 
 }  // namespace
 
-format::TensorLocation find_checked(const format::Checkpoint& checkpoint, const std::string& name,
-                                    const std::vector<int64_t>& shape) {
-  const format::TensorLocation& location = checkpoint.at(name);
+format::TensorLocation find_checked(const format::TensorFiles& files, const std::string& name, const std::vector<int64_t>& shape) {
+  const format::TensorLocation& location = files.at(name);
   QLORAPP_CHECK_FORMAT(location.tensor->shape == shape, "[load] {}: tensor '{}' must have shape {} by config.json; got {}.",
                        location.file->path(), name, joined(shape), joined(location.tensor->shape));
   const at::ScalarType dtype = scalar_type_of(location.tensor->dtype, name);
@@ -54,8 +53,8 @@ format::TensorLocation find_checked(const format::Checkpoint& checkpoint, const 
   return location;
 }
 
-WeightForm stored_form(const format::Checkpoint& checkpoint, const std::string& name, const std::vector<int64_t>& shape) {
-  const format::QuantizedWeight found = format::find_quantized_weight(checkpoint, name);
+WeightForm stored_form(const format::TensorFiles& files, const std::string& name, const std::vector<int64_t>& shape) {
+  const format::QuantizedWeight found = format::find_quantized_weight(files, name);
   QLORAPP_CHECK_FORMAT(found.state.shape == shape,
                        "[load] {}: tensor '{}' must have shape {} by config.json; its quant_state says {}.",
                        found.packed.file->path(), name, joined(shape), joined(found.state.shape));
@@ -64,17 +63,17 @@ WeightForm stored_form(const format::Checkpoint& checkpoint, const std::string& 
       Quantizer::Options{found.state.quant_type, found.state.block_size, found.state.double_quant, found.state.nested_block_size}};
 }
 
-QuantizedTensor stream_quantized(std::vector<StreamedTensor>& tensors, const format::Checkpoint& checkpoint,
-                                 const std::string& name, const std::vector<int64_t>& shape) {
-  const WeightForm form = stored_form(checkpoint, name, shape);
+QuantizedTensor stream_quantized(std::vector<StreamedTensor>& tensors, const format::TensorFiles& files, const std::string& name,
+                                 const std::vector<int64_t>& shape) {
+  const WeightForm form = stored_form(files, name, shape);
   QuantizedTensor weight = empty_quantized(shape, form.dtype, *form.four_bit, at::kCPU);
-  stream_quantized(tensors, checkpoint, name, weight, {});
+  stream_quantized(tensors, files, name, weight, {});
   return weight;
 }
 
-void stream_quantized(std::vector<StreamedTensor>& tensors, const format::Checkpoint& checkpoint, const std::string& name,
+void stream_quantized(std::vector<StreamedTensor>& tensors, const format::TensorFiles& files, const std::string& name,
                       const QuantizedTensor& weight, std::function<void()> done) {
-  const format::QuantizedWeight found = format::find_quantized_weight(checkpoint, name);
+  const format::QuantizedWeight found = format::find_quantized_weight(files, name);
   const std::string& path = found.packed.file->path();
   QLORAPP_CHECK_FORMAT(
       at::equal(read_tensor(found.quant_map), code_book(weight.quant_type)),
@@ -100,9 +99,9 @@ void stream_quantized(std::vector<StreamedTensor>& tensors, const format::Checkp
                      }});
 }
 
-void stream_and_quantize(std::vector<StreamedTensor>& tensors, const format::Checkpoint& checkpoint, const std::string& name,
+void stream_and_quantize(std::vector<StreamedTensor>& tensors, const format::TensorFiles& files, const std::string& name,
                          const std::vector<int64_t>& shape, const Quantizer& quantizer, std::function<void(QuantizedTensor)> done) {
-  const format::TensorLocation location = find_checked(checkpoint, name, shape);
+  const format::TensorLocation location = find_checked(files, name, shape);
   tensors.push_back(
       streamed(location, arrive_quantized(name, shape, scalar_type_of(location.tensor->dtype, name), quantizer, std::move(done))));
 }
@@ -183,10 +182,10 @@ WeightSource checkpoint_weights(std::string folder) {
   auto opened = std::make_shared<std::optional<format::ModelFolder>>();
   return [opened, folder = std::move(folder)](const std::string& module) -> at::Tensor {
     if (!*opened) opened->emplace(format::open_model_folder(folder));
-    const format::Checkpoint& checkpoint = (*opened)->checkpoint;
+    const format::TensorFiles& files = (*opened)->tensors;
     const std::string name = module + ".weight";
-    if (format::is_quantized(checkpoint, name)) return {};
-    return read_tensor(checkpoint.at(name));
+    if (format::is_quantized(files, name)) return {};
+    return read_tensor(files.at(name));
   };
 }
 

@@ -12,8 +12,8 @@
 #include <ATen/core/Tensor.h>
 
 #include "adapters/adapter_set.hpp"
-#include "format/checkpoint_index.hpp"
 #include "format/quant_state.hpp"
+#include "format/tensor_files.hpp"
 #include "io/tensor_stream.hpp"
 #include "nn/block_weights.hpp"
 #include "qlorapp/quant/quantizer.hpp"
@@ -22,29 +22,28 @@ namespace qlorapp {
 
 /// Where a floating tensor of the given shape stands.
 /// @throws FormatError naming file and tensor if it is missing, of another shape, or not floating.
-[[nodiscard]] format::TensorLocation find_checked(const format::Checkpoint& checkpoint, const std::string& name,
+[[nodiscard]] format::TensorLocation find_checked(const format::TensorFiles& files, const std::string& name,
                                                   const std::vector<int64_t>& shape);
 
 /// The form of a weight that is stored in four bits.
 /// @throws FormatError as find_quantized_weight, or if it has another shape.
-[[nodiscard]] WeightForm stored_form(const format::Checkpoint& checkpoint, const std::string& name,
-                                     const std::vector<int64_t>& shape);
+[[nodiscard]] WeightForm stored_form(const format::TensorFiles& files, const std::string& name, const std::vector<int64_t>& shape);
 
 /// A four-bit weight with its very codes and scales, into places of its form: complete once stream_tensors has moved what is added to
 /// `tensors`, and then `done` is called.
 /// @throws FormatError as find_quantized_weight, or if a code book differs from the standard one, or a scale is not finite (those of a
 ///         weight without double quantization are looked at when they are there).
-void stream_quantized(std::vector<StreamedTensor>& tensors, const format::Checkpoint& checkpoint, const std::string& name,
+void stream_quantized(std::vector<StreamedTensor>& tensors, const format::TensorFiles& files, const std::string& name,
                       const QuantizedTensor& places, std::function<void()> done);
 /// The same into memory of its own on the CPU. @throws FormatError as stored_form, too.
-[[nodiscard]] QuantizedTensor stream_quantized(std::vector<StreamedTensor>& tensors, const format::Checkpoint& checkpoint,
+[[nodiscard]] QuantizedTensor stream_quantized(std::vector<StreamedTensor>& tensors, const format::TensorFiles& files,
                                                const std::string& name, const std::vector<int64_t>& shape);
 
 /// A dense weight that is quantized as it comes; `done` gets the result.
 /// @throws FormatError as find_checked; later, through stream_tensors, with the name of the tensor in front of what the
 /// quantizer
 ///         has to complain about.
-void stream_and_quantize(std::vector<StreamedTensor>& tensors, const format::Checkpoint& checkpoint, const std::string& name,
+void stream_and_quantize(std::vector<StreamedTensor>& tensors, const format::TensorFiles& files, const std::string& name,
                          const std::vector<int64_t>& shape, const Quantizer& quantizer, std::function<void(QuantizedTensor)> done);
 
 /// The tensors that bitsandbytes stores for a four-bit weight, ready for write_tensors.

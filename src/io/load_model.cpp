@@ -23,21 +23,21 @@ namespace {
 class Loader {
  public:
   Loader(const std::string& folder, const LoadOptions& options)
-      : model_(format::open_model_folder(folder)), checkpoint_(model_.checkpoint), config_(model_.config), options_(options) {
+      : model_(format::open_model_folder(folder)), files_(model_.tensors), config_(model_.config), options_(options) {
     options_.compute_dtype = dtype_on(gpu_architecture(options.device), options.compute_dtype);
   }
 
   CausalLM load() {
     StoredWeights stored;
     stored.dtype = [&](const std::string& name, const std::vector<int64_t>& shape) {
-      return scalar_type_of(find_checked(checkpoint_, name, shape).tensor->dtype, name);
+      return scalar_type_of(find_checked(files_, name, shape).tensor->dtype, name);
     };
     stored.four_bit_form = [&](const std::string& name, const std::vector<int64_t>& shape) {
-      return format::is_quantized(checkpoint_, name) ? std::optional(stored_form(checkpoint_, name, shape)) : std::nullopt;
+      return format::is_quantized(files_, name) ? std::optional(stored_form(files_, name, shape)) : std::nullopt;
     };
     stored.bring_quantized = [&](const std::string& name, const QuantizedTensor& places) {
       ++ordered_;
-      stream_quantized(tensors_, checkpoint_, name, places, [this] { report(); });
+      stream_quantized(tensors_, files_, name, places, [this] { report(); });
     };
     stored.bring = [&](const std::string& name, const std::vector<int64_t>&, Arrival arrival) {
       ++ordered_;
@@ -45,7 +45,7 @@ class Loader {
         if (done) done();
         report();
       };
-      tensors_.push_back(streamed(checkpoint_.at(name), std::move(arrival)));
+      tensors_.push_back(streamed(files_.at(name), std::move(arrival)));
     };
     DecoderWeights weights = arrange_weights(config_, options_, stored);
     stream_tensors(std::exchange(tensors_, {}), options_.device);
@@ -61,7 +61,7 @@ class Loader {
       const bool is_linear = parameter.role == format::Role::kLinear;
       const at::Tensor& dense = is_linear ? weights.linear(parameter).dense : weights.dense(parameter);
       if (is_linear && dense.defined() && dense.is_meta()) continue;  // another rank reads it
-      qlorapp::check_finite(dense, checkpoint_.folder(), parameter.name());
+      qlorapp::check_finite(dense, files_.folder(), parameter.name());
     }
   }
 
@@ -71,7 +71,7 @@ class Loader {
   }
 
   format::ModelFolder model_;
-  const format::Checkpoint& checkpoint_;
+  const format::TensorFiles& files_;
   const format::ModelConfig& config_;
   LoadOptions options_;
   std::vector<StreamedTensor> tensors_;

@@ -22,23 +22,23 @@
 #include "adapter_tensors.hpp"
 #include "adapters/merged_weight.hpp"
 #include "core/check.hpp"
-#include "format/atomic_file.hpp"
-#include "format/checkpoint_index.hpp"
-#include "format/folder.hpp"
-#include "format/python_json.hpp"
+#include "files/atomic_file.hpp"
+#include "files/folder.hpp"
 #include "format/quant_state.hpp"
+#include "format/tensor_files.hpp"
 #include "io/adapter_base.hpp"
 #include "io/finite.hpp"
 #include "io/linear_weight.hpp"
 #include "io/tensor_file.hpp"
 #include "io/tensor_stream.hpp"
+#include "json/python_json.hpp"
 #include "merge_tensors.hpp"
 #include "merged_folder.hpp"
 #include "nn/arriving_weights.hpp"
 #include "nn/base_fingerprint.hpp"
 #include "ops/memory_tape.hpp"
-#include "qlorapp/format/json.hpp"
 #include "qlorapp/format/model_layout.hpp"
+#include "qlorapp/json/json.hpp"
 #include "stored_names.hpp"
 
 namespace qlorapp {
@@ -51,7 +51,7 @@ void write_values(format::SafetensorsWriter& writer, const at::Tensor& values) {
 class Merger {
  public:
   Merger(const std::string& model, const std::string& adapter, const MergeOptions& options)
-      : checkpoint_(model),
+      : files_(model),
         config_(read_base_config(model)),
         adapter_folder_(adapter),
         adapter_(open_adapter(adapter, format::AdapterUse::kMerge)),
@@ -63,12 +63,11 @@ class Merger {
                                               [&](const auto& part) { return adapter_.lora.matches(part.first); }),
         "[{}] target_modules must name the layers of the adapter's weights; it names none of them, such as '{}'. Is "
         "it the config of another adapter?",
-        format::path_in(adapter, kAdapterConfig), parts_.modules.begin()->first);
-    if (adapter_.is_as_written) check_adapter_base(adapter, checkpoint_);
-    const auto stored = std::find_if(checkpoint_.tensors().begin(), checkpoint_.tensors().end(), [&](const auto& location) {
-      return format::is_quantized(checkpoint_, location.tensor->name);
-    });
-    const bool has_codes = stored != checkpoint_.tensors().end();
+        files::path_in(adapter, kAdapterConfig), parts_.modules.begin()->first);
+    if (adapter_.is_as_written) check_adapter_base(adapter, files_);
+    const auto stored = std::find_if(files_.tensors().begin(), files_.tensors().end(),
+                                     [&](const auto& location) { return format::is_quantized(files_, location.tensor->name); });
+    const bool has_codes = stored != files_.tensors().end();
     QLORAPP_CHECK_VALUE(!has_codes || options.base != MergeBase::kOriginal,
                         "[merge] base=original needs the unquantized weights; {} is stored in four bits ({}). Give the model that "
                         "it was quantized from, or base=dequantized.",
@@ -82,19 +81,18 @@ class Merger {
     if (adapter_.config.base_fingerprint) check_fingerprint(adapter_.config, adapter, fingerprint_text(fingerprint(model)));
     std::optional<format::Dtype> dtype;
     if (options.dtype) dtype = format_dtype_of(*options.dtype);
-    result_ = merged_tensors(checkpoint_, config_, adapter_, parts_, dtype,
+    result_ = merged_tensors(files_, config_, adapter_, parts_, dtype,
                              [this](const auto& a, const auto& b) { return have_same_values(a, b); });
     dtype_name_ = format::torch_name(dtype.value_or(main_dtype()));
     if (!has_codes && options.base == MergeBase::kDequantized) quantize_first(model);
   }
 
   void write(const std::string& output) {
-    format::make_folders("merge", output);
+    files::make_folders("merge", output);
     write_shards(output);
-    for (const format::SafetensorsFile& file : checkpoint_.files()) file.check_unchanged();
+    for (const format::SafetensorsFile& file : files_.files()) file.check_unchanged();
     adapter_.file.check_unchanged();
-    write_files_beside_weights(checkpoint_.folder(), adapter_folder_, output,
-                               {dtype_name_, result_.separates_head, result_.vocab_size});
+    write_files_beside_weights(files_.folder(), adapter_folder_, output, {dtype_name_, result_.separates_head, result_.vocab_size});
   }
 
  private:
@@ -113,12 +111,10 @@ class Merger {
   [[nodiscard]] std::string stored_name(const format::Parameter& linear) const {
     std::string name = linear.name();
     const std::string headless = name.substr(std::string_view("model.").size());
-    const auto has = [&](const std::string& each) {
-      return checkpoint_.find(each) != nullptr || format::is_quantized(checkpoint_, each);
-    };
+    const auto has = [&](const std::string& each) { return files_.find(each) != nullptr || format::is_quantized(files_, each); };
     if (!has(name) && has(headless)) name = headless;
     QLORAPP_CHECK_FORMAT(has(name), "[merge] {} must hold '{}', as its config.json says. Use the whole checkpoint.",
-                         checkpoint_.folder(), name);
+                         files_.folder(), name);
     return name;
   }
 
@@ -127,7 +123,7 @@ class Merger {
     FourBitFingerprint fingerprint;
     for (const format::Parameter& linear : format::parameters(format::load_model_config(model), format::Role::kLinear)) {
       const std::string name = stored_name(linear);
-      if (format::is_quantized(checkpoint_, name)) fingerprint.add(read_quantized(name, linear.shape));
+      if (format::is_quantized(files_, name)) fingerprint.add(read_quantized(name, linear.shape));
     }
     return fingerprint.value();
   }
@@ -195,7 +191,7 @@ class Merger {
 
   [[nodiscard]] QuantizedTensor read_quantized(const std::string& name, const std::vector<int64_t>& shape) const {
     std::vector<StreamedTensor> parts;
-    QuantizedTensor weight = stream_quantized(parts, checkpoint_, name, shape);
+    QuantizedTensor weight = stream_quantized(parts, files_, name, shape);
     stream_tensors(std::move(parts), at::kCPU);
     return weight;
   }
@@ -243,7 +239,7 @@ class Merger {
     } catch (const Error& error) {
       throw FormatError(message("[merge] tensor '{}' cannot be merged: {}", output.name, error.what()));
     }
-    check_values(values, output.name, output.from.file == nullptr ? checkpoint_.folder() : output.from.file->path());
+    check_values(values, output.name, output.from.file == nullptr ? files_.folder() : output.from.file->path());
     write_values(writer, values);
   }
 
@@ -280,7 +276,7 @@ class Merger {
         parameters += output->numel();
         bytes += output->nbytes();
       }
-      format::SafetensorsWriter writer(format::path_in(folder, file), std::move(specs), {{"format", "pt"}});
+      format::SafetensorsWriter writer(files::path_in(folder, file), std::move(specs), {{"format", "pt"}});
       for (const format::TensorEntry& entry : writer.tensors()) {
         const MergedTensor& output = *by_name.at(entry.name);
         output.is_copied() ? copy(output, writer) : merge(output, writer);
@@ -292,11 +288,11 @@ class Merger {
     format::Json index = format::Json::object();
     index["metadata"] = {{"total_parameters", parameters}, {"total_size", bytes}};
     index["weight_map"] = std::move(weight_map);
-    format::write_file_atomically(format::path_in(folder, "model.safetensors.index.json"),
-                                  format::dump_python_json(index, format::kConfigStyle) + "\n");
+    files::write_file_atomically(files::path_in(folder, "model.safetensors.index.json"),
+                                 format::dump_python_json(index, format::kConfigStyle) + "\n");
   }
 
-  format::Checkpoint checkpoint_;
+  format::TensorFiles files_;
   BaseConfig config_;
   std::string adapter_folder_;
   AdapterFile adapter_;
@@ -322,7 +318,7 @@ void merge_adapter(const std::string& model, const std::string& adapter, const s
   const at::NoGradGuard no_grad;
   QLORAPP_CHECK_VALUE(options.max_shard_size.count > 0, "[merge] max_shard_size must be above 0; got {}.",
                       options.max_shard_size.count);
-  format::FreshFolder fresh(output);
+  files::FreshFolder fresh(output);
   ops::mark_phase(ops::MemoryPhase::kMerge);
   Merger(model, adapter, options).write(fresh.path());
   fresh.keep();

@@ -25,7 +25,7 @@ std::string starred(std::string_view name) {
 }
 
 /// Tensors of the base, one for a weight in four bits with all its parts.
-std::vector<MergedTensor> stored_tensors(const format::Checkpoint& base, const BaseConfig& config,
+std::vector<MergedTensor> stored_tensors(const format::TensorFiles& base, const BaseConfig& config,
                                          std::optional<format::Dtype> dtype) {
   std::vector<MergedTensor> tensors;
   std::string owner;  // of the parts that follow it in the order of names
@@ -192,7 +192,7 @@ class Matcher {
 
 }  // namespace
 
-MergedTensors merged_tensors(const format::Checkpoint& base, const BaseConfig& config, const AdapterFile& adapter,
+MergedTensors merged_tensors(const format::TensorFiles& base, const BaseConfig& config, const AdapterFile& adapter,
                              const AdapterTensors& parts, std::optional<format::Dtype> dtype, const SameValues& same) {
   MergedTensors result;
   std::vector<MergedTensor>& tensors = result.tensors;

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "adapter_tensors.hpp"
-#include "format/checkpoint_index.hpp"
+#include "format/tensor_files.hpp"
 #include "merged_folder.hpp"
 
 namespace qlorapp {
@@ -49,7 +49,7 @@ using SameValues = std::function<bool(const format::TensorLocation& a, const for
 
 /// @param dtype  of all floating tensors; none: of each its own, and the config's for weights in four bits.
 /// @throws FormatError naming the tensor that does not fit, is missing or stands for several experts.
-[[nodiscard]] MergedTensors merged_tensors(const format::Checkpoint& base, const BaseConfig& config, const AdapterFile& adapter,
+[[nodiscard]] MergedTensors merged_tensors(const format::TensorFiles& base, const BaseConfig& config, const AdapterFile& adapter,
                                            const AdapterTensors& parts, std::optional<format::Dtype> dtype, const SameValues& same);
 
 /// F16, BF16, F32 or F64.

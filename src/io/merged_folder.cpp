@@ -8,13 +8,13 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
-#include "format/atomic_file.hpp"
-#include "format/folder.hpp"
-#include "format/python_json.hpp"
+#include "files/atomic_file.hpp"
+#include "files/folder.hpp"
+#include "json/python_json.hpp"
 #include "model_files.hpp"
-#include "qlorapp/format/json.hpp"
 #include "qlorapp/format/quantization_config.hpp"
 #include "qlorapp/io/text_files.hpp"
+#include "qlorapp/json/json.hpp"
 
 namespace qlorapp {
 namespace {
@@ -46,7 +46,7 @@ std::optional<format::Dtype> weight_dtype(const format::Json& json) {
 }
 
 std::string merged_config(const std::string& base, const MergedConfig& config) {
-  format::Json json = read_config(format::path_in(base, "config.json"));
+  format::Json json = read_config(files::path_in(base, "config.json"));
   json.erase("quantization_config");
   if (json.contains("torch_dtype")) json["torch_dtype"] = config.dtype;
   if (json.contains("dtype") || !json.contains("torch_dtype")) json["dtype"] = config.dtype;
@@ -69,7 +69,7 @@ std::string merged_config(const std::string& base, const MergedConfig& config) {
 
 BaseConfig read_base_config(const std::string& folder) {
   BaseConfig config;
-  config.path = format::path_in(folder, "config.json");
+  config.path = files::path_in(folder, "config.json");
   const format::Json json = read_config(config.path);
   if (const format::Json* quantization = find(json, "quantization_config"))
     static_cast<void>(format::parse_quantization_config(*quantization, config.path));
@@ -88,11 +88,11 @@ void write_files_beside_weights(const std::string& base, const std::string& adap
   text.write(output);
   if (TextFiles::has_tokenizer(adapter)) {
     for (const std::string& name : text.others_in(output, /*vocabularies=*/false)) {
-      const std::string path = format::path_in(output, name);
+      const std::string path = files::path_in(output, name);
       if (std::remove(path.c_str()) != 0) throw IoError(message("[merge] cannot remove {}.", path), errno);
     }
   }
-  format::write_file_atomically(format::path_in(output, "config.json"), merged_config(base, config));
+  files::write_file_atomically(files::path_in(output, "config.json"), merged_config(base, config));
 }
 
 }  // namespace qlorapp

@@ -10,18 +10,18 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
-#include "format/atomic_file.hpp"
-#include "format/checkpoint_index.hpp"
-#include "format/folder.hpp"
-#include "format/manifest.hpp"
+#include "files/atomic_file.hpp"
+#include "files/folder.hpp"
+#include "files/manifest.hpp"
 #include "format/model_folder.hpp"
-#include "format/python_json.hpp"
+#include "format/tensor_files.hpp"
 #include "io/linear_weight.hpp"
 #include "io/tensor_file.hpp"
+#include "json/python_json.hpp"
 #include "model_files.hpp"
 #include "nn/decoder.hpp"
-#include "qlorapp/format/json.hpp"
 #include "qlorapp/format/quantization_config.hpp"
+#include "qlorapp/json/json.hpp"
 
 namespace qlorapp {
 namespace {
@@ -69,18 +69,18 @@ using Files = std::vector<std::pair<std::string, NamedTensors>>;
 
 /// One file, or the shards of a source that has these very tensors in several.
 Files files_like(const std::string& source, NamedTensors tensors) {
-  const format::Checkpoint checkpoint(source);
-  const auto has = [&](const auto& tensor) { return checkpoint.find(tensor.first) != nullptr; };
+  const format::TensorFiles stored(source);
+  const auto has = [&](const auto& tensor) { return stored.find(tensor.first) != nullptr; };
   Files files;
-  if (checkpoint.files().size() == 1 || checkpoint.tensors().size() != tensors.size() ||
+  if (stored.files().size() == 1 || stored.tensors().size() != tensors.size() ||
       !std::all_of(tensors.begin(), tensors.end(), has)) {
     files.emplace_back("model.safetensors", std::move(tensors));
     return files;
   }
-  for (const format::SafetensorsFile& file : checkpoint.files()) {
+  for (const format::SafetensorsFile& file : stored.files()) {
     files.emplace_back(file.path().substr(file.path().find_last_of('/') + 1), NamedTensors());
     for (auto& tensor : tensors) {
-      if (checkpoint.find(tensor.first)->file == &file) files.back().second.push_back(tensor);
+      if (stored.find(tensor.first)->file == &file) files.back().second.push_back(tensor);
     }
   }
   return files;
@@ -106,10 +106,10 @@ void save_model(const CausalLM& model, const std::string& source, const std::str
       !model.decoder().ranks(),
       "[save] a base that is divided over ranks (base_sharding) cannot be written as one model. Save the adapter, and "
       "merge it with qlorapp merge.");
-  QLORAPP_CHECK_VALUE(!format::is_same_file(source, output),
-                      "[save] {} is the folder that the model was loaded from. Name another.", output);
-  format::make_folders("save", output);
-  const std::string config_path = format::path_in(source, "config.json");
+  QLORAPP_CHECK_VALUE(!files::is_same_file(source, output), "[save] {} is the folder that the model was loaded from. Name another.",
+                      output);
+  files::make_folders("save", output);
+  const std::string config_path = files::path_in(source, "config.json");
   std::string config =
       with_dtype(format::with_tables_of(model.config(), read_text(config_path), config_path), config_path, model.dtype());
   const format::Json json = format::parse_json(config, config_path, {.allow_nonfinite = true});
@@ -126,35 +126,35 @@ void save_model(const CausalLM& model, const std::string& source, const std::str
     quantization.skip_modules = options.skip_modules;
     config = format::with_quantization_config(config, config_path, quantization);
   }
-  const bool has_manifest = !format::is_staging(output);  // a folder that is committed as a whole gets its own
-  const std::string manifest_path = format::path_in(output, format::kManifestName);
+  const bool has_manifest = !files::is_staging(output);  // a folder that is committed as a whole gets its own
+  const std::string manifest_path = files::path_in(output, files::kManifestName);
   if (has_manifest && std::remove(manifest_path.c_str()) != 0 && errno != ENOENT)  // of an earlier save
     throw IoError(message("[save] cannot remove {} of an earlier save. Name another folder.", manifest_path), errno);
   std::vector<std::string> names;
   const Files files = files_like(source, base_tensors(model, storage_type(storage)));
   for (const auto& [name, tensors] : files) {
-    write_tensors(format::path_in(output, name), tensors);
+    write_tensors(files::path_in(output, name), tensors);
     names.push_back(name);
   }
   // Removes an older single file or index: readers would prefer it.
   const std::string index = "model.safetensors.index.json", stale = files.size() > 1 ? "model.safetensors" : index;
   if (files.size() > 1) {
-    format::write_file_atomically(format::path_in(output, index), read_text(format::path_in(source, index)));
+    files::write_file_atomically(files::path_in(output, index), read_text(files::path_in(source, index)));
     names.push_back(index);
   }
-  const std::string left = format::path_in(output, stale);
+  const std::string left = files::path_in(output, stale);
   if (std::remove(left.c_str()) != 0 && errno != ENOENT)
     throw IoError(message("[save] cannot remove {} of an earlier save. Name another folder.", left), errno);
-  const std::string generation = format::path_in(source, "generation_config.json");
-  if (format::is_regular_file(generation)) {
-    format::write_file_atomically(format::path_in(output, "generation_config.json"), read_text(generation));
+  const std::string generation = files::path_in(source, "generation_config.json");
+  if (files::is_regular_file(generation)) {
+    files::write_file_atomically(files::path_in(output, "generation_config.json"), read_text(generation));
     names.emplace_back("generation_config.json");
   }
   // Last, because a folder without it is no model.
-  format::write_file_atomically(format::path_in(output, "config.json"), config);
+  files::write_file_atomically(files::path_in(output, "config.json"), config);
   names.emplace_back("config.json");
   if (!has_manifest) return;
-  if (const auto manifest = format::output_manifest(output, output, names)) format::write_file_atomically(manifest_path, *manifest);
+  if (const auto manifest = files::output_manifest(output, output, names)) files::write_file_atomically(manifest_path, *manifest);
 }
 
 }  // namespace qlorapp

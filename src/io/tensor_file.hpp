@@ -10,8 +10,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "format/checkpoint_index.hpp"
 #include "format/safetensors.hpp"
+#include "format/tensor_files.hpp"
 
 namespace qlorapp {
 

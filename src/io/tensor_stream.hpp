@@ -17,7 +17,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "format/checkpoint_index.hpp"
+#include "format/tensor_files.hpp"
 #include "quant/arrival.hpp"
 
 namespace qlorapp {

@@ -8,11 +8,11 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
-#include "format/atomic_file.hpp"
-#include "format/folder.hpp"
-#include "format/python_json.hpp"
+#include "files/atomic_file.hpp"
+#include "files/folder.hpp"
+#include "json/python_json.hpp"
 #include "model_files.hpp"
-#include "qlorapp/format/json.hpp"
+#include "qlorapp/json/json.hpp"
 
 namespace qlorapp {
 namespace {
@@ -32,17 +32,17 @@ bool is_template(std::string_view name) { return is_in(name, kTemplates) || name
 std::vector<std::string> names_of(const std::string& folder) {
   std::vector<std::string> names;
   const auto add = [&](const std::string& name) {
-    if (TextFiles::is_one(name) && format::is_regular_file(format::path_in(folder, name))) names.push_back(name);
+    if (TextFiles::is_one(name) && files::is_regular_file(files::path_in(folder, name))) names.push_back(name);
   };
-  for (const std::string& name : format::names_in(folder)) {
+  for (const std::string& name : files::names_in(folder)) {
     if (name != kMoreTemplates) {
       add(name);
       continue;
     }
-    if (!format::is_folder(format::path_in(folder, name))) continue;
-    for (const std::string& inner : format::names_in(format::path_in(folder, name))) {
+    if (!files::is_folder(files::path_in(folder, name))) continue;
+    for (const std::string& inner : files::names_in(files::path_in(folder, name))) {
       const std::string more = message("{}/{}", name, inner);
-      if (format::is_plain_file(folder, more)) add(more);  // links of a cache lead elsewhere from here
+      if (files::is_plain_file(folder, more)) add(more);  // links of a cache lead elsewhere from here
     }
   }
   std::sort(names.begin(), names.end());
@@ -61,7 +61,7 @@ std::string without_template(const std::string& text, const std::string& path) {
 TextFiles::TextFiles(const std::string& folder, const std::optional<std::string>& chat_template) {
   for (const std::string& name : names_of(folder)) {
     if (chat_template && is_template(name)) continue;
-    const std::string path = format::path_in(folder, name);
+    const std::string path = files::path_in(folder, name);
     std::string bytes = read_text(path);
     if (chat_template && name == kConfig) bytes = without_template(bytes, path);
     files_.emplace_back(name, std::move(bytes));
@@ -80,13 +80,13 @@ bool TextFiles::is_one(std::string_view name) {
 
 bool TextFiles::has_tokenizer(const std::string& folder) {
   return std::any_of(kTokenizers.begin(), kTokenizers.end(),
-                     [&](std::string_view name) { return format::exists(format::path_in(folder, name)); });
+                     [&](std::string_view name) { return files::exists(files::path_in(folder, name)); });
 }
 
 void TextFiles::write(const std::string& folder) const {
   for (const auto& [name, bytes] : files_) {
-    if (name.starts_with(kMoreTemplates)) format::make_folders("output", format::path_in(folder, kMoreTemplates));
-    format::write_file_atomically(format::path_in(folder, name), bytes);
+    if (name.starts_with(kMoreTemplates)) files::make_folders("output", files::path_in(folder, kMoreTemplates));
+    files::write_file_atomically(files::path_in(folder, name), bytes);
   }
 }
 
@@ -103,8 +103,8 @@ std::vector<std::string> TextFiles::others_in(const std::string& folder, bool vo
 std::vector<std::string> TextFiles::other_than(const std::string& folder) const {
   std::vector<std::string> others = others_in(folder);
   for (const auto& [name, bytes] : files_) {
-    const std::string path = format::path_in(folder, name);
-    if (!format::is_regular_file(path) || read_text(path) != bytes) others.push_back(name);
+    const std::string path = files::path_in(folder, name);
+    if (!files::is_regular_file(path) || read_text(path) != bytes) others.push_back(name);
   }
   std::sort(others.begin(), others.end());
   return others;

@@ -7,10 +7,10 @@
 
 #include "core/check.hpp"
 #include "core/nearest_name.hpp"
-#include "format/checkpoint_index.hpp"
-#include "format/file_reader.hpp"
-#include "format/folder.hpp"
+#include "files/file_reader.hpp"
+#include "files/folder.hpp"
 #include "format/model_folder.hpp"
+#include "format/tensor_files.hpp"
 
 namespace qlorapp {
 namespace {
@@ -99,11 +99,11 @@ format::ModelConfig find_model_config(const std::string& text) {
             known.vocabulary, known.positions, known.eps, known.theta, known.tied, known.more),
         known.name);
   }
-  if (text.ends_with(".json")) return format::parse_model_config(format::FileReader(text).read_all(size_t{16} << 20), text);
-  QLORAPP_CHECK_VALUE(format::exists(text), "[model] must be a folder with a config.json, such a file, or one of {}; got '{}'.{}",
+  if (text.ends_with(".json")) return format::parse_model_config(files::FileReader(text).read_all(size_t{16} << 20), text);
+  QLORAPP_CHECK_VALUE(files::exists(text), "[model] must be a folder with a config.json, such a file, or one of {}; got '{}'.{}",
                       joined(kNames), text, did_you_mean(lower(text), kNames));
   try {
-    static_cast<void>(format::Checkpoint(text));
+    static_cast<void>(format::TensorFiles(text));
   } catch (const Error&) {
     return format::load_model_config(text);
   }  // weights that are not here, or not all, are planned as config.json says

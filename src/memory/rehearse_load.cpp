@@ -98,17 +98,17 @@ Quantizer::Options options_as_stored(const PlanSettings& settings) {
 CausalLM rehearse_load(const PlanSettings& settings, MemoryTape& tape) {
   const at::ScalarType stored = stored_dtype(settings.model);
   std::vector<Expected> tensors;
-  StoredWeights checkpoint;
-  checkpoint.dtype = [&](const std::string&, const std::vector<int64_t>&) { return stored; };
-  checkpoint.four_bit_form = [&](const std::string& name, const std::vector<int64_t>& shape) {
+  StoredWeights source;
+  source.dtype = [&](const std::string&, const std::vector<int64_t>&) { return stored; };
+  source.four_bit_form = [&](const std::string& name, const std::vector<int64_t>& shape) {
     const bool is_quantized = settings.model.quantization.has_value() && !was_skipped(settings.model, name);
     return is_quantized ? std::optional(WeightForm{shape, stored, options_as_stored(settings)}) : std::nullopt;
   };
-  checkpoint.bring_quantized = [&](const std::string& name, const QuantizedTensor& places) {
+  source.bring_quantized = [&](const std::string& name, const QuantizedTensor& places) {
     tensors.push_back({name, static_cast<int64_t>(places.packed.nbytes()), {places.packed, {}, {}}});
     tensors.push_back({name + ".absmax", static_cast<int64_t>(places.absmax.nbytes()), {places.absmax, {}, {}}});
   };
-  checkpoint.bring = [&](const std::string& name, const std::vector<int64_t>& shape, Arrival arrival) {
+  source.bring = [&](const std::string& name, const std::vector<int64_t>& shape, Arrival arrival) {
     const int64_t bytes = c10::multiply_integers(shape) * static_cast<int64_t>(c10::elementSize(stored));
     tensors.push_back({name, bytes, std::move(arrival)});
   };
@@ -116,7 +116,7 @@ CausalLM rehearse_load(const PlanSettings& settings, MemoryTape& tape) {
       arrange_weights(settings.model,
                       {settings.compute_dtype, settings.load_in_4bit, settings.quantization, settings.skip_modules, kNowhere,
                        settings.memory.embedding_on_host, settings.memory.base_on_host, planned_ranks(settings.base_shards)},
-                      checkpoint);
+                      source);
   stream(std::move(tensors), stored, settings.device);
   keep_own_parts(weights, settings.model);
   label(tape, weights);

@@ -29,11 +29,11 @@ bool is_divided(const format::ModelConfig& config, const std::string& name) {
 /// Makes the places of weights, and orders what is to come there.
 class Arrangement {
  public:
-  Arrangement(const format::ModelConfig& config, const WeightOptions& options, const StoredWeights& checkpoint)
+  Arrangement(const format::ModelConfig& config, const WeightOptions& options, const StoredWeights& stored)
       : config_(config),
         options_(options),
         ranks_(options.divide_over && options.divide_over->size() > 1 ? options.divide_over : nullptr),
-        checkpoint_(checkpoint),
+        stored_(stored),
         quantizer_(options.quantization) {}
 
   /// That the blocks are divided over, or null.
@@ -66,7 +66,7 @@ class Arrangement {
     weight = empty_weight(form_of(module, shape), [&](at::IntArrayRef sizes, at::ScalarType dtype) {
       return at::empty(sizes, at::TensorOptions().dtype(dtype).device(options_.device));
     });
-    weight.quantized.defined() ? checkpoint_.bring_quantized(name, weight.quantized) : bring_dense(name, weight.dense);
+    weight.quantized.defined() ? stored_.bring_quantized(name, weight.quantized) : bring_dense(name, weight.dense);
   }
 
   using Linears = std::vector<format::Parameter>;
@@ -105,7 +105,7 @@ class Arrangement {
         bring_quantizing(name, linear.shape,
                          [places](QuantizedTensor quantized) { copy_weight(places, FrozenWeight(std::move(quantized))); });
       } else if (places.quantized.defined()) {
-        checkpoint_.bring_quantized(name, places.quantized);
+        stored_.bring_quantized(name, places.quantized);
       } else {
         bring_dense(name, places.dense);
       }
@@ -114,36 +114,36 @@ class Arrangement {
 
   [[nodiscard]] bool is_quantized_here(const std::string& module, const std::vector<int64_t>& shape) const {
     return options_.load_in_4bit && !config_.quantization.has_value() && !names_module(options_.skip_modules, module) &&
-           !checkpoint_.four_bit_form(module + ".weight", shape);
+           !stored_.four_bit_form(module + ".weight", shape);
   }
 
   [[nodiscard]] WeightForm form_of(const std::string& module, const std::vector<int64_t>& shape) const {
     const std::string name = module + ".weight";
-    if (is_quantized_here(module, shape)) return {shape, checkpoint_.dtype(name, shape), options_.quantization};
-    return checkpoint_.four_bit_form(name, shape).value_or(WeightForm{shape, options_.compute_dtype});
+    if (is_quantized_here(module, shape)) return {shape, stored_.dtype(name, shape), options_.quantization};
+    return stored_.four_bit_form(name, shape).value_or(WeightForm{shape, options_.compute_dtype});
   }
 
   void bring_dense(const std::string& name, const at::Tensor& place) const {
     const std::vector<int64_t> shape = place.sizes().vec();
-    checkpoint_.bring(name, shape, arrive_dense(place, checkpoint_.dtype(name, shape), options_.device));
+    stored_.bring(name, shape, arrive_dense(place, stored_.dtype(name, shape), options_.device));
   }
 
   void bring_quantizing(const std::string& name, const std::vector<int64_t>& shape,
                         std::function<void(QuantizedTensor)> done) const {
-    checkpoint_.bring(name, shape, arrive_quantized(name, shape, checkpoint_.dtype(name, shape), quantizer_, std::move(done)));
+    stored_.bring(name, shape, arrive_quantized(name, shape, stored_.dtype(name, shape), quantizer_, std::move(done)));
   }
 
   const format::ModelConfig& config_;
   const WeightOptions& options_;
   std::shared_ptr<Communicator> ranks_;
-  const StoredWeights& checkpoint_;
+  const StoredWeights& stored_;
   Quantizer quantizer_;
 };
 
 }  // namespace
 
-DecoderWeights arrange_weights(const format::ModelConfig& config, const WeightOptions& options, const StoredWeights& checkpoint) {
-  const Arrangement arrangement(config, options, checkpoint);
+DecoderWeights arrange_weights(const format::ModelConfig& config, const WeightOptions& options, const StoredWeights& stored) {
+  const Arrangement arrangement(config, options, stored);
   const bool to_host = options.base_on_host && ops::computes_on_gpu(options.device);
   const std::shared_ptr<Communicator>& ranks = arrangement.ranks();
   QLORAPP_CHECK_VALUE(!(ranks && options.base_on_host),

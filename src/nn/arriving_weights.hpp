@@ -32,7 +32,7 @@ struct StoredWeights {
 /// Places for all weights, and orders for all tensors; of blocks that are divided over ranks, for those that this rank reads. Where weights are quantized as they come, their layers are empty until they have.
 /// Other layers of `weights.blocks` must not be added or moved out until then.
 [[nodiscard]] DecoderWeights arrange_weights(const format::ModelConfig& config, const WeightOptions& options,
-                                             const StoredWeights& checkpoint);
+                                             const StoredWeights& stored);
 
 /// After all tensors of all ranks have arrived: each rank keeps its part of every block and table (WeightOptions::divide_over). Nothing
 /// where the weights are not divided. @throws IoError if another rank failed to load.

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
-#include "format/python_json.hpp"
+#include "json/python_json.hpp"
 
 namespace qlorapp {
 

@@ -11,8 +11,8 @@
 
 #include "core/check.hpp"
 #include "core/svg.hpp"
-#include "format/atomic_file.hpp"
-#include "format/folder.hpp"
+#include "files/atomic_file.hpp"
+#include "files/folder.hpp"
 
 namespace qlorapp {
 namespace {
@@ -146,7 +146,7 @@ std::string loss_svg(const format::Json& history) {
 }
 
 void write_loss_svg(const std::string& folder, const format::Json& history) {
-  format::write_file_atomically(format::path_in(folder, "loss.svg"), loss_svg(history));
+  files::write_file_atomically(files::path_in(folder, "loss.svg"), loss_svg(history));
 }
 
 }  // namespace qlorapp

@@ -13,8 +13,8 @@
 
 #include "qlorapp/adapters/lora_config.hpp"
 #include "qlorapp/core/units.hpp"
-#include "qlorapp/format/json.hpp"
 #include "qlorapp/format/model_config.hpp"
+#include "qlorapp/json/json.hpp"
 #include "qlorapp/memory/planner.hpp"
 #include "qlorapp/train/training_arguments.hpp"
 

@@ -9,11 +9,12 @@
 
 #include "core/check.hpp"
 #include "core/mix.hpp"
-#include "format/atomic_file.hpp"
+#include "files/atomic_file.hpp"
+#include "files/folder.hpp"
+#include "files/json_file.hpp"
 #include "format/config_json.hpp"
-#include "format/folder.hpp"
-#include "format/json_fields.hpp"
-#include "format/python_json.hpp"
+#include "json/json_fields.hpp"
+#include "json/python_json.hpp"
 #include "qlorapp/core/log.hpp"
 
 namespace qlorapp {
@@ -106,14 +107,14 @@ uint64_t data_fingerprint(const std::vector<Example>& rows) {
 }
 
 void write_arguments(const std::string& folder, const TrainingArguments& args) {
-  format::write_file_atomically(format::path_in(folder, kArgumentsFile),
-                                format::dump_python_json(format::to_json(args), format::kConfigStyle) + "\n");
+  files::write_file_atomically(files::path_in(folder, kArgumentsFile),
+                               format::dump_python_json(format::to_json(args), format::kConfigStyle) + "\n");
 }
 
 TrainingArguments read_arguments(const std::string& folder) {
-  const std::string path = format::path_in(folder, kArgumentsFile);
+  const std::string path = files::path_in(folder, kArgumentsFile);
   TrainingArguments args;
-  format::from_json(format::read_json_inside(path), args, path);
+  format::from_json(files::read_json_inside(path), args, path);
   try {
     args.validate();
   } catch (const ValueError& error) { throw FormatError(message("[resume] {}: {}", path, error.what())); }
@@ -131,7 +132,7 @@ ChangedInputs check_inputs(const std::string& folder, const TrainingArguments& a
   check_base_config(folder, saved, inputs);
   if (inputs.base != saved.base) log_info("[resume] the scales of the base differ in rounding from those of that run's device.");
 
-  const std::string path = format::path_in(folder, kArgumentsFile);
+  const std::string path = files::path_in(folder, kArgumentsFile);
   const TrainingArguments before = read_arguments(folder);
   constexpr int64_t kMost = int64_t{1} << 20;  // so that no product of counts overflows
   QLORAPP_CHECK_FORMAT(std::max({before.per_device_train_batch_size, before.gradient_accumulation_steps, saved.ranks}) <= kMost,

@@ -8,9 +8,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "format/atomic_file.hpp"
-#include "format/folder.hpp"
-#include "format/python_json.hpp"
+#include "files/atomic_file.hpp"
+#include "files/folder.hpp"
+#include "json/python_json.hpp"
 #include "qlorapp/io/device.hpp"
 #include "qlorapp/train/plan_run.hpp"
 
@@ -59,8 +59,8 @@ void write_run_report(const std::string& folder, const RunReport& report, const 
       {"device", device.is_cpu() ? "cpu" : gpu_name(device)},
       {"versions", {{"qlorapp", QLORAPP_VERSION}, {"torch", TORCH_VERSION}}},
   };
-  format::write_file_atomically(format::path_in(folder, "run_report.json"),
-                                format::dump_python_json(json, format::kConfigStyle) + "\n");
+  files::write_file_atomically(files::path_in(folder, "run_report.json"),
+                               format::dump_python_json(json, format::kConfigStyle) + "\n");
 }
 
 }  // namespace qlorapp

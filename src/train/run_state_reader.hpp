@@ -14,9 +14,10 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
-#include "format/folder.hpp"
-#include "format/printable.hpp"
-#include "qlorapp/format/json.hpp"
+#include "core/printable.hpp"
+#include "files/folder.hpp"
+#include "files/json_file.hpp"
+#include "qlorapp/json/json.hpp"
 
 namespace qlorapp {
 
@@ -29,7 +30,7 @@ inline constexpr int64_t kRunStateSchema = 6;
 class RunStateReader {
  public:
   explicit RunStateReader(const std::string& folder)
-      : path_(format::path_in(folder, kRunStateFile)), json_(format::read_json_inside(path_, {.allow_nonfinite = true})) {
+      : path_(files::path_in(folder, kRunStateFile)), json_(files::read_json_inside(path_, {.allow_nonfinite = true})) {
     int64_t schema = 0;
     integer("schema", schema);
     QLORAPP_CHECK_FORMAT(schema == kRunStateSchema,
@@ -44,7 +45,7 @@ class RunStateReader {
     const format::Json& value = find(key);
     QLORAPP_CHECK_FORMAT(value.is_number_integer() && value.get<int64_t>() >= 0 && value.get<int64_t>() <= kMost,
                          "[resume] {}: '{}' must be an integer from 0 to {}; got {}.", path_, key, kMost,
-                         format::printable(value.dump(-1, ' ', true)));
+                         printable(value.dump(-1, ' ', true)));
     into = static_cast<Integer>(value.get<int64_t>());
   }
   void number(const char* key, double& into) const {
@@ -74,8 +75,7 @@ class RunStateReader {
     text(key, digits);
     const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), into, 16);
     QLORAPP_CHECK_FORMAT(error == std::errc{} && stop == digits.data() + digits.size(),
-                         "[resume] {}: '{}' must be a string of hexadecimal digits; got {}.", path_, key,
-                         format::printable(digits));
+                         "[resume] {}: '{}' must be a string of hexadecimal digits; got {}.", path_, key, printable(digits));
   }
 
  private:

@@ -9,7 +9,7 @@
 
 #include "core/check.hpp"
 #include "core/nearest_name.hpp"
-#include "qlorapp/format/json.hpp"
+#include "qlorapp/json/json.hpp"
 
 namespace qlorapp {
 namespace {

@@ -9,11 +9,12 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
-#include "format/atomic_file.hpp"
+#include "files/atomic_file.hpp"
+#include "files/folder.hpp"
+#include "files/json_file.hpp"
 #include "format/config_json.hpp"
-#include "format/folder.hpp"
-#include "format/python_json.hpp"
 #include "io/tensor_file.hpp"
+#include "json/python_json.hpp"
 #include "train/run_state_reader.hpp"
 
 namespace qlorapp {
@@ -30,10 +31,10 @@ std::string hexadecimal(uint64_t value) {
 }  // namespace
 
 void TrainState::save(const std::string& folder) const {
-  write_tensors(format::path_in(folder, kOptimizerFile), optimizer.state_tensors());
+  write_tensors(files::path_in(folder, kOptimizerFile), optimizer.state_tensors());
   if (const auto scale = scaler.state_dict()) {
-    format::write_file_atomically(format::path_in(folder, kScalerFile),
-                                  format::dump_python_json(format::to_json(*scale), format::kConfigStyle));
+    files::write_file_atomically(files::path_in(folder, kScalerFile),
+                                 format::dump_python_json(format::to_json(*scale), format::kConfigStyle));
   }
   format::Json json = format::Json::object();
   json["schema"] = kRunStateSchema;
@@ -66,7 +67,7 @@ void TrainState::save(const std::string& folder) const {
   for (const auto& [name, value] : inputs.base_config) json["base_config"][name] = format::parse_json(value, name);
   json["device"] = inputs.device;
   json["ranks"] = inputs.ranks;
-  format::write_file_atomically(format::path_in(folder, kRunStateFile), format::dump_python_json(json, format::kConfigStyle));
+  files::write_file_atomically(files::path_in(folder, kRunStateFile), format::dump_python_json(json, format::kConfigStyle));
 }
 
 RunInputs RunInputs::load(const std::string& folder) {
@@ -107,8 +108,8 @@ void TrainState::load(const std::string& folder) {
   reader.integer("owes_save", owes_save);
   reader.integer("owes_epoch_end", owes_epoch_end);
 
-  const std::string tensors = format::path_in(folder, kOptimizerFile);
-  const format::SafetensorsFile file(format::FileReader::open_inside(tensors));
+  const std::string tensors = files::path_in(folder, kOptimizerFile);
+  const format::SafetensorsFile file(files::FileReader::open_inside(tensors));
   for (auto& [name, tensor] : optimizer.state_tensors()) {
     const format::TensorEntry& entry = file.at(name);
     const at::Tensor stored = read_tensor(file, entry);
@@ -119,9 +120,9 @@ void TrainState::load(const std::string& folder) {
   }
   optimizer.set_step_count(optimizer_step);
   if (scaler.is_enabled()) {
-    const std::string scaler_path = format::path_in(folder, kScalerFile);
+    const std::string scaler_path = files::path_in(folder, kScalerFile);
     GradScaler::State state;
-    format::from_json(format::read_json_inside(scaler_path), state, scaler_path);
+    format::from_json(files::read_json_inside(scaler_path), state, scaler_path);
     scaler.load_state_dict(state);
   }
 }

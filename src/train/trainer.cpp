@@ -12,9 +12,9 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
+#include "files/folder.hpp"
+#include "files/folder_update.hpp"
 #include "format/config_json.hpp"
-#include "format/folder.hpp"
-#include "format/folder_update.hpp"
 #include "io/adapter_file.hpp"
 #include "io/background_commit.hpp"
 #include "io/checkpoint_folder.hpp"
@@ -319,10 +319,10 @@ void Trainer::write_trainer_state(const std::string& folder) const {
 }
 
 void Trainer::save_model(const std::string& folder) const {
-  format::FolderUpdate update(folder, std::string(kAdapterConfig));
+  files::FolderUpdate update(folder, std::string(kAdapterConfig));
   save_adapter(*model_, update.staging(), base_model_);
   write_trainer_state(update.staging());
-  if (text_ && !format::exists(format::path_in(folder, "config.json"))) {  // a model keeps its own
+  if (text_ && !files::exists(files::path_in(folder, "config.json"))) {  // a model keeps its own
     text_->write(update.staging());
     for (const std::string& name : text_->others_in(folder)) update.retire(name);
   }
@@ -354,7 +354,7 @@ void Trainer::save_checkpoint() {
 void Trainer::begin_save() {
   finish_save();
   read_losses();
-  const std::string path = format::path_in(args_.output_dir, message("checkpoint-{}", state_.global_step));
+  const std::string path = files::path_in(args_.output_dir, message("checkpoint-{}", state_.global_step));
   if (is_first()) {
     write_checkpoint();
   } else if (state_.best_global_step == state_.global_step) {
@@ -371,7 +371,7 @@ void Trainer::write_checkpoint() {
   // A run that was stopped is to be resumed, whatever else is saved of it.
   args_.save_only_model && !stopped_ ? write_arguments(writer->folder(), args_) : save_state(writer->folder());
   if (state_.best_global_step) {
-    const std::string best = format::path_in(args_.output_dir, message("checkpoint-{}", *state_.best_global_step));
+    const std::string best = files::path_in(args_.output_dir, message("checkpoint-{}", *state_.best_global_step));
     if (*state_.best_global_step == state_.global_step || folder_->owns(best)) state_.best_model_checkpoint = best;
   }
   write_trainer_state(writer->folder());
@@ -408,11 +408,11 @@ void Trainer::finish() {
 }
 
 void Trainer::restore(const std::string& folder) {
-  QLORAPP_CHECK_FORMAT(format::exists(format::path_in(folder, "trainer_state.json")),
+  QLORAPP_CHECK_FORMAT(files::exists(files::path_in(folder, "trainer_state.json")),
                        "[resume] {} is not a checkpoint: it has no trainer_state.json. Give a checkpoint-<step> folder.", folder);
-  const bool of_transformers = format::exists(format::path_in(folder, "optimizer.pt"));
+  const bool of_transformers = files::exists(files::path_in(folder, "optimizer.pt"));
   QLORAPP_CHECK_FORMAT(
-      format::exists(format::path_in(folder, "run_state.json")),
+      files::exists(files::path_in(folder, "run_state.json")),
       "[resume] {} has no run_state.json: {}. Begin anew with its adapter, or resume from a whole checkpoint.", folder,
       of_transformers ? "it is a checkpoint of transformers' Trainer, whose optimizer.pt is a pickle file, which can run code"
                       : "it holds only the model (save_only_model)");

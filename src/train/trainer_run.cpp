@@ -14,12 +14,12 @@
 
 #include "core/check.hpp"
 #include "data/sampler.hpp"
-#include "format/folder.hpp"
+#include "files/folder.hpp"
 #include "io/background_commit.hpp"
 #include "io/checkpoint_folder.hpp"
 #include "nn/decoder.hpp"
 #include "qlorapp/core/log.hpp"
-#include "qlorapp/format/json.hpp"
+#include "qlorapp/json/json.hpp"
 #include "qlorapp/train/plan_run.hpp"
 #include "qlorapp/train/trainer.hpp"
 #include "speed.hpp"
@@ -110,8 +110,8 @@ void Trainer::stop() {
   }
   read_losses();
   if (state_.global_step == 0) return;
-  const std::string own = format::path_in(args_.output_dir, message("checkpoint-{}", state_.global_step));
-  const bool is_there = is_first() && format::is_same_file(own, origin_);  // other ranks may not see the folder
+  const std::string own = files::path_in(args_.output_dir, message("checkpoint-{}", state_.global_step));
+  const bool is_there = is_first() && files::is_same_file(own, origin_);  // other ranks may not see the folder
   const bool is_saved = any_of(*state_.ranks, is_there) && !args_.save_only_model;
   if (!is_saved || state_.owes_log || state_.owes_evaluation || state_.owes_save) save_checkpoint();
 }

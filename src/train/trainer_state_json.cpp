@@ -7,12 +7,13 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
-#include "format/atomic_file.hpp"
-#include "format/folder.hpp"
-#include "format/printable.hpp"
-#include "format/python_json.hpp"
+#include "core/printable.hpp"
+#include "files/atomic_file.hpp"
+#include "files/folder.hpp"
+#include "files/json_file.hpp"
+#include "json/python_json.hpp"
 #include "qlorapp/core/log.hpp"
-#include "qlorapp/format/json.hpp"
+#include "qlorapp/json/json.hpp"
 
 namespace qlorapp {
 namespace {
@@ -68,12 +69,12 @@ void write_trainer_state(const std::string& folder, const TrainState& state, con
     constexpr std::string_view kEmpty = "\"log_history\": [";  // quotes within strings have a backslash: it is there once
     text.insert(text.find(kEmpty) + kEmpty.size(), state.log_history.text() + "\n  ");
   }
-  format::write_file_atomically(format::path_in(folder, "trainer_state.json"), text);
+  files::write_file_atomically(files::path_in(folder, "trainer_state.json"), text);
 }
 
 void read_trainer_history(const std::string& folder, TrainState& state) {
-  const std::string path = format::path_in(folder, "trainer_state.json");
-  const format::Json json = format::read_json_inside(path, {.allow_nonfinite = true});
+  const std::string path = files::path_in(folder, "trainer_state.json");
+  const format::Json json = files::read_json_inside(path, {.allow_nonfinite = true});
   const auto history = json.find("log_history");
   QLORAPP_CHECK_FORMAT(history != json.end() && history->is_array(), "[resume] {} must hold a list 'log_history'.", path);
   state.log_history.clear();
@@ -85,11 +86,11 @@ void read_trainer_history(const std::string& folder, TrainState& state) {
     state.best_global_step = value->get<int64_t>();
   if (const auto value = json.find("best_model_checkpoint"); value != json.end() && value->is_string()) {
     // By its name: the run may have been moved, and a file must not lead elsewhere.
-    const std::string name = format::file_name(value->get<std::string>());
-    const std::string best = format::path_in(format::parent_of(folder), name);
-    const bool is_there = name.starts_with("checkpoint-") && format::is_folder(best);
+    const std::string name = files::file_name(value->get<std::string>());
+    const std::string best = files::path_in(files::parent_of(folder), name);
+    const bool is_there = name.starts_with("checkpoint-") && files::is_folder(best);
     state.best_model_checkpoint = is_there ? best : "";
-    if (!is_there) log_warning(message("[resume] the best checkpoint, {}, is not beside {}.", format::printable(name), folder));
+    if (!is_there) log_warning(message("[resume] the best checkpoint, {}, is not beside {}.", printable(name), folder));
   }
   if (const auto value = json.find("total_flos"); value != json.end() && value->is_number())
     state.total_flos = value->get<double>();

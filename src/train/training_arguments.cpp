@@ -9,8 +9,8 @@
 
 #include "core/check.hpp"
 #include "core/nearest_name.hpp"
-#include "format/printable.hpp"
-#include "format/python_json.hpp"
+#include "core/printable.hpp"
+#include "json/python_json.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/memory/gpu_table.hpp"
 #include "qlorapp/nn/keep.hpp"
@@ -132,7 +132,7 @@ void TrainingArguments::validate() const {
     std::string ignored;
     format::append_json_string(ignored, output_dir, /*ensure_ascii=*/true);
   } catch (const ValueError&) {  // checkpoints name it
-    throw ValueError(message("{}output_dir must be UTF-8; got {}. Name another folder.", kWhere, format::printable(output_dir)));
+    throw ValueError(message("{}output_dir must be UTF-8; got {}. Name another folder.", kWhere, printable(output_dir)));
   }
   at_least("per_device_train_batch_size", per_device_train_batch_size, 1);
   at_least("per_device_eval_batch_size", per_device_eval_batch_size, 1);

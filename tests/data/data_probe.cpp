@@ -8,16 +8,16 @@
 #include <span>
 #include <string>
 
-#include "chat_form.hpp"
 #include "core/check.hpp"
-#include "gzip_reader.hpp"
-#include "pretokenize.hpp"
-#include "qlorapp/data/chat_template.hpp"
+#include "data/gzip_reader.hpp"
+#include "data/row_reader.hpp"
+#include "data/row_shape.hpp"
 #include "qlorapp/data/dataset.hpp"
-#include "qlorapp/data/tokenizer.hpp"
-#include "row_reader.hpp"
-#include "row_shape.hpp"
-#include "unicode.hpp"
+#include "qlorapp/text/chat_template.hpp"
+#include "qlorapp/text/tokenizer.hpp"
+#include "text/chat_form.hpp"
+#include "text/pretokenize.hpp"
+#include "text/unicode.hpp"
 
 namespace {
 

@@ -10,9 +10,9 @@
 
 #include "catch.hpp"
 #include "core/check.hpp"
-#include "data/examples.hpp"
 #include "format/expect_error.hpp"
 #include "qlorapp/data/dataset.hpp"
+#include "text/examples.hpp"
 
 using namespace qlorapp;
 

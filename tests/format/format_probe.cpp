@@ -11,11 +11,11 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
-#include "format/checkpoint_index.hpp"
-#include "format/python_json.hpp"
 #include "format/quant_state.hpp"
 #include "format/safetensors.hpp"
+#include "format/tensor_files.hpp"
 #include "format/yaml.hpp"
+#include "json/python_json.hpp"
 #include "qlorapp/format/adapter_config.hpp"
 #include "qlorapp/format/model_layout.hpp"
 #include "qlorapp/format/quantization_config.hpp"
@@ -134,12 +134,12 @@ void model_config(const std::string& folder, int64_t length) {
 
 /// For each four-bit weight of a folder: its quant_state written again, and the tensors that a writer would make.
 void quant_state(const std::string& folder) {
-  const Checkpoint checkpoint(folder);
+  const TensorFiles files(folder);
   Json json = Json::object();
-  for (const TensorLocation& location : checkpoint.tensors()) {
+  for (const TensorLocation& location : files.tensors()) {
     const std::string& name = location.tensor->name;
-    if (!name.ends_with(".weight") || !is_quantized(checkpoint, name)) continue;
-    const QuantizedWeight weight = find_quantized_weight(checkpoint, name);
+    if (!name.ends_with(".weight") || !is_quantized(files, name)) continue;
+    const QuantizedWeight weight = find_quantized_weight(files, name);
     Json tensors = Json::object();
     for (const TensorSpec& spec : quantized_tensor_specs(name, weight.state))
       tensors[spec.name] = {dtype_name(spec.dtype), spec.shape};

@@ -94,8 +94,8 @@ TEST_CASE("the parts of a four-bit weight must have the sizes that its shape dem
     std::vector<TensorSpec> specs = quantized_tensor_specs("q.weight", state);
     change(specs);
     write_model(folder.path(), specs, json.empty() ? quant_state_json(state) : json);
-    const Checkpoint checkpoint(folder.path());
-    return thrown<FormatError>([&] { (void)find_quantized_weight(checkpoint, "q.weight"); });
+    const TensorFiles files(folder.path());
+    return thrown<FormatError>([&] { (void)find_quantized_weight(files, "q.weight"); });
   };
   const auto none = [](auto&) {};
   REQUIRE(outcome(none) == "nothing");

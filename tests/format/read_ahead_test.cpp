@@ -10,8 +10,8 @@
 
 #include "catch.hpp"
 #include "core/check.hpp"
+#include "files/faulty_calls.hpp"
 #include "format/expect_error.hpp"
-#include "format/faulty_calls.hpp"
 
 using namespace qlorapp;
 using namespace qlorapp::format;
@@ -45,9 +45,9 @@ struct Shards {
   }
 };
 
-std::vector<TensorLocation> all_of(const Checkpoint& checkpoint) {
+std::vector<TensorLocation> all_of(const TensorFiles& files) {
   std::vector<TensorLocation> tensors;
-  for (const SafetensorsFile& file : checkpoint.files()) {
+  for (const SafetensorsFile& file : files.files()) {
     for (const TensorEntry& tensor : file.tensors()) tensors.push_back({&file, &tensor});
   }
   return tensors;
@@ -79,8 +79,8 @@ std::vector<std::string> drain(ReadAhead& reader, const Ring& ring, size_t tenso
 TEST_CASE("the bytes that arrive are the files', whatever the number of threads and buffers and however short the reads",
           "[format][cpu]") {
   const Shards shards;
-  const Checkpoint checkpoint(shards.folder.path());
-  const auto tensors = all_of(checkpoint);
+  const TensorFiles files(shards.folder.path());
+  const auto tensors = all_of(files);
   for (const int threads : {1, 2, 7}) {
     for (const size_t buffers : {1, 3, 16}) {
       for (const size_t bytes : {kStep, 3 * kStep, 20 * kStep}) {
@@ -97,9 +97,9 @@ TEST_CASE("the bytes that arrive are the files', whatever the number of threads 
 
 TEST_CASE("nothing is read ahead into buffers that the caller holds", "[format][cpu]") {
   const Shards shards;
-  const Checkpoint checkpoint(shards.folder.path());
+  const TensorFiles files(shards.folder.path());
   Ring ring(3, kStep);
-  ReadAhead reader(all_of(checkpoint), ring.spans(), 8);
+  ReadAhead reader(all_of(files), ring.spans(), 8);
   std::vector<size_t> held;
   for (int i = 0; i < 3; ++i) held.push_back(reader.next()->buffer);
   std::sort(held.begin(), held.end());
@@ -111,8 +111,8 @@ TEST_CASE("nothing is read ahead into buffers that the caller holds", "[format][
 
 TEST_CASE("an error of a reading thread comes in its turn, naming the file and the tensor", "[format][cpu]") {
   const Shards shards;
-  const Checkpoint checkpoint(shards.folder.path());
-  const auto tensors = all_of(checkpoint);
+  const TensorFiles files(shards.folder.path());
+  const auto tensors = all_of(files);
   for (const int threads : {1, 4}) {
     const WithFaultyCalls faults({.call = "pread", .error = EIO, .after = 6});
     Ring ring(4, kStep);
@@ -128,8 +128,8 @@ TEST_CASE("an error of a reading thread comes in its turn, naming the file and t
 TEST_CASE("a file that shrinks or changes after it was opened is refused", "[format][cpu]") {
   const Shards shards;
   const std::string path = shards.folder / "s1.safetensors";
-  const Checkpoint checkpoint(shards.folder.path());
-  const auto tensors = all_of(checkpoint);
+  const TensorFiles files(shards.folder.path());
+  const auto tensors = all_of(files);
   std::filesystem::last_write_time(path, std::filesystem::last_write_time(path) + std::chrono::seconds(1));
   {
     Ring ring(4, kStep);
@@ -149,11 +149,11 @@ TEST_CASE("a file that shrinks or changes after it was opened is refused", "[for
 
 TEST_CASE("a ring that cannot work is refused", "[format][cpu]") {
   const Shards shards;
-  const Checkpoint checkpoint(shards.folder.path());
+  const TensorFiles files(shards.folder.path());
   Ring odd(1, kStep + 1), good(1, kStep);
-  REQUIRE(has(thrown<ValueError>([&] { ReadAhead reader(all_of(checkpoint), odd.spans(), 1); }), "multiple of"));
-  REQUIRE(has(thrown<ValueError>([&] { ReadAhead reader(all_of(checkpoint), {}, 1); }), "one buffer and one thread"));
-  REQUIRE(has(thrown<ValueError>([&] { ReadAhead reader(all_of(checkpoint), good.spans(), 0); }), "one buffer and one thread"));
+  REQUIRE(has(thrown<ValueError>([&] { ReadAhead reader(all_of(files), odd.spans(), 1); }), "multiple of"));
+  REQUIRE(has(thrown<ValueError>([&] { ReadAhead reader(all_of(files), {}, 1); }), "one buffer and one thread"));
+  REQUIRE(has(thrown<ValueError>([&] { ReadAhead reader(all_of(files), good.spans(), 0); }), "one buffer and one thread"));
   ReadAhead nothing({}, good.spans(), 2);
   REQUIRE(nothing.ready());
   REQUIRE_FALSE(nothing.next().has_value());

@@ -10,8 +10,8 @@
 
 #include "catch.hpp"
 #include "core/check.hpp"
+#include "files/faulty_calls.hpp"
 #include "format/expect_error.hpp"
-#include "format/faulty_calls.hpp"
 
 using namespace qlorapp;
 using namespace qlorapp::format;

@@ -25,19 +25,19 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.hpp"
-#include "data/json_reading.hpp"
-#include "format/checkpoint_index.hpp"
-#include "format/folder.hpp"
-#include "format/manifest.hpp"
+#include "files/folder.hpp"
+#include "files/manifest.hpp"
 #include "format/quant_state.hpp"
 #include "format/safetensors.hpp"
+#include "format/tensor_files.hpp"
 #include "io/checkpoint_folder.hpp"
-#include "qlorapp/data/chat_template.hpp"
 #include "qlorapp/data/dataset.hpp"
-#include "qlorapp/data/text_tools.hpp"
-#include "qlorapp/data/tokenizer.hpp"
 #include "qlorapp/format/adapter_config.hpp"
 #include "qlorapp/format/model_config.hpp"
+#include "qlorapp/text/chat_template.hpp"
+#include "qlorapp/text/text_tools.hpp"
+#include "qlorapp/text/tokenizer.hpp"
+#include "text/json_reading.hpp"
 
 namespace {
 
@@ -72,7 +72,7 @@ const std::map<std::string, std::function<void(const std::string&)>>& readers() 
            if (entry.nbytes > 0) file.read(entry, entry.nbytes - 1, byte);
          }
        }},
-      {"model", [](const std::string& path) { const format::Checkpoint checkpoint(path); }},
+      {"model", [](const std::string& path) { const format::TensorFiles files(path); }},
       {"config", [](const std::string& path) { (void)format::load_model_config(path); }},
       {"adapter", [](const std::string& path) { (void)format::load_adapter_config(path); }},
       {"quant_state", [](const std::string& path) { (void)format::parse_quant_state(read_file_inside(path, 1 << 20), path); }},

@@ -18,22 +18,22 @@
 
 #include "core/check.hpp"
 #include "data/byte_stream.hpp"
-#include "data/json_reading.hpp"
 #include "data/row_reader.hpp"
-#include "data/template_source.hpp"
-#include "data/tokenizer_json.hpp"
-#include "format/checkpoint_index.hpp"
-#include "format/checksum.hpp"
-#include "format/manifest.hpp"
-#include "format/python_json.hpp"
+#include "files/checksum.hpp"
+#include "files/manifest.hpp"
 #include "format/quant_state.hpp"
 #include "format/safetensors.hpp"
 #include "format/safetensors_header.hpp"
+#include "format/tensor_files.hpp"
 #include "io/checkpoint_folder.hpp"
+#include "json/python_json.hpp"
 #include "qlorapp/format/adapter_config.hpp"
-#include "qlorapp/format/json.hpp"
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/format/model_layout.hpp"
+#include "qlorapp/json/json.hpp"
+#include "text/json_reading.hpp"
+#include "text/template_source.hpp"
+#include "text/tokenizer_json.hpp"
 #include "train/run_state_reader.hpp"
 
 namespace {
@@ -104,15 +104,15 @@ std::string sealed(std::string_view text) {
   if (!json.is_object()) return std::string(text);
   json.erase("sha256");
   const std::string body = format::dump_python_json(json, kStyle);
-  format::Sha256 sum;
+  files::Sha256 sum;
   sum.update(std::as_bytes(std::span(body)));
   json["sha256"] = sum.digest();
   return format::dump_python_json(json, kStyle) + "\n";
 }
 void manifest(std::string_view input) {
   const std::string text = sealed(input);
-  const format::Manifest parsed = format::parse_manifest(text, "fuzz");
-  expect(format::manifest_text(parsed) == text, "a manifest that is accepted is as it was written");
+  const files::Manifest parsed = files::parse_manifest(text, "fuzz");
+  expect(files::manifest_text(parsed) == text, "a manifest that is accepted is as it was written");
 }
 void index(std::string_view input) {
   using namespace std::string_literals;
@@ -120,7 +120,7 @@ void index(std::string_view input) {
   const std::string folder = folder_with(input.substr(0, input.find('\0')), {"model.safetensors.index.json"});
   static const int written = write_file(folder + "/model-1.safetensors", shard);
   (void)written;
-  const format::Checkpoint checkpoint(folder);
+  const format::TensorFiles files(folder);
 }
 /// run.json, a manifest and the run's state, each as it comes from the disk.
 void run_folder(std::string_view input) {

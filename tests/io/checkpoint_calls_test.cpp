@@ -19,14 +19,14 @@
 
 #include "catch.hpp"
 #include "core/check.hpp"
+#include "files/folder.hpp"
 #include "format/expect_error.hpp"
-#include "format/folder.hpp"
 #include "io/background_commit.hpp"
 #include "io/checkpoint_folder.hpp"
 #include "qlorapp/core/log.hpp"
 
 using namespace qlorapp;
-using format::path_in;
+using files::path_in;
 
 namespace {
 
@@ -58,7 +58,7 @@ int rename_recorded(const char* from, const char* to, unsigned flags) {
       return -1;
     }
     --calls.renames_left;
-    calls.made.push_back("rename " + format::file_name(from) + " " + format::file_name(to));
+    calls.made.push_back("rename " + files::file_name(from) + " " + files::file_name(to));
   }
   return static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, flags));
 }
@@ -78,11 +78,11 @@ void save_step(RunFolder& run, int64_t step, const std::string& content, const c
 
 std::vector<std::string> names_of(const RunFolder& run) {
   std::vector<std::string> names;
-  for (const auto& [step, path] : list_checkpoints(run.path())) names.push_back(format::file_name(path));
+  for (const auto& [step, path] : list_checkpoints(run.path())) names.push_back(files::file_name(path));
   return names;
 }
 
-std::string newest(const RunFolder& run) { return format::file_name(newest_checkpoint(run.path()).path.value_or("")); }
+std::string newest(const RunFolder& run) { return files::file_name(newest_checkpoint(run.path()).path.value_or("")); }
 
 /// The place of a call; fails if it was not made.
 ptrdiff_t place_of(std::string_view call) {
@@ -102,7 +102,7 @@ int fsync(int file) {
   if (calls.recording) {
     std::array<char, 4096> path{};
     const std::string link = message("/proc/self/fd/{}", file);
-    if (::readlink(link.c_str(), path.data(), path.size() - 1) > 0) calls.made.push_back("fsync " + format::file_name(path.data()));
+    if (::readlink(link.c_str(), path.data(), path.size() - 1) > 0) calls.made.push_back("fsync " + files::file_name(path.data()));
   }
   return static_cast<int>(::syscall(SYS_fsync, file));
 }
@@ -112,7 +112,7 @@ TEST_CASE("a checkpoint gets its name after all of it is on the disk, and commit
   const TemporaryFolder folder;
   RunFolder run(folder.path());
   run.begin();
-  const std::string parent = format::file_name(folder.path());
+  const std::string parent = files::file_name(folder.path());
   for (const bool replaces : {false, true}) {
     CheckpointWriter writer(run, 4);
     for (const char* name : {"run_state.json", "optimizer.safetensors"}) write_content(path_in(writer.folder(), name), "content");
@@ -139,7 +139,7 @@ TEST_CASE("a run's file is on the disk before its folder has a checkpoint", "[io
       std::find_if(calls.made.begin(), calls.made.end(), [](const auto& call) { return call.ends_with(" run.json"); });
   REQUIRE(named != calls.made.end());
   REQUIRE(std::any_of(calls.made.begin(), named, [](const auto& call) { return call.starts_with("fsync .qlorapp-"); }));
-  REQUIRE(std::find(named, calls.made.end(), "fsync " + format::file_name(folder.path())) != calls.made.end());
+  REQUIRE(std::find(named, calls.made.end(), "fsync " + files::file_name(folder.path())) != calls.made.end());
 }
 
 namespace {
@@ -249,7 +249,7 @@ TEST_CASE("a checkpoint that holds only the model, or the files of another step,
   save_step(run, 3, "content");
   REQUIRE(std::rename((folder / "checkpoint-3").c_str(), (folder / "checkpoint-30").c_str()) == 0);
   const NewestCheckpoint found = newest_checkpoint(folder.path());
-  REQUIRE(format::file_name(found.path.value_or("")) == "checkpoint-1");
+  REQUIRE(files::file_name(found.path.value_or("")) == "checkpoint-1");
   REQUIRE(found.skipped ==
           std::vector<std::string>{"checkpoint-30 (it holds the files of checkpoint-3)", "checkpoint-2 (it holds only the model)"});
 }

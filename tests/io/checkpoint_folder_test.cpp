@@ -11,11 +11,11 @@
 
 #include "catch.hpp"
 #include "core/check.hpp"
+#include "files/folder.hpp"
 #include "format/expect_error.hpp"
-#include "format/folder.hpp"
 
 using namespace qlorapp;
-using format::path_in;
+using files::path_in;
 
 namespace {
 
@@ -34,7 +34,7 @@ std::string save(RunFolder& run, int64_t step, const std::string& content) {
 
 std::vector<std::string> steps(const std::string& folder) {
   std::vector<std::string> names;
-  for (const auto& [step, path] : list_checkpoints(folder)) names.push_back(format::file_name(path));
+  for (const auto& [step, path] : list_checkpoints(folder)) names.push_back(files::file_name(path));
   return names;
 }
 
@@ -54,7 +54,7 @@ TEST_CASE("a new run in an old folder does not resume from the old run's checkpo
   REQUIRE(none.skipped == std::vector<std::string>{"checkpoint-4 (of an earlier run)", "checkpoint-2 (of an earlier run)"});
   (void)save(run, 1, "new");
   (void)save(run, 3, "new");
-  REQUIRE(format::file_name(newest_checkpoint(folder.path()).path.value_or("")) == "checkpoint-3");
+  REQUIRE(files::file_name(newest_checkpoint(folder.path()).path.value_or("")) == "checkpoint-3");
   run.prune(1, {});
   REQUIRE(steps(folder.path()) == std::vector<std::string>{"checkpoint-2", "checkpoint-3", "checkpoint-4"});
 }
@@ -67,7 +67,7 @@ TEST_CASE("resuming takes the newest checkpoint that is whole and names those th
   write(folder / "checkpoint-4/run_state.json", "CONTENT");
   REQUIRE(::unlink((folder / "checkpoint-3/run_state.json").c_str()) == 0);
   const NewestCheckpoint newest = newest_checkpoint(folder.path());
-  REQUIRE(format::file_name(newest.path.value_or("")) == "checkpoint-2");
+  REQUIRE(files::file_name(newest.path.value_or("")) == "checkpoint-2");
   REQUIRE(newest.skipped == std::vector<std::string>{"checkpoint-4 (run_state.json: its bytes from 0 on were changed)",
                                                      "checkpoint-3 (run_state.json: it is missing)"});
   REQUIRE(has(thrown<FormatError>([&] { check_checkpoint(folder / "checkpoint-4"); }), "is damaged: run_state.json"));
@@ -122,9 +122,9 @@ TEST_CASE("a run that goes back to an older checkpoint gets an id of its own, an
   RunFolder run(folder.path());
   run.go_on_from(folder / "checkpoint-1", /*changed=*/false);
   REQUIRE(run.run_id() != first);
-  REQUIRE(format::file_name(newest_checkpoint(folder.path()).path.value_or("")) == "checkpoint-1");
+  REQUIRE(files::file_name(newest_checkpoint(folder.path()).path.value_or("")) == "checkpoint-1");
   (void)save(run, 2, "second");
-  REQUIRE(format::file_name(newest_checkpoint(folder.path()).path.value_or("")) == "checkpoint-2");
+  REQUIRE(files::file_name(newest_checkpoint(folder.path()).path.value_or("")) == "checkpoint-2");
   REQUIRE(folder.read("checkpoint-2/run_state.json") == "second");
 }
 
@@ -141,7 +141,7 @@ TEST_CASE("a run whose beginning is damaged is resumed from an older checkpoint 
   }
   write(folder / "checkpoint-2/run_state.json", "FIRST");
   const NewestCheckpoint newest = newest_checkpoint(folder.path());
-  REQUIRE(format::file_name(newest.path.value_or("")) == "checkpoint-1");
+  REQUIRE(files::file_name(newest.path.value_or("")) == "checkpoint-1");
   REQUIRE(newest.skipped == std::vector<std::string>{"checkpoint-3 (of an earlier run)",
                                                      "checkpoint-2 (run_state.json: its bytes from 0 on were changed)"});
 }
@@ -157,5 +157,5 @@ TEST_CASE("a checkpoint does not make an output folder again that somebody has r
   std::filesystem::create_directories(writer.folder());  // as an adapter's writer does
   write(path_in(writer.folder(), "run_state.json"), "alone");
   REQUIRE(has(thrown<IoError>([&] { (void)writer.commit(); }), "was removed or replaced while the run wrote into it"));
-  REQUIRE_FALSE(format::exists(out));
+  REQUIRE_FALSE(files::exists(out));
 }

@@ -12,7 +12,7 @@
 
 #include "catch.hpp"
 #include "core/check.hpp"
-#include "format/atomic_file.hpp"
+#include "files/atomic_file.hpp"
 #include "format/expect_error.hpp"
 #include "format/model_folder.hpp"
 #include "io/small_folders.hpp"
@@ -142,7 +142,7 @@ void write_tied(const TemporaryFolder& folder, const std::function<void(std::map
   auto tensors = folder_tensors(base_folder().path());
   change(tensors);
   write_tensors(folder / "model.safetensors", {tensors.begin(), tensors.end()});
-  format::write_file_atomically(folder / "config.json", small_config("bfloat16", /*tied=*/true));
+  files::write_file_atomically(folder / "config.json", small_config("bfloat16", /*tied=*/true));
 }
 
 }  // namespace

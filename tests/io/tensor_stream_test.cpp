@@ -52,7 +52,7 @@ const StreamBuffers kGeometries[] = {{1, 1, kStep}, {2, 3, kStep}, {8, 12, 5 * k
 
 TEST_CASE("tensors arrive with the bytes of their file, whole or in pieces, on every device", "[io][cpu][cuda]") {
   const Files files;
-  const format::Checkpoint checkpoint(files.folder.path());
+  const format::TensorFiles stored(files.folder.path());
   for (const at::Device device : devices()) {
     for (const StreamBuffers& buffers : kGeometries) {
       std::map<std::string, at::Tensor> whole, pieced;
@@ -65,8 +65,8 @@ TEST_CASE("tensors arrive with the bytes of their file, whole or in pieces, on e
         const auto take = [to = pieced[name]](int64_t first, const at::Tensor& piece) {
           to.narrow(0, first, piece.numel()).copy_(piece);
         };
-        streamed.push_back({checkpoint.at(name), whole[name], {}, count});
-        streamed.push_back({checkpoint.at(name), {}, take, count});
+        streamed.push_back({stored.at(name), whole[name], {}, count});
+        streamed.push_back({stored.at(name), {}, take, count});
       }
       stream_tensors(std::move(streamed), device, buffers);
       for (const auto& [name, tensor] : files.tensors) {
@@ -80,7 +80,7 @@ TEST_CASE("tensors arrive with the bytes of their file, whole or in pieces, on e
 
 TEST_CASE("weights quantized as they stream have the codes of those quantized whole, the same on every device", "[io][cpu][cuda]") {
   const Files files;
-  const format::Checkpoint checkpoint(files.folder.path());
+  const format::TensorFiles stored(files.folder.path());
   for (const at::Device device : devices()) {
     for (const StreamBuffers& buffers : kGeometries) {
       const Quantizer quantizer;
@@ -88,7 +88,7 @@ TEST_CASE("weights quantized as they stream have the codes of those quantized wh
       std::vector<StreamedTensor> streamed;
       for (const auto& [name, tensor] : files.tensors) {
         if (tensor.dim() != 2 || tensor.numel() == 0) continue;
-        stream_and_quantize(streamed, checkpoint, name, tensor.sizes().vec(), quantizer,
+        stream_and_quantize(streamed, stored, name, tensor.sizes().vec(), quantizer,
                             [&quantized, key = name](QuantizedTensor weight) { quantized[key] = std::move(weight); });
       }
       stream_tensors(std::move(streamed), device, buffers);
@@ -113,12 +113,12 @@ TEST_CASE("what goes wrong while streaming reaches the caller, and nothing hangs
   poisoned[299][1] = std::numeric_limits<float>::quiet_NaN();
   const TemporaryFolder damaged;
   write_tensors(damaged / "model.safetensors", {{"large.weight", poisoned}, {"other", at::zeros({100'000})}});
-  const format::Checkpoint checkpoint(files.folder.path()), bad(damaged.path());
+  const format::TensorFiles stored(files.folder.path()), bad(damaged.path());
   for (const at::Device device : devices()) {
     for (const StreamBuffers& buffers : kGeometries) {
       std::vector<StreamedTensor> streamed;
       for (const auto& [name, tensor] : files.tensors) {
-        streamed.push_back({checkpoint.at(name),
+        streamed.push_back({stored.at(name),
                             {},
                             [](int64_t first, const at::Tensor& piece) {
                               if (first + piece.numel() > 100'000) throw std::runtime_error("no more");
@@ -147,14 +147,14 @@ TEST_CASE("a GPU holds no more than the weights, two buffers and the scales of o
   NamedTensors tensors;
   for (int i = 0; i < 4; ++i) tensors.emplace_back(message("w{}", i), at::randn({4096, 4096}).to(at::kBFloat16));
   write_tensors(folder / "model.safetensors", tensors);
-  const format::Checkpoint checkpoint(folder.path());
+  const format::TensorFiles stored(folder.path());
   auto* const allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(at::kCUDA));
   REQUIRE(allocator != nullptr);
   const auto allocated = [&] { return allocator->getDeviceStats(0).allocated_bytes[0]; };
   std::vector<QuantizedTensor> quantized;
   std::vector<StreamedTensor> streamed;
   for (const auto& [name, tensor] : tensors) {
-    stream_and_quantize(streamed, checkpoint, name, {4096, 4096}, Quantizer(),
+    stream_and_quantize(streamed, stored, name, {4096, 4096}, Quantizer(),
                         [&](QuantizedTensor weight) { quantized.push_back(weight); });
   }
   const StreamBuffers buffers{4, 4, 1 << 20};

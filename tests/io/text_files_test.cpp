@@ -10,8 +10,8 @@
 
 #include "catch.hpp"
 #include "core/check.hpp"
+#include "files/folder.hpp"
 #include "format/expect_error.hpp"
-#include "format/folder.hpp"
 
 using namespace qlorapp;
 
@@ -33,10 +33,10 @@ void write_model(const TemporaryFolder& folder) {
 
 std::vector<std::string> written(const TextFiles& text, const TemporaryFolder& into) {
   text.write(into.path());
-  std::vector<std::string> names = format::names_in(into.path());
+  std::vector<std::string> names = files::names_in(into.path());
   const std::string more = "additional_chat_templates";
   if (std::erase(names, more) > 0)
-    for (const std::string& name : format::names_in(into / more)) names.push_back(more + "/" + name);
+    for (const std::string& name : files::names_in(into / more)) names.push_back(more + "/" + name);
   return names;
 }
 

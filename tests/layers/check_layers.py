@@ -3,7 +3,7 @@
 
     python tests/layers/check_layers.py [repository]
 
-Also: core, format and cuda know nothing of torch; torch's umbrella headers are used nowhere, std::filesystem nowhere in the library;
+Also: core, json, files, format, text and cuda know nothing of torch; torch's umbrella headers are used nowhere, std::filesystem nowhere in the library;
 every file of ours begins with its SPDX line and has at most 500 lines.
 """
 
@@ -16,21 +16,24 @@ import sys
 # A layer may include itself and what stands in its row.
 ALLOWED = {
     "core": set(),
-    "format": {"core"},
+    "json": {"core"},
+    "files": {"json", "core"},
+    "format": {"files", "json", "core"},
+    "text": {"files", "json", "core"},
     "cuda": {"core", "format"},
     "ops": {"cuda", "format", "core"},
     "quant": {"ops", "format", "core"},
-    "adapters": {"quant", "ops", "format", "core"},
+    "adapters": {"quant", "ops", "format", "json", "core"},
     "dist": {"core"},
     "nn": {"dist", "adapters", "quant", "ops", "format", "core"},
-    "io": {"nn", "dist", "adapters", "quant", "ops", "format", "core"},
-    "data": {"nn", "adapters", "quant", "ops", "format", "core"},
-    "memory": {"nn", "dist", "adapters", "quant", "ops", "format", "core"},
+    "io": {"nn", "dist", "adapters", "quant", "ops", "format", "text", "files", "json", "core"},
+    "data": {"nn", "adapters", "quant", "ops", "format", "text", "files", "json", "core"},
+    "memory": {"nn", "dist", "adapters", "quant", "ops", "format", "files", "json", "core"},
 }
-ALLOWED["train"] = {"io", "data", "memory", "dist", "nn", "adapters", "quant", "ops", "format", "core"}
+ALLOWED["train"] = {"io", "data", "memory", "dist", "nn", "adapters", "quant", "ops", "format", "text", "files", "json", "core"}
 ALLOWED["cli"] = ALLOWED["python"] = ALLOWED["train"] | {"train"}
 
-TORCH_FREE = {"core", "format", "cuda"}
+TORCH_FREE = {"core", "json", "files", "format", "text", "cuda"}
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 # 36 and 62 seconds a file. Use ATen/core/Tensor.h, ATen/ops/*.h, torch/library.h, torch/csrc/utils/pybind.h.
 UMBRELLAS = {"torch/torch.h", "torch/extension.h", "torch/all.h"}
@@ -96,7 +99,7 @@ def check_includes(name: pathlib.PurePath, text: str, root: pathlib.Path) -> lis
         if layer is None:
             continue
         if include == "filesystem":
-            errors.append("includes <filesystem>, of which torch's wheels export a foreign copy; take format/folder.hpp")
+            errors.append("includes <filesystem>, of which torch's wheels export a foreign copy; take files/folder.hpp")
         if layer in TORCH_FREE and TORCH.match(include):
             errors.append(f"includes <{include}>, but {layer} is torch-free")
         target = target_of(include, name, root)

@@ -18,7 +18,10 @@ def test_includes_of_this_tree_go_one_way():
     ("file", "include", "rule"),
     [
         ("include/qlorapp/core/a.hpp", '"qlorapp/format/nf4.hpp"', "an arrow from core to format goes up"),
+        ("src/json/a.cpp", '"qlorapp/format/nf4.hpp"', "an arrow from json to format goes up"),
+        ("src/files/a.cpp", '"qlorapp/format/nf4.hpp"', "an arrow from files to format goes up"),
         ("include/qlorapp/format/a.hpp", '"qlorapp/ops/quantize.hpp"', "an arrow from format to ops goes up"),
+        ("src/text/a.cpp", '"qlorapp/data/dataset.hpp"', "an arrow from text to data goes up"),
         ("src/nn/a.cpp", '"qlorapp/train/trainer.hpp"', "an arrow from nn to train goes up"),
         ("src/nn/a.cpp", '"qlorapp/data/dataset.hpp"', "an arrow from nn to data goes up"),
         ("src/io/a.cpp", '"qlorapp/data/dataset.hpp"', "an arrow from io to data goes up or sideways"),
@@ -46,6 +49,7 @@ def test_a_bad_include_is_named(tmp_path, file, include, rule):
     [
         ("src/train/a.cpp", '"qlorapp/io/adapter.hpp"'),
         ("src/data/a.cpp", '"qlorapp/nn/batch.hpp"'),
+        ("src/io/a.cpp", '"qlorapp/text/tokenizer.hpp"'),
         ("src/ops/a.cpp", "<ATen/ops/mm.h>"),
         ("cli/a.cpp", '"qlorapp/train/trainer.hpp"'),
         ("src/format/a.cpp", "<nlohmann/json.hpp>"),

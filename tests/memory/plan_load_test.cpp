@@ -124,7 +124,7 @@ TEST_CASE("an embedding for the host goes there straight from the file, and noth
   }
   const TemporaryFolder folder;
   write_small_checkpoint(folder, "bfloat16", at::kBFloat16, false);
-  const format::Checkpoint checkpoint(folder.path());
+  const format::TensorFiles files(folder.path());
   LoadOptions options;
   options.device = parse_device("cuda");
   options.embedding_on_host = true;
@@ -133,7 +133,7 @@ TEST_CASE("an embedding for the host goes there straight from the file, and noth
     const CausalLM model = load_model(folder.path(), options);
     CHECK(model.decoder().embed_tokens().is_cpu());
     CHECK(model.decoder().embed_tokens().is_pinned());
-    CHECK(at::equal(model.decoder().embed_tokens(), read_tensor(checkpoint.at("model.embed_tokens.weight")).to(dtype)));
+    CHECK(at::equal(model.decoder().embed_tokens(), read_tensor(files.at("model.embed_tokens.weight")).to(dtype)));
     CHECK(model.decoder().lm_head().is_cuda());
     CHECK(model.device().is_cuda());
   }

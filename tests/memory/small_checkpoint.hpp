@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/check.hpp"
-#include "format/atomic_file.hpp"
+#include "files/atomic_file.hpp"
 #include "format/expect_error.hpp"
 #include "io/tensor_file.hpp"
 
@@ -45,5 +45,5 @@ inline void write_small_checkpoint(const TemporaryFolder& folder, const char* na
       add(layer + module, {out, in});
   }
   qlorapp::write_tensors(folder / "model.safetensors", tensors);
-  qlorapp::format::write_file_atomically(folder / "config.json", small_config(name, tied));
+  qlorapp::files::write_file_atomically(folder / "config.json", small_config(name, tied));
 }

@@ -3,13 +3,13 @@
 
 from mutant import cpp, py, within
 
-SAVE_FAILS = cpp("format", "when any call of a save fails")
-MANIFEST = cpp("format", "a manifest finds each flipped bit")
-OUTSIDE = cpp("format", "a manifest that names files outside")
-ONE_WRITER = cpp("format", "a folder has one writer")
-TOGETHER = cpp("format", "files are replaced together")
-STRANGER = cpp("format", "an unfinished save of a stranger")
-LATER = cpp("format", "an interrupted save gives way")
+SAVE_FAILS = cpp("files", "when any call of a save fails")
+MANIFEST = cpp("files", "a manifest finds each flipped bit")
+OUTSIDE = cpp("files", "a manifest that names files outside")
+ONE_WRITER = cpp("files", "a folder has one writer")
+TOGETHER = cpp("files", "files are replaced together")
+STRANGER = cpp("files", "an unfinished save of a stranger")
+LATER = cpp("files", "an interrupted save gives way")
 RESTORED = cpp("train", "a state comes back from a checkpoint")
 REFUSED = cpp("train", "a run state of another version")
 INPUTS = cpp("train", "another base")
@@ -18,7 +18,7 @@ FINGERPRINT = cpp("train", "each token")
 MUTANTS = [
     *within(
         "atomic_file",
-        "src/format/atomic_file.cpp",
+        "src/files/atomic_file.cpp",
         (
             "not_flushed",
             "} else if (retrying([&] { return ::fsync(descriptor_); }) != 0) {",
@@ -59,25 +59,25 @@ MUTANTS = [
             "interrupted_write_fails",
             "    if (written < 0 && errno == EINTR) continue;\n",
             "",
-            cpp("format", "interrupted and one-byte writes"),
+            cpp("files", "interrupted and one-byte writes"),
         ),
         (
             "short_write_is_whole",
             "bytes.subspan(static_cast<size_t>(written))",
             "bytes.subspan(bytes.size())",
-            cpp("format", "interrupted and one-byte writes"),
+            cpp("files", "interrupted and one-byte writes"),
         ),
         ("temporary_left", "  if (!temporary_.empty()) ::unlink(temporary_.c_str());\n", "", SAVE_FAILS),
         (
             "mode_lost",
             "    (void)::fchmod(descriptor_, target.st_mode & 0777);",
             "    ",
-            cpp("format", "a written file has the umask's mode"),
+            cpp("files", "a written file has the umask's mode"),
         ),
     ),
     *within(
         "manifest",
-        "src/format/manifest.cpp",
+        "src/files/manifest.cpp",
         ("checksum_not_compared", "} else if (found.sha256 != wanted.sha256) {", "} else if (found.size < 0) {", MANIFEST),
         ("size_not_compared", "if (found.size != wanted.size) {", "if (found.size < wanted.size) {", MANIFEST),
         ("seal_not_compared", "manifest_text(manifest) == text,", "true,", MANIFEST),
@@ -103,14 +103,14 @@ MUTANTS = [
     ),
     *within(
         "lock",
-        "src/format/folder_lock.cpp",
+        "src/files/folder_lock.cpp",
         ("shared", "::flock(descriptor_, LOCK_EX | LOCK_NB)", "::flock(descriptor_, LOCK_SH | LOCK_NB)", ONE_WRITER),
         ("not_taken", "if (failed == EWOULDBLOCK) {", "if (failed == EACCES) {", ONE_WRITER),
         ("dead_run_not_noticed", "  left_ = content(descriptor_);\n", "", ONE_WRITER),
     ),
     *within(
         "folder_update",
-        "src/format/folder_update.cpp",
+        "src/files/folder_update.cpp",
         (
             "guard_not_hidden",
             "if (file_name(name) != guard || !exists(to(name))",
@@ -123,19 +123,19 @@ MUTANTS = [
         ("link_followed", "!status || S_ISDIR(status->st_mode)", "!status || !path_.empty()", STRANGER),
         ("strangers_update_done", "is_plain_file(path_, std::string(kFiles))", "exists(path_)", STRANGER),
         ("later_save_overwritten", "if (there && is_later(there->st_mtim, committed_)) return name;", "(void)there;", LATER),
-        ("time_of_the_list_kept", "  make_latest(list, staging_, written);\n", "", cpp("format", "a clock that is set back")),
+        ("time_of_the_list_kept", "  make_latest(list, staging_, written);\n", "", cpp("files", "a clock that is set back")),
     ),
     *within(
         "folder",
-        "src/format/folder.cpp",
+        "src/files/folder.cpp",
         ("parent_folder_accepted", 'part == "." || part == ".." ||', 'part == "." ||', STRANGER),
         (
             "unread_is_empty",
             "  if (!stream) fail(errno);\n",
             "  if (!stream) return names;\n",
-            cpp("format", "a folder that cannot be read"),
+            cpp("files", "a folder that cannot be read"),
         ),
-        ("left_files_stay", "  remove_left();\n", "", cpp("format", "what a killed program left in a fresh folder")),
+        ("left_files_stay", "  remove_left();\n", "", cpp("files", "what a killed program left in a fresh folder")),
     ),
     *within(
         "checkpoint",
@@ -162,7 +162,7 @@ MUTANTS = [
         ),
         (
             "put_back_forgotten",
-            '      if (!format::exists(place)) rename(left, place, "put back", place);\n',
+            '      if (!files::exists(place)) rename(left, place, "put back", place);\n',
             "",
             cpp("io", "the next run puts back"),
         ),
@@ -174,12 +174,12 @@ MUTANTS = [
         ),
         (
             "renamed_before_the_manifest",
-            """  const std::string manifest_file = path_in(temporary_, format::kManifestName);
-  format::write_file_atomically(manifest_file, format::manifest_text(manifest));
-  format::flush(manifest_file);
-  format::flush(temporary_);
+            """  const std::string manifest_file = path_in(temporary_, files::kManifestName);
+  files::write_file_atomically(manifest_file, files::manifest_text(manifest));
+  files::flush(manifest_file);
+  files::flush(temporary_);
   std::string replaced;
-  if (format::exists(final_)) {
+  if (files::exists(final_)) {
     replaced = temporary_;
     if (!swap_folders(temporary_, final_)) {
       replaced = path_in(run_->path(), message("{}{}", kReplacedPrefix, step_));
@@ -191,7 +191,7 @@ MUTANTS = [
   }
 """,
             """  std::string replaced;
-  if (format::exists(final_)) {
+  if (files::exists(final_)) {
     replaced = temporary_;
     if (!swap_folders(temporary_, final_)) {
       replaced = path_in(run_->path(), message("{}{}", kReplacedPrefix, step_));
@@ -201,17 +201,17 @@ MUTANTS = [
   } else {
     rename(temporary_, final_, "rename to", final_);
   }
-  format::write_file_atomically(path_in(final_, format::kManifestName), format::manifest_text(manifest));
+  files::write_file_atomically(path_in(final_, files::kManifestName), files::manifest_text(manifest));
 """,
             cpp("io", "a checkpoint gets its name after"),
         ),
-        ("manifest_not_flushed", "  format::flush(manifest_file);\n", "", cpp("io", "a checkpoint gets its name after")),
-        ("manifest_entry_not_flushed", "  format::flush(temporary_);\n", "", cpp("io", "a checkpoint gets its name after")),
-        ("name_not_flushed", "  format::flush(run_->path());\n", "", cpp("io", "a checkpoint gets its name after")),
+        ("manifest_not_flushed", "  files::flush(manifest_file);\n", "", cpp("io", "a checkpoint gets its name after")),
+        ("manifest_entry_not_flushed", "  files::flush(temporary_);\n", "", cpp("io", "a checkpoint gets its name after")),
+        ("name_not_flushed", "  files::flush(run_->path());\n", "", cpp("io", "a checkpoint gets its name after")),
         (
             "pruned_in_place",
-            "    if (format::retrying([&] { return std::rename(path.c_str(), pruned.c_str()); }) != 0) {",
-            "    if (remove_folder(path); format::retrying([&] { return std::rename(path.c_str(), pruned.c_str()); }) != 0) {",
+            "    if (files::retrying([&] { return std::rename(path.c_str(), pruned.c_str()); }) != 0) {",
+            "    if (remove_folder(path); files::retrying([&] { return std::rename(path.c_str(), pruned.c_str()); }) != 0) {",
             cpp("io", "a checkpoint that is pruned"),
         ),
         (

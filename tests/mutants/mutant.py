@@ -9,7 +9,7 @@ import dataclasses
 
 LIBRARY = "libqlorapp.so"
 #: Linked without the library: their mutants are linked into them.
-ALONE = ("core", "format")
+ALONE = ("core", "json", "files", "format", "text")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@
 from mutant import cpp, py, within
 
 HEADER = cpp("format", "each rule of the format has its own refusal")
-DISAGREE = cpp("format", "what JSON readers disagree on")
+DISAGREE = cpp("json", "what JSON readers disagree on")
 LEADS_OUT = cpp("format", "an index cannot lead out")
 SHARDS = cpp("format", "each way in which shards and index disagree")
 CONFIG = cpp("format", "what would change the result")
@@ -55,22 +55,22 @@ MUTANTS = [
     ),
     *within(
         "json",
-        "src/format/json.cpp",
+        "src/json/json.cpp",
         ("key_twice", "if (!tree_.add_key(name)) fail", "if (!tree_.add_key(name) && name.empty()) fail", DISAGREE),
         ("one_level_deeper", "tree_.depth() >= limits_.max_depth", "tree_.depth() > limits_.max_depth", DISAGREE),
         ("one_byte_longer", "text.size() <= limits.max_bytes", "text.size() <= limits.max_bytes + 1", DISAGREE),
         ("integer_of_64_bits", "if (!limits_.allow_big_integers) fail", "if (limits_.allow_big_integers) fail", DISAGREE),
-        ("nan_in_a_number", "(i > 0 && !separates(text[i - 1])) || ", "", cpp("format", "Python's NaN and Infinity")),
+        ("nan_in_a_number", "(i > 0 && !separates(text[i - 1])) || ", "", cpp("json", "Python's NaN and Infinity")),
     ),
     *within(
         "json_text",
-        "src/format/json_cursor.hpp",
+        "src/json/json_cursor.hpp",
         ("nul", "QLORAPP_CHECK_FORMAT(nul == std::string_view::npos,", "QLORAPP_CHECK_FORMAT(nul == nul,", DISAGREE),
-        units=("src/format/json.cpp", "src/format/safetensors_header.cpp"),
+        units=("src/json/json.cpp",),
     ),
     *within(
         "index",
-        "src/format/checkpoint_index.cpp",
+        "src/format/tensor_files.cpp",
         ("long_shard_name", " || name.size() > 255) return", ") return", LEADS_OUT),
         ("slash_in_a_shard", "c == '.' || c == '_' || c == '-';", "c == '.' || c == '_' || c == '-' || c == '/';", LEADS_OUT),
         ("tensor_in_two_shards", "if (twice != all.end()) {", "if (twice != all.end() && files_.empty()) {", SHARDS),
@@ -78,7 +78,7 @@ MUTANTS = [
     ),
     *within(
         "file_reader",
-        "src/format/file_reader.cpp",
+        "src/files/file_reader.cpp",
         ("follows_links", "name.c_str(), kOpenFlags | O_NOFOLLOW)", "name.c_str(), kOpenFlags)", LEADS_OUT),
         (
             "blob_of_any_name",
@@ -103,13 +103,17 @@ MUTANTS = [
             CONFIG,
         ),
         ("eos_beyond_vocabulary", "id.get<int64_t>() >= vocabulary", "id.get<int64_t>() > vocabulary", CONFIG),
+        ("eps_of_0", "*value > field.least && ", "*value >= field.least && ", CONFIG),
+    ),
+    *within(
+        "config",
+        "src/format/layer_options.cpp",
         (
             "equal_frequencies",
             "rope.high_freq_factor > rope.low_freq_factor",
             "rope.high_freq_factor >= rope.low_freq_factor",
             CONFIG,
         ),
-        ("eps_of_0", "*value > field.least && ", "*value >= field.least && ", CONFIG),
     ),
     *within(
         "config_keys",
@@ -125,7 +129,7 @@ MUTANTS = [
         ("two_tables", "  model.config.tie_word_embeddings = false;\n", "", cpp("io", "a tied config beside two tables")),
         (
             "head_alone",
-            "if (checkpoint.find(kEmbeddingTable) == nullptr) return",
+            "if (files.find(kEmbeddingTable) == nullptr) return",
             "if (false) return",
             cpp("io", "a table that is stored twice"),
         ),
@@ -201,7 +205,7 @@ MUTANTS = [
     ),
     *within(
         "tokenizer",
-        "src/data/tokenizer_json.cpp",
+        "src/text/tokenizer_json.cpp",
         (
             "merge_of_three",
             "space == std::string::npos || text.find(' ', space + 1) != std::string::npos",
@@ -220,7 +224,7 @@ MUTANTS = [
     ),
     *within(
         "json_rows",
-        "src/data/json_reading.cpp",
+        "src/text/json_reading.cpp",
         (
             "key_twice",
             "QLORAPP_CHECK_FORMAT(tree_.add_key(name),",

@@ -4,8 +4,8 @@
 from mutant import cpp, py, within
 
 ESCAPED = cpp("core", "a control character of any kind")
-OUTPUT = cpp("format", "an output's manifest has")
-WINDOWS = cpp("data", "a text has the same pieces")
+OUTPUT = cpp("files", "an output's manifest has")
+WINDOWS = cpp("text", "a text has the same pieces")
 BASES = py("test_output_manifests.py", "another_base or linear_layers or any_form")
 
 MUTANTS = [
@@ -28,18 +28,18 @@ MUTANTS = [
     ),
     *within(
         "output",
-        "src/format/manifest.cpp",
+        "src/files/manifest.cpp",
         ("forgets_others", "manifest.files = std::move(old.files);", "", OUTPUT),
         ("of_a_checkpoint", "if (old.kind != kOutputKind) return std::nullopt;", "", OUTPUT),
     ),
     *within(
         "names",
-        "src/format/folder.cpp",
-        ("lines", "text += name + '\\0';", "text += name + '\\n';", cpp("format", "names with line ends")),
+        "src/files/folder.cpp",
+        ("lines", "text += name + '\\0';", "text += name + '\\n';", cpp("files", "names with line ends")),
     ),
     *within(
         "window",
-        "src/data/pretokenize.cpp",
+        "src/text/pretokenize.cpp",
         ("run", "end + kAhead > text.size() || end >= words", "end + kAhead > text.size()", WINDOWS),
         ("letters", "is_end || !has_pattern ? text.size() : last_end_of_letters(text)", "text.size()", WINDOWS),
         ("last_piece", "  out.pop_back();\n", "", WINDOWS),

@@ -15,13 +15,14 @@
 
 #include "catch.hpp"
 #include "dist/in_ranks.hpp"
+#include "files/folder.hpp"
+#include "files/json_file.hpp"
 #include "format/expect_error.hpp"
-#include "format/folder.hpp"
 #include "nn/tiny_model.hpp"
-#include "qlorapp/format/json.hpp"
+#include "qlorapp/json/json.hpp"
 
 using namespace qlorapp;
-using format::path_in;
+using files::path_in;
 
 namespace {
 
@@ -86,7 +87,7 @@ TrainerRun run_trainer(const TrainingArguments& args, const std::function<void(i
 
 std::vector<std::string> logged_in(const std::string& checkpoint) {
   std::vector<std::string> lines;
-  const format::Json state = format::read_json_file(path_in(checkpoint, "trainer_state.json"), {.allow_nonfinite = true});
+  const format::Json state = files::read_json_file(path_in(checkpoint, "trainer_state.json"), {.allow_nonfinite = true});
   for (const auto& entry : state["log_history"]) {
     lines.push_back(std::string(entry.contains("eval_loss") ? "eval" : "loss") + " " + std::to_string(entry["step"].get<int>()));
   }
@@ -176,7 +177,7 @@ TEST_CASE("the flags of the first rank's callbacks are for all ranks, and those 
     CHECK_FALSE(run.output.stopped);
     CHECK(run.evaluated == std::vector<int64_t>{2});
   }
-  CHECK(format::is_folder(folder / "checkpoint-2"));
+  CHECK(files::is_folder(folder / "checkpoint-2"));
   CHECK(at::equal(runs[0].values, runs[1].values));
 }
 
@@ -194,7 +195,7 @@ TEST_CASE("a rank that is asked to stop stops all, behind a checkpoint of the sa
     CHECK(run.output.stopped);
     CHECK(run.output.global_step == 4);
   }
-  CHECK(format::is_folder(folder / "checkpoint-4"));
+  CHECK(files::is_folder(folder / "checkpoint-4"));
   const at::Tensor wanted = [&] {
     const TemporaryFolder alone;
     TrainingArguments whole = args;

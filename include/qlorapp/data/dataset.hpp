@@ -25,8 +25,8 @@
 #include <string_view>
 #include <vector>
 
-#include "qlorapp/data/chat_template.hpp"
-#include "qlorapp/data/tokenizer.hpp"
+#include "qlorapp/text/chat_template.hpp"
+#include "qlorapp/text/tokenizer.hpp"
 
 namespace qlorapp {
 

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "qlorapp/format/dtype.hpp"
-#include "qlorapp/format/json.hpp"
 #include "qlorapp/format/nf4.hpp"
+#include "qlorapp/json/json.hpp"
 
 namespace qlorapp::format {
 

@@ -9,7 +9,7 @@
 #include <variant>
 #include <vector>
 
-#include "qlorapp/format/json.hpp"
+#include "qlorapp/json/json.hpp"
 
 namespace qlorapp {
 
