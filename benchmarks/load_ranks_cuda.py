@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the host memory of ranks that load a 16-bit checkpoint with a divided base.
+"""Measures the host memory of ranks that load a 16-bit checkpoint with a sharded base.
 
     python benchmarks/load_ranks_cuda.py [--build build/dev] [--model 8b] [--ranks 2] [--folder FOLDER]
 

@@ -2,7 +2,6 @@
 /// Models of real shapes with random weights on the GPU, made in four bits directly: no dense weight is ever there.
 #pragma once
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -45,23 +44,20 @@ inline DecoderWeights random_weights(const format::ModelConfig& config, at::Scal
                        [](FrozenWeight& into, const std::string&, int64_t out, int64_t in) { into = random_codes(out, in); }});
 }
 
-/// Leaves each rank its part of every block and table (WeightOptions::divide_over). @pre all ranks have the same weights.
-inline void divide(DecoderWeights& weights, const std::shared_ptr<Communicator>& ranks) {
+/// Leaves each rank its shard of every block and table (WeightOptions::shard_over). @pre all ranks have the same weights.
+inline void shard(DecoderWeights& weights, const std::shared_ptr<Communicator>& ranks) {
   for (DecoderBlock::Weights& block : weights.blocks) {
     const BlockForms forms = forms_of(block.projections);
-    const int64_t bytes = bytes_of_part(forms, ranks->size());
-    const at::Tensor piece = at::empty({ranks->size() * bytes}, at::TensorOptions().dtype(at::kByte).device(at::kCUDA));
+    const int64_t bytes = ranks->size() * shard_bytes(forms, ranks->size());
+    const at::Tensor piece = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(at::kCUDA));
     const BlockWeights whole = views_of(piece, forms);
     for (size_t i = 0; i < whole.size(); ++i) copy_weight(whole[i], block.projections[i]);
-    block.part = piece.narrow(0, ranks->rank() * bytes, bytes).clone();
+    block.piece = shard_of(piece, *ranks);
     block.projections = shapes_of(forms, at::kCUDA);
   }
   for (at::Tensor* table : {&weights.embed_tokens, &weights.lm_head}) {
     if (weights.lm_head.is_alias_of(weights.embed_tokens)) break;
-    const int64_t rows = rows_of_part(table->size(0), ranks->size()), begin = ranks->rank() * rows;
-    const at::Tensor own = table->narrow(0, begin, std::min(rows, table->size(0) - begin));
-    *table = at::zeros({rows, table->size(1)}, table->options());
-    table->narrow(0, 0, own.size(0)).copy_(own);
+    *table = shard_of(*table, *ranks);
   }
   weights.ranks = ranks;
 }

@@ -3,10 +3,10 @@
 // each way. benchmarks/ranks_cuda.py runs it with one process and with two.
 //
 //   [torchrun --nproc-per-node N --no-python] bench_ranks MODEL BATCH SEQUENCE KEEP ACCUMULATION SECONDS [WAY …] [NAME=VALUE …]
-//     WAY  whole: each rank has the whole base.  divided: base_sharding=full.  Both if none is given.  rate: no model; gathers pieces as long
+//     WAY  whole: each rank has the whole base.  sharded: base_sharding=full.  Both if none is given.  rate: no model; gathers pieces as long
 //          as a packed block of 8B and of 70B, and prints the bytes that a rank receives per second.
-//     NAME=VALUE  as of bench_train_step; cap counts for "divided".  trace=FILE: after the timed steps rank 0 records two more as a Chrome
-//                 trace. "x.json" becomes "x.divided.json".
+//     NAME=VALUE  as of bench_train_step; cap counts for "sharded".  trace=FILE: after the timed steps rank 0 records two more as a Chrome
+//                 trace. "x.json" becomes "x.sharded.json".
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -44,18 +44,17 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-int64_t packed_bytes_of_part(const format::ModelConfig& config, int64_t ranks) {
+int64_t packed_shard_bytes(const format::ModelConfig& config, int64_t ranks) {
   BlockForms forms;
-  size_t i = 0;
-  for (const format::Parameter& layer : format::parameters(config, format::Role::kLinear))
-    forms[i++] = {layer.shape, at::kBFloat16, Quantizer::Options{}};
-  return bytes_of_part(forms, ranks);
+  for (const format::Parameter& linear : format::parameters(config, format::Role::kLinear))
+    if (linear.layer == 0) forms.push_back({linear.shape, at::kBFloat16, Quantizer::Options{}});
+  return shard_bytes(forms, ranks);
 }
 
 void measure_rate(const std::string& model_name, Communicator& ranks) {
-  const int64_t part = packed_bytes_of_part(bench::config_of(model_name), ranks.size());
+  const int64_t shard = packed_shard_bytes(bench::config_of(model_name), ranks.size());
   const auto options = at::TensorOptions().dtype(at::kByte).device(at::kCUDA);
-  const at::Tensor mine = at::zeros({part}, options), all = at::empty({ranks.size() * part}, options);
+  const at::Tensor mine = at::zeros({shard}, options), all = at::empty({ranks.size() * shard}, options);
   constexpr int kWarmUp = 5, kTimed = 20;
   std::vector<double> times;
   for (int i = 0; i < kWarmUp + kTimed; ++i) {
@@ -70,7 +69,7 @@ void measure_rate(const std::string& model_name, Communicator& ranks) {
   const double median = (times[kTimed / 2 - 1] + times[kTimed / 2]) / 2;
   std::printf("{\"way\": \"rate\", \"ranks\": %ld, \"megabytes\": %.1f, \"bytes_per_second\": %.0f}\n",
               static_cast<long>(ranks.size()), static_cast<double>(all.numel()) * 1e-6,
-              static_cast<double>((ranks.size() - 1) * part) / median);
+              static_cast<double>((ranks.size() - 1) * shard) / median);
   std::fflush(stdout);
 }
 
@@ -97,7 +96,7 @@ void measure(const std::string& way, const std::string& model_name, const bench:
   at::manual_seed(0);  // the same weights on all ranks
   const format::ModelConfig config = bench::config_of(model_name);
   DecoderWeights weights = bench::random_weights(config, at::kBFloat16);
-  if (way == "divided") bench::divide(weights, ranks);
+  if (way == "sharded") bench::shard(weights, ranks);
   CausalLM model(config, std::move(weights));
   model.add_adapters(bench::lora_config(), /*seed=*/0);
   TrainState state(model.arena(), {.state = AdamW::State::kEightBit}, {.device = at::kCUDA, .enabled = false});
@@ -112,7 +111,7 @@ void measure(const std::string& way, const std::string& model_name, const bench:
   for (int64_t i = 0; i < accumulation; ++i) window.push_back(bench::random_batch(setting.rows, setting.length, config.vocab_size));
   c10::cuda::device_synchronize();
   c10::cuda::CUDACachingAllocator::emptyCache();
-  if (way == "divided") bench::set_cap(setting.cap);
+  if (way == "sharded") bench::set_cap(setting.cap);
 
   at::Tensor first;
   const auto step = [&] {
@@ -172,7 +171,7 @@ int run(const std::vector<std::string>& arguments) {
     if (arguments[i].starts_with("trace=")) trace = arguments[i].substr(6);
     else if (!setting.set(arguments[i])) ways.push_back(arguments[i]);
   }
-  if (ways.empty()) ways = {"whole", "divided"};
+  if (ways.empty()) ways = {"whole", "sharded"};
   const Launch launch = launch_of_environment();
   const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(launch.local_rank));
   const c10::DeviceGuard guard(device);

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares training on two GPUs of one machine with training on one, with the base whole on each GPU and divided over them.
+"""Compares training on two GPUs of one machine with training on one, with the base whole on each GPU and sharded over them.
 
     python benchmarks/ranks_cuda.py [--build build/dev] [--runs 8b:4:1 1b:4:4 70b:4:1] [--low-memory 70b] [--cap 24] [--seconds 12] [--peers]
 
 A run is MODEL:BATCH:ACCUMULATION, per GPU. Random weights in NF4 with double quantization at Llama's real shapes, sequence 2048, r = 16 on all
 seven linear layers, 8-bit AdamW, bf16; each block keeps its input alone. For each run: one process with the whole base, then one process per
-GPU with the whole base on each and divided (base_sharding=full), in turn.
+GPU with the whole base on each and sharded (base_sharding=full), in turn.
 
---low-memory: batch 1 with the base divided, inputs and embedding on the host, 512 rows of logits, one workspace at a time, the MLP in tiles of
+--low-memory: batch 1 with the base sharded, inputs and embedding on the host, 512 rows of logits, one workspace at a time, the MLP in tiles of
 1,024 rows, and torch's allocator capped at --cap GiB per GPU.
 
 --peers: each run with transformers + peft + bitsandbytes, too: on one GPU and under DistributedDataParallel (but 70b, whose checkpoint would have
-to be written first), and with the base divided by FullyShardedDataParallel ("fsdp"). Also the runs of --low-memory under FSDP, with the same cap
+to be written first), and with the base sharded by FullyShardedDataParallel ("fsdp"). Also the runs of --low-memory under FSDP, with the same cap
 and, if that fails, without. A peer that fails gets a row with its error.
 
---trace FILE: rank 0 records two steps of each way of the first run on all GPUs: "x.json" becomes "x.whole.json" and "x.divided.json".
+--trace FILE: rank 0 records two steps of each way of the first run on all GPUs: "x.json" becomes "x.whole.json" and "x.sharded.json".
 scripts/make_overlap_picture.py draws them.
 
 Prints the bytes per second that a rank receives when packed blocks are gathered, then tokens per second, "of N" (divided by N times one GPU's),
@@ -110,7 +110,7 @@ def main() -> int:
             one = found.get("tokens_per_second", 0)
             row(run, found)
         traced = [f"trace={given.trace.resolve()}"] if given.trace and run == given.runs[0] else []
-        for found in measured(program, gpus, [*words, "whole", "divided", *traced]):
+        for found in measured(program, gpus, [*words, "whole", "sharded", *traced]):
             row(run, found, one, whole)
             whole = whole or found.get("tokens_per_second", 0)
         numbers = [batch, "2048", accumulation, str(given.seconds)]
@@ -128,7 +128,7 @@ def main() -> int:
             for found in measured_peer("fsdp", gpus, [model, *numbers]):
                 row(run, found, 0, whole)
     for model in given.low_memory:
-        words = [model, "1", "2048", "input_on_host", "1", str(given.seconds), "divided", f"cap={given.cap}", *SMALLEST]
+        words = [model, "1", "2048", "input_on_host", "1", str(given.seconds), "sharded", f"cap={given.cap}", *SMALLEST]
         for found in measured(program, gpus, words):
             row(f"{model} {given.cap:g} GiB", found)
         if given.peers and gpus > 1:

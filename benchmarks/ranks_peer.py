@@ -9,7 +9,7 @@ hf: DistributedDataParallel. Gradients are exchanged with the last micro-batch.
 fsdp: FullyShardedDataParallel with the settings of PEFT's FSDP guide for QLoRA, without its CPU offload: packed weights stored as bfloat16, each
 decoder layer and each adapter matrix wrapped apart, use_orig_params=False, layers gathered ahead in the backward pass. Adapters are bfloat16.
 Random weights are quantized in place. bitsandbytes' scales stay whole on each GPU. CAP limits torch's allocator to that many GiB after the
-weights are divided.
+weights are sharded.
 
 Both: gradient checkpointing of each block, AdamW8bit, bfloat16, SDPA. Rank 0 prints one line of JSON: milliseconds per optimizer step, tokens
 per second of all ranks, peak memory of a rank. A rank that fails prints the error.
@@ -72,7 +72,7 @@ def random_model(shape: Shape, device: torch.device):
     return get_peft_model(model, lora, autocast_adapter_dtype=False)
 
 
-def divided(model, device: torch.device):
+def sharded(model, device: torch.device):
     from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel
     from torch.distributed.fsdp.wrap import CustomPolicy
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -101,7 +101,7 @@ def run(way: str, source: str, batch: int, sequence: int, accumulation: int, sec
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
     if way == "fsdp":
-        wrapped = divided(model, device)
+        wrapped = sharded(model, device)
     else:
         wrapped = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank]) if ranks > 1 else model
     torch.cuda.empty_cache()

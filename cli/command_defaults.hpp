@@ -46,7 +46,7 @@ class CommandDefaults {
   void settle_targets(LoraConfig& lora, const format::ModelConfig& model) const;
   /// Takes the values that are not given from the checkpoint that a run resumes from, even if a default has changed. Logs those that differ.
   /// A checkpoint that cannot be read changes nothing: resuming from it reports the damage.
-  /// @param ranks  processes of the run: only several divide the base.
+  /// @param ranks  processes of the run: only several shard the base.
   void follow_checkpoint(const std::string& folder, TrainingArguments& args, LoraConfig& lora, int64_t ranks);
   /// The micro-batch for so many rows, and checkpointing where a step does not fit without it.
   void set_rows(TrainingArguments& args, int64_t rows, int64_t ranks) const;

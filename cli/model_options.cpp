@@ -135,7 +135,7 @@ std::string ModelOptions::storage_text(const CommandLine& line, const format::Mo
 }
 
 CausalLM ModelOptions::load(at::ScalarType compute_dtype, const MemorySettings& memory,
-                            std::shared_ptr<Communicator> divide_over) const {
+                            std::shared_ptr<Communicator> shard_over) const {
   LoadOptions options;
   options.device = parse_device(device);
   options.compute_dtype = compute_dtype;
@@ -144,7 +144,7 @@ CausalLM ModelOptions::load(at::ScalarType compute_dtype, const MemorySettings& 
   options.quantization = quantization();
   options.embedding_on_host = memory.embedding_on_host;
   options.base_on_host = memory.base_on_host;
-  options.divide_over = std::move(divide_over);
+  options.shard_over = std::move(shard_over);
   ProgressBar bar("loading");
   options.progress = [&](int64_t done, int64_t total) { bar.update(done, total); };
   return load_model(model, options);

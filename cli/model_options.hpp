@@ -51,9 +51,9 @@ struct ModelOptions {
   /// "NF4 with double quantization, blocks of 64 …": how the linear layers are stored, and where the defaults are not BitsAndBytesConfig's.
   [[nodiscard]] std::string storage_text(const CommandLine& line, const format::ModelConfig& config) const;
   /// Loads with a progress line on a terminal.
-  /// @param memory  says which weights go to the host.  @param divide_over  as in WeightOptions.
+  /// @param memory  says which weights go to the host.  @param shard_over  as in WeightOptions.
   [[nodiscard]] CausalLM load(at::ScalarType compute_dtype, const MemorySettings& memory = {},
-                              std::shared_ptr<Communicator> divide_over = nullptr) const;
+                              std::shared_ptr<Communicator> shard_over = nullptr) const;
 };
 
 /// How files of rows are read and which of their columns are what: of each command with --data.

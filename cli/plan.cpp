@@ -69,10 +69,10 @@ void check_combination(const CommandLine& line, const PlanOptions& options) {
   const auto needs = [&](std::initializer_list<const char*> names, bool there, const char* what) {
     for (const char* name : names) QLORAPP_CHECK_VALUE(there || !line.given(name), "[plan] --{} needs {}.", name, what);
   };
-  const bool divides = options.args.base_sharding != "no";
-  needs({"gpus"}, line.given("hours") || divides, "--hours or --base_sharding: otherwise a plan is of one process");
-  QLORAPP_CHECK_VALUE(!divides || options.gpus > 1, "[plan] --base_sharding divides the base over several GPUs. Give --gpus.");
-  needs({"measure"}, !divides, "one process: leave --base_sharding out");
+  const bool shards = options.args.base_sharding != "no";
+  needs({"gpus"}, line.given("hours") || shards, "--hours or --base_sharding: otherwise a plan is of one process");
+  QLORAPP_CHECK_VALUE(!shards || options.gpus > 1, "[plan] --base_sharding divides the base over several GPUs. Give --gpus.");
+  needs({"measure"}, !shards, "one process: leave --base_sharding out");
   needs({"avg_tokens", "effective_batch", "write_config", "data", "output"}, line.given("hours"),
         "--hours: it belongs to a configuration for a deadline");
   needs({"svg", "measure"}, answers == 0, "the plan of one run: leave --explain, --compare and --hours out");

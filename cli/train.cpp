@@ -48,8 +48,8 @@ struct TrainOptions {
   TrainingArguments args;
   LoraConfig lora;
   CommandDefaults defaults;
-  Launch launch;        ///< Which of several processes this is.
-  int64_t holders = 1;  ///< Processes that the base would be divided over.
+  Launch launch;       ///< Which of several processes this is.
+  int64_t shards = 1;  ///< Processes that the base would be sharded over.
 };
 
 void add_help_groups(CommandLine& line) {
@@ -232,7 +232,7 @@ PlanSettings settings_of_run(const TrainOptions& options, const format::ModelCon
                      .quantization = options.model.quantization(),
                      .skip_modules = options.model.bnb.llm_int8_skip_modules.value_or(std::vector<std::string>{}),
                      .device = planned_device(device),
-                     .ranks = options.holders});
+                     .ranks = options.shards});
   settings.length = 2;
   const bool packs = options.args.packing, packs_eval = options.args.eval_packing.value_or(packs);
   for (const auto& [data, is_packed] : {std::pair{&train_data, packs}, {&eval_data, packs_eval}}) {
@@ -244,7 +244,7 @@ PlanSettings settings_of_run(const TrainOptions& options, const format::ModelCon
   return settings;
 }
 
-/// base_sharding. Under a budget that a whole base on each process does not fit, the base is divided.
+/// base_sharding. Under a budget that a whole base on each process does not fit, the base is sharded.
 std::string chosen_sharding(const TrainOptions& options, const format::ModelConfig& config, const Dataset& train_data,
                             const Dataset& eval_data, Communicator& ranks) {
   if (options.args.memory_budget.empty() || options.args.base_sharding != "no" || ranks.size() == 1)
@@ -381,8 +381,8 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
   options.defaults.set_rows(options.args, rows_of(train_data, options.args), ranks->size());
   if (tools.has_tokenizer()) log_info(message("first row, «trained»: {}", render_sample(train_data.examples.front(), tools)));
 
-  const std::shared_ptr<Communicator> holders = options.args.base_sharding == "node" ? ranks_of_node(ranks) : ranks;
-  options.holders = holders->size();
+  const std::shared_ptr<Communicator> shard_ranks = options.args.base_sharding == "node" ? ranks_of_node(ranks) : ranks;
+  options.shards = shard_ranks->size();
   if (const std::string sharding = chosen_sharding(options, config, train_data, eval_data, *ranks);
       sharding != options.args.base_sharding) {
     options.args.base_sharding = sharding;
@@ -401,7 +401,7 @@ int train(const Run& run, const std::shared_ptr<Communicator>& ranks) {
   // Under a budget the table goes to the host first: the smallest way to load. What is chosen then may bring it back.
   MemorySettings memory = options.args.memory();
   memory.embedding_on_host = memory.embedding_on_host || !options.args.memory_budget.empty();
-  CausalLM model = options.model.load(run.computed.dtype, memory, options.args.base_sharding == "no" ? nullptr : holders);
+  CausalLM model = options.model.load(run.computed.dtype, memory, options.args.base_sharding == "no" ? nullptr : shard_ranks);
   if (options.init_adapter.empty()) {
     model.add_adapters(options.lora, static_cast<uint64_t>(options.args.seed), kDefaultAdapter,
                        checkpoint_weights(options.model.model));

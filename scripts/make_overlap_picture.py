@@ -3,9 +3,9 @@
 """Draws when a GPU computes and when it exchanges bytes with others, from Chrome traces of a training step.
 
     python benchmarks/ranks_cuda.py --runs 8b:4:1 --low-memory --trace build/overlap.json
-    python scripts/make_overlap_picture.py build/overlap.divided.json build/overlap.whole.json -o docs/overlap.svg
+    python scripts/make_overlap_picture.py build/overlap.sharded.json build/overlap.whole.json -o docs/overlap.svg
 
-One panel per trace. A trace that mostly gathers (a divided base) shows four blocks in the middle of the last backward pass. Any other trace
+One panel per trace. A trace that mostly gathers (a sharded base) shows four blocks in the middle of the last backward pass. Any other trace
 shows the last sums of gradients and the optimizer. Prints for each trace the share of the exchange's time in which the GPU also computes:
 the intersection of both unions of intervals. NCCL's kernels are the exchange. All other kernels, fills and copies within the device are
 computation; copies from and to the host are neither.
@@ -87,14 +87,14 @@ class Trace:
             raise SystemExit(f"[make_overlap_picture] a trace must have kernels beside NCCL's; {path} has none.")
         self.gathers = [event for event in self.exchange if "AllGather" in event.name]
         self.sums = [event for event in self.exchange if "AllReduce" in event.name]
-        self.is_divided = sum(e.end - e.begin for e in self.gathers) > sum(e.end - e.begin for e in self.sums)
+        self.is_sharded = sum(e.end - e.begin for e in self.gathers) > sum(e.end - e.begin for e in self.sums)
         both = union(self.exchange), union(self.computation)
         self.exchange_ms, self.computation_ms = map(length, both)
         self.share = 100 * common(*both) / self.exchange_ms
 
     def marks(self) -> list[float]:
-        """Moments that bound the panel; of a divided base also those between blocks."""
-        if self.is_divided:
+        """Moments that bound the panel; of a sharded base also those between blocks."""
+        if self.is_sharded:
             # A trace has whole steps, each half forward and half backward: 7/8 is the middle of the last backward pass.
             first = max(0, min(len(self.gathers) * 7 // 8 - 2, len(self.gathers) - 5))
             marks = [event.begin for event in self.gathers[first : first + 5]]
@@ -125,8 +125,8 @@ def panel(trace: Trace, letter: str, top: float) -> list[str]:
                 f'fill="{color}"/>'
             )
 
-    if trace.is_divided:
-        title = "Divided base: while a block computes, the next block is gathered"
+    if trace.is_sharded:
+        title = "Sharded base: while a block computes, the next block is gathered"
     else:
         title = "Whole base: gradients are summed while earlier blocks compute, then the optimizer runs"
     text(16, top + 18, f"({letter}) {title}", more=' font-size="15" font-weight="bold"')
@@ -139,7 +139,7 @@ def panel(trace: Trace, letter: str, top: float) -> list[str]:
     for lane, y in lanes.items():
         text(LEFT - 10, y + LANE / 2 + 4, lane, "end")
     model = [event for event in trace.computation if not event.is_optimizer]
-    if trace.is_divided:
+    if trace.is_sharded:
         for i, (mark, next_mark) in enumerate(itertools.pairwise(marks)):
             own = [event for event in model if mark <= event.begin < next_mark]
             bars(own, "computation", LIGHTER if i % 2 else COMPUTATION)
@@ -148,7 +148,7 @@ def panel(trace: Trace, letter: str, top: float) -> list[str]:
         bars(model, "computation", COMPUTATION)
     bars([event for event in trace.computation if event.is_optimizer], "computation", OPTIMIZER, narrowest=2)
     bars(trace.exchange, "exchange", EXCHANGE, narrowest=1)
-    if trace.is_divided:
+    if trace.is_sharded:
         for i, gather in enumerate(event for event in trace.gathers if event.begin in marks[:-1]):
             text(x(gather.end) + 4, lanes["exchange"] + LANE / 2 + 4, f"gathers block {i + 2}")
     text(RIGHT, bottom + 32, f"{trace.share:.0f} % of the exchange's time in the recorded steps lies under computation", "end")

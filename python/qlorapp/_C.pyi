@@ -86,14 +86,14 @@ class CausalLM:
     def set_memory(self, *, loss_chunk_rows: typing.SupportsInt=0, mlp_tile_rows: typing.SupportsInt=0, weight_workspace: str='layer', embedding_on_host: bool=False, base_on_host: bool=False) -> None:
         """include/qlorapp/nn/memory_settings.hpp"""
     def gathered_head(self) -> torch.Tensor:
-        """(vocabulary, hidden). Of a divided base: an exchange."""
+        """(vocabulary, hidden). Of a sharded base: an exchange."""
     @property
     def embedding_on_host(self) -> bool: ...
     def leave_ranks(self) -> None:
         """Before Python ends: threads of a process group must not outlive it. The model computes no more."""
     @property
-    def is_divided(self) -> bool:
-        """Each of several processes has a part of the base: they make the same calls in the same order."""
+    def is_sharded(self) -> bool:
+        """Each of several processes has a shard of the base: they make the same calls in the same order."""
     def move_embedding(self, to_host: bool) -> None:
         """The table alone, between GPU and pinned host memory; the other settings of memory stay."""
     def move_blocks(self, to_host: bool) -> None:
@@ -452,8 +452,8 @@ def is_staging(folder: str) -> bool:
 
 def largest_batch(model: CausalLM, length: typing.SupportsInt, room: typing.SupportsInt, most: typing.SupportsInt, *, optimizer_is_8bit: bool, evaluates: bool) -> int: ...
 
-def load_model(folder: str, *, compute_dtype: torch.dtype, load_in_4bit: bool=True, quant_type: str='nf4', block_size: typing.SupportsInt=64, double_quant: bool=True, nested_block_size: typing.SupportsInt=256, compat: str='none', skip_modules: collections.abc.Sequence[str]=[], device: torch.device=..., base_on_host: bool=False, divide_over: str='', of_node: bool=False, progress: collections.abc.Callable[[typing.SupportsInt, typing.SupportsInt], None] | None=None) -> CausalLM:
-    """A Hugging Face folder as a CausalLM; include/qlorapp/io/load_model.hpp. divide_over: the name of a process group of torch.distributed; of_node: over its processes on this machine."""
+def load_model(folder: str, *, compute_dtype: torch.dtype, load_in_4bit: bool=True, quant_type: str='nf4', block_size: typing.SupportsInt=64, double_quant: bool=True, nested_block_size: typing.SupportsInt=256, compat: str='none', skip_modules: collections.abc.Sequence[str]=[], device: torch.device=..., base_on_host: bool=False, shard_over: str='', of_node: bool=False, progress: collections.abc.Callable[[typing.SupportsInt, typing.SupportsInt], None] | None=None) -> CausalLM:
+    """A Hugging Face folder as a CausalLM; include/qlorapp/io/load_model.hpp. shard_over: the name of a process group of torch.distributed; of_node: over its processes on this machine."""
 
 def log_warning_once(line: str) -> None: ...
 

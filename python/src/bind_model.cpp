@@ -32,7 +32,7 @@ using Progress = std::function<void(int64_t, int64_t)>;
 std::shared_ptr<CausalLM> load(const std::string& folder, at::ScalarType compute_dtype, bool load_in_4bit,
                                const std::string& quant_type, int64_t block_size, bool double_quant, int64_t nested_block_size,
                                const std::string& compat, std::vector<std::string> skip_modules, at::Device device,
-                               bool base_on_host, const std::string& divide_over, bool of_node,
+                               bool base_on_host, const std::string& shard_over, bool of_node,
                                const std::optional<Progress>& progress) {
   LoadOptions options;
   options.compute_dtype = compute_dtype;
@@ -41,12 +41,12 @@ std::shared_ptr<CausalLM> load(const std::string& folder, at::ScalarType compute
   options.skip_modules = std::move(skip_modules);
   options.device = device;
   options.base_on_host = base_on_host;
-  if (!divide_over.empty()) {
-    options.divide_over = communicator_over(divide_over, device);
-    if (of_node) options.divide_over = ranks_of_node(options.divide_over);
+  if (!shard_over.empty()) {
+    options.shard_over = communicator_over(shard_over, device);
+    if (of_node) options.shard_over = ranks_of_node(options.shard_over);
   }
   if (progress) options.progress = *progress;
-  return reporting_failures(options.divide_over.get(), [&] { return std::make_shared<CausalLM>(load_model(folder, options)); });
+  return reporting_failures(options.shard_over.get(), [&] { return std::make_shared<CausalLM>(load_model(folder, options)); });
 }
 
 void quantize(const std::string& folder, const std::string& output, at::ScalarType compute_dtype, const std::string& quant_type,
@@ -84,12 +84,12 @@ UnpaddedBatch unpad_for(const CausalLM& model, const at::Tensor& input_ids, cons
   return unpadded;
 }
 
-/// [(tensor name, weight)] of everything frozen, in the order of the model. Of a weight that this process has a part of: its shape on the
+/// [(tensor name, weight)] of everything frozen, in the order of the model. Of a weight that this process has a shard of: its shape on the
 /// model's device, with one element of memory; that of a four-bit one is on meta.
 py::list named_weights(const CausalLM& model) {
   py::list result;
   const auto whole = [&](const at::Tensor& weight, int64_t rows, int64_t columns) {
-    if (!model.decoder().ranks() || (!weight.is_meta() && weight.size(0) == rows)) return weight;
+    if (!model.decoder().is_sharded() || (!weight.is_meta() && weight.size(0) == rows)) return weight;
     const auto options = weight.options().device(model.device());
     return at::full({1, 1}, std::numeric_limits<double>::quiet_NaN(), options).expand({rows, columns});
   };
@@ -201,7 +201,7 @@ void bind_model(py::module_& m) {
           py::arg("embedding_on_host") = false, py::arg("base_on_host") = false, NoGil(), "include/qlorapp/nn/memory_settings.hpp")
       .def(
           "gathered_head", [](const CausalLM& self) { return self.decoder().lm_head(); }, NoGil(),
-          "(vocabulary, hidden). Of a divided base: an exchange.")
+          "(vocabulary, hidden). Of a sharded base: an exchange.")
       .def_property_readonly("embedding_on_host", [](const CausalLM& self) { return self.decoder().embedding_on_host(); })
       .def(
           "leave_ranks",
@@ -210,8 +210,8 @@ void bind_model(py::module_& m) {
           },
           NoGil(), "Before Python ends: threads of a process group must not outlive it. The model computes no more.")
       .def_property_readonly(
-          "is_divided", [](const CausalLM& self) { return self.decoder().ranks() != nullptr; },
-          "Each of several processes has a part of the base: they make the same calls in the same order.")
+          "is_sharded", [](const CausalLM& self) { return self.decoder().is_sharded(); },
+          "Each of several processes has a shard of the base: they make the same calls in the same order.")
       .def(
           "move_embedding",
           [](CausalLM& self, bool to_host) {
@@ -282,9 +282,9 @@ void bind_model(py::module_& m) {
   m.def("load_model", &load, py::arg("folder"), py::kw_only(), py::arg("compute_dtype"), py::arg("load_in_4bit") = true,
         py::arg("quant_type") = "nf4", py::arg("block_size") = 64, py::arg("double_quant") = true,
         py::arg("nested_block_size") = 256, py::arg("compat") = "none", py::arg("skip_modules") = std::vector<std::string>{},
-        py::arg("device") = at::Device(at::kCPU), py::arg("base_on_host") = false, py::arg("divide_over") = "",
+        py::arg("device") = at::Device(at::kCPU), py::arg("base_on_host") = false, py::arg("shard_over") = "",
         py::arg("of_node") = false, py::arg("progress") = std::nullopt, NoGil(),
-        "A Hugging Face folder as a CausalLM; include/qlorapp/io/load_model.hpp. divide_over: the name of a process group of "
+        "A Hugging Face folder as a CausalLM; include/qlorapp/io/load_model.hpp. shard_over: the name of a process group of "
         "torch.distributed; of_node: over its processes on this machine.");
   m.def("quantize_checkpoint", &quantize, py::arg("folder"), py::arg("output"), py::kw_only(),
         py::arg("compute_dtype") = at::kBFloat16, py::arg("quant_type") = "nf4", py::arg("block_size") = 64,

@@ -122,9 +122,9 @@ std::unique_ptr<OwningTrainer> make_trainer(const std::shared_ptr<CausalLM>& mod
   TrainerCallbacks callbacks = callbacks_from(hooks);
   const py::gil_scoped_release no_gil;
   std::shared_ptr<Communicator> ranks = nullptr;
-  const std::shared_ptr<Communicator>& holders = model->decoder().ranks();  // whose ranks the trainer uses then
-  if (!group.empty() && !holders) ranks = communicator_over(group, model->device());
-  Communicator* const all = holders ? holders.get() : ranks.get();
+  const std::shared_ptr<Communicator>& shard_ranks = model->decoder().ranks();  // whose ranks the trainer uses then
+  if (!group.empty() && !shard_ranks) ranks = communicator_over(group, model->device());
+  Communicator* const all = shard_ranks ? shard_ranks.get() : ranks.get();
   if (all != nullptr) all->set_timeout(std::chrono::seconds{arguments.ddp_timeout});
   std::vector<Example> train_data = examples_from(std::move(train_rows), std::move(row_lengths));
   note_eos(train_data, model->config().eos_token_ids, blank_tokens);

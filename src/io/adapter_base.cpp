@@ -135,7 +135,7 @@ bool check_sample(const std::string& folder, const AdapterBase& base, const Read
 }  // namespace
 
 std::string adapter_base_text(const CausalLM& model, const std::string& folder) {
-  if (model.decoder().ranks()) return "";  // each holds a part
+  if (model.decoder().is_sharded()) return "";
   const auto tensors = plain_tensors(model);
   format::Json sample = format::Json::array();
   const auto add = [&](const std::string& name, int64_t row, int64_t column) {
@@ -157,7 +157,7 @@ std::string adapter_base_text(const CausalLM& model, const std::string& folder) 
 }
 
 void check_adapter_base(const std::string& folder, const CausalLM& model) {
-  if (model.decoder().ranks()) return;  // each holds a part
+  if (model.decoder().is_sharded()) return;
   const std::optional<AdapterBase> base = read_adapter_base(folder);
   if (!base) return;
   const auto tensors = plain_tensors(model);

@@ -22,7 +22,7 @@ namespace qlorapp {
 
 inline constexpr std::string_view kAdapterBase = "qlorapp_base.json";
 
-/// The file's text; empty for a base that is divided over ranks. @param folder  of the adapter. The fingerprint, for which the whole base is
+/// The file's text; empty for a sharded base. @param folder  of the adapter. The fingerprint, for which the whole base is
 /// read, is left out of a checkpoint under construction.
 [[nodiscard]] std::string adapter_base_text(const CausalLM& model, const std::string& folder);
 

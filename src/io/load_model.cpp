@@ -50,7 +50,7 @@ class Loader {
     DecoderWeights weights = arrange_weights(config_, options_, stored);
     stream_tensors(std::exchange(tensors_, {}), options_.device);
     check_finite(weights);
-    keep_own_parts(weights, config_);
+    keep_own_shards(weights, config_);
     return CausalLM(config_, std::move(weights));
   }
 

@@ -103,11 +103,10 @@ std::string with_dtype(const std::string& text, const std::string& path, at::Sca
 
 void save_model(const CausalLM& model, const std::string& source, const std::string& output, const SaveOptions& options) {
   QLORAPP_CHECK_VALUE(
-      !model.decoder().ranks(),
-      "[save] a base that is divided over ranks (base_sharding) cannot be written as one model. Save the adapter, and "
-      "merge it with qlorapp merge.");
-  QLORAPP_CHECK_VALUE(!files::is_same_file(source, output), "[save] {} is the folder that the model was loaded from. Name another.",
-                      output);
+      !model.decoder().is_sharded(),
+      "[save] a sharded base (base_sharding) cannot be written as one model. Save the adapter, and merge it with qlorapp merge.");
+  QLORAPP_CHECK_VALUE(!files::is_same_file(source, output),
+                      "[save] {} is the folder that the model was loaded from. Name another.", output);
   files::make_folders("save", output);
   const std::string config_path = files::path_in(source, "config.json");
   std::string config =

@@ -72,8 +72,8 @@ class Rehearsal {
     model.settings().set_memory(settings_.memory);
     model.settings().set_deterministic(settings_.deterministic);
     if (model.decoder().embedding_on_host()) pinned_host += Bytes{static_cast<int64_t>(model.decoder().embed_tokens().nbytes())};
-    for (const DecoderBlock& block : model.blocks()) {
-      if (block.weights().on_host.defined()) pinned_host += Bytes{static_cast<int64_t>(block.weights().on_host.nbytes())};
+    if (model.decoder().residency() == Residency::kHost) {
+      for (const DecoderBlock& block : model.blocks()) pinned_host += Bytes{static_cast<int64_t>(block.weights().piece.nbytes())};
     }
     ops::mark_phase(MemoryPhase::kForward);  // what is there before the first step counts with it
     loaded_events = tape.events().size();

@@ -118,7 +118,7 @@ CausalLM rehearse_load(const PlanSettings& settings, MemoryTape& tape) {
                        settings.memory.embedding_on_host, settings.memory.base_on_host, planned_ranks(settings.base_shards)},
                       source);
   stream(std::move(tensors), stored, settings.device);
-  keep_own_parts(weights, settings.model);
+  keep_own_shards(weights, settings.model);
   label(tape, weights);
   return {settings.model, std::move(weights)};
 }

@@ -159,7 +159,7 @@ void AdapterRegistry::add(const LoraConfig& given, uint64_t seed, const std::str
       FrozenWeight rest = initialize_adapter_from_weight(adapter, config, linear.module, weight,
                                                          source ? source(linear.module) : at::Tensor(), seed);
       const bool same = rest.quantized.defined() && rest.quantized.packed.is_same(weight.quantized.packed);
-      if (!same) changed.emplace_back(&linear, decoder_->weight_stream() ? rest.to(at::kCPU) : std::move(rest));
+      if (!same) changed.emplace_back(&linear, decoder_->residency() == Residency::kResident ? std::move(rest) : rest.to(at::kCPU));
     } else {
       initialize_adapter(adapter, config, linear.module, seed);
     }
@@ -172,7 +172,7 @@ void AdapterRegistry::add(const LoraConfig& given, uint64_t seed, const std::str
   if (set.lm_head >= 0 && set.lm_head != set.embed_tokens) set.arena.parameter(set.lm_head).detach().copy_(decoder_->lm_head());
   for (auto& [linear, rest] : changed)
     decoder_->replace_projection(linear->layer, static_cast<Projection>(linear->slot), std::move(rest));
-  if (!changed.empty()) changed_base_ = four_bit_fingerprint(*decoder_);  // here: all ranks that hold parts are
+  if (!changed.empty()) changed_base_ = four_bit_fingerprint(*decoder_);  // here: all ranks that hold shards are
   sets_.emplace(name, std::make_unique<AdapterSet>(std::move(set)));
   if (active_.empty()) {
     active_ = name;

@@ -2,6 +2,7 @@
 #include "nn/arriving_weights.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <utility>
@@ -22,7 +23,7 @@ int64_t reader_of(int64_t number, const Communicator& ranks) { return number % r
 int64_t table_number(const std::string& name) { return name == "lm_head.weight" ? 1 : 0; }
 
 /// A tied table is the head, too: it is whole on each rank.
-bool is_divided(const format::ModelConfig& config, const std::string& name) {
+bool is_sharded(const format::ModelConfig& config, const std::string& name) {
   return !config.tie_word_embeddings && (name == "lm_head.weight" || name == "model.embed_tokens.weight");
 }
 
@@ -32,11 +33,11 @@ class Arrangement {
   Arrangement(const format::ModelConfig& config, const WeightOptions& options, const StoredWeights& stored)
       : config_(config),
         options_(options),
-        ranks_(options.divide_over && options.divide_over->size() > 1 ? options.divide_over : nullptr),
+        ranks_(options.shard_over && options.shard_over->size() > 1 ? options.shard_over : nullptr),
         stored_(stored),
         quantizer_(options.quantization) {}
 
-  /// That the blocks are divided over, or null.
+  /// That hold the shards, or null.
   [[nodiscard]] const std::shared_ptr<Communicator>& ranks() const { return ranks_; }
 
   [[nodiscard]] at::Tensor dense(const std::string& name, const std::vector<int64_t>& shape) const {
@@ -46,9 +47,9 @@ class Arrangement {
     at::Tensor place;
     if (to_host) {
       place = ops::empty_on_host(shape, options_.compute_dtype, options_.device);
-    } else if (ranks_ && is_divided(config_, name)) {
+    } else if (ranks_ && is_sharded(config_, name)) {
       if (reader_of(table_number(name), *ranks_) != ranks_->rank()) return at::empty({0, shape[1]}, options);
-      place = at::empty({ranks_->size() * rows_of_part(shape[0], ranks_->size()), shape[1]}, options).narrow(0, 0, shape[0]);
+      place = at::empty({ranks_->size() * shard_rows(shape[0], ranks_->size()), shape[1]}, options).narrow(0, 0, shape[0]);
     } else {
       place = at::empty(shape, options);
     }
@@ -56,71 +57,43 @@ class Arrangement {
     return place;
   }
 
-  /// `weight` is empty until it comes, if it is quantized on its way.
+  /// Into the places of `weight` if it has any; else it is empty until it comes, if it is quantized on its way.
   void linear(FrozenWeight& weight, const std::string& module, const std::vector<int64_t>& shape) const {
     const std::string name = module + ".weight";
+    const bool has_places = weight.dense.defined() || weight.quantized.defined();
     if (is_quantized_here(module, shape)) {
-      bring_quantizing(name, shape, [&weight](QuantizedTensor quantized) { weight = FrozenWeight(std::move(quantized)); });
+      bring_quantizing(name, shape, [&weight, has_places](QuantizedTensor quantized) {
+        FrozenWeight come(std::move(quantized));
+        has_places ? copy_weight(weight, come) : static_cast<void>(weight = std::move(come));
+      });
       return;
     }
-    weight = empty_weight(form_of(module, shape), [&](at::IntArrayRef sizes, at::ScalarType dtype) {
-      return at::empty(sizes, at::TensorOptions().dtype(dtype).device(options_.device));
-    });
+    if (!has_places) weight = empty_weight(form_of(module, shape), places_on(options_.device));
     weight.quantized.defined() ? stored_.bring_quantized(name, weight.quantized) : bring_dense(name, weight.dense);
   }
 
-  using Linears = std::vector<format::Parameter>;
-
-  /// All linear layers of a block, into one piece of host memory.
-  void block_on_host(DecoderBlock::Weights& block, const Linears& linears) const {
-    const BlockForms forms = forms_of(linears);
-    block.on_host = ops::empty_on_host({bytes_in_one_piece(forms)}, at::kByte, options_.device);
-    bring_piece(block, block.on_host, linears);
-  }
-
-  /// A block that ranks will hold parts of: one of them reads it, and has all of it for the while.
-  void divided_block(DecoderBlock::Weights& block, bool is_read_here, const Linears& linears) const {
-    const BlockForms forms = forms_of(linears);
-    block.projections = shapes_of(forms, options_.device);
-    if (!is_read_here) return;
+  /// One piece of host memory for a block's linear layers, or of the rank that reads them, until each keeps its shard.
+  void make_piece(DecoderBlock::Weights& block, int64_t number, const BlockForms& forms) const {
     const ops::MemoryUseScope use(ops::MemoryUse::kCodes);
-    const int64_t ranks = ranks_->size();
-    block.part = at::empty({ranks * bytes_of_part(forms, ranks)}, at::TensorOptions().dtype(at::kByte).device(options_.device));
-    bring_piece(block, block.part, linears);
-  }
-
- private:
-  [[nodiscard]] BlockForms forms_of(const Linears& linears) const {
-    BlockForms forms;
-    for (const format::Parameter& linear : linears) forms.push_back(form_of(linear.module, linear.shape));
-    return forms;
-  }
-
-  void bring_piece(DecoderBlock::Weights& block, const at::Tensor& piece, const Linears& linears) const {
-    block.projections = views_of(piece, forms_of(linears));
-    for (const format::Parameter& linear : linears) {
-      const std::string name = linear.name();
-      const FrozenWeight& places = block.projections[linear.slot];
-      if (is_quantized_here(linear.module, linear.shape)) {
-        bring_quantizing(name, linear.shape,
-                         [places](QuantizedTensor quantized) { copy_weight(places, FrozenWeight(std::move(quantized))); });
-      } else if (places.quantized.defined()) {
-        stored_.bring_quantized(name, places.quantized);
-      } else {
-        bring_dense(name, places.dense);
-      }
+    if (!ranks_) {
+      block.piece = ops::empty_on_host({bytes_in_one_piece(forms)}, at::kByte, options_.device);
+    } else if (reader_of(number, *ranks_) == ranks_->rank()) {
+      const at::TensorOptions options = at::TensorOptions().dtype(at::kByte).device(options_.device);
+      block.piece = at::empty({ranks_->size() * shard_bytes(forms, ranks_->size())}, options);
     }
-  }
-
-  [[nodiscard]] bool is_quantized_here(const std::string& module, const std::vector<int64_t>& shape) const {
-    return options_.load_in_4bit && !config_.quantization.has_value() && !names_module(options_.skip_modules, module) &&
-           !stored_.four_bit_form(module + ".weight", shape);
+    block.projections = block.piece.defined() ? views_of(block.piece, forms) : shapes_of(forms, options_.device);
   }
 
   [[nodiscard]] WeightForm form_of(const std::string& module, const std::vector<int64_t>& shape) const {
     const std::string name = module + ".weight";
     if (is_quantized_here(module, shape)) return {shape, stored_.dtype(name, shape), options_.quantization};
     return stored_.four_bit_form(name, shape).value_or(WeightForm{shape, options_.compute_dtype});
+  }
+
+ private:
+  [[nodiscard]] bool is_quantized_here(const std::string& module, const std::vector<int64_t>& shape) const {
+    return options_.load_in_4bit && !config_.quantization.has_value() && !names_module(options_.skip_modules, module) &&
+           !stored_.four_bit_form(module + ".weight", shape);
   }
 
   void bring_dense(const std::string& name, const at::Tensor& place) const {
@@ -144,31 +117,30 @@ class Arrangement {
 
 DecoderWeights arrange_weights(const format::ModelConfig& config, const WeightOptions& options, const StoredWeights& stored) {
   const Arrangement arrangement(config, options, stored);
-  const bool to_host = options.base_on_host && ops::computes_on_gpu(options.device);
-  const std::shared_ptr<Communicator>& ranks = arrangement.ranks();
-  QLORAPP_CHECK_VALUE(!(ranks && options.base_on_host),
-                      "[load] base_on_host must be without base_sharding; got both. Leave one of them out.");
-  const bool in_pieces = to_host || ranks;
+  const Residency residency = residency_of("[load] ", options.base_on_host, sharding_over(arrangement.ranks().get()));
+  const bool in_pieces =
+      residency == Residency::kSharded || (residency == Residency::kHost && ops::computes_on_gpu(options.device));
   DecoderWeights weights = make_weights(
       config, {[&](const std::string& name, const std::vector<int64_t>& shape) { return arrangement.dense(name, shape); },
                [&](FrozenWeight& weight, const std::string& module, int64_t out, int64_t in) {
                  if (!in_pieces) arrangement.linear(weight, module, {out, in});
                }});
-  std::vector<Arrangement::Linears> blocks(in_pieces ? weights.blocks.size() : 0);
   if (in_pieces) {
-    for (format::Parameter& linear : format::parameters(config, format::Role::kLinear))
-      blocks[static_cast<size_t>(linear.layer)].push_back(std::move(linear));
+    const std::vector<format::Parameter> linears = format::parameters(config, format::Role::kLinear);
+    std::vector<BlockForms> forms(weights.blocks.size());
+    for (const format::Parameter& linear : linears)
+      forms[static_cast<size_t>(linear.layer)].push_back(arrangement.form_of(linear.module, linear.shape));
+    for (size_t i = 0; i < forms.size(); ++i) arrangement.make_piece(weights.blocks[i], static_cast<int64_t>(i), forms[i]);
+    for (const format::Parameter& linear : linears) {
+      DecoderBlock::Weights& block = weights.blocks[static_cast<size_t>(linear.layer)];
+      if (block.piece.defined()) arrangement.linear(block.projections[linear.slot], linear.module, linear.shape);
+    }
   }
-  for (size_t block = 0; block < blocks.size(); ++block) {
-    const bool is_read_here = ranks && reader_of(static_cast<int64_t>(block), *ranks) == ranks->rank();
-    if (ranks) arrangement.divided_block(weights.blocks[block], is_read_here, blocks[block]);
-    else arrangement.block_on_host(weights.blocks[block], blocks[block]);
-  }
-  weights.ranks = ranks;
+  weights.ranks = arrangement.ranks();
   return weights;
 }
 
-void keep_own_parts(DecoderWeights& weights, const format::ModelConfig& config) {
+void keep_own_shards(DecoderWeights& weights, const format::ModelConfig& config) {
   if (!weights.ranks) return;
   const at::NoGradGuard no_grad;
   const ops::MemoryUseScope use(ops::MemoryUse::kCodes);
@@ -177,24 +149,23 @@ void keep_own_parts(DecoderWeights& weights, const format::ModelConfig& config) 
   ranks.barrier();  // of the hosts: a rank that could not read its share is named here, and no GPU waits for it
   for (at::Tensor* table : {&weights.embed_tokens, &weights.lm_head}) {
     if (config.tie_word_embeddings || table->device() != device) continue;
-    const int64_t width = config.hidden_size, rows = rows_of_part(config.vocab_size, ranks.size());
+    const int64_t width = config.hidden_size, rows = ranks.size() * shard_rows(config.vocab_size, ranks.size());
     const bool is_read_here = table->size(0) > 0;
     const ops::MemoryUseScope dense(ops::MemoryUse::kDense);
-    const at::Tensor all = is_read_here ? table->as_strided({ranks.size() * rows, width}, {width, 1})
-                                        : at::empty({ranks.size() * rows, width}, table->options());
+    const at::Tensor all = is_read_here ? table->as_strided({rows, width}, {width, 1}) : at::empty({rows, width}, table->options());
     table->reset();
     ranks.broadcast(all, reader_of(table == &weights.lm_head ? 1 : 0, ranks)).wait();
-    *table = at::empty({rows, width}, all.options()).copy_(all.narrow(0, ranks.rank() * rows, rows));
+    *table = shard_of(all, ranks);
   }
   for (size_t i = 0; i < weights.blocks.size(); ++i) {
     DecoderBlock::Weights& block = weights.blocks[i];
     const BlockForms forms = forms_of(block.projections);
-    const int64_t bytes = bytes_of_part(forms, ranks.size());
     const at::TensorOptions options = at::TensorOptions().dtype(at::kByte).device(device);
-    const at::Tensor piece = block.part.defined() ? std::exchange(block.part, {}) : at::empty({ranks.size() * bytes}, options);
+    const at::Tensor piece = block.piece.defined() ? std::exchange(block.piece, {})
+                                                   : at::empty({ranks.size() * shard_bytes(forms, ranks.size())}, options);
     block.projections = shapes_of(forms, device);
     ranks.broadcast(piece, reader_of(static_cast<int64_t>(i), ranks)).wait();
-    block.part = at::empty({bytes}, options).copy_(piece.narrow(0, ranks.rank() * bytes, bytes));
+    block.piece = shard_of(piece, ranks);
   }
 }
 

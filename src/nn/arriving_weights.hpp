@@ -29,14 +29,14 @@ struct StoredWeights {
   std::function<void(const std::string& name, const std::vector<int64_t>& shape, Arrival arrival)> bring;
 };
 
-/// Places for all weights, and orders for all tensors; of blocks that are divided over ranks, for those that this rank reads. Where weights are quantized as they come, their layers are empty until they have.
+/// Places for all weights, and orders for all tensors; of a sharded base, for those that this rank reads. Where weights are quantized as they come, their layers are empty until they have.
 /// Other layers of `weights.blocks` must not be added or moved out until then.
 [[nodiscard]] DecoderWeights arrange_weights(const format::ModelConfig& config, const WeightOptions& options,
                                              const StoredWeights& stored);
 
-/// After all tensors of all ranks have arrived: each rank keeps its part of every block and table (WeightOptions::divide_over). Nothing
-/// where the weights are not divided. @throws IoError if another rank failed to load.
-void keep_own_parts(DecoderWeights& weights, const format::ModelConfig& config);
+/// After all tensors of all ranks have arrived: each rank keeps its shard of every block and table (WeightOptions::shard_over). Nothing
+/// where the base is not sharded. @throws IoError if another rank failed to load.
+void keep_own_shards(DecoderWeights& weights, const format::ModelConfig& config);
 
 /// Whether one of the names is the module's or its trailing part, cut at a dot.
 [[nodiscard]] bool names_module(const std::vector<std::string>& names, const std::string& module);

@@ -63,7 +63,7 @@ BlockWeights views_of(const at::Tensor& bytes, const BlockForms& forms) {
   return weights;
 }
 
-int64_t bytes_of_part(const BlockForms& forms, int64_t ranks) {
+int64_t shard_bytes(const BlockForms& forms, int64_t ranks) {
   const int64_t step = ranks * kAlignment;
   return (bytes_in_one_piece(forms) + step - 1) / step * kAlignment;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The frozen linear layers of a block in one piece of memory, so that one copy moves them, or one exchange gathers their parts.
+/// The frozen linear layers of a block in one piece of memory, so that one copy moves them, or one exchange gathers their shards.
 ///
 ///     bytes  [ q: packed absmax nested_absmax nested_offset | k: … | … | down: … ]      each tensor begins at a multiple of 256
 #pragma once
@@ -35,9 +35,9 @@ using BlockForms = std::vector<WeightForm>;
 [[nodiscard]] int64_t bytes_in_one_piece(const BlockForms& forms);
 /// Weights whose tensors are views of the piece. @param bytes  uint8, at least bytes_in_one_piece() of them.
 [[nodiscard]] BlockWeights views_of(const at::Tensor& bytes, const BlockForms& forms);
-/// Length of each rank's part where a piece is divided over ranks: all the same, so the last may end with unused bytes.
-[[nodiscard]] int64_t bytes_of_part(const BlockForms& forms, int64_t ranks);
-/// Weights that have shapes and dtypes alone: of a block whose bytes are divided. @param device  of the computation; Meta in a plan.
+/// Length of each rank's shard of a piece: all the same, so the last may end with unused bytes.
+[[nodiscard]] int64_t shard_bytes(const BlockForms& forms, int64_t ranks);
+/// Weights that have shapes and dtypes alone: of a sharded block. @param device  of the computation; Meta in a plan.
 [[nodiscard]] BlockWeights shapes_of(const BlockForms& forms, at::Device device);
 /// Copies a weight of the same form into the tensors of another, which keep their places.
 void copy_weight(const FrozenWeight& to, const FrozenWeight& from);

@@ -3,27 +3,16 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
-#include <array>
 #include <utility>
 
 #include "core/check.hpp"
-#include "nn/weight_stream.hpp"
 #include "ops/device_memory.hpp"
 #include "ops/norm.hpp"
 
 namespace qlorapp {
 namespace {
 
-std::shared_ptr<WeightStream> stream_of(at::Device device, const std::vector<DecoderBlock::Weights>& blocks,
-                                        const std::shared_ptr<Communicator>& ranks) {
-  std::vector<WeightStream::Source> sources;
-  for (const DecoderBlock::Weights& block : blocks)
-    sources.push_back({ranks ? block.part : block.on_host, forms_of(block.projections)});
-  return std::make_shared<WeightStream>(device, std::move(sources), ranks);
-}
-
-/// Of the blocks: the tables may be a rank's rows.
+/// Of the blocks: the tables may be a rank's shards.
 void check_shapes(const format::ModelConfig& config, const DecoderWeights& weights) {
   for (const format::Parameter& parameter : format::parameters(config)) {
     if (parameter.layer < 0) continue;
@@ -52,17 +41,15 @@ Decoder::Decoder(format::ModelConfig config, DecoderWeights weights)
       embed_tokens_(std::move(weights.embed_tokens)),
       norm_(std::move(weights.norm)),
       lm_head_(std::move(weights.lm_head)),
-      ranks_(std::move(weights.ranks)) {
+      store_(device(), weights.blocks, std::move(weights.ranks)) {
   const std::vector<int64_t> table{config_.vocab_size, config_.hidden_size};
-  const std::vector<int64_t> part{rows_of_part(config_.vocab_size, ranks_ ? ranks_->size() : 1), config_.hidden_size};
-  const auto fits = [&](const at::Tensor& rows) { return rows.sizes() == table || rows.sizes() == part; };
+  const std::vector<int64_t> own{store_.own_rows(config_.vocab_size), config_.hidden_size};
+  const auto fits = [&](const at::Tensor& rows) { return rows.sizes() == table || rows.sizes() == own; };
   QLORAPP_CHECK_VALUE(fits(embed_tokens_) && fits(lm_head_),
                       "[causal_lm] embedding and head must be (vocab_size, hidden_size) = {}; got {} and {}.", joined(table),
                       joined(embed_tokens_.sizes()), joined(lm_head_.sizes()));
   QLORAPP_CHECK_VALUE(std::ssize(weights.blocks) == config_.num_hidden_layers,
                       "[causal_lm] the config has {} layers; got weights of {}.", config_.num_hidden_layers, weights.blocks.size());
-  const bool elsewhere = ranks_ || (!weights.blocks.empty() && weights.blocks.front().on_host.defined());
-  if (elsewhere) stream_ = stream_of(device(), weights.blocks, ranks_);
   check_shapes(config_, weights);
   for (auto& block : weights.blocks)
     blocks_.emplace_back(BlockShape::of(config_, std::ssize(blocks_)), std::move(block), std::ssize(blocks_));
@@ -84,9 +71,8 @@ std::tuple<at::Tensor, at::Tensor> Decoder::last_norm(const at::Tensor& x) const
 }
 
 void Decoder::replace_tables(at::Tensor embed_tokens, at::Tensor lm_head) {
-  QLORAPP_CHECK_VALUE(!ranks_,
-                      "[causal_lm] tables of a base that is divided over ranks (base_sharding) cannot be replaced. Load the "
-                      "whole base.");
+  QLORAPP_CHECK_VALUE(!is_sharded(),
+                      "[causal_lm] tables of a sharded base (base_sharding) cannot be replaced. Load the whole base.");
   QLORAPP_CHECK_VALUE(
       embed_tokens.sizes() == lm_head.sizes() && embed_tokens.dim() == 2 && embed_tokens.size(1) == config_.hidden_size,
       "[causal_lm] embedding and head must be (vocab_size, {}); got {} and {}.", config_.hidden_size, joined(embed_tokens.sizes()),
@@ -100,7 +86,7 @@ void Decoder::replace_tables(at::Tensor embed_tokens, at::Tensor lm_head) {
 void Decoder::move_embedding(bool to_host) {
   if (!on_gpu() || lm_head_.is_alias_of(embed_tokens_) || to_host == embedding_on_host()) return;
   if (!to_host) {
-    embed_tokens_ = ranks_ ? own_part(embed_tokens_).to(device()) : embed_tokens_.to(device());
+    embed_tokens_ = store_.own(embed_tokens_).to(device());
     return;
   }
   const at::Tensor table = ops::empty_on_host({config_.vocab_size, config_.hidden_size}, dtype(), device());
@@ -109,64 +95,15 @@ void Decoder::move_embedding(bool to_host) {
   embed_tokens_ = table;
 }
 
-/// For as long as it is used: exchanging a table takes a hundredth of a step, and the places of blocks are smaller.
-at::Tensor Decoder::whole(const at::Tensor& table) const {
-  if (!is_part(table)) return table;
-  const at::NoGradGuard no_grad;
-  const ops::MemoryUseScope use(ops::MemoryUse::kDense);
-  at::Tensor all = at::empty({ranks_->size() * table.size(0), table.size(1)}, table.options());
-  ranks_->all_gather_into(all, table).wait();
-  return all.narrow(0, 0, config_.vocab_size);
-}
-
-at::Tensor Decoder::own_part(const at::Tensor& table) const {
-  const int64_t rows = rows_of_part(table.size(0), ranks_->size()), begin = ranks_->rank() * rows;
-  at::Tensor part = at::zeros({rows, table.size(1)}, table.options());
-  const int64_t count = std::clamp(table.size(0) - begin, int64_t{0}, rows);
-  if (count > 0) part.narrow(0, 0, count).copy_(table.narrow(0, begin, count));
-  return part;
-}
-
-void Decoder::move_blocks(bool to_host) {
-  QLORAPP_CHECK_VALUE(!(to_host && ranks_),
-                      "[causal_lm] base_on_host must be without base_sharding; got both. Leave one of them out.");
-  if (to_host == blocks_on_host()) return;
-  // All blocks are copied before one of them changes, so a failure leaves the model as it is.
-  std::vector<DecoderBlock::Weights> moved;
-  for (const DecoderBlock& block : blocks_) moved.push_back(block.moved(to_host));
-  stream_ = to_host ? stream_of(device(), moved, nullptr) : nullptr;
-  for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i].replace_weights(std::move(moved[i]));
-}
-
-const BlockWeights& Decoder::projections(int64_t block) const {
-  return ranks_ ? stream_->at(block, /*training=*/false) : blocks_[static_cast<size_t>(block)].weights().projections;
-}
-
-void Decoder::replace_projection(int64_t block, Projection projection, FrozenWeight weight) {
-  DecoderBlock& own = blocks_[static_cast<size_t>(block)];
-  if (!ranks_) return own.replace_projection(projection, std::move(weight));
-  const at::NoGradGuard no_grad;
-  at::Tensor part = own.weights().part;
-  const at::Tensor piece = at::empty({ranks_->size() * part.numel()}, part.options());
-  ranks_->all_gather_into(piece, part).wait();
-  copy_weight(views_of(piece, forms_of(own.weights().projections))[index(projection)], weight);
-  part.copy_(piece.narrow(0, ranks_->rank() * part.numel(), part.numel()));
-  if (own.in_float8()) own.set_float8(own.float8_ones(), projections(block));
-}
-
 int64_t Decoder::parameter_count() const { return format::parameter_count(config_); }
 
 Bytes Decoder::weight_bytes() const {
-  Bytes total{static_cast<int64_t>(norm_.nbytes())};
+  Bytes total = store_.device_bytes(blocks_) + Bytes{static_cast<int64_t>(norm_.nbytes())};
   if (embed_tokens_.device() == device()) total += Bytes{static_cast<int64_t>(embed_tokens_.nbytes())};
   if (!lm_head_.is_alias_of(embed_tokens_)) total += Bytes{static_cast<int64_t>(lm_head_.nbytes())};
   for (const DecoderBlock& block : blocks_) {
     for (const at::Tensor& norm : block.weights().dense) total += Bytes{static_cast<int64_t>(norm.nbytes())};
-    if (block.weights().part.defined()) total += Bytes{static_cast<int64_t>(block.weights().part.nbytes())};
-    if (stream_) continue;
-    for (const FrozenWeight& weight : block.weights().projections) total += weight.nbytes();
   }
-  if (stream_) total += stream_->device_bytes();
   return total;
 }
 

@@ -6,10 +6,12 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include "nn/base_store.hpp"
 #include "nn/block/decoder_block.hpp"
 #include "nn/step_context.hpp"
 #include "ops/logit_rule.hpp"
@@ -34,13 +36,8 @@ struct DecoderWeights {
   at::Tensor norm;          ///< (D), compute dtype.
   at::Tensor lm_head;       ///< (V, D); the same tensor as embed_tokens when the config ties them.
   std::vector<DecoderBlock::Weights> blocks;
-  /// Ranks that share the base: each holds a slice of every projection, and rows_of_part() rows of each untied table on the device.
-  /// Null: this rank holds all of them.
-  std::shared_ptr<Communicator> ranks = {};
+  std::shared_ptr<Communicator> ranks = {};  ///< Hold a shard each (Residency::kSharded); null: this process has all.
 };
-
-/// Rows of a table that each rank holds; the last may end with unused ones.
-[[nodiscard]] inline int64_t rows_of_part(int64_t rows, int64_t ranks) { return (rows + ranks - 1) / ranks; }
 
 class Decoder {
  public:
@@ -50,16 +47,16 @@ class Decoder {
   [[nodiscard]] const format::ModelConfig& config() const { return config_; }
   [[nodiscard]] std::vector<DecoderBlock>& blocks() { return blocks_; }
   [[nodiscard]] const std::vector<DecoderBlock>& blocks() const { return blocks_; }
-  /// (V, D). Of parts on several ranks: gathered.
-  [[nodiscard]] at::Tensor embed_tokens() const { return whole(embed_tokens_); }
+  /// (V, D). Of shards: gathered.
+  [[nodiscard]] at::Tensor embed_tokens() const { return store_.whole(embed_tokens_, config_.vocab_size); }
   [[nodiscard]] const at::Tensor& norm_weight() const { return norm_; }
-  [[nodiscard]] at::Tensor lm_head() const { return whole(lm_head_); }
+  [[nodiscard]] at::Tensor lm_head() const { return store_.whole(lm_head_, config_.vocab_size); }
   /// What the head reads, and the norm's statistic: (y, rstd) of x (M, D).
   [[nodiscard]] std::tuple<at::Tensor, at::Tensor> last_norm(const at::Tensor& x) const;
   /// Of a token's embedding, as the dtype has it.
   [[nodiscard]] double embedding_factor() const { return embedding_factor_; }
   [[nodiscard]] ops::LogitRule logit_rule() const { return {1 / config_.logits_scaling, config_.final_logit_softcapping}; }
-  /// The tables, or this rank's rows of them: no exchange.
+  /// The tables, or this rank's shards of them: no exchange.
   [[nodiscard]] const at::Tensor& own_embed_tokens() const { return embed_tokens_; }
   [[nodiscard]] const at::Tensor& own_lm_head() const { return lm_head_; }
   [[nodiscard]] bool embedding_on_host() const { return embed_tokens_.device() != device(); }
@@ -79,11 +76,13 @@ class Decoder {
   /// The list of what it consists of, for its vocabulary and tables as they are now.
   [[nodiscard]] std::vector<format::Parameter> parameters() const { return format::parameters(config_); }
   [[nodiscard]] std::vector<format::Parameter> linear_layers() const { return format::parameters(config_, format::Role::kLinear); }
-  /// The value of a norm; of a table, this rank's rows (own_embed_tokens()). No exchange.
+  /// The value of a norm; of a table, this rank's shard (own_embed_tokens()). No exchange.
   [[nodiscard]] const at::Tensor& own_dense(const format::Parameter& parameter) const;
-  /// The same; a table of parts on several ranks: gathered.
-  [[nodiscard]] at::Tensor dense(const format::Parameter& parameter) const { return whole(own_dense(parameter)); }
-  /// The weight of a linear layer where this process has it. On several ranks: its shape alone.
+  /// The same; a table of shards: gathered.
+  [[nodiscard]] at::Tensor dense(const format::Parameter& parameter) const {
+    return store_.whole(own_dense(parameter), parameter.shape.front());
+  }
+  /// The weight of a linear layer where this process has it. Of a sharded base: its shape alone.
   [[nodiscard]] const FrozenWeight& own_linear(const format::Parameter& parameter) const {
     return blocks_[static_cast<size_t>(parameter.layer)].weights().projections[parameter.slot];
   }
@@ -93,39 +92,38 @@ class Decoder {
   }
 
   /// Other tables of the same dtype and width, (V', D); the vocabulary becomes theirs. Give one tensor twice for a tied table.
-  /// @throws ValueError if ranks hold parts of them.
+  /// @throws ValueError if they are sharded.
   void replace_tables(at::Tensor embed_tokens, at::Tensor lm_head);
   /// Moves the table between a GPU and pinned host memory; a tied table and a model on a CPU stay as they are. The tensor that
   /// embed_tokens() returned before stays where it is, for as long as it is held.
   void move_embedding(bool to_host);
-  /// Moves the blocks' projections between the device and host memory (nn/weight_stream.hpp). A failure leaves them where they were.
-  /// @throws ValueError for `to_host` if ranks hold parts of them.
-  void move_blocks(bool to_host);
-  /// Brings the projections of blocks that wait in host memory or on other ranks; null if they are on the device.
-  [[nodiscard]] const std::shared_ptr<WeightStream>& weight_stream() const { return stream_; }
-  [[nodiscard]] bool blocks_on_host() const { return stream_ && !ranks_; }
-  /// The ranks that hold parts of the base; null if this process has all of it. With parts, each read of projections or tables is an
-  /// exchange: all ranks make it, in the same order.
-  [[nodiscard]] const std::shared_ptr<Communicator>& ranks() const { return ranks_; }
+  /// BaseStore::move().
+  void move_blocks(bool to_host) { store_.move(blocks_, to_host); }
+  [[nodiscard]] Residency residency() const { return store_.residency(); }
+  /// Each read of projections or tables is an exchange: all ranks make it, in the same order.
+  [[nodiscard]] bool is_sharded() const { return residency() == Residency::kSharded; }
+  /// That hold the shards; null: not sharded.
+  [[nodiscard]] const std::shared_ptr<Communicator>& ranks() const { return store_.ranks(); }
+  /// Brings the projections of blocks that are not resident; null if they are.
+  [[nodiscard]] const std::shared_ptr<WeightStream>& weight_stream() const { return store_.stream(); }
 
-  /// A block's frozen projections, on the device or in host memory. Of parts on several ranks: gathered, and valid until another block's
-  /// are asked for.
-  [[nodiscard]] const BlockWeights& projections(int64_t block) const;
-  /// DecoderBlock::replace_projection(), also where ranks hold parts.
-  void replace_projection(int64_t block, Projection projection, FrozenWeight weight);
+  /// BaseStore::at().
+  [[nodiscard]] const BlockWeights& projections(int64_t block) const { return store_.at(blocks_[static_cast<size_t>(block)]); }
+  /// DecoderBlock::replace_projection(), wherever the base is.
+  void replace_projection(int64_t block, Projection projection, FrozenWeight weight) {
+    store_.replace(blocks_[static_cast<size_t>(block)], projection, std::move(weight));
+  }
 
  private:
-  [[nodiscard]] bool is_part(const at::Tensor& table) const { return ranks_ && table.size(0) != config_.vocab_size; }
-  [[nodiscard]] at::Tensor whole(const at::Tensor& table) const;
-  [[nodiscard]] at::Tensor own_part(const at::Tensor& table) const;
-
   format::ModelConfig config_;
-  at::Tensor embed_tokens_, norm_, lm_head_;  ///< Tables, or this rank's rows of them.
+  at::Tensor embed_tokens_, norm_, lm_head_;  ///< Tables, or this rank's shards of them.
   std::vector<DecoderBlock> blocks_;
   double embedding_factor_ = 1;
   RopeTables rope_;
   std::shared_ptr<Communicator> ranks_;
   std::shared_ptr<WeightStream> stream_;
+  RopeTable rope_;
+  BaseStore store_;
 };
 
 }  // namespace qlorapp

@@ -21,7 +21,7 @@ constexpr int64_t kFewTokens = 64;
 
 StepSettings::StepSettings(std::shared_ptr<Decoder> decoder)
     : decoder_(std::move(decoder)), segments_(keep_in_each_block(std::ssize(decoder_->blocks()), Keep::kEverything)) {
-  memory_.base_on_host = decoder_->blocks_on_host();
+  memory_.base_on_host = decoder_->residency() == Residency::kHost;
 }
 
 bool StepSettings::float8() const { return decoder_->blocks().front().in_float8(); }

@@ -21,9 +21,9 @@ int64_t version_of(const at::Tensor& bytes) { return bytes.is_inference() ? 0 : 
 WeightStream::WeightStream(at::Device device, std::vector<Source> blocks, std::shared_ptr<Communicator> ranks)
     : device_(device), sources_(std::move(blocks)), ranks_(std::move(ranks)) {
   const at::NoGradGuard no_grad;
-  const int64_t parts = ranks_ ? ranks_->size() : 1;
+  const int64_t shards = ranks_ ? ranks_->size() : 1;
   int64_t longest = 0;
-  for (const Source& source : sources_) longest = std::max(longest, parts * source.bytes.numel());
+  for (const Source& source : sources_) longest = std::max(longest, shards * source.bytes.numel());
   const ops::MemoryUseScope use(ops::MemoryUse::kCodes);
   for (Place& place : places_) place.bytes = at::empty({longest}, at::TensorOptions().dtype(at::kByte).device(device_));
   if (device_.is_cpu() || device_.is_meta()) return;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Frozen weights that wait elsewhere and pass through two places on the device, one block ahead of the computation. They wait in host
-/// memory, or in parts on the ranks of a run.
+/// memory, or in shards on the ranks of a run.
 ///
 ///     forward   block   0    1    2   …   L-1      backward   L-1  L-2  L-3  …   0      next micro-batch   0    1    2
 ///               copy    1    2    3   …                       -    L-3  L-4  …                             -    2    3
 ///
-/// A copy, or the exchange that gathers the parts, runs on a stream of its own while the block before it computes. At each turn both
+/// A copy, or the exchange that gathers the shards, runs on a stream of its own while the block before it computes. At each turn both
 /// blocks are there, so a micro-batch copies 2·(L - 2) blocks. Copies bind the step where a block's bytes over the bus take longer than
-/// its products. Where ranks hold the parts, all of them must ask for the same blocks in the same order.
+/// its products. Of a sharded base all ranks must ask for the same blocks in the same order.
 #pragma once
 
 #include <array>
@@ -29,12 +29,12 @@ class WeightStream {
  public:
   /// A block's weights (block_weights.hpp).
   struct Source {
-    at::Tensor bytes;  ///< One piece of host memory, or this rank's part of it on the device.
+    at::Tensor bytes;  ///< One piece of host memory, or this rank's shard of it on the device.
     BlockForms forms;
   };
   /// @param device  of the computation; a CPU copies at once; Meta copies nothing.
   /// @param blocks  in the order of the model. Kept.
-  /// @param ranks   hold the parts; null: the blocks are in host memory.
+  /// @param ranks   hold the shards; null: the blocks are in host memory.
   WeightStream(at::Device device, std::vector<Source> blocks, std::shared_ptr<Communicator> ranks = nullptr);
   ~WeightStream();
   WeightStream(const WeightStream&) = delete;

@@ -40,11 +40,15 @@ Arrival arrive_quantized(const std::string& name, const std::vector<int64_t>& sh
           }};
 }
 
+PlaceMaker places_on(at::Device device) {
+  return [device](at::IntArrayRef shape, at::ScalarType dtype) {
+    return at::empty(shape, at::TensorOptions().dtype(dtype).device(device));
+  };
+}
+
 QuantizedTensor empty_quantized(const std::vector<int64_t>& shape, at::ScalarType dtype, const Quantizer::Options& options,
                                 at::Device device) {
-  return empty_quantized(shape, dtype, options, [&](at::IntArrayRef sizes, at::ScalarType type) {
-    return at::empty(sizes, at::TensorOptions().dtype(type).device(device));
-  });
+  return empty_quantized(shape, dtype, options, places_on(device));
 }
 
 QuantizedTensor empty_quantized(const std::vector<int64_t>& shape, at::ScalarType dtype, const Quantizer::Options& options,

@@ -34,6 +34,7 @@ struct Arrival {
 
 /// Memory for one tensor of a weight, not filled.
 using PlaceMaker = std::function<at::Tensor(at::IntArrayRef shape, at::ScalarType dtype)>;
+[[nodiscard]] PlaceMaker places_on(at::Device device);
 
 /// Places for a weight that is quantized already.
 /// @param dtype  of the weight before.

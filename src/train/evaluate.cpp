@@ -63,7 +63,7 @@ Score score_at_once(CausalLM& model, std::span<const Example> rows, bool exact_m
   const Batch batch = collate(rows).to(model.device());
   Score score;
   score.targets = batch.target_count;
-  if (batch.target_count == 0 && !model.decoder().ranks()) return score;
+  if (batch.target_count == 0 && !model.decoder().is_sharded()) return score;
   const at::Tensor hidden = model.hidden_states(batch, /*training=*/false, 0, 0), loss = model.loss_of(hidden, batch);
   if (batch.target_count == 0) return score;
   score.loss = loss.item<double>();
@@ -81,7 +81,7 @@ Score score_of(CausalLM& model, std::span<const Example> rows, bool exact_match,
       begin += some.size();
       continue;
     } catch (const std::exception& error) {
-      if (some.size() == 1 || !ops::is_out_of_memory(error) || model.decoder().ranks()) throw;
+      if (some.size() == 1 || !ops::is_out_of_memory(error) || model.decoder().is_sharded()) throw;
       most = (some.size() + 1) / 2;
       log_warning(
           message("[evaluate] out of memory with {} rows at once ({}). From here on batches are split into parts of at most {} "
@@ -98,7 +98,7 @@ Score score_of(CausalLM& model, std::span<const Example> rows, bool exact_match,
 EvalResult evaluate(CausalLM& model, const std::vector<Example>& rows, const EvalOptions& options) {
   QLORAPP_CHECK_VALUE(!rows.empty(), "[evaluate] the evaluation data hold no rows.");
   QLORAPP_CHECK_VALUE(options.batch_size >= 1, "[evaluate] the batch size must be at least 1; got {}.", options.batch_size);
-  QLORAPP_CHECK_VALUE(!(options.exact_match && model.decoder().ranks()),
+  QLORAPP_CHECK_VALUE(!(options.exact_match && model.decoder().is_sharded()),
                       "[evaluate] exact_match is not computed with base_sharding: ranks would gather the head at different times. "
                       "Evaluate the saved adapter with qlorapp eval.");
   const at::NoGradGuard no_grad;
@@ -109,9 +109,9 @@ EvalResult evaluate(CausalLM& model, const std::vector<Example>& rows, const Eva
   size_t most = step;
   const auto rank = static_cast<size_t>(options.ranks ? options.ranks->rank() : 0);
   const auto ranks = static_cast<size_t>(options.ranks ? options.ranks->size() : 1);
-  // Where the base is divided over the ranks, each gathers blocks as often as the others.
+  // Of a sharded base each rank gathers blocks as often as the others.
   const size_t passes_end =
-      model.decoder().ranks() ? (rows.size() + ranks * step - 1) / (ranks * step) * ranks * step : rows.size();
+      model.decoder().is_sharded() ? (rows.size() + ranks * step - 1) / (ranks * step) * ranks * step : rows.size();
   for (size_t begin = rank * step; begin < passes_end; begin += ranks * step) {
     if (begin >= rows.size()) {
       const Batch filler = Batch::filler(rows.front().input_ids.front()).to(model.device());

@@ -132,7 +132,7 @@ struct CardRun {
   double rows_a_second = 0;
 };
 
-/// @param ranks  over which args.base_sharding divides the base.
+/// @param ranks  over which args.base_sharding shards the base.
 CardRun best_on_card(const format::ModelConfig& model, const LoraConfig& lora, const TrainingArguments& args, const Gpu& gpu,
                      Bytes room, int64_t rows, int64_t average_tokens, int64_t ranks) {
   CardRun run{args, {}, "", 0};
@@ -291,7 +291,7 @@ Recommendation recommend(const format::ModelConfig& model, const LoraConfig& lor
       to_string(room), args.max_length, fixed(hours_an_epoch, 1), fixed(best.epochs, best.epochs < 1 ? 2 : 0), between(best.hours),
       fixed(deadline.hours, deadline.hours == std::floor(deadline.hours) ? 0 : 2));
   if (best.args.base_sharding != "no")
-    best.text += message("The frozen base is divided over the {} GPUs (base_sharding).\n", deadline.gpus);
+    best.text += message("The frozen base is sharded over the {} GPUs (base_sharding).\n", deadline.gpus);
   if (deadline.gpus > 1) {
     best.text += message(
         "Start one process per GPU: torchrun --nproc-per-node {} --no-python qlorapp train --config FILE. Each GPU counts as {} % "

@@ -106,16 +106,15 @@ Trainer::Trainer(CausalLM& model, TrainingArguments args, std::vector<Example> t
       base_model_(std::move(base_model)),
       callbacks_(std::move(callbacks)),
       state_(model.arena(), optimizer_options(args_), scaler_options(device(), model.dtype() == at::kHalf, args_)) {
-  const std::shared_ptr<Communicator>& holders = model.decoder().ranks();
-  if (holders) args_.base_sharding = holders->whole() ? "node" : "full";  // as it was loaded
+  const std::shared_ptr<Communicator>& shard_ranks = model.decoder().ranks();
+  if (shard_ranks) args_.base_sharding = sharding_over(shard_ranks.get());  // as it was loaded
   args_.validate();
-  const std::shared_ptr<Communicator>& all = holders && holders->whole() ? holders->whole() : holders;
+  const std::shared_ptr<Communicator>& all = shard_ranks && shard_ranks->whole() ? shard_ranks->whole() : shard_ranks;
   state_.ranks = ranks ? std::move(ranks) : all ? all : single_process();
   state_.sums_in_bf16 = args_.ddp_sum_in_bf16;
-  QLORAPP_CHECK_VALUE(
-      !holders || all == state_.ranks,
-      "[ranks] a base that is divided over ranks is trained with the communicator that it was loaded with; got another "
-      "one. Give none, or that one: exchanges of two have no common order.");
+  QLORAPP_CHECK_VALUE(!shard_ranks || all == state_.ranks,
+                      "[ranks] a sharded base is trained with the communicator that it was loaded with; got another one. Give "
+                      "none, or that one: exchanges of two have no common order.");
   if (args_.optimizer_is_paged() && device().is_cpu()) {
     log_warning_once(message("[trainer] optim={}: on a CPU the optimizer state is not paged; results are the same.", args_.optim));
   }

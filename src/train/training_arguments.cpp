@@ -11,6 +11,7 @@
 #include "core/nearest_name.hpp"
 #include "core/printable.hpp"
 #include "json/python_json.hpp"
+#include "nn/base_store.hpp"
 #include "qlorapp/core/log.hpp"
 #include "qlorapp/memory/gpu_table.hpp"
 #include "qlorapp/nn/keep.hpp"
@@ -167,20 +168,11 @@ void TrainingArguments::validate() const {
                       "{}cuda_graphs=True keeps the memory of each recorded micro-step, which memory_budget and "
                       "auto_find_batch_size do not plan. Leave it or them out.",
                       kWhere);
-  QLORAPP_CHECK_VALUE(
-      !(cuda_graphs && base_on_host),
-      "{}cuda_graphs=True must be without base_on_host, whose copies go on from one micro-step to the next; got both. Leave one of "
-      "them out.",
-      kWhere);
   static constexpr std::array<std::string_view, 3> kSharding{"no", "full", "node"};
   one_of("base_sharding", base_sharding, kSharding);
-  QLORAPP_CHECK_VALUE(base_sharding == "no" || !base_on_host,
-                      "{}base_sharding={} must be without base_on_host; got both. Leave one of them out.", kWhere, base_sharding);
-  QLORAPP_CHECK_VALUE(
-      base_sharding == "no" || !cuda_graphs,
-      "{}cuda_graphs=True must be without base_sharding, whose exchanges go on from one micro-step to the next; got "
-      "both. Leave one of them out.",
-      kWhere);
+  const std::string_view obstacle = obstacle_to_graphs(residency_of(kWhere, base_on_host, base_sharding));
+  QLORAPP_CHECK_VALUE(!cuda_graphs || obstacle.empty(), "{}cuda_graphs=True must be without {}; got both. Leave one of them out.",
+                      kWhere, obstacle);
   QLORAPP_CHECK_VALUE(std::isfinite(val_size) && val_size >= 0 && (val_size < 1 || val_size == std::floor(val_size)),
                       "{}val_size must be a number of rows, or a share below 1; got {}.", kWhere, val_size);
   at_least("max_length", max_length, 2);

@@ -88,12 +88,11 @@ struct Observed {
 WindowRunner::WindowRunner(CausalLM& model, TrainState& state, const TrainingArguments& args, const std::vector<Example>& rows,
                            bool evaluates)
     : model_(model), state_(state), args_(args), rows_(rows), evaluates_(evaluates) {
+  const std::string_view obstacle = obstacle_to_graphs(model.decoder().residency());
   if (args.cuda_graphs && !ops::has_launch_graphs(model.device())) {
     log_warning_once("[trainer] cuda_graphs has no effect: it records steps on a GPU.");
-  } else if (args.cuda_graphs && model.decoder().weight_stream()) {
-    log_warning_once(
-        "[trainer] cuda_graphs has no effect: the base is in host memory or divided over ranks, and its copies go on from one "
-        "micro-step to the next.");
+  } else if (args.cuda_graphs && !obstacle.empty()) {
+    log_warning_once(message("[trainer] cuda_graphs has no effect with {}.", obstacle));
   } else if (args.cuda_graphs) {
     graphs_ = std::make_unique<GraphedSteps>(model);
   }
@@ -135,8 +134,8 @@ std::vector<Batch> WindowRunner::batches_of(const Window& window) const {
       first_token += batches.back().token_count();
     }
   }
-  // Where the base is divided over the ranks, each gathers blocks as often as the others.
-  const size_t ranks = model_.decoder().ranks() ? static_cast<size_t>(state_.ranks->size()) : 1;
+  // Of a sharded base each rank gathers blocks as often as the others.
+  const size_t ranks = model_.decoder().is_sharded() ? static_cast<size_t>(state_.ranks->size()) : 1;
   while (ranks > 1 && batches.size() * ranks < window.rows.size())
     batches.push_back(Batch::filler(rows_.front().input_ids.front()).to(model_.device()));
   return batches;
@@ -157,7 +156,7 @@ void WindowRunner::run_worst_case() {
       break;
     } catch (const std::exception& error) {
       if (!ops::is_out_of_memory(error)) throw;
-      refuse_if_divided(window, error);
+      refuse_if_sharded(window, error);
       make_room(window, error, again);
     }
   }
@@ -189,7 +188,7 @@ StepReport WindowRunner::run(const Window& window, const Observer& observer) {
       const bool has_ranks = state_.ranks && state_.ranks->size() > 1;
       if (has_ranks && progress.at != Progress::At::kWindow) throw;  // the others went on
       if (progress.at != Progress::At::kUpdate) {
-        refuse_if_divided(window, error);
+        refuse_if_sharded(window, error);
         make_room(window, error, again);
         continue;
       }
@@ -208,7 +207,7 @@ StepReport WindowRunner::run(const Window& window, const Observer& observer) {
 }
 
 std::string WindowRunner::diagnosis(const Window& window) {
-  if (model_.decoder().ranks()) return "The first layer that is not finite is not looked for with base_sharding.";
+  if (model_.decoder().is_sharded()) return "The first layer that is not finite is not looked for with base_sharding.";
   const std::vector<Batch> batches = batches_of(window);
   return first_non_finite(model_, batches, state_.seed, state_.micro_step);
 }
@@ -222,8 +221,8 @@ int64_t WindowRunner::longest_of(const Window& window) const {
 }
 
 /// Smaller parts would gather blocks more often than the other ranks do.
-void WindowRunner::refuse_if_divided(const Window& window, const std::exception& error) const {
-  if (!model_.decoder().ranks()) return;
+void WindowRunner::refuse_if_sharded(const Window& window, const std::exception& error) const {
+  if (!model_.decoder().is_sharded()) return;
   throw OutOfMemoryError(
       message("[trainer] out of memory in step {}. With base_sharding a micro-batch is not split into parts. {} {}",
               state_.global_step + 1, advice_when_full(model_, args_, longest_of(window)), first_line(error)));

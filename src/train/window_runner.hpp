@@ -60,7 +60,7 @@ class WindowRunner {
   [[nodiscard]] int64_t tokens_of(const std::vector<int64_t>& rows) const;
   [[nodiscard]] int64_t row_tokens(int64_t row) const { return std::ssize(rows_[static_cast<size_t>(row)].input_ids); }
   [[nodiscard]] int64_t longest_of(const Window& window) const;
-  void refuse_if_divided(const Window& window, const std::exception& error) const;
+  void refuse_if_sharded(const Window& window, const std::exception& error) const;
   /// After an allocation failed: gives cached memory back and lets micro-batches be taken in smaller parts.
   /// @param again  it failed before in this window.  @throws OutOfMemoryError if no part can be smaller.
   void make_room(const Window& window, const std::exception& error, bool again);

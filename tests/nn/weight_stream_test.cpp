@@ -119,7 +119,7 @@ TEST_CASE("a block's weights lie in one piece, and keep their bits on the way th
   block.replace_projection(Projection::kUp, FrozenWeight(at::randn({88, 48}).to(device)));  // one that is not in four bits
   const BlockWeights before = block.weights().projections;
   block.replace_weights(block.moved(/*to_host=*/true));
-  const at::Tensor piece = block.weights().on_host;
+  const at::Tensor piece = block.weights().piece;
   REQUIRE(piece.numel() == bytes_in_one_piece(forms_of(before)));
   for (size_t i = 0; i < before.size(); ++i) {
     const FrozenWeight& weight = block.weights().projections[i];
@@ -131,7 +131,7 @@ TEST_CASE("a block's weights lie in one piece, and keep their bits on the way th
   }
   block.replace_weights(block.moved(/*to_host=*/false));
   for (size_t i = 0; i < before.size(); ++i) REQUIRE(same(block.weights().projections[i], before[i]));
-  REQUIRE_FALSE(block.weights().on_host.defined());
+  REQUIRE_FALSE(block.weights().piece.defined());
 }
 
 TEST_CASE("a weight that an initialization changes is copied again", "[nn][cpu]") {
@@ -160,7 +160,7 @@ TEST_CASE("settings move a GPU's base to the host, and leave a CPU's", "[nn][cpu
   REQUIRE((model.decoder().weight_stream() != nullptr) == !device.is_cpu());
   if (!device.is_cpu()) {
     REQUIRE(model.decoder().weight_bytes() < before);
-    REQUIRE(model.blocks().front().weights().on_host.is_pinned());
+    REQUIRE(model.blocks().front().weights().piece.is_pinned());
   }
   model.settings().set_memory({});
   REQUIRE(model.decoder().weight_stream() == nullptr);

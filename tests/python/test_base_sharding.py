@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A base that is divided over the processes trains the same bytes as one that each of them has whole."""
+"""A base that is sharded over the processes trains the same bytes as one that each of them has whole."""
 
 import json
 import re
@@ -18,7 +18,7 @@ FULL = {"base_sharding": "full"}
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("divided")
+    folder = tmp_path_factory.mktemp("sharded")
     # Of two ranks one reads two blocks, the other one. fp8 needs widths that are multiples of 64.
     peer.write_llama(folder / "model", num_hidden_layers=3, num_key_value_heads=4)
     peer.write_rows(folder / "rows.jsonl", 22)
@@ -28,11 +28,11 @@ def root(tmp_path_factory):
 
 def assert_same_bytes(root, tmp_path, ranks: int, **options) -> None:
     command(ranks, *words(root, tmp_path / "whole", **options))
-    command(ranks, *words(root, tmp_path / "divided", **options, **FULL))
-    mine, other = ((tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("divided", "whole"))
+    command(ranks, *words(root, tmp_path / "sharded", **options, **FULL))
+    mine, other = ((tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("sharded", "whole"))
     assert mine == other
     losses = [
-        [(entry.get("loss"), entry.get("eval_loss")) for entry in history(tmp_path / name)] for name in ("divided", "whole")
+        [(entry.get("loss"), entry.get("eval_loss")) for entry in history(tmp_path / name)] for name in ("sharded", "whole")
     ]
     assert losses[0] == losses[1]
 
@@ -62,7 +62,7 @@ def test_of_a_checkpoint_in_four_bits_too(root, tmp_path):
     assert_same_bytes(tmp_path / "root", tmp_path, 2, max_steps=3, eval_strategy="no")
 
 
-def test_a_run_continues_whether_or_not_the_base_is_divided(root, tmp_path):
+def test_a_run_continues_whether_or_not_the_base_is_sharded(root, tmp_path):
     command(2, *words(root, tmp_path / "run", **FULL))
     first = (tmp_path / "run/adapter_model.safetensors").read_bytes()
     resumed = command(2, *words(root, tmp_path / "run", resume_from_checkpoint=tmp_path / "run/checkpoint-2"))
@@ -71,7 +71,7 @@ def test_a_run_continues_whether_or_not_the_base_is_divided(root, tmp_path):
     assert (tmp_path / "run/adapter_model.safetensors").read_bytes() == first
 
 
-def test_on_two_machines_it_may_be_divided_over_the_ranks_of_each(root, tmp_path):
+def test_on_two_machines_it_may_be_sharded_over_the_ranks_of_each(root, tmp_path):
     command(4, *words(root, tmp_path / "whole"))
     launcher = [
         sys.executable,
@@ -85,7 +85,7 @@ def test_on_two_machines_it_may_be_divided_over_the_ranks_of_each(root, tmp_path
         "127.0.0.1",
     ]
     launcher += ["--master-port", str(free_port()), "--no-python", BUILD / "qlorapp"]
-    given = words(root, tmp_path / "divided", base_sharding="node")
+    given = words(root, tmp_path / "sharded", base_sharding="node")
     machines = [
         subprocess.Popen(
             list(map(str, [*launcher[:3], "--node-rank", node, *launcher[3:], *given])),
@@ -98,7 +98,7 @@ def test_on_two_machines_it_may_be_divided_over_the_ranks_of_each(root, tmp_path
     ]
     ends = [machine.communicate(timeout=200)[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], ends
-    mine, other = ((tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("divided", "whole"))
+    mine, other = ((tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("sharded", "whole"))
     assert mine == other
     half = command(2, *words(root, tmp_path / "two", max_steps=1, eval_strategy="no", **FULL)).stdout
     assert re.search(r"model in memory: .*", half)[0] in ends[0]
@@ -133,10 +133,10 @@ def test_a_budget_divides_a_base_that_does_not_fit_whole(root, tmp_path):
         ).groups()
         return float(number) * {"KiB": 2**10, "MiB": 2**20}[unit]
 
-    whole, divided = least(), least(**FULL)
-    assert divided < 0.8 * whole
+    whole, sharded = least(), least(**FULL)
+    assert sharded < 0.8 * whole
     news = "memory_budget: the base is divided over 2 processes"
-    done = run(memory_budget=f"{int((whole + divided) / 2 / 1024)}KiB")
+    done = run(memory_budget=f"{int((whole + sharded) / 2 / 1024)}KiB")
     assert done.returncode == 0 and news in done.stdout
     assert news not in run("--dry_run", memory_budget=f"{int(whole * 1.2 / 1024)}KiB").stdout
 
@@ -235,7 +235,7 @@ torch.distributed.destroy_process_group()
 
 # transformers' loop trains when batches are dropped.
 @pytest.mark.parametrize("options", [{}, {"dataloader_drop_last": True}], ids=["cpp", "transformers"])
-def test_python_trains_over_a_divided_base(root, tmp_path, options):
+def test_python_trains_over_a_sharded_base(root, tmp_path, options):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(tests=str(ROOT / "tests/python")))
     whole = qlorapp.AutoModelForCausalLM.from_pretrained(root / "model")
@@ -249,6 +249,6 @@ def test_python_trains_over_a_divided_base(root, tmp_path, options):
 
 
 @pytest.mark.parametrize(("sharding", "why"), [("half", 'must be "no", "full" or "node"'), ("full", "this is one")])
-def test_python_refuses_what_cannot_be_divided(root, sharding, why):
+def test_python_refuses_what_cannot_be_sharded(root, sharding, why):
     with pytest.raises(ValueError, match=why):
         qlorapp.AutoModelForCausalLM.from_pretrained(root / "model", load_in_4bit=True, base_sharding=sharding)

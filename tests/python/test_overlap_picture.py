@@ -34,8 +34,8 @@ def drawn(path):
 
 
 def test_the_share_is_the_part_of_the_exchange_in_which_kernels_run(tmp_path, capsys):
-    divided = write_trace(
-        tmp_path / "divided.json",
+    sharded = write_trace(
+        tmp_path / "sharded.json",
         ("kernel", "gemm", 7, 1000, 1100),
         ("kernel", "norm<float>", 7, 1150, 1250),
         ("gpu_memset", "Memset (Device)", 7, 1240, 1260),
@@ -52,17 +52,17 @@ def test_the_share_is_the_part_of_the_exchange_in_which_kernels_run(tmp_path, ca
         ("kernel", SUM, 20, 2750, 3250),
         ("kernel", "adamw_8bit_kernel(Arguments)", 7, 3250, 3400),
     )
-    make_overlap_picture.main([str(divided), str(whole), "-o", str(tmp_path / "overlap.svg")])
+    make_overlap_picture.main([str(sharded), str(whole), "-o", str(tmp_path / "overlap.svg")])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"{divided}: 46.2 % ")  # 60 / 130
+    assert lines[0].startswith(f"{sharded}: 46.2 % ")  # 60 / 130
     assert lines[1].startswith(f"{whole}: 75.0 % ")  # 750 / 1000
     texts = drawn(tmp_path / "overlap.svg")
     titles = [text for text in texts if text.startswith("(")]
-    assert [title.split(":")[0] for title in titles] == ["(a) Divided base", "(b) Whole base"]
+    assert [title.split(":")[0] for title in titles] == ["(a) Sharded base", "(b) Whole base"]
     assert any(text.endswith(" ms") for text in texts)
 
 
-def test_the_panel_of_a_divided_base_shows_four_blocks_of_the_last_backward_pass(tmp_path):
+def test_the_panel_of_a_sharded_base_shows_four_blocks_of_the_last_backward_pass(tmp_path):
     # Two steps of 16 blocks, forward and backward: each block computes 100 µs, and the next one is gathered in its first 30 µs.
     events = []
     for i in range(64):

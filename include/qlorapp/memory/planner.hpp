@@ -46,7 +46,7 @@ struct PlanSettings {
   bool float8 = false;              ///< Frozen weights are multiplied in eight bits.
   std::vector<Segment> segments = {};  ///< Kept activations; empty: everything.
   MemorySettings memory = {};
-  int64_t base_shards = 1;  ///< Ranks that hold a part of the base each (base_sharding); 1: each has all of them.
+  int64_t base_shards = 1;  ///< Ranks that hold a shard of the base each (base_sharding); 1: each has all of them.
   ops::PlannedDevice device = {};
 };
 

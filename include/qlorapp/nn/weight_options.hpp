@@ -25,10 +25,10 @@ struct WeightOptions {
   bool embedding_on_host = false;
   /// The linear layers' weights go to pinned host memory as they come (nn/memory_settings.hpp); nothing on a CPU.
   bool base_on_host = false;
-  /// The base is divided over these ranks: each holds a part of every block, and of embedding and head unless they are one table. Blocks are
+  /// The base is sharded over these ranks: each holds a shard of every block, and of embedding and head unless they are one table. Blocks are
   /// gathered one ahead of the computation, tables where they are used. Each rank reads its share of the checkpoint. From then on all ranks make the same calls in the same order. Null, or
   /// one rank: this process has all of them. @throws ValueError with base_on_host.
-  std::shared_ptr<Communicator> divide_over = {};
+  std::shared_ptr<Communicator> shard_over = {};
 };
 
 }  // namespace qlorapp

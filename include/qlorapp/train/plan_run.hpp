@@ -23,7 +23,7 @@ struct PlannedBase {
   std::vector<std::string> skip_modules = {};                  ///< Linear layers left dense.
   std::optional<at::ScalarType> compute_dtype = std::nullopt;  ///< Unset: as bf16 and fp16 of the arguments say.
   ops::PlannedDevice device = {};                              ///< A CPU unless given.
-  int64_t ranks = 1;                                           ///< Processes, over which base_sharding divides the base.
+  int64_t ranks = 1;                                           ///< Processes, over which base_sharding shards the base.
 };
 
 /// All that the memory of a run depends on: of a model that is to be loaded. Rows have args.max_length tokens.

@@ -119,7 +119,7 @@ class AutoModelForCausalLM:
         device_map: one device. "auto" is the GPU if this build has kernels for it. {"": 0, "model.layers": "cpu"} leaves the frozen layers in
             host memory, from which the GPU copies each block while it computes the one before (base_on_host in docs/memory.md).
         base_sharding: "full" or "node" divides the frozen base over the processes of torchrun, all or those of each machine. The model is for
-            training: each process holds a part of every layer, and all make the same calls (docs/multi-gpu.md).
+            training: each process holds a shard of every layer, and all make the same calls (docs/multi-gpu.md).
         options: the config's attributes, as in transformers.
         For an adapter's folder it loads the base and then the adapter, by PEFT.
 
@@ -165,7 +165,7 @@ class AutoModelForCausalLM:
             raise ValueError(
                 "[from_pretrained] device_map with layers on the CPU is for four-bit layers. Give quantization_config, or one device."
             )
-        group = _group_to_divide_over(base_sharding, device)
+        group = _group_to_shard_over(base_sharding, device)
         config.dtype = wanted
         config._name_or_path = os.fspath(pretrained_model_name_or_path)
         with concurrent.futures.ThreadPoolExecutor(1) as beside:  # C++ stays on the main thread, for Ctrl-C
@@ -176,14 +176,14 @@ class AutoModelForCausalLM:
                 load_in_4bit=quantized.load_in_4bit,
                 device=device,
                 base_on_host=base_on_host,
-                divide_over=group,
+                shard_over=group,
                 of_node=base_sharding == "node",
                 **quantizer_options.of(quantized),
             )
         if isinstance(stored, dict):
             quantized = _CONFIG.from_dict(stored)
         model = build(folder, skeleton.result(), core, quantized)
-        if core.is_divided:
+        if core.is_sharded:
             model.save_pretrained = _saves_adapters_alone(model)
             weakref.finalize(model, core.leave_ranks)  # at the end of the program at the latest
         return model
@@ -241,7 +241,7 @@ def _layers_on_host(device_map: Any, config: Any) -> tuple[Any, bool]:
     return rest, True
 
 
-def _group_to_divide_over(base_sharding: str, device: torch.device) -> str:
+def _group_to_shard_over(base_sharding: str, device: torch.device) -> str:
     """Returns the name of the default process group, after initializing the group if necessary. Returns "" for "no".
 
     @raises ValueError if base_sharding is unknown or this process is alone.
@@ -264,14 +264,14 @@ def _group_to_divide_over(base_sharding: str, device: torch.device) -> str:
 
 
 def _saves_adapters_alone(model: Any) -> Any:
-    """Returns save_pretrained() for a divided base. It writes adapters of transformers' own, and raises if the model has none."""
+    """Returns save_pretrained() for a sharded base. It writes adapters of transformers' own, and raises if the model has none."""
     here = weakref.ref(model)
 
     def save_pretrained(*args: Any, **options: Any) -> Any:
         model: Any = here()
         if not getattr(model, "_hf_peft_config_loaded", False):
             raise ValueError(
-                "[save_pretrained] a base that is divided over processes (base_sharding) cannot be written as one model. Save the adapter: "
+                "[save_pretrained] a sharded base (base_sharding) cannot be written as one model. Save the adapter: "
                 "get_peft_model(model, …).save_pretrained(folder)."
             )
         return type(model).save_pretrained(model, *args, **options)

@@ -110,11 +110,11 @@ class Engine:
     @property
     def is_spread(self) -> bool:
         """Whether weights wait on the host, or on other processes."""
-        return self._blocks_on_host or bool(self.core.is_divided)
+        return self._blocks_on_host or bool(self.core.is_sharded)
 
     def say_why(self, reason: str) -> None:
         """Logs a switch to transformers' forward, once per reason. @raises ValueError if only C++ has the whole base."""
-        if self.core.is_divided:
+        if self.core.is_sharded:
             raise ValueError(
                 f"[forward] a base that is divided over processes (base_sharding) computes in C++ alone, which does not do this: {reason}. Change "
                 "it, or load the model without base_sharding."
@@ -218,7 +218,7 @@ class Engine:
 
     def follow(self) -> None:
         """Shares memory with C++'s weights again, after embedding_on_host or base_on_host moved them."""
-        if self.core.is_divided:  # no memory is shared
+        if self.core.is_sharded:  # no memory is shared
             return
         weights = dict(self.core.named_weights())
         for i, frozen in enumerate(self.base):
@@ -240,7 +240,7 @@ class Engine:
 
     def bring_back(self) -> None:
         """Moves all weights to the model's device, where transformers' forward expects them."""
-        if self.core.is_divided:
+        if self.core.is_sharded:
             self.say_why("the engine is off")
         self.bring_embedding_back()
         if self._blocks_on_host:
@@ -248,13 +248,13 @@ class Engine:
             self.follow()
 
     def lend_head(self) -> None:
-        """Gathers the head of a divided base, for a caller that multiplies by its weight (TRL), until take_head_back()."""
-        if self.core.is_divided:
+        """Gathers the head of a sharded base, for a caller that multiplies by its weight (TRL), until take_head_back()."""
+        if self.core.is_sharded:
             self._head.holder[self._head.name] = torch.nn.Parameter(self.core.gathered_head(), requires_grad=False)
 
     def take_head_back(self) -> None:
         """Ends lend_head(), which the next pass also does."""
-        if self.core.is_divided:
+        if self.core.is_sharded:
             self._head.holder[self._head.name] = self._head.parameter
 
     def keep(self, keep: str) -> None:

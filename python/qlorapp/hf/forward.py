@@ -175,9 +175,9 @@ class _CachePreparation:
     ) -> Any:
         model: Any = self._model()
         engine = self._engine
-        if engine is not None and engine.core.is_divided:
+        if engine is not None and engine.core.is_sharded:
             raise ValueError(
-                "[generate] a base that is divided over processes (base_sharding) does not generate, as each process would have to make the same "
+                "[generate] a sharded base (base_sharding) does not generate, as each process would have to make the same "
                 "steps. Load the model without base_sharding, and the adapter with PeftModel.from_pretrained."
             )
         plain = generation_config.cache_implementation is None and generation_config.use_cache is not False

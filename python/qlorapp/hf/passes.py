@@ -108,7 +108,7 @@ def whole(engine: Engine, model: Any, given: dict[str, Any]) -> CausalLMOutput:
             loss.requires_grad_().register_hook(_say_that_nothing_is_trained)
     keep = given.get("logits_to_keep", 0)
     product = core.logits
-    if core.is_divided:  # exchanges are made in the pass, by all processes; reading an attribute is none
+    if core.is_sharded:  # exchanges are made in the pass, by all processes; reading an attribute is none
         product = functools.partial(torch.nn.functional.linear, weight=core.gathered_head())
 
     def logits() -> torch.Tensor:

@@ -21,9 +21,9 @@ namespace qlorapp {
 struct BlockTensors {
   std::vector<at::Tensor> dense;  ///< Norms, then biases; compute dtype.
   BlockWeights projections;
-  at::Tensor on_host = {};  ///< uint8: the piece of host memory that the projections are views of, if they wait there.
-  /// uint8: this rank's part of the piece, if ranks hold parts; then the projections have shapes alone.
-  at::Tensor part = {};
+  /// uint8: the piece of host memory that the projections are views of, or this rank's shard of it; then they have shapes alone.
+  /// Undefined if they are resident (base_store.hpp).
+  at::Tensor piece = {};
 };
 
 struct BlockData {

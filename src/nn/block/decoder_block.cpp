@@ -57,7 +57,7 @@ void DecoderBlock::set_float8(const at::Tensor& ones, const BlockWeights& projec
 
 void DecoderBlock::replace_projection(Projection projection, FrozenWeight weight) {
   FrozenWeight& own = data_->weights.projections[qlorapp::index(projection)];
-  weights().on_host.defined() ? copy_weight(own, weight) : static_cast<void>(own = std::move(weight));
+  weights().piece.defined() ? copy_weight(own, weight) : static_cast<void>(own = std::move(weight));
   if (const at::Tensor ones = float8_ones(); ones.defined()) set_float8(ones, weights().projections);
 }
 
@@ -66,15 +66,11 @@ DecoderBlock::Weights DecoderBlock::moved(bool to_host) const {
   const BlockForms forms = forms_of(weights().projections);
   Weights result{weights().dense, {}};
   if (to_host) {
-    result.on_host = ops::empty_on_host({bytes_in_one_piece(forms)}, at::kByte, data_->device());
-    result.projections = views_of(result.on_host, forms);
+    result.piece = ops::empty_on_host({bytes_in_one_piece(forms)}, at::kByte, data_->device());
+    result.projections = views_of(result.piece, forms);
   }
   for (size_t i = 0; i < forms.size(); ++i) {
-    if (!to_host) {
-      result.projections.push_back(empty_weight(forms[i], [&](at::IntArrayRef sizes, at::ScalarType dtype) {
-        return at::empty(sizes, at::TensorOptions().dtype(dtype).device(data_->device()));
-      }));
-    }
+    if (!to_host) result.projections.push_back(empty_weight(forms[i], places_on(data_->device())));
     copy_weight(result.projections[i], weights().projections[i]);
   }
   return result;
