@@ -120,9 +120,6 @@ class Decoder {
   std::vector<DecoderBlock> blocks_;
   double embedding_factor_ = 1;
   RopeTables rope_;
-  std::shared_ptr<Communicator> ranks_;
-  std::shared_ptr<WeightStream> stream_;
-  RopeTable rope_;
   BaseStore store_;
 };
 
