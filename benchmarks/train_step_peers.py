@@ -65,7 +65,9 @@ SHAPES = {
     "mistral-7b": Shape(4096, 14336, 32, 32, 128, False, 8, 32768, "Mistral", {"sliding_window": None}),
     "gemma-3-4b": Shape(2560, 10240, 34, 8, 256, True, 4, 262208, "Gemma3", {"sliding_window": 1024}),
     "gemma-3-1b": Shape(1152, 6912, 26, 4, 256, True, 1, 262144, "Gemma3", {"sliding_window": 512}),
-    "phi-4-mini": Shape(3072, 8192, 32, 24, 128, True, 8, 200064, "Phi3", {"partial_rotary_factor": 0.75, "pad_token_id": None}),
+    "phi-4-mini": Shape(
+        3072, 8192, 32, 24, 128, True, 8, 200064, "Phi3", {"partial_rotary_factor": 0.75, "pad_token_id": None}
+    ),
 }
 
 
@@ -129,7 +131,9 @@ def linears_of(model) -> dict:
     """The linear layers of the blocks."""
     import torch
 
-    return {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and ".layers." in name}
+    return {
+        name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and ".layers." in name
+    }
 
 
 def write_checkpoint(folder: pathlib.Path, shape: Shape, device: str = "cuda") -> None:
@@ -173,7 +177,9 @@ def write_checkpoint(folder: pathlib.Path, shape: Shape, device: str = "cuda") -
             tensors[name] = packed.cpu()
             tensors.update({f"{name}.{key}": value.cpu() for key, value in state.as_dict(packed=True).items()})
         else:
-            tensors[name] = torch.ones(parameter.shape, dtype=torch.bfloat16) if parameter.dim() == 1 else random(*parameter.shape)
+            tensors[name] = (
+                torch.ones(parameter.shape, dtype=torch.bfloat16) if parameter.dim() == 1 else random(*parameter.shape)
+            )
     if not shape.tied:
         ends["lm_head.weight"] = random(shape.vocabulary, shape.hidden)
     save("ends.safetensors", ends)

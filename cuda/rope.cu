@@ -131,8 +131,9 @@ template <class T>
 cudaError_t launch(const Arguments<T>& a, int64_t tokens, Stream stream) {
   if (tokens == 0 || a.heads == 0 || a.head_dim == 0) return cudaSuccess;
   constexpr int kThreads = 256;
-  bool whole = !a.interleaved && a.half > 0 && a.half % kPack<T> == 0 && a.head_dim % kPack<T> == 0 && a.half / kPack<T> <= kThreads && aligned(a.y, a.y_token_stride) &&
-               aligned(a.y, a.y_head_stride) && aligned(a.cos) && aligned(a.sin);
+  bool whole = !a.interleaved && a.half > 0 && a.half % kPack<T> == 0 && a.head_dim % kPack<T> == 0 &&
+               a.half / kPack<T> <= kThreads && aligned(a.y, a.y_token_stride) && aligned(a.y, a.y_head_stride) && aligned(a.cos) &&
+               aligned(a.sin);
   const int counts[3] = {a.first, a.second - a.first, a.heads - a.second};
   for (int i = 0; i < 3; ++i) {
     const Segment<T>& s = a.segment[i];

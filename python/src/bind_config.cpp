@@ -114,9 +114,8 @@ void bind_config(py::module_& m) {
       [](const std::string& config_json) -> std::string {
         try {
           static_cast<void>(format::parse_model_config(config_json, "config.json"));
-        } catch (const format::UnsupportedModel& error) {
-          return error.what();
-        } catch (const Error&) {}  // which loading tells
+        } catch (const format::UnsupportedModel& error) { return error.what(); } catch (const Error&) {
+        }  // which loading tells
         return "";
       },
       py::arg("config_json"), "The line that refuses a sound config that the engine does not compute; empty if there is none.");

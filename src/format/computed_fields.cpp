@@ -74,11 +74,12 @@ std::vector<std::pair<std::string, std::string>> computed_fields(const ModelConf
 }
 
 std::vector<std::string> computed_keys() {
-  std::vector<std::string> keys{"hidden_act",         "hidden_activation",  "rope_parameters",        "rope_scaling",
-                                "rope_theta",         "rope_local_base_freq", "partial_rotary_factor", "original_max_position_embeddings",
-                                "no_rope_layers",     "no_rope_layer_interval", "position_embedding_type", "layer_types",
-                                "layers_block_type",  "sliding_window",     "sliding_window_pattern", "use_sliding_window",
-                                "max_window_layers",  "shared_intermediate_size"};
+  std::vector<std::string> keys{
+      "hidden_act",        "hidden_activation",       "rope_parameters",         "rope_scaling",
+      "rope_theta",        "rope_local_base_freq",    "partial_rotary_factor",   "original_max_position_embeddings",
+      "no_rope_layers",    "no_rope_layer_interval",  "position_embedding_type", "layer_types",
+      "layers_block_type", "sliding_window",          "sliding_window_pattern",  "use_sliding_window",
+      "max_window_layers", "shared_intermediate_size"};
   for (const ConfigField& field : config_fields()) {
     if (field.record != ConfigField::Record::kNever) keys.emplace_back(field.key);
   }

@@ -113,12 +113,13 @@ RopeSettings rope_of(const Json* settings, const std::string& prefix, const Outs
   rope.type = type_of(inner, config);
   if (rope.type == Type::kDynamic) {
     rope.original_max_position_embeddings = config.max_position_embeddings;
-    static_cast<void>(inner.integer(kOriginalLength, 1, kMaxPositions));  // transformers does not read it either
+    static_cast<void>(inner.integer(kOriginalLength, 1, kMaxPositions));   // transformers does not read it either
     if (const auto alpha = inner.number("alpha"); alpha && *alpha != 0) {  // Hunyuan: the base is stretched, whatever the length
-      rope.theta *= std::pow(above_zero(inner, "alpha", *alpha),
-                             static_cast<double>(rope.width) / static_cast<double>(rope.width - 2));
+      rope.theta *=
+          std::pow(above_zero(inner, "alpha", *alpha), static_cast<double>(rope.width) / static_cast<double>(rope.width - 2));
       rope.type = Type::kDefault;
-      for (const char* unread : {"factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}) static_cast<void>(inner.number(unread));
+      for (const char* unread : {"factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"})
+        static_cast<void>(inner.number(unread));
     }
   } else if (rope.type != Type::kDefault && rope.type != Type::kLinear) {
     const auto inside = inner.integer(kOriginalLength, 1, kMaxPositions);
@@ -153,14 +154,16 @@ std::vector<RopeSettings> ropes_of(const ModelConfig& config, JsonFields& fields
   const Json* scaling = fields.value("rope_scaling");
   const Json* parameters = fields.value("rope_parameters");
   const bool by_type = config.family->rope_rule == RopeRule::kByLayerType;
-  const bool is_nested = parameters != nullptr && parameters->is_object() && (parameters->contains(kFull) || parameters->contains(kSliding));
+  const bool is_nested =
+      parameters != nullptr && parameters->is_object() && (parameters->contains(kFull) || parameters->contains(kSliding));
   if (scaling != nullptr && parameters != nullptr && !by_type && *scaling != *parameters) {
     fields.fail("rope_scaling", "must not contradict rope_parameters", *scaling, "Keep one of them.");
   }
-  Outside outside{.theta = fields.number("rope_theta"),
-                  .default_theta = default_theta,
-                  .partial = accepts(*config.family, "partial_rotary_factor") ? fields.number("partial_rotary_factor").value_or(1) : 1,
-                  .length = fields.integer(kOriginalLength, 1, kMaxPositions)};
+  Outside outside{
+      .theta = fields.number("rope_theta"),
+      .default_theta = default_theta,
+      .partial = accepts(*config.family, "partial_rotary_factor") ? fields.number("partial_rotary_factor").value_or(1) : 1,
+      .length = fields.integer(kOriginalLength, 1, kMaxPositions)};
   if (!by_type) {
     const Json* settings = parameters != nullptr ? parameters : scaling;
     if (is_nested && accepts(*config.family, "layer_types")) {  // equal for every layer, where the family has one rule for all
@@ -205,8 +208,8 @@ std::vector<bool> turning_layers(const ModelConfig& config, JsonFields& fields) 
   }
   const auto is_flag = [](const Json& value) { return value.is_boolean() || value == 0 || value == 1; };
   if (!list->is_array() || list->size() != layers || !std::all_of(list->begin(), list->end(), is_flag)) {
-    fields.fail("no_rope_layers", message("must have an entry for each of the {} layers, 1 where heads turn and 0 where they do not", layers),
-                *list);
+    fields.fail("no_rope_layers",
+                message("must have an entry for each of the {} layers, 1 where heads turn and 0 where they do not", layers), *list);
   }
   for (size_t i = 0; i < layers; ++i) turns[i] = (*list)[i] == 1 || (*list)[i] == true;
   return turns;
@@ -263,7 +266,8 @@ void settle_layers(ModelConfig& config, JsonFields& fields, double default_theta
   if (family.window_rule != WindowRule::kNone) windows = windows_of(config, fields, turns);
   if (family.rope_rule == RopeRule::kIfNamed) {
     const auto name = fields.text("position_embedding_type");
-    if (name && *name != "rope" && *name != "nope") fields.fail("position_embedding_type", "must be rope, nope or null", Json(*name));
+    if (name && *name != "rope" && *name != "nope")
+      fields.fail("position_embedding_type", "must be rope, nope or null", Json(*name));
     turns.assign(layers, name == "rope");
   }
   if (family.rope_rule == RopeRule::kSlidingOnly && fields.integer("sliding_window", 0, kMaxPositions).value_or(0) > 0) {

@@ -113,23 +113,12 @@ constexpr RefusedKey kRefusedKeys[] = {
 };
 
 /// Read by parse_model_config, together with its field table and kRefusedKeys: a value under a name that is nearly one of these would have no effect.
-constexpr std::string_view kReadKeys[] = {"model_type",
-                                          "architectures",
-                                          "hidden_act",
-                                          "hidden_activation",
-                                          "rope_theta",
-                                          "rope_local_base_freq",
-                                          "rope_scaling",
-                                          "rope_parameters",
-                                          "position_embedding_type",
-                                          "eos_token_id",
-                                          "quantization_config",
-                                          "torch_dtype",
-                                          "layer_types",
-                                          "sliding_window",
-                                          "shared_intermediate_size",
-                                          "auto_map",
-                                          "trust_remote_code"};
+constexpr std::string_view kReadKeys[] = {"model_type",        "architectures",       "hidden_act",
+                                          "hidden_activation", "rope_theta",          "rope_local_base_freq",
+                                          "rope_scaling",      "rope_parameters",     "position_embedding_type",
+                                          "eos_token_id",      "quantization_config", "torch_dtype",
+                                          "layer_types",       "sliding_window",      "shared_intermediate_size",
+                                          "auto_map",          "trust_remote_code"};
 
 std::vector<std::string_view> known_keys() {
   std::vector<std::string_view> known(std::begin(kReadKeys), std::end(kReadKeys));
@@ -195,8 +184,9 @@ void refuse_windows(JsonFields& fields, const Family& family) {
 }  // namespace
 
 void refuse(const JsonFields& fields, const Family& family, std::string_view key, std::string_view rule, const Json& got) {
-  throw UnsupportedModel(message("[{}] {} {} in a model of type {}; got {}. Python's AutoModelForCausalLM trains it in transformers' code.",
-                                 fields.where(), key, rule, family.model_type, shown(got)));
+  throw UnsupportedModel(
+      message("[{}] {} {} in a model of type {}; got {}. Python's AutoModelForCausalLM trains it in transformers' code.",
+              fields.where(), key, rule, family.model_type, shown(got)));
 }
 
 void judge_other_keys(JsonFields& fields, const Family& family) {
@@ -218,8 +208,8 @@ void judge_other_keys(JsonFields& fields, const Family& family) {
     const Json* value = ignored_by_family(rule.key) || accepts(family, rule.key) ? nullptr : fields.value(rule.key);
     if (value == nullptr || is_neutral(*value, rule.neutral)) return;
     if (!is_unapplied(rule.key)) refuse(fields, family, rule.key, message("is not supported: {}", rule.reason), *value);
-    log_warning_once(message("[{}] {} {} is not applied: adapters are trained without it, and have lora_dropout.", fields.where(), rule.key,
-                             shown(*value)));
+    log_warning_once(message("[{}] {} {} is not applied: adapters are trained without it, and have lora_dropout.", fields.where(),
+                             rule.key, shown(*value)));
   };
   for (const RefusedKey& rule : kRefusedKeys) judge(rule);
   std::vector<std::string> unknown;

@@ -12,6 +12,7 @@ namespace qlorapp::format {
 void judge_other_keys(JsonFields& fields, const Family& family);
 
 /// Throws UnsupportedModel: the family's row does not compute what the key asks for.
-[[noreturn]] void refuse(const JsonFields& fields, const Family& family, std::string_view key, std::string_view rule, const Json& got);
+[[noreturn]] void refuse(const JsonFields& fields, const Family& family, std::string_view key, std::string_view rule,
+                         const Json& got);
 
 }  // namespace qlorapp::format

@@ -13,7 +13,8 @@ using enum Size;
 
 using Key = std::string_view;
 
-constexpr auto kPreNorms = std::to_array<NormRow>({{"input_layernorm", kBeforeAttention}, {"post_attention_layernorm", kBeforeMlp}});
+constexpr auto kPreNorms =
+    std::to_array<NormRow>({{"input_layernorm", kBeforeAttention}, {"post_attention_layernorm", kBeforeMlp}});
 constexpr auto kQwen3Norms = std::to_array<NormRow>({{"input_layernorm", kBeforeAttention},
                                                      {"post_attention_layernorm", kBeforeMlp},
                                                      {"self_attn.q_norm", kQuery, kHead},
@@ -68,34 +69,33 @@ constexpr auto kGlm4Linears = std::to_array<LinearRow>({{"self_attn.q_proj", kQk
                                                         {"self_attn.o_proj", kO, kHidden, kQueries},
                                                         {"mlp.gate_up_proj", kGateUp, kTwoInner, kHidden},
                                                         {"mlp.down_proj", kDown, kHidden, kInner}});
-constexpr auto kGranite4Linears =
-    std::to_array<LinearRow>({{"self_attn.q_proj", kQkv, kQueries, kHidden, kAttentionBias},
-                              {"self_attn.k_proj", kQkv, kKeys, kHidden, kAttentionBias},
-                              {"self_attn.v_proj", kQkv, kKeys, kHidden, kAttentionBias},
-                              {"self_attn.o_proj", kO, kHidden, kQueries, kAttentionBias},
-                              {"shared_mlp.input_linear", kGateUp, kTwoInner, kHidden},
-                              {"shared_mlp.output_linear", kDown, kHidden, kInner}});
+constexpr auto kGranite4Linears = std::to_array<LinearRow>({{"self_attn.q_proj", kQkv, kQueries, kHidden, kAttentionBias},
+                                                            {"self_attn.k_proj", kQkv, kKeys, kHidden, kAttentionBias},
+                                                            {"self_attn.v_proj", kQkv, kKeys, kHidden, kAttentionBias},
+                                                            {"self_attn.o_proj", kO, kHidden, kQueries, kAttentionBias},
+                                                            {"shared_mlp.input_linear", kGateUp, kTwoInner, kHidden},
+                                                            {"shared_mlp.output_linear", kDown, kHidden, kInner}});
 
 constexpr auto kBiasKeys = std::to_array<Key>({"attention_bias", "mlp_bias"});
 constexpr auto kAttentionBiasKey = std::to_array<Key>({"attention_bias"});
 /// transformers' Llama does not read them. original_max_position_embeddings counts with rope type llama3.
-constexpr auto kUnreadByLlama = std::to_array<Key>({"pretraining_tp", "resid_pdrop", "embd_pdrop", "hidden_dropout",
-                                                    "original_max_position_embeddings"});
+constexpr auto kUnreadByLlama =
+    std::to_array<Key>({"pretraining_tp", "resid_pdrop", "embd_pdrop", "hidden_dropout", "original_max_position_embeddings"});
 constexpr auto kQwen2Keys = std::to_array<Key>({"use_sliding_window", "layer_types"});
 constexpr auto kQwen3Keys = std::to_array<Key>({"attention_bias", "use_sliding_window", "layer_types"});
-constexpr auto kGemma3Keys = std::to_array<Key>({"attention_bias", "query_pre_attn_scalar", "final_logit_softcapping", "layer_types"});
-constexpr auto kGranite4Keys = std::to_array<Key>({"attention_bias", "embedding_multiplier", "residual_multiplier", "logits_scaling",
-                                                   "attention_multiplier", "layer_types"});
-constexpr auto kGraniteKeys = std::to_array<Key>({"attention_bias", "mlp_bias", "embedding_multiplier", "residual_multiplier",
-                                                  "logits_scaling", "attention_multiplier"});
+constexpr auto kGemma3Keys =
+    std::to_array<Key>({"attention_bias", "query_pre_attn_scalar", "final_logit_softcapping", "layer_types"});
+constexpr auto kGranite4Keys = std::to_array<Key>(
+    {"attention_bias", "embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier", "layer_types"});
+constexpr auto kGraniteKeys = std::to_array<Key>(
+    {"attention_bias", "mlp_bias", "embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier"});
 /// Of layers that a dense model has not got.
-constexpr auto kUnreadByGranite4 = std::to_array<Key>({"mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head", "mamba_d_conv",
-                                                       "mamba_expand", "mamba_chunk_size", "mamba_conv_bias", "mamba_proj_bias",
-                                                       "time_step_limit", "num_experts_per_tok", "output_router_logits",
-                                                       "router_aux_loss_coef", "init_method", "normalization_function",
-                                                       "intermediate_size"});
-constexpr auto kSmolLM3Keys = std::to_array<Key>({"attention_bias", "mlp_bias", "use_sliding_window", "layer_types", "no_rope_layers",
-                                                  "no_rope_layer_interval"});
+constexpr auto kUnreadByGranite4 = std::to_array<Key>(
+    {"mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head", "mamba_d_conv", "mamba_expand", "mamba_chunk_size",
+     "mamba_conv_bias", "mamba_proj_bias", "time_step_limit", "num_experts_per_tok", "output_router_logits", "router_aux_loss_coef",
+     "init_method", "normalization_function", "intermediate_size"});
+constexpr auto kSmolLM3Keys = std::to_array<Key>(
+    {"attention_bias", "mlp_bias", "use_sliding_window", "layer_types", "no_rope_layers", "no_rope_layer_interval"});
 constexpr auto kOlmo3Keys = std::to_array<Key>({"attention_bias", "layer_types"});
 constexpr auto kPartialKey = std::to_array<Key>({"partial_rotary_factor"});
 constexpr auto kPhi3Targets = std::to_array<Key>({"qkv_proj"});
@@ -103,11 +103,14 @@ constexpr auto kGlm4Keys = std::to_array<Key>({"attention_bias", "partial_rotary
 constexpr auto kLayerTypesKey = std::to_array<Key>({"layer_types"});
 constexpr auto kErnieKeys = std::to_array<Key>({"use_bias"});
 constexpr auto kSeedKeys = std::to_array<Key>({"attention_bias", "attention_out_bias", "mlp_bias"});
-constexpr auto kUnreadByHunyuan = std::to_array<Key>({"use_qk_norm", "pretraining_tp", "use_cla", "cla_share_factor", "use_rotary_pos_emb",
-                                                      "attention_head_dim", "norm_type", "org_vocab_size", "add_classification_head",
-                                                      "class_num", "mask_init_id", "pool_type", "eod_token_id", "im_end_id",
-                                                      "im_newline_id", "im_start_id", "image_token_id", "text_end_id",
-                                                      "text_start_id", "sep_token_id", "num_media_embeds", "dense_list"});
+constexpr auto kUnreadByHunyuan = std::to_array<Key>({"use_qk_norm",      "pretraining_tp",     "use_cla",
+                                                      "cla_share_factor", "use_rotary_pos_emb", "attention_head_dim",
+                                                      "norm_type",        "org_vocab_size",     "add_classification_head",
+                                                      "class_num",        "mask_init_id",       "pool_type",
+                                                      "eod_token_id",     "im_end_id",          "im_newline_id",
+                                                      "im_start_id",      "image_token_id",     "text_end_id",
+                                                      "text_start_id",    "sep_token_id",       "num_media_embeds",
+                                                      "dense_list"});
 constexpr auto kSeedDropout = std::to_array<Key>({"attention_dropout", "residual_dropout"});
 
 constexpr auto kFamilies = std::to_array<Family>({
@@ -183,7 +186,8 @@ constexpr auto kFamilies = std::to_array<Family>({
      .window_rule = WindowRule::kPattern,
      .rope_rule = RopeRule::kByLayerType,
      .scales_embedding = true,
-     .defaults = R"({"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
+     .defaults =
+         R"({"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
                      "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "max_position_embeddings": 131072, "tie_word_embeddings": true,
                      "query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_pattern": 6})",
      .accepted_keys = kGemma3Keys},
@@ -316,8 +320,8 @@ constexpr bool is_sound(const Family& family) {
   };
   // Heads that are normed one by one turn as a whole, by their halves (ops/rope.hpp).
   const bool turns_whole = !family.interleaved && !accepts(family, "partial_rotary_factor");
-  return next == kGroups && (!has(kQuery) || family.turns_before_norm || turns_whole) && has(kQuery) == has(kKey) && (has(kBeforeAttention) || has(kAfterAttention)) &&
-         (has(kBeforeMlp) || has(kAfterMlp));
+  return next == kGroups && (!has(kQuery) || family.turns_before_norm || turns_whole) && has(kQuery) == has(kKey) &&
+         (has(kBeforeAttention) || has(kAfterAttention)) && (has(kBeforeMlp) || has(kAfterMlp));
 }
 static_assert([] {
   for (const Family& family : kFamilies) {

@@ -105,8 +105,8 @@ void save_model(const CausalLM& model, const std::string& source, const std::str
   QLORAPP_CHECK_VALUE(
       !model.decoder().is_sharded(),
       "[save] a sharded base (base_sharding) cannot be written as one model. Save the adapter, and merge it with qlorapp merge.");
-  QLORAPP_CHECK_VALUE(!files::is_same_file(source, output),
-                      "[save] {} is the folder that the model was loaded from. Name another.", output);
+  QLORAPP_CHECK_VALUE(!files::is_same_file(source, output), "[save] {} is the folder that the model was loaded from. Name another.",
+                      output);
   files::make_folders("save", output);
   const std::string config_path = files::path_in(source, "config.json");
   std::string config =

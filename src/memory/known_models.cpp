@@ -91,12 +91,11 @@ format::ModelConfig find_model_config(const std::string& text) {
   for (const Known& known : kKnown) {
     if (lower(text) != known.name) continue;
     return format::parse_model_config(
-        message(
-            R"({{"model_type":"{}","hidden_size":{},"intermediate_size":{},"num_hidden_layers":{},"num_attention_heads":{},)"
-            R"("num_key_value_heads":{},"head_dim":{},"vocab_size":{},"max_position_embeddings":{},"rms_norm_eps":{},)"
-            R"("rope_theta":{},"tie_word_embeddings":{},"torch_dtype":"bfloat16"{}}})",
-            known.model_type, known.hidden, known.intermediate, known.layers, known.heads, known.kv_heads, known.head_dim,
-            known.vocabulary, known.positions, known.eps, known.theta, known.tied, known.more),
+        message(R"({{"model_type":"{}","hidden_size":{},"intermediate_size":{},"num_hidden_layers":{},"num_attention_heads":{},)"
+                R"("num_key_value_heads":{},"head_dim":{},"vocab_size":{},"max_position_embeddings":{},"rms_norm_eps":{},)"
+                R"("rope_theta":{},"tie_word_embeddings":{},"torch_dtype":"bfloat16"{}}})",
+                known.model_type, known.hidden, known.intermediate, known.layers, known.heads, known.kv_heads, known.head_dim,
+                known.vocabulary, known.positions, known.eps, known.theta, known.tied, known.more),
         known.name);
   }
   if (text.ends_with(".json")) return format::parse_model_config(files::FileReader(text).read_all(size_t{16} << 20), text);

@@ -67,9 +67,9 @@ LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_sc
       loss = std::move(pass.loss);
       dnormed = std::move(pass.grad_hidden);
     } else {
-      std::tie(loss, dnormed) = ops::linear_cross_entropy(normed, decoder.lm_head(), batch.targets, grad_scale,
-                                                          /*need_gradient=*/true, settings_.loss_chunk_rows(), batch.target_count,
-                                                          decoder.logit_rule());
+      std::tie(loss, dnormed) =
+          ops::linear_cross_entropy(normed, decoder.lm_head(), batch.targets, grad_scale,
+                                    /*need_gradient=*/true, settings_.loss_chunk_rows(), batch.target_count, decoder.logit_rule());
     }
     normed.reset();
     dx = {ops::rms_norm_backward(dnormed, x, decoder.norm_weight(), rstd, config().family->norm_rule), config().hidden_size};

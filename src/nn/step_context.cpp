@@ -14,9 +14,12 @@ RopeTables::RopeTables(const std::vector<format::RopeSettings>& ropes, at::Devic
 const std::vector<Rotation>& RopeTables::reserve(int64_t length) {
   last_.clear();
   for (Table& table : tables_) {
-    const int64_t of = is_long_for(table.rope, length) ? length : 0, there = table.rotation.cos.defined() ? table.rotation.cos.size(0) : 0;
-    const bool same = of == table.length || (of > 0 && table.length > 0 && table.rope.type == format::RopeSettings::Type::kLongRope);
-    if (there < length || !same) fill(table, of, there < length && there > 0 ? std::max(length, 2 * there) : std::max(length, there));
+    const int64_t of = is_long_for(table.rope, length) ? length : 0,
+                  there = table.rotation.cos.defined() ? table.rotation.cos.size(0) : 0;
+    const bool same =
+        of == table.length || (of > 0 && table.length > 0 && table.rope.type == format::RopeSettings::Type::kLongRope);
+    if (there < length || !same)
+      fill(table, of, there < length && there > 0 ? std::max(length, 2 * there) : std::max(length, there));
     last_.push_back(table.rotation);
     if (length <= table.rope.original_max_position_embeddings) last_.back().query_scale.reset();  // 1 for each
   }

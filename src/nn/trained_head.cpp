@@ -46,8 +46,8 @@ bool is_planned_for_cpu(const at::Tensor& tensor) {
 
 }  // namespace
 
-HeadPass trained_head_pass(const at::Tensor& hidden_in, const at::Tensor& head, const at::Tensor& targets_in,
-                           ops::LogitRule logits, const std::optional<at::Tensor>& grad_scale, const at::Tensor& head_gradient, int64_t target_count) {
+HeadPass trained_head_pass(const at::Tensor& hidden_in, const at::Tensor& head, const at::Tensor& targets_in, ops::LogitRule logits,
+                           const std::optional<at::Tensor>& grad_scale, const at::Tensor& head_gradient, int64_t target_count) {
   const at::NoGradGuard no_grad;
   at::Tensor rows, hidden = hidden_in.detach().contiguous(), targets = targets_in;
   if (hidden.is_cpu()) {

@@ -81,8 +81,8 @@ inline void check_rope(std::string_view op, const at::Tensor& x, const at::Tenso
                    op, "] cos and sin must be float32 and positions int64; got ", cos.scalar_type(), ", ", sin.scalar_type(), ", ",
                    positions.scalar_type(), ". Convert them.");
   TORCH_CHECK_VALUE(cos.dim() == 2 && sin.sym_sizes() == cos.sym_sizes() && cos.sym_size(1) * 2 <= x.sym_size(2), "[", op,
-                    "] cos and sin must be (positions, head_dim / 2), or narrower; got ", cos.sym_sizes(), " and ", sin.sym_sizes(), " for x ",
-                    x.sym_sizes(), ". Build the tables for this head_dim.");
+                    "] cos and sin must be (positions, head_dim / 2), or narrower; got ", cos.sym_sizes(), " and ", sin.sym_sizes(),
+                    " for x ", x.sym_sizes(), ". Build the tables for this head_dim.");
   TORCH_CHECK_VALUE(positions.dim() == 1 && positions.sym_size(0) == x.sym_size(0), "[", op, "] positions must be (M); got ",
                     positions.sym_sizes(), " for x ", x.sym_sizes(), ". Pass one position a token.");
 }

@@ -20,8 +20,8 @@
 namespace qlorapp::ops {
 
 /// A contiguous tensor. Differentiable in x. x may be strided; elements of a head together, else it is copied.
-at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, bool inverse = false,
-                bool interleaved = false);
+at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions,
+                bool inverse = false, bool interleaved = false);
 
 /// In place, outside autograd. x may be a view: q and k of a packed (M, (H + 2·H_kv)·d) projection are turned by one call on
 /// qkv.view({M, H + 2·H_kv, d}).narrow(1, 0, H + H_kv).

@@ -50,10 +50,10 @@ class GraphedSteps {
     std::vector<int64_t> row_starts;
     int64_t target_count = 0;
     int64_t seen = 0;
-    bool refused = false;                   ///< It could not be recorded.
-    Batch batch;                            ///< What the graph reads.
+    bool refused = false;  ///< It could not be recorded.
+    Batch batch;           ///< What the graph reads.
     at::Tensor grad_scale, loss;
-    std::vector<Rotation> rotations;        ///< Of it, too: the model may replace its tables by longer ones.
+    std::vector<Rotation> rotations;  ///< Of it, too: the model may replace its tables by longer ones.
     std::unique_ptr<ops::LaunchGraph> graph;
   };
   [[nodiscard]] bool can_record(const Batch& batch) const;

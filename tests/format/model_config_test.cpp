@@ -158,11 +158,14 @@ TEST_CASE("what would change the result, or is no size of a model, is refused by
       {config(R"("eos_token_id":[2,96])"), "eos_token_id must hold ids from 0 to 95"},
       {config(R"("eos_token_id":"2")"), "eos_token_id must be an integer"},
       {config(R"("rope_theta":0)"), "rope_theta must be above 0"},
-      {config(R"("rope_scaling":{"type":"su","factor":2.0})"), "rope_type must be default, linear, dynamic, llama3, yarn or longrope; got \"su\""},
+      {config(R"("rope_scaling":{"type":"su","factor":2.0})"),
+       "rope_type must be default, linear, dynamic, llama3, yarn or longrope in a model of type llama; got \"su\""},
       {config(R"("rope_scaling":{"type":"linear"})"), "factor is required"},
       {config(R"("rope_scaling":{"rope_type":"yarn","factor":0.5})"), "factor must be at least 1"},
-      {config(R"("rope_scaling":{"rope_type":"longrope","short_factor":[1,2],"long_factor":[1,2]})"), "short_factor must be 8 numbers above 0"},
-      {config(R"("rope_scaling":{"rope_type":"longrope","short_factor":[1,1,1,1,1,1,1,0]})"), "short_factor must be 8 numbers above 0"},
+      {config(R"("rope_scaling":{"rope_type":"longrope","short_factor":[1,2],"long_factor":[1,2]})"),
+       "short_factor must be 8 numbers above 0"},
+      {config(R"("rope_scaling":{"rope_type":"longrope","short_factor":[1,1,1,1,1,1,1,0]})"),
+       "short_factor must be 8 numbers above 0"},
       {config(R"("rope_scaling":[1])"), "rope_scaling must be a JSON object"},
       {config(R"("rope_scaling":{"rope_type":"default","type":"llama3"})"), "must not contradict"},
       {config(R"("rope_theta":1e4,"rope_parameters":{"rope_theta":5e5,"rope_type":"default"})"), "must not contradict"},
@@ -291,8 +294,11 @@ TEST_CASE("a head's rotary frequencies fall from one to nearly 1 / theta; llama3
   const auto plain = rope_inverse_frequencies(parse(config(R"("rope_theta":500000.0,"head_dim":64)")).ropes.front());
   REQUIRE(plain.size() == 32);
   REQUIRE(plain[0] == 1.0F);
-  const auto scaled = rope_inverse_frequencies(parse(config(
-      R"("head_dim":64,"rope_theta":500000.0,"rope_scaling":{"rope_type":"llama3","factor":32.0,"low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":8192})")).ropes.front());
+  const auto scaled = rope_inverse_frequencies(
+      parse(
+          config(
+              R"("head_dim":64,"rope_theta":500000.0,"rope_scaling":{"rope_type":"llama3","factor":32.0,"low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":8192})"))
+          .ropes.front());
   REQUIRE(scaled[0] == plain[0]);
   REQUIRE(scaled[31] == plain[31] / 32.0F);
   for (size_t i = 1; i < scaled.size(); ++i) REQUIRE(scaled[i] < scaled[i - 1]);

@@ -103,8 +103,8 @@ inline Both make_block(at::ScalarType dtype, std::array<bool, 7> targets = {true
 }
 
 /// @param width  elements of a head that turn; 0: all. Behind the rotation comes one that turns nothing.
-inline qlorapp::StepContext make_context(const std::vector<int64_t>& row_starts,
-                                         const qlorapp::DecoderBlock::Shape& shape = kShape, int64_t width = 0) {
+inline qlorapp::StepContext make_context(const std::vector<int64_t>& row_starts, const qlorapp::DecoderBlock::Shape& shape = kShape,
+                                         int64_t width = 0) {
   using qlorapp::format::RopeSettings;
   qlorapp::StepContext context;
   RopeSettings own, still;

@@ -13,6 +13,7 @@ from engine_checks import assert_same_pass, base, losses_and_gradients, with_lor
 from families import FAMILIES, batch, relative
 from qlorapp import _C
 
+
 def test_every_native_family_is_here():
     assert {f"{case.get('family', 'Llama')}ForCausalLM" for case in FAMILIES.values()} == set(_C.native_architectures())
 

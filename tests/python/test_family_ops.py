@@ -10,8 +10,11 @@ import torch.nn.functional as F
 from test_layer_ops import DTYPES, cross_entropy_case, randn, rope_tables, ulps
 from transformers.activations import ACT2FN
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+from transformers.models.glm4.modeling_glm4 import apply_rotary_pos_emb as glm4
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as llama
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+from transformers.models.phi3.modeling_phi3 import apply_rotary_pos_emb as phi3
 
 ops = torch.ops.qlorapp
 NORMS = {"Llama": (0, LlamaRMSNorm), "OLMo 2": (1, Olmo2RMSNorm), "Gemma 3": (2, Gemma3RMSNorm)}
@@ -25,6 +28,41 @@ def norm_of(kind, width, dtype):
     norm = module(width, eps=1e-5).to(dtype)
     norm.weight.data = randn(width, dtype=dtype, seed=5).to(dtype)
     return rule, norm
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [8, 64, 128])
+@pytest.mark.parametrize(
+    ("apply", "part"),
+    [(llama, 1), (phi3, 0.75), (phi3, 0.5), (glm4, 1), (glm4, 0.5)],
+)  # fmt: skip
+def test_rope_is_transformers_bit_for_bit(dtype, head_dim, apply, part):
+    tokens, heads, kv_heads = 37, 4, 2
+    interleaved = apply is glm4
+    width = int(head_dim * part) // 2 * 2
+    cos, sin = rope_tables(64, width)
+    positions = torch.cat([torch.arange(20), torch.arange(17)])
+    packed = randn(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    view = packed.view(tokens, -1, head_dim)
+    q, k = view[:, :heads].clone().requires_grad_(), view[:, heads : heads + kv_heads].clone().requires_grad_()
+    c, s = (torch.cat([t, t], -1)[positions].to(dtype)[None] for t in (cos, sin))
+    want_q, want_k = apply(q.transpose(0, 1)[None], k.transpose(0, 1)[None], c, s)
+    want = torch.cat([want_q[0].transpose(0, 1), want_k[0].transpose(0, 1)], 1)
+    got = ops.rope(view[:, : heads + kv_heads], cos, sin, positions, False, interleaved)
+    assert torch.equal(got, want)
+    # In place on the packed projection; v stays.
+    v = view[:, heads + kv_heads :].clone()
+    ops.rope_(view[:, : heads + kv_heads], cos, sin, positions, False, interleaved)
+    assert torch.equal(view[:, : heads + kv_heads], want) and torch.equal(view[:, heads + kv_heads :], v)
+    # Backward is the inverse turn.
+    dy = randn(tokens, heads, head_dim, dtype=dtype, seed=8)
+    want_q[0].transpose(0, 1).backward(dy)
+    assert torch.equal(ops.rope(dy, cos, sin, positions, True, interleaved), q.grad)
+    # and gathers three gradients into the packed one
+    dk, dv, packed = randn(tokens, kv_heads, head_dim, dtype=dtype, seed=9), v, torch.empty_like(packed)
+    ops.rope_backward_qkv_(packed, dy, dk, dv, cos, sin, positions, interleaved)
+    turned = ops.rope(torch.cat([dy, dk], 1), cos, sin, positions, True, interleaved)
+    assert torch.equal(packed.view_as(view), torch.cat([turned, dv], 1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -66,7 +104,7 @@ def test_normed_heads_turn_as_in_transformers(kind, head_dim, dtype):
     x = packed[:, : (heads + 2 * kv_heads) * head_dim].unflatten(1, (-1, head_dim))
     q, k = (t.detach().clone().requires_grad_() for t in (x[:, :heads], x[:, heads : heads + kv_heads]))
     full = [torch.cat([t, t], -1)[positions][None].to(dtype) for t in (cos, sin)]
-    turned = apply_rotary_pos_emb(q_norm(q).transpose(0, 1)[None], k_norm(k).transpose(0, 1)[None], *full)
+    turned = llama(q_norm(q).transpose(0, 1)[None], k_norm(k).transpose(0, 1)[None], *full)
     want = torch.cat([t[0].transpose(0, 1) for t in turned], 1)
     weights = q_norm.weight.detach(), k_norm.weight.detach()
     y = ops.rms_norm_rope(x[:, : heads + kv_heads], *weights, heads, 1e-5, cos, sin, positions, rule)

@@ -217,8 +217,6 @@ def test_a_second_derivative_is_refused_by_name():
 # --- against transformers ------------------------------------------------------------------------------------------------
 
 llama = pytest.importorskip("transformers.models.llama.modeling_llama")
-glm4 = pytest.importorskip("transformers.models.glm4.modeling_glm4")
-phi3 = pytest.importorskip("transformers.models.phi3.modeling_phi3")
 
 
 @pytest.mark.usefixtures("device")
@@ -259,42 +257,6 @@ def test_add_rms_norm_and_its_residual_gradient_are_the_composition(dtype):
     ops.rms_norm_backward_(in_place, dy, total.detach(), w, rstd)
     assert torch.equal(in_place, want)
     assert torch.equal(dy, y)  # which backward reads next
-
-
-@pytest.mark.usefixtures("device")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [8, 64, 128])
-@pytest.mark.parametrize(
-    ("apply", "part"),
-    [(llama.apply_rotary_pos_emb, 1), (phi3.apply_rotary_pos_emb, 0.75), (phi3.apply_rotary_pos_emb, 0.5), (glm4.apply_rotary_pos_emb, 1), (glm4.apply_rotary_pos_emb, 0.5)],
-)  # fmt: skip
-def test_rope_is_transformers_bit_for_bit(dtype, head_dim, apply, part):
-    tokens, heads, kv_heads = 37, 4, 2
-    interleaved = apply is glm4.apply_rotary_pos_emb
-    width = int(head_dim * part) // 2 * 2
-    cos, sin = rope_tables(64, width)
-    positions = torch.cat([torch.arange(20), torch.arange(17)])
-    packed = randn(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
-    view = packed.view(tokens, -1, head_dim)
-    q, k = view[:, :heads].clone().requires_grad_(), view[:, heads : heads + kv_heads].clone().requires_grad_()
-    c, s = (torch.cat([t, t], -1)[positions].to(dtype)[None] for t in (cos, sin))
-    want_q, want_k = apply(q.transpose(0, 1)[None], k.transpose(0, 1)[None], c, s)
-    want = torch.cat([want_q[0].transpose(0, 1), want_k[0].transpose(0, 1)], 1)
-    got = ops.rope(view[:, : heads + kv_heads], cos, sin, positions, False, interleaved)
-    assert torch.equal(got, want)
-    # In place on the packed projection; v stays.
-    v = view[:, heads + kv_heads :].clone()
-    ops.rope_(view[:, : heads + kv_heads], cos, sin, positions, False, interleaved)
-    assert torch.equal(view[:, : heads + kv_heads], want) and torch.equal(view[:, heads + kv_heads :], v)
-    # Backward is the inverse turn.
-    dy = randn(tokens, heads, head_dim, dtype=dtype, seed=8)
-    want_q[0].transpose(0, 1).backward(dy)
-    assert torch.equal(ops.rope(dy, cos, sin, positions, True, interleaved), q.grad)
-    # and gathers three gradients into the packed one
-    dk, dv, packed = randn(tokens, kv_heads, head_dim, dtype=dtype, seed=9), v, torch.empty_like(packed)
-    ops.rope_backward_qkv_(packed, dy, dk, dv, cos, sin, positions, interleaved)
-    turned = ops.rope(torch.cat([dy, dk], 1), cos, sin, positions, True, interleaved)
-    assert torch.equal(packed.view_as(view), torch.cat([turned, dv], 1))
 
 
 def test_rope_names_a_position_outside_the_tables():

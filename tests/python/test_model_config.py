@@ -143,7 +143,9 @@ def spacing(a, b) -> int:
 def test_rotary_frequencies_are_those_of_transformers(build_dir, tmp_path, rope, head_dim, version):
     rope, kind = dict(rope), rope["rope_type"]
     if kind == "longrope":
-        rope |= {f"{name}_factor": [1.0 + i * step for i in range(head_dim // 2)] for name, step in (("short", 0.1), ("long", 0.7))}
+        rope |= {
+            f"{name}_factor": [1.0 + i * step for i in range(head_dim // 2)] for name, step in (("short", 0.1), ("long", 0.7))
+        }
     if kind == "dynamic" and head_dim == 2:
         pytest.skip("its exponent divides by head_dim - 2")
     config = LlamaConfig(**SIZES, head_dim=head_dim, max_position_embeddings=131072, rope_parameters=dict(rope))

@@ -36,7 +36,7 @@ struct Block {
   double residual_factor = 1;                   ///< Of what the parts add.
   int64_t window = 0;                           ///< As attention().
   Rotary rotary = {};
-  bool turns_before_norm = false;               ///< Of q and k.
+  bool turns_before_norm = false;  ///< Of q and k.
   Activation activation = Activation::kSilu;
 };
 
@@ -105,7 +105,9 @@ inline Activations activations(const Block& block, const Matrix& x, const Rows& 
   const std::vector<int64_t> positions = layout.positions();
   Activations a;
   const auto turned = [&](const Matrix& raw, const Values& norm, int64_t heads) {
-    const auto turn = [&](const Matrix& q) { return rope(values(q), heads, d, layout.cos, layout.sin, positions, 1, block.rotary); };
+    const auto turn = [&](const Matrix& q) {
+      return rope(values(q), heads, d, layout.cos, layout.sin, positions, 1, block.rotary);
+    };
     if (block.turns_before_norm) {
       const Values early = turn(raw);
       return values(norm_of(block, norm).forward(rows(early, raw.cols())));
@@ -176,7 +178,8 @@ inline BlockGradients backward(const Block& block, const Matrix& x, const Rows& 
       return rope(q, heads, d, layout.cos, layout.sin, positions, direction, block.rotary);
     };
     if (block.turns_before_norm) {
-      const Values turned = turn(values(raw), 1), dnormed = values(norm_back(rows(turned, heads * d), norm, rows(gradient, heads * d)));
+      const Values turned = turn(values(raw), 1),
+                   dnormed = values(norm_back(rows(turned, heads * d), norm, rows(gradient, heads * d)));
       const Values back_again = turn(dnormed, -1);
       return rows(back_again, heads * d);
     }

@@ -84,9 +84,10 @@ struct Family {
   std::span<const std::string_view> accepted_keys =
       {};  ///< Those that no other family computes (model_config_keys.cpp), and this one does.
   std::span<const std::string_view> ignored_keys = {};  ///< On top of those that change nothing in any family.
-  std::span<const std::string_view> unapplied_keys = {};  ///< Change training in transformers, and are left out here with a word in the log.
+  std::span<const std::string_view> unapplied_keys =
+      {};  ///< Change training in transformers, and are left out here with a word in the log.
   std::span<const std::string_view> lora_targets = kUsualTargets;  ///< Where a LoraConfig names none.
-  std::string_view width_key = "intermediate_size";     ///< The key that says the width of the MLP.
+  std::string_view width_key = "intermediate_size";                ///< The key that says the width of the MLP.
 };
 
 /// Whether the family computes a key that others refuse.

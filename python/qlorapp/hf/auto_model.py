@@ -48,7 +48,7 @@ def build(folder: pathlib.Path, model: Any, core: Any, quantized: BitsAndBytesCo
 
     A four-bit base is frozen.
     """
-    config, four_bit = model.config, False
+    four_bit = False
     for path, weight in core.named_weights():
         owner, _, kind = path.rpartition(".")
         module = model.get_submodule(owner)

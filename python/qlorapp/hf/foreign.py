@@ -106,7 +106,10 @@ def load(
         more["config"].quantization_config = fields
     elif options is not None and quantize:  # an explicit None would be an error in transformers
         more["quantization_config"] = register()(**options.to_dict())
-    beyond, asked = beyond_native(config), changed(config, folder) or ", ".join(sorted(set(more) - {"config", "quantization_config"}))
+    beyond, asked = (
+        beyond_native(config),
+        changed(config, folder) or ", ".join(sorted(set(more) - {"config", "quantization_config"})),
+    )
     why = f" ({beyond})" if beyond else f" with {asked}" if asked else ""
     _log.warning(
         "[from_pretrained] %s%s: transformers' own code, %s. C++ computes these, faster: %s.",

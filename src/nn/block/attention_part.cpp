@@ -38,7 +38,9 @@ AttentionPart::Heads AttentionPart::heads_of(const at::Tensor& qkv, bool turn, c
   };
   if (norms_whole()) {
     const at::Tensor normed = at::empty({tokens, q + k}, qkv.options());
-    const auto statistic = [&] { return at::empty({tokens}, qkv.options().dtype(qkv.scalar_type() == at::kDouble ? at::kDouble : at::kFloat)); };
+    const auto statistic = [&] {
+      return at::empty({tokens}, qkv.options().dtype(qkv.scalar_type() == at::kDouble ? at::kDouble : at::kFloat));
+    };
     heads.q_rstd = statistic(), heads.k_rstd = statistic();
     at::Tensor normed_q = columns(normed, 0, q), normed_k = columns(normed, q, k);
     ops::rms_norm_out(columns(qkv, 0, q), q_weight, shape.rms_norm_eps, normed_q, heads.q_rstd, shape.norm_rule);
@@ -71,8 +73,8 @@ void AttentionPart::heads_back(const at::Tensor& packed, const at::Tensor& dq, c
   at::Tensor all = packed;
   if (own.query_scale.defined()) dq.mul_(query_scale(own, context, dq.scalar_type()));
   const auto norm_each_back = [&](const Rotation& by) {
-    ops::rms_norm_rope_backward_qkv_(all, dq, dk, dv, as_heads(qkv, 0, shape.heads + shape.kv_heads, shape.head_dim), q_weight, k_weight,
-                                     shape.rms_norm_eps, by.cos, by.sin, context.positions, shape.norm_rule);
+    ops::rms_norm_rope_backward_qkv_(all, dq, dk, dv, as_heads(qkv, 0, shape.heads + shape.kv_heads, shape.head_dim), q_weight,
+                                     k_weight, shape.rms_norm_eps, by.cos, by.sin, context.positions, shape.norm_rule);
   };
   if (norms() && shape.turns_before_norm) {
     norm_each_back(still);

@@ -24,8 +24,8 @@ class AttentionPart final : public BlockPart {
   /// log-sum-exp of the scores.
   enum Kept : size_t { kQkv, kAttended, kLse, kCount };
   struct Heads {
-    at::Tensor q, k, v;          ///< (M, H, d), (M, H_kv, d) twice; views.
-    at::Tensor q_rstd, k_rstd;   ///< (M) of norms over all heads of a token; else undefined.
+    at::Tensor q, k, v;         ///< (M, H, d), (M, H_kv, d) twice; views.
+    at::Tensor q_rstd, k_rstd;  ///< (M) of norms over all heads of a token; else undefined.
   };
 
   [[nodiscard]] size_t kept() const override { return kCount; }

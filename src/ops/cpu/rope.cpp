@@ -75,7 +75,8 @@ at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& si
   return y;
 }
 
-void rope_(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, bool inverse, bool interleaved) {
+void rope_(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, bool inverse,
+           bool interleaved) {
   check_rope("rope_", x, cos, sin, positions);
   TORCH_CHECK_VALUE(x.stride(2) == 1, "[rope_] each head of x must be contiguous, because it is written; got strides ", x.strides(),
                     ". Use rope, or a contiguous tensor.");

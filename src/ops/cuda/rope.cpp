@@ -28,7 +28,11 @@ struct Tables {
     gpu::check_device(op, "positions", positions, x);
   }
   [[nodiscard]] cuda::Rotation rotation(bool inverse, bool interleaved = false) const {
-    return {cos.const_data_ptr<float>(), sin.const_data_ptr<float>(), positions.const_data_ptr<int64_t>(), cos.size(1), inverse,
+    return {cos.const_data_ptr<float>(),
+            sin.const_data_ptr<float>(),
+            positions.const_data_ptr<int64_t>(),
+            cos.size(1),
+            inverse,
             interleaved};
   }
 };
@@ -51,7 +55,8 @@ at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& si
   return y;
 }
 
-void rope_(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, bool inverse, bool interleaved) {
+void rope_(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions, bool inverse,
+           bool interleaved) {
   check_rope("rope_", x, cos, sin, positions);
   TORCH_CHECK_VALUE(x.stride(2) == 1, "[rope_] each head of x must be contiguous, because it is written; got strides ", x.strides(),
                     ". Use rope, or a contiguous tensor.");
