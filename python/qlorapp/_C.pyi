@@ -509,5 +509,8 @@ def warmup_steps(warmup_steps: typing.SupportsFloat, warmup_ratio: typing.Suppor
 
 def warped_logits(logits: torch.Tensor, seen: collections.abc.Sequence[torch.Tensor], blocked: collections.abc.Sequence[typing.SupportsInt], sampling: SamplingOptions) -> torch.Tensor: ...
 
+def why_unsupported(config_json: str) -> str:
+    """The line that refuses a sound config that the engine does not compute; empty if there is none."""
+
 def write_loss_svg(folder: str, log_history: str) -> None:
     """loss.svg of transformers' log_history, as JSON."""

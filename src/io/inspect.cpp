@@ -105,12 +105,7 @@ std::vector<std::string> loaders_of(const std::string& folder, const AdapterFile
     loads_in.emplace_back("qlorapp merge --adapter");
     return loads_in;
   }
-  std::string condition;
-  if (!known) {
-    std::vector<std::string> architectures;
-    for (const format::Family& family : format::families()) architectures.emplace_back(family.architecture);
-    condition = message(", if the base is of {}", joined(architectures));
-  }
+  const std::string condition = known ? "" : ", if the base is of a family that qlorapp computes";
   if (!condition.empty()) loads_in.emplace_back("qlorapp merge --adapter");
   loads_in.push_back(message("qlorapp eval, generate{} --adapter{}", known ? " and merge" : "", condition));
   loads_in.push_back(message("qlorapp train --init_adapter{}", condition));
