@@ -242,7 +242,7 @@ int run(std::vector<std::string> arguments) {
       try {
         const Launches launches = launches_of(step);
         const at::Tensor one = at::ones({}, at::TensorOptions().device(at::kCUDA));
-        const Launches micro = launches_of([&] { model.forward_backward(batches[0], one, 0, 0); });
+        const Launches micro = launches_of([&] { model.forward_backward(batches[0], one, {}); });
         std::printf(", \"kernels\": %ld, \"memory_operations\": %ld, \"launches_a_layer\": %.1f, \"busy\": %.4f",
                     static_cast<long>(launches.kernels), static_cast<long>(launches.memory_operations),
                     static_cast<double>(micro.kernels + micro.memory_operations) / static_cast<double>(config.num_hidden_layers),
@@ -285,7 +285,7 @@ int run(std::vector<std::string> arguments) {
     const at::Tensor scale = at::ones({}, at::TensorOptions().device(at::kCUDA));
     const c10::cuda::CUDAStreamGuard side(c10::cuda::getStreamFromPool());
     c10::cuda::device_synchronize();
-    const auto micro_step = [&] { return model.forward_backward(batches[0], scale, 0, 0).loss; };
+    const auto micro_step = [&] { return model.forward_backward(batches[0], scale, {}).loss; };
     micro_step();
     c10::cuda::device_synchronize();
     at::cuda::CUDAGraph captured;

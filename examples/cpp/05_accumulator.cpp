@@ -22,7 +22,7 @@ int main() {
   for (const int64_t rows : kTargets) {
     const at::Tensor logits = x.slice(0, row, row + rows).matmul(weight.t());
     const at::Tensor loss_sum = at::cross_entropy_loss(logits, labels.slice(0, row, row + rows), {}, at::Reduction::Sum);
-    accumulator.weigh(loss_sum).backward();
+    accumulator.share_of(loss_sum).backward();
     row += rows;
   }
   const double difference = ((weight.grad() - expected).norm() / expected.norm()).item<double>();

@@ -83,7 +83,7 @@ int main() {
     int64_t begin = 0;
     for (const int64_t count : kMicroBatches) {
       const at::Tensor loss = loss_sum(begin, count);
-      scaler.scale(accumulator.weigh(loss)).backward();  // 5. float16 gradients are scaled, or small ones would round to zero
+      scaler.scale(accumulator.share_of(loss)).backward();  // 5. float16 gradients are scaled, or small ones would round to zero
       begin += count;
     }
     scaler.step([&] { optimizer.step(/*learning_rate=*/1e-2); }, {arena.gradients()});  // unscales; skips an overflow

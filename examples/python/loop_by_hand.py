@@ -24,7 +24,7 @@ for step in range(10):
     accumulator = Accumulator([ids.shape[0] * (ids.shape[1] - 1) for ids in window])  # nothing predicts a row's first token
     for ids in window:
         loss_sum = model(ids, labels=ids, num_items_in_batch=1).loss
-        accumulator.weigh(loss_sum).backward()
+        accumulator.share_of(loss_sum).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     print(f"step {step}: loss {accumulator.mean_loss():.4f}")

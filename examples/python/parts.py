@@ -28,7 +28,7 @@ for step in range(20):
     accumulator = qlorapp.Accumulator(sizes)
     for rows, wanted in zip(x.split(sizes), target.split(sizes), strict=True):
         loss_sum = (model(rows) - wanted).square().mean(-1).sum()
-        scaler.scale(accumulator.weigh(loss_sum)).backward()
+        scaler.scale(accumulator.share_of(loss_sum)).backward()
     scaler.step(optimizer)
     scaler.update()
     if step % 5 == 0:

@@ -15,7 +15,7 @@ class Accumulator:
         window = Accumulator([count_of(batch) for batch in batches])
         for batch in batches:
             loss_sum = torch.nn.functional.cross_entropy(logits_of(batch), batch.targets, reduction="sum")
-            window.weigh(loss_sum).backward()
+            window.share_of(loss_sum).backward()
         print(window.mean_loss().item())
 
     target_counts: the number of targets of each micro-batch, integers >= 0.
@@ -30,7 +30,7 @@ class Accumulator:
     @property
     def tokens(self) -> int:
         """Targets in the window, over all processes."""
-    def weigh(self, loss_sum: torch.Tensor) -> torch.Tensor:
+    def share_of(self, loss_sum: torch.Tensor) -> torch.Tensor:
         """Returns loss_sum / tokens, on the same graph and device, and counts the loss in mean_loss().
 
         loss_sum: (), floating: a micro-batch's loss, summed over its targets. Does not synchronize.

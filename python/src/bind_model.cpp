@@ -233,7 +233,7 @@ void bind_model(py::module_& m) {
       .def(
           "forward_backward",
           [](CausalLM& self, const UnpaddedBatch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step) {
-            return as_pair(self.forward_backward(batch.batch, grad_scale, seed, micro_step));
+            return as_pair(self.forward_backward(batch.batch, grad_scale, {.seed = seed, .micro_step = micro_step}));
           },
           py::arg("batch"), py::arg("grad_scale"), py::arg("seed") = 0, py::arg("micro_step") = 0, NoGil(),
           "(summed loss, number of targets); gradients are added to the parameters' .grad.")

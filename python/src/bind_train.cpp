@@ -72,7 +72,7 @@ batch, on rows of any length and on a last, partial window. A window without a t
     window = Accumulator([count_of(batch) for batch in batches])
     for batch in batches:
         loss_sum = torch.nn.functional.cross_entropy(logits_of(batch), batch.targets, reduction="sum")
-        window.weigh(loss_sum).backward()
+        window.share_of(loss_sum).backward()
     print(window.mean_loss().item())
 
 target_counts: the number of targets of each micro-batch, integers >= 0.
@@ -148,7 +148,7 @@ void bind_train(py::module_& m) {
            py::arg("target_counts"), py::kw_only(), py::arg("sum_over_ranks") = std::nullopt)
       .def_property_readonly("weight", &Accumulator::weight, "1 / tokens as a float, or 0.0 without targets.")
       .def_property_readonly("tokens", &Accumulator::tokens, "Targets in the window, over all processes.")
-      .def("weigh", &Accumulator::weigh, py::arg("loss_sum"),
+      .def("share_of", &Accumulator::share_of, py::arg("loss_sum"),
            "Returns loss_sum / tokens, on the same graph and device, and counts the loss in mean_loss().\n\n"
            "loss_sum: (), floating: a micro-batch's loss, summed over its targets. Does not synchronize.\n\n"
            "Raises ValueError if the loss of every micro-batch of the window is counted already.")

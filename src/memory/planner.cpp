@@ -92,7 +92,7 @@ class Rehearsal {
     tape.label(library, MemoryUse::kLibrary);
 
     const auto first = static_cast<int64_t>(tape.allocations().size());
-    const LossSum loss = model.forward_backward(window.front(), at::empty({}, bytes.dtype(at::kFloat)), 0, 0);
+    const LossSum loss = model.forward_backward(window.front(), at::empty({}, bytes.dtype(at::kFloat)), {});
     label_kept(first);
     ops::mark_phase(MemoryPhase::kOptimizer);
     optimizer_step(model, moments);

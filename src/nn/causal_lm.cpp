@@ -41,13 +41,12 @@ DecoderBlock::Gradients arena_gradients(const AdapterArena& arena, const std::ve
 CausalLM::CausalLM(format::ModelConfig config, DecoderWeights weights)
     : decoder_(std::make_shared<Decoder>(std::move(config), std::move(weights))), adapters_(decoder_), settings_(decoder_) {}
 
-LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step,
-                                   const BlockDone& done) {
+LossSum CausalLM::forward_backward(const Batch& batch, const at::Tensor& grad_scale, StepKey key, const BlockDone& done) {
   check_batch(batch);
   QLORAPP_CHECK_VALUE(!adapters_.empty(), "[causal_lm] there is nothing to train; call add_adapters first.");
   const at::NoGradGuard no_grad;
   ops::mark_phase(ops::MemoryPhase::kForward);
-  const StepContext context = settings_.context(batch, /*training=*/true, seed, micro_step);
+  const StepContext context = settings_.context(batch, /*training=*/true, key.seed, key.micro_step);
   const Decoder& decoder = *decoder_;
   const std::vector<Segment>& segments = settings_.segments();
   const AdapterSet& set = adapters_.active();

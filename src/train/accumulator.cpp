@@ -51,7 +51,7 @@ at::Tensor Accumulator::weight_tensor(at::Device device) const {
   return at::full({}, weight(), at::TensorOptions().dtype(at::kFloat).device(device));
 }
 
-at::Tensor Accumulator::weigh(const at::Tensor& loss_sum) {
+at::Tensor Accumulator::share_of(const at::Tensor& loss_sum) {
   add(loss_sum);
   return tokens_ == 0 ? loss_sum * 0.0 : loss_sum / static_cast<double>(tokens_);
 }
@@ -59,8 +59,8 @@ at::Tensor Accumulator::weigh(const at::Tensor& loss_sum) {
 void Accumulator::add(const at::Tensor& loss_sum) {
   check_loss_sum(loss_sum);
   QLORAPP_CHECK_VALUE(added_ < size_,
-                      "[Accumulator] each micro-batch of the window must give one loss; got one more than its {}. Call weigh() or "
-                      "add() once per micro-batch, and make a new Accumulator for each window.",
+                      "[Accumulator] each micro-batch of the window must give one loss; got one more than its {}. Call "
+                      "share_of() or add() once per micro-batch, and make a new Accumulator for each window.",
                       size_);
   ++added_;
   const at::Tensor sum = loss_sum.detach().to(at::kDouble).reshape({});
@@ -68,10 +68,10 @@ void Accumulator::add(const at::Tensor& loss_sum) {
 }
 
 at::Tensor Accumulator::mean_loss() const {
-  QLORAPP_CHECK_VALUE(
-      added_ == size_,
-      "[Accumulator] mean_loss() needs one loss per micro-batch of the window; got {} of {}. Give each to weigh() or add() first.",
-      added_, size_);
+  QLORAPP_CHECK_VALUE(added_ == size_,
+                      "[Accumulator] mean_loss() needs one loss per micro-batch of the window; got {} of {}. Give each to "
+                      "share_of() or add() first.",
+                      added_, size_);
   if (!loss_sum_.defined()) return at::zeros({}, at::kDouble);
   return tokens_ == 0 ? at::zeros_like(loss_sum_) : loss_sum_ / static_cast<double>(tokens_);
 }

@@ -42,7 +42,7 @@ void take_steps_as(CausalLM& model, const PlanSettings& settings) {
 void probe_micro_batch(CausalLM& model, const Batch& batch) {
   const at::NoGradGuard no_grad;
   const ZeroGradients zero{model.arena()};
-  static_cast<void>(model.forward_backward(batch, at::ones({}, model.arena().values().options()), 0, 0));
+  static_cast<void>(model.forward_backward(batch, at::ones({}, model.arena().values().options()), {}));
   ops::mark_phase(ops::MemoryPhase::kOptimizer);
   static_cast<void>(gradient_norm(model.arena(), {}, 0));
 }

@@ -41,7 +41,7 @@ GraphedSteps::Shape& GraphedSteps::shape_of(const Batch& batch) {
   return shapes_.front();
 }
 
-LossSum GraphedSteps::record(Shape& shape, const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step) {
+LossSum GraphedSteps::record(Shape& shape, const Batch& batch, const at::Tensor& grad_scale, StepKey key) {
   if (std::count_if(shapes_.begin(), shapes_.end(), [](const Shape& other) { return other.graph != nullptr; }) >= kMostGraphs) {
     const auto oldest = std::find_if(shapes_.rbegin(), shapes_.rend(), [](const Shape& other) { return other.graph != nullptr; });
     shapes_.erase(std::next(oldest).base());
@@ -60,7 +60,7 @@ LossSum GraphedSteps::record(Shape& shape, const Batch& batch, const at::Tensor&
   shape.graph = ops::record_launches(
       model_.device(),
       [&] {
-        LossSum sum = model_.forward_backward(shape.batch, shape.grad_scale, seed, micro_step);
+        LossSum sum = model_.forward_backward(shape.batch, shape.grad_scale, key);
         shape.loss = sum.loss;
         if (!result.loss.defined()) result = std::move(sum);
       },
@@ -74,8 +74,8 @@ LossSum GraphedSteps::record(Shape& shape, const Batch& batch, const at::Tensor&
   return result;
 }
 
-LossSum GraphedSteps::forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step) {
-  if (!can_record(batch)) return model_.forward_backward(batch, grad_scale, seed, micro_step);
+LossSum GraphedSteps::forward_backward(const Batch& batch, const at::Tensor& grad_scale, StepKey key, const BlockDone& /*done*/) {
+  if (!can_record(batch)) return model_.forward_backward(batch, grad_scale, key);
   if (const void* const now = model_.arena().values().const_data_ptr(); now != adapters_) {
     clear();
     adapters_ = now;
@@ -83,8 +83,8 @@ LossSum GraphedSteps::forward_backward(const Batch& batch, const at::Tensor& gra
   Shape& shape = shape_of(batch);
   if (shape.graph == nullptr) {
     if (shape.refused || recorded_ >= kMostRecordings || ++shape.seen < kSeen)
-      return model_.forward_backward(batch, grad_scale, seed, micro_step);
-    return record(shape, batch, grad_scale, seed, micro_step);
+      return model_.forward_backward(batch, grad_scale, key);
+    return record(shape, batch, grad_scale, key);
   }
   shape.batch.tokens.copy_(batch.tokens);
   shape.batch.targets.copy_(batch.targets);

@@ -37,7 +37,8 @@ class GraphedSteps {
 
   /// CausalLM::forward_backward by the graph of this shape, if there is one. Takes the usual way where nothing can be recorded:
   /// dropout has new numbers each time, inputs on the host have events of their own, and trained tables count by tokens.
-  LossSum forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step);
+  /// Never calls `done`: the launches of a graph are one, and ranks exchange gradients behind the window.
+  LossSum forward_backward(const Batch& batch, const at::Tensor& grad_scale, StepKey key, const BlockDone& done);
 
   /// Gives the graphs' memory back.
   void clear() { shapes_.clear(); }
@@ -58,7 +59,7 @@ class GraphedSteps {
   };
   [[nodiscard]] bool can_record(const Batch& batch) const;
   Shape& shape_of(const Batch& batch);
-  LossSum record(Shape& shape, const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step);
+  LossSum record(Shape& shape, const Batch& batch, const at::Tensor& grad_scale, StepKey key);
 
   CausalLM& model_;
   const void* adapters_ = nullptr;  ///< Where those lay that the graphs read.

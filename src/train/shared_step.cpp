@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <charconv>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include <ATen/ATen.h>
 
@@ -51,8 +53,23 @@ std::vector<int64_t> block_starts(const AdapterArena& arena) {
   return starts;
 }
 
-SharedStep::SharedStep(Communicator* ranks, std::span<const Batch> window, bool in_bf16, WindowCounts* met)
-    : ranks_(ranks != nullptr && ranks->size() > 1 ? ranks : nullptr), in_bf16_(in_bf16), met_(met) {
+WindowCounts sum_counts(Communicator& ranks, const WindowCounts& own) {
+  const std::vector<int64_t> sums = sum_over(ranks, {own.targets, own.micro_batches, own.input_tokens});
+  return {.targets = sums[0], .micro_batches = sums[1], .input_tokens = sums[2]};
+}
+
+SumCounts sum_counts_once() {
+  return [met = std::make_shared<std::optional<WindowCounts>>()](Communicator& ranks, const WindowCounts& own) {
+    if (!*met) *met = sum_counts(ranks, own);
+    return **met;
+  };
+}
+
+SharedStep::SharedStep(const TrainState& run, std::span<const Batch> window, SumCounts sum)
+    : run_(run),
+      window_(window),
+      ranks_(run.ranks && run.ranks->size() > 1 ? run.ranks.get() : nullptr),
+      sum_(sum ? std::move(sum) : SumCounts(sum_counts)) {
   for (const Batch& batch : window) {
     if (batch.is_filler) continue;
     counts_.micro_batches += batch.first_token == 0 ? 1 : 0;
@@ -62,37 +79,31 @@ SharedStep::SharedStep(Communicator* ranks, std::span<const Batch> window, bool 
 
 int64_t SharedStep::meet(int64_t targets) {
   counts_.targets = targets;
-  if (ranks_ == nullptr) return targets;
-  if (met_ != nullptr && met_->targets >= 0) {  // the others do not come again
-    counts_ = *met_;
-    return counts_.targets;
-  }
-  const std::vector<int64_t> sums = sum_over(*ranks_, {counts_.targets, counts_.micro_batches, counts_.input_tokens});
-  counts_ = {.targets = sums[0], .micro_batches = sums[1], .input_tokens = sums[2]};
-  if (met_ != nullptr) *met_ = counts_;
+  if (ranks_ != nullptr) counts_ = sum_(*ranks_, counts_);
   return counts_.targets;
 }
 
-int64_t SharedStep::place_of(const Batch& batch) {
+StepKey SharedStep::next_key(const Batch& batch) {
   if (batch.first_token == 0) ++begun_;  // a filler is the last
   const int64_t mine = begun_ - 1;
-  return ranks_ == nullptr ? mine : mine * ranks_->size() + ranks_->rank();
+  const int64_t place = ranks_ == nullptr ? mine : mine * ranks_->size() + ranks_->rank();
+  return {.seed = run_.seed, .micro_step = run_.micro_step + static_cast<uint32_t>(place)};
 }
 
-std::function<void(int64_t)> SharedStep::on_block_done(const AdapterArena& arena, bool is_last) {
-  if (ranks_ == nullptr || !is_last || !arena.gradients().is_cuda()) return {};
-  first_elements_ = block_starts(arena);
+BlockDone SharedStep::on_block_done(const Batch& batch) {
+  if (ranks_ == nullptr || &batch != &window_.back() || !run_.arena->gradients().is_cuda()) return {};
+  first_elements_ = block_starts(*run_.arena);
   if (first_elements_.empty()) return {};
-  return [this, &arena](int64_t block) { begin(arena, first_elements_[static_cast<size_t>(block)]); };
+  return [this](int64_t block) { begin(first_elements_[static_cast<size_t>(block)]); };
 }
 
-void SharedStep::begin(const AdapterArena& arena, int64_t first_element) {
-  const at::Tensor& all = arena.gradients();
+void SharedStep::begin(int64_t first_element) {
+  const at::Tensor& all = run_.arena->gradients();
   const int64_t end = summed_from_ < 0 ? all.numel() : summed_from_;
   summed_from_ = first_element;
   if (first_element == end) return;
   const at::Tensor slice = all.slice(0, first_element, end);
-  if (!in_bf16_) {
+  if (!run_.sums_in_bf16) {
     exchanges_.push_back(ranks_->all_reduce(slice));
     return;
   }
@@ -100,15 +111,15 @@ void SharedStep::begin(const AdapterArena& arena, int64_t first_element) {
   exchanges_.push_back(ranks_->all_reduce(rounded_.back().second));
 }
 
-void SharedStep::sum(const AdapterArena& arena, at::Tensor& mean_loss) {
+void SharedStep::sum_gradients_and(at::Tensor& mean_loss) {
   if (ranks_ == nullptr) return;
   // Each rank makes the same exchanges, also one whose window was empty.
-  if (arena.gradients().is_cuda() && summed_from_ < 0) {
-    first_elements_ = block_starts(arena);
-    for (size_t block = first_elements_.size(); block-- > 0;) begin(arena, first_elements_[block]);
+  if (run_.arena->gradients().is_cuda() && summed_from_ < 0) {
+    first_elements_ = block_starts(*run_.arena);
+    for (size_t block = first_elements_.size(); block-- > 0;) begin(first_elements_[block]);
   }
-  begin(arena, 0);
-  mean_loss = mean_loss.to(arena.gradients().device());
+  begin(0);
+  mean_loss = mean_loss.to(run_.arena->gradients().device());
   exchanges_.push_back(ranks_->all_reduce(mean_loss));
   for (Exchange& exchange : exchanges_) exchange.wait();
   for (auto& [slice, sum] : rounded_) slice.copy_(sum);

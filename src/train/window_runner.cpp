@@ -33,9 +33,15 @@ struct Progress {
     kEnd
   } at = At::kWindow;  ///< Of this attempt. Behind the exchange of several ranks' gradients, and behind the update, it cannot be repeated.
   bool in_callback = false;  ///< What fails there is the caller's, and not taken again.
+
+  void tell(const auto& what, const auto&... arguments) {
+    in_callback = true;
+    what(arguments...);
+    in_callback = false;
+  }
 };
 
-/// The model as train_step sees it, which reports the step's inner events.
+/// The model as train_step sees it, which reports what happens between its micro-batches.
 struct Observed {
   CausalLM& model;
   GraphedSteps* graphs;  ///< Null: micro-steps are launched.
@@ -44,21 +50,15 @@ struct Observed {
   Progress& progress;
   int64_t begun = 0;
 
-  void tell(const auto& what, const auto&... arguments) const {
-    progress.in_callback = true;
-    what(arguments...);
-    progress.in_callback = false;
-  }
-  LossSum forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step,
-                           const BlockDone& done) {
+  LossSum forward_backward(const Batch& batch, const at::Tensor& grad_scale, StepKey key, const BlockDone& done) {
     if (batch.first_token == 0 && !batch.is_filler) {
       if (begun > progress.substeps_told) {
         ++progress.substeps_told;
-        tell(observer.event, TrainerEvent::kSubstepEnd);
+        progress.tell(observer.event, TrainerEvent::kSubstepEnd);
       }
       if (observer.meet && begun > progress.meetings && begun < shared) {
         ++progress.meetings;
-        tell(observer.meet);
+        progress.tell(observer.meet);
       }
       ++begun;
     }
@@ -66,22 +66,29 @@ struct Observed {
       progress.at = Progress::At::kExchange;
       done(block);
     };
-    const LossSum loss = graphs != nullptr ? graphs->forward_backward(batch, grad_scale, seed, micro_step)
-                                           : model.forward_backward(batch, grad_scale, seed, micro_step, noted);
-    if (observer.poll) tell(observer.poll);
+    const LossSum loss = graphs != nullptr ? graphs->forward_backward(batch, grad_scale, key, noted)
+                                           : model.forward_backward(batch, grad_scale, key, noted);
+    if (observer.poll) progress.tell(observer.poll);
     return loss;
   }
-  void before_exchange() const { progress.at = Progress::At::kExchange; }
-  void before_optimizer_step() const {
-    if (!progress.update_told) tell(observer.event, TrainerEvent::kPreOptimizerStep);
-    progress.update_told = true;
-    progress.at = Progress::At::kUpdate;
-  }
-  void after_optimizer_step() const {
-    progress.at = Progress::At::kEnd;
-    tell(observer.event, TrainerEvent::kOptimizerStep);
-  }
 };
+
+/// For all attempts at one window. Both must outlive the hooks.
+StepHooks hooks_of(const WindowRunner::Observer& observer, Progress& progress) {
+  return {.before_exchange = [&] { progress.at = Progress::At::kExchange; },
+          .before_optimizer_step =
+              [&] {
+                if (!progress.update_told) progress.tell(observer.event, TrainerEvent::kPreOptimizerStep);
+                progress.update_told = true;
+                progress.at = Progress::At::kUpdate;
+              },
+          .after_optimizer_step =
+              [&] {
+                progress.at = Progress::At::kEnd;
+                progress.tell(observer.event, TrainerEvent::kOptimizerStep);
+              },
+          .sum_counts = sum_counts_once()};
+}
 
 }  // namespace
 
@@ -174,14 +181,14 @@ StepReport WindowRunner::run(const Window& window, const Observer& observer) {
   };
   Progress progress;
   const int64_t shared = window.batches / (state_.ranks ? state_.ranks->size() : 1);
-  WindowCounts met;
+  const StepHooks hooks = hooks_of(observer, progress);
   bool update_failed = false;
   for (bool again = false;; again = true) {
     progress.at = Progress::At::kWindow;
     try {
       const std::vector<Batch> batches = batches_of(window);
       Observed model{model_, graphs_.get(), observer, shared, progress};
-      return train_step(model, state_, std::span<const Batch>(batches), &met);
+      return train_step(model, state_, std::span<const Batch>(batches), hooks);
     } catch (const std::exception& error) {
       abandon();
       if (progress.in_callback || progress.at == Progress::At::kEnd || !ops::is_out_of_memory(error)) throw;

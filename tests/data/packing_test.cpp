@@ -73,7 +73,7 @@ TEST_CASE("losses and gradients of packs equal those of their rows one by one", 
     double loss = 0;
     int64_t targets = 0;
     for (const Example& example : examples) {
-      const LossSum sum = model.forward_backward(collate(std::vector<Example>{example}).to(device), at::ones({}, device), 0, 0);
+      const LossSum sum = model.forward_backward(collate(std::vector<Example>{example}).to(device), at::ones({}, device), {});
       loss += sum.loss.item<double>();
       targets += sum.targets;
     }

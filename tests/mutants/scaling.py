@@ -82,7 +82,7 @@ MUTANTS = [
             "loss_sum * 0.0 : loss_sum / static_cast<double>(size_)",
             RAGGED,
         ),
-        ("weighs_by_0_over_0", "tokens_ == 0 ? loss_sum * 0.0 : ", "", NO_TARGET),
+        ("shares_0_over_0", "tokens_ == 0 ? loss_sum * 0.0 : ", "", NO_TARGET),
         ("mean_of_0_over_0", "tokens_ == 0 ? at::zeros_like(loss_sum_) : ", "", NO_TARGET),
         ("counts_a_loss_twice", "loss_sum_ + sum : sum;", "loss_sum_ + sum : sum + sum;", RAGGED),
         ("calls_not_counted", "  ++added_;\n", "", COUNTED_ONCE),

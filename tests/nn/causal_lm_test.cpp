@@ -17,7 +17,7 @@ TEST_CASE("the model's loss and adapter gradients equal those of a plain dense m
   const Batch batch = tiny::make_batch(model.config().vocab_size);
   const auto expected = tiny::reference_loss_and_gradients(model, batch);
   model.arena().zero_grad();
-  const LossSum found = model.forward_backward(batch, at::ones({}), 0, 0);
+  const LossSum found = model.forward_backward(batch, at::ones({}), {});
   REQUIRE(found.targets == batch.target_count);
   REQUIRE(std::abs(found.loss.item<double>() - expected.loss) < 1e-5 * expected.loss);
   for (int64_t i = 0; i < model.arena().size(); ++i) {
@@ -31,14 +31,14 @@ TEST_CASE("the trainer's path and the autograd path give the same bits, whatever
   const Batch batch = tiny::make_batch(model.config().vocab_size);
   const int64_t blocks = model.config().num_hidden_layers;
   model.arena().zero_grad();
-  const at::Tensor loss = model.forward_backward(batch, at::ones({}), 3, 9).loss;
+  const at::Tensor loss = model.forward_backward(batch, at::ones({}), {3, 9}).loss;
   const at::Tensor gradients = model.arena().gradients().clone();
   for (const auto& segments : {keep_in_each_block(blocks, Keep::kEverything), keep_in_each_block(blocks, Keep::kAttentionOnly),
                                keep_in_each_block(blocks, Keep::kInputOnly), checkpoint_every(blocks, 2), checkpoint_sqrt(blocks),
                                checkpoint_every(blocks, 100)}) {
     model.settings().set_segments(segments);
     model.arena().zero_grad();
-    REQUIRE(at::equal(model.forward_backward(batch, at::ones({}), 3, 9).loss, loss));
+    REQUIRE(at::equal(model.forward_backward(batch, at::ones({}), {3, 9}).loss, loss));
     REQUIRE(at::equal(model.arena().gradients(), gradients));
     model.arena().zero_grad();
     const at::Tensor under_autograd = model.loss(batch, 3, 9);
@@ -52,9 +52,9 @@ TEST_CASE("gradients add up over micro-batches and scale with grad_scale", "[nn]
   CausalLM model = tiny::make_model(at::kFloat);
   const Batch batch = tiny::make_batch(model.config().vocab_size);
   model.arena().zero_grad();
-  model.forward_backward(batch, at::ones({}), 0, 0);
+  model.forward_backward(batch, at::ones({}), {});
   const at::Tensor once = model.arena().gradients().clone();
-  model.forward_backward(batch, at::full({}, 2.0), 0, 0);
+  model.forward_backward(batch, at::full({}, 2.0), {});
   REQUIRE(tiny::relative_error(model.arena().gradients(), once * 3) < 1e-6);
 }
 

@@ -64,7 +64,7 @@ TEST_CASE("loss and adapter gradients on a GPU equal those of a plain dense mode
   model.settings().set_segments(keep_in_each_block(model.config().num_hidden_layers, keep));
   model.settings().set_memory(GENERATE(from_range(kSettings)));
   model.arena().zero_grad();
-  const LossSum found = model.forward_backward(batch.to(kGpu), at::ones({}, kGpu), 0, 0);
+  const LossSum found = model.forward_backward(batch.to(kGpu), at::ones({}, kGpu), {});
   REQUIRE(std::abs(found.loss.item<double>() - expected.loss) < 1e-5 * expected.loss);
   for (int64_t i = 0; i < model.arena().size(); ++i) {
     REQUIRE(tiny::relative_error(model.arena().gradient(i), expected.gradients[static_cast<size_t>(i)]) < 3e-5);
@@ -81,14 +81,14 @@ TEST_CASE("a micro-step on a GPU waits for nothing, and takes no memory that the
   const Batch batch = long_batch({0, 64, 128}, model.config().vocab_size).to(kGpu);
   const at::Tensor scale = at::ones({}, kGpu);
   model.arena().zero_grad();
-  model.forward_backward(batch, scale, 0, 0);
+  model.forward_backward(batch, scale, {});
   const auto reserved = [] {
     return c10::cuda::CUDACachingAllocator::getDeviceStats(c10::cuda::current_device()).reserved_bytes[0].current;
   };
   const auto before = reserved();
   for (uint32_t step = 1; step < 5; ++step) {
     const NothingWaits guard;
-    model.forward_backward(batch, scale, 0, step);
+    model.forward_backward(batch, scale, {0, step});
   }
   REQUIRE(reserved() == before);
 }
@@ -106,7 +106,7 @@ TEST_CASE("deterministic gradients have the same bits in every run, at lengths w
   at::Tensor loss, gradients;
   for (int run = 0; run < 4; ++run) {
     model.arena().zero_grad();
-    const at::Tensor found = model.forward_backward(batch, scale, 0, 0).loss.clone();
+    const at::Tensor found = model.forward_backward(batch, scale, {}).loss.clone();
     if (run > 0) {
       REQUIRE(at::equal(found, loss));
       REQUIRE(at::equal(model.arena().gradients(), gradients));
@@ -143,7 +143,7 @@ TEST_CASE("a micro-step in fp16 meets no bf16 tensor: sm_75 has none", "[nn][cud
     look(c10::ArrayRef<const c10::IValue>(call.outputs().data(), call.outputs().size()));
   };
   const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(begins, ends).needsInputs(true).needsOutputs(true));
-  model.forward_backward(batch, scale, 0, 0);
+  model.forward_backward(batch, scale, {});
   at::removeCallback(handle);
   REQUIRE(calls > 50);
   REQUIRE((with_bf16 > 0) == (dtype == at::kBFloat16));
@@ -159,16 +159,16 @@ TEST_CASE("a micro-step is captured in a CUDA graph, and its replay adds the sam
   const Batch batch = long_batch({0, 64, 128}, model.config().vocab_size).to(kGpu);
   const at::Tensor scale = at::ones({}, kGpu);
   model.arena().zero_grad();
-  const at::Tensor expected_loss = model.forward_backward(batch, scale, 0, 0).loss.clone();
+  const at::Tensor expected_loss = model.forward_backward(batch, scale, {}).loss.clone();
   const at::Tensor expected = model.arena().gradients().clone();
 
   const c10::cuda::CUDAStreamGuard side(c10::cuda::getStreamFromPool());
   c10::cuda::device_synchronize();
-  model.forward_backward(batch, scale, 0, 0);  // library handles of this stream
+  model.forward_backward(batch, scale, {});  // library handles of this stream
   c10::cuda::device_synchronize();
   at::cuda::CUDAGraph graph;
   graph.capture_begin();
-  const at::Tensor loss = model.forward_backward(batch, scale, 0, 0).loss;
+  const at::Tensor loss = model.forward_backward(batch, scale, {}).loss;
   graph.capture_end();
   for (int replay = 0; replay < 2; ++replay) {
     model.arena().zero_grad();

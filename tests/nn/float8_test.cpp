@@ -36,7 +36,7 @@ Batch make_batch(at::Device device, int64_t tokens = 96) {
 std::pair<double, at::Tensor> float8_step(CausalLM& model, const Batch& batch) {
   model.arena().zero_grad();
   const at::Tensor one = at::ones({}, at::TensorOptions().device(model.device()));
-  const double loss = model.forward_backward(batch, one, 3, 9).loss.item<double>();
+  const double loss = model.forward_backward(batch, one, {3, 9}).loss.item<double>();
   return {loss, model.arena().gradients().clone().to(at::kCPU)};
 }
 

@@ -22,7 +22,7 @@ Result train(CausalLM& model, const std::vector<Batch>& batches) {
   Result result{at::zeros({}, at::TensorOptions().device(model.device())), {}};
   uint32_t micro_step = 5;
   const at::Tensor one = at::ones({}, at::TensorOptions().device(model.device()));
-  for (const Batch& batch : batches) result.loss += model.forward_backward(batch, one, 3, micro_step++).loss;
+  for (const Batch& batch : batches) result.loss += model.forward_backward(batch, one, {3, micro_step++}).loss;
   result.gradients = model.arena().gradients().clone();
   return result;
 }

@@ -23,7 +23,7 @@ struct Step {
 Step step(CausalLM& model, const Batch& batch) {
   model.arena().zero_grad();
   const at::Tensor one = at::ones({}, at::TensorOptions().device(model.device()));
-  Step result{model.forward_backward(batch, one, 3, 9).loss, {}};
+  Step result{model.forward_backward(batch, one, {3, 9}).loss, {}};
   result.gradients = model.arena().gradients().clone();
   return result;
 }

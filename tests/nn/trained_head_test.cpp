@@ -51,7 +51,7 @@ TEST_CASE("with embedding, head and magnitudes in training, both paths give the 
   }
   const Batch batch = tiny::make_batch(model.config().vocab_size).to(device);
   model.arena().zero_grad();
-  const at::Tensor loss = model.forward_backward(batch, at::ones({}, at::TensorOptions(device)), 0, 0).loss;
+  const at::Tensor loss = model.forward_backward(batch, at::ones({}, at::TensorOptions(device)), {}).loss;
   const at::Tensor gradients = model.arena().gradients().clone();
   REQUIRE(model.arena().gradient(model.adapters().active().embed_tokens).abs().sum().item<double>() > 0);
   model.arena().zero_grad();

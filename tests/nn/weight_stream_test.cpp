@@ -20,7 +20,7 @@ std::vector<at::Tensor> results_of(CausalLM& model, const Batch& batch) {
   const at::Tensor one = at::ones({}, at::TensorOptions().device(model.device()));
   std::vector<at::Tensor> results;
   model.arena().zero_grad();
-  for (const uint32_t micro_step : {7, 8}) results.push_back(model.forward_backward(batch, one, 3, micro_step).loss);
+  for (const uint32_t micro_step : {7, 8}) results.push_back(model.forward_backward(batch, one, {3, micro_step}).loss);
   results.push_back(model.arena().gradients().clone());
   {
     const at::NoGradGuard no_grad;
@@ -102,7 +102,7 @@ TEST_CASE("each pass copies every block but the two at its turn", "[nn][cpu]") {
   model.decoder().move_blocks(true);
   const Batch batch = tiny::make_batch(model.config().vocab_size).to(device);
   const at::Tensor one = at::ones({}, at::TensorOptions().device(device));
-  const auto train = [&] { static_cast<void>(model.forward_backward(batch, one, 3, 7)); };
+  const auto train = [&] { static_cast<void>(model.forward_backward(batch, one, {3, 7})); };
   const auto evaluate = [&] {
     const at::NoGradGuard no_grad;
     static_cast<void>(model.hidden_states(batch, /*training=*/false, 0, 0));

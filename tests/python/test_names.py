@@ -91,7 +91,7 @@ def test_the_docstrings_of_the_classes_are_complete_by_themselves(name):
     """A pip user has no header to look into."""
     kind = getattr(qlorapp, name)
     assert len(kind.__doc__.splitlines()) >= 3 and ".hpp" not in kind.__doc__
-    for member in ("quantize", "dequantize", "weigh", "add", "mean_loss"):
+    for member in ("quantize", "dequantize", "share_of", "add", "mean_loss"):
         assert not hasattr(kind, member) or len(getattr(kind, member).__doc__.splitlines()) >= 3, member
 
 

@@ -165,7 +165,7 @@ def test_the_accumulators_window_equals_one_big_batch(folder):
     for i in range(3):
         row = {key: value[i : i + 1] for key, value in batch.items()}
         total = model(**row, num_items_in_batch=1).loss  # the sum
-        accumulator.weigh(total).backward()
+        accumulator.share_of(total).backward()
     assert abs(accumulator.mean_loss() - model(**batch).loss) <= 1e-6
     for gradient, parameter in zip(wanted, trainable(model), strict=True):
         assert torch.linalg.norm(parameter.grad - gradient) <= 5e-6 * torch.linalg.norm(gradient)

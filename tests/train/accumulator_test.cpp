@@ -65,7 +65,7 @@ Outcome accumulated(const std::vector<Batch>& window, at::ScalarType dtype) {
   Accumulator accumulator(window);
   for (const Batch& batch : window) {
     const at::Tensor loss_sum = model.loss_sum(batch);
-    accumulator.weigh(loss_sum).backward();
+    accumulator.share_of(loss_sum).backward();
   }
   return {accumulator.mean_loss().item<double>(), model.gradients()};
 }
@@ -127,9 +127,9 @@ TEST_CASE("a window without targets has weight 0 and adds exact zeros to the gra
   REQUIRE(accumulator.weight_tensor(at::kCPU).item<float>() == 0.0F);
   const Model model(at::kFloat);
   const at::Tensor loss_sum = model.loss_sum(window[0]);
-  const at::Tensor weighed = accumulator.weigh(loss_sum);
-  REQUIRE(weighed.item<float>() == 0.0F);
-  weighed.backward();
+  const at::Tensor share = accumulator.share_of(loss_sum);
+  REQUIRE(share.item<float>() == 0.0F);
+  share.backward();
   accumulator.add(model.loss_sum(window[1]));
   REQUIRE(accumulator.mean_loss().item<double>() == 0.0);
   for (const at::Tensor& gradient : model.gradients()) REQUIRE((gradient == 0).all().item<bool>());
@@ -172,10 +172,10 @@ TEST_CASE("each micro-batch's loss is counted once: neither twice nor not at all
   const std::vector<int64_t> counts{3, 5};
   Accumulator accumulator(counts);
   const at::Tensor loss_sum = at::tensor(4.0);
-  REQUIRE(accumulator.weigh(loss_sum).item<double>() == 0.5);
+  REQUIRE(accumulator.share_of(loss_sum).item<double>() == 0.5);
   REQUIRE_THROWS_WITH(accumulator.mean_loss(),
                       Catch::Matchers::ContainsSubstring("needs one loss per micro-batch of the window; got 1 of 2"));
-  (void)accumulator.weigh(loss_sum);
+  (void)accumulator.share_of(loss_sum);
   REQUIRE(accumulator.mean_loss().item<double>() == 1.0);
   REQUIRE_THROWS_WITH(accumulator.add(loss_sum), Catch::Matchers::ContainsSubstring("must give one loss; got one more than its 2"));
   REQUIRE(accumulator.mean_loss().item<double>() == 1.0);

@@ -140,9 +140,9 @@ std::vector<Misuse> table() {
          (void)adopt_parameters({{"a", at::ones({4})}});
        },
        "[adapter] an arena must have something to train; got 1 parameters, of which none requires a gradient."},
-      {"losses of each token", [=] { (void)Accumulator(window).weigh(at::ones({4})); },
+      {"losses of each token", [=] { (void)Accumulator(window).share_of(at::ones({4})); },
        "[Accumulator] loss_sum must be one number, the sum over a micro-batch's targets; got a shape of [4]."},
-      {"an undefined loss", [=] { (void)Accumulator(window).weigh({}); },
+      {"an undefined loss", [=] { (void)Accumulator(window).share_of({}); },
        "[Accumulator] loss_sum must be a tensor; got an undefined one."},
       {"an integer loss", [=] { Accumulator(window).add(at::ones({}, at::kLong)); },
        "[Accumulator] loss_sum must be floating; got Long."},

@@ -118,9 +118,9 @@ namespace {
 struct FailsOnce {
   CausalLM& model;
   bool& fails;
-  LossSum forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step) {
+  LossSum forward_backward(const Batch& batch, const at::Tensor& grad_scale, StepKey key, const BlockDone& done) {
     if (std::exchange(fails, false)) throw OutOfMemoryError("full");
-    return model.forward_backward(batch, grad_scale, seed, micro_step);
+    return model.forward_backward(batch, grad_scale, key, done);
   }
 };
 
@@ -143,14 +143,14 @@ TEST_CASE("a rank that takes its window again does not meet the others again", "
     bool fails = rank == 1;
     FailsOnce model{models[rank], fails};
     for (int64_t step = 0; step < 2; ++step) {
-      WindowCounts met;
+      const StepHooks hooks{.sum_counts = sum_counts_once()};
       const int64_t first = static_cast<int64_t>(rank);
       const std::vector<Batch> window{collate(rows, std::vector<int64_t>{first}), collate(rows, std::vector<int64_t>{first + 2})};
       for (bool again = true; again;) {
         ++attempts[rank];
         try {
           again = false;
-          (void)train_step(model, state, std::span<const Batch>(window), &met);
+          (void)train_step(model, state, std::span<const Batch>(window), hooks);
         } catch (const OutOfMemoryError&) { again = true; }
       }
     }

@@ -5,13 +5,13 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>
 
 #include "catch.hpp"
 #include "qlorapp/io/device.hpp"
-#include "qlorapp/nn/causal_lm.hpp"
 
 using namespace qlorapp;
 
@@ -22,7 +22,7 @@ struct ChosenGradients {
   AdapterArena& arena;
   at::Tensor gradients;
 
-  LossSum forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t, uint32_t) {
+  LossSum forward_backward(const Batch& batch, const at::Tensor& grad_scale, StepKey, const BlockDone&) {
     at::Tensor(arena.gradients()).add_(gradients * grad_scale);
     return {at::ones({}, arena.values().options()), batch.target_count};
   }
@@ -44,9 +44,9 @@ struct Run {
     window.resize(1);
     window[0].target_count = 1;
   }
-  StepReport step(const at::Tensor& gradients) {
+  StepReport step(const at::Tensor& gradients, const StepHooks& hooks = {}) {
     ChosenGradients model{arena, gradients};
-    return train_step(model, *state, window);
+    return train_step(model, *state, window, hooks);
   }
   [[nodiscard]] std::vector<at::Tensor> everything() const {
     std::vector<at::Tensor> all{arena.values().cpu().clone()};
@@ -125,4 +125,26 @@ TEST_CASE("a step is taken on clipped gradients: the first moment is a tenth of 
   const double coefficient = max_norm == 0.5 ? 0.5 / (norm + 1e-6) : 1.0;
   const at::Tensor expected = gradients * (0.1 * coefficient), found = run.state->optimizer.state_tensors()[0].second;
   REQUIRE((found.to(at::kDouble) - expected).abs().max().item<double>() <= 1e-6 * expected.abs().max().item<double>());
+}
+
+TEST_CASE("hooks run in their order: with the gradients, before the update and behind it, also behind one that is skipped",
+          "[train][cpu]") {
+  Run run(GENERATE(from_range(devices())), AdamW::State::kFloat32, /*scale=*/4096);
+  const at::Tensor gradients = some_gradients(run, 1);
+  std::vector<std::string> calls;
+  at::Tensor before = run.arena.values().clone();
+  const auto note = [&](const char* name) {
+    const bool changed = !at::equal(run.arena.values(), before),
+               computed = run.arena.gradients().count_nonzero().item<int64_t>() > 0;
+    calls.push_back(std::string(name) + (computed ? ", gradients" : "") + (changed ? ", changed" : ""));
+  };
+  const StepHooks hooks{.before_exchange = [&] { note("exchange"); },
+                        .before_optimizer_step = [&] { note("before"); },
+                        .after_optimizer_step = [&] { note("after"); }};
+  REQUIRE(run.step(gradients, hooks).stepped);
+  REQUIRE(calls == std::vector<std::string>{"exchange, gradients", "before, gradients", "after, gradients, changed"});
+  calls.clear();
+  before = run.arena.values().clone();
+  REQUIRE_FALSE(run.step(gradients * 1e36, hooks).stepped);
+  REQUIRE(calls == std::vector<std::string>{"exchange, gradients", "before, gradients", "after, gradients"});
 }

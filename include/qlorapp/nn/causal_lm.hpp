@@ -10,7 +10,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,21 +20,13 @@
 #include "qlorapp/format/model_config.hpp"
 #include "qlorapp/nn/adapter_registry.hpp"
 #include "qlorapp/nn/batch.hpp"
+#include "qlorapp/nn/micro_step.hpp"
 #include "qlorapp/nn/step_settings.hpp"
 
 namespace qlorapp {
 
 class DecoderBlock;
 struct DecoderWeights;
-
-/// Summed loss of a batch and the number of targets it is summed over.
-struct LossSum {
-  at::Tensor loss;      ///< () float32 on the model's device.
-  int64_t targets = 0;  ///< Host; known from the batch.
-};
-
-/// Called in a backward pass when the gradients of block i and of the blocks behind it are whole, in stream order.
-using BlockDone = std::function<void(int64_t i)>;
 
 class CausalLM {
  public:
@@ -54,11 +45,10 @@ class CausalLM {
   /// Forward and backward of one micro-batch; adapter gradients are added to the arena. No autograd, no host synchronization.
   /// @param batch       on the model's device, at least one token.
   /// @param grad_scale  () float32: factor on the gradient of the summed loss (loss scale over the window's target count).
-  /// @param seed, micro_step  key of the dropout masks.
-  /// @param done  may be empty.
+  /// @param key         of the dropout masks.
+  /// @param done        may be empty.
   /// @throws ValueError without adapters or tokens.
-  LossSum forward_backward(const Batch& batch, const at::Tensor& grad_scale, uint64_t seed, uint32_t micro_step,
-                           const BlockDone& done = {});
+  LossSum forward_backward(const Batch& batch, const at::Tensor& grad_scale, StepKey key, const BlockDone& done = {});
 
   /// The summed loss on an autograd graph whose leaves are the arena's parameters. () float32.
   [[nodiscard]] at::Tensor loss(const Batch& batch, uint64_t seed, uint32_t micro_step);

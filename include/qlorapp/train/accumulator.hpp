@@ -22,10 +22,10 @@ namespace qlorapp {
 /// window without a single target has weight 0: it contributes nothing, and never 0/0.
 ///
 ///     Accumulator accumulator(target_counts);                       // of every micro-batch of the window
-///     for (const Rows& rows : window) accumulator.weigh(loss_sum(rows)).backward();
+///     for (const Rows& rows : window) accumulator.share_of(loss_sum(rows)).backward();
 ///     const at::Tensor loss = accumulator.mean_loss();
 ///
-/// Each micro-batch's loss is given once: to weigh(), or to add() where the model scales its gradients by weight_tensor() itself.
+/// Each micro-batch's loss is given once: to share_of(), or to add() where the model scales its gradients by weight_tensor() itself.
 ///
 /// Source: the definition; transformers calls the count `num_items_in_batch`. Lives for one window.
 class Accumulator {
@@ -57,9 +57,9 @@ class Accumulator {
   ///        Also ValueError if the window has no micro-batch left.
   /// @returns loss_sum / tokens() on the same graph; backward through it adds this micro-batch's part of the gradients.
   ///          Counts the loss in mean_loss(). Does not synchronize.
-  [[nodiscard]] at::Tensor weigh(const at::Tensor& loss_sum);
+  [[nodiscard]] at::Tensor share_of(const at::Tensor& loss_sum);
 
-  /// Counts a micro-batch's summed loss in mean_loss(), in double, on its device. @throws ValueError as weigh(). Does not synchronize.
+  /// Counts a micro-batch's summed loss in mean_loss(), in double, on its device. @throws ValueError as share_of(). Does not synchronize.
   void add(const at::Tensor& loss_sum);
 
   /// @returns (), float64: the losses / tokens(), 0 without targets. This rank's share: sum it over ranks for the mean of

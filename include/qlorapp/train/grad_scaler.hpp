@@ -111,13 +111,6 @@ class GradScaler {
   ///         ValueError for fp16 gradients; nothing is changed then.
   void unscale_(at::TensorList grads, OptimizerId optimizer = 0, bool allow_fp16 = false);
 
-  /// For an optimizer that unscales as it reads its gradients: 1 / S, float32 () on the device of S, formed in double as above.
-  /// Undefined when disabled. Does not synchronize. @throws GradScalerAssertion before scale().
-  [[nodiscard]] at::Tensor inverse_scale() const;
-  /// In place of unscale_() then: what was found when 1 / S was applied.
-  /// @param found_inf  float32 (), 0 if every unscaled gradient is finite.  @throws GradScalerOrder as unscale_().
-  void record(const at::Tensor& found_inf, OptimizerId optimizer = 0);
-
   /// Unscales `grads` unless unscale_() already has, then calls `take_step` unless something infinite was found.
   /// Synchronizes once a device: it reads one float.
   /// @returns true if the step was taken.
@@ -158,7 +151,6 @@ class GradScaler {
 
   /// Steps in a row that max_consecutive_skips has counted. state_dict() has torch's keys, and lacks it.
   [[nodiscard]] int64_t consecutive_skips() const { return consecutive_skips_; }
-  void set_consecutive_skips(int64_t skips) { consecutive_skips_ = skips; }
 
   /// @throws GradScalerAssertion between unscale_() or step() and update(): what an optimizer's gradients held cannot be serialized.
   void check_serializable() const;
@@ -167,6 +159,17 @@ class GradScaler {
   [[nodiscard]] std::optional<State> state_dict() const;
   /// Does nothing when disabled. @throws GradScalerOrder if the state is empty.
   void load_state_dict(const std::optional<State>& state);
+
+  // For an optimizer that unscales itself: it multiplies by inverse_scale() as it reads its gradients, and record() replaces unscale_().
+
+  /// @returns 1 / S, float32 () on the device of S, formed in double. Undefined when disabled. Does not synchronize.
+  /// @throws GradScalerAssertion before scale().
+  [[nodiscard]] at::Tensor inverse_scale() const;
+  /// Notes what was found when 1 / S was applied.
+  /// @param found_inf  float32 (), 0 if every unscaled gradient is finite.  @throws GradScalerOrder as unscale_().
+  void record(const at::Tensor& found_inf, OptimizerId optimizer = 0);
+  /// Restores consecutive_skips(), which State lacks.
+  void set_consecutive_skips(int64_t skips) { consecutive_skips_ = skips; }
 
  private:
   enum class Stage : uint8_t { kReady, kUnscaled, kStepped };

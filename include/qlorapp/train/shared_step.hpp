@@ -21,42 +21,54 @@
 #include "qlorapp/adapters/adapter_arena.hpp"
 #include "qlorapp/dist/communicator.hpp"
 #include "qlorapp/nn/batch.hpp"
+#include "qlorapp/nn/micro_step.hpp"
+#include "qlorapp/train/train_state.hpp"
 
 namespace qlorapp {
 
-/// Totals of a step over all ranks.
+/// Counts of a step's window: those of one rank, or their sums over all ranks.
 struct WindowCounts {
-  int64_t targets = -1;  ///< Below 0: not known yet.
-  int64_t micro_batches = 0, input_tokens = 0;
+  int64_t targets = 0, micro_batches = 0, input_tokens = 0;
 };
+
+/// Turns a rank's own counts into those of all ranks.
+using SumCounts = std::function<WindowCounts(Communicator& ranks, const WindowCounts& own)>;
+
+/// Asks the other ranks: the host waits for theirs, and no GPU does.
+[[nodiscard]] WindowCounts sum_counts(Communicator& ranks, const WindowCounts& own);
+
+/// Asks at the first call, and returns that answer at the later ones. For a window that is retried: the other ranks, which go on, answer
+/// once. Copies share the answer. If asking throws, the next call asks again.
+[[nodiscard]] SumCounts sum_counts_once();
 
 class SharedStep {
  public:
-  /// @param ranks  null: one process.  @param window  this rank's micro-batches, in their order.  @param in_bf16  sums gradients in bfloat16:
-  ///        half the bytes, and three digits.
-  /// @param met     what an earlier attempt at this window has learned; gets what this one learns. Null: there is no other attempt.
-  SharedStep(Communicator* ranks, std::span<const Batch> window, bool in_bf16, WindowCounts* met = nullptr);
+  /// For one attempt at one window. `run` and `window` must outlive it.
+  /// @param run     its ranks, seed, micro_step and arena are read. Its sums_in_bf16 halves the bytes of gradients, and leaves three digits.
+  /// @param window  this rank's micro-batches, in their order.  @param sum  empty: sum_counts().
+  SharedStep(const TrainState& run, std::span<const Batch> window, SumCounts sum = {});
 
-  /// Meets the other ranks, once for a window: the host waits for theirs, and no GPU does.
-  /// @param targets  of this rank's micro-batches.  @returns those of all ranks.
+  /// Sums the window's counts over the ranks, by `sum`.  @param targets  of this rank's micro-batches.  @returns those of all ranks.
   int64_t meet(int64_t targets);
+  /// Those of all ranks, after meet().
   [[nodiscard]] const WindowCounts& counts() const { return counts_; }
 
-  /// The number of this rank's next micro-batch within the window of all ranks; parts of one share it.
-  [[nodiscard]] int64_t place_of(const Batch& batch);
+  /// The key of the window's next batch, counted over all ranks. Call it once per batch, in their order.
+  [[nodiscard]] StepKey next_key(const Batch& batch);
 
-  /// Called by a backward pass when the gradients of a block and of those behind it are whole. Empty but for the last micro-batch on a GPU.
-  [[nodiscard]] std::function<void(int64_t block)> on_block_done(const AdapterArena& arena, bool is_last);
+  /// Begins the sum of a block's gradients. Empty except for the last batch of the window, with several ranks on a GPU.
+  [[nodiscard]] BlockDone on_block_done(const Batch& batch);
 
   /// The gradients and the loss become sums over the ranks. On a GPU the current stream waits for them, and the host does not.
-  void sum(const AdapterArena& arena, at::Tensor& mean_loss);
+  void sum_gradients_and(at::Tensor& mean_loss);
 
  private:
-  void begin(const AdapterArena& arena, int64_t first_element);
+  void begin(int64_t first_element);
 
-  Communicator* ranks_;
-  bool in_bf16_;
-  WindowCounts* met_;
+  const TrainState& run_;
+  std::span<const Batch> window_;
+  Communicator* ranks_;  ///< Null: one process.
+  SumCounts sum_;
   WindowCounts counts_;
   int64_t begun_ = 0;                    ///< Micro-batches of this rank.
   int64_t summed_from_ = -1;             ///< Elements from here on are being summed; -1: none.
