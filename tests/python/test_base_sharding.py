@@ -11,6 +11,7 @@ import peer
 import pytest
 import qlorapp
 from conftest import BUILD, ROOT
+from families import FAMILIES
 from test_data_parallel import Alone, command, environment, free_port, history, torchrun, words
 
 FULL = {"base_sharding": "full"}
@@ -52,6 +53,14 @@ def assert_same_bytes(root, tmp_path, ranks: int, **options) -> None:
 )
 def test_the_adapter_is_that_of_a_base_that_is_whole(root, tmp_path, ranks, options):
     assert_same_bytes(root, tmp_path, ranks, **options)
+
+
+@pytest.mark.parametrize("family", ["Qwen3", "Gemma 3"])
+def test_of_other_families_too(tmp_path, family):
+    peer.write_llama(tmp_path / "model", **FAMILIES[family])
+    for name in ("rows", "eval"):
+        peer.write_rows(tmp_path / f"{name}.jsonl", 11)
+    assert_same_bytes(tmp_path, tmp_path, 2, max_steps=3, eval_strategy="no")
 
 
 def test_of_a_checkpoint_in_four_bits_too(root, tmp_path):
