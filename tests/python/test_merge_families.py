@@ -225,5 +225,5 @@ def test_inspect_names_only_programs_that_load_the_adapter(tmp_path):
         loads = [line.split("loads in: ")[1] for line in said.splitlines() if "loads in: " in line]
         assert loads[1:] == expected, said
         elsewhere = peer.run_cli("inspect", edited(adapter, tmp_path / "elsewhere", base_model_name_or_path="org/name")).stdout
-        assert ("if the base is of a family that qlorapp computes" in elsewhere) is (not options)
+        assert ("if the base is of a family that qlorapp computes" in elsewhere) is (not options and base != "gpt2")
         shutil.rmtree(tmp_path / "elsewhere")
