@@ -15,7 +15,7 @@ using Type = RopeSettings::Type;
 constexpr const char* kOriginalLength = "original_max_position_embeddings";
 constexpr const char *kFull = "full_attention", *kSliding = "sliding_attention";
 
-/// What both shapes of the keys say outside the settings of one rope.
+/// Values that stand beside the settings of one rope, or come from the family.
 struct Outside {
   std::optional<double> theta;    ///< Of the file.
   double default_theta = 0;       ///< Of the family.
@@ -81,9 +81,8 @@ Type type_of(JsonFields& inner, const ModelConfig& config) {
   if (new_type && old_type && *new_type != *old_type)
     inner.fail("type", "must not contradict rope_type", Json(*old_type), "Keep one of them.");
   const std::string name = new_type ? *new_type : old_type.value_or("default");
-  // Phi-3's files call it by two other names.
-  const bool is_long = config.family->model_type == "phi3" && (name == "su" || name == "yarn");
-  if (is_long) return Type::kLongRope;
+  const auto names = config.family->longrope_names;
+  if (std::find(names.begin(), names.end(), name) != names.end()) return Type::kLongRope;
   for (const Type type : {Type::kDefault, Type::kLinear, Type::kDynamic, Type::kLlama3, Type::kYarn, Type::kLongRope}) {
     if (name == to_string(type)) return type;
   }
@@ -114,7 +113,7 @@ RopeSettings rope_of(const Json* settings, const std::string& prefix, const Outs
   if (rope.type == Type::kDynamic) {
     rope.original_max_position_embeddings = config.max_position_embeddings;
     static_cast<void>(inner.integer(kOriginalLength, 1, kMaxPositions));   // transformers does not read it either
-    if (const auto alpha = inner.number("alpha"); alpha && *alpha != 0) {  // Hunyuan: the base is stretched, whatever the length
+    if (const auto alpha = inner.number("alpha"); alpha && *alpha != 0) {  // Hunyuan: a fixed stretch of theta, at every length
       rope.theta *=
           std::pow(above_zero(inner, "alpha", *alpha), static_cast<double>(rope.width) / static_cast<double>(rope.width - 2));
       rope.type = Type::kDefault;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What config.json says of each layer: windows and rotary settings.
+/// Windows and rotary settings of each layer, from config.json.
 #pragma once
 
 #include "json/json_fields.hpp"

@@ -98,6 +98,7 @@ constexpr auto kSmolLM3Keys = std::to_array<Key>(
     {"attention_bias", "mlp_bias", "use_sliding_window", "layer_types", "no_rope_layers", "no_rope_layer_interval"});
 constexpr auto kOlmo3Keys = std::to_array<Key>({"attention_bias", "layer_types"});
 constexpr auto kPartialKey = std::to_array<Key>({"partial_rotary_factor"});
+constexpr auto kPhi3LongRope = std::to_array<Key>({"su", "yarn"});
 constexpr auto kPhi3Targets = std::to_array<Key>({"qkv_proj"});
 constexpr auto kGlm4Keys = std::to_array<Key>({"attention_bias", "partial_rotary_factor"});
 constexpr auto kLayerTypesKey = std::to_array<Key>({"layer_types"});
@@ -197,6 +198,7 @@ constexpr auto kFamilies = std::to_array<Family>({
      .norms = kPreNorms,
      .linears = kPhi3Linears,
      .window_rule = WindowRule::kAll,
+     .longrope_names = kPhi3LongRope,
      .defaults = R"({"rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 4096,
                      "original_max_position_embeddings": 4096})",
      .accepted_keys = kPartialKey,

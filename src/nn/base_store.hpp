@@ -49,7 +49,7 @@ class BaseStore {
   [[nodiscard]] int64_t own_rows(int64_t rows) const { return ranks_ ? shard_rows(rows, ranks_->size()) : rows; }
   /// (rows, D) of a table or of its shards, which are gathered.
   [[nodiscard]] at::Tensor whole(const at::Tensor& table, int64_t rows) const;
-  /// What this rank holds of a table.
+  /// This rank's shard of a table, or all of it.
   [[nodiscard]] at::Tensor own(const at::Tensor& table) const { return ranks_ ? shard_of(table, *ranks_) : table; }
 
   /// A block's projections, on the device or in host memory; of shards: gathered, until another block's are asked for.

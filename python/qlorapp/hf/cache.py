@@ -36,7 +36,7 @@ class EngineCache(Cache):
         return _C.forward_cached(self._core, self.held, input_ids, counts, every_token)
 
     def __bool__(self) -> bool:
-        return True  # whoever asks means a cache at all; its length is of layers, which it has none of
+        return True  # transformers tests whether there is a cache; len() counts layers, of which this one has none
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.columns
