@@ -77,9 +77,9 @@ struct Family {
   WindowRule window_rule = WindowRule::kNone;
   RopeRule rope_rule = RopeRule::kOne;
   std::span<const std::string_view> longrope_names = {};  ///< Other names of the rope type longrope in the family's files.
-  bool interleaved = false;        ///< Neighbors form the pairs that turn, not the halves of a head.
-  bool turns_before_norm = false;  ///< Of normed queries and keys.
-  bool scales_embedding = false;   ///< By sqrt(hidden_size).
+  bool interleaved = false;                               ///< Neighbors form the pairs that turn, not the halves of a head.
+  bool turns_before_norm = false;                         ///< Of normed queries and keys.
+  bool scales_embedding = false;                          ///< By sqrt(hidden_size).
   /// JSON under the keys of config.json: what transformers' config class assumes where a file has no such key.
   std::string_view defaults = "{}";
   std::span<const std::string_view> accepted_keys =
