@@ -45,7 +45,12 @@ from .merging import merge  # noqa: E402
 from .precision import get_mixed_precision_dtype  # noqa: E402
 
 if _TYPE_CHECKING:
-    from .hf.auto_model import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoPeftModelForCausalLM
+    from .hf.auto_model import (
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoModelForSequenceClassification,
+        AutoPeftModelForCausalLM,
+    )
     from .hf.peft_model import get_peft_config, get_peft_model, prepare_model_for_kbit_training
     from .hf.sft import SFTTrainer
     from .hf.trainer import Trainer
@@ -68,6 +73,7 @@ _OF_UNSLOTH = {
 #: {name: its module in qlorapp.hf}
 _OF_HUGGING_FACE = {
     "AutoModelForCausalLM": "auto_model",
+    "AutoModelForImageTextToText": "auto_model",
     "AutoModelForSequenceClassification": "auto_model",
     "AutoPeftModelForCausalLM": "auto_model",
     "SFTConfig": "training_arguments",
@@ -82,6 +88,7 @@ _OF_HUGGING_FACE = {
 __all__ = [
     "Accumulator",
     "AutoModelForCausalLM",
+    "AutoModelForImageTextToText",
     "AutoModelForSequenceClassification",
     "AutoPeftModelForCausalLM",
     "CausalLM",

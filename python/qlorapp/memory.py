@@ -152,7 +152,7 @@ def _core_of(model: Any, where: str = "plan") -> _C.CausalLM:
             + ", ".join(_C.native_architectures())
             + "; for others try batches in a loop that catches torch.cuda.OutOfMemoryError."
         )
-    engine.keep(kept_by(base, training=True))
+    engine.keep(kept_by(base, engine.core.body, training=True))
     core: _C.CausalLM = engine.core
     return core
 

@@ -99,6 +99,14 @@ void bind_config(py::module_& m) {
     return names;
   });
   m.def(
+      "wrapped_architectures",
+      [] {
+        std::vector<std::string> names;
+        for (const format::Wrapper& wrapper : format::wrappers()) names.emplace_back(wrapper.architecture);
+        return names;
+      },
+      "Of checkpoints whose part for text is of a native family.");
+  m.def(
       "config_fields",
       [] {
         std::vector<std::tuple<std::string, std::string, double, double, bool, std::string>> fields;

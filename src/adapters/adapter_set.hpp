@@ -22,8 +22,6 @@ namespace qlorapp {
 
 /// In front of every name that PEFT stores.
 inline constexpr std::string_view kPeftPrefix = "base_model.model.";
-inline constexpr std::string_view kEmbedTokens = "model.embed_tokens";
-inline constexpr std::string_view kLmHead = "lm_head";
 
 struct AdapterSet {
   /// Indices into the arena, or -1.

@@ -13,6 +13,7 @@
 #include "core/printable.hpp"
 #include "format/config_json.hpp"
 #include "json/python_json.hpp"
+#include "qlorapp/format/model_layout.hpp"
 #include "qlorapp/core/log.hpp"
 
 namespace qlorapp {
@@ -268,6 +269,36 @@ LoraConfig LoraConfig::for_model(const format::ModelConfig& model) const {
   LoraConfig own = *this;
   const auto targets = model.family->lora_targets;
   if (own.target_modules.empty()) own.target_modules.names.assign(targets.begin(), targets.end());
+  return own;
+}
+
+LoraConfig LoraConfig::for_text_of(const format::ModelConfig& model) const {
+  LoraConfig own = for_model(model);
+  const std::string body = model.body();
+  const auto is_whole = [&](const std::string& name) { return name.starts_with(body); };
+  const bool all = targets_all_linear();
+  std::vector<std::string> names = all ? format::linear_words(model) : own.target_modules.names;
+  const bool fits = std::all_of(names.begin(), names.end(), is_whole);  // also a regular expression, which has no names
+  if (model.wrapper == nullptr || fits || (layers_pattern && !is_listed(*layers_pattern, "layers"))) return own;
+  const auto escaped = [](std::string_view text) {
+    std::string pattern;
+    for (const char c : text) pattern += std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' ? std::string(1, c) : std::string{'\\', c};
+    return pattern;
+  };
+  const auto one_of = [](const std::vector<std::string>& parts) {
+    std::string pattern;
+    for (const std::string& part : parts) pattern += (pattern.empty() ? "" : "|") + part;
+    return message("(?:{})", pattern);
+  };
+  std::vector<std::string> whole, words, layers;
+  for (const std::string& name : names) (is_whole(name) ? whole : words).push_back(escaped(name));
+  for (const int64_t layer : layers_to_transform.value_or(std::vector<int64_t>{})) layers.push_back(std::to_string(layer));
+  const std::string in_layers = layers.empty() ? "" : message("layers\\.{}\\.", one_of(layers));
+  whole.push_back(message("{}{}(?:.*\\.)?{}", escaped(body), in_layers, one_of(words)));
+  own.target_modules = NamesOrPattern();
+  own.target_modules.pattern = whole.size() == 1 ? whole.front() : one_of(whole);
+  own.layers_to_transform.reset();
+  own.layers_pattern.reset();
   return own;
 }
 

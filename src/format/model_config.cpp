@@ -11,6 +11,7 @@
 #include "json/json_fields.hpp"
 #include "layer_options.hpp"
 #include "model_config_keys.hpp"
+#include "wrappers.hpp"
 
 namespace qlorapp::format {
 namespace {
@@ -34,6 +35,7 @@ const Family& family_of(JsonFields& fields) {
   const auto type = fields.text("model_type");
   const auto architectures = fields.texts("architectures");
   std::vector<std::string_view> names;
+  for (const Wrapper& wrapper : wrappers()) names.push_back(wrapper.architecture);
   for (const Family& family : families()) {
     names.push_back(family.architecture);
     const bool named = !architectures || (type && architectures->empty()) || names_family(*architectures, family);
@@ -160,14 +162,17 @@ std::span<const ConfigField> config_fields() {
   return kFields;
 }
 
-ModelConfig parse_model_config(std::string_view text, std::string_view where) {
-  Json json = parse_json(text, where, {.max_bytes = kMaxConfigBytes, .max_depth = 16});
+ModelConfig parse_model_config(std::string_view text, std::string_view file) {
+  auto [wrapper, json, where] =
+      text_part(parse_json(text, file, {.max_bytes = kMaxConfigBytes, .max_depth = 16}), std::string(file));
   ModelConfig config;
+  config.wrapper = wrapper;
   double default_theta = 0;
   if (json.is_object()) {
-    JsonFields named(json, std::string(where));
+    JsonFields named(json, where);
     config.family = &family_of(named);
-    const Json defaults = parse_json(config.family->defaults, config.family->model_type);
+    Json defaults = parse_json(config.family->defaults, config.family->model_type);
+    if (wrapper != nullptr) defaults.update(parse_json(wrapper->defaults, wrapper->model_type));
     for (const auto& [key, value] : defaults.items()) {
       const auto found = json.find(key);
       // By null: no window, and as many heads as there are queries.
@@ -177,7 +182,7 @@ ModelConfig parse_model_config(std::string_view text, std::string_view where) {
       else if (!says_none && (found == json.end() || found->is_null())) json[key] = value;
     }
   }
-  JsonFields fields(json, std::string(where));
+  JsonFields fields(json, where);
   family_of(fields);  // its keys are read
   for (const ConfigField& field : config_fields()) read(config, fields, field);
   settle_heads(config, fields);
@@ -191,6 +196,8 @@ ModelConfig parse_model_config(std::string_view text, std::string_view where) {
   judge_other_keys(fields, *config.family);
   return config;
 }
+
+std::string ModelConfig::body() const { return wrapper == nullptr ? "model." : message("model.{}.", wrapper->text); }
 
 double ModelConfig::attention_scale() const {
   if (attention_multiplier > 0) return attention_multiplier;

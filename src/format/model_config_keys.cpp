@@ -148,9 +148,19 @@ bool names_a_token(std::string_view key) {
 std::string misspelled(std::string_view key) {
   if (names_a_token(key)) return "";
   std::vector<std::string_view> known = known_keys();
-  if (std::find(known.begin(), known.end(), key) != known.end()) return "";  // of another family
   for (const RefusedKey& rule : kRefusedKeys) known.push_back(rule.key);
+  if (std::find(known.begin(), known.end(), key) != known.end()) return "";  // of another family
   return did_you_mean(key, known, key.size() < 8 ? 1 : 2);
+}
+
+void refuse_misspelled(const std::string& where, const std::string& key) {
+  const std::string meant = misspelled(key);
+  QLORAPP_CHECK_FORMAT(meant.empty(), "[{}] {} is not a key of a model.{} Correct it, or remove it: its value has no effect.", where,
+                       printable(key), meant);
+}
+
+bool changes_nothing(std::string_view key) {
+  return key.starts_with('_') || std::find(std::begin(kIgnoredKeys), std::end(kIgnoredKeys), key) != std::end(kIgnoredKeys);
 }
 
 /// Two names of one function each.
@@ -189,6 +199,12 @@ void refuse(const JsonFields& fields, const Family& family, std::string_view key
               fields.where(), key, rule, family.model_type, shown(got)));
 }
 
+void judge_keys_around_text(const Json& config, const std::string& where) {
+  for (const auto& [key, value] : config.items()) {
+    if (!value.is_null() && !changes_nothing(key)) refuse_misspelled(where, key);
+  }
+}
+
 void judge_other_keys(JsonFields& fields, const Family& family) {
   for (const std::string_view key : {"auto_map", "trust_remote_code", "custom_pipelines"}) {
     if (const Json* value = fields.value(key)) {
@@ -214,12 +230,8 @@ void judge_other_keys(JsonFields& fields, const Family& family) {
   for (const RefusedKey& rule : kRefusedKeys) judge(rule);
   std::vector<std::string> unknown;
   for (const std::string& key : fields.remaining()) {
-    const bool ignored = key.starts_with('_') || ignored_by_family(key) ||
-                         std::find(std::begin(kIgnoredKeys), std::end(kIgnoredKeys), key) != std::end(kIgnoredKeys);
-    if (ignored) continue;
-    const std::string meant = fields.value(key) == nullptr ? "" : misspelled(key);
-    QLORAPP_CHECK_FORMAT(meant.empty(), "[{}] {} is not a key of a model.{} Correct it, or remove it: its value has no effect.",
-                         fields.where(), printable(key), meant);
+    if (changes_nothing(key) || ignored_by_family(key)) continue;
+    if (fields.value(key) != nullptr) refuse_misspelled(fields.where(), key);
     unknown.push_back(key);
   }
   if (!unknown.empty()) log_warning_once(message("[{}] unknown keys are ignored: {}.", fields.where(), listed(unknown)));

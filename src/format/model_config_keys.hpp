@@ -11,6 +11,10 @@ namespace qlorapp::format {
 /// @throws FormatError naming the key.
 void judge_other_keys(JsonFields& fields, const Family& family);
 
+/// Of a wrapper: most are about images, and none is read but those that text_part() inherits.
+/// @throws FormatError naming one that misspells a key that counts.
+void judge_keys_around_text(const Json& config, const std::string& where);
+
 /// Throws UnsupportedModel: the family's row does not compute what the key asks for.
 [[noreturn]] void refuse(const JsonFields& fields, const Family& family, std::string_view key, std::string_view rule,
                          const Json& got);

@@ -187,6 +187,7 @@ constexpr auto kFamilies = std::to_array<Family>({
      .window_rule = WindowRule::kPattern,
      .rope_rule = RopeRule::kByLayerType,
      .scales_embedding = true,
+     .float16_stream_scale = 1.0 / 128,
      .defaults =
          R"({"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
                      "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "max_position_embeddings": 131072, "tie_word_embeddings": true,

@@ -2,6 +2,7 @@
 #include "format/model_folder.hpp"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <set>
 #include <utility>
@@ -20,36 +21,72 @@
 namespace qlorapp::format {
 namespace {
 
-constexpr std::string_view kBody = "model.", kLayers = "model.layers.";
+constexpr std::string_view kBody = "model.";
 
-/// Puts "model." in front of the names of a file without a head.
-void complete_names(TensorFiles& files) {
-  if (files.find(kEmbeddingTable) != nullptr || files.find(kEmbeddingTable.substr(kBody.size())) == nullptr) return;
+/// "model.layers.0.…" for "layers.0.…", and for a wrapper "model.language_model.layers.0.…" for "language_model.model.layers.0.…",
+/// "language_model.layers.0.…" and "model.layers.0.…".
+std::string name_in_memory(const ModelConfig& config, std::string_view name) {
+  const auto drop = [&](std::string_view prefix) {
+    const bool found = name.starts_with(prefix);
+    if (found) name.remove_prefix(prefix.size());
+    return found;
+  };
+  const std::string body = config.body();
+  if (name.starts_with(body) || name.starts_with("lm_head.")) return std::string(name);
+  if (config.wrapper == nullptr) return message("{}{}", kBody, name);
+  const std::string text = message("{}.", config.wrapper->text);
+  if (drop(text)) {
+    if (name.starts_with("lm_head.")) return std::string(name);
+    drop(kBody);
+    return body + std::string(name);
+  }
+  drop(kBody);
+  const bool of_text = name.starts_with("layers.") || name.starts_with("embed_tokens.") || name.starts_with("norm.");
+  return (of_text ? body : std::string(kBody)) + std::string(name);
+}
+
+void complete_names(ModelFolder& model) {
+  TensorFiles& files = model.tensors;
+  const std::string table = embedding_module(model.config) + ".weight";
+  if (model.config.wrapper == nullptr && (files.find(table) != nullptr || files.find(table.substr(kBody.size())) == nullptr)) return;
   std::vector<std::string> names;
   for (const TensorLocation& location : files.tensors()) {
     const std::string& name = location.tensor->name;
-    if (!name.starts_with(kBody) && !name.starts_with("lm_head.")) names.push_back(name);
+    if (model.config.wrapper != nullptr || !name.starts_with(kBody)) names.push_back(name);
   }
-  for (const std::string& name : names) files.rename(name, message("{}{}", kBody, name));
+  files.rename(names, [&](const std::string& name) { return name_in_memory(model.config, name); });
+}
+
+void find_other_parts(ModelFolder& model) {
+  if (model.config.wrapper == nullptr) return;
+  const std::string body = model.config.body();
+  for (const TensorLocation& location : model.tensors.tensors()) {
+    const std::string_view name = location.tensor->name;
+    if (!name.starts_with(kBody) || name.starts_with(body)) continue;
+    const std::string part(name.substr(0, name.find('.', kBody.size())));
+    if (model.other_parts.empty() || model.other_parts.back() != part) model.other_parts.push_back(part);
+  }
 }
 
 void settle_tables(ModelFolder& model) {
   TensorFiles& files = model.tensors;
   const TensorLocation* const head = files.find(kHeadTable);
   if (!model.config.tie_word_embeddings || head == nullptr) return;
-  if (files.find(kEmbeddingTable) == nullptr) return files.rename(kHeadTable, std::string(kEmbeddingTable));
-  if (!has_two_tables(files)) return;
+  const std::string table = embedding_module(model.config) + ".weight";
+  if (files.find(table) == nullptr) return files.rename(std::array{std::string(kHeadTable)}, [&](const std::string&) { return table; });
+  if (!has_two_tables(files, model.config)) return;
   model.config.tie_word_embeddings = false;
   log_warning_once(
       message("[{}] config.json says tie_word_embeddings, but {} and {} differ. Both are used, as in transformers. Set "
               "tie_word_embeddings to false in config.json: other programs may drop one of them.",
-              head->file->path(), kEmbeddingTable, kHeadTable));
+              head->file->path(), table, kHeadTable));
 }
 
 /// The number in "model.layers.<number>.…"; -1 for another name.
-int64_t layer_of(std::string_view name) {
-  if (!name.starts_with(kLayers)) return -1;
-  name.remove_prefix(kLayers.size());
+int64_t layer_of(const ModelConfig& config, std::string_view name) {
+  const std::string layers = config.body() + "layers.";
+  if (!name.starts_with(layers)) return -1;
+  name.remove_prefix(layers.size());
   int64_t layer = -1;
   const auto [stop, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
   return error == std::errc{} && stop != name.data() + name.size() && *stop == '.' ? layer : -1;
@@ -59,7 +96,7 @@ int64_t layer_of(std::string_view name) {
   const std::string file = unknown.front().file->path(), name = printable(unknown.front().tensor->name);
   const int64_t layers = model.config.num_hidden_layers;
   int64_t last = -1;
-  for (const TensorLocation& location : unknown) last = std::max(last, layer_of(location.tensor->name));
+  for (const TensorLocation& location : unknown) last = std::max(last, layer_of(model.config, location.tensor->name));
   if (last >= layers) {
     throw FormatError(
         message("[load] {} holds {} tensor(s) of layers behind the {} that config.json gives the model, up to layer {}: {} is one. "
@@ -87,7 +124,9 @@ void check_tensors(const ModelFolder& model) {
   std::vector<TensorLocation> unknown;
   for (const TensorLocation& location : model.tensors.tensors()) {
     const std::string_view name = location.tensor->name;
-    if (dense.contains(name) || linear.contains(name) || is_part(name) || name.ends_with("rotary_emb.inv_freq")) continue;
+    if (dense.contains(name) || linear.contains(name) || is_part(name) || model.is_other(name) ||
+        name.ends_with("rotary_emb.inv_freq"))
+      continue;
     unknown.push_back(location);
   }
   if (!unknown.empty()) refuse(model, unknown);
@@ -95,8 +134,13 @@ void check_tensors(const ModelFolder& model) {
 
 }  // namespace
 
-bool has_two_tables(const TensorFiles& files) {
-  const TensorLocation *const embedding = files.find(kEmbeddingTable), *const head = files.find(kHeadTable);
+bool ModelFolder::is_other(std::string_view name) const {
+  return std::any_of(other_parts.begin(), other_parts.end(),
+                     [&](const std::string& part) { return name.starts_with(part) && name.substr(part.size()).starts_with('.'); });
+}
+
+bool has_two_tables(const TensorFiles& files, const ModelConfig& config) {
+  const TensorLocation *const embedding = files.find(embedding_module(config) + ".weight"), *const head = files.find(kHeadTable);
   if (embedding == nullptr || head == nullptr) return false;
   if (embedding->tensor->dtype != head->tensor->dtype || embedding->tensor->shape != head->tensor->shape) return true;
   constexpr int64_t kPiece = int64_t{4} << 20;
@@ -113,8 +157,9 @@ bool has_two_tables(const TensorFiles& files) {
 }
 
 ModelFolder open_model_folder(const std::string& folder) {
-  ModelFolder model{load_model_config(folder), TensorFiles(folder)};
-  complete_names(model.tensors);
+  ModelFolder model{load_model_config(folder), TensorFiles(folder), {}};
+  complete_names(model);
+  find_other_parts(model);
   settle_tables(model);
   check_tensors(model);
   return model;
@@ -129,8 +174,9 @@ ModelConfig settled_config(const std::string& folder) {
 std::string with_tables_of(const ModelConfig& config, std::string text, const std::string& path) {
   Json json = parse_json(text, path, {.allow_nonfinite = true});
   const auto found = json.find("tie_word_embeddings");
-  const bool says_tied =
-      (found == json.end() ? parse_json(config.family->defaults, path).value("tie_word_embeddings", false) : *found == true);
+  const bool usual = config.wrapper != nullptr ? config.wrapper->ties_tables
+                                               : parse_json(config.family->defaults, path).value("tie_word_embeddings", false);
+  const bool says_tied = found == json.end() ? usual : *found == true;
   if (config.tie_word_embeddings || !says_tied) return text;
   json["tie_word_embeddings"] = false;
   return dump_python_json(json, kConfigStyle) + "\n";

@@ -55,15 +55,18 @@ int64_t Parameter::numel() const {
   return count;
 }
 
+std::string embedding_module(const ModelConfig& config) { return config.body() + "embed_tokens"; }
+
 std::vector<Parameter> parameters(const ModelConfig& config) {
   const std::vector<int64_t> table{config.vocab_size, config.hidden_size};
   const Family& family = *config.family;
-  std::vector<Parameter> all{{"model.embed_tokens", table, Role::kEmbedding}};
-  if (!config.tie_word_embeddings) all.push_back({"lm_head", table, Role::kHead});
+  const std::string body = config.body();
+  std::vector<Parameter> all{{embedding_module(config), table, Role::kEmbedding}};
+  if (!config.tie_word_embeddings) all.push_back({std::string(kHeadModule), table, Role::kHead});
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     size_t slot = 0;
     const auto add = [&](std::string_view path, std::vector<int64_t> shape, Role role) {
-      all.push_back({message("model.layers.{}.{}", layer, path), std::move(shape), role, layer, slot++});
+      all.push_back({message("{}layers.{}.{}", body, layer, path), std::move(shape), role, layer, slot++});
     };
     for (const NormRow& row : family.norms) add(row.path, {extent(config, row.width)}, Role::kNorm);
     for (const LinearRow& row : family.linears) {
@@ -72,7 +75,7 @@ std::vector<Parameter> parameters(const ModelConfig& config) {
     slot = 0;
     for (const LinearRow& row : family.linears) add(row.path, {extent(config, row.out), extent(config, row.in)}, Role::kLinear);
   }
-  all.push_back({"model.norm", {config.hidden_size}, Role::kNorm});
+  all.push_back({body + "norm", {config.hidden_size}, Role::kNorm});
   return all;
 }
 

@@ -159,15 +159,22 @@ const TensorLocation& TensorFiles::at(std::string_view name) const {
       message("[{}] the checkpoint must hold tensor {}; it does not.{}", folder_, printable(name), did_you_mean(name, known)));
 }
 
-void TensorFiles::rename(std::string_view from, std::string to) {
-  QLORAPP_CHECK_FORMAT(find(to) == nullptr, "[{}] a tensor must be there once; {} and {} are the same one. Save the model again.",
-                       folder_, printable(from), printable(to));
-  TensorLocation location = at(from);
-  renamed_.push_back(std::make_unique<TensorEntry>(*location.tensor));
-  renamed_.back()->name = std::move(to);
-  std::erase_if(tensors_, [&](const TensorLocation& other) { return other.tensor == location.tensor; });
-  location.tensor = renamed_.back().get();
-  tensors_.insert(std::upper_bound(tensors_.begin(), tensors_.end(), location, before), location);
+void TensorFiles::rename(std::span<const std::string> names, const std::function<std::string(const std::string&)>& name_of) {
+  std::vector<std::pair<size_t, const TensorEntry*>> found;
+  for (const std::string& name : names) {  // tensors_ keeps its order until all are found
+    const auto index = static_cast<size_t>(&at(name) - tensors_.data());
+    std::string now = name_of(name);
+    if (now == name) continue;
+    renamed_.push_back(std::make_unique<TensorEntry>(*tensors_[index].tensor));
+    renamed_.back()->name = std::move(now);
+    found.emplace_back(index, renamed_.back().get());
+  }
+  for (const auto& [index, entry] : found) tensors_[index].tensor = entry;
+  std::sort(tensors_.begin(), tensors_.end(), before);
+  const auto twice = std::adjacent_find(tensors_.begin(), tensors_.end(),
+                                        [](const auto& a, const auto& b) { return a.tensor->name == b.tensor->name; });
+  QLORAPP_CHECK_FORMAT(twice == tensors_.end(), "[{}] a tensor must be there once; {} is there under two names. Save the model again.",
+                       folder_, printable(twice == tensors_.end() ? "" : twice->tensor->name));
 }
 
 void TensorFiles::read(std::string_view name, int64_t offset, std::span<std::byte> into) const {

@@ -202,6 +202,7 @@ Inspection inspect_model(const std::string& folder) {
     const format::ModelFolder model = format::open_model_folder(folder);
     const format::TensorFiles& tensors = model.tensors;
     found.facts.emplace_back("parameters", message("{}", format::parameter_count(model.config)));
+    if (!model.other_parts.empty()) found.facts.emplace_back("beside its text", joined(model.other_parts));
     std::vector<StreamedTensor> unread;
     for (const format::Parameter& parameter : format::parameters(model.config)) {
       const std::string name = parameter.name();

@@ -48,6 +48,12 @@ void write_values(format::SafetensorsWriter& writer, const at::Tensor& values) {
   writer.write({static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
 }
 
+std::vector<std::string> names_of(const format::TensorFiles& files) {
+  std::vector<std::string> names;
+  for (const format::TensorLocation& location : files.tensors()) names.push_back(location.tensor->name);
+  return names;
+}
+
 class Merger {
  public:
   Merger(const std::string& model, const std::string& adapter, const MergeOptions& options)
@@ -57,7 +63,8 @@ class Merger {
         adapter_(open_adapter(adapter, format::AdapterUse::kMerge)),
         parts_(adapter_tensors(adapter_)),
         options_(options),
-        quantizer_(options.quantization) {
+        quantizer_(options.quantization),
+        stored_names_(names_of(files_)) {
     QLORAPP_CHECK_FORMAT(
         parts_.modules.empty() || std::any_of(parts_.modules.begin(), parts_.modules.end(),
                                               [&](const auto& part) { return adapter_.lora.matches(part.first); }),
@@ -107,15 +114,12 @@ class Merger {
     return largest == nullptr ? format::Dtype::kF32 : largest->dtype;
   }
 
-  /// Of a layer's weight: files of a model without its head have no "model." in front.
-  [[nodiscard]] std::string stored_name(const format::Parameter& linear) const {
-    std::string name = linear.name();
-    const std::string headless = name.substr(std::string_view("model.").size());
-    const auto has = [&](const std::string& each) { return files_.find(each) != nullptr || format::is_quantized(files_, each); };
-    if (!has(name) && has(headless)) name = headless;
-    QLORAPP_CHECK_FORMAT(has(name), "[merge] {} must hold '{}', as its config.json says. Use the whole checkpoint.",
-                         files_.folder(), name);
-    return name;
+  /// Of a layer's weight: files of a model without its head have no "model." in front, those of a wrapper other words.
+  [[nodiscard]] const std::string& stored_name(const format::Parameter& linear) const {
+    const std::string* const name = stored_names_.find(linear.name());
+    QLORAPP_CHECK_FORMAT(name != nullptr, "[merge] {} must hold '{}', as its config.json says. Use the whole checkpoint.",
+                         files_.folder(), linear.name());
+    return *name;
   }
 
   /// Of the codes as they are stored; a base whose codes are still to be made is another than the one that the adapter names.
@@ -299,6 +303,7 @@ class Merger {
   AdapterTensors parts_;
   const MergeOptions& options_;
   Quantizer quantizer_;
+  StoredNames stored_names_;
   MergedTensors result_;
   std::string dtype_name_;
 };

@@ -21,7 +21,9 @@ namespace qlorapp {
 void quantize_checkpoint(const std::string& folder, const std::string& output, const Quantizer::Options& options,
                          at::ScalarType compute_dtype, const std::function<void(int64_t, int64_t)>& progress) {
   files::FreshFolder fresh(output);
-  const auto [config, files] = format::open_model_folder(folder);
+  const format::ModelFolder model = format::open_model_folder(folder);
+  const format::ModelConfig& config = model.config;
+  const format::TensorFiles& files = model.tensors;
   const auto linears = format::parameters(config, format::Role::kLinear);
   for (const auto& linear : linears) {
     QLORAPP_CHECK_VALUE(!format::is_quantized(files, linear.name()), "[quantize] {} is quantized already ({}). Use it as it is.",
@@ -73,6 +75,10 @@ void quantize_checkpoint(const std::string& folder, const std::string& output, c
   quantization.quant_type = options.quant_type;
   quantization.double_quant = options.double_quant;
   quantization.compute_dtype = format_dtype_of(compute_dtype);
+  if (!model.other_parts.empty()) {  // they keep their precision, and readers are told so
+    quantization.skip_modules = model.other_parts;
+    quantization.skip_modules->emplace_back(format::kHeadModule);
+  }
   const std::string config_path = files::path_in(folder, "config.json");
   // Last, because a folder without it is no model: an interrupted run leaves nothing that could be taken for one.
   files::write_file_atomically(files::path_in(fresh.path(), "config.json"),

@@ -67,6 +67,15 @@ NamedTensors base_tensors(const CausalLM& model, at::ScalarType storage) {
 
 using Files = std::vector<std::pair<std::string, NamedTensors>>;
 
+/// What of a wrapper's folder the model has not read.
+void add_other_parts(NamedTensors& tensors, const CausalLM& model, const std::string& source) {
+  if (model.config().wrapper == nullptr) return;
+  const format::ModelFolder folder = format::open_model_folder(source);
+  for (const format::TensorLocation& location : folder.tensors.tensors()) {
+    if (folder.is_other(location.tensor->name)) tensors.emplace_back(location.tensor->name, read_tensor(location));
+  }
+}
+
 /// One file, or the shards of a source that has these very tensors in several.
 Files files_like(const std::string& source, NamedTensors tensors) {
   const format::TensorFiles stored(source);
@@ -130,7 +139,9 @@ void save_model(const CausalLM& model, const std::string& source, const std::str
   if (has_manifest && std::remove(manifest_path.c_str()) != 0 && errno != ENOENT)  // of an earlier save
     throw IoError(message("[save] cannot remove {} of an earlier save. Name another folder.", manifest_path), errno);
   std::vector<std::string> names;
-  const Files files = files_like(source, base_tensors(model, storage_type(storage)));
+  NamedTensors all = base_tensors(model, storage_type(storage));
+  add_other_parts(all, model, source);
+  const Files files = files_like(source, std::move(all));
   for (const auto& [name, tensors] : files) {
     write_tensors(files::path_in(output, name), tensors);
     names.push_back(name);

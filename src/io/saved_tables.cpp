@@ -9,6 +9,7 @@
 #include "adapters/adapter_set.hpp"
 #include "core/check.hpp"
 #include "nn/decoder.hpp"
+#include "qlorapp/format/model_layout.hpp"
 #include "qlorapp/io/adapter.hpp"
 
 namespace qlorapp {
@@ -24,20 +25,38 @@ struct SavedTables {
   }
 };
 
+constexpr std::string_view kEmbedding = "embed_tokens", kHead = format::kHeadModule;
+
+/// Whether a name without PEFT's prefix is of this module, which may stand in others: "model.embed_tokens.weight".
+bool is_of(std::string_view name, std::string_view module) {
+  const size_t at = name.find(message("{}.", module));
+  return at == 0 || (at != name.npos && name[at - 1] == '.');
+}
+
 SavedTables saved_tables(const AdapterFile& adapter) {
   SavedTables tables;
-  const auto find = [&](std::string_view module) {
-    const format::TensorEntry* const table = adapter.file.find(message("{}{}.weight", kPeftPrefix, module));
+  const auto find = [&](std::string_view word) {
+    const format::TensorEntry* table = nullptr;
+    const std::string end = message("{}.weight", word);
+    for (const format::TensorEntry& entry : adapter.file.tensors()) {
+      if (entry.name.starts_with(kPeftPrefix) && entry.name.ends_with(end) && is_of(entry.name.substr(kPeftPrefix.size()), word))
+        table = &entry;
+    }
     QLORAPP_CHECK_FORMAT(table == nullptr || table->shape.size() == 2, "[adapter] {}: '{}' must have two dimensions; got shape {}.",
                          adapter.file.path(), table->name, joined(table->shape));
     return table;
   };
-  tables.embed_tokens = find(kEmbedTokens);
-  tables.lm_head = find(kLmHead);
-  tables.own_embed_tokens = tables.embed_tokens != nullptr && !adapter.lora.saves(kEmbedTokens);
-  tables.own_lm_head = tables.lm_head != nullptr && !adapter.lora.saves(kLmHead);
+  const auto saves = [&](const format::TensorEntry* table) {
+    if (table == nullptr) return false;
+    const std::string_view name = std::string_view(table->name).substr(kPeftPrefix.size());
+    return adapter.lora.saves(name.substr(0, name.rfind('.')));
+  };
+  tables.embed_tokens = find(kEmbedding);
+  tables.lm_head = find(kHead);
+  tables.own_embed_tokens = tables.embed_tokens != nullptr && !saves(tables.embed_tokens);
+  tables.own_lm_head = tables.lm_head != nullptr && !saves(tables.lm_head);
   // A tied table is saved twice, whichever of its names modules_to_save has.
-  const bool shared = adapter.lora.ensure_weight_tying && (adapter.lora.saves(kEmbedTokens) || adapter.lora.saves(kLmHead));
+  const bool shared = adapter.lora.ensure_weight_tying && (saves(tables.embed_tokens) || saves(tables.lm_head));
   if (shared) tables.own_embed_tokens = tables.own_lm_head = false;
   return tables;
 }
@@ -102,10 +121,7 @@ void check_computes(const AdapterFile& adapter) {
   for (const format::TensorEntry& entry : adapter.file.tensors()) {
     if (!entry.name.starts_with(kPeftPrefix)) continue;  // refused elsewhere
     const std::string_view name = std::string_view(entry.name).substr(kPeftPrefix.size());
-    const auto of = [&](std::string_view module) {
-      return name.starts_with(module) && name.substr(module.size()).starts_with('.');
-    };
-    const bool table = of(kEmbedTokens) || of(kLmHead), low_rank = name.find(".lora_") != name.npos;
+    const bool table = is_of(name, kEmbedding) || is_of(name, kHead), low_rank = name.find(".lora_") != name.npos;
     QLORAPP_CHECK_VALUE(
         table ? !low_rank : low_rank,
         "[adapter] {} changes '{}', which is merged but not computed beside its base. Merge it: qlorapp merge --model "

@@ -61,7 +61,7 @@ void merge_all(const PlanSettings& settings) {
     static_cast<void>(merged_weight(std::move(weight), rank > 0 ? &adapter : nullptr, nullptr, dtype));
   }
   copy(dtype, dtype);
-  if (settings.lora.saves(kEmbedTokens) || settings.lora.saves(kLmHead)) copy(at::kFloat, dtype);
+  if (settings.lora.saves(format::embedding_module(model)) || settings.lora.saves(format::kHeadModule)) copy(at::kFloat, dtype);
 }
 
 }  // namespace

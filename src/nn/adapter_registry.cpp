@@ -58,7 +58,7 @@ void AdapterRegistry::check_targets(const LoraConfig& config) const {
   std::vector<std::string> names;
   for (format::Parameter& linear : decoder_->linear_layers()) names.push_back(std::move(linear.module));
   if (!config.targets_all_linear()) {
-    for (const std::string_view table : {kEmbedTokens, kLmHead}) {
+    for (const std::string& table : {format::embedding_module(decoder_->config()), std::string(format::kHeadModule)}) {
       QLORAPP_CHECK_VALUE(!config.matches(table),
                           "[lora] target_modules names {}, which gets no low-rank adapter here. Train it in full: modules_to_save.",
                           table);
@@ -73,7 +73,7 @@ void AdapterRegistry::check_targets(const LoraConfig& config) const {
   }
   for (const std::string& wanted : config.modules_to_save.value_or(std::vector<std::string>{})) {
     const auto is_end_of = [&](std::string_view module) { return !wanted.empty() && module.ends_with(wanted); };
-    QLORAPP_CHECK_VALUE(is_end_of(kEmbedTokens) || is_end_of(kLmHead),
+    QLORAPP_CHECK_VALUE(is_end_of(format::embedding_module(decoder_->config())) || is_end_of(format::kHeadModule),
                         "[lora] modules_to_save can hold embed_tokens and lm_head; got '{}'. Linear layers are frozen in four bits "
                         "and get adapters (target_modules); norms stay frozen.",
                         wanted);
@@ -90,8 +90,8 @@ void AdapterRegistry::add(const LoraConfig& given, uint64_t seed, const std::str
   QLORAPP_CHECK_VALUE(!name.empty() && name.find('.') == std::string::npos && name.find('/') == std::string::npos,
                       "[lora] an adapter's name must not be empty and hold no '.' or '/'; got '{}'.", name);
   given.validate();
-  const LoraConfig config = given.for_model(decoder_->config());
-  check_targets(config);
+  check_targets(given.for_model(decoder_->config()));
+  const LoraConfig config = given.for_text_of(decoder_->config());
   const bool decomposes = decomposes_weight(config);
   QLORAPP_CHECK_VALUE(!decomposes || sets_.empty(),
                       "[lora] init_lora_weights that decomposes the base needs a model without adapters; it has {}.",
@@ -126,13 +126,15 @@ void AdapterRegistry::add(const LoraConfig& given, uint64_t seed, const std::str
     throw ValueError(message("[lora] target_modules names no linear layer of this model; it has {}.",
                              joined(std::set<std::string>(words.begin(), words.end()))));
   }
-  const bool tied = decoder_->config().tie_word_embeddings, embeds = config.saves(kEmbedTokens), heads = config.saves(kLmHead);
+  const std::string embed_tokens = format::embedding_module(decoder_->config());
+  const bool tied = decoder_->config().tie_word_embeddings, embeds = config.saves(embed_tokens),
+             heads = config.saves(format::kHeadModule);
   const std::vector<int64_t> table{decoder_->config().vocab_size, decoder_->config().hidden_size};
   if (tied && config.ensure_weight_tying && (embeds || heads)) {
-    set.embed_tokens = set.lm_head = add(kEmbedTokens, "weight", table);
+    set.embed_tokens = set.lm_head = add(embed_tokens, "weight", table);
   } else {
-    if (embeds) set.embed_tokens = add(kEmbedTokens, "weight", table);
-    if (heads) set.lm_head = add(kLmHead, "weight", table);
+    if (embeds) set.embed_tokens = add(embed_tokens, "weight", table);
+    if (heads) set.lm_head = add(format::kHeadModule, "weight", table);
     if (tied && (embeds || heads)) {
       log_warning_once(
           "[lora] embedding and head are one table in this model; modules_to_save trains a copy, and they part. To keep them "

@@ -20,13 +20,6 @@ namespace {
 
 /// Blocks and tables are dealt out, so that each rank reads its share of the files.
 int64_t reader_of(int64_t number, const Communicator& ranks) { return number % ranks.size(); }
-int64_t table_number(const std::string& name) { return name == "lm_head.weight" ? 1 : 0; }
-
-/// A tied table is the head, too: it is whole on each rank.
-bool is_sharded(const format::ModelConfig& config, const std::string& name) {
-  return !config.tie_word_embeddings && (name == "lm_head.weight" || name == "model.embed_tokens.weight");
-}
-
 /// Makes the places of weights, and orders what is to come there.
 class Arrangement {
  public:
@@ -41,14 +34,16 @@ class Arrangement {
   [[nodiscard]] const std::shared_ptr<Communicator>& ranks() const { return ranks_; }
 
   [[nodiscard]] at::Tensor dense(const std::string& name, const std::vector<int64_t>& shape) const {
-    const bool to_host = options_.embedding_on_host && !config_.tie_word_embeddings && name == "model.embed_tokens.weight" &&
-                         ops::computes_on_gpu(options_.device);
+    const bool embeds = name == embedding_, heads = name == "lm_head.weight";
+    // A tied table is the head, too: it is whole on each rank, and where the model computes.
+    const bool is_table = !config_.tie_word_embeddings && (embeds || heads);
+    const bool to_host = options_.embedding_on_host && is_table && embeds && ops::computes_on_gpu(options_.device);
     const at::TensorOptions options = at::TensorOptions().dtype(options_.compute_dtype).device(options_.device);
     at::Tensor place;
     if (to_host) {
       place = ops::empty_on_host(shape, options_.compute_dtype, options_.device);
-    } else if (ranks_ && is_sharded(config_, name)) {
-      if (reader_of(table_number(name), *ranks_) != ranks_->rank()) return at::empty({0, shape[1]}, options);
+    } else if (ranks_ && is_table) {
+      if (reader_of(heads ? 1 : 0, *ranks_) != ranks_->rank()) return at::empty({0, shape[1]}, options);
       place = at::empty({ranks_->size() * shard_rows(shape[0], ranks_->size()), shape[1]}, options).narrow(0, 0, shape[0]);
     } else {
       place = at::empty(shape, options);
@@ -107,6 +102,7 @@ class Arrangement {
   }
 
   const format::ModelConfig& config_;
+  std::string embedding_ = format::embedding_module(config_) + ".weight";
   const WeightOptions& options_;
   std::shared_ptr<Communicator> ranks_;
   const StoredWeights& stored_;

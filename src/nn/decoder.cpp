@@ -51,13 +51,18 @@ Decoder::Decoder(format::ModelConfig config, DecoderWeights weights)
   QLORAPP_CHECK_VALUE(std::ssize(weights.blocks) == config_.num_hidden_layers,
                       "[causal_lm] the config has {} layers; got weights of {}.", config_.num_hidden_layers, weights.blocks.size());
   check_shapes(config_, weights);
-  for (auto& block : weights.blocks)
-    blocks_.emplace_back(BlockShape::of(config_, std::ssize(blocks_)), std::move(block), std::ssize(blocks_));
+  if (dtype() == at::kHalf) stream_scale_ = config_.family->float16_stream_scale;
+  for (auto& block : weights.blocks) {
+    BlockShape shape = BlockShape::of(config_, std::ssize(blocks_));
+    shape.stream_scale = stream_scale_;
+    blocks_.emplace_back(shape, std::move(block), std::ssize(blocks_));
+  }
   if (device().is_cpu() && dtype() != at::kFloat) ops::bound_primitive_cache();  // of dense layers, too
   rope_ = RopeTables(config_.ropes, device());
   embedding_factor_ = config_.embedding_factor();
   // transformers rounds Gemma's factor to the dtype of the table, Granite's not.
   if (config_.family->scales_embedding) embedding_factor_ = at::scalar_tensor(embedding_factor_, dtype()).item<double>();
+  embedding_factor_ *= stream_scale_;
 }
 
 const at::Tensor& Decoder::own_dense(const format::Parameter& parameter) const {
@@ -67,7 +72,7 @@ const at::Tensor& Decoder::own_dense(const format::Parameter& parameter) const {
 }
 
 std::tuple<at::Tensor, at::Tensor> Decoder::last_norm(const at::Tensor& x) const {
-  return ops::rms_norm(x, norm_, config_.rms_norm_eps, config_.family->norm_rule);
+  return ops::rms_norm(x, norm_, config_.rms_norm_eps * stream_scale_ * stream_scale_, config_.family->norm_rule);
 }
 
 void Decoder::replace_tables(at::Tensor embed_tokens, at::Tensor lm_head) {

@@ -119,6 +119,7 @@ class Decoder {
   at::Tensor embed_tokens_, norm_, lm_head_;  ///< Tables, or this rank's shards of them.
   std::vector<DecoderBlock> blocks_;
   double embedding_factor_ = 1;
+  double stream_scale_ = 1;  ///< The residual stream is stored times this power of two (format::Family::float16_stream_scale).
   RopeTables rope_;
   BaseStore store_;
 };

@@ -138,6 +138,9 @@ struct LoraConfig {
 
   /// This config with the target_modules of the model's family, where it names none.
   [[nodiscard]] LoraConfig for_model(const format::ModelConfig& model) const;
+  /// The same for a model that a wrapper holds, with one regular expression for target_modules and layers_to_transform: words alone, such as
+  /// "q_proj", would name layers of what reads images, too, for PEFT and for servers.
+  [[nodiscard]] LoraConfig for_text_of(const format::ModelConfig& model) const;
 
   /// Do both make the same adapters: targets, ranks and scalings? Dropout and initialization do not count.
   [[nodiscard]] bool same_shape(const LoraConfig& other) const;

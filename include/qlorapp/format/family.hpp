@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// A model family is a row of one table: what its config files leave out, which keys it reads, what a block consists of and how it computes.
-/// Torch-free.
+/// So is a wrapper, a checkpoint that holds such a model as its part for text. Torch-free.
 ///
 /// Source: transformers 5.23, the config class and the modeling file of each family.
 #pragma once
@@ -80,6 +80,8 @@ struct Family {
   bool interleaved = false;                               ///< Neighbors form the pairs that turn, not the halves of a head.
   bool turns_before_norm = false;                         ///< Of normed queries and keys.
   bool scales_embedding = false;                          ///< By sqrt(hidden_size).
+  /// Of the residual stream in float16, whose largest number is 65,504: a power of two, below 1 where published weights go beyond.
+  double float16_stream_scale = 1;
   /// JSON under the keys of config.json: what transformers' config class assumes where a file has no such key.
   std::string_view defaults = "{}";
   std::span<const std::string_view> accepted_keys =
@@ -101,5 +103,20 @@ struct Family {
 
 /// The table.
 [[nodiscard]] std::span<const Family> families();
+
+/// A kind of checkpoint that holds the decoder of some family beside what reads images: text_config configures the decoder.
+struct Wrapper {
+  std::string_view architecture;  ///< Entry of "architectures".
+  std::string_view model_type;
+  std::string_view text_type;                ///< model_type of the decoder's family, where text_config names none.
+  std::string_view own_text_type = "";       ///< Another name of that family, which the wrapper's text_config has.
+  std::string_view text = "language_model";  ///< The decoder's name in the model.
+  bool ties_tables = true;                   ///< Where no config says tie_word_embeddings.
+  /// As Family::defaults, which they replace key by key.
+  std::string_view defaults = "{}";
+};
+
+/// The table of them.
+[[nodiscard]] std::span<const Wrapper> wrappers();
 
 }  // namespace qlorapp::format

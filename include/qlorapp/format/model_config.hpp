@@ -4,7 +4,8 @@
 /// Families are rows of one table, not classes. A key that changes the mathematics and is not supported is refused by name, as is one
 /// that misspells a key that is read; a key that is known to change nothing is ignored; an unknown key is logged once; a key that
 /// starts with '_' is private to transformers and ignored; a key that names code (auto_map, trust_remote_code) is refused. Both shapes of the rotary settings
-/// are read: transformers 4's `rope_theta` and `rope_scaling`, and 5's `rope_parameters`.
+/// are read: transformers 4's `rope_theta` and `rope_scaling`, and 5's `rope_parameters`. Of a wrapper the text_config is read, and from around
+/// it what holds for the whole: dtype, ids of tokens, quantization_config and tie_word_embeddings.
 ///
 /// Source: transformers 5.23, the config class of each family.
 #pragma once
@@ -42,6 +43,7 @@ struct LayerOptions {
 
 struct ModelConfig {
   const Family* family = nullptr;
+  const Wrapper* wrapper = nullptr;  ///< That holds the model as its part for text; null: none.
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
   int64_t num_hidden_layers = 0;
@@ -66,6 +68,8 @@ struct ModelConfig {
   [[nodiscard]] LayerOptions layer(int64_t index) const {
     return layers.empty() ? LayerOptions{} : layers[static_cast<size_t>(index)];
   }
+  /// What stands before the names of the decoder's modules: "model.", or "model.language_model.".
+  [[nodiscard]] std::string body() const;
   /// Of queries' products with keys: 1 / sqrt(head_dim), or as a key says.
   [[nodiscard]] double attention_scale() const;
   /// Of a token's embedding, to be rounded to the dtype of the table: embedding_multiplier, or sqrt(hidden_size) by the family's row.

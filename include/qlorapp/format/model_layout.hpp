@@ -16,7 +16,7 @@
 namespace qlorapp::format {
 
 struct Parameter {
-  std::string module;          ///< Path in the module tree: "model.layers.0.self_attn.q_proj".
+  std::string module;          ///< Path in the module tree: "model.layers.0.self_attn.q_proj"; ModelConfig::body() begins it.
   std::vector<int64_t> shape;  ///< (out, in) of a linear layer, (rows, width) of a table, (width) of a norm, (out) of a bias.
   Role role = Role::kLinear;
   int64_t layer = -1;  ///< The block that it belongs to; -1: none.
@@ -33,6 +33,10 @@ struct Parameter {
 
 /// Those of one role, in the same order.
 [[nodiscard]] std::vector<Parameter> parameters(const ModelConfig& config, Role role);
+
+/// Modules of the two tables: "model.embed_tokens", and "lm_head", which is tied where it is no parameter.
+[[nodiscard]] std::string embedding_module(const ModelConfig& config);
+inline constexpr std::string_view kHeadModule = "lm_head";
 
 /// For each linear layer of a block the slot of its bias.
 [[nodiscard]] std::vector<std::optional<size_t>> bias_slots(const ModelConfig& config);

@@ -5,6 +5,7 @@ import concurrent.futures
 import logging
 import os
 import pathlib
+import re
 import weakref
 from typing import Any
 
@@ -23,6 +24,7 @@ from .adapter_files import saves_together
 from .forward import attach
 from .parameter_counts import count_by_elements
 from .quantizer import METHOD, quantizer_of
+from .wrapped import load_other_parts, other_parts
 
 _log = logging.getLogger("qlorapp")
 _CONFIG: Any = BitsAndBytesConfig  # its methods have no types
@@ -38,17 +40,22 @@ _OFF = {"force_download", "ignore_mismatched_sizes", "output_loading_info"}
 
 def _skeleton(config: Any) -> Any:
     """transformers' model of the config, on meta."""
-    kind: Any = transformers.AutoModelForCausalLM._model_mapping[type(config)]  # transformers' table of classes
+    tables: Any = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
+    kinds = [auto._model_mapping[type(config)] for auto in tables if type(config) in auto._model_mapping]
     with torch.device("meta"), no_init_weights():
-        return kind(config)
+        return kinds[0](config)
 
 
 def build(folder: pathlib.Path, model: Any, core: Any, quantized: BitsAndBytesConfig | None) -> Any:
     """Puts the C++ model's tensors into the skeleton, without a copy, and attaches the engine. Returns it in evaluation mode.
 
-    A four-bit base is frozen.
+    A four-bit base is frozen. What a wrapper has beside its text is transformers', in the precision of the norms.
     """
     four_bit = False
+    others = other_parts(model, core.body)
+    if others:
+        load_other_parts(folder, model, core.body, core.dtype, core.device)
+        _log.info("[from_pretrained] transformers computes %s, on calls with images; C++ computes text alone.", ", ".join(others))
     for path, weight in core.named_weights():
         owner, _, kind = path.rpartition(".")
         module = model.get_submodule(owner)
@@ -73,7 +80,10 @@ def build(folder: pathlib.Path, model: Any, core: Any, quantized: BitsAndBytesCo
     if four_bit:
         model.requires_grad_(False)
         model.is_loaded_in_4bit = model.is_quantized = True
-        model.config.quantization_config, model.hf_quantizer = quantizer_of((quantized or _CONFIG(load_in_4bit=True)).to_dict())
+        fields = (quantized or _CONFIG(load_in_4bit=True)).to_dict()
+        if others and not fields.get("llm_int8_skip_modules"):  # for readers of what save_pretrained writes
+            fields["llm_int8_skip_modules"] = [*others, "lm_head"]
+        model.config.quantization_config, model.hf_quantizer = quantizer_of(fields)
         model.quantization_method = METHOD
         count_by_elements(model)
     if (folder / "generation_config.json").is_file():
@@ -166,7 +176,7 @@ class AutoModelForCausalLM:
                 "[from_pretrained] device_map with layers on the CPU is for four-bit layers. Give quantization_config, or one device."
             )
         group = _group_to_shard_over(base_sharding, device)
-        config.dtype = wanted
+        config.dtype = config.get_text_config().dtype = wanted
         config._name_or_path = os.fspath(pretrained_model_name_or_path)
         with concurrent.futures.ThreadPoolExecutor(1) as beside:  # C++ stays on the main thread, for Ctrl-C
             skeleton = beside.submit(_skeleton, config)
@@ -213,6 +223,10 @@ class AutoModelForSequenceClassification(AutoModelForCausalLM):
     _auto = "AutoModelForSequenceClassification"
 
 
+class AutoModelForImageTextToText(AutoModelForCausalLM):
+    """A model that also reads images. C++ computes its text if it knows the family, on calls without images; transformers the rest."""
+
+
 class AutoPeftModelForCausalLM(peft.AutoPeftModelForCausalLM):
     """PEFT's class. Loads the base by this library's AutoModelForCausalLM."""
 
@@ -228,15 +242,18 @@ def _layers_on_host(device_map: Any, config: Any) -> tuple[Any, bool]:
     """device_map without the entries of the decoder's layers, and whether these are to be on the CPU while the rest is not."""
     if not isinstance(device_map, dict):
         return device_map, False
-    layers = {name: str(place) for name, place in device_map.items() if name.startswith("model.layers")}
+    layers = {name: str(place) for name, place in device_map.items() if re.match(r"model\.(\w+\.)?layers\b", name)}
     rest = {name: place for name, place in device_map.items() if name not in layers}
     if "cpu" not in layers.values() or not rest or "cpu" in map(str, rest.values()):
         return device_map, False
-    every = {f"model.layers.{i}" for i in range(config.num_hidden_layers)}
-    if set(layers.values()) != {"cpu"} or ("model.layers" not in layers and set(layers) != every):
+    count = config.get_text_config().num_hidden_layers
+    every = {str(i) for i in range(count)}
+    if set(layers.values()) != {"cpu"} or (
+        not any(name.endswith("layers") for name in layers) and {name.rpartition(".")[2] for name in layers} != every
+    ):
         raise ValueError(
             f"[from_pretrained] device_map must leave all layers on the CPU, or none; got {len(layers)} entries of layers for the "
-            f'{config.num_hidden_layers} of the model. Use {{"": 0, "model.layers": "cpu"}}.'
+            f'{count} of the model. Use {{"": 0, "model.layers": "cpu"}}.'
         )
     return rest, True
 

@@ -186,7 +186,7 @@ class CppRun:
         engine = engine_of(base)
         assert engine is not None
         self.engine = engine
-        engine.keep(kept_by(base, training=True))  # the default if the arguments set nothing
+        engine.keep(kept_by(base, engine.core.body, training=True))  # the default if the arguments set nothing
         self.ranks = trainer.args.world_size
         world = torch.distributed.group.WORLD if self.ranks > 1 else None
         hooks: dict[str, Any] = {

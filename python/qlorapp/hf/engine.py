@@ -79,16 +79,21 @@ class Engine:
         self.enabled = True
         self.places: list[Place] = []
         self.projections: list[Place] = []
-        linear = set(core.linear_names())
+        linear, body = set(core.linear_names()), core.body
+
+        def is_text(path: str) -> bool:  # a wrapper has other parts, which transformers computes
+            return path.startswith(body) or body.startswith(path) or path.startswith("lm_head")
+
         for path, module in model.named_modules():
             for name in module._modules:
                 place = Place.of(f"{path}.{name}" if path else name, module)
-                (self.projections if place.path in linear else self.places).append(place)
+                if is_text(place.path):
+                    (self.projections if place.path in linear else self.places).append(place)
         self.base = [
             Frozen(f"{path}.{name}" if path else name, module._parameters, name, parameter, parameter.data_ptr())
             for path, module in model.named_modules()
             for name, parameter in module._parameters.items()
-            if parameter is not None
+            if parameter is not None and is_text(path)
         ]
         self._head = next(frozen for frozen in self.base if frozen.path == "lm_head.weight")
         self._blocks_on_host = False

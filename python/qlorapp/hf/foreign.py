@@ -14,7 +14,7 @@ from transformers.models.auto import modeling_auto
 from .. import _C
 from ..precision import as_dtype
 from .parameter_counts import count_parameters, elements_in_four_bits
-from .quantizer import METHOD, register, says_what_is_damaged
+from .quantizer import as_ours, register, says_what_is_damaged
 
 _log = logging.getLogger("qlorapp")
 
@@ -24,7 +24,7 @@ def is_foreign(config: Any) -> bool:
 
     @raises ValueError for an architecture that is neither native nor causal in transformers.
     """
-    names, native = getattr(config, "architectures", None) or [], _C.native_architectures()
+    names, native = getattr(config, "architectures", None) or [], [*_C.native_architectures(), *_C.wrapped_architectures()]
     if not names or any(name in native or f"{name.removesuffix('Model')}ForCausalLM" in native for name in names):
         return beyond_native(config) != ""
     if getattr(config, "is_encoder_decoder", False) or not (names[0].endswith("ForCausalLM") or _auto_class(names[0])):
@@ -71,8 +71,9 @@ def config_of(folder: pathlib.Path, **options: Any) -> tuple[Any, dict[str, Any]
 def changed(config: Any, folder: pathlib.Path) -> str:
     """The keys in which the config differs from the folder's config.json, which C++ reads; empty if there are none."""
     stored, _ = config_of(folder)
-    names = [name for name in _C.config_keys() if getattr(config, name, None) != getattr(stored, name, None)]
-    return ", ".join(f"{name}={getattr(config, name)!r}" for name in names)
+    text, read = config.get_text_config(), stored.get_text_config()
+    names = [name for name in _C.config_keys() if getattr(text, name, None) != getattr(read, name, None)]
+    return ", ".join(f"{name}={getattr(text, name)!r}" for name in names)
 
 
 def load(
@@ -98,12 +99,8 @@ def load(
             f"[from_pretrained] the folder is quantized already, by {method!r}. Leave out quantization_config, or start from float weights."
         )
     if four_bit:  # bitsandbytes' format: the codes are kept
-        kind: Any = transformers.BitsAndBytesConfig  # it has no types
-        fields = {**kind.from_dict(stored).to_dict(), "quant_method": METHOD}
-        del fields["load_in_4bit"]  # transformers tests this name for bitsandbytes before it reads the method
-        register()
         more["config"] = more.get("config") or config_of(folder)[0]
-        more["config"].quantization_config = fields
+        more["config"].quantization_config = as_ours(stored)
     elif options is not None and quantize:  # an explicit None would be an error in transformers
         more["quantization_config"] = register()(**options.to_dict())
     beyond, asked = (
@@ -123,7 +120,7 @@ def load(
     with_report = more.pop("output_loading_info", False)
     of_text = {name: more.pop(name) for name in ("use_cache", "output_attentions") if name in more}
     more["trust_remote_code"] = False  # otherwise transformers asks on stdin
-    kind = getattr(transformers, auto or _auto_class(config.architectures[0]) or "AutoModelForCausalLM")
+    kind: Any = getattr(transformers, auto or _auto_class(config.architectures[0]) or "AutoModelForCausalLM")
     read: Any = kind.from_pretrained  # its type covers one of the two results
     with says_what_is_damaged(folder):
         model, found = read(folder, dtype=dtype, output_loading_info=True, **more)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """model.forward of a model with an engine: the engine's pass if it computes the same, else transformers'."""
 
+import dataclasses
 import functools
 import inspect
 import weakref
@@ -106,6 +107,15 @@ def _served(
     return computed
 
 
+@dataclasses.dataclass
+class BackboneOutput(BaseModelOutputWithPast):  # type: ignore[misc]  # transformers' class has no types
+    """With what the models of wrappers return beside it, if there are no images."""
+
+    image_hidden_states: Any = None
+    video_hidden_states: Any = None
+    rope_deltas: Any = None
+
+
 class EngineBackbone(EngineForward):
     """Replaces model.model.forward, which transformers' forward and TRL's loss over a fused head call.
 
@@ -130,9 +140,9 @@ class EngineBackbone(EngineForward):
             engine.say_why(reason)
             return None
 
-        def compute() -> BaseModelOutputWithPast:
+        def compute() -> BackboneOutput:
             batch, hidden = passes.hidden_states(engine, model, given)
-            return BaseModelOutputWithPast(last_hidden_state=batch.pad(hidden))
+            return BackboneOutput(last_hidden_state=batch.pad(hidden))
 
         found = _served(engine, model, compute, below="model")
         if found is not None:
@@ -198,4 +208,5 @@ class _CachePreparation:
 def _engine_serves(engine: Engine, model: Any, model_kwargs: dict[str, Any]) -> bool:
     mask = model_kwargs.get("attention_mask")
     left = mask is None or bool((mask[:, 1:] >= mask[:, :-1]).all())  # left padding only
-    return left and model_kwargs.get("inputs_embeds") is None and not why_not(engine, model, needs_gradients=False)
+    tensors = {name: value for name, value in model_kwargs.items() if isinstance(value, torch.Tensor)}
+    return left and not passes.beside_text(engine, tensors) and not why_not(engine, model, needs_gradients=False)

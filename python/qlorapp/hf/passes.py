@@ -18,13 +18,14 @@ _READ = {
     "input_ids", "attention_mask", "position_ids", "labels", "num_items_in_batch", "use_cache", CACHE, "logits_to_keep",
     "return_dict", "cache_position",
 }  # fmt: skip
+#: Zero for a token of text.
+_MARKS = {"token_type_ids", "mm_token_type_ids"}
 
 
 def beyond(engine: Engine, model: Any, given: dict[str, Any]) -> str:
     """The reason why the engine cannot compute this call, independent of the model's modules; empty if it can."""
-    for name, value in given.items():
-        if name not in _READ and value is not None and value is not False:
-            return f"forward was given {name}"
+    if name := beside_text(engine, given):
+        return f"forward was given {name}"
     ids = given.get("input_ids")
     if not isinstance(ids, torch.Tensor) or ids.dim() != 2:
         return "input_ids are not (B, T)"
@@ -48,8 +49,23 @@ def beyond(engine: Engine, model: Any, given: dict[str, Any]) -> str:
     device = engine.core.device.type
     if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != engine.core.dtype:
         return f"autocast to {torch.get_autocast_dtype(device)}, and the model computes in {engine.core.dtype}"
-    if model.training and getattr(config, "attention_dropout", 0.0):
+    if model.training and getattr(config.get_text_config(), "attention_dropout", 0.0):
         return "attention_dropout"
+    return ""
+
+
+def beside_text(engine: Engine, given: dict[str, Any]) -> str:
+    """The first argument that the engine does not read and that has a value; empty if there is none.
+
+    A wrapper is told how to read images where there are none, too.
+    """
+    for name, value in given.items():
+        if name in _READ or value is None or value is False or (isinstance(value, (dict, list, tuple)) and not value):
+            continue
+        if engine.core.body != "model":
+            if name.startswith("vision_feature_") or (name in _MARKS and not bool(value.any())):
+                continue
+        return name
     return ""
 
 
@@ -83,13 +99,18 @@ def hidden_states(engine: Engine, model: Any, given: dict[str, Any]) -> tuple[An
     ids, mask, labels = given["input_ids"], given.get("attention_mask"), given.get("labels")
     if mask is not None and mask.is_floating_point():
         mask = mask != 0
-    batch = core.unpad(ids, mask, labels, given.get("position_ids"))
+    positions = given.get("position_ids")
+    if positions is not None and positions.dim() == 3:  # a wrapper's axes, which are one where there are no images
+        if bool((positions != positions[:1]).any()):
+            raise ValueError("position_ids differ between their axes")
+        positions = positions[0]
+    batch = core.unpad(ids, mask, labels, positions)
     if batch.ignored_padding_labels or batch.ignored_first_labels:
         raise ValueError("padding, or a first token after padding or another row, has labels, which transformers counts")
     if batch.row_count > ids.shape[0] and _uses_cache(model, given):
         raise ValueError("position_ids restart at 0, and transformers separates packed rows only with use_cache=False")
     if torch.is_grad_enabled():
-        engine.keep(kept_by(model, model.training))
+        engine.keep(kept_by(model, engine.core.body, model.training))
     drops = model.training and core.lora_dropout > 0
     return batch, core.hidden_states(batch, model.training, seed_from_torch() if drops else 0)
 
@@ -132,9 +153,9 @@ def _logits_of(product: Any, hidden: torch.Tensor, keep: int | torch.Tensor) -> 
     return logits.view(*kept.shape[:-1], logits.shape[-1])
 
 
-def kept_by(model: Any, training: bool) -> str:
+def kept_by(model: Any, body: str, training: bool) -> str:
     """The keep policy of each block by transformers' checkpointing flags."""
-    layers = model.model.layers
+    layers = model.get_submodule(body).layers
     flags = [training and getattr(layer, "gradient_checkpointing", False) for layer in layers]
     if len(set(flags)) <= 1:
         return "input_only" if flags and flags[0] else "everything"

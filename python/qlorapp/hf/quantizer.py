@@ -41,6 +41,17 @@ def quantizer_of(fields: dict[str, Any]) -> tuple[Any, Any]:
     return config, kind(config, pre_quantized=True)
 
 
+def as_ours(stored: dict[str, Any]) -> dict[str, Any]:
+    """A folder's quantization_config by bitsandbytes, under this library's method."""
+    import transformers
+
+    register()
+    kind: Any = transformers.BitsAndBytesConfig  # it has no types
+    fields = {**kind.from_dict(stored).to_dict(), "quant_method": METHOD}
+    del fields["load_in_4bit"]  # transformers tests this name for bitsandbytes before it reads the method
+    return fields
+
+
 def register() -> type:
     """The method's config class. Registers it and its quantizer on the first call.
 

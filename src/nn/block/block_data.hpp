@@ -32,6 +32,7 @@ struct BlockData {
   std::vector<std::optional<LoraAdapter>> adapters;  ///< Of each linear layer.
   std::array<at::Tensor, format::kGroups> biases;    ///< Of each group as one; undefined where it has none.
   std::array<Float8Scales, format::kGroups> float8;  ///< Of each group; undefined while products are in 16 bits.
+  std::array<at::Tensor, 2> added_norms;             ///< Behind attention and MLP, times BlockShape::stream_scale if it is not 1.
   int64_t index = 0;                                 ///< Of the block in its model; part of the dropout key.
 
   BlockData(BlockShape block_shape, BlockTensors tensors, int64_t block_index);
@@ -40,8 +41,10 @@ struct BlockData {
   [[nodiscard]] const BlockWeights& projections(const StepContext& context) const;
   /// Whether projections that share an input are multiplied as one in this context.
   [[nodiscard]] bool stacked(const StepContext& context) const;
-  /// The weight of the norm at this site; undefined where there is none.
+  /// The weight of the norm at this site; undefined where there is none. Behind a part it has the scale of the stream in it.
   [[nodiscard]] at::Tensor norm(format::Site site) const;
+  /// By which the norms behind the parts compute.
+  [[nodiscard]] format::NormRule added_rule() const;
 };
 
 }  // namespace qlorapp

@@ -26,6 +26,7 @@ struct BlockShape {
   format::Activation activation = format::Activation::kSilu;
   double attention_scale = 0;      ///< Of scores; 0: 1 / sqrt(head_dim).
   double residual_factor = 1;      ///< Of what a part adds to the residual stream.
+  double stream_scale = 1;         ///< The stream is stored times this power of two.
   bool interleaved = false;        ///< Neighbors of a head turn together, not its halves.
   bool turns_before_norm = false;  ///< Of normed queries and keys. The last rotation of the context is then one that turns nothing.
   format::LayerOptions layer = {};

@@ -35,6 +35,9 @@ DecoderBlock::DecoderBlock(const Shape& shape, Weights weights, int64_t index)
       attention_(std::make_unique<AttentionPart>(*data_)),
       mlp_(std::make_unique<GatedMlpPart>(*data_)) {}
 
+/// Of the norms of the stream, which is stored times a scale: their results are those of the stream itself.
+double DecoderBlock::stream_eps() const { return shape().rms_norm_eps * shape().stream_scale * shape().stream_scale; }
+
 DecoderBlock::Branch DecoderBlock::attention() const { return {*attention_, Site::kBeforeAttention, Site::kAfterAttention}; }
 DecoderBlock::Branch DecoderBlock::mlp() const { return {*mlp_, Site::kBeforeMlp, Site::kAfterMlp}; }
 
@@ -96,25 +99,26 @@ Wide DecoderBlock::normed(const Branch& branch, at::Tensor& x, const at::Tensor&
   Wide n = wide(tokens, width, branch.part.input_spare(context), x.options());
   at::Tensor values = n.values();
   if (!residual.defined()) {
-    ops::rms_norm_out(x, weight, shape().rms_norm_eps, values, saved.rstd_before, shape().norm_rule);
+    ops::rms_norm_out(x, weight, stream_eps(), values, saved.rstd_before, shape().norm_rule);
     return n;
   }
-  ops::add_rms_norm_out(x, residual, weight, shape().rms_norm_eps, sum, values, saved.rstd_before, shape().norm_rule);
+  ops::add_rms_norm_out(x, residual, weight, stream_eps(), sum, values, saved.rstd_before, shape().norm_rule);
   x = std::move(sum);
   return n;
 }
 
 at::Tensor DecoderBlock::through(const Branch& branch, Wide n, const BlockPart::Call& call, at::Tensor into) const {
   const at::Tensor weight = data_->norm(branch.after);
-  const double factor = shape().residual_factor;
   if (!weight.defined()) {
+    const double factor = shape().residual_factor * shape().stream_scale;
     at::Tensor y = branch.part.forward(std::move(n), call, std::move(into));
     return y.defined() && factor != 1 ? y.mul_(factor) : y;
   }
+  const double factor = shape().residual_factor;  // the norm has the scale of the stream
   const at::Tensor y = branch.part.forward(std::move(n), call, {});
   if (!into.defined()) into = at::empty_like(y);
   at::Tensor rstd = at::empty({y.size(0)}, statistic_options(y));
-  ops::rms_norm_out(y, weight, shape().rms_norm_eps, into, rstd, shape().norm_rule);
+  ops::rms_norm_out(y, weight, shape().rms_norm_eps, into, rstd, data_->added_rule());
   if (call.pass != Pass::kForward) {
     call.saved.output = y;
     call.saved.rstd_after = std::move(rstd);
@@ -192,11 +196,12 @@ void DecoderBlock::back_through(const Branch& branch, const Wide& residual, cons
   at::Tensor dresidual = residual.values(), dn;
   Wide dy = residual;
   const at::Tensor after = data_->norm(branch.after);
-  if (const double factor = shape().residual_factor; after.defined() || factor != 1) {
+  const double factor = shape().residual_factor * (after.defined() ? 1 : shape().stream_scale);
+  if (after.defined() || factor != 1) {
     dy = wide(x.size(0), shape().hidden, branch.part.output_spare(call.context), x.options());
     at::Tensor values = dy.values();
     if (after.defined()) {
-      values.copy_(ops::rms_norm_backward(dresidual, call.saved.output, after, call.saved.rstd_after, shape().norm_rule));
+      values.copy_(ops::rms_norm_backward(dresidual, call.saved.output, after, call.saved.rstd_after, data_->added_rule()));
       call.saved.output.reset();
     } else {
       values.copy_(dresidual);
@@ -212,7 +217,7 @@ void DecoderBlock::back_through(const Branch& branch, const Wide& residual, cons
     ops::rms_norm_backward_(dresidual, dn, x, weight, call.saved.rstd_before, shape().norm_rule);
   } else {
     at::Tensor rstd = at::empty_like(call.saved.rstd_before);  // the one that was saved may be an autograd graph's
-    ops::rms_norm_out(x, weight, shape().rms_norm_eps, dn, rstd, shape().norm_rule);
+    ops::rms_norm_out(x, weight, stream_eps(), dn, rstd, shape().norm_rule);
   }
   branch.part.add_input_gradients(pending, n, call.context, call.saved, call.gradients);
 }

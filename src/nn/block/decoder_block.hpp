@@ -92,6 +92,7 @@ class DecoderBlock {
   [[nodiscard]] Branch attention() const;
   [[nodiscard]] Branch mlp() const;
 
+  [[nodiscard]] double stream_eps() const;
   [[nodiscard]] Saved empty_saved() const;
   /// The part's input. @param residual  undefined, or added to x first; then x becomes the sum.
   [[nodiscard]] Wide normed(const Branch& branch, at::Tensor& x, const at::Tensor& residual, const StepContext& context,
