@@ -323,6 +323,8 @@ constexpr bool is_sound(const Family& family) {
   };
   // Heads that are normed one by one turn as a whole, by their halves (ops/rope.hpp).
   const bool turns_whole = !family.interleaved && !accepts(family, "partial_rotary_factor");
+  // Norms before the parts take the scale of the stream out.
+  if (family.float16_stream_scale != 1 && !(has(kBeforeAttention) && has(kBeforeMlp))) return false;
   return next == kGroups && (!has(kQuery) || family.turns_before_norm || turns_whole) && has(kQuery) == has(kKey) &&
          (has(kBeforeAttention) || has(kAfterAttention)) && (has(kBeforeMlp) || has(kAfterMlp));
 }

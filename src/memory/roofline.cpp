@@ -116,7 +116,7 @@ StepTime step_time(const PlanSettings& settings, const Gpu& gpu, double average_
   StepTime time;
   time.evidence = wide ? Evidence::kExtrapolated : gpu.evidence;
   // Fewer rows of logits at a time are products of a worse shape: 1,024 and 512 instead of 2,048 cost an H200 0.2 and 0.6 % of a step.
-  const double chunk = settings.memory.loss_chunk_rows > 0 ? static_cast<double>(settings.memory.loss_chunk_rows) : 2048;
+  const auto chunk = static_cast<double>(settings.memory.loss_chunk_rows_on(/*gpu=*/true, model.vocab_size));
   const double head = 4 * vocabulary * hidden * (1 + std::max(0.0, 100 / chunk - 100.0 / 2048));
   time.products = tokens * ((4 * linear + 2 * recomputed) / frozen_rate + (6 * lora + head) / rate);
 

@@ -23,6 +23,14 @@ WeightWorkspace parse_weight_workspace(std::string_view text) {
                            did_you_mean(text, kWorkspaceNames)));
 }
 
+int64_t MemorySettings::loss_chunk_rows_on(bool gpu, int64_t vocabulary) const {
+  if (loss_chunk_rows > 0) return loss_chunk_rows;
+  if (!gpu) return 512;
+  int64_t rows = 2048;
+  for (int64_t room = 132'000; room < vocabulary && rows > 256; room *= 2) rows /= 2;
+  return rows;
+}
+
 void MemorySettings::validate() const {
   QLORAPP_CHECK_VALUE(loss_chunk_rows >= 0, "[memory] loss_chunk_rows must be a number of rows, or 0 for the device's own; got {}.",
                       loss_chunk_rows);

@@ -73,9 +73,8 @@ void StepSettings::set_float8(bool enabled) {
   }
 }
 
-/// Twice the memory of 1,024 buys a GPU a product of a better shape; a CPU gains nothing above 512.
 int64_t StepSettings::loss_chunk_rows() const {
-  return memory_.loss_chunk_rows > 0 ? memory_.loss_chunk_rows : decoder_->on_gpu() ? 2048 : 512;
+  return memory_.loss_chunk_rows_on(decoder_->on_gpu(), decoder_->config().vocab_size);
 }
 
 StepContext StepSettings::context(const Batch& batch, bool training, uint64_t seed, uint32_t micro_step) const {

@@ -221,6 +221,59 @@ TEST_CASE("ranks and scalings of their own within one stack give the gradients o
   }
 }
 
+namespace {
+
+/// The same block, whose stream is stored times 1/128.
+DecoderBlock scaled(const DecoderBlock& block) {
+  DecoderBlock::Shape shape = block.shape();
+  shape.stream_scale = 1.0 / 128;
+  DecoderBlock result(shape, block.weights(), block.index());
+  result.adapters() = block.adapters();
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("a stream that is stored times a power of two has the same output and gradients, times it", "[nn][cpu]") {
+  const Keep keep = GENERATE(Keep::kEverything, Keep::kInputOnly);
+  const at::Device device = GENERATE(from_range(tiny::devices()));
+  const auto [name, option] = GENERATE(from_range(options()));
+  const auto [block, dense] = tiny::make_block(at::kFloat, {true, true, true, true, true, true, true}, 4, 0.0, tiny::kShape, option);
+  if (dense.input_norm.empty()) return;  // its parts read the stream as it is
+  const StepContext context = tiny::make_context(kRows, tiny::kShape, dense.rotary.width);
+  const at::Tensor x = at::randn({17, 48}), dy = at::randn({17, 48});
+  CAPTURE(name, device, static_cast<int>(keep));
+  const reference::Matrix expected = reference::forward(dense, tiny::matrix(x), tiny::reference_rows(context));
+  const auto oracle = reference::backward(dense, tiny::matrix(x), tiny::reference_rows(context), tiny::matrix(dy));
+  const Run ours = run(tiny::on(device, scaled(block)), tiny::on(device, context), (x / 128).to(device), (dy * 128).to(device), keep);
+  REQUIRE(tiny::relative_error(ours.y * 128, expected) < 5e-6);
+  REQUIRE(tiny::relative_error(ours.dx / 128, oracle.x) < 5e-6);
+  for (size_t i = 0; i < 7; ++i) {
+    REQUIRE(tiny::relative_error(ours.gradients[i].a, oracle.lora[i].a) < 5e-6);
+    REQUIRE(tiny::relative_error(ours.gradients[i].b, oracle.lora[i].b) < 5e-6);
+  }
+}
+
+TEST_CASE("a stream beyond float16's largest number is held if it is stored times a power of two", "[nn][cpu]") {
+  const at::Device device = GENERATE(from_range(tiny::devices()));
+  CAPTURE(device);
+  const auto large = [](reference::Block& b) {
+    b.one_plus = true;
+    b.after_attention = tests::values(at::full({48}, 3e4, at::kDouble));
+    b.after_mlp = tests::values(at::full({48}, 6e4, at::kDouble));
+  };
+  const auto [block, dense] = tiny::make_block(at::kHalf, {true, true, true, true, true, true, true}, 4, 0.0, tiny::kShape, large);
+  const StepContext context = tiny::make_context(kRows);
+  const at::Tensor x = at::randn({17, 48}), dy = at::randn({17, 48}).mul_(0.01);
+  const auto on_device = [&](const at::Tensor& tensor) { return tensor.to(at::kHalf).to(device); };
+  const Run plain = run(tiny::on(device, block), tiny::on(device, context), on_device(x), on_device(dy), Keep::kEverything);
+  REQUIRE(!plain.y.isfinite().all().item<bool>());
+  const Run held = run(tiny::on(device, scaled(block)), tiny::on(device, context), on_device(x / 128), on_device(dy * 128), Keep::kEverything);
+  REQUIRE(tiny::relative_error(held.y.to(at::kDouble) * 128, reference::forward(dense, tiny::matrix(x), tiny::reference_rows(context))) < 5e-3);
+  REQUIRE(held.dx.isfinite().all().item<bool>());
+  for (size_t i = 0; i < 7; ++i) REQUIRE(held.gradients[i].b.isfinite().all().item<bool>());
+}
+
 TEST_CASE("keeping less changes no bit of output or gradient, with dropout or in stacks", "[nn][cpu]") {
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16, at::kHalf);
   const at::Device device = GENERATE(from_range(tiny::devices()));

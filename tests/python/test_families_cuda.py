@@ -5,8 +5,10 @@ import peer
 import pytest
 import qlorapp
 import torch
+import transformers
 from engine_checks import base, losses_and_gradients, with_lora
 from families import FAMILIES, batch, relative
+from safetensors.torch import load_file, save_file
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -72,3 +74,36 @@ def test_sixteen_bits_are_near_to_32(folder, cuda, dtype):
     assert abs(loss.item() - expected.item()) <= bound * abs(expected.item())
     flat, wanted = (torch.cat([g[name].float().flatten() for name in exact]) for g in (gradients, exact))
     assert relative(flat, wanted) <= 5 * bound
+
+
+@pytest.fixture(scope="module")
+def beyond_float16(tmp_path_factory):
+    """Gemma 3 with norms that add more to the residual stream than float16 holds, as published ones do."""
+    path = tmp_path_factory.mktemp("large")
+    peer.write_llama(path, **FAMILIES["Gemma 3"])
+    tensors = load_file(path / "model.safetensors")
+    for name, tensor in tensors.items():
+        if "post_feedforward_layernorm" in name or "post_attention_layernorm" in name:
+            tensor.add_(4e4)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def test_a_stream_beyond_float16_is_trained_in_float16(beyond_float16, cuda, tmp_path):
+    plain = transformers.AutoModelForCausalLM.from_pretrained(beyond_float16, dtype=torch.float16).cuda().eval()
+    with torch.no_grad():
+        assert not plain(**on("cuda")).logits.isfinite().all()
+    half, _ = trained(beyond_float16, "cuda", torch.float16)
+    whole, _ = trained(beyond_float16, "cuda")
+    whole.load_state_dict({name: tensor for name, tensor in half.state_dict().items() if "lora_" in name}, strict=False)
+    (loss, _, gradients), (expected, _, exact) = (losses_and_gradients(model, on("cuda")) for model in (half, whole))
+    assert abs(loss.item() - expected.item()) <= 0.02 * expected.item()
+    flat, wanted = (torch.cat([g[name].float().flatten() for name in exact]) for g in (gradients, exact))
+    assert relative(flat, wanted) <= 0.1
+    peer.write_rows(tmp_path / "rows.jsonl", 32)
+    peer.run_cli(
+        "train", "--model", beyond_float16, "--data", tmp_path / "rows.jsonl", "--output", tmp_path / "run", "--max_steps", 40, "--fp16",
+        "true", "--learning_rate", 2e-3, "--logging_steps", 1, "--save_strategy", "no",
+    )  # fmt: skip
+    losses = [entry["loss"] for entry in peer.history(tmp_path / "run")]
+    assert all(torch.tensor(losses).isfinite()) and sum(losses[-5:]) < 0.8 * sum(losses[:5])

@@ -28,7 +28,7 @@ BlockData::BlockData(BlockShape block_shape, BlockTensors tensors, int64_t block
     if (!slot) continue;
     const at::Tensor& weight = weights.dense[*slot];
     const double plus = shape.norm_rule == format::NormRule::kOnePlus ? 1 : 0;
-    added_norms[i] = weight.to(at::kFloat).add_(plus).mul_(shape.stream_scale).to(weight.scalar_type());
+    added_norms[i] = ((weight.to(at::kFloat) + plus) * shape.stream_scale).to(weight.scalar_type());
   }
 }
 
