@@ -5,6 +5,7 @@ Peers move to a GPU by themselves where they see one, so the tests see none, unl
 and for no others. `./dev test` runs both where there is a GPU.
 """
 
+import gc
 import json
 import os
 import pathlib
@@ -68,6 +69,12 @@ def pytest_collection_modifyitems(config, items):
     chosen = [item for item in items if needs_gpu(item)]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
+
+
+def pytest_collection_finish():
+    """Collections leave out what is imported by now: transformers' trainers ask for one in each run, which took half of a short one."""
+    gc.collect()
+    gc.freeze()
 
 
 def has_cuda():

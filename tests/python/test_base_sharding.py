@@ -12,7 +12,7 @@ import pytest
 import qlorapp
 from conftest import BUILD, ROOT
 from families import FAMILIES
-from test_data_parallel import Alone, command, environment, free_port, history, torchrun, words
+from test_data_parallel import Alone, command, environment, forked, free_port, history, words
 
 FULL = {"base_sharding": "full"}
 
@@ -250,7 +250,7 @@ def test_python_trains_over_a_sharded_base(root, tmp_path, options):
     whole = qlorapp.AutoModelForCausalLM.from_pretrained(root / "model")
     known = json.dumps([whole.num_parameters(), *whole.model.embed_tokens.weight.shape])
     for sharding in ("no", "full"):
-        torchrun(2, script, root / "model", tmp_path / sharding, sharding, known, json.dumps(options))
+        forked(2, script, root / "model", tmp_path / sharding, sharding, known, json.dumps(options))
     losses = json.loads((tmp_path / "full/history.json").read_text())[0]
     assert len(losses) > 12 and not any(value != value for pair in losses for value in pair)  # NaN
     for name in ("adapter_model.safetensors", "history.json"):
