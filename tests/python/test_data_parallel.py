@@ -373,7 +373,7 @@ def test_transformers_loop_under_torchrun_gives_the_losses_of_one_process(tmp_pa
         out = tmp_path / str(ranks)
         out.mkdir()
         if ranks == 1:
-            subprocess.run([sys.executable, script, str(accumulation), out], env=environment(), check=True, timeout=300)
+            forked(1, script, accumulation, out)
         else:
             torchrun(ranks, script, accumulation, out)
         losses.append(json.loads((out / "losses.json").read_text()))

@@ -173,7 +173,7 @@ def test_a_signal_after_the_last_step_ends_all(script, tmp_path):
 
 @pytest.mark.parametrize(("ends", "sharding"), [("hang", "no"), ("stop", "full")])
 def test_a_process_that_hangs_is_named_by_the_others(script, tmp_path, ends, sharding):
-    options = {"gradient_accumulation_steps": 4, "eval_strategy": "no", "save_strategy": "no", "ddp_timeout": 15}
+    options = {"gradient_accumulation_steps": 4, "eval_strategy": "no", "save_strategy": "no", "ddp_timeout": 7}
     both = by_hand(script, json.dumps(options), tmp_path / "out", json.dumps({"ends": ends, "sharding": sharding}))
     assert "for rank [1], which did not come" in error_of_first(both)
 
@@ -185,7 +185,7 @@ import datetime, os, sys, time
 sys.path.insert(0, {str(ROOT / "tests/python")!r})
 import torch
 from tiny_trainer import TINY, base_model
-torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=15))
+torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=7))
 model = base_model(TINY, device_map="cpu", base_sharding="full")
 if os.environ["RANK"] == "1":
     time.sleep(600)
