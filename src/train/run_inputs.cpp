@@ -76,7 +76,15 @@ void check_base_config(const std::string& folder, const RunInputs& saved, const 
       continue;
     }
     const format::Json was = format::parse_json(before->second, folder);
-    if (was != format::parse_json(value, folder)) append(changes, change(name, format::shown(was), value));
+    // The file sorts keys, and format::Json compares their order.
+    const nlohmann::json sorted = was;
+    const nlohmann::json sorted_now = format::parse_json(value, folder);
+    if (sorted != sorted_now) append(changes, change(name, format::shown(was), value));
+  }
+  for (const auto& [name, value] : saved.base_config) {  // a field that is recorded only where it is set
+    const bool is_known = std::any_of(inputs.base_config.begin(), inputs.base_config.end(),
+                                      [&name = name](const auto& field) { return field.first == name; });
+    if (!is_known) append(changes, change(name, format::shown(format::parse_json(value, folder)), "unset"));
   }
   QLORAPP_CHECK_FORMAT(
       changes.empty(),

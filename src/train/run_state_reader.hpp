@@ -65,7 +65,8 @@ class RunStateReader {
     if (found == json_.end()) return;
     QLORAPP_CHECK_FORMAT(found->is_object(), "[resume] {}: '{}' must be an object.", path_, key);
     for (const auto& [name, value] : found->items()) {
-      QLORAPP_CHECK_FORMAT(!value.is_structured(), "[resume] {}: '{}' must hold numbers, strings, booleans or null.", path_, key);
+      QLORAPP_CHECK_FORMAT(!value.is_object(), "[resume] {}: '{}' must hold numbers, strings, booleans, null or lists.", path_,
+                           key);
       into.emplace_back(name, value.dump(-1, ' ', true));
     }
   }

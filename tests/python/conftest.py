@@ -5,6 +5,8 @@ Peers move to a GPU by themselves where they see one, so the tests see none, unl
 and for no others. `./dev test` runs both where there is a GPU.
 """
 
+import gc
+import json
 import os
 import pathlib
 import signal
@@ -56,17 +58,23 @@ def pytest_ignore_collect(collection_path, config):
     return None if files.index(collection_path) % n == i - 1 else True
 
 
+def needs_gpu(item) -> bool:
+    on_gpu = getattr(item, "callspec", None) is not None and item.callspec.params.get("device") == "cuda"
+    return on_gpu or "cuda" in item.fixturenames or "cuda" in item.path.name
+
+
 def pytest_collection_modifyitems(config, items):
     if not GPU:
         return
-
-    def needs_gpu(item):
-        on_gpu = getattr(item, "callspec", None) is not None and item.callspec.params.get("device") == "cuda"
-        return on_gpu or "cuda" in item.fixturenames or "cuda" in item.path.name
-
     chosen = [item for item in items if needs_gpu(item)]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
+
+
+def pytest_collection_finish():
+    """Collections leave out what is imported by now: transformers' trainers ask for one in each run, which took half of a short one."""
+    gc.collect()
+    gc.freeze()
 
 
 def has_cuda():
@@ -88,3 +96,56 @@ def cuda():
     if not has_cuda():
         pytest.skip("no GPU, or a build without CUDA")
     return torch.device("cuda")
+
+
+# --- which features the tests have shown for which family: scripts/make_families_page.py makes a page of it
+
+
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers", "feature(name): one of families.FEATURES, shown for the case of families.FAMILIES it is parametrized by"
+    )
+
+
+def feature_of(item) -> tuple[str, str, str] | None:
+    """(device, feature, case) of a test with the marker."""
+    marker = item.get_closest_marker("feature")
+    if marker is None:
+        return None
+    from families import FAMILIES
+
+    (case,) = {value for value in item.callspec.params.values() if isinstance(value, str) and value in FAMILIES}
+    return "gpu" if needs_gpu(item) else "cpu", marker.args[0], case
+
+
+_shown: dict[str, dict] = {}
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Collects {module: {device: {feature: {test: {case: whether it passed; None: it was skipped}}}}}."""
+    report = (yield).get_result()
+    found = feature_of(item)
+    if found is None or (report.when != "call" and report.passed):
+        return
+    device, feature, case = found
+    passed = report.passed if not report.skipped else False if hasattr(report, "wasxfail") else None
+    cases = (
+        _shown.setdefault(item.path.stem, {}).setdefault(device, {}).setdefault(feature, {}).setdefault(item.originalname, {})
+    )
+    cases[case] = passed if cases.get(case, True) else cases[case]
+
+
+def pytest_sessionfinish():
+    """A file per module, since shards run beside each other. Tests that did not run keep their results."""
+    for module, devices in _shown.items():
+        path = BUILD / "family_features" / f"{module}{'.gpu' if GPU else ''}.json"
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        for device, features in devices.items():
+            for feature, tests in features.items():
+                for test, cases in tests.items():
+                    kept.setdefault(device, {}).setdefault(feature, {}).setdefault(test, {}).update(cases)
+        if GPU and torch.cuda.is_available():
+            kept["gpu_name"] = torch.cuda.get_device_name()
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(kept, indent=1))

@@ -63,6 +63,53 @@ FAMILIES = {
     },
     "Helium": {"family": "Helium", "head_dim": 16, "attention_bias": True},
 }  # fmt: skip
+#: The first case of each architecture.
+FIRST = list({case.get("family", "Llama"): name for name, case in reversed(FAMILIES.items())}.values())[::-1]
+
+#: README's list of models that C++ computes, and the architectures of each item.
+MODELS = {
+    "Llama 2 to 3.3, and other models with `LlamaForCausalLM` in their config, such as SmolLM2": ["Llama"],
+    "Qwen2, 2.5 and 3 (dense, also R1's distillations)": ["Qwen2", "Qwen3"],
+    "Mistral 7B, Nemo, Small up to 2501, Ministral, Ministral 3": ["Mistral", "Ministral", "Ministral3"],
+    "Gemma 1 and 3": ["Gemma", "Gemma3"],
+    "Phi-3, 3.5, 4 and 4-mini": ["Phi3"],
+    "Granite 3 and 4 (dense)": ["Granite", "GraniteMoeHybrid"],
+    "SmolLM3": ["SmolLM3"],
+    "OLMo 2 and 3": ["Olmo2", "Olmo3"],
+    "GLM-4-0414": ["Glm4"],
+    "EXAONE 4": ["Exaone4"],
+    "ERNIE 4.5 (dense)": ["Ernie4_5"],
+    "Seed-OSS": ["SeedOss"],
+    "Hunyuan (dense)": ["HunYuanDenseV1"],
+    "Helium": ["Helium"],
+}
+#: What `@pytest.mark.feature` names: the columns of docs/families.md, and what a test of each compares.
+FEATURES = {
+    "train": "loss and gradients; on a CPU also logits and the losses of 20 steps, beside transformers, PEFT and bitsandbytes; on a GPU, beside the CPU",
+    "float16": "loss and gradients in float16 and bfloat16 are near those in float32",
+    "checkpoint_keep": "every way to keep activations has the bits of keeping everything",
+    "generate": "a cache gives the tokens of transformers, on a GPU those of the CPU",
+    "quantize": "a folder in four bits has bitsandbytes' logits, whichever of the two wrote it",
+    "merge": "the merged folder has PEFT's merged weights",
+    "eval": "the command's loss over other rows is that of transformers, PEFT and bitsandbytes",
+    "inspect": "the command verifies base and adapter and names the programs that load them",
+    "plan": "the plan from the config is that of the loaded model, and a measured step agrees",
+    "memory_budget": "a run in less memory stays within it and ends in the same bits",
+    "find_max_batch_size": "the answer is the largest batch whose plan fits, and a step with it fits",
+    "resume": "a run that continues from a checkpoint ends in the bits of one that was not stopped",
+    "full_determinism": "a run with dropout repeats its bits",
+    "fp8": "products in eight bits have the loss of a model whose operands torch has rounded",
+    "ranks": "two processes train the adapter that one trains with twice the accumulation",
+    "base_sharding": "a base divided over two processes trains the bits of a whole one",
+    "base_on_host": "a base in host memory trains the bits of one on the GPU",
+    "cuda_graphs": "recorded steps have the bits of those that are not",
+    "inject": "transformers' own code over the same 4-bit layers and adapters has the engine's loss and gradients",
+}
+
+
+def architecture(case: str) -> str:
+    """The class name in config.json."""
+    return f"{FAMILIES[case].get('family', 'Llama')}ForCausalLM"
 
 
 def batch():

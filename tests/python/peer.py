@@ -6,10 +6,10 @@ import os
 import pathlib
 import subprocess
 
+import command_server
 import peft
 import torch
 import transformers
-from conftest import BUILD
 
 VOCAB = 128
 
@@ -95,7 +95,7 @@ def run_cli(*words, check: bool = True, threads: int = 1) -> subprocess.Complete
     One thread unless asked: at these sizes more of them only wait for each other.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
-    result = subprocess.run([BUILD / "qlorapp", *map(str, words)], capture_output=True, text=True, check=False, env=environment)
+    result = command_server.run(*words, env=environment)
     assert not check or result.returncode == 0, f"{words}\n{result.stdout}\n{result.stderr}"
     return result
 

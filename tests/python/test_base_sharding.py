@@ -12,7 +12,7 @@ import pytest
 import qlorapp
 from conftest import BUILD, ROOT
 from families import FAMILIES
-from test_data_parallel import Alone, command, environment, free_port, history, torchrun, words
+from test_data_parallel import Alone, command, environment, forked, free_port, history, words
 
 FULL = {"base_sharding": "full"}
 
@@ -153,11 +153,12 @@ def test_a_budget_divides_a_base_that_does_not_fit_whole(root, tmp_path):
 def test_a_share_that_cannot_be_read_ends_all_ranks(root, tmp_path):
     shutil.copytree(root / "model", tmp_path / "model")
     weights = tmp_path / "model/model.safetensors"
-    given = words(root, tmp_path / "out", **FULL)
+    options = {"ddp_timeout": 8, **FULL}
+    given = words(root, tmp_path / "out", **options)
     given[given.index(root / "model")] = tmp_path / "model"
     port = free_port()
     weights.write_bytes(weights.read_bytes()[:-1000])
-    both = [Alone(0, 2, port, *words(root, tmp_path / "out", **FULL)), Alone(1, 2, port, *given)]
+    both = [Alone(0, 2, port, *words(root, tmp_path / "out", **options)), Alone(1, 2, port, *given)]
     (whole_code, _, whole_err), (code, _, err) = (alone.end() for alone in both)
     assert code == 2 and "model.safetensors" in err, err  # before it meets the other
     assert whole_code == 2 and ("rank [1]" in whole_err or "model.safetensors" in whole_err), whole_err
@@ -250,7 +251,7 @@ def test_python_trains_over_a_sharded_base(root, tmp_path, options):
     whole = qlorapp.AutoModelForCausalLM.from_pretrained(root / "model")
     known = json.dumps([whole.num_parameters(), *whole.model.embed_tokens.weight.shape])
     for sharding in ("no", "full"):
-        torchrun(2, script, root / "model", tmp_path / sharding, sharding, known, json.dumps(options))
+        forked(2, script, root / "model", tmp_path / sharding, sharding, known, json.dumps(options))
     losses = json.loads((tmp_path / "full/history.json").read_text())[0]
     assert len(losses) > 12 and not any(value != value for pair in losses for value in pair)  # NaN
     for name in ("adapter_model.safetensors", "history.json"):

@@ -16,6 +16,8 @@ import peer
 import pytest
 import torch
 from conftest import BUILD, ROOT
+from forked import Process
+from forked import ranks_of as as_ranks
 from safetensors.torch import load_file
 
 STEPS = 6
@@ -46,7 +48,25 @@ def torchrun(ranks: int, *words, check: bool = True, more: dict[str, str] | None
 
 
 def command(ranks: int, *words, check: bool = True) -> subprocess.CompletedProcess:
-    return torchrun(ranks, "--no-python", BUILD / "qlorapp", *words, check=check)
+    """The command as so many ranks, without a launcher. The output is that of all of them, of rank 0 first."""
+    port = free_port()
+    all_ranks = [Alone(rank, ranks, port, *words) for rank in range(ranks)]
+    return together([alone.process for alone in all_ranks], check)
+
+
+def forked(ranks: int, script, *words, check: bool = True) -> subprocess.CompletedProcess:
+    """A Python script as so many ranks, without a launcher; one rank: on its own."""
+    if ranks == 1:
+        return together([Process(script, *words, env=environment())], check)
+    return together(as_ranks(ranks, script, *words, env=environment(), port=free_port()), check)
+
+
+def together(processes: list, check: bool) -> subprocess.CompletedProcess:
+    ends = [process.communicate(timeout=300) for process in processes]
+    code = next((process.returncode for process in processes if process.returncode != 0), 0)
+    out, err = ("".join(part) for part in zip(*ends, strict=True))
+    assert not check or code == 0, out + err
+    return subprocess.CompletedProcess([], code, out, err)
 
 
 class Alone:
@@ -131,6 +151,13 @@ def test_two_processes_train_what_one_trains_with_twice_the_accumulation(root, t
     assert_same_run(tmp_path / "two", tmp_path / "one")
     assert done.stdout.count("adapter written to") == 1 and "on each of 2 processes" in done.stdout
     assert sorted(os.listdir(tmp_path / "two")) == sorted(os.listdir(tmp_path / "one"))
+
+
+def test_torchrun_starts_the_command(root, tmp_path):
+    options = {"gradient_accumulation_steps": 2, "max_steps": 2}
+    command(2, *words(root, tmp_path / "alone", **options))
+    torchrun(2, "--no-python", BUILD / "qlorapp", *words(root, tmp_path / "launched", **options))
+    assert_same_run(tmp_path / "launched", tmp_path / "alone")
 
 
 def test_four_processes_too_and_a_run_continues_with_two(root, tmp_path):
@@ -346,7 +373,7 @@ def test_transformers_loop_under_torchrun_gives_the_losses_of_one_process(tmp_pa
         out = tmp_path / str(ranks)
         out.mkdir()
         if ranks == 1:
-            subprocess.run([sys.executable, script, str(accumulation), out], env=environment(), check=True, timeout=300)
+            forked(1, script, accumulation, out)
         else:
             torchrun(ranks, script, accumulation, out)
         losses.append(json.loads((out / "losses.json").read_text()))

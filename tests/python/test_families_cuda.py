@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each family on a GPU, beside the CPU: logits, tokens, gradients with every way to keep activations, a base on the host, float16."""
+"""Each family on a GPU, beside the CPU: logits, tokens, gradients with every way to keep activations, float16; features of a GPU."""
+
+import logging
+import re
 
 import peer
 import pytest
@@ -7,7 +10,9 @@ import qlorapp
 import torch
 import transformers
 from engine_checks import base, losses_and_gradients, with_lora
-from families import FAMILIES, batch, relative
+from families import FAMILIES, FIRST, batch, relative
+from family_runs import engine, options_json, rows, same_bits, train
+from qlorapp import _C
 from safetensors.torch import load_file, save_file
 
 
@@ -34,6 +39,7 @@ def trained(folder, device, dtype=torch.float32):
     return model, engine.core
 
 
+@pytest.mark.feature("generate")
 def test_logits_and_tokens_are_those_of_the_cpu(folder, cuda):
     gpu, cpu = load(folder, "cuda"), load(folder, "cpu")
     present = batch()["attention_mask"] == 1
@@ -44,7 +50,19 @@ def test_logits_and_tokens_are_those_of_the_cpu(folder, cuda):
     assert gpu.generate(prompts.cuda(), **wanted).tolist() == cpu.generate(prompts, **wanted).tolist()
 
 
-def test_every_way_to_keep_activations_gives_the_same_bits_and_the_cpus_gradients(folder, cuda):
+@pytest.mark.feature("train")
+def test_loss_and_gradients_are_those_of_the_cpu(folder, cuda):
+    model, _ = trained(folder, "cuda")
+    cpu, _ = trained(folder, "cpu")
+    cpu.load_state_dict({name: tensor.cpu() for name, tensor in model.state_dict().items() if "lora_" in name}, strict=False)
+    (loss, _, ours), (expected, _, theirs) = losses_and_gradients(model, on("cuda")), losses_and_gradients(cpu, batch())
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    for name, tensor in theirs.items():
+        assert relative(ours[name].cpu(), tensor) <= 2e-4, name
+
+
+@pytest.mark.feature("checkpoint_keep")
+def test_every_way_to_keep_activations_gives_the_same_bits(folder, cuda):
     model, core = trained(folder, "cuda")
 
     def gradients(keep, **memory):
@@ -57,12 +75,9 @@ def test_every_way_to_keep_activations_gives_the_same_bits_and_the_cpus_gradient
         assert all(torch.equal(everything[name], tensor) for name, tensor in gradients(keep).items()), keep
     on_host = gradients("input_on_host", base_on_host=True)
     assert all(torch.equal(everything[name], tensor) for name, tensor in on_host.items())
-    cpu, _ = trained(folder, "cpu")
-    cpu.load_state_dict({name: tensor.cpu() for name, tensor in model.state_dict().items() if "lora_" in name}, strict=False)
-    for name, tensor in losses_and_gradients(cpu, batch())[2].items():
-        assert relative(everything[name].cpu(), tensor) <= 2e-4, name
 
 
+@pytest.mark.feature("float16")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sixteen_bits_are_near_to_32(folder, cuda, dtype):
     half, _ = trained(folder, "cuda", dtype)
@@ -107,3 +122,96 @@ def test_a_stream_beyond_float16_is_trained_in_float16(beyond_float16, cuda, tmp
     )  # fmt: skip
     losses = [entry["loss"] for entry in peer.history(tmp_path / "run")]
     assert all(torch.tensor(losses).isfinite()) and sum(losses[-5:]) < 0.8 * sum(losses[:5])
+
+
+# --- runs of the engine: one case of each architecture
+
+each = pytest.mark.parametrize("folder", FIRST, indirect=True)
+
+
+@pytest.fixture
+def data(tmp_path):
+    return rows(tmp_path)
+
+
+def run(folder, data, out, *, dropout=0.0, loading=None, **options):
+    return train(engine(folder, device="cuda", dropout=dropout, **(loading or {})), data, out, full_determinism=True, **options)
+
+
+@each
+@pytest.mark.feature("full_determinism")
+@pytest.mark.usefixtures("cuda")
+def test_a_run_with_dropout_repeats_its_bits(folder, data, tmp_path):
+    first = run(folder, data, tmp_path, dropout=0.1)
+    assert same_bits(first, run(folder, data, tmp_path, dropout=0.1))
+    assert not same_bits(first, run(folder, data, tmp_path, dropout=0.1, seed=7))
+
+
+@each
+@pytest.mark.feature("resume")
+@pytest.mark.usefixtures("cuda")
+def test_a_run_that_continues_ends_in_the_same_bits(folder, data, tmp_path):
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "dropout": 0.1}
+    whole = run(folder, data, tmp_path / "whole", **options)
+    again = run(folder, data, tmp_path / "again", resume_from=str(tmp_path / "whole/checkpoint-2"), **options)
+    assert same_bits(again, whole)
+
+
+@each
+@pytest.mark.feature("base_on_host")
+@pytest.mark.usefixtures("cuda")
+def test_a_base_in_host_memory_trains_the_same_bits(folder, data, tmp_path):
+    host = run(folder, data, tmp_path, base_on_host=True, loading={"base_on_host": True})
+    assert same_bits(host, run(folder, data, tmp_path))
+    model = engine(folder, device="cuda", base_on_host=True)
+    assert {weight.device.type for _, weight in model.named_weights() if isinstance(weight, _C.QuantizedTensor)} == {"cpu"}
+
+
+@each
+@pytest.mark.feature("cuda_graphs")
+@pytest.mark.usefixtures("cuda")
+def test_recorded_steps_have_the_same_bits(folder, data, tmp_path, caplog):
+    """Rows of one length: steps repeat."""
+    same = [(ids[:5], ids[:5]) for ids, _ in data]
+    with caplog.at_level(logging.INFO, logger="qlorapp"):
+        plain, recorded = (
+            run(folder, same, tmp_path, max_steps=6, cuda_graphs=on, loading={"dtype": torch.bfloat16}) for on in (False, True)
+        )
+    assert same_bits(recorded, plain)
+    assert int(re.search(r"cuda_graphs: (\d+) micro-steps", caplog.text)[1]) > 0
+
+
+@each
+@pytest.mark.feature("find_max_batch_size")
+@pytest.mark.usefixtures("cuda")
+def test_the_largest_batch_fits_and_one_more_row_does_not(folder, capsys):
+    model = engine(folder, device="cuda")
+
+    def planned(rows: int) -> int:
+        return qlorapp.plan(model, batch=rows, max_seq_length=256).peak_reserved
+
+    budget = planned(64)
+    best = qlorapp.find_max_batch_size(model, max_seq_length=256, budget=budget)
+    assert best >= 64 and planned(best) <= budget < planned(best + 1)
+    assert f"Batch size {best}: OK\n" in capsys.readouterr().out
+
+
+@each
+@pytest.mark.feature("fp8")
+@pytest.mark.usefixtures("cuda")
+def test_products_in_eight_bits_are_near_to_the_cpus(folder, request, tmp_path):
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU multiplies no eight bits")
+    peer.write_llama(tmp_path / "wide", **{**FAMILIES[request.node.callspec.params["folder"]], "num_key_value_heads": 4})
+    given = {name: tensor.repeat(2, 1) for name, tensor in batch().items()}
+
+    def gradient(device, fp8):
+        model = engine(tmp_path / "wide", device=device, dtype=torch.bfloat16)
+        _C.Trainer(model, options_json(tmp_path, fp8=fp8), [([3, 4], [3, 4])], [], "base", {})
+        unpadded = model.unpad(*(given[name].to(device) for name in ("input_ids", "attention_mask", "labels")))
+        model.zero_grad()
+        model.forward_backward(unpadded, torch.ones((), device=device))
+        return torch.cat([model.gradient(i).flatten().cpu() for i in range(len(model.parameters()))])
+
+    gpu, cpu, plain = gradient("cuda", True), gradient("cpu", True), gradient("cpu", False)
+    assert relative(gpu, cpu) <= relative(cpu, plain)

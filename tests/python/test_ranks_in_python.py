@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Python script under torchrun: the C++ loop trains with all its processes, in transformers' process group."""
+"""A Python script as several processes: the C++ loop trains with all its processes, in transformers' process group."""
 
 import json
 import os
 import re
 import signal
 import subprocess
-import sys
 
 import pytest
 from conftest import ROOT
+from forked import Process, ranks_of
 from safetensors.torch import load_file
-from test_data_parallel import environment, free_port, is_whole, torchrun
+from test_data_parallel import environment, forked, free_port, is_whole, torchrun
 
 SCRIPT = """
 import gc, json, os, signal, sys, time
@@ -72,37 +72,15 @@ def script(tmp_path_factory):
 
 
 def run(script, ranks: int, out, options: dict, check: bool = True, **own) -> subprocess.CompletedProcess:
-    given = [json.dumps(options), out, json.dumps(own)]
-    if ranks > 1:
-        return torchrun(ranks, script, *given, check=check)
-    return subprocess.run([sys.executable, script, *map(str, given)], env=environment(), check=check, timeout=300)
+    return forked(ranks, script, json.dumps(options), out, json.dumps(own), check=check)
 
 
-def by_hand(script, *given) -> list[subprocess.Popen]:
+def by_hand(script, *given) -> list[Process]:
     """Two processes without torchrun, which would end one because of the other."""
-    port = free_port()
-    both = []
-    for each in range(2):
-        place = {
-            "RANK": str(each),
-            "WORLD_SIZE": "2",
-            "LOCAL_RANK": str(each),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
-        both.append(
-            subprocess.Popen(
-                [sys.executable, script, *map(str, given)],
-                env=environment(**place),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    return both
+    return ranks_of(2, script, *given, env=environment(), port=free_port())
 
 
-def error_of_first(both: list[subprocess.Popen]) -> str:
+def error_of_first(both: list[Process]) -> str:
     """What process 0 fails with while process 1 hangs."""
     try:
         _, error = both[0].communicate(timeout=90)
@@ -121,7 +99,8 @@ def results(out) -> tuple[list, dict]:
 def test_two_processes_train_what_one_trains_with_twice_the_accumulation(script, tmp_path, lora):
     options = {} if lora else {"load_best_model_at_end": True, "save_steps": 3, "save_total_limit": 1}
     run(script, 1, tmp_path / "one", {"gradient_accumulation_steps": 4, **options}, lora=lora)
-    done = run(script, 2, tmp_path / "two", {"gradient_accumulation_steps": 2, **options}, lora=lora)
+    given = [json.dumps({"gradient_accumulation_steps": 2, **options}), tmp_path / "two", json.dumps({"lora": lora})]
+    done = (forked if lora else torchrun)(2, script, *given)
     left = [sorted(path.name for path in (tmp_path / each).glob("*")) for each in ("one", "two")]
     assert left[0] == left[1] and {"MANIFEST.json", "qlorapp_base.json"} <= set(left[0]) and is_whole(tmp_path / "two")
     assert "transformers' loop runs" not in done.stderr
@@ -194,7 +173,7 @@ def test_a_signal_after_the_last_step_ends_all(script, tmp_path):
 
 @pytest.mark.parametrize(("ends", "sharding"), [("hang", "no"), ("stop", "full")])
 def test_a_process_that_hangs_is_named_by_the_others(script, tmp_path, ends, sharding):
-    options = {"gradient_accumulation_steps": 4, "eval_strategy": "no", "save_strategy": "no", "ddp_timeout": 15}
+    options = {"gradient_accumulation_steps": 4, "eval_strategy": "no", "save_strategy": "no", "ddp_timeout": 7}
     both = by_hand(script, json.dumps(options), tmp_path / "out", json.dumps({"ends": ends, "sharding": sharding}))
     assert "for rank [1], which did not come" in error_of_first(both)
 
@@ -206,7 +185,7 @@ import datetime, os, sys, time
 sys.path.insert(0, {str(ROOT / "tests/python")!r})
 import torch
 from tiny_trainer import TINY, base_model
-torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=15))
+torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=7))
 model = base_model(TINY, device_map="cpu", base_sharding="full")
 if os.environ["RANK"] == "1":
     time.sleep(600)

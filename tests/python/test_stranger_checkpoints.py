@@ -10,6 +10,9 @@ import sys
 import conftest
 import peer
 import pytest
+from families import FAMILIES
+from family_runs import engine, rows
+from family_runs import train as run
 from lost_runs import refused, root, train, whole  # noqa: F401  (root and whole are fixtures)
 from safetensors.torch import load_file, save_file
 
@@ -140,6 +143,25 @@ def test_a_base_whose_config_computes_something_else_is_refused_by_field(root, w
     (base / "config.json").write_text(json.dumps({**config, **keys}))
     error = refused(*train(root, tmp_path / "out", model=base, resume_from_checkpoint=whole / "checkpoint-2"))
     assert "computes something else: " in error and shown in error
+
+
+def test_windows_and_ropes_of_layers_are_compared_too(tmp_path):
+    gemma = FAMILIES["Gemma 3"]
+    peer.write_llama(tmp_path / "model", **gemma)
+    data = rows(tmp_path)
+    options = {"save_strategy": "steps", "save_steps": 2}
+    run(engine(tmp_path / "model"), data, tmp_path / "whole", **options)
+    ropes = {**gemma["rope_parameters"], "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}
+    for change, shown in (
+        ({"sliding_window": 7}, r"windows \[6,0,6\] → \[7,0,7\]"),
+        ({"layer_types": ["full_attention"] * 3}, r"windows \[6,0,6\] → unset"),
+        ({"rope_parameters": ropes}, r"ropes .*20000\.0"),
+    ):
+        config = json.loads((tmp_path / "model/config.json").read_text())
+        shutil.copytree(tmp_path / "model", tmp_path / "other", dirs_exist_ok=True)
+        (tmp_path / "other/config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(ValueError, match=f"computes something else: .*{shown}"):
+            run(engine(tmp_path / "other"), data, tmp_path / "out", resume_from=str(tmp_path / "whole/checkpoint-2"), **options)
 
 
 def test_a_checkpoint_without_its_base_s_config_is_resumed_and_says_so(root, changed, whole, tmp_path):

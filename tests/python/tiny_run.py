@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 
+import command_server
 import conftest
 import torch
 from test_tokenizer import llama3_like
@@ -16,8 +17,10 @@ ROWS = [{"prompt": f"What is {i} + {i}?", "completion": f" It is {2 * i}."} for 
 
 def qlorapp(*arguments: object, **options) -> subprocess.CompletedProcess:
     """The program with its output piped, on two threads."""
-    command = [str(conftest.BUILD / "qlorapp"), *map(str, arguments)]
     env = {**os.environ, "OMP_NUM_THREADS": "2"}
+    if options.keys() <= {"cwd"}:
+        return command_server.run(*arguments, env=env, timeout=120, **options)
+    command = [str(conftest.BUILD / "qlorapp"), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=env, **options)
 
 
