@@ -148,6 +148,7 @@ RenderedChat HfText::render(std::span<const Message> messages, const ChatOptions
   if (!options.tools.empty()) request["tools"] = Json::parse(options.tools);
   request["date"] = options.date_string.value_or(std::string(kDefaultDate));
   request["turns"] = options.turns;
+  request["served"] = options.served;
   const Json answer = ask(request);
   RenderedChat out{answer.at("text").get<std::string>(), {}, /*rewrites=*/true};
   for (const TextRange& range : ranges_of(answer.at("turns"))) {

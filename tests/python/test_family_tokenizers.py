@@ -56,8 +56,8 @@ def assert_equal(ours, theirs, texts, name):
     for text, want, (ids, ranges) in zip(texts, expected, got, strict=True):
         assert ids == want.ids, f"{name}: {text!r}: {want.tokens} but got {[theirs.id_to_token(i) for i in ids]}"
         of_text = [i for i, special in enumerate(want.special_tokens_mask) if not special]
-        have = in_characters(text, [ranges[i] for i in of_text])
-        assert have == [want.offsets[i] for i in of_text], f"{name}: {text!r}: {want.tokens} {want.offsets} but got {ranges}"
+        have, offsets = in_characters(text, [ranges[i] for i in of_text]), want.offsets
+        assert have == [offsets[i] for i in of_text], f"{name}: {text!r}: {want.tokens} {offsets} but got {ranges}"
     ids = [e.ids for e in expected]
     assert ours.decode(ids) == theirs.decode_batch(ids, skip_special_tokens=False)
 
