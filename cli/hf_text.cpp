@@ -107,6 +107,7 @@ std::unique_ptr<HfText> HfText::start(const std::string& folder, const std::stri
     throw ValueError(text);
   }
   out->has_template_ = !facts.at("template").is_null();
+  out->opens_thoughts_ = facts.at("opens_thoughts").get<bool>();
   if (out->has_template_) out->template_ = facts.at("template").get<std::string>();
   out->eos_ids_ = facts.at("eos_ids").get<std::vector<TokenId>>();
   if (!facts.at("eos_id").is_null()) out->eos_id_ = facts.at("eos_id").get<TokenId>();
@@ -157,7 +158,9 @@ RenderedChat HfText::render(std::span<const Message> messages, const ChatOptions
   return out;
 }
 
-bool HfText::reads_key(std::string_view key) const { return names_key(template_, key); }
+bool HfText::reads_key(std::string_view key) const {
+  return names_key(template_, key) || (opens_thoughts_ && key == "reasoning_content");
+}
 
 Json HfText::ask(const Json& request) {
   if (!stopped_.empty()) throw ValueError(stopped_);

@@ -10,6 +10,7 @@ import torch
 import transformers
 import trl
 from qlorapp.hf import assistant_turns
+from test_chat_template import CALL
 from test_data import Data
 from test_hf_trl import COMMON, TINY, adapted, in_cpp, losses
 from test_tokenizer import llama3_like
@@ -17,8 +18,18 @@ from test_trained_turns import SPECIAL, THINKING, assistant, user
 from tiny_trainer import adapters
 from trl import chat_template_utils
 
-ENDS = ["<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>", "<｜end▁of▁sentence｜>"]
-MARKS = [*SPECIAL, "<end_of_turn>", "<|end|>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<|user|>", "<|assistant|>", "<|endoftext|>"]  # fmt: skip
+ENDS = ["<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>", "<｜end▁of▁sentence｜>", "<|user|>"]
+MARKS = [*SPECIAL, "<end_of_turn>", "<|end|>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<|user|>", "<|assistant|>", "<|endoftext|>", "<|END_OF_TURN_TOKEN|>", "[|endofturn|]", "<|observation|>"]  # fmt: skip
+
+
+#: Answers behind a header that opens a thought.
+OPENED = [
+    [user("q"), assistant(said, **more), user("r"), assistant("x", reasoning_content="why")]
+    for said, more in [
+        ("<think>\nhm\n</think>\n\nyes", {}), ("<think>hm</think> yes ", {}), ("hm\n</think>\n\nyes", {}), (" <think>\n\n</think>\n\nno", {}),
+        ("yes", {"reasoning_content": "\nhm\n"}), ("yes", {}), ("a</think>b</think>c", {}),
+    ]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -88,11 +99,20 @@ def conversations(count, seed):
         yield turns if rng.random() < 0.8 else [*turns, user("and?")]
 
 
-@pytest.mark.parametrize("name", ["zephyr", "chatml", "phi4", "phi4-mini", "llama3", "qwen3", "qwen3-instruct", "gemma3"])
+BUILT_IN = "zephyr chatml phi4 phi4-mini llama3 qwen3 qwen3-instruct gemma3 granite cohere olmo2 mistral-v7 exaone3.5 deepseek-r1-distill"
+
+
+@pytest.mark.parametrize("name", BUILT_IN.split())
 def test_rows_are_those_of_the_command(data, sources, name):
     """Ids and masks, of one sample and of several."""
     tokenizer = tokenizer_of(data, sources[name])
-    many = [*conversations(30, name), *(THINKING.values() if name == "qwen3" else [])]
+    many = [
+        *conversations(30, name),
+        *OPENED[: 6 if name == "qwen3" else 7],
+        *(turns for key, turns in THINKING.items() if key != "tools" or name == "qwen3"),
+    ]
+    if name not in ("qwen3", "deepseek-r1-distill"):
+        many = many[:30]
     if name == "gemma3":
         many = [[m for m in turns if m["role"] != "system"] for turns in many]
     for turns in many:
@@ -119,7 +139,7 @@ def test_each_answer_stands_behind_the_text_that_a_server_sends(data, sources, n
             assert len(hits) == 1, (head, found)
             answer = next(t for t in hits[0] if any(text.startswith(head + t) for text, _ in found))
             said = turns[i]["content"].rpartition("</think>")[2].strip()
-            assert said in answer and (name == "GLM 4 MoE" or any(answer.endswith(end) for end in ENDS)), answer
+            assert said in answer and any(answer.endswith(end) for end in ENDS), answer
         assert sum(len(trained) for _, trained in found) == sum(m["role"] == "assistant" for m in turns)
 
 
@@ -143,6 +163,17 @@ def test_a_thought_that_the_prompt_opens_is_trained_behind_it(data, sources, mes
     assert "".join(trained) == text[len(head) :]
     rows = rows_of(tokenizer, [{"messages": [user("q"), message, user("r"), message]}])
     assert len(rows) == 2 and "hm" not in pieces(tokenizer, rows[1])[0].partition("<｜User｜>r")[0]
+
+
+def test_a_turn_without_an_end_of_its_own_ends_in_the_next_header(data, sources):
+    """GLM's models stop by it."""
+    tokenizer = tokenizer_of(data, sources["GLM 4 MoE"])
+    turns = [user("q"), assistant("<think>hm</think>yes"), user("r"), assistant("", tool_calls=[CALL])]
+    rows = [pieces(tokenizer, row)[1] for row in rows_of(tokenizer, [{"messages": turns}])]
+    assert rows[0] == ["\n<think>hm</think>\nyes<|user|>"]
+    assert rows[-1][-1].endswith("</tool_call><|observation|>")
+    plain = rows_of(tokenizer, [{"messages": [user("q"), assistant("yes"), user("r"), assistant("no")]}])
+    assert [pieces(tokenizer, row)[1] for row in plain] == [["\n<think></think>\nyes<|user|>", "\n<think></think>\nno<|user|>"]]
 
 
 def test_prompts_and_other_names_of_roles_train_the_same_answers(data, sources):

@@ -107,7 +107,7 @@ def prepared(dataset: Any, args: Any, tokenizer: Any) -> Any:
                 )
             tools = example.get("tools")
             tools = json.loads(tools) if isinstance(tools, str) else tools
-            variables: dict[str, Any] = example.get("chat_template_kwargs") or {}
+            variables = dict(example.get("chat_template_kwargs") or {})
             answers = Answers(tokenizer, messages, tools or None, variables)
             for text, trained in answers.samples(wanted):
                 row = answers.tokens(text, trained)

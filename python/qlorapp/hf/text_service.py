@@ -75,7 +75,6 @@ def _range_of_calls(
 
 
 OPENING = re.compile(r"(<(?:\w+:)?think>|\[THINK\])\s*$")
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 
 def behind_the_opening(
@@ -95,21 +94,45 @@ def behind_the_opening(
     end = begin.replace("[", "[/").replace("<", "</")
     content = message.get("content") or ""
     content = content if isinstance(content, str) else "\n".join(texts_of(message))
-    thoughts, closed, said = content.partition(end)
-    if closed:
-        answer = thoughts.lstrip().removeprefix(begin).lstrip("\n") + closed + said
+    said = content.rpartition(end)[2]
+    if text.startswith(begin, opening.start()):  # it writes thoughts, with other white space
+        answer = text[opening.start() + len(begin) :].lstrip()
+        at = answer.find(said.strip())
+        answer, rest = answer[: at + len(said.strip())], answer[at + len(said.strip()) :]
     else:
-        said = content
-        thoughts = next((message[key] for key in THOUGHTS if isinstance(message.get(key), str)), "").strip("\n")
-        answer = f"{thoughts}\n{end}\n\n{said}" if thoughts else f"{end}\n\n{said}"
-    at = text.find(said.strip(), opening.start())
+        if end in content:
+            answer = content.lstrip().removeprefix(begin).lstrip("\n")
+        else:
+            thoughts = message.get("reasoning_content")
+            thoughts = thoughts.strip("\n") if isinstance(thoughts, str) else ""
+            answer = f"{thoughts}\n{end}\n\n{said}" if thoughts else f"{end}\n\n{said}"
+        at = text.find(said.strip(), opening.start())
+        rest = text[at + len(said.strip()) :]
+        if said.strip():
+            answer = answer.rstrip()  # the rest begins with what the template keeps
+        else:
+            rest = rest.lstrip()
     if at < 0:
         return None
-    rest = text[at + len(said.strip()) :]
     special = max((token for token in specials if rest.lstrip().startswith(token)), key=len, default="")
-    answer = head + answer.rstrip()
+    answer = head + answer
     stop = len(answer) + (len(rest) - len(rest.lstrip()) + len(special) if special else 0)
     return answer + rest, (len(head), stop)
+
+
+def next_header(render: Callable[..., str], messages: list[dict[str, Any]], specials: Iterable[str]) -> str:
+    """The special token that follows the last answer when the conversation goes on, for a template that writes no end of a turn.
+
+    GLM's models stop by <|user|> or <|observation|>. Empty if there is none.
+    """
+    mark = "\u241e"
+    role = "tool" if messages[-1].get("tool_calls") else "user"
+    try:
+        text = render([*messages[:-1], {"role": "assistant", "content": mark}, {"role": role, "content": ""}])
+    except Exception:  # the template refuses what follows
+        return ""
+    rest = text.rpartition(mark)[2]
+    return max((token for token in specials if rest.startswith(token)), key=len, default="")
 
 
 def special_tokens(tokenizer: Any) -> list[str]:
@@ -159,8 +182,17 @@ class Service:
             "template": str(tokenizer.chat_template) if tokenizer.chat_template else None,
             "eos_id": tokenizer.eos_token_id,
             "eos_ids": list(dict.fromkeys(id for id in ends if id is not None)),
+            "opens_thoughts": self._opens_thoughts(),
             "id_limit": 1 + max(tokenizer.get_vocab().values()),
         }
+
+    def _opens_thoughts(self) -> bool:
+        with contextlib.suppress(Exception):  # a template may refuse this conversation
+            head = self.tokenizer.apply_chat_template(
+                [{"role": "user", "content": "?"}], tokenize=False, add_generation_prompt=True
+            )
+            return OPENING.search(str(head)) is not None
+        return False
 
     def _ends_in(self, name: str) -> list[int]:
         path = os.path.join(self.folder, name)
@@ -213,8 +245,10 @@ class Service:
         answers = (turns or served) and messages[-1].get("role") == "assistant"
         if answers and served and (found := behind_the_opening(render, messages, text, special_tokens(self.tokenizer))):
             return {"text": found[0], "turns": in_bytes(found[0], [found[1]])}
-        answers = answers and turns
-        ranges = self._answer(render, messages, text, tools, variables) if answers else []
+        ranges, ended = self._answer(render, messages, text, tools, variables) if answers else ([], True)
+        if served and not ended and ranges[-1][1] == len(text):
+            text += next_header(render, messages, special_tokens(self.tokenizer))
+            ranges[-1] = (ranges[-1][0], len(text))
         return {"text": text, "turns": in_bytes(text, ranges)}
 
     def _answer(
@@ -224,22 +258,23 @@ class Service:
         text: str,
         tools: list[Any] | None,
         variables: dict[str, Any],
-    ) -> list[Range]:
-        """The ranges of the last message."""
+    ) -> tuple[list[Range], bool]:
+        """The ranges of the last message, and whether the template writes an end of the turn."""
         template, last = self.tokenizer.chat_template, len(messages) - 1
         if isinstance(template, str) and GENERATION.search(template):
             head = render(messages[:last], add_generation_prompt=True) if last else ""
             begin = len(os.path.commonprefix([head, text]))
             ranges = [(max(left, begin), right) for left, right in self._generated(messages, tools, variables) if right > begin]
+            ended = True
         else:
             found = assistant_range(render, messages, last, text, special_tokens(self.tokenizer))
-            ranges = [found[0]] if found else []
+            ranges, ended = ([found[0]], found[1]) if found else ([], True)
         if not ranges:
             raise ValueError(
                 f"the assistant's message {last} cannot be located in this chat template's text. Put "
                 "{% generation %} … {% endgeneration %} around the assistant's turn in the template."
             )
-        return ranges
+        return ranges, ended
 
     def _generated(self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any]) -> list[Range]:
         """The ranges of the template's {% generation %} blocks."""
