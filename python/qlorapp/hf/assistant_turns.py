@@ -5,6 +5,7 @@ A template that rewrites earlier turns, as one that removes their thoughts, give
 behind it do not hold as it is served. src/data/answers.cpp is the same rule for the command.
 """
 
+import itertools
 import json
 import logging
 from collections.abc import Iterator
@@ -92,11 +93,8 @@ def prepared(dataset: Any, args: Any, tokenizer: Any) -> Any:
     first = next(iter(dataset), None)
     if first is None or "input_ids" in first or not (is_conversational(first) or is_conversational_from_value(first)):
         return dataset
-    ends = set(tokenizer.get_added_vocab().values())
-    stops = False
 
     def tokenize(batch: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
-        nonlocal stops
         out: dict[str, list[list[int]]] = {"input_ids": [], "assistant_masks": []}
         for values in zip(*batch.values(), strict=True):
             example = maybe_convert_to_chatml(dict(zip(batch, values, strict=True)))
@@ -111,8 +109,6 @@ def prepared(dataset: Any, args: Any, tokenizer: Any) -> Any:
             answers = Answers(tokenizer, messages, tools or None, variables)
             for text, trained in answers.samples(wanted):
                 row = answers.tokens(text, trained)
-                last = max((i for i, value in enumerate(row["assistant_masks"]) if value), default=None)
-                stops = stops or (last is not None and row["input_ids"][last] in ends)
                 for key, value in row.items():
                     out[key].append(value)
         return out
@@ -128,8 +124,14 @@ def prepared(dataset: Any, args: Any, tokenizer: Any) -> Any:
                 len(dataset),
                 len(rows),
             )
-        if not args.dataset_num_proc and not stops and len(rows):
+        ends = set(tokenizer.get_added_vocab().values())
+        if not any(_last_trained(row) in ends for row in itertools.islice(rows, 1000)):
             _log.warning(
                 "No answer ends in a special token, so the model does not learn to stop. Check the end of a turn in the chat template."
             )
     return rows
+
+
+def _last_trained(row: dict[str, list[int]]) -> int | None:
+    pairs = zip(reversed(row["input_ids"]), reversed(row["assistant_masks"]), strict=True)
+    return next((token for token, trained in pairs if trained), None)
