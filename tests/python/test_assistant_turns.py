@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """assistant_only_loss in Python for templates that TRL does not know: each answer is trained as a server would get and give it."""
 
+import datetime
 import random
 
 import datasets
@@ -9,7 +10,7 @@ import qlorapp
 import torch
 import transformers
 import trl
-from qlorapp.hf import assistant_turns
+from qlorapp.hf import assistant_turns, text_service
 from test_chat_template import CALL
 from test_data import Data
 from test_hf_trl import COMMON, TINY, adapted, in_cpp, losses
@@ -150,6 +151,7 @@ def test_each_answer_stands_behind_the_text_that_a_server_sends(data, sources, n
         (assistant("<think>hm</think> yes "), "hm</think> yes "),
         (assistant("hm\n</think>\n\nyes"), "hm\n</think>\n\nyes"),
         (assistant("yes", reasoning_content="hm"), "hm\n</think>\n\nyes"),
+        (assistant("yes", thinking="\nhm\n"), "hm\n</think>\n\nyes"),
         (assistant("yes"), "</think>\n\nyes"),
     ],
 )
@@ -195,6 +197,16 @@ def test_variables_of_the_template_and_tools_reach_it(data, sources):
     assert pieces(tokenizer, rows_of(tokenizer, [row])[0])[0].startswith("clockglad<|user|>")
 
 
+def test_the_day_of_a_template_is_the_one_that_the_command_gives(data):
+    """SmolLM3, Granite 3.3 and Mistral Small write the day of the call."""
+    source = "{{ strftime_now('%d %B %Y') }}{% if date_string is defined %}{{ date_string }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    service = text_service.Service.over(tokenizer_of(data, source))
+    assert service.render([user("q")], False, turns=False, date="26 Jul 2024")["text"] == "26 July 202426 Jul 2024q"
+    today = service.render([user("q")], False, turns=False)["text"]
+    assert today.endswith(f"{datetime.date.today().year}q") or "2024" not in today
+    assert service.render([user("q")], False, turns=False, date="any day")["text"].endswith("any dayq")
+
+
 @pytest.mark.parametrize(
     "source, rule",
     [
@@ -205,6 +217,12 @@ def test_variables_of_the_template_and_tools_reach_it(data, sources):
 def test_a_template_whose_answers_cannot_be_found_is_refused(data, source, rule):
     with pytest.raises(ValueError, match=rule):
         rows_of(tokenizer_of(data, source), [{"messages": [user("one"), assistant("odd"), user("two"), assistant("even")]}])
+
+
+def test_thoughts_that_the_template_leaves_out_are_refused(data, sources):
+    turns = [user("q"), assistant("yes", reasoning_content="hm hm"), user("r"), assistant("no")]
+    with pytest.raises(ValueError, match="it leaves out 'hm hm' of message 1. Put them into 'content'"):
+        rows_of(tokenizer_of(data, sources["zephyr"]), [{"messages": turns}])
 
 
 def test_a_conversation_without_an_answer_is_refused(data, sources):

@@ -15,7 +15,7 @@ import transformers
 from trl import chat_template_utils
 from trl.data_utils import is_conversational, is_conversational_from_value, maybe_convert_to_chatml
 
-from .text_service import Range, Service
+from .text_service import Range, Service, thoughts_of
 
 _log = logging.getLogger("qlorapp")
 
@@ -107,9 +107,16 @@ def prepared(dataset: Any, args: Any, tokenizer: Any) -> Any:
             tools = json.loads(tools) if isinstance(tools, str) else tools
             variables = dict(example.get("chat_template_kwargs") or {})
             answers = Answers(tokenizer, messages, tools or None, variables)
-            for text, trained in answers.samples(wanted):
-                row = answers.tokens(text, trained)
-                for key, value in row.items():
+            samples = list(answers.samples(wanted))
+            for i in wanted:
+                thoughts = thoughts_of(messages[i]).strip()
+                if not any(thoughts in text for text, _ in samples):
+                    raise ValueError(
+                        f"the chat template must write the thoughts of an answer; it leaves out {thoughts[:40]!r} of message {i}. Put "
+                        "them into 'content' between <think> and </think>, or remove them."
+                    )
+            for text, trained in samples:
+                for key, value in answers.tokens(text, trained).items():
                     out[key].append(value)
         return out
 

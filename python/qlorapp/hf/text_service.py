@@ -13,6 +13,7 @@ if __name__ == "__main__":
 import contextlib
 import copy
 import ctypes
+import datetime
 import json
 import os
 import re
@@ -103,8 +104,7 @@ def behind_the_opening(
         if end in content:
             answer = content.lstrip().removeprefix(begin).lstrip("\n")
         else:
-            thoughts = message.get("reasoning_content")
-            thoughts = thoughts.strip("\n") if isinstance(thoughts, str) else ""
+            thoughts = thoughts_of(message)
             answer = f"{thoughts}\n{end}\n\n{said}" if thoughts else f"{end}\n\n{said}"
         at = text.find(said.strip(), opening.start())
         rest = text[at + len(said.strip()) :]
@@ -133,6 +133,26 @@ def next_header(render: Callable[..., str], messages: list[dict[str, Any]], spec
         return ""
     rest = text.rpartition(mark)[2]
     return max((token for token in specials if rest.startswith(token)), key=len, default="")
+
+
+NOW = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
+
+
+def on_the_day(template: Any, date: str) -> str | None:
+    """The template with this day in place of the call's, or the same rows would give other tokens tomorrow. None if it asks for none."""
+    if not isinstance(template, str) or not NOW.search(template):
+        return None
+    try:
+        day = datetime.datetime.strptime(date, "%d %b %Y")
+    except ValueError:
+        return None
+    return NOW.sub(lambda call: repr(day.strftime(call.group(2))), template)
+
+
+def thoughts_of(message: dict[str, Any]) -> str:
+    """Of a message that has them under a key; transformers passes each of these names to templates under all of them."""
+    keys = ("reasoning_content", "reasoning", "thinking")
+    return next((message[key] for key in keys if isinstance(message.get(key), str)), "").strip("\n")
 
 
 def special_tokens(tokenizer: Any) -> list[str]:
@@ -234,7 +254,9 @@ class Service:
         `served`: the last answer stands behind the text that generation begins with. `variables` are the template's.
         """
         if "date" in variables:
-            variables["date_string"] = variables.pop("date")
+            variables["date_string"] = date = variables.pop("date")
+            if (template := on_the_day(self.tokenizer.chat_template, date)) is not None:
+                variables["chat_template"] = template
 
         def render(some: list[dict[str, Any]], **more: Any) -> str:
             return str(self.tokenizer.apply_chat_template(some, tools=tools, tokenize=False, **(variables | more)))
