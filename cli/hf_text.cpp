@@ -107,7 +107,6 @@ std::unique_ptr<HfText> HfText::start(const std::string& folder, const std::stri
     throw ValueError(text);
   }
   out->has_template_ = !facts.at("template").is_null();
-  out->opens_thoughts_ = facts.at("opens_thoughts").get<bool>();
   if (out->has_template_) out->template_ = facts.at("template").get<std::string>();
   out->eos_ids_ = facts.at("eos_ids").get<std::vector<TokenId>>();
   if (!facts.at("eos_id").is_null()) out->eos_id_ = facts.at("eos_id").get<TokenId>();
@@ -159,7 +158,10 @@ RenderedChat HfText::render(std::span<const Message> messages, const ChatOptions
 }
 
 bool HfText::reads_key(std::string_view key) const {
-  return names_key(template_, key) || (opens_thoughts_ && key == "reasoning_content");
+  if (names_key(template_, key)) return true;
+  // A header that opens a thought: text_service.py writes thoughts behind it, whatever the template does with them.
+  const auto header = template_.rfind("add_generation_prompt");
+  return key == "reasoning_content" && header != std::string::npos && template_.find("<think>", header) != std::string::npos;
 }
 
 Json HfText::ask(const Json& request) {

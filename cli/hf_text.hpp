@@ -54,8 +54,7 @@ class HfText {
   std::string received_;
   std::string stopped_;  ///< Why the process was killed: the answer to every further request.
   bool has_template_ = false;
-  bool opens_thoughts_ = false;  ///< The header of an answer ends in <think>: thoughts are written behind it.
-  std::string template_;         ///< The template's source.
+  std::string template_;  ///< Its source.
   std::vector<TokenId> eos_ids_;
   std::optional<TokenId> eos_id_;
   int64_t id_limit_ = 0;

@@ -202,17 +202,8 @@ class Service:
             "template": str(tokenizer.chat_template) if tokenizer.chat_template else None,
             "eos_id": tokenizer.eos_token_id,
             "eos_ids": list(dict.fromkeys(id for id in ends if id is not None)),
-            "opens_thoughts": self._opens_thoughts(),
             "id_limit": 1 + max(tokenizer.get_vocab().values()),
         }
-
-    def _opens_thoughts(self) -> bool:
-        with contextlib.suppress(Exception):  # a template may refuse this conversation
-            head = self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": "?"}], tokenize=False, add_generation_prompt=True
-            )
-            return OPENING.search(str(head)) is not None
-        return False
 
     def _ends_in(self, name: str) -> list[int]:
         path = os.path.join(self.folder, name)
