@@ -148,6 +148,7 @@ RenderedChat HfText::render(std::span<const Message> messages, const ChatOptions
   if (!options.tools.empty()) request["tools"] = Json::parse(options.tools);
   request["date"] = options.date_string.value_or(std::string(kDefaultDate));
   request["turns"] = options.turns;
+  request["served"] = options.served;
   const Json answer = ask(request);
   RenderedChat out{answer.at("text").get<std::string>(), {}, /*rewrites=*/true};
   for (const TextRange& range : ranges_of(answer.at("turns"))) {
@@ -156,7 +157,12 @@ RenderedChat HfText::render(std::span<const Message> messages, const ChatOptions
   return out;
 }
 
-bool HfText::reads_key(std::string_view key) const { return names_key(template_, key); }
+bool HfText::reads_key(std::string_view key) const {
+  if (names_key(template_, key)) return true;
+  // A header that opens a thought: text_service.py writes thoughts behind it, whatever the template does with them.
+  const auto header = template_.rfind("add_generation_prompt");
+  return key == "reasoning_content" && header != std::string::npos && template_.find("<think>", header) != std::string::npos;
+}
 
 Json HfText::ask(const Json& request) {
   if (!stopped_.empty()) throw ValueError(stopped_);

@@ -53,7 +53,11 @@ struct ChatForm {
   bool one_system = false;  ///< A later system message makes the template raise.
   bool any_role = false;    ///< Other roles are written as the user's, with {role}.
   bool skips_empty_system = false;
-  bool thinks = false;       ///< Qwen3: the last answers hold their thoughts, earlier ones lose them.
+  bool thinks = false;  ///< Qwen3: the last answers hold their thoughts, earlier ones lose them.
+  /// The end of `prompt` that no written answer has, as DeepSeek's distills open a thought there: answers lose their thoughts, and the last
+  /// one, where ChatOptions::served, is written behind it with them.
+  std::string_view opens = {};
+  bool open_end = false;     ///< What stands behind an answer is left out at the end of the conversation.
   bool trims_parts = false;  ///< A content that is a list of texts: each is trimmed, and nothing stands between them.
   ToolStyle tools = ToolStyle::kNone;
 };

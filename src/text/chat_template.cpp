@@ -203,7 +203,9 @@ ChatTemplate ChatTemplate::named(std::string_view name, std::string bos_token, s
 
 std::span<const std::string_view> ChatTemplate::names() { return chat_form_names(); }
 
-bool ChatTemplate::reads_key(std::string_view key) const { return names_key(form_->sources.front(), key); }
+bool ChatTemplate::reads_key(std::string_view key) const {
+  return names_key(form_->sources.front(), key) || (!form_->opens.empty() && key == "reasoning_content");
+}
 
 std::string joined_parts(std::span<const std::string> parts) {
   std::string out;

@@ -36,7 +36,7 @@ class Writer {
     if (form_.tools == ToolStyle::kLlama31 && !options_.tools.empty()) write_first_user_with_tools(i++);
     for (; i < messages_.size(); ++i) write_message(i);
     out_.text += filled(options_.add_generation_prompt ? form_.prompt : form_.ending, "");
-    out_.rewrites = form_.thinks || form_.system_place == SystemPlace::kLastUser;
+    out_.rewrites = form_.thinks || !form_.opens.empty() || form_.system_place == SystemPlace::kLastUser;
     return std::move(out_);
   }
 
@@ -154,10 +154,14 @@ class Writer {
       }
     }
     if (message.role == "assistant") {
-      const auto [thoughts, said] = form_.thinks ? answer(i) : Answer{"", message.content};
+      if (!form_.opens.empty() && options_.served && i + 1 == messages_.size()) return write_opened(i);
+      const auto [thoughts, said] =
+          form_.thinks ? answer(i) : Answer{"", form_.opens.empty() ? message.content : behind_thoughts(i)};
       const std::string text = calls.empty() ? said : written_calls(calls, said, form_.tools);
       const std::string_view shown = thoughts.empty() ? std::string_view(text) : without_newlines(text, false);
       put(write_turn(form_.assistant, message.role, qlorapp::message("{}{}", thoughts, shown), calls.empty()), i);
+      if (form_.open_end && i + 1 == messages_.size())
+        out_.text.resize(out_.text.size() - filled(form_.assistant.behind, message.role).size());
       return;
     }
     if (message.role == "user" && write_user_with_system(i)) return;
@@ -202,6 +206,39 @@ class Writer {
     put({"tool", content, begin, text.size()}, i);
   }
 
+  static constexpr std::string_view kOpen = "<think>", kClose = "</think>";
+
+  [[nodiscard]] std::string behind_thoughts(std::size_t i) const {
+    const std::string& content = messages_[i].content;
+    const auto close = content.rfind(kClose);
+    return close == std::string::npos ? content : content.substr(close + kClose.size());
+  }
+
+  /// The last answer behind the thought that generation begins with. Without thoughts it ends at once.
+  void write_opened(std::size_t i) {
+    const std::string& content = messages_[i].content;
+    std::string said;
+    if (content.find(kClose) != std::string::npos) {
+      std::string_view rest = content;
+      const std::string_view inside = unicode::strip(content);
+      rest.remove_prefix(static_cast<std::size_t>(inside.data() - content.data()));
+      if (rest.starts_with(kOpen)) rest.remove_prefix(kOpen.size());
+      said = without_newlines(rest, false);
+    } else {
+      const std::string given = reasoning_of(messages_[i]).value_or("");
+      const std::string_view thoughts = without_newlines(given, true);
+      said = message("{}{}{}\n\n{}", thoughts, thoughts.empty() ? "" : "\n", kClose, content);
+    }
+    std::string& text = out_.text;
+    text += filled(form_.prompt, "assistant");
+    const std::size_t begin = text.size();
+    text += said;
+    const std::size_t end = text.size();
+    text += filled(form_.assistant.end, "assistant");
+    put({"assistant", {begin, end}, begin, text.size()}, i);
+    text += filled(form_.assistant.behind, "assistant");
+  }
+
   /// Qwen3: behind the last question an answer stands with its thoughts, in front of it without.
   [[nodiscard]] Answer answer(std::size_t i) const {
     std::size_t question = messages_.size() - 1;
@@ -212,7 +249,6 @@ class Writer {
       question = k;
       break;
     }
-    constexpr std::string_view kOpen = "<think>", kClose = "</think>";
     std::string_view content = messages_[i].content;
     std::string thought;
     if (const auto given = reasoning_of(messages_[i])) {

@@ -170,25 +170,36 @@ void ComponentReader::add_metaspace(const json& component, PreTokenizer& out) co
 
 void ComponentReader::add_split(const json& component, PreTokenizer& out) const {
   known_keys(component, "Split", {"type", "pattern", "behavior", "invert"});
-  support(!flag(component, "invert", false), "Split must not be inverted");
+  const bool invert = flag(component, "invert", false);
   const json& behavior = at(component, "behavior");
   const json& regex = at(at(component, "pattern"), "Regex");
-  if (regex.is_null()) {
-    const uint32_t delimiter = unicode::decode(character(at(component, "pattern"), "String", "the pattern of Split"))[0].value;
-    if (behavior == "MergedWithPrevious") return out.splits.push_back({Split::kAfterDelimiter, delimiter});
-    if (behavior == "MergedWithNext") return out.splits.push_back({Split::kBeforeDelimiter, delimiter});
-    support(behavior == "Isolated",
-            message("Split on a character must have behavior MergedWithPrevious, MergedWithNext or Isolated; got {}",
-                    behavior.dump().substr(0, 200)));
-    return out.splits.push_back({Split::kAroundDelimiter, delimiter});
-  }
+  if (!regex.is_null()) return add_split_on_regex(regex, behavior, invert, out);
+  support(!invert, "Split on a character must not be inverted");
+  const uint32_t delimiter = unicode::decode(character(at(component, "pattern"), "String", "the pattern of Split"))[0].value;
+  if (behavior == "MergedWithPrevious") return out.splits.push_back({Split::kAfterDelimiter, delimiter});
+  if (behavior == "MergedWithNext") return out.splits.push_back({Split::kBeforeDelimiter, delimiter});
+  support(behavior == "Isolated",
+          message("Split on a character must have behavior MergedWithPrevious, MergedWithNext or Isolated; got {}",
+                  behavior.dump().substr(0, 200)));
+  out.splits.push_back({Split::kAroundDelimiter, delimiter});
+}
+
+void ComponentReader::add_split_on_regex(const json& regex, const json& behavior, bool invert, PreTokenizer& out) const {
   require(regex.is_string(), "the pattern of Split must be a String or a Regex");
-  support(behavior == "Isolated", message("Split on a Regex must have behavior Isolated; got {}", behavior.dump().substr(0, 200)));
+  // Isolated keeps the matches and what is between them, inverted or not. Removed and inverted, which converters of tiktoken write, keeps
+  // the matches.
+  const bool matches_only = behavior == "Removed" && invert;
+  support(behavior == "Isolated" || matches_only,
+          message("Split on a Regex must have behavior Isolated, or Removed with invert; got {}{}", behavior.dump().substr(0, 200),
+                  invert ? " with invert" : ""));
   for (const Split split : {Split::kLlama3, Split::kQwen2, Split::kGpt2}) {
-    if (regex == pattern_of(split)) return out.splits.push_back({split});
+    if (regex == pattern_of(split)) return out.splits.push_back({split});  // it matches every text as a whole
   }
-  support(false,
-          message("Split supports the patterns of Llama 3, Qwen 2 and GPT-2; got {}", regex.get<std::string>().substr(0, 200)));
+  const auto& expression = regex.get_ref<const std::string&>();
+  std::string why;
+  auto pattern = SplitPattern::parse(expression, why);
+  support(pattern != nullptr, message("the pattern of Split is not supported: {}; got {}", why, expression.substr(0, 200)));
+  out.splits.push_back({matches_only ? Split::kMatches : Split::kPattern, 0, std::move(pattern)});
 }
 
 DecoderDescription ComponentReader::decoder(const json& component) const {

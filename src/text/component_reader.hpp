@@ -66,6 +66,7 @@ class ComponentReader {
   void add_byte_level(const json& component, PreTokenizer& out) const;
   void add_metaspace(const json& component, PreTokenizer& out) const;
   void add_split(const json& component, PreTokenizer& out) const;
+  void add_split_on_regex(const json& regex, const json& behavior, bool invert, PreTokenizer& out) const;
   void add_decoder(const json& component, std::vector<DecodeStep>& out) const;
   /// @returns object[key], a string of at most kLongestText bytes.
   [[nodiscard]] std::string text(const json& object, const char* key, std::string_view name, bool may_be_empty) const;

@@ -101,7 +101,7 @@ std::size_t next_digits(const Scanner& s, std::size_t i, bool individual) {
   return i;
 }
 
-std::size_t next_delimited(const Scanner& s, std::size_t i, SplitStep step) {
+std::size_t next_delimited(const Scanner& s, std::size_t i, const SplitStep& step) {
   const auto is_delimiter = [&](std::size_t at) { return s.inside(at) && s.at(at) == step.delimiter; };
   if (step.split == Split::kAroundDelimiter && is_delimiter(i)) return i + 1;
   std::size_t end = step.split == Split::kBeforeDelimiter ? i + 1 : i;
@@ -110,7 +110,7 @@ std::size_t next_delimited(const Scanner& s, std::size_t i, SplitStep step) {
   return step.split == Split::kAfterDelimiter && s.inside(end) ? end + 1 : end;
 }
 
-std::size_t next_piece(SplitStep step, const Scanner& s, std::size_t i) {
+std::size_t next_piece(const SplitStep& step, const Scanner& s, std::size_t i) {
   switch (step.split) {
     case Split::kLlama3:
       return next_llama3(s, i, 3);
@@ -127,6 +127,9 @@ std::size_t next_piece(SplitStep step, const Scanner& s, std::size_t i) {
     case Split::kAroundDelimiter:
     case Split::kBeforeRuns:
       return next_delimited(s, i, step);
+    case Split::kPattern:
+    case Split::kMatches:
+      break;
   }
   return i + 1;
 }
@@ -146,7 +149,8 @@ std::string_view pattern_of(Split split) {
   }
 }
 
-void split_pieces(SplitStep step, const std::vector<unicode::CodePoint>& text, Piece range, std::vector<Piece>& out) {
+void split_pieces(const SplitStep& step, const std::vector<unicode::CodePoint>& text, Piece range, std::vector<Piece>& out) {
+  if (step.pattern) return step.pattern->split(text, range, step.split == Split::kPattern, out);
   const Scanner scanner(text, range);
   for (std::size_t i = range.begin; i < range.end;) {
     const std::size_t end = next_piece(step, scanner, i);
@@ -190,6 +194,19 @@ std::size_t last_end_of_letters(const std::vector<CodePoint>& text) {
   return 0;
 }
 
+/// The last place where a word of ASCII letters ends before a space or line feed, if all steps together always cut there and none looks
+/// across it.
+std::size_t last_end_of_word(const std::vector<SplitStep>& steps, const std::vector<CodePoint>& text) {
+  const auto respects = [](const SplitStep& step) { return !step.pattern || step.pattern->respects_word_ends(); };
+  const auto cuts = [](const SplitStep& step) { return is_pattern(step) || (step.pattern && step.pattern->cuts_word_ends()); };
+  if (!std::all_of(steps.begin(), steps.end(), respects) || !std::any_of(steps.begin(), steps.end(), cuts)) return 0;
+  for (std::size_t i = text.size(); i-- > 1;) {
+    const uint32_t before = text[i - 1].value | 0x20u;
+    if (before >= 'a' && before <= 'z' && (text[i].value == ' ' || text[i].value == '\n')) return i;
+  }
+  return 0;
+}
+
 /// Splits the pieces by the steps from `first` on, which look at the piece alone.
 void split_further(const std::vector<SplitStep>& steps, std::size_t first, const std::vector<CodePoint>& text,
                    std::vector<Piece>& pieces) {
@@ -205,6 +222,12 @@ void split_further(const std::vector<SplitStep>& steps, std::size_t first, const
 
 std::size_t split_window(const std::vector<SplitStep>& steps, const std::vector<CodePoint>& text, bool is_end,
                          std::vector<Piece>& out) {
+  if (!is_end && std::any_of(steps.begin(), steps.end(), [](const SplitStep& step) { return step.pattern != nullptr; })) {
+    const std::size_t end = last_end_of_word(steps, text);
+    out.assign(end == 0 ? 0 : 1, {0, end});
+    split_further(steps, 0, text, out);
+    return end;
+  }
   const bool has_pattern = std::any_of(steps.begin(), steps.end(), is_pattern);
   if (!is_end && has_pattern && is_pattern(steps[0])) {
     settled_pieces(steps[0], text, out);

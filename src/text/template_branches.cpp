@@ -17,7 +17,8 @@ struct Decided {
 };
 
 /// Nothing here gives a template built-in tools, nor tools other than as `tools`.
-constexpr std::array<Decided, 5> kAlways{{
+constexpr std::array<Decided, 6> kAlways{{
+    {"false == true", false},
     {"custom_tools is defined", false},
     {"builtin_tools is defined", false},
     {"builtin_tools is defined and tool_call . name in builtin_tools", false},
@@ -26,7 +27,14 @@ constexpr std::array<Decided, 5> kAlways{{
 }};
 
 /// In a conversation without tools.
-constexpr std::array<Decided, 13> kWithoutTools{{
+constexpr std::array<Decided, 20> kWithoutTools{{
+    {"tools", false},
+    {R"(message . role == "tool")", false},
+    {R"(message . role == "assistant_tool_call")", false},
+    {R"(message . role == "tool_response")", false},
+    {R"(message . role == "assistant" and message . content is none)", false},
+    {R"(message . role == "assistant" and message . tool_calls)", false},
+    {"ns . is_tool", false},
     {"tools is not none", false},
     {"tools is not none and not tools_in_user_message", false},
     {"tools_in_user_message and not tools is none", false},
@@ -105,6 +113,13 @@ std::optional<Statements> without_builtin_tools(Statements statements) {
   return decide(statements, kAlways);
 }
 
-std::optional<Statements> without_tools(const Statements& statements) { return decide(statements, kWithoutTools); }
+std::optional<Statements> without_tools(Statements statements) {
+  for (std::string& statement : statements) {
+    if (statement == "if add_generation_prompt and not ns . is_tool") statement = "if add_generation_prompt";
+    if (statement == R"(if message . role == "assistant" and message . content is not none)")
+      statement = R"(if message . role == "assistant")";
+  }
+  return decide(statements, kWithoutTools);
+}
 
 }  // namespace qlorapp

@@ -12,6 +12,6 @@ namespace qlorapp {
 [[nodiscard]] std::optional<Statements> without_builtin_tools(Statements statements);
 
 /// Without the branches that only a conversation with tools takes. @returns nullopt for blocks that do not nest.
-[[nodiscard]] std::optional<Statements> without_tools(const Statements& statements);
+[[nodiscard]] std::optional<Statements> without_tools(Statements statements);
 
 }  // namespace qlorapp

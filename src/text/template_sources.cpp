@@ -53,6 +53,14 @@ std::string mistral_v3(std::string_view inst, std::string_view answer) {
                    " + eos_token }}{% else %}{{ raise_exception('') }}{% endif %}{% endfor %}"});
 }
 
+/// Mistral-Large-Instruct-2411 ("v7").
+std::string mistral_v7() {
+  return R"({{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + '[/INST]' }})"
+         R"({% elif message['role'] == 'system' %}{{ '[SYSTEM_PROMPT] ' + message['content'] + '[/SYSTEM_PROMPT]' }})"
+         R"({% elif message['role'] == 'assistant' %}{{ ' ' + message['content'] + eos_token }}{% else %}{{ raise_exception('') }}{% endif %})"
+         R"({% endfor %})";
+}
+
 constexpr std::string_view kGemmaRole =
     R"({% if message['role'] == 'assistant' %}{% set role = 'model' %}{% else %}{% set role = message['role'] %}{% endif %})";
 constexpr std::string_view kGemmaPrompt = R"({% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %})";
@@ -168,6 +176,58 @@ std::string chatml(bool with_default) {
   return together({"{% for message in messages %}", with_default ? kChatMlDefault : "",
                    R"({{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}{% endfor %})",
                    R"({% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %})"});
+}
+
+/// Granite 3.0, as far as a conversation without tools reaches.
+std::string granite() {
+  constexpr std::string_view kEnd = "{% endfor %}";
+  std::string out = role_branches("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>\\n", "", "");
+  out.resize(out.size() - kEnd.size());
+  return together(
+      {out, "{% if loop.last and add_generation_prompt %}{{ '<|start_of_role|>assistant<|end_of_role|>' }}{% endif %}", kEnd});
+}
+
+/// Command R and Aya.
+std::string cohere() {
+  return together(
+      {"{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}",
+       "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}{% set system_message = false "
+       "%}",
+       "{% endif %}{% if system_message != false %}",
+       "{{ '<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>' + system_message + '<|END_OF_TURN_TOKEN|>' }}{% endif %}",
+       "{% for message in loop_messages %}", kAlternate, "{% set content = message['content'] %}{% if message['role'] == 'user' %}",
+       "{{ '<|START_OF_TURN_TOKEN|><|USER_TOKEN|>' + content | trim + '<|END_OF_TURN_TOKEN|>' }}",
+       "{% elif message['role'] == 'assistant' %}",
+       "{{ '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' + content | trim + '<|END_OF_TURN_TOKEN|>' }}{% endif %}{% endfor %}",
+       "{% if add_generation_prompt %}{{ '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}{% endif %}"});
+}
+
+std::string tulu(bool with_bos) {
+  constexpr std::string_view kAnswer = R"({{ '<|assistant|>\n' + message['content'] + eos_token)";
+  return together(
+      {with_bos ? "{{ bos_token }}" : "", "{% for message in messages %}{% if message['role'] == 'system' %}",
+       R"({{ '<|system|>\n' + message['content'] + '\n' }}{% elif message['role'] == 'user' %})",
+       R"({{ '<|user|>\n' + message['content'] + '\n' }}{% elif message['role'] == 'assistant' %}{% if not loop.last %})", kAnswer,
+       R"( + '\n' }}{% else %})", kAnswer, " }}{% endif %}{% endif %}",
+       R"({% if loop.last and add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}{% endfor %})"});
+}
+
+/// EXAONE 3.5.
+std::string exaone() {
+  return R"({% for message in messages %}{% if loop.first and message['role'] != 'system' %}{{ '[|system|][|endofturn|]\n' }}{% endif %})"
+         R"({{ '[|' + message['role'] + '|]' + message['content'] }}{% if message['role'] == 'user' %}{{ '\n' }}{% else %})"
+         R"({{ '[|endofturn|]\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '[|assistant|]' }}{% endif %})";
+}
+
+/// DeepSeek-R1-Distill, as far as a conversation without tools reaches.
+std::string deepseek_distill() {
+  return R"({% set ns = namespace(is_first=false, is_tool=false, is_output_first=true, system_prompt='') %}{% for message in messages %})"
+         R"({% if message['role'] == 'system' %}{% set ns.system_prompt = message['content'] %}{% endif %}{% endfor %}{{ bos_token }})"
+         R"({{ ns.system_prompt }}{% for message in messages %}{% if message['role'] == 'user' %}{% set ns.is_tool = false %})"
+         R"({{ '<｜User｜>' + message['content'] }}{% endif %}{% if message['role'] == 'assistant' %}{% set content = message['content'] %})"
+         R"({% if '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %})"
+         R"({{ '<｜Assistant｜>' + content + '<｜end▁of▁sentence｜>' }}{% endif %}{% endfor %})"
+         R"({% if add_generation_prompt %}{{ '<｜Assistant｜><think>\n' }}{% endif %})";
 }
 
 }  // namespace qlorapp::sources

@@ -21,6 +21,7 @@ namespace sources {
 [[nodiscard]] std::string mistral_first(std::string_view behind);
 [[nodiscard]] std::string mistral_v1();
 [[nodiscard]] std::string mistral_v3(std::string_view inst, std::string_view answer);
+[[nodiscard]] std::string mistral_v7();
 [[nodiscard]] std::string gemma();
 [[nodiscard]] std::string gemma3();
 [[nodiscard]] std::string phi3(std::string_view system_if);
@@ -34,6 +35,12 @@ namespace sources {
 [[nodiscard]] std::string alpaca_introduced();
 [[nodiscard]] std::string llama3();
 [[nodiscard]] std::string chatml(bool with_default);
+[[nodiscard]] std::string granite();
+[[nodiscard]] std::string cohere();
+/// With BOS: OLMo 2.
+[[nodiscard]] std::string tulu(bool with_bos);
+[[nodiscard]] std::string exaone();
+[[nodiscard]] std::string deepseek_distill();
 
 // Those that write tools (tool_template_sources.cpp).
 /// Llama 3.1 and 3.2, which differ in the date that stands where none is given.

@@ -174,10 +174,22 @@ struct Tokenizer::Tables {
           at += token.bytes;
         }
       }
-      if (done == 0) check_piece(size);  // it is longer than the window
+      if (done == 0) check_window(size);
       size = done == 0 ? size * 2 : kSplitWindow;
       begin += done == 0 ? 0 : offset(done);
     }
+  }
+
+  /// @param bytes  of a window that is too short.
+  void check_window(std::size_t bytes) const {
+    const auto& steps = about.pre_tokenizer.splits;
+    if (std::none_of(steps.begin(), steps.end(), [](const SplitStep& step) { return step.pattern != nullptr; }))
+      return check_piece(bytes);
+    QLORAPP_CHECK_VALUE(bytes <= kLongestChanged,
+                        "[tokenizer] with this pre_tokenizer a text without the end of a word may have at most {} bytes; this one "
+                        "has more. Split the "
+                        "row.",
+                        kLongestChanged);
   }
 
   static void check_piece(std::size_t bytes) {

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <map>
+#include <span>
 
 namespace qlorapp::unicode {
 namespace {
@@ -15,21 +16,27 @@ struct Pages {
   std::array<uint16_t, kPageCount> page_of{};
   std::vector<std::array<uint8_t, kPageSize>> pages;
 
-  Pages() {
+  /// @param alternating  this value stands for 0 and 1 in turn.
+  Pages(std::span<const ClassRange> ranges, uint8_t otherwise, uint8_t alternating) {
     std::map<std::array<uint8_t, kPageSize>, uint16_t> known;
-    std::size_t range = 0;
+    auto range = ranges.begin();
     for (std::size_t page = 0; page < kPageCount; ++page) {
       std::array<uint8_t, kPageSize> classes{};
       for (std::size_t i = 0; i < kPageSize; ++i) {
         const std::size_t c = page * kPageSize + i;
-        while (range < kClassRangeCount && kClassRanges[range].last < c) ++range;
-        if (range < kClassRangeCount && kClassRanges[range].first <= c) classes[i] = kClassRanges[range].classes;
+        while (range != ranges.end() && range->last < c) ++range;
+        const bool inside = range != ranges.end() && range->first <= c;
+        classes[i] = !inside                         ? otherwise
+                     : range->classes != alternating ? range->classes
+                                                     : static_cast<uint8_t>((c - range->first) % 2);
       }
       const auto [entry, added] = known.emplace(classes, static_cast<uint16_t>(pages.size()));
       if (added) pages.push_back(classes);
       page_of[page] = entry->second;
     }
   }
+
+  [[nodiscard]] uint8_t at(uint32_t code_point) const { return pages[page_of[code_point / kPageSize]][code_point % kPageSize]; }
 };
 
 /// Result of looking at one sequence: how many bytes belong together, and whether they are well formed.
@@ -70,8 +77,14 @@ bool is_stripped(uint32_t c) { return (classes_of(c) & kSpace) != 0 || (c >= 0x1
 }  // namespace
 
 uint8_t classes_of(uint32_t code_point) {
-  static const Pages table;
-  return table.pages[table.page_of[code_point / kPageSize]][code_point % kPageSize];
+  static const Pages table({kClassRanges, kClassRangeCount}, 0, 255);
+  return table.at(code_point);
+}
+
+uint8_t category_of(uint32_t code_point) {
+  constexpr uint8_t kUnassigned = 28, kAlternating = 29;
+  static const Pages table({kCategoryRanges, kCategoryRangeCount}, kUnassigned, kAlternating);
+  return table.at(code_point);
 }
 
 std::size_t first_invalid_utf8(std::string_view text) {

@@ -5,6 +5,7 @@
 /// Python would differ in a few thousand letters. Torch-free.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -28,9 +29,18 @@ struct ClassRange {
 };
 extern const ClassRange kClassRanges[];  ///< Sorted, disjoint.
 extern const std::size_t kClassRangeCount;
+extern const ClassRange kCategoryRanges[];  ///< The same of general categories.
+extern const std::size_t kCategoryRangeCount;
 
 /// @returns the classes of a code point below 0x110000; constant time.
 [[nodiscard]] uint8_t classes_of(uint32_t code_point);
+
+/// The general categories, in the order of category_of().
+inline constexpr std::array<std::string_view, 29> kCategories{"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl",
+                                                              "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm", "Sc",
+                                                              "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Co", "Cn"};
+/// @returns the general category of a code point below 0x110000, an index into kCategories; constant time.
+[[nodiscard]] uint8_t category_of(uint32_t code_point);
 
 /// One code point of a text and where its first byte is.
 struct CodePoint {

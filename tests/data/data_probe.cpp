@@ -17,6 +17,7 @@
 #include "qlorapp/text/tokenizer.hpp"
 #include "text/chat_form.hpp"
 #include "text/pretokenize.hpp"
+#include "text/tokenizer_json.hpp"
 #include "text/unicode.hpp"
 
 namespace {
@@ -41,7 +42,24 @@ std::string to_hex(const std::string& bytes) {
 
 json or_null(const std::optional<qlorapp::TokenId>& id) { return id ? json(*id) : json(nullptr); }
 
+/// The pieces of the first Split of a tokenizer.json, in code points.
+json split_by_json(const json& request) {
+  const qlorapp::TokenizerDescription about = qlorapp::read_tokenizer_json(request["json"].get<std::string>(), "t.json");
+  json out = json::array();
+  for (const auto& hex : request["texts"]) {
+    const std::string text = from_hex(hex.get<std::string>());
+    const auto decoded = qlorapp::unicode::decode(text);
+    std::vector<qlorapp::Piece> pieces;
+    qlorapp::split_pieces(about.pre_tokenizer.splits.at(0), decoded, {0, decoded.size()}, pieces);
+    json row = json::array();
+    for (const auto& piece : pieces) row.push_back({piece.begin, piece.end});
+    out.push_back(std::move(row));
+  }
+  return out;
+}
+
 json split(const json& request) {
+  if (request.contains("json")) return split_by_json(request);
   static const std::map<std::string, qlorapp::Split> kNames{{"llama3", qlorapp::Split::kLlama3},
                                                             {"qwen2", qlorapp::Split::kQwen2},
                                                             {"gpt2", qlorapp::Split::kGpt2},

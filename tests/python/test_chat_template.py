@@ -55,7 +55,7 @@ def tokenizer_with(template):
 
 
 #: What apply_chat_template would leave out of its text is refused here.
-LOST = r"does not support a system message|writes the system message into the first user message|a role must be one of"
+LOST = r"does not support a system message|writes the system message into the first user message|a role must be one of|only the first message may be"
 
 
 def compare(probe, source, messages, prompt, **options):
@@ -99,7 +99,8 @@ def test_every_built_in_template_writes_what_its_own_source_writes(probe):
                     assert got["name"] == name and got["knows_tools"]
                     rendered[name] += 1
     assert set(rendered) >= set(
-        "llama2 llama3 llama3.1 chatml qwen2.5 qwen3 mistral mistral-v3 gemma gemma3 phi3 phi4 zephyr alpaca".split()
+        "llama2 llama3 llama3.1 chatml qwen2.5 qwen3 mistral mistral-v3 gemma gemma3 phi3 phi4 zephyr alpaca granite cohere olmo2 "
+        "mistral-v7 exaone3.5 deepseek-r1-distill".split()
     )
     assert min(rendered.values()) > 20, rendered
 
@@ -114,13 +115,24 @@ def test_the_source_of_a_name_is_rendered_by_transformers_as_the_name_is_here(pr
                 continue
             ours = probe.ask("render", name=name, messages=messages, prompt=True, date="1 Jan 2030")
             text = bytes.fromhex(ours["text"]).decode().replace("<|begin_of_text|>", "<s!>").replace("<|end_of_text|>", "</e!>")
-            assert text == bytes.fromhex(got["text"]).decode() and got["name"] == name
+            want = bytes.fromhex(got["text"]).decode().replace("<|end_of_text|>", "</e!>")  # Granite writes it itself
+            assert text == want and got["name"] == name
             compared += 1
         assert compared > 5, name
 
 
 def test_what_an_assistant_has_to_produce_is_where_generation_would_begin_and_its_turn_ends(probe):
-    ends = {"</e!>", "<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>"}
+    ends = {
+        "</e!>",
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<end_of_turn>",
+        "<|end|>",
+        "<|end_of_text|>",
+        "<|END_OF_TURN_TOKEN|>",
+        "[|endofturn|]",
+    }
+    ends.add("<｜end▁of▁sentence｜>")
     seen = set()
     for name, source in built_in(probe):
         theirs = tokenizer_with(source)
@@ -143,10 +155,8 @@ def test_what_an_assistant_has_to_produce_is_where_generation_would_begin_and_it
             ):
                 want = assistant_range(render, messages, i, text.decode(), sorted(ends))
                 if want is None:
-                    assert name in (
-                        "mistral-v3",
-                        "mistral-v3-tekken",
-                    )  # the system message moves, so no beginning can be compared
+                    # The system message moves, or the header opens a thought, so no beginning can be compared.
+                    assert name in ("mistral-v3", "mistral-v3-tekken", "deepseek-r1-distill")
                     continue
                 (left, right), ended = want
                 assert ended and (text[begin:end].decode(), len(text[:begin].decode())) == (text.decode()[left:right], left)

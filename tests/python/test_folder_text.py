@@ -238,6 +238,23 @@ def test_through_transformers_each_answer_is_trained_as_it_is_served_and_flags_m
     assert "1 of 1 rows lose text (first in line 1)" in whole.stdout + whole.stderr
 
 
+def test_a_thought_that_the_header_opens_is_trained_behind_it(model, tmp_path):
+    """DeepSeek's distills: no written answer has its thoughts."""
+    file = tmp_path / "opened.jinja"
+    file.write_text(
+        UNUSUAL.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}").replace(
+            "'(assistant)'", "'(assistant)<think>\\n'"
+        )
+    )
+    user, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "<think>\nhm\n</think>\n\nyes"}
+    by_key = {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
+    more = ["--assistant_only_loss", "--dry_run", "--chat_template", file]
+    result = train(through_python, model, [{"messages": [user, answer, user, by_key]}], tmp_path, *more)
+    said = result.stdout + result.stderr
+    assert "1 rows became 2 samples" in said and "keys of messages not used" not in said, said
+    assert "(assistant)<think>\\n«hm\\n</think>\\n\\nyes»" in said or "(assistant)<think>\n«hm\n</think>\n\nyes»" in said, said
+
+
 @pytest.mark.parametrize(
     "message, lost",
     [

@@ -47,6 +47,13 @@ Ends by_windows(const std::vector<SplitStep>& steps, const std::string& text, st
   return ends;
 }
 
+SplitStep by_pattern(const std::string& expression) {
+  std::string why;
+  auto pattern = SplitPattern::parse(expression, why);
+  REQUIRE(why.empty());
+  return {Split::kPattern, 0, pattern};
+}
+
 }  // namespace
 
 TEST_CASE("a text has the same pieces however many windows it is split in", "[text][cpu]") {
@@ -64,6 +71,12 @@ TEST_CASE("a text has the same pieces however many windows it is split in", "[te
       {{Split::kAroundDelimiter, '_'}, {Split::kIndividualDigits}},
       {{Split::kBeforeRuns, '_'}},
       {},
+      {by_pattern(R"(\p{N}{1,3})"), by_pattern("[\xE4\xB8\x80-\xE9\xBE\xA5]+"),
+       by_pattern(R"([!-/][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)")},
+      {by_pattern(R"([^\r\n\p{L}\p{N}]?\p{Lu}*\p{Ll}+(?i:'s|'ll)?|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)")},
+      {by_pattern(R"(\s+$)"), by_pattern(R"(\s?\p{L}+)"), {Split::kIndividualDigits}},
+      {by_pattern(R"([^\n]+|\n+)")},     // holds spaces behind words: never cut
+      {by_pattern(R"(\p{L}+(?= \S))")},  // looks behind words
   };
   const std::vector<std::string> parts{"a",  "e",  "'s",     "'ll",          "'", " ",  "  ",   "\n", "\r\n",     "\t",
                                        "12", "7",  "_",      "__",           ".", "--", "漢字", "。", "\xC2\xA0", "don't",

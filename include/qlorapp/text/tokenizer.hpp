@@ -2,8 +2,9 @@
 /// Text to token ids and back for BPE, read from a Hugging Face tokenizer.json. Torch-free.
 ///
 /// Two kinds are known, and what files are made of:
-///   byte-level (Llama 3, Qwen 2/3, SmolLM, GPT-2): a token for every byte; pre-tokenizers ByteLevel, Digits and Split with the
-///     pattern of Llama 3, Qwen 2 or GPT-2; normalizer NFC; decoder ByteLevel
+///   byte-level (Llama 3, Qwen, Mistral with Tekken, Phi-4, Granite, OLMo, GLM-4, DeepSeek, Hunyuan, SmolLM, GPT-2): a token for every
+///     byte; pre-tokenizers ByteLevel, Digits and Split with a pattern of the kind that is published (src/text/split_pattern.hpp);
+///     normalizer NFC; decoder ByteLevel
 ///   of characters (Llama 2, TinyLlama, Mistral, Phi-3, Gemma): byte_fallback, unk_token and fuse_unk; normalizers Prepend,
 ///     Replace of a string and NFC; pre-tokenizers Metaspace, Digits and Split on a character; decoders Replace, ByteFallback,
 ///     Fuse, Strip and Metaspace

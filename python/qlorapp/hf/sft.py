@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import transformers
 from trl.trainer import sft_config, sft_trainer
 
+from . import assistant_turns
 from .auto_model import AutoModelForCausalLM
 from .cpp_loop import CppLoop
 from .loop_predicate import levels_of
@@ -36,7 +38,32 @@ class _ByName(AutoModelForCausalLM):
     _dtype = torch.float32
 
 
-_OWN_ARGUMENTS = set(inspect.signature(sft_trainer.SFTTrainer.__init__).parameters)
+_OWN_ARGUMENTS = list(inspect.signature(sft_trainer.SFTTrainer.__init__).parameters)
+
+
+@contextlib.contextmanager
+def _assistant_turns(model: Any, args: Any, options: dict[str, Any]) -> Iterator[None]:
+    """Tokenizes conversations of assistant_only_loss here if TRL knows no template for them, and hides the option from TRL."""
+    tokenizer = options.get("processing_class")
+    if tokenizer is None and getattr(args, "assistant_only_loss", False):
+        processor: Any = transformers.AutoProcessor
+        tokenizer = processor.from_pretrained(model.config._name_or_path)  # as TRL
+    is_text = options.get("formatting_func") is not None
+    if is_text or not assistant_turns.is_needed(args, tokenizer) or (args.dataset_kwargs or {}).get("skip_prepare_dataset"):
+        yield
+        return
+    options["processing_class"] = tokenizer
+    for name in ("train_dataset", "eval_dataset"):
+        given = options.get(name)
+        if isinstance(given, dict) and not hasattr(given, "column_names"):
+            options[name] = {key: assistant_turns.prepared(one, args, tokenizer) for key, one in given.items()}
+        elif given is not None:
+            options[name] = assistant_turns.prepared(given, args, tokenizer)
+    args.assistant_only_loss = False  # the rows have their masks
+    try:
+        yield
+    finally:
+        args.assistant_only_loss = True
 
 
 class SFTTrainer(CppLoop, sft_trainer.SFTTrainer):  # type: ignore[misc]
@@ -50,7 +77,8 @@ class SFTTrainer(CppLoop, sft_trainer.SFTTrainer):  # type: ignore[misc]
         self, model: Any, args: Any = None, *more: Any, peft_config: Any = None, tokenizer: Any = None, **options: Any
     ) -> None:
         """TRL's arguments, and those of its older versions: tokenizer is processing_class, options of SFTConfig are put into args."""
-        of_args = {name: options.pop(name) for name in set(options) - _OWN_ARGUMENTS}
+        options.update(zip(_OWN_ARGUMENTS[3:], more, strict=False))
+        of_args = {name: options.pop(name) for name in set(options) - set(_OWN_ARGUMENTS)}
         is_config = isinstance(args, sft_config.SFTConfig)
         if of_args or (args is not None and not is_config):
             of_args = modern("SFTTrainer", {field.name for field in dataclasses.fields(SFTConfig)}, of_args)
@@ -66,8 +94,8 @@ class SFTTrainer(CppLoop, sft_trainer.SFTTrainer):  # type: ignore[misc]
             options.setdefault("processing_class", tokenizer)
         if peft_config is not None:
             options["peft_config"] = peft_config
-        with _adapters_in_float32(model):
-            super().__init__(model, args, *more, **options)
+        with _adapters_in_float32(model), _assistant_turns(model, args, options):
+            super().__init__(model, args, **options)
         if not self.args.disable_tqdm:
             self.add_callback(FirstRow())
 

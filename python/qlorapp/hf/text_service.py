@@ -13,6 +13,7 @@ if __name__ == "__main__":
 import contextlib
 import copy
 import ctypes
+import datetime
 import json
 import os
 import re
@@ -74,6 +75,86 @@ def _range_of_calls(
     return ((begin, at + len(special)), True)
 
 
+OPENING = re.compile(r"(<(?:\w+:)?think>|\[THINK\])\s*$")
+
+
+def behind_the_opening(
+    render: Callable[..., str], messages: list[dict[str, Any]], text: str, specials: Iterable[str]
+) -> tuple[str, Range] | None:
+    """The conversation as it is served, and where its last answer stands, for a template whose header of an answer opens a thought.
+
+    DeepSeek's distills are asked behind "<think>", which their template writes in no answer: the answer is its thoughts, the end of them,
+    and what the template writes. None for other templates.
+    """
+    message = messages[-1]
+    head = render(messages[:-1], add_generation_prompt=True) if len(messages) > 1 else ""
+    opening = OPENING.search(head)
+    if opening is None or text.startswith(head) or not text.startswith(head[: opening.start()]) or message.get("tool_calls"):
+        return None
+    begin = opening.group(1)
+    end = begin.replace("[", "[/").replace("<", "</")
+    content = message.get("content") or ""
+    content = content if isinstance(content, str) else "\n".join(texts_of(message))
+    said = content.rpartition(end)[2]
+    if text.startswith(begin, opening.start()):  # it writes thoughts, with other white space
+        answer = text[opening.start() + len(begin) :].lstrip()
+        at = answer.find(said.strip())
+        answer, rest = answer[: at + len(said.strip())], answer[at + len(said.strip()) :]
+    else:
+        if end in content:
+            answer = content.lstrip().removeprefix(begin).lstrip("\n")
+        else:
+            thoughts = thoughts_of(message)
+            answer = f"{thoughts}\n{end}\n\n{said}" if thoughts else f"{end}\n\n{said}"
+        at = text.find(said.strip(), opening.start())
+        rest = text[at + len(said.strip()) :]
+        if said.strip():
+            answer = answer.rstrip()  # the rest begins with what the template keeps
+        else:
+            rest = rest.lstrip()
+    if at < 0:
+        return None
+    special = max((token for token in specials if rest.lstrip().startswith(token)), key=len, default="")
+    answer = head + answer
+    stop = len(answer) + (len(rest) - len(rest.lstrip()) + len(special) if special else 0)
+    return answer + rest, (len(head), stop)
+
+
+def next_header(render: Callable[..., str], messages: list[dict[str, Any]], specials: Iterable[str]) -> str:
+    """The special token that follows the last answer when the conversation goes on, for a template that writes no end of a turn.
+
+    GLM's models stop by <|user|> or <|observation|>. Empty if there is none.
+    """
+    mark = "\u241e"
+    role = "tool" if messages[-1].get("tool_calls") else "user"
+    try:
+        text = render([*messages[:-1], {"role": "assistant", "content": mark}, {"role": role, "content": ""}])
+    except Exception:  # the template refuses what follows
+        return ""
+    rest = text.rpartition(mark)[2]
+    return max((token for token in specials if rest.startswith(token)), key=len, default="")
+
+
+NOW = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
+
+
+def on_the_day(template: Any, date: str) -> str | None:
+    """The template with this day in place of the call's, or the same rows would give other tokens tomorrow. None if it asks for none."""
+    if not isinstance(template, str) or not NOW.search(template):
+        return None
+    try:
+        day = datetime.datetime.strptime(date, "%d %b %Y")
+    except ValueError:
+        return None
+    return NOW.sub(lambda call: repr(day.strftime(call.group(2))), template)
+
+
+def thoughts_of(message: dict[str, Any]) -> str:
+    """Of a message that has them under a key; transformers passes each of these names to templates under all of them."""
+    keys = ("reasoning_content", "reasoning", "thinking")
+    return next((message[key] for key in keys if isinstance(message.get(key), str)), "").strip("\n")
+
+
 def special_tokens(tokenizer: Any) -> list[str]:
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return [*tokenizer.all_special_tokens, *(token.content for token in added.values() if token.special)]
@@ -103,6 +184,13 @@ class Service:
         if template_file:
             with open(template_file, encoding="utf-8") as file:
                 self.tokenizer.chat_template = file.read()
+
+    @classmethod
+    def over(cls, tokenizer: Any) -> "Service":
+        """A service of a tokenizer that is loaded."""
+        service = cls.__new__(cls)
+        service.tokenizer = tokenizer
+        return service
 
     def open(self) -> dict[str, Any]:
         tokenizer = self.tokenizer
@@ -144,42 +232,68 @@ class Service:
         return found
 
     def render(
-        self, messages: list[dict[str, Any]], prompt: bool, date: str, turns: bool, tools: list[Any] | None = None
+        self,
+        messages: list[dict[str, Any]],
+        prompt: bool,
+        turns: bool,
+        tools: list[Any] | None = None,
+        served: bool = False,
+        **variables: Any,
     ) -> dict[str, Any]:
+        """The text, and with `turns` the ranges of the last message if the assistant says it.
+
+        `served`: the last answer stands behind the text that generation begins with. `variables` are the template's.
+        """
+        if "date" in variables:
+            variables["date_string"] = date = variables.pop("date")
+            if (template := on_the_day(self.tokenizer.chat_template, date)) is not None:
+                variables["chat_template"] = template
+
         def render(some: list[dict[str, Any]], **more: Any) -> str:
-            return str(self.tokenizer.apply_chat_template(some, tools=tools, tokenize=False, date_string=date, **more))
+            return str(self.tokenizer.apply_chat_template(some, tools=tools, tokenize=False, **(variables | more)))
 
         if not writes_lists(render, messages):
             messages = [m | {"content": "\n".join(texts_of(m))} if isinstance(m.get("content"), list) else m for m in messages]
         text = render(messages, add_generation_prompt=prompt)
-        answers = turns and messages[-1].get("role") == "assistant"
-        ranges = self._answer(render, messages, text, tools, date) if answers else []
+        answers = (turns or served) and messages[-1].get("role") == "assistant"
+        if answers and served and (found := behind_the_opening(render, messages, text, special_tokens(self.tokenizer))):
+            return {"text": found[0], "turns": in_bytes(found[0], [found[1]])}
+        ranges, ended = self._answer(render, messages, text, tools, variables) if answers else ([], True)
+        if served and not ended and ranges[-1][1] == len(text):
+            text += next_header(render, messages, special_tokens(self.tokenizer))
+            ranges[-1] = (ranges[-1][0], len(text))
         return {"text": text, "turns": in_bytes(text, ranges)}
 
     def _answer(
-        self, render: Callable[..., str], messages: list[dict[str, Any]], text: str, tools: list[Any] | None, date: str
-    ) -> list[Range]:
-        """The ranges of the last message."""
+        self,
+        render: Callable[..., str],
+        messages: list[dict[str, Any]],
+        text: str,
+        tools: list[Any] | None,
+        variables: dict[str, Any],
+    ) -> tuple[list[Range], bool]:
+        """The ranges of the last message, and whether the template writes an end of the turn."""
         template, last = self.tokenizer.chat_template, len(messages) - 1
         if isinstance(template, str) and GENERATION.search(template):
             head = render(messages[:last], add_generation_prompt=True) if last else ""
             begin = len(os.path.commonprefix([head, text]))
-            ranges = [(max(left, begin), right) for left, right in self._generated(messages, tools, date) if right > begin]
+            ranges = [(max(left, begin), right) for left, right in self._generated(messages, tools, variables) if right > begin]
+            ended = True
         else:
             found = assistant_range(render, messages, last, text, special_tokens(self.tokenizer))
-            ranges = [found[0]] if found else []
+            ranges, ended = ([found[0]], found[1]) if found else ([], True)
         if not ranges:
             raise ValueError(
                 f"the assistant's message {last} cannot be located in this chat template's text. Put "
                 "{% generation %} … {% endgeneration %} around the assistant's turn in the template."
             )
-        return ranges
+        return ranges, ended
 
-    def _generated(self, messages: list[dict[str, Any]], tools: list[Any] | None, date: str) -> list[Range]:
+    def _generated(self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any]) -> list[Range]:
         """The ranges of the template's {% generation %} blocks."""
         encoded = self.tokenizer.apply_chat_template(
-            messages, tools=tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, date_string=date,
-            tokenizer_kwargs={"return_offsets_mapping": True},
+            messages, tools=tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True,
+            tokenizer_kwargs={"return_offsets_mapping": True}, **variables,
         )  # fmt: skip
         ranges: list[Range] = []
         before = 0

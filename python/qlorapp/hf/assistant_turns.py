@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of `assistant_only_loss` for chat templates without {% generation %}: what the command trains, for SFTTrainer.
+
+A template that rewrites earlier turns, as one that removes their thoughts, gives several samples: one for each answer that the samples
+behind it do not hold as it is served. src/data/answers.cpp is the same rule for the command.
+"""
+
+import itertools
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import transformers
+from trl import chat_template_utils
+from trl.data_utils import is_conversational, is_conversational_from_value, maybe_convert_to_chatml
+
+from .text_service import Range, Service, thoughts_of
+
+_log = logging.getLogger("qlorapp")
+
+
+def is_needed(args: Any, tokenizer: Any) -> bool:
+    """Whether TRL would raise, because neither the template has {% generation %} nor TRL knows another for it."""
+    if not getattr(args, "assistant_only_loss", False) or not isinstance(tokenizer, transformers.PreTrainedTokenizerBase):
+        return False
+    if tokenizer.chat_template is None or chat_template_utils.has_generation_markers(tokenizer.chat_template):
+        return False
+    try:
+        chat_template_utils.get_training_chat_template(tokenizer)
+    except ValueError:
+        return True
+    return False
+
+
+class Answers:
+    """The answers of one conversation, each as a server renders it."""
+
+    def __init__(
+        self, tokenizer: Any, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any]
+    ) -> None:
+        self._service, self._tokenizer = Service.over(tokenizer), tokenizer
+        self._messages, self._tools, self._variables = messages, tools, variables
+
+    def _rendered(self, count: int) -> tuple[bytes, list[Range]]:
+        """The first `count` messages, and where the last of them stands if it is an answer."""
+        got = self._service.render(self._messages[:count], False, turns=True, tools=self._tools, served=True, **self._variables)
+        return got["text"].encode(), [tuple(turn) for turn in got["turns"]]
+
+    def samples(self, wanted: list[int]) -> Iterator[tuple[str, list[Range]]]:
+        """Texts with their trained ranges in bytes, in the order of their answers. `wanted`: indices of answers, in order."""
+        answers = []
+        for i in wanted:
+            text, ranges = self._rendered(i + 1)
+            answers.append((i, text[: ranges[-1][1]], ranges))
+        whole = self._rendered(len(self._messages))[0] if answers else b""
+        open_answers = answers
+        out: list[tuple[str, list[Range]]] = []
+        while open_answers:
+            text = whole
+            if out or not all(text.startswith(served) for _, served, _ in open_answers):
+                text = self._rendered(open_answers[-1][0] + 1)[0]
+            held = [ranges for _, served, ranges in open_answers if text.startswith(served)]
+            left = [answer for answer in open_answers if not text.startswith(answer[1])]
+            if len(left) == len(open_answers):
+                raise ValueError(
+                    "the chat template must write the same text each time; it did not. Check it for the time or for random numbers."
+                )
+            out.append((text.decode(), [each for ranges in held for each in ranges]))
+            open_answers = left
+        return reversed(out)
+
+    def tokens(self, text: str, trained: list[Range]) -> dict[str, list[int]]:
+        """A token that contains a byte of a trained range is trained."""
+        encoded = self._service.encode(text, special=False)
+        if not encoded["ranges"]:
+            raise ValueError("the tokenizer must map tokens to characters for assistant_only_loss; load a fast tokenizer.")
+        mask = [int(any(begin < right and left < end for left, right in trained)) for begin, end in encoded["ranges"]]
+        return {"input_ids": encoded["ids"], "assistant_masks": mask}
+
+
+def _conversation(example: dict[str, Any], completion_only: bool | None) -> tuple[list[dict[str, Any]], list[int]]:
+    """Messages, and which answers are trained."""
+    prompt = example.get("prompt") or []
+    messages = [*prompt, *example["completion"]] if prompt else example["messages"]
+    messages = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    first = len(prompt) if completion_only in (None, True) else 0
+    return messages, [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= first]
+
+
+def prepared(dataset: Any, args: Any, tokenizer: Any) -> Any:
+    """The rows of a data set of conversations as `input_ids` and `assistant_masks`; other data sets unchanged."""
+    first = next(iter(dataset), None)
+    if first is None or "input_ids" in first or not (is_conversational(first) or is_conversational_from_value(first)):
+        return dataset
+
+    def tokenize(batch: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
+        out: dict[str, list[list[int]]] = {"input_ids": [], "assistant_masks": []}
+        for values in zip(*batch.values(), strict=True):
+            example = maybe_convert_to_chatml(dict(zip(batch, values, strict=True)))
+            messages, wanted = _conversation(example, args.completion_only_loss)
+            if not wanted:
+                raise ValueError(
+                    "a conversation of assistant_only_loss must have a message of the assistant to train; one has none."
+                )
+            tools = example.get("tools")
+            tools = json.loads(tools) if isinstance(tools, str) else tools
+            variables = dict(example.get("chat_template_kwargs") or {})
+            answers = Answers(tokenizer, messages, tools or None, variables)
+            samples = list(answers.samples(wanted))
+            for i in wanted:
+                thoughts = thoughts_of(messages[i]).strip()
+                if not any(thoughts in text for text, _ in samples):
+                    raise ValueError(
+                        f"the chat template must write the thoughts of an answer; it leaves out {thoughts[:40]!r} of message {i}. Put "
+                        "them into 'content' between <think> and </think>, or remove them."
+                    )
+            for text, trained in samples:
+                for key, value in answers.tokens(text, trained).items():
+                    out[key].append(value)
+        return out
+
+    options: dict[str, Any] = {"batched": True, "remove_columns": list(first)}
+    if hasattr(dataset, "num_rows"):
+        options |= {"num_proc": args.dataset_num_proc, "desc": "Tokenizing the assistant's turns"}
+    rows = dataset.map(tokenize, **options)
+    if hasattr(dataset, "num_rows"):
+        if len(rows) != len(dataset):
+            _log.info(
+                "The chat template rewrites earlier turns: %d conversations became %d samples, each as it is served.",
+                len(dataset),
+                len(rows),
+            )
+        ends = set(tokenizer.get_added_vocab().values())
+        if not any(_last_trained(row) in ends for row in itertools.islice(rows, 1000)):
+            _log.warning(
+                "No answer ends in a special token, so the model does not learn to stop. Check the end of a turn in the chat template."
+            )
+    return rows
+
+
+def _last_trained(row: dict[str, list[int]]) -> int | None:
+    pairs = zip(reversed(row["input_ids"]), reversed(row["assistant_masks"]), strict=True)
+    return next((token for token, trained in pairs if trained), None)
