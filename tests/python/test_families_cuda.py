@@ -182,21 +182,6 @@ def test_recorded_steps_have_the_same_bits(folder, data, tmp_path, caplog):
 
 
 @each
-@pytest.mark.feature("find_max_batch_size")
-@pytest.mark.usefixtures("cuda")
-def test_the_largest_batch_fits_and_one_more_row_does_not(folder, capsys):
-    model = engine(folder, device="cuda")
-
-    def planned(rows: int) -> int:
-        return qlorapp.plan(model, batch=rows, max_seq_length=256).peak_reserved
-
-    budget = planned(64)
-    best = qlorapp.find_max_batch_size(model, max_seq_length=256, budget=budget)
-    assert best >= 64 and planned(best) <= budget < planned(best + 1)
-    assert f"Batch size {best}: OK\n" in capsys.readouterr().out
-
-
-@each
 @pytest.mark.feature("fp8")
 @pytest.mark.usefixtures("cuda")
 def test_products_in_eight_bits_are_near_to_the_cpus(folder, request, tmp_path):
