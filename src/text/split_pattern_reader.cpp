@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reads the expression of a SplitPattern.
 #include <algorithm>
-#include <array>
 #include <limits>
-#include <stdexcept>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "core/check.hpp"
 #include "split_pattern.hpp"
@@ -288,6 +290,7 @@ class SplitPatternReader {
 
   std::optional<uint32_t> member(CharacterSet& set) {
     if (is("\\")) return escape(set);
+    if (at_ >= text_.size()) refuse("a class does not end");
     return text_[at_++].value;
   }
 

@@ -252,7 +252,7 @@ ROWS = [
 ]
 
 
-def trained_with(tmp_path, template, streamed=False, **more):
+def trained_with(tmp_path, template, streamed=False, packing=False):
     tokenizer = transformers.AutoTokenizer.from_pretrained(TINY)
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
     tokenizer.chat_template = template
@@ -264,15 +264,13 @@ def trained_with(tmp_path, template, streamed=False, **more):
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
     model = adapted(qlorapp.AutoModelForCausalLM.from_pretrained(tmp_path / "model")).train()
     rows = datasets.Dataset.from_list(ROWS)
+    options = {**COMMON, "eval_strategy": "steps", "eval_steps": 3, "packing": packing, "max_length": 64}
     trainer = qlorapp.SFTTrainer(
         model,
-        qlorapp.SFTConfig(
-            str(tmp_path / "out"), assistant_only_loss=True, **{**COMMON, "eval_strategy": "steps", "eval_steps": 3}
-        ),
+        qlorapp.SFTConfig(str(tmp_path / "out"), assistant_only_loss=True, **options),
         train_dataset=rows.to_iterable_dataset() if streamed else rows,
         eval_dataset={"one": rows},
         processing_class=tokenizer,
-        **more,
     )
     trainer.train()
     return trainer
@@ -292,10 +290,10 @@ def test_the_trainer_trains_what_a_marked_template_trains(tmp_path):
         assert torch.equal(adapters(plain)[name], value), name
 
 
-def test_streamed_rows_train_the_same(tmp_path):
-    assert losses(trained_with(tmp_path / "a", PLAIN, streamed=True)) == losses(
-        trained_with(tmp_path / "b", MARKED, streamed=True)
-    )
+@pytest.mark.parametrize("options", [{"streamed": True}, {"packing": True}], ids=["streamed", "packed"])
+def test_streamed_and_packed_rows_train_the_same(tmp_path, options):
+    plain, marked = (trained_with(tmp_path / name, template, **options) for name, template in (("a", PLAIN), ("b", MARKED)))
+    assert losses(plain) == losses(marked)
 
 
 def test_templates_that_trl_knows_are_trls(tmp_path):

@@ -122,6 +122,7 @@ REFUSED = [
     (r"(a", "a group does not end"),
     (r"a)", "a '\\)' closes no group"),
     (r"[a", "a class does not end"),
+    (r"[a-", "a class does not end"),
     ("a" * 5000, "at most 4096 bytes"),
     ("(a)?" * 200 + "b", "it is too long"),
 ]
